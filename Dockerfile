@@ -1,0 +1,5 @@
+FROM debian:bookworm
+WORKDIR /snug
+COPY . .
+RUN scripts/setup.sh
+RUN make build

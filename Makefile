@@ -1,0 +1,46 @@
+# Shorthands for what CMakePresets.json and scripts/ hold; nothing is decided here.
+.PHONY: help setup build test demo asan bench cuda-check format clean
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# Files that include LibTorch take up to 3 GiB of memory each to compile.
+GIB_PER_JOB := 3
+JOBS ?= $(shell awk -v cores="$$(nproc)" -v each=$(GIB_PER_JOB) \
+	'/^MemAvailable/ { jobs = int($$2 / 1048576 / each) } END { if (jobs > cores) jobs = cores; print jobs < 1 ? 1 : jobs }' \
+	/proc/meminfo)
+
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Install what is missing: system packages and LibTorch
+	@scripts/setup.sh
+
+build: setup ## Build the command `snug` in build/release
+	@cmake --preset release
+	@cmake --build --preset release -j $(JOBS) --target snug_cli
+
+test: setup ## Build everything and run all tests
+	@cmake --preset release
+	@cmake --build --preset release -j $(JOBS)
+	@ctest --preset release -j1 --no-tests=error
+
+demo: build ## Train a small model inside a budget and show what happened
+	@scripts/demo.sh
+
+asan: setup ## Run the unit tests with the address and undefined-behaviour sanitizers
+	@cmake --preset asan
+	@cmake --build --preset asan -j $(JOBS)
+	@ctest --preset asan -L unit -j1 --no-tests=error
+
+bench: setup ## Build and run the benchmarks
+	@cmake --preset release
+	@cmake --build --preset release -j $(JOBS) --target bench
+
+cuda-check: setup ## Compile the CUDA code against a CUDA build of LibTorch, without a GPU
+	@scripts/cuda_check.sh
+
+format: ## Format the C++ files
+	@find snug tests examples benchmarks -name '*.h' -o -name '*.cpp' | xargs clang-format -i
+
+clean: ## Remove build/; .venv stays
+	@rm -rf build

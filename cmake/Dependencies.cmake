@@ -1,0 +1,13 @@
+# Everything snug is built from, in one place, with the reason. Names in brackets are Debian packages.
+find_package(LibTorch 2.11 REQUIRED)               # tensors, autograd, kernels
+# Header-only: LibTorch brings headers of another fmt, in front of these, without its library.
+find_package(fmt 9 REQUIRED)                       # text formatting, as std::format is not in g++ 12 [libfmt-dev]
+find_package(nlohmann_json 3.11 REQUIRED)          # JSON: plans, metrics, --json [nlohmann-json3-dev]
+find_package(tomlplusplus 3.3 REQUIRED)            # TOML configuration files [libtomlplusplus-dev]
+find_package(CLI11 2.1 REQUIRED)                   # command line parsing and --help [libcli11-dev]
+if(SNUG_BUILD_TESTS)
+  find_package(GTest 1.12 REQUIRED)                # tests [libgtest-dev, libgmock-dev]
+endif()
+if(SNUG_BUILD_BENCHMARKS)
+  find_package(benchmark 1.7 REQUIRED)             # micro-benchmarks [libbenchmark-dev]
+endif()

@@ -1,0 +1,76 @@
+# Finds LibTorch from its folder alone, without TorchConfig.cmake: that file drags in CUDA, protobuf and MKL look-ups
+# that a program which only links the libraries does not need.
+#
+# Looked at, in this order: -DSNUG_LIBTORCH=DIR, the environment's SNUG_LIBTORCH, the torch package of the active
+# Python, the torch package of .venv in the source tree. DIR holds include/ and lib/.
+#
+# Defines LibTorch::torch, LibTorch_VERSION, LibTorch_HAS_CUDA and LibTorch_DIR_USED.
+
+set(_candidates "")
+if(SNUG_LIBTORCH)
+  list(APPEND _candidates "${SNUG_LIBTORCH}")
+elseif(DEFINED ENV{SNUG_LIBTORCH} AND NOT "$ENV{SNUG_LIBTORCH}" STREQUAL "")
+  list(APPEND _candidates "$ENV{SNUG_LIBTORCH}")
+else()
+  foreach(_python IN ITEMS "$ENV{VIRTUAL_ENV}/bin/python" "$ENV{CONDA_PREFIX}/bin/python"
+                           "${PROJECT_SOURCE_DIR}/.venv/bin/python")
+    if(EXISTS "${_python}")
+      execute_process(
+        COMMAND "${_python}" -c "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
+        OUTPUT_VARIABLE _dir OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+      if(_dir)
+        list(APPEND _candidates "${_dir}")
+      endif()
+    endif()
+  endforeach()
+endif()
+
+set(LibTorch_DIR_USED "LibTorch_DIR_USED-NOTFOUND")
+foreach(_dir IN LISTS _candidates)
+  if(EXISTS "${_dir}/include/ATen/ATen.h" AND EXISTS "${_dir}/lib/libtorch_cpu.so")
+    set(LibTorch_DIR_USED "${_dir}")
+    break()
+  endif()
+endforeach()
+
+if(LibTorch_DIR_USED)
+  foreach(_header IN ITEMS torch/headeronly/version.h torch/csrc/api/include/torch/version.h)
+    if(EXISTS "${LibTorch_DIR_USED}/include/${_header}")
+      file(STRINGS "${LibTorch_DIR_USED}/include/${_header}" _lines REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
+      string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*PATCH ([0-9]+).*" "\\1.\\2.\\3" LibTorch_VERSION "${_lines}")
+      if(LibTorch_VERSION MATCHES "^[0-9]+\\.[0-9]+\\.[0-9]+$")
+        break()
+      endif()
+    endif()
+  endforeach()
+endif()
+
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(LibTorch
+  REQUIRED_VARS LibTorch_DIR_USED
+  VERSION_VAR LibTorch_VERSION
+  REASON_FAILURE_MESSAGE "set SNUG_LIBTORCH to a folder with include/ and lib/, or run 'make setup'")
+
+if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
+  set(LibTorch_HAS_CUDA OFF)
+  if(EXISTS "${LibTorch_DIR_USED}/lib/libtorch_cuda.so")
+    set(LibTorch_HAS_CUDA ON)
+  endif()
+  add_library(LibTorch::torch INTERFACE IMPORTED)
+  set_target_properties(LibTorch::torch PROPERTIES
+    INTERFACE_INCLUDE_DIRECTORIES
+      "${LibTorch_DIR_USED}/include;${LibTorch_DIR_USED}/include/torch/csrc/api/include")
+  set(_libraries torch torch_cpu c10)
+  if(LibTorch_HAS_CUDA)
+    list(APPEND _libraries torch_cuda c10_cuda)
+  endif()
+  foreach(_library IN LISTS _libraries)
+    list(APPEND _paths "${LibTorch_DIR_USED}/lib/lib${_library}.so")
+  endforeach()
+  # libtorch.so itself defines nothing; --no-as-needed keeps the libraries whose kernels register themselves.
+  # Not -rpath alone: libtorch_cpu finds its own OpenMP through the same folder.
+  set_property(TARGET LibTorch::torch PROPERTY INTERFACE_LINK_LIBRARIES
+    "-Wl,--no-as-needed" ${_paths} "-Wl,--as-needed" "-Wl,-rpath,${LibTorch_DIR_USED}/lib")
+  find_package(Threads REQUIRED)
+  set_property(TARGET LibTorch::torch APPEND PROPERTY INTERFACE_LINK_LIBRARIES Threads::Threads)
+endif()

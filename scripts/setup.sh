@@ -1,0 +1,144 @@
+#!/usr/bin/env bash
+# Gets a machine ready to build snug: system packages, then LibTorch. Safe to run again, and quick when all is there.
+#
+#   SNUG_LIBTORCH=DIR   use this LibTorch (a folder with include/ and lib/) and install none
+#
+# Otherwise LibTorch is the torch package of the active Python environment (2.11 or newer), or else of .venv in the
+# repository, which is made here. pip's own settings and variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, ...) apply.
+set -euo pipefail
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+readonly root
+readonly torch_version=2.13.0
+readonly oldest_torch=2.11
+
+say() { echo "setup: $*"; }
+fail() {
+  echo "setup: $*" >&2
+  exit 1
+}
+
+# --- system packages ---------------------------------------------------------------------------------------------------
+
+# A tool counts when its command is there, wherever it came from; a library only as a package.
+readonly tools=(g++:c++ cmake ninja-build:ninja make python3 git ccache mold pkg-config clang-format)
+readonly libraries=(libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev libgtest-dev libgmock-dev
+                    libbenchmark-dev)
+
+missing_packages() {
+  local tool package installed
+  for tool in "${tools[@]}"; do
+    command -v "${tool#*:}" >/dev/null || echo "${tool%%:*}"
+  done
+  installed=" $(dpkg-query -W -f '${db:Status-Status} ${Package}\n' python3-venv "${libraries[@]}" 2>/dev/null |
+    awk '$1 == "installed" { printf "%s ", $2 }' || true)"
+  for package in "${libraries[@]}"; do
+    [[ "$installed" == *" $package "* ]] || echo "$package"
+  done
+  # A Python that did not come from Debian brings venv along.
+  if [[ "$installed" != *" python3-venv "* ]] && ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
+    echo python3-venv
+  fi
+}
+
+install_packages() {
+  local missing
+  mapfile -t missing < <(missing_packages)
+  [[ ${#missing[@]} -gt 0 ]] || return 0
+  if ! command -v apt-get >/dev/null; then
+    fail "missing: ${missing[*]} (Debian's names). There is no apt-get here: install them with this system's package" \
+      "manager and run cmake --preset release yourself"
+  fi
+  if [[ $EUID -ne 0 ]]; then
+    fail "packages are missing; run: sudo apt-get install -y --no-install-recommends ${missing[*]}"
+  fi
+  say "installing ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get -qq -o DPkg::Lock::Timeout=300 update
+  apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+# --- LibTorch ----------------------------------------------------------------------------------------------------------
+
+is_libtorch() { [[ -f "$1/include/ATen/ATen.h" && -f "$1/lib/libtorch_cpu.so" ]]; }
+
+# The version of the torch package that a Python has; nothing when it has none.
+torch_of() { "$1" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null || true; }
+
+at_least() { [[ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" == "$1" ]]; }
+
+# Whether an active Python environment has a LibTorch that will do. CMake looks there first, so one that is too old
+# stands in the way.
+active_environment_has_torch() {
+  local environment version
+  for environment in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}"; do
+    [[ -n "$environment" && -x "$environment/bin/python" && ! "$environment" -ef "$root/.venv" ]] || continue
+    version="$(torch_of "$environment/bin/python")"
+    [[ -n "$version" ]] || continue
+    at_least "$oldest_torch" "$version" ||
+      fail "the active Python environment ($environment) has torch $version; snug needs $oldest_torch or newer:" \
+        "upgrade it, or deactivate it"
+    return 0
+  done
+  return 1
+}
+
+readonly venv="$root/.venv"
+readonly stamp="$venv/.snug-torch-$torch_version"
+
+venv_is_stamped() { [[ -f "$stamp" && -x "$venv/bin/python" ]] && compgen -G \
+  "$venv/lib/python*/site-packages/torch/lib/libtorch_cpu.so" >/dev/null; }
+
+venv_works() {
+  "$venv/bin/python" -c "import numpy, torch; assert torch.__version__.split('+')[0] == '$torch_version'" 2>/dev/null
+}
+
+pip_install() {
+  local attempt
+  for attempt in 1 2 3; do
+    if "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off "$@"; then
+      return 0
+    fi
+    [[ $attempt -eq 3 ]] || { say "pip failed; trying again in $((attempt * 5)) s" && sleep $((attempt * 5)); }
+  done
+  fail "pip could not install $*. With a LibTorch of your own, set SNUG_LIBTORCH to its folder and run this again"
+}
+
+make_venv() {
+  rm -f "$venv"/.snug-torch-*
+  if [[ -e "$venv" ]] && venv_works; then
+    touch "$stamp"
+    return
+  fi
+  if [[ ! -e "$venv" ]]; then
+    say "making a Python environment in .venv"
+    python3 -m venv "$venv"
+  elif ! "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
+    [[ "$(torch_of "$venv/bin/python")" == "$torch_version"* ]]; then
+    say "making .venv anew: it is incomplete"
+    python3 -m venv --clear "$venv"
+  fi
+  say "installing torch $torch_version into .venv (a few minutes)"
+  pip_install "torch==$torch_version" numpy
+  venv_works || fail "torch is in .venv but cannot be imported:" \
+    "$("$venv/bin/python" -c 'import numpy, torch' 2>&1 | tail -n 1)"
+  touch "$stamp"
+}
+
+find_libtorch() {
+  if [[ -n "${SNUG_LIBTORCH:-}" ]]; then
+    is_libtorch "$SNUG_LIBTORCH" ||
+      fail "SNUG_LIBTORCH=$SNUG_LIBTORCH is not a LibTorch: include/ATen/ATen.h or lib/libtorch_cpu.so is missing"
+  elif ! active_environment_has_torch; then
+    venv_is_stamped || make_venv
+  fi
+}
+
+# One at a time: a second run waits for the first, and then finds the work done. The lock is on this file.
+exec 9<"$root/scripts/setup.sh"
+if ! flock -n 9; then
+  say "waiting for another setup to finish"
+  flock 9
+fi
+install_packages
+find_libtorch

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace snug {
+
+/// The known name that `wrong` was most likely meant to be, for "did you mean": the smallest Damerau-Levenshtein
+/// distance (insert, delete, replace, swap of neighbours; bytes, case counts), the first of equals. None when even the
+/// nearest is more than max(2, length of wrong / 3) edits away, or has not one letter left in common.
+std::optional<std::string> nearest_name(std::string_view wrong, std::span<const std::string> known);
+
+}  // namespace snug

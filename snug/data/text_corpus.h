@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <vector>
+
+#include "snug/base/bytes.h"
+
+namespace snug::data {
+
+/// The bytes of one text file, or of all text files under a folder, one after the other in the order of their paths.
+/// The files are mapped read-only, not read: the corpus costs address space and page cache, no memory of its own.
+/// Movable, not copyable. Reads are safe from any number of threads. The files must not shrink while it is open.
+class TextCorpus {
+ public:
+  /// Opens a file, or a folder with all that lies under it. In a folder, empty files, files with a NUL byte in their
+  /// first 4096 bytes (binary) and what is no file are skipped, and links to folders are not followed. Throws
+  /// UsageError when the path is missing, a file cannot be read, or no text is left.
+  static TextCorpus open(const std::filesystem::path& path);
+
+  [[nodiscard]] Bytes size() const { return starts_.back(); }
+  [[nodiscard]] std::size_t files() const { return files_.size(); }
+
+  /// Copies out.size() bytes from `offset` on, across files. Throws Error when they are not all inside the corpus.
+  void copy(Bytes offset, std::span<std::uint8_t> out) const;
+
+ private:
+  class MappedFile {
+   public:
+    explicit MappedFile(const std::filesystem::path& path);
+    MappedFile(MappedFile&& other) noexcept;
+    MappedFile& operator=(MappedFile&& other) noexcept;
+    ~MappedFile();
+
+    [[nodiscard]] std::span<const std::uint8_t> bytes() const { return bytes_; }
+
+   private:
+    std::span<const std::uint8_t> bytes_;
+  };
+
+  TextCorpus() = default;
+  void add(MappedFile file);
+
+  std::vector<MappedFile> files_;
+  std::vector<Bytes> starts_{0};  ///< Where each file begins; the last element is where the corpus ends.
+};
+
+}  // namespace snug::data

@@ -1,0 +1,212 @@
+#include "snug/memory/cpu_memory.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/Storage.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "snug/memory/out_of_budget.h"
+
+namespace snug::memory {
+
+/// Stands in the 64 bytes before a block's data.
+struct alignas(64) BlockHeader {
+  Bytes size;  // of the whole block, header included
+  BlockHeader* older;
+  BlockHeader* newer;
+  Tag tag;
+  bool small;
+};
+
+namespace {
+
+constexpr Bytes kHeader = sizeof(BlockHeader);
+constexpr Bytes kSmallest = 32_KiB;
+constexpr std::size_t kLargestListed = 5;
+constexpr std::uint8_t kAllocatorPriority = 200;  // above LibTorch's own and its mobile allocators
+
+static_assert(kHeader == 64);
+static_assert(kSmallest <= SmallHeap::kSegment / 2);
+
+constexpr Bytes round_up(Bytes bytes, Bytes to) { return (bytes + to - 1) / to * to; }
+
+BlockHeader* header_of(void* data) { return reinterpret_cast<BlockHeader*>(static_cast<std::byte*>(data) - kHeader); }
+
+std::size_t index(Tag tag) { return static_cast<std::size_t>(tag); }
+
+// Installed when the library is loaded, so that weights made before the first use of snug count too.
+[[maybe_unused]] const bool kInstalled = (CpuMemory::instance(), true);
+
+}  // namespace
+
+CpuMemory& CpuMemory::instance() {
+  static CpuMemory* memory = [] {
+    auto* made = new CpuMemory;
+    c10::SetCPUAllocator(made, kAllocatorPriority);
+    return made;
+  }();
+  return *memory;
+}
+
+Bytes CpuMemory::rounded(Bytes bytes) const {
+  if (bytes == 0) return 0;
+  const Bytes whole = bytes + kHeader;
+  return whole <= kSmallest ? round_up(whole, SmallHeap::kGranule) : round_up(whole, PageHeap::kPage);
+}
+
+std::byte* CpuMemory::try_take(Bytes block, bool small) {
+  std::byte* memory = small ? small_.take(block) : pages_.take(block);
+  if (memory == nullptr) {
+    small_.release_empty();
+    memory = small ? small_.take(block) : pages_.take(block);
+  }
+  return memory;
+}
+
+c10::DataPtr CpuMemory::allocate(std::size_t bytes) {
+  const c10::Device cpu(c10::kCPU);
+  if (bytes == 0) return {nullptr, nullptr, &CpuMemory::deallocate, cpu};
+  const Bytes block = rounded(static_cast<Bytes>(bytes));
+  const bool small = block <= kSmallest;
+  std::byte* memory = nullptr;
+  for (;;) {
+    {
+      const std::lock_guard lock(mutex_);
+      memory = try_take(block, small);
+      if (memory != nullptr) {
+        auto* header = new (memory) BlockHeader{block, newest_, nullptr, current_tag(), small};
+        if (newest_ != nullptr) newest_->newer = header;
+        newest_ = header;
+        ++stats_.allocations;
+        stats_.allocated += block;
+        const std::size_t tag = index(header->tag);
+        stats_.by_tag[tag] += block;
+        stats_.peak_by_tag[tag] = std::max(stats_.peak_by_tag[tag], stats_.by_tag[tag]);
+        high_water_ = std::max(high_water_, stats_.allocated);
+        if (stats_.allocated > stats_.allocated_peak) {
+          stats_.allocated_peak = stats_.allocated;
+          stats_.at_peak_by_tag = stats_.by_tag;
+        }
+        stats_.mapped_peak = std::max(stats_.mapped_peak, pages_.mapped());
+        break;
+      }
+    }
+    if (!ask_for_room(block)) refuse(block);
+  }
+  std::byte* data = memory + kHeader;
+  return {data, data, &CpuMemory::deallocate, cpu};
+}
+
+void CpuMemory::deallocate(void* data) {
+  if (data != nullptr) instance().free_block(header_of(data));
+}
+
+void CpuMemory::free_block(BlockHeader* header) {
+  const std::lock_guard lock(mutex_);
+  (header->newer != nullptr ? header->newer->older : newest_) = header->older;
+  if (header->older != nullptr) header->older->newer = header->newer;
+  const Bytes size = header->size;
+  stats_.allocated -= size;
+  stats_.by_tag[index(header->tag)] -= size;
+  auto* memory = reinterpret_cast<std::byte*>(header);
+  if (header->small) {
+    small_.give(memory, size);
+  } else {
+    pages_.give(memory, size);
+  }
+}
+
+bool CpuMemory::ask_for_room(Bytes bytes) {
+  // Shared, so that an allocation inside a handler's frees cannot deadlock; unregistering takes it exclusively.
+  const std::shared_lock lock(handlers_mutex_);
+  for (PressureHandler* handler : handlers_) {
+    {
+      const std::lock_guard stats_lock(mutex_);
+      ++stats_.pressure_calls;
+    }
+    if (handler->make_room(bytes)) return true;
+  }
+  return false;
+}
+
+void CpuMemory::refuse(Bytes bytes) const {
+  OutOfBudget::Details details;
+  details.requested = bytes;
+  details.operation = current_operation();
+  details.stats = stats();
+  {
+    const std::lock_guard lock(mutex_);
+    for (const BlockHeader* block = newest_; block != nullptr; block = block->older) {
+      details.largest.emplace_back(block->size, block->tag);
+    }
+  }
+  const auto kept = std::min(kLargestListed, details.largest.size());
+  std::partial_sort(details.largest.begin(), details.largest.begin() + static_cast<std::ptrdiff_t>(kept),
+                    details.largest.end(), std::greater<>());
+  details.largest.resize(kept);
+  throw OutOfBudget(std::move(details));
+}
+
+c10::DeleterFnPtr CpuMemory::raw_deleter() const { return &CpuMemory::deallocate; }
+
+void CpuMemory::copy_data(void* to, const void* from, std::size_t bytes) const { default_copy_data(to, from, bytes); }
+
+Stats CpuMemory::stats() const {
+  const std::lock_guard lock(mutex_);
+  Stats stats = stats_;
+  stats.mapped = pages_.mapped();
+  stats.limit = pages_.limit();
+  return stats;
+}
+
+void CpuMemory::reset_peak() {
+  const std::lock_guard lock(mutex_);
+  stats_.allocated_peak = stats_.allocated;
+  stats_.mapped_peak = pages_.mapped();
+  stats_.peak_by_tag = stats_.at_peak_by_tag = stats_.by_tag;
+}
+
+void CpuMemory::set_limit(std::optional<Bytes> limit) {
+  const std::lock_guard lock(mutex_);
+  pages_.set_limit(limit);
+  if (limit && pages_.mapped() > *limit) {
+    small_.release_empty();
+    pages_.release_cached();
+  }
+}
+
+void CpuMemory::release_cached() {
+  const std::lock_guard lock(mutex_);
+  small_.release_empty();
+  pages_.release_cached();
+}
+
+void CpuMemory::retag(const c10::Storage& storage, Tag tag) {
+  const c10::DataPtr& data = storage.data_ptr();
+  if (data.get_deleter() != &CpuMemory::deallocate || data.get_context() == nullptr) return;
+  BlockHeader* header = header_of(data.get_context());
+  const std::lock_guard lock(mutex_);
+  if (header->tag == tag) return;
+  stats_.by_tag[index(header->tag)] -= header->size;
+  header->tag = tag;
+  stats_.by_tag[index(tag)] += header->size;
+  stats_.peak_by_tag[index(tag)] = std::max(stats_.peak_by_tag[index(tag)], stats_.by_tag[index(tag)]);
+}
+
+void CpuMemory::add_pressure_handler(PressureHandler* handler) {
+  const std::unique_lock lock(handlers_mutex_);
+  handlers_.push_back(handler);
+}
+
+void CpuMemory::remove_pressure_handler(PressureHandler* handler) {
+  const std::unique_lock lock(handlers_mutex_);
+  std::erase(handlers_, handler);
+}
+
+Bytes CpuMemory::take_high_water() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(high_water_, stats_.allocated);
+}
+
+}  // namespace snug::memory

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <c10/core/Allocator.h>
+
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+#include "snug/memory/device_memory.h"
+#include "snug/memory/page_heap.h"
+#include "snug/memory/small_heap.h"
+
+namespace snug::memory {
+
+struct BlockHeader;
+
+/// The CPU's allocator. Byte-exact and deterministic: the same requests in the same order give the same figures. A
+/// block is its bytes and a header of 64, rounded up to 64 bytes below 32 KiB and to whole pages above; data is
+/// aligned to 64 bytes as LibTorch's own. Freed blocks are cached and used again (see PageHeap), and mapped bytes,
+/// cached ones included, never exceed the limit: resident memory follows the count.
+class CpuMemory final : public c10::Allocator, public DeviceMemory {
+ public:
+  /// The process's allocator, made and installed on first use and never destroyed: tensors may outlive main().
+  static CpuMemory& instance();
+
+  // c10::Allocator
+  c10::DataPtr allocate(std::size_t bytes) override;
+  c10::DeleterFnPtr raw_deleter() const override;
+  void copy_data(void* to, const void* from, std::size_t bytes) const override;
+
+  // DeviceMemory
+  [[nodiscard]] Stats stats() const override;
+  void reset_peak() override;
+  void set_limit(std::optional<Bytes> limit) override;
+  void release_cached() override;
+  [[nodiscard]] Bytes rounded(Bytes bytes) const override;
+  void retag(const c10::Storage& storage, Tag tag) override;
+  void add_pressure_handler(PressureHandler* handler) override;
+  void remove_pressure_handler(PressureHandler* handler) override;
+  Bytes take_high_water() override;
+
+ private:
+  CpuMemory() = default;
+  static void deallocate(void* data);
+  std::byte* try_take(Bytes block, bool small);
+  void free_block(BlockHeader* header);
+  bool ask_for_room(Bytes bytes);
+  [[noreturn]] void refuse(Bytes bytes) const;
+
+  mutable std::mutex mutex_;
+  PageHeap pages_;
+  SmallHeap small_{pages_};
+  Stats stats_;
+  Bytes high_water_ = 0;
+  BlockHeader* newest_ = nullptr;  // all live blocks, linked
+
+  std::shared_mutex handlers_mutex_;
+  std::vector<PressureHandler*> handlers_;
+};
+
+}  // namespace snug::memory

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <c10/core/DeviceType.h>
+
+#include <optional>
+
+#include "snug/base/bytes.h"
+#include "snug/memory/stats.h"
+#include "snug/memory/tag.h"
+
+namespace c10 {
+struct Storage;
+}
+
+namespace snug::memory {
+
+/// Gives memory back when an allocation would pass the limit.
+class PressureHandler {
+ public:
+  virtual ~PressureHandler() = default;
+  /// Frees what it can towards `bytes` on the calling thread, which may be in the middle of an operator. Returns
+  /// whether anything was freed; the allocation is then tried again. Must not throw. May free blocks and must not
+  /// allocate any.
+  virtual bool make_room(Bytes bytes) noexcept = 0;
+};
+
+/// The memory of one device: counts every byte by tag, holds a hard limit, and asks for room before it refuses.
+/// All functions may be called from any thread.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+
+  [[nodiscard]] virtual Stats stats() const = 0;
+
+  /// Starts all peaks again from the present figures.
+  virtual void reset_peak() = 0;
+
+  /// No more than `limit` bytes are mapped from now on; nullopt lifts the limit. A limit under what is allocated now
+  /// is accepted: nothing more is handed out until enough is freed.
+  virtual void set_limit(std::optional<Bytes> limit) = 0;
+
+  /// Returns cached free memory to the system.
+  virtual void release_cached() = 0;
+
+  /// The bytes that an allocation of `bytes` takes.
+  [[nodiscard]] virtual Bytes rounded(Bytes bytes) const = 0;
+
+  /// Moves a block to another tag. Storages that did not come from this allocator are left alone.
+  virtual void retag(const c10::Storage& storage, Tag tag) = 0;
+
+  /// Handlers are asked in the order of their registration. Removing waits for a running call on another thread.
+  virtual void add_pressure_handler(PressureHandler* handler) = 0;
+  virtual void remove_pressure_handler(PressureHandler* handler) = 0;
+
+  /// The highest `allocated` since the previous call; one meter per device, for the profiler.
+  virtual Bytes take_high_water() = 0;
+};
+
+/// The memory of `device`. Throws UsageError for a device that this build has no backend for. The CPU allocator is
+/// installed when the library is loaded; blocks that existed before are not counted.
+DeviceMemory& device_memory(c10::DeviceType device);
+
+}  // namespace snug::memory

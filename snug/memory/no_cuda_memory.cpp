@@ -1,0 +1,7 @@
+#include "snug/memory/cuda_memory.h"
+
+namespace snug::memory {
+
+DeviceMemory* cuda_memory() { return nullptr; }
+
+}  // namespace snug::memory

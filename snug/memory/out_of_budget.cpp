@@ -1,0 +1,47 @@
+#include "snug/memory/out_of_budget.h"
+
+#include <fmt/format.h>
+
+namespace snug {
+namespace memory {
+namespace {
+thread_local const std::string* t_operation = nullptr;
+}
+
+OperationScope::OperationScope(const std::string* name) noexcept : previous_(t_operation) { t_operation = name; }
+OperationScope::~OperationScope() { t_operation = previous_; }
+
+std::string current_operation() { return t_operation ? *t_operation : std::string(); }
+
+std::string describe(const ByTag& bytes) {
+  std::string text;
+  for (std::size_t i = 0; i < kTags; ++i) {
+    if (bytes[i] == 0) continue;
+    if (!text.empty()) text += ", ";
+    text += fmt::format("{} {}", kTagNames[i], format_bytes(bytes[i]));
+  }
+  return text.empty() ? "nothing" : text;
+}
+
+}  // namespace memory
+
+namespace {
+
+std::string message(const OutOfBudget::Details& d) {
+  std::string largest;
+  for (const auto& [bytes, tag] : d.largest) {
+    if (!largest.empty()) largest += ", ";
+    largest += fmt::format("{} ({})", format_bytes(bytes), memory::tag_name(tag));
+  }
+  return fmt::format(
+      "out of budget: {} asked for {} while {} of the {} limit is taken ({}) and nothing is left to evict; largest "
+      "blocks: {}; raise the budget or use a smaller batch",
+      d.operation.empty() ? "an allocation" : d.operation, format_bytes(d.requested), format_bytes(d.stats.allocated),
+      format_bytes(d.stats.limit.value_or(0)), memory::describe(d.stats.by_tag), largest.empty() ? "none" : largest);
+}
+
+}  // namespace
+
+OutOfBudget::OutOfBudget(Details details) : Error(message(details)), details_(std::move(details)) {}
+
+}  // namespace snug

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/base/errors.h"
+#include "snug/memory/stats.h"
+
+namespace snug {
+
+/// An allocation would pass the limit and nothing was left to evict. The allocation did not happen; memory is as
+/// before, and the process can go on, with another budget or less work.
+class OutOfBudget : public Error {
+ public:
+  struct Details {
+    Bytes requested = 0;
+    std::string operation;  ///< the ATen operator that asked, empty when unknown
+    memory::Stats stats;
+    std::vector<std::pair<Bytes, memory::Tag>> largest;  ///< the largest live blocks, largest first
+  };
+  explicit OutOfBudget(Details details);
+  [[nodiscard]] const Details& details() const noexcept { return details_; }
+
+ private:
+  Details details_;
+};
+
+namespace memory {
+
+/// Names the operator that this thread is running, for error messages. The string must outlive the scope.
+class OperationScope {
+ public:
+  explicit OperationScope(const std::string* name) noexcept;
+  ~OperationScope();
+  OperationScope(const OperationScope&) = delete;
+  OperationScope& operator=(const OperationScope&) = delete;
+
+ private:
+  const std::string* previous_;
+};
+
+/// The name set by the innermost OperationScope of this thread, or an empty string.
+std::string current_operation();
+
+/// "weights 12.0 MiB, gradients ...": the tags that are not zero.
+std::string describe(const ByTag& bytes);
+
+}  // namespace memory
+}  // namespace snug

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+
+#include "snug/base/bytes.h"
+#include "snug/memory/range_heap.h"
+
+namespace snug::memory {
+
+/// Whole pages out of one reserved range of addresses. Freed pages stay mapped (cached) and are taken again first, so
+/// that a step which repeats pays for no page faults; they go back to the system only when the limit calls for it.
+/// Address space is never the limit, physical pages are. Not synchronized.
+class PageHeap {
+ public:
+  static constexpr Bytes kPage = 4096;
+
+  PageHeap();
+  ~PageHeap();
+  PageHeap(const PageHeap&) = delete;
+  PageHeap& operator=(const PageHeap&) = delete;
+
+  /// `length` bytes, a multiple of kPage, at a page boundary; nullptr when mapped() would have to pass the limit, or
+  /// when no address is left. Contents are unspecified.
+  std::byte* take(Bytes length);
+  void give(std::byte* address, Bytes length);
+
+  void set_limit(std::optional<Bytes> limit) { limit_ = limit; }
+  [[nodiscard]] std::optional<Bytes> limit() const noexcept { return limit_; }
+
+  /// Unmaps all cached pages.
+  void release_cached();
+
+  [[nodiscard]] Bytes mapped() const noexcept { return taken_ + cached_.total(); }
+  [[nodiscard]] Bytes taken() const noexcept { return taken_; }
+
+ private:
+  /// Where a request may be served, and how much of it is not mapped yet.
+  struct Candidate {
+    Bytes offset;
+    Bytes cached_offset, cached_length;
+    Bytes fresh_offset, fresh_length;
+  };
+  std::optional<Candidate> extend_cached(Bytes length) const;
+  bool make_room_for(Bytes fresh, Bytes spared_offset, Bytes spared_length);
+  void unmap(Bytes offset, Bytes length);
+
+  std::byte* base_ = nullptr;
+  Bytes reserved_ = 0;
+  RangeHeap cached_;  // free and mapped
+  RangeHeap fresh_;   // free and not mapped
+  Bytes taken_ = 0;
+  std::optional<Bytes> limit_;
+};
+
+}  // namespace snug::memory

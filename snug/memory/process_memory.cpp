@@ -1,0 +1,26 @@
+#include "snug/memory/process_memory.h"
+
+#include <fstream>
+#include <string>
+
+namespace snug::memory {
+namespace {
+
+/// The value of "Name:   123 kB" in one of /proc's files, in bytes.
+Bytes field(const char* path, const std::string& name) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.compare(0, name.size(), name) == 0 && line[name.size()] == ':') {
+      return std::stoll(line.substr(name.size() + 1)) * 1024;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+ProcessMemory process_memory() { return {field("/proc/self/status", "VmRSS"), field("/proc/self/status", "VmHWM")}; }
+
+MachineMemory machine_memory() { return {field("/proc/meminfo", "MemTotal"), field("/proc/meminfo", "MemAvailable")}; }
+
+}  // namespace snug::memory

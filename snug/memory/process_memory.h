@@ -1,0 +1,21 @@
+#pragma once
+
+#include "snug/base/bytes.h"
+
+namespace snug::memory {
+
+/// Resident memory of this process and its high-water mark, from the operating system; 0 where it does not tell.
+struct ProcessMemory {
+  Bytes resident = 0;
+  Bytes resident_peak = 0;
+};
+ProcessMemory process_memory();
+
+/// Physical memory of the machine and what is available now; 0 where the operating system does not tell.
+struct MachineMemory {
+  Bytes total = 0;
+  Bytes available = 0;
+};
+MachineMemory machine_memory();
+
+}  // namespace snug::memory

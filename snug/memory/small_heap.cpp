@@ -1,0 +1,42 @@
+#include "snug/memory/small_heap.h"
+
+#include <cstdint>
+
+namespace snug::memory {
+namespace {
+Bytes address_of(const std::byte* p) { return static_cast<Bytes>(reinterpret_cast<std::intptr_t>(p)); }
+std::byte* pointer_to(Bytes address) { return reinterpret_cast<std::byte*>(static_cast<std::intptr_t>(address)); }
+}  // namespace
+
+std::byte* SmallHeap::take(Bytes length) {
+  auto address = free_.take(length);
+  if (!address) {
+    std::byte* segment = pages_.take(kSegment);
+    if (segment == nullptr) return nullptr;
+    segments_.emplace(address_of(segment), 0);
+    // The last granule is never handed out: neighbouring segments must not merge, or one could not go back alone.
+    free_.give(address_of(segment), kSegment - kGranule);
+    address = free_.take(length);
+  }
+  std::prev(segments_.upper_bound(*address))->second += length;
+  return pointer_to(*address);
+}
+
+void SmallHeap::give(std::byte* address, Bytes length) {
+  free_.give(address_of(address), length);
+  std::prev(segments_.upper_bound(address_of(address)))->second -= length;
+}
+
+void SmallHeap::release_empty() {
+  for (auto segment = segments_.begin(); segment != segments_.end();) {
+    if (segment->second != 0) {
+      ++segment;
+      continue;
+    }
+    free_.take_at(segment->first, kSegment - kGranule);
+    pages_.give(pointer_to(segment->first), kSegment);
+    segment = segments_.erase(segment);
+  }
+}
+
+}  // namespace snug::memory

@@ -1,0 +1,86 @@
+#include "snug/models/gpt.h"
+
+#include <fmt/format.h>
+#include <torch/nn/functional.h>
+
+#include <cmath>
+#include <tuple>
+
+#include "snug/base/errors.h"
+
+namespace snug::models {
+namespace {
+
+constexpr double kInitialDeviation = 0.02;
+
+at::Tensor normal(at::IntArrayRef sizes, double deviation = kInitialDeviation) { return torch::randn(sizes).mul_(deviation); }
+
+torch::nn::LayerNorm layer_norm(std::int64_t width) { return torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})); }
+
+}  // namespace
+
+GptBlockImpl::GptBlockImpl(const GptOptions& options)
+    : heads_(options.heads),
+      dropout_(options.dropout),
+      attention_norm_(register_module("attention_norm", layer_norm(options.width))),
+      mlp_norm_(register_module("mlp_norm", layer_norm(options.width))) {
+  const std::int64_t w = options.width;
+  // GPT-2 scales what is added to the residual stream by its depth.
+  const double residual = kInitialDeviation / std::sqrt(2.0 * static_cast<double>(options.blocks));
+  qkv_weight_ = register_parameter("qkv_weight", normal({3 * w, w}));
+  qkv_bias_ = register_parameter("qkv_bias", torch::zeros({3 * w}));
+  projection_weight_ = register_parameter("projection_weight", normal({w, w}, residual));
+  projection_bias_ = register_parameter("projection_bias", torch::zeros({w}));
+  up_weight_ = register_parameter("up_weight", normal({4 * w, w}));
+  up_bias_ = register_parameter("up_bias", torch::zeros({4 * w}));
+  down_weight_ = register_parameter("down_weight", normal({w, 4 * w}, residual));
+  down_bias_ = register_parameter("down_bias", torch::zeros({w}));
+}
+
+at::Tensor GptBlockImpl::forward(at::Tensor x) {
+  const std::int64_t batch = x.size(0), sequence = x.size(1), width = x.size(2);
+  const auto split_heads = [&](const at::Tensor& t) {
+    return t.view({batch, sequence, heads_, width / heads_}).transpose(1, 2);  // (batch, heads, sequence, width / heads)
+  };
+  {
+    // at::linear, and not torch::nn::Linear, which adds the bias in a second pass over 3-D inputs.
+    const auto qkv = at::linear(attention_norm_(x), qkv_weight_, qkv_bias_).split(width, 2);
+    const at::Tensor attended = at::scaled_dot_product_attention(split_heads(qkv[0]), split_heads(qkv[1]), split_heads(qkv[2]),
+                                                                 {}, 0.0, /*is_causal=*/true)
+                                    .transpose(1, 2)
+                                    .reshape({batch, sequence, width});
+    x = x + at::dropout(at::linear(attended, projection_weight_, projection_bias_), dropout_, is_training());
+  }
+  const at::Tensor hidden = at::gelu(at::linear(mlp_norm_(x), up_weight_, up_bias_), "tanh");
+  return x + at::dropout(at::linear(hidden, down_weight_, down_bias_), dropout_, is_training());
+}
+
+GptImpl::GptImpl(const GptOptions& options)
+    : dropout_(options.dropout), blocks_(), final_norm_(nullptr) {
+  if (options.heads < 1 || options.width % options.heads != 0) {
+    throw UsageError(fmt::format("gpt: width {} is not a multiple of {} heads", options.width, options.heads));
+  }
+  token_embedding_ = register_parameter("token_embedding", normal({options.vocabulary, options.width}));
+  position_embedding_ = register_parameter("position_embedding", normal({options.sequence, options.width}));
+  for (std::int64_t i = 0; i < options.blocks; ++i) blocks_->push_back(GptBlock(options));
+  register_module("blocks", blocks_);
+  final_norm_ = register_module("final_norm", layer_norm(options.width));
+}
+
+at::Tensor GptImpl::forward(const at::Tensor& tokens) {
+  const std::int64_t length = tokens.size(1);
+  if (length > position_embedding_.size(0)) {
+    throw UsageError(fmt::format("gpt: a sequence of {} is longer than the model's {}", length, position_embedding_.size(0)));
+  }
+  at::Tensor x = at::embedding(token_embedding_, tokens) + position_embedding_.narrow(0, 0, length);
+  x = at::dropout(x, dropout_, is_training());
+  for (const auto& block : *blocks_) x = block->as<GptBlock>()->forward(std::move(x));
+  return at::linear(final_norm_(x), token_embedding_);
+}
+
+at::Tensor GptImpl::loss(const at::Tensor& tokens, const at::Tensor& targets) {
+  const at::Tensor logits = forward(tokens);
+  return at::cross_entropy_loss(logits.to(at::kFloat).view({-1, logits.size(-1)}), targets.view(-1));
+}
+
+}  // namespace snug::models

@@ -1,0 +1,58 @@
+#include "snug/plan/dataflow.h"
+
+namespace snug::plan {
+
+namespace {
+std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
+}  // namespace
+
+Dataflow::Dataflow() : input_begin_{0}, output_begin_{0}, parent_{kRootSegment} {}
+
+ValueId Dataflow::add_leaf() {
+  producer_.push_back(kNoOp);
+  return values() - 1;
+}
+
+OpId Dataflow::add_op(std::span<const ValueId> inputs, SegmentId segment) {
+  inputs_.insert(inputs_.end(), inputs.begin(), inputs.end());
+  input_begin_.push_back(static_cast<std::int32_t>(inputs_.size()));
+  output_begin_.push_back(static_cast<std::int32_t>(outputs_.size()));
+  segment_of_.push_back(segment);
+  return ops() - 1;
+}
+
+ValueId Dataflow::add_output(ValueId overwrites) {
+  producer_.push_back(ops() - 1);
+  outputs_.push_back({values() - 1, overwrites});
+  output_begin_.back() = static_cast<std::int32_t>(outputs_.size());
+  return values() - 1;
+}
+
+SegmentId Dataflow::open_segment(SegmentId parent) {
+  parent_.push_back(parent);
+  return segments() - 1;
+}
+
+std::span<const ValueId> Dataflow::inputs(OpId op) const {
+  const auto begin = at(input_begin_[at(op)]);
+  return {inputs_.data() + begin, at(input_begin_[at(op) + 1]) - begin};
+}
+
+std::span<const Output> Dataflow::outputs(OpId op) const {
+  const auto begin = at(output_begin_[at(op)]);
+  return {outputs_.data() + begin, at(output_begin_[at(op) + 1]) - begin};
+}
+
+SegmentId Dataflow::common_segment(SegmentId a, SegmentId b) const {
+  // A parent is older than its children, so the younger of the two cannot enclose the other.
+  while (a != b) {
+    if (a > b) {
+      a = parent(a);
+    } else {
+      b = parent(b);
+    }
+  }
+  return a;
+}
+
+}  // namespace snug::plan

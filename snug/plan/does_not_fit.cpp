@@ -1,0 +1,30 @@
+#include "snug/plan/does_not_fit.h"
+
+#include <fmt/format.h>
+
+#include <string_view>
+
+namespace snug {
+namespace {
+
+// In the order of memory::Tag, which lies in a room beside this one.
+constexpr std::array<std::string_view, 6> kParts = {"weights", "gradients", "optimizer", "activations", "staging", "workspace"};
+
+std::string message(const DoesNotFit::Floor& floor) {
+  std::string parts;
+  for (std::size_t i = 0; i < kParts.size(); ++i) {
+    if (floor.static_by_tag[i] > 0) parts += fmt::format("{} {}, ", kParts[i], format_bytes(floor.static_by_tag[i]));
+  }
+  parts += fmt::format("the step itself {}", format_bytes(floor.step_bytes));
+  if (!floor.peak_op.empty()) parts += fmt::format(" at {}", floor.peak_op);
+  return fmt::format(
+      "does not fit: the budget is {}, but the smallest that strategy {} can do with is {} ({} bytes: {}); raise the "
+      "budget to that, or use a smaller batch or sequence",
+      format_bytes(floor.budget), floor.strategy, format_bytes(floor.floor), floor.floor, parts);
+}
+
+}  // namespace
+
+DoesNotFit::DoesNotFit(Floor floor) : Error(message(floor)), floor_(std::move(floor)) {}
+
+}  // namespace snug

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "snug/base/bytes.h"
+#include "snug/base/errors.h"
+
+namespace snug {
+
+/// No plan of the strategy keeps the step under the budget. Nothing was trained, memory is as before.
+class DoesNotFit : public Error {
+ public:
+  /// The parts of the smallest peak that a plan reaches, in bytes.
+  struct Floor {
+    Bytes budget = 0;
+    Bytes floor = 0;
+    std::array<Bytes, 6> static_by_tag{};  ///< by memory::Tag: what is there before the step begins
+    Bytes step_bytes = 0;                  ///< what the step adds at its peak
+    std::string peak_op;                   ///< the operator that runs there, empty between operators
+    std::string strategy;                  ///< whose plans were tried
+  };
+  explicit DoesNotFit(Floor floor);
+  [[nodiscard]] const Floor& floor() const noexcept { return floor_; }
+  /// The budget cannot be met by any training run of this configuration: wrong use.
+  [[nodiscard]] int exit_code() const noexcept override { return 2; }
+
+ private:
+  Floor floor_;
+};
+
+}  // namespace snug

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstdint>
+
+namespace snug::plan {
+
+/// The position of an operator call in a recorded step, from 0.
+using OpId = std::int32_t;
+
+/// A value: the contents of one storage at one version. Numbered as they are first seen, from 0.
+using ValueId = std::int32_t;
+
+/// A range of operators that is replayed together. Segment 0 is the whole step.
+using SegmentId = std::int32_t;
+
+inline constexpr OpId kNoOp = -1;
+inline constexpr ValueId kNoValue = -1;
+inline constexpr SegmentId kRootSegment = 0;
+
+}  // namespace snug::plan

@@ -1,0 +1,259 @@
+#include "snug/plan/ledger.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+namespace snug::plan {
+
+namespace {
+std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
+}  // namespace
+
+Ledger::Ledger(const Dataflow& flow, std::function<void(ValueId)> drop) : flow_(flow), drop_(std::move(drop)) {}
+
+Ledger::Entry& Ledger::entry(ValueId value) {
+  if (!has(value)) entries_.resize(at(std::max(value + 1, flow_.values())));
+  return entries_[at(value)];
+}
+
+int Ledger::demand(OpId op) const { return at(op) < demand_.size() ? demand_[at(op)] : 0; }
+
+void Ledger::drop_resident(ValueId value) {
+  Entry& e = entry(value);
+  if (!e.held && !e.cached) return;
+  e.held = e.cached = false;
+  drop_(value);
+}
+
+void Ledger::hold(ValueId value) {
+  Entry& e = entry(value);
+  e.cached = false;
+  e.held = true;
+}
+
+void Ledger::lose(ValueId value) {
+  Entry& e = entry(value);
+  e.held = e.cached = false;
+}
+
+void Ledger::pack(ValueId value) {
+  Entry& e = entry(value);
+  ++e.packs;
+  ++e.pending;
+}
+
+void Ledger::consume(ValueId value) {
+  Entry& e = entry(value);
+  if (e.pending > 0) --e.pending;
+  if (e.pending == 0 && e.cached && e.pins == 0) drop_resident(value);
+}
+
+void Ledger::release(ValueId value, bool consumed) {
+  Entry& e = entry(value);
+  --e.packs;
+  if (!consumed && e.pending > 0) --e.pending;
+  if (!settled_) return;
+  if (e.pending == 0 && e.cached && e.pins == 0) drop_resident(value);
+  if (e.packs == 0 && e.readers == 0) retire(value);
+}
+
+void Ledger::begin_pass() {
+  for (Entry& e : entries_) e.pending = e.packs;
+}
+
+void Ledger::end_pass() {
+  for (ValueId v = 0; at(v) < entries_.size(); ++v) {
+    if (entry(v).cached && entry(v).pins == 0) drop_resident(v);
+  }
+}
+
+void Ledger::settle() {
+  if (settled_) return;
+  settled_ = true;
+  entries_.resize(at(flow_.values()));
+  demand_.assign(at(flow_.ops()), 0);
+  // Readers stand after producers, so one pass from the end sees every reader before the value it reads.
+  for (OpId op = flow_.ops() - 1; op >= 0; --op) {
+    for (const Output& out : flow_.outputs(op)) {
+      if (flow_.producer(out.value) == op && !held(out.value) && needed(out.value)) ++demand_[at(op)];
+    }
+    if (demand_[at(op)] == 0) continue;
+    for (ValueId input : flow_.inputs(op)) ++entry(input).readers;
+  }
+  for (ValueId v = 0; v < flow_.values(); ++v) {
+    if (resident(v) && !needed(v)) drop_resident(v);
+  }
+}
+
+void Ledger::retire(ValueId value) {
+  std::vector<ValueId> unneeded{value};
+  while (!unneeded.empty()) {
+    const ValueId v = unneeded.back();
+    unneeded.pop_back();
+    const bool was_held = entry(v).held;
+    if (entry(v).pins == 0) drop_resident(v);
+    const OpId op = flow_.producer(v);
+    if (was_held || op == kNoOp || demand_[at(op)] == 0 || --demand_[at(op)] > 0) continue;
+    for (ValueId input : flow_.inputs(op)) {
+      Entry& e = entry(input);
+      if (--e.readers == 0 && e.packs == 0) unneeded.push_back(input);
+    }
+  }
+}
+
+void Ledger::want(OpId first) {
+  std::vector<OpId> wanted{first};
+  while (!wanted.empty()) {
+    const OpId op = wanted.back();
+    wanted.pop_back();
+    if (++demand_[at(op)] > 1) continue;
+    for (ValueId input : flow_.inputs(op)) {
+      Entry& e = entry(input);
+      const bool newly_needed = e.packs == 0 && e.readers == 0;
+      ++e.readers;
+      if (newly_needed && !e.held && !flow_.is_leaf(input)) wanted.push_back(flow_.producer(input));
+    }
+  }
+}
+
+Replay Ledger::schedule(ValueId target) const {
+  const OpId last = flow_.producer(target);
+  if (last == kNoOp) throw std::logic_error("ledger: a leaf is absent and cannot be made again");
+  const SegmentId segment = flow_.segment(last);
+  std::vector<char> runs(at(last) + 1, 0);  // 1: target depends on it, 2: made along with it
+  OpId first = last;
+  std::vector<OpId> stack{last};
+  runs[at(last)] = 1;
+  while (!stack.empty()) {
+    const OpId op = stack.back();
+    stack.pop_back();
+    first = std::min(first, op);
+    for (ValueId input : flow_.inputs(op)) {
+      if (resident(input)) continue;
+      const OpId producer = flow_.producer(input);
+      if (producer == kNoOp) throw std::logic_error("ledger: a leaf is absent and cannot be made again");
+      if (runs[at(producer)]) continue;
+      runs[at(producer)] = 1;
+      stack.push_back(producer);
+    }
+  }
+  const auto made_here = [&](ValueId v) {
+    const OpId producer = flow_.producer(v);
+    return producer != kNoOp && producer <= last && runs[at(producer)] != 0;
+  };
+  const auto waited_for = [&](ValueId v) { return has(v) && entry(v).pending > 0 && !resident(v); };
+  // What else is waited for and reads something that is computed here: now, or its inputs are computed twice.
+  for (OpId op = first; op < last; ++op) {
+    if (runs[at(op)] || flow_.segment(op) != segment || demand(op) == 0) continue;
+    bool reads_ours = false;
+    bool ready = true;
+    for (ValueId input : flow_.inputs(op)) {
+      if (made_here(input) && !resident(input)) {
+        reads_ours = true;
+      } else {
+        ready = ready && resident(input);
+      }
+    }
+    if (reads_ours && ready) runs[at(op)] = 2;
+  }
+  // Of those, only what ends in a value that is waited for.
+  std::unordered_map<ValueId, OpId> last_use;
+  std::vector<ReplayStep> steps;
+  Replay replay;
+  for (OpId op = last; op >= first; --op) {
+    if (!runs[at(op)]) continue;
+    if (runs[at(op)] == 2) {
+      const auto useful = [&](const Output& out) { return waited_for(out.value) || last_use.contains(out.value); };
+      if (std::ranges::none_of(flow_.outputs(op), useful)) {
+        runs[at(op)] = 0;
+        continue;
+      }
+    }
+    ReplayStep step{op, {}, {}};
+    for (const Output& out : flow_.outputs(op)) {
+      // Nobody reads it after its operator, and no saved tensor waits.
+      if (!resident(out.value) && !last_use.contains(out.value) && !waited_for(out.value) && out.value != target) {
+        step.drops.push_back(out.value);
+      }
+    }
+    for (ValueId input : flow_.inputs(op)) {
+      if (resident(input)) {
+        replay.sources.push_back(input);
+        continue;
+      }
+      const bool is_last_use = last_use.try_emplace(input, op).second;
+      // Inputs of a nested segment stay, so that it can be replayed on its own when its turn comes.
+      const bool feeds_nested = flow_.segment(op) != flow_.segment(flow_.producer(input)) &&
+                                flow_.segment(op) != segment && demand(op) > 0;
+      if (is_last_use && !waited_for(input) && !feeds_nested) step.drops.push_back(input);
+    }
+    steps.push_back(std::move(step));
+  }
+  std::reverse(steps.begin(), steps.end());
+  for (ReplayStep& step : steps) {
+    for (const Output& out : flow_.outputs(step.op)) {
+      if (out.overwrites == kNoValue || std::ranges::find(flow_.inputs(step.op), out.overwrites) == flow_.inputs(step.op).end()) continue;
+      if (std::ranges::find(step.drops, out.overwrites) == step.drops.end()) step.copies.push_back(out.overwrites);
+    }
+  }
+  replay.steps = std::move(steps);
+  return replay;
+}
+
+void Ledger::cache(ValueId value) {
+  Entry& e = entry(value);
+  if (!e.held) e.cached = true;
+}
+
+void Ledger::finish(const ReplayStep& step) {
+  for (ValueId v : step.drops) {
+    if (!entry(v).held) drop_resident(v);
+  }
+}
+
+void Ledger::pin(const Replay& replay) {
+  for (ValueId v : replay.sources) ++entry(v).pins;
+}
+
+void Ledger::unpin(const Replay& replay) {
+  for (ValueId v : replay.sources) {
+    Entry& e = entry(v);
+    if (--e.pins > 0) continue;
+    // What became unneeded while it was pinned goes now.
+    if (settled_ && !needed(v)) drop_resident(v);
+    if (e.cached && e.pending == 0) drop_resident(v);
+  }
+}
+
+std::vector<OpId> Ledger::recovery(ValueId value) const {
+  std::vector<OpId> ops;
+  if (flow_.is_leaf(value)) return ops;
+  std::vector<OpId> stack{flow_.producer(value)};
+  std::unordered_set<OpId> seen{flow_.producer(value)};
+  while (!stack.empty()) {
+    const OpId op = stack.back();
+    stack.pop_back();
+    ops.push_back(op);
+    for (ValueId input : flow_.inputs(op)) {
+      if (input != value && held(input)) continue;
+      if (flow_.is_leaf(input)) return {};
+      const OpId producer = flow_.producer(input);
+      if (seen.insert(producer).second) stack.push_back(producer);
+    }
+  }
+  return ops;
+}
+
+bool Ledger::evictable(ValueId value) const {
+  return held(value) && entry(value).pins == 0 && !flow_.is_leaf(value);
+}
+
+void Ledger::evict(ValueId value) {
+  drop_resident(value);
+  if (settled_ && needed(value)) want(flow_.producer(value));
+}
+
+}  // namespace snug::plan

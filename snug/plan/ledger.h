@@ -1,0 +1,107 @@
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "snug/plan/dataflow.h"
+#include "snug/plan/ids.h"
+
+namespace snug::plan {
+
+/// One operator of a replay, and the values that have no further use once it has run. `copies` are the overwritten
+/// inputs that must be copied first because they live on; an overwritten input that is not listed is taken over.
+struct ReplayStep {
+  OpId op = kNoOp;
+  std::vector<ValueId> drops;
+  std::vector<ValueId> copies;
+};
+
+/// The operators that make a value again, in the order of the recording.
+struct Replay {
+  std::vector<ReplayStep> steps;
+  std::vector<ValueId> sources;  ///< resident values that the steps read
+};
+
+/// Keeps the books of one recorded step: which values are resident, which saved tensors wait for them, and what must
+/// stay so that every other value can be made again. It decides nothing about what to keep; it works out what follows.
+/// The executor and the simulator share it, so that they agree by construction.
+///
+/// A value is *held* (resident until nobody needs it), *cached* (made again by a replay, until its saved tensors have
+/// been unpacked), or absent. It is needed while a saved tensor stands for it or an operator that will be replayed
+/// reads it. Not synchronized.
+class Ledger {
+ public:
+  /// `drop` is called when a resident value is no longer needed, or is evicted; it must not call the ledger.
+  Ledger(const Dataflow& flow, std::function<void(ValueId)> drop);
+
+  /// The caller has the value and keeps it until `drop`.
+  void hold(ValueId value);
+  /// The value's contents were overwritten: it is absent from here on. `drop` is not called.
+  void lose(ValueId value);
+
+  [[nodiscard]] bool held(ValueId value) const { return has(value) && entry(value).held; }
+  [[nodiscard]] bool cached(ValueId value) const { return has(value) && entry(value).cached; }
+  [[nodiscard]] bool resident(ValueId value) const { return held(value) || cached(value); }
+  /// A saved tensor stands for it, or an operator that would be replayed reads it.
+  [[nodiscard]] bool needed(ValueId value) const { return has(value) && (entry(value).packs > 0 || entry(value).readers > 0); }
+  [[nodiscard]] int packs(ValueId value) const { return has(value) ? entry(value).packs : 0; }
+
+  /// A saved tensor stands for the value.
+  void pack(ValueId value);
+  /// A saved tensor was unpacked for the first time in this backward pass.
+  void consume(ValueId value);
+  /// A saved tensor was destroyed; `consumed` tells whether it was unpacked in this backward pass.
+  void release(ValueId value, bool consumed);
+  /// A new backward pass: every saved tensor waits to be unpacked again.
+  void begin_pass();
+  /// Drops what replays left behind; saved tensors that are unpacked later are replayed again.
+  void end_pass();
+
+  /// The recording is over: drops every held value that nothing needs. From here on values are dropped as soon as
+  /// they have no further use.
+  void settle();
+  [[nodiscard]] bool settled() const noexcept { return settled_; }
+
+  /// What to run so that `value`, which is absent, is resident. Values that are still waited for and depend on what
+  /// is computed on the way are made along with it. Throws std::logic_error when a leaf that it needs is gone.
+  [[nodiscard]] Replay schedule(ValueId value) const;
+  /// The executor has made this value in a replay and keeps it until `drop`.
+  void cache(ValueId value);
+  /// A step of a replay is done.
+  void finish(const ReplayStep& step);
+  /// Protects the sources of a running replay from eviction.
+  void pin(const Replay& replay);
+  void unpin(const Replay& replay);
+
+  /// Whether an eviction of `value` could be undone by replay, and then the operators that would run. Empty: no.
+  [[nodiscard]] std::vector<OpId> recovery(ValueId value) const;
+  [[nodiscard]] bool evictable(ValueId value) const;
+  /// Drops a resident value that is still needed. It must be evictable.
+  void evict(ValueId value);
+
+ private:
+  struct Entry {
+    std::int32_t packs = 0;
+    std::int32_t pending = 0;
+    std::int32_t readers = 0;  // inputs of demanded operators
+    std::int32_t pins = 0;
+    bool held = false;
+    bool cached = false;
+  };
+  bool has(ValueId value) const { return static_cast<std::size_t>(value) < entries_.size(); }
+  Entry& entry(ValueId value);
+  const Entry& entry(ValueId value) const { return entries_[static_cast<std::size_t>(value)]; }
+  int demand(OpId op) const;
+  void want(OpId op);
+  void unwant(OpId op);
+  void retire(ValueId value);
+  void drop_resident(ValueId value);
+
+  const Dataflow& flow_;
+  std::function<void(ValueId)> drop_;
+  std::vector<Entry> entries_;
+  std::vector<std::int32_t> demand_;  // per operator: absent outputs that are needed
+  bool settled_ = false;
+};
+
+}  // namespace snug::plan

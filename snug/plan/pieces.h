@@ -1,0 +1,18 @@
+#pragma once
+
+#include <vector>
+
+#include "snug/plan/memory_plan.h"
+#include "snug/plan/step_graph.h"
+
+namespace snug::plan {
+
+/// Positions p such that at most `crossing` values that operators before p made are read by operators from p on: where
+/// a step can be cut into a chain. 0 and the number of operators are always among them.
+std::vector<OpId> cut_points(const StepGraph& graph, int crossing = 1);
+
+/// The blocks of a model, found without a word from it: the longest run of pieces between cut points that repeats with
+/// the same operators. Empty when nothing repeats.
+std::vector<SegmentRange> repeated_blocks(const StepGraph& graph);
+
+}  // namespace snug::plan

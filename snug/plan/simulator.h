@@ -1,0 +1,29 @@
+#pragma once
+
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/plan/memory_plan.h"
+#include "snug/plan/step_graph.h"
+
+namespace snug::plan {
+
+/// What a step would take under a plan.
+struct Simulation {
+  Bytes peak = 0;          ///< static bytes included
+  std::size_t peak_event = 0;  ///< position in StepGraph::events
+  OpId peak_op = kNoOp;    ///< the operator that ran or was replayed there, kNoOp between operators
+  Bytes after_forward = 0;
+  double seconds = 0;      ///< of forward and backward: as recorded, and what is replayed
+  std::int64_t replayed_ops = 0;
+  std::vector<Bytes> timeline;  ///< memory after each event; filled on request
+};
+
+/// Walks the events of `graph` as the executor would under `plan`, with the same Ledger. Pure; the plan must be for
+/// the graph. Where the allocator is deterministic, the peak is that of the run.
+Simulation simulate(const StepGraph& graph, const MemoryPlan& plan, bool with_timeline = false);
+
+/// The plan with its predictions filled in: peak and seconds, its own and of the step with everything kept.
+MemoryPlan predicted(const StepGraph& graph, MemoryPlan plan);
+
+}  // namespace snug::plan

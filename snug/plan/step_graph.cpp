@@ -1,0 +1,116 @@
+#include "snug/plan/step_graph.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "snug/base/errors.h"
+
+namespace snug::plan {
+namespace {
+
+constexpr int kVersion = 1;
+constexpr const char* kFormat = "snug step graph";
+
+using Json = nlohmann::ordered_json;
+
+Json flow_to_json(const Dataflow& flow) {
+  Json ops = Json::array();
+  for (OpId op = 0; op < flow.ops(); ++op) {
+    Json outputs = Json::array();
+    for (const Output& out : flow.outputs(op)) outputs.push_back({out.value, out.overwrites});
+    ops.push_back({{"inputs", flow.inputs(op)}, {"outputs", outputs}});
+  }
+  return ops;
+}
+
+/// Values are numbered as they were first seen, so leaves are those that no operator makes.
+Dataflow flow_from_json(const Json& ops, const std::vector<ValueId>& leaves, ValueId values) {
+  Dataflow flow;
+  std::vector<char> is_leaf(static_cast<std::size_t>(values), 0);
+  for (ValueId v : leaves) is_leaf.at(static_cast<std::size_t>(v)) = 1;
+  const auto add_leaves_up_to = [&](ValueId next) {
+    while (flow.values() < next) flow.add_leaf();
+  };
+  for (const Json& op : ops) {
+    const auto inputs = op.at("inputs").get<std::vector<ValueId>>();
+    for (ValueId v : inputs) {
+      if (v < 0 || v >= values) throw UsageError(fmt::format("step graph: value {} of {} does not exist", v, values));
+      add_leaves_up_to(v + 1);
+    }
+    const Json& outputs = op.at("outputs");
+    if (!outputs.empty()) add_leaves_up_to(outputs[0][0].get<ValueId>());
+    flow.add_op(inputs, kRootSegment);
+    for (const Json& out : outputs) {
+      const ValueId v = flow.add_output(out.at(1).get<ValueId>());
+      if (v != out.at(0).get<ValueId>()) throw UsageError(fmt::format("step graph: value {} is out of order", v));
+      if (is_leaf.at(static_cast<std::size_t>(v))) flow.make_leaf(v);
+    }
+  }
+  add_leaves_up_to(values);
+  return flow;
+}
+
+}  // namespace
+
+std::uint64_t StepGraph::fingerprint() const {
+  std::uint64_t hash = 0xcbf29ce484222325ULL;
+  for (const OpInfo& op : ops) hash = (hash ^ op.signature) * 0x100000001b3ULL;
+  return hash;
+}
+
+Json to_json(const StepGraph& graph) {
+  std::vector<ValueId> leaves;
+  for (ValueId v = 0; v < graph.flow.values(); ++v) {
+    if (graph.flow.is_leaf(v)) leaves.push_back(v);
+  }
+  Json ops = Json::array();
+  for (const OpInfo& op : graph.ops) ops.push_back({op.name, op.signature, op.seconds, op.peak_bytes, op.other_bytes});
+  Json values = Json::array();
+  for (const ValueInfo& value : graph.values) values.push_back({value.bytes, value.saved});
+  Json events = Json::array();
+  for (const Event& e : graph.events) events.push_back({static_cast<int>(e.kind), e.id, e.peak, e.net});
+  return {{"format", kFormat},
+          {"version", kVersion},
+          {"static_bytes", graph.static_bytes},
+          {"static_by_tag", graph.static_by_tag},
+          {"step_seconds", graph.step_seconds},
+          {"leaves", leaves},
+          {"flow", flow_to_json(graph.flow)},
+          {"ops", ops},
+          {"values", values},
+          {"events", events}};
+}
+
+StepGraph step_graph_from_json(const Json& json) try {
+  if (json.at("format") != kFormat || json.at("version") != kVersion) {
+    throw UsageError(fmt::format("step graph: not a \"{}\" of version {}", kFormat, kVersion));
+  }
+  StepGraph graph;
+  graph.static_bytes = json.at("static_bytes");
+  graph.static_by_tag = json.at("static_by_tag");
+  graph.step_seconds = json.at("step_seconds");
+  for (const Json& op : json.at("ops")) graph.ops.push_back({op.at(0), op.at(1), op.at(2), op.at(3), op.at(4)});
+  for (const Json& value : json.at("values")) graph.values.push_back({value.at(0), value.at(1)});
+  graph.flow = flow_from_json(json.at("flow"), json.at("leaves"), static_cast<ValueId>(graph.values.size()));
+  if (static_cast<std::size_t>(graph.flow.ops()) != graph.ops.size()) {
+    throw UsageError(fmt::format("step graph: {} operators in \"flow\" but {} in \"ops\"", graph.flow.ops(), graph.ops.size()));
+  }
+  for (const Json& e : json.at("events")) {
+    const int kind = e.at(0);
+    const Event event{static_cast<Event::Kind>(kind), e.at(1), e.at(2), e.at(3)};
+    const bool is_op = event.kind == Event::Kind::Run;
+    const bool has_no_id = event.kind == Event::Kind::Settle || event.kind == Event::Kind::Other;
+    const std::int32_t end = is_op ? graph.flow.ops() : graph.flow.values();
+    if (kind < 0 || kind > static_cast<int>(Event::Kind::Other) || (!has_no_id && (event.id < 0 || event.id >= end))) {
+      throw UsageError(fmt::format("step graph: event {} is out of range", e.dump()));
+    }
+    graph.events.push_back(event);
+  }
+  return graph;
+} catch (const std::exception& error) {
+  if (dynamic_cast<const UsageError*>(&error) != nullptr) throw;
+  throw UsageError(fmt::format("step graph: {}", error.what()));
+}
+
+}  // namespace snug::plan

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+
+#include "snug/record/operator_traits.h"
+
+namespace snug::record {
+
+/// One argument of a recorded call: an index into the tape's constants, or views.
+struct Argument {
+  enum class Kind : std::uint8_t { Constant, Tensor, TensorList, OptionalTensorList };
+  Kind kind = Kind::Constant;
+  std::int32_t index = 0;
+  std::int32_t count = 1;  // of a list
+};
+
+/// Where an output of a call is found on the stack: a result, or an argument that was written. `element` is the
+/// position in a list, or -1.
+struct OutputSlot {
+  bool is_argument = false;
+  std::int16_t position = 0;
+  std::int16_t element = -1;
+};
+
+/// One recorded operator call. Inputs and outputs by value are in the tape's Dataflow under the same index.
+struct Call {
+  c10::OperatorHandle op;
+  const OperatorTraits* traits = nullptr;
+  std::int32_t arguments = 0;  // where its arguments begin; there are as many as in the schema
+  std::int32_t outputs = 0;    // where its output slots begin; as many as the Dataflow has outputs
+  std::int32_t random = -1;    // its random state, or -1
+  bool grad_mode = false;      // kernels may look at it
+};
+
+}  // namespace snug::record

@@ -1,0 +1,115 @@
+#include "snug/record/operator_traits.h"
+
+#include <c10/util/flat_hash_map.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <unordered_set>
+
+namespace snug::record {
+namespace {
+
+/// Operators that update running statistics in place without saying so in their schema.
+struct HiddenWrite {
+  std::string_view name;
+  std::vector<int> arguments;
+  int only_if;
+};
+const std::vector<HiddenWrite>& hidden_writes() {
+  static const std::vector<HiddenWrite> table = {
+      {"aten::native_batch_norm", {3, 4}, 5},
+      {"aten::cudnn_batch_norm", {3, 4}, 5},
+      {"aten::miopen_batch_norm", {3, 4}, 5},
+      {"aten::_batch_norm_impl_index", {3, 4}, 5},
+  };
+  return table;
+}
+
+/// In-place operators that do not read what they write.
+const std::unordered_set<std::string_view>& overwriters() {
+  static const std::unordered_set<std::string_view> names = {
+      "aten::copy_",    "aten::fill_",       "aten::zero_",      "aten::normal_",  "aten::uniform_",
+      "aten::random_",  "aten::bernoulli_",  "aten::exponential_", "aten::cauchy_", "aten::geometric_",
+      "aten::log_normal_", "aten::_foreach_zero_", "aten::_foreach_copy_",
+  };
+  return names;
+}
+
+const std::unordered_set<std::string_view>& uninitialized() {
+  static const std::unordered_set<std::string_view> names = {
+      "aten::empty", "aten::empty_like",    "aten::empty_strided",     "aten::new_empty", "aten::new_empty_strided",
+      "aten::resize_", "aten::resize_as_", "aten::empty_permuted",
+  };
+  return names;
+}
+
+OperatorTraits::Argument argument_kind(const c10::Argument& argument) {
+  using Kind = OperatorTraits::Argument;
+  c10::TypePtr type = argument.type();
+  if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  if (type->kind() == c10::TypeKind::TensorType) return Kind::Tensor;
+  if (type->kind() == c10::TypeKind::GeneratorType) return Kind::Generator;
+  if (const auto list = type->cast<c10::ListType>()) {
+    const c10::TypePtr element = list->getElementType();
+    if (element->kind() == c10::TypeKind::TensorType) return Kind::TensorList;
+    if (const auto optional = element->cast<c10::OptionalType>()) {
+      if (optional->getElementType()->kind() == c10::TypeKind::TensorType) return Kind::OptionalTensorList;
+    }
+  }
+  return Kind::Other;
+}
+
+bool is_write(const c10::AliasInfo* alias) {
+  if (alias == nullptr) return false;
+  if (alias->isWrite()) return true;
+  for (const c10::AliasInfo& contained : alias->containedTypes()) {
+    if (contained.isWrite()) return true;
+  }
+  return false;
+}
+
+std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
+  auto traits = std::make_unique<OperatorTraits>();
+  const c10::FunctionSchema& schema = op.schema();
+  traits->name = schema.name();
+  bool all_written_are_out = true;
+  for (const c10::Argument& argument : schema.arguments()) {
+    traits->arguments.push_back(argument_kind(argument));
+    const bool written = is_write(argument.alias_info());
+    traits->writes.push_back(written);
+    traits->writes_any = traits->writes_any || written;
+    if (written && !argument.kwarg_only()) all_written_are_out = false;
+  }
+  traits->overwrites = traits->writes_any && (all_written_are_out || overwriters().contains(traits->name));
+  traits->uninitialized = uninitialized().contains(traits->name);
+  traits->rebinds = traits->name == "aten::set_" || traits->name == "aten::set_data";
+  traits->seeded = op.hasTag(at::Tag::nondeterministic_seeded);
+  for (const HiddenWrite& hidden : hidden_writes()) {
+    if (traits->name != hidden.name) continue;
+    traits->hidden_writes = hidden.arguments;
+    traits->hidden_writes_only_if = hidden.only_if;
+  }
+  if (!schema.overload_name().empty()) traits->name += "." + schema.overload_name();
+  traits->hash = std::hash<std::string>{}(traits->name);
+  return traits;
+}
+
+}  // namespace
+
+const OperatorTraits& traits_of(const c10::OperatorHandle& op) {
+  // Per thread, so that the common case takes no lock; the traits themselves are shared and never freed.
+  static thread_local ska::flat_hash_map<const void*, const OperatorTraits*> known;
+  const void* key = &op.schema();
+  if (const auto found = known.find(key); found != known.end()) return *found->second;
+  static std::mutex mutex;
+  static auto* all = new ska::flat_hash_map<const void*, std::unique_ptr<OperatorTraits>>;
+  const std::lock_guard lock(mutex);
+  auto& traits = (*all)[key];
+  if (!traits) traits = read_traits(op);
+  known.emplace(key, traits.get());
+  return *traits;
+}
+
+}  // namespace snug::record

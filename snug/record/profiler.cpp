@@ -1,0 +1,131 @@
+#include "snug/record/profiler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "snug/base/clock.h"
+#include "snug/record/tape.h"
+
+namespace snug::record {
+
+using plan::Event;
+
+Profiler::Profiler(memory::DeviceMemory& memory) : memory_(memory) {
+  const memory::Stats stats = memory.stats();
+  graph_.static_bytes = level_ = stats.allocated;
+  graph_.static_by_tag = stats.by_tag;
+  memory_.take_high_water();
+  started_ = monotonic_seconds();
+}
+
+void Profiler::mark() {
+  const Bytes high = memory_.take_high_water();
+  const Bytes now = memory_.stats().allocated;
+  const Bytes peak = std::max<Bytes>(high - level_, 0);
+  // What the tape freed has its own event; here only the rest counts.
+  const Bytes net = now - level_ + std::exchange(freed_by_tape_, 0);
+  level_ = now;
+  if (peak != 0 || net != 0) graph_.events.push_back({Event::Kind::Other, -1, peak, net});
+}
+
+void Profiler::poll(const Tape& tape) {
+  std::erase_if(alive_, [&](plan::ValueId v) {
+    if (!tape.program_let_go(v)) return false;
+    graph_.events.push_back({Event::Kind::Die, v, 0, 0});
+    // A value that the tape does not hold is already free: its Die event stands for that.
+    if (!tape.ledger().resident(v)) freed_by_tape_ += memory_.rounded(tape.nbytes(v));
+    return true;
+  });
+}
+
+void Profiler::op_begins(const Tape& tape) {
+  poll(tape);
+  mark();
+}
+
+void Profiler::kernel_begins() { kernel_started_ = monotonic_seconds(); }
+void Profiler::kernel_ends() { kernel_seconds_ = monotonic_seconds() - kernel_started_; }
+
+void Profiler::op_not_recorded() { mark(); }
+
+void Profiler::op_recorded(const Tape& tape, plan::OpId op) {
+  const Bytes high = memory_.take_high_water();
+  const Bytes now = memory_.stats().allocated;
+  plan::OpInfo info;
+  info.name = tape.call(op).traits->name;
+  info.signature = tape.signature(op);
+  info.seconds = kernel_seconds_;
+  // What was evicted during the call would have been there without a limit.
+  info.peak_bytes = std::max<Bytes>(high - level_, 0) + freed_by_tape_;
+  Bytes outputs = 0;
+  graph_.values.resize(static_cast<std::size_t>(tape.flow().values()));
+  for (const plan::Output& out : tape.flow().outputs(op)) {
+    plan::ValueInfo& value = graph_.values[static_cast<std::size_t>(out.value)];
+    if (out.overwrites == plan::kNoValue) {
+      value.bytes = memory_.rounded(tape.nbytes(out.value));
+      outputs += value.bytes;
+    } else {
+      // It lives in the storage that was there before, whatever that counted as.
+      value.bytes = graph_.values[static_cast<std::size_t>(out.overwrites)].bytes;
+      std::erase(alive_, out.overwrites);
+    }
+    alive_.push_back(out.value);
+  }
+  info.other_bytes = now - level_ - outputs + std::exchange(freed_by_tape_, 0);
+  level_ = now;
+  graph_.ops.push_back(std::move(info));
+  graph_.events.push_back({Event::Kind::Run, op, 0, 0});
+}
+
+void Profiler::saved(plan::ValueId value) {
+  graph_.values.resize(std::max(graph_.values.size(), static_cast<std::size_t>(value) + 1));
+  graph_.values[static_cast<std::size_t>(value)].saved = true;
+  graph_.events.push_back({Event::Kind::Save, value, 0, 0});
+}
+
+void Profiler::unpacked(plan::ValueId value, bool held) {
+  mark();
+  const auto index = static_cast<std::size_t>(value);
+  if (borrowed_.size() <= index) borrowed_.resize(index + 1, 0);
+  if (!held) borrowed_[index] = 1;
+  graph_.events.push_back({Event::Kind::Unpack, value, 0, 0});
+}
+
+void Profiler::replay_begins() { mark(); }
+
+void Profiler::replay_ends() {
+  level_ = memory_.stats().allocated;
+  memory_.take_high_water();
+  freed_by_tape_ = 0;
+}
+
+void Profiler::released(plan::ValueId value) {
+  if (const auto index = static_cast<std::size_t>(value); index < borrowed_.size() && borrowed_[index]) {
+    // The node that unpacked it has freed memory whose allocation did not count either.
+    borrowed_[index] = 0;
+    freed_by_tape_ += graph_.values[index].bytes;
+  }
+  mark();
+  graph_.events.push_back({Event::Kind::Release, value, 0, 0});
+}
+
+void Profiler::tape_freed(const c10::Storage& storage) {
+  freed_by_tape_ += memory_.rounded(static_cast<Bytes>(storage.nbytes()));
+}
+
+void Profiler::before_settle(const Tape& tape) {
+  poll(tape);
+  mark();
+  graph_.events.push_back({Event::Kind::Settle, -1, 0, 0});
+}
+
+plan::StepGraph Profiler::finish(const Tape& tape) {
+  poll(tape);
+  mark();
+  graph_.step_seconds = monotonic_seconds() - started_;
+  graph_.flow = tape.flow();
+  graph_.values.resize(static_cast<std::size_t>(graph_.flow.values()));
+  return std::move(graph_);
+}
+
+}  // namespace snug::record

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <c10/core/Storage.h>
+
+#include <vector>
+
+#include "snug/memory/device_memory.h"
+#include "snug/plan/step_graph.h"
+
+namespace snug::record {
+
+class Tape;
+
+/// Turns one recorded step into a StepGraph: seconds and bytes of every operator, when the program lets go of a value,
+/// and what backward unpacks, allocates and frees. Everything that autograd saves must be kept while it watches, and
+/// no other thread should allocate on the device. Made before the step and told of every event by the tape.
+class Profiler {
+ public:
+  explicit Profiler(memory::DeviceMemory& memory);
+
+  // From the tape.
+  void op_begins(const Tape& tape);
+  void kernel_begins();
+  void kernel_ends();
+  void op_not_recorded();
+  void op_recorded(const Tape& tape, plan::OpId op);
+  void saved(plan::ValueId value);
+  /// `held`: it was resident all along, and not made again by a replay.
+  void unpacked(plan::ValueId value, bool held);
+  /// What a replay allocates and frees is not the step's own.
+  void replay_begins();
+  void replay_ends();
+  void released(plan::ValueId value);
+  /// The tape is about to free a storage that nobody else holds.
+  void tape_freed(const c10::Storage& storage);
+  void before_settle(const Tape& tape);
+
+  /// The step is over, its saved tensors are gone. Backward ran from before_settle() until now.
+  plan::StepGraph finish(const Tape& tape);
+
+ private:
+  /// Memory between two events becomes an event of its own.
+  void mark();
+  void poll(const Tape& tape);
+
+  memory::DeviceMemory& memory_;
+  plan::StepGraph graph_;
+  std::vector<char> borrowed_;        // replayed, unpacked and not released yet
+  std::vector<plan::ValueId> alive_;  // the program refers to them
+  Bytes level_ = 0;                   // allocated at the last mark
+  Bytes freed_by_tape_ = 0;           // since the last mark
+  double started_ = 0;
+  double kernel_started_ = 0;
+  double kernel_seconds_ = 0;
+};
+
+}  // namespace snug::record

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+namespace snug::record {
+
+/// A generator as it stood before an operator drew from it.
+struct RandomState {
+  at::Generator generator;
+  at::Tensor state;
+};
+
+/// The present state of `generator`.
+RandomState save_random_state(at::Generator generator);
+
+/// The default generator of a device.
+at::Generator default_generator(c10::Device device);
+
+/// Puts a generator back to a recorded state for the life of the scope, and then to where it was.
+class RandomStateScope {
+ public:
+  explicit RandomStateScope(const RandomState& recorded);
+  ~RandomStateScope();
+  RandomStateScope(const RandomStateScope&) = delete;
+  RandomStateScope& operator=(const RandomStateScope&) = delete;
+
+ private:
+  RandomState before_;
+};
+
+}  // namespace snug::record

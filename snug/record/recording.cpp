@@ -1,0 +1,40 @@
+#include "snug/record/recording.h"
+
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/library.h>
+
+#include <utility>
+
+namespace snug::record {
+namespace {
+
+thread_local std::shared_ptr<Tape> t_tape;
+const std::shared_ptr<Tape> kNone;
+
+void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  // Only the outermost call is seen: what a composite kernel calls is part of it.
+  const c10::impl::ExcludeDispatchKeyGuard once(kRecordingKey);
+  const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRecordingKey);
+  if (const auto& tape = recording_tape()) {
+    tape->record(op, below, *stack);
+  } else {
+    op.redispatchBoxed(below, stack);
+  }
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, Fake, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>()); }
+
+const std::shared_ptr<Tape>& recording_tape() {
+  // Operators of a backward pass that was started inside the scope are not the step's.
+  if (!t_tape || torch::autograd::get_current_graph_task_id() != -1) return kNone;
+  return t_tape;
+}
+
+Recording::Recording(std::shared_ptr<Tape> tape)
+    : previous_(std::exchange(t_tape, std::move(tape))), key_(kRecordingKey) {}
+
+Recording::~Recording() { t_tape = std::move(previous_); }
+
+}  // namespace snug::record

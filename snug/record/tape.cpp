@@ -1,0 +1,277 @@
+#include "snug/record/tape.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "snug/base/errors.h"
+#include "snug/record/leaf_names.h"
+#include "snug/record/profiler.h"
+
+namespace snug::record {
+
+Tape::Tape(Policy policy, Profiler* profiler)
+    : policy_(std::move(policy)),
+      profiler_(profiler),
+      ledger_(flow_, [this](plan::ValueId v) { dropped(v); }),
+      regions_{{plan::kRootSegment, false}},
+      covered_{0},
+      recompute_{0} {
+  if (const auto* follow = std::get_if<FollowPlan>(&policy_)) planned_segments_.emplace(follow->plan->segments);
+}
+
+Tape::~Tape() = default;
+
+Tape::ValueState& Tape::state(plan::ValueId value) {
+  if (at(value) >= values_.size()) values_.resize(at(value) + 1);
+  return values_[at(value)];
+}
+
+// --- values --------------------------------------------------------------------------------------------------------
+
+plan::ValueId Tape::new_leaf(const at::Tensor& tensor) {
+  const plan::ValueId value = flow_.add_leaf();
+  ValueState& s = state(value);
+  c10::StorageImpl* impl = tensor.storage().unsafeGetStorageImpl();
+  s.identity = tensor.storage().getWeakStorageImpl();
+  s.nbytes = static_cast<Bytes>(tensor.storage().nbytes());
+  s.leaf = static_cast<std::int32_t>(leaves_.size());
+  Leaf leaf{tensor.unsafeGetTensorImpl()->version_counter(), 0, false, false, {}};
+  leaf.versioned = leaf.version.enabled();
+  if (leaf.versioned) leaf.seen = leaf.version.current_version();
+  leaves_.push_back(std::move(leaf));
+  current_[impl] = value;
+  hold(value, tensor.storage());
+  return value;
+}
+
+plan::ValueId Tape::value_of(const at::Tensor& tensor) {
+  const auto found = current_.find(tensor.storage().unsafeGetStorageImpl());
+  if (found == current_.end()) return new_leaf(tensor);
+  const plan::ValueId value = found->second;
+  const ValueState& s = values_[at(value)];
+  if (s.leaf >= 0) {
+    const Leaf& leaf = leaves_[at(s.leaf)];
+    // Written since by something that is not recorded: other contents, so another value.
+    if (leaf.versioned && leaf.version.current_version() != leaf.seen) return new_leaf(tensor);
+    if (!ledger_.held(value)) hold(value, tensor.storage());
+  }
+  return value;
+}
+
+plan::ValueId Tape::read(const at::Tensor& tensor) {
+  const plan::ValueId value = value_of(tensor);
+  ValueState& s = values_[at(value)];
+  s.read = true;
+  if (s.uninitialized) {
+    // Something that is not recorded must have filled it: opaque, so keep it.
+    s.uninitialized = false;
+    flow_.make_leaf(value);
+    s.leaf = static_cast<std::int32_t>(leaves_.size());
+    leaves_.push_back({});
+    hold(value, tensor.storage());
+  } else if (!ledger_.held(value) && escapes(value)) {
+    hold(value, tensor.storage());
+  }
+  return value;
+}
+
+View Tape::view_of(const at::Tensor& tensor, plan::ValueId value) {
+  View view = geometry_.add(tensor);
+  view.value = value;
+  return view;
+}
+
+void Tape::hold(plan::ValueId value, const c10::Storage& storage) {
+  state(value).storage = storage;
+  ledger_.hold(value);
+}
+
+void Tape::dropped(plan::ValueId value) {
+  c10::Storage& storage = values_[at(value)].storage;
+  if (profiler_ != nullptr && storage && storage.use_count() == 1) profiler_->tape_freed(storage);
+  storage = c10::Storage();
+}
+
+void Tape::put(plan::ValueId value, c10::Storage storage) {
+  state(value).storage = std::move(storage);
+  ledger_.cache(value);
+}
+
+c10::Storage Tape::take(plan::ValueId value) {
+  ledger_.lose(value);
+  return std::exchange(values_[at(value)].storage, c10::Storage());
+}
+
+bool Tape::only_ours(plan::ValueId value) const {
+  const c10::Storage& storage = values_[at(value)].storage;
+  return storage && storage.use_count() == 1;
+}
+
+bool Tape::program_let_go(plan::ValueId value) const {
+  const ValueState& s = values_[at(value)];
+  return s.identity.use_count() <= (s.storage ? 1U : 0U);
+}
+
+void Tape::evict(plan::ValueId value) {
+  ledger_.evict(value);
+  ++evictions_;
+}
+
+double Tape::seconds(plan::OpId op) const {
+  const auto* follow = std::get_if<FollowPlan>(&policy_);
+  return follow != nullptr && at(op) < follow->graph->ops.size() ? follow->graph->ops[at(op)].seconds : 1.0;
+}
+
+std::string Tape::name_of(plan::ValueId value) const {
+  const std::string name = leaf_name(values_[at(value)].identity._unsafe_get_target(), nbytes(value));
+  return flow_.is_leaf(value) ? name : fmt::format("{}, a result of {}", name, call(flow_.producer(value)).traits->name);
+}
+
+bool Tape::enter_pass(int id) {
+  if (pass_ == id) return false;
+  pass_ = id;
+  ledger_.begin_pass();
+  return true;
+}
+
+void Tape::leave_pass() {
+  const std::lock_guard lock(mutex_);
+  ledger_.end_pass();
+}
+
+void Tape::check_leaves(plan::OpId op) const {
+  for (plan::ValueId input : flow_.inputs(op)) {
+    const std::int32_t index = values_[at(input)].leaf;
+    if (index < 0) continue;
+    const Leaf& leaf = leaves_[at(index)];
+    if (!leaf.versioned || leaf.snapshot || leaf.version.current_version() == leaf.seen) continue;
+    throw Error(fmt::format(
+        "replay: {} reads {}, which was modified in place after it was recorded (version {} then, {} now): its "
+        "gradient would be wrong; modify it after backward, or keep what depends on it in a snug::Region(Keep)",
+        call(op).traits->name, name_of(input), leaf.seen,
+        leaf.version.current_version()));
+  }
+}
+
+std::vector<std::pair<c10::Storage, c10::Storage>> Tape::overwritten_leaves() const {
+  std::vector<std::pair<c10::Storage, c10::Storage>> pairs;
+  for (const ValueState& s : values_) {
+    if (s.leaf >= 0 && leaves_[at(s.leaf)].snapshot) pairs.emplace_back(leaves_[at(s.leaf)].original, s.storage);
+  }
+  return pairs;
+}
+
+// --- regions -------------------------------------------------------------------------------------------------------
+
+void Tape::open_region(bool recompute) {
+  const std::lock_guard lock(mutex_);
+  bind_all();
+  const plan::SegmentId parent = current_segment();
+  const plan::SegmentId segment = flow_.open_segment(parent);
+  covered_.resize(at(segment) + 1, 0);
+  recompute_.resize(at(segment) + 1, 0);
+  recompute_[at(segment)] = recompute;
+  covered_[at(segment)] = recompute || covered(parent);
+  regions_.push_back({segment, recompute});
+}
+
+void Tape::close_region() {
+  const std::lock_guard lock(mutex_);
+  bind_all();
+  regions_.pop_back();
+}
+
+/// Whether a value that is read here must be kept because the region that drops it, or the region that reads it, could
+/// not get it back on its own.
+bool Tape::escapes(plan::ValueId value) const {
+  if (flow_.segments() == 1 || std::holds_alternative<FollowPlan>(policy_) || flow_.is_leaf(value)) return false;
+  const plan::SegmentId born = flow_.segment(flow_.producer(value));
+  const plan::SegmentId here = current_segment();
+  if (born == here) return false;
+  if (covered(flow_.common_segment(born, here))) return false;
+  return covered(born) || covered(here);
+}
+
+bool Tape::keeps_when_saved(plan::ValueId value) const {
+  if (flow_.is_leaf(value)) return true;
+  if (std::holds_alternative<FollowPlan>(policy_)) return false;  // held at birth, or not at all
+  const plan::SegmentId born = flow_.segment(flow_.producer(value));
+  return !recompute_[at(born)] || escapes(value);
+}
+
+// --- saved tensors -------------------------------------------------------------------------------------------------
+
+bool Tape::save(const at::Tensor& tensor, SavedTensor& saved) {
+  if (!is_plain(tensor)) return false;
+  const std::lock_guard lock(mutex_);
+  saved.view = geometry_.add(tensor);
+  saved.storage = tensor.storage();
+  saved.version = tensor.unsafeGetTensorImpl()->version_counter();
+  saved.versioned = saved.version.enabled();
+  if (saved.versioned) saved.seen_version = saved.version.current_version();
+  waiting_.push_back(&saved);
+  return true;
+}
+
+void Tape::bind(SavedTensor& saved) {
+  const auto found = current_.find(saved.storage.unsafeGetStorageImpl());
+  plan::ValueId value = plan::kNoValue;
+  if (found == current_.end()) {
+    // No recorded operator has seen it: a leaf. Its version is checked by the saved tensor itself.
+    value = flow_.add_leaf();
+    ValueState& s = state(value);
+    s.identity = saved.storage.getWeakStorageImpl();
+    s.nbytes = static_cast<Bytes>(saved.storage.nbytes());
+    s.leaf = static_cast<std::int32_t>(leaves_.size());
+    leaves_.push_back({saved.version, saved.seen_version, saved.versioned, false, {}});
+    current_[saved.storage.unsafeGetStorageImpl()] = value;
+    hold(value, saved.storage);
+  } else {
+    value = found->second;
+  }
+  ValueState& s = values_[at(value)];
+  s.read = true;
+  if (s.uninitialized) {
+    s.uninitialized = false;
+    flow_.make_leaf(value);
+    s.leaf = static_cast<std::int32_t>(leaves_.size());
+    leaves_.push_back({});
+  }
+  saved.view.value = value;
+  saved.bound = true;
+  ledger_.pack(value);
+  if (!ledger_.held(value) && keeps_when_saved(value)) hold(value, saved.storage);
+  if (profiler_ != nullptr) profiler_->saved(value);
+  saved.storage = c10::Storage();
+}
+
+void Tape::bind_all() {
+  const std::lock_guard lock(mutex_);
+  for (SavedTensor* saved : waiting_) bind(*saved);
+  waiting_.clear();
+}
+
+void Tape::forget(SavedTensor& saved, bool consumed) {
+  const std::lock_guard lock(mutex_);
+  if (!saved.bound) {
+    std::erase(waiting_, &saved);
+    return;
+  }
+  if (profiler_ != nullptr) profiler_->released(saved.view.value);
+  ledger_.release(saved.view.value, consumed);
+}
+
+void Tape::finish() {
+  const std::lock_guard lock(mutex_);
+  bind_all();
+  if (const auto* follow = std::get_if<FollowPlan>(&policy_); follow != nullptr && !divergence_ &&
+                                                              static_cast<std::size_t>(flow_.ops()) < follow->graph->ops.size()) {
+    divergence_ = Divergence{flow_.ops(), "another operator", "the end of the step"};
+  }
+  if (profiler_ != nullptr) profiler_->before_settle(*this);
+  ledger_.settle();
+}
+
+}  // namespace snug::record

@@ -1,0 +1,232 @@
+#pragma once
+
+#include <c10/core/DispatchKeySet.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/plan/dataflow.h"
+#include "snug/plan/ledger.h"
+#include "snug/plan/memory_plan.h"
+#include "snug/plan/segments.h"
+#include "snug/plan/step_graph.h"
+#include "snug/record/call.h"
+#include "snug/record/random_state.h"
+#include "snug/record/view.h"
+
+namespace snug::record {
+
+class Profiler;
+class Tape;
+
+/// What a tape holds of the values that regions say nothing about.
+struct KeepSaved {};  ///< whatever autograd saves, as PyTorch does
+struct FollowPlan {   ///< what the plan says, as long as the step is the planned one
+  std::shared_ptr<const plan::MemoryPlan> plan;
+  std::shared_ptr<const plan::StepGraph> graph;  ///< that the plan is for
+};
+using Policy = std::variant<KeepSaved, FollowPlan>;
+
+/// What a saved-tensor hook packed: a view of a value, bound to the version that stands when the operator around the
+/// pack has finished.
+struct SavedTensor {
+  View view;
+  c10::Storage storage;            // until it is bound
+  c10::VariableVersion version;    // shared with the tensor
+  std::uint32_t seen_version = 0;
+  bool versioned = false;
+  bool bound = false;
+};
+
+/// Where a step first differed from its plan.
+struct Divergence {
+  plan::OpId op = 0;
+  std::string expected;
+  std::string found;
+};
+
+/// The operators that ran on one thread, and the values they read and wrote: enough to run any of them again with
+/// bitwise the same result. Values are contents of storages by version; views are geometry over them. The tape holds
+/// leaves (values that no recorded operator made) and whatever its policy and its regions keep; everything else can
+/// be made again from them.
+///
+/// record() is called by the recording thread only. Saved tensors may be unpacked and destroyed on other threads:
+/// every function takes the tape's mutex.
+class Tape {
+ public:
+  explicit Tape(Policy policy, Profiler* profiler = nullptr);
+  ~Tape();
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
+
+  // --- recording ---------------------------------------------------------------------------------------------------
+
+  /// Runs the call on `stack` under `keys` and records it.
+  void record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack);
+
+  /// Values born until close_region() are dropped (recompute) or kept. Regions nest, the innermost wins. A value that
+  /// leaves a region which drops it is kept, unless an enclosing region can make it again.
+  void open_region(bool recompute);
+  void close_region();
+
+  /// A saved tensor begins; its address must stay until forget(). Returns false when the tensor cannot be on a tape
+  /// (see is_plain): keep the tensor itself.
+  bool save(const at::Tensor& tensor, SavedTensor& saved);
+  /// The saved tensor ends; `consumed` as in Ledger::release.
+  void forget(SavedTensor& saved, bool consumed);
+  /// Binds all saved tensors that still wait for their operator.
+  void bind_all();
+
+  /// The recording is over: what nothing needs is dropped.
+  void finish();
+  [[nodiscard]] bool finished() const noexcept { return ledger_.settled(); }
+
+  // --- replay ------------------------------------------------------------------------------------------------------
+
+  [[nodiscard]] std::recursive_mutex& mutex() const noexcept { return mutex_; }
+  [[nodiscard]] const plan::Dataflow& flow() const noexcept { return flow_; }
+  [[nodiscard]] plan::Ledger& ledger() noexcept { return ledger_; }
+  [[nodiscard]] const plan::Ledger& ledger() const noexcept { return ledger_; }
+  [[nodiscard]] const Call& call(plan::OpId op) const { return calls_[static_cast<std::size_t>(op)]; }
+  [[nodiscard]] const Argument& argument(const Call& call, std::size_t i) const { return arguments_[static_cast<std::size_t>(call.arguments) + i]; }
+  [[nodiscard]] const OutputSlot& output_slot(const Call& call, std::size_t i) const { return slots_[static_cast<std::size_t>(call.outputs) + i]; }
+  [[nodiscard]] const View& view(std::int32_t index) const { return views_[static_cast<std::size_t>(index)]; }
+  [[nodiscard]] const c10::IValue& constant(std::int32_t index) const { return constants_[static_cast<std::size_t>(index)]; }
+  [[nodiscard]] const RandomState& random_state(const Call& call) const { return random_states_[static_cast<std::size_t>(call.random)]; }
+  [[nodiscard]] const GeometryPool& geometry() const noexcept { return geometry_; }
+
+  /// The storage of a resident value.
+  [[nodiscard]] const c10::Storage& storage(plan::ValueId value) const { return values_[static_cast<std::size_t>(value)].storage; }
+  /// The executor made the value again. It stays until the ledger drops it.
+  void put(plan::ValueId value, c10::Storage storage);
+  /// The executor took the storage of a value over for an in-place operator.
+  c10::Storage take(plan::ValueId value);
+  [[nodiscard]] Bytes nbytes(plan::ValueId value) const { return values_[static_cast<std::size_t>(value)].nbytes; }
+
+  /// What error messages call a value.
+  [[nodiscard]] std::string name_of(plan::ValueId value) const;
+
+  /// A backward pass, told apart by its id, unpacks from the tape. Returns whether it is a new one.
+  bool enter_pass(int id);
+  void leave_pass();
+  [[nodiscard]] int backward_pass() const noexcept { return pass_; }
+
+  /// Throws Error naming the operator and the tensor when a leaf that `op` reads has been written since.
+  void check_leaves(plan::OpId op) const;
+
+  // --- accounts ----------------------------------------------------------------------------------------------------
+
+  [[nodiscard]] const std::optional<Divergence>& divergence() const noexcept { return divergence_; }
+  [[nodiscard]] std::int64_t replayed_ops() const noexcept { return replayed_ops_; }
+  void count_replayed() noexcept { ++replayed_ops_; }
+  [[nodiscard]] std::int64_t evictions() const noexcept { return evictions_; }
+  /// Drops a held value that can be made again. Only through the pressure handler.
+  void evict(plan::ValueId value);
+  /// Seconds that an operator took when the plan's step was recorded; 1 when there is no plan to tell.
+  [[nodiscard]] double seconds(plan::OpId op) const;
+  [[nodiscard]] std::uint64_t signature(plan::OpId op) const { return signatures_[static_cast<std::size_t>(op)]; }
+  [[nodiscard]] Profiler* profiler() const noexcept { return profiler_; }
+  /// The profiler is done; the tape may live on.
+  void detach_profiler() noexcept { profiler_ = nullptr; }
+
+  /// Buffers and other leaves that recorded operators wrote, with their contents from before: writing them back undoes
+  /// the step's side effects. Valid before finish().
+  [[nodiscard]] std::vector<std::pair<c10::Storage, c10::Storage>> overwritten_leaves() const;
+
+  /// Whether nobody but the tape refers to a held value's storage.
+  [[nodiscard]] bool only_ours(plan::ValueId value) const;
+  /// Whether the program's own references to a value are gone: no tensor outside the tape uses its storage.
+  [[nodiscard]] bool program_let_go(plan::ValueId value) const;
+
+ private:
+  struct ValueState {
+    c10::Storage storage;  // while resident
+    // Pins the address, so that it is never taken for another storage's.
+    c10::weak_intrusive_ptr<c10::StorageImpl> identity{c10::intrusive_ptr<c10::StorageImpl>()};
+    Bytes nbytes = 0;
+    std::int32_t leaf = -1;      // in leaves_
+    bool uninitialized = false;
+    bool read = false;           // by a recorded operator or a saved tensor
+  };
+  struct Leaf {
+    c10::VariableVersion version;
+    std::uint32_t seen = 0;
+    bool versioned = false;
+    bool snapshot = false;  // the tape's copy: nobody else writes it
+    c10::Storage original;  // of a snapshot
+  };
+  struct Region {
+    plan::SegmentId segment;
+    bool recompute;
+  };
+  struct Written {
+    bool is_argument;
+    std::int16_t position, element;
+    at::Tensor tensor;
+    plan::ValueId before;
+    bool whole;
+  };
+
+  static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
+  ValueState& state(plan::ValueId value);
+  plan::ValueId value_of(const at::Tensor& tensor);
+  plan::ValueId new_leaf(const at::Tensor& tensor);
+  plan::ValueId read(const at::Tensor& tensor);
+  View view_of(const at::Tensor& tensor, plan::ValueId value);
+  void hold(plan::ValueId value, const c10::Storage& storage);
+  void dropped(plan::ValueId value);
+
+  void capture_arguments(const OperatorTraits& traits, const c10::IValue* arguments);
+  std::int32_t capture_tensor(const at::Tensor& tensor, bool written, bool overwrites, std::int16_t position, std::int16_t element);
+  void before_write(Written& written);
+  void capture_outputs(const c10::OperatorHandle& op, const OperatorTraits& traits, const torch::jit::Stack& stack);
+  void add_output(const at::Tensor& tensor, plan::ValueId overwrites, OutputSlot slot, bool uninitialized);
+  void compare_with_plan(plan::OpId op, const OperatorTraits& traits);
+  std::uint64_t sign(const OperatorTraits& traits) const;
+  void bind(SavedTensor& saved);
+  void bind_before(const torch::jit::Stack& stack, std::size_t first, const OperatorTraits& traits);
+
+  [[nodiscard]] plan::SegmentId current_segment() const { return regions_.back().segment; }
+  [[nodiscard]] bool covered(plan::SegmentId segment) const { return covered_[at(segment)] != 0; }
+  [[nodiscard]] bool escapes(plan::ValueId value) const;
+  [[nodiscard]] bool keeps_when_saved(plan::ValueId value) const;
+
+  mutable std::recursive_mutex mutex_;
+  Policy policy_;
+  Profiler* profiler_;
+  plan::Dataflow flow_;
+  plan::Ledger ledger_;
+  std::optional<plan::SegmentCursor> planned_segments_;
+  std::optional<Divergence> divergence_;
+
+  std::vector<Call> calls_;
+  std::vector<std::uint64_t> signatures_;
+  std::vector<Argument> arguments_;
+  std::vector<OutputSlot> slots_;
+  std::vector<View> views_;
+  std::vector<c10::IValue> constants_;
+  std::vector<RandomState> random_states_;
+  GeometryPool geometry_;
+  std::vector<ValueState> values_;
+  std::vector<Leaf> leaves_;
+  ska::flat_hash_map<c10::StorageImpl*, plan::ValueId> current_;  // the version a storage holds now
+
+  std::vector<Region> regions_;
+  std::vector<char> covered_;    // per segment: it or an enclosing one is recomputed
+  std::vector<char> recompute_;  // per segment: its own action
+  std::vector<SavedTensor*> waiting_;
+  std::vector<plan::ValueId> inputs_;  // scratch of the call being recorded
+  std::vector<Written> written_;
+  std::vector<c10::StorageImpl*> input_storages_;
+  int pass_ = -1;
+  std::int64_t replayed_ops_ = 0;
+  std::int64_t evictions_ = 0;
+};
+
+}  // namespace snug::record

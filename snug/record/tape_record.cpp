@@ -1,0 +1,316 @@
+// The recording half of the tape: what happens around each operator call.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/clone.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
+#include "snug/memory/out_of_budget.h"
+#include "snug/record/profiler.h"
+#include "snug/record/tape.h"
+
+namespace snug::record {
+namespace {
+
+std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
+  // FNV-1a over whole words.
+  return (hash ^ value) * 0x100000001b3ULL;
+}
+
+/// Whether a write through `tensor` replaces all of its storage.
+bool covers_storage(const at::Tensor& tensor) {
+  return tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() &&
+         static_cast<std::size_t>(tensor.numel()) * tensor.itemsize() == tensor.storage().nbytes();
+}
+
+c10::Device device_of(const c10::IValue* arguments, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    if (arguments[i].isTensor() && arguments[i].toTensor().defined()) return arguments[i].toTensor().device();
+    if (arguments[i].isDevice()) return arguments[i].toDevice();
+  }
+  return c10::Device(c10::kCPU);
+}
+
+std::uint64_t geometry_hash(std::uint64_t hash, const GeometryPool& pool, const View& view) {
+  hash = mix(hash, static_cast<std::uint64_t>(view.value));
+  hash = mix(hash, static_cast<std::uint64_t>(view.dtype));
+  hash = mix(hash, static_cast<std::uint64_t>(view.offset));
+  for (std::int64_t size : pool.sizes(view)) hash = mix(hash, static_cast<std::uint64_t>(size));
+  return hash;
+}
+
+}  // namespace
+
+void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
+  const OperatorTraits& traits = traits_of(op);
+  const std::size_t count = traits.arguments.size();
+  const std::size_t first = stack.size() - count;
+  const std::size_t arguments_mark = arguments_.size(), views_mark = views_.size(), constants_mark = constants_.size();
+  const std::size_t geometry_mark = geometry_.size(), random_mark = random_states_.size();
+  const auto rollback = [&] {
+    written_.clear();
+    arguments_.resize(arguments_mark);
+    views_.resize(views_mark);
+    constants_.resize(constants_mark);
+    geometry_.truncate(geometry_mark);
+    random_states_.erase(random_states_.begin() + static_cast<std::ptrdiff_t>(random_mark), random_states_.end());
+  };
+  Call call{op, &traits, static_cast<std::int32_t>(arguments_mark), static_cast<std::int32_t>(slots_.size()), -1,
+            c10::GradMode::is_enabled()};
+  std::uint64_t signature = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (profiler_ != nullptr) profiler_->op_begins(*this);
+    if (!waiting_.empty()) bind_before(stack, first, traits);
+    inputs_.clear();
+    written_.clear();
+    capture_arguments(traits, stack.data() + first);
+    for (Written& written : written_) before_write(written);
+    signature = sign(traits);
+    if (traits.seeded) {
+      at::Generator generator;
+      for (std::size_t i = 0; i < count; ++i) {
+        if (stack[first + i].isGenerator()) generator = stack[first + i].toGenerator();
+      }
+      if (!generator.defined()) generator = default_generator(device_of(stack.data() + first, count));
+      call.random = static_cast<std::int32_t>(random_states_.size());
+      random_states_.push_back(save_random_state(std::move(generator)));
+    }
+    input_storages_.clear();
+    for (std::size_t i = arguments_mark; i < arguments_.size(); ++i) {
+      const Argument& a = arguments_[i];
+      for (std::int32_t k = 0; a.kind != Argument::Kind::Constant && k < a.count; ++k) {
+        const plan::ValueId v = views_[at(a.index + k)].value;
+        if (v != plan::kNoValue) input_storages_.push_back(values_[at(v)].identity._unsafe_get_target());
+      }
+    }
+  }
+  if (profiler_ != nullptr) profiler_->kernel_begins();
+  try {
+    const memory::OperationScope operation(&traits.name);
+    op.redispatchBoxed(keys, &stack);
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    rollback();
+    throw;
+  }
+  if (profiler_ != nullptr) profiler_->kernel_ends();
+
+  const std::lock_guard lock(mutex_);
+  const std::size_t results = stack.size() - op.schema().returns().size();
+  const auto is_new = [&](const at::Tensor& t) {
+    return t.defined() && is_plain(t) &&
+           std::ranges::find(input_storages_, t.storage().unsafeGetStorageImpl()) == input_storages_.end();
+  };
+  // An operator that only looks at its inputs in another way is not recorded: views are geometry.
+  bool any = !written_.empty();
+  for (std::size_t i = results; i < stack.size() && !any; ++i) {
+    if (stack[i].isTensor()) {
+      any = is_new(stack[i].toTensor());
+    } else if (stack[i].isTensorList()) {
+      const auto list = stack[i].toTensorList();
+      any = std::ranges::any_of(list, [&](const auto& t) { return is_new(t); });
+    }
+  }
+  if (!any) {
+    rollback();
+    if (profiler_ != nullptr) profiler_->op_not_recorded();
+    return;
+  }
+  plan::SegmentId segment = current_segment();
+  const plan::OpId id = flow_.ops();
+  signatures_.push_back(signature);
+  if (planned_segments_) {
+    compare_with_plan(id, traits);
+    segment = planned_segments_->enter(flow_, id);
+    if (at(flow_.segments()) > covered_.size()) {
+      covered_.resize(at(flow_.segments()), 0);
+      recompute_.resize(at(flow_.segments()), 0);
+    }
+  }
+  flow_.add_op(inputs_, segment);
+  calls_.push_back(std::move(call));
+  for (const Written& w : written_) {
+    if (traits.rebinds) {
+      current_.erase(w.tensor.storage().unsafeGetStorageImpl());
+      continue;
+    }
+    ValueState& before = values_[at(w.before)];
+    if (before.leaf < 0 || !leaves_[at(before.leaf)].snapshot) {
+      before.storage = c10::Storage();
+      ledger_.lose(w.before);
+    }
+    add_output(w.tensor, w.before, {true, w.position, w.element}, traits.uninitialized);
+  }
+  for (std::size_t i = results; i < stack.size(); ++i) {
+    const auto position = static_cast<std::int16_t>(i - results);
+    if (stack[i].isTensor()) {
+      const at::Tensor& t = stack[i].toTensor();
+      if (is_new(t)) add_output(t, plan::kNoValue, {false, position, -1}, traits.uninitialized);
+    } else if (stack[i].isTensorList()) {
+      std::int16_t element = 0;
+      for (const at::Tensor& t : stack[i].toTensorList()) {
+        if (is_new(t)) add_output(t, plan::kNoValue, {false, position, element}, traits.uninitialized);
+        ++element;
+      }
+    }
+  }
+  written_.clear();  // it refers to tensors of the program
+  if (profiler_ != nullptr) profiler_->op_recorded(*this, id);
+}
+
+void Tape::capture_arguments(const OperatorTraits& traits, const c10::IValue* arguments) {
+  using Kind = OperatorTraits::Argument;
+  const auto hidden = [&](std::size_t i) {
+    if (traits.hidden_writes.empty()) return false;
+    if (traits.hidden_writes_only_if && !arguments[*traits.hidden_writes_only_if].toBool()) return false;
+    return std::ranges::find(traits.hidden_writes, static_cast<int>(i)) != traits.hidden_writes.end();
+  };
+  const auto constant = [&](const c10::IValue& value) {
+    arguments_.push_back({Argument::Kind::Constant, static_cast<std::int32_t>(constants_.size()), 1});
+    constants_.push_back(value);
+  };
+  const auto list_of = [&](const auto& list, Argument::Kind kind, std::size_t i, const auto& tensor_of) {
+    const auto begin = static_cast<std::int32_t>(views_.size());
+    std::int16_t element = 0;
+    for (const auto& item : list) {
+      capture_tensor(tensor_of(item), traits.writes[i] != 0, traits.overwrites, static_cast<std::int16_t>(i), element++);
+    }
+    arguments_.push_back({kind, begin, static_cast<std::int32_t>(views_.size()) - begin});
+  };
+  for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
+    const c10::IValue& value = arguments[i];
+    switch (traits.arguments[i]) {
+      case Kind::Tensor:
+        if (value.isTensor() && value.toTensor().defined() && is_plain(value.toTensor())) {
+          const std::int32_t index = capture_tensor(value.toTensor(), traits.writes[i] != 0 || hidden(i), traits.overwrites,
+                                                    static_cast<std::int16_t>(i), -1);
+          arguments_.push_back({Argument::Kind::Tensor, index, 1});
+        } else {
+          constant(value);
+        }
+        break;
+      case Kind::TensorList: {
+        const bool plain = value.isTensorList() && std::ranges::all_of(value.toTensorList(), [](const at::Tensor& t) {
+                             return !t.defined() || is_plain(t);
+                           });
+        if (plain) {
+          list_of(value.toTensorList(), Argument::Kind::TensorList, i, [](const at::Tensor& t) { return t; });
+        } else {
+          constant(value);
+        }
+        break;
+      }
+      case Kind::OptionalTensorList:
+        if (value.isList()) {
+          list_of(value.toListRef(), Argument::Kind::OptionalTensorList, i,
+                  [](const c10::IValue& item) { return item.isTensor() ? item.toTensor() : at::Tensor(); });
+        } else {
+          constant(value);
+        }
+        break;
+      case Kind::Generator:
+      case Kind::Other:
+        constant(value);
+        break;
+    }
+  }
+}
+
+std::int32_t Tape::capture_tensor(const at::Tensor& tensor, bool written, bool overwrites, std::int16_t position,
+                                  std::int16_t element) {
+  const auto index = static_cast<std::int32_t>(views_.size());
+  if (!tensor.defined()) {
+    views_.emplace_back();
+    return index;
+  }
+  plan::ValueId value = plan::kNoValue;
+  if (written && overwrites && covers_storage(tensor)) {
+    value = value_of(tensor);  // replaced whole: not read
+    written_.push_back({true, position, element, tensor, value, true});
+  } else {
+    value = read(tensor);
+    inputs_.push_back(value);
+    if (written) written_.push_back({true, position, element, tensor, value, false});
+  }
+  views_.push_back(view_of(tensor, value));
+  return index;
+}
+
+/// A leaf that is about to be written keeps its contents in a copy when anything may need them again.
+void Tape::before_write(Written& written) {
+  ValueState& s = values_[at(written.before)];
+  if (s.leaf < 0 || (written.whole && !s.read)) return;
+  Leaf& leaf = leaves_[at(s.leaf)];
+  if (leaf.snapshot) return;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  View bytes;
+  bytes.keys = c10::DispatchKeySet(c10::computeDispatchKey(c10::kByte, c10::kStrided, written.tensor.device()));
+  at::Tensor whole = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(s.storage), bytes.keys, c10::scalarTypeToTypeMeta(c10::kByte));
+  whole.unsafeGetTensorImpl()->set_sizes_contiguous({s.nbytes});
+  leaf.snapshot = true;
+  leaf.original = std::exchange(s.storage, whole.clone().storage());
+}
+
+void Tape::add_output(const at::Tensor& tensor, plan::ValueId overwrites, OutputSlot slot, bool uninitialized) {
+  c10::StorageImpl* impl = tensor.storage().unsafeGetStorageImpl();
+  // Two results over one storage are one value.
+  if (const auto known = current_.find(impl); known != current_.end() && overwrites == plan::kNoValue) {
+    if (flow_.producer(known->second) == flow_.ops() - 1) return;
+  }
+  const plan::ValueId value = flow_.add_output(overwrites);
+  slots_.push_back(slot);
+  ValueState& s = state(value);
+  s.identity = tensor.storage().getWeakStorageImpl();
+  s.nbytes = static_cast<Bytes>(tensor.storage().nbytes());
+  s.uninitialized = uninitialized;
+  current_[impl] = value;
+  if (const auto* follow = std::get_if<FollowPlan>(&policy_); follow != nullptr && !divergence_) {
+    if (follow->plan->keeps(value)) hold(value, tensor.storage());
+  }
+}
+
+void Tape::bind_before(const torch::jit::Stack& stack, std::size_t first, const OperatorTraits& traits) {
+  // A saved tensor that this operator is about to write waits until it has: it was packed for this operator.
+  std::vector<c10::StorageImpl*> written;
+  const auto note = [&](const at::Tensor& t) {
+    if (t.defined() && t.has_storage()) written.push_back(t.storage().unsafeGetStorageImpl());
+  };
+  for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
+    const bool hidden = std::ranges::find(traits.hidden_writes, static_cast<int>(i)) != traits.hidden_writes.end();
+    if (!traits.writes[i] && !hidden) continue;
+    const c10::IValue& value = stack[first + i];
+    if (value.isTensor()) {
+      note(value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& t : value.toTensorList()) note(t);
+    }
+  }
+  std::erase_if(waiting_, [&](SavedTensor* saved) {
+    if (std::ranges::find(written, saved->storage.unsafeGetStorageImpl()) != written.end()) return false;
+    bind(*saved);
+    return true;
+  });
+}
+
+std::uint64_t Tape::sign(const OperatorTraits& traits) const {
+  std::uint64_t hash = mix(0xcbf29ce484222325ULL, traits.hash);
+  const std::size_t begin = arguments_.size() - traits.arguments.size();
+  for (std::size_t i = begin; i < arguments_.size(); ++i) {
+    const Argument& a = arguments_[i];
+    if (a.kind == Argument::Kind::Constant) continue;
+    for (std::int32_t k = 0; k < a.count; ++k) hash = geometry_hash(hash, geometry_, views_[at(a.index + k)]);
+  }
+  return hash;
+}
+
+void Tape::compare_with_plan(plan::OpId op, const OperatorTraits& traits) {
+  const auto* follow = std::get_if<FollowPlan>(&policy_);
+  if (follow == nullptr || divergence_) return;
+  const auto& planned = follow->graph->ops;
+  if (at(op) < planned.size() && planned[at(op)].signature == signatures_[at(op)]) return;
+  divergence_ = Divergence{op, at(op) < planned.size() ? planned[at(op)].name : "the end of the step", traits.name};
+  policy_ = KeepSaved{};
+}
+
+}  // namespace snug::record

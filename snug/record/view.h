@@ -1,0 +1,52 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "snug/plan/ids.h"
+
+namespace snug::record {
+
+/// How a tensor looks at the storage of a value: geometry, no data. An undefined tensor has no value.
+struct View {
+  c10::DispatchKeySet keys;  // device, and the conjugate and negative bits
+  std::int64_t offset = 0;   // in elements
+  plan::ValueId value = plan::kNoValue;
+  std::int32_t geometry = 0;  // where sizes and then strides begin in the pool
+  std::uint16_t dimensions = 0;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+};
+
+/// Sizes and strides of many views in one block of memory.
+class GeometryPool {
+ public:
+  /// The view of `tensor`, whose value the caller fills in. `tensor` must be a plain one (see is_plain).
+  View add(const at::Tensor& tensor);
+
+  [[nodiscard]] c10::IntArrayRef sizes(const View& view) const {
+    return {pool_.data() + view.geometry, view.dimensions};
+  }
+  [[nodiscard]] c10::IntArrayRef strides(const View& view) const {
+    return {pool_.data() + view.geometry + view.dimensions, view.dimensions};
+  }
+
+  /// A tensor over `storage` that looks as the recorded one did, outside autograd.
+  [[nodiscard]] at::Tensor tensor(const View& view, c10::Storage storage) const;
+
+  [[nodiscard]] std::size_t size() const noexcept { return pool_.size(); }
+  void truncate(std::size_t size) { pool_.resize(size); }
+
+ private:
+  std::vector<std::int64_t> pool_;
+};
+
+/// Whether a tensor is geometry over a storage and nothing else. The others (sparse, quantized, nested, zero tensors,
+/// tensors without a storage) are never dropped.
+bool is_plain(const at::Tensor& tensor);
+
+}  // namespace snug::record

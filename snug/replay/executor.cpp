@@ -1,0 +1,169 @@
+#include "snug/replay/executor.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "snug/memory/out_of_budget.h"
+#include "snug/memory/tag.h"
+#include "snug/record/profiler.h"
+#include "snug/record/recording.h"
+#include "snug/record/tape.h"
+
+namespace snug::replay {
+namespace {
+
+using plan::Output;
+using plan::ReplayStep;
+using plan::ValueId;
+using record::Argument;
+using record::Call;
+using record::Tape;
+
+/// Every key that was handled before the recorder saw the call: autograd, autocast, and the recorder itself.
+c10::DispatchKeySet handled_keys() {
+  const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, record::kRecordingKey);
+  return c10::DispatchKeySet(c10::DispatchKeySet::FULL) - below;
+}
+
+c10::Storage new_storage(Bytes bytes, c10::Device device) {
+  return at::empty({bytes}, at::TensorOptions(at::kByte).device(device)).storage();
+}
+
+c10::Storage copy_of(const c10::Storage& storage, Bytes bytes) {
+  const at::Tensor whole = at::empty({0}, at::TensorOptions(at::kByte).device(storage.device())).set_(storage, 0, {bytes}, {1});
+  return whole.clone().storage();
+}
+
+class PinScope {
+ public:
+  PinScope(plan::Ledger& ledger, const plan::Replay& replay) : ledger_(ledger), replay_(replay) { ledger_.pin(replay_); }
+  ~PinScope() { ledger_.unpin(replay_); }
+  PinScope(const PinScope&) = delete;
+  PinScope& operator=(const PinScope&) = delete;
+
+ private:
+  plan::Ledger& ledger_;
+  const plan::Replay& replay_;
+};
+
+/// The storages that the call writes, in place of the recorded ones: what the operator overwrites is copied first,
+/// unless nothing needs it any more.
+class WrittenStorages {
+ public:
+  WrittenStorages(Tape& tape, const ReplayStep& step) {
+    const auto inputs = tape.flow().inputs(step.op);
+    for (const Output& out : tape.flow().outputs(step.op)) {
+      const ValueId before = out.overwrites;
+      if (before == plan::kNoValue || find(before) != nullptr) continue;
+      c10::Storage storage;
+      if (std::ranges::find(inputs, before) == inputs.end()) {
+        storage = new_storage(tape.nbytes(before), c10::Device(c10::kCPU));
+      } else if (std::ranges::find(step.copies, before) != step.copies.end()) {
+        storage = copy_of(tape.storage(before), tape.nbytes(before));
+      } else {
+        storage = tape.take(before);
+      }
+      replaced_.emplace_back(before, std::move(storage));
+    }
+  }
+  const c10::Storage* find(ValueId value) const {
+    for (const auto& [before, storage] : replaced_) {
+      if (before == value) return &storage;
+    }
+    return nullptr;
+  }
+
+ private:
+  std::vector<std::pair<ValueId, c10::Storage>> replaced_;
+};
+
+torch::jit::Stack arguments_of(const Tape& tape, const Call& call, const WrittenStorages& written) {
+  const auto tensor = [&](std::int32_t index) {
+    const record::View& view = tape.view(index);
+    if (view.value == plan::kNoValue) return at::Tensor();
+    const c10::Storage* replaced = written.find(view.value);
+    return tape.geometry().tensor(view, replaced != nullptr ? *replaced : tape.storage(view.value));
+  };
+  torch::jit::Stack stack;
+  const std::size_t count = call.traits->arguments.size();
+  stack.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const Argument& argument = tape.argument(call, i);
+    switch (argument.kind) {
+      case Argument::Kind::Constant:
+        stack.push_back(tape.constant(argument.index));
+        break;
+      case Argument::Kind::Tensor:
+        stack.emplace_back(tensor(argument.index));
+        break;
+      case Argument::Kind::TensorList: {
+        std::vector<at::Tensor> list;
+        for (std::int32_t k = 0; k < argument.count; ++k) list.push_back(tensor(argument.index + k));
+        stack.emplace_back(std::move(list));
+        break;
+      }
+      case Argument::Kind::OptionalTensorList: {
+        c10::List<std::optional<at::Tensor>> list;
+        for (std::int32_t k = 0; k < argument.count; ++k) {
+          at::Tensor t = tensor(argument.index + k);
+          list.push_back(t.defined() ? std::optional(std::move(t)) : std::nullopt);
+        }
+        stack.emplace_back(std::move(list));
+        break;
+      }
+    }
+  }
+  return stack;
+}
+
+c10::Storage result_storage(const torch::jit::Stack& stack, const record::OutputSlot& slot) {
+  const c10::IValue& result = stack[static_cast<std::size_t>(slot.position)];
+  if (slot.element < 0) return result.toTensor().storage();
+  return result.toTensorList().get(static_cast<std::size_t>(slot.element)).storage();
+}
+
+void run(Tape& tape, const ReplayStep& step) {
+  tape.check_leaves(step.op);
+  const Call& call = tape.call(step.op);
+  const WrittenStorages written(tape, step);
+  torch::jit::Stack stack = arguments_of(tape, call, written);
+  {
+    const at::AutoGradMode grad_mode(call.grad_mode);
+    const memory::OperationScope operation(&call.traits->name);
+    std::optional<record::RandomStateScope> random;
+    if (call.random >= 0) random.emplace(tape.random_state(call));
+    call.op.callBoxed(&stack);
+  }
+  tape.count_replayed();
+  const auto outputs = tape.flow().outputs(step.op);
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (tape.ledger().resident(outputs[i].value)) continue;
+    const record::OutputSlot& slot = tape.output_slot(call, i);
+    tape.put(outputs[i].value, slot.is_argument ? *written.find(outputs[i].overwrites) : result_storage(stack, slot));
+  }
+  stack.clear();
+  tape.ledger().finish(step);
+}
+
+}  // namespace
+
+void materialize(Tape& tape, ValueId value) {
+  if (record::Profiler* profiler = tape.profiler()) profiler->replay_begins();
+  const plan::Replay replay = tape.ledger().schedule(value);
+  {
+    const PinScope pins(tape.ledger(), replay);
+    static const c10::DispatchKeySet handled = handled_keys();
+    const c10::impl::ExcludeDispatchKeyGuard below(handled);
+    const memory::TagScope tag(memory::Tag::Activations);
+    for (const ReplayStep& step : replay.steps) run(tape, step);
+  }
+  if (record::Profiler* profiler = tape.profiler()) profiler->replay_ends();
+}
+
+}  // namespace snug::replay

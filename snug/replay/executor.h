@@ -1,0 +1,17 @@
+#pragma once
+
+#include "snug/plan/ids.h"
+
+namespace snug::record {
+class Tape;
+}
+
+namespace snug::replay {
+
+/// Makes an absent value resident by running the recorded operators that it depends on, with the random states and
+/// the gradient mode that they had, and nothing else of the present thread's state. Values that are still waited for
+/// and depend on the same operators are made along the way; the rest is freed as soon as it has no further use.
+/// The caller holds the tape's mutex. Throws Error when an input was changed since the recording.
+void materialize(record::Tape& tape, plan::ValueId value);
+
+}  // namespace snug::replay

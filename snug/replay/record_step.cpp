@@ -1,0 +1,132 @@
+#include "snug/replay/record_step.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
+#include "snug/base/errors.h"
+#include "snug/memory/tag.h"
+#include "snug/record/profiler.h"
+#include "snug/record/recording.h"
+#include "snug/replay/eviction.h"
+#include "snug/replay/saved_tensor_hooks.h"
+
+namespace snug::replay {
+namespace {
+
+/// The leaves at the end of the loss's autograd graph.
+std::vector<at::Tensor> leaves_of(const at::Tensor& loss) {
+  std::vector<at::Tensor> leaves;
+  std::unordered_set<const torch::autograd::Node*> seen;
+  std::vector<torch::autograd::Node*> stack{loss.grad_fn().get()};
+  while (!stack.empty()) {
+    torch::autograd::Node* node = stack.back();
+    stack.pop_back();
+    if (node == nullptr || !seen.insert(node).second) continue;
+    if (auto* accumulate = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) leaves.push_back(accumulate->variable);
+    for (const auto& edge : node->next_edges()) stack.push_back(edge.function.get());
+  }
+  return leaves;
+}
+
+/// Puts gradients aside, and back at the end of the scope.
+class GradientsAside {
+ public:
+  explicit GradientsAside(const std::vector<at::Tensor>& parameters) : parameters_(parameters) {
+    for (const at::Tensor& p : parameters_) aside_.push_back(std::exchange(p.mutable_grad(), at::Tensor()));
+  }
+  ~GradientsAside() {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].mutable_grad() = std::move(aside_[i]);
+  }
+  GradientsAside(const GradientsAside&) = delete;
+  GradientsAside& operator=(const GradientsAside&) = delete;
+
+ private:
+  std::vector<at::Tensor> parameters_;
+  std::vector<at::Tensor> aside_;
+};
+
+at::Tensor bytes_of(const c10::Storage& storage) {
+  const auto size = static_cast<std::int64_t>(storage.nbytes());
+  return at::empty({0}, at::TensorOptions(at::kByte).device(storage.device())).set_(storage, 0, {size}, {1});
+}
+
+/// Contents that recorded operators overwrote, and the random generator, as they were before the step.
+class SideEffects {
+ public:
+  explicit SideEffects(c10::Device device) : random_(record::save_random_state(record::default_generator(device))) {}
+  ~SideEffects() {
+    const at::NoGradGuard no_grad;
+    for (const auto& [original, before] : overwritten) bytes_of(original).copy_(bytes_of(before));
+    const std::lock_guard lock(random_.generator.mutex());
+    random_.generator.set_state(random_.state);
+  }
+  SideEffects(const SideEffects&) = delete;
+  SideEffects& operator=(const SideEffects&) = delete;
+
+  std::vector<std::pair<c10::Storage, c10::Storage>> overwritten;
+
+ private:
+  record::RandomState random_;
+};
+
+RecordedStep record_once(const Forward& forward, memory::DeviceMemory& memory) {
+  SideEffects effects{c10::Device(c10::kCPU)};
+  record::Profiler profiler(memory);
+  const auto tape = std::make_shared<record::Tape>(record::KeepSaved{}, &profiler);
+  struct Detach {
+    record::Tape& tape;
+    ~Detach() { tape.detach_profiler(); }
+  } const detach{*tape};
+  const Evictor evictor(tape, memory);
+  RecordedStep step;
+  at::Tensor loss;
+  {
+    const record::Recording recording(tape);
+    const memory::TagScope tag(memory::Tag::Activations);
+    loss = forward();
+  }
+  check_loss(loss);
+  effects.overwritten = tape->overwritten_leaves();
+  tape->finish();
+  step.parameters = leaves_of(loss);
+  {
+    const GradientsAside aside(step.parameters);
+    loss.backward();
+    loss = at::Tensor();
+    step.graph = profiler.finish(*tape);
+  }
+  return step;
+}
+
+}  // namespace
+
+void check_loss(const at::Tensor& loss) {
+  if (!loss.defined()) throw UsageError("step: it returned an undefined tensor; return the loss");
+  if (loss.numel() != 1) {
+    throw UsageError(fmt::format("step: it returned a tensor of {} elements; return a loss of one element", loss.numel()));
+  }
+  if (!loss.requires_grad()) {
+    throw UsageError("step: the loss does not require a gradient; no parameter took part, or gradient mode is off");
+  }
+}
+
+RecordedStep record_step(const Forward& forward, memory::DeviceMemory& memory) {
+  install_saved_tensor_hooks();
+  // The first run pays for page faults and the kernels' own set-up.
+  const plan::StepGraph first = record_once(forward, memory).graph;
+  RecordedStep step = record_once(forward, memory);
+  if (first.fingerprint() != step.graph.fingerprint()) return step;
+  for (std::size_t i = 0; i < step.graph.ops.size(); ++i) {
+    step.graph.ops[i].seconds = std::min(step.graph.ops[i].seconds, first.ops[i].seconds);
+  }
+  step.graph.step_seconds = std::min(step.graph.step_seconds, first.step_seconds);
+  return step;
+}
+
+}  // namespace snug::replay

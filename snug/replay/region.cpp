@@ -1,0 +1,40 @@
+#include "snug/replay/region.h"
+
+#include <c10/core/GradMode.h>
+
+#include <optional>
+#include <variant>
+
+#include "snug/memory/device_memory.h"
+#include "snug/record/recording.h"
+#include "snug/replay/saved_tensor_hooks.h"
+
+namespace snug {
+
+struct Region::State {
+  std::shared_ptr<record::Tape> tape;
+  std::optional<record::Recording> recording;  // only of the outermost region outside a session
+};
+
+Region::Region(plan::Action action) : state_(std::make_unique<State>()) {
+  if (!c10::GradMode::is_enabled()) return;
+  replay::install_saved_tensor_hooks();
+  state_->tape = record::recording_tape();
+  if (!state_->tape) {
+    state_->tape = std::make_shared<record::Tape>(record::KeepSaved{});
+    state_->recording.emplace(state_->tape);
+  }
+  state_->tape->open_region(std::holds_alternative<Recompute>(action));
+}
+
+Region::~Region() {
+  if (!state_->tape) return;
+  state_->tape->close_region();
+  if (!state_->recording) return;
+  state_->recording.reset();
+  state_->tape->finish();
+}
+
+std::int64_t Region::replayed_ops() const { return state_->tape ? state_->tape->replayed_ops() : 0; }
+
+}  // namespace snug

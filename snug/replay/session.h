@@ -1,0 +1,60 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "snug/memory/device_memory.h"
+#include "snug/plan/budget.h"
+#include "snug/plan/memory_plan.h"
+#include "snug/plan/step_graph.h"
+#include "snug/replay/record_step.h"
+
+namespace snug {
+
+/// Runs training steps under a plan and a hard limit. While a session lives, the device's allocator hands out no more
+/// than the budget, to anybody in the process. One thread at a time; several sessions may exist, the newest limit
+/// holds.
+class Session {
+ public:
+  /// What the latest step did.
+  struct StepReport {
+    std::int64_t replayed_ops = 0;
+    std::int64_t evictions = 0;  ///< values dropped because the limit was near, not because the plan says so
+    bool followed_plan = true;
+    std::string divergence;      ///< where the step first differed from the recorded one, else empty
+  };
+
+  /// For a recorded step; `strategy` and `budget` as in plan::make_plan. No budget: no limit, and a plan as the
+  /// strategy makes it. Throws DoesNotFit.
+  Session(replay::RecordedStep step, std::string strategy, std::optional<plan::Budget> budget,
+          memory::DeviceMemory& memory);
+  ~Session();
+  Session(Session&&) noexcept;
+  Session& operator=(Session&&) noexcept;
+
+  /// Runs step(batch...), which returns the loss, and its backward pass; gradients are accumulated into .grad as
+  /// usual. Returns the loss, detached. Throws OutOfBudget when even eviction cannot make room, DoesNotFit when more
+  /// is allocated outside of the step than when the plan was made and no plan fits any more, and whatever the step
+  /// throws; the session can be used again after each.
+  template <class Step, class... Batch>
+  at::Tensor backward(Step&& step, Batch&&... batch) {
+    return run([&]() -> at::Tensor { return std::invoke(step, std::forward<Batch>(batch)...); });
+  }
+
+  [[nodiscard]] const plan::MemoryPlan& plan() const;
+  [[nodiscard]] const plan::StepGraph& graph() const;
+  [[nodiscard]] const StepReport& last_step() const;
+
+ private:
+  at::Tensor run(const replay::Forward& forward);
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace snug

@@ -1,0 +1,66 @@
+#include "snug/report/metrics.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "snug/base/errors.h"
+
+namespace snug::report {
+namespace {
+
+[[noreturn]] void fail(std::string_view operation, const std::filesystem::path& path, int error) {
+  throw Error(fmt::format("metrics: cannot {} {}: {}; free the disk or choose another output.folder", operation,
+                          path.string(), std::generic_category().message(error)));
+}
+
+}  // namespace
+
+MetricsWriter::MetricsWriter(std::filesystem::path path, Existing existing) : path_(std::move(path)) {
+  std::error_code error;
+  if (path_.has_parent_path()) std::filesystem::create_directories(path_.parent_path(), error);
+  if (error) fail("create the folder of", path_, error.value());
+  const int start = existing == Existing::Replace ? O_TRUNC : O_APPEND;
+  descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | start, 0666);
+  if (descriptor_ < 0) fail("open", path_, errno);
+}
+
+MetricsWriter::MetricsWriter(MetricsWriter&& other) noexcept
+    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+MetricsWriter& MetricsWriter::operator=(MetricsWriter&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(descriptor_, other.descriptor_);
+  return *this;
+}
+
+MetricsWriter::~MetricsWriter() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void MetricsWriter::write(const nlohmann::ordered_json& line) {
+  if (descriptor_ < 0) fail("write to", path_, EBADF);
+  const std::string text = line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n';
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    const ssize_t written = ::write(descriptor_, rest.data(), rest.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail("write to", path_, errno);
+    rest.remove_prefix(static_cast<std::size_t>(written));
+  }
+}
+
+void MetricsWriter::close() {
+  if (descriptor_ < 0) return;
+  // Linux frees the descriptor even when close fails: it must not be closed again.
+  if (::close(std::exchange(descriptor_, -1)) != 0) fail("close", path_, errno);
+}
+
+}  // namespace snug::report

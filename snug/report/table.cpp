@@ -1,0 +1,175 @@
+#include "snug/report/table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstddef>
+#include <cstdint>
+
+#include "snug/base/errors.h"
+
+namespace snug::report {
+namespace {
+
+struct CodeRange {
+  std::uint32_t first;
+  std::uint32_t last;
+};
+
+// The blocks that terminals agree on; rare scripts count as one column per character.
+constexpr std::array<CodeRange, 8> kNoColumn = {{
+    {0x0300, 0x036f},  // combining marks
+    {0x0483, 0x0489},
+    {0x0591, 0x05bd},
+    {0x064b, 0x065f},
+    {0x200b, 0x200f},  // zero-width spaces, joiners, direction marks
+    {0x20d0, 0x20f0},
+    {0xfe00, 0xfe0f},  // variation selectors
+    {0xfeff, 0xfeff},
+}};
+constexpr std::array<CodeRange, 9> kTwoColumns = {{
+    {0x1100, 0x115f},  // Hangul initials
+    {0x2e80, 0x303e},  // CJK radicals and punctuation
+    {0x3041, 0xa4cf},  // kana, CJK, Yi
+    {0xac00, 0xd7a3},  // Hangul
+    {0xf900, 0xfaff},  // CJK compatibility
+    {0xfe30, 0xfe6f},
+    {0xff00, 0xff60},    // full-width forms
+    {0x1f300, 0x1faff},  // emoji
+    {0x20000, 0x3fffd},
+}};
+
+int columns_of(std::uint32_t code) {
+  const auto inside = [code](CodeRange range) { return code >= range.first && code <= range.last; };
+  if (std::ranges::any_of(kNoColumn, inside)) return 0;
+  return std::ranges::any_of(kTwoColumns, inside) ? 2 : 1;
+}
+
+struct Character {
+  std::size_t bytes;
+  int columns;
+};
+
+Character first_character(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  if (text.starts_with("\x1b[")) {
+    // A control sequence ends with the first byte from '@' to '~'.
+    std::size_t end = 2;
+    while (end < text.size() && (byte(end) < 0x40 || byte(end) > 0x7e)) ++end;
+    return {std::min(end + 1, text.size()), 0};
+  }
+  const unsigned char lead = byte(0);
+  const std::size_t length = lead < 0xc2 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf5 ? 4 : 1;
+  if (length == 1 || length > text.size()) return {1, 1};
+  std::uint32_t code = lead & (0x7fU >> length);
+  for (std::size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return {1, 1};
+    code = code << 6 | (byte(i) & 0x3fU);
+  }
+  return {length, columns_of(code)};
+}
+
+bool looks_like_number(std::string_view cell) {
+  for (const std::string_view sign : {"-", "+", "~", "−", "≤", "≥"}) {
+    if (cell.starts_with(sign)) {
+      cell.remove_prefix(sign.size());
+      break;
+    }
+  }
+  if (cell.starts_with('.')) cell.remove_prefix(1);
+  return !cell.empty() && std::isdigit(static_cast<unsigned char>(cell[0])) != 0;
+}
+
+std::string repeated(std::string_view piece, int times) {
+  std::string result;
+  for (int i = 0; i < times; ++i) result += piece;
+  return result;
+}
+
+std::string cell_text(std::string_view text, int width, bool right) {
+  std::string shown(text);
+  std::ranges::replace_if(
+      shown, [](char c) { return (static_cast<unsigned char>(c) < 0x20 && c != '\x1b') || c == '\x7f'; }, ' ');
+  const std::string padding(static_cast<std::size_t>(width - display_width(shown)), ' ');
+  return right ? padding + shown : shown + padding;
+}
+
+using Row = std::vector<std::string>;
+
+std::string rule_line(const std::vector<int>& widths, std::string_view left, std::string_view cross,
+                      std::string_view right) {
+  std::string line(left);
+  for (std::size_t i = 0; i < widths.size(); ++i) {
+    line += repeated("─", widths[i] + 2);
+    line += i + 1 < widths.size() ? cross : right;
+  }
+  return line + "\n";
+}
+
+std::string row_line(const std::vector<int>& widths, const Row& row, const std::vector<bool>& right) {
+  std::string line = "│";
+  for (std::size_t i = 0; i < widths.size(); ++i) line += " " + cell_text(row[i], widths[i], right[i]) + " │";
+  return line + "\n";
+}
+
+/// `header` may be empty: then there is no header line.
+std::string render(std::string_view title, const Row& header, const std::vector<Row>& rows, std::size_t columns) {
+  std::vector<int> widths(columns, 0);
+  std::vector<bool> all_numbers(columns, !rows.empty());
+  const auto widen = [&](const Row& row) {
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], display_width(row[i]));
+  };
+  widen(header);
+  for (const Row& row : rows) {
+    widen(row);
+    for (std::size_t i = 0; i < columns; ++i) all_numbers[i] = all_numbers[i] && looks_like_number(row[i]);
+  }
+  std::string text = title.empty() ? "" : fmt::format("{}\n", title);
+  text += rule_line(widths, "┌", "┬", "┐");
+  if (!header.empty()) {
+    text += row_line(widths, header, all_numbers);
+    text += rule_line(widths, "├", "┼", "┤");
+  }
+  for (const Row& row : rows) {
+    std::vector<bool> right(columns);
+    for (std::size_t i = 0; i < columns; ++i) right[i] = looks_like_number(row[i]);
+    text += row_line(widths, row, right);
+  }
+  return text + rule_line(widths, "└", "┴", "┘");
+}
+
+}  // namespace
+
+int display_width(std::string_view text) {
+  int columns = 0;
+  while (!text.empty()) {
+    const Character character = first_character(text);
+    columns += character.columns;
+    text.remove_prefix(character.bytes);
+  }
+  return columns;
+}
+
+std::string render_table(std::string_view title, std::span<const TableRow> rows) {
+  std::vector<Row> cells;
+  for (const TableRow& row : rows) cells.push_back({row.label, row.value});
+  return render(title, {}, cells, 2);
+}
+
+std::string render_table(std::string_view title, std::span<const std::string> header,
+                         std::span<const std::vector<std::string>> rows) {
+  std::vector<Row> cells(rows.begin(), rows.end());
+  for (Row& row : cells) {
+    if (row.size() > header.size()) {
+      throw Error(fmt::format("table: a row has {} cells, but the header names {} columns; name them all", row.size(),
+                              header.size()));
+    }
+    row.resize(header.size());
+  }
+  if (header.empty()) return title.empty() ? "" : fmt::format("{}\n", title);
+  return render(title, Row(header.begin(), header.end()), cells, header.size());
+}
+
+}  // namespace snug::report

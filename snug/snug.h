@@ -1,0 +1,18 @@
+#pragma once
+
+// All that a program needs to train a LibTorch model inside a memory budget.
+#include "snug/base/bytes.h"
+#include "snug/base/errors.h"
+#include "snug/memory/device_memory.h"
+#include "snug/memory/out_of_budget.h"
+#include "snug/plan/does_not_fit.h"
+#include "snug/plan/memory_plan.h"
+#include "snug/plan/strategy.h"
+#include "snug/replay/checkpoint.h"
+#include "snug/replay/fit.h"
+#include "snug/replay/region.h"
+#include "snug/replay/session.h"
+
+namespace snug {
+using namespace literals;  // NOLINT: 400_MiB
+}

@@ -1,0 +1,157 @@
+#include "snug/data/text_corpus.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "snug/base/errors.h"
+
+namespace snug::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+class TextCorpusTest : public testing::Test {
+ protected:
+  TextCorpusTest() { fs::create_directories(folder_); }
+  ~TextCorpusTest() override { fs::remove_all(folder_); }
+
+  fs::path write(const std::string& name, const std::string& text) const {
+    const fs::path path = folder_ / name;
+    fs::create_directories(path.parent_path());
+    std::ofstream(path, std::ios::binary) << text;
+    return path;
+  }
+  [[nodiscard]] const fs::path& folder() const { return folder_; }
+
+ private:
+  fs::path folder_ = fs::path(testing::TempDir()) / ("snug_corpus_" + std::to_string(::getpid()) + "_" +
+                                                     testing::UnitTest::GetInstance()->current_test_info()->name());
+};
+
+std::string read(const TextCorpus& corpus, Bytes offset, std::size_t count) {
+  std::vector<std::uint8_t> bytes(count);
+  corpus.copy(offset, bytes);
+  return {bytes.begin(), bytes.end()};
+}
+std::string all_of(const TextCorpus& corpus) { return read(corpus, 0, static_cast<std::size_t>(corpus.size())); }
+
+std::string refusal_of(const fs::path& path) {
+  try {
+    TextCorpus::open(path);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST_F(TextCorpusTest, MapsOneFile) {
+  const TextCorpus corpus = TextCorpus::open(write("a.txt", "hello"));
+  EXPECT_EQ(corpus.size(), 5);
+  EXPECT_EQ(corpus.files(), 1U);
+  EXPECT_EQ(all_of(corpus), "hello");
+}
+
+TEST_F(TextCorpusTest, JoinsTheFilesOfAFolderInTheOrderOfTheirPaths) {
+  write("c.txt", "third");
+  write("b/z.txt", "second");
+  write("a.txt", "first");
+  const TextCorpus corpus = TextCorpus::open(folder());
+  EXPECT_EQ(corpus.files(), 3U);
+  EXPECT_EQ(all_of(corpus), "firstsecondthird");
+}
+
+TEST_F(TextCorpusTest, ReadsAcrossFileBoundariesFromAnyOffset) {
+  write("1", "ab");
+  write("2", "c");
+  write("3", "defg");
+  const TextCorpus corpus = TextCorpus::open(folder());
+  const std::string text = "abcdefg";
+  for (std::size_t offset = 0; offset <= text.size(); ++offset) {
+    for (std::size_t count = 0; offset + count <= text.size(); ++count) {
+      EXPECT_EQ(read(corpus, static_cast<Bytes>(offset), count), text.substr(offset, count));
+    }
+  }
+}
+
+TEST_F(TextCorpusTest, RefusesToReadOutsideTheText) {
+  const TextCorpus corpus = TextCorpus::open(write("a.txt", "hello"));
+  std::vector<std::uint8_t> out(3);
+  EXPECT_THROW(corpus.copy(3, out), Error);
+  EXPECT_THROW(corpus.copy(-1, out), Error);
+  EXPECT_THROW(corpus.copy(std::numeric_limits<Bytes>::max(), out), Error);
+}
+
+TEST_F(TextCorpusTest, SkipsBinaryAndEmptyFilesInAFolder) {
+  write("a.txt", "text");
+  write("binary", std::string("ELF\0\1", 5));
+  write("empty", "");
+  write("nul_at_4095", std::string(4095, 'x') + std::string(1, '\0'));
+  const TextCorpus corpus = TextCorpus::open(folder());
+  EXPECT_EQ(corpus.files(), 1U);
+  EXPECT_EQ(all_of(corpus), "text");
+}
+
+TEST_F(TextCorpusTest, LooksForNulInTheFirst4096BytesOnly) {
+  write("late_nul", std::string(4096, 'x') + std::string(1, '\0'));
+  EXPECT_EQ(TextCorpus::open(folder()).size(), 4097);
+}
+
+TEST_F(TextCorpusTest, TakesAFileThatIsNamedEvenIfItLooksBinary) {
+  EXPECT_EQ(TextCorpus::open(write("b", std::string("a\0b", 3))).size(), 3);
+}
+
+TEST_F(TextCorpusTest, SurvivesLinksThatLoopOrDangle) {
+  write("sub/a.txt", "text");
+  fs::create_directory_symlink(folder(), folder() / "sub/up");
+  fs::create_symlink(folder() / "self", folder() / "self");
+  fs::create_symlink(folder() / "nothing", folder() / "dangling");
+  EXPECT_EQ(all_of(TextCorpus::open(folder())), "text");
+}
+
+TEST_F(TextCorpusTest, SaysWhatIsWrongWithAPath) {
+  EXPECT_NE(refusal_of(folder() / "none").find("none: No such file or directory; set data.path"), std::string::npos);
+  EXPECT_NE(refusal_of("").find("no path is given; set data.path"), std::string::npos);
+  EXPECT_NE(refusal_of(write("empty", "")).find("the file is empty"), std::string::npos);
+  EXPECT_NE(refusal_of("/dev/null").find("/dev/null: neither a file nor a folder"), std::string::npos);
+  EXPECT_NE(refusal_of(folder()).find("none of the 1 files under this folder has text"), std::string::npos);
+}
+
+TEST_F(TextCorpusTest, NamesAFileThatMayNotBeRead) {
+  if (::geteuid() == 0) GTEST_SKIP() << "root reads everything";
+  const fs::path path = write("secret", "text");
+  fs::permissions(path, fs::perms::none);
+  EXPECT_NE(refusal_of(folder()).find("secret: Permission denied"), std::string::npos);
+}
+
+TEST_F(TextCorpusTest, MovesItsMappings) {
+  TextCorpus first = TextCorpus::open(write("a.txt", "first"));
+  TextCorpus second = std::move(first);
+  EXPECT_EQ(all_of(second), "first");
+  second = TextCorpus::open(write("b.txt", "other"));
+  EXPECT_EQ(all_of(second), "other");
+}
+
+TEST_F(TextCorpusTest, IsReadByManyThreadsAtOnce) {
+  write("1", std::string(5000, 'a'));
+  write("2", std::string(5000, 'b'));
+  const TextCorpus corpus = TextCorpus::open(folder());
+  const std::string expected = std::string(10, 'a') + std::string(10, 'b');
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 200; ++round) EXPECT_EQ(read(corpus, 4990, 20), expected);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace snug::data

@@ -1,0 +1,114 @@
+// A GPT, dropped and replayed in every way there is: gradients bitwise those of plain LibTorch.
+#include <gtest/gtest.h>
+
+#include "snug/models/autocast.h"
+#include "snug/models/gpt.h"
+#include "snug/snug.h"
+#include "tests/equivalence/bitwise.h"
+
+namespace snug {
+namespace {
+
+using testing::expect_same;
+using testing::StepUnderTest;
+
+struct Case {
+  double dropout;
+  bool bf16;
+};
+
+class GptEquivalence : public ::testing::TestWithParam<Case> {
+ protected:
+  GptEquivalence() {
+    torch::manual_seed(1);
+    model = models::Gpt(models::GptOptions{.blocks = 6, .width = 128, .heads = 4, .sequence = 64, .vocabulary = 256,
+                                           .dropout = GetParam().dropout});
+    tokens = torch::randint(0, 256, {8, 64});
+    targets = torch::randint(0, 256, {8, 64});
+  }
+  at::Tensor forward() {
+    const models::AutocastScope autocast(GetParam().bf16 ? std::optional(at::kBFloat16) : std::nullopt);
+    return model->loss(tokens, targets);
+  }
+  models::Gpt model{nullptr};
+  at::Tensor tokens, targets;
+};
+
+TEST_P(GptEquivalence, EverythingRecomputedInOneRegion) {
+  StepUnderTest test({model.ptr()});
+  const auto plain = test.run([&] {
+    const auto loss = forward();
+    loss.backward();
+    return loss;
+  });
+  const auto dropped = test.run([&] {
+    at::Tensor loss;
+    {
+      const Region region(Recompute{});
+      loss = forward();
+    }
+    loss.backward();
+    return loss;
+  });
+  expect_same(plain, dropped);
+}
+
+TEST_P(GptEquivalence, EveryStrategyOfASession) {
+  StepUnderTest test({model.ptr()});
+  const auto plain = test.run([&] {
+    const auto loss = forward();
+    loss.backward();
+    return loss;
+  });
+  for (const std::string& strategy : plan::strategies()) {
+    SCOPED_TRACE(strategy);
+    auto& memory = memory::device_memory(c10::kCPU);
+    Session session(replay::record_step([&] { return forward(); }, memory), strategy, std::nullopt, memory);
+    const auto planned = test.run([&] { return session.backward([&] { return forward(); }); });
+    expect_same(plain, planned);
+    EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
+    if (strategy == "none" || strategy == "greedy") {
+      EXPECT_EQ(session.last_step().replayed_ops, 0);
+    } else {
+      EXPECT_GT(session.last_step().replayed_ops, 20);
+    }
+  }
+}
+
+TEST_P(GptEquivalence, UnderShrinkingBudgets) {
+  auto& memory = memory::device_memory(c10::kCPU);
+  StepUnderTest test({model.ptr()});
+  const auto plain = test.run([&] {
+    const auto loss = forward();
+    loss.backward();
+    return loss;
+  });
+  model->zero_grad();
+  const auto recorded = replay::record_step([&] { return forward(); }, memory);
+  const Bytes peak = plan::make_plan(recorded.graph, "none", std::nullopt).predicted_peak;
+  for (const double fraction : {0.9, 0.8, 0.7, 0.6, 0.5}) {
+    const Bytes budget = static_cast<Bytes>(fraction * static_cast<double>(peak));
+    SCOPED_TRACE(budget);
+    const auto planned = test.run([&] {
+      auto session = fit([&](int) { return forward(); }, 0, {.device = budget});
+      memory.reset_peak();
+      const at::Tensor loss = session.backward([&] { return forward(); });
+      EXPECT_LE(memory.stats().mapped_peak, budget);
+      EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
+      EXPECT_GT(session.last_step().replayed_ops, 0);
+      // Deterministic allocator, same events: the prediction is exact.
+      EXPECT_EQ(memory.stats().allocated_peak, session.plan().predicted_peak);
+      return loss;
+    });
+    expect_same(plain, planned);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Precision, GptEquivalence,
+                         ::testing::Values(Case{0.0, false}, Case{0.1, false}, Case{0.0, true}, Case{0.1, true}),
+                         [](const auto& test_case) {
+                           return std::string(test_case.param.bf16 ? "Bf16" : "Fp32") + (test_case.param.dropout > 0 ? "Dropout" : "");
+                         });
+
+}  // namespace
+}  // namespace snug

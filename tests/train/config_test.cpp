@@ -1,0 +1,210 @@
+#include "snug/train/config.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "snug/base/errors.h"
+#include "snug/base/toml.h"
+
+namespace snug::train {
+namespace {
+
+template <class Call>
+std::string message_of(const Call& call) {
+  try {
+    call();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+Config from_toml(std::string_view text) { return config_from_json(parse_toml(text, "run.toml"), "run.toml"); }
+std::string mistake_in(std::string_view text) {
+  return message_of([&] { from_toml(text); });
+}
+std::string mistake_of_set(std::string_view assignment) {
+  Config config;
+  const std::string message = message_of([&] { set_key(config, assignment); });
+  EXPECT_EQ(config, Config{}) << "a refused assignment must change nothing";
+  return message;
+}
+
+TEST(Config, DefaultsAreValidAndStandForAnEmptyFile) {
+  EXPECT_EQ(from_toml(""), Config{});
+  EXPECT_NO_THROW(validate(Config{}));
+}
+
+TEST(Config, ReadsKeysAndKeepsTheOtherDefaults) {
+  const Config config = from_toml(
+      "[model]\nwidth = 64\nheads = 4\n[memory]\nbudget = \"60%\"\n[precision]\ncompute = \"bf16\"\n"
+      "[train]\ndetect_anomaly = true\n");
+  Config expected;
+  expected.model.width = 64;
+  expected.model.heads = 4;
+  expected.memory.budget = "60%";
+  expected.precision.compute = "bf16";
+  expected.train.detect_anomaly = true;
+  EXPECT_EQ(config, expected);
+}
+
+TEST(Config, TakesAnIntegerForANumberButNotTheOtherWay) {
+  EXPECT_EQ(from_toml("[optimizer]\nclip_norm = 2").optimizer.clip_norm, 2.0);
+  EXPECT_EQ(mistake_in("[train]\nsteps = 2.0"), "run.toml: train.steps must be of type integer, but is 2.0 (number)");
+}
+
+TEST(Config, ComesBackEqualFromItsJson) {
+  Config config;
+  config.train.seed = std::numeric_limits<std::int64_t>::max();
+  config.optimizer.epsilon = 1.0000000000000002e-8;
+  config.data.path = "a \"quoted\" påth";
+  EXPECT_EQ(config_from_json(to_json(config), "json"), config);
+}
+
+TEST(Config, NamesTheNearestSectionAndKey) {
+  EXPECT_NE(mistake_in("[trian]\nsteps = 1").find("run.toml: unknown section \"trian\"; did you mean \"train\"?"),
+            std::string::npos);
+  EXPECT_NE(mistake_in("[train]\nstpes = 1")
+                .find("run.toml: unknown key \"stpes\" in section \"train\"; did you mean \"steps\"?"),
+            std::string::npos);
+  EXPECT_NE(mistake_in("[train]\nlearning_rate = 1").find("did you mean \"optimizer.learning_rate\"?"),
+            std::string::npos);
+  EXPECT_NE(mistake_in("[qqqqqqqqqqqq]").find("the sections are model, data, train, optimizer"), std::string::npos);
+}
+
+TEST(Config, SaysWhichTypeAKeyNeedsAndWhatItGot) {
+  EXPECT_EQ(mistake_in("[train]\nsteps = \"many\""),
+            "run.toml: train.steps must be of type integer, but is \"many\" (string)");
+  EXPECT_EQ(mistake_in("[model]\nkind = 3"), "run.toml: model.kind must be of type string, but is 3 (number)");
+  EXPECT_EQ(mistake_in("[model]\nwidth = [1]"),
+            "run.toml: model.width must be of type integer, but is [1] (a table or list)");
+  EXPECT_NE(mistake_in("train = 3").find("\"train\" is a section, but is set to 3"), std::string::npos);
+  EXPECT_NE(message_of([] { config_from_json(nlohmann::ordered_json::array(), "x.json"); }).find("table of sections"),
+            std::string::npos);
+}
+
+TEST(Config, RefusesAnIntegerOfMoreThan63Bits) {
+  nlohmann::ordered_json json;
+  json["train"]["seed"] = std::numeric_limits<std::uint64_t>::max();
+  EXPECT_NE(message_of([&] { config_from_json(json, "x.json"); }).find("train.seed must be of type integer"),
+            std::string::npos);
+}
+
+TEST(Config, HoldsKeysToTheirRules) {
+  EXPECT_EQ(mistake_in("[train]\nbatch = 0"), "run.toml: train.batch is 0; it must be at least 1 and at most 1048576");
+  EXPECT_EQ(mistake_in("[model]\ndropout = 1"),
+            "run.toml: model.dropout is 1.0; it must be at least 0 and less than 1");
+  EXPECT_EQ(mistake_in("[optimizer]\nlearning_rate = nan"),
+            "run.toml: optimizer.learning_rate is nan; it must be more than 0");
+  EXPECT_EQ(mistake_in("[optimizer]\nclip_norm = inf"), "run.toml: optimizer.clip_norm is inf; it must be at least 0");
+  EXPECT_EQ(
+      mistake_in("[memory]\nstrategy = \"gredy\""),
+      "run.toml: memory.strategy is \"gredy\"; did you mean \"greedy\"? it must be one of none, every_block, sqrt, "
+      "greedy");
+  EXPECT_NE(mistake_in("[memory]\nbudget = \"120%\"").find("run.toml: memory.budget: budget: \"120%\""),
+            std::string::npos);
+}
+
+TEST(SetKey, SetsEveryTypeWithoutQuotes) {
+  Config config;
+  set_key(config, "train.steps=7");
+  set_key(config, " optimizer.learning_rate = 1e-3 ");
+  set_key(config, "memory.budget=400MiB");
+  set_key(config, "train.detect_anomaly=true");
+  set_key(config, "data.path=a=b.txt");
+  EXPECT_EQ(config.train.steps, 7);
+  EXPECT_EQ(config.optimizer.learning_rate, 1e-3);
+  EXPECT_EQ(config.memory.budget, "400MiB");
+  EXPECT_TRUE(config.train.detect_anomaly);
+  EXPECT_EQ(config.data.path, "a=b.txt");
+}
+
+TEST(SetKey, TakesWhatLooksLikeANumberAsTextWhereTextIsWanted) {
+  Config config;
+  set_key(config, "output.folder=2024");
+  set_key(config, "memory.budget=1e9");
+  EXPECT_EQ(config.output.folder, "2024");
+  EXPECT_EQ(config.memory.budget, "1e9");
+  set_key(config, "memory.budget=");
+  EXPECT_EQ(config.memory.budget, "");
+}
+
+TEST(SetKey, RefusesWhatAFileCouldNotSay) {
+  EXPECT_EQ(mistake_of_set("train.steps"),
+            "--set: \"train.steps\" is not section.key=value; write it as in train.steps=100");
+  EXPECT_NE(mistake_of_set("steps=5").find("is not section.key=value"), std::string::npos);
+  EXPECT_NE(mistake_of_set("train.stepz=5").find("--set: unknown key \"stepz\""), std::string::npos);
+  EXPECT_NE(mistake_of_set("trains.steps=5").find("did you mean \"train\"?"), std::string::npos);
+  EXPECT_EQ(mistake_of_set("train.steps=many"), "--set: train.steps must be of type integer, but is \"many\" (string)");
+  EXPECT_NE(mistake_of_set("train.steps=0").find("at least 1"), std::string::npos);
+  EXPECT_NE(mistake_of_set("data.path=\"open").find("is not a valid TOML value"), std::string::npos);
+}
+
+TEST(Validate, ComparesKeysWithEachOther) {
+  Config config;
+  config.model.width = 100;
+  EXPECT_EQ(message_of([&] { validate(config); }),
+            "configuration: model.width = 100 is not divisible by model.heads = 6; use 96 or 102");
+  config = Config{};
+  config.model.vocabulary = 100;
+  EXPECT_NE(message_of([&] { validate(config); }).find("model.vocabulary = 100 is too small"), std::string::npos);
+  config = Config{};
+  config.train.validate_every = 5;
+  config.train.validation_batches = 0;
+  EXPECT_NE(message_of([&] { validate(config); }).find("train.validation_batches = 0"), std::string::npos);
+}
+
+TEST(Validate, ChecksAConfigThatWasBuiltInCode) {
+  Config config;
+  config.model.heads = 0;
+  EXPECT_NE(message_of([&] { validate(config); }).find("configuration: model.heads is 0"), std::string::npos);
+}
+
+TEST(ConfigKeys, DescribeEveryKeyOfTheJson) {
+  const std::vector<KeyHelp> keys = config_keys();
+  std::size_t in_json = 0;
+  for (const auto& section : to_json(Config{})) in_json += section.size();
+  EXPECT_EQ(keys.size(), in_json);
+  const auto steps = std::ranges::find(keys, "train.steps", &KeyHelp::key);
+  ASSERT_NE(steps, keys.end());
+  EXPECT_EQ(steps->type, "integer");
+  EXPECT_EQ(steps->default_text, "100");
+  EXPECT_EQ(steps->help, "optimizer steps to run (at least 1)");
+}
+
+TEST(ConfigKeys, HaveDefaultsThatSetKeyReads) {
+  for (const KeyHelp& key : config_keys()) {
+    Config config;
+    EXPECT_NO_THROW(set_key(config, key.key + "=" + key.default_text)) << key.key;
+    EXPECT_EQ(config, Config{}) << key.key;
+  }
+}
+
+TEST(LoadConfig, NamesTheFile) {
+  EXPECT_NE(message_of([] { load_config("no/such.toml"); }).find("no/such.toml"), std::string::npos);
+}
+
+TEST(ParseBudget, ReadsNothingBytesAndPercent) {
+  EXPECT_EQ(parse_budget(""), BudgetRequest(std::monostate{}));
+  EXPECT_EQ(parse_budget("400MiB"), BudgetRequest(400_MiB));
+  EXPECT_EQ(parse_budget("60%"), BudgetRequest(Percent{60}));
+  EXPECT_EQ(parse_budget(" 12.5 % "), BudgetRequest(Percent{12.5}));
+  EXPECT_EQ(parse_budget("100%"), BudgetRequest(Percent{100}));
+}
+
+TEST(ParseBudget, RefusesWhatIsNoBudget) {
+  for (const std::string text : {"0%", "-5%", "101%", "nan%", "%", "6x%"}) {
+    EXPECT_NE(message_of([&] { parse_budget(text); }).find("budget: \"" + text + "\" is not a percentage"),
+              std::string::npos);
+  }
+  EXPECT_NE(message_of([] { parse_budget("0"); }).find("budget: \"0\" leaves no memory at all"), std::string::npos);
+  EXPECT_NE(message_of([] { parse_budget("-1"); }).find("is not a size"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace snug::train
