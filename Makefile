@@ -5,9 +5,9 @@ MAKEFLAGS += --no-print-directory
 
 # Files that include LibTorch take up to 3 GiB of memory each to compile.
 GIB_PER_JOB := 3
-JOBS ?= $(shell awk -v cores="$$(nproc)" -v each=$(GIB_PER_JOB) \
-	'/^MemAvailable/ { jobs = int($$2 / 1048576 / each) } END { if (jobs > cores) jobs = cores; print jobs < 1 ? 1 : jobs }' \
-	/proc/meminfo)
+JOBS ?= $(shell awk -v cores="$$(nproc)" -v each=$(GIB_PER_JOB) '\
+	/^MemAvailable/ { jobs = int($$2 / 1048576 / each) } \
+	END { if (jobs > cores) jobs = cores; print (jobs < 1 ? 1 : jobs) }' /proc/meminfo)
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

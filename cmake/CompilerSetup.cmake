@@ -18,7 +18,7 @@ target_include_directories(snug_options INTERFACE
 # Warnings are ours alone: they do not reach those who link snug.
 set(SNUG_WARNINGS -Wall -Wextra -Werror -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual
     # g++ 12 sees these in inlined LibTorch and libstdc++ code that is right.
-    -Wno-error=maybe-uninitialized -Wno-error=array-bounds -Wno-error=stringop-overflow -Wno-error=restrict
+    -Wno-error=maybe-uninitialized -Wno-error=array-bounds -Wno-error=stringop-overflow -Wno-restrict
     -Wno-error=free-nonheap-object -Wno-error=dangling-reference)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   list(REMOVE_ITEM SNUG_WARNINGS -Wno-error=dangling-reference)

@@ -21,7 +21,7 @@ install(DIRECTORY "${PROJECT_SOURCE_DIR}/snug/" DESTINATION "${CMAKE_INSTALL_INC
 if(TARGET snug_cli)
   get_target_property(_kind snug_cli TYPE)
   if(_kind STREQUAL "EXECUTABLE")
-    # The command finds LibTorch where it was built against it.
+    # LibTorch stays where it is. Without this, installing leaves an empty entry in the run path: the current folder.
     set_target_properties(snug_cli PROPERTIES INSTALL_RPATH "${LibTorch_DIR_USED}/lib")
     install(TARGETS snug_cli RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
   endif()

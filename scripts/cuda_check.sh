@@ -11,7 +11,7 @@ readonly torch='torch===2.11.0'
 readonly cuda_headers=('nvidia-cuda-runtime==13.0.96' 'nvidia-cuda-crt==13.0.88')
 readonly folder=build/cuda-check
 readonly headers="$folder/headers"
-readonly stamp="$headers/complete"
+readonly stamp="$headers/complete" packages="$torch ${cuda_headers[*]}"
 
 say() { echo "cuda-check: $*"; }
 fail() {
@@ -52,13 +52,13 @@ get_headers() {
   for package in "${cuda_headers[@]}"; do
     take "$package" nvidia/cu13/include/
   done
-  touch "$stamp"
+  echo "$packages" >"$stamp"
 }
 
 mkdir -p "$folder"
 exec 9>"$folder/lock"
 flock 9
-if [[ -f "$stamp" ]]; then
+if [[ -f "$stamp" && "$(<"$stamp")" == "$packages" ]]; then
   say "the headers are in $headers"
 else
   get_headers

@@ -18,7 +18,7 @@ fail() {
   exit 1
 }
 
-# --- system packages ---------------------------------------------------------------------------------------------------
+# --- system packages ------------------------------------------------------------------------------
 
 # A tool counts when its command is there, wherever it came from; a library only as a package.
 readonly tools=(g++:c++ cmake ninja-build:ninja make python3 git ccache mold pkg-config clang-format)
@@ -58,7 +58,7 @@ install_packages() {
   apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-# --- LibTorch ----------------------------------------------------------------------------------------------------------
+# --- LibTorch -------------------------------------------------------------------------------------
 
 is_libtorch() { [[ -f "$1/include/ATen/ATen.h" && -f "$1/lib/libtorch_cpu.so" ]]; }
 

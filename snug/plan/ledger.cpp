@@ -1,9 +1,9 @@
 #include "snug/plan/ledger.h"
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 namespace snug::plan {
@@ -228,23 +228,18 @@ void Ledger::unpin(const Replay& replay) {
   }
 }
 
-std::vector<OpId> Ledger::recovery(ValueId value) const {
-  std::vector<OpId> ops;
-  if (flow_.is_leaf(value)) return ops;
-  std::vector<OpId> stack{flow_.producer(value)};
-  std::unordered_set<OpId> seen{flow_.producer(value)};
-  while (!stack.empty()) {
-    const OpId op = stack.back();
-    stack.pop_back();
-    ops.push_back(op);
+std::vector<double> Ledger::recovery_seconds(const std::function<double(OpId)>& seconds) const {
+  constexpr double kGone = std::numeric_limits<double>::infinity();
+  std::vector<double> cost(at(flow_.ops()));
+  for (OpId op = 0; op < flow_.ops(); ++op) {
+    double sum = seconds(op);
     for (ValueId input : flow_.inputs(op)) {
-      if (input != value && held(input)) continue;
-      if (flow_.is_leaf(input)) return {};
-      const OpId producer = flow_.producer(input);
-      if (seen.insert(producer).second) stack.push_back(producer);
+      if (held(input)) continue;
+      sum += flow_.is_leaf(input) ? kGone : cost[at(flow_.producer(input))];
     }
+    cost[at(op)] = sum;
   }
-  return ops;
+  return cost;
 }
 
 bool Ledger::evictable(ValueId value) const {

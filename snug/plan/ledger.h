@@ -73,10 +73,11 @@ class Ledger {
   void pin(const Replay& replay);
   void unpin(const Replay& replay);
 
-  /// Whether an eviction of `value` could be undone by replay, and then the operators that would run. Empty: no.
-  [[nodiscard]] std::vector<OpId> recovery(ValueId value) const;
+  /// By operator: the seconds that making its outputs again would take now, absent inputs included (an absent input
+  /// that several of them share counts each time), or infinity where a source is gone. One pass over the recording.
+  [[nodiscard]] std::vector<double> recovery_seconds(const std::function<double(OpId)>& seconds) const;
   [[nodiscard]] bool evictable(ValueId value) const;
-  /// Drops a resident value that is still needed. It must be evictable.
+  /// Drops a held value that is still needed. It must be evictable, and its operator's recovery finite.
   void evict(ValueId value);
 
  private:

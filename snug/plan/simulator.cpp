@@ -16,6 +16,7 @@ class Walk {
         flow_(with_segments(graph.flow, plan.segments)),
         ledger_(flow_, [this](ValueId v) { dropped(v); }),
         alive_(graph.values.size(), 0),
+        second_(graph.values.size(), 0),
         borrowed_(graph.values.size(), 0),
         consumed_(graph.values.size(), 0),
         live_(graph.static_bytes) {
@@ -50,7 +51,8 @@ class Walk {
   }
 
   void dropped(ValueId v) {
-    if (alive_[at(v)]) return;
+    if (alive_[at(v)] && !second_[at(v)]) return;
+    second_[at(v)] = 0;
     // An unpacked tensor lives until its node is done, which is when the saved tensor is released.
     if (unpacking_ == v) {
       borrowed_[at(v)] = 1;
@@ -67,7 +69,8 @@ class Walk {
       case Event::Kind::Die:
         if (alive_[at(event.id)]) {
           alive_[at(event.id)] = 0;
-          if (!ledger_.resident(event.id)) live_ -= bytes(event.id);
+          if (!ledger_.resident(event.id) || second_[at(event.id)]) live_ -= bytes(event.id);
+          second_[at(event.id)] = 0;
         }
         break;
       case Event::Kind::Save:
@@ -125,24 +128,38 @@ class Walk {
     }
   }
 
+  /// Whether an output in place needs a storage of its own before its operator runs: a copy of what lives on, or room
+  /// for what is replaced whole. Otherwise it takes over the storage that it overwrites.
+  bool written_anew(const ReplayStep& step, const Output& out) const {
+    if (out.overwrites == kNoValue) return false;
+    const auto inputs = flow_.inputs(step.op);
+    const bool whole = std::ranges::find(inputs, out.overwrites) == inputs.end();
+    return whole || std::ranges::find(step.copies, out.overwrites) != step.copies.end();
+  }
+
   void replay(ValueId v) {
     const Replay replay = ledger_.schedule(v);
     ledger_.pin(replay);
     for (const ReplayStep& step : replay.steps) {
       const OpInfo& info = graph_.ops[at(step.op)];
-      for (ValueId copied : step.copies) live_ += bytes(copied);
+      for (const Output& out : flow_.outputs(step.op)) {
+        if (written_anew(step, out)) live_ += bytes(out.value);
+      }
       reach(live_ + info.peak_bytes, step.op);
       for (const Output& out : flow_.outputs(step.op)) {
-        if (ledger_.resident(out.value)) continue;
-        const bool copied = std::ranges::find(step.copies, out.overwrites) != step.copies.end();
-        const bool taken_over = out.overwrites != kNoValue && !copied &&
-                                std::ranges::find(step.drops, out.overwrites) != step.drops.end();
-        if (taken_over) {
-          ledger_.lose(out.overwrites);
-        } else if (!copied) {
+        const bool anew = written_anew(step, out);
+        if (ledger_.resident(out.value)) {
+          if (anew) live_ -= bytes(out.value);  // the one that is there stays
+          continue;
+        }
+        if (out.overwrites == kNoValue) {
           live_ += bytes(out.value);
+        } else if (!anew) {
+          ledger_.lose(out.overwrites);
+          second_[at(out.overwrites)] = 0;
         }
         ledger_.cache(out.value);
+        if (alive_[at(out.value)]) second_[at(out.value)] = 1;
       }
       ledger_.finish(step);
       result_.seconds += info.seconds;
@@ -156,6 +173,7 @@ class Walk {
   const Dataflow flow_;
   Ledger ledger_;
   std::vector<char> alive_;     // the program refers to it
+  std::vector<char> second_;    // it does, and a replay has made the value again in another storage
   std::vector<char> borrowed_;  // dropped, but a backward node still uses the unpacked tensor
   std::vector<std::int32_t> consumed_;
   Bytes live_;

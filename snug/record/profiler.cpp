@@ -10,9 +10,10 @@ namespace snug::record {
 
 using plan::Event;
 
-Profiler::Profiler(memory::DeviceMemory& memory) : memory_(memory) {
+Profiler::Profiler(memory::DeviceMemory& memory, Bytes aside) : memory_(memory) {
   const memory::Stats stats = memory.stats();
-  graph_.static_bytes = level_ = stats.allocated;
+  level_ = stats.allocated;
+  graph_.static_bytes = stats.allocated - aside;
   graph_.static_by_tag = stats.by_tag;
   memory_.take_high_water();
   started_ = monotonic_seconds();
@@ -21,9 +22,9 @@ Profiler::Profiler(memory::DeviceMemory& memory) : memory_(memory) {
 void Profiler::mark() {
   const Bytes high = memory_.take_high_water();
   const Bytes now = memory_.stats().allocated;
-  const Bytes peak = std::max<Bytes>(high - level_, 0);
-  // What the tape freed has its own event; here only the rest counts.
-  const Bytes net = now - level_ + std::exchange(freed_by_tape_, 0);
+  const Bytes evicted = std::exchange(evicted_, 0);
+  const Bytes peak = std::max<Bytes>(high - level_, 0) + evicted;
+  const Bytes net = now - level_ + evicted + std::exchange(died_, 0);
   level_ = now;
   if (peak != 0 || net != 0) graph_.events.push_back({Event::Kind::Other, -1, peak, net});
 }
@@ -33,7 +34,7 @@ void Profiler::poll(const Tape& tape) {
     if (!tape.program_let_go(v)) return false;
     graph_.events.push_back({Event::Kind::Die, v, 0, 0});
     // A value that the tape does not hold is already free: its Die event stands for that.
-    if (!tape.ledger().resident(v)) freed_by_tape_ += memory_.rounded(tape.nbytes(v));
+    if (!tape.ledger().resident(v)) died_ += memory_.rounded(tape.nbytes(v));
     return true;
   });
 }
@@ -56,7 +57,7 @@ void Profiler::op_recorded(const Tape& tape, plan::OpId op) {
   info.signature = tape.signature(op);
   info.seconds = kernel_seconds_;
   // What was evicted during the call would have been there without a limit.
-  info.peak_bytes = std::max<Bytes>(high - level_, 0) + freed_by_tape_;
+  info.peak_bytes = std::max<Bytes>(high - level_, 0) + evicted_;
   Bytes outputs = 0;
   graph_.values.resize(static_cast<std::size_t>(tape.flow().values()));
   for (const plan::Output& out : tape.flow().outputs(op)) {
@@ -71,7 +72,7 @@ void Profiler::op_recorded(const Tape& tape, plan::OpId op) {
     }
     alive_.push_back(out.value);
   }
-  info.other_bytes = now - level_ - outputs + std::exchange(freed_by_tape_, 0);
+  info.other_bytes = now - level_ - outputs + std::exchange(evicted_, 0);
   level_ = now;
   graph_.ops.push_back(std::move(info));
   graph_.events.push_back({Event::Kind::Run, op, 0, 0});
@@ -93,24 +94,26 @@ void Profiler::unpacked(plan::ValueId value, bool held) {
 
 void Profiler::replay_begins() { mark(); }
 
-void Profiler::replay_ends() {
+void Profiler::replay_ends() { rebase(); }
+
+void Profiler::rebase() {
   level_ = memory_.stats().allocated;
   memory_.take_high_water();
-  freed_by_tape_ = 0;
+  evicted_ = 0;
 }
 
 void Profiler::released(plan::ValueId value) {
   if (const auto index = static_cast<std::size_t>(value); index < borrowed_.size() && borrowed_[index]) {
     // The node that unpacked it has freed memory whose allocation did not count either.
     borrowed_[index] = 0;
-    freed_by_tape_ += graph_.values[index].bytes;
+    died_ += graph_.values[index].bytes;
   }
   mark();
   graph_.events.push_back({Event::Kind::Release, value, 0, 0});
 }
 
 void Profiler::tape_freed(const c10::Storage& storage) {
-  freed_by_tape_ += memory_.rounded(static_cast<Bytes>(storage.nbytes()));
+  evicted_ += memory_.rounded(static_cast<Bytes>(storage.nbytes()));
 }
 
 void Profiler::before_settle(const Tape& tape) {

@@ -16,7 +16,8 @@ class Tape;
 /// no other thread should allocate on the device. Made before the step and told of every event by the tape.
 class Profiler {
  public:
-  explicit Profiler(memory::DeviceMemory& memory);
+  /// `aside`: bytes that are allocated now but will not be when the planned step runs.
+  Profiler(memory::DeviceMemory& memory, Bytes aside);
 
   // From the tape.
   void op_begins(const Tape& tape);
@@ -33,6 +34,8 @@ class Profiler {
   void released(plan::ValueId value);
   /// The tape is about to free a storage that nobody else holds.
   void tape_freed(const c10::Storage& storage);
+  /// What the tape freed on account of the latest event is part of that event.
+  void rebase();
   void before_settle(const Tape& tape);
 
   /// The step is over, its saved tensors are gone. Backward ran from before_settle() until now.
@@ -48,7 +51,8 @@ class Profiler {
   std::vector<char> borrowed_;        // replayed, unpacked and not released yet
   std::vector<plan::ValueId> alive_;  // the program refers to them
   Bytes level_ = 0;                   // allocated at the last mark
-  Bytes freed_by_tape_ = 0;           // since the last mark
+  Bytes evicted_ = 0;                 // since the last mark; without a limit it would still be there
+  Bytes died_ = 0;                    // freed since the last mark, with an event of its own
   double started_ = 0;
   double kernel_started_ = 0;
   double kernel_seconds_ = 0;

@@ -261,6 +261,7 @@ void Tape::forget(SavedTensor& saved, bool consumed) {
   }
   if (profiler_ != nullptr) profiler_->released(saved.view.value);
   ledger_.release(saved.view.value, consumed);
+  if (profiler_ != nullptr) profiler_->rebase();
 }
 
 void Tape::finish() {
@@ -272,6 +273,7 @@ void Tape::finish() {
   }
   if (profiler_ != nullptr) profiler_->before_settle(*this);
   ledger_.settle();
+  if (profiler_ != nullptr) profiler_->rebase();
 }
 
 }  // namespace snug::record

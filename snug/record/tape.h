@@ -87,6 +87,10 @@ class Tape {
   void finish();
   [[nodiscard]] bool finished() const noexcept { return ledger_.settled(); }
 
+  /// Called with every recorded operator's name and each of its outputs, on the recording thread.
+  using Watch = std::function<void(const std::string&, const at::Tensor&)>;
+  void set_watch(Watch watch) { watch_ = std::move(watch); }
+
   // --- replay ------------------------------------------------------------------------------------------------------
 
   [[nodiscard]] std::recursive_mutex& mutex() const noexcept { return mutex_; }
@@ -217,6 +221,7 @@ class Tape {
   std::vector<Leaf> leaves_;
   ska::flat_hash_map<c10::StorageImpl*, plan::ValueId> current_;  // the version a storage holds now
 
+  Watch watch_;
   std::vector<Region> regions_;
   std::vector<char> covered_;    // per segment: it or an enclosing one is recomputed
   std::vector<char> recompute_;  // per segment: its own action

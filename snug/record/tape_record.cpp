@@ -253,6 +253,7 @@ void Tape::before_write(Written& written) {
 }
 
 void Tape::add_output(const at::Tensor& tensor, plan::ValueId overwrites, OutputSlot slot, bool uninitialized) {
+  if (watch_) watch_(calls_.back().traits->name, tensor);
   c10::StorageImpl* impl = tensor.storage().unsafeGetStorageImpl();
   // Two results over one storage are one value.
   if (const auto known = current_.find(impl); known != current_.end() && overwrites == plan::kNoValue) {

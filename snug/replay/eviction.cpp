@@ -1,32 +1,33 @@
 #include "snug/replay/eviction.h"
 
-#include <limits>
+#include <algorithm>
+#include <cmath>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 namespace snug::replay {
 namespace {
 
 constexpr Bytes kSmallestWorthIt = 4_KiB;
 
-/// The value that is cheapest to make again per byte, or kNoValue.
-plan::ValueId cheapest(const record::Tape& tape) {
-  plan::ValueId best = plan::kNoValue;
-  double best_cost = std::numeric_limits<double>::infinity();
+struct Victim {
+  double seconds_per_byte;
+  plan::ValueId value;
+};
+
+/// What can be dropped now, the cheapest to make again per byte first.
+std::vector<Victim> victims(const record::Tape& tape) {
   const plan::Ledger& ledger = tape.ledger();
+  const std::vector<double> recovery = ledger.recovery_seconds([&](plan::OpId op) { return tape.seconds(op); });
+  std::vector<Victim> found;
   for (plan::ValueId v = 0; v < tape.flow().values(); ++v) {
     if (!ledger.evictable(v) || tape.nbytes(v) < kSmallestWorthIt || !tape.only_ours(v)) continue;
-    const auto ops = ledger.recovery(v);
-    if (ops.empty()) continue;
-    double seconds = 0;
-    for (plan::OpId op : ops) seconds += tape.seconds(op);
-    const double cost = seconds / static_cast<double>(tape.nbytes(v));
-    if (cost < best_cost) {
-      best_cost = cost;
-      best = v;
-    }
+    const double seconds = recovery[static_cast<std::size_t>(tape.flow().producer(v))];
+    if (std::isfinite(seconds)) found.push_back({seconds / static_cast<double>(tape.nbytes(v)), v});
   }
-  return best;
+  std::ranges::sort(found, {}, &Victim::seconds_per_byte);
+  return found;
 }
 
 }  // namespace
@@ -43,11 +44,10 @@ bool Evictor::make_room(Bytes bytes) noexcept {
   const std::unique_lock lock(tape_->mutex(), std::try_to_lock);
   if (!lock.owns_lock()) return false;
   Bytes freed = 0;
-  while (freed < bytes) {
-    const plan::ValueId victim = cheapest(*tape_);
-    if (victim == plan::kNoValue) break;
-    freed += memory_.rounded(tape_->nbytes(victim));
-    tape_->evict(victim);
+  for (const Victim& victim : victims(*tape_)) {
+    if (freed >= bytes) break;
+    freed += memory_.rounded(tape_->nbytes(victim.value));
+    tape_->evict(victim.value);
   }
   return freed > 0;
 }

@@ -76,8 +76,9 @@ class SideEffects {
 };
 
 RecordedStep record_once(const Forward& forward, memory::DeviceMemory& memory) {
+  const Bytes before = memory.stats().allocated;
   SideEffects effects{c10::Device(c10::kCPU)};
-  record::Profiler profiler(memory);
+  record::Profiler profiler(memory, memory.stats().allocated - before);
   const auto tape = std::make_shared<record::Tape>(record::KeepSaved{}, &profiler);
   struct Detach {
     record::Tape& tape;

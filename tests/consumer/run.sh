@@ -18,7 +18,7 @@ cached() { sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt"; }
 unset DESTDIR LD_LIBRARY_PATH CMAKE_PREFIX_PATH
 rm -rf "$work"
 mkdir -p "$work"
-cmake --install "$build" --prefix "$prefix" >"$work/install.log" || fail "the installation failed: $(tail -n 5 "$work/install.log")"
+cmake --install "$build" --prefix "$prefix" >"$work/install.log" || fail "the installation failed"
 
 targets="$(find "$prefix" -name 'snugTargets*.cmake')"
 [[ -n "$targets" ]] || fail "no snugTargets.cmake was installed"

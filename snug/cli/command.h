@@ -1,0 +1,33 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "snug/train/config.h"
+
+namespace snug::cli {
+
+/// What a subcommand runs once the command line is parsed; returns the exit code.
+using Action = std::function<int()>;
+
+// One file per subcommand. Each adds itself to `app` and sets `action` when it is chosen.
+void add_doctor(CLI::App& app, Action& action);
+void add_train(CLI::App& app, Action& action);
+void add_verify(CLI::App& app, Action& action);
+
+/// The options that every subcommand with a configuration shares.
+struct ConfigOptions {
+  std::string file;
+  std::string budget;
+  std::vector<std::string> settings;  // key=value
+  bool json = false;
+};
+void add_config_options(CLI::App& command, ConfigOptions& options);
+
+/// The configuration: defaults, then the file, then --set in order, then --budget; checked.
+train::Config configuration(const ConfigOptions& options);
+
+}  // namespace snug::cli

@@ -1,0 +1,39 @@
+#include <fmt/format.h>
+
+#include "snug/cli/command.h"
+
+namespace snug::cli {
+namespace {
+
+std::string keys_help() {
+  std::string text = "\nKeys of the configuration file and of --set (type, default):\n";
+  for (const train::KeyHelp& key : train::config_keys()) {
+    text += fmt::format("  {:<32} {:<8} {:<10} {}\n", key.key, key.type, key.default_text, key.help);
+  }
+  return text;
+}
+
+}  // namespace
+
+void add_config_options(CLI::App& command, ConfigOptions& options) {
+  command.add_option("config", options.file, "The configuration, a TOML file")->required()->type_name("CONFIG.toml");
+  command.add_option("--budget", options.budget, "All memory that tensors may take: 400MiB, or 40% of the unplanned peak")
+      ->type_name("BUDGET");
+  command.add_option("--set", options.settings, "Set one key, as in --set train.steps=100; may be repeated")
+      ->type_name("KEY=VALUE")
+      ->take_all()
+      ->allow_extra_args(false);
+  command.add_flag("--json", options.json, "Print one JSON object on standard output and nothing else there");
+  command.footer(keys_help);
+}
+
+train::Config configuration(const ConfigOptions& options) {
+  train::Config config = train::load_config(options.file);
+  for (const std::string& setting : options.settings) train::set_key(config, setting);
+  if (!options.budget.empty()) config.memory.budget = options.budget;
+  train::validate(config);
+  train::parse_budget(config.memory.budget);
+  return config;
+}
+
+}  // namespace snug::cli

@@ -1,0 +1,123 @@
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "snug/base/clock.h"
+#include "snug/cli/command.h"
+#include "snug/data/libtorch_headers.h"
+#include "snug/memory/cuda_memory.h"
+#include "snug/memory/device_memory.h"
+#include "snug/memory/out_of_budget.h"
+#include "snug/memory/process_memory.h"
+#include "snug/replay/checkpoint.h"
+#include "snug/report/table.h"
+
+namespace snug::cli {
+namespace {
+
+struct Check {
+  std::string name;
+  bool works = false;
+  std::string detail;
+};
+
+Check check(const std::string& name, const std::function<std::string()>& run) {
+  try {
+    return {name, true, run()};
+  } catch (const std::exception& error) {
+    return {name, false, std::string(error.what()).substr(0, 100)};
+  }
+}
+
+/// Records a small net, drops everything, and compares the gradients with those of plain autograd.
+std::string check_replay() {
+  torch::manual_seed(1);
+  const at::Tensor w = torch::randn({64, 64}, torch::requires_grad());
+  const at::Tensor x = torch::randn({32, 64});
+  const auto gradient = [&](bool replays) {
+    torch::manual_seed(2);
+    w.mutable_grad() = at::Tensor();
+    const auto block = [&](const at::Tensor& y) { return at::dropout(at::gelu(y.matmul(w)), 0.5, true).matmul(w).tanh(); };
+    (replays ? checkpoint(block, x) : block(x)).sum().backward();
+    return w.grad().clone();
+  };
+  const at::Tensor plain = gradient(false);
+  if (!at::equal(plain, gradient(true))) throw std::runtime_error("replayed gradients differ from plain ones");
+  return "gradients bitwise equal";
+}
+
+std::string check_cap() {
+  auto& memory = memory::device_memory(c10::kCPU);
+  const auto before = memory.stats();
+  struct Restore {
+    memory::DeviceMemory& memory;
+    std::optional<Bytes> limit;
+    ~Restore() { memory.set_limit(limit); }
+  } const restore{memory, before.limit};
+  memory.set_limit(before.allocated + 1_MiB);
+  try {
+    const at::Tensor too_large = at::empty({8 << 20}, at::kByte);
+  } catch (const OutOfBudget&) {
+    return "8 MiB refused at 1 MiB over, nothing lost";
+  }
+  throw std::runtime_error("an allocation passed the limit");
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app, Action& action) {
+  auto json = std::make_shared<bool>(false);
+  CLI::App* command = app.add_subcommand("doctor", "Tell what snug runs on here, and what works");
+  command->add_flag("--json", *json, "Print one JSON object on standard output and nothing else there");
+  command->callback([json, &action] {
+    action = [json] {
+      const memory::MachineMemory machine = memory::machine_memory();
+      const std::vector<Check> checks = {
+          check("record and replay", check_replay),
+          check("memory cap", check_cap),
+          check("bf16", [] {
+            const at::Tensor a = at::ones({64, 64}, at::kBFloat16);
+            return at::matmul(a, a)[0][0].item<float>() == 64 ? std::string("matmul works")
+                                                              : throw std::runtime_error("matmul gives a wrong result");
+          }),
+          check("demo text", [] { return std::to_string(std::distance(std::filesystem::recursive_directory_iterator(data::libtorch_headers()), {})) + " headers"; }),
+      };
+      bool all = true;
+      for (const Check& c : checks) all = all && c.works;
+      const bool cuda = memory::cuda_memory() != nullptr;
+      if (*json) {
+        nlohmann::ordered_json found = nlohmann::ordered_json::object();
+        for (const Check& c : checks) found[c.name] = {{"works", c.works}, {"detail", c.detail}};
+        const nlohmann::ordered_json report = {{"snug", SNUG_VERSION},
+                                               {"libtorch", TORCH_VERSION},
+                                               {"device", cuda ? "cuda" : "cpu"},
+                                               {"cpu_capability", at::get_cpu_capability()},
+                                               {"threads", at::get_num_threads()},
+                                               {"memory_bytes", machine.total},
+                                               {"available_bytes", machine.available},
+                                               {"checks", found}};
+        fmt::print("{}\n", report.dump());
+      } else {
+        std::vector<report::TableRow> rows = {
+            {"snug", SNUG_VERSION},
+            {"LibTorch", TORCH_VERSION},
+            {"devices", cuda ? "CPU, CUDA" : "CPU"},
+            {"kernels for", at::get_cpu_capability()},
+            {"threads", std::to_string(at::get_num_threads())},
+            {"memory", fmt::format("{}, {} available", format_bytes(machine.total), format_bytes(machine.available))},
+        };
+        for (const Check& c : checks) rows.push_back({c.name, (c.works ? "✓ " : "✗ ") + c.detail});
+        std::fputs(report::render_table("snug doctor", rows).c_str(), stdout);
+      }
+      return all ? 0 : 1;
+    };
+  });
+}
+
+}  // namespace snug::cli

@@ -1,0 +1,64 @@
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "snug/cli/command.h"
+#include "snug/report/table.h"
+#include "snug/train/interrupt.h"
+#include "snug/train/verify.h"
+
+namespace snug::cli {
+namespace {
+
+void print_summary(const train::VerifyResult& r) {
+  const double ratio = r.plain_seconds_median > 0 ? r.planned_seconds_median / r.plain_seconds_median : 0;
+  std::vector<report::TableRow> rows = {{"unplanned peak", format_bytes(r.plan.unplanned_peak)}};
+  if (r.plan.budget > 0) {
+    rows.push_back({"budget", fmt::format("{} ({:.0f} %)", format_bytes(r.plan.budget),
+                                          100.0 * static_cast<double>(r.plan.budget) / static_cast<double>(r.plan.unplanned_peak))});
+  }
+  rows.push_back({"measured peak", format_bytes(r.memory.allocated_peak)});
+  rows.push_back({"step without the plan", fmt::format("{:.3f} s", r.plain_seconds_median)});
+  rows.push_back({"step with the plan", fmt::format("{:.3f} s (x {:.2f})", r.planned_seconds_median, ratio)});
+  rows.push_back({"replayed operators", fmt::format("{}", r.replayed_ops)});
+  rows.push_back({"tensors compared", fmt::format("{} in {} steps", r.tensors, r.steps)});
+  rows.push_back({"tensors that differ", fmt::format("{}", r.different)});
+  if (r.different > 0) {
+    rows.push_back({"first difference", r.first_different});
+    rows.push_back({"largest difference", fmt::format("{:g}", r.max_abs_difference)});
+  }
+  std::fputs(report::render_table("snug verify", rows).c_str(), stdout);
+}
+
+}  // namespace
+
+void add_verify(CLI::App& app, Action& action) {
+  auto options = std::make_shared<ConfigOptions>();
+  auto steps = std::make_shared<std::int64_t>(3);
+  CLI::App* command = app.add_subcommand("verify", "Prove that training under the plan is bitwise the same as without");
+  add_config_options(*command, *options);
+  command->add_option("--steps", *steps, "Steps to compare")->check(CLI::Range(std::int64_t{1}, std::int64_t{1000000}))->capture_default_str();
+  command->callback([options, steps, &action] {
+    action = [options, steps] {
+      const train::Config config = configuration(*options);
+      const train::InterruptScope interruptible;
+      report::Progress progress = report::Progress::for_terminal();
+      const train::VerifyResult result = train::verify(config, *steps, progress);
+      if (options->json) {
+        fmt::print("{}\n", to_json(result).dump());
+      } else {
+        print_summary(result);
+      }
+      if (result.different == 0 && result.steps == *steps) return 0;
+      if (result.different > 0) {
+        fmt::print(stderr, "snug: verify: {} of {} tensors differ, the first at {}, by at most {:g}\n", result.different, result.tensors,
+                   result.first_different, result.max_abs_difference);
+      }
+      return 1;
+    };
+  });
+}
+
+}  // namespace snug::cli

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace snug::optim {
+
+struct AdamWOptions {
+  double learning_rate = 3e-4;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double weight_decay = 0.1;  ///< of parameters with two or more dimensions; biases and norms are not decayed
+};
+
+/// AdamW (Loshchilov and Hutter 2019) through LibTorch's fused kernel. Both moments are made here and not at the first
+/// step, so that a plan made in between knows of them. Parameters must be floating point and of one dtype.
+class AdamW {
+ public:
+  AdamW(std::vector<at::Tensor> parameters, AdamWOptions options);
+
+  /// One update of every parameter that has a gradient.
+  void step(double learning_rate);
+
+  /// Frees all gradients.
+  void zero_grad();
+
+  [[nodiscard]] const std::vector<at::Tensor>& parameters() const noexcept { return parameters_; }
+
+  /// Moments and step counts, for snapshots: tensors that step() writes in place.
+  [[nodiscard]] std::vector<at::Tensor> state() const;
+
+ private:
+  struct Group {
+    double weight_decay;
+    std::vector<std::size_t> members;
+  };
+  AdamWOptions options_;
+  std::vector<at::Tensor> parameters_, first_moments_, second_moments_, steps_;
+  std::vector<Group> groups_;
+};
+
+/// Scales all gradients so that their joint 2-norm is at most `limit`; 0 leaves them alone. Returns the norm before.
+double clip_gradient_norm(const std::vector<at::Tensor>& parameters, double limit);
+
+}  // namespace snug::optim

@@ -1,0 +1,104 @@
+#include "snug/train/experiment.h"
+
+#include <torch/torch.h>
+
+#include <utility>
+
+#include "snug/data/libtorch_headers.h"
+#include "snug/memory/tag.h"
+#include "snug/models/autocast.h"
+#include "snug/record/leaf_names.h"
+#include "snug/plan/strategy.h"
+#include "snug/replay/fit.h"
+
+namespace snug::train {
+namespace {
+
+models::Gpt make_model(const Config& config) {
+  validate(config);
+  if (config.train.threads > 0) at::set_num_threads(static_cast<int>(config.train.threads));
+  torch::manual_seed(static_cast<std::uint64_t>(config.train.seed));
+  const memory::TagScope tag(memory::Tag::Weights);
+  const ModelConfig& m = config.model;
+  return models::Gpt(models::GptOptions{m.blocks, m.width, m.heads, m.sequence, m.vocabulary, m.dropout});
+}
+
+data::TextDataset make_dataset(const Config& config) {
+  const std::filesystem::path path =
+      config.data.path == data::kLibTorchHeaders ? data::libtorch_headers() : std::filesystem::path(config.data.path);
+  return {data::TextCorpus::open(path),
+          {config.train.batch, config.model.sequence, config.data.validation_fraction,
+           static_cast<std::uint64_t>(config.train.seed)}};
+}
+
+optim::AdamWOptions optimizer_options(const OptimizerConfig& o) {
+  return {o.learning_rate, o.beta1, o.beta2, o.epsilon, o.weight_decay};
+}
+
+std::optional<c10::ScalarType> autocast_dtype(const Config& config) {
+  return config.precision.compute == "bf16" ? std::optional(at::kBFloat16) : std::nullopt;
+}
+
+}  // namespace
+
+Experiment::Experiment(const Config& config)
+    : config_(config),
+      model_(make_model(config)),
+      dataset_(make_dataset(config)),
+      optimizer_(model_->parameters(), optimizer_options(config.optimizer)),
+      schedule_{config.optimizer.learning_rate, config.optimizer.warmup_steps, config.train.steps, config.optimizer.final_fraction} {
+  std::vector<std::pair<std::string, at::Tensor>> names;
+  for (const auto& p : model_->named_parameters()) names.emplace_back(p.key(), p.value());
+  record::name_tensors(names);
+}
+
+at::Tensor Experiment::loss(const data::Batch& batch) {
+  const models::AutocastScope autocast(autocast_dtype(config_));
+  return model_->loss(batch.input, batch.target);
+}
+
+data::Batch Experiment::train_batch(std::int64_t step) const {
+  const memory::TagScope tag(memory::Tag::Staging);
+  return dataset_.train_batch(step);
+}
+
+double Experiment::update(std::int64_t step) {
+  const double norm = optim::clip_gradient_norm(optimizer_.parameters(), config_.optimizer.clip_norm);
+  optimizer_.step(schedule_.at(step));
+  optimizer_.zero_grad();
+  return norm;
+}
+
+std::optional<double> Experiment::validation_loss() {
+  if (dataset_.validation_windows() == 0) return std::nullopt;
+  const torch::NoGradGuard no_grad;
+  model_->eval();
+  const std::int64_t available = std::max<std::int64_t>(1, dataset_.validation_windows() / config_.train.batch);
+  const std::int64_t batches = std::min(available, config_.train.validation_batches);
+  double sum = 0;
+  for (std::int64_t i = 0; i < batches; ++i) sum += loss(dataset_.validation_batch(i)).item<double>();
+  model_->train();
+  return sum / static_cast<double>(batches);
+}
+
+std::int64_t Experiment::tokens_per_step() const { return config_.train.batch * config_.model.sequence; }
+
+Session plan_session(Experiment& experiment) {
+  auto& memory = memory::device_memory(c10::kCPU);
+  const Config& config = experiment.config();
+  const BudgetRequest request = parse_budget(config.memory.budget);
+  const data::Batch sample = experiment.train_batch(0);
+  const auto step = [&](const data::Batch& batch) { return experiment.loss(batch); };
+  if (const Bytes* bytes = std::get_if<Bytes>(&request)) {
+    return fit(step, sample, {.device = *bytes, .strategy = config.memory.strategy});
+  }
+  replay::RecordedStep recorded = replay::record_step([&] { return step(sample); }, memory);
+  std::optional<plan::Budget> budget;
+  if (const Percent* percent = std::get_if<Percent>(&request)) {
+    const auto unplanned = plan::make_plan(recorded.graph, "none", std::nullopt).predicted_peak;
+    budget = plan::Budget::for_limit(static_cast<Bytes>(percent->value / 100.0 * static_cast<double>(unplanned)));
+  }
+  return {std::move(recorded), config.memory.strategy, budget, memory};
+}
+
+}  // namespace snug::train

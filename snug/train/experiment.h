@@ -1,0 +1,50 @@
+#pragma once
+
+#include <optional>
+
+#include "snug/data/text_dataset.h"
+#include "snug/models/gpt.h"
+#include "snug/optim/adamw.h"
+#include "snug/optim/schedule.h"
+#include "snug/replay/session.h"
+#include "snug/train/config.h"
+
+namespace snug::train {
+
+/// What a configuration describes, made: model, data, optimizer. The same configuration makes the same experiment, bit
+/// for bit.
+class Experiment {
+ public:
+  /// Throws UsageError for a configuration that cannot be: see validate(), TextCorpus::open and TextDataset.
+  explicit Experiment(const Config& config);
+
+  /// The loss of one batch, in the configured precision: a scalar on the autograd graph.
+  at::Tensor loss(const data::Batch& batch);
+
+  [[nodiscard]] data::Batch train_batch(std::int64_t step) const;
+
+  /// Clips the gradients, updates the weights and frees the gradients. Returns the norm before clipping.
+  double update(std::int64_t step);
+
+  /// Mean loss over the validation split, in evaluation mode; nullopt when the text has none.
+  std::optional<double> validation_loss();
+
+  [[nodiscard]] const Config& config() const noexcept { return config_; }
+  [[nodiscard]] models::GptImpl& model() noexcept { return *model_; }
+  [[nodiscard]] optim::AdamW& optimizer() noexcept { return optimizer_; }
+  [[nodiscard]] std::int64_t tokens_per_step() const;
+
+ private:
+  Config config_;
+  models::Gpt model_;
+  data::TextDataset dataset_;
+  optim::AdamW optimizer_;
+  optim::WarmupCosine schedule_;
+};
+
+/// Records one step of the experiment and plans it under the budget that its configuration asks for. A budget in bytes
+/// caps the recording too; one in percent is of the unplanned peak, which takes an uncapped recording to know.
+/// Without a budget everything is kept and nothing is capped.
+Session plan_session(Experiment& experiment);
+
+}  // namespace snug::train

@@ -1,0 +1,18 @@
+#pragma once
+
+namespace snug::train {
+
+/// While it lives, Ctrl-C (SIGINT) and SIGTERM ask the run to stop after the present step; a second one ends the process.
+/// One at a time.
+class InterruptScope {
+ public:
+  InterruptScope();
+  ~InterruptScope();
+  InterruptScope(const InterruptScope&) = delete;
+  InterruptScope& operator=(const InterruptScope&) = delete;
+};
+
+/// Whether a stop was asked for.
+bool interrupted() noexcept;
+
+}  // namespace snug::train

@@ -1,0 +1,163 @@
+#include "snug/train/trainer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "snug/base/clock.h"
+#include "snug/base/errors.h"
+#include "snug/memory/device_memory.h"
+#include "snug/memory/process_memory.h"
+#include "snug/record/random_state.h"
+#include "snug/replay/anomaly.h"
+#include "snug/report/metrics.h"
+#include "snug/train/experiment.h"
+#include "snug/train/interrupt.h"
+
+namespace snug::train {
+namespace {
+
+std::int64_t count_parameters(const models::GptImpl& model) {
+  std::int64_t count = 0;
+  for (const at::Tensor& p : model.parameters()) count += p.numel();
+  return count;
+}
+
+[[noreturn]] void refuse_loss(Experiment& experiment, const data::Batch& batch, std::int64_t step, double loss,
+                              const std::optional<record::RandomState>& random) {
+  std::string cause = "train.detect_anomaly = true names the operator that made it";
+  if (random) {
+    const record::RandomStateScope as_then(*random);
+    const auto found = replay::first_non_finite([&] { return experiment.loss(batch); });
+    cause = found ? "the first operator with a non-finite output is " + *found : "running the step again gave finite values";
+  }
+  throw Error(fmt::format("train: the loss of step {} is {}; {}; a lower optimizer.learning_rate often helps", step, loss, cause));
+}
+
+}  // namespace
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
+
+nlohmann::ordered_json to_json(const TrainResult& r) {
+  nlohmann::ordered_json by_tag;
+  for (std::size_t i = 0; i < memory::kTags; ++i) by_tag[std::string(memory::kTagNames[i])] = r.memory.at_peak_by_tag[i];
+  const auto or_null = [](const auto& value) { return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(); };
+  return {{"steps", r.steps},
+          {"parameters", r.parameters},
+          {"tokens_per_second", r.tokens_per_second},
+          {"step_seconds_median", r.step_seconds_median},
+          {"loss_first", r.loss_first},
+          {"loss_last", r.loss_last},
+          {"validation_loss", or_null(r.validation_loss)},
+          {"strategy", r.plan.strategy},
+          {"budget_bytes", r.plan.budget > 0 ? nlohmann::ordered_json(r.plan.budget) : nlohmann::ordered_json()},
+          {"predicted_peak_bytes", r.plan.predicted_peak},
+          {"measured_peak_bytes", r.memory.allocated_peak},
+          {"mapped_peak_bytes", r.memory.mapped_peak},
+          {"unplanned_peak_bytes", r.plan.unplanned_peak},
+          {"peak_by_tag", by_tag},
+          {"resident_start_bytes", r.resident_start},
+          {"resident_peak_bytes", r.resident_peak},
+          {"replayed_ops", r.replayed_ops},
+          {"evictions", r.evictions},
+          {"interrupted", r.interrupted}};
+}
+
+TrainResult train(const Config& config, report::Progress& progress) {
+  auto& memory = memory::device_memory(c10::kCPU);
+  TrainResult result;
+  result.resident_start = memory::process_memory().resident;
+  std::optional<report::MetricsWriter> metrics;
+  if (!config.output.folder.empty()) metrics.emplace(std::filesystem::path(config.output.folder) / "metrics.jsonl");
+  Experiment experiment(config);
+  result.parameters = count_parameters(experiment.model());
+  if (metrics) metrics->write({{"config", to_json(config)}, {"parameters", result.parameters}});
+  progress.note(fmt::format("{:.1f} M parameters; recording one step", static_cast<double>(result.parameters) / 1e6));
+
+  const bool capped_from_the_start = std::holds_alternative<Bytes>(parse_budget(config.memory.budget));
+  Session session = plan_session(experiment);
+  // A budget in percent needs an uncapped recording: what that took does not count.
+  if (!capped_from_the_start) {
+    memory.release_cached();
+    memory.reset_peak();
+  }
+  const auto describe_plan = [&] {
+    const plan::MemoryPlan& p = session.plan();
+    return fmt::format("plan \"{}\": {} operators, unplanned peak {}, predicted peak {}{}", p.strategy, session.graph().ops.size(),
+                       format_bytes(p.unplanned_peak), format_bytes(p.predicted_peak),
+                       p.budget > 0 ? ", budget " + format_bytes(p.budget) : std::string());
+  };
+  progress.note(describe_plan());
+
+  std::vector<double> seconds;
+  const double started = monotonic_seconds();
+  for (std::int64_t step = 0; step < config.train.steps && !interrupted(); ++step) {
+    const double step_started = monotonic_seconds();
+    const data::Batch batch = experiment.train_batch(step);
+    std::optional<record::RandomState> random;
+    if (config.train.detect_anomaly) random = record::save_random_state(record::default_generator(c10::Device(c10::kCPU)));
+    const double loss = session.backward([&] { return experiment.loss(batch); }).item<double>();
+    if (!std::isfinite(loss)) refuse_loss(experiment, batch, step, loss, random);
+    const double norm = experiment.update(step);
+    seconds.push_back(monotonic_seconds() - step_started);
+
+    if (step == 0) result.loss_first = loss;
+    result.loss_last = loss;
+    result.steps = step + 1;
+    const Session::StepReport& report = session.last_step();
+    result.replayed_ops = report.replayed_ops;
+    result.evictions += report.evictions;
+    if (!report.followed_plan) progress.note(fmt::format("step {}: not the planned step, run under pressure ({})", step, report.divergence));
+    const bool last = step + 1 == config.train.steps || interrupted();
+    const bool validates = last || (config.train.validate_every > 0 && (step + 1) % config.train.validate_every == 0);
+    if (validates) result.validation_loss = experiment.validation_loss();
+
+    const memory::Stats stats = memory.stats();
+    report::StepStatus status;
+    status.step = step + 1;
+    status.steps = config.train.steps;
+    status.loss = loss;
+    status.tokens_per_second = static_cast<double>(experiment.tokens_per_step()) / seconds.back();
+    status.peak = stats.allocated_peak;
+    if (session.plan().budget > 0) status.budget = session.plan().budget;
+    status.seconds = monotonic_seconds() - started;
+    if (validates) status.validation_loss = result.validation_loss;
+    progress.update(status);
+    if (metrics) {
+      nlohmann::ordered_json line = {{"step", step},
+                                     {"loss", loss},
+                                     {"gradient_norm", norm},
+                                     {"step_seconds", seconds.back()},
+                                     {"tokens_per_second", status.tokens_per_second},
+                                     {"peak_bytes", stats.allocated_peak},
+                                     {"replayed_ops", report.replayed_ops},
+                                     {"evictions", report.evictions}};
+      if (validates && result.validation_loss) line["validation_loss"] = *result.validation_loss;
+      metrics->write(line);
+    }
+  }
+  progress.finish();
+  result.interrupted = interrupted();
+  result.step_seconds_median = median(seconds);
+  if (result.step_seconds_median > 0) {
+    result.tokens_per_second = static_cast<double>(experiment.tokens_per_step()) / result.step_seconds_median;
+  }
+  result.plan = session.plan();
+  result.memory = memory.stats();
+  result.resident_peak = memory::process_memory().resident_peak;
+  if (metrics) {
+    metrics->write({{"result", to_json(result)}});
+    metrics->close();
+  }
+  return result;
+}
+
+}  // namespace snug::train

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "snug/memory/stats.h"
+#include "snug/plan/memory_plan.h"
+#include "snug/report/progress.h"
+#include "snug/train/config.h"
+
+namespace snug::train {
+
+/// What a training run did. Seconds are of whole steps, optimizer included.
+struct TrainResult {
+  std::int64_t steps = 0;
+  std::int64_t parameters = 0;
+  double tokens_per_second = 0;
+  double step_seconds_median = 0;
+  double loss_first = 0;
+  double loss_last = 0;
+  std::optional<double> validation_loss;
+  plan::MemoryPlan plan;
+  memory::Stats memory;              ///< since the budget holds
+  Bytes resident_start = 0;          ///< of the process, before the experiment was made
+  Bytes resident_peak = 0;
+  std::int64_t replayed_ops = 0;     ///< of the last step
+  std::int64_t evictions = 0;        ///< of all steps
+  bool interrupted = false;
+};
+
+nlohmann::ordered_json to_json(const TrainResult& result);
+
+/// Trains as the configuration says and writes metrics to its output folder. Stops cleanly when interrupted() says so.
+/// Throws Error naming the step when the loss is not finite, and the first operator that made it when
+/// train.detect_anomaly is on; DoesNotFit, OutOfBudget and UsageError as the parts do.
+TrainResult train(const Config& config, report::Progress& progress);
+
+/// The middle of `values`, 0 when there are none.
+double median(std::vector<double> values);
+
+}  // namespace snug::train

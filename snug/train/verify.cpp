@@ -1,0 +1,165 @@
+#include "snug/train/verify.h"
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "snug/base/clock.h"
+#include "snug/memory/device_memory.h"
+#include "snug/record/random_state.h"
+#include "snug/train/experiment.h"
+#include "snug/train/interrupt.h"
+#include "snug/train/trainer.h"
+
+namespace snug::train {
+namespace {
+
+/// Copies of tensors outside of the allocator that the budget counts.
+class Copies {
+ public:
+  void add(std::string name, const at::Tensor& tensor) {
+    const at::Tensor whole = tensor.detach().contiguous();
+    const auto* bytes = static_cast<const char*>(whole.data_ptr());
+    entries_.push_back({std::move(name), whole.scalar_type(), {bytes, bytes + whole.nbytes()}});
+  }
+  struct Entry {
+    std::string name;
+    c10::ScalarType dtype;
+    std::vector<char> bytes;
+  };
+  [[nodiscard]] const std::vector<Entry>& entries() const { return entries_; }
+
+ private:
+  std::vector<Entry> entries_;
+};
+
+double largest_difference(const Copies::Entry& a, const Copies::Entry& b) {
+  const auto tensor = [](const Copies::Entry& e) {
+    const auto count = static_cast<std::int64_t>(e.bytes.size() / c10::elementSize(e.dtype));
+    return at::from_blob(const_cast<char*>(e.bytes.data()), {count}, e.dtype).to(at::kDouble);
+  };
+  return a.bytes.size() == b.bytes.size() && !a.bytes.empty() ? (tensor(a) - tensor(b)).abs().max().item<double>() : 0;
+}
+
+/// Everything a step changes, so that it can be run a second time.
+class State {
+ public:
+  explicit State(Experiment& experiment) : random_(record::save_random_state(record::default_generator(c10::Device(c10::kCPU)))) {
+    for (const at::Tensor& t : experiment.model().parameters()) tensors_.push_back(t);
+    for (const at::Tensor& t : experiment.model().buffers()) tensors_.push_back(t);
+    for (const at::Tensor& t : experiment.optimizer().state()) tensors_.push_back(t);
+    for (const at::Tensor& t : tensors_) copies_.add("", t);
+  }
+  void restore() {
+    const torch::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const Copies::Entry& e = copies_.entries()[i];
+      tensors_[i].copy_(at::from_blob(const_cast<char*>(e.bytes.data()), tensors_[i].sizes(), e.dtype));
+    }
+    const std::lock_guard lock(random_.generator.mutex());
+    random_.generator.set_state(random_.state);
+  }
+
+ private:
+  std::vector<at::Tensor> tensors_;
+  Copies copies_;
+  record::RandomState random_;
+};
+
+/// What a step leaves behind: before the update, and the weights after it.
+Copies outcome(Experiment& experiment, const at::Tensor& loss, std::int64_t step) {
+  Copies copies;
+  copies.add("loss", loss);
+  for (const auto& p : experiment.model().named_parameters()) {
+    if (p.value().grad().defined()) copies.add("gradient of " + p.key(), p.value().grad());
+  }
+  for (const auto& b : experiment.model().named_buffers()) copies.add("buffer " + b.key(), b.value());
+  copies.add("random state", record::save_random_state(record::default_generator(c10::Device(c10::kCPU))).state);
+  experiment.update(step);
+  for (const auto& p : experiment.model().named_parameters()) copies.add("weight " + p.key(), p.value());
+  return copies;
+}
+
+void compare(const Copies& plain, const Copies& planned, std::int64_t step, VerifyResult& result) {
+  const std::size_t count = std::max(plain.entries().size(), planned.entries().size());
+  for (std::size_t i = 0; i < count; ++i) {
+    ++result.tensors;
+    const bool both = i < plain.entries().size() && i < planned.entries().size();
+    if (both && plain.entries()[i].name == planned.entries()[i].name && plain.entries()[i].bytes == planned.entries()[i].bytes) continue;
+    ++result.different;
+    if (result.first_different.empty()) {
+      result.first_different = fmt::format("step {}: {}", step, both ? plain.entries()[i].name : "a tensor that only one of them has");
+    }
+    if (both) result.max_abs_difference = std::max(result.max_abs_difference, largest_difference(plain.entries()[i], planned.entries()[i]));
+  }
+}
+
+}  // namespace
+
+nlohmann::ordered_json to_json(const VerifyResult& r) {
+  return {{"steps", r.steps},
+          {"tensors", r.tensors},
+          {"different", r.different},
+          {"max_abs_difference", r.max_abs_difference},
+          {"first_different", r.first_different.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(r.first_different)},
+          {"replayed_ops", r.replayed_ops},
+          {"evictions", r.evictions},
+          {"strategy", r.plan.strategy},
+          {"budget_bytes", r.plan.budget > 0 ? nlohmann::ordered_json(r.plan.budget) : nlohmann::ordered_json()},
+          {"predicted_peak_bytes", r.plan.predicted_peak},
+          {"measured_peak_bytes", r.memory.allocated_peak},
+          {"mapped_peak_bytes", r.memory.mapped_peak},
+          {"unplanned_peak_bytes", r.plan.unplanned_peak},
+          {"plain_step_seconds_median", r.plain_seconds_median},
+          {"planned_step_seconds_median", r.planned_seconds_median}};
+}
+
+VerifyResult verify(const Config& config, std::int64_t steps, report::Progress& progress) {
+  auto& memory = memory::device_memory(c10::kCPU);
+  VerifyResult result;
+  Experiment experiment(config);
+  progress.note("recording one step");
+  Session session = plan_session(experiment);
+  const std::optional<Bytes> limit = memory.stats().limit;
+  std::vector<double> plain_seconds, planned_seconds;
+  for (std::int64_t step = 0; step < steps && !interrupted(); ++step) {
+    State before(experiment);
+    const data::Batch batch = experiment.train_batch(step);
+    Copies plain;
+    {
+      memory.set_limit(std::nullopt);
+      const double started = monotonic_seconds();
+      const at::Tensor loss = experiment.loss(batch);
+      loss.backward();
+      plain_seconds.push_back(monotonic_seconds() - started);
+      plain = outcome(experiment, loss, step);
+    }
+    before.restore();
+    // The plain step's cached pages would count against the cap.
+    memory.release_cached();
+    memory.set_limit(limit);
+    const memory::Stats peaks = result.memory;
+    memory.reset_peak();
+    const double started = monotonic_seconds();
+    const at::Tensor loss = session.backward([&] { return experiment.loss(batch); });
+    planned_seconds.push_back(monotonic_seconds() - started);
+    result.memory = memory.stats();
+    if (peaks.allocated_peak > result.memory.allocated_peak) result.memory = peaks;
+    compare(plain, outcome(experiment, loss, step), step, result);
+    result.replayed_ops += session.last_step().replayed_ops;
+    result.evictions += session.last_step().evictions;
+    result.steps = step + 1;
+    progress.note(fmt::format("step {}: loss {:.4f}, {} tensors compared, {} differ", step, loss.item<double>(), result.tensors, result.different));
+  }
+  result.plan = session.plan();
+  result.plain_seconds_median = median(plain_seconds);
+  result.planned_seconds_median = median(planned_seconds);
+  return result;
+}
+
+}  // namespace snug::train

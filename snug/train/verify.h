@@ -1,0 +1,37 @@
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "snug/memory/stats.h"
+#include "snug/plan/memory_plan.h"
+#include "snug/report/progress.h"
+#include "snug/train/config.h"
+
+namespace snug::train {
+
+/// What a comparison of steps with and without the plan found.
+struct VerifyResult {
+  std::int64_t steps = 0;
+  std::int64_t tensors = 0;    ///< compared: loss, gradients, buffers and weights of every step
+  std::int64_t different = 0;  ///< of those, with any bit that differs
+  double max_abs_difference = 0;
+  std::string first_different;  ///< the step and the name of the first
+  std::int64_t replayed_ops = 0;  ///< in all planned steps together
+  std::int64_t evictions = 0;
+  double plain_seconds_median = 0;    ///< forward and backward, interleaved with the planned ones
+  double planned_seconds_median = 0;
+  plan::MemoryPlan plan;
+  memory::Stats memory;  ///< of the planned steps
+};
+
+nlohmann::ordered_json to_json(const VerifyResult& result);
+
+/// Runs every step twice from the same state: as PyTorch does, and under the plan and its cap. Compares loss, every
+/// gradient, every buffer, the random generator and the weights after the optimizer's step bitwise, then goes on from the planned one.
+VerifyResult verify(const Config& config, std::int64_t steps, report::Progress& progress);
+
+}  // namespace snug::train

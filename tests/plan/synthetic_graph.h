@@ -1,0 +1,140 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "snug/plan/step_graph.h"
+
+namespace snug::plan::synthetic {
+
+/// Writes a StepGraph event by event.
+class GraphBuilder {
+ public:
+  explicit GraphBuilder(Bytes static_bytes = 0) {
+    graph_.static_bytes = static_bytes;
+    graph_.static_by_tag[0] = static_bytes;
+  }
+
+  ValueId leaf() {
+    graph_.values.emplace_back();
+    return graph_.flow.add_leaf();
+  }
+
+  /// Runs an operator with one new output.
+  ValueId op(const std::string& name, const std::vector<ValueId>& inputs, Bytes bytes, double seconds = 1,
+             Bytes workspace = 0) {
+    begin_op(name, inputs, seconds, workspace);
+    return fresh(bytes);
+  }
+  /// Runs an operator that overwrites `target`, which it reads when it is among the inputs.
+  ValueId in_place(const std::string& name, const std::vector<ValueId>& inputs, ValueId target, double seconds = 1) {
+    begin_op(name, inputs, seconds, 0);
+    return written(target);
+  }
+
+  /// For operators with several outputs: begin_op, then fresh() and written() for each.
+  void begin_op(const std::string& name, const std::vector<ValueId>& inputs, double seconds, Bytes workspace) {
+    const OpId id = graph_.flow.add_op(inputs, kRootSegment);
+    OpInfo info;
+    info.name = name;
+    info.signature = std::hash<std::string>()(name) + inputs.size();
+    info.seconds = seconds;
+    info.peak_bytes = workspace;
+    graph_.ops.push_back(std::move(info));
+    graph_.step_seconds += 3 * seconds;
+    graph_.events.push_back({Event::Kind::Run, id, 0, 0});
+  }
+  ValueId fresh(Bytes bytes) {
+    graph_.ops.back().peak_bytes += bytes;
+    return output(kNoValue, bytes);
+  }
+  ValueId written(ValueId target) { return output(target, graph_.values[static_cast<std::size_t>(target)].bytes); }
+
+  void die(ValueId value) { graph_.events.push_back({Event::Kind::Die, value, 0, 0}); }
+  void save(ValueId value) {
+    graph_.values[static_cast<std::size_t>(value)].saved = true;
+    graph_.events.push_back({Event::Kind::Save, value, 0, 0});
+  }
+  void settle() { graph_.events.push_back({Event::Kind::Settle, -1, 0, 0}); }
+  void unpack(ValueId value) { graph_.events.push_back({Event::Kind::Unpack, value, 0, 0}); }
+  void release(ValueId value) { graph_.events.push_back({Event::Kind::Release, value, 0, 0}); }
+  void other(Bytes peak, Bytes net) { graph_.events.push_back({Event::Kind::Other, -1, peak, net}); }
+
+  /// A backward node: unpacks what its operator saved, allocates, and releases.
+  void node(const std::vector<ValueId>& saved, Bytes peak) {
+    for (ValueId v : saved) unpack(v);
+    other(peak, 0);
+    for (ValueId v : saved) release(v);
+  }
+
+  StepGraph& graph() { return graph_; }
+  StepGraph take() { return std::move(graph_); }
+
+ private:
+  ValueId output(ValueId overwrites, Bytes bytes) {
+    graph_.values.push_back({bytes, false});
+    return graph_.flow.add_output(overwrites);
+  }
+  StepGraph graph_;
+};
+
+/// What a GPT-like chain is made of.
+struct Chain {
+  int blocks = 4;
+  Bytes width = 1_MiB;  ///< bytes of one hidden state
+  Bytes static_bytes = 10_MiB;
+};
+
+inline constexpr int kOpsBefore = 1;    ///< the embedding
+inline constexpr int kOpsPerBlock = 10;
+
+/// An embedding, `blocks` blocks of attention and MLP with residuals, and a loss; saved values as autograd has them, and
+/// backward in reverse order.
+inline StepGraph gpt_like(const Chain& chain) {
+  const Bytes w = chain.width;
+  GraphBuilder b(chain.static_bytes);
+  std::vector<std::vector<ValueId>> saved;  // by operator
+  const auto run = [&](const std::string& name, const std::vector<ValueId>& inputs, Bytes bytes, double seconds,
+                       bool saves_input, bool saves_output = false) {
+    const ValueId out = b.op(name, inputs, bytes, seconds);
+    saved.emplace_back();
+    if (saves_input) saved.back().push_back(inputs[0]);
+    if (saves_output) saved.back().push_back(out);
+    for (ValueId v : saved.back()) b.save(v);
+    return out;
+  };
+  const ValueId tokens = b.leaf();
+  const ValueId weight = b.leaf();
+  ValueId x = run("aten::embedding", {tokens, weight}, w, 0.5, true);
+  for (int i = 0; i < chain.blocks; ++i) {
+    const ValueId norm1 = run("aten::native_layer_norm", {x}, w, 0.2, true);
+    const ValueId qkv = run("aten::addmm", {norm1, weight}, 3 * w, 3, true);
+    b.die(norm1);
+    const ValueId attended = run("aten::attention", {qkv}, w, 4, true, true);
+    b.die(qkv);
+    const ValueId projected = run("aten::addmm", {attended, weight}, w, 1, true);
+    b.die(attended);
+    const ValueId middle = run("aten::add", {x, projected}, w, 0.1, false);
+    b.die(x);
+    b.die(projected);
+    const ValueId norm2 = run("aten::native_layer_norm", {middle}, w, 0.2, true);
+    const ValueId wide = run("aten::addmm", {norm2, weight}, 4 * w, 4, true);
+    b.die(norm2);
+    const ValueId active = run("aten::gelu", {wide}, 4 * w, 0.8, true);
+    b.die(wide);
+    const ValueId narrow = run("aten::addmm", {active, weight}, w, 4, true);
+    b.die(active);
+    x = run("aten::add", {middle, narrow}, w, 0.1, false);
+    b.die(middle);
+    b.die(narrow);
+  }
+  const ValueId loss = run("aten::loss", {x}, 4_KiB, 0.3, true);
+  b.die(x);
+  b.settle();
+  for (auto values = saved.rbegin(); values != saved.rend(); ++values) b.node(*values, 2 * w);
+  b.die(loss);
+  return b.take();
+}
+
+}  // namespace snug::plan::synthetic
