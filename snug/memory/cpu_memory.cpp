@@ -23,6 +23,7 @@ namespace {
 
 constexpr Bytes kHeader = sizeof(BlockHeader);
 constexpr Bytes kSmallest = 32_KiB;
+constexpr std::size_t kLargest = std::size_t{1} << 62;  // rounding and sums stay within 63 bits
 constexpr std::size_t kLargestListed = 5;
 constexpr std::uint8_t kAllocatorPriority = 200;  // above LibTorch's own and its mobile allocators
 
@@ -67,6 +68,7 @@ std::byte* CpuMemory::try_take(Bytes block, bool small) {
 c10::DataPtr CpuMemory::allocate(std::size_t bytes) {
   const c10::Device cpu(c10::kCPU);
   if (bytes == 0) return {nullptr, nullptr, &CpuMemory::deallocate, cpu};
+  if (bytes > kLargest) refuse(static_cast<Bytes>(kLargest));
   const Bytes block = rounded(static_cast<Bytes>(bytes));
   const bool small = block <= kSmallest;
   std::byte* memory = nullptr;

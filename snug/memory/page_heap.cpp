@@ -99,8 +99,11 @@ std::byte* PageHeap::take(Bytes length) {
 }
 
 void PageHeap::give(std::byte* address, Bytes length) {
+  const Bytes offset = address - base_;
   taken_ -= length;
-  cached_.give(address - base_, length);
+  cached_.give(offset, length);
+  // Only under a limit that was set when more than that was taken.
+  if (limit_ && mapped() > *limit_) unmap(offset, std::min(length, mapped() - *limit_));
 }
 
 }  // namespace snug::memory

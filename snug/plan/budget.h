@@ -13,6 +13,15 @@ struct Budget {
 
   [[nodiscard]] Bytes for_blocks() const { return device - reserve; }
 
+  /// The smallest budget like this one whose blocks hold `peak`: a reserve that for_limit() chose grows with the limit.
+  [[nodiscard]] Bytes floor_for(Bytes peak) const {
+    if (reserve != for_limit(device).reserve) return peak + reserve;
+    Bytes limit = peak + std::min<Bytes>(peak / 31, 2_MiB);
+    while (for_limit(limit).for_blocks() < peak) ++limit;
+    while (for_limit(limit - 1).for_blocks() >= peak) --limit;
+    return limit;
+  }
+
   /// The budget under a hard limit of an allocator, with the reserve that its small blocks need.
   static Budget for_limit(Bytes limit) { return {limit, std::min<Bytes>(limit / 32, 2_MiB)}; }
 };

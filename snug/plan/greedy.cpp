@@ -126,7 +126,7 @@ MemoryPlan plan_greedy(const StepGraph& graph, Budget budget) {
   if (fits == plans.end()) {
     const MemoryPlan& least = *std::ranges::min_element(plans, {}, &MemoryPlan::predicted_peak);
     const Simulation run = simulate(graph, least);
-    throw DoesNotFit({budget.device, least.predicted_peak + budget.reserve, graph.static_by_tag,
+    throw DoesNotFit({budget.device, budget.floor_for(least.predicted_peak), graph.static_by_tag,
                       least.predicted_peak - graph.static_bytes,
                       run.peak_op == kNoOp ? std::string() : graph.ops[at(run.peak_op)].name, "greedy"});
   }

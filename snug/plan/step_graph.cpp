@@ -24,27 +24,39 @@ Json flow_to_json(const Dataflow& flow) {
   return ops;
 }
 
+ValueId value_from(const Json& json, ValueId values) {
+  if (!json.is_number_integer() || json < 0 || json >= values) {
+    throw UsageError(fmt::format("step graph: value {} of {} does not exist", json.dump(), values));
+  }
+  return json.get<ValueId>();
+}
+
 /// Values are numbered as they were first seen, so leaves are those that no operator makes.
-Dataflow flow_from_json(const Json& ops, const std::vector<ValueId>& leaves, ValueId values) {
+Dataflow flow_from_json(const Json& ops, const Json& leaves, ValueId values) {
   Dataflow flow;
   std::vector<char> is_leaf(static_cast<std::size_t>(values), 0);
-  for (ValueId v : leaves) is_leaf.at(static_cast<std::size_t>(v)) = 1;
+  for (const Json& leaf : leaves) is_leaf[static_cast<std::size_t>(value_from(leaf, values))] = 1;
   const auto add_leaves_up_to = [&](ValueId next) {
     while (flow.values() < next) flow.add_leaf();
   };
   for (const Json& op : ops) {
-    const auto inputs = op.at("inputs").get<std::vector<ValueId>>();
-    for (ValueId v : inputs) {
-      if (v < 0 || v >= values) throw UsageError(fmt::format("step graph: value {} of {} does not exist", v, values));
-      add_leaves_up_to(v + 1);
+    std::vector<ValueId> inputs;
+    for (const Json& input : op.at("inputs")) {
+      inputs.push_back(value_from(input, values));
+      add_leaves_up_to(inputs.back() + 1);
     }
     const Json& outputs = op.at("outputs");
-    if (!outputs.empty()) add_leaves_up_to(outputs[0][0].get<ValueId>());
+    if (!outputs.empty()) add_leaves_up_to(value_from(outputs.at(0).at(0), values));
     flow.add_op(inputs, kRootSegment);
     for (const Json& out : outputs) {
-      const ValueId v = flow.add_output(out.at(1).get<ValueId>());
-      if (v != out.at(0).get<ValueId>()) throw UsageError(fmt::format("step graph: value {} is out of order", v));
-      if (is_leaf.at(static_cast<std::size_t>(v))) flow.make_leaf(v);
+      const ValueId v = value_from(out.at(0), values);
+      if (v != flow.values()) throw UsageError(fmt::format("step graph: value {} is out of order", v));
+      const Json& overwrites = out.at(1);
+      if (!overwrites.is_number_integer() || overwrites < kNoValue || overwrites >= v) {
+        throw UsageError(fmt::format("step graph: value {} overwrites value {}, which is not there before it", v, overwrites.dump()));
+      }
+      flow.add_output(overwrites.get<ValueId>());
+      if (is_leaf[static_cast<std::size_t>(v)]) flow.make_leaf(v);
     }
   }
   add_leaves_up_to(values);

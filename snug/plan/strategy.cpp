@@ -33,7 +33,7 @@ MemoryPlan make_plan(const StepGraph& graph, std::string_view strategy, std::opt
   plan.unplanned_seconds = graph.step_seconds;
   if (budget && plan.predicted_peak > budget->for_blocks()) {
     const OpId op = simulate(graph, plan).peak_op;
-    throw DoesNotFit({budget->device, plan.predicted_peak + budget->reserve, graph.static_by_tag, plan.predicted_peak - graph.static_bytes,
+    throw DoesNotFit({budget->device, budget->floor_for(plan.predicted_peak), graph.static_by_tag, plan.predicted_peak - graph.static_bytes,
                       op == kNoOp ? std::string() : graph.ops[static_cast<std::size_t>(op)].name, plan.strategy});
   }
   return plan;

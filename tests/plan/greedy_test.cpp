@@ -65,7 +65,7 @@ TEST_F(GreedyOnAChain, NamesAFloorThatWorksUnderAnAllocatorsLimit) {
   for (const Bytes width : {16_KiB, 300_KiB, 1_MiB, 8_MiB}) {
     SCOPED_TRACE(width);
     const StepGraph other = synthetic::gpt_like({.blocks = 8, .width = width, .static_bytes = 0});
-    const auto floor = floor_of(other, Budget::for_limit(1_MiB));
+    const auto floor = floor_of(other, Budget::for_limit(100_KiB));
     EXPECT_NO_THROW(plan_greedy(other, Budget::for_limit(floor.floor)));
     EXPECT_THROW(plan_greedy(other, Budget::for_limit(floor.floor - 1)), DoesNotFit);
   }
@@ -132,21 +132,6 @@ TEST(Greedy, FitsAndBeatsThePresetsOnRandomSteps) {
   }
   EXPECT_EQ(planned, 300);
   EXPECT_GT(dropped, 60);
-}
-
-TEST(Greedy, TakesNoLessTimeUnderASmallerBudgetOnRandomSteps) {
-  for (std::uint64_t seed = 0; seed < 40; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
-    const StepGraph graph = synthetic::random_graph(seed, 40);
-    const Bytes most = plan_none(graph).predicted_peak;
-    const Bytes least = plan_floor(graph).predicted_peak;
-    double before = 0;
-    for (int part = 12; part >= 0; --part) {
-      const double seconds = plan_greedy(graph, {least + (most - least) * part / 12, 0}).predicted_seconds;
-      EXPECT_GE(seconds, before - 1e-9) << part << " of 12";
-      before = seconds;
-    }
-  }
 }
 
 TEST(Greedy, PlansAStepWithoutSavedTensors) {

@@ -16,11 +16,14 @@ namespace {
 
 using synthetic::Dice;
 
-std::uint64_t mix(std::uint64_t a, std::uint64_t b) { return (a ^ (b + 0x9e3779b97f4a7c15ULL + (a << 6) + (a >> 2))) * 0x100000001b3ULL; }
+std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
+  return (a ^ (b + 0x9e3779b97f4a7c15ULL + (a << 6) + (a >> 2))) * 0x100000001b3ULL;
+}
 
 class Machine {
  public:
-  Machine(std::uint64_t seed, bool evicts) : dice_(seed), evicts_(evicts), graph_(synthetic::random_graph(seed, 5 + dice_.roll(60))) {
+  Machine(std::uint64_t seed, bool evicts)
+      : dice_(seed), evicts_(evicts), graph_(synthetic::random_graph(seed, 5 + dice_.roll(60))) {
     std::vector<SegmentRange> ranges;
     if (dice_.chance(60)) ranges = synthetic::random_segments(dice_, graph_.flow.ops());
     flow_ = with_segments(graph_.flow, ranges);
@@ -127,7 +130,8 @@ class Machine {
 
   void run(const ReplayStep& step) {
     ++replayed;
-    for (ValueId v : flow_.inputs(step.op)) ASSERT_TRUE(store_.contains(v)) << "operator " << step.op << " lacks value " << v;
+    for (ValueId v : flow_.inputs(step.op))
+      ASSERT_TRUE(store_.contains(v)) << "operator " << step.op << " lacks value " << v;
     std::vector<std::uint64_t> results;
     for (std::size_t i = 0; i < flow_.outputs(step.op).size(); ++i) results.push_back(result(step.op, i, store_));
     const auto inputs = flow_.inputs(step.op);
@@ -160,7 +164,8 @@ class Machine {
       useful = useful || (!resident_before.contains(out.value) && ledger_.resident(out.value));
       for (std::size_t k = i + 1; k < replay.steps.size(); ++k) {
         const auto inputs = flow_.inputs(replay.steps[k].op);
-        useful = useful || (!resident_before.contains(out.value) && std::ranges::find(inputs, out.value) != inputs.end());
+        useful =
+            useful || (!resident_before.contains(out.value) && std::ranges::find(inputs, out.value) != inputs.end());
       }
     }
     EXPECT_TRUE(useful) << "operator " << replay.steps[i].op << " ran for nothing";
@@ -184,7 +189,8 @@ class Machine {
     const auto seconds = ledger_.recovery_seconds([](OpId) { return 1.0; });
     std::vector<ValueId> victims;
     for (ValueId v = 0; v < flow_.values(); ++v) {
-      if (ledger_.evictable(v) && std::isfinite(seconds[static_cast<std::size_t>(flow_.producer(v))])) victims.push_back(v);
+      if (ledger_.evictable(v) && std::isfinite(seconds[static_cast<std::size_t>(flow_.producer(v))]))
+        victims.push_back(v);
     }
     if (victims.empty()) return;
     ledger_.evict(dice_.pick(victims));

@@ -82,7 +82,8 @@ TEST(RepeatedBlocks, FindTheBlocksOfAChain) {
     const std::vector<SegmentRange> found = repeated_blocks(synthetic::gpt_like({.blocks = blocks}));
     ASSERT_EQ(found.size(), static_cast<std::size_t>(blocks));
     for (int i = 0; i < blocks; ++i) {
-      EXPECT_EQ(found[static_cast<std::size_t>(i)], (SegmentRange{kOpsBefore + i * kOpsPerBlock, kOpsBefore + (i + 1) * kOpsPerBlock}));
+      EXPECT_EQ(found[static_cast<std::size_t>(i)],
+                (SegmentRange{kOpsBefore + i * kOpsPerBlock, kOpsBefore + (i + 1) * kOpsPerBlock}));
     }
   }
 }
@@ -117,7 +118,8 @@ TEST(RepeatedBlocks, FollowOneAnotherWithoutGapsOnRandomSteps) {
       ASSERT_EQ(blocks[i].begin, blocks[i - 1].end);
       ASSERT_EQ(blocks[i].end - blocks[i].begin, blocks[0].end - blocks[0].begin);
       for (OpId k = 0; k < blocks[0].end - blocks[0].begin; ++k) {
-        ASSERT_EQ(graph.ops[static_cast<std::size_t>(blocks[i].begin + k)].name, graph.ops[static_cast<std::size_t>(blocks[0].begin + k)].name);
+        ASSERT_EQ(graph.ops[static_cast<std::size_t>(blocks[i].begin + k)].name,
+                  graph.ops[static_cast<std::size_t>(blocks[0].begin + k)].name);
       }
     }
     found += !blocks.empty();

@@ -51,7 +51,8 @@ TEST(PlanSqrt, GroupsTheBlocksIntoAboutSqrtManySegments) {
   const MemoryPlan plan = plan_sqrt(graph);
   const OpId group = 3 * synthetic::kOpsPerBlock;
   EXPECT_EQ(plan.strategy, "sqrt");
-  EXPECT_THAT(plan.segments, ElementsAre(SegmentRange{1, 1 + group}, SegmentRange{1 + group, 1 + 2 * group}, SegmentRange{1 + 2 * group, 1 + 3 * group}));
+  EXPECT_THAT(plan.segments, ElementsAre(SegmentRange{1, 1 + group}, SegmentRange{1 + group, 1 + 2 * group},
+                                         SegmentRange{1 + 2 * group, 1 + 3 * group}));
   // The inputs of three groups, the input of the loss and the loss.
   EXPECT_EQ(simulate(graph, plan).after_forward, 10_MiB + 4 * 1_MiB + 4_KiB);
   // Two operators of the last block of each group are left out.

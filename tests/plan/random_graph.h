@@ -23,7 +23,8 @@ class Dice {
   }
   template <class T>
   void shuffle(std::vector<T>& items) {
-    for (std::size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[static_cast<std::size_t>(roll(static_cast<int>(i)))]);
+    for (std::size_t i = items.size(); i > 1; --i)
+      std::swap(items[i - 1], items[static_cast<std::size_t>(roll(static_cast<int>(i)))]);
   }
 
  private:
@@ -50,7 +51,8 @@ inline StepGraph random_graph(std::uint64_t seed, int ops) {
     const auto input_count = inputs.size();
     ValueId target = kNoValue;
     if (dice.chance(25) && !live.empty()) {
-      target = dice.chance(70) ? inputs[static_cast<std::size_t>(dice.roll(static_cast<int>(input_count)))] : dice.pick(live);
+      target = dice.chance(70) ? inputs[static_cast<std::size_t>(dice.roll(static_cast<int>(input_count)))]
+                               : dice.pick(live);
       if (std::ranges::find(leaves, target) != leaves.end()) target = kNoValue;
     }
     b.begin_op("op" + std::to_string(dice.roll(4)), inputs, 0.5 + dice.roll(8), dice.roll(3) * 8_KiB);

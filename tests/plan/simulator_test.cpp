@@ -45,7 +45,8 @@ TEST(Simulate, KeepsEverythingThatIsSavedUntilItsNodeReleasesIt) {
   const ThreeOps t = three_ops();
   const Simulation run = simulate(t.graph, plan_none(t.graph), true);
   // Run a, run b, save, run c, save, die, die, settle, unpack b, other, release b, unpack a, other, release a, die c.
-  EXPECT_EQ(run.timeline, (std::vector<Bytes>{1100, 1300, 1300, 1700, 1700, 1700, 1700, 1700, 1700, 1700, 1500, 1500, 1500, 1400, 1000}));
+  EXPECT_EQ(run.timeline, (std::vector<Bytes>{1100, 1300, 1300, 1700, 1700, 1700, 1700, 1700, 1700, 1700, 1500, 1500,
+                                              1500, 1400, 1000}));
   EXPECT_EQ(run.peak, 1000 + 100 + 200 + 400 + 50);
   EXPECT_EQ(run.peak_op, kNoOp);
   EXPECT_EQ(run.peak_event, 9U);
@@ -58,7 +59,8 @@ TEST(Simulate, DropsWhatIsRecomputedAndReplaysItForItsNode) {
   const ThreeOps t = three_ops();
   const Simulation run = simulate(t.graph, dropping(t.graph, {t.a, t.b}), true);
   // The replay of b makes a along the way, which waits for its own node.
-  EXPECT_EQ(run.timeline, (std::vector<Bytes>{1100, 1300, 1300, 1700, 1700, 1600, 1400, 1400, 1700, 1700, 1500, 1500, 1500, 1400, 1000}));
+  EXPECT_EQ(run.timeline, (std::vector<Bytes>{1100, 1300, 1300, 1700, 1700, 1600, 1400, 1400, 1700, 1700, 1500, 1500,
+                                              1500, 1400, 1000}));
   EXPECT_EQ(run.after_forward, 1400);
   EXPECT_EQ(run.peak, 1000 + 400 + 100 + 200 + 50);
   EXPECT_EQ(run.replayed_ops, 2);

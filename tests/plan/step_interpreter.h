@@ -18,20 +18,39 @@ namespace snug::plan::synthetic {
 class StepInterpreter {
  public:
   StepInterpreter(const StepGraph& graph, const MemoryPlan& plan)
-      : graph_(graph), plan_(plan), flow_(with_segments(graph.flow, plan.segments)), live_(graph.static_bytes), peak(live_) {}
+      : graph_(graph),
+        plan_(plan),
+        flow_(with_segments(graph.flow, plan.segments)),
+        live_(graph.static_bytes),
+        peak(live_) {}
 
   void run() {
     for (const Event& e : graph_.events) {
       switch (e.kind) {
-        case Event::Kind::Run: forward(e.id); break;
-        case Event::Kind::Die: program_.erase(e.id); break;
-        case Event::Kind::Save: ++packs_[e.id], ++pending_[e.id]; break;
-        case Event::Kind::Settle: settled_ = true; break;
-        case Event::Kind::Unpack: unpack(e.id); break;
-        case Event::Kind::Release: release(e.id); break;
-        case Event::Kind::Other: reach(e.peak), live_ += e.net; break;
+        case Event::Kind::Run:
+          forward(e.id);
+          break;
+        case Event::Kind::Die:
+          program_.erase(e.id);
+          break;
+        case Event::Kind::Save:
+          ++packs_[e.id], ++pending_[e.id];
+          break;
+        case Event::Kind::Settle:
+          settled_ = true;
+          break;
+        case Event::Kind::Unpack:
+          unpack(e.id);
+          break;
+        case Event::Kind::Release:
+          release(e.id);
+          break;
+        case Event::Kind::Other:
+          reach(e.peak), live_ += e.net;
+          break;
       }
-      if (settled_) std::erase_if(held_, [needed = needed_values()](const auto& h) { return !needed.contains(h.first); });
+      if (settled_)
+        std::erase_if(held_, [needed = needed_values()](const auto& h) { return !needed.contains(h.first); });
       timeline.push_back(live_);
     }
   }
@@ -47,7 +66,9 @@ class StepInterpreter {
   };
   using Ref = std::shared_ptr<Storage>;
 
-  Ref storage_for(ValueId v) { return std::make_shared<Storage>(graph_.values[static_cast<std::size_t>(v)].bytes, live_); }
+  Ref storage_for(ValueId v) {
+    return std::make_shared<Storage>(graph_.values[static_cast<std::size_t>(v)].bytes, live_);
+  }
   const OpInfo& info(OpId op) const { return graph_.ops[static_cast<std::size_t>(op)]; }
   void reach(Bytes above) { peak = std::max(peak, live_ + above); }
   bool resident(ValueId v) const { return flow_.is_leaf(v) || held_.contains(v) || cached_.contains(v); }
@@ -66,7 +87,8 @@ class StepInterpreter {
     return needed;
   }
   bool demanded(OpId op, const std::set<ValueId>& needed) const {
-    return std::ranges::any_of(flow_.outputs(op), [&](const Output& out) { return needed.contains(out.value) && !held_.contains(out.value); });
+    return std::ranges::any_of(
+        flow_.outputs(op), [&](const Output& out) { return needed.contains(out.value) && !held_.contains(out.value); });
   }
 
   void forward(OpId op) {
@@ -129,14 +151,16 @@ class StepInterpreter {
     std::map<OpId, std::set<ValueId>> dead;
     for (OpId op : chosen) {
       for (const Output& out : flow_.outputs(op)) {
-        if (!resident(out.value) && !last_reader(chosen, out.value) && !waited_for(out.value) && out.value != target) dead[op].insert(out.value);
+        if (!resident(out.value) && !last_reader(chosen, out.value) && !waited_for(out.value) && out.value != target)
+          dead[op].insert(out.value);
       }
       for (ValueId v : flow_.inputs(op)) {
         if (resident(v)) {
           sources.insert(v);
           continue;
         }
-        const bool for_nested = flow_.segment(op) != flow_.segment(flow_.producer(v)) && flow_.segment(op) != segment && demanded(op, needed);
+        const bool for_nested = flow_.segment(op) != flow_.segment(flow_.producer(v)) && flow_.segment(op) != segment &&
+                                demanded(op, needed);
         if (last_reader(chosen, v) == op && !waited_for(v) && !for_nested) dead[op].insert(v);
       }
     }
@@ -170,7 +194,8 @@ class StepInterpreter {
     }
     reach(info(op).peak_bytes);
     for (const Output& out : flow_.outputs(op)) {
-      if (!resident(out.value)) cached_[out.value] = out.overwrites == kNoValue ? storage_for(out.value) : written.at(out.overwrites);
+      if (!resident(out.value))
+        cached_[out.value] = out.overwrites == kNoValue ? storage_for(out.value) : written.at(out.overwrites);
     }
     for (ValueId v : dead) cached_.erase(v);
     seconds += info(op).seconds;

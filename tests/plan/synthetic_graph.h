@@ -86,11 +86,11 @@ struct Chain {
   Bytes static_bytes = 10_MiB;
 };
 
-inline constexpr int kOpsBefore = 1;    ///< the embedding
+inline constexpr int kOpsBefore = 1;  ///< the embedding
 inline constexpr int kOpsPerBlock = 10;
 
-/// An embedding, `blocks` blocks of attention and MLP with residuals, and a loss; saved values as autograd has them, and
-/// backward in reverse order.
+/// An embedding, `blocks` blocks of attention and MLP with residuals, and a loss; saved values as autograd has them,
+/// and backward in reverse order.
 inline StepGraph gpt_like(const Chain& chain) {
   const Bytes w = chain.width;
   GraphBuilder b(chain.static_bytes);

@@ -1,0 +1,176 @@
+// DeviceMemory over LibTorch's caching allocator for CUDA. Compiled against a CUDA build of LibTorch; no file but this
+// one includes its headers.
+#include "snug/memory/cuda_memory.h"
+
+#include <c10/core/Storage.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace snug::memory {
+namespace {
+
+namespace cca = c10::cuda::CUDACachingAllocator;
+using c10::CachingAllocator::StatType;
+
+constexpr Bytes kGranule = 512;  // the caching allocator rounds requests up to this
+constexpr auto kAll = static_cast<std::size_t>(StatType::AGGREGATE);
+
+class CudaMemory final : public DeviceMemory {
+ public:
+  CudaMemory() : device_(c10::cuda::current_device()) {
+    cca::init(c10::cuda::device_count());
+    // Called under the allocator's lock; it cannot be taken off again, so the object is never destroyed.
+    cca::attachAllocatorTraceTracker([this](const c10::CachingDeviceAllocator::TraceEntry& entry) { track(entry); });
+  }
+
+  Stats stats() const override {
+    const auto device = cca::getDeviceStats(device_);
+    Stats stats;
+    stats.allocated = device.allocated_bytes[kAll].current;
+    stats.allocated_peak = device.allocated_bytes[kAll].peak;
+    stats.mapped = device.reserved_bytes[kAll].current;
+    stats.mapped_peak = device.reserved_bytes[kAll].peak;
+    stats.limit = limit_;
+    const std::lock_guard lock(mutex_);
+    stats.by_tag = by_tag_;
+    stats.peak_by_tag = peak_by_tag_;
+    stats.at_peak_by_tag = at_peak_;
+    stats.allocations = allocations_;
+    stats.pressure_calls = pressure_calls_;
+    return stats;
+  }
+
+  void reset_peak() override {
+    cca::resetPeakStats(device_);
+    const std::lock_guard lock(mutex_);
+    peak_by_tag_ = at_peak_ = by_tag_;
+    peak_ = high_water_ = current_;
+  }
+
+  void set_limit(std::optional<Bytes> limit) override {
+    // The allocator takes a fraction of the card; truncation leaves it a few bytes under the limit, never over.
+    const auto total = static_cast<double>(cca::get()->getMemoryInfo(device_).second);
+    const double fraction = limit ? std::clamp(static_cast<double>(*limit) / total, 0.0, 1.0) : 1.0;
+    limit_ = limit;
+    cca::setMemoryFraction(fraction, device_);
+    if (limit && cca::getDeviceStats(device_).reserved_bytes[kAll].current > *limit) cca::emptyCache();
+  }
+
+  void release_cached() override { cca::emptyCache(); }
+
+  Bytes rounded(Bytes bytes) const override { return (bytes + kGranule - 1) / kGranule * kGranule; }
+
+  void retag(const c10::Storage& storage, Tag tag) override {
+    if (!storage.device().is_cuda()) return;
+    const std::lock_guard lock(mutex_);
+    const auto block = blocks_.find(reinterpret_cast<std::uintptr_t>(storage.data_ptr().get()));
+    if (block == blocks_.end()) return;
+    add(block->second.second, -block->second.first);
+    block->second.second = tag;
+    add(tag, block->second.first);
+  }
+
+  void add_pressure_handler(PressureHandler* handler) override {
+    const std::lock_guard lock(handlers_mutex_);
+    handlers_.push_back(handler);
+  }
+  void remove_pressure_handler(PressureHandler* handler) override {
+    const std::lock_guard lock(handlers_mutex_);
+    std::erase(handlers_, handler);
+  }
+
+  Bytes take_high_water() override {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(high_water_, current_);
+  }
+
+  /// From the free-memory callback, which runs on every miss of the cache and is told neither size nor device: act only
+  /// when the next segment could pass the limit.
+  bool make_room() {
+    if (!limit_) return false;
+    const Bytes reserved = cca::getDeviceStats(device_).reserved_bytes[kAll].current;
+    constexpr Bytes kSegment = 20_MiB;  // what the allocator maps for a middle-sized request
+    if (reserved + kSegment <= *limit_) return false;
+    // try_lock: another thread may hold it while it waits for the allocator, whose lock this thread has.
+    const std::unique_lock lock(handlers_mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) return false;
+    ++pressure_calls_;
+    return std::ranges::any_of(handlers_, [](PressureHandler* h) { return h->make_room(kSegment); });
+  }
+
+ private:
+  void add(Tag tag, Bytes bytes) {
+    const auto i = static_cast<std::size_t>(tag);
+    by_tag_[i] += bytes;
+    peak_by_tag_[i] = std::max(peak_by_tag_[i], by_tag_[i]);
+  }
+
+  void track(const c10::CachingDeviceAllocator::TraceEntry& entry) {
+    using Entry = c10::CachingDeviceAllocator::TraceEntry;
+    if (entry.device_ != device_) return;
+    const auto address = static_cast<std::uintptr_t>(entry.addr_);
+    const std::lock_guard lock(mutex_);
+    if (entry.action_ == Entry::ALLOC) {
+      const Bytes bytes = rounded(static_cast<Bytes>(entry.size_));
+      blocks_[address] = {bytes, current_tag()};
+      add(current_tag(), bytes);
+      current_ += bytes;
+      ++allocations_;
+      high_water_ = std::max(high_water_, current_);
+      if (current_ > peak_) {
+        peak_ = current_;
+        at_peak_ = by_tag_;
+      }
+    } else if (entry.action_ == Entry::FREE_REQUESTED) {
+      const auto block = blocks_.find(address);
+      if (block == blocks_.end()) return;
+      add(block->second.second, -block->second.first);
+      current_ -= block->second.first;
+      blocks_.erase(block);
+    }
+  }
+
+  c10::DeviceIndex device_;
+  std::optional<Bytes> limit_;
+  mutable std::mutex mutex_;  // innermost: nothing of the allocator's is called under it
+  std::unordered_map<std::uintptr_t, std::pair<Bytes, Tag>> blocks_;
+  ByTag by_tag_{}, peak_by_tag_{}, at_peak_{};
+  Bytes current_ = 0, peak_ = 0, high_water_ = 0;
+  std::int64_t allocations_ = 0, pressure_calls_ = 0;
+  std::mutex handlers_mutex_;
+  std::vector<PressureHandler*> handlers_;
+};
+
+// What the callback may use: it runs under the allocator's lock and must not be the one to make it.
+std::atomic<CudaMemory*> g_active{nullptr};
+
+class MakeRoom final : public c10::FreeMemoryCallback {
+ public:
+  bool Execute() override {
+    CudaMemory* memory = g_active.load();
+    return memory != nullptr && memory->make_room();
+  }
+};
+
+}  // namespace
+
+DeviceMemory* cuda_memory() {
+  static CudaMemory* memory = c10::cuda::device_count() > 0 ? new CudaMemory : nullptr;
+  g_active = memory;
+  return memory;
+}
+
+}  // namespace snug::memory
+
+namespace c10 {
+using SnugMakeRoom = snug::memory::MakeRoom;
+REGISTER_FREE_MEMORY_CALLBACK(snug_make_room, SnugMakeRoom)
+}  // namespace c10

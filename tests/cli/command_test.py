@@ -1,0 +1,191 @@
+"""The command as its users meet it: exit codes, messages of one line, --json, Ctrl-C.
+
+Usage: command_test.py SNUG SOURCE_DIR [unittest arguments]
+"""
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+SNUG, SOURCE = sys.argv[1], pathlib.Path(sys.argv[2])
+SMALL = """
+[model]
+blocks = 3
+width = 64
+heads = 4
+sequence = 64
+[data]
+path = "libtorch-headers"
+[train]
+batch = 8
+steps = 6
+validation_batches = 1
+"""
+
+
+def run(*arguments, **options):
+    return subprocess.run([SNUG, *map(str, arguments)], capture_output=True, text=True, timeout=300, **options)
+
+
+class Command(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.config = self.folder / "small.toml"
+        self.config.write_text(SMALL)
+
+    def assert_refused(self, result, code, *parts):
+        self.assertEqual(result.returncode, code, result.stderr)
+        self.assertEqual(result.stdout, "")
+        last = result.stderr.strip().splitlines()[-1]
+        self.assertTrue(last.startswith("snug: "), last)
+        self.assertEqual(sum(line.startswith("snug: ") for line in result.stderr.splitlines()), 1)
+        for part in parts:
+            self.assertIn(part, last)
+        self.assertNotIn("Exception raised from", result.stderr)
+
+    # --- wrong use ---
+
+    def test_missing_config(self):
+        self.assert_refused(run("train", self.folder / "none.toml"), 2, "none.toml")
+
+    def test_malformed_config(self):
+        self.config.write_text("[model\nblocks = 3")
+        self.assert_refused(run("train", self.config), 2, "small.toml:1")
+
+    def test_unknown_key_names_the_nearest(self):
+        self.config.write_text(SMALL.replace("width", "widht"))
+        self.assert_refused(run("train", self.config), 2, "widht", "width")
+
+    def test_unknown_section_and_wrong_type(self):
+        self.assert_refused(run("train", self.config, "--set", "modle.width=3"), 2, "modle", "model")
+        self.assert_refused(run("train", self.config, "--set", "model.width=wide"), 2, "model.width")
+
+    def test_unknown_option_and_subcommand(self):
+        self.assert_refused(run("train", self.config, "--bugdet", "4GiB"), 2, "--bugdet")
+        self.assert_refused(run("fly"), 2)
+
+    def test_budgets_that_are_none(self):
+        for budget in ("0", "-5MiB", "12 parsecs", "0%", "150%", "plenty"):
+            self.assert_refused(run("train", self.config, "--budget=" + budget), 2)
+
+    def test_budget_below_the_floor_names_it_and_its_parts(self):
+        result = run("train", self.config, "--budget", "3MiB")
+        self.assert_refused(result, 2, "does not fit", "3.0 MiB", "weights")
+        result = run("train", self.config, "--budget", "20%")
+        self.assert_refused(result, 2, "does not fit", "weights", "optimizer")
+
+    def test_empty_and_unreadable_and_missing_data(self):
+        empty = self.folder / "empty"
+        empty.mkdir()
+        self.assert_refused(run("train", self.config, "--set", f"data.path={empty}"), 2, str(empty))
+        self.assert_refused(run("train", self.config, "--set", "data.path=/nowhere/at/all"), 2, "/nowhere/at/all")
+
+    def test_text_shorter_than_one_sequence(self):
+        text = self.folder / "short.txt"
+        text.write_text("hello")
+        self.assert_refused(run("train", self.config, "--set", f"data.path={text}"), 2, "65")
+
+    # --- failures ---
+
+    def test_non_finite_loss(self):
+        result = run("train", self.config, "--set", "optimizer.learning_rate=1e38", "--set", "optimizer.warmup_steps=0")
+        self.assert_refused(result, 1, "step 1", "detect_anomaly")
+        result = run("train", self.config, "--set", "optimizer.learning_rate=1e38", "--set", "optimizer.warmup_steps=0",
+                     "--detect-anomaly")
+        self.assert_refused(result, 1, "step 1", "first operator", "aten::")
+
+    def test_full_disk_while_writing_metrics(self):
+        out = self.folder / "out"
+        out.mkdir()
+        (out / "metrics.jsonl").symlink_to("/dev/full")
+        self.assert_refused(run("train", self.config, "--set", f"output.folder={out}"), 1, "metrics.jsonl", "No space left")
+
+    # --- what works ---
+
+    def test_doctor(self):
+        found = json.loads(run("doctor", "--json").stdout)
+        self.assertTrue(all(check["works"] for check in found["checks"].values()), found)
+        self.assertEqual(run("doctor").returncode, 0)
+
+    def test_help_lists_every_key(self):
+        text = run("train", "--help").stdout
+        for key in ("model.blocks", "train.steps", "memory.budget", "precision.compute", "--detect-anomaly"):
+            self.assertIn(key, text)
+
+    def test_train_json_and_budget(self):
+        result = run("train", self.config, "--budget", "70%", "--json", "--set", f"output.folder={self.folder / 'out'}")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(len(result.stdout.strip().splitlines()), 1)
+        found = json.loads(result.stdout)
+        for key in ("steps", "tokens_per_second", "step_seconds_median", "loss_first", "loss_last", "validation_loss",
+                    "budget_bytes", "predicted_peak_bytes", "measured_peak_bytes", "unplanned_peak_bytes", "peak_by_tag"):
+            self.assertIn(key, found)
+        self.assertEqual(found["steps"], 6)
+        self.assertLess(found["loss_last"], found["loss_first"])
+        self.assertLessEqual(found["measured_peak_bytes"], found["budget_bytes"])
+        self.assertLessEqual(found["mapped_peak_bytes"], found["budget_bytes"])
+        self.assertEqual(sum(found["peak_by_tag"].values()), found["measured_peak_bytes"])
+        self.assertGreater(found["replayed_ops"], 0)
+        lines = [json.loads(line) for line in (self.folder / "out" / "metrics.jsonl").read_text().splitlines()]
+        self.assertEqual([line["step"] for line in lines if "step" in line], list(range(6)))
+        self.assertEqual(lines[-1]["result"]["loss_last"], found["loss_last"])
+
+    def test_the_same_run_gives_the_same_bits(self):
+        arguments = ("train", self.config, "--json", "--set", "model.dropout=0.1")
+        first, second = (json.loads(run(*arguments, *more).stdout) for more in ((), ("--budget", "75%")))
+        self.assertEqual(first["loss_last"], second["loss_last"])
+        self.assertEqual(first["validation_loss"], second["validation_loss"])
+
+    def test_verify_under_a_budget(self):
+        for compute in ("fp32", "bf16"):
+            for dropout in (0.0, 0.1):
+                result = run("verify", self.config, "--budget", "70%", "--json", "--set", f"precision.compute={compute}",
+                             "--set", f"model.dropout={dropout}")
+                self.assertEqual(result.returncode, 0, result.stderr)
+                found = json.loads(result.stdout)
+                self.assertEqual(found["different"], 0)
+                self.assertEqual(found["max_abs_difference"], 0)
+                self.assertEqual(found["steps"], 3)
+                self.assertGreater(found["tensors"], 200)
+                self.assertGreater(found["replayed_ops"], 0)
+                self.assertLessEqual(found["measured_peak_bytes"], found["budget_bytes"])
+
+    def test_every_strategy(self):
+        for strategy in ("none", "every_block", "sqrt", "greedy"):
+            result = run("verify", self.config, "--steps", "1", "--json", "--set", f"memory.strategy={strategy}")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(json.loads(result.stdout)["different"], 0)
+
+    def test_interrupt_ends_cleanly(self):
+        process = subprocess.Popen([SNUG, "train", str(self.config), "--json", "--set", "train.steps=100000"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        seen = process.stderr.readline()
+        while seen and "step" not in seen.split():
+            seen = process.stderr.readline()
+            if "1/100000" in seen:
+                break
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 130, err)
+        found = json.loads(out)
+        self.assertTrue(found["interrupted"])
+        self.assertGreater(found["steps"], 0)
+
+    def test_resident_memory_follows_the_budget(self):
+        result = run("train", SOURCE / "examples" / "gpt-demo.toml", "--json", "--set", "train.steps=3", "--set", "output.folder=")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        found = json.loads(result.stdout)
+        self.assertLessEqual(found["budget_bytes"], 0.5 * found["unplanned_peak_bytes"])
+        self.assertLessEqual(found["resident_peak_bytes"], found["resident_start_bytes"] + 1.1 * found["budget_bytes"])
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)

@@ -1,0 +1,60 @@
+#include "snug/memory/out_of_budget.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+namespace snug {
+namespace {
+
+using memory::Tag;
+
+TEST(OutOfBudget, SaysInOneLineWhatWasAskedForAndWhatIsThere) {
+  OutOfBudget::Details details;
+  details.requested = 2_MiB;
+  details.operation = "aten::mm";
+  details.stats.allocated = 99_MiB;
+  details.stats.limit = 100_MiB;
+  details.stats.by_tag = {60_MiB, 0, 0, 39_MiB, 0, 0};
+  details.largest = {{20_MiB, Tag::Weights}, {5_MiB, Tag::Activations}};
+  const OutOfBudget error(details);
+  EXPECT_STREQ(
+      error.what(),
+      "out of budget: aten::mm asked for 2.0 MiB while 99.0 MiB of the 100.0 MiB limit is taken (weights 60.0 MiB, "
+      "activations 39.0 MiB) and nothing is left to evict; largest blocks: 20.0 MiB (weights), 5.0 MiB "
+      "(activations); raise the budget or use a smaller batch");
+  EXPECT_EQ(error.details().requested, 2_MiB);
+  EXPECT_EQ(error.details().largest.size(), 2U);
+}
+
+TEST(OutOfBudget, DoesWithoutAnOperationAndBlocks) {
+  const std::string text = OutOfBudget(OutOfBudget::Details{}).what();
+  EXPECT_NE(text.find("an allocation asked for 0 B"), std::string::npos) << text;
+  EXPECT_NE(text.find("(nothing)"), std::string::npos) << text;
+  EXPECT_NE(text.find("largest blocks: none"), std::string::npos) << text;
+}
+
+TEST(OperationScope, NestsAndBelongsToItsThread) {
+  EXPECT_EQ(memory::current_operation(), "");
+  const std::string outer = "aten::linear", inner = "aten::addmm";
+  {
+    const memory::OperationScope a(&outer);
+    {
+      const memory::OperationScope b(&inner);
+      EXPECT_EQ(memory::current_operation(), "aten::addmm");
+      std::string there = "unset";
+      std::thread([&] { there = memory::current_operation(); }).join();
+      EXPECT_EQ(there, "");
+    }
+    EXPECT_EQ(memory::current_operation(), "aten::linear");
+  }
+  EXPECT_EQ(memory::current_operation(), "");
+}
+
+TEST(Describe, ListsTheTagsThatAreNotZero) {
+  EXPECT_EQ(memory::describe({}), "nothing");
+  EXPECT_EQ(memory::describe({1_KiB, 0, 2_KiB, 0, 0, 5}), "weights 1.0 KiB, optimizer 2.0 KiB, workspace 5 B");
+}
+
+}  // namespace
+}  // namespace snug

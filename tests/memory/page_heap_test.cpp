@@ -1,0 +1,198 @@
+#include "snug/memory/page_heap.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "tests/memory/resident_pages.h"
+
+namespace snug::memory {
+namespace {
+
+using testing_support::resident_bytes;
+
+constexpr Bytes kPage = PageHeap::kPage;
+
+void touch(std::byte* address, Bytes length) { std::memset(address, 0x5a, static_cast<std::size_t>(length)); }
+
+TEST(PageHeap, TakesAlignedPagesAndCountsThem) {
+  PageHeap heap;
+  std::byte* a = heap.take(3 * kPage);
+  ASSERT_NE(a, nullptr);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(a) % static_cast<std::uintptr_t>(kPage), 0U);
+  touch(a, 3 * kPage);
+  EXPECT_EQ(heap.taken(), 3 * kPage);
+  EXPECT_EQ(heap.mapped(), 3 * kPage);
+  EXPECT_EQ(resident_bytes(a, 3 * kPage), 3 * kPage);
+}
+
+TEST(PageHeap, KeepsGivenPagesMappedAndTakesThemFirst) {
+  PageHeap heap;
+  std::byte* a = heap.take(4 * kPage);
+  heap.take(kPage);
+  touch(a, 4 * kPage);
+  heap.give(a, 4 * kPage);
+  EXPECT_EQ(heap.taken(), kPage);
+  EXPECT_EQ(heap.mapped(), 5 * kPage);
+  EXPECT_EQ(resident_bytes(a, 4 * kPage), 4 * kPage);
+  EXPECT_EQ(heap.take(4 * kPage), a);
+  EXPECT_EQ(heap.mapped(), 5 * kPage);
+}
+
+TEST(PageHeap, SplitsACachedRangeForASmallerRequest) {
+  PageHeap heap;
+  std::byte* a = heap.take(4 * kPage);
+  heap.give(a, 4 * kPage);
+  EXPECT_EQ(heap.take(kPage), a);
+  EXPECT_EQ(heap.take(3 * kPage), a + kPage);
+  EXPECT_EQ(heap.mapped(), 4 * kPage);
+}
+
+TEST(PageHeap, ExtendsACachedRangeInsteadOfMappingAllAnew) {
+  PageHeap heap;
+  std::byte* a = heap.take(4 * kPage);
+  touch(a, 4 * kPage);
+  heap.give(a, 4 * kPage);
+  EXPECT_EQ(heap.take(6 * kPage), a);
+  EXPECT_EQ(heap.mapped(), 6 * kPage);
+}
+
+TEST(PageHeap, ExtendsACachedRangeToItsFront) {
+  PageHeap heap;
+  std::byte* a = heap.take(2 * kPage);
+  std::byte* b = heap.take(2 * kPage);
+  heap.take(kPage);
+  ASSERT_EQ(b, a + 2 * kPage);
+  heap.give(a, 2 * kPage);
+  heap.release_cached();
+  heap.give(b, 2 * kPage);
+  EXPECT_EQ(heap.mapped(), 3 * kPage);
+  EXPECT_EQ(heap.take(3 * kPage), a + kPage);
+  EXPECT_EQ(heap.mapped(), 4 * kPage);
+}
+
+TEST(PageHeap, ReleasesCachedPagesToTheSystemAndOnlyThose) {
+  PageHeap heap;
+  std::byte* a = heap.take(64 * kPage);
+  std::byte* b = heap.take(kPage);
+  touch(a, 64 * kPage);
+  touch(b, kPage);
+  heap.give(a, 64 * kPage);
+  EXPECT_EQ(resident_bytes(a, 64 * kPage), 64 * kPage);
+  heap.release_cached();
+  EXPECT_EQ(resident_bytes(a, 64 * kPage), 0);
+  EXPECT_EQ(resident_bytes(b, kPage), kPage);
+  EXPECT_EQ(heap.mapped(), kPage);
+  EXPECT_EQ(static_cast<int>(*b), 0x5a);
+}
+
+TEST(PageHeap, RefusesToPassTheLimit) {
+  PageHeap heap;
+  heap.set_limit(4 * kPage);
+  std::byte* a = heap.take(4 * kPage);
+  ASSERT_NE(a, nullptr);
+  EXPECT_EQ(heap.take(kPage), nullptr);
+  EXPECT_EQ(heap.taken(), 4 * kPage);
+  heap.give(a, 4 * kPage);
+  EXPECT_EQ(heap.take(5 * kPage), nullptr);
+  EXPECT_EQ(heap.take(4 * kPage), a);
+  heap.set_limit(std::nullopt);
+  EXPECT_NE(heap.take(100 * kPage), nullptr);
+}
+
+TEST(PageHeap, UnmapsCachedPagesWhenTheLimitCallsForIt) {
+  PageHeap heap;
+  std::byte* a = heap.take(4 * kPage);
+  std::byte* wall = heap.take(kPage);
+  std::byte* b = heap.take(2 * kPage);
+  heap.take(kPage);
+  touch(a, 4 * kPage);
+  touch(b, 2 * kPage);
+  heap.set_limit(8 * kPage);
+  heap.give(a, 4 * kPage);
+  heap.give(b, 2 * kPage);
+  ASSERT_EQ(heap.mapped(), 8 * kPage);
+  // No cached range holds 6 and none can grow in place: all of them make room.
+  std::byte* c = heap.take(6 * kPage);
+  ASSERT_NE(c, nullptr);
+  EXPECT_EQ(heap.mapped(), 8 * kPage);
+  EXPECT_EQ(heap.taken(), 8 * kPage);
+  EXPECT_EQ(resident_bytes(a, 4 * kPage) + resident_bytes(b, 2 * kPage), 0);
+  EXPECT_NE(wall, nullptr);
+}
+
+TEST(PageHeap, ReturnsGivenPagesWhileItIsOverALimitThatWasSetLater) {
+  PageHeap heap;
+  std::byte* a = heap.take(8 * kPage);
+  std::byte* b = heap.take(4 * kPage);
+  touch(a, 8 * kPage);
+  heap.set_limit(6 * kPage);
+  EXPECT_EQ(heap.take(kPage), nullptr);
+  heap.give(a, 8 * kPage);
+  EXPECT_EQ(heap.mapped(), 6 * kPage);
+  EXPECT_EQ(resident_bytes(a, 8 * kPage), 2 * kPage);
+  EXPECT_NE(heap.take(2 * kPage), nullptr);
+  EXPECT_EQ(heap.take(kPage), nullptr);
+  EXPECT_LE(heap.mapped(), 6 * kPage);
+  EXPECT_NE(b, nullptr);
+}
+
+TEST(PageHeap, RefusesWhatNoAddressesAreLeftFor) {
+  PageHeap heap;
+  EXPECT_EQ(heap.take(Bytes{1} << 43), nullptr);
+  EXPECT_EQ(heap.taken(), 0);
+  EXPECT_NE(heap.take(kPage), nullptr);
+}
+
+TEST(PageHeap, NeverPassesTheLimitNorRefusesWhatFitsNorOverlapsInRandomUse) {
+  for (std::uint64_t seed = 0; seed < 10; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::mt19937_64 engine(seed);
+    const auto roll = [&](Bytes sides) { return static_cast<Bytes>(engine() % static_cast<std::uint64_t>(sides)); };
+    constexpr Bytes kLimit = 200 * kPage;
+    PageHeap heap;
+    heap.set_limit(kLimit);
+    std::map<std::byte*, Bytes> live;
+    std::byte* lowest = nullptr;
+    Bytes taken = 0;
+    int refused = 0;
+    for (int i = 0; i < 2000; ++i) {
+      const Bytes length = (1 + roll(roll(4) == 0 ? 120 : 12)) * kPage;
+      if (roll(100) < 55) {
+        std::byte* address = heap.take(length);
+        ASSERT_EQ(address != nullptr, taken + length <= kLimit);
+        if (address == nullptr) {
+          ++refused;
+        } else {
+          const auto next = live.lower_bound(address);
+          ASSERT_TRUE(next == live.end() || address + length <= next->first);
+          ASSERT_TRUE(next == live.begin() || std::prev(next)->first + std::prev(next)->second <= address);
+          live.emplace(address, length);
+          touch(address, length);
+          taken += length;
+          if (lowest == nullptr || address < lowest) lowest = address;
+        }
+      } else if (!live.empty()) {
+        const auto victim = std::next(live.begin(), roll(static_cast<Bytes>(live.size())));
+        heap.give(victim->first, victim->second);
+        taken -= victim->second;
+        live.erase(victim);
+      }
+      if (roll(100) == 0) heap.release_cached();
+      ASSERT_EQ(heap.taken(), taken);
+      ASSERT_LE(heap.mapped(), kLimit);
+      ASSERT_GE(heap.mapped(), taken);
+      // What the system holds for all of it is no more than what is counted.
+      if (i % 100 == 0 && lowest != nullptr) {
+        ASSERT_LE(resident_bytes(lowest, 4 * kLimit), heap.mapped());
+      }
+    }
+    EXPECT_GT(refused, 10);
+  }
+}
+
+}  // namespace
+}  // namespace snug::memory

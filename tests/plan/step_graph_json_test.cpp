@@ -1,0 +1,138 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "snug/plan/step_graph.h"
+#include "tests/plan/json_damage.h"
+
+namespace snug::plan {
+namespace {
+
+using synthetic::Json;
+using synthetic::message_of;
+using testing::HasSubstr;
+
+std::string error_of(const Json& json) {
+  return message_of([&] { step_graph_from_json(json); });
+}
+
+TEST(StepGraphJson, ComesBackEqualThroughText) {
+  const StepGraph chain = synthetic::gpt_like({.blocks = 3});
+  EXPECT_EQ(step_graph_from_json(Json::parse(to_json(chain).dump())), chain);
+  EXPECT_EQ(step_graph_from_json(to_json(StepGraph{})), StepGraph{});
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    const StepGraph graph = synthetic::random_graph(seed, 30);
+    const StepGraph loaded = step_graph_from_json(Json::parse(to_json(graph).dump()));
+    ASSERT_EQ(loaded, graph);
+    ASSERT_EQ(loaded.fingerprint(), graph.fingerprint());
+  }
+}
+
+TEST(StepGraphJson, KeepsLeavesThatOperatorsMakeOrNothingReads) {
+  synthetic::GraphBuilder g(5);
+  g.leaf();
+  const ValueId opaque = g.op("aten::empty", {}, 100);
+  g.graph().flow.make_leaf(opaque);
+  g.op("aten::relu", {opaque}, 100);
+  g.leaf();
+  const StepGraph graph = g.take();
+  const StepGraph loaded = step_graph_from_json(to_json(graph));
+  EXPECT_EQ(loaded, graph);
+  EXPECT_TRUE(loaded.flow.is_leaf(opaque));
+  EXPECT_EQ(loaded.flow.values(), 4);
+}
+
+TEST(StepGraphJson, NamesWhatIsMissing) {
+  const Json whole = to_json(synthetic::gpt_like({.blocks = 1}));
+  for (const auto& [key, value] : whole.items()) {
+    Json json = whole;
+    json.erase(key);
+    EXPECT_THAT(error_of(json), AllOf(HasSubstr("step graph: "), HasSubstr("'" + key + "'")));
+  }
+}
+
+class DamagedStepGraph : public testing::Test {
+ protected:
+  static Json example() {
+    synthetic::GraphBuilder g(5);
+    const ValueId leaf = g.leaf();
+    const ValueId a = g.op("a", {leaf}, 100);
+    const ValueId b = g.in_place("b", {a}, a);
+    g.save(b);
+    g.settle();
+    g.node({b}, 0);
+    return to_json(g.graph());
+  }
+  Json json = example();
+};
+
+TEST_F(DamagedStepGraph, IsLoadedBeforeItIsDamaged) { EXPECT_EQ(error_of(json), "loaded"); }
+
+TEST_F(DamagedStepGraph, NamesAValueThatDoesNotExist) {
+  json["flow"][1]["inputs"][0] = 3;
+  EXPECT_THAT(error_of(json), HasSubstr("value 3 of 3 does not exist"));
+  json["flow"][1]["inputs"][0] = -1;
+  EXPECT_THAT(error_of(json), HasSubstr("value -1 of 3 does not exist"));
+}
+
+TEST_F(DamagedStepGraph, NamesAnOutputThatDoesNotExistWithoutMakingRoomForIt) {
+  json["flow"][1]["outputs"][0][0] = 2'000'000'000;
+  EXPECT_THAT(error_of(json), HasSubstr("2000000000"));
+}
+
+TEST_F(DamagedStepGraph, NamesAnOutputThatIsOutOfOrder) {
+  json["flow"][0]["outputs"][0][0] = 0;
+  EXPECT_THAT(error_of(json), HasSubstr("out of order"));
+}
+
+TEST_F(DamagedStepGraph, NamesAnOverwrittenValueThatIsNotThereBefore) {
+  for (const int wrong : {2, 3, 1000, -2}) {
+    json["flow"][1]["outputs"][0][1] = wrong;
+    EXPECT_THAT(error_of(json), HasSubstr("overwrites value " + std::to_string(wrong)));
+  }
+}
+
+TEST_F(DamagedStepGraph, NamesALeafThatDoesNotExist) {
+  json["leaves"] = Json::array({0, 7});
+  EXPECT_THAT(error_of(json), HasSubstr("step graph: "));
+}
+
+TEST_F(DamagedStepGraph, NamesCountsThatDiffer) {
+  json["ops"].erase(0);
+  EXPECT_THAT(error_of(json), HasSubstr("2 operators in \"flow\" but 1 in \"ops\""));
+}
+
+TEST_F(DamagedStepGraph, NamesAnEventThatIsOutOfRange) {
+  const Json whole = json;
+  for (const char* event : {"[0,2,0,0]", "[0,-1,0,0]", "[2,3,0,0]", "[7,0,0,0]", "[-1,0,0,0]", "[256,0,0,0]"}) {
+    json = whole;
+    json["events"].push_back(Json::parse(event));
+    EXPECT_THAT(error_of(json), HasSubstr("event " + std::string(event) + " is out of range"));
+  }
+}
+
+TEST_F(DamagedStepGraph, RefusesOtherFormatsAndVersions) {
+  json["version"] = 2;
+  EXPECT_THAT(error_of(json), HasSubstr("not a \"snug step graph\" of version 1"));
+  EXPECT_THAT(error_of(Json::array()), HasSubstr("step graph: "));
+}
+
+TEST_F(DamagedStepGraph, IsRefusedOrIsAGraph) {
+  int refused = 0;
+  for (std::uint64_t seed = 0; seed < 3000; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    synthetic::Dice dice(seed);
+    Json damaged = json;
+    synthetic::damage(damaged, dice);
+    const std::string message = message_of([&] {
+      const StepGraph graph = step_graph_from_json(damaged);
+      ASSERT_EQ(graph.values.size(), static_cast<std::size_t>(graph.flow.values()));
+      ASSERT_EQ(graph.ops.size(), static_cast<std::size_t>(graph.flow.ops()));
+    });
+    refused += message != "loaded";
+  }
+  EXPECT_GT(refused, 1500);
+}
+
+}  // namespace
+}  // namespace snug::plan

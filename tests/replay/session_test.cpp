@@ -1,0 +1,219 @@
+// fit and Session: budgets that hold, errors that name their parts, and steps that are not the recorded one.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "snug/record/recording.h"
+#include "snug/snug.h"
+#include "tests/equivalence/bitwise.h"
+
+namespace snug {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::same_bits;
+
+memory::DeviceMemory& cpu() { return memory::device_memory(c10::kCPU); }
+
+struct Net {
+  Net() : layers(torch::nn::Sequential()) {
+    torch::manual_seed(5);
+    for (int i = 0; i < 8; ++i) {
+      layers->push_back(torch::nn::Linear(256, 256));
+      layers->push_back(torch::nn::GELU());
+    }
+  }
+  at::Tensor operator()(const at::Tensor& x) { return layers->forward(x).pow(2).mean(); }
+  std::vector<at::Tensor> gradients() {
+    std::vector<at::Tensor> all;
+    for (const auto& p : layers->parameters()) all.push_back(p.grad().defined() ? p.grad().clone() : at::Tensor());
+    return all;
+  }
+  std::vector<at::Tensor> plain(const at::Tensor& x) {
+    layers->zero_grad();
+    (*this)(x).backward();
+    auto all = gradients();
+    layers->zero_grad();
+    return all;
+  }
+  torch::nn::Sequential layers;
+};
+
+void expect_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(same_bits(a[i], b[i])) << "gradient " << i;
+}
+
+Bytes unplanned_peak(Net& net, const at::Tensor& x) {
+  return plan::make_plan(replay::record_step([&] { return net(x); }, cpu()).graph, "none", std::nullopt).predicted_peak;
+}
+
+TEST(Fit, KeepsUnderTheBudgetWithTheSameGradients) {
+  Net net;
+  const at::Tensor x = torch::randn({2048, 256});
+  const auto expected = net.plain(x);
+  const Bytes budget = unplanned_peak(net, x) * 7 / 10;
+  auto session = fit(net, x, {.device = budget});
+  cpu().reset_peak();
+  for (int i = 0; i < 3; ++i) {
+    net.layers->zero_grad();
+    session.backward(net, x);
+  }
+  EXPECT_LE(cpu().stats().mapped_peak, budget);
+  EXPECT_GT(session.last_step().replayed_ops, 0);
+  expect_same(expected, net.gradients());
+}
+
+TEST(Fit, LeavesNoTrace) {
+  Net net;
+  const at::Tensor x = torch::randn({64, 256});
+  net(x).backward();
+  const auto before = net.gradients();
+  torch::manual_seed(11);
+  const at::Tensor expected = torch::rand({4});
+  torch::manual_seed(11);
+  auto session = fit([&](const at::Tensor& t) { return net(at::dropout(t, 0.5, true)); }, x, {.device = 1_GiB});
+  EXPECT_TRUE(same_bits(expected, torch::rand({4})));
+  expect_same(before, net.gradients());
+}
+
+TEST(Fit, DoesNotFitNamesTheFloorAndItsParts) {
+  Net net;
+  const at::Tensor x = torch::randn({2048, 256});
+  const auto limit = cpu().stats().limit;
+  try {
+    fit(net, x, {.device = 6_MiB});
+    FAIL() << "no error";
+  } catch (const DoesNotFit& error) {
+    EXPECT_EQ(error.exit_code(), 2);
+    EXPECT_EQ(error.floor().budget, 6_MiB);
+    EXPECT_GT(error.floor().floor, 6_MiB);
+    EXPECT_THAT(error.what(), HasSubstr(format_bytes(error.floor().floor)));
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+  }
+  EXPECT_EQ(cpu().stats().limit, limit) << "the limit is lifted again";
+  auto session = fit(net, x, {.device = 1_GiB});  // the process goes on
+  session.backward(net, x);
+}
+
+TEST(Fit, TheNamedFloorIsEnough) {
+  Net net;
+  const at::Tensor x = torch::randn({2048, 256});
+  const auto recorded = replay::record_step([&] { return net(x); }, cpu());
+  Bytes floor = 0;
+  try {
+    plan::make_plan(recorded.graph, "greedy", plan::Budget::for_limit(6_MiB));
+  } catch (const DoesNotFit& error) {
+    floor = error.floor().floor;
+  }
+  ASSERT_GT(floor, 0);
+  Session session(recorded, "greedy", plan::Budget{floor, floor - plan::Budget::for_limit(floor).for_blocks()}, cpu());
+  const auto expected = net.plain(x);
+  session.backward(net, x);
+  expect_same(expected, net.gradients());
+}
+
+TEST(Fit, RefusesABudgetThatIsNotPositive) {
+  Net net;
+  EXPECT_THROW(fit(net, torch::randn({4, 256}), {.device = 0}), UsageError);
+  EXPECT_THROW(fit(net, torch::randn({4, 256}), {.device = -5}), UsageError);
+}
+
+TEST(Fit, RefusesAStepWithoutALoss) {
+  const at::Tensor x = torch::ones({4});
+  EXPECT_THROW(fit([](const at::Tensor&) { return at::Tensor(); }, x, {.device = 1_GiB}), UsageError);
+  EXPECT_THROW(fit([](const at::Tensor& t) { return t * 2; }, x, {.device = 1_GiB}), UsageError);
+  EXPECT_THROW(fit([](const at::Tensor& t) { return t.sum(); }, x, {.device = 1_GiB}), UsageError);
+}
+
+TEST(Session, RunsAnotherShapeUnderPressureAndSaysSo) {
+  Net net;
+  const at::Tensor x = torch::randn({2048, 256}), other = torch::randn({1792, 256});
+  const Bytes budget = unplanned_peak(net, x) * 7 / 10;
+  const auto expected = net.plain(other);
+  auto session = fit(net, x, {.device = budget});
+  session.backward(net, x);
+  net.layers->zero_grad();
+  cpu().reset_peak();
+  session.backward(net, other);
+  EXPECT_FALSE(session.last_step().followed_plan);
+  EXPECT_THAT(session.last_step().divergence, HasSubstr("operator 0"));
+  EXPECT_LE(cpu().stats().mapped_peak, budget);
+  EXPECT_GT(session.last_step().evictions, 0);
+  expect_same(expected, net.gradients());
+}
+
+TEST(Session, EvictionAloneHoldsTheCap) {
+  Net net;
+  const at::Tensor x = torch::randn({2048, 256});
+  const auto expected = net.plain(x);
+  const auto recorded = replay::record_step([&] { return net(x); }, cpu());
+  const Bytes peak = plan::make_plan(recorded.graph, "none", std::nullopt).predicted_peak;
+  for (const int percent : {90, 80, 70}) {
+    Session session(recorded, "none", std::nullopt, cpu());  // a plan that keeps everything
+    const Bytes limit = peak * percent / 100;
+    net.layers->zero_grad();
+    cpu().set_limit(limit);
+    cpu().reset_peak();
+    session.backward(net, x);
+    EXPECT_LE(cpu().stats().mapped_peak, limit);
+    cpu().set_limit(std::nullopt);
+    EXPECT_GT(session.last_step().evictions, 0) << percent;
+    expect_same(expected, net.gradients());
+  }
+}
+
+TEST(Session, OutOfBudgetNamesTheOperatorAndTheProcessGoesOn) {
+  Net net;
+  const at::Tensor x = torch::randn({256, 256});
+  const Bytes before = cpu().stats().allocated;
+  auto session = fit(net, x, {.device = before + 16_MiB});
+  const at::Tensor wide = torch::randn({2048, 256});
+  try {
+    session.backward([&] { return at::mm(wide, at::ones({256, 8192})).sum() * net.layers->parameters()[0].sum(); });
+    FAIL() << "no error";
+  } catch (const OutOfBudget& error) {
+    EXPECT_THAT(error.details().operation, HasSubstr("aten::"));
+    EXPECT_GT(error.details().requested, 16_MiB);
+    EXPECT_FALSE(error.details().largest.empty());
+  }
+  session.backward(net, x);
+  EXPECT_TRUE(session.last_step().followed_plan);
+}
+
+TEST(Session, TagsGradientsAndActivations) {
+  Net net;
+  const at::Tensor x = torch::randn({2048, 256});
+  auto session = fit(net, x, {.device = 1_GiB});
+  net.layers->zero_grad();
+  cpu().reset_peak();
+  session.backward(net, x);
+  const auto stats = cpu().stats();
+  const auto tag = [](memory::Tag t) { return static_cast<std::size_t>(t); };
+  Bytes weights = 0;
+  for (const auto& p : net.layers->parameters()) weights += cpu().rounded(static_cast<Bytes>(p.nbytes()));
+  EXPECT_EQ(stats.by_tag[tag(memory::Tag::Weights)], weights);
+  EXPECT_EQ(stats.by_tag[tag(memory::Tag::Gradients)], weights);
+  EXPECT_GE(stats.peak_by_tag[tag(memory::Tag::Activations)], cpu().rounded(2048 * 256 * 4) * 16);
+}
+
+TEST(Session, PlansAgainWhenOptimizerStateAppears) {
+  Net net;
+  const at::Tensor x = torch::randn({2048, 256});
+  torch::optim::AdamW optimizer(net.layers->parameters());  // its state comes with the first step
+  const Bytes budget = unplanned_peak(net, x) * 8 / 10;
+  auto session = fit(net, x, {.device = budget});
+  cpu().reset_peak();
+  session.backward(net, x);
+  const Bytes first = session.plan().predicted_peak;
+  optimizer.step();
+  optimizer.zero_grad();
+  session.backward(net, x);
+  EXPECT_TRUE(session.last_step().followed_plan);
+  EXPECT_GT(session.graph().static_bytes, 0);
+  EXPECT_LE(session.plan().predicted_peak, budget);
+  EXPECT_LE(cpu().stats().mapped_peak, budget);
+  EXPECT_GT(first, 0);
+}
+
+}  // namespace
+}  // namespace snug
