@@ -21,6 +21,8 @@ PageHeap::PageHeap() {
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (address != MAP_FAILED) {
       base_ = static_cast<std::byte*>(address);
+      // A huge page would make more resident than what is mapped here.
+      ::madvise(address, static_cast<std::size_t>(reserved_), MADV_NOHUGEPAGE);
       break;
     }
   }

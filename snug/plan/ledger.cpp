@@ -70,9 +70,10 @@ void Ledger::end_pass() {
   }
 }
 
-void Ledger::settle() {
+void Ledger::settle(bool keep_leaves) {
   if (settled_) return;
   settled_ = true;
+  keep_leaves_ = keep_leaves;
   entries_.resize(at(flow_.values()));
   demand_.assign(at(flow_.ops()), 0);
   // Readers stand after producers, so one pass from the end sees every reader before the value it reads.
@@ -84,7 +85,7 @@ void Ledger::settle() {
     for (ValueId input : flow_.inputs(op)) ++entry(input).readers;
   }
   for (ValueId v = 0; v < flow_.values(); ++v) {
-    if (resident(v) && !needed(v)) drop_resident(v);
+    if (resident(v) && !needed(v) && !stays(v)) drop_resident(v);
   }
 }
 
@@ -94,7 +95,7 @@ void Ledger::retire(ValueId value) {
     const ValueId v = unneeded.back();
     unneeded.pop_back();
     const bool was_held = entry(v).held;
-    if (entry(v).pins == 0) drop_resident(v);
+    if (entry(v).pins == 0 && !stays(v)) drop_resident(v);
     const OpId op = flow_.producer(v);
     if (was_held || op == kNoOp || demand_[at(op)] == 0 || --demand_[at(op)] > 0) continue;
     for (ValueId input : flow_.inputs(op)) {
@@ -172,8 +173,11 @@ Replay Ledger::schedule(ValueId target) const {
         continue;
       }
     }
-    ReplayStep step{op, {}, {}};
+    ReplayStep step;
+    step.op = op;
+    if (op == last) step.read_later.push_back(target);  // by the caller
     for (const Output& out : flow_.outputs(op)) {
+      if (!resident(out.value) && last_use.contains(out.value)) step.read_later.push_back(out.value);
       // Nobody reads it after its operator, and no saved tensor waits.
       if (!resident(out.value) && !last_use.contains(out.value) && !waited_for(out.value) && out.value != target) {
         step.drops.push_back(out.value);
@@ -185,6 +189,7 @@ Replay Ledger::schedule(ValueId target) const {
         continue;
       }
       const bool is_last_use = last_use.try_emplace(input, op).second;
+      if (is_last_use) step.read_last.push_back(input);
       // Inputs of a nested segment stay, so that it can be replayed on its own when its turn comes.
       const bool feeds_nested = flow_.segment(op) != flow_.segment(flow_.producer(input)) &&
                                 flow_.segment(op) != segment && demand(op) > 0;
@@ -209,6 +214,8 @@ void Ledger::cache(ValueId value) {
 }
 
 void Ledger::finish(const ReplayStep& step) {
+  for (ValueId v : step.read_later) ++entry(v).pins;
+  for (ValueId v : step.read_last) --entry(v).pins;
   for (ValueId v : step.drops) {
     if (!entry(v).held) drop_resident(v);
   }
@@ -219,11 +226,15 @@ void Ledger::pin(const Replay& replay) {
 }
 
 void Ledger::unpin(const Replay& replay) {
+  // Still pinned only when the replay was cut short by an exception.
+  for (const ReplayStep& step : replay.steps) {
+    for (ValueId v : step.read_later) entry(v).pins = 0;
+  }
   for (ValueId v : replay.sources) {
     Entry& e = entry(v);
     if (--e.pins > 0) continue;
     // What became unneeded while it was pinned goes now.
-    if (settled_ && !needed(v)) drop_resident(v);
+    if (settled_ && !needed(v) && !stays(v)) drop_resident(v);
     if (e.cached && e.pending == 0) drop_resident(v);
   }
 }
@@ -232,23 +243,25 @@ std::vector<double> Ledger::recovery_seconds(const std::function<double(OpId)>& 
   constexpr double kGone = std::numeric_limits<double>::infinity();
   std::vector<double> cost(at(flow_.ops()));
   for (OpId op = 0; op < flow_.ops(); ++op) {
-    double sum = seconds(op);
+    double inputs = 0;
     for (ValueId input : flow_.inputs(op)) {
       if (held(input)) continue;
-      sum += flow_.is_leaf(input) ? kGone : cost[at(flow_.producer(input))];
+      inputs = std::max(inputs, flow_.is_leaf(input) ? kGone : cost[at(flow_.producer(input))]);
     }
-    cost[at(op)] = sum;
+    cost[at(op)] = seconds(op) + inputs;
   }
   return cost;
 }
 
 bool Ledger::evictable(ValueId value) const {
-  return held(value) && entry(value).pins == 0 && !flow_.is_leaf(value);
+  return resident(value) && entry(value).pins == 0 && !flow_.is_leaf(value);
 }
 
 void Ledger::evict(ValueId value) {
+  // A cached value's operator is demanded already.
+  const bool was_held = held(value);
   drop_resident(value);
-  if (settled_ && needed(value)) want(flow_.producer(value));
+  if (was_held && settled_ && needed(value)) want(flow_.producer(value));
 }
 
 }  // namespace snug::plan

@@ -14,6 +14,8 @@ struct ReplayStep {
   OpId op = kNoOp;
   std::vector<ValueId> drops;
   std::vector<ValueId> copies;
+  std::vector<ValueId> read_later;  ///< outputs that later steps of the replay read: not to be evicted until then
+  std::vector<ValueId> read_last;   ///< values made in this replay that no later step reads
 };
 
 /// The operators that make a value again, in the order of the recording.
@@ -58,14 +60,14 @@ class Ledger {
   void end_pass();
 
   /// The recording is over: drops every held value that nothing needs. From here on values are dropped as soon as
-  /// they have no further use.
-  void settle();
+  /// they have no further use. `keep_leaves`: leaves stay to the end, so that what is held now can be evicted later.
+  void settle(bool keep_leaves = false);
   [[nodiscard]] bool settled() const noexcept { return settled_; }
 
   /// What to run so that `value`, which is absent, is resident. Values that are still waited for and depend on what
   /// is computed on the way are made along with it. Throws std::logic_error when a leaf that it needs is gone.
   [[nodiscard]] Replay schedule(ValueId value) const;
-  /// The executor has made this value in a replay and keeps it until `drop`.
+  /// The executor has made this value in a step of `replay` and keeps it until `drop`.
   void cache(ValueId value);
   /// A step of a replay is done.
   void finish(const ReplayStep& step);
@@ -73,11 +75,11 @@ class Ledger {
   void pin(const Replay& replay);
   void unpin(const Replay& replay);
 
-  /// By operator: the seconds that making its outputs again would take now, absent inputs included (an absent input
-  /// that several of them share counts each time), or infinity where a source is gone. One pass over the recording.
+  /// By operator: the seconds that making its outputs again would take now, along the longest chain of absent inputs,
+  /// or infinity where a source is gone. One pass over the recording.
   [[nodiscard]] std::vector<double> recovery_seconds(const std::function<double(OpId)>& seconds) const;
   [[nodiscard]] bool evictable(ValueId value) const;
-  /// Drops a held value that is still needed. It must be evictable, and its operator's recovery finite.
+  /// Drops a resident value that is still needed. It must be evictable, and its operator's recovery finite.
   void evict(ValueId value);
 
  private:
@@ -93,8 +95,8 @@ class Ledger {
   Entry& entry(ValueId value);
   const Entry& entry(ValueId value) const { return entries_[static_cast<std::size_t>(value)]; }
   int demand(OpId op) const;
+  bool stays(ValueId value) const { return keep_leaves_ && flow_.is_leaf(value); }
   void want(OpId op);
-  void unwant(OpId op);
   void retire(ValueId value);
   void drop_resident(ValueId value);
 
@@ -103,6 +105,7 @@ class Ledger {
   std::vector<Entry> entries_;
   std::vector<std::int32_t> demand_;  // per operator: absent outputs that are needed
   bool settled_ = false;
+  bool keep_leaves_ = false;
 };
 
 }  // namespace snug::plan

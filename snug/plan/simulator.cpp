@@ -77,7 +77,7 @@ class Walk {
         ledger_.pack(event.id);
         break;
       case Event::Kind::Settle:
-        ledger_.settle();
+        ledger_.settle(/*keep_leaves=*/true);
         result_.after_forward = live_;
         break;
       case Event::Kind::Unpack:

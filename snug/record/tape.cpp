@@ -36,6 +36,7 @@ plan::ValueId Tape::new_leaf(const at::Tensor& tensor) {
   c10::StorageImpl* impl = tensor.storage().unsafeGetStorageImpl();
   s.identity = tensor.storage().getWeakStorageImpl();
   s.nbytes = static_cast<Bytes>(tensor.storage().nbytes());
+  s.device = tensor.storage().device();
   s.leaf = static_cast<std::int32_t>(leaves_.size());
   Leaf leaf{tensor.unsafeGetTensorImpl()->version_counter(), 0, false, false, {}};
   leaf.versioned = leaf.version.enabled();
@@ -224,6 +225,7 @@ void Tape::bind(SavedTensor& saved) {
     ValueState& s = state(value);
     s.identity = saved.storage.getWeakStorageImpl();
     s.nbytes = static_cast<Bytes>(saved.storage.nbytes());
+    s.device = saved.storage.device();
     s.leaf = static_cast<std::int32_t>(leaves_.size());
     leaves_.push_back({saved.version, saved.seen_version, saved.versioned, false, {}});
     current_[saved.storage.unsafeGetStorageImpl()] = value;
@@ -272,7 +274,7 @@ void Tape::finish() {
     divergence_ = Divergence{flow_.ops(), "another operator", "the end of the step"};
   }
   if (profiler_ != nullptr) profiler_->before_settle(*this);
-  ledger_.settle();
+  ledger_.settle(/*keep_leaves=*/planned());
   if (profiler_ != nullptr) profiler_->rebase();
 }
 

@@ -74,6 +74,8 @@ class Tape {
   /// leaves a region which drops it is kept, unless an enclosing region can make it again.
   void open_region(bool recompute);
   void close_region();
+  /// Whether a plan decides, or will be made from this recording: regions are not to be opened then.
+  [[nodiscard]] bool planned() const noexcept { return profiler_ != nullptr || planned_segments_.has_value(); }
 
   /// A saved tensor begins; its address must stay until forget(). Returns false when the tensor cannot be on a tape
   /// (see is_plain): keep the tensor itself.
@@ -112,6 +114,7 @@ class Tape {
   /// The executor took the storage of a value over for an in-place operator.
   c10::Storage take(plan::ValueId value);
   [[nodiscard]] Bytes nbytes(plan::ValueId value) const { return values_[static_cast<std::size_t>(value)].nbytes; }
+  [[nodiscard]] c10::Device device(plan::ValueId value) const { return values_[static_cast<std::size_t>(value)].device; }
 
   /// What error messages call a value.
   [[nodiscard]] std::string name_of(plan::ValueId value) const;
@@ -154,6 +157,7 @@ class Tape {
     // Pins the address, so that it is never taken for another storage's.
     c10::weak_intrusive_ptr<c10::StorageImpl> identity{c10::intrusive_ptr<c10::StorageImpl>()};
     Bytes nbytes = 0;
+    c10::Device device{c10::kCPU};
     std::int32_t leaf = -1;      // in leaves_
     bool uninitialized = false;
     bool read = false;           // by a recorded operator or a saved tensor

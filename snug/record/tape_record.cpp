@@ -264,6 +264,7 @@ void Tape::add_output(const at::Tensor& tensor, plan::ValueId overwrites, Output
   ValueState& s = state(value);
   s.identity = tensor.storage().getWeakStorageImpl();
   s.nbytes = static_cast<Bytes>(tensor.storage().nbytes());
+  s.device = tensor.storage().device();
   s.uninitialized = uninitialized;
   current_[impl] = value;
   if (const auto* follow = std::get_if<FollowPlan>(&policy_); follow != nullptr && !divergence_) {

@@ -63,7 +63,7 @@ class WrittenStorages {
       if (before == plan::kNoValue || find(before) != nullptr) continue;
       c10::Storage storage;
       if (std::ranges::find(inputs, before) == inputs.end()) {
-        storage = new_storage(tape.nbytes(before), c10::Device(c10::kCPU));
+        storage = new_storage(tape.nbytes(before), tape.device(before));
       } else if (std::ranges::find(step.copies, before) != step.copies.end()) {
         storage = copy_of(tape.storage(before), tape.nbytes(before));
       } else {

@@ -38,7 +38,8 @@ Session fit(const Forward& forward, const FitOptions& options) {
   } catch (const OutOfBudget& error) {
     // Everything that can be evicted was; what was missing then is the least that is missing.
     const auto& d = error.details();
-    throw DoesNotFit({options.device, d.stats.allocated + d.requested, d.stats.by_tag, d.requested, d.operation, "eviction"});
+    const Bytes floor = plan::Budget::for_limit(options.device).floor_for(d.stats.allocated + d.requested);
+    throw DoesNotFit({options.device, floor, d.stats.by_tag, d.requested, d.operation, "eviction"});
   }
   return Session(std::move(step), options.strategy, plan::Budget::for_limit(options.device), memory);
 }

@@ -20,6 +20,10 @@ Region::Region(plan::Action action) : state_(std::make_unique<State>()) {
   if (!c10::GradMode::is_enabled()) return;
   replay::install_saved_tensor_hooks();
   state_->tape = record::recording_tape();
+  if (state_->tape && state_->tape->planned()) {
+    state_->tape.reset();
+    return;
+  }
   if (!state_->tape) {
     state_->tape = std::make_shared<record::Tape>(record::KeepSaved{});
     state_->recording.emplace(state_->tape);

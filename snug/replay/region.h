@@ -18,8 +18,8 @@ using plan::Recompute;
 /// leave the region are kept. Keep: as without a region. Regions nest; the innermost wins for the values born in it.
 ///
 /// Inputs are held and must not be modified in place before backward: that is an Error which names the operator and
-/// the tensor. Outside of gradient mode a region does nothing. Inside a step of a Session the session's plan includes
-/// its regions. Not movable: a region belongs to a scope of one thread.
+/// the tensor. Outside of gradient mode a region does nothing. Inside a step of a Session the session's plan decides,
+/// and regions change nothing. Not movable: a region belongs to a scope of one thread.
 /// After PyTorch's torch.utils.checkpoint, but without calling any function again.
 class Region {
  public:

@@ -83,6 +83,16 @@ std::optional<double> Experiment::validation_loss() {
 
 std::int64_t Experiment::tokens_per_step() const { return config_.train.batch * config_.model.sequence; }
 
+void warm_up(const Config& config) {
+  models::Gpt tiny(models::GptOptions{.blocks = 1, .width = 32, .heads = 2, .sequence = 16, .vocabulary = 256, .dropout = 0.1});
+  optim::AdamW optimizer(tiny->parameters(), optimizer_options(config.optimizer));
+  const at::Tensor tokens = torch::randint(0, 256, {2, 16});
+  const models::AutocastScope autocast(autocast_dtype(config));
+  tiny->loss(tokens, tokens).backward();
+  optim::clip_gradient_norm(optimizer.parameters(), 1.0);
+  optimizer.step(0);
+}
+
 Session plan_session(Experiment& experiment) {
   auto& memory = memory::device_memory(c10::kCPU);
   const Config& config = experiment.config();

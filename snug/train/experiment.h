@@ -42,6 +42,10 @@ class Experiment {
   optim::WarmupCosine schedule_;
 };
 
+/// Runs a tiny step of the same kind, so that what LibTorch loads and sets up on first use is there: kernels, thread
+/// pools, scratch. Resident memory after it is the process's start-up.
+void warm_up(const Config& config);
+
 /// Records one step of the experiment and plans it under the budget that its configuration asks for. A budget in bytes
 /// caps the recording too; one in percent is of the unplanned peak, which takes an uncapped recording to know.
 /// Without a budget everything is kept and nothing is capped.

@@ -74,6 +74,7 @@ nlohmann::ordered_json to_json(const TrainResult& r) {
 TrainResult train(const Config& config, report::Progress& progress) {
   auto& memory = memory::device_memory(c10::kCPU);
   TrainResult result;
+  warm_up(config);
   result.resident_start = memory::process_memory().resident;
   std::optional<report::MetricsWriter> metrics;
   if (!config.output.folder.empty()) metrics.emplace(std::filesystem::path(config.output.folder) / "metrics.jsonl");
@@ -98,6 +99,7 @@ TrainResult train(const Config& config, report::Progress& progress) {
   progress.note(describe_plan());
 
   std::vector<double> seconds;
+  bool said_so = false;
   const double started = monotonic_seconds();
   for (std::int64_t step = 0; step < config.train.steps && !interrupted(); ++step) {
     const double step_started = monotonic_seconds();
@@ -115,7 +117,7 @@ TrainResult train(const Config& config, report::Progress& progress) {
     const Session::StepReport& report = session.last_step();
     result.replayed_ops = report.replayed_ops;
     result.evictions += report.evictions;
-    if (!report.followed_plan) progress.note(fmt::format("step {}: not the planned step, run under pressure ({})", step, report.divergence));
+    if (!report.followed_plan && !std::exchange(said_so, true)) progress.note(fmt::format("step {}: not the planned step, run under pressure ({})", step, report.divergence));
     const bool last = step + 1 == config.train.steps || interrupted();
     const bool validates = last || (config.train.validate_every > 0 && (step + 1) % config.train.validate_every == 0);
     if (validates) result.validation_loss = experiment.validation_loss();

@@ -24,7 +24,7 @@ struct TrainResult {
   std::optional<double> validation_loss;
   plan::MemoryPlan plan;
   memory::Stats memory;              ///< since the budget holds
-  Bytes resident_start = 0;          ///< of the process, before the experiment was made
+  Bytes resident_start = 0;          ///< of the process after warm_up(), before the experiment is made
   Bytes resident_peak = 0;
   std::int64_t replayed_ops = 0;     ///< of the last step
   std::int64_t evictions = 0;        ///< of all steps

@@ -168,7 +168,8 @@ class Machine {
             useful || (!resident_before.contains(out.value) && std::ranges::find(inputs, out.value) != inputs.end());
       }
     }
-    EXPECT_TRUE(useful) << "operator " << replay.steps[i].op << " ran for nothing";
+    // What was made along the way may have been evicted since.
+    EXPECT_TRUE(useful || evicts_) << "operator " << replay.steps[i].op << " ran for nothing";
   }
 
   void release_one(std::vector<ValueId>& unpacked) {
