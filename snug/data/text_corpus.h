@@ -35,6 +35,8 @@ class TextCorpus {
     ~MappedFile();
 
     [[nodiscard]] std::span<const std::uint8_t> bytes() const { return bytes_; }
+    /// The pages that were read no longer count as this process's memory.
+    void let_go() const noexcept;
 
    private:
     std::span<const std::uint8_t> bytes_;
