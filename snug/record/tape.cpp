@@ -18,6 +18,10 @@ Tape::Tape(Policy policy, Profiler* profiler)
       regions_{{plan::kRootSegment, false}},
       covered_{0},
       recompute_{0} {
+  constexpr std::size_t kTypicalOps = 1024;
+  calls_.reserve(kTypicalOps);
+  values_.reserve(kTypicalOps);
+  current_.reserve(kTypicalOps);
   if (const auto* follow = std::get_if<FollowPlan>(&policy_)) planned_segments_.emplace(follow->plan->segments);
 }
 
