@@ -1,5 +1,5 @@
-// Runs one plain step of gpt-12x384 (forward and backward, no session) for every line on standard input and answers with its
-// seconds and loss. The other half of against_python.py.
+// Runs one plain step of gpt-12x384 (forward and backward, no session) for every line on standard input and answers
+// with its seconds and loss. The other half of against_python.py.
 #include <torch/torch.h>
 
 #include <iostream>
@@ -15,7 +15,8 @@ int main(int argc, char** argv) {
   snug::memory::device_memory(c10::kCPU);
   at::set_num_threads(2);
   torch::manual_seed(0);
-  snug::models::Gpt model(snug::models::GptOptions{.blocks = 12, .width = 384, .heads = 6, .sequence = 256, .vocabulary = 8192});
+  snug::models::Gpt model(
+      snug::models::GptOptions{.blocks = 12, .width = 384, .heads = 6, .sequence = 256, .vocabulary = 8192});
   const at::Tensor tokens = torch::randint(0, 8192, {8, 256}), targets = torch::randint(0, 8192, {8, 256});
   for (std::string line; std::getline(std::cin, line);) {
     model->zero_grad();

@@ -55,7 +55,8 @@ BENCHMARK(BM_RecordOneOperator)->Iterations(101)->UseManualTime()->Unit(benchmar
 /// A step of gpt-12x384 under a session that keeps everything, against the same step as LibTorch runs it.
 void BM_StepWithEverythingKept(benchmark::State& state) {
   torch::manual_seed(0);
-  snug::models::Gpt model(snug::models::GptOptions{.blocks = 12, .width = 384, .heads = 6, .sequence = 256, .vocabulary = 8192});
+  snug::models::Gpt model(
+      snug::models::GptOptions{.blocks = 12, .width = 384, .heads = 6, .sequence = 256, .vocabulary = 8192});
   const at::Tensor tokens = torch::randint(0, 8192, {8, 256}), targets = torch::randint(0, 8192, {8, 256});
   const auto forward = [&] { return model->loss(tokens, targets); };
   auto& memory = snug::memory::device_memory(c10::kCPU);

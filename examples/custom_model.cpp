@@ -35,7 +35,8 @@ int main() {
 
   const auto step = [&](const Batch& b) { return torch::mse_loss(net(b.input), b.target); };
   const snug::Bytes budget = 24_MiB;
-  auto session = snug::fit(step, batch, {.device = budget});  // throws snug::DoesNotFit, which names the smallest budget
+  auto session =
+      snug::fit(step, batch, {.device = budget});  // throws snug::DoesNotFit, which names the smallest budget
 
   double first = 0, last = 0;
   for (int i = 0; i < 40; ++i) {
@@ -45,8 +46,9 @@ int main() {
     optimizer.step();
   }
   const auto stats = snug::memory::device_memory(torch::kCPU).stats();
-  std::cout << "loss " << first << " -> " << last << " in 40 steps, peak " << snug::format_bytes(stats.mapped_peak) << " of "
-            << snug::format_bytes(budget) << " (unplanned " << snug::format_bytes(session.plan().unplanned_peak) << "), "
-            << session.last_step().replayed_ops << " operators replayed a step\n";
+  std::cout << "loss " << first << " -> " << last << " in 40 steps, peak " << snug::format_bytes(stats.mapped_peak)
+            << " of " << snug::format_bytes(budget) << " (unplanned "
+            << snug::format_bytes(session.plan().unplanned_peak) << "), " << session.last_step().replayed_ops
+            << " operators replayed a step\n";
   return stats.mapped_peak <= budget && last < first / 2 ? 0 : 1;
 }

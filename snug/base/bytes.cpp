@@ -17,9 +17,20 @@ constexpr double kTooLarge = 9.2e18;
 
 double unit_factor(std::string_view unit, std::string_view whole) {
   static constexpr std::array<std::pair<std::string_view, double>, 14> kUnits = {{
-      {"", 1.0},           {"b", 1.0},           {"k", 1024.0},       {"kib", 1024.0},     {"m", 1048576.0},
-      {"mib", 1048576.0},  {"g", 1073741824.0},  {"gib", 1073741824.0}, {"t", 1099511627776.0},
-      {"tib", 1099511627776.0}, {"kb", 1e3},     {"mb", 1e6},         {"gb", 1e9},         {"tb", 1e12},
+      {"", 1.0},
+      {"b", 1.0},
+      {"k", 1024.0},
+      {"kib", 1024.0},
+      {"m", 1048576.0},
+      {"mib", 1048576.0},
+      {"g", 1073741824.0},
+      {"gib", 1073741824.0},
+      {"t", 1099511627776.0},
+      {"tib", 1099511627776.0},
+      {"kb", 1e3},
+      {"mb", 1e6},
+      {"gb", 1e9},
+      {"tb", 1e12},
   }};
   for (const auto& [name, factor] : kUnits) {
     if (name == unit) return factor;
@@ -34,13 +45,16 @@ double unit_factor(std::string_view unit, std::string_view whole) {
 Bytes parse_bytes(std::string_view text) {
   std::string lower;
   for (char c : text) {
-    if (!std::isspace(static_cast<unsigned char>(c))) lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    if (!std::isspace(static_cast<unsigned char>(c)))
+      lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   }
-  const bool starts_like_a_number = !lower.empty() && (std::isdigit(static_cast<unsigned char>(lower[0])) || lower[0] == '.');
+  const bool starts_like_a_number =
+      !lower.empty() && (std::isdigit(static_cast<unsigned char>(lower[0])) || lower[0] == '.');
   char* end = nullptr;
   const double number = starts_like_a_number ? std::strtod(lower.c_str(), &end) : 0.0;
   if (!starts_like_a_number || end == lower.c_str() || lower.rfind("0x", 0) == 0) {
-    throw UsageError(fmt::format("bytes: \"{}\" is not a size; write a non-negative number and a unit, as in 400MiB", text));
+    throw UsageError(
+        fmt::format("bytes: \"{}\" is not a size; write a non-negative number and a unit, as in 400MiB", text));
   }
   const double bytes = number * unit_factor(end, text);
   if (!std::isfinite(bytes) || bytes > kTooLarge) {

@@ -17,7 +17,8 @@ std::string keys_help() {
 
 void add_config_options(CLI::App& command, ConfigOptions& options) {
   command.add_option("config", options.file, "The configuration, a TOML file")->required()->type_name("CONFIG.toml");
-  command.add_option("--budget", options.budget, "All memory that tensors may take: 400MiB, or 40% of the unplanned peak")
+  command
+      .add_option("--budget", options.budget, "All memory that tensors may take: 400MiB, or 40% of the unplanned peak")
       ->type_name("BUDGET");
   command.add_option("--set", options.settings, "Set one key, as in --set train.steps=100; may be repeated")
       ->type_name("KEY=VALUE")

@@ -43,7 +43,9 @@ std::string check_replay() {
   const auto gradient = [&](bool replays) {
     torch::manual_seed(2);
     w.mutable_grad() = at::Tensor();
-    const auto block = [&](const at::Tensor& y) { return at::dropout(at::gelu(y.matmul(w)), 0.5, true).matmul(w).tanh(); };
+    const auto block = [&](const at::Tensor& y) {
+      return at::dropout(at::gelu(y.matmul(w)), 0.5, true).matmul(w).tanh();
+    };
     (replays ? checkpoint(block, x) : block(x)).sum().backward();
     return w.grad().clone();
   };
@@ -81,12 +83,19 @@ void add_doctor(CLI::App& app, Action& action) {
       const std::vector<Check> checks = {
           check("record and replay", check_replay),
           check("memory cap", check_cap),
-          check("bf16", [] {
-            const at::Tensor a = at::ones({64, 64}, at::kBFloat16);
-            return at::matmul(a, a)[0][0].item<float>() == 64 ? std::string("matmul works")
-                                                              : throw std::runtime_error("matmul gives a wrong result");
-          }),
-          check("demo text", [] { return std::to_string(std::distance(std::filesystem::recursive_directory_iterator(data::libtorch_headers()), {})) + " headers"; }),
+          check("bf16",
+                [] {
+                  const at::Tensor a = at::ones({64, 64}, at::kBFloat16);
+                  return at::matmul(a, a)[0][0].item<float>() == 64
+                             ? std::string("matmul works")
+                             : throw std::runtime_error("matmul gives a wrong result");
+                }),
+          check("demo text",
+                [] {
+                  return std::to_string(std::distance(
+                             std::filesystem::recursive_directory_iterator(data::libtorch_headers()), {})) +
+                         " headers";
+                }),
       };
       bool all = true;
       for (const Check& c : checks) all = all && c.works;

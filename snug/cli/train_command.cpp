@@ -26,12 +26,15 @@ void print_summary(const train::TrainResult& r) {
       {"loss", fmt::format("{:.4f} → {:.4f}", r.loss_first, r.loss_last)},
   };
   if (r.validation_loss) rows.push_back({"validation loss", fmt::format("{:.4f}", *r.validation_loss)});
-  rows.push_back({"step time (median)", fmt::format("{:.3f} s, {:.0f} tokens/s", r.step_seconds_median, r.tokens_per_second)});
+  rows.push_back(
+      {"step time (median)", fmt::format("{:.3f} s, {:.0f} tokens/s", r.step_seconds_median, r.tokens_per_second)});
   rows.push_back({"unplanned peak", format_bytes(r.plan.unplanned_peak)});
-  if (r.plan.budget > 0) rows.push_back({"budget", format_bytes(r.plan.budget) + share(r.plan.budget, r.plan.unplanned_peak)});
+  if (r.plan.budget > 0)
+    rows.push_back({"budget", format_bytes(r.plan.budget) + share(r.plan.budget, r.plan.unplanned_peak)});
   rows.push_back({"predicted peak", format_bytes(r.plan.predicted_peak)});
   rows.push_back({"measured peak", format_bytes(r.memory.allocated_peak)});
-  rows.push_back({"resident high water", fmt::format("{}, {} at the start", format_bytes(r.resident_peak), format_bytes(r.resident_start))});
+  rows.push_back({"resident high water",
+                  fmt::format("{}, {} at the start", format_bytes(r.resident_peak), format_bytes(r.resident_start))});
   rows.push_back({"replayed operators", fmt::format("{} a step", r.replayed_ops)});
   std::fputs(report::render_table("snug train", rows).c_str(), stdout);
 }

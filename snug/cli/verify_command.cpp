@@ -17,7 +17,8 @@ void print_summary(const train::VerifyResult& r) {
   std::vector<report::TableRow> rows = {{"unplanned peak", format_bytes(r.plan.unplanned_peak)}};
   if (r.plan.budget > 0) {
     rows.push_back({"budget", fmt::format("{} ({:.0f} %)", format_bytes(r.plan.budget),
-                                          100.0 * static_cast<double>(r.plan.budget) / static_cast<double>(r.plan.unplanned_peak))});
+                                          100.0 * static_cast<double>(r.plan.budget) /
+                                              static_cast<double>(r.plan.unplanned_peak))});
   }
   rows.push_back({"measured peak", format_bytes(r.memory.allocated_peak)});
   rows.push_back({"step without the plan", fmt::format("{:.3f} s", r.plain_seconds_median)});
@@ -39,7 +40,9 @@ void add_verify(CLI::App& app, Action& action) {
   auto steps = std::make_shared<std::int64_t>(3);
   CLI::App* command = app.add_subcommand("verify", "Prove that training under the plan is bitwise the same as without");
   add_config_options(*command, *options);
-  command->add_option("--steps", *steps, "Steps to compare")->check(CLI::Range(std::int64_t{1}, std::int64_t{1000000}))->capture_default_str();
+  command->add_option("--steps", *steps, "Steps to compare")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1000000}))
+      ->capture_default_str();
   command->callback([options, steps, &action] {
     action = [options, steps] {
       const train::Config config = configuration(*options);
@@ -53,8 +56,8 @@ void add_verify(CLI::App& app, Action& action) {
       }
       if (result.different == 0 && result.steps == *steps) return 0;
       if (result.different > 0) {
-        fmt::print(stderr, "snug: verify: {} of {} tensors differ, the first at {}, by at most {:g}\n", result.different, result.tensors,
-                   result.first_different, result.max_abs_difference);
+        fmt::print(stderr, "snug: verify: {} of {} tensors differ, the first at {}, by at most {:g}\n",
+                   result.different, result.tensors, result.first_different, result.max_abs_difference);
       }
       return 1;
     };

@@ -15,8 +15,9 @@ std::filesystem::path libtorch_headers() {
     headers = std::filesystem::path(info.dli_fname).parent_path().parent_path() / "include";
   }
   if (!std::filesystem::is_directory(headers)) {
-    throw UsageError(fmt::format("data: LibTorch's headers are not beside its libraries (looked in {}); set data.path to another text",
-                                 headers.string()));
+    throw UsageError(fmt::format(
+        "data: LibTorch's headers are not beside its libraries (looked in {}); set data.path to another text",
+        headers.string()));
   }
   return headers;
 }

@@ -14,8 +14,9 @@ DeviceMemory& device_memory(c10::DeviceType device) {
   if (device == c10::kCUDA) {
     if (DeviceMemory* cuda = cuda_memory()) return *cuda;
   }
-  throw UsageError(fmt::format("memory: no backend for {} in this build; devices with one: CPU, and CUDA when LibTorch has it",
-                               c10::DeviceTypeName(device)));
+  throw UsageError(
+      fmt::format("memory: no backend for {} in this build; devices with one: CPU, and CUDA when LibTorch has it",
+                  c10::DeviceTypeName(device)));
 }
 
 }  // namespace snug::memory

@@ -9,7 +9,7 @@
 
 namespace snug::memory {
 namespace {
-constexpr Bytes kReserve = Bytes{1} << 42;     // 4 TiB of addresses cost nothing
+constexpr Bytes kReserve = Bytes{1} << 42;  // 4 TiB of addresses cost nothing
 constexpr Bytes kLeastReserve = Bytes{1} << 33;
 constexpr int kExtensionsTried = 8;
 }  // namespace
@@ -48,7 +48,8 @@ std::optional<PageHeap::Candidate> PageHeap::extend_cached(Bytes length) const {
   std::vector<std::pair<Bytes, Bytes>> ranges;  // (length, offset)
   for (const auto& [offset, size] : cached_.ranges()) ranges.emplace_back(size, offset);
   const auto tried = std::min<std::size_t>(ranges.size(), kExtensionsTried);
-  std::partial_sort(ranges.begin(), ranges.begin() + static_cast<std::ptrdiff_t>(tried), ranges.end(), std::greater<>());
+  std::partial_sort(ranges.begin(), ranges.begin() + static_cast<std::ptrdiff_t>(tried), ranges.end(),
+                    std::greater<>());
   for (std::size_t i = 0; i < tried; ++i) {
     const auto [size, offset] = ranges[i];
     const Bytes missing = length - size;

@@ -25,7 +25,7 @@ class SmallHeap {
 
  private:
   PageHeap& pages_;
-  RangeHeap free_;                  // by address
+  RangeHeap free_;                   // by address
   std::map<Bytes, Bytes> segments_;  // address -> bytes in use
 };
 

@@ -20,10 +20,10 @@ struct Stats {
   Bytes mapped_peak = 0;
   std::optional<Bytes> limit;  ///< mapped never exceeds it
   ByTag by_tag{};
-  ByTag peak_by_tag{};   ///< each tag's own peak; they need not happen at the same time
-  ByTag at_peak_by_tag{};  ///< the split at the moment of allocated_peak; sums to it
-  std::int64_t allocations = 0;      ///< since the process started
-  std::int64_t pressure_calls = 0;   ///< times a pressure handler was asked for room
+  ByTag peak_by_tag{};              ///< each tag's own peak; they need not happen at the same time
+  ByTag at_peak_by_tag{};           ///< the split at the moment of allocated_peak; sums to it
+  std::int64_t allocations = 0;     ///< since the process started
+  std::int64_t pressure_calls = 0;  ///< times a pressure handler was asked for room
 };
 
 }  // namespace snug::memory

@@ -13,9 +13,13 @@ namespace {
 
 constexpr double kInitialDeviation = 0.02;
 
-at::Tensor normal(at::IntArrayRef sizes, double deviation = kInitialDeviation) { return torch::randn(sizes).mul_(deviation); }
+at::Tensor normal(at::IntArrayRef sizes, double deviation = kInitialDeviation) {
+  return torch::randn(sizes).mul_(deviation);
+}
 
-torch::nn::LayerNorm layer_norm(std::int64_t width) { return torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})); }
+torch::nn::LayerNorm layer_norm(std::int64_t width) {
+  return torch::nn::LayerNorm(torch::nn::LayerNormOptions({width}));
+}
 
 }  // namespace
 
@@ -40,13 +44,14 @@ GptBlockImpl::GptBlockImpl(const GptOptions& options)
 at::Tensor GptBlockImpl::forward(at::Tensor x) {
   const std::int64_t batch = x.size(0), sequence = x.size(1), width = x.size(2);
   const auto split_heads = [&](const at::Tensor& t) {
-    return t.view({batch, sequence, heads_, width / heads_}).transpose(1, 2);  // (batch, heads, sequence, width / heads)
+    return t.view({batch, sequence, heads_, width / heads_})
+        .transpose(1, 2);  // (batch, heads, sequence, width / heads)
   };
   {
     // at::linear, and not torch::nn::Linear, which adds the bias in a second pass over 3-D inputs.
     const auto qkv = at::linear(attention_norm_(x), qkv_weight_, qkv_bias_).split(width, 2);
-    const at::Tensor attended = at::scaled_dot_product_attention(split_heads(qkv[0]), split_heads(qkv[1]), split_heads(qkv[2]),
-                                                                 {}, 0.0, /*is_causal=*/true)
+    const at::Tensor attended = at::scaled_dot_product_attention(split_heads(qkv[0]), split_heads(qkv[1]),
+                                                                 split_heads(qkv[2]), {}, 0.0, /*is_causal=*/true)
                                     .transpose(1, 2)
                                     .reshape({batch, sequence, width});
     x = x + at::dropout(at::linear(attended, projection_weight_, projection_bias_), dropout_, is_training());
@@ -55,8 +60,7 @@ at::Tensor GptBlockImpl::forward(at::Tensor x) {
   return x + at::dropout(at::linear(hidden, down_weight_, down_bias_), dropout_, is_training());
 }
 
-GptImpl::GptImpl(const GptOptions& options)
-    : dropout_(options.dropout), blocks_(), final_norm_(nullptr) {
+GptImpl::GptImpl(const GptOptions& options) : dropout_(options.dropout), blocks_(), final_norm_(nullptr) {
   if (options.heads < 1 || options.width % options.heads != 0) {
     throw UsageError(fmt::format("gpt: width {} is not a multiple of {} heads", options.width, options.heads));
   }
@@ -70,7 +74,8 @@ GptImpl::GptImpl(const GptOptions& options)
 at::Tensor GptImpl::forward(const at::Tensor& tokens) {
   const std::int64_t length = tokens.size(1);
   if (length > position_embedding_.size(0)) {
-    throw UsageError(fmt::format("gpt: a sequence of {} is longer than the model's {}", length, position_embedding_.size(0)));
+    throw UsageError(
+        fmt::format("gpt: a sequence of {} is longer than the model's {}", length, position_embedding_.size(0)));
   }
   at::Tensor x = at::embedding(token_embedding_, tokens) + position_embedding_.narrow(0, 0, length);
   x = at::dropout(x, dropout_, is_training());

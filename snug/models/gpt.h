@@ -9,11 +9,11 @@ namespace snug::models {
 
 struct GptOptions {
   std::int64_t blocks = 6;
-  std::int64_t width = 384;       ///< a multiple of heads
+  std::int64_t width = 384;  ///< a multiple of heads
   std::int64_t heads = 6;
-  std::int64_t sequence = 256;    ///< longest input
+  std::int64_t sequence = 256;  ///< longest input
   std::int64_t vocabulary = 256;
-  double dropout = 0.0;           ///< of the embedding and of both residual branches
+  double dropout = 0.0;  ///< of the embedding and of both residual branches
 };
 
 /// One pre-norm transformer block: (batch, sequence, width) -> the same.

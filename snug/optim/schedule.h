@@ -8,7 +8,7 @@ namespace snug::optim {
 struct WarmupCosine {
   double peak = 3e-4;
   std::int64_t warmup_steps = 0;
-  std::int64_t steps = 1;         ///< of the whole run
+  std::int64_t steps = 1;  ///< of the whole run
   double final_fraction = 0.1;
 
   /// The learning rate of step `step`, from 0.

@@ -54,7 +54,7 @@ class Dataflow {
   friend bool operator==(const Dataflow&, const Dataflow&) = default;
 
  private:
-  std::vector<std::int32_t> input_begin_;   // one more than there are operators
+  std::vector<std::int32_t> input_begin_;  // one more than there are operators
   std::vector<ValueId> inputs_;
   std::vector<std::int32_t> output_begin_;  // likewise
   std::vector<Output> outputs_;
@@ -62,7 +62,5 @@ class Dataflow {
   std::vector<OpId> producer_;
   std::vector<SegmentId> parent_;  // by SegmentId
 };
-
-
 
 }  // namespace snug::plan

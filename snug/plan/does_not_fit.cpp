@@ -8,7 +8,8 @@ namespace snug {
 namespace {
 
 // In the order of memory::Tag, which lies in a room beside this one.
-constexpr std::array<std::string_view, 6> kParts = {"weights", "gradients", "optimizer", "activations", "staging", "workspace"};
+constexpr std::array<std::string_view, 6> kParts = {"weights",     "gradients", "optimizer",
+                                                    "activations", "staging",   "workspace"};
 
 std::string message(const DoesNotFit::Floor& floor) {
   std::string parts;

@@ -19,8 +19,8 @@ constexpr std::size_t kPrefixesTried = 64;
 std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
 
 /// The operators that would run to make `value` again while `kept` values are there.
-std::vector<OpId> recovery(const Dataflow& flow, const std::vector<char>& kept, ValueId value, std::vector<std::uint32_t>& seen,
-                           std::uint32_t epoch) {
+std::vector<OpId> recovery(const Dataflow& flow, const std::vector<char>& kept, ValueId value,
+                           std::vector<std::uint32_t>& seen, std::uint32_t epoch) {
   std::vector<OpId> ops;
   std::vector<OpId> stack{flow.producer(value)};
   seen[at(stack.back())] = epoch;
@@ -72,7 +72,8 @@ std::vector<ValueId> drop_order(const StepGraph& graph) {
   return order;
 }
 
-MemoryPlan drop_prefix(const StepGraph& graph, const MemoryPlan& all, std::span<const ValueId> order, std::size_t count) {
+MemoryPlan drop_prefix(const StepGraph& graph, const MemoryPlan& all, std::span<const ValueId> order,
+                       std::size_t count) {
   MemoryPlan plan = all;
   plan.strategy = "greedy";
   for (std::size_t i = 0; i < count; ++i) plan.actions[at(order[i])] = Recompute{};
@@ -122,7 +123,8 @@ MemoryPlan plan_floor(const StepGraph& graph) {
 
 MemoryPlan plan_greedy(const StepGraph& graph, Budget budget) {
   const auto plans = candidates(graph);
-  const auto fits = std::ranges::find_if(plans, [&](const MemoryPlan& p) { return p.predicted_peak <= budget.for_blocks(); });
+  const auto fits =
+      std::ranges::find_if(plans, [&](const MemoryPlan& p) { return p.predicted_peak <= budget.for_blocks(); });
   if (fits == plans.end()) {
     const MemoryPlan& least = *std::ranges::min_element(plans, {}, &MemoryPlan::predicted_peak);
     const Simulation run = simulate(graph, least);

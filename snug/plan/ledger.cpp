@@ -191,8 +191,8 @@ Replay Ledger::schedule(ValueId target) const {
       const bool is_last_use = last_use.try_emplace(input, op).second;
       if (is_last_use) step.read_last.push_back(input);
       // Inputs of a nested segment stay, so that it can be replayed on its own when its turn comes.
-      const bool feeds_nested = flow_.segment(op) != flow_.segment(flow_.producer(input)) &&
-                                flow_.segment(op) != segment && demand(op) > 0;
+      const bool feeds_nested =
+          flow_.segment(op) != flow_.segment(flow_.producer(input)) && flow_.segment(op) != segment && demand(op) > 0;
       if (is_last_use && !waited_for(input) && !feeds_nested) step.drops.push_back(input);
     }
     steps.push_back(std::move(step));
@@ -200,7 +200,9 @@ Replay Ledger::schedule(ValueId target) const {
   std::reverse(steps.begin(), steps.end());
   for (ReplayStep& step : steps) {
     for (const Output& out : flow_.outputs(step.op)) {
-      if (out.overwrites == kNoValue || std::ranges::find(flow_.inputs(step.op), out.overwrites) == flow_.inputs(step.op).end()) continue;
+      if (out.overwrites == kNoValue ||
+          std::ranges::find(flow_.inputs(step.op), out.overwrites) == flow_.inputs(step.op).end())
+        continue;
       if (std::ranges::find(step.drops, out.overwrites) == step.drops.end()) step.copies.push_back(out.overwrites);
     }
   }

@@ -45,7 +45,9 @@ class Ledger {
   [[nodiscard]] bool cached(ValueId value) const { return has(value) && entry(value).cached; }
   [[nodiscard]] bool resident(ValueId value) const { return held(value) || cached(value); }
   /// A saved tensor stands for it, or an operator that would be replayed reads it.
-  [[nodiscard]] bool needed(ValueId value) const { return has(value) && (entry(value).packs > 0 || entry(value).readers > 0); }
+  [[nodiscard]] bool needed(ValueId value) const {
+    return has(value) && (entry(value).packs > 0 || entry(value).readers > 0);
+  }
   [[nodiscard]] int packs(ValueId value) const { return has(value) ? entry(value).packs : 0; }
 
   /// A saved tensor stands for the value.

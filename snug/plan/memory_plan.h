@@ -36,10 +36,10 @@ struct MemoryPlan {
   std::uint64_t fingerprint = 0;  ///< of the StepGraph that it is for
   std::vector<Action> actions;    ///< by ValueId
   std::vector<SegmentRange> segments;
-  Bytes budget = 0;               ///< 0: made without one
-  Bytes predicted_peak = 0;       ///< all memory of the device, static bytes included
-  Bytes unplanned_peak = 0;       ///< of the same step with everything kept
-  double predicted_seconds = 0;   ///< of forward and backward
+  Bytes budget = 0;              ///< 0: made without one
+  Bytes predicted_peak = 0;      ///< all memory of the device, static bytes included
+  Bytes unplanned_peak = 0;      ///< of the same step with everything kept
+  double predicted_seconds = 0;  ///< of forward and backward
   double unplanned_seconds = 0;
 
   [[nodiscard]] bool keeps(ValueId value) const {

@@ -32,7 +32,8 @@ MemoryPlan plan_segments(const StepGraph& graph, std::span<const SegmentRange> s
   std::ranges::sort(plan.segments, {}, &SegmentRange::begin);
   std::vector<std::int32_t> range_of(graph.ops.size(), -1);
   for (std::size_t i = 0; i < plan.segments.size(); ++i) {
-    for (OpId op = plan.segments[i].begin; op < plan.segments[i].end; ++op) range_of[at(op)] = static_cast<std::int32_t>(i);
+    for (OpId op = plan.segments[i].begin; op < plan.segments[i].end; ++op)
+      range_of[at(op)] = static_cast<std::int32_t>(i);
   }
   const Dataflow& flow = graph.flow;
   for (ValueId v = 0; v < flow.values(); ++v) {

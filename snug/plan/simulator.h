@@ -10,11 +10,11 @@ namespace snug::plan {
 
 /// What a step would take under a plan.
 struct Simulation {
-  Bytes peak = 0;          ///< static bytes included
+  Bytes peak = 0;              ///< static bytes included
   std::size_t peak_event = 0;  ///< position in StepGraph::events
-  OpId peak_op = kNoOp;    ///< the operator that ran or was replayed there, kNoOp between operators
+  OpId peak_op = kNoOp;        ///< the operator that ran or was replayed there, kNoOp between operators
   Bytes after_forward = 0;
-  double seconds = 0;      ///< of forward and backward: as recorded, and what is replayed
+  double seconds = 0;  ///< of forward and backward: as recorded, and what is replayed
   std::int64_t replayed_ops = 0;
   std::vector<Bytes> timeline;  ///< memory after each event; filled on request
 };

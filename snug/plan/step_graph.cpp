@@ -53,7 +53,8 @@ Dataflow flow_from_json(const Json& ops, const Json& leaves, ValueId values) {
       if (v != flow.values()) throw UsageError(fmt::format("step graph: value {} is out of order", v));
       const Json& overwrites = out.at(1);
       if (!overwrites.is_number_integer() || overwrites < kNoValue || overwrites >= v) {
-        throw UsageError(fmt::format("step graph: value {} overwrites value {}, which is not there before it", v, overwrites.dump()));
+        throw UsageError(fmt::format("step graph: value {} overwrites value {}, which is not there before it", v,
+                                     overwrites.dump()));
       }
       flow.add_output(overwrites.get<ValueId>());
       if (is_leaf[static_cast<std::size_t>(v)]) flow.make_leaf(v);
@@ -106,7 +107,8 @@ StepGraph step_graph_from_json(const Json& json) try {
   for (const Json& value : json.at("values")) graph.values.push_back({value.at(0), value.at(1)});
   graph.flow = flow_from_json(json.at("flow"), json.at("leaves"), static_cast<ValueId>(graph.values.size()));
   if (static_cast<std::size_t>(graph.flow.ops()) != graph.ops.size()) {
-    throw UsageError(fmt::format("step graph: {} operators in \"flow\" but {} in \"ops\"", graph.flow.ops(), graph.ops.size()));
+    throw UsageError(
+        fmt::format("step graph: {} operators in \"flow\" but {} in \"ops\"", graph.flow.ops(), graph.ops.size()));
   }
   for (const Json& e : json.at("events")) {
     const int kind = e.at(0);

@@ -21,8 +21,8 @@ struct ValueInfo {
 
 /// One operator call of the forward pass.
 struct OpInfo {
-  std::string name;              ///< "aten::addmm"
-  std::uint64_t signature = 0;   ///< of name, inputs and geometry: what a later step is compared with
+  std::string name;             ///< "aten::addmm"
+  std::uint64_t signature = 0;  ///< of name, inputs and geometry: what a later step is compared with
   double seconds = 0;
   Bytes peak_bytes = 0;   ///< highest memory during the call above that before it, outputs included
   Bytes other_bytes = 0;  ///< memory it left behind that is no output, such as a random generator's state
@@ -53,9 +53,9 @@ struct StepGraph {
   std::vector<OpInfo> ops;        // by OpId
   std::vector<ValueInfo> values;  // by ValueId
   std::vector<Event> events;
-  Bytes static_bytes = 0;  ///< allocated before the step began: weights, optimizer state, the batch
+  Bytes static_bytes = 0;                ///< allocated before the step began: weights, optimizer state, the batch
   std::array<Bytes, 6> static_by_tag{};  ///< the same by memory::Tag
-  double step_seconds = 0;  ///< forward and backward of the recorded step
+  double step_seconds = 0;               ///< forward and backward of the recorded step
 
   /// Tells graphs apart: a hash of all signatures.
   [[nodiscard]] std::uint64_t fingerprint() const;

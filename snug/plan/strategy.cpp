@@ -26,14 +26,16 @@ MemoryPlan make_plan(const StepGraph& graph, std::string_view strategy, std::opt
     plan = budget ? plan_greedy(graph, *budget) : none;
     plan.strategy = "greedy";
   } else {
-    throw UsageError(fmt::format("plan: unknown strategy \"{}\"; there are {}", strategy, fmt::join(strategies(), ", ")));
+    throw UsageError(
+        fmt::format("plan: unknown strategy \"{}\"; there are {}", strategy, fmt::join(strategies(), ", ")));
   }
   plan.budget = budget ? budget->device : 0;
   plan.unplanned_peak = none.predicted_peak;
   plan.unplanned_seconds = graph.step_seconds;
   if (budget && plan.predicted_peak > budget->for_blocks()) {
     const OpId op = simulate(graph, plan).peak_op;
-    throw DoesNotFit({budget->device, budget->floor_for(plan.predicted_peak), graph.static_by_tag, plan.predicted_peak - graph.static_bytes,
+    throw DoesNotFit({budget->device, budget->floor_for(plan.predicted_peak), graph.static_by_tag,
+                      plan.predicted_peak - graph.static_bytes,
                       op == kNoOp ? std::string() : graph.ops[static_cast<std::size_t>(op)].name, plan.strategy});
   }
   return plan;

@@ -30,8 +30,8 @@ const std::vector<HiddenWrite>& hidden_writes() {
 /// In-place operators that do not read what they write.
 const std::unordered_set<std::string_view>& overwriters() {
   static const std::unordered_set<std::string_view> names = {
-      "aten::copy_",    "aten::fill_",       "aten::zero_",      "aten::normal_",  "aten::uniform_",
-      "aten::random_",  "aten::bernoulli_",  "aten::exponential_", "aten::cauchy_", "aten::geometric_",
+      "aten::copy_",       "aten::fill_",          "aten::zero_",          "aten::normal_", "aten::uniform_",
+      "aten::random_",     "aten::bernoulli_",     "aten::exponential_",   "aten::cauchy_", "aten::geometric_",
       "aten::log_normal_", "aten::_foreach_zero_", "aten::_foreach_copy_",
   };
   return names;
@@ -39,7 +39,7 @@ const std::unordered_set<std::string_view>& overwriters() {
 
 const std::unordered_set<std::string_view>& uninitialized() {
   static const std::unordered_set<std::string_view> names = {
-      "aten::empty", "aten::empty_like",    "aten::empty_strided",     "aten::new_empty", "aten::new_empty_strided",
+      "aten::empty",   "aten::empty_like", "aten::empty_strided",  "aten::new_empty", "aten::new_empty_strided",
       "aten::resize_", "aten::resize_as_", "aten::empty_permuted",
   };
   return names;

@@ -17,12 +17,12 @@ struct OperatorTraits {
   std::string name;  ///< "aten::addmm", with ".overload" unless that is empty
   std::uint64_t hash = 0;
   std::vector<Argument> arguments;
-  std::vector<char> writes;    ///< per argument: the schema says it is written
+  std::vector<char> writes;  ///< per argument: the schema says it is written
   bool writes_any = false;
-  bool seeded = false;         ///< draws from a random generator
-  bool uninitialized = false;  ///< results have unspecified contents: empty and kin
-  bool overwrites = false;     ///< written arguments are replaced whole, their old contents are not read
-  bool rebinds = false;        ///< gives a tensor another storage (set_)
+  bool seeded = false;                       ///< draws from a random generator
+  bool uninitialized = false;                ///< results have unspecified contents: empty and kin
+  bool overwrites = false;                   ///< written arguments are replaced whole, their old contents are not read
+  bool rebinds = false;                      ///< gives a tensor another storage (set_)
   std::vector<int> hidden_writes;            ///< arguments that are written though the schema does not say so
   std::optional<int> hidden_writes_only_if;  ///< ... when this boolean argument is true
 };

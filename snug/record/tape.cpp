@@ -131,7 +131,8 @@ double Tape::seconds(plan::OpId op) const {
 
 std::string Tape::name_of(plan::ValueId value) const {
   const std::string name = leaf_name(values_[at(value)].identity._unsafe_get_target(), nbytes(value));
-  return flow_.is_leaf(value) ? name : fmt::format("{}, a result of {}", name, call(flow_.producer(value)).traits->name);
+  return flow_.is_leaf(value) ? name
+                              : fmt::format("{}, a result of {}", name, call(flow_.producer(value)).traits->name);
 }
 
 bool Tape::enter_pass(int id) {
@@ -155,8 +156,7 @@ void Tape::check_leaves(plan::OpId op) const {
     throw Error(fmt::format(
         "replay: {} reads {}, which was modified in place after it was recorded (version {} then, {} now): its "
         "gradient would be wrong; modify it after backward, or keep what depends on it in a snug::Region(Keep)",
-        call(op).traits->name, name_of(input), leaf.seen,
-        leaf.version.current_version()));
+        call(op).traits->name, name_of(input), leaf.seen, leaf.version.current_version()));
   }
 }
 
@@ -273,8 +273,8 @@ void Tape::forget(SavedTensor& saved, bool consumed) {
 void Tape::finish() {
   const std::lock_guard lock(mutex_);
   bind_all();
-  if (const auto* follow = std::get_if<FollowPlan>(&policy_); follow != nullptr && !divergence_ &&
-                                                              static_cast<std::size_t>(flow_.ops()) < follow->graph->ops.size()) {
+  if (const auto* follow = std::get_if<FollowPlan>(&policy_);
+      follow != nullptr && !divergence_ && static_cast<std::size_t>(flow_.ops()) < follow->graph->ops.size()) {
     divergence_ = Divergence{flow_.ops(), "another operator", "the end of the step"};
   }
   if (profiler_ != nullptr) profiler_->before_settle(*this);

@@ -37,8 +37,8 @@ using Policy = std::variant<KeepSaved, FollowPlan>;
 /// pack has finished.
 struct SavedTensor {
   View view;
-  c10::Storage storage;            // until it is bound
-  c10::VariableVersion version;    // shared with the tensor
+  c10::Storage storage;          // until it is bound
+  c10::VariableVersion version;  // shared with the tensor
   std::uint32_t seen_version = 0;
   bool versioned = false;
   bool bound = false;
@@ -100,21 +100,33 @@ class Tape {
   [[nodiscard]] plan::Ledger& ledger() noexcept { return ledger_; }
   [[nodiscard]] const plan::Ledger& ledger() const noexcept { return ledger_; }
   [[nodiscard]] const Call& call(plan::OpId op) const { return calls_[static_cast<std::size_t>(op)]; }
-  [[nodiscard]] const Argument& argument(const Call& call, std::size_t i) const { return arguments_[static_cast<std::size_t>(call.arguments) + i]; }
-  [[nodiscard]] const OutputSlot& output_slot(const Call& call, std::size_t i) const { return slots_[static_cast<std::size_t>(call.outputs) + i]; }
+  [[nodiscard]] const Argument& argument(const Call& call, std::size_t i) const {
+    return arguments_[static_cast<std::size_t>(call.arguments) + i];
+  }
+  [[nodiscard]] const OutputSlot& output_slot(const Call& call, std::size_t i) const {
+    return slots_[static_cast<std::size_t>(call.outputs) + i];
+  }
   [[nodiscard]] const View& view(std::int32_t index) const { return views_[static_cast<std::size_t>(index)]; }
-  [[nodiscard]] const c10::IValue& constant(std::int32_t index) const { return constants_[static_cast<std::size_t>(index)]; }
-  [[nodiscard]] const RandomState& random_state(const Call& call) const { return random_states_[static_cast<std::size_t>(call.random)]; }
+  [[nodiscard]] const c10::IValue& constant(std::int32_t index) const {
+    return constants_[static_cast<std::size_t>(index)];
+  }
+  [[nodiscard]] const RandomState& random_state(const Call& call) const {
+    return random_states_[static_cast<std::size_t>(call.random)];
+  }
   [[nodiscard]] const GeometryPool& geometry() const noexcept { return geometry_; }
 
   /// The storage of a resident value.
-  [[nodiscard]] const c10::Storage& storage(plan::ValueId value) const { return values_[static_cast<std::size_t>(value)].storage; }
+  [[nodiscard]] const c10::Storage& storage(plan::ValueId value) const {
+    return values_[static_cast<std::size_t>(value)].storage;
+  }
   /// The executor made the value again. It stays until the ledger drops it.
   void put(plan::ValueId value, c10::Storage storage);
   /// The executor took the storage of a value over for an in-place operator.
   c10::Storage take(plan::ValueId value);
   [[nodiscard]] Bytes nbytes(plan::ValueId value) const { return values_[static_cast<std::size_t>(value)].nbytes; }
-  [[nodiscard]] c10::Device device(plan::ValueId value) const { return values_[static_cast<std::size_t>(value)].device; }
+  [[nodiscard]] c10::Device device(plan::ValueId value) const {
+    return values_[static_cast<std::size_t>(value)].device;
+  }
 
   /// What error messages call a value.
   [[nodiscard]] std::string name_of(plan::ValueId value) const;
@@ -158,9 +170,9 @@ class Tape {
     c10::weak_intrusive_ptr<c10::StorageImpl> identity{c10::intrusive_ptr<c10::StorageImpl>()};
     Bytes nbytes = 0;
     c10::Device device{c10::kCPU};
-    std::int32_t leaf = -1;      // in leaves_
+    std::int32_t leaf = -1;  // in leaves_
     bool uninitialized = false;
-    bool read = false;           // by a recorded operator or a saved tensor
+    bool read = false;  // by a recorded operator or a saved tensor
   };
   struct Leaf {
     c10::VariableVersion version;
@@ -191,7 +203,8 @@ class Tape {
   void dropped(plan::ValueId value);
 
   void capture_arguments(const OperatorTraits& traits, const c10::IValue* arguments);
-  std::int32_t capture_tensor(const at::Tensor& tensor, bool written, bool overwrites, std::int16_t position, std::int16_t element);
+  std::int32_t capture_tensor(const at::Tensor& tensor, bool written, bool overwrites, std::int16_t position,
+                              std::int16_t element);
   void before_write(Written& written);
   void capture_outputs(const c10::OperatorHandle& op, const OperatorTraits& traits, const torch::jit::Stack& stack);
   void add_output(const at::Tensor& tensor, plan::ValueId overwrites, OutputSlot slot, bool uninitialized);

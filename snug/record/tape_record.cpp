@@ -55,7 +55,11 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
     geometry_.truncate(geometry_mark);
     random_states_.erase(random_states_.begin() + static_cast<std::ptrdiff_t>(random_mark), random_states_.end());
   };
-  Call call{op, &traits, static_cast<std::int32_t>(arguments_mark), static_cast<std::int32_t>(slots_.size()), -1,
+  Call call{op,
+            &traits,
+            static_cast<std::int32_t>(arguments_mark),
+            static_cast<std::int32_t>(slots_.size()),
+            -1,
             c10::GradMode::is_enabled()};
   std::uint64_t signature = 0;
   {
@@ -174,7 +178,8 @@ void Tape::capture_arguments(const OperatorTraits& traits, const c10::IValue* ar
     const auto begin = static_cast<std::int32_t>(views_.size());
     std::int16_t element = 0;
     for (const auto& item : list) {
-      capture_tensor(tensor_of(item), traits.writes[i] != 0, traits.overwrites, static_cast<std::int16_t>(i), element++);
+      capture_tensor(tensor_of(item), traits.writes[i] != 0, traits.overwrites, static_cast<std::int16_t>(i),
+                     element++);
     }
     arguments_.push_back({kind, begin, static_cast<std::int32_t>(views_.size()) - begin});
   };
@@ -183,8 +188,8 @@ void Tape::capture_arguments(const OperatorTraits& traits, const c10::IValue* ar
     switch (traits.arguments[i]) {
       case Kind::Tensor:
         if (value.isTensor() && value.toTensor().defined() && is_plain(value.toTensor())) {
-          const std::int32_t index = capture_tensor(value.toTensor(), traits.writes[i] != 0 || hidden(i), traits.overwrites,
-                                                    static_cast<std::int16_t>(i), -1);
+          const std::int32_t index = capture_tensor(value.toTensor(), traits.writes[i] != 0 || hidden(i),
+                                                    traits.overwrites, static_cast<std::int16_t>(i), -1);
           arguments_.push_back({Argument::Kind::Tensor, index, 1});
         } else {
           constant(value);
@@ -246,7 +251,8 @@ void Tape::before_write(Written& written) {
   const at::AutoDispatchBelowADInplaceOrView below;
   View bytes;
   bytes.keys = c10::DispatchKeySet(c10::computeDispatchKey(c10::kByte, c10::kStrided, written.tensor.device()));
-  at::Tensor whole = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(s.storage), bytes.keys, c10::scalarTypeToTypeMeta(c10::kByte));
+  at::Tensor whole = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(s.storage), bytes.keys,
+                                                              c10::scalarTypeToTypeMeta(c10::kByte));
   whole.unsafeGetTensorImpl()->set_sizes_contiguous({s.nbytes});
   leaf.snapshot = true;
   leaf.original = std::exchange(s.storage, whole.clone().storage());

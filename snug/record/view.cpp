@@ -20,8 +20,8 @@ View GeometryPool::add(const at::Tensor& tensor) {
 }
 
 at::Tensor GeometryPool::tensor(const View& view, c10::Storage storage) const {
-  at::Tensor result = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), view.keys,
-                                                               c10::scalarTypeToTypeMeta(view.dtype));
+  at::Tensor result =
+      at::detail::make_tensor<c10::TensorImpl>(std::move(storage), view.keys, c10::scalarTypeToTypeMeta(view.dtype));
   result.unsafeGetTensorImpl()->set_sizes_and_strides(sizes(view), strides(view), view.offset);
   return result;
 }

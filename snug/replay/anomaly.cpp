@@ -19,7 +19,8 @@ std::optional<std::string> first_non_finite(const Forward& forward) {
     // What `empty` returns is no result yet.
     if (name.rfind("aten::empty", 0) == 0 || name.rfind("aten::new_empty", 0) == 0) return;
     if (at::isfinite(output).all().item<bool>()) return;
-    found = fmt::format("{} (operator {} of the step, output of shape [{}])", name, position, fmt::join(output.sizes(), ", "));
+    found = fmt::format("{} (operator {} of the step, output of shape [{}])", name, position,
+                        fmt::join(output.sizes(), ", "));
   });
   {
     const at::NoGradGuard no_grad;

@@ -36,13 +36,16 @@ c10::Storage new_storage(Bytes bytes, c10::Device device) {
 }
 
 c10::Storage copy_of(const c10::Storage& storage, Bytes bytes) {
-  const at::Tensor whole = at::empty({0}, at::TensorOptions(at::kByte).device(storage.device())).set_(storage, 0, {bytes}, {1});
+  const at::Tensor whole =
+      at::empty({0}, at::TensorOptions(at::kByte).device(storage.device())).set_(storage, 0, {bytes}, {1});
   return whole.clone().storage();
 }
 
 class PinScope {
  public:
-  PinScope(plan::Ledger& ledger, const plan::Replay& replay) : ledger_(ledger), replay_(replay) { ledger_.pin(replay_); }
+  PinScope(plan::Ledger& ledger, const plan::Replay& replay) : ledger_(ledger), replay_(replay) {
+    ledger_.pin(replay_);
+  }
   ~PinScope() { ledger_.unpin(replay_); }
   PinScope(const PinScope&) = delete;
   PinScope& operator=(const PinScope&) = delete;

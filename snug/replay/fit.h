@@ -11,7 +11,7 @@
 namespace snug {
 
 struct FitOptions {
-  Bytes device = 0;                ///< the budget: all of the device's memory that tensors may take. Required.
+  Bytes device = 0;                 ///< the budget: all of the device's memory that tensors may take. Required.
   std::string strategy = "greedy";  ///< as in plan::make_plan
   c10::DeviceType device_type = c10::kCPU;
 };

@@ -110,7 +110,8 @@ RecordedStep record_once(const Forward& forward, memory::DeviceMemory& memory) {
 void check_loss(const at::Tensor& loss) {
   if (!loss.defined()) throw UsageError("step: it returned an undefined tensor; return the loss");
   if (loss.numel() != 1) {
-    throw UsageError(fmt::format("step: it returned a tensor of {} elements; return a loss of one element", loss.numel()));
+    throw UsageError(
+        fmt::format("step: it returned a tensor of {} elements; return a loss of one element", loss.numel()));
   }
   if (!loss.requires_grad()) {
     throw UsageError("step: the loss does not require a gradient; no parameter took part, or gradient mode is off");

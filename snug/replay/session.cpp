@@ -63,8 +63,15 @@ Session::Session(replay::RecordedStep step, std::string strategy, std::optional<
                  memory::DeviceMemory& memory) {
   auto graph = std::make_shared<plan::StepGraph>(std::move(step.graph));
   auto plan = std::make_shared<plan::MemoryPlan>(plan::make_plan(*graph, strategy, budget));
-  state_.reset(new State{memory, std::move(graph), std::move(plan), std::move(step.parameters), {}, std::move(strategy), budget,
-                         memory.stats().limit, {}});
+  state_.reset(new State{memory,
+                         std::move(graph),
+                         std::move(plan),
+                         std::move(step.parameters),
+                         {},
+                         std::move(strategy),
+                         budget,
+                         memory.stats().limit,
+                         {}});
   if (budget) memory.set_limit(budget->device);
   for (const at::Tensor& p : state_->parameters) {
     if (p.has_storage()) memory.retag(p.storage(), memory::Tag::Weights);

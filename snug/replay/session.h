@@ -27,7 +27,7 @@ class Session {
     std::int64_t replayed_ops = 0;
     std::int64_t evictions = 0;  ///< values dropped because the limit was near, not because the plan says so
     bool followed_plan = true;
-    std::string divergence;      ///< where the step first differed from the recorded one, else empty
+    std::string divergence;  ///< where the step first differed from the recorded one, else empty
   };
 
   /// For a recorded step; `strategy` and `budget` as in plan::make_plan. No budget: no limit, and a plan as the

@@ -42,7 +42,8 @@ void visit_keys(AnyConfig& c, Visit&& visit) {
   visit("model", "sequence", c.model.sequence, "tokens per sequence", Range{1, 1048576});
   visit("model", "vocabulary", c.model.vocabulary, "different tokens", Range{1, 16777216});
   visit("model", "dropout", c.model.dropout, "probability of dropping an activation", kFraction);
-  visit("data", "path", c.data.path, "text file, or folder of text files; libtorch-headers: the C++ headers of the LibTorch in use", Anything{});
+  visit("data", "path", c.data.path,
+        "text file, or folder of text files; libtorch-headers: the C++ headers of the LibTorch in use", Anything{});
   visit("data", "tokenizer", c.data.tokenizer, "how text becomes tokens", OneOf{{"bytes"}});
   visit("data", "validation_fraction", c.data.validation_fraction, "share of the text kept for validation", kFraction);
   visit("train", "batch", c.train.batch, "sequences per step", Range{1, 1048576});

@@ -7,8 +7,8 @@
 #include "snug/data/libtorch_headers.h"
 #include "snug/memory/tag.h"
 #include "snug/models/autocast.h"
-#include "snug/record/leaf_names.h"
 #include "snug/plan/strategy.h"
+#include "snug/record/leaf_names.h"
 #include "snug/replay/fit.h"
 
 namespace snug::train {
@@ -46,7 +46,8 @@ Experiment::Experiment(const Config& config)
       model_(make_model(config)),
       dataset_(make_dataset(config)),
       optimizer_(model_->parameters(), optimizer_options(config.optimizer)),
-      schedule_{config.optimizer.learning_rate, config.optimizer.warmup_steps, config.train.steps, config.optimizer.final_fraction} {
+      schedule_{config.optimizer.learning_rate, config.optimizer.warmup_steps, config.train.steps,
+                config.optimizer.final_fraction} {
   std::vector<std::pair<std::string, at::Tensor>> names;
   for (const auto& p : model_->named_parameters()) names.emplace_back(p.key(), p.value());
   record::name_tensors(names);
@@ -84,7 +85,8 @@ std::optional<double> Experiment::validation_loss() {
 std::int64_t Experiment::tokens_per_step() const { return config_.train.batch * config_.model.sequence; }
 
 void warm_up(const Config& config) {
-  models::Gpt tiny(models::GptOptions{.blocks = 1, .width = 32, .heads = 2, .sequence = 16, .vocabulary = 256, .dropout = 0.1});
+  models::Gpt tiny(
+      models::GptOptions{.blocks = 1, .width = 32, .heads = 2, .sequence = 16, .vocabulary = 256, .dropout = 0.1});
   optim::AdamW optimizer(tiny->parameters(), optimizer_options(config.optimizer));
   const at::Tensor tokens = torch::randint(0, 256, {2, 16});
   const models::AutocastScope autocast(autocast_dtype(config));

@@ -2,8 +2,8 @@
 
 namespace snug::train {
 
-/// While it lives, Ctrl-C (SIGINT) and SIGTERM ask the run to stop after the present step; a second one ends the process.
-/// One at a time.
+/// While it lives, Ctrl-C (SIGINT) and SIGTERM ask the run to stop after the present step; a second one ends the
+/// process. One at a time.
 class InterruptScope {
  public:
   InterruptScope();

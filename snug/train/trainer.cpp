@@ -32,9 +32,11 @@ std::int64_t count_parameters(const models::GptImpl& model) {
   if (random) {
     const record::RandomStateScope as_then(*random);
     const auto found = replay::first_non_finite([&] { return experiment.loss(batch); });
-    cause = found ? "the first operator with a non-finite output is " + *found : "running the step again gave finite values";
+    cause = found ? "the first operator with a non-finite output is " + *found
+                  : "running the step again gave finite values";
   }
-  throw Error(fmt::format("train: the loss of step {} is {}; {}; a lower optimizer.learning_rate often helps", step, loss, cause));
+  throw Error(fmt::format("train: the loss of step {} is {}; {}; a lower optimizer.learning_rate often helps", step,
+                          loss, cause));
 }
 
 }  // namespace
@@ -48,8 +50,11 @@ double median(std::vector<double> values) {
 
 nlohmann::ordered_json to_json(const TrainResult& r) {
   nlohmann::ordered_json by_tag;
-  for (std::size_t i = 0; i < memory::kTags; ++i) by_tag[std::string(memory::kTagNames[i])] = r.memory.at_peak_by_tag[i];
-  const auto or_null = [](const auto& value) { return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(); };
+  for (std::size_t i = 0; i < memory::kTags; ++i)
+    by_tag[std::string(memory::kTagNames[i])] = r.memory.at_peak_by_tag[i];
+  const auto or_null = [](const auto& value) {
+    return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
+  };
   return {{"steps", r.steps},
           {"parameters", r.parameters},
           {"tokens_per_second", r.tokens_per_second},
@@ -92,8 +97,8 @@ TrainResult train(const Config& config, report::Progress& progress) {
   }
   const auto describe_plan = [&] {
     const plan::MemoryPlan& p = session.plan();
-    return fmt::format("plan \"{}\": {} operators, unplanned peak {}, predicted peak {}{}", p.strategy, session.graph().ops.size(),
-                       format_bytes(p.unplanned_peak), format_bytes(p.predicted_peak),
+    return fmt::format("plan \"{}\": {} operators, unplanned peak {}, predicted peak {}{}", p.strategy,
+                       session.graph().ops.size(), format_bytes(p.unplanned_peak), format_bytes(p.predicted_peak),
                        p.budget > 0 ? ", budget " + format_bytes(p.budget) : std::string());
   };
   progress.note(describe_plan());
@@ -105,7 +110,8 @@ TrainResult train(const Config& config, report::Progress& progress) {
     const double step_started = monotonic_seconds();
     const data::Batch batch = experiment.train_batch(step);
     std::optional<record::RandomState> random;
-    if (config.train.detect_anomaly) random = record::save_random_state(record::default_generator(c10::Device(c10::kCPU)));
+    if (config.train.detect_anomaly)
+      random = record::save_random_state(record::default_generator(c10::Device(c10::kCPU)));
     const double loss = session.backward([&] { return experiment.loss(batch); }).item<double>();
     if (!std::isfinite(loss)) refuse_loss(experiment, batch, step, loss, random);
     const double norm = experiment.update(step);
@@ -117,7 +123,8 @@ TrainResult train(const Config& config, report::Progress& progress) {
     const Session::StepReport& report = session.last_step();
     result.replayed_ops = report.replayed_ops;
     result.evictions += report.evictions;
-    if (!report.followed_plan && !std::exchange(said_so, true)) progress.note(fmt::format("step {}: not the planned step, run under pressure ({})", step, report.divergence));
+    if (!report.followed_plan && !std::exchange(said_so, true))
+      progress.note(fmt::format("step {}: not the planned step, run under pressure ({})", step, report.divergence));
     const bool last = step + 1 == config.train.steps || interrupted();
     const bool validates = last || (config.train.validate_every > 0 && (step + 1) % config.train.validate_every == 0);
     if (validates) result.validation_loss = experiment.validation_loss();

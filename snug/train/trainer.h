@@ -23,11 +23,11 @@ struct TrainResult {
   double loss_last = 0;
   std::optional<double> validation_loss;
   plan::MemoryPlan plan;
-  memory::Stats memory;              ///< since the budget holds
-  Bytes resident_start = 0;          ///< of the process after warm_up(), before the experiment is made
+  memory::Stats memory;      ///< since the budget holds
+  Bytes resident_start = 0;  ///< of the process after warm_up(), before the experiment is made
   Bytes resident_peak = 0;
-  std::int64_t replayed_ops = 0;     ///< of the last step
-  std::int64_t evictions = 0;        ///< of all steps
+  std::int64_t replayed_ops = 0;  ///< of the last step
+  std::int64_t evictions = 0;     ///< of all steps
   bool interrupted = false;
 };
 

@@ -49,7 +49,8 @@ double largest_difference(const Copies::Entry& a, const Copies::Entry& b) {
 /// Everything a step changes, so that it can be run a second time.
 class State {
  public:
-  explicit State(Experiment& experiment) : random_(record::save_random_state(record::default_generator(c10::Device(c10::kCPU)))) {
+  explicit State(Experiment& experiment)
+      : random_(record::save_random_state(record::default_generator(c10::Device(c10::kCPU)))) {
     for (const at::Tensor& t : experiment.model().parameters()) tensors_.push_back(t);
     for (const at::Tensor& t : experiment.model().buffers()) tensors_.push_back(t);
     for (const at::Tensor& t : experiment.optimizer().state()) tensors_.push_back(t);
@@ -90,12 +91,17 @@ void compare(const Copies& plain, const Copies& planned, std::int64_t step, Veri
   for (std::size_t i = 0; i < count; ++i) {
     ++result.tensors;
     const bool both = i < plain.entries().size() && i < planned.entries().size();
-    if (both && plain.entries()[i].name == planned.entries()[i].name && plain.entries()[i].bytes == planned.entries()[i].bytes) continue;
+    if (both && plain.entries()[i].name == planned.entries()[i].name &&
+        plain.entries()[i].bytes == planned.entries()[i].bytes)
+      continue;
     ++result.different;
     if (result.first_different.empty()) {
-      result.first_different = fmt::format("step {}: {}", step, both ? plain.entries()[i].name : "a tensor that only one of them has");
+      result.first_different =
+          fmt::format("step {}: {}", step, both ? plain.entries()[i].name : "a tensor that only one of them has");
     }
-    if (both) result.max_abs_difference = std::max(result.max_abs_difference, largest_difference(plain.entries()[i], planned.entries()[i]));
+    if (both)
+      result.max_abs_difference =
+          std::max(result.max_abs_difference, largest_difference(plain.entries()[i], planned.entries()[i]));
   }
 }
 
@@ -106,7 +112,8 @@ nlohmann::ordered_json to_json(const VerifyResult& r) {
           {"tensors", r.tensors},
           {"different", r.different},
           {"max_abs_difference", r.max_abs_difference},
-          {"first_different", r.first_different.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(r.first_different)},
+          {"first_different",
+           r.first_different.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(r.first_different)},
           {"replayed_ops", r.replayed_ops},
           {"evictions", r.evictions},
           {"strategy", r.plan.strategy},
@@ -154,7 +161,8 @@ VerifyResult verify(const Config& config, std::int64_t steps, report::Progress& 
     result.replayed_ops += session.last_step().replayed_ops;
     result.evictions += session.last_step().evictions;
     result.steps = step + 1;
-    progress.note(fmt::format("step {}: loss {:.4f}, {} tensors compared, {} differ", step, loss.item<double>(), result.tensors, result.different));
+    progress.note(fmt::format("step {}: loss {:.4f}, {} tensors compared, {} differ", step, loss.item<double>(),
+                              result.tensors, result.different));
   }
   result.plan = session.plan();
   result.plain_seconds_median = median(plain_seconds);

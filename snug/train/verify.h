@@ -19,10 +19,10 @@ struct VerifyResult {
   std::int64_t tensors = 0;    ///< compared: loss, gradients, buffers and weights of every step
   std::int64_t different = 0;  ///< of those, with any bit that differs
   double max_abs_difference = 0;
-  std::string first_different;  ///< the step and the name of the first
+  std::string first_different;    ///< the step and the name of the first
   std::int64_t replayed_ops = 0;  ///< in all planned steps together
   std::int64_t evictions = 0;
-  double plain_seconds_median = 0;    ///< forward and backward, interleaved with the planned ones
+  double plain_seconds_median = 0;  ///< forward and backward, interleaved with the planned ones
   double planned_seconds_median = 0;
   plan::MemoryPlan plan;
   memory::Stats memory;  ///< of the planned steps
@@ -31,7 +31,8 @@ struct VerifyResult {
 nlohmann::ordered_json to_json(const VerifyResult& result);
 
 /// Runs every step twice from the same state: as PyTorch does, and under the plan and its cap. Compares loss, every
-/// gradient, every buffer, the random generator and the weights after the optimizer's step bitwise, then goes on from the planned one.
+/// gradient, every buffer, the random generator and the weights after the optimizer's step bitwise, then goes on from
+/// the planned one.
 VerifyResult verify(const Config& config, std::int64_t steps, report::Progress& progress);
 
 }  // namespace snug::train

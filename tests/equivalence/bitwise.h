@@ -26,7 +26,8 @@ inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
 inline void expect_same(const Outcome& expected, const Outcome& found) {
   ASSERT_EQ(expected.tensors.size(), found.tensors.size());
   for (std::size_t i = 0; i < expected.tensors.size(); ++i) {
-    EXPECT_TRUE(same_bits(expected.tensors[i].second, found.tensors[i].second)) << expected.tensors[i].first << " differs";
+    EXPECT_TRUE(same_bits(expected.tensors[i].second, found.tensors[i].second))
+        << expected.tensors[i].first << " differs";
   }
 }
 
@@ -52,7 +53,8 @@ class StepUnderTest {
     outcome.tensors.emplace_back("loss", step().detach().clone());
     for (const auto& m : modules_) {
       for (const auto& p : m->named_parameters()) {
-        outcome.tensors.emplace_back("gradient of " + p.key(), p.value().grad().defined() ? p.value().grad().clone() : at::Tensor());
+        outcome.tensors.emplace_back("gradient of " + p.key(),
+                                     p.value().grad().defined() ? p.value().grad().clone() : at::Tensor());
       }
       for (const auto& b : m->named_buffers()) outcome.tensors.emplace_back("buffer " + b.key(), b.value().clone());
     }

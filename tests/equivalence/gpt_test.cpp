@@ -22,8 +22,8 @@ class GptEquivalence : public ::testing::TestWithParam<Case> {
  protected:
   GptEquivalence() {
     torch::manual_seed(1);
-    model = models::Gpt(models::GptOptions{.blocks = 6, .width = 128, .heads = 4, .sequence = 64, .vocabulary = 256,
-                                           .dropout = GetParam().dropout});
+    model = models::Gpt(models::GptOptions{
+        .blocks = 6, .width = 128, .heads = 4, .sequence = 64, .vocabulary = 256, .dropout = GetParam().dropout});
     tokens = torch::randint(0, 256, {8, 64});
     targets = torch::randint(0, 256, {8, 64});
   }
@@ -100,7 +100,8 @@ TEST_P(GptEquivalence, UnderShrinkingBudgets) {
       // Recorded under the cap: what was evicted during an operator counts into its peak, so the prediction may be
       // over, never under.
       EXPECT_LE(memory.stats().allocated_peak, session.plan().predicted_peak);
-      EXPECT_GE(static_cast<double>(memory.stats().allocated_peak), 0.97 * static_cast<double>(session.plan().predicted_peak));
+      EXPECT_GE(static_cast<double>(memory.stats().allocated_peak),
+                0.97 * static_cast<double>(session.plan().predicted_peak));
       return loss;
     });
     expect_same(plain, planned);
@@ -113,7 +114,8 @@ TEST_P(GptEquivalence, ThePredictedPeakIsTheMeasuredOne) {
   const auto recorded = replay::record_step([&] { return forward(); }, memory);
   const Bytes peak = plan::make_plan(recorded.graph, "none", std::nullopt).predicted_peak;
   for (const double fraction : {1.0, 0.9, 0.8, 0.7, 0.65}) {
-    Session session(recorded, "greedy", plan::Budget{static_cast<Bytes>(fraction * static_cast<double>(peak)), 0}, memory);
+    Session session(recorded, "greedy", plan::Budget{static_cast<Bytes>(fraction * static_cast<double>(peak)), 0},
+                    memory);
     memory.set_limit(std::nullopt);  // the plan alone, without the net under it
     memory.reset_peak();
     session.backward([&] { return forward(); });
@@ -137,7 +139,8 @@ TEST_P(GptEquivalence, MemoryIsAsBeforeWhenTheStepIsOver) {
 INSTANTIATE_TEST_SUITE_P(Precision, GptEquivalence,
                          ::testing::Values(Case{0.0, false}, Case{0.1, false}, Case{0.0, true}, Case{0.1, true}),
                          [](const auto& test_case) {
-                           return std::string(test_case.param.bf16 ? "Bf16" : "Fp32") + (test_case.param.dropout > 0 ? "Dropout" : "");
+                           return std::string(test_case.param.bf16 ? "Bf16" : "Fp32") +
+                                  (test_case.param.dropout > 0 ? "Dropout" : "");
                          });
 
 }  // namespace

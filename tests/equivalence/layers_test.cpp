@@ -13,8 +13,8 @@ using testing::StepUnderTest;
 namespace nn = torch::nn;
 
 /// Runs `forward` plain, in a region that drops everything, and in sessions that checkpoint and that keep everything.
-void expect_equal_when_recomputed(std::vector<std::shared_ptr<nn::Module>> modules, const std::function<at::Tensor()>& forward,
-                                  std::int64_t least_replayed = 1) {
+void expect_equal_when_recomputed(std::vector<std::shared_ptr<nn::Module>> modules,
+                                  const std::function<at::Tensor()>& forward, std::int64_t least_replayed = 1) {
   torch::manual_seed(7);
   StepUnderTest test(std::move(modules));
   const auto plain = test.run([&] {
@@ -74,7 +74,8 @@ TEST(LayersEquivalence, ConvNetWithBatchNormInPlaceReluMaxPoolAndDropout) {
   torch::manual_seed(3);
   ConvNet net;
   const at::Tensor x = torch::randn({4, 3, 16, 16}), y = torch::randint(0, 10, {4});
-  expect_equal_when_recomputed({net.ptr()}, [&] { return at::cross_entropy_loss(net(x), y); }, 8);
+  expect_equal_when_recomputed(
+      {net.ptr()}, [&] { return at::cross_entropy_loss(net(x), y); }, 8);
   EXPECT_EQ(net->norm->num_batches_tracked.item<std::int64_t>(), 1) << "statistics were updated more than once";
 }
 
@@ -136,7 +137,8 @@ struct SquareFunction : torch::autograd::Function<SquareFunction> {
     context->save_for_backward({x});
     return x * x;
   }
-  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* context, torch::autograd::tensor_list gradients) {
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* context,
+                                               torch::autograd::tensor_list gradients) {
     const at::Tensor x = context->get_saved_variables()[0];
     return {2 * x * gradients[0]};
   }
