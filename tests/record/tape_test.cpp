@@ -1,0 +1,142 @@
+// What the tape notes of operators: values by storage and version, views as geometry, leaves, opaque values.
+#include "snug/record/tape.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/record/recording.h"
+
+namespace snug::record {
+namespace {
+
+using plan::Output;
+using plan::ValueId;
+
+class TapeOf : public ::testing::Test {
+ protected:
+  /// Records `run` and returns how many operators the tape has.
+  plan::OpId record(const std::function<void()>& run) {
+    tape = std::make_shared<Tape>(KeepSaved{});
+    const Recording recording(tape);
+    run();
+    return tape->flow().ops();
+  }
+  [[nodiscard]] std::string name(plan::OpId op) const { return tape->call(op).traits->name; }
+  [[nodiscard]] std::vector<ValueId> inputs(plan::OpId op) const {
+    const auto found = tape->flow().inputs(op);
+    return {found.begin(), found.end()};
+  }
+  std::shared_ptr<Tape> tape;
+  torch::NoGradGuard no_grad;
+};
+
+TEST_F(TapeOf, ViewsAreGeometryAndNotOperators) {
+  const at::Tensor x = torch::randn({4, 6});
+  EXPECT_EQ(record([&] { x.t().view({6, 4}).narrow(0, 1, 2).select(1, 0).unsqueeze(0); }), 0);
+  EXPECT_EQ(record([&] { x.t().add(x.t()); }), 1);
+  EXPECT_EQ(inputs(0), (std::vector<ValueId>{0, 0})) << "both views look at the one leaf";
+  EXPECT_TRUE(tape->flow().is_leaf(0));
+}
+
+TEST_F(TapeOf, AnInPlaceOperatorMakesTheNextVersionOfTheStorage) {
+  const at::Tensor x = torch::randn({4});
+  ASSERT_EQ(record([&] {
+              at::Tensor y = x * 2;
+              y.add_(1);
+              y.exp();
+            }),
+            3);
+  const Output second = tape->flow().outputs(1)[0];
+  EXPECT_EQ(second.overwrites, tape->flow().outputs(0)[0].value);
+  EXPECT_EQ(inputs(2), std::vector<ValueId>{second.value});
+}
+
+TEST_F(TapeOf, OnlyTheOutermostCallIsSeen) {
+  const at::Tensor x = torch::randn({3, 4, 5}), w = torch::randn({6, 5}), b = torch::randn({6});
+  ASSERT_EQ(record([&] { at::linear(x, w, b); }), 1);
+  EXPECT_EQ(name(0), "aten::addmm");
+}
+
+TEST_F(TapeOf, ARecordedWriteToALeafLeavesItsContentsInACopy) {
+  at::Tensor x = torch::ones({1024});
+  const at::Tensor before = x.clone();
+  record([&] { x.mul_(3.0); });
+  const auto overwritten = tape->overwritten_leaves();
+  ASSERT_EQ(overwritten.size(), 1U);
+  EXPECT_EQ(overwritten[0].first.unsafeGetStorageImpl(), x.storage().unsafeGetStorageImpl());
+  EXPECT_EQ(std::memcmp(overwritten[0].second.data(), before.data_ptr(), before.nbytes()), 0);
+  EXPECT_FLOAT_EQ(x[0].item<float>(), 3.0F);
+}
+
+TEST_F(TapeOf, EmptyThatNothingRecordedWroteIsALeafOnceItIsRead) {
+  record([&] {
+    const at::Tensor raw = at::empty({4});
+    raw.data_ptr<float>()[0] = 1;  // behind the recorder's back
+    raw.add(1.0);
+  });
+  ASSERT_EQ(tape->flow().ops(), 2);
+  EXPECT_TRUE(tape->flow().is_leaf(inputs(1)[0]));
+  record([&] {
+    at::Tensor filled = at::empty({4});
+    filled.fill_(2.0);
+    filled.add(1.0);
+  });
+  ASSERT_EQ(tape->flow().ops(), 3);
+  EXPECT_TRUE(inputs(1).empty()) << "fill_ replaces all that it writes: it does not read";
+  EXPECT_FALSE(tape->flow().is_leaf(inputs(2)[0]));
+}
+
+TEST_F(TapeOf, BatchNormWritesItsStatisticsThoughItsSchemaDoesNotSaySo) {
+  torch::nn::BatchNorm2d norm(3);
+  const at::Tensor x = torch::randn({2, 3, 4, 4});
+  record([&] { norm(x); });
+  bool found = false;
+  for (plan::OpId op = 0; op < tape->flow().ops(); ++op) {
+    if (name(op) != "aten::native_batch_norm") continue;
+    found = true;
+    int overwritten = 0;
+    for (const Output& out : tape->flow().outputs(op)) overwritten += out.overwrites != plan::kNoValue ? 1 : 0;
+    EXPECT_EQ(overwritten, 2);
+  }
+  EXPECT_TRUE(found);
+  norm->eval();
+  record([&] { norm(x); });
+  EXPECT_TRUE(tape->overwritten_leaves().empty());
+}
+
+TEST_F(TapeOf, RandomOperatorsKeepTheStateThatTheyDrewFrom) {
+  torch::manual_seed(4);
+  record([&] { at::dropout(torch::ones({8}), 0.5, true); });
+  int random = 0;
+  for (plan::OpId op = 0; op < tape->flow().ops(); ++op) random += tape->call(op).random >= 0 ? 1 : 0;
+  EXPECT_EQ(random, 1);
+}
+
+TEST_F(TapeOf, SignaturesTellShapesAndDataflowApartAndNotContents) {
+  const auto signature = [&](const at::Tensor& a, const at::Tensor& b) {
+    record([&] { a.add(b); });
+    return tape->signature(0);
+  };
+  const at::Tensor x = torch::randn({4}), y = torch::randn({4}), wide = torch::randn({5});
+  EXPECT_EQ(signature(x, y), signature(y, x));
+  EXPECT_NE(signature(x, y), signature(x, x));
+  EXPECT_NE(signature(x, y), signature(wide, wide));
+  EXPECT_NE(signature(x, y), signature(x.to(at::kDouble), y));
+}
+
+TEST_F(TapeOf, AFailedOperatorIsNotRecorded) {
+  const at::Tensor x = torch::randn({4});
+  EXPECT_EQ(record([&] { EXPECT_THROW(x.view({2, 2}).mm(torch::randn({3, 3})), c10::Error); }), 1);
+  EXPECT_EQ(name(0), "aten::randn") << "only the other operand";
+}
+
+TEST_F(TapeOf, NothingIsRecordedOutsideOfTheScope) {
+  const at::Tensor x = torch::randn({4});
+  record([&] { x.add(x); });
+  x.mul(x);
+  EXPECT_EQ(tape->flow().ops(), 1);
+  EXPECT_EQ(recording_tape(), nullptr);
+}
+
+}  // namespace
+}  // namespace snug::record
