@@ -131,9 +131,13 @@ TEST_F(TextCorpusTest, NamesAFileThatMayNotBeRead) {
   // Root reads everything: look as nobody.
   constexpr ::uid_t kNobody = 65534;
   const ::uid_t user = ::geteuid();
-  if (user == 0) ASSERT_EQ(::seteuid(kNobody), 0);
+  if (user == 0) {
+    ASSERT_EQ(::seteuid(kNobody), 0);
+  }
   const std::string refusal = refusal_of(folder());
-  if (user == 0) ASSERT_EQ(::seteuid(user), 0);
+  if (user == 0) {
+    ASSERT_EQ(::seteuid(user), 0);
+  }
   EXPECT_NE(refusal.find("secret: Permission denied"), std::string::npos) << refusal;
 }
 
