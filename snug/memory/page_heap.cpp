@@ -64,8 +64,8 @@ std::optional<PageHeap::Candidate> PageHeap::extend_cached(Bytes length) const {
 }
 
 bool PageHeap::make_room_for(Bytes fresh, Bytes spared_offset, Bytes spared_length) {
-  if (!limit_) return true;
-  Bytes excess = mapped() + fresh - *limit_;
+  if (!pages_limit_) return true;
+  Bytes excess = mapped() + fresh - *pages_limit_;
   if (excess <= 0) return true;
   if (cached_.total() - spared_length < excess) return false;
   // The shortest ranges first: they are what fragmentation leaves, and the long ones serve more requests.
@@ -84,7 +84,7 @@ bool PageHeap::make_room_for(Bytes fresh, Bytes spared_offset, Bytes spared_leng
 }
 
 std::byte* PageHeap::take(Bytes length) {
-  if (limit_ && taken_ + length > *limit_) return nullptr;
+  if (pages_limit_ && taken_ + length > *pages_limit_) return nullptr;
   std::optional<Bytes> offset = cached_.take(length);
   if (!offset) {
     if (const auto candidate = extend_cached(length);
@@ -106,7 +106,7 @@ void PageHeap::give(std::byte* address, Bytes length) {
   taken_ -= length;
   cached_.give(offset, length);
   // Only under a limit that was set when more than that was taken.
-  if (limit_ && mapped() > *limit_) unmap(offset, std::min(length, mapped() - *limit_));
+  if (pages_limit_ && mapped() > *pages_limit_) unmap(offset, std::min(length, mapped() - *pages_limit_));
 }
 
 }  // namespace snug::memory

@@ -25,7 +25,11 @@ class PageHeap {
   std::byte* take(Bytes length);
   void give(std::byte* address, Bytes length);
 
-  void set_limit(std::optional<Bytes> limit) { limit_ = limit; }
+  void set_limit(std::optional<Bytes> limit) {
+    limit_ = limit;
+    // Only whole pages are ever mapped or unmapped: an excess that is not whole would split a page between two ranges.
+    pages_limit_ = limit ? std::optional(*limit / kPage * kPage) : std::nullopt;
+  }
   [[nodiscard]] std::optional<Bytes> limit() const noexcept { return limit_; }
 
   /// Unmaps all cached pages.
@@ -50,7 +54,8 @@ class PageHeap {
   RangeHeap cached_;  // free and mapped
   RangeHeap fresh_;   // free and not mapped
   Bytes taken_ = 0;
-  std::optional<Bytes> limit_;
+  std::optional<Bytes> limit_;        // as it was set
+  std::optional<Bytes> pages_limit_;  // of it, what whole pages can use
 };
 
 }  // namespace snug::memory

@@ -194,5 +194,25 @@ TEST(PageHeap, NeverPassesTheLimitNorRefusesWhatFitsNorOverlapsInRandomUse) {
   }
 }
 
+TEST(PageHeap, StaysOnPageBoundariesUnderALimitThatIsNoWholeNumberOfPages) {
+  PageHeap heap;
+  heap.set_limit(40 * PageHeap::kPage + 1234);
+  const auto aligned = [](const std::byte* p) { return reinterpret_cast<std::uintptr_t>(p) % PageHeap::kPage == 0; };
+  std::byte* a = heap.take(20 * PageHeap::kPage);
+  std::byte* b = heap.take(20 * PageHeap::kPage);
+  heap.give(a, 20 * PageHeap::kPage);
+  std::byte* c = heap.take(21 * PageHeap::kPage);  // does not fit: 41 pages
+  EXPECT_EQ(c, nullptr);
+  heap.give(b, 20 * PageHeap::kPage);
+  for (int pages = 1; pages <= 40; ++pages) {
+    std::byte* p = heap.take(pages * PageHeap::kPage);
+    std::byte* q = pages < 40 ? heap.take(PageHeap::kPage) : nullptr;
+    EXPECT_TRUE(p != nullptr && aligned(p) && aligned(q)) << pages;
+    EXPECT_EQ(heap.mapped() % PageHeap::kPage, 0);
+    heap.give(p, pages * PageHeap::kPage);
+    if (q != nullptr) heap.give(q, PageHeap::kPage);
+  }
+}
+
 }  // namespace
 }  // namespace snug::memory
