@@ -23,7 +23,7 @@ struct Simulation {
 /// the graph. Where the allocator is deterministic, the peak is that of the run.
 Simulation simulate(const StepGraph& graph, const MemoryPlan& plan, bool with_timeline = false);
 
-/// The plan with its predictions filled in: peak and seconds, its own and of the step with everything kept.
+/// The plan with predicted_peak and predicted_seconds filled in.
 MemoryPlan predicted(const StepGraph& graph, MemoryPlan plan);
 
 }  // namespace snug::plan
