@@ -5,6 +5,8 @@ find_package(fmt 9 REQUIRED)                       # text formatting, as std::fo
 find_package(nlohmann_json 3.11 REQUIRED)          # JSON: plans, metrics, --json [nlohmann-json3-dev]
 find_package(tomlplusplus 3.3 REQUIRED)            # TOML configuration files [libtomlplusplus-dev]
 find_package(CLI11 2.1 REQUIRED)                   # command line parsing and --help [libcli11-dev]
+# plan/minimum_cut.cpp only.
+find_package(Boost 1.74 REQUIRED)                  # Boost.Graph, header-only: minimum cuts [libboost-dev]
 if(SNUG_BUILD_TESTS)
   find_package(GTest 1.12 REQUIRED)                # tests [libgtest-dev, libgmock-dev]
 endif()

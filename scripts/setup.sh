@@ -23,7 +23,7 @@ fail() {
 # A tool counts when its command is there, wherever it came from; a library only as a package.
 readonly tools=(g++:c++ cmake ninja-build:ninja make python3 git ccache mold pkg-config clang-format)
 readonly libraries=(libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev libgtest-dev libgmock-dev
-                    libbenchmark-dev)
+                    libbenchmark-dev libboost-dev)
 
 missing_packages() {
   local tool package installed

@@ -7,7 +7,7 @@
 #include "snug/memory/out_of_budget.h"
 #include "snug/plan/does_not_fit.h"
 #include "snug/plan/memory_plan.h"
-#include "snug/plan/strategy.h"
+#include "snug/plan/planner.h"
 #include "snug/replay/checkpoint.h"
 #include "snug/replay/fit.h"
 #include "snug/replay/region.h"

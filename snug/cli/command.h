@@ -15,6 +15,7 @@ using Action = std::function<int()>;
 
 // One file per subcommand. Each adds itself to `app` and sets `action` when it is chosen.
 void add_doctor(CLI::App& app, Action& action);
+void add_plan(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
 

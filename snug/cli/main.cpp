@@ -27,6 +27,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   snug::cli::Action action;
   snug::cli::add_doctor(app, action);
+  snug::cli::add_plan(app, action);
   snug::cli::add_train(app, action);
   snug::cli::add_verify(app, action);
   try {

@@ -3,8 +3,11 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
 
 #include "snug/cli/command.h"
+#include "snug/plan/plan_file.h"
 #include "snug/report/table.h"
 #include "snug/train/interrupt.h"
 #include "snug/train/trainer.h"
@@ -47,13 +50,19 @@ void add_train(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("train", "Train a model inside a memory budget");
   add_config_options(*command, *options);
   command->add_flag("--detect-anomaly", *anomaly, "When the loss is not finite, name the first operator that made it");
-  command->callback([options, anomaly, &action] {
-    action = [options, anomaly] {
+  auto plan_path = std::make_shared<std::string>();
+  command
+      ->add_option("--plan", *plan_path, "Follow this plan (see snug plan --out), and its budget unless one is given")
+      ->type_name("PLAN.json");
+  command->callback([options, anomaly, plan_path, &action] {
+    action = [options, anomaly, plan_path] {
       train::Config config = configuration(*options);
       config.train.detect_anomaly = config.train.detect_anomaly || *anomaly;
+      std::optional<plan::PlanFile> file;
+      if (!plan_path->empty()) file = plan::read_plan(*plan_path);
       const train::InterruptScope interruptible;
       report::Progress progress = report::Progress::for_terminal();
-      const train::TrainResult result = train::train(config, progress);
+      const train::TrainResult result = train::train(config, progress, file);
       if (options->json) {
         fmt::print("{}\n", to_json(result).dump());
       } else {

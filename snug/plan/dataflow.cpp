@@ -1,5 +1,7 @@
 #include "snug/plan/dataflow.h"
 
+#include <utility>
+
 namespace snug::plan {
 
 namespace {
@@ -10,6 +12,7 @@ Dataflow::Dataflow() : input_begin_{0}, output_begin_{0}, parent_{kRootSegment} 
 
 ValueId Dataflow::add_leaf() {
   producer_.push_back(kNoOp);
+  scope_.push_back(kRootSegment);
   return values() - 1;
 }
 
@@ -18,11 +21,23 @@ OpId Dataflow::add_op(std::span<const ValueId> inputs, SegmentId segment) {
   input_begin_.push_back(static_cast<std::int32_t>(inputs_.size()));
   output_begin_.push_back(static_cast<std::int32_t>(outputs_.size()));
   segment_of_.push_back(segment);
+  widen_scopes(ops() - 1);
   return ops() - 1;
+}
+
+void Dataflow::widen_scopes(OpId op) {
+  for (ValueId input : inputs(op)) scope_[at(input)] = common_segment(scope_[at(input)], segment(op));
+}
+
+void Dataflow::set_segments(std::vector<SegmentId> by_op) {
+  segment_of_ = std::move(by_op);
+  for (ValueId v = 0; v < values(); ++v) scope_[at(v)] = is_leaf(v) ? kRootSegment : segment(producer(v));
+  for (OpId op = 0; op < ops(); ++op) widen_scopes(op);
 }
 
 ValueId Dataflow::add_output(ValueId overwrites) {
   producer_.push_back(ops() - 1);
+  scope_.push_back(segment_of_.back());
   outputs_.push_back({values() - 1, overwrites});
   output_begin_.back() = static_cast<std::int32_t>(outputs_.size());
   return values() - 1;

@@ -32,9 +32,10 @@ class Dataflow {
   /// A value made by an operator becomes a leaf: its contents came from elsewhere.
   void make_leaf(ValueId value) { producer_[static_cast<std::size_t>(value)] = kNoOp; }
 
-  /// Opens a segment inside `parent`. Operators join it by add_op or set_segment.
+  /// Opens a segment inside `parent`. Operators join it by add_op or set_segments.
   SegmentId open_segment(SegmentId parent);
-  void set_segment(OpId op, SegmentId segment) { segment_of_[static_cast<std::size_t>(op)] = segment; }
+  /// Moves all operators at once.
+  void set_segments(std::vector<SegmentId> by_op);
 
   [[nodiscard]] OpId ops() const noexcept { return static_cast<OpId>(input_begin_.size()) - 1; }
   [[nodiscard]] ValueId values() const noexcept { return static_cast<ValueId>(producer_.size()); }
@@ -48,18 +49,24 @@ class Dataflow {
 
   [[nodiscard]] SegmentId parent(SegmentId segment) const { return parent_[static_cast<std::size_t>(segment)]; }
 
+  /// The innermost segment that encloses the producer and all readers of a value: outside of it nobody knows it.
+  [[nodiscard]] SegmentId scope(ValueId value) const { return scope_[static_cast<std::size_t>(value)]; }
+
   /// The innermost segment that encloses both.
   [[nodiscard]] SegmentId common_segment(SegmentId a, SegmentId b) const;
 
   friend bool operator==(const Dataflow&, const Dataflow&) = default;
 
  private:
+  void widen_scopes(OpId op);
+
   std::vector<std::int32_t> input_begin_;  // one more than there are operators
   std::vector<ValueId> inputs_;
   std::vector<std::int32_t> output_begin_;  // likewise
   std::vector<Output> outputs_;
   std::vector<SegmentId> segment_of_;
   std::vector<OpId> producer_;
+  std::vector<SegmentId> scope_;   // by ValueId
   std::vector<SegmentId> parent_;  // by SegmentId
 };
 

@@ -4,6 +4,8 @@
 
 #include <string_view>
 
+#include "snug/plan/simulator.h"
+
 namespace snug {
 namespace {
 
@@ -27,5 +29,15 @@ std::string message(const DoesNotFit::Floor& floor) {
 }  // namespace
 
 DoesNotFit::DoesNotFit(Floor floor) : Error(message(floor)), floor_(std::move(floor)) {}
+
+DoesNotFit::Floor plan::floor_of(const StepGraph& graph, const MemoryPlan& least, Budget budget) {
+  const OpId op = simulate(graph, least).peak_op;
+  return {budget.device,
+          budget.floor_for(least.predicted_peak),
+          graph.static_by_tag,
+          least.predicted_peak - graph.static_bytes,
+          op == kNoOp ? std::string() : graph.ops[static_cast<std::size_t>(op)].name,
+          least.strategy};
+}
 
 }  // namespace snug

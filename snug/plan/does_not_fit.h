@@ -5,6 +5,9 @@
 
 #include "snug/base/bytes.h"
 #include "snug/base/errors.h"
+#include "snug/plan/budget.h"
+#include "snug/plan/memory_plan.h"
+#include "snug/plan/step_graph.h"
 
 namespace snug {
 
@@ -28,5 +31,10 @@ class DoesNotFit : public Error {
  private:
   Floor floor_;
 };
+
+namespace plan {
+/// What to say when `least`, the plan of its strategy with the smallest peak, does not fit.
+DoesNotFit::Floor floor_of(const StepGraph& graph, const MemoryPlan& least, Budget budget);
+}  // namespace plan
 
 }  // namespace snug

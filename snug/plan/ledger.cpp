@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
-#include <unordered_map>
 #include <utility>
 
 namespace snug::plan {
@@ -123,11 +122,14 @@ void Ledger::want(OpId first) {
 Replay Ledger::schedule(ValueId target) const {
   const OpId last = flow_.producer(target);
   if (last == kNoOp) throw std::logic_error("ledger: a leaf is absent and cannot be made again");
-  const SegmentId segment = flow_.segment(last);
-  std::vector<char> runs(at(last) + 1, 0);  // 1: target depends on it, 2: made along with it
+  const SegmentId segment = flow_.scope(target);
+  op_marks_.begin(at(flow_.ops()));
+  value_marks_.begin(at(flow_.values()));
+  enum : std::uint8_t { kPath = 1, kAlong = 2 };  // of operators: target depends on it; made along with it
+  enum : std::uint8_t { kRead = 1, kStays = 2 };  // of values: a later step reads it; it outlives the replay
   OpId first = last;
   std::vector<OpId> stack{last};
-  runs[at(last)] = 1;
+  op_marks_.set(at(last), kPath);
   while (!stack.empty()) {
     const OpId op = stack.back();
     stack.pop_back();
@@ -136,19 +138,21 @@ Replay Ledger::schedule(ValueId target) const {
       if (resident(input)) continue;
       const OpId producer = flow_.producer(input);
       if (producer == kNoOp) throw std::logic_error("ledger: a leaf is absent and cannot be made again");
-      if (runs[at(producer)]) continue;
-      runs[at(producer)] = 1;
+      if (op_marks_.get(at(producer)) != 0) continue;
+      op_marks_.set(at(producer), kPath);
       stack.push_back(producer);
     }
   }
   const auto made_here = [&](ValueId v) {
     const OpId producer = flow_.producer(v);
-    return producer != kNoOp && producer <= last && runs[at(producer)] != 0;
+    return producer != kNoOp && producer <= last && op_marks_.get(at(producer)) != 0;
   };
   const auto waited_for = [&](ValueId v) { return has(v) && entry(v).pending > 0 && !resident(v); };
+  // Segments that hold the target: what is made in them stays for its turn. Others are only passed through.
+  const auto encloses = [&](SegmentId s) { return s == segment || flow_.common_segment(s, segment) == s; };
   // What else is waited for and reads something that is computed here: now, or its inputs are computed twice.
   for (OpId op = first; op < last; ++op) {
-    if (runs[at(op)] || flow_.segment(op) != segment || demand(op) == 0) continue;
+    if (op_marks_.get(at(op)) != 0 || demand(op) == 0 || !encloses(flow_.segment(op))) continue;
     bool reads_ours = false;
     bool ready = true;
     for (ValueId input : flow_.inputs(op)) {
@@ -158,42 +162,53 @@ Replay Ledger::schedule(ValueId target) const {
         ready = ready && resident(input);
       }
     }
-    if (reads_ours && ready) runs[at(op)] = 2;
+    if (reads_ours && ready) op_marks_.set(at(op), kAlong);
   }
-  // Of those, only what ends in a value that is waited for.
-  std::unordered_map<ValueId, OpId> last_use;
+  // What those segments know of stays: values that saved tensors wait for, and inputs of a nested segment, so that it
+  // can be replayed on its own when its turn comes.
+  for (OpId op = first; op <= last; ++op) {
+    if (op_marks_.get(at(op)) == 0) continue;
+    const SegmentId here = flow_.segment(op);
+    for (const Output& out : flow_.outputs(op)) {
+      if (waited_for(out.value) && encloses(flow_.scope(out.value))) value_marks_.add(at(out.value), kStays);
+    }
+    if (demand(op) == 0 || encloses(here)) continue;
+    for (ValueId input : flow_.inputs(op)) {
+      if (resident(input)) continue;
+      const SegmentId born = flow_.segment(flow_.producer(input));
+      if (born != here && encloses(flow_.common_segment(born, here))) value_marks_.add(at(input), kStays);
+    }
+  }
+  const auto marked = [&](ValueId v, std::uint8_t mark) { return (value_marks_.get(at(v)) & mark) != 0; };
   std::vector<ReplayStep> steps;
   Replay replay;
   for (OpId op = last; op >= first; --op) {
-    if (!runs[at(op)]) continue;
-    if (runs[at(op)] == 2) {
-      const auto useful = [&](const Output& out) { return waited_for(out.value) || last_use.contains(out.value); };
-      if (std::ranges::none_of(flow_.outputs(op), useful)) {
-        runs[at(op)] = 0;
-        continue;
-      }
+    if (op_marks_.get(at(op)) == 0) continue;
+    // Made along: only what ends in a value that stays.
+    if (op_marks_.get(at(op)) == kAlong && std::ranges::none_of(flow_.outputs(op), [&](const Output& out) {
+          return value_marks_.get(at(out.value)) != 0;
+        })) {
+      op_marks_.set(at(op), 0);
+      continue;
     }
     ReplayStep step;
     step.op = op;
     if (op == last) step.read_later.push_back(target);  // by the caller
     for (const Output& out : flow_.outputs(op)) {
-      if (!resident(out.value) && last_use.contains(out.value)) step.read_later.push_back(out.value);
-      // Nobody reads it after its operator, and no saved tensor waits.
-      if (!resident(out.value) && !last_use.contains(out.value) && !waited_for(out.value) && out.value != target) {
-        step.drops.push_back(out.value);
-      }
+      if (resident(out.value)) continue;
+      if (marked(out.value, kRead)) step.read_later.push_back(out.value);
+      // Nobody reads it after its operator, and it is not to stay.
+      if (value_marks_.get(at(out.value)) == 0 && out.value != target) step.drops.push_back(out.value);
     }
     for (ValueId input : flow_.inputs(op)) {
       if (resident(input)) {
         replay.sources.push_back(input);
         continue;
       }
-      const bool is_last_use = last_use.try_emplace(input, op).second;
-      if (is_last_use) step.read_last.push_back(input);
-      // Inputs of a nested segment stay, so that it can be replayed on its own when its turn comes.
-      const bool feeds_nested =
-          flow_.segment(op) != flow_.segment(flow_.producer(input)) && flow_.segment(op) != segment && demand(op) > 0;
-      if (is_last_use && !waited_for(input) && !feeds_nested) step.drops.push_back(input);
+      if (marked(input, kRead)) continue;
+      value_marks_.add(at(input), kRead);
+      step.read_last.push_back(input);
+      if (!marked(input, kStays)) step.drops.push_back(input);
     }
     steps.push_back(std::move(step));
   }

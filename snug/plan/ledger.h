@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <vector>
 
@@ -93,6 +95,27 @@ class Ledger {
     bool held = false;
     bool cached = false;
   };
+  /// Marks on operators or values that are all zero again at each begin().
+  class Marks {
+   public:
+    void begin(std::size_t size) {
+      if (marks_.size() < size) marks_.resize(size);
+      if (++round_ >= kRounds) {
+        std::ranges::fill(marks_, 0U);
+        round_ = 1;
+      }
+    }
+    [[nodiscard]] std::uint8_t get(std::size_t i) const {
+      return marks_[i] >> 8 == round_ ? static_cast<std::uint8_t>(marks_[i]) : std::uint8_t{0};
+    }
+    void set(std::size_t i, std::uint8_t mark) { marks_[i] = round_ << 8 | mark; }
+    void add(std::size_t i, std::uint8_t mark) { set(i, get(i) | mark); }
+
+   private:
+    static constexpr std::uint32_t kRounds = 1U << 24;
+    std::vector<std::uint32_t> marks_;  // the round in which it was set, and the mark
+    std::uint32_t round_ = 0;
+  };
   bool has(ValueId value) const { return static_cast<std::size_t>(value) < entries_.size(); }
   Entry& entry(ValueId value);
   const Entry& entry(ValueId value) const { return entries_[static_cast<std::size_t>(value)]; }
@@ -108,6 +131,7 @@ class Ledger {
   std::vector<std::int32_t> demand_;  // per operator: absent outputs that are needed
   bool settled_ = false;
   bool keep_leaves_ = false;
+  mutable Marks op_marks_, value_marks_;  // of the schedule being made
 };
 
 }  // namespace snug::plan

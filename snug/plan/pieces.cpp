@@ -2,10 +2,49 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <utility>
 
 namespace snug::plan {
 namespace {
+
+constexpr OpId kFar = 64;  // operators
+
 std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
+
+/// Some of the cuts, so that the pieces between them save about equally much, and pieces that look alike stay so.
+std::vector<OpId> evenly(const StepGraph& graph, const std::vector<OpId>& cuts, std::size_t limit) {
+  std::vector<Bytes> saved_before(at(graph.flow.ops()) + 1, 0);
+  for (OpId op = 0; op < graph.flow.ops(); ++op) {
+    Bytes bytes = 1;  // no piece weighs nothing
+    for (const Output& out : graph.flow.outputs(op)) {
+      if (graph.values[at(out.value)].saved) bytes += graph.values[at(out.value)].bytes;
+    }
+    saved_before[at(op) + 1] = saved_before[at(op)] + bytes;
+  }
+  // Between blocks, every so many of them, when there are enough.
+  std::vector<OpId> candidates = cuts;
+  const std::vector<SegmentRange> blocks = repeated_blocks(graph);
+  if (blocks.size() >= limit / 4) {
+    const std::size_t group = (blocks.size() + limit - 3) / (limit - 2);
+    candidates = {0};
+    for (std::size_t i = 0; i < blocks.size(); i += group) {
+      if (blocks[i].begin > 0) candidates.push_back(blocks[i].begin);
+    }
+    if (blocks.back().end < graph.flow.ops()) candidates.push_back(blocks.back().end);
+    candidates.push_back(graph.flow.ops());
+    if (candidates.size() - 1 <= limit) return candidates;
+  }
+  std::vector<OpId> chosen{0};
+  const Bytes all = saved_before.back();
+  for (std::size_t i = 1; i + 1 < candidates.size(); ++i) {
+    const Bytes due = all * static_cast<Bytes>(chosen.size()) / static_cast<Bytes>(limit);
+    if (saved_before[at(candidates[i])] >= due && chosen.size() < limit) chosen.push_back(candidates[i]);
+  }
+  chosen.push_back(graph.flow.ops());
+  return chosen;
+}
 }  // namespace
 
 std::vector<OpId> cut_points(const StepGraph& graph, int crossing) {
@@ -30,13 +69,51 @@ std::vector<OpId> cut_points(const StepGraph& graph, int crossing) {
   return cuts;
 }
 
+std::vector<OpId> chain_cuts(const StepGraph& graph, std::size_t limit) {
+  const Dataflow& flow = graph.flow;
+  const OpId ops = flow.ops();
+  std::vector<OpId> last_read(at(flow.values()), kNoOp);
+  std::vector<char> inside_write(at(ops) + 1, 0);  // the position separates a write from what it writes to
+  for (OpId op = 0; op < ops; ++op) {
+    for (ValueId v : flow.inputs(op)) last_read[at(v)] = op;
+    for (const Output& out : flow.outputs(op)) {
+      if (out.overwrites == kNoValue || flow.is_leaf(out.overwrites)) continue;
+      for (OpId p = flow.producer(out.overwrites) + 1; p <= op; ++p) inside_write[at(p)] = 1;
+    }
+  }
+  const OpId far = std::max<OpId>(kFar, ops / 8);
+  std::vector<std::int32_t> crossing(at(ops) + 2, 0);
+  for (ValueId v = 0; v < flow.values(); ++v) {
+    const OpId producer = flow.producer(v);
+    if (flow.is_leaf(v) || last_read[at(v)] <= producer || last_read[at(v)] - producer > far) continue;
+    ++crossing[at(producer) + 1];
+    --crossing[at(last_read[at(v)]) + 1];
+  }
+  for (OpId p = 1; p <= ops; ++p) crossing[at(p)] += crossing[at(p) - 1];
+  std::vector<OpId> cuts;
+  // As many values as it takes to find a few cuts.
+  for (std::int32_t most = 1; most <= 4 && cuts.size() < 3; ++most) {
+    cuts.clear();
+    for (OpId p = 1; p < ops; ++p) {
+      if (crossing[at(p)] <= most && !inside_write[at(p)]) cuts.push_back(p);
+    }
+  }
+  cuts.insert(cuts.begin(), 0);
+  cuts.push_back(ops);
+  if (cuts.size() - 1 <= limit) return cuts;
+  return evenly(graph, cuts, limit);
+}
+
 std::vector<SegmentRange> repeated_blocks(const StepGraph& graph) {
   const std::vector<OpId> cuts = cut_points(graph);
   const std::size_t pieces = cuts.size() - 1;
   // What a piece does, regardless of which values it does it to.
-  std::vector<std::string> kind(pieces);
+  std::vector<std::size_t> kind(pieces);
+  std::unordered_map<std::string, std::size_t> kinds;
   for (std::size_t i = 0; i < pieces; ++i) {
-    for (OpId op = cuts[i]; op < cuts[i + 1]; ++op) kind[i] += graph.ops[at(op)].name + ";";
+    std::string names;
+    for (OpId op = cuts[i]; op < cuts[i + 1]; ++op) names += graph.ops[at(op)].name + ";";
+    kind[i] = kinds.try_emplace(std::move(names), kinds.size()).first->second;
   }
   std::size_t best_begin = 0, best_period = 0, best_length = 0;
   for (std::size_t period = 1; period <= pieces / 2; ++period) {

@@ -11,6 +11,12 @@ namespace snug::plan {
 /// a step can be cut into a chain. 0 and the number of operators are always among them.
 std::vector<OpId> cut_points(const StepGraph& graph, int crossing = 1);
 
+/// At most `limit` + 1 positions, 0 and the number of operators among them, that cut the step into a chain of pieces
+/// which hand little on: for a step of repeated blocks between the blocks or inside of them, else where a single value
+/// crosses. Values with readers far away (masks, skip connections) do not count. No position separates an operator that
+/// writes in place from the one that made what it writes to.
+std::vector<OpId> chain_cuts(const StepGraph& graph, std::size_t limit);
+
 /// The blocks of a model, found without a word from it: the longest run of pieces between cut points that repeats with
 /// the same operators. Empty when nothing repeats.
 std::vector<SegmentRange> repeated_blocks(const StepGraph& graph);

@@ -5,6 +5,10 @@
 
 namespace snug::plan {
 
+namespace {
+constexpr OpId kNear = 4;
+}
+
 SegmentCursor::SegmentCursor(std::vector<SegmentRange> ranges) : ranges_(std::move(ranges)) {
   std::ranges::sort(ranges_, [](const SegmentRange& a, const SegmentRange& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.end > b.end;
@@ -21,11 +25,34 @@ SegmentId SegmentCursor::enter(Dataflow& flow, OpId op) {
   return open_.empty() ? kRootSegment : open_.back().id;
 }
 
+std::vector<SegmentRange> runs_with_readers(const Dataflow& flow, const std::vector<char>& marked) {
+  // Where the last reader of anything that an operator made stands.
+  std::vector<OpId> reach(static_cast<std::size_t>(flow.ops()));
+  for (OpId op = 0; op < flow.ops(); ++op) {
+    reach[static_cast<std::size_t>(op)] = op;
+    for (ValueId v : flow.inputs(op)) {
+      if (!flow.is_leaf(v)) reach[static_cast<std::size_t>(flow.producer(v))] = op;
+    }
+  }
+  std::vector<SegmentRange> runs;
+  for (OpId op = 0; op < flow.ops(); ++op) {
+    if (!marked[static_cast<std::size_t>(op)]) continue;
+    // A run whose results are read far away, as residuals are, ends where it ends.
+    const OpId last = reach[static_cast<std::size_t>(op)];
+    const OpId end = last <= op + kNear ? last + 1 : op + 1;
+    if (runs.empty() || runs.back().end <= op) runs.push_back({op, op});
+    runs.back().end = std::max(runs.back().end, end);
+  }
+  return runs;
+}
+
 Dataflow with_segments(const Dataflow& flow, std::span<const SegmentRange> ranges) {
   if (ranges.empty()) return flow;
   Dataflow result = flow;
   SegmentCursor cursor({ranges.begin(), ranges.end()});
-  for (OpId op = 0; op < flow.ops(); ++op) result.set_segment(op, cursor.enter(result, op));
+  std::vector<SegmentId> by_op;
+  for (OpId op = 0; op < flow.ops(); ++op) by_op.push_back(cursor.enter(result, op));
+  result.set_segments(std::move(by_op));
   return result;
 }
 

@@ -26,6 +26,10 @@ class SegmentCursor {
   std::vector<Open> open_;
 };
 
+/// Ranges of marked operators, each with the operators nearby that read what it makes: the segments in which those
+/// values are nobody else's business.
+std::vector<SegmentRange> runs_with_readers(const Dataflow& flow, const std::vector<char>& marked);
+
 /// The same operators and values, grouped into the segments of a plan.
 Dataflow with_segments(const Dataflow& flow, std::span<const SegmentRange> ranges);
 

@@ -27,16 +27,22 @@ class Walk {
     for (OpId op = 0; op < flow_.ops(); ++op) {
       for (const Output& out : flow_.outputs(op)) ledger_.lose(out.value);
     }
+    result_.replays.assign(graph.ops.size(), 0);
     result_.peak = live_;
     result_.seconds = graph.step_seconds;
   }
 
-  Simulation run(bool with_timeline) {
+  std::optional<Simulation> run(bool with_timeline, std::int64_t replays) {
     for (event_ = 0; event_ < graph_.events.size(); ++event_) {
+      highest_ = live_;
       step(graph_.events[event_]);
-      if (with_timeline) result_.timeline.push_back(live_);
+      if (result_.replayed_ops > replays) break;
+      if (with_timeline) {
+        result_.timeline.push_back(live_);
+        result_.peaks.push_back(std::max(highest_, live_));
+      }
     }
-    return std::move(result_);
+    return result_.replayed_ops <= replays ? std::optional(std::move(result_)) : std::nullopt;
   }
 
  private:
@@ -44,6 +50,7 @@ class Walk {
   Bytes bytes(ValueId v) const { return graph_.values[at(v)].bytes; }
 
   void reach(Bytes level, OpId op) {
+    highest_ = std::max(highest_, level);
     if (level <= result_.peak) return;
     result_.peak = level;
     result_.peak_event = event_;
@@ -164,6 +171,7 @@ class Walk {
       ledger_.finish(step);
       result_.seconds += info.seconds;
       ++result_.replayed_ops;
+      ++result_.replays[at(step.op)];
     }
     ledger_.unpin(replay);
   }
@@ -177,6 +185,7 @@ class Walk {
   std::vector<char> borrowed_;  // dropped, but a backward node still uses the unpacked tensor
   std::vector<std::int32_t> consumed_;
   Bytes live_;
+  Bytes highest_ = 0;  // during the event
   std::size_t event_ = 0;
   ValueId unpacking_ = kNoValue;
   Simulation result_;
@@ -185,7 +194,12 @@ class Walk {
 }  // namespace
 
 Simulation simulate(const StepGraph& graph, const MemoryPlan& plan, bool with_timeline) {
-  return Walk(graph, plan).run(with_timeline);
+  return *Walk(graph, plan).run(with_timeline, std::numeric_limits<std::int64_t>::max());
+}
+
+std::optional<Simulation> simulate_within(const StepGraph& graph, const MemoryPlan& plan, std::int64_t replays,
+                                          bool with_timeline) {
+  return Walk(graph, plan).run(with_timeline, replays);
 }
 
 MemoryPlan predicted(const StepGraph& graph, MemoryPlan plan) {

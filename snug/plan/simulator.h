@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <limits>
+#include <optional>
 #include <vector>
 
 #include "snug/base/bytes.h"
@@ -16,12 +19,18 @@ struct Simulation {
   Bytes after_forward = 0;
   double seconds = 0;  ///< of forward and backward: as recorded, and what is replayed
   std::int64_t replayed_ops = 0;
-  std::vector<Bytes> timeline;  ///< memory after each event; filled on request
+  std::vector<Bytes> timeline;        ///< memory after each event; filled on request
+  std::vector<Bytes> peaks;           ///< highest memory during each event; filled on request
+  std::vector<std::int32_t> replays;  ///< by OpId, how often it ran again
 };
 
 /// Walks the events of `graph` as the executor would under `plan`, with the same Ledger. Pure; the plan must be for
 /// the graph. Where the allocator is deterministic, the peak is that of the run.
 Simulation simulate(const StepGraph& graph, const MemoryPlan& plan, bool with_timeline = false);
+
+/// The same, given up when more than `replays` operators run again: for searches, which have no use for such plans.
+std::optional<Simulation> simulate_within(const StepGraph& graph, const MemoryPlan& plan, std::int64_t replays,
+                                          bool with_timeline = false);
 
 /// The plan with predicted_peak and predicted_seconds filled in.
 MemoryPlan predicted(const StepGraph& graph, MemoryPlan plan);

@@ -3,42 +3,105 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <charconv>
+
 #include "snug/base/errors.h"
-#include "snug/plan/does_not_fit.h"
-#include "snug/plan/greedy.h"
-#include "snug/plan/presets.h"
-#include "snug/plan/simulator.h"
+#include "snug/base/nearest.h"
 
 namespace snug::plan {
+namespace {
 
-std::vector<std::string> strategies() { return {"none", "every_block", "sqrt", "greedy"}; }
+using namespace strategies;
 
-MemoryPlan make_plan(const StepGraph& graph, std::string_view strategy, std::optional<Budget> budget) {
-  const MemoryPlan none = plan_none(graph);
-  MemoryPlan plan;
-  if (strategy == "none") {
-    plan = none;
-  } else if (strategy == "every_block") {
-    plan = plan_every_block(graph);
-  } else if (strategy == "sqrt") {
-    plan = plan_sqrt(graph);
-  } else if (strategy == "greedy") {
-    plan = budget ? plan_greedy(graph, *budget) : none;
-    plan.strategy = "greedy";
-  } else {
-    throw UsageError(
-        fmt::format("plan: unknown strategy \"{}\"; there are {}", strategy, fmt::join(strategies(), ", ")));
+std::string_view trimmed(std::string_view text) {
+  const auto first = text.find_first_not_of(" \t");
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
+}
+
+/// "name(a, b)"
+struct Written {
+  std::string name;
+  bool has_arguments = false;
+  std::vector<std::string> arguments;
+};
+
+Written parse(std::string_view text) {
+  text = trimmed(text);
+  Written written;
+  const auto open = text.find('(');
+  written.name = trimmed(text.substr(0, open));
+  if (open == std::string_view::npos) return written;
+  if (text.back() != ')') throw UsageError(fmt::format("strategy: \"{}\" has no closing parenthesis", text));
+  written.has_arguments = true;
+  std::string_view rest = text.substr(open + 1, text.size() - open - 2);
+  while (!trimmed(rest).empty()) {
+    const auto comma = rest.find(',');
+    written.arguments.emplace_back(trimmed(rest.substr(0, comma)));
+    rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
   }
-  plan.budget = budget ? budget->device : 0;
-  plan.unplanned_peak = none.predicted_peak;
-  plan.unplanned_seconds = graph.step_seconds;
-  if (budget && plan.predicted_peak > budget->for_blocks()) {
-    const OpId op = simulate(graph, plan).peak_op;
-    throw DoesNotFit({budget->device, budget->floor_for(plan.predicted_peak), graph.static_by_tag,
-                      plan.predicted_peak - graph.static_bytes,
-                      op == kNoOp ? std::string() : graph.ops[static_cast<std::size_t>(op)].name, plan.strategy});
+  return written;
+}
+
+int count_of(const Written& written) {
+  int count = 0;
+  if (written.arguments.size() == 1) {
+    const std::string& text = written.arguments.front();
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+    if (error == std::errc() && end == text.data() + text.size() && count >= 1) return count;
   }
-  return plan;
+  throw UsageError(
+      fmt::format("strategy: {} takes one whole number from 1 on, as in {}(4)", written.name, written.name));
+}
+
+struct Form {
+  std::string name, arguments;
+  Strategy (*read)(const Written&);
+};
+
+const std::vector<Form>& forms() {
+  static const std::vector<Form> all = {
+      {"optimal", "", [](const Written&) -> Strategy { return Optimal{}; }},
+      {"none", "", [](const Written&) -> Strategy { return None{}; }},
+      {"every_block", "", [](const Written&) -> Strategy { return EveryBlock{}; }},
+      {"chen_sqrt", "", [](const Written&) -> Strategy { return ChenSqrt{}; }},
+      {"revolve", "(N)", [](const Written& w) -> Strategy { return Revolve{count_of(w)}; }},
+      {"sequential", "(N)", [](const Written& w) -> Strategy { return Sequential{count_of(w)}; }},
+      {"selective", "(OPERATOR,...)", [](const Written& w) -> Strategy { return Selective{w.arguments}; }},
+      {"full_uniform", "(N)", [](const Written& w) -> Strategy { return FullUniform{count_of(w)}; }},
+      {"full_block", "(N)", [](const Written& w) -> Strategy { return FullBlock{count_of(w)}; }},
+      {"core_attention", "", [](const Written&) -> Strategy { return CoreAttention{}; }},
+  };
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::string> strategy_forms() {
+  std::vector<std::string> result;
+  for (const Form& form : forms()) result.push_back(form.name + form.arguments);
+  return result;
+}
+
+Strategy strategy_from(std::string_view text) {
+  const Written written = parse(text);
+  std::vector<std::string> names;
+  for (const Form& form : forms()) {
+    names.push_back(form.name);
+    if (form.name != written.name) continue;
+    if (form.arguments.empty() && written.has_arguments) {
+      throw UsageError(fmt::format("strategy: {} takes no arguments", form.name));
+    }
+    if (!form.arguments.empty() && written.arguments.empty()) {
+      throw UsageError(fmt::format("strategy: {} needs its arguments: {}{}", form.name, form.name, form.arguments));
+    }
+    return form.read(written);
+  }
+  const auto nearest = nearest_name(written.name, names);
+  throw UsageError(fmt::format("strategy: unknown strategy \"{}\";{} it must be one of {}", text,
+                               nearest ? fmt::format(" did you mean \"{}\"?", *nearest) : std::string(),
+                               fmt::join(strategy_forms(), ", ")));
 }
 
 }  // namespace snug::plan

@@ -1,21 +1,45 @@
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
-
-#include "snug/plan/budget.h"
-#include "snug/plan/memory_plan.h"
-#include "snug/plan/step_graph.h"
 
 namespace snug::plan {
 
-/// The names that make_plan takes.
-std::vector<std::string> strategies();
+/// How a plan is made: the best one that is found for a budget (TradeOff), or one of the known schemes (presets.h). See
+/// Planner.
+namespace strategies {
+struct Optimal {};
+struct None {};
+struct EveryBlock {};
+struct ChenSqrt {};
+struct Revolve {
+  int checkpoints = 1;
+};
+struct Sequential {
+  int segments = 1;
+};
+struct Selective {
+  std::vector<std::string> operators;
+};
+struct FullUniform {
+  int layers = 1;
+};
+struct FullBlock {
+  int layers = 1;
+};
+struct CoreAttention {};
+}  // namespace strategies
+using Strategy = std::variant<strategies::Optimal, strategies::None, strategies::EveryBlock, strategies::ChenSqrt,
+                              strategies::Revolve, strategies::Sequential, strategies::Selective,
+                              strategies::FullUniform, strategies::FullBlock, strategies::CoreAttention>;
 
-/// Makes a plan by a strategy's name. Without a budget, "greedy" keeps everything. Throws DoesNotFit when the strategy
-/// finds no plan under the budget, UsageError for an unknown name.
-MemoryPlan make_plan(const StepGraph& graph, std::string_view strategy, std::optional<Budget> budget);
+/// How strategies are written: "optimal", "sequential(N)", ...
+std::vector<std::string> strategy_forms();
+
+/// Reads a strategy's name and arguments: "optimal", "sequential(4)", "selective(aten::mm,aten::addmm)". Throws
+/// UsageError naming what is wrong; whether an argument suits a step is seen when the plan is made.
+Strategy strategy_from(std::string_view text);
 
 }  // namespace snug::plan

@@ -26,21 +26,22 @@ class LimitScope {
 
 }  // namespace
 
-Session fit(const Forward& forward, const FitOptions& options) {
-  if (options.device <= 0) {
-    throw UsageError(fmt::format("fit: the budget is {} bytes; it must be positive", options.device));
-  }
-  memory::DeviceMemory& memory = memory::device_memory(options.device_type);
-  RecordedStep step;
+RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::DeviceMemory& memory) {
+  if (limit <= 0) throw UsageError(fmt::format("fit: the budget is {} bytes; it must be positive", limit));
   try {
-    const LimitScope limit(memory, options.device);
-    step = record_step(forward, memory);
+    const LimitScope scope(memory, limit);
+    return record_step(forward, memory);
   } catch (const OutOfBudget& error) {
     // Everything that can be evicted was; what was missing then is the least that is missing.
     const auto& d = error.details();
-    const Bytes floor = plan::Budget::for_limit(options.device).floor_for(d.stats.allocated + d.requested);
-    throw DoesNotFit({options.device, floor, d.stats.by_tag, d.requested, d.operation, "eviction"});
+    const Bytes floor = plan::Budget::for_limit(limit).floor_for(d.stats.allocated + d.requested);
+    throw DoesNotFit({limit, floor, d.stats.by_tag, d.requested, d.operation, "eviction"});
   }
+}
+
+Session fit(const Forward& forward, const FitOptions& options) {
+  memory::DeviceMemory& memory = memory::device_memory(options.device_type);
+  RecordedStep step = record_step_within(options.device, forward, memory);
   return Session(std::move(step), options.strategy, plan::Budget::for_limit(options.device), memory);
 }
 

@@ -11,14 +11,16 @@
 namespace snug {
 
 struct FitOptions {
-  Bytes device = 0;                 ///< the budget: all of the device's memory that tensors may take. Required.
-  std::string strategy = "greedy";  ///< as in plan::make_plan
+  Bytes device = 0;                  ///< the budget: all of the device's memory that tensors may take. Required.
+  std::string strategy = "optimal";  ///< as plan::strategy_from reads it
   c10::DeviceType device_type = c10::kCPU;
 };
 
 namespace replay {
+/// record_step under a limit, which is lifted again. Throws DoesNotFit when not even eviction makes room for the step.
+RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::DeviceMemory& memory);
 Session fit(const Forward& forward, const FitOptions& options);
-}
+}  // namespace replay
 
 /// Plans and caps the training step of any LibTorch model. Runs step(sample), which returns the loss, and its backward
 /// pass twice to record it, without a trace: gradients, buffers and the random generator are as before. Then every

@@ -5,7 +5,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "snug/memory/tag.h"
-#include "snug/plan/strategy.h"
+#include "snug/plan/planner.h"
 #include "snug/record/recording.h"
 #include "snug/replay/eviction.h"
 
@@ -33,7 +33,7 @@ struct Session::State {
   std::shared_ptr<const plan::MemoryPlan> plan;
   std::vector<at::Tensor> parameters;
   std::vector<at::Tensor> hooked;
-  std::string strategy;
+  plan::Planner planner;
   std::optional<plan::Budget> budget;
   std::optional<Bytes> limit_before;
   StepReport last;
@@ -54,21 +54,25 @@ struct Session::State {
     auto moved = std::make_shared<plan::StepGraph>(*graph);
     moved->static_bytes = stats.allocated;
     moved->static_by_tag = stats.by_tag;
-    plan = std::make_shared<plan::MemoryPlan>(plan::make_plan(*moved, strategy, budget));
+    plan = std::make_shared<plan::MemoryPlan>(planner.plan(*moved, budget));
     graph = std::move(moved);
   }
 };
 
-Session::Session(replay::RecordedStep step, std::string strategy, std::optional<plan::Budget> budget,
+Session::Session(replay::RecordedStep step, std::string_view strategy, std::optional<plan::Budget> budget,
+                 memory::DeviceMemory& memory)
+    : Session(step, plan::Planner(step.graph, strategy), budget, memory) {}
+
+Session::Session(replay::RecordedStep step, plan::Planner planner, std::optional<plan::Budget> budget,
                  memory::DeviceMemory& memory) {
   auto graph = std::make_shared<plan::StepGraph>(std::move(step.graph));
-  auto plan = std::make_shared<plan::MemoryPlan>(plan::make_plan(*graph, strategy, budget));
+  auto plan = std::make_shared<plan::MemoryPlan>(planner.plan(*graph, budget));
   state_.reset(new State{memory,
                          std::move(graph),
                          std::move(plan),
                          std::move(step.parameters),
                          {},
-                         std::move(strategy),
+                         std::move(planner),
                          budget,
                          memory.stats().limit,
                          {}});

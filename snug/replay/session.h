@@ -6,12 +6,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "snug/memory/device_memory.h"
 #include "snug/plan/budget.h"
 #include "snug/plan/memory_plan.h"
+#include "snug/plan/planner.h"
 #include "snug/plan/step_graph.h"
 #include "snug/replay/record_step.h"
 
@@ -30,9 +32,12 @@ class Session {
     std::string divergence;  ///< where the step first differed from the recorded one, else empty
   };
 
-  /// For a recorded step; `strategy` and `budget` as in plan::make_plan. No budget: no limit, and a plan as the
-  /// strategy makes it. Throws DoesNotFit.
-  Session(replay::RecordedStep step, std::string strategy, std::optional<plan::Budget> budget,
+  /// For a recorded step and a planner made for its graph. No budget: no limit, and a plan as the planner makes it
+  /// then. Throws DoesNotFit.
+  Session(replay::RecordedStep step, plan::Planner planner, std::optional<plan::Budget> budget,
+          memory::DeviceMemory& memory);
+  /// The same with the planner of a strategy, see plan::Planner.
+  Session(replay::RecordedStep step, std::string_view strategy, std::optional<plan::Budget> budget,
           memory::DeviceMemory& memory);
   ~Session();
   Session(Session&&) noexcept;

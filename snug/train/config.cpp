@@ -26,6 +26,7 @@ using rules::Anything;
 using rules::BudgetText;
 using rules::OneOf;
 using rules::Range;
+using rules::StrategyText;
 
 constexpr Range kFraction{.low = 0, .high = 1, .high_excluded = true};
 constexpr Range kNotNegative{.low = 0};
@@ -68,8 +69,7 @@ void visit_keys(AnyConfig& c, Visit&& visit) {
   visit("precision", "compute", c.precision.compute, "type that forward and backward compute in",
         OneOf{{"fp32", "bf16"}});
   visit("memory", "budget", c.memory.budget, "memory of one step, or percent of its unplanned peak", BudgetText{});
-  visit("memory", "strategy", c.memory.strategy, "how the plan is made",
-        OneOf{{"none", "every_block", "sqrt", "greedy"}});
+  visit("memory", "strategy", c.memory.strategy, "how the plan is made", StrategyText{});
   visit("output", "folder", c.output.folder, "where the metrics file goes; empty: write none", Anything{});
 }
 

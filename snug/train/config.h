@@ -65,8 +65,8 @@ struct PrecisionConfig {
 };
 
 struct MemoryConfig {
-  std::string budget;  ///< What parse_budget reads; empty: no budget.
-  std::string strategy = "greedy";
+  std::string budget;                ///< What parse_budget reads; empty: no budget.
+  std::string strategy = "optimal";  ///< As plan::strategy_from reads it.
 
   bool operator==(const MemoryConfig&) const = default;
 };
@@ -112,7 +112,7 @@ void validate(const Config& config);
 struct KeyHelp {
   std::string key;           ///< "train.steps"
   std::string type;          ///< "integer", "number", "string" or "boolean"
-  std::string default_text;  ///< As it would stand in a TOML file: 100, "greedy".
+  std::string default_text;  ///< As it would stand in a TOML file: 100, "optimal".
   std::string help;          ///< One line, with the key's rule at the end.
 };
 

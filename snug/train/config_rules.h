@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "snug/plan/strategy.h"
 #include "snug/train/config.h"
 
 /// The rules that a configuration key can be held to. Each has describe(rule), the end of "it must be ...", empty for
@@ -28,9 +29,13 @@ struct OneOf {
   std::vector<std::string> words;
 };
 struct BudgetText {};
+struct StrategyText {};
 
 inline std::string describe(const Anything&) { return ""; }
 inline std::string describe(const BudgetText&) { return "empty, bytes such as 400MiB, or a percentage such as 60%"; }
+inline std::string describe(const StrategyText&) {
+  return fmt::format("one of {}", fmt::join(plan::strategy_forms(), ", "));
+}
 inline std::string describe(const OneOf& rule) { return fmt::format("one of {}", fmt::join(rule.words, ", ")); }
 inline std::string describe(const Range& rule) {
   const std::string low = fmt::format("{} {}", rule.low_excluded ? "more than" : "at least", rule.low);
@@ -44,6 +49,7 @@ bool keeps(const Anything&, const Value&) {
 }
 inline bool keeps(const OneOf& rule, const std::string& value) { return std::ranges::count(rule.words, value) > 0; }
 inline bool keeps(const BudgetText&, const std::string& value) { return (parse_budget(value), true); }
+inline bool keeps(const StrategyText&, const std::string& value) { return (plan::strategy_from(value), true); }
 template <class Number>
 bool keeps(const Range& rule, const Number& number) {
   const auto value = static_cast<double>(number);

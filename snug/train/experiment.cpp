@@ -4,10 +4,11 @@
 
 #include <utility>
 
+#include "snug/base/clock.h"
 #include "snug/data/libtorch_headers.h"
 #include "snug/memory/tag.h"
 #include "snug/models/autocast.h"
-#include "snug/plan/strategy.h"
+#include "snug/plan/presets.h"
 #include "snug/record/leaf_names.h"
 #include "snug/replay/fit.h"
 
@@ -95,22 +96,34 @@ void warm_up(const Config& config) {
   optimizer.step(0);
 }
 
-Session plan_session(Experiment& experiment) {
+PlannedExperiment plan_experiment(Experiment& experiment, const std::optional<plan::PlanFile>& file) {
   auto& memory = memory::device_memory(c10::kCPU);
   const Config& config = experiment.config();
-  const BudgetRequest request = parse_budget(config.memory.budget);
+  BudgetRequest request = parse_budget(config.memory.budget);
+  if (file && std::holds_alternative<std::monostate>(request) && file->plan.budget > 0) request = file->plan.budget;
   const data::Batch sample = experiment.train_batch(0);
-  const auto step = [&](const data::Batch& batch) { return experiment.loss(batch); };
-  if (const Bytes* bytes = std::get_if<Bytes>(&request)) {
-    return fit(step, sample, {.device = *bytes, .strategy = config.memory.strategy});
-  }
-  replay::RecordedStep recorded = replay::record_step([&] { return step(sample); }, memory);
+  const auto step = [&] { return experiment.loss(sample); };
+  const Bytes* cap = std::get_if<Bytes>(&request);
+  replay::RecordedStep recorded =
+      cap != nullptr ? replay::record_step_within(*cap, step, memory) : replay::record_step(step, memory);
+  if (file) plan::check_is_for(*file, recorded.graph);
+  const double started = monotonic_seconds();
+  plan::Planner planner =
+      file ? plan::Planner(recorded.graph, file->plan) : plan::Planner(recorded.graph, config.memory.strategy);
+  const double seconds = monotonic_seconds() - started;
   std::optional<plan::Budget> budget;
-  if (const Percent* percent = std::get_if<Percent>(&request)) {
-    const auto unplanned = plan::make_plan(recorded.graph, "none", std::nullopt).predicted_peak;
-    budget = plan::Budget::for_limit(static_cast<Bytes>(percent->value / 100.0 * static_cast<double>(unplanned)));
+  if (cap != nullptr) {
+    budget = plan::Budget::for_limit(*cap);
+  } else if (const Percent* percent = std::get_if<Percent>(&request)) {
+    const auto unplanned = static_cast<double>(plan::plan_none(recorded.graph).predicted_peak);
+    budget = plan::Budget::for_limit(static_cast<Bytes>(percent->value / 100.0 * unplanned));
   }
-  return {std::move(recorded), config.memory.strategy, budget, memory};
+  return {std::move(recorded), std::move(planner), budget, seconds};
+}
+
+Session plan_session(Experiment& experiment, const std::optional<plan::PlanFile>& file) {
+  PlannedExperiment planned = plan_experiment(experiment, file);
+  return {std::move(planned.step), std::move(planned.planner), planned.budget, memory::device_memory(c10::kCPU)};
 }
 
 }  // namespace snug::train

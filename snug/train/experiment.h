@@ -6,6 +6,8 @@
 #include "snug/models/gpt.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/schedule.h"
+#include "snug/plan/plan_file.h"
+#include "snug/plan/planner.h"
 #include "snug/replay/session.h"
 #include "snug/train/config.h"
 
@@ -46,9 +48,21 @@ class Experiment {
 /// pools, scratch. Resident memory after it is the process's start-up.
 void warm_up(const Config& config);
 
-/// Records one step of the experiment and plans it under the budget that its configuration asks for. A budget in bytes
-/// caps the recording too; one in percent is of the unplanned peak, which takes an uncapped recording to know.
-/// Without a budget everything is kept and nothing is capped.
-Session plan_session(Experiment& experiment);
+/// One step of an experiment, recorded, and all that it takes to plan it.
+struct PlannedExperiment {
+  replay::RecordedStep step;
+  plan::Planner planner;
+  std::optional<plan::Budget> budget;  ///< that the configuration asks for
+  double planning_seconds = 0;         ///< the search, without recording
+};
+
+/// Records one step and prepares plans. A budget in bytes caps the recording too; one in percent is of the unplanned
+/// peak, which takes an uncapped recording to know; without one nothing is capped. `file`: a plan to use in place of
+/// the configured strategy; its budget holds when the configuration has none. Throws UsageError when it is for another
+/// step, DoesNotFit when the step does not even run under the budget with eviction.
+PlannedExperiment plan_experiment(Experiment& experiment, const std::optional<plan::PlanFile>& file = {});
+
+/// The session of plan_experiment(). Throws DoesNotFit.
+Session plan_session(Experiment& experiment, const std::optional<plan::PlanFile>& file = {});
 
 }  // namespace snug::train

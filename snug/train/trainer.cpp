@@ -76,7 +76,7 @@ nlohmann::ordered_json to_json(const TrainResult& r) {
           {"interrupted", r.interrupted}};
 }
 
-TrainResult train(const Config& config, report::Progress& progress) {
+TrainResult train(const Config& config, report::Progress& progress, const std::optional<plan::PlanFile>& file) {
   auto& memory = memory::device_memory(c10::kCPU);
   TrainResult result;
   warm_up(config);
@@ -88,8 +88,10 @@ TrainResult train(const Config& config, report::Progress& progress) {
   if (metrics) metrics->write({{"config", to_json(config)}, {"parameters", result.parameters}});
   progress.note(fmt::format("{:.1f} M parameters; recording one step", static_cast<double>(result.parameters) / 1e6));
 
-  const bool capped_from_the_start = std::holds_alternative<Bytes>(parse_budget(config.memory.budget));
-  Session session = plan_session(experiment);
+  const BudgetRequest request = parse_budget(config.memory.budget);
+  const bool of_the_file = std::holds_alternative<std::monostate>(request) && file && file->plan.budget > 0;
+  const bool capped_from_the_start = std::holds_alternative<Bytes>(request) || of_the_file;
+  Session session = plan_session(experiment, file);
   // A budget in percent needs an uncapped recording: what that took does not count.
   if (!capped_from_the_start) {
     memory.release_cached();

@@ -8,6 +8,7 @@
 
 #include "snug/memory/stats.h"
 #include "snug/plan/memory_plan.h"
+#include "snug/plan/plan_file.h"
 #include "snug/report/progress.h"
 #include "snug/train/config.h"
 
@@ -35,8 +36,8 @@ nlohmann::ordered_json to_json(const TrainResult& result);
 
 /// Trains as the configuration says and writes metrics to its output folder. Stops cleanly when interrupted() says so.
 /// Throws Error naming the step when the loss is not finite, and the first operator that made it when
-/// train.detect_anomaly is on; DoesNotFit, OutOfBudget and UsageError as the parts do.
-TrainResult train(const Config& config, report::Progress& progress);
+/// train.detect_anomaly is on; DoesNotFit, OutOfBudget and UsageError as the parts do. `file` as in plan_experiment.
+TrainResult train(const Config& config, report::Progress& progress, const std::optional<plan::PlanFile>& file = {});
 
 /// The middle of `values`, 0 when there are none.
 double median(std::vector<double> values);

@@ -158,7 +158,7 @@ class Command(unittest.TestCase):
                 self.assertLessEqual(found["measured_peak_bytes"], found["budget_bytes"])
 
     def test_every_strategy(self):
-        for strategy in ("none", "every_block", "sqrt", "greedy"):
+        for strategy in ("none", "every_block", "chen_sqrt", "revolve(2)", "sequential(2)", "optimal"):
             result = run("verify", self.config, "--steps", "1", "--json", "--set", f"memory.strategy={strategy}")
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertEqual(json.loads(result.stdout)["different"], 0)

@@ -102,8 +102,17 @@ TEST(Dataflow, IsEqualOnlyWithTheSameOperatorsValuesAndSegments) {
   add(in_place, {2}, 2);
   EXPECT_NE(in_place, flow);
   Dataflow grouped = flow;
-  grouped.set_segment(1, grouped.open_segment(kRootSegment));
+  grouped.set_segments({0, grouped.open_segment(kRootSegment), 0});
   EXPECT_NE(grouped, flow);
+}
+
+TEST(Dataflow, KnowsOutsideOfWhichSegmentAValueIsUnknown) {
+  // A row of operators, each reading what the one before made; the last value is read by nobody.
+  const std::vector<SegmentRange> ranges{{1, 7}, {2, 4}, {4, 6}};
+  const Dataflow flow = with_segments(row_of(8), ranges);
+  std::vector<SegmentId> scopes;
+  for (OpId op = 0; op < flow.ops(); ++op) scopes.push_back(flow.scope(flow.outputs(op)[0].value));
+  EXPECT_THAT(scopes, ElementsAre(0, 1, 2, 1, 3, 1, 0, 0));
 }
 
 TEST(WithSegments, PutsEachOperatorIntoTheInnermostRange) {

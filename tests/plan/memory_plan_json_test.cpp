@@ -37,7 +37,7 @@ TEST(MemoryPlanJson, ComesBackEqualThroughText) {
   EXPECT_EQ(memory_plan_from_json(Json::parse(to_json(plan).dump())), plan);
   EXPECT_EQ(memory_plan_from_json(to_json(MemoryPlan{})), MemoryPlan{});
   const StepGraph graph = synthetic::gpt_like({.blocks = 5});
-  EXPECT_EQ(memory_plan_from_json(Json::parse(to_json(plan_sqrt(graph)).dump(2))), plan_sqrt(graph));
+  EXPECT_EQ(memory_plan_from_json(Json::parse(to_json(plan_chen_sqrt(graph)).dump(2))), plan_chen_sqrt(graph));
 }
 
 TEST(MemoryPlanJson, WritesOneLetterAValue) {

@@ -174,7 +174,7 @@ TEST(Simulate, HoldsASecondCopyWhileTheProgramStillHasTheFirst) {
 
 TEST(Simulate, EndsWithNothingButStaticBytesOnAChain) {
   const StepGraph graph = synthetic::gpt_like({.blocks = 3});
-  for (const MemoryPlan& plan : {plan_none(graph), plan_every_block(graph), plan_sqrt(graph)}) {
+  for (const MemoryPlan& plan : {plan_none(graph), plan_every_block(graph), plan_chen_sqrt(graph)}) {
     EXPECT_EQ(simulate(graph, plan, true).timeline.back(), graph.static_bytes) << plan.strategy;
   }
 }

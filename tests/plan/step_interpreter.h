@@ -127,7 +127,7 @@ class StepInterpreter {
 
   void replay(ValueId target) {
     const OpId last = flow_.producer(target);
-    const SegmentId segment = flow_.segment(last);
+    const SegmentId segment = scope(target);
     const auto needed = needed_values();
     std::set<OpId> chosen = ancestors(last);
     const OpId first = *chosen.begin();
@@ -135,15 +135,26 @@ class StepInterpreter {
     const auto made = [&](ValueId v) { return !resident(v) && chosen.contains(flow_.producer(v)); };
     for (OpId op = first; op < last; ++op) {
       const auto inputs = flow_.inputs(op);
-      if (flow_.segment(op) == segment && demanded(op, needed) && std::ranges::any_of(inputs, made) &&
+      if (inside(segment, flow_.segment(op)) && demanded(op, needed) && std::ranges::any_of(inputs, made) &&
           std::ranges::all_of(inputs, [&](ValueId v) { return made(v) || resident(v); })) {
         chosen.insert(op);
       }
     }
+    // What the segments around the target know of.
+    const auto known = [&](ValueId v) { return inside(segment, scope(v)); };
+    const auto read_by_nested = [&](ValueId v) {
+      return std::ranges::any_of(must, [&](OpId op) {
+        const SegmentId here = flow_.segment(op), born = flow_.segment(flow_.producer(v));
+        return reads(op, v) && here != born && !inside(segment, here) && demanded(op, needed) &&
+               inside(segment, around(here, born));
+      });
+    };
+    const auto stays = [&](ValueId v) { return (waited_for(v) && known(v)) || read_by_nested(v); };
     for (OpId op = last; op >= first; --op) {
       if (!chosen.contains(op) || must.contains(op)) continue;
       const bool useful = std::ranges::any_of(flow_.outputs(op), [&](const Output& out) {
-        return waited_for(out.value) || (!resident(out.value) && last_reader(chosen, out.value).has_value());
+        return (!resident(out.value) && stays(out.value)) ||
+               (!resident(out.value) && last_reader(chosen, out.value).has_value());
       });
       if (!useful) chosen.erase(op);
     }
@@ -151,7 +162,7 @@ class StepInterpreter {
     std::map<OpId, std::set<ValueId>> dead;
     for (OpId op : chosen) {
       for (const Output& out : flow_.outputs(op)) {
-        if (!resident(out.value) && !last_reader(chosen, out.value) && !waited_for(out.value) && out.value != target)
+        if (!resident(out.value) && !last_reader(chosen, out.value) && !stays(out.value) && out.value != target)
           dead[op].insert(out.value);
       }
       for (ValueId v : flow_.inputs(op)) {
@@ -159,15 +170,30 @@ class StepInterpreter {
           sources.insert(v);
           continue;
         }
-        const bool for_nested = flow_.segment(op) != flow_.segment(flow_.producer(v)) && flow_.segment(op) != segment &&
-                                demanded(op, needed);
-        if (last_reader(chosen, v) == op && !waited_for(v) && !for_nested) dead[op].insert(v);
+        if (last_reader(chosen, v) == op && !stays(v)) dead[op].insert(v);
       }
     }
     for (OpId op : chosen) execute(op, dead[op]);
     for (ValueId v : sources) {
       if (pending_[v] <= 0) cached_.erase(v);
     }
+  }
+
+  /// Whether `s` lies in `outer`, or is it.
+  bool inside(SegmentId s, SegmentId outer) const {
+    while (s != outer && s != kRootSegment) s = flow_.parent(s);
+    return s == outer;
+  }
+  SegmentId around(SegmentId a, SegmentId b) const {
+    while (!inside(b, a)) a = flow_.parent(a);
+    return a;
+  }
+  SegmentId scope(ValueId v) const {
+    SegmentId s = flow_.segment(flow_.producer(v));
+    for (OpId op = 0; op < flow_.ops(); ++op) {
+      if (reads(op, v)) s = around(s, flow_.segment(op));
+    }
+    return s;
   }
 
   std::set<OpId> ancestors(OpId op) const {

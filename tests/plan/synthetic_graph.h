@@ -111,7 +111,7 @@ inline StepGraph gpt_like(const Chain& chain) {
     const ValueId norm1 = run("aten::native_layer_norm", {x}, w, 0.2, true);
     const ValueId qkv = run("aten::addmm", {norm1, weight}, 3 * w, 3, true);
     b.die(norm1);
-    const ValueId attended = run("aten::attention", {qkv}, w, 4, true, true);
+    const ValueId attended = run("aten::scaled_dot_product_attention", {qkv}, w, 4, true, true);
     b.die(qkv);
     const ValueId projected = run("aten::addmm", {attended, weight}, w, 1, true);
     b.die(attended);
@@ -136,5 +136,25 @@ inline StepGraph gpt_like(const Chain& chain) {
   b.die(loss);
   return b.take();
 }
+
+/// A chain of `steps` equal operators, each of which saves its input. One second and 1 MiB each; running one and going
+/// back over one both take so much for themselves that the peak is the same at every operator.
+inline StepGraph uniform_chain(int steps) {
+  constexpr Bytes kWorkspace = 3_MiB;
+  GraphBuilder b;
+  std::vector<ValueId> inputs{b.leaf()};
+  for (int i = 0; i < steps; ++i) {
+    inputs.push_back(b.op("f", {inputs.back()}, 1_MiB, 1, kWorkspace));
+    b.save(inputs[static_cast<std::size_t>(i)]);
+    if (i > 0) b.die(inputs[static_cast<std::size_t>(i)]);
+  }
+  b.die(inputs.back());
+  b.settle();
+  for (int i = steps - 1; i >= 0; --i) b.node({inputs[static_cast<std::size_t>(i)]}, kWorkspace + 1_MiB);
+  return b.take();
+}
+
+/// The peak of uniform_chain with room for `checkpoints` inputs at a time, its own input among them.
+inline constexpr Bytes uniform_chain_peak(int checkpoints) { return (checkpoints + 4) * 1_MiB; }
 
 }  // namespace snug::plan::synthetic

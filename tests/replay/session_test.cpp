@@ -102,12 +102,12 @@ TEST(Fit, TheNamedFloorIsEnough) {
   const auto recorded = replay::record_step([&] { return net(x); }, cpu());
   Bytes floor = 0;
   try {
-    plan::make_plan(recorded.graph, "greedy", plan::Budget::for_limit(6_MiB));
+    plan::make_plan(recorded.graph, "optimal", plan::Budget::for_limit(6_MiB));
   } catch (const DoesNotFit& error) {
     floor = error.floor().floor;
   }
   ASSERT_GT(floor, 0);
-  Session session(recorded, "greedy", plan::Budget::for_limit(floor), cpu());
+  Session session(recorded, "optimal", plan::Budget::for_limit(floor), cpu());
   session.backward(net, x);
   expect_same(expected, net.gradients());
 }

@@ -1,0 +1,207 @@
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "snug/base/clock.h"
+#include "snug/base/errors.h"
+#include "snug/cli/command.h"
+#include "snug/plan/explanation.h"
+#include "snug/plan/lower_bound.h"
+#include "snug/plan/plan_file.h"
+#include "snug/plan/planner.h"
+#include "snug/plan/presets.h"
+#include "snug/report/table.h"
+#include "snug/train/experiment.h"
+
+namespace snug::cli {
+namespace {
+
+struct PlanOptions {
+  ConfigOptions config;
+  std::string strategy;
+  std::string out;
+  std::string graph;
+  std::string graph_out;
+  bool explain = false;
+};
+
+/// A plan and what is said about it.
+struct PlanReport {
+  plan::StepGraph graph;
+  plan::MemoryPlan plan;
+  Bytes floor = 0;  ///< the smallest budget
+  plan::LowerBound bound;
+  double gap = 0;
+  double planning_seconds = 0;
+};
+
+PlanReport report_on(plan::StepGraph graph, const plan::Planner& planner, std::optional<plan::Budget> budget,
+                     double planning_seconds) {
+  PlanReport report;
+  const double started = monotonic_seconds();
+  report.plan = planner.plan(graph, budget);
+  report.bound = plan::lower_bound(graph, budget ? budget->for_blocks() : report.plan.predicted_peak);
+  report.floor = plan::Budget::for_limit(1).floor_for(planner.floor(graph));
+  report.gap = plan::optimality_gap(report.plan.predicted_seconds, report.bound.step_seconds, graph.step_seconds);
+  report.planning_seconds = planning_seconds + monotonic_seconds() - started;
+  report.graph = std::move(graph);
+  return report;
+}
+
+std::optional<plan::Budget> budget_for(const train::BudgetRequest& request, const plan::StepGraph& graph) {
+  if (const Bytes* bytes = std::get_if<Bytes>(&request)) return plan::Budget::for_limit(*bytes);
+  if (const train::Percent* percent = std::get_if<train::Percent>(&request)) {
+    const auto unplanned = static_cast<double>(plan::plan_none(graph).predicted_peak);
+    return plan::Budget::for_limit(static_cast<Bytes>(percent->value / 100.0 * unplanned));
+  }
+  return std::nullopt;
+}
+
+PlanReport plan_graph(const PlanOptions& options) {
+  plan::StepGraph graph = plan::read_step_graph(options.graph);
+  const auto budget = budget_for(train::parse_budget(options.config.budget), graph);
+  const double started = monotonic_seconds();
+  const plan::Planner planner(graph, options.strategy.empty() ? "optimal" : options.strategy);
+  const double seconds = monotonic_seconds() - started;
+  return report_on(std::move(graph), planner, budget, seconds);
+}
+
+PlanReport plan_configuration(const PlanOptions& options) {
+  train::Config config = configuration(options.config);
+  if (!options.strategy.empty()) train::set_key(config, "memory.strategy=" + options.strategy);
+  train::warm_up(config);
+  train::Experiment experiment(config);
+  train::PlannedExperiment planned = train::plan_experiment(experiment);
+  return report_on(std::move(planned.step.graph), planned.planner, planned.budget, planned.planning_seconds);
+}
+
+nlohmann::ordered_json share_to_json(const plan::Share& share) {
+  return {{"name", share.name},
+          {"kept_bytes", share.kept},
+          {"recomputed_bytes", share.recomputed},
+          {"seconds", share.seconds},
+          {"replayed_ops", share.replayed_ops}};
+}
+
+nlohmann::ordered_json number_or_null(double value) {
+  return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json();
+}
+
+nlohmann::ordered_json to_json(const PlanReport& r, const plan::Explanation& why, bool with_explanation) {
+  nlohmann::ordered_json json = {
+      {"budget_bytes", r.plan.budget > 0 ? nlohmann::ordered_json(r.plan.budget) : nlohmann::ordered_json()},
+      {"floor_bytes", r.floor},
+      {"lower_bound_peak_bytes", r.bound.peak},
+      {"unplanned_peak_bytes", r.plan.unplanned_peak},
+      {"predicted_peak_bytes", r.plan.predicted_peak},
+      {"unplanned_step_seconds", r.plan.unplanned_seconds},
+      {"predicted_step_seconds", r.plan.predicted_seconds},
+      {"lower_bound_step_seconds", number_or_null(r.bound.step_seconds)},
+      {"gap", number_or_null(r.gap)},
+      {"planning_seconds", r.planning_seconds},
+      {"graph_ops", r.graph.ops.size()},
+      {"kept_bytes", why.all.kept},
+      {"recomputed_bytes", why.all.recomputed},
+      {"strategy", r.plan.strategy}};
+  if (with_explanation) {
+    for (const plan::Share& share : why.pieces) json["pieces"].push_back(share_to_json(share));
+    json["operators"] = nlohmann::ordered_json::array();
+    for (const plan::Share& share : why.operators) json["operators"].push_back(share_to_json(share));
+  }
+  return json;
+}
+
+std::string more_time(double seconds, double of) {
+  return of > 0 ? fmt::format("+{:.2f} %", 100 * seconds / of) : fmt::format("+{:.3f} s", seconds);
+}
+
+void print_summary(const PlanReport& r, const plan::Explanation& why) {
+  const plan::MemoryPlan& p = r.plan;
+  const auto percent = [](Bytes part, Bytes whole) {
+    return whole > 0 ? fmt::format(" ({:.1f} %)", 100.0 * static_cast<double>(part) / static_cast<double>(whole)) : "";
+  };
+  std::vector<report::TableRow> rows = {
+      {"operators", fmt::format("{}", r.graph.ops.size())},
+      {"unplanned peak", format_bytes(p.unplanned_peak)},
+  };
+  if (p.budget > 0) rows.push_back({"budget", format_bytes(p.budget) + percent(p.budget, p.unplanned_peak)});
+  rows.push_back({"predicted peak", format_bytes(p.predicted_peak) + percent(p.predicted_peak, p.unplanned_peak)});
+  rows.push_back({"smallest budget",
+                  fmt::format("{}, no plan has a peak below {}", format_bytes(r.floor), format_bytes(r.bound.peak))});
+  rows.push_back({"kept for backward", format_bytes(why.all.kept)});
+  rows.push_back(
+      {"recomputed", fmt::format("{}, {} operators replayed", format_bytes(why.all.recomputed), why.all.replayed_ops)});
+  rows.push_back(
+      {"predicted step", fmt::format("{:.3f} s ({})", p.predicted_seconds,
+                                     more_time(p.predicted_seconds - p.unplanned_seconds, p.unplanned_seconds))});
+  if (std::isfinite(r.bound.step_seconds)) {
+    rows.push_back({"no plan is faster than",
+                    fmt::format("{:.3f} s ({})", r.bound.step_seconds,
+                                more_time(r.bound.step_seconds - p.unplanned_seconds, p.unplanned_seconds))});
+  }
+  if (std::isfinite(r.gap)) rows.push_back({"extra time above the bound's", fmt::format("{:.1f} %", 100 * r.gap)});
+  rows.push_back({"planned in", fmt::format("{:.3f} s", r.planning_seconds)});
+  std::fputs(report::render_table("snug plan: " + p.strategy, rows).c_str(), stdout);
+}
+
+void print_shares(const std::string& title, const std::string& label, const std::vector<plan::Share>& shares,
+                  double step_seconds) {
+  const std::vector<std::string> header = {label, "kept", "recomputed", "replayed", "costs", "ms per MiB"};
+  std::vector<std::vector<std::string>> rows;
+  for (const plan::Share& s : shares) {
+    const double mib = static_cast<double>(s.recomputed) / static_cast<double>(1_MiB);
+    rows.push_back({s.name, format_bytes(s.kept), format_bytes(s.recomputed), fmt::format("{}", s.replayed_ops),
+                    more_time(s.seconds, step_seconds),
+                    s.recomputed > 0 ? fmt::format("{:.3f}", 1000 * s.seconds / mib) : ""});
+  }
+  std::fputs(report::render_table(title, header, rows).c_str(), stdout);
+}
+
+int run(const PlanOptions& options) {
+  if (options.config.file.empty() == options.graph.empty()) {
+    throw UsageError("plan: name one of a configuration and a --graph");
+  }
+  if (!options.graph.empty() && !options.config.settings.empty()) {
+    throw UsageError("plan: --set changes a configuration, but --graph has none");
+  }
+  const PlanReport report = options.graph.empty() ? plan_configuration(options) : plan_graph(options);
+  if (!options.graph_out.empty()) plan::write_step_graph(options.graph_out, report.graph);
+  if (!options.out.empty()) plan::write_plan(options.out, plan::plan_file_for(report.graph, report.plan));
+  const plan::Explanation why = plan::explain(report.graph, report.plan);
+  if (options.config.json) {
+    fmt::print("{}\n", to_json(report, why, options.explain).dump());
+    return 0;
+  }
+  print_summary(report, why);
+  if (options.explain) {
+    print_shares("what each piece keeps and makes again", "piece", why.pieces, report.plan.unplanned_seconds);
+    print_shares("what is made again, by operator", "operator", why.operators, report.plan.unplanned_seconds);
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, Action& action) {
+  auto options = std::make_shared<PlanOptions>();
+  CLI::App* command =
+      app.add_subcommand("plan", "Record one step and tell what a budget takes, with a bound on what is possible");
+  add_config_options(*command, options->config);
+  command->get_option("config")->required(false);
+  command->add_option("--strategy", options->strategy, "How the plan is made: memory.strategy")->type_name("STRATEGY");
+  command->add_option("--out", options->out, "Write the plan, for snug train --plan")->type_name("PLAN.json");
+  command->add_option("--graph", options->graph, "Plan this recorded step in place of a configuration")
+      ->type_name("GRAPH.json");
+  command->add_option("--graph-out", options->graph_out, "Write the recorded step, to be planned elsewhere")
+      ->type_name("GRAPH.json");
+  command->add_flag("--explain", options->explain, "Tell what each piece keeps and recomputes, and what that costs");
+  command->callback([options, &action] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace snug::cli

@@ -1,0 +1,253 @@
+#include "snug/plan/chain.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "snug/plan/excerpt.h"
+#include "snug/plan/pieces.h"
+#include "snug/plan/relaxation.h"
+#include "snug/plan/simulator.h"
+
+namespace snug::plan {
+namespace {
+
+constexpr std::size_t kChoicesPerPiece = 10;
+constexpr std::size_t kOptionsPerPiece = 16;
+
+std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
+
+/// Memory of the whole step that belongs to no value of it, around each event.
+struct Base {
+  std::vector<Bytes> before;  // by event, and one more at the end
+  explicit Base(const StepGraph& graph) {
+    Bytes level = graph.static_bytes;
+    before.reserve(graph.events.size() + 1);
+    for (const Event& e : graph.events) {
+      before.push_back(level);
+      if (e.kind == Event::Kind::Other) level += e.net;
+      if (e.kind == Event::Kind::Run) level += graph.ops[at(e.id)].other_bytes;
+    }
+    before.push_back(level);
+  }
+};
+
+/// Events [begin, end).
+struct Window {
+  std::size_t begin = 0, end = 0;
+};
+
+struct Windows {
+  std::vector<Window> forward, backward;  // by piece
+};
+
+/// When the step's forward and backward passes are in each piece.
+Windows windows_of(const StepGraph& graph, const std::vector<Excerpt>& pieces) {
+  Windows w;
+  std::size_t settle = graph.events.size();
+  for (std::size_t i = 0; i < graph.events.size(); ++i) {
+    if (graph.events[i].kind == Event::Kind::Settle) settle = std::min(settle, i);
+  }
+  const std::size_t count = pieces.size();
+  w.forward.resize(count);
+  w.backward.resize(count);
+  std::size_t begin = 0;
+  for (std::size_t p = 0; p < count; ++p) {
+    std::size_t end = settle;
+    if (p + 1 < count) {
+      const auto& next = pieces[p + 1];
+      const auto run = std::ranges::find(next.graph.events, Event::Kind::Run, &Event::kind);
+      end = next.events[static_cast<std::size_t>(run - next.graph.events.begin())];
+    }
+    w.forward[p] = {begin, end};
+    begin = end;
+  }
+  // Backward arrives at a piece when it first asks for something that only this piece reads. Where it asks for nothing
+  // of the kind, its turn takes no time.
+  w.backward.assign(count, {settle, settle});
+  std::size_t turn = count;  // whose it is
+  for (std::size_t p = count; p-- > 0;) {
+    std::size_t arrival = p + 1 == count ? settle : graph.events.size();
+    for (std::size_t i = 0; i < pieces[p].events.size() && p + 1 < count; ++i) {
+      const Event& e = pieces[p].graph.events[i];
+      const bool inner = e.kind == Event::Kind::Unpack && !pieces[p].leaving[at(e.id)];
+      if (inner && pieces[p].events[i] >= w.backward[turn].begin) {
+        arrival = pieces[p].events[i];
+        break;
+      }
+    }
+    if (arrival == graph.events.size()) continue;
+    if (turn < count) w.backward[turn].end = arrival;
+    w.backward[p] = {arrival, graph.events.size()};
+    turn = p;
+  }
+  for (std::size_t p = count; p-- > 0;) {
+    if (p + 1 < count && w.backward[p].begin == settle) w.backward[p] = {w.backward[p + 1].end, w.backward[p + 1].end};
+  }
+  return w;
+}
+
+/// Highest memory in a window when only this piece's values count beside what is no value.
+Bytes need_in(const StepGraph& graph, const Base& base, Window window, const Excerpt& piece, const Simulation& run) {
+  Bytes need = 0;
+  auto local = static_cast<std::size_t>(std::ranges::lower_bound(piece.events, window.begin) - piece.events.begin());
+  Bytes live = local > 0 ? run.timeline[local - 1] : 0;
+  for (std::size_t i = window.begin; i < window.end; ++i) {
+    Bytes highest = live;
+    if (local < piece.events.size() && piece.events[local] == i) {
+      highest = std::max(run.peaks[local], run.timeline[local]);
+      live = run.timeline[local++];
+    } else if (graph.events[i].kind == Event::Kind::Other) {
+      highest += graph.events[i].peak;
+    }
+    need = std::max(need, base.before[i] + highest);
+  }
+  return need;
+}
+
+std::vector<SegmentRange> singles_of(const std::vector<char>& replayed) {
+  std::vector<SegmentRange> singles;
+  for (OpId op = 0; at(op) < replayed.size(); ++op) {
+    if (replayed[at(op)]) singles.push_back({op, op + 1});
+  }
+  return singles;
+}
+
+bool no_better(const PieceOption& a, const PieceOption& b) {
+  return a.kept >= b.kept && a.seconds >= b.seconds && a.forward_need >= b.forward_need &&
+         a.backward_need >= b.backward_need && a.forward_bytes >= b.forward_bytes;
+}
+
+class PieceWeigher {
+ public:
+  PieceWeigher(const StepGraph& graph, const Base& base, Window forward, Window backward, const Excerpt& excerpt)
+      : graph_(graph), base_(base), forward_(forward), backward_(backward), excerpt_(excerpt) {}
+
+  Piece weigh() {
+    const StepGraph& local = excerpt_.graph;
+    Piece piece;
+    piece.begin = excerpt_.begin;
+    piece.end = excerpt_.begin + local.flow.ops();
+    piece.backward_base = base_.before[backward_.begin];
+    for (const OpInfo& op : local.ops) piece.seconds += op.seconds;
+    const auto settle = std::ranges::find(local.events, Event::Kind::Settle, &Event::kind);
+    Moment between(local, static_cast<std::size_t>(settle - local.events.begin()));
+    for (std::size_t v = 0; v < between.free.size(); ++v) between.free[v] = between.free[v] || excerpt_.leaving[v];
+    const Relaxation relaxation(local, std::move(between));
+    std::vector<PieceOption> found;
+    for (const RelaxedChoice& choice : relaxation.hull(kChoicesPerPiece)) {
+      std::vector<char> kept = relaxation.kept(choice);
+      // Replays of later pieces start from what leaves this one.
+      for (std::size_t v = 0; v < kept.size(); ++v) kept[v] = kept[v] || excerpt_.leaving[v];
+      const auto runs = runs_with_readers(local.flow, choice.replayed);
+      std::vector<std::vector<SegmentRange>> ways{{}};
+      if (!runs.empty()) ways.push_back(runs);
+      if (auto singles = singles_of(choice.replayed); singles != runs) ways.push_back(singles);
+      for (const auto& way : ways) found.push_back(option(kept, way));
+    }
+    piece.inner_seconds = relaxation.best(std::numeric_limits<double>::infinity()).seconds;
+    std::vector<char> nothing(local.values.size(), 0);
+    for (std::size_t v = 0; v < nothing.size(); ++v) {
+      nothing[v] = excerpt_.leaving[v] || local.flow.is_leaf(static_cast<ValueId>(v));
+    }
+    piece.nothing_kept = option(nothing, {});
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      bool useless = false;
+      for (std::size_t k = 0; k < found.size() && !useless; ++k) {
+        useless = k != i && no_better(found[i], found[k]) && (k < i || !no_better(found[k], found[i]));
+      }
+      if (!useless) piece.options.push_back(found[i]);
+    }
+    thin_out(piece.options);
+    return piece;
+  }
+
+ private:
+  PieceOption option(const std::vector<char>& kept, const std::vector<SegmentRange>& segments) {
+    const StepGraph& local = excerpt_.graph;
+    MemoryPlan plan;
+    plan.actions.assign(local.values.size(), Recompute{});
+    PieceOption result;
+    for (std::size_t v = 0; v < kept.size(); ++v) {
+      if (!kept[v]) continue;
+      plan.actions[v] = Keep{};
+      if (!local.flow.is_leaf(static_cast<ValueId>(v))) {
+        result.keeps.push_back(excerpt_.values[v]);
+        result.kept += local.values[v].bytes;
+      }
+    }
+    plan.segments = segments;
+    const Simulation run = simulate(local, plan, /*with_timeline=*/true);
+    result.seconds = run.seconds;
+    result.forward_need = need_in(graph_, base_, forward_, excerpt_, run);
+    result.backward_need = need_in(graph_, base_, backward_, excerpt_, run);
+    for (std::size_t i = 0; i < local.events.size() && local.events[i].kind != Event::Kind::Settle; ++i) {
+      result.forward_bytes = std::max(result.forward_bytes, run.peaks[i]);
+    }
+    for (SegmentRange range : segments) {
+      result.segments.push_back({range.begin + excerpt_.begin, range.end + excerpt_.begin});
+    }
+    return result;
+  }
+
+  /// The first, the last and others evenly over what they keep.
+  static void thin_out(std::vector<PieceOption>& options) {
+    std::ranges::stable_sort(options, [](const PieceOption& a, const PieceOption& b) {
+      return a.kept != b.kept ? a.kept > b.kept : a.seconds < b.seconds;
+    });
+    if (options.size() <= kOptionsPerPiece) return;
+    std::vector<PieceOption> few;
+    for (std::size_t i = 0; i < kOptionsPerPiece; ++i) {
+      few.push_back(std::move(options[i * (options.size() - 1) / (kOptionsPerPiece - 1)]));
+    }
+    options = std::move(few);
+  }
+
+  const StepGraph& graph_;
+  const Base& base_;
+  Window forward_, backward_;
+  const Excerpt& excerpt_;
+};
+
+/// Chain::leaving
+std::vector<std::vector<Bytes>> leaving_bytes(const StepGraph& graph, const std::vector<OpId>& cuts) {
+  const std::size_t count = cuts.size() - 1;
+  const Dataflow& flow = graph.flow;
+  std::vector<std::size_t> piece_of(at(flow.ops()));
+  for (std::size_t p = 0; p < count; ++p) std::fill(piece_of.begin() + cuts[p], piece_of.begin() + cuts[p + 1], p);
+  std::vector<std::size_t> last_read(at(flow.values()), 0);
+  for (OpId op = 0; op < flow.ops(); ++op) {
+    for (ValueId v : flow.inputs(op)) last_read[at(v)] = piece_of[at(op)];
+  }
+  // made[i][j]: bytes of values that piece i made and pieces from j on read.
+  std::vector<std::vector<Bytes>> made(count, std::vector<Bytes>(count + 1, 0));
+  for (ValueId v = 0; v < flow.values(); ++v) {
+    if (flow.is_leaf(v)) continue;
+    const std::size_t born = piece_of[at(flow.producer(v))];
+    for (std::size_t j = born + 1; j <= last_read[at(v)]; ++j) made[born][j] += graph.values[at(v)].bytes;
+  }
+  std::vector<std::vector<Bytes>> leaving(count, std::vector<Bytes>(count + 1, 0));
+  for (std::size_t j = 1; j <= count; ++j) {
+    Bytes sum = 0;
+    for (std::size_t i = j; i-- > 0;) leaving[i][j] = sum += made[i][j];
+  }
+  return leaving;
+}
+
+}  // namespace
+
+Chain make_chain(const StepGraph& graph, std::size_t limit) {
+  Chain chain;
+  if (graph.flow.ops() == 0) return chain;
+  const std::vector<OpId> cuts = chain_cuts(graph, limit);
+  const std::vector<Excerpt> pieces = excerpts(graph, cuts);
+  const Base base(graph);
+  const Windows windows = windows_of(graph, pieces);
+  for (std::size_t p = 0; p < pieces.size(); ++p) {
+    chain.pieces.push_back(PieceWeigher(graph, base, windows.forward[p], windows.backward[p], pieces[p]).weigh());
+  }
+  chain.leaving = leaving_bytes(graph, cuts);
+  return chain;
+}
+
+}  // namespace snug::plan

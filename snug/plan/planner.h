@@ -1,0 +1,40 @@
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+#include "snug/plan/budget.h"
+#include "snug/plan/memory_plan.h"
+#include "snug/plan/step_graph.h"
+#include "snug/plan/strategy.h"
+#include "snug/plan/trade_off.h"
+
+namespace snug::plan {
+
+/// Makes plans for one step by one strategy. What is searched is searched once; further budgets are quick.
+class Planner {
+ public:
+  /// `strategy` as strategy_from reads it. Throws UsageError when it names none or its argument does not suit the step.
+  Planner(const StepGraph& graph, std::string_view strategy);
+
+  /// Always the given plan, which must be for the graph; its predictions are made anew.
+  Planner(const StepGraph& graph, MemoryPlan plan);
+
+  /// `now`: the graph that the planner was made for; its static bytes may have changed. Without a budget, Optimal keeps
+  /// everything. Throws DoesNotFit when the strategy has no plan under the budget.
+  [[nodiscard]] MemoryPlan plan(const StepGraph& now, std::optional<Budget> budget) const;
+
+  /// The smallest peak of the strategy's plans, with the static bytes of `now`.
+  [[nodiscard]] Bytes floor(const StepGraph& now) const;
+
+ private:
+  MemoryPlan none_;
+  std::optional<MemoryPlan> preset_;
+  std::optional<TradeOff> trade_off_;
+  Bytes static_bytes_;
+};
+
+/// One plan by a strategy: see Planner.
+MemoryPlan make_plan(const StepGraph& graph, std::string_view strategy, std::optional<Budget> budget);
+
+}  // namespace snug::plan

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/plan/budget.h"
+#include "snug/plan/memory_plan.h"
+#include "snug/plan/step_graph.h"
+
+namespace snug::plan {
+
+/// The plans that are worth having for one step: each has a smaller peak than all that are faster. They do not depend
+/// on a budget, so a smaller budget never gets a larger peak, and a larger one never a slower plan.
+class TradeOff {
+ public:
+  /// Searches: the relaxation of the whole step, the dynamic program over its chain of pieces, the presets, and every
+  /// plan there is when the step is tiny; all checked by the simulator. Pure and deterministic.
+  explicit TradeOff(const StepGraph& graph);
+
+  /// The fastest plan that fits. `graph` is the one that was searched, but its static bytes may be others now. Throws
+  /// DoesNotFit, naming the smallest budget that would do.
+  [[nodiscard]] MemoryPlan best(const StepGraph& graph, Budget budget) const;
+
+  /// By falling peak; at least one.
+  [[nodiscard]] const std::vector<MemoryPlan>& plans() const noexcept { return plans_; }
+
+  /// The smallest peak of them.
+  [[nodiscard]] Bytes floor() const { return plans_.back().predicted_peak; }
+
+ private:
+  std::vector<MemoryPlan> plans_;
+  Bytes static_bytes_;  // of the graph that was searched
+};
+
+}  // namespace snug::plan

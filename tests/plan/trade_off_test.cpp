@@ -1,0 +1,293 @@
+#include "snug/plan/trade_off.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "snug/plan/chain.h"
+#include "snug/plan/chain_program.h"
+#include "snug/plan/does_not_fit.h"
+#include "snug/plan/every_plan.h"
+#include "snug/plan/front.h"
+#include "snug/plan/lower_bound.h"
+#include "snug/plan/presets.h"
+#include "snug/plan/simulator.h"
+#include "tests/plan/random_graph.h"
+
+namespace snug::plan {
+namespace {
+
+constexpr Bytes kReserve = 12345;
+
+DoesNotFit::Floor floor_under(const TradeOff& trade_off, const StepGraph& graph, Budget budget) {
+  try {
+    (void)trade_off.best(graph, budget);
+  } catch (const DoesNotFit& error) {
+    return error.floor();
+  }
+  ADD_FAILURE() << "it fits";
+  return {};
+}
+
+class TradeOffOfAChain : public testing::Test {
+ protected:
+  const StepGraph graph = synthetic::gpt_like({.blocks = 8});
+  const MemoryPlan none = plan_none(graph);
+  const TradeOff trade_off{graph};
+};
+
+TEST_F(TradeOffOfAChain, KeepsEverythingWhenItFits) {
+  const MemoryPlan plan = trade_off.best(graph, {none.predicted_peak + kReserve, kReserve});
+  EXPECT_EQ(plan.strategy, "optimal");
+  EXPECT_EQ(plan.budget, none.predicted_peak + kReserve);
+  EXPECT_EQ(plan.predicted_seconds, graph.step_seconds);
+}
+
+TEST_F(TradeOffOfAChain, FitsEveryBudgetDownToTheFloorAndPredictsWhatTheSimulatorSays) {
+  EXPECT_LT(trade_off.floor(), none.predicted_peak / 3);
+  for (Bytes budget = trade_off.floor(); budget <= none.predicted_peak; budget += 1_MiB) {
+    SCOPED_TRACE(budget);
+    const MemoryPlan plan = trade_off.best(graph, {budget + kReserve, kReserve});
+    EXPECT_LE(plan.predicted_peak, budget);
+    const Simulation run = simulate(graph, plan);
+    EXPECT_EQ(run.peak, plan.predicted_peak);
+    EXPECT_EQ(run.seconds, plan.predicted_seconds);
+  }
+}
+
+TEST_F(TradeOffOfAChain, NamesAFloorThatWorksAndNothingBelowIt) {
+  const auto floor = floor_under(trade_off, graph, {1_MiB, kReserve});
+  EXPECT_EQ(floor.budget, 1_MiB);
+  EXPECT_EQ(floor.floor, trade_off.floor() + kReserve);
+  EXPECT_EQ(floor.static_by_tag, graph.static_by_tag);
+  EXPECT_EQ(floor.step_bytes, floor.floor - kReserve - graph.static_bytes);
+  EXPECT_EQ(floor.strategy, "optimal");
+  EXPECT_LE(trade_off.best(graph, {floor.floor, kReserve}).predicted_peak, floor.floor - kReserve);
+  EXPECT_EQ(floor_under(trade_off, graph, {floor.floor - 1, kReserve}).floor, floor.floor);
+}
+
+TEST_F(TradeOffOfAChain, NamesAFloorThatWorksUnderAnAllocatorsLimit) {
+  // The reserve grows with the limit, so the floor is not the peak and the reserve of the budget that was too small.
+  for (const Bytes width : {16_KiB, 300_KiB, 1_MiB, 8_MiB}) {
+    SCOPED_TRACE(width);
+    const StepGraph other = synthetic::gpt_like({.blocks = 8, .width = width, .static_bytes = 0});
+    const TradeOff plans(other);
+    const auto floor = floor_under(plans, other, Budget::for_limit(100_KiB));
+    EXPECT_NO_THROW((void)plans.best(other, Budget::for_limit(floor.floor)));
+    EXPECT_THROW((void)plans.best(other, Budget::for_limit(floor.floor - 1)), DoesNotFit);
+  }
+}
+
+TEST_F(TradeOffOfAChain, IsCloseToTheBoundAndToTheLeastPossiblePeak) {
+  EXPECT_EQ(lower_bound_of_peak(graph), graph.static_bytes + 9_MiB);  // gelu: its input, its output and a MiB
+  EXPECT_LE(trade_off.floor(), lower_bound_of_peak(graph) + 4_MiB);
+  const Bytes half = graph.static_bytes + (none.predicted_peak - graph.static_bytes) / 2;
+  const double seconds = trade_off.best(graph, {half, 0}).predicted_seconds;
+  const double bound = lower_bound(graph, half).step_seconds;
+  EXPECT_GT(bound, graph.step_seconds);
+  EXPECT_LT(optimality_gap(seconds, bound, graph.step_seconds), 0.15);
+}
+
+TEST_F(TradeOffOfAChain, ReplansForOtherStaticBytes) {
+  StepGraph later = graph;
+  later.static_bytes += 5_MiB;
+  const Budget budget{trade_off.floor() + 30_MiB, 0};
+  const MemoryPlan plan = trade_off.best(later, budget);
+  EXPECT_EQ(plan.predicted_peak, simulate(later, plan).peak);
+  EXPECT_EQ(plan.actions, trade_off.best(graph, {budget.device - 5_MiB, 0}).actions);
+  EXPECT_EQ(floor_under(trade_off, later, {1_MiB, 0}).floor, trade_off.floor() + 5_MiB);
+}
+
+/// Shapes that are no plain chain.
+StepGraph u_net(int depth) {
+  synthetic::GraphBuilder b(4_MiB);
+  std::vector<std::vector<ValueId>> saved;
+  const ValueId weight = b.leaf();
+  const auto run = [&](const char* name, const std::vector<ValueId>& inputs, Bytes bytes, double seconds) {
+    const ValueId out = b.op(name, inputs, bytes, seconds);
+    saved.push_back(inputs);
+    for (ValueId v : inputs) b.save(v);
+    return out;
+  };
+  Bytes size = 16_MiB;
+  ValueId x = run("conv", {weight}, size, 4);
+  std::vector<ValueId> skips;
+  for (int i = 0; i < depth; ++i) {
+    const ValueId y = run("relu", {x}, size, 0.2);
+    b.die(x);
+    skips.push_back(y);
+    size /= 4;
+    x = run("conv", {y, weight}, size, 3);
+  }
+  for (int i = depth - 1; i >= 0; --i) {
+    size *= 4;
+    const ValueId up = run("up", {x}, size, 0.5);
+    b.die(x);
+    const ValueId joined = run("cat", {up, skips[static_cast<std::size_t>(i)]}, 2 * size, 0.3);
+    b.die(up);
+    b.die(skips[static_cast<std::size_t>(i)]);
+    x = run("conv", {joined, weight}, size, 6);
+    b.die(joined);
+  }
+  const ValueId loss = run("loss", {x}, 4_KiB, 0.1);
+  b.die(x);
+  b.die(loss);
+  b.settle();
+  for (auto values = saved.rbegin(); values != saved.rend(); ++values) b.node(*values, 1_MiB);
+  return b.take();
+}
+
+TEST(TradeOff, IsMonotoneAndNeverWorseThanAPreset) {
+  std::vector<StepGraph> graphs{synthetic::gpt_like({.blocks = 12}), u_net(4), synthetic::uniform_chain(20)};
+  for (std::uint64_t seed = 0; seed < 20; ++seed) graphs.push_back(synthetic::random_graph(seed, 60));
+  for (const StepGraph& graph : graphs) {
+    const TradeOff trade_off(graph);
+    const auto& plans = trade_off.plans();
+    for (std::size_t i = 1; i < plans.size(); ++i) {
+      ASSERT_LT(plans[i].predicted_peak, plans[i - 1].predicted_peak);
+      ASSERT_GT(plans[i].predicted_seconds, plans[i - 1].predicted_seconds);
+    }
+    const Bytes most = plan_none(graph).predicted_peak;
+    Bytes peak = most;
+    double seconds = 0;
+    for (int i = 0; i <= 30; ++i) {
+      const Bytes budget = most - (most - trade_off.floor()) * i / 30;
+      const MemoryPlan plan = trade_off.best(graph, {budget, 0});
+      ASSERT_LE(plan.predicted_peak, std::min(peak, budget));
+      ASSERT_GE(plan.predicted_seconds, seconds);
+      ASSERT_GE(plan.predicted_seconds, lower_bound(graph, budget).step_seconds * (1 - 1e-12));
+      peak = plan.predicted_peak;
+      seconds = plan.predicted_seconds;
+    }
+    ASSERT_GE(trade_off.floor(), lower_bound_of_peak(graph));
+    for (const MemoryPlan& preset : all_presets(graph)) {
+      ASSERT_LE(trade_off.best(graph, {preset.predicted_peak, 0}).predicted_seconds, preset.predicted_seconds)
+          << preset.strategy;
+    }
+  }
+}
+
+TEST(TradeOff, FreesTheSkipsOfAUNet) {
+  const StepGraph graph = u_net(4);
+  const TradeOff trade_off(graph);
+  EXPECT_LT(trade_off.floor(), plan_none(graph).predicted_peak * 2 / 3);
+}
+
+/// Keeps each subset of the values, under each set of ranges that nest: written another way than every_plan().
+std::vector<MemoryPlan> plans_by_brute_force(const StepGraph& graph) {
+  const OpId ops = graph.flow.ops();
+  std::vector<SegmentRange> ranges;
+  for (OpId begin = 0; begin < ops; ++begin) {
+    for (OpId end = begin + 1; end <= ops; ++end) ranges.push_back({begin, end});
+  }
+  const auto nest = [](const SegmentRange& a, const SegmentRange& b) {
+    return a.end <= b.begin || b.end <= a.begin || (a.begin <= b.begin && b.end <= a.end) ||
+           (b.begin <= a.begin && a.end <= b.end);
+  };
+  std::vector<ValueId> values;
+  for (ValueId v = 0; v < graph.flow.values(); ++v) {
+    if (!graph.flow.is_leaf(v)) values.push_back(v);
+  }
+  std::vector<MemoryPlan> plans;
+  for (std::uint32_t chosen = 0; chosen < 1U << ranges.size(); ++chosen) {
+    MemoryPlan plan;
+    for (std::size_t i = 0; i < ranges.size(); ++i) {
+      if (chosen >> i & 1U) plan.segments.push_back(ranges[i]);
+    }
+    bool nests = true;
+    for (const SegmentRange& a : plan.segments) {
+      for (const SegmentRange& b : plan.segments) nests = nests && nest(a, b);
+    }
+    if (!nests) continue;
+    for (std::uint32_t kept = 0; kept < 1U << values.size(); ++kept) {
+      plan.actions.assign(graph.values.size(), Keep{});
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        if (!(kept >> i & 1U)) plan.actions[static_cast<std::size_t>(values[i])] = Recompute{};
+      }
+      plans.push_back(predicted(graph, plan));
+    }
+  }
+  return plans;
+}
+
+TEST(TradeOff, IsTheBestOfAllPlansOfASmallStep) {
+  int graphs = 0, points = 0;
+  std::size_t plans = 0;
+  for (std::uint64_t seed = 0; graphs < 1000; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    const StepGraph graph = synthetic::random_graph(seed, 2 + static_cast<int>(seed % 3));
+    if (graph.flow.values() > 9) continue;
+    ++graphs;
+    const auto all = plans_by_brute_force(graph);
+    plans += all.size();
+    const TradeOff trade_off(graph);
+    for (const MemoryPlan& best : front_of(all)) {
+      ++points;
+      const MemoryPlan ours = trade_off.best(graph, {best.predicted_peak, 0});
+      ASSERT_NEAR(ours.predicted_seconds, best.predicted_seconds, 1e-9);
+      ASSERT_LE(lower_bound(graph, best.predicted_peak).step_seconds, best.predicted_seconds * (1 + 1e-12));
+    }
+    ASSERT_EQ(trade_off.floor(), front_of(all).back().predicted_peak);
+  }
+  EXPECT_GT(points, 1100);
+  EXPECT_GT(plans, 1'000'000U);
+}
+
+TEST(TradeOff, TakesTheStepsOfRevolvesClosedFormOnAUniformChain) {
+  const auto choose = [](int n, int k) {
+    double c = 1;
+    for (int i = 1; i <= k; ++i) c = c * (n - k + i) / i;
+    return std::llround(c);
+  };
+  for (int steps = 2; steps <= 40; ++steps) {
+    const StepGraph graph = synthetic::uniform_chain(steps);
+    const TradeOff trade_off(graph);
+    for (int s = 1; s <= std::min(steps, 8); ++s) {
+      int r = 0;
+      while (choose(s + r, s) < steps) ++r;
+      const auto forwards = static_cast<double>(r * steps - choose(s + r, r - 1));
+      const MemoryPlan plan = trade_off.best(graph, {synthetic::uniform_chain_peak(s), 0});
+      ASSERT_EQ(plan.predicted_seconds - graph.step_seconds, forwards - (steps - 1)) << steps << " steps, " << s;
+    }
+  }
+}
+
+TEST(ChainPlans, AreRevolvesOnAUniformChainWithoutAnyHelp) {
+  const StepGraph graph = synthetic::uniform_chain(30);
+  std::vector<MemoryPlan> plans;
+  for (MemoryPlan& plan :
+       chain_plans(graph, make_chain(graph, 48), lower_bound_of_peak(graph), plan_none(graph).predicted_peak)) {
+    plans.push_back(predicted(graph, std::move(plan)));
+  }
+  plans = front_of(std::move(plans));
+  for (int s = 1; s <= 8; ++s) {
+    const auto fits = std::ranges::find_if(
+        plans, [&](const MemoryPlan& p) { return p.predicted_peak <= synthetic::uniform_chain_peak(s); });
+    ASSERT_NE(fits, plans.end()) << s;
+    EXPECT_EQ(fits->predicted_seconds, plan_revolve(graph, s).predicted_seconds) << s;
+  }
+}
+
+TEST(TradeOff, IsDeterministic) {
+  const StepGraph graph = synthetic::random_graph(7, 40);
+  EXPECT_EQ(TradeOff(graph).plans(), TradeOff(graph).plans());
+}
+
+TEST(TradeOff, PlansAStepWithoutSavedTensors) {
+  synthetic::GraphBuilder g(100);
+  const ValueId leaf = g.leaf();
+  const ValueId a = g.op("a", {leaf}, 50);
+  g.die(a);
+  g.settle();
+  const TradeOff trade_off(g.graph());
+  EXPECT_EQ(trade_off.best(g.graph(), {150, 0}).predicted_peak, 150);
+  EXPECT_THROW((void)trade_off.best(g.graph(), {149, 0}), DoesNotFit);
+}
+
+TEST(TradeOff, PlansAnEmptyStep) {
+  const StepGraph graph;
+  EXPECT_EQ(TradeOff(graph).best(graph, {1, 0}).predicted_peak, 0);
+}
+
+}  // namespace
+}  // namespace snug::plan
