@@ -22,7 +22,7 @@ struct alignas(64) BlockHeader {
 namespace {
 
 constexpr Bytes kHeader = sizeof(BlockHeader);
-constexpr Bytes kSmallest = 32_KiB;
+constexpr Bytes kSmallest = 4_KiB;
 constexpr std::size_t kLargest = std::size_t{1} << 62;  // rounding and sums stay within 63 bits
 constexpr std::size_t kLargestListed = 5;
 constexpr std::uint8_t kAllocatorPriority = 200;  // above LibTorch's own and its mobile allocators

@@ -15,7 +15,7 @@ namespace snug::memory {
 struct BlockHeader;
 
 /// The CPU's allocator. Byte-exact and deterministic: the same requests in the same order give the same figures. A
-/// block is its bytes and a header of 64, rounded up to 64 bytes below 32 KiB and to whole pages above; data is
+/// block is its bytes and a header of 64, rounded up to 64 bytes up to 4 KiB and to whole pages above; data is
 /// aligned to 64 bytes as LibTorch's own. Freed blocks are cached and used again (see PageHeap), and mapped bytes,
 /// cached ones included, never exceed the limit: resident memory follows the count.
 class CpuMemory final : public c10::Allocator, public DeviceMemory {

@@ -12,7 +12,7 @@ namespace snug::memory {
 class SmallHeap {
  public:
   static constexpr Bytes kGranule = 64;
-  static constexpr Bytes kSegment = 256_KiB;
+  static constexpr Bytes kSegment = 64_KiB;
 
   explicit SmallHeap(PageHeap& pages) : pages_(pages) {}
 

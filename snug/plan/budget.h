@@ -16,14 +16,20 @@ struct Budget {
   /// The smallest budget like this one whose blocks hold `peak`: a reserve that for_limit() chose grows with the limit.
   [[nodiscard]] Bytes floor_for(Bytes peak) const {
     if (reserve != for_limit(device).reserve) return peak + reserve;
-    Bytes limit = peak + std::min<Bytes>(peak / 31, 2_MiB);
-    while (for_limit(limit).for_blocks() < peak) ++limit;
-    while (for_limit(limit - 1).for_blocks() >= peak) --limit;
+    // for_blocks() grows with the limit, by a byte or none per byte: from below, in ever smaller strides.
+    Bytes limit = peak;
+    for (Bytes missing = peak - for_limit(limit).for_blocks(); missing > 0;
+         missing = peak - for_limit(limit).for_blocks()) {
+      limit += missing;
+    }
     return limit;
   }
 
-  /// The budget under a hard limit of an allocator, with the reserve that its small blocks need.
-  static Budget for_limit(Bytes limit) { return {limit, std::min<Bytes>(limit / 32, 2_MiB)}; }
+  /// The budget under a hard limit of an allocator, with the reserve that its small blocks need: segments that they
+  /// fill in part.
+  static Budget for_limit(Bytes limit) {
+    return {limit, std::min(limit / 2, std::clamp<Bytes>(limit / 32, 256_KiB, 2_MiB))};
+  }
 };
 
 }  // namespace snug::plan

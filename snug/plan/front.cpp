@@ -42,8 +42,11 @@ MemoryPlan between(const StepGraph& graph, const MemoryPlan& slower, const Memor
 
 std::int64_t most_replays(const StepGraph& graph) { return 12 * static_cast<std::int64_t>(graph.ops.size()) + 20'000; }
 
-std::optional<MemoryPlan> predicted_if_useful(const StepGraph& graph, MemoryPlan plan) {
+std::optional<MemoryPlan> predicted_if_useful(const StepGraph& graph, MemoryPlan plan, Effort* effort) {
   const auto run = simulate_within(graph, plan, most_replays(graph));
+  if (effort != nullptr) {
+    effort->left -= static_cast<std::int64_t>(graph.ops.size()) + (run ? run->replayed_ops : most_replays(graph));
+  }
   if (!run) return std::nullopt;
   plan.predicted_peak = run->peak;
   plan.predicted_seconds = run->seconds;
@@ -63,7 +66,7 @@ std::vector<MemoryPlan> front_of(std::vector<MemoryPlan> plans) {
   return front;
 }
 
-std::vector<MemoryPlan> with_gaps_filled(const StepGraph& graph, std::vector<MemoryPlan> front, int tries) {
+std::vector<MemoryPlan> with_gaps_filled(const StepGraph& graph, std::vector<MemoryPlan> front, Effort effort) {
   // By what the plans are, not where: the vector grows.
   struct Gap {
     Bytes width;
@@ -75,13 +78,13 @@ std::vector<MemoryPlan> with_gaps_filled(const StepGraph& graph, std::vector<Mem
     gaps.push({front[faster].predicted_peak - front[slower].predicted_peak, faster, slower});
   };
   for (std::size_t i = 0; i + 1 < front.size(); ++i) add(i, i + 1);
-  for (; tries > 0 && !gaps.empty(); --tries) {
+  while (effort.left > 0 && !gaps.empty()) {
     const Gap gap = gaps.top();
     gaps.pop();
     if (gap.width <= 1) break;
     const MemoryPlan halfway = between(graph, front[gap.slower], front[gap.faster]);
     if (halfway.actions == front[gap.slower].actions) continue;
-    auto useful = predicted_if_useful(graph, halfway);
+    auto useful = predicted_if_useful(graph, halfway, &effort);
     if (!useful) continue;
     MemoryPlan& plan = *useful;
     const bool inside = plan.predicted_peak < front[gap.faster].predicted_peak &&
@@ -97,7 +100,7 @@ std::vector<MemoryPlan> with_gaps_filled(const StepGraph& graph, std::vector<Mem
   return front_of(std::move(front));
 }
 
-std::vector<MemoryPlan> with_values_flipped(const StepGraph& graph, std::vector<MemoryPlan> front, int tries) {
+std::vector<MemoryPlan> with_values_flipped(const StepGraph& graph, std::vector<MemoryPlan> front, Effort effort) {
   std::vector<ValueId> values;  // worth a flip: saved, the largest first
   for (ValueId v = 0; v < graph.flow.values(); ++v) {
     if (graph.values[at(v)].saved && !graph.flow.is_leaf(v) && graph.values[at(v)].bytes > 0) values.push_back(v);
@@ -109,18 +112,18 @@ std::vector<MemoryPlan> with_values_flipped(const StepGraph& graph, std::vector<
     return next == plans.end() || next->predicted_seconds > seconds;
   };
   std::vector<MemoryPlan> fresh = front;  // whose neighbours have not been looked at
-  while (tries > 0 && !fresh.empty()) {
+  while (effort.left > 0 && !fresh.empty()) {
     std::vector<MemoryPlan> found;
     // A share of the tries for each, so that no stretch of the front is left out.
-    const auto share = std::max<std::size_t>(1, static_cast<std::size_t>(tries) / fresh.size());
+    const auto tries = static_cast<std::size_t>(effort.left) / std::max<std::size_t>(graph.ops.size(), 1);
+    const std::size_t share = std::max<std::size_t>(1, tries / fresh.size());
     const std::size_t stride = std::max<std::size_t>(1, values.size() / share);
-    for (std::size_t i = 0; i < fresh.size() && tries > 0; ++i) {
-      for (std::size_t k = i % stride; k < values.size() && tries > 0; k += stride) {
+    for (std::size_t i = 0; i < fresh.size() && effort.left > 0; ++i) {
+      for (std::size_t k = i % stride; k < values.size() && effort.left > 0; k += stride) {
         MemoryPlan plan = fresh[i];
         Action& action = plan.actions[at(values[k])];
         action = std::holds_alternative<Keep>(action) ? Action{Recompute{}} : Action{Keep{}};
-        --tries;
-        auto useful = predicted_if_useful(graph, std::move(plan));
+        auto useful = predicted_if_useful(graph, std::move(plan), &effort);
         if (useful && joins(front, useful->predicted_peak, useful->predicted_seconds))
           found.push_back(std::move(*useful));
       }

@@ -12,19 +12,24 @@ namespace snug::plan {
 /// How many operators may run again in plans that a search looks at: more is no use to anybody, and slow to simulate.
 std::int64_t most_replays(const StepGraph& graph);
 
-/// The plan with its predictions, unless it replays more than most_replays().
-std::optional<MemoryPlan> predicted_if_useful(const StepGraph& graph, MemoryPlan plan);
+/// How much a search may simulate: operators that run or are replayed, about a microsecond each.
+struct Effort {
+  std::int64_t left = 0;
+};
+
+/// The plan with its predictions, unless it replays more than most_replays(). Takes from `effort` if there is one.
+std::optional<MemoryPlan> predicted_if_useful(const StepGraph& graph, MemoryPlan plan, Effort* effort = nullptr);
 
 /// Those plans that are worth having, by falling peak: each has a smaller peak than all that are faster. Predictions
 /// must be filled in.
 std::vector<MemoryPlan> front_of(std::vector<MemoryPlan> plans);
 
 /// A front with more plans in its widest gaps: between two neighbours lies a plan that keeps part of what only the
-/// faster one keeps, the dearest per byte first. Simulates about `tries` plans.
-std::vector<MemoryPlan> with_gaps_filled(const StepGraph& graph, std::vector<MemoryPlan> front, int tries);
+/// faster one keeps, the dearest per byte first.
+std::vector<MemoryPlan> with_gaps_filled(const StepGraph& graph, std::vector<MemoryPlan> front, Effort effort);
 
 /// Local search: a front improved by keeping or dropping one more value of its plans, as long as that leads to plans
-/// worth having. Simulates at most `tries` plans.
-std::vector<MemoryPlan> with_values_flipped(const StepGraph& graph, std::vector<MemoryPlan> front, int tries);
+/// worth having.
+std::vector<MemoryPlan> with_values_flipped(const StepGraph& graph, std::vector<MemoryPlan> front, Effort effort);
 
 }  // namespace snug::plan

@@ -8,6 +8,7 @@
 #include "snug/plan/every_plan.h"
 #include "snug/plan/front.h"
 #include "snug/plan/lower_bound.h"
+#include "snug/plan/lowest_peak.h"
 #include "snug/plan/presets.h"
 #include "snug/plan/price_search.h"
 #include "snug/plan/simulator.h"
@@ -17,8 +18,7 @@ namespace {
 
 constexpr std::size_t kPieces = 48;
 constexpr std::int64_t kPlansTried = 20'000;
-constexpr std::int64_t kOperatorsSimulated = 1'500'000;
-constexpr int kFewestTries = 100, kMostTries = 6000;
+constexpr std::int64_t kLeastEffort = 800'000, kMostEffort = 6'000'000;
 
 }  // namespace
 
@@ -29,16 +29,19 @@ TradeOff::TradeOff(const StepGraph& graph) : static_bytes_(graph.static_bytes) {
   for (MemoryPlan& plan : chain_plans(graph, make_chain(graph, kPieces), lower_bound_of_peak(graph), most)) {
     if (auto useful = predicted_if_useful(graph, std::move(plan))) found.push_back(std::move(*useful));
   }
+  // Small steps are done with before this is used up; for large ones a few passes over the graph are not much.
+  const Effort effort{
+      std::clamp<std::int64_t>(100 * static_cast<std::int64_t>(graph.ops.size()), kLeastEffort, kMostEffort)};
+  for (MemoryPlan& plan : low_plans(graph, kPieces, effort)) {
+    if (auto useful = predicted_if_useful(graph, std::move(plan))) found.push_back(std::move(*useful));
+  }
   if (count_plans(graph, kPlansTried) < kPlansTried) {
     for (MemoryPlan& plan : every_plan(graph)) {
       if (auto useful = predicted_if_useful(graph, std::move(plan))) found.push_back(std::move(*useful));
     }
   }
-  // Small steps are quick to simulate, and have few plans to choose from unless more are looked for.
-  const int tries = static_cast<int>(
-      std::clamp<std::int64_t>(kOperatorsSimulated / std::max(graph.flow.ops(), 1), kFewestTries, kMostTries));
-  plans_ = with_gaps_filled(graph, front_of(std::move(found)), tries / 8);
-  plans_ = with_values_flipped(graph, std::move(plans_), tries);
+  plans_ = with_gaps_filled(graph, front_of(std::move(found)), {effort.left / 4});
+  plans_ = with_values_flipped(graph, std::move(plans_), effort);
   for (MemoryPlan& plan : plans_) plan.strategy = "optimal";
 }
 

@@ -19,11 +19,15 @@ Profiler::Profiler(memory::DeviceMemory& memory, Bytes aside) : memory_(memory) 
   started_ = monotonic_seconds();
 }
 
+Bytes Profiler::take_peak() {
+  const Bytes high = memory_.take_high_water() - level_ + evicted_;
+  return std::max({high, std::exchange(peak_, 0), Bytes{0}});
+}
+
 void Profiler::mark() {
-  const Bytes high = memory_.take_high_water();
+  const Bytes peak = take_peak();
   const Bytes now = memory_.stats().allocated;
   const Bytes evicted = std::exchange(evicted_, 0);
-  const Bytes peak = std::max<Bytes>(high - level_, 0) + evicted;
   const Bytes net = now - level_ + evicted + std::exchange(died_, 0);
   level_ = now;
   if (peak != 0 || net != 0) graph_.events.push_back({Event::Kind::Other, -1, peak, net});
@@ -50,14 +54,12 @@ void Profiler::kernel_ends() { kernel_seconds_ = monotonic_seconds() - kernel_st
 void Profiler::op_not_recorded() { mark(); }
 
 void Profiler::op_recorded(const Tape& tape, plan::OpId op) {
-  const Bytes high = memory_.take_high_water();
-  const Bytes now = memory_.stats().allocated;
   plan::OpInfo info;
   info.name = tape.call(op).traits->name;
   info.signature = tape.signature(op);
   info.seconds = kernel_seconds_;
-  // What was evicted during the call would have been there without a limit.
-  info.peak_bytes = std::max<Bytes>(high - level_, 0) + evicted_;
+  info.peak_bytes = take_peak();
+  const Bytes now = memory_.stats().allocated;
   Bytes outputs = 0;
   graph_.values.resize(static_cast<std::size_t>(tape.flow().values()));
   for (const plan::Output& out : tape.flow().outputs(op)) {
@@ -84,11 +86,11 @@ void Profiler::saved(plan::ValueId value) {
   graph_.events.push_back({Event::Kind::Save, value, 0, 0});
 }
 
-void Profiler::unpacked(plan::ValueId value, bool held) {
+void Profiler::unpacked(plan::ValueId value, bool stays) {
   mark();
   const auto index = static_cast<std::size_t>(value);
   if (borrowed_.size() <= index) borrowed_.resize(index + 1, 0);
-  if (!held) borrowed_[index] = 1;
+  if (!stays) borrowed_[index] = 1;
   graph_.events.push_back({Event::Kind::Unpack, value, 0, 0});
 }
 
@@ -100,6 +102,7 @@ void Profiler::rebase() {
   level_ = memory_.stats().allocated;
   memory_.take_high_water();
   evicted_ = 0;
+  peak_ = 0;
 }
 
 void Profiler::released(plan::ValueId value) {
@@ -112,8 +115,10 @@ void Profiler::released(plan::ValueId value) {
   graph_.events.push_back({Event::Kind::Release, value, 0, 0});
 }
 
-void Profiler::tape_freed(const c10::Storage& storage) {
-  evicted_ += memory_.rounded(static_cast<Bytes>(storage.nbytes()));
+void Profiler::tape_freed(Bytes bytes) {
+  // What comes later is high on top of what would still be there.
+  peak_ = std::max(peak_, memory_.take_high_water() - level_ + evicted_);
+  evicted_ += memory_.rounded(bytes);
 }
 
 void Profiler::before_settle(const Tape& tape) {

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <c10/core/Storage.h>
-
 #include <vector>
 
 #include "snug/memory/device_memory.h"
@@ -26,14 +24,14 @@ class Profiler {
   void op_not_recorded();
   void op_recorded(const Tape& tape, plan::OpId op);
   void saved(plan::ValueId value);
-  /// `held`: it was resident all along, and not made again by a replay.
-  void unpacked(plan::ValueId value, bool held);
+  /// `stays`: it is resident still; else only the node that asked for it has it.
+  void unpacked(plan::ValueId value, bool stays);
   /// What a replay allocates and frees is not the step's own.
   void replay_begins();
   void replay_ends();
   void released(plan::ValueId value);
-  /// The tape is about to free a storage that nobody else holds.
-  void tape_freed(const c10::Storage& storage);
+  /// The tape has freed a storage of so many bytes that nobody else held.
+  void tape_freed(Bytes bytes);
   /// What the tape freed on account of the latest event is part of that event.
   void rebase();
   void before_settle(const Tape& tape);
@@ -44,14 +42,17 @@ class Profiler {
  private:
   /// Memory between two events becomes an event of its own.
   void mark();
+  /// Highest memory above that at the last mark, as it would have been without evictions; starts anew.
+  Bytes take_peak();
   void poll(const Tape& tape);
 
   memory::DeviceMemory& memory_;
   plan::StepGraph graph_;
-  std::vector<char> borrowed_;        // replayed, unpacked and not released yet
+  std::vector<char> borrowed_;        // unpacked, no longer on the tape, and not released yet
   std::vector<plan::ValueId> alive_;  // the program refers to them
   Bytes level_ = 0;                   // allocated at the last mark
   Bytes evicted_ = 0;                 // since the last mark; without a limit it would still be there
+  Bytes peak_ = 0;                    // above level_, since the last mark, up to the latest eviction
   Bytes died_ = 0;                    // freed since the last mark, with an event of its own
   double started_ = 0;
   double kernel_started_ = 0;

@@ -95,8 +95,10 @@ void Tape::hold(plan::ValueId value, const c10::Storage& storage) {
 
 void Tape::dropped(plan::ValueId value) {
   c10::Storage& storage = values_[at(value)].storage;
-  if (profiler_ != nullptr && storage && storage.use_count() == 1) profiler_->tape_freed(storage);
+  const bool frees = profiler_ != nullptr && storage && storage.use_count() == 1;
+  const auto bytes = frees ? static_cast<Bytes>(storage.nbytes()) : Bytes{0};
   storage = c10::Storage();
+  if (frees) profiler_->tape_freed(bytes);
 }
 
 void Tape::put(plan::ValueId value, c10::Storage storage) {

@@ -46,16 +46,15 @@ class Hook final : public torch::autograd::SavedVariableHooks {
       });
     }
     plan::Ledger& ledger = tape_->ledger();
-    const bool was_held = ledger.held(value);
     if (!ledger.resident(value)) materialize(*tape_, value);
     at::Tensor tensor = tape_->geometry().tensor(saved_.view, tape_->storage(value));
-    if (record::Profiler* profiler = tape_->profiler()) profiler->unpacked(value, was_held);
     if (pass == kNoPass) {
       ledger.end_pass();  // somebody looks at a saved tensor outside of backward
     } else if (consumed_in_ != pass) {
       consumed_in_ = pass;
       ledger.consume(value);
     }
+    if (record::Profiler* profiler = tape_->profiler()) profiler->unpacked(value, ledger.resident(value));
     return tensor;
   }
 

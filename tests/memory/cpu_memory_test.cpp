@@ -44,8 +44,9 @@ TEST_F(CpuMemoryTest, RoundsABlockAndItsHeader) {
   EXPECT_EQ(memory.rounded(1), 128);
   EXPECT_EQ(memory.rounded(64), 128);
   EXPECT_EQ(memory.rounded(65), 192);
-  EXPECT_EQ(memory.rounded(32_KiB - 64), 32_KiB);
-  EXPECT_EQ(memory.rounded(32_KiB - 63), 36_KiB);
+  EXPECT_EQ(memory.rounded(4_KiB - 64), 4_KiB);
+  EXPECT_EQ(memory.rounded(4_KiB - 63), 8_KiB);
+  EXPECT_EQ(memory.rounded(32_KiB), 36_KiB);
   EXPECT_EQ(memory.rounded(1_MiB), 1_MiB + 4_KiB);
   EXPECT_EQ(memory.rounded(1_MiB - 64), 1_MiB);
 }

@@ -5,7 +5,9 @@
 namespace snug::plan {
 namespace {
 
-TEST(Budget, ReservesAThirtySecondOfALimitUpToTwoMiB) {
+TEST(Budget, ReservesAThirtySecondOfALimitWithinBounds) {
+  EXPECT_EQ(Budget::for_limit(100).reserve, 50);
+  EXPECT_EQ(Budget::for_limit(1_MiB).reserve, 256_KiB);
   EXPECT_EQ(Budget::for_limit(32_MiB).reserve, 1_MiB);
   EXPECT_EQ(Budget::for_limit(32_MiB).for_blocks(), 31_MiB);
   EXPECT_EQ(Budget::for_limit(64_MiB).reserve, 2_MiB);

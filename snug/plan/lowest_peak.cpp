@@ -1,0 +1,111 @@
+#include "snug/plan/lowest_peak.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "snug/plan/chain.h"
+#include "snug/plan/chain_program.h"
+#include "snug/plan/front.h"
+#include "snug/plan/lower_bound.h"
+#include "snug/plan/pieces.h"
+#include "snug/plan/presets.h"
+#include "snug/plan/segments.h"
+#include "snug/plan/simulator.h"
+
+namespace snug::plan {
+namespace {
+
+constexpr std::size_t kStarts = 3;
+
+std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
+
+bool nest(const SegmentRange& a, const SegmentRange& b) {
+  return a.end <= b.begin || b.end <= a.begin || (a.begin <= b.begin && b.end <= a.end) ||
+         (b.begin <= a.begin && a.end <= b.end);
+}
+
+class Descent {
+ public:
+  Descent(const StepGraph& graph, std::size_t pieces) : graph_(graph) {
+    std::vector<char> read(graph.values.size(), 0);
+    for (OpId op = 0; op < graph.flow.ops(); ++op) {
+      for (ValueId v : graph.flow.inputs(op)) read[at(v)] = 1;
+      std::vector<char> one(graph.ops.size(), 0);
+      one[at(op)] = 1;
+      for (const SegmentRange& range : runs_with_readers(graph.flow, one)) ranges_.push_back(range);
+      ranges_.push_back({op, op + 1});
+    }
+    const std::vector<OpId> cuts = chain_cuts(graph, pieces);
+    for (std::size_t i = 0; i + 1 < cuts.size(); ++i) ranges_.push_back({cuts[i], cuts[i + 1]});
+    for (ValueId v = 0; v < graph.flow.values(); ++v) {
+      const bool matters = graph.values[at(v)].saved || read[at(v)];
+      if (matters && !graph.flow.is_leaf(v) && graph.values[at(v)].bytes > 0) values_.push_back(v);
+    }
+    std::ranges::stable_sort(values_, std::ranges::greater(), [&](ValueId v) { return graph.values[at(v)].bytes; });
+  }
+
+  /// The plan at the end of the way down.
+  MemoryPlan from(MemoryPlan plan, Effort& effort) {
+    bool lower = true;
+    while (lower && effort.left > 0) {
+      lower = false;
+      for (std::size_t i = 0; i < values_.size() && effort.left > 0; ++i)
+        lower |= accept(flipped(plan, values_[i]), plan, effort);
+      for (std::size_t i = plan.segments.size(); i-- > 0 && effort.left > 0;) {
+        if (i >= plan.segments.size()) continue;  // several may have gone at once
+        MemoryPlan less = plan;
+        less.segments.erase(less.segments.begin() + static_cast<std::ptrdiff_t>(i));
+        lower |= accept(std::move(less), plan, effort);
+      }
+      for (std::size_t i = 0; i < ranges_.size() && effort.left > 0; ++i) {
+        const auto fits = [&](const SegmentRange& s) { return nest(s, ranges_[i]) && s != ranges_[i]; };
+        if (!std::ranges::all_of(plan.segments, fits)) continue;
+        MemoryPlan more = plan;
+        more.segments.push_back(ranges_[i]);
+        lower |= accept(std::move(more), plan, effort);
+      }
+    }
+    return plan;
+  }
+
+ private:
+  static MemoryPlan flipped(MemoryPlan plan, ValueId v) {
+    Action& action = plan.actions[at(v)];
+    action = std::holds_alternative<Keep>(action) ? Action{Recompute{}} : Action{Keep{}};
+    return plan;
+  }
+  bool accept(MemoryPlan candidate, MemoryPlan& plan, Effort& effort) const {
+    auto useful = predicted_if_useful(graph_, std::move(candidate), &effort);
+    if (!useful || useful->predicted_peak >= plan.predicted_peak) return false;
+    plan = std::move(*useful);
+    return true;
+  }
+
+  const StepGraph& graph_;
+  std::vector<ValueId> values_;
+  std::vector<SegmentRange> ranges_;
+};
+
+}  // namespace
+
+std::vector<MemoryPlan> low_plans(const StepGraph& graph, std::size_t pieces, Effort effort) {
+  StepGraph timeless = graph;
+  for (OpInfo& op : timeless.ops) op.seconds = 1;
+  timeless.step_seconds = 3 * static_cast<double>(timeless.ops.size());
+  std::vector<MemoryPlan> plans{plan_every_block(timeless)};
+  const Bytes least = lower_bound_of_peak(timeless), most = plan_none(timeless).predicted_peak;
+  for (MemoryPlan& plan : chain_plans(timeless, make_chain(timeless, pieces), least, most)) {
+    if (auto useful = predicted_if_useful(timeless, std::move(plan))) plans.push_back(std::move(*useful));
+  }
+  std::ranges::stable_sort(plans, {}, &MemoryPlan::predicted_peak);
+  Descent descent(timeless, pieces);
+  const std::size_t starts = std::min(kStarts, plans.size());
+  for (std::size_t i = 0; i < starts; ++i) {
+    Effort share{effort.left / static_cast<std::int64_t>(starts)};
+    plans.push_back(descent.from(plans[i], share));
+  }
+  return plans;
+}
+
+}  // namespace snug::plan
