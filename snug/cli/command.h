@@ -10,11 +10,14 @@
 
 namespace snug::cli {
 
+inline constexpr int kInterrupted = 130;  ///< exit code: 128 + SIGINT, as shells have it
+
 /// What a subcommand runs once the command line is parsed; returns the exit code.
 using Action = std::function<int()>;
 
 // One file per subcommand. Each adds itself to `app` and sets `action` when it is chosen.
 void add_doctor(CLI::App& app, Action& action);
+void add_bench(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);

@@ -30,6 +30,7 @@ int run(int argc, char** argv) {
   snug::cli::add_plan(app, action);
   snug::cli::add_train(app, action);
   snug::cli::add_verify(app, action);
+  snug::cli::add_bench(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

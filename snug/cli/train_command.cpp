@@ -15,8 +15,6 @@
 namespace snug::cli {
 namespace {
 
-constexpr int kInterrupted = 130;  // 128 + SIGINT, as shells have it
-
 std::string share(Bytes part, Bytes whole) {
   if (whole <= 0) return "";
   return fmt::format(" ({:.0f} %)", 100.0 * static_cast<double>(part) / static_cast<double>(whole));

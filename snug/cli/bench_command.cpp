@@ -1,0 +1,145 @@
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "snug/base/errors.h"
+#include "snug/cli/command.h"
+#include "snug/report/curve.h"
+#include "snug/report/table.h"
+#include "snug/train/bench.h"
+#include "snug/train/interrupt.h"
+
+namespace snug::cli {
+namespace {
+
+double mib(Bytes bytes) { return static_cast<double>(bytes) / static_cast<double>(1_MiB); }
+
+std::string ratio(double seconds, double unplanned) {
+  return unplanned > 0 ? fmt::format("x {:.3f}", seconds / unplanned) : std::string();
+}
+
+void print_rows(const train::BenchResult& result) {
+  const std::vector<std::string> header = {"strategy",       "budget",        "predicted peak", "measured peak",
+                                           "predicted step", "measured step", "replayed"};
+  std::vector<std::vector<std::string>> rows;
+  for (const train::BenchRow& r : result.rows) {
+    const std::string budget = r.budget ? fmt::format("{} ({:.0f} %)", format_bytes(*r.budget),
+                                                      100 * mib(*r.budget) / mib(result.unplanned_peak))
+                                        : "none";
+    if (!r.fits) {
+      rows.push_back({r.strategy, budget, "needs " + format_bytes(r.predicted_peak), "", "", "", ""});
+      continue;
+    }
+    rows.push_back({r.strategy, budget, format_bytes(r.predicted_peak), format_bytes(r.measured_peak),
+                    ratio(r.predicted_seconds, result.unplanned_seconds_recorded),
+                    fmt::format("{:.3f} s, {}", r.seconds_median, ratio(r.seconds_median, r.unplanned_seconds_median)),
+                    fmt::format("{}", r.replayed_ops)});
+  }
+  std::fputs(report::render_table(fmt::format("snug bench: unplanned {}, {:.3f} s", format_bytes(result.unplanned_peak),
+                                              result.rows.empty() ? 0 : result.rows.front().unplanned_seconds_median),
+                                  header, rows)
+                 .c_str(),
+             stdout);
+}
+
+report::Curve curve_of(const train::BenchResult& result, const std::string& title) {
+  report::Curve curve{title, "peak of all memory (MiB)", "step time, unplanned = 1", {}};
+  const auto add = [&](const std::string& name, bool dashed, const auto& point) {
+    report::Series series{name, dashed, {}};
+    for (const train::BenchRow& r : result.rows) {
+      if (r.fits && r.strategy == "optimal") series.points.push_back(point(r));
+    }
+    if (!series.points.empty()) curve.series.push_back(std::move(series));
+  };
+  const auto measured = [&](const train::BenchRow& r) {
+    const double times = r.seconds_median / r.unplanned_seconds_median;
+    return report::Series::Point{mib(r.measured_peak), times,
+                                 fmt::format("{}: {}, x {:.3f}", r.strategy, format_bytes(r.measured_peak), times)};
+  };
+  add("optimal, measured", false, measured);
+  add("optimal, predicted", true, [&](const train::BenchRow& r) {
+    const double times = r.predicted_seconds / result.unplanned_seconds_recorded;
+    return report::Series::Point{mib(r.predicted_peak), times,
+                                 fmt::format("predicted: {}, x {:.3f}", format_bytes(r.predicted_peak), times)};
+  });
+  for (const train::BenchRow& r : result.rows) {
+    if (r.fits && r.strategy != "optimal") curve.series.push_back({r.strategy, false, {measured(r)}});
+  }
+  return curve;
+}
+
+void write_text(const std::string& path, const std::string& text) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out << text;
+  out.close();
+  if (!out) throw Error(fmt::format("bench: {} cannot be written: {}", path, std::strerror(errno)));
+}
+
+/// Splits at commas outside of parentheses.
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  std::string part;
+  int depth = 0;
+  for (const char c : text) {
+    depth += c == '(' ? 1 : c == ')' ? -1 : 0;
+    if (c == ',' && depth == 0) {
+      parts.push_back(std::exchange(part, {}));
+    } else {
+      part += c;
+    }
+  }
+  parts.push_back(part);
+  return parts;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Action& action) {
+  auto options = std::make_shared<ConfigOptions>();
+  auto budgets = std::make_shared<std::string>("40%,50%,60%,70%,80%,90%,100%");
+  auto strategies = std::make_shared<std::string>("optimal");
+  auto svg = std::make_shared<std::string>();
+  auto rounds = std::make_shared<std::int64_t>(3);
+  CLI::App* command = app.add_subcommand("bench", "Measure plans against the unplanned step, in turns in one process");
+  add_config_options(*command, *options);
+  command->remove_option(command->get_option("--budget"));
+  command->add_option("--budgets", *budgets, "Budgets for the strategy optimal, of all memory of the unplanned step")
+      ->type_name("BUDGET,...")
+      ->capture_default_str();
+  command->add_option("--strategies", *strategies, "Strategies; any but optimal gives one row")
+      ->type_name("STRATEGY,...")
+      ->capture_default_str();
+  command->add_option("--rounds", *rounds, "Turns of every row, of three steps each")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1000}))
+      ->capture_default_str();
+  command->add_option("--svg", *svg, "Write the curve as a picture")->type_name("FILE.svg");
+  command->callback([=, &action] {
+    action = [=] {
+      const train::Config config = configuration(*options);
+      train::BenchOptions bench;
+      bench.budgets = split(*budgets);
+      bench.strategies = split(*strategies);
+      bench.rounds = *rounds;
+      const train::InterruptScope interruptible;
+      report::Progress progress = report::Progress::for_terminal();
+      const train::BenchResult result = train::bench(config, bench, progress);
+      if (train::interrupted()) return kInterrupted;
+      if (!svg->empty()) write_text(*svg, render_svg(curve_of(result, "snug bench " + options->file)));
+      if (options->json) {
+        fmt::print("{}\n", to_json(result).dump());
+      } else {
+        print_rows(result);
+      }
+      return 0;
+    };
+  });
+}
+
+}  // namespace snug::cli

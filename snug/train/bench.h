@@ -1,0 +1,50 @@
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/report/progress.h"
+#include "snug/train/config.h"
+
+namespace snug::train {
+
+struct BenchOptions {
+  std::vector<std::string> budgets;  ///< as parse_budget reads them: 400MiB, 60%
+  std::vector<std::string> strategies{"optimal"};
+  std::int64_t rounds = 3;  ///< of every row and the unplanned step in turns
+  std::int64_t steps = 2;   ///< timed in each turn, after one that is not
+};
+
+/// One strategy under one budget. Seconds are of forward and backward.
+struct BenchRow {
+  std::string strategy;
+  std::optional<Bytes> budget;  ///< none: the strategy's own plan, without a cap
+  bool fits = true;             ///< else nothing below was measured, and `predicted_peak` is the strategy's smallest
+  Bytes predicted_peak = 0;
+  Bytes measured_peak = 0;  ///< highest of all measured steps, blocks of the allocator
+  Bytes mapped_peak = 0;    ///< the same of mapped pages: what the cap is on
+  double predicted_seconds = 0;
+  double seconds_median = 0;
+  double unplanned_seconds_median = 0;
+  std::int64_t replayed_ops = 0;
+};
+
+struct BenchResult {
+  Bytes unplanned_peak = 0;
+  double unplanned_seconds_recorded = 0;  ///< what predictions start from
+  std::vector<BenchRow> rows;
+};
+
+/// A list of rows.
+nlohmann::ordered_json to_json(const BenchResult& result);
+
+/// Records one step, plans it by every strategy for every budget, and runs all plans and the unplanned step in turns in
+/// this process, so that ratios stand on a noisy machine. "optimal" gives a row for each budget; any other strategy has
+/// one plan, and gives one row. Throws UsageError for budgets and strategies that cannot be read.
+BenchResult bench(const Config& config, const BenchOptions& options, report::Progress& progress);
+
+}  // namespace snug::train
