@@ -1,11 +1,14 @@
 #include "snug/train/experiment.h"
 
+#include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <utility>
 
 #include "snug/base/clock.h"
+#include "snug/base/errors.h"
 #include "snug/data/libtorch_headers.h"
+#include "snug/memory/process_memory.h"
 #include "snug/memory/tag.h"
 #include "snug/models/autocast.h"
 #include "snug/plan/presets.h"
@@ -104,6 +107,11 @@ PlannedExperiment plan_experiment(Experiment& experiment, const std::optional<pl
   const data::Batch sample = experiment.train_batch(0);
   const auto step = [&] { return experiment.loss(sample); };
   const Bytes* cap = std::get_if<Bytes>(&request);
+  if (const Bytes total = memory::machine_memory().total; cap != nullptr && total > 0 && *cap > total) {
+    throw UsageError(
+        fmt::format("budget: {} is more than the {} that this machine has; give less, or leave the budget out",
+                    format_bytes(*cap), format_bytes(total)));
+  }
   replay::RecordedStep recorded =
       cap != nullptr ? replay::record_step_within(*cap, step, memory) : replay::record_step(step, memory);
   if (file) plan::check_is_for(*file, recorded.graph);

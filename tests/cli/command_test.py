@@ -75,6 +75,107 @@ class Command(unittest.TestCase):
         for budget in ("0", "-5MiB", "12 parsecs", "0%", "150%", "plenty"):
             self.assert_refused(run("train", self.config, "--budget=" + budget), 2)
 
+    def test_budget_larger_than_the_machine(self):
+        for command in ("train", "plan", "verify"):
+            self.assert_refused(run(command, self.config, "--budget", "900TiB"), 2, "900.0 TiB", "this machine has")
+
+    # --- plans ---
+
+    def plan(self, *arguments):
+        result = run("plan", *arguments, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)
+
+    def test_plan_tells_peaks_times_and_bounds(self):
+        found = self.plan(self.config, "--budget", "60%", "--explain")
+        self.assertLessEqual(found["predicted_peak_bytes"], found["budget_bytes"])
+        self.assertLessEqual(found["lower_bound_peak_bytes"], found["predicted_peak_bytes"])
+        self.assertLess(found["floor_bytes"], found["budget_bytes"])
+        self.assertLess(found["budget_bytes"], found["unplanned_peak_bytes"])
+        self.assertLessEqual(found["unplanned_step_seconds"], found["lower_bound_step_seconds"])
+        self.assertLessEqual(found["lower_bound_step_seconds"], found["predicted_step_seconds"] * (1 + 1e-9))
+        self.assertGreaterEqual(found["gap"], -1e-9)
+        self.assertGreater(found["recomputed_bytes"], 0)
+        self.assertEqual(found["strategy"], "optimal")
+        self.assertEqual(len(found["pieces"]), 5)  # three blocks, before and after
+        self.assertEqual(sum(piece["recomputed_bytes"] for piece in found["pieces"]), found["recomputed_bytes"])
+        self.assertGreater(len(found["operators"]), 1)
+        for key in ("planning_seconds", "graph_ops", "kept_bytes"):
+            self.assertGreater(found[key], 0)
+        text = run("plan", self.config, "--budget", "60%", "--explain")
+        for word in ("predicted peak", "block 2", "no plan is faster than", "aten::gelu"):
+            self.assertIn(word, text.stdout)
+
+    def test_a_recorded_step_can_be_planned_elsewhere(self):
+        graph = self.folder / "graph.json"
+        here = self.plan(self.config, "--budget", "70%", "--graph-out", graph)
+        there = self.plan("--graph", graph, "--budget", str(here["budget_bytes"]))
+        for key in ("predicted_peak_bytes", "predicted_step_seconds", "floor_bytes", "lower_bound_step_seconds"):
+            self.assertEqual(here[key], there[key])
+        preset = self.plan("--graph", graph, "--strategy", "full_block(2)")
+        self.assertEqual(preset["strategy"], "full_block(2)")
+        self.assertIsNone(preset["budget_bytes"])
+        self.assert_refused(run("plan", "--graph", graph, "--strategy", "full_block(4)"), 2, "layers is 4", "from 1 to 3")
+        self.assert_refused(run("plan", "--graph", graph, "--strategy", "fullblock(1)"), 2, "full_block")
+        self.assert_refused(run("plan", "--graph", graph, "--budget", "1MiB"), 2, "does not fit")
+        self.assert_refused(run("plan", "--graph", graph, "--set", "train.batch=2"), 2, "--graph")
+        self.assert_refused(run("plan", "--graph", graph, self.config), 2, "one of")
+        self.assert_refused(run("plan"), 2, "one of")
+        graph.write_text(graph.read_text()[:1000])
+        self.assert_refused(run("plan", "--graph", graph), 2, "graph.json", "not whole")
+
+    def test_train_follows_a_plan_from_a_file(self):
+        plan = self.folder / "plan.json"
+        made = self.plan(self.config, "--budget", "65%", "--out", plan)
+        result = run("train", self.config, "--plan", plan, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        found = json.loads(result.stdout)
+        self.assertEqual(found["budget_bytes"], made["budget_bytes"])
+        self.assertLessEqual(found["mapped_peak_bytes"], made["budget_bytes"])
+        self.assertAlmostEqual(found["predicted_peak_bytes"], made["predicted_peak_bytes"], delta=made["predicted_peak_bytes"] // 100)
+        self.assertGreater(found["replayed_ops"], 0)
+
+    def test_a_plan_for_another_step_is_refused_naming_where_they_differ(self):
+        plan = self.folder / "plan.json"
+        self.plan(self.config, "--budget", "70%", "--out", plan)
+        self.assert_refused(run("train", self.config, "--plan", plan, "--set", "model.dropout=0.1"), 2, "another step",
+                            "operator", "there and", "here")
+        self.assert_refused(run("train", self.config, "--plan", plan, "--set", "model.blocks=4"), 2, "another step")
+        self.assert_refused(run("train", self.config, "--plan", plan, "--set", "train.batch=4"), 2, "operator 0",
+                            "other shapes")
+        self.assert_refused(run("train", self.config, "--plan", self.folder / "none.json"), 2, "none.json")
+        self.assert_refused(run("train", self.config, "--plan", self.folder), 2, "folder")
+        whole = plan.read_text()
+        plan.write_text(whole[: len(whole) // 2])
+        self.assert_refused(run("train", self.config, "--plan", plan), 2, "plan.json", "not whole")
+        plan.write_text(whole.replace("snug memory plan", "something else"))
+        self.assert_refused(run("train", self.config, "--plan", plan), 2, "plan.json", "not a")
+
+    def test_a_plan_that_cannot_be_written_leaves_nothing(self):
+        out = self.folder / "missing" / "plan.json"
+        self.assert_refused(run("plan", self.config, "--budget", "70%", "--out", out), 1, "plan.json")
+        if os.path.exists("/dev/full"):
+            self.assert_refused(run("plan", self.config, "--budget", "70%", "--out", "/dev/full/x"), 1)
+
+    def test_bench_measures_what_was_predicted(self):
+        picture = self.folder / "curve.svg"
+        result = run("bench", self.config, "--budgets", "10%,60%,100%", "--strategies", "optimal,every_block", "--rounds", "2",
+                     "--svg", picture, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        rows = json.loads(result.stdout)
+        self.assertEqual([row["strategy"] for row in rows], ["optimal"] * 3 + ["every_block"])
+        self.assertEqual([row["fits"] for row in rows], [False, True, True, True])
+        self.assertIsNone(rows[0]["measured_peak_bytes"])
+        for row in rows[1:]:
+            self.assertAlmostEqual(row["measured_peak_bytes"] / row["predicted_peak_bytes"], 1, delta=0.005)
+            self.assertGreater(row["step_seconds_median"], 0)
+            self.assertGreater(row["unplanned_step_seconds_median"], 0)
+        self.assertLessEqual(rows[1]["mapped_peak_bytes"], rows[1]["budget_bytes"])
+        self.assertTrue(picture.read_text().startswith("<svg"))
+        self.assertIn("optimal, measured", picture.read_text())
+        self.assert_refused(run("bench", self.config, "--budgets", "60%,,70%"), 2, "budget")
+        self.assert_refused(run("bench", self.config, "--strategies", "fast"), 2, "fast")
+
     def test_budget_below_the_floor_names_it_and_its_parts(self):
         result = run("train", self.config, "--budget", "3MiB")
         self.assert_refused(result, 2, "does not fit", "3.0 MiB", "weights")
