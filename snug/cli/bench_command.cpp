@@ -51,10 +51,10 @@ void print_rows(const train::BenchResult& result) {
 
 report::Curve curve_of(const train::BenchResult& result, const std::string& title) {
   report::Curve curve{title, "peak of all memory (MiB)", "step time, unplanned = 1", {}};
-  const auto add = [&](const std::string& name, bool dashed, const auto& point) {
+  const auto add = [&](const std::string& strategy, const std::string& name, bool dashed, const auto& point) {
     report::Series series{name, dashed, {}};
     for (const train::BenchRow& r : result.rows) {
-      if (r.fits && r.strategy == "optimal") series.points.push_back(point(r));
+      if (r.fits && r.budget && r.strategy == strategy) series.points.push_back(point(r));
     }
     if (!series.points.empty()) curve.series.push_back(std::move(series));
   };
@@ -63,14 +63,15 @@ report::Curve curve_of(const train::BenchResult& result, const std::string& titl
     return report::Series::Point{mib(r.measured_peak), times,
                                  fmt::format("{}: {}, x {:.3f}", r.strategy, format_bytes(r.measured_peak), times)};
   };
-  add("optimal, measured", false, measured);
-  add("optimal, predicted", true, [&](const train::BenchRow& r) {
+  add("optimal", "optimal, measured", false, measured);
+  add("optimal", "optimal, predicted", true, [&](const train::BenchRow& r) {
     const double times = r.predicted_seconds / result.unplanned_seconds_recorded;
     return report::Series::Point{mib(r.predicted_peak), times,
                                  fmt::format("predicted: {}, x {:.3f}", format_bytes(r.predicted_peak), times)};
   });
+  add("eviction", "eviction alone, measured", false, measured);
   for (const train::BenchRow& r : result.rows) {
-    if (r.fits && r.strategy != "optimal") curve.series.push_back({r.strategy, false, {measured(r)}});
+    if (r.fits && !r.budget) curve.series.push_back({r.strategy, false, {measured(r)}});
   }
   return curve;
 }
@@ -110,10 +111,10 @@ void add_bench(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("bench", "Measure plans against the unplanned step, in turns in one process");
   add_config_options(*command, *options);
   command->remove_option(command->get_option("--budget"));
-  command->add_option("--budgets", *budgets, "Budgets for the strategy optimal, of all memory of the unplanned step")
+  command->add_option("--budgets", *budgets, "Budgets for optimal and eviction, of all memory of the step")
       ->type_name("BUDGET,...")
       ->capture_default_str();
-  command->add_option("--strategies", *strategies, "Strategies; any but optimal gives one row")
+  command->add_option("--strategies", *strategies, "Strategies; any but optimal and eviction gives one row")
       ->type_name("STRATEGY,...")
       ->capture_default_str();
   command->add_option("--rounds", *rounds, "Turns of every row, of three steps each")

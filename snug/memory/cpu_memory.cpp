@@ -94,7 +94,7 @@ c10::DataPtr CpuMemory::allocate(std::size_t bytes) {
         break;
       }
     }
-    if (!ask_for_room(block)) refuse(block);
+    if (!ask_for_room(shortage(block))) refuse(block);
   }
   std::byte* data = memory + kHeader;
   return {data, data, &CpuMemory::deallocate, cpu};
@@ -117,6 +117,13 @@ void CpuMemory::free_block(BlockHeader* header) {
   } else {
     pages_.give(memory, size);
   }
+}
+
+Bytes CpuMemory::shortage(Bytes bytes) const {
+  const std::lock_guard lock(mutex_);
+  const std::optional<Bytes> limit = pages_.limit();
+  // Cached pages are as good as free ones.
+  return limit ? std::max(Bytes{1}, bytes - std::max<Bytes>(*limit - pages_.taken(), 0)) : bytes;
 }
 
 bool CpuMemory::ask_for_room(Bytes bytes) {

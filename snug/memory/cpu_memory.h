@@ -44,6 +44,8 @@ class CpuMemory final : public c10::Allocator, public DeviceMemory {
   static void deallocate(void* data);
   std::byte* try_take(Bytes block, bool small);
   void free_block(BlockHeader* header);
+  /// How much must be freed so that `bytes` can be taken.
+  Bytes shortage(Bytes bytes) const;
   bool ask_for_room(Bytes bytes);
   [[noreturn]] void refuse(Bytes bytes) const;
 

@@ -1,9 +1,11 @@
 #include "snug/plan/planner.h"
 
+#include <algorithm>
 #include <utility>
 #include <variant>
 
 #include "snug/plan/does_not_fit.h"
+#include "snug/plan/lower_bound.h"
 #include "snug/plan/presets.h"
 #include "snug/plan/simulator.h"
 
@@ -31,6 +33,7 @@ std::optional<MemoryPlan> preset(const StepGraph& graph, const Strategy& strateg
                         [&](const FullUniform& s) { return Plan(plan_full_uniform(graph, s.layers)); },
                         [&](const FullBlock& s) { return Plan(plan_full_block(graph, s.layers)); },
                         [&](const CoreAttention&) { return Plan(plan_core_attention(graph)); },
+                        [&](const Eviction&) { return Plan(plan_none(graph)); },
                     },
                     strategy);
 }
@@ -40,6 +43,10 @@ std::optional<MemoryPlan> preset(const StepGraph& graph, const Strategy& strateg
 Planner::Planner(const StepGraph& graph, std::string_view strategy)
     : none_(plan_none(graph)), preset_(preset(graph, strategy_from(strategy))), static_bytes_(graph.static_bytes) {
   if (!preset_) trade_off_.emplace(graph);
+  if (std::holds_alternative<Eviction>(strategy_from(strategy))) {
+    preset_->strategy = "eviction";
+    evicted_to_ = lower_bound_of_peak(graph);
+  }
 }
 
 Planner::Planner(const StepGraph& graph, MemoryPlan plan)
@@ -58,11 +65,16 @@ MemoryPlan Planner::plan(const StepGraph& now, std::optional<Budget> budget) con
   plan.budget = budget ? budget->device : 0;
   plan.unplanned_peak = none_.predicted_peak + more_static;
   plan.unplanned_seconds = now.step_seconds;
+  if (evicted_to_ && budget) {
+    // What eviction takes the peak down to, if it can.
+    plan.predicted_peak = std::max(std::min(plan.predicted_peak, budget->for_blocks()), *evicted_to_ + more_static);
+  }
   if (budget && plan.predicted_peak > budget->for_blocks()) throw DoesNotFit(floor_of(now, plan, *budget));
   return plan;
 }
 
 Bytes Planner::floor(const StepGraph& now) const {
+  if (evicted_to_) return *evicted_to_ + now.static_bytes - static_bytes_;
   return (trade_off_ ? trade_off_->floor() : preset_->predicted_peak) + now.static_bytes - static_bytes_;
 }
 

@@ -31,6 +31,7 @@ class Planner {
   MemoryPlan none_;
   std::optional<MemoryPlan> preset_;
   std::optional<TradeOff> trade_off_;
+  std::optional<Bytes> evicted_to_;  // Eviction: no step takes less
   Bytes static_bytes_;
 };
 

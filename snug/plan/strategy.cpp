@@ -72,6 +72,7 @@ const std::vector<Form>& forms() {
       {"full_uniform", "(N)", [](const Written& w) -> Strategy { return FullUniform{count_of(w)}; }},
       {"full_block", "(N)", [](const Written& w) -> Strategy { return FullBlock{count_of(w)}; }},
       {"core_attention", "", [](const Written&) -> Strategy { return CoreAttention{}; }},
+      {"eviction", "", [](const Written&) -> Strategy { return Eviction{}; }},
   };
   return all;
 }

@@ -30,10 +30,13 @@ struct FullBlock {
   int layers = 1;
 };
 struct CoreAttention {};
+/// Keeps everything, as None does, and leaves it to eviction to stay under the budget.
+struct Eviction {};
 }  // namespace strategies
-using Strategy = std::variant<strategies::Optimal, strategies::None, strategies::EveryBlock, strategies::ChenSqrt,
-                              strategies::Revolve, strategies::Sequential, strategies::Selective,
-                              strategies::FullUniform, strategies::FullBlock, strategies::CoreAttention>;
+using Strategy =
+    std::variant<strategies::Optimal, strategies::None, strategies::EveryBlock, strategies::ChenSqrt,
+                 strategies::Revolve, strategies::Sequential, strategies::Selective, strategies::FullUniform,
+                 strategies::FullBlock, strategies::CoreAttention, strategies::Eviction>;
 
 /// How strategies are written: "optimal", "sequential(N)", ...
 std::vector<std::string> strategy_forms();

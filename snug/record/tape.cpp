@@ -128,7 +128,8 @@ void Tape::evict(plan::ValueId value) {
 
 double Tape::seconds(plan::OpId op) const {
   const auto* follow = std::get_if<FollowPlan>(&policy_);
-  return follow != nullptr && at(op) < follow->graph->ops.size() ? follow->graph->ops[at(op)].seconds : 1.0;
+  if (follow != nullptr && at(op) < follow->graph->ops.size()) return follow->graph->ops[at(op)].seconds;
+  return at(op) < op_seconds_.size() ? op_seconds_[at(op)] : 1.0;
 }
 
 std::string Tape::name_of(plan::ValueId value) const {

@@ -145,9 +145,14 @@ class Tape {
   [[nodiscard]] std::int64_t replayed_ops() const noexcept { return replayed_ops_; }
   void count_replayed() noexcept { ++replayed_ops_; }
   [[nodiscard]] std::int64_t evictions() const noexcept { return evictions_; }
+  /// The operator that forward or backward is at.
+  [[nodiscard]] plan::OpId position() const noexcept { return finished() ? position_ : flow_.ops(); }
+  void move_to(plan::OpId op) noexcept { position_ = op; }
   /// Drops a held value that can be made again. Only through the pressure handler.
   void evict(plan::ValueId value);
-  /// Seconds that an operator took when the plan's step was recorded; 1 when there is no plan to tell.
+  /// From now on notes how long operators take.
+  void time_operators() noexcept { timed_ = true; }
+  /// Seconds that an operator took when the plan's step was recorded, else now; 1 when nobody measured.
   [[nodiscard]] double seconds(plan::OpId op) const;
   [[nodiscard]] std::uint64_t signature(plan::OpId op) const { return signatures_[static_cast<std::size_t>(op)]; }
   [[nodiscard]] Profiler* profiler() const noexcept { return profiler_; }
@@ -247,6 +252,9 @@ class Tape {
   std::vector<Written> written_;
   std::vector<c10::StorageImpl*> input_storages_;
   int pass_ = -1;
+  plan::OpId position_ = 0;  // of backward
+  bool timed_ = false;
+  std::vector<float> op_seconds_;  // by OpId, once timed
   std::int64_t replayed_ops_ = 0;
   std::int64_t evictions_ = 0;
 };

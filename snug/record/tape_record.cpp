@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "snug/base/clock.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/record/profiler.h"
 #include "snug/record/tape.h"
@@ -90,6 +91,7 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
     }
   }
   if (profiler_ != nullptr) profiler_->kernel_begins();
+  const double started = timed_ ? monotonic_seconds() : 0;
   try {
     const memory::OperationScope operation(&traits.name);
     op.redispatchBoxed(keys, &stack);
@@ -98,6 +100,7 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
     rollback();
     throw;
   }
+  const double seconds = timed_ ? monotonic_seconds() - started : 0;
   if (profiler_ != nullptr) profiler_->kernel_ends();
 
   const std::lock_guard lock(mutex_);
@@ -133,6 +136,10 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
     }
   }
   flow_.add_op(inputs_, segment);
+  if (timed_) {
+    op_seconds_.resize(at(id), 1.0F);
+    op_seconds_.push_back(static_cast<float>(seconds));
+  }
   calls_.push_back(std::move(call));
   for (const Written& w : written_) {
     if (traits.rebinds) {

@@ -46,6 +46,7 @@ class Hook final : public torch::autograd::SavedVariableHooks {
       });
     }
     plan::Ledger& ledger = tape_->ledger();
+    if (const plan::OpId producer = tape_->flow().producer(value); producer != plan::kNoOp) tape_->move_to(producer);
     if (!ledger.resident(value)) materialize(*tape_, value);
     at::Tensor tensor = tape_->geometry().tensor(saved_.view, tape_->storage(value));
     if (pass == kNoPass) {

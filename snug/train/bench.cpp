@@ -42,7 +42,9 @@ std::vector<Entry> make_entries(const replay::RecordedStep& step, const BenchOpt
   for (const std::string& strategy : options.strategies) {
     const plan::Planner planner(step.graph, strategy);
     std::vector<std::optional<Bytes>> budgets;
-    if (std::holds_alternative<plan::strategies::Optimal>(plan::strategy_from(strategy))) {
+    const plan::Strategy kind = plan::strategy_from(strategy);
+    if (std::holds_alternative<plan::strategies::Optimal>(kind) ||
+        std::holds_alternative<plan::strategies::Eviction>(kind)) {
       for (const std::string& text : options.budgets) budgets.emplace_back(budget_in_bytes(text, unplanned));
     } else {
       budgets.emplace_back(std::nullopt);

@@ -43,8 +43,8 @@ struct BenchResult {
 nlohmann::ordered_json to_json(const BenchResult& result);
 
 /// Records one step, plans it by every strategy for every budget, and runs all plans and the unplanned step in turns in
-/// this process, so that ratios stand on a noisy machine. "optimal" gives a row for each budget; any other strategy has
-/// one plan, and gives one row. Throws UsageError for budgets and strategies that cannot be read.
+/// this process, so that ratios stand on a noisy machine. "optimal" and "eviction" give a row for each budget; any
+/// other strategy has one plan, and gives one row. Throws UsageError for budgets and strategies that cannot be read.
 BenchResult bench(const Config& config, const BenchOptions& options, report::Progress& progress);
 
 }  // namespace snug::train

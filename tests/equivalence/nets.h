@@ -38,12 +38,12 @@ TORCH_MODULE(ResidualBlock);
 
 /// A small ResNet: images (batch, 3, side, side) -> the mean cross-entropy of ten classes.
 struct ResNetImpl : nn::Module {
-  explicit ResNetImpl(std::int64_t width = 16) {
+  explicit ResNetImpl(std::int64_t width = 16, int blocks_per_stage = 2) {
     stem = register_module("stem", nn::Conv2d(nn::Conv2dOptions(3, width, 3).padding(1).bias(false)));
     stem_norm = register_module("stem_norm", nn::BatchNorm2d(width));
     std::int64_t channels = width;
     for (int stage = 0; stage < 3; ++stage) {
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < blocks_per_stage; ++i) {
         const std::int64_t out = width << stage;
         blocks->push_back(ResidualBlock(channels, out, stage > 0 && i == 0 ? 2 : 1));
         channels = out;
@@ -125,8 +125,8 @@ inline Task gpt_task(models::GptOptions options, std::int64_t batch, bool bf16 =
           }};
 }
 
-inline Task resnet_task(std::int64_t width, std::int64_t batch, std::int64_t side) {
-  ResNet model(width);
+inline Task resnet_task(std::int64_t width, std::int64_t batch, std::int64_t side, int blocks_per_stage = 2) {
+  ResNet model(width, blocks_per_stage);
   const at::Tensor images = torch::randn({batch, 3, side, side}), labels = torch::randint(0, 10, {batch});
   return {"resnet", model.ptr(), [=]() mutable { return model->loss(images, labels); }};
 }

@@ -19,7 +19,8 @@ TEST(AdamW, FollowsTheFormula) {
   at::Tensor expected = weight.detach().to(at::kDouble), m = at::zeros_like(expected), v = at::zeros_like(expected);
   at::Tensor plain = bias.detach().to(at::kDouble), bm = at::zeros_like(plain), bv = at::zeros_like(plain);
   const double rate = 1e-2;
-  const auto update = [&](at::Tensor& p, at::Tensor& first, at::Tensor& second, const at::Tensor& g, double decay, int t) {
+  const auto update = [&](at::Tensor& p, at::Tensor& first, at::Tensor& second, const at::Tensor& g, double decay,
+                          int t) {
     p = p * (1 - rate * decay);
     first = options.beta1 * first + (1 - options.beta1) * g;
     second = options.beta2 * second + (1 - options.beta2) * g * g;

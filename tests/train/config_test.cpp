@@ -102,8 +102,9 @@ TEST(Config, HoldsKeysToTheirRules) {
   EXPECT_EQ(mistake_in("[optimizer]\nlearning_rate = nan"),
             "run.toml: optimizer.learning_rate is nan; it must be more than 0");
   EXPECT_EQ(mistake_in("[optimizer]\nclip_norm = inf"), "run.toml: optimizer.clip_norm is inf; it must be at least 0");
-  EXPECT_EQ(mistake_in("[memory]\nstrategy = \"optimum\"").find("run.toml: memory.strategy: strategy: unknown strategy "
-                                                              "\"optimum\"; did you mean \"optimal\"?"),
+  EXPECT_EQ(mistake_in("[memory]\nstrategy = \"optimum\"")
+                .find("run.toml: memory.strategy: strategy: unknown strategy "
+                      "\"optimum\"; did you mean \"optimal\"?"),
             0U);
   EXPECT_EQ(mistake_in("[memory]\nstrategy = \"revolve(0)\""),
             "run.toml: memory.strategy: strategy: revolve takes one whole number from 1 on, as in revolve(4)");

@@ -1,0 +1,98 @@
+// No plan at all, only the cap: values are dropped when memory runs out, and made again when backward asks for them.
+#include <gtest/gtest.h>
+
+#include "snug/plan/presets.h"
+#include "snug/snug.h"
+#include "tests/equivalence/bitwise.h"
+#include "tests/equivalence/nets.h"
+
+namespace snug {
+namespace {
+
+using testing::expect_same;
+using testing::StepUnderTest;
+using testing::Task;
+
+memory::DeviceMemory& cpu() { return memory::device_memory(c10::kCPU); }
+
+class EvictionAlone : public ::testing::TestWithParam<const char*> {
+ protected:
+  Task make_task() {
+    torch::manual_seed(3);
+    if (std::string(GetParam()) == "resnet") return testing::resnet_task(16, 8, 32, 5);
+    return testing::gpt_task({.blocks = 8, .width = 128, .heads = 4, .sequence = 64, .vocabulary = 512, .dropout = 0.1},
+                             8);
+  }
+};
+
+TEST_P(EvictionAlone, RunsFromTheUnplannedPeakDownToTheFloor) {
+  const Task task = make_task();
+  StepUnderTest test({task.model});
+  const auto plain = test.run([&] {
+    const at::Tensor loss = task.forward();
+    loss.backward();
+    return loss;
+  });
+  task.model->zero_grad();
+  const auto recorded = replay::record_step(task.forward, cpu());
+  const Bytes most = plan::plan_none(recorded.graph).predicted_peak;
+  const Bytes least = plan::Planner(recorded.graph, "optimal").floor(recorded.graph);
+  const auto ops = static_cast<std::int64_t>(recorded.graph.ops.size());
+  const plan::Planner planner(recorded.graph, "eviction");
+  std::int64_t evictions_before = 0;
+  for (int i = 0; i <= 10; ++i) {
+    const Bytes limit = plan::Budget::for_limit(1).floor_for(most - (most - least) * i / 10);
+    SCOPED_TRACE(::testing::Message() << "limit " << limit);
+    cpu().release_cached();
+    Session session(recorded, planner, plan::Budget::for_limit(limit), cpu());
+    const auto evicted = test.run([&] {
+      cpu().release_cached();
+      cpu().reset_peak();
+      const at::Tensor loss = session.backward(task.forward);
+      EXPECT_LE(cpu().stats().mapped_peak, limit);
+      cpu().set_limit(std::nullopt);  // for the copies of what is compared
+      return loss;
+    });
+    expect_same(plain, evicted);
+    const Session::StepReport& step = session.last_step();
+    EXPECT_EQ(step.evictions == 0, i == 0);
+    EXPECT_GE(step.replayed_ops, step.evictions);
+    EXPECT_GE(step.evictions, evictions_before / 2);  // more where there is less room, give or take
+    evictions_before = step.evictions;
+    // Down to half of what the step adds each operator runs again once at most, on average.
+    if (most - (most - least) * i / 10 - recorded.graph.static_bytes > (most - recorded.graph.static_bytes) / 2) {
+      EXPECT_LE(step.replayed_ops, ops);
+    }
+    EXPECT_LE(step.replayed_ops, 8 * ops);
+  }
+  // Below what the step cannot do without, it is refused; in between it fails and leaves the session usable.
+  EXPECT_THROW(Session(recorded, planner, plan::Budget::for_limit(planner.floor(recorded.graph) / 2), cpu()),
+               DoesNotFit);
+}
+
+TEST_P(EvictionAlone, GoesOnWithAnotherBudgetAfterItRanOut) {
+  const Task task = make_task();
+  StepUnderTest test({task.model});
+  const auto plain = test.run([&] {
+    const at::Tensor loss = task.forward();
+    loss.backward();
+    return loss;
+  });
+  task.model->zero_grad();
+  const auto recorded = replay::record_step(task.forward, cpu());
+  const Bytes before = cpu().stats().allocated;
+  cpu().release_cached();
+  Session session(recorded, "none", std::nullopt, cpu());
+  cpu().set_limit(recorded.graph.static_bytes + 1_MiB);
+  EXPECT_THROW(session.backward(task.forward), OutOfBudget);
+  cpu().set_limit(std::nullopt);
+  task.model->zero_grad();
+  EXPECT_EQ(cpu().stats().allocated, before);
+  expect_same(plain, test.run([&] { return session.backward(task.forward); }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Nets, EvictionAlone, ::testing::Values("gpt", "resnet"),
+                         [](const auto& net) { return std::string(net.param); });
+
+}  // namespace
+}  // namespace snug
