@@ -41,7 +41,10 @@ std::optional<MemoryPlan> preset(const StepGraph& graph, const Strategy& strateg
 }  // namespace
 
 Planner::Planner(const StepGraph& graph, std::string_view strategy)
-    : none_(plan_none(graph)), preset_(preset(graph, strategy_from(strategy))), static_bytes_(graph.static_bytes) {
+    : strategy_(strategy),
+      none_(plan_none(graph)),
+      preset_(preset(graph, strategy_from(strategy))),
+      static_bytes_(graph.static_bytes) {
   if (!preset_) trade_off_.emplace(graph);
   if (std::holds_alternative<Eviction>(strategy_from(strategy))) {
     preset_->strategy = "eviction";

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "snug/plan/budget.h"
@@ -24,10 +25,14 @@ class Planner {
   /// everything. Throws DoesNotFit when the strategy has no plan under the budget.
   [[nodiscard]] MemoryPlan plan(const StepGraph& now, std::optional<Budget> budget) const;
 
+  /// As it was given; "optimal" for a given plan.
+  [[nodiscard]] const std::string& strategy() const noexcept { return strategy_; }
+
   /// The smallest peak of the strategy's plans, with the static bytes of `now`.
   [[nodiscard]] Bytes floor(const StepGraph& now) const;
 
  private:
+  std::string strategy_ = "optimal";
   MemoryPlan none_;
   std::optional<MemoryPlan> preset_;
   std::optional<TradeOff> trade_off_;

@@ -94,9 +94,15 @@ void Profiler::unpacked(plan::ValueId value, bool stays) {
   graph_.events.push_back({Event::Kind::Unpack, value, 0, 0});
 }
 
-void Profiler::replay_begins() { mark(); }
+void Profiler::replay_begins() {
+  mark();
+  replay_started_ = monotonic_seconds();
+}
 
-void Profiler::replay_ends() { rebase(); }
+void Profiler::replay_ends() {
+  rebase();
+  replay_seconds_ += monotonic_seconds() - replay_started_;
+}
 
 void Profiler::rebase() {
   level_ = memory_.stats().allocated;
@@ -130,7 +136,7 @@ void Profiler::before_settle(const Tape& tape) {
 plan::StepGraph Profiler::finish(const Tape& tape) {
   poll(tape);
   mark();
-  graph_.step_seconds = monotonic_seconds() - started_;
+  graph_.step_seconds = monotonic_seconds() - started_ - replay_seconds_;
   graph_.flow = tape.flow();
   graph_.values.resize(static_cast<std::size_t>(graph_.flow.values()));
   return std::move(graph_);

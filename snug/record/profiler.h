@@ -10,8 +10,8 @@ namespace snug::record {
 class Tape;
 
 /// Turns one recorded step into a StepGraph: seconds and bytes of every operator, when the program lets go of a value,
-/// and what backward unpacks, allocates and frees. Everything that autograd saves must be kept while it watches, and
-/// no other thread should allocate on the device. Made before the step and told of every event by the tape.
+/// and what backward unpacks, allocates and frees, as they would be if everything that autograd saves were kept. No
+/// other thread should allocate on the device. Made before the step and told of every event by the tape.
 class Profiler {
  public:
   /// `aside`: bytes that are allocated now but will not be when the planned step runs.
@@ -57,6 +57,8 @@ class Profiler {
   double started_ = 0;
   double kernel_started_ = 0;
   double kernel_seconds_ = 0;
+  double replay_started_ = 0;
+  double replay_seconds_ = 0;  // all replays together
 };
 
 }  // namespace snug::record

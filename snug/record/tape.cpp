@@ -22,7 +22,8 @@ Tape::Tape(Policy policy, Profiler* profiler)
   calls_.reserve(kTypicalOps);
   values_.reserve(kTypicalOps);
   current_.reserve(kTypicalOps);
-  if (const auto* follow = std::get_if<FollowPlan>(&policy_)) planned_segments_.emplace(follow->plan->segments);
+  if (const auto* follow = std::get_if<FollowPlan>(&policy_))
+    planned_segments_.emplace(follow->steps.front().plan->segments);
 }
 
 Tape::~Tape() = default;
@@ -126,9 +127,14 @@ void Tape::evict(plan::ValueId value) {
   ++evictions_;
 }
 
-double Tape::seconds(plan::OpId op) const {
+const KnownStep* Tape::known_step() const {
   const auto* follow = std::get_if<FollowPlan>(&policy_);
-  if (follow != nullptr && at(op) < follow->graph->ops.size()) return follow->graph->ops[at(op)].seconds;
+  return follow != nullptr ? &follow->steps.front() : nullptr;
+}
+
+double Tape::seconds(plan::OpId op) const {
+  const KnownStep* known = known_step();
+  if (known != nullptr && at(op) < known->graph->ops.size()) return known->graph->ops[at(op)].seconds;
   return at(op) < op_seconds_.size() ? op_seconds_[at(op)] : 1.0;
 }
 
@@ -273,12 +279,35 @@ void Tape::forget(SavedTensor& saved, bool consumed) {
   if (profiler_ != nullptr) profiler_->rebase();
 }
 
+/// The step is not the one that was followed: goes on with another known one that agrees up to and with operator `op`
+/// (or ends before it), else with none.
+void Tape::follow_another(plan::OpId op, std::string expected, std::string found) {
+  auto& steps = std::get<FollowPlan>(policy_).steps;
+  const bool over = op == flow_.ops() && signatures_.size() == at(op);
+  const auto agrees = [&](const KnownStep& step) {
+    const auto& ops = step.graph->ops;
+    if (over ? ops.size() != signatures_.size() : ops.size() < signatures_.size()) return false;
+    for (std::size_t i = 0; i < signatures_.size(); ++i) {
+      if (ops[i].signature != signatures_[i]) return false;
+    }
+    return true;
+  };
+  const auto other = std::find_if(steps.begin() + 1, steps.end(), agrees);
+  if (other == steps.end()) {
+    divergence_ = Divergence{op, std::move(expected), std::move(found)};
+    if (!over) policy_ = KeepSaved{};
+    return;
+  }
+  std::rotate(steps.begin(), other, other + 1);
+  planned_segments_.emplace(steps.front().plan->segments);
+}
+
 void Tape::finish() {
   const std::lock_guard lock(mutex_);
   bind_all();
-  if (const auto* follow = std::get_if<FollowPlan>(&policy_);
-      follow != nullptr && !divergence_ && static_cast<std::size_t>(flow_.ops()) < follow->graph->ops.size()) {
-    divergence_ = Divergence{flow_.ops(), "another operator", "the end of the step"};
+  if (const KnownStep* known = known_step();
+      known != nullptr && static_cast<std::size_t>(flow_.ops()) < known->graph->ops.size()) {
+    follow_another(flow_.ops(), known->graph->ops[at(flow_.ops())].name, "the end of the step");
   }
   if (profiler_ != nullptr) profiler_->before_settle(*this);
   ledger_.settle(/*keep_leaves=*/planned());

@@ -27,9 +27,15 @@ class Tape;
 
 /// What a tape holds of the values that regions say nothing about.
 struct KeepSaved {};  ///< whatever autograd saves, as PyTorch does
-struct FollowPlan {   ///< what the plan says, as long as the step is the planned one
+/// A step that was recorded before, and its plan.
+struct KnownStep {
   std::shared_ptr<const plan::MemoryPlan> plan;
-  std::shared_ptr<const plan::StepGraph> graph;  ///< that the plan is for
+  std::shared_ptr<const plan::StepGraph> graph;
+};
+/// What the first plan says, as long as the step is the one that it is for; then what another one says whose step began
+/// in the same way; and what autograd saves when there is none.
+struct FollowPlan {
+  std::vector<KnownStep> steps;  ///< not empty
 };
 using Policy = std::variant<KeepSaved, FollowPlan>;
 
@@ -141,7 +147,10 @@ class Tape {
 
   // --- accounts ----------------------------------------------------------------------------------------------------
 
+  /// Where the step first differed from all known ones.
   [[nodiscard]] const std::optional<Divergence>& divergence() const noexcept { return divergence_; }
+  /// The known step that this one is, so far; null when it is none of them.
+  [[nodiscard]] const KnownStep* known_step() const;
   [[nodiscard]] std::int64_t replayed_ops() const noexcept { return replayed_ops_; }
   void count_replayed() noexcept { ++replayed_ops_; }
   [[nodiscard]] std::int64_t evictions() const noexcept { return evictions_; }
@@ -214,6 +223,7 @@ class Tape {
   void capture_outputs(const c10::OperatorHandle& op, const OperatorTraits& traits, const torch::jit::Stack& stack);
   void add_output(const at::Tensor& tensor, plan::ValueId overwrites, OutputSlot slot, bool uninitialized);
   void compare_with_plan(plan::OpId op, const OperatorTraits& traits);
+  void follow_another(plan::OpId op, std::string expected, std::string found);
   std::uint64_t sign(const OperatorTraits& traits) const;
   void bind(SavedTensor& saved);
   void bind_before(const torch::jit::Stack& stack, std::size_t first, const OperatorTraits& traits);

@@ -280,8 +280,8 @@ void Tape::add_output(const at::Tensor& tensor, plan::ValueId overwrites, Output
   s.device = tensor.storage().device();
   s.uninitialized = uninitialized;
   current_[impl] = value;
-  if (const auto* follow = std::get_if<FollowPlan>(&policy_); follow != nullptr && !divergence_) {
-    if (follow->plan->keeps(value)) hold(value, tensor.storage());
+  if (const KnownStep* known = known_step(); known != nullptr && known->plan->keeps(value)) {
+    hold(value, tensor.storage());
   }
 }
 
@@ -320,12 +320,11 @@ std::uint64_t Tape::sign(const OperatorTraits& traits) const {
 }
 
 void Tape::compare_with_plan(plan::OpId op, const OperatorTraits& traits) {
-  const auto* follow = std::get_if<FollowPlan>(&policy_);
-  if (follow == nullptr || divergence_) return;
-  const auto& planned = follow->graph->ops;
+  const KnownStep* known = known_step();
+  if (known == nullptr) return;
+  const auto& planned = known->graph->ops;
   if (at(op) < planned.size() && planned[at(op)].signature == signatures_[at(op)]) return;
-  divergence_ = Divergence{op, at(op) < planned.size() ? planned[at(op)].name : "the end of the step", traits.name};
-  policy_ = KeepSaved{};
+  follow_another(op, at(op) < planned.size() ? planned[at(op)].name : "the end of the step", traits.name);
 }
 
 }  // namespace snug::record

@@ -4,10 +4,13 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+
 #include "snug/memory/tag.h"
-#include "snug/plan/planner.h"
+#include "snug/record/profiler.h"
 #include "snug/record/recording.h"
 #include "snug/replay/eviction.h"
+#include "snug/replay/step_book.h"
 
 namespace snug {
 namespace {
@@ -29,33 +32,17 @@ class TagGradient final : public torch::autograd::PostAccumulateGradHook {
 
 struct Session::State {
   memory::DeviceMemory& memory;
-  std::shared_ptr<const plan::StepGraph> graph;
-  std::shared_ptr<const plan::MemoryPlan> plan;
+  replay::StepBook book;
   std::vector<at::Tensor> parameters;
   std::vector<at::Tensor> hooked;
-  plan::Planner planner;
   std::optional<plan::Budget> budget;
   std::optional<Bytes> limit_before;
+  bool steps_vary = false;  // an unknown step has come up
   StepReport last;
 
   ~State() {
     for (const at::Tensor& p : hooked) torch::autograd::impl::set_post_acc_grad_hooks(p, nullptr);
     if (budget) memory.set_limit(limit_before);
-  }
-
-  /// Other memory than when the step was recorded, such as optimizer state made since, calls for another plan.
-  void plan_again_if_needed() {
-    if (!budget) return;
-    const memory::Stats stats = memory.stats();
-    const Bytes grown = stats.allocated - graph->static_bytes;
-    const Bytes room = budget->device - budget->reserve - plan->predicted_peak;
-    // The reserve covers odds and ends; much less than before would let a faster plan fit.
-    if (grown <= std::max<Bytes>(room, 0) + budget->reserve / 2 && grown > -budget->device / 20) return;
-    auto moved = std::make_shared<plan::StepGraph>(*graph);
-    moved->static_bytes = stats.allocated;
-    moved->static_by_tag = stats.by_tag;
-    plan = std::make_shared<plan::MemoryPlan>(planner.plan(*moved, budget));
-    graph = std::move(moved);
   }
 };
 
@@ -65,16 +52,13 @@ Session::Session(replay::RecordedStep step, std::string_view strategy, std::opti
 
 Session::Session(replay::RecordedStep step, plan::Planner planner, std::optional<plan::Budget> budget,
                  memory::DeviceMemory& memory) {
-  auto graph = std::make_shared<plan::StepGraph>(std::move(step.graph));
-  auto plan = std::make_shared<plan::MemoryPlan>(planner.plan(*graph, budget));
   state_.reset(new State{memory,
-                         std::move(graph),
-                         std::move(plan),
+                         replay::StepBook(std::move(step.graph), std::move(planner), budget),
                          std::move(step.parameters),
                          {},
-                         std::move(planner),
                          budget,
                          memory.stats().limit,
+                         false,
                          {}});
   if (budget) memory.set_limit(budget->device);
   for (const at::Tensor& p : state_->parameters) {
@@ -90,14 +74,25 @@ Session::~Session() = default;
 Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&&) noexcept = default;
 
-const plan::MemoryPlan& Session::plan() const { return *state_->plan; }
-const plan::StepGraph& Session::graph() const { return *state_->graph; }
+const plan::MemoryPlan& Session::plan() const { return state_->book.plan(); }
+const plan::StepGraph& Session::graph() const { return state_->book.graph(); }
 const Session::StepReport& Session::last_step() const { return state_->last; }
 
 at::Tensor Session::run(const replay::Forward& forward) {
   State& s = *state_;
-  s.plan_again_if_needed();
-  const auto tape = std::make_shared<record::Tape>(record::FollowPlan{s.plan, s.graph});
+  const bool accumulates = std::ranges::any_of(s.parameters, [](const at::Tensor& p) { return p.grad().defined(); });
+  s.book.begin(s.memory.stats(), accumulates);
+  // What an unknown step takes is noted as it runs, once there is reason to expect one.
+  const Bytes before = s.memory.stats().allocated;
+  std::optional<record::Profiler> profiler;
+  const bool unexpected = !s.book.expects(accumulates);
+  if (s.steps_vary || unexpected) profiler.emplace(s.memory, s.memory.stats().allocated - before);
+  const auto tape =
+      std::make_shared<record::Tape>(record::FollowPlan{s.book.steps(accumulates)}, profiler ? &*profiler : nullptr);
+  struct Detach {
+    record::Tape& tape;
+    ~Detach() { tape.detach_profiler(); }
+  } const detach{*tape};
   const replay::Evictor evictor(tape, s.memory);
   at::Tensor loss;
   {
@@ -111,11 +106,22 @@ at::Tensor Session::run(const replay::Forward& forward) {
     const memory::TagScope tag(memory::Tag::Workspace);
     loss.backward();
   }
-  s.last = {tape->replayed_ops(), tape->evictions(), !tape->divergence().has_value(), {}};
+  s.last = {tape->replayed_ops(), tape->evictions(), !tape->divergence().has_value(), {}, s.book.size(), false};
+  at::Tensor result = loss.detach();
   if (const auto& d = tape->divergence()) {
     s.last.divergence = fmt::format("operator {}: recorded {}, ran {}", d->op, d->expected, d->found);
+    s.steps_vary = true;
+  } else if (const record::KnownStep* known = tape->known_step()) {
+    s.book.ran(known->graph.get());
   }
-  return loss.detach();
+  if (profiler && (unexpected || tape->divergence())) {
+    // The graph of the loss ends with it; what it held is no part of the step's end.
+    loss = at::Tensor();
+    s.book.add(profiler->finish(*tape), accumulates);
+    s.last.planned_anew = true;
+    s.last.known = s.book.size();
+  }
+  return result;
 }
 
 }  // namespace snug

@@ -19,9 +19,10 @@
 
 namespace snug {
 
-/// Runs training steps under a plan and a hard limit. While a session lives, the device's allocator hands out no more
-/// than the budget, to anybody in the process. One thread at a time; several sessions may exist, the newest limit
-/// holds.
+/// Runs training steps under a plan and a hard limit. Steps may differ in shapes and operators: each kind gets a plan
+/// of its own when it comes up. The first unknown one is only noticed; from then on each is recorded as it runs. While
+/// a session lives, the device's allocator hands out no more than the budget, to anybody in the process. One thread at
+/// a time; several sessions may exist, the newest limit holds.
 class Session {
  public:
   /// What the latest step did.
@@ -29,7 +30,9 @@ class Session {
     std::int64_t replayed_ops = 0;
     std::int64_t evictions = 0;  ///< values dropped because the limit was near, not because the plan says so
     bool followed_plan = true;
-    std::string divergence;  ///< where the step first differed from the recorded one, else empty
+    std::string divergence;     ///< where the step first differed from all known ones, else empty
+    std::size_t known = 1;      ///< steps that the session has plans for
+    bool planned_anew = false;  ///< the step was an unknown one, was recorded as it ran, and has a plan from now on
   };
 
   /// For a recorded step and a planner made for its graph. No budget: no limit, and a plan as the planner makes it
@@ -52,6 +55,7 @@ class Session {
     return run([&]() -> at::Tensor { return std::invoke(step, std::forward<Batch>(batch)...); });
   }
 
+  /// Of the step that ran last, and was known or planned.
   [[nodiscard]] const plan::MemoryPlan& plan() const;
   [[nodiscard]] const plan::StepGraph& graph() const;
   [[nodiscard]] const StepReport& last_step() const;

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "snug/memory/stats.h"
+#include "snug/plan/budget.h"
+#include "snug/plan/planner.h"
+#include "snug/record/tape.h"
+
+namespace snug::replay {
+
+/// The steps that a session has seen, by their operators and shapes and by whether gradients were there before (then
+/// backward adds to them, and takes no memory for new ones), each with a plan of its own. The one that ran last comes
+/// first. Not synchronized.
+class StepBook {
+ public:
+  /// With a first step. Throws DoesNotFit.
+  StepBook(plan::StepGraph graph, plan::Planner planner, std::optional<plan::Budget> budget);
+
+  /// A step is about to run. Plans again what was planned when much less, or much more, was allocated outside of the
+  /// step. Throws DoesNotFit when no plan fits the step that is expected.
+  void begin(const memory::Stats& stats, bool accumulates);
+
+  /// Whether a step like this, of whatever operators, has been seen.
+  [[nodiscard]] bool expects(bool accumulates) const;
+
+  /// Another step was recorded. Plans it by the strategy of the first, or by "optimal" where that does not suit it;
+  /// where no plan fits it keeps everything, and eviction holds the cap. Becomes the first.
+  void add(plan::StepGraph graph, bool accumulates);
+
+  /// The step with this graph ran: it becomes the first.
+  void ran(const plan::StepGraph* graph);
+
+  /// What a tape may follow, the first step first: those that agree on `accumulates`, or all when none does.
+  [[nodiscard]] std::vector<record::KnownStep> steps(bool accumulates) const;
+  [[nodiscard]] const plan::StepGraph& graph() const { return *known_.front().graph; }
+  [[nodiscard]] const plan::MemoryPlan& plan() const { return *known_.front().plan; }
+  [[nodiscard]] std::size_t size() const noexcept { return known_.size(); }
+
+ private:
+  struct Known {
+    std::shared_ptr<const plan::StepGraph> graph;
+    std::shared_ptr<const plan::MemoryPlan> plan;
+    plan::Planner planner;
+    bool accumulates = false;
+  };
+  /// Whether the memory outside of the step calls for another plan.
+  [[nodiscard]] bool outdated(const Known& known, Bytes allocated) const;
+
+  std::vector<Known> known_;
+  std::optional<plan::Budget> budget_;
+};
+
+}  // namespace snug::replay
