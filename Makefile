@@ -1,5 +1,5 @@
 # Shorthands for what CMakePresets.json and scripts/ hold; nothing is decided here.
-.PHONY: help setup build test demo asan bench cuda-check format clean
+.PHONY: help setup build test demo asan bench bench-peers cuda-check format clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -35,6 +35,9 @@ asan: setup ## Run the unit tests with the address and undefined-behaviour sanit
 bench: setup ## Build and run the benchmarks
 	@cmake --preset release
 	@cmake --build --preset release -j $(JOBS) --target bench
+
+bench-peers: build ## Compare with PyTorch's own memory savers (about an hour); ARGS=... as benchmarks/peers/run.py has them
+	@benchmarks/peers/run.sh build/release/snug benchmarks/results $(ARGS)
 
 cuda-check: setup ## Compile the CUDA code against a CUDA build of LibTorch, without a GPU
 	@scripts/cuda_check.sh

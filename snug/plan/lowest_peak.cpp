@@ -16,7 +16,7 @@
 namespace snug::plan {
 namespace {
 
-constexpr std::size_t kStarts = 3;
+constexpr std::size_t kStarts = 2;
 
 std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
 

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t kPieces = 48;
 constexpr std::int64_t kPlansTried = 20'000;
-constexpr std::int64_t kLeastEffort = 800'000, kMostEffort = 6'000'000;
+constexpr std::int64_t kLeastEffort = 600'000, kMostEffort = 6'000'000;
 
 }  // namespace
 
@@ -32,7 +32,7 @@ TradeOff::TradeOff(const StepGraph& graph) : static_bytes_(graph.static_bytes) {
   // Small steps are done with before this is used up; for large ones a few passes over the graph are not much.
   const Effort effort{
       std::clamp<std::int64_t>(100 * static_cast<std::int64_t>(graph.ops.size()), kLeastEffort, kMostEffort)};
-  for (MemoryPlan& plan : low_plans(graph, kPieces, effort)) {
+  for (MemoryPlan& plan : low_plans(graph, kPieces, {2 * effort.left})) {
     if (auto useful = predicted_if_useful(graph, std::move(plan))) found.push_back(std::move(*useful));
   }
   if (count_plans(graph, kPlansTried) < kPlansTried) {
@@ -45,18 +45,42 @@ TradeOff::TradeOff(const StepGraph& graph) : static_bytes_(graph.static_bytes) {
   for (MemoryPlan& plan : plans_) plan.strategy = "optimal";
 }
 
+/// Plans between two neighbours of the front, for the bytes that a budget leaves unused. They depend on the neighbours
+/// only, and are slower than the one and larger than the other: what holds for the front holds with them.
+std::vector<MemoryPlan> TradeOff::between(const StepGraph& graph, std::size_t faster) const {
+  const MemoryPlan &upper = plans_[faster], &lower = plans_[faster + 1];
+  const Effort effort{
+      std::clamp<std::int64_t>(40 * static_cast<std::int64_t>(graph.ops.size()), kLeastEffort / 4, kMostEffort / 6)};
+  std::vector<MemoryPlan> found = with_gaps_filled(graph, {upper, lower}, {effort.left / 4});
+  found = with_values_flipped(graph, std::move(found), effort);
+  std::erase_if(found, [&](const MemoryPlan& plan) {
+    return plan.predicted_peak <= lower.predicted_peak || plan.predicted_peak >= upper.predicted_peak ||
+           plan.predicted_seconds <= upper.predicted_seconds || plan.predicted_seconds >= lower.predicted_seconds;
+  });
+  return found;
+}
+
 MemoryPlan TradeOff::best(const StepGraph& graph, Budget budget) const {
   const Bytes more_static = graph.static_bytes - static_bytes_;
-  for (const MemoryPlan& plan : plans_) {
-    if (plan.predicted_peak + more_static > budget.for_blocks()) continue;
-    MemoryPlan chosen = plan;
-    chosen.predicted_peak += more_static;
-    chosen.budget = budget.device;
-    return chosen;
+  const auto fits = [&](const MemoryPlan& plan) { return plan.predicted_peak + more_static <= budget.for_blocks(); };
+  const auto fastest = std::ranges::find_if(plans_, fits);
+  if (fastest == plans_.end()) {
+    MemoryPlan least = plans_.back();
+    least.predicted_peak += more_static;
+    throw DoesNotFit(floor_of(graph, least, budget));
   }
-  MemoryPlan least = plans_.back();
-  least.predicted_peak += more_static;
-  throw DoesNotFit(floor_of(graph, least, budget));
+  MemoryPlan chosen = *fastest;
+  if (fastest != plans_.begin()) {
+    // Searched for with the static bytes of then.
+    StepGraph then = graph;
+    then.static_bytes = static_bytes_;
+    const auto found = between(then, static_cast<std::size_t>(fastest - plans_.begin()) - 1);
+    if (const auto better = std::ranges::find_if(found, fits); better != found.end()) chosen = *better;
+  }
+  chosen.strategy = "optimal";
+  chosen.predicted_peak += more_static;
+  chosen.budget = budget.device;
+  return chosen;
 }
 
 }  // namespace snug::plan

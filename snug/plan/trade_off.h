@@ -17,8 +17,9 @@ class TradeOff {
   /// plan there is when the step is tiny; all checked by the simulator. Pure and deterministic.
   explicit TradeOff(const StepGraph& graph);
 
-  /// The fastest plan that fits. `graph` is the one that was searched, but its static bytes may be others now. Throws
-  /// DoesNotFit, naming the smallest budget that would do.
+  /// The fastest plan that fits; what the budget leaves unused is spent on plans between two of the front. `graph` is
+  /// the one that was searched, but its static bytes may be others now. Throws DoesNotFit, naming the smallest budget
+  /// that would do.
   [[nodiscard]] MemoryPlan best(const StepGraph& graph, Budget budget) const;
 
   /// By falling peak; at least one.
@@ -28,6 +29,8 @@ class TradeOff {
   [[nodiscard]] Bytes floor() const { return plans_.back().predicted_peak; }
 
  private:
+  [[nodiscard]] std::vector<MemoryPlan> between(const StepGraph& graph, std::size_t faster) const;
+
   std::vector<MemoryPlan> plans_;
   Bytes static_bytes_;  // of the graph that was searched
 };

@@ -86,6 +86,7 @@ nlohmann::ordered_json to_json(const BenchResult& result) {
                     {"step_seconds_median", if_fits(r.seconds_median)},
                     {"unplanned_step_seconds_median", r.unplanned_seconds_median},
                     {"unplanned_peak_bytes", result.unplanned_peak},
+                    {"static_bytes", result.static_bytes},
                     {"replayed_ops", if_fits(r.replayed_ops)}});
   }
   return rows;
@@ -102,6 +103,7 @@ BenchResult bench(const Config& config, const BenchOptions& options, report::Pro
   progress.note("recording one step");
   const replay::RecordedStep step = replay::record_step(forward, memory);
   result.unplanned_peak = plan::plan_none(step.graph).predicted_peak;
+  result.static_bytes = step.graph.static_bytes;
   result.unplanned_seconds_recorded = step.graph.step_seconds;
   std::vector<Entry> entries = make_entries(step, options, result.unplanned_peak, memory);
 

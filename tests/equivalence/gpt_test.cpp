@@ -97,11 +97,9 @@ TEST_P(GptEquivalence, UnderShrinkingBudgets) {
       EXPECT_LE(memory.stats().mapped_peak, budget);
       EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
       EXPECT_GT(session.last_step().replayed_ops, 0);
-      // Recorded under the cap: what was evicted during an operator counts into its peak, so the prediction may be
-      // over, never under.
       EXPECT_LE(memory.stats().allocated_peak, session.plan().predicted_peak);
       EXPECT_GE(static_cast<double>(memory.stats().allocated_peak),
-                0.97 * static_cast<double>(session.plan().predicted_peak));
+                0.995 * static_cast<double>(session.plan().predicted_peak));
       return loss;
     });
     expect_same(plain, planned);
