@@ -47,7 +47,7 @@ void Ledger::pack(ValueId value) {
 void Ledger::consume(ValueId value) {
   Entry& e = entry(value);
   if (e.pending > 0) --e.pending;
-  if (e.pending == 0 && e.cached && e.pins == 0) drop_resident(value);
+  if (e.pending == 0 && e.cached && idle(e)) drop_resident(value);
 }
 
 void Ledger::release(ValueId value, bool consumed) {
@@ -55,7 +55,7 @@ void Ledger::release(ValueId value, bool consumed) {
   --e.packs;
   if (!consumed && e.pending > 0) --e.pending;
   if (!settled_) return;
-  if (e.pending == 0 && e.cached && e.pins == 0) drop_resident(value);
+  if (e.pending == 0 && e.cached && idle(e)) drop_resident(value);
   if (e.packs == 0 && e.readers == 0) retire(value);
 }
 
@@ -65,7 +65,7 @@ void Ledger::begin_pass() {
 
 void Ledger::end_pass() {
   for (ValueId v = 0; at(v) < entries_.size(); ++v) {
-    if (entry(v).cached && entry(v).pins == 0) drop_resident(v);
+    if (entry(v).cached && idle(entry(v))) drop_resident(v);
   }
 }
 
@@ -94,7 +94,7 @@ void Ledger::retire(ValueId value) {
     const ValueId v = unneeded.back();
     unneeded.pop_back();
     const bool was_held = entry(v).held;
-    if (entry(v).pins == 0 && !stays(v)) drop_resident(v);
+    if (idle(entry(v)) && !stays(v)) drop_resident(v);
     const OpId op = flow_.producer(v);
     if (was_held || op == kNoOp || demand_[at(op)] == 0 || --demand_[at(op)] > 0) continue;
     for (ValueId input : flow_.inputs(op)) {
@@ -239,18 +239,29 @@ void Ledger::finish(const ReplayStep& step) {
 }
 
 void Ledger::pin(const Replay& replay) {
-  for (ValueId v : replay.sources) ++entry(v).pins;
+  for (ValueId v : replay.sources) ++entry(v).wanted;
+}
+
+bool Ledger::begin(const ReplayStep& step) {
+  const auto inputs = flow_.inputs(step.op);
+  if (!std::ranges::all_of(inputs, [&](ValueId v) { return resident(v); })) return false;
+  for (ValueId v : inputs) ++entry(v).pins;
+  return true;
+}
+
+void Ledger::end(const ReplayStep& step) {
+  for (ValueId v : flow_.inputs(step.op)) --entry(v).pins;
 }
 
 void Ledger::unpin(const Replay& replay) {
-  // Still pinned only when the replay was cut short by an exception.
+  // Still pinned only when the replay was cut short.
   for (const ReplayStep& step : replay.steps) {
     for (ValueId v : step.read_later) entry(v).pins = 0;
   }
   for (ValueId v : replay.sources) {
     Entry& e = entry(v);
-    if (--e.pins > 0) continue;
-    // What became unneeded while it was pinned goes now.
+    if (--e.wanted > 0 || e.pins > 0) continue;
+    // What became unneeded while it was wanted goes now.
     if (settled_ && !needed(v) && !stays(v)) drop_resident(v);
     if (e.cached && e.pending == 0) drop_resident(v);
   }
@@ -270,8 +281,8 @@ std::vector<double> Ledger::recovery_seconds(const std::function<double(OpId)>& 
   return cost;
 }
 
-bool Ledger::evictable(ValueId value) const {
-  return resident(value) && entry(value).pins == 0 && !flow_.is_leaf(value);
+bool Ledger::evictable(ValueId value, bool in_need) const {
+  return resident(value) && entry(value).pins == 0 && (in_need || entry(value).wanted == 0) && !flow_.is_leaf(value);
 }
 
 void Ledger::evict(ValueId value) {

@@ -75,14 +75,20 @@ class Ledger {
   void cache(ValueId value);
   /// A step of a replay is done.
   void finish(const ReplayStep& step);
-  /// Protects the sources of a running replay from eviction.
+  /// A replay begins: its sources are wanted, and are evicted only in need.
   void pin(const Replay& replay);
   void unpin(const Replay& replay);
+  /// A step of it runs: its resident inputs must stay. False, and nothing is pinned, when one of them has been evicted:
+  /// then the rest of the replay is to be scheduled anew.
+  [[nodiscard]] bool begin(const ReplayStep& step);
+  /// The step ran or failed.
+  void end(const ReplayStep& step);
 
   /// By operator: the seconds that making its outputs again would take now, along the longest chain of absent inputs,
   /// or infinity where a source is gone. One pass over the recording.
   [[nodiscard]] std::vector<double> recovery_seconds(const std::function<double(OpId)>& seconds) const;
-  [[nodiscard]] bool evictable(ValueId value) const;
+  /// `in_need`: also what a running replay will still read.
+  [[nodiscard]] bool evictable(ValueId value, bool in_need = false) const;
   /// Drops a resident value that is still needed. It must be evictable, and its operator's recovery finite.
   void evict(ValueId value);
 
@@ -91,7 +97,8 @@ class Ledger {
     std::int32_t packs = 0;
     std::int32_t pending = 0;
     std::int32_t readers = 0;  // inputs of demanded operators
-    std::int32_t pins = 0;
+    std::int32_t pins = 0;     // must stay
+    std::int32_t wanted = 0;   // running replays that will read it
     bool held = false;
     bool cached = false;
   };
@@ -120,6 +127,7 @@ class Ledger {
   Entry& entry(ValueId value);
   const Entry& entry(ValueId value) const { return entries_[static_cast<std::size_t>(value)]; }
   int demand(OpId op) const;
+  static bool idle(const Entry& e) { return e.pins == 0 && e.wanted == 0; }
   bool stays(ValueId value) const { return keep_leaves_ && flow_.is_leaf(value); }
   void want(OpId op);
   void retire(ValueId value);

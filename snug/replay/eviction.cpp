@@ -52,7 +52,7 @@ class Recovery {
 /// What can be dropped now, in the order in which it should go: as in DTR (Kirisame et al. 2021, arXiv 2006.09616), few
 /// seconds to make again, absent ancestors included, per byte and per distance from where the step is. What is far away
 /// was made long ago, and backward, which goes the other way, asks for it late.
-std::vector<Victim> victims(const record::Tape& tape) {
+std::vector<Victim> victims(const record::Tape& tape, bool in_need) {
   const plan::Ledger& ledger = tape.ledger();
   const std::vector<double> chain = ledger.recovery_seconds([&](plan::OpId op) { return tape.seconds(op); });
   const auto position = static_cast<double>(tape.position());
@@ -62,7 +62,7 @@ std::vector<Victim> victims(const record::Tape& tape) {
   };
   std::vector<Victim> found;
   for (plan::ValueId v = 0; v < tape.flow().values(); ++v) {
-    if (!ledger.evictable(v) || tape.nbytes(v) < kSmallestWorthIt || !tape.only_ours(v)) continue;
+    if (!ledger.evictable(v, in_need) || tape.nbytes(v) < kSmallestWorthIt || !tape.only_ours(v)) continue;
     // Along the longest chain of absent inputs: quick, and infinite when it cannot be made again.
     const double seconds = chain[static_cast<std::size_t>(tape.flow().producer(v))];
     if (std::isfinite(seconds)) found.push_back({v, cost(v, seconds)});
@@ -92,10 +92,14 @@ bool Evictor::make_room(Bytes bytes) noexcept {
   const std::unique_lock lock(tape_->mutex(), std::try_to_lock);
   if (!lock.owns_lock()) return false;
   Bytes freed = 0;
-  for (const Victim& victim : victims(*tape_)) {
-    if (freed >= bytes) break;
-    freed += memory_.rounded(tape_->nbytes(victim.value));
-    tape_->evict(victim.value);
+  // What a running replay is going to read only if there is nothing else.
+  for (const bool in_need : {false, true}) {
+    if (freed > 0) break;
+    for (const Victim& victim : victims(*tape_, in_need)) {
+      if (freed >= bytes) break;
+      freed += memory_.rounded(tape_->nbytes(victim.value));
+      tape_->evict(victim.value);
+    }
   }
   return freed > 0;
 }

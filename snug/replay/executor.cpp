@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "snug/base/errors.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/memory/tag.h"
 #include "snug/record/profiler.h"
@@ -17,6 +18,8 @@
 
 namespace snug::replay {
 namespace {
+
+constexpr int kMostSchedules = 100;
 
 using plan::Output;
 using plan::ReplayStep;
@@ -53,6 +56,24 @@ class PinScope {
  private:
   plan::Ledger& ledger_;
   const plan::Replay& replay_;
+};
+
+/// Keeps the inputs of a step from eviction while it runs.
+class StepScope {
+ public:
+  StepScope(plan::Ledger& ledger, const ReplayStep& step) : ledger_(ledger), step_(step), begun(ledger.begin(step)) {}
+  ~StepScope() {
+    if (begun) ledger_.end(step_);
+  }
+  StepScope(const StepScope&) = delete;
+  StepScope& operator=(const StepScope&) = delete;
+
+ private:
+  plan::Ledger& ledger_;
+  const ReplayStep& step_;
+
+ public:
+  const bool begun;
 };
 
 /// The storages that the call writes, in place of the recorded ones: what the operator overwrites is copied first,
@@ -158,13 +179,22 @@ void run(Tape& tape, const ReplayStep& step) {
 
 void materialize(Tape& tape, ValueId value) {
   if (record::Profiler* profiler = tape.profiler()) profiler->replay_begins();
-  const plan::Replay replay = tape.ledger().schedule(value);
   {
-    const PinScope pins(tape.ledger(), replay);
     static const c10::DispatchKeySet handled = handled_keys();
     const c10::impl::ExcludeDispatchKeyGuard below(handled);
     const memory::TagScope tag(memory::Tag::Activations);
-    for (const ReplayStep& step : replay.steps) run(tape, step);
+    // In need, eviction takes what a replay would still have read. The rest of it is scheduled again then; what a
+    // schedule has made so far is a source of the next one.
+    for (int attempt = 0; !tape.ledger().resident(value); ++attempt) {
+      if (attempt == kMostSchedules) throw Error("replay: eviction keeps undoing what is made; raise the budget");
+      const plan::Replay replay = tape.ledger().schedule(value);
+      const PinScope pins(tape.ledger(), replay);
+      for (const ReplayStep& step : replay.steps) {
+        const StepScope scope(tape.ledger(), step);
+        if (!scope.begun) break;
+        run(tape, step);
+      }
+    }
   }
   if (record::Profiler* profiler = tape.profiler()) profiler->replay_ends();
 }
