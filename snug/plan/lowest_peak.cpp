@@ -1,7 +1,10 @@
 #include "snug/plan/lowest_peak.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "snug/plan/chain.h"
@@ -10,13 +13,17 @@
 #include "snug/plan/lower_bound.h"
 #include "snug/plan/pieces.h"
 #include "snug/plan/presets.h"
+#include "snug/plan/price_search.h"
 #include "snug/plan/segments.h"
 #include "snug/plan/simulator.h"
 
 namespace snug::plan {
 namespace {
 
-constexpr std::size_t kStarts = 2;
+constexpr std::size_t kStarts = 3;
+constexpr std::size_t kFewOps = 500;  // below it, time is no matter
+// Operators that take long for what they make, by parts of their names.
+constexpr std::array<std::string_view, 6> kHeavy = {"mm", "conv", "attention", "lstm", "gru", "linear"};
 
 std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
 
@@ -91,13 +98,21 @@ class Descent {
 
 std::vector<MemoryPlan> low_plans(const StepGraph& graph, std::size_t pieces, Effort effort) {
   StepGraph timeless = graph;
-  for (OpInfo& op : timeless.ops) op.seconds = 1;
-  timeless.step_seconds = 3 * static_cast<double>(timeless.ops.size());
+  // As if operators took as long as what they make is large: about right, and the same in each recording.
+  for (OpId op = 0; op < timeless.flow.ops(); ++op) {
+    Bytes bytes = 4_KiB;
+    for (const Output& out : timeless.flow.outputs(op)) bytes += timeless.values[at(out.value)].bytes;
+    const std::string& name = timeless.ops[at(op)].name;
+    const bool heavy = std::ranges::any_of(kHeavy, [&](std::string_view part) { return name.find(part) != name.npos; });
+    timeless.ops[at(op)].seconds = (heavy ? 20e-9 : 1e-9) * static_cast<double>(bytes);
+  }
+  timeless.step_seconds = 1;
   std::vector<MemoryPlan> plans{plan_every_block(timeless)};
   const Bytes least = lower_bound_of_peak(timeless), most = plan_none(timeless).predicted_peak;
   for (MemoryPlan& plan : chain_plans(timeless, make_chain(timeless, pieces), least, most)) {
     if (auto useful = predicted_if_useful(timeless, std::move(plan))) plans.push_back(std::move(*useful));
   }
+  if (timeless.ops.size() < kFewOps) std::ranges::move(priced_plans(timeless), std::back_inserter(plans));
   std::ranges::stable_sort(plans, {}, &MemoryPlan::predicted_peak);
   Descent descent(timeless, pieces);
   const std::size_t starts = std::min(kStarts, plans.size());

@@ -19,7 +19,7 @@ constexpr double kCapacityOfAllSeconds = 1e12;
 Moment::Moment(const StepGraph& graph, std::size_t event)
     : saved(graph.values.size(), 0), free(graph.values.size(), 0), lost(graph.values.size(), 0) {
   bool settled = false;
-  std::vector<std::int32_t> unpacked(graph.values.size(), 0);
+  std::vector<char> unpacked(graph.values.size(), 0);
   std::vector<char> alive(graph.values.size(), 0);
   for (std::size_t i = 0; i <= event && i < graph.events.size(); ++i) {
     const Event& e = graph.events[i];
@@ -36,10 +36,10 @@ Moment::Moment(const StepGraph& graph, std::size_t event)
         if (i < event) alive[at(e.id)] = 0;
         break;
       case Event::Kind::Unpack:
-        ++unpacked[at(e.id)];
+        unpacked[at(e.id)] = 1;
         break;
       case Event::Kind::Release:
-        if (i < event) unpacked[at(e.id)] -= unpacked[at(e.id)] > 0;
+        if (i < event) unpacked[at(e.id)] = 0;
         break;
       case Event::Kind::Settle:
         settled = i < event;
@@ -55,7 +55,7 @@ Moment::Moment(const StepGraph& graph, std::size_t event)
     if (graph.events[i].kind == Event::Kind::Unpack) saved[at(graph.events[i].id)] = 1;
   }
   for (std::size_t v = 0; v < graph.values.size(); ++v) {
-    free[v] = alive[v] || unpacked[v] > 0 || graph.flow.is_leaf(static_cast<ValueId>(v));
+    free[v] = alive[v] || unpacked[v] || graph.flow.is_leaf(static_cast<ValueId>(v));
   }
 }
 

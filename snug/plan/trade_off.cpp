@@ -23,25 +23,26 @@ constexpr std::int64_t kLeastEffort = 600'000, kMostEffort = 6'000'000;
 }  // namespace
 
 TradeOff::TradeOff(const StepGraph& graph) : static_bytes_(graph.static_bytes) {
-  std::vector<MemoryPlan> found = all_presets(graph);
-  const Bytes most = found.front().predicted_peak;
-  std::ranges::move(priced_plans(graph), std::back_inserter(found));
-  for (MemoryPlan& plan : chain_plans(graph, make_chain(graph, kPieces), lower_bound_of_peak(graph), most)) {
-    if (auto useful = predicted_if_useful(graph, std::move(plan))) found.push_back(std::move(*useful));
-  }
   // Small steps are done with before this is used up; for large ones a few passes over the graph are not much.
   const Effort effort{
       std::clamp<std::int64_t>(100 * static_cast<std::int64_t>(graph.ops.size()), kLeastEffort, kMostEffort)};
-  for (MemoryPlan& plan : low_plans(graph, kPieces, {2 * effort.left})) {
-    if (auto useful = predicted_if_useful(graph, std::move(plan))) found.push_back(std::move(*useful));
-  }
-  if (count_plans(graph, kPlansTried) < kPlansTried) {
-    for (MemoryPlan& plan : every_plan(graph)) {
+  std::vector<MemoryPlan> found = all_presets(graph);
+  const Bytes most = found.front().predicted_peak;
+  const auto add = [&](std::vector<MemoryPlan> plans) {
+    for (MemoryPlan& plan : plans) {
       if (auto useful = predicted_if_useful(graph, std::move(plan))) found.push_back(std::move(*useful));
     }
-  }
+  };
+  add(low_plans(graph, kPieces, {graph.ops.size() < 500 ? 2 * effort.left : effort.left / 2}));
+  if (count_plans(graph, kPlansTried) < kPlansTried) add(every_plan(graph));
+  // So far nothing depends on seconds, which differ from recording to recording. A smaller peak that is found with
+  // their help is not used: a budget that is refused today must not fit tomorrow.
+  const Bytes floor = std::ranges::min_element(found, {}, &MemoryPlan::predicted_peak)->predicted_peak;
+  std::ranges::move(priced_plans(graph), std::back_inserter(found));
+  add(chain_plans(graph, make_chain(graph, kPieces), lower_bound_of_peak(graph), most));
   plans_ = with_gaps_filled(graph, front_of(std::move(found)), {effort.left / 4});
   plans_ = with_values_flipped(graph, std::move(plans_), effort);
+  std::erase_if(plans_, [&](const MemoryPlan& plan) { return plan.predicted_peak < floor; });
   for (MemoryPlan& plan : plans_) plan.strategy = "optimal";
 }
 

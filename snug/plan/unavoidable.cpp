@@ -6,9 +6,9 @@ namespace snug::plan {
 
 std::vector<Bytes> unavoidable_bytes(const StepGraph& graph) {
   const auto at = [](std::int32_t id) { return static_cast<std::size_t>(id); };
-  std::vector<std::int32_t> unpacked(graph.values.size(), 0);  // not released yet
-  std::vector<char> alive(graph.values.size(), 0);             // for the program
-  const auto counted = [&](ValueId v) { return alive[at(v)] || unpacked[at(v)] > 0; };
+  std::vector<char> unpacked(graph.values.size(), 0);  // by a node that is not done yet
+  std::vector<char> alive(graph.values.size(), 0);     // for the program
+  const auto counted = [&](ValueId v) { return alive[at(v)] || unpacked[at(v)]; };
   std::vector<Bytes> result;
   result.reserve(graph.events.size());
   Bytes level = graph.static_bytes;
@@ -35,11 +35,11 @@ std::vector<Bytes> unavoidable_bytes(const StepGraph& graph) {
         if (!graph.flow.is_leaf(e.id)) change(e.id, [&] { alive[at(e.id)] = 0; });
         break;
       case Event::Kind::Unpack:
-        change(e.id, [&] { ++unpacked[at(e.id)]; });
+        change(e.id, [&] { unpacked[at(e.id)] = 1; });
         break;
       case Event::Kind::Release:
-        // A saved tensor may go without having been asked for.
-        change(e.id, [&] { unpacked[at(e.id)] -= unpacked[at(e.id)] > 0; });
+        // A node that saved a value twice is done with both.
+        change(e.id, [&] { unpacked[at(e.id)] = 0; });
         break;
       case Event::Kind::Other:
         highest += e.peak;

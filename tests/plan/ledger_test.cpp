@@ -256,6 +256,26 @@ TEST(Ledger, RefusesToMakeALeafOrWhatItsLeafIsGoneFor) {
   EXPECT_THROW((void)r.ledger.schedule(r.a), std::logic_error);
 }
 
+TEST(Ledger, GivesUpASourceOfARunningReplayOnlyInNeedAndTheStepTells) {
+  Row r;
+  for (ValueId v : {r.a, r.c}) r.ledger.pack(v);
+  r.ledger.hold(r.a);
+  r.ledger.settle(/*keep_leaves=*/true);
+  const Replay replay = r.ledger.schedule(r.c);
+  EXPECT_THAT(ops_of(replay), ElementsAre(1, 2));
+  r.ledger.pin(replay);
+  EXPECT_FALSE(r.ledger.evictable(r.a));
+  EXPECT_TRUE(r.ledger.evictable(r.a, /*in_need=*/true));
+  ASSERT_TRUE(r.ledger.begin(replay.steps[0]));
+  EXPECT_FALSE(r.ledger.evictable(r.a, /*in_need=*/true));  // the operator that reads it runs
+  r.ledger.end(replay.steps[0]);
+  r.ledger.evict(r.a);
+  EXPECT_FALSE(r.ledger.begin(replay.steps[0]));
+  r.ledger.unpin(replay);
+  // The rest is scheduled anew, from what is left.
+  EXPECT_THAT(ops_of(r.ledger.schedule(r.c)), ElementsAre(0, 1, 2));
+}
+
 TEST(Ledger, BringsAnEvictedValueBackFromWhatIsLeft) {
   Row r;
   for (ValueId v : {r.a, r.c}) r.ledger.hold(v);
