@@ -7,50 +7,31 @@ METHOD: eager, checkpoint(N) (the first N blocks), sequential(N), selective (pro
 import ctypes
 import functools
 import json
+import pathlib
 import statistics
 import sys
 import time
 
 import torch
-from torch import nn
-from torch.nn import functional as F
 from torch.utils import checkpoint as ac
 
-BLOCKS, WIDTH, HEADS, SEQUENCE, BATCH, VOCABULARY = 12, 384, 6, 256, 8, 8192
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+import gpt_12x384 as gpt
 
 
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention_norm, self.mlp_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.projection = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+class MethodGpt(gpt.Gpt):
+    """The model with its blocks run under one of the methods."""
 
-    def forward(self, x):
-        b, s, w = x.shape
-        q, k, v = (t.view(b, s, HEADS, w // HEADS).transpose(1, 2) for t in self.qkv(self.attention_norm(x)).split(w, 2))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.projection(y.transpose(1, 2).reshape(b, s, w))
-        return x + self.down(F.gelu(self.up(self.mlp_norm(x)), approximate="tanh"))
-
-
-class Gpt(nn.Module):
     def __init__(self, method, argument):
         super().__init__()
         self.method, self.argument = method, argument
-        self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(SEQUENCE, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(BLOCKS)))
-        self.norm = nn.LayerNorm(WIDTH)
 
-    def forward(self, tokens, targets):
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+    def run_blocks(self, x):
         if self.method == "sequential":
-            x = ac.checkpoint_sequential(self.blocks, int(self.argument), x, use_reentrant=False)
-        else:
-            for i, block in enumerate(self.blocks):
-                x = self.run(block, i, x)
-        logits = F.linear(self.norm(x), self.tokens.weight)
-        return F.cross_entropy(logits.float().view(-1, VOCABULARY), targets.view(-1))
+            return ac.checkpoint_sequential(self.blocks, int(self.argument), x, use_reentrant=False)
+        for i, block in enumerate(self.blocks):
+            x = self.run(block, i, x)
+        return x
 
     def run(self, block, i, x):
         if self.method == "checkpoint" and i < int(self.argument):
@@ -72,15 +53,15 @@ def main(library, method, precision, steps):
     name, _, argument = method.rstrip(")").partition("(")
     if name not in ("eager", "checkpoint", "sequential", "selective", "compile"):
         sys.exit(f"pytorch_method.py: unknown method {method}")
-    model = Gpt(name, argument)
+    model = MethodGpt(name, argument)
     step = model
     if name == "compile":
         import torch._functorch.config as config
 
         config.activation_memory_budget = float(argument)
         step = torch.compile(model)
-    tokens = torch.randint(0, VOCABULARY, (BATCH, SEQUENCE))
-    targets = torch.randint(0, VOCABULARY, (BATCH, SEQUENCE))
+    tokens = torch.randint(0, gpt.VOCABULARY, (gpt.BATCH, gpt.SEQUENCE))
+    targets = torch.randint(0, gpt.VOCABULARY, (gpt.BATCH, gpt.SEQUENCE))
     before = counter.bytes_used()
     seconds, loss = [], None
     for i in range(2 + steps):

@@ -54,18 +54,10 @@ PlanReport report_on(plan::StepGraph graph, const plan::Planner& planner, std::o
   return report;
 }
 
-std::optional<plan::Budget> budget_for(const train::BudgetRequest& request, const plan::StepGraph& graph) {
-  if (const Bytes* bytes = std::get_if<Bytes>(&request)) return plan::Budget::for_limit(*bytes);
-  if (const train::Percent* percent = std::get_if<train::Percent>(&request)) {
-    const auto unplanned = static_cast<double>(plan::plan_none(graph).predicted_peak);
-    return plan::Budget::for_limit(static_cast<Bytes>(percent->value / 100.0 * unplanned));
-  }
-  return std::nullopt;
-}
-
 PlanReport plan_graph(const PlanOptions& options) {
   plan::StepGraph graph = plan::read_step_graph(options.graph);
-  const auto budget = budget_for(train::parse_budget(options.config.budget), graph);
+  const auto budget =
+      train::budget_for(train::parse_budget(options.config.budget), plan::plan_none(graph).predicted_peak);
   const double started = monotonic_seconds();
   const plan::Planner planner(graph, options.strategy.empty() ? "optimal" : options.strategy);
   const double seconds = monotonic_seconds() - started;

@@ -44,10 +44,7 @@ struct Windows {
 /// When the step's forward and backward passes are in each piece.
 Windows windows_of(const StepGraph& graph, const std::vector<Excerpt>& pieces) {
   Windows w;
-  std::size_t settle = graph.events.size();
-  for (std::size_t i = 0; i < graph.events.size(); ++i) {
-    if (graph.events[i].kind == Event::Kind::Settle) settle = std::min(settle, i);
-  }
+  const std::size_t settle = graph.settle_event();
   const std::size_t count = pieces.size();
   w.forward.resize(count);
   w.backward.resize(count);
@@ -130,8 +127,7 @@ class PieceWeigher {
     piece.end = excerpt_.begin + local.flow.ops();
     piece.backward_base = base_.before[backward_.begin];
     for (const OpInfo& op : local.ops) piece.seconds += op.seconds;
-    const auto settle = std::ranges::find(local.events, Event::Kind::Settle, &Event::kind);
-    Moment between(local, static_cast<std::size_t>(settle - local.events.begin()));
+    Moment between(local, local.settle_event());
     for (std::size_t v = 0; v < between.free.size(); ++v) between.free[v] = between.free[v] || excerpt_.leaving[v];
     const Relaxation relaxation(local, std::move(between));
     std::vector<PieceOption> found;
@@ -181,7 +177,7 @@ class PieceWeigher {
     result.seconds = run.seconds;
     result.forward_need = need_in(graph_, base_, forward_, excerpt_, run);
     result.backward_need = need_in(graph_, base_, backward_, excerpt_, run);
-    for (std::size_t i = 0; i < local.events.size() && local.events[i].kind != Event::Kind::Settle; ++i) {
+    for (std::size_t i = 0; i < local.settle_event(); ++i) {
       result.forward_bytes = std::max(result.forward_bytes, run.peaks[i]);
     }
     for (SegmentRange range : segments) {

@@ -5,6 +5,8 @@
 #include <limits>
 #include <numeric>
 
+#include "snug/plan/presets.h"
+
 namespace snug::plan {
 namespace {
 
@@ -51,19 +53,17 @@ class Program {
     }
     unit_ = unit;
     rooms_ = static_cast<std::size_t>(range / unit_) + 1;
-    top_ = least_ + static_cast<Bytes>(rooms_ - 1) * unit_;
     // Budgets count down from the largest, so that the largest is exact.
-    shift_ = most - top_;
+    least_ = most - static_cast<Bytes>(rooms_ - 1) * unit_;
   }
-  [[nodiscard]] Bytes bytes_of(std::size_t room) const { return least_ + shift_ + static_cast<Bytes>(room) * unit_; }
-  /// The room that is left when `bytes` go, rounded down; -1 when there is none.
+  /// The room that is left when `bytes` go, rounded down; negative when there is none.
   [[nodiscard]] std::ptrdiff_t after(std::size_t room, Bytes bytes) const {
     const std::ptrdiff_t units = static_cast<std::ptrdiff_t>((bytes + unit_ - 1) / unit_);
     return static_cast<std::ptrdiff_t>(room) - units;
   }
   /// The smallest room with so many bytes; rooms() when none has.
   [[nodiscard]] std::size_t room_for(Bytes bytes) const {
-    const Bytes over = bytes - least_ - shift_;
+    const Bytes over = bytes - least_;
     return over <= 0 ? 0 : std::min(static_cast<std::size_t>((over + unit_ - 1) / unit_), rooms_);
   }
 
@@ -171,7 +171,7 @@ class Program {
   const StepGraph& graph_;
   const Chain& chain_;
   std::size_t count_;
-  Bytes least_, unit_ = 1, top_ = 0, shift_ = 0;
+  Bytes least_, unit_ = 1;  // of the smallest room, and from room to room
   std::size_t rooms_ = 1;
   std::vector<Bytes> replay_base_;  // by `last` of a range
   std::vector<float> cost_;
@@ -184,12 +184,7 @@ std::vector<MemoryPlan> chain_plans(const StepGraph& graph, const Chain& chain, 
   std::vector<MemoryPlan> plans;
   if (chain.pieces.empty() || most < least) return plans;
   const Program program(graph, chain, least, most);
-  MemoryPlan bare;
-  bare.fingerprint = graph.fingerprint();
-  bare.actions.assign(graph.values.size(), Recompute{});
-  for (ValueId v = 0; v < graph.flow.values(); ++v) {
-    if (graph.flow.is_leaf(v)) bare.actions[at(v)] = Keep{};
-  }
+  const MemoryPlan bare = bare_plan(graph);
   for (std::size_t room = program.rooms(); room-- > 0;) {
     if (!program.possible(room)) break;  // a smaller room holds no more
     MemoryPlan plan = bare;

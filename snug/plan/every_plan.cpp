@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "snug/plan/presets.h"
+
 namespace snug::plan {
 namespace {
 
@@ -72,12 +74,7 @@ std::int64_t count_plans(const StepGraph& graph, std::int64_t most) {
 
 std::vector<MemoryPlan> every_plan(const StepGraph& graph) {
   const std::vector<ValueId> values = choices(graph);
-  MemoryPlan plan;
-  plan.fingerprint = graph.fingerprint();
-  plan.actions.assign(graph.values.size(), Recompute{});
-  for (ValueId v = 0; v < graph.flow.values(); ++v) {
-    if (graph.flow.is_leaf(v)) plan.actions[at(v)] = Keep{};
-  }
+  MemoryPlan plan = bare_plan(graph);
   std::vector<MemoryPlan> plans;
   // A range around everything makes no difference.
   for (const Nesting& nesting : nestings(0, graph.flow.ops(), /*with_whole=*/false)) {

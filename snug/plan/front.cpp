@@ -120,10 +120,7 @@ std::vector<MemoryPlan> with_values_flipped(const StepGraph& graph, std::vector<
     const std::size_t stride = std::max<std::size_t>(1, values.size() / share);
     for (std::size_t i = 0; i < fresh.size() && effort.left > 0; ++i) {
       for (std::size_t k = i % stride; k < values.size() && effort.left > 0; k += stride) {
-        MemoryPlan plan = fresh[i];
-        Action& action = plan.actions[at(values[k])];
-        action = std::holds_alternative<Keep>(action) ? Action{Recompute{}} : Action{Keep{}};
-        auto useful = predicted_if_useful(graph, std::move(plan), &effort);
+        auto useful = predicted_if_useful(graph, flipped(fresh[i], values[k]), &effort);
         if (useful && joins(front, useful->predicted_peak, useful->predicted_seconds))
           found.push_back(std::move(*useful));
       }

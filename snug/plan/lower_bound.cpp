@@ -29,6 +29,10 @@ std::vector<std::size_t> tight_moments(const std::vector<Bytes>& levels) {
   return moments;
 }
 
+Bytes highest(const StepGraph& graph, const std::vector<Bytes>& unavoidable) {
+  return unavoidable.empty() ? graph.static_bytes : *std::ranges::max_element(unavoidable);
+}
+
 /// A moment and what a plan must fit there.
 struct TightMoment {
   Moment moment;
@@ -97,15 +101,12 @@ double with_second_moment(const StepGraph& graph, const std::vector<TightMoment>
 
 }  // namespace
 
-Bytes lower_bound_of_peak(const StepGraph& graph) {
-  const std::vector<Bytes> unavoidable = unavoidable_bytes(graph);
-  return unavoidable.empty() ? graph.static_bytes : *std::ranges::max_element(unavoidable);
-}
+Bytes lower_bound_of_peak(const StepGraph& graph) { return highest(graph, unavoidable_bytes(graph)); }
 
 LowerBound lower_bound(const StepGraph& graph, Bytes peak) {
   const std::vector<Bytes> unavoidable = unavoidable_bytes(graph);
   LowerBound bound;
-  bound.peak = lower_bound_of_peak(graph);
+  bound.peak = highest(graph, unavoidable);
   bound.step_seconds = graph.step_seconds;
   if (bound.peak > peak) {
     bound.step_seconds = std::numeric_limits<double>::infinity();

@@ -77,11 +77,6 @@ class Descent {
   }
 
  private:
-  static MemoryPlan flipped(MemoryPlan plan, ValueId v) {
-    Action& action = plan.actions[at(v)];
-    action = std::holds_alternative<Keep>(action) ? Action{Recompute{}} : Action{Keep{}};
-    return plan;
-  }
   bool accept(MemoryPlan candidate, MemoryPlan& plan, Effort& effort) const {
     auto useful = predicted_if_useful(graph_, std::move(candidate), &effort);
     if (!useful || useful->predicted_peak >= plan.predicted_peak) return false;

@@ -16,6 +16,12 @@ using Json = nlohmann::ordered_json;
 
 }  // namespace
 
+MemoryPlan flipped(MemoryPlan plan, ValueId value) {
+  Action& action = plan.actions[static_cast<std::size_t>(value)];
+  action = std::holds_alternative<Keep>(action) ? Action{Recompute{}} : Action{Keep{}};
+  return plan;
+}
+
 Json to_json(const MemoryPlan& plan) {
   // One letter a value: plans stay small and can be compared by eye.
   std::string actions;

@@ -49,6 +49,9 @@ struct MemoryPlan {
   friend bool operator==(const MemoryPlan&, const MemoryPlan&) = default;
 };
 
+/// The plan with one value kept that was recomputed, or the other way round.
+MemoryPlan flipped(MemoryPlan plan, ValueId value);
+
 nlohmann::ordered_json to_json(const MemoryPlan& plan);
 /// Throws UsageError naming what is missing or out of range.
 MemoryPlan memory_plan_from_json(const nlohmann::ordered_json& json);

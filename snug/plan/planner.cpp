@@ -19,66 +19,73 @@ struct Match : Cases... {
   using Cases::operator()...;
 };
 
-/// The one plan of a strategy; none when there are many to choose from.
-std::optional<MemoryPlan> preset(const StepGraph& graph, const Strategy& strategy) {
-  using Plan = std::optional<MemoryPlan>;
+}  // namespace
+
+Planner::Plans Planner::plans_of(const StepGraph& graph, const Strategy& strategy) {
   return std::visit(Match{
-                        [](const Optimal&) { return Plan(); },
-                        [&](const None&) { return Plan(plan_none(graph)); },
-                        [&](const EveryBlock&) { return Plan(plan_every_block(graph)); },
-                        [&](const ChenSqrt&) { return Plan(plan_chen_sqrt(graph)); },
-                        [&](const Revolve& s) { return Plan(plan_revolve(graph, s.checkpoints)); },
-                        [&](const Sequential& s) { return Plan(plan_sequential(graph, s.segments)); },
-                        [&](const Selective& s) { return Plan(plan_selective(graph, s.operators)); },
-                        [&](const FullUniform& s) { return Plan(plan_full_uniform(graph, s.layers)); },
-                        [&](const FullBlock& s) { return Plan(plan_full_block(graph, s.layers)); },
-                        [&](const CoreAttention&) { return Plan(plan_core_attention(graph)); },
-                        [&](const Eviction&) { return Plan(plan_none(graph)); },
+                        [&](const Optimal&) -> Plans { return TradeOff(graph); },
+                        [&](const None&) -> Plans { return plan_none(graph); },
+                        [&](const EveryBlock&) -> Plans { return plan_every_block(graph); },
+                        [&](const ChenSqrt&) -> Plans { return plan_chen_sqrt(graph); },
+                        [&](const Revolve& s) -> Plans { return plan_revolve(graph, s.checkpoints); },
+                        [&](const Sequential& s) -> Plans { return plan_sequential(graph, s.segments); },
+                        [&](const Selective& s) -> Plans { return plan_selective(graph, s.operators); },
+                        [&](const FullUniform& s) -> Plans { return plan_full_uniform(graph, s.layers); },
+                        [&](const FullBlock& s) -> Plans { return plan_full_block(graph, s.layers); },
+                        [&](const CoreAttention&) -> Plans { return plan_core_attention(graph); },
+                        [&](const Eviction&) -> Plans { return Evicted{lower_bound_of_peak(graph)}; },
                     },
                     strategy);
 }
 
-}  // namespace
-
 Planner::Planner(const StepGraph& graph, std::string_view strategy)
     : strategy_(strategy),
       none_(plan_none(graph)),
-      preset_(preset(graph, strategy_from(strategy))),
-      static_bytes_(graph.static_bytes) {
-  if (!preset_) trade_off_.emplace(graph);
-  if (std::holds_alternative<Eviction>(strategy_from(strategy))) {
-    preset_->strategy = "eviction";
-    evicted_to_ = lower_bound_of_peak(graph);
-  }
-}
+      plans_(plans_of(graph, strategy_from(strategy))),
+      static_bytes_(graph.static_bytes) {}
 
 Planner::Planner(const StepGraph& graph, MemoryPlan plan)
-    : none_(plan_none(graph)), preset_(predicted(graph, std::move(plan))), static_bytes_(graph.static_bytes) {}
+    : none_(plan_none(graph)), plans_(predicted(graph, std::move(plan))), static_bytes_(graph.static_bytes) {}
 
 MemoryPlan Planner::plan(const StepGraph& now, std::optional<Budget> budget) const {
   const Bytes more_static = now.static_bytes - static_bytes_;
-  MemoryPlan plan;
-  if (trade_off_ && budget) {
-    plan = trade_off_->best(now, *budget);
-  } else {
-    plan = preset_ ? *preset_ : none_;
+  const auto moved = [&](MemoryPlan plan) {
     plan.predicted_peak += more_static;
-  }
-  if (trade_off_) plan.strategy = "optimal";
+    return plan;
+  };
+  const auto kept = [&](const char* strategy) {
+    MemoryPlan plan = moved(none_);
+    plan.strategy = strategy;
+    return plan;
+  };
+  MemoryPlan plan = std::visit(Match{
+                                   [&](const TradeOff& t) { return budget ? t.best(now, *budget) : kept("optimal"); },
+                                   [&](const MemoryPlan& fixed) { return moved(fixed); },
+                                   [&](const Evicted& e) {
+                                     MemoryPlan all = kept("eviction");
+                                     // What eviction takes the peak down to, if it can.
+                                     if (budget)
+                                       all.predicted_peak = std::max(std::min(all.predicted_peak, budget->for_blocks()),
+                                                                     e.least + more_static);
+                                     return all;
+                                   },
+                               },
+                               plans_);
   plan.budget = budget ? budget->device : 0;
   plan.unplanned_peak = none_.predicted_peak + more_static;
   plan.unplanned_seconds = now.step_seconds;
-  if (evicted_to_ && budget) {
-    // What eviction takes the peak down to, if it can.
-    plan.predicted_peak = std::max(std::min(plan.predicted_peak, budget->for_blocks()), *evicted_to_ + more_static);
-  }
   if (budget && plan.predicted_peak > budget->for_blocks()) throw DoesNotFit(floor_of(now, plan, *budget));
   return plan;
 }
 
 Bytes Planner::floor(const StepGraph& now) const {
-  if (evicted_to_) return *evicted_to_ + now.static_bytes - static_bytes_;
-  return (trade_off_ ? trade_off_->floor() : preset_->predicted_peak) + now.static_bytes - static_bytes_;
+  const Bytes then = std::visit(Match{
+                                    [](const TradeOff& t) { return t.floor(); },
+                                    [](const MemoryPlan& fixed) { return fixed.predicted_peak; },
+                                    [](const Evicted& e) { return e.least; },
+                                },
+                                plans_);
+  return then + now.static_bytes - static_bytes_;
 }
 
 MemoryPlan make_plan(const StepGraph& graph, std::string_view strategy, std::optional<Budget> budget) {

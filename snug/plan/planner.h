@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 
 #include "snug/plan/budget.h"
 #include "snug/plan/memory_plan.h"
@@ -32,11 +33,15 @@ class Planner {
   [[nodiscard]] Bytes floor(const StepGraph& now) const;
 
  private:
+  struct Evicted {
+    Bytes least = 0;  // no step takes less
+  };
+  using Plans = std::variant<TradeOff, MemoryPlan, Evicted>;
+  static Plans plans_of(const StepGraph& graph, const Strategy& strategy);
+
   std::string strategy_ = "optimal";
   MemoryPlan none_;
-  std::optional<MemoryPlan> preset_;
-  std::optional<TradeOff> trade_off_;
-  std::optional<Bytes> evicted_to_;  // Eviction: no step takes less
+  Plans plans_;
   Bytes static_bytes_;
 };
 

@@ -22,12 +22,10 @@ constexpr int kMostForwards = 12;
 std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
 
 MemoryPlan keep_saved(const StepGraph& graph) {
-  MemoryPlan plan;
+  MemoryPlan plan = bare_plan(graph);
   plan.strategy = "none";
-  plan.fingerprint = graph.fingerprint();
-  plan.actions.assign(graph.values.size(), Recompute{});
   for (std::size_t v = 0; v < graph.values.size(); ++v) {
-    if (graph.values[v].saved || graph.flow.is_leaf(static_cast<ValueId>(v))) plan.actions[v] = Keep{};
+    if (graph.values[v].saved) plan.actions[v] = Keep{};
   }
   return plan;
 }
@@ -106,6 +104,16 @@ bool is_softmax(const std::string& name) { return name == "aten::_softmax" || na
 bool is_product(const std::string& name) { return name == "aten::bmm" || name == "aten::baddbmm"; }
 
 }  // namespace
+
+MemoryPlan bare_plan(const StepGraph& graph) {
+  MemoryPlan plan;
+  plan.fingerprint = graph.fingerprint();
+  plan.actions.assign(graph.values.size(), Recompute{});
+  for (ValueId v = 0; v < graph.flow.values(); ++v) {
+    if (graph.flow.is_leaf(v)) plan.actions[at(v)] = Keep{};
+  }
+  return plan;
+}
 
 MemoryPlan plan_none(const StepGraph& graph) { return predicted(graph, keep_saved(graph)); }
 

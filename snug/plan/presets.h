@@ -12,6 +12,9 @@
 // arguments that the scheme does not allow, and for schemes that need repeated blocks when there are none.
 namespace snug::plan {
 
+/// Keeps nothing but leaves, in one segment: what other plans add to. No scheme of its own, and without predictions.
+MemoryPlan bare_plan(const StepGraph& graph);
+
 /// Keeps everything that autograd saves: the step as PyTorch runs it.
 MemoryPlan plan_none(const StepGraph& graph);
 

@@ -55,7 +55,10 @@ std::vector<Stay> stays_of(const StepGraph& graph, std::size_t settle) {
 class Search {
  public:
   Search(const StepGraph& graph, std::size_t settle)
-      : graph_(graph), stays_(stays_of(graph, settle)), relaxation_(graph, Moment(graph, settle)) {}
+      : graph_(graph),
+        bare_(bare_plan(graph)),
+        stays_(stays_of(graph, settle)),
+        relaxation_(graph, Moment(graph, settle)) {}
 
   std::vector<MemoryPlan> run() {
     // At one price for all moments first.
@@ -104,10 +107,11 @@ class Search {
   /// Tries the plan of a choice, replayed together with whatever reads it and stretch by stretch. Returns the highest
   /// memory at each event for the better one.
   std::vector<Bytes> try_choice(const RelaxedChoice& choice) {
-    MemoryPlan plan;
-    plan.fingerprint = graph_.fingerprint();
-    for (const char kept : relaxation_.kept(choice))
-      plan.actions.push_back(kept ? Action{Keep{}} : Action{Recompute{}});
+    MemoryPlan plan = bare_;
+    const std::vector<char> kept = relaxation_.kept(choice);
+    for (std::size_t v = 0; v < kept.size(); ++v) {
+      if (kept[v]) plan.actions[v] = Keep{};
+    }
     std::vector<Bytes> peaks = add(plan);
     plan.segments = runs_with_readers(graph_.flow, choice.replayed);
     std::vector<Bytes> apart = add(std::move(plan));
@@ -185,6 +189,7 @@ class Search {
   static constexpr double kLeastStep = 0.02;
 
   const StepGraph& graph_;
+  MemoryPlan bare_;
   std::vector<Stay> stays_;
   Relaxation relaxation_;
   std::vector<Price> prices_;
@@ -196,9 +201,9 @@ class Search {
 }  // namespace
 
 std::vector<MemoryPlan> priced_plans(const StepGraph& graph) {
-  const auto settle = std::ranges::find(graph.events, Event::Kind::Settle, &Event::kind);
-  if (settle == graph.events.end()) return {};
-  return Search(graph, static_cast<std::size_t>(settle - graph.events.begin())).run();
+  const std::size_t settle = graph.settle_event();
+  if (settle == graph.events.size()) return {};
+  return Search(graph, settle).run();
 }
 
 }  // namespace snug::plan

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include <nlohmann/json.hpp>
 
 #include "snug/base/errors.h"
@@ -65,6 +67,11 @@ Dataflow flow_from_json(const Json& ops, const Json& leaves, ValueId values) {
 }
 
 }  // namespace
+
+std::size_t StepGraph::settle_event() const {
+  const auto settle = std::ranges::find(events, Event::Kind::Settle, &Event::kind);
+  return static_cast<std::size_t>(settle - events.begin());
+}
 
 std::uint64_t StepGraph::fingerprint() const {
   std::uint64_t hash = 0xcbf29ce484222325ULL;

@@ -57,6 +57,9 @@ struct StepGraph {
   std::array<Bytes, 6> static_by_tag{};  ///< the same by memory::Tag
   double step_seconds = 0;               ///< forward and backward of the recorded step
 
+  /// The position in `events` where forward ends and backward begins; their number when there is none.
+  [[nodiscard]] std::size_t settle_event() const;
+
   /// Tells graphs apart: a hash of all signatures.
   [[nodiscard]] std::uint64_t fingerprint() const;
   friend bool operator==(const StepGraph&, const StepGraph&) = default;

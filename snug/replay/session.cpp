@@ -83,10 +83,9 @@ at::Tensor Session::run(const replay::Forward& forward) {
   const bool accumulates = std::ranges::any_of(s.parameters, [](const at::Tensor& p) { return p.grad().defined(); });
   s.book.begin(s.memory.stats(), accumulates);
   // What an unknown step takes is noted as it runs, once there is reason to expect one.
-  const Bytes before = s.memory.stats().allocated;
   std::optional<record::Profiler> profiler;
   const bool unexpected = !s.book.expects(accumulates);
-  if (s.steps_vary || unexpected) profiler.emplace(s.memory, s.memory.stats().allocated - before);
+  if (s.steps_vary || unexpected) profiler.emplace(s.memory, /*aside=*/0);
   const auto tape =
       std::make_shared<record::Tape>(record::FollowPlan{s.book.steps(accumulates)}, profiler ? &*profiler : nullptr);
   struct Detach {

@@ -27,13 +27,10 @@ struct Entry {
   std::vector<double> seconds;
 };
 
-Bytes budget_in_bytes(const std::string& text, Bytes unplanned) {
-  const BudgetRequest request = parse_budget(text);
-  if (const Bytes* bytes = std::get_if<Bytes>(&request)) return *bytes;
-  if (const Percent* percent = std::get_if<Percent>(&request)) {
-    return static_cast<Bytes>(percent->value / 100.0 * static_cast<double>(unplanned));
-  }
-  throw UsageError("bench: a budget is empty; write --budgets as in 40%,60%,400MiB");
+plan::Budget budget_of(const std::string& text, Bytes unplanned) {
+  const auto budget = budget_for(parse_budget(text), unplanned);
+  if (!budget) throw UsageError("bench: a budget is empty; write --budgets as in 40%,60%,400MiB");
+  return *budget;
 }
 
 std::vector<Entry> make_entries(const replay::RecordedStep& step, const BenchOptions& options, Bytes unplanned,
@@ -41,19 +38,18 @@ std::vector<Entry> make_entries(const replay::RecordedStep& step, const BenchOpt
   std::vector<Entry> entries;
   for (const std::string& strategy : options.strategies) {
     const plan::Planner planner(step.graph, strategy);
-    std::vector<std::optional<Bytes>> budgets;
+    std::vector<std::optional<plan::Budget>> budgets;
     const plan::Strategy kind = plan::strategy_from(strategy);
     if (std::holds_alternative<plan::strategies::Optimal>(kind) ||
         std::holds_alternative<plan::strategies::Eviction>(kind)) {
-      for (const std::string& text : options.budgets) budgets.emplace_back(budget_in_bytes(text, unplanned));
+      for (const std::string& text : options.budgets) budgets.emplace_back(budget_of(text, unplanned));
     } else {
       budgets.emplace_back(std::nullopt);
     }
-    for (const auto& bytes : budgets) {
+    for (const auto& budget : budgets) {
       Entry entry;
       entry.row.strategy = strategy;
-      entry.row.budget = bytes;
-      const auto budget = bytes ? std::optional(plan::Budget::for_limit(*bytes)) : std::nullopt;
+      if (budget) entry.row.budget = budget->device;
       try {
         const plan::MemoryPlan plan = planner.plan(step.graph, budget);
         entry.row.predicted_peak = plan.predicted_peak;

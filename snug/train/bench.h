@@ -35,7 +35,7 @@ struct BenchRow {
 
 struct BenchResult {
   Bytes unplanned_peak = 0;
-  Bytes static_bytes = 0;  ///< before the step: weights, optimizer state, the batch
+  Bytes static_bytes = 0;                 ///< before the step: weights, optimizer state, the batch
   double unplanned_seconds_recorded = 0;  ///< what predictions start from
   std::vector<BenchRow> rows;
 };

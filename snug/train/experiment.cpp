@@ -99,6 +99,14 @@ void warm_up(const Config& config) {
   optimizer.step(0);
 }
 
+std::optional<plan::Budget> budget_for(const BudgetRequest& request, Bytes unplanned_peak) {
+  if (const Bytes* bytes = std::get_if<Bytes>(&request)) return plan::Budget::for_limit(*bytes);
+  if (const Percent* percent = std::get_if<Percent>(&request)) {
+    return plan::Budget::for_limit(static_cast<Bytes>(percent->value / 100.0 * static_cast<double>(unplanned_peak)));
+  }
+  return std::nullopt;
+}
+
 PlannedExperiment plan_experiment(Experiment& experiment, const std::optional<plan::PlanFile>& file) {
   auto& memory = memory::device_memory(c10::kCPU);
   const Config& config = experiment.config();
@@ -119,13 +127,7 @@ PlannedExperiment plan_experiment(Experiment& experiment, const std::optional<pl
   plan::Planner planner =
       file ? plan::Planner(recorded.graph, file->plan) : plan::Planner(recorded.graph, config.memory.strategy);
   const double seconds = monotonic_seconds() - started;
-  std::optional<plan::Budget> budget;
-  if (cap != nullptr) {
-    budget = plan::Budget::for_limit(*cap);
-  } else if (const Percent* percent = std::get_if<Percent>(&request)) {
-    const auto unplanned = static_cast<double>(plan::plan_none(recorded.graph).predicted_peak);
-    budget = plan::Budget::for_limit(static_cast<Bytes>(percent->value / 100.0 * unplanned));
-  }
+  const auto budget = budget_for(request, plan::plan_none(recorded.graph).predicted_peak);
   return {std::move(recorded), std::move(planner), budget, seconds};
 }
 

@@ -48,6 +48,9 @@ class Experiment {
 /// pools, scratch. Resident memory after it is the process's start-up.
 void warm_up(const Config& config);
 
+/// The budget that a configuration asks for, when keeping everything takes `unplanned_peak` bytes.
+std::optional<plan::Budget> budget_for(const BudgetRequest& request, Bytes unplanned_peak);
+
 /// One step of an experiment, recorded, and all that it takes to plan it.
 struct PlannedExperiment {
   replay::RecordedStep step;

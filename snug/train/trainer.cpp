@@ -48,6 +48,15 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
+nlohmann::ordered_json plan_figures(const plan::MemoryPlan& plan, const memory::Stats& memory) {
+  return {{"strategy", plan.strategy},
+          {"budget_bytes", plan.budget > 0 ? nlohmann::ordered_json(plan.budget) : nlohmann::ordered_json()},
+          {"predicted_peak_bytes", plan.predicted_peak},
+          {"measured_peak_bytes", memory.allocated_peak},
+          {"mapped_peak_bytes", memory.mapped_peak},
+          {"unplanned_peak_bytes", plan.unplanned_peak}};
+}
+
 nlohmann::ordered_json to_json(const TrainResult& r) {
   nlohmann::ordered_json by_tag;
   for (std::size_t i = 0; i < memory::kTags; ++i)
@@ -55,25 +64,21 @@ nlohmann::ordered_json to_json(const TrainResult& r) {
   const auto or_null = [](const auto& value) {
     return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
   };
-  return {{"steps", r.steps},
-          {"parameters", r.parameters},
-          {"tokens_per_second", r.tokens_per_second},
-          {"step_seconds_median", r.step_seconds_median},
-          {"loss_first", r.loss_first},
-          {"loss_last", r.loss_last},
-          {"validation_loss", or_null(r.validation_loss)},
-          {"strategy", r.plan.strategy},
-          {"budget_bytes", r.plan.budget > 0 ? nlohmann::ordered_json(r.plan.budget) : nlohmann::ordered_json()},
-          {"predicted_peak_bytes", r.plan.predicted_peak},
-          {"measured_peak_bytes", r.memory.allocated_peak},
-          {"mapped_peak_bytes", r.memory.mapped_peak},
-          {"unplanned_peak_bytes", r.plan.unplanned_peak},
-          {"peak_by_tag", by_tag},
-          {"resident_start_bytes", r.resident_start},
-          {"resident_peak_bytes", r.resident_peak},
-          {"replayed_ops", r.replayed_ops},
-          {"evictions", r.evictions},
-          {"interrupted", r.interrupted}};
+  nlohmann::ordered_json json = {{"steps", r.steps},
+                                 {"parameters", r.parameters},
+                                 {"tokens_per_second", r.tokens_per_second},
+                                 {"step_seconds_median", r.step_seconds_median},
+                                 {"loss_first", r.loss_first},
+                                 {"loss_last", r.loss_last},
+                                 {"validation_loss", or_null(r.validation_loss)},
+                                 {"peak_by_tag", by_tag},
+                                 {"resident_start_bytes", r.resident_start},
+                                 {"resident_peak_bytes", r.resident_peak},
+                                 {"replayed_ops", r.replayed_ops},
+                                 {"evictions", r.evictions},
+                                 {"interrupted", r.interrupted}};
+  json.update(plan_figures(r.plan, r.memory));
+  return json;
 }
 
 TrainResult train(const Config& config, report::Progress& progress, const std::optional<plan::PlanFile>& file) {

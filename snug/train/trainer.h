@@ -32,6 +32,9 @@ struct TrainResult {
   bool interrupted = false;
 };
 
+/// What every result says of its plan, and of the memory that following it took.
+nlohmann::ordered_json plan_figures(const plan::MemoryPlan& plan, const memory::Stats& memory);
+
 nlohmann::ordered_json to_json(const TrainResult& result);
 
 /// Trains as the configuration says and writes metrics to its output folder. Stops cleanly when interrupted() says so.

@@ -108,22 +108,19 @@ void compare(const Copies& plain, const Copies& planned, std::int64_t step, Veri
 }  // namespace
 
 nlohmann::ordered_json to_json(const VerifyResult& r) {
-  return {{"steps", r.steps},
-          {"tensors", r.tensors},
-          {"different", r.different},
-          {"max_abs_difference", r.max_abs_difference},
-          {"first_different",
-           r.first_different.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(r.first_different)},
-          {"replayed_ops", r.replayed_ops},
-          {"evictions", r.evictions},
-          {"strategy", r.plan.strategy},
-          {"budget_bytes", r.plan.budget > 0 ? nlohmann::ordered_json(r.plan.budget) : nlohmann::ordered_json()},
-          {"predicted_peak_bytes", r.plan.predicted_peak},
-          {"measured_peak_bytes", r.memory.allocated_peak},
-          {"mapped_peak_bytes", r.memory.mapped_peak},
-          {"unplanned_peak_bytes", r.plan.unplanned_peak},
-          {"plain_step_seconds_median", r.plain_seconds_median},
-          {"planned_step_seconds_median", r.planned_seconds_median}};
+  nlohmann::ordered_json json = {
+      {"steps", r.steps},
+      {"tensors", r.tensors},
+      {"different", r.different},
+      {"max_abs_difference", r.max_abs_difference},
+      {"first_different",
+       r.first_different.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(r.first_different)},
+      {"replayed_ops", r.replayed_ops},
+      {"evictions", r.evictions},
+      {"plain_step_seconds_median", r.plain_seconds_median},
+      {"planned_step_seconds_median", r.planned_seconds_median}};
+  json.update(plan_figures(r.plan, r.memory));
+  return json;
 }
 
 VerifyResult verify(const Config& config, std::int64_t steps, report::Progress& progress) {

@@ -8,7 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "snug/memory/device_memory.h"
+
 namespace snug::testing {
+
+inline memory::DeviceMemory& cpu() { return memory::device_memory(c10::kCPU); }
 
 /// Everything that a step leaves behind, copied.
 struct Outcome {
@@ -39,6 +43,17 @@ class StepUnderTest {
     for (const auto& m : modules_) {
       for (const auto& b : m->buffers()) buffers_.push_back(b.clone());
     }
+  }
+
+  /// What plain LibTorch makes of a forward pass; gradients are cleared again.
+  Outcome run_plain(const std::function<at::Tensor()>& forward) {
+    Outcome outcome = run([&] {
+      const at::Tensor loss = forward();
+      loss.backward();
+      return loss;
+    });
+    for (const auto& m : modules_) m->zero_grad();
+    return outcome;
   }
 
   Outcome run(const std::function<at::Tensor()>& step) {

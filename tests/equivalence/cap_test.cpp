@@ -12,11 +12,10 @@
 namespace snug {
 namespace {
 
+using testing::cpu;
 using testing::expect_same;
 using testing::StepUnderTest;
 using testing::Task;
-
-memory::DeviceMemory& cpu() { return memory::device_memory(c10::kCPU); }
 
 /// Draws that are the same on every platform.
 class Dice {
@@ -87,12 +86,7 @@ TEST(Cap, HoldsInRandomTrialsAndRefusesWhatCannotFit) {
     torch::manual_seed(static_cast<std::int64_t>(seed));
     const Task task = random_task(dice);
     StepUnderTest test({task.model});
-    const auto plain = test.run([&] {
-      const at::Tensor loss = task.forward();
-      loss.backward();
-      return loss;
-    });
-    task.model->zero_grad();
+    const auto plain = test.run_plain(task.forward);
     const auto graph = replay::record_step(task.forward, cpu()).graph;
     const plan::Planner planner(graph, "optimal");
     const Bytes floor = plan::Budget::for_limit(1).floor_for(planner.floor(graph));

@@ -9,11 +9,10 @@
 namespace snug {
 namespace {
 
+using testing::cpu;
 using testing::expect_same;
 using testing::StepUnderTest;
 using testing::Task;
-
-memory::DeviceMemory& cpu() { return memory::device_memory(c10::kCPU); }
 
 class EvictionAlone : public ::testing::TestWithParam<const char*> {
  protected:
@@ -28,12 +27,7 @@ class EvictionAlone : public ::testing::TestWithParam<const char*> {
 TEST_P(EvictionAlone, RunsFromTheUnplannedPeakDownToTheFloor) {
   const Task task = make_task();
   StepUnderTest test({task.model});
-  const auto plain = test.run([&] {
-    const at::Tensor loss = task.forward();
-    loss.backward();
-    return loss;
-  });
-  task.model->zero_grad();
+  const auto plain = test.run_plain(task.forward);
   const auto recorded = replay::record_step(task.forward, cpu());
   const Bytes most = plan::plan_none(recorded.graph).predicted_peak;
   const Bytes least = plan::Planner(recorded.graph, "optimal").floor(recorded.graph);
@@ -65,7 +59,7 @@ TEST_P(EvictionAlone, RunsFromTheUnplannedPeakDownToTheFloor) {
     }
     EXPECT_LE(step.replayed_ops, 8 * ops);
   }
-  // Below what the step cannot do without, it is refused; in between it fails and leaves the session usable.
+  // Below what the step cannot do without, it is refused.
   EXPECT_THROW(Session(recorded, planner, plan::Budget::for_limit(planner.floor(recorded.graph) / 2), cpu()),
                DoesNotFit);
 }
@@ -73,12 +67,7 @@ TEST_P(EvictionAlone, RunsFromTheUnplannedPeakDownToTheFloor) {
 TEST_P(EvictionAlone, GoesOnWithAnotherBudgetAfterItRanOut) {
   const Task task = make_task();
   StepUnderTest test({task.model});
-  const auto plain = test.run([&] {
-    const at::Tensor loss = task.forward();
-    loss.backward();
-    return loss;
-  });
-  task.model->zero_grad();
+  const auto plain = test.run_plain(task.forward);
   const auto recorded = replay::record_step(task.forward, cpu());
   const Bytes before = cpu().stats().allocated;
   cpu().release_cached();

@@ -12,11 +12,10 @@
 namespace snug {
 namespace {
 
+using testing::cpu;
 using testing::expect_same;
 using testing::StepUnderTest;
 using testing::Task;
-
-memory::DeviceMemory& cpu() { return memory::device_memory(c10::kCPU); }
 
 Task make_task(const std::string& name) {
   torch::manual_seed(3);
@@ -31,12 +30,7 @@ class Prediction : public ::testing::TestWithParam<const char*> {};
 TEST_P(Prediction, OfThePeakIsWithinHalfAPercentFromTheUnplannedPeakToTheFloor) {
   Task task = make_task(GetParam());
   StepUnderTest test({task.model});
-  const auto plain = test.run([&] {
-    const at::Tensor loss = task.forward();
-    loss.backward();
-    return loss;
-  });
-  task.model->zero_grad();
+  const auto plain = test.run_plain(task.forward);
   const auto recorded = replay::record_step(task.forward, cpu());
   const plan::Planner planner(recorded.graph, "optimal");
   const Bytes most = plan::plan_none(recorded.graph).predicted_peak, least = planner.floor(recorded.graph);
@@ -62,12 +56,7 @@ TEST_P(Prediction, OfThePeakIsWithinHalfAPercentFromTheUnplannedPeakToTheFloor) 
 TEST_P(Prediction, HoldsUnderTheCapAtTheFloor) {
   Task task = make_task(GetParam());
   StepUnderTest test({task.model});
-  const auto plain = test.run([&] {
-    const at::Tensor loss = task.forward();
-    loss.backward();
-    return loss;
-  });
-  task.model->zero_grad();
+  const auto plain = test.run_plain(task.forward);
   const auto recorded = replay::record_step(task.forward, cpu());
   const plan::Planner planner(recorded.graph, "optimal");
   const Bytes floor = plan::Budget::for_limit(1).floor_for(planner.floor(recorded.graph));

@@ -14,10 +14,9 @@
 namespace snug {
 namespace {
 
+using testing::cpu;
 using testing::expect_same;
 using testing::StepUnderTest;
-
-memory::DeviceMemory& cpu() { return memory::device_memory(c10::kCPU); }
 
 Bytes unplanned_peak(const std::function<at::Tensor()>& step) {
   return plan::plan_none(replay::record_step(step, cpu()).graph).predicted_peak;
@@ -26,11 +25,7 @@ Bytes unplanned_peak(const std::function<at::Tensor()>& step) {
 /// Runs `step` plain and in the session, and compares.
 void expect_equal_step(StepUnderTest& test, Session& session, Bytes budget, const std::function<at::Tensor()>& step) {
   cpu().set_limit(std::nullopt);
-  const auto plain = test.run([&] {
-    const at::Tensor loss = step();
-    loss.backward();
-    return loss;
-  });
+  const auto plain = test.run_plain(step);
   const auto planned = test.run([&] {
     cpu().release_cached();
     cpu().set_limit(budget);

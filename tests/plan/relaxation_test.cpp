@@ -13,11 +13,6 @@
 namespace snug::plan {
 namespace {
 
-std::size_t settle_of(const StepGraph& graph) {
-  const auto settle = std::ranges::find(graph.events, Event::Kind::Settle, &Event::kind);
-  return static_cast<std::size_t>(settle - graph.events.begin());
-}
-
 /// Seconds and bytes of running `replayed` again, from the definition; infinite when it leaves something out.
 struct Cost {
   double seconds = 0, bytes = 0;
@@ -45,7 +40,7 @@ TEST(Relaxation, IsTheBestOfAllChoicesAtEveryPrice) {
   for (std::uint64_t seed = 0; seed < 150; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     const StepGraph graph = synthetic::random_graph(seed, 8);
-    const std::size_t event = settle_of(graph) + seed % 5;
+    const std::size_t event = graph.settle_event() + seed % 5;
     const Moment moment(graph, event);
     const Relaxation relaxation(graph, moment);
     for (const double price : {0.0, 1e-7, 1e-6, 1e-5, 1e-4}) {
@@ -69,7 +64,7 @@ TEST(Relaxation, BoundsTheSecondsOfEveryChoiceWithinSomeBytes) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     const StepGraph graph = synthetic::random_graph(seed, 7);
-    const Moment moment(graph, settle_of(graph));
+    const Moment moment(graph, graph.settle_event());
     const Relaxation relaxation(graph, moment);
     for (unsigned mask = 0; mask < 1U << graph.ops.size(); ++mask) {
       std::vector<char> replayed(graph.ops.size());
@@ -84,7 +79,7 @@ TEST(Relaxation, BoundsTheSecondsOfEveryChoiceWithinSomeBytes) {
 
 TEST(Relaxation, HasAHullFromEverythingThereToEverythingMadeAgain) {
   const StepGraph graph = synthetic::gpt_like({.blocks = 6});
-  const Relaxation relaxation(graph, Moment(graph, settle_of(graph)));
+  const Relaxation relaxation(graph, Moment(graph, graph.settle_event()));
   const auto hull = relaxation.hull(40);
   ASSERT_GT(hull.size(), 5U);
   EXPECT_EQ(hull.front().seconds, 0);
