@@ -1,39 +1,15 @@
 #include "snug/memory/page_heap.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <vector>
 
-#include "snug/base/errors.h"
-
 namespace snug::memory {
 namespace {
-constexpr Bytes kReserve = Bytes{1} << 42;  // 4 TiB of addresses cost nothing
-constexpr Bytes kLeastReserve = Bytes{1} << 33;
 constexpr int kExtensionsTried = 8;
 }  // namespace
 
-PageHeap::PageHeap() {
-  // Address space may be limited (ulimit -v): take what there is.
-  for (reserved_ = kReserve; reserved_ >= kLeastReserve; reserved_ /= 2) {
-    void* address = ::mmap(nullptr, static_cast<std::size_t>(reserved_), PROT_READ | PROT_WRITE,
-                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (address != MAP_FAILED) {
-      base_ = static_cast<std::byte*>(address);
-      // A huge page would make more resident than what is mapped here.
-      ::madvise(address, static_cast<std::size_t>(reserved_), MADV_NOHUGEPAGE);
-      break;
-    }
-  }
-  if (base_ == nullptr) throw Error("memory: the system refuses to reserve 8 GiB of addresses; raise ulimit -v");
-  fresh_.give(0, reserved_);
-}
-
-PageHeap::~PageHeap() { ::munmap(base_, static_cast<std::size_t>(reserved_)); }
-
 void PageHeap::unmap(Bytes offset, Bytes length) {
-  ::madvise(base_ + offset, static_cast<std::size_t>(length), MADV_DONTNEED);
+  addresses_.release(offset, length);
   cached_.take_at(offset, length);
   fresh_.give(offset, length);
 }
@@ -63,46 +39,59 @@ std::optional<PageHeap::Candidate> PageHeap::extend_cached(Bytes length) const {
   return std::nullopt;
 }
 
-bool PageHeap::make_room_for(Bytes fresh, Bytes spared_offset, Bytes spared_length) {
-  if (!pages_limit_) return true;
-  Bytes excess = mapped() + fresh - *pages_limit_;
-  if (excess <= 0) return true;
-  if (cached_.total() - spared_length < excess) return false;
+std::optional<PageHeap::Candidate> PageHeap::all_fresh(Bytes length) const {
+  const auto range = fresh_.smallest(length);
+  if (!range) return std::nullopt;
+  return Candidate{range->first, range->first, 0, range->first, length};
+}
+
+bool PageHeap::fill(const Candidate& target) {
+  Bytes excess = pages_limit_ ? std::max<Bytes>(mapped() + target.fresh_length - *pages_limit_, 0) : 0;
+  if (cached_.total() - target.cached_length < excess) return false;
   // The shortest ranges first: they are what fragmentation leaves, and the long ones serve more requests.
   std::vector<std::pair<Bytes, Bytes>> ranges;  // (length, offset)
-  for (const auto& [offset, size] : cached_.ranges()) {
-    if (offset != spared_offset || spared_length == 0) ranges.emplace_back(size, offset);
+  if (excess > 0) {
+    for (const auto& [offset, size] : cached_.ranges()) {
+      if (offset != target.cached_offset || target.cached_length == 0) ranges.emplace_back(size, offset);
+    }
+    std::sort(ranges.begin(), ranges.end());
   }
-  std::sort(ranges.begin(), ranges.end());
+  if (target.cached_length > 0) cached_.take_at(target.cached_offset, target.cached_length);
+  fresh_.take_at(target.fresh_offset, target.fresh_length);
+  Bytes filled = 0;
   for (const auto& [size, offset] : ranges) {
     if (excess <= 0) break;
-    const Bytes unmapped = std::min(size, excess);
-    unmap(offset + size - unmapped, unmapped);
-    excess -= unmapped;
+    const Bytes part = std::min(size, excess);
+    const Bytes from = offset + size - part;
+    // More than the target holds is in excess only under a limit that was set when more than that was taken.
+    const Bytes movable = std::min(part, target.fresh_length - filled);
+    moved_ += addresses_.move(from, movable, target.fresh_offset + filled);
+    if (movable < part) addresses_.release(from + movable, part - movable);
+    cached_.take_at(from, part);
+    fresh_.give(from, part);
+    filled += movable;
+    excess -= part;
   }
-  return excess <= 0;
+  return true;
 }
 
 std::byte* PageHeap::take(Bytes length) {
   if (pages_limit_ && taken_ + length > *pages_limit_) return nullptr;
   std::optional<Bytes> offset = cached_.take(length);
   if (!offset) {
-    if (const auto candidate = extend_cached(length);
-        candidate && make_room_for(candidate->fresh_length, candidate->cached_offset, candidate->cached_length)) {
-      cached_.take_at(candidate->cached_offset, candidate->cached_length);
-      fresh_.take_at(candidate->fresh_offset, candidate->fresh_length);
-      offset = candidate->offset;
-    } else if (make_room_for(length, 0, 0)) {
-      offset = fresh_.take(length);
+    if (const auto extended = extend_cached(length); extended && fill(*extended)) {
+      offset = extended->offset;
+    } else if (const auto fresh = all_fresh(length); fresh && fill(*fresh)) {
+      offset = fresh->offset;
     }
   }
   if (!offset) return nullptr;
   taken_ += length;
-  return base_ + *offset;
+  return addresses_.base() + *offset;
 }
 
 void PageHeap::give(std::byte* address, Bytes length) {
-  const Bytes offset = address - base_;
+  const Bytes offset = address - addresses_.base();
   taken_ -= length;
   cached_.give(offset, length);
   // Only under a limit that was set when more than that was taken.

@@ -4,21 +4,19 @@
 #include <optional>
 
 #include "snug/base/bytes.h"
+#include "snug/memory/address_range.h"
 #include "snug/memory/range_heap.h"
 
 namespace snug::memory {
 
 /// Whole pages out of one reserved range of addresses. Freed pages stay mapped (cached) and are taken again first, so
-/// that a step which repeats pays for no page faults; they go back to the system only when the limit calls for it.
-/// Address space is never the limit, physical pages are. Not synchronized.
+/// that a step which repeats pays for no page faults. Under a limit, scattered ones are moved together where a longer
+/// range is asked for. Address space is never the limit, physical pages are. Not synchronized.
 class PageHeap {
  public:
-  static constexpr Bytes kPage = 4096;
+  static constexpr Bytes kPage = AddressRange::kPage;
 
-  PageHeap();
-  ~PageHeap();
-  PageHeap(const PageHeap&) = delete;
-  PageHeap& operator=(const PageHeap&) = delete;
+  PageHeap() { fresh_.give(0, addresses_.size()); }
 
   /// `length` bytes, a multiple of kPage, at a page boundary; nullptr when mapped() would have to pass the limit, or
   /// when no address is left. Contents are unspecified.
@@ -37,23 +35,26 @@ class PageHeap {
 
   [[nodiscard]] Bytes mapped() const noexcept { return taken_ + cached_.total(); }
   [[nodiscard]] Bytes taken() const noexcept { return taken_; }
+  /// All bytes so far whose pages came from elsewhere in the heap, not from the system.
+  [[nodiscard]] Bytes moved() const noexcept { return moved_; }
 
  private:
-  /// Where a request may be served, and how much of it is not mapped yet.
+  /// Where a request may be served: addresses that are mapped already beside ones that are not.
   struct Candidate {
     Bytes offset;
     Bytes cached_offset, cached_length;
     Bytes fresh_offset, fresh_length;
   };
   std::optional<Candidate> extend_cached(Bytes length) const;
-  bool make_room_for(Bytes fresh, Bytes spared_offset, Bytes spared_length);
+  std::optional<Candidate> all_fresh(Bytes length) const;
+  bool fill(const Candidate& target);
   void unmap(Bytes offset, Bytes length);
 
-  std::byte* base_ = nullptr;
-  Bytes reserved_ = 0;
+  AddressRange addresses_;
   RangeHeap cached_;  // free and mapped
   RangeHeap fresh_;   // free and not mapped
   Bytes taken_ = 0;
+  Bytes moved_ = 0;
   std::optional<Bytes> limit_;        // as it was set
   std::optional<Bytes> pages_limit_;  // of it, what whole pages can use
 };

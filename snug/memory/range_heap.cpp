@@ -14,12 +14,17 @@ void RangeHeap::erase(std::map<Bytes, Bytes>::iterator range) {
   by_offset_.erase(range);
 }
 
-std::optional<Bytes> RangeHeap::take(Bytes length) {
+std::optional<std::pair<Bytes, Bytes>> RangeHeap::smallest(Bytes length) const {
   const auto fit = by_size_.lower_bound({length, 0});
   if (fit == by_size_.end()) return std::nullopt;
-  const Bytes offset = fit->second;
-  take_at(offset, length);
-  return offset;
+  return std::pair(fit->second, fit->first);
+}
+
+std::optional<Bytes> RangeHeap::take(Bytes length) {
+  const auto fit = smallest(length);
+  if (!fit) return std::nullopt;
+  take_at(fit->first, length);
+  return fit->first;
 }
 
 void RangeHeap::take_at(Bytes offset, Bytes length) {

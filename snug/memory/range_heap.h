@@ -21,6 +21,9 @@ class RangeHeap {
   /// Adds a range that is not free yet, and merges it with its neighbours. Returns the merged range.
   std::pair<Bytes, Bytes> give(Bytes offset, Bytes length);
 
+  /// The range that take would use, as (offset, length of the whole range).
+  [[nodiscard]] std::optional<std::pair<Bytes, Bytes>> smallest(Bytes length) const;
+
   /// The longest range as (offset, length), or nullopt when nothing is free.
   [[nodiscard]] std::optional<std::pair<Bytes, Bytes>> longest() const;
 

@@ -103,7 +103,7 @@ TEST(PageHeap, RefusesToPassTheLimit) {
   EXPECT_NE(heap.take(100 * kPage), nullptr);
 }
 
-TEST(PageHeap, UnmapsCachedPagesWhenTheLimitCallsForIt) {
+TEST(PageHeap, MovesScatteredPagesTogetherWhenTheLimitCallsForIt) {
   PageHeap heap;
   std::byte* a = heap.take(4 * kPage);
   std::byte* wall = heap.take(kPage);
@@ -118,6 +118,9 @@ TEST(PageHeap, UnmapsCachedPagesWhenTheLimitCallsForIt) {
   // No cached range holds 6 and none can grow in place: all of them make room.
   std::byte* c = heap.take(6 * kPage);
   ASSERT_NE(c, nullptr);
+  // The four of a became pages of c, without a fault; two are too few to be worth a move.
+  EXPECT_EQ(heap.moved(), 4 * kPage);
+  EXPECT_EQ(resident_bytes(c, 6 * kPage), 4 * kPage);
   EXPECT_EQ(heap.mapped(), 8 * kPage);
   EXPECT_EQ(heap.taken(), 8 * kPage);
   EXPECT_EQ(resident_bytes(a, 4 * kPage) + resident_bytes(b, 2 * kPage), 0);
@@ -156,6 +159,15 @@ TEST(PageHeap, NeverPassesTheLimitNorRefusesWhatFitsNorOverlapsInRandomUse) {
     PageHeap heap;
     heap.set_limit(kLimit);
     std::map<std::byte*, Bytes> live;
+    const auto stamp = [](std::byte* address, Bytes length) {
+      for (Bytes page = 0; page < length; page += kPage) std::memcpy(address + page, &address, sizeof address);
+    };
+    const auto stamped = [](std::byte* address, Bytes length) {
+      for (Bytes page = 0; page < length; page += kPage) {
+        if (std::memcmp(address + page, &address, sizeof address) != 0) return false;
+      }
+      return true;
+    };
     std::byte* lowest = nullptr;
     Bytes taken = 0;
     int refused = 0;
@@ -171,12 +183,14 @@ TEST(PageHeap, NeverPassesTheLimitNorRefusesWhatFitsNorOverlapsInRandomUse) {
           ASSERT_TRUE(next == live.end() || address + length <= next->first);
           ASSERT_TRUE(next == live.begin() || std::prev(next)->first + std::prev(next)->second <= address);
           live.emplace(address, length);
-          touch(address, length);
+          stamp(address, length);
           taken += length;
           if (lowest == nullptr || address < lowest) lowest = address;
         }
       } else if (!live.empty()) {
         const auto victim = std::next(live.begin(), roll(static_cast<Bytes>(live.size())));
+        // Nothing that is taken was moved.
+        ASSERT_TRUE(stamped(victim->first, victim->second));
         heap.give(victim->first, victim->second);
         taken -= victim->second;
         live.erase(victim);
@@ -191,6 +205,7 @@ TEST(PageHeap, NeverPassesTheLimitNorRefusesWhatFitsNorOverlapsInRandomUse) {
       }
     }
     EXPECT_GT(refused, 10);
+    EXPECT_GT(heap.moved(), 100 * kPage);
   }
 }
 
