@@ -37,7 +37,7 @@ bench: setup ## Build and run the benchmarks
 	@cmake --build --preset release -j $(JOBS) --target bench
 
 bench-peers: build ## Compare with PyTorch's own memory savers; ARGS=... as benchmarks/peers/run.py has them
-	@benchmarks/peers/run.sh build/release/snug benchmarks/results $(ARGS)
+	@benchmarks/peers/run.sh build/release/benchmarks/gpt_step benchmarks/results $(ARGS)
 
 cuda-check: setup ## Compile the CUDA code against a CUDA build of LibTorch, without a GPU
 	@scripts/cuda_check.sh

@@ -1,6 +1,6 @@
 """An unplanned step of gpt-12x384 in PyTorch eager and in snug's C++ model, in turns.
 
-Usage: against_python.py EAGER_STEP [steps]. Prints one JSON object per precision: the median of the ratio
+Usage: against_python.py GPT_STEP [steps]. Prints one JSON object per precision: the median of the ratio
 snug / PyTorch, pair by pair, and its quartiles.
 """
 import json
@@ -13,13 +13,14 @@ import torch
 from gpt_12x384 import BATCH, SEQUENCE, VOCABULARY, Gpt
 
 
-def compare(eager_step, precision, steps):
+def compare(gpt_step, precision, steps):
     torch.manual_seed(0)
     torch.set_num_threads(2)
     model = Gpt()
     tokens = torch.randint(0, VOCABULARY, (BATCH, SEQUENCE))
     targets = torch.randint(0, VOCABULARY, (BATCH, SEQUENCE))
-    ours = subprocess.Popen([eager_step, precision], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    ours = subprocess.Popen([gpt_step, precision], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    ours.stdout.readline()
 
     def python_step():
         model.zero_grad()
@@ -32,7 +33,7 @@ def compare(eager_step, precision, steps):
     def snug_step():
         ours.stdin.write("\n")
         ours.stdin.flush()
-        return float(ours.stdout.readline().split()[0])
+        return float(ours.stdout.readline())
 
     for _ in range(2):
         python_step(), snug_step()
@@ -40,8 +41,7 @@ def compare(eager_step, precision, steps):
     for _ in range(steps):
         pairs.append((python_step(), snug_step()))
         time.sleep(0.05)
-    ours.stdin.close()
-    ours.wait()
+    ours.communicate()
     ratios = sorted(s / p for p, s in pairs)
     print(json.dumps({
         "model": "gpt-12x384", "precision": precision, "pairs": steps,

@@ -1,14 +1,14 @@
-"""One of PyTorch's own ways to save activation memory, on one step of gpt-12x384: seconds and counted bytes.
+"""One of PyTorch's own ways to save activation memory, on steps of gpt-12x384: counted bytes and seconds.
 
-Usage: pytorch_method.py ALLOCATOR.so METHOD PRECISION STEPS
+Usage: pytorch_method.py ALLOCATOR.so METHOD PRECISION
 METHOD: eager, checkpoint(N) (the first N blocks), sequential(N), selective (products and attention kept) or compile(B)
-(torch.compile with activation_memory_budget = B). Prints one JSON object. Peaks are above what is there before the step.
+(torch.compile with activation_memory_budget = B). Prints one JSON object, then runs a step for every line of input and
+answers with its seconds, and ends with another JSON object. Peaks are above what is there before the step.
 """
 import ctypes
 import functools
 import json
 import pathlib
-import statistics
 import sys
 import time
 
@@ -44,7 +44,7 @@ class MethodGpt(gpt.Gpt):
         return block(x)
 
 
-def main(library, method, precision, steps):
+def main(library, method, precision):
     counter = ctypes.CDLL(library)
     counter.bytes_used.restype = counter.bytes_peak.restype = ctypes.c_int64
     counter.count_allocations()
@@ -54,29 +54,34 @@ def main(library, method, precision, steps):
     if name not in ("eager", "checkpoint", "sequential", "selective", "compile"):
         sys.exit(f"pytorch_method.py: unknown method {method}")
     model = MethodGpt(name, argument)
-    step = model
+    run_forward = model
     if name == "compile":
         import torch._functorch.config as config
 
         config.activation_memory_budget = float(argument)
-        step = torch.compile(model)
+        run_forward = torch.compile(model)
     tokens = torch.randint(0, gpt.VOCABULARY, (gpt.BATCH, gpt.SEQUENCE))
     targets = torch.randint(0, gpt.VOCABULARY, (gpt.BATCH, gpt.SEQUENCE))
     before = counter.bytes_used()
-    seconds, loss = [], None
-    for i in range(2 + steps):
+    loss = None
+
+    def step():
+        nonlocal loss
         for p in model.parameters():
             p.grad = None
-        if i == 2:
-            counter.reset_peak()
         started = time.perf_counter()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
-            loss = step(tokens, targets)
+            loss = run_forward(tokens, targets)
         loss.backward()
-        if i >= 2:
-            seconds.append(time.perf_counter() - started)
-    print(json.dumps({"method": method, "precision": precision, "peak_bytes": counter.bytes_peak() - before,
-                      "seconds": seconds, "seconds_median": statistics.median(seconds), "loss": loss.item()}))
+        return time.perf_counter() - started
+
+    step(), step()
+    counter.reset_peak()
+    step()
+    print(json.dumps({"peak_bytes": counter.bytes_peak() - before}), flush=True)
+    for _ in sys.stdin:
+        print(step(), flush=True)
+    print(json.dumps({"peak_bytes": counter.bytes_peak() - before, "loss": loss.item()}), flush=True)
 
 
-main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
+main(sys.argv[1], sys.argv[2], sys.argv[3])

@@ -1,8 +1,9 @@
 """snug against PyTorch's own memory savers on one machine: one table and one picture per precision and malloc.
 
-Usage: run.py SNUG RESULTS_DIR [--precisions fp32,bf16] [--mallocs tcmalloc,glibc] [--methods a,b,...] [--rounds N]
-Every method runs in a process of its own, in turns with the others; a run during which other processes took more than
-5 % of the machine is repeated. Peaks are counted bytes above what is there before the step, gradients included.
+Usage: run.py GPT_STEP RESULTS_DIR [--precisions fp32,bf16] [--mallocs tcmalloc,glibc] [--methods a,b,...] [--turns N]
+Each method runs beside eager and snug, a process each and a step each in turns, because machines change their speed from
+minute to minute; a turn during which other processes took more than 5 % of the machine is repeated. Peaks are counted
+bytes above what is there before the step, gradients included.
 """
 import argparse
 import ctypes.util
@@ -13,7 +14,6 @@ import os
 import pathlib
 import platform
 import re
-import resource
 import statistics
 import subprocess
 import sys
@@ -22,11 +22,14 @@ import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-CONFIG = HERE.parent.parent / "examples" / "gpt-12x384.toml"
+MODEL = "gpt-12x384"
 METHODS = (["eager", "checkpoint(4)", "checkpoint(8)", "checkpoint(12)", "sequential(2)", "sequential(3)",
             "sequential(4)", "sequential(6)", "selective"] +
            [f"compile({b})" for b in (1.0, 0.75, 0.5, 0.25, 0.15, 0.1, 0.05, 0.0)])
-BUSY, TRIES = 0.05, 4
+BUSY, PAUSE = 0.05, 0.05
+NOTE = ("Peaks are counted bytes above what is there before the step, gradients included. Each row: PyTorch eager, the\n"
+        "method, and snug under a cap at the method's peak, one step each in turns; medians of the ratios in the same turn,\n"
+        "with quartiles.")
 TORCH = pathlib.Path(sysconfig.get_paths()["purelib"]) / "torch"
 
 
@@ -44,116 +47,158 @@ def find_tcmalloc():
     return name
 
 
+class Stepper:
+    """A process that runs one step for every line it is sent. Others may run in between: it waits without spinning."""
+
+    def __init__(self, command, environment):
+        self.process = subprocess.Popen([str(word) for word in command], env=environment, text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.made = self.answer()
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            said = self.process.stderr.read().strip().splitlines() or ["no message"]
+            raise RuntimeError(said[-1])
+        return json.loads(line)
+
+    def step(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def cpu_seconds(self):
+        """Of all its threads so far."""
+        fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def end(self):
+        out, _ = self.process.communicate()
+        return json.loads(out.strip().splitlines()[-1]) if out.strip() else {}
+
+
 def machine_cpu_seconds():
     """Busy seconds of all cores since boot."""
     fields = [int(x) for x in pathlib.Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
-    idle = fields[3] + fields[4]
-    return (sum(fields[:8]) - idle) / os.sysconf("SC_CLK_TCK")
+    return (sum(fields[:3]) + sum(fields[5:8])) / os.sysconf("SC_CLK_TCK")
 
 
-def own_cpu_seconds():
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(u.ru_utime + u.ru_stime for u in used)
+def undisturbed_turn(steppers):
+    """The seconds of one step of each, one after the other; None when others took over 5 % of the machine meanwhile."""
+    before, own, started = machine_cpu_seconds(), sum(s.cpu_seconds() for s in steppers), time.monotonic()
+    seconds = []
+    for stepper in steppers:
+        time.sleep(PAUSE)
+        seconds.append(stepper.step())
+    wall = time.monotonic() - started
+    others = machine_cpu_seconds() - before - (sum(s.cpu_seconds() for s in steppers) - own)
+    return seconds if others <= BUSY * wall * os.cpu_count() else None
 
 
-def undisturbed(command, environment):
-    """Runs the command until nothing else took the machine meanwhile; its output and the share that others took."""
-    for attempt in range(TRIES):
-        before, own, started = machine_cpu_seconds(), own_cpu_seconds(), time.monotonic()
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        wall = time.monotonic() - started
-        others = max(0.0, machine_cpu_seconds() - before - (own_cpu_seconds() - own)) / (wall * os.cpu_count())
-        if done.returncode != 0:
-            return None, others, (done.stderr.strip().splitlines() or ["no message"])[-1]
-        if others <= BUSY:
-            return done.stdout, others, ""
-        print(f"  others took {others:.0%} of the machine; again", flush=True)
-    return None, others, f"other processes took {others:.0%} of the machine in each of {TRIES} runs"
+def turns_of(steppers, turns):
+    """Undisturbed turns, and how many were thrown away. Who goes first changes from turn to turn."""
+    for stepper in steppers:
+        stepper.step()
+    found, rejected = [], 0
+    while len(found) < turns and rejected < 3 * turns:
+        shift = len(found) % len(steppers)
+        turn = undisturbed_turn(steppers[shift:] + steppers[:shift])
+        if turn is None:
+            rejected += 1
+        else:
+            found.append(turn[len(turn) - shift:] + turn[:len(turn) - shift])
+    return found, rejected
 
 
-def measure(snug, library, precision, malloc, methods, rounds, budgets):
-    environment = dict(os.environ)
-    if malloc == "tcmalloc":
-        environment["LD_PRELOAD"] = find_tcmalloc()
-    rows = {}
-    for turn in range(rounds):
-        print(f"{precision}, {malloc}: round {turn + 1} of {rounds}", flush=True)
-        for method in methods:
-            out, others, problem = undisturbed(
-                [sys.executable, HERE / "pytorch_method.py", library, method, precision, "4"], environment)
-            row = rows.setdefault(f"PyTorch {method}", {"name": f"PyTorch {method}", "seconds": []})
-            if out is None:
-                row["problem"] = problem
-                continue
-            found = json.loads(out.strip().splitlines()[-1])
-            row["peak_bytes"] = max(row.get("peak_bytes", 0), found["peak_bytes"])
-            row["seconds"] += found["seconds"]
-            row["loss"] = found["loss"]
-        out, others, problem = undisturbed(
-            [snug, "bench", CONFIG, "--json", "--budgets", ",".join(budgets), "--rounds", "2", "--set",
-             f"precision.compute={precision}", "--set", "train.threads=2"], environment)
-        if out is None:
-            sys.exit(f"bench-peers: snug bench failed: {problem}")
-        for found in json.loads(out):
-            if not found["fits"]:
-                continue
-            row = rows.setdefault(f"snug {found['budget_bytes']}", {
-                "name": f"snug at {100 * found['budget_bytes'] / found['unplanned_peak_bytes']:.0f} %", "seconds": []})
-            row["peak_bytes"] = max(row.get("peak_bytes", 0), found["measured_peak_bytes"] - found["static_bytes"])
-            row["seconds"].append(found["step_seconds_median"])
-        unplanned = rows.setdefault("snug unplanned", {"name": "snug without a plan", "seconds": []})
-        unplanned["seconds"].append(found["unplanned_step_seconds_median"])
-        unplanned["peak_bytes"] = found["unplanned_peak_bytes"] - found["static_bytes"]
-    for row in rows.values():
-        if row["seconds"]:
-            row["seconds_median"] = statistics.median(row["seconds"])
-    return [row for row in rows.values() if "seconds_median" in row or "problem" in row]
+def ratio(pairs):
+    """Median and quartiles of the first over the second."""
+    sorted_ratios = sorted(a / b for a, b in pairs)
+    quartiles = statistics.quantiles(sorted_ratios, n=4, method="inclusive")
+    return {"median": statistics.median(sorted_ratios), "quartiles": [quartiles[0], quartiles[2]]}
 
 
-def verdicts(rows):
-    """For each PyTorch method, the fastest plan of snug whose peak is no higher, and the time ratio."""
-    ours = [r for r in rows if r["name"].startswith("snug at") and "seconds_median" in r]
-    for row in rows:
-        if not row["name"].startswith("PyTorch") or "seconds_median" not in row:
-            continue
-        fits = [r for r in ours if r["peak_bytes"] <= row["peak_bytes"]]
+def compare(gpt_step, library, method, precision, environment, turns):
+    """PyTorch's eager, one method of it, and snug under a cap at that method's peak, step by step in turns."""
+    row = {"method": method}
+    steppers = []
+    try:
+        python = [sys.executable, HERE / "pytorch_method.py", library]
+        theirs = Stepper([*python, method, precision], environment)
+        steppers.append(theirs)
+        row["peak_bytes"] = theirs.made["peak_bytes"]
+        ours = Stepper([gpt_step, precision, row["peak_bytes"]], environment)
+        row["floor_bytes"] = ours.made["floor_bytes"]
+        fits = ours.made.get("fits", True)
         if fits:
-            best = min(fits, key=lambda r: r["seconds_median"])
-            row["snug"] = {"name": best["name"], "peak_ratio": best["peak_bytes"] / row["peak_bytes"],
-                           "time_ratio": best["seconds_median"] / row["seconds_median"]}
+            row["snug_predicted_peak_bytes"] = ours.made["predicted_peak_bytes"]
+            row["snug_predicted_ratio"] = ours.made["predicted_seconds"] / ours.made["unplanned_seconds"]
+            steppers.append(ours)
+        eager = Stepper([*python, "eager", precision], environment)
+        steppers.append(eager)
+        found, row["rejected_turns"] = turns_of(steppers, turns)
+        if len(found) < turns:
+            raise RuntimeError(f"other processes took over {BUSY:.0%} of the machine in {row['rejected_turns']} turns")
+        row["turns"] = turns
+        row["eager_seconds"] = statistics.median(turn[-1] for turn in found)
+        row["against_eager"] = ratio([(turn[0], turn[-1]) for turn in found])
+        ended = [stepper.end() for stepper in steppers]
+        row["loss"] = ended[0]["loss"]
+        if fits:
+            row["snug_peak_bytes"] = ended[1]["peak_bytes"]
+            row["snug_replayed_ops"] = ended[1]["replayed_ops"]
+            row["snug_loss"] = ended[1]["loss"]
+            row["snug_against_eager"] = ratio([(turn[1], turn[-1]) for turn in found])
+            row["snug_against_method"] = ratio([(turn[1], turn[0]) for turn in found])
+    except (RuntimeError, OSError) as problem:
+        row["problem"] = str(problem)
+    finally:
+        for stepper in steppers:
+            stepper.process.kill()
+    return row
+
+
+def spread(found):
+    return f"x {found['median']:.3f} ({found['quartiles'][0]:.3f} to {found['quartiles'][1]:.3f})"
 
 
 def table(rows):
-    lines = ["| method | peak (MiB) | step (s) | snug with no higher peak: peak, time |", "|---|---|---|---|"]
+    lines = ["| PyTorch method | its peak (MiB) | its step / eager | snug's peak (MiB) | snug's step / eager | snug's step / the method's |",
+             "|---|---|---|---|---|---|"]
     for row in sorted(rows, key=lambda r: r.get("peak_bytes", 0)):
-        if "seconds_median" not in row:
-            lines.append(f"| {row['name']} | | | failed: {row['problem']} |")
+        if "problem" in row:
+            lines.append(f"| {row['method']} | failed: {row['problem']} | | | | |")
             continue
-        against = row.get("snug")
-        said = f"x {against['peak_ratio']:.2f}, x {against['time_ratio']:.2f}" if against else ""
-        lines.append(f"| {row['name']} | {row['peak_bytes'] / 2**20:.1f} | {row['seconds_median']:.3f} | {said} |")
+        ours = ["does not fit", "", ""]
+        if "snug_peak_bytes" in row:
+            ours = [f"{row['snug_peak_bytes'] / 2**20:.1f}", spread(row["snug_against_eager"]), spread(row["snug_against_method"])]
+        lines.append(f"| {row['method']} | {row['peak_bytes'] / 2**20:.1f} | {spread(row['against_eager'])} | " + " | ".join(ours) + " |")
+    floors = [row["floor_bytes"] for row in rows if "floor_bytes" in row]
+    if floors:
+        lines.append(f"\nsnug's floor: {max(floors) / 2**20:.1f} MiB.")
     return "\n".join(lines) + "\n"
 
 
 def picture(rows, title):
-    points = [r for r in rows if "seconds_median" in r]
+    rows = [row for row in rows if "against_eager" in row]
+    theirs = [(r["method"], r["peak_bytes"], r["against_eager"]["median"]) for r in rows]
+    ours = sorted((r["snug_peak_bytes"], r["snug_against_eager"]["median"]) for r in rows if "snug_peak_bytes" in r)
+    peaks = [peak for _, peak, _ in theirs] + [peak for peak, _ in ours]
+    times = [time for _, _, time in theirs] + [time for _, time in ours]
     width, height, left, bottom = 760, 440, 70, 50
-    most_x = max(r["peak_bytes"] for r in points) * 1.05
-    least_y = min(r["seconds_median"] for r in points) * 0.95
-    most_y = max(r["seconds_median"] for r in points) * 1.05
-    x = lambda r: left + (width - left - 20) * r["peak_bytes"] / most_x
-    y = lambda r: 40 + (height - bottom - 40) * (most_y - r["seconds_median"]) / (most_y - least_y)
+    most_x, least_y, most_y = max(peaks) * 1.12, min(times) * 0.98, max(times) * 1.02
+    x = lambda peak: left + (width - left - 20) * peak / most_x
+    y = lambda time: 40 + (height - bottom - 40) * (most_y - time) / (most_y - least_y)
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">',
              f'<rect width="{width}" height="{height}" fill="white"/><text x="{left}" y="22" font-size="15">{html.escape(title)}</text>',
-             f'<text x="{width / 2}" y="{height - 8}" text-anchor="middle">peak above what is there before the step (MiB), 0 to {most_x / 2**20:.0f}</text>',
-             f'<text transform="translate(16 {height / 2}) rotate(-90)" text-anchor="middle">seconds, {least_y:.2f} to {most_y:.2f}</text>',
-             f'<path d="M{left} 40V{height - bottom}H{width - 20}" fill="none" stroke="#999"/>']
-    ours = sorted((r for r in points if r["name"].startswith("snug at")), key=x)
-    parts.append('<polyline fill="none" stroke="#1f6feb" points="' + " ".join(f"{x(r):.1f},{y(r):.1f}" for r in ours) + '"/>')
-    for row in points:
-        colour = "#1f6feb" if row["name"].startswith("snug") else "#9a6700" if "compile" in row["name"] else "#d1242f"
-        parts.append(f'<circle cx="{x(row):.1f}" cy="{y(row):.1f}" r="4" fill="{colour}"/>'
-                     f'<text x="{x(row) + 6:.1f}" y="{y(row) - 4:.1f}" fill="{colour}">{html.escape(row["name"])}</text>')
+             f'<text x="{width / 2}" y="{height - 8}" text-anchor="middle">peak above what is there before the step, 0 to {most_x / 2**20:.0f} MiB</text>',
+             f'<text transform="translate(16 {height / 2}) rotate(-90)" text-anchor="middle">step / PyTorch eager, {least_y:.2f} to {most_y:.2f}</text>',
+             f'<path d="M{left} 40V{height - bottom}H{width - 20}" fill="none" stroke="#999"/>',
+             '<polyline fill="none" stroke="#1f6feb" points="' + " ".join(f"{x(p):.1f},{y(t):.1f}" for p, t in ours) + '"/>']
+    parts += [f'<circle cx="{x(p):.1f}" cy="{y(t):.1f}" r="4" fill="#1f6feb"><title>snug</title></circle>' for p, t in ours]
+    for name, peak, ratio_to_eager in theirs:
+        colour = "#9a6700" if "compile" in name else "#d1242f"
+        parts.append(f'<circle cx="{x(peak):.1f}" cy="{y(ratio_to_eager):.1f}" r="4" fill="{colour}"/>'
+                     f'<text x="{x(peak) + 6:.1f}" y="{y(ratio_to_eager) - 4:.1f}" fill="{colour}">{html.escape(name)}</text>')
     return "\n".join(parts) + "\n</svg>\n"
 
 
@@ -168,34 +213,41 @@ def machine_name():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("snug")
+    parser.add_argument("gpt_step", type=pathlib.Path)
     parser.add_argument("results", type=pathlib.Path)
     parser.add_argument("--precisions", default="fp32,bf16")
     parser.add_argument("--mallocs", default="tcmalloc,glibc")
     parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--budgets", default="47%,48%,50%,53%,56%,58%,60%,65%,70%,75%,80%,85%,90%,95%,100%")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=9)
     options = parser.parse_args()
     import torch
 
-    result = {"model": CONFIG.stem, "machine": machine_name(), "torch": torch.__version__, "threads": 2, "runs": []}
+    machine = machine_name()
+    stem = options.results / f"peers_{MODEL}_{machine}_{datetime.date.today()}"
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    result = {"model": MODEL, "machine": machine, "torch": torch.__version__, "threads": 2, "runs": []}
     with tempfile.TemporaryDirectory() as folder:
         library = build_allocator(pathlib.Path(folder))
         for malloc in options.mallocs.split(","):
+            environment = dict(os.environ)
+            if malloc == "tcmalloc":
+                environment["LD_PRELOAD"] = find_tcmalloc()
             for precision in options.precisions.split(","):
-                rows = measure(options.snug, library, precision, malloc, options.methods.split(","), options.rounds,
-                               options.budgets.split(","))
-                verdicts(rows)
+                rows = []
+                for method in options.methods.split(","):
+                    print(f"{precision}, {malloc}: {method}", flush=True)
+                    rows.append(compare(options.gpt_step, library, method, precision, environment, options.turns))
                 result["runs"].append({"precision": precision, "malloc": malloc, "rows": rows})
-    stem = options.results / f"peers_{CONFIG.stem}_{result['machine']}_{datetime.date.today()}"
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    text = f"# {CONFIG.stem} on {result['machine']}, PyTorch {torch.__version__}\n"
-    for run in result["runs"]:
-        title = f"{run['precision']}, {run['malloc']}"
-        text += f"\n## {title}\n\n" + table(run["rows"])
-        pathlib.Path(f"{stem}_{run['precision']}_{run['malloc']}.svg").write_text(picture(run["rows"], f"{CONFIG.stem}, {title}"))
-    pathlib.Path(f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
-    pathlib.Path(f"{stem}.md").write_text(text)
+                # After each part, so that an interrupted run leaves what it has.
+                text = f"# {MODEL} on {machine}, PyTorch {torch.__version__}, 2 threads\n\n{NOTE}\n"
+                for run in result["runs"]:
+                    title = f"{run['precision']}, {run['malloc']}"
+                    text += f"\n## {title}\n\n" + table(run["rows"])
+                    if any("against_eager" in row for row in run["rows"]):
+                        drawn = picture(run["rows"], f"{MODEL}, {title}")
+                        pathlib.Path(f"{stem}_{run['precision']}_{run['malloc']}.svg").write_text(drawn)
+                pathlib.Path(f"{stem}.json").write_text(json.dumps(result, indent=1) + "\n")
+                pathlib.Path(f"{stem}.md").write_text(text)
     print(text)
 
 
