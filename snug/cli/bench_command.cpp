@@ -12,7 +12,6 @@
 #include "snug/base/errors.h"
 #include "snug/cli/command.h"
 #include "snug/report/curve.h"
-#include "snug/report/table.h"
 #include "snug/train/bench.h"
 #include "snug/train/interrupt.h"
 
@@ -20,34 +19,6 @@ namespace snug::cli {
 namespace {
 
 double mib(Bytes bytes) { return static_cast<double>(bytes) / static_cast<double>(1_MiB); }
-
-std::string ratio(double seconds, double unplanned) {
-  return unplanned > 0 ? fmt::format("x {:.3f}", seconds / unplanned) : std::string();
-}
-
-void print_rows(const train::BenchResult& result) {
-  const std::vector<std::string> header = {"strategy",       "budget",        "predicted peak", "measured peak",
-                                           "predicted step", "measured step", "replayed"};
-  std::vector<std::vector<std::string>> rows;
-  for (const train::BenchRow& r : result.rows) {
-    const std::string budget = r.budget ? fmt::format("{} ({:.0f} %)", format_bytes(*r.budget),
-                                                      100 * mib(*r.budget) / mib(result.unplanned_peak))
-                                        : "none";
-    if (!r.fits) {
-      rows.push_back({r.strategy, budget, "needs " + format_bytes(r.predicted_peak), "", "", "", ""});
-      continue;
-    }
-    rows.push_back({r.strategy, budget, format_bytes(r.predicted_peak), format_bytes(r.measured_peak),
-                    ratio(r.predicted_seconds, result.unplanned_seconds_recorded),
-                    fmt::format("{:.3f} s, {}", r.seconds_median, ratio(r.seconds_median, r.unplanned_seconds_median)),
-                    fmt::format("{}", r.replayed_ops)});
-  }
-  std::fputs(report::render_table(fmt::format("snug bench: unplanned {}, {:.3f} s", format_bytes(result.unplanned_peak),
-                                              result.rows.empty() ? 0 : result.rows.front().unplanned_seconds_median),
-                                  header, rows)
-                 .c_str(),
-             stdout);
-}
 
 report::Curve curve_of(const train::BenchResult& result, const std::string& title) {
   report::Curve curve{title, "peak of all memory (MiB)", "step time, unplanned = 1", {}};
@@ -59,7 +30,7 @@ report::Curve curve_of(const train::BenchResult& result, const std::string& titl
     if (!series.points.empty()) curve.series.push_back(std::move(series));
   };
   const auto measured = [&](const train::BenchRow& r) {
-    const double times = r.seconds_median / r.unplanned_seconds_median;
+    const double times = r.ratio_median;
     return report::Series::Point{mib(r.measured_peak), times,
                                  fmt::format("{}: {}, x {:.3f}", r.strategy, format_bytes(r.measured_peak), times)};
   };
@@ -136,7 +107,7 @@ void add_bench(CLI::App& app, Action& action) {
       if (options->json) {
         fmt::print("{}\n", to_json(result).dump());
       } else {
-        print_rows(result);
+        std::fputs(render(result, "snug bench").c_str(), stdout);
       }
       return 0;
     };

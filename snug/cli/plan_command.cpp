@@ -96,6 +96,8 @@ nlohmann::ordered_json to_json(const PlanReport& r, const plan::Explanation& why
       {"predicted_step_seconds", r.plan.predicted_seconds},
       {"lower_bound_step_seconds", number_or_null(r.bound.step_seconds)},
       {"gap", number_or_null(r.gap)},
+      {"update_seconds", r.graph.update_seconds},
+      {"update_bytes", r.graph.update_bytes},
       {"planning_seconds", r.planning_seconds},
       {"graph_ops", r.graph.ops.size()},
       {"kept_bytes", why.all.kept},
@@ -138,6 +140,10 @@ void print_summary(const PlanReport& r, const plan::Explanation& why) {
                                 more_time(r.bound.step_seconds - p.unplanned_seconds, p.unplanned_seconds))});
   }
   if (std::isfinite(r.gap)) rows.push_back({"extra time above the bound's", fmt::format("{:.1f} %", 100 * r.gap)});
+  if (r.graph.update_seconds > 0) {
+    rows.push_back({"optimizer step", fmt::format("{:.3f} s more, {} above the gradients", r.graph.update_seconds,
+                                                  format_bytes(r.graph.update_bytes))});
+  }
   rows.push_back({"planned in", fmt::format("{:.3f} s", r.planning_seconds)});
   std::fputs(report::render_table("snug plan: " + p.strategy, rows).c_str(), stdout);
 }

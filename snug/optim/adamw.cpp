@@ -9,6 +9,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <stdexcept>
 #include <utility>
 
 #include "snug/memory/tag.h"
@@ -47,6 +48,19 @@ void AdamW::step(double learning_rate) {
     // The kernel writes parameters without telling autograd's version counters of it in every build.
     for (at::Tensor& p : parameters) p.unsafeGetTensorImpl()->bump_version();
   }
+}
+
+void AdamW::rehearse() {
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& count : steps_) {
+    if (count.item<float>() != 0) throw std::logic_error("AdamW::rehearse: called after the first step");
+  }
+  for (const at::Tensor& p : parameters_) {
+    if (p.grad().defined()) p.grad().zero_();
+  }
+  // Moments of zero stay zero, and a learning rate of zero neither moves nor decays a weight.
+  step(0.0);
+  for (at::Tensor& count : steps_) count.zero_();
 }
 
 void AdamW::zero_grad() {

@@ -23,6 +23,10 @@ class AdamW {
   /// One update of every parameter that has a gradient.
   void step(double learning_rate);
 
+  /// What a first step takes in time and memory, without its effect: it overwrites the gradients with zeros, and leaves
+  /// parameters, moments and counts bit for bit as they are. Throws std::logic_error after the first step.
+  void rehearse();
+
   /// Frees all gradients.
   void zero_grad();
 

@@ -11,7 +11,7 @@
 namespace snug::plan {
 namespace {
 
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 constexpr const char* kFormat = "snug step graph";
 
 using Json = nlohmann::ordered_json;
@@ -73,6 +73,12 @@ std::size_t StepGraph::settle_event() const {
   return static_cast<std::size_t>(settle - events.begin());
 }
 
+void StepGraph::end_with_update(Bytes bytes, double seconds) {
+  events.push_back({Event::Kind::Other, -1, bytes, 0});
+  update_bytes = bytes;
+  update_seconds = seconds;
+}
+
 std::uint64_t StepGraph::fingerprint() const {
   std::uint64_t hash = 0xcbf29ce484222325ULL;
   for (const OpInfo& op : ops) hash = (hash ^ op.signature) * 0x100000001b3ULL;
@@ -95,6 +101,8 @@ Json to_json(const StepGraph& graph) {
           {"static_bytes", graph.static_bytes},
           {"static_by_tag", graph.static_by_tag},
           {"step_seconds", graph.step_seconds},
+          {"update_seconds", graph.update_seconds},
+          {"update_bytes", graph.update_bytes},
           {"leaves", leaves},
           {"flow", flow_to_json(graph.flow)},
           {"ops", ops},
@@ -110,6 +118,8 @@ StepGraph step_graph_from_json(const Json& json) try {
   graph.static_bytes = json.at("static_bytes");
   graph.static_by_tag = json.at("static_by_tag");
   graph.step_seconds = json.at("step_seconds");
+  graph.update_seconds = json.at("update_seconds");
+  graph.update_bytes = json.at("update_bytes");
   for (const Json& op : json.at("ops")) graph.ops.push_back({op.at(0), op.at(1), op.at(2), op.at(3), op.at(4)});
   for (const Json& value : json.at("values")) graph.values.push_back({value.at(0), value.at(1)});
   graph.flow = flow_from_json(json.at("flow"), json.at("leaves"), static_cast<ValueId>(graph.values.size()));

@@ -56,6 +56,11 @@ struct StepGraph {
   Bytes static_bytes = 0;                ///< allocated before the step began: weights, optimizer state, the batch
   std::array<Bytes, 6> static_by_tag{};  ///< the same by memory::Tag
   double step_seconds = 0;               ///< forward and backward of the recorded step
+  double update_seconds = 0;             ///< of the optimizer step; 0 when none was recorded
+  Bytes update_bytes = 0;                ///< highest memory during it above that before it; also its event's
+
+  /// Appends the optimizer step: an event of its own after all others, which no plan can change.
+  void end_with_update(Bytes bytes, double seconds);
 
   /// The position in `events` where forward ends and backward begins; their number when there is none.
   [[nodiscard]] std::size_t settle_event() const;

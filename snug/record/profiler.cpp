@@ -133,12 +133,17 @@ void Profiler::before_settle(const Tape& tape) {
   graph_.events.push_back({Event::Kind::Settle, -1, 0, 0});
 }
 
-plan::StepGraph Profiler::finish(const Tape& tape) {
+plan::StepGraph Profiler::finish(const Tape& tape, const std::function<void()>& update) {
   poll(tape);
   mark();
   graph_.step_seconds = monotonic_seconds() - started_ - replay_seconds_;
   graph_.flow = tape.flow();
   graph_.values.resize(static_cast<std::size_t>(graph_.flow.values()));
+  if (update) {
+    const double update_started = monotonic_seconds();
+    update();
+    graph_.end_with_update(take_peak(), monotonic_seconds() - update_started);
+  }
   return std::move(graph_);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "snug/memory/device_memory.h"
@@ -36,8 +37,9 @@ class Profiler {
   void rebase();
   void before_settle(const Tape& tape);
 
-  /// The step is over, its saved tensors are gone. Backward ran from before_settle() until now.
-  plan::StepGraph finish(const Tape& tape);
+  /// The step is over, its saved tensors are gone. Backward ran from before_settle() until now. Then runs `update`, the
+  /// optimizer step, if there is one, and notes what it takes.
+  plan::StepGraph finish(const Tape& tape, const std::function<void()>& update = {});
 
  private:
   /// Memory between two events becomes an event of its own.

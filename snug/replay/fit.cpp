@@ -26,11 +26,12 @@ class LimitScope {
 
 }  // namespace
 
-RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::DeviceMemory& memory) {
+RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::DeviceMemory& memory,
+                                const Rehearsal& update) {
   if (limit <= 0) throw UsageError(fmt::format("fit: the budget is {} bytes; it must be positive", limit));
   try {
     const LimitScope scope(memory, limit);
-    return record_step(forward, memory);
+    return record_step(forward, memory, update);
   } catch (const OutOfBudget& error) {
     // Everything that can be evicted was; what was missing then is the least that is missing.
     const auto& d = error.details();
@@ -41,7 +42,7 @@ RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::Dev
 
 Session fit(const Forward& forward, const FitOptions& options) {
   memory::DeviceMemory& memory = memory::device_memory(options.device_type);
-  RecordedStep step = record_step_within(options.device, forward, memory);
+  RecordedStep step = record_step_within(options.device, forward, memory, options.update);
   return Session(std::move(step), options.strategy, plan::Budget::for_limit(options.device), memory);
 }
 

@@ -14,11 +14,14 @@ struct FitOptions {
   Bytes device = 0;                  ///< the budget: all of the device's memory that tensors may take. Required.
   std::string strategy = "optimal";  ///< as plan::strategy_from reads it
   c10::DeviceType device_type = c10::kCPU;
+  /// The optimizer step, so that the floor and the predicted peak count its memory; see replay::Rehearsal.
+  replay::Rehearsal update = {};
 };
 
 namespace replay {
 /// record_step under a limit, which is lifted again. Throws DoesNotFit when not even eviction makes room for the step.
-RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::DeviceMemory& memory);
+RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::DeviceMemory& memory,
+                                const Rehearsal& update = {});
 Session fit(const Forward& forward, const FitOptions& options);
 }  // namespace replay
 

@@ -29,6 +29,10 @@ StepBook::StepBook(plan::StepGraph graph, plan::Planner planner, std::optional<p
 }
 
 void StepBook::add(plan::StepGraph graph, bool accumulates) {
+  // The same optimizer step follows.
+  if (const plan::StepGraph& known = *known_.front().graph; known.update_seconds > 0) {
+    graph.end_with_update(known.update_bytes, known.update_seconds);
+  }
   auto step = std::make_shared<plan::StepGraph>(std::move(graph));
   plan::Planner planner = planner_for(*step, known_.front().planner.strategy());
   std::shared_ptr<plan::MemoryPlan> plan;

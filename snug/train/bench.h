@@ -2,11 +2,13 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "snug/base/bytes.h"
+#include "snug/replay/record_step.h"
 #include "snug/report/progress.h"
 #include "snug/train/config.h"
 
@@ -15,7 +17,7 @@ namespace snug::train {
 struct BenchOptions {
   std::vector<std::string> budgets;  ///< as parse_budget reads them: 400MiB, 60%
   std::vector<std::string> strategies{"optimal"};
-  std::int64_t rounds = 3;  ///< of every row and the unplanned step in turns
+  std::int64_t rounds = 3;  ///< in each, every row has its turn, beside one of the unplanned step
   std::int64_t steps = 2;   ///< timed in each turn, after one that is not
 };
 
@@ -29,7 +31,8 @@ struct BenchRow {
   Bytes mapped_peak = 0;    ///< the same of mapped pages: what the cap is on
   double predicted_seconds = 0;
   double seconds_median = 0;
-  double unplanned_seconds_median = 0;
+  double unplanned_seconds_median = 0;  ///< in the turns beside this row's
+  double ratio_median = 0;              ///< of seconds to the unplanned step's, turn by turn
   std::int64_t replayed_ops = 0;
 };
 
@@ -43,9 +46,15 @@ struct BenchResult {
 /// A list of rows.
 nlohmann::ordered_json to_json(const BenchResult& result);
 
+/// The rows as a table for a terminal.
+std::string render(const BenchResult& result, const std::string& title);
+
 /// Records one step, plans it by every strategy for every budget, and runs all plans and the unplanned step in turns in
 /// this process, so that ratios stand on a noisy machine. "optimal" and "eviction" give a row for each budget; any
 /// other strategy has one plan, and gives one row. Throws UsageError for budgets and strategies that cannot be read.
+BenchResult bench(const replay::Forward& forward, const std::function<void()>& forget_gradients,
+                  const BenchOptions& options, report::Progress& progress);
+/// Of the step that a configuration describes.
 BenchResult bench(const Config& config, const BenchOptions& options, report::Progress& progress);
 
 }  // namespace snug::train

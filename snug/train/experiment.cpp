@@ -74,6 +74,11 @@ double Experiment::update(std::int64_t step) {
   return norm;
 }
 
+void Experiment::rehearse_update() {
+  optim::clip_gradient_norm(optimizer_.parameters(), config_.optimizer.clip_norm);
+  optimizer_.rehearse();
+}
+
 std::optional<double> Experiment::validation_loss() {
   if (dataset_.validation_windows() == 0) return std::nullopt;
   const torch::NoGradGuard no_grad;
@@ -114,6 +119,7 @@ PlannedExperiment plan_experiment(Experiment& experiment, const std::optional<pl
   if (file && std::holds_alternative<std::monostate>(request) && file->plan.budget > 0) request = file->plan.budget;
   const data::Batch sample = experiment.train_batch(0);
   const auto step = [&] { return experiment.loss(sample); };
+  const auto update = [&] { experiment.rehearse_update(); };
   const Bytes* cap = std::get_if<Bytes>(&request);
   if (const Bytes total = memory::machine_memory().total; cap != nullptr && total > 0 && *cap > total) {
     throw UsageError(
@@ -121,7 +127,7 @@ PlannedExperiment plan_experiment(Experiment& experiment, const std::optional<pl
                     format_bytes(*cap), format_bytes(total)));
   }
   replay::RecordedStep recorded =
-      cap != nullptr ? replay::record_step_within(*cap, step, memory) : replay::record_step(step, memory);
+      cap != nullptr ? replay::record_step_within(*cap, step, memory, update) : replay::record_step(step, memory, update);
   if (file) plan::check_is_for(*file, recorded.graph);
   const double started = monotonic_seconds();
   plan::Planner planner =

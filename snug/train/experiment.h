@@ -28,6 +28,9 @@ class Experiment {
   /// Clips the gradients, updates the weights and frees the gradients. Returns the norm before clipping.
   double update(std::int64_t step);
 
+  /// What update() takes in time and memory, without its effect but on the gradients. Only before the first update.
+  void rehearse_update();
+
   /// Mean loss over the validation split, in evaluation mode; nullopt when the text has none.
   std::optional<double> validation_loss();
 

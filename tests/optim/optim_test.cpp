@@ -3,6 +3,9 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <vector>
 
 #include "snug/memory/device_memory.h"
 #include "snug/optim/adamw.h"
@@ -47,6 +50,29 @@ TEST(AdamW, MakesItsStateAtOnceAndUnderItsTag) {
   const AdamW optimizer({weight}, {});
   const auto after = memory.stats().by_tag[static_cast<std::size_t>(memory::Tag::Optimizer)];
   EXPECT_EQ(after - before, 2 * memory.rounded(256 * 256 * 4) + memory.rounded(4));
+}
+
+TEST(AdamW, ARehearsalChangesNothingButTheGradients) {
+  torch::manual_seed(2);
+  const at::Tensor weight = torch::randn({64, 64}).requires_grad_(), bias = torch::randn({64}).requires_grad_();
+  AdamW optimizer({weight, bias}, {.weight_decay = 0.5});
+  {
+    const torch::NoGradGuard no_grad;
+    bias[3] = -0.0F;
+  }
+  weight.mutable_grad() = torch::randn({64, 64});
+  bias.mutable_grad() = torch::full({64}, std::numeric_limits<float>::quiet_NaN());
+  const auto bits = [](const at::Tensor& t) { return t.detach().clone().view(at::kInt); };
+  std::vector<at::Tensor> written = optimizer.state();
+  written.push_back(weight);
+  written.push_back(bias);
+  std::vector<at::Tensor> before;
+  for (const at::Tensor& t : written) before.push_back(bits(t));
+  optimizer.rehearse();
+  for (std::size_t i = 0; i < written.size(); ++i) EXPECT_TRUE(at::equal(bits(written[i]), before[i])) << i;
+  EXPECT_EQ(weight.grad().abs().sum().item<float>(), 0);
+  optimizer.step(1e-3);
+  EXPECT_THROW(optimizer.rehearse(), std::logic_error);
 }
 
 TEST(ClipGradientNorm, ScalesToTheLimitAndNotBelow) {
