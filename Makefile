@@ -36,8 +36,9 @@ bench: setup ## Build and run the benchmarks
 	@cmake --preset release
 	@cmake --build --preset release -j $(JOBS) --target bench
 
-bench-peers: build ## Compare with PyTorch's own memory savers; ARGS=... as benchmarks/peers/run.py has them
-	@benchmarks/peers/run.sh build/release/benchmarks/gpt_step benchmarks/results $(ARGS)
+bench-peers: build ## Compare with PyTorch's own memory savers; ARGS=... as benchmarks/peers/methods.py has them
+	@benchmarks/peers/run.sh rotor build/release/snug examples/gpt-12x384.toml benchmarks/results
+	@benchmarks/peers/run.sh methods build/release/benchmarks/gpt_step benchmarks/results $(ARGS)
 
 cuda-check: setup ## Compile the CUDA code against a CUDA build of LibTorch, without a GPU
 	@scripts/cuda_check.sh

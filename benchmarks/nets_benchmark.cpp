@@ -1,5 +1,5 @@
-// Plans and eviction alone on a GPT, a ResNet and a U-Net: predicted against measured peaks and step times, every row in
-// turns with the unplanned step.
+// Plans and eviction alone on a GPT, a ResNet and a U-Net: predicted against measured peaks and step times, every row
+// in turns with the unplanned step.
 //
 // Usage: nets_benchmark [ROUNDS]. Budgets are the unplanned peak less 0 % to 100 % of what lies between it and the
 // floor. "predicted" of eviction is what nothing but the cap holds to: there is no plan. Ends with the worst of each.
@@ -54,9 +54,10 @@ void measure(const snug::testing::Task& task, std::int64_t rounds) {
       half = std::max(half, row.ratio_median);
     }
   }
-  fmt::print("{}: predicted peaks within {:.3f} %, predicted step times within {:.1f} %; eviction alone down to half of "
-             "what the step adds: at most x {:.3f}\n\n",
-             task.name, 100 * peak, 100 * time, half);
+  fmt::print(
+      "{}: predicted peaks within {:.3f} %, predicted step times within {:.1f} %; eviction alone down to half of "
+      "what the step adds: at most x {:.3f}\n\n",
+      task.name, 100 * peak, 100 * time, half);
   std::fflush(stdout);
 }
 

@@ -1,8 +1,8 @@
 """One of PyTorch's own ways to save activation memory, on steps of gpt-12x384: counted bytes and seconds.
 
 Usage: pytorch_method.py ALLOCATOR.so METHOD PRECISION
-METHOD: eager, checkpoint(N) (the first N blocks), sequential(N), selective (products and attention kept) or compile(B)
-(torch.compile with activation_memory_budget = B). Prints one JSON object, then runs a step for every line of input and
+METHOD: eager, checkpoint(N) (the first N blocks), sequential(N), selective (products and attention kept), compile(B)
+(torch.compile with activation_memory_budget = B) or ckptplan(F) (ckptplan's plan to save that fraction). Prints one JSON object, then runs a step for every line of input and
 answers with its seconds, and ends with another JSON object. Peaks are above what is there before the step.
 """
 import ctypes
@@ -27,11 +27,23 @@ class MethodGpt(gpt.Gpt):
         self.method, self.argument = method, argument
 
     def run_blocks(self, x):
+        if self.method == "ckptplan":
+            return self.container(x)
         if self.method == "sequential":
             return ac.checkpoint_sequential(self.blocks, int(self.argument), x, use_reentrant=False)
         for i, block in enumerate(self.blocks):
             x = self.run(block, i, x)
         return x
+
+    def plan_blocks(self, dtype):
+        import ckptplan
+
+        blocks = ckptplan.declare_blocks(self, [(f"block{i}", block) for i, block in enumerate(self.blocks)])
+        example = (torch.randn(gpt.BATCH, gpt.SEQUENCE, gpt.WIDTH),)
+        profiles = ckptplan.profile_blocks(blocks, example, device="cpu", dtype=dtype)
+        plan = ckptplan.plan_checkpoints(profiles, blocks, target_kind="activation_saving_fraction",
+                                         target_value=float(self.argument), planner="dynamic_programming")
+        self.container = ckptplan.apply_plan(blocks, plan, example, None)
 
     def run(self, block, i, x):
         if self.method == "checkpoint" and i < int(self.argument):
@@ -51,10 +63,12 @@ def main(library, method, precision):
     torch.set_num_threads(2)
     torch.manual_seed(0)
     name, _, argument = method.rstrip(")").partition("(")
-    if name not in ("eager", "checkpoint", "sequential", "selective", "compile"):
+    if name not in ("eager", "checkpoint", "sequential", "selective", "compile", "ckptplan"):
         sys.exit(f"pytorch_method.py: unknown method {method}")
     model = MethodGpt(name, argument)
     run_forward = model
+    if name == "ckptplan":
+        model.plan_blocks(torch.float32)
     if name == "compile":
         import torch._functorch.config as config
 

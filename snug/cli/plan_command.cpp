@@ -27,6 +27,7 @@ struct PlanOptions {
   std::string strategy;
   std::string out;
   std::string graph;
+  std::string plan;  // a file, in place of a strategy
   std::string graph_out;
   bool explain = false;
 };
@@ -58,8 +59,11 @@ PlanReport plan_graph(const PlanOptions& options) {
   plan::StepGraph graph = plan::read_step_graph(options.graph);
   const auto budget =
       train::budget_for(train::parse_budget(options.config.budget), plan::plan_none(graph).predicted_peak);
+  std::optional<plan::PlanFile> file;
+  if (!options.plan.empty()) check_is_for(file.emplace(plan::read_plan(options.plan)), graph);
   const double started = monotonic_seconds();
-  const plan::Planner planner(graph, options.strategy.empty() ? "optimal" : options.strategy);
+  const plan::Planner planner = file ? plan::Planner(graph, file->plan)
+                                     : plan::Planner(graph, options.strategy.empty() ? "optimal" : options.strategy);
   const double seconds = monotonic_seconds() - started;
   return report_on(std::move(graph), planner, budget, seconds);
 }
@@ -69,7 +73,9 @@ PlanReport plan_configuration(const PlanOptions& options) {
   if (!options.strategy.empty()) train::set_key(config, "memory.strategy=" + options.strategy);
   train::warm_up(config);
   train::Experiment experiment(config);
-  train::PlannedExperiment planned = train::plan_experiment(experiment);
+  std::optional<plan::PlanFile> file;
+  if (!options.plan.empty()) file = plan::read_plan(options.plan);
+  train::PlannedExperiment planned = train::plan_experiment(experiment, file);
   return report_on(std::move(planned.step.graph), planned.planner, planned.budget, planned.planning_seconds);
 }
 
@@ -168,6 +174,9 @@ int run(const PlanOptions& options) {
   if (!options.graph.empty() && !options.config.settings.empty()) {
     throw UsageError("plan: --set changes a configuration, but --graph has none");
   }
+  if (!options.plan.empty() && !options.strategy.empty()) {
+    throw UsageError("plan: --plan is a plan already; leave --strategy out, or --plan");
+  }
   const PlanReport report = options.graph.empty() ? plan_configuration(options) : plan_graph(options);
   if (!options.graph_out.empty()) plan::write_step_graph(options.graph_out, report.graph);
   if (!options.out.empty()) plan::write_plan(options.out, plan::plan_file_for(report.graph, report.plan));
@@ -193,6 +202,7 @@ void add_plan(CLI::App& app, Action& action) {
   add_config_options(*command, options->config);
   command->get_option("config")->required(false);
   command->add_option("--strategy", options->strategy, "How the plan is made: memory.strategy")->type_name("STRATEGY");
+  command->add_option("--plan", options->plan, "Predict this plan in place of making one")->type_name("PLAN.json");
   command->add_option("--out", options->out, "Write the plan, for snug train --plan")->type_name("PLAN.json");
   command->add_option("--graph", options->graph, "Plan this recorded step in place of a configuration")
       ->type_name("GRAPH.json");

@@ -48,16 +48,6 @@ SegmentId Dataflow::open_segment(SegmentId parent) {
   return segments() - 1;
 }
 
-std::span<const ValueId> Dataflow::inputs(OpId op) const {
-  const auto begin = at(input_begin_[at(op)]);
-  return {inputs_.data() + begin, at(input_begin_[at(op) + 1]) - begin};
-}
-
-std::span<const Output> Dataflow::outputs(OpId op) const {
-  const auto begin = at(output_begin_[at(op)]);
-  return {outputs_.data() + begin, at(output_begin_[at(op) + 1]) - begin};
-}
-
 SegmentId Dataflow::common_segment(SegmentId a, SegmentId b) const {
   // A parent is older than its children, so the younger of the two cannot enclose the other.
   while (a != b) {

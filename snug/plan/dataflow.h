@@ -41,8 +41,9 @@ class Dataflow {
   [[nodiscard]] ValueId values() const noexcept { return static_cast<ValueId>(producer_.size()); }
   [[nodiscard]] SegmentId segments() const noexcept { return static_cast<SegmentId>(parent_.size()); }
 
-  [[nodiscard]] std::span<const ValueId> inputs(OpId op) const;
-  [[nodiscard]] std::span<const Output> outputs(OpId op) const;
+  // Here, because simulations do little else.
+  [[nodiscard]] std::span<const ValueId> inputs(OpId op) const { return part(inputs_, input_begin_, op); }
+  [[nodiscard]] std::span<const Output> outputs(OpId op) const { return part(outputs_, output_begin_, op); }
   [[nodiscard]] OpId producer(ValueId value) const { return producer_[static_cast<std::size_t>(value)]; }
   [[nodiscard]] bool is_leaf(ValueId value) const { return producer(value) == kNoOp; }
   [[nodiscard]] SegmentId segment(OpId op) const { return segment_of_[static_cast<std::size_t>(op)]; }
@@ -58,6 +59,11 @@ class Dataflow {
   friend bool operator==(const Dataflow&, const Dataflow&) = default;
 
  private:
+  template <class T>
+  static std::span<const T> part(const std::vector<T>& all, const std::vector<std::int32_t>& begin, OpId op) {
+    const auto i = static_cast<std::size_t>(op);
+    return {all.data() + begin[i], static_cast<std::size_t>(begin[i + 1] - begin[i])};
+  }
   void widen_scopes(OpId op);
 
   std::vector<std::int32_t> input_begin_;  // one more than there are operators

@@ -13,10 +13,7 @@ std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
 
 Ledger::Ledger(const Dataflow& flow, std::function<void(ValueId)> drop) : flow_(flow), drop_(std::move(drop)) {}
 
-Ledger::Entry& Ledger::entry(ValueId value) {
-  if (!has(value)) entries_.resize(at(std::max(value + 1, flow_.values())));
-  return entries_[at(value)];
-}
+void Ledger::grow(ValueId value) { entries_.resize(at(std::max(value + 1, flow_.values()))); }
 
 int Ledger::demand(OpId op) const { return at(op) < demand_.size() ? demand_[at(op)] : 0; }
 

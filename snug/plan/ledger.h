@@ -124,7 +124,11 @@ class Ledger {
     std::uint32_t round_ = 0;
   };
   bool has(ValueId value) const { return static_cast<std::size_t>(value) < entries_.size(); }
-  Entry& entry(ValueId value);
+  Entry& entry(ValueId value) {
+    if (!has(value)) grow(value);
+    return entries_[static_cast<std::size_t>(value)];
+  }
+  void grow(ValueId value);
   const Entry& entry(ValueId value) const { return entries_[static_cast<std::size_t>(value)]; }
   int demand(OpId op) const;
   static bool idle(const Entry& e) { return e.pins == 0 && e.wanted == 0; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "snug/plan/annealing.h"
 #include "snug/plan/chain_program.h"
 #include "snug/plan/does_not_fit.h"
 #include "snug/plan/every_plan.h"
@@ -18,6 +19,7 @@ namespace {
 
 constexpr std::size_t kPieces = 48;
 constexpr std::int64_t kPlansTried = 20'000;
+constexpr std::int64_t kMostAnnealing = 4'000'000;
 constexpr std::int64_t kLeastEffort = 600'000, kMostEffort = 6'000'000;
 
 }  // namespace
@@ -34,7 +36,8 @@ TradeOff::TradeOff(const StepGraph& graph) : static_bytes_(graph.static_bytes) {
     }
   };
   add(low_plans(graph, kPieces, {graph.ops.size() < 500 ? 2 * effort.left : effort.left / 2}));
-  if (count_plans(graph, kPlansTried) < kPlansTried) add(every_plan(graph));
+  const bool tiny = count_plans(graph, kPlansTried) < kPlansTried;
+  if (tiny) add(every_plan(graph));
   // So far nothing depends on seconds, which differ from recording to recording. A smaller peak that is found with
   // their help is not used: a budget that is refused today must not fit tomorrow.
   const Bytes floor = std::ranges::min_element(found, {}, &MemoryPlan::predicted_peak)->predicted_peak;
@@ -42,6 +45,8 @@ TradeOff::TradeOff(const StepGraph& graph) : static_bytes_(graph.static_bytes) {
   add(chain_plans(graph, make_chain(graph, kPieces), lower_bound_of_peak(graph), most));
   plans_ = with_gaps_filled(graph, front_of(std::move(found)), {effort.left / 4});
   plans_ = with_values_flipped(graph, std::move(plans_), effort);
+  const auto ops = static_cast<std::int64_t>(graph.ops.size());
+  if (!tiny) plans_ = with_annealing(graph, std::move(plans_), {std::min(200 * ops * ops, kMostAnnealing)});
   std::erase_if(plans_, [&](const MemoryPlan& plan) { return plan.predicted_peak < floor; });
   for (MemoryPlan& plan : plans_) plan.strategy = "optimal";
 }

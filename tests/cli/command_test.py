@@ -268,10 +268,8 @@ class Command(unittest.TestCase):
         process = subprocess.Popen([SNUG, "train", str(self.config), "--json", "--set", "train.steps=100000"],
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         seen = process.stderr.readline()
-        while seen and "step" not in seen.split():
+        while seen and "/100000" not in seen:
             seen = process.stderr.readline()
-            if "1/100000" in seen:
-                break
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)

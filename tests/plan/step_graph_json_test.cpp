@@ -112,8 +112,8 @@ TEST_F(DamagedStepGraph, NamesAnEventThatIsOutOfRange) {
 }
 
 TEST_F(DamagedStepGraph, RefusesOtherFormatsAndVersions) {
-  json["version"] = 2;
-  EXPECT_THAT(error_of(json), HasSubstr("not a \"snug step graph\" of version 1"));
+  json["version"] = 1;
+  EXPECT_THAT(error_of(json), HasSubstr("not a \"snug step graph\" of version 2"));
   EXPECT_THAT(error_of(Json::array()), HasSubstr("step graph: "));
 }
 

@@ -1,6 +1,6 @@
 """snug against PyTorch's own memory savers on one machine: one table and one picture per precision and malloc.
 
-Usage: run.py GPT_STEP RESULTS_DIR [--precisions fp32,bf16] [--mallocs tcmalloc,glibc] [--methods a,b,...] [--turns N]
+Usage: methods.py GPT_STEP RESULTS_DIR [--precisions fp32,bf16] [--mallocs tcmalloc,glibc] [--methods a,b,...] [--turns N]
 Each method runs beside eager and snug, a process each and a step each in turns, because machines change their speed from
 minute to minute; a turn during which other processes took more than 5 % of the machine is repeated. Peaks are counted
 bytes above what is there before the step, gradients included.
@@ -24,7 +24,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 MODEL = "gpt-12x384"
 METHODS = (["eager", "checkpoint(4)", "checkpoint(8)", "checkpoint(12)", "sequential(2)", "sequential(3)",
-            "sequential(4)", "sequential(6)", "selective"] +
+            "sequential(4)", "sequential(6)", "selective", "ckptplan(0.5)"] +
            [f"compile({b})" for b in (1.0, 0.75, 0.5, 0.25, 0.15, 0.1, 0.05, 0.0)])
 BUSY, PAUSE = 0.05, 0.05
 NOTE = ("Peaks are counted bytes above what is there before the step, gradients included. Each row: PyTorch eager, the\n"
