@@ -20,6 +20,8 @@ namespace {
 
 using snug::Bytes;
 
+constexpr double kTurnSeconds = 1.5;
+
 void measure(const snug::testing::Task& task, std::int64_t rounds) {
   auto& memory = snug::memory::device_memory(c10::kCPU);
   const auto forget = [&] {
@@ -35,6 +37,8 @@ void measure(const snug::testing::Task& task, std::int64_t rounds) {
   snug::train::BenchOptions options;
   options.strategies = {"optimal", "eviction"};
   options.rounds = rounds;
+  // Short steps are noisier.
+  options.steps = std::clamp<std::int64_t>(static_cast<std::int64_t>(kTurnSeconds / graph.step_seconds), 2, 10);
   for (int tenth = 0; tenth <= 10; ++tenth) {
     options.budgets.push_back(fmt::format("{}B", highest - (highest - lowest) * tenth / 10));
   }
@@ -64,7 +68,7 @@ void measure(const snug::testing::Task& task, std::int64_t rounds) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::int64_t rounds = argc > 1 ? std::stoll(argv[1]) : 5;
+  const std::int64_t rounds = argc > 1 ? std::stoll(argv[1]) : 3;
   at::set_num_threads(2);
   torch::manual_seed(0);
   const snug::models::GptOptions gpt{.blocks = 12, .width = 384, .heads = 6, .sequence = 256, .vocabulary = 8192};

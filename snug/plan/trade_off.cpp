@@ -38,16 +38,14 @@ TradeOff::TradeOff(const StepGraph& graph) : static_bytes_(graph.static_bytes) {
   add(low_plans(graph, kPieces, {graph.ops.size() < 500 ? 2 * effort.left : effort.left / 2}));
   const bool tiny = count_plans(graph, kPlansTried) < kPlansTried;
   if (tiny) add(every_plan(graph));
-  // So far nothing depends on seconds, which differ from recording to recording. A smaller peak that is found with
-  // their help is not used: a budget that is refused today must not fit tomorrow.
-  const Bytes floor = std::ranges::min_element(found, {}, &MemoryPlan::predicted_peak)->predicted_peak;
+  // So far nothing depends on seconds.
+  floor_ = std::ranges::min_element(found, {}, &MemoryPlan::predicted_peak)->predicted_peak;
   std::ranges::move(priced_plans(graph), std::back_inserter(found));
   add(chain_plans(graph, make_chain(graph, kPieces), lower_bound_of_peak(graph), most));
   plans_ = with_gaps_filled(graph, front_of(std::move(found)), {effort.left / 4});
   plans_ = with_values_flipped(graph, std::move(plans_), effort);
   const auto ops = static_cast<std::int64_t>(graph.ops.size());
   if (!tiny) plans_ = with_annealing(graph, std::move(plans_), {std::min(200 * ops * ops, kMostAnnealing)});
-  std::erase_if(plans_, [&](const MemoryPlan& plan) { return plan.predicted_peak < floor; });
   for (MemoryPlan& plan : plans_) plan.strategy = "optimal";
 }
 
@@ -70,9 +68,9 @@ MemoryPlan TradeOff::best(const StepGraph& graph, Budget budget) const {
   const Bytes more_static = graph.static_bytes - static_bytes_;
   const auto fits = [&](const MemoryPlan& plan) { return plan.predicted_peak + more_static <= budget.for_blocks(); };
   const auto fastest = std::ranges::find_if(plans_, fits);
-  if (fastest == plans_.end()) {
+  if (budget.for_blocks() < floor_ + more_static || fastest == plans_.end()) {
     MemoryPlan least = plans_.back();
-    least.predicted_peak += more_static;
+    least.predicted_peak = floor_ + more_static;
     throw DoesNotFit(floor_of(graph, least, budget));
   }
   MemoryPlan chosen = *fastest;

@@ -25,14 +25,16 @@ class TradeOff {
   /// By falling peak; at least one.
   [[nodiscard]] const std::vector<MemoryPlan>& plans() const noexcept { return plans_; }
 
-  /// The smallest peak of them.
-  [[nodiscard]] Bytes floor() const { return plans_.back().predicted_peak; }
+  /// The smallest peak that can be asked for: found without seconds, which differ from recording to recording, so that
+  /// a budget that is refused today does not fit tomorrow. The last of the plans may have a smaller one.
+  [[nodiscard]] Bytes floor() const noexcept { return floor_; }
 
  private:
   [[nodiscard]] std::vector<MemoryPlan> between(const StepGraph& graph, std::size_t faster) const;
 
   std::vector<MemoryPlan> plans_;
   Bytes static_bytes_;  // of the graph that was searched
+  Bytes floor_ = 0;
 };
 
 }  // namespace snug::plan
