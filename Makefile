@@ -36,7 +36,8 @@ bench: setup ## Build and run the benchmarks
 	@cmake --preset release
 	@cmake --build --preset release -j $(JOBS) --target bench
 
-bench-peers: build ## Compare with PyTorch's own memory savers; ARGS=... as benchmarks/peers/methods.py has them
+bench-peers: build ## Compare with other memory savers; ARGS=... as benchmarks/peers/methods.py has them
+	@cmake --build --preset release -j $(JOBS) --target gpt_step
 	@benchmarks/peers/run.sh rotor build/release/snug examples/gpt-12x384.toml benchmarks/results
 	@benchmarks/peers/run.sh methods build/release/benchmarks/gpt_step benchmarks/results $(ARGS)
 

@@ -1,7 +1,7 @@
 // Plans and eviction alone on a GPT, a ResNet and a U-Net: predicted against measured peaks and step times, every row
 // in turns with the unplanned step.
 //
-// Usage: nets_benchmark [ROUNDS]. Budgets are the unplanned peak less 0 % to 100 % of what lies between it and the
+// Usage: nets_benchmark [ROUNDS [gpt] [resnet] [unet]]. Budgets are the unplanned peak less 0 % to 100 % of what lies between it and the
 // floor. "predicted" of eviction is what nothing but the cap holds to: there is no plan. Ends with the worst of each.
 #include <fmt/format.h>
 
@@ -72,7 +72,10 @@ int main(int argc, char** argv) {
   at::set_num_threads(2);
   torch::manual_seed(0);
   const snug::models::GptOptions gpt{.blocks = 12, .width = 384, .heads = 6, .sequence = 256, .vocabulary = 8192};
-  measure(snug::testing::gpt_task(gpt, 8), rounds);
-  measure(snug::testing::resnet_task(32, 32, 48, 4), rounds);
-  measure(snug::testing::unet_task(24, 8, 96), rounds);
+  const auto wanted = [&](const std::string& name) {
+    return argc <= 2 || std::find(argv + 2, argv + argc, name) != argv + argc;
+  };
+  if (wanted("gpt")) measure(snug::testing::gpt_task(gpt, 8), rounds);
+  if (wanted("resnet")) measure(snug::testing::resnet_task(32, 32, 48, 4), rounds);
+  if (wanted("unet")) measure(snug::testing::unet_task(24, 8, 96), rounds);
 }

@@ -51,15 +51,17 @@ class Stepper:
     """A process that runs one step for every line it is sent. Others may run in between: it waits without spinning."""
 
     def __init__(self, command, environment):
+        # A file: a pipe that nobody reads would fill up.
+        self.said = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen([str(word) for word in command], env=environment, text=True,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self.made = self.answer()
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said)
 
     def answer(self):
         line = self.process.stdout.readline()
         if not line:
-            said = self.process.stderr.read().strip().splitlines() or ["no message"]
-            raise RuntimeError(said[-1])
+            self.process.wait()
+            self.said.seek(0)
+            raise RuntimeError((self.said.read().strip().splitlines() or ["no message"])[-1])
         return json.loads(line)
 
     def step(self):
@@ -73,8 +75,15 @@ class Stepper:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def end(self):
-        out, _ = self.process.communicate()
-        return json.loads(out.strip().splitlines()[-1]) if out.strip() else {}
+        self.process.stdin.close()
+        found = self.answer()
+        if self.process.wait() != 0:
+            raise RuntimeError(f"exit code {self.process.returncode} at the end")
+        return found
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
 
 
 def machine_cpu_seconds():
@@ -123,18 +132,17 @@ def compare(gpt_step, library, method, precision, environment, turns):
     steppers = []
     try:
         python = [sys.executable, HERE / "pytorch_method.py", library]
-        theirs = Stepper([*python, method, precision], environment)
-        steppers.append(theirs)
-        row["peak_bytes"] = theirs.made["peak_bytes"]
-        ours = Stepper([gpt_step, precision, row["peak_bytes"]], environment)
-        row["floor_bytes"] = ours.made["floor_bytes"]
-        fits = ours.made.get("fits", True)
+        started = lambda command: steppers.append(Stepper(command, environment)) or steppers[-1].answer()
+        row["peak_bytes"] = started([*python, method, precision])["peak_bytes"]
+        made = started([gpt_step, precision, row["peak_bytes"]])
+        row["floor_bytes"] = made["floor_bytes"]
+        fits = made.get("fits", True)
         if fits:
-            row["snug_predicted_peak_bytes"] = ours.made["predicted_peak_bytes"]
-            row["snug_predicted_ratio"] = ours.made["predicted_seconds"] / ours.made["unplanned_seconds"]
-            steppers.append(ours)
-        eager = Stepper([*python, "eager", precision], environment)
-        steppers.append(eager)
+            row["snug_predicted_peak_bytes"] = made["predicted_peak_bytes"]
+            row["snug_predicted_ratio"] = made["predicted_seconds"] / made["unplanned_seconds"]
+        else:
+            steppers.pop().stop()
+        started([*python, "eager", precision])
         found, row["rejected_turns"] = turns_of(steppers, turns)
         if len(found) < turns:
             raise RuntimeError(f"other processes took over {BUSY:.0%} of the machine in {row['rejected_turns']} turns")
@@ -149,11 +157,11 @@ def compare(gpt_step, library, method, precision, environment, turns):
             row["snug_loss"] = ended[1]["loss"]
             row["snug_against_eager"] = ratio([(turn[1], turn[-1]) for turn in found])
             row["snug_against_method"] = ratio([(turn[1], turn[0]) for turn in found])
-    except (RuntimeError, OSError) as problem:
+    except (RuntimeError, OSError, ValueError, KeyError) as problem:
         row["problem"] = str(problem)
     finally:
         for stepper in steppers:
-            stepper.process.kill()
+            stepper.stop()
     return row
 
 
@@ -220,6 +228,10 @@ def main():
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--turns", type=int, default=9)
     options = parser.parse_args()
+    if not options.gpt_step.is_file():
+        sys.exit(f"bench-peers: {options.gpt_step} is missing; build the target gpt_step")
+    if options.turns < 3:
+        sys.exit("bench-peers: quartiles need 3 turns or more")
     import torch
 
     machine = machine_name()

@@ -147,7 +147,7 @@ def plan_of(template, graph, what, memory, chain):
     walk(memory, 0, chain.ln, True)
     # A stage that is saved whole inside of a segment needs none of its own, and no segment twice.
     unique = sorted({tuple(s) for s in segments}, key=lambda s: (s[0], -s[1]))
-    return dict(template, strategy="rotor", actions="".join(actions), segments=[list(s) for s in unique])
+    return dict(template, strategy="rotor", budget_bytes=0, actions="".join(actions), segments=[list(s) for s in unique])
 
 
 def main():
@@ -182,11 +182,14 @@ def main():
                 if rotor["predicted_peak_bytes"] in seen:
                     continue
                 seen.add(rotor["predicted_peak_bytes"])
-                ours = snug_json([options.snug, "plan", "--graph", graph_file, "--json", "--budget",
-                                  f"{rotor['predicted_peak_bytes'] + RESERVE}B"])
+                try:
+                    ours = snug_json([options.snug, "plan", "--graph", graph_file, "--json", "--budget",
+                                      f"{rotor['predicted_peak_bytes'] + RESERVE}B"])
+                except RuntimeError:  # below snug's floor
+                    ours = None
                 cell = lambda r: (f"{r['predicted_peak_bytes'] / UNIT:.1f}, "
                                   f"x {r['predicted_step_seconds'] / r['unplanned_step_seconds']:.3f}")
-                text += f"| {cell(rotor)} | {cell(ours)} |\n"
+                text += f"| {cell(rotor)} | {cell(ours) if ours else 'does not fit'} |\n"
     print(text)
     options.results.mkdir(parents=True, exist_ok=True)
     (options.results / f"rotor_{options.config.stem}_{datetime.date.today()}.md").write_text(text)

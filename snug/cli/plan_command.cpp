@@ -57,10 +57,12 @@ PlanReport report_on(plan::StepGraph graph, const plan::Planner& planner, std::o
 
 PlanReport plan_graph(const PlanOptions& options) {
   plan::StepGraph graph = plan::read_step_graph(options.graph);
-  const auto budget =
-      train::budget_for(train::parse_budget(options.config.budget), plan::plan_none(graph).predicted_peak);
   std::optional<plan::PlanFile> file;
   if (!options.plan.empty()) check_is_for(file.emplace(plan::read_plan(options.plan)), graph);
+  train::BudgetRequest request = train::parse_budget(options.config.budget);
+  // As it holds for train --plan.
+  if (file && std::holds_alternative<std::monostate>(request) && file->plan.budget > 0) request = file->plan.budget;
+  const auto budget = train::budget_for(request, plan::plan_none(graph).predicted_peak);
   const double started = monotonic_seconds();
   const plan::Planner planner = file ? plan::Planner(graph, file->plan)
                                      : plan::Planner(graph, options.strategy.empty() ? "optimal" : options.strategy);

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "snug/base/errors.h"
 
@@ -43,15 +44,16 @@ AddressRange::AddressRange() {
 
 AddressRange::~AddressRange() { ::munmap(base_, static_cast<std::size_t>(size_)); }
 
+void AddressRange::join(Bytes offset, Bytes length) {
+  seams_.erase(seams_.upper_bound(offset), seams_.lower_bound(offset + length));
+  seams_.insert({offset, offset + length});
+}
+
 void AddressRange::release(Bytes offset, Bytes length) {
   const auto inside = seams_.upper_bound(offset);
   const auto end = seams_.lower_bound(offset + length);
   // A range of several areas becomes one again, so that seams do not grow from step to step.
-  if (inside != end && mapped_anew(base_ + offset, length, MAP_FIXED) != MAP_FAILED) {
-    seams_.erase(inside, end);
-    seams_.insert({offset, offset + length});
-    return;
-  }
+  if (inside != end && mapped_anew(base_ + offset, length, MAP_FIXED) != MAP_FAILED) return join(offset, length);
   ::madvise(base_ + offset, static_cast<std::size_t>(length), MADV_DONTNEED);
 }
 
@@ -62,18 +64,21 @@ Bytes AddressRange::move(Bytes from, Bytes length, Bytes to) {
     const Bytes end = seam == seams_.end() ? from + length : std::min(*seam, from + length);
     const Bytes piece = end - from - done;
     const Bytes target = to + done;
-    const bool fits = piece >= kLeastMove && seams_.size() < kMostSeams;
-    if (fits && ::mremap(base_ + from + done, static_cast<std::size_t>(piece), static_cast<std::size_t>(piece),
-                         MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, base_ + target) != MAP_FAILED) {
-      seams_.erase(seams_.upper_bound(target), seams_.lower_bound(target + piece));
-      seams_.insert({target, target + piece});
+    const auto size = static_cast<std::size_t>(piece);
+    if (!can_move_ || piece < kLeastMove || seams_.size() >= kMostSeams) {
+      release(from + done, piece);
+    } else if (::mremap(base_ + from + done, size, size, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP,
+                        base_ + target) != MAP_FAILED) {
+      join(target, piece);
       moved += piece;
     } else {
+      can_move_ = errno == ENOMEM;
       release(from + done, piece);
       // A refused move may have unmapped its target already.
-      if (fits && mapped_anew(base_ + target, piece, MAP_FIXED) == MAP_FAILED) {
+      if (mapped_anew(base_ + target, piece, MAP_FIXED) == MAP_FAILED) {
         throw Error("memory: the system refuses to map pages again (vm.max_map_count?)");
       }
+      join(target, piece);
     }
     done += piece;
   }

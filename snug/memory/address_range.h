@@ -28,16 +28,21 @@ class AddressRange {
   /// Gives the pages behind [from, from + length) to [to, to + length), which must have none; afterwards the source has
   /// none. An entry in a page table instead of a page fault and 4 KiB of zeros. Where the system cannot move pages
   /// (before Linux 5.7, or too many areas), they are released instead: never more are resident than before.
-  /// Contents of both ranges are unspecified. Returns the bytes that were moved.
+  /// Contents of both ranges are unspecified. Returns the bytes that were moved. Throws Error when the system takes
+  /// addresses away and does not give them back; the target is then unusable, and the source has no pages.
   Bytes move(Bytes from, Bytes length, Bytes to);
 
   /// Where the system's areas may begin and end after moves. It moves only within one area at a time.
   [[nodiscard]] std::size_t seams() const noexcept { return seams_.size(); }
 
  private:
+  /// [offset, offset + length) is one area now.
+  void join(Bytes offset, Bytes length);
+
   std::byte* base_ = nullptr;
   Bytes size_ = 0;
   std::set<Bytes> seams_;
+  bool can_move_ = true;  // until the system refuses for another reason than a lack of memory
 };
 
 }  // namespace snug::memory

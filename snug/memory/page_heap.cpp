@@ -65,9 +65,15 @@ bool PageHeap::fill(const Candidate& target) {
     const Bytes from = offset + size - part;
     // More than the target holds is in excess only under a limit that was set when more than that was taken.
     const Bytes movable = std::min(part, target.fresh_length - filled);
-    moved_ += addresses_.move(from, movable, target.fresh_offset + filled);
-    if (movable < part) addresses_.release(from + movable, part - movable);
     cached_.take_at(from, part);
+    try {
+      moved_ += addresses_.move(from, movable, target.fresh_offset + filled);
+    } catch (...) {
+      // The fresh addresses are lost, and no pages with them.
+      if (target.cached_length > 0) cached_.give(target.cached_offset, target.cached_length);
+      throw;
+    }
+    if (movable < part) addresses_.release(from + movable, part - movable);
     fresh_.give(from, part);
     filled += movable;
     excess -= part;

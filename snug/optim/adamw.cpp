@@ -58,9 +58,15 @@ void AdamW::rehearse() {
   for (const at::Tensor& p : parameters_) {
     if (p.grad().defined()) p.grad().zero_();
   }
+  // Counted up before the kernel runs, which may find no memory.
+  struct Uncounted {
+    std::vector<at::Tensor>& counts;
+    ~Uncounted() {
+      for (at::Tensor& count : counts) count.zero_();
+    }
+  } const uncounted{steps_};
   // Moments of zero stay zero, and a learning rate of zero neither moves nor decays a weight.
   step(0.0);
-  for (at::Tensor& count : steps_) count.zero_();
 }
 
 void AdamW::zero_grad() {

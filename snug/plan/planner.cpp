@@ -21,9 +21,9 @@ struct Match : Cases... {
 
 }  // namespace
 
-Planner::Plans Planner::plans_of(const StepGraph& graph, const Strategy& strategy) {
+Planner::Plans Planner::plans_of(const StepGraph& graph, const Strategy& strategy, SearchOptions options) {
   return std::visit(Match{
-                        [&](const Optimal&) -> Plans { return TradeOff(graph); },
+                        [&](const Optimal&) -> Plans { return TradeOff(graph, options); },
                         [&](const None&) -> Plans { return plan_none(graph); },
                         [&](const EveryBlock&) -> Plans { return plan_every_block(graph); },
                         [&](const ChenSqrt&) -> Plans { return plan_chen_sqrt(graph); },
@@ -38,10 +38,10 @@ Planner::Plans Planner::plans_of(const StepGraph& graph, const Strategy& strateg
                     strategy);
 }
 
-Planner::Planner(const StepGraph& graph, std::string_view strategy)
+Planner::Planner(const StepGraph& graph, std::string_view strategy, SearchOptions options)
     : strategy_(strategy),
       none_(plan_none(graph)),
-      plans_(plans_of(graph, strategy_from(strategy))),
+      plans_(plans_of(graph, strategy_from(strategy), options)),
       static_bytes_(graph.static_bytes) {}
 
 Planner::Planner(const StepGraph& graph, MemoryPlan plan)

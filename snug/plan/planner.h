@@ -17,7 +17,7 @@ namespace snug::plan {
 class Planner {
  public:
   /// `strategy` as strategy_from reads it. Throws UsageError when it names none or its argument does not suit the step.
-  Planner(const StepGraph& graph, std::string_view strategy);
+  Planner(const StepGraph& graph, std::string_view strategy, SearchOptions options = {});
 
   /// Always the given plan, which must be for the graph; its predictions are made anew.
   Planner(const StepGraph& graph, MemoryPlan plan);
@@ -37,7 +37,7 @@ class Planner {
     Bytes least = 0;  // no step takes less
   };
   using Plans = std::variant<TradeOff, MemoryPlan, Evicted>;
-  static Plans plans_of(const StepGraph& graph, const Strategy& strategy);
+  static Plans plans_of(const StepGraph& graph, const Strategy& strategy, SearchOptions options);
 
   std::string strategy_ = "optimal";
   MemoryPlan none_;

@@ -19,12 +19,11 @@ namespace {
 
 constexpr std::size_t kPieces = 48;
 constexpr std::int64_t kPlansTried = 20'000;
-constexpr std::int64_t kMostAnnealing = 4'000'000;
 constexpr std::int64_t kLeastEffort = 600'000, kMostEffort = 6'000'000;
 
 }  // namespace
 
-TradeOff::TradeOff(const StepGraph& graph) : static_bytes_(graph.static_bytes) {
+TradeOff::TradeOff(const StepGraph& graph, SearchOptions options) : static_bytes_(graph.static_bytes) {
   // Small steps are done with before this is used up; for large ones a few passes over the graph are not much.
   const Effort effort{
       std::clamp<std::int64_t>(100 * static_cast<std::int64_t>(graph.ops.size()), kLeastEffort, kMostEffort)};
@@ -39,14 +38,15 @@ TradeOff::TradeOff(const StepGraph& graph) : static_bytes_(graph.static_bytes) {
   const bool tiny = count_plans(graph, kPlansTried) < kPlansTried;
   if (tiny) add(every_plan(graph));
   // So far nothing depends on seconds.
-  floor_ = std::ranges::min_element(found, {}, &MemoryPlan::predicted_peak)->predicted_peak;
+  lowest_ = *std::ranges::min_element(found, {}, &MemoryPlan::predicted_peak);
   std::ranges::move(priced_plans(graph), std::back_inserter(found));
   add(chain_plans(graph, make_chain(graph, kPieces), lower_bound_of_peak(graph), most));
   plans_ = with_gaps_filled(graph, front_of(std::move(found)), {effort.left / 4});
   plans_ = with_values_flipped(graph, std::move(plans_), effort);
   const auto ops = static_cast<std::int64_t>(graph.ops.size());
-  if (!tiny) plans_ = with_annealing(graph, std::move(plans_), {std::min(200 * ops * ops, kMostAnnealing)});
+  if (!tiny) plans_ = with_annealing(graph, std::move(plans_), {std::min(200 * ops * ops, options.annealing)});
   for (MemoryPlan& plan : plans_) plan.strategy = "optimal";
+  lowest_.strategy = "optimal";
 }
 
 /// Plans between two neighbours of the front, for the bytes that a budget leaves unused. They depend on the neighbours
@@ -68,9 +68,9 @@ MemoryPlan TradeOff::best(const StepGraph& graph, Budget budget) const {
   const Bytes more_static = graph.static_bytes - static_bytes_;
   const auto fits = [&](const MemoryPlan& plan) { return plan.predicted_peak + more_static <= budget.for_blocks(); };
   const auto fastest = std::ranges::find_if(plans_, fits);
-  if (budget.for_blocks() < floor_ + more_static || fastest == plans_.end()) {
-    MemoryPlan least = plans_.back();
-    least.predicted_peak = floor_ + more_static;
+  if (budget.for_blocks() < floor() + more_static) {
+    MemoryPlan least = lowest_;
+    least.predicted_peak += more_static;
     throw DoesNotFit(floor_of(graph, least, budget));
   }
   MemoryPlan chosen = *fastest;

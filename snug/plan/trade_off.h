@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "snug/base/bytes.h"
@@ -9,13 +10,18 @@
 
 namespace snug::plan {
 
+struct SearchOptions {
+  /// Operators that annealing may simulate. The default takes up to a second.
+  std::int64_t annealing = 4'000'000;
+};
+
 /// The plans that are worth having for one step: each has a smaller peak than all that are faster. They do not depend
 /// on a budget, so a smaller budget never gets a larger peak, and a larger one never a slower plan.
 class TradeOff {
  public:
-  /// Searches: the relaxation of the whole step, the dynamic program over its chain of pieces, the presets, and every
-  /// plan there is when the step is tiny; all checked by the simulator. Pure and deterministic.
-  explicit TradeOff(const StepGraph& graph);
+  /// Searches: the relaxation of the whole step, the dynamic program over its chain of pieces, the presets, local search
+  /// and annealing, and every plan there is when the step is tiny; all checked by the simulator. Pure and deterministic.
+  explicit TradeOff(const StepGraph& graph, SearchOptions options = {});
 
   /// The fastest plan that fits; what the budget leaves unused is spent on plans between two of the front. `graph` is
   /// the one that was searched, but its static bytes may be others now. Throws DoesNotFit, naming the smallest budget
@@ -27,14 +33,14 @@ class TradeOff {
 
   /// The smallest peak that can be asked for: found without seconds, which differ from recording to recording, so that
   /// a budget that is refused today does not fit tomorrow. The last of the plans may have a smaller one.
-  [[nodiscard]] Bytes floor() const noexcept { return floor_; }
+  [[nodiscard]] Bytes floor() const noexcept { return lowest_.predicted_peak; }
 
  private:
   [[nodiscard]] std::vector<MemoryPlan> between(const StepGraph& graph, std::size_t faster) const;
 
   std::vector<MemoryPlan> plans_;
   Bytes static_bytes_;  // of the graph that was searched
-  Bytes floor_ = 0;
+  MemoryPlan lowest_;   // that sets the floor
 };
 
 }  // namespace snug::plan

@@ -11,12 +11,14 @@ namespace snug::replay {
 namespace {
 
 constexpr std::size_t kMostSteps = 64;  // the one that ran longest ago goes first
+// Training waits while a step that comes unexpectedly is planned.
+constexpr plan::SearchOptions kInPassing{.annealing = 500'000};
 
 plan::Planner planner_for(const plan::StepGraph& graph, const std::string& strategy) {
   try {
-    return {graph, strategy};
+    return {graph, strategy, kInPassing};
   } catch (const UsageError&) {
-    return {graph, "optimal"};  // four blocks of a step that has three, say
+    return {graph, "optimal", kInPassing};  // four blocks of a step that has three, say
   }
 }
 

@@ -268,6 +268,21 @@ TEST(ChainPlans, AreRevolvesOnAUniformChainWithoutAnyHelp) {
   }
 }
 
+TEST(TradeOff, OffersPlansBelowTheFloorAtTheFloorAndNotForLess) {
+  // Searches that know seconds find smaller peaks now and then. Those must neither move the floor nor be lost.
+  int below = 0;
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE(seed);
+    const StepGraph graph = synthetic::random_graph(seed, 40);
+    const TradeOff trade_off(graph);
+    ASSERT_LE(trade_off.plans().back().predicted_peak, trade_off.floor());
+    below += trade_off.plans().back().predicted_peak < trade_off.floor() ? 1 : 0;
+    EXPECT_LE(trade_off.best(graph, {trade_off.floor(), 0}).predicted_peak, trade_off.floor());
+    EXPECT_EQ(floor_under(trade_off, graph, {trade_off.floor() - 1, 0}).floor, trade_off.floor());
+  }
+  EXPECT_GT(below, 0);
+}
+
 TEST(TradeOff, IsDeterministic) {
   const StepGraph graph = synthetic::random_graph(7, 40);
   EXPECT_EQ(TradeOff(graph).plans(), TradeOff(graph).plans());
