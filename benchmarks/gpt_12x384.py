@@ -28,6 +28,12 @@ class Gpt(nn.Module):
         self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(SEQUENCE, WIDTH)
         self.blocks = nn.Sequential(*(Block() for _ in range(BLOCKS)))
         self.norm = nn.LayerNorm(WIDTH)
+        # As snug's model starts: with PyTorch's own, logits are so large that kernels see other numbers.
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
 
     def forward(self, tokens, targets):
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))

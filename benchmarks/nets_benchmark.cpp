@@ -1,8 +1,8 @@
 // Plans and eviction alone on a GPT, a ResNet and a U-Net: predicted against measured peaks and step times, every row
 // in turns with the unplanned step.
 //
-// Usage: nets_benchmark [ROUNDS [gpt] [resnet] [unet]]. Budgets are the unplanned peak less 0 % to 100 % of what lies between it and the
-// floor. "predicted" of eviction is what nothing but the cap holds to: there is no plan. Ends with the worst of each.
+// Usage: nets_benchmark [ROUNDS [gpt] [resnet] [unet]]. Budgets are the unplanned peak less 0 % to 100 % of what lies
+// between it and the floor. Nothing is predicted of eviction but that it stays under the cap. Ends with the worst rows.
 #include <fmt/format.h>
 
 #include <algorithm>

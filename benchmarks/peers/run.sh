@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs a script of this folder (methods or rotor) with the Python that has torch, after installing what only this benchmark needs.
+# Runs a script of this folder (methods or rotor) with the Python that has torch, after installing what only the peers
+# need.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 python="${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/python}"
