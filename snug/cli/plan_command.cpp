@@ -59,10 +59,8 @@ PlanReport plan_graph(const PlanOptions& options) {
   plan::StepGraph graph = plan::read_step_graph(options.graph);
   std::optional<plan::PlanFile> file;
   if (!options.plan.empty()) check_is_for(file.emplace(plan::read_plan(options.plan)), graph);
-  train::BudgetRequest request = train::parse_budget(options.config.budget);
-  // As it holds for train --plan.
-  if (file && std::holds_alternative<std::monostate>(request) && file->plan.budget > 0) request = file->plan.budget;
-  const auto budget = train::budget_for(request, plan::plan_none(graph).predicted_peak);
+  const auto budget =
+      train::budget_for(train::requested_budget(options.config.budget, file), plan::plan_none(graph).predicted_peak);
   const double started = monotonic_seconds();
   const plan::Planner planner = file ? plan::Planner(graph, file->plan)
                                      : plan::Planner(graph, options.strategy.empty() ? "optimal" : options.strategy);

@@ -6,8 +6,6 @@
 #include <random>
 #include <utility>
 
-#include "snug/plan/lower_bound.h"
-
 namespace snug::plan {
 namespace {
 
@@ -113,10 +111,7 @@ class Annealing {
 
 std::vector<MemoryPlan> with_annealing(const StepGraph& graph, std::vector<MemoryPlan> front, Effort effort) {
   const Bytes highest = front.front().predicted_peak, lowest = front.back().predicted_peak;
-  if (graph.ops.size() > kMostOpsToAnneal || highest == lowest || graph.step_seconds <= 0) return front;
-  const auto fastest = [&](Bytes cap) -> const MemoryPlan& {
-    return *std::ranges::find_if(front, [&](const MemoryPlan& plan) { return plan.predicted_peak <= cap; });
-  };
+  if (highest == lowest || graph.step_seconds <= 0) return front;
   struct Level {
     Bytes cap;
     double gap;
@@ -125,8 +120,7 @@ std::vector<MemoryPlan> with_annealing(const StepGraph& graph, std::vector<Memor
   double all_gaps = 0;
   for (int i = kLevels - 1; i >= 0; --i) {
     const Bytes cap = lowest + (highest - lowest) * i / kLevels;
-    const double bound = lower_bound(graph, cap).step_seconds;
-    const double gap = (fastest(cap).predicted_seconds - bound) / graph.step_seconds;
+    const double gap = gap_at(graph, front, cap);
     if (!(gap > kGapWorthIt)) continue;
     levels.push_back({cap, gap});
     all_gaps += gap;
@@ -137,9 +131,9 @@ std::vector<MemoryPlan> with_annealing(const StepGraph& graph, std::vector<Memor
     const auto share = static_cast<std::int64_t>(static_cast<double>(effort.left) * level.gap / all_gaps);
     // From the plan for more memory, whose ways lead on downwards, with and without its segments, and from the one that
     // is to be improved.
-    MemoryPlan loose = fastest(above);
+    MemoryPlan loose = fastest_within(front, above);
     loose.segments.clear();
-    std::vector<MemoryPlan> starts{fastest(above), fastest(level.cap)};
+    std::vector<MemoryPlan> starts{fastest_within(front, above), fastest_within(front, level.cap)};
     if (auto useful = predicted_if_useful(graph, std::move(loose))) starts.push_back(std::move(*useful));
     for (const MemoryPlan& start : starts) {
       if (auto found = annealing.run(start, level.cap, {share / 3})) front.push_back(std::move(*found));

@@ -9,10 +9,8 @@
 namespace snug::plan {
 
 /// Simulated annealing (Kirkpatrick, Gelatt and Vecchi 1983) over kept values and segments, at peaks where the front is
-/// far above the lower bound on the step time, the more the further. For steps of at most kMostOpsToAnneal operators:
-/// it takes thousands of simulations. Deterministic: the seed and the number of tries are fixed by the graph.
+/// far above the lower bound on the step time, the more the further. It takes thousands of simulations. Deterministic:
+/// the seed and the number of tries are fixed by the graph.
 std::vector<MemoryPlan> with_annealing(const StepGraph& graph, std::vector<MemoryPlan> front, Effort effort);
-
-constexpr std::size_t kMostOpsToAnneal = 1000;
 
 }  // namespace snug::plan

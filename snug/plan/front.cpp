@@ -4,6 +4,7 @@
 #include <queue>
 #include <utility>
 
+#include "snug/plan/lower_bound.h"
 #include "snug/plan/simulator.h"
 
 namespace snug::plan {
@@ -64,6 +65,15 @@ std::vector<MemoryPlan> front_of(std::vector<MemoryPlan> plans) {
   }
   std::ranges::reverse(front);
   return front;
+}
+
+const MemoryPlan& fastest_within(const std::vector<MemoryPlan>& front, Bytes peak) {
+  return *std::ranges::find_if(front, [&](const MemoryPlan& plan) { return plan.predicted_peak <= peak; });
+}
+
+double gap_at(const StepGraph& graph, const std::vector<MemoryPlan>& front, Bytes peak) {
+  const double bound = lower_bound(graph, peak).step_seconds;
+  return (fastest_within(front, peak).predicted_seconds - bound) / graph.step_seconds;
 }
 
 std::vector<MemoryPlan> with_gaps_filled(const StepGraph& graph, std::vector<MemoryPlan> front, Effort effort) {

@@ -24,6 +24,12 @@ std::optional<MemoryPlan> predicted_if_useful(const StepGraph& graph, MemoryPlan
 /// must be filled in.
 std::vector<MemoryPlan> front_of(std::vector<MemoryPlan> plans);
 
+/// The fastest plan of a front with such a peak; there must be one.
+const MemoryPlan& fastest_within(const std::vector<MemoryPlan>& front, Bytes peak);
+
+/// How much longer the fastest plan takes than the lower bound, in shares of the unplanned step.
+double gap_at(const StepGraph& graph, const std::vector<MemoryPlan>& front, Bytes peak);
+
 /// A front with more plans in its widest gaps: between two neighbours lies a plan that keeps part of what only the
 /// faster one keeps, the dearest per byte first.
 std::vector<MemoryPlan> with_gaps_filled(const StepGraph& graph, std::vector<MemoryPlan> front, Effort effort);

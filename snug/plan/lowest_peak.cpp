@@ -9,12 +9,11 @@
 
 #include "snug/plan/chain.h"
 #include "snug/plan/chain_program.h"
+#include "snug/plan/change.h"
 #include "snug/plan/front.h"
 #include "snug/plan/lower_bound.h"
-#include "snug/plan/pieces.h"
 #include "snug/plan/presets.h"
 #include "snug/plan/price_search.h"
-#include "snug/plan/segments.h"
 #include "snug/plan/simulator.h"
 
 namespace snug::plan {
@@ -27,24 +26,13 @@ constexpr std::array<std::string_view, 6> kHeavy = {"mm", "conv", "attention", "
 
 std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
 
-bool nest(const SegmentRange& a, const SegmentRange& b) {
-  return a.end <= b.begin || b.end <= a.begin || (a.begin <= b.begin && b.end <= a.end) ||
-         (b.begin <= a.begin && a.end <= b.end);
-}
-
-class Descent {
+class LowestPeak {
  public:
-  Descent(const StepGraph& graph, std::size_t pieces) : graph_(graph) {
+  LowestPeak(const StepGraph& graph, std::size_t pieces) : graph_(graph), ranges_(likely_segments(graph, pieces, 1)) {
     std::vector<char> read(graph.values.size(), 0);
     for (OpId op = 0; op < graph.flow.ops(); ++op) {
       for (ValueId v : graph.flow.inputs(op)) read[at(v)] = 1;
-      std::vector<char> one(graph.ops.size(), 0);
-      one[at(op)] = 1;
-      for (const SegmentRange& range : runs_with_readers(graph.flow, one)) ranges_.push_back(range);
-      ranges_.push_back({op, op + 1});
     }
-    const std::vector<OpId> cuts = chain_cuts(graph, pieces);
-    for (std::size_t i = 0; i + 1 < cuts.size(); ++i) ranges_.push_back({cuts[i], cuts[i + 1]});
     for (ValueId v = 0; v < graph.flow.values(); ++v) {
       const bool matters = graph.values[at(v)].saved || read[at(v)];
       if (matters && !graph.flow.is_leaf(v) && graph.values[at(v)].bytes > 0) values_.push_back(v);
@@ -61,16 +49,11 @@ class Descent {
         lower |= accept(flipped(plan, values_[i]), plan, effort);
       for (std::size_t i = plan.segments.size(); i-- > 0 && effort.left > 0;) {
         if (i >= plan.segments.size()) continue;  // several may have gone at once
-        MemoryPlan less = plan;
-        less.segments.erase(less.segments.begin() + static_cast<std::ptrdiff_t>(i));
-        lower |= accept(std::move(less), plan, effort);
+        lower |= accept(*changed(plan, ToggleSegment{plan.segments[i]}), plan, effort);
       }
       for (std::size_t i = 0; i < ranges_.size() && effort.left > 0; ++i) {
-        const auto fits = [&](const SegmentRange& s) { return nest(s, ranges_[i]) && s != ranges_[i]; };
-        if (!std::ranges::all_of(plan.segments, fits)) continue;
-        MemoryPlan more = plan;
-        more.segments.push_back(ranges_[i]);
-        lower |= accept(std::move(more), plan, effort);
+        if (std::ranges::find(plan.segments, ranges_[i]) != plan.segments.end()) continue;
+        if (auto more = changed(plan, ToggleSegment{ranges_[i]})) lower |= accept(std::move(*more), plan, effort);
       }
     }
     return plan;
@@ -85,8 +68,8 @@ class Descent {
   }
 
   const StepGraph& graph_;
-  std::vector<ValueId> values_;
   std::vector<SegmentRange> ranges_;
+  std::vector<ValueId> values_;
 };
 
 }  // namespace
@@ -109,7 +92,7 @@ std::vector<MemoryPlan> low_plans(const StepGraph& graph, std::size_t pieces, Ef
   }
   if (timeless.ops.size() < kFewOps) std::ranges::move(priced_plans(timeless), std::back_inserter(plans));
   std::ranges::stable_sort(plans, {}, &MemoryPlan::predicted_peak);
-  Descent descent(timeless, pieces);
+  LowestPeak descent(timeless, pieces);
   const std::size_t starts = std::min(kStarts, plans.size());
   for (std::size_t i = 0; i < starts; ++i) {
     Effort share{effort.left / static_cast<std::int64_t>(starts)};

@@ -25,23 +25,30 @@ SegmentId SegmentCursor::enter(Dataflow& flow, OpId op) {
   return open_.empty() ? kRootSegment : open_.back().id;
 }
 
-std::vector<SegmentRange> runs_with_readers(const Dataflow& flow, const std::vector<char>& marked) {
-  // Where the last reader of anything that an operator made stands.
-  std::vector<OpId> reach(static_cast<std::size_t>(flow.ops()));
+std::vector<OpId> ends_with_readers(const Dataflow& flow) {
+  // First where the last reader of anything that an operator made stands.
+  std::vector<OpId> ends(static_cast<std::size_t>(flow.ops()));
   for (OpId op = 0; op < flow.ops(); ++op) {
-    reach[static_cast<std::size_t>(op)] = op;
+    ends[static_cast<std::size_t>(op)] = op;
     for (ValueId v : flow.inputs(op)) {
-      if (!flow.is_leaf(v)) reach[static_cast<std::size_t>(flow.producer(v))] = op;
+      if (!flow.is_leaf(v)) ends[static_cast<std::size_t>(flow.producer(v))] = op;
     }
   }
+  for (OpId op = 0; op < flow.ops(); ++op) {
+    OpId& end = ends[static_cast<std::size_t>(op)];
+    // What is read far away, as residuals are, ends with its operator.
+    end = end <= op + kNear ? end + 1 : op + 1;
+  }
+  return ends;
+}
+
+std::vector<SegmentRange> runs_with_readers(const Dataflow& flow, const std::vector<char>& marked) {
+  const std::vector<OpId> ends = ends_with_readers(flow);
   std::vector<SegmentRange> runs;
   for (OpId op = 0; op < flow.ops(); ++op) {
     if (!marked[static_cast<std::size_t>(op)]) continue;
-    // A run whose results are read far away, as residuals are, ends where it ends.
-    const OpId last = reach[static_cast<std::size_t>(op)];
-    const OpId end = last <= op + kNear ? last + 1 : op + 1;
     if (runs.empty() || runs.back().end <= op) runs.push_back({op, op});
-    runs.back().end = std::max(runs.back().end, end);
+    runs.back().end = std::max(runs.back().end, ends[static_cast<std::size_t>(op)]);
   }
   return runs;
 }

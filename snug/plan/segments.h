@@ -26,6 +26,9 @@ class SegmentCursor {
   std::vector<Open> open_;
 };
 
+/// By operator: where the range ends that holds it and the operators nearby that read what it makes.
+std::vector<OpId> ends_with_readers(const Dataflow& flow);
+
 /// Ranges of marked operators, each with the operators nearby that read what it makes: the segments in which those
 /// values are nobody else's business.
 std::vector<SegmentRange> runs_with_readers(const Dataflow& flow, const std::vector<char>& marked);

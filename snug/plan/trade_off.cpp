@@ -5,6 +5,7 @@
 
 #include "snug/plan/annealing.h"
 #include "snug/plan/chain_program.h"
+#include "snug/plan/descent.h"
 #include "snug/plan/does_not_fit.h"
 #include "snug/plan/every_plan.h"
 #include "snug/plan/front.h"
@@ -20,6 +21,7 @@ namespace {
 constexpr std::size_t kPieces = 48;
 constexpr std::int64_t kPlansTried = 20'000;
 constexpr std::int64_t kLeastEffort = 600'000, kMostEffort = 6'000'000;
+constexpr std::int64_t kMostOpsToSearch = 1000;  // with thousands of simulations
 
 }  // namespace
 
@@ -41,10 +43,17 @@ TradeOff::TradeOff(const StepGraph& graph, SearchOptions options) : static_bytes
   lowest_ = *std::ranges::min_element(found, {}, &MemoryPlan::predicted_peak);
   std::ranges::move(priced_plans(graph), std::back_inserter(found));
   add(chain_plans(graph, make_chain(graph, kPieces), lower_bound_of_peak(graph), most));
-  plans_ = with_gaps_filled(graph, front_of(std::move(found)), {effort.left / 4});
-  plans_ = with_values_flipped(graph, std::move(plans_), effort);
+  plans_ = front_of(std::move(found));
   const auto ops = static_cast<std::int64_t>(graph.ops.size());
-  if (!tiny) plans_ = with_annealing(graph, std::move(plans_), {std::min(200 * ops * ops, options.annealing)});
+  const bool searched = !tiny && ops <= kMostOpsToSearch;
+  const Effort search{std::min(600 * ops * ops, options.simulated_ops)};
+  if (searched) {
+    std::ranges::move(descending_plans(graph, plans_, kPieces, search), std::back_inserter(plans_));
+    plans_ = front_of(std::move(plans_));
+  }
+  plans_ = with_gaps_filled(graph, std::move(plans_), {effort.left / 4});
+  plans_ = with_values_flipped(graph, std::move(plans_), effort);
+  if (searched) plans_ = with_annealing(graph, std::move(plans_), search);
   for (MemoryPlan& plan : plans_) plan.strategy = "optimal";
   lowest_.strategy = "optimal";
 }

@@ -11,16 +11,18 @@
 namespace snug::plan {
 
 struct SearchOptions {
-  /// Operators that annealing may simulate. The default takes up to a second.
-  std::int64_t annealing = 4'000'000;
+  /// Operators that descents may simulate, and annealing again as many, in steps of up to 1000 operators.
+  /// The default takes about a second.
+  std::int64_t simulated_ops = 4'000'000;
 };
 
 /// The plans that are worth having for one step: each has a smaller peak than all that are faster. They do not depend
 /// on a budget, so a smaller budget never gets a larger peak, and a larger one never a slower plan.
 class TradeOff {
  public:
-  /// Searches: the relaxation of the whole step, the dynamic program over its chain of pieces, the presets, local search
-  /// and annealing, and every plan there is when the step is tiny; all checked by the simulator. Pure and deterministic.
+  /// Searches: the relaxation of the whole step, the dynamic program over its chain of pieces, the presets, descents
+  /// from keeping everything, local search and annealing, and every plan there is when the step is tiny; all checked by
+  /// the simulator. Pure and deterministic.
   explicit TradeOff(const StepGraph& graph, SearchOptions options = {});
 
   /// The fastest plan that fits; what the budget leaves unused is spent on plans between two of the front. `graph` is

@@ -61,19 +61,19 @@ class PinScope {
 /// Keeps the inputs of a step from eviction while it runs.
 class StepScope {
  public:
-  StepScope(plan::Ledger& ledger, const ReplayStep& step) : ledger_(ledger), step_(step), begun(ledger.begin(step)) {}
+  StepScope(plan::Ledger& ledger, const ReplayStep& step) : ledger_(ledger), step_(step), begun_(ledger.begin(step)) {}
   ~StepScope() {
-    if (begun) ledger_.end(step_);
+    if (begun_) ledger_.end(step_);
   }
   StepScope(const StepScope&) = delete;
   StepScope& operator=(const StepScope&) = delete;
 
+  [[nodiscard]] bool begun() const { return begun_; }
+
  private:
   plan::Ledger& ledger_;
   const ReplayStep& step_;
-
- public:
-  const bool begun;
+  bool begun_;
 };
 
 /// The storages that the call writes, in place of the recorded ones: what the operator overwrites is copied first,
@@ -191,7 +191,7 @@ void materialize(Tape& tape, ValueId value) {
       const PinScope pins(tape.ledger(), replay);
       for (const ReplayStep& step : replay.steps) {
         const StepScope scope(tape.ledger(), step);
-        if (!scope.begun) break;
+        if (!scope.begun()) break;
         run(tape, step);
       }
     }

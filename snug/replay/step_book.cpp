@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kMostSteps = 64;  // the one that ran longest ago goes first
 // Training waits while a step that comes unexpectedly is planned.
-constexpr plan::SearchOptions kInPassing{.annealing = 500'000};
+constexpr plan::SearchOptions kInPassing{.simulated_ops = 500'000};
 
 plan::Planner planner_for(const plan::StepGraph& graph, const std::string& strategy) {
   try {

@@ -104,6 +104,12 @@ void warm_up(const Config& config) {
   optimizer.step(0);
 }
 
+BudgetRequest requested_budget(const std::string& text, const std::optional<plan::PlanFile>& file) {
+  const BudgetRequest request = parse_budget(text);
+  const bool none = std::holds_alternative<std::monostate>(request);
+  return none && file && file->plan.budget > 0 ? BudgetRequest(file->plan.budget) : request;
+}
+
 std::optional<plan::Budget> budget_for(const BudgetRequest& request, Bytes unplanned_peak) {
   if (const Bytes* bytes = std::get_if<Bytes>(&request)) return plan::Budget::for_limit(*bytes);
   if (const Percent* percent = std::get_if<Percent>(&request)) {
@@ -115,8 +121,7 @@ std::optional<plan::Budget> budget_for(const BudgetRequest& request, Bytes unpla
 PlannedExperiment plan_experiment(Experiment& experiment, const std::optional<plan::PlanFile>& file) {
   auto& memory = memory::device_memory(c10::kCPU);
   const Config& config = experiment.config();
-  BudgetRequest request = parse_budget(config.memory.budget);
-  if (file && std::holds_alternative<std::monostate>(request) && file->plan.budget > 0) request = file->plan.budget;
+  const BudgetRequest request = requested_budget(config.memory.budget, file);
   const data::Batch sample = experiment.train_batch(0);
   const auto step = [&] { return experiment.loss(sample); };
   const auto update = [&] { experiment.rehearse_update(); };
@@ -126,8 +131,8 @@ PlannedExperiment plan_experiment(Experiment& experiment, const std::optional<pl
         fmt::format("budget: {} is more than the {} that this machine has; give less, or leave the budget out",
                     format_bytes(*cap), format_bytes(total)));
   }
-  replay::RecordedStep recorded =
-      cap != nullptr ? replay::record_step_within(*cap, step, memory, update) : replay::record_step(step, memory, update);
+  replay::RecordedStep recorded = cap != nullptr ? replay::record_step_within(*cap, step, memory, update)
+                                                 : replay::record_step(step, memory, update);
   if (file) plan::check_is_for(*file, recorded.graph);
   const double started = monotonic_seconds();
   plan::Planner planner =

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "snug/data/text_dataset.h"
 #include "snug/models/gpt.h"
@@ -50,6 +51,9 @@ class Experiment {
 /// Runs a tiny step of the same kind, so that what LibTorch loads and sets up on first use is there: kernels, thread
 /// pools, scratch. Resident memory after it is the process's start-up.
 void warm_up(const Config& config);
+
+/// The budget that `text` asks for (see parse_budget); when that is none, the one that a plan file was made for.
+BudgetRequest requested_budget(const std::string& text, const std::optional<plan::PlanFile>& file);
 
 /// The budget that a configuration asks for, when keeping everything takes `unplanned_peak` bytes.
 std::optional<plan::Budget> budget_for(const BudgetRequest& request, Bytes unplanned_peak);

@@ -11,10 +11,9 @@ namespace snug::memory {
 namespace {
 
 using testing_support::resident_bytes;
+using testing_support::touch;
 
 constexpr Bytes kPage = AddressRange::kPage;
-
-void touch(std::byte* address, Bytes length) { std::memset(address, 0x5a, static_cast<std::size_t>(length)); }
 
 TEST(AddressRange, HoldsNoPagesUntilTheyAreTouched) {
   AddressRange range;

@@ -13,10 +13,9 @@ namespace snug::memory {
 namespace {
 
 using testing_support::resident_bytes;
+using testing_support::touch;
 
 constexpr Bytes kPage = PageHeap::kPage;
-
-void touch(std::byte* address, Bytes length) { std::memset(address, 0x5a, static_cast<std::size_t>(length)); }
 
 TEST(PageHeap, TakesAlignedPagesAndCountsThem) {
   PageHeap heap;

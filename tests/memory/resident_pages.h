@@ -3,7 +3,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "snug/base/bytes.h"
@@ -22,5 +24,8 @@ inline Bytes resident_bytes(const void* address, Bytes length) {
   for (unsigned char flag : flags) count += flag & 1;
   return count * static_cast<Bytes>(page);
 }
+
+/// Writes to every byte, so that every page has memory behind it.
+inline void touch(std::byte* address, Bytes length) { std::memset(address, 0x5a, static_cast<std::size_t>(length)); }
 
 }  // namespace snug::memory::testing_support

@@ -157,4 +157,39 @@ inline StepGraph uniform_chain(int steps) {
 /// The peak of uniform_chain with room for `checkpoints` inputs at a time, its own input among them.
 inline constexpr Bytes uniform_chain_peak(int checkpoints) { return (checkpoints + 4) * 1_MiB; }
 
+/// Convolutions with a norm and a shortcut around each pair, whose sizes halve: pieces that differ, as in a ResNet.
+inline StepGraph residual_net() {
+  GraphBuilder b(8_MiB);
+  std::vector<std::vector<ValueId>> saved;
+  ValueId x = b.leaf();
+  const ValueId weight = b.leaf();
+  Bytes size = 8_MiB;
+  double last = 0;
+  for (int block = 0; block < 8; ++block) {
+    if (block > 0 && block % 3 == 0) size /= 2;
+    const double conv = 4.0 + block % 3;
+    const ValueId a = b.op("conv", {x, weight}, size, conv), n = b.op("norm", {a}, size, 0.5);
+    const ValueId r = b.op("relu", {n}, size, 0.3), c = b.op("conv", {r, weight}, size, conv);
+    const ValueId m = b.op("norm", {c}, size, 0.5), s = b.op("add", {m, x}, size, 0.4);
+    for (const ValueId v : {x, a, r, c}) {
+      if (!b.graph().flow.is_leaf(v)) b.save(v);
+    }
+    saved.push_back({x, a, r, c});
+    for (const ValueId v : {a, n, r, c, m}) b.die(v);
+    if (block > 0) b.die(x);
+    x = s;
+    last += 2 * conv + 1.7;
+  }
+  const ValueId loss = b.op("loss", {x}, 4_KiB, 0.1);
+  b.die(x);
+  b.settle();
+  for (auto values = saved.rbegin(); values != saved.rend(); ++values) {
+    std::erase_if(*values, [&](ValueId v) { return b.graph().flow.is_leaf(v); });
+    b.node(*values, 9_MiB);
+  }
+  b.die(loss);
+  b.graph().step_seconds = 3 * last;
+  return b.take();
+}
+
 }  // namespace snug::plan::synthetic
