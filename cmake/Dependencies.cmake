@@ -5,10 +5,13 @@ find_package(fmt 9 REQUIRED)                       # text formatting, as std::fo
 find_package(nlohmann_json 3.11 REQUIRED)          # JSON: plans, metrics, --json [nlohmann-json3-dev]
 find_package(tomlplusplus 3.3 REQUIRED)            # TOML configuration files [libtomlplusplus-dev]
 find_package(CLI11 2.1 REQUIRED)                   # command line parsing and --help [libcli11-dev]
+# record/contents_hash.cpp only.
+find_package(xxHash 0.8 REQUIRED)                  # hashes of contents, to prove replays [libxxhash-dev]
 # plan/minimum_cut.cpp only.
 find_package(Boost 1.74 REQUIRED)                  # Boost.Graph, header-only: minimum cuts [libboost-dev]
 if(SNUG_BUILD_TESTS)
   find_package(GTest 1.12 REQUIRED)                # tests [libgtest-dev, libgmock-dev]
+  find_package(rapidcheck REQUIRED)                # random programs that shrink when they fail [librapidcheck-dev]
 endif()
 if(SNUG_BUILD_BENCHMARKS)
   find_package(benchmark 1.7 REQUIRED)             # micro-benchmarks [libbenchmark-dev]

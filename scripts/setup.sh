@@ -23,7 +23,8 @@ fail() {
 # A tool counts when its command is there, wherever it came from; a library only as a package.
 readonly tools=(g++:c++ cmake ninja-build:ninja make python3 git ccache mold pkg-config clang-format)
 readonly libraries=(libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev libgtest-dev libgmock-dev
-                    libbenchmark-dev libboost-dev)
+                    libbenchmark-dev libboost-dev librapidcheck-dev
+                    libxxhash-dev)
 
 missing_packages() {
   local tool package installed
@@ -35,6 +36,10 @@ missing_packages() {
   for package in "${libraries[@]}"; do
     [[ "$installed" == *" $package "* ]] || echo "$package"
   done
+  # Its headers, for the tests that run in a Python process.
+  if ! python3 -c 'import os, sysconfig; assert os.path.exists(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null; then
+    echo python3-dev
+  fi
   # A Python that did not come from Debian brings venv along.
   if [[ "$installed" != *" python3-venv "* ]] && ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
     echo python3-venv

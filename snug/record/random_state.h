@@ -14,6 +14,9 @@ struct RandomState {
 /// The present state of `generator`.
 RandomState save_random_state(at::Generator generator);
 
+/// Puts the generator back to where it stood.
+void restore(const RandomState& recorded);
+
 /// The default generator of a device.
 at::Generator default_generator(c10::Device device);
 

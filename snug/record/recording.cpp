@@ -8,7 +8,10 @@
 namespace snug::record {
 namespace {
 
+constexpr int kNoBackward = -1;
+
 thread_local std::shared_ptr<Tape> t_tape;
+thread_local int t_task = kNoBackward;  // the backward pass that the recording began in
 const std::shared_ptr<Tape> kNone;
 
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -28,13 +31,18 @@ TORCH_LIBRARY_IMPL(_, Fake, library) { library.fallback(torch::CppFunction::make
 
 const std::shared_ptr<Tape>& recording_tape() {
   // Operators of a backward pass that was started inside the scope are not the step's.
-  if (!t_tape || torch::autograd::get_current_graph_task_id() != -1) return kNone;
+  if (!t_tape || torch::autograd::get_current_graph_task_id() != t_task) return kNone;
   return t_tape;
 }
 
 Recording::Recording(std::shared_ptr<Tape> tape)
-    : previous_(std::exchange(t_tape, std::move(tape))), key_(kRecordingKey) {}
+    : previous_(std::exchange(t_tape, std::move(tape))),
+      previous_task_(std::exchange(t_task, torch::autograd::get_current_graph_task_id())),
+      key_(kRecordingKey) {}
 
-Recording::~Recording() { t_tape = std::move(previous_); }
+Recording::~Recording() {
+  t_tape = std::move(previous_);
+  t_task = previous_task_;
+}
 
 }  // namespace snug::record

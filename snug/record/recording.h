@@ -13,7 +13,8 @@ namespace snug::record {
 /// C++ fake tensor mode (pytorch#183776); until that arrives nothing else uses it.
 inline constexpr c10::DispatchKey kRecordingKey = c10::DispatchKey::Fake;
 
-/// The tape that this thread records on now, or nullptr: outside a Recording, and while a backward pass runs.
+/// The tape that this thread records on now, or nullptr: outside a Recording, and while a backward pass runs that was
+/// started inside of it.
 const std::shared_ptr<Tape>& recording_tape();
 
 /// Records this thread's operators on a tape for the life of the scope. Scopes nest; the innermost tape records.
@@ -26,6 +27,7 @@ class Recording {
 
  private:
   std::shared_ptr<Tape> previous_;
+  int previous_task_;
   c10::impl::IncludeDispatchKeyGuard key_;
 };
 

@@ -1,24 +1,104 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 
+#include <concepts>
 #include <functional>
 #include <iterator>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "snug/replay/region.h"
+#include "snug/replay/rerun_frame.h"
+#include "snug/replay/saved_tensor_hooks.h"
+#include "snug/replay/tensors_in.h"
 
 namespace snug {
+
+/// Backward replays the operators that the function ran.
+struct Replay {};
+
+struct CheckpointOptions {
+  std::variant<Replay, Rerun> mode = Replay{};
+};
 
 /// Runs function(arguments...) and returns its result; what autograd saves inside is dropped and made again in
 /// backward. Any arguments and any result. The function is called once: its operators are replayed, so random
 /// numbers, running statistics, hooks and control flow are what they were. See Region for the contract.
 /// The name and the meaning are those of torch.utils.checkpoint.checkpoint (use_reentrant=False).
 template <class Function, class... Arguments>
+requires std::invocable<Function, Arguments...>
 decltype(auto) checkpoint(Function&& function, Arguments&&... arguments) {
   const Region region(Recompute{});
   return std::invoke(std::forward<Function>(function), std::forward<Arguments>(arguments)...);
+}
+
+namespace replay {
+
+/// A function with copies of its arguments, whose tensors are elsewhere between calls. Types as they were forwarded.
+template <class Function, class... Arguments>
+class CallAgain {
+ public:
+  explicit CallAgain(const std::decay_t<Function>& function, const std::decay_t<Arguments>&... arguments)
+      : function_(function), arguments_(arguments...) {}
+
+  /// The tensors among the arguments, which are taken out.
+  std::vector<at::Tensor> take_tensors() {
+    std::vector<at::Tensor> tensors;
+    for_each_tensor(arguments_, [&](at::Tensor& t) { tensors.push_back(std::exchange(t, at::Tensor())); });
+    return tensors;
+  }
+
+  void operator()(const std::vector<at::Tensor>& tensors) {
+    auto all = arguments_;
+    std::size_t next = 0;
+    for_each_tensor(all, [&](at::Tensor& t) { t = tensors[next++]; });
+    std::apply([&](auto&... a) { std::invoke(function_, static_cast<Arguments&&>(a)...); }, all);
+  }
+
+ private:
+  std::decay_t<Function> function_;
+  std::tuple<std::decay_t<Arguments>...> arguments_;
+};
+
+template <class Function, class... Arguments>
+decltype(auto) checkpoint_in(const Replay&, Function&& function, Arguments&&... arguments) {
+  return checkpoint(std::forward<Function>(function), std::forward<Arguments>(arguments)...);
+}
+
+template <class Function, class... Arguments>
+decltype(auto) checkpoint_in(const Rerun& options, Function&& function, Arguments&&... arguments) {
+  std::optional<RerunFrameScope> scope;
+  if (at::GradMode::is_enabled()) {
+    require_saved_tensor_hooks();
+    const auto again = std::make_shared<CallAgain<Function, Arguments...>>(function, arguments...);
+    const auto tensors = again->take_tensors();
+    scope.emplace(
+        std::make_shared<RerunFrame>([again](const std::vector<at::Tensor>& now) { (*again)(now); }, tensors, options));
+  }
+  return std::invoke(std::forward<Function>(function), std::forward<Arguments>(arguments)...);
+}
+
+}  // namespace replay
+
+/// The same with a choice of how backward gets back what was dropped. With Rerun the function and its arguments are
+/// copied, and it is called again in backward, with copies of them, this thread's state (precision, grad mode) and, if
+/// asked for, random numbers as they were.
+template <class Function, class... Arguments>
+requires std::invocable<Function, Arguments...>
+auto checkpoint(const CheckpointOptions& options, Function&& function, Arguments&&... arguments)
+    -> std::invoke_result_t<Function, Arguments...> {
+  return std::visit(
+      [&](const auto& mode) -> std::invoke_result_t<Function, Arguments...> {
+        return replay::checkpoint_in(mode, std::forward<Function>(function), std::forward<Arguments>(arguments)...);
+      },
+      options.mode);
 }
 
 namespace replay {

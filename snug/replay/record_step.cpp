@@ -119,7 +119,7 @@ void check_loss(const at::Tensor& loss) {
 }
 
 RecordedStep record_step(const Forward& forward, memory::DeviceMemory& memory, const Rehearsal& update) {
-  install_saved_tensor_hooks();
+  require_saved_tensor_hooks();
   // The first run pays for page faults and the kernels' own set-up.
   const plan::StepGraph first = record_once(forward, memory, update).graph;
   RecordedStep step = record_once(forward, memory, update);

@@ -7,6 +7,7 @@
 
 #include "snug/memory/device_memory.h"
 #include "snug/record/recording.h"
+#include "snug/replay/rerun_frame.h"
 #include "snug/replay/saved_tensor_hooks.h"
 
 namespace snug {
@@ -18,8 +19,9 @@ struct Region::State {
 
 Region::Region(plan::Action action) : state_(std::make_unique<State>()) {
   if (!c10::GradMode::is_enabled()) return;
-  replay::install_saved_tensor_hooks();
-  state_->tape = record::recording_tape();
+  replay::require_saved_tensor_hooks();
+  // Inside a rerun checkpoint, which saves what a tape around it would, a region begins a tape of its own.
+  if (!replay::innermost_rerun_frame()) state_->tape = record::recording_tape();
   if (state_->tape && state_->tape->planned()) {
     state_->tape.reset();
     return;

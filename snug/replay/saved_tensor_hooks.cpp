@@ -1,78 +1,31 @@
 #include "snug/replay/saved_tensor_hooks.h"
 
-#include <fmt/format.h>
+#include <dlfcn.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "snug/base/errors.h"
-#include "snug/record/leaf_names.h"
-#include "snug/record/profiler.h"
 #include "snug/record/recording.h"
-#include "snug/replay/executor.h"
+#include "snug/replay/packed_tensor.h"
+#include "snug/replay/rerun_frame.h"
 
 namespace snug::replay {
 namespace {
 
-constexpr int kNoPass = -1;
-
 class Hook final : public torch::autograd::SavedVariableHooks {
  public:
   explicit Hook(std::shared_ptr<record::Tape> tape) : tape_(std::move(tape)) {}
-
-  ~Hook() override {
-    if (on_tape_) tape_->forget(saved_, consumed_in_ != kNoPass && consumed_in_ == tape_->backward_pass());
-  }
-
-  void call_pack_hook(const at::Tensor& tensor) override {
-    on_tape_ = tape_->save(tensor, saved_);
-    if (!on_tape_) kept_ = tensor.detach();  // not the variable itself: it would keep its own graph alive
-  }
-
-  at::Tensor call_unpack_hook() override {
-    if (!on_tape_) return kept_;
-    const std::lock_guard lock(tape_->mutex());
-    if (!saved_.bound) tape_->bind_all();
-    const plan::ValueId value = saved_.view.value;
-    check_version(value);
-    const int pass = torch::autograd::get_current_graph_task_id();
-    if (pass != kNoPass && tape_->enter_pass(pass)) {
-      torch::autograd::Engine::get_default_engine().queue_callback([tape = std::weak_ptr(tape_)] {
-        if (const auto alive = tape.lock()) alive->leave_pass();
-      });
-    }
-    plan::Ledger& ledger = tape_->ledger();
-    if (const plan::OpId producer = tape_->flow().producer(value); producer != plan::kNoOp) tape_->move_to(producer);
-    if (!ledger.resident(value)) materialize(*tape_, value);
-    at::Tensor tensor = tape_->geometry().tensor(saved_.view, tape_->storage(value));
-    if (pass == kNoPass) {
-      ledger.end_pass();  // somebody looks at a saved tensor outside of backward
-    } else if (consumed_in_ != pass) {
-      consumed_in_ = pass;
-      ledger.consume(value);
-    }
-    if (record::Profiler* profiler = tape_->profiler()) profiler->unpacked(value, ledger.resident(value));
-    return tensor;
-  }
+  void call_pack_hook(const at::Tensor& tensor) override { packed_.emplace(std::move(tape_), tensor); }
+  at::Tensor call_unpack_hook() override { return packed_->unpack(); }
 
  private:
-  void check_version(plan::ValueId value) const {
-    if (!saved_.versioned || saved_.version.current_version() == saved_.seen_version) return;
-    throw Error(fmt::format(
-        "backward: {}, which an operator saved for its gradient, was modified in place since (version {} then, {} "
-        "now): the gradient would be wrong; modify it after backward, or a clone of it",
-        tape_->name_of(value), saved_.seen_version, saved_.version.current_version()));
-  }
-
   std::shared_ptr<record::Tape> tape_;
-  record::SavedTensor saved_;
-  at::Tensor kept_;
-  bool on_tape_ = false;
-  int consumed_in_ = kNoPass;
+  std::optional<PackedTensor> packed_;
 };
 
 class HookedEngine final : public torch::autograd::Engine {
@@ -83,10 +36,18 @@ class HookedEngine final : public torch::autograd::Engine {
   }
   ~HookedEngine() override { stop(); }
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    if (const auto& frame = innermost_rerun_frame()) return frame->hooks();
     const auto& tape = record::recording_tape();
     return tape ? std::make_unique<Hook>(tape) : nullptr;
   }
 };
+
+/// Python's engine has hooks of its own, and Python code cannot run on another engine.
+bool python_runs_here() {
+  using IsInitialized = int (*)();
+  auto* is_initialized = reinterpret_cast<IsInitialized>(::dlsym(RTLD_DEFAULT, "Py_IsInitialized"));
+  return is_initialized != nullptr && is_initialized() != 0;
+}
 
 [[maybe_unused]] const bool kInstalled = (install_saved_tensor_hooks(), true);
 
@@ -94,7 +55,19 @@ class HookedEngine final : public torch::autograd::Engine {
 
 void install_saved_tensor_hooks() {
   static std::once_flag once;
-  std::call_once(once, [] { torch::autograd::set_default_engine_stub(&HookedEngine::instance); });
+  std::call_once(once, [] {
+    if (!python_runs_here()) torch::autograd::set_default_engine_stub(&HookedEngine::instance);
+  });
+}
+
+void require_saved_tensor_hooks() {
+  if (&torch::autograd::Engine::get_default_engine() == &HookedEngine::instance()) return;
+  throw Error(
+      python_runs_here()
+          ? "snug: autograd runs on Python's engine here, which does not know of snug's saved-tensor hooks: use the "
+            "Python package"
+          : "snug: another library has replaced the autograd engine since snug was loaded, so that nothing can be "
+            "dropped; load snug after it, or leave its engine out");
 }
 
 }  // namespace snug::replay

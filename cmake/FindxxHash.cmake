@@ -1,0 +1,18 @@
+# Finds xxHash, whose Debian package brings pkg-config only. Defines xxHash::xxhash.
+find_path(xxHash_INCLUDE_DIR xxhash.h)
+find_library(xxHash_LIBRARY xxhash)
+if(xxHash_INCLUDE_DIR)
+  foreach(_part IN ITEMS MAJOR MINOR RELEASE)
+    file(STRINGS "${xxHash_INCLUDE_DIR}/xxhash.h" _line REGEX "define XXH_VERSION_${_part}")
+    string(REGEX MATCH "[0-9]+$" _${_part} "${_line}")
+  endforeach()
+  set(xxHash_VERSION "${_MAJOR}.${_MINOR}.${_RELEASE}")
+endif()
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(xxHash REQUIRED_VARS xxHash_LIBRARY xxHash_INCLUDE_DIR VERSION_VAR xxHash_VERSION)
+if(xxHash_FOUND AND NOT TARGET xxHash::xxhash)
+  add_library(xxHash::xxhash UNKNOWN IMPORTED)
+  set_target_properties(xxHash::xxhash PROPERTIES IMPORTED_LOCATION "${xxHash_LIBRARY}"
+                                                  INTERFACE_INCLUDE_DIRECTORIES "${xxHash_INCLUDE_DIR}")
+endif()
+mark_as_advanced(xxHash_INCLUDE_DIR xxHash_LIBRARY)

@@ -1,0 +1,72 @@
+#include "snug/replay/packed_tensor.h"
+
+#include <fmt/format.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <mutex>
+#include <utility>
+
+#include "snug/base/errors.h"
+#include "snug/record/profiler.h"
+#include "snug/replay/executor.h"
+
+namespace snug::replay {
+
+namespace {
+constexpr int kNoPass = -1;
+}
+
+PackedTensor::PackedTensor(std::shared_ptr<record::Tape> tape, const at::Tensor& tensor)
+    : tape_(std::move(tape)), on_tape_(tape_->save(tensor, saved_)), consumed_in_(kNoPass) {
+  if (!on_tape_) kept_ = tensor.detach();  // not the variable itself: it would keep its own graph alive
+}
+
+PackedTensor::~PackedTensor() {
+  if (on_tape_) tape_->forget(saved_, consumed_in_ != kNoPass && consumed_in_ == tape_->backward_pass());
+}
+
+at::Tensor PackedTensor::unpack() {
+  if (!on_tape_) return kept_;
+  const std::lock_guard lock(tape_->mutex());
+  if (!saved_.bound) tape_->bind_all();
+  const plan::ValueId value = saved_.view.value;
+  check_version(value);
+  const int pass = torch::autograd::get_current_graph_task_id();
+  if (pass != kNoPass && tape_->enter_pass(pass)) {
+    torch::autograd::Engine::get_default_engine().queue_callback([tape = std::weak_ptr(tape_)] {
+      if (const auto alive = tape.lock()) alive->leave_pass();
+    });
+  }
+  plan::Ledger& ledger = tape_->ledger();
+  if (const plan::OpId producer = tape_->flow().producer(value); producer != plan::kNoOp) tape_->move_to(producer);
+  if (!ledger.resident(value)) materialize(*tape_, value);
+  at::Tensor tensor = tape_->geometry().tensor(saved_.view, tape_->storage(value));
+  if (pass == kNoPass) {
+    ledger.end_pass();  // somebody looks at a saved tensor outside of backward
+  } else if (consumed_in_ != pass) {
+    consumed_in_ = pass;
+    ledger.consume(value);
+  }
+  if (record::Profiler* profiler = tape_->profiler()) profiler->unpacked(value, ledger.resident(value));
+  return tensor;
+}
+
+PackedTensor::Kept PackedTensor::kept() const {
+  if (!on_tape_) return Kept::Layout;
+  const std::lock_guard lock(tape_->mutex());
+  if (!saved_.bound) tape_->bind_all();
+  const plan::ValueId value = saved_.view.value;
+  if (tape_->flow().is_leaf(value)) return Kept::Leaf;
+  return tape_->ledger().held(value) ? Kept::Plan : Kept::Not;
+}
+
+void PackedTensor::check_version(plan::ValueId value) const {
+  if (!saved_.versioned || saved_.version.current_version() == saved_.seen_version) return;
+  throw Error(fmt::format(
+      "backward: {}, which an operator saved for its gradient, was modified in place since (version {} then, {} now): "
+      "the gradient would be wrong; modify it after backward, or a clone of it",
+      tape_->name_of(value), saved_.seen_version, saved_.version.current_version()));
+}
+
+}  // namespace snug::replay

@@ -1,0 +1,292 @@
+#include "snug/replay/rerun_frame.h"
+
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/ThreadLocalState.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "snug/base/errors.h"
+#include "snug/memory/tag.h"
+#include "snug/record/contents_hash.h"
+#include "snug/record/leaf_names.h"
+#include "snug/record/random_state.h"
+#include "snug/record/recording.h"
+
+namespace snug {
+
+namespace {
+thread_local int t_early_stop = -1;  // no override
+}
+
+EarlyStopScope::EarlyStopScope(bool early_stop) : previous_(std::exchange(t_early_stop, early_stop ? 1 : 0)) {}
+EarlyStopScope::~EarlyStopScope() { t_early_stop = previous_; }
+
+namespace replay {
+namespace {
+
+thread_local std::shared_ptr<RerunFrame> t_frame;
+thread_local const void* t_tape_of_frame = nullptr;  // that was recording when the frame was opened
+const std::shared_ptr<RerunFrame> kNone;
+
+std::vector<at::Generator> all_generators() {
+  std::vector<at::Generator> all{record::default_generator(c10::Device(c10::kCPU))};
+  if (const auto accelerator = at::getAccelerator()) {
+    for (c10::DeviceIndex i = 0; i < at::accelerator::deviceCount(); ++i)
+      all.push_back(record::default_generator(c10::Device(*accelerator, i)));
+  }
+  return all;
+}
+
+/// What autocast keeps for each thread beside its dispatch keys.
+struct AutocastState {
+  at::ScalarType cpu = at::autocast::get_autocast_dtype(at::kCPU);
+  at::ScalarType cuda = at::autocast::get_autocast_dtype(at::kCUDA);
+  bool cache = at::autocast::is_autocast_cache_enabled();
+  void set() const {
+    at::autocast::set_autocast_dtype(at::kCPU, cpu);
+    at::autocast::set_autocast_dtype(at::kCUDA, cuda);
+    at::autocast::set_autocast_cache_enabled(cache);
+  }
+};
+
+std::string metadata(const std::vector<std::int64_t>& sizes, c10::ScalarType dtype, c10::Device device) {
+  return fmt::format("{} [{}] on {}", c10::toString(dtype), fmt::join(sizes, ", "), device.str());
+}
+
+}  // namespace
+
+/// What forward saved: what it looked like, and the tensor while a backward pass has need of it.
+struct RerunFrame::Place {
+  std::vector<std::int64_t> sizes;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  c10::Device device{c10::kCPU};
+  std::uint64_t hash = 0;
+  const void* storage = nullptr;
+  std::uint32_t version = 0;
+  bool versioned = false;
+  at::Tensor tensor;
+  c10::weak_intrusive_ptr<c10::TensorImpl> last{c10::intrusive_ptr<c10::TensorImpl>()};  // handed out before
+
+  void describe(const at::Tensor& t, bool with_hash) {
+    sizes = t.sizes().vec();
+    dtype = t.scalar_type();
+    device = t.device();
+    if (with_hash) hash = record::contents_hash(t);
+    storage = t.has_storage() ? t.storage().unsafeGetStorageImpl() : nullptr;
+    const c10::VariableVersion& counter = t.unsafeGetTensorImpl()->version_counter();
+    versioned = counter.enabled();
+    if (versioned) version = counter.current_version();
+  }
+};
+
+struct RerunFrame::State {
+  Call call;
+  Rerun options;
+  bool early_stop;
+  std::vector<torch::autograd::SavedVariable> arguments;
+  std::vector<bool> defined;
+  at::ThreadLocalState thread;
+  AutocastState autocast;
+  bool grad_mode;
+  std::vector<record::RandomState> random;
+
+  std::recursive_mutex mutex;
+  std::vector<std::weak_ptr<Place>> places;  // in the order of saving
+  bool running = false;
+  std::size_t reached = 0;  // of the places, in the rerun
+};
+
+class RerunFrame::ForwardHook final : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit ForwardHook(std::shared_ptr<RerunFrame> frame) : frame_(std::move(frame)) {}
+  void call_pack_hook(const at::Tensor& tensor) override {
+    place_->describe(tensor, frame_->state_->options.determinism_check == DeterminismCheck::Values);
+    frame_->add(place_);
+  }
+  at::Tensor call_unpack_hook() override { return frame_->get(place_); }
+
+ private:
+  std::shared_ptr<RerunFrame> frame_;
+  std::shared_ptr<Place> place_ = std::make_shared<Place>();
+};
+
+/// The graph of a rerun is thrown away: only its saved tensors count.
+class RerunFrame::RerunHook final : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit RerunHook(RerunFrame& frame) : frame_(frame) {}
+  void call_pack_hook(const at::Tensor& tensor) override {
+    tensor_ = tensor.detach();
+    frame_.fill(tensor_);
+  }
+  at::Tensor call_unpack_hook() override { return tensor_; }  // the function differentiates something itself
+
+ private:
+  RerunFrame& frame_;
+  at::Tensor tensor_;
+};
+
+RerunFrame::RerunFrame(Call call, const std::vector<at::Tensor>& arguments, Rerun options)
+    : state_(std::make_unique<State>()) {
+  state_->call = std::move(call);
+  state_->options = options;
+  state_->early_stop = t_early_stop >= 0 ? t_early_stop == 1 : options.early_stop;
+  state_->grad_mode = at::GradMode::is_enabled();
+  for (const at::Tensor& argument : arguments) {
+    state_->defined.push_back(argument.defined());
+    if (argument.defined()) {
+      state_->arguments.emplace_back(argument, /*is_output=*/false);
+    } else {
+      state_->arguments.emplace_back();
+    }
+  }
+  if (!options.preserve_rng_state) return;
+  for (at::Generator& generator : all_generators()) state_->random.push_back(record::save_random_state(generator));
+}
+
+RerunFrame::~RerunFrame() = default;
+
+std::unique_ptr<torch::autograd::SavedVariableHooks> RerunFrame::hooks() {
+  if (state_->running) return std::make_unique<RerunHook>(*this);
+  return std::make_unique<ForwardHook>(shared_from_this());
+}
+
+void RerunFrame::add(const std::shared_ptr<Place>& place) {
+  const std::lock_guard lock(state_->mutex);
+  state_->places.push_back(place);
+}
+
+void RerunFrame::fill(const at::Tensor& tensor) {
+  State& s = *state_;
+  const std::size_t index = s.reached++;
+  if (index >= s.places.size()) {
+    if (s.early_stop) throw StopRerun{};
+    throw Error(fmt::format(
+        "checkpoint: the function saved {} tensors in forward and is saving more than that when it runs again: it "
+        "must compute the same both times",
+        s.places.size()));
+  }
+  if (const auto place = s.places[index].lock()) {
+    Place now;
+    now.describe(tensor, s.options.determinism_check == DeterminismCheck::Values);
+    const bool metadata_differs = now.sizes != place->sizes || now.dtype != place->dtype || now.device != place->device;
+    if (s.options.determinism_check != DeterminismCheck::None && metadata_differs) {
+      throw Error(fmt::format(
+          "checkpoint: saved tensor {} of {} was {} in forward and is {} when the function runs again: it must compute "
+          "the same both times",
+          index + 1, s.places.size(), metadata(place->sizes, place->dtype, place->device),
+          metadata(now.sizes, now.dtype, now.device)));
+    }
+    if (now.storage == place->storage && now.storage != nullptr && now.versioned && place->versioned &&
+        now.version != place->version) {
+      throw Error(fmt::format(
+          "checkpoint: {}, saved tensor {} of {}, was modified in place since the forward pass (version {} then, {} "
+          "now): its gradient would be wrong; modify it after backward",
+          record::leaf_name(tensor.storage().unsafeGetStorageImpl(), static_cast<Bytes>(tensor.storage().nbytes())),
+          index + 1, s.places.size(), place->version, now.version));
+    }
+    if (s.options.determinism_check == DeterminismCheck::Values && now.hash != place->hash) {
+      throw Error(fmt::format(
+          "checkpoint: saved tensor {} of {} ({}) holds other values when the function runs again: it must compute the "
+          "same both times; what it draws at random must come from LibTorch's default generators",
+          index + 1, s.places.size(), metadata(now.sizes, now.dtype, now.device)));
+    }
+    place->tensor = tensor;
+  }
+  if (s.early_stop && s.reached == s.places.size()) throw StopRerun{};
+}
+
+void RerunFrame::rerun() {
+  State& s = *state_;
+  std::vector<at::Tensor> arguments;
+  for (std::size_t i = 0; i < s.arguments.size(); ++i)
+    arguments.push_back(s.defined[i] ? s.arguments[i].unpack() : at::Tensor());
+
+  const AutocastState autocast_before;
+  std::vector<record::RandomState> random_now;
+  const auto restore = [&] {
+    for (const record::RandomState& r : random_now) record::restore(r);
+    autocast_before.set();
+    s.running = false;
+  };
+  s.running = true;
+  s.reached = 0;
+  bool stopped = false;
+  {
+    const at::ThreadLocalStateGuard thread(s.thread);
+    try {
+      s.autocast.set();
+      // Casts of weights that are in the cache by now may not have been then.
+      at::autocast::set_autocast_cache_enabled(false);
+      for (record::RandomState& r : s.random) {
+        random_now.push_back(record::save_random_state(r.generator));
+        record::restore(r);
+      }
+      const at::AutoGradMode grad_mode(s.grad_mode);
+      const RerunFrameScope scope(shared_from_this());
+      s.call(arguments);
+    } catch (const StopRerun&) {
+      stopped = true;
+    } catch (...) {
+      restore();
+      throw;
+    }
+  }
+  restore();
+  if (!stopped && s.reached != s.places.size()) {
+    throw Error(fmt::format(
+        "checkpoint: the function saved {} tensors in forward and {} when it ran again: it must compute the same both "
+        "times",
+        s.places.size(), s.reached));
+  }
+}
+
+void RerunFrame::clear() {
+  const std::lock_guard lock(state_->mutex);
+  for (const auto& weak : state_->places) {
+    if (const auto place = weak.lock()) place->tensor = at::Tensor();
+  }
+}
+
+at::Tensor RerunFrame::get(const std::shared_ptr<Place>& place) {
+  const std::lock_guard lock(state_->mutex);
+  if (!place->tensor.defined()) {
+    // Somebody reads it again, and still has what was handed out.
+    if (auto alive = place->last.lock()) return at::Tensor(std::move(alive));
+    rerun();
+    if (torch::autograd::get_current_graph_task_id() != -1) {
+      torch::autograd::Engine::get_default_engine().queue_callback([frame = weak_from_this()] {
+        if (const auto alive = frame.lock()) alive->clear();
+      });
+    }
+  }
+  // Memory falls as backward goes on, with retain_graph too: a later pass runs the function again.
+  at::Tensor tensor = std::exchange(place->tensor, at::Tensor());
+  place->last = c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr());
+  return tensor;
+}
+
+RerunFrameScope::RerunFrameScope(std::shared_ptr<RerunFrame> frame)
+    : previous_(std::exchange(t_frame, std::move(frame))),
+      previous_tape_(std::exchange(t_tape_of_frame, record::recording_tape().get())) {}
+
+RerunFrameScope::~RerunFrameScope() {
+  t_frame = std::move(previous_);
+  t_tape_of_frame = previous_tape_;
+}
+
+const std::shared_ptr<RerunFrame>& innermost_rerun_frame() {
+  return t_frame && record::recording_tape().get() == t_tape_of_frame ? t_frame : kNone;
+}
+
+}  // namespace replay
+}  // namespace snug

@@ -1,0 +1,288 @@
+"""PyTorch's own operator and module samples, plain and with every saved tensor dropped that can be made again.
+
+Usage: op_tests.py EXTENSION_DIR [--dtypes float32,float64,bfloat16,complex64] [--suites op,module] [--samples N]
+                   [--only PART] [--pin FILE] [--write-pin FILE] [--json FILE]
+
+Outputs, gradients and second-order gradients must be the same bits. A sample whose plain run differs from itself is set
+aside. Exit 1 when something differs, fails only when recorded, or is not what the pin file says.
+"""
+import argparse
+import collections
+import gc
+import json
+import os
+import pathlib
+import random
+import sys
+import time
+import warnings
+
+warnings.filterwarnings("ignore")
+os.environ.setdefault("PYTORCH_TESTING_DEVICE_ONLY_FOR", "cpu")
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+SEED_FORWARD, SEED_GRADIENT, SEED_SECOND = 5, 9, 11
+RESULTS = ("equal", "different", "error", "differs from itself", "no gradient", "plain run fails")
+
+
+def is_tensor(x):
+    return isinstance(x, torch.Tensor)
+
+
+def is_strided(x):
+    return is_tensor(x) and x.layout == torch.strided
+
+
+def flat(tree):
+    return [x for x in tree_flatten(tree)[0] if is_tensor(x)]
+
+
+def copied(tree):
+    """Leaves of their own for every run: samples may be changed in place."""
+    seen = {}
+
+    def copy(x):
+        if not is_strided(x) or x.is_nested:
+            return x
+        if id(x) not in seen:
+            seen[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
+        return seen[id(x)]
+
+    return tree_map(copy, tree)
+
+
+def bits(x):
+    """What a tensor is, to the bit; None for nothing."""
+    if x is None:
+        return None
+    x = x.detach()
+    if x.layout != torch.strided:
+        return ("other layout", str(x.layout), tuple(x.shape), bits(x.to_dense()))
+    if x.is_quantized:
+        x = x.dequantize()
+    if x.is_conj() or x.is_neg():
+        x = x.resolve_conj().resolve_neg()
+    flat_bytes = x.contiguous().reshape(-1).view(torch.uint8) if x.numel() else torch.empty(0, dtype=torch.uint8)
+    return (str(x.dtype), tuple(x.shape), flat_bytes.numpy().tobytes())
+
+
+def random_like(x):
+    return torch.randn_like(x) if x.numel() else torch.zeros_like(x)
+
+
+def differentiable(tensors):
+    return [x for x in tensors if is_strided(x) and x.requires_grad and not x.is_nested]
+
+
+class Plain:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+class Recorded:
+    """Everything between enter and exit is recorded; what autograd saves is on the tape."""
+
+    def __init__(self, extension):
+        self.recorder = extension.Recorder()
+        self.packed = []
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda packed: packed.unpack())
+
+    def pack(self, tensor):
+        packed = self.recorder.pack(tensor)
+        self.packed.append(packed)
+        return packed
+
+    def __enter__(self):
+        self.hooks.__enter__()
+        self.recorder.begin()
+        return self
+
+    def __exit__(self, *_):
+        self.recorder.end()
+        self.hooks.__exit__()
+
+    def reasons(self):
+        return collections.Counter(packed.kept for packed in self.packed)
+
+
+def run(case, scope, second_order):
+    """Bits of outputs, gradients and, if asked for, gradients of gradients. None without a gradient."""
+    forward, arguments = case
+    arguments = copied(arguments)
+    leaves = differentiable(flat(arguments))
+    torch.manual_seed(SEED_FORWARD)
+    with scope:
+        # Inputs that an operator made, so that they too can be dropped.
+        made = tree_map(lambda x: x * 1 if is_strided(x) and x.requires_grad and not x.is_nested else x, arguments)
+        extra_leaves, outputs = forward(made)
+        after = torch.rand(2)
+    leaves = leaves + extra_leaves
+    outputs = differentiable(flat(outputs))
+    if not outputs or not leaves:
+        return None
+    torch.manual_seed(SEED_GRADIENT)
+    gradients = torch.autograd.grad(outputs, leaves, [random_like(x) for x in outputs], allow_unused=True,
+                                    create_graph=second_order)
+    found = [bits(x) for x in outputs] + [bits(x) for x in gradients] + [bits(after)]
+    if second_order:
+        again = differentiable([x for x in gradients if x is not None])
+        if again:
+            torch.manual_seed(SEED_SECOND)
+            second = torch.autograd.grad(again, leaves, [random_like(x) for x in again], allow_unused=True)
+            found += [bits(x) for x in second]
+    return found
+
+
+def judge(case, extension, second_order, reasons):
+    """One of RESULTS, and a word on it."""
+    try:
+        plain = run(case, Plain(), second_order)
+        again = run(case, Plain(), second_order)
+    except Exception as error:  # noqa: BLE001: whatever an operator throws
+        return "plain run fails", first_line(error)
+    if plain is None:
+        return "no gradient", ""
+    if plain != again:
+        return "differs from itself", ""
+    scope = Recorded(extension)
+    try:
+        recorded = run(case, scope, second_order)
+    except Exception as error:  # noqa: BLE001
+        return "error", first_line(error)
+    reasons.update(scope.reasons())
+    if recorded == plain:
+        return "equal", ""
+    places = [i for i, (a, b) in enumerate(zip(plain, recorded)) if a != b]
+    return "different", f"results {places} of {len(plain)}"
+
+
+def first_line(error):
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+
+
+def op_cases(dtype, samples):
+    from torch.testing._internal.common_methods_invocations import op_db
+    for op in op_db:
+        if not op.supports_autograd or dtype not in op.supported_backward_dtypes("cpu"):
+            continue
+        name = op.name + ("." + op.variant_test_name if op.variant_test_name else "")
+        torch.manual_seed(1)
+        try:
+            found = list(op.sample_inputs("cpu", dtype, requires_grad=True))
+        except Exception as error:  # noqa: BLE001
+            yield name, None, first_line(error), False
+            continue
+        for sample in chosen(found, samples):
+            def forward(arguments, op=op, sample=sample):
+                value, args, kwargs = arguments
+                return [], sample.output_process_fn_grad(op(value, *args, **kwargs))
+
+            yield name, (forward, (sample.input, sample.args, sample.kwargs)), "", op.supports_gradgrad
+
+
+def module_cases(dtype, samples):
+    from torch.testing._internal.common_modules import module_db
+    for info in module_db:
+        if dtype not in info.dtypes:
+            continue
+        for training in (True, False):
+            torch.manual_seed(1)
+            try:
+                inputs = list(info.module_inputs_func(info, "cpu", dtype, True, training))
+            except Exception as error:  # noqa: BLE001
+                yield info.name, None, first_line(error), False
+                continue
+            for sample in chosen(inputs, samples):
+                if sample.forward_input is None:
+                    continue
+
+                def forward(arguments, info=info, sample=sample, training=training):
+                    args, kwargs = arguments
+                    # Made anew, from the same seed: running statistics and other buffers begin afresh.
+                    with torch.random.fork_rng(devices=[]):
+                        torch.manual_seed(3)
+                        make = sample.constructor_input
+                        module = info.module_cls(*make.args, **make.kwargs).to("cpu", dtype)
+                    module.train(training)
+                    outputs = module(*args, **kwargs)
+                    buffers = [b for b in module.buffers() if b.is_floating_point()]
+                    # Buffers after the step count as results: the module may update them.
+                    joined = [outputs] + [b.detach().clone() for b in buffers]
+                    return [p for p in module.parameters() if p.requires_grad], joined
+
+                yield info.name, (forward, (sample.forward_input.args, sample.forward_input.kwargs)), "", \
+                    info.supports_gradgrad
+
+
+def chosen(items, most):
+    if most and len(items) > most:
+        return random.Random(0).sample(items, most)
+    return items
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("extension", type=pathlib.Path)
+    parser.add_argument("--dtypes", default="float32,float64,bfloat16,complex64")
+    parser.add_argument("--suites", default="op,module")
+    parser.add_argument("--samples", type=int, default=0, help="per operator; all without it")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--pin", type=pathlib.Path)
+    parser.add_argument("--write-pin", type=pathlib.Path)
+    parser.add_argument("--json", type=pathlib.Path)
+    options = parser.parse_args()
+    sys.path.insert(0, str(options.extension))
+    import snug_opinfo
+
+    torch.set_num_threads(1)  # tiny tensors; and nothing that depends on how work is split
+    started = time.time()
+    counts, reasons, troubles, tests = {}, collections.Counter(), [], 0
+    for suite in options.suites.split(","):
+        cases = {"op": op_cases, "module": module_cases}[suite]
+        for dtype in options.dtypes.split(","):
+            key = f"{suite} {dtype}"
+            counts[key] = collections.Counter()
+            for name, case, trouble, gradgrad in cases(getattr(torch, dtype), options.samples):
+                if options.only and options.only not in name:
+                    continue
+                if case is None:
+                    counts[key]["plain run fails"] += 1
+                    continue
+                for second_order in (False, True) if gradgrad else (False,):
+                    result, word = judge(case, snug_opinfo, second_order, reasons)
+                    counts[key][result] += 1
+                    if result in ("different", "error"):
+                        order = "second order" if second_order else "first order"
+                        troubles.append(f"{key} {name}, {order}: {result} {word}")
+                        if len(troubles) <= 200:
+                            print(troubles[-1], flush=True)
+                tests += 1
+                if tests % 500 == 0:
+                    gc.collect()
+            print(f"{key:17}" + "  ".join(f"{r}: {counts[key][r]}" for r in RESULTS if counts[key][r]), flush=True)
+    total = sum(counts.values(), collections.Counter())
+    print("all              " + "  ".join(f"{r}: {total[r]}" for r in RESULTS))
+    print("saved tensors    " + "  ".join(f"{k}: {v}" for k, v in sorted(reasons.items())))
+    print(f"{tests} samples in {time.time() - started:.0f} s")
+    found = {"torch": torch.__version__.split("+")[0], "samples": tests, "results": {k: dict(v) for k, v in counts.items()},
+             "saved": dict(reasons), "troubles": troubles}
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    pinned = {"torch": found["torch"], "samples": tests, "equal": total["equal"], "dropped": reasons["dropped"]}
+    if options.write_pin:
+        options.write_pin.write_text(json.dumps(pinned, indent=1) + "\n")
+    if troubles:
+        sys.exit(f"op_tests: {total['different']} different, {total['error']} fail only when recorded")
+    if options.pin:
+        expected = json.loads(options.pin.read_text())
+        if expected["torch"] == pinned["torch"] and expected != pinned:
+            sys.exit(f"op_tests: pinned {expected}, found {pinned}")
+
+
+if __name__ == "__main__":
+    main()

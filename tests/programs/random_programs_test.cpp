@@ -1,0 +1,229 @@
+// Random differentiable programs, plain and with a random choice of what is dropped: outputs, gradients, second-order
+// gradients, buffers and random numbers afterwards are the same bits, and all memory comes back.
+//
+// Usage: random_programs_test [PROGRAMS [SEED]]. A program that fails is shrunk and printed.
+#include <fmt/format.h>
+#include <rapidcheck.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <map>
+#include <random>
+#include <string>
+
+#include "snug/plan/presets.h"
+#include "snug/plan/simulator.h"
+#include "snug/snug.h"
+#include "tests/equivalence/bitwise.h"
+#include "tests/programs/program.h"
+
+namespace rc {
+template <>
+struct Arbitrary<snug::programs::Instruction> {
+  static Gen<snug::programs::Instruction> arbitrary() {
+    using snug::programs::Instruction;
+    const auto byte = gen::inRange<std::uint8_t>(0, 255);
+    return gen::build<Instruction>(gen::set(&Instruction::kind, byte), gen::set(&Instruction::variant, byte),
+                                   gen::set(&Instruction::first, byte), gen::set(&Instruction::second, byte));
+  }
+};
+template <>
+struct Arbitrary<snug::programs::Program> {
+  static Gen<snug::programs::Program> arbitrary() {
+    using snug::programs::Program;
+    return gen::build<Program>(gen::set(&Program::seed), gen::set(&Program::second_order),
+                               gen::set(&Program::instructions));
+  }
+};
+}  // namespace rc
+
+namespace snug::programs {
+namespace {
+
+struct Outcome {
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  std::string trace;
+  std::string error;  // of backward, when it failed
+};
+
+struct Totals {
+  std::int64_t programs = 0, refused_by_plain = 0, without_gradient = 0, second_order = 0, instructions = 0,
+               skipped = 0;
+  std::int64_t replayed = 0, planned = 0;
+  std::map<std::string, std::int64_t> operators, refusals;
+} totals;
+
+World& world_of(const Program& program) {
+  constexpr std::uint16_t kWorlds = 4;
+  static std::map<int, World> worlds;
+  return worlds.try_emplace(program.seed % kWorlds, static_cast<std::uint16_t>(program.seed % kWorlds)).first->second;
+}
+
+void add_all(Outcome& outcome, const std::string& name, const std::vector<at::Tensor>& tensors) {
+  for (std::size_t k = 0; k < tensors.size(); ++k) {
+    outcome.tensors.emplace_back(fmt::format("{} {}", name, k),
+                                 tensors[k].defined() ? tensors[k].detach().clone() : at::Tensor());
+  }
+}
+
+/// What is left of a program: gradients by `differentiate`, and everything else that it changed.
+template <class Run>
+Outcome outcome_of(World& world, const Program& program, Run&& run) {
+  world.reset(program.seed);
+  Outcome outcome;
+  try {
+    run(outcome);
+  } catch (const std::exception& error) {
+    outcome.error = error.what();
+    if (outcome.error.empty()) outcome.error = "failed";
+  }
+  add_all(outcome, "output", world.outputs());
+  add_all(outcome, "buffer", world.buffers());
+  outcome.tensors.emplace_back("random numbers afterwards", torch::rand({4}));
+  outcome.trace = world.trace();
+  return outcome;
+}
+
+void differentiate(World& world, const Program& program, const at::Tensor& loss, Outcome& outcome) {
+  if (!loss.defined() || !loss.requires_grad()) return;
+  const auto& weights = world.weights();
+  const auto first = torch::autograd::grad({loss}, weights, {}, program.second_order, program.second_order, true);
+  add_all(outcome, "gradient", first);
+  if (!program.second_order) return;
+  at::Tensor sum;
+  for (const at::Tensor& g : first) {
+    if (!g.defined() || !g.requires_grad()) continue;
+    const at::Tensor part = g.to(at::kDouble).square().sum();
+    sum = sum.defined() ? sum + part : part;
+  }
+  if (!sum.defined()) return;
+  add_all(outcome, "second-order gradient", torch::autograd::grad({sum}, weights, {}, false, false, true));
+}
+
+Outcome run_plain(World& world, const Program& program) {
+  return outcome_of(world, program,
+                    [&](Outcome& outcome) { differentiate(world, program, world.run(program), outcome); });
+}
+
+Outcome run_in_regions(World& world, const Program& program, bool backward_inside) {
+  return outcome_of(world, program, [&](Outcome& outcome) {
+    std::vector<std::unique_ptr<Region>> open;
+    RegionCalls calls;
+    calls.open = [&](bool recompute) {
+      open.push_back(recompute ? std::make_unique<Region>(Recompute{}) : std::make_unique<Region>(Keep{}));
+    };
+    calls.close = [&] { open.pop_back(); };
+    auto whole = std::make_unique<Region>(Recompute{});
+    const at::Tensor loss = world.run(program, calls);
+    if (!backward_inside) whole.reset();
+    differentiate(world, program, loss, outcome);
+    if (whole) totals.replayed += whole->replayed_ops();
+  });
+}
+
+/// Any choice of values to keep, in any nested segments.
+plan::MemoryPlan random_plan(const plan::StepGraph& graph, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  const auto roll = [&](std::size_t sides) {
+    return static_cast<plan::OpId>(random() % std::max<std::size_t>(sides, 1));
+  };
+  plan::MemoryPlan plan = plan::bare_plan(graph);
+  const auto percent = random() % 100;
+  for (plan::ValueId v = 0; v < graph.flow.values(); ++v) {
+    if (!graph.flow.is_leaf(v) && random() % 100 < percent) plan = flipped(std::move(plan), v);
+  }
+  plan.segments.clear();
+  for (int tries = roll(6); tries > 0; --tries) {
+    const plan::OpId begin = roll(graph.ops.size()), end = begin + 1 + roll(12);
+    const auto nests = [&](const plan::SegmentRange& s) {
+      return end <= s.begin || s.end <= begin ||
+             (begin >= s.begin && end <= s.end && (begin > s.begin || end < s.end)) ||
+             (s.begin >= begin && s.end <= end && (s.begin > begin || s.end < end));
+    };
+    if (end <= graph.flow.ops() && std::ranges::all_of(plan.segments, nests)) plan.segments.push_back({begin, end});
+  }
+  return plan::predicted(graph, std::move(plan));
+}
+
+/// Gradients go into .grad there.
+Outcome run_planned(World& world, const Program& program) {
+  return outcome_of(world, program, [&](Outcome& outcome) {
+    const auto forward = [&] { return world.run(program); };
+    auto& memory = testing::cpu();
+    auto step = replay::record_step(forward, memory);
+    for (const plan::OpInfo& op : step.graph.ops) ++totals.operators[op.name];
+    plan::Planner planner(step.graph, random_plan(step.graph, program.seed));
+    Session session(std::move(step), std::move(planner), std::nullopt, memory);
+    session.backward(forward);
+    totals.replayed += session.last_step().replayed_ops;
+    RC_ASSERT(session.last_step().followed_plan);
+    std::vector<at::Tensor> gradients;
+    for (const at::Tensor& w : world.weights()) gradients.push_back(w.grad());
+    add_all(outcome, "gradient", gradients);
+  });
+}
+
+void must_be_equal(const std::string& how, const Outcome& plain, const Outcome& other) {
+  if (!plain.error.empty()) {
+    // LibTorch refuses it; so must we, or the gradient is right all the same. What went before is compared below.
+    return;
+  }
+  if (!other.error.empty()) RC_FAIL(how + " fails: " + other.error);
+  RC_ASSERT(plain.trace == other.trace);
+  RC_ASSERT(plain.tensors.size() == other.tensors.size());
+  for (std::size_t k = 0; k < plain.tensors.size(); ++k) {
+    if (!testing::same_bits(plain.tensors[k].second, other.tensors[k].second))
+      RC_FAIL(how + ": " + plain.tensors[k].first + " differs");
+  }
+}
+
+void check(const Program& program) {
+  World& world = world_of(program);
+  const Outcome plain = run_plain(world, program);
+  const bool has_loss = world.run(program).defined();
+  ++totals.programs;
+  totals.second_order += program.second_order;
+  totals.instructions += static_cast<std::int64_t>(plain.trace.size());
+  totals.skipped += std::ranges::count(plain.trace, 'x');
+  if (!plain.error.empty()) {
+    ++totals.refused_by_plain;
+    ++totals.refusals[plain.error.substr(0, plain.error.find('\n')).substr(0, 100)];
+  }
+  const auto settled_bytes = [&] {
+    world.reset(program.seed);
+    world.forget();
+    return testing::cpu().stats().allocated;
+  };
+  const Bytes before = settled_bytes();
+  must_be_equal("a second plain run", plain, run_plain(world, program));
+  must_be_equal("everything dropped", plain, run_in_regions(world, program, program.seed % 2 == 0));
+  if (!has_loss) {
+    ++totals.without_gradient;
+  } else if (!program.second_order) {
+    ++totals.planned;
+    must_be_equal("a random plan", plain, run_planned(world, program));
+  }
+  // What LibTorch refuses in the middle of a backward pass it may let go of later.
+  if (plain.error.empty()) RC_ASSERT(settled_bytes() == before);
+}
+
+}  // namespace
+}  // namespace snug::programs
+
+int main(int argc, char** argv) {
+  const std::string programs = argc > 1 ? argv[1] : "500";
+  std::string parameters = "max_success=" + programs + " max_size=60";
+  if (argc > 2) parameters += std::string(" seed=") + argv[2];
+  ::setenv("RC_PARAMS", parameters.c_str(), 0);
+  torch::set_num_threads(1);
+  using snug::programs::totals;
+  const bool passed = rc::check("random programs give the same bits with and without their memory",
+                                [](const snug::programs::Program& program) { snug::programs::check(program); });
+  std::cout << fmt::format(
+      "{} programs: {} instructions, {} of them refused by LibTorch; {} of second order, {} with a random plan, {} "
+      "without a gradient, {} whose backward LibTorch refuses; {} operators replayed; {} different operators\n",
+      totals.programs, totals.instructions, totals.skipped, totals.second_order, totals.planned,
+      totals.without_gradient, totals.refused_by_plain, totals.replayed, totals.operators.size());
+  for (const auto& [text, count] : totals.refusals) std::cout << fmt::format("refused {} x: {}\n", count, text);
+  return passed ? 0 : 1;
+}
