@@ -1,5 +1,5 @@
 # Shorthands for what CMakePresets.json and scripts/ hold; nothing is decided here.
-.PHONY: help setup build test demo asan bench bench-peers cuda-check format clean
+.PHONY: help setup build test test-opinfo test-programs demo asan bench bench-peers cuda-check format clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -10,7 +10,7 @@ JOBS ?= $(shell awk -v cores="$$(nproc)" -v each=$(GIB_PER_JOB) '\
 	END { if (jobs > cores) jobs = cores; print (jobs < 1 ? 1 : jobs) }' /proc/meminfo)
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Install what is missing: system packages and LibTorch
 	@scripts/setup.sh
@@ -40,6 +40,16 @@ bench-peers: build ## Compare with other memory savers; ARGS=... as benchmarks/p
 	@cmake --build --preset release -j $(JOBS) --target gpt_step
 	@benchmarks/peers/run.sh rotor build/release/snug examples/gpt-12x384.toml benchmarks/results
 	@benchmarks/peers/run.sh methods build/release/benchmarks/gpt_step benchmarks/results $(ARGS)
+
+test-opinfo: setup ## PyTorch's own operator and module samples, all of them, bitwise (10 min)
+	@cmake --preset release
+	@cmake --build --preset release -j $(JOBS) --target snug_opinfo
+	@tests/opinfo/run.sh build/release/tests/opinfo --pin tests/opinfo/all.json $(ARGS)
+
+test-programs: setup ## 20,000 random programs, bitwise (10 min); ARGS="COUNT SEED" for others
+	@cmake --preset release
+	@cmake --build --preset release -j $(JOBS) --target random_programs_test
+	@build/release/tests/random_programs_test $(or $(ARGS),20000)
 
 cuda-check: setup ## Compile the CUDA code against a CUDA build of LibTorch, without a GPU
 	@scripts/cuda_check.sh

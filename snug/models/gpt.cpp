@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "snug/base/errors.h"
+#include "snug/base/module_scope.h"
 
 namespace snug::models {
 namespace {
@@ -48,6 +49,7 @@ at::Tensor GptBlockImpl::forward(at::Tensor x) {
         .transpose(1, 2);  // (batch, heads, sequence, width / heads)
   };
   {
+    const ModuleScope scope("attention");
     // at::linear, and not torch::nn::Linear, which adds the bias in a second pass over 3-D inputs.
     const auto qkv = at::linear(attention_norm_(x), qkv_weight_, qkv_bias_).split(width, 2);
     const at::Tensor attended = at::scaled_dot_product_attention(split_heads(qkv[0]), split_heads(qkv[1]),
@@ -56,6 +58,7 @@ at::Tensor GptBlockImpl::forward(at::Tensor x) {
                                     .reshape({batch, sequence, width});
     x = x + at::dropout(at::linear(attended, projection_weight_, projection_bias_), dropout_, is_training());
   }
+  const ModuleScope scope("mlp");
   const at::Tensor hidden = at::gelu(at::linear(mlp_norm_(x), up_weight_, up_bias_), "tanh");
   return x + at::dropout(at::linear(hidden, down_weight_, down_bias_), dropout_, is_training());
 }
@@ -79,7 +82,11 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens) {
   }
   at::Tensor x = at::embedding(token_embedding_, tokens) + position_embedding_.narrow(0, 0, length);
   x = at::dropout(x, dropout_, is_training());
-  for (const auto& block : *blocks_) x = block->as<GptBlock>()->forward(std::move(x));
+  int number = 0;
+  for (const auto& block : *blocks_) {
+    const ModuleScope scope(fmt::format("blocks.{}", number++));
+    x = block->as<GptBlock>()->forward(std::move(x));
+  }
   return at::linear(final_norm_(x), token_embedding_);
 }
 

@@ -53,7 +53,7 @@ Explanation explain(const StepGraph& graph, const MemoryPlan& plan) {
       Bytes kept = 0, recomputed = 0;
       for (const Output& out : graph.flow.outputs(op)) {
         const ValueInfo& value = graph.values[at(out.value)];
-        if (value.saved) (plan.keeps(out.value) ? kept : recomputed) += value.bytes;
+        if (value.saved) (is_kept(graph, plan, out.value) ? kept : recomputed) += value.bytes;
       }
       for (Share* share : {&piece, &named, &result.all}) {
         share->kept += kept;

@@ -113,7 +113,7 @@ class Walk {
         if (!flow_.is_leaf(out.overwrites)) ledger_.lose(out.overwrites);
       }
       alive_[at(out.value)] = 1;
-      if (plan_.keeps(out.value) || flow_.is_leaf(out.value)) ledger_.hold(out.value);
+      if (is_kept(graph_, plan_, out.value) || flow_.is_leaf(out.value)) ledger_.hold(out.value);
     }
   }
 

@@ -66,6 +66,12 @@ Dataflow flow_from_json(const Json& ops, const Json& leaves, ValueId values) {
   return flow;
 }
 
+Must must_from(const std::string& word) {
+  if (word == "keep") return Must::Keep;
+  if (word == "recompute") return Must::Recompute;
+  throw UsageError(fmt::format("step graph: a value must be \"keep\" or \"recompute\", not \"{}\"", word));
+}
+
 }  // namespace
 
 std::size_t StepGraph::settle_event() const {
@@ -93,7 +99,11 @@ Json to_json(const StepGraph& graph) {
   Json ops = Json::array();
   for (const OpInfo& op : graph.ops) ops.push_back({op.name, op.signature, op.seconds, op.peak_bytes, op.other_bytes});
   Json values = Json::array();
-  for (const ValueInfo& value : graph.values) values.push_back({value.bytes, value.saved});
+  for (const ValueInfo& value : graph.values) {
+    Json entry = {value.bytes, value.saved};
+    if (value.must != Must::Nothing) entry.push_back(value.must == Must::Keep ? "keep" : "recompute");
+    values.push_back(std::move(entry));
+  }
   Json events = Json::array();
   for (const Event& e : graph.events) events.push_back({static_cast<int>(e.kind), e.id, e.peak, e.net});
   return {{"format", kFormat},
@@ -121,7 +131,10 @@ StepGraph step_graph_from_json(const Json& json) try {
   graph.update_seconds = json.at("update_seconds");
   graph.update_bytes = json.at("update_bytes");
   for (const Json& op : json.at("ops")) graph.ops.push_back({op.at(0), op.at(1), op.at(2), op.at(3), op.at(4)});
-  for (const Json& value : json.at("values")) graph.values.push_back({value.at(0), value.at(1)});
+  for (const Json& value : json.at("values")) {
+    ValueInfo& info = graph.values.emplace_back(ValueInfo{value.at(0), value.at(1)});
+    if (value.size() > 2) info.must = must_from(value.at(2));
+  }
   graph.flow = flow_from_json(json.at("flow"), json.at("leaves"), static_cast<ValueId>(graph.values.size()));
   if (static_cast<std::size_t>(graph.flow.ops()) != graph.ops.size()) {
     throw UsageError(

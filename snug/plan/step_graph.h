@@ -12,10 +12,14 @@
 
 namespace snug::plan {
 
+/// What a plan has no say in.
+enum class Must : std::uint8_t { Nothing, Keep, Recompute };
+
 /// One value of a recorded step. Leaves have no bytes here: they are part of StepGraph::static_bytes.
 struct ValueInfo {
-  Bytes bytes = 0;     ///< as the allocator rounds them
-  bool saved = false;  ///< at least one saved tensor stands for it after the forward pass
+  Bytes bytes = 0;            ///< as the allocator rounds them
+  bool saved = false;         ///< at least one saved tensor stands for it after the forward pass
+  Must must = Must::Nothing;  ///< whatever plans say (see Choice)
   friend bool operator==(const ValueInfo&, const ValueInfo&) = default;
 };
 

@@ -72,6 +72,7 @@ void Profiler::op_recorded(const Tape& tape, plan::OpId op) {
       value.bytes = graph_.values[static_cast<std::size_t>(out.overwrites)].bytes;
       std::erase(alive_, out.overwrites);
     }
+    value.must = tape.must(out.value);
     alive_.push_back(out.value);
   }
   info.other_bytes = now - level_ - outputs + std::exchange(evicted_, 0);

@@ -15,7 +15,7 @@ Tape::Tape(Policy policy, Profiler* profiler)
     : policy_(std::move(policy)),
       profiler_(profiler),
       ledger_(flow_, [this](plan::ValueId v) { dropped(v); }),
-      regions_{{plan::kRootSegment, false}},
+      regions_(1, Region{plan::kRootSegment, false}),
       covered_{0},
       recompute_{0} {
   constexpr std::size_t kTypicalOps = 1024;
@@ -179,16 +179,20 @@ std::vector<std::pair<c10::Storage, c10::Storage>> Tape::overwritten_leaves() co
 
 // --- regions -------------------------------------------------------------------------------------------------------
 
-void Tape::open_region(bool recompute) {
+void Tape::open_region(bool recompute, SelectivePolicy policy) {
   const std::lock_guard lock(mutex_);
   bind_all();
+  if (planned()) {  // segments are the plan's
+    regions_.push_back({current_segment(), recompute, std::move(policy)});
+    return;
+  }
   const plan::SegmentId parent = current_segment();
   const plan::SegmentId segment = flow_.open_segment(parent);
   covered_.resize(at(segment) + 1, 0);
   recompute_.resize(at(segment) + 1, 0);
   recompute_[at(segment)] = recompute;
   covered_[at(segment)] = recompute || covered(parent);
-  regions_.push_back({segment, recompute});
+  regions_.push_back({segment, recompute, std::move(policy)});
 }
 
 void Tape::close_region() {
@@ -211,6 +215,7 @@ bool Tape::escapes(plan::ValueId value) const {
 bool Tape::keeps_when_saved(plan::ValueId value) const {
   if (flow_.is_leaf(value)) return true;
   if (std::holds_alternative<FollowPlan>(policy_)) return false;  // held at birth, or not at all
+  if (must(value) == plan::Must::Recompute) return escapes(value);
   const plan::SegmentId born = flow_.segment(flow_.producer(value));
   return !recompute_[at(born)] || escapes(value);
 }

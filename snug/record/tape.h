@@ -18,6 +18,7 @@
 #include "snug/plan/step_graph.h"
 #include "snug/record/call.h"
 #include "snug/record/random_state.h"
+#include "snug/record/selective.h"
 #include "snug/record/view.h"
 
 namespace snug::record {
@@ -76,11 +77,12 @@ class Tape {
   /// Runs the call on `stack` under `keys` and records it.
   void record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack);
 
-  /// Values born until close_region() are dropped (recompute) or kept. Regions nest, the innermost wins. A value that
-  /// leaves a region which drops it is kept, unless an enclosing region can make it again.
-  void open_region(bool recompute);
+  /// Values born until close_region() are dropped (recompute) or kept, or as the policy says. Regions nest, the
+  /// innermost wins. A value that leaves a region which drops it is kept, unless an enclosing region can make it again.
+  /// In a planned step (see planned) only what a policy says must be counts.
+  void open_region(bool recompute, SelectivePolicy policy = {});
   void close_region();
-  /// Whether a plan decides, or will be made from this recording: regions are not to be opened then.
+  /// Whether a plan decides, or will be made from this recording.
   [[nodiscard]] bool planned() const noexcept { return profiler_ != nullptr || planned_segments_.has_value(); }
 
   /// A saved tensor begins; its address must stay until forget(). Returns false when the tensor cannot be on a tape
@@ -129,6 +131,8 @@ class Tape {
   void put(plan::ValueId value, c10::Storage storage);
   /// The executor took the storage of a value over for an in-place operator.
   c10::Storage take(plan::ValueId value);
+  /// What a policy said of it.
+  [[nodiscard]] plan::Must must(plan::ValueId value) const { return values_[static_cast<std::size_t>(value)].must; }
   [[nodiscard]] Bytes nbytes(plan::ValueId value) const { return values_[static_cast<std::size_t>(value)].nbytes; }
   [[nodiscard]] c10::Device device(plan::ValueId value) const {
     return values_[static_cast<std::size_t>(value)].device;
@@ -187,6 +191,7 @@ class Tape {
     std::int32_t leaf = -1;  // in leaves_
     bool uninitialized = false;
     bool read = false;  // by a recorded operator or a saved tensor
+    plan::Must must = plan::Must::Nothing;
   };
   struct Leaf {
     c10::VariableVersion version;
@@ -198,6 +203,8 @@ class Tape {
   struct Region {
     plan::SegmentId segment;
     bool recompute;
+    SelectivePolicy policy = {};
+    ska::flat_hash_map<const OperatorTraits*, std::int64_t> invocations = {};
   };
   struct Written {
     bool is_argument;
@@ -222,6 +229,7 @@ class Tape {
   void before_write(Written& written);
   void capture_outputs(const c10::OperatorHandle& op, const OperatorTraits& traits, const torch::jit::Stack& stack);
   void add_output(const at::Tensor& tensor, plan::ValueId overwrites, OutputSlot slot, bool uninitialized);
+  void ask_policy(const OperatorTraits& traits);
   void compare_with_plan(plan::OpId op, const OperatorTraits& traits);
   void follow_another(plan::OpId op, std::string expected, std::string found);
   std::uint64_t sign(const OperatorTraits& traits) const;
@@ -260,6 +268,8 @@ class Tape {
   std::vector<SavedTensor*> waiting_;
   std::vector<plan::ValueId> inputs_;  // scratch of the call being recorded
   std::vector<Written> written_;
+  plan::Must must_ = plan::Must::Nothing;
+  bool prefers_to_keep_ = false;
   std::vector<c10::StorageImpl*> input_storages_;
   int pass_ = -1;
   plan::OpId position_ = 0;  // of backward

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "snug/base/clock.h"
+#include "snug/base/module_scope.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/record/profiler.h"
 #include "snug/record/tape.h"
@@ -136,6 +137,7 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
     }
   }
   flow_.add_op(inputs_, segment);
+  ask_policy(traits);
   if (timed_) {
     op_seconds_.resize(at(id), 1.0F);
     op_seconds_.push_back(static_cast<float>(seconds));
@@ -280,7 +282,10 @@ void Tape::add_output(const at::Tensor& tensor, plan::ValueId overwrites, Output
   s.device = tensor.storage().device();
   s.uninitialized = uninitialized;
   current_[impl] = value;
-  if (const KnownStep* known = known_step(); known != nullptr && known->plan->keeps(value)) {
+  s.must = must_;
+  const KnownStep* known = known_step();
+  const bool planned = known != nullptr && known->plan->keeps(value);
+  if (must_ == plan::Must::Nothing ? planned || prefers_to_keep_ : must_ == plan::Must::Keep) {
     hold(value, tensor.storage());
   }
 }
@@ -306,6 +311,27 @@ void Tape::bind_before(const torch::jit::Stack& stack, std::size_t first, const 
     bind(*saved);
     return true;
   });
+}
+
+/// What the innermost region says of the operator's results.
+void Tape::ask_policy(const OperatorTraits& traits) {
+  must_ = plan::Must::Nothing;
+  prefers_to_keep_ = false;
+  Region& region = regions_.back();
+  if (!region.policy) return;
+  switch (region.policy({traits.name, current_module(), region.invocations[&traits]++})) {
+    case Choice::MustKeep:
+      must_ = plan::Must::Keep;
+      break;
+    case Choice::MustRecompute:
+      must_ = plan::Must::Recompute;
+      break;
+    case Choice::PreferKeep:
+      prefers_to_keep_ = !planned();
+      break;
+    case Choice::PreferRecompute:
+      break;
+  }
 }
 
 std::uint64_t Tape::sign(const OperatorTraits& traits) const {

@@ -21,8 +21,10 @@
 
 namespace snug {
 
-/// Backward replays the operators that the function ran.
-struct Replay {};
+/// Backward replays the operators that the function ran. `region` says what is dropped (see Region).
+struct Replay {
+  RegionAction region = Recompute{};
+};
 
 struct CheckpointOptions {
   std::variant<Replay, Rerun> mode = Replay{};
@@ -68,8 +70,9 @@ class CallAgain {
 };
 
 template <class Function, class... Arguments>
-decltype(auto) checkpoint_in(const Replay&, Function&& function, Arguments&&... arguments) {
-  return checkpoint(std::forward<Function>(function), std::forward<Arguments>(arguments)...);
+decltype(auto) checkpoint_in(const Replay& options, Function&& function, Arguments&&... arguments) {
+  const Region region(options.region);
+  return std::invoke(std::forward<Function>(function), std::forward<Arguments>(arguments)...);
 }
 
 template <class Function, class... Arguments>

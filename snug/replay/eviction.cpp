@@ -62,6 +62,7 @@ std::vector<Victim> victims(const record::Tape& tape, bool in_need) {
   };
   std::vector<Victim> found;
   for (plan::ValueId v = 0; v < tape.flow().values(); ++v) {
+    if (tape.must(v) == plan::Must::Keep) continue;
     if (!ledger.evictable(v, in_need) || tape.nbytes(v) < kSmallestWorthIt || !tape.only_ours(v)) continue;
     // Along the longest chain of absent inputs: quick, and infinite when it cannot be made again.
     const double seconds = chain[static_cast<std::size_t>(tape.flow().producer(v))];

@@ -28,10 +28,13 @@ using record::Argument;
 using record::Call;
 using record::Tape;
 
-/// Every key that was handled before the recorder saw the call: autograd, autocast, and the recorder itself.
+/// Every key that was handled before the recorder saw the call: autograd, autocast, and the recorder itself. Not lazy
+/// conjugation and its kin: a tensor that a kernel makes inside asks for them again.
 c10::DispatchKeySet handled_keys() {
   const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, record::kRecordingKey);
-  return c10::DispatchKeySet(c10::DispatchKeySet::FULL) - below;
+  const c10::DispatchKeySet lazy(
+      {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
+  return c10::DispatchKeySet(c10::DispatchKeySet::FULL) - below - lazy;
 }
 
 c10::Storage new_storage(Bytes bytes, c10::Device device) {

@@ -17,20 +17,31 @@ struct Region::State {
   std::optional<record::Recording> recording;  // only of the outermost region outside a session
 };
 
-Region::Region(plan::Action action) : state_(std::make_unique<State>()) {
+namespace {
+
+/// What a tape makes of an action: whether results are dropped, and who is asked about each.
+struct Opened {
+  bool recompute = false;
+  SelectivePolicy policy;
+};
+Opened opened(const Keep&) { return {false, {}}; }
+Opened opened(const Recompute&) { return {true, {}}; }
+Opened opened(const Selective& selective) { return {true, record::policy_of(selective)}; }
+Opened opened(const SelectivePolicy& policy) { return {true, policy}; }
+
+}  // namespace
+
+Region::Region(RegionAction action) : state_(std::make_unique<State>()) {
   if (!c10::GradMode::is_enabled()) return;
   replay::require_saved_tensor_hooks();
   // Inside a rerun checkpoint, which saves what a tape around it would, a region begins a tape of its own.
   if (!replay::innermost_rerun_frame()) state_->tape = record::recording_tape();
-  if (state_->tape && state_->tape->planned()) {
-    state_->tape.reset();
-    return;
-  }
   if (!state_->tape) {
     state_->tape = std::make_shared<record::Tape>(record::KeepSaved{});
     state_->recording.emplace(state_->tape);
   }
-  state_->tape->open_region(std::holds_alternative<Recompute>(action));
+  Opened region = std::visit([](const auto& a) { return opened(a); }, action);
+  state_->tape->open_region(region.recompute, std::move(region.policy));
 }
 
 Region::~Region() {

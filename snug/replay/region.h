@@ -1,13 +1,18 @@
 #pragma once
 
 #include <memory>
+#include <variant>
 
 #include "snug/plan/memory_plan.h"
+#include "snug/record/selective.h"
 
 namespace snug {
 
 using plan::Keep;
 using plan::Recompute;
+
+/// What happens to the values that operators make in a region.
+using RegionAction = std::variant<Recompute, Keep, Selective, SelectivePolicy>;
 
 /// Sets what happens to the values that operators make while it lives, on this thread:
 ///
@@ -15,15 +20,20 @@ using plan::Recompute;
 ///
 /// Recompute: what autograd saves inside is dropped, and made again in backward by replaying the recorded operators,
 /// bitwise as they were: same random numbers, no second update of running statistics, no hook fired twice. Values that
-/// leave the region are kept. Keep: as without a region. Regions nest; the innermost wins for the values born in it.
+/// leave the region are kept. Keep: as without a region. Selective, or a policy of your own: each operator's results by
+/// what it says, as in PyTorch's selective activation checkpointing:
+///
+///   { snug::Region region(snug::Selective{.keep = {"aten::mm", "aten::addmm"}}); y = block(x); }
+///
+/// Regions nest; the innermost wins for the values born in it.
 ///
 /// Inputs are held and must not be modified in place before backward: that is an Error which names the operator and
-/// the tensor. Outside of gradient mode a region does nothing. Inside a step of a Session the session's plan decides,
-/// and regions change nothing. Not movable: a region belongs to a scope of one thread.
-/// After PyTorch's torch.utils.checkpoint, but without calling any function again.
+/// the tensor. Outside of gradient mode a region does nothing. Inside a step of a Session the session's plan decides:
+/// it is made around what a policy says must be, and nothing else of a region counts. Not movable: a region belongs to
+/// a scope of one thread. After PyTorch's torch.utils.checkpoint, but without calling any function again.
 class Region {
  public:
-  explicit Region(plan::Action action);
+  explicit Region(RegionAction action);
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;

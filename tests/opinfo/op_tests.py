@@ -24,6 +24,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 SEED_FORWARD, SEED_GRADIENT, SEED_SECOND = 5, 9, 11
+REPEATS = 20
 RESULTS = ("equal", "different", "error", "differs from itself", "no gradient", "plain run fails")
 
 
@@ -62,10 +63,12 @@ def bits(x):
         return ("other layout", str(x.layout), tuple(x.shape), bits(x.to_dense()))
     if x.is_quantized:
         x = x.dequantize()
-    if x.is_conj() or x.is_neg():
-        x = x.resolve_conj().resolve_neg()
-    flat_bytes = x.contiguous().reshape(-1).view(torch.uint8) if x.numel() else torch.empty(0, dtype=torch.uint8)
-    return (str(x.dtype), tuple(x.shape), flat_bytes.numpy().tobytes())
+    shape, dtype = tuple(x.shape), str(x.dtype)
+    if x._is_zerotensor():
+        x = torch.zeros(shape, dtype=x.dtype)
+    # A copy of its own: reshape may leave strides that bytes cannot be seen through.
+    x = x.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
+    return (dtype, shape, x.as_strided((x.numel(),), (1,)).view(torch.uint8).numpy().tobytes() if x.numel() else b"")
 
 
 def random_like(x):
@@ -154,9 +157,16 @@ def judge(case, extension, second_order, reasons):
         recorded = run(case, scope, second_order)
     except Exception as error:  # noqa: BLE001
         return "error", first_line(error)
-    reasons.update(scope.reasons())
     if recorded == plain:
+        reasons.update(scope.reasons())
         return "equal", ""
+    # Some results depend on where in memory the arguments happen to lie (lstsq): then one run is like the other, or a
+    # plain one is not like itself. What replay gets wrong, it gets wrong every time.
+    ballast = []
+    for _ in range(REPEATS):
+        ballast.append(torch.empty(random.randrange(1, 1000)))
+        if run(case, Plain(), second_order) != plain or run(case, Recorded(extension), second_order) == plain:
+            return "differs from itself", ""
     places = [i for i, (a, b) in enumerate(zip(plain, recorded)) if a != b]
     return "different", f"results {places} of {len(plain)}"
 
@@ -241,7 +251,7 @@ def main():
 
     torch.set_num_threads(1)  # tiny tensors; and nothing that depends on how work is split
     started = time.time()
-    counts, reasons, troubles, tests = {}, collections.Counter(), [], 0
+    counts, reasons, refusals, troubles, tests = {}, collections.Counter(), collections.Counter(), [], 0
     for suite in options.suites.split(","):
         cases = {"op": op_cases, "module": module_cases}[suite]
         for dtype in options.dtypes.split(","):
@@ -256,6 +266,8 @@ def main():
                 for second_order in (False, True) if gradgrad else (False,):
                     result, word = judge(case, snug_opinfo, second_order, reasons)
                     counts[key][result] += 1
+                    if result == "plain run fails":
+                        refusals[f"{name}: {word}"] += 1
                     if result in ("different", "error"):
                         order = "second order" if second_order else "first order"
                         troubles.append(f"{key} {name}, {order}: {result} {word}")
@@ -270,18 +282,28 @@ def main():
     print("saved tensors    " + "  ".join(f"{k}: {v}" for k, v in sorted(reasons.items())))
     print(f"{tests} samples in {time.time() - started:.0f} s")
     found = {"torch": torch.__version__.split("+")[0], "samples": tests, "results": {k: dict(v) for k, v in counts.items()},
-             "saved": dict(reasons), "troubles": troubles}
+             "saved": dict(reasons), "plain run fails": dict(refusals),
+             "troubles": troubles}
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
-    pinned = {"torch": found["torch"], "samples": tests, "equal": total["equal"], "dropped": reasons["dropped"]}
+    pinned = {"torch": found["torch"], "samples": tests, "compared": total["equal"] + total["differs from itself"],
+              "saved": dict(sorted(reasons.items()))}
     if options.write_pin:
         options.write_pin.write_text(json.dumps(pinned, indent=1) + "\n")
     if troubles:
         sys.exit(f"op_tests: {total['different']} different, {total['error']} fail only when recorded")
     if options.pin:
-        expected = json.loads(options.pin.read_text())
-        if expected["torch"] == pinned["torch"] and expected != pinned:
-            sys.exit(f"op_tests: pinned {expected}, found {pinned}")
+        check_pin(json.loads(options.pin.read_text()), pinned)
+
+
+def check_pin(expected, found):
+    """Samples must be as many as they were; saved tensors nearly, as some samples differ from themselves now and then."""
+    if expected["torch"] != found["torch"]:
+        print(f"pinned for torch {expected['torch']}, not compared")
+        return
+    near = all(abs(found["saved"].get(k, 0) - n) <= 0.01 * n + 5 for k, n in expected["saved"].items())
+    if not near or any(expected[k] != found[k] for k in ("samples", "compared")):
+        sys.exit(f"op_tests: pinned {expected}, found {found}")
 
 
 if __name__ == "__main__":

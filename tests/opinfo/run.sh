@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Runs op_tests.py: run.sh PYTHON EXTENSION_DIR ARGUMENTS... Installs what PyTorch's own tests import, beside the build.
+# Runs op_tests.py: run.sh EXTENSION_DIR ARGUMENTS... with the Python that the extension was built for. Installs what
+# PyTorch's own tests import, beside the build.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-python="$1"
-extension="$2"
+extension="$1"
+python="$(<"$extension/python")"
 packages="$extension/packages"
 if ! "$python" -c 'import expecttest, scipy' 2>/dev/null; then
   if ! PYTHONPATH="$packages" "$python" -c 'import expecttest, scipy' 2>/dev/null; then
@@ -11,4 +12,4 @@ if ! "$python" -c 'import expecttest, scipy' 2>/dev/null; then
   fi
   export PYTHONPATH="$packages${PYTHONPATH:+:$PYTHONPATH}"
 fi
-exec "$python" "$here/op_tests.py" "$extension" "${@:3}"
+exec "$python" "$here/op_tests.py" "$extension" "${@:2}"
