@@ -1,4 +1,5 @@
-// What recording costs: per operator, and on a whole step of gpt-12x384 with everything kept. Plain and recorded runs
+// What recording costs: per operator, and on a whole step of gpt-12x384 with everything kept; and what verify_replay
+// adds to a planned step. Plain and recorded runs
 // take turns in one process, so that the ratio stands on a noisy machine.
 #include <benchmark/benchmark.h>
 #include <torch/torch.h>
@@ -9,6 +10,7 @@
 #include "snug/base/clock.h"
 #include "snug/memory/device_memory.h"
 #include "snug/models/gpt.h"
+#include "snug/plan/presets.h"
 #include "snug/record/recording.h"
 #include "snug/replay/session.h"
 
@@ -52,43 +54,80 @@ void BM_RecordOneOperator(benchmark::State& state) {
 }
 BENCHMARK(BM_RecordOneOperator)->Iterations(101)->UseManualTime()->Unit(benchmark::kMillisecond);
 
-/// A step of gpt-12x384 under a session that keeps everything, against the same step as LibTorch runs it.
-void BM_StepWithEverythingKept(benchmark::State& state) {
-  torch::manual_seed(0);
-  snug::models::Gpt model(
-      snug::models::GptOptions{.blocks = 12, .width = 384, .heads = 6, .sequence = 256, .vocabulary = 8192});
-  const at::Tensor tokens = torch::randint(0, 8192, {8, 256}), targets = torch::randint(0, 8192, {8, 256});
-  const auto forward = [&] { return model->loss(tokens, targets); };
-  auto& memory = snug::memory::device_memory(c10::kCPU);
-  snug::Session session(snug::replay::record_step(forward, memory), "none", std::nullopt, memory);
+class GptStep {
+ public:
+  GptStep() : model_(options()) {}
+  at::Tensor loss() { return model_->loss(tokens_, targets_); }
+  void forget_gradients() { model_->zero_grad(); }
+
+ private:
+  static snug::models::GptOptions options() {
+    torch::manual_seed(0);
+    return {.blocks = 12, .width = 384, .heads = 6, .sequence = 256, .vocabulary = 8192};
+  }
+  snug::models::Gpt model_;
+  at::Tensor tokens_ = torch::randint(0, 8192, {8, 256}), targets_ = torch::randint(0, 8192, {8, 256});
+};
+
+/// One step of each kind in turns, the first one changing: counters of seconds without, and the ratio.
+void compare_in_turns(benchmark::State& state, GptStep& step, const std::function<void()>& without,
+                      const std::function<void()>& with) {
   std::vector<double> plain, ratio;
   bool plain_first = false;
-  double without = 0, with = 0;
-  const auto run_plain = [&] {
-    model->zero_grad();
-    without = seconds_of([&] { forward().backward(); });
-  };
-  const auto run_session = [&] {
-    model->zero_grad();
-    with = seconds_of([&] { session.backward(forward); });
+  const auto timed = [&](const std::function<void()>& run) {
+    step.forget_gradients();
+    return seconds_of(run);
   };
   for (auto _ : state) {
     plain_first = !plain_first;
-    if (plain_first) run_plain();
-    run_session();
-    if (!plain_first) run_plain();
-    state.SetIterationTime(with);
-    plain.push_back(without);
-    ratio.push_back(with / without);
+    double first = 0;
+    if (plain_first) first = timed(without);
+    const double second = timed(with);
+    if (!plain_first) first = timed(without);
+    state.SetIterationTime(second);
+    plain.push_back(first);
+    ratio.push_back(second / first);
   }
   std::ranges::sort(ratio);
-  state.counters["plain_s"] = median(plain);
+  state.counters["without_s"] = median(plain);
   state.counters["ratio_median"] = ratio[ratio.size() / 2];
   state.counters["ratio_quarter"] = ratio[ratio.size() / 4];
   state.counters["ratio_three_quarters"] = ratio[ratio.size() * 3 / 4];
+}
+
+/// A step of gpt-12x384 under a session that keeps everything, against the same step as LibTorch runs it.
+void BM_StepWithEverythingKept(benchmark::State& state) {
+  GptStep step;
+  const auto forward = [&] { return step.loss(); };
+  auto& memory = snug::memory::device_memory(c10::kCPU);
+  snug::Session session(snug::replay::record_step(forward, memory), "none", std::nullopt, memory);
+  compare_in_turns(
+      state, step, [&] { forward().backward(); }, [&] { session.backward(forward); });
   state.counters["ops"] = static_cast<double>(session.graph().ops.size());
 }
 BENCHMARK(BM_StepWithEverythingKept)->Iterations(20)->UseManualTime()->Unit(benchmark::kMillisecond);
+
+/// A planned step of gpt-12x384 at 60 % that hashes what it drops, against the same step without hashes.
+void BM_VerifiedReplay(benchmark::State& state) {
+  GptStep step;
+  const auto forward = [&] { return step.loss(); };
+  auto& memory = snug::memory::device_memory(c10::kCPU);
+  auto recorded = snug::replay::record_step(forward, memory);
+  const auto unplanned = snug::plan::plan_none(recorded.graph).predicted_peak;
+  snug::Session session(std::move(recorded), "optimal", snug::plan::Budget::for_limit(unplanned * 6 / 10), memory);
+  compare_in_turns(
+      state, step,
+      [&] {
+        session.verify_replays(false);
+        session.backward(forward);
+      },
+      [&] {
+        session.verify_replays(true);
+        session.backward(forward);
+      });
+  state.counters["replayed"] = static_cast<double>(session.last_step().replayed_ops);
+}
+BENCHMARK(BM_VerifiedReplay)->Iterations(20)->UseManualTime()->Unit(benchmark::kMillisecond);
 
 }  // namespace
 

@@ -11,6 +11,7 @@
 #include "snug/plan/plan_file.h"
 #include "snug/plan/planner.h"
 #include "snug/replay/checkpoint.h"
+#include "snug/replay/checkpointed.h"
 #include "snug/replay/fit.h"
 #include "snug/replay/region.h"
 #include "snug/replay/session.h"

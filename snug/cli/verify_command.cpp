@@ -24,7 +24,7 @@ void print_summary(const train::VerifyResult& r) {
   rows.push_back({"step without the plan", fmt::format("{:.3f} s", r.plain_seconds_median)});
   rows.push_back({"step with the plan", fmt::format("{:.3f} s (x {:.2f})", r.planned_seconds_median, ratio)});
   rows.push_back({"replayed operators", fmt::format("{}", r.replayed_ops)});
-  rows.push_back({"tensors compared", fmt::format("{} in {} steps", r.tensors, r.steps)});
+  rows.push_back({"tensors compared", fmt::format("{} in {} of {} steps", r.tensors, r.compared, r.steps)});
   rows.push_back({"tensors that differ", fmt::format("{}", r.different)});
   if (r.different > 0) {
     rows.push_back({"first difference", r.first_different});
@@ -38,17 +38,21 @@ void print_summary(const train::VerifyResult& r) {
 void add_verify(CLI::App& app, Action& action) {
   auto options = std::make_shared<ConfigOptions>();
   auto steps = std::make_shared<std::int64_t>(3);
+  auto every = std::make_shared<std::int64_t>(1);
   CLI::App* command = app.add_subcommand("verify", "Prove that training under the plan is bitwise the same as without");
   add_config_options(*command, *options);
-  command->add_option("--steps", *steps, "Steps to compare")
+  command->add_option("--steps", *steps, "Steps to run")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1000000}))
       ->capture_default_str();
-  command->callback([options, steps, &action] {
-    action = [options, steps] {
+  command->add_option("--every", *every, "Compare each so many steps, and only train in between")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1000000}))
+      ->capture_default_str();
+  command->callback([options, steps, every, &action] {
+    action = [options, steps, every] {
       const train::Config config = configuration(*options);
       const train::InterruptScope interruptible;
       report::Progress progress = report::Progress::for_terminal();
-      const train::VerifyResult result = train::verify(config, *steps, progress);
+      const train::VerifyResult result = train::verify(config, *steps, *every, progress);
       if (options->json) {
         fmt::print("{}\n", to_json(result).dump());
       } else {

@@ -2,7 +2,11 @@
 
 #include <xxhash.h>
 
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
 
 namespace snug::record {
 
@@ -12,6 +16,33 @@ std::uint64_t contents_hash(const at::Tensor& tensor) {
   if (plain.layout() != c10::kStrided) plain = plain.to_dense();
   plain = plain.resolve_conj().resolve_neg().to(at::kCPU).contiguous();
   return XXH3_64bits(plain.const_data_ptr(), plain.nbytes());
+}
+
+BlockHashes BlockHashes::of(const c10::Storage& storage, Bytes bytes, std::int64_t item_size) {
+  BlockHashes result;
+  result.item_size = item_size;
+  result.blocks.resize(static_cast<std::size_t>((bytes + kBlock - 1) / kBlock));
+  at::Tensor copy;
+  const auto* data = static_cast<const std::byte*>(storage.data());
+  if (storage.device_type() != c10::kCPU) {
+    copy = at::empty({0}, at::TensorOptions(at::kByte).device(storage.device())).set_(storage, 0, {bytes}, {1}).cpu();
+    data = static_cast<const std::byte*>(copy.const_data_ptr());
+  }
+  // A grain is worth a thread's while.
+  constexpr std::int64_t kGrain = 64;
+  at::parallel_for(0, static_cast<std::int64_t>(result.blocks.size()), kGrain, [&](std::int64_t from, std::int64_t to) {
+    for (std::int64_t i = from; i < to; ++i) {
+      const Bytes length = std::min(kBlock, bytes - i * kBlock);
+      result.blocks[static_cast<std::size_t>(i)] = XXH3_64bits(data + i * kBlock, static_cast<std::size_t>(length));
+    }
+  });
+  return result;
+}
+
+std::optional<std::size_t> BlockHashes::first_difference(const BlockHashes& other) const {
+  const auto [mine, theirs] = std::ranges::mismatch(blocks, other.blocks);
+  if (mine == blocks.end() && theirs == other.blocks.end()) return std::nullopt;
+  return static_cast<std::size_t>(mine - blocks.begin());
 }
 
 }  // namespace snug::record

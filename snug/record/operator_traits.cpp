@@ -27,6 +27,23 @@ const std::vector<HiddenWrite>& hidden_writes() {
   return table;
 }
 
+/// Results that hold what only the operator's own backward understands, and may have bytes that nobody wrote: their
+/// bits prove nothing.
+struct Scratch {
+  std::string_view name;
+  int result;
+};
+const std::vector<Scratch>& scratch_results() {
+  static const std::vector<Scratch> table = {
+      {"aten::mkldnn_rnn_layer", 3},
+      {"aten::_cudnn_rnn", 3},
+      {"aten::miopen_rnn", 3},
+      {"aten::cudnn_batch_norm", 3},
+      {"aten::_batch_norm_with_update", 3},
+  };
+  return table;
+}
+
 /// In-place operators that do not read what they write.
 const std::unordered_set<std::string_view>& overwriters() {
   static const std::unordered_set<std::string_view> names = {
@@ -90,6 +107,9 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
     if (traits->name != hidden.name) continue;
     traits->hidden_writes = hidden.arguments;
     traits->hidden_writes_only_if = hidden.only_if;
+  }
+  for (const Scratch& scratch : scratch_results()) {
+    if (traits->name == scratch.name) traits->scratch_result = scratch.result;
   }
   if (!schema.overload_name().empty()) traits->name += "." + schema.overload_name();
   traits->hash = std::hash<std::string>{}(traits->name);

@@ -105,6 +105,43 @@ void Tape::dropped(plan::ValueId value) {
 void Tape::put(plan::ValueId value, c10::Storage storage) {
   state(value).storage = std::move(storage);
   ledger_.cache(value);
+  if (verifies_) check_hash(value);
+}
+
+void Tape::hash(plan::ValueId value, const c10::Storage& storage, std::int64_t item_size) {
+  const plan::OpId op = flow_.producer(value);
+  const auto outputs = flow_.outputs(op);
+  const auto index = std::ranges::find(outputs, value, &plan::Output::value) - outputs.begin();
+  const OutputSlot& slot = output_slot(call(op), static_cast<std::size_t>(index));
+  if (!slot.is_argument && call(op).traits->scratch_result == slot.position) return;
+  if (!hashes_.contains(value)) hashes_.emplace(value, BlockHashes::of(storage, nbytes(value), item_size));
+}
+
+void Tape::check_hash(plan::ValueId value) const {
+  const auto then = hashes_.find(value);
+  if (then == hashes_.end()) return;
+  const BlockHashes& expected = then->second;
+  const auto place = expected.first_difference(BlockHashes::of(storage(value), nbytes(value), expected.item_size));
+  if (!place) return;
+  const Bytes begin = static_cast<Bytes>(*place) * BlockHashes::kBlock;
+  const Bytes end = std::min(begin + BlockHashes::kBlock, nbytes(value));
+  const plan::OpId op = flow_.producer(value);
+  throw Error(fmt::format(
+      "verify_replay: {} made other bits than in forward: of its result of {}, the first difference is in elements {} to "
+      "{}; what does not repeat itself must be kept: snug::Region(snug::Selective{{.keep = {{\"{}\"}}}})",
+      describe(op), format_bytes(nbytes(value)), begin / expected.item_size, (end - 1) / expected.item_size,
+      call(op).traits->name));
+}
+
+plan::OpId Tape::op_of_sequence(std::uint64_t number) const {
+  // Nodes take their number just before their operator runs.
+  const auto found = std::ranges::find(sequence_numbers_, number + 1);
+  return found == sequence_numbers_.end() ? plan::kNoOp : static_cast<plan::OpId>(found - sequence_numbers_.begin());
+}
+
+std::string Tape::describe(plan::OpId op) const {
+  const std::string& module = module_of(op);
+  return fmt::format("{} (operator {}{})", call(op).traits->name, op, module.empty() ? "" : " in " + module);
 }
 
 c10::Storage Tape::take(plan::ValueId value) {
@@ -123,6 +160,7 @@ bool Tape::program_let_go(plan::ValueId value) const {
 }
 
 void Tape::evict(plan::ValueId value) {
+  if (verifies_) hash(value, storage(value), 1);
   ledger_.evict(value);
   ++evictions_;
 }
@@ -165,7 +203,7 @@ void Tape::check_leaves(plan::OpId op) const {
     throw Error(fmt::format(
         "replay: {} reads {}, which was modified in place after it was recorded (version {} then, {} now): its "
         "gradient would be wrong; modify it after backward, or keep what depends on it in a snug::Region(Keep)",
-        call(op).traits->name, name_of(input), leaf.seen, leaf.version.current_version()));
+        describe(op), name_of(input), leaf.seen, leaf.version.current_version()));
   }
 }
 
@@ -262,7 +300,13 @@ void Tape::bind(SavedTensor& saved) {
   saved.view.value = value;
   saved.bound = true;
   ledger_.pack(value);
-  if (!ledger_.held(value) && keeps_when_saved(value)) hold(value, saved.storage);
+  if (!ledger_.held(value)) {
+    if (keeps_when_saved(value)) {
+      hold(value, saved.storage);
+    } else if (verifies_) {
+      hash(value, saved.storage, static_cast<std::int64_t>(c10::elementSize(saved.view.dtype)));
+    }
+  }
   if (profiler_ != nullptr) profiler_->saved(value);
   saved.storage = c10::Storage();
 }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <unordered_map>
 #include <variant>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "snug/plan/segments.h"
 #include "snug/plan/step_graph.h"
 #include "snug/record/call.h"
+#include "snug/record/contents_hash.h"
 #include "snug/record/random_state.h"
 #include "snug/record/selective.h"
 #include "snug/record/view.h"
@@ -97,9 +99,16 @@ class Tape {
   void finish();
   [[nodiscard]] bool finished() const noexcept { return ledger_.settled(); }
 
-  /// Called with every recorded operator's name and each of its outputs, on the recording thread.
-  using Watch = std::function<void(const std::string&, const at::Tensor&)>;
+  /// From now on the contents of what is dropped are hashed, and compared when they are made again: a replay that makes
+  /// other bits throws Error, naming the operator, its module and the place.
+  void verify_replays() noexcept { verifies_ = true; }
+
+  /// Called with each output of every recorded operator, when it runs and when it runs again. May throw.
+  using Watch = std::function<void(plan::OpId op, const at::Tensor& output, bool again)>;
   void set_watch(Watch watch) { watch_ = std::move(watch); }
+  [[nodiscard]] const Watch& watch() const noexcept { return watch_; }
+  /// The operator that autograd gave this sequence number to, or kNoOp; for tapes that are watched.
+  [[nodiscard]] plan::OpId op_of_sequence(std::uint64_t number) const;
 
   // --- replay ------------------------------------------------------------------------------------------------------
 
@@ -138,6 +147,12 @@ class Tape {
     return values_[static_cast<std::size_t>(value)].device;
   }
 
+  /// The path of ModuleScope in which the operator ran.
+  [[nodiscard]] const std::string& module_of(plan::OpId op) const {
+    return module_names_[static_cast<std::size_t>(modules_[static_cast<std::size_t>(op)])];
+  }
+  /// What error messages call an operator: its name, module and number.
+  [[nodiscard]] std::string describe(plan::OpId op) const;
   /// What error messages call a value.
   [[nodiscard]] std::string name_of(plan::ValueId value) const;
 
@@ -234,6 +249,9 @@ class Tape {
   void follow_another(plan::OpId op, std::string expected, std::string found);
   std::uint64_t sign(const OperatorTraits& traits) const;
   void bind(SavedTensor& saved);
+  void note_module();
+  void hash(plan::ValueId value, const c10::Storage& storage, std::int64_t item_size);
+  void check_hash(plan::ValueId value) const;
   void bind_before(const torch::jit::Stack& stack, std::size_t first, const OperatorTraits& traits);
 
   [[nodiscard]] plan::SegmentId current_segment() const { return regions_.back().segment; }
@@ -251,6 +269,9 @@ class Tape {
 
   std::vector<Call> calls_;
   std::vector<std::uint64_t> signatures_;
+  std::vector<std::int32_t> modules_;  // by OpId, in module_names_
+  std::vector<std::string> module_names_{std::string()};
+  std::int32_t module_ = 0;  // the latest
   std::vector<Argument> arguments_;
   std::vector<OutputSlot> slots_;
   std::vector<View> views_;
@@ -262,6 +283,9 @@ class Tape {
   ska::flat_hash_map<c10::StorageImpl*, plan::ValueId> current_;  // the version a storage holds now
 
   Watch watch_;
+  std::vector<std::uint64_t> sequence_numbers_;  // by OpId, of the next node when the operator ran; when watched
+  bool verifies_ = false;
+  std::unordered_map<plan::ValueId, BlockHashes> hashes_;  // of what was dropped
   std::vector<Region> regions_;
   std::vector<char> covered_;    // per segment: it or an enclosing one is recomputed
   std::vector<char> recompute_;  // per segment: its own action

@@ -1,4 +1,5 @@
 // The recording half of the tape: what happens around each operator call.
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/clone.h>
 #include <c10/core/GradMode.h>
@@ -143,6 +144,11 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
     op_seconds_.push_back(static_cast<float>(seconds));
   }
   calls_.push_back(std::move(call));
+  note_module();
+  if (watch_) {
+    sequence_numbers_.resize(at(id), 0);
+    sequence_numbers_.push_back(at::sequence_number::peek());
+  }
   for (const Written& w : written_) {
     if (traits.rebinds) {
       current_.erase(w.tensor.storage().unsafeGetStorageImpl());
@@ -268,7 +274,7 @@ void Tape::before_write(Written& written) {
 }
 
 void Tape::add_output(const at::Tensor& tensor, plan::ValueId overwrites, OutputSlot slot, bool uninitialized) {
-  if (watch_) watch_(calls_.back().traits->name, tensor);
+  if (watch_) watch_(flow_.ops() - 1, tensor, /*again=*/false);
   c10::StorageImpl* impl = tensor.storage().unsafeGetStorageImpl();
   // Two results over one storage are one value.
   if (const auto known = current_.find(impl); known != current_.end() && overwrites == plan::kNoValue) {
@@ -311,6 +317,16 @@ void Tape::bind_before(const torch::jit::Stack& stack, std::size_t first, const 
     bind(*saved);
     return true;
   });
+}
+
+void Tape::note_module() {
+  const std::string& now = current_module();
+  if (module_names_[at(module_)] != now) {
+    const auto known = std::ranges::find(module_names_, now);
+    module_ = static_cast<std::int32_t>(known - module_names_.begin());
+    if (known == module_names_.end()) module_names_.push_back(now);
+  }
+  modules_.push_back(module_);
 }
 
 /// What the innermost region says of the operator's results.

@@ -2,25 +2,91 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/isfinite.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "snug/base/errors.h"
 #include "snug/record/recording.h"
 
 namespace snug::replay {
+namespace {
+
+/// What is looked at is nobody's operator.
+bool is_finite(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.layout() != c10::kStrided) return true;
+  if (!tensor.is_floating_point() && !tensor.is_complex()) return true;
+  const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);
+  const at::NoGradGuard no_grad;
+  return at::isfinite(tensor).all().item<bool>();
+}
+
+std::string shape_of(const at::Tensor& tensor) { return fmt::format("[{}]", fmt::join(tensor.sizes(), ", ")); }
+
+/// What a backward node computed.
+class FiniteGradients final : public torch::autograd::FunctionPostHook {
+ public:
+  FiniteGradients(std::string node, std::uint64_t sequence, std::weak_ptr<record::Tape> tape)
+      : node_(std::move(node)), sequence_(sequence), tape_(std::move(tape)) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients,
+                                            const torch::autograd::variable_list&) override {
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      if (is_finite(gradients[i])) continue;
+      const auto tape = tape_.lock();
+      const plan::OpId op = tape ? tape->op_of_sequence(sequence_) : plan::kNoOp;
+      throw Error(fmt::format("anomaly: in backward, {}, the gradient of {}, gave a NaN or an infinity for its input {}, "
+                              "of shape {}",
+                              node_, op == plan::kNoOp ? "an operator that was not recorded" : tape->describe(op), i,
+                              shape_of(gradients[i])));
+    }
+    return gradients;
+  }
+
+ private:
+  std::string node_;
+  std::uint64_t sequence_;
+  std::weak_ptr<record::Tape> tape_;
+};
+
+}  // namespace
+
+void watch_operators(record::Tape& tape) {
+  tape.set_watch([&tape](plan::OpId op, const at::Tensor& output, bool again) {
+    const record::OperatorTraits& traits = *tape.call(op).traits;
+    // What `empty` returns is no result yet.
+    if (traits.uninitialized || is_finite(output)) return;
+    throw Error(fmt::format("anomaly: in {}, {} gave a NaN or an infinity, in a result of shape {}",
+                            again ? "a replay" : "forward", tape.describe(op), shape_of(output)));
+  });
+}
+
+void watch_backward(const at::Tensor& loss, const std::shared_ptr<record::Tape>& tape) {
+  std::vector<torch::autograd::Node*> next{loss.grad_fn().get()};
+  std::unordered_set<torch::autograd::Node*> seen(next.begin(), next.end());
+  while (!next.empty()) {
+    torch::autograd::Node* node = next.back();
+    next.pop_back();
+    if (node == nullptr) continue;
+    node->add_post_hook(std::make_unique<FiniteGradients>(node->name(), node->sequence_nr(), tape));
+    for (const torch::autograd::Edge& edge : node->next_edges()) {
+      if (edge.function && seen.insert(edge.function.get()).second) next.push_back(edge.function.get());
+    }
+  }
+}
 
 std::optional<std::string> first_non_finite(const Forward& forward) {
-  std::optional<std::string> found;
-  std::int64_t position = 0;
   const auto tape = std::make_shared<record::Tape>(record::KeepSaved{});
-  tape->set_watch([&](const std::string& name, const at::Tensor& output) {
-    ++position;
-    if (found || !(output.is_floating_point() || output.is_complex())) return;
-    // What `empty` returns is no result yet.
-    if (name.rfind("aten::empty", 0) == 0 || name.rfind("aten::new_empty", 0) == 0) return;
-    if (at::isfinite(output).all().item<bool>()) return;
-    found = fmt::format("{} (operator {} of the step, output of shape [{}])", name, position,
-                        fmt::join(output.sizes(), ", "));
+  std::optional<std::string> found;
+  tape->set_watch([&](plan::OpId op, const at::Tensor& output, bool) {
+    if (found || tape->call(op).traits->uninitialized || is_finite(output)) return;
+    found = fmt::format("{}, in a result of shape {}", tape->describe(op), shape_of(output));
   });
   {
     const at::NoGradGuard no_grad;

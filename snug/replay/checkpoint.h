@@ -24,6 +24,7 @@ namespace snug {
 /// Backward replays the operators that the function ran. `region` says what is dropped (see Region).
 struct Replay {
   RegionAction region = Recompute{};
+  bool verify_replay = false;  ///< see RegionOptions
 };
 
 struct CheckpointOptions {
@@ -71,7 +72,7 @@ class CallAgain {
 
 template <class Function, class... Arguments>
 decltype(auto) checkpoint_in(const Replay& options, Function&& function, Arguments&&... arguments) {
-  const Region region(options.region);
+  const Region region(options.region, {.verify_replay = options.verify_replay});
   return std::invoke(std::forward<Function>(function), std::forward<Arguments>(arguments)...);
 }
 
@@ -123,19 +124,21 @@ at::Tensor call_layer(Layer& layer, at::Tensor x) {
 
 /// Runs the layers one after the other, dividing them into `segments` of equal length that are checkpointed, except
 /// the last, which backward needs first anyway. `layers` is any sized range of callables Tensor -> Tensor, of modules,
-/// or a torch::nn::Sequential (pass *sequential). Semantics of torch.utils.checkpoint.checkpoint_sequential.
+/// or a torch::nn::Sequential (pass *sequential). With Rerun they must live until backward. Semantics of torch.utils.checkpoint.checkpoint_sequential.
 template <class Layers>
-at::Tensor checkpoint_sequential(Layers& layers, std::int64_t segments, at::Tensor x) {
+at::Tensor checkpoint_sequential(Layers& layers, std::int64_t segments, at::Tensor x,
+                                 const CheckpointOptions& options = {}) {
   const auto first = std::begin(layers);
   const auto ranges =
       replay::sequential_segments(static_cast<std::size_t>(std::distance(first, std::end(layers))), segments);
-  const auto run = [&](std::pair<std::size_t, std::size_t> range, at::Tensor y) {
+  // By value what a later call needs: iterators stay good as long as the layers live, as they must until backward.
+  const auto run = [first](std::pair<std::size_t, std::size_t> range, at::Tensor y) {
     for (std::size_t i = range.first; i < range.second; ++i) {
       y = replay::call_layer(*std::next(first, static_cast<std::ptrdiff_t>(i)), std::move(y));
     }
     return y;
   };
-  for (std::size_t i = 0; i + 1 < ranges.size(); ++i) x = checkpoint(run, ranges[i], std::move(x));
+  for (std::size_t i = 0; i + 1 < ranges.size(); ++i) x = checkpoint(options, run, ranges[i], std::move(x));
   return run(ranges.back(), std::move(x));
 }
 

@@ -149,10 +149,9 @@ torch::jit::Stack arguments_of(const Tape& tape, const Call& call, const Written
   return stack;
 }
 
-c10::Storage result_storage(const torch::jit::Stack& stack, const record::OutputSlot& slot) {
-  const c10::IValue& result = stack[static_cast<std::size_t>(slot.position)];
-  if (slot.element < 0) return result.toTensor().storage();
-  return result.toTensorList().get(static_cast<std::size_t>(slot.element)).storage();
+at::Tensor result(const torch::jit::Stack& stack, const record::OutputSlot& slot) {
+  const c10::IValue& value = stack[static_cast<std::size_t>(slot.position)];
+  return slot.element < 0 ? value.toTensor() : value.toTensorList().get(static_cast<std::size_t>(slot.element));
 }
 
 void run(Tape& tape, const ReplayStep& step) {
@@ -172,7 +171,13 @@ void run(Tape& tape, const ReplayStep& step) {
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (tape.ledger().resident(outputs[i].value)) continue;
     const record::OutputSlot& slot = tape.output_slot(call, i);
-    tape.put(outputs[i].value, slot.is_argument ? *written.find(outputs[i].overwrites) : result_storage(stack, slot));
+    tape.put(outputs[i].value, slot.is_argument ? *written.find(outputs[i].overwrites) : result(stack, slot).storage());
+  }
+  if (tape.watch()) {
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      const record::OutputSlot& slot = tape.output_slot(call, i);
+      if (!slot.is_argument) tape.watch()(step.op, result(stack, slot), /*again=*/true);
+    }
   }
   stack.clear();
   tape.ledger().finish(step);

@@ -31,7 +31,7 @@ Opened opened(const SelectivePolicy& policy) { return {true, policy}; }
 
 }  // namespace
 
-Region::Region(RegionAction action) : state_(std::make_unique<State>()) {
+Region::Region(RegionAction action, RegionOptions options) : state_(std::make_unique<State>()) {
   if (!c10::GradMode::is_enabled()) return;
   replay::require_saved_tensor_hooks();
   // Inside a rerun checkpoint, which saves what a tape around it would, a region begins a tape of its own.
@@ -40,6 +40,7 @@ Region::Region(RegionAction action) : state_(std::make_unique<State>()) {
     state_->tape = std::make_shared<record::Tape>(record::KeepSaved{});
     state_->recording.emplace(state_->tape);
   }
+  if (options.verify_replay) state_->tape->verify_replays();
   Opened region = std::visit([](const auto& a) { return opened(a); }, action);
   state_->tape->open_region(region.recompute, std::move(region.policy));
 }

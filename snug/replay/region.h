@@ -14,6 +14,12 @@ using plan::Recompute;
 /// What happens to the values that operators make in a region.
 using RegionAction = std::variant<Recompute, Keep, Selective, SelectivePolicy>;
 
+struct RegionOptions {
+  /// Hashes what is dropped and compares it when it is made again; a replay that makes other bits throws Error, naming the
+  /// operator, its module and the place. Holds for the whole tape: this region and those around and in it from here on.
+  bool verify_replay = false;
+};
+
 /// Sets what happens to the values that operators make while it lives, on this thread:
 ///
 ///   { snug::Region region(snug::Recompute{}); y = block(x); }
@@ -33,7 +39,7 @@ using RegionAction = std::variant<Recompute, Keep, Selective, SelectivePolicy>;
 /// a scope of one thread. After PyTorch's torch.utils.checkpoint, but without calling any function again.
 class Region {
  public:
-  explicit Region(RegionAction action);
+  explicit Region(RegionAction action, RegionOptions options = {});
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;

@@ -238,11 +238,13 @@ void RerunFrame::rerun() {
       stopped = true;
     } catch (...) {
       restore();
+      clear();
       throw;
     }
   }
   restore();
   if (!stopped && s.reached != s.places.size()) {
+    clear();
     throw Error(fmt::format(
         "checkpoint: the function saved {} tensors in forward and {} when it ran again: it must compute the same both "
         "times",

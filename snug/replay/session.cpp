@@ -9,6 +9,7 @@
 #include "snug/memory/tag.h"
 #include "snug/record/profiler.h"
 #include "snug/record/recording.h"
+#include "snug/replay/anomaly.h"
 #include "snug/replay/eviction.h"
 #include "snug/replay/step_book.h"
 
@@ -38,6 +39,7 @@ struct Session::State {
   std::optional<plan::Budget> budget;
   std::optional<Bytes> limit_before;
   bool steps_vary = false;  // an unknown step has come up
+  bool verifies = false, detects = false;
   StepReport last;
 
   ~State() {
@@ -59,6 +61,8 @@ Session::Session(replay::RecordedStep step, plan::Planner planner, std::optional
                          budget,
                          memory.stats().limit,
                          false,
+                         false,
+                         false,
                          {}});
   if (budget) memory.set_limit(budget->device);
   for (const at::Tensor& p : state_->parameters) {
@@ -74,6 +78,10 @@ Session::~Session() = default;
 Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&&) noexcept = default;
 
+void Session::verify_replays(bool verify) noexcept { state_->verifies = verify; }
+
+void Session::detect_anomalies(bool detect) noexcept { state_->detects = detect; }
+
 const plan::MemoryPlan& Session::plan() const { return state_->book.plan(); }
 const plan::StepGraph& Session::graph() const { return state_->book.graph(); }
 const Session::StepReport& Session::last_step() const { return state_->last; }
@@ -88,6 +96,8 @@ at::Tensor Session::run(const replay::Forward& forward) {
   if (s.steps_vary || unexpected) profiler.emplace(s.memory, /*aside=*/0);
   const auto tape =
       std::make_shared<record::Tape>(record::FollowPlan{s.book.steps(accumulates)}, profiler ? &*profiler : nullptr);
+  if (s.verifies) tape->verify_replays();
+  if (s.detects) replay::watch_operators(*tape);
   struct Detach {
     record::Tape& tape;
     ~Detach() { tape.detach_profiler(); }
@@ -101,6 +111,7 @@ at::Tensor Session::run(const replay::Forward& forward) {
   }
   replay::check_loss(loss);
   tape->finish();
+  if (s.detects) replay::watch_backward(loss, tape);
   {
     const memory::TagScope tag(memory::Tag::Workspace);
     loss.backward();

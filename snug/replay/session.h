@@ -55,6 +55,14 @@ class Session {
     return run([&]() -> at::Tensor { return std::invoke(step, std::forward<Batch>(batch)...); });
   }
 
+  /// Whether the next steps hash what they drop and compare it when it is made again. A replay that makes other bits
+  /// throws Error out of backward(), naming the operator, its module and the place.
+  void verify_replays(bool verify) noexcept;
+
+  /// Whether the next steps look at every result and gradient: the first that holds a NaN or an infinity throws Error out
+  /// of backward(), naming the operator and its module. Slow.
+  void detect_anomalies(bool detect) noexcept;
+
   /// Of the step that ran last, and was known or planned.
   [[nodiscard]] const plan::MemoryPlan& plan() const;
   [[nodiscard]] const plan::StepGraph& graph() const;

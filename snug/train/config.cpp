@@ -70,6 +70,8 @@ void visit_keys(AnyConfig& c, Visit&& visit) {
         OneOf{{"fp32", "bf16"}});
   visit("memory", "budget", c.memory.budget, "memory of one step, or percent of its unplanned peak", BudgetText{});
   visit("memory", "strategy", c.memory.strategy, "how the plan is made", StrategyText{});
+  visit("memory", "verify_replay_every", c.memory.verify_replay_every,
+        "each so many steps, check that what is made again is what was dropped; 0: never", kNotNegative);
   visit("output", "folder", c.output.folder, "where the metrics file goes; empty: write none", Anything{});
 }
 

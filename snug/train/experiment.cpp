@@ -68,10 +68,18 @@ data::Batch Experiment::train_batch(std::int64_t step) const {
 }
 
 double Experiment::update(std::int64_t step) {
-  const double norm = optim::clip_gradient_norm(optimizer_.parameters(), config_.optimizer.clip_norm);
+  const double norm = clip_gradients();
+  apply_gradients(step);
+  return norm;
+}
+
+double Experiment::clip_gradients() {
+  return optim::clip_gradient_norm(optimizer_.parameters(), config_.optimizer.clip_norm);
+}
+
+void Experiment::apply_gradients(std::int64_t step) {
   optimizer_.step(schedule_.at(step));
   optimizer_.zero_grad();
-  return norm;
 }
 
 void Experiment::rehearse_update() {

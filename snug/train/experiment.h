@@ -28,6 +28,9 @@ class Experiment {
 
   /// Clips the gradients, updates the weights and frees the gradients. Returns the norm before clipping.
   double update(std::int64_t step);
+  /// Its two halves.
+  double clip_gradients();
+  void apply_gradients(std::int64_t step);
 
   /// What update() takes in time and memory, without its effect but on the gradients. Only before the first update.
   void rehearse_update();

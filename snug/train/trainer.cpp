@@ -39,6 +39,26 @@ std::int64_t count_parameters(const models::GptImpl& model) {
                           loss, cause));
 }
 
+/// The weights are still those that the step began with.
+[[noreturn]] void refuse_gradients(Experiment& experiment, Session& session, const data::Batch& batch, std::int64_t step,
+                                   double norm, const std::optional<record::RandomState>& random) {
+  std::string cause = "train.detect_anomaly = true names the operator that made it";
+  if (random) {
+    cause = "running the step again gave finite gradients";
+    experiment.optimizer().zero_grad();
+    session.detect_anomalies(true);
+    const record::RandomStateScope as_then(*random);
+    try {
+      session.backward([&] { return experiment.loss(batch); });
+    } catch (const Error& error) {
+      cause = error.what();
+    }
+  }
+  throw Error(fmt::format("train: the norm of the gradients of step {} is {}; {}; a lower optimizer.learning_rate often "
+                          "helps",
+                          step, norm, cause));
+}
+
 }  // namespace
 
 double median(std::vector<double> values) {
@@ -119,9 +139,13 @@ TrainResult train(const Config& config, report::Progress& progress, const std::o
     std::optional<record::RandomState> random;
     if (config.train.detect_anomaly)
       random = record::save_random_state(record::default_generator(c10::Device(c10::kCPU)));
+    const std::int64_t every = config.memory.verify_replay_every;
+    session.verify_replays(every > 0 && step % every == 0);
     const double loss = session.backward([&] { return experiment.loss(batch); }).item<double>();
     if (!std::isfinite(loss)) refuse_loss(experiment, batch, step, loss, random);
-    const double norm = experiment.update(step);
+    const double norm = experiment.clip_gradients();
+    if (!std::isfinite(norm)) refuse_gradients(experiment, session, batch, step, norm, random);
+    experiment.apply_gradients(step);
     seconds.push_back(monotonic_seconds() - step_started);
 
     if (step == 0) result.loss_first = loss;

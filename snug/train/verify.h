@@ -15,7 +15,8 @@ namespace snug::train {
 
 /// What a comparison of steps with and without the plan found.
 struct VerifyResult {
-  std::int64_t steps = 0;
+  std::int64_t steps = 0;      ///< run under the plan
+  std::int64_t compared = 0;   ///< of those, run without it too
   std::int64_t tensors = 0;    ///< compared: loss, gradients, buffers and weights of every step
   std::int64_t different = 0;  ///< of those, with any bit that differs
   double max_abs_difference = 0;
@@ -30,9 +31,9 @@ struct VerifyResult {
 
 nlohmann::ordered_json to_json(const VerifyResult& result);
 
-/// Runs every step twice from the same state: as PyTorch does, and under the plan and its cap. Compares loss, every
+/// Runs steps twice from the same state: as PyTorch does, and under the plan and its cap. Compares loss, every
 /// gradient, every buffer, the random generator and the weights after the optimizer's step bitwise, then goes on from
-/// the planned one.
-VerifyResult verify(const Config& config, std::int64_t steps, report::Progress& progress);
+/// the planned one. `every`: only each so many steps; the others are run under the plan alone.
+VerifyResult verify(const Config& config, std::int64_t steps, std::int64_t every, report::Progress& progress);
 
 }  // namespace snug::train

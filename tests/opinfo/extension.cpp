@@ -16,10 +16,11 @@ using snug::replay::PackedTensor;
 
 class Recorder {
  public:
-  void begin() {
+  void begin(bool verify) {
     tape_ = std::make_shared<snug::record::Tape>(snug::record::KeepSaved{});
     recording_.emplace(tape_);
     tape_->open_region(/*recompute=*/true);
+    if (verify) tape_->verify_replays();
   }
 
   void end() {
@@ -64,7 +65,7 @@ PYBIND11_MODULE(snug_opinfo, m) {
       .def_property_readonly("kept", &reason);
   pybind11::class_<Recorder>(m, "Recorder")
       .def(pybind11::init<>())
-      .def("begin", &Recorder::begin)
+      .def("begin", &Recorder::begin, pybind11::arg("verify") = false)
       .def("end", &Recorder::end)
       .def("pack", &Recorder::pack)
       .def_property_readonly("replayed", &Recorder::replayed)

@@ -90,6 +90,8 @@ class Plain:
 class Recorded:
     """Everything between enter and exit is recorded; what autograd saves is on the tape."""
 
+    verify = False  # hash what is dropped, too
+
     def __init__(self, extension):
         self.recorder = extension.Recorder()
         self.packed = []
@@ -102,7 +104,7 @@ class Recorded:
 
     def __enter__(self):
         self.hooks.__enter__()
-        self.recorder.begin()
+        self.recorder.begin(Recorded.verify)
         return self
 
     def __exit__(self, *_):
@@ -242,6 +244,7 @@ def main():
     parser.add_argument("--suites", default="op,module")
     parser.add_argument("--samples", type=int, default=0, help="per operator; all without it")
     parser.add_argument("--only", default="")
+    parser.add_argument("--verify", action="store_true", help="with verify_replay on")
     parser.add_argument("--pin", type=pathlib.Path)
     parser.add_argument("--write-pin", type=pathlib.Path)
     parser.add_argument("--json", type=pathlib.Path)
@@ -249,6 +252,7 @@ def main():
     sys.path.insert(0, str(options.extension))
     import snug_opinfo
 
+    Recorded.verify = options.verify
     torch.set_num_threads(1)  # tiny tensors; and nothing that depends on how work is split
     started = time.time()
     counts, reasons, refusals, troubles, tests = {}, collections.Counter(), collections.Counter(), [], 0

@@ -2,6 +2,7 @@
 #include "snug/record/tape.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <torch/torch.h>
 
 #include "snug/record/recording.h"
@@ -136,6 +137,38 @@ TEST_F(TapeOf, NothingIsRecordedOutsideOfTheScope) {
   x.mul(x);
   EXPECT_EQ(tape->flow().ops(), 1);
   EXPECT_EQ(recording_tape(), nullptr);
+}
+
+/// All that malloc has handed out, large blocks included; tensors' memory comes from elsewhere.
+std::size_t heap_bytes() {
+  const auto info = ::mallinfo2();
+  return info.uordblks + info.hblkhd;
+}
+
+TEST(TapeMemory, TenThousandOperatorsTakeUnderEightMebibytes) {
+  const torch::NoGradGuard no_grad;
+  const at::Tensor w = torch::randn({8, 8}), b = torch::randn({8});
+  const auto run_blocks = [&](std::int64_t operators) {
+    at::Tensor x = torch::randn({4, 8});
+    const auto tape = std::make_shared<Tape>(KeepSaved{});
+    const Recording recording(tape);
+    while (tape->flow().ops() < operators) {
+      const at::Tensor n = torch::layer_norm(x, {8}, b, b);
+      const at::Tensor h = at::addmm(b, n, w.t());
+      const at::Tensor heads = h.view({4, 2, 4}).transpose(0, 1);
+      const at::Tensor a = torch::softmax(torch::bmm(heads, heads.transpose(1, 2)), -1);
+      const at::Tensor y = torch::bmm(a, heads).transpose(0, 1).reshape({4, 8});
+      x = x + at::gelu(at::addmm(b, y, w));
+      x.mul_(0.5);
+    }
+    return tape;
+  };
+  run_blocks(100);  // what is set up once
+  const std::size_t before = heap_bytes();
+  const auto tape = run_blocks(10'000);
+  const std::size_t bytes = heap_bytes() - before;
+  EXPECT_LT(bytes, std::size_t{8} << 20) << static_cast<double>(bytes) / 10'000 << " bytes per operator";
+  tape->finish();
 }
 
 }  // namespace

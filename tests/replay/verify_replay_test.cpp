@@ -1,0 +1,110 @@
+// Replays that are checked against hashes of what was dropped.
+#include <gtest/gtest.h>
+#include <torch/library.h>
+
+#include "snug/base/module_scope.h"
+#include "snug/plan/presets.h"
+#include "snug/plan/simulator.h"
+#include "snug/snug.h"
+#include "tests/equivalence/bitwise.h"
+
+namespace {
+
+/// An operator that does not repeat itself: element 5000 counts its calls.
+at::Tensor drift(const at::Tensor& x) {
+  static int calls = 0;
+  at::Tensor y = x.clone();
+  y.mutable_data_ptr<float>()[5000] = static_cast<float>(++calls);
+  return y;
+}
+
+TORCH_LIBRARY(snug_test, library) {
+  library.def("drift(Tensor x) -> Tensor");
+  library.impl("drift", c10::DispatchKey::CPU, &drift);
+}
+
+at::Tensor call_drift(const at::Tensor& x) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("snug_test::drift", "").typed<at::Tensor(const at::Tensor&)>();
+  const at::AutoDispatchBelowAutograd below;  // it has no derivative
+  return op.call(x);
+}
+
+}  // namespace
+
+namespace snug {
+namespace {
+
+using testing::same_bits;
+
+TEST(VerifyReplay, PassesWhereReplaysAreRight) {
+  torch::manual_seed(3);
+  torch::nn::Sequential net(torch::nn::Conv1d(torch::nn::Conv1dOptions(4, 8, 3)), torch::nn::BatchNorm1d(8),
+                            torch::nn::ReLU(torch::nn::ReLUOptions(true)), torch::nn::Dropout(0.4),
+                            torch::nn::Conv1d(torch::nn::Conv1dOptions(8, 2, 3)));
+  torch::nn::LSTM lstm(torch::nn::LSTMOptions(12, 5).num_layers(2).dropout(0.2));
+  const at::Tensor x = torch::randn({3, 4, 16}, at::requires_grad());
+  const auto forward = [&] { return std::get<0>(lstm(net->forward(x))).square().sum(); };
+  const auto gradient = [&](bool verified) {
+    torch::manual_seed(7);
+    std::optional<Region> region;
+    if (verified) region.emplace(Recompute{}, RegionOptions{.verify_replay = true});
+    const at::Tensor loss = forward();
+    const at::Tensor result = torch::autograd::grad({loss}, {x})[0];
+    EXPECT_TRUE(!verified || region->replayed_ops() > 5);
+    return result;
+  };
+  EXPECT_TRUE(same_bits(gradient(false), gradient(true)));
+}
+
+TEST(VerifyReplay, NamesTheOperatorItsModuleAndThePlace) {
+  const at::Tensor x = torch::randn({8192}), w = torch::randn({8192}, at::requires_grad());
+  const CheckpointOptions options{.mode = Replay{.region = Recompute{}, .verify_replay = true}};
+  const at::Tensor y = checkpoint(options, [&] {
+    const ModuleScope scope("blocks.3");
+    return w * call_drift(x.sin());
+  });
+  try {
+    y.sum().backward();
+    FAIL() << "it went unnoticed";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("snug_test::drift (operator 1 in blocks.3) made other bits"), std::string::npos) << text;
+    EXPECT_NE(text.find("elements 4096 to 5119"), std::string::npos) << text;
+    EXPECT_NE(text.find(".keep = {\"snug_test::drift\"}"), std::string::npos) << text;
+  }
+}
+
+TEST(VerifyReplay, WithoutItTheGradientIsSilentlyAnotherOne) {
+  const at::Tensor x = torch::randn({8192}), w = torch::randn({8192}, at::requires_grad());
+  at::Tensor drifted;
+  const at::Tensor y = checkpoint([&] { return w * (drifted = call_drift(x.sin())); });
+  EXPECT_FALSE(same_bits(torch::autograd::grad({y.sum()}, {w})[0], drifted));
+}
+
+TEST(VerifyReplay, KeepingTheOperatorIsTheCureThatItNames) {
+  const at::Tensor x = torch::randn({8192}), w = torch::randn({8192}, at::requires_grad());
+  const CheckpointOptions options{
+      .mode = Replay{.region = Selective{.keep = {"snug_test::drift"}}, .verify_replay = true}};
+  at::Tensor drifted;
+  const at::Tensor y = checkpoint(options, [&] { return w * (drifted = call_drift(x.sin())); });
+  EXPECT_TRUE(same_bits(torch::autograd::grad({y.sum()}, {w})[0], drifted));
+}
+
+TEST(VerifyReplay, InASessionFindsWhatItsPlanDrops) {
+  const at::Tensor x = torch::randn({8192}), w = torch::randn({8192}, at::requires_grad());
+  auto& memory = testing::cpu();
+  const auto step = [&] { return (w * call_drift(x.sin())).sum(); };
+  auto recorded = replay::record_step(step, memory);
+  plan::MemoryPlan nothing = plan::bare_plan(recorded.graph);
+  plan::Planner planner(recorded.graph, plan::predicted(recorded.graph, std::move(nothing)));
+  Session session(std::move(recorded), std::move(planner), std::nullopt, memory);
+  EXPECT_NO_THROW(session.backward(step));
+  session.verify_replays(true);
+  EXPECT_THROW(session.backward(step), Error);
+  session.verify_replays(false);
+  EXPECT_NO_THROW(session.backward(step));
+}
+
+}  // namespace
+}  // namespace snug
