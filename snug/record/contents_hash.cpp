@@ -4,30 +4,34 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
+
+#include "snug/record/recording.h"
 
 namespace snug::record {
 
 std::uint64_t contents_hash(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
   at::Tensor plain = tensor.detach();
   if (plain.layout() != c10::kStrided) plain = plain.to_dense();
   plain = plain.resolve_conj().resolve_neg().to(at::kCPU).contiguous();
   return XXH3_64bits(plain.const_data_ptr(), plain.nbytes());
 }
 
-BlockHashes BlockHashes::of(const c10::Storage& storage, Bytes bytes, std::int64_t item_size) {
+BlockHashes BlockHashes::of(const at::Tensor& tensor) {
   BlockHashes result;
-  result.item_size = item_size;
-  result.blocks.resize(static_cast<std::size_t>((bytes + kBlock - 1) / kBlock));
-  at::Tensor copy;
-  const auto* data = static_cast<const std::byte*>(storage.data());
-  if (storage.device_type() != c10::kCPU) {
-    copy = at::empty({0}, at::TensorOptions(at::kByte).device(storage.device())).set_(storage, 0, {bytes}, {1}).cpu();
-    data = static_cast<const std::byte*>(copy.const_data_ptr());
+  result.item_size = static_cast<std::int64_t>(tensor.itemsize());
+  at::Tensor plain = tensor;
+  if (!tensor.is_non_overlapping_and_dense() || !tensor.is_cpu()) {
+    const at::NoGradGuard no_grad;
+    const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
+    plain = tensor.to(at::kCPU).contiguous();
   }
+  const auto bytes = static_cast<Bytes>(plain.nbytes());
+  const auto* data = static_cast<const std::byte*>(plain.const_data_ptr());
+  result.blocks.resize(static_cast<std::size_t>((bytes + kBlock - 1) / kBlock));
   // A grain is worth a thread's while.
   constexpr std::int64_t kGrain = 64;
   at::parallel_for(0, static_cast<std::int64_t>(result.blocks.size()), kGrain, [&](std::int64_t from, std::int64_t to) {

@@ -14,14 +14,15 @@ namespace snug::record {
 /// do not count.
 std::uint64_t contents_hash(const at::Tensor& tensor);
 
-/// Hashes of the contents of a storage, block by block, so that a difference has a place.
+/// Hashes of a tensor's elements, block by block, so that a difference has a place.
 struct BlockHashes {
   static constexpr Bytes kBlock = 4096;
   std::vector<std::uint64_t> blocks;
   std::int64_t item_size = 1;  ///< bytes of an element, for messages
 
-  /// Of the first `bytes` bytes; on all of LibTorch's threads. Reads another device's memory through a copy.
-  static BlockHashes of(const c10::Storage& storage, Bytes bytes, std::int64_t item_size);
+  /// On all of LibTorch's threads. In the order of memory where the elements lie densely; else, and for other devices,
+  /// through a copy.
+  static BlockHashes of(const at::Tensor& tensor);
 
   /// The first block that differs.
   [[nodiscard]] std::optional<std::size_t> first_difference(const BlockHashes& other) const;

@@ -38,9 +38,12 @@ const std::shared_ptr<Tape>& recording_tape() {
 Recording::Recording(std::shared_ptr<Tape> tape)
     : previous_(std::exchange(t_tape, std::move(tape))),
       previous_task_(std::exchange(t_task, torch::autograd::get_current_graph_task_id())),
-      key_(kRecordingKey) {}
+      key_(kRecordingKey) {
+  if (previous_ != t_tape && t_tape) t_tape->set_outer(previous_.get());
+}
 
 Recording::~Recording() {
+  if (t_tape && t_tape != previous_) t_tape->set_outer(nullptr);
   t_tape = std::move(previous_);
   t_task = previous_task_;
 }

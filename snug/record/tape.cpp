@@ -66,16 +66,15 @@ plan::ValueId Tape::value_of(const at::Tensor& tensor) {
   return value;
 }
 
-plan::ValueId Tape::read(const at::Tensor& tensor) {
+plan::ValueId Tape::read(const at::Tensor& tensor, bool written) {
   const plan::ValueId value = value_of(tensor);
   ValueState& s = values_[at(value)];
   s.read = true;
   if (s.uninitialized) {
-    // Something that is not recorded must have filled it: opaque, so keep it.
-    s.uninitialized = false;
-    flow_.make_leaf(value);
-    s.leaf = static_cast<std::int32_t>(leaves_.size());
-    leaves_.push_back({});
+    const c10::VariableVersion version = tensor.unsafeGetTensorImpl()->version_counter();
+    const bool versioned = version.enabled();
+    // What an operator fills in part is no riddle.
+    make_opaque(value, version, versioned ? version.current_version() : 0, versioned, /*reported=*/!written);
     hold(value, tensor.storage());
   } else if (!ledger_.held(value) && escapes(value)) {
     hold(value, tensor.storage());
@@ -94,6 +93,31 @@ void Tape::hold(plan::ValueId value, const c10::Storage& storage) {
   ledger_.hold(value);
 }
 
+/// It is read, and something that is not recorded must have filled it.
+void Tape::make_opaque(plan::ValueId value, const c10::VariableVersion& version, std::uint32_t seen, bool versioned,
+                       bool reported) {
+  ValueState& s = values_[at(value)];
+  s.uninitialized = false;
+  if (reported) opaque_.push_back({describe(flow_.producer(value)), s.nbytes});
+  flow_.make_leaf(value);
+  s.leaf = static_cast<std::int32_t>(leaves_.size());
+  leaves_.push_back({version, seen, versioned, false, {}});
+}
+
+void Tape::written_elsewhere(c10::StorageImpl* storage) {
+  const std::lock_guard lock(mutex_);
+  if (outer_ != nullptr) outer_->written_elsewhere(storage);
+  const auto known = current_.find(storage);
+  if (known == current_.end()) return;
+  bind_all();
+  const plan::ValueId value = known->second;
+  // Leaves are told apart by their versions.
+  if (flow_.is_leaf(value)) return;
+  current_.erase(known);
+  ledger_.lose(value);
+  values_[at(value)].storage = c10::Storage();
+}
+
 void Tape::dropped(plan::ValueId value) {
   c10::Storage& storage = values_[at(value)].storage;
   const bool frees = profiler_ != nullptr && storage && storage.use_count() == 1;
@@ -108,29 +132,38 @@ void Tape::put(plan::ValueId value, c10::Storage storage) {
   if (verifies_) check_hash(value);
 }
 
-void Tape::hash(plan::ValueId value, const c10::Storage& storage, std::int64_t item_size) {
+void Tape::note_for_hash(plan::ValueId value, const View& view) {
   const plan::OpId op = flow_.producer(value);
+  if (op == plan::kNoOp) return;
   const auto outputs = flow_.outputs(op);
   const auto index = std::ranges::find(outputs, value, &plan::Output::value) - outputs.begin();
   const OutputSlot& slot = output_slot(call(op), static_cast<std::size_t>(index));
-  if (!slot.is_argument && call(op).traits->scratch_result == slot.position) return;
-  if (!hashes_.contains(value)) hashes_.emplace(value, BlockHashes::of(storage, nbytes(value), item_size));
+  if (slot.is_argument || call(op).traits->scratch_result != slot.position)
+    hashed_.try_emplace(value, Hashed{view, {}});
+}
+
+void Tape::hash(plan::ValueId value, const c10::Storage& storage) {
+  const auto found = hashed_.find(value);
+  if (found == hashed_.end() || found->second.hashes) return;
+  found->second.hashes = BlockHashes::of(geometry_.tensor(found->second.view, storage));
 }
 
 void Tape::check_hash(plan::ValueId value) const {
-  const auto then = hashes_.find(value);
-  if (then == hashes_.end()) return;
-  const BlockHashes& expected = then->second;
-  const auto place = expected.first_difference(BlockHashes::of(storage(value), nbytes(value), expected.item_size));
+  const auto then = hashed_.find(value);
+  if (then == hashed_.end() || !then->second.hashes) return;
+  const BlockHashes& expected = *then->second.hashes;
+  const at::Tensor now = geometry_.tensor(then->second.view, storage(value));
+  const auto place = expected.first_difference(BlockHashes::of(now));
   if (!place) return;
   const Bytes begin = static_cast<Bytes>(*place) * BlockHashes::kBlock;
-  const Bytes end = std::min(begin + BlockHashes::kBlock, nbytes(value));
+  const Bytes end = std::min(begin + BlockHashes::kBlock, static_cast<Bytes>(now.nbytes()));
   const plan::OpId op = flow_.producer(value);
-  throw Error(fmt::format(
-      "verify_replay: {} made other bits than in forward: of its result of {}, the first difference is in elements {} to "
-      "{}; what does not repeat itself must be kept: snug::Region(snug::Selective{{.keep = {{\"{}\"}}}})",
-      describe(op), format_bytes(nbytes(value)), begin / expected.item_size, (end - 1) / expected.item_size,
-      call(op).traits->name));
+  throw Error(
+      fmt::format("verify_replay: {} made other bits than in forward: of its result of {}, the first difference is in "
+                  "elements {} to "
+                  "{}; what does not repeat itself must be kept: snug::Region(snug::Selective{{.keep = {{\"{}\"}}}})",
+                  describe(op), format_bytes(static_cast<Bytes>(now.nbytes())), begin / expected.item_size,
+                  (end - 1) / expected.item_size, call(op).traits->name));
 }
 
 plan::OpId Tape::op_of_sequence(std::uint64_t number) const {
@@ -160,7 +193,7 @@ bool Tape::program_let_go(plan::ValueId value) const {
 }
 
 void Tape::evict(plan::ValueId value) {
-  if (verifies_) hash(value, storage(value), 1);
+  if (verifies_) hash(value, storage(value));
   ledger_.evict(value);
   ++evictions_;
 }
@@ -194,16 +227,23 @@ void Tape::leave_pass() {
   ledger_.end_pass();
 }
 
-void Tape::check_leaves(plan::OpId op) const {
-  for (plan::ValueId input : flow_.inputs(op)) {
-    const std::int32_t index = values_[at(input)].leaf;
-    if (index < 0) continue;
-    const Leaf& leaf = leaves_[at(index)];
-    if (!leaf.versioned || leaf.snapshot || leaf.version.current_version() == leaf.seen) continue;
+void Tape::check_inputs(plan::OpId op) const {
+  const auto refuse = [&](plan::ValueId input, std::uint32_t then, std::uint32_t now) {
     throw Error(fmt::format(
         "replay: {} reads {}, which was modified in place after it was recorded (version {} then, {} now): its "
         "gradient would be wrong; modify it after backward, or keep what depends on it in a snug::Region(Keep)",
-        describe(op), name_of(input), leaf.seen, leaf.version.current_version()));
+        describe(op), name_of(input), then, now));
+  };
+  for (plan::ValueId input : flow_.inputs(op)) {
+    const ValueState& s = values_[at(input)];
+    if (s.leaf >= 0) {
+      const Leaf& leaf = leaves_[at(s.leaf)];
+      if (leaf.versioned && !leaf.snapshot && leaf.version.current_version() != leaf.seen)
+        refuse(input, leaf.seen, leaf.version.current_version());
+    } else if (finished() && s.versioned && ledger_.held(input) && s.version.current_version() != s.seen) {
+      // The program's own storage, and not one that a replay made.
+      refuse(input, s.seen, s.version.current_version());
+    }
   }
 }
 
@@ -291,20 +331,16 @@ void Tape::bind(SavedTensor& saved) {
   }
   ValueState& s = values_[at(value)];
   s.read = true;
-  if (s.uninitialized) {
-    s.uninitialized = false;
-    flow_.make_leaf(value);
-    s.leaf = static_cast<std::int32_t>(leaves_.size());
-    leaves_.push_back({});
-  }
+  if (s.uninitialized) make_opaque(value, saved.version, saved.seen_version, saved.versioned, /*reported=*/true);
   saved.view.value = value;
   saved.bound = true;
   ledger_.pack(value);
+  if (verifies_) note_for_hash(value, saved.view);
   if (!ledger_.held(value)) {
     if (keeps_when_saved(value)) {
       hold(value, saved.storage);
     } else if (verifies_) {
-      hash(value, saved.storage, static_cast<std::int64_t>(c10::elementSize(saved.view.dtype)));
+      hash(value, saved.storage);
     }
   }
   if (profiler_ != nullptr) profiler_->saved(value);
@@ -357,6 +393,9 @@ void Tape::finish() {
   if (const KnownStep* known = known_step();
       known != nullptr && static_cast<std::size_t>(flow_.ops()) < known->graph->ops.size()) {
     follow_another(flow_.ops(), known->graph->ops[at(flow_.ops())].name, "the end of the step");
+  }
+  for (ValueState& s : values_) {
+    if (s.versioned) s.seen = s.version.current_version();
   }
   if (profiler_ != nullptr) profiler_->before_settle(*this);
   ledger_.settle(/*keep_leaves=*/planned());

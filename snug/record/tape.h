@@ -3,6 +3,7 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/util/flat_hash_map.h>
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -53,6 +54,12 @@ struct SavedTensor {
   bool bound = false;
 };
 
+/// Memory that an operator handed out and no recorded operator filled: it cannot be made again, and is kept.
+struct Opaque {
+  std::string operation;  ///< that handed it out, its number and module
+  Bytes bytes = 0;
+};
+
 /// Where a step first differed from its plan.
 struct Divergence {
   plan::OpId op = 0;
@@ -94,6 +101,11 @@ class Tape {
   void forget(SavedTensor& saved, bool consumed);
   /// Binds all saved tensors that still wait for their operator.
   void bind_all();
+
+  /// Another tape, which hides this one, is about to record a write: what was known of the storage no longer holds.
+  void written_elsewhere(c10::StorageImpl* storage);
+  /// The tape that this one hides while it records, or nullptr.
+  void set_outer(Tape* outer) noexcept { outer_ = outer; }
 
   /// The recording is over: what nothing needs is dropped.
   void finish();
@@ -161,8 +173,9 @@ class Tape {
   void leave_pass();
   [[nodiscard]] int backward_pass() const noexcept { return pass_; }
 
-  /// Throws Error naming the operator and the tensor when a leaf that `op` reads has been written since.
-  void check_leaves(plan::OpId op) const;
+  /// Throws Error naming the operator and the tensor when something that `op` reads, and that the program could reach,
+  /// has been written since it was recorded.
+  void check_inputs(plan::OpId op) const;
 
   // --- accounts ----------------------------------------------------------------------------------------------------
 
@@ -170,6 +183,8 @@ class Tape {
   [[nodiscard]] const std::optional<Divergence>& divergence() const noexcept { return divergence_; }
   /// The known step that this one is, so far; null when it is none of them.
   [[nodiscard]] const KnownStep* known_step() const;
+  /// What is kept because something outside of ATen filled it, in the order of the recording.
+  [[nodiscard]] const std::vector<Opaque>& opaque() const noexcept { return opaque_; }
   [[nodiscard]] std::int64_t replayed_ops() const noexcept { return replayed_ops_; }
   void count_replayed() noexcept { ++replayed_ops_; }
   [[nodiscard]] std::int64_t evictions() const noexcept { return evictions_; }
@@ -204,6 +219,10 @@ class Tape {
     Bytes nbytes = 0;
     c10::Device device{c10::kCPU};
     std::int32_t leaf = -1;  // in leaves_
+    // Of the tensor that made it; `seen` when the recording was over. For values that are held as the program has them.
+    c10::VariableVersion version;
+    std::uint32_t seen = 0;
+    bool versioned = false;
     bool uninitialized = false;
     bool read = false;  // by a recorded operator or a saved tensor
     plan::Must must = plan::Must::Nothing;
@@ -233,9 +252,12 @@ class Tape {
   ValueState& state(plan::ValueId value);
   plan::ValueId value_of(const at::Tensor& tensor);
   plan::ValueId new_leaf(const at::Tensor& tensor);
-  plan::ValueId read(const at::Tensor& tensor);
+  plan::ValueId read(const at::Tensor& tensor, bool written);
   View view_of(const at::Tensor& tensor, plan::ValueId value);
   void hold(plan::ValueId value, const c10::Storage& storage);
+  void make_opaque(plan::ValueId value, const c10::VariableVersion& version, std::uint32_t seen, bool versioned,
+                   bool reported);
+  void watch_outputs(plan::OpId op);
   void dropped(plan::ValueId value);
 
   void capture_arguments(const OperatorTraits& traits, const c10::IValue* arguments);
@@ -250,7 +272,8 @@ class Tape {
   std::uint64_t sign(const OperatorTraits& traits) const;
   void bind(SavedTensor& saved);
   void note_module();
-  void hash(plan::ValueId value, const c10::Storage& storage, std::int64_t item_size);
+  void note_for_hash(plan::ValueId value, const View& view);
+  void hash(plan::ValueId value, const c10::Storage& storage);
   void check_hash(plan::ValueId value) const;
   void bind_before(const torch::jit::Stack& stack, std::size_t first, const OperatorTraits& traits);
 
@@ -266,6 +289,7 @@ class Tape {
   plan::Ledger ledger_;
   std::optional<plan::SegmentCursor> planned_segments_;
   std::optional<Divergence> divergence_;
+  std::vector<Opaque> opaque_;
 
   std::vector<Call> calls_;
   std::vector<std::uint64_t> signatures_;
@@ -283,9 +307,17 @@ class Tape {
   ska::flat_hash_map<c10::StorageImpl*, plan::ValueId> current_;  // the version a storage holds now
 
   Watch watch_;
+  std::vector<at::Tensor> watched_;              // results of the call being recorded
+  std::exception_ptr failure_;                   // of the policy; thrown when the call has been recorded whole
+  Tape* outer_ = nullptr;                        // that records when this one does not
   std::vector<std::uint64_t> sequence_numbers_;  // by OpId, of the next node when the operator ran; when watched
   bool verifies_ = false;
-  std::unordered_map<plan::ValueId, BlockHashes> hashes_;  // of what was dropped
+  /// How backward looks at a value, as first saved: what no view covers nobody may have written. Hashed when dropped.
+  struct Hashed {
+    View view;
+    std::optional<BlockHashes> hashes;
+  };
+  std::unordered_map<plan::ValueId, Hashed> hashed_;
   std::vector<Region> regions_;
   std::vector<char> covered_;    // per segment: it or an enclosing one is recomputed
   std::vector<char> recompute_;  // per segment: its own action

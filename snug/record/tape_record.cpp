@@ -73,6 +73,9 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
     written_.clear();
     capture_arguments(traits, stack.data() + first);
     for (Written& written : written_) before_write(written);
+    if (outer_ != nullptr) {
+      for (const Written& w : written_) outer_->written_elsewhere(w.tensor.storage().unsafeGetStorageImpl());
+    }
     signature = sign(traits);
     if (traits.seeded) {
       at::Generator generator;
@@ -176,6 +179,8 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
   }
   written_.clear();  // it refers to tensors of the program
   if (profiler_ != nullptr) profiler_->op_recorded(*this, id);
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  if (watch_) watch_outputs(id);
 }
 
 void Tape::capture_arguments(const OperatorTraits& traits, const c10::IValue* arguments) {
@@ -249,7 +254,7 @@ std::int32_t Tape::capture_tensor(const at::Tensor& tensor, bool written, bool o
     value = value_of(tensor);  // replaced whole: not read
     written_.push_back({true, position, element, tensor, value, true});
   } else {
-    value = read(tensor);
+    value = read(tensor, written);
     inputs_.push_back(value);
     if (written) written_.push_back({true, position, element, tensor, value, false});
   }
@@ -274,7 +279,8 @@ void Tape::before_write(Written& written) {
 }
 
 void Tape::add_output(const at::Tensor& tensor, plan::ValueId overwrites, OutputSlot slot, bool uninitialized) {
-  if (watch_) watch_(flow_.ops() - 1, tensor, /*again=*/false);
+  const bool scratch = !slot.is_argument && slot.position == calls_.back().traits->scratch_result;
+  if (watch_ && !scratch) watched_.push_back(tensor);
   c10::StorageImpl* impl = tensor.storage().unsafeGetStorageImpl();
   // Two results over one storage are one value.
   if (const auto known = current_.find(impl); known != current_.end() && overwrites == plan::kNoValue) {
@@ -289,6 +295,8 @@ void Tape::add_output(const at::Tensor& tensor, plan::ValueId overwrites, Output
   s.uninitialized = uninitialized;
   current_[impl] = value;
   s.must = must_;
+  s.version = tensor.unsafeGetTensorImpl()->version_counter();
+  s.versioned = s.version.enabled();
   const KnownStep* known = known_step();
   const bool planned = known != nullptr && known->plan->keeps(value);
   if (must_ == plan::Must::Nothing ? planned || prefers_to_keep_ : must_ == plan::Must::Keep) {
@@ -319,6 +327,11 @@ void Tape::bind_before(const torch::jit::Stack& stack, std::size_t first, const 
   });
 }
 
+void Tape::watch_outputs(plan::OpId op) {
+  const std::vector<at::Tensor> outputs = std::exchange(watched_, {});
+  for (const at::Tensor& output : outputs) watch_(op, output, /*again=*/false);
+}
+
 void Tape::note_module() {
   const std::string& now = current_module();
   if (module_names_[at(module_)] != now) {
@@ -335,7 +348,13 @@ void Tape::ask_policy(const OperatorTraits& traits) {
   prefers_to_keep_ = false;
   Region& region = regions_.back();
   if (!region.policy) return;
-  switch (region.policy({traits.name, current_module(), region.invocations[&traits]++})) {
+  Choice choice = Choice::PreferRecompute;
+  try {
+    choice = region.policy({traits.name, current_module(), region.invocations[&traits]++});
+  } catch (...) {
+    failure_ = std::current_exception();  // the operator has run: it is recorded first
+  }
+  switch (choice) {
     case Choice::MustKeep:
       must_ = plan::Must::Keep;
       break;

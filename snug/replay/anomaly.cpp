@@ -41,10 +41,11 @@ class FiniteGradients final : public torch::autograd::FunctionPostHook {
       if (is_finite(gradients[i])) continue;
       const auto tape = tape_.lock();
       const plan::OpId op = tape ? tape->op_of_sequence(sequence_) : plan::kNoOp;
-      throw Error(fmt::format("anomaly: in backward, {}, the gradient of {}, gave a NaN or an infinity for its input {}, "
-                              "of shape {}",
-                              node_, op == plan::kNoOp ? "an operator that was not recorded" : tape->describe(op), i,
-                              shape_of(gradients[i])));
+      throw Error(
+          fmt::format("anomaly: in backward, {}, the gradient of {}, gave a NaN or an infinity for its input {}, "
+                      "of shape {}",
+                      node_, op == plan::kNoOp ? "an operator that was not recorded" : tape->describe(op), i,
+                      shape_of(gradients[i])));
     }
     return gradients;
   }

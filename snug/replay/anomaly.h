@@ -9,12 +9,12 @@
 
 namespace snug::replay {
 
-/// From now on a recorded operator whose result holds a NaN or an infinity throws Error, naming the operator, its module
-/// and the shape of the result, in forward and when it is replayed. Slow: looks at every result.
+/// From now on a recorded operator whose result holds a NaN or an infinity throws Error, naming the operator, its
+/// module and the shape of the result, in forward and when it is replayed. Slow: looks at every result.
 void watch_operators(record::Tape& tape);
 
-/// The same for the backward pass from `loss`, which must not have begun: a node whose gradients hold a NaN or an infinity
-/// throws, naming the node and the operator that it belongs to.
+/// The same for the backward pass from `loss`, which must not have begun: a node whose gradients hold a NaN or an
+/// infinity throws, naming the node and the operator that it belongs to.
 void watch_backward(const at::Tensor& loss, const std::shared_ptr<record::Tape>& tape);
 
 /// Runs `forward`, without gradients, and tells which operator's result was the first to hold a NaN or an infinity.

@@ -14,6 +14,7 @@
 #include <variant>
 #include <vector>
 
+#include "snug/base/errors.h"
 #include "snug/replay/region.h"
 #include "snug/replay/rerun_frame.h"
 #include "snug/replay/saved_tensor_hooks.h"
@@ -24,7 +25,7 @@ namespace snug {
 /// Backward replays the operators that the function ran. `region` says what is dropped (see Region).
 struct Replay {
   RegionAction region = Recompute{};
-  bool verify_replay = false;  ///< see RegionOptions
+  RegionOptions options = {};
 };
 
 struct CheckpointOptions {
@@ -62,17 +63,28 @@ class CallAgain {
     auto all = arguments_;
     std::size_t next = 0;
     for_each_tensor(all, [&](at::Tensor& t) { t = tensors[next++]; });
-    std::apply([&](auto&... a) { std::invoke(function_, static_cast<Arguments&&>(a)...); }, all);
+    auto function = function_;  // one that changes itself begins anew every time
+    std::apply([&](auto&... a) { std::invoke(function, forwarded<Arguments>(a)...); }, all);
   }
 
  private:
+  /// The copy as its original was handed in; what decayed (an array to a pointer) as it is.
+  template <class Argument, class Copy>
+  static decltype(auto) forwarded(Copy& copy) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<Argument>, Copy>) {
+      return static_cast<Argument&&>(copy);
+    } else {
+      return static_cast<Copy&>(copy);
+    }
+  }
+
   std::decay_t<Function> function_;
   std::tuple<std::decay_t<Arguments>...> arguments_;
 };
 
 template <class Function, class... Arguments>
 decltype(auto) checkpoint_in(const Replay& options, Function&& function, Arguments&&... arguments) {
-  const Region region(options.region, {.verify_replay = options.verify_replay});
+  const Region region(options.region, options.options);
   return std::invoke(std::forward<Function>(function), std::forward<Arguments>(arguments)...);
 }
 
@@ -81,10 +93,18 @@ decltype(auto) checkpoint_in(const Rerun& options, Function&& function, Argument
   std::optional<RerunFrameScope> scope;
   if (at::GradMode::is_enabled()) {
     require_saved_tensor_hooks();
-    const auto again = std::make_shared<CallAgain<Function, Arguments...>>(function, arguments...);
-    const auto tensors = again->take_tensors();
-    scope.emplace(
-        std::make_shared<RerunFrame>([again](const std::vector<at::Tensor>& now) { (*again)(now); }, tensors, options));
+    constexpr bool kCopies = std::is_copy_constructible_v<std::decay_t<Function>> &&
+                             (std::is_copy_constructible_v<std::decay_t<Arguments>> && ...);
+    if constexpr (kCopies) {
+      const auto again = std::make_shared<CallAgain<Function, Arguments...>>(function, arguments...);
+      const auto tensors = again->take_tensors();
+      scope.emplace(std::make_shared<RerunFrame>([again](const std::vector<at::Tensor>& now) { (*again)(now); },
+                                                 tensors, options));
+    } else {
+      throw UsageError(
+          "checkpoint: a rerun needs a function and arguments that can be copied; hand them in by std::shared_ptr, or "
+          "use Replay");
+    }
   }
   return std::invoke(std::forward<Function>(function), std::forward<Arguments>(arguments)...);
 }
@@ -92,7 +112,8 @@ decltype(auto) checkpoint_in(const Rerun& options, Function&& function, Argument
 }  // namespace replay
 
 /// The same with a choice of how backward gets back what was dropped. With Rerun the function and its arguments are
-/// copied, and it is called again in backward, with copies of them, this thread's state (precision, grad mode) and, if
+/// copied (what an ArrayRef or a pointer points to must live until backward), and it is called again in backward, with
+/// copies of them, this thread's state (precision, grad mode) and, if
 /// asked for, random numbers as they were.
 template <class Function, class... Arguments>
 requires std::invocable<Function, Arguments...>
@@ -124,7 +145,8 @@ at::Tensor call_layer(Layer& layer, at::Tensor x) {
 
 /// Runs the layers one after the other, dividing them into `segments` of equal length that are checkpointed, except
 /// the last, which backward needs first anyway. `layers` is any sized range of callables Tensor -> Tensor, of modules,
-/// or a torch::nn::Sequential (pass *sequential). With Rerun they must live until backward. Semantics of torch.utils.checkpoint.checkpoint_sequential.
+/// or a torch::nn::Sequential (pass *sequential). With Rerun they must live until backward. Semantics of
+/// torch.utils.checkpoint.checkpoint_sequential.
 template <class Layers>
 at::Tensor checkpoint_sequential(Layers& layers, std::int64_t segments, at::Tensor x,
                                  const CheckpointOptions& options = {}) {

@@ -26,12 +26,14 @@ class CheckpointedImpl<Impl, Result (Impl::*)(Arguments...)> : public torch::nn:
     for (const auto& p : inner_->named_parameters(/*recurse=*/false))
       register_parameter(p.key(), p.value(), p.value().requires_grad());
     for (const auto& b : inner_->named_buffers(/*recurse=*/false)) register_buffer(b.key(), b.value());
+    torch::nn::Module::train(inner_->is_training());  // before there are children, which may be in another mode
     for (const auto& m : inner_->named_children()) register_module(m.key(), m.value());
-    torch::nn::Module::train(inner_->is_training());
   }
 
   Result forward(Arguments... arguments) {
-    const auto call = [inner = inner_](Arguments... a) -> Result { return inner->forward(std::forward<Arguments>(a)...); };
+    const auto call = [inner = inner_](Arguments... a) -> Result {
+      return inner->forward(std::forward<Arguments>(a)...);
+    };
     return checkpoint(options_, call, std::forward<Arguments>(arguments)...);
   }
 

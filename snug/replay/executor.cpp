@@ -155,7 +155,7 @@ at::Tensor result(const torch::jit::Stack& stack, const record::OutputSlot& slot
 }
 
 void run(Tape& tape, const ReplayStep& step) {
-  tape.check_leaves(step.op);
+  tape.check_inputs(step.op);
   const Call& call = tape.call(step.op);
   const WrittenStorages written(tape, step);
   torch::jit::Stack stack = arguments_of(tape, call, written);
@@ -176,7 +176,8 @@ void run(Tape& tape, const ReplayStep& step) {
   if (tape.watch()) {
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       const record::OutputSlot& slot = tape.output_slot(call, i);
-      if (!slot.is_argument) tape.watch()(step.op, result(stack, slot), /*again=*/true);
+      if (!slot.is_argument && slot.position != call.traits->scratch_result)
+        tape.watch()(step.op, result(stack, slot), /*again=*/true);
     }
   }
   stack.clear();

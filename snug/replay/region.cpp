@@ -7,6 +7,8 @@
 
 #include "snug/memory/device_memory.h"
 #include "snug/record/recording.h"
+#include "snug/replay/anomaly.h"
+#include "snug/replay/opaque_values.h"
 #include "snug/replay/rerun_frame.h"
 #include "snug/replay/saved_tensor_hooks.h"
 
@@ -41,6 +43,7 @@ Region::Region(RegionAction action, RegionOptions options) : state_(std::make_un
     state_->recording.emplace(state_->tape);
   }
   if (options.verify_replay) state_->tape->verify_replays();
+  if (options.detect_anomalies) replay::watch_operators(*state_->tape);
   Opened region = std::visit([](const auto& a) { return opened(a); }, action);
   state_->tape->open_region(region.recompute, std::move(region.policy));
 }
@@ -51,6 +54,10 @@ Region::~Region() {
   if (!state_->recording) return;
   state_->recording.reset();
   state_->tape->finish();
+}
+
+std::vector<std::string> Region::opaque_values() const {
+  return state_->tape ? replay::opaque_lines(*state_->tape) : std::vector<std::string>();
 }
 
 std::int64_t Region::replayed_ops() const { return state_->tape ? state_->tape->replayed_ops() : 0; }

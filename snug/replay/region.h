@@ -1,7 +1,9 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <variant>
+#include <vector>
 
 #include "snug/plan/memory_plan.h"
 #include "snug/record/selective.h"
@@ -15,9 +17,13 @@ using plan::Recompute;
 using RegionAction = std::variant<Recompute, Keep, Selective, SelectivePolicy>;
 
 struct RegionOptions {
-  /// Hashes what is dropped and compares it when it is made again; a replay that makes other bits throws Error, naming the
-  /// operator, its module and the place. Holds for the whole tape: this region and those around and in it from here on.
+  /// Hashes what is dropped and compares it when it is made again; a replay that makes other bits throws Error, naming
+  /// the operator, its module and the place. Holds for the whole tape: this region and those around and in it from here
+  /// on.
   bool verify_replay = false;
+  /// Throws Error at the first recorded result with a NaN or an infinity, in forward or in a replay, naming operator
+  /// and module. For the whole tape, too. Slow.
+  bool detect_anomalies = false;
 };
 
 /// Sets what happens to the values that operators make while it lives, on this thread:
@@ -46,6 +52,8 @@ class Region {
 
   /// Operators replayed so far for values of this region's tape.
   [[nodiscard]] std::int64_t replayed_ops() const;
+  /// What this region's tape keeps because something outside of ATen filled it: a line for each, with the cure.
+  [[nodiscard]] std::vector<std::string> opaque_values() const;
 
  private:
   struct State;

@@ -11,6 +11,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <algorithm>
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -36,6 +38,7 @@ namespace {
 
 thread_local std::shared_ptr<RerunFrame> t_frame;
 thread_local const void* t_tape_of_frame = nullptr;  // that was recording when the frame was opened
+thread_local int t_task_of_frame = -1;               // the backward pass that it was opened in
 const std::shared_ptr<RerunFrame> kNone;
 
 std::vector<at::Generator> all_generators() {
@@ -65,6 +68,11 @@ std::string metadata(const std::vector<std::int64_t>& sizes, c10::ScalarType dty
 
 }  // namespace
 
+/// Through LibTorch's engine it must go as an exception like any other.
+struct RerunFrame::StopRerun : std::exception {
+  [[nodiscard]] const char* what() const noexcept override { return "checkpoint: nothing more is needed"; }
+};
+
 /// What forward saved: what it looked like, and the tensor while a backward pass has need of it.
 struct RerunFrame::Place {
   std::vector<std::int64_t> sizes;
@@ -76,6 +84,7 @@ struct RerunFrame::Place {
   bool versioned = false;
   at::Tensor tensor;
   c10::weak_intrusive_ptr<c10::TensorImpl> last{c10::intrusive_ptr<c10::TensorImpl>()};  // handed out before
+  std::uint32_t filled_version = 0;  // of the rerun's tensor when it was saved
 
   void describe(const at::Tensor& t, bool with_hash) {
     sizes = t.sizes().vec();
@@ -103,7 +112,10 @@ struct RerunFrame::State {
   std::recursive_mutex mutex;
   std::vector<std::weak_ptr<Place>> places;  // in the order of saving
   bool running = false;
-  std::size_t reached = 0;  // of the places, in the rerun
+  bool forward_over = false;
+  std::vector<const void*> argument_storages;                   // of the rerun
+  std::size_t reached = 0;                                      // of the places, in the rerun
+  std::vector<std::string> forward_operators, rerun_operators;  // for debug
 };
 
 class RerunFrame::ForwardHook final : public torch::autograd::SavedVariableHooks {
@@ -125,7 +137,9 @@ class RerunFrame::RerunHook final : public torch::autograd::SavedVariableHooks {
  public:
   explicit RerunHook(RerunFrame& frame) : frame_(frame) {}
   void call_pack_hook(const at::Tensor& tensor) override {
-    tensor_ = tensor.detach();
+    // As detach() does, but not an operator, which an observer would see.
+    const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    tensor_ = at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), /*allow_tensor_metadata_change=*/false));
     frame_.fill(tensor_);
   }
   at::Tensor call_unpack_hook() override { return tensor_; }  // the function differentiates something itself
@@ -160,6 +174,16 @@ std::unique_ptr<torch::autograd::SavedVariableHooks> RerunFrame::hooks() {
   return std::make_unique<ForwardHook>(shared_from_this());
 }
 
+std::vector<std::string>* RerunFrame::log() {
+  if (!state_->options.debug) return nullptr;
+  return state_->running ? &state_->rerun_operators : &state_->forward_operators;
+}
+
+std::string RerunFrame::debug_words() const {
+  if (!state_->options.debug) return "; Rerun{.debug = true} tells where it does not";
+  return "; " + where_they_part(state_->forward_operators, state_->rerun_operators);
+}
+
 void RerunFrame::add(const std::shared_ptr<Place>& place) {
   const std::lock_guard lock(state_->mutex);
   state_->places.push_back(place);
@@ -168,12 +192,14 @@ void RerunFrame::add(const std::shared_ptr<Place>& place) {
 void RerunFrame::fill(const at::Tensor& tensor) {
   State& s = *state_;
   const std::size_t index = s.reached++;
+  // A backward pass in the function itself asks for what has been saved so far.
+  const bool stops_early = s.early_stop || !s.forward_over;
   if (index >= s.places.size()) {
-    if (s.early_stop) throw StopRerun{};
+    if (stops_early) throw StopRerun{};
     throw Error(fmt::format(
         "checkpoint: the function saved {} tensors in forward and is saving more than that when it runs again: it "
-        "must compute the same both times",
-        s.places.size()));
+        "must compute the same both times{}",
+        s.places.size(), debug_words()));
   }
   if (const auto place = s.places[index].lock()) {
     Place now;
@@ -182,27 +208,31 @@ void RerunFrame::fill(const at::Tensor& tensor) {
     if (s.options.determinism_check != DeterminismCheck::None && metadata_differs) {
       throw Error(fmt::format(
           "checkpoint: saved tensor {} of {} was {} in forward and is {} when the function runs again: it must compute "
-          "the same both times",
+          "the same both times{}",
           index + 1, s.places.size(), metadata(place->sizes, place->dtype, place->device),
-          metadata(now.sizes, now.dtype, now.device)));
+          metadata(now.sizes, now.dtype, now.device), debug_words()));
     }
-    if (now.storage == place->storage && now.storage != nullptr && now.versioned && place->versioned &&
-        now.version != place->version) {
+    const bool same_storage = now.storage == place->storage && now.storage != nullptr;
+    // Arguments have been checked as they were unpacked, and may have a new counter.
+    const bool is_argument = std::ranges::find(s.argument_storages, now.storage) != s.argument_storages.end();
+    if (same_storage && !is_argument && now.versioned && place->versioned && now.version != place->version) {
       throw Error(fmt::format(
           "checkpoint: {}, saved tensor {} of {}, was modified in place since the forward pass (version {} then, {} "
           "now): its gradient would be wrong; modify it after backward",
           record::leaf_name(tensor.storage().unsafeGetStorageImpl(), static_cast<Bytes>(tensor.storage().nbytes())),
           index + 1, s.places.size(), place->version, now.version));
     }
-    if (s.options.determinism_check == DeterminismCheck::Values && now.hash != place->hash) {
+    // Memory that outlives the function is what it is: running statistics, which the first run has moved.
+    if (s.options.determinism_check == DeterminismCheck::Values && !same_storage && now.hash != place->hash) {
       throw Error(fmt::format(
           "checkpoint: saved tensor {} of {} ({}) holds other values when the function runs again: it must compute the "
           "same both times; what it draws at random must come from LibTorch's default generators",
           index + 1, s.places.size(), metadata(now.sizes, now.dtype, now.device)));
     }
     place->tensor = tensor;
+    place->filled_version = now.version;
   }
-  if (s.early_stop && s.reached == s.places.size()) throw StopRerun{};
+  if (stops_early && s.reached == s.places.size()) throw StopRerun{};
 }
 
 void RerunFrame::rerun() {
@@ -210,6 +240,10 @@ void RerunFrame::rerun() {
   std::vector<at::Tensor> arguments;
   for (std::size_t i = 0; i < s.arguments.size(); ++i)
     arguments.push_back(s.defined[i] ? s.arguments[i].unpack() : at::Tensor());
+  s.argument_storages.clear();
+  for (const at::Tensor& a : arguments) {
+    if (a.defined() && a.has_storage()) s.argument_storages.push_back(a.storage().unsafeGetStorageImpl());
+  }
 
   const AutocastState autocast_before;
   std::vector<record::RandomState> random_now;
@@ -220,6 +254,7 @@ void RerunFrame::rerun() {
   };
   s.running = true;
   s.reached = 0;
+  s.rerun_operators.clear();
   bool stopped = false;
   {
     const at::ThreadLocalStateGuard thread(s.thread);
@@ -247,9 +282,19 @@ void RerunFrame::rerun() {
     clear();
     throw Error(fmt::format(
         "checkpoint: the function saved {} tensors in forward and {} when it ran again: it must compute the same both "
-        "times",
-        s.places.size(), s.reached));
+        "times{}",
+        s.places.size(), s.reached, debug_words()));
   }
+}
+
+/// As autograd does without a checkpoint: what the function has written since it was saved is not what was saved.
+void RerunFrame::check_unchanged(const Place& place, const at::Tensor& tensor) const {
+  const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  if (!counter.enabled() || counter.current_version() == place.filled_version) return;
+  throw Error(fmt::format(
+      "checkpoint: a tensor that backward needs, {}, was modified in place after an operator saved it for its gradient "
+      "(version {} then, {} now): the gradient would be wrong; modify a clone of it",
+      metadata(place.sizes, place.dtype, place.device), place.filled_version, counter.current_version()));
 }
 
 void RerunFrame::clear() {
@@ -263,7 +308,11 @@ at::Tensor RerunFrame::get(const std::shared_ptr<Place>& place) {
   const std::lock_guard lock(state_->mutex);
   if (!place->tensor.defined()) {
     // Somebody reads it again, and still has what was handed out.
-    if (auto alive = place->last.lock()) return at::Tensor(std::move(alive));
+    if (auto alive = place->last.lock()) {
+      at::Tensor again(std::move(alive));
+      check_unchanged(*place, again);
+      return again;
+    }
     rerun();
     if (torch::autograd::get_current_graph_task_id() != -1) {
       torch::autograd::Engine::get_default_engine().queue_callback([frame = weak_from_this()] {
@@ -273,21 +322,38 @@ at::Tensor RerunFrame::get(const std::shared_ptr<Place>& place) {
   }
   // Memory falls as backward goes on, with retain_graph too: a later pass runs the function again.
   at::Tensor tensor = std::exchange(place->tensor, at::Tensor());
+  if (!tensor.defined()) {
+    throw Error(
+        "checkpoint: the function left before it saved what backward asks for: it must compute the same both times" +
+        debug_words());
+  }
+  check_unchanged(*place, tensor);
   place->last = c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr());
   return tensor;
 }
 
 RerunFrameScope::RerunFrameScope(std::shared_ptr<RerunFrame> frame)
     : previous_(std::exchange(t_frame, std::move(frame))),
-      previous_tape_(std::exchange(t_tape_of_frame, record::recording_tape().get())) {}
+      previous_tape_(std::exchange(t_tape_of_frame, record::recording_tape().get())),
+      previous_task_(std::exchange(t_task_of_frame, torch::autograd::get_current_graph_task_id())) {
+  if (std::vector<std::string>* names = t_frame->log()) log_.emplace(*names);
+}
 
 RerunFrameScope::~RerunFrameScope() {
+  t_frame->forward_is_over();
   t_frame = std::move(previous_);
   t_tape_of_frame = previous_tape_;
+  t_task_of_frame = previous_task_;
+}
+
+void RerunFrame::forward_is_over() noexcept {
+  if (!state_->running) state_->forward_over = true;
 }
 
 const std::shared_ptr<RerunFrame>& innermost_rerun_frame() {
-  return t_frame && record::recording_tape().get() == t_tape_of_frame ? t_frame : kNone;
+  const bool innermost = t_frame && record::recording_tape().get() == t_tape_of_frame &&
+                         torch::autograd::get_current_graph_task_id() == t_task_of_frame;
+  return innermost ? t_frame : kNone;
 }
 
 }  // namespace replay

@@ -6,7 +6,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
+
+#include "snug/replay/operator_log.h"
 
 namespace snug {
 
@@ -22,6 +26,7 @@ enum class DeterminismCheck : std::uint8_t {
 struct Rerun {
   bool preserve_rng_state = true;  ///< the default generators of all devices; without it random numbers are new ones
   DeterminismCheck determinism_check = DeterminismCheck::Metadata;
+  bool debug = false;      ///< errors tell where the operators of the two runs part; slow
   bool early_stop = true;  ///< leave the function, by an exception, when the last tensor that backward needs is there
 };
 
@@ -57,24 +62,32 @@ class RerunFrame : public std::enable_shared_from_this<RerunFrame> {
   /// Hooks for one tensor that autograd saves in the forward pass, or in a rerun.
   std::unique_ptr<torch::autograd::SavedVariableHooks> hooks();
 
+  /// Where this run's operators are to be noted; nullptr without `debug`.
+  std::vector<std::string>* log();
+
+  /// The scope around the function's call in forward has ended.
+  void forward_is_over() noexcept;
+
  private:
   class ForwardHook;
   class RerunHook;
   struct Place;
   struct State;
-  struct StopRerun {};
+  struct StopRerun;
 
   void add(const std::shared_ptr<Place>& place);
   void fill(const at::Tensor& tensor);
   at::Tensor get(const std::shared_ptr<Place>& place);
   void rerun();
   void clear();
+  void check_unchanged(const Place& place, const at::Tensor& tensor) const;
+  [[nodiscard]] std::string debug_words() const;
 
   std::unique_ptr<State> state_;
 };
 
 /// While it lives, what autograd saves on this thread goes to the frame, except in regions and checkpoints that are
-/// opened inside.
+/// opened inside, and in backward passes that the function runs itself.
 class RerunFrameScope {
  public:
   explicit RerunFrameScope(std::shared_ptr<RerunFrame> frame);
@@ -85,6 +98,8 @@ class RerunFrameScope {
  private:
   std::shared_ptr<RerunFrame> previous_;
   const void* previous_tape_;
+  int previous_task_;
+  std::optional<OperatorLog> log_;
 };
 
 /// The frame that saved tensors of this thread go to now; nullptr when there is none, or a tape is further inside.

@@ -11,6 +11,7 @@
 #include "snug/record/recording.h"
 #include "snug/replay/anomaly.h"
 #include "snug/replay/eviction.h"
+#include "snug/replay/opaque_values.h"
 #include "snug/replay/step_book.h"
 
 namespace snug {
@@ -116,7 +117,13 @@ at::Tensor Session::run(const replay::Forward& forward) {
     const memory::TagScope tag(memory::Tag::Workspace);
     loss.backward();
   }
-  s.last = {tape->replayed_ops(), tape->evictions(), !tape->divergence().has_value(), {}, s.book.size(), false};
+  s.last = {tape->replayed_ops(),
+            tape->evictions(),
+            !tape->divergence().has_value(),
+            {},
+            s.book.size(),
+            replay::opaque_lines(*tape),
+            false};
   at::Tensor result = loss.detach();
   if (const auto& d = tape->divergence()) {
     s.last.divergence = fmt::format("operator {}: recorded {}, ran {}", d->op, d->expected, d->found);

@@ -30,8 +30,9 @@ class Session {
     std::int64_t replayed_ops = 0;
     std::int64_t evictions = 0;  ///< values dropped because the limit was near, not because the plan says so
     bool followed_plan = true;
-    std::string divergence;     ///< where the step first differed from all known ones, else empty
-    std::size_t known = 1;      ///< steps that the session has plans for
+    std::string divergence;           ///< where the step first differed from all known ones, else empty
+    std::size_t known = 1;            ///< steps that the session has plans for
+    std::vector<std::string> opaque;  ///< what is kept because something outside of ATen filled it, with the cure
     bool planned_anew = false;  ///< the step was an unknown one, was recorded as it ran, and has a plan from now on
   };
 
@@ -59,8 +60,8 @@ class Session {
   /// throws Error out of backward(), naming the operator, its module and the place.
   void verify_replays(bool verify) noexcept;
 
-  /// Whether the next steps look at every result and gradient: the first that holds a NaN or an infinity throws Error out
-  /// of backward(), naming the operator and its module. Slow.
+  /// Whether the next steps look at every result and gradient: the first that holds a NaN or an infinity throws Error
+  /// out of backward(), naming the operator and its module. Slow.
   void detect_anomalies(bool detect) noexcept;
 
   /// Of the step that ran last, and was known or planned.

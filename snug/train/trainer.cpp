@@ -40,8 +40,8 @@ std::int64_t count_parameters(const models::GptImpl& model) {
 }
 
 /// The weights are still those that the step began with.
-[[noreturn]] void refuse_gradients(Experiment& experiment, Session& session, const data::Batch& batch, std::int64_t step,
-                                   double norm, const std::optional<record::RandomState>& random) {
+[[noreturn]] void refuse_gradients(Experiment& experiment, Session& session, const data::Batch& batch,
+                                   std::int64_t step, double norm, const std::optional<record::RandomState>& random) {
   std::string cause = "train.detect_anomaly = true names the operator that made it";
   if (random) {
     cause = "running the step again gave finite gradients";
@@ -54,9 +54,10 @@ std::int64_t count_parameters(const models::GptImpl& model) {
       cause = error.what();
     }
   }
-  throw Error(fmt::format("train: the norm of the gradients of step {} is {}; {}; a lower optimizer.learning_rate often "
-                          "helps",
-                          step, norm, cause));
+  throw Error(
+      fmt::format("train: the norm of the gradients of step {} is {}; {}; a lower optimizer.learning_rate often "
+                  "helps",
+                  step, norm, cause));
 }
 
 }  // namespace

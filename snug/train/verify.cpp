@@ -136,6 +136,7 @@ VerifyResult verify(const Config& config, std::int64_t steps, std::int64_t every
     const data::Batch batch = experiment.train_batch(step);
     if (step % every != 0) {
       session.backward([&] { return experiment.loss(batch); });
+      if (memory.stats().allocated_peak > result.memory.allocated_peak) result.memory = memory.stats();
       experiment.update(step);
       result.replayed_ops += session.last_step().replayed_ops;
       result.evictions += session.last_step().evictions;

@@ -269,6 +269,18 @@ class Command(unittest.TestCase):
                 self.assertGreater(found["replayed_ops"], 0)
                 self.assertLessEqual(found["measured_peak_bytes"], found["budget_bytes"])
 
+    def test_verify_every_few_steps(self):
+        result = run("verify", self.config, "--budget", "70%", "--steps", "5", "--every", "2", "--json")
+        found = json.loads(result.stdout)
+        self.assertEqual((found["steps"], found["steps_compared"], found["different"]), (5, 3, 0))
+        self.assertEqual(run("verify", self.config, "--every", "0").returncode, 2)
+
+    def test_training_checks_its_replays_and_changes_nothing(self):
+        plain, checked = (json.loads(run("train", self.config, "--budget", "60%", "--json", *more).stdout)
+                          for more in ((), ("--set", "memory.verify_replay_every=1")))
+        self.assertGreater(checked["replayed_ops"], 0)
+        self.assertEqual(plain["loss_last"], checked["loss_last"])
+
     def test_every_strategy(self):
         for strategy in ("none", "every_block", "chen_sqrt", "revolve(2)", "sequential(2)", "optimal"):
             result = run("verify", self.config, "--steps", "1", "--json", "--set", f"memory.strategy={strategy}")

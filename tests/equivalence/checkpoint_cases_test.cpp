@@ -53,7 +53,8 @@ TEST_P(BothModes, PytorchCheckpointTrigger) {
 TEST_P(BothModes, PytorchCheckpointValid) {
   Counting layer(4);
   const at::Tensor x = torch::randn({2, 4}, at::requires_grad());
-  const at::Tensor y = checkpoint(options(), [&](const at::Tensor& t) { return layer(t); }, x);
+  const at::Tensor y = checkpoint(
+      options(), [&](const at::Tensor& t) { return layer(t); }, x);
   const at::Tensor gradient = torch::autograd::grad({y.sum()}, {x})[0];
   EXPECT_TRUE(same_bits(gradient, torch::autograd::grad({layer(x).sum()}, {x})[0]));
 }
@@ -74,7 +75,8 @@ TEST_P(BothModes, PytorchCheckpointRngCpu) {
   }
 }
 
-// test_checkpoint_non_tensor_inputs_outputs: (scale, t4, None, True, t5, "bar", t1) go through; a second backward fails.
+// test_checkpoint_non_tensor_inputs_outputs: (scale, t4, None, True, t5, "bar", t1) go through; a second backward
+// fails.
 TEST_P(BothModes, PytorchCheckpointNonTensorInputsOutputs) {
   const at::Tensor t1 = torch::rand({10}, at::requires_grad()), t2 = torch::rand({10}, at::requires_grad()),
                    t3 = torch::rand({10});
@@ -114,7 +116,9 @@ TEST_P(BothModes, PytorchCheckpointSequentialOfAnyModules) {
 // test/test_autograd.py, test_checkpointing_without_reentrant_with_context_fn and friends: no differentiable output.
 TEST_P(BothModes, PytorchCheckpointWithoutADifferentiableOutput) {
   const at::Tensor x = torch::randn({3}, at::requires_grad());
-  EXPECT_FALSE(checkpoint(options(), [](const at::Tensor& t) { return t.detach().sin(); }, x).requires_grad());
+  EXPECT_FALSE(checkpoint(
+                   options(), [](const at::Tensor& t) { return t.detach().sin(); }, x)
+                   .requires_grad());
   const auto mixed = checkpoint(
       options(), [](const at::Tensor& t) { return std::pair(t.sin(), t.argmax()); }, x);
   mixed.first.sum().backward();
@@ -158,7 +162,10 @@ TEST_P(BothModes, PytorchSavedObjectIdentity) {
     }
   };
   const at::Tensor constant = torch::ones({3}), x = torch::ones({3}, at::requires_grad());
-  checkpoint(options(), [&](const at::Tensor& t) { return Looks::apply(constant, t); }, x).sum().backward();
+  checkpoint(
+      options(), [&](const at::Tensor& t) { return Looks::apply(constant, t); }, x)
+      .sum()
+      .backward();
   EXPECT_EQ(seen, constant.const_data_ptr());
 }
 
@@ -176,7 +183,8 @@ TEST_P(BothModes, PytorchParameterUsedInAndOut) {
   torch::autograd::impl::set_post_acc_grad_hooks(w, std::make_unique<Count>(accumulated));
   const at::Tensor x = torch::rand({10, 10}, at::requires_grad());
   const at::Tensor h = (w * x).sum();
-  const at::Tensor out = checkpoint(options(), [&](const at::Tensor& t) { return t.mm(w).sin(); }, h.expand({10, 10}));
+  const at::Tensor out = checkpoint(
+      options(), [&](const at::Tensor& t) { return t.mm(w).sin(); }, h.expand({10, 10}));
   out.sum().backward();
   EXPECT_EQ(fired, 1);
   EXPECT_EQ(accumulated, 1);
@@ -219,7 +227,8 @@ TEST_P(BothModes, PytorchAutocastAndItsCache) {
   EXPECT_TRUE(same_bits(plain[1], other[1]));
 }
 
-// Issue pytorch#96136: running statistics are updated once. A rerun calls the module twice, and says so in its contract.
+// Issue pytorch#96136: running statistics are updated once. A rerun calls the module twice, and says so in its
+// contract.
 TEST(CheckpointCases, Pytorch96136BatchNormStatisticsOnce) {
   nn::BatchNorm1d norm(4), reference(4);
   const at::Tensor x = torch::randn({8, 4}, at::requires_grad());
@@ -228,6 +237,27 @@ TEST(CheckpointCases, Pytorch96136BatchNormStatisticsOnce) {
   EXPECT_TRUE(same_bits(norm->running_mean, reference->running_mean));
   EXPECT_TRUE(same_bits(norm->running_var, reference->running_var));
   EXPECT_EQ(norm->num_batches_tracked.item<std::int64_t>(), 1);
+}
+
+// Observers of quantization-aware training: their ranges move once a step.
+TEST(CheckpointCases, FakeQuantObserversMoveOnce) {
+  struct Ranges {
+    at::Tensor on = torch::ones({1}, at::kLong), low = torch::zeros({1}), high = torch::ones({1}),
+               scale = torch::ones({1}), zero = torch::zeros({1}, at::kInt);
+  };
+  const at::Tensor x = torch::randn({64}, at::requires_grad());
+  const auto quantized = [&](Ranges& r, const at::Tensor& t) {
+    return at::fused_moving_avg_obs_fake_quant(t * 3, r.on, r.on, r.low, r.high, r.scale, r.zero, 0.01, 0, 255, 0,
+                                               false, false)
+        .sin();
+  };
+  Ranges plain_ranges, ranges;
+  const at::Tensor plain = torch::autograd::grad({quantized(plain_ranges, x).sum()}, {x})[0];
+  const at::Tensor y = checkpoint([&](const at::Tensor& t) { return quantized(ranges, t); }, x);
+  EXPECT_TRUE(same_bits(plain, torch::autograd::grad({y.sum()}, {x})[0]));
+  EXPECT_TRUE(same_bits(plain_ranges.low, ranges.low));
+  EXPECT_TRUE(same_bits(plain_ranges.high, ranges.high));
+  EXPECT_TRUE(same_bits(plain_ranges.scale, ranges.scale));
 }
 
 // pytorch#193671: RReLU draws, and saves, its slopes.
@@ -259,7 +289,8 @@ TEST(CheckpointCases, NemoAutomodel3325RoutingOfExperts) {
 // Weights changed between forward and recompute: silent elsewhere.
 TEST_P(BothModes, WeightChangedBetweenForwardAndBackward) {
   const at::Tensor w = torch::randn({4}, at::requires_grad()), x = torch::randn({4}, at::requires_grad());
-  const at::Tensor y = checkpoint(options(), [&](const at::Tensor& t) { return (t * w).sin(); }, x);
+  const at::Tensor y = checkpoint(
+      options(), [&](const at::Tensor& t) { return (t * w).sin(); }, x);
   {
     const torch::NoGradGuard no_grad;
     w.add_(1);
@@ -291,6 +322,8 @@ TEST_P(BothModes, CheckpointWrapperLeavesNamesAlone) {
   const at::Tensor y = wrapped.forward(x);
   const at::Tensor gradient = torch::autograd::grad({y.sin().sum()}, {x})[0];
   EXPECT_TRUE(same_bits(gradient, torch::autograd::grad({inner->forward(x).sin().sum()}, {x})[0]));
+  inner->norm->eval();
+  EXPECT_FALSE(CheckpointedImpl<BlockImpl>(inner, options()).inner()->norm->is_training());
   wrapped.eval();
   EXPECT_FALSE(inner->norm->is_training());
   wrapped.to(at::kDouble);
@@ -325,7 +358,8 @@ TEST_P(BothModes, DeepspeedExceptionWhileRecomputing) {
   };
   const Bytes before = testing::cpu().stats().allocated;
   {
-    const at::Tensor y = checkpoint(options(), [](const at::Tensor& t) { return Fails::apply(t.sin().exp()).cos(); }, x);
+    const at::Tensor y = checkpoint(
+        options(), [](const at::Tensor& t) { return Fails::apply(t.sin().exp()).cos(); }, x);
     const at::Tensor random = at::globalContext().defaultGenerator(at::kCPU).get_state();
     EXPECT_THROW(y.sum().backward(), std::runtime_error);
     EXPECT_TRUE(same_bits(random, at::globalContext().defaultGenerator(at::kCPU).get_state()));
@@ -334,14 +368,17 @@ TEST_P(BothModes, DeepspeedExceptionWhileRecomputing) {
   EXPECT_EQ(testing::cpu().stats().allocated, before);
   EXPECT_TRUE(at::GradMode::is_enabled());
   EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
-  const at::Tensor z = checkpoint(options(), [](const at::Tensor& t) { return t.sin().exp(); }, x);
+  const at::Tensor z = checkpoint(
+      options(), [](const at::Tensor& t) { return t.sin().exp(); }, x);
   EXPECT_NO_THROW(z.sum().backward());
 }
 
 TEST_P(BothModes, InferenceModeIsAPlainCall) {
   const c10::InferenceMode inference;
   const at::Tensor x = torch::randn({3});
-  EXPECT_TRUE(same_bits(checkpoint(options(), [](const at::Tensor& t) { return t.sin(); }, x), x.sin()));
+  EXPECT_TRUE(same_bits(checkpoint(
+                            options(), [](const at::Tensor& t) { return t.sin(); }, x),
+                        x.sin()));
 }
 
 }  // namespace

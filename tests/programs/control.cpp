@@ -62,7 +62,7 @@ void die(State& s, const Instruction& i) {
 void open_region(State& s, const Instruction& i) {
   if (s.open_regions >= 4) return;
   ++s.open_regions;
-  s.regions->open(i.variant % 3 != 0);
+  s.regions->open(i.variant);
 }
 
 void close_region(State& s, const Instruction&) {

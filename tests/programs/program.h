@@ -33,7 +33,7 @@ void showValue(const Program& program, std::ostream& out);  // RapidCheck's hook
 
 /// What instructions that open and close regions do; nothing in a plain run.
 struct RegionCalls {
-  std::function<void(bool recompute)> open = [](bool) {};
+  std::function<void(std::uint8_t kind)> open = [](std::uint8_t) {};
   std::function<void()> close = [] {};
 };
 

@@ -3,6 +3,7 @@
 //
 // Usage: random_programs_test [PROGRAMS [SEED]]. A program that fails is shrunk and printed.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <rapidcheck.h>
 
 #include <cstdlib>
@@ -11,10 +12,12 @@
 #include <random>
 #include <string>
 
+#include "snug/models/gpt.h"
 #include "snug/plan/presets.h"
 #include "snug/plan/simulator.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
+#include "tests/programs/layers.h"
 #include "tests/programs/program.h"
 
 namespace rc {
@@ -105,15 +108,31 @@ Outcome run_plain(World& world, const Program& program) {
                     [&](Outcome& outcome) { differentiate(world, program, world.run(program), outcome); });
 }
 
+/// Any of the things that a region can do.
+RegionAction action_of(std::uint8_t kind) {
+  switch (kind % 4) {
+    case 0:
+      return Keep{};
+    case 1:
+      return Selective{.keep = {"aten::mm", "aten::mul", "aten::sin"}};
+    case 2:
+      return SelectivePolicy([kind](const OperatorContext& context) {
+        return static_cast<Choice>((kind / 4 + context.invocation + static_cast<std::int64_t>(context.name.size())) %
+                                   4);
+      });
+    default:
+      return Recompute{};
+  }
+}
+
 Outcome run_in_regions(World& world, const Program& program, bool backward_inside) {
   return outcome_of(world, program, [&](Outcome& outcome) {
     std::vector<std::unique_ptr<Region>> open;
     RegionCalls calls;
-    calls.open = [&](bool recompute) {
-      open.push_back(recompute ? std::make_unique<Region>(Recompute{}) : std::make_unique<Region>(Keep{}));
-    };
+    calls.open = [&](std::uint8_t kind) { open.push_back(std::make_unique<Region>(action_of(kind))); };
     calls.close = [&] { open.pop_back(); };
-    auto whole = std::make_unique<Region>(Recompute{});
+    // With hashes now and then: they must not raise a false alarm.
+    auto whole = std::make_unique<Region>(Recompute{}, RegionOptions{.verify_replay = program.seed % 3 == 0});
     const at::Tensor loss = world.run(program, calls);
     if (!backward_inside) whole.reset();
     differentiate(world, program, loss, outcome);
@@ -207,6 +226,26 @@ void check(const Program& program) {
   if (plain.error.empty()) RC_ASSERT(settled_bytes() == before);
 }
 
+/// The operators of torch::nn's layers and of the models that no program has run under a plan.
+std::vector<std::string> never_run() {
+  auto& memory = testing::cpu();
+  const auto modules = make_layers();
+  std::map<std::string, bool> needed;
+  const auto add = [&](const replay::Forward& forward) {
+    for (const plan::OpInfo& op : replay::record_step(forward, memory).graph.ops) needed[op.name] = true;
+  };
+  add([&] { return call_every_layer(modules); });
+  models::Gpt gpt(
+      models::GptOptions{.blocks = 1, .width = 8, .heads = 2, .sequence = 4, .vocabulary = 16, .dropout = 0.1});
+  const at::Tensor tokens = torch::randint(0, 16, {2, 4});
+  add([&] { return gpt->loss(tokens, tokens); });
+  std::vector<std::string> missing;
+  for (const auto& [name, is_needed] : needed) {
+    if (!totals.operators.contains(name)) missing.push_back(name);
+  }
+  return missing;
+}
+
 }  // namespace
 }  // namespace snug::programs
 
@@ -225,5 +264,11 @@ int main(int argc, char** argv) {
       totals.programs, totals.instructions, totals.skipped, totals.second_order, totals.planned,
       totals.without_gradient, totals.refused_by_plain, totals.replayed, totals.operators.size());
   for (const auto& [text, count] : totals.refusals) std::cout << fmt::format("refused {} x: {}\n", count, text);
+  // With so many, all that models use must have come up.
+  constexpr std::int64_t kEnoughForAll = 5000;
+  const auto missing = snug::programs::never_run();
+  if (!missing.empty())
+    std::cout << fmt::format("operators of layers and models not run: {}\n", fmt::join(missing, ", "));
+  if (totals.programs >= kEnoughForAll && !missing.empty()) return 1;
   return passed ? 0 : 1;
 }

@@ -80,6 +80,13 @@ TEST_F(Anomalies, LeaveTheSessionUsable) {
   EXPECT_NO_THROW(session.backward(step));
 }
 
+TEST_F(Anomalies, OfARegionAreNamedToo) {
+  const Region region(Recompute{}, RegionOptions{.detect_anomalies = true});
+  EXPECT_NO_THROW((w * x).log().sum().backward());
+  x.zero_();
+  EXPECT_THROW((w * x).log(), Error);
+}
+
 TEST_F(Anomalies, OfAForwardPassAloneAreTold) {
   EXPECT_EQ(replay::first_non_finite([&] { return (w * x).log().sum(); }), std::nullopt);
   x.zero_();

@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "snug/base/module_scope.h"
 #include "snug/record/leaf_names.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
@@ -166,6 +167,58 @@ TEST(Region, OperatorsOfOtherThreadsMakeOpaqueValues) {
   const at::Tensor expected = std::exchange(x.mutable_grad(), at::Tensor());
   checkpoint(forward).backward();
   EXPECT_TRUE(same_bits(expected, x.grad()));
+}
+
+TEST(Region, AKeptResultChangedAfterwardsIsAnError) {
+  const at::Tensor x = leaf({4, 4});
+  at::Tensor h, u;
+  {
+    const Region region(Selective{.keep = {"aten::mm"}});
+    h = x.mm(x);
+    u = (h + 1).sin();
+  }
+  h.mul_(2);  // plain autograd did not save it, but the replay of h + 1 reads it
+  EXPECT_THROW((u.sum() + h.sum()).backward(), Error);
+}
+
+TEST(Region, WhatALoopFilledChangedAfterwardsIsAnError) {
+  const at::Tensor x = leaf({4});
+  at::Tensor factors = torch::empty({4}), y;
+  {
+    const Region region(Recompute{});
+    factors = torch::empty({4});
+    std::fill_n(factors.mutable_data_ptr<float>(), 4, 2.0F);
+    y = x * (factors + 1);
+  }
+  factors.mul_(2);
+  EXPECT_THROW(y.sum().backward(), Error);
+}
+
+TEST(Region, APolicyThatThrowsLeavesTheTapeWhole) {
+  const at::Tensor x = leaf({4, 4});
+  const Region outer(Recompute{});
+  const at::Tensor before = x.sin().exp();
+  {
+    const Region inner(SelectivePolicy([](const OperatorContext&) -> Choice { throw std::runtime_error("no idea"); }));
+    EXPECT_THROW(before.cos(), std::runtime_error);
+  }
+  const at::Tensor after = before.tanh().sin();
+  EXPECT_TRUE(same_bits(torch::autograd::grad({after.sum()}, {x})[0],
+                        torch::autograd::grad({x.sin().exp().tanh().sin().sum()}, {x})[0]));
+}
+
+TEST(Region, SaysWhatItKeepsBecauseALoopFilledIt) {
+  const at::Tensor x = torch::randn({1024}, at::requires_grad());
+  const Region region(Recompute{});
+  const ModuleScope scope("mask");
+  at::Tensor factors = torch::empty({1024});
+  std::fill_n(factors.mutable_data_ptr<float>(), 1024, 2.0F);
+  const at::Tensor y = (x * factors).sin();
+  y.sum().backward();
+  const auto lines = region.opaque_values();
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_EQ(lines[0].find("4.0 KiB of aten::empty.memory_format (operator 0 in mask) is kept"), 0U) << lines[0];
+  EXPECT_NE(lines[0].find("TORCH_LIBRARY"), std::string::npos);
 }
 
 TEST(Region, DoesNothingWithoutGradients) {

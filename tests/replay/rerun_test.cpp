@@ -142,6 +142,21 @@ TEST(RerunCheckpoint, AnotherShapeIsAnErrorThatNamesBoth) {
   }
 }
 
+TEST(RerunCheckpoint, DebugTellsWhereTheRunsPart) {
+  auto calls = std::make_shared<int>(0);
+  const at::Tensor x = torch::randn({2}, at::requires_grad());
+  const auto other = [calls](const at::Tensor& t) { return ++*calls == 1 ? t.exp().sin().tanh() : t.exp().cos(); };
+  try {
+    checkpoint(rerun({.debug = true, .early_stop = false}), other, x).sum().backward();
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(
+        std::string(error.what()).find("they part at operator 2 of 3: aten::sin in forward, aten::cos when it ran"),
+        std::string::npos)
+        << error.what();
+  }
+}
+
 TEST(RerunCheckpoint, OtherValuesAreFoundWhenAskedFor) {
   auto calls = std::make_shared<int>(0);
   const at::Tensor x = torch::randn({8}, at::requires_grad());
@@ -237,6 +252,91 @@ TEST(RerunCheckpoint, NestsWithItselfAndWithRegions) {
       EXPECT_TRUE(same_bits(plain, other)) << outer << " around " << inner;
     }
   }
+}
+
+TEST(RerunCheckpoint, ARegionInsideHidesNoWriteFromOneOutside) {
+  const at::Tensor x = torch::rand({4}, at::requires_grad());
+  const auto call = [](const at::Tensor& t, bool region) {
+    at::Tensor u = t * 3;
+    {
+      std::optional<Region> inner;
+      if (region) inner.emplace(Recompute{});
+      u.mul_(2);
+    }
+    return u * 1.5;
+  };
+  const at::Tensor plain = torch::autograd::grad({call(x, false).sin().sum()}, {x})[0];
+  at::Tensor y;
+  {
+    const Region outer(Recompute{});
+    y = checkpoint(kRerun, call, x, true).sin();
+  }
+  EXPECT_TRUE(same_bits(plain, torch::autograd::grad({y.sum()}, {x})[0]));
+}
+
+TEST(RerunCheckpoint, MayDifferentiateInside) {
+  const at::Tensor x = torch::rand({5}, at::requires_grad());
+  const auto call = [](const at::Tensor& t) {
+    const at::Tensor e = (t.sin() * t.cos()).sum();
+    const at::Tensor g = torch::autograd::grad({e}, {t}, {}, true, true)[0];
+    return (g * g).sum();
+  };
+  const at::Tensor plain = torch::autograd::grad({call(x)}, {x})[0];
+  for (const bool early : {true, false}) {
+    EXPECT_TRUE(same_bits(plain, torch::autograd::grad({checkpoint(rerun({.early_stop = early}), call, x)}, {x})[0]));
+    const Region outer(Keep{});
+    EXPECT_TRUE(same_bits(plain, torch::autograd::grad({checkpoint(rerun({.early_stop = early}), call, x)}, {x})[0]));
+  }
+}
+
+TEST(RerunCheckpoint, AWriteToWhatWasSavedIsAnErrorAsInPlainAutograd) {
+  const at::Tensor x = torch::rand({5}, at::requires_grad());
+  const auto call = [](const at::Tensor& t) {
+    at::Tensor u = t * 2;
+    const at::Tensor y = u.sin();
+    u.add_(1);
+    return y.exp() + u;
+  };
+  EXPECT_THROW(torch::autograd::grad({call(x).sum()}, {x}), c10::Error);
+  EXPECT_THROW(torch::autograd::grad({checkpoint(kRerun, call, x).sum()}, {x}), Error);
+}
+
+TEST(RerunCheckpoint, TakesAnArgumentThatWasWrittenBeforeInsideOfARegion) {
+  const at::Tensor w = torch::rand({5}, at::requires_grad());
+  at::Tensor input = torch::zeros({5});
+  input.copy_(torch::rand({5}));
+  const Region outer(Recompute{});
+  const at::Tensor y = checkpoint(
+      kRerun, [&](const at::Tensor& t) { return (t * w).sin(); }, input);
+  EXPECT_TRUE(
+      same_bits(torch::autograd::grad({(input * w).sin().sum()}, {w})[0], torch::autograd::grad({y.sum()}, {w})[0]));
+}
+
+TEST(RerunCheckpoint, TheValuesOfRunningStatisticsAreNotHeldAgainstIt) {
+  torch::nn::BatchNorm1d norm(4);
+  const at::Tensor x = torch::randn({8, 4}, at::requires_grad());
+  const at::Tensor y = checkpoint(
+      rerun({.determinism_check = DeterminismCheck::Values}), [&](const at::Tensor& t) { return norm(t).sin(); }, x);
+  EXPECT_NO_THROW(y.sum().backward());
+}
+
+TEST(RerunCheckpoint, TakesArraysAndRefusesWhatCannotBeCopied) {
+  const at::Tensor x = torch::rand({3}, at::requires_grad());
+  const auto named = [](const at::Tensor& t, const std::string& name) { return name == "sine" ? t.sin() : t.cos(); };
+  EXPECT_NO_THROW(checkpoint(kRerun, named, x, "sine").sum().backward());
+  const auto owns = [held = std::make_unique<int>(3)](const at::Tensor& t) { return t * *held; };
+  EXPECT_THROW(checkpoint(kRerun, owns, x), UsageError);
+  EXPECT_NO_THROW(checkpoint(CheckpointOptions{}, owns, x).sum().backward());
+}
+
+TEST(RerunCheckpoint, AFunctionThatChangesItselfBeginsAnew) {
+  const at::Tensor x = torch::rand({3}, at::requires_grad());
+  const at::Tensor y =
+      checkpoint(
+          kRerun, [calls = 0](const at::Tensor& t) mutable { return (t * static_cast<double>(++calls)).sin(); }, x)
+          .sum();
+  const at::Tensor first = torch::autograd::grad({y}, {x}, {}, true)[0];
+  EXPECT_TRUE(same_bits(first, torch::autograd::grad({y}, {x})[0]));
 }
 
 TEST(RerunCheckpoint, ANestedOneHoldsNoInputsOfItsOwn) {

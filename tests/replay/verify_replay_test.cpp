@@ -59,7 +59,7 @@ TEST(VerifyReplay, PassesWhereReplaysAreRight) {
 
 TEST(VerifyReplay, NamesTheOperatorItsModuleAndThePlace) {
   const at::Tensor x = torch::randn({8192}), w = torch::randn({8192}, at::requires_grad());
-  const CheckpointOptions options{.mode = Replay{.region = Recompute{}, .verify_replay = true}};
+  const CheckpointOptions options{.mode = Replay{.region = Recompute{}, .options = {.verify_replay = true}}};
   const at::Tensor y = checkpoint(options, [&] {
     const ModuleScope scope("blocks.3");
     return w * call_drift(x.sin());
@@ -85,7 +85,7 @@ TEST(VerifyReplay, WithoutItTheGradientIsSilentlyAnotherOne) {
 TEST(VerifyReplay, KeepingTheOperatorIsTheCureThatItNames) {
   const at::Tensor x = torch::randn({8192}), w = torch::randn({8192}, at::requires_grad());
   const CheckpointOptions options{
-      .mode = Replay{.region = Selective{.keep = {"snug_test::drift"}}, .verify_replay = true}};
+      .mode = Replay{.region = Selective{.keep = {"snug_test::drift"}}, .options = {.verify_replay = true}}};
   at::Tensor drifted;
   const at::Tensor y = checkpoint(options, [&] { return w * (drifted = call_drift(x.sin())); });
   EXPECT_TRUE(same_bits(torch::autograd::grad({y.sum()}, {w})[0], drifted));
