@@ -1,6 +1,5 @@
-# Finds xxHash, whose Debian package brings pkg-config only. Defines xxHash::xxhash.
+# Finds xxHash's header, which holds all of it: nothing to link, and nothing to install with snug. Defines xxHash::xxhash.
 find_path(xxHash_INCLUDE_DIR xxhash.h)
-find_library(xxHash_LIBRARY xxhash)
 if(xxHash_INCLUDE_DIR)
   foreach(_part IN ITEMS MAJOR MINOR RELEASE)
     file(STRINGS "${xxHash_INCLUDE_DIR}/xxhash.h" _line REGEX "define XXH_VERSION_${_part}")
@@ -9,10 +8,9 @@ if(xxHash_INCLUDE_DIR)
   set(xxHash_VERSION "${_MAJOR}.${_MINOR}.${_RELEASE}")
 endif()
 include(FindPackageHandleStandardArgs)
-find_package_handle_standard_args(xxHash REQUIRED_VARS xxHash_LIBRARY xxHash_INCLUDE_DIR VERSION_VAR xxHash_VERSION)
+find_package_handle_standard_args(xxHash REQUIRED_VARS xxHash_INCLUDE_DIR VERSION_VAR xxHash_VERSION)
 if(xxHash_FOUND AND NOT TARGET xxHash::xxhash)
-  add_library(xxHash::xxhash UNKNOWN IMPORTED)
-  set_target_properties(xxHash::xxhash PROPERTIES IMPORTED_LOCATION "${xxHash_LIBRARY}"
-                                                  INTERFACE_INCLUDE_DIRECTORIES "${xxHash_INCLUDE_DIR}")
+  add_library(xxHash::xxhash INTERFACE IMPORTED)
+  set_target_properties(xxHash::xxhash PROPERTIES INTERFACE_INCLUDE_DIRECTORIES "${xxHash_INCLUDE_DIR}")
 endif()
-mark_as_advanced(xxHash_INCLUDE_DIR xxHash_LIBRARY)
+mark_as_advanced(xxHash_INCLUDE_DIR)

@@ -1,5 +1,6 @@
 #include "snug/record/contents_hash.h"
 
+#define XXH_INLINE_ALL  // all of it is in the header
 #include <xxhash.h>
 
 #include <ATen/Parallel.h>
