@@ -63,8 +63,7 @@ class SideEffects {
   ~SideEffects() {
     const at::NoGradGuard no_grad;
     for (const auto& [original, before] : overwritten) bytes_of(original).copy_(bytes_of(before));
-    const std::lock_guard lock(random_.generator.mutex());
-    random_.generator.set_state(random_.state);
+    record::restore(random_);
   }
   SideEffects(const SideEffects&) = delete;
   SideEffects& operator=(const SideEffects&) = delete;

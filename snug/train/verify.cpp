@@ -62,8 +62,7 @@ class State {
       const Copies::Entry& e = copies_.entries()[i];
       tensors_[i].copy_(at::from_blob(const_cast<char*>(e.bytes.data()), tensors_[i].sizes(), e.dtype));
     }
-    const std::lock_guard lock(random_.generator.mutex());
-    random_.generator.set_state(random_.state);
+    record::restore(random_);
   }
 
  private:

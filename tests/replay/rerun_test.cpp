@@ -320,6 +320,15 @@ TEST(RerunCheckpoint, TheValuesOfRunningStatisticsAreNotHeldAgainstIt) {
   EXPECT_NO_THROW(y.sum().backward());
 }
 
+TEST(RerunCheckpoint, IsWrittenAsTheDocumentationHasIt) {
+  const at::Tensor x = torch::rand({3}, at::requires_grad());
+  const auto function = [](const at::Tensor& t, int times, const std::string&) { return t.sin() * times; };
+  EXPECT_NO_THROW(snug::checkpoint({.mode = snug::Rerun{}}, function, x, 3, "any argument").sum().backward());
+  torch::nn::Sequential layers(torch::nn::Linear(3, 3), torch::nn::Tanh(), torch::nn::Linear(3, 3), torch::nn::Tanh());
+  EXPECT_NO_THROW(
+      snug::checkpoint_sequential(*layers, 4, x, {.mode = snug::Rerun{.early_stop = false}}).sum().backward());
+}
+
 TEST(RerunCheckpoint, TakesArraysAndRefusesWhatCannotBeCopied) {
   const at::Tensor x = torch::rand({3}, at::requires_grad());
   const auto named = [](const at::Tensor& t, const std::string& name) { return name == "sine" ? t.sin() : t.cos(); };
