@@ -6,6 +6,8 @@
 #include <random>
 #include <utility>
 
+#include "snug/plan/change.h"
+
 namespace snug::plan {
 namespace {
 
@@ -21,13 +23,11 @@ constexpr OpId kLongestNewSegment = 40;
 
 std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
 
+/// Each range once, and none across another.
 bool nest_or_are_disjoint(const std::vector<SegmentRange>& ranges) {
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     for (std::size_t k = 0; k < i; ++k) {
-      const SegmentRange &a = ranges[i], &b = ranges[k];
-      const bool apart = a.end <= b.begin || b.end <= a.begin;
-      const bool inside = (a.begin >= b.begin && a.end <= b.end) || (b.begin >= a.begin && b.end <= a.end);
-      if (a == b || (!apart && !inside)) return false;
+      if (ranges[i] == ranges[k] || !nest_or_apart(ranges[i], ranges[k])) return false;
     }
   }
   return true;

@@ -9,11 +9,6 @@
 namespace snug::plan {
 namespace {
 
-bool nest_or_apart(const SegmentRange& a, const SegmentRange& b) {
-  return a.end <= b.begin || b.end <= a.begin || (a.begin <= b.begin && b.end <= a.end) ||
-         (b.begin <= a.begin && a.end <= b.end);
-}
-
 struct Apply {
   const MemoryPlan& plan;
 
@@ -30,6 +25,11 @@ struct Apply {
 };
 
 }  // namespace
+
+bool nest_or_apart(const SegmentRange& a, const SegmentRange& b) {
+  return a.end <= b.begin || b.end <= a.begin || (a.begin <= b.begin && b.end <= a.end) ||
+         (b.begin <= a.begin && a.end <= b.end);
+}
 
 std::optional<MemoryPlan> changed(const MemoryPlan& plan, const Change& change) {
   return std::visit(Apply{plan}, change);

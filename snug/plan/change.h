@@ -23,6 +23,9 @@ using Change = std::variant<FlipValue, ToggleSegment>;
 /// The plan with the change; its predictions are out of date. Nothing when the new segment would cross another.
 std::optional<MemoryPlan> changed(const MemoryPlan& plan, const Change& change);
 
+/// Whether two segments can be in one plan: apart, or one inside the other.
+bool nest_or_apart(const SegmentRange& a, const SegmentRange& b);
+
 /// Segments that a search may add to any plan: up to `in_a_row` pieces of the step (chain_cuts with that limit), and
 /// each operator with its readers. No range stands there twice.
 std::vector<SegmentRange> likely_segments(const StepGraph& graph, std::size_t pieces, std::size_t in_a_row);
