@@ -113,8 +113,7 @@ decltype(auto) checkpoint_in(const Rerun& options, Function&& function, Argument
 
 /// The same with a choice of how backward gets back what was dropped. With Rerun the function and its arguments are
 /// copied (what an ArrayRef or a pointer points to must live until backward), and it is called again in backward, with
-/// copies of them, this thread's state (precision, grad mode) and, if
-/// asked for, random numbers as they were.
+/// copies of them, this thread's state (precision, grad mode) and, if asked for, random numbers as they were.
 template <class Function, class... Arguments>
 requires std::invocable<Function, Arguments...>
 auto checkpoint(const CheckpointOptions& options, Function&& function, Arguments&&... arguments)
