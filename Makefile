@@ -1,5 +1,5 @@
 # Shorthands for what CMakePresets.json and scripts/ hold; nothing is decided here.
-.PHONY: help setup build test test-opinfo test-programs demo asan bench bench-peers cuda-check format clean
+.PHONY: help setup build test test-opinfo test-programs demo asan tsan bench bench-peers bench-peers-python cuda-check format clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -32,6 +32,11 @@ asan: setup ## Run the unit tests with the address and undefined-behaviour sanit
 	@cmake --build --preset asan -j $(JOBS)
 	@ctest --preset asan -L unit -j1 --no-tests=error
 
+tsan: setup ## Run the thread tests with the thread sanitizer
+	@cmake --preset tsan
+	@cmake --build --preset tsan -j $(JOBS) --target replay_test memory_test
+	@ctest --preset tsan -R '^(replay_threads|memory_test)$$' -j1 --no-tests=error
+
 bench: setup ## Build and run the benchmarks
 	@cmake --preset release
 	@cmake --build --preset release -j $(JOBS) --target bench
@@ -41,10 +46,15 @@ bench-peers: build ## Compare with other memory savers; ARGS=... as benchmarks/p
 	@benchmarks/peers/run.sh rotor build/release/snug examples/gpt-12x384.toml benchmarks/results
 	@benchmarks/peers/run.sh methods build/release/benchmarks/gpt_step benchmarks/results $(ARGS)
 
+bench-peers-python: setup ## Compare with gradient checkpointing in Python; ARGS=... as benchmarks/peers_python/peers.py has them
+	@cmake --preset release
+	@cmake --build --preset release -j $(JOBS) --target snug_python
+	@benchmarks/peers_python/run.sh build/release benchmarks/results $(ARGS)
+
 test-opinfo: setup ## PyTorch's own operator and module samples, all of them, bitwise (10 min)
 	@cmake --preset release
-	@cmake --build --preset release -j $(JOBS) --target snug_opinfo
-	@tests/opinfo/run.sh build/release/tests/opinfo --pin tests/opinfo/all.json $(ARGS)
+	@cmake --build --preset release -j $(JOBS) --target snug_python
+	@tests/opinfo/run.sh build/release --pin tests/opinfo/all.json $(ARGS)
 
 test-programs: setup ## 20,000 random programs, bitwise (10 min); ARGS="COUNT SEED" for others
 	@cmake --preset release

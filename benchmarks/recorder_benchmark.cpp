@@ -118,11 +118,11 @@ void BM_VerifiedReplay(benchmark::State& state) {
   compare_in_turns(
       state, step,
       [&] {
-        session.verify_replays(false);
+        session.verify_replays(snug::VerifyReplay::Off);
         session.backward(forward);
       },
       [&] {
-        session.verify_replays(true);
+        session.verify_replays(snug::VerifyReplay::Hashes);
         session.backward(forward);
       });
   state.counters["replayed"] = static_cast<double>(session.last_step().replayed_ops);

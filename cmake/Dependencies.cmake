@@ -4,7 +4,9 @@ find_package(LibTorch 2.11 REQUIRED)               # tensors, autograd, kernels
 find_package(fmt 9 REQUIRED)                       # text formatting, as std::format is not in g++ 12 [libfmt-dev]
 find_package(nlohmann_json 3.11 REQUIRED)          # JSON: plans, metrics, --json [nlohmann-json3-dev]
 find_package(tomlplusplus 3.3 REQUIRED)            # TOML configuration files [libtomlplusplus-dev]
-find_package(CLI11 2.1 REQUIRED)                   # command line parsing and --help [libcli11-dev]
+if(SNUG_BUILD_COMMAND)
+  find_package(CLI11 2.1 REQUIRED)                 # command line parsing and --help [libcli11-dev]
+endif()
 # record/contents_hash.cpp only.
 find_package(xxHash 0.8 REQUIRED)                  # hashes of contents, to prove replays [libxxhash-dev]
 # plan/minimum_cut.cpp only.

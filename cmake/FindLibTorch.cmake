@@ -12,6 +12,12 @@ if(SNUG_LIBTORCH)
 elseif(DEFINED ENV{SNUG_LIBTORCH} AND NOT "$ENV{SNUG_LIBTORCH}" STREQUAL "")
   list(APPEND _candidates "$ENV{SNUG_LIBTORCH}")
 else()
+  if(SKBUILD)
+    # pip hides the packages of the environment that it installs into; its torch is the one that counts.
+    execute_process(COMMAND "${Python_EXECUTABLE}" -c "import sysconfig; print(sysconfig.get_path('platlib'))"
+                    OUTPUT_VARIABLE _site OUTPUT_STRIP_TRAILING_WHITESPACE)
+    list(APPEND _candidates "${_site}/torch")
+  endif()
   foreach(_python IN ITEMS "$ENV{VIRTUAL_ENV}/bin/python" "$ENV{CONDA_PREFIX}/bin/python"
                            "${PROJECT_SOURCE_DIR}/.venv/bin/python")
     if(EXISTS "${_python}")

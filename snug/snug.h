@@ -3,6 +3,7 @@
 // All that a program needs to train a LibTorch model inside a memory budget.
 #include "snug/base/bytes.h"
 #include "snug/base/errors.h"
+#include "snug/base/module_scope.h"
 #include "snug/memory/device_memory.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/plan/does_not_fit.h"

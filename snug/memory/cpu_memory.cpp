@@ -21,6 +21,13 @@ struct alignas(64) BlockHeader {
 
 namespace {
 
+/// A block of LibTorch's own allocator, from before this one was installed.
+struct AdoptedBlock {
+  c10::DataPtr original;
+  Bytes size;
+  Tag tag;
+};
+
 constexpr Bytes kHeader = sizeof(BlockHeader);
 constexpr Bytes kSmallest = 4_KiB;
 constexpr std::size_t kLargest = std::size_t{1} << 62;  // rounding and sums stay within 63 bits
@@ -81,16 +88,7 @@ c10::DataPtr CpuMemory::allocate(std::size_t bytes) {
         if (newest_ != nullptr) newest_->newer = header;
         newest_ = header;
         ++stats_.allocations;
-        stats_.allocated += block;
-        const std::size_t tag = index(header->tag);
-        stats_.by_tag[tag] += block;
-        stats_.peak_by_tag[tag] = std::max(stats_.peak_by_tag[tag], stats_.by_tag[tag]);
-        high_water_ = std::max(high_water_, stats_.allocated);
-        if (stats_.allocated > stats_.allocated_peak) {
-          stats_.allocated_peak = stats_.allocated;
-          stats_.at_peak_by_tag = stats_.by_tag;
-        }
-        stats_.mapped_peak = std::max(stats_.mapped_peak, pages_.mapped());
+        count(block, header->tag);
         break;
       }
     }
@@ -98,6 +96,19 @@ c10::DataPtr CpuMemory::allocate(std::size_t bytes) {
   }
   std::byte* data = memory + kHeader;
   return {data, data, &CpuMemory::deallocate, cpu};
+}
+
+void CpuMemory::count(Bytes size, Tag tag) {
+  stats_.allocated += size;
+  const std::size_t i = index(tag);
+  stats_.by_tag[i] += size;
+  stats_.peak_by_tag[i] = std::max(stats_.peak_by_tag[i], stats_.by_tag[i]);
+  high_water_ = std::max(high_water_, stats_.allocated);
+  if (stats_.allocated > stats_.allocated_peak) {
+    stats_.allocated_peak = stats_.allocated;
+    stats_.at_peak_by_tag = stats_.by_tag;
+  }
+  stats_.mapped_peak = std::max(stats_.mapped_peak, pages_.mapped() + adopted_);
 }
 
 void CpuMemory::deallocate(void* data) {
@@ -154,7 +165,7 @@ void CpuMemory::refuse(Bytes bytes) const {
   std::partial_sort(details.largest.begin(), details.largest.begin() + static_cast<std::ptrdiff_t>(kept),
                     details.largest.end(), std::greater<>());
   details.largest.resize(kept);
-  throw OutOfBudget(std::move(details));
+  memory::refuse(std::move(details));
 }
 
 c10::DeleterFnPtr CpuMemory::raw_deleter() const { return &CpuMemory::deallocate; }
@@ -164,25 +175,31 @@ void CpuMemory::copy_data(void* to, const void* from, std::size_t bytes) const {
 Stats CpuMemory::stats() const {
   const std::lock_guard lock(mutex_);
   Stats stats = stats_;
-  stats.mapped = pages_.mapped();
-  stats.limit = pages_.limit();
+  stats.mapped = pages_.mapped() + adopted_;
+  stats.limit = limit_;
   return stats;
 }
 
 void CpuMemory::reset_peak() {
   const std::lock_guard lock(mutex_);
   stats_.allocated_peak = stats_.allocated;
-  stats_.mapped_peak = pages_.mapped();
+  stats_.mapped_peak = pages_.mapped() + adopted_;
   stats_.peak_by_tag = stats_.at_peak_by_tag = stats_.by_tag;
 }
 
 void CpuMemory::set_limit(std::optional<Bytes> limit) {
   const std::lock_guard lock(mutex_);
-  pages_.set_limit(limit);
-  if (limit && pages_.mapped() > *limit) {
+  limit_pages(limit);
+  if (limit && pages_.mapped() + adopted_ > *limit) {
     small_.release_empty();
     pages_.release_cached();
   }
+}
+
+/// What was adopted takes its part of the limit.
+void CpuMemory::limit_pages(std::optional<Bytes> limit) {
+  limit_ = limit;
+  pages_.set_limit(limit ? std::optional(std::max<Bytes>(*limit - adopted_, 0)) : std::nullopt);
 }
 
 void CpuMemory::release_cached() {
@@ -193,14 +210,46 @@ void CpuMemory::release_cached() {
 
 void CpuMemory::retag(const c10::Storage& storage, Tag tag) {
   const c10::DataPtr& data = storage.data_ptr();
-  if (data.get_deleter() != &CpuMemory::deallocate || data.get_context() == nullptr) return;
-  BlockHeader* header = header_of(data.get_context());
+  if (data.get_context() == nullptr) return;
+  const bool adopted = data.get_deleter() == &CpuMemory::free_adopted;
+  if (data.get_deleter() != &CpuMemory::deallocate && !adopted) return;
+  auto* block = static_cast<AdoptedBlock*>(adopted ? data.get_context() : nullptr);
+  BlockHeader* header = adopted ? nullptr : header_of(data.get_context());
+  Tag& now = adopted ? block->tag : header->tag;
+  const Bytes size = adopted ? block->size : header->size;
   const std::lock_guard lock(mutex_);
-  if (header->tag == tag) return;
-  stats_.by_tag[index(header->tag)] -= header->size;
-  header->tag = tag;
-  stats_.by_tag[index(tag)] += header->size;
+  if (now == tag) return;
+  stats_.by_tag[index(now)] -= size;
+  now = tag;
+  stats_.by_tag[index(tag)] += size;
   stats_.peak_by_tag[index(tag)] = std::max(stats_.peak_by_tag[index(tag)], stats_.by_tag[index(tag)]);
+}
+
+void CpuMemory::adopt(const c10::Storage& storage) {
+  const c10::DataPtr& data = storage.data_ptr();
+  const bool foreign = data.get_context() != nullptr && storage.device().is_cpu() &&
+                       data.get_deleter() == c10::GetDefaultCPUAllocator()->raw_deleter();
+  if (!foreign) return;
+  auto* block = new AdoptedBlock{{}, round_up(static_cast<Bytes>(storage.nbytes()), SmallHeap::kGranule), Tag::Weights};
+  void* const memory = data.get();
+  block->original = storage.unsafeGetStorageImpl()->set_data_ptr({memory, block, &free_adopted, storage.device()});
+  const std::lock_guard lock(mutex_);
+  adopted_ += block->size;
+  limit_pages(limit_);
+  count(block->size, block->tag);
+}
+
+void CpuMemory::free_adopted(void* context) {
+  auto* block = static_cast<AdoptedBlock*>(context);
+  CpuMemory& memory = instance();
+  {
+    const std::lock_guard lock(memory.mutex_);
+    memory.stats_.allocated -= block->size;
+    memory.stats_.by_tag[index(block->tag)] -= block->size;
+    memory.adopted_ -= block->size;
+    memory.limit_pages(memory.limit_);
+  }
+  delete block;
 }
 
 void CpuMemory::add_pressure_handler(PressureHandler* handler) {

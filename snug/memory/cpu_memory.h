@@ -35,6 +35,7 @@ class CpuMemory final : public c10::Allocator, public DeviceMemory {
   void release_cached() override;
   [[nodiscard]] Bytes rounded(Bytes bytes) const override;
   void retag(const c10::Storage& storage, Tag tag) override;
+  void adopt(const c10::Storage& storage) override;
   void add_pressure_handler(PressureHandler* handler) override;
   void remove_pressure_handler(PressureHandler* handler) override;
   Bytes take_high_water() override;
@@ -42,6 +43,9 @@ class CpuMemory final : public c10::Allocator, public DeviceMemory {
  private:
   CpuMemory() = default;
   static void deallocate(void* data);
+  static void free_adopted(void* block);
+  void count(Bytes size, Tag tag);
+  void limit_pages(std::optional<Bytes> limit);
   std::byte* try_take(Bytes block, bool small);
   void free_block(BlockHeader* header);
   /// How much must be freed so that `bytes` can be taken.
@@ -55,6 +59,8 @@ class CpuMemory final : public c10::Allocator, public DeviceMemory {
   Stats stats_;
   Bytes high_water_ = 0;
   BlockHeader* newest_ = nullptr;  // all live blocks, linked
+  std::optional<Bytes> limit_;
+  Bytes adopted_ = 0;  // outside of the pages
 
   std::shared_mutex handlers_mutex_;
   std::vector<PressureHandler*> handlers_;

@@ -45,8 +45,12 @@ class DeviceMemory {
   /// The bytes that an allocation of `bytes` takes.
   [[nodiscard]] virtual Bytes rounded(Bytes bytes) const = 0;
 
-  /// Moves a block to another tag. Storages that did not come from this allocator are left alone.
+  /// Moves a block to another tag. Storages that did not come from this allocator, and were not adopted, are left alone.
   virtual void retag(const c10::Storage& storage, Tag tag) = 0;
+
+  /// From now on counts a storage that LibTorch's own allocator made before this one was installed, until it is freed,
+  /// tagged as weights. Others are left alone. Not while another thread uses the storage.
+  virtual void adopt(const c10::Storage& storage) { static_cast<void>(storage); }
 
   /// Handlers are asked in the order of their registration. Removing waits for a running call on another thread.
   virtual void add_pressure_handler(PressureHandler* handler) = 0;
@@ -57,7 +61,7 @@ class DeviceMemory {
 };
 
 /// The memory of `device`. Throws UsageError for a device that this build has no backend for. The CPU allocator is
-/// installed when the library is loaded; blocks that existed before are not counted.
+/// installed when the library is loaded; blocks that existed before are not counted until they are adopted.
 DeviceMemory& device_memory(c10::DeviceType device);
 
 }  // namespace snug::memory

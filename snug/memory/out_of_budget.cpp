@@ -6,6 +6,27 @@ namespace snug {
 namespace memory {
 namespace {
 thread_local const std::string* t_operation = nullptr;
+RefusalReader g_reader = nullptr;
+}  // namespace
+
+void set_refusal_reader(RefusalReader reader) noexcept { g_reader = reader; }
+
+void refuse(OutOfBudget::Details details) {
+  try {
+    throw OutOfBudget(std::move(details));
+  } catch (const OutOfBudget&) {
+    throw_into_libtorch();
+  }
+}
+
+std::optional<OutOfBudget::Details> refusal_in(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const OutOfBudget& refusal) {
+    return refusal.details();
+  } catch (...) {
+    return g_reader != nullptr ? g_reader(error) : std::nullopt;
+  }
 }
 
 OperationScope::OperationScope(const std::string* name) noexcept : previous_(t_operation) { t_operation = name; }

@@ -20,6 +20,12 @@ std::string message(const DoesNotFit::Floor& floor) {
   }
   parts += fmt::format("the step itself {}", format_bytes(floor.step_bytes));
   if (!floor.peak_op.empty()) parts += fmt::format(" at {}", floor.peak_op);
+  if (floor.only_begun) {
+    return fmt::format(
+        "does not fit: the budget is {}, and the step cannot be recorded within it: so far it needs at least {} ({} "
+        "bytes: {}); raise the budget, or use a smaller batch or sequence",
+        format_bytes(floor.budget), format_bytes(floor.floor), floor.floor, parts);
+  }
   return fmt::format(
       "does not fit: the budget is {}, but the smallest that strategy {} can do with is {} ({} bytes: {}); raise the "
       "budget to that, or use a smaller batch or sequence",
@@ -37,7 +43,8 @@ DoesNotFit::Floor plan::floor_of(const StepGraph& graph, const MemoryPlan& least
           graph.static_by_tag,
           least.predicted_peak - graph.static_bytes,
           op == kNoOp ? std::string() : graph.ops[static_cast<std::size_t>(op)].name,
-          least.strategy};
+          least.strategy,
+          /*only_begun=*/false};
 }
 
 }  // namespace snug

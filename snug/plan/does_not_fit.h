@@ -22,6 +22,9 @@ class DoesNotFit : public Error {
     Bytes step_bytes = 0;                  ///< what the step adds at its peak
     std::string peak_op;                   ///< the operator that runs there, empty between operators
     std::string strategy;                  ///< whose plans were tried
+    /// The step could not be recorded within the budget: no more of it is known than that it needs this much where the
+    /// recording stopped.
+    bool only_begun = false;
   };
   explicit DoesNotFit(Floor floor);
   [[nodiscard]] const Floor& floor() const noexcept { return floor_; }

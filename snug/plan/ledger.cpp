@@ -30,6 +30,12 @@ void Ledger::hold(ValueId value) {
   e.held = true;
 }
 
+void Ledger::offload(ValueId value) {
+  Entry& e = entry(value);
+  e.held = e.cached = false;
+  e.offloaded = true;
+}
+
 void Ledger::lose(ValueId value) {
   Entry& e = entry(value);
   e.held = e.cached = false;
@@ -117,6 +123,7 @@ void Ledger::want(OpId first) {
 }
 
 Replay Ledger::schedule(ValueId target) const {
+  if (offloaded(target)) return {{}, {}, {target}};
   const OpId last = flow_.producer(target);
   if (last == kNoOp) throw std::logic_error("ledger: a leaf is absent and cannot be made again");
   const SegmentId segment = flow_.scope(target);
@@ -132,7 +139,7 @@ Replay Ledger::schedule(ValueId target) const {
     stack.pop_back();
     first = std::min(first, op);
     for (ValueId input : flow_.inputs(op)) {
-      if (resident(input)) continue;
+      if (at_hand(input)) continue;
       const OpId producer = flow_.producer(input);
       if (producer == kNoOp) throw std::logic_error("ledger: a leaf is absent and cannot be made again");
       if (op_marks_.get(at(producer)) != 0) continue;
@@ -153,10 +160,10 @@ Replay Ledger::schedule(ValueId target) const {
     bool reads_ours = false;
     bool ready = true;
     for (ValueId input : flow_.inputs(op)) {
-      if (made_here(input) && !resident(input)) {
+      if (made_here(input) && !at_hand(input)) {
         reads_ours = true;
       } else {
-        ready = ready && resident(input);
+        ready = ready && at_hand(input);
       }
     }
     if (reads_ours && ready) op_marks_.set(at(op), kAlong);
@@ -171,7 +178,7 @@ Replay Ledger::schedule(ValueId target) const {
     }
     if (demand(op) == 0 || encloses(here)) continue;
     for (ValueId input : flow_.inputs(op)) {
-      if (resident(input)) continue;
+      if (at_hand(input)) continue;
       const SegmentId born = flow_.segment(flow_.producer(input));
       if (born != here && encloses(flow_.common_segment(born, here))) value_marks_.add(at(input), kStays);
     }
@@ -198,8 +205,10 @@ Replay Ledger::schedule(ValueId target) const {
       if (value_marks_.get(at(out.value)) == 0 && out.value != target) step.drops.push_back(out.value);
     }
     for (ValueId input : flow_.inputs(op)) {
-      if (resident(input)) {
+      if (at_hand(input)) {
         replay.sources.push_back(input);
+        if (!resident(input) && std::ranges::find(replay.loads, input) == replay.loads.end())
+          replay.loads.push_back(input);
         continue;
       }
       if (marked(input, kRead)) continue;

@@ -23,7 +23,8 @@ struct ReplayStep {
 /// The operators that make a value again, in the order of the recording.
 struct Replay {
   std::vector<ReplayStep> steps;
-  std::vector<ValueId> sources;  ///< resident values that the steps read
+  std::vector<ValueId> sources;  ///< values that the steps read: resident, or among the loads
+  std::vector<ValueId> loads;    ///< offloaded values to be fetched first; they are cached then
 };
 
 /// Keeps the books of one recorded step: which values are resident, which saved tensors wait for them, and what must
@@ -31,7 +32,7 @@ struct Replay {
 /// The executor and the simulator share it, so that they agree by construction.
 ///
 /// A value is *held* (resident until nobody needs it), *cached* (made again by a replay, until its saved tensors have
-/// been unpacked), or absent. It is needed while a saved tensor stands for it or an operator that will be replayed
+/// been unpacked), or absent; an absent leaf may be *offloaded*, so that the caller can fetch it. It is needed while a saved tensor stands for it or an operator that will be replayed
 /// reads it. Not synchronized.
 class Ledger {
  public:
@@ -43,9 +44,13 @@ class Ledger {
   /// The value's contents were overwritten: it is absent from here on. `drop` is not called.
   void lose(ValueId value);
 
+  /// The value, a leaf, is absent, and the caller can fetch it whenever a replay asks for it.
+  void offload(ValueId value);
+
   [[nodiscard]] bool held(ValueId value) const { return has(value) && entry(value).held; }
   [[nodiscard]] bool cached(ValueId value) const { return has(value) && entry(value).cached; }
   [[nodiscard]] bool resident(ValueId value) const { return held(value) || cached(value); }
+  [[nodiscard]] bool offloaded(ValueId value) const { return has(value) && entry(value).offloaded; }
   /// A saved tensor stands for it, or an operator that would be replayed reads it.
   [[nodiscard]] bool needed(ValueId value) const {
     return has(value) && (entry(value).packs > 0 || entry(value).readers > 0);
@@ -101,6 +106,7 @@ class Ledger {
     std::int32_t wanted = 0;   // running replays that will read it
     bool held = false;
     bool cached = false;
+    bool offloaded = false;
   };
   /// Marks on operators or values that are all zero again at each begin().
   class Marks {
@@ -131,6 +137,7 @@ class Ledger {
   void grow(ValueId value);
   const Entry& entry(ValueId value) const { return entries_[static_cast<std::size_t>(value)]; }
   int demand(OpId op) const;
+  bool at_hand(ValueId value) const { return resident(value) || offloaded(value); }
   static bool idle(const Entry& e) { return e.pins == 0 && e.wanted == 0; }
   bool stays(ValueId value) const { return keep_leaves_ && flow_.is_leaf(value); }
   void want(OpId op);

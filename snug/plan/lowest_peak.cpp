@@ -1,10 +1,7 @@
 #include "snug/plan/lowest_peak.h"
 
 #include <algorithm>
-#include <array>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <utility>
 
 #include "snug/plan/chain.h"
@@ -15,14 +12,13 @@
 #include "snug/plan/presets.h"
 #include "snug/plan/price_search.h"
 #include "snug/plan/simulator.h"
+#include "snug/plan/timeless.h"
 
 namespace snug::plan {
 namespace {
 
 constexpr std::size_t kStarts = 3;
 constexpr std::size_t kFewOps = 500;  // below it, time is no matter
-// Operators that take long for what they make, by parts of their names.
-constexpr std::array<std::string_view, 6> kHeavy = {"mm", "conv", "attention", "lstm", "gru", "linear"};
 
 std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
 
@@ -76,13 +72,10 @@ class LowestPeak {
 
 std::vector<MemoryPlan> low_plans(const StepGraph& graph, std::size_t pieces, Effort effort) {
   StepGraph timeless = graph;
-  // As if operators took as long as what they make is large: about right, and the same in each recording.
   for (OpId op = 0; op < timeless.flow.ops(); ++op) {
-    Bytes bytes = 4_KiB;
+    Bytes bytes = 0;
     for (const Output& out : timeless.flow.outputs(op)) bytes += timeless.values[at(out.value)].bytes;
-    const std::string& name = timeless.ops[at(op)].name;
-    const bool heavy = std::ranges::any_of(kHeavy, [&](std::string_view part) { return name.find(part) != name.npos; });
-    timeless.ops[at(op)].seconds = (heavy ? 20e-9 : 1e-9) * static_cast<double>(bytes);
+    timeless.ops[at(op)].seconds = timeless_seconds(timeless.ops[at(op)].name, bytes);
   }
   timeless.step_seconds = 1;
   std::vector<MemoryPlan> plans{plan_every_block(timeless)};

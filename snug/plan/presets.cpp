@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/plan/operator_name.h"
 #include "snug/plan/pieces.h"
 #include "snug/plan/simulator.h"
 
@@ -143,15 +144,19 @@ MemoryPlan plan_sequential(const StepGraph& graph, int segments) {
 
 MemoryPlan plan_selective(const StepGraph& graph, std::span<const std::string> operators) {
   const auto blocks = blocks_for(graph, "selective", "blocks", 1);
-  std::set<std::string> kept(operators.begin(), operators.end());
-  if (kept.empty())
+  if (operators.empty())
     throw UsageError("plan: selective: name the operators whose results are kept, as in selective(aten::mm)");
   MemoryPlan plan = drop_inside(graph, blocks);
-  std::set<std::string> unseen = kept;
+  std::set<std::string> unseen(operators.begin(), operators.end());
   for (OpId op = 0; op < graph.flow.ops(); ++op) {
     const std::string& name = graph.ops[at(op)].name;
-    if (!kept.contains(name)) continue;
-    unseen.erase(name);
+    bool kept = false;
+    for (const std::string& written : operators) {
+      if (!names_operator(written, name)) continue;
+      kept = true;
+      unseen.erase(written);
+    }
+    if (!kept) continue;
     for (const Output& out : graph.flow.outputs(op)) plan.actions[at(out.value)] = Keep{};
   }
   if (!unseen.empty()) {

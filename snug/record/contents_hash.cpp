@@ -21,15 +21,17 @@ std::uint64_t contents_hash(const at::Tensor& tensor) {
   return XXH3_64bits(plain.const_data_ptr(), plain.nbytes());
 }
 
+at::Tensor dense_on_cpu(const at::Tensor& tensor) {
+  if (tensor.is_non_overlapping_and_dense() && tensor.is_cpu()) return tensor;
+  const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
+  return tensor.to(at::kCPU).contiguous();
+}
+
 BlockHashes BlockHashes::of(const at::Tensor& tensor) {
   BlockHashes result;
   result.item_size = static_cast<std::int64_t>(tensor.itemsize());
-  at::Tensor plain = tensor;
-  if (!tensor.is_non_overlapping_and_dense() || !tensor.is_cpu()) {
-    const at::NoGradGuard no_grad;
-    const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
-    plain = tensor.to(at::kCPU).contiguous();
-  }
+  const at::Tensor plain = dense_on_cpu(tensor);
   const auto bytes = static_cast<Bytes>(plain.nbytes());
   const auto* data = static_cast<const std::byte*>(plain.const_data_ptr());
   result.blocks.resize(static_cast<std::size_t>((bytes + kBlock - 1) / kBlock));

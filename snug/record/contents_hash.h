@@ -14,14 +14,16 @@ namespace snug::record {
 /// do not count.
 std::uint64_t contents_hash(const at::Tensor& tensor);
 
+/// The tensor itself where its elements lie densely in some order in the CPU's memory, else a copy that does.
+at::Tensor dense_on_cpu(const at::Tensor& tensor);
+
 /// Hashes of a tensor's elements, block by block, so that a difference has a place.
 struct BlockHashes {
   static constexpr Bytes kBlock = 4096;
   std::vector<std::uint64_t> blocks;
   std::int64_t item_size = 1;  ///< bytes of an element, for messages
 
-  /// On all of LibTorch's threads. In the order of memory where the elements lie densely; else, and for other devices,
-  /// through a copy.
+  /// On all of LibTorch's threads, of what dense_on_cpu makes of it.
   static BlockHashes of(const at::Tensor& tensor);
 
   /// The first block that differs.

@@ -1,9 +1,12 @@
 #include "snug/record/recording.h"
 
+#include <ATen/SavedTensorHooks.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
 #include <utility>
+
+#include "snug/base/errors.h"
 
 namespace snug::record {
 namespace {
@@ -12,14 +15,21 @@ constexpr int kNoBackward = -1;
 
 thread_local std::shared_ptr<Tape> t_tape;
 thread_local int t_task = kNoBackward;  // the backward pass that the recording began in
+thread_local std::size_t t_python_hooks = 0;
+thread_local const OperatorGate::Before* t_before = nullptr;
 const std::shared_ptr<Tape> kNone;
 
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   // Only the outermost call is seen: what a composite kernel calls is part of it.
   const c10::impl::ExcludeDispatchKeyGuard once(kRecordingKey);
+  if (t_before != nullptr) (*t_before)(op, *stack);
   const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRecordingKey);
   if (const auto& tape = recording_tape()) {
-    tape->record(op, below, *stack);
+    try {
+      tape->record(op, below, *stack);
+    } catch (const Error&) {
+      throw_into_libtorch();
+    }
   } else {
     op.redispatchBoxed(below, stack);
   }
@@ -33,6 +43,17 @@ const std::shared_ptr<Tape>& recording_tape() {
   // Operators of a backward pass that was started inside the scope are not the step's.
   if (!t_tape || torch::autograd::get_current_graph_task_id() != t_task) return kNone;
   return t_tape;
+}
+
+OperatorGate::OperatorGate(Before before)
+    : before_(std::move(before)), previous_(std::exchange(t_before, &before_)), key_(kRecordingKey) {}
+OperatorGate::~OperatorGate() { t_before = previous_; }
+
+PythonHooksOutside::PythonHooksOutside()
+    : previous_(std::exchange(t_python_hooks, at::SavedTensorDefaultHooks::get_tls_state().stack.size())) {}
+PythonHooksOutside::~PythonHooksOutside() { t_python_hooks = previous_; }
+bool PythonHooksOutside::any_inside() {
+  return at::SavedTensorDefaultHooks::get_tls_state().stack.size() > t_python_hooks;
 }
 
 Recording::Recording(std::shared_ptr<Tape> tape)

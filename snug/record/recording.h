@@ -2,6 +2,7 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -17,6 +18,39 @@ inline constexpr c10::DispatchKey kRecordingKey = c10::DispatchKey::Fake;
 /// started inside of it.
 const std::shared_ptr<Tape>& recording_tape();
 
+/// In a Python process: those torch.autograd.graph.saved_tensors_hooks that are active on this thread when the scope
+/// begins are around it, and what comes later is further inside. Part of all that takes saved tensors.
+class PythonHooksOutside {
+ public:
+  PythonHooksOutside();
+  ~PythonHooksOutside();
+  PythonHooksOutside(const PythonHooksOutside&) = delete;
+  PythonHooksOutside& operator=(const PythonHooksOutside&) = delete;
+
+  /// Whether some of them are further inside than the innermost scope.
+  static bool any_inside();
+
+ private:
+  std::size_t previous_;
+};
+
+/// Calls `before` in front of every operator below autograd and autocast that this thread runs while the scope lives,
+/// recorded or not, but for those inside of others. It may throw: the operator does not run then. The innermost scope
+/// counts.
+class OperatorGate {
+ public:
+  using Before = std::function<void(const c10::OperatorHandle& op, const torch::jit::Stack& stack)>;
+  explicit OperatorGate(Before before);
+  ~OperatorGate();
+  OperatorGate(const OperatorGate&) = delete;
+  OperatorGate& operator=(const OperatorGate&) = delete;
+
+ private:
+  Before before_;
+  const Before* previous_;
+  c10::impl::IncludeDispatchKeyGuard key_;
+};
+
 /// Records this thread's operators on a tape for the life of the scope. Scopes nest; the innermost tape records.
 class Recording {
  public:
@@ -28,6 +62,7 @@ class Recording {
  private:
   std::shared_ptr<Tape> previous_;
   int previous_task_;
+  PythonHooksOutside python_hooks_;
   c10::impl::IncludeDispatchKeyGuard key_;
 };
 

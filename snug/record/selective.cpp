@@ -4,17 +4,14 @@
 #include <utility>
 
 #include "snug/base/module_scope.h"
+#include "snug/plan/operator_name.h"
 
 namespace snug::record {
-
-bool names_operator(std::string_view meant, std::string_view name) {
-  return name == meant || (name.size() > meant.size() && name.starts_with(meant) && name[meant.size()] == '.');
-}
 
 SelectivePolicy policy_of(Selective selective) {
   return [selective = std::move(selective)](const OperatorContext& context) {
     const bool keep =
-        std::ranges::any_of(selective.keep, [&](const auto& op) { return names_operator(op, context.name); }) ||
+        std::ranges::any_of(selective.keep, [&](const auto& op) { return plan::names_operator(op, context.name); }) ||
         std::ranges::any_of(selective.keep_modules, [&](const auto& m) { return is_in_module(context.module, m); });
     return keep ? Choice::MustKeep : Choice::PreferRecompute;
   };

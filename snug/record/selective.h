@@ -6,11 +6,25 @@
 #include <string_view>
 #include <vector>
 
+#include "snug/base/bytes.h"
+
 namespace snug {
 
 /// What a policy says of the results of one operator. PyTorch's CheckpointPolicy. In a session the plan may overrule
 /// what is only preferred; it is made around what must be.
-enum class Choice : std::uint8_t { PreferRecompute, PreferKeep, MustRecompute, MustKeep };
+enum class Choice : std::uint8_t {
+  PreferRecompute,
+  PreferKeep,
+  MustRecompute,
+  MustKeep,
+  Offload  ///< what autograd saves of them leaves the device's memory, as in snug::Offload. A session's plan may not
+};
+
+/// What autograd saves is moved out of the device's memory, and fetched in backward: from an accelerator's to the
+/// CPU's, from the CPU's to a file in TMPDIR. Smaller storages stay. In a session its plan decides.
+struct Offload {
+  Bytes min_bytes = 1 << 20;
+};
 
 /// The operator that a policy is asked about, as it runs.
 struct OperatorContext {
@@ -32,9 +46,6 @@ struct Selective {
 namespace record {
 
 SelectivePolicy policy_of(Selective selective);
-
-/// Whether an operator's name with its overload is the one that is meant: "aten::add.Tensor" is "aten::add" too.
-bool names_operator(std::string_view meant, std::string_view name);
 
 }  // namespace record
 }  // namespace snug

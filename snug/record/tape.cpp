@@ -8,6 +8,7 @@
 #include "snug/base/errors.h"
 #include "snug/record/leaf_names.h"
 #include "snug/record/profiler.h"
+#include "snug/record/recording.h"
 
 namespace snug::record {
 
@@ -61,7 +62,7 @@ plan::ValueId Tape::value_of(const at::Tensor& tensor) {
     const Leaf& leaf = leaves_[at(s.leaf)];
     // Written since by something that is not recorded: other contents, so another value.
     if (leaf.versioned && leaf.version.current_version() != leaf.seen) return new_leaf(tensor);
-    if (!ledger_.held(value)) hold(value, tensor.storage());
+    if (!ledger_.held(value) && !ledger_.offloaded(value)) hold(value, tensor.storage());
   }
   return value;
 }
@@ -70,14 +71,15 @@ plan::ValueId Tape::read(const at::Tensor& tensor, bool written) {
   const plan::ValueId value = value_of(tensor);
   ValueState& s = values_[at(value)];
   s.read = true;
+  const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
+  const bool versioned = version.enabled();
+  const std::uint32_t seen = versioned ? version.current_version() : 0;
   if (s.uninitialized) {
-    const c10::VariableVersion version = tensor.unsafeGetTensorImpl()->version_counter();
-    const bool versioned = version.enabled();
     // What an operator fills in part is no riddle.
-    make_opaque(value, version, versioned ? version.current_version() : 0, versioned, /*reported=*/!written);
+    make_opaque(value, version, seen, versioned, /*reported=*/!written);
     hold(value, tensor.storage());
   } else if (!ledger_.held(value) && escapes(value)) {
-    hold(value, tensor.storage());
+    keep(value, tensor.storage(), version, seen, versioned);
   }
   return value;
 }
@@ -92,6 +94,31 @@ void Tape::hold(plan::ValueId value, const c10::Storage& storage) {
   state(value).storage = storage;
   ledger_.hold(value);
 }
+
+/// A replay will need it: it is held, or leaves the device's memory.
+void Tape::keep(plan::ValueId value, const c10::Storage& storage, const c10::VariableVersion& version,
+                std::uint32_t seen, bool versioned) {
+  ValueState& s = state(value);
+  if (!std::exchange(s.offloads, false)) return hold(value, storage);
+  try {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
+    offloaded_.emplace(value, memory::Offloaded(storage, s.nbytes, spill_file_));
+  } catch (...) {
+    failure_ = std::current_exception();  // of the operator that runs, if any
+    return hold(value, storage);
+  }
+  offloaded_bytes_ += s.nbytes;
+  if (!flow_.is_leaf(value)) {
+    flow_.make_leaf(value);
+    s.leaf = static_cast<std::int32_t>(leaves_.size());
+    leaves_.push_back({version, seen, versioned, false, {}});
+  }
+  leaves_[at(s.leaf)].snapshot = true;
+  ledger_.offload(value);
+}
+
+void Tape::load(plan::ValueId value) { put(value, offloaded_.at(value).load()); }
 
 /// It is read, and something that is not recorded must have filled it.
 void Tape::make_opaque(plan::ValueId value, const c10::VariableVersion& version, std::uint32_t seen, bool versioned,
@@ -129,41 +156,36 @@ void Tape::dropped(plan::ValueId value) {
 void Tape::put(plan::ValueId value, c10::Storage storage) {
   state(value).storage = std::move(storage);
   ledger_.cache(value);
-  if (verifies_) check_hash(value);
+  if (verify_ != VerifyReplay::Off) check_contents(value);
 }
 
-void Tape::note_for_hash(plan::ValueId value, const View& view) {
+void Tape::note_contents(plan::ValueId value, const View& view) {
   const plan::OpId op = flow_.producer(value);
   if (op == plan::kNoOp) return;
   const auto outputs = flow_.outputs(op);
   const auto index = std::ranges::find(outputs, value, &plan::Output::value) - outputs.begin();
   const OutputSlot& slot = output_slot(call(op), static_cast<std::size_t>(index));
   if (slot.is_argument || call(op).traits->scratch_result != slot.position)
-    hashed_.try_emplace(value, Hashed{view, {}});
+    verified_.try_emplace(value, Verified{view, {}});
 }
 
-void Tape::hash(plan::ValueId value, const c10::Storage& storage) {
-  const auto found = hashed_.find(value);
-  if (found == hashed_.end() || found->second.hashes) return;
-  found->second.hashes = BlockHashes::of(geometry_.tensor(found->second.view, storage));
+void Tape::remember(plan::ValueId value, const c10::Storage& storage) {
+  const auto found = verified_.find(value);
+  if (found == verified_.end() || found->second.then) return;
+  found->second.then.emplace(geometry_.tensor(found->second.view, storage), verify_);
 }
 
-void Tape::check_hash(plan::ValueId value) const {
-  const auto then = hashed_.find(value);
-  if (then == hashed_.end() || !then->second.hashes) return;
-  const BlockHashes& expected = *then->second.hashes;
-  const at::Tensor now = geometry_.tensor(then->second.view, storage(value));
-  const auto place = expected.first_difference(BlockHashes::of(now));
-  if (!place) return;
-  const Bytes begin = static_cast<Bytes>(*place) * BlockHashes::kBlock;
-  const Bytes end = std::min(begin + BlockHashes::kBlock, static_cast<Bytes>(now.nbytes()));
+void Tape::check_contents(plan::ValueId value) const {
+  const auto found = verified_.find(value);
+  if (found == verified_.end() || !found->second.then) return;
+  const at::Tensor now = geometry_.tensor(found->second.view, storage(value));
+  const auto difference = found->second.then->difference(now);
+  if (!difference) return;
   const plan::OpId op = flow_.producer(value);
   throw Error(
       fmt::format("verify_replay: {} made other bits than in forward: of its result of {}, the first difference is in "
-                  "elements {} to "
                   "{}; what does not repeat itself must be kept: snug::Region(snug::Selective{{.keep = {{\"{}\"}}}})",
-                  describe(op), format_bytes(static_cast<Bytes>(now.nbytes())), begin / expected.item_size,
-                  (end - 1) / expected.item_size, call(op).traits->name));
+                  describe(op), format_bytes(static_cast<Bytes>(now.nbytes())), *difference, call(op).traits->name));
 }
 
 plan::OpId Tape::op_of_sequence(std::uint64_t number) const {
@@ -193,7 +215,7 @@ bool Tape::program_let_go(plan::ValueId value) const {
 }
 
 void Tape::evict(plan::ValueId value) {
-  if (verifies_) hash(value, storage(value));
+  if (verify_ != VerifyReplay::Off) remember(value, storage(value));
   ledger_.evict(value);
   ++evictions_;
 }
@@ -247,21 +269,29 @@ void Tape::check_inputs(plan::OpId op) const {
   }
 }
 
+std::vector<c10::Storage> Tape::leaf_storages() const {
+  std::vector<c10::Storage> storages;
+  for (const ValueState& s : values_) {
+    if (s.leaf >= 0 && s.storage) storages.push_back(s.storage);
+  }
+  return storages;
+}
+
 std::vector<std::pair<c10::Storage, c10::Storage>> Tape::overwritten_leaves() const {
   std::vector<std::pair<c10::Storage, c10::Storage>> pairs;
   for (const ValueState& s : values_) {
-    if (s.leaf >= 0 && leaves_[at(s.leaf)].snapshot) pairs.emplace_back(leaves_[at(s.leaf)].original, s.storage);
+    if (s.leaf >= 0 && leaves_[at(s.leaf)].original) pairs.emplace_back(leaves_[at(s.leaf)].original, s.storage);
   }
   return pairs;
 }
 
 // --- regions -------------------------------------------------------------------------------------------------------
 
-void Tape::open_region(bool recompute, SelectivePolicy policy) {
+void Tape::open_region(bool recompute, SelectivePolicy policy, Bytes min_offload) {
   const std::lock_guard lock(mutex_);
   bind_all();
   if (planned()) {  // segments are the plan's
-    regions_.push_back({current_segment(), recompute, std::move(policy)});
+    regions_.push_back({current_segment(), recompute, std::move(policy), min_offload});
     return;
   }
   const plan::SegmentId parent = current_segment();
@@ -270,7 +300,7 @@ void Tape::open_region(bool recompute, SelectivePolicy policy) {
   recompute_.resize(at(segment) + 1, 0);
   recompute_[at(segment)] = recompute;
   covered_[at(segment)] = recompute || covered(parent);
-  regions_.push_back({segment, recompute, std::move(policy)});
+  regions_.push_back({segment, recompute, std::move(policy), min_offload});
 }
 
 void Tape::close_region() {
@@ -301,8 +331,11 @@ bool Tape::keeps_when_saved(plan::ValueId value) const {
 // --- saved tensors -------------------------------------------------------------------------------------------------
 
 bool Tape::save(const at::Tensor& tensor, SavedTensor& saved) {
-  if (!is_plain(tensor)) return false;
   const std::lock_guard lock(mutex_);
+  if (!is_plain(tensor)) {
+    ++unplain_saved_;
+    return false;
+  }
   saved.view = geometry_.add(tensor);
   saved.storage = tensor.storage();
   saved.version = tensor.unsafeGetTensorImpl()->version_counter();
@@ -335,16 +368,30 @@ void Tape::bind(SavedTensor& saved) {
   saved.view.value = value;
   saved.bound = true;
   ledger_.pack(value);
-  if (verifies_) note_for_hash(value, saved.view);
-  if (!ledger_.held(value)) {
-    if (keeps_when_saved(value)) {
-      hold(value, saved.storage);
-    } else if (verifies_) {
-      hash(value, saved.storage);
+  if (verify_ != VerifyReplay::Off) note_contents(value, saved.view);
+  if (!ledger_.held(value) && !ledger_.offloaded(value)) {
+    if (s.offloads || keeps_when_saved(value)) {
+      keep(value, saved.storage, saved.version, saved.seen_version, saved.versioned);
+    } else if (verify_ != VerifyReplay::Off) {
+      remember(value, saved.storage);
     }
   }
   if (profiler_ != nullptr) profiler_->saved(value);
   saved.storage = c10::Storage();
+}
+
+SavedCounts Tape::saved_counts() const {
+  const std::lock_guard lock(mutex_);
+  SavedCounts counts;
+  counts.layout = unplain_saved_;
+  for (plan::ValueId v = 0; v < flow_.values(); ++v) {
+    const int saved = ledger_.packs(v);
+    (ledger_.offloaded(v) ? counts.dropped
+     : flow_.is_leaf(v)   ? counts.leaves
+     : ledger_.held(v)    ? counts.kept
+                          : counts.dropped) += saved;
+  }
+  return counts;
 }
 
 void Tape::bind_all() {
@@ -361,6 +408,7 @@ void Tape::forget(SavedTensor& saved, bool consumed) {
   }
   if (profiler_ != nullptr) profiler_->released(saved.view.value);
   ledger_.release(saved.view.value, consumed);
+  if (!offloaded_.empty() && finished() && !ledger_.needed(saved.view.value)) offloaded_.erase(saved.view.value);
   if (profiler_ != nullptr) profiler_->rebase();
 }
 

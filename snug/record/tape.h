@@ -13,14 +13,16 @@
 #include <vector>
 
 #include "snug/base/bytes.h"
+#include "snug/memory/offloaded.h"
 #include "snug/plan/dataflow.h"
 #include "snug/plan/ledger.h"
 #include "snug/plan/memory_plan.h"
 #include "snug/plan/segments.h"
 #include "snug/plan/step_graph.h"
 #include "snug/record/call.h"
-#include "snug/record/contents_hash.h"
 #include "snug/record/random_state.h"
+#include "snug/record/remembered.h"
+#include "snug/record/saved_counts.h"
 #include "snug/record/selective.h"
 #include "snug/record/view.h"
 
@@ -88,8 +90,9 @@ class Tape {
 
   /// Values born until close_region() are dropped (recompute) or kept, or as the policy says. Regions nest, the
   /// innermost wins. A value that leaves a region which drops it is kept, unless an enclosing region can make it again.
-  /// In a planned step (see planned) only what a policy says must be counts.
-  void open_region(bool recompute, SelectivePolicy policy = {});
+  /// What is to be offloaded and is smaller than `min_offload` is kept. In a planned step (see planned) only what a
+  /// policy says must be counts.
+  void open_region(bool recompute, SelectivePolicy policy = {}, Bytes min_offload = 0);
   void close_region();
   /// Whether a plan decides, or will be made from this recording.
   [[nodiscard]] bool planned() const noexcept { return profiler_ != nullptr || planned_segments_.has_value(); }
@@ -111,9 +114,9 @@ class Tape {
   void finish();
   [[nodiscard]] bool finished() const noexcept { return ledger_.settled(); }
 
-  /// From now on the contents of what is dropped are hashed, and compared when they are made again: a replay that makes
-  /// other bits throws Error, naming the operator, its module and the place.
-  void verify_replays() noexcept { verifies_ = true; }
+  /// From now on the contents of what is dropped are remembered, and compared when they are made again: a replay that
+  /// makes other bits throws Error, naming the operator, its module and the place.
+  void verify_replays(VerifyReplay how) noexcept { verify_ = how; }
 
   /// Called with each output of every recorded operator, when it runs and when it runs again. May throw.
   using Watch = std::function<void(plan::OpId op, const at::Tensor& output, bool again)>;
@@ -150,6 +153,8 @@ class Tape {
   }
   /// The executor made the value again. It stays until the ledger drops it.
   void put(plan::ValueId value, c10::Storage storage);
+  /// Fetches an offloaded value, as if the executor had made it. Throws Error when it cannot be read.
+  void load(plan::ValueId value);
   /// The executor took the storage of a value over for an in-place operator.
   c10::Storage take(plan::ValueId value);
   /// What a policy said of it.
@@ -185,6 +190,9 @@ class Tape {
   [[nodiscard]] const KnownStep* known_step() const;
   /// What is kept because something outside of ATen filled it, in the order of the recording.
   [[nodiscard]] const std::vector<Opaque>& opaque() const noexcept { return opaque_; }
+  [[nodiscard]] SavedCounts saved_counts() const;
+  /// Bytes that have been moved out of the device's memory.
+  [[nodiscard]] Bytes offloaded_bytes() const noexcept { return offloaded_bytes_; }
   [[nodiscard]] std::int64_t replayed_ops() const noexcept { return replayed_ops_; }
   void count_replayed() noexcept { ++replayed_ops_; }
   [[nodiscard]] std::int64_t evictions() const noexcept { return evictions_; }
@@ -206,6 +214,9 @@ class Tape {
   /// the step's side effects. Valid before finish().
   [[nodiscard]] std::vector<std::pair<c10::Storage, c10::Storage>> overwritten_leaves() const;
 
+  /// Of all leaves that are still held.
+  [[nodiscard]] std::vector<c10::Storage> leaf_storages() const;
+
   /// Whether nobody but the tape refers to a held value's storage.
   [[nodiscard]] bool only_ours(plan::ValueId value) const;
   /// Whether the program's own references to a value are gone: no tensor outside the tape uses its storage.
@@ -224,6 +235,7 @@ class Tape {
     std::uint32_t seen = 0;
     bool versioned = false;
     bool uninitialized = false;
+    bool offloads = false;
     bool read = false;  // by a recorded operator or a saved tensor
     plan::Must must = plan::Must::Nothing;
   };
@@ -238,6 +250,7 @@ class Tape {
     plan::SegmentId segment;
     bool recompute;
     SelectivePolicy policy = {};
+    Bytes min_offload = 0;
     ska::flat_hash_map<const OperatorTraits*, std::int64_t> invocations = {};
   };
   struct Written {
@@ -257,6 +270,8 @@ class Tape {
   void hold(plan::ValueId value, const c10::Storage& storage);
   void make_opaque(plan::ValueId value, const c10::VariableVersion& version, std::uint32_t seen, bool versioned,
                    bool reported);
+  void keep(plan::ValueId value, const c10::Storage& storage, const c10::VariableVersion& version, std::uint32_t seen,
+            bool versioned);
   void watch_outputs(plan::OpId op);
   void dropped(plan::ValueId value);
 
@@ -272,9 +287,9 @@ class Tape {
   std::uint64_t sign(const OperatorTraits& traits) const;
   void bind(SavedTensor& saved);
   void note_module();
-  void note_for_hash(plan::ValueId value, const View& view);
-  void hash(plan::ValueId value, const c10::Storage& storage);
-  void check_hash(plan::ValueId value) const;
+  void note_contents(plan::ValueId value, const View& view);
+  void remember(plan::ValueId value, const c10::Storage& storage);
+  void check_contents(plan::ValueId value) const;
   void bind_before(const torch::jit::Stack& stack, std::size_t first, const OperatorTraits& traits);
 
   [[nodiscard]] plan::SegmentId current_segment() const { return regions_.back().segment; }
@@ -311,13 +326,17 @@ class Tape {
   std::exception_ptr failure_;                   // of the policy; thrown when the call has been recorded whole
   Tape* outer_ = nullptr;                        // that records when this one does not
   std::vector<std::uint64_t> sequence_numbers_;  // by OpId, of the next node when the operator ran; when watched
-  bool verifies_ = false;
-  /// How backward looks at a value, as first saved: what no view covers nobody may have written. Hashed when dropped.
-  struct Hashed {
+  VerifyReplay verify_ = VerifyReplay::Off;
+  /// How backward looks at a value, as first saved: what no view covers nobody may have written. Remembered when
+  /// dropped.
+  struct Verified {
     View view;
-    std::optional<BlockHashes> hashes;
+    std::optional<Remembered> then;
   };
-  std::unordered_map<plan::ValueId, Hashed> hashed_;
+  std::unordered_map<plan::ValueId, Verified> verified_;
+  std::unordered_map<plan::ValueId, memory::Offloaded> offloaded_;
+  std::shared_ptr<memory::SpillFile> spill_file_;
+  Bytes offloaded_bytes_ = 0;
   std::vector<Region> regions_;
   std::vector<char> covered_;    // per segment: it or an enclosing one is recomputed
   std::vector<char> recompute_;  // per segment: its own action
@@ -326,11 +345,13 @@ class Tape {
   std::vector<Written> written_;
   plan::Must must_ = plan::Must::Nothing;
   bool prefers_to_keep_ = false;
+  bool offloads_ = false;
   std::vector<c10::StorageImpl*> input_storages_;
   int pass_ = -1;
   plan::OpId position_ = 0;  // of backward
   bool timed_ = false;
   std::vector<float> op_seconds_;  // by OpId, once timed
+  std::int64_t unplain_saved_ = 0;
   std::int64_t replayed_ops_ = 0;
   std::int64_t evictions_ = 0;
 };

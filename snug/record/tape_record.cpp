@@ -295,6 +295,7 @@ void Tape::add_output(const at::Tensor& tensor, plan::ValueId overwrites, Output
   s.uninitialized = uninitialized;
   current_[impl] = value;
   s.must = must_;
+  s.offloads = offloads_ && s.nbytes >= regions_.back().min_offload;
   s.version = tensor.unsafeGetTensorImpl()->version_counter();
   s.versioned = s.version.enabled();
   const KnownStep* known = known_step();
@@ -346,6 +347,7 @@ void Tape::note_module() {
 void Tape::ask_policy(const OperatorTraits& traits) {
   must_ = plan::Must::Nothing;
   prefers_to_keep_ = false;
+  offloads_ = false;
   Region& region = regions_.back();
   if (!region.policy) return;
   Choice choice = Choice::PreferRecompute;
@@ -363,6 +365,9 @@ void Tape::ask_policy(const OperatorTraits& traits) {
       break;
     case Choice::PreferKeep:
       prefers_to_keep_ = !planned();
+      break;
+    case Choice::Offload:
+      offloads_ = !planned();
       break;
     case Choice::PreferRecompute:
       break;

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "snug/plan/timeless.h"
+
 namespace snug::replay {
 namespace {
 
@@ -19,10 +21,18 @@ struct Victim {
   double cost;  // the smaller, the sooner it goes
 };
 
+double seconds_of(const record::Tape& tape, plan::OpId op, EvictionCost by) {
+  if (by == EvictionCost::Measured) return tape.seconds(op);
+  Bytes bytes = 0;
+  for (const plan::Output& out : tape.flow().outputs(op)) bytes += tape.nbytes(out.value);
+  return plan::timeless_seconds(tape.call(op).traits->name, bytes);
+}
+
 /// Seconds of all operators that would have to run to make something again.
 class Recovery {
  public:
-  explicit Recovery(const record::Tape& tape) : tape_(tape), seen_in_(static_cast<std::size_t>(tape.flow().ops()), 0) {}
+  Recovery(const record::Tape& tape, EvictionCost by)
+      : tape_(tape), by_(by), seen_in_(static_cast<std::size_t>(tape.flow().ops()), 0) {}
 
   double seconds(plan::OpId op) {
     ++round_;
@@ -32,7 +42,7 @@ class Recovery {
     while (!stack_.empty()) {
       const plan::OpId next = stack_.back();
       stack_.pop_back();
-      sum += tape_.seconds(next);
+      sum += seconds_of(tape_, next, by_);
       for (plan::ValueId input : tape_.flow().inputs(next)) {
         const plan::OpId producer = tape_.flow().producer(input);
         if (producer == plan::kNoOp || tape_.ledger().resident(input)) continue;
@@ -44,6 +54,7 @@ class Recovery {
 
  private:
   const record::Tape& tape_;
+  EvictionCost by_;
   std::vector<std::uint32_t> seen_in_;
   std::vector<plan::OpId> stack_;
   std::uint32_t round_ = 0;
@@ -52,9 +63,9 @@ class Recovery {
 /// What can be dropped now, in the order in which it should go: as in DTR (Kirisame et al. 2021, arXiv 2006.09616), few
 /// seconds to make again, absent ancestors included, per byte and per distance from where the step is. What is far away
 /// was made long ago, and backward, which goes the other way, asks for it late.
-std::vector<Victim> victims(const record::Tape& tape, bool in_need) {
+std::vector<Victim> victims(const record::Tape& tape, bool in_need, EvictionCost by) {
   const plan::Ledger& ledger = tape.ledger();
-  const std::vector<double> chain = ledger.recovery_seconds([&](plan::OpId op) { return tape.seconds(op); });
+  const std::vector<double> chain = ledger.recovery_seconds([&](plan::OpId op) { return seconds_of(tape, op, by); });
   const auto position = static_cast<double>(tape.position());
   const auto cost = [&](plan::ValueId v, double seconds) {
     const double distance = std::abs(position - static_cast<double>(tape.flow().producer(v))) + 1;
@@ -70,7 +81,7 @@ std::vector<Victim> victims(const record::Tape& tape, bool in_need) {
   }
   std::ranges::sort(found, {}, &Victim::cost);
   const auto close = found.begin() + static_cast<std::ptrdiff_t>(std::min(found.size(), kLookedAtClosely));
-  Recovery recovery(tape);
+  Recovery recovery(tape, by);
   for (auto victim = found.begin(); victim != close; ++victim) {
     victim->cost = cost(victim->value, recovery.seconds(tape.flow().producer(victim->value)));
   }
@@ -80,9 +91,9 @@ std::vector<Victim> victims(const record::Tape& tape, bool in_need) {
 
 }  // namespace
 
-Evictor::Evictor(std::shared_ptr<record::Tape> tape, memory::DeviceMemory& memory)
-    : tape_(std::move(tape)), memory_(memory) {
-  tape_->time_operators();
+Evictor::Evictor(std::shared_ptr<record::Tape> tape, memory::DeviceMemory& memory, EvictionCost cost)
+    : tape_(std::move(tape)), memory_(memory), cost_(cost) {
+  if (cost == EvictionCost::Measured) tape_->time_operators();
   memory_.add_pressure_handler(this);
 }
 
@@ -96,7 +107,7 @@ bool Evictor::make_room(Bytes bytes) noexcept {
   // What a running replay is going to read only if there is nothing else.
   for (const bool in_need : {false, true}) {
     if (freed > 0) break;
-    for (const Victim& victim : victims(*tape_, in_need)) {
+    for (const Victim& victim : victims(*tape_, in_need, cost_)) {
       if (freed >= bytes) break;
       freed += memory_.rounded(tape_->nbytes(victim.value));
       tape_->evict(victim.value);

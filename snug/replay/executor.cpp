@@ -198,6 +198,7 @@ void materialize(Tape& tape, ValueId value) {
       if (attempt == kMostSchedules) throw Error("replay: eviction keeps undoing what is made; raise the budget");
       const plan::Replay replay = tape.ledger().schedule(value);
       const PinScope pins(tape.ledger(), replay);
+      for (const ValueId v : replay.loads) tape.load(v);
       for (const ReplayStep& step : replay.steps) {
         const StepScope scope(tape.ledger(), step);
         if (!scope.begun()) break;

@@ -32,11 +32,13 @@ RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::Dev
   try {
     const LimitScope scope(memory, limit);
     return record_step(forward, memory, update);
-  } catch (const OutOfBudget& error) {
+  } catch (...) {
+    const auto refusal = memory::refusal_in(std::current_exception());
+    if (!refusal) throw;
     // Everything that can be evicted was; what was missing then is the least that is missing.
-    const auto& d = error.details();
+    const auto& d = *refusal;
     const Bytes floor = plan::Budget::for_limit(limit).floor_for(d.stats.allocated + d.requested);
-    throw DoesNotFit({limit, floor, d.stats.by_tag, d.requested, d.operation, "eviction"});
+    throw DoesNotFit({limit, floor, d.stats.by_tag, d.requested, d.operation, "eviction", /*only_begun=*/true});
   }
 }
 

@@ -52,15 +52,6 @@ at::Tensor PackedTensor::unpack() {
   return tensor;
 }
 
-PackedTensor::Kept PackedTensor::kept() const {
-  if (!on_tape_) return Kept::Layout;
-  const std::lock_guard lock(tape_->mutex());
-  if (!saved_.bound) tape_->bind_all();
-  const plan::ValueId value = saved_.view.value;
-  if (tape_->flow().is_leaf(value)) return Kept::Leaf;
-  return tape_->ledger().held(value) ? Kept::Plan : Kept::Not;
-}
-
 void PackedTensor::check_version(plan::ValueId value) const {
   if (!saved_.versioned || saved_.version.current_version() == saved_.seen_version) return;
   throw Error(fmt::format(

@@ -10,8 +10,8 @@
 namespace snug::replay {
 
 /// What stands in the place of a tensor that autograd saved while a tape recorded: a reference to a value of the tape.
-/// The seam between autograd's saved-tensor hooks, of which C++ and Python have one each, and the tape. Not movable:
-/// the tape knows its address. Packed on the recording thread; unpacked and destroyed on any.
+/// The seam between autograd's saved-tensor hooks and the tape. Not movable: the tape knows its address. Packed on the
+/// recording thread; unpacked and destroyed on any.
 class PackedTensor {
  public:
   PackedTensor(std::shared_ptr<record::Tape> tape, const at::Tensor& tensor);
@@ -22,15 +22,6 @@ class PackedTensor {
   /// The tensor, outside autograd, made again when it was dropped. May be called any number of times. Throws Error
   /// naming the tensor when it, or something that it is made from, was modified in place since.
   at::Tensor unpack();
-
-  /// Why the tensor itself is kept, or that it is not.
-  enum class Kept : std::uint8_t {
-    Not,    ///< it can be dropped and made again
-    Plan,   ///< it could be, but the tape's policy holds it
-    Leaf,   ///< no recorded operator made it: weights, inputs, what something outside of ATen filled
-    Layout  ///< it is no plain strided tensor (see record::is_plain)
-  };
-  [[nodiscard]] Kept kept() const;
 
  private:
   void check_version(plan::ValueId value) const;

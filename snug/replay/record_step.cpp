@@ -74,7 +74,8 @@ class SideEffects {
   record::RandomState random_;
 };
 
-RecordedStep record_once(const Forward& forward, memory::DeviceMemory& memory, const Rehearsal& update) {
+RecordedStep record_once(const Forward& forward, memory::DeviceMemory& memory, const Rehearsal& update,
+                         std::vector<c10::Storage>* leaves = nullptr) {
   const Bytes before = memory.stats().allocated;
   SideEffects effects{c10::Device(c10::kCPU)};
   record::Profiler profiler(memory, memory.stats().allocated - before);
@@ -83,7 +84,7 @@ RecordedStep record_once(const Forward& forward, memory::DeviceMemory& memory, c
     record::Tape& tape;
     ~Detach() { tape.detach_profiler(); }
   } const detach{*tape};
-  const Evictor evictor(tape, memory);
+  const Evictor evictor(tape, memory, EvictionCost::Timeless);
   RecordedStep step;
   at::Tensor loss;
   {
@@ -94,6 +95,7 @@ RecordedStep record_once(const Forward& forward, memory::DeviceMemory& memory, c
   check_loss(loss);
   effects.overwritten = tape->overwritten_leaves();
   tape->finish();
+  if (leaves != nullptr) *leaves = tape->leaf_storages();
   step.parameters = leaves_of(loss);
   {
     const GradientsAside aside(step.parameters);
@@ -120,7 +122,11 @@ void check_loss(const at::Tensor& loss) {
 RecordedStep record_step(const Forward& forward, memory::DeviceMemory& memory, const Rehearsal& update) {
   require_saved_tensor_hooks();
   // The first run pays for page faults and the kernels' own set-up.
-  const plan::StepGraph first = record_once(forward, memory, update).graph;
+  std::vector<c10::Storage> leaves;
+  const plan::StepGraph first = record_once(forward, memory, update, &leaves).graph;
+  // What is older than the allocator counts from here on.
+  for (const c10::Storage& leaf : leaves) memory.adopt(leaf);
+  leaves.clear();
   RecordedStep step = record_once(forward, memory, update);
   if (first.fingerprint() != step.graph.fingerprint()) return step;
   for (std::size_t i = 0; i < step.graph.ops.size(); ++i) {

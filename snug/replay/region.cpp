@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 
 #include <optional>
+#include <utility>
 #include <variant>
 
 #include "snug/memory/device_memory.h"
@@ -16,6 +17,7 @@ namespace snug {
 
 struct Region::State {
   std::shared_ptr<record::Tape> tape;
+  bool closed = false;
   std::optional<record::Recording> recording;  // only of the outermost region outside a session
 };
 
@@ -25,11 +27,15 @@ namespace {
 struct Opened {
   bool recompute = false;
   SelectivePolicy policy;
+  Bytes min_offload = 0;
 };
-Opened opened(const Keep&) { return {false, {}}; }
-Opened opened(const Recompute&) { return {true, {}}; }
-Opened opened(const Selective& selective) { return {true, record::policy_of(selective)}; }
-Opened opened(const SelectivePolicy& policy) { return {true, policy}; }
+Opened opened(const Keep&) { return {}; }
+Opened opened(const Recompute&) { return {.recompute = true, .policy = {}}; }
+Opened opened(const Offload& offload) {
+  return {false, [](const OperatorContext&) { return Choice::Offload; }, offload.min_bytes};
+}
+Opened opened(const Selective& selective) { return {true, record::policy_of(selective), 0}; }
+Opened opened(const SelectivePolicy& policy) { return {true, policy, 0}; }
 
 }  // namespace
 
@@ -42,14 +48,16 @@ Region::Region(RegionAction action, RegionOptions options) : state_(std::make_un
     state_->tape = std::make_shared<record::Tape>(record::KeepSaved{});
     state_->recording.emplace(state_->tape);
   }
-  if (options.verify_replay) state_->tape->verify_replays();
+  if (options.verify_replay != VerifyReplay::Off) state_->tape->verify_replays(options.verify_replay);
   if (options.detect_anomalies) replay::watch_operators(*state_->tape);
   Opened region = std::visit([](const auto& a) { return opened(a); }, action);
-  state_->tape->open_region(region.recompute, std::move(region.policy));
+  state_->tape->open_region(region.recompute, std::move(region.policy), region.min_offload);
 }
 
-Region::~Region() {
-  if (!state_->tape) return;
+Region::~Region() { close(); }
+
+void Region::close() {
+  if (!state_->tape || std::exchange(state_->closed, true)) return;
   state_->tape->close_region();
   if (!state_->recording) return;
   state_->recording.reset();
@@ -59,6 +67,12 @@ Region::~Region() {
 std::vector<std::string> Region::opaque_values() const {
   return state_->tape ? replay::opaque_lines(*state_->tape) : std::vector<std::string>();
 }
+
+record::SavedCounts Region::saved_tensors() const {
+  return state_->tape ? state_->tape->saved_counts() : record::SavedCounts();
+}
+
+Bytes Region::offloaded_bytes() const { return state_->tape ? state_->tape->offloaded_bytes() : 0; }
 
 std::int64_t Region::replayed_ops() const { return state_->tape ? state_->tape->replayed_ops() : 0; }
 

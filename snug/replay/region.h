@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "snug/plan/memory_plan.h"
+#include "snug/record/saved_counts.h"
 #include "snug/record/selective.h"
+#include "snug/record/verify_replay.h"
 
 namespace snug {
 
@@ -14,13 +16,13 @@ using plan::Keep;
 using plan::Recompute;
 
 /// What happens to the values that operators make in a region.
-using RegionAction = std::variant<Recompute, Keep, Selective, SelectivePolicy>;
+using RegionAction = std::variant<Recompute, Keep, Offload, Selective, SelectivePolicy>;
 
 struct RegionOptions {
-  /// Hashes what is dropped and compares it when it is made again; a replay that makes other bits throws Error, naming
-  /// the operator, its module and the place. Holds for the whole tape: this region and those around and in it from here
-  /// on.
-  bool verify_replay = false;
+  /// Remembers what is dropped and compares it when it is made again; a replay that makes other bits throws Error,
+  /// naming the operator, its module and the place. Holds for the whole tape: this region and those around and in it
+  /// from here on.
+  VerifyReplay verify_replay = VerifyReplay::Off;
   /// Throws Error at the first recorded result with a NaN or an infinity, in forward or in a replay, naming operator
   /// and module. For the whole tape, too. Slow.
   bool detect_anomalies = false;
@@ -32,8 +34,9 @@ struct RegionOptions {
 ///
 /// Recompute: what autograd saves inside is dropped, and made again in backward by replaying the recorded operators,
 /// bitwise as they were: same random numbers, no second update of running statistics, no hook fired twice. Values that
-/// leave the region are kept. Keep: as without a region. Selective, or a policy of your own: each operator's results by
-/// what it says, as in PyTorch's selective activation checkpointing:
+/// leave the region are kept. Keep: as without a region. Offload: what autograd saves leaves the device's memory and
+/// comes back in backward; where it cannot be written, it stays, and the next operator throws. Selective, or a policy
+/// of your own: each operator's results by what it says, as in PyTorch's selective activation checkpointing:
 ///
 ///   { snug::Region region(snug::Selective{.keep = {"aten::mm", "aten::addmm"}}); y = block(x); }
 ///
@@ -50,8 +53,15 @@ class Region {
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
 
+  /// Ends the region before its scope does. What it tells stays.
+  void close();
+
   /// Operators replayed so far for values of this region's tape.
   [[nodiscard]] std::int64_t replayed_ops() const;
+  /// What became of the tensors that autograd saved on this region's tape and that are still waiting for backward.
+  [[nodiscard]] record::SavedCounts saved_tensors() const;
+  /// Bytes of this region's tape that have left the device's memory.
+  [[nodiscard]] Bytes offloaded_bytes() const;
   /// What this region's tape keeps because something outside of ATen filled it: a line for each, with the cure.
   [[nodiscard]] std::vector<std::string> opaque_values() const;
 

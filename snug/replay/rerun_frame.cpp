@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
@@ -21,6 +22,7 @@
 #include "snug/memory/tag.h"
 #include "snug/record/contents_hash.h"
 #include "snug/record/leaf_names.h"
+#include "snug/record/operator_traits.h"
 #include "snug/record/random_state.h"
 #include "snug/record/recording.h"
 
@@ -62,6 +64,37 @@ struct AutocastState {
   }
 };
 
+/// As detach() does, but not an operator, which observers and gates would see.
+at::Tensor detached(const at::Tensor& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), /*allow_tensor_metadata_change=*/false));
+}
+
+/// A tensor whose history may have to be made anew, which is_leaf() does not know.
+bool is_differentiable_view(const at::Tensor& tensor) {
+  const auto* view = torch::autograd::impl::get_view_autograd_meta(tensor);
+  return view != nullptr && view->has_bw_view();
+}
+
+/// LibTorch 2.13 went from std::shared_ptr to c10::intrusive_ptr.
+template <class Pointer>
+Pointer beginning_of_history() {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
+    return std::make_shared<torch::autograd::Identity>();
+  } else {
+    return c10::make_intrusive<torch::autograd::Identity>();
+  }
+}
+
+/// The result of some operator, as a rerun sees it: gradients may be asked for, and it may be written.
+at::Tensor with_history(const at::Tensor& tensor, bool has_history) {
+  if (!has_history) return tensor;
+  at::Tensor copy = detached(tensor);
+  torch::autograd::impl::set_gradient_edge(
+      copy, {beginning_of_history<decltype(torch::autograd::Edge::function)>(), /*input_nr=*/0});
+  return copy;
+}
+
 std::string metadata(const std::vector<std::int64_t>& sizes, c10::ScalarType dtype, c10::Device device) {
   return fmt::format("{} [{}] on {}", c10::toString(dtype), fmt::join(sizes, ", "), device.str());
 }
@@ -78,7 +111,7 @@ struct RerunFrame::Place {
   std::vector<std::int64_t> sizes;
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   c10::Device device{c10::kCPU};
-  std::uint64_t hash = 0;
+  std::optional<std::uint64_t> hash;
   const void* storage = nullptr;
   std::uint32_t version = 0;
   bool versioned = false;
@@ -86,11 +119,10 @@ struct RerunFrame::Place {
   c10::weak_intrusive_ptr<c10::TensorImpl> last{c10::intrusive_ptr<c10::TensorImpl>()};  // handed out before
   std::uint32_t filled_version = 0;  // of the rerun's tensor when it was saved
 
-  void describe(const at::Tensor& t, bool with_hash) {
+  void describe(const at::Tensor& t) {
     sizes = t.sizes().vec();
     dtype = t.scalar_type();
     device = t.device();
-    if (with_hash) hash = record::contents_hash(t);
     storage = t.has_storage() ? t.storage().unsafeGetStorageImpl() : nullptr;
     const c10::VariableVersion& counter = t.unsafeGetTensorImpl()->version_counter();
     versioned = counter.enabled();
@@ -102,8 +134,14 @@ struct RerunFrame::State {
   Call call;
   Rerun options;
   bool early_stop;
-  std::vector<torch::autograd::SavedVariable> arguments;
-  std::vector<bool> defined;
+  /// Saved as an operator saves its inputs, but without their history: a node that lives on, or is looked at sooner,
+  /// because of a checkpoint can change the order in which autograd adds up (views that were written, second order).
+  struct SavedArgument {
+    torch::autograd::SavedVariable saved;
+    bool defined = false;
+    bool has_history = false;
+  };
+  std::vector<SavedArgument> arguments;
   at::ThreadLocalState thread;
   AutocastState autocast;
   bool grad_mode;
@@ -113,8 +151,18 @@ struct RerunFrame::State {
   std::vector<std::weak_ptr<Place>> places;  // in the order of saving
   bool running = false;
   bool forward_over = false;
-  std::vector<const void*> argument_storages;                   // of the rerun
-  std::size_t reached = 0;                                      // of the places, in the rerun
+  std::vector<const void*> argument_storages;  // of the rerun
+  std::size_t reached = 0;                     // of the places, in the rerun
+  bool has_all = false;                        // the rerun may stop
+  bool stopping = false;                       // it has been told to
+  /// Saved since the latest operator. One that saves its arguments does so before it runs: it may still write them, as
+  /// rrelu does the noise that it draws.
+  struct Recent {
+    std::shared_ptr<Place> place;
+    at::Tensor tensor;
+    std::size_t index;
+  };
+  std::vector<Recent> recent;
   std::vector<std::string> forward_operators, rerun_operators;  // for debug
 };
 
@@ -122,10 +170,16 @@ class RerunFrame::ForwardHook final : public torch::autograd::SavedVariableHooks
  public:
   explicit ForwardHook(std::shared_ptr<RerunFrame> frame) : frame_(std::move(frame)) {}
   void call_pack_hook(const at::Tensor& tensor) override {
-    place_->describe(tensor, frame_->state_->options.determinism_check == DeterminismCheck::Values);
-    frame_->add(place_);
+    place_->describe(tensor);
+    frame_->add(place_, tensor);
   }
-  at::Tensor call_unpack_hook() override { return frame_->get(place_); }
+  at::Tensor call_unpack_hook() override {
+    try {
+      return frame_->get(place_);
+    } catch (const Error&) {
+      throw_into_libtorch();
+    }
+  }
 
  private:
   std::shared_ptr<RerunFrame> frame_;
@@ -137,9 +191,7 @@ class RerunFrame::RerunHook final : public torch::autograd::SavedVariableHooks {
  public:
   explicit RerunHook(RerunFrame& frame) : frame_(frame) {}
   void call_pack_hook(const at::Tensor& tensor) override {
-    // As detach() does, but not an operator, which an observer would see.
-    const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-    tensor_ = at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), /*allow_tensor_metadata_change=*/false));
+    tensor_ = detached(tensor);
     frame_.fill(tensor_);
   }
   at::Tensor call_unpack_hook() override { return tensor_; }  // the function differentiates something itself
@@ -156,12 +208,12 @@ RerunFrame::RerunFrame(Call call, const std::vector<at::Tensor>& arguments, Reru
   state_->early_stop = t_early_stop >= 0 ? t_early_stop == 1 : options.early_stop;
   state_->grad_mode = at::GradMode::is_enabled();
   for (const at::Tensor& argument : arguments) {
-    state_->defined.push_back(argument.defined());
-    if (argument.defined()) {
-      state_->arguments.emplace_back(argument, /*is_output=*/false);
-    } else {
-      state_->arguments.emplace_back();
-    }
+    State::SavedArgument& a = state_->arguments.emplace_back();
+    if (!argument.defined()) continue;
+    a.defined = true;
+    const bool leaf = argument.is_leaf() && !is_differentiable_view(argument);
+    a.has_history = argument.requires_grad() && !leaf;
+    a.saved = torch::autograd::SavedVariable(leaf ? argument : detached(argument), /*is_output=*/false);
   }
   if (!options.preserve_rng_state) return;
   for (at::Generator& generator : all_generators()) state_->random.push_back(record::save_random_state(generator));
@@ -184,9 +236,62 @@ std::string RerunFrame::debug_words() const {
   return "; " + where_they_part(state_->forward_operators, state_->rerun_operators);
 }
 
-void RerunFrame::add(const std::shared_ptr<Place>& place) {
+void RerunFrame::add(const std::shared_ptr<Place>& place, const at::Tensor& tensor) {
   const std::lock_guard lock(state_->mutex);
+  if (watches()) state_->recent.push_back({place, detached(tensor), state_->places.size()});
   state_->places.push_back(place);
+}
+
+bool RerunFrame::watches() const noexcept {
+  return state_->running || state_->options.determinism_check == DeterminismCheck::Values;
+}
+
+/// The contents of a saved tensor are what backward will see.
+void RerunFrame::is_final(Place& place, const at::Tensor& tensor, std::size_t index) {
+  State& s = *state_;
+  if (s.options.determinism_check != DeterminismCheck::Values) return;
+  const std::uint64_t hash = record::contents_hash(tensor);
+  if (!s.running) {
+    place.hash = hash;
+    return;
+  }
+  // Memory that outlives the function is what it is: running statistics, which the first run has moved.
+  const void* storage = tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+  if ((storage != nullptr && storage == place.storage) || !place.hash || hash == *place.hash) return;
+  throw Error(fmt::format(
+      "checkpoint: saved tensor {} of {} ({}) holds other values when the function runs again: it must compute the "
+      "same both times; what it draws at random must come from LibTorch's default generators",
+      index + 1, s.places.size(), metadata(place.sizes, place.dtype, place.device)));
+}
+
+void RerunFrame::before_operator(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  State& s = *state_;
+  if (s.recent.empty() && !s.has_all) return;
+  const record::OperatorTraits& traits = record::traits_of(op);
+  const std::size_t first = stack.size() - traits.arguments.size();
+  std::vector<const void*> written;
+  for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
+    const bool hidden = std::ranges::find(traits.hidden_writes, static_cast<int>(i)) != traits.hidden_writes.end();
+    const c10::IValue& argument = stack[first + i];
+    if ((!traits.writes[i] && !hidden) || !argument.isTensor() || !argument.toTensor().has_storage()) continue;
+    written.push_back(argument.toTensor().storage().unsafeGetStorageImpl());
+  }
+  const auto unfinished = [&](const State::Recent& r) {
+    return r.tensor.has_storage() &&
+           std::ranges::find(written, r.tensor.storage().unsafeGetStorageImpl()) != written.end();
+  };
+  std::vector<State::Recent> waiting;
+  for (State::Recent& r : std::exchange(s.recent, {})) {
+    if (unfinished(r)) {
+      waiting.push_back(std::move(r));
+    } else {
+      is_final(*r.place, r.tensor, r.index);
+    }
+  }
+  s.recent = std::move(waiting);
+  if (!s.has_all || !s.recent.empty()) return;
+  s.stopping = true;
+  throw StopRerun{};
 }
 
 void RerunFrame::fill(const at::Tensor& tensor) {
@@ -195,7 +300,10 @@ void RerunFrame::fill(const at::Tensor& tensor) {
   // A backward pass in the function itself asks for what has been saved so far.
   const bool stops_early = s.early_stop || !s.forward_over;
   if (index >= s.places.size()) {
-    if (stops_early) throw StopRerun{};
+    if (stops_early) {
+      s.stopping = true;
+      throw StopRerun{};
+    }
     throw Error(fmt::format(
         "checkpoint: the function saved {} tensors in forward and is saving more than that when it runs again: it "
         "must compute the same both times{}",
@@ -203,7 +311,7 @@ void RerunFrame::fill(const at::Tensor& tensor) {
   }
   if (const auto place = s.places[index].lock()) {
     Place now;
-    now.describe(tensor, s.options.determinism_check == DeterminismCheck::Values);
+    now.describe(tensor);
     const bool metadata_differs = now.sizes != place->sizes || now.dtype != place->dtype || now.device != place->device;
     if (s.options.determinism_check != DeterminismCheck::None && metadata_differs) {
       throw Error(fmt::format(
@@ -222,24 +330,19 @@ void RerunFrame::fill(const at::Tensor& tensor) {
           record::leaf_name(tensor.storage().unsafeGetStorageImpl(), static_cast<Bytes>(tensor.storage().nbytes())),
           index + 1, s.places.size(), place->version, now.version));
     }
-    // Memory that outlives the function is what it is: running statistics, which the first run has moved.
-    if (s.options.determinism_check == DeterminismCheck::Values && !same_storage && now.hash != place->hash) {
-      throw Error(fmt::format(
-          "checkpoint: saved tensor {} of {} ({}) holds other values when the function runs again: it must compute the "
-          "same both times; what it draws at random must come from LibTorch's default generators",
-          index + 1, s.places.size(), metadata(now.sizes, now.dtype, now.device)));
-    }
     place->tensor = tensor;
     place->filled_version = now.version;
+    s.recent.push_back({place, tensor, index});
   }
-  if (stops_early && s.reached == s.places.size()) throw StopRerun{};
+  // Not here: the operator that saves its arguments may be about to fill one.
+  s.has_all = stops_early && s.reached == s.places.size();
 }
 
 void RerunFrame::rerun() {
   State& s = *state_;
   std::vector<at::Tensor> arguments;
-  for (std::size_t i = 0; i < s.arguments.size(); ++i)
-    arguments.push_back(s.defined[i] ? s.arguments[i].unpack() : at::Tensor());
+  for (const State::SavedArgument& a : s.arguments)
+    arguments.push_back(a.defined ? with_history(a.saved.unpack(), a.has_history) : at::Tensor());
   s.argument_storages.clear();
   for (const at::Tensor& a : arguments) {
     if (a.defined() && a.has_storage()) s.argument_storages.push_back(a.storage().unsafeGetStorageImpl());
@@ -254,6 +357,8 @@ void RerunFrame::rerun() {
   };
   s.running = true;
   s.reached = 0;
+  s.has_all = s.stopping = false;
+  s.recent.clear();
   s.rerun_operators.clear();
   bool stopped = false;
   {
@@ -269,13 +374,17 @@ void RerunFrame::rerun() {
       const at::AutoGradMode grad_mode(s.grad_mode);
       const RerunFrameScope scope(shared_from_this());
       s.call(arguments);
-    } catch (const StopRerun&) {
-      stopped = true;
+      for (const State::Recent& r : s.recent) is_final(*r.place, r.tensor, r.index);
     } catch (...) {
-      restore();
-      clear();
-      throw;
+      // Through Python it comes back as another exception.
+      stopped = s.stopping;
+      if (!stopped) {
+        restore();
+        clear();
+        throw;
+      }
     }
+    s.recent.clear();
   }
   restore();
   if (!stopped && s.reached != s.places.size()) {
@@ -337,17 +446,32 @@ RerunFrameScope::RerunFrameScope(std::shared_ptr<RerunFrame> frame)
       previous_tape_(std::exchange(t_tape_of_frame, record::recording_tape().get())),
       previous_task_(std::exchange(t_task_of_frame, torch::autograd::get_current_graph_task_id())) {
   if (std::vector<std::string>* names = t_frame->log()) log_.emplace(*names);
+  if (t_frame->watches()) {
+    gate_.emplace([frame = t_frame.get()](const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+      frame->before_operator(op, stack);
+    });
+  }
 }
 
 RerunFrameScope::~RerunFrameScope() {
-  t_frame->forward_is_over();
-  t_frame = std::move(previous_);
+  const std::shared_ptr<RerunFrame> frame = std::exchange(t_frame, std::move(previous_));
   t_tape_of_frame = previous_tape_;
   t_task_of_frame = previous_task_;
+  gate_.reset();
+  python_hooks_.reset();
+  frame->forward_is_over();  // what it saves goes to what lies around
 }
 
 void RerunFrame::forward_is_over() noexcept {
-  if (!state_->running) state_->forward_over = true;
+  State& s = *state_;
+  if (s.running) return;
+  s.forward_over = true;
+  for (const State::Recent& r : std::exchange(s.recent, {})) {
+    try {
+      is_final(*r.place, r.tensor, r.index);
+    } catch (...) {  // no memory for a copy: it goes unchecked
+    }
+  }
 }
 
 const std::shared_ptr<RerunFrame>& innermost_rerun_frame() {

@@ -8,8 +8,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "snug/record/recording.h"
 #include "snug/replay/operator_log.h"
 
 namespace snug {
@@ -67,6 +69,10 @@ class RerunFrame : public std::enable_shared_from_this<RerunFrame> {
 
   /// The scope around the function's call in forward has ended.
   void forward_is_over() noexcept;
+  /// Whether the frame wants to see this run's operators before they run.
+  [[nodiscard]] bool watches() const noexcept;
+  /// An operator of this run is about to run. Throws when nothing more is needed.
+  void before_operator(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
  private:
   class ForwardHook;
@@ -75,7 +81,8 @@ class RerunFrame : public std::enable_shared_from_this<RerunFrame> {
   struct State;
   struct StopRerun;
 
-  void add(const std::shared_ptr<Place>& place);
+  void add(const std::shared_ptr<Place>& place, const at::Tensor& tensor);
+  void is_final(Place& place, const at::Tensor& tensor, std::size_t index);
   void fill(const at::Tensor& tensor);
   at::Tensor get(const std::shared_ptr<Place>& place);
   void rerun();
@@ -99,7 +106,9 @@ class RerunFrameScope {
   std::shared_ptr<RerunFrame> previous_;
   const void* previous_tape_;
   int previous_task_;
+  std::optional<record::PythonHooksOutside> python_hooks_{std::in_place};
   std::optional<OperatorLog> log_;
+  std::optional<record::OperatorGate> gate_;
 };
 
 /// The frame that saved tensors of this thread go to now; nullptr when there is none, or a tape is further inside.

@@ -17,36 +17,93 @@
 namespace snug::replay {
 namespace {
 
+/// How the engine's interface hands a node over: LibTorch 2.13 went from std::shared_ptr to c10::intrusive_ptr.
+template <class R, class C, class Node>
+Node node_pointer(R (C::*)(const std::shared_ptr<torch::autograd::GraphTask>&, Node, torch::autograd::InputBuffer&&));
+using NodePointer = decltype(node_pointer(&torch::autograd::Engine::execute_with_graph_task));
+
 class Hook final : public torch::autograd::SavedVariableHooks {
  public:
   explicit Hook(std::shared_ptr<record::Tape> tape) : tape_(std::move(tape)) {}
   void call_pack_hook(const at::Tensor& tensor) override { packed_.emplace(std::move(tape_), tensor); }
-  at::Tensor call_unpack_hook() override { return packed_->unpack(); }
+  at::Tensor call_unpack_hook() override {
+    try {
+      return packed_->unpack();
+    } catch (const Error&) {
+      throw_into_libtorch();
+    }
+  }
 
  private:
   std::shared_ptr<record::Tape> tape_;
   std::optional<PackedTensor> packed_;
 };
 
-class HookedEngine final : public torch::autograd::Engine {
+std::unique_ptr<torch::autograd::SavedVariableHooks> hooks_of_this_thread() {
+  if (const auto& frame = innermost_rerun_frame()) return frame->hooks();
+  const auto& tape = record::recording_tape();
+  return tape ? std::make_unique<Hook>(tape) : nullptr;
+}
+
+using torch::autograd::Engine;
+
+class HookedEngine final : public Engine {
  public:
-  static torch::autograd::Engine& instance() {
+  static Engine& instance() {
     static auto* engine = new HookedEngine;  // never destroyed: its threads may outlive main()
     return *engine;
   }
   ~HookedEngine() override { stop(); }
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-    if (const auto& frame = innermost_rerun_frame()) return frame->hooks();
-    const auto& tape = record::recording_tape();
-    return tape ? std::make_unique<Hook>(tape) : nullptr;
+    return hooks_of_this_thread();
   }
 };
 
-/// Python's engine has hooks of its own, and Python code cannot run on another engine.
+/// In a Python process: Python code runs on Python's engine only, which has saved-tensor hooks of its own. It goes on
+/// to do all the work; what is asked of the default engine is handed on, and only the hooks come first.
+class EngineInPython final : public Engine {
+ public:
+  static Engine& instance() {
+    static auto* engine = new EngineInPython(Engine::get_default_engine());
+    return *engine;
+  }
+  ~EngineInPython() override { stop(); }
+
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    if (!record::PythonHooksOutside::any_inside()) {
+      if (auto ours = hooks_of_this_thread()) return ours;
+    }
+    return python_.get_default_saved_variable_hooks();
+  }
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs, bool keep_graph,
+                                         bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    return python_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& task, NodePointer root,
+      torch::autograd::InputBuffer&& input) override {
+    return python_.execute_with_graph_task(task, std::move(root), std::move(input));
+  }
+  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
+    return python_.make_anomaly_metadata();
+  }
+
+ private:
+  explicit EngineInPython(Engine& python) : python_(python) {}
+  Engine& python_;
+};
+
 bool python_runs_here() {
   using IsInitialized = int (*)();
   auto* is_initialized = reinterpret_cast<IsInitialized>(::dlsym(RTLD_DEFAULT, "Py_IsInitialized"));
   return is_initialized != nullptr && is_initialized() != 0;
+}
+
+bool is_ours(const Engine& engine) {
+  return dynamic_cast<const HookedEngine*>(&engine) != nullptr ||
+         dynamic_cast<const EngineInPython*>(&engine) != nullptr;
 }
 
 [[maybe_unused]] const bool kInstalled = (install_saved_tensor_hooks(), true);
@@ -56,18 +113,20 @@ bool python_runs_here() {
 void install_saved_tensor_hooks() {
   static std::once_flag once;
   std::call_once(once, [] {
-    if (!python_runs_here()) torch::autograd::set_default_engine_stub(&HookedEngine::instance);
+    if (python_runs_here()) {
+      EngineInPython::instance();  // remembers Python's, before its own place is taken
+      torch::autograd::set_default_engine_stub(&EngineInPython::instance);
+    } else {
+      torch::autograd::set_default_engine_stub(&HookedEngine::instance);
+    }
   });
 }
 
 void require_saved_tensor_hooks() {
-  if (&torch::autograd::Engine::get_default_engine() == &HookedEngine::instance()) return;
+  if (is_ours(Engine::get_default_engine())) return;
   throw Error(
-      python_runs_here()
-          ? "snug: autograd runs on Python's engine here, which does not know of snug's saved-tensor hooks: use the "
-            "Python package"
-          : "snug: another library has replaced the autograd engine since snug was loaded, so that nothing can be "
-            "dropped; load snug after it, or leave its engine out");
+      "snug: another library has replaced the autograd engine since snug was loaded, so that nothing can be dropped; "
+      "load snug after it (in Python: import snug after torch), or leave its engine out");
 }
 
 }  // namespace snug::replay

@@ -40,11 +40,17 @@ struct Session::State {
   std::optional<plan::Budget> budget;
   std::optional<Bytes> limit_before;
   bool steps_vary = false;  // an unknown step has come up
-  bool verifies = false, detects = false;
+  VerifyReplay verify = VerifyReplay::Off;
+  bool detects = false;
   StepReport last;
 
   ~State() {
-    for (const at::Tensor& p : hooked) torch::autograd::impl::set_post_acc_grad_hooks(p, nullptr);
+    for (const at::Tensor& p : hooked) {
+      // Somebody may have put another in its place.
+      const auto& hook = torch::autograd::impl::post_acc_grad_hooks(p);
+      if (dynamic_cast<const TagGradient*>(hook.get()) != nullptr)
+        torch::autograd::impl::set_post_acc_grad_hooks(p, nullptr);
+    }
     if (budget) memory.set_limit(limit_before);
   }
 };
@@ -62,7 +68,7 @@ Session::Session(replay::RecordedStep step, plan::Planner planner, std::optional
                          budget,
                          memory.stats().limit,
                          false,
-                         false,
+                         VerifyReplay::Off,
                          false,
                          {}});
   if (budget) memory.set_limit(budget->device);
@@ -79,7 +85,7 @@ Session::~Session() = default;
 Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&&) noexcept = default;
 
-void Session::verify_replays(bool verify) noexcept { state_->verifies = verify; }
+void Session::verify_replays(VerifyReplay how) noexcept { state_->verify = how; }
 
 void Session::detect_anomalies(bool detect) noexcept { state_->detects = detect; }
 
@@ -97,13 +103,13 @@ at::Tensor Session::run(const replay::Forward& forward) {
   if (s.steps_vary || unexpected) profiler.emplace(s.memory, /*aside=*/0);
   const auto tape =
       std::make_shared<record::Tape>(record::FollowPlan{s.book.steps(accumulates)}, profiler ? &*profiler : nullptr);
-  if (s.verifies) tape->verify_replays();
+  if (s.verify != VerifyReplay::Off) tape->verify_replays(s.verify);
   if (s.detects) replay::watch_operators(*tape);
   struct Detach {
     record::Tape& tape;
     ~Detach() { tape.detach_profiler(); }
   } const detach{*tape};
-  const replay::Evictor evictor(tape, s.memory);
+  const replay::Evictor evictor(tape, s.memory, replay::EvictionCost::Measured);
   at::Tensor loss;
   {
     const record::Recording recording(tape);

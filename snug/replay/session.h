@@ -15,6 +15,7 @@
 #include "snug/plan/memory_plan.h"
 #include "snug/plan/planner.h"
 #include "snug/plan/step_graph.h"
+#include "snug/record/verify_replay.h"
 #include "snug/replay/record_step.h"
 
 namespace snug {
@@ -56,9 +57,9 @@ class Session {
     return run([&]() -> at::Tensor { return std::invoke(step, std::forward<Batch>(batch)...); });
   }
 
-  /// Whether the next steps hash what they drop and compare it when it is made again. A replay that makes other bits
-  /// throws Error out of backward(), naming the operator, its module and the place.
-  void verify_replays(bool verify) noexcept;
+  /// Whether the next steps remember what they drop and compare it when it is made again. A replay that makes other
+  /// bits throws Error out of backward(), naming the operator, its module and the place.
+  void verify_replays(VerifyReplay how) noexcept;
 
   /// Whether the next steps look at every result and gradient: the first that holds a NaN or an infinity throws Error
   /// out of backward(), naming the operator and its module. Slow.

@@ -72,6 +72,9 @@ void visit_keys(AnyConfig& c, Visit&& visit) {
   visit("memory", "strategy", c.memory.strategy, "how the plan is made", StrategyText{});
   visit("memory", "verify_replay_every", c.memory.verify_replay_every,
         "each so many steps, check that what is made again is what was dropped; 0: never", kNotNegative);
+  visit("memory", "verify_replay_by", c.memory.verify_replay_by,
+        "hashes: a difference is found to the 4 KiB; values: to the element, in memory that no budget counts",
+        OneOf{{"hashes", "values"}});
   visit("output", "folder", c.output.folder, "where the metrics file goes; empty: write none", Anything{});
 }
 

@@ -65,9 +65,10 @@ struct PrecisionConfig {
 };
 
 struct MemoryConfig {
-  std::string budget;                ///< What parse_budget reads; empty: no budget.
-  std::string strategy = "optimal";  ///< As plan::strategy_from reads it.
-  std::int64_t verify_replay_every = 0;  ///< Each so many steps what is dropped is hashed and compared; 0: never.
+  std::string budget;                    ///< What parse_budget reads; empty: no budget.
+  std::string strategy = "optimal";      ///< As plan::strategy_from reads it.
+  std::int64_t verify_replay_every = 0;  ///< Each so many steps what is dropped is remembered and compared; 0: never.
+  std::string verify_replay_by = "hashes";  ///< "hashes", or "values"; see VerifyReplay.
 
   bool operator==(const MemoryConfig&) const = default;
 };

@@ -141,7 +141,10 @@ TrainResult train(const Config& config, report::Progress& progress, const std::o
     if (config.train.detect_anomaly)
       random = record::save_random_state(record::default_generator(c10::Device(c10::kCPU)));
     const std::int64_t every = config.memory.verify_replay_every;
-    session.verify_replays(every > 0 && step % every == 0);
+    const bool verifies = every > 0 && step % every == 0;
+    session.verify_replays(!verifies                                    ? VerifyReplay::Off
+                           : config.memory.verify_replay_by == "values" ? VerifyReplay::Values
+                                                                        : VerifyReplay::Hashes);
     const double loss = session.backward([&] { return experiment.loss(batch); }).item<double>();
     if (!std::isfinite(loss)) refuse_loss(experiment, batch, step, loss, random);
     const double norm = experiment.clip_gradients();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "snug/base/errors.h"
+#include "snug/memory/out_of_budget.h"
 #include "snug/memory/process_memory.h"
 #include "tests/memory/resident_pages.h"
 
@@ -245,6 +246,54 @@ TEST(DeviceMemory, NamesADeviceWithoutABackend) {
     EXPECT_STREQ(error.what(),
                  "memory: no backend for XLA in this build; devices with one: CPU, and CUDA when LibTorch has it");
   }
+}
+
+/// A tensor whose memory LibTorch's own allocator made, as before this one was installed.
+at::Tensor older_tensor(std::int64_t bytes) {
+  c10::Allocator* plain = c10::GetDefaultCPUAllocator();
+  c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(bytes),
+                       plain->allocate(static_cast<std::size_t>(bytes)), plain, /*resizable=*/true);
+  return at::empty({0}, at::kByte).set_(storage, 0, {bytes}, {1});
+}
+
+TEST_F(CpuMemoryTest, CountsWhatItAdoptsUntilItIsFreed) {
+  at::Tensor old = older_tensor(1 << 20);
+  old.fill_(7);
+  EXPECT_EQ(memory.stats().allocated, before.allocated);
+  memory.adopt(old.storage());
+  memory.adopt(old.storage());
+  EXPECT_EQ(memory.stats().allocated, before.allocated + (1 << 20));
+  EXPECT_EQ(memory.stats().mapped - (1 << 20), before.mapped);
+  EXPECT_EQ(old.sum().item<std::int64_t>(), 7 << 20);
+  memory.retag(old.storage(), Tag::Optimizer);
+  EXPECT_EQ(memory.stats().by_tag[static_cast<std::size_t>(Tag::Optimizer)],
+            before.by_tag[static_cast<std::size_t>(Tag::Optimizer)] + (1 << 20));
+  const at::Tensor view = old.narrow(0, 5, 10);
+  old = at::Tensor();
+  EXPECT_EQ(memory.stats().allocated, before.allocated + (1 << 20));
+  EXPECT_EQ(view.sum().item<std::int64_t>(), 70);
+}
+
+TEST_F(CpuMemoryTest, WhatIsAdoptedTakesItsPartOfTheLimit) {
+  memory.release_cached();
+  memory.set_limit(memory.stats().mapped + (3 << 20));
+  at::Tensor old = older_tensor(2 << 20);
+  memory.adopt(old.storage());
+  EXPECT_THROW(at::empty({2 << 20}, at::kByte), OutOfBudget);
+  old = at::Tensor();
+  EXPECT_NO_THROW(at::empty({2 << 20}, at::kByte));
+  memory.set_limit(std::nullopt);
+}
+
+TEST_F(CpuMemoryTest, AdoptsNothingThatIsNotLibTorchs) {
+  std::vector<std::uint8_t> bytes(1 << 16);
+  const at::Tensor borrowed = at::from_blob(bytes.data(), {1 << 16}, at::kByte);
+  memory.adopt(borrowed.storage());
+  EXPECT_EQ(memory.stats().allocated, before.allocated);
+  const at::Tensor ours = at::empty({1 << 16}, at::kByte);
+  const Bytes with = memory.stats().allocated;
+  memory.adopt(ours.storage());
+  EXPECT_EQ(memory.stats().allocated, with);
 }
 
 }  // namespace

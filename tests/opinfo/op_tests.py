@@ -1,6 +1,6 @@
 """PyTorch's own operator and module samples, plain and with every saved tensor dropped that can be made again.
 
-Usage: op_tests.py EXTENSION_DIR [--dtypes float32,float64,bfloat16,complex64] [--suites op,module] [--samples N]
+Usage: op_tests.py [--dtypes float32,float64,bfloat16,complex64] [--suites op,module] [--samples N]
                    [--only PART] [--pin FILE] [--write-pin FILE] [--json FILE]
 
 Outputs, gradients and second-order gradients must be the same bits. A sample whose plain run differs from itself is set
@@ -8,6 +8,7 @@ aside. Exit 1 when something differs, fails only when recorded, or is not what t
 """
 import argparse
 import collections
+import contextlib
 import gc
 import json
 import os
@@ -21,6 +22,8 @@ warnings.filterwarnings("ignore")
 os.environ.setdefault("PYTORCH_TESTING_DEVICE_ONLY_FOR", "cpu")
 
 import torch
+
+import snug
 from torch.utils._pytree import tree_flatten, tree_map
 
 SEED_FORWARD, SEED_GRADIENT, SEED_SECOND = 5, 9, 11
@@ -79,40 +82,16 @@ def differentiable(tensors):
     return [x for x in tensors if is_strided(x) and x.requires_grad and not x.is_nested]
 
 
-class Plain:
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
+verify_replay = False  # hash what is dropped, too
 
 
-class Recorded:
-    """Everything between enter and exit is recorded; what autograd saves is on the tape."""
+def plain_scope():
+    return contextlib.nullcontext()
 
-    verify = False  # hash what is dropped, too
 
-    def __init__(self, extension):
-        self.recorder = extension.Recorder()
-        self.packed = []
-        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda packed: packed.unpack())
-
-    def pack(self, tensor):
-        packed = self.recorder.pack(tensor)
-        self.packed.append(packed)
-        return packed
-
-    def __enter__(self):
-        self.hooks.__enter__()
-        self.recorder.begin(Recorded.verify)
-        return self
-
-    def __exit__(self, *_):
-        self.recorder.end()
-        self.hooks.__exit__()
-
-    def reasons(self):
-        return collections.Counter(packed.kept for packed in self.packed)
+def recorded_scope():
+    """Everything in it is recorded, and whatever autograd saves is dropped if it can be made again."""
+    return snug.Region(snug.Recompute(), verify_replay=verify_replay)
 
 
 def run(case, scope, second_order):
@@ -143,31 +122,31 @@ def run(case, scope, second_order):
     return found
 
 
-def judge(case, extension, second_order, reasons):
+def judge(case, second_order, reasons):
     """One of RESULTS, and a word on it."""
     try:
-        plain = run(case, Plain(), second_order)
-        again = run(case, Plain(), second_order)
+        plain = run(case, plain_scope(), second_order)
+        again = run(case, plain_scope(), second_order)
     except Exception as error:  # noqa: BLE001: whatever an operator throws
         return "plain run fails", first_line(error)
     if plain is None:
         return "no gradient", ""
     if plain != again:
         return "differs from itself", ""
-    scope = Recorded(extension)
+    scope = recorded_scope()
     try:
         recorded = run(case, scope, second_order)
     except Exception as error:  # noqa: BLE001
         return "error", first_line(error)
     if recorded == plain:
-        reasons.update(scope.reasons())
+        reasons.update(scope.saved_tensors)
         return "equal", ""
     # Some results depend on where in memory the arguments happen to lie (lstsq): then one run is like the other, or a
     # plain one is not like itself. What replay gets wrong, it gets wrong every time.
     ballast = []
     for _ in range(REPEATS):
         ballast.append(torch.empty(random.randrange(1, 1000)))
-        if run(case, Plain(), second_order) != plain or run(case, Recorded(extension), second_order) == plain:
+        if run(case, plain_scope(), second_order) != plain or run(case, recorded_scope(), second_order) == plain:
             return "differs from itself", ""
     places = [i for i, (a, b) in enumerate(zip(plain, recorded)) if a != b]
     return "different", f"results {places} of {len(plain)}"
@@ -239,7 +218,6 @@ def chosen(items, most):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("extension", type=pathlib.Path)
     parser.add_argument("--dtypes", default="float32,float64,bfloat16,complex64")
     parser.add_argument("--suites", default="op,module")
     parser.add_argument("--samples", type=int, default=0, help="per operator; all without it")
@@ -249,10 +227,8 @@ def main():
     parser.add_argument("--write-pin", type=pathlib.Path)
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
-    sys.path.insert(0, str(options.extension))
-    import snug_opinfo
-
-    Recorded.verify = options.verify
+    global verify_replay
+    verify_replay = options.verify
     torch.set_num_threads(1)  # tiny tensors; and nothing that depends on how work is split
     started = time.time()
     counts, reasons, refusals, troubles, tests = {}, collections.Counter(), collections.Counter(), [], 0
@@ -268,7 +244,7 @@ def main():
                     counts[key]["plain run fails"] += 1
                     continue
                 for second_order in (False, True) if gradgrad else (False,):
-                    result, word = judge(case, snug_opinfo, second_order, reasons)
+                    result, word = judge(case, second_order, reasons)
                     counts[key][result] += 1
                     if result == "plain run fails":
                         refusals[f"{name}: {word}"] += 1

@@ -38,6 +38,7 @@ struct Books {
   Replay replay(ValueId target) {
     const Replay r = ledger.schedule(target);
     ledger.pin(r);
+    for (ValueId v : r.loads) ledger.cache(v);
     for (const ReplayStep& step : r.steps) {
       for (const Output& out : flow.outputs(step.op)) {
         if (!ledger.resident(out.value)) ledger.cache(out.value);
@@ -165,6 +166,27 @@ TEST(Ledger, CopiesAnOverwrittenValueThatWaitsOrIsHeld) {
     EXPECT_THAT(replay.steps.back().copies, ElementsAre(a));
     EXPECT_THAT(replay.steps.back().drops, IsEmpty());
   }
+}
+
+TEST(Ledger, FetchesWhatIsOffloadedInsteadOfMakingItAgain) {
+  Row r;
+  r.flow.make_leaf(r.b);
+  r.ledger.offload(r.b);
+  r.ledger.pack(r.b);
+  r.ledger.pack(r.c);
+  r.ledger.settle();
+  EXPECT_THAT(r.take_dropped(), ElementsAre(r.l)) << "nothing before it is needed";
+  const Replay replay = r.replay(r.c);
+  EXPECT_THAT(ops_of(replay), ElementsAre(2));
+  EXPECT_THAT(replay.loads, ElementsAre(r.b));
+  EXPECT_TRUE(r.ledger.cached(r.b)) << "it is waited for";
+  r.ledger.consume(r.c);
+  r.ledger.consume(r.b);
+  EXPECT_THAT(r.take_dropped(), ElementsAre(r.c, r.b));
+  // Another pass fetches it again.
+  r.ledger.begin_pass();
+  EXPECT_THAT(r.replay(r.b).loads, ElementsAre(r.b));
+  EXPECT_THAT(ops_of(r.replay(r.c)), ElementsAre(2));
 }
 
 TEST(Ledger, DoesNotReplayWhatIsReplacedWhole) {

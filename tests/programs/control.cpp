@@ -71,14 +71,49 @@ void close_region(State& s, const Instruction&) {
   s.regions->close();
 }
 
-constexpr std::array<Kind, 8> kKinds{{{"branch", &branch},
-                                      {"another dtype", &another_dtype},
-                                      {"autocast", &autocast},
-                                      {"no gradients", &without_gradients},
-                                      {"die", &die},
-                                      {"open region", &open_region},
-                                      {"close region", &close_region},
-                                      {"die too", &die}}};
+/// The next instructions become a function of the live values, which is checkpointed. It works on copies of them, so
+/// that it writes to nothing from outside.
+void checkpoint_the_next(State& s, const Instruction& i) {
+  if (s.may_run_twice && i.second % 4 != 0) return;  // nested now and then
+  const std::size_t count = std::min<std::size_t>(s.behind.size(), 1 + i.first % 6);
+  const std::vector<Instruction> body(s.behind.begin(), s.behind.begin() + static_cast<std::ptrdiff_t>(count));
+  const Piece piece = [body, weights = s.weights, modules = s.modules,
+                       regions = s.regions](std::vector<at::Tensor> live) {
+    State inner;
+    for (const at::Tensor& t : live) inner.live.push_back(t.clone());
+    inner.weights = weights;
+    inner.modules = modules;
+    inner.regions = regions;
+    inner.may_run_twice = true;
+    struct CloseAll {  // a rerun may stop early
+      State& s;
+      ~CloseAll() {
+        for (; s.open_regions > 0; --s.open_regions) s.regions->close();
+      }
+    } const close_all{inner};
+    for (std::size_t k = 0; k < body.size(); k += 1 + std::exchange(inner.taken, 0)) {
+      inner.behind = std::span(body).subspan(k + 1);
+      inner.run(body[k]);
+    }
+    return inner.live;
+  };
+  const std::vector<at::Tensor> after = s.regions->checkpoint(i.variant, piece, s.live);
+  // Weights stay what they are.
+  s.live.resize(s.weights);
+  s.live.insert(s.live.end(), after.begin() + static_cast<std::ptrdiff_t>(s.weights), after.end());
+  s.taken = count;
+}
+
+constexpr std::array<Kind, 10> kKinds{{{"branch", &branch},
+                                       {"another dtype", &another_dtype},
+                                       {"autocast", &autocast},
+                                       {"no gradients", &without_gradients},
+                                       {"die", &die},
+                                       {"open region", &open_region},
+                                       {"close region", &close_region},
+                                       {"die too", &die},
+                                       {"checkpoint", &checkpoint_the_next},
+                                       {"another checkpoint", &checkpoint_the_next}}};
 
 }  // namespace
 

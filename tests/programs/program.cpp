@@ -27,6 +27,15 @@ const Kind& kind_of(const Instruction& i) { return all_kinds()[i.kind % all_kind
 
 }  // namespace
 
+bool State::run(const Instruction& i) {
+  try {
+    kind_of(i).run(*this, i);
+    return true;
+  } catch (const c10::Error&) {  // shapes that do not go together, a view that may not be written
+    return false;
+  }
+}
+
 std::size_t kinds() { return all_kinds().size(); }
 
 std::string name_of(const Instruction& i) {
@@ -84,13 +93,9 @@ at::Tensor World::run(const Program& program, const RegionCalls& regions) {
   s.modules = &modules_;
   s.regions = &regions;
   trace_.clear();
-  for (const Instruction& i : program.instructions) {
-    try {
-      kind_of(i).run(s, i);
-      trace_ += '.';
-    } catch (const c10::Error&) {  // shapes that do not go together, a view that may not be written
-      trace_ += 'x';
-    }
+  for (std::size_t k = 0; k < program.instructions.size(); k += 1 + std::exchange(s.taken, 0)) {
+    s.behind = std::span(program.instructions).subspan(k + 1);
+    trace_ += s.run(program.instructions[k]) ? '.' : 'x';
   }
   for (; s.open_regions > 0; --s.open_regions) regions.close();
   outputs_.clear();

@@ -31,10 +31,18 @@ struct Program {
 std::string name_of(const Instruction& instruction);
 void showValue(const Program& program, std::ostream& out);  // RapidCheck's hook
 
-/// What instructions that open and close regions do; nothing in a plain run.
+/// A piece of a program: from the live values before it to those after it. Without effects on anything else but the
+/// random numbers, so that it may be called twice.
+using Piece = std::function<std::vector<at::Tensor>(std::vector<at::Tensor>)>;
+
+/// What instructions that open and close regions and that checkpoint the instructions behind them do; nothing in a
+/// plain run.
 struct RegionCalls {
   std::function<void(std::uint8_t kind)> open = [](std::uint8_t) {};
   std::function<void()> close = [] {};
+  std::function<std::vector<at::Tensor>(std::uint8_t kind, const Piece& piece, std::vector<at::Tensor> live)>
+      checkpoint =
+          [](std::uint8_t, const Piece& piece, std::vector<at::Tensor> live) { return piece(std::move(live)); };
 };
 
 /// The weights, buffers and modules that programs work on, the same for the same seed.

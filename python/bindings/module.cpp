@@ -1,0 +1,15 @@
+// snug._core: the core as the Python package calls it. Nothing here decides anything.
+#include <torch/csrc/utils/pybind.h>
+
+#include "python/bindings/errors.h"
+#include "python/bindings/memory.h"
+#include "python/bindings/regions.h"
+#include "python/bindings/sessions.h"
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "The core of snug. Use the names of the package snug.";
+  snug::python::bind_errors(m);
+  snug::python::bind_memory(m);
+  snug::python::bind_regions(m);
+  snug::python::bind_sessions(m);
+}

@@ -1,0 +1,204 @@
+// Regions, module scopes and reruns.
+#include "python/bindings/regions.h"
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "python/bindings/errors.h"
+#include "snug/base/errors.h"
+#include "snug/base/module_scope.h"
+#include "snug/replay/region.h"
+#include "snug/replay/rerun_frame.h"
+#include "snug/replay/saved_tensor_hooks.h"
+
+namespace snug::python {
+namespace {
+
+namespace py = pybind11;
+
+/// A Python callable that C++ keeps: called and let go of with the GIL, from any thread.
+std::shared_ptr<py::function> kept(py::function function) {
+  return {new py::function(std::move(function)), [](py::function* f) {
+            const py::gil_scoped_acquire gil;
+            delete f;
+          }};
+}
+
+SelectivePolicy policy_of(py::function ask) {
+  return [ask = kept(std::move(ask))](const OperatorContext& context) {
+    const py::gil_scoped_acquire gil;
+    try {
+      return (*ask)(context).cast<Choice>();
+    } catch (py::error_already_set& error) {
+      pass_on(error);
+    } catch (const py::cast_error&) {
+      throw UsageError("region: the policy must return a snug.Choice");
+    }
+  };
+}
+
+RegionAction action_of(const py::object& action) {
+  if (py::isinstance<Offload>(action)) return action.cast<Offload>();
+  if (py::isinstance<Selective>(action)) return action.cast<Selective>();
+  if (py::isinstance<Keep>(action)) return Keep{};
+  if (py::isinstance<Recompute>(action)) return Recompute{};
+  if (PyCallable_Check(action.ptr()) != 0) return policy_of(action.cast<py::function>());
+  throw UsageError("region: the action is a " + py::str(py::type::of(action)).cast<std::string>() +
+                   "; give Recompute(), Keep(), Offload(), Selective() or a function from OperatorContext to Choice");
+}
+
+/// A region for `with`. What it tells stays when it is over.
+class PyRegion {
+ public:
+  PyRegion(py::object action, VerifyReplay verify, bool detect_anomalies)
+      : action_(action_of(action)), options_{verify, detect_anomalies} {}
+
+  PyRegion& enter() {
+    if (region_ && !over_) throw UsageError("region: it is open already; make another one");
+    over_ = false;
+    region_.emplace(action_, options_);
+    return *this;
+  }
+  void exit() {
+    if (!region_) return;
+    region_->close();
+    at_exit_ = region_->saved_tensors();
+    over_ = true;
+  }
+  std::int64_t replayed_ops() const { return region_ ? region_->replayed_ops() : 0; }
+  py::dict saved_tensors() const { return region_ ? to_dict(at_exit_) : to_dict({}); }
+  Bytes offloaded_bytes() const { return region_ ? region_->offloaded_bytes() : 0; }
+  std::vector<std::string> opaque_values() const {
+    return region_ ? region_->opaque_values() : std::vector<std::string>();
+  }
+
+ private:
+  static py::dict to_dict(const record::SavedCounts& counts) {
+    py::dict dict;
+    dict["dropped"] = counts.dropped;
+    dict["kept"] = counts.kept;
+    dict["leaf"] = counts.leaves;
+    dict["layout"] = counts.layout;
+    return dict;
+  }
+
+  RegionAction action_;
+  RegionOptions options_;
+  std::optional<Region> region_;
+  record::SavedCounts at_exit_;
+  bool over_ = false;
+};
+
+class PyModuleScope {
+ public:
+  explicit PyModuleScope(std::string name) : name_(std::move(name)) {}
+  void enter() { scope_.emplace(name_); }
+  void exit() { scope_.reset(); }
+
+ private:
+  std::string name_;
+  std::optional<ModuleScope> scope_;
+};
+
+/// The scope around a function's call in forward, which backward calls again.
+class PyRerun {
+ public:
+  /// `call` takes the tensors in the order of `arguments`.
+  PyRerun(py::function call, std::vector<at::Tensor> arguments, Rerun options)
+      : call_(std::move(call)), arguments_(std::move(arguments)), options_(options) {}
+
+  void enter() {
+    if (!at::GradMode::is_enabled()) return;
+    replay::require_saved_tensor_hooks();
+    const auto again = [call = kept(call_)](const std::vector<at::Tensor>& tensors) {
+      const py::gil_scoped_acquire gil;
+      try {
+        (*call)(tensors);
+      } catch (py::error_already_set& error) {
+        pass_on(error);
+      }
+    };
+    scope_.emplace(std::make_shared<replay::RerunFrame>(again, arguments_, options_));
+    arguments_.clear();
+  }
+  void exit() { scope_.reset(); }
+
+ private:
+  py::function call_;
+  std::vector<at::Tensor> arguments_;
+  Rerun options_;
+  std::optional<replay::RerunFrameScope> scope_;
+};
+
+}  // namespace
+
+void bind_regions(py::module_& m) {
+  py::enum_<Choice>(m, "Choice", "What a policy says of the results of one operator.")
+      .value("PreferRecompute", Choice::PreferRecompute)
+      .value("PreferKeep", Choice::PreferKeep)
+      .value("MustRecompute", Choice::MustRecompute)
+      .value("MustKeep", Choice::MustKeep)
+      .value("Offload", Choice::Offload);
+  py::enum_<VerifyReplay>(m, "VerifyReplay")
+      .value("Off", VerifyReplay::Off)
+      .value("Hashes", VerifyReplay::Hashes)
+      .value("Values", VerifyReplay::Values);
+  py::enum_<DeterminismCheck>(m, "DeterminismCheck")
+      .value("NoCheck", DeterminismCheck::None)
+      .value("Metadata", DeterminismCheck::Metadata)
+      .value("Values", DeterminismCheck::Values);
+  py::class_<OperatorContext>(m, "OperatorContext", "The operator that a policy is asked about, as it runs.")
+      .def_property_readonly(
+          "name", [](const OperatorContext& c) { return std::string(c.name); },
+          "With its overload: \"aten::addmm\", \"aten::add.Tensor\".")
+      .def_property_readonly(
+          "module", [](const OperatorContext& c) { return std::string(c.module); }, "The path of ModuleScope.")
+      .def_readonly("invocation", &OperatorContext::invocation,
+                    "How many operators of this name ran before in the region.");
+  py::class_<Keep>(m, "Keep", "What autograd saves stays, as without a region.").def(py::init<>());
+  py::class_<Recompute>(m, "Recompute", "What autograd saves is dropped and replayed in backward.").def(py::init<>());
+  py::class_<Offload>(m, "Offload",
+                      "What autograd saves leaves the device's memory and comes back in backward: from an "
+                      "accelerator's to the CPU's, from the CPU's to a file in TMPDIR. Smaller storages stay.")
+      .def(py::init([](Bytes min_bytes) { return Offload{min_bytes}; }), py::kw_only(),
+           py::arg("min_bytes") = Offload{}.min_bytes)
+      .def_readonly("min_bytes", &Offload::min_bytes);
+  py::class_<Selective>(m, "Selective",
+                        "Results of the named operators, and of all operators in the named modules, are kept; all else "
+                        "is made again. \"aten::add\" means all its overloads.")
+      .def(py::init([](std::vector<std::string> keep, std::vector<std::string> keep_modules) {
+             return Selective{std::move(keep), std::move(keep_modules)};
+           }),
+           py::kw_only(), py::arg("keep") = std::vector<std::string>(),
+           py::arg("keep_modules") = std::vector<std::string>())
+      .def_readonly("keep", &Selective::keep)
+      .def_readonly("keep_modules", &Selective::keep_modules);
+  py::class_<PyRegion>(m, "Region")
+      .def(py::init<py::object, VerifyReplay, bool>(), py::arg("action"), py::arg("verify_replay"),
+           py::arg("detect_anomalies"))
+      .def("enter", &PyRegion::enter, py::return_value_policy::reference_internal)
+      .def("exit", &PyRegion::exit)
+      .def_property_readonly("replayed_ops", &PyRegion::replayed_ops)
+      .def_property_readonly("saved_tensors", &PyRegion::saved_tensors)
+      .def_property_readonly("offloaded_bytes", &PyRegion::offloaded_bytes)
+      .def_property_readonly("opaque_values", &PyRegion::opaque_values);
+  py::class_<PyModuleScope>(m, "ModuleScope")
+      .def(py::init<std::string>())
+      .def("enter", &PyModuleScope::enter)
+      .def("exit", &PyModuleScope::exit);
+  py::class_<PyRerun>(m, "Rerun")
+      .def(py::init([](py::function call, std::vector<at::Tensor> arguments, bool preserve_rng_state,
+                       DeterminismCheck check, bool debug, bool early_stop) {
+             return std::make_unique<PyRerun>(std::move(call), std::move(arguments),
+                                              Rerun{preserve_rng_state, check, debug, early_stop});
+           }),
+           py::arg("call"), py::arg("arguments"), py::arg("preserve_rng_state"), py::arg("determinism_check"),
+           py::arg("debug"), py::arg("early_stop"))
+      .def("enter", &PyRerun::enter)
+      .def("exit", &PyRerun::exit);
+}
+
+}  // namespace snug::python

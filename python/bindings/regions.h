@@ -1,0 +1,7 @@
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace snug::python {
+void bind_regions(pybind11::module_& module);
+}

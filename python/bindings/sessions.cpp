@@ -1,0 +1,233 @@
+// Recorded steps, plans, and the sessions that run under them.
+#include "python/bindings/sessions.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <atomic>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "python/bindings/errors.h"
+#include "snug/base/errors.h"
+#include "snug/memory/device_memory.h"
+#include "snug/plan/explanation.h"
+#include "snug/plan/lower_bound.h"
+#include "snug/plan/plan_file.h"
+#include "snug/plan/planner.h"
+#include "snug/plan/presets.h"
+#include "snug/plan/simulator.h"
+#include "snug/replay/fit.h"
+#include "snug/replay/session.h"
+
+namespace snug::python {
+namespace {
+
+namespace py = pybind11;
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+/// The Python step as the core calls it: without the GIL.
+replay::Forward forward_of(const py::function& step) {
+  return [&step]() -> at::Tensor {
+    const py::gil_scoped_acquire gil;
+    try {
+      const py::object loss = step();
+      if (!THPVariable_Check(loss.ptr())) {
+        throw UsageError("step: it returned a " + py::str(py::type::of(loss)).cast<std::string>() +
+                         "; return the loss, a tensor of one element");
+      }
+      return THPVariable_Unpack(loss.ptr());
+    } catch (py::error_already_set& error) {
+      pass_on(error);
+    }
+  };
+}
+
+replay::Rehearsal rehearsal_of(const std::optional<py::function>& update) {
+  if (!update) return {};
+  return [&update] {
+    const py::gil_scoped_acquire gil;
+    try {
+      (*update)();
+    } catch (py::error_already_set& error) {
+      pass_on(error);
+    }
+  };
+}
+
+c10::DeviceType device_type(const std::string& device) { return c10::Device(device).type(); }
+
+using Recorded = std::shared_ptr<replay::RecordedStep>;
+
+Recorded record_step(const py::function& step, const std::string& device, std::optional<Bytes> limit,
+                     const std::optional<py::function>& update) {
+  const replay::Forward forward = forward_of(step);
+  const replay::Rehearsal rehearsal = rehearsal_of(update);
+  const py::gil_scoped_release release;
+  memory::DeviceMemory& memory = memory::device_memory(device_type(device));
+  return std::make_shared<replay::RecordedStep>(limit ? replay::record_step_within(*limit, forward, memory, rehearsal)
+                                                      : replay::record_step(forward, memory, rehearsal));
+}
+
+std::optional<plan::Budget> budget_of(std::optional<Bytes> bytes) {
+  if (!bytes) return std::nullopt;
+  return plan::Budget::for_limit(*bytes);
+}
+
+struct PySession {
+  std::optional<Session> session;
+  std::atomic<bool> running = false;
+
+  Session& open() {
+    if (!session) throw UsageError("session: it has been closed; make another one with snug.fit");
+    return *session;
+  }
+  at::Tensor backward(const py::function& step) {
+    Session& s = open();
+    if (running.exchange(true)) throw UsageError("session: a step of it is running; one at a time");
+    struct Done {
+      std::atomic<bool>& running;
+      ~Done() { running = false; }
+    } const done{running};
+    const replay::Forward forward = forward_of(step);
+    const py::gil_scoped_release release;
+    return s.backward(forward);
+  }
+  void close() {
+    if (running) throw UsageError("session: a step of it is running; close it afterwards");
+    session.reset();
+  }
+};
+
+py::dict to_dict(const plan::Share& share) {
+  py::dict dict;
+  dict["name"] = share.name;
+  dict["kept_bytes"] = share.kept;
+  dict["recomputed_bytes"] = share.recomputed;
+  dict["seconds"] = share.seconds;
+  dict["replayed_ops"] = share.replayed_ops;
+  return dict;
+}
+
+py::dict explain(const plan::StepGraph& graph, const plan::MemoryPlan& plan) {
+  plan::Explanation why;
+  {
+    const py::gil_scoped_release release;
+    why = plan::explain(graph, plan);
+  }
+  py::dict dict = to_dict(why.all);
+  py::list pieces, operators;
+  for (const plan::Share& s : why.pieces) pieces.append(to_dict(s));
+  for (const plan::Share& s : why.operators) operators.append(to_dict(s));
+  dict["pieces"] = pieces;
+  dict["operators"] = operators;
+  return dict;
+}
+
+}  // namespace
+
+void bind_sessions(py::module_& m) {
+  py::class_<replay::RecordedStep, Recorded>(m, "RecordedStep")
+      .def_property_readonly(
+          "graph", [](const replay::RecordedStep& s) -> const plan::StepGraph& { return s.graph; },
+          py::return_value_policy::reference_internal);
+  m.def("record_step", &record_step, py::arg("step"), py::arg("device"), py::arg("limit"), py::arg("update"));
+
+  py::class_<plan::StepGraph>(m, "StepGraph")
+      .def_property_readonly("operators", [](const plan::StepGraph& g) { return g.ops.size(); })
+      .def_readonly("step_seconds", &plan::StepGraph::step_seconds)
+      .def_readonly("static_bytes", &plan::StepGraph::static_bytes)
+      .def("to_json", [](const plan::StepGraph& g) { return to_json(g).dump(); })
+      .def_static("from_json", [](const std::string& text) {
+        return plan::step_graph_from_json(nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false));
+      });
+
+  py::class_<plan::MemoryPlan>(m, "MemoryPlan")
+      .def_readonly("strategy", &plan::MemoryPlan::strategy)
+      .def_readonly("budget", &plan::MemoryPlan::budget)
+      .def_readonly("predicted_peak", &plan::MemoryPlan::predicted_peak)
+      .def_readonly("unplanned_peak", &plan::MemoryPlan::unplanned_peak)
+      .def_readonly("predicted_seconds", &plan::MemoryPlan::predicted_seconds)
+      .def_readonly("unplanned_seconds", &plan::MemoryPlan::unplanned_seconds)
+      .def("__eq__", [](const plan::MemoryPlan& a, const plan::MemoryPlan& b) { return a == b; });
+
+  py::class_<plan::Planner>(m, "Planner")
+      .def(py::init([](const plan::StepGraph& graph, const std::string& strategy) {
+             return std::make_unique<plan::Planner>(graph, strategy);
+           }),
+           NoGil(), py::arg("graph"), py::arg("strategy"))
+      .def(
+          "plan",
+          [](const plan::Planner& p, const plan::StepGraph& graph, std::optional<Bytes> budget) {
+            return p.plan(graph, budget_of(budget));
+          },
+          NoGil(), py::arg("graph"), py::arg("budget"))
+      .def("floor", [](const plan::Planner& p, const plan::StepGraph& graph) {
+        return plan::Budget::for_limit(1).floor_for(p.floor(graph));
+      });
+
+  m.def("unplanned_peak", [](const plan::StepGraph& graph) { return plan::plan_none(graph).predicted_peak; });
+  m.def("explain", &explain, py::arg("graph"), py::arg("plan"));
+  m.def(
+      "lower_bound",
+      [](const plan::StepGraph& graph, std::optional<Bytes> budget) {
+        const auto limit = budget_of(budget);
+        const plan::LowerBound bound =
+            plan::lower_bound(graph, limit ? limit->for_blocks() : plan::plan_none(graph).predicted_peak);
+        return std::make_pair(bound.peak, bound.step_seconds);
+      },
+      NoGil(), py::arg("graph"), py::arg("budget"));
+  m.def(
+      "timeline",
+      [](const plan::StepGraph& graph, const plan::MemoryPlan& plan) {
+        return simulate(graph, plan, /*with_timeline=*/true).peaks;
+      },
+      NoGil(), py::arg("graph"), py::arg("plan"));
+  m.def(
+      "write_plan",
+      [](const std::string& path, const plan::StepGraph& graph, const plan::MemoryPlan& plan) {
+        plan::write_plan(path, plan::plan_file_for(graph, plan));
+      },
+      py::arg("path"), py::arg("graph"), py::arg("plan"));
+
+  py::class_<Session::StepReport>(m, "StepReport", "What the latest step did.")
+      .def_readonly("replayed_ops", &Session::StepReport::replayed_ops)
+      .def_readonly("evictions", &Session::StepReport::evictions,
+                    "Values dropped because the limit was near, not because the plan says so.")
+      .def_readonly("followed_plan", &Session::StepReport::followed_plan)
+      .def_readonly("divergence", &Session::StepReport::divergence,
+                    "Where the step first differed from all known ones, else empty.")
+      .def_readonly("known", &Session::StepReport::known, "Steps that the session has plans for.")
+      .def_readonly("opaque", &Session::StepReport::opaque,
+                    "What is kept because something outside of ATen filled it, with the cure.")
+      .def_readonly("planned_anew", &Session::StepReport::planned_anew)
+      .def("__repr__", [](const Session::StepReport& r) {
+        return "StepReport(replayed_ops=" + std::to_string(r.replayed_ops) +
+               ", evictions=" + std::to_string(r.evictions) +
+               ", followed_plan=" + (r.followed_plan ? "True" : "False") +
+               (r.divergence.empty() ? "" : ", divergence='" + r.divergence + "'") + ")";
+      });
+
+  py::class_<PySession>(m, "Session")
+      .def(py::init([](const Recorded& step, const plan::Planner& planner, std::optional<Bytes> budget,
+                       const std::string& device) {
+             auto made = std::make_unique<PySession>();
+             made->session.emplace(*step, planner, budget_of(budget), memory::device_memory(device_type(device)));
+             return made;
+           }),
+           NoGil(), py::arg("step"), py::arg("planner"), py::arg("budget"), py::arg("device"))
+      .def("backward", &PySession::backward, py::arg("step"))
+      .def("close", &PySession::close)
+      .def_property_readonly("closed", [](const PySession& s) { return !s.session; })
+      .def_property_readonly("plan", [](PySession& s) { return s.open().plan(); })
+      .def_property_readonly("graph", [](PySession& s) { return s.open().graph(); })
+      .def_property_readonly("last_step", [](PySession& s) { return s.open().last_step(); })
+      .def("verify_replays", [](PySession& s, VerifyReplay how) { s.open().verify_replays(how); })
+      .def("detect_anomalies", [](PySession& s, bool detect) { s.open().detect_anomalies(detect); });
+}
+
+}  // namespace snug::python

@@ -1,0 +1,82 @@
+"""Train PyTorch models inside a memory budget.
+
+    import snug
+
+    session = snug.fit(step, batch, device="8GiB")     # step(batch) returns the loss
+    for batch in loader:
+        loss = session.backward(batch)
+        optimizer.step()
+        optimizer.zero_grad()
+
+snug records the step once, plans what to keep and what to recompute, runs every step under that cap, and gives the same
+gradients to the bit. No change to the model, no torch.compile.
+"""
+
+from __future__ import annotations
+
+import torch as _torch  # before the extension: its engine is the one that goes on running backward passes
+
+from . import _build_check
+from ._version import built_for as _built_for
+from ._version import version as __version__
+
+_build_check.check(_built_for)
+
+from . import _core  # noqa: E402
+from ._core import Choice, OperatorContext, VerifyReplay, release_cached, set_memory_limit  # noqa: E402
+from .checkpointing import (  # noqa: E402
+    Keep,
+    ModuleScope,
+    Offload,
+    Recompute,
+    Region,
+    Replay,
+    Rerun,
+    Selective,
+    checkpoint,
+    checkpoint_sequential,
+    name_modules,
+    patch,
+)
+from .doctoring import doctor  # noqa: E402
+from .errors import DoesNotFit, Error, Mismatch, OutOfBudget, UsageError  # noqa: E402
+from .fitting import Plan, Session, StepReport, fit, plan  # noqa: E402
+from .monitoring import Monitor, memory_stats  # noqa: E402
+from .sizes import format_bytes, parse_bytes  # noqa: E402
+from .verifying import verify  # noqa: E402
+
+__all__ = [
+    "Choice",
+    "DoesNotFit",
+    "Error",
+    "Keep",
+    "Mismatch",
+    "ModuleScope",
+    "Monitor",
+    "Offload",
+    "OperatorContext",
+    "OutOfBudget",
+    "Plan",
+    "Recompute",
+    "Region",
+    "Replay",
+    "Rerun",
+    "Selective",
+    "Session",
+    "StepReport",
+    "UsageError",
+    "VerifyReplay",
+    "checkpoint",
+    "checkpoint_sequential",
+    "doctor",
+    "fit",
+    "format_bytes",
+    "memory_stats",
+    "name_modules",
+    "parse_bytes",
+    "patch",
+    "plan",
+    "release_cached",
+    "set_memory_limit",
+    "verify",
+]

@@ -1,0 +1,2 @@
+version: str
+built_for: str

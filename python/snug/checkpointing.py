@@ -1,0 +1,341 @@
+"""Checkpoints and regions, for those who choose by hand what is kept; and patch(), which puts them in the place of
+torch.utils.checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as _torch_checkpoint
+from torch.utils import _pytree as pytree
+
+from . import _core
+from ._core import Choice, DeterminismCheck, Keep, Offload, OperatorContext, Recompute, Selective, VerifyReplay
+from .errors import UsageError
+
+Policy = Callable[[OperatorContext], Choice]
+Action = Recompute | Keep | Offload | Selective | Policy
+
+
+class Region:
+    """Sets what happens to the values that operators make inside:
+
+        with snug.Region(snug.Recompute()):
+            y = block(x)
+
+    Recompute: what autograd saves is dropped, and replayed in backward, bitwise as it was: same random numbers, no second
+    update of running statistics, no hook fired twice. Keep: as without a region. Offload: it leaves the device's memory.
+    Selective, or a function from OperatorContext to Choice: each operator's results by what it says. Regions nest; the
+    innermost wins. Inside a session's step the plan decides, around what a policy says must be.
+
+    verify_replay compares what is made again with what was dropped; detect_anomalies names the first result that holds a
+    NaN or an infinity.
+    """
+
+    def __init__(
+        self, action: Action, *, verify_replay: VerifyReplay | bool = False, detect_anomalies: bool = False
+    ) -> None:
+        if isinstance(verify_replay, bool):
+            verify_replay = VerifyReplay.Hashes if verify_replay else VerifyReplay.Off
+        self._core = _core.Region(action, verify_replay, detect_anomalies)
+
+    def __enter__(self) -> Region:
+        self._core.enter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._core.exit()
+
+    @property
+    def replayed_ops(self) -> int:
+        """Operators replayed so far; goes on counting when the region is over."""
+        return self._core.replayed_ops
+
+    @property
+    def saved_tensors(self) -> dict[str, int]:
+        """What became of the tensors that autograd saved, counted when the region ended: "dropped", "kept" (as the action
+        says), "leaf" (weights, inputs, what something outside of ATen filled), "layout" (no plain strided tensor)."""
+        return self._core.saved_tensors
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Bytes that have left the device's memory."""
+        return self._core.offloaded_bytes
+
+    @property
+    def opaque_values(self) -> list[str]:
+        """What is kept because something outside of ATen filled it: a line for each, with the cure."""
+        return self._core.opaque_values
+
+
+class ModuleScope:
+    """Names the operators inside, for policies and messages. Scopes nest: "blocks.3" in "model" is "model.blocks.3"."""
+
+    def __init__(self, name: str) -> None:
+        self._core = _core.ModuleScope(name)
+
+    def __enter__(self) -> ModuleScope:
+        self._core.enter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._core.exit()
+
+
+class _Names:
+    """Undoes name_modules."""
+
+    def __init__(self, handles: list[Any]) -> None:
+        self._handles = handles
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+
+def name_modules(model: torch.nn.Module) -> _Names:
+    """Names the operators of every submodule by its path ("layers.3.attention"), as ModuleScope does, by hooks around
+    their calls. For policies, Selective.keep_modules and messages. Returns what removes the hooks."""
+    stacks = threading.local()
+    handles: list[Any] = []
+
+    def hooks_of(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
+        def enter(*_: Any) -> None:
+            if not hasattr(stacks, "open"):
+                stacks.open = []
+            outer = next((n for n, _ in reversed(stacks.open) if name.startswith(n + ".")), "")
+            scope = ModuleScope(name[len(outer) + 1 :] if outer else name)
+            scope.__enter__()
+            stacks.open.append((name, scope))
+
+        def leave(*_: Any) -> None:
+            _, scope = stacks.open.pop()
+            scope.__exit__()
+
+        return enter, leave
+
+    for name, module in model.named_modules():
+        if name:
+            enter, leave = hooks_of(name)
+            handles.append(module.register_forward_pre_hook(enter))
+            handles.append(module.register_forward_hook(leave, always_call=True))
+    return _Names(handles)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Backward replays the operators that the function ran; the function is called once. `action` as in Region."""
+
+    action: Action = field(default_factory=Recompute)
+    verify_replay: VerifyReplay | bool = False
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """Backward calls the function again, as torch.utils.checkpoint does: for functions that compute outside of PyTorch.
+
+    determinism_check: "default" (shapes, dtypes, devices), "none", or "values" (contents too).
+    """
+
+    preserve_rng_state: bool = True
+    determinism_check: str = "default"
+    debug: bool = False
+    early_stop: bool = True
+
+
+_CHECKS = {
+    "none": DeterminismCheck.NoCheck,
+    "default": DeterminismCheck.Metadata,
+    "values": DeterminismCheck.Values,
+}
+
+
+def _rerun(function: Callable[..., Any], mode: Rerun, args: tuple[Any, ...], kwargs: dict[str, Any],
+           again: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext) -> Any:
+    if mode.determinism_check not in _CHECKS:
+        raise UsageError(
+            f'checkpoint: determinism_check is "{mode.determinism_check}"; it can be {", ".join(_CHECKS)}'
+        )
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    arguments = [leaves[i] for i in tensors]
+    others = [None if i in set(tensors) else leaf for i, leaf in enumerate(leaves)]
+
+    def call(now: Sequence[torch.Tensor]) -> None:
+        filled = list(others)
+        for i, tensor in zip(tensors, now, strict=True):
+            filled[i] = tensor
+        args_now, kwargs_now = pytree.tree_unflatten(filled, spec)
+        with again():
+            function(*args_now, **kwargs_now)
+
+    scope = _core.Rerun(
+        call, arguments, mode.preserve_rng_state, _CHECKS[mode.determinism_check], mode.debug, mode.early_stop
+    )
+    scope.enter()
+    try:
+        return function(*args, **kwargs)
+    finally:
+        scope.exit()
+
+
+def _run(function: Callable[..., Any], mode: Replay | Rerun, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if isinstance(mode, Rerun):
+        return _rerun(function, mode, args, kwargs)
+    with Region(mode.action, verify_replay=mode.verify_replay):
+        return function(*args, **kwargs)
+
+
+def checkpoint(function: Callable[..., Any], *args: Any, mode: Replay | Rerun | None = None, **kwargs: Any) -> Any:
+    """Runs function(*args, **kwargs) and returns its result; what autograd saves inside is dropped and made again in
+    backward. The name and the meaning are those of torch.utils.checkpoint (use_reentrant=False), but the function is
+    called once: its operators are replayed. `mode` chooses between Replay (the default) and Rerun, with their options.
+    """
+    mode = mode if mode is not None else Replay()
+    return _run(function, mode, args, kwargs)
+
+
+def checkpoint_sequential(
+    functions: Sequence[Callable[[Any], Any]] | torch.nn.Sequential,
+    segments: int,
+    input: Any,
+    *,
+    mode: Replay | Rerun | None = None,
+) -> Any:
+    """Runs the functions one after the other, in `segments` of equal length that are checkpointed, except the last,
+    which backward needs first anyway. Semantics of torch.utils.checkpoint.checkpoint_sequential."""
+    layers = list(functions.children()) if isinstance(functions, torch.nn.Sequential) else list(functions)
+    if not 1 <= segments <= len(layers):
+        raise UsageError(
+            f"checkpoint_sequential: {segments} segments of {len(layers)} layers; there must be at least one layer in each"
+        )
+    length = len(layers) // segments
+
+    def run(begin: int, end: int, x: Any) -> Any:
+        for layer in layers[begin:end]:
+            x = layer(x)
+        return x
+
+    last = length * (segments - 1)
+    for begin in range(0, last, length):
+        input = checkpoint(run, begin, begin + length, input, mode=mode)
+    return run(last, len(layers), input)
+
+
+# --- in the place of torch.utils.checkpoint --------------------------------------------------------------------------
+
+_original = _torch_checkpoint.checkpoint
+_original_sequential = _torch_checkpoint.checkpoint_sequential
+
+_CHOICES = {
+    "MUST_SAVE": Choice.MustKeep,
+    "PREFER_SAVE": Choice.PreferKeep,
+    "MUST_RECOMPUTE": Choice.MustRecompute,
+    "PREFER_RECOMPUTE": Choice.PreferRecompute,
+    "MUST_CPU_OFFLOAD": Choice.Offload,
+}
+
+
+def _operator(name: str) -> Any:
+    """torch.ops.aten.add.Tensor of "aten::add.Tensor"."""
+    namespace, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+
+
+def _policy_of(context_fn: Callable[[], Any]) -> Policy | None:
+    """The policy within what create_selective_checkpoint_contexts made, if it is that and asks only for operators."""
+    forward, _ = context_fn()
+    policy = getattr(forward, "policy_fn", None)
+    if policy is None:
+        return None
+    context = _torch_checkpoint.SelectiveCheckpointContext(is_recompute=False)
+
+    def ask(operator: OperatorContext) -> Choice:
+        answer = policy(context, _operator(operator.name))
+        if isinstance(answer, bool):
+            return Choice.MustKeep if answer else Choice.PreferRecompute
+        return _CHOICES[answer.name]
+
+    return ask
+
+
+def _in_place_of_torch(
+    function: Callable[..., Any],
+    *args: Any,
+    use_reentrant: bool | None = None,
+    context_fn: Callable[[], Any] = _torch_checkpoint.noop_context_fn,
+    determinism_check: str = "default",
+    debug: bool = False,
+    early_stop: bool = True,
+    preserve_rng_state: bool = True,
+    **kwargs: Any,
+) -> Any:
+    """torch.utils.checkpoint.checkpoint by snug: replays instead of calling the function again. What only a second call
+    can do (other random numbers, contexts around it) is a rerun."""
+    if use_reentrant and kwargs:
+        raise ValueError("Unexpected keyword arguments: " + ",".join(kwargs))
+    if context_fn is not _torch_checkpoint.noop_context_fn:
+        if use_reentrant:
+            raise ValueError("Passing `context_fn` or `debug` is only supported when use_reentrant=False.")
+        policy = _policy_of(context_fn)
+        if policy is not None:
+            return _run(function, Replay(policy), args, kwargs)
+        forward, again = context_fn()
+        with forward:
+            return _rerun(function, Rerun(preserve_rng_state, determinism_check, debug, early_stop), args, kwargs,
+                          lambda: again)
+    if not preserve_rng_state or debug or determinism_check not in ("default", "none"):
+        return _rerun(function, Rerun(preserve_rng_state, determinism_check, debug, early_stop), args, kwargs)
+    return _run(function, Replay(), args, kwargs)
+
+
+def _sequential_in_place_of_torch(
+    functions: Any, segments: int, input: Any, use_reentrant: bool | None = None, **kwargs: Any
+) -> Any:
+    if kwargs.pop("preserve_rng_state", True):
+        return checkpoint_sequential(functions, segments, input)
+    return checkpoint_sequential(functions, segments, input, mode=Rerun(preserve_rng_state=False))
+
+
+class _Patched:
+    """Undoes a patch; as a context manager, at its end."""
+
+    def __init__(self, replaced: list[tuple[Any, str, Any]]) -> None:
+        self._replaced = replaced
+
+    def undo(self) -> None:
+        for holder, name, original in self._replaced:
+            setattr(holder, name, original)
+        self._replaced = []
+
+    def __enter__(self) -> _Patched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+
+def patch() -> _Patched:
+    """Puts snug in the place of torch.utils.checkpoint for the whole program: checkpoint and checkpoint_sequential, also
+    where a module that is loaded by now has imported them by name (transformers and others do). Returns what undoes it.
+    """
+    ours = {
+        id(_original): (_original, _in_place_of_torch),
+        id(_original_sequential): (_original_sequential, _sequential_in_place_of_torch),
+    }
+    replaced: list[tuple[Any, str, Any]] = []
+    for module in list(sys.modules.values()):
+        if module is None or module.__name__.startswith("snug"):
+            continue
+        for name, value in list(vars(module).items()):
+            if id(value) in ours and value is ours[id(value)][0]:
+                setattr(module, name, ours[id(value)][1])
+                replaced.append((module, name, value))
+    return _Patched(replaced)

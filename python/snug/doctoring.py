@@ -1,0 +1,59 @@
+"""What this installation has, and whether it works here."""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+
+from . import _core
+from ._version import built_for, version
+from .sizes import format_bytes
+
+
+def _gradients_are_the_same() -> str:
+    from .checkpointing import Recompute, Region
+
+    w = torch.randn(64, 64, requires_grad=True)
+    x = torch.randn(16, 64)
+
+    def run() -> torch.Tensor:
+        return torch.dropout(torch.tanh(x @ w), 0.5, True).square().sum()
+
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        (plain,) = torch.autograd.grad(run(), w)
+        torch.manual_seed(1)
+        region = Region(Recompute())
+        with region:
+            loss = run()
+        (replayed,) = torch.autograd.grad(loss, w)
+    if region.replayed_ops == 0:
+        return "nothing was replayed: autograd's saved tensors do not come by snug's hooks"
+    if not torch.equal(plain, replayed):
+        return "a replayed gradient differs from the plain one"
+    return ""
+
+
+def doctor() -> bool:
+    """Prints what is installed and runs a small check. True when all is well."""
+    fault = _gradients_are_the_same()
+    stats = _core.memory_stats("cpu")
+    rows = [
+        ("snug", f"{version}, built for torch {built_for}"),
+        ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
+        ("python", platform.python_version()),
+        ("memory counted on the CPU", format_bytes(stats["allocated"])),
+        ("limit on the CPU", format_bytes(stats["limit"]) if stats["limit"] else "none"),
+    ]
+    if torch.cuda.is_available():
+        rows += [
+            (f"device {i}", f"{torch.cuda.get_device_name(i)}, {format_bytes(torch.cuda.mem_get_info(i)[1])}")
+            for i in range(torch.cuda.device_count())
+        ]
+    else:
+        rows.append(("accelerator", "none"))
+    rows.append(("replay", fault or "bitwise the same gradients"))
+    width = max(len(name) for name, _ in rows)
+    print("\n".join(f"{name:<{width}}  {text}" for name, text in rows))
+    return not fault

@@ -1,0 +1,283 @@
+"""Sessions: a training step under a budget. And plans, for those who want to look before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import _core
+from ._capture import loss_of
+from ._core import StepReport
+from .errors import UsageError
+from .sizes import Size, format_bytes, parse_bytes
+
+Step = Callable[[Any], Any]
+
+
+class Plan:
+    """What is done with every value of one recorded step, and what that is predicted to cost. A plain value."""
+
+    def __init__(self, graph: _core.StepGraph, planner: _core.Planner, plan: _core.MemoryPlan) -> None:
+        self._graph = graph
+        self._planner = planner
+        self._plan = plan
+
+    @property
+    def strategy(self) -> str:
+        return self._plan.strategy
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes; None when it was made without one."""
+        return self._plan.budget or None
+
+    @property
+    def predicted_peak(self) -> int:
+        """Bytes: all memory of the device, what was there before the step included."""
+        return self._plan.predicted_peak
+
+    @property
+    def unplanned_peak(self) -> int:
+        """Bytes, of the same step with everything kept."""
+        return self._plan.unplanned_peak
+
+    @property
+    def predicted_seconds(self) -> float:
+        return self._plan.predicted_seconds
+
+    @property
+    def unplanned_seconds(self) -> float:
+        return self._plan.unplanned_seconds
+
+    @property
+    def floor(self) -> int:
+        """The smallest budget, in bytes, that a plan of this strategy fits."""
+        return self._planner.floor(self._graph)
+
+    @property
+    def operators(self) -> int:
+        """Operators that the forward pass runs."""
+        return self._graph.operators
+
+    def lower_bound(self) -> tuple[int, float]:
+        """Bytes and seconds that no plan can be below: for any budget, and for this one (infinite if none fits)."""
+        return _core.lower_bound(self._graph, self.budget)
+
+    def explain(self) -> dict[str, Any]:
+        """What is kept and recomputed, in bytes and seconds: in all, by piece of the step, by operator."""
+        return _core.explain(self._graph, self._plan)
+
+    def timeline(self) -> list[int]:
+        """The highest memory, in bytes, during each event of the step, as it is predicted."""
+        return _core.timeline(self._graph, self._plan)
+
+    def curve(self, points: int = 16) -> list[tuple[int, float]]:
+        """What other budgets would take: (budget in bytes, predicted seconds of a step), by falling budget."""
+        if points < 2:
+            raise UsageError(f"curve: {points} points; it takes two at least")
+        most, least = self.unplanned_peak, self.floor
+        most = max(most + most // 16, least)  # with the reserve of the allocator
+        budgets = [most - (most - least) * i // (points - 1) for i in range(points)]
+        return [(b, self._planner.plan(self._graph, b).predicted_seconds) for b in budgets]
+
+    def save(self, path: str) -> None:
+        """Writes the plan as JSON: what `snug train --plan` reads."""
+        _core.write_plan(str(path), self._graph, self._plan)
+
+    def save_graph(self, path: str) -> None:
+        """Writes the recorded step as JSON: what `snug plan --graph` reads."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self._graph.to_json())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self._plan == other._plan
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({self.strategy}: peak {format_bytes(self.predicted_peak)} of {format_bytes(self.unplanned_peak)}, "
+            f"step {self.predicted_seconds:.3f} s of {self.unplanned_seconds:.3f} s)"
+        )
+
+    def __str__(self) -> str:
+        why = self.explain()
+        bound_peak, bound_seconds = self.lower_bound()
+        more = self.predicted_seconds / self.unplanned_seconds - 1 if self.unplanned_seconds > 0 else 0.0
+        percent = 100 * self.predicted_peak / max(self.unplanned_peak, 1)
+        rows = [
+            ("operators", f"{self.operators}"),
+            ("unplanned peak", format_bytes(self.unplanned_peak)),
+            ("predicted peak", f"{format_bytes(self.predicted_peak)} ({percent:.1f} %)"),
+            ("smallest budget", f"{format_bytes(self.floor)}, no plan has a peak below {format_bytes(bound_peak)}"),
+            ("kept for backward", format_bytes(why["kept_bytes"])),
+            ("recomputed", f"{format_bytes(why['recomputed_bytes'])}, {why['replayed_ops']} operators replayed"),
+            ("predicted step", f"{self.predicted_seconds:.3f} s (+{100 * more:.2f} %)"),
+        ]
+        if self.budget:
+            rows.insert(2, ("budget", format_bytes(self.budget)))
+        if math.isfinite(bound_seconds):
+            rows.append(("no plan is faster than", f"{bound_seconds:.3f} s"))
+        width = max(len(name) for name, _ in rows)
+        return "\n".join([f"snug plan: {self.strategy}"] + [f"  {name:<{width}}  {text}" for name, text in rows])
+
+
+def _device_of(device_type: str | torch.device | None, sample: Any) -> str:
+    if device_type is not None:
+        return torch.device(device_type).type
+    for leaf in torch.utils._pytree.tree_leaves(sample):
+        if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+            return leaf.device.type
+    return "cpu"
+
+
+def _share_of(text: Size) -> float | None:
+    """0.6 of "60%"; None of everything else."""
+    if not isinstance(text, str) or not text.strip().endswith("%"):
+        return None
+    try:
+        share = float(text.strip()[:-1]) / 100
+    except ValueError:
+        share = 0.0
+    if not 0 < share:
+        raise UsageError(f'budget: "{text}" is no percentage of the unplanned peak; write "60%", or bytes: "8GiB"')
+    return share
+
+
+class _Fitted:
+    """A recorded step, its planner, and the budget in bytes."""
+
+    def __init__(
+        self,
+        step: Step,
+        sample: Any,
+        budget: Size | None,
+        strategy: str,
+        device: str,
+        update: Callable[[], None] | None,
+    ) -> None:
+        if not callable(step):
+            raise UsageError(f"fit: the step is a {type(step).__name__}; give a function from a batch to its loss")
+        share = _share_of(budget) if budget is not None else None
+        limit = parse_bytes(budget) if budget is not None and share is None else None
+        if limit is not None and limit <= 0:
+            raise UsageError(f"fit: the budget is {limit} bytes; it must be positive")
+        self.recorded = _core.record_step(lambda: loss_of(step, sample), device, limit, update)
+        graph = self.recorded.graph
+        self.budget = limit if share is None else int(share * _core.unplanned_peak(graph))
+        self.planner = _core.Planner(graph, strategy)
+        self.device = device
+
+
+class Session:
+    """Runs training steps under a plan and a hard limit; made by fit. One step at a time.
+
+    While it lives, the device's allocator hands out no more than the budget, to anybody in the process. Steps may differ
+    in shapes and operators: each kind gets a plan of its own when it comes up. After any exception the session can be
+    used again. `with` closes it at the end; so does deleting it.
+    """
+
+    def __init__(self, step: Step, fitted: _Fitted, host: int | None) -> None:
+        self._step = step
+        self._planner = fitted.planner
+        self._device = fitted.device
+        self._core = _core.Session(fitted.recorded, fitted.planner, fitted.budget, fitted.device)
+        self._has_host_limit = host is not None
+        if host is not None:
+            _core.set_memory_limit(host, "cpu")
+
+    def backward(self, batch: Any, step: Step | None = None) -> torch.Tensor:
+        """Runs step(batch) and its backward pass; gradients are added to .grad as usual. Returns the loss, detached.
+
+        `step` in place of the one that fit was given, for this call. Raises OutOfBudget when even eviction cannot make
+        room, DoesNotFit when so much is allocated outside of the step that no plan fits any more, and whatever the step
+        raises.
+        """
+        run = step if step is not None else self._step
+        return self._core.backward(lambda: loss_of(run, batch))
+
+    @property
+    def plan(self) -> Plan:
+        """Of the step that ran last, and was known or planned."""
+        return Plan(self._core.graph, self._planner, self._core.plan)
+
+    @property
+    def last_step(self) -> StepReport:
+        """What the latest step did: operators replayed, evictions, whether it followed the plan."""
+        return self._core.last_step
+
+    def verify_replays(self, how: _core.VerifyReplay | bool = True) -> None:
+        """Whether the next steps remember what they drop and compare it when it is made again (see VerifyReplay)."""
+        if isinstance(how, bool):
+            how = _core.VerifyReplay.Hashes if how else _core.VerifyReplay.Off
+        self._core.verify_replays(how)
+
+    def detect_anomalies(self, detect: bool = True) -> None:
+        """Whether the next steps look at every result and gradient for NaN and infinities. Slow."""
+        self._core.detect_anomalies(detect)
+
+    def close(self) -> None:
+        """Lifts the limit and lets go of the plans. A second call does nothing."""
+        if not self._core.closed:
+            self._core.close()
+            if self._has_host_limit:
+                _core.set_memory_limit(None, "cpu")
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return "Session(closed)" if self._core.closed else f"Session({self.plan!r})"
+
+
+def fit(
+    step: Step,
+    sample: Any,
+    device: Size,
+    host: Size | None = None,
+    *,
+    strategy: str = "optimal",
+    device_type: str | torch.device | None = None,
+    update: Callable[[], None] | None = None,
+) -> Session:
+    """Plans and caps the training step of any model.
+
+    step(sample) must return the loss: a tensor of one element, or an object that has it as `loss`; or call backward() on
+    it as its last act (this is put off then until the forward pass is over). It runs twice with its backward pass, to be
+    recorded, and leaves no trace: gradients, buffers and the random generators are as before.
+    Then every session.backward(batch) stays within the budget, with gradients bitwise those of the plain step.
+
+    device: all of the device's memory that tensors may take: 8 << 30, "8GiB", or "60%" of what the step takes unplanned
+    (the recording itself is without a limit then). device_type: "cpu" or "cuda"; by default where the sample's tensors
+    are. host: with an accelerator, the same for the CPU's memory. strategy: "optimal", or a preset such as
+    "every_block", "sequential(4)", "selective(aten::mm)". update: the optimizer step, so that the plan counts its
+    memory; called once after a recorded backward pass, it must change nothing but gradients.
+
+    Raises DoesNotFit, naming the smallest budget and its parts, and UsageError.
+    """
+    where = _device_of(device_type, sample)
+    if host is not None and where == "cpu":
+        raise UsageError('fit: on the CPU there is one memory; give its budget as "device" and leave "host" out')
+    host_bytes = parse_bytes(host) if host is not None else None
+    return Session(step, _Fitted(step, sample, device, strategy, where, update), host_bytes)
+
+
+def plan(
+    step: Step,
+    sample: Any,
+    device: Size | None = None,
+    *,
+    strategy: str = "optimal",
+    device_type: str | torch.device | None = None,
+    update: Callable[[], None] | None = None,
+) -> Plan:
+    """What fit would do, without a session: records the step and plans it. Without a budget, the fastest plan."""
+    fitted = _Fitted(step, sample, device, strategy, _device_of(device_type, sample), update)
+    graph = fitted.recorded.graph
+    return Plan(graph, fitted.planner, fitted.planner.plan(graph, fitted.budget))

@@ -1,0 +1,65 @@
+"""Training loops of others. Nothing here is needed for loops of one's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+
+from .fitting import Plan, Session, fit
+from .sizes import Size
+
+
+class SnugCallback(transformers.TrainerCallback):
+    """Trains a transformers.Trainer inside a memory budget:
+
+        trainer = Trainer(..., callbacks=[SnugCallback(device="8GiB")])
+        trainer.train()
+
+    The first training step is recorded and planned; every step then runs under the plan, accumulation and mixed precision
+    as the Trainer has them. `session` is the running one, `plan` what was planned.
+    """
+
+    def __init__(self, device: Size, strategy: str = "optimal") -> None:
+        self._budget = device
+        self._strategy = strategy
+        self.session: Session | None = None
+        self.plan: Plan | None = None
+        self.steps = 0
+        self.replayed_ops = 0
+        _hook_into_trainer()
+
+    def run(self, training_step: Any, inputs: dict[str, Any]) -> Any:
+        """One training step, of which backward() is the last act. Returns what it returned."""
+        result: list[Any] = [None]
+
+        def step(batch: dict[str, Any]) -> None:
+            result[0] = training_step(dict(batch))
+
+        if self.session is None:
+            self.session = fit(step, inputs, self._budget, strategy=self._strategy)
+            self.plan = self.session.plan
+        self.session.backward(inputs, step)
+        self.steps += 1
+        self.replayed_ops += self.session.last_step.replayed_ops
+        return result[0]
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        if self.session is not None:
+            self.session.close()
+            self.session = None
+
+
+_plain_step = transformers.Trainer.training_step
+
+
+def _training_step(self: transformers.Trainer, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    callback = next((c for c in self.callback_handler.callbacks if isinstance(c, SnugCallback)), None)
+    if callback is None:
+        return _plain_step(self, model, inputs, *args, **kwargs)
+    return callback.run(lambda batch: _plain_step(self, model, batch, *args, **kwargs), inputs)
+
+
+def _hook_into_trainer() -> None:
+    """Trainers without the callback are as before."""
+    transformers.Trainer.training_step = _training_step

@@ -1,0 +1,21 @@
+"""Sizes in bytes, as numbers or as text: "8GiB"."""
+
+from __future__ import annotations
+
+from . import _core
+
+Size = int | str
+
+
+def parse_bytes(size: Size) -> int:
+    """Bytes of "8GiB", "512 MiB", "1.5GB" or a plain number. Raises UsageError, naming what can be read."""
+    if isinstance(size, bool) or not isinstance(size, (int, str)):
+        from .errors import UsageError
+
+        raise UsageError(f'size: {size!r} is a {type(size).__name__}; write bytes as a number or as text: "8GiB"')
+    return size if isinstance(size, int) else _core.parse_bytes(size)
+
+
+def format_bytes(size: int) -> str:
+    """ "8.0 GiB" """
+    return _core.format_bytes(size)

@@ -1,0 +1,131 @@
+"""The proof: one step plain, one under the plan, and every bit compared."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from . import _core
+from ._capture import loss_of
+from .errors import Mismatch
+from .fitting import Session, Step, _device_of, fit
+from .sizes import Size
+
+
+def bits_of(tensor: torch.Tensor | None) -> bytes | None:
+    """The bytes of the elements, in Python's own memory. Unlike values, a NaN equals itself and 0 is not -0."""
+    if tensor is None:
+        return None
+    plain = tensor.detach()
+    if plain.layout != torch.strided:
+        plain = plain.to_dense()
+    plain = plain.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    return f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + plain.view(torch.uint8).numpy().tobytes()
+
+
+@contextlib.contextmanager
+def _without_limit(device: str) -> Iterator[None]:
+    limit = _core.memory_stats(device)["limit"]
+    _core.set_memory_limit(None, device)
+    try:
+        yield
+    finally:
+        _core.set_memory_limit(limit, device)
+
+
+class _World:
+    """What a step may change, by name: gradients, buffers, random numbers."""
+
+    def __init__(self, parameters: list[tuple[str, torch.Tensor]], buffers: list[tuple[str, torch.Tensor]]) -> None:
+        self.parameters, self.buffers = parameters, buffers
+        self._gradients = [p.grad for _, p in parameters]
+        self._before = [b.detach().clone() for _, b in buffers]
+        self._random = torch.get_rng_state()
+        self._accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        self._accelerator_random = self._all_random()
+
+    def _all_random(self) -> list[torch.Tensor]:
+        if self._accelerator is None:
+            return []
+        return torch.get_device_module(self._accelerator).get_rng_state_all()
+
+    def reset(self) -> None:
+        with torch.no_grad():
+            for (_, buffer), before in zip(self.buffers, self._before, strict=True):
+                buffer.copy_(before)
+        for _, parameter in self.parameters:
+            parameter.grad = None
+        torch.set_rng_state(self._random)
+        if self._accelerator is not None:
+            torch.get_device_module(self._accelerator).set_rng_state_all(self._accelerator_random)
+
+    def outcome(self, loss: torch.Tensor) -> dict[str, bytes | None]:
+        found = {"loss": bits_of(loss)}
+        for name, parameter in self.parameters:
+            found[f"gradient of {name}"] = bits_of(parameter.grad)
+        for name, buffer in self.buffers:
+            found[f"buffer {name}"] = bits_of(buffer)
+        found["random numbers afterwards"] = bits_of(torch.get_rng_state())
+        for i, state in enumerate(self._all_random()):
+            found[f"random numbers of device {i} afterwards"] = bits_of(state)
+        return found
+
+    def restore(self) -> None:
+        self.reset()
+        for (_, parameter), gradient in zip(self.parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+
+
+def verify(
+    step: Step,
+    sample: Any,
+    model: torch.nn.Module | Iterable[torch.Tensor],
+    device: Size | None = None,
+    *,
+    session: Session | None = None,
+    strategy: str = "optimal",
+) -> list[str]:
+    """Proves that a session changes nothing: runs the step plain and under the plan, from the same state, and compares
+    loss, gradients, buffers and random numbers bit by bit. Leaves everything as it was.
+
+    model: the module, or the parameters, whose gradients count. Give a budget, or a session of the same step. Returns
+    the names of all that was compared; raises Mismatch naming what differs. The plain step takes what it takes: verify
+    where that fits, before the budget matters.
+    """
+    if isinstance(model, torch.nn.Module):
+        parameters, buffers = list(model.named_parameters()), list(model.named_buffers())
+    else:
+        parameters, buffers = [(f"parameter {i}", p) for i, p in enumerate(model)], []
+    where = _device_of(None, [sample, *(p for _, p in parameters)])
+    own: Session | None = None
+    with _without_limit(where):
+        world = _World(parameters, buffers)
+    try:
+        with _without_limit(where):
+            world.reset()
+            loss = loss_of(step, sample)
+            loss.backward()
+            expected = world.outcome(loss)
+            del loss
+            world.reset()
+        if session is None:
+            session = own = fit(step, sample, device if device is not None else "60%", strategy=strategy)
+        loss = session.backward(sample, step)
+        with _without_limit(where):
+            found = world.outcome(loss)
+    finally:
+        if own is not None:
+            own.close()
+        with _without_limit(where):
+            world.restore()
+    differing = [name for name in expected if expected[name] != found[name]]
+    if differing:
+        raise Mismatch(
+            f"verify: {len(differing)} of {len(expected)} differ between the plain step and the planned one: "
+            f"{', '.join(differing[:5])}{', ...' if len(differing) > 5 else ''}",
+            differing,
+        )
+    return list(expected)

@@ -1,0 +1,39 @@
+#include "snug/memory/offloaded.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+namespace snug::memory {
+namespace {
+
+at::Tensor bytes_of(const c10::Storage& storage, Bytes bytes) {
+  return at::empty({0}, at::TensorOptions(at::kByte).device(storage.device())).set_(storage, 0, {bytes}, {1});
+}
+
+c10::Storage copied_to(const c10::Storage& storage, Bytes bytes, c10::Device device) {
+  return bytes_of(storage, bytes).to(device).storage();
+}
+
+}  // namespace
+
+Offloaded::Offloaded(const c10::Storage& storage, Bytes bytes, std::shared_ptr<SpillFile>& file)
+    : device_(storage.device()), bytes_(bytes) {
+  if (!device_.is_cpu()) {
+    place_ = copied_to(storage, bytes, c10::Device(c10::kCPU));
+    return;
+  }
+  if (!file) file = std::make_shared<SpillFile>();
+  const auto* data = static_cast<const std::byte*>(storage.data());
+  place_ = InFile{file, file->append({data, static_cast<std::size_t>(bytes)})};
+}
+
+c10::Storage Offloaded::load() const {
+  if (const auto* copy = std::get_if<c10::Storage>(&place_)) return copied_to(*copy, bytes_, device_);
+  const auto& in_file = std::get<InFile>(place_);
+  c10::Storage storage = at::empty({bytes_}, at::TensorOptions(at::kByte).device(device_)).storage();
+  in_file.file->read(in_file.offset,
+                     {static_cast<std::byte*>(storage.mutable_data()), static_cast<std::size_t>(bytes_)});
+  return storage;
+}
+
+}  // namespace snug::memory

@@ -1,0 +1,18 @@
+import gc
+
+import pytest
+import torch
+
+import snug
+
+
+@pytest.fixture(autouse=True)
+def clean_slate():
+    gc.collect()
+    torch.manual_seed(0)
+    yield
+    assert snug.memory_stats()["limit"] is None, "a limit outlived its session"
+
+
+def allocated() -> int:
+    return snug.memory_stats()["allocated"]

@@ -1,0 +1,26 @@
+"""A torch of another minor release is refused before its symbols are; doctor tells what is here."""
+
+import pytest
+import torch
+
+import snug
+from snug import _build_check
+
+
+def test_the_same_minor_passes():
+    _build_check.check("2.13.0", "2.13.0+cpu")
+    _build_check.check("2.13.0", "2.13.1+cu130")
+    _build_check.check(torch.__version__)
+
+
+@pytest.mark.parametrize("running", ["2.12.1", "2.14.0a0+git1234", "3.13.0"])
+def test_another_minor_says_what_to_do(running):
+    with pytest.raises(ImportError, match="built with 2.13.0") as caught:
+        _build_check.check("2.13.0", running)
+    assert "torch==2.13.*" in str(caught.value) and "pip install" in str(caught.value) and running in str(caught.value)
+
+
+def test_doctor(capsys):
+    assert snug.doctor()
+    out = capsys.readouterr().out
+    assert "bitwise the same gradients" in out and torch.__version__ in out

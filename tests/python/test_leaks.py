@@ -1,0 +1,48 @@
+"""A thousand steps in one process: nothing grows."""
+
+import gc
+import sys
+
+import torch
+from torch import nn
+
+import snug
+from conftest import allocated
+
+
+def resident() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def test_a_thousand_steps_grow_nothing():
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1)) for _ in range(4)])
+    x = torch.randn(2048, 64)
+    calls = 0
+
+    def step(batch):
+        nonlocal calls
+        calls += 1
+        with snug.Region(snug.Selective(keep=["aten::addmm"])):
+            y = model(batch)
+        return snug.checkpoint(lambda t: t.square().mean(), y, mode=snug.Rerun())
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with snug.fit(step, x, device="75%") as session:
+
+        def steps(count):
+            for _ in range(count):
+                session.backward(x)
+                optimizer.step()
+                optimizer.zero_grad()
+            gc.collect()
+            return resident(), allocated(), sys.getrefcount(model), sys.getrefcount(x), len(gc.get_objects())
+
+        steps(100)
+        before = steps(10)
+        after = steps(1000)
+    assert after[1] == before[1], "live bytes"
+    assert after[2:4] == before[2:4], "reference counts"
+    assert after[4] - before[4] < 50, "objects"
+    assert after[0] - before[0] < 8 << 20, "resident memory"
+    assert calls == 1110 + 2

@@ -1,0 +1,160 @@
+"""What training loops are made of, under a session: accumulation, clipping, scaling, DDP, PEFT, Trainer, Accelerate."""
+
+import os
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+import snug
+from architectures import make
+
+
+def small():
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1)) for _ in range(4)])
+    return model, torch.randn(8192, 64)
+
+
+def gradients(model):
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def same(a, b):
+    assert len(a) == len(b) > 0
+    assert all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+def test_accumulation_clipping_and_scaling():
+    model, x = small()
+
+    def step(batch, scale=1.0):
+        return model(batch).square().mean() * scale
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+
+    def loop(backward):
+        model.zero_grad()
+        torch.manual_seed(3)
+        scale = scaler.scale(torch.ones(())).item()
+        for part in x.chunk(4):
+            backward(part, scale)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        scaler.step(optimizer)
+        scaler.update(2.0**10)
+        return [norm, *gradients(model)]
+
+    plain = loop(lambda part, scale: step(part, scale).backward())
+    with snug.fit(step, x[:2048], device="60%") as session:
+        planned = loop(lambda part, scale: session.backward(part, lambda b: step(b, scale)))
+        assert session.last_step.replayed_ops > 0
+    same(plain, planned)
+
+
+def _ddp(rank, port, results):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    import snug
+
+    model, x = small()
+    part = x.chunk(2)[rank]
+
+    def train(wrapped, backward):
+        found = []
+        for i in range(3):
+            wrapped.zero_grad()
+            torch.manual_seed(10 + i + rank)
+            backward(wrapped)
+            found += gradients(model)
+        return found
+
+    ddp = nn.parallel.DistributedDataParallel(model)
+    plain = train(ddp, lambda m: m(part).square().mean().backward())
+    with snug.fit(lambda b: ddp(b).square().mean(), part, device="60%") as session:
+        planned = train(ddp, lambda m: session.backward(part))
+        replayed = session.last_step.replayed_ops
+    with snug.patch():
+        import torch.utils.checkpoint as tc
+
+        def twice(m):
+            # The same layer twice in checkpoints: "marked ready twice" with reentrant ones.
+            y = tc.checkpoint(model[1], tc.checkpoint(model[1], m(part), use_reentrant=True), use_reentrant=True)
+            return y.square().mean()
+
+        torch.manual_seed(5)
+        ddp.zero_grad()
+        twice(ddp).backward()
+    results[rank] = len(plain) == len(planned) and all(torch.equal(a, b) for a, b in zip(plain, planned)) and replayed > 0
+    dist.destroy_process_group()
+
+
+def test_ddp_on_gloo():
+    with mp.get_context("spawn").Manager() as manager:
+        results = manager.dict()
+        mp.spawn(_ddp, args=(29500 + os.getpid() % 1000, results), nprocs=2)
+        assert dict(results) == {0: True, 1: True}
+
+
+def test_peft():
+    peft = pytest.importorskip("peft")
+    model, batch = make("llama")
+    model = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"], lora_dropout=0.1))
+    names = snug.verify(lambda b: model(**b), batch, model, "70%")
+    assert any("lora_A" in name for name in names)
+
+
+def test_accelerate():
+    accelerate = pytest.importorskip("accelerate")
+    model, x = small()
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    prepared, optimizer = accelerator.prepare(model, optimizer)
+
+    def step(batch):
+        return prepared(batch).square().mean()
+
+    def train(backward):
+        model.load_state_dict(start)
+        torch.manual_seed(1)
+        for part in x.chunk(4):
+            with accelerator.accumulate(prepared):
+                backward(part)
+                optimizer.step()
+                optimizer.zero_grad()
+        return [p.detach().clone() for p in model.parameters()]
+
+    start = {k: v.clone() for k, v in model.state_dict().items()}
+    plain = train(lambda part: accelerator.backward(step(part)))
+    with snug.fit(step, x[:2048], device="60%") as session:
+        # accelerator.backward divides by the number of accumulated steps, and is put off to the end of the step.
+        planned = train(lambda part: session.backward(part, lambda b: accelerator.backward(step(b))))
+    same(plain, planned)
+
+
+def test_transformers_trainer(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from snug.integrations import SnugCallback
+
+    def train(callbacks):
+        model, _ = make("gpt2")
+        torch.manual_seed(2)
+        rows = [{"input_ids": t, "labels": t} for t in torch.randint(0, 512, (64, 256))]
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=8, gradient_accumulation_steps=2,
+            report_to=[], save_strategy="no", use_cpu=True, seed=7, disable_tqdm=True, logging_strategy="no")
+        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows, callbacks=callbacks)
+        trainer.train()
+        return [p.detach().clone() for p in model.parameters()]
+
+    plain = train([])
+    callback = SnugCallback(device="75%")
+    planned = train([callback])
+    assert callback.steps == 8 and callback.replayed_ops > 0
+    same(plain, planned)
+    assert "transformers" in sys.modules

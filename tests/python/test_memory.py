@@ -1,0 +1,136 @@
+"""The counting allocator and the cap, from Python."""
+
+import gc
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+
+import snug
+from conftest import allocated
+
+MIB = 1 << 20
+
+
+def test_counts_every_tensor():
+    gc.collect()
+    before = allocated()
+    x = torch.empty(MIB, dtype=torch.uint8)
+    assert MIB <= allocated() - before <= MIB + 8192
+    view = x[10:]
+    del x
+    assert allocated() - before >= MIB
+    del view
+    gc.collect()
+    assert allocated() == before
+
+
+def test_a_refusal_is_a_memory_error_in_any_operator():
+    snug.set_memory_limit(allocated() + 4 * MIB)
+    try:
+        with pytest.raises(snug.OutOfBudget, match="out of budget") as caught:
+            torch.zeros(64 * MIB, dtype=torch.uint8)
+        error = caught.value
+        assert isinstance(error, MemoryError) and isinstance(error, RuntimeError)
+        assert error.requested >= 64 * MIB and error.limit < 64 * MIB + error.allocated
+        assert sum(error.by_tag.values()) == error.allocated
+        model = nn.Linear(8, 8)
+        with pytest.raises(snug.OutOfBudget):
+            model(torch.randn(8, 8)).repeat(MIB, 4)
+        torch.zeros(MIB, dtype=torch.uint8)
+    finally:
+        snug.set_memory_limit(None)
+    torch.zeros(64 * MIB, dtype=torch.uint8)
+
+
+def test_a_refusal_inside_of_a_step_and_its_backward():
+    model = nn.Linear(256, 256)
+    x = torch.randn(64, 256)
+
+    def step(x):
+        return model(x).square().mean()
+
+    with snug.fit(step, x, device="16MiB") as session:
+        with pytest.raises(snug.OutOfBudget):
+            session.backward(x, lambda b: step(b) + torch.zeros(64 * MIB, dtype=torch.uint8).sum())
+
+        class Greedy(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, g):
+                return g + torch.zeros(64 * MIB).sum()
+
+        with pytest.raises(snug.OutOfBudget):
+            session.backward(x, lambda b: Greedy.apply(step(b)))
+        session.backward(x)
+
+
+def test_evicts_when_more_is_taken_than_was_planned():
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(8)])
+    x = torch.randn(1024, 256)
+
+    def step(x):
+        return model(x).square().mean()
+
+    step(x).backward()
+    plain = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    peak = snug.plan(step, x).unplanned_peak
+    with snug.fit(step, x, device=peak + 2 * MIB) as session:
+        ballast = torch.empty(4 * MIB, dtype=torch.uint8)
+        session.backward(x)
+        assert session.last_step.evictions > 0 or session.last_step.replayed_ops > 0
+        del ballast
+    assert all(torch.equal(a, p.grad) for a, p in zip(plain, model.parameters()))
+
+
+def test_monitor_draws_a_timeline():
+    with snug.Monitor(interval=0.0005) as monitor:
+        x = torch.empty(8 * MIB, dtype=torch.uint8)
+        torch.randn(400, 400) @ torch.randn(400, 400)
+        del x
+    assert monitor.peak - monitor.before >= 8 * MIB
+    assert len(monitor.timeline) >= 1 and all(size >= 0 for _, size in monitor.timeline)
+    assert sum(monitor.by_tag.values()) == monitor.peak
+    with pytest.raises(snug.UsageError, match="interval"):
+        snug.Monitor(interval=0)
+    with pytest.raises(snug.UsageError, match="device"):
+        snug.memory_stats("meta")
+
+
+def test_what_is_older_than_snug_counts_once_it_is_known():
+    """import snug after the model was made: its weights count from the first recording on."""
+    code = """
+        import torch
+        model = torch.nn.Linear(512, 512)
+        x = torch.randn(64, 512)
+        import snug
+        assert snug.memory_stats()["allocated"] < 1 << 20
+        step = lambda x: model(x).square().mean()
+        with snug.fit(step, x, device="16MiB") as session:
+            assert snug.memory_stats()["by_tag"]["weights"] >= 4 * 512 * 512
+            assert session.plan.predicted_peak >= 2 * 4 * 512 * 512
+            session.backward(x)
+        before = snug.memory_stats()["allocated"]
+        model.weight.grad = model.bias.grad = None
+        del model, session, step
+        import gc; gc.collect()
+        assert snug.memory_stats()["allocated"] <= before - 4 * 512 * 512
+        print("counted")
+    """
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert run.stdout == "counted\n", run.stderr
+
+
+def test_sizes():
+    assert snug.parse_bytes("8GiB") == 8 << 30 and snug.parse_bytes(17) == 17
+    assert snug.format_bytes(3 << 20) == "3.0 MiB"
+    with pytest.raises(snug.UsageError, match="bananas"):
+        snug.parse_bytes("3 bananas")

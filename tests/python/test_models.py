@@ -1,0 +1,38 @@
+"""Eleven architectures at 60 and 40 % of what their step takes beyond its static memory: every bit is the same, and the
+cap holds."""
+
+import pytest
+import torch
+
+import snug
+from architectures import NAMES, make
+
+
+@pytest.mark.parametrize("amp", [False, True], ids=["fp32", "autocast"])
+@pytest.mark.parametrize("name", NAMES)
+def test_is_bitwise_the_same(name, amp):
+    model, batch = make(name)
+
+    def step(batch):
+        with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+            return model(**batch)
+
+    plan = snug.plan(step, batch)
+    static = snug.memory_stats()["allocated"]
+    added = plan.unplanned_peak - static
+    for share in (0.6, 0.4):
+        budget = max(static + int(share * added), plan.floor)
+        # In percent the recording itself is without a limit.
+        with snug.fit(step, batch, device=f"{100 * (budget + 1) / plan.unplanned_peak}%") as session:
+            budget = session.plan.budget
+            compared = snug.verify(step, batch, model, session=session)
+            assert snug.memory_stats()["limit"] == budget
+            assert session.last_step.replayed_ops > 0
+            for p in model.parameters():
+                p.grad = None
+            snug._core.reset_peak("cpu")
+            session.backward(batch)
+            assert snug.memory_stats()["mapped_peak"] <= budget
+        for p in model.parameters():
+            p.grad = None
+        assert len(compared) > 10

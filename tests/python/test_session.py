@@ -1,0 +1,273 @@
+"""Sessions: same bits under a budget, and what goes wrong says so."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import snug
+
+
+def mlp(width=64, depth=6, dropout=0.1):
+    layers = []
+    for _ in range(depth):
+        layers += [nn.Linear(width, width), nn.GELU(), nn.Dropout(dropout)]
+    return nn.Sequential(*layers, nn.BatchNorm1d(width), nn.Linear(width, 4))
+
+
+class Task:
+    def __init__(self, batch=512):
+        self.model = mlp()
+        self.batch = (torch.randn(batch, 64), torch.randint(0, 4, (batch,)))
+
+    def step(self, batch):
+        x, y = batch
+        return nn.functional.cross_entropy(self.model(x), y)
+
+
+@pytest.fixture
+def task():
+    return Task()
+
+
+def test_gives_the_same_bits_under_a_budget(task):
+    plan = snug.plan(task.step, task.batch)
+    for share in ("90%", "60%", "45%"):
+        compared = snug.verify(task.step, task.batch, task.model, share)
+        assert "loss" in compared and "buffer 18.running_mean" in compared and len(compared) > 15
+    assert plan.floor < plan.unplanned_peak
+
+
+def test_stays_within_its_budget(task):
+    unplanned = snug.plan(task.step, task.batch).unplanned_peak
+    with snug.fit(task.step, task.batch, device="55%") as session:
+        assert session.plan.budget == int(0.55 * unplanned)
+        for _ in range(3):
+            with snug.Monitor() as monitor:
+                loss = session.backward(task.batch)
+            assert monitor.peak <= session.plan.budget
+            assert snug.memory_stats()["mapped_peak"] <= session.plan.budget
+        assert session.last_step.replayed_ops > 0
+        assert session.last_step.followed_plan
+        assert not loss.requires_grad and loss.numel() == 1
+
+
+def test_recording_leaves_no_trace(task):
+    state = {k: v.clone() for k, v in task.model.state_dict().items()}
+    random = torch.get_rng_state()
+    snug.fit(task.step, task.batch, device="70%").close()
+    assert all(p.grad is None for p in task.model.parameters())
+    assert all(torch.equal(v, state[k]) for k, v in task.model.state_dict().items())
+    assert torch.equal(random, torch.get_rng_state())
+
+
+def test_trains_as_plain_pytorch_does(task):
+    def train(session):
+        torch.manual_seed(5)
+        model = task.model = mlp()
+        optimizer = torch.optim.AdamW(model.parameters())
+        losses = []
+        if session:
+            session = snug.fit(task.step, task.batch, device="60%")
+        for _ in range(5):
+            if session:
+                losses.append(session.backward(task.batch).item())
+            else:
+                loss = task.step(task.batch)
+                loss.backward()
+                losses.append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+        if session:
+            session.close()
+        return losses, [p.detach().clone() for p in model.parameters()]
+
+    random = torch.get_rng_state()
+    plain_losses, plain = train(False)
+    torch.set_rng_state(random)
+    losses, planned = train(True)
+    assert losses == plain_losses
+    assert all(torch.equal(a, b) for a, b in zip(plain, planned))
+
+
+def test_plans_steps_of_other_shapes_as_they_come(task):
+    session = snug.fit(task.step, task.batch, device="70%")
+    small = (task.batch[0][:100], task.batch[1][:100])
+    for _ in range(3):
+        session.backward(small)
+    assert session.last_step.followed_plan
+    assert session.last_step.known == 2
+    session.close()
+
+
+def test_takes_the_loss_from_an_output(task):
+    class Output:
+        def __init__(self, loss):
+            self.loss = loss
+
+    with snug.fit(lambda b: Output(task.step(b)), task.batch, device="80%") as session:
+        assert session.backward(task.batch).numel() == 1
+
+
+def test_a_plan_tells_what_it_does(task, tmp_path):
+    plan = snug.plan(task.step, task.batch, "55%")
+    assert plan.predicted_peak <= plan.budget < plan.unplanned_peak
+    assert plan.explain()["replayed_ops"] > 0
+    assert max(plan.timeline()) == plan.predicted_peak
+    peak, seconds = plan.lower_bound()
+    assert peak <= plan.floor and seconds <= plan.predicted_seconds
+    curve = plan.curve(5)
+    assert len(curve) == 5 and [b for b, _ in curve] == sorted((b for b, _ in curve), reverse=True)
+    assert [s for _, s in curve] == sorted(s for _, s in curve)
+    assert "predicted peak" in str(plan) and "optimal" in repr(plan)
+    plan.save(tmp_path / "plan.json")
+    plan.save_graph(tmp_path / "graph.json")
+    assert (tmp_path / "plan.json").stat().st_size > 100 and (tmp_path / "graph.json").stat().st_size > 100
+
+
+def test_a_budget_that_is_too_small_names_the_smallest(task):
+    with pytest.raises(snug.DoesNotFit, match="smallest") as caught:
+        snug.fit(task.step, task.batch, device="10%")
+    assert caught.value.floor > caught.value.budget and not caught.value.only_begun
+    with snug.fit(task.step, task.batch, device=caught.value.floor * 101 // 100) as session:
+        session.backward(task.batch)
+    # In bytes it is a limit while the step is recorded, too: then only so much of the step is known.
+    with pytest.raises(snug.DoesNotFit, match="at least") as caught:
+        snug.fit(task.step, task.batch, device="200KiB")
+    assert caught.value.floor > caught.value.budget == 200 << 10 and caught.value.only_begun
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [("8 bananas", "bananas"), (0, "positive"), (-5, "positive"), ("0%", "percentage"), ("x%", "percentage"),
+     (1.5, "float"), (True, "bool"), ("", "bytes|size|budget")],
+)
+def test_a_budget_that_cannot_be_read(task, budget, words):
+    with pytest.raises(snug.UsageError, match=words):
+        snug.fit(task.step, task.batch, device=budget)
+
+
+def test_a_step_that_returns_no_loss(task):
+    for step, words in [
+        (lambda b: None, "NoneType"),
+        (lambda b: 3.0, "float"),
+        (lambda b: task.model(b[0]), "2048 elements"),
+        (lambda b: task.step(b).detach(), "does not require a gradient"),
+    ]:
+        with pytest.raises(snug.UsageError, match=words):
+            snug.fit(step, task.batch, device="1GiB")
+    with pytest.raises(snug.UsageError, match="function"):
+        snug.fit(42, task.batch, device="1GiB")
+    with pytest.raises(snug.UsageError, match="host"):
+        snug.fit(task.step, task.batch, device="1GiB", host="1GiB")
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_after_an_exception_it_goes_on(task):
+    before = None
+    with snug.fit(task.step, task.batch, device="60%") as session:
+        session.backward(task.batch)
+        plain = [p.grad.clone() for p in task.model.parameters()]
+        for p in task.model.parameters():
+            p.grad = None
+
+        def fails(batch):
+            task.model(batch[0])
+            raise Interrupted("in the middle")
+
+        gc.collect()
+        before = snug.memory_stats()["allocated"]
+        with pytest.raises(Interrupted, match="in the middle"):
+            session.backward(task.batch, fails)
+        gc.collect()
+        assert snug.memory_stats()["allocated"] == before
+
+        class FailsInBackward(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, g):
+                raise Interrupted("going back")
+
+        with pytest.raises(Interrupted, match="going back"):
+            session.backward(task.batch, lambda b: FailsInBackward.apply(task.step(b)))
+        for p in task.model.parameters():
+            p.grad = None
+        torch.manual_seed(1)
+        session.backward(task.batch)
+        again = [p.grad.clone() for p in task.model.parameters()]
+        assert len(plain) == len(again)
+
+
+def test_keyboard_interrupt_comes_through(task):
+    with snug.fit(task.step, task.batch, device="60%") as session:
+        def interrupted(batch):
+            task.model(batch[0])
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            session.backward(task.batch, interrupted)
+        session.backward(task.batch)
+
+
+def test_a_closed_session_says_so(task):
+    session = snug.fit(task.step, task.batch, device="60%")
+    session.close()
+    session.close()
+    assert repr(session) == "Session(closed)"
+    with pytest.raises(snug.UsageError, match="closed"):
+        session.backward(task.batch)
+
+
+def test_one_step_at_a_time(task):
+    with snug.fit(task.step, task.batch, device="60%") as session:
+        with pytest.raises(snug.UsageError, match="one at a time"):
+            session.backward(task.batch, lambda b: session.backward(b))
+
+
+def test_a_model_that_moved_to_another_dtype_after_fit(task):
+    with snug.fit(task.step, task.batch, device="80%") as session:
+        snug.set_memory_limit(None)  # twice the bytes
+        task.model.double()
+        batch = (task.batch[0].double(), task.batch[1])
+        loss = session.backward(batch)
+        assert loss.dtype == torch.float64
+        assert all(p.grad.dtype == torch.float64 for p in task.model.parameters())
+
+
+def test_verify_names_what_differs(task):
+    class Drifting(torch.autograd.Function):
+        calls = 0
+
+        @staticmethod
+        def forward(ctx, x):
+            Drifting.calls += 1
+            return x + Drifting.calls
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * Drifting.calls
+
+    with pytest.raises(snug.Mismatch, match="loss") as caught:
+        snug.verify(lambda b: Drifting.apply(task.step(b)), task.batch, task.model, "90%")
+    assert "loss" in caught.value.names
+    assert all(p.grad is None for p in task.model.parameters())
+
+
+def test_verify_replays_and_detects_anomalies(task):
+    with snug.fit(task.step, task.batch, device="80%") as session:
+        session.verify_replays(True)
+        session.backward(task.batch)
+        session.verify_replays(False)
+        session.detect_anomalies(True)
+        session.backward(task.batch)
+        bad = (task.batch[0].clone(), task.batch[1])
+        bad[0][3, 3] = float("nan")
+        with pytest.raises(snug.Error, match="aten::"):
+            session.backward(bad)

@@ -1,0 +1,76 @@
+"""Threads, workers and processes beside sessions."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import snug
+
+
+def task(seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)], nn.Linear(64, 1))
+    return model, torch.randn(4096, 64)
+
+
+def test_two_sessions_in_two_threads():
+    tasks = [task(i) for i in range(2)]
+    plain = []
+    for model, x in tasks:
+        model(x).square().mean().backward()
+        plain.append([p.grad.clone() for p in model.parameters()])
+        model.zero_grad()
+    # Recording measures the memory of the process: one after the other.
+    sessions = [
+        snug.fit(lambda b, m=model: m(b).square().mean(), x, device="1GiB", strategy="every_block")
+        for model, x in tasks
+    ]
+    failures = []
+
+    def run(i):
+        model, x = tasks[i]
+        try:
+            for _ in range(20):
+                for p in model.parameters():
+                    p.grad = None
+                sessions[i].backward(x)
+                for p, expected in zip(model.parameters(), plain[i]):
+                    assert torch.equal(p.grad, expected)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
+    for session in reversed(sessions):
+        session.close()
+
+
+def test_a_session_moves_between_threads():
+    model, x = task(3)
+    session = snug.fit(lambda b: model(b).square().mean(), x, device="75%")
+    losses = []
+    for _ in range(3):
+        thread = threading.Thread(target=lambda: losses.append(session.backward(x).item()))
+        thread.start()
+        thread.join()
+    session.close()
+    assert len(set(losses)) == 1 and len(losses) == 3
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_data_loader_with_workers(method):
+    model, x = task(4)
+    data = TensorDataset(x)
+    with snug.fit(lambda b: model(b[0]).square().mean(), [x[:1024]], device="110%") as session:
+        loader = DataLoader(data, batch_size=1024, num_workers=2, multiprocessing_context=method)
+        losses = [session.backward(batch).item() for _ in range(2) for batch in loader]
+    assert len(losses) == 8
+    expected = [model(x[i : i + 1024]).square().mean().item() for i in range(0, 4096, 1024)] * 2
+    assert losses == expected
