@@ -13,6 +13,7 @@
 #include "snug/memory/tag.h"
 #include "snug/record/profiler.h"
 #include "snug/record/recording.h"
+#include "snug/replay/abandoned_tasks.h"
 #include "snug/replay/eviction.h"
 #include "snug/replay/saved_tensor_hooks.h"
 
@@ -99,7 +100,7 @@ RecordedStep record_once(const Forward& forward, memory::DeviceMemory& memory, c
   step.parameters = leaves_of(loss);
   {
     const GradientsAside aside(step.parameters);
-    loss.backward();
+    run_backward(loss);
     loss = at::Tensor();
     step.graph = profiler.finish(*tape, update);
   }

@@ -9,6 +9,7 @@
 #include "snug/memory/tag.h"
 #include "snug/record/profiler.h"
 #include "snug/record/recording.h"
+#include "snug/replay/abandoned_tasks.h"
 #include "snug/replay/anomaly.h"
 #include "snug/replay/eviction.h"
 #include "snug/replay/opaque_values.h"
@@ -121,7 +122,7 @@ at::Tensor Session::run(const replay::Forward& forward) {
   if (s.detects) replay::watch_backward(loss, tape);
   {
     const memory::TagScope tag(memory::Tag::Workspace);
-    loss.backward();
+    replay::run_backward(loss);
   }
   s.last = {tape->replayed_ops(),
             tape->evictions(),

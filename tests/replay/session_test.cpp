@@ -187,6 +187,36 @@ TEST(Session, EvictionAloneHoldsTheCap) {
   }
 }
 
+struct FailsInBackward : torch::autograd::Function<FailsInBackward> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+    throw std::runtime_error("on the way back");
+  }
+};
+
+/// The engine has other branches in its queue then, with their graphs and what those saved.
+TEST(Session, AnExceptionInBackwardGivesAllMemoryBack) {
+  auto& memory = testing::cpu();
+  const at::Tensor x = torch::randn({64, 64}, at::requires_grad());
+  bool fails = false;
+  const auto step = [&] {
+    at::Tensor sum = x.sin().sum();
+    for (int i = 0; i < 4; ++i) sum = sum + x.sin().exp().sum();
+    const at::Tensor last = x.cos().exp();
+    return sum + (fails ? FailsInBackward::apply(last) : last).sum();
+  };
+  Session session(replay::record_step(step, memory), "none", std::nullopt, memory);
+  session.backward(step);
+  x.mutable_grad() = at::Tensor();
+  const Bytes before = memory.stats().allocated;
+  fails = true;
+  EXPECT_THROW(session.backward(step), std::runtime_error);
+  x.mutable_grad() = at::Tensor();
+  EXPECT_EQ(memory.stats().allocated, before);
+  fails = false;
+  EXPECT_NO_THROW(session.backward(step));
+}
+
 TEST(Session, OutOfBudgetNamesTheOperatorAndTheProcessGoesOn) {
   Net net;
   const at::Tensor x = torch::randn({256, 256});

@@ -1,0 +1,56 @@
+#include "snug/replay/abandoned_tasks.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <memory>
+#include <type_traits>
+
+namespace snug::replay {
+namespace {
+
+/// Comes after everything else in the queue: tasks are taken by falling sequence number, and those of a pass that is
+/// gone are thrown away as they are taken.
+class Last final : public torch::autograd::Node {
+ public:
+  Last() : Node(/*sequence_nr=*/0) {}
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {}; }
+};
+
+template <class Pointer>
+Pointer last() {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
+    return std::make_shared<Last>();
+  } else {
+    return c10::make_intrusive<Last>();
+  }
+}
+
+}  // namespace
+
+void release_abandoned_tasks() noexcept {
+  try {
+    const at::AutoGradMode grad_mode(true);
+    const at::Tensor nothing = at::zeros({0});
+    auto node = last<decltype(torch::autograd::Edge::function)>();
+    node->add_input_metadata(nothing);
+    torch::autograd::Engine::get_default_engine().execute({torch::autograd::Edge(std::move(node), 0)}, {nothing},
+                                                          /*keep_graph=*/false, /*create_graph=*/false,
+                                                          /*accumulate_grad=*/true, {});
+  } catch (...) {  // then a later pass does it
+  }
+}
+
+void run_backward(at::Tensor& loss) {
+  try {
+    loss.backward();
+  } catch (...) {
+    loss = at::Tensor();
+    release_abandoned_tasks();
+    throw;
+  }
+}
+
+}  // namespace snug::replay
