@@ -2,8 +2,9 @@
 
 Usage: peers.py RESULTS_DIR [--models smollm2-512,smollm2-1024,llama,bert,vit,gpt2] [--turns N]
 
-For each model: the plain step, the same with gradient_checkpointing_enable(), snug under a cap at checkpointing's peak, and
-snug with the smallest budget whose step is predicted to take no longer than checkpointing's. Peaks are counted bytes above
+For each model: the plain step, the same with gradient_checkpointing_enable(), snug under a cap at checkpointing's peak, snug
+with the smallest budget whose step is predicted to take no longer than checkpointing's, and snug with everything kept, for
+what it costs to be there. Peaks are counted bytes above
 what is there before the step, gradients included, by the same allocator for all. A turn during which other processes took
 more than 5 % of the machine is repeated.
 """
@@ -154,8 +155,9 @@ def compare(name, turns):
     same_peak = max(budget + reserve, floor)
     slower = seconds[1] / seconds[0]
     same_time = next((b for b, s in reversed(plan.curve(40)) if s <= slower * plan.unplanned_seconds), same_peak)
-    for title, size in (("snug, same peak", same_peak), ("snug, same time", same_time)):
-        session = snug.fit(forward, batch, size)
+    for title, size, strategy in (("snug, same peak", same_peak, "optimal"), ("snug, same time", same_time, "optimal"),
+                                  ("snug, all kept", 2 * plan.unplanned_peak, "none")):
+        session = snug.fit(forward, batch, size, strategy=strategy)
         sessions.append(session)
         # Several sessions hold one limit, the newest's: each step sets its own.
         snug.set_memory_limit(None)
@@ -203,7 +205,8 @@ def picture(results, path):
     columns = 3
     count = (len(results) + columns - 1) // columns
     figure, axes = plt.subplots(count, columns, figsize=(12, 3.4 * count), squeeze=False, layout="constrained")
-    colors = {"plain": "#777777", "checkpoint": "#d62728", "snug, same peak": "#1f77b4", "snug, same time": "#2ca02c"}
+    colors = {"plain": "#777777", "checkpoint": "#d62728", "snug, same peak": "#1f77b4", "snug, same time": "#2ca02c",
+              "snug, all kept": "#9467bd"}
     for axis, (model, result) in zip(axes.flat, results.items()):
         for name, r in result["rows"].items():
             axis.scatter(r["peak_bytes"] / MIB, r["over_plain"], s=60, color=colors[name], label=name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -23,7 +24,10 @@ def bits_of(tensor: torch.Tensor | None) -> bytes | None:
     if plain.layout != torch.strided:
         plain = plain.to_dense()
     plain = plain.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + plain.view(torch.uint8).numpy().tobytes()
+    # Not by way of NumPy, which may not be there.
+    return f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + (
+        ctypes.string_at(plain.data_ptr(), plain.nbytes) if plain.numel() else b""
+    )
 
 
 @contextlib.contextmanager
