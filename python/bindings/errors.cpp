@@ -7,6 +7,7 @@
 #include <string>
 
 #include "snug/base/errors.h"
+#include "snug/base/patient_lock.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/plan/does_not_fit.h"
 
@@ -70,8 +71,10 @@ void throw_python_error(const std::exception_ptr& error) {
 }
 
 std::optional<OutOfBudget::Details> details_in(PyObject* exception) {
-  if (exception == nullptr || !PyObject_HasAttrString(exception, "_details")) return std::nullopt;
-  return py::reinterpret_borrow<py::object>(exception).attr("_details").cast<OutOfBudget::Details>();
+  if (exception == nullptr) return std::nullopt;
+  const py::object details = py::getattr(exception, "_details", py::none());
+  if (!py::isinstance<OutOfBudget::Details>(details)) return std::nullopt;
+  return details.cast<OutOfBudget::Details>();
 }
 
 std::optional<OutOfBudget::Details> refusal_in(const std::exception_ptr& error) {
@@ -100,6 +103,8 @@ void bind_errors(py::module_& module) {
   py::class_<OutOfBudget::Details>(module, "_OutOfBudgetDetails");
   py::register_exception_translator(&translate);
   set_error_translator(&throw_python_error);
+  set_waiting({[]() -> void* { return PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; },
+               [](void* thread) { PyEval_RestoreThread(static_cast<PyThreadState*>(thread)); }});
   memory::set_refusal_reader(&refusal_in);
 }
 

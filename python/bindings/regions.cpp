@@ -27,11 +27,18 @@ std::shared_ptr<py::function> kept(py::function function) {
           }};
 }
 
+/// With names of its own, which a policy may keep.
+struct PyOperatorContext {
+  std::string name, module;
+  std::int64_t invocation = 0;
+};
+
 SelectivePolicy policy_of(py::function ask) {
   return [ask = kept(std::move(ask))](const OperatorContext& context) {
     const py::gil_scoped_acquire gil;
     try {
-      return (*ask)(context).cast<Choice>();
+      return (*ask)(PyOperatorContext{std::string(context.name), std::string(context.module), context.invocation})
+          .cast<Choice>();
     } catch (py::error_already_set& error) {
       pass_on(error);
     } catch (const py::cast_error&) {
@@ -45,8 +52,8 @@ RegionAction action_of(const py::object& action) {
   if (py::isinstance<Selective>(action)) return action.cast<Selective>();
   if (py::isinstance<Keep>(action)) return Keep{};
   if (py::isinstance<Recompute>(action)) return Recompute{};
-  if (PyCallable_Check(action.ptr()) != 0) return policy_of(action.cast<py::function>());
-  throw UsageError("region: the action is a " + py::str(py::type::of(action)).cast<std::string>() +
+  if (PyCallable_Check(action.ptr()) != 0 && !PyType_Check(action.ptr())) return policy_of(action.cast<py::function>());
+  throw UsageError("region: the action is " + py::repr(action).cast<std::string>() +
                    "; give Recompute(), Keep(), Offload(), Selective() or a function from OperatorContext to Choice");
 }
 
@@ -95,12 +102,14 @@ class PyRegion {
 class PyModuleScope {
  public:
   explicit PyModuleScope(std::string name) : name_(std::move(name)) {}
-  void enter() { scope_.emplace(name_); }
-  void exit() { scope_.reset(); }
+  void enter() { scopes_.push_back(std::make_unique<ModuleScope>(name_)); }
+  void exit() {
+    if (!scopes_.empty()) scopes_.pop_back();
+  }
 
  private:
   std::string name_;
-  std::optional<ModuleScope> scope_;
+  std::vector<std::unique_ptr<ModuleScope>> scopes_;  // entered again inside of itself
 };
 
 /// The scope around a function's call in forward, which backward calls again.
@@ -150,13 +159,10 @@ void bind_regions(py::module_& m) {
       .value("NoCheck", DeterminismCheck::None)
       .value("Metadata", DeterminismCheck::Metadata)
       .value("Values", DeterminismCheck::Values);
-  py::class_<OperatorContext>(m, "OperatorContext", "The operator that a policy is asked about, as it runs.")
-      .def_property_readonly(
-          "name", [](const OperatorContext& c) { return std::string(c.name); },
-          "With its overload: \"aten::addmm\", \"aten::add.Tensor\".")
-      .def_property_readonly(
-          "module", [](const OperatorContext& c) { return std::string(c.module); }, "The path of ModuleScope.")
-      .def_readonly("invocation", &OperatorContext::invocation,
+  py::class_<PyOperatorContext>(m, "OperatorContext", "The operator that a policy is asked about, as it runs.")
+      .def_readonly("name", &PyOperatorContext::name, "With its overload: \"aten::addmm\", \"aten::add.Tensor\".")
+      .def_readonly("module", &PyOperatorContext::module, "The path of ModuleScope.")
+      .def_readonly("invocation", &PyOperatorContext::invocation,
                     "How many operators of this name ran before in the region.");
   py::class_<Keep>(m, "Keep", "What autograd saves stays, as without a region.").def(py::init<>());
   py::class_<Recompute>(m, "Recompute", "What autograd saves is dropped and replayed in backward.").def(py::init<>());

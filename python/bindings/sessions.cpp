@@ -6,15 +6,19 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "python/bindings/errors.h"
 #include "snug/base/errors.h"
+#include "snug/base/patient_lock.h"
 #include "snug/memory/device_memory.h"
+#include "snug/memory/held_limit.h"
 #include "snug/plan/explanation.h"
 #include "snug/plan/lower_bound.h"
 #include "snug/plan/plan_file.h"
@@ -80,7 +84,16 @@ std::optional<plan::Budget> budget_of(std::optional<Bytes> bytes) {
 
 struct PySession {
   std::optional<Session> session;
+  std::optional<memory::HeldLimit> host;
   std::atomic<bool> running = false;
+  std::recursive_mutex mutex;  // of the session: a step runs without the GIL
+
+  /// For other threads than the one that runs a step: waits until it is over.
+  template <class Read>
+  auto read(Read&& read) {
+    const PatientLock lock(mutex);
+    return read(open());
+  }
 
   Session& open() {
     if (!session) throw UsageError("session: it has been closed; make another one with snug.fit");
@@ -94,12 +107,14 @@ struct PySession {
       ~Done() { running = false; }
     } const done{running};
     const replay::Forward forward = forward_of(step);
+    const PatientLock lock(mutex);
     const py::gil_scoped_release release;
     return s.backward(forward);
   }
   void close() {
     if (running) throw UsageError("session: a step of it is running; close it afterwards");
     session.reset();
+    host.reset();
   }
 };
 
@@ -131,10 +146,15 @@ py::dict explain(const plan::StepGraph& graph, const plan::MemoryPlan& plan) {
 }  // namespace
 
 void bind_sessions(py::module_& m) {
+  // The graph by value: whoever has it does not keep the parameters alive.
   py::class_<replay::RecordedStep, Recorded>(m, "RecordedStep")
-      .def_property_readonly(
-          "graph", [](const replay::RecordedStep& s) -> const plan::StepGraph& { return s.graph; },
-          py::return_value_policy::reference_internal);
+      .def_property_readonly("graph", [](const replay::RecordedStep& s) { return s.graph; })
+      .def_property_readonly("devices", [](const replay::RecordedStep& s) {
+        std::set<std::string> devices;
+        for (const at::Tensor& p : s.parameters)
+          devices.insert(c10::DeviceTypeName(p.device().type(), /*lower_case=*/true));
+        return devices;
+      });
   m.def("record_step", &record_step, py::arg("step"), py::arg("device"), py::arg("limit"), py::arg("update"));
 
   py::class_<plan::StepGraph>(m, "StepGraph")
@@ -214,18 +234,20 @@ void bind_sessions(py::module_& m) {
 
   py::class_<PySession>(m, "Session")
       .def(py::init([](const Recorded& step, const plan::Planner& planner, std::optional<Bytes> budget,
-                       const std::string& device) {
+                       const std::string& device, std::optional<Bytes> host) {
              auto made = std::make_unique<PySession>();
              made->session.emplace(*step, planner, budget_of(budget), memory::device_memory(device_type(device)));
+             if (host) made->host.emplace(memory::device_memory(c10::kCPU), *host);
              return made;
            }),
-           NoGil(), py::arg("step"), py::arg("planner"), py::arg("budget"), py::arg("device"))
+           NoGil(), py::arg("step"), py::arg("planner"), py::arg("budget"), py::arg("device"), py::arg("host"))
       .def("backward", &PySession::backward, py::arg("step"))
       .def("close", &PySession::close)
       .def_property_readonly("closed", [](const PySession& s) { return !s.session; })
-      .def_property_readonly("plan", [](PySession& s) { return s.open().plan(); })
-      .def_property_readonly("graph", [](PySession& s) { return s.open().graph(); })
-      .def_property_readonly("last_step", [](PySession& s) { return s.open().last_step(); })
+      .def_property_readonly("plan", [](PySession& s) { return s.read([](Session& open) { return open.plan(); }); })
+      .def_property_readonly("graph", [](PySession& s) { return s.read([](Session& open) { return open.graph(); }); })
+      .def_property_readonly("last_step",
+                             [](PySession& s) { return s.read([](Session& open) { return open.last_step(); }); })
       .def("verify_replays", [](PySession& s, VerifyReplay how) { s.open().verify_replays(how); })
       .def("detect_anomalies", [](PySession& s, bool detect) { s.open().detect_anomalies(detect); });
 }

@@ -23,7 +23,7 @@ from ._version import version as __version__
 _build_check.check(_built_for)
 
 from . import _core  # noqa: E402
-from ._core import Choice, OperatorContext, VerifyReplay, release_cached, set_memory_limit  # noqa: E402
+from ._core import Choice, OperatorContext, VerifyReplay  # noqa: E402
 from .checkpointing import (  # noqa: E402
     Keep,
     ModuleScope,
@@ -41,7 +41,7 @@ from .checkpointing import (  # noqa: E402
 from .doctoring import doctor  # noqa: E402
 from .errors import DoesNotFit, Error, Mismatch, OutOfBudget, UsageError  # noqa: E402
 from .fitting import Plan, Session, StepReport, fit, plan  # noqa: E402
-from .monitoring import Monitor, memory_stats  # noqa: E402
+from .monitoring import Monitor, memory_stats, release_cached, set_memory_limit  # noqa: E402
 from .sizes import format_bytes, parse_bytes  # noqa: E402
 from .verifying import verify  # noqa: E402
 
@@ -80,3 +80,11 @@ __all__ = [
     "set_memory_limit",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "integrations":  # imports transformers
+        import importlib
+
+        return importlib.import_module("snug.integrations")
+    raise AttributeError(f"module 'snug' has no attribute '{name}'")

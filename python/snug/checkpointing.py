@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,19 +108,28 @@ def name_modules(model: torch.nn.Module) -> _Names:
 
     def hooks_of(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
         def enter(*_: Any) -> None:
-            if not hasattr(stacks, "open"):
-                stacks.open = []
-            outer = next((n for n, _ in reversed(stacks.open) if name.startswith(n + ".")), "")
+            open_scopes = stacks.__dict__.setdefault("open", [])
+            outer = next((n for n, _ in reversed(open_scopes) if name.startswith(n + ".")), "")
             scope = ModuleScope(name[len(outer) + 1 :] if outer else name)
             scope.__enter__()
-            stacks.open.append((name, scope))
+            open_scopes.append((name, scope))
 
         def leave(*_: Any) -> None:
-            _, scope = stacks.open.pop()
-            scope.__exit__()
+            open_scopes = stacks.__dict__.setdefault("open", [])
+            mine = next((i for i in reversed(range(len(open_scopes))) if open_scopes[i][0] == name), None)
+            if mine is not None:
+                close_down_to(open_scopes, mine)
 
         return enter, leave
 
+    def close_down_to(open_scopes: list[Any], size: int) -> None:
+        while len(open_scopes) > size:
+            open_scopes.pop()[1].__exit__()
+
+    def begin(*_: Any) -> None:
+        close_down_to(stacks.__dict__.setdefault("open", []), 0)  # what an interrupted forward pass left
+
+    handles.append(model.register_forward_pre_hook(begin))
     for name, module in model.named_modules():
         if name:
             enter, leave = hooks_of(name)
@@ -192,12 +202,21 @@ def _run(function: Callable[..., Any], mode: Replay | Rerun, args: tuple[Any, ..
         return function(*args, **kwargs)
 
 
-def checkpoint(function: Callable[..., Any], *args: Any, mode: Replay | Rerun | None = None, **kwargs: Any) -> Any:
+def checkpoint(
+    function: Callable[..., Any],
+    *args: Any,
+    mode: Replay | Rerun | None = None,
+    use_reentrant: bool | None = None,
+    **kwargs: Any,
+) -> Any:
     """Runs function(*args, **kwargs) and returns its result; what autograd saves inside is dropped and made again in
     backward. The name and the meaning are those of torch.utils.checkpoint (use_reentrant=False), but the function is
     called once: its operators are replayed. `mode` chooses between Replay (the default) and Rerun, with their options.
+    use_reentrant is taken for torch's sake and changes nothing.
     """
     mode = mode if mode is not None else Replay()
+    if not isinstance(mode, (Replay, Rerun)):
+        raise UsageError(f"checkpoint: the mode is {mode!r}; give Replay(), Replay(an action) or Rerun()")
     return _run(function, mode, args, kwargs)
 
 
@@ -249,21 +268,14 @@ def _operator(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
 
 
-def _policy_of(context_fn: Callable[[], Any]) -> Policy | None:
-    """The policy within what create_selective_checkpoint_contexts made, if it is that and asks only for operators."""
-    forward, _ = context_fn()
+def _policy_of(forward: Any) -> Policy | None:
+    """The policy of create_selective_checkpoint_contexts when it was given a list of operators. One of the program's own
+    may look at operands, which are not at hand here."""
     policy = getattr(forward, "policy_fn", None)
-    if policy is None:
+    if policy is None or getattr(policy, "__module__", "") != _torch_checkpoint.__name__:
         return None
     context = _torch_checkpoint.SelectiveCheckpointContext(is_recompute=False)
-
-    def ask(operator: OperatorContext) -> Choice:
-        answer = policy(context, _operator(operator.name))
-        if isinstance(answer, bool):
-            return Choice.MustKeep if answer else Choice.PreferRecompute
-        return _CHOICES[answer.name]
-
-    return ask
+    return lambda operator: _CHOICES[policy(context, _operator(operator.name)).name]
 
 
 def _in_place_of_torch(
@@ -278,16 +290,23 @@ def _in_place_of_torch(
     **kwargs: Any,
 ) -> Any:
     """torch.utils.checkpoint.checkpoint by snug: replays instead of calling the function again. What only a second call
-    can do (other random numbers, contexts around it) is a rerun."""
+    can do (other random numbers, contexts around it) is a rerun; selective policies in Python, which may look at operands,
+    stay with torch."""
     if use_reentrant and kwargs:
         raise ValueError("Unexpected keyword arguments: " + ",".join(kwargs))
     if context_fn is not _torch_checkpoint.noop_context_fn:
         if use_reentrant:
             raise ValueError("Passing `context_fn` or `debug` is only supported when use_reentrant=False.")
-        policy = _policy_of(context_fn)
+        forward, again = context_fn()
+        policy = _policy_of(forward)
         if policy is not None:
             return _run(function, Replay(policy), args, kwargs)
-        forward, again = context_fn()
+        if hasattr(forward, "policy_fn"):  # it keeps results for the second call: torch's own mechanism
+            return _original(
+                function, *args, use_reentrant=False, context_fn=lambda: (forward, again),
+                determinism_check=determinism_check, debug=debug, early_stop=early_stop,
+                preserve_rng_state=preserve_rng_state, **kwargs,
+            )
         with forward:
             return _rerun(function, Rerun(preserve_rng_state, determinism_check, debug, early_stop), args, kwargs,
                           lambda: again)
@@ -304,16 +323,29 @@ def _sequential_in_place_of_torch(
     return checkpoint_sequential(functions, segments, input, mode=Rerun(preserve_rng_state=False))
 
 
+_REPLACED = (
+    (_original, _in_place_of_torch),
+    (_original_sequential, _sequential_in_place_of_torch),
+)
+
+
+def _replace(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """In every module that is loaded, wherever it stands under whatever name."""
+    for module in list(sys.modules.values()):
+        if not isinstance(module, types.ModuleType) or module.__name__.split(".")[0] == "snug":
+            continue
+        for name, value in list(vars(module).items()):
+            for old, new in pairs:
+                if value is old:
+                    setattr(module, name, new)
+
+
 class _Patched:
     """Undoes a patch; as a context manager, at its end."""
 
-    def __init__(self, replaced: list[tuple[Any, str, Any]]) -> None:
-        self._replaced = replaced
-
     def undo(self) -> None:
-        for holder, name, original in self._replaced:
-            setattr(holder, name, original)
-        self._replaced = []
+        """Also in modules that were imported while it held."""
+        _replace([(new, old) for old, new in _REPLACED])
 
     def __enter__(self) -> _Patched:
         return self
@@ -326,16 +358,5 @@ def patch() -> _Patched:
     """Puts snug in the place of torch.utils.checkpoint for the whole program: checkpoint and checkpoint_sequential, also
     where a module that is loaded by now has imported them by name (transformers and others do). Returns what undoes it.
     """
-    ours = {
-        id(_original): (_original, _in_place_of_torch),
-        id(_original_sequential): (_original_sequential, _sequential_in_place_of_torch),
-    }
-    replaced: list[tuple[Any, str, Any]] = []
-    for module in list(sys.modules.values()):
-        if module is None or module.__name__.startswith("snug"):
-            continue
-        for name, value in list(vars(module).items()):
-            if id(value) in ours and value is ours[id(value)][0]:
-                setattr(module, name, ours[id(value)][1])
-                replaced.append((module, name, value))
-    return _Patched(replaced)
+    _replace(_REPLACED)
+    return _Patched()

@@ -46,6 +46,11 @@ class OutOfBudget(Error, MemoryError):
         self.by_tag: dict[str, int] = {}
         self.__dict__.update(figures)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """To another process it goes without the core's own record."""
+        figures = {name: value for name, value in self.__dict__.items() if name != "_details"}
+        return (type(self), self.args, figures)
+
 
 class Mismatch(Error):
     """snug.verify found a bit that differs. `names` lists what differs."""

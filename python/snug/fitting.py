@@ -142,7 +142,7 @@ def _share_of(text: Size) -> float | None:
         share = float(text.strip()[:-1]) / 100
     except ValueError:
         share = 0.0
-    if not 0 < share:
+    if not 0 < share < 100:
         raise UsageError(f'budget: "{text}" is no percentage of the unplanned peak; write "60%", or bytes: "8GiB"')
     return share
 
@@ -166,6 +166,12 @@ class _Fitted:
         if limit is not None and limit <= 0:
             raise UsageError(f"fit: the budget is {limit} bytes; it must be positive")
         self.recorded = _core.record_step(lambda: loss_of(step, sample), device, limit, update)
+        others = self.recorded.devices - {device}
+        if others:
+            raise UsageError(
+                f"fit: the step was planned for {device}, but it has parameters on {', '.join(sorted(others))}; name the "
+                f"device with device_type"
+            )
         graph = self.recorded.graph
         self.budget = limit if share is None else int(share * _core.unplanned_peak(graph))
         self.planner = _core.Planner(graph, strategy)
@@ -184,10 +190,7 @@ class Session:
         self._step = step
         self._planner = fitted.planner
         self._device = fitted.device
-        self._core = _core.Session(fitted.recorded, fitted.planner, fitted.budget, fitted.device)
-        self._has_host_limit = host is not None
-        if host is not None:
-            _core.set_memory_limit(host, "cpu")
+        self._core = _core.Session(fitted.recorded, fitted.planner, fitted.budget, fitted.device, host)
 
     def backward(self, batch: Any, step: Step | None = None) -> torch.Tensor:
         """Runs step(batch) and its backward pass; gradients are added to .grad as usual. Returns the loss, detached.
@@ -223,8 +226,6 @@ class Session:
         """Lifts the limit and lets go of the plans. A second call does nothing."""
         if not self._core.closed:
             self._core.close()
-            if self._has_host_limit:
-                _core.set_memory_limit(None, "cpu")
 
     def __enter__(self) -> Session:
         return self
@@ -265,6 +266,8 @@ def fit(
     if host is not None and where == "cpu":
         raise UsageError('fit: on the CPU there is one memory; give its budget as "device" and leave "host" out')
     host_bytes = parse_bytes(host) if host is not None else None
+    if host_bytes is not None and host_bytes <= 0:
+        raise UsageError(f"fit: the host's budget is {host_bytes} bytes; it must be positive")
     return Session(step, _Fitted(step, sample, device, strategy, where, update), host_bytes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import transformers
@@ -27,7 +28,6 @@ class SnugCallback(transformers.TrainerCallback):
         self.plan: Plan | None = None
         self.steps = 0
         self.replayed_ops = 0
-        _hook_into_trainer()
 
     def run(self, training_step: Any, inputs: dict[str, Any]) -> Any:
         """One training step, of which backward() is the last act. Returns what it returned."""
@@ -44,22 +44,30 @@ class SnugCallback(transformers.TrainerCallback):
         self.replayed_ops += self.session.last_step.replayed_ops
         return result[0]
 
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._close()  # of a run that failed
+
     def on_train_end(self, *_: Any, **__: Any) -> None:
+        self._close()
+
+    def _close(self) -> None:
         if self.session is not None:
             self.session.close()
             self.session = None
 
 
-_plain_step = transformers.Trainer.training_step
-
-
-def _training_step(self: transformers.Trainer, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    callback = next((c for c in self.callback_handler.callbacks if isinstance(c, SnugCallback)), None)
-    if callback is None:
-        return _plain_step(self, model, inputs, *args, **kwargs)
-    return callback.run(lambda batch: _plain_step(self, model, batch, *args, **kwargs), inputs)
-
-
 def _hook_into_trainer() -> None:
-    """Trainers without the callback are as before."""
-    transformers.Trainer.training_step = _training_step
+    """Once, around whatever stands there. Trainers without the callback are as before."""
+    plain = transformers.Trainer.training_step
+
+    @functools.wraps(plain)
+    def training_step(self: transformers.Trainer, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        callback = next((c for c in self.callback_handler.callbacks if isinstance(c, SnugCallback)), None)
+        if callback is None:
+            return plain(self, model, inputs, *args, **kwargs)
+        return callback.run(lambda batch: plain(self, model, batch, *args, **kwargs), inputs)
+
+    transformers.Trainer.training_step = training_step
+
+
+_hook_into_trainer()

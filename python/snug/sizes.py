@@ -13,7 +13,13 @@ def parse_bytes(size: Size) -> int:
         from .errors import UsageError
 
         raise UsageError(f'size: {size!r} is a {type(size).__name__}; write bytes as a number or as text: "8GiB"')
-    return size if isinstance(size, int) else _core.parse_bytes(size)
+    if isinstance(size, str):
+        return _core.parse_bytes(size)
+    if not -(1 << 62) < size < 1 << 62:
+        from .errors import UsageError
+
+        raise UsageError(f"size: {size} bytes is more than any machine has")
+    return size
 
 
 def format_bytes(size: int) -> str:

@@ -2,6 +2,7 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/Storage.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <functional>
@@ -52,9 +53,21 @@ CpuMemory& CpuMemory::instance() {
   static CpuMemory* memory = [] {
     auto* made = new CpuMemory;
     c10::SetCPUAllocator(made, kAllocatorPriority);
+    // A child has only the thread that forked: no other may be inside then.
+    ::pthread_atfork([] { instance().lock_all(); }, [] { instance().unlock_all(); }, [] { instance().unlock_all(); });
     return made;
   }();
   return *memory;
+}
+
+void CpuMemory::lock_all() {
+  handlers_mutex_.lock();
+  mutex_.lock();
+}
+
+void CpuMemory::unlock_all() {
+  mutex_.unlock();
+  handlers_mutex_.unlock();
 }
 
 Bytes CpuMemory::rounded(Bytes bytes) const {

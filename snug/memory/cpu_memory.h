@@ -46,6 +46,8 @@ class CpuMemory final : public c10::Allocator, public DeviceMemory {
   static void free_adopted(void* block);
   void count(Bytes size, Tag tag);
   void limit_pages(std::optional<Bytes> limit);
+  void lock_all();
+  void unlock_all();
   std::byte* try_take(Bytes block, bool small);
   void free_block(BlockHeader* header);
   /// How much must be freed so that `bytes` can be taken.

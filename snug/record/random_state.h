@@ -3,6 +3,8 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 namespace snug::record {
 
 /// A generator as it stood before an operator drew from it.
@@ -19,6 +21,9 @@ void restore(const RandomState& recorded);
 
 /// The default generator of a device.
 at::Generator default_generator(c10::Device device);
+
+/// Those of the CPU and of all devices of the accelerator.
+std::vector<at::Generator> default_generators();
 
 /// Puts a generator back to a recorded state for the life of the scope, and then to where it was.
 class RandomStateScope {

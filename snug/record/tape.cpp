@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/base/patient_lock.h"
 #include "snug/record/leaf_names.h"
 #include "snug/record/profiler.h"
 #include "snug/record/recording.h"
@@ -401,7 +402,7 @@ void Tape::bind_all() {
 }
 
 void Tape::forget(SavedTensor& saved, bool consumed) {
-  const std::lock_guard lock(mutex_);
+  const PatientLock lock(mutex_);
   if (!saved.bound) {
     std::erase(waiting_, &saved);
     return;

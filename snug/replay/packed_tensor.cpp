@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/base/patient_lock.h"
 #include "snug/record/profiler.h"
 #include "snug/replay/executor.h"
 
@@ -28,7 +29,7 @@ PackedTensor::~PackedTensor() {
 
 at::Tensor PackedTensor::unpack() {
   if (!on_tape_) return kept_;
-  const std::lock_guard lock(tape_->mutex());
+  const PatientLock lock(tape_->mutex());
   if (!saved_.bound) tape_->bind_all();
   const plan::ValueId value = saved_.view.value;
   check_version(value);

@@ -57,14 +57,17 @@ at::Tensor bytes_of(const c10::Storage& storage) {
   return at::empty({0}, at::TensorOptions(at::kByte).device(storage.device())).set_(storage, 0, {size}, {1});
 }
 
-/// Contents that recorded operators overwrote, and the random generator, as they were before the step.
+/// Contents that recorded operators overwrote, and the random generators, as they were before the step.
 class SideEffects {
  public:
-  explicit SideEffects(c10::Device device) : random_(record::save_random_state(record::default_generator(device))) {}
+  SideEffects() {
+    for (at::Generator& generator : record::default_generators())
+      random_.push_back(record::save_random_state(std::move(generator)));
+  }
   ~SideEffects() {
     const at::NoGradGuard no_grad;
     for (const auto& [original, before] : overwritten) bytes_of(original).copy_(bytes_of(before));
-    record::restore(random_);
+    for (const record::RandomState& r : random_) record::restore(r);
   }
   SideEffects(const SideEffects&) = delete;
   SideEffects& operator=(const SideEffects&) = delete;
@@ -72,13 +75,13 @@ class SideEffects {
   std::vector<std::pair<c10::Storage, c10::Storage>> overwritten;
 
  private:
-  record::RandomState random_;
+  std::vector<record::RandomState> random_;
 };
 
 RecordedStep record_once(const Forward& forward, memory::DeviceMemory& memory, const Rehearsal& update,
                          std::vector<c10::Storage>* leaves = nullptr) {
   const Bytes before = memory.stats().allocated;
-  SideEffects effects{c10::Device(c10::kCPU)};
+  SideEffects effects;
   record::Profiler profiler(memory, memory.stats().allocated - before);
   const auto tape = std::make_shared<record::Tape>(record::KeepSaved{}, &profiler);
   struct Detach {
@@ -91,9 +94,14 @@ RecordedStep record_once(const Forward& forward, memory::DeviceMemory& memory, c
   {
     const record::Recording recording(tape);
     const memory::TagScope tag(memory::Tag::Activations);
-    loss = forward();
+    try {
+      loss = forward();
+      check_loss(loss);
+    } catch (...) {
+      effects.overwritten = tape->overwritten_leaves();
+      throw;
+    }
   }
-  check_loss(loss);
   effects.overwritten = tape->overwritten_leaves();
   tape->finish();
   if (leaves != nullptr) *leaves = tape->leaf_storages();

@@ -1,7 +1,5 @@
 #include "snug/replay/rerun_frame.h"
 
-#include <ATen/Context.h>
-#include <ATen/DeviceAccelerator.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
@@ -19,6 +17,7 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/base/patient_lock.h"
 #include "snug/memory/tag.h"
 #include "snug/record/contents_hash.h"
 #include "snug/record/leaf_names.h"
@@ -42,15 +41,6 @@ thread_local std::shared_ptr<RerunFrame> t_frame;
 thread_local const void* t_tape_of_frame = nullptr;  // that was recording when the frame was opened
 thread_local int t_task_of_frame = -1;               // the backward pass that it was opened in
 const std::shared_ptr<RerunFrame> kNone;
-
-std::vector<at::Generator> all_generators() {
-  std::vector<at::Generator> all{record::default_generator(c10::Device(c10::kCPU))};
-  if (const auto accelerator = at::getAccelerator()) {
-    for (c10::DeviceIndex i = 0; i < at::accelerator::deviceCount(); ++i)
-      all.push_back(record::default_generator(c10::Device(*accelerator, i)));
-  }
-  return all;
-}
 
 /// What autocast keeps for each thread beside its dispatch keys.
 struct AutocastState {
@@ -216,7 +206,8 @@ RerunFrame::RerunFrame(Call call, const std::vector<at::Tensor>& arguments, Reru
     a.saved = torch::autograd::SavedVariable(leaf ? argument : detached(argument), /*is_output=*/false);
   }
   if (!options.preserve_rng_state) return;
-  for (at::Generator& generator : all_generators()) state_->random.push_back(record::save_random_state(generator));
+  for (at::Generator& generator : record::default_generators())
+    state_->random.push_back(record::save_random_state(generator));
 }
 
 RerunFrame::~RerunFrame() = default;
@@ -407,14 +398,14 @@ void RerunFrame::check_unchanged(const Place& place, const at::Tensor& tensor) c
 }
 
 void RerunFrame::clear() {
-  const std::lock_guard lock(state_->mutex);
+  const PatientLock lock(state_->mutex);
   for (const auto& weak : state_->places) {
     if (const auto place = weak.lock()) place->tensor = at::Tensor();
   }
 }
 
 at::Tensor RerunFrame::get(const std::shared_ptr<Place>& place) {
-  const std::lock_guard lock(state_->mutex);
+  const PatientLock lock(state_->mutex);
   if (!place->tensor.defined()) {
     // Somebody reads it again, and still has what was handed out.
     if (auto alive = place->last.lock()) {

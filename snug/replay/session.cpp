@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "snug/memory/held_limit.h"
 #include "snug/memory/tag.h"
 #include "snug/record/profiler.h"
 #include "snug/record/recording.h"
@@ -39,7 +40,7 @@ struct Session::State {
   std::vector<at::Tensor> parameters;
   std::vector<at::Tensor> hooked;
   std::optional<plan::Budget> budget;
-  std::optional<Bytes> limit_before;
+  std::unique_ptr<memory::HeldLimit> limit;
   bool steps_vary = false;  // an unknown step has come up
   VerifyReplay verify = VerifyReplay::Off;
   bool detects = false;
@@ -52,7 +53,6 @@ struct Session::State {
       if (dynamic_cast<const TagGradient*>(hook.get()) != nullptr)
         torch::autograd::impl::set_post_acc_grad_hooks(p, nullptr);
     }
-    if (budget) memory.set_limit(limit_before);
   }
 };
 
@@ -67,12 +67,11 @@ Session::Session(replay::RecordedStep step, plan::Planner planner, std::optional
                          std::move(step.parameters),
                          {},
                          budget,
-                         memory.stats().limit,
+                         budget ? std::make_unique<memory::HeldLimit>(memory, budget->device) : nullptr,
                          false,
                          VerifyReplay::Off,
                          false,
                          {}});
-  if (budget) memory.set_limit(budget->device);
   for (const at::Tensor& p : state_->parameters) {
     if (p.has_storage()) memory.retag(p.storage(), memory::Tag::Weights);
     // A hook that is already there is somebody else's, and there is room for one.

@@ -177,6 +177,48 @@ def test_selective_policies(patched):
             assert torch.equal(a, b)
 
 
+def test_policies_that_look_at_operands_and_results(patched):
+    w = torch.randn(16, 16, requires_grad=True)
+    x = torch.randn(4, 16, requires_grad=True)
+    calls = 0
+
+    def policy(ctx, op, *args, **kwargs):
+        if op == torch.ops.aten.mm.default and args[1].shape == (16, 16):
+            return tc.CheckpointPolicy.MUST_SAVE
+        return tc.CheckpointPolicy.PREFER_RECOMPUTE
+
+    def contexts():
+        nonlocal calls
+        calls += 1
+        return tc.create_selective_checkpoint_contexts(policy)
+
+    def function(t):
+        return (t.sin() @ w).exp() @ w
+
+    plain = torch.autograd.grad(function(x).sum(), (x, w))
+    found = torch.autograd.grad(tc.checkpoint(function, x, use_reentrant=False, context_fn=contexts).sum(), (x, w))
+    assert all(torch.equal(a, b) for a, b in zip(plain, found)) and calls == 1
+
+
+def test_modules_imported_while_it_holds_are_undone_too():
+    import types
+
+    original = tc.checkpoint
+    module = types.ModuleType("snuggle_model")
+    import sys
+
+    sys.modules["snuggle_model"], sys.modules["no module"] = module, object()
+    try:
+        module.before = original
+        patched = snug.patch()
+        assert module.before is not original
+        module.checkpoint = tc.checkpoint
+        patched.undo()
+        assert module.checkpoint is original and module.before is original and tc.checkpoint is original
+    finally:
+        del sys.modules["snuggle_model"], sys.modules["no module"]
+
+
 def test_contexts_around_both_calls(patched):
     """Contexts that are not a policy: the function is called again, in the second one."""
     entered = []

@@ -294,3 +294,59 @@ def test_opaque_values_are_kept_and_named():
     expected = torch.autograd.grad(((x.detach() * 3) * x).sin().sum(), x)[0]
     assert torch.equal(x.grad, expected)
     assert len(region.opaque_values) == 1 and "empty" in region.opaque_values[0]
+
+
+def test_a_policy_may_keep_what_it_was_asked():
+    kept = []
+
+    def policy(op):
+        kept.append(op)
+        return snug.Choice.PreferRecompute
+
+    model = block()
+    with snug.Region(policy), snug.ModuleScope("a long enough name to live on the heap"):
+        model(torch.randn(16, 32, requires_grad=True))
+    assert {op.module for op in kept} == {"a long enough name to live on the heap"} and kept[0].name.startswith("aten::")
+
+
+def test_names_survive_interrupts_and_scopes_entered_again():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
+    names = snug.name_modules(model)
+
+    class Interrupts(nn.Module):
+        def forward(self, x):
+            raise KeyboardInterrupt
+
+    model[1].append(Interrupts())
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.randn(2, 8))
+    del model[1][2]
+    seen = set()
+    x = torch.randn(2, 8, requires_grad=True)
+    with snug.Region(lambda op: seen.add(op.module) or snug.Choice.PreferKeep):
+        model(x)
+    assert seen == {"0", "1.0", "1.1"}
+    names.remove()
+    seen.clear()
+    scope, inner = snug.ModuleScope("a"), snug.ModuleScope("b")
+    with snug.Region(lambda op: seen.add(op.module) or snug.Choice.PreferKeep):
+        with scope, inner, scope:
+            torch.randn(2, requires_grad=True).sin()
+        torch.randn(2, requires_grad=True).sin()
+    assert seen == {"a.b.a", ""}
+
+
+def test_wrong_use_says_so():
+    x = torch.randn(4, requires_grad=True)
+    with pytest.raises(snug.UsageError, match="mode"):
+        snug.checkpoint(torch.sin, x, mode=snug.Recompute())
+    with pytest.raises(snug.UsageError, match="action"):
+        snug.Region(snug.Recompute)
+    assert torch.equal(snug.checkpoint(torch.sin, x, use_reentrant=False), x.sin())
+    with pytest.raises(snug.UsageError):
+        snug.set_memory_limit("8 bananas")
+    with pytest.raises(snug.UsageError):
+        snug.parse_bytes(1 << 70)
+    snug.set_memory_limit("8GiB", torch.device("cpu"))
+    assert snug.memory_stats()["limit"] == 8 << 30
+    snug.set_memory_limit(None)

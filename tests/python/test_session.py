@@ -271,3 +271,109 @@ def test_verify_replays_and_detects_anomalies(task):
         bad[0][3, 3] = float("nan")
         with pytest.raises(snug.Error, match="aten::"):
             session.backward(bad)
+
+
+def test_sessions_that_replace_each_other_leave_the_limit_in_order(task):
+    session = snug.fit(task.step, task.batch, device="1GiB")
+    session = snug.fit(task.step, task.batch, device="64MiB")  # as a notebook's cell that is run again
+    gc.collect()
+    assert snug.memory_stats()["limit"] == 64 << 20
+    other = snug.fit(task.step, task.batch, device="32MiB")
+    session.close()
+    assert snug.memory_stats()["limit"] == 32 << 20
+    other.close()
+    assert snug.memory_stats()["limit"] is None
+
+
+def test_verify_runs_the_plain_step_as_it_is(task):
+    def clips(batch):
+        task.step(batch).backward()
+        torch.nn.utils.clip_grad_norm_(task.model.parameters(), 1e-3)
+
+    with pytest.raises(snug.Mismatch, match="gradient of"):  # a session puts backward() off: there was nothing to clip
+        snug.verify(clips, task.batch, task.model, "90%")
+
+    def scaled(batch):
+        loss = task.step(batch)
+        (loss / 4).backward()
+        return loss
+
+    assert len(snug.verify(scaled, task.batch, task.model, "90%")) > 15
+
+    def auxiliary(batch):
+        task.model[0].weight.square().sum().backward()
+        return task.step(batch)
+
+    with pytest.raises(snug.UsageError, match="another"):
+        snug.verify(auxiliary, task.batch, task.model, "90%")
+    with pytest.raises(snug.UsageError, match="NoneType"):
+        snug.verify(lambda b: None, task.batch, task.model, "90%")
+
+
+def test_a_recording_that_does_not_fit_leaves_no_trace(task):
+    before = {k: v.clone() for k, v in task.model.state_dict().items()}
+    with pytest.raises(snug.DoesNotFit):
+        snug.fit(task.step, task.batch, device="1MiB")
+    assert all(torch.equal(v, before[k]) for k, v in task.model.state_dict().items())
+
+    def fails(batch):
+        task.model(batch[0])
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        snug.fit(fails, task.batch, device="1GiB")
+    assert all(torch.equal(v, before[k]) for k, v in task.model.state_dict().items())
+
+
+def test_a_plan_does_not_keep_the_model_alive():
+    task = Task()
+    plan = snug.plan(task.step, task.batch)
+    gc.collect()
+    with_model = snug.memory_stats()["allocated"]
+    del task
+    gc.collect()
+    assert snug.memory_stats()["allocated"] < with_model - 4 * 64 * 64 * 6
+    assert plan.unplanned_peak > 0
+
+
+def test_other_wrappers_of_backward_stay(task):
+    before = torch.Tensor.backward
+    calls = []
+
+    def wrapper(self, *args, **kwargs):
+        calls.append(1)
+        return before(self, *args, **kwargs)
+
+    torch.Tensor.backward = wrapper
+    try:
+        snug.fit(task.step, task.batch, device="1GiB").close()
+        assert torch.Tensor.backward is wrapper
+        task.step(task.batch).backward()
+        assert calls
+    finally:
+        torch.Tensor.backward = before
+
+
+def test_errors_of_the_program_with_names_like_ours(task):
+    class Odd(Exception):
+        _details = "mine"
+
+    def fails(batch):
+        task.model(batch[0])
+        raise Odd("still mine")
+
+    with pytest.raises(Odd, match="still mine"):
+        snug.fit(fails, task.batch, device="1GiB")
+
+
+def test_out_of_budget_goes_to_another_process():
+    import pickle
+
+    snug.set_memory_limit(snug.memory_stats()["allocated"] + (1 << 20))
+    try:
+        with pytest.raises(snug.OutOfBudget) as caught:
+            torch.zeros(64 << 20)
+    finally:
+        snug.set_memory_limit(None)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert str(copy) == str(caught.value) and copy.requested == caught.value.requested

@@ -48,7 +48,7 @@ def test_two_sessions_in_two_threads():
     for t in threads:
         t.join()
     assert not failures
-    for session in reversed(sessions):
+    for session in sessions:
         session.close()
 
 
@@ -74,3 +74,73 @@ def test_a_data_loader_with_workers(method):
     assert len(losses) == 8
     expected = [model(x[i : i + 1024]).square().mean().item() for i in range(0, 4096, 1024)] * 2
     assert losses == expected
+
+
+def test_a_fork_beside_a_thread_that_allocates():
+    """The child has only the thread that forked: whatever another was in the middle of must not be locked for good."""
+    import os
+    import signal
+
+    stop = threading.Event()
+
+    def churn():
+        while not stop.is_set():
+            torch.empty(100)
+
+    threads = [threading.Thread(target=churn) for _ in range(2)]
+    for t in threads:
+        t.start()
+    try:
+        for _ in range(30):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)
+                torch.empty(1000)
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stop.set()
+        for t in threads:
+            t.join()
+
+
+def test_two_backward_passes_of_one_rerun_in_two_threads():
+    """One waits for the other's rerun while it holds Python's lock, which that needs."""
+    import faulthandler
+
+    class ReadsSaved(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            y = x.clone()
+            ctx.save_for_backward(y)
+            return y * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            (y,) = ctx.saved_tensors
+            return g * 2 + 0 * y
+
+    def function(x):
+        y = ReadsSaved.apply(x.sin())
+        for _ in range(50):
+            y = y.cos() + sum(range(200)) * 0
+        return y
+
+    faulthandler.dump_traceback_later(120, exit=True)
+    try:
+        x = torch.randn(64, requires_grad=True)
+        for _ in range(20):
+            y = snug.checkpoint(function, x, mode=snug.Rerun())
+            a, b = y.sum(), y.square().sum()
+            found = []
+            threads = [
+                threading.Thread(target=lambda z=z: found.append(torch.autograd.grad(z, x, retain_graph=True)[0]))
+                for z in (a, b)
+            ]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+            assert len(found) == 2
+    finally:
+        faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,44 @@
+#include "snug/memory/held_limit.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace snug::memory {
+namespace {
+
+/// What is held of one device, the newest last.
+struct Held {
+  std::vector<const HeldLimit*> limits;
+  std::optional<Bytes> before;
+};
+
+std::mutex g_mutex;
+
+std::map<const DeviceMemory*, Held>& all_held() {
+  static auto* held = new std::map<const DeviceMemory*, Held>;  // sessions may outlive main()
+  return *held;
+}
+
+}  // namespace
+
+HeldLimit::HeldLimit(DeviceMemory& memory, Bytes limit) : memory_(memory), limit_(limit) {
+  const std::lock_guard lock(g_mutex);
+  Held& held = all_held()[&memory];
+  if (held.limits.empty()) held.before = memory.stats().limit;
+  held.limits.push_back(this);
+  memory.set_limit(limit);
+}
+
+HeldLimit::~HeldLimit() {
+  const std::lock_guard lock(g_mutex);
+  Held& held = all_held()[&memory_];
+  const bool newest = held.limits.back() == this;
+  std::erase(held.limits, this);
+  if (!newest) return;
+  memory_.set_limit(held.limits.empty() ? held.before : std::optional(held.limits.back()->limit_));
+}
+
+}  // namespace snug::memory

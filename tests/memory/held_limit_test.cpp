@@ -1,0 +1,36 @@
+#include "snug/memory/held_limit.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+namespace snug::memory {
+namespace {
+
+std::optional<Bytes> limit() { return device_memory(c10::kCPU).stats().limit; }
+std::unique_ptr<HeldLimit> held(Bytes bytes) { return std::make_unique<HeldLimit>(device_memory(c10::kCPU), bytes); }
+
+TEST(HeldLimit, TheNewestOfThoseThatAreLeftCounts) {
+  DeviceMemory& memory = device_memory(c10::kCPU);
+  memory.set_limit(5_GiB);
+  auto first = held(1_GiB), second = held(2_GiB), third = held(3_GiB);
+  EXPECT_EQ(limit(), 3_GiB);
+  second.reset();
+  EXPECT_EQ(limit(), 3_GiB);
+  third.reset();
+  EXPECT_EQ(limit(), 1_GiB);
+  first.reset();
+  EXPECT_EQ(limit(), 5_GiB);
+  memory.set_limit(std::nullopt);
+}
+
+TEST(HeldLimit, ReplacingOneKeepsTheNewOnes) {
+  auto one = held(1_GiB);
+  one = held(2_GiB);  // the old one goes after the new one has come
+  EXPECT_EQ(limit(), 2_GiB);
+  one.reset();
+  EXPECT_EQ(limit(), std::nullopt);
+}
+
+}  // namespace
+}  // namespace snug::memory
