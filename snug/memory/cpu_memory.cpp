@@ -54,7 +54,7 @@ CpuMemory& CpuMemory::instance() {
     auto* made = new CpuMemory;
     c10::SetCPUAllocator(made, kAllocatorPriority);
     // A child has only the thread that forked: no other may be inside then.
-    ::pthread_atfork([] { instance().lock_all(); }, [] { instance().unlock_all(); }, [] { instance().unlock_all(); });
+    ::pthread_atfork([] { instance().lock_all(); }, [] { instance().unlock_all(); }, [] { instance().renew_locks(); });
     return made;
   }();
   return *memory;
@@ -68,6 +68,12 @@ void CpuMemory::lock_all() {
 void CpuMemory::unlock_all() {
   mutex_.unlock();
   handlers_mutex_.unlock();
+}
+
+/// In a child: what another thread has locked, this one may not unlock.
+void CpuMemory::renew_locks() {
+  new (&mutex_) std::mutex;
+  new (&handlers_mutex_) std::shared_mutex;
 }
 
 Bytes CpuMemory::rounded(Bytes bytes) const {
@@ -203,16 +209,16 @@ void CpuMemory::reset_peak() {
 void CpuMemory::set_limit(std::optional<Bytes> limit) {
   const std::lock_guard lock(mutex_);
   limit_pages(limit);
-  if (limit && pages_.mapped() + adopted_ > *limit) {
-    small_.release_empty();
-    pages_.release_cached();
-  }
 }
 
 /// What was adopted takes its part of the limit.
 void CpuMemory::limit_pages(std::optional<Bytes> limit) {
   limit_ = limit;
   pages_.set_limit(limit ? std::optional(std::max<Bytes>(*limit - adopted_, 0)) : std::nullopt);
+  if (limit && pages_.mapped() + adopted_ > *limit) {
+    small_.release_empty();
+    pages_.release_cached();
+  }
 }
 
 void CpuMemory::release_cached() {

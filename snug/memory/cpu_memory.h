@@ -48,6 +48,7 @@ class CpuMemory final : public c10::Allocator, public DeviceMemory {
   void limit_pages(std::optional<Bytes> limit);
   void lock_all();
   void unlock_all();
+  void renew_locks();
   std::byte* try_take(Bytes block, bool small);
   void free_block(BlockHeader* header);
   /// How much must be freed so that `bytes` can be taken.

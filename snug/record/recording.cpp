@@ -22,7 +22,13 @@ const std::shared_ptr<Tape> kNone;
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   // Only the outermost call is seen: what a composite kernel calls is part of it.
   const c10::impl::ExcludeDispatchKeyGuard once(kRecordingKey);
-  if (t_before != nullptr) (*t_before)(op, *stack);
+  if (t_before != nullptr) {
+    try {
+      (*t_before)(op, *stack);
+    } catch (const Error&) {
+      throw_into_libtorch();
+    }
+  }
   const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRecordingKey);
   if (const auto& tape = recording_tape()) {
     try {

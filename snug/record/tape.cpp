@@ -135,13 +135,14 @@ void Tape::make_opaque(plan::ValueId value, const c10::VariableVersion& version,
 void Tape::written_elsewhere(c10::StorageImpl* storage) {
   const std::lock_guard lock(mutex_);
   if (outer_ != nullptr) outer_->written_elsewhere(storage);
+  bind_all();
   const auto known = current_.find(storage);
   if (known == current_.end()) return;
-  bind_all();
   const plan::ValueId value = known->second;
   // Leaves are told apart by their versions.
-  if (flow_.is_leaf(value)) return;
+  if (flow_.is_leaf(value) && !ledger_.offloaded(value)) return;
   current_.erase(known);
+  if (ledger_.offloaded(value)) return;  // its contents are elsewhere
   ledger_.lose(value);
   values_[at(value)].storage = c10::Storage();
 }
@@ -173,7 +174,10 @@ void Tape::note_contents(plan::ValueId value, const View& view) {
 void Tape::remember(plan::ValueId value, const c10::Storage& storage) {
   const auto found = verified_.find(value);
   if (found == verified_.end() || found->second.then) return;
-  found->second.then.emplace(geometry_.tensor(found->second.view, storage), verify_);
+  try {
+    found->second.then.emplace(geometry_.tensor(found->second.view, storage), verify_);
+  } catch (...) {  // no memory for a copy of what does not lie densely: it goes unverified
+  }
 }
 
 void Tape::check_contents(plan::ValueId value) const {
@@ -248,6 +252,8 @@ bool Tape::enter_pass(int id) {
 void Tape::leave_pass() {
   const std::lock_guard lock(mutex_);
   ledger_.end_pass();
+  // Who reads what is known when the recording is over.
+  if (finished()) std::erase_if(offloaded_, [&](const auto& entry) { return !ledger_.needed(entry.first); });
 }
 
 void Tape::check_inputs(plan::OpId op) const {
@@ -349,8 +355,14 @@ bool Tape::save(const at::Tensor& tensor, SavedTensor& saved) {
 void Tape::bind(SavedTensor& saved) {
   const auto found = current_.find(saved.storage.unsafeGetStorageImpl());
   plan::ValueId value = plan::kNoValue;
-  if (found == current_.end()) {
-    // No recorded operator has seen it: a leaf. Its version is checked by the saved tensor itself.
+  const auto written_since = [&] {
+    const ValueState& s = values_[at(found->second)];
+    if (s.leaf < 0) return false;
+    const Leaf& leaf = leaves_[at(s.leaf)];
+    return leaf.versioned && leaf.version.current_version() != leaf.seen;
+  };
+  if (found == current_.end() || written_since()) {
+    // No recorded operator has seen these contents: a leaf. Its version is checked by the saved tensor itself.
     value = flow_.add_leaf();
     ValueState& s = state(value);
     s.identity = saved.storage.getWeakStorageImpl();
@@ -397,8 +409,15 @@ SavedCounts Tape::saved_counts() const {
 
 void Tape::bind_all() {
   const std::lock_guard lock(mutex_);
-  for (SavedTensor* saved : waiting_) bind(*saved);
-  waiting_.clear();
+  const std::vector<SavedTensor*> waiting = std::exchange(waiting_, {});
+  for (std::size_t i = 0; i < waiting.size(); ++i) {
+    try {
+      bind(*waiting[i]);
+    } catch (...) {  // the others wait on
+      waiting_.assign(waiting.begin() + static_cast<std::ptrdiff_t>(i) + 1, waiting.end());
+      throw;
+    }
+  }
 }
 
 void Tape::forget(SavedTensor& saved, bool consumed) {
@@ -448,6 +467,7 @@ void Tape::finish() {
   }
   if (profiler_ != nullptr) profiler_->before_settle(*this);
   ledger_.settle(/*keep_leaves=*/planned());
+  std::erase_if(offloaded_, [&](const auto& entry) { return !ledger_.needed(entry.first); });
   if (profiler_ != nullptr) profiler_->rebase();
 }
 

@@ -274,8 +274,9 @@ void Tape::before_write(Written& written) {
   at::Tensor whole = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(s.storage), bytes.keys,
                                                               c10::scalarTypeToTypeMeta(c10::kByte));
   whole.unsafeGetTensorImpl()->set_sizes_contiguous({s.nbytes});
+  c10::Storage copy = whole.clone().storage();  // may find no memory: then nothing has happened
+  leaf.original = std::exchange(s.storage, std::move(copy));
   leaf.snapshot = true;
-  leaf.original = std::exchange(s.storage, whole.clone().storage());
 }
 
 void Tape::add_output(const at::Tensor& tensor, plan::ValueId overwrites, OutputSlot slot, bool uninitialized) {

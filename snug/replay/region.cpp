@@ -18,6 +18,7 @@ namespace snug {
 struct Region::State {
   std::shared_ptr<record::Tape> tape;
   bool closed = false;
+  std::optional<record::PythonHooksOutside> hooks;
   std::optional<record::Recording> recording;  // only of the outermost region outside a session
 };
 
@@ -48,6 +49,7 @@ Region::Region(RegionAction action, RegionOptions options) : state_(std::make_un
     state_->tape = std::make_shared<record::Tape>(record::KeepSaved{});
     state_->recording.emplace(state_->tape);
   }
+  state_->hooks.emplace();
   if (options.verify_replay != VerifyReplay::Off) state_->tape->verify_replays(options.verify_replay);
   if (options.detect_anomalies) replay::watch_operators(*state_->tape);
   Opened region = std::visit([](const auto& a) { return opened(a); }, action);
@@ -59,6 +61,7 @@ Region::~Region() { close(); }
 void Region::close() {
   if (!state_->tape || std::exchange(state_->closed, true)) return;
   state_->tape->close_region();
+  state_->hooks.reset();
   if (!state_->recording) return;
   state_->recording.reset();
   state_->tape->finish();

@@ -182,7 +182,11 @@ class RerunFrame::RerunHook final : public torch::autograd::SavedVariableHooks {
   explicit RerunHook(RerunFrame& frame) : frame_(frame) {}
   void call_pack_hook(const at::Tensor& tensor) override {
     tensor_ = detached(tensor);
-    frame_.fill(tensor_);
+    try {
+      frame_.fill(tensor_);
+    } catch (const Error&) {
+      throw_into_libtorch();
+    }
   }
   at::Tensor call_unpack_hook() override { return tensor_; }  // the function differentiates something itself
 
@@ -344,7 +348,7 @@ void RerunFrame::rerun() {
   const auto restore = [&] {
     for (const record::RandomState& r : random_now) record::restore(r);
     autocast_before.set();
-    s.running = false;
+    s.running = s.has_all = s.stopping = false;
   };
   s.running = true;
   s.reached = 0;
@@ -370,6 +374,7 @@ void RerunFrame::rerun() {
       // Through Python it comes back as another exception.
       stopped = s.stopping;
       if (!stopped) {
+        s.recent.clear();
         restore();
         clear();
         throw;

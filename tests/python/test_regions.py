@@ -350,3 +350,25 @@ def test_wrong_use_says_so():
     snug.set_memory_limit("8GiB", torch.device("cpu"))
     assert snug.memory_stats()["limit"] == 8 << 30
     snug.set_memory_limit(None)
+
+
+def test_hooks_between_two_regions_do_not_disable_the_inner_one():
+    x = torch.randn(64, requires_grad=True)
+    packed = []
+    outer, inner = snug.Region(snug.Keep()), snug.Region(snug.Recompute())
+    with outer, torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t), inner:
+        y = x.sin().exp()
+    y.sum().backward()
+    assert packed == [] and inner.replayed_ops > 0
+
+
+def test_what_a_rerun_finds_wrong_is_an_error_of_ours():
+    calls = []
+
+    def function(x):
+        calls.append(1)
+        return x.sin().cos() if len(calls) == 1 else x.sin()[:3].cos()
+
+    y = snug.checkpoint(function, torch.randn(8, requires_grad=True), mode=snug.Rerun(early_stop=False)).sum()
+    with pytest.raises(snug.Error, match="saved tensor"):
+        y.backward()

@@ -136,6 +136,25 @@ TEST_F(OffloadRegion, WithoutAFileItKeepsTheValuesAndSaysSo) {
   EXPECT_TRUE(x.grad().defined());
 }
 
+/// The write is recorded by the inner region's tape, which the outer one does not see.
+TEST_F(OffloadRegion, KnowsOfWritesThatAnotherTapeRecords) {
+  const auto gradient = [&](std::optional<RegionAction> action) {
+    std::optional<Region> outer;
+    if (action) outer.emplace(*action);
+    const at::Tensor doubled = x * 2;
+    const auto relu = [](at::Tensor t) {
+      std::optional<Region> inner;
+      inner.emplace(Recompute{});
+      return t.relu_();
+    };
+    const at::Tensor y = action ? checkpoint({.mode = Rerun{}}, relu, doubled) : relu(doubled);
+    const at::Tensor u = y * w;
+    return torch::autograd::grad({u.sum()}, {w})[0];
+  };
+  EXPECT_TRUE(same_bits(gradient(std::nullopt), gradient(Offload{.min_bytes = 0})));
+  EXPECT_TRUE(same_bits(gradient(std::nullopt), gradient(Recompute{})));
+}
+
 TEST_F(OffloadRegion, LeavesASessionToItsPlan) {
   const auto step = [&] {
     const Region region(Offload{});

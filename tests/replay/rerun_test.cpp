@@ -71,6 +71,21 @@ TEST(RerunCheckpoint, LeavesTheFunctionWhenTheLastTensorIsThere) {
   EXPECT_EQ(counted->cosines, 2);
 }
 
+/// A gradient penalty asks for what has been saved so far, and that run of the function stops early.
+TEST(RerunCheckpoint, AFunctionThatDifferentiatesIsHeldAgainstItsValues) {
+  const at::Tensor x = torch::randn({16}, at::requires_grad());
+  const auto call = [](const at::Tensor& t) {
+    const at::Tensor y = t.sin().exp();
+    const at::Tensor slope = torch::autograd::grad({y.sum()}, {t}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+    return (y + slope.square()).tanh();
+  };
+  const at::Tensor plain = torch::autograd::grad({call(x).sum()}, {x})[0];
+  for (const auto check : {DeterminismCheck::Metadata, DeterminismCheck::Values}) {
+    const at::Tensor y = checkpoint(rerun({.determinism_check = check}), call, x);
+    EXPECT_TRUE(same_bits(plain, torch::autograd::grad({y.sum()}, {x})[0]));
+  }
+}
+
 /// rrelu saves its noise, and then draws it: the rerun must not stop in between.
 /// The history of a view that was written is made anew at the next look, and lives as long as the view: what holds it
 /// longer, or looks sooner, changes the order of sums. Found by random programs, in second-order gradients.
