@@ -15,7 +15,7 @@ class DoesNotFit(Error):
     """No plan keeps the step under the budget. Nothing was trained; memory is as before.
 
     budget, floor: bytes; the floor is the smallest budget that would do. only_begun: the step could not even be recorded
-    within the budget, and the floor is what it needs at least. strategy: whose plans were tried.
+    within the budget, and the floor is what it would have taken where that stopped. strategy: whose plans were tried.
     static_by_tag: bytes that are there before the step begins, by what they are for; step_bytes: what the step adds.
     """
 

@@ -22,8 +22,8 @@ std::string message(const DoesNotFit::Floor& floor) {
   if (!floor.peak_op.empty()) parts += fmt::format(" at {}", floor.peak_op);
   if (floor.only_begun) {
     return fmt::format(
-        "does not fit: the budget is {}, and the step cannot be recorded within it: so far it needs at least {} ({} "
-        "bytes: {}); raise the budget, or use a smaller batch or sequence",
+        "does not fit: the budget is {}, and the step cannot be recorded within it: where that stopped it would have "
+        "taken {} ({} bytes: {}); raise the budget, or use a smaller batch or sequence",
         format_bytes(floor.budget), format_bytes(floor.floor), floor.floor, parts);
   }
   return fmt::format(

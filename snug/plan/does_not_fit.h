@@ -22,8 +22,8 @@ class DoesNotFit : public Error {
     Bytes step_bytes = 0;                  ///< what the step adds at its peak
     std::string peak_op;                   ///< the operator that runs there, empty between operators
     std::string strategy;                  ///< whose plans were tried
-    /// The step could not be recorded within the budget: no more of it is known than that it needs this much where the
-    /// recording stopped.
+    /// The step could not be recorded within the budget, with evictions alone: the floor is what it would have taken
+    /// where the recording stopped. A plan may do with a little less, and the rest of the step may take more.
     bool only_begun = false;
   };
   explicit DoesNotFit(Floor floor);
