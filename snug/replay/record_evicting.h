@@ -1,0 +1,12 @@
+#pragma once
+
+#include "snug/replay/eviction.h"
+#include "snug/replay/record_step.h"
+
+namespace snug::replay {
+
+/// record_step, which under a limit evicts by this cost.
+RecordedStep record_step_evicting(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
+                                  const Rehearsal& update);
+
+}  // namespace snug::replay
