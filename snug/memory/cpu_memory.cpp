@@ -98,7 +98,8 @@ c10::DataPtr CpuMemory::allocate(std::size_t bytes) {
   const Bytes block = rounded(static_cast<Bytes>(bytes));
   const bool small = block <= kSmallest;
   std::byte* memory = nullptr;
-  for (;;) {
+  // Once more when nobody could help: another thread may have made room in the meantime.
+  for (bool helped = true;; helped = ask_for_room(shortage(block))) {
     {
       const std::lock_guard lock(mutex_);
       memory = try_take(block, small);
@@ -111,7 +112,7 @@ c10::DataPtr CpuMemory::allocate(std::size_t bytes) {
         break;
       }
     }
-    if (!ask_for_room(shortage(block))) refuse(block);
+    if (!helped) refuse(block);
   }
   std::byte* data = memory + kHeader;
   return {data, data, &CpuMemory::deallocate, cpu};
@@ -122,7 +123,7 @@ void CpuMemory::count(Bytes size, Tag tag) {
   const std::size_t i = index(tag);
   stats_.by_tag[i] += size;
   stats_.peak_by_tag[i] = std::max(stats_.peak_by_tag[i], stats_.by_tag[i]);
-  high_water_ = std::max(high_water_, stats_.allocated);
+  high_water_.change(size);
   if (stats_.allocated > stats_.allocated_peak) {
     stats_.allocated_peak = stats_.allocated;
     stats_.at_peak_by_tag = stats_.by_tag;
@@ -140,6 +141,7 @@ void CpuMemory::free_block(BlockHeader* header) {
   if (header->older != nullptr) header->older->newer = header->newer;
   const Bytes size = header->size;
   stats_.allocated -= size;
+  high_water_.change(-size);
   stats_.by_tag[index(header->tag)] -= size;
   auto* memory = reinterpret_cast<std::byte*>(header);
   if (header->small) {
@@ -264,6 +266,7 @@ void CpuMemory::free_adopted(void* context) {
   {
     const std::lock_guard lock(memory.mutex_);
     memory.stats_.allocated -= block->size;
+    memory.high_water_.change(-block->size);
     memory.stats_.by_tag[index(block->tag)] -= block->size;
     memory.adopted_ -= block->size;
     memory.limit_pages(memory.limit_);
@@ -283,7 +286,7 @@ void CpuMemory::remove_pressure_handler(PressureHandler* handler) {
 
 Bytes CpuMemory::take_high_water() {
   const std::lock_guard lock(mutex_);
-  return std::exchange(high_water_, stats_.allocated);
+  return high_water_.take(stats_.allocated);
 }
 
 }  // namespace snug::memory

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "snug/memory/device_memory.h"
+#include "snug/memory/high_water.h"
 #include "snug/memory/page_heap.h"
 #include "snug/memory/small_heap.h"
 
@@ -60,7 +61,7 @@ class CpuMemory final : public c10::Allocator, public DeviceMemory {
   PageHeap pages_;
   SmallHeap small_{pages_};
   Stats stats_;
-  Bytes high_water_ = 0;
+  HighWater high_water_;
   BlockHeader* newest_ = nullptr;  // all live blocks, linked
   std::optional<Bytes> limit_;
   Bytes adopted_ = 0;  // outside of the pages

@@ -45,7 +45,8 @@ class DeviceMemory {
   /// The bytes that an allocation of `bytes` takes.
   [[nodiscard]] virtual Bytes rounded(Bytes bytes) const = 0;
 
-  /// Moves a block to another tag. Storages that did not come from this allocator, and were not adopted, are left alone.
+  /// Moves a block to another tag. Storages that did not come from this allocator, and were not adopted, are left
+  /// alone.
   virtual void retag(const c10::Storage& storage, Tag tag) = 0;
 
   /// From now on counts a storage that LibTorch's own allocator made before this one was installed, until it is freed,
@@ -56,7 +57,8 @@ class DeviceMemory {
   virtual void add_pressure_handler(PressureHandler* handler) = 0;
   virtual void remove_pressure_handler(PressureHandler* handler) = 0;
 
-  /// The highest `allocated` since the previous call; one meter per device, for the profiler.
+  /// The highest `allocated` since the previous call, with all threads at their own highest at once (see HighWater);
+  /// one meter per device, for the profiler.
   virtual Bytes take_high_water() = 0;
 };
 

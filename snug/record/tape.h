@@ -6,7 +6,6 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <variant>
@@ -24,6 +23,7 @@
 #include "snug/record/remembered.h"
 #include "snug/record/saved_counts.h"
 #include "snug/record/selective.h"
+#include "snug/record/tape_mutex.h"
 #include "snug/record/view.h"
 
 namespace snug::record {
@@ -74,8 +74,8 @@ struct Divergence {
 /// leaves (values that no recorded operator made) and whatever its policy and its regions keep; everything else can
 /// be made again from them.
 ///
-/// record() is called by the recording thread only. Saved tensors may be unpacked and destroyed on other threads:
-/// every function takes the tape's mutex.
+/// record() is called by the recording thread only. Saved tensors may be unpacked and destroyed on other threads, and
+/// any thread may evict: every function takes the tape's mutex, which is lent to evictions while a kernel runs.
 class Tape {
  public:
   explicit Tape(Policy policy, Profiler* profiler = nullptr);
@@ -127,7 +127,7 @@ class Tape {
 
   // --- replay ------------------------------------------------------------------------------------------------------
 
-  [[nodiscard]] std::recursive_mutex& mutex() const noexcept { return mutex_; }
+  [[nodiscard]] TapeMutex& mutex() const noexcept { return mutex_; }
   [[nodiscard]] const plan::Dataflow& flow() const noexcept { return flow_; }
   [[nodiscard]] plan::Ledger& ledger() noexcept { return ledger_; }
   [[nodiscard]] const plan::Ledger& ledger() const noexcept { return ledger_; }
@@ -297,7 +297,7 @@ class Tape {
   [[nodiscard]] bool escapes(plan::ValueId value) const;
   [[nodiscard]] bool keeps_when_saved(plan::ValueId value) const;
 
-  mutable std::recursive_mutex mutex_;
+  mutable TapeMutex mutex_;
   Policy policy_;
   Profiler* profiler_;
   plan::Dataflow flow_;

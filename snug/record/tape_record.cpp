@@ -274,8 +274,11 @@ void Tape::before_write(Written& written) {
   at::Tensor whole = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(s.storage), bytes.keys,
                                                               c10::scalarTypeToTypeMeta(c10::kByte));
   whole.unsafeGetTensorImpl()->set_sizes_contiguous({s.nbytes});
-  c10::Storage copy = whole.clone().storage();  // may find no memory: then nothing has happened
-  leaf.original = std::exchange(s.storage, std::move(copy));
+  const c10::Storage copy = [&] {  // may find no memory: then nothing has happened
+    const TapeMutex::Lent lent(mutex_);
+    return whole.clone().storage();
+  }();
+  leaf.original = std::exchange(s.storage, copy);
   leaf.snapshot = true;
 }
 
@@ -331,6 +334,7 @@ void Tape::bind_before(const torch::jit::Stack& stack, std::size_t first, const 
 
 void Tape::watch_outputs(plan::OpId op) {
   const std::vector<at::Tensor> outputs = std::exchange(watched_, {});
+  const TapeMutex::Lent lent(mutex_);
   for (const at::Tensor& output : outputs) watch_(op, output, /*again=*/false);
 }
 

@@ -1,6 +1,7 @@
 #include "snug/replay/eviction.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -15,6 +16,8 @@ namespace {
 
 constexpr Bytes kSmallestWorthIt = 4_KiB;
 constexpr std::size_t kLookedAtClosely = 64;
+/// The tape is held for long only by who waits for the thread that asks, in code of neither snug's nor LibTorch's.
+constexpr std::chrono::seconds kPatience{1};
 
 struct Victim {
   plan::ValueId value;
@@ -100,9 +103,8 @@ Evictor::Evictor(std::shared_ptr<record::Tape> tape, memory::DeviceMemory& memor
 Evictor::~Evictor() { memory_.remove_pressure_handler(this); }
 
 bool Evictor::make_room(Bytes bytes) noexcept {
-  // Another thread may be in the middle of the tape: then it is no help now.
-  const std::unique_lock lock(tape_->mutex(), std::try_to_lock);
-  if (!lock.owns_lock()) return false;
+  if (!tape_->mutex().try_lock_to_evict_for(kPatience)) return false;
+  const std::lock_guard lock(tape_->mutex(), std::adopt_lock);
   Bytes freed = 0;
   // What a running replay is going to read only if there is nothing else.
   for (const bool in_need : {false, true}) {

@@ -92,6 +92,7 @@ class WrittenStorages {
       if (std::ranges::find(inputs, before) == inputs.end()) {
         storage = new_storage(tape.nbytes(before), tape.device(before));
       } else if (std::ranges::find(step.copies, before) != step.copies.end()) {
+        const record::TapeMutex::Lent lent(tape.mutex());
         storage = copy_of(tape.storage(before), tape.nbytes(before));
       } else {
         storage = tape.take(before);
@@ -164,6 +165,7 @@ void run(Tape& tape, const ReplayStep& step) {
     const memory::OperationScope operation(&call.traits->name);
     std::optional<record::RandomStateScope> random;
     if (call.random >= 0) random.emplace(tape.random_state(call));
+    const record::TapeMutex::Lent lent(tape.mutex());
     call.op.callBoxed(&stack);
   }
   tape.count_replayed();
@@ -174,6 +176,7 @@ void run(Tape& tape, const ReplayStep& step) {
     tape.put(outputs[i].value, slot.is_argument ? *written.find(outputs[i].overwrites) : result(stack, slot).storage());
   }
   if (tape.watch()) {
+    const record::TapeMutex::Lent lent(tape.mutex());
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       const record::OutputSlot& slot = tape.output_slot(call, i);
       if (!slot.is_argument && slot.position != call.traits->scratch_result)

@@ -1,10 +1,70 @@
 // No plan at all, only the cap: values are dropped when memory runs out, and made again when backward asks for them.
 #include <gtest/gtest.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <barrier>
+#include <exception>
+#include <future>
 
 #include "snug/plan/presets.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
 #include "tests/equivalence/nets.h"
+
+namespace {
+
+using snug::testing::cpu;
+
+constexpr std::int64_t kRows = 256, kColumns = 1024;
+std::atomic<int> g_made_room_elsewhere = 0;
+
+/// Its kernel takes scratch memory on two threads at once, as kernels inside of parallel loops may.
+at::Tensor halved_by_two_threads(const at::Tensor& x) {
+  at::Tensor half = at::empty_like(x);
+  std::barrier both_have_it(2);
+  const auto take = [&](bool counts) {
+    const std::int64_t pressure = cpu().stats().pressure_calls;
+    const at::Tensor scratch = at::empty({3 * kRows, kColumns});
+    if (counts && cpu().stats().pressure_calls > pressure) ++g_made_room_elsewhere;
+    return scratch;
+  };
+  const auto fill = [&](std::int64_t from) {
+    at::Tensor scratch;
+    std::exception_ptr failure;
+    try {
+      scratch = take(from != 0);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    both_have_it.arrive_and_wait();
+    if (failure) std::rethrow_exception(failure);
+    auto* const to = scratch.mutable_data_ptr<float>();
+    for (std::int64_t i = from; i < from + x.numel() / 2; ++i) {
+      to[i] = x.const_data_ptr<float>()[i];
+      half.mutable_data_ptr<float>()[i] = to[i] / 2;
+    }
+  };
+  auto other = std::async(std::launch::async, fill, x.numel() / 2);
+  fill(0);
+  other.get();
+  return half;
+}
+
+TORCH_LIBRARY(snug_eviction_test, library) {
+  library.def("halved(Tensor x) -> Tensor");
+  library.impl("halved", c10::DispatchKey::CPU, &halved_by_two_threads);
+}
+
+at::Tensor halved(const at::Tensor& x) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("snug_eviction_test::halved", "")
+                             .typed<at::Tensor(const at::Tensor&)>();
+  const at::AutoDispatchBelowAutograd below;  // it has no derivative
+  return op.call(x);
+}
+
+}  // namespace
 
 namespace snug {
 namespace {
@@ -78,6 +138,39 @@ TEST_P(EvictionAlone, GoesOnWithAnotherBudgetAfterItRanOut) {
   task.model->zero_grad();
   EXPECT_EQ(cpu().stats().allocated, before);
   expect_same(plain, test.run([&] { return session.backward(task.forward); }));
+}
+
+TEST(Eviction, MakesRoomForTheThreadsOfAKernelInForwardAndInReplay) {
+  torch::nn::Linear model(kColumns, kColumns);
+  const at::Tensor x = torch::randn({kRows, kColumns});
+  const auto forward = [&] {
+    at::Tensor h = model(x);
+    for (int i = 0; i < 8; ++i) h = h.tanh() * halved(h.detach());
+    return h.square().mean();
+  };
+  forward().backward();
+  const at::Tensor expected = model->weight.grad().clone();
+  model->zero_grad();
+  const auto recorded = replay::record_step(forward, cpu());
+  const plan::Planner planner(recorded.graph, "eviction");
+  const Bytes most = plan::plan_none(recorded.graph).predicted_peak;
+  const Bytes least = planner.floor(recorded.graph);
+  for (int i = 0; i <= 4; ++i) {
+    const Bytes limit = plan::Budget::for_limit(1).floor_for(most - (most - least) * i / 5);
+    SCOPED_TRACE(::testing::Message() << "limit " << limit << " between " << least << " and " << most);
+    cpu().release_cached();
+    Session session(recorded, planner, plan::Budget::for_limit(limit), cpu());
+    for (int step = 0; step < 10; ++step) {
+      model->zero_grad();
+      cpu().release_cached();
+      cpu().reset_peak();
+      session.backward(forward);
+      EXPECT_LE(cpu().stats().mapped_peak, limit);
+      EXPECT_TRUE(testing::same_bits(model->weight.grad(), expected));
+    }
+    EXPECT_EQ(session.last_step().replayed_ops > 0, i > 0);
+  }
+  EXPECT_GT(g_made_room_elsewhere.load(), 20);
 }
 
 INSTANTIATE_TEST_SUITE_P(Nets, EvictionAlone, ::testing::Values("gpt", "resnet"),

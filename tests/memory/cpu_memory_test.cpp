@@ -182,6 +182,28 @@ TEST_F(CpuMemoryTest, TellsTheHighestLevelSinceItWasLastAsked) {
   EXPECT_EQ(memory.take_high_water(), before.allocated);
 }
 
+TEST_F(CpuMemoryTest, TheHighestLevelHasAllThreadsAtTheirOwnHighestAtOnce) {
+  const auto scratch = [&](Bytes bytes) {
+    std::thread([&, bytes] { memory.allocate(static_cast<std::size_t>(bytes)); }).join();
+  };
+  const c10::DataPtr kept = memory.allocate(2_MiB);
+  const Bytes level = memory.stats().allocated;
+  memory.take_high_water();
+  scratch(1_MiB);
+  scratch(3_MiB);
+  memory.allocate(5_MiB);
+  EXPECT_EQ(memory.take_high_water() - level, memory.rounded(1_MiB) + memory.rounded(3_MiB) + memory.rounded(5_MiB));
+  EXPECT_EQ(memory.take_high_water(), level);
+  // What it had in an earlier window counts there.
+  c10::DataPtr mine = memory.allocate(4_MiB);
+  memory.take_high_water();
+  mine.clear();
+  memory.allocate(3_MiB);
+  EXPECT_EQ(memory.take_high_water() - level, memory.rounded(4_MiB));
+  scratch(1_MiB);
+  EXPECT_EQ(memory.take_high_water() - level, memory.rounded(1_MiB));
+}
+
 TEST_F(CpuMemoryTest, UsesFreedMemoryAgain) {
   void* first = memory.allocate(1_MiB).get();
   const Bytes mapped = memory.stats().mapped;
