@@ -30,137 +30,6 @@ Tape::Tape(Policy policy, Profiler* profiler)
 
 Tape::~Tape() = default;
 
-Tape::ValueState& Tape::state(plan::ValueId value) {
-  if (at(value) >= values_.size()) values_.resize(at(value) + 1);
-  return values_[at(value)];
-}
-
-// --- values --------------------------------------------------------------------------------------------------------
-
-plan::ValueId Tape::new_leaf(const at::Tensor& tensor) {
-  const plan::ValueId value = flow_.add_leaf();
-  ValueState& s = state(value);
-  c10::StorageImpl* impl = tensor.storage().unsafeGetStorageImpl();
-  s.identity = tensor.storage().getWeakStorageImpl();
-  s.nbytes = static_cast<Bytes>(tensor.storage().nbytes());
-  s.device = tensor.storage().device();
-  s.leaf = static_cast<std::int32_t>(leaves_.size());
-  Leaf leaf{tensor.unsafeGetTensorImpl()->version_counter(), 0, false, false, {}};
-  leaf.versioned = leaf.version.enabled();
-  if (leaf.versioned) leaf.seen = leaf.version.current_version();
-  leaves_.push_back(std::move(leaf));
-  current_[impl] = value;
-  hold(value, tensor.storage());
-  return value;
-}
-
-plan::ValueId Tape::value_of(const at::Tensor& tensor) {
-  const auto found = current_.find(tensor.storage().unsafeGetStorageImpl());
-  if (found == current_.end()) return new_leaf(tensor);
-  const plan::ValueId value = found->second;
-  const ValueState& s = values_[at(value)];
-  if (s.leaf >= 0) {
-    const Leaf& leaf = leaves_[at(s.leaf)];
-    // Written since by something that is not recorded: other contents, so another value.
-    if (leaf.versioned && leaf.version.current_version() != leaf.seen) return new_leaf(tensor);
-    if (!ledger_.held(value) && !ledger_.offloaded(value)) hold(value, tensor.storage());
-  }
-  return value;
-}
-
-plan::ValueId Tape::read(const at::Tensor& tensor, bool written) {
-  const plan::ValueId value = value_of(tensor);
-  ValueState& s = values_[at(value)];
-  s.read = true;
-  const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
-  const bool versioned = version.enabled();
-  const std::uint32_t seen = versioned ? version.current_version() : 0;
-  if (s.uninitialized) {
-    // What an operator fills in part is no riddle.
-    make_opaque(value, version, seen, versioned, /*reported=*/!written);
-    hold(value, tensor.storage());
-  } else if (!ledger_.held(value) && escapes(value)) {
-    keep(value, tensor.storage(), version, seen, versioned);
-  }
-  return value;
-}
-
-View Tape::view_of(const at::Tensor& tensor, plan::ValueId value) {
-  View view = geometry_.add(tensor);
-  view.value = value;
-  return view;
-}
-
-void Tape::hold(plan::ValueId value, const c10::Storage& storage) {
-  state(value).storage = storage;
-  ledger_.hold(value);
-}
-
-/// A replay will need it: it is held, or leaves the device's memory.
-void Tape::keep(plan::ValueId value, const c10::Storage& storage, const c10::VariableVersion& version,
-                std::uint32_t seen, bool versioned) {
-  ValueState& s = state(value);
-  if (!std::exchange(s.offloads, false)) return hold(value, storage);
-  try {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
-    offloaded_.emplace(value, memory::Offloaded(storage, s.nbytes, spill_file_));
-  } catch (...) {
-    failure_ = std::current_exception();  // of the operator that runs, if any
-    return hold(value, storage);
-  }
-  offloaded_bytes_ += s.nbytes;
-  if (!flow_.is_leaf(value)) {
-    flow_.make_leaf(value);
-    s.leaf = static_cast<std::int32_t>(leaves_.size());
-    leaves_.push_back({version, seen, versioned, false, {}});
-  }
-  leaves_[at(s.leaf)].snapshot = true;
-  ledger_.offload(value);
-}
-
-void Tape::load(plan::ValueId value) { put(value, offloaded_.at(value).load()); }
-
-/// It is read, and something that is not recorded must have filled it.
-void Tape::make_opaque(plan::ValueId value, const c10::VariableVersion& version, std::uint32_t seen, bool versioned,
-                       bool reported) {
-  ValueState& s = values_[at(value)];
-  s.uninitialized = false;
-  if (reported) opaque_.push_back({describe(flow_.producer(value)), s.nbytes});
-  flow_.make_leaf(value);
-  s.leaf = static_cast<std::int32_t>(leaves_.size());
-  leaves_.push_back({version, seen, versioned, false, {}});
-}
-
-void Tape::written_elsewhere(c10::StorageImpl* storage) {
-  const std::lock_guard lock(mutex_);
-  if (outer_ != nullptr) outer_->written_elsewhere(storage);
-  bind_all();
-  const auto known = current_.find(storage);
-  if (known == current_.end()) return;
-  const plan::ValueId value = known->second;
-  // Leaves are told apart by their versions.
-  if (flow_.is_leaf(value) && !ledger_.offloaded(value)) return;
-  current_.erase(known);
-  if (ledger_.offloaded(value)) return;  // its contents are elsewhere
-  ledger_.lose(value);
-  values_[at(value)].storage = c10::Storage();
-}
-
-void Tape::dropped(plan::ValueId value) {
-  c10::Storage& storage = values_[at(value)].storage;
-  const bool frees = profiler_ != nullptr && storage && storage.use_count() == 1;
-  const auto bytes = frees ? static_cast<Bytes>(storage.nbytes()) : Bytes{0};
-  storage = c10::Storage();
-  if (frees) profiler_->tape_freed(bytes);
-}
-
-void Tape::put(plan::ValueId value, c10::Storage storage) {
-  state(value).storage = std::move(storage);
-  ledger_.cache(value);
-  if (verify_ != VerifyReplay::Off) check_contents(value);
-}
-
 void Tape::note_contents(plan::ValueId value, const View& view) {
   const plan::OpId op = flow_.producer(value);
   if (op == plan::kNoOp) return;
@@ -204,27 +73,6 @@ std::string Tape::describe(plan::OpId op) const {
   return fmt::format("{} (operator {}{})", call(op).traits->name, op, module.empty() ? "" : " in " + module);
 }
 
-c10::Storage Tape::take(plan::ValueId value) {
-  ledger_.lose(value);
-  return std::exchange(values_[at(value)].storage, c10::Storage());
-}
-
-bool Tape::only_ours(plan::ValueId value) const {
-  const c10::Storage& storage = values_[at(value)].storage;
-  return storage && storage.use_count() == 1;
-}
-
-bool Tape::program_let_go(plan::ValueId value) const {
-  const ValueState& s = values_[at(value)];
-  return s.identity.use_count() <= (s.storage ? 1U : 0U);
-}
-
-void Tape::evict(plan::ValueId value) {
-  if (verify_ != VerifyReplay::Off) remember(value, storage(value));
-  ledger_.evict(value);
-  ++evictions_;
-}
-
 const KnownStep* Tape::known_step() const {
   const auto* follow = std::get_if<FollowPlan>(&policy_);
   return follow != nullptr ? &follow->steps.front() : nullptr;
@@ -254,42 +102,6 @@ void Tape::leave_pass() {
   ledger_.end_pass();
   // Who reads what is known when the recording is over.
   if (finished()) std::erase_if(offloaded_, [&](const auto& entry) { return !ledger_.needed(entry.first); });
-}
-
-void Tape::check_inputs(plan::OpId op) const {
-  const auto refuse = [&](plan::ValueId input, std::uint32_t then, std::uint32_t now) {
-    throw Error(fmt::format(
-        "replay: {} reads {}, which was modified in place after it was recorded (version {} then, {} now): its "
-        "gradient would be wrong; modify it after backward, or keep what depends on it in a snug::Region(Keep)",
-        describe(op), name_of(input), then, now));
-  };
-  for (plan::ValueId input : flow_.inputs(op)) {
-    const ValueState& s = values_[at(input)];
-    if (s.leaf >= 0) {
-      const Leaf& leaf = leaves_[at(s.leaf)];
-      if (leaf.versioned && !leaf.snapshot && leaf.version.current_version() != leaf.seen)
-        refuse(input, leaf.seen, leaf.version.current_version());
-    } else if (finished() && s.versioned && ledger_.held(input) && s.version.current_version() != s.seen) {
-      // The program's own storage, and not one that a replay made.
-      refuse(input, s.seen, s.version.current_version());
-    }
-  }
-}
-
-std::vector<c10::Storage> Tape::leaf_storages() const {
-  std::vector<c10::Storage> storages;
-  for (const ValueState& s : values_) {
-    if (s.leaf >= 0 && s.storage) storages.push_back(s.storage);
-  }
-  return storages;
-}
-
-std::vector<std::pair<c10::Storage, c10::Storage>> Tape::overwritten_leaves() const {
-  std::vector<std::pair<c10::Storage, c10::Storage>> pairs;
-  for (const ValueState& s : values_) {
-    if (s.leaf >= 0 && leaves_[at(s.leaf)].original) pairs.emplace_back(leaves_[at(s.leaf)].original, s.storage);
-  }
-  return pairs;
 }
 
 // --- regions -------------------------------------------------------------------------------------------------------
@@ -355,13 +167,9 @@ bool Tape::save(const at::Tensor& tensor, SavedTensor& saved) {
 void Tape::bind(SavedTensor& saved) {
   const auto found = current_.find(saved.storage.unsafeGetStorageImpl());
   plan::ValueId value = plan::kNoValue;
-  const auto written_since = [&] {
-    const ValueState& s = values_[at(found->second)];
-    if (s.leaf < 0) return false;
-    const Leaf& leaf = leaves_[at(s.leaf)];
-    return leaf.versioned && leaf.version.current_version() != leaf.seen;
-  };
-  if (found == current_.end() || written_since()) {
+  const bool written = found != current_.end() && written_since(found->second);
+  if (written) displace(found->second);
+  if (found == current_.end() || written) {
     // No recorded operator has seen these contents: a leaf. Its version is checked by the saved tensor itself.
     value = flow_.add_leaf();
     ValueState& s = state(value);
@@ -409,6 +217,7 @@ SavedCounts Tape::saved_counts() const {
 
 void Tape::bind_all() {
   const std::lock_guard lock(mutex_);
+  settle_versions();
   const std::vector<SavedTensor*> waiting = std::exchange(waiting_, {});
   for (std::size_t i = 0; i < waiting.size(); ++i) {
     try {
@@ -462,8 +271,9 @@ void Tape::finish() {
       known != nullptr && static_cast<std::size_t>(flow_.ops()) < known->graph->ops.size()) {
     follow_another(flow_.ops(), known->graph->ops[at(flow_.ops())].name, "the end of the step");
   }
-  for (ValueState& s : values_) {
-    if (s.versioned) s.seen = s.version.current_version();
+  for (plan::ValueId v = 0; v < flow_.values(); ++v) {
+    if (!flow_.is_leaf(v) && ledger_.held(v) && written_since(v)) lose_contents(v);
+    if (ValueState& s = values_[at(v)]; s.versioned) s.seen = s.version.current_version();
   }
   if (profiler_ != nullptr) profiler_->before_settle(*this);
   ledger_.settle(/*keep_leaves=*/planned());

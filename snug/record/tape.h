@@ -230,7 +230,8 @@ class Tape {
     Bytes nbytes = 0;
     c10::Device device{c10::kCPU};
     std::int32_t leaf = -1;  // in leaves_
-    // Of the tensor that made it; `seen` when the recording was over. For values that are held as the program has them.
+    // Of the tensor that made it; `seen` when it was made, and once more when the recording was over: from then on it
+    // is asked only of values that are held as the program has them.
     c10::VariableVersion version;
     std::uint32_t seen = 0;
     bool versioned = false;
@@ -264,6 +265,10 @@ class Tape {
   static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
   ValueState& state(plan::ValueId value);
   plan::ValueId value_of(const at::Tensor& tensor);
+  [[nodiscard]] bool written_since(plan::ValueId value) const;
+  void settle_versions();
+  void lose_contents(plan::ValueId value);
+  void displace(plan::ValueId value);
   plan::ValueId new_leaf(const at::Tensor& tensor);
   plan::ValueId read(const at::Tensor& tensor, bool written);
   View view_of(const at::Tensor& tensor, plan::ValueId value);
@@ -318,6 +323,7 @@ class Tape {
   std::vector<RandomState> random_states_;
   GeometryPool geometry_;
   std::vector<ValueState> values_;
+  std::vector<std::pair<plan::ValueId, std::uint32_t>> unsettled_;  // just written, and how often
   std::vector<Leaf> leaves_;
   ska::flat_hash_map<c10::StorageImpl*, plan::ValueId> current_;  // the version a storage holds now
 

@@ -68,6 +68,7 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
   {
     const std::lock_guard lock(mutex_);
     if (profiler_ != nullptr) profiler_->op_begins(*this);
+    settle_versions();
     if (!waiting_.empty()) bind_before(stack, first, traits);
     inputs_.clear();
     written_.clear();
@@ -155,6 +156,7 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
   for (const Written& w : written_) {
     if (traits.rebinds) {
       current_.erase(w.tensor.storage().unsafeGetStorageImpl());
+      values_[at(w.before)].versioned = false;  // the counter goes on with the tensor
       continue;
     }
     ValueState& before = values_[at(w.before)];
@@ -302,6 +304,8 @@ void Tape::add_output(const at::Tensor& tensor, plan::ValueId overwrites, Output
   s.offloads = offloads_ && s.nbytes >= regions_.back().min_offload;
   s.version = tensor.unsafeGetTensorImpl()->version_counter();
   s.versioned = s.version.enabled();
+  s.seen = s.versioned ? s.version.current_version() : 0;
+  if (slot.is_argument) unsettled_.emplace_back(value, static_cast<std::uint32_t>(written_.size()));
   const KnownStep* known = known_step();
   const bool planned = known != nullptr && known->plan->keeps(value);
   if (must_ == plan::Must::Nothing ? planned || prefers_to_keep_ : must_ == plan::Must::Keep) {
