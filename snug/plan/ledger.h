@@ -32,8 +32,8 @@ struct Replay {
 /// The executor and the simulator share it, so that they agree by construction.
 ///
 /// A value is *held* (resident until nobody needs it), *cached* (made again by a replay, until its saved tensors have
-/// been unpacked), or absent; an absent leaf may be *offloaded*, so that the caller can fetch it. It is needed while a saved tensor stands for it or an operator that will be replayed
-/// reads it. Not synchronized.
+/// been unpacked), or absent; an absent leaf may be *offloaded*, so that the caller can fetch it. It is needed while a
+/// saved tensor stands for it or an operator that will be replayed reads it. Not synchronized.
 class Ledger {
  public:
   /// `drop` is called when a resident value is no longer needed, or is evicted; it must not call the ledger.

@@ -5,8 +5,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 
-#include <memory>
-#include <type_traits>
+#include "snug/replay/make_node.h"
 
 namespace snug::replay {
 namespace {
@@ -19,22 +18,13 @@ class Last final : public torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { return {}; }
 };
 
-template <class Pointer>
-Pointer last() {
-  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
-    return std::make_shared<Last>();
-  } else {
-    return c10::make_intrusive<Last>();
-  }
-}
-
 }  // namespace
 
 void release_abandoned_tasks() noexcept {
   try {
     const at::AutoGradMode grad_mode(true);
     const at::Tensor nothing = at::zeros({0});
-    auto node = last<decltype(torch::autograd::Edge::function)>();
+    auto node = make_node<Last>();
     node->add_input_metadata(nothing);
     torch::autograd::Engine::get_default_engine().execute({torch::autograd::Edge(std::move(node), 0)}, {nothing},
                                                           /*keep_graph=*/false, /*create_graph=*/false,

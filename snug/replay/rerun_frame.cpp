@@ -24,6 +24,7 @@
 #include "snug/record/operator_traits.h"
 #include "snug/record/random_state.h"
 #include "snug/record/recording.h"
+#include "snug/replay/make_node.h"
 
 namespace snug {
 
@@ -66,22 +67,11 @@ bool is_differentiable_view(const at::Tensor& tensor) {
   return view != nullptr && view->has_bw_view();
 }
 
-/// LibTorch 2.13 went from std::shared_ptr to c10::intrusive_ptr.
-template <class Pointer>
-Pointer beginning_of_history() {
-  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
-    return std::make_shared<torch::autograd::Identity>();
-  } else {
-    return c10::make_intrusive<torch::autograd::Identity>();
-  }
-}
-
 /// The result of some operator, as a rerun sees it: gradients may be asked for, and it may be written.
 at::Tensor with_history(const at::Tensor& tensor, bool has_history) {
   if (!has_history) return tensor;
   at::Tensor copy = detached(tensor);
-  torch::autograd::impl::set_gradient_edge(
-      copy, {beginning_of_history<decltype(torch::autograd::Edge::function)>(), /*input_nr=*/0});
+  torch::autograd::impl::set_gradient_edge(copy, {make_node<torch::autograd::Identity>(), /*input_nr=*/0});
   return copy;
 }
 

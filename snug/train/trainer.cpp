@@ -131,6 +131,8 @@ TrainResult train(const Config& config, report::Progress& progress, const std::o
   };
   progress.note(describe_plan());
 
+  const VerifyReplay verify_by =
+      config.memory.verify_replay_by == "values" ? VerifyReplay::Values : VerifyReplay::Hashes;
   std::vector<double> seconds;
   bool said_so = false;
   const double started = monotonic_seconds();
@@ -141,10 +143,7 @@ TrainResult train(const Config& config, report::Progress& progress, const std::o
     if (config.train.detect_anomaly)
       random = record::save_random_state(record::default_generator(c10::Device(c10::kCPU)));
     const std::int64_t every = config.memory.verify_replay_every;
-    const bool verifies = every > 0 && step % every == 0;
-    session.verify_replays(!verifies                                    ? VerifyReplay::Off
-                           : config.memory.verify_replay_by == "values" ? VerifyReplay::Values
-                                                                        : VerifyReplay::Hashes);
+    session.verify_replays(every > 0 && step % every == 0 ? verify_by : VerifyReplay::Off);
     const double loss = session.backward([&] { return experiment.loss(batch); }).item<double>();
     if (!std::isfinite(loss)) refuse_loss(experiment, batch, step, loss, random);
     const double norm = experiment.clip_gradients();
