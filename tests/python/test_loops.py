@@ -158,3 +158,94 @@ def test_transformers_trainer(tmp_path):
     assert callback.steps == 8 and callback.replayed_ops > 0
     same(plain, planned)
     assert "transformers" in sys.modules
+
+
+class _Lit:
+    """Made when Lightning is imported: its base class is Lightning's."""
+
+    @staticmethod
+    def make(seen, manual=False):
+        import lightning.pytorch as pl
+
+        class Lit(pl.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.model, _ = small()
+                self.automatic_optimization = not manual
+
+            def training_step(self, batch, batch_idx):
+                loss = self.model(batch).square().mean()
+                self.log("loss", loss)
+                return loss
+
+            def on_after_backward(self):
+                seen.append(float(sum(p.grad.abs().sum() for p in self.parameters())))
+
+            def configure_optimizers(self):
+                return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+        return Lit()
+
+
+def _lightning_trainer(tmp_path, callbacks, **options):
+    import lightning.pytorch as pl
+
+    return pl.Trainer(max_epochs=2, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+                      enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+                      callbacks=callbacks, **options)
+
+
+@pytest.mark.parametrize("options", [
+    {},
+    {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1},
+    {"precision": "bf16-mixed"},
+])
+def test_lightning(tmp_path, options):
+    from snug.lightning import SnugCallback
+
+    _, x = small()
+
+    def train(callbacks):
+        seen = []
+        module = _Lit.make(seen)
+        torch.manual_seed(3)
+        trainer = _lightning_trainer(tmp_path, callbacks, **options)
+        trainer.fit(module, torch.utils.data.DataLoader(x[:6144], batch_size=2048, shuffle=False))
+        return [p.detach().clone() for p in module.parameters()], seen, trainer.callback_metrics["loss"].item()
+
+    plain = train([])
+    callback = SnugCallback(device="75%")
+    planned = train([callback])
+    assert callback.steps == 6 and callback.replayed_ops > 0 and callback.session is None
+    same(plain[0], planned[0])
+    assert plain[1] == planned[1] and len(planned[1]) == 6
+    assert plain[2] == planned[2]
+    same(plain[0], train([])[0])  # nothing stays behind
+
+
+def test_lightning_with_manual_optimization(tmp_path):
+    from snug.lightning import SnugCallback
+
+    _, x = small()
+    with pytest.raises(snug.UsageError, match="manually"):
+        _lightning_trainer(tmp_path, [SnugCallback(device="75%")]).fit(_Lit.make([], manual=True), x[:64].reshape(4, 16, 64))
+
+
+def test_a_failed_lightning_run_leaves_no_session(tmp_path):
+    from snug.lightning import SnugCallback
+
+    _, x = small()
+    module = _Lit.make([])
+    callback = SnugCallback(device="75%")
+    plain_step, calls = module.training_step, []
+
+    def fails_later(batch, batch_idx):
+        calls.append(batch_idx)
+        if len(calls) > 4:
+            raise RuntimeError("the program's own")
+        return plain_step(batch, batch_idx)
+
+    module.training_step = fails_later
+    with pytest.raises(RuntimeError, match="the program's own"):
+        _lightning_trainer(tmp_path, [callback]).fit(module, torch.utils.data.DataLoader(x[:6144], batch_size=1024))
+    assert callback.session is None and snug.memory_stats()["limit"] is None
