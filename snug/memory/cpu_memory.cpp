@@ -161,12 +161,14 @@ Bytes CpuMemory::shortage(Bytes bytes) const {
 bool CpuMemory::ask_for_room(Bytes bytes) {
   // Shared, so that an allocation inside a handler's frees cannot deadlock; unregistering takes it exclusively.
   const std::shared_lock lock(handlers_mutex_);
-  for (PressureHandler* handler : handlers_) {
-    {
-      const std::lock_guard stats_lock(mutex_);
-      ++stats_.pressure_calls;
+  for (const bool may_wait : {false, true}) {
+    for (PressureHandler* handler : handlers_) {
+      {
+        const std::lock_guard stats_lock(mutex_);
+        stats_.pressure_calls += may_wait ? 0 : 1;
+      }
+      if (handler->make_room(bytes, may_wait)) return true;
     }
-    if (handler->make_room(bytes)) return true;
   }
   return false;
 }
@@ -282,6 +284,11 @@ void CpuMemory::add_pressure_handler(PressureHandler* handler) {
 void CpuMemory::remove_pressure_handler(PressureHandler* handler) {
   const std::unique_lock lock(handlers_mutex_);
   std::erase(handlers_, handler);
+}
+
+void CpuMemory::keep_in_high_water(Bytes bytes) {
+  const std::lock_guard lock(mutex_);
+  high_water_.change(bytes);
 }
 
 Bytes CpuMemory::take_high_water() {

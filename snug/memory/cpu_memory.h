@@ -40,6 +40,7 @@ class CpuMemory final : public c10::Allocator, public DeviceMemory {
   void add_pressure_handler(PressureHandler* handler) override;
   void remove_pressure_handler(PressureHandler* handler) override;
   Bytes take_high_water() override;
+  void keep_in_high_water(Bytes bytes) override;
 
  private:
   CpuMemory() = default;

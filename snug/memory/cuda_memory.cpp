@@ -89,7 +89,12 @@ class CudaMemory final : public DeviceMemory {
 
   Bytes take_high_water() override {
     const std::lock_guard lock(mutex_);
+    kept_ = 0;
     return std::exchange(high_water_, current_);
+  }
+  void keep_in_high_water(Bytes bytes) override {
+    const std::lock_guard lock(mutex_);
+    kept_ += bytes;
   }
 
   /// From the free-memory callback, which runs on every miss of the cache and is told neither size nor device: act only
@@ -103,7 +108,8 @@ class CudaMemory final : public DeviceMemory {
     const std::unique_lock lock(handlers_mutex_, std::try_to_lock);
     if (!lock.owns_lock()) return false;
     ++pressure_calls_;
-    return std::ranges::any_of(handlers_, [](PressureHandler* h) { return h->make_room(kSegment); });
+    return std::ranges::any_of(handlers_,
+                               [](PressureHandler* h) { return h->make_room(kSegment, /*may_wait=*/false); });
   }
 
  private:
@@ -124,7 +130,7 @@ class CudaMemory final : public DeviceMemory {
       add(current_tag(), bytes);
       current_ += bytes;
       ++allocations_;
-      high_water_ = std::max(high_water_, current_);
+      high_water_ = std::max(high_water_, current_ + kept_);
       if (current_ > peak_) {
         peak_ = current_;
         at_peak_ = by_tag_;
@@ -143,7 +149,7 @@ class CudaMemory final : public DeviceMemory {
   mutable std::mutex mutex_;  // innermost: nothing of the allocator's is called under it
   std::unordered_map<std::uintptr_t, std::pair<Bytes, Tag>> blocks_;
   ByTag by_tag_{}, peak_by_tag_{}, at_peak_{};
-  Bytes current_ = 0, peak_ = 0, high_water_ = 0;
+  Bytes current_ = 0, peak_ = 0, high_water_ = 0, kept_ = 0;
   std::int64_t allocations_ = 0, pressure_calls_ = 0;
   std::mutex handlers_mutex_;
   std::vector<PressureHandler*> handlers_;

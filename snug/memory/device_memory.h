@@ -19,9 +19,9 @@ class PressureHandler {
  public:
   virtual ~PressureHandler() = default;
   /// Frees what it can towards `bytes` on the calling thread, which may be in the middle of an operator. Returns
-  /// whether anything was freed; the allocation is then tried again. Must not throw. May free blocks and must not
-  /// allocate any.
-  virtual bool make_room(Bytes bytes) noexcept = 0;
+  /// whether anything was freed; the allocation is then tried again. Must not throw. What it allocates itself may ask
+  /// it for room in turn. `may_wait`: for another thread, a moment; all handlers are asked without that first.
+  virtual bool make_room(Bytes bytes, bool may_wait) noexcept = 0;
 };
 
 /// The memory of one device: counts every byte by tag, holds a hard limit, and asks for room before it refuses.
@@ -57,9 +57,11 @@ class DeviceMemory {
   virtual void add_pressure_handler(PressureHandler* handler) = 0;
   virtual void remove_pressure_handler(PressureHandler* handler) = 0;
 
-  /// The highest `allocated` since the previous call, with all threads at their own highest at once (see HighWater);
-  /// one meter per device, for the profiler.
+  /// The highest `allocated` since the previous call; on the CPU with all threads at their own highest at once (see
+  /// HighWater). One meter per device, for the profiler.
   virtual Bytes take_high_water() = 0;
+  /// What the calling thread has just freed counts as if it were there until the next take_high_water().
+  virtual void keep_in_high_water(Bytes bytes) = 0;
 };
 
 /// The memory of `device`. Throws UsageError for a device that this build has no backend for. The CPU allocator is

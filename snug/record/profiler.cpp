@@ -19,10 +19,7 @@ Profiler::Profiler(memory::DeviceMemory& memory, Bytes aside) : memory_(memory) 
   started_ = monotonic_seconds();
 }
 
-Bytes Profiler::take_peak() {
-  const Bytes high = memory_.take_high_water() - level_ + evicted_;
-  return std::max({high, std::exchange(peak_, 0), Bytes{0}});
-}
+Bytes Profiler::take_peak() { return std::max<Bytes>(memory_.take_high_water() - level_, 0); }
 
 void Profiler::mark() {
   const Bytes peak = take_peak();
@@ -87,6 +84,11 @@ void Profiler::saved(plan::ValueId value) {
   graph_.events.push_back({Event::Kind::Save, value, 0, 0});
 }
 
+void Profiler::displaced(plan::ValueId value) {
+  graph_.values.resize(std::max(graph_.values.size(), static_cast<std::size_t>(value) + 1));
+  graph_.values[static_cast<std::size_t>(value)].must = plan::Must::Recompute;
+}
+
 void Profiler::unpacked(plan::ValueId value, bool stays) {
   mark();
   const auto index = static_cast<std::size_t>(value);
@@ -109,7 +111,6 @@ void Profiler::rebase() {
   level_ = memory_.stats().allocated;
   memory_.take_high_water();
   evicted_ = 0;
-  peak_ = 0;
 }
 
 void Profiler::released(plan::ValueId value) {
@@ -123,9 +124,9 @@ void Profiler::released(plan::ValueId value) {
 }
 
 void Profiler::tape_freed(Bytes bytes) {
-  // What comes later is high on top of what would still be there.
-  peak_ = std::max(peak_, memory_.take_high_water() - level_ + evicted_);
-  evicted_ += memory_.rounded(bytes);
+  const Bytes block = memory_.rounded(bytes);
+  memory_.keep_in_high_water(block);
+  evicted_ += block;
 }
 
 void Profiler::before_settle(const Tape& tape) {

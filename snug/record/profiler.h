@@ -25,6 +25,8 @@ class Profiler {
   void op_not_recorded();
   void op_recorded(const Tape& tape, plan::OpId op);
   void saved(plan::ValueId value);
+  /// Something unseen has written over it: no plan can keep it.
+  void displaced(plan::ValueId value);
   /// `stays`: it is resident still; else only the node that asked for it has it.
   void unpacked(plan::ValueId value, bool stays);
   /// What a replay allocates and frees is not the step's own.
@@ -54,7 +56,6 @@ class Profiler {
   std::vector<plan::ValueId> alive_;  // the program refers to them
   Bytes level_ = 0;                   // allocated at the last mark
   Bytes evicted_ = 0;                 // since the last mark; without a limit it would still be there
-  Bytes peak_ = 0;                    // above level_, since the last mark, up to the latest eviction
   Bytes died_ = 0;                    // freed since the last mark, with an event of its own
   double started_ = 0;
   double kernel_started_ = 0;

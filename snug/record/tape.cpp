@@ -157,9 +157,7 @@ bool Tape::save(const at::Tensor& tensor, SavedTensor& saved) {
   }
   saved.view = geometry_.add(tensor);
   saved.storage = tensor.storage();
-  saved.version = tensor.unsafeGetTensorImpl()->version_counter();
-  saved.versioned = saved.version.enabled();
-  if (saved.versioned) saved.seen_version = saved.version.current_version();
+  saved.version = SeenVersion(tensor);
   waiting_.push_back(&saved);
   return true;
 }
@@ -167,9 +165,13 @@ bool Tape::save(const at::Tensor& tensor, SavedTensor& saved) {
 void Tape::bind(SavedTensor& saved) {
   const auto found = current_.find(saved.storage.unsafeGetStorageImpl());
   plan::ValueId value = plan::kNoValue;
-  const bool written = found != current_.end() && written_since(found->second);
-  if (written) displace(found->second);
-  if (found == current_.end() || written) {
+  const plan::ValueId before = found != current_.end() ? found->second : plan::kNoValue;
+  const bool written = before != plan::kNoValue && (written_since(before) || !accepts(before, saved.version));
+  if (written) {
+    report_displaced(before);
+    displace(before);
+  }
+  if (before == plan::kNoValue || written) {
     // No recorded operator has seen these contents: a leaf. Its version is checked by the saved tensor itself.
     value = flow_.add_leaf();
     ValueState& s = state(value);
@@ -177,22 +179,24 @@ void Tape::bind(SavedTensor& saved) {
     s.nbytes = static_cast<Bytes>(saved.storage.nbytes());
     s.device = saved.storage.device();
     s.leaf = static_cast<std::int32_t>(leaves_.size());
-    leaves_.push_back({saved.version, saved.seen_version, saved.versioned, false, {}});
+    s.version = saved.version;
+    leaves_.emplace_back();
     current_[saved.storage.unsafeGetStorageImpl()] = value;
     hold(value, saved.storage);
+    if (written) inherit_versions(value, before);
   } else {
-    value = found->second;
+    value = before;
   }
   ValueState& s = values_[at(value)];
   s.read = true;
-  if (s.uninitialized) make_opaque(value, saved.version, saved.seen_version, saved.versioned, /*reported=*/true);
+  if (s.uninitialized) make_opaque(value, saved.version, /*reported=*/true);
   saved.view.value = value;
   saved.bound = true;
   ledger_.pack(value);
   if (verify_ != VerifyReplay::Off) note_contents(value, saved.view);
   if (!ledger_.held(value) && !ledger_.offloaded(value)) {
     if (s.offloads || keeps_when_saved(value)) {
-      keep(value, saved.storage, saved.version, saved.seen_version, saved.versioned);
+      keep(value, saved.storage, saved.version);
     } else if (verify_ != VerifyReplay::Off) {
       remember(value, saved.storage);
     }
@@ -271,9 +275,13 @@ void Tape::finish() {
       known != nullptr && static_cast<std::size_t>(flow_.ops()) < known->graph->ops.size()) {
     follow_another(flow_.ops(), known->graph->ops[at(flow_.ops())].name, "the end of the step");
   }
+  notice_writes();
   for (plan::ValueId v = 0; v < flow_.values(); ++v) {
-    if (!flow_.is_leaf(v) && ledger_.held(v) && written_since(v)) lose_contents(v);
-    if (ValueState& s = values_[at(v)]; s.versioned) s.seen = s.version.current_version();
+    if (!flow_.is_leaf(v)) values_[at(v)].version.look_again();
+  }
+  for (auto& [value, others] : other_versions_) {
+    if (flow_.is_leaf(value)) continue;
+    for (SeenVersion& v : others) v.look_again();
   }
   if (profiler_ != nullptr) profiler_->before_settle(*this);
   ledger_.settle(/*keep_leaves=*/planned());

@@ -22,6 +22,7 @@
 #include "snug/record/random_state.h"
 #include "snug/record/remembered.h"
 #include "snug/record/saved_counts.h"
+#include "snug/record/seen_version.h"
 #include "snug/record/selective.h"
 #include "snug/record/tape_mutex.h"
 #include "snug/record/view.h"
@@ -49,17 +50,20 @@ using Policy = std::variant<KeepSaved, FollowPlan>;
 /// pack has finished.
 struct SavedTensor {
   View view;
-  c10::Storage storage;          // until it is bound
-  c10::VariableVersion version;  // shared with the tensor
-  std::uint32_t seen_version = 0;
-  bool versioned = false;
+  c10::Storage storage;  // until it is bound
+  SeenVersion version;   // when it was packed
   bool bound = false;
 };
 
-/// Memory that an operator handed out and no recorded operator filled: it cannot be made again, and is kept.
+/// Contents that no recorded operator made: they cannot be made again, and are kept.
 struct Opaque {
-  std::string operation;  ///< that handed it out, its number and module
+  enum class Case : std::uint8_t {
+    Filled,      ///< what the operator handed out was filled
+    WrittenOver  ///< its result was written over
+  };
+  std::string operation;  ///< its name, number and module
   Bytes bytes = 0;
+  Case what = Case::Filled;
 };
 
 /// Where a step first differed from its plan.
@@ -104,6 +108,8 @@ class Tape {
   void forget(SavedTensor& saved, bool consumed);
   /// Binds all saved tensors that still wait for their operator.
   void bind_all();
+  /// Lets go of results that something unseen has written over, so that they are made again where they are read.
+  void notice_writes();
 
   /// Another tape, which hides this one, is about to record a write: what was known of the storage no longer holds.
   void written_elsewhere(c10::StorageImpl* storage);
@@ -230,20 +236,15 @@ class Tape {
     Bytes nbytes = 0;
     c10::Device device{c10::kCPU};
     std::int32_t leaf = -1;  // in leaves_
-    // Of the tensor that made it; `seen` when it was made, and once more when the recording was over: from then on it
-    // is asked only of values that are held as the program has them.
-    c10::VariableVersion version;
-    std::uint32_t seen = 0;
-    bool versioned = false;
+    // Of the tensor that wrote it, or that a leaf was first read through. Looked at when that was over, and for results
+    // once more when the recording was: from then on it is asked only of what is held as the program has it.
+    SeenVersion version;
     bool uninitialized = false;
     bool offloads = false;
     bool read = false;  // by a recorded operator or a saved tensor
     plan::Must must = plan::Must::Nothing;
   };
   struct Leaf {
-    c10::VariableVersion version;
-    std::uint32_t seen = 0;
-    bool versioned = false;
     bool snapshot = false;  // the tape's copy: nobody else writes it
     c10::Storage original;  // of a snapshot
   };
@@ -260,6 +261,7 @@ class Tape {
     at::Tensor tensor;
     plan::ValueId before;
     bool whole;
+    SeenVersion version;  // before the kernel
   };
 
   static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
@@ -267,16 +269,19 @@ class Tape {
   plan::ValueId value_of(const at::Tensor& tensor);
   [[nodiscard]] bool written_since(plan::ValueId value) const;
   void settle_versions();
+  bool accepts(plan::ValueId value, const SeenVersion& reader);
+  void inherit_versions(plan::ValueId value, plan::ValueId before);
+  void excuse(const c10::IValue& written);
+  void expect_raises(plan::ValueId value, const c10::StorageImpl* storage);
   void lose_contents(plan::ValueId value);
   void displace(plan::ValueId value);
+  void report_displaced(plan::ValueId value);
   plan::ValueId new_leaf(const at::Tensor& tensor);
   plan::ValueId read(const at::Tensor& tensor, bool written);
   View view_of(const at::Tensor& tensor, plan::ValueId value);
   void hold(plan::ValueId value, const c10::Storage& storage);
-  void make_opaque(plan::ValueId value, const c10::VariableVersion& version, std::uint32_t seen, bool versioned,
-                   bool reported);
-  void keep(plan::ValueId value, const c10::Storage& storage, const c10::VariableVersion& version, std::uint32_t seen,
-            bool versioned);
+  void make_opaque(plan::ValueId value, const SeenVersion& version, bool reported);
+  void keep(plan::ValueId value, const c10::Storage& storage, const SeenVersion& version);
   void watch_outputs(plan::OpId op);
   void dropped(plan::ValueId value);
 
@@ -324,6 +329,9 @@ class Tape {
   GeometryPool geometry_;
   std::vector<ValueState> values_;
   std::vector<std::pair<plan::ValueId, std::uint32_t>> unsettled_;  // just written, and how often
+  // Further counters of the same storage, as `.data` and _unsafe_view make them; few values have any.
+  ska::flat_hash_map<plan::ValueId, std::vector<SeenVersion>> other_versions_;
+  std::vector<plan::ValueId> held_results_;  // and some that no longer are
   std::vector<Leaf> leaves_;
   ska::flat_hash_map<c10::StorageImpl*, plan::ValueId> current_;  // the version a storage holds now
 

@@ -1,5 +1,6 @@
 #include "snug/record/tape_mutex.h"
 
+#include <cassert>
 #include <utility>
 
 namespace snug::record {
@@ -48,6 +49,8 @@ void TapeMutex::unlock() {
 TapeMutex::Lent::Lent(TapeMutex& mutex) : mutex_(mutex) {
   {
     const std::lock_guard state(mutex_.state_);
+    assert(mutex_.owner_ == std::this_thread::get_id());
+    assert(mutex_.lender_ == std::thread::id() || mutex_.lender_ == mutex_.owner_);
     lender_before_ = std::exchange(mutex_.lender_, mutex_.owner_);
     depth_ = std::exchange(mutex_.depth_, 0);
     mutex_.owner_ = std::thread::id();

@@ -7,9 +7,9 @@
 
 namespace snug::record {
 
-/// Guards a tape; recursive. While a replay holds it and a kernel runs, it is lent to evictions: a kernel may allocate
-/// on threads of its own, and those must be able to make room too, while whoever holds the mutex waits for them.
-/// For std::lock_guard and its kin.
+/// Guards a tape; recursive. While a kernel runs under it, in a replay for one, it is lent to evictions: a kernel may
+/// allocate on threads of its own, and those must be able to make room too, while whoever holds the mutex waits for
+/// them. Evictions do not lend it on. For std::lock_guard and its kin.
 class TapeMutex {
  public:
   void lock();

@@ -72,6 +72,9 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
     if (!waiting_.empty()) bind_before(stack, first, traits);
     inputs_.clear();
     written_.clear();
+    for (std::size_t i = 0; i < count && traits.raises_early; ++i) {
+      if (traits.writes[i]) excuse(stack[first + i]);
+    }
     capture_arguments(traits, stack.data() + first);
     for (Written& written : written_) before_write(written);
     if (outer_ != nullptr) {
@@ -141,8 +144,8 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
       recompute_.resize(at(flow_.segments()), 0);
     }
   }
+  ask_policy(traits);  // may allocate, and evict: the tape is whole
   flow_.add_op(inputs_, segment);
-  ask_policy(traits);
   if (timed_) {
     op_seconds_.resize(at(id), 1.0F);
     op_seconds_.push_back(static_cast<float>(seconds));
@@ -156,7 +159,7 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
   for (const Written& w : written_) {
     if (traits.rebinds) {
       current_.erase(w.tensor.storage().unsafeGetStorageImpl());
-      values_[at(w.before)].versioned = false;  // the counter goes on with the tensor
+      values_[at(w.before)].version = SeenVersion();  // the counter goes on with the tensor
       continue;
     }
     ValueState& before = values_[at(w.before)];
@@ -254,11 +257,11 @@ std::int32_t Tape::capture_tensor(const at::Tensor& tensor, bool written, bool o
   plan::ValueId value = plan::kNoValue;
   if (written && overwrites && covers_storage(tensor)) {
     value = value_of(tensor);  // replaced whole: not read
-    written_.push_back({true, position, element, tensor, value, true});
+    written_.push_back({true, position, element, tensor, value, true, SeenVersion(tensor)});
   } else {
     value = read(tensor, written);
     inputs_.push_back(value);
-    if (written) written_.push_back({true, position, element, tensor, value, false});
+    if (written) written_.push_back({true, position, element, tensor, value, false, SeenVersion(tensor)});
   }
   views_.push_back(view_of(tensor, value));
   return index;
@@ -302,15 +305,30 @@ void Tape::add_output(const at::Tensor& tensor, plan::ValueId overwrites, Output
   current_[impl] = value;
   s.must = must_;
   s.offloads = offloads_ && s.nbytes >= regions_.back().min_offload;
-  s.version = tensor.unsafeGetTensorImpl()->version_counter();
-  s.versioned = s.version.enabled();
-  s.seen = s.versioned ? s.version.current_version() : 0;
-  if (slot.is_argument) unsettled_.emplace_back(value, static_cast<std::uint32_t>(written_.size()));
+  s.version = SeenVersion(tensor);
+  if (slot.is_argument) {
+    expect_raises(value, impl);
+    inherit_versions(value, overwrites);
+  }
   const KnownStep* known = known_step();
   const bool planned = known != nullptr && known->plan->keeps(value);
   if (must_ == plan::Must::Nothing ? planned || prefers_to_keep_ : must_ == plan::Must::Keep) {
     hold(value, tensor.storage());
   }
+}
+
+/// How often the version of what was just written may rise after the kernel, on the way out of LibTorch's dispatcher.
+void Tape::expect_raises(plan::ValueId value, const c10::StorageImpl* storage) {
+  const OperatorTraits& traits = *calls_.back().traits;
+  if (traits.raises_early) return;
+  std::uint32_t writes = 0, raised = 0;
+  for (const Written& w : written_) {
+    if (!traits.writes[static_cast<std::size_t>(w.position)] || w.tensor.storage().unsafeGetStorageImpl() != storage)
+      continue;
+    ++writes;
+    raised = std::max(raised, w.version.now() - w.version.seen());  // by operators that the kernel calls
+  }
+  if (writes > raised) unsettled_.emplace_back(value, writes - raised);
 }
 
 void Tape::bind_before(const torch::jit::Stack& stack, std::size_t first, const OperatorTraits& traits) {

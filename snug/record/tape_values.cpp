@@ -24,34 +24,72 @@ plan::ValueId Tape::new_leaf(const at::Tensor& tensor) {
   s.nbytes = static_cast<Bytes>(tensor.storage().nbytes());
   s.device = tensor.storage().device();
   s.leaf = static_cast<std::int32_t>(leaves_.size());
-  Leaf leaf{tensor.unsafeGetTensorImpl()->version_counter(), 0, false, false, {}};
-  leaf.versioned = leaf.version.enabled();
-  if (leaf.versioned) leaf.seen = leaf.version.current_version();
-  leaves_.push_back(std::move(leaf));
+  s.version = SeenVersion(tensor);
+  leaves_.emplace_back();
   current_[impl] = value;
   hold(value, tensor.storage());
   return value;
 }
 
+// --- versions ------------------------------------------------------------------------------------------------------
+
 /// Whether something that is not recorded has written it: it has other contents now, and is another value.
 bool Tape::written_since(plan::ValueId value) const {
   const ValueState& s = values_[at(value)];
-  if (s.leaf >= 0) {
-    const Leaf& leaf = leaves_[at(s.leaf)];
-    return leaf.versioned && leaf.version.current_version() != leaf.seen;
-  }
-  return s.versioned && !s.uninitialized && s.version.current_version() != s.seen;
+  if (s.leaf < 0 && s.uninitialized) return false;
+  if (s.version.raised()) return true;
+  if (other_versions_.empty()) return false;
+  const auto others = other_versions_.find(value);
+  return others != other_versions_.end() && std::ranges::any_of(others->second, &SeenVersion::raised);
+}
+
+/// Whether what `reader` counts the writes of still is the value. A counter that is new to the tape, and not new, may
+/// have counted anything.
+bool Tape::accepts(plan::ValueId value, const SeenVersion& reader) {
+  const ValueState& s = values_[at(value)];
+  if (s.version.same_counter(reader) || (s.leaf < 0 && s.uninitialized)) return true;
+  auto& others = other_versions_[value];
+  if (std::ranges::any_of(others, [&](const SeenVersion& v) { return v.same_counter(reader); })) return true;
+  if (reader.seen() != 0) return false;
+  others.push_back(reader);
+  return true;
+}
+
+/// `value` has taken the place of `before` in a storage: whatever counted that one's writes counts its own.
+void Tape::inherit_versions(plan::ValueId value, plan::ValueId before) {
+  const auto known = other_versions_.find(before);
+  std::vector<SeenVersion> all = known != other_versions_.end() ? known->second : std::vector<SeenVersion>();
+  all.push_back(values_[at(before)].version);
+  const SeenVersion& main = values_[at(value)].version;
+  std::erase_if(all, [&](const SeenVersion& v) { return v.same_counter(main) || v.same_counter({}); });
+  if (all.empty()) return;
+  for (SeenVersion& v : all) v.look_again();
+  other_versions_[value] = std::move(all);
 }
 
 /// The version of what an operator wrote is raised after its kernel, unless it was called below of where that happens.
 void Tape::settle_versions() {
-  for (const auto& [value, raises] : unsettled_) {
-    ValueState& s = values_[at(value)];
-    if (!s.versioned) continue;
-    const std::uint32_t now = s.version.current_version();
-    if (now - s.seen <= raises) s.seen = now;
-  }
+  for (const auto& [value, raises] : unsettled_) values_[at(value)].version.settle(raises);
   unsettled_.clear();
+}
+
+/// The operator raised the version of what it is going to write before the tape saw the call.
+void Tape::excuse(const c10::IValue& written) {
+  const auto one = [&](const at::Tensor& tensor) {
+    if (!tensor.defined() || !is_plain(tensor)) return;
+    const auto found = current_.find(tensor.storage().unsafeGetStorageImpl());
+    if (found == current_.end()) return;
+    const SeenVersion now(tensor);
+    if (SeenVersion& main = values_[at(found->second)].version; main.same_counter(now)) return main.settle(1);
+    for (SeenVersion& other : other_versions_[found->second]) {
+      if (other.same_counter(now)) other.settle(1);
+    }
+  };
+  if (written.isTensor()) {
+    one(written.toTensor());
+  } else if (written.isTensorList()) {
+    for (const at::Tensor& tensor : written.toTensorList()) one(tensor);
+  }
 }
 
 /// The contents that an operator made are no longer where it made them.
@@ -60,38 +98,55 @@ void Tape::lose_contents(plan::ValueId value) {
   values_[at(value)].storage = c10::Storage();
 }
 
+/// Something that is not recorded has written over it.
+void Tape::displace(plan::ValueId value) {
+  if (flow_.is_leaf(value)) return;
+  if (profiler_ != nullptr) profiler_->displaced(value);
+  lose_contents(value);
+}
+
+void Tape::report_displaced(plan::ValueId value) {
+  if (!flow_.is_leaf(value))
+    opaque_.push_back({describe(flow_.producer(value)), nbytes(value), Opaque::Case::WrittenOver});
+}
+
+void Tape::notice_writes() {
+  settle_versions();
+  std::erase_if(held_results_, [&](plan::ValueId value) {
+    if (flow_.is_leaf(value) || !ledger_.held(value)) return true;
+    if (!written_since(value)) return false;
+    displace(value);
+    return true;
+  });
+}
+
+// --- contents ------------------------------------------------------------------------------------------------------
+
 plan::ValueId Tape::value_of(const at::Tensor& tensor) {
   const auto found = current_.find(tensor.storage().unsafeGetStorageImpl());
   if (found == current_.end()) return new_leaf(tensor);
   const plan::ValueId value = found->second;
-  if (written_since(value)) {
+  if (written_since(value) || !accepts(value, SeenVersion(tensor))) {
+    report_displaced(value);
     displace(value);
-    return new_leaf(tensor);
+    const plan::ValueId leaf = new_leaf(tensor);
+    inherit_versions(leaf, value);
+    return leaf;
   }
   if (flow_.is_leaf(value) && !ledger_.held(value) && !ledger_.offloaded(value)) hold(value, tensor.storage());
   return value;
-}
-
-/// Something that is not recorded has written over it.
-void Tape::displace(plan::ValueId value) {
-  if (flow_.is_leaf(value)) return;
-  opaque_.push_back({describe(flow_.producer(value)), nbytes(value)});
-  lose_contents(value);
 }
 
 plan::ValueId Tape::read(const at::Tensor& tensor, bool written) {
   const plan::ValueId value = value_of(tensor);
   ValueState& s = values_[at(value)];
   s.read = true;
-  const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
-  const bool versioned = version.enabled();
-  const std::uint32_t seen = versioned ? version.current_version() : 0;
   if (s.uninitialized) {
     // What an operator fills in part is no riddle.
-    make_opaque(value, version, seen, versioned, /*reported=*/!written);
+    make_opaque(value, SeenVersion(tensor), /*reported=*/!written);
     hold(value, tensor.storage());
   } else if (!ledger_.held(value) && escapes(value)) {
-    keep(value, tensor.storage(), version, seen, versioned);
+    keep(value, tensor.storage(), SeenVersion(tensor));
   }
   return value;
 }
@@ -105,11 +160,11 @@ View Tape::view_of(const at::Tensor& tensor, plan::ValueId value) {
 void Tape::hold(plan::ValueId value, const c10::Storage& storage) {
   state(value).storage = storage;
   ledger_.hold(value);
+  if (!flow_.is_leaf(value)) held_results_.push_back(value);
 }
 
 /// A replay will need it: it is held, or leaves the device's memory.
-void Tape::keep(plan::ValueId value, const c10::Storage& storage, const c10::VariableVersion& version,
-                std::uint32_t seen, bool versioned) {
+void Tape::keep(plan::ValueId value, const c10::Storage& storage, const SeenVersion& version) {
   ValueState& s = state(value);
   if (!std::exchange(s.offloads, false)) return hold(value, storage);
   try {
@@ -124,23 +179,29 @@ void Tape::keep(plan::ValueId value, const c10::Storage& storage, const c10::Var
   if (!flow_.is_leaf(value)) {
     flow_.make_leaf(value);
     s.leaf = static_cast<std::int32_t>(leaves_.size());
-    leaves_.push_back({version, seen, versioned, false, {}});
+    s.version = version;
+    leaves_.emplace_back();
   }
   leaves_[at(s.leaf)].snapshot = true;
   ledger_.offload(value);
 }
 
-void Tape::load(plan::ValueId value) { put(value, offloaded_.at(value).load()); }
+void Tape::load(plan::ValueId value) {
+  put(value, [&] {
+    const TapeMutex::Lent lent(mutex_);
+    return offloaded_.at(value).load();
+  }());
+}
 
 /// It is read, and something that is not recorded must have filled it.
-void Tape::make_opaque(plan::ValueId value, const c10::VariableVersion& version, std::uint32_t seen, bool versioned,
-                       bool reported) {
+void Tape::make_opaque(plan::ValueId value, const SeenVersion& version, bool reported) {
   ValueState& s = values_[at(value)];
   s.uninitialized = false;
-  if (reported) opaque_.push_back({describe(flow_.producer(value)), s.nbytes});
+  if (reported) opaque_.push_back({describe(flow_.producer(value)), s.nbytes, Opaque::Case::Filled});
   flow_.make_leaf(value);
   s.leaf = static_cast<std::int32_t>(leaves_.size());
-  leaves_.push_back({version, seen, versioned, false, {}});
+  s.version = version;
+  leaves_.emplace_back();
 }
 
 void Tape::written_elsewhere(c10::StorageImpl* storage) {
@@ -192,22 +253,15 @@ void Tape::evict(plan::ValueId value) {
 }
 
 void Tape::check_inputs(plan::OpId op) const {
-  const auto refuse = [&](plan::ValueId input, std::uint32_t then, std::uint32_t now) {
+  for (plan::ValueId input : flow_.inputs(op)) {
+    const ValueState& s = values_[at(input)];
+    // Of results the program's own storage, and not one that a replay made.
+    const bool ours = s.leaf >= 0 ? leaves_[at(s.leaf)].snapshot : !ledger_.held(input);
+    if (ours || !written_since(input)) continue;
     throw Error(fmt::format(
         "replay: {} reads {}, which was modified in place after it was recorded (version {} then, {} now): its "
         "gradient would be wrong; modify it after backward, or keep what depends on it in a snug::Region(Keep)",
-        describe(op), name_of(input), then, now));
-  };
-  for (plan::ValueId input : flow_.inputs(op)) {
-    const ValueState& s = values_[at(input)];
-    if (s.leaf >= 0) {
-      const Leaf& leaf = leaves_[at(s.leaf)];
-      if (leaf.versioned && !leaf.snapshot && leaf.version.current_version() != leaf.seen)
-        refuse(input, leaf.seen, leaf.version.current_version());
-    } else if (finished() && s.versioned && ledger_.held(input) && s.version.current_version() != s.seen) {
-      // The program's own storage, and not one that a replay made.
-      refuse(input, s.seen, s.version.current_version());
-    }
+        describe(op), name_of(input), s.version.seen(), s.version.now()));
   }
 }
 

@@ -90,6 +90,7 @@ class WrittenStorages {
       if (before == plan::kNoValue || find(before) != nullptr) continue;
       c10::Storage storage;
       if (std::ranges::find(inputs, before) == inputs.end()) {
+        const record::TapeMutex::Lent lent(tape.mutex());
         storage = new_storage(tape.nbytes(before), tape.device(before));
       } else if (std::ranges::find(step.copies, before) != step.copies.end()) {
         const record::TapeMutex::Lent lent(tape.mutex());

@@ -41,7 +41,10 @@ at::Tensor PackedTensor::unpack() {
   }
   plan::Ledger& ledger = tape_->ledger();
   if (const plan::OpId producer = tape_->flow().producer(value); producer != plan::kNoOp) tape_->move_to(producer);
-  if (!ledger.resident(value)) materialize(*tape_, value);
+  if (!ledger.resident(value)) {
+    if (!tape_->finished()) tape_->notice_writes();
+    materialize(*tape_, value);
+  }
   at::Tensor tensor = tape_->geometry().tensor(saved_.view, tape_->storage(value));
   if (pass == kNoPass) {
     ledger.end_pass();  // somebody looks at a saved tensor outside of backward
@@ -54,11 +57,11 @@ at::Tensor PackedTensor::unpack() {
 }
 
 void PackedTensor::check_version(plan::ValueId value) const {
-  if (!saved_.versioned || saved_.version.current_version() == saved_.seen_version) return;
+  if (!saved_.version.raised()) return;
   throw Error(fmt::format(
       "backward: {}, which an operator saved for its gradient, was modified in place since (version {} then, {} now): "
       "the gradient would be wrong; modify it after backward, or a clone of it",
-      tape_->name_of(value), saved_.seen_version, saved_.version.current_version()));
+      tape_->name_of(value), saved_.version.seen(), saved_.version.now()));
 }
 
 }  // namespace snug::replay

@@ -173,6 +173,32 @@ TEST(Eviction, MakesRoomForTheThreadsOfAKernelInForwardAndInReplay) {
   EXPECT_GT(g_made_room_elsewhere.load(), 20);
 }
 
+TEST(Eviction, MayComeFromAPolicyThatAllocates) {
+  torch::nn::Linear model(kColumns, kColumns);
+  const at::Tensor x = torch::randn({kRows, kColumns});
+  int asked = 0;
+  const auto forward = [&] {
+    const Region region(SelectivePolicy([&](const OperatorContext&) {
+      ++asked;
+      at::empty({2 * kRows, kColumns}).fill_(1);
+      return Choice::PreferRecompute;
+    }));
+    at::Tensor h = model(x);
+    for (int i = 0; i < 16; ++i) h = h.tanh();
+    return h.square().mean();
+  };
+  forward().backward();
+  const at::Tensor expected = model->weight.grad().clone();
+  model->zero_grad();
+  const auto recorded = replay::record_step(forward, cpu());
+  const Bytes most = plan::plan_none(recorded.graph).predicted_peak;
+  cpu().release_cached();
+  Session session = fit([&](int) { return forward(); }, 0, {.device = most - 6_MiB});
+  session.backward(forward);
+  EXPECT_TRUE(testing::same_bits(model->weight.grad(), expected));
+  EXPECT_GT(asked, 64);
+}
+
 INSTANTIATE_TEST_SUITE_P(Nets, EvictionAlone, ::testing::Values("gpt", "resnet"),
                          [](const auto& net) { return std::string(net.param); });
 

@@ -204,6 +204,20 @@ TEST_F(CpuMemoryTest, TheHighestLevelHasAllThreadsAtTheirOwnHighestAtOnce) {
   EXPECT_EQ(memory.take_high_water() - level, memory.rounded(1_MiB));
 }
 
+TEST_F(CpuMemoryTest, TheHighestLevelHasWhatWasEvictedStillThere) {
+  c10::DataPtr evicted = memory.allocate(2_MiB);
+  const Bytes level = memory.stats().allocated;
+  memory.take_high_water();
+  std::thread([&] {
+    const c10::DataPtr scratch = memory.allocate(1_MiB);
+    evicted.clear();
+    memory.keep_in_high_water(memory.rounded(2_MiB));
+    memory.allocate(3_MiB);
+  }).join();
+  EXPECT_EQ(memory.take_high_water() - level, memory.rounded(1_MiB) + memory.rounded(3_MiB));
+  EXPECT_EQ(memory.take_high_water(), memory.stats().allocated);
+}
+
 TEST_F(CpuMemoryTest, UsesFreedMemoryAgain) {
   void* first = memory.allocate(1_MiB).get();
   const Bytes mapped = memory.stats().mapped;

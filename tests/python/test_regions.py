@@ -372,3 +372,48 @@ def test_what_a_rerun_finds_wrong_is_an_error_of_ours():
     y = snug.checkpoint(function, torch.randn(8, requires_grad=True), mode=snug.Rerun(early_stop=False)).sum()
     with pytest.raises(snug.Error, match="saved tensor"):
         y.backward()
+
+
+@torch.library.custom_op("snug_tests::double_", mutates_args={"h"})
+def double_(h: torch.Tensor) -> None:
+    h.mul_(2)
+
+
+@torch.library.custom_op("snug_tests::fill_", mutates_args={"to"})
+def fill_(x: torch.Tensor, to: torch.Tensor) -> None:
+    to.copy_(x)
+
+
+def test_custom_operators_that_write_their_arguments_are_replayed():
+    x = torch.linspace(-1, 1, 256).requires_grad_()
+
+    def program():
+        h = x.sin().detach()
+        double_(h)
+        double_(h)
+        to = torch.zeros_like(x)
+        fill_(h.cos(), to)
+        return (h * x * to).exp().sum()
+
+    expected = torch.autograd.grad(program(), x)[0]
+    with snug.Region(snug.Recompute()) as region:
+        loss = program()
+    assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+    assert region.opaque_values == [] and region.replayed_ops > 5
+
+
+def test_a_version_raised_by_hand_makes_a_value_of_its_own():
+    x = torch.linspace(-1, 1, 256).requires_grad_()
+
+    def program():
+        h = x.sin().detach()
+        before = h.exp()
+        h.numpy()[:] *= 2
+        torch.autograd.graph.increment_version(h)
+        return (h.exp() * before * x).sin().sum()
+
+    expected = torch.autograd.grad(program(), x)[0]
+    with snug.Region(snug.Recompute()) as region:
+        loss = program()
+    assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+    assert len(region.opaque_values) == 1 and "aten::sin" in region.opaque_values[0]

@@ -194,67 +194,6 @@ TEST(Region, WhatALoopFilledChangedAfterwardsIsAnError) {
   EXPECT_THROW(y.sum().backward(), Error);
 }
 
-/// Doubles in place by a loop of its own, which no dispatcher sees.
-struct DoubledByALoop : torch::autograd::Function<DoubledByALoop> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x) {
-    auto* const data = x.mutable_data_ptr<float>();
-    for (std::int64_t i = 0; i < x.numel(); ++i) data[i] *= 2;
-    context->mark_dirty({x});
-    return x;
-  }
-  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*, std::vector<at::Tensor> gradients) {
-    return {gradients[0] * 2};
-  }
-};
-
-TEST(Region, WhatALoopWroteOverIsKept) {
-  const at::Tensor x = leaf({16, 16});
-  const auto function = [](const at::Tensor& in) {
-    at::Tensor h = in.sin();
-    const at::Tensor before = h.exp();  // is replayed from what was there before the loop
-    h = DoubledByALoop::apply(h);
-    return (h.exp() * before).sin().sum();
-  };
-  function(x).backward();
-  const at::Tensor expected = std::exchange(x.mutable_grad(), at::Tensor());
-  for (const bool keep_sines : {false, true}) {
-    SCOPED_TRACE(keep_sines);
-    at::Tensor y;
-    const Region region(keep_sines ? Selective{.keep = {"aten::sin"}} : Selective{});
-    y = function(x);
-    y.backward();
-    EXPECT_TRUE(same_bits(expected, std::exchange(x.mutable_grad(), at::Tensor())));
-    EXPECT_GE(region.replayed_ops(), 3);
-    const auto lines = region.opaque_values();
-    ASSERT_EQ(lines.size(), 1U);
-    EXPECT_THAT(lines[0], HasSubstr("aten::sin"));
-  }
-}
-
-TEST(Region, RecordedWritesAreNoRiddle) {
-  const at::Tensor x = leaf({16, 16});
-  const auto function = [](const at::Tensor& in) {
-    at::Tensor h = in.sin();
-    h.mul_(2);
-    h.t().add_(1);
-    std::vector<at::Tensor> rows{h[0], h[1]};
-    at::_foreach_mul_(rows, 3);
-    {
-      const at::AutoDispatchBelowADInplaceOrView no_versions;
-      h.detach().add_(1);
-    }
-    at::Tensor all = h.detach();
-    at::add_out(all, all, all);
-    return (h.detach() * in).exp().sum();
-  };
-  function(x).backward();
-  const at::Tensor expected = std::exchange(x.mutable_grad(), at::Tensor());
-  const Region region(Recompute{});
-  function(x).backward();
-  EXPECT_TRUE(same_bits(expected, x.grad()));
-  EXPECT_TRUE(region.opaque_values().empty()) << region.opaque_values()[0];
-}
-
 TEST(Region, APolicyThatThrowsLeavesTheTapeWhole) {
   const at::Tensor x = leaf({4, 4});
   const Region outer(Recompute{});

@@ -1,0 +1,215 @@
+// Results that a loop of one's own writes over, and says so by raising their version.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "snug/plan/presets.h"
+#include "snug/plan/simulator.h"
+#include "snug/snug.h"
+#include "tests/equivalence/bitwise.h"
+
+namespace snug {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::same_bits;
+
+at::Tensor leaf() {
+  torch::manual_seed(0);
+  return torch::rand({16, 16}).requires_grad_();
+}
+
+/// Doubles in place by a loop of its own, which no dispatcher sees.
+struct DoubledByALoop : torch::autograd::Function<DoubledByALoop> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x) {
+    auto* const data = x.mutable_data_ptr<float>();
+    for (std::int64_t i = 0; i < x.numel(); ++i) data[i] *= 2;
+    context->mark_dirty({x});
+    return x;
+  }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*, std::vector<at::Tensor> gradients) {
+    return {gradients[0] * 2};
+  }
+};
+
+TEST(UnseenWrites, AreKeptAndWhatWasThereBeforeIsMadeAgain) {
+  const at::Tensor x = leaf();
+  const auto function = [](const at::Tensor& in) {
+    at::Tensor h = in.sin();
+    const at::Tensor before = h.exp();  // is replayed from what was there before the loop
+    h = DoubledByALoop::apply(h);
+    return (h.exp() * before).sin().sum();
+  };
+  function(x).backward();
+  const at::Tensor expected = std::exchange(x.mutable_grad(), at::Tensor());
+  for (const bool keep_sines : {false, true}) {
+    SCOPED_TRACE(keep_sines);
+    at::Tensor y;
+    const Region region(keep_sines ? Selective{.keep = {"aten::sin"}} : Selective{});
+    y = function(x);
+    y.backward();
+    EXPECT_TRUE(same_bits(expected, std::exchange(x.mutable_grad(), at::Tensor())));
+    EXPECT_GE(region.replayed_ops(), 3);
+    const auto lines = region.opaque_values();
+    ASSERT_EQ(lines.size(), 1U);
+    EXPECT_THAT(lines[0], HasSubstr("aten::sin"));
+  }
+}
+
+/// In the way of `matmul` of three dimensions, a storage has two version counters.
+TEST(UnseenWrites, AreSeenThroughAnyTensorOfTheStorage) {
+  const at::Tensor x = leaf();
+  using Program = at::Tensor (*)(const at::Tensor&);
+  const std::vector<std::pair<const char*, Program>> programs{
+      {"matmul",
+       [](const at::Tensor& in) {
+         return DoubledByALoop::apply(at::matmul(in.view({2, 8, 16}), in)).exp().sin().sum();
+       }},
+      {"bmm",
+       [](const at::Tensor& in) {
+         const at::Tensor heads = in.view({2, 2, 4, 16});
+         return DoubledByALoop::apply(at::matmul(heads, heads.transpose(-1, -2))).exp().sin().sum();
+       }},
+      {"linear",
+       [](const at::Tensor& in) {
+         return DoubledByALoop::apply(at::linear(in.view({2, 8, 16}), in)).exp().sin().sum();
+       }},
+      {"data",
+       [](const at::Tensor& in) {
+         at::Tensor h = in.sin();
+         h.variable_data().mul_(2);
+         h = DoubledByALoop::apply(h);
+         return h.exp().sin().sum();
+       }},
+      {"foreach",
+       [](const at::Tensor& in) {
+         at::Tensor a = in.sin().detach(), b = in.cos().detach();
+         at::_foreach_mul_({a, b}, 2);
+         a = DoubledByALoop::apply(a);
+         return ((a + 1).exp() * in * b).sin().sum();
+       }},
+      {"out",
+       [](const at::Tensor& in) {
+         at::Tensor a = in.sin().detach(), b = in.cos().detach();
+         at::sub_out(a, a, b);
+         a = DoubledByALoop::apply(a);
+         return ((a + 1).exp() * in * b).sin().sum();
+       }},
+  };
+  for (const auto& [name, program] : programs) {
+    SCOPED_TRACE(name);
+    program(x).backward();
+    const at::Tensor expected = std::exchange(x.mutable_grad(), at::Tensor());
+    at::Tensor loss;
+    {
+      const Region region(Recompute{});
+      loss = program(x);
+      EXPECT_EQ(region.opaque_values().size(), 1U);
+    }
+    loss.backward();
+    EXPECT_TRUE(same_bits(expected, std::exchange(x.mutable_grad(), at::Tensor())));
+  }
+}
+
+TEST(UnseenWrites, OfKeptResultsAreSeenWhileTheRegionIsOpen) {
+  const at::Tensor x = leaf();
+  for (const bool open : {true, false}) {
+    SCOPED_TRACE(open);
+    const auto program = [&] {
+      at::Tensor h = x.sin();
+      const at::Tensor b = h.exp();
+      DoubledByALoop::apply(h);  // nobody reads it again
+      return b.sin().sum();
+    };
+    program().backward();
+    const at::Tensor expected = std::exchange(x.mutable_grad(), at::Tensor());
+    std::optional<Region> region(Selective{.keep = {"aten::sin"}});
+    const at::Tensor loss = program();
+    if (!open) region.reset();
+    loss.backward();
+    EXPECT_TRUE(same_bits(expected, std::exchange(x.mutable_grad(), at::Tensor())));
+  }
+}
+
+/// LibTorch's own example of mark_dirty.
+struct Scaled : torch::autograd::Function<Scaled> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor x) {
+    x.mul_(2);
+    context->mark_dirty({x});
+    return x;
+  }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*, std::vector<at::Tensor> gradients) {
+    return {gradients[0] * 2};
+  }
+};
+
+TEST(UnseenWrites, MayHaveComeBeforeMarkDirty) {
+  const at::Tensor x = leaf();
+  const auto program = [&] { return Scaled::apply(x.sin()).exp().sin().sum(); };
+  program().backward();
+  const at::Tensor expected = std::exchange(x.mutable_grad(), at::Tensor());
+  const Region region(Recompute{});
+  program().backward();
+  EXPECT_TRUE(same_bits(expected, x.grad()));
+  const auto lines = region.opaque_values();
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_THAT(lines[0], HasSubstr("aten::mul_"));
+  EXPECT_THAT(lines[0], HasSubstr("mark_dirty"));
+}
+
+TEST(UnseenWrites, ArePlannedFor) {
+  const at::Tensor x = torch::rand({128, 128}, at::requires_grad());
+  const auto program = [&] {
+    at::Tensor h = x;
+    for (int i = 0; i < 6; ++i) {
+      at::Tensor g = h.sin();
+      const at::Tensor b = g.exp();
+      g = DoubledByALoop::apply(g);
+      h = (g.tanh() * b).sin();
+    }
+    return h.sum();
+  };
+  program().backward();
+  const at::Tensor expected = std::exchange(x.mutable_grad(), at::Tensor());
+  const auto recorded = replay::record_step(program, testing::cpu());
+  const plan::Planner planner(recorded.graph, "optimal");
+  const Bytes most = plan::plan_none(recorded.graph).predicted_peak, least = planner.floor(recorded.graph);
+  for (int i = 0; i <= 4; ++i) {
+    const Bytes limit = plan::Budget::for_limit(1).floor_for(most - (most - least) * i / 4);
+    SCOPED_TRACE(::testing::Message() << limit << " of " << most);
+    testing::cpu().release_cached();
+    Session session(recorded, planner, plan::Budget::for_limit(limit), testing::cpu());
+    session.backward(program);
+    EXPECT_TRUE(same_bits(expected, std::exchange(x.mutable_grad(), at::Tensor())));
+    EXPECT_EQ(session.last_step().replayed_ops, plan::simulate(session.graph(), session.plan()).replayed_ops);
+    EXPECT_EQ(session.last_step().evictions, 0);
+    EXPECT_EQ(session.last_step().opaque.size(), 6U);
+  }
+}
+
+TEST(UnseenWrites, AreNotSeenInRecordedOnes) {
+  const at::Tensor x = leaf();
+  const auto function = [](const at::Tensor& in) {
+    at::Tensor h = in.sin();
+    h.mul_(2);
+    h.t().add_(1);
+    std::vector<at::Tensor> rows{h[0], h[1]};
+    at::_foreach_mul_(rows, 3);
+    {
+      const at::AutoDispatchBelowADInplaceOrView no_versions;
+      h.detach().add_(1);
+    }
+    at::Tensor all = h.detach();
+    at::add_out(all, all, all);
+    return (h.detach() * in).exp().sum();
+  };
+  function(x).backward();
+  const at::Tensor expected = std::exchange(x.mutable_grad(), at::Tensor());
+  const Region region(Recompute{});
+  function(x).backward();
+  EXPECT_TRUE(same_bits(expected, x.grad()));
+  EXPECT_TRUE(region.opaque_values().empty()) << region.opaque_values()[0];
+}
+
+}  // namespace
+}  // namespace snug
