@@ -4,9 +4,9 @@ Usage: peers.py RESULTS_DIR [--models smollm2-512,smollm2-1024,llama,bert,vit,gp
 
 For each model: the plain step, the same with gradient_checkpointing_enable(), snug under a cap at checkpointing's peak, snug
 with the smallest budget whose step is predicted to take no longer than checkpointing's, and snug with everything kept, for
-what it costs to be there. Peaks are counted bytes above
-what is there before the step, gradients included, by the same allocator for all. A turn during which other processes took
-more than 5 % of the machine is repeated.
+what it costs to be there. Peaks are counted bytes above what is there before the step, gradients included, by the same
+allocator for all. A turn during which other processes took more than 5 % of the machine is repeated, and of every two
+steps in a row the second is timed.
 """
 import argparse
 import datetime
@@ -92,15 +92,18 @@ class Contender:
         self.peak, self.seconds = 0, []
 
     def step(self, model):
-        for p in model.parameters():
-            p.grad = None
-        gc.collect()
+        """Two steps, of which the second is timed: memory that the allocator still has from the one before is a
+        contender's own, and not what another one left."""
         self.before()
         try:
-            with snug.Monitor(interval=3600) as monitor:
-                started = time.perf_counter()
-                self.run()
-                seconds = time.perf_counter() - started
+            for _ in range(2):
+                for p in model.parameters():
+                    p.grad = None
+                gc.collect()
+                with snug.Monitor(interval=3600) as monitor:
+                    started = time.perf_counter()
+                    self.run()
+                    seconds = time.perf_counter() - started
         finally:
             self.after()
         self.peak = max(self.peak, monitor.peak - monitor.before)
@@ -108,12 +111,13 @@ class Contender:
 
 
 def quiet_turn(contenders, model):
-    """One step of each; None when the machine was not ours."""
+    """A step of each; None when the machine was not ours."""
     all_before, mine_before = jiffies()
+    started = time.perf_counter()
     seconds = [c.step(model) for c in contenders]
+    available = (time.perf_counter() - started) * os.sysconf("SC_CLK_TCK") * os.cpu_count()
     all_after, mine_after = jiffies()
     others = (all_after - all_before) - (mine_after - mine_before)
-    available = sum(seconds) * os.sysconf("SC_CLK_TCK") * os.cpu_count()
     return seconds if others <= BUSY * available else None
 
 
@@ -137,8 +141,7 @@ def compare(name, turns):
             Contender("checkpoint", plain,
                       lambda: model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False}),
                       model.gradient_checkpointing_disable)]
-    for _ in range(2):
-        seconds = [c.step(model) for c in base]
+    seconds = [c.step(model) for c in base]
     for c in base:
         c.peak = 0
     seconds = [min(a, b) for a, b in zip(seconds, [c.step(model) for c in base])]
@@ -226,18 +229,18 @@ def main():
     parser.add_argument("--models", default="smollm2-512,smollm2-1024,llama,bert,vit,gpt2")
     parser.add_argument("--turns", type=int, default=7)
     options = parser.parse_args()
+    options.results.mkdir(parents=True, exist_ok=True)
+    stem = options.results / f"python_{torch.get_num_threads()}-cores_{datetime.date.today()}"
+    note = (f"torch {torch.__version__}, {torch.get_num_threads()} threads; peaks above what is there before the step, "
+            f"gradients included; medians of {options.turns} turns.\n\n")
     results = {}
     for name in options.models.split(","):
         print(f"{name}: {options.turns} turns", flush=True)
         results[name] = compare(name, options.turns)
         print(table({name: results[name]}), flush=True)
+        stem.with_suffix(".md").write_text(note + table(results) + "\n")
+        stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
         gc.collect()
-    options.results.mkdir(parents=True, exist_ok=True)
-    stem = options.results / f"python_{torch.get_num_threads()}-cores_{datetime.date.today()}"
-    note = (f"torch {torch.__version__}, {torch.get_num_threads()} threads; peaks above what is there before the step, "
-            f"gradients included; medians of {options.turns} turns.\n\n")
-    stem.with_suffix(".md").write_text(note + table(results) + "\n")
-    stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
     picture(results, stem.with_suffix(".svg"))
     print(f"written: {stem}.md, .json, .svg")
 

@@ -81,8 +81,12 @@ void Tape::excuse(const c10::IValue& written) {
     if (found == current_.end()) return;
     const SeenVersion now(tensor);
     if (SeenVersion& main = values_[at(found->second)].version; main.same_counter(now)) return main.settle(1);
-    for (SeenVersion& other : other_versions_[found->second]) {
-      if (other.same_counter(now)) other.settle(1);
+    auto& others = other_versions_[found->second];
+    const auto known = std::ranges::find_if(others, [&](const SeenVersion& v) { return v.same_counter(now); });
+    if (known != others.end()) {
+      known->settle(1);
+    } else if (now.seen() <= 1) {
+      others.push_back(now);
     }
   };
   if (written.isTensor()) {
