@@ -133,7 +133,8 @@ void reduction(State& s, const Instruction& i) {
     case 13:
       return s.push(x.logcumsumexp(d));
     case 14:
-      return s.push(std::get<0>(x.median(d, keep)));
+      // LibTorch 2.13 reads beside the values of an expanded tensor.
+      return s.push(std::get<0>(x.contiguous().median(d, keep)));
     default:
       return s.push(x.mean());
   }
