@@ -187,10 +187,14 @@ class Session:
     """
 
     def __init__(self, step: Step, fitted: _Fitted, host: int | None) -> None:
-        self._step = step
+        self._step: Step | None = step
         self._planner = fitted.planner
         self._device = fitted.device
         self._core = _core.Session(fitted.recorded, fitted.planner, fitted.budget, fitted.device, host)
+
+    def _forget_step(self) -> None:
+        """Lets go of the step that fit was given, and of what it refers to: backward() is always given another."""
+        self._step = None
 
     def backward(self, batch: Any, step: Step | None = None) -> torch.Tensor:
         """Runs step(batch) and its backward pass; gradients are added to .grad as usual. Returns the loss, detached.
@@ -200,6 +204,8 @@ class Session:
         raises.
         """
         run = step if step is not None else self._step
+        if run is None:
+            raise UsageError("session: it has no step of its own; give one: backward(batch, step)")
         return self._core.backward(lambda: loss_of(run, batch))
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,14 @@ from .fitting import Plan, Session, fit
 from .sizes import Size
 
 
+def _loss_of(output: Any) -> torch.Tensor:
+    if output.closure_loss is None:
+        raise UsageError(
+            "SnugCallback: training_step returned None; return a loss, of zero where there is nothing to learn"
+        )
+    return output.closure_loss
+
+
 class SnugCallback(pl.Callback):
     """Trains a LightningModule inside a memory budget:
 
@@ -24,8 +34,8 @@ class SnugCallback(pl.Callback):
         trainer.fit(module, data)
 
     For automatic optimization; with manual optimization call `session.backward(batch, step)` in the module's own
-    training_step. The first training step is recorded and planned, for which it runs two more times; every step then runs
-    under the plan, with accumulation, clipping and precision as the Trainer has them. Gradients of the step before are
+    training_step. The first training step is recorded and planned, for which it runs two more times (what it logs then
+    does not count, counters of its own do); every step then runs under the plan, with accumulation, clipping and precision as the Trainer has them. Gradients of the step before are
     zeroed before the forward pass and not after it, so that both need not fit at once. `session` is the running one, `plan`
     what was planned.
     """
@@ -52,7 +62,9 @@ class SnugCallback(pl.Callback):
         def make_closure(inputs: Any, *args: Any) -> Any:
             closure = make(inputs, *args)
             if closure._backward_fn is not None:
-                closure.closure = torch.enable_grad()(lambda: self._run(trainer, closure, inputs))
+                # Without the closure itself: nothing may keep a batch in a cycle.
+                run = functools.partial(self._run, trainer, closure._step_fn, closure._zero_grad_fn, closure._backward_fn)
+                closure.closure = torch.enable_grad()(functools.partial(run, inputs))
             return closure
 
         loop._make_closure = make_closure
@@ -64,34 +76,58 @@ class SnugCallback(pl.Callback):
     def on_exception(self, *_: Any) -> None:
         self._close()
 
-    def _run(self, trainer: Any, closure: Any, inputs: Any) -> Any:
+    def _run(
+        self,
+        trainer: Any,
+        step_fn: Callable[[], Any],
+        zero_grad_fn: Callable[[], None] | None,
+        backward_fn: Callable[[torch.Tensor], None],
+        inputs: Any,
+    ) -> Any:
         """What Lightning's own closure does: the training step, zeroed gradients, backward."""
-        if closure._zero_grad_fn is not None:
-            closure._zero_grad_fn()
-        output: list[Any] = [None]
-
-        def loss_of(_: Any) -> torch.Tensor:
-            output[0] = closure._step_fn()
-            if output[0].closure_loss is None:
-                raise UsageError("SnugCallback: training_step returned None; return a loss, of zero where there is nothing to learn")
-            return output[0].closure_loss
-
+        if zero_grad_fn is not None:
+            zero_grad_fn()
         if self.session is None:
-            self.session = fit(loss_of, inputs, self._budget, strategy=self._strategy)
-            self.plan = self.session.plan
+            self._fit(trainer, step_fn, inputs)
+        output: list[Any] = []
+
+        def step(_: Any) -> None:
+            output.append(step_fn())
+            backward_fn(_loss_of(output[0]))
+
         # backward() is put off until the forward pass is over; so is what looks at the gradients.
         precision, put_off = trainer.precision_plugin, []
+        before = precision.__dict__.get("post_backward")
         after = precision.post_backward
         precision.post_backward = lambda loss, *args: (put_off.append((loss, *args)), loss)[1]
         try:
-            self.session.backward(inputs, lambda batch: closure._backward_fn(loss_of(batch)))
+            self.session.backward(inputs, step)
         finally:
             del precision.post_backward
+            if before is not None:
+                precision.post_backward = before
         for arguments in put_off:
             after(*arguments)
         self.steps += 1
         self.replayed_ops += self.session.last_step.replayed_ops
         return output[0]
+
+    def _fit(self, trainer: Any, step_fn: Callable[[], Any], inputs: Any) -> None:
+        """Records and plans. What the step logs meanwhile does not count."""
+        if "dataloader_iter" in inputs:
+            raise UsageError(
+                "SnugCallback: training_step takes the dataloader_iter, whose batches recording would use up; let it take "
+                "the batch"
+            )
+        loop = trainer.fit_loop.epoch_loop
+        logged = loop._results
+        loop._results = copy.deepcopy(logged)
+        try:
+            self.session = fit(lambda _: _loss_of(step_fn()), inputs, self._budget, strategy=self._strategy)
+        finally:
+            loop._results = logged
+        self.session._forget_step()
+        self.plan = self.session.plan
 
     def _close(self) -> None:
         if self._leave is not None:

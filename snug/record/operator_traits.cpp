@@ -103,9 +103,12 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
   traits->overwrites = traits->writes_any && (all_written_are_out || overwriters().contains(traits->name));
   traits->uninitialized = uninitialized().contains(traits->name);
   traits->rebinds = traits->name == "aten::set_" || traits->name == "aten::set_data";
-  // torch.library.custom_op does, LibTorch's own do it after the kernel.
-  traits->raises_early = traits->writes_any && !traits->name.starts_with("aten::") &&
-                         op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView);
+  if (traits->writes_any &&
+      (traits->name.starts_with("aten::") || op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView))) {
+    // torch.library.custom_op does it before, what is made of C++ after.
+    const bool early = op.debug().find("torch/_library/custom_ops.py") != std::string::npos;
+    traits->raises = early ? OperatorTraits::Raises::BeforeTheKernel : OperatorTraits::Raises::AfterTheKernel;
+  }
   traits->seeded = op.hasTag(at::Tag::nondeterministic_seeded);
   for (const HiddenWrite& hidden : hidden_writes()) {
     if (traits->name != hidden.name) continue;

@@ -19,11 +19,12 @@ struct OperatorTraits {
   std::vector<Argument> arguments;
   std::vector<char> writes;  ///< per argument: the schema says it is written
   bool writes_any = false;
-  bool seeded = false;                       ///< draws from a random generator
-  bool uninitialized = false;                ///< results have unspecified contents: empty and kin
-  bool overwrites = false;                   ///< written arguments are replaced whole, their old contents are not read
-  int scratch_result = -1;                   ///< position of a result whose bits prove nothing, or -1
-  bool raises_early = false;                 ///< raises the versions of what it writes before its kernel runs
+  bool seeded = false;         ///< draws from a random generator
+  bool uninitialized = false;  ///< results have unspecified contents: empty and kin
+  bool overwrites = false;     ///< written arguments are replaced whole, their old contents are not read
+  int scratch_result = -1;     ///< position of a result whose bits prove nothing, or -1
+  /// When the version of what the schema says is written rises, if not inside of the kernel.
+  enum class Raises : std::uint8_t { Never, BeforeTheKernel, AfterTheKernel } raises = Raises::Never;
   bool rebinds = false;                      ///< gives a tensor another storage (set_)
   std::vector<int> hidden_writes;            ///< arguments that are written though the schema does not say so
   std::optional<int> hidden_writes_only_if;  ///< ... when this boolean argument is true

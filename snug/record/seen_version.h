@@ -24,6 +24,8 @@ class SeenVersion {
   void settle(std::uint32_t raises) {
     if (now() - seen_ <= raises) look_again();
   }
+  /// Whether nobody else has the counter: it cannot rise any more.
+  [[nodiscard]] bool alone() const { return counter_.unique(); }
   /// Whether both count the same tensors' writes.
   [[nodiscard]] bool same_counter(const SeenVersion& other) const noexcept {
     // LibTorch has no comparison; a counter is one pointer.

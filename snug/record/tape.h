@@ -264,6 +264,12 @@ class Tape {
     SeenVersion version;  // before the kernel
   };
 
+  struct ExpectedRaise {
+    plan::ValueId value;
+    SeenVersion counter;
+    std::uint32_t raises;
+  };
+
   static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
   ValueState& state(plan::ValueId value);
   plan::ValueId value_of(const at::Tensor& tensor);
@@ -271,7 +277,10 @@ class Tape {
   void settle_versions();
   bool accepts(plan::ValueId value, const SeenVersion& reader);
   void inherit_versions(plan::ValueId value, plan::ValueId before);
-  void excuse(const c10::IValue& written);
+  void set_version(plan::ValueId value, const SeenVersion& version);
+  void settle(const ExpectedRaise& expected);
+  void excuse(const OperatorTraits& traits, const c10::IValue* arguments);
+  void take_snapshot(plan::ValueId value);
   void expect_raises(plan::ValueId value, const c10::StorageImpl* storage);
   void lose_contents(plan::ValueId value);
   void displace(plan::ValueId value);
@@ -328,7 +337,7 @@ class Tape {
   std::vector<RandomState> random_states_;
   GeometryPool geometry_;
   std::vector<ValueState> values_;
-  std::vector<std::pair<plan::ValueId, std::uint32_t>> unsettled_;  // just written, and how often
+  std::vector<ExpectedRaise> unsettled_;  // of what was just written
   // Further counters of the same storage, as `.data` and _unsafe_view make them; few values have any.
   ska::flat_hash_map<plan::ValueId, std::vector<SeenVersion>> other_versions_;
   std::vector<plan::ValueId> held_results_;  // and some that no longer are

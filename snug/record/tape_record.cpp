@@ -72,9 +72,7 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
     if (!waiting_.empty()) bind_before(stack, first, traits);
     inputs_.clear();
     written_.clear();
-    for (std::size_t i = 0; i < count && traits.raises_early; ++i) {
-      if (traits.writes[i]) excuse(stack[first + i]);
-    }
+    if (traits.raises == OperatorTraits::Raises::BeforeTheKernel) excuse(traits, stack.data() + first);
     capture_arguments(traits, stack.data() + first);
     for (Written& written : written_) before_write(written);
     if (outer_ != nullptr) {
@@ -269,13 +267,17 @@ std::int32_t Tape::capture_tensor(const at::Tensor& tensor, bool written, bool o
 
 /// A leaf that is about to be written keeps its contents in a copy when anything may need them again.
 void Tape::before_write(Written& written) {
-  ValueState& s = values_[at(written.before)];
-  if (s.leaf < 0 || (written.whole && !s.read)) return;
+  const ValueState& s = values_[at(written.before)];
+  if (s.leaf >= 0 && (!written.whole || s.read)) take_snapshot(written.before);
+}
+
+void Tape::take_snapshot(plan::ValueId value) {
+  ValueState& s = values_[at(value)];
   Leaf& leaf = leaves_[at(s.leaf)];
-  if (leaf.snapshot) return;
+  if (leaf.snapshot || !s.storage) return;
   const at::AutoDispatchBelowADInplaceOrView below;
   View bytes;
-  bytes.keys = c10::DispatchKeySet(c10::computeDispatchKey(c10::kByte, c10::kStrided, written.tensor.device()));
+  bytes.keys = c10::DispatchKeySet(c10::computeDispatchKey(c10::kByte, c10::kStrided, s.device));
   at::Tensor whole = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(s.storage), bytes.keys,
                                                               c10::scalarTypeToTypeMeta(c10::kByte));
   whole.unsafeGetTensorImpl()->set_sizes_contiguous({s.nbytes});
@@ -283,8 +285,10 @@ void Tape::before_write(Written& written) {
     const TapeMutex::Lent lent(mutex_);
     return whole.clone().storage();
   }();
-  leaf.original = std::exchange(s.storage, copy);
-  leaf.snapshot = true;
+  ValueState& after = values_[at(value)];
+  Leaf& kept = leaves_[at(after.leaf)];
+  kept.original = std::exchange(after.storage, copy);
+  kept.snapshot = true;
 }
 
 void Tape::add_output(const at::Tensor& tensor, plan::ValueId overwrites, OutputSlot slot, bool uninitialized) {
@@ -307,8 +311,8 @@ void Tape::add_output(const at::Tensor& tensor, plan::ValueId overwrites, Output
   s.offloads = offloads_ && s.nbytes >= regions_.back().min_offload;
   s.version = SeenVersion(tensor);
   if (slot.is_argument) {
-    expect_raises(value, impl);
     inherit_versions(value, overwrites);
+    expect_raises(value, impl);
   }
   const KnownStep* known = known_step();
   const bool planned = known != nullptr && known->plan->keeps(value);
@@ -317,18 +321,27 @@ void Tape::add_output(const at::Tensor& tensor, plan::ValueId overwrites, Output
   }
 }
 
-/// How often the version of what was just written may rise after the kernel, on the way out of LibTorch's dispatcher.
+/// How often the versions of what was just written may rise after the kernel, on the way out of LibTorch's dispatcher.
 void Tape::expect_raises(plan::ValueId value, const c10::StorageImpl* storage) {
   const OperatorTraits& traits = *calls_.back().traits;
-  if (traits.raises_early) return;
-  std::uint32_t writes = 0, raised = 0;
+  if (traits.raises != OperatorTraits::Raises::AfterTheKernel) return;
+  const std::size_t first = unsettled_.size();
   for (const Written& w : written_) {
     if (!traits.writes[static_cast<std::size_t>(w.position)] || w.tensor.storage().unsafeGetStorageImpl() != storage)
       continue;
-    ++writes;
-    raised = std::max(raised, w.version.now() - w.version.seen());  // by operators that the kernel calls
+    const auto known = std::find_if(unsettled_.begin() + static_cast<std::ptrdiff_t>(first), unsettled_.end(),
+                                    [&](const ExpectedRaise& e) { return e.counter.same_counter(w.version); });
+    if (known != unsettled_.end()) {
+      ++known->raises;
+    } else {
+      unsettled_.push_back({value, w.version, 1});
+    }
   }
-  if (writes > raised) unsettled_.emplace_back(value, writes - raised);
+  for (std::size_t i = first; i < unsettled_.size(); ++i) {
+    ExpectedRaise& e = unsettled_[i];
+    const std::uint32_t inside = e.counter.now() - e.counter.seen();  // by operators that the kernel called
+    e.raises -= std::min(e.raises, inside);
+  }
 }
 
 void Tape::bind_before(const torch::jit::Stack& stack, std::size_t first, const OperatorTraits& traits) {

@@ -43,14 +43,15 @@ bool Tape::written_since(plan::ValueId value) const {
   return others != other_versions_.end() && std::ranges::any_of(others->second, &SeenVersion::raised);
 }
 
-/// Whether what `reader` counts the writes of still is the value. A counter that is new to the tape, and not new, may
-/// have counted anything.
+/// Whether what `reader` counts the writes of still is the value. Of a result, a counter that is new to the tape, and
+/// not new, may have counted anything; a leaf is there as it is now.
 bool Tape::accepts(plan::ValueId value, const SeenVersion& reader) {
   const ValueState& s = values_[at(value)];
   if (s.version.same_counter(reader) || (s.leaf < 0 && s.uninitialized)) return true;
   auto& others = other_versions_[value];
   if (std::ranges::any_of(others, [&](const SeenVersion& v) { return v.same_counter(reader); })) return true;
-  if (reader.seen() != 0) return false;
+  if (reader.seen() != 0 && s.leaf < 0) return false;
+  std::erase_if(others, [](const SeenVersion& v) { return v.alone() && !v.raised(); });
   others.push_back(reader);
   return true;
 }
@@ -61,38 +62,64 @@ void Tape::inherit_versions(plan::ValueId value, plan::ValueId before) {
   std::vector<SeenVersion> all = known != other_versions_.end() ? known->second : std::vector<SeenVersion>();
   all.push_back(values_[at(before)].version);
   const SeenVersion& main = values_[at(value)].version;
-  std::erase_if(all, [&](const SeenVersion& v) { return v.same_counter(main) || v.same_counter({}); });
+  std::erase_if(all, [&](const SeenVersion& v) { return v.same_counter(main) || v.same_counter({}) || v.alone(); });
   if (all.empty()) return;
   for (SeenVersion& v : all) v.look_again();
   other_versions_[value] = std::move(all);
 }
 
+/// From now on the value's writes are told by `version`, and by what told of them before.
+void Tape::set_version(plan::ValueId value, const SeenVersion& version) {
+  const SeenVersion before = std::exchange(values_[at(value)].version, version);
+  if (!before.same_counter(version) && !before.same_counter({})) other_versions_[value].push_back(before);
+}
+
+void Tape::settle(const ExpectedRaise& expected) {
+  if (SeenVersion& main = values_[at(expected.value)].version; main.same_counter(expected.counter))
+    main.settle(expected.raises);
+  const auto others = other_versions_.find(expected.value);
+  if (others == other_versions_.end()) return;
+  for (SeenVersion& other : others->second) {
+    if (other.same_counter(expected.counter)) other.settle(expected.raises);
+  }
+}
+
 /// The version of what an operator wrote is raised after its kernel, unless it was called below of where that happens.
 void Tape::settle_versions() {
-  for (const auto& [value, raises] : unsettled_) values_[at(value)].version.settle(raises);
+  for (const ExpectedRaise& expected : unsettled_) settle(expected);
   unsettled_.clear();
 }
 
-/// The operator raised the version of what it is going to write before the tape saw the call.
-void Tape::excuse(const c10::IValue& written) {
-  const auto one = [&](const at::Tensor& tensor) {
+/// The operator raised the versions of what it is going to write before the tape saw the call.
+void Tape::excuse(const OperatorTraits& traits, const c10::IValue* arguments) {
+  std::vector<ExpectedRaise> raised;
+  const auto add = [&](const at::Tensor& tensor) {
     if (!tensor.defined() || !is_plain(tensor)) return;
     const auto found = current_.find(tensor.storage().unsafeGetStorageImpl());
     if (found == current_.end()) return;
-    const SeenVersion now(tensor);
-    if (SeenVersion& main = values_[at(found->second)].version; main.same_counter(now)) return main.settle(1);
-    auto& others = other_versions_[found->second];
-    const auto known = std::ranges::find_if(others, [&](const SeenVersion& v) { return v.same_counter(now); });
-    if (known != others.end()) {
-      known->settle(1);
-    } else if (now.seen() <= 1) {
-      others.push_back(now);
+    const SeenVersion counter(tensor);
+    const auto known =
+        std::ranges::find_if(raised, [&](const ExpectedRaise& r) { return r.counter.same_counter(counter); });
+    if (known != raised.end()) {
+      ++known->raises;
+    } else {
+      raised.push_back({found->second, counter, 1});
     }
   };
-  if (written.isTensor()) {
-    one(written.toTensor());
-  } else if (written.isTensorList()) {
-    for (const at::Tensor& tensor : written.toTensorList()) one(tensor);
+  for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
+    if (!traits.writes[i]) continue;
+    if (arguments[i].isTensor()) {
+      add(arguments[i].toTensor());
+    } else if (arguments[i].isTensorList()) {
+      for (const at::Tensor& tensor : arguments[i].toTensorList()) add(tensor);
+    }
+  }
+  for (const ExpectedRaise& r : raised) {
+    settle(r);
+    const auto& others = other_versions_[r.value];
+    const bool known = values_[at(r.value)].version.same_counter(r.counter) ||
+                       std::ranges::any_of(others, [&](const SeenVersion& v) { return v.same_counter(r.counter); });
+    if (!known && r.counter.seen() <= r.raises) other_versions_[r.value].push_back(r.counter);
   }
 }
 
@@ -105,8 +132,12 @@ void Tape::lose_contents(plan::ValueId value) {
 /// Something that is not recorded has written over it.
 void Tape::displace(plan::ValueId value) {
   if (flow_.is_leaf(value)) return;
-  if (profiler_ != nullptr) profiler_->displaced(value);
+  const c10::Storage& storage = values_[at(value)].storage;
+  const bool frees = profiler_ != nullptr && storage && storage.use_count() == 1;
   lose_contents(value);
+  if (profiler_ == nullptr) return;
+  profiler_->displaced(value);
+  if (frees) profiler_->tape_freed(nbytes(value));
 }
 
 void Tape::report_displaced(plan::ValueId value) {
@@ -183,7 +214,7 @@ void Tape::keep(plan::ValueId value, const c10::Storage& storage, const SeenVers
   if (!flow_.is_leaf(value)) {
     flow_.make_leaf(value);
     s.leaf = static_cast<std::int32_t>(leaves_.size());
-    s.version = version;
+    set_version(value, version);
     leaves_.emplace_back();
   }
   leaves_[at(s.leaf)].snapshot = true;
@@ -204,7 +235,7 @@ void Tape::make_opaque(plan::ValueId value, const SeenVersion& version, bool rep
   if (reported) opaque_.push_back({describe(flow_.producer(value)), s.nbytes, Opaque::Case::Filled});
   flow_.make_leaf(value);
   s.leaf = static_cast<std::int32_t>(leaves_.size());
-  s.version = version;
+  set_version(value, version);
   leaves_.emplace_back();
 }
 
@@ -215,9 +246,8 @@ void Tape::written_elsewhere(c10::StorageImpl* storage) {
   const auto known = current_.find(storage);
   if (known == current_.end()) return;
   const plan::ValueId value = known->second;
-  // Leaves are told apart by their versions.
-  if (flow_.is_leaf(value) && !ledger_.offloaded(value)) return;
   current_.erase(known);
+  if (flow_.is_leaf(value) && !ledger_.offloaded(value)) return take_snapshot(value);
   if (!ledger_.offloaded(value)) lose_contents(value);  // else its contents are elsewhere
 }
 

@@ -1,7 +1,9 @@
 """What training loops are made of, under a session: accumulation, clipping, scaling, DDP, PEFT, Trainer, Accelerate."""
 
+import gc
 import os
 import sys
+import weakref
 
 import pytest
 import torch
@@ -175,7 +177,7 @@ class _Lit:
 
             def training_step(self, batch, batch_idx):
                 loss = self.model(batch).square().mean()
-                self.log("loss", loss)
+                self.log("loss", loss, on_step=True, on_epoch=True)
                 return loss
 
             def on_after_backward(self):
@@ -211,7 +213,7 @@ def test_lightning(tmp_path, options):
         torch.manual_seed(3)
         trainer = _lightning_trainer(tmp_path, callbacks, **options)
         trainer.fit(module, torch.utils.data.DataLoader(x[:6144], batch_size=2048, shuffle=False))
-        return [p.detach().clone() for p in module.parameters()], seen, trainer.callback_metrics["loss"].item()
+        return [p.detach().clone() for p in module.parameters()], seen, {k: v.item() for k, v in trainer.callback_metrics.items()}
 
     plain = train([])
     callback = SnugCallback(device="75%")
@@ -220,7 +222,31 @@ def test_lightning(tmp_path, options):
     same(plain[0], planned[0])
     assert plain[1] == planned[1] and len(planned[1]) == 6
     assert plain[2] == planned[2]
+    assert {"loss_step", "loss_epoch"} <= set(plain[2])
     same(plain[0], train([])[0])  # nothing stays behind
+
+
+def test_lightning_batches_go_without_the_garbage_collector(tmp_path):
+    import lightning.pytorch as pl
+
+    from snug.lightning import SnugCallback
+
+    _, x = small()
+    batches = []
+
+    class Watch(pl.Callback):
+        def on_train_batch_start(self, trainer, module, batch, index):
+            batches.append(weakref.ref(batch))
+
+    gc.collect()
+    gc.disable()
+    try:
+        trainer = _lightning_trainer(tmp_path, [SnugCallback(device="75%"), Watch()])
+        trainer.fit(_Lit.make([]), torch.utils.data.DataLoader(x[:6144], batch_size=1024))
+        alive = sum(batch() is not None for batch in batches)
+    finally:
+        gc.enable()
+    assert len(batches) == 12 and alive <= 1
 
 
 def test_lightning_with_manual_optimization(tmp_path):

@@ -402,6 +402,27 @@ def test_custom_operators_that_write_their_arguments_are_replayed():
     assert region.opaque_values == [] and region.replayed_ops > 5
 
 
+@torch.library.custom_op("snug_tests::rotate_", mutates_args={"q", "k"})
+def rotate_(q: torch.Tensor, k: torch.Tensor) -> None:
+    q.mul_(2)
+    k.mul_(3)
+
+
+def test_custom_operators_may_write_two_views_of_one_tensor():
+    x = torch.linspace(-1, 1, 256).requires_grad_()
+
+    def program():
+        q, k = x.sin().detach().chunk(2)
+        rotate_(q, k)
+        return (q.exp() * k * x[:128]).sum()
+
+    expected = torch.autograd.grad(program(), x)[0]
+    with snug.Region(snug.Recompute()) as region:
+        loss = program()
+    assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+    assert region.opaque_values == []
+
+
 def test_a_version_raised_by_hand_makes_a_value_of_its_own():
     x = torch.linspace(-1, 1, 256).requires_grad_()
 

@@ -111,6 +111,60 @@ TEST(UnseenWrites, AreSeenThroughAnyTensorOfTheStorage) {
   }
 }
 
+TEST(UnseenWrites, RecordedOnesFindTheLeafThroughAnyOfItsTensors) {
+  at::Tensor weight = torch::rand({16, 16});
+  weight.mul_(1);  // its version is not zero
+  const at::Tensor before = weight.clone(), x = leaf();
+  const auto program = [&] {
+    weight.copy_(before);
+    const at::Tensor p = (x - weight.variable_data()).exp();
+    weight.mul_(2);
+    return (p * weight).sum();
+  };
+  program().backward();
+  const at::Tensor expected = std::exchange(x.mutable_grad(), at::Tensor());
+  const Region region(Recompute{});
+  program().backward();
+  EXPECT_TRUE(same_bits(expected, x.grad()));
+}
+
+TEST(UnseenWrites, AreNotSeenInPiecesWithCountersOfTheirOwn) {
+  const at::Tensor x = leaf();
+  const auto program = [&] {
+    const at::Tensor h = x.sin().detach();
+    std::vector<at::Tensor> pieces = at::unsafe_chunk(h, 2);
+    at::_foreach_mul_(pieces, 2);
+    pieces[1].add_(1);
+    return (h * x).sum() + (pieces[0].exp() * pieces[1]).sum();
+  };
+  program().backward();
+  const at::Tensor expected = std::exchange(x.mutable_grad(), at::Tensor());
+  const Region region(Recompute{});
+  program().backward();
+  EXPECT_TRUE(same_bits(expected, x.grad()));
+  EXPECT_TRUE(region.opaque_values().empty()) << region.opaque_values()[0];
+}
+
+TEST(UnseenWrites, HiddenOnesUnderANestedTapeReachTheOuterOne) {
+  const at::Tensor x = leaf();
+  const auto run = [&](bool recorded) {
+    torch::nn::BatchNorm1d norm(16);
+    const auto inner = [&](const at::Tensor& y) {
+      std::optional<Region> region;
+      if (recorded) region.emplace(Recompute{});
+      return norm(y);
+    };
+    std::optional<Region> outer;
+    if (recorded) outer.emplace(Recompute{});
+    const at::Tensor y = (x - norm->running_mean).exp();
+    const at::Tensor z = recorded ? checkpoint({.mode = Rerun{}}, inner, y) : inner(y);
+    outer.reset();
+    (z.sin().sum() + y.square().sum()).backward();
+    return std::exchange(x.mutable_grad(), at::Tensor());
+  };
+  EXPECT_TRUE(same_bits(run(false), run(true)));
+}
+
 TEST(UnseenWrites, OfKeptResultsAreSeenWhileTheRegionIsOpen) {
   const at::Tensor x = leaf();
   for (const bool open : {true, false}) {
