@@ -35,9 +35,9 @@ class SnugCallback(pl.Callback):
 
     For automatic optimization; with manual optimization call `session.backward(batch, step)` in the module's own
     training_step. The first training step is recorded and planned, for which it runs two more times (what it logs then
-    does not count, counters of its own do); every step then runs under the plan, with accumulation, clipping and precision as the Trainer has them. Gradients of the step before are
-    zeroed before the forward pass and not after it, so that both need not fit at once. `session` is the running one, `plan`
-    what was planned.
+    does not count, counters of its own do); every step then runs under the plan, with accumulation, clipping and precision
+    as the Trainer has them. Gradients of the step before are zeroed before the forward pass and not after it, so that both
+    need not fit at once. `session` is the running one, `plan` what was planned.
     """
 
     def __init__(self, device: Size, strategy: str = "optimal") -> None:
