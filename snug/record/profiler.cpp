@@ -78,16 +78,17 @@ void Profiler::op_recorded(const Tape& tape, plan::OpId op) {
   graph_.events.push_back({Event::Kind::Run, op, 0, 0});
 }
 
-void Profiler::saved(plan::ValueId value) {
+plan::ValueInfo& Profiler::info(plan::ValueId value) {
   graph_.values.resize(std::max(graph_.values.size(), static_cast<std::size_t>(value) + 1));
-  graph_.values[static_cast<std::size_t>(value)].saved = true;
+  return graph_.values[static_cast<std::size_t>(value)];
+}
+
+void Profiler::saved(plan::ValueId value) {
+  info(value).saved = true;
   graph_.events.push_back({Event::Kind::Save, value, 0, 0});
 }
 
-void Profiler::displaced(plan::ValueId value) {
-  graph_.values.resize(std::max(graph_.values.size(), static_cast<std::size_t>(value) + 1));
-  graph_.values[static_cast<std::size_t>(value)].must = plan::Must::Recompute;
-}
+void Profiler::displaced(plan::ValueId value) { info(value).must = plan::Must::Recompute; }
 
 void Profiler::unpacked(plan::ValueId value, bool stays) {
   mark();

@@ -49,6 +49,7 @@ class Profiler {
   /// Highest memory above that at the last mark, as it would have been without evictions; starts anew.
   Bytes take_peak();
   void poll(const Tape& tape);
+  plan::ValueInfo& info(plan::ValueId value);
 
   memory::DeviceMemory& memory_;
   plan::StepGraph graph_;

@@ -167,10 +167,7 @@ void Tape::bind(SavedTensor& saved) {
   plan::ValueId value = plan::kNoValue;
   const plan::ValueId before = found != current_.end() ? found->second : plan::kNoValue;
   const bool written = before != plan::kNoValue && (written_since(before) || !accepts(before, saved.version));
-  if (written) {
-    report_displaced(before);
-    displace(before);
-  }
+  if (written) displace(before, /*reported=*/true);
   if (before == plan::kNoValue || written) {
     // No recorded operator has seen these contents: a leaf. Its version is checked by the saved tensor itself.
     value = flow_.add_leaf();

@@ -278,13 +278,14 @@ class Tape {
   bool accepts(plan::ValueId value, const SeenVersion& reader);
   void inherit_versions(plan::ValueId value, plan::ValueId before);
   void set_version(plan::ValueId value, const SeenVersion& version);
-  void settle(const ExpectedRaise& expected);
+  SeenVersion* find_version(plan::ValueId value, const SeenVersion& counter);
+  static void expect_raise(std::vector<ExpectedRaise>& all, std::size_t first, plan::ValueId value,
+                           const SeenVersion& counter);
   void excuse(const OperatorTraits& traits, const c10::IValue* arguments);
   void take_snapshot(plan::ValueId value);
   void expect_raises(plan::ValueId value, const c10::StorageImpl* storage);
   void lose_contents(plan::ValueId value);
-  void displace(plan::ValueId value);
-  void report_displaced(plan::ValueId value);
+  void displace(plan::ValueId value, bool reported);
   plan::ValueId new_leaf(const at::Tensor& tensor);
   plan::ValueId read(const at::Tensor& tensor, bool written);
   View view_of(const at::Tensor& tensor, plan::ValueId value);

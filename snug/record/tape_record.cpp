@@ -285,10 +285,8 @@ void Tape::take_snapshot(plan::ValueId value) {
     const TapeMutex::Lent lent(mutex_);
     return whole.clone().storage();
   }();
-  ValueState& after = values_[at(value)];
-  Leaf& kept = leaves_[at(after.leaf)];
-  kept.original = std::exchange(after.storage, copy);
-  kept.snapshot = true;
+  leaf.original = std::exchange(s.storage, copy);
+  leaf.snapshot = true;
 }
 
 void Tape::add_output(const at::Tensor& tensor, plan::ValueId overwrites, OutputSlot slot, bool uninitialized) {
@@ -329,13 +327,7 @@ void Tape::expect_raises(plan::ValueId value, const c10::StorageImpl* storage) {
   for (const Written& w : written_) {
     if (!traits.writes[static_cast<std::size_t>(w.position)] || w.tensor.storage().unsafeGetStorageImpl() != storage)
       continue;
-    const auto known = std::find_if(unsettled_.begin() + static_cast<std::ptrdiff_t>(first), unsettled_.end(),
-                                    [&](const ExpectedRaise& e) { return e.counter.same_counter(w.version); });
-    if (known != unsettled_.end()) {
-      ++known->raises;
-    } else {
-      unsettled_.push_back({value, w.version, 1});
-    }
+    expect_raise(unsettled_, first, value, w.version);
   }
   for (std::size_t i = first; i < unsettled_.size(); ++i) {
     ExpectedRaise& e = unsettled_[i];

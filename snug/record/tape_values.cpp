@@ -47,10 +47,9 @@ bool Tape::written_since(plan::ValueId value) const {
 /// not new, may have counted anything; a leaf is there as it is now.
 bool Tape::accepts(plan::ValueId value, const SeenVersion& reader) {
   const ValueState& s = values_[at(value)];
-  if (s.version.same_counter(reader) || (s.leaf < 0 && s.uninitialized)) return true;
-  auto& others = other_versions_[value];
-  if (std::ranges::any_of(others, [&](const SeenVersion& v) { return v.same_counter(reader); })) return true;
+  if ((s.leaf < 0 && s.uninitialized) || find_version(value, reader) != nullptr) return true;
   if (reader.seen() != 0 && s.leaf < 0) return false;
+  auto& others = other_versions_[value];
   std::erase_if(others, [](const SeenVersion& v) { return v.alone() && !v.raised(); });
   others.push_back(reader);
   return true;
@@ -74,19 +73,33 @@ void Tape::set_version(plan::ValueId value, const SeenVersion& version) {
   if (!before.same_counter(version) && !before.same_counter({})) other_versions_[value].push_back(before);
 }
 
-void Tape::settle(const ExpectedRaise& expected) {
-  if (SeenVersion& main = values_[at(expected.value)].version; main.same_counter(expected.counter))
-    main.settle(expected.raises);
-  const auto others = other_versions_.find(expected.value);
-  if (others == other_versions_.end()) return;
-  for (SeenVersion& other : others->second) {
-    if (other.same_counter(expected.counter)) other.settle(expected.raises);
+/// The counter among those of the value's writes; null when the tape has not met it there.
+SeenVersion* Tape::find_version(plan::ValueId value, const SeenVersion& counter) {
+  if (SeenVersion& main = values_[at(value)].version; main.same_counter(counter)) return &main;
+  const auto others = other_versions_.find(value);
+  if (others == other_versions_.end()) return nullptr;
+  const auto found =
+      std::ranges::find_if(others->second, [&](const SeenVersion& v) { return v.same_counter(counter); });
+  return found == others->second.end() ? nullptr : &*found;
+}
+
+/// One more raise of that counter is expected, among those from the `first` on.
+void Tape::expect_raise(std::vector<ExpectedRaise>& all, std::size_t first, plan::ValueId value,
+                        const SeenVersion& counter) {
+  for (std::size_t i = first; i < all.size(); ++i) {
+    if (all[i].counter.same_counter(counter)) {
+      ++all[i].raises;
+      return;
+    }
   }
+  all.push_back({value, counter, 1});
 }
 
 /// The version of what an operator wrote is raised after its kernel, unless it was called below of where that happens.
 void Tape::settle_versions() {
-  for (const ExpectedRaise& expected : unsettled_) settle(expected);
+  for (const ExpectedRaise& expected : unsettled_) {
+    if (SeenVersion* version = find_version(expected.value, expected.counter)) version->settle(expected.raises);
+  }
   unsettled_.clear();
 }
 
@@ -97,14 +110,7 @@ void Tape::excuse(const OperatorTraits& traits, const c10::IValue* arguments) {
     if (!tensor.defined() || !is_plain(tensor)) return;
     const auto found = current_.find(tensor.storage().unsafeGetStorageImpl());
     if (found == current_.end()) return;
-    const SeenVersion counter(tensor);
-    const auto known =
-        std::ranges::find_if(raised, [&](const ExpectedRaise& r) { return r.counter.same_counter(counter); });
-    if (known != raised.end()) {
-      ++known->raises;
-    } else {
-      raised.push_back({found->second, counter, 1});
-    }
+    expect_raise(raised, 0, found->second, SeenVersion(tensor));
   };
   for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
     if (!traits.writes[i]) continue;
@@ -115,11 +121,11 @@ void Tape::excuse(const OperatorTraits& traits, const c10::IValue* arguments) {
     }
   }
   for (const ExpectedRaise& r : raised) {
-    settle(r);
-    const auto& others = other_versions_[r.value];
-    const bool known = values_[at(r.value)].version.same_counter(r.counter) ||
-                       std::ranges::any_of(others, [&](const SeenVersion& v) { return v.same_counter(r.counter); });
-    if (!known && r.counter.seen() <= r.raises) other_versions_[r.value].push_back(r.counter);
+    if (SeenVersion* version = find_version(r.value, r.counter)) {
+      version->settle(r.raises);
+    } else if (r.counter.seen() <= r.raises) {
+      other_versions_[r.value].push_back(r.counter);
+    }
   }
 }
 
@@ -130,19 +136,12 @@ void Tape::lose_contents(plan::ValueId value) {
 }
 
 /// Something that is not recorded has written over it.
-void Tape::displace(plan::ValueId value) {
+void Tape::displace(plan::ValueId value, bool reported) {
   if (flow_.is_leaf(value)) return;
-  const c10::Storage& storage = values_[at(value)].storage;
-  const bool frees = profiler_ != nullptr && storage && storage.use_count() == 1;
-  lose_contents(value);
-  if (profiler_ == nullptr) return;
-  profiler_->displaced(value);
-  if (frees) profiler_->tape_freed(nbytes(value));
-}
-
-void Tape::report_displaced(plan::ValueId value) {
-  if (!flow_.is_leaf(value))
-    opaque_.push_back({describe(flow_.producer(value)), nbytes(value), Opaque::Case::WrittenOver});
+  if (reported) opaque_.push_back({describe(flow_.producer(value)), nbytes(value), Opaque::Case::WrittenOver});
+  if (profiler_ != nullptr) profiler_->displaced(value);
+  ledger_.lose(value);
+  dropped(value);
 }
 
 void Tape::notice_writes() {
@@ -150,7 +149,7 @@ void Tape::notice_writes() {
   std::erase_if(held_results_, [&](plan::ValueId value) {
     if (flow_.is_leaf(value) || !ledger_.held(value)) return true;
     if (!written_since(value)) return false;
-    displace(value);
+    displace(value, /*reported=*/false);
     return true;
   });
 }
@@ -162,8 +161,7 @@ plan::ValueId Tape::value_of(const at::Tensor& tensor) {
   if (found == current_.end()) return new_leaf(tensor);
   const plan::ValueId value = found->second;
   if (written_since(value) || !accepts(value, SeenVersion(tensor))) {
-    report_displaced(value);
-    displace(value);
+    displace(value, /*reported=*/true);
     const plan::ValueId leaf = new_leaf(tensor);
     inherit_versions(leaf, value);
     return leaf;
