@@ -1,12 +1,13 @@
 """snug against gradient checkpointing on models of transformers, in one process and in turns: one table, one picture.
 
-Usage: peers.py RESULTS_DIR [--models smollm2-512,smollm2-1024,llama,bert,vit,gpt2] [--turns N]
+Usage: peers.py RESULTS_DIR [--models smollm2-512,smollm2-1024,llama,bert,vit,gpt2] [--turns N] [--overhead MODEL]
 
 For each model: the plain step, the same with gradient_checkpointing_enable(), snug under a cap at checkpointing's peak, snug
 with the smallest budget whose step is predicted to take no longer than checkpointing's, and snug with everything kept, for
 what it costs to be there. Peaks are counted bytes above what is there before the step, gradients included, by the same
 allocator for all. A turn during which other processes took more than 5 % of the machine is repeated, and of every two
-steps in a row the second is timed.
+steps in a row the second is timed. With --overhead the plain step and the one with everything kept alone, in turns, for
+what snug costs where it has nothing to do.
 """
 import argparse
 import datetime
@@ -190,6 +191,35 @@ def compare(name, turns):
     return {"rows": rows, "turns": done, "repeated": repeated, "floor_bytes": floor - static, "static_bytes": static}
 
 
+def overhead(name, turns):
+    """Quartiles of the step time with everything kept over the plain one's; who comes first alternates."""
+    model, batch = make(name)
+
+    def run(backward):
+        torch.manual_seed(1)
+        backward()
+
+    def forward(b):
+        return model(**b).loss
+
+    session = snug.fit(forward, batch, 2 * snug.plan(forward, batch).unplanned_peak, strategy="none")
+    pair = [Contender("plain", lambda: run(lambda: forward(batch).backward())),
+            Contender("snug, all kept", lambda: run(lambda: session.backward(batch)))]
+    for c in pair:
+        c.step(model)
+    ratios = []
+    for _ in range(10 * turns):
+        if len(ratios) == turns:
+            break
+        order = pair if len(ratios) % 2 == 0 else pair[::-1]
+        seconds = quiet_turn(order, model)
+        if seconds is not None:
+            of = dict(zip((c.name for c in order), seconds))
+            ratios.append(of["snug, all kept"] / of["plain"])
+    session.close()
+    return statistics.quantiles(ratios, n=4)
+
+
 def table(results):
     lines = ["| model | method | peak | step / plain | step / checkpoint (quartiles) |", "|---|---|---|---|---|"]
     for model, result in results.items():
@@ -228,11 +258,19 @@ def main():
     parser.add_argument("results", type=pathlib.Path)
     parser.add_argument("--models", default="smollm2-512,smollm2-1024,llama,bert,vit,gpt2")
     parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--overhead", metavar="MODEL")
     options = parser.parse_args()
     options.results.mkdir(parents=True, exist_ok=True)
     stem = options.results / f"python_{torch.get_num_threads()}-cores_{datetime.date.today()}"
     note = (f"torch {torch.__version__}, {torch.get_num_threads()} threads; peaks above what is there before the step, "
             f"gradients included; medians of {options.turns} turns.\n\n")
+    if options.overhead:
+        low, middle, high = overhead(options.overhead, options.turns)
+        line = (f"{options.overhead}, torch {torch.__version__}, {torch.get_num_threads()} threads, {options.turns} turns: "
+                f"step with everything kept / plain step x {middle:.3f} (quartiles {low:.3f} to {high:.3f})")
+        print(line)
+        stem.with_name(f"{stem.name}_overhead.md").write_text(line + "\n")
+        return
     results = {}
     for name in options.models.split(","):
         print(f"{name}: {options.turns} turns", flush=True)

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "snug/base/clock.h"
 #include "snug/base/errors.h"
 #include "snug/memory/device_memory.h"
+#include "snug/memory/held_limit.h"
 
 namespace snug::python {
 namespace {
@@ -46,6 +48,26 @@ py::dict stats(const std::string& type) {
   dict["at_peak_by_tag"] = by_tag(s.at_peak_by_tag);
   dict["allocations"] = s.allocations;
   return dict;
+}
+
+/// A limit, or none, for a `with`.
+class PyHeldLimit {
+ public:
+  PyHeldLimit(std::optional<Bytes> bytes, const std::string& device) : memory_(device_memory(device)), bytes_(bytes) {}
+  void enter() { held_.emplace(memory_, bytes_); }
+  void exit() { held_.reset(); }
+
+ private:
+  memory::DeviceMemory& memory_;
+  std::optional<Bytes> bytes_;
+  std::optional<memory::HeldLimit> held_;
+};
+
+void set_memory_limit(std::optional<Bytes> bytes, const std::string& device) {
+  if (bytes && *bytes <= 0) {
+    throw UsageError("memory limit: " + std::to_string(*bytes) + " bytes; it must be positive, or None for no limit");
+  }
+  device_memory(device).set_limit(bytes);
 }
 
 /// Looks at the allocated bytes at a fixed interval, on a thread of its own.
@@ -108,14 +130,16 @@ void bind_memory(py::module_& m) {
   m.def("memory_stats", &stats, py::arg("device"));
   m.def(
       "reset_peak", [](const std::string& d) { device_memory(d).reset_peak(); }, py::arg("device"));
-  m.def(
-      "set_memory_limit", [](std::optional<Bytes> bytes, const std::string& d) { device_memory(d).set_limit(bytes); },
-      py::arg("bytes"), py::arg("device") = "cpu",
-      "No more than so many bytes of the device's memory are handed out from now on, to anybody in the process; None "
-      "lifts the limit.");
+  m.def("set_memory_limit", &set_memory_limit, py::arg("bytes"), py::arg("device") = "cpu",
+        "No more than so many bytes of the device's memory are handed out from now on, to anybody in the process; None "
+        "lifts the limit.");
   m.def(
       "release_cached", [](const std::string& d) { device_memory(d).release_cached(); }, py::arg("device") = "cpu",
       "Returns cached free memory to the system.");
+  py::class_<PyHeldLimit>(m, "HeldLimit")
+      .def(py::init<std::optional<Bytes>, const std::string&>(), py::arg("bytes"), py::arg("device"))
+      .def("__enter__", &PyHeldLimit::enter)
+      .def("__exit__", [](PyHeldLimit& held, const py::args&) { held.exit(); });
   py::class_<Sampler>(m, "Sampler")
       .def(py::init<const std::string&, double>(), py::arg("device"), py::arg("interval"))
       .def("start", &Sampler::start, NoGil())

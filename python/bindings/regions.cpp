@@ -10,6 +10,7 @@
 #include "python/bindings/errors.h"
 #include "snug/base/errors.h"
 #include "snug/base/module_scope.h"
+#include "snug/record/recording.h"
 #include "snug/replay/region.h"
 #include "snug/replay/rerun_frame.h"
 #include "snug/replay/saved_tensor_hooks.h"
@@ -57,46 +58,40 @@ RegionAction action_of(const py::object& action) {
                    "; give Recompute(), Keep(), Offload(), Selective() or a function from OperatorContext to Choice");
 }
 
-/// A region for `with`. What it tells stays when it is over.
+/// A region that is open from the start. What it tells stays when it is over.
 class PyRegion {
  public:
-  PyRegion(py::object action, VerifyReplay verify, bool detect_anomalies)
-      : action_(action_of(action)), options_{verify, detect_anomalies} {}
+  PyRegion(const py::object& action, VerifyReplay verify, bool detect_anomalies)
+      : region_(action_of(action), RegionOptions{verify, detect_anomalies}) {}
 
-  PyRegion& enter() {
-    if (region_ && !over_) throw UsageError("region: it is open already; make another one");
-    over_ = false;
-    region_.emplace(action_, options_);
-    return *this;
-  }
   void exit() {
-    if (!region_) return;
-    region_->close();
-    at_exit_ = region_->saved_tensors();
-    over_ = true;
+    region_.close();
+    at_exit_ = region_.saved_tensors();
   }
-  std::int64_t replayed_ops() const { return region_ ? region_->replayed_ops() : 0; }
-  py::dict saved_tensors() const { return region_ ? to_dict(at_exit_) : to_dict({}); }
-  Bytes offloaded_bytes() const { return region_ ? region_->offloaded_bytes() : 0; }
-  std::vector<std::string> opaque_values() const {
-    return region_ ? region_->opaque_values() : std::vector<std::string>();
-  }
-
- private:
-  static py::dict to_dict(const record::SavedCounts& counts) {
+  py::dict saved_tensors() const {
     py::dict dict;
-    dict["dropped"] = counts.dropped;
-    dict["kept"] = counts.kept;
-    dict["leaf"] = counts.leaves;
-    dict["layout"] = counts.layout;
+    dict["dropped"] = at_exit_.dropped;
+    dict["kept"] = at_exit_.kept;
+    dict["leaf"] = at_exit_.leaves;
+    dict["layout"] = at_exit_.layout;
     return dict;
   }
+  const Region& region() const { return region_; }
 
-  RegionAction action_;
-  RegionOptions options_;
-  std::optional<Region> region_;
+ private:
+  Region region_;
   record::SavedCounts at_exit_;
-  bool over_ = false;
+};
+
+class PyUnrecorded {
+ public:
+  explicit PyUnrecorded(std::vector<at::Tensor> written) : written_(std::move(written)) {}
+  void enter() { scope_.emplace(std::exchange(written_, {})); }
+  void exit() { scope_.reset(); }
+
+ private:
+  std::vector<at::Tensor> written_;
+  std::optional<record::Unrecorded> scope_;
 };
 
 class PyModuleScope {
@@ -164,14 +159,20 @@ void bind_regions(py::module_& m) {
       .def_readonly("module", &PyOperatorContext::module, "The path of ModuleScope.")
       .def_readonly("invocation", &PyOperatorContext::invocation,
                     "How many operators of this name ran before in the region.");
-  py::class_<Keep>(m, "Keep", "What autograd saves stays, as without a region.").def(py::init<>());
-  py::class_<Recompute>(m, "Recompute", "What autograd saves is dropped and replayed in backward.").def(py::init<>());
+  py::class_<Keep>(m, "Keep", "What autograd saves stays, as without a region.")
+      .def(py::init<>())
+      .def(py::pickle([](const Keep&) { return py::tuple(); }, [](const py::tuple&) { return Keep{}; }));
+  py::class_<Recompute>(m, "Recompute", "What autograd saves is dropped and replayed in backward.")
+      .def(py::init<>())
+      .def(py::pickle([](const Recompute&) { return py::tuple(); }, [](const py::tuple&) { return Recompute{}; }));
   py::class_<Offload>(m, "Offload",
                       "What autograd saves leaves the device's memory and comes back in backward: from an "
                       "accelerator's to the CPU's, from the CPU's to a file in TMPDIR. Smaller storages stay.")
       .def(py::init([](Bytes min_bytes) { return Offload{min_bytes}; }), py::kw_only(),
            py::arg("min_bytes") = Offload{}.min_bytes)
-      .def_readonly("min_bytes", &Offload::min_bytes);
+      .def_readonly("min_bytes", &Offload::min_bytes)
+      .def(py::pickle([](const Offload& offload) { return py::make_tuple(offload.min_bytes); },
+                      [](const py::tuple& state) { return Offload{state[0].cast<Bytes>()}; }));
   py::class_<Selective>(m, "Selective",
                         "Results of the named operators, and of all operators in the named modules, are kept; all else "
                         "is made again. \"aten::add\" means all its overloads.")
@@ -181,16 +182,25 @@ void bind_regions(py::module_& m) {
            py::kw_only(), py::arg("keep") = std::vector<std::string>(),
            py::arg("keep_modules") = std::vector<std::string>())
       .def_readonly("keep", &Selective::keep)
-      .def_readonly("keep_modules", &Selective::keep_modules);
+      .def_readonly("keep_modules", &Selective::keep_modules)
+      .def(py::pickle(
+          [](const Selective& s) { return py::make_tuple(s.keep, s.keep_modules); },
+          [](const py::tuple& state) {
+            return Selective{state[0].cast<std::vector<std::string>>(), state[1].cast<std::vector<std::string>>()};
+          }));
   py::class_<PyRegion>(m, "Region")
       .def(py::init<py::object, VerifyReplay, bool>(), py::arg("action"), py::arg("verify_replay"),
            py::arg("detect_anomalies"))
-      .def("enter", &PyRegion::enter, py::return_value_policy::reference_internal)
+      .def_static("check", [](const py::object& action) { action_of(action); })
       .def("exit", &PyRegion::exit)
-      .def_property_readonly("replayed_ops", &PyRegion::replayed_ops)
+      .def_property_readonly("replayed_ops", [](const PyRegion& r) { return r.region().replayed_ops(); })
       .def_property_readonly("saved_tensors", &PyRegion::saved_tensors)
-      .def_property_readonly("offloaded_bytes", &PyRegion::offloaded_bytes)
-      .def_property_readonly("opaque_values", &PyRegion::opaque_values);
+      .def_property_readonly("offloaded_bytes", [](const PyRegion& r) { return r.region().offloaded_bytes(); })
+      .def_property_readonly("opaque_values", [](const PyRegion& r) { return r.region().opaque_values(); });
+  py::class_<PyUnrecorded>(m, "Unrecorded")
+      .def(py::init<std::vector<at::Tensor>>(), py::arg("written"))
+      .def("__enter__", &PyUnrecorded::enter)
+      .def("__exit__", [](PyUnrecorded& scope, const py::args&) { scope.exit(); });
   py::class_<PyModuleScope>(m, "ModuleScope")
       .def(py::init<std::string>())
       .def("enter", &PyModuleScope::enter)

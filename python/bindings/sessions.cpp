@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -73,8 +74,11 @@ Recorded record_step(const py::function& step, const std::string& device, std::o
   const replay::Rehearsal rehearsal = rehearsal_of(update);
   const py::gil_scoped_release release;
   memory::DeviceMemory& memory = memory::device_memory(device_type(device));
-  return std::make_shared<replay::RecordedStep>(limit ? replay::record_step_within(*limit, forward, memory, rehearsal)
-                                                      : replay::record_step(forward, memory, rehearsal));
+  if (limit) {
+    return std::make_shared<replay::RecordedStep>(replay::record_step_within(*limit, forward, memory, rehearsal));
+  }
+  const memory::HeldLimit none(memory, std::nullopt);  // another session's is not this step's
+  return std::make_shared<replay::RecordedStep>(replay::record_step(forward, memory, rehearsal));
 }
 
 std::optional<plan::Budget> budget_of(std::optional<Bytes> bytes) {
@@ -244,8 +248,11 @@ void bind_sessions(py::module_& m) {
       .def("backward", &PySession::backward, py::arg("step"))
       .def("close", &PySession::close)
       .def_property_readonly("closed", [](const PySession& s) { return !s.session; })
-      .def_property_readonly("plan", [](PySession& s) { return s.read([](Session& open) { return open.plan(); }); })
-      .def_property_readonly("graph", [](PySession& s) { return s.read([](Session& open) { return open.graph(); }); })
+      .def_property_readonly(
+          "planned",
+          [](PySession& s) {
+            return s.read([](Session& open) { return std::make_tuple(open.graph(), open.planner(), open.plan()); });
+          })
       .def_property_readonly("last_step",
                              [](PySession& s) { return s.read([](Session& open) { return open.last_step(); }); })
       .def("verify_replays", [](PySession& s, VerifyReplay how) { s.open().verify_replays(how); })

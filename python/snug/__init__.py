@@ -22,7 +22,7 @@ from ._version import version as __version__
 
 _build_check.check(_built_for)
 
-from . import _core  # noqa: E402
+from . import _compiled, _core  # noqa: E402
 from ._core import Choice, OperatorContext, VerifyReplay  # noqa: E402
 from .checkpointing import (  # noqa: E402
     Keep,
@@ -83,8 +83,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name == "integrations":  # imports transformers
+    if name in ("integrations", "lightning"):  # import transformers, and Lightning
         import importlib
 
-        return importlib.import_module("snug.integrations")
+        return importlib.import_module(f"snug.{name}")
     raise AttributeError(f"module 'snug' has no attribute '{name}'")

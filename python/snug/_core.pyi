@@ -1,27 +1,38 @@
 """Types of the extension. Use the names of the package."""
 
 from collections.abc import Callable, Sequence
-from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-class Choice(Enum):
-    PreferRecompute = 0
-    PreferKeep = 1
-    MustRecompute = 2
-    MustKeep = 3
-    Offload = 4
+class Choice:
+    PreferRecompute: ClassVar[Choice]
+    PreferKeep: ClassVar[Choice]
+    MustRecompute: ClassVar[Choice]
+    MustKeep: ClassVar[Choice]
+    Offload: ClassVar[Choice]
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
 
-class VerifyReplay(Enum):
-    Off = 0
-    Hashes = 1
-    Values = 2
+class VerifyReplay:
+    Off: ClassVar[VerifyReplay]
+    Hashes: ClassVar[VerifyReplay]
+    Values: ClassVar[VerifyReplay]
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
 
-class DeterminismCheck(Enum):
-    NoCheck = 0
-    Metadata = 1
-    Values = 2
+class DeterminismCheck:
+    NoCheck: ClassVar[DeterminismCheck]
+    Metadata: ClassVar[DeterminismCheck]
+    Values: ClassVar[DeterminismCheck]
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
 
 class OperatorContext:
     @property
@@ -51,7 +62,8 @@ class Selective:
 
 class Region:
     def __init__(self, action: Any, verify_replay: VerifyReplay, detect_anomalies: bool) -> None: ...
-    def enter(self) -> Region: ...
+    @staticmethod
+    def check(action: Any) -> None: ...
     def exit(self) -> None: ...
     @property
     def replayed_ops(self) -> int: ...
@@ -61,6 +73,11 @@ class Region:
     def offloaded_bytes(self) -> int: ...
     @property
     def opaque_values(self) -> list[str]: ...
+
+class Unrecorded:
+    def __init__(self, written: Sequence[torch.Tensor]) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 class ModuleScope:
     def __init__(self, name: str) -> None: ...
@@ -140,13 +157,16 @@ class Session:
     @property
     def closed(self) -> bool: ...
     @property
-    def plan(self) -> MemoryPlan: ...
-    @property
-    def graph(self) -> StepGraph: ...
+    def planned(self) -> tuple[StepGraph, Planner, MemoryPlan]: ...
     @property
     def last_step(self) -> StepReport: ...
     def verify_replays(self, how: VerifyReplay) -> None: ...
     def detect_anomalies(self, detect: bool) -> None: ...
+
+class HeldLimit:
+    def __init__(self, bytes: int | None, device: str) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 class Sampler:
     def __init__(self, device: str, interval: float) -> None: ...

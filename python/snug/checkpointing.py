@@ -19,6 +19,8 @@ from . import _core
 from ._core import Choice, DeterminismCheck, Keep, Offload, OperatorContext, Recompute, Selective, VerifyReplay
 from .errors import UsageError
 
+_FATES = ("dropped", "kept", "leaf", "layout")
+
 Policy = Callable[[OperatorContext], Choice]
 Action = Recompute | Keep | Offload | Selective | Policy
 
@@ -43,35 +45,45 @@ class Region:
     ) -> None:
         if isinstance(verify_replay, bool):
             verify_replay = VerifyReplay.Hashes if verify_replay else VerifyReplay.Off
-        self._core = _core.Region(action, verify_replay, detect_anomalies)
+        _core.Region.check(action)
+        self._action = action
+        self._options = (verify_replay, detect_anomalies)
+        # Made when it is entered: the garbage collector cannot look into it for what an action refers to.
+        self._core: _core.Region | None = None
+        self._open = False
 
     def __enter__(self) -> Region:
-        self._core.enter()
+        if self._open:
+            raise UsageError("region: it is open already; make another one")
+        self._core = _core.Region(self._action, *self._options)
+        self._open = True
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._core.exit()
+        if self._core is not None:
+            self._open = False
+            self._core.exit()
 
     @property
     def replayed_ops(self) -> int:
         """Operators replayed so far; goes on counting when the region is over."""
-        return self._core.replayed_ops
+        return self._core.replayed_ops if self._core is not None else 0
 
     @property
     def saved_tensors(self) -> dict[str, int]:
         """What became of the tensors that autograd saved, counted when the region ended: "dropped", "kept" (as the action
         says), "leaf" (weights, inputs, what something outside of ATen filled), "layout" (no plain strided tensor)."""
-        return self._core.saved_tensors
+        return self._core.saved_tensors if self._core is not None else dict.fromkeys(_FATES, 0)
 
     @property
     def offloaded_bytes(self) -> int:
         """Bytes that have left the device's memory."""
-        return self._core.offloaded_bytes
+        return self._core.offloaded_bytes if self._core is not None else 0
 
     @property
     def opaque_values(self) -> list[str]:
         """What is kept because something outside of ATen filled it: a line for each, with the cure."""
-        return self._core.opaque_values
+        return self._core.opaque_values if self._core is not None else []
 
 
 class ModuleScope:
@@ -166,8 +178,15 @@ _CHECKS = {
 }
 
 
-def _rerun(function: Callable[..., Any], mode: Rerun, args: tuple[Any, ...], kwargs: dict[str, Any],
-           again: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext) -> Any:
+def _rerun(
+    function: Callable[..., Any],
+    mode: Rerun,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    around: tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]] | None = None,
+) -> Any:
+    """`around`: contexts of the first call and of the second."""
+    first, again = around if around is not None else (contextlib.nullcontext(), contextlib.nullcontext())
     if mode.determinism_check not in _CHECKS:
         raise UsageError(
             f'checkpoint: determinism_check is "{mode.determinism_check}"; it can be {", ".join(_CHECKS)}'
@@ -182,15 +201,16 @@ def _rerun(function: Callable[..., Any], mode: Rerun, args: tuple[Any, ...], kwa
         for i, tensor in zip(tensors, now, strict=True):
             filled[i] = tensor
         args_now, kwargs_now = pytree.tree_unflatten(filled, spec)
-        with again():
+        with again:
             function(*args_now, **kwargs_now)
 
     scope = _core.Rerun(
         call, arguments, mode.preserve_rng_state, _CHECKS[mode.determinism_check], mode.debug, mode.early_stop
     )
-    scope.enter()
+    scope.enter()  # keeps the thread's state as it is outside of the first context
     try:
-        return function(*args, **kwargs)
+        with first:
+            return function(*args, **kwargs)
     finally:
         scope.exit()
 
@@ -226,9 +246,11 @@ def checkpoint_sequential(
     input: Any,
     *,
     mode: Replay | Rerun | None = None,
+    use_reentrant: bool | None = None,
 ) -> Any:
     """Runs the functions one after the other, in `segments` of equal length that are checkpointed, except the last,
-    which backward needs first anyway. Semantics of torch.utils.checkpoint.checkpoint_sequential."""
+    which backward needs first anyway. Semantics of torch.utils.checkpoint.checkpoint_sequential; use_reentrant is taken
+    for torch's sake and changes nothing."""
     layers = list(functions.children()) if isinstance(functions, torch.nn.Sequential) else list(functions)
     if not 1 <= segments <= len(layers):
         raise UsageError(
@@ -294,9 +316,15 @@ def _in_place_of_torch(
     stay with torch."""
     if use_reentrant and kwargs:
         raise ValueError("Unexpected keyword arguments: " + ",".join(kwargs))
+    if use_reentrant and (context_fn is not _torch_checkpoint.noop_context_fn or debug is not False):
+        raise ValueError("Passing `context_fn` or `debug` is only supported when use_reentrant=False.")
+    # The scopes that override them for a whole program.
+    if _torch_checkpoint._checkpoint_debug_enabled is not None:
+        debug = _torch_checkpoint._checkpoint_debug_enabled
+    if _torch_checkpoint._enable_checkpoint_early_stop is not None:
+        early_stop = _torch_checkpoint._enable_checkpoint_early_stop
+    mode = Rerun(preserve_rng_state, determinism_check, debug, early_stop)
     if context_fn is not _torch_checkpoint.noop_context_fn:
-        if use_reentrant:
-            raise ValueError("Passing `context_fn` or `debug` is only supported when use_reentrant=False.")
         forward, again = context_fn()
         policy = _policy_of(forward)
         if policy is not None:
@@ -307,20 +335,21 @@ def _in_place_of_torch(
                 determinism_check=determinism_check, debug=debug, early_stop=early_stop,
                 preserve_rng_state=preserve_rng_state, **kwargs,
             )
-        with forward:
-            return _rerun(function, Rerun(preserve_rng_state, determinism_check, debug, early_stop), args, kwargs,
-                          lambda: again)
+        if not torch.is_grad_enabled():
+            return function(*args, **kwargs)
+        return _rerun(function, mode, args, kwargs, (forward, again))
     if not preserve_rng_state or debug or determinism_check not in ("default", "none"):
-        return _rerun(function, Rerun(preserve_rng_state, determinism_check, debug, early_stop), args, kwargs)
+        return _rerun(function, mode, args, kwargs)
     return _run(function, Replay(), args, kwargs)
 
 
 def _sequential_in_place_of_torch(
     functions: Any, segments: int, input: Any, use_reentrant: bool | None = None, **kwargs: Any
 ) -> Any:
-    if kwargs.pop("preserve_rng_state", True):
-        return checkpoint_sequential(functions, segments, input)
-    return checkpoint_sequential(functions, segments, input, mode=Rerun(preserve_rng_state=False))
+    preserve = kwargs.pop("preserve_rng_state", True)
+    if kwargs:
+        raise ValueError("Unexpected keyword arguments: " + ",".join(kwargs))
+    return checkpoint_sequential(functions, segments, input, mode=None if preserve else Rerun(preserve_rng_state=False))
 
 
 _REPLACED = (
@@ -340,12 +369,26 @@ def _replace(pairs: Sequence[tuple[Any, Any]]) -> None:
                     setattr(module, name, new)
 
 
+_patches = 0  # that hold now
+
+
 class _Patched:
-    """Undoes a patch; as a context manager, at its end."""
+    """Undoes a patch; as a context manager, at its end. Where patches nest, the last to go undoes them."""
+
+    def __init__(self) -> None:
+        global _patches
+        _patches += 1
+        self._holds = True
 
     def undo(self) -> None:
-        """Also in modules that were imported while it held."""
-        _replace([(new, old) for old, new in _REPLACED])
+        """Also in modules that were imported while it held. A second call does nothing."""
+        global _patches
+        if not self._holds:
+            return
+        self._holds = False
+        _patches -= 1
+        if _patches == 0:
+            _replace([(new, old) for old, new in _REPLACED])
 
     def __enter__(self) -> _Patched:
         return self
@@ -357,6 +400,7 @@ class _Patched:
 def patch() -> _Patched:
     """Puts snug in the place of torch.utils.checkpoint for the whole program: checkpoint and checkpoint_sequential, also
     where a module that is loaded by now has imported them by name (transformers and others do). Returns what undoes it.
+    What keeps the function itself is not reached: call it before model.gradient_checkpointing_enable(), which does.
     """
     _replace(_REPLACED)
     return _Patched()

@@ -11,6 +11,7 @@ import torch
 from . import _core
 from ._capture import loss_of
 from ._core import StepReport
+from .devices import device_of
 from .errors import UsageError
 from .sizes import Size, format_bytes, parse_bytes
 
@@ -125,15 +126,6 @@ class Plan:
         return "\n".join([f"snug plan: {self.strategy}"] + [f"  {name:<{width}}  {text}" for name, text in rows])
 
 
-def _device_of(device_type: str | torch.device | None, sample: Any) -> str:
-    if device_type is not None:
-        return torch.device(device_type).type
-    for leaf in torch.utils._pytree.tree_leaves(sample):
-        if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
-            return leaf.device.type
-    return "cpu"
-
-
 def _share_of(text: Size) -> float | None:
     """0.6 of "60%"; None of everything else."""
     if not isinstance(text, str) or not text.strip().endswith("%"):
@@ -188,8 +180,6 @@ class Session:
 
     def __init__(self, step: Step, fitted: _Fitted, host: int | None) -> None:
         self._step: Step | None = step
-        self._planner = fitted.planner
-        self._device = fitted.device
         self._core = _core.Session(fitted.recorded, fitted.planner, fitted.budget, fitted.device, host)
 
     def _forget_step(self) -> None:
@@ -211,7 +201,7 @@ class Session:
     @property
     def plan(self) -> Plan:
         """Of the step that ran last, and was known or planned."""
-        return Plan(self._core.graph, self._planner, self._core.plan)
+        return Plan(*self._core.planned)
 
     @property
     def last_step(self) -> StepReport:
@@ -264,11 +254,12 @@ def fit(
     (the recording itself is without a limit then). device_type: "cpu" or "cuda"; by default where the sample's tensors
     are. host: with an accelerator, the same for the CPU's memory. strategy: "optimal", or a preset such as
     "every_block", "sequential(4)", "selective(aten::mm)". update: the optimizer step, so that the plan counts its
-    memory; called once after a recorded backward pass, it must change nothing but gradients.
+    memory; called after each recorded backward pass, it must change nothing but gradients. Hooks of
+    register_post_accumulate_grad_hook, where optimizers are run, do not run while the step is recorded.
 
     Raises DoesNotFit, naming the smallest budget and its parts, and UsageError.
     """
-    where = _device_of(device_type, sample)
+    where = device_of(device_type, sample)
     if host is not None and where == "cpu":
         raise UsageError('fit: on the CPU there is one memory; give its budget as "device" and leave "host" out')
     host_bytes = parse_bytes(host) if host is not None else None
@@ -287,6 +278,6 @@ def plan(
     update: Callable[[], None] | None = None,
 ) -> Plan:
     """What fit would do, without a session: records the step and plans it. Without a budget, the fastest plan."""
-    fitted = _Fitted(step, sample, device, strategy, _device_of(device_type, sample), update)
+    fitted = _Fitted(step, sample, device, strategy, device_of(device_type, sample), update)
     graph = fitted.recorded.graph
     return Plan(graph, fitted.planner, fitted.planner.plan(graph, fitted.budget))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import torch
 import transformers
 
 from .fitting import Plan, Session, fit
@@ -21,9 +22,12 @@ class SnugCallback(transformers.TrainerCallback):
     as the Trainer has them. `session` is the running one, `plan` what was planned.
     """
 
-    def __init__(self, device: Size, strategy: str = "optimal") -> None:
+    def __init__(
+        self, device: Size, strategy: str = "optimal", *, device_type: str | torch.device | None = None
+    ) -> None:
         self._budget = device
         self._strategy = strategy
+        self._device_type = device_type
         self.session: Session | None = None
         self.plan: Plan | None = None
         self.steps = 0
@@ -36,10 +40,17 @@ class SnugCallback(transformers.TrainerCallback):
         def step(batch: dict[str, Any]) -> None:
             result[0] = training_step(dict(batch))
 
-        if self.session is None:
-            self.session = fit(step, inputs, self._budget, strategy=self._strategy)
-            self.plan = self.session.plan
-        self.session.backward(inputs, step)
+        try:
+            if self.session is None:
+                self.session = fit(
+                    step, inputs, self._budget, strategy=self._strategy, device_type=self._device_type
+                )
+                self.session._forget_step()
+                self.plan = self.session.plan
+            self.session.backward(inputs, step)
+        except BaseException:  # nobody tells a callback that the run has failed
+            self._close()
+            raise
         self.steps += 1
         self.replayed_ops += self.session.last_step.replayed_ops
         return result[0]

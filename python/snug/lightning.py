@@ -40,9 +40,12 @@ class SnugCallback(pl.Callback):
     need not fit at once. `session` is the running one, `plan` what was planned.
     """
 
-    def __init__(self, device: Size, strategy: str = "optimal") -> None:
+    def __init__(
+        self, device: Size, strategy: str = "optimal", *, device_type: str | torch.device | None = None
+    ) -> None:
         self._budget = device
         self._strategy = strategy
+        self._device_type = device_type
         self._leave: Callable[[], None] | None = None
         self.session: Session | None = None
         self.plan: Plan | None = None
@@ -123,7 +126,10 @@ class SnugCallback(pl.Callback):
         logged = loop._results
         loop._results = copy.deepcopy(logged)
         try:
-            self.session = fit(lambda _: _loss_of(step_fn()), inputs, self._budget, strategy=self._strategy)
+            self.session = fit(
+                lambda _: _loss_of(step_fn()), inputs, self._budget, strategy=self._strategy,
+                device_type=self._device_type,
+            )
         finally:
             loop._results = logged
         self.session._forget_step()

@@ -7,24 +7,25 @@ from typing import Any
 import torch
 
 from . import _core
+from .devices import device_named
 from .sizes import Size, format_bytes, parse_bytes
 
 
 def memory_stats(device: str | torch.device = "cpu") -> dict[str, Any]:
     """Bytes that the device's allocator has handed out: allocated, mapped (with cached free memory), their peaks, the
     limit, and the split by what they are for: weights, gradients, optimizer, activations, staging, workspace."""
-    return _core.memory_stats(torch.device(device).type)
+    return _core.memory_stats(device_named(device))
 
 
 def set_memory_limit(size: Size | None, device: str | torch.device = "cpu") -> None:
     """No more than so many bytes of the device's memory are handed out from now on, to anybody in the process; None lifts
     the limit."""
-    _core.set_memory_limit(None if size is None else parse_bytes(size), torch.device(device).type)
+    _core.set_memory_limit(None if size is None else parse_bytes(size), device_named(device))
 
 
 def release_cached(device: str | torch.device = "cpu") -> None:
     """Returns cached free memory to the system."""
-    _core.release_cached(torch.device(device).type)
+    _core.release_cached(device_named(device))
 
 
 class Monitor:
@@ -38,7 +39,7 @@ class Monitor:
     """
 
     def __init__(self, device: str | torch.device = "cpu", interval: float = 0.001) -> None:
-        self._device = torch.device(device).type
+        self._device = device_named(device)
         self._sampler = _core.Sampler(self._device, interval)
         self.before = 0
         self.peak = 0

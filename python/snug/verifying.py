@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from . import _core
 from ._capture import run_plain
+from .devices import device_of
 from .errors import Mismatch
-from .fitting import Session, Step, _device_of, fit
+from .fitting import Session, Step, fit
 from .sizes import Size
 
 
@@ -30,14 +30,8 @@ def bits_of(tensor: torch.Tensor | None) -> bytes | None:
     )
 
 
-@contextlib.contextmanager
-def _without_limit(device: str) -> Iterator[None]:
-    limit = _core.memory_stats(device)["limit"]
-    _core.set_memory_limit(None, device)
-    try:
-        yield
-    finally:
-        _core.set_memory_limit(limit, device)
+def _without_limit(device: str) -> _core.HeldLimit:
+    return _core.HeldLimit(None, device)
 
 
 class _World:
@@ -103,7 +97,7 @@ def verify(
         parameters, buffers = list(model.named_parameters()), list(model.named_buffers())
     else:
         parameters, buffers = [(f"parameter {i}", p) for i, p in enumerate(model)], []
-    where = _device_of(None, [sample, *(p for _, p in parameters)])
+    where = device_of(None, [sample, *(p for _, p in parameters)])
     own: Session | None = None
     with _without_limit(where):
         world = _World(parameters, buffers)

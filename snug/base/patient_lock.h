@@ -14,6 +14,20 @@ struct Waiting {
 void set_waiting(Waiting waiting) noexcept;
 const Waiting& waiting() noexcept;
 
+/// Gives that up for as long as it lives: for long work that does without.
+class GivenUp {
+ public:
+  GivenUp() : given_up_(waiting().give_up != nullptr ? waiting().give_up() : nullptr) {}
+  ~GivenUp() {
+    if (given_up_ != nullptr) waiting().take_back(given_up_);
+  }
+  GivenUp(const GivenUp&) = delete;
+  GivenUp& operator=(const GivenUp&) = delete;
+
+ private:
+  void* given_up_;
+};
+
 /// Locks a mutex under which code of the front end may run: without holding on to what that code needs.
 template <class Mutex>
 class PatientLock {

@@ -24,7 +24,7 @@ std::map<const DeviceMemory*, Held>& all_held() {
 
 }  // namespace
 
-HeldLimit::HeldLimit(DeviceMemory& memory, Bytes limit) : memory_(memory), limit_(limit) {
+HeldLimit::HeldLimit(DeviceMemory& memory, std::optional<Bytes> limit) : memory_(memory), limit_(limit) {
   const std::lock_guard lock(g_mutex);
   Held& held = all_held()[&memory];
   if (held.limits.empty()) held.before = memory.stats().limit;
@@ -38,7 +38,7 @@ HeldLimit::~HeldLimit() {
   const bool newest = held.limits.back() == this;
   std::erase(held.limits, this);
   if (!newest) return;
-  memory_.set_limit(held.limits.empty() ? held.before : std::optional(held.limits.back()->limit_));
+  memory_.set_limit(held.limits.empty() ? held.before : held.limits.back()->limit_);
 }
 
 }  // namespace snug::memory

@@ -2,6 +2,8 @@
 
 #include <c10/util/flat_hash_map.h>
 
+#include <algorithm>
+#include <array>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -63,6 +65,13 @@ const std::unordered_set<std::string_view>& uninitialized() {
   return names;
 }
 
+/// Whose operators talk to other processes. Their schemas say little of what they write, and no version rises.
+bool is_collective(std::string_view name) {
+  constexpr std::array<std::string_view, 6> kNamespaces = {"c10d",     "_c10d_functional", "_c10d_functional_autograd",
+                                                           "_dtensor", "c10d_functional",  "symm_mem"};
+  return std::ranges::find(kNamespaces, name.substr(0, name.find("::"))) != kNamespaces.end();
+}
+
 OperatorTraits::Argument argument_kind(const c10::Argument& argument) {
   using Kind = OperatorTraits::Argument;
   c10::TypePtr type = argument.type();
@@ -102,6 +111,7 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
   }
   traits->overwrites = traits->writes_any && (all_written_are_out || overwriters().contains(traits->name));
   traits->uninitialized = uninitialized().contains(traits->name);
+  traits->collective = is_collective(traits->name);
   traits->rebinds = traits->name == "aten::set_" || traits->name == "aten::set_data";
   if (traits->writes_any &&
       (traits->name.starts_with("aten::") || op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView))) {

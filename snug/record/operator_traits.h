@@ -26,6 +26,7 @@ struct OperatorTraits {
   /// When the version of what the schema says is written rises, if not inside of the kernel.
   enum class Raises : std::uint8_t { Never, BeforeTheKernel, AfterTheKernel } raises = Raises::Never;
   bool rebinds = false;                      ///< gives a tensor another storage (set_)
+  bool collective = false;                   ///< runs together with other processes
   std::vector<int> hidden_writes;            ///< arguments that are written though the schema does not say so
   std::optional<int> hidden_writes_only_if;  ///< ... when this boolean argument is true
 };

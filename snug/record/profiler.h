@@ -1,6 +1,9 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <functional>
+#include <unordered_set>
 #include <vector>
 
 #include "snug/memory/device_memory.h"
@@ -19,6 +22,13 @@ class Profiler {
   Profiler(memory::DeviceMemory& memory, Bytes aside);
 
   // From the tape.
+  /// An operator reads a tensor; noted if it is a leaf that gradients are for.
+  void reads(const at::Tensor& tensor) {
+    if (tensor.requires_grad() && tensor.is_leaf() && noted_.insert(tensor.unsafeGetTensorImpl()).second)
+      leaves_.push_back(tensor);
+  }
+  /// In the order of their first use.
+  [[nodiscard]] const std::vector<at::Tensor>& leaves() const noexcept { return leaves_; }
   void op_begins(const Tape& tape);
   void kernel_begins();
   void kernel_ends();
@@ -53,6 +63,8 @@ class Profiler {
 
   memory::DeviceMemory& memory_;
   plan::StepGraph graph_;
+  std::vector<at::Tensor> leaves_;
+  std::unordered_set<const void*> noted_;
   std::vector<char> borrowed_;        // unpacked, no longer on the tape, and not released yet
   std::vector<plan::ValueId> alive_;  // the program refers to them
   Bytes level_ = 0;                   // allocated at the last mark

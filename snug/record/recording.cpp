@@ -75,4 +75,12 @@ Recording::~Recording() {
   t_task = previous_task_;
 }
 
+Unrecorded::Unrecorded(const std::vector<at::Tensor>& written) {
+  const auto& tape = recording_tape();
+  if (!tape) return;
+  for (const at::Tensor& tensor : written) {
+    if (tensor.defined() && tensor.has_storage()) tape->written_elsewhere(tensor.storage().unsafeGetStorageImpl());
+  }
+}
+
 }  // namespace snug::record

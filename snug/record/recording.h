@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "snug/record/tape.h"
 
@@ -64,6 +65,17 @@ class Recording {
   int previous_task_;
   PythonHooksOutside python_hooks_;
   c10::impl::IncludeDispatchKeyGuard key_;
+};
+
+/// For code that writes without telling autograd, a compiler's kernels among it: nothing that this thread runs in the
+/// life of the scope is recorded, and what it makes is a leaf when it is read afterwards. `written` is what it writes
+/// of the tensors that were there before.
+class Unrecorded {
+ public:
+  explicit Unrecorded(const std::vector<at::Tensor>& written);
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard key_{kRecordingKey};
 };
 
 }  // namespace snug::record

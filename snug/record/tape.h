@@ -220,6 +220,9 @@ class Tape {
   /// the step's side effects. Valid before finish().
   [[nodiscard]] std::vector<std::pair<c10::Storage, c10::Storage>> overwritten_leaves() const;
 
+  /// Whether a recorded operator made the tensor's storage, so that it was not there before the step.
+  [[nodiscard]] bool made(const at::Tensor& tensor) const;
+
   /// Of all leaves that are still held.
   [[nodiscard]] std::vector<c10::Storage> leaf_storages() const;
 
@@ -264,6 +267,8 @@ class Tape {
     SeenVersion version;  // before the kernel
   };
 
+  void run_collective(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack);
+
   struct ExpectedRaise {
     plan::ValueId value;
     SeenVersion counter;
@@ -284,7 +289,6 @@ class Tape {
   void excuse(const OperatorTraits& traits, const c10::IValue* arguments);
   void take_snapshot(plan::ValueId value);
   void expect_raises(plan::ValueId value, const c10::StorageImpl* storage);
-  void lose_contents(plan::ValueId value);
   void displace(plan::ValueId value, bool reported);
   plan::ValueId new_leaf(const at::Tensor& tensor);
   plan::ValueId read(const at::Tensor& tensor, bool written);

@@ -34,6 +34,15 @@ c10::Device device_of(const c10::IValue* arguments, std::size_t count) {
   return c10::Device(c10::kCPU);
 }
 
+template <class Call>
+void for_each_tensor(const c10::IValue& value, const Call& call) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) call(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& item : value.toListRef()) for_each_tensor(item, call);
+  }
+}
+
 std::uint64_t geometry_hash(std::uint64_t hash, const GeometryPool& pool, const View& view) {
   hash = mix(hash, static_cast<std::uint64_t>(view.value));
   hash = mix(hash, static_cast<std::uint64_t>(view.dtype));
@@ -44,8 +53,32 @@ std::uint64_t geometry_hash(std::uint64_t hash, const GeometryPool& pool, const 
 
 }  // namespace
 
+/// Runs once, and in no replay: the other processes would not be there. What it writes is another value from here on,
+/// perhaps only when somebody has waited for it; that and its results are leaves when they are read.
+void Tape::run_collective(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
+  const OperatorTraits& traits = traits_of(op);
+  {
+    const std::lock_guard lock(mutex_);
+    if (profiler_ != nullptr) profiler_->op_begins(*this);
+    // As the names of LibTorch's operators say, it writes its first argument, if any.
+    const std::string_view name = std::string_view(traits.name).substr(0, traits.name.find('.'));
+    if (name.ends_with('_')) {
+      for_each_tensor(stack[stack.size() - traits.arguments.size()], [&](const at::Tensor& written) {
+        if (written.has_storage()) written_elsewhere(written.storage().unsafeGetStorageImpl());
+      });
+    }
+  }
+  if (profiler_ != nullptr) profiler_->kernel_begins();
+  op.redispatchBoxed(keys, &stack);
+  if (profiler_ == nullptr) return;
+  profiler_->kernel_ends();
+  const std::lock_guard lock(mutex_);
+  profiler_->op_not_recorded();
+}
+
 void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
   const OperatorTraits& traits = traits_of(op);
+  if (traits.collective) return run_collective(op, keys, stack);
   const std::size_t count = traits.arguments.size();
   const std::size_t first = stack.size() - count;
   const std::size_t arguments_mark = arguments_.size(), views_mark = views_.size(), constants_mark = constants_.size();
@@ -252,6 +285,7 @@ std::int32_t Tape::capture_tensor(const at::Tensor& tensor, bool written, bool o
     views_.emplace_back();
     return index;
   }
+  if (profiler_ != nullptr) profiler_->reads(tensor);
   plan::ValueId value = plan::kNoValue;
   if (written && overwrites && covers_storage(tensor)) {
     value = value_of(tensor);  // replaced whole: not read

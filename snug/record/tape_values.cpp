@@ -129,12 +129,6 @@ void Tape::excuse(const OperatorTraits& traits, const c10::IValue* arguments) {
   }
 }
 
-/// The contents that an operator made are no longer where it made them.
-void Tape::lose_contents(plan::ValueId value) {
-  ledger_.lose(value);
-  values_[at(value)].storage = c10::Storage();
-}
-
 /// Something that is not recorded has written over it.
 void Tape::displace(plan::ValueId value, bool reported) {
   if (flow_.is_leaf(value)) return;
@@ -245,8 +239,9 @@ void Tape::written_elsewhere(c10::StorageImpl* storage) {
   if (known == current_.end()) return;
   const plan::ValueId value = known->second;
   current_.erase(known);
-  if (flow_.is_leaf(value) && !ledger_.offloaded(value)) return take_snapshot(value);
-  if (!ledger_.offloaded(value)) lose_contents(value);  // else its contents are elsewhere
+  if (ledger_.offloaded(value)) return;  // its contents are elsewhere
+  if (flow_.is_leaf(value)) return take_snapshot(value);
+  displace(value, /*reported=*/false);
 }
 
 void Tape::dropped(plan::ValueId value) {
@@ -295,6 +290,13 @@ void Tape::check_inputs(plan::OpId op) const {
         "gradient would be wrong; modify it after backward, or keep what depends on it in a snug::Region(Keep)",
         describe(op), name_of(input), s.version.seen(), s.version.now()));
   }
+}
+
+bool Tape::made(const at::Tensor& tensor) const {
+  if (!is_plain(tensor)) return false;
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  const auto is_leaf = [&](const ValueState& s) { return s.leaf >= 0 && s.identity._unsafe_get_target() == storage; };
+  return current_.find(storage) != current_.end() && std::ranges::none_of(values_, is_leaf);
 }
 
 std::vector<c10::Storage> Tape::leaf_storages() const {

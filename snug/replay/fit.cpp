@@ -3,29 +3,12 @@
 #include <fmt/format.h>
 
 #include "snug/base/errors.h"
+#include "snug/memory/held_limit.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/plan/does_not_fit.h"
 #include "snug/replay/record_evicting.h"
 
 namespace snug::replay {
-namespace {
-
-/// Lifts the limit again when planning fails.
-class LimitScope {
- public:
-  LimitScope(memory::DeviceMemory& memory, Bytes limit) : memory_(memory), before_(memory.stats().limit) {
-    memory_.set_limit(limit);
-  }
-  ~LimitScope() { memory_.set_limit(before_); }
-  LimitScope(const LimitScope&) = delete;
-  LimitScope& operator=(const LimitScope&) = delete;
-
- private:
-  memory::DeviceMemory& memory_;
-  std::optional<Bytes> before_;
-};
-
-}  // namespace
 
 RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::DeviceMemory& memory,
                                 const Rehearsal& update) {
@@ -34,7 +17,7 @@ RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::Dev
   std::optional<OutOfBudget::Details> least;
   for (const EvictionCost cost : {EvictionCost::Timeless, EvictionCost::Measured}) {
     try {
-      const LimitScope scope(memory, limit);
+      const memory::HeldLimit held(memory, limit);
       memory.release_cached();
       return record_step_evicting(cost, forward, memory, update);
     } catch (...) {

@@ -3,9 +3,12 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <memory>
 #include <unordered_set>
 #include <utility>
 
@@ -20,10 +23,12 @@
 namespace snug::replay {
 namespace {
 
-/// The leaves at the end of the loss's autograd graph.
-std::vector<at::Tensor> leaves_of(const at::Tensor& loss) {
+/// The leaves that backward may give gradients to: those at the end of the loss's autograd graph, and those that the
+/// forward pass has read, as a function that differentiates in backward for itself hides what it is made of.
+std::vector<at::Tensor> leaves_of(const at::Tensor& loss, const std::vector<at::Tensor>& read) {
   std::vector<at::Tensor> leaves;
   std::unordered_set<const torch::autograd::Node*> seen;
+  std::unordered_set<const void*> known;
   std::vector<torch::autograd::Node*> stack{loss.grad_fn().get()};
   while (!stack.empty()) {
     torch::autograd::Node* node = stack.back();
@@ -32,24 +37,38 @@ std::vector<at::Tensor> leaves_of(const at::Tensor& loss) {
     if (auto* accumulate = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) leaves.push_back(accumulate->variable);
     for (const auto& edge : node->next_edges()) stack.push_back(edge.function.get());
   }
+  for (const at::Tensor& leaf : leaves) known.insert(leaf.unsafeGetTensorImpl());
+  for (const at::Tensor& leaf : read) {
+    if (known.insert(leaf.unsafeGetTensorImpl()).second) leaves.push_back(leaf);
+  }
   return leaves;
 }
 
-/// Puts gradients aside, and back at the end of the scope.
+/// Puts gradients aside, and back at the end of the scope; and what runs when one has arrived, which may be an
+/// optimizer.
 class GradientsAside {
  public:
-  explicit GradientsAside(const std::vector<at::Tensor>& parameters) : parameters_(parameters) {
-    for (const at::Tensor& p : parameters_) aside_.push_back(std::exchange(p.mutable_grad(), at::Tensor()));
+  explicit GradientsAside(const std::vector<at::Tensor>& parameters) {
+    for (const at::Tensor& p : parameters) {
+      aside_.push_back({p, std::exchange(p.mutable_grad(), at::Tensor()),
+                        std::exchange(torch::autograd::impl::post_acc_grad_hooks(p), nullptr)});
+    }
   }
   ~GradientsAside() {
-    for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].mutable_grad() = std::move(aside_[i]);
+    for (Aside& a : aside_) {
+      a.parameter.mutable_grad() = std::move(a.gradient);
+      torch::autograd::impl::post_acc_grad_hooks(a.parameter) = std::move(a.hooks);
+    }
   }
   GradientsAside(const GradientsAside&) = delete;
   GradientsAside& operator=(const GradientsAside&) = delete;
 
  private:
-  std::vector<at::Tensor> parameters_;
-  std::vector<at::Tensor> aside_;
+  struct Aside {
+    at::Tensor parameter, gradient;
+    std::unique_ptr<torch::autograd::PostAccumulateGradHook> hooks;
+  };
+  std::vector<Aside> aside_;
 };
 
 at::Tensor bytes_of(const c10::Storage& storage) {
@@ -105,7 +124,8 @@ RecordedStep record_once(EvictionCost cost, const Forward& forward, memory::Devi
   effects.overwritten = tape->overwritten_leaves();
   tape->finish();
   if (leaves != nullptr) *leaves = tape->leaf_storages();
-  step.parameters = leaves_of(loss);
+  step.parameters = leaves_of(loss, profiler.leaves());
+  std::erase_if(step.parameters, [&](const at::Tensor& leaf) { return tape->made(leaf); });
   {
     const GradientsAside aside(step.parameters);
     run_backward(loss);

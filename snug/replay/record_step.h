@@ -19,11 +19,12 @@ using Rehearsal = std::function<void()>;
 
 struct RecordedStep {
   plan::StepGraph graph;
-  std::vector<at::Tensor> parameters;  ///< the leaves that the step gives gradients to
+  std::vector<at::Tensor> parameters;  ///< the leaves that the step may give gradients to
 };
 
 /// Runs forward and backward twice, records them, and takes every operator's shorter time. Leaves no trace: gradients,
-/// buffers that recorded operators write and the default random generators are afterwards as before. Under a limit of
+/// buffers that recorded operators write and the default random generators are afterwards as before; hooks for when a
+/// gradient has been accumulated, where optimizers are run, do not run. Under a limit of
 /// `memory` values are evicted and replayed as needed. Throws UsageError when `forward` returns no loss.
 RecordedStep record_step(const Forward& forward, memory::DeviceMemory& memory, const Rehearsal& update = {});
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/base/patient_lock.h"
 #include "snug/record/recording.h"
 #include "snug/replay/packed_tensor.h"
 #include "snug/replay/rerun_frame.h"
@@ -28,6 +29,7 @@ class Hook final : public torch::autograd::SavedVariableHooks {
   void call_pack_hook(const at::Tensor& tensor) override { packed_.emplace(std::move(tape_), tensor); }
   at::Tensor call_unpack_hook() override {
     try {
+      const GivenUp others_may_run;  // the kernels of a replay, on threads of their own, may need what we hold
       return packed_->unpack();
     } catch (const Error&) {
       throw_into_libtorch();

@@ -91,6 +91,7 @@ void Session::detect_anomalies(bool detect) noexcept { state_->detects = detect;
 
 const plan::MemoryPlan& Session::plan() const { return state_->book.plan(); }
 const plan::StepGraph& Session::graph() const { return state_->book.graph(); }
+const plan::Planner& Session::planner() const { return state_->book.planner(); }
 const Session::StepReport& Session::last_step() const { return state_->last; }
 
 at::Tensor Session::run(const replay::Forward& forward) {

@@ -68,6 +68,7 @@ class Session {
   /// Of the step that ran last, and was known or planned.
   [[nodiscard]] const plan::MemoryPlan& plan() const;
   [[nodiscard]] const plan::StepGraph& graph() const;
+  [[nodiscard]] const plan::Planner& planner() const;
   [[nodiscard]] const StepReport& last_step() const;
 
  private:

@@ -38,6 +38,7 @@ class StepBook {
   [[nodiscard]] std::vector<record::KnownStep> steps(bool accumulates) const;
   [[nodiscard]] const plan::StepGraph& graph() const { return *known_.front().graph; }
   [[nodiscard]] const plan::MemoryPlan& plan() const { return *known_.front().plan; }
+  [[nodiscard]] const plan::Planner& planner() const { return known_.front().planner; }
   [[nodiscard]] std::size_t size() const noexcept { return known_.size(); }
 
  private:

@@ -24,6 +24,19 @@ TEST(HeldLimit, TheNewestOfThoseThatAreLeftCounts) {
   memory.set_limit(std::nullopt);
 }
 
+TEST(HeldLimit, NoneIsALimitLikeAnyOther) {
+  auto first = held(1_GiB);
+  auto none = std::make_unique<HeldLimit>(device_memory(c10::kCPU), std::nullopt);
+  EXPECT_EQ(limit(), std::nullopt);
+  first.reset();
+  EXPECT_EQ(limit(), std::nullopt);
+  first = held(2_GiB);
+  EXPECT_EQ(limit(), 2_GiB);
+  none.reset();
+  EXPECT_EQ(limit(), 2_GiB);
+  first.reset();
+}
+
 TEST(HeldLimit, ReplacingOneKeepsTheNewOnes) {
   auto one = held(1_GiB);
   one = held(2_GiB);  // the old one goes after the new one has come

@@ -103,6 +103,78 @@ def test_ddp_on_gloo():
         assert dict(results) == {0: True, 1: True}
 
 
+def _collectives(rank, port, results):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    import torch.distributed._functional_collectives as functional
+
+    import snug
+
+    torch.manual_seed(rank)
+    x, weight = torch.randn(256, 32), torch.randn(32, 32, requires_grad=True)
+
+    def gathered(h):
+        everybody = [torch.zeros_like(h) for _ in range(2)]
+        dist.all_gather(everybody, h.detach())
+        return (h @ torch.cat(everybody).T).tanh().square().mean()
+
+    def reduced(h):
+        mean = h.detach().square()
+        before = mean.sin()
+        dist.all_reduce(mean)
+        return ((h / mean.sqrt()).tanh() * before * mean.sin()).mean()
+
+    def waited_for(h):
+        total = h.detach().exp()
+        work = dist.all_reduce(total, async_op=True)
+        y = h.tanh()
+        work.wait()
+        return (y * total).tanh().mean()
+
+    def of_an_input(h):
+        scale = x.clone()
+        with torch.no_grad():
+            y = h * scale
+            dist.broadcast(scale, src=0)
+        return (h * scale + y).exp().tanh().mean()
+
+    def functional_one(h):
+        total = functional.all_reduce(h.detach().cos(), "sum", dist.group.WORLD)
+        return (h * total).tanh().sin().mean()
+
+    def gradient(run):
+        weight.grad = None
+        run()
+        return weight.grad
+
+    wrong = []
+    for make in (gathered, reduced, waited_for, of_an_input, functional_one):
+        def step(batch, make=make):
+            for _ in range(4):
+                batch = (batch @ weight).sin()
+            return make(batch)
+
+        plain = gradient(lambda: step(x).backward())
+        with snug.Region(snug.Recompute()) as region:
+            loss = step(x)
+        found = {"region": gradient(loss.backward)}
+        if region.replayed_ops == 0:
+            wrong.append(f"{make.__name__} replayed nothing")
+        with snug.fit(step, x, device="1GiB", strategy="selective(aten::mm)") as session:
+            found["session"] = gradient(lambda: session.backward(x))
+        wrong += [f"{make.__name__} in {where}" for where, g in found.items() if not torch.equal(g, plain)]
+    results[rank] = wrong
+    dist.destroy_process_group()
+
+
+def test_collectives_are_not_replayed():
+    with mp.get_context("spawn").Manager() as manager:
+        results = manager.dict()
+        mp.spawn(_collectives, args=(29500 + os.getpid() % 1000 + 1, results), nprocs=2)
+        assert dict(results) == {0: [], 1: []}
+
+
 def test_peft():
     peft = pytest.importorskip("peft")
     model, batch = make("llama")
@@ -160,6 +232,31 @@ def test_transformers_trainer(tmp_path):
     assert callback.steps == 8 and callback.replayed_ops > 0
     same(plain, planned)
     assert "transformers" in sys.modules
+
+
+def test_a_failed_trainer_leaves_no_session(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from snug.integrations import SnugCallback
+
+    model, _ = make("gpt2")
+    rows = [{"input_ids": t, "labels": t} for t in torch.randint(0, 512, (16, 64))]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=4, report_to=[], save_strategy="no",
+        use_cpu=True, disable_tqdm=True, logging_strategy="no")
+    callback = SnugCallback(device="1GiB")
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[callback])
+    plain, calls = trainer.compute_loss, []
+
+    def fails_later(*args, **kwargs):
+        calls.append(None)
+        if len(calls) > 4:
+            raise KeyboardInterrupt
+        return plain(*args, **kwargs)
+
+    trainer.compute_loss = fails_later
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert callback.steps == 2 and callback.session is None and snug.memory_stats()["limit"] is None
 
 
 class _Lit:

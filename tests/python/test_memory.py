@@ -134,3 +134,10 @@ def test_sizes():
     assert snug.format_bytes(3 << 20) == "3.0 MiB"
     with pytest.raises(snug.UsageError, match="bananas"):
         snug.parse_bytes("3 bananas")
+
+
+@pytest.mark.parametrize("size", [0, -1, "0"])
+def test_a_limit_is_positive(size):
+    with pytest.raises(snug.UsageError, match="must be positive"):
+        snug.set_memory_limit(size)
+    assert snug.memory_stats()["limit"] is None

@@ -271,3 +271,75 @@ def test_transformers_gradient_checkpointing():
         patched = gradients()
         model.gradient_checkpointing_disable()
     assert all(torch.equal(a, b) for a, b in zip(plain, patched))
+
+
+def test_patches_nest():
+    original = tc.checkpoint
+    with snug.patch():
+        patched = tc.checkpoint
+        assert patched is not original
+        with snug.patch() as inner:
+            assert tc.checkpoint is patched
+            inner.undo()
+            inner.undo()
+            assert tc.checkpoint is patched
+        assert tc.checkpoint is patched
+    assert tc.checkpoint is original
+
+
+def test_thread_state_of_the_first_context_stays_there(patched):
+    """A mode that the first context sets is not around the second call."""
+    from torch.overrides import TorchFunctionMode
+
+    class Counting(TorchFunctionMode):
+        calls = 0
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            self.calls += 1
+            return function(*args, **(kwargs or {}))
+
+    forward, again = Counting(), Counting()
+    x = torch.randn(8, requires_grad=True)
+    y = tc.checkpoint(lambda t: t.sin().exp().cos(), x, use_reentrant=False, context_fn=lambda: (forward, again),
+                      early_stop=False)
+    first = forward.calls
+    y.sum().backward()
+    assert first == 3 and again.calls == 3 and forward.calls == first
+
+
+def test_scopes_that_override_options(patched):
+    calls = []
+
+    def function(x):
+        y = x.sin().exp() + 1
+        calls.append("end")
+        return y
+
+    for early_stop, expected in ((True, 1), (False, 2)):
+        calls.clear()
+        x = torch.randn(8, requires_grad=True)
+        with tc.set_checkpoint_early_stop(early_stop):
+            y = tc.checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
+        y.sum().backward()
+        assert len(calls) == expected
+
+
+def test_more_bad_arguments(patched):
+    x = torch.randn(4, requires_grad=True)
+    with pytest.raises(ValueError, match="Passing `context_fn` or `debug`"):
+        tc.checkpoint(torch.sin, x, use_reentrant=True, debug=True)
+    with pytest.raises(ValueError, match="Unexpected keyword arguments: early"):
+        tc.checkpoint_sequential([torch.sin], 1, x, use_reentrant=False, early=True)
+
+
+def test_contexts_are_not_entered_without_gradients(patched):
+    entered = []
+
+    @contextlib.contextmanager
+    def noting(name):
+        entered.append(name)
+        yield
+
+    with torch.no_grad():
+        tc.checkpoint(torch.sin, torch.randn(4), use_reentrant=False, context_fn=lambda: (noting("a"), noting("b")))
+    assert entered == []

@@ -1,5 +1,7 @@
 """Regions and checkpoints by hand."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -438,3 +440,72 @@ def test_a_version_raised_by_hand_makes_a_value_of_its_own():
         loss = program()
     assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
     assert len(region.opaque_values) == 1 and "aten::sin" in region.opaque_values[0]
+
+
+def test_results_of_compiled_code_are_kept():
+    """Its kernels write over what operators made, the product of a layer among it."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, 8))
+    compiled, x = torch.compile(model), torch.randn(512, 64)
+    scale = torch.ones(64, requires_grad=True)
+
+    def step(batch):
+        for _ in range(8):
+            batch = (batch * scale).sin()
+        return compiled(batch).tanh().square().mean()
+
+    def gradients(run):
+        model.load_state_dict(start)
+        model.zero_grad()
+        scale.grad = None
+        run()
+        return [p.grad.clone() for p in [scale, *model.parameters()]] + [b.clone() for b in model.buffers()]
+
+    start = {k: v.clone() for k, v in model.state_dict().items()}
+    gradients(lambda: step(x).backward())  # compiles
+    plain = gradients(lambda: step(x).backward())
+
+    def in_region():
+        with snug.Region(snug.Recompute()) as region:
+            loss = step(x)
+        loss.backward()
+        assert region.replayed_ops > 0  # what is around it
+
+    assert all(torch.equal(a, b) for a, b in zip(plain, gradients(in_region)))
+    with snug.fit(step, x, device="1GiB", strategy="selective(aten::tanh)") as session:
+        assert all(torch.equal(a, b) for a, b in zip(plain, gradients(lambda: session.backward(x))))
+        assert session.last_step.replayed_ops > 0
+
+
+def test_actions_can_be_copied_and_pickled():
+    import copy
+    import pickle
+
+    actions = [snug.Keep(), snug.Recompute(), snug.Offload(min_bytes=5), snug.Selective(keep=["aten::mm"], keep_modules=["a"])]
+    for action in actions:
+        for again in (copy.deepcopy(action), pickle.loads(pickle.dumps(action))):
+            assert type(again) is type(action)
+            for name in ("min_bytes", "keep", "keep_modules"):
+                assert getattr(again, name, None) == getattr(action, name, None)
+    assert pickle.loads(pickle.dumps(snug.Replay(actions[3]))).action.keep == ["aten::mm"]
+
+
+def test_a_policy_may_refer_to_what_holds_its_region():
+    import weakref
+
+    class Holder:
+        def __init__(self):
+            self.region = snug.Region(self.policy)
+
+        def policy(self, operator):
+            return snug.Choice.PreferRecompute
+
+    holder = Holder()
+    x = torch.randn(64, requires_grad=True)
+    with holder.region:
+        y = x.sin().exp()
+    y.sum().backward()
+    assert holder.region.replayed_ops > 0
+    gone = weakref.ref(holder)
+    del holder, y
+    gc.collect()
+    assert gone() is None

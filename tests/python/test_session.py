@@ -377,3 +377,111 @@ def test_out_of_budget_goes_to_another_process():
         snug.set_memory_limit(None)
     copy = pickle.loads(pickle.dumps(caught.value))
     assert str(copy) == str(caught.value) and copy.requested == caught.value.requested
+
+
+def test_recording_leaves_gradients_that_a_function_hides():
+    """A reentrant checkpoint's parameters are not in the loss's own graph."""
+    import torch.utils.checkpoint as tc
+
+    model, x = mlp(dropout=0.0), torch.randn(64, 64, requires_grad=True)
+
+    def step(batch):
+        return tc.checkpoint(model, batch, use_reentrant=True).square().mean()
+
+    step(x).backward()
+    plain = [p.grad.clone() for p in model.parameters()]
+    for p in model.parameters():
+        p.grad = None
+    with snug.fit(step, x, device="1GiB") as session:
+        assert all(p.grad is None for p in model.parameters())
+        session.backward(x)
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), plain))
+
+
+def test_recording_runs_no_optimizer_in_backward(task):
+    parameters = list(task.model.parameters())
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in parameters}
+    steps = []
+
+    def update(p):
+        steps.append(p)
+        optimizers[p].step()
+        p.grad = None
+
+    for p in parameters:
+        p.register_post_accumulate_grad_hook(update)
+    before = [p.detach().clone() for p in parameters]
+    with snug.fit(task.step, task.batch, device="1GiB") as session:
+        assert not steps
+        assert all(torch.equal(p, b) for p, b in zip(parameters, before))
+        session.backward(task.batch)
+    assert len(steps) == len(parameters) and not any(torch.equal(p, b) for p, b in zip(parameters[:2], before))
+
+
+def test_a_session_holds_no_activation(task):
+    """What a model detaches and asks gradients for is no parameter, though a leaf of the loss's graph."""
+    frozen = nn.Embedding(100, 64).requires_grad_(False)
+    tokens = torch.randint(0, 100, (512,))
+
+    def step(batch):
+        h = frozen(batch).requires_grad_()
+        return task.model(h).square().mean()
+
+    gc.collect()
+    before = snug.memory_stats()["allocated"]
+    with snug.fit(step, tokens, device="1GiB") as session:
+        assert snug.memory_stats()["allocated"] == before
+        session.backward(tokens)
+
+
+def test_the_plan_is_that_of_the_step_that_ran_last(task):
+    x, y = task.batch
+    short = (x[:64], y[:64])
+    floors = {}
+    for batch in (task.batch, short):
+        floors[len(batch[0])] = snug.plan(task.step, batch).floor
+    with snug.fit(task.step, task.batch, device="70%") as session:
+        for _ in range(3):
+            session.backward(short)
+            for p in task.model.parameters():
+                p.grad = None
+        plan = session.plan
+    assert abs(plan.floor - floors[64]) < abs(plan.floor - floors[512])
+    assert plan.floor <= plan.curve(3)[-1][0] <= plan.unplanned_peak * 17 // 16
+    assert f"{snug.format_bytes(plan.floor)}" in str(plan)
+
+
+def test_a_share_is_recorded_without_another_sessions_limit(task):
+    x, y = task.batch
+    with snug.fit(task.step, (x[:32], y[:32]), device="200%") as small:
+        limit = small.plan.budget
+        assert snug.memory_stats()["limit"] == limit
+        assert snug.plan(task.step, task.batch).unplanned_peak > limit
+        assert snug.memory_stats()["limit"] == limit
+        with snug.fit(task.step, task.batch, device="60%") as large:
+            assert large.plan.budget > limit
+            small.close()  # the older one goes first
+            assert snug.memory_stats()["limit"] == large.plan.budget
+    assert snug.memory_stats()["limit"] is None
+
+
+def test_the_device_is_found_inside_of_what_batches_come_in():
+    import collections
+    import dataclasses
+
+    from snug.devices import device_named, device_of
+
+    @dataclasses.dataclass
+    class Batch:
+        tokens: torch.Tensor
+
+    class Plain:
+        def __init__(self, tokens):
+            self.tokens = tokens
+
+    tokens = torch.empty(1, device="meta")
+    for batch in (tokens, {"a": [tokens]}, collections.UserDict(a=tokens), Batch(tokens), Plain({"b": (1, tokens)})):
+        assert device_of(None, batch) == "meta", batch
+    assert device_of(None, Batch(torch.ones(1))) == "cpu" and device_of("cpu", tokens) == "cpu"
+    with pytest.raises(snug.UsageError, match="is none"):
+        device_named("toaster")

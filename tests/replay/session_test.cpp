@@ -101,6 +101,47 @@ TEST(Fit, LeavesNoTrace) {
   expect_same(before, net.gradients());
 }
 
+/// Differentiates in backward for itself, as reentrant checkpoints do: its weight is not in the loss's own graph.
+struct HidesItsWeight : torch::autograd::Function<HidesItsWeight> {
+  static at::Tensor run(const at::Tensor& x, const at::Tensor& weight) { return at::tanh(x.matmul(weight)); }
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            c10::intrusive_ptr<c10::TensorImpl> hidden) {
+    const at::Tensor weight(hidden);
+    context->saved_data["weight"] = weight;
+    context->save_for_backward({x});
+    return run(x, weight);
+  }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* context,
+                                          std::vector<at::Tensor> gradients) {
+    const at::AutoGradMode with_gradients(true);
+    const at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
+    run(x, context->saved_data["weight"].toTensor()).backward(gradients[0]);
+    return {x.grad(), at::Tensor()};
+  }
+};
+
+TEST(Fit, LeavesGradientsThatAFunctionHides) {
+  torch::manual_seed(0);
+  const at::Tensor x = torch::randn({32, 16}).requires_grad_(), weight = torch::randn({16, 16}).requires_grad_();
+  const auto step = [&](const at::Tensor& in) { return HidesItsWeight::apply(in, weight.getIntrusivePtr()).sum(); };
+  step(x).backward();
+  const at::Tensor expected = std::exchange(weight.mutable_grad(), at::Tensor());
+  x.mutable_grad() = at::Tensor();
+  auto session = fit(step, x, {.device = cpu().stats().allocated + 64_MiB});
+  EXPECT_FALSE(weight.grad().defined());
+  session.backward(step, x);
+  EXPECT_TRUE(same_bits(expected, weight.grad()));
+}
+
+TEST(Fit, HoldsNoActivationThatGradientsAreAskedFor) {
+  Net net;
+  const at::Tensor x = torch::randn({256, 256});
+  const auto step = [&](const at::Tensor& in) { return net((in * 2).requires_grad_()); };
+  const Bytes before = cpu().stats().allocated;
+  const auto session = fit(step, x, {.device = before + 64_MiB});
+  EXPECT_EQ(cpu().stats().allocated, before);
+}
+
 TEST(Fit, DoesNotFitNamesTheFloorAndItsParts) {
   Net net;
   const at::Tensor x = torch::randn({2048, 256});

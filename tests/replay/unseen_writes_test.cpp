@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <torch/library.h>
+
 #include "snug/plan/presets.h"
 #include "snug/plan/simulator.h"
+#include "snug/record/recording.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
 
@@ -263,6 +266,99 @@ TEST(UnseenWrites, AreNotSeenInRecordedOnes) {
   function(x).backward();
   EXPECT_TRUE(same_bits(expected, x.grad()));
   EXPECT_TRUE(region.opaque_values().empty()) << region.opaque_values()[0];
+}
+
+// Operators as torch.distributed registers them, of a world of one process: their schemas do not say what they write.
+at::Tensor doubled_by_all(const at::Tensor& tensor) {
+  auto* const data = tensor.mutable_data_ptr<float>();
+  for (std::int64_t i = 0; i < tensor.numel(); ++i) data[i] *= 2;
+  return tensor;
+}
+std::int64_t g_sums = 0;
+at::Tensor sum_over_all(const at::Tensor& tensor) {
+  ++g_sums;
+  return tensor * 3;
+}
+TORCH_LIBRARY_FRAGMENT(c10d, library) {
+  library.def("snug_test_double_(Tensor tensor) -> Tensor");
+  library.def("snug_test_sum(Tensor tensor) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(c10d, CPU, library) {
+  library.impl("snug_test_double_", doubled_by_all);
+  library.impl("snug_test_sum", sum_over_all);
+}
+at::Tensor call(const char* name, const at::Tensor& tensor) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<at::Tensor(const at::Tensor&)>().call(tensor);
+}
+
+TEST(UnseenWrites, OfCollectivesAreKnownAndNoReplayRunsThem) {
+  const at::Tensor x = leaf(), other = torch::rand({16, 16});
+  using Program = at::Tensor (*)(const at::Tensor&, const at::Tensor&);
+  const std::vector<std::pair<const char*, Program>> programs{
+      {"a result",
+       [](const at::Tensor& in, const at::Tensor&) {
+         const at::Tensor h = in.detach().sin();
+         const at::Tensor before = h.exp();
+         call("c10d::snug_test_double_", h);
+         return (h.cos() * before * in).exp().sum();
+       }},
+      {"an input",
+       [](const at::Tensor& in, const at::Tensor& given) {
+         const at::Tensor scale = given.clone();
+         const at::Tensor before = (in.detach() * scale).exp();
+         call("c10d::snug_test_double_", scale);
+         return (before * in * scale).exp().sum();
+       }},
+      {"a view",
+       [](const at::Tensor& in, const at::Tensor&) {
+         const at::Tensor h = in.detach().sin();
+         call("c10d::snug_test_double_", h.narrow(0, 0, 4));
+         return (h.cos() * in).exp().sum();
+       }},
+      {"a new tensor", [](const at::Tensor& in, const at::Tensor&) {
+         return (call("c10d::snug_test_sum", in.detach().sin()).cos() * in).exp().sum();
+       }}};
+  for (const auto& [name, program] : programs) {
+    SCOPED_TRACE(name);
+    program(x, other).backward();
+    const at::Tensor expected = std::exchange(x.mutable_grad(), at::Tensor());
+    g_sums = 0;
+    const Region region(Recompute{});
+    program(x, other).backward();
+    EXPECT_TRUE(same_bits(expected, std::exchange(x.mutable_grad(), at::Tensor())));
+    EXPECT_GT(region.replayed_ops(), 0);
+    EXPECT_LE(g_sums, 1);
+    const auto recorded = replay::record_step([&] { return program(x, other); }, testing::cpu());
+    const plan::Planner planner(recorded.graph, "optimal");
+    Session session(recorded, planner,
+                    plan::Budget::for_limit(plan::Budget::for_limit(1).floor_for(planner.floor(recorded.graph))),
+                    testing::cpu());
+    session.backward(program, x, other);
+    EXPECT_TRUE(same_bits(expected, std::exchange(x.mutable_grad(), at::Tensor())));
+    EXPECT_EQ(session.last_step().divergence, "");
+  }
+}
+
+TEST(UnseenWrites, OfCodeThatIsNotRecordedAreTold) {
+  const at::Tensor x = leaf();
+  const auto function = [](const at::Tensor& in) {
+    const at::Tensor h = in.detach().sin(), before = h.exp();
+    at::Tensor made;
+    {
+      const record::Unrecorded scope({h});
+      auto* const data = h.mutable_data_ptr<float>();  // no version rises
+      for (std::int64_t i = 0; i < h.numel(); ++i) data[i] *= 2;
+      made = h.cos();
+      doubled_by_all(made);
+    }
+    return (h.exp() * before * made * in).sin().sum();
+  };
+  function(x).backward();
+  const at::Tensor expected = std::exchange(x.mutable_grad(), at::Tensor());
+  const Region region(Recompute{});
+  function(x).backward();
+  EXPECT_TRUE(same_bits(expected, x.grad()));
+  EXPECT_GT(region.replayed_ops(), 0);
 }
 
 }  // namespace
