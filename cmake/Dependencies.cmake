@@ -11,6 +11,8 @@ endif()
 find_package(xxHash 0.8 REQUIRED)                  # hashes of contents, to prove replays [libxxhash-dev]
 # plan/minimum_cut.cpp only.
 find_package(Boost 1.74 REQUIRED)                  # Boost.Graph, header-only: minimum cuts [libboost-dev]
+# data/pre_tokenizer.cpp only.
+find_package(PCRE2 10.40 REQUIRED)                 # regular expressions with Unicode's classes [libpcre2-dev]
 if(SNUG_BUILD_TESTS)
   find_package(GTest 1.12 REQUIRED)                # tests [libgtest-dev, libgmock-dev]
   find_package(rapidcheck REQUIRED)                # random programs that shrink when they fail [librapidcheck-dev]

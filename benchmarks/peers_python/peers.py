@@ -12,6 +12,7 @@ what snug costs where it has nothing to do.
 import argparse
 import datetime
 import gc
+import itertools
 import json
 import os
 import pathlib
@@ -122,6 +123,12 @@ def quiet_turn(contenders, model):
     return seconds if others <= BUSY * available else None
 
 
+def turns_of(contenders, model, turns):
+    """That many quiet turns, as far as they come in ten times as many."""
+    tried = (quiet_turn(contenders, model) for _ in range(10 * turns))
+    return itertools.islice((seconds for seconds in tried if seconds is not None), turns)
+
+
 def compare(name, turns):
     model, batch = make(name)
 
@@ -142,10 +149,10 @@ def compare(name, turns):
             Contender("checkpoint", plain,
                       lambda: model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False}),
                       model.gradient_checkpointing_disable)]
-    seconds = [c.step(model) for c in base]
     for c in base:
+        c.step(model)
         c.peak = 0
-    seconds = [min(a, b) for a, b in zip(seconds, [c.step(model) for c in base])]
+    slower = statistics.median(b / a for a, b in turns_of(base, model, turns))
     for p in model.parameters():
         p.grad = None
     gc.collect()
@@ -157,7 +164,6 @@ def compare(name, turns):
     floor = plan.floor
     # At checkpointing's peak, or as close as a plan comes.
     same_peak = max(budget + reserve, floor)
-    slower = seconds[1] / seconds[0]
     same_time = next((b for b, s in reversed(plan.curve(40)) if s <= slower * plan.unplanned_seconds), same_peak)
     for title, size, strategy in (("snug, same peak", same_peak, "optimal"), ("snug, same time", same_time, "optimal"),
                                   ("snug, all kept", 2 * plan.unplanned_peak, "none")):
@@ -170,15 +176,9 @@ def compare(name, turns):
     for c in contenders:
         c.step(model)
         c.peak = 0
-    done = repeated = 0
-    while done < turns and repeated < 10 * turns:
-        seconds = quiet_turn(contenders, model)
-        if seconds is None:
-            repeated += 1
-            continue
+    for seconds in turns_of(contenders, model, turns):
         for c, s in zip(contenders, seconds):
             c.seconds.append(s)
-        done += 1
     for session in sessions:
         session.close()
     for c in contenders:
@@ -188,11 +188,11 @@ def compare(name, turns):
         rows[c.name] = {"peak_bytes": c.peak, "seconds": statistics.median(c.seconds),
                         "over_checkpoint": statistics.median(ratios), "quartiles": [quartiles[0], quartiles[2]],
                         "over_plain": statistics.median(against_plain)}
-    return {"rows": rows, "turns": done, "repeated": repeated, "floor_bytes": floor - static, "static_bytes": static}
+    return {"rows": rows, "turns": len(contenders[0].seconds), "floor_bytes": floor - static, "static_bytes": static}
 
 
 def overhead(name, turns):
-    """Quartiles of the step time with everything kept over the plain one's; who comes first alternates."""
+    """Quartiles of the step time with everything kept over the plain one's; each comes first in half of the turns."""
     model, batch = make(name)
 
     def run(backward):
@@ -208,12 +208,8 @@ def overhead(name, turns):
     for c in pair:
         c.step(model)
     ratios = []
-    for _ in range(10 * turns):
-        if len(ratios) == turns:
-            break
-        order = pair if len(ratios) % 2 == 0 else pair[::-1]
-        seconds = quiet_turn(order, model)
-        if seconds is not None:
+    for order in (pair, pair[::-1]):
+        for seconds in turns_of(order, model, turns // 2):
             of = dict(zip((c.name for c in order), seconds))
             ratios.append(of["snug, all kept"] / of["plain"])
     session.close()

@@ -1,10 +1,6 @@
 #include "snug/data/text_corpus.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -33,21 +29,13 @@ constexpr std::size_t kBytesLookedAtForNul = 4096;
   refuse(path, reason, "make it readable or take it out of the folder");
 }
 
-/// Closes the descriptor: a mapping outlives it.
-class OpenFile {
- public:
-  explicit OpenFile(const fs::path& path) : descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    if (descriptor_ < 0) refuse(path, errno);
+MappedFile mapped(const fs::path& path) {
+  try {
+    return MappedFile(path);
+  } catch (const std::system_error& error) {
+    refuse(path, error.code().value());
   }
-  OpenFile(const OpenFile&) = delete;
-  OpenFile& operator=(const OpenFile&) = delete;
-  ~OpenFile() { ::close(descriptor_); }
-
-  [[nodiscard]] int descriptor() const { return descriptor_; }
-
- private:
-  int descriptor_;
-};
+}
 
 std::vector<fs::path> files_under(const fs::path& folder) {
   std::vector<fs::path> paths;
@@ -69,34 +57,6 @@ bool looks_binary(std::span<const std::uint8_t> bytes) {
 
 }  // namespace
 
-TextCorpus::MappedFile::MappedFile(const fs::path& path) {
-  const OpenFile file(path);
-  struct stat status {};
-  if (::fstat(file.descriptor(), &status) != 0) refuse(path, errno);
-  const auto size = static_cast<std::size_t>(status.st_size);
-  // An empty range cannot be mapped.
-  if (size == 0) return;
-  void* const address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.descriptor(), 0);
-  if (address == MAP_FAILED) refuse(path, errno);
-  bytes_ = {static_cast<const std::uint8_t*>(address), size};
-}
-
-void TextCorpus::MappedFile::let_go() const noexcept {
-  // The text stays in the system's cache; only this process's count of resident pages falls.
-  if (!bytes_.empty()) ::madvise(const_cast<std::uint8_t*>(bytes_.data()), bytes_.size(), MADV_DONTNEED);
-}
-
-TextCorpus::MappedFile::MappedFile(MappedFile&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
-
-TextCorpus::MappedFile& TextCorpus::MappedFile::operator=(MappedFile&& other) noexcept {
-  std::swap(bytes_, other.bytes_);
-  return *this;
-}
-
-TextCorpus::MappedFile::~MappedFile() {
-  if (!bytes_.empty()) ::munmap(const_cast<std::uint8_t*>(bytes_.data()), bytes_.size());
-}
-
 TextCorpus TextCorpus::open(const fs::path& path) {
   if (path.empty()) {
     throw UsageError("opening text: no path is given; set data.path to a text file or a folder of text files");
@@ -106,7 +66,7 @@ TextCorpus TextCorpus::open(const fs::path& path) {
   if (!fs::exists(status)) refuse(path, error ? error.value() : ENOENT);
   TextCorpus corpus;
   if (fs::is_regular_file(status)) {
-    corpus.add(MappedFile(path));
+    corpus.add(mapped(path));
     if (corpus.size() == 0) refuse(path, "the file is empty", "set data.path to a file with text in it");
     return corpus;
   }
@@ -115,7 +75,7 @@ TextCorpus TextCorpus::open(const fs::path& path) {
   }
   const std::vector<fs::path> paths = files_under(path);
   for (const fs::path& file_path : paths) {
-    MappedFile file(file_path);
+    MappedFile file = mapped(file_path);
     const bool is_text = !looks_binary(file.bytes());
     file.let_go();
     if (is_text) corpus.add(std::move(file));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "snug/base/bytes.h"
+#include "snug/base/mapped_file.h"
 
 namespace snug::data {
 
@@ -27,21 +28,6 @@ class TextCorpus {
   void copy(Bytes offset, std::span<std::uint8_t> out) const;
 
  private:
-  class MappedFile {
-   public:
-    explicit MappedFile(const std::filesystem::path& path);
-    MappedFile(MappedFile&& other) noexcept;
-    MappedFile& operator=(MappedFile&& other) noexcept;
-    ~MappedFile();
-
-    [[nodiscard]] std::span<const std::uint8_t> bytes() const { return bytes_; }
-    /// The pages that were read no longer count as this process's memory.
-    void let_go() const noexcept;
-
-   private:
-    std::span<const std::uint8_t> bytes_;
-  };
-
   TextCorpus() = default;
   void add(MappedFile file);
 

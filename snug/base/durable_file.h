@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+
+namespace snug {
+
+/// Writes a file that is either there as a whole or not at all, whatever happens to the process or the machine. It is
+/// written beside its name, with ".unfinished" behind it; finish() has the system put it on the disk and renames it.
+/// What is not finished is removed by the destructor, and a file that had the name before stays as it was. Not movable.
+/// Every function throws std::system_error with the reason that the system gave, a full disk among them.
+class DurableFile {
+ public:
+  explicit DurableFile(std::filesystem::path path);
+  DurableFile(const DurableFile&) = delete;
+  DurableFile& operator=(const DurableFile&) = delete;
+  ~DurableFile();
+
+  void write(std::span<const std::byte> bytes);
+  /// Nothing may be written after it.
+  void finish();
+
+ private:
+  std::filesystem::path path_, unfinished_;
+  int descriptor_;
+};
+
+/// Has the system put a folder's list of names on the disk, so that what was made, renamed or removed there stays so.
+void sync_folder(const std::filesystem::path& folder);
+
+}  // namespace snug

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+
+namespace snug {
+
+/// A whole file as memory: it costs address space and page cache, and no memory of its own before it is written to.
+/// Movable. Reads are safe from any number of threads. The file must not shrink while it is mapped.
+class MappedFile {
+ public:
+  enum class Writes : std::uint8_t {
+    Forbidden,  ///< A write into bytes() ends the process.
+    Private,    ///< A write changes this mapping alone, and costs the page it touches; the file stays as it is.
+  };
+
+  /// Throws std::system_error with the reason that the system gave.
+  explicit MappedFile(const std::filesystem::path& path, Writes writes = Writes::Forbidden);
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  ~MappedFile();
+
+  [[nodiscard]] std::span<const std::uint8_t> bytes() const { return bytes_; }
+  /// The pages that were read no longer count as this process's memory. Only where writes are forbidden.
+  void let_go() const noexcept;
+
+ private:
+  std::span<const std::uint8_t> bytes_;
+  Writes writes_;
+};
+
+}  // namespace snug

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "snug/data/pre_tokenizer.h"
+
+namespace snug::data {
+
+using TokenId = std::int64_t;
+
+/// What a byte-level byte-pair tokenizer (Sennrich et al. 2016; Radford et al. 2019) is made of.
+struct BytePairModel {
+  std::vector<std::string> tokens;  ///< bytes of each id; special ones as they are written
+  /// Pairs of tokens that become one, the most important first.
+  std::vector<std::pair<std::string, std::string>> merges;
+  std::vector<TokenId> special;  ///< found in text before anything else, and merged with nothing
+  std::vector<PreTokenizerStep> pre_tokenizer;
+  bool whole_words_first = false;  ///< a piece that is a token is not taken apart (Llama 3's ignore_merges)
+  std::optional<TokenId> first;    ///< put in front of every text
+};
+
+/// The token's bytes, of a name in which each byte stands as a printable character, as vocabularies of GPT-2's kind
+/// have them ("Ġthe" is " the"); nullopt when one of its characters stands for none.
+std::optional<std::string> bytes_of_printable(std::string_view name);
+
+/// A byte-level byte-pair tokenizer: encodes any bytes, UTF-8 or not, and decodes them to what they were. Movable; safe
+/// from any number of threads.
+class BytePairTokenizer {
+ public:
+  /// Throws UsageError when a byte has no token or a merge makes none.
+  explicit BytePairTokenizer(BytePairModel model);
+  BytePairTokenizer(BytePairTokenizer&&) = default;
+  BytePairTokenizer& operator=(BytePairTokenizer&&) = default;
+
+  /// `specials`: whether special tokens that are written out in the text count as such.
+  [[nodiscard]] std::vector<TokenId> encode(std::string_view text, bool specials = true) const;
+
+  /// The bytes of the tokens, special ones as they are written or, without `specials`, left out. Throws UsageError for
+  /// an id that is none.
+  [[nodiscard]] std::string decode(const std::vector<TokenId>& ids, bool specials = true) const;
+
+  [[nodiscard]] TokenId size() const { return static_cast<TokenId>(tokens_.size()); }
+  /// The token that is written so; nullopt when there is none.
+  [[nodiscard]] std::optional<TokenId> find(std::string_view token) const;
+
+ private:
+  struct Merge {
+    std::uint32_t rank;
+    TokenId result;
+  };
+  using Pair = std::pair<TokenId, TokenId>;
+  struct PairHash {
+    std::size_t operator()(const Pair& p) const noexcept {
+      return std::hash<std::uint64_t>{}(static_cast<std::uint64_t>(p.first) << 32U ^
+                                        static_cast<std::uint64_t>(p.second));
+    }
+  };
+  void encode_words(std::string_view text, std::vector<TokenId>& ids) const;
+  void encode_word(std::string_view word, std::vector<TokenId>& ids) const;
+
+  std::vector<std::string> tokens_;
+  std::unordered_map<std::string_view, TokenId> ids_;  // views into tokens_
+  std::unordered_map<Pair, Merge, PairHash> merges_;
+  std::vector<TokenId> byte_tokens_;  // 256
+  std::vector<bool> is_special_;
+  std::map<std::string_view, TokenId, std::greater<>> specials_;  // longer ones before their own beginnings
+  PreTokenizer pre_tokenizer_;
+  bool whole_words_first_;
+  std::optional<TokenId> first_;
+};
+
+}  // namespace snug::data

@@ -1,0 +1,196 @@
+#include "snug/data/tokenizer_json.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+#include "snug/base/errors.h"
+
+namespace snug::data {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::uint64_t kMostTokens = std::uint64_t{1} << 24;
+constexpr int kDeepest = 8;  // sequences in sequences
+
+class Reader {
+ public:
+  Reader(std::string_view json, std::string_view name) : text_(json), name_(name) {}
+
+  BytePairModel read() {
+    const Json json = Json::parse(text_, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object()) fail("it is no JSON object");
+    const Json& model = member(json, "model");
+    if (text_of(model, "type", "BPE") != "BPE") {
+      fail("its model is {}, and only BPE of bytes is known", text_of(model, "type", ""));
+    }
+    if (model.contains("byte_fallback") && model["byte_fallback"] == true) {
+      fail("its model falls back to bytes, as SentencePiece's do; use the .model file it was made from");
+    }
+    refuse_unless_empty(json, "normalizer");
+    BytePairModel result;
+    read_vocabulary(member(model, "vocab"), result);
+    read_added(json, result);
+    read_merges(member(model, "merges"), result);
+    result.whole_words_first = model.contains("ignore_merges") && model["ignore_merges"] == true;
+    if (json.contains("pre_tokenizer") && json["pre_tokenizer"].is_object()) add_step(json["pre_tokenizer"], result);
+    if (!byte_level_) fail("it has no ByteLevel pre-tokenizer: its tokens are not made of bytes");
+    if (json.contains("post_processor") && json["post_processor"].is_object()) {
+      read_first(json["post_processor"], result);
+    }
+    return result;
+  }
+
+ private:
+  template <class... Args>
+  [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
+    throw UsageError(fmt::format("tokenizer: {}: {}", name_, fmt::format(format, std::forward<Args>(args)...)));
+  }
+
+  const Json& member(const Json& json, const char* key) const {
+    if (!json.contains(key)) fail("it has no \"{}\"", key);
+    return json[key];
+  }
+  static std::string text_of(const Json& json, const char* key, const char* otherwise) {
+    return json.is_object() && json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : otherwise;
+  }
+  void refuse_unless_empty(const Json& json, const char* key) const {
+    if (!json.contains(key) || json[key].is_null()) return;
+    const Json& steps = json[key];
+    if (text_of(steps, "type", "") == "Sequence" && steps.contains("normalizers") && steps["normalizers"].empty())
+      return;
+    fail("its {} {} is not known", key, text_of(steps, "type", "of no type"));
+  }
+
+  void put(BytePairModel& model, const Json& id, std::string token) const {
+    if (!id.is_number_unsigned() || id.get<std::uint64_t>() >= kMostTokens) {
+      fail("token \"{}\" has the id {}, which is none", token, id.dump());
+    }
+    const auto index = id.get<std::size_t>();
+    if (index >= model.tokens.size()) model.tokens.resize(index + 1);
+    model.tokens[index] = std::move(token);
+  }
+
+  void read_vocabulary(const Json& vocabulary, BytePairModel& model) const {
+    if (!vocabulary.is_object()) fail("its vocab is no object");
+    for (const auto& [name, id] : vocabulary.items()) {
+      // What is not made of bytes is an added token, which comes again with its own text.
+      put(model, id, bytes_of_printable(name).value_or(name));
+    }
+  }
+
+  void read_added(const Json& json, BytePairModel& model) const {
+    if (!json.contains("added_tokens") || !json["added_tokens"].is_array()) return;
+    for (const Json& added : json["added_tokens"]) {
+      const std::string content = text_of(added, "content", "");
+      if (content.empty() || !added.contains("id")) fail("an added token has no id or no content");
+      put(model, added["id"], content);
+      model.special.push_back(added["id"].get<TokenId>());
+    }
+  }
+
+  void read_merges(const Json& merges, BytePairModel& model) const {
+    if (!merges.is_array()) fail("its merges are no array");
+    for (const Json& merge : merges) {
+      std::string left, right;
+      if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+        left = merge[0].get<std::string>();
+        right = merge[1].get<std::string>();
+      } else if (merge.is_string()) {
+        const auto both = merge.get<std::string>();
+        const std::size_t space = both.find(' ');
+        if (space == std::string::npos) fail("the merge \"{}\" is no pair", both);
+        left = both.substr(0, space);
+        right = both.substr(space + 1);
+      } else {
+        fail("a merge is {}, which is no pair", merge.dump());
+      }
+      const auto a = bytes_of_printable(left), b = bytes_of_printable(right);
+      if (!a || !b) fail("the merge of \"{}\" and \"{}\" is not of bytes", left, right);
+      model.merges.emplace_back(*a, *b);
+    }
+  }
+
+  void add_step(const Json& step, BytePairModel& model, int depth = 0) {
+    if (depth > kDeepest) fail("its pre-tokenizer is nested too deep");
+    const std::string type = text_of(step, "type", "");
+    const auto flag = [&](const char* key, bool otherwise) {
+      return step.contains(key) && step[key].is_boolean() ? step[key].get<bool>() : otherwise;
+    };
+    if (type == "Sequence") {
+      for (const Json& inner : member(step, "pretokenizers")) add_step(inner, model, depth + 1);
+    } else if (type == "ByteLevel") {
+      if (flag("add_prefix_space", true)) fail("its ByteLevel puts a space in front of a text, which is not known");
+      if (flag("use_regex", true)) {
+        for (PreTokenizerStep& s : PreTokenizer::named("gpt-2")) model.pre_tokenizer.push_back(std::move(s));
+      }
+      byte_level_ = true;
+    } else if (type == "Digits") {
+      model.pre_tokenizer.emplace_back(SplitDigits{flag("individual_digits", false)});
+    } else if (type == "Split") {
+      SplitAtMatches split{text_of(member(step, "pattern"), "Regex", "")};
+      if (split.pattern.empty()) {
+        const std::string text = text_of(step["pattern"], "String", "");
+        if (text.empty()) fail("a Split of its pre-tokenizer has no pattern");
+        split.pattern = "\\Q" + text + "\\E";
+      }
+      const std::string behavior = text_of(step, "behavior", "");
+      using Match = SplitAtMatches::Match;
+      if (behavior == "Isolated") {
+        split.match = Match::Isolated;
+      } else if (behavior == "Removed") {
+        split.match = Match::Removed;
+      } else if (behavior == "MergedWithPrevious") {
+        split.match = Match::WithPrevious;
+      } else if (behavior == "MergedWithNext") {
+        split.match = Match::WithNext;
+      } else {
+        fail("a Split of its pre-tokenizer does {}, which is not known", behavior);
+      }
+      split.invert = flag("invert", false);
+      model.pre_tokenizer.emplace_back(std::move(split));
+    } else {
+      fail("the pre-tokenizer {} is not known", type);
+    }
+  }
+
+  /// Of a template "<first> $A": what it puts first.
+  void read_first(const Json& processor, BytePairModel& model, int depth = 0) const {
+    if (depth > kDeepest) fail("its post-processor is nested too deep");
+    const std::string type = text_of(processor, "type", "");
+    if (type == "Sequence" && processor.contains("processors")) {
+      for (const Json& inner : processor["processors"]) read_first(inner, model, depth + 1);
+    } else if (type == "TemplateProcessing" && processor.contains("single") && processor["single"].is_array()) {
+      const Json& parts = processor["single"];
+      if (parts.empty() || !parts.front().is_object() || !parts.front().contains("SpecialToken")) return;
+      const std::string name = text_of(parts.front()["SpecialToken"], "id", "");
+      for (const TokenId id : model.special) {
+        if (model.tokens[static_cast<std::size_t>(id)] == name) model.first = id;
+      }
+    }
+  }
+
+  std::string_view text_, name_;
+  bool byte_level_ = false;
+};
+
+}  // namespace
+
+BytePairModel parse_tokenizer_json(std::string_view json, std::string_view name) { return Reader(json, name).read(); }
+
+BytePairModel read_tokenizer_json(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) throw UsageError(fmt::format("tokenizer: {} cannot be read: {}", path.string(), std::strerror(errno)));
+  const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  return parse_tokenizer_json(text, path.string());
+}
+
+}  // namespace snug::data

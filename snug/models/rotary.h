@@ -1,0 +1,55 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <variant>
+
+namespace snug::models {
+
+/// How rotary embeddings reach beyond the length that a model was trained with, by the names of Hugging Face's
+/// `rope_type`.
+struct NoScaling {};
+/// Positions are divided by the factor (Chen et al. 2023).
+struct LinearScaling {
+  double factor = 1;
+};
+/// The base grows with a sequence that is longer than trained_length ("dynamic" NTK).
+struct DynamicScaling {
+  double factor = 1;
+  std::int64_t trained_length = 2048;
+};
+/// Low frequencies are divided by the factor, high ones stay, those between are blended (Llama 3.1).
+struct Llama3Scaling {
+  double factor = 8, low_frequency_factor = 1, high_frequency_factor = 4;
+  std::int64_t trained_length = 8192;
+};
+/// YaRN (Peng et al. 2023): a ramp over dimensions between interpolated and plain frequencies, and a temperature.
+struct YarnScaling {
+  double factor = 1, fast_rotations = 32, slow_rotations = 1;
+  std::int64_t trained_length = 4096;
+  std::optional<double> attention_factor;  ///< 0.1 ln(factor) + 1 unless given
+};
+
+using RotaryScaling = std::variant<NoScaling, LinearScaling, DynamicScaling, Llama3Scaling, YarnScaling>;
+
+struct RotaryOptions {
+  std::int64_t width = 64;  ///< of a head; even
+  double base = 10000;
+  RotaryScaling scaling;
+};
+
+/// Cosines and sines of rotary position embeddings (Su et al. 2021), in the halves' layout of Hugging Face's models:
+/// the first half of a head's dimensions turns with the second. Both are fp32 of shape (positions, width).
+struct RotaryTable {
+  at::Tensor cosines, sines;
+};
+
+/// The table for positions `first` to `first + count - 1` on a device. Not differentiable.
+RotaryTable rotary_table(const RotaryOptions& options, std::int64_t first, std::int64_t count, at::Device device);
+
+/// Turns x (batch, heads, positions, width). The table is cast to its type first.
+at::Tensor rotate(const at::Tensor& x, const RotaryTable& table);
+
+}  // namespace snug::models

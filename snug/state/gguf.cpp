@@ -1,0 +1,75 @@
+#include "snug/state/gguf.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+
+#include <cstring>
+#include <memory>
+#include <system_error>
+
+#include "snug/base/errors.h"
+#include "snug/base/mapped_file.h"
+
+namespace snug::state {
+namespace {
+
+std::shared_ptr<const MappedFile> map_file(const std::filesystem::path& path) {
+  try {
+    return std::make_shared<const MappedFile>(path, MappedFile::Writes::Private);
+  } catch (const std::system_error& error) {
+    throw UsageError(fmt::format("opening weights: {}: {}; name a .gguf file", path.string(), error.code().message()));
+  }
+}
+
+/// What read() returns.
+at::ScalarType dtype_of(ops::BlockFormat format) {
+  switch (format) {
+    case ops::BlockFormat::F16:
+      return at::kHalf;
+    case ops::BlockFormat::BF16:
+      return at::kBFloat16;
+    default:
+      return at::kFloat;
+  }
+}
+
+at::Tensor decoded(const GgufBlocks& blocks) {
+  const at::ScalarType dtype = dtype_of(blocks.format);
+  at::Tensor out = at::empty(blocks.shape, at::TensorOptions().dtype(dtype));
+  const std::span<const std::uint8_t> from(blocks.bytes.const_data_ptr<std::uint8_t>(), blocks.bytes.nbytes());
+  const ops::BlockLayout& layout = ops::block_layout(blocks.format);
+  if (layout.bytes == c10::elementSize(dtype)) {
+    if (!from.empty()) std::memcpy(out.mutable_data_ptr(), from.data(), from.size());
+    return out;
+  }
+  constexpr std::int64_t kBlocksATask = 1024;
+  float* const to = out.mutable_data_ptr<float>();
+  at::parallel_for(0, static_cast<std::int64_t>(from.size() / layout.bytes), kBlocksATask,
+                   [&](std::int64_t first, std::int64_t last) {
+                     const auto begin = static_cast<std::size_t>(first), count = static_cast<std::size_t>(last - first);
+                     ops::dequantize(blocks.format, from.subspan(begin * layout.bytes, count * layout.bytes),
+                                     {to + begin * layout.elements, count * layout.elements});
+                   });
+  return out;
+}
+
+}  // namespace
+
+Gguf open_gguf(const std::filesystem::path& path) {
+  const auto file = map_file(path);
+  Gguf all{parse_gguf_header(file->bytes(), path.string()), {}, {}};
+  for (const GgufEntry& e : all.header.tensors) {
+    auto* const data = const_cast<std::uint8_t*>(file->bytes().data() + e.begin);
+    const auto size = static_cast<std::int64_t>(e.end - e.begin);
+    const GgufBlocks blocks{e.format, e.shape,
+                            at::from_blob(
+                                data, {size}, [file](void*) {}, at::TensorOptions().dtype(at::kByte))};
+    all.blocks.emplace(e.name, blocks);
+    all.tensors.emplace(e.name, StoredTensor{dtype_of(e.format), e.shape, [blocks] { return decoded(blocks); }});
+  }
+  return all;
+}
+
+}  // namespace snug::state

@@ -1,0 +1,128 @@
+#include "snug/state/safetensors.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <system_error>
+
+#include "snug/base/durable_file.h"
+#include "snug/base/errors.h"
+#include "snug/base/mapped_file.h"
+#include "snug/state/damaged_file.h"
+#include "snug/state/safetensors_header.h"
+
+namespace snug::state {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::shared_ptr<const MappedFile> map_file(const fs::path& path) {
+  try {
+    return std::make_shared<const MappedFile>(path, MappedFile::Writes::Private);
+  } catch (const std::system_error& error) {
+    throw UsageError(fmt::format("opening weights: {}: {}; name a .safetensors file or a folder with one",
+                                 path.string(), error.code().message()));
+  }
+}
+
+at::Tensor read(const std::shared_ptr<const MappedFile>& file, const SafetensorsEntry& e) {
+  const auto options = at::TensorOptions().dtype(e.dtype);
+  if (e.begin == e.end) return at::empty(e.shape, options);
+  auto* const data = const_cast<std::uint8_t*>(file->bytes().data() + e.begin);
+  if (reinterpret_cast<std::uintptr_t>(data) % c10::elementSize(e.dtype) == 0) {
+    return at::from_blob(
+        data, e.shape, [file](void*) {}, options);
+  }
+  at::Tensor copy = at::empty(e.shape, options);
+  std::memcpy(copy.mutable_data_ptr(), data, e.end - e.begin);
+  return copy;
+}
+
+nlohmann::json read_index(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  nlohmann::json index = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
+  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
+    throw DamagedFile(path.string(), "an index of weights is a JSON object with a weight_map, and this is none");
+  }
+  return index;
+}
+
+StoredTensors open_index(const fs::path& path) {
+  const nlohmann::json index = read_index(path);
+  std::map<std::string, StoredTensors> files;
+  StoredTensors all;
+  for (const auto& [name, file] : index["weight_map"].items()) {
+    // A name, and no path: what was downloaded must not point to anywhere else on the machine.
+    if (!file.is_string() || fs::path(file.get<std::string>()).filename() != file.get<std::string>()) {
+      throw DamagedFile(path.string(),
+                        fmt::format("{} is said to be in {}, which is no file's name", name, file.dump()));
+    }
+    const auto file_name = file.get<std::string>();
+    auto known = files.find(file_name);
+    if (known == files.end()) {
+      known = files.emplace(file_name, open_safetensors(path.parent_path() / file_name).tensors).first;
+    }
+    auto tensor = known->second.extract(name);
+    if (tensor.empty())
+      throw DamagedFile(path.string(), fmt::format("{} is said to be in {}, and is not", name, file_name));
+    all.insert(std::move(tensor));
+  }
+  return all;
+}
+
+}  // namespace
+
+Safetensors open_safetensors(const fs::path& path) {
+  const auto file = map_file(path);
+  SafetensorsHeader header = parse_safetensors_header(file->bytes(), path.string());
+  Safetensors all{{}, std::move(header.metadata)};
+  for (SafetensorsEntry& e : header.tensors) {
+    const std::string name = e.name;
+    all.tensors.emplace(name, StoredTensor{e.dtype, e.shape, [file, e = std::move(e)] { return read(file, e); }});
+  }
+  return all;
+}
+
+StoredTensors open_sharded_safetensors(const fs::path& path) {
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) {
+    const fs::path index = path / "model.safetensors.index.json";
+    return fs::exists(index, ignored) ? open_index(index) : open_safetensors(path / "model.safetensors").tensors;
+  }
+  return path.extension() == ".json" ? open_index(path) : open_safetensors(path).tensors;
+}
+
+void write_safetensors(const fs::path& path, const std::vector<std::pair<std::string, at::Tensor>>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  std::map<std::string, at::Tensor> by_name;
+  std::vector<SafetensorsEntry> entries;
+  for (const auto& [name, tensor] : tensors) {
+    if (!by_name.emplace(name, tensor).second) {
+      throw UsageError(fmt::format("writing {}: two tensors have the name {}", path.string(), name));
+    }
+    entries.push_back({name, tensor.scalar_type(), tensor.sizes().vec(), 0, 0});
+  }
+  std::ranges::sort(entries, safetensors_order);
+  const std::string header = format_safetensors_header(entries, metadata);
+  try {
+    DurableFile file(path);
+    file.write(std::as_bytes(std::span(header)));
+    for (const SafetensorsEntry& e : entries) {
+      const at::Tensor whole = by_name.at(e.name).detach().cpu().contiguous().resolve_conj().resolve_neg();
+      file.write({static_cast<const std::byte*>(whole.const_data_ptr()), whole.nbytes()});
+    }
+    file.finish();
+  } catch (const std::system_error& error) {
+    throw Error(
+        fmt::format("writing {}: {}; what was there before is unchanged", path.string(), error.code().message()));
+  }
+}
+
+}  // namespace snug::state

@@ -1,0 +1,98 @@
+#include "snug/data/tokenizer_json.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "snug/base/errors.h"
+
+namespace snug::data {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+Json small() {
+  return Json::parse(R"({
+    "added_tokens": [{"id": 4, "content": "<s>", "special": true}],
+    "normalizer": null,
+    "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+      {"type": "Digits", "individual_digits": true},
+      {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}]},
+    "post_processor": {"type": "TemplateProcessing", "single": [
+      {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]},
+    "model": {"type": "BPE", "vocab": {"a": 0, "Ġ": 1, "Ġa": 2, "1": 3}, "merges": ["Ġ a"]}
+  })");
+}
+
+std::string fault(const Json& json) {
+  try {
+    parse_tokenizer_json(json.dump(), "tokenizer.json");
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+TEST(TokenizerJson, ReadsVocabularyMergesStepsAndTheFirstToken) {
+  Json json = small();
+  for (const bool pairs : {false, true}) {
+    if (pairs) json["model"]["merges"] = Json::parse(R"([["Ġ", "a"]])");
+    const BytePairModel model = parse_tokenizer_json(json.dump(), "f");
+    EXPECT_THAT(model.tokens, ElementsAre("a", " ", " a", "1", "<s>"));
+    EXPECT_THAT(model.merges, ElementsAre(std::pair<std::string, std::string>(" ", "a")));
+    EXPECT_THAT(model.special, ElementsAre(4));
+    EXPECT_EQ(model.first, 4);
+    EXPECT_EQ(model.pre_tokenizer.size(), 2U);
+    EXPECT_THAT(BytePairTokenizer(model).encode("a a11"), ElementsAre(4, 0, 2, 3, 3));
+  }
+}
+
+TEST(TokenizerJson, RefusesWhatChangesTokensAndIsNotKnown) {
+  const auto with = [](const char* pointer, const Json& value) {
+    Json json = small();
+    json[Json::json_pointer(pointer)] = value;
+    return fault(json);
+  };
+  EXPECT_EQ(fault(small()), "none");
+  EXPECT_THAT(with("/model/type", "Unigram"), HasSubstr("its model is Unigram"));
+  EXPECT_THAT(with("/model/byte_fallback", true), HasSubstr("falls back to bytes"));
+  EXPECT_THAT(with("/normalizer", {{"type", "NFC"}}), HasSubstr("normalizer NFC is not known"));
+  EXPECT_THAT(with("/pre_tokenizer", {{"type", "Metaspace"}}), HasSubstr("pre-tokenizer Metaspace"));
+  EXPECT_THAT(with("/pre_tokenizer", nullptr), HasSubstr("no ByteLevel"));
+  EXPECT_THAT(with("/pre_tokenizer/pretokenizers/1/add_prefix_space", true), HasSubstr("puts a space in front"));
+  EXPECT_THAT(with("/model/merges/0", "lonely"), HasSubstr("is no pair"));
+  EXPECT_THAT(with("/model/merges/0", 7), HasSubstr("is no pair"));
+  EXPECT_THAT(with("/model/vocab/a", -1), HasSubstr("has the id -1"));
+  EXPECT_THAT(with("/model/vocab/a", 1ULL << 40U), HasSubstr("which is none"));
+  EXPECT_THAT(with("/added_tokens/0", Json::object()), HasSubstr("no id or no content"));
+  EXPECT_THROW(parse_tokenizer_json("[1]", "f"), UsageError);
+  EXPECT_THROW(parse_tokenizer_json("{\"model\"", "f"), UsageError);
+  EXPECT_THROW(read_tokenizer_json("/nowhere/tokenizer.json"), UsageError);
+}
+
+TEST(TokenizerJson, DeepNestingIsRefusedAndNoCrash) {
+  constexpr int kDepth = 100'000;
+  std::string text, end;
+  for (int i = 0; i < kDepth; ++i) {
+    text += R"({"type":"Sequence","pretokenizers":[)";
+    end += "]}";
+  }
+  text += R"({"type":"ByteLevel","add_prefix_space":false})" + end;
+  Json json = small();
+  json.erase("pre_tokenizer");
+  std::string whole = json.dump();
+  whole.insert(1, "\"pre_tokenizer\":" + text + ",");
+  try {
+    parse_tokenizer_json(whole, "f");
+    FAIL();
+  } catch (const UsageError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("nested"));
+  }
+}
+
+}  // namespace
+}  // namespace snug::data

@@ -1,0 +1,57 @@
+"""Writes the files beside it with transformers: make_references.py (needs torch, transformers, safetensors).
+
+llama.safetensors: a small LlamaForCausalLM of random weights, as save_pretrained names them.
+llama_expected.safetensors: tokens, and per kind of rotary embedding (and for tied weights) what that model makes of them:
+logits in fp32, and for the first kind the loss's gradient of each weight.
+"""
+import pathlib
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+HERE = pathlib.Path(__file__).parent
+
+ROTARY = {
+    "default": {"rope_type": "default", "rope_theta": 10000.0},
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+    "llama3": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+               "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
+    "yarn": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16},
+}
+
+
+def config(rotary, tied=False):
+    return transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=32, rms_norm_eps=1e-5, rope_parameters=dict(rotary),
+        tie_word_embeddings=tied, attn_implementation="sdpa")
+
+
+def main():
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config(ROTARY["default"])).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.1)
+    weights = {name: p.detach().clone().contiguous() for name, p in model.state_dict().items()}
+    save_file(weights, HERE / "llama.safetensors", metadata={"format": "pt"})
+    tokens = torch.randint(0, 64, (2, 48))
+    expected = {"tokens": tokens}
+    for name, rotary in ROTARY.items():
+        model = transformers.LlamaForCausalLM(config(rotary)).eval()
+        model.load_state_dict(weights)
+        output = model(input_ids=tokens, use_cache=False)
+        expected[f"logits.{name}"] = output.logits.detach()
+        if name == "default":
+            torch.nn.functional.cross_entropy(output.logits[:, :-1].reshape(-1, 64), tokens[:, 1:].reshape(-1)).backward()
+            expected |= {f"gradient.{n}": p.grad for n, p in model.named_parameters()}
+    model = transformers.LlamaForCausalLM(config(ROTARY["default"], tied=True)).eval()
+    model.load_state_dict({n: w for n, w in weights.items() if n != "lm_head.weight"}, strict=False)
+    expected["logits.tied"] = model(input_ids=tokens, use_cache=False).logits.detach()
+    save_file({n: t.contiguous() for n, t in expected.items()}, HERE / "llama_expected.safetensors")
+
+
+if __name__ == "__main__":
+    main()
