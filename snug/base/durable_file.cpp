@@ -1,9 +1,11 @@
 #include "snug/base/durable_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <system_error>
 #include <utility>
 
@@ -14,18 +16,28 @@ namespace fs = std::filesystem;
 
 [[noreturn]] void fail(int error) { throw std::system_error(error, std::generic_category()); }
 
-fs::path with_suffix(fs::path path, const char* suffix) {
-  path += suffix;
-  return path;
+/// Of the file that is replaced, else what a new one gets.
+mode_t mode_for(const fs::path& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0) return status.st_mode & 07777U;
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
+  return 0666U & ~mask;
 }
 
 }  // namespace
 
 DurableFile::DurableFile(fs::path path)
     : path_(std::move(path)),
-      unfinished_(with_suffix(path_, ".unfinished")),
-      descriptor_(::open(unfinished_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+      unfinished_(path_.string() + ".unfinished-XXXXXX"),
+      descriptor_(::mkostemp(unfinished_.data(), O_CLOEXEC)) {
   if (descriptor_ < 0) fail(errno);
+  if (::fchmod(descriptor_, mode_for(path_)) != 0) {
+    const int error = errno;
+    ::close(descriptor_);
+    ::unlink(unfinished_.c_str());
+    fail(error);
+  }
 }
 
 DurableFile::~DurableFile() {

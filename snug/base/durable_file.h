@@ -4,13 +4,15 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string>
 
 namespace snug {
 
 /// Writes a file that is either there as a whole or not at all, whatever happens to the process or the machine. It is
-/// written beside its name, with ".unfinished" behind it; finish() has the system put it on the disk and renames it.
-/// What is not finished is removed by the destructor, and a file that had the name before stays as it was. Not movable.
-/// Every function throws std::system_error with the reason that the system gave, a full disk among them.
+/// written beside its name, under one of its own that has ".unfinished" in it; finish() has the system put it on the
+/// disk and renames it. What is not finished is removed by the destructor, and a file that had the name before stays as
+/// it was; its permissions go over. Several writers of one name do not disturb each other: the last to finish wins. Not
+/// movable. Every function throws std::system_error with the reason that the system gave, a full disk among them.
 class DurableFile {
  public:
   explicit DurableFile(std::filesystem::path path);
@@ -19,11 +21,12 @@ class DurableFile {
   ~DurableFile();
 
   void write(std::span<const std::byte> bytes);
-  /// Nothing may be written after it.
+  /// Nothing may be written after it. When it throws, the file is as it was, or whole and perhaps not on the disk yet.
   void finish();
 
  private:
-  std::filesystem::path path_, unfinished_;
+  std::filesystem::path path_;
+  std::string unfinished_;
   int descriptor_;
 };
 

@@ -69,16 +69,21 @@ BytePairTokenizer::BytePairTokenizer(BytePairModel model)
       is_special_(tokens_.size(), false),
       pre_tokenizer_(model.pre_tokenizer),
       whole_words_first_(model.whole_words_first),
-      first_(model.first) {
+      before_(std::move(model.before)),
+      after_(std::move(model.after)) {
   const auto check = [&](TokenId id) {
     if (id < 0 || id >= size()) throw UsageError(fmt::format("tokenizer: token {} is none of {}", id, size()));
   };
-  for (const TokenId id : model.special) {
-    check(id);
-    is_special_[static_cast<std::size_t>(id)] = true;
-    if (!tokens_[static_cast<std::size_t>(id)].empty()) specials_.emplace(tokens_[static_cast<std::size_t>(id)], id);
+  for (const BytePairModel::Added& added : model.added) {
+    check(added.id);
+    const std::string& token = tokens_[static_cast<std::size_t>(added.id)];
+    is_special_[static_cast<std::size_t>(added.id)] = added.special;
+    if (token.empty()) continue;
+    added_.emplace(token, added.id);
+    begins_added_[static_cast<unsigned char>(token.front())] = true;
   }
-  if (first_) check(*first_);
+  std::ranges::for_each(before_, check);
+  std::ranges::for_each(after_, check);
   for (TokenId id = 0; id < size(); ++id) ids_.emplace(tokens_[static_cast<std::size_t>(id)], id);
   for (int b = 0; b < kBytes; ++b) {
     const char byte = static_cast<char>(b);
@@ -154,14 +159,19 @@ void BytePairTokenizer::encode_words(std::string_view text, std::vector<TokenId>
 }
 
 std::vector<TokenId> BytePairTokenizer::encode(std::string_view text, bool specials) const {
-  std::vector<TokenId> ids;
-  if (first_) ids.push_back(*first_);
+  std::vector<TokenId> ids = before_;
   std::size_t begin = 0;
-  for (std::size_t i = 0; specials && !specials_.empty() && i < text.size();) {
-    // Of all special tokens that begin here, the longest.
+  for (std::size_t i = 0; i < text.size();) {
+    if (!begins_added_[static_cast<unsigned char>(text[i])]) {
+      ++i;
+      continue;
+    }
+    // Of all added tokens that begin here, the longest.
     const std::string_view rest = text.substr(i);
-    const auto found = std::ranges::find_if(specials_, [&](const auto& s) { return rest.starts_with(s.first); });
-    if (found == specials_.end()) {
+    const auto found = std::ranges::find_if(added_, [&](const auto& a) {
+      return rest.starts_with(a.first) && (specials || !is_special_[static_cast<std::size_t>(a.second)]);
+    });
+    if (found == added_.end()) {
       ++i;
       continue;
     }
@@ -171,6 +181,7 @@ std::vector<TokenId> BytePairTokenizer::encode(std::string_view text, bool speci
     begin = i;
   }
   encode_words(text.substr(begin), ids);
+  ids.insert(ids.end(), after_.begin(), after_.end());
   return ids;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -21,10 +22,15 @@ struct BytePairModel {
   std::vector<std::string> tokens;  ///< bytes of each id; special ones as they are written
   /// Pairs of tokens that become one, the most important first.
   std::vector<std::pair<std::string, std::string>> merges;
-  std::vector<TokenId> special;  ///< found in text before anything else, and merged with nothing
+  /// Found in text before anything else, and merged with nothing.
+  struct Added {
+    TokenId id = 0;
+    bool special = true;  ///< no text: the end of one, a mask, ...
+  };
+  std::vector<Added> added;
   std::vector<PreTokenizerStep> pre_tokenizer;
-  bool whole_words_first = false;  ///< a piece that is a token is not taken apart (Llama 3's ignore_merges)
-  std::optional<TokenId> first;    ///< put in front of every text
+  bool whole_words_first = false;      ///< a piece that is a token is not taken apart (Llama 3's ignore_merges)
+  std::vector<TokenId> before, after;  ///< put around every text
 };
 
 /// The token's bytes, of a name in which each byte stands as a printable character, as vocabularies of GPT-2's kind
@@ -71,10 +77,11 @@ class BytePairTokenizer {
   std::unordered_map<Pair, Merge, PairHash> merges_;
   std::vector<TokenId> byte_tokens_;  // 256
   std::vector<bool> is_special_;
-  std::map<std::string_view, TokenId, std::greater<>> specials_;  // longer ones before their own beginnings
+  std::map<std::string_view, TokenId, std::greater<>> added_;  // longer ones before their own beginnings
+  std::array<bool, 256> begins_added_{};                       // by their first byte
   PreTokenizer pre_tokenizer_;
   bool whole_words_first_;
-  std::optional<TokenId> first_;
+  std::vector<TokenId> before_, after_;
 };
 
 }  // namespace snug::data

@@ -27,7 +27,6 @@ struct Named {
 
 const std::vector<Named>& all_named() {
   static const std::vector<Named> all{
-      {"default", {SplitAtMatches{kGpt2}}},
       {"gpt-2", {SplitAtMatches{kGpt2}}},
       {"llama-bpe", {SplitAtMatches{kLlama3}}},
       {"qwen2", {SplitAtMatches{kQwen2}}},
@@ -42,6 +41,7 @@ const std::vector<Named>& all_named() {
 class PreTokenizer::Pattern {
  public:
   explicit Pattern(const std::string& text) {
+    refuse_class_in_class(text);
     int error = 0;
     PCRE2_SIZE at = 0;
     // Text that is no UTF-8 is matched around.
@@ -59,24 +59,53 @@ class PreTokenizer::Pattern {
   Pattern(const Pattern&) = delete;
   Pattern& operator=(const Pattern&) = delete;
 
-  /// Calls with begin and end of each match; none is empty.
+  /// Calls with begin and end of each match; they may be the same place.
   template <class Call>
   void for_each_match(std::string_view text, const Call& call) const {
     const std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> data(
         pcre2_match_data_create_from_pattern(code_, nullptr), pcre2_match_data_free);
     const auto* const subject = reinterpret_cast<PCRE2_SPTR>(text.data());
+    const auto match = [&](PCRE2_SIZE from, std::uint32_t options) {
+      return pcre2_match(code_, subject, text.size(), from, options, data.get(), nullptr);
+    };
     PCRE2_SIZE from = 0;
     while (from < text.size()) {
-      const int found = pcre2_match(code_, subject, text.size(), from, PCRE2_NOTEMPTY, data.get(), nullptr);
+      int found = match(from, 0);
+      if (found == PCRE2_ERROR_JIT_STACKLIMIT) found = match(from, PCRE2_NO_JIT);  // slower, and on the heap
       if (found == PCRE2_ERROR_NOMATCH) return;
-      if (found < 0) throw Error(fmt::format("tokenizer: a pattern gave up on the text (PCRE2 error {})", found));
       const PCRE2_SIZE* const place = pcre2_get_ovector_pointer(data.get());
+      // A pattern may set back where its match begins.
+      if (found < 0 || place[0] < from || place[1] < place[0]) {
+        throw Error(fmt::format("tokenizer: a pattern gave up on the text at byte {} (PCRE2 {})", from, found));
+      }
       call(place[0], place[1]);
       from = place[1];
+      if (place[0] < place[1]) continue;
+      do ++from;
+      while (from < text.size() && (static_cast<unsigned char>(text[from]) & 0xC0U) == 0x80U);
     }
   }
 
  private:
+  /// Which the expressions of other libraries have, and PCRE2 reads as something else.
+  static void refuse_class_in_class(const std::string& text) {
+    bool inside = false;
+    for (std::size_t i = 0; i < text.size(); ++i) {
+      if (text[i] == '\\') {
+        ++i;
+      } else if (!inside && text[i] == '[') {
+        inside = true;
+        if (text.compare(i + 1, 1, "^") == 0) ++i;
+        if (text.compare(i + 1, 1, "]") == 0) ++i;
+      } else if (inside && (text.compare(i, 2, "&&") == 0 || (text[i] == '[' && text.compare(i, 2, "[:") != 0))) {
+        throw UsageError(
+            fmt::format("tokenizer: the pattern {} has a class inside of a class, which is not known", text));
+      } else if (inside && text[i] == ']' && text[i - 1] != ':') {
+        inside = false;
+      }
+    }
+  }
+
   pcre2_code* code_;
 };
 

@@ -32,8 +32,8 @@ class PreTokenizer {
   /// nothing, and stay in the piece around them. Safe from any number of threads.
   [[nodiscard]] std::vector<std::string_view> split(std::string_view text) const;
 
-  /// The patterns that models name in place of spelling them out: "gpt-2", "llama-bpe" (Llama 3), "smollm", "qwen2",
-  /// "default". Throws UsageError for others, with the names there are.
+  /// The patterns that models name in place of spelling them out: "gpt-2", "llama-bpe" (Llama 3), "smollm", "qwen2".
+  /// Throws UsageError for others, with the names there are.
   static std::vector<PreTokenizerStep> named(std::string_view name);
 
  private:

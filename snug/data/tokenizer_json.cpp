@@ -2,13 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "snug/base/errors.h"
@@ -18,8 +20,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::uint64_t kMostTokens = std::uint64_t{1} << 24;
-constexpr int kDeepest = 8;  // sequences in sequences
+constexpr std::size_t kGap = 65'536;  // ids beyond the number of tokens
+constexpr int kDeepest = 8;           // sequences in sequences
 
 class Reader {
  public:
@@ -35,7 +37,12 @@ class Reader {
     if (model.contains("byte_fallback") && model["byte_fallback"] == true) {
       fail("its model falls back to bytes, as SentencePiece's do; use the .model file it was made from");
     }
+    for (const char* key : {"end_of_word_suffix", "continuing_subword_prefix", "dropout"}) {
+      if (model.contains(key) && !model[key].is_null() && model[key] != "")
+        fail("its model has {}, which is not known", key);
+    }
     refuse_unless_empty(json, "normalizer");
+    most_ = member(model, "vocab").size() + (json.contains("added_tokens") ? json["added_tokens"].size() : 0) + kGap;
     BytePairModel result;
     read_vocabulary(member(model, "vocab"), result);
     read_added(json, result);
@@ -44,7 +51,7 @@ class Reader {
     if (json.contains("pre_tokenizer") && json["pre_tokenizer"].is_object()) add_step(json["pre_tokenizer"], result);
     if (!byte_level_) fail("it has no ByteLevel pre-tokenizer: its tokens are not made of bytes");
     if (json.contains("post_processor") && json["post_processor"].is_object()) {
-      read_first(json["post_processor"], result);
+      read_around(json["post_processor"], result);
     }
     return result;
   }
@@ -71,8 +78,8 @@ class Reader {
   }
 
   void put(BytePairModel& model, const Json& id, std::string token) const {
-    if (!id.is_number_unsigned() || id.get<std::uint64_t>() >= kMostTokens) {
-      fail("token \"{}\" has the id {}, which is none", token, id.dump());
+    if (!id.is_number_unsigned() || id.get<std::uint64_t>() >= most_) {
+      fail("token \"{}\" has the id {}, which is none", token, id.is_primitive() ? id.dump() : id.type_name());
     }
     const auto index = id.get<std::size_t>();
     if (index >= model.tokens.size()) model.tokens.resize(index + 1);
@@ -92,8 +99,13 @@ class Reader {
     for (const Json& added : json["added_tokens"]) {
       const std::string content = text_of(added, "content", "");
       if (content.empty() || !added.contains("id")) fail("an added token has no id or no content");
+      for (const char* flag : {"lstrip", "rstrip", "single_word"}) {
+        if (added.contains(flag) && added[flag] == true) {
+          fail("the added token {} takes what stands beside it ({}), which is not known", content, flag);
+        }
+      }
       put(model, added["id"], content);
-      model.special.push_back(added["id"].get<TokenId>());
+      model.added.push_back({added["id"].get<TokenId>(), !added.contains("special") || added["special"] != false});
     }
   }
 
@@ -111,7 +123,7 @@ class Reader {
         left = both.substr(0, space);
         right = both.substr(space + 1);
       } else {
-        fail("a merge is {}, which is no pair", merge.dump());
+        fail("a merge is of type {}, which is no pair", merge.type_name());
       }
       const auto a = bytes_of_printable(left), b = bytes_of_printable(right);
       if (!a || !b) fail("the merge of \"{}\" and \"{}\" is not of bytes", left, right);
@@ -122,6 +134,7 @@ class Reader {
   void add_step(const Json& step, BytePairModel& model, int depth = 0) {
     if (depth > kDeepest) fail("its pre-tokenizer is nested too deep");
     const std::string type = text_of(step, "type", "");
+    if (byte_level_) fail("its pre-tokenizer goes on after ByteLevel, with {}, which is not known", type);
     const auto flag = [&](const char* key, bool otherwise) {
       return step.contains(key) && step[key].is_boolean() ? step[key].get<bool>() : otherwise;
     };
@@ -140,7 +153,11 @@ class Reader {
       if (split.pattern.empty()) {
         const std::string text = text_of(step["pattern"], "String", "");
         if (text.empty()) fail("a Split of its pre-tokenizer has no pattern");
-        split.pattern = "\\Q" + text + "\\E";
+        for (const char c : text) {
+          const auto byte = static_cast<unsigned char>(c);
+          if (byte < 0x80 && std::isalnum(byte) == 0) split.pattern += '\\';
+          split.pattern += c;
+        }
       }
       const std::string behavior = text_of(step, "behavior", "");
       using Match = SplitAtMatches::Match;
@@ -162,23 +179,36 @@ class Reader {
     }
   }
 
-  /// Of a template "<first> $A": what it puts first.
-  void read_first(const Json& processor, BytePairModel& model, int depth = 0) const {
+  /// What a template "<first> $A <last>" puts around a text.
+  void read_around(const Json& processor, BytePairModel& model, int depth = 0) const {
     if (depth > kDeepest) fail("its post-processor is nested too deep");
     const std::string type = text_of(processor, "type", "");
+    if (type == "ByteLevel") return;
     if (type == "Sequence" && processor.contains("processors")) {
-      for (const Json& inner : processor["processors"]) read_first(inner, model, depth + 1);
-    } else if (type == "TemplateProcessing" && processor.contains("single") && processor["single"].is_array()) {
-      const Json& parts = processor["single"];
-      if (parts.empty() || !parts.front().is_object() || !parts.front().contains("SpecialToken")) return;
-      const std::string name = text_of(parts.front()["SpecialToken"], "id", "");
-      for (const TokenId id : model.special) {
-        if (model.tokens[static_cast<std::size_t>(id)] == name) model.first = id;
+      for (const Json& inner : processor["processors"]) read_around(inner, model, depth + 1);
+      return;
+    }
+    if (type != "TemplateProcessing" || !processor.contains("single") || !processor["single"].is_array()) {
+      fail("the post-processor {} is not known", type);
+    }
+    bool behind = false;
+    for (const Json& part : processor["single"]) {
+      if (part.is_object() && part.contains("Sequence")) {
+        behind = true;
+        continue;
       }
+      const std::string name =
+          part.is_object() && part.contains("SpecialToken") ? text_of(part["SpecialToken"], "id", "") : "";
+      const auto known = std::ranges::find_if(model.added, [&](const BytePairModel::Added& a) {
+        return model.tokens[static_cast<std::size_t>(a.id)] == name;
+      });
+      if (known == model.added.end()) fail("its post-processor adds \"{}\", which is no added token", name);
+      (behind ? model.after : model.before).push_back(known->id);
     }
   }
 
   std::string_view text_, name_;
+  std::size_t most_ = 0;  // ids
   bool byte_level_ = false;
 };
 
@@ -187,6 +217,10 @@ class Reader {
 BytePairModel parse_tokenizer_json(std::string_view json, std::string_view name) { return Reader(json, name).read(); }
 
 BytePairModel read_tokenizer_json(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {
+    throw UsageError(fmt::format("tokenizer: {} is a folder; name the tokenizer.json in it", path.string()));
+  }
   std::ifstream in(path, std::ios::binary);
   if (!in) throw UsageError(fmt::format("tokenizer: {} cannot be read: {}", path.string(), std::strerror(errno)));
   const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());

@@ -155,8 +155,10 @@ class LlamaImpl::Decoder : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& tokens, const RotaryOptions& rotary, KeyValueCache* cache) {
     const std::int64_t seen = cache == nullptr ? 0 : cache->length;
     if (cache != nullptr) cache->layers.resize(layers_->size());
-    const RotaryTable table = rotary_table(rotary, seen, tokens.size(1), tokens.device());
     at::Tensor x = at::embedding(embedding_->weight, tokens);
+    // In the type of the weights, and not that of autocast, as the reference has it.
+    RotaryTable table = rotary_table(rotary, seen, tokens.size(1), tokens.device());
+    table = {table.cosines.to(x.scalar_type()), table.sines.to(x.scalar_type())};
     for (std::size_t i = 0; i < layers_->size(); ++i) {
       const ModuleScope scope(fmt::format("layers.{}", i));
       x = layers_->ptr<LayerImpl>(i)->forward(std::move(x), table, cache == nullptr ? nullptr : &cache->layers[i],

@@ -81,7 +81,7 @@ RotaryTable rotary_table(const RotaryOptions& options, std::int64_t first, std::
 at::Tensor rotate(const at::Tensor& x, const RotaryTable& table) {
   const auto halves = x.chunk(2, -1);
   const at::Tensor turned = at::cat({-halves[1], halves[0]}, -1);
-  return x * table.cosines.to(x.scalar_type()) + turned * table.sines.to(x.scalar_type());
+  return x * table.cosines + turned * table.sines;
 }
 
 }  // namespace snug::models

@@ -49,7 +49,7 @@ struct RotaryTable {
 /// The table for positions `first` to `first + count - 1` on a device. Not differentiable.
 RotaryTable rotary_table(const RotaryOptions& options, std::int64_t first, std::int64_t count, at::Device device);
 
-/// Turns x (batch, heads, positions, width). The table is cast to its type first.
+/// Turns x (batch, heads, positions, width). The result has the wider type of the two.
 at::Tensor rotate(const at::Tensor& x, const RotaryTable& table);
 
 }  // namespace snug::models

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
-#include <limits>
 #include <set>
 #include <type_traits>
 #include <utility>
@@ -19,6 +19,8 @@ constexpr std::uint32_t kMagic = 0x46554747;  // "GGUF"
 constexpr std::uint64_t kDefaultAlignment = 32;
 constexpr std::uint64_t kMostDimensions = 4, kLongestName = 63;
 constexpr std::uint64_t kLongestString = std::uint64_t{1} << 30, kLongestArray = std::uint64_t{1} << 30;
+
+constexpr std::uint64_t kMostElements = std::uint64_t{1} << 60;
 
 enum class Type : std::uint32_t { U8, I8, U16, I16, U32, I32, F32, Bool, String, Array, U64, I64, F64 };
 
@@ -152,13 +154,14 @@ GgufEntry take_entry(Cursor& from, std::uint64_t number) {
   const auto dimensions = from.take<std::uint32_t>(what);
   if (dimensions > kMostDimensions)
     from.fail("{}: {} dimensions; the format allows {}", what, dimensions, kMostDimensions);
-  std::uint64_t elements = 1;
+  std::uint64_t elements = 1, product = 1;  // where a size of 0 counts as 1: LibTorch multiplies the others for strides
   for (std::uint32_t i = 0; i < dimensions; ++i) {
     const auto size = from.take<std::int64_t>(what);
-    if (size < 0 || __builtin_mul_overflow(elements, static_cast<std::uint64_t>(size), &elements) ||
-        elements > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
+    const std::uint64_t factor = std::max<std::uint64_t>(static_cast<std::uint64_t>(size), 1);
+    if (size < 0 || __builtin_mul_overflow(product, factor, &product) || product > kMostElements) {
       from.fail("{}: its sizes cannot be counted", what);
     }
+    elements *= static_cast<std::uint64_t>(size);
     e.shape.insert(e.shape.begin(), size);
   }
   const auto number_of_format = from.take<std::uint32_t>(what);

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -43,8 +44,11 @@ void load_weights(torch::nn::Module& module, const StoredTensors& tensors, std::
                                       fmt::join(target->second.sizes(), "x")));
     }
   }
+  // A tensor that has two names in the module need be there under one.
+  std::set<const void*> there;
+  for (const auto& [name, stored] : found) there.insert(wanted.at(name).unsafeGetTensorImpl());
   for (const auto& [name, tensor] : wanted) {
-    if (!found.contains(name)) missing.push_back(name);
+    if (!there.contains(tensor.unsafeGetTensorImpl())) missing.push_back(name);
   }
   std::vector<std::string> faults;
   if (!missing.empty()) faults.push_back(fmt::format("{} missing: {}", missing.size(), listed(missing)));

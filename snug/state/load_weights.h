@@ -17,8 +17,9 @@ struct LoadOptions {
 };
 
 /// Copies stored tensors into the parameters and buffers of a module, cast to their types, one at a time. Every one
-/// must be there, once, in the same shape, and nothing else: otherwise throws UsageError that lists all that is
-/// missing, left over or of another shape, and has written nothing. `from` names the files in errors.
+/// must be there, once, in the same shape (of several names of one tensor one will do), and nothing else: otherwise
+/// throws UsageError that lists all that is missing, left over or of another shape, and has written nothing. `from`
+/// names the files in errors.
 void load_weights(torch::nn::Module& module, const StoredTensors& tensors, std::string_view from,
                   const LoadOptions& options = {});
 

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <memory>
@@ -47,6 +48,7 @@ at::Tensor read(const std::shared_ptr<const MappedFile>& file, const Safetensors
 
 nlohmann::json read_index(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
+  if (!in) throw UsageError(fmt::format("opening weights: {} cannot be read: {}", path.string(), std::strerror(errno)));
   nlohmann::json index = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
     throw DamagedFile(path.string(), "an index of weights is a JSON object with a weight_map, and this is none");
@@ -61,8 +63,7 @@ StoredTensors open_index(const fs::path& path) {
   for (const auto& [name, file] : index["weight_map"].items()) {
     // A name, and no path: what was downloaded must not point to anywhere else on the machine.
     if (!file.is_string() || fs::path(file.get<std::string>()).filename() != file.get<std::string>()) {
-      throw DamagedFile(path.string(),
-                        fmt::format("{} is said to be in {}, which is no file's name", name, file.dump()));
+      throw DamagedFile(path.string(), fmt::format("{} is said to be in what is no file's name", name));
     }
     const auto file_name = file.get<std::string>();
     auto known = files.find(file_name);
@@ -93,8 +94,9 @@ Safetensors open_safetensors(const fs::path& path) {
 StoredTensors open_sharded_safetensors(const fs::path& path) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) {
-    const fs::path index = path / "model.safetensors.index.json";
-    return fs::exists(index, ignored) ? open_index(index) : open_safetensors(path / "model.safetensors").tensors;
+    const fs::path whole = path / "model.safetensors", index = path / "model.safetensors.index.json";
+    const bool in_parts = !fs::exists(whole, ignored) && fs::exists(index, ignored);
+    return in_parts ? open_index(index) : open_safetensors(whole).tensors;
   }
   return path.extension() == ".json" ? open_index(path) : open_safetensors(path).tensors;
 }
@@ -120,8 +122,7 @@ void write_safetensors(const fs::path& path, const std::vector<std::pair<std::st
     }
     file.finish();
   } catch (const std::system_error& error) {
-    throw Error(
-        fmt::format("writing {}: {}; what was there before is unchanged", path.string(), error.code().message()));
+    throw Error(fmt::format("writing {}: {}; the file is as it was, or whole", path.string(), error.code().message()));
   }
 }
 

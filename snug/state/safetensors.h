@@ -22,8 +22,8 @@ struct Safetensors {
 /// file, DamagedFile when it is not what the format says.
 Safetensors open_safetensors(const std::filesystem::path& path);
 
-/// Opens what Hugging Face's libraries save: a folder with model.safetensors, or with model.safetensors.index.json and
-/// the files it names; or that index; or one file. Throws as open_safetensors does, and DamagedFile when the index
+/// Opens what Hugging Face's libraries save: a folder with model.safetensors, or else with model.safetensors.index.json
+/// and the files it names; or that index; or one file. Throws as open_safetensors does, and DamagedFile when the index
 /// names a tensor that its file does not have; what a file holds beyond the index is left out.
 StoredTensors open_sharded_safetensors(const std::filesystem::path& path);
 

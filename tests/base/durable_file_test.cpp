@@ -2,7 +2,10 @@
 #include "snug/base/durable_file.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -25,6 +28,14 @@ fs::path scratch(const char* name) {
 std::string contents(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+/// Files that were begun and are there still.
+std::ptrdiff_t unfinished() {
+  const auto is_one = [](const fs::directory_entry& entry) {
+    return entry.path().string().find(".unfinished") != std::string::npos;
+  };
+  return std::count_if(fs::directory_iterator(scratch("")), fs::directory_iterator(), is_one);
 }
 
 void write(DurableFile& file, std::string_view text) { file.write(std::as_bytes(std::span(text))); }
@@ -51,22 +62,48 @@ TEST(DurableFile, IsThereOnlyWhenItIsFinished) {
   EXPECT_EQ(contents(path), "one two");
   { DurableFile given_up(path); }
   EXPECT_EQ(contents(path), "one two");
-  EXPECT_FALSE(fs::exists(path.string() + ".unfinished"));
+  EXPECT_EQ(unfinished(), 0);
 }
 
-TEST(DurableFile, AFullDiskIsAnErrorAndLeavesWhatWasThere) {
-  if (!fs::exists("/dev/full")) GTEST_SKIP() << "no /dev/full";
+/// A limit on the size of files stands for a full disk.
+TEST(DurableFile, AWriteThatFailsLeavesWhatWasThere) {
   const fs::path path = scratch("full");
   std::ofstream(path) << "before";
-  fs::remove(path.string() + ".unfinished");
-  fs::create_symlink("/dev/full", path.string() + ".unfinished");  // every write to it finds the disk full
-  EXPECT_EQ(error_of([&] {
-              DurableFile file(path);
-              write(file, "more than there is room for");
-              file.finish();
-            }),
-            ENOSPC);
+  ::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit little{10, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &little), 0);
+  const int error = error_of([&] {
+    DurableFile file(path);
+    write(file, "more than there is room for");
+    file.finish();
+  });
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_EQ(error, EFBIG);
   EXPECT_EQ(contents(path), "before");
+  EXPECT_EQ(unfinished(), 0);
+}
+
+TEST(DurableFile, TwoWritersOfOneNameDoNotDisturbEachOther) {
+  const fs::path path = scratch("shared");
+  DurableFile first(path), second(path);
+  write(first, "first");
+  write(second, "second one");
+  first.finish();
+  EXPECT_EQ(contents(path), "first");
+  second.finish();
+  EXPECT_EQ(contents(path), "second one");
+  EXPECT_EQ(unfinished(), 0);
+}
+
+TEST(DurableFile, PermissionsGoOver) {
+  const fs::path path = scratch("private");
+  std::ofstream(path) << "before";
+  fs::permissions(path, fs::perms::owner_read | fs::perms::owner_write);
+  DurableFile file(path);
+  file.finish();
+  EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_read | fs::perms::owner_write);
 }
 
 TEST(DurableFile, AMissingFolderIsAnError) {

@@ -23,7 +23,7 @@ BytePairModel small() {
     model.tokens.push_back(std::string(left) + right);
   }
   for (const char* special : {"<end>", "<end><end>"}) {
-    model.special.push_back(static_cast<TokenId>(model.tokens.size()));
+    model.added.push_back({static_cast<TokenId>(model.tokens.size())});
     model.tokens.emplace_back(special);
   }
   model.pre_tokenizer = PreTokenizer::named("gpt-2");
@@ -50,11 +50,21 @@ TEST(BytePair, FindsSpecialTokensTheLongestFirst) {
 
 TEST(BytePair, PutsTheFirstTokenInFrontAndTakesWholeWords) {
   BytePairModel model = small();
-  model.first = 261;
+  model.before = {261};
+  model.after = {262};
   model.whole_words_first = true;
   model.tokens.emplace_back("world");
   const BytePairTokenizer tokenizer(std::move(model));
-  EXPECT_THAT(tokenizer.encode("world"), ElementsAre(261, 263));
+  EXPECT_THAT(tokenizer.encode("world"), ElementsAre(261, 263, 262));
+}
+
+TEST(BytePair, AddedTokensThatAreTextAreAlwaysFoundAndStay) {
+  BytePairModel model = small();
+  model.added.push_back({static_cast<TokenId>(model.tokens.size()), /*special=*/false});
+  model.tokens.emplace_back("    ");
+  const BytePairTokenizer tokenizer(std::move(model));
+  EXPECT_THAT(tokenizer.encode("    he<end>", /*specials=*/false), ElementsAre(263, 256, '<', 'e', 'n', 'd', '>'));
+  EXPECT_EQ(tokenizer.decode({263, 256, 261}, /*specials=*/false), "    he");
 }
 
 TEST(BytePair, AnyBytesComeBack) {
@@ -87,7 +97,7 @@ TEST(BytePair, AVocabularyThatDoesNotFitItsMergesIsRefused) {
   model.merges.emplace_back("x", "y");
   EXPECT_THROW(BytePairTokenizer{std::move(model)}, UsageError);
   BytePairModel none = small();
-  none.special.push_back(1000);
+  none.added.push_back({1000});
   EXPECT_THROW(BytePairTokenizer{std::move(none)}, UsageError);
   BytePairModel few;
   few.tokens = {"a"};

@@ -52,6 +52,29 @@ TEST(PreTokenizer, WhatBecomesOfAMatch) {
   EXPECT_THAT(with(Match::Removed, /*invert=*/true), ElementsAre("-", "-", "-"));
 }
 
+TEST(PreTokenizer, PlacesBetweenCharactersCutToo) {
+  EXPECT_THAT(split({SplitAtMatches{R"((?=(\d{3})+(?!\d)))"}}, "1234567"), ElementsAre("1", "234", "567"));
+  EXPECT_THAT(split({SplitAtMatches{R"((?=[A-ZÄ]))"}}, "oneTwoÄß"), ElementsAre("one", "Two", "Äß"));
+}
+
+TEST(PreTokenizer, APatternThatSetsItsMatchBackEndsInAnError) {
+  try {
+    split({SplitAtMatches{R"((?(DEFINE)(?<k>a\K))(?=(?&k)))"}}, "ab");
+  } catch (const Error&) {  // or the library refuses it
+  }
+}
+
+TEST(PreTokenizer, ALongWordNeedsNoStack) {
+  const std::string word(200'000, 'a');
+  EXPECT_THAT(split({SplitAtMatches{R"((?:\p{L}\p{M}*)+)"}}, word), ElementsAre(word));
+}
+
+TEST(PreTokenizer, AClassInAClassIsRefused) {
+  EXPECT_THROW(split({SplitAtMatches{R"([^(\s|[.,])]+)"}}, "a"), UsageError);
+  EXPECT_THROW(split({SplitAtMatches{R"([\p{L}&&[^a]])"}}, "a"), UsageError);
+  EXPECT_THAT(split({SplitAtMatches{R"([[:digit:]\]\[]+)"}}, "a1]["), ElementsAre("a", "1]["));
+}
+
 TEST(PreTokenizer, BytesThatAreNoUtf8StayWithWhatIsAroundThem) {
   const std::string text = "ab\xff\xfe cd\xc3";
   std::string again;

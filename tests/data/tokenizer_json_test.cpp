@@ -44,8 +44,10 @@ TEST(TokenizerJson, ReadsVocabularyMergesStepsAndTheFirstToken) {
     const BytePairModel model = parse_tokenizer_json(json.dump(), "f");
     EXPECT_THAT(model.tokens, ElementsAre("a", " ", " a", "1", "<s>"));
     EXPECT_THAT(model.merges, ElementsAre(std::pair<std::string, std::string>(" ", "a")));
-    EXPECT_THAT(model.special, ElementsAre(4));
-    EXPECT_EQ(model.first, 4);
+    ASSERT_EQ(model.added.size(), 1U);
+    EXPECT_EQ(model.added[0].id, 4);
+    EXPECT_TRUE(model.added[0].special);
+    EXPECT_THAT(model.before, ElementsAre(4));
     EXPECT_EQ(model.pre_tokenizer.size(), 2U);
     EXPECT_THAT(BytePairTokenizer(model).encode("a a11"), ElementsAre(4, 0, 2, 3, 3));
   }
@@ -68,6 +70,15 @@ TEST(TokenizerJson, RefusesWhatChangesTokensAndIsNotKnown) {
   EXPECT_THAT(with("/model/merges/0", 7), HasSubstr("is no pair"));
   EXPECT_THAT(with("/model/vocab/a", -1), HasSubstr("has the id -1"));
   EXPECT_THAT(with("/model/vocab/a", 1ULL << 40U), HasSubstr("which is none"));
+  EXPECT_THAT(with("/model/end_of_word_suffix", "</w>"), HasSubstr("end_of_word_suffix"));
+  EXPECT_EQ(with("/model/end_of_word_suffix", ""), "none");
+  EXPECT_THAT(with("/added_tokens/0/lstrip", true), HasSubstr("(lstrip)"));
+  EXPECT_EQ(with("/added_tokens/0/special", false), "none");
+  EXPECT_THAT(with("/post_processor", {{"type", "RobertaProcessing"}}), HasSubstr("RobertaProcessing is not known"));
+  EXPECT_THAT(with("/post_processor/single/0/SpecialToken/id", "<t>"), HasSubstr("which is no added token"));
+  EXPECT_THAT(with("/pre_tokenizer/pretokenizers/2", {{"type", "Digits"}}), HasSubstr("goes on after ByteLevel"));
+  EXPECT_THAT(with("/model/vocab/a", Json::array({Json::array()})), HasSubstr("the id array"));
+  EXPECT_THROW(read_tokenizer_json("/"), UsageError);
   EXPECT_THAT(with("/added_tokens/0", Json::object()), HasSubstr("no id or no content"));
   EXPECT_THROW(parse_tokenizer_json("[1]", "f"), UsageError);
   EXPECT_THROW(parse_tokenizer_json("{\"model\"", "f"), UsageError);

@@ -179,7 +179,7 @@ TEST_F(CpuMemoryLimit, IsNeverPassedUnderRandomUseNeitherByTheCountNorByTheSyste
     memory.set_limit(std::nullopt);
     memory.release_cached();
     leave(kRoom);
-    const Bytes resident = process_memory().resident;
+    [[maybe_unused]] const Bytes resident = process_memory().resident;
     std::vector<c10::DataPtr> live;
     int refused = 0;
     for (int i = 0; i < 3000; ++i) {
@@ -200,9 +200,11 @@ TEST_F(CpuMemoryLimit, IsNeverPassedUnderRandomUseNeitherByTheCountNorByTheSyste
       const Stats stats = memory.stats();
       ASSERT_LE(stats.mapped, *stats.limit);
       ASSERT_LE(stats.allocated, stats.mapped);
+#if !defined(__SANITIZE_THREAD__)  // which keeps several bytes for each that is touched
       if (i % 200 == 0) {
         ASSERT_LE(process_memory().resident - resident, kRoom + 8_MiB);
       }
+#endif
     }
     EXPECT_GT(refused, 5);
   }

@@ -78,6 +78,18 @@ TEST(LoadWeights, RenamesAndLeavesOut) {
   EXPECT_THAT(fault(model, all, to_one), HasSubstr("(a second 0.bias)"));
 }
 
+TEST(LoadWeights, ATensorWithTwoNamesNeedBeThereUnderOne) {
+  struct Tied : torch::nn::Module {
+    Tied() {
+      const at::Tensor shared = register_parameter("embedding", torch::zeros({2}));
+      register_parameter("head", shared);
+    }
+  } module;
+  load_weights(module, {{"embedding", stored(torch::ones({2}))}}, "f");
+  EXPECT_EQ(module.named_parameters()["head"].sum().item<float>(), 2);
+  EXPECT_THROW(load_weights(module, {}, "f"), UsageError);
+}
+
 TEST(LoadWeights, ALongListIsCutShort) {
   auto model = net();
   StoredTensors all = all_of(model);

@@ -1,5 +1,6 @@
 #include "snug/state/safetensors.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -141,7 +142,36 @@ TEST(Safetensors, ADamagedFileSaysWhere) {
   EXPECT_THAT(fault(file(R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],)"
                          R"("data_offsets":[0,0]}})")),
               HasSubstr("two tensors have the name a"));
-  EXPECT_THAT(fault(file(R"({"__metadata__":{"a":1}})")), HasSubstr("__metadata__.a is no string"));
+  EXPECT_THAT(fault(file(R"({"__metadata__":{"a":1}})")), HasSubstr("__metadata__.a is a number, and no text"));
+}
+
+TEST(Safetensors, AHeaderOfAnyDepthAndAnyLengthIsReadInOneGo) {
+  const std::string deep(200'000, '[');
+  EXPECT_THAT(fault(file("{\"a\":" + deep)), HasSubstr("a is an array"));
+  EXPECT_THAT(fault(file("{\"a\":{\"shape\":" + deep)), HasSubstr("no count"));
+  EXPECT_THAT(fault(file("{\"a\":{\"other\":" + deep)), HasSubstr("tensor a: other holds an array"));
+  EXPECT_THAT(fault(file("{\"__metadata__\":{\"b\":" + deep)), HasSubstr("is an array"));
+  EXPECT_THAT(fault(file(R"({"a":{"dtype":"F32","dtype":"F32","shape":[0],"data_offsets":[0,0]}})")),
+              HasSubstr("dtype is there twice in a"));
+  EXPECT_THAT(fault(file(std::string("{}\0rest", 7))), HasSubstr("a byte of 0"));
+  EXPECT_THAT(fault(file(R"({"a":{"dtype":"U8","shape":[0,4294967296,4294967296],"data_offsets":[0,0]}})")),
+              HasSubstr("more elements than can be counted"));
+  EXPECT_EQ(
+      fault(file(R"({"__metadata__":null,"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0],"note":"x","n":1}})")),
+      "none");
+  std::string many = "{";
+  for (int i = 0; i < 100'000; ++i) {
+    many += fmt::format("{}\"{}\":{{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", i == 0 ? "" : ",", i);
+  }
+  EXPECT_EQ(parse(file(many + "}")).tensors.size(), 100'000U);
+}
+
+TEST(Safetensors, NamesThatTheFormatDoesNotHaveAreNotWritten) {
+  const fs::path path = scratch("names.safetensors");
+  EXPECT_THROW(write_safetensors(path, {{"\xff", torch::ones({1})}}), UsageError);
+  EXPECT_THROW(write_safetensors(path, {{"__metadata__", torch::ones({1})}}), UsageError);
+  EXPECT_THROW(write_safetensors(path, {{"a", torch::ones({1})}}, {{"k", "\xff"}}), UsageError);
+  EXPECT_FALSE(fs::exists(path));
 }
 
 TEST(Safetensors, MissingFilesAndFolders) {
@@ -151,6 +181,7 @@ TEST(Safetensors, MissingFilesAndFolders) {
 
 TEST(Safetensors, ReadsShardsByTheirIndex) {
   const fs::path folder = scratch("sharded");
+  fs::remove_all(folder);
   fs::create_directories(folder);
   write_safetensors(folder / "model-00001-of-00002.safetensors",
                     {{"a", torch::ones({2})}, {"beyond", torch::ones({1})}});
