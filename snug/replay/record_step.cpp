@@ -39,7 +39,8 @@ std::vector<at::Tensor> leaves_of(const at::Tensor& loss, const std::vector<at::
   }
   for (const at::Tensor& leaf : leaves) known.insert(leaf.unsafeGetTensorImpl());
   for (const at::Tensor& leaf : read) {
-    if (known.insert(leaf.unsafeGetTensorImpl()).second) leaves.push_back(leaf);
+    // What was a leaf when it was read may have been written in place since.
+    if (leaf.is_leaf() && known.insert(leaf.unsafeGetTensorImpl()).second) leaves.push_back(leaf);
   }
   return leaves;
 }
