@@ -164,7 +164,7 @@ def compare(name, turns):
     floor = plan.floor
     # At checkpointing's peak, or as close as a plan comes.
     same_peak = max(budget + reserve, floor)
-    same_time = next((b for b, s in reversed(plan.curve(40)) if s <= slower * plan.unplanned_seconds), same_peak)
+    same_time = next((b for b, s in reversed(plan.curve(200)) if s <= slower * plan.unplanned_seconds), same_peak)
     for title, size, strategy in (("snug, same peak", same_peak, "optimal"), ("snug, same time", same_time, "optimal"),
                                   ("snug, all kept", 2 * plan.unplanned_peak, "none")):
         session = snug.fit(forward, batch, size, strategy=strategy)
