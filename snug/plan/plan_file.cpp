@@ -6,10 +6,13 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <string>
 #include <system_error>
 #include <unordered_map>
 #include <utility>
 
+#include "snug/base/durable_file.h"
 #include "snug/base/errors.h"
 
 namespace snug::plan {
@@ -32,25 +35,14 @@ Json read_json(const std::filesystem::path& path, const char* what) {
 }
 
 void write_json(const std::filesystem::path& path, const Json& json, const char* what) {
-  std::filesystem::path unfinished = path;
-  unfinished += ".unfinished";
-  {
-    std::ofstream out(unfinished, std::ios::binary | std::ios::trunc);
-    out << json.dump() << '\n';
-    out.close();
-    if (!out) {
-      const std::string cause = std::strerror(errno);
-      std::error_code ignored;
-      std::filesystem::remove(unfinished, ignored);
-      throw Error(fmt::format("{}: {} cannot be written: {}", what, path.string(), cause));
-    }
+  try {
+    DurableFile file(path);
+    const std::string text = json.dump() + '\n';
+    file.write(std::as_bytes(std::span(text)));
+    file.finish();
+  } catch (const std::system_error& error) {
+    throw Error(fmt::format("{}: {} cannot be written: {}", what, path.string(), error.code().message()));
   }
-  std::error_code error;
-  std::filesystem::rename(unfinished, path, error);
-  if (!error) return;
-  std::error_code ignored;
-  std::filesystem::remove(unfinished, ignored);
-  throw Error(fmt::format("{}: {} cannot be written: {}", what, path.string(), error.message()));
 }
 
 /// What a reader threw, with the file's name in front.

@@ -3,25 +3,13 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <fmt/format.h>
-
 #include <cstring>
 #include <memory>
-#include <system_error>
 
-#include "snug/base/errors.h"
-#include "snug/base/mapped_file.h"
+#include "snug/state/mapped_weights.h"
 
 namespace snug::state {
 namespace {
-
-std::shared_ptr<const MappedFile> map_file(const std::filesystem::path& path) {
-  try {
-    return std::make_shared<const MappedFile>(path, MappedFile::Writes::Private);
-  } catch (const std::system_error& error) {
-    throw UsageError(fmt::format("opening weights: {}: {}; name a .gguf file", path.string(), error.code().message()));
-  }
-}
 
 /// What read() returns.
 at::ScalarType dtype_of(ops::BlockFormat format) {
@@ -58,7 +46,7 @@ at::Tensor decoded(const GgufBlocks& blocks) {
 }  // namespace
 
 Gguf open_gguf(const std::filesystem::path& path) {
-  const auto file = map_file(path);
+  const auto file = map_weights(path);
   Gguf all{parse_gguf_header(file->bytes(), path.string()), {}, {}};
   for (const GgufEntry& e : all.header.tensors) {
     auto* const data = const_cast<std::uint8_t*>(file->bytes().data() + e.begin);

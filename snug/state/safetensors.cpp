@@ -15,23 +15,14 @@
 
 #include "snug/base/durable_file.h"
 #include "snug/base/errors.h"
-#include "snug/base/mapped_file.h"
 #include "snug/state/damaged_file.h"
+#include "snug/state/mapped_weights.h"
 #include "snug/state/safetensors_header.h"
 
 namespace snug::state {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::shared_ptr<const MappedFile> map_file(const fs::path& path) {
-  try {
-    return std::make_shared<const MappedFile>(path, MappedFile::Writes::Private);
-  } catch (const std::system_error& error) {
-    throw UsageError(fmt::format("opening weights: {}: {}; name a .safetensors file or a folder with one",
-                                 path.string(), error.code().message()));
-  }
-}
 
 at::Tensor read(const std::shared_ptr<const MappedFile>& file, const SafetensorsEntry& e) {
   const auto options = at::TensorOptions().dtype(e.dtype);
@@ -81,7 +72,7 @@ StoredTensors open_index(const fs::path& path) {
 }  // namespace
 
 Safetensors open_safetensors(const fs::path& path) {
-  const auto file = map_file(path);
+  const auto file = map_weights(path);
   SafetensorsHeader header = parse_safetensors_header(file->bytes(), path.string());
   Safetensors all{{}, std::move(header.metadata)};
   for (SafetensorsEntry& e : header.tensors) {

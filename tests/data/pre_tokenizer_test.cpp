@@ -57,9 +57,11 @@ TEST(PreTokenizer, PlacesBetweenCharactersCutToo) {
   EXPECT_THAT(split({SplitAtMatches{R"((?=[A-ZÄ]))"}}, "oneTwoÄß"), ElementsAre("one", "Two", "Äß"));
 }
 
-TEST(PreTokenizer, APatternThatSetsItsMatchBackEndsInAnError) {
+TEST(PreTokenizer, APatternThatSetsItsMatchBackEnds) {
+  std::string pieces;
   try {
-    split({SplitAtMatches{R"((?(DEFINE)(?<k>a\K))(?=(?&k)))"}}, "ab");
+    for (const std::string& piece : split({SplitAtMatches{R"((?(DEFINE)(?<k>a\K))(?=(?&k)))"}}, "ab")) pieces += piece;
+    EXPECT_EQ(pieces, "ab");
   } catch (const Error&) {  // or the library refuses it
   }
 }
