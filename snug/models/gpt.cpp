@@ -63,7 +63,7 @@ at::Tensor GptBlockImpl::forward(at::Tensor x) {
   return x + at::dropout(at::linear(hidden, down_weight_, down_bias_), dropout_, is_training());
 }
 
-GptImpl::GptImpl(const GptOptions& options) : dropout_(options.dropout), blocks_(), final_norm_(nullptr) {
+GptImpl::GptImpl(const GptOptions& options) : options_(options), blocks_(), final_norm_(nullptr) {
   if (options.heads < 1 || options.width % options.heads != 0) {
     throw UsageError(fmt::format("gpt: width {} is not a multiple of {} heads", options.width, options.heads));
   }
@@ -81,7 +81,7 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens) {
         fmt::format("gpt: a sequence of {} is longer than the model's {}", length, position_embedding_.size(0)));
   }
   at::Tensor x = at::embedding(token_embedding_, tokens) + position_embedding_.narrow(0, 0, length);
-  x = at::dropout(x, dropout_, is_training());
+  x = at::dropout(x, options_.dropout, is_training());
   int number = 0;
   for (const auto& block : *blocks_) {
     const ModuleScope scope(fmt::format("blocks.{}", number++));

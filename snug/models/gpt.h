@@ -44,8 +44,10 @@ class GptImpl : public torch::nn::Module {
   /// Mean cross-entropy in nats of predicting `targets`, int64 (batch, sequence), from `tokens`: a scalar, fp32.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
 
+  [[nodiscard]] const GptOptions& options() const { return options_; }
+
  private:
-  double dropout_;
+  GptOptions options_;
   at::Tensor token_embedding_;     // (vocabulary, width)
   at::Tensor position_embedding_;  // (sequence, width)
   torch::nn::ModuleList blocks_;

@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 #include <torch/types.h>
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "snug/base/errors.h"
 #include "snug/base/module_scope.h"
+#include "snug/models/embedding.h"
+#include "snug/models/parameter.h"
+#include "snug/ops/linear_cross_entropy.h"
+#include "snug/ops/packed_linear.h"
 
 namespace snug::models {
 namespace {
@@ -17,7 +20,7 @@ namespace {
 class RmsNormImpl : public torch::nn::Module {
  public:
   RmsNormImpl(std::int64_t width, double epsilon)
-      : weight_(register_parameter("weight", torch::ones({width}))), epsilon_(epsilon) {}
+      : weight_(register_parameter("weight", constant_parameter({width}, 1))), epsilon_(epsilon) {}
 
   at::Tensor forward(const at::Tensor& x) { return at::rms_norm(x, weight_.sizes(), weight_, epsilon_); }
 
@@ -26,15 +29,6 @@ class RmsNormImpl : public torch::nn::Module {
   double epsilon_;
 };
 TORCH_MODULE(RmsNorm);
-
-class EmbeddingImpl : public torch::nn::Module {
- public:
-  EmbeddingImpl(std::int64_t vocabulary, std::int64_t width)
-      : weight(register_parameter("weight", torch::empty({vocabulary, width}).normal_(0, 0.02))) {}
-
-  at::Tensor weight;
-};
-TORCH_MODULE(Embedding);
 
 class AttentionImpl : public torch::nn::Module {
  public:
@@ -46,17 +40,18 @@ class AttentionImpl : public torch::nn::Module {
         value_(register_module("v_proj", Linear(o.width, o.key_heads * o.rotary.width, false))),
         output_(register_module("o_proj", Linear(o.heads * o.rotary.width, o.width, false))) {}
 
-  at::Tensor forward(const at::Tensor& x, const RotaryTable& table, KeyValueCache::Layer* cache, std::int64_t seen) {
+  at::Tensor forward(const at::Tensor& x, const RotaryTable& table, const std::optional<at::Tensor>& rows,
+                     KeyValueCache::Layer* cache, std::int64_t seen) {
     const ModuleScope scope("self_attn");
     const at::Tensor query = rotate(split_heads(query_(x), heads_), table);
     at::Tensor key = rotate(split_heads(key_(x), key_heads_), table);
     at::Tensor value = split_heads(value_(x), key_heads_);
-    if (cache != nullptr) append(*cache, key, value, seen);
+    if (cache != nullptr) append(*cache, seen, key, value);
     // A query of several positions behind what the cache has seen needs a mask of its own.
     const bool square = key.size(2) == query.size(2);
-    std::optional<at::Tensor> mask;
+    std::optional<at::Tensor> mask = rows;
     if (!square && query.size(2) > 1) mask = causal_mask(query, key);
-    const at::Tensor attended = at::scaled_dot_product_attention(query, key, value, mask, 0.0, square,
+    const at::Tensor attended = at::scaled_dot_product_attention(query, key, value, mask, 0.0, square && !mask,
                                                                  /*scale=*/std::nullopt, heads_ != key_heads_);
     return output_(attended.transpose(1, 2).flatten(2));
   }
@@ -64,24 +59,6 @@ class AttentionImpl : public torch::nn::Module {
  private:
   static at::Tensor split_heads(const at::Tensor& x, std::int64_t heads) {
     return x.unflatten(2, {heads, -1}).transpose(1, 2);  // (batch, heads, sequence, width of a head)
-  }
-
-  /// The cache has room for more than it holds, and doubles it when that is used up.
-  static void append(KeyValueCache::Layer& cache, at::Tensor& key, at::Tensor& value, std::int64_t seen) {
-    const std::int64_t length = seen + key.size(2);
-    const auto add = [&](at::Tensor& all, at::Tensor& fresh) {
-      if (!all.defined() || all.size(2) < length) {
-        auto sizes = fresh.sizes().vec();
-        sizes[2] = all.defined() ? std::max(length, 2 * all.size(2)) : length;
-        const at::Tensor larger = at::empty(sizes, fresh.options());
-        if (seen > 0) larger.narrow(2, 0, seen).copy_(all.narrow(2, 0, seen));
-        all = larger;
-      }
-      all.narrow(2, seen, fresh.size(2)).copy_(fresh);
-      fresh = all.narrow(2, 0, length);
-    };
-    add(cache.keys, key);
-    add(cache.values, value);
   }
 
   static at::Tensor causal_mask(const at::Tensor& query, const at::Tensor& key) {
@@ -119,8 +96,9 @@ class LayerImpl : public torch::nn::Module {
         attention_norm_(register_module("input_layernorm", RmsNorm(o.width, o.norm_epsilon))),
         feed_forward_norm_(register_module("post_attention_layernorm", RmsNorm(o.width, o.norm_epsilon))) {}
 
-  at::Tensor forward(at::Tensor x, const RotaryTable& table, KeyValueCache::Layer* cache, std::int64_t seen) {
-    x = x + attention_(attention_norm_(x), table, cache, seen);
+  at::Tensor forward(at::Tensor x, const RotaryTable& table, const std::optional<at::Tensor>& rows,
+                     KeyValueCache::Layer* cache, std::int64_t seen) {
+    x = x + attention_(attention_norm_(x), table, rows, cache, seen);
     return x + feed_forward_(feed_forward_norm_(x));
   }
 
@@ -132,6 +110,12 @@ class LayerImpl : public torch::nn::Module {
 TORCH_MODULE(Layer);
 
 void check(const LlamaOptions& o) {
+  constexpr std::int64_t kMostLayers = 65536, kMost = std::int64_t{1} << 28;
+  if (o.layers < 0 || o.layers > kMostLayers)
+    throw UsageError(fmt::format("llama: {} layers are out of range", o.layers));
+  for (const std::int64_t size : {o.width, o.inner_width, o.heads, o.key_heads, o.rotary.width, o.vocabulary}) {
+    if (size < 1 || size > kMost) throw UsageError(fmt::format("llama: a size of {} is out of range", size));
+  }
   if (o.heads < 1 || o.key_heads < 1 || o.heads % o.key_heads != 0) {
     throw UsageError(fmt::format("llama: {} heads are no multiple of {} heads of keys", o.heads, o.key_heads));
   }
@@ -152,23 +136,30 @@ class LlamaImpl::Decoder : public torch::nn::Module {
     norm_ = register_module("norm", RmsNorm(o.width, o.norm_epsilon));
   }
 
-  at::Tensor forward(const at::Tensor& tokens, const RotaryOptions& rotary, KeyValueCache* cache) {
+  at::Tensor forward(const at::Tensor& tokens, const RotaryOptions& rotary, KeyValueCache* cache,
+                     const DocumentRows* rows) {
     const std::int64_t seen = cache == nullptr ? 0 : cache->length;
     if (cache != nullptr) cache->layers.resize(layers_->size());
-    at::Tensor x = at::embedding(embedding_->weight, tokens);
+    at::Tensor x = embedding_(tokens);
     // In the type of the weights, and not that of autocast, as the reference has it.
     RotaryTable table = rotary_table(rotary, seen, tokens.size(1), tokens.device());
     table = {table.cosines.to(x.scalar_type()), table.sines.to(x.scalar_type())};
+    std::optional<at::Tensor> mask;
+    if (rows != nullptr) {
+      const auto at_positions = [&](const at::Tensor& t) { return at::embedding(t, rows->positions).unsqueeze(1); };
+      table = {at_positions(table.cosines), at_positions(table.sines)};
+      mask = rows->mask;
+    }
     for (std::size_t i = 0; i < layers_->size(); ++i) {
       const ModuleScope scope(fmt::format("layers.{}", i));
-      x = layers_->ptr<LayerImpl>(i)->forward(std::move(x), table, cache == nullptr ? nullptr : &cache->layers[i],
+      x = layers_->ptr<LayerImpl>(i)->forward(std::move(x), table, mask, cache == nullptr ? nullptr : &cache->layers[i],
                                               seen);
     }
     if (cache != nullptr) cache->length += tokens.size(1);
     return norm_(x);
   }
 
-  [[nodiscard]] const at::Tensor& embedding() const { return embedding_->weight; }
+  [[nodiscard]] ops::Matrix embedding() const { return embedding_->matrix(); }
 
  private:
   Embedding embedding_;
@@ -184,19 +175,43 @@ LlamaImpl::LlamaImpl(const LlamaOptions& options) : options_(options), head_(nul
 
 LlamaImpl::~LlamaImpl() = default;
 
-at::Tensor LlamaImpl::forward(const at::Tensor& tokens, KeyValueCache* cache) {
+at::Tensor LlamaImpl::hidden(const at::Tensor& tokens, KeyValueCache* cache, const DocumentRows* rows) {
   const std::int64_t length = tokens.size(1) + (cache == nullptr ? 0 : cache->length);
   if (length > options_.sequence) {
     throw UsageError(fmt::format("llama: a sequence of {} is longer than the model's {}", length, options_.sequence));
   }
-  const at::Tensor x = decoder_->forward(tokens, options_.rotary, cache);
+  return decoder_->forward(tokens, options_.rotary, cache, rows);
+}
+
+at::Tensor LlamaImpl::forward(const at::Tensor& tokens, KeyValueCache* cache) { return logits(hidden(tokens, cache)); }
+
+at::Tensor LlamaImpl::forward_last(const at::Tensor& tokens, KeyValueCache* cache) {
+  return logits(hidden(tokens, cache).narrow(1, tokens.size(1) - 1, 1)).squeeze(1);
+}
+
+at::Tensor LlamaImpl::logits(const at::Tensor& x) {
   const ModuleScope scope("lm_head");
-  return head_ ? head_(x) : at::linear(x, decoder_->embedding());
+  if (head_) return head_(x);
+  const ops::Matrix embedding = decoder_->embedding();
+  const auto* const packed = std::get_if<ops::PackedMatrix>(&embedding);
+  return packed != nullptr ? ops::packed_linear(x, *packed) : at::linear(x, std::get<at::Tensor>(embedding));
 }
 
 at::Tensor LlamaImpl::loss(const at::Tensor& tokens, const at::Tensor& targets) {
-  const at::Tensor logits = forward(tokens);
-  return at::cross_entropy_loss(logits.to(at::kFloat).view({-1, logits.size(-1)}), targets.reshape(-1));
+  return loss_of(hidden(tokens, nullptr), targets);
+}
+
+at::Tensor LlamaImpl::loss(const at::Tensor& tokens, const at::Tensor& targets, const DocumentRows& rows) {
+  return loss_of(hidden(tokens, nullptr, &rows), targets);
+}
+
+at::Tensor LlamaImpl::loss_of(const at::Tensor& x, const at::Tensor& targets) {
+  const ModuleScope scope("loss");
+  if (head_ && head_->adapted()) {  // its logits are more than one product
+    const at::Tensor all = logits(x);
+    return at::cross_entropy_loss(all.to(at::kFloat).view({-1, all.size(-1)}), targets.reshape(-1));
+  }
+  return ops::linear_cross_entropy(x, head_ ? head_->matrix() : decoder_->embedding(), targets);
 }
 
 }  // namespace snug::models

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "snug/models/key_value_cache.h"
 #include "snug/models/linear.h"
 #include "snug/models/rotary.h"
 
@@ -23,8 +24,8 @@ struct LlamaOptions {
   std::int64_t vocabulary = 128256;
   std::int64_t sequence = 8192;  ///< longest input
   double norm_epsilon = 1e-5;
-  RotaryOptions rotary;  ///< rotary.width is the width of a head
-  bool tied = false;     ///< the output projection is the token embedding
+  RotaryOptions rotary{};  ///< rotary.width is the width of a head
+  bool tied = false;       ///< the output projection is the token embedding
 };
 
 /// Options of a released model by its name: "SmolLM2-135M", "SmolLM2-360M", "SmolLM2-1.7B", "Llama-3-8B",
@@ -33,13 +34,10 @@ struct LlamaOptions {
 LlamaOptions llama_options(std::string_view name);
 std::vector<std::string> llama_names();
 
-/// What attention has seen of a text, for generation: keys and values of each layer.
-struct KeyValueCache {
-  struct Layer {
-    at::Tensor keys, values;  ///< (batch, key_heads, room, head width); undefined before the first token
-  };
-  std::vector<Layer> layers;
-  std::int64_t length = 0;  ///< positions that are filled
+/// Several documents in one row, which do not see each other.
+struct DocumentRows {
+  at::Tensor positions;  ///< int64 (batch, sequence), from 0 in each document
+  at::Tensor mask;       ///< bool (batch, 1, sequence, sequence): whether a token sees another
 };
 
 /// A decoder of the Llama family (Touvron et al. 2023): RMSNorm, rotary embeddings, grouped-query attention, SwiGLU.
@@ -53,15 +51,23 @@ class LlamaImpl : public torch::nn::Module {
   /// Tokens int64 (batch, sequence) -> logits (batch, sequence, vocabulary). With a cache the tokens follow those that
   /// it has seen, which they attend to, and are added to it.
   at::Tensor forward(const at::Tensor& tokens, KeyValueCache* cache = nullptr);
+  /// The logits behind the last token alone: (batch, vocabulary).
+  at::Tensor forward_last(const at::Tensor& tokens, KeyValueCache* cache = nullptr);
 
   /// Mean cross-entropy in nats of predicting `targets`, int64 (batch, sequence), from `tokens`: a scalar, fp32.
-  /// Targets of -100 do not count.
+  /// Targets of -100 do not count. The logits are never there at once: see ops::linear_cross_entropy.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
+  /// The same of rows of documents.
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const DocumentRows& rows);
 
   [[nodiscard]] const LlamaOptions& options() const { return options_; }
 
  private:
   class Decoder;
+
+  at::Tensor hidden(const at::Tensor& tokens, KeyValueCache* cache, const DocumentRows* rows = nullptr);
+  at::Tensor loss_of(const at::Tensor& x, const at::Tensor& targets);
+  at::Tensor logits(const at::Tensor& x);
 
   LlamaOptions options_;
   std::shared_ptr<Decoder> decoder_;

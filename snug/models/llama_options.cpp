@@ -1,20 +1,10 @@
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
-#include <algorithm>
 #include <array>
 
-#include "snug/base/errors.h"
-#include "snug/base/nearest.h"
 #include "snug/models/llama.h"
+#include "snug/models/released.h"
 
 namespace snug::models {
 namespace {
-
-struct Released {
-  const char* name;
-  LlamaOptions options;
-};
 
 RotaryOptions rotary(std::int64_t width, double base, RotaryScaling scaling = NoScaling{}) {
   return {width, base, scaling};
@@ -23,8 +13,8 @@ RotaryOptions rotary(std::int64_t width, double base, RotaryScaling scaling = No
 Llama3Scaling llama3(double factor) { return {.factor = factor}; }
 
 /// As their config.json files have them.
-const std::array<Released, 9>& released() {
-  static const std::array<Released, 9> all{{
+const std::array<Released<LlamaOptions>, 9>& released() {
+  static const std::array<Released<LlamaOptions>, 9> all{{
       {"SmolLM2-135M", {30, 576, 1536, 9, 3, 49152, 8192, 1e-5, rotary(64, 100000), true}},
       {"SmolLM2-360M", {32, 960, 2560, 15, 5, 49152, 8192, 1e-5, rotary(64, 100000), true}},
       {"SmolLM2-1.7B", {24, 2048, 8192, 32, 32, 49152, 8192, 1e-5, rotary(64, 130000), true}},
@@ -40,18 +30,8 @@ const std::array<Released, 9>& released() {
 
 }  // namespace
 
-std::vector<std::string> llama_names() {
-  std::vector<std::string> names;
-  for (const Released& r : released()) names.emplace_back(r.name);
-  return names;
-}
+std::vector<std::string> llama_names() { return released_names(released()); }
 
-LlamaOptions llama_options(std::string_view name) {
-  const auto* const found = std::ranges::find_if(released(), [&](const Released& r) { return r.name == name; });
-  if (found == released().end()) {
-    throw UsageError(fmt::format("llama: no model \"{}\"; there are {}", name, fmt::join(llama_names(), ", ")));
-  }
-  return found->options;
-}
+LlamaOptions llama_options(std::string_view name) { return released_options("llama", released(), name); }
 
 }  // namespace snug::models

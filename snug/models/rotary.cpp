@@ -1,10 +1,13 @@
 #include "snug/models/rotary.h"
 
+#include <fmt/format.h>
 #include <torch/types.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+
+#include "snug/base/errors.h"
 
 namespace snug::models {
 namespace {
@@ -64,6 +67,14 @@ struct FrequenciesOf {
     const at::Tensor plain = 1.0 / waves, slowed = 1.0 / (s.factor * waves), extrapolated = 1 - ramp;
     const double temperature = s.factor > 1 ? 0.1 * std::log(s.factor) + 1 : 1.0;
     return {slowed * (1 - extrapolated) + plain * extrapolated, s.attention_factor.value_or(temperature)};
+  }
+
+  Frequencies operator()(const DividedFrequencies& s) const {
+    if (s.divisors.numel() != options.width / 2) {
+      throw UsageError(fmt::format("rotary: {} divisors for the {} frequencies of heads of width {}",
+                                   s.divisors.numel(), options.width / 2, options.width));
+    }
+    return {plain_turns(options.base, options.width) / s.divisors};
   }
 };
 

@@ -29,15 +29,21 @@ struct Llama3Scaling {
 struct YarnScaling {
   double factor = 1, fast_rotations = 32, slow_rotations = 1;
   std::int64_t trained_length = 4096;
-  std::optional<double> attention_factor;  ///< 0.1 ln(factor) + 1 unless given
+  std::optional<double> attention_factor{};  ///< 0.1 ln(factor) + 1 unless given
 };
 
-using RotaryScaling = std::variant<NoScaling, LinearScaling, DynamicScaling, Llama3Scaling, YarnScaling>;
+/// Each frequency is divided by a number of its own, fp32 (width / 2): what GGUF files have in place of Llama 3's rule.
+struct DividedFrequencies {
+  at::Tensor divisors;
+};
+
+using RotaryScaling =
+    std::variant<NoScaling, LinearScaling, DynamicScaling, Llama3Scaling, YarnScaling, DividedFrequencies>;
 
 struct RotaryOptions {
   std::int64_t width = 64;  ///< of a head; even
   double base = 10000;
-  RotaryScaling scaling;
+  RotaryScaling scaling{};
 };
 
 /// Cosines and sines of rotary position embeddings (Su et al. 2021), in the halves' layout of Hugging Face's models:

@@ -152,5 +152,44 @@ TEST(Llama, KnowsTheNamesAndRowsOfGgufFiles) {
   for (std::int64_t i = 0; i < 16; ++i) EXPECT_EQ(in_file[llama_row_of_gguf(i, 8)].item<std::int64_t>(), i);
 }
 
+TEST(Llama, DocumentsInOneRowDoNotSeeEachOther) {
+  const at::Tensor tokens = expected().at("tokens").read()[0];
+  Llama model = loaded(small());
+  const std::vector<std::int64_t> lengths{7, 1, 12, 4};
+  const std::int64_t all = 24;
+  DocumentRows rows{at::empty({1, all}, at::kLong), at::zeros({1, 1, all, all}, at::kBool)};
+  at::Tensor targets = at::full({1, all}, -100, at::kLong);
+  at::Tensor losses = at::zeros({});
+  std::int64_t begin = 0;
+  for (const std::int64_t length : lengths) {
+    rows.positions[0].narrow(0, begin, length).copy_(at::arange(length));
+    rows.mask[0][0]
+        .narrow(0, begin, length)
+        .narrow(1, begin, length)
+        .copy_(at::ones({length, length}, at::kBool).tril());
+    const at::Tensor document = tokens.narrow(0, begin, length).unsqueeze(0);
+    if (length > 1) {
+      const at::Tensor target = document.narrow(1, 1, length - 1);
+      targets.narrow(1, begin, length - 1).copy_(target);
+      losses = losses + model->loss(document.narrow(1, 0, length - 1), target) * (length - 1);
+    }
+    begin += length;
+  }
+  const at::Tensor expected_loss = losses / static_cast<double>(all - static_cast<std::int64_t>(lengths.size()));
+  const at::Tensor loss = model->loss(tokens.narrow(0, 0, all).unsqueeze(0), targets, rows);
+  EXPECT_LT(difference(loss, expected_loss), kRounding);
+  expected_loss.backward();
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& p : model->parameters()) gradients.push_back(p.grad().clone());
+  model->zero_grad();
+  loss.backward();
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    EXPECT_LT(difference(model->parameters()[i].grad(), gradients[i]), kRounding);
+  }
+  // And with the mask that lets everything through it is another loss.
+  rows.mask = at::ones({1, 1, all, all}, at::kBool).tril();
+  EXPECT_GT(difference(model->loss(tokens.narrow(0, 0, all).unsqueeze(0), targets, rows), loss), 1e-3);
+}
+
 }  // namespace
 }  // namespace snug::models

@@ -1,14 +1,23 @@
-"""Writes the files beside it with transformers: make_references.py (needs torch, transformers, safetensors).
+"""Writes the files beside it with transformers: make_references.py [model...], all unless some are named (needs torch,
+transformers, safetensors).
 
 llama.safetensors: a small LlamaForCausalLM of random weights, as save_pretrained names them.
 llama_expected.safetensors: tokens, and per kind of rotary embedding (and for tied weights) what that model makes of them:
 logits in fp32, and for the first kind the loss's gradient of each weight.
+Those of the other models: see gpt2_reference.py, bert_reference.py, vit_reference.py and resnet_reference.py. It
+prints the sizes of released models.
 """
 import pathlib
+import sys
 
 import torch
 import transformers
 from safetensors.torch import save_file
+
+import bert_reference
+import gpt2_reference
+import resnet_reference
+import vit_reference
 
 HERE = pathlib.Path(__file__).parent
 
@@ -29,7 +38,7 @@ def config(rotary, tied=False):
         tie_word_embeddings=tied, attn_implementation="sdpa")
 
 
-def main():
+def llama():
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config(ROTARY["default"])).eval()
     with torch.no_grad():
@@ -53,5 +62,9 @@ def main():
     save_file({n: t.contiguous() for n, t in expected.items()}, HERE / "llama_expected.safetensors")
 
 
+MODELS = {"llama": llama, "gpt2": gpt2_reference.main, "bert": bert_reference.main, "vit": vit_reference.main,
+          "resnet": resnet_reference.main}
+
 if __name__ == "__main__":
-    main()
+    for model in sys.argv[1:] or MODELS:
+        MODELS[model]()

@@ -1,0 +1,38 @@
+#include "snug/models/embedding.h"
+
+#include <fmt/format.h>
+#include <torch/types.h>
+
+#include <utility>
+
+#include "snug/base/errors.h"
+#include "snug/models/parameter.h"
+#include "snug/ops/packed_matrix.h"
+
+namespace snug::models {
+
+EmbeddingImpl::EmbeddingImpl(std::int64_t vocabulary, std::int64_t width)
+    : weight(register_parameter("weight", normal_parameter({vocabulary, width}, 0.02))),
+      vocabulary_(vocabulary),
+      width_(width) {}
+
+at::Tensor EmbeddingImpl::forward(const at::Tensor& tokens) {
+  return packed_ ? ops::packed_embedding(*packed_, tokens) : at::embedding(weight, tokens);
+}
+
+void EmbeddingImpl::pack(ops::PackedMatrix packed) {
+  if (packed.rows() != vocabulary_ || packed.columns() != width_) {
+    throw Error(fmt::format("embedding: a packed weight of {}x{} in place of {}x{}", packed.rows(), packed.columns(),
+                            vocabulary_, width_));
+  }
+  packed_ = std::move(packed);
+  weight = at::Tensor();
+  if (parameters_.contains("weight")) parameters_.erase("weight");
+}
+
+ops::Matrix EmbeddingImpl::matrix() const {
+  if (packed_) return *packed_;
+  return weight;
+}
+
+}  // namespace snug::models

@@ -1,0 +1,58 @@
+#include "snug/models/generation.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <fmt/format.h>
+#include <torch/types.h>
+
+#include <algorithm>
+
+#include "snug/base/errors.h"
+
+namespace snug::models {
+namespace {
+
+class EvaluationScope {
+ public:
+  explicit EvaluationScope(torch::nn::Module& module) : module_(module), training_(module.is_training()) {
+    module_.eval();
+  }
+  EvaluationScope(const EvaluationScope&) = delete;
+  EvaluationScope& operator=(const EvaluationScope&) = delete;
+  ~EvaluationScope() { module_.train(training_); }
+
+ private:
+  torch::nn::Module& module_;
+  bool training_;
+};
+
+}  // namespace
+
+std::vector<std::int64_t> generate(LlamaImpl& model, const std::vector<std::int64_t>& prompt,
+                                   const GenerationOptions& options,
+                                   const std::function<void(std::int64_t token)>& seen) {
+  if (prompt.empty()) throw UsageError("generating: the prompt has no tokens; give some text");
+  const std::int64_t longest = model.options().sequence, given = static_cast<std::int64_t>(prompt.size());
+  if (given > longest) {
+    throw UsageError(
+        fmt::format("generating: the prompt has {} tokens, and the model was made for {}", given, longest));
+  }
+  const at::NoGradGuard no_grad;
+  const EvaluationScope evaluation(model);
+  at::Generator generator = at::detail::createCPUGenerator(options.seed);
+  KeyValueCache cache;
+  std::vector<std::int64_t> made;
+  at::Tensor tokens = at::tensor(prompt).unsqueeze(0);
+  while (static_cast<std::int64_t>(made.size()) < options.tokens) {
+    const at::Tensor logits = model.forward_last(tokens, &cache);
+    const at::Tensor known = logits[0].narrow(0, 0, std::min(options.below, logits.size(1)));
+    const std::int64_t token = sample(known, options.sampling, generator);
+    if (std::ranges::find(options.ends, token) != options.ends.end()) break;
+    made.push_back(token);
+    if (seen) seen(token);
+    if (cache.length >= longest) break;
+    tokens = at::full({1, 1}, token, at::kLong);
+  }
+  return made;
+}
+
+}  // namespace snug::models

@@ -1,0 +1,197 @@
+#include "snug/ops/linear_cross_entropy.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+
+#include "snug/base/errors.h"
+
+namespace snug::ops {
+namespace {
+
+constexpr Bytes kLogitsBytes = 32_MiB;
+constexpr std::int64_t kIgnored = -100;
+constexpr std::int64_t kPlain = -1;  // in place of a block format
+
+using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using Loss = Results(const at::Tensor&, const at::Tensor&, std::int64_t, const at::Tensor&, bool, bool);
+
+Matrix matrix_of(const at::Tensor& weight, std::int64_t format) {
+  if (format == kPlain) return weight;
+  return PackedMatrix{static_cast<BlockFormat>(format), weight};
+}
+
+/// A few rows: what they add to the loss, and their gradients.
+class Group {
+ public:
+  Group(const at::Tensor& x, const Matrix& weight, const at::Tensor& targets)
+      : x_(x), weight_(weight), counted_(targets.ne(kIgnored)), picked_(targets.where(counted_, 0).unsqueeze(1)) {
+    logits_ = at::empty({x.size(0), rows_of(weight)}, x.options().dtype(at::kFloat));
+    for_each_tile(weight, x.scalar_type(), kTileBytes, [&](std::int64_t first, const at::Tensor& rows) {
+      at::Tensor part = logits_.narrow(1, first, rows.size(0));
+      if (x.scalar_type() == at::kFloat) {
+        at::mm_out(part, x, rows.t());
+      } else {
+        part.copy_(at::mm(x, rows.t()));
+      }
+    });
+    logits_.sub_(logits_.amax(1, true));
+    const at::Tensor target_logits = logits_.gather(1, picked_);
+    logits_.exp_();
+    sums_ = logits_.sum(1, true);
+    loss_ = (sums_.log() - target_logits).squeeze(1).where(counted_, 0).sum(at::kDouble);
+  }
+
+  [[nodiscard]] const at::Tensor& loss() const { return loss_; }
+
+  /// Turns what the logits have become into their gradient, of a mean over `counted` targets: probabilities, less one
+  /// at the target.
+  void differentiate(std::int64_t counted) {
+    logits_.div_(sums_);
+    logits_.scatter_add_(1, picked_, at::full({1, 1}, -1, logits_.options()).expand_as(picked_));
+    logits_.mul_(counted_.unsqueeze(1).to(at::kFloat).div_(static_cast<double>(counted)));
+  }
+
+  /// After differentiate(), as the other.
+  void write_gradient_of_x(at::Tensor out) const {
+    const at::Tensor gradient = logits_.to(x_.scalar_type());
+    std::optional<at::Tensor> sum;
+    for_each_tile(weight_, x_.scalar_type(), kTileBytes, [&](std::int64_t first, const at::Tensor& rows) {
+      const at::Tensor part = at::mm(gradient.narrow(1, first, rows.size(0)), rows);
+      sum = sum ? sum->add_(part) : part.to(at::kFloat);
+    });
+    out.copy_(*sum);
+  }
+
+  void add_gradient_of_weight(at::Tensor out) const {
+    const at::Tensor gradient = logits_.to(x_.scalar_type());
+    if (out.scalar_type() == gradient.scalar_type()) {
+      out.addmm_(gradient.t(), x_);
+    } else {
+      out.add_(at::mm(gradient.t(), x_));
+    }
+  }
+
+ private:
+  const at::Tensor& x_;
+  const Matrix& weight_;
+  at::Tensor counted_, picked_, logits_, sums_, loss_;
+};
+
+/// The loss, and the gradients that are wanted, undefined ones as empty tensors.
+Results kernel(const at::Tensor& x, const at::Tensor& stored, std::int64_t format, const at::Tensor& targets,
+               bool gradient_of_x, bool gradient_of_weight) {
+  const Matrix weight = matrix_of(stored, format);
+  const std::int64_t rows = x.size(0);
+  const std::int64_t row_bytes = std::max<std::int64_t>(rows_of(weight), 1) * 4;
+  const std::int64_t step = std::max<std::int64_t>(kLogitsBytes / row_bytes, 1);
+  const auto counted = targets.ne(kIgnored).sum().item<std::int64_t>();
+  at::Tensor loss = at::zeros({}, x.options().dtype(at::kDouble));
+  at::Tensor of_x = gradient_of_x ? at::empty_like(x) : at::empty({0}, x.options());
+  // Summed over groups: not to be rounded to a short type in between.
+  at::Tensor of_weight = gradient_of_weight ? at::zeros(stored.sizes(), x.options().dtype(at::kFloat))
+                                            : at::empty({0}, x.options().dtype(at::kFloat));
+  for (std::int64_t first = 0; first < rows; first += step) {
+    const std::int64_t count = std::min(step, rows - first);
+    const at::Tensor part = x.narrow(0, first, count);
+    Group group(part, weight, targets.narrow(0, first, count));
+    loss.add_(group.loss());
+    // Without a target the loss is nan, and no gradient is.
+    if (gradient_of_x || gradient_of_weight) group.differentiate(std::max<std::int64_t>(counted, 1));
+    if (gradient_of_x) group.write_gradient_of_x(of_x.narrow(0, first, count));
+    if (gradient_of_weight) group.add_gradient_of_weight(of_weight);
+  }
+  return {loss.div_(static_cast<double>(counted)).to(at::kFloat), of_x, of_weight};
+}
+
+const auto& loss_op() {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("snug::linear_cross_entropy", "").typed<Loss>();
+  return op;
+}
+
+class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
+ public:
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                                                const at::Tensor& weight, std::int64_t format,
+                                                const at::Tensor& targets, bool of_x, bool of_weight) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const auto [loss, gradient_of_x, gradient_of_weight] = loss_op().call(x, weight, format, targets, of_x, of_weight);
+    context->save_for_backward({gradient_of_x, gradient_of_weight});
+    context->saved_data["weight"] = static_cast<std::int64_t>(weight.scalar_type());
+    context->mark_non_differentiable({gradient_of_x, gradient_of_weight});
+    return {loss, gradient_of_x, gradient_of_weight};
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    if (at::GradMode::is_enabled())
+      throw Error("linear cross-entropy: it can be differentiated once; its gradient was asked for with create_graph");
+    const auto saved = context->get_saved_variables();
+    const auto scaled = [&](const at::Tensor& gradient, at::ScalarType dtype) {
+      return gradient.mul(gradients[0]).to(dtype);
+    };
+    at::Tensor of_x, of_weight;
+    if (context->needs_input_grad(0)) of_x = scaled(saved[0], saved[0].scalar_type());
+    if (context->needs_input_grad(1)) {
+      of_weight = scaled(saved[1], static_cast<at::ScalarType>(context->saved_data["weight"].toInt()));
+    }
+    return {of_x, of_weight, {}, {}, {}, {}};
+  }
+};
+
+Results with_autograd(const at::Tensor& x, const at::Tensor& weight, std::int64_t format, const at::Tensor& targets,
+                      bool of_x, bool of_weight) {
+  const auto results = LinearCrossEntropy::apply(x, weight, format, targets, of_x, of_weight);
+  return {results[0], results[1], results[2]};
+}
+
+Results with_autocast(const at::Tensor& x, const at::Tensor& weight, std::int64_t format, const at::Tensor& targets,
+                      bool of_x, bool of_weight) {
+  const c10::DeviceType device = x.device().type();
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      at::autocast::get_autocast_dispatch_key_from_device_type(device));
+  const auto cast = [&](const at::Tensor& t) {
+    return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), t, device);
+  };
+  return loss_op().call(cast(x), format == kPlain ? cast(weight) : weight, format, targets, of_x, of_weight);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(snug, library) {
+  library.def(
+      "linear_cross_entropy(Tensor x, Tensor weight, int format, Tensor targets, bool of_x, bool of_weight) -> "
+      "(Tensor, "
+      "Tensor, Tensor)");
+}
+TORCH_LIBRARY_IMPL(snug, CompositeExplicitAutograd, library) { library.impl("linear_cross_entropy", kernel); }
+TORCH_LIBRARY_IMPL(snug, Autograd, library) { library.impl("linear_cross_entropy", with_autograd); }
+TORCH_LIBRARY_IMPL(snug, AutocastCPU, library) { library.impl("linear_cross_entropy", with_autocast); }
+TORCH_LIBRARY_IMPL(snug, AutocastCUDA, library) { library.impl("linear_cross_entropy", with_autocast); }
+
+at::Tensor linear_cross_entropy(const at::Tensor& x, const Matrix& weight, const at::Tensor& targets) {
+  if (x.dim() < 1 || x.size(-1) != columns_of(weight) || targets.sizes() != x.sizes().slice(0, x.dim() - 1)) {
+    throw Error(fmt::format(
+        "linear cross-entropy: inputs of shape {}, a matrix of {}x{} and targets of shape {} do not belong together",
+        fmt::join(x.sizes(), "x"), rows_of(weight), columns_of(weight), fmt::join(targets.sizes(), "x")));
+  }
+  const auto* const plain = std::get_if<at::Tensor>(&weight);
+  const auto* const packed = std::get_if<PackedMatrix>(&weight);
+  const bool graded = at::GradMode::is_enabled();
+  const auto results =
+      loss_op().call(x.reshape({-1, x.size(-1)}), plain != nullptr ? *plain : packed->blocks,
+                     plain != nullptr ? kPlain : static_cast<std::int64_t>(packed->format), targets.reshape(-1),
+                     graded && x.requires_grad(), graded && plain != nullptr && plain->requires_grad());
+  return std::get<0>(results);
+}
+
+}  // namespace snug::ops

@@ -1,0 +1,69 @@
+#include "snug/ops/packed_matrix.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/library.h>
+#include <torch/types.h>
+
+#include "snug/base/errors.h"
+
+namespace snug::ops {
+namespace {
+
+constexpr std::int64_t kBlocksATask = 1024;
+
+std::int64_t columns_of(std::int64_t bytes, const BlockLayout& layout) {
+  return bytes / static_cast<std::int64_t>(layout.bytes) * static_cast<std::int64_t>(layout.elements);
+}
+
+at::Tensor unpack_on_cpu(const at::Tensor& blocks, std::int64_t number) {
+  const BlockLayout* const layout = find_block_layout(static_cast<std::uint32_t>(number));
+  if (layout == nullptr) throw Error(fmt::format("snug::unpack: there is no block format {}", number));
+  const at::Tensor from = blocks.contiguous();
+  auto sizes = from.sizes().vec();
+  sizes.back() = columns_of(sizes.back(), *layout);
+  at::Tensor out = at::empty(sizes, from.options().dtype(at::kFloat));
+  const auto bytes = static_cast<std::int64_t>(layout->bytes), elements = static_cast<std::int64_t>(layout->elements);
+  const auto* const source = from.const_data_ptr<std::uint8_t>();
+  auto* const target = out.mutable_data_ptr<float>();
+  at::parallel_for(0, from.numel() / bytes, kBlocksATask, [&](std::int64_t first, std::int64_t last) {
+    const auto count = static_cast<std::size_t>(last - first);
+    dequantize(layout->format, {source + first * bytes, count * layout->bytes},
+               {target + first * elements, count * layout->elements});
+  });
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(snug, library) { library.def("unpack(Tensor blocks, int format) -> Tensor"); }
+TORCH_LIBRARY_IMPL(snug, CPU, library) { library.impl("unpack", unpack_on_cpu); }
+
+std::int64_t PackedMatrix::columns() const { return columns_of(blocks.size(1), block_layout(format)); }
+
+PackedMatrix packed_matrix(BlockFormat format, const std::vector<std::int64_t>& shape, const at::Tensor& bytes) {
+  const BlockLayout& layout = block_layout(format);
+  if (shape.size() != 2 || shape[0] < 1 || bytes.numel() % shape[0] != 0 ||
+      columns_of(bytes.numel() / shape[0], layout) != shape[1]) {
+    throw Error(fmt::format("packed matrix: {} bytes in {} are none of shape {}", bytes.numel(), layout.name,
+                            fmt::join(shape, "x")));
+  }
+  return {format, bytes.view({shape[0], -1})};
+}
+
+at::Tensor unpack(const at::Tensor& blocks, BlockFormat format) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("snug::unpack", "")
+                             .typed<at::Tensor(const at::Tensor&, std::int64_t)>();
+  return op.call(blocks, static_cast<std::int64_t>(format));
+}
+
+at::Tensor packed_embedding(const PackedMatrix& matrix, const at::Tensor& tokens) {
+  auto sizes = tokens.sizes().vec();
+  sizes.push_back(-1);
+  return unpack(matrix.blocks.index_select(0, tokens.flatten()), matrix.format).view(sizes);
+}
+
+}  // namespace snug::ops

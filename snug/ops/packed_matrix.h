@@ -1,0 +1,31 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "snug/ops/block_format.h"
+
+namespace snug::ops {
+
+/// A matrix that stays in the blocks in which a GGUF file has it, and is decoded where it is used. Not differentiable.
+struct PackedMatrix {
+  BlockFormat format;
+  at::Tensor blocks;  ///< uint8 (rows, bytes of a row)
+
+  [[nodiscard]] std::int64_t rows() const { return blocks.size(0); }
+  [[nodiscard]] std::int64_t columns() const;
+};
+
+/// Of the bytes of a file, a view of them. Throws Error when they are not those of a matrix of that shape.
+PackedMatrix packed_matrix(BlockFormat format, const std::vector<std::int64_t>& shape, const at::Tensor& bytes);
+
+/// Decodes the last dimension of blocks, uint8 (..., bytes of a row), to fp32 (..., columns), on LibTorch's threads:
+/// the operator snug::unpack, CPU only.
+at::Tensor unpack(const at::Tensor& blocks, BlockFormat format);
+
+/// The rows of a matrix that tokens, int64 of any shape, name: fp32 (..., columns). Only those rows are decoded.
+at::Tensor packed_embedding(const PackedMatrix& matrix, const at::Tensor& tokens);
+
+}  // namespace snug::ops

@@ -1,0 +1,165 @@
+#include "snug/models/lora.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+
+#include "snug/base/errors.h"
+#include "snug/models/llama.h"
+#include "snug/models/parameter.h"
+#include "tests/equivalence/bitwise.h"
+#include "tests/ops/packed.h"
+
+namespace snug::models {
+namespace {
+
+using snug::testing::same_bits;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+LlamaOptions tiny() {
+  return {.layers = 2,
+          .width = 32,
+          .inner_width = 64,
+          .heads = 4,
+          .key_heads = 2,
+          .vocabulary = 64,
+          .sequence = 32,
+          .norm_epsilon = 1e-5,
+          .rotary = {.width = 8, .base = 10000, .scaling = NoScaling{}},
+          .tied = true};
+}
+
+at::Tensor tokens() { return torch::arange(20).view({2, 10}); }
+
+TEST(Lora, BeginsAsTheModelWasAndTrainsNothingElse) {
+  torch::manual_seed(1);
+  Llama model(tiny());
+  const at::Tensor before = model->forward(tokens()).detach();
+  EXPECT_THAT(add_lora(*model, {.targets = {"q_proj", "v_proj"}, .rank = 4}),
+              ElementsAre("model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj",
+                          "model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.v_proj"));
+  EXPECT_TRUE(same_bits(model->forward(tokens()), before));
+  std::vector<std::string> trained;
+  for (const auto& p : model->named_parameters()) {
+    if (p.value().requires_grad()) trained.push_back(p.key());
+  }
+  EXPECT_EQ(trained.size(), 8);
+  EXPECT_TRUE(std::ranges::all_of(trained, [](const auto& name) { return name.find(".lora_") != std::string::npos; }));
+  const auto adapters = lora_parameters(*model);
+  ASSERT_EQ(adapters.size(), 8);
+  EXPECT_EQ(adapters[0].first, "model.layers.0.self_attn.q_proj.lora_A.weight");
+  EXPECT_EQ(adapters[0].second.sizes(), (std::vector<std::int64_t>{4, 32}));
+  EXPECT_EQ(adapters[3].second.sizes(), (std::vector<std::int64_t>{16, 4}));  // two heads of values
+}
+
+void train(Llama& model, int steps) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& [name, p] : lora_parameters(*model)) parameters.push_back(p);
+  torch::optim::Adam optimizer(parameters, torch::optim::AdamOptions(0.02));
+  for (int i = 0; i < steps; ++i) {
+    optimizer.zero_grad();
+    model->loss(tokens(), tokens() + 1).backward();
+    optimizer.step();
+  }
+}
+
+TEST(Lora, LearnsAndMergesIntoTheWeights) {
+  torch::manual_seed(2);
+  Llama model(tiny());
+  {
+    const at::NoGradGuard no_grad;
+    model->named_parameters()["model.embed_tokens.weight"].mul_(10);  // logits can be large
+  }
+  add_lora(*model, {.targets = {"all-linear"}, .rank = 4, .alpha = 8});
+  const double loss = model->loss(tokens(), tokens() + 1).item<double>();
+  train(model, 40);
+  EXPECT_LT(model->loss(tokens(), tokens() + 1).item<double>(), loss - 0.5);
+  const at::Tensor adapted = model->forward(tokens()).detach();
+  merge_lora(*model);
+  EXPECT_TRUE(lora_parameters(*model).empty());
+  EXPECT_TRUE(torch::allclose(model->forward(tokens()), adapted, 1e-4, 1e-5));  // other sums
+}
+
+TEST(Lora, StandsBesidePackedWeights) {
+  torch::manual_seed(3);
+  Linear linear(64, 32, false);
+  linear->pack(snug::testing::random_packed(32, 64));
+  EXPECT_TRUE(linear->parameters().empty());
+  torch::nn::ModuleDict model;
+  model->update({{"q_proj", linear.ptr()}});
+  add_lora(*model, {.targets = {"q_proj"}});
+  const at::Tensor x = torch::randn({3, 64});
+  linear->forward(x).square().sum().backward();
+  const auto adapters = lora_parameters(*model);
+  EXPECT_GT(adapters[1].second.grad().abs().max().item<double>(), 0);
+  EXPECT_THROW(merge_lora(*model), UsageError);
+}
+
+TEST(Lora, DropsOutOnlyInTraining) {
+  torch::manual_seed(4);
+  Linear linear(16, 16, false);
+  linear->adapt({.rank = 2, .dropout = 0.5});
+  linear->named_parameters()["lora_B.weight"].detach().fill_(1);
+  const at::Tensor x = torch::randn({3, 16});
+  EXPECT_FALSE(same_bits(linear->forward(x), linear->forward(x)));
+  linear->eval();
+  EXPECT_TRUE(same_bits(linear->forward(x), linear->forward(x)));
+}
+
+TEST(Lora, ScalesByAlphaOverRankOrItsRoot) {
+  EXPECT_EQ((LoraOptions{.rank = 16, .alpha = 8}).factor(), 0.5);
+  EXPECT_EQ((LoraOptions{.rank = 16, .alpha = 8, .scale = LoraScale::AlphaOverRootRank}).factor(), 2);
+}
+
+TEST(Lora, FindsModulesByPattern) {
+  const char* const name = "model.layers.11.self_attn.q_proj";
+  EXPECT_TRUE(target_names("q_proj", name));
+  EXPECT_TRUE(target_names("self_attn.q_proj", name));
+  EXPECT_TRUE(target_names("layers.1*.self_attn.*", name));
+  EXPECT_TRUE(target_names("all-linear", name));
+  EXPECT_TRUE(target_names(name, name));
+  EXPECT_FALSE(target_names("proj", name));  // not at a dot
+  EXPECT_FALSE(target_names("layers.2*.q_proj", name));
+  EXPECT_FALSE(target_names("self_attn", name));
+  EXPECT_FALSE(target_names("all-linear", "lm_head"));
+}
+
+TEST(Lora, RefusesWhatCannotBe) {
+  Llama model(tiny());
+  const auto fault = [&](const LoraOptions& options) -> std::string {
+    try {
+      add_lora(*model, options);
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_THAT(fault({.targets = {"q_proj", "c_attn"}}),
+              HasSubstr("\"c_attn\" names no linear module; there are down_proj"));
+  EXPECT_THAT(fault({.rank = 0}), HasSubstr("rank 0"));
+  EXPECT_THAT(fault({.dropout = 1}), HasSubstr("dropout 1"));
+  EXPECT_THAT(fault({.alpha = -1}), HasSubstr("alpha -1"));
+  EXPECT_THAT(fault({.targets = {}}), HasSubstr("no targets"));
+  EXPECT_TRUE(model->parameters()[0].requires_grad());  // as it was
+  EXPECT_EQ(fault({}), "");
+  EXPECT_THAT(fault({}), HasSubstr("has an adapter already"));
+}
+
+TEST(ShapesOnly, ParametersTakeNoMemory) {
+  const auto bytes = [](const torch::nn::Module& m) {
+    std::size_t sum = 0;
+    for (const at::Tensor& p : m.parameters()) sum += p.storage().nbytes();
+    return sum;
+  };
+  const ShapesOnlyScope scope(at::kBFloat16);
+  const Llama model(tiny());
+  EXPECT_EQ(bytes(*model), 2 * model->parameters().size());
+  EXPECT_EQ(model->named_parameters()["model.embed_tokens.weight"].sizes(), (std::vector<std::int64_t>{64, 32}));
+  EXPECT_EQ(model->parameters()[0].scalar_type(), at::kBFloat16);
+}
+
+}  // namespace
+}  // namespace snug::models

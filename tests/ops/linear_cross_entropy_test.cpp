@@ -1,0 +1,151 @@
+#include "snug/ops/linear_cross_entropy.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+
+#include "snug/base/errors.h"
+#include "snug/memory/device_memory.h"
+#include "snug/models/autocast.h"
+#include "snug/replay/region.h"
+#include "tests/equivalence/bitwise.h"
+#include "tests/ops/packed.h"
+
+namespace snug::ops {
+namespace {
+
+using snug::testing::plain;
+using snug::testing::random_packed;
+using snug::testing::same_bits;
+
+constexpr std::int64_t kWidth = 64, kVocabulary = 50000;  // 167 rows of logits at once
+constexpr std::int64_t kRows = 400;                       // in three groups
+
+struct Inputs {
+  at::Tensor x = torch::randn({2, kRows / 2, kWidth});
+  at::Tensor targets = torch::randint(0, kVocabulary, {2, kRows / 2});
+  Inputs() { targets[0].narrow(0, 10, 30).fill_(-100); }
+};
+
+at::Tensor reference(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets) {
+  return torch::nn::functional::cross_entropy(torch::linear(x, weight).to(at::kFloat).flatten(0, 1), targets.flatten());
+}
+
+/// Sums of 400 losses and of 50,000 products, in another order.
+void expect_close(const at::Tensor& found, const at::Tensor& expected, double relative = 1e-5) {
+  EXPECT_LT((found - expected).abs().max().item<double>(), relative * expected.abs().max().item<double>());
+}
+
+TEST(LinearCrossEntropy, IsThatOfTheLogits) {
+  torch::manual_seed(1);
+  const Inputs in;
+  const at::Tensor weight = torch::randn({kVocabulary, kWidth}).mul_(0.1);
+  const at::Tensor x = in.x.clone().requires_grad_(), w = weight.clone().requires_grad_();
+  const at::Tensor same_x = in.x.clone().requires_grad_(), same_w = weight.clone().requires_grad_();
+  const at::Tensor loss = linear_cross_entropy(x, w, in.targets), expected = reference(same_x, same_w, in.targets);
+  expect_close(loss, expected, 1e-6);
+  (loss * 3).backward();
+  (expected * 3).backward();
+  expect_close(x.grad(), same_x.grad());
+  expect_close(w.grad(), same_w.grad());
+  EXPECT_EQ(x.grad()[0][15].abs().max().item<double>(), 0);  // its target does not count
+}
+
+TEST(LinearCrossEntropy, TakesAPackedMatrix) {
+  torch::manual_seed(2);
+  const Inputs in;
+  const PackedMatrix matrix = random_packed(kVocabulary, kWidth);
+  const at::Tensor x = in.x.clone().requires_grad_(), same = in.x.clone().requires_grad_();
+  const at::Tensor loss = linear_cross_entropy(x, matrix, in.targets);
+  const at::Tensor expected = reference(same, plain(matrix), in.targets);
+  expect_close(loss, expected, 1e-6);
+  loss.backward();
+  expected.backward();
+  expect_close(x.grad(), same.grad());
+}
+
+TEST(LinearCrossEntropy, HasTheTypesOfAutocast) {
+  torch::manual_seed(3);
+  const Inputs in;
+  const at::Tensor weight = torch::randn({kVocabulary, kWidth}).mul_(0.1);
+  const at::Tensor x = in.x.clone().requires_grad_(), w = weight.clone().requires_grad_();
+  const at::Tensor same_x = in.x.clone().requires_grad_(), same_w = weight.clone().requires_grad_();
+  at::Tensor loss, expected;
+  {
+    const models::AutocastScope autocast(at::kBFloat16);
+    loss = linear_cross_entropy(x, w, in.targets);
+    expected = reference(same_x, same_w, in.targets);
+  }
+  EXPECT_EQ(loss.scalar_type(), at::kFloat);
+  expect_close(loss, expected, 1e-3);
+  loss.backward();
+  expected.backward();
+  EXPECT_EQ(w.grad().scalar_type(), at::kFloat);
+  expect_close(x.grad(), same_x.grad(), 2e-2);  // bf16 has 8 bits
+  expect_close(w.grad(), same_w.grad(), 2e-2);
+}
+
+TEST(LinearCrossEntropy, NeverHasAllLogits) {
+  torch::manual_seed(4);
+  const Inputs in;
+  const at::Tensor weight = torch::randn({kVocabulary, kWidth});
+  const at::Tensor x = in.x.clone().requires_grad_();
+  auto& memory = memory::device_memory(c10::kCPU);
+  memory.reset_peak();
+  const Bytes before = memory.stats().allocated;
+  linear_cross_entropy(x, weight, in.targets).backward();
+  const Bytes taken = memory.stats().allocated_peak - before;
+  EXPECT_LT(taken, 34_MiB);
+  EXPECT_GT(kRows * kVocabulary * 4, 2 * taken);
+}
+
+TEST(LinearCrossEntropy, MakesNoGradientsWithoutGraph) {
+  const Inputs in;
+  const at::Tensor weight = torch::randn({kVocabulary, kWidth}).requires_grad_();
+  const at::NoGradGuard no_grad;
+  EXPECT_FALSE(linear_cross_entropy(in.x, weight, in.targets).requires_grad());
+}
+
+TEST(LinearCrossEntropy, IsNanWhenNoTargetCounts) {
+  const at::Tensor x = torch::randn({2, 3, 8}).requires_grad_();
+  const at::Tensor loss = linear_cross_entropy(x, torch::randn({10, 8}), torch::full({2, 3}, -100, torch::kLong));
+  EXPECT_TRUE(std::isnan(loss.item<double>()));
+  loss.backward();
+  EXPECT_EQ(x.grad().abs().max().item<double>(), 0);
+}
+
+TEST(LinearCrossEntropy, IsDifferentiableOnce) {
+  const at::Tensor x = torch::randn({1, 3, 8}).requires_grad_();
+  const at::Tensor loss = linear_cross_entropy(x, torch::randn({10, 8}), torch::tensor({{1, 2, 3}}));
+  EXPECT_ANY_THROW(torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true));
+  EXPECT_TRUE(torch::autograd::grad({loss}, {x})[0].defined());
+}
+
+TEST(LinearCrossEntropy, RefusesTargetsOutsideOfTheVocabulary) {
+  EXPECT_ANY_THROW(linear_cross_entropy(torch::randn({1, 2, 8}), torch::randn({10, 8}), torch::tensor({{3, 10}})));
+  EXPECT_THROW(linear_cross_entropy(torch::randn({1, 2, 8}), torch::randn({10, 8}), torch::tensor({{3, 1, 2}})), Error);
+}
+
+TEST(LinearCrossEntropy, IsReplayed) {
+  torch::manual_seed(5);
+  const at::Tensor weight = torch::randn({100, 16}).requires_grad_(), x = torch::randn({1, 7, 16}).requires_grad_();
+  const at::Tensor targets = torch::randint(0, 100, {1, 7});
+  const auto loss = [&] { return linear_cross_entropy(torch::gelu(x), weight, targets); };
+  loss().backward();
+  const at::Tensor of_x = x.grad().clone(), of_weight = weight.grad().clone();
+  x.mutable_grad() = at::Tensor();
+  weight.mutable_grad() = at::Tensor();
+  std::int64_t replayed = 0;
+  {
+    Region region(Recompute{});
+    loss().backward();
+    replayed = region.replayed_ops();
+  }
+  EXPECT_TRUE(same_bits(x.grad(), of_x));
+  EXPECT_TRUE(same_bits(weight.grad(), of_weight));
+  EXPECT_GE(replayed, 2);
+}
+
+}  // namespace
+}  // namespace snug::ops
