@@ -23,6 +23,8 @@ class TextCorpus {
 
   [[nodiscard]] Bytes size() const { return starts_.back(); }
   [[nodiscard]] std::size_t files() const { return files_.size(); }
+  /// Where each file begins.
+  [[nodiscard]] std::span<const Bytes> starts() const { return std::span(starts_).first(files_.size()); }
 
   /// Copies out.size() bytes from `offset` on, across files. Throws Error when they are not all inside the corpus.
   void copy(Bytes offset, std::span<std::uint8_t> out) const;

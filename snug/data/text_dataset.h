@@ -3,9 +3,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
-#include "snug/base/bytes.h"
-#include "snug/data/text_corpus.h"
+#include "snug/data/token_corpus.h"
 
 namespace snug::data {
 
@@ -13,6 +13,9 @@ namespace snug::data {
 struct Batch {
   at::Tensor input;
   at::Tensor target;
+  // Of rows that hold several documents, as PackedBatch has them; else undefined.
+  at::Tensor positions{};
+  at::Tensor documents{};
 };
 
 struct TextDatasetOptions {
@@ -22,14 +25,16 @@ struct TextDatasetOptions {
   std::uint64_t seed = 0;
 };
 
-/// Language-model batches of a text, with bytes as tokens (0 to 255). The last validation_fraction of the text is for
-/// validation, the rest for training. Each split is cut into windows of sequence + 1 bytes that start `sequence` bytes
-/// apart, so every token but the first is a target once; what does not fill the last window is not used.
-/// It holds no position: batches are pure functions, safe to call from any thread.
+/// Language-model batches of a text's tokens: bytes (0 to 255) of a TextCorpus, or ids. The last validation_fraction of
+/// the text is for validation, the rest for training. Each split is cut into windows of sequence + 1 tokens that start
+/// `sequence` tokens apart, whatever documents they are in, so every token but the first is a target once; what does
+/// not fill the last window is not used.
+/// It holds no position: batches are pure functions, safe to call from any thread. Whether the ids are those of a
+/// model's vocabulary is for TokenCorpus::check_vocabulary to say.
 class TextDataset {
  public:
   /// Throws UsageError when an option is out of range or the training split is shorter than one window.
-  TextDataset(TextCorpus corpus, const TextDatasetOptions& options);
+  TextDataset(TokenCorpus corpus, const TextDatasetOptions& options);
 
   /// The batch of training step `step`, from 0 on, which depends on the seed and the step alone: to resume, go on
   /// counting. An epoch takes every window once in an order of its own; a batch may end one epoch and begin the next.
@@ -47,13 +52,19 @@ class TextDataset {
  private:
   template <class WindowStart>
   [[nodiscard]] Batch gather(const WindowStart& window_start) const;
-  [[nodiscard]] std::int64_t first_row(std::int64_t batch_index) const;
 
-  TextCorpus corpus_;
+  TokenCorpus corpus_;
   TextDatasetOptions options_;
-  Bytes validation_start_ = 0;
+  std::int64_t validation_start_ = 0;
   std::int64_t train_windows_ = 0;
   std::int64_t validation_windows_ = 0;
 };
+
+/// See Prefetcher.
+inline std::vector<at::Tensor*> tensors_of(Batch& batch) {
+  std::vector<at::Tensor*> all{&batch.input, &batch.target};
+  if (batch.documents.defined()) all.insert(all.end(), {&batch.positions, &batch.documents});
+  return all;
+}
 
 }  // namespace snug::data

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "snug/base/errors.h"
+#include "tests/data/token_files.h"
 
 namespace snug::data {
 namespace {
@@ -103,6 +104,38 @@ TEST(TokenizerJson, DeepNestingIsRefusedAndNoCrash) {
   } catch (const UsageError& error) {
     EXPECT_THAT(error.what(), HasSubstr("nested"));
   }
+}
+
+TEST(TokenizerJson, DamageIsAnErrorOrAnotherTokenizerAndNoCrash) {
+  int refused = 0, read = 0;
+  Json whole = small();
+  const Json split =
+      Json::parse(R"({"type": "Split", "pattern": {"Regex": "[a-f]+|\\s"}, "behavior": "Isolated", "invert": false})");
+  Json& steps = whole["pre_tokenizer"]["pretokenizers"];
+  steps.insert(steps.begin(), split);
+  const auto attempt = [&](const std::string& json) {
+    try {
+      const BytePairTokenizer tokenizer(parse_tokenizer_json(json, "f"));
+      ++read;
+      (void)tokenizer.decode(tokenizer.encode("a a11 <s>"));
+    } catch (const Error&) {
+      ++refused;
+    }
+  };
+  for_each_damage(whole.dump(), attempt);
+  // Values of other types.
+  const Json flat = whole.flatten();
+  for (const auto& [pointer, value] : flat.items()) {
+    for (Json::json_pointer place(pointer); !place.empty(); place.pop_back()) {
+      for (const Json& other : {Json(), Json(7), Json(-1), Json("x"), Json(true), Json::array(), Json::object()}) {
+        Json changed = whole;
+        changed[place] = other;
+        attempt(changed.dump());
+      }
+    }
+  }
+  EXPECT_GT(refused, 1000);
+  EXPECT_GT(read, 500);
 }
 
 }  // namespace

@@ -1,0 +1,83 @@
+// Tokenizers against the reference implementations, on files that make_references.py wrote.
+#include "snug/data/tokenizer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "snug/base/errors.h"
+
+namespace snug::data {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::filesystem::path beside(const std::string& name) { return std::filesystem::path(SNUG_TESTS) / "data" / name; }
+
+const nlohmann::json& references() {
+  static const nlohmann::json all = nlohmann::json::parse(std::ifstream(beside("tokens.json")));
+  return all;
+}
+
+class TokenizerParity : public testing::TestWithParam<const char*> {};
+
+TEST_P(TokenizerParity, GivesTheReferencesIds) {
+  const std::string name = GetParam();
+  const bool sentence_piece = references()["decoded"].contains(name);
+  const Tokenizer tokenizer = open_tokenizer(beside(name + (sentence_piece ? ".model" : ".json")));
+  const auto strings = references()["strings"].get<std::vector<std::string>>();
+  const auto ids = references()["ids"][name].get<std::vector<std::vector<TokenId>>>();
+  ASSERT_EQ(strings.size(), ids.size());
+  ASSERT_GT(strings.size(), 30U);
+  for (std::size_t i = 0; i < strings.size(); ++i) {
+    EXPECT_EQ(encode(tokenizer, strings[i]), ids[i]) << name << ": " << testing::PrintToString(strings[i]);
+    const std::string text = sentence_piece ? references()["decoded"][name][i].get<std::string>() : strings[i];
+    EXPECT_EQ(decode(tokenizer, ids[i]), text) << name;
+    for (const TokenId id : ids[i]) EXPECT_LT(id, size(tokenizer));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TokenizerParity, testing::Values("gpt2", "llama3", "smollm", "bpe", "unigram"),
+                         [](const auto& each) { return std::string(each.param); });
+
+TEST(Tokenizer, BytesThatAreNoUtf8ComeBackFromByteLevelOnes) {
+  std::mt19937 random(5);
+  for (const char* name : {"gpt2.json", "llama3.json", "smollm.json"}) {
+    const Tokenizer tokenizer = open_tokenizer(beside(name));
+    for (int i = 0; i < 100; ++i) {
+      std::string text(random() % 60, '\0');
+      for (char& c : text) c = random() % 2 == 0 ? static_cast<char>(random() % 256) : " the1\xc3\xa4\n"[random() % 8];
+      EXPECT_EQ(decode(tokenizer, encode(tokenizer, text)), text);
+    }
+  }
+}
+
+TEST(Tokenizer, BytesAreTheirOwnTokens) {
+  const Tokenizer tokenizer = ByteTokenizer{};
+  EXPECT_THAT(encode(tokenizer, std::string_view("a\0\xff", 3)), ElementsAre('a', 0, 255));
+  EXPECT_EQ(decode(tokenizer, {'a', 0, 255}), std::string("a\0\xff", 3));
+  EXPECT_EQ(size(tokenizer), 256);
+  EXPECT_THROW(decode(tokenizer, {256}), UsageError);
+  EXPECT_THROW(decode(tokenizer, {-1}), UsageError);
+}
+
+TEST(Tokenizer, FilesAreToldApartByTheirEnding) {
+  EXPECT_TRUE(std::holds_alternative<BytePairTokenizer>(open_tokenizer(beside("gpt2.json"))));
+  EXPECT_TRUE(std::holds_alternative<SentencePieceTokenizer>(open_tokenizer(beside("bpe.model"))));
+  try {
+    (void)open_tokenizer("vocabulary.txt");
+    FAIL();
+  } catch (const UsageError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("vocabulary.txt ends neither in .json nor in .model"));
+  }
+}
+
+}  // namespace
+}  // namespace snug::data
