@@ -80,6 +80,20 @@ std::vector<at::Tensor> AdamW::state() const {
   return state;
 }
 
+std::vector<std::pair<std::string, at::Tensor>> AdamW::named_state(
+    const std::vector<std::string>& parameter_names) const {
+  if (parameter_names.size() != parameters_.size()) {
+    throw std::logic_error("AdamW::named_state: a name for every parameter");
+  }
+  std::vector<std::pair<std::string, at::Tensor>> named;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    named.emplace_back("exp_avg." + parameter_names[i], first_moments_[i]);
+    named.emplace_back("exp_avg_sq." + parameter_names[i], second_moments_[i]);
+    named.emplace_back("step." + parameter_names[i], steps_[i]);
+  }
+  return named;
+}
+
 double clip_gradient_norm(const std::vector<at::Tensor>& parameters, double limit) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> gradients;

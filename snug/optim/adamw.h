@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace snug::optim {
@@ -34,6 +36,11 @@ class AdamW {
 
   /// Moments and step counts, for snapshots: tensors that step() writes in place.
   [[nodiscard]] std::vector<at::Tensor> state() const;
+
+  /// The same by name, for files: "exp_avg.<parameter>", "exp_avg_sq.<parameter>", "step.<parameter>", by the names of
+  /// the parameters in their order. Throws std::logic_error when there are more or fewer of those.
+  [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> named_state(
+      const std::vector<std::string>& parameter_names) const;
 
  private:
   struct Group {

@@ -1,11 +1,11 @@
 #include "snug/state/gguf.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <cstring>
 #include <memory>
 
+#include "snug/ops/packed_matrix.h"
 #include "snug/state/mapped_weights.h"
 
 namespace snug::state {
@@ -25,22 +25,13 @@ at::ScalarType dtype_of(ops::BlockFormat format) {
 
 at::Tensor decoded(const GgufBlocks& blocks) {
   const at::ScalarType dtype = dtype_of(blocks.format);
-  at::Tensor out = at::empty(blocks.shape, at::TensorOptions().dtype(dtype));
   const std::span<const std::uint8_t> from(blocks.bytes.const_data_ptr<std::uint8_t>(), blocks.bytes.nbytes());
-  const ops::BlockLayout& layout = ops::block_layout(blocks.format);
-  if (layout.bytes == c10::elementSize(dtype)) {
+  if (blocks.format == ops::BlockFormat::F16 || blocks.format == ops::BlockFormat::BF16) {
+    at::Tensor out = at::empty(blocks.shape, at::TensorOptions().dtype(dtype));
     if (!from.empty()) std::memcpy(out.mutable_data_ptr(), from.data(), from.size());
     return out;
   }
-  constexpr std::int64_t kBlocksATask = 1024;
-  float* const to = out.mutable_data_ptr<float>();
-  at::parallel_for(0, static_cast<std::int64_t>(from.size() / layout.bytes), kBlocksATask,
-                   [&](std::int64_t first, std::int64_t last) {
-                     const auto begin = static_cast<std::size_t>(first), count = static_cast<std::size_t>(last - first);
-                     ops::dequantize(blocks.format, from.subspan(begin * layout.bytes, count * layout.bytes),
-                                     {to + begin * layout.elements, count * layout.elements});
-                   });
-  return out;
+  return ops::unpack(blocks.bytes, blocks.format).view(blocks.shape);
 }
 
 }  // namespace

@@ -22,6 +22,11 @@ std::string listed(std::vector<std::string> names) {
   return fmt::format("{}{}", fmt::join(names, ", "), more > 0 ? fmt::format(" and {} more", more) : "");
 }
 
+/// Not when it is expanded from fewer numbers than it has.
+bool has_memory(const at::Tensor& t) {
+  return t.storage().nbytes() >= static_cast<std::size_t>(t.numel()) * t.itemsize();
+}
+
 }  // namespace
 
 void load_weights(torch::nn::Module& module, const StoredTensors& tensors, std::string_view from,
@@ -59,7 +64,14 @@ void load_weights(torch::nn::Module& module, const StoredTensors& tensors, std::
                                  wanted.size(), fmt::join(faults, "; ")));
   }
   const at::NoGradGuard no_grad;
-  for (const auto& [name, stored] : found) wanted.at(name).copy_(stored->read());
+  for (const auto& [name, stored] : found) {
+    at::Tensor& target = wanted.at(name);
+    if (has_memory(target)) {
+      target.copy_(stored->read());
+    } else {
+      target.set_data(stored->read().to(target.options(), /*non_blocking=*/false, /*copy=*/true));
+    }
+  }
 }
 
 }  // namespace snug::state

@@ -16,7 +16,8 @@ struct LoadOptions {
   std::function<std::optional<std::string>(std::string_view name)> rename;
 };
 
-/// Copies stored tensors into the parameters and buffers of a module, cast to their types, one at a time. Every one
+/// Copies stored tensors into the parameters and buffers of a module, cast to their types, one at a time; those that
+/// are expanded from fewer numbers than they have elements get memory of their own (models::ShapesOnlyScope). Every one
 /// must be there, once, in the same shape (of several names of one tensor one will do), and nothing else: otherwise
 /// throws UsageError that lists all that is missing, left over or of another shape, and has written nothing. `from`
 /// names the files in errors.

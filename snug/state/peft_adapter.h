@@ -1,0 +1,38 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "snug/state/stored_tensor.h"
+
+namespace snug::state {
+
+/// A LoRA adapter as Hugging Face's PEFT saves it: a folder with adapter_config.json and adapter_model.safetensors.
+struct PeftAdapter {
+  std::string base{};  ///< name of the model it is for; may be empty
+  double alpha = 8;
+  double dropout = 0;
+  bool root_of_rank = false;         ///< use_rslora
+  std::int64_t rank = 8;             ///< of every module
+  std::vector<std::string> targets{};  ///< target_modules as they were given
+  StoredTensors tensors{};             ///< "<module>.lora_A.weight" (rank, in), "<module>.lora_B.weight" (out, rank)
+
+  /// Names of the modules that it has both matrices for, in order.
+  [[nodiscard]] std::vector<std::string> modules() const;
+};
+
+/// Opens such a folder. Throws UsageError when there is none, when a module has one matrix or two that do not fit
+/// together, and for adapters that do more than add products (DoRA, biases, modules saved whole, other ranks or alphas
+/// for some modules); DamagedFile when a file is not what its format says.
+PeftAdapter open_peft_adapter(const std::filesystem::path& folder);
+
+/// Writes one that PEFT reads; each file is whole or not there. `adapter.tensors` is not used. Throws as
+/// write_safetensors does.
+void write_peft_adapter(const std::filesystem::path& folder, const PeftAdapter& adapter,
+                        const std::vector<std::pair<std::string, at::Tensor>>& tensors);
+
+}  // namespace snug::state

@@ -1,0 +1,170 @@
+#include "snug/state/training_state.h"
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <system_error>
+
+#include "snug/base/errors.h"
+#include "snug/base/mapped_file.h"
+#include "snug/state/damaged_file.h"
+#include "snug/state/safetensors.h"
+
+namespace snug::state {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr std::string_view kPrefix = "step-";
+constexpr std::string_view kSuffix = ".safetensors";
+
+std::string contents(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) throw DamagedFile(path.string(), "it is not there or cannot be read");
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+void check_file(const fs::path& path, const Manifest::File& expected) {
+  try {
+    const MappedFile file(path);
+    if (file.bytes().size() != expected.bytes) {
+      throw DamagedFile(path.string(),
+                        fmt::format("it has {} bytes, and its manifest says {}", file.bytes().size(), expected.bytes));
+    }
+    const std::string_view bytes(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+    if (hash_of(bytes) != expected.hash) throw DamagedFile(path.string(), "its bytes are not those that were written");
+  } catch (const std::system_error& error) {
+    throw DamagedFile(path.string(), error.code().message());
+  }
+}
+
+/// Faults of one file's tensors against those that are registered.
+void compare(const std::string& file, const StoredTensors& stored, const NamedTensors& own,
+             std::vector<std::string>& faults) {
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : own) {
+    names.insert(name);
+    const auto found = stored.find(name);
+    if (found == stored.end()) {
+      faults.push_back(fmt::format("{} has no {}", file, name));
+    } else if (at::IntArrayRef(found->second.shape) != tensor.sizes() || found->second.dtype != tensor.scalar_type()) {
+      faults.push_back(fmt::format("{} has {} as {} {}, and here it is {} {}", file, name,
+                                   c10::toString(found->second.dtype), fmt::join(found->second.shape, "x"),
+                                   c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), "x")));
+    }
+  }
+  for (const auto& [name, tensor] : stored) {
+    if (!names.contains(name)) faults.push_back(fmt::format("{} has {}, which is not here", file, name));
+  }
+}
+
+json read_values(const fs::path& folder) {
+  json all = json::parse(contents(folder / kValues), nullptr, /*allow_exceptions=*/false);
+  if (!all.is_object()) throw DamagedFile((folder / kValues).string(), "it is no JSON object");
+  return all;
+}
+
+}  // namespace
+
+void TrainingState::add_tensors(const std::string& name, NamedTensors tensors) {
+  tensors_.insert_or_assign(name, std::move(tensors));
+}
+
+void TrainingState::add_value(const std::string& name, std::function<json()> save,
+                              std::function<void(const json&)> restore) {
+  values_.insert_or_assign(name, Value{std::move(save), std::move(restore)});
+}
+
+json TrainingState::values() const {
+  json all = json::object();
+  for (const auto& [name, value] : values_) all[name] = value.save();
+  return all;
+}
+
+void TrainingState::restore(const fs::path& folder) {
+  std::vector<std::string> faults;
+  std::map<std::string, StoredTensors> files;
+  for (const auto& [name, own] : tensors_) {
+    const std::string file = name + std::string(kSuffix);
+    if (!fs::exists(folder / file)) {
+      faults.push_back(fmt::format("there is no {}", file));
+      continue;
+    }
+    files.emplace(name, open_safetensors(folder / file).tensors);
+    compare(file, files.at(name), own, faults);
+  }
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string file = entry.path().filename().string();
+    if (file.ends_with(kSuffix) && !tensors_.contains(file.substr(0, file.size() - kSuffix.size()))) {
+      faults.push_back(fmt::format("{} is of no use here", file));
+    }
+  }
+  const json all = read_values(folder);
+  for (const auto& [name, value] : values_) {
+    if (!all.contains(name)) faults.push_back(fmt::format("{} has no {}", kValues, name));
+  }
+  if (!faults.empty()) {
+    constexpr std::size_t kListed = 8;
+    const std::size_t count = faults.size();
+    faults.resize(std::min(count, kListed));
+    throw UsageError(fmt::format("resuming from {}: it is of another run, {} do not fit: {}{}", folder.string(), count,
+                                 fmt::join(faults, "; "), count > kListed ? "; ..." : ""));
+  }
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, own] : tensors_) {
+    for (const auto& [tensor_name, tensor] : own) at::Tensor(tensor).copy_(files.at(name).at(tensor_name).read());
+  }
+  for (const auto& [name, value] : values_) value.restore(all[name]);
+}
+
+StateFolder open_state(const fs::path& path) {
+  const fs::path manifest = path / kManifest;
+  StateFolder folder{path, parse_manifest(contents(manifest), manifest.string())};
+  for (const auto& [name, file] : folder.manifest.files) check_file(path / name, file);
+  return folder;
+}
+
+std::optional<StateFolder> newest_state(
+    const fs::path& folder, const std::function<void(const fs::path& state, const std::string& why)>& damaged) {
+  std::vector<std::int64_t> steps;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    if (const auto step = step_of_name(entry->path().filename().string())) steps.push_back(*step);
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    throw Error(fmt::format("resuming: {} cannot be read: {}", folder.string(), error.message()));
+  }
+  std::ranges::sort(steps, std::greater());
+  for (const std::int64_t step : steps) {
+    try {
+      return open_state(folder / state_name(step));
+    } catch (const DamagedFile& fault) {
+      damaged(folder / state_name(step), fault.what());
+    }
+  }
+  return std::nullopt;
+}
+
+json values_in(const StateFolder& folder) { return read_values(folder.path); }
+
+std::string state_name(std::int64_t step) { return fmt::format("{}{:010}", kPrefix, step); }
+
+std::optional<std::int64_t> step_of_name(const std::string& name) {
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  std::int64_t step = 0;
+  const char* const last = name.data() + name.size();
+  const auto [end, error] = std::from_chars(name.data() + kPrefix.size(), last, step);
+  if (error != std::errc{} || end != last || step < 0 || name != state_name(step)) return std::nullopt;
+  return step;
+}
+
+}  // namespace snug::state

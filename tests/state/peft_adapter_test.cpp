@@ -1,0 +1,108 @@
+// Adapter folders of PEFT; tests/train has one that PEFT wrote.
+#include "snug/state/peft_adapter.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "snug/base/errors.h"
+#include "snug/state/damaged_file.h"
+#include "snug/state/safetensors.h"
+
+namespace snug::state {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const fs::path kReference = fs::path(SNUG_TESTS) / "train" / "tiny_adapter";
+
+fs::path scratch(const std::string& name) {
+  const fs::path folder = fs::path(::testing::TempDir()) / "snug_peft_adapter" / name;
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  return folder;
+}
+
+nlohmann::json config_of(const fs::path& folder) {
+  std::ifstream in(folder / "adapter_config.json");
+  return nlohmann::json::parse(in);
+}
+
+TEST(PeftAdapter, OpensWhatPeftWrote) {
+  const PeftAdapter adapter = open_peft_adapter(kReference);
+  EXPECT_EQ(adapter.rank, 4);
+  EXPECT_EQ(adapter.alpha, 8);
+  EXPECT_FALSE(adapter.root_of_rank);
+  EXPECT_THAT(adapter.modules(), ElementsAre("model.layers.0.mlp.down_proj", "model.layers.0.self_attn.q_proj",
+                                             "model.layers.1.mlp.down_proj", "model.layers.1.self_attn.q_proj"));
+  EXPECT_THAT(adapter.tensors.at("model.layers.1.mlp.down_proj.lora_A.weight").shape, ElementsAre(4, 64));
+}
+
+TEST(PeftAdapter, WritesWhatItReads) {
+  const fs::path folder = scratch("written");
+  PeftAdapter adapter{.base = "tiny", .alpha = 5, .dropout = 0.25, .root_of_rank = true, .rank = 2, .targets = {"q"}};
+  const at::Tensor down = torch::randn({2, 3}), up = torch::randn({4, 2});
+  write_peft_adapter(folder, adapter, {{"a.q.lora_A.weight", down}, {"a.q.lora_B.weight", up}});
+  EXPECT_TRUE(
+      open_safetensors(folder / "adapter_model.safetensors").tensors.contains("base_model.model.a.q.lora_A.weight"));
+  const PeftAdapter read = open_peft_adapter(folder);
+  EXPECT_EQ(read.base, "tiny");
+  EXPECT_EQ(read.alpha, 5);
+  EXPECT_EQ(read.dropout, 0.25);
+  EXPECT_TRUE(read.root_of_rank);
+  EXPECT_EQ(read.rank, 2);
+  EXPECT_THAT(read.targets, ElementsAre("q"));
+  EXPECT_TRUE(read.tensors.at("a.q.lora_B.weight").read().equal(up));
+}
+
+/// What is said of PEFT's adapter with one setting changed.
+std::string fault_with(const char* key, const nlohmann::json& value) {
+  const fs::path folder = scratch("changed");
+  fs::copy(kReference, folder, fs::copy_options::recursive | fs::copy_options::overwrite_existing);
+  nlohmann::json config = config_of(folder);
+  config[key] = value;
+  std::ofstream(folder / "adapter_config.json") << config;
+  try {
+    (void)open_peft_adapter(folder);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+TEST(PeftAdapter, RefusesWhatIsMoreThanProducts) {
+  EXPECT_EQ(fault_with("lora_alpha", 3), "none");
+  EXPECT_THAT(fault_with("use_dora", true), HasSubstr("use_dora true"));
+  EXPECT_THAT(fault_with("bias", "all"), HasSubstr("bias \"all\""));
+  EXPECT_THAT(fault_with("peft_type", "IA3"), HasSubstr("peft_type \"IA3\""));
+  EXPECT_THAT(fault_with("rank_pattern", {{"q_proj", 2}}), HasSubstr("rank_pattern"));
+  EXPECT_THAT(fault_with("modules_to_save", {"lm_head"}), HasSubstr("modules_to_save"));
+  EXPECT_THAT(fault_with("use_something_new", true), HasSubstr("use_something_new true"));
+  EXPECT_THAT(fault_with("init_lora_weights", "pissa"), HasSubstr("init_lora_weights \"pissa\""));
+  EXPECT_EQ(fault_with("init_lora_weights", "gaussian"), "none");
+  EXPECT_THAT(fault_with("loftq_config", {{"bits", 4}}), HasSubstr("loftq_config"));
+  EXPECT_THAT(fault_with("r", 5), HasSubstr("and the rank is 5"));
+  EXPECT_THAT(fault_with("r", "five"), HasSubstr("its r is \"five\""));
+}
+
+TEST(PeftAdapter, RefusesHalfAPairAndNoFolder) {
+  const fs::path folder = scratch("half");
+  write_peft_adapter(folder, {.rank = 2}, {{"a.lora_A.weight", torch::zeros({2, 3})}});
+  EXPECT_THROW(open_peft_adapter(folder), UsageError);
+  write_peft_adapter(folder, {.rank = 2}, {{"a.weight", torch::zeros({2, 3})}});
+  EXPECT_THROW(open_peft_adapter(folder), UsageError);
+  write_peft_adapter(folder, {.rank = 2}, {});
+  EXPECT_THROW(open_peft_adapter(folder), UsageError);
+  EXPECT_THROW(open_peft_adapter(folder / "nowhere"), UsageError);
+  std::ofstream(folder / "adapter_config.json") << "[";
+  EXPECT_THROW(open_peft_adapter(folder), DamagedFile);
+}
+
+}  // namespace
+}  // namespace snug::state
