@@ -1,5 +1,5 @@
 # Shorthands for what CMakePresets.json and scripts/ hold; nothing is decided here.
-.PHONY: help setup build test test-opinfo test-programs demo asan tsan bench bench-peers bench-peers-python cuda-check format clean
+.PHONY: help setup build test test-opinfo test-programs demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python cuda-check format clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -26,6 +26,23 @@ test: setup ## Build everything and run all tests
 
 demo: build ## Train a small model inside a budget and show what happened
 	@scripts/demo.sh
+
+finetune-demo: build ## Fine-tune SmolLM2-135M with LoRA inside 1 GiB, and find the longest sequence that fits in 2 GiB
+	@scripts/finetune_demo.sh
+
+parity: setup ## Compare SmolLM2-135M in snug with transformers and PEFT: logits, greedy text, losses of LoRA
+	@cmake --preset release
+	@cmake --build --preset release -j $(JOBS) --target smollm2_run
+	@tests/parity/run.sh build/release
+
+digits: setup ## Train a residual network and a Vision Transformer on scikit-learn's digits, under half of their memory
+	@cmake --preset release
+	@cmake --build --preset release -j $(JOBS) --target digits
+	@tests/digits/run.sh build/release
+
+fuzz: setup ## Run the fuzzers of all readers of files, ten minutes each; ARGS="60 gguf" for other seconds and some of them
+	@cmake --preset release
+	@tests/fuzz/run.sh build/release $(or $(ARGS),600)
 
 asan: setup ## Run the unit tests with the address and undefined-behaviour sanitizers
 	@cmake --preset asan

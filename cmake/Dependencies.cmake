@@ -13,6 +13,11 @@ find_package(xxHash 0.8 REQUIRED)                  # hashes of contents, to prov
 find_package(Boost 1.74 REQUIRED)                  # Boost.Graph, header-only: minimum cuts [libboost-dev]
 # data/pre_tokenizer.cpp only.
 find_package(PCRE2 10.40 REQUIRED)                 # regular expressions with Unicode's classes [libpcre2-dev]
+# data/sentence_piece.cpp only.
+find_package(SentencePiece REQUIRED)               # SentencePiece's models of tokenizers [libsentencepiece-dev]
+# data/jpeg_image.cpp and data/png_image.cpp only.
+find_package(JPEG REQUIRED)                        # images [libjpeg-dev]
+find_package(PNG 1.6 REQUIRED)                     # images [libpng-dev]
 if(SNUG_BUILD_TESTS)
   find_package(GTest 1.12 REQUIRED)                # tests [libgtest-dev, libgmock-dev]
   find_package(rapidcheck REQUIRED)                # random programs that shrink when they fail [librapidcheck-dev]

@@ -24,7 +24,7 @@ fail() {
 readonly tools=(g++:c++ cmake ninja-build:ninja make python3 git ccache mold pkg-config clang-format)
 readonly libraries=(libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev libgtest-dev libgmock-dev
                     libbenchmark-dev libboost-dev librapidcheck-dev
-                    libxxhash-dev libpcre2-dev)
+                    libxxhash-dev libpcre2-dev libsentencepiece-dev libjpeg-dev libpng-dev)
 
 missing_packages() {
   local tool package installed

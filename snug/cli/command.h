@@ -4,9 +4,11 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "snug/train/config.h"
+#include "snug/train/trainer.h"
 
 namespace snug::cli {
 
@@ -18,6 +20,8 @@ using Action = std::function<int()>;
 // One file per subcommand. Each adds itself to `app` and sets `action` when it is chosen.
 void add_doctor(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
+void add_finetune(CLI::App& app, Action& action);
+void add_generate(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
@@ -30,6 +34,9 @@ struct ConfigOptions {
   bool json = false;
 };
 void add_config_options(CLI::App& command, ConfigOptions& options);
+
+/// The table that `train` ends with.
+std::string summary(std::string_view title, const train::TrainResult& result);
 
 /// The configuration: defaults, then the file, then --set in order, then --budget; checked.
 train::Config configuration(const ConfigOptions& options);

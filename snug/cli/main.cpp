@@ -29,6 +29,8 @@ int run(int argc, char** argv) {
   snug::cli::add_doctor(app, action);
   snug::cli::add_plan(app, action);
   snug::cli::add_train(app, action);
+  snug::cli::add_finetune(app, action);
+  snug::cli::add_generate(app, action);
   snug::cli::add_verify(app, action);
   snug::cli::add_bench(app, action);
   try {

@@ -18,6 +18,7 @@
 #include "snug/plan/presets.h"
 #include "snug/report/table.h"
 #include "snug/train/experiment.h"
+#include "snug/train/longest_sequence.h"
 
 namespace snug::cli {
 namespace {
@@ -30,6 +31,7 @@ struct PlanOptions {
   std::string plan;  // a file, in place of a strategy
   std::string graph_out;
   bool explain = false;
+  bool longest_sequence = false;
 };
 
 /// A plan and what is said about it.
@@ -167,7 +169,55 @@ void print_shares(const std::string& title, const std::string& label, const std:
   std::fputs(report::render_table(title, header, rows).c_str(), stdout);
 }
 
+int find_longest(const PlanOptions& options) {
+  const train::Config config = configuration(options.config);
+  const train::BudgetRequest request = train::parse_budget(config.memory.budget);
+  const auto* const budget = std::get_if<Bytes>(&request);
+  if (budget == nullptr) {
+    throw UsageError("plan: --longest-sequence needs a budget in bytes; give one with --budget, as in 2GiB");
+  }
+  train::warm_up(config);
+  train::Experiment experiment(config);
+  report::Progress progress = report::Progress::for_terminal();
+  const train::LongestSequence l = train::longest_sequence(experiment, *budget, progress);
+  if (options.config.json) {
+    const nlohmann::ordered_json json = {{"budget_bytes", *budget},
+                                         {"longest_sequence", l.tokens},
+                                         {"model_limit", l.made_for},
+                                         {"by_memory_about", l.by_memory},
+                                         {"fixed_bytes_about", l.fixed},
+                                         {"bytes_per_token", l.bytes_per_token},
+                                         {"unplanned_peak_bytes", l.unplanned_peak},
+                                         {"predicted_peak_bytes", l.predicted_peak},
+                                         {"measured_peak_bytes", l.measured_peak},
+                                         {"step_seconds", l.step_seconds}};
+    fmt::print("{}\n", json.dump());
+    return 0;
+  }
+  const bool limited = l.tokens + 64 > l.made_for;
+  const std::vector<report::TableRow> rows = {
+      {"budget", format_bytes(*budget)},
+      {"longest sequence", fmt::format("{}{}", l.tokens, limited ? ", the most that the model was made for" : "")},
+      {"memory alone allows", fmt::format("about {}", l.by_memory)},
+      {"at the least",
+       fmt::format("{} and {} a token", format_bytes(l.fixed), format_bytes(static_cast<Bytes>(l.bytes_per_token)))},
+      {"unplanned peak", format_bytes(l.unplanned_peak)},
+      {"predicted peak", format_bytes(l.predicted_peak)},
+      {"measured peak", format_bytes(l.measured_peak)},
+      {"step time", fmt::format("{:.1f} s, forward and backward", l.step_seconds)}};
+  std::fputs(report::render_table("snug plan: the longest sequence", rows).c_str(), stdout);
+  return 0;
+}
+
 int run(const PlanOptions& options) {
+  if (options.longest_sequence) {
+    if (options.config.file.empty()) throw UsageError("plan: --longest-sequence needs a configuration");
+    const bool more = options.explain || !(options.out + options.graph + options.graph_out + options.plan).empty() ||
+                      !options.strategy.empty();
+    if (more)
+      throw UsageError("plan: --longest-sequence makes optimal plans of its own; it takes --budget, --set and --json");
+    return find_longest(options);
+  }
   if (options.config.file.empty() == options.graph.empty()) {
     throw UsageError("plan: name one of a configuration and a --graph");
   }
@@ -209,6 +259,8 @@ void add_plan(CLI::App& app, Action& action) {
   command->add_option("--graph-out", options->graph_out, "Write the recorded step, to be planned elsewhere")
       ->type_name("GRAPH.json");
   command->add_flag("--explain", options->explain, "Tell what each piece keeps and recomputes, and what that costs");
+  command->add_flag("--longest-sequence", options->longest_sequence,
+                    "Tell the longest sequence that fits the budget, and run one step of it");
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

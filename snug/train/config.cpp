@@ -36,17 +36,47 @@ constexpr Range kPositive{.low = 0, .low_excluded = true};
 // The upper limits keep batch * sequence * width, in bytes, inside 63 bits.
 template <class AnyConfig, class Visit>
 void visit_keys(AnyConfig& c, Visit&& visit) {
-  visit("model", "kind", c.model.kind, "architecture", OneOf{{"gpt"}});
+  visit("model", "kind", c.model.kind, "architecture", OneOf{{"gpt", "llama"}});
   visit("model", "blocks", c.model.blocks, "transformer blocks", Range{1, 65536});
   visit("model", "width", c.model.width, "features per token, a multiple of heads", Range{1, 262144});
   visit("model", "heads", c.model.heads, "attention heads per block", Range{1, 65536});
   visit("model", "sequence", c.model.sequence, "tokens per sequence", Range{1, 1048576});
   visit("model", "vocabulary", c.model.vocabulary, "different tokens", Range{1, 16777216});
   visit("model", "dropout", c.model.dropout, "probability of dropping an activation", kFraction);
-  visit("data", "path", c.data.path,
-        "text file, or folder of text files; libtorch-headers: the C++ headers of the LibTorch in use", Anything{});
-  visit("data", "tokenizer", c.data.tokenizer, "how text becomes tokens", OneOf{{"bytes"}});
+  visit("model", "key_heads", c.model.key_heads, "llama: heads of keys and values; 0: as many as heads",
+        Range{0, 65536});
+  visit("model", "inner_width", c.model.inner_width, "llama: features inside the feed-forward part; 0: 8/3 of width",
+        Range{0, 1048576});
+  visit("model", "path", c.model.path,
+        "pretrained llama: a GGUF file, or a folder as transformers saves it, which decide on shapes", Anything{});
+  visit("model", "weights", c.model.weights,
+        "how pretrained weights are kept; packed: as blocks of a GGUF file, frozen (QLoRA)",
+        OneOf{{"fp32", "bf16", "packed"}});
+  visit("lora", "rank", c.lora.rank, "rank of adapters, beside which nothing trains; 0: none", Range{0, 65536});
+  visit("lora", "alpha", c.lora.alpha, "scale of the adapters' product, over the rank", kPositive);
+  visit("lora", "dropout", c.lora.dropout, "probability of dropping an adapter's input", kFraction);
+  visit("lora", "targets", c.lora.targets,
+        "linear modules, or ends of their names, with commas between; * is any text; all-linear", Anything{});
+  visit("lora", "scale", c.lora.scale, "alpha/rank, or alpha/sqrt(rank) (rsLoRA)",
+        OneOf{{"alpha/rank", "alpha/sqrt(rank)"}});
+  visit("lora", "adapter", c.lora.adapter, "folder of an adapter as PEFT saves it, to go on with", Anything{});
+  visit(
+      "data", "path", c.data.path,
+      "text file, folder of text files, or file of tokens (.bin); libtorch-headers: the C++ headers of the LibTorch in "
+      "use",
+      Anything{});
+  visit("data", "tokenizer", c.data.tokenizer,
+        "bytes, a tokenizer.json, a SentencePiece .model, a GGUF file; auto: the pretrained model's own, else bytes",
+        Anything{});
+  visit(
+      "data", "packing", c.data.packing,
+      "none: windows over the text; documents: rows of whole documents (files) that do not see each other, llama only",
+      OneOf{{"none", "documents"}});
   visit("data", "validation_fraction", c.data.validation_fraction, "share of the text kept for validation", kFraction);
+  visit("data", "workers", c.data.workers,
+        "threads that make batches ahead, which changes none of them; 0: each is made when it is needed",
+        Range{0, 1024});
+  visit("data", "prefetch", c.data.prefetch, "batches at most that wait, where there are workers", Range{1, 65536});
   visit("train", "batch", c.train.batch, "sequences per step", Range{1, 1048576});
   visit("train", "steps", c.train.steps, "optimizer steps to run", Range{1});
   visit("train", "seed", c.train.seed, "seed of weights, dropout and data order", kNotNegative);
@@ -75,7 +105,16 @@ void visit_keys(AnyConfig& c, Visit&& visit) {
   visit("memory", "verify_replay_by", c.memory.verify_replay_by,
         "hashes: a difference is found to the 4 KiB; values: to the element, in memory that no budget counts",
         OneOf{{"hashes", "values"}});
-  visit("output", "folder", c.output.folder, "where the metrics file goes; empty: write none", Anything{});
+  visit("state", "every", c.state.every,
+        "steps between savings of the training state in output.folder, and one at the end; 0: only when stopped",
+        kNotNegative);
+  visit("state", "last", c.state.last, "how many of the newest states stay", Range{1});
+  visit("state", "best", c.state.best, "how many of those with the smallest validation loss stay beside them",
+        kNotNegative);
+  visit("state", "write", c.state.write,
+        "background: while training goes on, as far as the budget has room for a copy; wait: before it goes on",
+        OneOf{{"background", "wait"}});
+  visit("output", "folder", c.output.folder, "where metrics and training state go; empty: write none", Anything{});
 }
 
 const char* type_name(const std::string&) { return "string"; }
@@ -232,23 +271,66 @@ void set_key(Config& config, std::string_view assignment) {
   assign(config, name.substr(0, dot), name.substr(dot + 1), parse_toml_value(value), value, "--set");
 }
 
-void validate(const Config& config) {
-  visit_keys(config, [](const char* section, const char* key, const auto& member, const char*, const auto& rule) {
-    check(fmt::format("configuration: {}.{}", section, key), member, rule);
-  });
+namespace {
+
+void validate_model(const Config& config) {
   const ModelConfig& model = config.model;
+  if (config.data.packing == "documents" && model.kind != "llama") {
+    throw UsageError(
+        fmt::format("configuration: data.packing = \"documents\" needs model.kind = \"llama\", and it is "
+                    "\"{}\"",
+                    model.kind));
+  }
+  if (config.state.every > 0 && config.output.folder.empty()) {
+    throw UsageError(
+        fmt::format("configuration: state.every = {}, but output.folder is empty, so that no state is saved; "
+                    "set both or neither",
+                    config.state.every));
+  }
+  if (config.data.packing == "documents" && config.train.validate_every > 0) {
+    throw UsageError(
+        "configuration: data.packing = \"documents\" has no validation split; set train.validate_every = 0");
+  }
+  if (model.kind == "llama" && model.dropout > 0) {
+    throw UsageError(
+        fmt::format("configuration: model.dropout = {}, but models of kind \"llama\" have none; see "
+                    "lora.dropout",
+                    model.dropout));
+  }
+  if (!model.path.empty()) {  // its files decide
+    if (model.kind != "llama") {
+      throw UsageError(
+          fmt::format("configuration: model.path is set and model.kind is \"{}\"; pretrained models are of "
+                      "kind \"llama\"",
+                      model.kind));
+    }
+    return;
+  }
   if (model.width % model.heads != 0) {
     throw UsageError(fmt::format("configuration: model.width = {} is not divisible by model.heads = {}; use {} or {}",
                                  model.width, model.heads,
                                  std::max(model.width / model.heads, std::int64_t{1}) * model.heads,
                                  (model.width / model.heads + 1) * model.heads));
   }
-  if (config.data.tokenizer == "bytes" && model.vocabulary < 256) {
+  if ((config.data.tokenizer == "bytes" || config.data.tokenizer == "auto") && model.vocabulary < 256) {
     throw UsageError(
         fmt::format("configuration: model.vocabulary = {} is too small for data.tokenizer = \"bytes\", "
                     "which has 256 tokens; set it to 256",
                     model.vocabulary));
   }
+  if (model.weights != "fp32") {
+    throw UsageError(
+        fmt::format("configuration: model.weights = \"{}\" is for pretrained models; set model.path", model.weights));
+  }
+}
+
+}  // namespace
+
+void validate(const Config& config) {
+  visit_keys(config, [](const char* section, const char* key, const auto& member, const char*, const auto& rule) {
+    check(fmt::format("configuration: {}.{}", section, key), member, rule);
+  });
+  validate_model(config);
   if (config.train.validate_every > 0 && config.train.validation_batches == 0) {
     throw UsageError(
         fmt::format("configuration: train.validate_every = {} but train.validation_batches = 0; set "
@@ -269,6 +351,16 @@ std::vector<KeyHelp> config_keys() {
                                .help = limits.empty() ? help : fmt::format("{} ({})", help, limits)});
              });
   return keys;
+}
+
+std::vector<std::string> split_list(std::string_view text) {
+  std::vector<std::string> words;
+  while (!text.empty()) {
+    const std::size_t comma = std::min(text.find(','), text.size());
+    if (const std::string_view word = trimmed(text.substr(0, comma)); !word.empty()) words.emplace_back(word);
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return words;
 }
 
 BudgetRequest parse_budget(std::string_view text) {

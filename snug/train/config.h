@@ -20,14 +20,32 @@ struct ModelConfig {
   std::int64_t sequence = 256;
   std::int64_t vocabulary = 256;
   double dropout = 0.0;
+  std::int64_t key_heads = 0;    ///< 0: as many as heads.
+  std::int64_t inner_width = 0;  ///< 0: two thirds of four times the width.
+  std::string path;              ///< Files of a pretrained model, which decide on its shape; empty: a new one.
+  std::string weights = "fp32";  ///< How a pretrained model's are kept; see BaseWeights.
 
   bool operator==(const ModelConfig&) const = default;
 };
 
+struct LoraConfig {
+  std::int64_t rank = 0;  ///< 0: no adapters, every weight trains.
+  double alpha = 16;
+  double dropout = 0;
+  std::string targets = "q_proj, v_proj";  ///< See models::LoraOptions; commas between.
+  std::string scale = "alpha/rank";
+  std::string adapter;  ///< Folder of one to go on with; its own settings hold.
+
+  bool operator==(const LoraConfig&) const = default;
+};
+
 struct DataConfig {
   std::string path;
-  std::string tokenizer = "bytes";
+  std::string tokenizer = "auto";
+  std::string packing = "none";
   double validation_fraction = 0.05;
+  std::int64_t workers = 0;   ///< Threads that make batches ahead; 0: each is made when it is needed.
+  std::int64_t prefetch = 2;  ///< Batches that may wait.
 
   bool operator==(const DataConfig&) const = default;
 };
@@ -73,8 +91,17 @@ struct MemoryConfig {
   bool operator==(const MemoryConfig&) const = default;
 };
 
+struct StateConfig {
+  std::int64_t every = 0;  ///< Steps between savings of the training state; 0: only when the run is stopped.
+  std::int64_t last = 2;   ///< How many of the newest stay.
+  std::int64_t best = 1;   ///< How many of the best stay, by validation loss.
+  std::string write = "background";
+
+  bool operator==(const StateConfig&) const = default;
+};
+
 struct OutputConfig {
-  std::string folder;  ///< Empty: write no metrics file.
+  std::string folder;  ///< Empty: write nothing.
 
   bool operator==(const OutputConfig&) const = default;
 };
@@ -83,11 +110,13 @@ struct OutputConfig {
 /// config.cpp, and reading, writing, --set and --help all follow from that description.
 struct Config {
   ModelConfig model;
+  LoraConfig lora;
   DataConfig data;
   TrainConfig train;
   OptimizerConfig optimizer;
   PrecisionConfig precision;
   MemoryConfig memory;
+  StateConfig state;
   OutputConfig output;
 
   bool operator==(const Config&) const = default;
@@ -120,6 +149,9 @@ struct KeyHelp {
 
 /// All keys in the order of the structs, for --help and the documentation.
 std::vector<KeyHelp> config_keys();
+
+/// The words of a list with commas between them, without the blanks around.
+std::vector<std::string> split_list(std::string_view text);
 
 /// A share of the peak that the same step has without any plan.
 struct Percent {

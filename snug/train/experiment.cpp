@@ -3,36 +3,99 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
+#include <span>
+#include <system_error>
 #include <utility>
 
 #include "snug/base/clock.h"
+#include "snug/base/durable_file.h"
 #include "snug/base/errors.h"
 #include "snug/data/libtorch_headers.h"
+#include "snug/data/tokenize.h"
 #include "snug/memory/process_memory.h"
 #include "snug/memory/tag.h"
 #include "snug/models/autocast.h"
+#include "snug/models/llama_json.h"
+#include "snug/models/lora.h"
 #include "snug/plan/presets.h"
 #include "snug/record/leaf_names.h"
 #include "snug/replay/fit.h"
+#include "snug/state/manifest.h"
+#include "snug/state/safetensors.h"
 
 namespace snug::train {
 namespace {
 
-models::Gpt make_model(const Config& config) {
+/// What has to hold before anything is made.
+Config prepared(const Config& config) {
   validate(config);
   if (config.train.threads > 0) at::set_num_threads(static_cast<int>(config.train.threads));
   torch::manual_seed(static_cast<std::uint64_t>(config.train.seed));
-  const memory::TagScope tag(memory::Tag::Weights);
-  const ModelConfig& m = config.model;
-  return models::Gpt(models::GptOptions{m.blocks, m.width, m.heads, m.sequence, m.vocabulary, m.dropout});
+  return config;
 }
 
-data::TextDataset make_dataset(const Config& config) {
+/// Files of tokens have these endings, which text has not.
+bool is_token_file(const std::filesystem::path& path) {
+  return path.extension() == ".bin" || path.extension() == ".idx";
+}
+
+data::TokenCorpus make_corpus(const Config& config, const data::Tokenizer& tokenizer) {
   const std::filesystem::path path =
       config.data.path == data::kLibTorchHeaders ? data::libtorch_headers() : std::filesystem::path(config.data.path);
-  return {data::TextCorpus::open(path),
-          {config.train.batch, config.model.sequence, config.data.validation_fraction,
-           static_cast<std::uint64_t>(config.train.seed)}};
+  if (is_token_file(path)) return data::TokenFile::open(path);
+  data::TextCorpus text = data::TextCorpus::open(path);
+  if (std::holds_alternative<data::ByteTokenizer>(tokenizer)) return text;
+  data::TokenizeOptions options;
+  options.threads = at::get_num_threads();
+  // What a tokenizer puts in front of every text belongs in front of documents, and not of the pieces of long ones.
+  const std::vector<data::TokenId> around = data::encode(tokenizer, "");
+  const std::vector<data::TokenId> with_letter = data::encode(tokenizer, "a");
+  const bool in_front = around.size() == 1 && with_letter.size() > 1 && with_letter.front() == around.front();
+  if (!around.empty() && !in_front) {
+    throw UsageError(fmt::format("data: the tokenizer puts {} tokens around every text; one in front of it is known",
+                                 around.size()));
+  }
+  if (in_front) options.before = around.front();
+  const auto encode_piece = [&](std::string_view piece) {
+    std::vector<data::TokenId> ids = data::encode(tokenizer, piece);
+    if (in_front) ids.erase(ids.begin());
+    return ids;
+  };
+  return data::tokenize(text, encode_piece, options);
+}
+
+/// Its length, and runs of tokens from all over it.
+std::string fingerprint_of(const data::TokenCorpus& corpus) {
+  constexpr std::int64_t kSamples = 256, kRun = 64;
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(std::min(kRun, corpus.size())));
+  std::string sampled;
+  for (std::int64_t i = 0; i < kSamples; ++i) {
+    corpus.copy((corpus.size() - static_cast<std::int64_t>(tokens.size())) / kSamples * i, tokens);
+    sampled.append(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(tokens[0]));
+  }
+  return fmt::format("{} tokens, {}", corpus.size(), state::hash_of(sampled));
+}
+
+Dataset make_dataset(const Config& config, const data::Tokenizer& tokenizer, std::int64_t vocabulary,
+                     std::string& fingerprint) {
+  data::TokenCorpus corpus = make_corpus(config, tokenizer);
+  fingerprint += fingerprint_of(corpus);
+  corpus.check_vocabulary(vocabulary);
+  const auto seed = static_cast<std::uint64_t>(config.train.seed);
+  if (config.data.packing == "documents") {
+    data::PackedDatasetOptions options{.batch = config.train.batch, .sequence = config.model.sequence, .seed = seed};
+    return data::PackedDataset(std::move(corpus), options);
+  }
+  return data::TextDataset(std::move(corpus),
+                           {config.train.batch, config.model.sequence, config.data.validation_fraction, seed});
+}
+
+std::vector<at::Tensor> trained(const torch::nn::Module& model) {
+  std::vector<at::Tensor> parameters;
+  for (const at::Tensor& p : model.parameters()) {
+    if (p.requires_grad()) parameters.push_back(p);
+  }
+  return parameters;
 }
 
 optim::AdamWOptions optimizer_options(const OptimizerConfig& o) {
@@ -46,25 +109,34 @@ std::optional<c10::ScalarType> autocast_dtype(const Config& config) {
 }  // namespace
 
 Experiment::Experiment(const Config& config)
-    : config_(config),
-      model_(make_model(config)),
-      dataset_(make_dataset(config)),
-      optimizer_(model_->parameters(), optimizer_options(config.optimizer)),
+    : config_(prepared(config)),
+      pretrained_(open_pretrained(config)),
+      model_(make_model(config, pretrained_)),
+      tokenizer_(make_tokenizer(config, pretrained_)),
+      dataset_(make_dataset(config, tokenizer_, vocabulary_of(model_), fingerprint_)),
+      optimizer_(trained(module_of(model_)), optimizer_options(config.optimizer)),
       schedule_{config.optimizer.learning_rate, config.optimizer.warmup_steps, config.train.steps,
                 config.optimizer.final_fraction} {
   std::vector<std::pair<std::string, at::Tensor>> names;
-  for (const auto& p : model_->named_parameters()) names.emplace_back(p.key(), p.value());
+  for (const auto& p : model().named_parameters()) names.emplace_back(p.key(), p.value());
   record::name_tensors(names);
+  if (pretrained_) {
+    ends_ = pretrained_->ends();
+    fingerprint_ += pretrained_->fingerprint();
+    pretrained_.reset();  // its pages would count as this process's memory
+  }
 }
 
 at::Tensor Experiment::loss(const data::Batch& batch) {
   const models::AutocastScope autocast(autocast_dtype(config_));
-  return model_->loss(batch.input, batch.target);
+  return loss_of(model_, batch);
 }
 
 data::Batch Experiment::train_batch(std::int64_t step) const {
   const memory::TagScope tag(memory::Tag::Staging);
-  return dataset_.train_batch(step);
+  if (const auto* const text = std::get_if<data::TextDataset>(&dataset_)) return text->train_batch(step);
+  const data::PackedBatch b = std::get<data::PackedDataset>(dataset_).train_batch(step);
+  return {b.input, b.target, b.positions, b.documents};
 }
 
 double Experiment::update(std::int64_t step) {
@@ -88,28 +160,81 @@ void Experiment::rehearse_update() {
 }
 
 std::optional<double> Experiment::validation_loss() {
-  if (dataset_.validation_windows() == 0) return std::nullopt;
+  const auto* const text = std::get_if<data::TextDataset>(&dataset_);
+  if (text == nullptr || text->validation_windows() == 0) return std::nullopt;
   const torch::NoGradGuard no_grad;
-  model_->eval();
-  const std::int64_t available = std::max<std::int64_t>(1, dataset_.validation_windows() / config_.train.batch);
+  model().eval();
+  const std::int64_t available = std::max<std::int64_t>(1, text->validation_windows() / config_.train.batch);
   const std::int64_t batches = std::min(available, config_.train.validation_batches);
   double sum = 0;
-  for (std::int64_t i = 0; i < batches; ++i) sum += loss(dataset_.validation_batch(i)).item<double>();
-  model_->train();
+  for (std::int64_t i = 0; i < batches; ++i) sum += loss(text->validation_batch(i)).item<double>();
+  model().train();
   return sum / static_cast<double>(batches);
 }
 
 std::int64_t Experiment::tokens_per_step() const { return config_.train.batch * config_.model.sequence; }
 
+namespace {
+
+void write_text(const std::filesystem::path& path, const std::string& text) {
+  try {
+    DurableFile file(path);
+    file.write(std::as_bytes(std::span(text)));
+    file.finish();
+  } catch (const std::system_error& error) {
+    throw Error(fmt::format("saving the model: {}: {}", path.string(), error.code().message()));
+  }
+}
+
+}  // namespace
+
+std::string save_trained(Experiment& experiment, const std::filesystem::path& folder) {
+  const Config& config = experiment.config();
+  const std::string base = std::filesystem::path(config.model.path).filename().string();
+  if (!models::lora_parameters(experiment.model()).empty()) {
+    save_adapter(experiment.model(), base, folder / "adapter");
+    return (folder / "adapter").string();
+  }
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (const auto& p : experiment.model().named_parameters()) tensors.emplace_back(p.key(), p.value());
+  for (const auto& b : experiment.model().named_buffers()) tensors.emplace_back(b.key(), b.value());
+  const std::filesystem::path whole = folder / "model";
+  std::error_code error;
+  std::filesystem::create_directories(whole, error);
+  if (error) throw Error(fmt::format("saving the model: {}: {}", whole.string(), error.message()));
+  state::write_safetensors(whole / "model.safetensors", tensors, {{"format", "pt"}});
+  if (const auto* const llama = std::get_if<models::Llama>(&experiment.language_model())) {
+    write_text(whole / "config.json",
+               models::llama_json((*llama)->options(), tensors.front().second.scalar_type(), experiment.ends()));
+  }
+  for (const char* file : {"tokenizer.json", "tokenizer.model"}) {
+    const std::filesystem::path own = std::filesystem::path(config.model.path) / file;
+    if (!std::filesystem::exists(own, error) || std::filesystem::equivalent(own, whole / file, error)) continue;
+    std::filesystem::copy_file(own, whole / file, std::filesystem::copy_options::overwrite_existing, error);
+    if (error) throw Error(fmt::format("saving the model: {}: {}", (whole / file).string(), error.message()));
+  }
+  return whole.string();
+}
+
 void warm_up(const Config& config) {
-  models::Gpt tiny(
-      models::GptOptions{.blocks = 1, .width = 32, .heads = 2, .sequence = 16, .vocabulary = 256, .dropout = 0.1});
-  optim::AdamW optimizer(tiny->parameters(), optimizer_options(config.optimizer));
-  const at::Tensor tokens = torch::randint(0, 256, {2, 16});
   const models::AutocastScope autocast(autocast_dtype(config));
-  tiny->loss(tokens, tokens).backward();
-  optim::clip_gradient_norm(optimizer.parameters(), 1.0);
-  optimizer.step(0);
+  const at::Tensor tokens = torch::randint(0, 256, {2, 16});
+  const auto run = [&](auto model) {
+    optim::AdamW optimizer(model->parameters(), optimizer_options(config.optimizer));
+    model->loss(tokens, tokens).backward();
+    optim::clip_gradient_norm(optimizer.parameters(), 1.0);
+    optimizer.step(0);
+  };
+  if (config.model.kind == "llama") {
+    models::LlamaOptions tiny{
+        .layers = 1, .width = 32, .inner_width = 64, .heads = 2, .key_heads = 1, .vocabulary = 256};
+    tiny.sequence = 16;
+    tiny.rotary.width = 16;
+    run(models::Llama(tiny));
+  } else {
+    run(models::Gpt(
+        models::GptOptions{.blocks = 1, .width = 32, .heads = 2, .sequence = 16, .vocabulary = 256, .dropout = 0.1}));
+  }
 }
 
 BudgetRequest requested_budget(const std::string& text, const std::optional<plan::PlanFile>& file) {

@@ -1,18 +1,23 @@
 #pragma once
 
+#include <filesystem>
 #include <optional>
 #include <string>
 
+#include "snug/data/packed_dataset.h"
 #include "snug/data/text_dataset.h"
-#include "snug/models/gpt.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/schedule.h"
 #include "snug/plan/plan_file.h"
 #include "snug/plan/planner.h"
 #include "snug/replay/session.h"
 #include "snug/train/config.h"
+#include "snug/train/language_model.h"
 
 namespace snug::train {
+
+/// Windows of a text, or rows of whole documents.
+using Dataset = std::variant<data::TextDataset, data::PackedDataset>;
 
 /// What a configuration describes, made: model, data, optimizer. The same configuration makes the same experiment, bit
 /// for bit.
@@ -35,21 +40,36 @@ class Experiment {
   /// What update() takes in time and memory, without its effect but on the gradients. Only before the first update.
   void rehearse_update();
 
-  /// Mean loss over the validation split, in evaluation mode; nullopt when the text has none.
+  /// Mean loss over the validation split, in evaluation mode; nullopt when there is none: rows of documents have none.
   std::optional<double> validation_loss();
 
   [[nodiscard]] const Config& config() const noexcept { return config_; }
-  [[nodiscard]] models::GptImpl& model() noexcept { return *model_; }
+  [[nodiscard]] torch::nn::Module& model() noexcept { return module_of(model_); }
+  [[nodiscard]] const LanguageModel& language_model() const noexcept { return model_; }
+  [[nodiscard]] const data::Tokenizer& tokenizer() const noexcept { return tokenizer_; }
+  /// Of the text and of the files of the pretrained model, to tell when they were replaced: sizes and samples.
+  [[nodiscard]] const std::string& fingerprint() const noexcept { return fingerprint_; }
+  /// Tokens that end a text.
+  [[nodiscard]] const std::vector<data::TokenId>& ends() const noexcept { return ends_; }
   [[nodiscard]] optim::AdamW& optimizer() noexcept { return optimizer_; }
   [[nodiscard]] std::int64_t tokens_per_step() const;
 
  private:
   Config config_;
-  models::Gpt model_;
-  data::TextDataset dataset_;
+  std::string fingerprint_;
+  std::optional<Pretrained> pretrained_;  // while this is made
+  std::vector<data::TokenId> ends_;
+  LanguageModel model_;
+  data::Tokenizer tokenizer_;
+  Dataset dataset_;
   optim::AdamW optimizer_;
   optim::WarmupCosine schedule_;
 };
+
+/// Writes what was trained into a folder, in place of what was there: the adapter as PEFT does ("adapter"), or the
+/// model as transformers does ("model": config.json, model.safetensors, and its tokenizer.json where it had one).
+/// Returns the path.
+std::string save_trained(Experiment& experiment, const std::filesystem::path& folder);
 
 /// Runs a tiny step of the same kind, so that what LibTorch loads and sets up on first use is there: kernels, thread
 /// pools, scratch. Resident memory after it is the process's start-up.

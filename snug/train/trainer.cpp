@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "snug/base/clock.h"
 #include "snug/base/errors.h"
+#include "snug/data/prefetcher.h"
 #include "snug/memory/device_memory.h"
 #include "snug/memory/process_memory.h"
 #include "snug/record/random_state.h"
@@ -16,14 +18,21 @@
 #include "snug/report/metrics.h"
 #include "snug/train/experiment.h"
 #include "snug/train/interrupt.h"
+#include "snug/train/run_state.h"
 
 namespace snug::train {
 namespace {
 
-std::int64_t count_parameters(const models::GptImpl& model) {
+std::int64_t count(const std::vector<at::Tensor>& tensors) {
   std::int64_t count = 0;
-  for (const at::Tensor& p : model.parameters()) count += p.numel();
+  for (const at::Tensor& t : tensors) count += t.numel();
   return count;
+}
+
+/// What the budget leaves beside a plan: room for a copy of what is saved. Everything, without a budget.
+Bytes room_beside(const plan::MemoryPlan& plan) {
+  if (plan.budget == 0) return std::numeric_limits<Bytes>::max();
+  return std::max<Bytes>(plan.budget - plan.predicted_peak - plan::Budget::for_limit(plan.budget).reserve, 0);
 }
 
 [[noreturn]] void refuse_loss(Experiment& experiment, const data::Batch& batch, std::int64_t step, double loss,
@@ -87,6 +96,7 @@ nlohmann::ordered_json to_json(const TrainResult& r) {
   };
   nlohmann::ordered_json json = {{"steps", r.steps},
                                  {"parameters", r.parameters},
+                                 {"trained_parameters", r.trained_parameters},
                                  {"tokens_per_second", r.tokens_per_second},
                                  {"step_seconds_median", r.step_seconds_median},
                                  {"loss_first", r.loss_first},
@@ -97,27 +107,52 @@ nlohmann::ordered_json to_json(const TrainResult& r) {
                                  {"resident_peak_bytes", r.resident_peak},
                                  {"replayed_ops", r.replayed_ops},
                                  {"evictions", r.evictions},
-                                 {"interrupted", r.interrupted}};
+                                 {"interrupted", r.interrupted},
+                                 {"resumed_from", r.resumed_from},
+                                 {"states_saved", r.states_saved}};
   json.update(plan_figures(r.plan, r.memory));
   return json;
 }
 
-TrainResult train(const Config& config, report::Progress& progress, const std::optional<plan::PlanFile>& file) {
+TrainResult train(const Config& config, report::Progress& progress, const TrainOptions& options) {
+  const std::optional<plan::PlanFile>& file = options.plan;
   auto& memory = memory::device_memory(c10::kCPU);
   TrainResult result;
   warm_up(config);
   result.resident_start = memory::process_memory().resident;
-  std::optional<report::MetricsWriter> metrics;
-  if (!config.output.folder.empty()) metrics.emplace(std::filesystem::path(config.output.folder) / "metrics.jsonl");
+  if (options.start == Start::Resume && config.output.folder.empty()) {
+    throw UsageError("train: resuming needs output.folder, where the training state is");
+  }
   Experiment experiment(config);
-  result.parameters = count_parameters(experiment.model());
+  const std::filesystem::path folder = config.output.folder;
+  RunState state(experiment, folder / "state");
+  if (options.start == Start::Resume) {
+    const auto done = state.find(progress);
+    result.resumed_from = result.steps = done.value_or(0);
+    progress.note(done ? fmt::format("resuming after {} steps", *done)
+                       : fmt::format("no training state in {}; beginning at the first step", state.folder().string()));
+  }
+  if (options.start == Start::Anew && !folder.empty()) state.begin_anew(progress);
+  std::optional<report::MetricsWriter> metrics;
+  if (!folder.empty()) {
+    using Existing = report::MetricsWriter::Existing;
+    metrics.emplace(folder / "metrics.jsonl", result.resumed_from > 0 ? Existing::Append : Existing::Replace);
+  }
+  result.parameters = count(experiment.model().parameters());
+  result.trained_parameters = count(experiment.optimizer().parameters());
   if (metrics) metrics->write({{"config", to_json(config)}, {"parameters", result.parameters}});
-  progress.note(fmt::format("{:.1f} M parameters; recording one step", static_cast<double>(result.parameters) / 1e6));
+  if (options.before) options.before(experiment);
+  progress.note(
+      fmt::format("{:.1f} M parameters{}; recording one step", static_cast<double>(result.parameters) / 1e6,
+                  result.trained_parameters == result.parameters
+                      ? ""
+                      : fmt::format(", {:.2f} M of them train", static_cast<double>(result.trained_parameters) / 1e6)));
 
   const BudgetRequest request = parse_budget(config.memory.budget);
   const bool of_the_file = std::holds_alternative<std::monostate>(request) && file && file->plan.budget > 0;
   const bool capped_from_the_start = std::holds_alternative<Bytes>(request) || of_the_file;
   Session session = plan_session(experiment, file);
+  state.restore();
   // A budget in percent needs an uncapped recording: what that took does not count.
   if (!capped_from_the_start) {
     memory.release_cached();
@@ -133,12 +168,17 @@ TrainResult train(const Config& config, report::Progress& progress, const std::o
 
   const VerifyReplay verify_by =
       config.memory.verify_replay_by == "values" ? VerifyReplay::Values : VerifyReplay::Hashes;
+  data::Prefetcher<data::Batch> batches([&](std::int64_t step) { return experiment.train_batch(step); },
+                                        {.workers = static_cast<int>(config.data.workers),
+                                         .depth = config.data.prefetch,
+                                         .first_step = result.resumed_from,
+                                         .pinned = false});
   std::vector<double> seconds;
   bool said_so = false;
   const double started = monotonic_seconds();
-  for (std::int64_t step = 0; step < config.train.steps && !interrupted(); ++step) {
+  for (std::int64_t step = result.resumed_from; step < config.train.steps && !interrupted(); ++step) {
     const double step_started = monotonic_seconds();
-    const data::Batch batch = experiment.train_batch(step);
+    const data::Batch batch = batches.next();
     std::optional<record::RandomState> random;
     if (config.train.detect_anomaly)
       random = record::save_random_state(record::default_generator(c10::Device(c10::kCPU)));
@@ -151,8 +191,8 @@ TrainResult train(const Config& config, report::Progress& progress, const std::o
     experiment.apply_gradients(step);
     seconds.push_back(monotonic_seconds() - step_started);
 
-    if (step == 0) result.loss_first = loss;
-    result.loss_last = loss;
+    if (!state.loss_first) state.loss_first = loss;
+    state.loss_last = loss;
     result.steps = step + 1;
     const Session::StepReport& report = session.last_step();
     result.replayed_ops = report.replayed_ops;
@@ -186,8 +226,15 @@ TrainResult train(const Config& config, report::Progress& progress, const std::o
       if (validates && result.validation_loss) line["validation_loss"] = *result.validation_loss;
       metrics->write(line);
     }
+    const bool at_its_turn = config.state.every > 0 && ((step + 1) % config.state.every == 0 || last);
+    if (!folder.empty() && (at_its_turn || interrupted())) {
+      state.save(step + 1, validates ? result.validation_loss : std::nullopt, room_beside(session.plan()), progress);
+    }
   }
   progress.finish();
+  result.states_saved = state.saved();
+  result.loss_first = state.loss_first.value_or(0);
+  result.loss_last = state.loss_last.value_or(0);
   result.interrupted = interrupted();
   result.step_seconds_median = median(seconds);
   if (result.step_seconds_median > 0) {
@@ -196,6 +243,8 @@ TrainResult train(const Config& config, report::Progress& progress, const std::o
   result.plan = session.plan();
   result.memory = memory.stats();
   result.resident_peak = memory::process_memory().resident_peak;
+  if (options.after) options.after(experiment, result);
+  state.finish();
   if (metrics) {
     metrics->write({{"result", to_json(result)}});
     metrics->close();

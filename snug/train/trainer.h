@@ -14,10 +14,13 @@
 
 namespace snug::train {
 
+class Experiment;
+
 /// What a training run did. Seconds are of whole steps, optimizer included.
 struct TrainResult {
   std::int64_t steps = 0;
-  std::int64_t parameters = 0;
+  std::int64_t parameters = 0;  ///< packed weights not counted
+  std::int64_t trained_parameters = 0;
   double tokens_per_second = 0;
   double step_seconds_median = 0;
   double loss_first = 0;
@@ -30,6 +33,8 @@ struct TrainResult {
   std::int64_t replayed_ops = 0;  ///< of the last step
   std::int64_t evictions = 0;     ///< of all steps
   bool interrupted = false;
+  std::int64_t resumed_from = 0;  ///< steps that an earlier run had done
+  std::int64_t states_saved = 0;
 };
 
 /// What every result says of its plan, and of the memory that following it took.
@@ -37,10 +42,27 @@ nlohmann::ordered_json plan_figures(const plan::MemoryPlan& plan, const memory::
 
 nlohmann::ordered_json to_json(const TrainResult& result);
 
-/// Trains as the configuration says and writes metrics to its output folder. Stops cleanly when interrupted() says so.
-/// Throws Error naming the step when the loss is not finite, and the first operator that made it when
-/// train.detect_anomaly is on; DoesNotFit, OutOfBudget and UsageError as the parts do. `file` as in plan_experiment.
-TrainResult train(const Config& config, report::Progress& progress, const std::optional<plan::PlanFile>& file = {});
+/// Where a run begins.
+enum class Start : unsigned char {
+  Anew,
+  Resume,  ///< at the newest training state in output.folder, or else at the first step
+};
+
+struct TrainOptions {
+  std::optional<plan::PlanFile> plan;  ///< to follow; see plan_experiment
+  Start start = Start::Anew;
+  /// Called with the experiment before the first step is recorded, and before the budget holds; may be empty.
+  std::function<void(Experiment&)> before;
+  /// Called after the last step, also of a run that was stopped; the budget still holds. What it takes is not in the
+  /// result. May be empty.
+  std::function<void(Experiment&, const TrainResult&)> after;
+};
+
+/// Trains as the configuration says and writes metrics and training state to its output folder. Stops cleanly when
+/// interrupted() says so, and saves its state then. Throws Error naming the step when the loss is not finite, and the
+/// first operator that made it when train.detect_anomaly is on, and when the last state could not be saved; DoesNotFit,
+/// OutOfBudget and UsageError as the parts do.
+TrainResult train(const Config& config, report::Progress& progress, const TrainOptions& options = {});
 
 /// The middle of `values`, 0 when there are none.
 double median(std::vector<double> values);

@@ -74,7 +74,8 @@ TEST(Config, NamesTheNearestSectionAndKey) {
             std::string::npos);
   EXPECT_NE(mistake_in("[train]\nlearning_rate = 1").find("did you mean \"optimizer.learning_rate\"?"),
             std::string::npos);
-  EXPECT_NE(mistake_in("[qqqqqqqqqqqq]").find("the sections are model, data, train, optimizer"), std::string::npos);
+  EXPECT_NE(mistake_in("[qqqqqqqqqqqq]").find("the sections are model, lora, data, train, optimizer"),
+            std::string::npos);
 }
 
 TEST(Config, SaysWhichTypeAKeyNeedsAndWhatItGot) {
@@ -159,6 +160,38 @@ TEST(Validate, ComparesKeysWithEachOther) {
   config.train.validate_every = 5;
   config.train.validation_batches = 0;
   EXPECT_NE(message_of([&] { validate(config); }).find("train.validation_batches = 0"), std::string::npos);
+}
+
+TEST(Config, RefusesSettingsThatWouldDoNothing) {
+  const auto message = [](const auto& change) {
+    Config config;
+    change(config);
+    return message_of([&] { validate(config); });
+  };
+  const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  EXPECT_TRUE(has(message([](Config& c) { c.state.every = 5; }), "output.folder is empty"));
+  EXPECT_TRUE(has(message([](Config& c) { c.data.packing = "documents"; }), "needs model.kind = \"llama\""));
+  EXPECT_TRUE(has(message([](Config& c) { c.model.path = "x.gguf"; }), "model.kind is \"gpt\""));
+  EXPECT_TRUE(has(message([](Config& c) { c.model.weights = "packed"; }), "for pretrained models"));
+  const auto llama = [&](const auto& change) {
+    return message([&](Config& c) {
+      c.model.kind = "llama";
+      c.model.path = "x.gguf";
+      change(c);
+    });
+  };
+  EXPECT_EQ(llama([](Config&) {}), "no error");
+  EXPECT_TRUE(has(llama([](Config& c) { c.model.dropout = 0.1; }), "see lora.dropout"));
+  EXPECT_TRUE(has(llama([](Config& c) {
+                    c.data.packing = "documents";
+                    c.train.validate_every = 2;
+                  }),
+                  "no validation split"));
+}
+
+TEST(Config, ListsHaveCommasBetween) {
+  EXPECT_EQ(split_list(" q_proj, v_proj ,,x"), (std::vector<std::string>{"q_proj", "v_proj", "x"}));
+  EXPECT_TRUE(split_list("").empty());
 }
 
 TEST(Validate, ChecksAConfigThatWasBuiltInCode) {

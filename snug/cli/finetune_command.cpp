@@ -1,0 +1,111 @@
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "snug/base/errors.h"
+#include "snug/cli/command.h"
+#include "snug/data/tokenizer.h"
+#include "snug/models/generation.h"
+#include "snug/train/experiment.h"
+#include "snug/train/interrupt.h"
+#include "snug/train/trainer.h"
+
+namespace snug::cli {
+namespace {
+
+struct Prompts {
+  std::vector<std::string> texts;
+  std::int64_t tokens = 40;
+};
+
+/// Greedy continuations, so that a difference is the training's.
+std::vector<std::string> continuations(train::Experiment& experiment, const Prompts& prompts) {
+  std::vector<std::string> texts;
+  const auto* const model = std::get_if<models::Llama>(&experiment.language_model());
+  for (const std::string& prompt : prompts.texts) {
+    const models::GenerationOptions options{
+        .tokens = prompts.tokens, .below = data::size(experiment.tokenizer()), .ends = experiment.ends()};
+    const auto made = models::generate(*model->ptr(), data::encode(experiment.tokenizer(), prompt), options);
+    texts.push_back(data::decode(experiment.tokenizer(), made));
+  }
+  return texts;
+}
+
+void print(const char* when, const Prompts& prompts, const std::vector<std::string>& texts) {
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    fmt::print("{}: {}│{}\n", when, prompts.texts[i], texts[i]);
+  }
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+void add_finetune(CLI::App& app, Action& action) {
+  auto options = std::make_shared<ConfigOptions>();
+  auto prompts = std::make_shared<Prompts>();
+  CLI::App* command =
+      app.add_subcommand("finetune", "Train a pretrained model inside a memory budget, with adapters (LoRA) or whole");
+  add_config_options(*command, *options);
+  command->add_option("--prompt", prompts->texts, "Show how this text goes on before and after; may be repeated")
+      ->take_all()
+      ->allow_extra_args(false)
+      ->type_name("TEXT");
+  command->add_option("--tokens", prompts->tokens, "Tokens to show of each")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1000000}))
+      ->capture_default_str();
+  auto resume = std::make_shared<bool>(false);
+  command->add_flag("--resume", *resume, "Go on from the newest training state in output.folder");
+  command->callback([options, prompts, resume, &action] {
+    action = [options, prompts, resume] {
+      const train::Config config = configuration(*options);
+      if (config.model.path.empty()) {
+        throw UsageError("finetune: model.path is not set; name the files of a pretrained model, or use snug train");
+      }
+      const train::InterruptScope interruptible;
+      report::Progress progress = report::Progress::for_terminal();
+      std::vector<std::string> before, after;
+      std::optional<double> validation_before;
+      std::string saved;
+      train::TrainOptions how;
+      if (*resume) how.start = train::Start::Resume;
+      how.before = [&](train::Experiment& experiment) {
+        before = continuations(experiment, *prompts);
+        validation_before = experiment.validation_loss();
+        if (!options->json) print("before", *prompts, before);
+      };
+      how.after = [&](train::Experiment& experiment, const train::TrainResult&) {
+        if (!config.output.folder.empty()) saved = train::save_trained(experiment, config.output.folder);
+        after = continuations(experiment, *prompts);
+      };
+      const train::TrainResult result = train::train(config, progress, how);
+      if (options->json) {
+        nlohmann::ordered_json json = to_json(result);
+        json["saved"] = saved;
+        json["validation_loss_before"] =
+            validation_before ? nlohmann::ordered_json(*validation_before) : nlohmann::ordered_json();
+        json["continuations"] = nlohmann::ordered_json::array();
+        for (std::size_t i = 0; i < after.size(); ++i) {
+          json["continuations"].push_back({{"prompt", prompts->texts[i]}, {"before", before[i]}, {"after", after[i]}});
+        }
+        fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+      } else {
+        std::fputs(summary("snug finetune", result).c_str(), stdout);
+        if (validation_before && result.validation_loss) {
+          fmt::print("validation loss: {:.4f} before, {:.4f} after\n", *validation_before, *result.validation_loss);
+        }
+        print("before", *prompts, before);
+        print("after", *prompts, after);
+        if (!saved.empty()) fmt::print("saved in {}\n", saved);
+      }
+      return result.interrupted ? kInterrupted : 0;
+    };
+  });
+}
+
+}  // namespace snug::cli

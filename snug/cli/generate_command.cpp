@@ -1,0 +1,130 @@
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "snug/base/clock.h"
+#include "snug/cli/command.h"
+#include "snug/data/tokenizer.h"
+#include "snug/memory/device_memory.h"
+#include "snug/models/generation.h"
+#include "snug/train/language_model.h"
+
+namespace snug::cli {
+namespace {
+
+struct Options {
+  train::Config config;
+  std::string prompt;
+  std::int64_t tokens = 64;
+  double temperature = 0, top_p = 1;
+  std::uint64_t seed = 0;
+  bool json = false;
+};
+
+models::Sampling sampling_of(const Options& o) {
+  if (o.temperature == 0) return models::Greedy{};
+  return models::Nucleus{o.temperature, o.top_p};
+}
+
+std::string standard_input() { return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()}; }
+
+/// How much of a text ends with a whole character, and not with what stands for one that is not whole yet.
+std::size_t whole_characters(std::string_view text) {
+  constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
+  std::size_t end = text.size();
+  while (text.substr(0, end).ends_with(kReplacement)) end -= kReplacement.size();
+  std::size_t begin = end;
+  while (begin > 0 && end - begin < 3 && (static_cast<unsigned char>(text[begin - 1]) & 0xC0) == 0x80) --begin;
+  if (begin == 0) return end;
+  const auto lead = static_cast<unsigned char>(text[begin - 1]);
+  const std::size_t wanted = lead >= 0xF0 ? 3 : lead >= 0xE0 ? 2 : lead >= 0xC0 ? 1 : 0;
+  return end - begin < wanted ? begin - 1 : end;
+}
+
+int generate(const Options& o) {
+  const std::optional<train::Pretrained> pretrained = train::open_pretrained(o.config);
+  const data::Tokenizer tokenizer = train::make_tokenizer(o.config, pretrained);
+  models::Llama model = pretrained->load(train::base_weights(o.config.model.weights));
+  if (!o.config.lora.adapter.empty()) train::load_adapter(*model, o.config.lora.adapter);
+  const std::string prompt = o.prompt == "-" ? standard_input() : o.prompt;
+  const models::GenerationOptions options{.tokens = o.tokens,
+                                          .sampling = sampling_of(o),
+                                          .seed = o.seed,
+                                          .below = data::size(tokenizer),
+                                          .ends = pretrained->ends()};
+  bool begun = false;  // nothing is shown of a prompt that is refused
+  const auto show = [&](const std::string& bytes) {
+    if (o.json) return;
+    if (!std::exchange(begun, true)) std::fwrite(prompt.data(), 1, prompt.size(), stdout);
+    std::fwrite(bytes.data(), 1, bytes.size(), stdout);
+    std::fflush(stdout);
+  };
+  const double started = monotonic_seconds();
+  // All of it is decoded each time: what a token means may depend on those before, and a character on those behind.
+  std::vector<data::TokenId> so_far;
+  std::size_t shown = 0;
+  const auto made = models::generate(*model, data::encode(tokenizer, prompt), options, [&](data::TokenId token) {
+    so_far.push_back(token);
+    const std::string text = data::decode(tokenizer, so_far);
+    const std::size_t whole = whole_characters(text);
+    if (whole <= shown) return;
+    show(text.substr(shown, whole - shown));
+    shown = whole;
+  });
+  if (const std::string text = data::decode(tokenizer, made); text.size() > shown) show(text.substr(shown));
+  const double seconds = monotonic_seconds() - started;
+  if (!o.json) {
+    show("\n");
+    return 0;
+  }
+  const nlohmann::ordered_json json = {
+      {"prompt", prompt},
+      {"text", data::decode(tokenizer, made)},
+      {"tokens", made},
+      {"seconds", seconds},
+      {"measured_peak_bytes", memory::device_memory(c10::kCPU).stats().allocated_peak}};
+  fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  return 0;
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, Action& action) {
+  auto o = std::make_shared<Options>();
+  o->config.model.kind = "llama";
+  CLI::App* command = app.add_subcommand("generate", "Continue a text with a pretrained model, adapted or not");
+  command->add_option("--model", o->config.model.path, "GGUF file, or folder as transformers saves it")
+      ->required()
+      ->type_name("PATH");
+  command->add_option("--adapter", o->config.lora.adapter, "Folder of an adapter as PEFT or snug finetune saves it")
+      ->type_name("FOLDER");
+  command->add_option("--weights", o->config.model.weights, "How weights are kept: fp32, bf16, packed")
+      ->check(CLI::IsMember({"fp32", "bf16", "packed"}))
+      ->capture_default_str();
+  command
+      ->add_option("--tokenizer", o->config.data.tokenizer,
+                   "auto: the model's own; or bytes, a tokenizer.json, .model or .gguf")
+      ->capture_default_str();
+  command->add_option("--prompt", o->prompt, "The text; - reads it from standard input")->required()->type_name("TEXT");
+  command->add_option("--tokens", o->tokens, "Tokens at most")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1000000}))
+      ->capture_default_str();
+  command->add_option("--temperature", o->temperature, "0: always the likeliest token")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
+  command->add_option("--top-p", o->top_p, "Draw from the likeliest tokens that have this share together")
+      ->check(CLI::Range(1e-9, 1.0))
+      ->capture_default_str();
+  command->add_option("--seed", o->seed, "Of what is drawn")->capture_default_str();
+  command->add_flag("--json", o->json, "Print one JSON object on standard output and nothing else there");
+  command->callback([o, &action] { action = [o] { return generate(*o); }; });
+}
+
+}  // namespace snug::cli

@@ -1,0 +1,43 @@
+#include <fmt/format.h>
+
+#include <string>
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/cli/command.h"
+#include "snug/report/table.h"
+
+namespace snug::cli {
+namespace {
+
+std::string share(Bytes part, Bytes whole) {
+  if (whole <= 0) return "";
+  return fmt::format(" ({:.0f} %)", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
+}
+
+}  // namespace
+
+std::string summary(std::string_view title, const train::TrainResult& r) {
+  std::vector<report::TableRow> rows = {
+      {"parameters", fmt::format("{:.1f} M", static_cast<double>(r.parameters) / 1e6)},
+  };
+  if (r.trained_parameters != r.parameters) {
+    rows.push_back({"of them trained", fmt::format("{:.2f} M", static_cast<double>(r.trained_parameters) / 1e6)});
+  }
+  rows.push_back({"steps", fmt::format("{}", r.steps)});
+  rows.push_back({"loss", fmt::format("{:.4f} → {:.4f}", r.loss_first, r.loss_last)});
+  if (r.validation_loss) rows.push_back({"validation loss", fmt::format("{:.4f}", *r.validation_loss)});
+  rows.push_back(
+      {"step time (median)", fmt::format("{:.3f} s, {:.0f} tokens/s", r.step_seconds_median, r.tokens_per_second)});
+  rows.push_back({"unplanned peak", format_bytes(r.plan.unplanned_peak)});
+  if (r.plan.budget > 0)
+    rows.push_back({"budget", format_bytes(r.plan.budget) + share(r.plan.budget, r.plan.unplanned_peak)});
+  rows.push_back({"predicted peak", format_bytes(r.plan.predicted_peak)});
+  rows.push_back({"measured peak", format_bytes(r.memory.allocated_peak)});
+  rows.push_back({"resident high water",
+                  fmt::format("{}, {} at the start", format_bytes(r.resident_peak), format_bytes(r.resident_start))});
+  rows.push_back({"replayed operators", fmt::format("{} a step", r.replayed_ops)});
+  return report::render_table(title, rows);
+}
+
+}  // namespace snug::cli

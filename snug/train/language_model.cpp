@@ -1,0 +1,197 @@
+#include "snug/train/language_model.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "snug/base/errors.h"
+#include "snug/data/packed_dataset.h"
+#include "snug/memory/tag.h"
+#include "snug/models/llama_json.h"
+#include "snug/models/lora.h"
+#include "snug/state/load_weights.h"
+#include "snug/state/peft_adapter.h"
+
+namespace snug::train {
+namespace {
+
+models::LlamaOptions llama_options(const ModelConfig& m) {
+  models::LlamaOptions o;
+  o.layers = m.blocks;
+  o.width = m.width;
+  // Two thirds of four times the width, as three matrices take the place of two.
+  o.inner_width = m.inner_width > 0 ? m.inner_width : (m.width * 8 / 3 + 63) / 64 * 64;
+  o.heads = m.heads;
+  o.key_heads = m.key_heads > 0 ? m.key_heads : m.heads;
+  o.vocabulary = m.vocabulary;
+  o.sequence = m.sequence;
+  o.rotary.width = m.width / m.heads;
+  o.tied = true;
+  return o;
+}
+
+models::LoraOptions lora_options(const LoraConfig& c) {
+  models::LoraOptions o;
+  o.targets = split_list(c.targets);
+  o.rank = c.rank;
+  o.alpha = c.alpha;
+  o.dropout = c.dropout;
+  o.scale = c.scale == "alpha/sqrt(rank)" ? models::LoraScale::AlphaOverRootRank : models::LoraScale::AlphaOverRank;
+  return o;
+}
+
+LanguageModel make_base(const Config& config, const std::optional<Pretrained>& pretrained) {
+  const memory::TagScope tag(memory::Tag::Weights);
+  const ModelConfig& m = config.model;
+  if (pretrained) {
+    if (m.sequence > pretrained->options().sequence) {
+      throw UsageError(fmt::format("model: model.sequence = {} is longer than the {} that {} was made for", m.sequence,
+                                   pretrained->options().sequence, pretrained->path().string()));
+    }
+    return pretrained->load(base_weights(m.weights));
+  }
+  if (m.kind == "llama") return models::Llama(llama_options(m));
+  return models::Gpt(models::GptOptions{m.blocks, m.width, m.heads, m.sequence, m.vocabulary, m.dropout});
+}
+
+/// Ends of names that mean exactly those modules, where there are such; else the names. PEFT reads either.
+std::vector<std::string> targets_for_peft(const torch::nn::Module& model) {
+  std::set<std::string> adapted, ends, others;
+  const auto end_of = [](const std::string& name) { return name.substr(name.rfind('.') + 1); };
+  for (const auto& module : model.named_modules("", /*include_self=*/false)) {
+    const auto linear = std::dynamic_pointer_cast<models::LinearImpl>(module.value());
+    if (linear == nullptr) continue;
+    if (linear->adapted()) {
+      adapted.insert(module.key());
+      ends.insert(end_of(module.key()));
+    } else {
+      others.insert(end_of(module.key()));
+    }
+  }
+  const bool exact = std::ranges::none_of(ends, [&](const std::string& end) { return others.contains(end); });
+  const std::set<std::string>& named = exact ? ends : adapted;
+  return {named.begin(), named.end()};
+}
+
+}  // namespace
+
+torch::nn::Module& module_of(const LanguageModel& model) {
+  return std::visit([](const auto& m) -> torch::nn::Module& { return *m.ptr(); }, model);
+}
+
+at::Tensor loss_of(const LanguageModel& model, const data::Batch& batch) {
+  const auto* const llama = std::get_if<models::Llama>(&model);
+  if (llama != nullptr && batch.documents.defined()) {
+    return llama->ptr()->loss(batch.input, batch.target, {batch.positions, data::document_mask(batch.documents)});
+  }
+  return std::visit([&](const auto& m) { return m.ptr()->loss(batch.input, batch.target); }, model);
+}
+
+std::int64_t vocabulary_of(const LanguageModel& model) {
+  return std::visit([](const auto& m) { return m->options().vocabulary; }, model);
+}
+
+std::int64_t longest_of(const LanguageModel& model) {
+  return std::visit([](const auto& m) { return m->options().sequence; }, model);
+}
+
+BaseWeights base_weights(std::string_view name) {
+  if (name == "bf16") return BaseWeights::Bf16;
+  return name == "packed" ? BaseWeights::Packed : BaseWeights::Fp32;
+}
+
+std::optional<Pretrained> open_pretrained(const Config& config) {
+  if (config.model.path.empty()) return std::nullopt;
+  return Pretrained::open(config.model.path);
+}
+
+LanguageModel make_model(const Config& config, const std::optional<Pretrained>& pretrained) {
+  LanguageModel model = make_base(config, pretrained);
+  if (!config.lora.adapter.empty()) {
+    load_adapter(module_of(model), config.lora.adapter);
+  } else if (config.lora.rank > 0) {
+    const memory::TagScope tag(memory::Tag::Weights);
+    models::add_lora(module_of(model), lora_options(config.lora));
+  } else if (pretrained && !config.output.folder.empty()) {
+    // Better now than after the last step.
+    (void)models::llama_json(pretrained->options(), at::kFloat, {});
+  }
+  if (config.model.weights == "packed" && models::lora_parameters(module_of(model)).empty()) {
+    throw UsageError("model: model.weights = \"packed\" is frozen and leaves nothing to train; set lora.rank");
+  }
+  return model;
+}
+
+data::Tokenizer make_tokenizer(const Config& config, const std::optional<Pretrained>& pretrained) {
+  const std::string& name = config.data.tokenizer;
+  if (name == "bytes" || (name == "auto" && !pretrained)) return data::ByteTokenizer{};
+  if (name == "auto") return pretrained->tokenizer();
+  if (std::filesystem::path(name).extension() == ".gguf") return Pretrained::open(name).tokenizer();
+  return data::open_tokenizer(name);
+}
+
+void load_adapter(torch::nn::Module& model, const std::filesystem::path& folder) {
+  const memory::TagScope tag(memory::Tag::Weights);
+  const state::PeftAdapter adapter = state::open_peft_adapter(folder);
+  models::LoraOptions options;
+  options.targets = adapter.modules();
+  options.rank = adapter.rank;
+  options.alpha = adapter.alpha;
+  options.dropout = adapter.dropout;
+  if (adapter.root_of_rank) options.scale = models::LoraScale::AlphaOverRootRank;
+
+  // All that does not fit, before anything is changed.
+  std::vector<std::string> faults;
+  const auto modules = model.named_modules("", /*include_self=*/false);
+  for (const std::string& name : options.targets) {
+    const auto linear = modules.contains(name) ? std::dynamic_pointer_cast<models::LinearImpl>(modules[name]) : nullptr;
+    if (linear == nullptr) {
+      faults.push_back(name + " (not there)");
+      continue;
+    }
+    const std::int64_t in = adapter.tensors.at(name + ".lora_A.weight").shape[1];
+    const std::int64_t out = adapter.tensors.at(name + ".lora_B.weight").shape[0];
+    if (in != linear->in() || out != linear->out()) {
+      faults.push_back(
+          fmt::format("{} ({}x{} in the model, {}x{} in the adapter)", name, linear->out(), linear->in(), out, in));
+    }
+  }
+  if (!faults.empty()) {
+    constexpr std::size_t kListed = 8;
+    const std::size_t more = faults.size() > kListed ? faults.size() - kListed : 0;
+    const std::size_t all = faults.size();
+    faults.resize(all - more);
+    throw UsageError(fmt::format("adapter: {} is for another model{}: of its {} modules {} do not fit: {}{}",
+                                 folder.string(), adapter.base.empty() ? "" : " (" + adapter.base + ")",
+                                 options.targets.size(), all, fmt::join(faults, ", "),
+                                 more > 0 ? fmt::format(" and {} more", more) : ""));
+  }
+  models::add_lora(model, options);
+  const at::NoGradGuard no_grad;
+  for (auto& [name, parameter] : models::lora_parameters(model)) {
+    const_cast<at::Tensor&>(parameter).copy_(adapter.tensors.at(name).read());
+  }
+}
+
+void save_adapter(const torch::nn::Module& model, const std::string& base, const std::filesystem::path& folder) {
+  const models::LoraOptions* options = nullptr;
+  for (const auto& module : model.modules(/*include_self=*/false)) {
+    const auto linear = std::dynamic_pointer_cast<models::LinearImpl>(module);
+    if (linear != nullptr && linear->adapted()) options = linear->adapter_options();
+  }
+  if (options == nullptr) throw UsageError("adapter: the model has none to save");
+  state::PeftAdapter adapter;
+  adapter.base = base;
+  adapter.alpha = options->alpha;
+  adapter.dropout = options->dropout;
+  adapter.root_of_rank = options->scale == models::LoraScale::AlphaOverRootRank;
+  adapter.rank = options->rank;
+  adapter.targets = targets_for_peft(model);
+  state::write_peft_adapter(folder, adapter, models::lora_parameters(model));
+}
+
+}  // namespace snug::train

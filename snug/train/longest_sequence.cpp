@@ -1,0 +1,104 @@
+#include "snug/train/longest_sequence.h"
+
+#include <fmt/format.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+
+#include "snug/base/clock.h"
+#include "snug/memory/device_memory.h"
+#include "snug/memory/out_of_budget.h"
+#include "snug/memory/tag.h"
+#include "snug/models/autocast.h"
+#include "snug/plan/does_not_fit.h"
+#include "snug/plan/presets.h"
+#include "snug/replay/fit.h"
+
+namespace snug::train {
+namespace {
+
+/// Long enough that what does not grow with the sequence is there in full, in half of it too.
+constexpr std::int64_t kProbe = 512;
+constexpr double kShorter = 0.95;
+
+data::Batch random_batch(const Experiment& experiment, std::int64_t tokens) {
+  const memory::TagScope tag(memory::Tag::Staging);
+  const auto draw = [&] {
+    return at::randint(0, vocabulary_of(experiment.language_model()), {experiment.config().train.batch, tokens},
+                       at::TensorOptions().dtype(at::kLong));
+  };
+  return {draw(), draw()};
+}
+
+replay::RecordedStep recorded(Experiment& experiment, const data::Batch& batch, Bytes budget) {
+  return replay::record_step_within(
+      budget, [&] { return experiment.loss(batch); }, memory::device_memory(c10::kCPU),
+      [&] { experiment.rehearse_update(); });
+}
+
+Bytes smallest_budget(const replay::RecordedStep& step) {
+  return plan::Budget::for_limit(1).floor_for(plan::Planner(step.graph, "optimal").floor(step.graph));
+}
+
+std::int64_t rounded_down(double value, std::int64_t multiple) {
+  return std::max(static_cast<std::int64_t>(value) / multiple * multiple, multiple);
+}
+
+}  // namespace
+
+LongestSequence longest_sequence(Experiment& experiment, Bytes budget, report::Progress& progress,
+                                 std::int64_t multiple) {
+  LongestSequence found;
+  found.made_for = longest_of(experiment.language_model());
+  multiple = std::min(multiple, found.made_for);
+  std::array<std::int64_t, 2> lengths{};
+  std::array<Bytes, 2> floors{};
+  for (lengths[1] = std::min(kProbe, found.made_for);; lengths[1] /= 2) {
+    lengths[0] = std::max<std::int64_t>(lengths[1] / 2, 1);
+    try {
+      for (std::size_t i = 0; i < lengths.size(); ++i) {
+        floors[i] = smallest_budget(recorded(experiment, random_batch(experiment, lengths[i]), budget));
+        progress.note(fmt::format("a sequence of {} takes {} at the least", lengths[i], format_bytes(floors[i])));
+      }
+      break;
+    } catch (const DoesNotFit&) {
+      if (lengths[1] <= 2) throw;
+    } catch (const OutOfBudget&) {
+      if (lengths[1] <= 2) throw;
+    }
+  }
+  const double apart = static_cast<double>(std::max<std::int64_t>(lengths[1] - lengths[0], 1));
+  found.bytes_per_token = static_cast<double>(std::max<Bytes>(floors[1] - floors[0], 1)) / apart;
+  found.fixed = floors[0] - static_cast<Bytes>(found.bytes_per_token * static_cast<double>(lengths[0]));
+  found.by_memory = rounded_down(static_cast<double>(budget - found.fixed) / found.bytes_per_token, multiple);
+
+  for (std::int64_t tokens = rounded_down(static_cast<double>(std::min(found.by_memory, found.made_for)), multiple);;
+       tokens = rounded_down(kShorter * static_cast<double>(tokens), multiple)) {
+    const data::Batch batch = random_batch(experiment, tokens);
+    progress.note(fmt::format("trying a sequence of {}", tokens));
+    auto& memory = memory::device_memory(c10::kCPU);
+    try {
+      replay::RecordedStep step = recorded(experiment, batch, budget);
+      found.unplanned_peak = plan::plan_none(step.graph).predicted_peak;
+      Session session(std::move(step), "optimal", plan::Budget::for_limit(budget), memory);
+      found.predicted_peak = session.plan().predicted_peak;
+      memory.reset_peak();
+      const double started = monotonic_seconds();
+      session.backward([&] { return experiment.loss(batch); });
+      found.step_seconds = monotonic_seconds() - started;
+      found.measured_peak = memory.stats().allocated_peak;
+      experiment.optimizer().zero_grad();
+      found.tokens = tokens;
+      return found;
+    } catch (const DoesNotFit&) {
+      if (tokens <= multiple) throw;
+    } catch (const OutOfBudget&) {
+      if (tokens <= multiple) throw;
+    }
+  }
+}
+
+}  // namespace snug::train

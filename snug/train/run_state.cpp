@@ -1,0 +1,181 @@
+#include "snug/train/run_state.h"
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/types.h>
+
+#include <array>
+#include <charconv>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "snug/base/errors.h"
+#include "snug/record/random_state.h"
+
+namespace snug::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+using nlohmann::json;
+
+/// Keys that a resumed run has to share with the one before; the others (budget, strategy, steps, learning rate,
+/// threads of loading, output) may change.
+constexpr std::array<std::string_view, 3> kSections{"model", "lora", "data"};
+constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kKeys{
+    std::pair{"train", "batch"}, std::pair{"train", "seed"}, std::pair{"optimizer", "kind"},
+    std::pair{"precision", "compute"}};
+constexpr std::array<std::string_view, 2> kFree{"workers", "prefetch"};  // of a section above
+
+at::Generator generator() { return record::default_generator(c10::Device(c10::kCPU)); }
+
+std::string hexadecimal(const at::Tensor& bytes) {
+  std::string text;
+  for (std::int64_t i = 0; i < bytes.numel(); ++i)
+    text += fmt::format("{:02x}", bytes.const_data_ptr<std::uint8_t>()[i]);
+  return text;
+}
+
+at::Tensor bytes_of(const std::string& text) {
+  at::Tensor bytes = at::empty({static_cast<std::int64_t>(text.size() / 2)}, at::kByte);
+  for (std::int64_t i = 0; i < bytes.numel(); ++i) {
+    const char* const digits = text.data() + 2 * i;
+    const auto [end, error] = std::from_chars(digits, digits + 2, bytes.mutable_data_ptr<std::uint8_t>()[i], 16);
+    if (error != std::errc{} || end != digits + 2)
+      throw UsageError("resuming: the state of the random generator is no hexadecimal text");
+  }
+  return bytes;
+}
+
+void check_same_run(const json& before, const json& now) {
+  std::vector<std::string> different;
+  const auto compare = [&](std::string_view section, std::string_view key) {
+    const json& a = before.contains(section) ? before[section] : json();
+    const json none, &b = now[section];
+    const json& old_value = a.is_object() && a.contains(key) ? a[key] : none;
+    const json& new_value = b.contains(key) ? b[key] : none;
+    // A key that is newer than the state has its default.
+    if (!old_value.is_null() && old_value != new_value) {
+      different.push_back(fmt::format("{}.{} was {} and is {}", section, key, old_value.dump(), new_value.dump()));
+    }
+  };
+  for (const std::string_view section : kSections) {
+    for (const auto& [key, value] : now[section].items()) {
+      if (std::ranges::find(kFree, key) == kFree.end()) compare(section, key);
+    }
+  }
+  for (const auto& [section, key] : kKeys) compare(section, key);
+  if (!different.empty()) {
+    throw UsageError(
+        fmt::format("resuming: the state is of another run: {}; use another output.folder, or the settings "
+                    "of that run",
+                    fmt::join(different, ", ")));
+  }
+}
+
+}  // namespace
+
+RunState::RunState(Experiment& experiment, std::filesystem::path folder)
+    : experiment_(experiment), folder_(std::move(folder)) {
+  state::NamedTensors weights;
+  std::vector<std::string> trained;
+  for (const auto& p : experiment.model().named_parameters()) {
+    if (!p.value().requires_grad()) continue;
+    weights.emplace_back(p.key(), p.value());
+    trained.push_back(p.key());
+  }
+  for (const auto& b : experiment.model().named_buffers()) weights.emplace_back(b.key(), b.value());
+  state_.add_tensors("weights", std::move(weights));
+  state_.add_tensors("optimizer", experiment.optimizer().named_state(trained));
+  state_.add_value(
+      "random", [] { return json(hexadecimal(record::save_random_state(generator()).state)); },
+      [](const json& value) {
+        record::restore({generator(), bytes_of(value.get<std::string>())});
+      });
+  add_loss("loss_first", loss_first);
+  add_loss("loss_last", loss_last);
+  state_.add_value(
+      "files", [this] { return json(experiment_.fingerprint()); }, [](const json&) {});
+  state_.add_value(
+      "config", [this] { return json(to_json(experiment_.config())); }, [](const json&) {});
+}
+
+void RunState::add_loss(const char* name, std::optional<double>& loss) {
+  state_.add_value(
+      name, [&loss] { return loss ? json(*loss) : json(); },
+      [&loss](const json& value) {
+        if (value.is_number()) loss = value.get<double>();
+      });
+}
+
+void RunState::begin_anew(report::Progress& progress) {
+  std::error_code error;
+  if (!fs::is_directory(folder_, error)) return;
+  for (int number = 1;; ++number) {
+    const fs::path aside = fmt::format("{}-{}", folder_.string(), number);
+    if (fs::exists(aside, error)) continue;
+    fs::rename(folder_, aside, error);
+    if (error) throw Error(fmt::format("train: {} cannot be put aside: {}", folder_.string(), error.message()));
+    progress.note(fmt::format("the training state of an earlier run is in {} now", aside.string()));
+    return;
+  }
+}
+
+std::optional<std::int64_t> RunState::find(report::Progress& progress) {
+  found_ = state::newest_state(folder_, [&](const fs::path& path, const std::string& why) {
+    progress.note("passing over a damaged training state: " + why);
+    damaged_.push_back(path);
+  });
+  if (!found_ && !damaged_.empty()) {
+    throw Error(fmt::format("resuming: none of the {} states in {} is whole; run without --resume to begin anew",
+                            damaged_.size(), folder_.string()));
+  }
+  if (!found_) return std::nullopt;
+  const json values = state::values_in(*found_);
+  check_same_run(values.value("config", json::object()), json(to_json(experiment_.config())));
+  if (const json files = values.value("files", json()); files != json(experiment_.fingerprint())) {
+    throw UsageError(
+        "resuming: what data.path or model.path names is not what it was when the state was saved; put it "
+        "back, or use another output.folder");
+  }
+  return found_->manifest.step;
+}
+
+void RunState::restore() {
+  if (!found_) return;
+  state_.restore(found_->path);
+  // They would pass for states newer than those that follow.
+  std::error_code ignored;
+  for (const fs::path& path : damaged_) fs::rename(path, path.string() + ".damaged", ignored);
+}
+
+void RunState::save(std::int64_t step, std::optional<double> metric, Bytes room, report::Progress& progress) {
+  try {
+    if (writer_) writer_->wait();
+  } catch (const Error& error) {
+    progress.note(error.what());  // of the state before; this one may be luckier
+  }
+  try {
+    if (!writer_) {
+      const StateConfig& c = experiment_.config().state;
+      writer_.emplace(folder_, state::Retention{.last = c.last, .best = c.best});
+    }
+    writer_->write(state_, step, metric, {}, experiment_.config().state.write == "background" ? room : 0);
+    failure_.reset();
+    ++saved_;
+  } catch (const Error& error) {
+    failure_ = error.what();
+    progress.note(*failure_);
+  }
+}
+
+void RunState::finish() {
+  if (writer_) writer_->wait();
+  if (failure_) throw Error(*failure_);
+}
+
+}  // namespace snug::train

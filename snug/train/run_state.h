@@ -1,0 +1,59 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/report/progress.h"
+#include "snug/state/state_writer.h"
+#include "snug/state/training_state.h"
+#include "snug/train/experiment.h"
+
+namespace snug::train {
+
+/// The training state of an experiment in a folder: what trains, the optimizer, the random generator, the position in
+/// the data, and the configuration. Weights that are frozen are not in it; they come from model.path again.
+class RunState {
+ public:
+  /// `folder` is made when something is saved. The experiment must outlive this.
+  RunState(Experiment& experiment, std::filesystem::path folder);
+
+  /// Puts the state of an earlier run aside, under another name, where there is one.
+  void begin_anew(report::Progress& progress);
+  /// Finds the newest state that is whole, telling of each that is not. Returns the steps that were done; nullopt when
+  /// there is no state. Throws UsageError when the state is of another run: of another model, data or order; Error when
+  /// there are states and none is whole.
+  std::optional<std::int64_t> find(report::Progress& progress);
+  /// Goes on from the state that was found, if one was. To be called when the step has been recorded, which is done
+  /// with an optimizer that has not begun.
+  void restore();
+
+  /// Saves what is there after `step` steps; see StateWriter::write for `room`. A failure is noted, and the run goes
+  /// on; finish() tells of it at the end.
+  void save(std::int64_t step, std::optional<double> metric, Bytes room, report::Progress& progress);
+
+  /// Waits for what is being written. Throws Error when the last save failed.
+  void finish();
+
+  /// First and last loss of the run, which a resumed one goes on to report.
+  std::optional<double> loss_first, loss_last;
+
+  [[nodiscard]] std::int64_t saved() const { return saved_; }
+  [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
+
+ private:
+  void add_loss(const char* name, std::optional<double>& loss);
+
+  Experiment& experiment_;
+  std::filesystem::path folder_;
+  state::TrainingState state_;
+  std::optional<state::StateFolder> found_;
+  std::vector<std::filesystem::path> damaged_;
+  std::optional<state::StateWriter> writer_;
+  std::optional<std::string> failure_;
+  std::int64_t saved_ = 0;
+};
+
+}  // namespace snug::train

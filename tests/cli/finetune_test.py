@@ -1,0 +1,165 @@
+"""Fine-tuning, generating and resuming from the command line, on the tiny model of tests/train.
+
+Usage: finetune_test.py SNUG SOURCE_DIR [unittest arguments]
+"""
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SNUG, SOURCE = sys.argv[1], pathlib.Path(sys.argv[2])
+TINY = SOURCE / "tests" / "train"
+CONFIG = """
+[model]
+kind = "llama"
+path = "{model}"
+sequence = 48
+[lora]
+rank = 4
+targets = "all-linear"
+[data]
+path = "{text}"
+[train]
+batch = 4
+steps = 30
+validation_batches = 1
+[optimizer]
+learning_rate = 1e-2
+warmup_steps = 2
+[output]
+folder = "{folder}"
+"""
+
+
+def run(*arguments, **options):
+    return subprocess.run([SNUG, *map(str, arguments)], capture_output=True, text=True, timeout=300, **options)
+
+
+class Finetune(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.text = self.folder / "text.txt"
+        self.text.write_text("the rain in another town and the sun in the other. " * 200)
+        self.config = self.folder / "finetune.toml"
+        self.write_config(TINY / "tiny.gguf")
+
+    def write_config(self, model):
+        self.config.write_text(CONFIG.format(model=model, text=self.text, folder=self.folder / "out"))
+
+    def done(self, result):
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)
+
+    def assert_refused(self, result, code, *parts):
+        self.assertEqual(result.returncode, code, result.stderr)
+        self.assertEqual(result.stdout, "")
+        last = result.stderr.strip().splitlines()[-1]
+        self.assertTrue(last.startswith("snug: "), last)
+        for part in parts:
+            self.assertIn(part, last)
+
+    def test_learns_and_the_saved_adapter_continues_as_it_did(self):
+        for model, weights in ((TINY / "tiny.gguf", "fp32"), (TINY / "tiny.gguf", "packed"), (TINY / "tiny", "bf16")):
+            with self.subTest(weights):
+                self.write_config(model)
+                found = self.done(run("finetune", self.config, "--json", "--budget", "80%", "--prompt", "the rain", "--tokens",
+                                      "12", "--set", f"model.weights={weights}"))
+                self.assertLess(found["loss_last"], 0.7 * found["loss_first"])
+                self.assertLess(found["validation_loss"], 0.8 * found["validation_loss_before"])
+                self.assertLess(found["trained_parameters"], 6000)
+                self.assertLessEqual(found["mapped_peak_bytes"], found["budget_bytes"])
+                shown = found["continuations"][0]
+                self.assertNotEqual(shown["before"], shown["after"])
+                again = self.done(run("generate", "--model", model, "--weights", weights, "--adapter", found["saved"],
+                                      "--prompt", "the rain", "--tokens", "12", "--json"))
+                self.assertEqual(again["text"], shown["after"])
+
+    def test_the_plan_changes_no_bit_of_it(self):
+        for weights in ("fp32", "packed"):
+            with self.subTest(weights):
+                found = self.done(run("verify", self.config, "--steps", "2", "--budget", "60%", "--json", "--set",
+                                      "lora.dropout=0.1", "--set", f"model.weights={weights}"))
+                self.assertEqual(found["different"], 0)
+                self.assertGreater(found["replayed_ops"], 0)
+
+    def test_every_weight_can_be_trained_and_saved(self):
+        found = self.done(run("finetune", self.config, "--json", "--set", "lora.rank=0", "--set", "train.steps=3", "--prompt", "the",
+                              "--tokens", "5"))
+        self.assertEqual(found["trained_parameters"], found["parameters"])
+        after = found["continuations"][0]["after"]
+        again = self.done(run("generate", "--model", found["saved"], "--tokenizer", TINY / "tiny.gguf", "--prompt", "the",
+                              "--tokens", "5", "--json"))
+        self.assertEqual(again["text"], after)
+        self.write_config(TINY / "tiny")  # a folder brings its tokenizer along
+        found = self.done(run("finetune", self.config, "--json", "--set", "lora.rank=0", "--set", "train.steps=2"))
+        self.done(run("generate", "--model", found["saved"], "--prompt", "the", "--tokens", "3", "--json"))
+
+    def test_generates(self):
+        def made(*arguments, **options):
+            return self.done(run("generate", "--model", TINY / "tiny.gguf", "--json", "--tokens", "16", *arguments, **options))
+
+        greedy = made("--prompt", "the other")
+        self.assertEqual(made("--prompt", "-", input="the other")["tokens"], greedy["tokens"])
+        drawn = made("--prompt", "the other", "--temperature", "1.5", "--seed", "4")
+        self.assertEqual(made("--prompt", "the other", "--temperature", "1.5", "--seed", "4")["tokens"], drawn["tokens"])
+        self.assertNotEqual(drawn["tokens"], greedy["tokens"])
+        # Of a share so small there is only the likeliest.
+        narrow = made("--prompt", "the other", "--temperature", "1.5", "--top-p", "0.000001")
+        self.assertEqual(narrow["tokens"], greedy["tokens"])
+        plain = run("generate", "--model", TINY / "tiny.gguf", "--prompt", "the other", "--tokens", "0")
+        self.assertEqual(plain.stdout, "the other\n")
+
+    def test_wrong_use(self):
+        self.assert_refused(run("generate", "--model", self.folder / "none.gguf", "--prompt", "a"), 2, "none.gguf")
+        self.assert_refused(run("generate", "--model", self.text, "--prompt", "a"), 1, "text.txt")
+        self.assert_refused(run("generate", "--model", TINY / "tiny.gguf", "--prompt", ""), 2, "no tokens")
+        self.assert_refused(run("generate", "--model", TINY / "tiny.gguf", "--prompt", "a" * 100), 2, "made for 64")
+        self.assert_refused(run("generate", "--model", TINY / "tiny.gguf", "--prompt", "a", "--adapter", self.folder), 2,
+                            "adapter_config.json")
+        self.assert_refused(run("generate", "--model", TINY / "tiny.gguf", "--prompt", "a", "--temperature", "-1"), 2)
+        self.assert_refused(run("finetune", self.config, "--set", "model.path="), 2, "model.path")
+        self.assert_refused(run("finetune", self.config, "--set", "lora.targets=c_attn"), 2, "c_attn", "q_proj")
+        self.assert_refused(run("finetune", self.config, "--set", "model.sequence=65"), 2, "65", "64")
+        self.assert_refused(run("finetune", self.config, "--set", "lora.rank=0", "--set", "model.weights=packed"), 2, "packed")
+        self.assert_refused(run("finetune", self.config, "--set", "model.kind=gpt"), 2, "model.kind")
+        self.assert_refused(run("finetune", self.config, "--set", f"data.tokenizer={TINY / 'tiny'}/config.json"), 2,
+                            "config.json")
+        self.assert_refused(run("train", self.config, "--resume", "--set", "output.folder="), 2, "output.folder")
+
+    def test_a_tokenizer_that_does_not_match_is_refused(self):
+        found = run("finetune", self.config, "--set", f"data.tokenizer={SOURCE / 'tests/data/llama3.json'}")
+        self.assert_refused(found, 2, "vocabulary")
+
+    def test_the_longest_sequence_is_found_and_run(self):
+        found = self.done(run("plan", self.config, "--longest-sequence", "--budget", "3MiB", "--json"))
+        self.assertEqual(found["model_limit"], 64)
+        self.assertLessEqual(found["longest_sequence"], 64)
+        self.assertLessEqual(found["measured_peak_bytes"], 3 * 2**20)
+        self.assert_refused(run("plan", self.config, "--longest-sequence"), 2, "--budget")
+
+    def test_sigterm_saves_a_state_to_resume_from(self):
+        process = subprocess.Popen([SNUG, "train", str(self.config), "--json", "--set", "train.steps=100000", "--budget", "80%"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        seen = process.stderr.readline()
+        while seen and "/100000" not in seen:
+            seen = process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 130, err)
+        found = json.loads(out)
+        self.assertEqual(found["states_saved"], 1)
+        steps = found["steps"]
+        again = self.done(run("train", self.config, "--resume", "--json", "--set", f"train.steps={steps + 2}"))
+        self.assertEqual(again["resumed_from"], steps)
+        self.assertEqual(again["steps"], steps + 2)
+        lines = [json.loads(line) for line in (self.folder / "out" / "metrics.jsonl").read_text().splitlines()]
+        self.assertEqual([line["step"] for line in lines if "step" in line], list(range(steps + 2)))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)

@@ -1,0 +1,153 @@
+// Pretrained models: the same tiny Llama as a GGUF file and as transformers saves it (make_references.py).
+#include "snug/train/pretrained.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <fstream>
+#include <iterator>
+
+#include "snug/base/errors.h"
+#include "snug/models/lora.h"
+#include "snug/state/safetensors.h"
+#include "snug/train/language_model.h"
+
+namespace snug::train {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const fs::path kHere = fs::path(SNUG_TESTS) / "train";
+
+at::Tensor expected(const char* name) {
+  return state::open_safetensors(kHere / "tiny_expected.safetensors").tensors.at(name).read();
+}
+
+double difference(const at::Tensor& a, const at::Tensor& b) { return (a - b).abs().max().item<double>(); }
+
+constexpr double kRounding = 1e-4;  // of logits of the order of 10, as transformers sums in another order
+
+std::string fault(const auto& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+std::string text_of(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+/// A copy of the folder with a text in one of its files replaced.
+fs::path folder_with(const char* file, const std::string& from, const std::string& to) {
+  const fs::path folder = fs::path(::testing::TempDir()) / "snug_pretrained";
+  fs::remove_all(folder);
+  fs::copy(kHere / "tiny", folder, fs::copy_options::recursive);
+  std::string text = text_of(folder / file);
+  const std::size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos);
+  text.replace(at, from.size(), to);
+  std::ofstream(folder / file, std::ios::binary) << text;
+  return folder;
+}
+
+TEST(Pretrained, GivesTheReferencesLogitsFromEitherLayout) {
+  const at::NoGradGuard no_grad;
+  for (const char* name : {"tiny.gguf", "tiny"}) {
+    const Pretrained files = Pretrained::open(kHere / name);
+    EXPECT_EQ(files.options().layers, 2);
+    EXPECT_EQ(files.options().key_heads, 1);
+    EXPECT_TRUE(files.options().tied);
+    EXPECT_THAT(files.ends(), ElementsAre(0));
+    models::Llama model = files.load(BaseWeights::Fp32);
+    EXPECT_LT(difference(model->forward(expected("tokens")), expected("logits")), kRounding) << name;
+    models::Llama shorter = files.load(BaseWeights::Bf16);
+    EXPECT_EQ(shorter->parameters()[0].scalar_type(), at::kBFloat16);
+    EXPECT_LT(difference(shorter->forward(expected("tokens")), expected("logits")), 0.5) << name;
+  }
+}
+
+TEST(Pretrained, PackedWeightsGiveTheSameAndAreNoParameters) {
+  const at::NoGradGuard no_grad;
+  const Pretrained files = Pretrained::open(kHere / "tiny.gguf");
+  models::Llama model = files.load(BaseWeights::Packed);
+  EXPECT_LT(difference(model->forward(expected("tokens")), expected("logits")), kRounding);
+  EXPECT_EQ(model->parameters().size(), 5);  // the norms
+  EXPECT_THAT(fault([] { (void)Pretrained::open(kHere / "tiny").load(BaseWeights::Packed); }),
+              HasSubstr("it has no blocks"));
+}
+
+TEST(Pretrained, BothTokenizersAreTheSame) {
+  const data::Tokenizer a = Pretrained::open(kHere / "tiny.gguf").tokenizer();
+  const data::Tokenizer b = Pretrained::open(kHere / "tiny").tokenizer();
+  const std::string text = "the thing, in another world.<|end|> \xff\xfe\n  and so on";
+  EXPECT_EQ(data::encode(a, text), data::encode(b, text));
+  EXPECT_EQ(data::decode(a, data::encode(a, text)), text);
+  EXPECT_EQ(data::encode(a, "the<|end|>").back(), 0);
+  EXPECT_EQ(data::encode(a, "the").size(), 1);
+}
+
+TEST(Pretrained, AnAdapterOfPeftGivesItsLogits) {
+  const at::NoGradGuard no_grad;
+  models::Llama model = Pretrained::open(kHere / "tiny").load(BaseWeights::Fp32);
+  load_adapter(*model, kHere / "tiny_adapter");
+  EXPECT_LT(difference(model->forward(expected("tokens")), expected("adapted")), kRounding);
+  EXPECT_GT(difference(expected("logits"), expected("adapted")), 0.1);
+
+  const fs::path saved = fs::path(::testing::TempDir()) / "snug_saved_adapter";
+  save_adapter(*model, "tiny", saved);  // with alpha as it was loaded
+  models::Llama again = Pretrained::open(kHere / "tiny.gguf").load(BaseWeights::Packed);
+  load_adapter(*again, saved);
+  EXPECT_LT(difference(again->forward(expected("tokens")), expected("adapted")), kRounding);
+  merge_lora(*model);
+  EXPECT_LT(difference(model->forward(expected("tokens")), expected("adapted")), kRounding);
+}
+
+TEST(Pretrained, AnAdapterOfAnotherModelIsRefusedWithAllThatDoesNotFit) {
+  models::LlamaOptions options = Pretrained::open(kHere / "tiny").options();
+  options.layers = 1;
+  options.inner_width = 96;
+  models::Llama model(options);
+  const std::string said = fault([&] { load_adapter(*model, kHere / "tiny_adapter"); });
+  for (const char* part : {"is for another model", "of its 4 modules 3 do not fit",
+                           "model.layers.0.mlp.down_proj (32x96 in the model, 32x64 in the adapter)",
+                           "model.layers.1.self_attn.q_proj (not there)"}) {
+    EXPECT_THAT(said, HasSubstr(part));
+  }
+  EXPECT_TRUE(models::lora_parameters(*model).empty());
+  EXPECT_TRUE(model->parameters()[0].requires_grad());
+}
+
+TEST(Pretrained, WhatCannotBeIsRefused) {
+  const auto opened = [](const fs::path& path) { return fault([&] { (void)Pretrained::open(path); }); };
+  EXPECT_THAT(opened("/nowhere.gguf"), HasSubstr("/nowhere.gguf"));
+  EXPECT_THAT(opened(fs::path(::testing::TempDir())), HasSubstr("config.json: it cannot be read"));
+  EXPECT_THAT(opened(kHere / "tiny" / "config.json"), HasSubstr("config.json"));
+  EXPECT_THAT(opened(folder_with("config.json", "\"llama\"", "\"mamba\"")), HasSubstr("its model_type is \"mamba\""));
+  EXPECT_THAT(opened(folder_with("config.json", "\"attention_bias\": false", "\"attention_bias\": true")),
+              HasSubstr("attention_bias"));
+  EXPECT_THAT(opened(folder_with("config.json", "\"hidden_size\": 32", "\"hidden_size\": \"wide\"")),
+              HasSubstr("its hidden_size is \"wide\""));
+  EXPECT_THAT(opened(folder_with("config.json", "\"rope_type\": \"default\"", "\"rope_type\": \"longrope\"")),
+              HasSubstr("its rope_type is \"longrope\""));
+  const fs::path wider = folder_with("config.json", "\"intermediate_size\": 64", "\"intermediate_size\": 80");
+  const std::string said = fault([&] { (void)Pretrained::open(wider).load(BaseWeights::Fp32); });
+  EXPECT_THAT(said, HasSubstr("6 of another shape"));
+  EXPECT_THAT(said, HasSubstr("model.layers.0.mlp.down_proj.weight (32x64 in the file, 32x80 in the model)"));
+  const fs::path deeper = folder_with("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
+  EXPECT_THAT(fault([&] { (void)Pretrained::open(deeper).load(BaseWeights::Fp32); }), HasSubstr("9 missing"));
+  const fs::path flatter = folder_with("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
+  EXPECT_THAT(fault([&] { (void)Pretrained::open(flatter).load(BaseWeights::Fp32); }), HasSubstr("9 left over"));
+  const fs::path fewer = folder_with("config.json", "\"vocab_size\": 300", "\"vocab_size\": 200");
+  EXPECT_THAT(fault([&] { (void)Pretrained::open(fewer).tokenizer(); }),
+              HasSubstr("its tokenizer has 272 tokens and the model 200"));
+}
+
+}  // namespace
+}  // namespace snug::train

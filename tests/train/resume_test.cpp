@@ -1,0 +1,274 @@
+// A run that was stopped and resumed is bitwise the run that was not.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "snug/base/errors.h"
+#include "snug/report/progress.h"
+#include "snug/state/training_state.h"
+#include "snug/train/trainer.h"
+
+namespace snug::train {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr std::int64_t kSteps = 40, kHalf = 20;
+
+fs::path scratch(const std::string& name) {
+  const fs::path folder = fs::path(::testing::TempDir()) / "snug_resume" / name;
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  return folder;
+}
+
+std::string text_of(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+fs::path text_file() {
+  const fs::path path = fs::path(::testing::TempDir()) / "snug_resume.txt";
+  std::ofstream out(path);
+  for (int i = 0; i < 2000; ++i) out << i * i << (i % 7 == 0 ? ".\n" : " and ");
+  return path;
+}
+
+Config gpt() {
+  Config c;
+  c.model.blocks = 2;
+  c.model.width = 32;
+  c.model.heads = 2;
+  c.model.sequence = 32;
+  c.model.dropout = 0.1;
+  c.data.path = text_file();
+  c.train.batch = 4;
+  c.train.steps = kSteps;
+  c.train.validate_every = 10;
+  c.train.validation_batches = 2;
+  c.state.every = kHalf;
+  return c;
+}
+
+/// Adapters with dropout beside frozen weights, packed or not.
+Config lora(const char* weights) {
+  Config c = gpt();
+  c.model = {};
+  c.model.kind = "llama";
+  c.model.path = fs::path(SNUG_TESTS) / "train" / "tiny.gguf";
+  c.model.weights = weights;
+  c.model.sequence = 32;
+  c.lora.rank = 4;
+  c.lora.dropout = 0.2;
+  c.lora.targets = "all-linear";
+  return c;
+}
+
+struct Outcome {
+  std::map<std::string, std::string> files;               // of the last state
+  std::map<std::int64_t, nlohmann::ordered_json> losses;  // by step
+};
+
+Outcome outcome(const fs::path& folder) {
+  Outcome o;
+  const fs::path state = folder / "state" / state::state_name(kSteps);
+  for (const char* file : {"weights.safetensors", "optimizer.safetensors"}) o.files[file] = text_of(state / file);
+  o.files["random"] = nlohmann::json::parse(text_of(state / "values.json"))["random"].dump();
+  std::ifstream lines(folder / "metrics.jsonl");
+  for (std::string line; std::getline(lines, line);) {
+    const auto json = nlohmann::ordered_json::parse(line);
+    if (!json.contains("step")) continue;
+    o.losses[json["step"]] = {json["loss"], json["gradient_norm"],
+                              json.value("validation_loss", nlohmann::ordered_json())};
+  }
+  return o;
+}
+
+TrainResult run(Config config, const fs::path& folder, Start start = Start::Anew) {
+  config.output.folder = folder;
+  report::Progress silent = report::Progress::silent();
+  TrainOptions options;
+  options.start = start;
+  return train(config, silent, options);
+}
+
+/// Resumes a copy of the run from the middle, under settings that may have changed.
+Outcome resumed(const fs::path& whole, const std::string& name, const Config& config) {
+  const fs::path folder = scratch(name);
+  fs::create_directories(folder / "state");
+  fs::copy(whole / "state" / state::state_name(kHalf), folder / "state" / state::state_name(kHalf),
+           fs::copy_options::recursive);
+  const TrainResult result = run(config, folder, Start::Resume);
+  EXPECT_EQ(result.resumed_from, kHalf);
+  EXPECT_EQ(result.steps, kSteps);
+  return outcome(folder);
+}
+
+void expect_same(const Outcome& whole, const Outcome& half) {
+  EXPECT_EQ(whole.losses.size(), kSteps);
+  EXPECT_EQ(half.losses.size(), kSteps - kHalf);
+  for (const auto& [step, values] : half.losses) EXPECT_EQ(values, whole.losses.at(step)) << "step " << step;
+  for (const auto& [file, bytes] : half.files) {
+    EXPECT_FALSE(bytes.empty());
+    EXPECT_TRUE(bytes == whole.files.at(file)) << file;
+  }
+}
+
+TEST(Resume, TwentyStepsAndTwentyMoreAreForty) {
+  const fs::path folder = scratch("gpt");
+  EXPECT_EQ(run(gpt(), folder).states_saved, 2);
+  const Outcome whole = outcome(folder);
+  expect_same(whole, resumed(folder, "gpt-again", gpt()));
+  Config other = gpt();
+  other.memory.budget = "90%";
+  expect_same(whole, resumed(folder, "gpt-budget", other));
+  other.memory.strategy = "eviction";
+  other.state.write = "wait";
+  expect_same(whole, resumed(folder, "gpt-eviction", other));
+  Config loaded = gpt();
+  loaded.data.workers = 3;
+  loaded.data.prefetch = 5;
+  expect_same(whole, resumed(folder, "gpt-workers", loaded));
+}
+
+TEST(Resume, AdaptersBesideFrozenWeights) {
+  for (const char* weights : {"fp32", "packed"}) {
+    const fs::path folder = scratch(std::string("lora-") + weights);
+    run(lora(weights), folder);
+    const Outcome whole = outcome(folder);
+    EXPECT_GT(whole.losses.at(0)[0], whole.losses.at(kSteps - 1)[0]);
+    Config other = lora(weights);
+    other.data.workers = 2;
+    expect_same(whole, resumed(folder, std::string("lora-again-") + weights, other));
+  }
+}
+
+TEST(Resume, RowsOfDocuments) {
+  const fs::path texts = scratch("texts");
+  for (int i = 0; i < 60; ++i)
+    std::ofstream(texts / std::to_string(i)) << std::string(5 + i % 23, static_cast<char>('a' + i % 26));
+  Config config = lora("fp32");
+  config.data.path = texts;
+  config.data.packing = "documents";
+  config.train.validate_every = 0;
+  const fs::path folder = scratch("packed");
+  run(config, folder);
+  const Outcome whole = outcome(folder);
+  EXPECT_GT(whole.losses.at(0)[0], whole.losses.at(kSteps - 1)[0]);
+  expect_same(whole, resumed(folder, "packed-again", config));
+}
+
+TEST(Resume, TakesAnOlderStateWhenTheNewestIsDamaged) {
+  const fs::path folder = scratch("damaged");
+  Config config = gpt();
+  config.state.every = 10;
+  config.state.last = 10;
+  run(config, folder);
+  const Outcome whole = outcome(folder);
+  fs::remove_all(folder / "state" / state::state_name(kSteps));
+  fs::resize_file(folder / "state" / state::state_name(30) / "weights.safetensors", 1000);
+  const TrainResult result = run(config, folder, Start::Resume);
+  EXPECT_EQ(result.resumed_from, kHalf);
+  EXPECT_EQ(outcome(folder).files, whole.files);
+}
+
+TEST(Resume, WhereNoStateIsWholeItRefusesToBeginAnew) {
+  const fs::path folder = scratch("none-whole");
+  Config config = gpt();
+  config.train.steps = 2;
+  run(config, folder);
+  fs::resize_file(folder / "state" / state::state_name(2) / "weights.safetensors", 1000);
+  EXPECT_THROW(run(config, folder, Start::Resume), Error);
+  EXPECT_THAT(text_of(folder / "metrics.jsonl"), HasSubstr("\"step\":1"));  // nothing was overwritten
+}
+
+TEST(Resume, ANewRunPutsTheStateOfAnEarlierOneAside) {
+  const fs::path folder = scratch("aside");
+  Config config = gpt();
+  config.train.steps = 4;
+  run(config, folder);
+  config.train.steps = 2;
+  EXPECT_EQ(run(config, folder).states_saved, 1);
+  EXPECT_TRUE(fs::exists(folder / "state-1" / state::state_name(4)));
+  EXPECT_TRUE(fs::exists(folder / "state" / state::state_name(2)));
+  EXPECT_FALSE(fs::exists(folder / "state" / state::state_name(4)));
+}
+
+TEST(Resume, AReplacedTextIsRefused) {
+  const fs::path folder = scratch("replaced"), text = folder / "text";
+  fs::copy_file(text_file(), text);
+  Config config = gpt();
+  config.data.path = text;
+  config.train.steps = 2;
+  run(config, folder);
+  std::string other = text_of(text);
+  other[other.size() / 2] ^= 1;
+  std::ofstream(text, std::ios::binary) << other << "more";
+  EXPECT_THROW(run(config, folder, Start::Resume), UsageError);
+}
+
+TEST(Resume, ADoneRunReportsItsLosses) {
+  const fs::path folder = scratch("done");
+  Config config = gpt();
+  config.train.steps = 3;
+  const TrainResult whole = run(config, folder), again = run(config, folder, Start::Resume);
+  EXPECT_EQ(again.steps, 3);
+  EXPECT_EQ(again.loss_first, whole.loss_first);
+  EXPECT_EQ(again.loss_last, whole.loss_last);
+}
+
+TEST(Resume, BeginsAtTheFirstStepWhereThereIsNoState) {
+  const fs::path folder = scratch("none");
+  Config config = gpt();
+  config.train.steps = 3;
+  config.state.every = 0;
+  const TrainResult result = run(config, folder, Start::Resume);
+  EXPECT_EQ(result.resumed_from, 0);
+  EXPECT_EQ(result.steps, 3);
+  EXPECT_FALSE(fs::exists(folder / "state"));
+}
+
+TEST(Resume, AnotherRunIsRefused) {
+  const fs::path folder = scratch("another");
+  Config config = gpt();
+  config.train.steps = 2;
+  run(config, folder);
+  const auto fault = [&](const auto& change) -> std::string {
+    Config other = config;
+    change(other);
+    try {
+      run(other, folder, Start::Resume);
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_THAT(fault([](Config& c) { c.model.width = 64; }), HasSubstr("model.width was 32 and is 64"));
+  EXPECT_THAT(fault([](Config& c) { c.train.seed = 9; }), HasSubstr("train.seed was 0 and is 9"));
+  EXPECT_THAT(fault([](Config& c) { c.train.batch = 5; }), HasSubstr("train.batch was 4 and is 5"));
+  EXPECT_THAT(fault([](Config& c) { c.train.steps = 3; }), IsEmpty());
+  EXPECT_THAT(fault([](Config& c) { c.output.folder = ""; }), IsEmpty());
+  Config nowhere = config;
+  report::Progress silent = report::Progress::silent();
+  TrainOptions options;
+  options.start = Start::Resume;
+  EXPECT_THROW(train(nowhere, silent, options), UsageError);
+}
+
+TEST(Resume, AFullDiskIsToldAtTheEnd) {
+  const fs::path folder = scratch("full");
+  std::ofstream(folder / "state") << "a file where the folder should be";
+  Config config = gpt();
+  config.train.steps = 3;
+  EXPECT_THROW(run(config, folder), Error);
+}
+
+}  // namespace
+}  // namespace snug::train
