@@ -19,7 +19,8 @@ build: setup ## Build the command `snug` in build/release
 	@cmake --preset release
 	@cmake --build --preset release -j $(JOBS) --target snug_cli
 
-test: setup ## Build everything and run all tests
+test: ## Build everything and run all tests
+	@scripts/setup.sh fuzzers
 	@cmake --preset release
 	@cmake --build --preset release -j $(JOBS)
 	@ctest --preset release -j1 --no-tests=error
@@ -30,9 +31,9 @@ demo: build ## Train a small model inside a budget and show what happened
 finetune-demo: build ## Fine-tune SmolLM2-135M with LoRA inside 1 GiB, and find the longest sequence that fits in 2 GiB
 	@scripts/finetune_demo.sh
 
-parity: setup ## Compare SmolLM2-135M in snug with transformers and PEFT: logits, greedy text, losses of LoRA
+parity: setup ## Compare SmolLM2-135M, BERT, ViT and ResNet-50 in snug with transformers and PEFT
 	@cmake --preset release
-	@cmake --build --preset release -j $(JOBS) --target smollm2_run
+	@cmake --build --preset release -j $(JOBS) --target smollm2_run full_size_run
 	@tests/parity/run.sh build/release
 
 digits: setup ## Train a residual network and a Vision Transformer on scikit-learn's digits, under half of their memory
@@ -40,7 +41,8 @@ digits: setup ## Train a residual network and a Vision Transformer on scikit-lea
 	@cmake --build --preset release -j $(JOBS) --target digits
 	@tests/digits/run.sh build/release
 
-fuzz: setup ## Run the fuzzers of all readers of files, ten minutes each; ARGS="60 gguf" for other seconds and some of them
+fuzz: ## Run the fuzzers of all readers of files, ten minutes each; ARGS="60 gguf" for other seconds and some of them
+	@scripts/setup.sh fuzzers
 	@cmake --preset release
 	@tests/fuzz/run.sh build/release $(or $(ARGS),600)
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Gets a machine ready to build snug: system packages, then LibTorch. Safe to run again, and quick when all is there.
 #
+#   setup.sh [fuzzers]  fuzzers: what they are built with, too (clang)
 #   SNUG_LIBTORCH=DIR   use this LibTorch (a folder with include/ and lib/) and install none
 #
 # Otherwise LibTorch is the torch package of the active Python environment (2.11 or newer), or else of .venv in the
@@ -21,10 +22,19 @@ fail() {
 # --- system packages ------------------------------------------------------------------------------
 
 # A tool counts when its command is there, wherever it came from; a library only as a package.
-readonly tools=(g++:c++ cmake ninja-build:ninja make python3 git ccache mold pkg-config clang-format)
-readonly libraries=(libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev libgtest-dev libgmock-dev
-                    libbenchmark-dev libboost-dev librapidcheck-dev
-                    libxxhash-dev libpcre2-dev libsentencepiece-dev libjpeg-dev libpng-dev)
+tools=(g++:c++ cmake ninja-build:ninja make python3 git ccache mold pkg-config clang-format)
+libraries=(libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev libgtest-dev libgmock-dev
+           libbenchmark-dev libboost-dev librapidcheck-dev
+           libxxhash-dev libpcre2-dev libsentencepiece-dev libjpeg-dev libpng-dev)
+case "${1:-}" in
+  "") ;;
+  fuzzers)
+    tools+=(clang:clang++)
+    libraries+=(libclang-rt-dev)
+    ;;
+  *) fail "unknown argument $1; there is only: fuzzers" ;;
+esac
+readonly tools libraries
 
 missing_packages() {
   local tool package installed

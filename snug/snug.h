@@ -6,6 +6,7 @@
 #include "snug/base/module_scope.h"
 #include "snug/memory/device_memory.h"
 #include "snug/memory/out_of_budget.h"
+#include "snug/ops/linear_cross_entropy.h"
 #include "snug/plan/does_not_fit.h"
 #include "snug/plan/lower_bound.h"
 #include "snug/plan/memory_plan.h"
@@ -16,6 +17,9 @@
 #include "snug/replay/fit.h"
 #include "snug/replay/region.h"
 #include "snug/replay/session.h"
+#include "snug/state/safetensors.h"
+#include "snug/state/state_writer.h"
+#include "snug/state/training_state.h"
 
 namespace snug {
 using namespace literals;  // NOLINT: 400_MiB

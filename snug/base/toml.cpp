@@ -3,9 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -20,6 +17,7 @@
 #pragma GCC diagnostic pop
 
 #include "snug/base/errors.h"
+#include "snug/base/text_file.h"
 
 namespace snug {
 namespace {
@@ -84,14 +82,14 @@ ordered_json read_toml(const std::filesystem::path& path) {
   if (std::filesystem::is_directory(path, ignored)) {
     throw UsageError(fmt::format("reading TOML: {} is a folder; name the file in it", path.string()));
   }
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  std::string text;
-  if (file) text.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
-  if (!file || file.bad()) {
-    const std::string reason = std::error_code(errno != 0 ? errno : EIO, std::generic_category()).message();
-    throw UsageError(fmt::format("reading TOML: cannot read {}: {}; check the path", path.string(), reason));
-  }
+  const std::string text = [&] {
+    try {
+      return read_text(path);
+    } catch (const std::system_error& error) {
+      throw UsageError(
+          fmt::format("reading TOML: cannot read {}: {}; check the path", path.string(), error.code().message()));
+    }
+  }();
   return parse_toml(text, path.string());
 }
 

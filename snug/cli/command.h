@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,8 +36,9 @@ struct ConfigOptions {
 };
 void add_config_options(CLI::App& command, ConfigOptions& options);
 
-/// The table that `train` ends with.
-std::string summary(std::string_view title, const train::TrainResult& result);
+/// The table that `train` ends with. `validation_before`: of the model that training began with, where it was measured.
+std::string summary(std::string_view title, const train::TrainResult& result,
+                    std::optional<double> validation_before = {});
 
 /// The configuration: defaults, then the file, then --set in order, then --budget; checked.
 train::Config configuration(const ConfigOptions& options);

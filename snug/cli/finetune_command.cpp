@@ -14,6 +14,7 @@
 #include "snug/models/generation.h"
 #include "snug/train/experiment.h"
 #include "snug/train/interrupt.h"
+#include "snug/train/saved_model.h"
 #include "snug/train/trainer.h"
 
 namespace snug::cli {
@@ -75,6 +76,7 @@ void add_finetune(CLI::App& app, Action& action) {
       train::TrainOptions how;
       if (*resume) how.start = train::Start::Resume;
       how.before = [&](train::Experiment& experiment) {
+        if (!config.output.folder.empty()) train::check_can_save(experiment);  // and not after the last step
         before = continuations(experiment, *prompts);
         validation_before = experiment.validation_loss();
         if (!options->json) print("before", *prompts, before);
@@ -95,10 +97,7 @@ void add_finetune(CLI::App& app, Action& action) {
         }
         fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
       } else {
-        std::fputs(summary("snug finetune", result).c_str(), stdout);
-        if (validation_before && result.validation_loss) {
-          fmt::print("validation loss: {:.4f} before, {:.4f} after\n", *validation_before, *result.validation_loss);
-        }
+        std::fputs(summary("snug finetune", result, validation_before).c_str(), stdout);
         print("before", *prompts, before);
         print("after", *prompts, after);
         if (!saved.empty()) fmt::print("saved in {}\n", saved);

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,7 @@ std::string share(Bytes part, Bytes whole) {
 
 }  // namespace
 
-std::string summary(std::string_view title, const train::TrainResult& r) {
+std::string summary(std::string_view title, const train::TrainResult& r, std::optional<double> validation_before) {
   std::vector<report::TableRow> rows = {
       {"parameters", fmt::format("{:.1f} M", static_cast<double>(r.parameters) / 1e6)},
   };
@@ -26,7 +27,10 @@ std::string summary(std::string_view title, const train::TrainResult& r) {
   }
   rows.push_back({"steps", fmt::format("{}", r.steps)});
   rows.push_back({"loss", fmt::format("{:.4f} → {:.4f}", r.loss_first, r.loss_last)});
-  if (r.validation_loss) rows.push_back({"validation loss", fmt::format("{:.4f}", *r.validation_loss)});
+  if (r.validation_loss) {
+    const std::string before = validation_before ? fmt::format("{:.4f} → ", *validation_before) : "";
+    rows.push_back({"validation loss", before + fmt::format("{:.4f}", *r.validation_loss)});
+  }
   rows.push_back(
       {"step time (median)", fmt::format("{:.3f} s, {:.0f} tokens/s", r.step_seconds_median, r.tokens_per_second)});
   rows.push_back({"unplanned peak", format_bytes(r.plan.unplanned_peak)});

@@ -4,16 +4,13 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/base/text_file.h"
 
 namespace snug::data {
 namespace {
@@ -221,9 +218,13 @@ BytePairModel read_tokenizer_json(const std::filesystem::path& path) {
   if (std::filesystem::is_directory(path, ignored)) {
     throw UsageError(fmt::format("tokenizer: {} is a folder; name the tokenizer.json in it", path.string()));
   }
-  std::ifstream in(path, std::ios::binary);
-  if (!in) throw UsageError(fmt::format("tokenizer: {} cannot be read: {}", path.string(), std::strerror(errno)));
-  const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  const std::string text = [&] {
+    try {
+      return read_text(path);
+    } catch (const std::system_error& error) {
+      throw UsageError(fmt::format("tokenizer: {} cannot be read: {}", path.string(), error.code().message()));
+    }
+  }();
   return parse_tokenizer_json(text, path.string());
 }
 

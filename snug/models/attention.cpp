@@ -27,7 +27,8 @@ at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, cons
   if (rows != columns && rows > 1) {
     mask = at::ones({rows, columns}, query.options().dtype(at::kBool)).tril(columns - rows);
   }
-  return at::scaled_dot_product_attention(query, key, value, mask, dropout, /*is_causal=*/rows == columns);
+  return at::scaled_dot_product_attention(query, key, value, mask, dropout, /*is_causal=*/rows == columns,
+                                          /*scale=*/std::nullopt, /*enable_gqa=*/query.size(1) != key.size(1));
 }
 
 SelfAttentionImpl::SelfAttentionImpl(std::int64_t width, std::int64_t heads, double dropout)

@@ -184,11 +184,11 @@ class BertImpl::Encoder : public torch::nn::Module {
   torch::nn::ModuleList layers_;
 };
 
-BertImpl::BertImpl(const BertOptions& options, bool pooler) : options_(options), pooler_(nullptr) {
+BertImpl::BertImpl(const BertOptions& options, BertPooler pooler) : options_(options), pooler_(nullptr) {
   check(options_);
   embeddings_ = register_module("embeddings", std::make_shared<Embeddings>(options_));
   encoder_ = register_module("encoder", std::make_shared<Encoder>(options_));
-  if (pooler) pooler_ = register_module("pooler", Dense(options_.width, options_.width));
+  if (pooler == BertPooler::OfFirstToken) pooler_ = register_module("pooler", Dense(options_.width, options_.width));
 }
 
 BertImpl::~BertImpl() = default;
@@ -222,7 +222,7 @@ class BertMaskedLmImpl::Head : public torch::nn::Module {
 };
 
 BertMaskedLmImpl::BertMaskedLmImpl(const BertOptions& options)
-    : encoder_(register_module("bert", Bert(options, /*pooler=*/false))),
+    : encoder_(register_module("bert", Bert(options, BertPooler::None))),
       head_(register_module("cls", std::make_shared<Head>(options))) {}
 
 BertMaskedLmImpl::~BertMaskedLmImpl() = default;
@@ -238,7 +238,7 @@ at::Tensor BertMaskedLmImpl::loss(const BertInput& input, const at::Tensor& targ
 
 BertClassifierImpl::BertClassifierImpl(const BertOptions& options, std::int64_t classes)
     : dropout_(options.dropout),
-      encoder_(register_module("bert", Bert(options, /*pooler=*/true))),
+      encoder_(register_module("bert", Bert(options, BertPooler::OfFirstToken))),
       classifier_(register_module("classifier", Linear(options.width, classes, true))) {}
 
 at::Tensor BertClassifierImpl::forward(const BertInput& input) {

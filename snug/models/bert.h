@@ -41,13 +41,17 @@ struct BertInput {
                          ///< nothing else attends to nothing, where transformers has it attend to all
 };
 
+enum class BertPooler : unsigned char {
+  None,          ///< as in BertForMaskedLM
+  OfFirstToken,  ///< as in BertForSequenceClassification
+};
+
 /// BERT's encoder (Devlin et al. 2019): learned positions and token types, post-norm layers, erf-GELU. Parameters have
 /// the names and shapes of Hugging Face's BertModel. A plain LibTorch module that knows nothing of memory.
 class BertImpl : public torch::nn::Module {
  public:
-  /// With the pooler or without: BertClassifier has it, BertMaskedLm does not. Throws UsageError when the width is not
-  /// a multiple of the heads, or the padding is no token.
-  BertImpl(const BertOptions& options, bool pooler);
+  /// Throws UsageError when the width is not a multiple of the heads, or the padding is no token.
+  BertImpl(const BertOptions& options, BertPooler pooler);
   ~BertImpl() override;
 
   /// (batch, sequence, width). Throws UsageError when the sequence is longer than the model's, or types or mask have

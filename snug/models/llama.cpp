@@ -8,6 +8,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/base/module_scope.h"
+#include "snug/models/attention.h"
 #include "snug/models/embedding.h"
 #include "snug/models/parameter.h"
 #include "snug/ops/linear_cross_entropy.h"
@@ -47,25 +48,14 @@ class AttentionImpl : public torch::nn::Module {
     at::Tensor key = rotate(split_heads(key_(x), key_heads_), table);
     at::Tensor value = split_heads(value_(x), key_heads_);
     if (cache != nullptr) append(*cache, seen, key, value);
-    // A query of several positions behind what the cache has seen needs a mask of its own.
-    const bool square = key.size(2) == query.size(2);
-    std::optional<at::Tensor> mask = rows;
-    if (!square && query.size(2) > 1) mask = causal_mask(query, key);
-    const at::Tensor attended = at::scaled_dot_product_attention(query, key, value, mask, 0.0, square && !mask,
-                                                                 /*scale=*/std::nullopt, heads_ != key_heads_);
-    return output_(attended.transpose(1, 2).flatten(2));
+    const at::Tensor attended =
+        rows ? at::scaled_dot_product_attention(query, key, value, rows, 0.0, /*is_causal=*/false,
+                                                /*scale=*/std::nullopt, /*enable_gqa=*/heads_ != key_heads_)
+             : causal_attention(query, key, value, 0.0);
+    return output_(merge_heads(attended));
   }
 
  private:
-  static at::Tensor split_heads(const at::Tensor& x, std::int64_t heads) {
-    return x.unflatten(2, {heads, -1}).transpose(1, 2);  // (batch, heads, sequence, width of a head)
-  }
-
-  static at::Tensor causal_mask(const at::Tensor& query, const at::Tensor& key) {
-    const std::int64_t rows = query.size(2), columns = key.size(2);
-    return at::ones({rows, columns}, query.options().dtype(at::kBool)).tril(columns - rows);
-  }
-
   std::int64_t heads_, key_heads_;
   Linear query_, key_, value_, output_;
 };

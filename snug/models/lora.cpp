@@ -39,20 +39,10 @@ bool glob(std::string_view pattern, std::string_view text) {
 
 bool is_adapter(std::string_view name) { return name.ends_with(".lora_A") || name.ends_with(".lora_B"); }
 
-/// Named linear modules, adapters' own left out.
-std::vector<std::pair<std::string, std::shared_ptr<LinearImpl>>> linears(const torch::nn::Module& model) {
-  std::vector<std::pair<std::string, std::shared_ptr<LinearImpl>>> found;
-  for (const auto& module : model.named_modules("", /*include_self=*/false)) {
-    auto linear = std::dynamic_pointer_cast<LinearImpl>(module.value());
-    if (linear != nullptr && !is_adapter(module.key())) found.emplace_back(module.key(), std::move(linear));
-  }
-  return found;
-}
-
 /// The last parts of the names there are, each once.
 std::vector<std::string> kinds_of(const torch::nn::Module& model) {
   std::set<std::string> kinds;
-  for (const auto& [name, linear] : linears(model)) kinds.insert(name.substr(name.rfind('.') + 1));
+  for (const auto& [name, linear] : linear_modules(model)) kinds.insert(name.substr(name.rfind('.') + 1));
   return {kinds.begin(), kinds.end()};
 }
 
@@ -67,6 +57,15 @@ void check(const LoraOptions& o) {
 }
 
 }  // namespace
+
+LinearModules linear_modules(const torch::nn::Module& model) {
+  LinearModules found;
+  for (const auto& module : model.named_modules("", /*include_self=*/false)) {
+    auto linear = std::dynamic_pointer_cast<LinearImpl>(module.value());
+    if (linear != nullptr && !is_adapter(module.key())) found.emplace_back(module.key(), std::move(linear));
+  }
+  return found;
+}
 
 double LoraOptions::factor() const {
   const auto r = static_cast<double>(rank);
@@ -85,7 +84,7 @@ bool target_names(std::string_view target, std::string_view module_name) {
 
 std::vector<std::string> add_lora(torch::nn::Module& model, const LoraOptions& options) {
   check(options);
-  const auto all = linears(model);
+  const auto all = linear_modules(model);
   if (const auto with = std::ranges::find_if(all, [](const auto& l) { return l.second->adapted(); });
       with != all.end()) {
     throw UsageError(fmt::format("lora: {} has an adapter already; merge it first", with->first));
@@ -118,7 +117,7 @@ std::vector<std::pair<std::string, at::Tensor>> lora_parameters(const torch::nn:
 }
 
 void merge_lora(torch::nn::Module& model) {
-  const auto all = linears(model);
+  const auto all = linear_modules(model);
   for (const auto& [name, linear] : all) {
     if (linear->adapted() && linear->packed()) linear->merge();  // throws, before anything is merged
   }

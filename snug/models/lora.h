@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -28,6 +29,12 @@ struct LoraOptions {
   /// What the product of the two matrices is multiplied with.
   [[nodiscard]] double factor() const;
 };
+
+class LinearImpl;
+using LinearModules = std::vector<std::pair<std::string, std::shared_ptr<LinearImpl>>>;
+
+/// The linear modules of a model by name, in order, less those that adapters are made of.
+LinearModules linear_modules(const torch::nn::Module& model);
 
 /// Adds adapters of low rank (Hu et al. 2021) beside the Linear modules that the targets name, and freezes every other
 /// parameter of the model. Parameters are fp32 with the names of PEFT's, less its prefix: "<module>.lora_A.weight"

@@ -2,18 +2,14 @@
 
 #include <fmt/format.h>
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <span>
 #include <string>
 #include <system_error>
 #include <unordered_map>
 #include <utility>
 
-#include "snug/base/durable_file.h"
 #include "snug/base/errors.h"
+#include "snug/base/text_file.h"
 
 namespace snug::plan {
 namespace {
@@ -21,14 +17,14 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json read_json(const std::filesystem::path& path, const char* what) {
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {
     throw UsageError(fmt::format("{}: {} is a folder; name the file", what, path.string()));
   }
-  std::ifstream in(path, std::ios::binary);
-  if (!in) throw UsageError(fmt::format("{}: {} cannot be read: {}", what, path.string(), std::strerror(errno)));
   try {
-    return Json::parse(in);
+    return Json::parse(read_text(path));
+  } catch (const std::system_error& error) {
+    throw UsageError(fmt::format("{}: {} cannot be read: {}", what, path.string(), error.code().message()));
   } catch (const nlohmann::json::exception&) {
     throw UsageError(fmt::format("{}: {} is not whole: it is no JSON; make it again", what, path.string()));
   }
@@ -36,10 +32,7 @@ Json read_json(const std::filesystem::path& path, const char* what) {
 
 void write_json(const std::filesystem::path& path, const Json& json, const char* what) {
   try {
-    DurableFile file(path);
-    const std::string text = json.dump() + '\n';
-    file.write(std::as_bytes(std::span(text)));
-    file.finish();
+    write_text(path, json.dump() + '\n');
   } catch (const std::system_error& error) {
     throw Error(fmt::format("{}: {} cannot be written: {}", what, path.string(), error.code().message()));
   }

@@ -10,17 +10,10 @@
 #include <vector>
 
 #include "snug/base/errors.h"
+#include "snug/base/listing.h"
 
 namespace snug::state {
 namespace {
-
-constexpr std::size_t kListed = 8;  // of a kind, in an error
-
-std::string listed(std::vector<std::string> names) {
-  const std::size_t more = names.size() > kListed ? names.size() - kListed : 0;
-  if (more > 0) names.resize(kListed);
-  return fmt::format("{}{}", fmt::join(names, ", "), more > 0 ? fmt::format(" and {} more", more) : "");
-}
 
 /// Not when it is expanded from fewer numbers than it has.
 bool has_memory(const at::Tensor& t) {

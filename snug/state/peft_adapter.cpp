@@ -5,14 +5,12 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <system_error>
 
-#include "snug/base/durable_file.h"
 #include "snug/base/errors.h"
+#include "snug/base/text_file.h"
 #include "snug/state/damaged_file.h"
 #include "snug/state/safetensors.h"
 
@@ -27,16 +25,13 @@ constexpr const char* kWeights = "adapter_model.safetensors";
 constexpr std::string_view kPrefix = "base_model.model.";
 constexpr std::string_view kDown = ".lora_A.weight", kUp = ".lora_B.weight";
 
-Json read_json(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) {
-    throw UsageError(
-        fmt::format("adapter: {} cannot be read; name a folder as PEFT's save_pretrained writes it", path.string()));
-  }
-  const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+Json read_json(const fs::path& path) try {
+  Json json = Json::parse(read_text(path), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) throw DamagedFile(path.string(), "it is no JSON object");
   return json;
+} catch (const std::system_error& error) {
+  throw UsageError(fmt::format("adapter: {} cannot be read: {}; name a folder as PEFT's save_pretrained writes it",
+                               path.string(), error.code().message()));
 }
 
 /// Settings that say how an adapter began or what it was for. Any other that is set makes it more than products.
@@ -165,11 +160,8 @@ void write_peft_adapter(const fs::path& folder, const PeftAdapter& adapter,
   std::vector<std::pair<std::string, at::Tensor>> named;
   for (const auto& [name, tensor] : tensors) named.emplace_back(std::string(kPrefix) + name, tensor);
   write_safetensors(folder / kWeights, named, {{"format", "pt"}});
-  const std::string text = json.dump(2) + "\n";
   try {
-    DurableFile file(folder / kConfig);
-    file.write(std::as_bytes(std::span(text)));
-    file.finish();
+    write_text(folder / kConfig, json.dump(2) + "\n");
   } catch (const std::system_error& failed) {
     throw Error(fmt::format("adapter: {} cannot be written: {}", (folder / kConfig).string(), failed.code().message()));
   }

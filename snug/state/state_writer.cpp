@@ -19,6 +19,7 @@
 #include "snug/base/durable_file.h"
 #include "snug/base/errors.h"
 #include "snug/base/mapped_file.h"
+#include "snug/base/text_file.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/memory/tag.h"
 #include "snug/state/safetensors.h"
@@ -113,9 +114,7 @@ class StateWriter::Unfinished {
  private:
   void write_text(const std::string& file, const std::string& text) {
     try {
-      DurableFile out(path_ / file);
-      out.write(std::as_bytes(std::span(text)));
-      out.finish();
+      snug::write_text(path_ / file, text);
     } catch (const std::system_error& error) {
       fail(path_ / file, "it cannot be written", error.code());
     }

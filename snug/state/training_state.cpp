@@ -6,14 +6,14 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <system_error>
 
 #include "snug/base/errors.h"
+#include "snug/base/listing.h"
 #include "snug/base/mapped_file.h"
+#include "snug/base/text_file.h"
 #include "snug/state/damaged_file.h"
 #include "snug/state/safetensors.h"
 
@@ -26,10 +26,10 @@ using nlohmann::json;
 constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kSuffix = ".safetensors";
 
-std::string contents(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) throw DamagedFile(path.string(), "it is not there or cannot be read");
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+std::string contents(const fs::path& path) try {
+  return read_text(path);
+} catch (const std::system_error& error) {
+  throw DamagedFile(path.string(), error.code().message());
 }
 
 void check_file(const fs::path& path, const Manifest::File& expected) {
@@ -112,11 +112,8 @@ void TrainingState::restore(const fs::path& folder) {
     if (!all.contains(name)) faults.push_back(fmt::format("{} has no {}", kValues, name));
   }
   if (!faults.empty()) {
-    constexpr std::size_t kListed = 8;
-    const std::size_t count = faults.size();
-    faults.resize(std::min(count, kListed));
-    throw UsageError(fmt::format("resuming from {}: it is of another run, {} do not fit: {}{}", folder.string(), count,
-                                 fmt::join(faults, "; "), count > kListed ? "; ..." : ""));
+    throw UsageError(fmt::format("resuming from {}: it is of another run, {} do not fit: {}", folder.string(),
+                                 faults.size(), listed(faults, "; ")));
   }
   const at::NoGradGuard no_grad;
   for (const auto& [name, own] : tensors_) {

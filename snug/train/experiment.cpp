@@ -3,25 +3,19 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include <span>
-#include <system_error>
 #include <utility>
 
 #include "snug/base/clock.h"
-#include "snug/base/durable_file.h"
 #include "snug/base/errors.h"
 #include "snug/data/libtorch_headers.h"
 #include "snug/data/tokenize.h"
 #include "snug/memory/process_memory.h"
 #include "snug/memory/tag.h"
 #include "snug/models/autocast.h"
-#include "snug/models/llama_json.h"
-#include "snug/models/lora.h"
 #include "snug/plan/presets.h"
 #include "snug/record/leaf_names.h"
 #include "snug/replay/fit.h"
 #include "snug/state/manifest.h"
-#include "snug/state/safetensors.h"
 
 namespace snug::train {
 namespace {
@@ -173,48 +167,6 @@ std::optional<double> Experiment::validation_loss() {
 }
 
 std::int64_t Experiment::tokens_per_step() const { return config_.train.batch * config_.model.sequence; }
-
-namespace {
-
-void write_text(const std::filesystem::path& path, const std::string& text) {
-  try {
-    DurableFile file(path);
-    file.write(std::as_bytes(std::span(text)));
-    file.finish();
-  } catch (const std::system_error& error) {
-    throw Error(fmt::format("saving the model: {}: {}", path.string(), error.code().message()));
-  }
-}
-
-}  // namespace
-
-std::string save_trained(Experiment& experiment, const std::filesystem::path& folder) {
-  const Config& config = experiment.config();
-  const std::string base = std::filesystem::path(config.model.path).filename().string();
-  if (!models::lora_parameters(experiment.model()).empty()) {
-    save_adapter(experiment.model(), base, folder / "adapter");
-    return (folder / "adapter").string();
-  }
-  std::vector<std::pair<std::string, at::Tensor>> tensors;
-  for (const auto& p : experiment.model().named_parameters()) tensors.emplace_back(p.key(), p.value());
-  for (const auto& b : experiment.model().named_buffers()) tensors.emplace_back(b.key(), b.value());
-  const std::filesystem::path whole = folder / "model";
-  std::error_code error;
-  std::filesystem::create_directories(whole, error);
-  if (error) throw Error(fmt::format("saving the model: {}: {}", whole.string(), error.message()));
-  state::write_safetensors(whole / "model.safetensors", tensors, {{"format", "pt"}});
-  if (const auto* const llama = std::get_if<models::Llama>(&experiment.language_model())) {
-    write_text(whole / "config.json",
-               models::llama_json((*llama)->options(), tensors.front().second.scalar_type(), experiment.ends()));
-  }
-  for (const char* file : {"tokenizer.json", "tokenizer.model"}) {
-    const std::filesystem::path own = std::filesystem::path(config.model.path) / file;
-    if (!std::filesystem::exists(own, error) || std::filesystem::equivalent(own, whole / file, error)) continue;
-    std::filesystem::copy_file(own, whole / file, std::filesystem::copy_options::overwrite_existing, error);
-    if (error) throw Error(fmt::format("saving the model: {}: {}", (whole / file).string(), error.message()));
-  }
-  return whole.string();
-}
 
 void warm_up(const Config& config) {
   const models::AutocastScope autocast(autocast_dtype(config));

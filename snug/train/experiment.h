@@ -44,7 +44,7 @@ class Experiment {
   std::optional<double> validation_loss();
 
   [[nodiscard]] const Config& config() const noexcept { return config_; }
-  [[nodiscard]] torch::nn::Module& model() noexcept { return module_of(model_); }
+  [[nodiscard]] torch::nn::Module& model() const noexcept { return module_of(model_); }
   [[nodiscard]] const LanguageModel& language_model() const noexcept { return model_; }
   [[nodiscard]] const data::Tokenizer& tokenizer() const noexcept { return tokenizer_; }
   /// Of the text and of the files of the pretrained model, to tell when they were replaced: sizes and samples.
@@ -65,11 +65,6 @@ class Experiment {
   optim::AdamW optimizer_;
   optim::WarmupCosine schedule_;
 };
-
-/// Writes what was trained into a folder, in place of what was there: the adapter as PEFT does ("adapter"), or the
-/// model as transformers does ("model": config.json, model.safetensors, and its tokenizer.json where it had one).
-/// Returns the path.
-std::string save_trained(Experiment& experiment, const std::filesystem::path& folder);
 
 /// Runs a tiny step of the same kind, so that what LibTorch loads and sets up on first use is there: kernels, thread
 /// pools, scratch. Resident memory after it is the process's start-up.

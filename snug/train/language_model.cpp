@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/base/listing.h"
 #include "snug/data/packed_dataset.h"
 #include "snug/memory/tag.h"
-#include "snug/models/llama_json.h"
 #include "snug/models/lora.h"
 #include "snug/state/load_weights.h"
 #include "snug/state/peft_adapter.h"
@@ -62,14 +62,12 @@ LanguageModel make_base(const Config& config, const std::optional<Pretrained>& p
 std::vector<std::string> targets_for_peft(const torch::nn::Module& model) {
   std::set<std::string> adapted, ends, others;
   const auto end_of = [](const std::string& name) { return name.substr(name.rfind('.') + 1); };
-  for (const auto& module : model.named_modules("", /*include_self=*/false)) {
-    const auto linear = std::dynamic_pointer_cast<models::LinearImpl>(module.value());
-    if (linear == nullptr) continue;
+  for (const auto& [name, linear] : models::linear_modules(model)) {
     if (linear->adapted()) {
-      adapted.insert(module.key());
-      ends.insert(end_of(module.key()));
+      adapted.insert(name);
+      ends.insert(end_of(name));
     } else {
-      others.insert(end_of(module.key()));
+      others.insert(end_of(name));
     }
   }
   const bool exact = std::ranges::none_of(ends, [&](const std::string& end) { return others.contains(end); });
@@ -116,9 +114,6 @@ LanguageModel make_model(const Config& config, const std::optional<Pretrained>& 
   } else if (config.lora.rank > 0) {
     const memory::TagScope tag(memory::Tag::Weights);
     models::add_lora(module_of(model), lora_options(config.lora));
-  } else if (pretrained && !config.output.folder.empty()) {
-    // Better now than after the last step.
-    (void)models::llama_json(pretrained->options(), at::kFloat, {});
   }
   if (config.model.weights == "packed" && models::lora_parameters(module_of(model)).empty()) {
     throw UsageError("model: model.weights = \"packed\" is frozen and leaves nothing to train; set lora.rank");
@@ -146,13 +141,14 @@ void load_adapter(torch::nn::Module& model, const std::filesystem::path& folder)
 
   // All that does not fit, before anything is changed.
   std::vector<std::string> faults;
-  const auto modules = model.named_modules("", /*include_self=*/false);
+  const models::LinearModules modules = models::linear_modules(model);
   for (const std::string& name : options.targets) {
-    const auto linear = modules.contains(name) ? std::dynamic_pointer_cast<models::LinearImpl>(modules[name]) : nullptr;
-    if (linear == nullptr) {
+    const auto found = std::ranges::find(modules, name, &models::LinearModules::value_type::first);
+    if (found == modules.end()) {
       faults.push_back(name + " (not there)");
       continue;
     }
+    const auto& linear = found->second;
     const std::int64_t in = adapter.tensors.at(name + ".lora_A.weight").shape[1];
     const std::int64_t out = adapter.tensors.at(name + ".lora_B.weight").shape[0];
     if (in != linear->in() || out != linear->out()) {
@@ -161,14 +157,9 @@ void load_adapter(torch::nn::Module& model, const std::filesystem::path& folder)
     }
   }
   if (!faults.empty()) {
-    constexpr std::size_t kListed = 8;
-    const std::size_t more = faults.size() > kListed ? faults.size() - kListed : 0;
-    const std::size_t all = faults.size();
-    faults.resize(all - more);
-    throw UsageError(fmt::format("adapter: {} is for another model{}: of its {} modules {} do not fit: {}{}",
+    throw UsageError(fmt::format("adapter: {} is for another model{}: of its {} modules {} do not fit: {}",
                                  folder.string(), adapter.base.empty() ? "" : " (" + adapter.base + ")",
-                                 options.targets.size(), all, fmt::join(faults, ", "),
-                                 more > 0 ? fmt::format(" and {} more", more) : ""));
+                                 options.targets.size(), faults.size(), listed(faults)));
   }
   models::add_lora(model, options);
   const at::NoGradGuard no_grad;
@@ -179,9 +170,8 @@ void load_adapter(torch::nn::Module& model, const std::filesystem::path& folder)
 
 void save_adapter(const torch::nn::Module& model, const std::string& base, const std::filesystem::path& folder) {
   const models::LoraOptions* options = nullptr;
-  for (const auto& module : model.modules(/*include_self=*/false)) {
-    const auto linear = std::dynamic_pointer_cast<models::LinearImpl>(module);
-    if (linear != nullptr && linear->adapted()) options = linear->adapter_options();
+  for (const auto& [name, linear] : models::linear_modules(model)) {
+    if (linear->adapted()) options = linear->adapter_options();
   }
   if (options == nullptr) throw UsageError("adapter: the model has none to save");
   state::PeftAdapter adapter;

@@ -6,13 +6,14 @@
 
 #include <algorithm>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/base/text_file.h"
 #include "snug/data/gguf_vocabulary.h"
 #include "snug/data/tokenizer_json.h"
 #include "snug/memory/tag.h"
@@ -130,10 +131,11 @@ bool has_order(const std::vector<std::int64_t>& shape, std::int64_t head_width) 
 
 bool is_packed(ops::BlockFormat format) { return ops::block_layout(format).elements > 1; }
 
-std::string read_text(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) refuse(path, "it cannot be read; name a GGUF file, or a folder as transformers saves it");
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+std::string contents(const fs::path& path) try {
+  return read_text(path);
+} catch (const std::system_error& error) {
+  refuse(path, fmt::format("it cannot be read: {}; name a GGUF file, or a folder as transformers saves it",
+                           error.code().message()));
 }
 
 /// Ids in a config.json: one, a list, or none.
@@ -198,7 +200,7 @@ Pretrained Pretrained::of_folder(const fs::path& path) {
   Pretrained p;
   p.path_ = path;
   const fs::path config = path / "config.json";
-  const std::string text = read_text(config);
+  const std::string text = contents(config);
   p.options_ = models::llama_options_of_json(text, config.string());
   p.ends_ = ends_of_json(text);
   for (auto& [name, tensor] : state::open_sharded_safetensors(path)) {

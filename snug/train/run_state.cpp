@@ -153,7 +153,8 @@ void RunState::restore() {
   for (const fs::path& path : damaged_) fs::rename(path, path.string() + ".damaged", ignored);
 }
 
-void RunState::save(std::int64_t step, std::optional<double> metric, Bytes room, report::Progress& progress) {
+void RunState::save(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room,
+                    report::Progress& progress) {
   try {
     if (writer_) writer_->wait();
   } catch (const Error& error) {
@@ -164,7 +165,7 @@ void RunState::save(std::int64_t step, std::optional<double> metric, Bytes room,
       const StateConfig& c = experiment_.config().state;
       writer_.emplace(folder_, state::Retention{.last = c.last, .best = c.best});
     }
-    writer_->write(state_, step, metric, {}, experiment_.config().state.write == "background" ? room : 0);
+    writer_->write(state_, step, metric, {{"plan.json", plan}}, experiment_.config().state.write == "background" ? room : 0);
     failure_.reset();
     ++saved_;
   } catch (const Error& error) {

@@ -132,15 +132,8 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
     progress.note(done ? fmt::format("resuming after {} steps", *done)
                        : fmt::format("no training state in {}; beginning at the first step", state.folder().string()));
   }
-  if (options.start == Start::Anew && !folder.empty()) state.begin_anew(progress);
-  std::optional<report::MetricsWriter> metrics;
-  if (!folder.empty()) {
-    using Existing = report::MetricsWriter::Existing;
-    metrics.emplace(folder / "metrics.jsonl", result.resumed_from > 0 ? Existing::Append : Existing::Replace);
-  }
   result.parameters = count(experiment.model().parameters());
   result.trained_parameters = count(experiment.optimizer().parameters());
-  if (metrics) metrics->write({{"config", to_json(config)}, {"parameters", result.parameters}});
   if (options.before) options.before(experiment);
   progress.note(
       fmt::format("{:.1f} M parameters{}; recording one step", static_cast<double>(result.parameters) / 1e6,
@@ -152,7 +145,15 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
   const bool of_the_file = std::holds_alternative<std::monostate>(request) && file && file->plan.budget > 0;
   const bool capped_from_the_start = std::holds_alternative<Bytes>(request) || of_the_file;
   Session session = plan_session(experiment, file);
+  // Only now: what cannot be planned leaves the run before as it was.
+  if (options.start == Start::Anew && !folder.empty()) state.begin_anew(progress);
   state.restore();
+  std::optional<report::MetricsWriter> metrics;
+  if (!folder.empty()) {
+    using Existing = report::MetricsWriter::Existing;
+    metrics.emplace(folder / "metrics.jsonl", result.resumed_from > 0 ? Existing::Append : Existing::Replace);
+    metrics->write({{"config", to_json(config)}, {"parameters", result.parameters}});
+  }
   // A budget in percent needs an uncapped recording: what that took does not count.
   if (!capped_from_the_start) {
     memory.release_cached();
@@ -173,6 +174,14 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
                                          .depth = config.data.prefetch,
                                          .first_step = result.resumed_from,
                                          .pinned = false});
+  const std::string plan_text =
+      folder.empty() ? "" : to_json(plan::plan_file_for(session.graph(), session.plan())).dump() + "\n";
+  std::int64_t saved_at = result.resumed_from;
+  std::optional<double> validated;  // after the last step
+  const auto save = [&] {
+    saved_at = result.steps;
+    state.save(result.steps, validated, plan_text, room_beside(session.plan()), progress);
+  };
   std::vector<double> seconds;
   bool said_so = false;
   const double started = monotonic_seconds();
@@ -201,7 +210,8 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
       progress.note(fmt::format("step {}: not the planned step, run under pressure ({})", step, report.divergence));
     const bool last = step + 1 == config.train.steps || interrupted();
     const bool validates = last || (config.train.validate_every > 0 && (step + 1) % config.train.validate_every == 0);
-    if (validates) result.validation_loss = experiment.validation_loss();
+    validated = validates ? experiment.validation_loss() : std::nullopt;
+    if (validates) result.validation_loss = validated;
 
     const memory::Stats stats = memory.stats();
     report::StepStatus status;
@@ -226,11 +236,10 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
       if (validates && result.validation_loss) line["validation_loss"] = *result.validation_loss;
       metrics->write(line);
     }
-    const bool at_its_turn = config.state.every > 0 && ((step + 1) % config.state.every == 0 || last);
-    if (!folder.empty() && (at_its_turn || interrupted())) {
-      state.save(step + 1, validates ? result.validation_loss : std::nullopt, room_beside(session.plan()), progress);
-    }
+    if (!folder.empty() && config.state.every > 0 && ((step + 1) % config.state.every == 0 || last)) save();
   }
+  // Whenever the signal came.
+  if (interrupted() && !folder.empty() && result.steps > saved_at) save();
   progress.finish();
   result.states_saved = state.saved();
   result.loss_first = state.loss_first.value_or(0);

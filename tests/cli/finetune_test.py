@@ -38,6 +38,10 @@ def run(*arguments, **options):
     return subprocess.run([SNUG, *map(str, arguments)], capture_output=True, text=True, timeout=300, **options)
 
 
+def run_shell(command):
+    return subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300)
+
+
 class Finetune(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -141,6 +145,24 @@ class Finetune(unittest.TestCase):
         self.assertLessEqual(found["longest_sequence"], 64)
         self.assertLessEqual(found["measured_peak_bytes"], 3 * 2**20)
         self.assert_refused(run("plan", self.config, "--longest-sequence"), 2, "--budget")
+
+    def test_a_full_disk_leaves_a_state_to_resume_from(self):
+        if run_shell("unshare -rm mount -t tmpfs none /mnt").returncode != 0:
+            self.skipTest("a file system of one's own cannot be mounted here; state_test has a limit on files instead")
+        # The namespace, and the file system with it, ends with the shell.
+        result = run_shell(f"""unshare -rm sh -ec '
+            mount -t tmpfs -o size=1m none /mnt
+            train="{SNUG} train {self.config} --json --set output.folder=/mnt/out --set state.every=1"
+            $train --set train.steps=2
+            head -c 1m /dev/zero >/mnt/rest 2>/dev/null || true
+            $train --set train.steps=4 --resume >&2 && exit 9
+            rm /mnt/rest
+            $train --set train.steps=4 --resume'""")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("No space left on device", result.stderr)
+        first, second = map(json.loads, result.stdout.splitlines())
+        self.assertEqual(first["steps"], 2)
+        self.assertEqual((second["resumed_from"], second["steps"]), (2, 4))
 
     def test_sigterm_saves_a_state_to_resume_from(self):
         process = subprocess.Popen([SNUG, "train", str(self.config), "--json", "--set", "train.steps=100000", "--budget", "80%"],

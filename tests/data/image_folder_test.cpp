@@ -13,12 +13,14 @@
 
 #include "snug/base/errors.h"
 #include "snug/data/prefetcher.h"
+#include "tests/base/fault.h"
 #include "tests/data/token_files.h"
 
 namespace snug::data {
 namespace {
 
 using ::testing::ElementsAre;
+using snug::testing::fault;
 using ::testing::HasSubstr;
 using Order = ImageFolderOptions::Order;
 
@@ -28,7 +30,7 @@ std::string image(const std::string& name) {
 }
 
 /// Three classes of 2, 3 and 1 images, and files that are none.
-class ImageFolderTest : public testing::Test {
+class ImageFolderTest : public ::testing::Test {
  protected:
   ImageFolderTest() : files("image_folder") {
     (void)files.write("dogs/b.PNG", image("palette.png"));
@@ -42,16 +44,6 @@ class ImageFolderTest : public testing::Test {
   }
   TemporaryFolder files;
 };
-
-template <class Call>
-std::string fault(const Call& call) {
-  try {
-    call();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "none";
-}
 
 std::vector<std::int64_t> labels(const ImageBatch& batch) {
   const auto* begin = batch.labels.const_data_ptr<std::int64_t>();

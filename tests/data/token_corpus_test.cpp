@@ -11,12 +11,14 @@
 
 #include "snug/base/errors.h"
 #include "snug/data/text_dataset.h"
+#include "tests/base/fault.h"
 #include "tests/data/token_files.h"
 
 namespace snug::data {
 namespace {
 
 using ::testing::ElementsAre;
+using snug::testing::fault;
 using ::testing::HasSubstr;
 using Ids = std::vector<std::int64_t>;
 
@@ -28,16 +30,6 @@ Ids read(const TokenCorpus& corpus, std::int64_t offset, std::int64_t count) {
 
 TokenCorpus in_memory(const std::vector<std::int32_t>& ids, Ids documents = {0}) {
   return {at::tensor(ids, at::kInt), std::move(documents)};
-}
-
-template <class Call>
-std::string fault(const Call& call) {
-  try {
-    call();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "none";
 }
 
 TEST(TokenCorpus, IsTheBytesOfATextAndItsFiles) {

@@ -8,12 +8,14 @@
 #include <vector>
 
 #include "snug/base/errors.h"
+#include "tests/base/fault.h"
 #include "tests/data/token_files.h"
 
 namespace snug::data {
 namespace {
 
 using ::testing::ElementsAre;
+using snug::testing::fault;
 using ::testing::HasSubstr;
 using Ids = std::vector<std::int64_t>;
 
@@ -21,16 +23,6 @@ Ids read(const TokenFile& file, std::int64_t offset, std::int64_t count) {
   Ids ids(static_cast<std::size_t>(count));
   file.copy(offset, ids);
   return ids;
-}
-
-template <class Call>
-std::string fault(const Call& call) {
-  try {
-    call();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "none";
 }
 
 TEST(TokenFile, ReadsBothKindsOfLlmc) {

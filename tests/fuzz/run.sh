@@ -10,9 +10,11 @@ seconds="$2"
 shift 2
 readonly names=(safetensors gguf gguf_tokenizer tokenizer_json megatron_index manifest plan config_json)
 # Debian: clang and libclang-rt-dev.
-compiler="$(compgen -c clang++ | sort -V | tail -n 1)"
-cmake -S "$here" -B "$build" -G Ninja -DCMAKE_CXX_COMPILER="$compiler" -DSNUG_LIBTORCH="$libtorch" >/dev/null
-cmake --build "$build" -j "$(nproc)"
+compiler="${SNUG_FUZZ_COMPILER:-$(compgen -c clang++ | sort -V | head -n 1)}"
+# Fresh: with another compiler CMake would forget the other settings.
+cmake --fresh -S "$here" -B "$build" -G Ninja -DCMAKE_CXX_COMPILER="$compiler" -DSNUG_LIBTORCH="$libtorch" \
+  -DCMAKE_CXX_COMPILER_LAUNCHER="$(command -v ccache || true)" >/dev/null
+cmake --build "$build" -j "${JOBS:-$(nproc)}"
 
 seeds() {
   local folder="$build/seeds/$1"

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "snug/base/errors.h"
+#include "tiny_llama.h"
 
 namespace snug::models {
 namespace {
@@ -13,22 +14,12 @@ namespace {
 using ::testing::ElementsAreArray;
 using ::testing::SizeIs;
 
-LlamaOptions tiny() {
-  return {.layers = 2,
-          .width = 32,
-          .inner_width = 64,
-          .heads = 4,
-          .key_heads = 2,
-          .vocabulary = 64,
-          .sequence = 40,
-          .norm_epsilon = 1e-5,
-          .rotary = {.width = 8, .base = 10000, .scaling = NoScaling{}}};
-}
-
 /// Weights large enough that tokens follow from what was before.
 Llama random_model() {
   torch::manual_seed(3);
-  Llama model(tiny());
+  LlamaOptions options = tiny_llama();
+  options.tied = false;
+  Llama model(options);
   const at::NoGradGuard no_grad;
   for (at::Tensor& p : model->parameters()) {
     if (p.dim() == 2) p.mul_(10);

@@ -7,10 +7,10 @@
 #include <algorithm>
 
 #include "snug/base/errors.h"
-#include "snug/models/llama.h"
 #include "snug/models/parameter.h"
 #include "tests/equivalence/bitwise.h"
 #include "tests/ops/packed.h"
+#include "tiny_llama.h"
 
 namespace snug::models {
 namespace {
@@ -19,24 +19,11 @@ using snug::testing::same_bits;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-LlamaOptions tiny() {
-  return {.layers = 2,
-          .width = 32,
-          .inner_width = 64,
-          .heads = 4,
-          .key_heads = 2,
-          .vocabulary = 64,
-          .sequence = 32,
-          .norm_epsilon = 1e-5,
-          .rotary = {.width = 8, .base = 10000, .scaling = NoScaling{}},
-          .tied = true};
-}
-
 at::Tensor tokens() { return torch::arange(20).view({2, 10}); }
 
 TEST(Lora, BeginsAsTheModelWasAndTrainsNothingElse) {
   torch::manual_seed(1);
-  Llama model(tiny());
+  Llama model(tiny_llama());
   const at::Tensor before = model->forward(tokens()).detach();
   EXPECT_THAT(add_lora(*model, {.targets = {"q_proj", "v_proj"}, .rank = 4}),
               ElementsAre("model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj",
@@ -68,7 +55,7 @@ void train(Llama& model, int steps) {
 
 TEST(Lora, LearnsAndMergesIntoTheWeights) {
   torch::manual_seed(2);
-  Llama model(tiny());
+  Llama model(tiny_llama());
   {
     const at::NoGradGuard no_grad;
     model->named_parameters()["model.embed_tokens.weight"].mul_(10);  // logits can be large
@@ -128,7 +115,7 @@ TEST(Lora, FindsModulesByPattern) {
 }
 
 TEST(Lora, RefusesWhatCannotBe) {
-  Llama model(tiny());
+  Llama model(tiny_llama());
   const auto fault = [&](const LoraOptions& options) -> std::string {
     try {
       add_lora(*model, options);
@@ -155,7 +142,7 @@ TEST(ShapesOnly, ParametersTakeNoMemory) {
     return sum;
   };
   const ShapesOnlyScope scope(at::kBFloat16);
-  const Llama model(tiny());
+  const Llama model(tiny_llama());
   EXPECT_EQ(bytes(*model), 2 * model->parameters().size());
   EXPECT_EQ(model->named_parameters()["model.embed_tokens.weight"].sizes(), (std::vector<std::int64_t>{64, 32}));
   EXPECT_EQ(model->parameters()[0].scalar_type(), at::kBFloat16);

@@ -27,7 +27,10 @@ def test_is_bitwise_the_same(name, amp):
             budget = session.plan.budget
             compared = snug.verify(step, batch, model, session=session)
             assert snug.memory_stats()["limit"] == budget
-            assert session.last_step.replayed_ops > 0
+            # Without bf16 instructions a convolution's scratch can be the peak: then no plan is lower, nor replays.
+            lower = session.plan.predicted_peak < plan.unplanned_peak
+            assert lower or amp
+            assert (session.last_step.replayed_ops > 0) == lower
             for p in model.parameters():
                 p.grad = None
             snug._core.reset_peak("cpu")

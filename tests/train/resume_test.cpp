@@ -201,6 +201,33 @@ TEST(Resume, ANewRunPutsTheStateOfAnEarlierOneAside) {
   EXPECT_FALSE(fs::exists(folder / "state" / state::state_name(4)));
 }
 
+TEST(Resume, ARunThatCannotBePlannedLeavesTheEarlierOne) {
+  const fs::path folder = scratch("unplanned");
+  Config config = gpt();
+  config.train.steps = 2;
+  run(config, folder);
+  const std::string metrics = text_of(folder / "metrics.jsonl");
+  config.memory.budget = "100KiB";
+  EXPECT_THROW(run(config, folder), Error);
+  EXPECT_TRUE(fs::exists(folder / "state" / state::state_name(2)));
+  EXPECT_EQ(text_of(folder / "metrics.jsonl"), metrics);
+}
+
+TEST(Resume, ThePlanIsInTheStateAndCanBeFollowed) {
+  const fs::path folder = scratch("plan");
+  Config config = gpt();
+  config.memory.budget = "80%";
+  config.train.steps = 2;
+  const TrainResult result = run(config, folder);
+  TrainOptions options;
+  options.plan = plan::read_plan(folder / "state" / state::state_name(2) / "plan.json");
+  EXPECT_EQ(options.plan->plan, result.plan);
+  config.memory.budget = "";
+  config.output.folder = scratch("plan-again");
+  report::Progress silent = report::Progress::silent();
+  EXPECT_EQ(train(config, silent, options).plan.budget, result.plan.budget);
+}
+
 TEST(Resume, AReplacedTextIsRefused) {
   const fs::path folder = scratch("replaced"), text = folder / "text";
   fs::copy_file(text_file(), text);

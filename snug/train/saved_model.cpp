@@ -1,0 +1,71 @@
+#include "snug/train/saved_model.h"
+
+#include <fmt/format.h>
+
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "snug/base/errors.h"
+#include "snug/base/text_file.h"
+#include "snug/models/llama_json.h"
+#include "snug/models/lora.h"
+#include "snug/state/safetensors.h"
+#include "snug/train/experiment.h"
+
+namespace snug::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void fail(const fs::path& path, const std::error_code& error) {
+  throw Error(fmt::format("saving the model: {}: {}", path.string(), error.message()));
+}
+
+/// The text of config.json; nullopt for models that transformers has no such file of.
+std::optional<std::string> config_json(const Experiment& experiment, c10::ScalarType dtype) {
+  const auto* const llama = std::get_if<models::Llama>(&experiment.language_model());
+  if (llama == nullptr) return std::nullopt;
+  return models::llama_json((*llama)->options(), dtype, experiment.ends());
+}
+
+void save_model(const Experiment& experiment, const fs::path& folder) {
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (const auto& p : experiment.model().named_parameters()) tensors.emplace_back(p.key(), p.value());
+  for (const auto& b : experiment.model().named_buffers()) tensors.emplace_back(b.key(), b.value());
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) fail(folder, error);
+  state::write_safetensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
+  if (const auto config = config_json(experiment, tensors.front().second.scalar_type())) {
+    try {
+      write_text(folder / "config.json", *config);
+    } catch (const std::system_error& failed) {
+      fail(folder / "config.json", failed.code());
+    }
+  }
+  for (const char* file : {"tokenizer.json", "tokenizer.model"}) {
+    const fs::path own = fs::path(experiment.config().model.path) / file, copy = folder / file;
+    if (!fs::exists(own, error) || fs::equivalent(own, copy, error)) continue;
+    fs::copy_file(own, copy, fs::copy_options::overwrite_existing, error);
+    if (error) fail(copy, error);
+  }
+}
+
+}  // namespace
+
+void check_can_save(const Experiment& experiment) {
+  if (models::lora_parameters(experiment.model()).empty()) (void)config_json(experiment, at::kFloat);
+}
+
+std::string save_trained(const Experiment& experiment, const fs::path& folder) {
+  if (!models::lora_parameters(experiment.model()).empty()) {
+    const std::string base = fs::path(experiment.config().model.path).filename().string();
+    save_adapter(experiment.model(), base, folder / "adapter");
+    return (folder / "adapter").string();
+  }
+  save_model(experiment, folder / "model");
+  return (folder / "model").string();
+}
+
+}  // namespace snug::train
