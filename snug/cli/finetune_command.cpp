@@ -32,8 +32,9 @@ std::vector<std::string> continuations(train::Experiment& experiment, const Prom
   for (const std::string& prompt : prompts.texts) {
     const models::GenerationOptions options{
         .tokens = prompts.tokens, .below = data::size(experiment.tokenizer()), .ends = experiment.ends()};
-    const auto made = models::generate(*model->ptr(), data::encode(experiment.tokenizer(), prompt), options);
-    texts.push_back(data::decode(experiment.tokenizer(), made));
+    const std::vector<data::TokenId> given = data::encode(experiment.tokenizer(), prompt);
+    texts.push_back(
+        data::decode_after(experiment.tokenizer(), given, models::generate(*model->ptr(), given, options)));
   }
   return texts;
 }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "snug/base/clock.h"
+#include "snug/base/errors.h"
 #include "snug/cli/command.h"
 #include "snug/data/tokenizer.h"
 #include "snug/memory/device_memory.h"
@@ -49,6 +50,7 @@ std::size_t whole_characters(std::string_view text) {
 }
 
 int generate(const Options& o) {
+  if (o.config.model.path.empty()) throw UsageError("generate: --model is empty; name a GGUF file or a folder");
   const std::optional<train::Pretrained> pretrained = train::open_pretrained(o.config);
   const data::Tokenizer tokenizer = train::make_tokenizer(o.config, pretrained);
   models::Llama model = pretrained->load(train::base_weights(o.config.model.weights));
@@ -70,15 +72,17 @@ int generate(const Options& o) {
   // All of it is decoded each time: what a token means may depend on those before, and a character on those behind.
   std::vector<data::TokenId> so_far;
   std::size_t shown = 0;
-  const auto made = models::generate(*model, data::encode(tokenizer, prompt), options, [&](data::TokenId token) {
+  const std::vector<data::TokenId> given = data::encode(tokenizer, prompt);
+  const auto made = models::generate(*model, given, options, [&](data::TokenId token) {
     so_far.push_back(token);
-    const std::string text = data::decode(tokenizer, so_far);
+    const std::string text = data::decode_after(tokenizer, given, so_far);
     const std::size_t whole = whole_characters(text);
     if (whole <= shown) return;
     show(text.substr(shown, whole - shown));
     shown = whole;
   });
-  if (const std::string text = data::decode(tokenizer, made); text.size() > shown) show(text.substr(shown));
+  const std::string text = data::decode_after(tokenizer, given, made);
+  if (text.size() > shown) show(text.substr(shown));
   const double seconds = monotonic_seconds() - started;
   if (!o.json) {
     show("\n");
@@ -86,7 +90,7 @@ int generate(const Options& o) {
   }
   const nlohmann::ordered_json json = {
       {"prompt", prompt},
-      {"text", data::decode(tokenizer, made)},
+      {"text", text},
       {"tokens", made},
       {"seconds", seconds},
       {"measured_peak_bytes", memory::device_memory(c10::kCPU).stats().allocated_peak}};

@@ -45,7 +45,7 @@ BytePairModel byte_pair_model(const GgufVocabulary& v, std::string_view name) {
     if (!left || !right) fail(fmt::format("the merge \"{}\" is not of bytes", merge));
     model.merges.emplace_back(*left, *right);
   }
-  if (v.add_begin) {
+  if (v.add_begin.value_or(v.pre == "llama-bpe" && v.begin)) {
     if (!v.begin || *v.begin < 0 || *v.begin >= static_cast<TokenId>(v.tokens.size())) {
       fail("it wants a first token in every text and names none");
     }

@@ -18,7 +18,7 @@ struct GgufVocabulary {
   std::vector<std::int64_t> types;  ///< 1 normal, 2 unknown, 3 control, 4 added by a user, 5 unused, 6 byte
   std::vector<std::string> merges;  ///< "left right"
   std::optional<TokenId> begin;     ///< put before every text, when add_begin says so
-  bool add_begin = false;
+  std::optional<bool> add_begin;    ///< not said: for "llama-bpe" alone, as llama.cpp has it
 };
 
 /// Its model. `name` is the file's for errors. Throws UsageError when it is not whole, and for tokenizers of other

@@ -83,6 +83,10 @@ TokenLayout find_tokens(std::span<const std::uint8_t> file, std::string_view nam
 TokenFile::TokenFile(std::string name, MappedFile file, TokenLayout layout)
     : name_(std::move(name)), file_(std::move(file)), layout_(std::move(layout)) {}
 
+bool is_token_file(const std::filesystem::path& path) {
+  return path.extension() == ".bin" || path.extension() == ".idx";
+}
+
 TokenFile TokenFile::open(const fs::path& path) {
   fs::path tokens = path;
   if (tokens.extension() == ".idx") tokens.replace_extension(".bin");

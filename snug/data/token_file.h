@@ -17,6 +17,9 @@ namespace snug::data {
 /// and for an odd number of bytes.
 TokenLayout find_tokens(std::span<const std::uint8_t> file, std::string_view name);
 
+/// Whether a name ends as those of files of tokens do: .bin, or the .idx beside it.
+bool is_token_file(const std::filesystem::path& path);
+
 /// A file of token ids, mapped read-only: it costs address space and page cache, no memory of its own. Movable, not
 /// copyable. Reads are safe from any number of threads. The file must not shrink while it is open.
 class TokenFile {

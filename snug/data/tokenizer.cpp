@@ -24,9 +24,9 @@ std::string ByteTokenizer::decode(const std::vector<TokenId>& ids) {
   return text;
 }
 
-Tokenizer open_tokenizer(const std::filesystem::path& path) {
+Tokenizer open_tokenizer(const std::filesystem::path& path, const SentencePieceOptions& options) {
   if (path.extension() == ".json") return BytePairTokenizer(read_tokenizer_json(path));
-  if (path.extension() == ".model") return SentencePieceTokenizer::open(path);
+  if (path.extension() == ".model") return SentencePieceTokenizer::open(path, options);
   throw UsageError(
       fmt::format("tokenizer: {} ends neither in .json nor in .model; name a tokenizer.json or a "
                   "SentencePiece model",
@@ -39,6 +39,17 @@ std::vector<TokenId> encode(const Tokenizer& tokenizer, std::string_view text) {
 
 std::string decode(const Tokenizer& tokenizer, const std::vector<TokenId>& ids) {
   return std::visit([&](const auto& t) { return t.decode(ids); }, tokenizer);
+}
+
+std::string decode_after(const Tokenizer& tokenizer, const std::vector<TokenId>& before,
+                         const std::vector<TokenId>& more) {
+  std::vector<TokenId> all = before;
+  all.insert(all.end(), more.begin(), more.end());
+  const std::string first = decode(tokenizer, before);
+  std::string text = decode(tokenizer, all);
+  // Bytes that only `more` makes a character of change what stood for them.
+  if (!text.starts_with(first)) return decode(tokenizer, more);
+  return text.substr(first.size());
 }
 
 TokenId size(const Tokenizer& tokenizer) {

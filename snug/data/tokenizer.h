@@ -23,13 +23,17 @@ struct ByteTokenizer {
 using Tokenizer = std::variant<ByteTokenizer, BytePairTokenizer, SentencePieceTokenizer>;
 
 /// A tokenizer.json of byte-pair tokens, or a SentencePiece .model file, by the name's ending. Throws UsageError for
-/// others, and when the file is damaged.
-Tokenizer open_tokenizer(const std::filesystem::path& path);
+/// others, and when the file is damaged. `options` are for the latter kind; the former has its own.
+Tokenizer open_tokenizer(const std::filesystem::path& path, const SentencePieceOptions& options = {});
 
 /// Special tokens that are written out count as such in byte-pair tokenizers; see each tokenizer's own function.
 std::vector<TokenId> encode(const Tokenizer& tokenizer, std::string_view text);
 /// Throws UsageError for an id that is none.
 std::string decode(const Tokenizer& tokenizer, const std::vector<TokenId>& ids);
+/// What `more` adds to the text of the tokens `before`, which is not always its own text: SentencePiece takes the blank
+/// off the first word. Throws UsageError for an id that is none.
+std::string decode_after(const Tokenizer& tokenizer, const std::vector<TokenId>& before,
+                         const std::vector<TokenId>& more);
 /// How many ids there are, from 0 on.
 TokenId size(const Tokenizer& tokenizer);
 

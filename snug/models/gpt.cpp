@@ -92,7 +92,7 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens) {
 
 at::Tensor GptImpl::loss(const at::Tensor& tokens, const at::Tensor& targets) {
   const at::Tensor logits = forward(tokens);
-  return at::cross_entropy_loss(logits.to(at::kFloat).view({-1, logits.size(-1)}), targets.view(-1));
+  return at::cross_entropy_loss(logits.to(at::kFloat).view({-1, logits.size(-1)}), targets.reshape(-1));
 }
 
 }  // namespace snug::models

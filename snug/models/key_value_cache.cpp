@@ -12,13 +12,15 @@ namespace snug::models {
 void append(KeyValueCache::Layer& layer, std::int64_t seen, at::Tensor& keys, at::Tensor& values) {
   const std::int64_t length = seen + keys.size(2);
   const auto add = [&](at::Tensor& all, at::Tensor& fresh) {
-    if (seen > 0 && (all.size(0) != fresh.size(0) || all.size(1) != fresh.size(1) || all.size(3) != fresh.size(3))) {
+    const bool fits = all.defined() && all.size(0) == fresh.size(0) && all.size(1) == fresh.size(1) &&
+                      all.size(3) == fresh.size(3) && all.scalar_type() == fresh.scalar_type();
+    if (seen > 0 && !fits) {
       throw UsageError(fmt::format("key-value cache: it was filled with batches of {} and is used with one of {}",
                                    all.size(0), fresh.size(0)));
     }
-    if (!all.defined() || all.size(2) < length) {
+    if (!fits || all.size(2) < length) {
       auto sizes = fresh.sizes().vec();
-      sizes[2] = all.defined() ? std::max(length, 2 * all.size(2)) : length;
+      sizes[2] = fits ? std::max(length, 2 * all.size(2)) : length;
       const at::Tensor larger = at::empty(sizes, fresh.options());
       if (seen > 0) larger.narrow(2, 0, seen).copy_(all.narrow(2, 0, seen));
       all = larger;

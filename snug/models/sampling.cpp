@@ -15,7 +15,9 @@ struct Sampler {
   std::int64_t operator()(const Greedy&) const { return logits.argmax().item<std::int64_t>(); }
 
   std::int64_t operator()(const Nucleus& n) const {
-    const at::Tensor probabilities = at::softmax(logits.to(at::kFloat) / n.temperature, 0);
+    // Behind the largest, and in fp64: no temperature is so low that it overflows.
+    const at::Tensor scores = logits.to(at::kDouble);
+    const at::Tensor probabilities = at::softmax((scores - scores.max()) / n.temperature, 0);
     const auto [likely, tokens] = probabilities.sort(/*stable=*/true, 0, /*descending=*/true);
     // What stands before a token: the first one always stays.
     const at::Tensor before = likely.cumsum(0) - likely;

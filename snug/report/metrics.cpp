@@ -27,8 +27,8 @@ MetricsWriter::MetricsWriter(std::filesystem::path path, Existing existing) : pa
   std::error_code error;
   if (path_.has_parent_path()) std::filesystem::create_directories(path_.parent_path(), error);
   if (error) fail("create the folder of", path_, error.value());
-  const int start = existing == Existing::Replace ? O_TRUNC : O_APPEND;
-  descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | start, 0666);
+  const int start = existing == Existing::Replace ? O_TRUNC : 0;
+  descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND | start, 0666);
   if (descriptor_ < 0) fail("open", path_, errno);
 }
 

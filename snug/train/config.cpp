@@ -16,6 +16,7 @@
 #include "snug/base/errors.h"
 #include "snug/base/nearest.h"
 #include "snug/base/toml.h"
+#include "snug/data/token_file.h"
 #include "snug/train/config_rules.h"
 
 namespace snug::train {
@@ -42,10 +43,10 @@ void visit_keys(AnyConfig& c, Visit&& visit) {
   visit("model", "heads", c.model.heads, "attention heads per block", Range{1, 65536});
   visit("model", "sequence", c.model.sequence, "tokens per sequence", Range{1, 1048576});
   visit("model", "vocabulary", c.model.vocabulary, "different tokens", Range{1, 16777216});
-  visit("model", "dropout", c.model.dropout, "probability of dropping an activation", kFraction);
+  visit("model", "dropout", c.model.dropout, "gpt: probability of dropping an activation", kFraction);
   visit("model", "key_heads", c.model.key_heads, "llama: heads of keys and values; 0: as many as heads",
         Range{0, 65536});
-  visit("model", "inner_width", c.model.inner_width, "llama: features inside the feed-forward part; 0: 8/3 of width",
+  visit("model", "inner_width", c.model.inner_width, "llama: features inside the feed-forward part; 0: 8/3 of width, rounded up to 64",
         Range{0, 1048576});
   visit("model", "path", c.model.path,
         "pretrained llama: a GGUF file, or a folder as transformers saves it, which decide on shapes", Anything{});
@@ -83,7 +84,8 @@ void visit_keys(AnyConfig& c, Visit&& visit) {
   visit("train", "validate_every", c.train.validate_every, "steps between validations; 0: only at the end",
         kNotNegative);
   visit("train", "validation_batches", c.train.validation_batches, "batches per validation; 0: none", kNotNegative);
-  visit("train", "detect_anomaly", c.train.detect_anomaly, "stop at the operator that makes a nan; slow", Anything{});
+  visit("train", "detect_anomaly", c.train.detect_anomaly, 
+        "when the loss or a gradient is not finite, run the step again and name the first operator that made it so", Anything{});
   visit("train", "threads", c.train.threads, "CPU threads; 0: LibTorch's default", Range{0, 4096});
   visit("optimizer", "kind", c.optimizer.kind, "optimizer", OneOf{{"adamw"}});
   visit("optimizer", "learning_rate", c.optimizer.learning_rate, "highest learning rate", kPositive);
@@ -98,7 +100,7 @@ void visit_keys(AnyConfig& c, Visit&& visit) {
         kNotNegative);
   visit("precision", "compute", c.precision.compute, "type that forward and backward compute in",
         OneOf{{"fp32", "bf16"}});
-  visit("memory", "budget", c.memory.budget, "memory of one step, or percent of its unplanned peak", BudgetText{});
+  visit("memory", "budget", c.memory.budget, "all memory that tensors may take, or percent of the unplanned peak", BudgetText{});
   visit("memory", "strategy", c.memory.strategy, "how the plan is made", StrategyText{});
   visit("memory", "verify_replay_every", c.memory.verify_replay_every,
         "each so many steps, check that what is made again is what was dropped; 0: never", kNotNegative);
@@ -114,7 +116,7 @@ void visit_keys(AnyConfig& c, Visit&& visit) {
   visit("state", "write", c.state.write,
         "background: while training goes on, as far as the budget has room for a copy; wait: before it goes on",
         OneOf{{"background", "wait"}});
-  visit("output", "folder", c.output.folder, "where metrics and training state go; empty: write none", Anything{});
+  visit("output", "folder", c.output.folder, "where metrics, training state and what finetune trained go; empty: write none", Anything{});
 }
 
 const char* type_name(const std::string&) { return "string"; }
@@ -312,7 +314,8 @@ void validate_model(const Config& config) {
                                  std::max(model.width / model.heads, std::int64_t{1}) * model.heads,
                                  (model.width / model.heads + 1) * model.heads));
   }
-  if ((config.data.tokenizer == "bytes" || config.data.tokenizer == "auto") && model.vocabulary < 256) {
+  const bool of_bytes = config.data.tokenizer == "bytes" || config.data.tokenizer == "auto";
+  if (of_bytes && !data::is_token_file(config.data.path) && model.vocabulary < 256) {
     throw UsageError(
         fmt::format("configuration: model.vocabulary = {} is too small for data.tokenizer = \"bytes\", "
                     "which has 256 tokens; set it to 256",
@@ -327,6 +330,11 @@ void validate_model(const Config& config) {
 }  // namespace
 
 void validate(const Config& config) {
+  try {
+    (void)to_json(config).dump();
+  } catch (const nlohmann::json::exception&) {
+    throw UsageError("configuration: a text in it is not UTF-8, which files of JSON cannot hold; rename that file");
+  }
   visit_keys(config, [](const char* section, const char* key, const auto& member, const char*, const auto& rule) {
     check(fmt::format("configuration: {}.{}", section, key), member, rule);
   });

@@ -21,7 +21,7 @@ struct ModelConfig {
   std::int64_t vocabulary = 256;
   double dropout = 0.0;
   std::int64_t key_heads = 0;    ///< 0: as many as heads.
-  std::int64_t inner_width = 0;  ///< 0: two thirds of four times the width.
+  std::int64_t inner_width = 0;  ///< 0: two thirds of four times the width, up to 64.
   std::string path;              ///< Files of a pretrained model, which decide on its shape; empty: a new one.
   std::string weights = "fp32";  ///< How a pretrained model's are kept; see BaseWeights.
 

@@ -28,15 +28,10 @@ Config prepared(const Config& config) {
   return config;
 }
 
-/// Files of tokens have these endings, which text has not.
-bool is_token_file(const std::filesystem::path& path) {
-  return path.extension() == ".bin" || path.extension() == ".idx";
-}
-
 data::TokenCorpus make_corpus(const Config& config, const data::Tokenizer& tokenizer) {
   const std::filesystem::path path =
       config.data.path == data::kLibTorchHeaders ? data::libtorch_headers() : std::filesystem::path(config.data.path);
-  if (is_token_file(path)) return data::TokenFile::open(path);
+  if (data::is_token_file(path)) return data::TokenFile::open(path);
   data::TextCorpus text = data::TextCorpus::open(path);
   if (std::holds_alternative<data::ByteTokenizer>(tokenizer)) return text;
   data::TokenizeOptions options;
@@ -155,7 +150,7 @@ void Experiment::rehearse_update() {
 
 std::optional<double> Experiment::validation_loss() {
   const auto* const text = std::get_if<data::TextDataset>(&dataset_);
-  if (text == nullptr || text->validation_windows() == 0) return std::nullopt;
+  if (text == nullptr || text->validation_windows() == 0 || config_.train.validation_batches == 0) return std::nullopt;
   const torch::NoGradGuard no_grad;
   model().eval();
   const std::int64_t available = std::max<std::int64_t>(1, text->validation_windows() / config_.train.batch);

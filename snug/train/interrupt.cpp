@@ -6,6 +6,7 @@ namespace snug::train {
 namespace {
 
 volatile std::sig_atomic_t g_interrupted = 0;
+struct sigaction g_before_interrupt, g_before_terminate;
 
 void on_signal(int signal) {
   if (g_interrupted) {
@@ -22,13 +23,14 @@ InterruptScope::InterruptScope() {
   struct sigaction action {};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;  // writes of metrics are not cut short
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
+  ::sigaction(SIGINT, &action, &g_before_interrupt);
+  ::sigaction(SIGTERM, &action, &g_before_terminate);
 }
 
 InterruptScope::~InterruptScope() {
-  std::signal(SIGINT, SIG_DFL);
-  std::signal(SIGTERM, SIG_DFL);
+  ::sigaction(SIGINT, &g_before_interrupt, nullptr);
+  ::sigaction(SIGTERM, &g_before_terminate, nullptr);
+  g_interrupted = 0;
 }
 
 bool interrupted() noexcept { return g_interrupted != 0; }

@@ -3,7 +3,7 @@
 namespace snug::train {
 
 /// While it lives, Ctrl-C (SIGINT) and SIGTERM ask the run to stop after the present step; a second one ends the
-/// process. One at a time.
+/// process. Then what handled them before does so again. One at a time.
 class InterruptScope {
  public:
   InterruptScope();
@@ -12,7 +12,7 @@ class InterruptScope {
   InterruptScope& operator=(const InterruptScope&) = delete;
 };
 
-/// Whether a stop was asked for.
+/// Whether a stop was asked for in the scope that lives.
 bool interrupted() noexcept;
 
 }  // namespace snug::train

@@ -123,10 +123,19 @@ LanguageModel make_model(const Config& config, const std::optional<Pretrained>& 
 
 data::Tokenizer make_tokenizer(const Config& config, const std::optional<Pretrained>& pretrained) {
   const std::string& name = config.data.tokenizer;
-  if (name == "bytes" || (name == "auto" && !pretrained)) return data::ByteTokenizer{};
-  if (name == "auto") return pretrained->tokenizer();
-  if (std::filesystem::path(name).extension() == ".gguf") return Pretrained::open(name).tokenizer();
-  return data::open_tokenizer(name);
+  if (name == "auto") return pretrained ? pretrained->tokenizer() : data::ByteTokenizer{};
+  const auto named = [&]() -> data::Tokenizer {
+    if (name == "bytes") return data::ByteTokenizer{};
+    if (std::filesystem::path(name).extension() == ".gguf") return Pretrained::open(name).tokenizer();
+    // Every text of a pretrained model that has such a tokenizer begins with its first token.
+    return data::open_tokenizer(name, {.begin = pretrained.has_value()});
+  };
+  data::Tokenizer tokenizer = named();
+  if (pretrained && data::size(tokenizer) > pretrained->options().vocabulary) {
+    throw UsageError(fmt::format("tokenizer: {} has {} tokens and the model {}; they do not belong together", name,
+                                 data::size(tokenizer), pretrained->options().vocabulary));
+  }
+  return tokenizer;
 }
 
 void load_adapter(torch::nn::Module& model, const std::filesystem::path& folder) {

@@ -36,7 +36,7 @@ std::optional<Pretrained> open_pretrained(const Config& config);
 /// above zero it has adapters, and nothing else trains. Throws UsageError as the parts do.
 LanguageModel make_model(const Config& config, const std::optional<Pretrained>& pretrained);
 
-/// What data.tokenizer names. Throws UsageError when it does not belong to the model.
+/// What data.tokenizer names. Throws UsageError when it cannot be read, or has more tokens than a pretrained model.
 data::Tokenizer make_tokenizer(const Config& config, const std::optional<Pretrained>& pretrained);
 
 /// Adds the adapter in a folder as PEFT saves it. Throws UsageError when it is for another model, listing all that does

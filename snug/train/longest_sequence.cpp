@@ -98,6 +98,7 @@ LongestSequence longest_sequence(Experiment& experiment, Bytes budget, report::P
     } catch (const OutOfBudget&) {
       if (tokens <= multiple) throw;
     }
+    experiment.optimizer().zero_grad();  // what a step that failed has left
   }
 }
 

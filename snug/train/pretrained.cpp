@@ -14,7 +14,6 @@
 
 #include "snug/base/errors.h"
 #include "snug/base/text_file.h"
-#include "snug/data/gguf_vocabulary.h"
 #include "snug/data/tokenizer_json.h"
 #include "snug/memory/tag.h"
 #include "snug/models/embedding.h"
@@ -24,6 +23,7 @@
 #include "snug/state/load_weights.h"
 #include "snug/state/manifest.h"
 #include "snug/state/safetensors.h"
+#include "snug/train/gguf_model.h"
 
 namespace snug::train {
 namespace {
@@ -31,87 +31,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kHead = "lm_head.weight";
-constexpr std::string_view kRotaryFactors = "rope_freqs.weight";
 
 [[noreturn]] void refuse(const fs::path& path, const std::string& what) {
   throw UsageError(fmt::format("model: {}: {}", path.string(), what));
-}
-
-/// Numbers and lists in the metadata of a GGUF file.
-class Metadata {
- public:
-  Metadata(const state::GgufHeader& header, const fs::path& path) : header_(header), path_(path) {}
-
-  [[nodiscard]] std::optional<std::int64_t> integer(std::string_view key) const {
-    if (const auto* const u = header_.find<std::uint64_t>(key)) {
-      if (*u > std::uint64_t{1} << 40) refuse(path_, fmt::format("its {} is {}", key, *u));
-      return static_cast<std::int64_t>(*u);
-    }
-    if (const auto* const i = header_.find<std::int64_t>(key)) return *i;
-    return std::nullopt;
-  }
-  [[nodiscard]] std::int64_t needed(std::string_view key) const {
-    const auto value = integer(key);
-    if (!value || *value < 1) refuse(path_, fmt::format("it has no {}, or none above zero", key));
-    return *value;
-  }
-  [[nodiscard]] double number(std::string_view key, double otherwise) const {
-    const auto* const value = header_.find<double>(key);
-    return value != nullptr ? *value : otherwise;
-  }
-  [[nodiscard]] std::string text(std::string_view key, std::string_view otherwise) const {
-    const auto* const value = header_.find<std::string>(key);
-    return value != nullptr ? *value : std::string(otherwise);
-  }
-  [[nodiscard]] bool flag(std::string_view key) const {
-    const auto* const value = header_.find<bool>(key);
-    return value != nullptr && *value;
-  }
-
- private:
-  const state::GgufHeader& header_;
-  const fs::path& path_;
-};
-
-models::RotaryScaling scaling_of(const Metadata& metadata, const state::Gguf& gguf, std::int64_t sequence,
-                                 const fs::path& path) {
-  if (const auto factors = gguf.tensors.find(kRotaryFactors); factors != gguf.tensors.end()) {
-    return models::DividedFrequencies{factors->second.read().to(at::kFloat)};
-  }
-  const std::string kind = metadata.text("llama.rope.scaling.type", "none");
-  const double factor = metadata.number("llama.rope.scaling.factor", 1);
-  if (kind == "none") return models::NoScaling{};
-  if (kind == "linear") return models::LinearScaling{factor};
-  if (kind == "yarn") {
-    const auto trained = metadata.integer("llama.rope.scaling.original_context_length");
-    return models::YarnScaling{.factor = factor, .trained_length = trained.value_or(sequence)};
-  }
-  refuse(path, fmt::format("its rotary scaling is \"{}\"; known are none, linear and yarn", kind));
-}
-
-models::LlamaOptions options_of(const state::Gguf& gguf, const fs::path& path) {
-  const Metadata m(gguf.header, path);
-  if (const std::string kind = m.text("general.architecture", ""); kind != "llama") {
-    refuse(path, fmt::format("its architecture is \"{}\", and the known one is llama", kind));
-  }
-  models::LlamaOptions o;
-  o.layers = m.needed("llama.block_count");
-  o.width = m.needed("llama.embedding_length");
-  o.inner_width = m.needed("llama.feed_forward_length");
-  o.heads = m.needed("llama.attention.head_count");
-  o.key_heads = m.integer("llama.attention.head_count_kv").value_or(o.heads);
-  o.sequence = m.needed("llama.context_length");
-  o.norm_epsilon = m.number("llama.attention.layer_norm_rms_epsilon", 1e-5);
-  o.rotary.width = m.integer("llama.rope.dimension_count").value_or(o.width / o.heads);
-  o.rotary.base = m.number("llama.rope.freq_base", 10000);
-  o.rotary.scaling = scaling_of(m, gguf, o.sequence, path);
-  const auto embedding = gguf.tensors.find("token_embd.weight");
-  if (embedding == gguf.tensors.end() || embedding->second.shape.size() != 2) {
-    refuse(path, "it has no matrix token_embd.weight");
-  }
-  o.vocabulary = embedding->second.shape[0];
-  o.tied = !gguf.tensors.contains("output.weight");
-  return o;
 }
 
 /// Rows of a matrix of the file in the model's order.
@@ -150,22 +72,6 @@ std::vector<data::TokenId> ends_of_json(const std::string& text) {
   return ends;
 }
 
-data::GgufVocabulary vocabulary_of(const state::GgufHeader& header, const fs::path& path) {
-  const Metadata m(header, path);
-  const auto list = [&]<class T>(std::string_view key, std::vector<T>& out) {
-    if (const auto* const found = header.find<std::vector<T>>(key)) out = *found;
-  };
-  data::GgufVocabulary v;
-  v.model = m.text("tokenizer.ggml.model", "");
-  v.pre = m.text("tokenizer.ggml.pre", "");
-  list("tokenizer.ggml.tokens", v.tokens);
-  list("tokenizer.ggml.merges", v.merges);
-  list("tokenizer.ggml.token_type", v.types);
-  v.begin = m.integer("tokenizer.ggml.bos_token_id");
-  v.add_begin = m.flag("tokenizer.ggml.add_bos_token");
-  return v;
-}
-
 }  // namespace
 
 Pretrained Pretrained::open(const fs::path& path) {
@@ -177,10 +83,10 @@ Pretrained Pretrained::of_gguf(const fs::path& path) {
   Pretrained p;
   p.path_ = path;
   auto gguf = std::make_shared<state::Gguf>(state::open_gguf(path));
-  p.options_ = options_of(*gguf, path);
+  p.options_ = llama_options_of_gguf(*gguf, path);
   const std::int64_t head = p.options_.rotary.width;
   for (const auto& [name, tensor] : gguf->tensors) {
-    if (name == kRotaryFactors) continue;
+    if (name == kGgufRotaryFactors) continue;
     const std::string own = models::llama_name_of_gguf(name).value_or(name);
     state::StoredTensor stored = tensor;
     if (models::gguf_reorders_rows(own) && has_order(tensor.shape, head)) {
@@ -188,10 +94,7 @@ Pretrained Pretrained::of_gguf(const fs::path& path) {
     }
     p.tensors_.emplace(own, std::move(stored));
   }
-  const Metadata m(gguf->header, path);
-  for (const char* key : {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"}) {
-    if (const auto end = m.integer(key)) p.ends_.push_back(*end);
-  }
+  p.ends_ = ends_of_gguf(gguf->header, path);
   p.gguf_ = std::move(gguf);
   return p;
 }
@@ -262,7 +165,8 @@ void Pretrained::pack(models::LlamaImpl& model, state::StoredTensors& rest) cons
 }
 
 std::string Pretrained::fingerprint() const {
-  constexpr std::streamsize kSample = 1 << 16;
+  // All over a file: its beginning may be a vocabulary, the same in each model of a family.
+  constexpr std::uintmax_t kSamples = 256, kSample = 4096;
   std::vector<fs::path> files;
   std::error_code error;
   if (fs::is_directory(path_, error)) {
@@ -276,11 +180,16 @@ std::string Pretrained::fingerprint() const {
   }
   std::string sampled;
   for (const fs::path& file : files) {
-    std::string head(kSample, '\0');
+    const std::uintmax_t size = fs::file_size(file, error);
+    sampled += fmt::format("{}:", size);
     std::ifstream in(file, std::ios::binary);
-    in.read(head.data(), kSample);
-    head.resize(static_cast<std::size_t>(in.gcount()));
-    sampled += fmt::format("{}:", fs::file_size(file, error)) + head;
+    std::string sample(kSample, '\0');
+    for (std::uintmax_t i = 0; i < kSamples && i * kSample < size; ++i) {
+      in.clear();
+      in.seekg(static_cast<std::streamoff>(std::max(i * kSample, size / kSamples * i)));
+      in.read(sample.data(), kSample);
+      sampled.append(sample, 0, static_cast<std::size_t>(in.gcount()));
+    }
   }
   return fmt::format(", {} files, {}", files.size(), state::hash_of(sampled));
 }
@@ -288,7 +197,7 @@ std::string Pretrained::fingerprint() const {
 data::Tokenizer Pretrained::tokenizer() const {
   const auto made = [&]() -> data::Tokenizer {
     if (gguf_ != nullptr) {
-      return data::BytePairTokenizer(data::byte_pair_model(vocabulary_of(gguf_->header, path_), path_.string()));
+      return data::BytePairTokenizer(data::byte_pair_model(vocabulary_of_gguf(gguf_->header, path_), path_.string()));
     }
     if (const fs::path model = path_ / "tokenizer.model"; fs::exists(model)) {
       return data::SentencePieceTokenizer::open(model, {.begin = true});

@@ -113,12 +113,13 @@ void RunState::add_loss(const char* name, std::optional<double>& loss) {
 }
 
 void RunState::begin_anew(report::Progress& progress) {
-  std::error_code error;
+  std::error_code error, metrics_error;
   if (!fs::is_directory(folder_, error)) return;
   for (int number = 1;; ++number) {
     const fs::path aside = fmt::format("{}-{}", folder_.string(), number);
     if (fs::exists(aside, error)) continue;
     fs::rename(folder_, aside, error);
+    if (!error) fs::rename(folder_.parent_path() / "metrics.jsonl", aside / "metrics.jsonl", metrics_error);
     if (error) throw Error(fmt::format("train: {} cannot be put aside: {}", folder_.string(), error.message()));
     progress.note(fmt::format("the training state of an earlier run is in {} now", aside.string()));
     return;
@@ -158,6 +159,7 @@ void RunState::save(std::int64_t step, std::optional<double> metric, const std::
   try {
     if (writer_) writer_->wait();
   } catch (const Error& error) {
+    --saved_;
     progress.note(error.what());  // of the state before; this one may be luckier
   }
   try {

@@ -60,7 +60,8 @@ void check_can_save(const Experiment& experiment) {
 
 std::string save_trained(const Experiment& experiment, const fs::path& folder) {
   if (!models::lora_parameters(experiment.model()).empty()) {
-    const std::string base = fs::path(experiment.config().model.path).filename().string();
+    const fs::path model = experiment.config().model.path;
+    const std::string base = (model.has_filename() ? model : model.parent_path()).filename().string();
     save_adapter(experiment.model(), base, folder / "adapter");
     return (folder / "adapter").string();
   }

@@ -10,6 +10,7 @@
 
 #include "snug/base/clock.h"
 #include "snug/base/errors.h"
+#include "snug/base/folder_lock.h"
 #include "snug/data/prefetcher.h"
 #include "snug/memory/device_memory.h"
 #include "snug/memory/process_memory.h"
@@ -33,6 +34,22 @@ std::int64_t count(const std::vector<at::Tensor>& tensors) {
 Bytes room_beside(const plan::MemoryPlan& plan) {
   if (plan.budget == 0) return std::numeric_limits<Bytes>::max();
   return std::max<Bytes>(plan.budget - plan.predicted_peak - plan::Budget::for_limit(plan.budget).reserve, 0);
+}
+
+/// For the whole run: two in one folder would remove each other's states.
+std::optional<FolderLock> lock(const std::filesystem::path& folder) {
+  if (folder.empty()) return std::nullopt;
+  try {
+    std::filesystem::create_directories(folder);
+    auto taken = FolderLock::take(folder);
+    if (!taken) {
+      throw UsageError(fmt::format("train: another run writes to {}; wait for it, or use another output.folder",
+                                   folder.string()));
+    }
+    return taken;
+  } catch (const std::system_error& error) {
+    throw Error(fmt::format("train: {}: {}", folder.string(), error.code().message()));
+  }
 }
 
 [[noreturn]] void refuse_loss(Experiment& experiment, const data::Batch& batch, std::int64_t step, double loss,
@@ -123,8 +140,9 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
   if (options.start == Start::Resume && config.output.folder.empty()) {
     throw UsageError("train: resuming needs output.folder, where the training state is");
   }
-  Experiment experiment(config);
   const std::filesystem::path folder = config.output.folder;
+  const std::optional<FolderLock> alone = lock(folder);
+  Experiment experiment(config);
   RunState state(experiment, folder / "state");
   if (options.start == Start::Resume) {
     const auto done = state.find(progress);
@@ -145,11 +163,12 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
   const bool of_the_file = std::holds_alternative<std::monostate>(request) && file && file->plan.budget > 0;
   const bool capped_from_the_start = std::holds_alternative<Bytes>(request) || of_the_file;
   Session session = plan_session(experiment, file);
-  // Only now: what cannot be planned leaves the run before as it was.
-  if (options.start == Start::Anew && !folder.empty()) state.begin_anew(progress);
+  // Only now: what cannot be planned, or is stopped before, leaves the run before as it was.
+  const bool writes = !folder.empty() && !interrupted();
+  if (options.start == Start::Anew && writes) state.begin_anew(progress);
   state.restore();
   std::optional<report::MetricsWriter> metrics;
-  if (!folder.empty()) {
+  if (writes) {
     using Existing = report::MetricsWriter::Existing;
     metrics.emplace(folder / "metrics.jsonl", result.resumed_from > 0 ? Existing::Append : Existing::Replace);
     metrics->write({{"config", to_json(config)}, {"parameters", result.parameters}});
@@ -241,7 +260,6 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
   // Whenever the signal came.
   if (interrupted() && !folder.empty() && result.steps > saved_at) save();
   progress.finish();
-  result.states_saved = state.saved();
   result.loss_first = state.loss_first.value_or(0);
   result.loss_last = state.loss_last.value_or(0);
   result.interrupted = interrupted();
@@ -252,8 +270,9 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
   result.plan = session.plan();
   result.memory = memory.stats();
   result.resident_peak = memory::process_memory().resident_peak;
-  if (options.after) options.after(experiment, result);
+  if (options.after && result.steps > 0) options.after(experiment, result);
   state.finish();
+  result.states_saved = state.saved();
   if (metrics) {
     metrics->write({{"result", to_json(result)}});
     metrics->close();

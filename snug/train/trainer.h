@@ -53,15 +53,15 @@ struct TrainOptions {
   Start start = Start::Anew;
   /// Called with the experiment before the first step is recorded, and before the budget holds; may be empty.
   std::function<void(Experiment&)> before;
-  /// Called after the last step, also of a run that was stopped; the budget still holds. What it takes is not in the
-  /// result. May be empty.
+  /// Called after the last step, also of a run that was stopped, but not where no step was done; the budget still
+  /// holds. What it takes is not in the result. May be empty.
   std::function<void(Experiment&, const TrainResult&)> after;
 };
 
 /// Trains as the configuration says and writes metrics and training state to its output folder. Stops cleanly when
 /// interrupted() says so, and saves its state then. Throws Error naming the step when the loss is not finite, and the
 /// first operator that made it when train.detect_anomaly is on, and when the last state could not be saved; DoesNotFit,
-/// OutOfBudget and UsageError as the parts do.
+/// OutOfBudget and UsageError as the parts do, and UsageError when another run writes to the folder.
 TrainResult train(const Config& config, report::Progress& progress, const TrainOptions& options = {});
 
 /// The middle of `values`, 0 when there are none.

@@ -35,7 +35,7 @@ folder = "{folder}"
 
 
 def run(*arguments, **options):
-    return subprocess.run([SNUG, *map(str, arguments)], capture_output=True, text=True, timeout=300, **options)
+    return subprocess.run([SNUG, *(a if isinstance(a, bytes) else str(a) for a in arguments)], capture_output=True, text=True, timeout=300, **options)
 
 
 def run_shell(command):
@@ -121,11 +121,15 @@ class Finetune(unittest.TestCase):
     def test_wrong_use(self):
         self.assert_refused(run("generate", "--model", self.folder / "none.gguf", "--prompt", "a"), 2, "none.gguf")
         self.assert_refused(run("generate", "--model", self.text, "--prompt", "a"), 1, "text.txt")
+        self.assert_refused(run("generate", "--model", "", "--prompt", "a"), 2, "--model is empty")
+        self.assert_refused(run("finetune", self.config, "--set", b"output.folder=b\xe4d"), 2, "UTF-8")
         self.assert_refused(run("generate", "--model", TINY / "tiny.gguf", "--prompt", ""), 2, "no tokens")
         self.assert_refused(run("generate", "--model", TINY / "tiny.gguf", "--prompt", "a" * 100), 2, "made for 64")
         self.assert_refused(run("generate", "--model", TINY / "tiny.gguf", "--prompt", "a", "--adapter", self.folder), 2,
                             "adapter_config.json")
         self.assert_refused(run("generate", "--model", TINY / "tiny.gguf", "--prompt", "a", "--temperature", "-1"), 2)
+        self.assert_refused(run("generate", "--model", TINY / "tiny.gguf", "--prompt", "a", "--tokenizer",
+                                SOURCE / "tests" / "data" / "llama3.json"), 2, "llama3.json has 560 tokens", "model 300")
         self.assert_refused(run("finetune", self.config, "--set", "model.path="), 2, "model.path")
         self.assert_refused(run("finetune", self.config, "--set", "lora.targets=c_attn"), 2, "c_attn", "q_proj")
         self.assert_refused(run("finetune", self.config, "--set", "model.sequence=65"), 2, "65", "64")

@@ -66,6 +66,13 @@ TEST(GgufVocabulary, PutsTheFirstTokenInFront) {
   v.begin = 257;
   v.add_begin = true;
   EXPECT_THAT(BytePairTokenizer(byte_pair_model(v, "f")).encode("a"), ElementsAre(257, 'a'));
+  v.add_begin.reset();
+  EXPECT_THAT(BytePairTokenizer(byte_pair_model(v, "f")).encode("a"), ElementsAre('a')) << "not said";
+  v.pre = "llama-bpe";
+  EXPECT_THAT(BytePairTokenizer(byte_pair_model(v, "f")).encode("a"), ElementsAre(257, 'a')) << "Llama 3's";
+  v.add_begin = false;
+  EXPECT_THAT(BytePairTokenizer(byte_pair_model(v, "f")).encode("a"), ElementsAre('a'));
+  v.add_begin = true;
   v.begin = 5000;
   EXPECT_THAT(fault(v), HasSubstr("names none"));
 }

@@ -47,6 +47,18 @@ TEST_P(TokenizerParity, GivesTheReferencesIds) {
 INSTANTIATE_TEST_SUITE_P(All, TokenizerParity, testing::Values("gpt2", "llama3", "smollm", "bpe", "unigram"),
                          [](const auto& each) { return std::string(each.param); });
 
+TEST(Tokenizer, WhatContinuesATextKeepsItsBlank) {
+  for (const char* name : {"gpt2.json", "bpe.model", "unigram.model"}) {
+    const Tokenizer tokenizer = open_tokenizer(beside(name));
+    const std::vector<TokenId> given = encode(tokenizer, "the cat"), whole = encode(tokenizer, "the cat the ends");
+    ASSERT_TRUE(std::equal(given.begin(), given.end(), whole.begin())) << name;
+    const std::vector<TokenId> more(whole.begin() + static_cast<std::ptrdiff_t>(given.size()), whole.end());
+    EXPECT_EQ(decode_after(tokenizer, given, more), " the ends") << name;
+    EXPECT_EQ(decode_after(tokenizer, given, {}), "") << name;
+    EXPECT_EQ(decode_after(tokenizer, {}, whole), "the cat the ends") << name;
+  }
+}
+
 TEST(Tokenizer, BytesThatAreNoUtf8ComeBackFromByteLevelOnes) {
   std::mt19937 random(5);
   for (const char* name : {"gpt2.json", "llama3.json", "smollm.json"}) {

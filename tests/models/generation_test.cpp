@@ -92,6 +92,9 @@ TEST(Sampling, DrawsByProbabilityFromTheNucleus) {
   near(shares({.temperature = 1, .top_p = 0.7}), {0, 0.625, 0, 0.375});
   near(shares({.temperature = 1, .top_p = 0.5}), {0, 1, 0, 0});
   near(shares({.temperature = 0.5, .top_p = 1}), {0.0225 / 0.365, 0.25 / 0.365, 0.0025 / 0.365, 0.09 / 0.365});
+  for (const double temperature : {1e-39, 1e-320}) {
+    near(shares({.temperature = temperature, .top_p = 1}), {0, 1, 0, 0});
+  }
   EXPECT_EQ(sample(logits, Greedy{}, generator), 1);
   EXPECT_EQ(sample(at::tensor({1.0F, 2.0F, 2.0F}), Greedy{}, generator), 1);
 }

@@ -68,6 +68,7 @@ def cases():
 
 
 def main():
+    transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     all_cases, good = list(cases()), True
     with tempfile.TemporaryDirectory() as name:

@@ -223,7 +223,7 @@ TEST(TrainingState, WhatIsMissingOrTooShortIsNamed) {
   fs::remove(state / "manifest.json");
   damaged.clear();
   EXPECT_FALSE(newest(folder, &damaged));
-  EXPECT_THAT(damaged, ElementsAre(HasSubstr("manifest.json: it is not there")));
+  EXPECT_THAT(damaged, ElementsAre(HasSubstr("manifest.json: No such file or directory")));
   EXPECT_FALSE(newest(folder / "nowhere"));
 }
 

@@ -156,6 +156,8 @@ TEST(Validate, ComparesKeysWithEachOther) {
   config = Config{};
   config.model.vocabulary = 100;
   EXPECT_NE(message_of([&] { validate(config); }).find("model.vocabulary = 100 is too small"), std::string::npos);
+  config.data.path = "characters.bin";
+  EXPECT_NO_THROW(validate(config)) << "whose ids are looked at when it is opened";
   config = Config{};
   config.train.validate_every = 5;
   config.train.validation_batches = 0;
@@ -198,6 +200,9 @@ TEST(Validate, ChecksAConfigThatWasBuiltInCode) {
   Config config;
   config.model.heads = 0;
   EXPECT_NE(message_of([&] { validate(config); }).find("configuration: model.heads is 0"), std::string::npos);
+  config = Config{};
+  config.output.folder = "l\xe4tin-1";
+  EXPECT_NE(message_of([&] { validate(config); }).find("is not UTF-8"), std::string::npos);
 }
 
 TEST(ConfigKeys, DescribeEveryKeyOfTheJson) {

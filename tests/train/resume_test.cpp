@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -11,7 +12,9 @@
 #include "snug/base/errors.h"
 #include "snug/report/progress.h"
 #include "snug/state/training_state.h"
+#include "snug/train/interrupt.h"
 #include "snug/train/trainer.h"
+#include "tests/base/fault.h"
 
 namespace snug::train {
 namespace {
@@ -197,6 +200,7 @@ TEST(Resume, ANewRunPutsTheStateOfAnEarlierOneAside) {
   config.train.steps = 2;
   EXPECT_EQ(run(config, folder).states_saved, 1);
   EXPECT_TRUE(fs::exists(folder / "state-1" / state::state_name(4)));
+  EXPECT_THAT(text_of(folder / "state-1" / "metrics.jsonl"), HasSubstr("\"step\":3"));
   EXPECT_TRUE(fs::exists(folder / "state" / state::state_name(2)));
   EXPECT_FALSE(fs::exists(folder / "state" / state::state_name(4)));
 }
@@ -211,6 +215,48 @@ TEST(Resume, ARunThatCannotBePlannedLeavesTheEarlierOne) {
   EXPECT_THROW(run(config, folder), Error);
   EXPECT_TRUE(fs::exists(folder / "state" / state::state_name(2)));
   EXPECT_EQ(text_of(folder / "metrics.jsonl"), metrics);
+}
+
+TEST(Resume, ARunThatIsStoppedBeforeItsFirstStepLeavesTheEarlierOne) {
+  const fs::path folder = scratch("stopped");
+  Config config = gpt();
+  config.train.steps = 2;
+  run(config, folder);
+  const std::string metrics = text_of(folder / "metrics.jsonl");
+  config.output.folder = folder;
+  const InterruptScope interruptible;
+  TrainOptions options;
+  bool ended = false;
+  options.before = [](Experiment&) { std::raise(SIGTERM); };
+  options.after = [&](Experiment&, const TrainResult&) { ended = true; };
+  report::Progress silent = report::Progress::silent();
+  const TrainResult result = train(config, silent, options);
+  EXPECT_TRUE(result.interrupted);
+  EXPECT_EQ(result.steps, 0);
+  EXPECT_FALSE(ended);
+  EXPECT_TRUE(fs::exists(folder / "state" / state::state_name(2)));
+  EXPECT_EQ(text_of(folder / "metrics.jsonl"), metrics);
+}
+
+TEST(Resume, TwoRunsInOneFolderAreRefused) {
+  const fs::path folder = scratch("two");
+  Config config = gpt();
+  config.train.steps = 1;
+  config.output.folder = folder;
+  std::string refusal;
+  TrainOptions options;
+  options.before = [&](Experiment&) { refusal = snug::testing::fault([&] { run(config, folder); }); };
+  report::Progress silent = report::Progress::silent();
+  EXPECT_EQ(train(config, silent, options).steps, 1);
+  EXPECT_THAT(refusal, HasSubstr("another run writes to"));
+  EXPECT_EQ(run(config, folder).steps, 1);
+}
+
+TEST(Resume, WithoutBatchesOfItThereIsNoValidation) {
+  Config config = gpt();
+  config.train.steps = 1;
+  config.train.validate_every = config.train.validation_batches = 0;
+  EXPECT_EQ(run(config, scratch("unvalidated")).validation_loss, std::nullopt);
 }
 
 TEST(Resume, ThePlanIsInTheStateAndCanBeFollowed) {
