@@ -141,7 +141,7 @@ class Finetune(unittest.TestCase):
 
     def test_a_tokenizer_that_does_not_match_is_refused(self):
         found = run("finetune", self.config, "--set", f"data.tokenizer={SOURCE / 'tests/data/llama3.json'}")
-        self.assert_refused(found, 2, "vocabulary")
+        self.assert_refused(found, 2, "llama3.json has 560 tokens", "model 300")
 
     def test_the_longest_sequence_is_found_and_run(self):
         found = self.done(run("plan", self.config, "--longest-sequence", "--budget", "3MiB", "--json"))
