@@ -34,7 +34,8 @@ void BM_WindowsOfBytes(benchmark::State& state) {
 BENCHMARK(BM_WindowsOfBytes)->Arg(0)->Arg(1)->Arg(2)->UseRealTime();
 
 TokenCorpus bytes_as_tokens() {
-  return tokenize(TextCorpus::open(libtorch_headers()), [](std::string_view text) { return ByteTokenizer::encode(text); });
+  return tokenize(TextCorpus::open(libtorch_headers()),
+                  [](std::string_view text) { return ByteTokenizer::encode(text); });
 }
 
 void BM_WindowsOfTokens(benchmark::State& state) {

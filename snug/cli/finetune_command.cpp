@@ -33,8 +33,7 @@ std::vector<std::string> continuations(train::Experiment& experiment, const Prom
     const models::GenerationOptions options{
         .tokens = prompts.tokens, .below = data::size(experiment.tokenizer()), .ends = experiment.ends()};
     const std::vector<data::TokenId> given = data::encode(experiment.tokenizer(), prompt);
-    texts.push_back(
-        data::decode_after(experiment.tokenizer(), given, models::generate(*model->ptr(), given, options)));
+    texts.push_back(data::decode_after(experiment.tokenizer(), given, models::generate(*model->ptr(), given, options)));
   }
   return texts;
 }

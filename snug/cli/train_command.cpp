@@ -17,7 +17,8 @@ void add_train(CLI::App& app, Action& action) {
   auto anomaly = std::make_shared<bool>(false);
   CLI::App* command = app.add_subcommand("train", "Train a model inside a memory budget");
   add_config_options(*command, *options);
-  command->add_flag("--detect-anomaly", *anomaly, "When the loss or a gradient is not finite, name the first operator that made it so");
+  command->add_flag("--detect-anomaly", *anomaly,
+                    "When the loss or a gradient is not finite, name the first operator that made it so");
   auto plan_path = std::make_shared<std::string>();
   command
       ->add_option("--plan", *plan_path, "Follow this plan (see snug plan --out), and its budget unless one is given")

@@ -19,8 +19,8 @@ at::Tensor merge_heads(const at::Tensor& x);
 
 /// Scaled dot-product attention (batch, heads, positions, width). The queries are of the last of the keys' positions,
 /// and each attends to its own and those before it. There may be several heads of queries to one of keys (grouped
-/// queries, Ainslie et al. 2023). `dropout` is of the attention probabilities; above 0 it rules out the fused kernels on
-/// the CPU.
+/// queries, Ainslie et al. 2023). `dropout` is of the attention probabilities; above 0 it rules out the fused kernels
+/// on the CPU.
 at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double dropout);
 
 /// What the encoders of transformers call self-attention: every position attends to every other; modules query, key and

@@ -16,8 +16,8 @@ struct PeftAdapter {
   std::string base{};  ///< name of the model it is for; may be empty
   double alpha = 8;
   double dropout = 0;
-  bool root_of_rank = false;         ///< use_rslora
-  std::int64_t rank = 8;             ///< of every module
+  bool root_of_rank = false;           ///< use_rslora
+  std::int64_t rank = 8;               ///< of every module
   std::vector<std::string> targets{};  ///< target_modules as they were given
   StoredTensors tensors{};             ///< "<module>.lora_A.weight" (rank, in), "<module>.lora_B.weight" (out, rank)
 

@@ -26,10 +26,12 @@ using nlohmann::json;
 constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kSuffix = ".safetensors";
 
-std::string contents(const fs::path& path) try {
-  return read_text(path);
-} catch (const std::system_error& error) {
-  throw DamagedFile(path.string(), error.code().message());
+std::string contents(const fs::path& path) {
+  try {
+    return read_text(path);
+  } catch (const std::system_error& error) {
+    throw DamagedFile(path.string(), error.code().message());
+  }
 }
 
 void check_file(const fs::path& path, const Manifest::File& expected) {

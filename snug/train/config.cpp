@@ -46,8 +46,8 @@ void visit_keys(AnyConfig& c, Visit&& visit) {
   visit("model", "dropout", c.model.dropout, "gpt: probability of dropping an activation", kFraction);
   visit("model", "key_heads", c.model.key_heads, "llama: heads of keys and values; 0: as many as heads",
         Range{0, 65536});
-  visit("model", "inner_width", c.model.inner_width, "llama: features inside the feed-forward part; 0: 8/3 of width, rounded up to 64",
-        Range{0, 1048576});
+  visit("model", "inner_width", c.model.inner_width,
+        "llama: features inside the feed-forward part; 0: 8/3 of width, rounded up to 64", Range{0, 1048576});
   visit("model", "path", c.model.path,
         "pretrained llama: a GGUF file, or a folder as transformers saves it, which decide on shapes", Anything{});
   visit("model", "weights", c.model.weights,
@@ -84,8 +84,9 @@ void visit_keys(AnyConfig& c, Visit&& visit) {
   visit("train", "validate_every", c.train.validate_every, "steps between validations; 0: only at the end",
         kNotNegative);
   visit("train", "validation_batches", c.train.validation_batches, "batches per validation; 0: none", kNotNegative);
-  visit("train", "detect_anomaly", c.train.detect_anomaly, 
-        "when the loss or a gradient is not finite, run the step again and name the first operator that made it so", Anything{});
+  visit("train", "detect_anomaly", c.train.detect_anomaly,
+        "when the loss or a gradient is not finite, run the step again and name the first operator that made it so",
+        Anything{});
   visit("train", "threads", c.train.threads, "CPU threads; 0: LibTorch's default", Range{0, 4096});
   visit("optimizer", "kind", c.optimizer.kind, "optimizer", OneOf{{"adamw"}});
   visit("optimizer", "learning_rate", c.optimizer.learning_rate, "highest learning rate", kPositive);
@@ -100,7 +101,8 @@ void visit_keys(AnyConfig& c, Visit&& visit) {
         kNotNegative);
   visit("precision", "compute", c.precision.compute, "type that forward and backward compute in",
         OneOf{{"fp32", "bf16"}});
-  visit("memory", "budget", c.memory.budget, "all memory that tensors may take, or percent of the unplanned peak", BudgetText{});
+  visit("memory", "budget", c.memory.budget, "all memory that tensors may take, or percent of the unplanned peak",
+        BudgetText{});
   visit("memory", "strategy", c.memory.strategy, "how the plan is made", StrategyText{});
   visit("memory", "verify_replay_every", c.memory.verify_replay_every,
         "each so many steps, check that what is made again is what was dropped; 0: never", kNotNegative);
@@ -116,7 +118,8 @@ void visit_keys(AnyConfig& c, Visit&& visit) {
   visit("state", "write", c.state.write,
         "background: while training goes on, as far as the budget has room for a copy; wait: before it goes on",
         OneOf{{"background", "wait"}});
-  visit("output", "folder", c.output.folder, "where metrics, training state and what finetune trained go; empty: write none", Anything{});
+  visit("output", "folder", c.output.folder,
+        "where metrics, training state and what finetune trained go; empty: write none", Anything{});
 }
 
 const char* type_name(const std::string&) { return "string"; }

@@ -53,11 +53,13 @@ bool has_order(const std::vector<std::int64_t>& shape, std::int64_t head_width) 
 
 bool is_packed(ops::BlockFormat format) { return ops::block_layout(format).elements > 1; }
 
-std::string contents(const fs::path& path) try {
-  return read_text(path);
-} catch (const std::system_error& error) {
-  refuse(path, fmt::format("it cannot be read: {}; name a GGUF file, or a folder as transformers saves it",
-                           error.code().message()));
+std::string contents(const fs::path& path) {
+  try {
+    return read_text(path);
+  } catch (const std::system_error& error) {
+    refuse(path, fmt::format("it cannot be read: {}; name a GGUF file, or a folder as transformers saves it",
+                             error.code().message()));
+  }
 }
 
 /// Ids in a config.json: one, a list, or none.

@@ -167,7 +167,8 @@ void RunState::save(std::int64_t step, std::optional<double> metric, const std::
       const StateConfig& c = experiment_.config().state;
       writer_.emplace(folder_, state::Retention{.last = c.last, .best = c.best});
     }
-    writer_->write(state_, step, metric, {{"plan.json", plan}}, experiment_.config().state.write == "background" ? room : 0);
+    writer_->write(state_, step, metric, {{"plan.json", plan}},
+                   experiment_.config().state.write == "background" ? room : 0);
     failure_.reset();
     ++saved_;
   } catch (const Error& error) {

@@ -30,8 +30,8 @@ class RunState {
   /// with an optimizer that has not begun.
   void restore();
 
-  /// Saves what is there after `step` steps, and the plan that is followed; see StateWriter::write for `room`. A failure
-  /// is noted, and the run goes on; finish() tells of it at the end.
+  /// Saves what is there after `step` steps, and the plan that is followed; see StateWriter::write for `room`. A
+  /// failure is noted, and the run goes on; finish() tells of it at the end.
   void save(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room,
             report::Progress& progress);
 

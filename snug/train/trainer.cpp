@@ -43,8 +43,8 @@ std::optional<FolderLock> lock(const std::filesystem::path& folder) {
     std::filesystem::create_directories(folder);
     auto taken = FolderLock::take(folder);
     if (!taken) {
-      throw UsageError(fmt::format("train: another run writes to {}; wait for it, or use another output.folder",
-                                   folder.string()));
+      throw UsageError(
+          fmt::format("train: another run writes to {}; wait for it, or use another output.folder", folder.string()));
     }
     return taken;
   } catch (const std::system_error& error) {

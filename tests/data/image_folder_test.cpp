@@ -19,8 +19,8 @@
 namespace snug::data {
 namespace {
 
-using ::testing::ElementsAre;
 using snug::testing::fault;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Order = ImageFolderOptions::Order;
 

@@ -17,8 +17,8 @@
 namespace snug::data {
 namespace {
 
-using ::testing::ElementsAre;
 using snug::testing::fault;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Ids = std::vector<std::int64_t>;
 

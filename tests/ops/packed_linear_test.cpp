@@ -59,7 +59,8 @@ TEST(PackedLinear, WorksThroughALargeMatrixInGroupsOfRows) {
     const at::Tensor gradient = torch::randn_like(y);
     y.backward(gradient);
     expected.backward(gradient);
-    // Another blocking of the same sums, of 64 and of about 200,000 terms: neither is exact, and one rounds as the other.
+    // Another blocking of the same sums, of 64 and of about 200,000 terms: neither is exact, and one rounds as the
+    // other.
     const at::Tensor weight = plain(matrix).to(dtype).to(at::kDouble);
     const at::Tensor exact = torch::linear(x.detach().to(at::kDouble), weight);
     const at::Tensor exact_gradient = gradient.to(at::kDouble).matmul(weight);

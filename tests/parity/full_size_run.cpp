@@ -3,8 +3,9 @@
 //   full_size_run FOLDER
 //
 // For each of bert-masked-lm, bert-classifier, vit and resnet reads FOLDER/NAME.safetensors, the weights, and
-// FOLDER/NAME-given.safetensors: input, targets (and mask, types for BERT). Writes FOLDER/NAME-found.safetensors: logits,
-// loss, and gradient.PARAMETER; ResNet's are of training, with the buffers after it, and logits.evaluation before.
+// FOLDER/NAME-given.safetensors: input, targets (and mask, types for BERT). Writes FOLDER/NAME-found.safetensors:
+// logits, loss, and gradient.PARAMETER; ResNet's are of training, with the buffers after it, and logits.evaluation
+// before.
 #include <fmt/format.h>
 #include <torch/torch.h>
 

@@ -17,12 +17,9 @@ state::GgufValue integer(std::uint64_t value) { return value; }
 
 state::Gguf small() {
   state::Gguf gguf;
-  gguf.header.metadata = {{"general.architecture", "llama"},
-                          {"llama.block_count", integer(2)},
-                          {"llama.embedding_length", integer(32)},
-                          {"llama.feed_forward_length", integer(64)},
-                          {"llama.attention.head_count", integer(4)},
-                          {"llama.context_length", integer(128)}};
+  gguf.header.metadata = {{"general.architecture", "llama"},          {"llama.block_count", integer(2)},
+                          {"llama.embedding_length", integer(32)},    {"llama.feed_forward_length", integer(64)},
+                          {"llama.attention.head_count", integer(4)}, {"llama.context_length", integer(128)}};
   gguf.tensors.emplace("token_embd.weight", state::StoredTensor{at::kFloat, {300, 32}, [] { return at::Tensor(); }});
   return gguf;
 }
