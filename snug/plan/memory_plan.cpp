@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "snug/base/errors.h"
+#include "snug/base/json_integer.h"
 
 namespace snug::plan {
 namespace {
@@ -47,10 +48,10 @@ MemoryPlan memory_plan_from_json(const Json& json) try {
   }
   MemoryPlan plan;
   plan.strategy = json.at("strategy");
-  plan.fingerprint = json.at("fingerprint");
-  plan.budget = json.at("budget_bytes");
-  plan.predicted_peak = json.at("predicted_peak_bytes");
-  plan.unplanned_peak = json.at("unplanned_peak_bytes");
+  plan.fingerprint = json_integer<std::uint64_t>(json.at("fingerprint"));
+  plan.budget = json_integer<Bytes>(json.at("budget_bytes"));
+  plan.predicted_peak = json_integer<Bytes>(json.at("predicted_peak_bytes"));
+  plan.unplanned_peak = json_integer<Bytes>(json.at("unplanned_peak_bytes"));
   plan.predicted_seconds = json.at("predicted_step_seconds");
   plan.unplanned_seconds = json.at("unplanned_step_seconds");
   for (char c : json.at("actions").get<std::string>()) {
@@ -63,7 +64,7 @@ MemoryPlan memory_plan_from_json(const Json& json) try {
     }
   }
   for (const Json& range : json.at("segments")) {
-    const SegmentRange segment{range.at(0), range.at(1)};
+    const SegmentRange segment{json_integer<OpId>(range.at(0)), json_integer<OpId>(range.at(1))};
     if (segment.begin < 0 || segment.end < segment.begin) {
       throw UsageError(fmt::format("memory plan: segment {} is no range of operators", range.dump()));
     }

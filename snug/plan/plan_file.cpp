@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/base/json_integer.h"
 #include "snug/base/text_file.h"
 
 namespace snug::plan {
@@ -98,7 +99,7 @@ PlanFile plan_file_from_json(const Json& json) try {
   PlanFile file{memory_plan_from_json(json), {}};
   const auto names = json.at("operator_names").get<std::vector<std::string>>();
   for (const Json& op : json.at("operators")) {
-    file.ops.push_back({names.at(op.at(0).get<std::size_t>()), op.at(1).get<std::uint64_t>()});
+    file.ops.push_back({names.at(json_integer<std::size_t>(op.at(0))), json_integer<std::uint64_t>(op.at(1))});
   }
   const auto ops = static_cast<OpId>(file.ops.size());
   for (const SegmentRange& range : file.plan.segments) {

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "snug/base/errors.h"
+#include "snug/base/json_integer.h"
 
 namespace snug::plan {
 namespace {
@@ -125,14 +126,19 @@ StepGraph step_graph_from_json(const Json& json) try {
     throw UsageError(fmt::format("step graph: not a \"{}\" of version {}", kFormat, kVersion));
   }
   StepGraph graph;
-  graph.static_bytes = json.at("static_bytes");
-  graph.static_by_tag = json.at("static_by_tag");
+  graph.static_bytes = json_integer<Bytes>(json.at("static_bytes"));
+  for (std::size_t tag = 0; tag < graph.static_by_tag.size(); ++tag) {
+    graph.static_by_tag[tag] = json_integer<Bytes>(json.at("static_by_tag").at(tag));
+  }
   graph.step_seconds = json.at("step_seconds");
   graph.update_seconds = json.at("update_seconds");
-  graph.update_bytes = json.at("update_bytes");
-  for (const Json& op : json.at("ops")) graph.ops.push_back({op.at(0), op.at(1), op.at(2), op.at(3), op.at(4)});
+  graph.update_bytes = json_integer<Bytes>(json.at("update_bytes"));
+  for (const Json& op : json.at("ops")) {
+    graph.ops.push_back({op.at(0), json_integer<std::uint64_t>(op.at(1)), op.at(2), json_integer<Bytes>(op.at(3)),
+                         json_integer<Bytes>(op.at(4))});
+  }
   for (const Json& value : json.at("values")) {
-    ValueInfo& info = graph.values.emplace_back(ValueInfo{value.at(0), value.at(1)});
+    ValueInfo& info = graph.values.emplace_back(ValueInfo{json_integer<Bytes>(value.at(0)), value.at(1)});
     if (value.size() > 2) info.must = must_from(value.at(2));
   }
   graph.flow = flow_from_json(json.at("flow"), json.at("leaves"), static_cast<ValueId>(graph.values.size()));
@@ -141,8 +147,9 @@ StepGraph step_graph_from_json(const Json& json) try {
         fmt::format("step graph: {} operators in \"flow\" but {} in \"ops\"", graph.flow.ops(), graph.ops.size()));
   }
   for (const Json& e : json.at("events")) {
-    const int kind = e.at(0);
-    const Event event{static_cast<Event::Kind>(kind), e.at(1), e.at(2), e.at(3)};
+    const int kind = json_integer<int>(e.at(0));
+    const Event event{static_cast<Event::Kind>(kind), json_integer<std::int32_t>(e.at(1)), json_integer<Bytes>(e.at(2)),
+                      json_integer<Bytes>(e.at(3))};
     const bool is_op = event.kind == Event::Kind::Run;
     const bool has_no_id = event.kind == Event::Kind::Settle || event.kind == Event::Kind::Other;
     const std::int32_t end = is_op ? graph.flow.ops() : graph.flow.values();

@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "snug/base/errors.h"
+#include "snug/base/json_integer.h"
 #include "snug/base/text_file.h"
 #include "snug/state/damaged_file.h"
 #include "snug/state/safetensors.h"
@@ -79,8 +80,12 @@ template <class T>
 T member(const Json& json, const char* key, T otherwise, const fs::path& path) {
   if (!json.contains(key) || json[key].is_null()) return otherwise;
   try {
-    return json[key].get<T>();
-  } catch (const Json::exception&) {
+    if constexpr (std::is_same_v<T, std::int64_t>) {
+      return json_integer<T>(json[key]);
+    } else {
+      return json[key].get<T>();
+    }
+  } catch (const std::exception&) {
     throw DamagedFile(path.string(), fmt::format("its {} is {}", key, json[key].dump()));
   }
 }
