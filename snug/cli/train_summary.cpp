@@ -6,6 +6,7 @@
 
 #include "snug/base/bytes.h"
 #include "snug/cli/command.h"
+#include "snug/report/count.h"
 #include "snug/report/table.h"
 
 namespace snug::cli {
@@ -20,10 +21,10 @@ std::string share(Bytes part, Bytes whole) {
 
 std::string summary(std::string_view title, const train::TrainResult& r, std::optional<double> validation_before) {
   std::vector<report::TableRow> rows = {
-      {"parameters", fmt::format("{:.1f} M", static_cast<double>(r.parameters) / 1e6)},
+      {"parameters", report::format_count(r.parameters)},
   };
   if (r.trained_parameters != r.parameters) {
-    rows.push_back({"of them trained", fmt::format("{:.2f} M", static_cast<double>(r.trained_parameters) / 1e6)});
+    rows.push_back({"of them trained", report::format_count(r.trained_parameters)});
   }
   rows.push_back({"steps", fmt::format("{}", r.steps)});
   rows.push_back({"loss", fmt::format("{:.4f} → {:.4f}", r.loss_first, r.loss_last)});

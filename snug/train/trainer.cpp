@@ -16,6 +16,7 @@
 #include "snug/memory/process_memory.h"
 #include "snug/record/random_state.h"
 #include "snug/replay/anomaly.h"
+#include "snug/report/count.h"
 #include "snug/report/metrics.h"
 #include "snug/train/experiment.h"
 #include "snug/train/interrupt.h"
@@ -153,11 +154,10 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
   result.parameters = count(experiment.model().parameters());
   result.trained_parameters = count(experiment.optimizer().parameters());
   if (options.before) options.before(experiment);
-  progress.note(
-      fmt::format("{:.1f} M parameters{}; recording one step", static_cast<double>(result.parameters) / 1e6,
-                  result.trained_parameters == result.parameters
-                      ? ""
-                      : fmt::format(", {:.2f} M of them train", static_cast<double>(result.trained_parameters) / 1e6)));
+  progress.note(fmt::format("{} parameters{}; recording one step", report::format_count(result.parameters),
+                            result.trained_parameters == result.parameters
+                                ? ""
+                                : fmt::format(", {} of them train", report::format_count(result.trained_parameters))));
 
   const BudgetRequest request = parse_budget(config.memory.budget);
   const bool of_the_file = std::holds_alternative<std::monostate>(request) && file && file->plan.budget > 0;

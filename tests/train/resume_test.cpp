@@ -205,24 +205,32 @@ TEST(Resume, ANewRunPutsTheStateOfAnEarlierOneAside) {
   EXPECT_FALSE(fs::exists(folder / "state" / state::state_name(4)));
 }
 
-TEST(Resume, ARunThatCannotBePlannedLeavesTheEarlierOne) {
-  const fs::path folder = scratch("unplanned");
-  Config config = gpt();
-  config.train.steps = 2;
-  run(config, folder);
-  const std::string metrics = text_of(folder / "metrics.jsonl");
+/// A folder in which a run of two steps has ended.
+class EarlierRun : public ::testing::Test {
+ protected:
+  EarlierRun() : config(gpt()), folder(scratch("earlier")) {
+    config.train.steps = 2;
+    run(config, folder);
+    metrics_ = text_of(folder / "metrics.jsonl");
+  }
+  void expect_it_is_there() const {
+    EXPECT_TRUE(fs::exists(folder / "state" / state::state_name(2)));
+    EXPECT_EQ(text_of(folder / "metrics.jsonl"), metrics_);
+  }
+  Config config;
+  fs::path folder;
+
+ private:
+  std::string metrics_;
+};
+
+TEST_F(EarlierRun, StaysWhenTheNextCannotBePlanned) {
   config.memory.budget = "100KiB";
   EXPECT_THROW(run(config, folder), Error);
-  EXPECT_TRUE(fs::exists(folder / "state" / state::state_name(2)));
-  EXPECT_EQ(text_of(folder / "metrics.jsonl"), metrics);
+  expect_it_is_there();
 }
 
-TEST(Resume, ARunThatIsStoppedBeforeItsFirstStepLeavesTheEarlierOne) {
-  const fs::path folder = scratch("stopped");
-  Config config = gpt();
-  config.train.steps = 2;
-  run(config, folder);
-  const std::string metrics = text_of(folder / "metrics.jsonl");
+TEST_F(EarlierRun, StaysWhenTheNextIsStoppedBeforeItsFirstStep) {
   config.output.folder = folder;
   const InterruptScope interruptible;
   TrainOptions options;
@@ -234,8 +242,7 @@ TEST(Resume, ARunThatIsStoppedBeforeItsFirstStepLeavesTheEarlierOne) {
   EXPECT_TRUE(result.interrupted);
   EXPECT_EQ(result.steps, 0);
   EXPECT_FALSE(ended);
-  EXPECT_TRUE(fs::exists(folder / "state" / state::state_name(2)));
-  EXPECT_EQ(text_of(folder / "metrics.jsonl"), metrics);
+  expect_it_is_there();
 }
 
 TEST(Resume, TwoRunsInOneFolderAreRefused) {
