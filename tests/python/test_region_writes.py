@@ -1,0 +1,106 @@
+"""Regions around what writes in place out of ATen's sight: custom operators, versions raised by hand, compiled code."""
+
+import torch
+from torch import nn
+
+import snug
+
+
+@torch.library.custom_op("snug_tests::double_", mutates_args={"h"})
+def double_(h: torch.Tensor) -> None:
+    h.mul_(2)
+
+
+@torch.library.custom_op("snug_tests::fill_", mutates_args={"to"})
+def fill_(x: torch.Tensor, to: torch.Tensor) -> None:
+    to.copy_(x)
+
+
+def test_custom_operators_that_write_their_arguments_are_replayed():
+    x = torch.linspace(-1, 1, 256).requires_grad_()
+
+    def program():
+        h = x.sin().detach()
+        double_(h)
+        double_(h)
+        to = torch.zeros_like(x)
+        fill_(h.cos(), to)
+        return (h * x * to).exp().sum()
+
+    expected = torch.autograd.grad(program(), x)[0]
+    with snug.Region(snug.Recompute()) as region:
+        loss = program()
+    assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+    assert region.opaque_values == [] and region.replayed_ops > 5
+
+
+@torch.library.custom_op("snug_tests::rotate_", mutates_args={"q", "k"})
+def rotate_(q: torch.Tensor, k: torch.Tensor) -> None:
+    q.mul_(2)
+    k.mul_(3)
+
+
+def test_custom_operators_may_write_two_views_of_one_tensor():
+    x = torch.linspace(-1, 1, 256).requires_grad_()
+
+    def program():
+        q, k = x.sin().detach().chunk(2)
+        rotate_(q, k)
+        return (q.exp() * k * x[:128]).sum()
+
+    expected = torch.autograd.grad(program(), x)[0]
+    with snug.Region(snug.Recompute()) as region:
+        loss = program()
+    assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+    assert region.opaque_values == []
+
+
+def test_a_version_raised_by_hand_makes_a_value_of_its_own():
+    x = torch.linspace(-1, 1, 256).requires_grad_()
+
+    def program():
+        h = x.sin().detach()
+        before = h.exp()
+        h.numpy()[:] *= 2
+        torch.autograd.graph.increment_version(h)
+        return (h.exp() * before * x).sin().sum()
+
+    expected = torch.autograd.grad(program(), x)[0]
+    with snug.Region(snug.Recompute()) as region:
+        loss = program()
+    assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+    assert len(region.opaque_values) == 1 and "aten::sin" in region.opaque_values[0]
+
+
+def test_results_of_compiled_code_are_kept():
+    """Its kernels write over what operators made, the product of a layer among it."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, 8))
+    compiled, x = torch.compile(model), torch.randn(512, 64)
+    scale = torch.ones(64, requires_grad=True)
+
+    def step(batch):
+        for _ in range(8):
+            batch = (batch * scale).sin()
+        return compiled(batch).tanh().square().mean()
+
+    def gradients(run):
+        model.load_state_dict(start)
+        model.zero_grad()
+        scale.grad = None
+        run()
+        return [p.grad.clone() for p in [scale, *model.parameters()]] + [b.clone() for b in model.buffers()]
+
+    start = {k: v.clone() for k, v in model.state_dict().items()}
+    gradients(lambda: step(x).backward())  # compiles
+    plain = gradients(lambda: step(x).backward())
+
+    def in_region():
+        with snug.Region(snug.Recompute()) as region:
+            loss = step(x)
+        loss.backward()
+        assert region.replayed_ops > 0  # what is around it
+
+    assert all(torch.equal(a, b) for a, b in zip(plain, gradients(in_region)))
+    with snug.fit(step, x, device="1GiB", strategy="selective(aten::tanh)") as session:
+        assert all(torch.equal(a, b) for a, b in zip(plain, gradients(lambda: session.backward(x))))
+        assert session.last_step.replayed_ops > 0
