@@ -49,8 +49,8 @@ BENCHMARK(BM_WindowsOfTokens)->Arg(0)->Arg(1)->UseRealTime();
 void BM_RowsOfDocuments(benchmark::State& state) {
   PackedDatasetOptions options{.batch = kBatch, .sequence = kSequence};
   const PackedDataset dataset(bytes_as_tokens(), options);
-  Prefetcher<PackedBatch> batches([&](std::int64_t step) { return dataset.train_batch(step); },
-                                  {.workers = static_cast<int>(state.range(0)), .depth = 4});
+  Prefetcher<Batch> batches([&](std::int64_t step) { return dataset.train_batch(step); },
+                            {.workers = static_cast<int>(state.range(0)), .depth = 4});
   deliver(state, [&] { return batches.next(); });
 }
 BENCHMARK(BM_RowsOfDocuments)->Arg(0)->Arg(1)->UseRealTime();

@@ -194,7 +194,7 @@ int find_longest(const PlanOptions& options) {
     fmt::print("{}\n", json.dump());
     return 0;
   }
-  const bool limited = l.tokens + 64 > l.made_for;
+  const bool limited = l.tokens + train::kSequenceMultiple > l.made_for;
   const std::vector<report::TableRow> rows = {
       {"budget", format_bytes(*budget)},
       {"longest sequence", fmt::format("{}{}", l.tokens, limited ? ", the most that the model was made for" : "")},

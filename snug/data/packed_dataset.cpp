@@ -69,12 +69,12 @@ std::vector<PackedDataset::Piece> PackedDataset::cut() const {
   return pieces;
 }
 
-PackedBatch PackedDataset::train_batch(std::int64_t step) const {
+Batch PackedDataset::train_batch(std::int64_t step) const {
   const std::int64_t first = first_sample(step, options_.batch, "packed dataset");
   const std::int64_t sequence = options_.sequence;
   const std::vector<std::int64_t> shape{options_.batch, sequence};
-  PackedBatch batch{at::full(shape, options_.padding, at::kLong), at::full(shape, kNoTarget, at::kLong),
-                    at::zeros(shape, at::kLong), at::full(shape, kNoDocument, at::kLong)};
+  Batch batch{at::full(shape, options_.padding, at::kLong), at::full(shape, kNoTarget, at::kLong),
+              at::zeros(shape, at::kLong), at::full(shape, kNoDocument, at::kLong)};
   const auto documents = corpus_.documents();
   std::vector<std::int64_t> ids;
   for (std::int64_t i = 0; i < options_.batch; ++i) {
@@ -109,7 +109,7 @@ at::Tensor document_mask(const at::Tensor& documents) {
   if (documents.dim() != 2) {
     throw UsageError(
         fmt::format("document mask: documents have {} dimensions and must have two, batch and sequence; give those of "
-                    "a PackedBatch",
+                    "a batch of a PackedDataset",
                     documents.dim()));
   }
   const std::int64_t sequence = documents.size(1);

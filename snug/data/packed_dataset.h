@@ -5,21 +5,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "snug/data/batch.h"
 #include "snug/data/token_corpus.h"
 
 namespace snug::data {
-
-/// On the CPU, int64, all of shape (batch, sequence). A row holds whole documents, or pieces of long ones, one after
-/// the other, and then padding.
-struct PackedBatch {
-  at::Tensor input;
-  at::Tensor target;     ///< what follows each token in its document; kNoTarget at a document's last, and padding
-  at::Tensor positions;  ///< from 0 on in each document, or piece of one; 0 in padding
-  at::Tensor documents;  ///< number of each token's document in the corpus; kNoDocument in padding
-};
-
-inline constexpr std::int64_t kNoTarget = -100;  ///< which cross_entropy leaves out
-inline constexpr std::int64_t kNoDocument = -1;
 
 struct PackedDatasetOptions {
   std::int64_t batch = 8;
@@ -39,10 +28,11 @@ class PackedDataset {
   /// Throws UsageError when an option is out of range, or no document has two tokens.
   PackedDataset(TokenCorpus corpus, const PackedDatasetOptions& options);
 
-  /// The batch of training step `step`, from 0 on, which depends on the seed and the step alone: to resume, go on
+  /// The batch of training step `step`, from 0 on, with positions and documents: a row holds whole documents, or pieces
+  /// of long ones, one after the other, and then padding. It depends on the seed and the step alone: to resume, go on
   /// counting. An epoch takes every row once in an order of its own; a batch may end one epoch and begin the next.
   /// Throws Error when `step` is negative.
-  [[nodiscard]] PackedBatch train_batch(std::int64_t step) const;
+  [[nodiscard]] Batch train_batch(std::int64_t step) const;
 
   /// Rows of an epoch.
   [[nodiscard]] std::int64_t rows() const { return static_cast<std::int64_t>(row_ends_.size()); }
@@ -64,13 +54,8 @@ class PackedDataset {
 
 /// Which tokens see each other: those of the same document, not later than themselves; bool, of shape (batch, 1,
 /// sequence, sequence), for the attn_mask of scaled_dot_product_attention. Padding sees padding, so that no row of the
-/// mask is empty, which would make NaN. `documents`: of a PackedBatch, on any device. Throws UsageError when it is not
+/// mask is empty, which would make NaN. `documents`: of a Batch, on any device. Throws UsageError when it is not
 /// two-dimensional.
 at::Tensor document_mask(const at::Tensor& documents);
-
-/// See Prefetcher.
-inline std::vector<at::Tensor*> tensors_of(PackedBatch& batch) {
-  return {&batch.input, &batch.target, &batch.positions, &batch.documents};
-}
 
 }  // namespace snug::data

@@ -1,22 +1,11 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
-#include <vector>
 
+#include "snug/data/batch.h"
 #include "snug/data/token_corpus.h"
 
 namespace snug::data {
-
-/// Token ids on the CPU, int64, both of shape (batch, sequence). target is what follows each token of input.
-struct Batch {
-  at::Tensor input;
-  at::Tensor target;
-  // Of rows that hold several documents, as PackedBatch has them; else undefined.
-  at::Tensor positions{};
-  at::Tensor documents{};
-};
 
 struct TextDatasetOptions {
   std::int64_t batch = 8;
@@ -59,12 +48,5 @@ class TextDataset {
   std::int64_t train_windows_ = 0;
   std::int64_t validation_windows_ = 0;
 };
-
-/// See Prefetcher.
-inline std::vector<at::Tensor*> tensors_of(Batch& batch) {
-  std::vector<at::Tensor*> all{&batch.input, &batch.target};
-  if (batch.documents.defined()) all.insert(all.end(), {&batch.positions, &batch.documents});
-  return all;
-}
 
 }  // namespace snug::data

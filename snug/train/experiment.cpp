@@ -97,11 +97,15 @@ std::optional<c10::ScalarType> autocast_dtype(const Config& config) {
 
 }  // namespace
 
-Experiment::Experiment(const Config& config)
-    : config_(prepared(config)),
-      pretrained_(open_pretrained(config)),
-      model_(make_model(config, pretrained_)),
-      tokenizer_(make_tokenizer(config, pretrained_)),
+Experiment::Experiment(const Config& config) : Experiment{prepared(config), open_pretrained(config)} {}
+
+// The files are let go of with `pretrained`: their pages would count as this process's memory.
+Experiment::Experiment(const Config& config, const std::optional<Pretrained>& pretrained)
+    : config_(config),
+      fingerprint_(pretrained ? pretrained->fingerprint() : ""),
+      ends_(pretrained ? pretrained->ends() : std::vector<data::TokenId>()),
+      model_(make_model(config, pretrained)),
+      tokenizer_(make_tokenizer(config, pretrained)),
       dataset_(make_dataset(config, tokenizer_, vocabulary_of(model_), fingerprint_)),
       optimizer_(trained(module_of(model_)), optimizer_options(config.optimizer)),
       schedule_{config.optimizer.learning_rate, config.optimizer.warmup_steps, config.train.steps,
@@ -109,11 +113,6 @@ Experiment::Experiment(const Config& config)
   std::vector<std::pair<std::string, at::Tensor>> names;
   for (const auto& p : model().named_parameters()) names.emplace_back(p.key(), p.value());
   record::name_tensors(names);
-  if (pretrained_) {
-    ends_ = pretrained_->ends();
-    fingerprint_ += pretrained_->fingerprint();
-    pretrained_.reset();  // its pages would count as this process's memory
-  }
 }
 
 at::Tensor Experiment::loss(const data::Batch& batch) {
@@ -123,9 +122,7 @@ at::Tensor Experiment::loss(const data::Batch& batch) {
 
 data::Batch Experiment::train_batch(std::int64_t step) const {
   const memory::TagScope tag(memory::Tag::Staging);
-  if (const auto* const text = std::get_if<data::TextDataset>(&dataset_)) return text->train_batch(step);
-  const data::PackedBatch b = std::get<data::PackedDataset>(dataset_).train_batch(step);
-  return {b.input, b.target, b.positions, b.documents};
+  return std::visit([&](const auto& dataset) { return dataset.train_batch(step); }, dataset_);
 }
 
 double Experiment::update(std::int64_t step) {

@@ -55,9 +55,10 @@ class Experiment {
   [[nodiscard]] std::int64_t tokens_per_step() const;
 
  private:
+  Experiment(const Config& config, const std::optional<Pretrained>& pretrained);
+
   Config config_;
   std::string fingerprint_;
-  std::optional<Pretrained> pretrained_;  // while this is made
   std::vector<data::TokenId> ends_;
   LanguageModel model_;
   data::Tokenizer tokenizer_;

@@ -131,10 +131,7 @@ data::Tokenizer make_tokenizer(const Config& config, const std::optional<Pretrai
     return data::open_tokenizer(name, {.begin = pretrained.has_value()});
   };
   data::Tokenizer tokenizer = named();
-  if (pretrained && data::size(tokenizer) > pretrained->options().vocabulary) {
-    throw UsageError(fmt::format("tokenizer: {} has {} tokens and the model {}; they do not belong together", name,
-                                 data::size(tokenizer), pretrained->options().vocabulary));
-  }
+  if (pretrained) pretrained->check_fits(tokenizer, name);
   return tokenizer;
 }
 

@@ -8,6 +8,8 @@
 
 namespace snug::train {
 
+inline constexpr std::int64_t kSequenceMultiple = 64;
+
 /// The longest sequence that one step of an experiment can have within a budget.
 struct LongestSequence {
   std::int64_t tokens = 0;
@@ -26,6 +28,6 @@ struct LongestSequence {
 /// Sequences are of random tokens, in batches as configured. Throws DoesNotFit when not even a sequence of `multiple`
 /// tokens fits.
 LongestSequence longest_sequence(Experiment& experiment, Bytes budget, report::Progress& progress,
-                                 std::int64_t multiple = 64);
+                                 std::int64_t multiple = kSequenceMultiple);
 
 }  // namespace snug::train

@@ -196,6 +196,13 @@ std::string Pretrained::fingerprint() const {
   return fmt::format(", {} files, {}", files.size(), state::hash_of(sampled));
 }
 
+void Pretrained::check_fits(const data::Tokenizer& tokenizer, const fs::path& from) const {
+  if (const auto tokens = data::size(tokenizer); tokens > options_.vocabulary) {
+    throw UsageError(fmt::format("tokenizer: that of {} has {} tokens and the model {}; they do not belong together",
+                                 from.string(), tokens, options_.vocabulary));
+  }
+}
+
 data::Tokenizer Pretrained::tokenizer() const {
   const auto made = [&]() -> data::Tokenizer {
     if (gguf_ != nullptr) {
@@ -207,10 +214,7 @@ data::Tokenizer Pretrained::tokenizer() const {
     return data::BytePairTokenizer(data::read_tokenizer_json(path_ / "tokenizer.json"));
   };
   data::Tokenizer tokenizer = made();
-  if (const auto tokens = data::size(tokenizer); tokens > options_.vocabulary) {
-    refuse(path_, fmt::format("its tokenizer has {} tokens and the model {}; they do not belong together", tokens,
-                              options_.vocabulary));
-  }
+  check_fits(tokenizer, path_);
   return tokenizer;
 }
 

@@ -39,7 +39,10 @@ class Pretrained {
   /// the model.
   [[nodiscard]] data::Tokenizer tokenizer() const;
 
-  /// Sizes and beginnings of its files, to tell whether they were replaced.
+  /// Throws UsageError when a tokenizer has more tokens than the model. `from`: where it is from.
+  void check_fits(const data::Tokenizer& tokenizer, const std::filesystem::path& from) const;
+
+  /// Sizes and samples of its files, to tell whether they were replaced.
   [[nodiscard]] std::string fingerprint() const;
 
   /// Tokens that end a text; may be empty.

@@ -53,7 +53,7 @@ TEST(PackedDataset, PacksTheLongestFirstWhereTheyLeaveLeastRoom) {
   const PackedDataset dataset(numbered({3, 4, 7, 5, 4}), {.batch = 3, .sequence = 8, .padding = 99});
   ASSERT_EQ(dataset.rows(), 3);
   EXPECT_DOUBLE_EQ(dataset.fill_rate(), 23.0 / 24);
-  const PackedBatch batch = dataset.train_batch(0);
+  const Batch batch = dataset.train_batch(0);
   std::map<std::int64_t, std::int64_t> rows;  // by the number of their first token
   for (std::int64_t i = 0; i < 3; ++i) rows[row(batch.input, i)[0]] = i;
   ASSERT_TRUE(rows.contains(7) && rows.contains(14) && rows.contains(3));
@@ -77,7 +77,7 @@ TEST(PackedDataset, TakesEveryTokenOnceAnEpochAndTeachesAllButTheFirst) {
   for (const std::int64_t epoch : {0, 3}) {
     std::multiset<std::int64_t> inputs, targets;
     for (std::int64_t i = 0; i < dataset.rows(); ++i) {
-      const PackedBatch batch = dataset.train_batch(epoch * dataset.rows() + i);
+      const Batch batch = dataset.train_batch(epoch * dataset.rows() + i);
       const Ids input = row(batch.input, 0), target = row(batch.target, 0), documents = row(batch.documents, 0);
       for (std::size_t k = 0; k < input.size(); ++k) {
         EXPECT_EQ(documents[k] == kNoDocument, input[k] == -5);
