@@ -48,7 +48,7 @@ with snug.Monitor(interval=0.0005) as plain:
     step(batch).backward()
 model.zero_grad()
 
-session = snug.fit(step, batch, device="60%")
+session = snug.fit(step, batch, budget="60%")
 print(session.plan)
 with snug.Monitor(interval=0.0005) as planned:
     session.backward(batch)

@@ -10,6 +10,7 @@
 #include "snug/base/patient_lock.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/plan/does_not_fit.h"
+#include "snug/replay/step_run.h"
 
 namespace snug::python {
 namespace {
@@ -53,6 +54,8 @@ void translate(std::exception_ptr error) {
     set(to_python(e));
   } catch (const UsageError& e) {
     set(error_type("UsageError")(e.what()));
+  } catch (const replay::UpdateBegins&) {
+    set(error_type("UpdateBegins")());
   } catch (const Error& e) {
     set(error_type("Error")(e.what()));
   } catch (const c10::Error&) {

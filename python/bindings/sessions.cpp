@@ -3,6 +3,7 @@
 
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <atomic>
 #include <memory>
@@ -28,6 +29,7 @@
 #include "snug/plan/simulator.h"
 #include "snug/replay/fit.h"
 #include "snug/replay/session.h"
+#include "snug/replay/step_run.h"
 
 namespace snug::python {
 namespace {
@@ -41,6 +43,8 @@ replay::Forward forward_of(const py::function& step) {
     const py::gil_scoped_acquire gil;
     try {
       const py::object loss = step();
+      const replay::StepRun* run = replay::StepRun::here();
+      if (loss.is_none() && run != nullptr && run->went_backward()) return {};
       if (!THPVariable_Check(loss.ptr())) {
         throw UsageError("step: it returned a " + py::str(py::type::of(loss)).cast<std::string>() +
                          "; return the loss, a tensor of one element");
@@ -52,16 +56,52 @@ replay::Forward forward_of(const py::function& step) {
   };
 }
 
-replay::Rehearsal rehearsal_of(const std::optional<py::function>& update) {
-  if (!update) return {};
-  return [&update] {
+/// An object with run(), which tells whether there was anything to run, and forget().
+replay::Rehearsal rehearsal_of(const py::object& update) {
+  const auto call = [&update](const char* name) {
     const py::gil_scoped_acquire gil;
     try {
-      (*update)();
+      return py::bool_(update.attr(name)()).cast<bool>();
     } catch (py::error_already_set& error) {
       pass_on(error);
     }
   };
+  replay::Rehearsal rehearsal;
+  rehearsal.run = [call] { return call("run"); };
+  rehearsal.forget = [call] { call("forget"); };
+  return rehearsal;
+}
+
+/// Stops this thread's next operator that would write one of these tensors, by UpdateBegins.
+class StopBeforeWrites {
+ public:
+  explicit StopBeforeWrites(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {}
+  void enter() {
+    gate_.emplace(replay::before_writes_of(tensors_, [] { throw replay::UpdateBegins(); }));
+  }
+  void exit() { gate_.reset(); }
+
+ private:
+  std::vector<at::Tensor> tensors_;
+  std::optional<record::OperatorGate> gate_;
+};
+
+/// Whether a step function that runs on this thread goes backward by this.
+bool backward_begins(const std::vector<at::Tensor>& roots) {
+  replay::StepRun* step = replay::StepRun::here();
+  if (step == nullptr) return false;
+  replay::StepRun::Roots edges;
+  for (const at::Tensor& root : roots) edges.push_back(torch::autograd::impl::gradient_edge(root));
+  step->backward_begins(edges);
+  return true;
+}
+
+void backward_ends() {
+  if (replay::StepRun* step = replay::StepRun::here()) step->backward_ends();
+}
+
+void update_begins() {
+  if (replay::StepRun* step = replay::StepRun::here()) step->update_begins();
 }
 
 c10::DeviceType device_type(const std::string& device) { return c10::Device(device).type(); }
@@ -69,16 +109,16 @@ c10::DeviceType device_type(const std::string& device) { return c10::Device(devi
 using Recorded = std::shared_ptr<replay::RecordedStep>;
 
 Recorded record_step(const py::function& step, const std::string& device, std::optional<Bytes> limit,
-                     const std::optional<py::function>& update) {
+                     const py::object& update) {
   const replay::Forward forward = forward_of(step);
-  const replay::Rehearsal rehearsal = rehearsal_of(update);
+  const replay::RecordOptions options{.update = rehearsal_of(update), .until = replay::RecordUntil::UpdateBegins};
   const py::gil_scoped_release release;
   memory::DeviceMemory& memory = memory::device_memory(device_type(device));
   if (limit) {
-    return std::make_shared<replay::RecordedStep>(replay::record_step_within(*limit, forward, memory, rehearsal));
+    return std::make_shared<replay::RecordedStep>(replay::record_step_within(*limit, forward, memory, options));
   }
   const memory::HeldLimit none(memory, std::nullopt);  // another session's is not this step's
-  return std::make_shared<replay::RecordedStep>(replay::record_step(forward, memory, rehearsal));
+  return std::make_shared<replay::RecordedStep>(replay::record_step(forward, memory, options));
 }
 
 std::optional<plan::Budget> budget_of(std::optional<Bytes> bytes) {
@@ -88,7 +128,6 @@ std::optional<plan::Budget> budget_of(std::optional<Bytes> bytes) {
 
 struct PySession {
   std::optional<Session> session;
-  std::optional<memory::HeldLimit> host;
   std::atomic<bool> running = false;
   std::recursive_mutex mutex;  // of the session: a step runs without the GIL
 
@@ -118,7 +157,6 @@ struct PySession {
   void close() {
     if (running) throw UsageError("session: a step of it is running; close it afterwards");
     session.reset();
-    host.reset();
   }
 };
 
@@ -194,6 +232,15 @@ void bind_sessions(py::module_& m) {
         return plan::Budget::for_limit(1).floor_for(p.floor(graph));
       });
 
+  m.def("backward_begins", &backward_begins, NoGil(), py::arg("roots"));
+  m.def("backward_ends", &backward_ends, NoGil());
+  m.def("update_begins", &update_begins, NoGil());
+  py::class_<StopBeforeWrites>(m, "StopBeforeWrites")
+      .def(py::init<std::vector<at::Tensor>>(), py::arg("tensors"))
+      .def("enter", &StopBeforeWrites::enter)
+      .def("exit", &StopBeforeWrites::exit);
+
+  m.def("share_of", [](double share, Bytes peak) { return plan::Budget::for_share(share, peak).device; });
   m.def("unplanned_peak", [](const plan::StepGraph& graph) { return plan::plan_none(graph).predicted_peak; });
   m.def("explain", &explain, py::arg("graph"), py::arg("plan"));
   m.def(
@@ -241,7 +288,7 @@ void bind_sessions(py::module_& m) {
                        const std::string& device, std::optional<Bytes> host) {
              auto made = std::make_unique<PySession>();
              made->session.emplace(*step, planner, budget_of(budget), memory::device_memory(device_type(device)));
-             if (host) made->host.emplace(memory::device_memory(c10::kCPU), *host);
+             if (host) made->session->limit_host(*host);
              return made;
            }),
            NoGil(), py::arg("step"), py::arg("planner"), py::arg("budget"), py::arg("device"), py::arg("host"))

@@ -2,7 +2,7 @@
 
     import snug
 
-    session = snug.fit(step, batch, device="8GiB")     # step(batch) returns the loss
+    session = snug.fit(step, batch, budget="8GiB")     # step(batch) returns the loss
     for batch in loader:
         loss = session.backward(batch)
         optimizer.step()

@@ -1,46 +1,140 @@
-"""Steps that run their own backward pass: it is put off until the forward pass is over."""
+"""Step functions as the core runs them: with a backward pass of their own or without, and as far as their update."""
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .errors import UsageError
+from . import _core
+from .errors import UpdateBegins, UsageError
 
 _here = threading.local()
 
 
-class _Captured:
-    def __init__(self) -> None:
-        self.loss: torch.Tensor | None = None
+class Recorded:
+    """While it is entered, this thread's step functions run as far as their update: where the first optimizer steps, or
+    GradScaler for it, `update_begins` is called with that optimizer and the function is left. So it is in front of the
+    first write to one of `parameters` after the backward pass. What GradScalers note on the way is put back at the end.
+    """
+
+    def __init__(self, update_begins: Callable[[Any], None], parameters: list[torch.Tensor] | None = None) -> None:
+        self._update_begins = update_begins
+        self._scalers: list[tuple[Any, dict[int, dict[str, Any]]]] = []
+        self._stepping: list[Any] = []
+        self._gate = _core.StopBeforeWrites(parameters) if parameters else None
+        self.went_backward = False
+
+    def __enter__(self) -> Recorded:
+        self._outer = getattr(_here, "recorded", None)
+        _here.recorded = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _here.recorded = self._outer
+        self._put_back()
+
+    def _leave_gate(self) -> None:
+        if self._gate is not None:
+            self._gate.exit()
+
+    def _put_back(self) -> None:
+        self._leave_gate()
+        for scaler, books in self._scalers:
+            scaler._per_optimizer_states.clear()
+            scaler._per_optimizer_states.update(books)
+        self._scalers.clear()
+
+    def begin(self) -> None:
+        """A step function begins."""
+        self._put_back()
+        self.went_backward = False
+        self._stepping.clear()
+
+    def backward_is_over(self) -> None:
+        self.went_backward = True
+        if self._stepping:  # in the closure of an optimizer
+            self.update(self._stepping[-1])
+        if self._gate is not None:
+            self._gate.enter()
+
+    def step(self, optimizer: Any) -> None:
+        """The optimizer is about to step, or to call a closure that goes backward first."""
+        if self.went_backward:
+            self.update(optimizer)
+        self._stepping.append(optimizer)
+
+    def unscale(self, scaler: Any) -> None:
+        if all(known is not scaler for known, _ in self._scalers):
+            self._scalers.append((scaler, {key: dict(book) for key, book in scaler._per_optimizer_states.items()}))
+
+    def update(self, optimizer: Any) -> None:
+        self._leave_gate()
+        self._update_begins(optimizer)
+        raise UpdateBegins
 
 
-def _install() -> None:
-    """Around whatever stands there. Once and for good: other libraries may wrap it in turn, and threads be inside of it."""
-    plain = torch.Tensor.backward
-
-    def backward(self: torch.Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False,
-                 inputs: Any = None) -> None:
-        captured: _Captured | None = getattr(_here, "captured", None)
-        if captured is None or torch._C._current_graph_task_id() != -1:
-            plain(self, gradient, retain_graph, create_graph, inputs)
-            return
-        if captured.loss is not None:
-            raise UsageError("step: it calls backward() twice; a step has one loss: add them up, or make two steps of it")
-        is_one = gradient is None or (gradient.numel() == 1 and gradient.item() == 1)
-        if not is_one or create_graph or inputs is not None:
-            raise UsageError("step: backward() with gradient, create_graph or inputs cannot be put off; return the loss")
-        captured.loss = self
-
-    backward.__doc__ = plain.__doc__
-    backward.__wrapped__ = plain  # type: ignore[attr-defined]
-    torch.Tensor.backward = backward  # type: ignore[method-assign]
+def _recorded() -> Recorded | None:
+    return getattr(_here, "recorded", None)
 
 
-_install()
+def _before_a_step(optimizer: Any, *_: Any) -> None:
+    if recorded := _recorded():
+        recorded.step(optimizer)
+
+
+def _around_backward() -> None:
+    plain = torch.autograd.backward
+
+    @functools.wraps(plain)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            return plain(tensors, *args, **kwargs)
+        every = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+        roots = [t for t in every if isinstance(t, torch.Tensor) and t.requires_grad]
+        is_step = len(roots) == len(every) and _core.backward_begins(roots)
+        plain(tensors if isinstance(tensors, torch.Tensor) else every, *args, **kwargs)
+        if is_step:
+            _here.roots = roots
+            _core.backward_ends()
+        if recorded := _recorded():
+            recorded.backward_is_over()
+
+    torch.autograd.backward = backward  # Tensor.backward() calls it by this name
+
+
+def _around_scaler() -> None:
+    scaler = torch.amp.GradScaler
+    plain_unscale, plain_step = scaler.unscale_, scaler.step
+
+    @functools.wraps(plain_unscale)
+    def unscale_(self: Any, optimizer: Any) -> None:
+        if recorded := _recorded():
+            recorded.unscale(self)
+        plain_unscale(self, optimizer)
+
+    @functools.wraps(plain_step)
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        recorded = _recorded()
+        if recorded is None or not recorded.went_backward or not self.is_enabled():
+            return plain_step(self, optimizer, *args, **kwargs)
+        # Whether gradients of the sample are finite must not decide what is planned.
+        recorded.unscale(self)
+        if self._per_optimizer_states[id(optimizer)]["stage"].name == "READY":
+            self.unscale_(optimizer)
+        recorded.update(optimizer)
+
+    scaler.unscale_, scaler.step = unscale_, step
+
+
+# Once and for good: other libraries may wrap what stands here in turn, and threads be inside of it.
+_around_backward()
+_around_scaler()
+register_optimizer_step_pre_hook(_before_a_step)
 
 
 def returned_loss(result: Any) -> Any:
@@ -48,9 +142,9 @@ def returned_loss(result: Any) -> Any:
     return result if isinstance(result, torch.Tensor) else getattr(result, "loss", result)
 
 
-def _leads_to(loss: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether `other` is `loss` or on the way to it."""
-    wanted, seen, nodes = other.grad_fn, set(), [loss.grad_fn]
+def _leads_to(roots: list[torch.Tensor], other: torch.Tensor) -> bool:
+    """Whether `other` is one of the roots or on the way to one."""
+    wanted, seen, nodes = other.grad_fn, set(), [root.grad_fn for root in roots]
     while nodes:
         node = nodes.pop()
         if node is wanted:
@@ -62,40 +156,44 @@ def _leads_to(loss: torch.Tensor, other: torch.Tensor) -> bool:
     return False
 
 
-def loss_of(step: Callable[[Any], Any], batch: Any) -> Any:
-    """Runs the step and returns its loss: what it called backward() on, else what it returned."""
-    outer, captured = getattr(_here, "captured", None), _Captured()
-    _here.captured = captured
+def loss_of(step: Callable[[Any], Any], batch: Any) -> torch.Tensor | None:
+    """Runs the step and returns its loss: what it returned, or else the one that it called backward() on."""
+    outer, _here.roots = getattr(_here, "roots", None), None
+    if recorded := _recorded():
+        recorded.begin()
     try:
-        result = returned_loss(step(batch))
-    finally:
-        _here.captured = outer
-    if captured.loss is None:
+        result = None
+        try:
+            result = returned_loss(step(batch))
+        except UpdateBegins:
+            pass
+        roots = _here.roots
+        if roots is None:
+            return result
+        if not isinstance(result, torch.Tensor):
+            return roots[0].detach() if len(roots) == 1 else None
+        if result.requires_grad and not _leads_to(roots, result):
+            raise UsageError(
+                "step: it calls backward() on one loss and returns another, whose gradient would be missing; return their "
+                "sum, or call backward() on it, or return it detached"
+            )
         return result
-    if isinstance(result, torch.Tensor) and result.requires_grad and not _leads_to(captured.loss, result):
-        raise UsageError(
-            "step: it calls backward() on one loss and returns another, whose gradient would be missing; return their sum, "
-            "or call backward() on it"
-        )
-    return captured.loss
+    finally:
+        _here.roots = outer
 
 
 def run_plain(step: Callable[[Any], Any], batch: Any) -> torch.Tensor | None:
-    """Forward and backward as without a session. Returns the loss of a step that does not call backward() itself."""
-    calls = 0
-    before = torch.Tensor.backward
-
-    def counted(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        nonlocal calls
-        calls += 1
-        before(self, *args, **kwargs)
-
-    torch.Tensor.backward = counted  # type: ignore[method-assign]
+    """Forward and backward as without a session, inside of a Recorded. Returns the loss of a step that does not call
+    backward() itself."""
+    recorded = _recorded()
+    assert recorded is not None
+    recorded.begin()
+    result = None
     try:
         result = returned_loss(step(batch))
-    finally:
-        torch.Tensor.backward = before  # type: ignore[method-assign]
-    if calls > 0:
+    except UpdateBegins:
+        return None
+    if recorded.went_backward:
         return None
     if not isinstance(result, torch.Tensor):
         raise UsageError(f"step: it returned a {type(result).__name__}; return the loss, a tensor of one element")

@@ -58,3 +58,7 @@ class Mismatch(Error):
     def __init__(self, message: str, names: list[str] | None = None) -> None:
         super().__init__(message)
         self.names = names or []
+
+
+class UpdateBegins(BaseException):
+    """Leaves a step function that is only recorded, or verified, where its update begins. Not for programs to catch."""

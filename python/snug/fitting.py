@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from . import _core
-from ._capture import loss_of
+from ._capture import Recorded, loss_of
 from ._core import StepReport
+from ._rehearsal import Rehearsals, gradients_hidden
 from .devices import device_of
 from .errors import UsageError
 from .sizes import Size, format_bytes, parse_bytes
@@ -134,8 +135,11 @@ def _share_of(text: Size) -> float | None:
         share = float(text.strip()[:-1]) / 100
     except ValueError:
         share = 0.0
-    if not 0 < share < 100:
-        raise UsageError(f'budget: "{text}" is no percentage of the unplanned peak; write "60%", or bytes: "8GiB"')
+    if not 0 < share <= 1:
+        raise UsageError(
+            f'budget: "{text}" is no percentage of the unplanned peak; write more than 0 and at most 100, as in "60%", or '
+            f'bytes: "8GiB"'
+        )
     return share
 
 
@@ -149,6 +153,7 @@ class _Fitted:
         budget: Size | None,
         strategy: str,
         device: str,
+        optimizer: Any,
         update: Callable[[], None] | None,
     ) -> None:
         if not callable(step):
@@ -157,15 +162,22 @@ class _Fitted:
         limit = parse_bytes(budget) if budget is not None and share is None else None
         if limit is not None and limit <= 0:
             raise UsageError(f"fit: the budget is {limit} bytes; it must be positive")
-        self.recorded = _core.record_step(lambda: loss_of(step, sample), device, limit, update)
+        rehearsals = Rehearsals(optimizer, update)
+
+        def update_begins(stepping: Any) -> None:
+            rehearsals.add(stepping)
+            _core.update_begins()
+
+        with gradients_hidden(), Recorded(update_begins):
+            self.recorded = _core.record_step(lambda: loss_of(step, sample), device, limit, rehearsals)
         others = self.recorded.devices - {device}
         if others:
             raise UsageError(
-                f"fit: the step was planned for {device}, but it has parameters on {', '.join(sorted(others))}; name the "
-                f"device with device_type"
+                f"fit: the step was planned for {device}, but it has parameters on {', '.join(sorted(others))}; name its "
+                f"device"
             )
         graph = self.recorded.graph
-        self.budget = limit if share is None else int(share * _core.unplanned_peak(graph))
+        self.budget = limit if share is None else _core.share_of(share, _core.unplanned_peak(graph))
         self.planner = _core.Planner(graph, strategy)
         self.device = device
 
@@ -186,8 +198,9 @@ class Session:
         """Lets go of the step that fit was given, and of what it refers to: backward() is always given another."""
         self._step = None
 
-    def backward(self, batch: Any, step: Step | None = None) -> torch.Tensor:
-        """Runs step(batch) and its backward pass; gradients are added to .grad as usual. Returns the loss, detached.
+    def backward(self, batch: Any, step: Step | None = None) -> torch.Tensor | None:
+        """Runs step(batch) and its backward pass; gradients are added to .grad as usual. Returns the loss, detached: what
+        the step returned, or the tensor that it called backward() on itself.
 
         `step` in place of the one that fit was given, for this call. Raises OutOfBudget when even eviction cannot make
         room, DoesNotFit when so much is allocated outside of the step that no plan fits any more, and whatever the step
@@ -236,48 +249,53 @@ class Session:
 def fit(
     step: Step,
     sample: Any,
-    device: Size,
-    host: Size | None = None,
+    budget: Size,
     *,
+    host_budget: Size | None = None,
+    device: str | torch.device | None = None,
+    optimizer: Any = None,
     strategy: str = "optimal",
-    device_type: str | torch.device | None = None,
     update: Callable[[], None] | None = None,
 ) -> Session:
     """Plans and caps the training step of any model.
 
-    step(sample) must return the loss: a tensor of one element, or an object that has it as `loss`; or call backward() on
-    it as its last act (this is put off then until the forward pass is over). It runs twice with its backward pass, to be
-    recorded, and leaves no trace: gradients, buffers and the random generators are as before.
-    Then every session.backward(batch) stays within the budget, with gradients bitwise those of the plain step.
+    step(sample) returns the loss: a tensor of one element, or an object that has it as `loss`. Or it calls backward() on
+    the loss itself, once, and goes on as people write it: clipping, GradScaler, optimizer, schedule, moving averages. It
+    runs twice, to be recorded, as far as its backward pass, or to where its first optimizer would step, and leaves no
+    trace: gradients, buffers and the random generators are as before. Then every session.backward(batch) stays within the
+    budget, with gradients bitwise those of the plain step.
 
-    device: all of the device's memory that tensors may take: 8 << 30, "8GiB", or "60%" of what the step takes unplanned
-    (the recording itself is without a limit then). device_type: "cpu" or "cuda"; by default where the sample's tensors
-    are. host: with an accelerator, the same for the CPU's memory. strategy: "optimal", or a preset such as
-    "every_block", "sequential(4)", "selective(aten::mm)". update: the optimizer step, so that the plan counts its
-    memory; called after each recorded backward pass, it must change nothing but gradients. Hooks of
-    register_post_accumulate_grad_hook, where optimizers are run, do not run while the step is recorded.
+    budget: all of the device's memory that tensors may take: 8 << 30, "8GiB", or "60%" of what the step takes unplanned
+    (the recording itself is without a limit then; "100%" always fits). host_budget: with an accelerator, the same for the
+    CPU's memory. device: "cpu" or "cuda"; by default where the sample's tensors are. optimizer: the optimizer, or several,
+    that are run outside of the step: one update is rehearsed, so that the plan counts what it takes and the state that it
+    will make, and nothing is changed; those that the step runs itself are found. update: in place of that, a function that
+    does what the update does. strategy: "optimal", or a preset such as "every_block", "sequential(4)",
+    "selective(aten::mm)". Hooks of register_post_accumulate_grad_hook, where optimizers are run too, do not run while the
+    step is recorded.
 
     Raises DoesNotFit, naming the smallest budget and its parts, and UsageError.
     """
-    where = device_of(device_type, sample)
-    if host is not None and where == "cpu":
-        raise UsageError('fit: on the CPU there is one memory; give its budget as "device" and leave "host" out')
-    host_bytes = parse_bytes(host) if host is not None else None
+    where = device_of(device, sample)
+    if host_budget is not None and where == "cpu":
+        raise UsageError('fit: on the CPU there is one memory; give its budget as "budget" and leave "host_budget" out')
+    host_bytes = parse_bytes(host_budget) if host_budget is not None else None
     if host_bytes is not None and host_bytes <= 0:
         raise UsageError(f"fit: the host's budget is {host_bytes} bytes; it must be positive")
-    return Session(step, _Fitted(step, sample, device, strategy, where, update), host_bytes)
+    return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update), host_bytes)
 
 
 def plan(
     step: Step,
     sample: Any,
-    device: Size | None = None,
+    budget: Size | None = None,
     *,
+    device: str | torch.device | None = None,
+    optimizer: Any = None,
     strategy: str = "optimal",
-    device_type: str | torch.device | None = None,
     update: Callable[[], None] | None = None,
 ) -> Plan:
     """What fit would do, without a session: records the step and plans it. Without a budget, the fastest plan."""
-    fitted = _Fitted(step, sample, device, strategy, device_of(device_type, sample), update)
+    fitted = _Fitted(step, sample, budget, strategy, device_of(device, sample), optimizer, update)
     graph = fitted.recorded.graph
     return Plan(graph, fitted.planner, fitted.planner.plan(graph, fitted.budget))

@@ -15,7 +15,7 @@ from .sizes import Size
 class SnugCallback(transformers.TrainerCallback):
     """Trains a transformers.Trainer inside a memory budget:
 
-        trainer = Trainer(..., callbacks=[SnugCallback(device="8GiB")])
+        trainer = Trainer(..., callbacks=[SnugCallback(budget="8GiB")])
         trainer.train()
 
     The first training step is recorded and planned; every step then runs under the plan, accumulation and mixed precision
@@ -23,18 +23,19 @@ class SnugCallback(transformers.TrainerCallback):
     """
 
     def __init__(
-        self, device: Size, strategy: str = "optimal", *, device_type: str | torch.device | None = None
+        self, budget: Size, strategy: str = "optimal", *, device: str | torch.device | None = None
     ) -> None:
-        self._budget = device
+        self._budget = budget
         self._strategy = strategy
-        self._device_type = device_type
+        self._device = device
+        self._optimizer: Any = None
         self.session: Session | None = None
         self.plan: Plan | None = None
         self.steps = 0
         self.replayed_ops = 0
 
     def run(self, training_step: Any, inputs: dict[str, Any]) -> Any:
-        """One training step, of which backward() is the last act. Returns what it returned."""
+        """One training step, forward and backward. Returns what it returned."""
         result: list[Any] = [None]
 
         def step(batch: dict[str, Any]) -> None:
@@ -43,7 +44,7 @@ class SnugCallback(transformers.TrainerCallback):
         try:
             if self.session is None:
                 self.session = fit(
-                    step, inputs, self._budget, strategy=self._strategy, device_type=self._device_type
+                    step, inputs, self._budget, strategy=self._strategy, device=self._device, optimizer=self._optimizer
                 )
                 self.session._forget_step()
                 self.plan = self.session.plan
@@ -55,8 +56,9 @@ class SnugCallback(transformers.TrainerCallback):
         self.replayed_ops += self.session.last_step.replayed_ops
         return result[0]
 
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
+    def on_train_begin(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
         self._close()  # of a run that failed
+        self._optimizer = optimizer
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self._close()

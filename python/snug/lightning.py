@@ -30,7 +30,7 @@ def _loss_of(output: Any) -> torch.Tensor:
 class SnugCallback(pl.Callback):
     """Trains a LightningModule inside a memory budget:
 
-        trainer = Trainer(..., callbacks=[SnugCallback(device="8GiB")])
+        trainer = Trainer(..., callbacks=[SnugCallback(budget="8GiB")])
         trainer.fit(module, data)
 
     For automatic optimization; with manual optimization call `session.backward(batch, step)` in the module's own
@@ -41,11 +41,11 @@ class SnugCallback(pl.Callback):
     """
 
     def __init__(
-        self, device: Size, strategy: str = "optimal", *, device_type: str | torch.device | None = None
+        self, budget: Size, strategy: str = "optimal", *, device: str | torch.device | None = None
     ) -> None:
-        self._budget = device
+        self._budget = budget
         self._strategy = strategy
-        self._device_type = device_type
+        self._device = device
         self._leave: Callable[[], None] | None = None
         self.session: Session | None = None
         self.plan: Plan | None = None
@@ -98,19 +98,7 @@ class SnugCallback(pl.Callback):
             output.append(step_fn())
             backward_fn(_loss_of(output[0]))
 
-        # backward() is put off until the forward pass is over; so is what looks at the gradients.
-        precision, put_off = trainer.precision_plugin, []
-        before = precision.__dict__.get("post_backward")
-        after = precision.post_backward
-        precision.post_backward = lambda loss, *args: (put_off.append((loss, *args)), loss)[1]
-        try:
-            self.session.backward(inputs, step)
-        finally:
-            del precision.post_backward
-            if before is not None:
-                precision.post_backward = before
-        for arguments in put_off:
-            after(*arguments)
+        self.session.backward(inputs, step)
         self.steps += 1
         self.replayed_ops += self.session.last_step.replayed_ops
         return output[0]
@@ -128,7 +116,7 @@ class SnugCallback(pl.Callback):
         try:
             self.session = fit(
                 lambda _: _loss_of(step_fn()), inputs, self._budget, strategy=self._strategy,
-                device_type=self._device_type,
+                device=self._device, optimizer=trainer.optimizers,
             )
         finally:
             loop._results = logged

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from . import _core
-from ._capture import run_plain
+from ._capture import Recorded, run_plain
 from .devices import device_of
 from .errors import Mismatch
 from .fitting import Session, Step, fit
@@ -81,13 +81,14 @@ def verify(
     step: Step,
     sample: Any,
     model: torch.nn.Module | Iterable[torch.Tensor],
-    device: Size | None = None,
+    budget: Size | None = None,
     *,
     session: Session | None = None,
     strategy: str = "optimal",
 ) -> list[str]:
     """Proves that a session changes nothing: runs the step plain and under the plan, from the same state, and compares
-    loss, gradients, buffers and random numbers bit by bit. Leaves everything as it was.
+    loss, gradients, buffers and random numbers bit by bit. Leaves everything as it was. A step that updates runs as far
+    as where its first optimizer would step, or a parameter would be written, and gradients are compared as they are then.
 
     model: the module, or the parameters, whose gradients count. Give a budget, or a session of the same step. Returns
     the names of all that was compared; raises Mismatch naming what differs. The plain step takes what it takes: verify
@@ -99,10 +100,11 @@ def verify(
         parameters, buffers = [(f"parameter {i}", p) for i, p in enumerate(model)], []
     where = device_of(None, [sample, *(p for _, p in parameters)])
     own: Session | None = None
+    up_to_the_update = Recorded(lambda _: None, [p for _, p in parameters])
     with _without_limit(where):
         world = _World(parameters, buffers)
     try:
-        with _without_limit(where):
+        with _without_limit(where), up_to_the_update:
             world.reset()
             loss = run_plain(step, sample)
             expected = world.outcome(loss)
@@ -110,8 +112,9 @@ def verify(
             del loss
             world.reset()
         if session is None:
-            session = own = fit(step, sample, device if device is not None else "60%", strategy=strategy, device_type=where)
-        loss = session.backward(sample, step)
+            session = own = fit(step, sample, budget if budget is not None else "60%", strategy=strategy, device=where)
+        with up_to_the_update:
+            loss = session.backward(sample, step)
         with _without_limit(where):
             found = world.outcome(loss if returns_loss else None)
     finally:

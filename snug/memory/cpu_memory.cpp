@@ -54,7 +54,12 @@ CpuMemory& CpuMemory::instance() {
     auto* made = new CpuMemory;
     c10::SetCPUAllocator(made, kAllocatorPriority);
     // A child has only the thread that forked: no other may be inside then.
-    ::pthread_atfork([] { instance().lock_all(); }, [] { instance().unlock_all(); }, [] { instance().renew_locks(); });
+    ::pthread_atfork([] { instance().lock_all(); }, [] { instance().unlock_all(); },
+                     [] {
+                       instance().renew_locks();
+                       // It was made for the training that goes on in the parent; a child loads its data.
+                       instance().set_limit(std::nullopt);
+                     });
     return made;
   }();
   return *memory;

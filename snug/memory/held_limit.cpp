@@ -1,8 +1,11 @@
 #include "snug/memory/held_limit.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <vector>
 
@@ -18,7 +21,15 @@ struct Held {
 std::mutex g_mutex;
 
 std::map<const DeviceMemory*, Held>& all_held() {
-  static auto* held = new std::map<const DeviceMemory*, Held>;  // sessions may outlive main()
+  static auto* held = [] {
+    // A forked child has the parent's limits no more (see CpuMemory), nor threads that hold the lock.
+    ::pthread_atfork([] { g_mutex.lock(); }, [] { g_mutex.unlock(); },
+                     [] {
+                       new (&g_mutex) std::mutex;
+                       all_held().clear();
+                     });
+    return new std::map<const DeviceMemory*, Held>;  // sessions may outlive main()
+  }();
   return *held;
 }
 
@@ -35,6 +46,7 @@ HeldLimit::HeldLimit(DeviceMemory& memory, std::optional<Bytes> limit) : memory_
 HeldLimit::~HeldLimit() {
   const std::lock_guard lock(g_mutex);
   Held& held = all_held()[&memory_];
+  if (std::ranges::find(held.limits, this) == held.limits.end()) return;  // the parent's
   const bool newest = held.limits.back() == this;
   std::erase(held.limits, this);
   if (!newest) return;

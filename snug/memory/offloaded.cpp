@@ -29,11 +29,19 @@ Offloaded::Offloaded(const c10::Storage& storage, Bytes bytes, std::shared_ptr<S
 
 c10::Storage Offloaded::load() const {
   if (const auto* copy = std::get_if<c10::Storage>(&place_)) return copied_to(*copy, bytes_, device_);
-  const auto& in_file = std::get<InFile>(place_);
   c10::Storage storage = at::empty({bytes_}, at::TensorOptions(at::kByte).device(device_)).storage();
+  write_to(storage);
+  return storage;
+}
+
+void Offloaded::write_to(const c10::Storage& storage) const {
+  if (const auto* copy = std::get_if<c10::Storage>(&place_)) {
+    bytes_of(storage, bytes_).copy_(bytes_of(*copy, bytes_));
+    return;
+  }
+  const auto& in_file = std::get<InFile>(place_);
   in_file.file->read(in_file.offset,
                      {static_cast<std::byte*>(storage.mutable_data()), static_cast<std::size_t>(bytes_)});
-  return storage;
 }
 
 }  // namespace snug::memory

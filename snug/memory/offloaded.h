@@ -20,6 +20,9 @@ class Offloaded {
 
   /// A new storage on the device, with the contents as they were.
   [[nodiscard]] c10::Storage load() const;
+  /// Writes the contents over those of `storage`, which is of the same device and at least as large. On the CPU this
+  /// takes no memory.
+  void write_to(const c10::Storage& storage) const;
   [[nodiscard]] Bytes bytes() const noexcept { return bytes_; }
 
  private:

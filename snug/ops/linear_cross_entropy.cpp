@@ -25,7 +25,7 @@ constexpr std::int64_t kPlain = -1;  // in place of a block format
 using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using Loss = Results(const at::Tensor&, const at::Tensor&, std::int64_t, const at::Tensor&, bool, bool);
 
-Matrix matrix_of(const at::Tensor& weight, std::int64_t format) {
+Matrix plain_or_packed(const at::Tensor& weight, std::int64_t format) {
   if (format == kPlain) return weight;
   return PackedMatrix{static_cast<BlockFormat>(format), weight};
 }
@@ -90,7 +90,7 @@ class Group {
 /// The loss, and the gradients that are wanted, undefined ones as empty tensors.
 Results kernel(const at::Tensor& x, const at::Tensor& stored, std::int64_t format, const at::Tensor& targets,
                bool gradient_of_x, bool gradient_of_weight) {
-  const Matrix weight = matrix_of(stored, format);
+  const Matrix weight = plain_or_packed(stored, format);
   const std::int64_t rows = x.size(0);
   const std::int64_t row_bytes = std::max<std::int64_t>(rows_of(weight), 1) * 4;
   const std::int64_t step = std::max<std::int64_t>(kLogitsBytes / row_bytes, 1);
@@ -148,14 +148,14 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   }
 };
 
-Results with_autograd(const at::Tensor& x, const at::Tensor& weight, std::int64_t format, const at::Tensor& targets,
-                      bool of_x, bool of_weight) {
+Results loss_with_autograd(const at::Tensor& x, const at::Tensor& weight, std::int64_t format,
+                           const at::Tensor& targets, bool of_x, bool of_weight) {
   const auto results = LinearCrossEntropy::apply(x, weight, format, targets, of_x, of_weight);
   return {results[0], results[1], results[2]};
 }
 
-Results with_autocast(const at::Tensor& x, const at::Tensor& weight, std::int64_t format, const at::Tensor& targets,
-                      bool of_x, bool of_weight) {
+Results loss_with_autocast(const at::Tensor& x, const at::Tensor& weight, std::int64_t format,
+                           const at::Tensor& targets, bool of_x, bool of_weight) {
   const c10::DeviceType device = x.device().type();
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       at::autocast::get_autocast_dispatch_key_from_device_type(device));
@@ -174,9 +174,9 @@ TORCH_LIBRARY_FRAGMENT(snug, library) {
       "Tensor, Tensor)");
 }
 TORCH_LIBRARY_IMPL(snug, CompositeExplicitAutograd, library) { library.impl("linear_cross_entropy", kernel); }
-TORCH_LIBRARY_IMPL(snug, Autograd, library) { library.impl("linear_cross_entropy", with_autograd); }
-TORCH_LIBRARY_IMPL(snug, AutocastCPU, library) { library.impl("linear_cross_entropy", with_autocast); }
-TORCH_LIBRARY_IMPL(snug, AutocastCUDA, library) { library.impl("linear_cross_entropy", with_autocast); }
+TORCH_LIBRARY_IMPL(snug, Autograd, library) { library.impl("linear_cross_entropy", loss_with_autograd); }
+TORCH_LIBRARY_IMPL(snug, AutocastCPU, library) { library.impl("linear_cross_entropy", loss_with_autocast); }
+TORCH_LIBRARY_IMPL(snug, AutocastCUDA, library) { library.impl("linear_cross_entropy", loss_with_autocast); }
 
 at::Tensor linear_cross_entropy(const at::Tensor& x, const Matrix& weight, const at::Tensor& targets) {
   if (x.dim() < 1 || x.size(-1) != columns_of(weight) || targets.sizes() != x.sizes().slice(0, x.dim() - 1)) {

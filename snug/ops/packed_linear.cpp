@@ -17,7 +17,7 @@ namespace {
 
 using Product = at::Tensor(const at::Tensor&, const at::Tensor&, std::int64_t);
 
-PackedMatrix matrix_of(const at::Tensor& blocks, std::int64_t format) {
+PackedMatrix packed(const at::Tensor& blocks, std::int64_t format) {
   return {static_cast<BlockFormat>(format), blocks};
 }
 
@@ -31,7 +31,7 @@ at::Tensor shaped_as(const at::Tensor& rows, const at::Tensor& like) {
 }
 
 at::Tensor forward_kernel(const at::Tensor& x, const at::Tensor& blocks, std::int64_t format) {
-  const PackedMatrix matrix = matrix_of(blocks, format);
+  const PackedMatrix matrix = packed(blocks, format);
   const at::Tensor in = flat(x);
   at::Tensor out = at::empty({in.size(0), matrix.rows()}, in.options());
   for_each_tile(matrix, in.scalar_type(), kTileBytes, [&](std::int64_t first, const at::Tensor& rows) {
@@ -43,7 +43,7 @@ at::Tensor forward_kernel(const at::Tensor& x, const at::Tensor& blocks, std::in
 
 /// The gradient of x.
 at::Tensor backward_kernel(const at::Tensor& gradient, const at::Tensor& blocks, std::int64_t format) {
-  const PackedMatrix matrix = matrix_of(blocks, format);
+  const PackedMatrix matrix = packed(blocks, format);
   const at::Tensor out = flat(gradient);
   at::Tensor in;
   for_each_tile(matrix, out.scalar_type(), kTileBytes, [&](std::int64_t first, const at::Tensor& rows) {
@@ -89,11 +89,11 @@ class PackedLinear : public torch::autograd::Function<PackedLinear> {
   }
 };
 
-at::Tensor with_autograd(const at::Tensor& x, const at::Tensor& blocks, std::int64_t format) {
+at::Tensor product_with_autograd(const at::Tensor& x, const at::Tensor& blocks, std::int64_t format) {
   return PackedLinear::apply(x, blocks, format);
 }
 
-at::Tensor with_autocast(const at::Tensor& x, const at::Tensor& blocks, std::int64_t format) {
+at::Tensor product_with_autocast(const at::Tensor& x, const at::Tensor& blocks, std::int64_t format) {
   const c10::DeviceType device = x.device().type();
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       at::autocast::get_autocast_dispatch_key_from_device_type(device));
@@ -111,9 +111,9 @@ TORCH_LIBRARY_IMPL(snug, CompositeExplicitAutograd, library) {
   library.impl("packed_linear", forward_kernel);
   library.impl("packed_linear_backward", backward_kernel);
 }
-TORCH_LIBRARY_IMPL(snug, Autograd, library) { library.impl("packed_linear", with_autograd); }
-TORCH_LIBRARY_IMPL(snug, AutocastCPU, library) { library.impl("packed_linear", with_autocast); }
-TORCH_LIBRARY_IMPL(snug, AutocastCUDA, library) { library.impl("packed_linear", with_autocast); }
+TORCH_LIBRARY_IMPL(snug, Autograd, library) { library.impl("packed_linear", product_with_autograd); }
+TORCH_LIBRARY_IMPL(snug, AutocastCPU, library) { library.impl("packed_linear", product_with_autocast); }
+TORCH_LIBRARY_IMPL(snug, AutocastCUDA, library) { library.impl("packed_linear", product_with_autocast); }
 
 at::Tensor packed_linear(const at::Tensor& x, const PackedMatrix& matrix) {
   if (x.dim() < 1 || x.size(-1) != matrix.columns()) {

@@ -12,8 +12,8 @@
 namespace snug::plan {
 namespace {
 
-constexpr int kVersion = 2;
-constexpr const char* kFormat = "snug step graph";
+constexpr int kGraphVersion = 2;
+constexpr const char* kGraphFormat = "snug step graph";
 
 using Json = nlohmann::ordered_json;
 
@@ -98,7 +98,8 @@ Json to_json(const StepGraph& graph) {
     if (graph.flow.is_leaf(v)) leaves.push_back(v);
   }
   Json ops = Json::array();
-  for (const OpInfo& op : graph.ops) ops.push_back({op.name, op.signature, op.seconds, op.peak_bytes, op.other_bytes});
+  for (const OpInfo& op : graph.ops)
+    ops.push_back({op.name, op.signature, op.seconds, op.peak_bytes, op.other_bytes, op.inputs});
   Json values = Json::array();
   for (const ValueInfo& value : graph.values) {
     Json entry = {value.bytes, value.saved};
@@ -107,8 +108,8 @@ Json to_json(const StepGraph& graph) {
   }
   Json events = Json::array();
   for (const Event& e : graph.events) events.push_back({static_cast<int>(e.kind), e.id, e.peak, e.net});
-  return {{"format", kFormat},
-          {"version", kVersion},
+  return {{"format", kGraphFormat},
+          {"version", kGraphVersion},
           {"static_bytes", graph.static_bytes},
           {"static_by_tag", graph.static_by_tag},
           {"step_seconds", graph.step_seconds},
@@ -122,8 +123,8 @@ Json to_json(const StepGraph& graph) {
 }
 
 StepGraph step_graph_from_json(const Json& json) try {
-  if (json.at("format") != kFormat || json.at("version") != kVersion) {
-    throw UsageError(fmt::format("step graph: not a \"{}\" of version {}", kFormat, kVersion));
+  if (json.at("format") != kGraphFormat || json.at("version") != kGraphVersion) {
+    throw UsageError(fmt::format("step graph: not a \"{}\" of version {}", kGraphFormat, kGraphVersion));
   }
   StepGraph graph;
   graph.static_bytes = json_integer<Bytes>(json.at("static_bytes"));
@@ -135,7 +136,7 @@ StepGraph step_graph_from_json(const Json& json) try {
   graph.update_bytes = json_integer<Bytes>(json.at("update_bytes"));
   for (const Json& op : json.at("ops")) {
     graph.ops.push_back({op.at(0), json_integer<std::uint64_t>(op.at(1)), op.at(2), json_integer<Bytes>(op.at(3)),
-                         json_integer<Bytes>(op.at(4))});
+                         json_integer<Bytes>(op.at(4)), op.size() > 5 ? op.at(5).get<std::string>() : std::string()});
   }
   for (const Json& value : json.at("values")) {
     ValueInfo& info = graph.values.emplace_back(ValueInfo{json_integer<Bytes>(value.at(0)), value.at(1)});

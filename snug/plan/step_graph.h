@@ -30,6 +30,7 @@ struct OpInfo {
   double seconds = 0;
   Bytes peak_bytes = 0;   ///< highest memory during the call above that before it, outputs included
   Bytes other_bytes = 0;  ///< memory it left behind that is no output, such as a random generator's state
+  std::string inputs = {};  ///< types and sizes of its tensors, for messages: "float[512, 64], float[64]"
   friend bool operator==(const OpInfo&, const OpInfo&) = default;
 };
 
@@ -63,7 +64,7 @@ struct StepGraph {
   double update_seconds = 0;             ///< of the optimizer step; 0 when none was recorded
   Bytes update_bytes = 0;                ///< highest memory during it above that before it; also its event's
 
-  /// Appends the optimizer step: an event of its own after all others, which no plan can change.
+  /// Appends the optimizer step: an event of its own, which no plan can change.
   void end_with_update(Bytes bytes, double seconds);
 
   /// The position in `events` where forward ends and backward begins; their number when there is none.

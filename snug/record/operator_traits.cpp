@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -135,17 +136,62 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
 
 }  // namespace
 
+bool writes(const OperatorTraits& traits, const c10::IValue* arguments, std::size_t position) {
+  if (traits.writes[position] != 0) return true;
+  if (traits.hidden_writes.empty()) return false;
+  if (traits.hidden_writes_only_if && !arguments[*traits.hidden_writes_only_if].toBool()) return false;
+  return std::ranges::find(traits.hidden_writes, static_cast<int>(position)) != traits.hidden_writes.end();
+}
+
+namespace {
+
+/// Rises when an operator goes: another may come with its name, or with its schema's address.
+std::atomic<std::uint64_t>& removals() {
+  struct Listener final : c10::OpRegistrationListener {
+    std::atomic<std::uint64_t> count = 0;
+    void onOperatorRegistered(const c10::OperatorHandle&) override {}
+    void onOperatorDeregistered(const c10::OperatorHandle&) override { ++count; }
+  };
+  static std::atomic<std::uint64_t>& count = [&]() -> std::atomic<std::uint64_t>& {
+    auto listener = std::make_unique<Listener>();
+    std::atomic<std::uint64_t>& counter = listener->count;
+    // For the life of the process.
+    static auto* handle =
+        new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().addRegistrationListener(std::move(listener)));
+    static_cast<void>(handle);
+    return counter;
+  }();
+  return count;
+}
+
+/// Of one schema each, by its address, since the latest removal.
+struct TraitsBySchema {
+  std::uint64_t removals = 0;
+  ska::flat_hash_map<const void*, const OperatorTraits*> traits;
+
+  void catch_up(std::uint64_t now) {
+    if (removals == now) return;
+    traits.clear();
+    removals = now;
+  }
+};
+
+}  // namespace
+
 const OperatorTraits& traits_of(const c10::OperatorHandle& op) {
   // Per thread, so that the common case takes no lock; the traits themselves are shared and never freed.
-  static thread_local ska::flat_hash_map<const void*, const OperatorTraits*> known;
+  static thread_local TraitsBySchema known;
+  const std::uint64_t now = removals().load(std::memory_order_acquire);
+  known.catch_up(now);
   const void* key = &op.schema();
-  if (const auto found = known.find(key); found != known.end()) return *found->second;
+  if (const auto found = known.traits.find(key); found != known.traits.end()) return *found->second;
   static std::mutex mutex;
-  static auto* all = new ska::flat_hash_map<const void*, std::unique_ptr<OperatorTraits>>;
+  static auto* all = new TraitsBySchema;
   const std::lock_guard lock(mutex);
-  auto& traits = (*all)[key];
-  if (!traits) traits = read_traits(op);
-  known.emplace(key, traits.get());
+  if (now > all->removals) all->catch_up(now);
+  const OperatorTraits*& traits = all->traits[key];
+  if (traits == nullptr) traits = read_traits(op).release();
+  known.traits.emplace(key, traits);
   return *traits;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <cstdint>
@@ -31,7 +32,34 @@ struct OperatorTraits {
   std::optional<int> hidden_writes_only_if;  ///< ... when this boolean argument is true
 };
 
+/// Whether a call with these arguments writes the one at `position`, be it that its schema says so or not.
+bool writes(const OperatorTraits& traits, const c10::IValue* arguments, std::size_t position);
+
+/// Calls `call(tensor)` with each tensor of a storage among the arguments, the last ones of the stack, that `op`
+/// writes.
+template <class Call>
+void for_each_written(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const Call& call);
+
 /// The traits of `op`; found by the address of its schema after the first time. Any thread.
 const OperatorTraits& traits_of(const c10::OperatorHandle& op);
+
+/// Each tensor of a storage in a value, be it in a list.
+template <class Call>
+void for_each_stored(const c10::IValue& value, const Call& call) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined() && value.toTensor().has_storage()) call(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& item : value.toListRef()) for_each_stored(item, call);
+  }
+}
+
+template <class Call>
+void for_each_written(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const Call& call) {
+  const OperatorTraits& traits = traits_of(op);
+  const c10::IValue* arguments = stack.data() + (stack.size() - traits.arguments.size());
+  for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
+    if (writes(traits, arguments, i)) for_each_stored(arguments[i], call);
+  }
+}
 
 }  // namespace snug::record

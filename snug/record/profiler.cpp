@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "snug/base/clock.h"
+#include "snug/memory/tag.h"
 #include "snug/record/tape.h"
 
 namespace snug::record {
@@ -53,6 +54,7 @@ void Profiler::op_not_recorded() { mark(); }
 void Profiler::op_recorded(const Tape& tape, plan::OpId op) {
   plan::OpInfo info;
   info.name = tape.call(op).traits->name;
+  info.inputs = tape.inputs_of(tape.call(op));
   info.signature = tape.signature(op);
   info.seconds = kernel_seconds_;
   info.peak_bytes = take_peak();
@@ -136,17 +138,32 @@ void Profiler::before_settle(const Tape& tape) {
   graph_.events.push_back({Event::Kind::Settle, -1, 0, 0});
 }
 
-plan::StepGraph Profiler::finish(const Tape& tape, const std::function<void()>& update) {
+void Profiler::rehearse(const Tape& tape, const std::function<bool()>& update) {
+  poll(tape);
+  mark();
+  const double began = monotonic_seconds();
+  {
+    const memory::TagScope tag(memory::Tag::Optimizer);
+    if (!update()) return;
+  }
+  state_to_come_ = std::max<Bytes>(memory_.stats().allocated - level_, 0);
+  graph_.static_bytes += state_to_come_;
+  graph_.static_by_tag[static_cast<std::size_t>(memory::Tag::Optimizer)] += state_to_come_;
+  rebase();
+  const double again = monotonic_seconds();
+  update();
+  const double ended = monotonic_seconds();
+  graph_.end_with_update(take_peak(), ended - again);
+  rebase();
+  replay_seconds_ += ended - began;
+}
+
+plan::StepGraph Profiler::finish(const Tape& tape) {
   poll(tape);
   mark();
   graph_.step_seconds = monotonic_seconds() - started_ - replay_seconds_;
   graph_.flow = tape.flow();
   graph_.values.resize(static_cast<std::size_t>(graph_.flow.values()));
-  if (update) {
-    const double update_started = monotonic_seconds();
-    update();
-    graph_.end_with_update(take_peak(), monotonic_seconds() - update_started);
-  }
   return std::move(graph_);
 }
 

@@ -49,9 +49,15 @@ class Profiler {
   void rebase();
   void before_settle(const Tape& tape);
 
-  /// The step is over, its saved tensors are gone. Backward ran from before_settle() until now. Then runs `update`, the
-  /// optimizer step, if there is one, and notes what it takes.
-  plan::StepGraph finish(const Tape& tape, const std::function<void()>& update = {});
+  /// The optimizer step comes here. Runs `update` twice: what the first run leaves behind is state that later steps
+  /// have from the beginning, and counts as memory that was there before the step; the second takes what each update
+  /// takes. There is no update if it says so by returning false.
+  void rehearse(const Tape& tape, const std::function<bool()>& update);
+  /// Bytes of that state.
+  [[nodiscard]] Bytes state_to_come() const noexcept { return state_to_come_; }
+
+  /// The step is over, its saved tensors are gone. Backward ran from before_settle() until now.
+  plan::StepGraph finish(const Tape& tape);
 
  private:
   /// Memory between two events becomes an event of its own.
@@ -74,7 +80,8 @@ class Profiler {
   double kernel_started_ = 0;
   double kernel_seconds_ = 0;
   double replay_started_ = 0;
-  double replay_seconds_ = 0;  // all replays together
+  double replay_seconds_ = 0;  // all replays together, and rehearsals
+  Bytes state_to_come_ = 0;
 };
 
 }  // namespace snug::record

@@ -16,15 +16,16 @@ constexpr int kNoBackward = -1;
 thread_local std::shared_ptr<Tape> t_tape;
 thread_local int t_task = kNoBackward;  // the backward pass that the recording began in
 thread_local std::size_t t_python_hooks = 0;
-thread_local const OperatorGate::Before* t_before = nullptr;
+thread_local OperatorGate* t_gate = nullptr;
 const std::shared_ptr<Tape> kNone;
 
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   // Only the outermost call is seen: what a composite kernel calls is part of it.
   const c10::impl::ExcludeDispatchKeyGuard once(kRecordingKey);
-  if (t_before != nullptr) {
+  const OperatorGate* gate = t_gate;
+  if (gate != nullptr) {
     try {
-      (*t_before)(op, *stack);
+      gate->before(op, *stack);
     } catch (const Error&) {
       throw_into_libtorch();
     }
@@ -39,6 +40,7 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   } else {
     op.redispatchBoxed(below, stack);
   }
+  if (gate != nullptr) gate->after(op, *stack);
 }
 
 }  // namespace
@@ -51,9 +53,16 @@ const std::shared_ptr<Tape>& recording_tape() {
   return t_tape;
 }
 
-OperatorGate::OperatorGate(Before before)
-    : before_(std::move(before)), previous_(std::exchange(t_before, &before_)), key_(kRecordingKey) {}
-OperatorGate::~OperatorGate() { t_before = previous_; }
+OperatorGate::OperatorGate(Call before, Call after)
+    : before_(std::move(before)),
+      after_(std::move(after)),
+      previous_(std::exchange(t_gate, this)),
+      key_(kRecordingKey) {}
+OperatorGate::~OperatorGate() {
+  OperatorGate** newer = &t_gate;
+  while (*newer != nullptr && *newer != this) newer = &(*newer)->previous_;
+  if (*newer == this) *newer = previous_;
+}
 
 PythonHooksOutside::PythonHooksOutside()
     : previous_(std::exchange(t_python_hooks, at::SavedTensorDefaultHooks::get_tls_state().stack.size())) {}

@@ -36,23 +36,30 @@ class PythonHooksOutside {
 };
 
 /// Calls `before` in front of every operator below autograd and autocast that this thread runs while the scope lives,
-/// recorded or not, but for those inside of others. It may throw: the operator does not run then. The innermost scope
-/// counts.
+/// recorded or not, but for those inside of others; its arguments are the last ones of the stack. It may throw: the
+/// operator does not run then. `after`, where there is one, is called when the operator has run, with its results. The
+/// newest scope counts; they may end in any order.
 class OperatorGate {
  public:
-  using Before = std::function<void(const c10::OperatorHandle& op, const torch::jit::Stack& stack)>;
-  explicit OperatorGate(Before before);
+  using Call = std::function<void(const c10::OperatorHandle& op, const torch::jit::Stack& stack)>;
+  explicit OperatorGate(Call before, Call after = {});
   ~OperatorGate();
   OperatorGate(const OperatorGate&) = delete;
   OperatorGate& operator=(const OperatorGate&) = delete;
 
+  void before(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const { before_(op, stack); }
+  void after(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const {
+    if (after_) after_(op, stack);
+  }
+
  private:
-  Before before_;
-  const Before* previous_;
+  Call before_, after_;
+  OperatorGate* previous_;
   c10::impl::IncludeDispatchKeyGuard key_;
 };
 
-/// Records this thread's operators on a tape for the life of the scope. Scopes nest; the innermost tape records.
+/// Records this thread's operators on a tape for the life of the scope. Scopes nest; the innermost tape
+/// records.
 class Recording {
  public:
   explicit Recording(std::shared_ptr<Tape> tape);

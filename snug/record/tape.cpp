@@ -230,14 +230,14 @@ void Tape::bind_all() {
   }
 }
 
-void Tape::forget(SavedTensor& saved, bool consumed) {
+void Tape::forget(SavedTensor& saved, int unpacked_in) {
   const PatientLock lock(mutex_);
   if (!saved.bound) {
     std::erase(waiting_, &saved);
     return;
   }
   if (profiler_ != nullptr) profiler_->released(saved.view.value);
-  ledger_.release(saved.view.value, consumed);
+  ledger_.release(saved.view.value, unpacked_in != kNoPass && unpacked_in == pass_);
   if (!offloaded_.empty() && finished() && !ledger_.needed(saved.view.value)) offloaded_.erase(saved.view.value);
   if (profiler_ != nullptr) profiler_->rebase();
 }

@@ -104,8 +104,8 @@ class Tape {
   /// A saved tensor begins; its address must stay until forget(). Returns false when the tensor cannot be on a tape
   /// (see is_plain): keep the tensor itself.
   bool save(const at::Tensor& tensor, SavedTensor& saved);
-  /// The saved tensor ends; `consumed` as in Ledger::release.
-  void forget(SavedTensor& saved, bool consumed);
+  /// The saved tensor ends, which a backward pass has unpacked, or none (kNoPass).
+  void forget(SavedTensor& saved, int unpacked_in);
   /// Binds all saved tensors that still wait for their operator.
   void bind_all();
   /// Lets go of results that something unseen has written over, so that they are made again where they are read.
@@ -176,13 +176,19 @@ class Tape {
   }
   /// What error messages call an operator: its name, module and number.
   [[nodiscard]] std::string describe(plan::OpId op) const;
+  /// Types and sizes of the tensors that a recorded call takes, for messages.
+  [[nodiscard]] std::string inputs_of(const Call& call) const;
   /// What error messages call a value.
   [[nodiscard]] std::string name_of(plan::ValueId value) const;
 
   /// A backward pass, told apart by its id, unpacks from the tape. Returns whether it is a new one.
   bool enter_pass(int id);
   void leave_pass();
-  [[nodiscard]] int backward_pass() const noexcept { return pass_; }
+  static constexpr int kNoPass = -1;
+
+  /// Whether a recorded operator has written over the value since, as its schema says: whoever refers to its storage
+  /// sees that, whether a version tells or not.
+  [[nodiscard]] bool written_over(plan::ValueId value) const { return values_[at(value)].written_over; }
 
   /// Throws Error naming the operator and the tensor when something that `op` reads, and that the program could reach,
   /// has been written since it was recorded.
@@ -223,6 +229,9 @@ class Tape {
   /// Whether a recorded operator made the tensor's storage, so that it was not there before the step.
   [[nodiscard]] bool made(const at::Tensor& tensor) const;
 
+  /// The name of a leaf whose storage is of another size now, as of a weight that has been freed after its use.
+  [[nodiscard]] std::optional<std::string> resized_leaf() const;
+
   /// Of all leaves that are still held.
   [[nodiscard]] std::vector<c10::Storage> leaf_storages() const;
 
@@ -243,6 +252,7 @@ class Tape {
     // once more when the recording was: from then on it is asked only of what is held as the program has it.
     SeenVersion version;
     bool uninitialized = false;
+    bool written_over = false;
     bool offloads = false;
     bool read = false;  // by a recorded operator or a saved tensor
     plan::Must must = plan::Must::Nothing;
@@ -306,7 +316,7 @@ class Tape {
   void capture_outputs(const c10::OperatorHandle& op, const OperatorTraits& traits, const torch::jit::Stack& stack);
   void add_output(const at::Tensor& tensor, plan::ValueId overwrites, OutputSlot slot, bool uninitialized);
   void ask_policy(const OperatorTraits& traits);
-  void compare_with_plan(plan::OpId op, const OperatorTraits& traits);
+  void compare_with_plan(plan::OpId op, const Call& call);
   void follow_another(plan::OpId op, std::string expected, std::string found);
   std::uint64_t sign(const OperatorTraits& traits) const;
   void bind(SavedTensor& saved);
@@ -375,7 +385,7 @@ class Tape {
   bool prefers_to_keep_ = false;
   bool offloads_ = false;
   std::vector<c10::StorageImpl*> input_storages_;
-  int pass_ = -1;
+  int pass_ = kNoPass;
   plan::OpId position_ = 0;  // of backward
   bool timed_ = false;
   std::vector<float> op_seconds_;  // by OpId, once timed

@@ -3,8 +3,13 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/clone.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
+#include <iterator>
 
 #include "snug/base/clock.h"
 #include "snug/base/module_scope.h"
@@ -26,27 +31,23 @@ bool covers_storage(const at::Tensor& tensor) {
          static_cast<std::size_t>(tensor.numel()) * tensor.itemsize() == tensor.storage().nbytes();
 }
 
+/// Where an operator draws its random numbers: on the device that it is asked for, as in rand_like(x, device=...), else
+/// on that of its first tensor.
 c10::Device device_of(const c10::IValue* arguments, std::size_t count) {
+  std::optional<c10::Device> of_tensor;
   for (std::size_t i = 0; i < count; ++i) {
-    if (arguments[i].isTensor() && arguments[i].toTensor().defined()) return arguments[i].toTensor().device();
     if (arguments[i].isDevice()) return arguments[i].toDevice();
+    if (!of_tensor && arguments[i].isTensor() && arguments[i].toTensor().defined())
+      of_tensor = arguments[i].toTensor().device();
   }
-  return c10::Device(c10::kCPU);
+  return of_tensor.value_or(c10::Device(c10::kCPU));
 }
 
-template <class Call>
-void for_each_tensor(const c10::IValue& value, const Call& call) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) call(value.toTensor());
-  } else if (value.isList()) {
-    for (const c10::IValue& item : value.toListRef()) for_each_tensor(item, call);
-  }
-}
-
-std::uint64_t geometry_hash(std::uint64_t hash, const GeometryPool& pool, const View& view) {
+/// `placed`: where in its storage the view lies counts, too.
+std::uint64_t geometry_hash(std::uint64_t hash, const GeometryPool& pool, const View& view, bool placed) {
   hash = mix(hash, static_cast<std::uint64_t>(view.value));
   hash = mix(hash, static_cast<std::uint64_t>(view.dtype));
-  hash = mix(hash, static_cast<std::uint64_t>(view.offset));
+  if (placed) hash = mix(hash, static_cast<std::uint64_t>(view.offset));
   for (std::int64_t size : pool.sizes(view)) hash = mix(hash, static_cast<std::uint64_t>(size));
   return hash;
 }
@@ -63,9 +64,8 @@ void Tape::run_collective(const c10::OperatorHandle& op, c10::DispatchKeySet key
     // As the names of LibTorch's operators say, it writes its first argument, if any.
     const std::string_view name = std::string_view(traits.name).substr(0, traits.name.find('.'));
     if (name.ends_with('_')) {
-      for_each_tensor(stack[stack.size() - traits.arguments.size()], [&](const at::Tensor& written) {
-        if (written.has_storage()) written_elsewhere(written.storage().unsafeGetStorageImpl());
-      });
+      for_each_stored(stack[stack.size() - traits.arguments.size()],
+                      [&](const at::Tensor& written) { written_elsewhere(written.storage().unsafeGetStorageImpl()); });
     }
   }
   if (profiler_ != nullptr) profiler_->kernel_begins();
@@ -117,9 +117,12 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
       for (std::size_t i = 0; i < count; ++i) {
         if (stack[first + i].isGenerator()) generator = stack[first + i].toGenerator();
       }
-      if (!generator.defined()) generator = default_generator(device_of(stack.data() + first, count));
-      call.random = static_cast<std::int32_t>(random_states_.size());
-      random_states_.push_back(save_random_state(std::move(generator)));
+      const c10::Device device = device_of(stack.data() + first, count);
+      if (!generator.defined() && !device.is_meta()) generator = default_generator(device);
+      if (generator.defined()) {
+        call.random = static_cast<std::int32_t>(random_states_.size());
+        random_states_.push_back(save_random_state(std::move(generator)));
+      }
     }
     input_storages_.clear();
     for (std::size_t i = arguments_mark; i < arguments_.size(); ++i) {
@@ -168,7 +171,7 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
   const plan::OpId id = flow_.ops();
   signatures_.push_back(signature);
   if (planned_segments_) {
-    compare_with_plan(id, traits);
+    compare_with_plan(id, call);
     segment = planned_segments_->enter(flow_, id);
     if (at(flow_.segments()) > covered_.size()) {
       covered_.resize(at(flow_.segments()), 0);
@@ -194,6 +197,7 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
       continue;
     }
     ValueState& before = values_[at(w.before)];
+    before.written_over = traits.writes[at(w.position)] != 0;
     if (before.leaf < 0 || !leaves_[at(before.leaf)].snapshot) {
       before.storage = c10::Storage();
       ledger_.lose(w.before);
@@ -221,11 +225,6 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
 
 void Tape::capture_arguments(const OperatorTraits& traits, const c10::IValue* arguments) {
   using Kind = OperatorTraits::Argument;
-  const auto hidden = [&](std::size_t i) {
-    if (traits.hidden_writes.empty()) return false;
-    if (traits.hidden_writes_only_if && !arguments[*traits.hidden_writes_only_if].toBool()) return false;
-    return std::ranges::find(traits.hidden_writes, static_cast<int>(i)) != traits.hidden_writes.end();
-  };
   const auto constant = [&](const c10::IValue& value) {
     arguments_.push_back({Argument::Kind::Constant, static_cast<std::int32_t>(constants_.size()), 1});
     constants_.push_back(value);
@@ -244,8 +243,8 @@ void Tape::capture_arguments(const OperatorTraits& traits, const c10::IValue* ar
     switch (traits.arguments[i]) {
       case Kind::Tensor:
         if (value.isTensor() && value.toTensor().defined() && is_plain(value.toTensor())) {
-          const std::int32_t index = capture_tensor(value.toTensor(), traits.writes[i] != 0 || hidden(i),
-                                                    traits.overwrites, static_cast<std::int16_t>(i), -1);
+          const std::int32_t index = capture_tensor(value.toTensor(), writes(traits, arguments, i), traits.overwrites,
+                                                    static_cast<std::int16_t>(i), -1);
           arguments_.push_back({Argument::Kind::Tensor, index, 1});
         } else {
           constant(value);
@@ -446,17 +445,47 @@ std::uint64_t Tape::sign(const OperatorTraits& traits) const {
   for (std::size_t i = begin; i < arguments_.size(); ++i) {
     const Argument& a = arguments_[i];
     if (a.kind == Argument::Kind::Constant) continue;
-    for (std::int32_t k = 0; k < a.count; ++k) hash = geometry_hash(hash, geometry_, views_[at(a.index + k)]);
+    const bool written =
+        traits.writes[i - begin] != 0 ||
+        std::ranges::find(traits.hidden_writes, static_cast<int>(i - begin)) != traits.hidden_writes.end();
+    for (std::int32_t k = 0; k < a.count; ++k) {
+      const View& view = views_[at(a.index + k)];
+      // A batch may be cut out of a larger tensor, elsewhere in each step.
+      const bool placed = written || view.value == plan::kNoValue || !flow_.is_leaf(view.value);
+      hash = geometry_hash(hash, geometry_, view, placed);
+    }
   }
   return hash;
 }
 
-void Tape::compare_with_plan(plan::OpId op, const OperatorTraits& traits) {
+std::string Tape::inputs_of(const Call& call) const {
+  constexpr std::size_t kLongest = 200;  // lists have hundreds
+  std::string text;
+  for (std::size_t i = 0; i < call.traits->arguments.size(); ++i) {
+    const Argument& a = argument(call, i);
+    if (a.kind == Argument::Kind::Constant) continue;
+    for (std::int32_t k = 0; k < a.count; ++k) {
+      const View& v = views_[at(a.index + k)];
+      if (v.value == plan::kNoValue) continue;
+      if (!text.empty()) text += ", ";
+      if (text.size() > kLongest) return text + "...";
+      std::string type = c10::toString(v.dtype);
+      std::ranges::transform(type, type.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+      fmt::format_to(std::back_inserter(text), "{}[{}]", type, fmt::join(geometry_.sizes(v), ", "));
+    }
+  }
+  return text;
+}
+
+void Tape::compare_with_plan(plan::OpId op, const Call& call) {
   const KnownStep* known = known_step();
   if (known == nullptr) return;
   const auto& planned = known->graph->ops;
   if (at(op) < planned.size() && planned[at(op)].signature == signatures_[at(op)]) return;
-  follow_another(op, at(op) < planned.size() ? planned[at(op)].name : "the end of the step", traits.name);
+  const std::string found = fmt::format("{}({})", call.traits->name, inputs_of(call));
+  if (at(op) >= planned.size()) return follow_another(op, "the end of the step", found);
+  const std::string expected = fmt::format("{}({})", planned[at(op)].name, planned[at(op)].inputs);
+  follow_another(op, expected, expected == found ? "the same with other values" : found);
 }
 
 }  // namespace snug::record

@@ -284,6 +284,12 @@ void Tape::check_inputs(plan::OpId op) const {
     const ValueState& s = values_[at(input)];
     // Of results the program's own storage, and not one that a replay made.
     const bool ours = s.leaf >= 0 ? leaves_[at(s.leaf)].snapshot : !ledger_.held(input);
+    if (!ours && s.leaf >= 0 && s.storage && static_cast<Bytes>(s.storage.nbytes()) != s.nbytes) {
+      throw Error(fmt::format(
+          "replay: {} reads {}, whose storage had {} when it was recorded and has {} now; what is freed before "
+          "backward cannot be read again: keep what depends on it in a snug::Region(Keep)",
+          describe(op), name_of(input), format_bytes(s.nbytes), format_bytes(static_cast<Bytes>(s.storage.nbytes()))));
+    }
     if (ours || !written_since(input)) continue;
     throw Error(fmt::format(
         "replay: {} reads {}, which was modified in place after it was recorded (version {} then, {} now): its "
@@ -297,6 +303,15 @@ bool Tape::made(const at::Tensor& tensor) const {
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   const auto is_leaf = [&](const ValueState& s) { return s.leaf >= 0 && s.identity._unsafe_get_target() == storage; };
   return current_.find(storage) != current_.end() && std::ranges::none_of(values_, is_leaf);
+}
+
+std::optional<std::string> Tape::resized_leaf() const {
+  for (plan::ValueId v = 0; v < flow_.values(); ++v) {
+    const ValueState& s = values_[at(v)];
+    if (s.leaf < 0 || leaves_[at(s.leaf)].snapshot || !s.storage) continue;
+    if (static_cast<Bytes>(s.storage.nbytes()) != s.nbytes) return name_of(v);
+  }
+  return std::nullopt;
 }
 
 std::vector<c10::Storage> Tape::leaf_storages() const {

@@ -33,14 +33,4 @@ void release_abandoned_tasks() noexcept {
   }
 }
 
-void run_backward(at::Tensor& loss) {
-  try {
-    loss.backward();
-  } catch (...) {
-    loss = at::Tensor();
-    release_abandoned_tasks();
-    throw;
-  }
-}
-
 }  // namespace snug::replay

@@ -68,8 +68,9 @@ void watch_operators(record::Tape& tape) {
   });
 }
 
-void watch_backward(const at::Tensor& loss, const std::shared_ptr<record::Tape>& tape) {
-  std::vector<torch::autograd::Node*> next{loss.grad_fn().get()};
+void watch_backward(const torch::autograd::edge_list& roots, const std::shared_ptr<record::Tape>& tape) {
+  std::vector<torch::autograd::Node*> next;
+  for (const torch::autograd::Edge& root : roots) next.push_back(root.function.get());
   std::unordered_set<torch::autograd::Node*> seen(next.begin(), next.end());
   while (!next.empty()) {
     torch::autograd::Node* node = next.back();

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <torch/csrc/autograd/function.h>
+
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,9 +15,9 @@ namespace snug::replay {
 /// module and the shape of the result, in forward and when it is replayed. Slow: looks at every result.
 void watch_operators(record::Tape& tape);
 
-/// The same for the backward pass from `loss`, which must not have begun: a node whose gradients hold a NaN or an
+/// The same for the backward pass from `roots`, which must not have begun: a node whose gradients hold a NaN or an
 /// infinity throws, naming the node and the operator that it belongs to.
-void watch_backward(const at::Tensor& loss, const std::shared_ptr<record::Tape>& tape);
+void watch_backward(const torch::autograd::edge_list& roots, const std::shared_ptr<record::Tape>& tape);
 
 /// Runs `forward`, without gradients, and tells which operator's result was the first to hold a NaN or an infinity.
 /// nullopt when all are finite. For finding the cause of a non-finite loss.

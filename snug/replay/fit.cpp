@@ -11,7 +11,7 @@
 namespace snug::replay {
 
 RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::DeviceMemory& memory,
-                                const Rehearsal& update) {
+                                const RecordOptions& options) {
   if (limit <= 0) throw UsageError(fmt::format("fit: the budget is {} bytes; it must be positive", limit));
   // Close to the floor one order of evictions gets by where another does not.
   std::optional<OutOfBudget::Details> least;
@@ -19,7 +19,7 @@ RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::Dev
     try {
       const memory::HeldLimit held(memory, limit);
       memory.release_cached();
-      return record_step_evicting(cost, forward, memory, update);
+      return record_step_evicting(cost, forward, memory, options);
     } catch (...) {
       const auto refusal = memory::refusal_in(std::current_exception());
       if (!refusal) throw;
@@ -34,9 +34,16 @@ RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::Dev
 }
 
 Session fit(const Forward& forward, const FitOptions& options) {
-  memory::DeviceMemory& memory = memory::device_memory(options.device_type);
-  RecordedStep step = record_step_within(options.device, forward, memory, options.update);
-  return Session(std::move(step), options.strategy, plan::Budget::for_limit(options.device), memory);
+  if (options.optimizer && options.update)
+    throw UsageError("fit: it has an optimizer and an update; give one of them, the update if it runs the optimizer");
+  if (options.host_budget && options.device == c10::kCPU)
+    throw UsageError("fit: on the CPU there is one memory; give its budget as `budget` and leave `host_budget` out");
+  memory::DeviceMemory& memory = memory::device_memory(options.device);
+  RecordedStep step = record_step_within(options.budget, forward, memory,
+                                         {.update = options.optimizer ? options.optimizer : options.update});
+  Session session(std::move(step), options.strategy, plan::Budget::for_limit(options.budget), memory);
+  if (options.host_budget) session.limit_host(*options.host_budget);
+  return session;
 }
 
 }  // namespace snug::replay

@@ -3,6 +3,7 @@
 #include <c10/core/DeviceType.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "snug/base/bytes.h"
@@ -11,23 +12,29 @@
 namespace snug {
 
 struct FitOptions {
-  Bytes device = 0;                  ///< the budget: all of the device's memory that tensors may take. Required.
+  Bytes budget = 0;  ///< all of the device's memory that tensors may take. Required.
+  /// The same of the CPU's memory, where the device is an accelerator; none: without a limit.
+  std::optional<Bytes> host_budget = {};
+  c10::DeviceType device = c10::kCPU;
   std::string strategy = "optimal";  ///< as plan::strategy_from reads it
-  c10::DeviceType device_type = c10::kCPU;
-  /// The optimizer step, so that the floor and the predicted peak count its memory; see replay::Rehearsal.
+  /// The optimizer, so that the plan counts what its update takes and the state that it will make: one of LibTorch's,
+  /// or one with a `rehearse()` of its own. It must outlive fit(), which leaves it as it was.
+  replay::Rehearsal optimizer = {};
+  /// In place of that, a function that does what the update does, for its memory; see replay::Rehearsal.
   replay::Rehearsal update = {};
 };
 
 namespace replay {
 /// record_step under a limit, which is lifted again. Throws DoesNotFit when not even eviction makes room for the step.
 RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::DeviceMemory& memory,
-                                const Rehearsal& update = {});
+                                const RecordOptions& options = {});
 Session fit(const Forward& forward, const FitOptions& options);
 }  // namespace replay
 
 /// Plans and caps the training step of any LibTorch model. Runs step(sample), which returns the loss, and its backward
-/// pass twice to record it, without a trace: gradients, buffers and the random generator are as before. Then every
-/// session.backward(step, batch) stays within the budget, with gradients bitwise those of the plain step.
+/// pass twice to record it, without a trace: gradients, buffers and the random generators are as before. A step that
+/// calls backward() itself, and goes on to update, runs as far as that. Then every session.backward(step, batch) stays
+/// within the budget, with gradients bitwise those of the plain step.
 /// Throws DoesNotFit, which names the smallest budget and its parts, and UsageError for a budget that is not positive.
 template <class Step, class Batch>
 Session fit(Step&& step, const Batch& sample, const FitOptions& options) {

@@ -14,17 +14,15 @@
 
 namespace snug::replay {
 
-namespace {
-constexpr int kNoPass = -1;
-}
+using record::Tape;
 
 PackedTensor::PackedTensor(std::shared_ptr<record::Tape> tape, const at::Tensor& tensor)
-    : tape_(std::move(tape)), on_tape_(tape_->save(tensor, saved_)), consumed_in_(kNoPass) {
+    : tape_(std::move(tape)), on_tape_(tape_->save(tensor, saved_)), consumed_in_(Tape::kNoPass) {
   if (!on_tape_) kept_ = tensor.detach();  // not the variable itself: it would keep its own graph alive
 }
 
 PackedTensor::~PackedTensor() {
-  if (on_tape_) tape_->forget(saved_, consumed_in_ != kNoPass && consumed_in_ == tape_->backward_pass());
+  if (on_tape_) tape_->forget(saved_, consumed_in_);
 }
 
 at::Tensor PackedTensor::unpack() {
@@ -34,7 +32,7 @@ at::Tensor PackedTensor::unpack() {
   const plan::ValueId value = saved_.view.value;
   check_version(value);
   const int pass = torch::autograd::get_current_graph_task_id();
-  if (pass != kNoPass && tape_->enter_pass(pass)) {
+  if (pass != Tape::kNoPass && tape_->enter_pass(pass)) {
     torch::autograd::Engine::get_default_engine().queue_callback([tape = std::weak_ptr(tape_)] {
       if (const auto alive = tape.lock()) alive->leave_pass();
     });
@@ -46,7 +44,7 @@ at::Tensor PackedTensor::unpack() {
     materialize(*tape_, value);
   }
   at::Tensor tensor = tape_->geometry().tensor(saved_.view, tape_->storage(value));
-  if (pass == kNoPass) {
+  if (pass == Tape::kNoPass) {
     ledger.end_pass();  // somebody looks at a saved tensor outside of backward
   } else if (consumed_in_ != pass) {
     consumed_in_ = pass;
@@ -57,7 +55,14 @@ at::Tensor PackedTensor::unpack() {
 }
 
 void PackedTensor::check_version(plan::ValueId value) const {
-  if (!saved_.version.raised()) return;
+  if (!saved_.version.raised()) {
+    if (!tape_->written_over(value)) return;
+    throw Error(fmt::format(
+        "backward: {}, which an operator saved for its gradient, was modified in place since, in a way that its "
+        "version does not tell, as through `.data`: the gradient would be wrong; modify it after backward, or a "
+        "clone of it",
+        tape_->name_of(value)));
+  }
   throw Error(fmt::format(
       "backward: {}, which an operator saved for its gradient, was modified in place since (version {} then, {} now): "
       "the gradient would be wrong; modify it after backward, or a clone of it",

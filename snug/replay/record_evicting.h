@@ -7,6 +7,6 @@ namespace snug::replay {
 
 /// record_step, which under a limit evicts by this cost.
 RecordedStep record_step_evicting(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
-                                  const Rehearsal& update);
+                                  const RecordOptions& options);
 
 }  // namespace snug::replay

@@ -16,20 +16,22 @@
 #include "snug/memory/tag.h"
 #include "snug/record/profiler.h"
 #include "snug/record/recording.h"
-#include "snug/replay/abandoned_tasks.h"
 #include "snug/replay/record_evicting.h"
 #include "snug/replay/saved_tensor_hooks.h"
+#include "snug/replay/step_run.h"
+#include "snug/replay/undone_writes.h"
 
 namespace snug::replay {
 namespace {
 
-/// The leaves that backward may give gradients to: those at the end of the loss's autograd graph, and those that the
+/// The leaves that backward may give gradients to: those at the end of the autograd graph, and those that the
 /// forward pass has read, as a function that differentiates in backward for itself hides what it is made of.
-std::vector<at::Tensor> leaves_of(const at::Tensor& loss, const std::vector<at::Tensor>& read) {
+std::vector<at::Tensor> leaves_of(const StepRun::Roots& roots, const std::vector<at::Tensor>& read) {
   std::vector<at::Tensor> leaves;
   std::unordered_set<const torch::autograd::Node*> seen;
   std::unordered_set<const void*> known;
-  std::vector<torch::autograd::Node*> stack{loss.grad_fn().get()};
+  std::vector<torch::autograd::Node*> stack;
+  for (const torch::autograd::Edge& root : roots) stack.push_back(root.function.get());
   while (!stack.empty()) {
     torch::autograd::Node* node = stack.back();
     stack.pop_back();
@@ -45,18 +47,14 @@ std::vector<at::Tensor> leaves_of(const at::Tensor& loss, const std::vector<at::
   return leaves;
 }
 
-/// Puts gradients aside, and back at the end of the scope; and what runs when one has arrived, which may be an
-/// optimizer.
+/// Puts gradients aside, and back at the end of the scope; what runs when one has arrived, which may be an optimizer;
+/// and the parameters' own storage, which an update may replace.
 class GradientsAside {
  public:
-  explicit GradientsAside(const std::vector<at::Tensor>& parameters) {
-    for (const at::Tensor& p : parameters) {
-      aside_.push_back({p, std::exchange(p.mutable_grad(), at::Tensor()),
-                        std::exchange(torch::autograd::impl::post_acc_grad_hooks(p), nullptr)});
-    }
-  }
+  GradientsAside() = default;
   ~GradientsAside() {
     for (Aside& a : aside_) {
+      if (!a.parameter.is_alias_of(a.data)) a.parameter.set_data(a.data);
       a.parameter.mutable_grad() = std::move(a.gradient);
       torch::autograd::impl::post_acc_grad_hooks(a.parameter) = std::move(a.hooks);
     }
@@ -64,12 +62,22 @@ class GradientsAside {
   GradientsAside(const GradientsAside&) = delete;
   GradientsAside& operator=(const GradientsAside&) = delete;
 
+  /// Those that have not been put aside before.
+  void put(const std::vector<at::Tensor>& parameters) {
+    for (const at::Tensor& p : parameters) {
+      if (!known_.insert(p.unsafeGetTensorImpl()).second) continue;
+      aside_.push_back({p, p.detach(), std::exchange(p.mutable_grad(), at::Tensor()),
+                        std::exchange(torch::autograd::impl::post_acc_grad_hooks(p), nullptr)});
+    }
+  }
+
  private:
   struct Aside {
-    at::Tensor parameter, gradient;
+    at::Tensor parameter, data, gradient;
     std::unique_ptr<torch::autograd::PostAccumulateGradHook> hooks;
   };
   std::vector<Aside> aside_;
+  std::unordered_set<const void*> known_;
 };
 
 at::Tensor bytes_of(const c10::Storage& storage) {
@@ -86,7 +94,10 @@ class SideEffects {
   }
   ~SideEffects() {
     const at::NoGradGuard no_grad;
-    for (const auto& [original, before] : overwritten) bytes_of(original).copy_(bytes_of(before));
+    for (const auto& [original, before] : overwritten) {
+      // What has been freed since (see refuse_freed_weights) has no contents to put back.
+      if (original.nbytes() == before.nbytes()) bytes_of(original).copy_(bytes_of(before));
+    }
     for (const record::RandomState& r : random_) record::restore(r);
   }
   SideEffects(const SideEffects&) = delete;
@@ -98,10 +109,51 @@ class SideEffects {
   std::vector<record::RandomState> random_;
 };
 
+/// The update as it is rehearsed, once in a recording: where a step function is about to run its own, or at the end.
+class RehearsedUpdate {
+ public:
+  RehearsedUpdate(const Rehearsal& rehearsal, record::Profiler& profiler, const record::Tape& tape)
+      : rehearsal_(rehearsal), profiler_(profiler), tape_(tape) {}
+  ~RehearsedUpdate() {
+    if (begun_ && rehearsal_.forget) rehearsal_.forget();
+  }
+  RehearsedUpdate(const RehearsedUpdate&) = delete;
+  RehearsedUpdate& operator=(const RehearsedUpdate&) = delete;
+
+  void run() {
+    if (!rehearsal_ || std::exchange(begun_, true)) return;
+    // Perhaps on the way into an operator, where no other one would be seen.
+    const auto keys = c10::impl::tls_local_dispatch_key_set();
+    const c10::impl::ForceDispatchKeyGuard seen(keys.included_, keys.excluded_.remove(record::kRecordingKey));
+    UndoneWrites undone;
+    profiler_.rehearse(tape_, rehearsal_.run);
+    undone.undo();
+  }
+
+ private:
+  const Rehearsal& rehearsal_;
+  record::Profiler& profiler_;
+  const record::Tape& tape_;
+  bool begun_ = false;
+};
+
+/// FSDP2 gathers a module's weights for its forward pass, frees them, and gathers them again for its backward pass.
+/// A replay may ask for them at any time.
+void refuse_freed_weights(const record::Tape& tape) {
+  const auto freed = tape.resized_leaf();
+  if (!freed) return;
+  throw UsageError(fmt::format(
+      "step: {} has been freed since an operator read it, as fully_shard (FSDP2) does, and a plan could not make "
+      "it again; use reshard_after_forward=False, or DistributedDataParallel",
+      *freed));
+}
+
 RecordedStep record_once(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
-                         const Rehearsal& update, std::vector<c10::Storage>* leaves = nullptr) {
+                         const RecordOptions& options, std::vector<c10::Storage>* leaves = nullptr) {
   const Bytes before = memory.stats().allocated;
   SideEffects effects;
+  GradientsAside aside;
+  aside.put(options.update.parameters);
   record::Profiler profiler(memory, memory.stats().allocated - before);
   const auto tape = std::make_shared<record::Tape>(record::KeepSaved{}, &profiler);
   struct Detach {
@@ -110,29 +162,38 @@ RecordedStep record_once(EvictionCost cost, const Forward& forward, memory::Devi
   } const detach{*tape};
   const Evictor evictor(tape, memory, cost);
   RecordedStep step;
-  at::Tensor loss;
-  {
-    const record::Recording recording(tape);
-    const memory::TagScope tag(memory::Tag::Activations);
-    try {
-      loss = forward();
-      check_loss(loss);
-    } catch (...) {
-      effects.overwritten = tape->overwritten_leaves();
-      throw;
-    }
+  RehearsedUpdate update(options.update, profiler, *tape);
+  std::optional<record::OperatorGate> gate;
+  const auto stop = [&] {
+    update.run();
+    throw UpdateBegins();
+  };
+  StepRun run(tape, {.forward_over =
+                         [&](const StepRun::Roots& roots) {
+                           effects.overwritten = tape->overwritten_leaves();
+                           refuse_freed_weights(*tape);
+                           tape->finish();
+                           if (leaves != nullptr) *leaves = tape->leaf_storages();
+                           step.parameters = leaves_of(roots, profiler.leaves());
+                           std::erase_if(step.parameters, [&](const at::Tensor& leaf) { return tape->made(leaf); });
+                           aside.put(step.parameters);
+                         },
+                     .backward_over =
+                         [&] {
+                           if (options.until == RecordUntil::Backward) stop();
+                           gate.emplace(before_writes_of(step.parameters, stop));
+                         },
+                     .update_begins = stop});
+  try {
+    run(forward);
+  } catch (...) {
+    if (!tape->finished()) effects.overwritten = tape->overwritten_leaves();
+    throw;
   }
-  effects.overwritten = tape->overwritten_leaves();
-  tape->finish();
-  if (leaves != nullptr) *leaves = tape->leaf_storages();
-  step.parameters = leaves_of(loss, profiler.leaves());
-  std::erase_if(step.parameters, [&](const at::Tensor& leaf) { return tape->made(leaf); });
-  {
-    const GradientsAside aside(step.parameters);
-    run_backward(loss);
-    loss = at::Tensor();
-    step.graph = profiler.finish(*tape, update);
-  }
+  gate.reset();
+  update.run();
+  step.state_to_come = profiler.state_to_come();
+  step.graph = profiler.finish(*tape);
   return step;
 }
 
@@ -149,20 +210,20 @@ void check_loss(const at::Tensor& loss) {
   }
 }
 
-RecordedStep record_step(const Forward& forward, memory::DeviceMemory& memory, const Rehearsal& update) {
-  return record_step_evicting(EvictionCost::Timeless, forward, memory, update);
+RecordedStep record_step(const Forward& forward, memory::DeviceMemory& memory, const RecordOptions& options) {
+  return record_step_evicting(EvictionCost::Timeless, forward, memory, options);
 }
 
 RecordedStep record_step_evicting(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
-                                  const Rehearsal& update) {
+                                  const RecordOptions& options) {
   require_saved_tensor_hooks();
   // The first run pays for page faults and the kernels' own set-up.
   std::vector<c10::Storage> leaves;
-  const plan::StepGraph first = record_once(cost, forward, memory, update, &leaves).graph;
+  const plan::StepGraph first = record_once(cost, forward, memory, options, &leaves).graph;
   // What is older than the allocator counts from here on.
   for (const c10::Storage& leaf : leaves) memory.adopt(leaf);
   leaves.clear();
-  RecordedStep step = record_once(cost, forward, memory, update);
+  RecordedStep step = record_once(cost, forward, memory, options);
   if (first.fingerprint() != step.graph.fingerprint()) return step;
   for (std::size_t i = 0; i < step.graph.ops.size(); ++i) {
     step.graph.ops[i].seconds = std::min(step.graph.ops[i].seconds, first.ops[i].seconds);

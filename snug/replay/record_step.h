@@ -2,31 +2,44 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
 #include <vector>
 
 #include "snug/memory/device_memory.h"
 #include "snug/plan/step_graph.h"
+#include "snug/replay/rehearsal.h"
 
 namespace snug::replay {
 
-/// Runs the forward pass and returns the loss: a defined tensor of one element that requires a gradient.
+/// A step function: runs the forward pass and returns the loss, a defined tensor of one element that requires a
+/// gradient. Or calls backward() on it where it stands, and goes on to update; then what it returns may be undefined.
 using Forward = std::function<at::Tensor()>;
-
-/// The optimizer step, for its memory and seconds. It runs after a recorded backward pass, with that pass's gradients,
-/// and must change nothing but them: recording leaves no trace. Empty: the plan knows of no optimizer step.
-using Rehearsal = std::function<void()>;
 
 struct RecordedStep {
   plan::StepGraph graph;
   std::vector<at::Tensor> parameters;  ///< the leaves that the step may give gradients to
+  Bytes state_to_come = 0;             ///< of the graph's static bytes: optimizer state that the first update will make
+};
+
+/// How far a step function that goes backward itself runs while it is recorded, so that it leaves no trace.
+enum class RecordUntil : std::uint8_t {
+  Backward,      ///< UpdateBegins is thrown where the function's backward() returns
+  UpdateBegins,  ///< somebody stops it where its update begins (see StepRun), or it is stopped where it first writes
+                 ///< a parameter
+};
+
+struct RecordOptions {
+  Rehearsal update = {};
+  RecordUntil until = RecordUntil::Backward;
 };
 
 /// Runs forward and backward twice, records them, and takes every operator's shorter time. Leaves no trace: gradients,
 /// buffers that recorded operators write and the default random generators are afterwards as before; hooks for when a
-/// gradient has been accumulated, where optimizers are run, do not run. Under a limit of
+/// gradient has been accumulated, where optimizers are run, do not run. (A step function that frees gradients before
+/// its backward pass has freed those of parameters that the rehearsal does not know.) Under a limit of
 /// `memory` values are evicted and replayed as needed. Throws UsageError when `forward` returns no loss.
-RecordedStep record_step(const Forward& forward, memory::DeviceMemory& memory, const Rehearsal& update = {});
+RecordedStep record_step(const Forward& forward, memory::DeviceMemory& memory, const RecordOptions& options = {});
 
 /// Throws UsageError unless `loss` can be differentiated: defined, one element, requires a gradient.
 void check_loss(const at::Tensor& loss);

@@ -36,14 +36,9 @@ EarlyStopScope::EarlyStopScope(bool early_stop) : previous_(std::exchange(t_earl
 EarlyStopScope::~EarlyStopScope() { t_early_stop = previous_; }
 
 namespace replay {
-namespace {
 
-thread_local std::shared_ptr<RerunFrame> t_frame;
-thread_local const void* t_tape_of_frame = nullptr;  // that was recording when the frame was opened
-thread_local int t_task_of_frame = -1;               // the backward pass that it was opened in
-const std::shared_ptr<RerunFrame> kNone;
-
-/// What autocast keeps for each thread beside its dispatch keys.
+/// What autocast keeps for each thread beside its dispatch keys. A member of RerunFrame::State, which the header
+/// declares, so not in the anonymous namespace.
 struct AutocastState {
   at::ScalarType cpu = at::autocast::get_autocast_dtype(at::kCPU);
   at::ScalarType cuda = at::autocast::get_autocast_dtype(at::kCUDA);
@@ -54,6 +49,13 @@ struct AutocastState {
     at::autocast::set_autocast_cache_enabled(cache);
   }
 };
+
+namespace {
+
+thread_local std::shared_ptr<RerunFrame> t_frame;
+thread_local const void* t_tape_of_frame = nullptr;  // that was recording when the frame was opened
+thread_local int t_task_of_frame = -1;               // the backward pass that it was opened in
+const std::shared_ptr<RerunFrame> kNone;
 
 /// As detach() does, but not an operator, which observers and gates would see.
 at::Tensor detached(const at::Tensor& tensor) {

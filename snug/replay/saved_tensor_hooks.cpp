@@ -14,6 +14,7 @@
 #include "snug/record/recording.h"
 #include "snug/replay/packed_tensor.h"
 #include "snug/replay/rerun_frame.h"
+#include "snug/replay/step_run.h"
 
 namespace snug::replay {
 namespace {
@@ -49,6 +50,17 @@ std::unique_ptr<torch::autograd::SavedVariableHooks> hooks_of_this_thread() {
 
 using torch::autograd::Engine;
 
+/// A backward pass that a step function starts where it stands ends the step's forward pass.
+template <class Execute>
+torch::autograd::variable_list execute_for_step(const torch::autograd::edge_list& roots, bool accumulates,
+                                                const Execute& execute) {
+  StepRun* step = accumulates ? StepRun::here() : nullptr;
+  if (step != nullptr) step->backward_begins(roots);
+  torch::autograd::variable_list gradients = execute();
+  if (step != nullptr) step->backward_ends();
+  return gradients;
+}
+
 class HookedEngine final : public Engine {
  public:
   static Engine& instance() {
@@ -58,6 +70,14 @@ class HookedEngine final : public Engine {
   ~HookedEngine() override { stop(); }
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     return hooks_of_this_thread();
+  }
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs, bool keep_graph,
+                                         bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    return execute_for_step(roots, accumulate_grad, [&] {
+      return Engine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+    });
   }
 };
 
@@ -81,7 +101,9 @@ class EngineInPython final : public Engine {
                                          const torch::autograd::variable_list& inputs, bool keep_graph,
                                          bool create_graph, bool accumulate_grad,
                                          const torch::autograd::edge_list& outputs) override {
-    return python_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+    return execute_for_step(roots, accumulate_grad, [&] {
+      return python_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+    });
   }
   c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
       const std::shared_ptr<torch::autograd::GraphTask>& task, NodePointer root,

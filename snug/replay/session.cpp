@@ -6,15 +6,16 @@
 
 #include <algorithm>
 
+#include "snug/base/errors.h"
 #include "snug/memory/held_limit.h"
 #include "snug/memory/tag.h"
 #include "snug/record/profiler.h"
 #include "snug/record/recording.h"
-#include "snug/replay/abandoned_tasks.h"
 #include "snug/replay/anomaly.h"
 #include "snug/replay/eviction.h"
 #include "snug/replay/opaque_values.h"
 #include "snug/replay/step_book.h"
+#include "snug/replay/step_run.h"
 
 namespace snug {
 namespace {
@@ -41,10 +42,25 @@ struct Session::State {
   std::vector<at::Tensor> hooked;
   std::optional<plan::Budget> budget;
   std::unique_ptr<memory::HeldLimit> limit;
+  std::unique_ptr<memory::HeldLimit> host_limit;
   bool steps_vary = false;  // an unknown step has come up
   VerifyReplay verify = VerifyReplay::Off;
   bool detects = false;
   StepReport last;
+  bool frees_gradients = false;  // steps do so themselves, before they go backward
+
+  [[nodiscard]] bool has_gradients() const {
+    return std::ranges::any_of(parameters, [](const at::Tensor& p) { return p.grad().defined(); });
+  }
+  [[nodiscard]] Bytes gradient_bytes() const {
+    Bytes bytes = 0;
+    for (const at::Tensor& p : parameters) {
+      const at::Tensor& gradient = p.grad();
+      if (gradient.defined() && gradient.has_storage())
+        bytes += memory.rounded(static_cast<Bytes>(gradient.storage().nbytes()));
+    }
+    return bytes;
+  }
 
   ~State() {
     for (const at::Tensor& p : hooked) {
@@ -62,16 +78,15 @@ Session::Session(replay::RecordedStep step, std::string_view strategy, std::opti
 
 Session::Session(replay::RecordedStep step, plan::Planner planner, std::optional<plan::Budget> budget,
                  memory::DeviceMemory& memory) {
-  state_.reset(new State{memory,
-                         replay::StepBook(std::move(step.graph), std::move(planner), budget),
-                         std::move(step.parameters),
-                         {},
-                         budget,
-                         budget ? std::make_unique<memory::HeldLimit>(memory, budget->device) : nullptr,
-                         false,
-                         VerifyReplay::Off,
-                         false,
-                         {}});
+  state_.reset(
+      new State{.memory = memory,
+                .book = replay::StepBook(std::move(step.graph), std::move(planner), budget, step.state_to_come),
+                .parameters = std::move(step.parameters),
+                .hooked = {},
+                .budget = budget,
+                .limit = budget ? std::make_unique<memory::HeldLimit>(memory, budget->device) : nullptr,
+                .host_limit = nullptr,
+                .last = {}});
   for (const at::Tensor& p : state_->parameters) {
     if (p.has_storage()) memory.retag(p.storage(), memory::Tag::Weights);
     // A hook that is already there is somebody else's, and there is room for one.
@@ -85,6 +100,11 @@ Session::~Session() = default;
 Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&&) noexcept = default;
 
+void Session::limit_host(Bytes budget) {
+  if (budget <= 0) throw UsageError(fmt::format("fit: the host's budget is {} bytes; it must be positive", budget));
+  state_->host_limit = std::make_unique<memory::HeldLimit>(memory::device_memory(c10::kCPU), budget);
+}
+
 void Session::verify_replays(VerifyReplay how) noexcept { state_->verify = how; }
 
 void Session::detect_anomalies(bool detect) noexcept { state_->detects = detect; }
@@ -96,11 +116,19 @@ const Session::StepReport& Session::last_step() const { return state_->last; }
 
 at::Tensor Session::run(const replay::Forward& forward) {
   State& s = *state_;
-  const bool accumulates = std::ranges::any_of(s.parameters, [](const at::Tensor& p) { return p.grad().defined(); });
-  s.book.begin(s.memory.stats(), accumulates);
+  memory::Stats stats = s.memory.stats();
+  bool accumulates = s.has_gradients();
+  if (accumulates && s.frees_gradients) {
+    // They are there now, and gone when the forward pass begins.
+    const Bytes gradients = s.gradient_bytes();
+    stats.allocated -= gradients;
+    stats.by_tag[static_cast<std::size_t>(memory::Tag::Gradients)] -= gradients;
+    accumulates = false;
+  }
+  s.book.begin(stats, accumulates);
   // What an unknown step takes is noted as it runs, once there is reason to expect one.
   std::optional<record::Profiler> profiler;
-  const bool unexpected = !s.book.expects(accumulates);
+  bool unexpected = !s.book.expects(accumulates);
   if (s.steps_vary || unexpected) profiler.emplace(s.memory, /*aside=*/0);
   const auto tape =
       std::make_shared<record::Tape>(record::FollowPlan{s.book.steps(accumulates)}, profiler ? &*profiler : nullptr);
@@ -111,27 +139,22 @@ at::Tensor Session::run(const replay::Forward& forward) {
     ~Detach() { tape.detach_profiler(); }
   } const detach{*tape};
   const replay::Evictor evictor(tape, s.memory, replay::EvictionCost::Measured);
-  at::Tensor loss;
-  {
-    const record::Recording recording(tape);
-    const memory::TagScope tag(memory::Tag::Activations);
-    loss = forward();
-  }
-  replay::check_loss(loss);
-  tape->finish();
-  if (s.detects) replay::watch_backward(loss, tape);
-  {
-    const memory::TagScope tag(memory::Tag::Workspace);
-    replay::run_backward(loss);
-  }
-  s.last = {tape->replayed_ops(),
-            tape->evictions(),
-            !tape->divergence().has_value(),
-            {},
-            s.book.size(),
-            replay::opaque_lines(*tape),
-            false};
-  at::Tensor result = loss.detach();
+  const bool had_gradients = s.has_gradients();
+  replay::StepRun step(tape, {.forward_over = [&](const replay::StepRun::Roots& roots) {
+                         tape->finish();
+                         if (s.detects) replay::watch_backward(roots, tape);
+                         if (!had_gradients) return;
+                         s.frees_gradients = !s.has_gradients();
+                         if (s.frees_gradients) unexpected = false;
+                       }});
+  at::Tensor result = step(forward);
+  s.last = {.replayed_ops = tape->replayed_ops(),
+            .evictions = tape->evictions(),
+            .followed_plan = !tape->divergence().has_value(),
+            .divergence = {},
+            .known = s.book.size(),
+            .opaque = replay::opaque_lines(*tape),
+            .planned_anew = false};
   if (const auto& d = tape->divergence()) {
     s.last.divergence = fmt::format("operator {}: recorded {}, ran {}", d->op, d->expected, d->found);
     s.steps_vary = true;
@@ -139,8 +162,6 @@ at::Tensor Session::run(const replay::Forward& forward) {
     s.book.ran(known->graph.get());
   }
   if (profiler && (unexpected || tape->divergence())) {
-    // The graph of the loss ends with it; what it held is no part of the step's end.
-    loss = at::Tensor();
     s.book.add(profiler->finish(*tape), accumulates);
     s.last.planned_anew = true;
     s.last.known = s.book.size();

@@ -49,13 +49,18 @@ class Session {
   Session& operator=(Session&&) noexcept;
 
   /// Runs step(batch...), which returns the loss, and its backward pass; gradients are accumulated into .grad as
-  /// usual. Returns the loss, detached. Throws OutOfBudget when even eviction cannot make room, DoesNotFit when more
-  /// is allocated outside of the step than when the plan was made and no plan fits any more, and whatever the step
-  /// throws; the session can be used again after each.
+  /// usual. A step may call backward() itself, once, and go on to clip, update and what else it likes. Returns the
+  /// loss, detached (what such a step returned). Throws OutOfBudget when even eviction cannot make room, DoesNotFit
+  /// when more is allocated outside of the step than when the plan was made and no plan fits any more, and whatever the
+  /// step throws; the session can be used again after each.
   template <class Step, class... Batch>
   at::Tensor backward(Step&& step, Batch&&... batch) {
     return run([&]() -> at::Tensor { return std::invoke(step, std::forward<Batch>(batch)...); });
   }
+
+  /// Caps the CPU's memory as well for as long as the session lives, where its device is an accelerator. Throws
+  /// UsageError for a budget that is not positive.
+  void limit_host(Bytes budget);
 
   /// Whether the next steps remember what they drop and compare it when it is made again. A replay that makes other
   /// bits throws Error out of backward(), naming the operator, its module and the place.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/memory/tag.h"
 #include "snug/plan/does_not_fit.h"
 #include "snug/plan/presets.h"
 
@@ -24,13 +25,21 @@ plan::Planner planner_for(const plan::StepGraph& graph, const std::string& strat
 
 }  // namespace
 
-StepBook::StepBook(plan::StepGraph graph, plan::Planner planner, std::optional<plan::Budget> budget) : budget_(budget) {
+StepBook::StepBook(plan::StepGraph graph, plan::Planner planner, std::optional<plan::Budget> budget,
+                   Bytes state_to_come)
+    : budget_(budget), state_to_come_(state_to_come) {
   auto first = std::make_shared<plan::StepGraph>(std::move(graph));
   auto plan = std::make_shared<plan::MemoryPlan>(planner.plan(*first, budget));
-  known_.push_back({std::move(first), std::move(plan), std::move(planner), false});
+  known_.push_back({.graph = std::move(first), .plan = std::move(plan), .planner = std::move(planner)});
+}
+
+void StepBook::count_state(plan::StepGraph& graph) const {
+  graph.static_bytes += state_to_come_;
+  graph.static_by_tag[static_cast<std::size_t>(memory::Tag::Optimizer)] += state_to_come_;
 }
 
 void StepBook::add(plan::StepGraph graph, bool accumulates) {
+  count_state(graph);
   // The same optimizer step follows.
   if (const plan::StepGraph& known = *known_.front().graph; known.update_seconds > 0) {
     graph.end_with_update(known.update_bytes, known.update_seconds);
@@ -38,12 +47,18 @@ void StepBook::add(plan::StepGraph graph, bool accumulates) {
   auto step = std::make_shared<plan::StepGraph>(std::move(graph));
   plan::Planner planner = planner_for(*step, known_.front().planner.strategy());
   std::shared_ptr<plan::MemoryPlan> plan;
+  bool fits = true;
   try {
     plan = std::make_shared<plan::MemoryPlan>(planner.plan(*step, budget_));
   } catch (const DoesNotFit&) {
     plan = std::make_shared<plan::MemoryPlan>(plan::plan_none(*step));
+    fits = false;
   }
-  known_.insert(known_.begin(), {std::move(step), std::move(plan), std::move(planner), accumulates});
+  known_.insert(known_.begin(), {.graph = std::move(step),
+                                 .plan = std::move(plan),
+                                 .planner = std::move(planner),
+                                 .accumulates = accumulates,
+                                 .fits = fits});
   if (known_.size() > kMostSteps) known_.pop_back();
 }
 
@@ -54,9 +69,11 @@ void StepBook::ran(const plan::StepGraph* graph) {
 
 bool StepBook::outdated(const Known& known, Bytes allocated) const {
   const Bytes grown = allocated - known.graph->static_bytes;
+  // Much less than before would let a faster plan fit, or one at all.
+  if (grown <= -budget_->device / 20) return true;
+  if (!known.fits) return false;
   const Bytes room = budget_->for_blocks() - known.plan->predicted_peak;
-  // The reserve covers odds and ends; much less than before would let a faster plan fit.
-  return grown > std::max<Bytes>(room, 0) + budget_->reserve / 2 || grown <= -budget_->device / 20;
+  return grown > std::max<Bytes>(room, 0) + budget_->reserve / 2;  // the reserve covers odds and ends
 }
 
 bool StepBook::expects(bool accumulates) const {
@@ -65,22 +82,23 @@ bool StepBook::expects(bool accumulates) const {
 
 void StepBook::begin(const memory::Stats& stats, bool accumulates) {
   if (!budget_) return;
-  bool expected = true;  // the first of its kind
-  for (Known& known : known_) {
-    if (known.accumulates != accumulates) continue;
-    const bool is_first = std::exchange(expected, false);
-    if (!outdated(known, stats.allocated)) continue;
-    auto moved = std::make_shared<plan::StepGraph>(*known.graph);
-    moved->static_bytes = stats.allocated;
-    moved->static_by_tag = stats.by_tag;
-    try {
-      known.plan = std::make_shared<plan::MemoryPlan>(known.planner.plan(*moved, budget_));
-    } catch (const DoesNotFit&) {
-      if (is_first) throw;
-      continue;  // it may never come again, or when there is more room
-    }
-    known.graph = std::move(moved);
+  const auto expected = std::ranges::find(known_, accumulates, &Known::accumulates);
+  if (expected == known_.end()) return;
+  // What has come by now is not to come any more.
+  state_to_come_ = std::clamp<Bytes>(expected->graph->static_bytes - stats.allocated, 0, state_to_come_);
+  if (!outdated(*expected, stats.allocated + state_to_come_)) return;
+  auto moved = std::make_shared<plan::StepGraph>(*expected->graph);
+  moved->static_bytes = stats.allocated;
+  moved->static_by_tag = stats.by_tag;
+  count_state(*moved);
+  try {
+    expected->plan = std::make_shared<plan::MemoryPlan>(expected->planner.plan(*moved, budget_));
+  } catch (const DoesNotFit&) {
+    if (expected->fits) throw;
+    return;
   }
+  expected->graph = std::move(moved);
+  expected->fits = true;
 }
 
 std::vector<record::KnownStep> StepBook::steps(bool accumulates) const {

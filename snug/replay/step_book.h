@@ -17,11 +17,12 @@ namespace snug::replay {
 /// first. Not synchronized.
 class StepBook {
  public:
-  /// With a first step. Throws DoesNotFit.
-  StepBook(plan::StepGraph graph, plan::Planner planner, std::optional<plan::Budget> budget);
+  /// With a first step. `state_to_come`: of its static bytes, what optimizers are yet to make. Throws DoesNotFit.
+  StepBook(plan::StepGraph graph, plan::Planner planner, std::optional<plan::Budget> budget, Bytes state_to_come = 0);
 
-  /// A step is about to run. Plans again what was planned when much less, or much more, was allocated outside of the
-  /// step. Throws DoesNotFit when no plan fits the step that is expected.
+  /// A step is about to run, with `stats` but for what it frees itself before its forward pass. Plans the expected one
+  /// again if that was planned when much less, or much more, was allocated outside of the step. Throws DoesNotFit when
+  /// no plan fits it any more; one that none has ever fitted goes on with evictions.
   void begin(const memory::Stats& stats, bool accumulates);
 
   /// Whether a step like this, of whatever operators, has been seen.
@@ -47,12 +48,16 @@ class StepBook {
     std::shared_ptr<const plan::MemoryPlan> plan;
     plan::Planner planner;
     bool accumulates = false;
+    bool fits = true;  // else it keeps everything, and evictions hold the cap
   };
+  /// With the state that is yet to come.
+  void count_state(plan::StepGraph& graph) const;
   /// Whether the memory outside of the step calls for another plan.
   [[nodiscard]] bool outdated(const Known& known, Bytes allocated) const;
 
   std::vector<Known> known_;
   std::optional<plan::Budget> budget_;
+  Bytes state_to_come_ = 0;
 };
 
 }  // namespace snug::replay

@@ -35,6 +35,11 @@ inline void expect_same(const Outcome& expected, const Outcome& found) {
   }
 }
 
+inline void expect_same(const std::vector<at::Tensor>& expected, const std::vector<at::Tensor>& found) {
+  ASSERT_EQ(expected.size(), found.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(expected[i], found[i])) << "tensor " << i;
+}
+
 /// Buffers, gradients, the loss and the random state after `step`, which runs forward and backward from a fixed seed
 /// and the given buffers.
 class StepUnderTest {

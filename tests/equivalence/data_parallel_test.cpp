@@ -81,11 +81,11 @@ struct Way {
   const char* name;
   Run run;
 };
-const Way kPlain{"plain", [](const auto& f, const at::Tensor& x) { return f(x); }};
-const Way kReplay{"replay", [](const auto& f, const at::Tensor& x) { return checkpoint(f, x); }};
-const Way kRerun{"rerun", [](const auto& f, const at::Tensor& x) { return checkpoint({.mode = Rerun{}}, f, x); }};
+const Way kPlainWay{"plain", [](const auto& f, const at::Tensor& x) { return f(x); }};
+const Way kReplayWay{"replay", [](const auto& f, const at::Tensor& x) { return checkpoint(f, x); }};
+const Way kRerunWay{"rerun", [](const auto& f, const at::Tensor& x) { return checkpoint({.mode = Rerun{}}, f, x); }};
 
-struct Case {
+struct ReducerCase {
   const char* name;
   bool uses_all;  // of the weights
   at::Tensor (*forward)(NetImpl& net, const Run& run, const at::Tensor& x);
@@ -93,7 +93,7 @@ struct Case {
 
 at::Tensor dropped(nn::Linear& layer, const at::Tensor& x) { return torch::dropout(layer(x).tanh(), 0.2, true); }
 
-const Case kCases[] = {
+const ReducerCase kReducerCases[] = {
     {"test_ddp_checkpointing_once", true,
      [](NetImpl& n, const Run& run, const at::Tensor& x) {
        return n.unused(run([&n](const at::Tensor& y) { return dropped(n.second, y); }, n.first(x)));
@@ -120,7 +120,7 @@ struct Result {
 };
 
 /// Three steps under a reducer; `step` runs forward and backward of each.
-Result train(const Case& c, const Run& run, bool in_session) {
+Result train(const ReducerCase& c, const Run& run, bool in_session) {
   torch::manual_seed(5);
   Net net;
   const at::Tensor x = torch::randn({4, 8});
@@ -157,12 +157,12 @@ Result train(const Case& c, const Run& run, bool in_session) {
   return result;
 }
 
-class DataParallel : public ::testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(Checkpoint, DataParallel, ::testing::ValuesIn(kCases),
+class DataParallel : public ::testing::TestWithParam<ReducerCase> {};
+INSTANTIATE_TEST_SUITE_P(Checkpoint, DataParallel, ::testing::ValuesIn(kReducerCases),
                          [](const auto& c) { return c.param.name; });
 
 TEST_P(DataParallel, EveryWeightIsReadyOnce) {
-  const Result plain = train(GetParam(), kPlain.run, false);
+  const Result plain = train(GetParam(), kPlainWay.run, false);
   EXPECT_GE(plain.reduced, 3 * 6);
   const auto expect_the_same = [&](const Result& other, const std::string& how) {
     EXPECT_EQ(other.reduced, plain.reduced) << how;
@@ -170,11 +170,11 @@ TEST_P(DataParallel, EveryWeightIsReadyOnce) {
     for (std::size_t k = 0; k < plain.gradients.size(); ++k)
       EXPECT_TRUE(testing::same_bits(plain.gradients[k], other.gradients[k])) << how << ", gradient " << k;
   };
-  for (const Way& way : {kReplay, kRerun}) {
+  for (const Way& way : {kReplayWay, kRerunWay}) {
     expect_the_same(train(GetParam(), way.run, false), way.name);
     expect_the_same(train(GetParam(), way.run, true), std::string(way.name) + " in a session");
   }
-  expect_the_same(train(GetParam(), kPlain.run, true), "a session");
+  expect_the_same(train(GetParam(), kPlainWay.run, true), "a session");
 }
 
 }  // namespace

@@ -13,12 +13,12 @@ namespace {
 using testing::expect_same;
 using testing::StepUnderTest;
 
-struct Case {
+struct GptCase {
   double dropout;
   bool bf16;
 };
 
-class GptEquivalence : public ::testing::TestWithParam<Case> {
+class GptEquivalence : public ::testing::TestWithParam<GptCase> {
  protected:
   GptEquivalence() {
     torch::manual_seed(1);
@@ -91,7 +91,7 @@ TEST_P(GptEquivalence, UnderShrinkingBudgets) {
     const Bytes budget = static_cast<Bytes>(fraction * static_cast<double>(peak));
     SCOPED_TRACE(budget);
     const auto planned = test.run([&] {
-      auto session = fit([&](int) { return forward(); }, 0, {.device = budget});
+      auto session = fit([&](int) { return forward(); }, 0, {.budget = budget});
       memory.reset_peak();
       const at::Tensor loss = session.backward([&] { return forward(); });
       EXPECT_LE(memory.stats().mapped_peak, budget);
@@ -135,7 +135,8 @@ TEST_P(GptEquivalence, MemoryIsAsBeforeWhenTheStepIsOver) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Precision, GptEquivalence,
-                         ::testing::Values(Case{0.0, false}, Case{0.1, false}, Case{0.0, true}, Case{0.1, true}),
+                         ::testing::Values(GptCase{0.0, false}, GptCase{0.1, false}, GptCase{0.0, true},
+                                           GptCase{0.1, true}),
                          [](const auto& test_case) {
                            return std::string(test_case.param.bf16 ? "Bf16" : "Fp32") +
                                   (test_case.param.dropout > 0 ? "Dropout" : "");

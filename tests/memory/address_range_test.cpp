@@ -10,10 +10,9 @@
 namespace snug::memory {
 namespace {
 
+using testing_support::kPage;
 using testing_support::resident_bytes;
 using testing_support::touch;
-
-constexpr Bytes kPage = AddressRange::kPage;
 
 TEST(AddressRange, HoldsNoPagesUntilTheyAreTouched) {
   AddressRange range;

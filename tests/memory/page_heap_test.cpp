@@ -12,10 +12,9 @@
 namespace snug::memory {
 namespace {
 
+using testing_support::kPage;
 using testing_support::resident_bytes;
 using testing_support::touch;
-
-constexpr Bytes kPage = PageHeap::kPage;
 
 TEST(PageHeap, TakesAlignedPagesAndCountsThem) {
   PageHeap heap;

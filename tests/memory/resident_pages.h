@@ -9,8 +9,11 @@
 #include <vector>
 
 #include "snug/base/bytes.h"
+#include "snug/memory/address_range.h"
 
 namespace snug::memory::testing_support {
+
+inline constexpr Bytes kPage = AddressRange::kPage;
 
 /// The bytes of [address, address + length) that the system holds physical memory for.
 inline Bytes resident_bytes(const void* address, Bytes length) {

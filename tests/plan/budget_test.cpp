@@ -29,5 +29,14 @@ TEST(Budget, KeepsAReserveThatSomebodyChose) {
   EXPECT_EQ((Budget{1_GiB, 0}.floor_for(100_MiB)), 100_MiB);
 }
 
+TEST(Budget, HoldsAShareOfAPeakAndAllOfItHoweverSmall) {
+  for (const Bytes peak : {Bytes{64}, Bytes{52'352}, 1_MiB, 300_MiB}) {
+    SCOPED_TRACE(peak);
+    EXPECT_GE(Budget::for_share(1, peak).for_blocks(), peak);
+    EXPECT_GE(Budget::for_share(0.5, peak).for_blocks(), peak / 2);
+    EXPECT_LT(Budget::for_limit(Budget::for_share(0.5, peak).device - 1).for_blocks(), peak / 2);
+  }
+}
+
 }  // namespace
 }  // namespace snug::plan

@@ -226,16 +226,16 @@ void out_variant(State& s, const Instruction& i) {
   s.push(s.pick(i.second).mean() * out);
 }
 
-constexpr std::array<Kind, 7> kKinds{{{"unary", &unary},
-                                      {"binary", &binary},
-                                      {"product", &product},
-                                      {"reduction", &reduction},
-                                      {"indexing", &indexing},
-                                      {"several results", &several_results},
-                                      {"out variant", &out_variant}}};
+constexpr std::array<Kind, 7> kArithmetic{{{"unary", &unary},
+                                           {"binary", &binary},
+                                           {"product", &product},
+                                           {"reduction", &reduction},
+                                           {"indexing", &indexing},
+                                           {"several results", &several_results},
+                                           {"out variant", &out_variant}}};
 
 }  // namespace
 
-std::span<const Kind> arithmetic_kinds() { return kKinds; }
+std::span<const Kind> arithmetic_kinds() { return kArithmetic; }
 
 }  // namespace snug::programs

@@ -104,19 +104,19 @@ void checkpoint_the_next(State& s, const Instruction& i) {
   s.taken = count;
 }
 
-constexpr std::array<Kind, 10> kKinds{{{"branch", &branch},
-                                       {"another dtype", &another_dtype},
-                                       {"autocast", &autocast},
-                                       {"no gradients", &without_gradients},
-                                       {"die", &die},
-                                       {"open region", &open_region},
-                                       {"close region", &close_region},
-                                       {"die too", &die},
-                                       {"checkpoint", &checkpoint_the_next},
-                                       {"another checkpoint", &checkpoint_the_next}}};
+constexpr std::array<Kind, 10> kControl{{{"branch", &branch},
+                                         {"another dtype", &another_dtype},
+                                         {"autocast", &autocast},
+                                         {"no gradients", &without_gradients},
+                                         {"die", &die},
+                                         {"open region", &open_region},
+                                         {"close region", &close_region},
+                                         {"die too", &die},
+                                         {"checkpoint", &checkpoint_the_next},
+                                         {"another checkpoint", &checkpoint_the_next}}};
 
 }  // namespace
 
-std::span<const Kind> control_kinds() { return kKinds; }
+std::span<const Kind> control_kinds() { return kControl; }
 
 }  // namespace snug::programs

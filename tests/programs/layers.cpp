@@ -227,11 +227,11 @@ void custom_function(State& s, const Instruction& i) {
   s.push(RawSquare::apply(x.tanh().to(at::kFloat)));
 }
 
-constexpr std::array<Kind, 5> kKinds{{{"layer", &module_layer},
-                                      {"another layer", &module_layer},
-                                      {"loss", &loss},
-                                      {"attention", &attention},
-                                      {"custom function", &custom_function}}};
+constexpr std::array<Kind, 5> kLayers{{{"layer", &module_layer},
+                                       {"another layer", &module_layer},
+                                       {"loss", &loss},
+                                       {"attention", &attention},
+                                       {"custom function", &custom_function}}};
 
 }  // namespace
 
@@ -250,6 +250,6 @@ at::Tensor call_every_layer(const std::vector<std::shared_ptr<torch::nn::Module>
   return sum;
 }
 
-std::span<const Kind> layer_kinds() { return kKinds; }
+std::span<const Kind> layer_kinds() { return kLayers; }
 
 }  // namespace snug::programs

@@ -53,10 +53,10 @@ void own_generator(State& s, const Instruction& i) {
   s.push(fitted(x, {3}) * first * at::empty({3}).exponential_(1.0, generator).clamp_max(2));
 }
 
-constexpr std::array<Kind, 2> kKinds{{{"noise", &noise}, {"noise of an own generator", &own_generator}}};
+constexpr std::array<Kind, 2> kRandomNumbers{{{"noise", &noise}, {"noise of an own generator", &own_generator}}};
 
 }  // namespace
 
-std::span<const Kind> random_kinds() { return kKinds; }
+std::span<const Kind> random_kinds() { return kRandomNumbers; }
 
 }  // namespace snug::programs

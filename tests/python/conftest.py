@@ -6,6 +6,10 @@ import torch
 import snug
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "long: more of the same, in make test-long")
+
+
 @pytest.fixture(autouse=True)
 def clean_slate():
     gc.collect()

@@ -28,7 +28,7 @@ def test_a_thousand_steps_grow_nothing():
         return snug.checkpoint(lambda t: t.square().mean(), y, mode=snug.Rerun())
 
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with snug.fit(step, x, device="75%") as session:
+    with snug.fit(step, x, budget="75%") as session:
 
         def steps(count):
             for _ in range(count):

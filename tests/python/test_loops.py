@@ -52,7 +52,7 @@ def test_accumulation_clipping_and_scaling():
         return [norm, *gradients(model)]
 
     plain = loop(lambda part, scale: step(part, scale).backward())
-    with snug.fit(step, x[:2048], device="60%") as session:
+    with snug.fit(step, x[:2048], budget="60%") as session:
         planned = loop(lambda part, scale: session.backward(part, lambda b: step(b, scale)))
         assert session.last_step.replayed_ops > 0
     same(plain, planned)
@@ -78,7 +78,7 @@ def _ddp(rank, port, results):
 
     ddp = nn.parallel.DistributedDataParallel(model)
     plain = train(ddp, lambda m: m(part).square().mean().backward())
-    with snug.fit(lambda b: ddp(b).square().mean(), part, device="60%") as session:
+    with snug.fit(lambda b: ddp(b).square().mean(), part, budget="60%") as session:
         planned = train(ddp, lambda m: session.backward(part))
         replayed = session.last_step.replayed_ops
     with snug.patch():
@@ -101,6 +101,54 @@ def test_ddp_on_gloo():
         results = manager.dict()
         mp.spawn(_ddp, args=(29500 + os.getpid() % 1000, results), nprocs=2)
         assert dict(results) == {0: True, 1: True}
+
+
+def _fsdp2(rank, port, results):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    import snug
+
+    def sharded(reshard):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)))
+        mesh = init_device_mesh("cpu", (2,))
+        for block in model:
+            fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+        return fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+
+    torch.manual_seed(rank)
+    x = torch.randn(512, 64)
+    found = []
+    model = sharded(True)
+    try:
+        snug.fit(lambda b: model(b).square().mean(), x, budget="60%")
+    except snug.UsageError as error:
+        found.append("reshard_after_forward" in str(error))
+    twins = [sharded(False), sharded(False)]
+    for step in range(3):
+        twins[0].zero_grad()
+        twins[0](x).square().mean().backward()
+    with snug.fit(lambda b: twins[1](b).square().mean(), x, budget="70%") as session:
+        for step in range(3):
+            twins[1].zero_grad()
+            session.backward(x)
+        replayed = session.last_step.replayed_ops
+    one, other = ([p.grad.to_local() for p in m.parameters()] for m in twins)
+    found.append(all(torch.equal(a, b) for a, b in zip(one, other, strict=True)))
+    found.append(replayed > 0)
+    results[rank] = found
+    dist.destroy_process_group()
+
+
+def test_fsdp2_says_what_is_not_supported():
+    with mp.get_context("spawn").Manager() as manager:
+        results = manager.dict()
+        mp.spawn(_fsdp2, args=(29500 + os.getpid() % 1000 + 2, results), nprocs=2)
+        assert dict(results) == {0: [True, True, True], 1: [True, True, True]}
 
 
 def _collectives(rank, port, results):
@@ -161,7 +209,7 @@ def _collectives(rank, port, results):
         found = {"region": gradient(loss.backward)}
         if region.replayed_ops == 0:
             wrong.append(f"{make.__name__} replayed nothing")
-        with snug.fit(step, x, device="1GiB", strategy="selective(aten::mm)") as session:
+        with snug.fit(step, x, budget="1GiB", strategy="selective(aten::mm)") as session:
             found["session"] = gradient(lambda: session.backward(x))
         wrong += [f"{make.__name__} in {where}" for where, g in found.items() if not torch.equal(g, plain)]
     results[rank] = wrong
@@ -205,7 +253,7 @@ def test_accelerate():
 
     start = {k: v.clone() for k, v in model.state_dict().items()}
     plain = train(lambda part: accelerator.backward(step(part)))
-    with snug.fit(step, x[:2048], device="60%") as session:
+    with snug.fit(step, x[:2048], budget="60%") as session:
         # accelerator.backward divides by the number of accumulated steps, and is put off to the end of the step.
         planned = train(lambda part: session.backward(part, lambda b: accelerator.backward(step(b))))
     same(plain, planned)
@@ -227,7 +275,7 @@ def test_transformers_trainer(tmp_path):
         return [p.detach().clone() for p in model.parameters()]
 
     plain = train([])
-    callback = SnugCallback(device="75%")
+    callback = SnugCallback(budget="75%")
     planned = train([callback])
     assert callback.steps == 8 and callback.replayed_ops > 0
     same(plain, planned)
@@ -243,7 +291,7 @@ def test_a_failed_trainer_leaves_no_session(tmp_path):
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=4, report_to=[], save_strategy="no",
         use_cpu=True, disable_tqdm=True, logging_strategy="no")
-    callback = SnugCallback(device="1GiB")
+    callback = SnugCallback(budget="1GiB")
     trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[callback])
     plain, calls = trainer.compute_loss, []
 
@@ -313,7 +361,7 @@ def test_lightning(tmp_path, options):
         return [p.detach().clone() for p in module.parameters()], seen, {k: v.item() for k, v in trainer.callback_metrics.items()}
 
     plain = train([])
-    callback = SnugCallback(device="75%")
+    callback = SnugCallback(budget="75%")
     planned = train([callback])
     assert callback.steps == 6 and callback.replayed_ops > 0 and callback.session is None
     same(plain[0], planned[0])
@@ -338,7 +386,7 @@ def test_lightning_batches_go_without_the_garbage_collector(tmp_path):
     gc.collect()
     gc.disable()
     try:
-        trainer = _lightning_trainer(tmp_path, [SnugCallback(device="75%"), Watch()])
+        trainer = _lightning_trainer(tmp_path, [SnugCallback(budget="75%"), Watch()])
         trainer.fit(_Lit.make([]), torch.utils.data.DataLoader(x[:6144], batch_size=1024))
         alive = sum(batch() is not None for batch in batches)
     finally:
@@ -351,7 +399,7 @@ def test_lightning_with_manual_optimization(tmp_path):
 
     _, x = small()
     with pytest.raises(snug.UsageError, match="manually"):
-        _lightning_trainer(tmp_path, [SnugCallback(device="75%")]).fit(_Lit.make([], manual=True), x[:64].reshape(4, 16, 64))
+        _lightning_trainer(tmp_path, [SnugCallback(budget="75%")]).fit(_Lit.make([], manual=True), x[:64].reshape(4, 16, 64))
 
 
 def test_a_failed_lightning_run_leaves_no_session(tmp_path):
@@ -359,7 +407,7 @@ def test_a_failed_lightning_run_leaves_no_session(tmp_path):
 
     _, x = small()
     module = _Lit.make([])
-    callback = SnugCallback(device="75%")
+    callback = SnugCallback(budget="75%")
     plain_step, calls = module.training_step, []
 
     def fails_later(batch, batch_idx):

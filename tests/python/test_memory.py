@@ -53,7 +53,7 @@ def test_a_refusal_inside_of_a_step_and_its_backward():
     def step(x):
         return model(x).square().mean()
 
-    with snug.fit(step, x, device="16MiB") as session:
+    with snug.fit(step, x, budget="16MiB") as session:
         with pytest.raises(snug.OutOfBudget):
             session.backward(x, lambda b: step(b) + torch.zeros(64 * MIB, dtype=torch.uint8).sum())
 
@@ -83,7 +83,7 @@ def test_evicts_when_more_is_taken_than_was_planned():
     plain = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     peak = snug.plan(step, x).unplanned_peak
-    with snug.fit(step, x, device=peak + 2 * MIB) as session:
+    with snug.fit(step, x, budget=peak + 2 * MIB) as session:
         ballast = torch.empty(4 * MIB, dtype=torch.uint8)
         session.backward(x)
         assert session.last_step.evictions > 0 or session.last_step.replayed_ops > 0
@@ -114,7 +114,7 @@ def test_what_is_older_than_snug_counts_once_it_is_known():
         import snug
         assert snug.memory_stats()["allocated"] < 1 << 20
         step = lambda x: model(x).square().mean()
-        with snug.fit(step, x, device="16MiB") as session:
+        with snug.fit(step, x, budget="16MiB") as session:
             assert snug.memory_stats()["by_tag"]["weights"] >= 4 * 512 * 512
             assert session.plan.predicted_peak >= 2 * 4 * 512 * 512
             session.backward(x)

@@ -9,7 +9,10 @@ from architectures import NAMES, make
 
 
 @pytest.mark.parametrize("amp", [False, True], ids=["fp32", "autocast"])
-@pytest.mark.parametrize("name", NAMES)
+# The others are built of the same operators as these.
+@pytest.mark.parametrize(
+    "name", [n if n in ("llama", "mamba", "resnet", "unet") else pytest.param(n, marks=pytest.mark.long) for n in NAMES]
+)
 def test_is_bitwise_the_same(name, amp):
     model, batch = make(name)
 
@@ -23,7 +26,7 @@ def test_is_bitwise_the_same(name, amp):
     for share in (0.6, 0.4):
         budget = max(static + int(share * added), plan.floor)
         # In percent the recording itself is without a limit.
-        with snug.fit(step, batch, device=f"{100 * (budget + 1) / plan.unplanned_peak}%") as session:
+        with snug.fit(step, batch, budget=f"{min(100, 100 * (budget + 1) / plan.unplanned_peak)}%") as session:
             budget = session.plan.budget
             compared = snug.verify(step, batch, model, session=session)
             assert snug.memory_stats()["limit"] == budget

@@ -41,8 +41,9 @@ def test_gives_the_same_bits_under_a_budget(task):
 
 def test_stays_within_its_budget(task):
     unplanned = snug.plan(task.step, task.batch).unplanned_peak
-    with snug.fit(task.step, task.batch, device="55%") as session:
-        assert session.plan.budget == int(0.55 * unplanned)
+    with snug.fit(task.step, task.batch, budget="55%") as session:
+        share = int(0.55 * unplanned)
+        assert share < session.plan.budget <= share + (2 << 20)  # and the allocator's reserve
         for _ in range(3):
             with snug.Monitor() as monitor:
                 loss = session.backward(task.batch)
@@ -56,7 +57,7 @@ def test_stays_within_its_budget(task):
 def test_recording_leaves_no_trace(task):
     state = {k: v.clone() for k, v in task.model.state_dict().items()}
     random = torch.get_rng_state()
-    snug.fit(task.step, task.batch, device="70%").close()
+    snug.fit(task.step, task.batch, budget="70%").close()
     assert all(p.grad is None for p in task.model.parameters())
     assert all(torch.equal(v, state[k]) for k, v in task.model.state_dict().items())
     assert torch.equal(random, torch.get_rng_state())
@@ -69,7 +70,7 @@ def test_trains_as_plain_pytorch_does(task):
         optimizer = torch.optim.AdamW(model.parameters())
         losses = []
         if session:
-            session = snug.fit(task.step, task.batch, device="60%")
+            session = snug.fit(task.step, task.batch, budget="60%")
         for _ in range(5):
             if session:
                 losses.append(session.backward(task.batch).item())
@@ -92,7 +93,7 @@ def test_trains_as_plain_pytorch_does(task):
 
 
 def test_plans_steps_of_other_shapes_as_they_come(task):
-    session = snug.fit(task.step, task.batch, device="70%")
+    session = snug.fit(task.step, task.batch, budget="70%")
     small = (task.batch[0][:100], task.batch[1][:100])
     for _ in range(3):
         session.backward(small)
@@ -106,7 +107,7 @@ def test_takes_the_loss_from_an_output(task):
         def __init__(self, loss):
             self.loss = loss
 
-    with snug.fit(lambda b: Output(task.step(b)), task.batch, device="80%") as session:
+    with snug.fit(lambda b: Output(task.step(b)), task.batch, budget="80%") as session:
         assert session.backward(task.batch).numel() == 1
 
 
@@ -128,24 +129,24 @@ def test_a_plan_tells_what_it_does(task, tmp_path):
 
 def test_a_budget_that_is_too_small_names_the_smallest(task):
     with pytest.raises(snug.DoesNotFit, match="smallest") as caught:
-        snug.fit(task.step, task.batch, device="10%")
+        snug.fit(task.step, task.batch, budget="10%")
     assert caught.value.floor > caught.value.budget and not caught.value.only_begun
-    with snug.fit(task.step, task.batch, device=caught.value.floor * 101 // 100) as session:
+    with snug.fit(task.step, task.batch, budget=caught.value.floor * 101 // 100) as session:
         session.backward(task.batch)
     # In bytes it is a limit while the step is recorded, too: then only so much of the step is known.
     with pytest.raises(snug.DoesNotFit, match="would have taken") as caught:
-        snug.fit(task.step, task.batch, device="200KiB")
+        snug.fit(task.step, task.batch, budget="200KiB")
     assert caught.value.floor > caught.value.budget == 200 << 10 and caught.value.only_begun
 
 
 @pytest.mark.parametrize(
     ("budget", "words"),
-    [("8 bananas", "bananas"), (0, "positive"), (-5, "positive"), ("0%", "percentage"), ("x%", "percentage"),
+    [("8 bananas", "bananas"), (0, "positive"), (-5, "positive"), ("0%", "percentage"), ("x%", "percentage"), ("150%", "percentage"),
      (1.5, "float"), (True, "bool"), ("", "bytes|size|budget")],
 )
 def test_a_budget_that_cannot_be_read(task, budget, words):
     with pytest.raises(snug.UsageError, match=words):
-        snug.fit(task.step, task.batch, device=budget)
+        snug.fit(task.step, task.batch, budget=budget)
 
 
 def test_a_step_that_returns_no_loss(task):
@@ -156,11 +157,11 @@ def test_a_step_that_returns_no_loss(task):
         (lambda b: task.step(b).detach(), "does not require a gradient"),
     ]:
         with pytest.raises(snug.UsageError, match=words):
-            snug.fit(step, task.batch, device="1GiB")
+            snug.fit(step, task.batch, budget="1GiB")
     with pytest.raises(snug.UsageError, match="function"):
-        snug.fit(42, task.batch, device="1GiB")
+        snug.fit(42, task.batch, budget="1GiB")
     with pytest.raises(snug.UsageError, match="host"):
-        snug.fit(task.step, task.batch, device="1GiB", host="1GiB")
+        snug.fit(task.step, task.batch, budget="1GiB", host_budget="1GiB")
 
 
 class Interrupted(Exception):
@@ -169,7 +170,7 @@ class Interrupted(Exception):
 
 def test_after_an_exception_it_goes_on(task):
     before = None
-    with snug.fit(task.step, task.batch, device="60%") as session:
+    with snug.fit(task.step, task.batch, budget="60%") as session:
         session.backward(task.batch)
         plain = [p.grad.clone() for p in task.model.parameters()]
         for p in task.model.parameters():
@@ -206,7 +207,7 @@ def test_after_an_exception_it_goes_on(task):
 
 
 def test_keyboard_interrupt_comes_through(task):
-    with snug.fit(task.step, task.batch, device="60%") as session:
+    with snug.fit(task.step, task.batch, budget="60%") as session:
         def interrupted(batch):
             task.model(batch[0])
             raise KeyboardInterrupt
@@ -217,7 +218,7 @@ def test_keyboard_interrupt_comes_through(task):
 
 
 def test_a_closed_session_says_so(task):
-    session = snug.fit(task.step, task.batch, device="60%")
+    session = snug.fit(task.step, task.batch, budget="60%")
     session.close()
     session.close()
     assert repr(session) == "Session(closed)"
@@ -226,13 +227,13 @@ def test_a_closed_session_says_so(task):
 
 
 def test_one_step_at_a_time(task):
-    with snug.fit(task.step, task.batch, device="60%") as session:
+    with snug.fit(task.step, task.batch, budget="60%") as session:
         with pytest.raises(snug.UsageError, match="one at a time"):
             session.backward(task.batch, lambda b: session.backward(b))
 
 
 def test_a_model_that_moved_to_another_dtype_after_fit(task):
-    with snug.fit(task.step, task.batch, device="80%") as session:
+    with snug.fit(task.step, task.batch, budget="80%") as session:
         snug.set_memory_limit(None)  # twice the bytes
         task.model.double()
         batch = (task.batch[0].double(), task.batch[1])
@@ -261,7 +262,7 @@ def test_verify_names_what_differs(task):
 
 
 def test_verify_replays_and_detects_anomalies(task):
-    with snug.fit(task.step, task.batch, device="80%") as session:
+    with snug.fit(task.step, task.batch, budget="80%") as session:
         session.verify_replays(True)
         session.backward(task.batch)
         session.verify_replays(False)
@@ -274,24 +275,23 @@ def test_verify_replays_and_detects_anomalies(task):
 
 
 def test_sessions_that_replace_each_other_leave_the_limit_in_order(task):
-    session = snug.fit(task.step, task.batch, device="1GiB")
-    session = snug.fit(task.step, task.batch, device="64MiB")  # as a notebook's cell that is run again
+    session = snug.fit(task.step, task.batch, budget="1GiB")
+    session = snug.fit(task.step, task.batch, budget="64MiB")  # as a notebook's cell that is run again
     gc.collect()
     assert snug.memory_stats()["limit"] == 64 << 20
-    other = snug.fit(task.step, task.batch, device="32MiB")
+    other = snug.fit(task.step, task.batch, budget="32MiB")
     session.close()
     assert snug.memory_stats()["limit"] == 32 << 20
     other.close()
     assert snug.memory_stats()["limit"] is None
 
 
-def test_verify_runs_the_plain_step_as_it_is(task):
+def test_verify_runs_steps_as_they_are(task):
     def clips(batch):
         task.step(batch).backward()
         torch.nn.utils.clip_grad_norm_(task.model.parameters(), 1e-3)
 
-    with pytest.raises(snug.Mismatch, match="gradient of"):  # a session puts backward() off: there was nothing to clip
-        snug.verify(clips, task.batch, task.model, "90%")
+    assert len(snug.verify(clips, task.batch, task.model, "90%")) > 15
 
     def scaled(batch):
         loss = task.step(batch)
@@ -313,7 +313,7 @@ def test_verify_runs_the_plain_step_as_it_is(task):
 def test_a_recording_that_does_not_fit_leaves_no_trace(task):
     before = {k: v.clone() for k, v in task.model.state_dict().items()}
     with pytest.raises(snug.DoesNotFit):
-        snug.fit(task.step, task.batch, device="1MiB")
+        snug.fit(task.step, task.batch, budget="1MiB")
     assert all(torch.equal(v, before[k]) for k, v in task.model.state_dict().items())
 
     def fails(batch):
@@ -321,7 +321,7 @@ def test_a_recording_that_does_not_fit_leaves_no_trace(task):
         raise Interrupted
 
     with pytest.raises(Interrupted):
-        snug.fit(fails, task.batch, device="1GiB")
+        snug.fit(fails, task.batch, budget="1GiB")
     assert all(torch.equal(v, before[k]) for k, v in task.model.state_dict().items())
 
 
@@ -346,7 +346,7 @@ def test_other_wrappers_of_backward_stay(task):
 
     torch.Tensor.backward = wrapper
     try:
-        snug.fit(task.step, task.batch, device="1GiB").close()
+        snug.fit(task.step, task.batch, budget="1GiB").close()
         assert torch.Tensor.backward is wrapper
         task.step(task.batch).backward()
         assert calls
@@ -363,7 +363,7 @@ def test_errors_of_the_program_with_names_like_ours(task):
         raise Odd("still mine")
 
     with pytest.raises(Odd, match="still mine"):
-        snug.fit(fails, task.batch, device="1GiB")
+        snug.fit(fails, task.batch, budget="1GiB")
 
 
 def test_out_of_budget_goes_to_another_process():
@@ -392,7 +392,7 @@ def test_recording_leaves_gradients_that_a_function_hides():
     plain = [p.grad.clone() for p in model.parameters()]
     for p in model.parameters():
         p.grad = None
-    with snug.fit(step, x, device="1GiB") as session:
+    with snug.fit(step, x, budget="1GiB") as session:
         assert all(p.grad is None for p in model.parameters())
         session.backward(x)
     assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), plain))
@@ -411,7 +411,7 @@ def test_recording_runs_no_optimizer_in_backward(task):
     for p in parameters:
         p.register_post_accumulate_grad_hook(update)
     before = [p.detach().clone() for p in parameters]
-    with snug.fit(task.step, task.batch, device="1GiB") as session:
+    with snug.fit(task.step, task.batch, budget="1GiB") as session:
         assert not steps
         assert all(torch.equal(p, b) for p, b in zip(parameters, before))
         session.backward(task.batch)
@@ -429,7 +429,7 @@ def test_a_session_holds_no_activation(task):
 
     gc.collect()
     before = snug.memory_stats()["allocated"]
-    with snug.fit(step, tokens, device="1GiB") as session:
+    with snug.fit(step, tokens, budget="1GiB") as session:
         assert snug.memory_stats()["allocated"] == before
         session.backward(tokens)
 
@@ -440,7 +440,7 @@ def test_the_plan_is_that_of_the_step_that_ran_last(task):
     floors = {}
     for batch in (task.batch, short):
         floors[len(batch[0])] = snug.plan(task.step, batch).floor
-    with snug.fit(task.step, task.batch, device="70%") as session:
+    with snug.fit(task.step, task.batch, budget="70%") as session:
         for _ in range(3):
             session.backward(short)
             for p in task.model.parameters():
@@ -453,12 +453,12 @@ def test_the_plan_is_that_of_the_step_that_ran_last(task):
 
 def test_a_share_is_recorded_without_another_sessions_limit(task):
     x, y = task.batch
-    with snug.fit(task.step, (x[:32], y[:32]), device="200%") as small:
+    with snug.fit(task.step, (x[:32], y[:32]), budget="100%") as small:
         limit = small.plan.budget
         assert snug.memory_stats()["limit"] == limit
         assert snug.plan(task.step, task.batch).unplanned_peak > limit
         assert snug.memory_stats()["limit"] == limit
-        with snug.fit(task.step, task.batch, device="60%") as large:
+        with snug.fit(task.step, task.batch, budget="60%") as large:
             assert large.plan.budget > limit
             small.close()  # the older one goes first
             assert snug.memory_stats()["limit"] == large.plan.budget

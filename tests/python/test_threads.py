@@ -25,7 +25,7 @@ def test_two_sessions_in_two_threads():
         model.zero_grad()
     # Recording measures the memory of the process: one after the other.
     sessions = [
-        snug.fit(lambda b, m=model: m(b).square().mean(), x, device="1GiB", strategy="every_block")
+        snug.fit(lambda b, m=model: m(b).square().mean(), x, budget="1GiB", strategy="every_block")
         for model, x in tasks
     ]
     failures = []
@@ -54,7 +54,7 @@ def test_two_sessions_in_two_threads():
 
 def test_a_session_moves_between_threads():
     model, x = task(3)
-    session = snug.fit(lambda b: model(b).square().mean(), x, device="75%")
+    session = snug.fit(lambda b: model(b).square().mean(), x, budget="75%")
     losses = []
     for _ in range(3):
         thread = threading.Thread(target=lambda: losses.append(session.backward(x).item()))
@@ -68,12 +68,34 @@ def test_a_session_moves_between_threads():
 def test_a_data_loader_with_workers(method):
     model, x = task(4)
     data = TensorDataset(x)
-    with snug.fit(lambda b: model(b[0]).square().mean(), [x[:1024]], device="110%") as session:
+    with snug.fit(lambda b: model(b[0]).square().mean(), [x[:1024]], budget="100%") as session:
         loader = DataLoader(data, batch_size=1024, num_workers=2, multiprocessing_context=method)
         losses = [session.backward(batch).item() for _ in range(2) for batch in loader]
     assert len(losses) == 8
     expected = [model(x[i : i + 1024]).square().mean().item() for i in range(0, 4096, 1024)] * 2
     assert losses == expected
+
+
+class Large(torch.utils.data.Dataset):
+    """Whose items take 40 MiB for a moment."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        assert snug.memory_stats()["limit"] is None
+        return torch.full((10 << 20,), float(i))[:64].clone()
+
+
+def test_the_limit_is_not_that_of_forked_workers():
+    model, _ = task(2)
+    x = torch.randn(4, 64)
+    with snug.fit(lambda b: model(b).square().mean(), x, budget="100%") as session:
+        limit = session.plan.budget
+        assert limit < 32 << 20
+        loader = DataLoader(Large(), batch_size=4, num_workers=2, multiprocessing_context="fork")
+        assert [batch[:, 0].tolist() for batch in loader] == [[0, 1, 2, 3]]
+        assert snug.memory_stats()["limit"] == limit
 
 
 def test_a_fork_beside_a_thread_that_allocates():

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <malloc.h>
+#include <torch/library.h>
 #include <torch/torch.h>
 
 #include "snug/record/recording.h"
@@ -169,6 +170,58 @@ TEST(TapeMemory, TenThousandOperatorsTakeUnderEightMebibytes) {
   const std::size_t bytes = heap_bytes() - before;
   EXPECT_LT(bytes, std::size_t{8} << 20) << static_cast<double>(bytes) / 10'000 << " bytes per operator";
   tape->finish();
+}
+
+TEST_F(TapeOf, AnOperatorThatIsDefinedAnewHasTheTraitsOfItsNewSchema) {
+  // Its schema often comes to lie where the old one was.
+  for (int round = 0; round < 64; ++round) {
+    const bool two = round % 2 == 1;
+    torch::Library library(torch::Library::FRAGMENT, "snug_test", std::nullopt, __FILE__, __LINE__);
+    library.def(two ? "redefined(Tensor a, Tensor b) -> Tensor" : "redefined(Tensor(a!) a) -> ()");
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("snug_test::redefined", "");
+    const OperatorTraits& traits = traits_of(op);
+    ASSERT_EQ(traits.arguments.size(), two ? 2U : 1U) << "round " << round;
+    ASSERT_EQ(traits.writes_any, !two);
+  }
+}
+
+TEST_F(TapeOf, RandomNumbersAreThoseOfTheDeviceThatIsAskedFor) {
+  const at::Tensor x = torch::ones({4});
+  const auto has_state = [&](const at::TensorOptions& options) {
+    record([&] { at::rand_like(x, options); });
+    return tape->flow().ops() > 0 && tape->call(0).random >= 0;
+  };
+  EXPECT_TRUE(has_state({}));
+  EXPECT_TRUE(has_state(at::TensorOptions(c10::kCPU)));
+  EXPECT_FALSE(has_state(at::TensorOptions(c10::kMeta)));  // not the CPU's, though that is where the tensor is
+}
+
+TEST_F(TapeOf, WhereInItsStorageALeafLiesIsNoPartOfWhatAnOperatorIs) {
+  const at::Tensor data = torch::randn({8, 4}), other = torch::randn({8, 4});
+  const auto signatures = [&](const at::Tensor& batch, bool writes) {
+    record([&] { writes ? batch.mul_(2) : batch.mul(2); });
+    return tape->signature(0);
+  };
+  const std::uint64_t first = signatures(data.narrow(0, 0, 2), false);
+  EXPECT_EQ(signatures(data.narrow(0, 4, 2), false), first);
+  EXPECT_EQ(signatures(other.narrow(0, 6, 2), false), first);
+  EXPECT_NE(signatures(data.narrow(0, 0, 3), false), first);
+  EXPECT_NE(signatures(data.narrow(0, 0, 2).to(torch::kDouble), false), first);
+  // What is written there makes another value.
+  EXPECT_NE(signatures(data.narrow(0, 4, 2), true), signatures(data.narrow(0, 0, 2), true));
+  // Parts of what an operator made are told apart.
+  const auto part = [&](int begin) {
+    record([&] { data.mul(2).narrow(0, begin, 2).add(1); });
+    return tape->signature(1);
+  };
+  EXPECT_NE(part(0), part(4));
+}
+
+TEST_F(TapeOf, NamesTheTensorsOfACall) {
+  const at::Tensor a = torch::randn({3, 4}), b = torch::randn({4, 2});
+  record([&] { at::cat({a.matmul(b), torch::ones({1, 2})}); });
+  EXPECT_EQ(tape->inputs_of(tape->call(0)), "float[3, 4], float[4, 2]");
+  EXPECT_EQ(tape->inputs_of(tape->call(2)), "float[3, 2], float[1, 2]");
 }
 
 }  // namespace

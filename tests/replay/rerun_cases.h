@@ -7,6 +7,7 @@
 namespace snug::testing {
 
 inline const CheckpointOptions kRerun{.mode = Rerun{}};
+inline const CheckpointOptions kWithoutRandomState{.mode = Rerun{.preserve_rng_state = false}};  // it takes 5 KiB
 
 inline CheckpointOptions rerun(Rerun options) { return {.mode = options}; }
 

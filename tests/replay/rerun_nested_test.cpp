@@ -9,10 +9,9 @@ namespace {
 
 using testing::Counted;
 using testing::kRerun;
+using testing::kWithoutRandomState;
 using testing::rerun;
 using testing::same_bits;
-
-const CheckpointOptions kWithoutRandomState{.mode = Rerun{.preserve_rng_state = false}};  // it takes 5 KiB
 
 TEST(RerunCheckpoint, BackwardTwiceWithRetainGraphCallsItTwiceAgain) {
   auto counted = std::make_shared<Counted>();

@@ -9,9 +9,8 @@ namespace snug {
 namespace {
 
 using testing::kRerun;
+using testing::kWithoutRandomState;
 using testing::same_bits;
-
-const CheckpointOptions kWithoutRandomState{.mode = Rerun{.preserve_rng_state = false}};  // it takes 5 KiB
 
 TEST(RerunCheckpoint, GivesThePlainGradients) {
   torch::manual_seed(3);

@@ -9,10 +9,10 @@
 namespace snug {
 namespace {
 
+using testing::cpu;
+using testing::expect_same;
 using ::testing::HasSubstr;
 using testing::same_bits;
-
-memory::DeviceMemory& cpu() { return memory::device_memory(c10::kCPU); }
 
 struct Net {
   Net() : layers(torch::nn::Sequential()) {
@@ -38,11 +38,6 @@ struct Net {
   torch::nn::Sequential layers;
 };
 
-void expect_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(same_bits(a[i], b[i])) << "gradient " << i;
-}
-
 Bytes unplanned_peak(Net& net, const at::Tensor& x) {
   return plan::make_plan(replay::record_step([&] { return net(x); }, cpu()).graph, "none", std::nullopt).predicted_peak;
 }
@@ -59,7 +54,7 @@ TEST(Fit, CountsAnOptimizerStepThatIsRehearsed) {
   };
   const Bytes before = cpu().stats().allocated;
   {
-    const Session session = fit(net, x, {.device = before + kWorkspace + 64_MiB, .update = update});
+    const Session session = fit(net, x, {.budget = before + kWorkspace + 64_MiB, .update = update});
     EXPECT_GT(rehearsed, 0);
     EXPECT_EQ(session.graph().update_bytes, cpu().rounded(kWorkspace));
     EXPECT_GT(session.graph().update_seconds, 0);
@@ -68,8 +63,8 @@ TEST(Fit, CountsAnOptimizerStepThatIsRehearsed) {
   }
   EXPECT_EQ(cpu().stats().allocated, before);
   // Forward and backward alone would fit.
-  EXPECT_NO_THROW(fit(net, x, {.device = before + kWorkspace / 2}));
-  EXPECT_THROW(fit(net, x, {.device = before + kWorkspace / 2, .update = update}), DoesNotFit);
+  EXPECT_NO_THROW(fit(net, x, {.budget = before + kWorkspace / 2}));
+  EXPECT_THROW(fit(net, x, {.budget = before + kWorkspace / 2, .update = update}), DoesNotFit);
 }
 
 TEST(Fit, KeepsUnderTheBudgetWithTheSameGradients) {
@@ -77,7 +72,7 @@ TEST(Fit, KeepsUnderTheBudgetWithTheSameGradients) {
   const at::Tensor x = torch::randn({2048, 256});
   const auto expected = net.plain(x);
   const Bytes budget = unplanned_peak(net, x) * 7 / 10;
-  auto session = fit(net, x, {.device = budget});
+  auto session = fit(net, x, {.budget = budget});
   cpu().reset_peak();
   for (int i = 0; i < 3; ++i) {
     net.layers->zero_grad();
@@ -96,7 +91,7 @@ TEST(Fit, LeavesNoTrace) {
   torch::manual_seed(11);
   const at::Tensor expected = torch::rand({4});
   torch::manual_seed(11);
-  auto session = fit([&](const at::Tensor& t) { return net(at::dropout(t, 0.5, true)); }, x, {.device = 1_GiB});
+  auto session = fit([&](const at::Tensor& t) { return net(at::dropout(t, 0.5, true)); }, x, {.budget = 1_GiB});
   EXPECT_TRUE(same_bits(expected, torch::rand({4})));
   expect_same(before, net.gradients());
 }
@@ -127,7 +122,7 @@ TEST(Fit, LeavesGradientsThatAFunctionHides) {
   step(x).backward();
   const at::Tensor expected = std::exchange(weight.mutable_grad(), at::Tensor());
   x.mutable_grad() = at::Tensor();
-  auto session = fit(step, x, {.device = cpu().stats().allocated + 64_MiB});
+  auto session = fit(step, x, {.budget = cpu().stats().allocated + 64_MiB});
   EXPECT_FALSE(weight.grad().defined());
   session.backward(step, x);
   EXPECT_TRUE(same_bits(expected, weight.grad()));
@@ -138,7 +133,7 @@ TEST(Fit, HoldsNoActivationThatGradientsAreAskedFor) {
   const at::Tensor x = torch::randn({256, 256});
   const auto step = [&](const at::Tensor& in) { return net((in * 2).requires_grad_()); };
   const Bytes before = cpu().stats().allocated;
-  const auto session = fit(step, x, {.device = before + 64_MiB});
+  const auto session = fit(step, x, {.budget = before + 64_MiB});
   EXPECT_EQ(cpu().stats().allocated, before);
 }
 
@@ -147,7 +142,7 @@ TEST(Fit, DoesNotFitNamesTheFloorAndItsParts) {
   const at::Tensor x = torch::randn({2048, 256});
   const auto limit = cpu().stats().limit;
   try {
-    fit(net, x, {.device = 6_MiB});
+    fit(net, x, {.budget = 6_MiB});
     FAIL() << "no error";
   } catch (const DoesNotFit& error) {
     EXPECT_EQ(error.exit_code(), 2);
@@ -157,7 +152,7 @@ TEST(Fit, DoesNotFitNamesTheFloorAndItsParts) {
     EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
   }
   EXPECT_EQ(cpu().stats().limit, limit) << "the limit is lifted again";
-  auto session = fit(net, x, {.device = 1_GiB});  // the process goes on
+  auto session = fit(net, x, {.budget = 1_GiB});  // the process goes on
   session.backward(net, x);
 }
 
@@ -180,15 +175,15 @@ TEST(Fit, TheNamedFloorIsEnough) {
 
 TEST(Fit, RefusesABudgetThatIsNotPositive) {
   Net net;
-  EXPECT_THROW(fit(net, torch::randn({4, 256}), {.device = 0}), UsageError);
-  EXPECT_THROW(fit(net, torch::randn({4, 256}), {.device = -5}), UsageError);
+  EXPECT_THROW(fit(net, torch::randn({4, 256}), {.budget = 0}), UsageError);
+  EXPECT_THROW(fit(net, torch::randn({4, 256}), {.budget = -5}), UsageError);
 }
 
 TEST(Fit, RefusesAStepWithoutALoss) {
   const at::Tensor x = torch::ones({4});
-  EXPECT_THROW(fit([](const at::Tensor&) { return at::Tensor(); }, x, {.device = 1_GiB}), UsageError);
-  EXPECT_THROW(fit([](const at::Tensor& t) { return t * 2; }, x, {.device = 1_GiB}), UsageError);
-  EXPECT_THROW(fit([](const at::Tensor& t) { return t.sum(); }, x, {.device = 1_GiB}), UsageError);
+  EXPECT_THROW(fit([](const at::Tensor&) { return at::Tensor(); }, x, {.budget = 1_GiB}), UsageError);
+  EXPECT_THROW(fit([](const at::Tensor& t) { return t * 2; }, x, {.budget = 1_GiB}), UsageError);
+  EXPECT_THROW(fit([](const at::Tensor& t) { return t.sum(); }, x, {.budget = 1_GiB}), UsageError);
 }
 
 TEST(Session, RunsAnotherShapeUnderPressureAndSaysSo) {
@@ -196,7 +191,7 @@ TEST(Session, RunsAnotherShapeUnderPressureAndSaysSo) {
   const at::Tensor x = torch::randn({2048, 256}), other = torch::randn({1792, 256});
   const Bytes budget = unplanned_peak(net, x) * 7 / 10;
   const auto expected = net.plain(other);
-  auto session = fit(net, x, {.device = budget});
+  auto session = fit(net, x, {.budget = budget});
   session.backward(net, x);
   net.layers->zero_grad();
   cpu().reset_peak();
@@ -262,7 +257,7 @@ TEST(Session, OutOfBudgetNamesTheOperatorAndTheProcessGoesOn) {
   Net net;
   const at::Tensor x = torch::randn({256, 256});
   const Bytes before = cpu().stats().allocated;
-  auto session = fit(net, x, {.device = before + 16_MiB});
+  auto session = fit(net, x, {.budget = before + 16_MiB});
   const at::Tensor wide = torch::randn({2048, 256});
   try {
     session.backward([&] { return at::mm(wide, at::ones({256, 8192})).sum() * net.layers->parameters()[0].sum(); });
@@ -279,7 +274,7 @@ TEST(Session, OutOfBudgetNamesTheOperatorAndTheProcessGoesOn) {
 TEST(Session, TagsGradientsAndActivations) {
   Net net;
   const at::Tensor x = torch::randn({2048, 256});
-  auto session = fit(net, x, {.device = 1_GiB});
+  auto session = fit(net, x, {.budget = 1_GiB});
   net.layers->zero_grad();
   cpu().reset_peak();
   session.backward(net, x);
@@ -297,7 +292,7 @@ TEST(Session, PlansAgainWhenOptimizerStateAppears) {
   const at::Tensor x = torch::randn({2048, 256});
   torch::optim::AdamW optimizer(net.layers->parameters());  // its state comes with the first step
   const Bytes budget = unplanned_peak(net, x) * 8 / 10;
-  auto session = fit(net, x, {.device = budget});
+  auto session = fit(net, x, {.budget = budget});
   cpu().reset_peak();
   session.backward(net, x);
   const Bytes first = session.plan().predicted_peak;

@@ -17,7 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 using testing::same_bits;
 
-at::Tensor leaf() {
+at::Tensor square_leaf() {
   torch::manual_seed(0);
   return torch::rand({16, 16}).requires_grad_();
 }
@@ -36,7 +36,7 @@ struct DoubledByALoop : torch::autograd::Function<DoubledByALoop> {
 };
 
 TEST(UnseenWrites, AreKeptAndWhatWasThereBeforeIsMadeAgain) {
-  const at::Tensor x = leaf();
+  const at::Tensor x = square_leaf();
   const auto function = [](const at::Tensor& in) {
     at::Tensor h = in.sin();
     const at::Tensor before = h.exp();  // is replayed from what was there before the loop
@@ -61,7 +61,7 @@ TEST(UnseenWrites, AreKeptAndWhatWasThereBeforeIsMadeAgain) {
 
 /// In the way of `matmul` of three dimensions, a storage has two version counters.
 TEST(UnseenWrites, AreSeenThroughAnyTensorOfTheStorage) {
-  const at::Tensor x = leaf();
+  const at::Tensor x = square_leaf();
   using Program = at::Tensor (*)(const at::Tensor&);
   const std::vector<std::pair<const char*, Program>> programs{
       {"matmul",
@@ -117,7 +117,7 @@ TEST(UnseenWrites, AreSeenThroughAnyTensorOfTheStorage) {
 TEST(UnseenWrites, RecordedOnesFindTheLeafThroughAnyOfItsTensors) {
   at::Tensor weight = torch::rand({16, 16});
   weight.mul_(1);  // its version is not zero
-  const at::Tensor before = weight.clone(), x = leaf();
+  const at::Tensor before = weight.clone(), x = square_leaf();
   const auto program = [&] {
     weight.copy_(before);
     const at::Tensor p = (x - weight.variable_data()).exp();
@@ -132,7 +132,7 @@ TEST(UnseenWrites, RecordedOnesFindTheLeafThroughAnyOfItsTensors) {
 }
 
 TEST(UnseenWrites, AreNotSeenInPiecesWithCountersOfTheirOwn) {
-  const at::Tensor x = leaf();
+  const at::Tensor x = square_leaf();
   const auto program = [&] {
     const at::Tensor h = x.sin().detach();
     std::vector<at::Tensor> pieces = at::unsafe_chunk(h, 2);
@@ -149,7 +149,7 @@ TEST(UnseenWrites, AreNotSeenInPiecesWithCountersOfTheirOwn) {
 }
 
 TEST(UnseenWrites, HiddenOnesUnderANestedTapeReachTheOuterOne) {
-  const at::Tensor x = leaf();
+  const at::Tensor x = square_leaf();
   const auto run = [&](bool recorded) {
     torch::nn::BatchNorm1d norm(16);
     const auto inner = [&](const at::Tensor& y) {
@@ -169,7 +169,7 @@ TEST(UnseenWrites, HiddenOnesUnderANestedTapeReachTheOuterOne) {
 }
 
 TEST(UnseenWrites, OfKeptResultsAreSeenWhileTheRegionIsOpen) {
-  const at::Tensor x = leaf();
+  const at::Tensor x = square_leaf();
   for (const bool open : {true, false}) {
     SCOPED_TRACE(open);
     const auto program = [&] {
@@ -201,7 +201,7 @@ struct Scaled : torch::autograd::Function<Scaled> {
 };
 
 TEST(UnseenWrites, MayHaveComeBeforeMarkDirty) {
-  const at::Tensor x = leaf();
+  const at::Tensor x = square_leaf();
   const auto program = [&] { return Scaled::apply(x.sin()).exp().sin().sum(); };
   program().backward();
   const at::Tensor expected = std::exchange(x.mutable_grad(), at::Tensor());
@@ -245,7 +245,7 @@ TEST(UnseenWrites, ArePlannedFor) {
 }
 
 TEST(UnseenWrites, AreNotSeenInRecordedOnes) {
-  const at::Tensor x = leaf();
+  const at::Tensor x = square_leaf();
   const auto function = [](const at::Tensor& in) {
     at::Tensor h = in.sin();
     h.mul_(2);
@@ -292,7 +292,7 @@ at::Tensor call(const char* name, const at::Tensor& tensor) {
 }
 
 TEST(UnseenWrites, OfCollectivesAreKnownAndNoReplayRunsThem) {
-  const at::Tensor x = leaf(), other = torch::rand({16, 16});
+  const at::Tensor x = square_leaf(), other = torch::rand({16, 16});
   using Program = at::Tensor (*)(const at::Tensor&, const at::Tensor&);
   const std::vector<std::pair<const char*, Program>> programs{
       {"a result",
@@ -340,7 +340,7 @@ TEST(UnseenWrites, OfCollectivesAreKnownAndNoReplayRunsThem) {
 }
 
 TEST(UnseenWrites, OfCodeThatIsNotRecordedAreTold) {
-  const at::Tensor x = leaf();
+  const at::Tensor x = square_leaf();
   const auto function = [](const at::Tensor& in) {
     const at::Tensor h = in.detach().sin(), before = h.exp();
     at::Tensor made;

@@ -1,0 +1,130 @@
+"""Optimizer steps without an effect: what their updates take, and the state that they will make."""
+
+from __future__ import annotations
+
+import gc
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .errors import UsageError
+
+
+def _innermost(optimizer: Any) -> Any:
+    """The optimizer that a wrapper, such as Accelerate's, hands its steps to."""
+    while hasattr(getattr(optimizer, "optimizer", None), "param_groups"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _twin(optimizer: Any) -> Any:
+    """The same parameters and, for now, the same state, in books of its own."""
+    twin = object.__new__(type(optimizer))
+    twin.__dict__.update(optimizer.__dict__)
+    twin.param_groups = [{**group, "params": list(group["params"])} for group in optimizer.param_groups]
+    twin.state = defaultdict(dict)
+    for parameter, state in optimizer.state.items():
+        twin.state[parameter] = {
+            name: list(value) if isinstance(value, list) else value for name, value in state.items()
+        }
+    return twin
+
+
+def _rehearse_lbfgs(twin: Any, step: Callable[..., Any]) -> None:
+    """Its state grows for `history_size` iterations, and its step holds vectors of its own while its closure runs: all of
+    these are made at once. Then it iterates on gradients that do not change."""
+    group = twin.param_groups[0]
+    gradient = twin._gather_flat_grad()
+    book = twin.state[twin._params[0]]
+    if not book:
+        book.update(
+            func_evals=1, n_iter=1, d=gradient.neg(), t=group["lr"], prev_loss=0.0, prev_flat_grad=gradient.clone(),
+            H_diag=torch.ones_like(gradient[0]), old_dirs=[], old_stps=[], ro=[],
+        )
+    for name, like in (("old_dirs", gradient), ("old_stps", gradient), ("ro", gradient[0])):
+        book[name] += [torch.zeros_like(like) for _ in range(group["history_size"] - len(book[name]))]
+    if not hasattr(twin, "_held"):
+        twin._held = [gradient.clone() for _ in range(12 if group["line_search_fn"] else 6)]
+    loss = gradient.new_zeros(())
+    step(twin, lambda: loss)
+
+
+def _rehearse(twin: Any) -> None:
+    kind = type(twin)
+    step = getattr(kind.step, "__wrapped__", kind.step) if getattr(kind.step, "hooked", False) else kind.step
+    with torch.enable_grad():
+        if isinstance(twin, torch.optim.LBFGS):
+            _rehearse_lbfgs(twin, step)
+        else:
+            step(twin)
+
+
+def _grow_old(twin: Any) -> None:
+    """Late updates may take another way than early ones: RAdam's do after five."""
+    for state in twin.state.values():
+        step = state.get("step") if isinstance(state, dict) else None
+        if isinstance(step, torch.Tensor):
+            step.add_(1000)
+        elif isinstance(step, int):
+            state["step"] = step + 1000
+
+
+class Rehearsals:
+    """What the core runs where an update belongs. Writes of its operators are undone by the core; the optimizers
+    themselves are not touched: twins of them step."""
+
+    def __init__(self, optimizers: Any, update: Callable[[], None] | None) -> None:
+        if update is not None and optimizers is not None:
+            raise UsageError("fit: it has an optimizer and an update; give one of them, the update if it runs the optimizer")
+        given = () if optimizers is None else optimizers if isinstance(optimizers, Iterable) else (optimizers,)
+        self._optimizers: list[Any] = []
+        for optimizer in given:
+            self.add(optimizer)
+        self._update = update
+        self._twins: list[Any] = []
+
+    def add(self, optimizer: Any) -> None:
+        optimizer = _innermost(optimizer)
+        if not all(hasattr(optimizer, name) for name in ("step", "param_groups", "state")):
+            raise UsageError(
+                f"fit: the optimizer is a {type(optimizer).__name__}, without the step, param_groups and state of a "
+                f"torch.optim.Optimizer; give one that has them, or its memory by `update`"
+            )
+        if all(known is not optimizer for known in self._optimizers):
+            self._optimizers.append(optimizer)
+
+    def run(self) -> bool:
+        if self._update is not None:
+            self._update()
+            return True
+        made = len(self._twins)
+        for optimizer in self._optimizers[made:]:
+            self._twins.append(_twin(optimizer))
+        for twin in self._twins:
+            _rehearse(twin)
+        for twin in self._twins[:made]:
+            _grow_old(twin)
+            _rehearse(twin)
+        return bool(self._twins)
+
+    def forget(self) -> None:
+        self._twins.clear()
+
+
+@contextmanager
+def gradients_hidden() -> Iterator[None]:
+    """No leaf tensor of the process has a gradient inside, so that a step may free or zero them; all have the same as
+    before afterwards."""
+    hidden = []
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.Tensor) and thing.is_leaf and thing.requires_grad and thing.grad is not None:
+            hidden.append((thing, thing.grad))
+            thing.grad = None
+    try:
+        yield
+    finally:
+        for tensor, gradient in hidden:
+            tensor.grad = gradient

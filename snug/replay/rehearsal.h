@@ -1,0 +1,44 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <functional>
+#include <utility>
+#include <vector>
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace snug::replay {
+
+/// The optimizer step as it is run while a step is recorded, so that plans know its memory and the state that it makes.
+/// It runs after the recorded backward pass, twice, with that pass's gradients. What its operators write is put back
+/// afterwards (see UndoneWrites), and random generators too.
+struct Rehearsal {
+  std::function<bool()> run;  ///< false: there is nothing to update after all. Empty: no optimizer step is known
+  std::function<void()> forget = {};        ///< lets go of the state that run() has made, so that it is as before
+  std::vector<at::Tensor> parameters = {};  ///< whose gradients are put aside before the step runs, where known
+
+  Rehearsal() = default;
+  template <std::invocable Run>
+  Rehearsal(Run update)  // NOLINT(google-explicit-constructor): an update is one
+      : run([update = std::move(update)]() mutable {
+          update();
+          return true;
+        }) {}
+  /// A step of one of LibTorch's optimizers, which must outlive this.
+  Rehearsal(torch::optim::Optimizer& optimizer);  // NOLINT(google-explicit-constructor)
+  /// Of one that can rehearse a step itself.
+  template <class Optimizer>
+  requires requires(Optimizer& optimizer) { optimizer.rehearse(); }
+  Rehearsal(Optimizer& optimizer)  // NOLINT(google-explicit-constructor)
+      : Rehearsal([&optimizer] { optimizer.rehearse(); }) {
+    parameters = optimizer.parameters();
+  }
+
+  explicit operator bool() const noexcept { return run != nullptr; }
+};
+
+}  // namespace snug::replay

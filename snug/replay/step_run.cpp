@@ -1,0 +1,97 @@
+#include "snug/replay/step_run.h"
+
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <unordered_set>
+#include <utility>
+
+#include "snug/record/operator_traits.h"
+#include "snug/replay/abandoned_tasks.h"
+
+namespace snug::replay {
+namespace {
+
+thread_local StepRun* t_run = nullptr;
+
+}  // namespace
+
+UpdateBegins::UpdateBegins()
+    : Error(
+          "step: its update was about to begin, which must not happen while it is recorded; let this exception pass") {}
+
+record::OperatorGate::Call before_writes_of(const std::vector<at::Tensor>& tensors, std::function<void()> stop) {
+  std::unordered_set<const c10::StorageImpl*> storages;
+  for (const at::Tensor& t : tensors) {
+    if (t.has_storage()) storages.insert(t.storage().unsafeGetStorageImpl());
+  }
+  return [storages = std::move(storages), stop = std::move(stop)](const c10::OperatorHandle& op,
+                                                                  const torch::jit::Stack& stack) {
+    record::for_each_written(op, stack, [&](const at::Tensor& written) {
+      if (storages.contains(written.storage().unsafeGetStorageImpl())) stop();
+    });
+  };
+}
+
+StepRun::StepRun(std::shared_ptr<record::Tape> tape, Phases phases)
+    : tape_(std::move(tape)), phases_(std::move(phases)), task_(torch::autograd::get_current_graph_task_id()) {}
+
+StepRun* StepRun::here() {
+  return t_run != nullptr && t_run->task_ == torch::autograd::get_current_graph_task_id() ? t_run : nullptr;
+}
+
+at::Tensor StepRun::operator()(const Forward& step) {
+  StepRun* const outer = std::exchange(t_run, this);
+  recording_.emplace(tape_);
+  tag_.emplace(memory::Tag::Activations);
+  const auto leave = [&] {
+    tag_.reset();
+    recording_.reset();
+    t_run = outer;
+  };
+  at::Tensor loss;
+  try {
+    try {
+      loss = step();
+    } catch (const UpdateBegins&) {
+      if (at_ != At::Past) throw;  // another step's
+    }
+    returned_ = true;
+    if (at_ == At::InForward) {
+      check_loss(loss);
+      loss.backward();  // comes back by way of the engine
+    }
+  } catch (...) {
+    leave();
+    loss = at::Tensor();
+    if (at_ == At::InBackward) release_abandoned_tasks();
+    throw;
+  }
+  leave();
+  return loss.defined() ? loss.detach() : loss;
+}
+
+void StepRun::backward_begins(const Roots& roots) {
+  if (at_ != At::InForward) {
+    throw UsageError(
+        "step: it goes backward a second time; a step has one backward pass: add the losses up, make two steps of it, "
+        "or, "
+        "to accumulate gradients, call session.backward for each micro-batch and update after the last");
+  }
+  tag_.reset();
+  recording_.reset();
+  at_ = At::InBackward;
+  phases_.forward_over(roots);
+  tag_.emplace(memory::Tag::Workspace);
+}
+
+void StepRun::backward_ends() {
+  tag_.reset();
+  at_ = At::Past;
+  if (!returned_ && phases_.backward_over) phases_.backward_over();
+}
+
+void StepRun::update_begins() {
+  if (at_ == At::Past && phases_.update_begins) phases_.update_begins();
+}
+
+}  // namespace snug::replay

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "snug/base/errors.h"
+#include "snug/memory/tag.h"
+#include "snug/record/recording.h"
+#include "snug/replay/record_step.h"
+
+namespace snug::replay {
+
+/// Thrown into a step function that is only recorded, where what it would do next must not happen: its update. Nobody
+/// but the one who called the function should catch it.
+class UpdateBegins : public Error {
+ public:
+  UpdateBegins();
+};
+
+/// For an OperatorGate: calls `stop` in front of an operator that would write one of these tensors.
+record::OperatorGate::Call before_writes_of(const std::vector<at::Tensor>& tensors, std::function<void()> stop);
+
+/// One call of a step function. Its forward pass is recorded until the backward pass begins: where the function calls
+/// backward() itself, or else when it has returned the loss. What it does after a backward() of its own (clipping, the
+/// optimizer, a schedule) is its own affair, and is not recorded. The functions are called by the thread that runs the
+/// step.
+class StepRun {
+ public:
+  using Roots = torch::autograd::edge_list;
+  struct Phases {
+    /// The forward pass is over, and nothing is recorded any more. `roots`: where backward begins.
+    std::function<void(const Roots& roots)> forward_over;
+    /// The backward pass that the function itself has called is over. May throw UpdateBegins.
+    std::function<void()> backward_over = {};
+    /// The function is about to run its update.
+    std::function<void()> update_begins = {};
+  };
+  StepRun(std::shared_ptr<record::Tape> tape, Phases phases);
+
+  /// Calls the function, and goes backward from what it returned unless it has done so itself; then what it returned
+  /// may be undefined. Returns the loss, detached. Throws what the function throws, but for UpdateBegins.
+  at::Tensor operator()(const Forward& step);
+
+  /// The step that this thread runs, or nullptr: not inside of a backward pass either.
+  static StepRun* here();
+
+  /// Around a backward pass that accumulates gradients. Throws UsageError for a second one.
+  void backward_begins(const Roots& roots);
+  void backward_ends();
+  [[nodiscard]] bool went_backward() const noexcept { return at_ == At::Past; }
+  /// The step function is about to update; see Phases.
+  void update_begins();
+
+ private:
+  enum class At : std::uint8_t { InForward, InBackward, Past };
+  std::shared_ptr<record::Tape> tape_;
+  Phases phases_;
+  At at_ = At::InForward;
+  bool returned_ = false;  // the function is over
+  int task_;               // the backward pass that the step is part of
+  std::optional<record::Recording> recording_;
+  std::optional<memory::TagScope> tag_;
+};
+
+}  // namespace snug::replay

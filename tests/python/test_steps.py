@@ -1,0 +1,404 @@
+"""Steps as people write them: backward, clipping, scaler, optimizer, schedule and averages where they stand."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import snug
+
+KIB = 1 << 10
+
+
+def net(width=64, depth=6):
+    torch.manual_seed(0)
+    layers = []
+    for _ in range(depth):
+        layers += [nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1)]
+    return nn.Sequential(*layers, nn.BatchNorm1d(width), nn.Linear(width, 4))
+
+
+def batches(count, size=512, width=64):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count * size, width, generator=generator)
+    y = torch.randint(0, 4, (count * size,), generator=generator)
+    return x, y
+
+
+def bits(tensors):
+    return [(name, tensor.dtype, tensor.detach().clone()) for name, tensor in tensors]
+
+
+def same(one, other):
+    assert len(one) == len(other)
+    for (name, dtype, a), (other_name, other_dtype, b) in zip(one, other, strict=True):
+        assert name == other_name and dtype == other_dtype and torch.equal(a.nan_to_num(7), b.nan_to_num(7)), name
+
+
+class Loop:
+    """Everything that people put into a step, and its state."""
+
+    def __init__(self, average="averaged"):
+        self.model = net()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 20)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5)
+        self.average = torch.optim.swa_utils.AveragedModel(self.model)
+        self.shadow = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self.norms = []
+
+    def step(self, batch):
+        x, y = batch
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.model(x), y)
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        self.norms.append(nn.utils.clip_grad_norm_(self.model.parameters(), 0.5).item())
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.schedule.step()
+        self.average.update_parameters(self.model)
+        for name, p in self.model.named_parameters():
+            self.shadow[name] = 0.9 * self.shadow[name] + 0.1 * p.detach()
+        return loss
+
+    def everything(self):
+        tensors = [*self.model.state_dict().items(), *self.average.state_dict().items(), *self.shadow.items()]
+        for i, state in self.optimizer.state_dict()["state"].items():
+            tensors += [(f"{i}.{name}", value) for name, value in state.items()]
+        tensors += [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
+        numbers = [self.scaler.state_dict(), self.schedule.state_dict(), self.optimizer.state_dict()["param_groups"]]
+        return bits(tensors), copy.deepcopy(numbers), torch.get_rng_state()
+
+
+def test_trains_bitwise_as_plain_pytorch_does():
+    x, y = batches(20)
+    plain, planned = Loop(), Loop()
+    torch.manual_seed(3)
+    losses = [plain.step((x[i * 512:(i + 1) * 512], y[i * 512:(i + 1) * 512])).item() for i in range(20)]
+    assert losses[-1] < losses[0]  # it trains
+    expected = plain.everything()
+
+    torch.manual_seed(3)
+    with snug.fit(planned.step, (x[:512], y[:512]), budget="80%") as session:
+        replayed, found = 0, []
+        for i in range(20):
+            found.append(session.backward((x[i * 512:(i + 1) * 512], y[i * 512:(i + 1) * 512])).item())
+            assert session.last_step.followed_plan, session.last_step
+            assert session.last_step.known == 1 and session.last_step.evictions == 0
+            assert snug.memory_stats()["mapped_peak"] <= session.plan.budget or i == 0
+            snug._core.reset_peak("cpu")
+            replayed += session.last_step.replayed_ops
+    assert replayed >= 20
+    assert found == losses
+    assert planned.norms[-20:] == plain.norms
+    tensors, numbers, random = planned.everything()
+    same(tensors, expected[0])
+    assert numbers == expected[1]
+    assert torch.equal(random, expected[2])
+
+
+def test_recording_leaves_no_trace_of_the_update():
+    loop = Loop()
+    x, y = batches(3)
+    loop.step((x[:512], y[:512]))  # there is state, there are gradients
+    before = loop.everything()
+    snug.fit(loop.step, (x[:512], y[:512]), budget="70%").close()
+    tensors, numbers, random = loop.everything()
+    same(tensors, before[0])
+    assert numbers == before[1] and torch.equal(random, before[2])
+    loop.step((x[512:1024], y[512:1024]))  # its scaler has no half a step in its books
+
+
+def test_the_program_of_the_first_hour():
+    w, y = nn.Linear(16, 4), torch.randn(8, 4)
+    o = torch.optim.SGD(w.parameters(), lr=0.1)
+
+    def step(b):
+        o.zero_grad()
+        loss = (w(b) - y).pow(2).mean()
+        loss.backward()
+        o.step()
+        return loss
+
+    b = torch.randn(8, 16)
+    with snug.fit(step, b, budget="100%") as session:
+        losses = [session.backward(b).item() for _ in range(5)]
+    assert losses == sorted(losses, reverse=True) and losses[0] > losses[-1]
+
+
+def test_slices_of_one_tensor_are_one_step():
+    model = net()
+    x, y = batches(50, size=128)
+    with snug.fit(lambda i: nn.functional.cross_entropy(model(x[i * 128:(i + 1) * 128]), y[i * 128:(i + 1) * 128]), 0,
+                  budget="90%") as session:
+        for i in range(50):
+            session.backward(i)
+            model.zero_grad()
+            report = session.last_step
+            assert report.followed_plan and report.known == 1 and not report.planned_anew and report.replayed_ops > 0
+
+
+def test_what_differs_is_named():
+    model = net()
+    x, y = batches(1)
+    with snug.fit(lambda b: nn.functional.cross_entropy(model(b[0]), b[1]), (x, y), budget="70%") as session:
+        session.backward((x[:100], y[:100]))
+        assert "[512, 64]" in session.last_step.divergence and "[100, 64]" in session.last_step.divergence
+
+
+def test_a_second_backward_says_what_to_write():
+    model, (x, y) = net(), batches(1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def accumulates(batch):
+        for part in x.chunk(2):
+            model(part).square().mean().backward()
+
+    with pytest.raises(snug.UsageError, match="second time.*micro-batch"):
+        snug.fit(accumulates, (x, y), budget="100%")
+
+    def adversarial(batch):
+        model(x).square().mean().backward()
+        optimizer.step()
+        model(x).mean().backward()
+
+    before = [p.clone() for p in model.parameters()]
+    session = snug.fit(adversarial, (x, y), budget="100%")  # as far as the first update
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    with session, pytest.raises(snug.UsageError, match="second time"):
+        session.backward((x, y))
+
+
+def test_updates_by_hand():
+    plain, planned = net(), net()
+    x, y = batches(4)
+
+    def step_of(model, assigns):
+        def step(batch):
+            loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+            loss.backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    if assigns:
+                        p.data = p.data - 0.1 * p.grad
+                    else:
+                        p -= 0.1 * p.grad
+                    p.grad = None
+            return loss.item()
+        return step
+
+    for assigns in (False, True):
+        parts = [(x[i * 512:(i + 1) * 512], y[i * 512:(i + 1) * 512]) for i in range(4)]
+        torch.manual_seed(4)
+        for part in parts:
+            step_of(plain, assigns)(part)
+        torch.manual_seed(4)
+        step = step_of(planned, assigns)
+        with snug.fit(step, parts[0], budget="70%") as session:
+            for part in parts:
+                session.backward(part)
+                assert session.last_step.followed_plan
+        same(bits(planned.state_dict().items()), bits(plain.state_dict().items()))
+
+
+def test_verify_takes_a_step_that_updates():
+    loop = Loop()
+    x, y = batches(1)
+    before = loop.everything()
+    assert len(snug.verify(loop.step, (x, y), loop.model, "80%")) == 20
+    tensors, numbers, _ = loop.everything()
+    same(tensors, before[0])
+    assert numbers == before[1]
+
+
+OPTIMIZERS = {
+    name: getattr(torch.optim, name)
+    for name in ("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+}
+VARIANTS = [(name, {}) for name in OPTIMIZERS]
+VARIANTS += [(name, {"foreach": True}) for name in OPTIMIZERS if name not in ("Adafactor",)]
+VARIANTS += [(name, {"fused": True}) for name in ("Adam", "AdamW", "SGD", "Adagrad")]
+VARIANTS += [("SGD", {"momentum": 0.9}), ("Adam", {"amsgrad": True}), ("RMSprop", {"centered": True, "momentum": 0.9})]
+
+
+def _a_budget_that_was_accepted_holds(make, inside, close_to_the_floor=True):
+    torch.manual_seed(5)
+    model = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(256, 256), nn.GELU())))
+    optimizer = make(model)
+    x = torch.randn(256, 256)
+
+    def loss_of(b):
+        return model(b).square().mean()
+
+    def step(b):
+        optimizer.zero_grad()
+        loss = loss_of(b)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    known = {} if inside else {"optimizer": optimizer}
+    function = step if inside else loss_of
+    before = bits(model.state_dict().items())
+    state = copy.deepcopy(optimizer.state_dict())
+    random = torch.get_rng_state()
+    floor = snug.plan(function, x, **known).floor
+    with snug.fit(function, x, budget=floor + 64 * KIB, **known) as session:
+        same(bits(model.state_dict().items()), before)
+        assert str(optimizer.state_dict()) == str(state)
+        assert torch.equal(torch.get_rng_state(), random)
+        assert all(p.grad is None for p in model.parameters())
+        assert type(optimizer) is type(make(model)) and not hasattr(optimizer, "grad_scale")
+        for _ in range(10):
+            if inside:
+                session.backward(x)
+            else:
+                session.backward(x)
+                optimizer.step()
+                optimizer.zero_grad()
+            assert session.last_step.followed_plan
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["optimizer=", "inside"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [v if v[1] or v[0] in ("AdamW", "SGD") else pytest.param(*v, marks=pytest.mark.long) for v in VARIANTS],
+    ids=[f"{n}-{'-'.join(o) or 'plain'}" for n, o in VARIANTS],
+)
+def test_a_budget_that_fit_accepts_holds_with_every_optimizer(name, options, inside):
+    _a_budget_that_was_accepted_holds(lambda m: OPTIMIZERS[name](m.parameters(), lr=1e-3, **options), inside)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["optimizer=", "inside"])
+def test_muon(inside):
+    _a_budget_that_was_accepted_holds(
+        lambda m: torch.optim.Muon([p for p in m.parameters() if p.ndim == 2], lr=1e-3), inside
+    )
+
+
+def test_sparse_adam():
+    table = nn.Embedding(4096, 64, sparse=True)
+    optimizer = torch.optim.SparseAdam(table.parameters())
+    ids = torch.randint(0, 4096, (512,))
+    before = table.weight.detach().clone()
+    with snug.fit(lambda i: table(i).square().mean(), ids, budget="100%", optimizer=optimizer) as session:
+        assert torch.equal(table.weight, before) and not optimizer.state
+        for _ in range(10):
+            session.backward(ids)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_lbfgs_calls_the_session(search):
+    torch.manual_seed(6)
+    model = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(64, 64), nn.GELU())))
+    twin = copy.deepcopy(model)
+    x = torch.randn(256, 64)
+
+    def make(m):
+        return torch.optim.LBFGS(m.parameters(), lr=0.1, max_iter=4, history_size=5, line_search_fn=search)
+
+    optimizer, plain = make(model), make(twin)
+
+    def closure():
+        plain.zero_grad()
+        loss = twin(x).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(10):
+        plain.step(closure)
+    floor = snug.plan(lambda b: model(b).square().mean(), x, optimizer=optimizer).floor
+    with snug.fit(lambda b: model(b).square().mean(), x, budget=floor + 64 * KIB, optimizer=optimizer) as session:
+        assert not optimizer.state
+
+        def planned():
+            optimizer.zero_grad()
+            return session.backward(x)
+
+        for _ in range(10):
+            optimizer.step(planned)
+    same(bits(model.state_dict().items()), bits(twin.state_dict().items()))
+
+
+class Lion:
+    """An optimizer with the interface of torch.optim's, and nothing else of it."""
+
+    def __init__(self, parameters, lr=1e-3):
+        self.param_groups = [{"params": list(parameters), "lr": lr}]
+        self.state = {}
+
+    def zero_grad(self):
+        for p in self.param_groups[0]["params"]:
+            p.grad = None
+
+    def state_dict(self):
+        return {"state": self.state, "param_groups": [{"lr": g["lr"]} for g in self.param_groups]}
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                momentum = self.state.setdefault(p, {}).setdefault("m", torch.zeros_like(p))
+                p.add_(torch.sign(momentum.mul(0.9).add(p.grad, alpha=0.1)), alpha=-group["lr"])
+                momentum.mul_(0.99).add_(p.grad, alpha=0.01)
+
+
+def test_an_optimizer_of_ones_own():
+    _a_budget_that_was_accepted_holds(lambda m: Lion(m.parameters()), inside=False)
+    with pytest.raises(snug.UsageError, match="int, without the step"):
+        snug.fit(lambda b: b, torch.ones(1), budget="100%", optimizer=3)
+
+
+def test_without_the_optimizer_a_budget_is_refused_later():
+    """What `optimizer` is for."""
+    torch.manual_seed(5)
+    model = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(256, 256), nn.GELU())))
+    optimizer, x = torch.optim.AdamW(model.parameters()), torch.randn(256, 256)
+
+    def step(b):
+        return model(b).square().mean()
+
+    without, floor = snug.plan(step, x).floor, snug.plan(step, x, optimizer=optimizer).floor
+    state = 2 * sum(p.numel() * 4 for p in model.parameters())
+    assert floor >= without + state
+    with pytest.raises(snug.DoesNotFit) as caught:
+        snug.fit(step, x, budget=floor - 64 * KIB, optimizer=optimizer)
+    assert caught.value.static_by_tag["optimizer"] >= state
+    assert not optimizer.state and all(p.grad is None for p in model.parameters())
+
+
+def test_a_write_through_data_after_the_loss_is_an_error():
+    model, (x, y) = net(), batches(1)
+
+    def step(b):
+        loss = nn.functional.cross_entropy(model(b[0]), b[1])
+        model[3].weight.data.mul_(2)  # no version tells of it
+        return loss
+
+    for budget in ("100%", "70%"):
+        with pytest.raises(snug.Error, match="modified in place.*`.data`"):
+            with snug.fit(step, (x, y), budget=budget) as session:
+                session.backward((x, y))
+
+
+def test_verify_shows_what_data_that_was_exchanged_does():
+    """Plain PyTorch's saved parameter means the new contents, a replayed operator the recorded ones."""
+    model, (x, y) = net(), batches(1)
+
+    def step(b):
+        weights = [p.data for p in model.parameters()]
+        for p in model.parameters():
+            p.data = p.data * 1.5
+        loss = nn.functional.cross_entropy(model(b[0]), b[1])
+        for p, weight in zip(model.parameters(), weights, strict=True):
+            p.data = weight
+        return loss
+
+    with pytest.raises(snug.Mismatch, match="gradient of"):
+        snug.verify(step, (x, y), model, "70%")
