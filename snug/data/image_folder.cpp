@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kAdvice = "give a folder that has a folder of JPEG or PNG files for each class";
 
 template <class... Args>
-[[noreturn]] void refuse(const fs::path& path, fmt::format_string<Args...> format, Args&&... args) {
+[[noreturn]] void refuse_image_folder(const fs::path& path, fmt::format_string<Args...> format, Args&&... args) {
   throw UsageError(fmt::format("image folder: {}: {}; {}", path.string(),
                                fmt::format(format, std::forward<Args>(args)...), kAdvice));
 }
@@ -41,7 +41,7 @@ std::vector<fs::path> sorted_paths(const fs::path& folder, const Wanted& wanted)
   for (; !error && entry != Iterator(); entry.increment(error)) {
     if (wanted(*entry)) paths.push_back(entry->path());
   }
-  if (error) refuse(folder, "{}", error.message());
+  if (error) refuse_image_folder(folder, "{}", error.message());
   std::ranges::sort(paths, {}, [](const fs::path& path) { return path.native(); });
   return paths;
 }
@@ -63,11 +63,11 @@ ImageFolder::ImageFolder(const fs::path& folder, ImageFolderOptions options) : o
   for (const fs::path& path : sorted_paths<fs::directory_iterator>(folder, is_folder)) {
     const auto label = static_cast<std::int64_t>(classes_.size());
     const std::vector<fs::path> files = sorted_paths<fs::recursive_directory_iterator>(path, is_picture);
-    if (files.empty()) refuse(path, "this class has no image");
+    if (files.empty()) refuse_image_folder(path, "this class has no image");
     classes_.push_back(path.filename().string());
     for (const fs::path& file : files) images_.push_back({file, label});
   }
-  if (classes_.empty()) refuse(folder, "there is no folder in it");
+  if (classes_.empty()) refuse_image_folder(folder, "there is no folder in it");
 }
 
 ImageBatch ImageFolder::batch(std::int64_t step) const {

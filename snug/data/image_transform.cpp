@@ -16,7 +16,7 @@ namespace snug::data {
 namespace {
 
 template <class... Args>
-[[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) {
+[[noreturn]] void refuse_transform(fmt::format_string<Args...> format, Args&&... args) {
   throw UsageError(fmt::format("image transforms: {}", fmt::format(format, std::forward<Args>(args)...)));
 }
 
@@ -96,15 +96,16 @@ struct Apply {
     };
     constexpr double kMost = 1 << 28;  // pixels
     if (static_cast<double>(along(height)) * static_cast<double>(along(width)) > kMost) {
-      refuse("{}: {} by {} pixels, with a shorter edge of {}, would be {} by {}, which is more than {:.0f} in all",
-             name, width, height, options.length, along(width), along(height), kMost);
+      refuse_transform(
+          "{}: {} by {} pixels, with a shorter edge of {}, would be {} by {}, which is more than {:.0f} in all", name,
+          width, height, options.length, along(width), along(height), kMost);
     }
     image = scaled(image, along(height), along(width));
   }
   void operator()(const CentreCrop& options) const {
     if (options.height > image.size(1) || options.width > image.size(2)) {
-      refuse("{}: {} by {} pixels have no middle of {} by {}; resize it first", name, image.size(2), image.size(1),
-             options.width, options.height);
+      refuse_transform("{}: {} by {} pixels have no middle of {} by {}; resize it first", name, image.size(2),
+                       image.size(1), options.width, options.height);
     }
     image = cut(image, middle(image, options.height, options.width));
   }
@@ -126,13 +127,13 @@ struct Check {
   static void sizes(std::int64_t height, std::int64_t width) {
     constexpr std::int64_t kLongest = 65'536;
     if (height < 1 || width < 1 || height > kLongest || width > kLongest) {
-      refuse("height = {} and width = {} must both be from 1 to {}", height, width, kLongest);
+      refuse_transform("height = {} and width = {} must both be from 1 to {}", height, width, kLongest);
     }
   }
   static void range(std::string_view what, double low, double high, double most) {
     if (!(low > 0 && low <= high && high <= most)) {
-      refuse("the {} of a random crop go from {} to {}; they must rise, be above 0 and at most {}", what, low, high,
-             most);
+      refuse_transform("the {} of a random crop go from {} to {}; they must rise, be above 0 and at most {}", what, low,
+                       high, most);
     }
   }
   void operator()(const RandomResizedCrop& options) const {
@@ -144,18 +145,18 @@ struct Check {
   void operator()(const CentreCrop& options) const { sizes(options.height, options.width); }
   void operator()(const HorizontalFlip& options) const {
     if (!(options.probability >= 0 && options.probability <= 1)) {
-      refuse("the probability {} of a flip must be from 0 to 1", options.probability);
+      refuse_transform("the probability {} of a flip must be from 0 to 1", options.probability);
     }
   }
   void operator()(const Normalize& options) const {
     const auto wanted = static_cast<std::size_t>(channels);
     if (options.mean.size() != wanted || options.deviation.size() != wanted) {
-      refuse("{} means and {} deviations are given to normalize images of {} channels", options.mean.size(),
-             options.deviation.size(), channels);
+      refuse_transform("{} means and {} deviations are given to normalize images of {} channels", options.mean.size(),
+                       options.deviation.size(), channels);
     }
     const auto usable = [](double deviation) { return std::isfinite(deviation) && deviation > 0; };
-    if (!std::ranges::all_of(options.deviation, usable)) refuse("deviations must be above 0");
-    if (!last) refuse("to normalize must be the last of them: the others work on bytes");
+    if (!std::ranges::all_of(options.deviation, usable)) refuse_transform("deviations must be above 0");
+    if (!last) refuse_transform("to normalize must be the last of them: the others work on bytes");
   }
 };
 

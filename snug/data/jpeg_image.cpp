@@ -21,11 +21,11 @@ constexpr int kMostScans = 500;  // each costs a pass over all pixels, and a few
 
 /// libjpeg's state. Its errors jump to where setjmp was called last: to the start of one of the functions below, in
 /// which nothing with a destructor lives.
-struct Decoder {
-  Decoder() = default;
-  Decoder(const Decoder&) = delete;
-  Decoder& operator=(const Decoder&) = delete;
-  ~Decoder() { jpeg_destroy_decompress(&info); }  // also before it was created: all is zero then
+struct JpegDecoder {
+  JpegDecoder() = default;
+  JpegDecoder(const JpegDecoder&) = delete;
+  JpegDecoder& operator=(const JpegDecoder&) = delete;
+  ~JpegDecoder() { jpeg_destroy_decompress(&info); }  // also before it was created: all is zero then
 
   jpeg_decompress_struct info{};
   jpeg_error_mgr errors{};
@@ -35,7 +35,7 @@ struct Decoder {
 };
 
 [[noreturn]] void give_up(j_common_ptr info) {
-  auto* const decoder = static_cast<Decoder*>(info->client_data);
+  auto* const decoder = static_cast<JpegDecoder*>(info->client_data);
   info->err->format_message(info, decoder->message.data());
   std::longjmp(decoder->jump, 1);
 }
@@ -49,13 +49,13 @@ void on_message(j_common_ptr info, int level) {
 
 void on_progress(j_common_ptr info) {
   if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number <= kMostScans) return;
-  auto* const decoder = static_cast<Decoder*>(info->client_data);
+  auto* const decoder = static_cast<JpegDecoder*>(info->client_data);
   constexpr std::string_view kMessage = "it has more than 500 scans";
   *std::ranges::copy(kMessage, decoder->message.begin()).out = '\0';
   std::longjmp(decoder->jump, 1);
 }
 
-bool read_header(Decoder& decoder, const std::uint8_t* bytes, std::size_t size) {
+bool read_jpeg_header(JpegDecoder& decoder, const std::uint8_t* bytes, std::size_t size) {
   if (setjmp(decoder.jump) != 0) return false;
   jpeg_decompress_struct& info = decoder.info;
   info.err = jpeg_std_error(&decoder.errors);
@@ -72,7 +72,7 @@ bool read_header(Decoder& decoder, const std::uint8_t* bytes, std::size_t size) 
   return true;
 }
 
-bool read_rows(Decoder& decoder, std::uint8_t* pixels, std::size_t row_bytes) {
+bool read_jpeg_rows(JpegDecoder& decoder, std::uint8_t* pixels, std::size_t row_bytes) {
   if (setjmp(decoder.jump) != 0) return false;
   jpeg_decompress_struct& info = decoder.info;
   jpeg_start_decompress(&info);
@@ -101,13 +101,13 @@ at::Tensor rgb_of_inks(const at::Tensor& inks, bool inverted, std::int64_t most_
 }  // namespace
 
 at::Tensor decode_jpeg(std::span<const std::uint8_t> file, std::string_view name, std::int64_t most_pixels) {
-  Decoder decoder;
-  if (!read_header(decoder, file.data(), file.size())) refuse_image(name, decoder.message.data());
+  JpegDecoder decoder;
+  if (!read_jpeg_header(decoder, file.data(), file.size())) refuse_image(name, decoder.message.data());
   const jpeg_decompress_struct& info = decoder.info;
   const std::int64_t channels = info.out_color_space == JCS_CMYK ? 4 : 3;
   const at::Tensor pixels = room_for_pixels(info.image_height, info.image_width, channels, most_pixels, name);
   const auto row_bytes = static_cast<std::size_t>(info.image_width) * static_cast<std::size_t>(channels);
-  if (!read_rows(decoder, pixels.mutable_data_ptr<std::uint8_t>(), row_bytes)) {
+  if (!read_jpeg_rows(decoder, pixels.mutable_data_ptr<std::uint8_t>(), row_bytes)) {
     refuse_image(name, decoder.message.data());
   }
   return channels == 3 ? pixels : rgb_of_inks(pixels, info.saw_Adobe_marker != 0, most_pixels, name);

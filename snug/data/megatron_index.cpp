@@ -15,9 +15,9 @@ constexpr std::string_view kMagic("MMIDIDX\0\0", 9);
 constexpr std::size_t kHeader = 9 + 8 + 1 + 8 + 8;
 constexpr std::size_t kPerSequence = sizeof(std::int32_t) + sizeof(std::int64_t);
 
-class Reader {
+class MegatronReader {
  public:
-  Reader(std::span<const std::uint8_t> index, std::uint64_t bin_bytes, std::string_view name)
+  MegatronReader(std::span<const std::uint8_t> index, std::uint64_t bin_bytes, std::string_view name)
       : index_(index), bin_bytes_(bin_bytes), name_(name) {}
 
   TokenLayout read() {
@@ -128,7 +128,7 @@ class Reader {
 }  // namespace
 
 TokenLayout parse_megatron_index(std::span<const std::uint8_t> index, std::uint64_t bin_bytes, std::string_view name) {
-  return Reader(index, bin_bytes, name).read();
+  return MegatronReader(index, bin_bytes, name).read();
 }
 
 }  // namespace snug::data

@@ -14,11 +14,11 @@ namespace {
 
 /// libpng's state. Its errors jump to where setjmp was called last: to the start of one of the functions below, in
 /// which nothing with a destructor lives.
-struct Decoder {
-  explicit Decoder(std::span<const std::uint8_t> file) : at(file.data()), left(file.size()) {}
-  Decoder(const Decoder&) = delete;
-  Decoder& operator=(const Decoder&) = delete;
-  ~Decoder() { png_destroy_read_struct(&png, &info, nullptr); }  // which takes null as well
+struct PngDecoder {
+  explicit PngDecoder(std::span<const std::uint8_t> file) : at(file.data()), left(file.size()) {}
+  PngDecoder(const PngDecoder&) = delete;
+  PngDecoder& operator=(const PngDecoder&) = delete;
+  ~PngDecoder() { png_destroy_read_struct(&png, &info, nullptr); }  // which takes null as well
 
   png_structp png = nullptr;
   png_infop info = nullptr;
@@ -30,7 +30,7 @@ struct Decoder {
 };
 
 [[noreturn]] void on_error(png_structp png, png_const_charp message) {
-  auto* const decoder = static_cast<Decoder*>(png_get_error_ptr(png));
+  auto* const decoder = static_cast<PngDecoder*>(png_get_error_ptr(png));
   std::strncpy(decoder->message.data(), message, decoder->message.size() - 1);
   std::longjmp(decoder->jump, 1);
 }
@@ -38,14 +38,14 @@ struct Decoder {
 void on_warning(png_structp /*png*/, png_const_charp /*message*/) {}
 
 void on_read(png_structp png, png_bytep out, std::size_t count) {
-  auto* const decoder = static_cast<Decoder*>(png_get_io_ptr(png));
+  auto* const decoder = static_cast<PngDecoder*>(png_get_io_ptr(png));
   if (count > decoder->left) png_error(png, "the file ends inside of it");
   std::memcpy(out, decoder->at, count);
   decoder->at += count;
   decoder->left -= count;
 }
 
-bool read_header(Decoder& decoder) {
+bool read_png_header(PngDecoder& decoder) {
   if (setjmp(decoder.jump) != 0) return false;
   decoder.png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &decoder, on_error, on_warning);
   if (decoder.png == nullptr) return false;
@@ -61,7 +61,7 @@ bool read_header(Decoder& decoder) {
   return true;
 }
 
-bool read_rows(Decoder& decoder, std::uint8_t* pixels, std::size_t height, std::size_t row_bytes) {
+bool read_png_rows(PngDecoder& decoder, std::uint8_t* pixels, std::size_t height, std::size_t row_bytes) {
   if (setjmp(decoder.jump) != 0) return false;
   png_read_update_info(decoder.png, decoder.info);
   if (png_get_rowbytes(decoder.png, decoder.info) != row_bytes)
@@ -76,13 +76,13 @@ bool read_rows(Decoder& decoder, std::uint8_t* pixels, std::size_t height, std::
 }  // namespace
 
 at::Tensor decode_png(std::span<const std::uint8_t> file, std::string_view name, std::int64_t most_pixels) {
-  Decoder decoder(file);
-  if (!read_header(decoder)) refuse_image(name, decoder.message.data());
+  PngDecoder decoder(file);
+  if (!read_png_header(decoder)) refuse_image(name, decoder.message.data());
   const std::size_t height = png_get_image_height(decoder.png, decoder.info);
   const std::size_t width = png_get_image_width(decoder.png, decoder.info);
   at::Tensor pixels =
       room_for_pixels(static_cast<std::int64_t>(height), static_cast<std::int64_t>(width), 3, most_pixels, name);
-  if (!read_rows(decoder, pixels.mutable_data_ptr<std::uint8_t>(), height, width * 3)) {
+  if (!read_png_rows(decoder, pixels.mutable_data_ptr<std::uint8_t>(), height, width * 3)) {
     refuse_image(name, decoder.message.data());
   }
   return pixels;

@@ -18,22 +18,22 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kBytesLookedAtForNul = 4096;
 
-[[noreturn]] void refuse(const fs::path& path, std::string_view reason, std::string_view advice) {
+[[noreturn]] void refuse_text(const fs::path& path, std::string_view reason, std::string_view advice) {
   throw UsageError(fmt::format("opening text: {}: {}; {}", path.string(), reason, advice));
 }
 
-[[noreturn]] void refuse(const fs::path& path, int error) {
+[[noreturn]] void refuse_text(const fs::path& path, int error) {
   const std::string reason = std::generic_category().message(error);
-  if (error == ENOENT) refuse(path, reason, "set data.path to a text file or a folder of text files");
-  if (error == ENOMEM) refuse(path, reason, "the system maps no more files: join them into fewer");
-  refuse(path, reason, "make it readable or take it out of the folder");
+  if (error == ENOENT) refuse_text(path, reason, "set data.path to a text file or a folder of text files");
+  if (error == ENOMEM) refuse_text(path, reason, "the system maps no more files: join them into fewer");
+  refuse_text(path, reason, "make it readable or take it out of the folder");
 }
 
-MappedFile mapped(const fs::path& path) {
+MappedFile mapped_text(const fs::path& path) {
   try {
     return MappedFile(path);
   } catch (const std::system_error& error) {
-    refuse(path, error.code().value());
+    refuse_text(path, error.code().value());
   }
 }
 
@@ -46,7 +46,7 @@ std::vector<fs::path> files_under(const fs::path& folder) {
     std::error_code no_status;
     if (entry->is_regular_file(no_status)) paths.push_back(entry->path());
   }
-  if (error) refuse(folder, error.value());
+  if (error) refuse_text(folder, error.value());
   std::ranges::sort(paths);
   return paths;
 }
@@ -63,26 +63,26 @@ TextCorpus TextCorpus::open(const fs::path& path) {
   }
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
-  if (!fs::exists(status)) refuse(path, error ? error.value() : ENOENT);
+  if (!fs::exists(status)) refuse_text(path, error ? error.value() : ENOENT);
   TextCorpus corpus;
   if (fs::is_regular_file(status)) {
-    corpus.add(mapped(path));
-    if (corpus.size() == 0) refuse(path, "the file is empty", "set data.path to a file with text in it");
+    corpus.add(mapped_text(path));
+    if (corpus.size() == 0) refuse_text(path, "the file is empty", "set data.path to a file with text in it");
     return corpus;
   }
   if (!fs::is_directory(status)) {
-    refuse(path, "neither a file nor a folder", "set data.path to a text file or a folder of text files");
+    refuse_text(path, "neither a file nor a folder", "set data.path to a text file or a folder of text files");
   }
   const std::vector<fs::path> paths = files_under(path);
   for (const fs::path& file_path : paths) {
-    MappedFile file = mapped(file_path);
+    MappedFile file = mapped_text(file_path);
     const bool is_text = !looks_binary(file.bytes());
     file.let_go();
     if (is_text) corpus.add(std::move(file));
   }
   if (corpus.size() == 0) {
-    refuse(path, fmt::format("none of the {} files under this folder has text in it", paths.size()),
-           "set data.path to a folder of text files");
+    refuse_text(path, fmt::format("none of the {} files under this folder has text in it", paths.size()),
+                "set data.path to a folder of text files");
   }
   return corpus;
 }

@@ -17,7 +17,7 @@ static_assert(std::is_same_v<Bytes, std::int64_t>, "starts of files are starts o
 constexpr std::int64_t kPart = 65'536;  // ids read at a time when all are
 
 template <class... Args>
-[[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) {
+[[noreturn]] void refuse_token_corpus(fmt::format_string<Args...> format, Args&&... args) {
   throw UsageError(fmt::format("token corpus: {}", fmt::format(format, std::forward<Args>(args)...)));
 }
 
@@ -32,17 +32,19 @@ TokenCorpus::TokenCorpus(at::Tensor ids, std::vector<std::int64_t> documents)
   const auto& [tensor, starts] = std::get<InMemory>(source_);
   if (!tensor.defined() || tensor.dim() != 1 || tensor.scalar_type() != at::kInt || !tensor.device().is_cpu() ||
       !tensor.is_contiguous()) {
-    refuse("ids in memory must be a contiguous one-dimensional int32 tensor on the CPU, and these are {}",
-           !tensor.defined() ? "undefined"
-                             : fmt::format("{} of {} dimensions on {}", c10::toString(tensor.scalar_type()),
-                                           tensor.dim(), tensor.device().str()));
+    refuse_token_corpus("ids in memory must be a contiguous one-dimensional int32 tensor on the CPU, and these are {}",
+                        !tensor.defined()
+                            ? "undefined"
+                            : fmt::format("{} of {} dimensions on {}", c10::toString(tensor.scalar_type()),
+                                          tensor.dim(), tensor.device().str()));
   }
-  if (tensor.numel() == 0) refuse("there are no ids; give at least one");
-  if (starts.empty() || starts.front() != 0) refuse("the first document must begin with token 0");
+  if (tensor.numel() == 0) refuse_token_corpus("there are no ids; give at least one");
+  if (starts.empty() || starts.front() != 0) refuse_token_corpus("the first document must begin with token 0");
   for (std::size_t i = 1; i < starts.size(); ++i) {
     if (starts[i] < starts[i - 1] || starts[i] > tensor.numel()) {
-      refuse("document {} begins with token {}, after one that begins with {}, of {} tokens; starts must not fall", i,
-             starts[i], starts[i - 1], tensor.numel());
+      refuse_token_corpus(
+          "document {} begins with token {}, after one that begins with {}, of {} tokens; starts must not fall", i,
+          starts[i], starts[i - 1], tensor.numel());
     }
   }
 }
@@ -103,7 +105,7 @@ void TokenCorpus::check_vocabulary(std::int64_t vocabulary) const {
   for_each_part([&](std::int64_t offset, std::span<const std::int64_t> ids) {
     const auto wrong = std::ranges::find_if(ids, [&](std::int64_t id) { return id < 0 || id >= vocabulary; });
     if (wrong == ids.end()) return;
-    refuse(
+    refuse_token_corpus(
         "id {} at token {}{} is none of a vocabulary of {}: a tokenizer that does not match the vocabulary; use the "
         "model's own, or a model with more ids",
         *wrong, offset + (wrong - ids.begin()), file == nullptr ? "" : " of " + file->name(), vocabulary);

@@ -23,15 +23,15 @@ struct LlmcKind {
 constexpr LlmcKind kLlmcKinds[] = {{20240520, 1, TokenType::U16}, {20240801, 7, TokenType::U32}};
 
 template <class... Args>
-[[noreturn]] void fail(std::string_view name, fmt::format_string<Args...> format, Args&&... args) {
+[[noreturn]] void refuse_token_file(std::string_view name, fmt::format_string<Args...> format, Args&&... args) {
   throw UsageError(fmt::format("token file: {}: {}", name, fmt::format(format, std::forward<Args>(args)...)));
 }
 
-MappedFile mapped(const fs::path& path) {
+MappedFile mapped_tokens(const fs::path& path) {
   try {
     return MappedFile(path);
   } catch (const std::system_error& error) {
-    fail(path.string(), "{}; name a readable file of tokens", error.code().message());
+    refuse_token_file(path.string(), "{}; name a readable file of tokens", error.code().message());
   }
 }
 
@@ -52,16 +52,17 @@ TokenLayout find_tokens(std::span<const std::uint8_t> file, std::string_view nam
   std::size_t begin = 0;
   if (const LlmcKind* const kind = llmc_kind(file)) {
     if (file.size() < kLlmcHeader) {
-      fail(name, "it has {} bytes, and the header of llm.c's files takes {}; write it anew", file.size(), kLlmcHeader);
+      refuse_token_file(name, "it has {} bytes, and the header of llm.c's files takes {}; write it anew", file.size(),
+                        kLlmcHeader);
     }
     std::int32_t version = 0, count = 0;
     std::memcpy(&version, file.data() + sizeof(version), sizeof(version));
     std::memcpy(&count, file.data() + 2 * sizeof(count), sizeof(count));
-    if (version != kind->version) fail(name, "version {} at byte 4 is not {}", version, kind->version);
+    if (version != kind->version) refuse_token_file(name, "version {} at byte 4 is not {}", version, kind->version);
     const std::size_t width = width_of(kind->type), bytes = file.size() - kLlmcHeader;
     if (count < 0 || bytes % width != 0 || static_cast<std::size_t>(count) != bytes / width) {
-      fail(name, "{} tokens at byte 8 take {} bytes each, and {} follow the header; write it anew", count, width,
-           bytes);
+      refuse_token_file(name, "{} tokens at byte 8 take {} bytes each, and {} follow the header; write it anew", count,
+                        width, bytes);
     }
     layout.type = kind->type;
     layout.size = count;
@@ -69,13 +70,14 @@ TokenLayout find_tokens(std::span<const std::uint8_t> file, std::string_view nam
   } else {
     const std::size_t width = width_of(layout.type);
     if (file.size() % width != 0) {
-      fail(name,
-           "{} bytes are no whole number of 16-bit tokens, and there is no header of llm.c's nor an .idx beside it",
-           file.size());
+      refuse_token_file(
+          name,
+          "{} bytes are no whole number of 16-bit tokens, and there is no header of llm.c's nor an .idx beside it",
+          file.size());
     }
     layout.size = static_cast<std::int64_t>(file.size() / width);
   }
-  if (layout.size == 0) fail(name, "it has no tokens; name one that has");
+  if (layout.size == 0) refuse_token_file(name, "it has no tokens; name one that has");
   layout.runs.push_back({0, begin});
   return layout;
 }
@@ -92,15 +94,15 @@ TokenFile TokenFile::open(const fs::path& path) {
   if (tokens.extension() == ".idx") tokens.replace_extension(".bin");
   fs::path index = tokens;
   index.replace_extension(".idx");
-  MappedFile file = mapped(tokens);
+  MappedFile file = mapped_tokens(tokens);
   std::error_code ignored;
   if (!fs::exists(index, ignored)) {
     TokenLayout layout = find_tokens(file.bytes(), tokens.string());
     return {tokens.string(), std::move(file), std::move(layout)};
   }
-  const MappedFile index_file = mapped(index);
+  const MappedFile index_file = mapped_tokens(index);
   TokenLayout layout = parse_megatron_index(index_file.bytes(), file.bytes().size(), index.string());
-  if (layout.size == 0) fail(index.string(), "it has no tokens; name one that has");
+  if (layout.size == 0) refuse_token_file(index.string(), "it has no tokens; name one that has");
   return {tokens.string(), std::move(file), std::move(layout)};
 }
 

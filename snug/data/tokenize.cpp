@@ -72,7 +72,8 @@ at::Tensor encoded(const TextCorpus& text, const Piece& piece, const EncodePiece
                    const TokenizeOptions& options) {
   std::vector<TokenId> ids = encode(read(text, piece.begin, piece.end));
   if (piece.first && options.before) ids.insert(ids.begin(), *options.before);
-  if (piece.last && options.after) ids.push_back(*options.after);
+  const bool ended = options.after && !ids.empty() && ids.back() == *options.after;
+  if (piece.last && options.after && !ended) ids.push_back(*options.after);
   at::Tensor narrow = at::empty({static_cast<std::int64_t>(ids.size())}, at::kInt);
   auto* out = narrow.mutable_data_ptr<std::int32_t>();
   for (const TokenId id : ids) {

@@ -23,7 +23,8 @@ struct TokenizeOptions {
   /// A longer document is encoded in pieces of at most this size. They end where a line does and text without leading
   /// blanks follows, where tokens of most vocabularies end too; a piece without such a place ends at a character's end.
   Bytes piece = 1 << 20;
-  std::optional<TokenId> before = {}, after = {};  ///< tokens in front of every document, and behind it
+  std::optional<TokenId> before = {};  ///< token in front of every document
+  std::optional<TokenId> after = {};   ///< token behind every document that does not end in it already
 };
 
 /// The tokens of a text, file by file, each a document, in memory: 4 bytes for each token, and as much again while it

@@ -20,9 +20,9 @@ using Json = nlohmann::json;
 constexpr std::size_t kGap = 65'536;  // ids beyond the number of tokens
 constexpr int kDeepest = 8;           // sequences in sequences
 
-class Reader {
+class TokenizerReader {
  public:
-  Reader(std::string_view json, std::string_view name) : text_(json), name_(name) {}
+  TokenizerReader(std::string_view json, std::string_view name) : text_(json), name_(name) {}
 
   BytePairModel read() {
     const Json json = Json::parse(text_, nullptr, /*allow_exceptions=*/false);
@@ -211,7 +211,9 @@ class Reader {
 
 }  // namespace
 
-BytePairModel parse_tokenizer_json(std::string_view json, std::string_view name) { return Reader(json, name).read(); }
+BytePairModel parse_tokenizer_json(std::string_view json, std::string_view name) {
+  return TokenizerReader(json, name).read();
+}
 
 BytePairModel read_tokenizer_json(const std::filesystem::path& path) {
   std::error_code ignored;

@@ -36,9 +36,9 @@ class OutputImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Output);
 
-class AttentionImpl : public torch::nn::Module {
+class BertAttentionImpl : public torch::nn::Module {
  public:
-  explicit AttentionImpl(const BertOptions& o)
+  explicit BertAttentionImpl(const BertOptions& o)
       : self_(register_module("self", SelfAttention(o.width, o.heads, o.attention_dropout))),
         output_(register_module("output", Output(o.width, o))) {}
 
@@ -51,12 +51,12 @@ class AttentionImpl : public torch::nn::Module {
   SelfAttention self_;
   Output output_;
 };
-TORCH_MODULE(Attention);
+TORCH_MODULE(BertAttention);
 
-class LayerImpl : public torch::nn::Module {
+class BertLayerImpl : public torch::nn::Module {
  public:
-  explicit LayerImpl(const BertOptions& o)
-      : attention_(register_module("attention", Attention(o))),
+  explicit BertLayerImpl(const BertOptions& o)
+      : attention_(register_module("attention", BertAttention(o))),
         up_(register_module("intermediate", Dense(o.width, o.inner_width))),
         down_(register_module("output", Output(o.inner_width, o))) {}
 
@@ -72,16 +72,20 @@ class LayerImpl : public torch::nn::Module {
   }
 
  private:
-  Attention attention_;
+  BertAttention attention_;
   Dense up_;
   Output down_;
 };
-TORCH_MODULE(Layer);
+TORCH_MODULE(BertLayer);
+
+}  // namespace
+
+// Members of a class that the header declares, so not in the anonymous namespace.
 
 /// cls.predictions.transform
-class TransformImpl : public torch::nn::Module {
+class BertTransformImpl : public torch::nn::Module {
  public:
-  explicit TransformImpl(const BertOptions& o)
+  explicit BertTransformImpl(const BertOptions& o)
       : dense_(register_module("dense", Linear(o.width, o.width, true))),
         norm_(register_module("LayerNorm", LayerNorm(o.width, o.norm_epsilon))) {}
 
@@ -91,14 +95,14 @@ class TransformImpl : public torch::nn::Module {
   Linear dense_;
   LayerNorm norm_;
 };
-TORCH_MODULE(Transform);
+TORCH_MODULE(BertTransform);
 
 /// cls.predictions
-class PredictionsImpl : public torch::nn::Module {
+class BertPredictionsImpl : public torch::nn::Module {
  public:
-  explicit PredictionsImpl(const BertOptions& o)
+  explicit BertPredictionsImpl(const BertOptions& o)
       : bias_(register_parameter("bias", constant_parameter({o.vocabulary}, 0))),
-        transform_(register_module("transform", Transform(o))) {}
+        transform_(register_module("transform", BertTransform(o))) {}
 
   at::Tensor forward(const at::Tensor& x, const at::Tensor& embedding) {
     return at::linear(transform_(x), embedding, bias_);
@@ -106,9 +110,11 @@ class PredictionsImpl : public torch::nn::Module {
 
  private:
   at::Tensor bias_;
-  Transform transform_;
+  BertTransform transform_;
 };
-TORCH_MODULE(Predictions);
+TORCH_MODULE(BertPredictions);
+
+namespace {
 
 void check(const BertOptions& o) {
   check_heads("bert", o.width, o.heads);
@@ -168,14 +174,14 @@ class BertImpl::Embeddings : public torch::nn::Module {
 class BertImpl::Encoder : public torch::nn::Module {
  public:
   explicit Encoder(const BertOptions& o) {
-    for (std::int64_t i = 0; i < o.layers; ++i) layers_->push_back(Layer(o));
+    for (std::int64_t i = 0; i < o.layers; ++i) layers_->push_back(BertLayer(o));
     register_module("layer", layers_);
   }
 
   at::Tensor forward(at::Tensor x, const at::Tensor& mask) {
     for (std::size_t i = 0; i < layers_->size(); ++i) {
       const ModuleScope scope(fmt::format("layer.{}", i));
-      x = layers_->ptr<LayerImpl>(i)->forward(std::move(x), mask);
+      x = layers_->ptr<BertLayerImpl>(i)->forward(std::move(x), mask);
     }
     return x;
   }
@@ -210,7 +216,7 @@ const at::Tensor& BertImpl::token_embedding() const { return embeddings_->words(
 
 class BertMaskedLmImpl::Head : public torch::nn::Module {
  public:
-  explicit Head(const BertOptions& o) : predictions_(register_module("predictions", Predictions(o))) {}
+  explicit Head(const BertOptions& o) : predictions_(register_module("predictions", BertPredictions(o))) {}
 
   at::Tensor forward(const at::Tensor& x, const at::Tensor& embedding) {
     const ModuleScope scope("cls");
@@ -218,7 +224,7 @@ class BertMaskedLmImpl::Head : public torch::nn::Module {
   }
 
  private:
-  Predictions predictions_;
+  BertPredictions predictions_;
 };
 
 BertMaskedLmImpl::BertMaskedLmImpl(const BertOptions& options)

@@ -11,6 +11,7 @@
 
 #include "snug/models/dense.h"
 #include "snug/models/linear.h"
+#include "snug/models/task.h"
 
 namespace snug::models {
 
@@ -100,7 +101,7 @@ class BertMaskedLmImpl : public torch::nn::Module {
 TORCH_MODULE(BertMaskedLm);
 
 /// BERT that sorts texts into classes; names and shapes of BertForSequenceClassification.
-class BertClassifierImpl : public torch::nn::Module {
+class BertClassifierImpl : public torch::nn::Module, public HasTask {
  public:
   BertClassifierImpl(const BertOptions& options, std::int64_t classes);
 
@@ -112,6 +113,7 @@ class BertClassifierImpl : public torch::nn::Module {
 
   /// A pretrained encoder is loaded into it: see bert_encoder_name.
   [[nodiscard]] Bert encoder() const { return encoder_; }
+  [[nodiscard]] Task task() const override { return Task::sequence_classification("classifier"); }
 
  private:
   double dropout_;

@@ -13,7 +13,7 @@ BertOptions large(std::int64_t vocabulary) {
 }
 
 /// As their config.json files have them.
-const std::array<Released<BertOptions>, 6>& released() {
+const std::array<Released<BertOptions>, 6>& released_bert() {
   static const std::array<Released<BertOptions>, 6> all{{
       {"bert-base-uncased", base(30522)},
       {"bert-base-cased", base(28996)},
@@ -27,8 +27,8 @@ const std::array<Released<BertOptions>, 6>& released() {
 
 }  // namespace
 
-std::vector<std::string> bert_names() { return released_names(released()); }
+std::vector<std::string> bert_names() { return released_names(released_bert()); }
 
-BertOptions bert_options(std::string_view name) { return released_options("bert", released(), name); }
+BertOptions bert_options(std::string_view name) { return released_options("bert", released_bert(), name); }
 
 }  // namespace snug::models

@@ -12,7 +12,7 @@
 namespace snug::models {
 
 EmbeddingImpl::EmbeddingImpl(std::int64_t vocabulary, std::int64_t width)
-    : weight(register_parameter("weight", normal_parameter({vocabulary, width}, 0.02))),
+    : weight(register_parameter("weight", normal_parameter({vocabulary, width}, kInitialDeviation))),
       vocabulary_(vocabulary),
       width_(width) {}
 

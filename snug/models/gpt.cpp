@@ -3,20 +3,16 @@
 #include <fmt/format.h>
 #include <torch/nn/functional.h>
 
-#include <cmath>
 #include <tuple>
 
 #include "snug/base/errors.h"
 #include "snug/base/module_scope.h"
+#include "snug/models/parameter.h"
 
 namespace snug::models {
 namespace {
 
-constexpr double kInitialDeviation = 0.02;
-
-at::Tensor normal(at::IntArrayRef sizes, double deviation = kInitialDeviation) {
-  return torch::randn(sizes).mul_(deviation);
-}
+at::Tensor normal(at::IntArrayRef sizes) { return torch::randn(sizes).mul_(kInitialDeviation); }
 
 torch::nn::LayerNorm layer_norm(std::int64_t width) {
   return torch::nn::LayerNorm(torch::nn::LayerNormOptions({width}));
@@ -27,20 +23,14 @@ torch::nn::LayerNorm layer_norm(std::int64_t width) {
 GptBlockImpl::GptBlockImpl(const GptOptions& options)
     : heads_(options.heads),
       dropout_(options.dropout),
+      qkv_(register_module("qkv", Linear(options.width, 3 * options.width, true, kInitialDeviation))),
+      projection_(register_module("projection",
+                                  Linear(options.width, options.width, true, residual_deviation(options.blocks)))),
+      up_(register_module("up", Linear(options.width, 4 * options.width, true, kInitialDeviation))),
+      down_(
+          register_module("down", Linear(4 * options.width, options.width, true, residual_deviation(options.blocks)))),
       attention_norm_(register_module("attention_norm", layer_norm(options.width))),
-      mlp_norm_(register_module("mlp_norm", layer_norm(options.width))) {
-  const std::int64_t w = options.width;
-  // GPT-2 scales what is added to the residual stream by its depth.
-  const double residual = kInitialDeviation / std::sqrt(2.0 * static_cast<double>(options.blocks));
-  qkv_weight_ = register_parameter("qkv_weight", normal({3 * w, w}));
-  qkv_bias_ = register_parameter("qkv_bias", torch::zeros({3 * w}));
-  projection_weight_ = register_parameter("projection_weight", normal({w, w}, residual));
-  projection_bias_ = register_parameter("projection_bias", torch::zeros({w}));
-  up_weight_ = register_parameter("up_weight", normal({4 * w, w}));
-  up_bias_ = register_parameter("up_bias", torch::zeros({4 * w}));
-  down_weight_ = register_parameter("down_weight", normal({w, 4 * w}, residual));
-  down_bias_ = register_parameter("down_bias", torch::zeros({w}));
-}
+      mlp_norm_(register_module("mlp_norm", layer_norm(options.width))) {}
 
 at::Tensor GptBlockImpl::forward(at::Tensor x) {
   const std::int64_t batch = x.size(0), sequence = x.size(1), width = x.size(2);
@@ -50,17 +40,16 @@ at::Tensor GptBlockImpl::forward(at::Tensor x) {
   };
   {
     const ModuleScope scope("attention");
-    // at::linear, and not torch::nn::Linear, which adds the bias in a second pass over 3-D inputs.
-    const auto qkv = at::linear(attention_norm_(x), qkv_weight_, qkv_bias_).split(width, 2);
+    const auto qkv = qkv_(attention_norm_(x)).split(width, 2);
     const at::Tensor attended = at::scaled_dot_product_attention(split_heads(qkv[0]), split_heads(qkv[1]),
                                                                  split_heads(qkv[2]), {}, 0.0, /*is_causal=*/true)
                                     .transpose(1, 2)
                                     .reshape({batch, sequence, width});
-    x = x + at::dropout(at::linear(attended, projection_weight_, projection_bias_), dropout_, is_training());
+    x = x + at::dropout(projection_(attended), dropout_, is_training());
   }
   const ModuleScope scope("mlp");
-  const at::Tensor hidden = at::gelu(at::linear(mlp_norm_(x), up_weight_, up_bias_), "tanh");
-  return x + at::dropout(at::linear(hidden, down_weight_, down_bias_), dropout_, is_training());
+  const at::Tensor hidden = at::gelu(up_(mlp_norm_(x)), "tanh");
+  return x + at::dropout(down_(hidden), dropout_, is_training());
 }
 
 GptImpl::GptImpl(const GptOptions& options) : options_(options), blocks_(), final_norm_(nullptr) {

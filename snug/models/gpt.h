@@ -5,6 +5,9 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 
+#include "snug/models/linear.h"
+#include "snug/models/task.h"
+
 namespace snug::models {
 
 struct GptOptions {
@@ -25,16 +28,15 @@ class GptBlockImpl : public torch::nn::Module {
  private:
   std::int64_t heads_;
   double dropout_;
+  Linear qkv_, projection_, up_, down_;
   torch::nn::LayerNorm attention_norm_, mlp_norm_;
-  at::Tensor qkv_weight_, qkv_bias_, projection_weight_, projection_bias_;
-  at::Tensor up_weight_, up_bias_, down_weight_, down_bias_;
 };
 TORCH_MODULE(GptBlock);
 
 /// A GPT-2-style decoder (Radford et al. 2019): learned positions, pre-norm blocks, causal attention, tanh-GELU, the
 /// output projection tied to the token embedding. Dropout as in GPT-2 except inside attention, where it would rule
 /// out the fused kernels. A plain LibTorch module that knows nothing of memory.
-class GptImpl : public torch::nn::Module {
+class GptImpl : public torch::nn::Module, public HasTask {
  public:
   explicit GptImpl(const GptOptions& options);
 
@@ -45,6 +47,7 @@ class GptImpl : public torch::nn::Module {
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
 
   [[nodiscard]] const GptOptions& options() const { return options_; }
+  [[nodiscard]] Task task() const override { return Task::causal_lm(); }
 
  private:
   GptOptions options_;

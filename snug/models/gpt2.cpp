@@ -4,7 +4,6 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/types.h>
 
-#include <cmath>
 #include <utility>
 
 #include "snug/base/errors.h"
@@ -12,40 +11,25 @@
 #include "snug/models/attention.h"
 #include "snug/models/embedding.h"
 #include "snug/models/layer_norm.h"
+#include "snug/models/linear.h"
 #include "snug/models/parameter.h"
 
 namespace snug::models {
 namespace {
 
-constexpr double kInitialDeviation = 0.02;
-
-/// What is added to the residual stream begins smaller with depth (Radford et al. 2019, 2.3).
-double residual_deviation(const Gpt2Options& o) {
-  return kInitialDeviation / std::sqrt(2.0 * static_cast<double>(o.layers));
+/// y = x W + b, as the reference stores it: the weight is (in, out).
+Linear conv1d(std::int64_t in, std::int64_t out, double deviation = kInitialDeviation) {
+  return Linear(in, out, true, deviation, WeightLayout::InOut);
 }
 
-/// y = x W + b, as the reference stores it: the weight is (in, out).
-class Conv1dImpl : public torch::nn::Module {
+class Gpt2AttentionImpl : public torch::nn::Module {
  public:
-  Conv1dImpl(std::int64_t in, std::int64_t out, double deviation = kInitialDeviation)
-      : weight_(register_parameter("weight", normal_parameter({in, out}, deviation))),
-        bias_(register_parameter("bias", constant_parameter({out}, 0))) {}
-
-  at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight_.t(), bias_); }
-
- private:
-  at::Tensor weight_, bias_;
-};
-TORCH_MODULE(Conv1d);
-
-class AttentionImpl : public torch::nn::Module {
- public:
-  explicit AttentionImpl(const Gpt2Options& o)
+  explicit Gpt2AttentionImpl(const Gpt2Options& o)
       : heads_(o.heads),
         attention_dropout_(o.attention_dropout),
         residual_dropout_(o.residual_dropout),
-        query_key_value_(register_module("c_attn", Conv1d(o.width, 3 * o.width))),
-        output_(register_module("c_proj", Conv1d(o.width, o.width, residual_deviation(o)))) {}
+        query_key_value_(register_module("c_attn", conv1d(o.width, 3 * o.width))),
+        output_(register_module("c_proj", conv1d(o.width, o.width, residual_deviation(o.layers)))) {}
 
   at::Tensor forward(const at::Tensor& x, KeyValueCache::Layer* cache, std::int64_t seen) {
     const ModuleScope scope("attn");
@@ -60,16 +44,16 @@ class AttentionImpl : public torch::nn::Module {
  private:
   std::int64_t heads_;
   double attention_dropout_, residual_dropout_;
-  Conv1d query_key_value_, output_;
+  Linear query_key_value_, output_;
 };
-TORCH_MODULE(Attention);
+TORCH_MODULE(Gpt2Attention);
 
-class FeedForwardImpl : public torch::nn::Module {
+class Gpt2FeedForwardImpl : public torch::nn::Module {
  public:
-  explicit FeedForwardImpl(const Gpt2Options& o)
+  explicit Gpt2FeedForwardImpl(const Gpt2Options& o)
       : dropout_(o.residual_dropout),
-        up_(register_module("c_fc", Conv1d(o.width, o.inner_width))),
-        down_(register_module("c_proj", Conv1d(o.inner_width, o.width, residual_deviation(o)))) {}
+        up_(register_module("c_fc", conv1d(o.width, o.inner_width))),
+        down_(register_module("c_proj", conv1d(o.inner_width, o.width, residual_deviation(o.layers)))) {}
 
   at::Tensor forward(const at::Tensor& x) {
     const ModuleScope scope("mlp");
@@ -78,17 +62,17 @@ class FeedForwardImpl : public torch::nn::Module {
 
  private:
   double dropout_;
-  Conv1d up_, down_;
+  Linear up_, down_;
 };
-TORCH_MODULE(FeedForward);
+TORCH_MODULE(Gpt2FeedForward);
 
-class LayerImpl : public torch::nn::Module {
+class Gpt2LayerImpl : public torch::nn::Module {
  public:
-  explicit LayerImpl(const Gpt2Options& o)
+  explicit Gpt2LayerImpl(const Gpt2Options& o)
       : attention_norm_(register_module("ln_1", LayerNorm(o.width, o.norm_epsilon))),
-        attention_(register_module("attn", Attention(o))),
+        attention_(register_module("attn", Gpt2Attention(o))),
         feed_forward_norm_(register_module("ln_2", LayerNorm(o.width, o.norm_epsilon))),
-        feed_forward_(register_module("mlp", FeedForward(o))) {}
+        feed_forward_(register_module("mlp", Gpt2FeedForward(o))) {}
 
   at::Tensor forward(at::Tensor x, KeyValueCache::Layer* cache, std::int64_t seen) {
     x = x + attention_(attention_norm_(x), cache, seen);
@@ -97,11 +81,11 @@ class LayerImpl : public torch::nn::Module {
 
  private:
   LayerNorm attention_norm_;
-  Attention attention_;
+  Gpt2Attention attention_;
   LayerNorm feed_forward_norm_;
-  FeedForward feed_forward_;
+  Gpt2FeedForward feed_forward_;
 };
-TORCH_MODULE(Layer);
+TORCH_MODULE(Gpt2Layer);
 
 }  // namespace
 
@@ -112,7 +96,7 @@ class Gpt2Impl::Transformer : public torch::nn::Module {
         tokens_(register_module("wte", Embedding(o.vocabulary, o.width))),
         positions_(register_module("wpe", Embedding(o.sequence, o.width))),
         norm_(nullptr) {
-    for (std::int64_t i = 0; i < o.layers; ++i) layers_->push_back(Layer(o));
+    for (std::int64_t i = 0; i < o.layers; ++i) layers_->push_back(Gpt2Layer(o));
     register_module("h", layers_);
     norm_ = register_module("ln_f", LayerNorm(o.width, o.norm_epsilon));
   }
@@ -124,7 +108,7 @@ class Gpt2Impl::Transformer : public torch::nn::Module {
     x = at::dropout(x, dropout_, is_training());
     for (std::size_t i = 0; i < layers_->size(); ++i) {
       const ModuleScope scope(fmt::format("h.{}", i));
-      x = layers_->ptr<LayerImpl>(i)->forward(std::move(x), cache == nullptr ? nullptr : &cache->layers[i], seen);
+      x = layers_->ptr<Gpt2LayerImpl>(i)->forward(std::move(x), cache == nullptr ? nullptr : &cache->layers[i], seen);
     }
     if (cache != nullptr) cache->length += tokens.size(1);
     return norm_(x);

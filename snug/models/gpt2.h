@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "snug/models/key_value_cache.h"
+#include "snug/models/task.h"
 
 namespace snug::models {
 
@@ -40,7 +41,7 @@ std::optional<std::string> gpt2_name(std::string_view name);
 /// GPT-2 (Radford et al. 2019): learned positions, pre-norm layers, causal attention, tanh-GELU, the output projection
 /// tied to the token embedding. Parameters have the names and shapes of Hugging Face's GPT2LMHeadModel, in which
 /// matrices are (in, out). A plain LibTorch module that knows nothing of memory.
-class Gpt2Impl : public torch::nn::Module {
+class Gpt2Impl : public torch::nn::Module, public HasTask {
  public:
   /// Throws UsageError when the width is not a multiple of the heads.
   explicit Gpt2Impl(const Gpt2Options& options);
@@ -57,6 +58,7 @@ class Gpt2Impl : public torch::nn::Module {
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
 
   [[nodiscard]] const Gpt2Options& options() const { return options_; }
+  [[nodiscard]] Task task() const override { return Task::causal_lm(); }
 
  private:
   class Transformer;

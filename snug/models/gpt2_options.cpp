@@ -7,7 +7,7 @@ namespace snug::models {
 namespace {
 
 /// As their config.json files have them.
-const std::array<Released<Gpt2Options>, 4>& released() {
+const std::array<Released<Gpt2Options>, 4>& released_gpt2() {
   static const std::array<Released<Gpt2Options>, 4> all{{
       {"gpt2", {.layers = 12, .width = 768, .inner_width = 3072, .heads = 12}},
       {"gpt2-medium", {.layers = 24, .width = 1024, .inner_width = 4096, .heads = 16}},
@@ -19,9 +19,9 @@ const std::array<Released<Gpt2Options>, 4>& released() {
 
 }  // namespace
 
-std::vector<std::string> gpt2_names() { return released_names(released()); }
+std::vector<std::string> gpt2_names() { return released_names(released_gpt2()); }
 
-Gpt2Options gpt2_options(std::string_view name) { return released_options("gpt2", released(), name); }
+Gpt2Options gpt2_options(std::string_view name) { return released_options("gpt2", released_gpt2(), name); }
 
 std::optional<std::string> gpt2_name(std::string_view name) {
   constexpr std::string_view kPrefix = "transformer.";

@@ -18,8 +18,10 @@ struct LinearImpl::Adapter {
   LoraOptions options;
 };
 
-LinearImpl::LinearImpl(std::int64_t in, std::int64_t out, bool has_bias, double deviation)
-    : weight(register_parameter("weight", normal_parameter({out, in}, deviation))), in_(in), out_(out) {
+LinearImpl::LinearImpl(std::int64_t in, std::int64_t out, bool has_bias, double deviation, WeightLayout layout)
+    : in_(in), out_(out), layout_(layout) {
+  const bool out_first = layout == WeightLayout::OutIn;
+  weight = register_parameter("weight", normal_parameter({out_first ? out : in, out_first ? in : out}, deviation));
   if (has_bias) bias = register_parameter("bias", constant_parameter({out}, 0));
 }
 
@@ -29,7 +31,7 @@ at::Tensor LinearImpl::forward(const at::Tensor& x) {
     y = ops::packed_linear(x, *packed_);
     if (bias.defined()) y = y + bias;
   } else {
-    y = at::linear(x, weight, bias);
+    y = at::linear(x, out_in(), bias);
   }
   if (!adapter_) return y;
   Adapter& a = *adapter_;
@@ -71,7 +73,7 @@ void LinearImpl::merge() {
   }
   const at::NoGradGuard no_grad;
   const at::Tensor product = at::mm(adapter_->up->weight, adapter_->down->weight) * adapter_->options.factor();
-  weight.add_(product.to(weight.scalar_type()));
+  out_in().add_(product.to(weight.scalar_type()));
   adapter_.reset();
   unregister_module("lora_A");
   unregister_module("lora_B");
@@ -81,7 +83,7 @@ const LoraOptions* LinearImpl::adapter_options() const { return adapter_ ? &adap
 
 ops::Matrix LinearImpl::matrix() const {
   if (packed_) return *packed_;
-  return weight;
+  return out_in();
 }
 
 }  // namespace snug::models

@@ -6,11 +6,18 @@
 #include <memory>
 #include <optional>
 
+#include "snug/models/parameter.h"
 #include "snug/ops/row_tiles.h"
 
 namespace snug::models {
 
 struct LoraOptions;
+
+/// How the matrix of a Linear is stored.
+enum class WeightLayout : unsigned char {
+  OutIn,  ///< as torch::nn::Linear has it
+  InOut,  ///< as the Conv1D of GPT-2's reference has it, and so its files
+};
 
 /// y = x W^T + b, with the names of torch::nn::Linear. The bias is part of the multiplication, where torch::nn::Linear
 /// adds it in a second pass over inputs of three dimensions. The weight can be replaced by a packed one, and an adapter
@@ -18,7 +25,8 @@ struct LoraOptions;
 class LinearImpl : public torch::nn::Module {
  public:
   /// Weight (out, in), drawn from a normal distribution of that deviation; bias (out) of zeros.
-  LinearImpl(std::int64_t in, std::int64_t out, bool bias, double deviation = 0.02);
+  LinearImpl(std::int64_t in, std::int64_t out, bool bias, double deviation = kInitialDeviation,
+             WeightLayout layout = WeightLayout::OutIn);
 
   /// x (..., in) -> (..., out)
   at::Tensor forward(const at::Tensor& x);
@@ -33,6 +41,7 @@ class LinearImpl : public torch::nn::Module {
   /// the weight is packed.
   void merge();
 
+  /// (out, in), whatever the layout.
   [[nodiscard]] ops::Matrix matrix() const;
   [[nodiscard]] bool adapted() const { return adapter_ != nullptr; }
   [[nodiscard]] bool packed() const { return packed_.has_value(); }
@@ -40,13 +49,17 @@ class LinearImpl : public torch::nn::Module {
   [[nodiscard]] const LoraOptions* adapter_options() const;
   [[nodiscard]] std::int64_t in() const { return in_; }
   [[nodiscard]] std::int64_t out() const { return out_; }
+  [[nodiscard]] WeightLayout layout() const { return layout_; }
 
   at::Tensor weight, bias;  ///< undefined when packed, or when there is none
 
  private:
   struct Adapter;
 
+  [[nodiscard]] at::Tensor out_in() const { return layout_ == WeightLayout::OutIn ? weight : weight.t(); }
+
   std::int64_t in_, out_;
+  WeightLayout layout_;
   std::optional<ops::PackedMatrix> packed_;
   std::shared_ptr<Adapter> adapter_;
 };

@@ -15,12 +15,12 @@
 #include "snug/ops/packed_linear.h"
 
 namespace snug::models {
-namespace {
 
-/// Root-mean-square normalization (Zhang and Sennrich 2019), computed in fp32.
-class RmsNormImpl : public torch::nn::Module {
+/// Root-mean-square normalization (Zhang and Sennrich 2019), computed in fp32. A member of a class that the
+/// header declares, so not in the anonymous namespace.
+class LlamaRmsNormImpl : public torch::nn::Module {
  public:
-  RmsNormImpl(std::int64_t width, double epsilon)
+  LlamaRmsNormImpl(std::int64_t width, double epsilon)
       : weight_(register_parameter("weight", constant_parameter({width}, 1))), epsilon_(epsilon) {}
 
   at::Tensor forward(const at::Tensor& x) { return at::rms_norm(x, weight_.sizes(), weight_, epsilon_); }
@@ -29,11 +29,13 @@ class RmsNormImpl : public torch::nn::Module {
   at::Tensor weight_;
   double epsilon_;
 };
-TORCH_MODULE(RmsNorm);
+TORCH_MODULE(LlamaRmsNorm);
 
-class AttentionImpl : public torch::nn::Module {
+namespace {
+
+class LlamaAttentionImpl : public torch::nn::Module {
  public:
-  explicit AttentionImpl(const LlamaOptions& o)
+  explicit LlamaAttentionImpl(const LlamaOptions& o)
       : heads_(o.heads),
         key_heads_(o.key_heads),
         query_(register_module("q_proj", Linear(o.width, o.heads * o.rotary.width, false))),
@@ -59,11 +61,11 @@ class AttentionImpl : public torch::nn::Module {
   std::int64_t heads_, key_heads_;
   Linear query_, key_, value_, output_;
 };
-TORCH_MODULE(Attention);
+TORCH_MODULE(LlamaAttention);
 
-class FeedForwardImpl : public torch::nn::Module {
+class LlamaFeedForwardImpl : public torch::nn::Module {
  public:
-  explicit FeedForwardImpl(const LlamaOptions& o)
+  explicit LlamaFeedForwardImpl(const LlamaOptions& o)
       : gate_(register_module("gate_proj", Linear(o.width, o.inner_width, false))),
         up_(register_module("up_proj", Linear(o.width, o.inner_width, false))),
         down_(register_module("down_proj", Linear(o.inner_width, o.width, false))) {}
@@ -76,15 +78,15 @@ class FeedForwardImpl : public torch::nn::Module {
  private:
   Linear gate_, up_, down_;
 };
-TORCH_MODULE(FeedForward);
+TORCH_MODULE(LlamaFeedForward);
 
-class LayerImpl : public torch::nn::Module {
+class LlamaLayerImpl : public torch::nn::Module {
  public:
-  explicit LayerImpl(const LlamaOptions& o)
-      : attention_(register_module("self_attn", Attention(o))),
-        feed_forward_(register_module("mlp", FeedForward(o))),
-        attention_norm_(register_module("input_layernorm", RmsNorm(o.width, o.norm_epsilon))),
-        feed_forward_norm_(register_module("post_attention_layernorm", RmsNorm(o.width, o.norm_epsilon))) {}
+  explicit LlamaLayerImpl(const LlamaOptions& o)
+      : attention_(register_module("self_attn", LlamaAttention(o))),
+        feed_forward_(register_module("mlp", LlamaFeedForward(o))),
+        attention_norm_(register_module("input_layernorm", LlamaRmsNorm(o.width, o.norm_epsilon))),
+        feed_forward_norm_(register_module("post_attention_layernorm", LlamaRmsNorm(o.width, o.norm_epsilon))) {}
 
   at::Tensor forward(at::Tensor x, const RotaryTable& table, const std::optional<at::Tensor>& rows,
                      KeyValueCache::Layer* cache, std::int64_t seen) {
@@ -93,11 +95,11 @@ class LayerImpl : public torch::nn::Module {
   }
 
  private:
-  Attention attention_;
-  FeedForward feed_forward_;
-  RmsNorm attention_norm_, feed_forward_norm_;
+  LlamaAttention attention_;
+  LlamaFeedForward feed_forward_;
+  LlamaRmsNorm attention_norm_, feed_forward_norm_;
 };
-TORCH_MODULE(Layer);
+TORCH_MODULE(LlamaLayer);
 
 void check(const LlamaOptions& o) {
   constexpr std::int64_t kMostLayers = 65536, kMost = std::int64_t{1} << 28;
@@ -121,9 +123,9 @@ class LlamaImpl::Decoder : public torch::nn::Module {
  public:
   explicit Decoder(const LlamaOptions& o)
       : embedding_(register_module("embed_tokens", Embedding(o.vocabulary, o.width))), norm_(nullptr) {
-    for (std::int64_t i = 0; i < o.layers; ++i) layers_->push_back(Layer(o));
+    for (std::int64_t i = 0; i < o.layers; ++i) layers_->push_back(LlamaLayer(o));
     register_module("layers", layers_);
-    norm_ = register_module("norm", RmsNorm(o.width, o.norm_epsilon));
+    norm_ = register_module("norm", LlamaRmsNorm(o.width, o.norm_epsilon));
   }
 
   at::Tensor forward(const at::Tensor& tokens, const RotaryOptions& rotary, KeyValueCache* cache,
@@ -142,8 +144,8 @@ class LlamaImpl::Decoder : public torch::nn::Module {
     }
     for (std::size_t i = 0; i < layers_->size(); ++i) {
       const ModuleScope scope(fmt::format("layers.{}", i));
-      x = layers_->ptr<LayerImpl>(i)->forward(std::move(x), table, mask, cache == nullptr ? nullptr : &cache->layers[i],
-                                              seen);
+      x = layers_->ptr<LlamaLayerImpl>(i)->forward(std::move(x), table, mask,
+                                                   cache == nullptr ? nullptr : &cache->layers[i], seen);
     }
     if (cache != nullptr) cache->length += tokens.size(1);
     return norm_(x);
@@ -154,7 +156,7 @@ class LlamaImpl::Decoder : public torch::nn::Module {
  private:
   Embedding embedding_;
   torch::nn::ModuleList layers_;
-  RmsNorm norm_;
+  LlamaRmsNorm norm_;
 };
 
 LlamaImpl::LlamaImpl(const LlamaOptions& options) : options_(options), head_(nullptr) {

@@ -12,6 +12,7 @@
 #include "snug/models/key_value_cache.h"
 #include "snug/models/linear.h"
 #include "snug/models/rotary.h"
+#include "snug/models/task.h"
 
 namespace snug::models {
 
@@ -43,7 +44,7 @@ struct DocumentRows {
 /// A decoder of the Llama family (Touvron et al. 2023): RMSNorm, rotary embeddings, grouped-query attention, SwiGLU.
 /// Parameters have the names and shapes of Hugging Face's LlamaForCausalLM; a tied lm_head.weight is not there twice.
 /// A plain LibTorch module that knows nothing of memory.
-class LlamaImpl : public torch::nn::Module {
+class LlamaImpl : public torch::nn::Module, public HasTask {
  public:
   explicit LlamaImpl(const LlamaOptions& options);
   ~LlamaImpl() override;
@@ -61,6 +62,7 @@ class LlamaImpl : public torch::nn::Module {
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const DocumentRows& rows);
 
   [[nodiscard]] const LlamaOptions& options() const { return options_; }
+  [[nodiscard]] Task task() const override { return Task::causal_lm(); }
 
  private:
   class Decoder;

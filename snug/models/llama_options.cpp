@@ -13,7 +13,7 @@ RotaryOptions rotary(std::int64_t width, double base, RotaryScaling scaling = No
 Llama3Scaling llama3(double factor) { return {.factor = factor}; }
 
 /// As their config.json files have them.
-const std::array<Released<LlamaOptions>, 9>& released() {
+const std::array<Released<LlamaOptions>, 9>& released_llama() {
   static const std::array<Released<LlamaOptions>, 9> all{{
       {"SmolLM2-135M", {30, 576, 1536, 9, 3, 49152, 8192, 1e-5, rotary(64, 100000), true}},
       {"SmolLM2-360M", {32, 960, 2560, 15, 5, 49152, 8192, 1e-5, rotary(64, 100000), true}},
@@ -30,8 +30,8 @@ const std::array<Released<LlamaOptions>, 9>& released() {
 
 }  // namespace
 
-std::vector<std::string> llama_names() { return released_names(released()); }
+std::vector<std::string> llama_names() { return released_names(released_llama()); }
 
-LlamaOptions llama_options(std::string_view name) { return released_options("llama", released(), name); }
+LlamaOptions llama_options(std::string_view name) { return released_options("llama", released_llama(), name); }
 
 }  // namespace snug::models

@@ -9,6 +9,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/models/linear.h"
+#include "snug/models/task.h"
 
 namespace snug::models {
 namespace {
@@ -35,6 +36,27 @@ bool glob(std::string_view pattern, std::string_view text) {
   }
   while (p < pattern.size() && pattern[p] == '*') ++p;
   return p == pattern.size();
+}
+
+/// With the heads of the model's task.
+std::vector<std::string> modules_to_save(const torch::nn::Module& model, const LoraOptions& options) {
+  std::vector<std::string> names = options.modules_to_save;
+  if (const auto* const has = dynamic_cast<const HasTask*>(&model)) {
+    const Task task = has->task();
+    for (const std::string& head : task.heads) {
+      if (std::ranges::find(names, head) == names.end()) names.push_back(head);
+    }
+  }
+  const auto all = model.named_parameters();
+  for (const std::string& name : names) {
+    if (std::ranges::none_of(all, [&](const auto& p) { return is_inside(p.key(), {name}); })) {
+      throw UsageError(
+          fmt::format("lora: modules_to_save has \"{}\", which names no module with parameters; write a "
+                      "module's name, or the end of it at a dot",
+                      name));
+    }
+  }
+  return names;
 }
 
 bool is_adapter(std::string_view name) { return name.ends_with(".lora_A") || name.ends_with(".lora_B"); }
@@ -89,19 +111,26 @@ std::vector<std::string> add_lora(torch::nn::Module& model, const LoraOptions& o
       with != all.end()) {
     throw UsageError(fmt::format("lora: {} has an adapter already; merge it first", with->first));
   }
+  LoraOptions resolved = options;
+  resolved.modules_to_save = modules_to_save(model, options);
+  const auto meant_by = [&](const std::string& target, const std::string& name) {
+    return target_names(target, name) && !is_inside(name + ".weight", resolved.modules_to_save);
+  };
   std::vector<std::string> names;
   for (const std::string& target : options.targets) {
-    if (std::ranges::none_of(all, [&](const auto& l) { return target_names(target, l.first); })) {
+    if (std::ranges::none_of(all, [&](const auto& l) { return meant_by(target, l.first); })) {
       throw UsageError(fmt::format("lora: the target \"{}\" names no linear module; there are {}", target,
                                    fmt::join(kinds_of(model), ", ")));
     }
   }
-  for (at::Tensor& p : model.parameters()) p.requires_grad_(false);
+  for (const auto& p : model.named_parameters()) {
+    at::Tensor(p.value()).requires_grad_(is_inside(p.key(), resolved.modules_to_save));
+  }
   for (const auto& [name, linear] : all) {
     const bool meant =
-        std::ranges::any_of(options.targets, [&, &n = name](const std::string& t) { return target_names(t, n); });
+        std::ranges::any_of(options.targets, [&, &n = name](const std::string& t) { return meant_by(t, n); });
     if (!meant) continue;
-    linear->adapt(options);
+    linear->adapt(resolved);
     names.push_back(name);
   }
   return names;
@@ -114,6 +143,33 @@ std::vector<std::pair<std::string, at::Tensor>> lora_parameters(const torch::nn:
       found.emplace_back(p.key(), p.value());
   }
   return found;
+}
+
+const LoraOptions* lora_options(const torch::nn::Module& model) {
+  for (const auto& [name, linear] : linear_modules(model)) {
+    if (linear->adapted()) return linear->adapter_options();
+  }
+  return nullptr;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> whole_modules(const torch::nn::Module& model) {
+  const LoraOptions* const options = lora_options(model);
+  std::vector<std::pair<std::string, at::Tensor>> found;
+  if (options == nullptr) return found;
+  const auto take = [&](const auto& tensors) {
+    for (const auto& t : tensors) {
+      if (is_inside(t.key(), options->modules_to_save)) found.emplace_back(t.key(), t.value());
+    }
+  };
+  take(model.named_parameters());
+  take(model.named_buffers());
+  return found;
+}
+
+bool is_inside(std::string_view parameter, const std::vector<std::string>& modules) {
+  const std::string dotted = fmt::format(".{}", parameter);
+  return std::ranges::any_of(
+      modules, [&](const std::string& name) { return dotted.find(fmt::format(".{}.", name)) != std::string::npos; });
 }
 
 void merge_lora(torch::nn::Module& model) {

@@ -9,18 +9,17 @@
 #include <utility>
 #include <vector>
 
-namespace snug::models {
+#include "snug/models/lora_scale.h"
 
-/// What an adapter's product is multiplied with.
-enum class LoraScale : unsigned char {
-  AlphaOverRank,      ///< Hu et al. 2021
-  AlphaOverRootRank,  ///< "rsLoRA", Kalajdzievski 2023
-};
+namespace snug::models {
 
 struct LoraOptions {
   /// Names of linear modules, or ends of them at a dot; * stands for any characters. "all-linear": every one but the
   /// output projection (lm_head).
   std::vector<std::string> targets{"q_proj", "v_proj"};
+  /// Names of modules, or ends of them at a dot, that train whole and get no adapter. The heads of the model's task
+  /// (see Task) are among them without being named: nobody has trained them yet.
+  std::vector<std::string> modules_to_save{};
   std::int64_t rank = 8;
   double alpha = 16;
   double dropout = 0;  ///< of the adapter's input
@@ -37,19 +36,29 @@ using LinearModules = std::vector<std::pair<std::string, std::shared_ptr<LinearI
 LinearModules linear_modules(const torch::nn::Module& model);
 
 /// Adds adapters of low rank (Hu et al. 2021) beside the Linear modules that the targets name, and freezes every other
-/// parameter of the model. Parameters are fp32 with the names of PEFT's, less its prefix: "<module>.lora_A.weight"
-/// (rank, in), "<module>.lora_B.weight" (out, rank). The second begins at zero, so the model is what it was. Returns
-/// the names of the adapted modules, in order. Throws UsageError for options out of range, and for a target that names
-/// no linear module, with the names there are; the model is then as it was.
+/// parameter of the model but those of modules_to_save. Parameters are fp32 with the names of PEFT's, less its prefix:
+/// "<module>.lora_A.weight" (rank, in), "<module>.lora_B.weight" (out, rank). The second begins at zero, so the model
+/// is what it was. Returns the names of the adapted modules, in order. Throws UsageError for options out of range, for
+/// a target that names no linear module but those of modules_to_save, with the names there are, and for one of
+/// modules_to_save that names no module with parameters; the model is then as it was.
 std::vector<std::string> add_lora(torch::nn::Module& model, const LoraOptions& options);
 
 /// The adapters' parameters by name, in order.
 std::vector<std::pair<std::string, at::Tensor>> lora_parameters(const torch::nn::Module& model);
+
+/// What the adapters of a model were made with, its modules_to_save with the heads of its task; null when it has none.
+const LoraOptions* lora_options(const torch::nn::Module& model);
+
+/// Parameters and buffers of the modules that train whole beside the adapters, by name, in order.
+std::vector<std::pair<std::string, at::Tensor>> whole_modules(const torch::nn::Module& model);
 
 /// Adds all adapters to the weights and takes them away. Throws UsageError when weights are packed.
 void merge_lora(torch::nn::Module& model);
 
 /// Whether a module's name is meant by a target.
 bool target_names(std::string_view target, std::string_view module_name);
+
+/// Whether a parameter is of a module that one of `modules` names, or of one inside of it.
+bool is_inside(std::string_view parameter, const std::vector<std::string>& modules);
 
 }  // namespace snug::models

@@ -2,6 +2,7 @@
 
 #include <torch/types.h>
 
+#include <cmath>
 #include <limits>
 
 namespace snug::models {
@@ -26,6 +27,10 @@ at::Tensor normal_parameter(at::IntArrayRef sizes, double deviation) {
 
 at::Tensor constant_parameter(at::IntArrayRef sizes, double value) {
   return shapes_only() ? shape(sizes) : torch::full(sizes, value);
+}
+
+double residual_deviation(std::int64_t layers) {
+  return kInitialDeviation / std::sqrt(2.0 * static_cast<double>(layers));
 }
 
 }  // namespace snug::models

@@ -7,7 +7,7 @@ namespace snug::models {
 namespace {
 
 /// Table 1 of the paper.
-const std::array<Released<ResnetOptions>, 5>& released() {
+const std::array<Released<ResnetOptions>, 5>& released_resnet() {
   static const std::array<Released<ResnetOptions>, 5> all{{
       {"ResNet-18", {.blocks = BasicBlocks{}, .depths = {2, 2, 2, 2}}},
       {"ResNet-34", {.blocks = BasicBlocks{}, .depths = {3, 4, 6, 3}}},
@@ -20,8 +20,8 @@ const std::array<Released<ResnetOptions>, 5>& released() {
 
 }  // namespace
 
-std::vector<std::string> resnet_names() { return released_names(released()); }
+std::vector<std::string> resnet_names() { return released_names(released_resnet()); }
 
-ResnetOptions resnet_options(std::string_view name) { return released_options("resnet", released(), name); }
+ResnetOptions resnet_options(std::string_view name) { return released_options("resnet", released_resnet(), name); }
 
 }  // namespace snug::models

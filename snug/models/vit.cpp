@@ -15,14 +15,13 @@
 #include "snug/models/parameter.h"
 
 namespace snug::models {
-namespace {
 
-constexpr double kInitialDeviation = 0.02;
+// Members of a class that the header declares, so not in the anonymous namespace.
 
 /// A vector for each patch: a convolution whose steps are as long as its kernel.
-class ProjectionImpl : public torch::nn::Module {
+class VitProjectionImpl : public torch::nn::Module {
  public:
-  explicit ProjectionImpl(const VitOptions& o)
+  explicit VitProjectionImpl(const VitOptions& o)
       : weight_(
             register_parameter("weight", normal_parameter({o.width, o.channels, o.patch, o.patch}, kInitialDeviation))),
         bias_(register_parameter("bias", constant_parameter({o.width}, 0))) {}
@@ -34,28 +33,28 @@ class ProjectionImpl : public torch::nn::Module {
  private:
   at::Tensor weight_, bias_;
 };
-TORCH_MODULE(Projection);
+TORCH_MODULE(VitProjection);
 
-class PatchesImpl : public torch::nn::Module {
+class VitPatchesImpl : public torch::nn::Module {
  public:
-  explicit PatchesImpl(const VitOptions& o) : projection_(register_module("projection", Projection(o))) {}
+  explicit VitPatchesImpl(const VitOptions& o) : projection_(register_module("projection", VitProjection(o))) {}
 
   /// -> (batch, patches, width)
   at::Tensor forward(const at::Tensor& images) { return projection_(images).flatten(2).transpose(1, 2); }
 
  private:
-  Projection projection_;
+  VitProjection projection_;
 };
-TORCH_MODULE(Patches);
+TORCH_MODULE(VitPatches);
 
-class EmbeddingsImpl : public torch::nn::Module {
+class VitEmbeddingsImpl : public torch::nn::Module {
  public:
-  explicit EmbeddingsImpl(const VitOptions& o)
+  explicit VitEmbeddingsImpl(const VitOptions& o)
       : dropout_(o.dropout),
         class_token_(register_parameter("cls_token", normal_parameter({1, 1, o.width}, kInitialDeviation))),
         positions_(
             register_parameter("position_embeddings", normal_parameter({1, positions(o), o.width}, kInitialDeviation))),
-        patches_(register_module("patch_embeddings", Patches(o))) {}
+        patches_(register_module("patch_embeddings", VitPatches(o))) {}
 
   at::Tensor forward(const at::Tensor& images) {
     const ModuleScope scope("embeddings");
@@ -68,13 +67,15 @@ class EmbeddingsImpl : public torch::nn::Module {
 
   double dropout_;
   at::Tensor class_token_, positions_;
-  Patches patches_;
+  VitPatches patches_;
 };
-TORCH_MODULE(Embeddings);
+TORCH_MODULE(VitEmbeddings);
 
-class AttentionImpl : public torch::nn::Module {
+namespace {
+
+class VitAttentionImpl : public torch::nn::Module {
  public:
-  explicit AttentionImpl(const VitOptions& o)
+  explicit VitAttentionImpl(const VitOptions& o)
       : attention_(register_module("attention", SelfAttention(o.width, o.heads, o.attention_dropout))),
         output_(register_module("output", Dense(o.width, o.width))) {}
 
@@ -84,13 +85,13 @@ class AttentionImpl : public torch::nn::Module {
   SelfAttention attention_;
   Dense output_;
 };
-TORCH_MODULE(Attention);
+TORCH_MODULE(VitAttention);
 
-class LayerImpl : public torch::nn::Module {
+class VitLayerImpl : public torch::nn::Module {
  public:
-  explicit LayerImpl(const VitOptions& o)
+  explicit VitLayerImpl(const VitOptions& o)
       : dropout_(o.dropout),
-        attention_(register_module("attention", Attention(o))),
+        attention_(register_module("attention", VitAttention(o))),
         up_(register_module("intermediate", Dense(o.width, o.inner_width))),
         down_(register_module("output", Dense(o.inner_width, o.width))),
         attention_norm_(register_module("layernorm_before", LayerNorm(o.width, o.norm_epsilon))),
@@ -112,23 +113,25 @@ class LayerImpl : public torch::nn::Module {
 
  private:
   double dropout_;
-  Attention attention_;
+  VitAttention attention_;
   Dense up_, down_;
   LayerNorm attention_norm_, feed_forward_norm_;
 };
-TORCH_MODULE(Layer);
+TORCH_MODULE(VitLayer);
 
-class EncoderImpl : public torch::nn::Module {
+}  // namespace
+
+class VitEncoderImpl : public torch::nn::Module {
  public:
-  explicit EncoderImpl(const VitOptions& o) {
-    for (std::int64_t i = 0; i < o.layers; ++i) layers_->push_back(Layer(o));
+  explicit VitEncoderImpl(const VitOptions& o) {
+    for (std::int64_t i = 0; i < o.layers; ++i) layers_->push_back(VitLayer(o));
     register_module("layer", layers_);
   }
 
   at::Tensor forward(at::Tensor x) {
     for (std::size_t i = 0; i < layers_->size(); ++i) {
       const ModuleScope scope(fmt::format("layer.{}", i));
-      x = layers_->ptr<LayerImpl>(i)->forward(std::move(x));
+      x = layers_->ptr<VitLayerImpl>(i)->forward(std::move(x));
     }
     return x;
   }
@@ -136,7 +139,9 @@ class EncoderImpl : public torch::nn::Module {
  private:
   torch::nn::ModuleList layers_;
 };
-TORCH_MODULE(Encoder);
+TORCH_MODULE(VitEncoder);
+
+namespace {
 
 void check(const VitOptions& o) {
   check_heads("vit", o.width, o.heads);
@@ -151,15 +156,15 @@ void check(const VitOptions& o) {
 class VitImpl::Transformer : public torch::nn::Module {
  public:
   explicit Transformer(const VitOptions& o)
-      : embeddings_(register_module("embeddings", Embeddings(o))),
-        encoder_(register_module("encoder", Encoder(o))),
+      : embeddings_(register_module("embeddings", VitEmbeddings(o))),
+        encoder_(register_module("encoder", VitEncoder(o))),
         norm_(register_module("layernorm", LayerNorm(o.width, o.norm_epsilon))) {}
 
   at::Tensor forward(const at::Tensor& images) { return norm_(encoder_(embeddings_(images))); }
 
  private:
-  Embeddings embeddings_;
-  Encoder encoder_;
+  VitEmbeddings embeddings_;
+  VitEncoder encoder_;
   LayerNorm norm_;
 };
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "snug/models/linear.h"
+#include "snug/models/task.h"
 
 namespace snug::models {
 
@@ -35,7 +36,7 @@ std::vector<std::string> vit_names();
 /// A Vision Transformer (Dosovitskiy et al. 2021): patches and a class token, learned positions, pre-norm layers,
 /// erf-GELU. Parameters have the names and shapes of the files of Hugging Face's ViTForImageClassification. A plain
 /// LibTorch module that knows nothing of memory.
-class VitImpl : public torch::nn::Module {
+class VitImpl : public torch::nn::Module, public HasTask {
  public:
   /// Throws UsageError when the width is not a multiple of the heads, or the image not of the patch.
   explicit VitImpl(const VitOptions& options);
@@ -48,6 +49,7 @@ class VitImpl : public torch::nn::Module {
   at::Tensor loss(const at::Tensor& images, const at::Tensor& labels);
 
   [[nodiscard]] const VitOptions& options() const { return options_; }
+  [[nodiscard]] Task task() const override { return Task::image_classification("classifier"); }
 
  private:
   class Transformer;

@@ -7,7 +7,7 @@ namespace snug::models {
 namespace {
 
 /// Table 1 of the paper.
-const std::array<Released<VitOptions>, 5>& released() {
+const std::array<Released<VitOptions>, 5>& released_vit() {
   static const std::array<Released<VitOptions>, 5> all{{
       {"ViT-B/16", {.layers = 12, .width = 768, .inner_width = 3072, .heads = 12, .patch = 16}},
       {"ViT-B/32", {.layers = 12, .width = 768, .inner_width = 3072, .heads = 12, .patch = 32}},
@@ -20,8 +20,8 @@ const std::array<Released<VitOptions>, 5>& released() {
 
 }  // namespace
 
-std::vector<std::string> vit_names() { return released_names(released()); }
+std::vector<std::string> vit_names() { return released_names(released_vit()); }
 
-VitOptions vit_options(std::string_view name) { return released_options("vit", released(), name); }
+VitOptions vit_options(std::string_view name) { return released_options("vit", released_vit(), name); }
 
 }  // namespace snug::models

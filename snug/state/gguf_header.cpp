@@ -22,7 +22,7 @@ constexpr std::uint64_t kLongestString = std::uint64_t{1} << 30, kLongestArray =
 
 constexpr std::uint64_t kMostElements = std::uint64_t{1} << 60;
 
-enum class Type : std::uint32_t { U8, I8, U16, I16, U32, I32, F32, Bool, String, Array, U64, I64, F64 };
+enum class ValueType : std::uint32_t { U8, I8, U16, I16, U32, I32, F32, Bool, String, Array, U64, I64, F64 };
 
 /// The bytes of a file from the front on. Every failure names the file, the place and what is read there.
 class Cursor {
@@ -85,43 +85,43 @@ Widened<T> take_scalar(Cursor& from, const std::string& what) {
 
 /// Calls with a value of the C++ type that a number in the file stands for.
 template <class Call>
-GgufValue with_scalar_type(Cursor& from, Type type, const std::string& what, Call&& call) {
+GgufValue with_scalar_type(Cursor& from, ValueType type, const std::string& what, Call&& call) {
   switch (type) {
-    case Type::U8:
+    case ValueType::U8:
       return call(std::uint8_t{});
-    case Type::I8:
+    case ValueType::I8:
       return call(std::int8_t{});
-    case Type::U16:
+    case ValueType::U16:
       return call(std::uint16_t{});
-    case Type::I16:
+    case ValueType::I16:
       return call(std::int16_t{});
-    case Type::U32:
+    case ValueType::U32:
       return call(std::uint32_t{});
-    case Type::I32:
+    case ValueType::I32:
       return call(std::int32_t{});
-    case Type::U64:
+    case ValueType::U64:
       return call(std::uint64_t{});
-    case Type::I64:
+    case ValueType::I64:
       return call(std::int64_t{});
-    case Type::F32:
+    case ValueType::F32:
       return call(float{});
-    case Type::F64:
+    case ValueType::F64:
       return call(double{});
-    case Type::Bool:
+    case ValueType::Bool:
       return call(bool{});
-    case Type::String:
-    case Type::Array:
+    case ValueType::String:
+    case ValueType::Array:
       break;
   }
   from.fail("{}: {} is no type of value", what, static_cast<std::uint32_t>(type));
 }
 
 GgufValue take_array(Cursor& from, const std::string& what) {
-  const auto type = static_cast<Type>(from.take<std::uint32_t>(what));
+  const auto type = static_cast<ValueType>(from.take<std::uint32_t>(what));
   const auto length = from.take<std::uint64_t>(what);
   if (length > kLongestArray) from.fail("{}: an array of {}; the format allows {}", what, length, kLongestArray);
-  if (type == Type::Array) from.fail("{}: an array of arrays, which no model has", what);
-  if (type == Type::String) {
+  if (type == ValueType::Array) from.fail("{}: an array of arrays, which no model has", what);
+  if (type == ValueType::String) {
     from.need(length * sizeof(std::uint64_t), what);
     std::vector<std::string> all;
     all.reserve(static_cast<std::size_t>(length));
@@ -138,9 +138,9 @@ GgufValue take_array(Cursor& from, const std::string& what) {
 }
 
 GgufValue take_value(Cursor& from, const std::string& what) {
-  const auto type = static_cast<Type>(from.take<std::uint32_t>(what));
-  if (type == Type::String) return from.take_string(what);
-  if (type == Type::Array) return take_array(from, what);
+  const auto type = static_cast<ValueType>(from.take<std::uint32_t>(what));
+  if (type == ValueType::String) return from.take_string(what);
+  if (type == ValueType::Array) return take_array(from, what);
   return with_scalar_type(from, type, what, [&]<class T>(T) -> GgufValue { return take_scalar<T>(from, what); });
 }
 

@@ -12,7 +12,7 @@
 namespace snug::state {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr int kVersion = 1;
 constexpr std::size_t kHashDigits = 32;
@@ -35,13 +35,13 @@ std::string hash_of(std::string_view bytes) {
 }
 
 std::string format_manifest(const Manifest& m) {
-  Json files = Json::object();
+  OrderedJson files = OrderedJson::object();
   for (const auto& [name, file] : m.files) files[name] = {{"bytes", file.bytes}, {"xxh3_128", file.hash}};
-  const Json json = {{"snug_training_state", kVersion},
-                     {"step", m.step},
-                     {"metric", m.metric ? Json(*m.metric) : Json()},
-                     {"files", files}};
-  const std::string line = json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  const OrderedJson json = {{"snug_training_state", kVersion},
+                            {"step", m.step},
+                            {"metric", m.metric ? OrderedJson(*m.metric) : OrderedJson()},
+                            {"files", files}};
+  const std::string line = json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
   return line + "\n" + hash_of(line) + "\n";
 }
 
@@ -53,7 +53,7 @@ Manifest parse_manifest(std::string_view text, std::string_view name) {
     fail("it does not end in a hash");
   const std::string_view line = text.substr(0, text.size() - kTail);
   if (text.substr(line.size() + 1, kHashDigits) != hash_of(line)) fail("its hash is not that of its text");
-  const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const OrderedJson json = OrderedJson::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("snug_training_state")) fail("it is no manifest of a training state");
   if (json["snug_training_state"] != kVersion) {
     fail(fmt::format("it is of version {}, and this program reads {}", json["snug_training_state"].dump(), kVersion));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <system_error>
@@ -23,7 +24,7 @@ using Json = nlohmann::json;
 
 constexpr const char* kConfig = "adapter_config.json";
 constexpr const char* kWeights = "adapter_model.safetensors";
-constexpr std::string_view kPrefix = "base_model.model.";
+constexpr std::string_view kPeftPrefix = "base_model.model.";
 constexpr std::string_view kDown = ".lora_A.weight", kUp = ".lora_B.weight";
 
 Json read_json(const fs::path& path) try {
@@ -36,12 +37,13 @@ Json read_json(const fs::path& path) try {
 }
 
 /// Settings that say how an adapter began or what it was for. Any other that is set makes it more than products.
-constexpr std::array<std::string_view, 22> kHarmless{"auto_mapping",
+constexpr std::array<std::string_view, 24> kHarmless{"auto_mapping",
                                                      "base_model_name_or_path",
                                                      "bias",
                                                      "ensure_weight_tying",
                                                      "eva_config",
                                                      "exclude_modules",
+                                                     "fan_in_fan_out",
                                                      "inference_mode",
                                                      "init_lora_weights",
                                                      "layers_pattern",
@@ -49,6 +51,7 @@ constexpr std::array<std::string_view, 22> kHarmless{"auto_mapping",
                                                      "lora_alpha",
                                                      "lora_dropout",
                                                      "megatron_core",
+                                                     "modules_to_save",
                                                      "peft_type",
                                                      "peft_version",
                                                      "qalora_group_size",
@@ -90,6 +93,31 @@ T member(const Json& json, const char* key, T otherwise, const fs::path& path) {
   }
 }
 
+/// Whether a tensor is of a module that one of the names is, or ends in at a dot.
+bool is_inside(std::string_view tensor, std::string_view module) {
+  return fmt::format(".{}", tensor).find(fmt::format(".{}.", module)) != std::string::npos;
+}
+
+/// Moves what belongs to modules_to_save to its place.
+void take_whole(PeftAdapter& adapter, const fs::path& path) {
+  for (const std::string& module : adapter.modules_to_save) {
+    bool any = false;
+    for (auto tensor = adapter.tensors.begin(); tensor != adapter.tensors.end();) {
+      const auto next = std::next(tensor);
+      if (is_inside(tensor->first, module)) {
+        any = true;
+        adapter.whole.insert(adapter.tensors.extract(tensor));
+      }
+      tensor = next;
+    }
+    any = any || std::ranges::any_of(adapter.whole, [&](const auto& w) { return is_inside(w.first, module); });
+    if (!any) {
+      throw UsageError(fmt::format("adapter: {}: it has no weights of {}, which is one of its modules_to_save",
+                                   path.string(), module));
+    }
+  }
+}
+
 void check_pairs(const PeftAdapter& adapter, const fs::path& path) {
   const auto refuse = [&](const std::string& what) {
     throw UsageError(fmt::format("adapter: {}: {}", path.string(), what));
@@ -127,6 +155,9 @@ PeftAdapter open_peft_adapter(const fs::path& folder) {
   adapter.dropout = member<double>(json, "lora_dropout", 0, path);
   adapter.root_of_rank = member<bool>(json, "use_rslora", false, path);
   adapter.rank = member<std::int64_t>(json, "r", 8, path);
+  adapter.task_type = member<std::string>(json, "task_type", "", path);
+  adapter.fan_in_fan_out = member<bool>(json, "fan_in_fan_out", false, path);
+  adapter.modules_to_save = member<std::vector<std::string>>(json, "modules_to_save", {}, path);
   if (json.contains("target_modules")) {
     const Json& targets = json["target_modules"];
     if (targets.is_string()) {
@@ -136,9 +167,10 @@ PeftAdapter open_peft_adapter(const fs::path& folder) {
     }
   }
   for (auto& [name, tensor] : open_safetensors(folder / kWeights).tensors) {
-    const std::string own = name.starts_with(kPrefix) ? name.substr(kPrefix.size()) : name;
+    const std::string own = name.starts_with(kPeftPrefix) ? name.substr(kPeftPrefix.size()) : name;
     adapter.tensors.emplace(own, tensor);
   }
+  take_whole(adapter, folder / kWeights);
   check_pairs(adapter, folder / kWeights);
   return adapter;
 }
@@ -148,22 +180,24 @@ void write_peft_adapter(const fs::path& folder, const PeftAdapter& adapter,
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) throw Error(fmt::format("adapter: {} cannot be made: {}", folder.string(), error.message()));
+  using Value = nlohmann::ordered_json;
+  const auto none_if_empty = [](const auto& value) { return value.empty() ? Value() : Value(value); };
   const nlohmann::ordered_json json = {{"base_model_name_or_path", adapter.base},
                                        {"bias", "none"},
-                                       {"fan_in_fan_out", false},
+                                       {"fan_in_fan_out", adapter.fan_in_fan_out},
                                        {"inference_mode", true},
                                        {"init_lora_weights", true},
                                        {"lora_alpha", adapter.alpha},
                                        {"lora_dropout", adapter.dropout},
-                                       {"modules_to_save", nullptr},
+                                       {"modules_to_save", none_if_empty(adapter.modules_to_save)},
                                        {"peft_type", "LORA"},
                                        {"r", adapter.rank},
                                        {"target_modules", adapter.targets},
-                                       {"task_type", "CAUSAL_LM"},
+                                       {"task_type", none_if_empty(adapter.task_type)},
                                        {"use_dora", false},
                                        {"use_rslora", adapter.root_of_rank}};
   std::vector<std::pair<std::string, at::Tensor>> named;
-  for (const auto& [name, tensor] : tensors) named.emplace_back(std::string(kPrefix) + name, tensor);
+  for (const auto& [name, tensor] : tensors) named.emplace_back(std::string(kPeftPrefix) + name, tensor);
   write_safetensors(folder / kWeights, named, {{"format", "pt"}});
   try {
     write_text(folder / kConfig, json.dump(2) + "\n");

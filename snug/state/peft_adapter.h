@@ -19,19 +19,23 @@ struct PeftAdapter {
   bool root_of_rank = false;           ///< use_rslora
   std::int64_t rank = 8;               ///< of every module
   std::vector<std::string> targets{};  ///< target_modules as they were given
-  StoredTensors tensors{};             ///< "<module>.lora_A.weight" (rank, in), "<module>.lora_B.weight" (out, rank)
+  std::string task_type{};             ///< "CAUSAL_LM", "SEQ_CLS", ...; may be empty
+  bool fan_in_fan_out = false;  ///< the model stores the matrices of its targets (in, out); these here it does not
+  std::vector<std::string> modules_to_save{};  ///< names, or ends of them at a dot, of modules that were trained whole
+  StoredTensors tensors{};  ///< "<module>.lora_A.weight" (rank, in), "<module>.lora_B.weight" (out, rank)
+  StoredTensors whole{};    ///< parameters of modules_to_save by name
 
   /// Names of the modules that it has both matrices for, in order.
   [[nodiscard]] std::vector<std::string> modules() const;
 };
 
 /// Opens such a folder. Throws UsageError when there is none, when a module has one matrix or two that do not fit
-/// together, and for adapters that do more than add products (DoRA, biases, modules saved whole, other ranks or alphas
-/// for some modules); DamagedFile when a file is not what its format says.
+/// together, when one of modules_to_save has no weights, and for adapters that do more than add products and replace
+/// modules (DoRA, biases, other ranks or alphas for some modules); DamagedFile when a file is not what its format says.
 PeftAdapter open_peft_adapter(const std::filesystem::path& folder);
 
-/// Writes one that PEFT reads; each file is whole or not there. `adapter.tensors` is not used. Throws as
-/// write_safetensors does.
+/// Writes one that PEFT reads; each file is whole or not there. `tensors`: by name, in place of `adapter.tensors` and
+/// `adapter.whole`. Throws as write_safetensors does.
 void write_peft_adapter(const std::filesystem::path& folder, const PeftAdapter& adapter,
                         const std::vector<std::pair<std::string, at::Tensor>>& tensors);
 

@@ -15,6 +15,7 @@
 
 #include "snug/base/durable_file.h"
 #include "snug/base/errors.h"
+#include "snug/base/text_file.h"
 #include "snug/state/damaged_file.h"
 #include "snug/state/mapped_weights.h"
 #include "snug/state/safetensors_header.h"
@@ -23,6 +24,41 @@ namespace snug::state {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* kWhole = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+
+using NamedTensor = std::pair<std::string, at::Tensor>;
+
+/// Runs of tensors that take at most so many bytes.
+std::vector<std::vector<NamedTensor>> shards_of(const std::vector<NamedTensor>& tensors, Bytes limit) {
+  std::vector<std::vector<NamedTensor>> shards(1);
+  Bytes taken = 0;
+  for (const NamedTensor& tensor : tensors) {
+    const auto bytes = static_cast<Bytes>(tensor.second.nbytes());
+    if (!shards.back().empty() && taken + bytes > limit) {
+      shards.emplace_back();
+      taken = 0;
+    }
+    shards.back().push_back(tensor);
+    taken += bytes;
+  }
+  return shards;
+}
+
+/// "model-00001-of-00003.safetensors"
+bool is_shard(const std::string& file) {
+  constexpr std::string_view kForm = "model-#####-of-#####.safetensors";
+  return std::ranges::equal(file, kForm,
+                            [](char c, char form) { return form == '#' ? c >= '0' && c <= '9' : c == form; });
+}
+
+void remove_earlier(const fs::path& path) {
+  std::error_code error;
+  fs::remove(path, error);
+  if (error)
+    throw Error(fmt::format("writing {}: an earlier file cannot be removed: {}", path.string(), error.message()));
+}
 
 at::Tensor read(const std::shared_ptr<const MappedFile>& file, const SafetensorsEntry& e) {
   const auto options = at::TensorOptions().dtype(e.dtype);
@@ -85,7 +121,7 @@ Safetensors open_safetensors(const fs::path& path) {
 StoredTensors open_sharded_safetensors(const fs::path& path) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) {
-    const fs::path whole = path / "model.safetensors", index = path / "model.safetensors.index.json";
+    const fs::path whole = path / kWhole, index = path / kIndex;
     const bool in_parts = !fs::exists(whole, ignored) && fs::exists(index, ignored);
     return in_parts ? open_index(index) : open_safetensors(whole).tensors;
   }
@@ -115,6 +151,47 @@ void write_safetensors(const fs::path& path, const std::vector<std::pair<std::st
   } catch (const std::system_error& error) {
     throw Error(fmt::format("writing {}: {}; the file is as it was, or whole", path.string(), error.code().message()));
   }
+}
+
+void write_sharded_safetensors(const fs::path& folder, const std::vector<NamedTensor>& tensors, Bytes limit,
+                               const std::map<std::string, std::string>& metadata) {
+  const auto shards = shards_of(tensors, limit);
+  std::set<std::string> written;
+  std::error_code error;
+  if (shards.size() == 1) {
+    write_safetensors(folder / kWhole, tensors, metadata);
+    written.insert(kWhole);
+  } else {
+    // Shards may take the names of earlier ones: it must not name some of either.
+    if (fs::exists(folder / kIndex, error)) remove_earlier(folder / kIndex);
+    nlohmann::json weight_map = nlohmann::json::object();
+    std::size_t total = 0;
+    for (std::size_t i = 0; i < shards.size(); ++i) {
+      const std::string file = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+      for (const auto& [name, tensor] : shards[i]) {
+        if (weight_map.contains(name)) {
+          throw UsageError(fmt::format("writing {}: two tensors have the name {}", folder.string(), name));
+        }
+        weight_map[name] = file;
+        total += tensor.nbytes();
+      }
+      write_safetensors(folder / file, shards[i], metadata);
+      written.insert(file);
+    }
+    const nlohmann::ordered_json index = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
+    try {
+      write_text(folder / kIndex, index.dump(2) + "\n");
+    } catch (const std::system_error& failed) {
+      throw Error(fmt::format("writing {}: {}", (folder / kIndex).string(), failed.code().message()));
+    }
+    written.insert(kIndex);
+  }
+  std::vector<fs::path> left;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::string file = entry.path().filename().string();
+    if ((file == kWhole || file == kIndex || is_shard(file)) && !written.contains(file)) left.push_back(entry.path());
+  }
+  for (const fs::path& path : left) remove_earlier(path);
 }
 
 }  // namespace snug::state

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "snug/base/bytes.h"
 #include "snug/state/stored_tensor.h"
 
 namespace snug::state {
@@ -33,5 +34,13 @@ StoredTensors open_sharded_safetensors(const std::filesystem::path& path);
 void write_safetensors(const std::filesystem::path& path,
                        const std::vector<std::pair<std::string, at::Tensor>>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
+
+/// Writes what open_sharded_safetensors and Hugging Face's libraries read: model.safetensors when the tensors take at
+/// most `limit` bytes, else files of at most so much, in the order given, and model.safetensors.index.json; a tensor
+/// that is larger has a file of its own. What an earlier save of the folder left beyond that is removed. Throws as
+/// write_safetensors does; what can be read in the folder then is the earlier save, this one, or neither.
+void write_sharded_safetensors(const std::filesystem::path& folder,
+                               const std::vector<std::pair<std::string, at::Tensor>>& tensors, Bytes limit = 5_GiB,
+                               const std::map<std::string, std::string>& metadata = {});
 
 }  // namespace snug::state

@@ -21,34 +21,34 @@ namespace {
 constexpr std::size_t kLengthBytes = 8;
 constexpr std::uint64_t kLongestHeader = 100'000'000;
 
-struct Type {
+struct ElementType {
   const char* name;
   at::ScalarType dtype;
   int order;  ///< among all that the format has, those LibTorch lacks counted
 };
 
 constexpr std::array kTypes{
-    Type{"BOOL", at::kBool, 0},
-    Type{"U8", at::kByte, 4},
-    Type{"I8", at::kChar, 5},
-    Type{"F8_E5M2", at::kFloat8_e5m2, 6},
-    Type{"F8_E4M3", at::kFloat8_e4m3fn, 7},
-    Type{"F8_E8M0", at::kFloat8_e8m0fnu, 8},
-    Type{"I16", at::kShort, 9},
-    Type{"U16", at::kUInt16, 10},
-    Type{"F16", at::kHalf, 11},
-    Type{"BF16", at::kBFloat16, 12},
-    Type{"I32", at::kInt, 13},
-    Type{"U32", at::kUInt32, 14},
-    Type{"F32", at::kFloat, 15},
-    Type{"C64", at::kComplexFloat, 16},
-    Type{"F64", at::kDouble, 17},
-    Type{"I64", at::kLong, 18},
-    Type{"U64", at::kUInt64, 19},
+    ElementType{"BOOL", at::kBool, 0},
+    ElementType{"U8", at::kByte, 4},
+    ElementType{"I8", at::kChar, 5},
+    ElementType{"F8_E5M2", at::kFloat8_e5m2, 6},
+    ElementType{"F8_E4M3", at::kFloat8_e4m3fn, 7},
+    ElementType{"F8_E8M0", at::kFloat8_e8m0fnu, 8},
+    ElementType{"I16", at::kShort, 9},
+    ElementType{"U16", at::kUInt16, 10},
+    ElementType{"F16", at::kHalf, 11},
+    ElementType{"BF16", at::kBFloat16, 12},
+    ElementType{"I32", at::kInt, 13},
+    ElementType{"U32", at::kUInt32, 14},
+    ElementType{"F32", at::kFloat, 15},
+    ElementType{"C64", at::kComplexFloat, 16},
+    ElementType{"F64", at::kDouble, 17},
+    ElementType{"I64", at::kLong, 18},
+    ElementType{"U64", at::kUInt64, 19},
 };
 
-const Type& type_of(at::ScalarType dtype) {
-  const auto* const found = std::ranges::find(kTypes, dtype, &Type::dtype);
+const ElementType& type_of(at::ScalarType dtype) {
+  const auto* const found = std::ranges::find(kTypes, dtype, &ElementType::dtype);
   if (found == kTypes.end()) {
     throw UsageError(fmt::format("safetensors: the format has no element type for {}", c10::toString(dtype)));
   }
@@ -176,7 +176,8 @@ class HeaderReader {
     if (!entry_.dtype || !entry_.shape || !entry_.offsets || entry_.offsets->size() != 2) {
       fail("tensor {}: its entry must have dtype, shape and two data_offsets", tensor);
     }
-    const auto* const type = std::ranges::find_if(kTypes, [&](const Type& t) { return *entry_.dtype == t.name; });
+    const auto* const type =
+        std::ranges::find_if(kTypes, [&](const ElementType& t) { return *entry_.dtype == t.name; });
     if (type == kTypes.end()) fail("tensor {}: LibTorch has no element type {}", tensor, *entry_.dtype);
     SafetensorsEntry e{tensor, type->dtype, {}, 0, 0};
     // A size of 0 counts as 1 here: LibTorch multiplies the others for strides.

@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr std::string_view kPrefix = "step-";
+constexpr std::string_view kStatePrefix = "step-";
 constexpr std::string_view kSuffix = ".safetensors";
 
 std::string contents(const fs::path& path) {
@@ -76,13 +76,17 @@ json read_values(const fs::path& folder) {
 
 }  // namespace
 
-void TrainingState::add_tensors(const std::string& name, NamedTensors tensors) {
+void TrainingState::add_tensors(const std::string& name, NamedTensors tensors, Default otherwise) {
   tensors_.insert_or_assign(name, std::move(tensors));
+  tensor_defaults_.erase(name);
+  if (otherwise) tensor_defaults_.emplace(name, std::move(otherwise));
 }
 
 void TrainingState::add_value(const std::string& name, std::function<json()> save,
-                              std::function<void(const json&)> restore) {
+                              std::function<void(const json&)> restore, Default otherwise) {
   values_.insert_or_assign(name, Value{std::move(save), std::move(restore)});
+  value_defaults_.erase(name);
+  if (otherwise) value_defaults_.emplace(name, std::move(otherwise));
 }
 
 json TrainingState::values() const {
@@ -97,7 +101,7 @@ void TrainingState::restore(const fs::path& folder) {
   for (const auto& [name, own] : tensors_) {
     const std::string file = name + std::string(kSuffix);
     if (!fs::exists(folder / file)) {
-      faults.push_back(fmt::format("there is no {}", file));
+      if (!tensor_defaults_.contains(name)) faults.push_back(fmt::format("there is no {}", file));
       continue;
     }
     files.emplace(name, open_safetensors(folder / file).tensors);
@@ -111,17 +115,28 @@ void TrainingState::restore(const fs::path& folder) {
   }
   const json all = read_values(folder);
   for (const auto& [name, value] : values_) {
-    if (!all.contains(name)) faults.push_back(fmt::format("{} has no {}", kValues, name));
+    if (!all.contains(name) && !value_defaults_.contains(name)) {
+      faults.push_back(fmt::format("{} has no {}", kValues, name));
+    }
   }
   if (!faults.empty()) {
     throw UsageError(fmt::format("resuming from {}: it is of another run, {} do not fit: {}", folder.string(),
                                  faults.size(), listed(faults, "; ")));
   }
   const at::NoGradGuard no_grad;
-  for (const auto& [name, own] : tensors_) {
-    for (const auto& [tensor_name, tensor] : own) at::Tensor(tensor).copy_(files.at(name).at(tensor_name).read());
+  for (const auto& [name, stored] : files) {
+    for (const auto& [tensor_name, tensor] : tensors_.at(name)) at::Tensor(tensor).copy_(stored.at(tensor_name).read());
   }
-  for (const auto& [name, value] : values_) value.restore(all[name]);
+  for (const auto& [name, value] : values_) {
+    if (all.contains(name)) value.restore(all[name]);
+  }
+  // What is missing may follow from what is there.
+  for (const auto& [name, otherwise] : tensor_defaults_) {
+    if (!files.contains(name)) otherwise();
+  }
+  for (const auto& [name, otherwise] : value_defaults_) {
+    if (!all.contains(name)) otherwise();
+  }
 }
 
 StateFolder open_state(const fs::path& path) {
@@ -155,13 +170,13 @@ std::optional<StateFolder> newest_state(
 
 json values_in(const StateFolder& folder) { return read_values(folder.path); }
 
-std::string state_name(std::int64_t step) { return fmt::format("{}{:010}", kPrefix, step); }
+std::string state_name(std::int64_t step) { return fmt::format("{}{:010}", kStatePrefix, step); }
 
 std::optional<std::int64_t> step_of_name(const std::string& name) {
-  if (!name.starts_with(kPrefix)) return std::nullopt;
+  if (!name.starts_with(kStatePrefix)) return std::nullopt;
   std::int64_t step = 0;
   const char* const last = name.data() + name.size();
-  const auto [end, error] = std::from_chars(name.data() + kPrefix.size(), last, step);
+  const auto [end, error] = std::from_chars(name.data() + kStatePrefix.size(), last, step);
   if (error != std::errc{} || end != last || step < 0 || name != state_name(step)) return std::nullopt;
   return step;
 }

@@ -19,22 +19,27 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// What a training run consists of, registered by name: all that it takes to go on as if it had not been stopped.
 /// Weights, optimizer, random states, position in the data, a loss scaler, whatever has state. One thread at a time.
+///
+/// A part that states of before it was registered do not have has a default: `otherwise`, which is called in place of
+/// restoring, when all that is there has been restored. Without one a state must have the part.
 class TrainingState {
  public:
+  using Default = std::function<void()>;
+
   /// Tensors that are saved under that name, in a file of their own, and written in place when they are restored.
   /// Types, shapes and names must be the same then.
-  void add_tensors(const std::string& name, NamedTensors tensors);
+  void add_tensors(const std::string& name, NamedTensors tensors, Default otherwise = {});
 
   /// A value: `save` gives it as JSON, and `restore` gets what it gave.
   void add_value(const std::string& name, std::function<nlohmann::json()> save,
-                 std::function<void(const nlohmann::json&)> restore);
+                 std::function<void(const nlohmann::json&)> restore, Default otherwise = {});
 
   [[nodiscard]] const std::map<std::string, NamedTensors>& tensors() const { return tensors_; }
   /// All values as they are now.
   [[nodiscard]] nlohmann::json values() const;
 
   /// Reads a folder that is whole (see open_state) back into all that is registered. Throws UsageError that lists what
-  /// the folder lacks, has beyond it, or has of another shape or type; nothing is changed then.
+  /// the folder lacks that has no default, has beyond it, or has of another shape or type; nothing is changed then.
   void restore(const std::filesystem::path& folder);
 
  private:
@@ -44,6 +49,7 @@ class TrainingState {
   };
   std::map<std::string, NamedTensors> tensors_;
   std::map<std::string, Value> values_;
+  std::map<std::string, Default> tensor_defaults_, value_defaults_;  // of parts that have one
 };
 
 /// A folder of training state, checked: all its files are there, whole and unchanged.

@@ -28,26 +28,38 @@ struct Entry {
   std::vector<double> seconds, unplanned_seconds, ratios;
 };
 
-plan::Budget budget_of(const std::string& text, Bytes unplanned) {
-  const auto budget = budget_for(parse_budget(text), unplanned);
-  if (!budget) throw UsageError("bench: a budget is empty; write --budgets as in 40%,60%,400MiB");
-  return *budget;
+/// What is asked for, read.
+struct Request {
+  std::string strategy;
+  std::vector<BudgetRequest> budgets;  ///< one of none, where the strategy takes none
+};
+
+std::vector<Request> read(const BenchOptions& options) {
+  std::vector<BudgetRequest> budgets;
+  for (const std::string& text : options.budgets) {
+    budgets.push_back(parse_budget(text));
+    if (std::holds_alternative<std::monostate>(budgets.back())) {
+      throw UsageError("bench: a budget is empty; write --budgets as in 40%,60%,400MiB");
+    }
+  }
+  std::vector<Request> requests;
+  for (const std::string& text : options.strategies) {
+    const plan::Strategy strategy = plan::strategy_from(text);
+    const bool takes_budgets = std::holds_alternative<plan::strategies::Optimal>(strategy) ||
+                               std::holds_alternative<plan::strategies::Eviction>(strategy);
+    requests.push_back({text, takes_budgets ? budgets : std::vector<BudgetRequest>(1)});
+  }
+  return requests;
 }
 
-std::vector<Entry> make_entries(const replay::RecordedStep& step, const BenchOptions& options, Bytes unplanned,
+std::vector<Entry> make_entries(const replay::RecordedStep& step, const std::vector<Request>& requests, Bytes unplanned,
                                 memory::DeviceMemory& memory) {
   std::vector<Entry> entries;
-  for (const std::string& strategy : options.strategies) {
+  for (const auto& [strategy, budgets] : requests) {
     const plan::Planner planner(step.graph, strategy);
-    std::vector<std::optional<plan::Budget>> budgets;
-    const plan::Strategy kind = plan::strategy_from(strategy);
-    if (std::holds_alternative<plan::strategies::Optimal>(kind) ||
-        std::holds_alternative<plan::strategies::Eviction>(kind)) {
-      for (const std::string& text : options.budgets) budgets.emplace_back(budget_of(text, unplanned));
-    } else {
-      budgets.emplace_back(std::nullopt);
-    }
-    for (const auto& budget : budgets) {
+    for (const BudgetRequest& request : budgets) {
+      if (interrupted()) return entries;
+      const std::optional<plan::Budget> budget = budget_for(request, unplanned);
       Entry entry;
       entry.row.strategy = strategy;
       if (budget) entry.row.budget = budget->device;
@@ -69,7 +81,7 @@ std::vector<Entry> make_entries(const replay::RecordedStep& step, const BenchOpt
 
 }  // namespace
 
-std::string render(const BenchResult& result, const std::string& title) {
+std::string render(const BenchResult& result, const std::string& title, std::optional<int> most_columns) {
   const auto times = [](double ratio) { return fmt::format("x {:.3f}", ratio); };
   const std::vector<std::string> header = {"strategy",       "budget",        "predicted peak", "measured peak",
                                            "predicted step", "measured step", "replayed"};
@@ -85,77 +97,97 @@ std::string render(const BenchResult& result, const std::string& title) {
       rows.push_back({r.strategy, budget, "needs " + format_bytes(r.predicted_peak), "", "", "", ""});
       continue;
     }
+    const std::string predicted_step =
+        r.predicted_seconds > 0 ? times(r.predicted_seconds / result.unplanned_seconds_recorded) : "";
+    if (r.turns == 0) {
+      rows.push_back({r.strategy, budget, format_bytes(r.predicted_peak), "", predicted_step, "", ""});
+      continue;
+    }
     unplanned.push_back(r.unplanned_seconds_median);
-    rows.push_back({r.strategy, budget, format_bytes(r.predicted_peak), format_bytes(r.measured_peak),
-                    r.predicted_seconds > 0 ? times(r.predicted_seconds / result.unplanned_seconds_recorded) : "",
+    rows.push_back({r.strategy, budget, format_bytes(r.predicted_peak), format_bytes(r.measured_peak), predicted_step,
                     fmt::format("{:.3f} s, {}", r.seconds_median, times(r.ratio_median)),
                     fmt::format("{}", r.replayed_ops)});
   }
   return report::render_table(
-      fmt::format("{}: unplanned {}, {:.3f} s", title, format_bytes(result.unplanned_peak), median(unplanned)), header,
-      rows);
+      fmt::format("{}{}: unplanned {}, {:.3f} s", title, result.complete ? "" : ", stopped before its end",
+                  format_bytes(result.unplanned_peak), median(unplanned)),
+      header, rows, most_columns);
 }
 
 nlohmann::ordered_json to_json(const BenchResult& result) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const BenchRow& r : result.rows) {
-    const auto if_fits = [&](auto value) { return r.fits ? nlohmann::ordered_json(value) : nlohmann::ordered_json(); };
+    const auto when = [](bool known, auto value) {
+      return known ? nlohmann::ordered_json(value) : nlohmann::ordered_json();
+    };
+    const auto if_measured = [&](auto value) { return when(r.turns > 0, value); };
     rows.push_back({{"strategy", r.strategy},
                     {"budget_bytes", r.budget ? nlohmann::ordered_json(*r.budget) : nlohmann::ordered_json()},
                     {"fits", r.fits},
                     {"predicted_peak_bytes", r.predicted_peak},
-                    {"measured_peak_bytes", if_fits(r.measured_peak)},
-                    {"mapped_peak_bytes", if_fits(r.mapped_peak)},
-                    {"predicted_step_seconds", if_fits(r.predicted_seconds)},
-                    {"step_seconds_median", if_fits(r.seconds_median)},
-                    {"unplanned_step_seconds_median", if_fits(r.unplanned_seconds_median)},
-                    {"ratio_median", if_fits(r.ratio_median)},
+                    {"measured_peak_bytes", if_measured(r.measured_peak)},
+                    {"mapped_peak_bytes", if_measured(r.mapped_peak)},
+                    {"predicted_step_seconds", when(r.fits, r.predicted_seconds)},
+                    {"step_seconds_median", if_measured(r.seconds_median)},
+                    {"unplanned_step_seconds_median", if_measured(r.unplanned_seconds_median)},
+                    {"ratio_median", if_measured(r.ratio_median)},
                     {"unplanned_step_seconds_recorded", result.unplanned_seconds_recorded},
                     {"unplanned_peak_bytes", result.unplanned_peak},
                     {"static_bytes", result.static_bytes},
-                    {"replayed_ops", if_fits(r.replayed_ops)}});
+                    {"replayed_ops", if_measured(r.replayed_ops)}});
   }
-  return rows;
+  return {{"measurements", std::move(rows)}, {"complete", result.complete}};
 }
 
 BenchResult bench(const replay::Forward& forward, const std::function<void()>& forget_gradients,
                   const BenchOptions& options, report::Progress& progress) {
+  const std::vector<Request> requests = read(options);
   auto& memory = memory::device_memory(c10::kCPU);
   BenchResult result;
+  const auto stopped = [&] {
+    if (interrupted()) result.complete = false;
+    return !result.complete;
+  };
   progress.note("recording one step");
   const replay::RecordedStep step = replay::record_step(forward, memory);
   result.unplanned_peak = plan::plan_none(step.graph).predicted_peak;
   result.static_bytes = step.graph.static_bytes;
   result.unplanned_seconds_recorded = step.graph.step_seconds;
-  std::vector<Entry> entries = make_entries(step, options, result.unplanned_peak, memory);
+  std::vector<Entry> entries = make_entries(step, requests, result.unplanned_peak, memory);
 
-  const auto turn = [&](std::vector<double>& seconds, const std::function<void()>& run) {
-    std::vector<double> these;
-    for (std::int64_t i = 0; i <= options.steps && !interrupted(); ++i) {
+  const auto turn = [&](const std::function<void()>& run) {
+    std::vector<double> seconds;
+    for (std::int64_t i = 0; i <= options.steps && !stopped(); ++i) {
       const double started = monotonic_seconds();
       run();
       // The first brings its pages in.
-      if (i > 0) these.push_back(monotonic_seconds() - started);
+      if (i > 0) seconds.push_back(monotonic_seconds() - started);
       forget_gradients();
     }
-    seconds.insert(seconds.end(), these.begin(), these.end());
-    return median(these);
+    return seconds;
   };
-  for (std::int64_t round = 0; round < options.rounds && !interrupted(); ++round) {
+  const auto append = [](std::vector<double>& all, const std::vector<double>& these) {
+    all.insert(all.end(), these.begin(), these.end());
+  };
+  for (std::int64_t round = 0; round < options.rounds && !stopped(); ++round) {
     progress.note(fmt::format("round {} of {}", round + 1, options.rounds));
     for (Entry& entry : entries) {
       if (!entry.session) continue;
       // Beside each other: machines change their speed within a round.
-      const double unplanned = turn(entry.unplanned_seconds, [&] { forward().backward(); });
+      const std::vector<double> unplanned = turn([&] { forward().backward(); });
       memory.release_cached();
       memory.set_limit(entry.row.budget);
       memory.reset_peak();
-      const double planned = turn(entry.seconds, [&] { (void)entry.session->backward(forward); });
-      if (unplanned > 0) entry.ratios.push_back(planned / unplanned);
+      const std::vector<double> planned = turn([&] { (void)entry.session->backward(forward); });
+      memory.set_limit(std::nullopt);
+      if (stopped()) break;  // a turn that was cut short does not count
+      append(entry.unplanned_seconds, unplanned);
+      append(entry.seconds, planned);
+      if (median(unplanned) > 0) entry.ratios.push_back(median(planned) / median(unplanned));
+      ++entry.row.turns;
       entry.row.measured_peak = std::max(entry.row.measured_peak, memory.stats().allocated_peak);
       entry.row.mapped_peak = std::max(entry.row.mapped_peak, memory.stats().mapped_peak);
       entry.row.replayed_ops = entry.session->last_step().replayed_ops;
-      memory.set_limit(std::nullopt);
     }
   }
   // Sessions put limits back that the others set; none was there before.
@@ -171,6 +203,7 @@ BenchResult bench(const replay::Forward& forward, const std::function<void()>& f
 }
 
 BenchResult bench(const Config& config, const BenchOptions& options, report::Progress& progress) {
+  (void)read(options);  // what cannot be read is refused before anything is made
   warm_up(config);
   Experiment experiment(config);
   const data::Batch batch = experiment.train_batch(0);

@@ -26,6 +26,7 @@ struct BenchRow {
   std::string strategy;
   std::optional<Bytes> budget;  ///< none: the strategy's own plan, without a cap
   bool fits = true;             ///< else nothing below was measured, and `predicted_peak` is the strategy's smallest
+  std::int64_t turns = 0;       ///< that it had; without one, as in a run that was stopped, nothing was measured
   Bytes predicted_peak = 0;
   Bytes measured_peak = 0;  ///< highest of all measured steps, blocks of the allocator
   Bytes mapped_peak = 0;    ///< the same of mapped pages: what the cap is on
@@ -37,21 +38,23 @@ struct BenchRow {
 };
 
 struct BenchResult {
+  bool complete = true;  ///< else it was stopped, and rows may be missing or have had fewer turns
   Bytes unplanned_peak = 0;
   Bytes static_bytes = 0;                 ///< before the step: weights, optimizer state, the batch
   double unplanned_seconds_recorded = 0;  ///< what predictions start from
   std::vector<BenchRow> rows;
 };
 
-/// A list of rows.
+/// {"measurements": [one object for each row], "complete": ...}; what was not measured is null.
 nlohmann::ordered_json to_json(const BenchResult& result);
 
-/// The rows as a table for a terminal.
-std::string render(const BenchResult& result, const std::string& title);
+/// The rows as a table for a terminal, see report::render_table.
+std::string render(const BenchResult& result, const std::string& title, std::optional<int> most_columns = {});
 
 /// Records one step, plans it by every strategy for every budget, and runs all plans and the unplanned step in turns in
 /// this process, so that ratios stand on a noisy machine. "optimal" and "eviction" give a row for each budget; any
-/// other strategy has one plan, and gives one row. Throws UsageError for budgets and strategies that cannot be read.
+/// other strategy has one plan, and gives one row. Throws UsageError for budgets and strategies that cannot be read,
+/// before it records. When interrupted() says so it stops, and returns what it has.
 BenchResult bench(const replay::Forward& forward, const std::function<void()>& forget_gradients,
                   const BenchOptions& options, report::Progress& progress);
 /// Of the step that a configuration describes.

@@ -2,18 +2,21 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
+#include <set>
 #include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
 
 #include "snug/base/bytes.h"
+#include "snug/train/choices.h"
 
 namespace snug::train {
 
 struct ModelConfig {
-  std::string kind = "gpt";
+  ModelKind kind = ModelKind::Gpt;
   std::int64_t blocks = 6;
   std::int64_t width = 384;
   std::int64_t heads = 6;
@@ -23,7 +26,7 @@ struct ModelConfig {
   std::int64_t key_heads = 0;    ///< 0: as many as heads.
   std::int64_t inner_width = 0;  ///< 0: two thirds of four times the width, up to 64.
   std::string path;              ///< Files of a pretrained model, which decide on its shape; empty: a new one.
-  std::string weights = "fp32";  ///< How a pretrained model's are kept; see BaseWeights.
+  BaseWeights weights = BaseWeights::Fp32;
 
   bool operator==(const ModelConfig&) const = default;
 };
@@ -33,7 +36,8 @@ struct LoraConfig {
   double alpha = 16;
   double dropout = 0;
   std::string targets = "q_proj, v_proj";  ///< See models::LoraOptions; commas between.
-  std::string scale = "alpha/rank";
+  std::string modules_to_save;             ///< The same.
+  models::LoraScale scale = models::LoraScale::AlphaOverRank;
   std::string adapter;  ///< Folder of one to go on with; its own settings hold.
 
   bool operator==(const LoraConfig&) const = default;
@@ -42,7 +46,7 @@ struct LoraConfig {
 struct DataConfig {
   std::string path;
   std::string tokenizer = "auto";
-  std::string packing = "none";
+  Packing packing = Packing::None;
   double validation_fraction = 0.05;
   std::int64_t workers = 0;   ///< Threads that make batches ahead; 0: each is made when it is needed.
   std::int64_t prefetch = 2;  ///< Batches that may wait.
@@ -63,7 +67,7 @@ struct TrainConfig {
 };
 
 struct OptimizerConfig {
-  std::string kind = "adamw";
+  OptimizerKind kind = OptimizerKind::AdamW;
   double learning_rate = 3e-4;
   double weight_decay = 0.1;
   double beta1 = 0.9;
@@ -77,7 +81,7 @@ struct OptimizerConfig {
 };
 
 struct PrecisionConfig {
-  std::string compute = "fp32";
+  Compute compute = Compute::Fp32;
 
   bool operator==(const PrecisionConfig&) const = default;
 };
@@ -86,7 +90,7 @@ struct MemoryConfig {
   std::string budget;                    ///< What parse_budget reads; empty: no budget.
   std::string strategy = "optimal";      ///< As plan::strategy_from reads it.
   std::int64_t verify_replay_every = 0;  ///< Each so many steps what is dropped is remembered and compared; 0: never.
-  std::string verify_replay_by = "hashes";  ///< "hashes", or "values"; see VerifyReplay.
+  VerifyBy verify_replay_by = VerifyBy::Hashes;
 
   bool operator==(const MemoryConfig&) const = default;
 };
@@ -95,7 +99,7 @@ struct StateConfig {
   std::int64_t every = 0;  ///< Steps between savings of the training state; 0: only when the run is stopped.
   std::int64_t last = 2;   ///< How many of the newest stay.
   std::int64_t best = 1;   ///< How many of the best stay, by validation loss.
-  std::string write = "background";
+  StateWrite write = StateWrite::Background;
 
   bool operator==(const StateConfig&) const = default;
 };
@@ -119,7 +123,11 @@ struct Config {
   StateConfig state;
   OutputConfig output;
 
-  bool operator==(const Config&) const = default;
+  /// Keys that were set by name, as "section.key": what a default may be, a setting may not, which is to do nothing.
+  /// Not compared.
+  std::set<std::string, std::less<>> given;
+
+  bool operator==(const Config& other) const;
 };
 
 /// Reads {"section": {"key": value}}; what is not mentioned keeps its default. `source` names the file in messages.
@@ -137,7 +145,8 @@ nlohmann::ordered_json to_json(const Config& config);
 /// does, and leaves `config` unchanged then.
 void set_key(Config& config, std::string_view assignment);
 
-/// Checks every key's own rule and the rules between keys (width divisible by heads, ...); throws UsageError.
+/// Checks every key's own rule and the rules between keys (width divisible by heads, ...), and that no key was set, by
+/// name or to another value than its default, that does nothing beside the others; throws UsageError.
 void validate(const Config& config);
 
 struct KeyHelp {

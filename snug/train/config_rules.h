@@ -25,9 +25,8 @@ struct Range {
   bool low_excluded = false;
   bool high_excluded = false;
 };
-struct OneOf {
-  std::vector<std::string> words;
-};
+template <class Choice>
+struct OneOf {};
 struct BudgetText {};
 struct StrategyText {};
 
@@ -36,7 +35,16 @@ inline std::string describe(const BudgetText&) { return "empty, bytes such as 40
 inline std::string describe(const StrategyText&) {
   return fmt::format("one of {}", fmt::join(plan::strategy_forms(), ", "));
 }
-inline std::string describe(const OneOf& rule) { return fmt::format("one of {}", fmt::join(rule.words, ", ")); }
+template <class Choice>
+std::vector<std::string> words_of(const OneOf<Choice>& /*rule*/) {
+  std::vector<std::string> words;
+  for (const auto& [name, value] : kWords<Choice>) words.emplace_back(name);
+  return words;
+}
+template <class Choice>
+std::string describe(const OneOf<Choice>& rule) {
+  return fmt::format("one of {}", fmt::join(words_of(rule), ", "));
+}
 inline std::string describe(const Range& rule) {
   const std::string low = fmt::format("{} {}", rule.low_excluded ? "more than" : "at least", rule.low);
   if (rule.high == kNoLimit) return low;
@@ -47,7 +55,10 @@ template <class Value>
 bool keeps(const Anything&, const Value&) {
   return true;
 }
-inline bool keeps(const OneOf& rule, const std::string& value) { return std::ranges::count(rule.words, value) > 0; }
+template <class Choice>
+bool keeps(const OneOf<Choice>& /*rule*/, Choice value) {
+  return !word(value).empty();
+}
 inline bool keeps(const BudgetText&, const std::string& value) { return (parse_budget(value), true); }
 inline bool keeps(const StrategyText&, const std::string& value) { return (plan::strategy_from(value), true); }
 template <class Number>

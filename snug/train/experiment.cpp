@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "snug/base/clock.h"
@@ -28,7 +29,27 @@ Config prepared(const Config& config) {
   return config;
 }
 
-data::TokenCorpus make_corpus(const Config& config, const data::Tokenizer& tokenizer) {
+/// What a tokenizer puts around every text, which belongs around documents, and not around the pieces of long ones.
+struct Around {
+  std::optional<data::TokenId> before, after;
+};
+
+Around tokens_around(const data::Tokenizer& tokenizer) {
+  const std::vector<data::TokenId> bare = data::encode(tokenizer, ""), letter = data::encode(tokenizer, "a");
+  for (const std::size_t front : {std::size_t{1}, std::size_t{0}}) {
+    if (front > bare.size() || bare.size() - front > 1 || letter.size() <= bare.size()) continue;
+    const bool begins = std::equal(bare.begin(), bare.begin() + static_cast<std::ptrdiff_t>(front), letter.begin());
+    const bool ends = bare.size() == front || bare.back() == letter.back();
+    if (!begins || !ends) continue;
+    return {.before = front == 1 ? std::optional(bare.front()) : std::nullopt,
+            .after = bare.size() > front ? std::optional(bare.back()) : std::nullopt};
+  }
+  throw UsageError(fmt::format(
+      "data: the tokenizer puts {} tokens around every text; one in front and one behind are known", bare.size()));
+}
+
+data::TokenCorpus make_corpus(const Config& config, const std::optional<Pretrained>& pretrained,
+                              const data::Tokenizer& tokenizer) {
   const std::filesystem::path path =
       config.data.path == data::kLibTorchHeaders ? data::libtorch_headers() : std::filesystem::path(config.data.path);
   if (data::is_token_file(path)) return data::TokenFile::open(path);
@@ -36,18 +57,13 @@ data::TokenCorpus make_corpus(const Config& config, const data::Tokenizer& token
   if (std::holds_alternative<data::ByteTokenizer>(tokenizer)) return text;
   data::TokenizeOptions options;
   options.threads = at::get_num_threads();
-  // What a tokenizer puts in front of every text belongs in front of documents, and not of the pieces of long ones.
-  const std::vector<data::TokenId> around = data::encode(tokenizer, "");
-  const std::vector<data::TokenId> with_letter = data::encode(tokenizer, "a");
-  const bool in_front = around.size() == 1 && with_letter.size() > 1 && with_letter.front() == around.front();
-  if (!around.empty() && !in_front) {
-    throw UsageError(fmt::format("data: the tokenizer puts {} tokens around every text; one in front of it is known",
-                                 around.size()));
-  }
-  if (in_front) options.before = around.front();
+  const Around around = tokens_around(tokenizer);
+  options.before = around.before;
+  options.after = around.after ? around.after : end_of_documents(config, pretrained, tokenizer);
   const auto encode_piece = [&](std::string_view piece) {
     std::vector<data::TokenId> ids = data::encode(tokenizer, piece);
-    if (in_front) ids.erase(ids.begin());
+    if (around.after) ids.pop_back();
+    if (around.before) ids.erase(ids.begin());
     return ids;
   };
   return data::tokenize(text, encode_piece, options);
@@ -65,13 +81,13 @@ std::string fingerprint_of(const data::TokenCorpus& corpus) {
   return fmt::format("{} tokens, {}", corpus.size(), state::hash_of(sampled));
 }
 
-Dataset make_dataset(const Config& config, const data::Tokenizer& tokenizer, std::int64_t vocabulary,
-                     std::string& fingerprint) {
-  data::TokenCorpus corpus = make_corpus(config, tokenizer);
+Dataset make_dataset(const Config& config, const std::optional<Pretrained>& pretrained,
+                     const data::Tokenizer& tokenizer, std::int64_t vocabulary, std::string& fingerprint) {
+  data::TokenCorpus corpus = make_corpus(config, pretrained, tokenizer);
   fingerprint += fingerprint_of(corpus);
   corpus.check_vocabulary(vocabulary);
   const auto seed = static_cast<std::uint64_t>(config.train.seed);
-  if (config.data.packing == "documents") {
+  if (config.data.packing == Packing::Documents) {
     data::PackedDatasetOptions options{.batch = config.train.batch, .sequence = config.model.sequence, .seed = seed};
     return data::PackedDataset(std::move(corpus), options);
   }
@@ -92,8 +108,27 @@ optim::AdamWOptions optimizer_options(const OptimizerConfig& o) {
 }
 
 std::optional<c10::ScalarType> autocast_dtype(const Config& config) {
-  return config.precision.compute == "bf16" ? std::optional(at::kBFloat16) : std::nullopt;
+  switch (config.precision.compute) {
+    case Compute::Bf16:
+      return at::kBFloat16;
+    case Compute::Fp32:
+      break;
+  }
+  return std::nullopt;
 }
+
+/// Evaluation mode while it lives.
+class EvaluationScope {
+ public:
+  explicit EvaluationScope(torch::nn::Module& model) : model_(model), trained_(model.is_training()) { model.eval(); }
+  EvaluationScope(const EvaluationScope&) = delete;
+  EvaluationScope& operator=(const EvaluationScope&) = delete;
+  ~EvaluationScope() { model_.train(trained_); }
+
+ private:
+  torch::nn::Module& model_;
+  bool trained_;
+};
 
 }  // namespace
 
@@ -106,7 +141,7 @@ Experiment::Experiment(const Config& config, const std::optional<Pretrained>& pr
       ends_(pretrained ? pretrained->ends() : std::vector<data::TokenId>()),
       model_(make_model(config, pretrained)),
       tokenizer_(make_tokenizer(config, pretrained)),
-      dataset_(make_dataset(config, tokenizer_, vocabulary_of(model_), fingerprint_)),
+      dataset_(make_dataset(config, pretrained, tokenizer_, vocabulary_of(model_), fingerprint_)),
       optimizer_(trained(module_of(model_)), optimizer_options(config.optimizer)),
       schedule_{config.optimizer.learning_rate, config.optimizer.warmup_steps, config.train.steps,
                 config.optimizer.final_fraction} {
@@ -145,16 +180,18 @@ void Experiment::rehearse_update() {
   optimizer_.rehearse();
 }
 
-std::optional<double> Experiment::validation_loss() {
+std::optional<double> Experiment::validation_loss(const std::function<void()>& between) {
   const auto* const text = std::get_if<data::TextDataset>(&dataset_);
   if (text == nullptr || text->validation_windows() == 0 || config_.train.validation_batches == 0) return std::nullopt;
   const torch::NoGradGuard no_grad;
-  model().eval();
+  const EvaluationScope evaluation(model());
   const std::int64_t available = std::max<std::int64_t>(1, text->validation_windows() / config_.train.batch);
   const std::int64_t batches = std::min(available, config_.train.validation_batches);
   double sum = 0;
-  for (std::int64_t i = 0; i < batches; ++i) sum += loss(text->validation_batch(i)).item<double>();
-  model().train();
+  for (std::int64_t i = 0; i < batches; ++i) {
+    sum += loss(text->validation_batch(i)).item<double>();
+    if (between) between();
+  }
   return sum / static_cast<double>(batches);
 }
 
@@ -169,15 +206,19 @@ void warm_up(const Config& config) {
     optim::clip_gradient_norm(optimizer.parameters(), 1.0);
     optimizer.step(0);
   };
-  if (config.model.kind == "llama") {
-    models::LlamaOptions tiny{
-        .layers = 1, .width = 32, .inner_width = 64, .heads = 2, .key_heads = 1, .vocabulary = 256};
-    tiny.sequence = 16;
-    tiny.rotary.width = 16;
-    run(models::Llama(tiny));
-  } else {
-    run(models::Gpt(
-        models::GptOptions{.blocks = 1, .width = 32, .heads = 2, .sequence = 16, .vocabulary = 256, .dropout = 0.1}));
+  switch (config.model.kind) {
+    case ModelKind::Llama: {
+      models::LlamaOptions tiny{
+          .layers = 1, .width = 32, .inner_width = 64, .heads = 2, .key_heads = 1, .vocabulary = 256};
+      tiny.sequence = 16;
+      tiny.rotary.width = 16;
+      run(models::Llama(tiny));
+      break;
+    }
+    case ModelKind::Gpt:
+      run(models::Gpt(
+          models::GptOptions{.blocks = 1, .width = 32, .heads = 2, .sequence = 16, .vocabulary = 256, .dropout = 0.1}));
+      break;
   }
 }
 
@@ -190,7 +231,7 @@ BudgetRequest requested_budget(const std::string& text, const std::optional<plan
 std::optional<plan::Budget> budget_for(const BudgetRequest& request, Bytes unplanned_peak) {
   if (const Bytes* bytes = std::get_if<Bytes>(&request)) return plan::Budget::for_limit(*bytes);
   if (const Percent* percent = std::get_if<Percent>(&request)) {
-    return plan::Budget::for_limit(static_cast<Bytes>(percent->value / 100.0 * static_cast<double>(unplanned_peak)));
+    return plan::Budget::for_share(percent->value / 100.0, unplanned_peak);
   }
   return std::nullopt;
 }
@@ -208,8 +249,8 @@ PlannedExperiment plan_experiment(Experiment& experiment, const std::optional<pl
         fmt::format("budget: {} is more than the {} that this machine has; give less, or leave the budget out",
                     format_bytes(*cap), format_bytes(total)));
   }
-  replay::RecordedStep recorded = cap != nullptr ? replay::record_step_within(*cap, step, memory, update)
-                                                 : replay::record_step(step, memory, update);
+  replay::RecordedStep recorded = cap != nullptr ? replay::record_step_within(*cap, step, memory, {.update = update})
+                                                 : replay::record_step(step, memory, {.update = update});
   if (file) plan::check_is_for(*file, recorded.graph);
   const double started = monotonic_seconds();
   plan::Planner planner =

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -41,7 +42,8 @@ class Experiment {
   void rehearse_update();
 
   /// Mean loss over the validation split, in evaluation mode; nullopt when there is none: rows of documents have none.
-  std::optional<double> validation_loss();
+  /// `between` is called after each of its batches; may be empty.
+  std::optional<double> validation_loss(const std::function<void()>& between = {});
 
   [[nodiscard]] const Config& config() const noexcept { return config_; }
   [[nodiscard]] torch::nn::Module& model() const noexcept { return module_of(model_); }

@@ -8,16 +8,12 @@
 #include <string>
 #include <utility>
 
-#include "snug/base/errors.h"
+#include "snug/train/refuse_model.h"
 
 namespace snug::train {
 namespace {
 
 namespace fs = std::filesystem;
-
-[[noreturn]] void refuse(const fs::path& path, const std::string& what) {
-  throw UsageError(fmt::format("model: {}: {}", path.string(), what));
-}
 
 /// A default is for a key that is not there, and not for one that says something else.
 class Metadata {
@@ -28,7 +24,7 @@ class Metadata {
 
   [[nodiscard]] std::optional<std::int64_t> integer(std::string_view key) const {
     if (const auto* const u = header_.find<std::uint64_t>(key)) {
-      if (*u > std::uint64_t{1} << 40) refuse(path_, fmt::format("its {} is {}", key, *u));
+      if (*u > std::uint64_t{1} << 40) refuse_model(path_, fmt::format("its {} is {}", key, *u));
       return static_cast<std::int64_t>(*u);
     }
     const auto* const i = get<std::int64_t>(key, "one integer");
@@ -36,7 +32,7 @@ class Metadata {
   }
   [[nodiscard]] std::int64_t needed(std::string_view key) const {
     const auto value = integer(key);
-    if (!value || *value < 1) refuse(path_, fmt::format("it has no {}, or none above zero", key));
+    if (!value || *value < 1) refuse_model(path_, fmt::format("it has no {}, or none above zero", key));
     return *value;
   }
   [[nodiscard]] std::optional<double> number(std::string_view key) const {
@@ -64,7 +60,7 @@ class Metadata {
   template <class T>
   const T* get(std::string_view key, std::string_view what) const {
     const T* const value = header_.find<T>(key);
-    if (value == nullptr && has(key)) refuse(path_, fmt::format("its {} is not {}", key, what));
+    if (value == nullptr && has(key)) refuse_model(path_, fmt::format("its {} is not {}", key, what));
     return value;
   }
 
@@ -87,7 +83,7 @@ models::RotaryScaling scaling_of(const Metadata& metadata, const state::Gguf& gg
     const auto trained = metadata.integer("llama.rope.scaling.original_context_length");
     return models::YarnScaling{.factor = factor.value_or(1), .trained_length = trained.value_or(sequence)};
   }
-  refuse(path, fmt::format("its rotary scaling is \"{}\"; known are none, linear and yarn", kind));
+  refuse_model(path, fmt::format("its rotary scaling is \"{}\"; known are none, linear and yarn", kind));
 }
 
 }  // namespace
@@ -95,7 +91,7 @@ models::RotaryScaling scaling_of(const Metadata& metadata, const state::Gguf& gg
 models::LlamaOptions llama_options_of_gguf(const state::Gguf& gguf, const fs::path& path) {
   const Metadata m(gguf.header, path);
   if (const std::string kind = m.text("general.architecture", ""); kind != "llama") {
-    refuse(path, fmt::format("its architecture is \"{}\", and the known one is llama", kind));
+    refuse_model(path, fmt::format("its architecture is \"{}\", and the known one is llama", kind));
   }
   models::LlamaOptions o;
   o.layers = m.needed("llama.block_count");
@@ -110,7 +106,7 @@ models::LlamaOptions llama_options_of_gguf(const state::Gguf& gguf, const fs::pa
   o.rotary.scaling = scaling_of(m, gguf, o.sequence, path);
   const auto embedding = gguf.tensors.find("token_embd.weight");
   if (embedding == gguf.tensors.end() || embedding->second.shape.size() != 2) {
-    refuse(path, "it has no matrix token_embd.weight");
+    refuse_model(path, "it has no matrix token_embd.weight");
   }
   o.vocabulary = embedding->second.shape[0];
   o.tied = !gguf.tensors.contains("output.weight");

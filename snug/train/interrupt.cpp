@@ -6,10 +6,11 @@ namespace snug::train {
 namespace {
 
 volatile std::sig_atomic_t g_interrupted = 0;
-struct sigaction g_before_interrupt, g_before_terminate;
+struct sigaction g_before_interrupt, g_before_terminate, g_before_hang_up;
 
 void on_signal(int signal) {
-  if (g_interrupted) {
+  // A terminal that ends and its shell each send a SIGHUP.
+  if (g_interrupted && signal != SIGHUP) {
     std::signal(signal, SIG_DFL);
     std::raise(signal);
   }
@@ -25,11 +26,14 @@ InterruptScope::InterruptScope() {
   action.sa_flags = SA_RESTART;  // writes of metrics are not cut short
   ::sigaction(SIGINT, &action, &g_before_interrupt);
   ::sigaction(SIGTERM, &action, &g_before_terminate);
+  ::sigaction(SIGHUP, nullptr, &g_before_hang_up);
+  if (g_before_hang_up.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);
 }
 
 InterruptScope::~InterruptScope() {
   ::sigaction(SIGINT, &g_before_interrupt, nullptr);
   ::sigaction(SIGTERM, &g_before_terminate, nullptr);
+  ::sigaction(SIGHUP, &g_before_hang_up, nullptr);
   g_interrupted = 0;
 }
 

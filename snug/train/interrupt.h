@@ -2,8 +2,9 @@
 
 namespace snug::train {
 
-/// While it lives, Ctrl-C (SIGINT) and SIGTERM ask the run to stop after the present step; a second one ends the
-/// process. Then what handled them before does so again. One at a time.
+/// While it lives, Ctrl-C (SIGINT), SIGTERM and, unless it is ignored as under nohup, the terminal's end (SIGHUP) ask
+/// the run to stop after the present step. A second SIGINT or SIGTERM ends the process. Then what handled them before
+/// does so again. One at a time.
 class InterruptScope {
  public:
   InterruptScope();

@@ -10,9 +10,11 @@
 
 #include "snug/base/errors.h"
 #include "snug/base/listing.h"
+#include "snug/data/end_token.h"
 #include "snug/data/packed_dataset.h"
 #include "snug/memory/tag.h"
 #include "snug/models/lora.h"
+#include "snug/models/task.h"
 #include "snug/state/load_weights.h"
 #include "snug/state/peft_adapter.h"
 
@@ -40,7 +42,8 @@ models::LoraOptions lora_options(const LoraConfig& c) {
   o.rank = c.rank;
   o.alpha = c.alpha;
   o.dropout = c.dropout;
-  o.scale = c.scale == "alpha/sqrt(rank)" ? models::LoraScale::AlphaOverRootRank : models::LoraScale::AlphaOverRank;
+  o.modules_to_save = split_list(c.modules_to_save);
+  o.scale = c.scale;
   return o;
 }
 
@@ -52,9 +55,14 @@ LanguageModel make_base(const Config& config, const std::optional<Pretrained>& p
       throw UsageError(fmt::format("model: model.sequence = {} is longer than the {} that {} was made for", m.sequence,
                                    pretrained->options().sequence, pretrained->path().string()));
     }
-    return pretrained->load(base_weights(m.weights));
+    return pretrained->load(m.weights);
   }
-  if (m.kind == "llama") return models::Llama(llama_options(m));
+  switch (m.kind) {
+    case ModelKind::Llama:
+      return models::Llama(llama_options(m));
+    case ModelKind::Gpt:
+      break;
+  }
   return models::Gpt(models::GptOptions{m.blocks, m.width, m.heads, m.sequence, m.vocabulary, m.dropout});
 }
 
@@ -97,11 +105,6 @@ std::int64_t longest_of(const LanguageModel& model) {
   return std::visit([](const auto& m) { return m->options().sequence; }, model);
 }
 
-BaseWeights base_weights(std::string_view name) {
-  if (name == "bf16") return BaseWeights::Bf16;
-  return name == "packed" ? BaseWeights::Packed : BaseWeights::Fp32;
-}
-
 std::optional<Pretrained> open_pretrained(const Config& config) {
   if (config.model.path.empty()) return std::nullopt;
   return Pretrained::open(config.model.path);
@@ -115,7 +118,7 @@ LanguageModel make_model(const Config& config, const std::optional<Pretrained>& 
     const memory::TagScope tag(memory::Tag::Weights);
     models::add_lora(module_of(model), lora_options(config.lora));
   }
-  if (config.model.weights == "packed" && models::lora_parameters(module_of(model)).empty()) {
+  if (config.model.weights == BaseWeights::Packed && models::lora_parameters(module_of(model)).empty()) {
     throw UsageError("model: model.weights = \"packed\" is frozen and leaves nothing to train; set lora.rank");
   }
   return model;
@@ -135,6 +138,25 @@ data::Tokenizer make_tokenizer(const Config& config, const std::optional<Pretrai
   return tokenizer;
 }
 
+std::optional<data::TokenId> end_of_documents(const Config& config, const std::optional<Pretrained>& pretrained,
+                                              const data::Tokenizer& tokenizer) {
+  if (std::holds_alternative<data::ByteTokenizer>(tokenizer)) return std::nullopt;
+  const std::string& name = config.data.tokenizer;
+  const bool own = name == "auto";
+  const std::filesystem::path path = own ? pretrained->path() : std::filesystem::path(name);
+  const std::vector<data::TokenId> stops = pretrained ? pretrained->ends() : std::vector<data::TokenId>();
+  std::optional<data::TokenId> end;
+  if (path.extension() == ".gguf") {
+    const auto ends = own ? stops : Pretrained::open(path).ends();
+    if (!ends.empty()) end = ends.front();
+  } else {
+    end = data::end_token(tokenizer, own ? path : path.parent_path());
+  }
+  const bool known = !stops.empty() && stops.front() < data::size(tokenizer);
+  if (known && (!end || std::ranges::find(stops, *end) == stops.end())) return stops.front();
+  return end;
+}
+
 void load_adapter(torch::nn::Module& model, const std::filesystem::path& folder) {
   const memory::TagScope tag(memory::Tag::Weights);
   const state::PeftAdapter adapter = state::open_peft_adapter(folder);
@@ -144,6 +166,7 @@ void load_adapter(torch::nn::Module& model, const std::filesystem::path& folder)
   options.alpha = adapter.alpha;
   options.dropout = adapter.dropout;
   if (adapter.root_of_rank) options.scale = models::LoraScale::AlphaOverRootRank;
+  options.modules_to_save = adapter.modules_to_save;
 
   // All that does not fit, before anything is changed.
   std::vector<std::string> faults;
@@ -162,23 +185,36 @@ void load_adapter(torch::nn::Module& model, const std::filesystem::path& folder)
           fmt::format("{} ({}x{} in the model, {}x{} in the adapter)", name, linear->out(), linear->in(), out, in));
     }
   }
+  const auto parameters = model.named_parameters();
+  const auto buffers = model.named_buffers();
+  const auto own = [&](const std::string& name) -> const at::Tensor* {
+    const at::Tensor* const parameter = parameters.find(name);
+    return parameter != nullptr ? parameter : buffers.find(name);
+  };
+  for (const auto& [name, stored] : adapter.whole) {
+    const at::Tensor* const tensor = own(name);
+    if (tensor == nullptr) {
+      faults.push_back(name + " (not there)");
+    } else if (tensor->sizes() != at::IntArrayRef(stored.shape)) {
+      faults.push_back(fmt::format("{} ({} in the model, {} in the adapter)", name, fmt::join(tensor->sizes(), "x"),
+                                   fmt::join(stored.shape, "x")));
+    }
+  }
   if (!faults.empty()) {
     throw UsageError(fmt::format("adapter: {} is for another model{}: of its {} modules {} do not fit: {}",
                                  folder.string(), adapter.base.empty() ? "" : " (" + adapter.base + ")",
-                                 options.targets.size(), faults.size(), listed(faults)));
+                                 options.targets.size() + adapter.whole.size(), faults.size(), listed(faults)));
   }
   models::add_lora(model, options);
   const at::NoGradGuard no_grad;
   for (auto& [name, parameter] : models::lora_parameters(model)) {
     const_cast<at::Tensor&>(parameter).copy_(adapter.tensors.at(name).read());
   }
+  for (const auto& [name, stored] : adapter.whole) at::Tensor(*own(name)).copy_(stored.read());
 }
 
 void save_adapter(const torch::nn::Module& model, const std::string& base, const std::filesystem::path& folder) {
-  const models::LoraOptions* options = nullptr;
-  for (const auto& [name, linear] : models::linear_modules(model)) {
-    if (linear->adapted()) options = linear->adapter_options();
-  }
+  const models::LoraOptions* const options = models::lora_options(model);
   if (options == nullptr) throw UsageError("adapter: the model has none to save");
   state::PeftAdapter adapter;
   adapter.base = base;
@@ -187,7 +223,14 @@ void save_adapter(const torch::nn::Module& model, const std::string& base, const
   adapter.root_of_rank = options->scale == models::LoraScale::AlphaOverRootRank;
   adapter.rank = options->rank;
   adapter.targets = targets_for_peft(model);
-  state::write_peft_adapter(folder, adapter, models::lora_parameters(model));
+  adapter.modules_to_save = options->modules_to_save;
+  if (const auto* const has = dynamic_cast<const models::HasTask*>(&model)) adapter.task_type = has->task().peft_type;
+  adapter.fan_in_fan_out = std::ranges::any_of(models::linear_modules(model), [](const auto& l) {
+    return l.second->adapted() && l.second->layout() == models::WeightLayout::InOut;
+  });
+  auto tensors = models::lora_parameters(model);
+  for (auto& whole : models::whole_modules(model)) tensors.push_back(std::move(whole));
+  state::write_peft_adapter(folder, adapter, tensors);
 }
 
 }  // namespace snug::train

@@ -26,15 +26,17 @@ std::int64_t vocabulary_of(const LanguageModel& model);
 /// The longest sequence that it takes.
 std::int64_t longest_of(const LanguageModel& model);
 
-/// What model.weights names.
-BaseWeights base_weights(std::string_view name);
-
 /// The files of model.path; nullopt when the configuration names none.
 std::optional<Pretrained> open_pretrained(const Config& config);
 
 /// The model that model.* describes: made anew, or with the weights of its files. With lora.adapter or a lora.rank
 /// above zero it has adapters, and nothing else trains. Throws UsageError as the parts do.
 LanguageModel make_model(const Config& config, const std::optional<Pretrained>& pretrained);
+
+/// The token behind every document of a text: the tokenizer's own, if it is one at which generation stops, else the
+/// first of the model's ends. nullopt where neither is known, and for bytes.
+std::optional<data::TokenId> end_of_documents(const Config& config, const std::optional<Pretrained>& pretrained,
+                                              const data::Tokenizer& tokenizer);
 
 /// What data.tokenizer names. Throws UsageError when it cannot be read, or has more tokens than a pretrained model.
 data::Tokenizer make_tokenizer(const Config& config, const std::optional<Pretrained>& pretrained);

@@ -24,6 +24,7 @@
 #include "snug/state/manifest.h"
 #include "snug/state/safetensors.h"
 #include "snug/train/gguf_model.h"
+#include "snug/train/refuse_model.h"
 
 namespace snug::train {
 namespace {
@@ -31,10 +32,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kHead = "lm_head.weight";
-
-[[noreturn]] void refuse(const fs::path& path, const std::string& what) {
-  throw UsageError(fmt::format("model: {}: {}", path.string(), what));
-}
 
 /// Rows of a matrix of the file in the model's order.
 at::Tensor in_order(const at::Tensor& rows, std::string_view name, std::int64_t head_width) {
@@ -57,8 +54,8 @@ std::string contents(const fs::path& path) {
   try {
     return read_text(path);
   } catch (const std::system_error& error) {
-    refuse(path, fmt::format("it cannot be read: {}; name a GGUF file, or a folder as transformers saves it",
-                             error.code().message()));
+    refuse_model(path, fmt::format("it cannot be read: {}; name a GGUF file, or a folder as transformers saves it",
+                                   error.code().message()));
   }
 }
 
@@ -118,8 +115,8 @@ Pretrained Pretrained::of_folder(const fs::path& path) {
 
 models::Llama Pretrained::load(BaseWeights weights) const {
   if (std::cmp_greater(options_.layers, tensors_.size())) {
-    refuse(path_, fmt::format("it says of itself that it has {} layers, and has {} tensors", options_.layers,
-                              tensors_.size()));
+    refuse_model(path_, fmt::format("it says of itself that it has {} layers, and has {} tensors", options_.layers,
+                                    tensors_.size()));
   }
   const memory::TagScope tag(memory::Tag::Weights);
   const models::ShapesOnlyScope shapes_only(weights == BaseWeights::Bf16 ? at::kBFloat16 : at::kFloat);
@@ -131,7 +128,7 @@ models::Llama Pretrained::load(BaseWeights weights) const {
 }
 
 void Pretrained::pack(models::LlamaImpl& model, state::StoredTensors& rest) const {
-  if (gguf_ == nullptr) refuse(path_, "it has no blocks to keep; packed weights come from a GGUF file");
+  if (gguf_ == nullptr) refuse_model(path_, "it has no blocks to keep; packed weights come from a GGUF file");
   bool any = false;
   for (const auto& [file_name, blocks] : gguf_->blocks) {
     const auto name = models::llama_name_of_gguf(file_name);
@@ -163,7 +160,7 @@ void Pretrained::pack(models::LlamaImpl& model, state::StoredTensors& rest) cons
     rest.erase(*name);
     any = true;
   }
-  if (!any) refuse(path_, "none of its weights are in blocks; load them in fp32 or bf16");
+  if (!any) refuse_model(path_, "none of its weights are in blocks; load them in fp32 or bf16");
 }
 
 std::string Pretrained::fingerprint() const {

@@ -10,15 +10,9 @@
 #include "snug/models/llama.h"
 #include "snug/state/gguf.h"
 #include "snug/state/stored_tensor.h"
+#include "snug/train/choices.h"
 
 namespace snug::train {
-
-/// How the weights of a pretrained model are kept in memory.
-enum class BaseWeights : unsigned char {
-  Fp32,
-  Bf16,
-  Packed,  ///< as the blocks of the GGUF file, frozen: QLoRA
-};
 
 /// A pretrained model of the Llama family as its files have it: a GGUF file, or a folder as transformers saves it
 /// (config.json, safetensors, tokenizer.json or tokenizer.model). Opening reads headers only.

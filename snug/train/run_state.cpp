@@ -98,10 +98,11 @@ RunState::RunState(Experiment& experiment, std::filesystem::path folder)
       });
   add_loss("loss_first", loss_first);
   add_loss("loss_last", loss_last);
+  // find() compares them.
   state_.add_value(
-      "files", [this] { return json(experiment_.fingerprint()); }, [](const json&) {});
+      "files", [this] { return json(experiment_.fingerprint()); }, [](const json&) {}, [] {});
   state_.add_value(
-      "config", [this] { return json(to_json(experiment_.config())); }, [](const json&) {});
+      "config", [this] { return json(to_json(experiment_.config())); }, [](const json&) {}, [] {});
 }
 
 void RunState::add_loss(const char* name, std::optional<double>& loss) {
@@ -109,7 +110,8 @@ void RunState::add_loss(const char* name, std::optional<double>& loss) {
       name, [&loss] { return loss ? json(*loss) : json(); },
       [&loss](const json& value) {
         if (value.is_number()) loss = value.get<double>();
-      });
+      },
+      [] {});
 }
 
 void RunState::begin_anew(report::Progress& progress) {
@@ -138,7 +140,7 @@ std::optional<std::int64_t> RunState::find(report::Progress& progress) {
   if (!found_) return std::nullopt;
   const json values = state::values_in(*found_);
   check_same_run(values.value("config", json::object()), json(to_json(experiment_.config())));
-  if (const json files = values.value("files", json()); files != json(experiment_.fingerprint())) {
+  if (const json files = values.value("files", json()); !files.is_null() && files != json(experiment_.fingerprint())) {
     throw UsageError(
         "resuming: what data.path or model.path names is not what it was when the state was saved; put it "
         "back, or use another output.folder");
@@ -168,7 +170,7 @@ void RunState::save(std::int64_t step, std::optional<double> metric, const std::
       writer_.emplace(folder_, state::Retention{.last = c.last, .best = c.best});
     }
     writer_->write(state_, step, metric, {{"plan.json", plan}},
-                   experiment_.config().state.write == "background" ? room : 0);
+                   experiment_.config().state.write == StateWrite::Background ? room : 0);
     failure_.reset();
     ++saved_;
   } catch (const Error& error) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -18,6 +19,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// What transformers reads beside the weights and config.json, and training does not change.
+constexpr std::array kCarriedOver{
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json",     "merges.txt",      "chat_template.jinja",   "chat_template.json",      "generation_config.json"};
+
 [[noreturn]] void fail(const fs::path& path, const std::error_code& error) {
   throw Error(fmt::format("saving the model: {}: {}", path.string(), error.message()));
 }
@@ -29,14 +35,14 @@ std::optional<std::string> config_json(const Experiment& experiment, c10::Scalar
   return models::llama_json((*llama)->options(), dtype, experiment.ends());
 }
 
-void save_model(const Experiment& experiment, const fs::path& folder) {
+void save_model(const Experiment& experiment, const fs::path& folder, const SaveOptions& options) {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   for (const auto& p : experiment.model().named_parameters()) tensors.emplace_back(p.key(), p.value());
   for (const auto& b : experiment.model().named_buffers()) tensors.emplace_back(b.key(), b.value());
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) fail(folder, error);
-  state::write_safetensors(folder / "model.safetensors", tensors, {{"format", "pt"}});
+  state::write_sharded_safetensors(folder, tensors, options.shard, {{"format", "pt"}});
   if (const auto config = config_json(experiment, tensors.front().second.scalar_type())) {
     try {
       write_text(folder / "config.json", *config);
@@ -44,7 +50,7 @@ void save_model(const Experiment& experiment, const fs::path& folder) {
       fail(folder / "config.json", failed.code());
     }
   }
-  for (const char* file : {"tokenizer.json", "tokenizer.model"}) {
+  for (const char* file : kCarriedOver) {
     const fs::path own = fs::path(experiment.config().model.path) / file, copy = folder / file;
     if (!fs::exists(own, error) || fs::equivalent(own, copy, error)) continue;
     fs::copy_file(own, copy, fs::copy_options::overwrite_existing, error);
@@ -58,14 +64,14 @@ void check_can_save(const Experiment& experiment) {
   if (models::lora_parameters(experiment.model()).empty()) (void)config_json(experiment, at::kFloat);
 }
 
-std::string save_trained(const Experiment& experiment, const fs::path& folder) {
+std::string save_trained(const Experiment& experiment, const fs::path& folder, const SaveOptions& options) {
   if (!models::lora_parameters(experiment.model()).empty()) {
     const fs::path model = experiment.config().model.path;
     const std::string base = (model.has_filename() ? model : model.parent_path()).filename().string();
     save_adapter(experiment.model(), base, folder / "adapter");
     return (folder / "adapter").string();
   }
-  save_model(experiment, folder / "model");
+  save_model(experiment, folder / "model", options);
   return (folder / "model").string();
 }
 

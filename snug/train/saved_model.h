@@ -3,6 +3,8 @@
 #include <filesystem>
 #include <string>
 
+#include "snug/base/bytes.h"
+
 namespace snug::train {
 
 class Experiment;
@@ -11,9 +13,15 @@ class Experiment;
 /// has no form in config.json.
 void check_can_save(const Experiment& experiment);
 
+struct SaveOptions {
+  Bytes shard = 5_GiB;  ///< A larger model is written in files of at most so much; see write_sharded_safetensors.
+};
+
 /// Writes what was trained into a folder, in place of what was there: the adapter as PEFT does ("adapter"), or the
-/// model as transformers does ("model": config.json, model.safetensors, and its tokenizer.json or tokenizer.model where
-/// its folder had one). Returns the path. Throws Error with the system's reason when something cannot be written.
-std::string save_trained(const Experiment& experiment, const std::filesystem::path& folder);
+/// model as transformers does ("model": config.json, model.safetensors or its shards, and unchanged what its folder had
+/// of tokenizer, chat template and settings of generation). Returns the path. Throws Error with the system's reason
+/// when something cannot be written.
+std::string save_trained(const Experiment& experiment, const std::filesystem::path& folder,
+                         const SaveOptions& options = {});
 
 }  // namespace snug::train

@@ -150,6 +150,12 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
     result.resumed_from = result.steps = done.value_or(0);
     progress.note(done ? fmt::format("resuming after {} steps", *done)
                        : fmt::format("no training state in {}; beginning at the first step", state.folder().string()));
+    if (result.steps > config.train.steps) {
+      throw UsageError(
+          fmt::format("train: the state in {} is of {} steps, and train.steps = {} are to be done in all; set "
+                      "it to {} or more, or use another output.folder",
+                      state.folder().string(), result.steps, config.train.steps, result.steps));
+    }
   }
   result.parameters = count(experiment.model().parameters());
   result.trained_parameters = count(experiment.optimizer().parameters());
@@ -187,19 +193,23 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
   progress.note(describe_plan());
 
   const VerifyReplay verify_by =
-      config.memory.verify_replay_by == "values" ? VerifyReplay::Values : VerifyReplay::Hashes;
+      config.memory.verify_replay_by == VerifyBy::Values ? VerifyReplay::Values : VerifyReplay::Hashes;
   data::Prefetcher<data::Batch> batches([&](std::int64_t step) { return experiment.train_batch(step); },
                                         {.workers = static_cast<int>(config.data.workers),
                                          .depth = config.data.prefetch,
                                          .first_step = result.resumed_from,
                                          .pinned = false});
-  const std::string plan_text =
-      folder.empty() ? "" : to_json(plan::plan_file_for(session.graph(), session.plan())).dump() + "\n";
   std::int64_t saved_at = result.resumed_from;
   std::optional<double> validated;  // after the last step
   const auto save = [&] {
     saved_at = result.steps;
-    state.save(result.steps, validated, plan_text, room_beside(session.plan()), progress);
+    // Of now: a session plans anew when a step or the memory around it changes.
+    const std::string plan = to_json(plan::plan_file_for(session.graph(), session.plan())).dump() + "\n";
+    state.save(result.steps, validated, plan, room_beside(session.plan()), progress);
+  };
+  // Who sends a signal may not wait for a validation.
+  const auto save_if_stopped = [&] {
+    if (interrupted() && !folder.empty() && result.steps > saved_at) save();
   };
   std::vector<double> seconds;
   bool said_so = false;
@@ -229,7 +239,9 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
       progress.note(fmt::format("step {}: not the planned step, run under pressure ({})", step, report.divergence));
     const bool last = step + 1 == config.train.steps || interrupted();
     const bool validates = last || (config.train.validate_every > 0 && (step + 1) % config.train.validate_every == 0);
-    validated = validates ? experiment.validation_loss() : std::nullopt;
+    validated.reset();
+    save_if_stopped();
+    if (validates) validated = experiment.validation_loss(save_if_stopped);
     if (validates) result.validation_loss = validated;
 
     const memory::Stats stats = memory.stats();
@@ -255,10 +267,10 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
       if (validates && result.validation_loss) line["validation_loss"] = *result.validation_loss;
       metrics->write(line);
     }
-    if (!folder.empty() && config.state.every > 0 && ((step + 1) % config.state.every == 0 || last)) save();
+    const bool due = config.state.every > 0 && ((step + 1) % config.state.every == 0 || last);
+    if (!folder.empty() && due && result.steps > saved_at) save();
   }
-  // Whenever the signal came.
-  if (interrupted() && !folder.empty() && result.steps > saved_at) save();
+  save_if_stopped();
   progress.finish();
   result.loss_first = state.loss_first.value_or(0);
   result.loss_last = state.loss_last.value_or(0);

@@ -59,9 +59,10 @@ struct TrainOptions {
 };
 
 /// Trains as the configuration says and writes metrics and training state to its output folder. Stops cleanly when
-/// interrupted() says so, and saves its state then. Throws Error naming the step when the loss is not finite, and the
-/// first operator that made it when train.detect_anomaly is on, and when the last state could not be saved; DoesNotFit,
-/// OutOfBudget and UsageError as the parts do, and UsageError when another run writes to the folder.
+/// interrupted() says so, and saves its state then, before it validates. Throws Error naming the step when the loss is
+/// not finite, and the first operator that made it when train.detect_anomaly is on, and when the last state could not
+/// be saved; DoesNotFit, OutOfBudget and UsageError as the parts do, and UsageError when another run writes to the
+/// folder and when more steps are done there than are to be done.
 TrainResult train(const Config& config, report::Progress& progress, const TrainOptions& options = {});
 
 /// The middle of `values`, 0 when there are none.

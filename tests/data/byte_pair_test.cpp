@@ -15,7 +15,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 /// All bytes, then "he", "ll", "hell", "hello", " w", and two special tokens.
-BytePairModel small() {
+BytePairModel small_model() {
   BytePairModel model;
   for (int b = 0; b < 256; ++b) model.tokens.emplace_back(1, static_cast<char>(b));
   for (const auto& [left, right] : {std::pair{"h", "e"}, {"l", "l"}, {"he", "ll"}, {"hell", "o"}, {" ", "w"}}) {
@@ -31,7 +31,7 @@ BytePairModel small() {
 }
 
 TEST(BytePair, MergesTheMostImportantPairFirst) {
-  const BytePairTokenizer tokenizer(small());
+  const BytePairTokenizer tokenizer(small_model());
   EXPECT_THAT(tokenizer.encode("hello world"), ElementsAre(259, 260, 'o', 'r', 'l', 'd'));
   EXPECT_THAT(tokenizer.encode("llll"), ElementsAre(257, 257));
   EXPECT_THAT(tokenizer.encode("lll"), ElementsAre(257, 'l'));  // the first of equals
@@ -39,7 +39,7 @@ TEST(BytePair, MergesTheMostImportantPairFirst) {
 }
 
 TEST(BytePair, FindsSpecialTokensTheLongestFirst) {
-  const BytePairTokenizer tokenizer(small());
+  const BytePairTokenizer tokenizer(small_model());
   EXPECT_THAT(tokenizer.encode("he<end>he"), ElementsAre(256, 261, 256));
   EXPECT_THAT(tokenizer.encode("<end><end><end>"), ElementsAre(262, 261));
   EXPECT_THAT(tokenizer.encode("<end", true), ElementsAre('<', 'e', 'n', 'd'));
@@ -49,7 +49,7 @@ TEST(BytePair, FindsSpecialTokensTheLongestFirst) {
 }
 
 TEST(BytePair, PutsTheFirstTokenInFrontAndTakesWholeWords) {
-  BytePairModel model = small();
+  BytePairModel model = small_model();
   model.before = {261};
   model.after = {262};
   model.whole_words_first = true;
@@ -59,7 +59,7 @@ TEST(BytePair, PutsTheFirstTokenInFrontAndTakesWholeWords) {
 }
 
 TEST(BytePair, AddedTokensThatAreTextAreAlwaysFoundAndStay) {
-  BytePairModel model = small();
+  BytePairModel model = small_model();
   model.added.push_back({static_cast<TokenId>(model.tokens.size()), /*special=*/false});
   model.tokens.emplace_back("    ");
   const BytePairTokenizer tokenizer(std::move(model));
@@ -68,7 +68,7 @@ TEST(BytePair, AddedTokensThatAreTextAreAlwaysFoundAndStay) {
 }
 
 TEST(BytePair, AnyBytesComeBack) {
-  const BytePairTokenizer tokenizer(small());
+  const BytePairTokenizer tokenizer(small_model());
   std::mt19937 random(1);
   for (int i = 0; i < 200; ++i) {
     std::string text(random() % 200, '\0');
@@ -79,13 +79,13 @@ TEST(BytePair, AnyBytesComeBack) {
 }
 
 TEST(BytePair, ALongWordTakesNoQuadraticTime) {
-  const BytePairTokenizer tokenizer(small());
+  const BytePairTokenizer tokenizer(small_model());
   const std::string word(1'000'000, 'l');  // seconds at worst; a scan for each merge would take hours
   EXPECT_EQ(tokenizer.encode(word).size(), 500'000U);
 }
 
 TEST(BytePair, MovesWithItsVocabulary) {
-  BytePairTokenizer first(small());
+  BytePairTokenizer first(small_model());
   const BytePairTokenizer second = std::move(first);
   EXPECT_THAT(second.encode("hello"), ElementsAre(259));
   EXPECT_EQ(second.find("<end>"), 261);
@@ -93,10 +93,10 @@ TEST(BytePair, MovesWithItsVocabulary) {
 }
 
 TEST(BytePair, AVocabularyThatDoesNotFitItsMergesIsRefused) {
-  BytePairModel model = small();
+  BytePairModel model = small_model();
   model.merges.emplace_back("x", "y");
   EXPECT_THROW(BytePairTokenizer{std::move(model)}, UsageError);
-  BytePairModel none = small();
+  BytePairModel none = small_model();
   none.added.push_back({1000});
   EXPECT_THROW(BytePairTokenizer{std::move(none)}, UsageError);
   BytePairModel few;

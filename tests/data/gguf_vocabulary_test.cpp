@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/base/errors.h"
+#include "tests/base/fault.h"
 
 namespace snug::data {
 namespace {
@@ -12,7 +12,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 /// All bytes, " a" as a merge, an end that is special and a mark that is not.
-GgufVocabulary small() {
+GgufVocabulary small_vocabulary() {
   GgufVocabulary v;
   v.model = "gpt2";
   v.pre = "gpt-2";
@@ -44,17 +44,12 @@ GgufVocabulary small() {
   return v;
 }
 
-std::string fault(const GgufVocabulary& v) {
-  try {
-    (void)byte_pair_model(v, "f");
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "none";
+std::string vocabulary_fault(const GgufVocabulary& v) {
+  return snug::testing::fault([&] { (void)byte_pair_model(v, "f"); });
 }
 
 TEST(GgufVocabulary, MakesATokenizer) {
-  const BytePairTokenizer tokenizer(byte_pair_model(small(), "f"));
+  const BytePairTokenizer tokenizer(byte_pair_model(small_vocabulary(), "f"));
   EXPECT_EQ(tokenizer.size(), 260);
   EXPECT_THAT(tokenizer.encode("a a<end>"), ElementsAre('a', 256, 257));
   EXPECT_THAT(tokenizer.encode("<mark>\xff"), ElementsAre(258, 255));
@@ -62,7 +57,7 @@ TEST(GgufVocabulary, MakesATokenizer) {
 }
 
 TEST(GgufVocabulary, PutsTheFirstTokenInFront) {
-  GgufVocabulary v = small();
+  GgufVocabulary v = small_vocabulary();
   v.begin = 257;
   v.add_begin = true;
   EXPECT_THAT(BytePairTokenizer(byte_pair_model(v, "f")).encode("a"), ElementsAre(257, 'a'));
@@ -74,16 +69,16 @@ TEST(GgufVocabulary, PutsTheFirstTokenInFront) {
   EXPECT_THAT(BytePairTokenizer(byte_pair_model(v, "f")).encode("a"), ElementsAre('a'));
   v.add_begin = true;
   v.begin = 5000;
-  EXPECT_THAT(fault(v), HasSubstr("names none"));
+  EXPECT_THAT(vocabulary_fault(v), HasSubstr("names none"));
 }
 
 TEST(GgufVocabulary, WhatIsNotWholeIsRefused) {
   const auto with = [](const auto& change) {
-    GgufVocabulary v = small();
+    GgufVocabulary v = small_vocabulary();
     change(v);
-    return fault(v);
+    return vocabulary_fault(v);
   };
-  EXPECT_EQ(fault(small()), "none");
+  EXPECT_EQ(vocabulary_fault(small_vocabulary()), "none");
   EXPECT_THAT(with([](auto& v) { v.model = "llama"; }), HasSubstr("of kind \"llama\""));
   EXPECT_THAT(with([](auto& v) { v.pre = "unheard-of"; }), HasSubstr("unheard-of"));
   EXPECT_THAT(with([](auto& v) { v.tokens.clear(); }), HasSubstr("no tokens"));

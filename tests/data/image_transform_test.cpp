@@ -18,6 +18,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/data/image_file.h"
+#include "tests/base/fault.h"
 
 namespace snug::data {
 namespace {
@@ -26,7 +27,7 @@ using ::testing::HasSubstr;
 using Transforms = std::vector<ImageTransform>;
 
 /// Three channels; each pixel says where it is.
-at::Tensor numbered(std::int64_t height, std::int64_t width) {
+at::Tensor numbered_pixels(std::int64_t height, std::int64_t width) {
   const at::Tensor rows = at::arange(height).view({height, 1}).expand({height, width});
   const at::Tensor columns = at::arange(width).view({1, width}).expand({height, width});
   return at::stack({rows, columns, rows + columns}).to(at::kByte).contiguous();
@@ -37,22 +38,17 @@ at::Tensor apply(const Transforms& transforms, const at::Tensor& image, std::uin
   return transformed(image, transforms, key, "an image");
 }
 
-std::string fault(const Transforms& transforms, std::int64_t channels = 3) {
-  try {
-    check_transforms(transforms, channels);
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "none";
+std::string transforms_fault(const Transforms& transforms, std::int64_t channels = 3) {
+  return snug::testing::fault([&] { check_transforms(transforms, channels); });
 }
 
 TEST(ImageTransform, CutsOutTheMiddle) {
-  const at::Tensor image = apply({CentreCrop{2, 3}}, numbered(6, 7));
+  const at::Tensor image = apply({CentreCrop{2, 3}}, numbered_pixels(6, 7));
   ASSERT_EQ(image.sizes(), (std::vector<std::int64_t>{3, 2, 3}));
   EXPECT_EQ(image[0][0][0].item<int>(), 2);
   EXPECT_EQ(image[1][0][0].item<int>(), 2);
   try {
-    (void)apply({CentreCrop{8, 3}}, numbered(6, 7));
+    (void)apply({CentreCrop{8, 3}}, numbered_pixels(6, 7));
     FAIL();
   } catch (const UsageError& error) {
     EXPECT_THAT(error.what(), HasSubstr("an image: 7 by 6 pixels have no middle of 3 by 8; resize it first"));
@@ -60,9 +56,9 @@ TEST(ImageTransform, CutsOutTheMiddle) {
 }
 
 TEST(ImageTransform, KeepsTheShapeWhenItSetsTheShorterEdge) {
-  EXPECT_EQ(apply({ResizeShorterEdge{8}}, numbered(16, 40)).sizes(), (std::vector<std::int64_t>{3, 8, 20}));
-  EXPECT_EQ(apply({ResizeShorterEdge{8}}, numbered(33, 16)).sizes(), (std::vector<std::int64_t>{3, 16, 8}));
-  const at::Tensor same = numbered(8, 9);
+  EXPECT_EQ(apply({ResizeShorterEdge{8}}, numbered_pixels(16, 40)).sizes(), (std::vector<std::int64_t>{3, 8, 20}));
+  EXPECT_EQ(apply({ResizeShorterEdge{8}}, numbered_pixels(33, 16)).sizes(), (std::vector<std::int64_t>{3, 16, 8}));
+  const at::Tensor same = numbered_pixels(8, 9);
   EXPECT_TRUE(at::equal(apply({ResizeShorterEdge{8}}, same), same));
 }
 
@@ -87,7 +83,7 @@ TEST(ImageTransform, RandomCropsAreInsideAndOfTheShapesAllowed) {
   const RandomResizedCrop options{.height = 6, .width = 6};
   std::set<std::vector<std::uint8_t>> seen;
   for (std::uint64_t key = 0; key < 200; ++key) {
-    const at::Tensor image = apply({options}, numbered(50, 80), key).contiguous();
+    const at::Tensor image = apply({options}, numbered_pixels(50, 80), key).contiguous();
     ASSERT_EQ(image.sizes(), (std::vector<std::int64_t>{3, 6, 6}));
     EXPECT_LT(image[0].max().item<int>(), 50);
     EXPECT_LT(image[1].max().item<int>(), 80);
@@ -100,21 +96,21 @@ TEST(ImageTransform, RandomCropsAreInsideAndOfTheShapesAllowed) {
     EXPECT_LT(wide / high, 4.0 / 3 * 4 / 3);
     const auto* bytes = image.const_data_ptr<std::uint8_t>();
     seen.insert({bytes, bytes + image.numel()});
-    EXPECT_TRUE(at::equal(image, apply({options}, numbered(50, 80), key))) << "the same for the same key";
+    EXPECT_TRUE(at::equal(image, apply({options}, numbered_pixels(50, 80), key))) << "the same for the same key";
   }
   EXPECT_GT(seen.size(), 190U);
 }
 
 TEST(ImageTransform, ACropThatFitsNowhereTakesTheMiddle) {
-  const at::Tensor image = apply({RandomResizedCrop{4, 4, 1, 1, 1, 1}}, numbered(10, 100)).contiguous();
+  const at::Tensor image = apply({RandomResizedCrop{4, 4, 1, 1, 1, 1}}, numbered_pixels(10, 100)).contiguous();
   EXPECT_NEAR(image[1].to(at::kFloat).mean().item<double>(), 49.5, 1);
   EXPECT_GT(image[1].min().item<int>(), 44);
-  EXPECT_EQ(apply({RandomResizedCrop{.height = 3, .width = 2}}, numbered(1, 1)).sizes(),
+  EXPECT_EQ(apply({RandomResizedCrop{.height = 3, .width = 2}}, numbered_pixels(1, 1)).sizes(),
             (std::vector<std::int64_t>{3, 3, 2}));
 }
 
 TEST(ImageTransform, FlipsHalfOfThem) {
-  const at::Tensor image = numbered(4, 5);
+  const at::Tensor image = numbered_pixels(4, 5);
   int flipped = 0;
   for (std::uint64_t key = 0; key < 1000; ++key) {
     const at::Tensor result = apply({HorizontalFlip{}}, image, key);
@@ -139,18 +135,19 @@ TEST(ImageTransform, NormalizesEachChannel) {
 
 TEST(ImageTransform, RefusesOptionsOutOfRange) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_EQ(fault({RandomResizedCrop{}, HorizontalFlip{}, Normalize{}}), "none");
-  EXPECT_THAT(fault({RandomResizedCrop{.height = 0}}), HasSubstr("height = 0"));
-  EXPECT_THAT(fault({RandomResizedCrop{.smallest = 0}}), HasSubstr("areas of a random crop go from 0 to 1"));
-  EXPECT_THAT(fault({RandomResizedCrop{.largest = 1.1}}), HasSubstr("areas"));
-  EXPECT_THAT(fault({RandomResizedCrop{.narrowest = 2, .widest = 1}}), HasSubstr("ratios"));
-  EXPECT_THAT(fault({RandomResizedCrop{.narrowest = kNan}}), HasSubstr("ratios"));
-  EXPECT_THAT(fault({CentreCrop{3, -1}}), HasSubstr("width = -1"));
-  EXPECT_THAT(fault({ResizeShorterEdge{1 << 20}}), HasSubstr("from 1 to 65536"));
-  EXPECT_THAT(fault({HorizontalFlip{kNan}}), HasSubstr("probability nan"));
-  EXPECT_THAT(fault({Normalize{}}, 1), HasSubstr("3 means and 3 deviations are given to normalize images of 1"));
-  EXPECT_THAT(fault({Normalize{{0, 0, 0}, {1, 0, 1}}}), HasSubstr("deviations must be above 0"));
-  EXPECT_THAT(fault({Normalize{}, HorizontalFlip{}}), HasSubstr("must be the last"));
+  EXPECT_EQ(transforms_fault({RandomResizedCrop{}, HorizontalFlip{}, Normalize{}}), "none");
+  EXPECT_THAT(transforms_fault({RandomResizedCrop{.height = 0}}), HasSubstr("height = 0"));
+  EXPECT_THAT(transforms_fault({RandomResizedCrop{.smallest = 0}}), HasSubstr("areas of a random crop go from 0 to 1"));
+  EXPECT_THAT(transforms_fault({RandomResizedCrop{.largest = 1.1}}), HasSubstr("areas"));
+  EXPECT_THAT(transforms_fault({RandomResizedCrop{.narrowest = 2, .widest = 1}}), HasSubstr("ratios"));
+  EXPECT_THAT(transforms_fault({RandomResizedCrop{.narrowest = kNan}}), HasSubstr("ratios"));
+  EXPECT_THAT(transforms_fault({CentreCrop{3, -1}}), HasSubstr("width = -1"));
+  EXPECT_THAT(transforms_fault({ResizeShorterEdge{1 << 20}}), HasSubstr("from 1 to 65536"));
+  EXPECT_THAT(transforms_fault({HorizontalFlip{kNan}}), HasSubstr("probability nan"));
+  EXPECT_THAT(transforms_fault({Normalize{}}, 1),
+              HasSubstr("3 means and 3 deviations are given to normalize images of 1"));
+  EXPECT_THAT(transforms_fault({Normalize{{0, 0, 0}, {1, 0, 1}}}), HasSubstr("deviations must be above 0"));
+  EXPECT_THAT(transforms_fault({Normalize{}, HorizontalFlip{}}), HasSubstr("must be the last"));
 }
 
 }  // namespace

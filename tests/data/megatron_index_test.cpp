@@ -8,6 +8,7 @@
 #include <string>
 
 #include "snug/base/errors.h"
+#include "tests/base/fault.h"
 #include "tests/data/token_files.h"
 
 namespace snug::data {
@@ -22,13 +23,8 @@ TokenLayout parse(const std::string& bytes, std::uint64_t bin = kBin) {
   return parse_megatron_index(as_bytes(bytes), bin, "a.idx");
 }
 
-std::string fault(const MegatronFields& fields, std::uint64_t bin = kBin) {
-  try {
-    parse(fields.bytes(), bin);
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "none";
+std::string index_fault(const MegatronFields& fields, std::uint64_t bin = kBin) {
+  return snug::testing::fault([&] { parse(fields.bytes(), bin); });
 }
 
 TEST(MegatronIndex, ReadsSequencesAndDocuments) {
@@ -47,10 +43,10 @@ TEST(MegatronIndex, KnowsTheIntegersAndNoFloats) {
   for (const auto& [code, type] : types) {
     EXPECT_EQ(parse(MegatronFields{code, {1}, {0}, {0, 1}}.bytes()).type, type);
   }
-  EXPECT_THAT(fault({6}), HasSubstr("element type 6 at byte 17 is a floating-point one"));
-  EXPECT_THAT(fault({7}), HasSubstr("floating-point"));
-  EXPECT_THAT(fault({0}), HasSubstr("element type 0 at byte 17 is none of 1 to 8"));
-  EXPECT_THAT(fault({9}), HasSubstr("none of 1 to 8"));
+  EXPECT_THAT(index_fault({6}), HasSubstr("element type 6 at byte 17 is a floating-point one"));
+  EXPECT_THAT(index_fault({7}), HasSubstr("floating-point"));
+  EXPECT_THAT(index_fault({0}), HasSubstr("element type 0 at byte 17 is none of 1 to 8"));
+  EXPECT_THAT(index_fault({9}), HasSubstr("none of 1 to 8"));
 }
 
 TEST(MegatronIndex, KeepsTheOrderOfSequencesThatLieElsewhere) {
@@ -74,21 +70,22 @@ TEST(MegatronIndex, DocumentsMayBeEmptyAndLackTheirEnd) {
 TEST(MegatronIndex, LeadsNowhereOutOfTheBin) {
   constexpr auto kFar = std::numeric_limits<std::int64_t>::max();
   constexpr auto kLong = std::numeric_limits<std::int32_t>::max();
-  EXPECT_THAT(fault({}, 11), HasSubstr("sequence 2 has 1 tokens of 2 bytes from byte 10 on, which are not inside the "
-                                       "11 bytes of the .bin"));
-  EXPECT_EQ(fault({8, {1}, {10}, {0, 1}}), "none");
+  EXPECT_THAT(index_fault({}, 11),
+              HasSubstr("sequence 2 has 1 tokens of 2 bytes from byte 10 on, which are not inside the "
+                        "11 bytes of the .bin"));
+  EXPECT_EQ(index_fault({8, {1}, {10}, {0, 1}}), "none");
   for (const std::int64_t pointer : {std::int64_t{11}, std::int64_t{13}, std::int64_t{-1}, kFar, -kFar}) {
-    EXPECT_THAT(fault({8, {1}, {pointer}, {0, 1}}), HasSubstr("sequence 0")) << pointer;
+    EXPECT_THAT(index_fault({8, {1}, {pointer}, {0, 1}}), HasSubstr("sequence 0")) << pointer;
   }
-  EXPECT_THAT(fault({8, {-1}, {0}, {0, 1}}), HasSubstr("sequence 0 has -1"));
-  EXPECT_THAT(fault({5, {kLong}, {0}, {0, 1}}), HasSubstr("sequence 0"));
+  EXPECT_THAT(index_fault({8, {-1}, {0}, {0, 1}}), HasSubstr("sequence 0 has -1"));
+  EXPECT_THAT(index_fault({5, {kLong}, {0}, {0, 1}}), HasSubstr("sequence 0"));
 }
 
 TEST(MegatronIndex, DocumentsRise) {
-  EXPECT_THAT(fault({8, {3, 3}, {0, 6}, {1, 2}}), HasSubstr("document 0 begins with sequence 1"));
-  EXPECT_THAT(fault({8, {3, 3}, {0, 6}, {0, 3}}), HasSubstr("document 1 begins with sequence 3"));
-  EXPECT_THAT(fault({8, {3, 3}, {0, 6}, {0, 2, 1}}), HasSubstr("document 2 begins with sequence 1"));
-  EXPECT_THAT(fault({8, {3, 3}, {0, 6}, {0, -1}}), HasSubstr("document 1 begins with sequence -1"));
+  EXPECT_THAT(index_fault({8, {3, 3}, {0, 6}, {1, 2}}), HasSubstr("document 0 begins with sequence 1"));
+  EXPECT_THAT(index_fault({8, {3, 3}, {0, 6}, {0, 3}}), HasSubstr("document 1 begins with sequence 3"));
+  EXPECT_THAT(index_fault({8, {3, 3}, {0, 6}, {0, 2, 1}}), HasSubstr("document 2 begins with sequence 1"));
+  EXPECT_THAT(index_fault({8, {3, 3}, {0, 6}, {0, -1}}), HasSubstr("document 1 begins with sequence -1"));
 }
 
 TEST(MegatronIndex, CountsAreCheckedBeforeTheyAreUsed) {

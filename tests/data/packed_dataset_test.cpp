@@ -15,16 +15,16 @@
 #include <vector>
 
 #include "snug/base/errors.h"
+#include "tests/data/token_files.h"
 
 namespace snug::data {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using Ids = std::vector<std::int64_t>;
 
 /// Documents of those lengths; each token is its own number.
-TokenCorpus numbered(const Ids& lengths) {
+TokenCorpus numbered_documents(const Ids& lengths) {
   Ids documents;
   std::int64_t size = 0;
   for (const std::int64_t length : lengths) {
@@ -50,7 +50,7 @@ std::int64_t sum(const Ids& values) { return std::accumulate(values.begin(), val
 
 TEST(PackedDataset, PacksTheLongestFirstWhereTheyLeaveLeastRoom) {
   // 7 | 5 3 | 4 4: the 3 goes to the 5 and not to the 4s, which it would not fill, nor to the 7.
-  const PackedDataset dataset(numbered({3, 4, 7, 5, 4}), {.batch = 3, .sequence = 8, .padding = 99});
+  const PackedDataset dataset(numbered_documents({3, 4, 7, 5, 4}), {.batch = 3, .sequence = 8, .padding = 99});
   ASSERT_EQ(dataset.rows(), 3);
   EXPECT_DOUBLE_EQ(dataset.fill_rate(), 23.0 / 24);
   const Batch batch = dataset.train_batch(0);
@@ -70,10 +70,10 @@ TEST(PackedDataset, PacksTheLongestFirstWhereTheyLeaveLeastRoom) {
 
 TEST(PackedDataset, TakesEveryTokenOnceAnEpochAndTeachesAllButTheFirst) {
   const Ids lengths = random_lengths(300, 100);
-  const TokenCorpus corpus = numbered(lengths);
+  const TokenCorpus corpus = numbered_documents(lengths);
   const auto starts = corpus.documents();
   const std::set<std::int64_t> firsts(starts.begin(), starts.end());
-  const PackedDataset dataset(numbered(lengths), {.batch = 1, .sequence = 32, .padding = -5, .seed = 1});
+  const PackedDataset dataset(numbered_documents(lengths), {.batch = 1, .sequence = 32, .padding = -5, .seed = 1});
   for (const std::int64_t epoch : {0, 3}) {
     std::multiset<std::int64_t> inputs, targets;
     for (std::int64_t i = 0; i < dataset.rows(); ++i) {
@@ -100,14 +100,14 @@ TEST(PackedDataset, TakesEveryTokenOnceAnEpochAndTeachesAllButTheFirst) {
 }
 
 TEST(PackedDataset, RefusesDocumentsThatTeachNothing) {
-  EXPECT_THROW(PackedDataset(numbered({1, 1, 1}), {.batch = 1, .sequence = 8}), UsageError);
-  const PackedDataset dataset(numbered({1, 2, 1}), {.batch = 1, .sequence = 8});
+  EXPECT_THROW(PackedDataset(numbered_documents({1, 1, 1}), {.batch = 1, .sequence = 8}), UsageError);
+  const PackedDataset dataset(numbered_documents({1, 2, 1}), {.batch = 1, .sequence = 8});
   EXPECT_EQ(dataset.rows(), 1);
   EXPECT_THAT(row(dataset.train_batch(0).target, 0), ElementsAre(2, -100, -100, -100, -100, -100, -100, -100));
 }
 
 TEST(PackedDataset, FillsRowsAlmostWhole) {
-  const PackedDataset dataset(numbered(random_lengths(1000, 60)), {.batch = 1, .sequence = 128});
+  const PackedDataset dataset(numbered_documents(random_lengths(1000, 60)), {.batch = 1, .sequence = 128});
   EXPECT_GT(dataset.fill_rate(), 0.99);
   EXPECT_LE(dataset.fill_rate(), 1);
 }
@@ -115,16 +115,16 @@ TEST(PackedDataset, FillsRowsAlmostWhole) {
 TEST(PackedDataset, DependsOnSeedAndStepAlone) {
   const Ids lengths = random_lengths(50, 20);
   const PackedDatasetOptions options{.batch = 4, .sequence = 16, .seed = 9};
-  const PackedDataset first(numbered(lengths), options), second(numbered(lengths), options);
+  const PackedDataset first(numbered_documents(lengths), options), second(numbered_documents(lengths), options);
   PackedDatasetOptions other = options;
   other.seed = 10;
-  const PackedDataset third(numbered(lengths), other);
+  const PackedDataset third(numbered_documents(lengths), other);
   (void)first.train_batch(0);
   EXPECT_TRUE(at::equal(first.train_batch(7).input, second.train_batch(7).input));
   EXPECT_FALSE(at::equal(first.train_batch(7).input, third.train_batch(7).input));
   // From one epoch into the next, in another order.
   std::vector<Ids> rows;
-  const PackedDataset one(numbered(lengths), {.batch = 1, .sequence = 16});
+  const PackedDataset one(numbered_documents(lengths), {.batch = 1, .sequence = 16});
   for (std::int64_t i = 0; i < 2 * one.rows(); ++i) rows.push_back(row(one.train_batch(i).input, 0));
   const auto middle = rows.begin() + one.rows();
   EXPECT_FALSE(std::equal(rows.begin(), middle, middle));
@@ -132,9 +132,9 @@ TEST(PackedDataset, DependsOnSeedAndStepAlone) {
 }
 
 TEST(PackedDataset, RefusesOptionsOutOfRange) {
-  EXPECT_THROW(PackedDataset(numbered({3}), {.batch = 0}), UsageError);
-  EXPECT_THROW(PackedDataset(numbered({3}), {.sequence = 0}), UsageError);
-  EXPECT_THROW((void)PackedDataset(numbered({3}), {}).train_batch(-1), Error);
+  EXPECT_THROW(PackedDataset(numbered_documents({3}), {.batch = 0}), UsageError);
+  EXPECT_THROW(PackedDataset(numbered_documents({3}), {.sequence = 0}), UsageError);
+  EXPECT_THROW((void)PackedDataset(numbered_documents({3}), {}).train_batch(-1), Error);
 }
 
 TEST(DocumentMask, LetsTokensSeeTheirOwnDocumentUpToThemselves) {
@@ -156,7 +156,7 @@ TEST(DocumentMask, LetsTokensSeeTheirOwnDocumentUpToThemselves) {
 }
 
 TEST(DocumentMask, MakesEachDocumentAttendAsIfItWereAlone) {
-  const PackedDataset dataset(numbered({3, 4}), {.batch = 1, .sequence = 10});
+  const PackedDataset dataset(numbered_documents({3, 4}), {.batch = 1, .sequence = 10});
   const at::Tensor mask = document_mask(dataset.train_batch(0).documents);
   const at::Tensor q = at::rand({1, 2, 10, 4}), k = at::rand({1, 2, 10, 4}), v = at::rand({1, 2, 10, 4});
   const at::Tensor packed = at::scaled_dot_product_attention(q, k, v, mask);

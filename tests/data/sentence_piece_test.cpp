@@ -4,15 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "snug/base/errors.h"
+#include "snug/base/text_file.h"
 #include "tests/data/token_files.h"
 
 namespace snug::data {
@@ -21,13 +19,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-std::filesystem::path beside(const char* name) { return std::filesystem::path(SNUG_TESTS) / "data" / name; }
-
-std::string contents(const char* name) {
-  std::ifstream in(beside(name), std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 TEST(SentencePiece, KnowsItsTokens) {
   const auto tokenizer = SentencePieceTokenizer::open(beside("bpe.model"));
@@ -116,7 +107,7 @@ TEST(SentencePiece, SaysWhatIsWrong) {
 TEST(SentencePiece, DamageIsAnErrorOrAnotherTokenizerAndNoCrash) {
   int refused = 0, read = 0;
   for (const char* name : {"bpe.model", "unigram.model"}) {
-    const std::string whole = contents(name);
+    const std::string whole = read_text(beside(name));
     const auto attempt = [&](const std::string& bytes) {
       try {
         const SentencePieceTokenizer tokenizer(bytes, name);

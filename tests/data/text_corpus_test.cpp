@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class TextCorpusTest : public testing::Test {
+class TextCorpusTest : public ::testing::Test {
  protected:
   TextCorpusTest() { fs::create_directories(folder_); }
   ~TextCorpusTest() override { fs::remove_all(folder_); }
@@ -33,16 +33,16 @@ class TextCorpusTest : public testing::Test {
   [[nodiscard]] const fs::path& folder() const { return folder_; }
 
  private:
-  fs::path folder_ = fs::path(testing::TempDir()) / ("snug_corpus_" + std::to_string(::getpid()) + "_" +
-                                                     testing::UnitTest::GetInstance()->current_test_info()->name());
+  fs::path folder_ = fs::path(::testing::TempDir()) / ("snug_corpus_" + std::to_string(::getpid()) + "_" +
+                                                       ::testing::UnitTest::GetInstance()->current_test_info()->name());
 };
 
-std::string read(const TextCorpus& corpus, Bytes offset, std::size_t count) {
+std::string bytes_at(const TextCorpus& corpus, Bytes offset, std::size_t count) {
   std::vector<std::uint8_t> bytes(count);
   corpus.copy(offset, bytes);
   return {bytes.begin(), bytes.end()};
 }
-std::string all_of(const TextCorpus& corpus) { return read(corpus, 0, static_cast<std::size_t>(corpus.size())); }
+std::string all_bytes(const TextCorpus& corpus) { return bytes_at(corpus, 0, static_cast<std::size_t>(corpus.size())); }
 
 std::string refusal_of(const fs::path& path) {
   try {
@@ -57,7 +57,7 @@ TEST_F(TextCorpusTest, MapsOneFile) {
   const TextCorpus corpus = TextCorpus::open(write("a.txt", "hello"));
   EXPECT_EQ(corpus.size(), 5);
   EXPECT_EQ(corpus.files(), 1U);
-  EXPECT_EQ(all_of(corpus), "hello");
+  EXPECT_EQ(all_bytes(corpus), "hello");
 }
 
 TEST_F(TextCorpusTest, JoinsTheFilesOfAFolderInTheOrderOfTheirPaths) {
@@ -66,7 +66,7 @@ TEST_F(TextCorpusTest, JoinsTheFilesOfAFolderInTheOrderOfTheirPaths) {
   write("a.txt", "first");
   const TextCorpus corpus = TextCorpus::open(folder());
   EXPECT_EQ(corpus.files(), 3U);
-  EXPECT_EQ(all_of(corpus), "firstsecondthird");
+  EXPECT_EQ(all_bytes(corpus), "firstsecondthird");
 }
 
 TEST_F(TextCorpusTest, ReadsAcrossFileBoundariesFromAnyOffset) {
@@ -77,7 +77,7 @@ TEST_F(TextCorpusTest, ReadsAcrossFileBoundariesFromAnyOffset) {
   const std::string text = "abcdefg";
   for (std::size_t offset = 0; offset <= text.size(); ++offset) {
     for (std::size_t count = 0; offset + count <= text.size(); ++count) {
-      EXPECT_EQ(read(corpus, static_cast<Bytes>(offset), count), text.substr(offset, count));
+      EXPECT_EQ(bytes_at(corpus, static_cast<Bytes>(offset), count), text.substr(offset, count));
     }
   }
 }
@@ -97,7 +97,7 @@ TEST_F(TextCorpusTest, SkipsBinaryAndEmptyFilesInAFolder) {
   write("nul_at_4095", std::string(4095, 'x') + std::string(1, '\0'));
   const TextCorpus corpus = TextCorpus::open(folder());
   EXPECT_EQ(corpus.files(), 1U);
-  EXPECT_EQ(all_of(corpus), "text");
+  EXPECT_EQ(all_bytes(corpus), "text");
 }
 
 TEST_F(TextCorpusTest, LooksForNulInTheFirst4096BytesOnly) {
@@ -114,7 +114,7 @@ TEST_F(TextCorpusTest, SurvivesLinksThatLoopOrDangle) {
   fs::create_directory_symlink(folder(), folder() / "sub/up");
   fs::create_symlink(folder() / "self", folder() / "self");
   fs::create_symlink(folder() / "nothing", folder() / "dangling");
-  EXPECT_EQ(all_of(TextCorpus::open(folder())), "text");
+  EXPECT_EQ(all_bytes(TextCorpus::open(folder())), "text");
 }
 
 TEST_F(TextCorpusTest, SaysWhatIsWrongWithAPath) {
@@ -144,9 +144,9 @@ TEST_F(TextCorpusTest, NamesAFileThatMayNotBeRead) {
 TEST_F(TextCorpusTest, MovesItsMappings) {
   TextCorpus first = TextCorpus::open(write("a.txt", "first"));
   TextCorpus second = std::move(first);
-  EXPECT_EQ(all_of(second), "first");
+  EXPECT_EQ(all_bytes(second), "first");
   second = TextCorpus::open(write("b.txt", "other"));
-  EXPECT_EQ(all_of(second), "other");
+  EXPECT_EQ(all_bytes(second), "other");
 }
 
 TEST_F(TextCorpusTest, IsReadByManyThreadsAtOnce) {
@@ -157,7 +157,7 @@ TEST_F(TextCorpusTest, IsReadByManyThreadsAtOnce) {
   std::vector<std::jthread> threads;
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&] {
-      for (int round = 0; round < 200; ++round) EXPECT_EQ(read(corpus, 4990, 20), expected);
+      for (int round = 0; round < 200; ++round) EXPECT_EQ(bytes_at(corpus, 4990, 20), expected);
     });
   }
 }

@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 TextCorpus corpus_of(const std::string& text) {
-  const fs::path path = fs::path(testing::TempDir()) / ("snug_dataset_" + std::to_string(::getpid()));
+  const fs::path path = fs::path(::testing::TempDir()) / ("snug_dataset_" + std::to_string(::getpid()));
   std::ofstream(path, std::ios::binary) << text;
   TextCorpus corpus = TextCorpus::open(path);
   // The mapping outlives the name.

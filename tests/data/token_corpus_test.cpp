@@ -20,13 +20,6 @@ namespace {
 using snug::testing::fault;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using Ids = std::vector<std::int64_t>;
-
-Ids read(const TokenCorpus& corpus, std::int64_t offset, std::int64_t count) {
-  Ids ids(static_cast<std::size_t>(count));
-  corpus.copy(offset, ids);
-  return ids;
-}
 
 TokenCorpus in_memory(const std::vector<std::int32_t>& ids, Ids documents = {0}) {
   return {at::tensor(ids, at::kInt), std::move(documents)};
@@ -40,7 +33,7 @@ TEST(TokenCorpus, IsTheBytesOfATextAndItsFiles) {
   EXPECT_EQ(corpus.size(), 5);
   EXPECT_EQ(corpus.unit(), "bytes");
   EXPECT_THAT(corpus.documents(), ElementsAre(0, 3));
-  EXPECT_THAT(read(corpus, 1, 3), ElementsAre('b', 255, 'c'));
+  EXPECT_THAT(ids_at(corpus, 1, 3), ElementsAre('b', 255, 'c'));
   EXPECT_EQ(corpus.highest_id(), 255);
   corpus.check_vocabulary(256);
   EXPECT_THAT(fault([&] { corpus.check_vocabulary(255); }), HasSubstr("id 255 at token 2 is none of a vocabulary"));
@@ -65,9 +58,9 @@ TEST(TokenCorpus, IsIdsInMemory) {
   const TokenCorpus corpus = in_memory({5, 6, 7, 100000}, {0, 1, 1, 4});
   EXPECT_EQ(corpus.size(), 4);
   EXPECT_THAT(corpus.documents(), ElementsAre(0, 1, 1, 4));
-  EXPECT_THAT(read(corpus, 2, 2), ElementsAre(7, 100000));
-  EXPECT_THROW(read(corpus, 2, 3), Error);
-  EXPECT_THROW(read(corpus, -1, 1), Error);
+  EXPECT_THAT(ids_at(corpus, 2, 2), ElementsAre(7, 100000));
+  EXPECT_THROW(ids_at(corpus, 2, 3), Error);
+  EXPECT_THROW(ids_at(corpus, -1, 1), Error);
   EXPECT_EQ(corpus.highest_id(), 100000);
   EXPECT_THAT(fault([] { in_memory({1, -3}).check_vocabulary(10); }), HasSubstr("id -3 at token 1 is none"));
 }

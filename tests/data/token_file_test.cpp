@@ -17,35 +17,28 @@ namespace {
 using snug::testing::fault;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using Ids = std::vector<std::int64_t>;
-
-Ids read(const TokenFile& file, std::int64_t offset, std::int64_t count) {
-  Ids ids(static_cast<std::size_t>(count));
-  file.copy(offset, ids);
-  return ids;
-}
 
 TEST(TokenFile, ReadsBothKindsOfLlmc) {
   const TemporaryFolder folder("token_file");
   const auto narrow =
       TokenFile::open(folder.write("16.bin", llmc(20240520, 1, 3, raw<std::uint16_t>({50256, 1, 65535}))));
   EXPECT_EQ(narrow.type(), TokenType::U16);
-  EXPECT_THAT(read(narrow, 0, 3), ElementsAre(50256, 1, 65535));
+  EXPECT_THAT(ids_at(narrow, 0, 3), ElementsAre(50256, 1, 65535));
   EXPECT_THAT(narrow.documents(), ElementsAre(0));
   const auto wide =
       TokenFile::open(folder.write("32.bin", llmc(20240801, 7, 2, raw<std::uint32_t>({128000, 0xFFFFFFFFU}))));
   EXPECT_EQ(wide.type(), TokenType::U32);
-  EXPECT_THAT(read(wide, 0, 2), ElementsAre(128000, 0xFFFFFFFFLL));
+  EXPECT_THAT(ids_at(wide, 0, 2), ElementsAre(128000, 0xFFFFFFFFLL));
 }
 
 TEST(TokenFile, TakesAFileWithoutHeaderAsNanoGpts) {
   const TemporaryFolder folder("token_file");
   const auto file = TokenFile::open(folder.write("train.bin", raw<std::uint16_t>({1, 2, 60000, 4})));
   EXPECT_EQ(file.size(), 4);
-  EXPECT_THAT(read(file, 1, 2), ElementsAre(2, 60000));
-  EXPECT_THAT(read(file, 4, 0), ElementsAre());
-  EXPECT_THROW(read(file, 3, 2), Error);
-  EXPECT_THROW(read(file, -1, 1), Error);
+  EXPECT_THAT(ids_at(file, 1, 2), ElementsAre(2, 60000));
+  EXPECT_THAT(ids_at(file, 4, 0), ElementsAre());
+  EXPECT_THROW(ids_at(file, 3, 2), Error);
+  EXPECT_THROW(ids_at(file, -1, 1), Error);
   EXPECT_THAT(fault([&] { TokenFile::open(folder.write("odd.bin", "abc")); }),
               HasSubstr("odd.bin: 3 bytes are no whole number of 16-bit tokens"));
   EXPECT_THAT(fault([&] { TokenFile::open(folder.write("none.bin", "")); }), HasSubstr("it has no tokens"));
@@ -62,7 +55,7 @@ TEST(TokenFile, ReadsMegatronsPairsByEitherName) {
     const Ids all{14, 15, 10, 11, 12};
     for (std::int64_t offset = 0; offset <= 5; ++offset) {
       for (std::int64_t count = 0; offset + count <= 5; ++count) {
-        EXPECT_EQ(read(file, offset, count), Ids(all.begin() + offset, all.begin() + offset + count));
+        EXPECT_EQ(ids_at(file, offset, count), Ids(all.begin() + offset, all.begin() + offset + count));
       }
     }
   }
@@ -72,7 +65,7 @@ TEST(TokenFile, TokensMayLieAtAnyByte) {
   const TemporaryFolder folder("token_file");
   const auto bin = folder.write("odd.bin", "x" + raw<std::int32_t>({-7, 100000}));
   (void)folder.write("odd.idx", MegatronFields{4, {2}, {1}, {0, 1}}.bytes());
-  EXPECT_THAT(read(TokenFile::open(bin), 0, 2), ElementsAre(-7, 100000));
+  EXPECT_THAT(ids_at(TokenFile::open(bin), 0, 2), ElementsAre(-7, 100000));
 }
 
 TEST(TokenFile, AHeaderMustAgreeWithTheLength) {

@@ -36,6 +36,21 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
+using Ids = std::vector<std::int64_t>;
+
+/// What a corpus or a file of tokens has there.
+template <class Tokens>
+Ids ids_at(const Tokens& tokens, std::int64_t offset, std::int64_t count) {
+  Ids ids(static_cast<std::size_t>(count));
+  tokens.copy(offset, ids);
+  return ids;
+}
+
+/// A file beside the tests.
+inline std::filesystem::path beside(const std::string& name) {
+  return std::filesystem::path(SNUG_TESTS) / "data" / name;
+}
+
 /// The bytes of values, one behind the other.
 template <class T>
 std::string raw(const std::vector<T>& values) {

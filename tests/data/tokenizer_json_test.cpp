@@ -7,6 +7,7 @@
 #include <string>
 
 #include "snug/base/errors.h"
+#include "tests/base/fault.h"
 #include "tests/data/token_files.h"
 
 namespace snug::data {
@@ -16,7 +17,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Json = nlohmann::json;
 
-Json small() {
+Json small_json() {
   return Json::parse(R"({
     "added_tokens": [{"id": 4, "content": "<s>", "special": true}],
     "normalizer": null,
@@ -29,17 +30,12 @@ Json small() {
   })");
 }
 
-std::string fault(const Json& json) {
-  try {
-    parse_tokenizer_json(json.dump(), "tokenizer.json");
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "none";
+std::string json_fault(const Json& json) {
+  return snug::testing::fault([&] { parse_tokenizer_json(json.dump(), "tokenizer.json"); });
 }
 
 TEST(TokenizerJson, ReadsVocabularyMergesStepsAndTheFirstToken) {
-  Json json = small();
+  Json json = small_json();
   for (const bool pairs : {false, true}) {
     if (pairs) json["model"]["merges"] = Json::parse(R"([["Ġ", "a"]])");
     const BytePairModel model = parse_tokenizer_json(json.dump(), "f");
@@ -56,11 +52,11 @@ TEST(TokenizerJson, ReadsVocabularyMergesStepsAndTheFirstToken) {
 
 TEST(TokenizerJson, RefusesWhatChangesTokensAndIsNotKnown) {
   const auto with = [](const char* pointer, const Json& value) {
-    Json json = small();
+    Json json = small_json();
     json[Json::json_pointer(pointer)] = value;
-    return fault(json);
+    return json_fault(json);
   };
-  EXPECT_EQ(fault(small()), "none");
+  EXPECT_EQ(json_fault(small_json()), "none");
   EXPECT_THAT(with("/model/type", "Unigram"), HasSubstr("its model is Unigram"));
   EXPECT_THAT(with("/model/byte_fallback", true), HasSubstr("falls back to bytes"));
   EXPECT_THAT(with("/normalizer", {{"type", "NFC"}}), HasSubstr("normalizer NFC is not known"));
@@ -94,7 +90,7 @@ TEST(TokenizerJson, DeepNestingIsRefusedAndNoCrash) {
     end += "]}";
   }
   text += R"({"type":"ByteLevel","add_prefix_space":false})" + end;
-  Json json = small();
+  Json json = small_json();
   json.erase("pre_tokenizer");
   std::string whole = json.dump();
   whole.insert(1, "\"pre_tokenizer\":" + text + ",");
@@ -108,7 +104,7 @@ TEST(TokenizerJson, DeepNestingIsRefusedAndNoCrash) {
 
 TEST(TokenizerJson, DamageIsAnErrorOrAnotherTokenizerAndNoCrash) {
   int refused = 0, read = 0;
-  Json whole = small();
+  Json whole = small_json();
   const Json split =
       Json::parse(R"({"type": "Split", "pattern": {"Regex": "[a-f]+|\\s"}, "behavior": "Isolated", "invert": false})");
   Json& steps = whole["pre_tokenizer"]["pretokenizers"];

@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "snug/base/errors.h"
+#include "tests/data/token_files.h"
 
 namespace snug::data {
 namespace {
@@ -19,32 +19,30 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::filesystem::path beside(const std::string& name) { return std::filesystem::path(SNUG_TESTS) / "data" / name; }
-
-const nlohmann::json& references() {
+const nlohmann::json& token_references() {
   static const nlohmann::json all = nlohmann::json::parse(std::ifstream(beside("tokens.json")));
   return all;
 }
 
-class TokenizerParity : public testing::TestWithParam<const char*> {};
+class TokenizerParity : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(TokenizerParity, GivesTheReferencesIds) {
   const std::string name = GetParam();
-  const bool sentence_piece = references()["decoded"].contains(name);
+  const bool sentence_piece = token_references()["decoded"].contains(name);
   const Tokenizer tokenizer = open_tokenizer(beside(name + (sentence_piece ? ".model" : ".json")));
-  const auto strings = references()["strings"].get<std::vector<std::string>>();
-  const auto ids = references()["ids"][name].get<std::vector<std::vector<TokenId>>>();
+  const auto strings = token_references()["strings"].get<std::vector<std::string>>();
+  const auto ids = token_references()["ids"][name].get<std::vector<std::vector<TokenId>>>();
   ASSERT_EQ(strings.size(), ids.size());
   ASSERT_GT(strings.size(), 30U);
   for (std::size_t i = 0; i < strings.size(); ++i) {
-    EXPECT_EQ(encode(tokenizer, strings[i]), ids[i]) << name << ": " << testing::PrintToString(strings[i]);
-    const std::string text = sentence_piece ? references()["decoded"][name][i].get<std::string>() : strings[i];
+    EXPECT_EQ(encode(tokenizer, strings[i]), ids[i]) << name << ": " << ::testing::PrintToString(strings[i]);
+    const std::string text = sentence_piece ? token_references()["decoded"][name][i].get<std::string>() : strings[i];
     EXPECT_EQ(decode(tokenizer, ids[i]), text) << name;
     for (const TokenId id : ids[i]) EXPECT_LT(id, size(tokenizer));
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TokenizerParity, testing::Values("gpt2", "llama3", "smollm", "bpe", "unigram"),
+INSTANTIATE_TEST_SUITE_P(All, TokenizerParity, ::testing::Values("gpt2", "llama3", "smollm", "bpe", "unigram"),
                          [](const auto& each) { return std::string(each.param); });
 
 TEST(Tokenizer, WhatContinuesATextKeepsItsBlank) {

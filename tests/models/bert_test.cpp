@@ -19,25 +19,23 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 // Without dropout: rates of a test are set in it.
-const BertOptions kSmall{.layers = 2,
-                         .width = 24,
-                         .inner_width = 40,
-                         .heads = 3,
-                         .vocabulary = 48,
-                         .sequence = 20,
-                         .dropout = 0,
-                         .attention_dropout = 0};
+const BertOptions kSmallBert{.layers = 2,
+                             .width = 24,
+                             .inner_width = 40,
+                             .heads = 3,
+                             .vocabulary = 48,
+                             .sequence = 20,
+                             .dropout = 0,
+                             .attention_dropout = 0};
 constexpr std::int64_t kClasses = 5;
 
-constexpr double kRounding = 2e-5;  // logits are of the order of 1, and sums may be taken in another order
-
-BertMaskedLm masked_lm(const BertOptions& options = kSmall) {
+BertMaskedLm masked_lm(const BertOptions& options = kSmallBert) {
   BertMaskedLm model(options);
   state::load_weights(*model, stored("bert_masked_lm"), "bert_masked_lm.safetensors");
   return model;
 }
 
-BertClassifier classifier(const BertOptions& options = kSmall) {
+BertClassifier classifier(const BertOptions& options = kSmallBert) {
   BertClassifier model(options, kClasses);
   state::load_weights(*model, stored("bert_classifier"), "bert_classifier.safetensors");
   return model;
@@ -49,7 +47,7 @@ BertInput input(const state::StoredTensors& expected) {
 }
 
 template <class Model>
-void expect_the_references_results(Model model, const state::StoredTensors& expected) {
+void expect_bert_as_the_reference(Model model, const state::StoredTensors& expected) {
   const BertInput all = input(expected), plain{.tokens = all.tokens};
   const at::Tensor logits = model->forward(all);
   EXPECT_LT(difference(logits, expected.at("logits").read()), kRounding);
@@ -62,11 +60,11 @@ void expect_the_references_results(Model model, const state::StoredTensors& expe
 }
 
 TEST(Bert, FillsInWhatWasMaskedAsTheReferenceDoes) {
-  expect_the_references_results(masked_lm(), stored("bert_masked_lm_expected"));
+  expect_bert_as_the_reference(masked_lm(), stored("bert_masked_lm_expected"));
 }
 
 TEST(Bert, ClassifiesAsTheReferenceDoes) {
-  expect_the_references_results(classifier(), stored("bert_classifier_expected"));
+  expect_bert_as_the_reference(classifier(), stored("bert_classifier_expected"));
 }
 
 TEST(Bert, PaddingBehindAMaskChangesNothing) {
@@ -84,7 +82,7 @@ TEST(Bert, PaddingBehindAMaskChangesNothing) {
 }
 
 TEST(Bert, ThePaddingsVectorGetsNoGradientAsAnInput) {
-  BertClassifier model(kSmall, kClasses);
+  BertClassifier model(kSmallBert, kClasses);
   const auto words = model->named_parameters()["bert.embeddings.word_embeddings.weight"];
   EXPECT_EQ(words.select(0, 0).abs().sum().item<double>(), 0) << "and begins as 0";
   EXPECT_GT(words.select(0, 1).abs().sum().item<double>(), 0);
@@ -119,13 +117,13 @@ TEST(Bert, LoadsFilesOfOldNamesAndOtherHeads) {
   const at::NoGradGuard no_grad;
   const state::StoredTensors old = old_file();
   const BertInput texts = input(stored("bert_masked_lm_expected"));
-  BertMaskedLm model(kSmall);
+  BertMaskedLm model(kSmallBert);
   EXPECT_THROW(state::load_weights(*model, old, "the old file"), UsageError);
   state::load_weights(*model, old, "the old file", {.rename = bert_masked_lm_name});
   EXPECT_TRUE(at::equal(model->forward(texts), masked_lm()->forward(texts)));
 
   // The encoder of a file without a classifier goes into one, which keeps the head that it began with.
-  BertClassifier tuned(kSmall, kClasses);
+  BertClassifier tuned(kSmallBert, kClasses);
   const at::Tensor head = tuned->named_parameters()["classifier.weight"].clone();
   EXPECT_THAT([&] { state::load_weights(*tuned, old, "the old file", {.rename = bert_classifier_name}); },
               ThrowsMessage<UsageError>(HasSubstr("2 missing: classifier.bias, classifier.weight")));
@@ -151,7 +149,7 @@ TEST(Bert, DropsOutWhereItIsTold) {
   const at::NoGradGuard no_grad;
   const BertInput texts = input(stored("bert_masked_lm_expected"));
   for (double BertOptions::*const rate : {&BertOptions::dropout, &BertOptions::attention_dropout}) {
-    BertOptions options = kSmall;
+    BertOptions options = kSmallBert;
     options.*rate = 0.5;
     BertMaskedLm filler = masked_lm(options);
     expect_dropout(*filler, [&] { return filler->forward(texts); });
@@ -175,14 +173,14 @@ TEST(Bert, ReleasedModelsHaveTheirSizes) {
 }
 
 TEST(Bert, RefusesShapesThatCannotBe) {
-  BertOptions options = kSmall;
+  BertOptions options = kSmallBert;
   options.heads = 5;
   EXPECT_THAT([&] { BertMaskedLm{options}; }, ThrowsMessage<UsageError>(AllOf(HasSubstr("24"), HasSubstr("5 heads"))));
-  options = kSmall;
+  options = kSmallBert;
   options.padding = 48;
   EXPECT_THAT([&] { BertMaskedLm{options}; }, ThrowsMessage<UsageError>(HasSubstr("token 48 of a vocabulary of 48")));
   const auto zeros = [](std::int64_t sequence) { return torch::zeros({1, sequence}, at::kLong); };
-  BertMaskedLm model(kSmall);
+  BertMaskedLm model(kSmallBert);
   EXPECT_THAT([&] { model->forward({.tokens = zeros(21)}); },
               ThrowsMessage<UsageError>(AllOf(HasSubstr("sequence of 21"), HasSubstr("model's 20"))));
   EXPECT_THAT([&] { model->forward({.tokens = zeros(9), .mask = zeros(8)}); },

@@ -18,23 +18,23 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 // Without dropout: rates of a test are set in it.
-const Gpt2Options kSmall{.layers = 3,
-                         .width = 24,
-                         .inner_width = 96,
-                         .heads = 3,
-                         .vocabulary = 64,
-                         .sequence = 40,
-                         .embedding_dropout = 0,
-                         .residual_dropout = 0,
-                         .attention_dropout = 0};
+const Gpt2Options kSmallGpt2{.layers = 3,
+                             .width = 24,
+                             .inner_width = 96,
+                             .heads = 3,
+                             .vocabulary = 64,
+                             .sequence = 40,
+                             .embedding_dropout = 0,
+                             .residual_dropout = 0,
+                             .attention_dropout = 0};
 
-Gpt2 loaded(const Gpt2Options& options = kSmall) {
+Gpt2 loaded_gpt2(const Gpt2Options& options = kSmallGpt2) {
   Gpt2 model(options);
   state::load_weights(*model, stored("gpt2"), "gpt2.safetensors");
   return model;
 }
 
-const state::StoredTensors& expected() {
+const state::StoredTensors& gpt2_expected() {
   static const state::StoredTensors all = stored("gpt2_expected");
   return all;
 }
@@ -47,22 +47,20 @@ at::Tensor next_of(const at::Tensor& tokens) {
   return targets;
 }
 
-constexpr double kRounding = 2e-5;  // logits are of the order of 1, and sums may be taken in another order
-
 TEST(Gpt2, GivesTheReferencesLogitsAndGradients) {
-  const at::Tensor tokens = expected().at("tokens").read();
-  Gpt2 model = loaded();
-  EXPECT_LT(difference(model->forward(tokens), expected().at("logits").read()), kRounding);
+  const at::Tensor tokens = gpt2_expected().at("tokens").read();
+  Gpt2 model = loaded_gpt2();
+  EXPECT_LT(difference(model->forward(tokens), gpt2_expected().at("logits").read()), kRounding);
   const at::Tensor loss = model->loss(tokens, next_of(tokens));
-  EXPECT_LT(difference(loss, expected().at("loss").read()), kRounding);
+  EXPECT_LT(difference(loss, gpt2_expected().at("loss").read()), kRounding);
   loss.backward();
-  expect_gradients(*model, expected(), kRounding);
+  expect_gradients(*model, gpt2_expected(), kRounding);
 }
 
 TEST(Gpt2, WithACacheGivesTheSameLogitsPieceByPiece) {
   const at::NoGradGuard no_grad;
-  Gpt2 model = loaded();
-  const at::Tensor tokens = expected().at("tokens").read(), whole = model->forward(tokens);
+  Gpt2 model = loaded_gpt2();
+  const at::Tensor tokens = gpt2_expected().at("tokens").read(), whole = model->forward(tokens);
   KeyValueCache cache;
   std::int64_t from = 0;
   for (const std::int64_t length : {5, 1, 1, 20, 1, 12}) {
@@ -85,12 +83,12 @@ TEST(Gpt2, LoadsFilesWithoutThePrefixAndWithMasks) {
   old.emplace("h.0.attn.bias", mask);
   old.emplace("h.0.attn.masked_bias", mask);
   old.emplace("lm_head.weight", old.at("wte.weight"));
-  Gpt2 model(kSmall);
+  Gpt2 model(kSmallGpt2);
   EXPECT_THROW(state::load_weights(*model, old, "the old file"), UsageError);
   state::load_weights(*model, old, "the old file", {.rename = gpt2_name});
   const at::NoGradGuard no_grad;
-  const at::Tensor tokens = expected().at("tokens").read();
-  EXPECT_TRUE(at::equal(model->forward(tokens), loaded()->forward(tokens)));
+  const at::Tensor tokens = gpt2_expected().at("tokens").read();
+  EXPECT_TRUE(at::equal(model->forward(tokens), loaded_gpt2()->forward(tokens)));
   EXPECT_EQ(gpt2_name("transformer.h.11.attn.c_attn.bias"), "transformer.h.11.attn.c_attn.bias");
   EXPECT_EQ(gpt2_name("transformer.h.11.attn.bias"), std::nullopt);
 }
@@ -110,15 +108,15 @@ TEST(Gpt2, BeginsAsTheReferenceDoes) {
 
 TEST(Gpt2, DropsOutWhereItIsTold) {
   const at::NoGradGuard no_grad;
-  const at::Tensor tokens = expected().at("tokens").read();
+  const at::Tensor tokens = gpt2_expected().at("tokens").read();
   for (double Gpt2Options::*const rate :
        {&Gpt2Options::embedding_dropout, &Gpt2Options::residual_dropout, &Gpt2Options::attention_dropout}) {
-    Gpt2Options options = kSmall;
+    Gpt2Options options = kSmallGpt2;
     options.*rate = 0.5;
-    Gpt2 model = loaded(options);
+    Gpt2 model = loaded_gpt2(options);
     expect_dropout(*model, [&] { return model->forward(tokens); });
   }
-  Gpt2 without = loaded();
+  Gpt2 without = loaded_gpt2();
   const at::Tensor trained = without->forward(tokens);
   without->eval();
   EXPECT_TRUE(at::equal(trained, without->forward(tokens)));
@@ -136,11 +134,11 @@ TEST(Gpt2, ReleasedModelsHaveTheirSizes) {
 }
 
 TEST(Gpt2, RefusesShapesThatCannotBe) {
-  Gpt2Options options = kSmall;
+  Gpt2Options options = kSmallGpt2;
   options.heads = 5;
   EXPECT_THAT([&] { Gpt2{options}; }, ThrowsMessage<UsageError>(AllOf(HasSubstr("24"), HasSubstr("5 heads"))));
   const at::NoGradGuard no_grad;
-  Gpt2 model(kSmall);
+  Gpt2 model(kSmallGpt2);
   EXPECT_THAT(
       [&] {
         model->forward(torch::zeros({1, 41}, at::kLong));

@@ -5,16 +5,18 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <string>
+#include <vector>
 
 #include "snug/base/errors.h"
 
 namespace snug::models {
 namespace {
 
-const GptOptions kSmall{.blocks = 2, .width = 32, .heads = 4, .sequence = 16, .vocabulary = 100};
+const GptOptions kSmallGpt{.blocks = 2, .width = 32, .heads = 4, .sequence = 16, .vocabulary = 100};
 
 TEST(Gpt, HasTheParametersOfTheArchitecture) {
-  Gpt model(kSmall);
+  Gpt model(kSmallGpt);
   std::int64_t count = 0;
   for (const auto& p : model->parameters()) count += p.numel();
   const std::int64_t w = 32;
@@ -22,16 +24,42 @@ TEST(Gpt, HasTheParametersOfTheArchitecture) {
   EXPECT_EQ(count, 2 * block + 100 * w + 16 * w + 2 * w) << "the output projection is the token embedding";
 }
 
+// Runs of a seed, and sums over all parameters, are bitwise what they were when blocks had matrices of their own.
+TEST(Gpt, DrawsItsWeightsInTheirOrder) {
+  torch::manual_seed(5);
+  Gpt model(kSmallGpt);
+  torch::manual_seed(5);
+  const auto all = model->named_parameters();
+  std::vector<std::string> names;
+  for (const auto& p : all) names.push_back(p.key());
+  const auto drawn = [&](const std::string& name, std::vector<std::int64_t> sizes, double deviation) {
+    EXPECT_TRUE(at::equal(all[name], torch::randn(sizes).mul_(deviation))) << name;
+  };
+  drawn("token_embedding", {100, 32}, 0.02);
+  drawn("position_embedding", {16, 32}, 0.02);
+  for (const std::string block : {"blocks.0.", "blocks.1."}) {
+    drawn(block + "qkv.weight", {96, 32}, 0.02);
+    drawn(block + "projection.weight", {32, 32}, 0.02 / 2);  // by the root of 2 * 2 blocks
+    drawn(block + "up.weight", {128, 32}, 0.02);
+    drawn(block + "down.weight", {32, 128}, 0.02 / 2);
+  }
+  EXPECT_EQ(std::vector(names.begin() + 2, names.begin() + 12),
+            (std::vector<std::string>{"blocks.0.qkv.weight", "blocks.0.qkv.bias", "blocks.0.projection.weight",
+                                      "blocks.0.projection.bias", "blocks.0.up.weight", "blocks.0.up.bias",
+                                      "blocks.0.down.weight", "blocks.0.down.bias", "blocks.0.attention_norm.weight",
+                                      "blocks.0.attention_norm.bias"}));
+}
+
 TEST(Gpt, StartsAtTheLossOfAGuess) {
   torch::manual_seed(2);
-  Gpt model(kSmall);
+  Gpt model(kSmallGpt);
   const at::Tensor tokens = torch::randint(0, 100, {8, 16});
   EXPECT_NEAR(model->loss(tokens, torch::randint(0, 100, {8, 16})).item<double>(), std::log(100.0), 0.2);
 }
 
 TEST(Gpt, LooksBackOnly) {
   torch::manual_seed(2);
-  Gpt model(kSmall);
+  Gpt model(kSmallGpt);
   const at::Tensor tokens = torch::randint(0, 100, {1, 16});
   at::Tensor changed = tokens.clone();
   changed[0][10] = (changed[0][10].item<std::int64_t>() + 1) % 100;
@@ -41,7 +69,7 @@ TEST(Gpt, LooksBackOnly) {
 }
 
 TEST(Gpt, DropsOutInTrainingOnly) {
-  GptOptions options = kSmall;
+  GptOptions options = kSmallGpt;
   options.dropout = 0.5;
   Gpt model(options);
   const at::Tensor tokens = torch::randint(0, 100, {2, 16});
@@ -51,10 +79,10 @@ TEST(Gpt, DropsOutInTrainingOnly) {
 }
 
 TEST(Gpt, RefusesShapesThatCannotBe) {
-  GptOptions options = kSmall;
+  GptOptions options = kSmallGpt;
   options.heads = 5;
   EXPECT_THROW(Gpt{options}, UsageError);
-  Gpt model(kSmall);
+  Gpt model(kSmallGpt);
   EXPECT_THROW(model->forward(torch::zeros({1, 17}, at::kLong)), UsageError);
 }
 

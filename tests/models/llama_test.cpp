@@ -5,8 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <filesystem>
-
+#include "reference.h"
 #include "snug/base/errors.h"
 #include "snug/models/gguf_names.h"
 #include "snug/state/load_weights.h"
@@ -16,8 +15,6 @@ namespace snug::models {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::filesystem::path beside(const char* name) { return std::filesystem::path(SNUG_TESTS) / "models" / name; }
 
 LlamaOptions small(RotaryScaling scaling = NoScaling{}) {
   return {.layers = 2,
@@ -31,26 +28,22 @@ LlamaOptions small(RotaryScaling scaling = NoScaling{}) {
           .rotary = {.width = 8, .base = 10000, .scaling = scaling}};
 }
 
-Llama loaded(const LlamaOptions& options) {
+Llama loaded_llama(const LlamaOptions& options) {
   Llama model(options);
   const state::LoadOptions only{.rename = [&](std::string_view name) {
     return options.tied && name == "lm_head.weight" ? std::nullopt : std::optional<std::string>(name);
   }};
-  state::load_weights(*model, state::open_safetensors(beside("llama.safetensors")).tensors, "llama.safetensors", only);
+  state::load_weights(*model, stored("llama"), "llama.safetensors", only);
   return model;
 }
 
-const state::StoredTensors& expected() {
-  static const state::StoredTensors all = state::open_safetensors(beside("llama_expected.safetensors")).tensors;
+const state::StoredTensors& llama_expected() {
+  static const state::StoredTensors all = stored("llama_expected");
   return all;
 }
 
-double difference(const at::Tensor& a, const at::Tensor& b) { return (a - b).abs().max().item<double>(); }
-
-constexpr double kRounding = 2e-5;  // logits are of the order of 1
-
 TEST(Llama, GivesTheReferencesLogitsWithEveryRotaryScaling) {
-  const at::Tensor tokens = expected().at("tokens").read();
+  const at::Tensor tokens = llama_expected().at("tokens").read();
   const std::vector<std::pair<const char*, RotaryScaling>> scalings{
       {"logits.default", NoScaling{}},
       {"logits.linear", LinearScaling{4}},
@@ -59,20 +52,20 @@ TEST(Llama, GivesTheReferencesLogitsWithEveryRotaryScaling) {
       {"logits.yarn", YarnScaling{4, 32, 1, 16, std::nullopt}},
   };
   const at::NoGradGuard no_grad;
-  const at::Tensor plain = loaded(small())->forward(tokens);
+  const at::Tensor plain = loaded_llama(small())->forward(tokens);
   for (const auto& [name, scaling] : scalings) {
-    const at::Tensor logits = loaded(small(scaling))->forward(tokens);
-    EXPECT_LT(difference(logits, expected().at(name).read()), kRounding) << name;
+    const at::Tensor logits = loaded_llama(small(scaling))->forward(tokens);
+    EXPECT_LT(difference(logits, llama_expected().at(name).read()), kRounding) << name;
     EXPECT_EQ(difference(logits, plain) > 1e-3, !std::holds_alternative<NoScaling>(scaling)) << name;
   }
   LlamaOptions tied = small();
   tied.tied = true;
-  EXPECT_LT(difference(loaded(tied)->forward(tokens), expected().at("logits.tied").read()), kRounding);
+  EXPECT_LT(difference(loaded_llama(tied)->forward(tokens), llama_expected().at("logits.tied").read()), kRounding);
 }
 
 TEST(Llama, GivesTheReferencesGradients) {
-  const at::Tensor tokens = expected().at("tokens").read();
-  Llama model = loaded(small());
+  const at::Tensor tokens = llama_expected().at("tokens").read();
+  Llama model = loaded_llama(small());
   const std::int64_t length = tokens.size(1);
   // The reference leaves the last position out of the loss, and here it has no target.
   at::Tensor targets = at::full_like(tokens, -100);
@@ -80,7 +73,7 @@ TEST(Llama, GivesTheReferencesGradients) {
   model->loss(tokens, targets).backward();
   std::size_t compared = 0;
   for (const auto& p : model->named_parameters()) {
-    EXPECT_LT(difference(p.value().grad(), expected().at("gradient." + p.key()).read()), kRounding) << p.key();
+    EXPECT_LT(difference(p.value().grad(), llama_expected().at("gradient." + p.key()).read()), kRounding) << p.key();
     ++compared;
   }
   EXPECT_EQ(compared, 2U * 9 + 3);
@@ -88,8 +81,8 @@ TEST(Llama, GivesTheReferencesGradients) {
 
 TEST(Llama, WithACacheGivesTheSameLogitsPieceByPiece) {
   const at::NoGradGuard no_grad;
-  Llama model = loaded(small());
-  const at::Tensor tokens = expected().at("tokens").read(), whole = model->forward(tokens);
+  Llama model = loaded_llama(small());
+  const at::Tensor tokens = llama_expected().at("tokens").read(), whole = model->forward(tokens);
   KeyValueCache cache;
   std::vector<at::Tensor> pieces;
   std::int64_t from = 0;
@@ -153,8 +146,8 @@ TEST(Llama, KnowsTheNamesAndRowsOfGgufFiles) {
 }
 
 TEST(Llama, DocumentsInOneRowDoNotSeeEachOther) {
-  const at::Tensor tokens = expected().at("tokens").read()[0];
-  Llama model = loaded(small());
+  const at::Tensor tokens = llama_expected().at("tokens").read()[0];
+  Llama model = loaded_llama(small());
   const std::vector<std::int64_t> lengths{7, 1, 12, 4};
   const std::int64_t all = 24;
   DocumentRows rows{at::empty({1, all}, at::kLong), at::zeros({1, 1, all, all}, at::kBool)};

@@ -5,8 +5,12 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "snug/base/errors.h"
+#include "snug/models/bert.h"
+#include "snug/models/gpt.h"
+#include "snug/models/gpt2.h"
 #include "snug/models/parameter.h"
 #include "tests/equivalence/bitwise.h"
 #include "tests/ops/packed.h"
@@ -16,8 +20,11 @@ namespace snug::models {
 namespace {
 
 using snug::testing::same_bits;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::UnorderedElementsAre;
 
 at::Tensor tokens() { return torch::arange(20).view({2, 10}); }
 
@@ -101,6 +108,92 @@ TEST(Lora, ScalesByAlphaOverRankOrItsRoot) {
   EXPECT_EQ((LoraOptions{.rank = 16, .alpha = 8, .scale = LoraScale::AlphaOverRootRank}).factor(), 2);
 }
 
+/// Trains a few steps; returns the names of the parameters that moved.
+std::vector<std::string> moved(torch::nn::Module& model, const std::function<at::Tensor()>& loss) {
+  std::vector<at::Tensor> before, trained;
+  for (const at::Tensor& p : model.parameters()) {
+    before.push_back(p.detach().clone());
+    if (p.requires_grad()) trained.push_back(p);
+  }
+  torch::optim::Adam optimizer(trained, torch::optim::AdamOptions(0.01));
+  for (int i = 0; i < 3; ++i) {
+    optimizer.zero_grad();
+    loss().backward();
+    optimizer.step();
+  }
+  std::vector<std::string> names;
+  std::size_t i = 0;
+  for (const auto& p : model.named_parameters()) {
+    if (!same_bits(p.value().detach(), before[i++])) names.push_back(p.key());
+  }
+  return names;
+}
+
+const BertOptions kTinyBert{.layers = 1,
+                            .width = 32,
+                            .inner_width = 64,
+                            .heads = 2,
+                            .vocabulary = 64,
+                            .sequence = 16,
+                            .dropout = 0,
+                            .attention_dropout = 0};
+
+TEST(Lora, TheNewHeadOfAClassifierTrains) {
+  torch::manual_seed(5);
+  BertClassifier model(kTinyBert, 3);
+  EXPECT_THAT(add_lora(*model, {.targets = {"query"}, .rank = 2}),
+              ElementsAre("bert.encoder.layer.0.attention.self.query"));
+  EXPECT_THAT(lora_options(*model)->modules_to_save, ElementsAre("classifier"));
+  const auto whole = whole_modules(*model);
+  ASSERT_EQ(whole.size(), 2U);
+  EXPECT_EQ(whole[0].first, "classifier.weight");
+  const at::Tensor labels = torch::tensor({0, 2});
+  EXPECT_THAT(moved(*model, [&] { return model->loss({.tokens = tokens()}, labels); }),
+              UnorderedElementsAre("bert.encoder.layer.0.attention.self.query.lora_A.weight",
+                                   "bert.encoder.layer.0.attention.self.query.lora_B.weight", "classifier.weight",
+                                   "classifier.bias"));
+}
+
+TEST(Lora, WhatTrainsWholeGetsNoAdapter) {
+  BertClassifier bert(kTinyBert, 3);
+  const auto names = add_lora(*bert, {.targets = {"all-linear"}, .rank = 2});
+  EXPECT_THAT(names, Contains("bert.pooler.dense"));
+  EXPECT_THAT(names, Not(Contains("classifier")));
+  Llama llama(tiny_llama());
+  EXPECT_THAT(add_lora(*llama, {.targets = {"all-linear"}, .modules_to_save = {"layers.1.mlp", "norm"}, .rank = 2}),
+              Not(Contains(HasSubstr("layers.1.mlp"))));
+  std::vector<std::string> whole;
+  for (const auto& [name, tensor] : whole_modules(*llama)) {
+    whole.push_back(name);
+    EXPECT_TRUE(tensor.requires_grad());
+  }
+  EXPECT_THAT(whole, UnorderedElementsAre("model.layers.1.mlp.gate_proj.weight", "model.layers.1.mlp.up_proj.weight",
+                                          "model.layers.1.mlp.down_proj.weight", "model.norm.weight"));
+}
+
+TEST(Lora, FindsNamesInGptAndGpt2) {
+  torch::manual_seed(6);
+  Gpt gpt(GptOptions{.blocks = 1, .width = 32, .heads = 2, .sequence = 16, .vocabulary = 64});
+  EXPECT_THAT(add_lora(*gpt, {.targets = {"all-linear"}, .rank = 2}),
+              ElementsAre("blocks.0.qkv", "blocks.0.projection", "blocks.0.up", "blocks.0.down"));
+  EXPECT_EQ(moved(*gpt, [&] { return gpt->loss(tokens(), tokens() + 1); }).size(), 8U);
+  Gpt2 gpt2(Gpt2Options{.layers = 1, .width = 32, .inner_width = 64, .heads = 2, .vocabulary = 64, .sequence = 16});
+  gpt2->eval();
+  const at::Tensor before = gpt2->forward(tokens()).detach();
+  EXPECT_THAT(add_lora(*gpt2, {.targets = {"c_attn", "c_fc"}, .rank = 2}),
+              ElementsAre("transformer.h.0.attn.c_attn", "transformer.h.0.mlp.c_fc"));
+  EXPECT_TRUE(same_bits(gpt2->forward(tokens()), before));
+  EXPECT_EQ(moved(*gpt2, [&] { return gpt2->loss(tokens(), tokens() + 1); }).size(), 4U);
+  const auto adapters = lora_parameters(*gpt2);
+  EXPECT_EQ(adapters[0].second.sizes(), (std::vector<std::int64_t>{2, 32}));
+  EXPECT_EQ(adapters[1].second.sizes(), (std::vector<std::int64_t>{96, 2}))
+      << "(out, rank), though weights are (in, out)";
+  const at::Tensor adapted = gpt2->forward(tokens()).detach();
+  EXPECT_FALSE(torch::allclose(adapted, before, 1e-4, 1e-5));
+  merge_lora(*gpt2);
+  EXPECT_TRUE(torch::allclose(gpt2->forward(tokens()), adapted, 1e-4, 1e-5));  // other sums
+}
+
 TEST(Lora, FindsModulesByPattern) {
   const char* const name = "model.layers.11.self_attn.q_proj";
   EXPECT_TRUE(target_names("q_proj", name));
@@ -130,6 +223,8 @@ TEST(Lora, RefusesWhatCannotBe) {
   EXPECT_THAT(fault({.dropout = 1}), HasSubstr("dropout 1"));
   EXPECT_THAT(fault({.alpha = -1}), HasSubstr("alpha -1"));
   EXPECT_THAT(fault({.targets = {}}), HasSubstr("no targets"));
+  EXPECT_THAT(fault({.modules_to_save = {"score"}}), HasSubstr("\"score\", which names no module with parameters"));
+  EXPECT_THAT(fault({.modules_to_save = {"q_proj", "v_proj"}}), HasSubstr("\"q_proj\" names no linear module"));
   EXPECT_TRUE(model->parameters()[0].requires_grad());  // as it was
   EXPECT_EQ(fault({}), "");
   EXPECT_THAT(fault({}), HasSubstr("has an adapter already"));

@@ -19,6 +19,9 @@ inline state::StoredTensors stored(const std::string& name) {
   return state::open_safetensors(std::filesystem::path(SNUG_TESTS) / "models" / (name + ".safetensors")).tensors;
 }
 
+/// Logits are of the order of 1, and sums may be taken in another order.
+inline constexpr double kRounding = 2e-5;
+
 inline double difference(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() ? (a - b).abs().max().item<double>() : std::numeric_limits<double>::infinity();
 }

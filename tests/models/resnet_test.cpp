@@ -22,9 +22,9 @@ using ::testing::ThrowsMessage;
 const ResnetOptions kBottleneck{.blocks = Bottlenecks{}, .depths = {3, 4, 6, 3}, .width = 2, .classes = 5};
 const ResnetOptions kBasic{.stem = SmallImageStem{}, .width = 3, .channels = 1, .classes = 5};
 
-constexpr double kRounding = 2e-5;  // what the reference computed in fp64 is stored in fp32, up to 70
+constexpr double kStoredRounding = 2e-5;  // what the reference computed in fp64 is stored in fp32, up to 70
 
-void expect_the_references_results(const ResnetOptions& options, const std::string& name) {
+void expect_resnet_as_the_reference(const ResnetOptions& options, const std::string& name) {
   const state::StoredTensors expected = stored(name + "_expected");
   Resnet model(options);
   state::load_weights(*model, stored(name), name);
@@ -32,31 +32,31 @@ void expect_the_references_results(const ResnetOptions& options, const std::stri
   model->to(at::kDouble);
   const at::Tensor images = expected.at("images").read().to(at::kDouble), labels = expected.at("targets").read();
   model->eval();
-  EXPECT_LT(difference(model->forward(images), expected.at("logits").read()), kRounding);
+  EXPECT_LT(difference(model->forward(images), expected.at("logits").read()), kStoredRounding);
   model->train();
   const at::Tensor logits = model->forward(images);
-  EXPECT_LT(difference(logits, expected.at("logits.training").read()), kRounding);
+  EXPECT_LT(difference(logits, expected.at("logits.training").read()), kStoredRounding);
   std::size_t buffers = 0;
   for (const auto& b : model->named_buffers()) {
     if (b.key().ends_with("num_batches_tracked")) {
       EXPECT_EQ(b.value().item<std::int64_t>(), 1) << b.key();
     } else {
-      EXPECT_LT(difference(b.value(), expected.at("after." + b.key()).read()), kRounding) << b.key();
+      EXPECT_LT(difference(b.value(), expected.at("after." + b.key()).read()), kStoredRounding) << b.key();
       ++buffers;
     }
   }
   EXPECT_EQ(buffers, 2 * static_cast<std::size_t>(std::ranges::count_if(
                              stored(name), [](const auto& e) { return e.first.ends_with("running_var"); })));
   at::cross_entropy_loss(logits, labels).backward();
-  expect_gradients(*model, expected, kRounding);
+  expect_gradients(*model, expected, kStoredRounding);
 }
 
 TEST(Resnet, OfBottlenecksGivesTheReferencesResults) {
-  expect_the_references_results(kBottleneck, "resnet_bottleneck");
+  expect_resnet_as_the_reference(kBottleneck, "resnet_bottleneck");
 }
 
 TEST(Resnet, OfBasicBlocksForSmallImagesGivesTheReferencesResults) {
-  expect_the_references_results(kBasic, "resnet_basic");
+  expect_resnet_as_the_reference(kBasic, "resnet_basic");
 }
 
 TEST(Resnet, LossIsThatOfItsLogits) {

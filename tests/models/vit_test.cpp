@@ -18,12 +18,10 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-const VitOptions kSmall{
+const VitOptions kSmallVit{
     .layers = 3, .width = 24, .inner_width = 40, .heads = 3, .image = 8, .patch = 2, .channels = 1, .classes = 5};
 
-constexpr double kRounding = 2e-5;  // logits are of the order of 1, and sums may be taken in another order
-
-Vit loaded(const VitOptions& options = kSmall) {
+Vit loaded_vit(const VitOptions& options = kSmallVit) {
   Vit model(options);
   state::load_weights(*model, stored("vit"), "vit.safetensors");
   return model;
@@ -32,7 +30,7 @@ Vit loaded(const VitOptions& options = kSmall) {
 TEST(Vit, GivesTheReferencesLogitsAndGradients) {
   const state::StoredTensors expected = stored("vit_expected");
   const at::Tensor images = expected.at("images").read();
-  Vit model = loaded();
+  Vit model = loaded_vit();
   EXPECT_LT(difference(model->forward(images), expected.at("logits").read()), kRounding);
   const at::Tensor loss = model->loss(images, expected.at("targets").read());
   EXPECT_LT(difference(loss, expected.at("loss").read()), kRounding);
@@ -44,9 +42,9 @@ TEST(Vit, DropsOutWhereItIsTold) {
   const at::NoGradGuard no_grad;
   const at::Tensor images = stored("vit_expected").at("images").read();
   for (double VitOptions::*const rate : {&VitOptions::dropout, &VitOptions::attention_dropout}) {
-    VitOptions options = kSmall;
+    VitOptions options = kSmallVit;
     options.*rate = 0.5;
-    Vit model = loaded(options);
+    Vit model = loaded_vit(options);
     expect_dropout(*model, [&] { return model->forward(images); });
   }
 }
@@ -64,13 +62,13 @@ TEST(Vit, ModelsOfThePaperHaveTheirSizes) {
 }
 
 TEST(Vit, RefusesShapesThatCannotBe) {
-  VitOptions options = kSmall;
+  VitOptions options = kSmallVit;
   options.image = 9;
   EXPECT_THAT([&] { Vit{options}; }, ThrowsMessage<UsageError>(AllOf(HasSubstr("9x9"), HasSubstr("2x2"))));
-  options = kSmall;
+  options = kSmallVit;
   options.heads = 7;
   EXPECT_THAT([&] { Vit{options}; }, ThrowsMessage<UsageError>(AllOf(HasSubstr("24"), HasSubstr("7 heads"))));
-  Vit model(kSmall);
+  Vit model(kSmallVit);
   for (const std::vector<std::int64_t>& shape :
        {std::vector<std::int64_t>{4, 3, 8, 8}, {4, 1, 8, 10}, {4, 1, 16, 16}, {1, 8, 8}}) {
     EXPECT_THAT(

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 #include <stdexcept>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "snug/memory/device_memory.h"
@@ -50,19 +52,28 @@ TEST(AdamW, MakesItsStateAtOnceAndUnderItsTag) {
   const AdamW optimizer({weight}, {});
   const auto after = memory.stats().by_tag[static_cast<std::size_t>(memory::Tag::Optimizer)];
   EXPECT_EQ(after - before, 2 * memory.rounded(256 * 256 * 4) + memory.rounded(4));
+  const at::Tensor few = torch::randn({256, 256}).to(at::kBFloat16).requires_grad_();
+  const AdamW with_masters({few}, {});
+  const auto more = memory.stats().by_tag[static_cast<std::size_t>(memory::Tag::Optimizer)];
+  EXPECT_EQ(more - after, 3 * memory.rounded(256 * 256 * 4) + memory.rounded(4)) << "two moments and a master, in fp32";
 }
 
-TEST(AdamW, ARehearsalChangesNothingButTheGradients) {
+class AdamWOf : public ::testing::TestWithParam<at::ScalarType> {};
+INSTANTIATE_TEST_SUITE_P(Types, AdamWOf, ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
+                         [](const auto& type) { return std::string(c10::toString(type.param)); });
+
+TEST_P(AdamWOf, ARehearsalChangesNothingButTheGradients) {
   torch::manual_seed(2);
-  const at::Tensor weight = torch::randn({64, 64}).requires_grad_(), bias = torch::randn({64}).requires_grad_();
+  at::Tensor weight = torch::randn({64, 64}).to(GetParam()), bias = torch::randn({64}).to(GetParam());
+  bias[3] = -0.0F;
+  weight.requires_grad_();
+  bias.requires_grad_();
   AdamW optimizer({weight, bias}, {.weight_decay = 0.5});
-  {
-    const torch::NoGradGuard no_grad;
-    bias[3] = -0.0F;
-  }
-  weight.mutable_grad() = torch::randn({64, 64});
-  bias.mutable_grad() = torch::full({64}, std::numeric_limits<float>::quiet_NaN());
-  const auto bits = [](const at::Tensor& t) { return t.detach().clone().view(at::kInt); };
+  weight.mutable_grad() = torch::randn({64, 64}).to(GetParam());
+  bias.mutable_grad() = torch::full({64}, std::numeric_limits<float>::quiet_NaN()).to(GetParam());
+  const auto bits = [](const at::Tensor& t) {
+    return t.detach().clone().view(t.element_size() == 4 ? at::kInt : at::kShort);
+  };
   std::vector<at::Tensor> written = optimizer.state();
   written.push_back(weight);
   written.push_back(bias);
@@ -73,6 +84,96 @@ TEST(AdamW, ARehearsalChangesNothingButTheGradients) {
   EXPECT_EQ(weight.grad().abs().sum().item<float>(), 0);
   optimizer.step(1e-3);
   EXPECT_THROW(optimizer.rehearse(), std::logic_error);
+}
+
+/// The same noisy gradients for all: of a least-squares fit to `target`, for the weights as they are in fp32.
+std::vector<at::Tensor> fit(at::ScalarType dtype, double rate, int steps) {
+  torch::manual_seed(3);
+  const at::Tensor begin = torch::randn({32, 16}).mul_(0.1).to(at::kBFloat16), noise = torch::randn({steps, 32, 16});
+  const at::Tensor weight = begin.to(dtype, /*non_blocking=*/false, /*copy=*/true).requires_grad_();
+  AdamW optimizer({weight}, {.weight_decay = 0.1});
+  for (int i = 0; i < steps; ++i) {
+    weight.mutable_grad() = (noise[i] * 0.1 + 1).to(dtype);
+    optimizer.step(rate);
+    optimizer.zero_grad();
+  }
+  std::vector<at::Tensor> found{begin, weight.detach()};
+  for (const auto& [name, tensor] : optimizer.named_state({"w"})) {
+    if (name.starts_with("master.") || name.starts_with("exp_avg.")) found.push_back(tensor);
+  }
+  return found;
+}
+
+TEST(AdamW, SmallUpdatesMoveWeightsOfFewBitsAsTheyMoveThoseInFp32) {
+  constexpr double kRate = 2e-5;
+  constexpr int kSteps = 200;
+  const auto whole = fit(at::kFloat, kRate, kSteps);
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    const auto few = fit(dtype, kRate, kSteps);
+    ASSERT_EQ(few.size(), 4U);  // with first moments and masters
+    EXPECT_EQ(few[1].scalar_type(), dtype);
+    EXPECT_EQ(few[2].scalar_type(), at::kFloat);
+    EXPECT_EQ(few[3].scalar_type(), at::kFloat);
+    EXPECT_TRUE(at::equal(few[1], few[3].to(dtype))) << "a weight is its master, rounded";
+    // Only the gradients were rounded, to 8 bits or more; two hundred steps go some 4e-3.
+    EXPECT_TRUE(at::allclose(few[3], whole[1], 0, 4e-5)) << dtype;
+    EXPECT_GT((whole[1] - few[0].to(at::kFloat)).abs().min().item<double>(), 3e-3);
+    EXPECT_GT(few[1].ne(few[0].to(dtype)).to(at::kFloat).mean().item<double>(), 0.9) << "most have moved";
+  }
+}
+
+TEST(AdamW, WeightsOfFewBitsGoOnBitwiseFromTheirNamedState) {
+  const auto begun = [] {
+    torch::manual_seed(4);
+    return std::pair{torch::randn({16, 8}).to(at::kBFloat16).requires_grad_(),
+                     torch::randn({8}).to(at::kBFloat16).requires_grad_()};
+  };
+  const auto steps = [](AdamW& optimizer, std::int64_t from, std::int64_t to) {
+    for (std::int64_t i = from; i < to; ++i) {
+      for (const at::Tensor& p : optimizer.parameters()) {
+        p.mutable_grad() = torch::full(p.sizes(), std::sin(static_cast<double>(i) + 1), at::kBFloat16);
+      }
+      optimizer.step(2e-5);
+    }
+  };
+  const std::vector<std::string> names{"w", "b"};
+  auto [weight, bias] = begun();
+  AdamW whole({weight, bias}, {});
+  steps(whole, 0, 10);
+  std::vector<std::pair<std::string, at::Tensor>> saved;
+  for (const auto& [name, tensor] : whole.named_state(names)) saved.emplace_back(name, tensor.clone());
+  const at::Tensor saved_weight = weight.detach().clone(), saved_bias = bias.detach().clone();
+  steps(whole, 10, 20);
+
+  auto [weight_again, bias_again] = begun();
+  AdamW resumed({weight_again, bias_again}, {});
+  {
+    const torch::NoGradGuard no_grad;
+    weight_again.copy_(saved_weight);
+    bias_again.copy_(saved_bias);
+    const auto own = resumed.named_state(names);
+    ASSERT_EQ(own.size(), 8U);
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      EXPECT_EQ(own[i].first, saved[i].first);
+      at::Tensor(own[i].second).copy_(saved[i].second);
+    }
+  }
+  steps(resumed, 10, 20);
+  EXPECT_TRUE(at::equal(weight, weight_again));
+  EXPECT_TRUE(at::equal(bias, bias_again));
+  const auto a = whole.state(), b = resumed.state();
+  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i], b[i])) << i;
+}
+
+TEST(ClipGradientNorm, IsTheNormInFp32OfGradientsOfSeveralTypes) {
+  const at::Tensor p = torch::zeros({4096}).requires_grad_(), q = torch::zeros({3}).to(at::kBFloat16).requires_grad_();
+  p.mutable_grad() = torch::full({4096}, 1.001F);
+  q.mutable_grad() = torch::full({3}, 2.0).to(at::kBFloat16);
+  const double expected = std::sqrt(4096 * 1.001 * 1.001 + 3 * 4);
+  // The sums are in fp32; in bf16 the next numbers are 64 and 64.5.
+  EXPECT_NEAR(clip_gradient_norm({p, q}, 0), expected, 1e-3);
+  EXPECT_NEAR(clip_gradient_norm({p, q}, 1.0), expected, 1e-3);
+  EXPECT_NEAR(clip_gradient_norm({p, q}, 0), 1.0, 1e-3);
 }
 
 TEST(ClipGradientNorm, ScalesToTheLimitAndNotBelow) {

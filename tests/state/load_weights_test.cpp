@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include "snug/base/errors.h"
+#include "tests/base/fault.h"
 
 namespace snug::state {
 namespace {
@@ -25,13 +26,8 @@ StoredTensors all_of(torch::nn::Sequential& net) {
   return all;
 }
 
-std::string fault(torch::nn::Sequential& net, const StoredTensors& tensors, const LoadOptions& options = {}) {
-  try {
-    load_weights(*net, tensors, "the file", options);
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "none";
+std::string load_fault(torch::nn::Sequential& net, const StoredTensors& tensors, const LoadOptions& options = {}) {
+  return snug::testing::fault([&] { load_weights(*net, tensors, "the file", options); });
 }
 
 TEST(LoadWeights, CopiesParametersAndBuffersInTheModelsTypes) {
@@ -55,7 +51,7 @@ TEST(LoadWeights, ListsAllThatIsWrongAtOnceAndWritesNothing) {
   all.erase("1.running_var");
   all.emplace("head.weight", stored(torch::ones({1})));
   all.at("0.weight") = stored(torch::ones({3, 2}));
-  const std::string text = fault(model, all);
+  const std::string text = load_fault(model, all);
   EXPECT_THAT(text, HasSubstr("from the file"));
   EXPECT_THAT(text, HasSubstr("2 missing: 0.bias, 1.running_var"));
   EXPECT_THAT(text, HasSubstr("1 left over: head.weight"));
@@ -73,9 +69,9 @@ TEST(LoadWeights, RenamesAndLeavesOut) {
     if (name.ends_with("inv_freq")) return std::nullopt;
     return std::string(name.substr(6));
   }};
-  EXPECT_EQ(fault(model, all, options), "none");
+  EXPECT_EQ(load_fault(model, all, options), "none");
   const LoadOptions to_one{.rename = [](std::string_view) { return std::optional<std::string>("0.bias"); }};
-  EXPECT_THAT(fault(model, all, to_one), HasSubstr("(a second 0.bias)"));
+  EXPECT_THAT(load_fault(model, all, to_one), HasSubstr("(a second 0.bias)"));
 }
 
 TEST(LoadWeights, ATensorWithTwoNamesNeedBeThereUnderOne) {
@@ -94,8 +90,8 @@ TEST(LoadWeights, ALongListIsCutShort) {
   auto model = net();
   StoredTensors all = all_of(model);
   for (int i = 0; i < 20; ++i) all.emplace("extra." + std::to_string(i), stored(torch::ones({1})));
-  EXPECT_THAT(fault(model, all), HasSubstr("20 left over: extra.0, extra.1, extra.10"));
-  EXPECT_THAT(fault(model, all), HasSubstr("and 12 more"));
+  EXPECT_THAT(load_fault(model, all), HasSubstr("20 left over: extra.0, extra.1, extra.10"));
+  EXPECT_THAT(load_fault(model, all), HasSubstr("and 12 more"));
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ Manifest small() {
 
 std::string signed_text(const std::string& line) { return line + "\n" + hash_of(line) + "\n"; }
 
-std::string fault(const std::string& text) {
+std::string manifest_fault(const std::string& text) {
   try {
     (void)parse_manifest(text, "f");
   } catch (const DamagedFile& error) {
@@ -45,20 +45,23 @@ TEST(Manifest, EveryFlippedBitIsFound) {
   for (std::size_t bit = 0; bit < text.size() * 8; ++bit) {
     std::string flipped = text;
     flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << (bit % 8)));
-    EXPECT_NE(fault(flipped), "none") << bit;
+    EXPECT_NE(manifest_fault(flipped), "none") << bit;
   }
-  for (std::size_t length = 0; length < text.size(); ++length) EXPECT_NE(fault(text.substr(0, length)), "none");
+  for (std::size_t length = 0; length < text.size(); ++length)
+    EXPECT_NE(manifest_fault(text.substr(0, length)), "none");
 }
 
 TEST(Manifest, WhatIsSignedAndWrongIsRefused) {
-  EXPECT_THAT(fault(signed_text("[]")), HasSubstr("no manifest"));
-  EXPECT_THAT(fault(signed_text("{")), HasSubstr("no manifest"));
-  EXPECT_THAT(fault(signed_text(R"({"snug_training_state":2})")), HasSubstr("version 2, and this program reads 1"));
-  EXPECT_THAT(fault(signed_text(R"({"snug_training_state":1,"step":-1})")), HasSubstr("no step"));
-  EXPECT_THAT(fault(signed_text(R"({"snug_training_state":1,"step":1e3})")), HasSubstr("no step"));
-  EXPECT_THAT(fault(signed_text(R"({"snug_training_state":1,"step":18446744073709551615})")), HasSubstr("too large"));
+  EXPECT_THAT(manifest_fault(signed_text("[]")), HasSubstr("no manifest"));
+  EXPECT_THAT(manifest_fault(signed_text("{")), HasSubstr("no manifest"));
+  EXPECT_THAT(manifest_fault(signed_text(R"({"snug_training_state":2})")),
+              HasSubstr("version 2, and this program reads 1"));
+  EXPECT_THAT(manifest_fault(signed_text(R"({"snug_training_state":1,"step":-1})")), HasSubstr("no step"));
+  EXPECT_THAT(manifest_fault(signed_text(R"({"snug_training_state":1,"step":1e3})")), HasSubstr("no step"));
+  EXPECT_THAT(manifest_fault(signed_text(R"({"snug_training_state":1,"step":18446744073709551615})")),
+              HasSubstr("too large"));
   const auto with_file = [](const std::string& files) {
-    return fault(signed_text(R"({"snug_training_state":1,"step":1,"files":)" + files + "}"));
+    return manifest_fault(signed_text(R"({"snug_training_state":1,"step":1,"files":)" + files + "}"));
   };
   EXPECT_THAT(with_file("[]"), HasSubstr("no files"));
   EXPECT_THAT(with_file(R"({"../x":{"bytes":1,"xxh3_128":"0"}})"), HasSubstr("is no file's name"));

@@ -12,22 +12,17 @@
 #include "snug/base/errors.h"
 #include "snug/state/damaged_file.h"
 #include "snug/state/safetensors.h"
+#include "tests/base/scratch.h"
 
 namespace snug::state {
 namespace {
 
 namespace fs = std::filesystem;
+using snug::testing::scratch;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 const fs::path kReference = fs::path(SNUG_TESTS) / "train" / "tiny_adapter";
-
-fs::path scratch(const std::string& name) {
-  const fs::path folder = fs::path(::testing::TempDir()) / "snug_peft_adapter" / name;
-  fs::remove_all(folder);
-  fs::create_directories(folder);
-  return folder;
-}
 
 nlohmann::json config_of(const fs::path& folder) {
   std::ifstream in(folder / "adapter_config.json");
@@ -45,7 +40,7 @@ TEST(PeftAdapter, OpensWhatPeftWrote) {
 }
 
 TEST(PeftAdapter, WritesWhatItReads) {
-  const fs::path folder = scratch("written");
+  const fs::path folder = scratch("peft_adapter/written");
   PeftAdapter adapter{.base = "tiny", .alpha = 5, .dropout = 0.25, .root_of_rank = true, .rank = 2, .targets = {"q"}};
   const at::Tensor down = torch::randn({2, 3}), up = torch::randn({4, 2});
   write_peft_adapter(folder, adapter, {{"a.q.lora_A.weight", down}, {"a.q.lora_B.weight", up}});
@@ -61,9 +56,40 @@ TEST(PeftAdapter, WritesWhatItReads) {
   EXPECT_TRUE(read.tensors.at("a.q.lora_B.weight").read().equal(up));
 }
 
+TEST(PeftAdapter, ModulesThatWereTrainedWholeAreSavedAndReadAsPeftDoesIt) {
+  const fs::path folder = scratch("peft_adapter/whole");
+  const at::Tensor down = torch::randn({2, 3}), up = torch::randn({4, 2}), head = torch::randn({5, 4});
+  write_peft_adapter(
+      folder,
+      {.rank = 2, .targets = {"q"}, .task_type = "SEQ_CLS", .fan_in_fan_out = true, .modules_to_save = {"classifier"}},
+      {{"a.q.lora_A.weight", down}, {"a.q.lora_B.weight", up}, {"classifier.weight", head}});
+  const nlohmann::json config = config_of(folder);
+  EXPECT_EQ(config["modules_to_save"], nlohmann::json({"classifier"}));
+  EXPECT_EQ(config["task_type"], "SEQ_CLS");
+  EXPECT_EQ(config["fan_in_fan_out"], true);
+  EXPECT_TRUE(
+      open_safetensors(folder / "adapter_model.safetensors").tensors.contains("base_model.model.classifier.weight"));
+  const PeftAdapter read = open_peft_adapter(folder);
+  EXPECT_EQ(read.task_type, "SEQ_CLS");
+  EXPECT_TRUE(read.fan_in_fan_out);
+  EXPECT_THAT(read.modules_to_save, ElementsAre("classifier"));
+  EXPECT_THAT(read.modules(), ElementsAre("a.q"));
+  EXPECT_EQ(read.tensors.size(), 2U);
+  ASSERT_EQ(read.whole.size(), 1U);
+  EXPECT_TRUE(read.whole.at("classifier.weight").read().equal(head));
+}
+
+TEST(PeftAdapter, HasNoTaskWherePeftHasNone) {
+  const fs::path folder = scratch("peft_adapter/no-task");
+  write_peft_adapter(folder, {.rank = 2},
+                     {{"q.lora_A.weight", torch::zeros({2, 3})}, {"q.lora_B.weight", torch::zeros({4, 2})}});
+  EXPECT_TRUE(config_of(folder)["task_type"].is_null());
+  EXPECT_TRUE(config_of(folder)["modules_to_save"].is_null());
+}
+
 /// What is said of PEFT's adapter with one setting changed.
 std::string fault_with(const char* key, const nlohmann::json& value) {
-  const fs::path folder = scratch("changed");
+  const fs::path folder = scratch("peft_adapter/changed");
   fs::copy(kReference, folder, fs::copy_options::recursive | fs::copy_options::overwrite_existing);
   nlohmann::json config = config_of(folder);
   config[key] = value;
@@ -82,7 +108,8 @@ TEST(PeftAdapter, RefusesWhatIsMoreThanProducts) {
   EXPECT_THAT(fault_with("bias", "all"), HasSubstr("bias \"all\""));
   EXPECT_THAT(fault_with("peft_type", "IA3"), HasSubstr("peft_type \"IA3\""));
   EXPECT_THAT(fault_with("rank_pattern", {{"q_proj", 2}}), HasSubstr("rank_pattern"));
-  EXPECT_THAT(fault_with("modules_to_save", {"lm_head"}), HasSubstr("modules_to_save"));
+  EXPECT_THAT(fault_with("modules_to_save", {"lm_head"}),
+              HasSubstr("it has no weights of lm_head, which is one of its modules_to_save"));
   EXPECT_THAT(fault_with("use_something_new", true), HasSubstr("use_something_new true"));
   EXPECT_THAT(fault_with("init_lora_weights", "pissa"), HasSubstr("init_lora_weights \"pissa\""));
   EXPECT_EQ(fault_with("init_lora_weights", "gaussian"), "none");
@@ -92,7 +119,7 @@ TEST(PeftAdapter, RefusesWhatIsMoreThanProducts) {
 }
 
 TEST(PeftAdapter, RefusesHalfAPairAndNoFolder) {
-  const fs::path folder = scratch("half");
+  const fs::path folder = scratch("peft_adapter/half");
   write_peft_adapter(folder, {.rank = 2}, {{"a.lora_A.weight", torch::zeros({2, 3})}});
   EXPECT_THROW(open_peft_adapter(folder), UsageError);
   write_peft_adapter(folder, {.rank = 2}, {{"a.weight", torch::zeros({2, 3})}});

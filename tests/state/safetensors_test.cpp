@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 
 fs::path reference() { return fs::path(SNUG_TESTS) / "state" / "reference.safetensors"; }
 
-fs::path scratch(const std::string& name) {
+fs::path path_for(const std::string& name) {
   const fs::path folder = fs::path(::testing::TempDir()) / "snug_safetensors";
   fs::create_directories(folder);
   return folder / name;
@@ -42,7 +42,7 @@ SafetensorsHeader parse(const std::string& bytes) {
   return parse_safetensors_header({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()}, "f");
 }
 
-std::string fault(const std::string& bytes) {
+std::string header_fault(const std::string& bytes) {
   try {
     parse(bytes);
   } catch (const DamagedFile& error) {
@@ -71,7 +71,7 @@ TEST(Safetensors, WritesTheSameBytesAsTheReferenceImplementation) {
   const Safetensors all = open_safetensors(reference());
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   for (const auto& [name, tensor] : all.tensors) tensors.emplace_back(name, tensor.read());
-  const fs::path path = scratch("same.safetensors");
+  const fs::path path = path_for("same.safetensors");
   write_safetensors(path, tensors, all.metadata);
   EXPECT_EQ(bytes_of(path), bytes_of(reference()));
   EXPECT_FALSE(fs::exists(path.string() + ".unfinished"));
@@ -79,7 +79,7 @@ TEST(Safetensors, WritesTheSameBytesAsTheReferenceImplementation) {
 
 TEST(Safetensors, WritesViewsAndReadsThemBack) {
   const at::Tensor whole = torch::randn({6, 4}), complex = torch::randn({3}, at::kComplexFloat);
-  const fs::path path = scratch("views.safetensors");
+  const fs::path path = path_for("views.safetensors");
   write_safetensors(path, {{"t", whole.t()}, {"part", whole.narrow(0, 1, 2)}, {"conjugated", complex.conj()}});
   const auto all = open_safetensors(path).tensors;
   EXPECT_TRUE(at::equal(all.at("t").read(), whole.t()));
@@ -88,7 +88,7 @@ TEST(Safetensors, WritesViewsAndReadsThemBack) {
 }
 
 TEST(Safetensors, TensorsAreViewsThatKeepTheFileAndNeverReachIt) {
-  const fs::path path = scratch("mapped.safetensors");
+  const fs::path path = path_for("mapped.safetensors");
   write_safetensors(path, {{"x", torch::zeros({1024})}});
   const std::string before = bytes_of(path);
   at::Tensor x = open_safetensors(path).tensors.at("x").read();
@@ -99,14 +99,14 @@ TEST(Safetensors, TensorsAreViewsThatKeepTheFileAndNeverReachIt) {
 }
 
 TEST(Safetensors, WhatWasThereStaysWhenWritingFails) {
-  const fs::path path = scratch("stays.safetensors");
+  const fs::path path = path_for("stays.safetensors");
   write_safetensors(path, {{"x", torch::ones({2})}});
   const std::string before = bytes_of(path);
   EXPECT_THROW(write_safetensors(path, {{"x", torch::ones({2})}, {"x", torch::ones({2})}}), UsageError);
   EXPECT_THROW(write_safetensors(path, {{"x", torch::zeros({2}, at::kComplexDouble)}}), UsageError);
   EXPECT_EQ(bytes_of(path), before);
   try {
-    write_safetensors(scratch("no folder") / "x.safetensors", {{"x", torch::ones({2})}});
+    write_safetensors(path_for("no folder") / "x.safetensors", {{"x", torch::ones({2})}});
     FAIL();
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("No such file or directory"));
@@ -117,48 +117,50 @@ TEST(Safetensors, ADamagedFileSaysWhere) {
   const std::string good = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
   EXPECT_EQ(parse(file(good, std::string(8, 'x'))).tensors.size(), 1U);
   EXPECT_EQ(parse(file("{}")).tensors.size(), 0U);
-  EXPECT_THAT(fault("1234567"), HasSubstr("header too small"));
-  EXPECT_THAT(fault(std::string(8, '\xff')), HasSubstr("header too large"));
-  EXPECT_THAT(fault(file(good).substr(0, 20)), HasSubstr("invalid header length"));
-  EXPECT_THAT(fault(file("[]")), HasSubstr("does not begin with {"));
-  EXPECT_THAT(fault(file("{\"a\"")), HasSubstr("no JSON"));
-  EXPECT_THAT(fault(file("{\"\xff\":1}")), HasSubstr("no JSON"));
-  EXPECT_THAT(fault(file(good, "1234567")), HasSubstr("invalid offset: bytes 0 to 8 of 7"));
-  EXPECT_THAT(fault(file(good, "123456789")), HasSubstr("incomplete metadata"));
+  EXPECT_THAT(header_fault("1234567"), HasSubstr("header too small"));
+  EXPECT_THAT(header_fault(std::string(8, '\xff')), HasSubstr("header too large"));
+  EXPECT_THAT(header_fault(file(good).substr(0, 20)), HasSubstr("invalid header length"));
+  EXPECT_THAT(header_fault(file("[]")), HasSubstr("does not begin with {"));
+  EXPECT_THAT(header_fault(file("{\"a\"")), HasSubstr("no JSON"));
+  EXPECT_THAT(header_fault(file("{\"\xff\":1}")), HasSubstr("no JSON"));
+  EXPECT_THAT(header_fault(file(good, "1234567")), HasSubstr("invalid offset: bytes 0 to 8 of 7"));
+  EXPECT_THAT(header_fault(file(good, "123456789")), HasSubstr("incomplete metadata"));
   const auto one = [](const std::string& entry) { return file("{\"a\":" + entry + "}", std::string(8, 'x')); };
-  EXPECT_THAT(fault(one(R"({"dtype":"F32","shape":[3],"data_offsets":[0,8]})")), HasSubstr("takes 12 bytes"));
-  EXPECT_THAT(fault(one(R"({"dtype":"F4","shape":[2],"data_offsets":[0,8]})")), HasSubstr("no element type F4"));
-  EXPECT_THAT(fault(one(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})")), HasSubstr("no count"));
-  EXPECT_THAT(fault(one(R"({"dtype":"F32","shape":[2.5],"data_offsets":[0,8]})")), HasSubstr("no count"));
-  EXPECT_THAT(fault(one(R"({"dtype":"F32","shape":[4611686018427387904,4611686018427387904],"data_offsets":[0,8]})")),
-              HasSubstr("more elements than can be counted"));
-  EXPECT_THAT(fault(one(R"({"dtype":"F32","shape":[2],"data_offsets":[8,0]})")), HasSubstr("invalid offset"));
-  EXPECT_THAT(fault(one(R"({"dtype":"F32","shape":[1],"data_offsets":[4,8]})")), HasSubstr("begins at byte 4"));
-  EXPECT_THAT(fault(one(R"({"dtype":"F32","shape":[2]})")), HasSubstr("must have dtype, shape and two data_offsets"));
-  EXPECT_THAT(fault(file(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],)"
-                         R"("data_offsets":[2,6]}})",
-                         "123456")),
+  EXPECT_THAT(header_fault(one(R"({"dtype":"F32","shape":[3],"data_offsets":[0,8]})")), HasSubstr("takes 12 bytes"));
+  EXPECT_THAT(header_fault(one(R"({"dtype":"F4","shape":[2],"data_offsets":[0,8]})")), HasSubstr("no element type F4"));
+  EXPECT_THAT(header_fault(one(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})")), HasSubstr("no count"));
+  EXPECT_THAT(header_fault(one(R"({"dtype":"F32","shape":[2.5],"data_offsets":[0,8]})")), HasSubstr("no count"));
+  EXPECT_THAT(
+      header_fault(one(R"({"dtype":"F32","shape":[4611686018427387904,4611686018427387904],"data_offsets":[0,8]})")),
+      HasSubstr("more elements than can be counted"));
+  EXPECT_THAT(header_fault(one(R"({"dtype":"F32","shape":[2],"data_offsets":[8,0]})")), HasSubstr("invalid offset"));
+  EXPECT_THAT(header_fault(one(R"({"dtype":"F32","shape":[1],"data_offsets":[4,8]})")), HasSubstr("begins at byte 4"));
+  EXPECT_THAT(header_fault(one(R"({"dtype":"F32","shape":[2]})")),
+              HasSubstr("must have dtype, shape and two data_offsets"));
+  EXPECT_THAT(header_fault(file(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],)"
+                                R"("data_offsets":[2,6]}})",
+                                "123456")),
               HasSubstr("tensor b: invalid offset"));
-  EXPECT_THAT(fault(file(R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],)"
-                         R"("data_offsets":[0,0]}})")),
+  EXPECT_THAT(header_fault(file(R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],)"
+                                R"("data_offsets":[0,0]}})")),
               HasSubstr("two tensors have the name a"));
-  EXPECT_THAT(fault(file(R"({"__metadata__":{"a":1}})")), HasSubstr("__metadata__.a is a number, and no text"));
+  EXPECT_THAT(header_fault(file(R"({"__metadata__":{"a":1}})")), HasSubstr("__metadata__.a is a number, and no text"));
 }
 
 TEST(Safetensors, AHeaderOfAnyDepthAndAnyLengthIsReadInOneGo) {
   const std::string deep(200'000, '[');
-  EXPECT_THAT(fault(file("{\"a\":" + deep)), HasSubstr("a is an array"));
-  EXPECT_THAT(fault(file("{\"a\":{\"shape\":" + deep)), HasSubstr("no count"));
-  EXPECT_THAT(fault(file("{\"a\":{\"other\":" + deep)), HasSubstr("tensor a: other holds an array"));
-  EXPECT_THAT(fault(file("{\"__metadata__\":{\"b\":" + deep)), HasSubstr("is an array"));
-  EXPECT_THAT(fault(file(R"({"a":{"dtype":"F32","dtype":"F32","shape":[0],"data_offsets":[0,0]}})")),
+  EXPECT_THAT(header_fault(file("{\"a\":" + deep)), HasSubstr("a is an array"));
+  EXPECT_THAT(header_fault(file("{\"a\":{\"shape\":" + deep)), HasSubstr("no count"));
+  EXPECT_THAT(header_fault(file("{\"a\":{\"other\":" + deep)), HasSubstr("tensor a: other holds an array"));
+  EXPECT_THAT(header_fault(file("{\"__metadata__\":{\"b\":" + deep)), HasSubstr("is an array"));
+  EXPECT_THAT(header_fault(file(R"({"a":{"dtype":"F32","dtype":"F32","shape":[0],"data_offsets":[0,0]}})")),
               HasSubstr("dtype is there twice in a"));
-  EXPECT_THAT(fault(file(std::string("{}\0rest", 7))), HasSubstr("a byte of 0"));
-  EXPECT_THAT(fault(file(R"({"a":{"dtype":"U8","shape":[0,4294967296,4294967296],"data_offsets":[0,0]}})")),
+  EXPECT_THAT(header_fault(file(std::string("{}\0rest", 7))), HasSubstr("a byte of 0"));
+  EXPECT_THAT(header_fault(file(R"({"a":{"dtype":"U8","shape":[0,4294967296,4294967296],"data_offsets":[0,0]}})")),
               HasSubstr("more elements than can be counted"));
-  EXPECT_EQ(
-      fault(file(R"({"__metadata__":null,"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0],"note":"x","n":1}})")),
-      "none");
+  EXPECT_EQ(header_fault(
+                file(R"({"__metadata__":null,"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0],"note":"x","n":1}})")),
+            "none");
   std::string many = "{";
   for (int i = 0; i < 100'000; ++i) {
     many += fmt::format("{}\"{}\":{{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", i == 0 ? "" : ",", i);
@@ -167,7 +169,7 @@ TEST(Safetensors, AHeaderOfAnyDepthAndAnyLengthIsReadInOneGo) {
 }
 
 TEST(Safetensors, NamesThatTheFormatDoesNotHaveAreNotWritten) {
-  const fs::path path = scratch("names.safetensors");
+  const fs::path path = path_for("names.safetensors");
   EXPECT_THROW(write_safetensors(path, {{"\xff", torch::ones({1})}}), UsageError);
   EXPECT_THROW(write_safetensors(path, {{"__metadata__", torch::ones({1})}}), UsageError);
   EXPECT_THROW(write_safetensors(path, {{"a", torch::ones({1})}}, {{"k", "\xff"}}), UsageError);
@@ -175,12 +177,12 @@ TEST(Safetensors, NamesThatTheFormatDoesNotHaveAreNotWritten) {
 }
 
 TEST(Safetensors, MissingFilesAndFolders) {
-  EXPECT_THROW(open_safetensors(scratch("nowhere.safetensors")), UsageError);
-  EXPECT_THROW(open_safetensors(scratch("")), UsageError);
+  EXPECT_THROW(open_safetensors(path_for("nowhere.safetensors")), UsageError);
+  EXPECT_THROW(open_safetensors(path_for("")), UsageError);
 }
 
 TEST(Safetensors, ReadsShardsByTheirIndex) {
-  const fs::path folder = scratch("sharded");
+  const fs::path folder = path_for("sharded");
   fs::remove_all(folder);
   fs::create_directories(folder);
   write_safetensors(folder / "model-00001-of-00002.safetensors",

@@ -3,40 +3,34 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/inotify.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
-#include <chrono>
+#include <array>
 #include <csignal>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <thread>
 
 #include "snug/base/errors.h"
 #include "snug/memory/device_memory.h"
 #include "snug/state/damaged_file.h"
 #include "snug/state/state_writer.h"
+#include "tests/base/scratch.h"
 
 namespace snug::state {
 namespace {
 
 namespace fs = std::filesystem;
+using snug::testing::scratch;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-/// A folder of its own, empty.
-fs::path scratch(const std::string& name) {
-  const fs::path folder = fs::path(::testing::TempDir()) / "snug_training_state" / name;
-  fs::remove_all(folder);
-  fs::create_directories(folder);
-  return folder;
-}
 
 /// Two groups of tensors and a value, all telling of the same step.
 struct Job {
@@ -78,7 +72,7 @@ std::optional<StateFolder> newest(const fs::path& folder, std::vector<std::strin
 }
 
 TEST(TrainingState, ComesBackAsItWas) {
-  const fs::path folder = scratch("back");
+  const fs::path folder = scratch("training_state/back");
   Job run;
   run.be_at(7);
   StateWriter writer(folder);
@@ -96,7 +90,7 @@ TEST(TrainingState, ComesBackAsItWas) {
 }
 
 TEST(TrainingState, TheLastAndTheBestStay) {
-  const fs::path folder = scratch("retention");
+  const fs::path folder = scratch("training_state/retention");
   Job run;
   StateWriter writer(folder, {.last = 2, .best = 1});
   const std::vector<std::optional<double>> metrics{3.0, 1.0, 2.0, std::nullopt, 2.5};
@@ -105,7 +99,7 @@ TEST(TrainingState, TheLastAndTheBestStay) {
 }
 
 TEST(TrainingState, TheOneJustWrittenStaysAndDamagedOnesTakeNoPlace) {
-  const fs::path folder = scratch("kept");
+  const fs::path folder = scratch("training_state/kept");
   Job job;
   StateWriter writer(folder, {.last = 1, .best = 0});
   writer.write(job.state, 100);
@@ -116,7 +110,7 @@ TEST(TrainingState, TheOneJustWrittenStaysAndDamagedOnesTakeNoPlace) {
 }
 
 TEST(TrainingState, WhatAnEarlierProcessOfTheSameNumberLeftIsRemoved) {
-  const fs::path folder = scratch("number");
+  const fs::path folder = scratch("training_state/number");
   fs::create_directory(folder / (state_name(3) + kUnfinished + std::to_string(::getpid())));
   fs::create_directory(folder / (state_name(4) + kUnfinished + "1"));  // of a process that lives
   StateWriter writer(folder);
@@ -124,7 +118,7 @@ TEST(TrainingState, WhatAnEarlierProcessOfTheSameNumberLeftIsRemoved) {
 }
 
 TEST(TrainingState, AStateOfTheSameStepIsReplaced) {
-  const fs::path folder = scratch("again");
+  const fs::path folder = scratch("training_state/again");
   Job run;
   StateWriter writer(folder);
   run.be_at(1);
@@ -137,7 +131,7 @@ TEST(TrainingState, AStateOfTheSameStepIsReplaced) {
 }
 
 TEST(TrainingState, IsWrittenInTheBackgroundAsFarAsThereIsRoomForACopy) {
-  const fs::path folder = scratch("background");
+  const fs::path folder = scratch("training_state/background");
   Job run;
   StateWriter writer(folder);
   run.be_at(1);
@@ -155,7 +149,7 @@ TEST(TrainingState, IsWrittenInTheBackgroundAsFarAsThereIsRoomForACopy) {
 }
 
 TEST(TrainingState, ACopyCountsTowardsTheBudgetUntilItIsWritten) {
-  const fs::path folder = scratch("counted");
+  const fs::path folder = scratch("training_state/counted");
   TrainingState state;
   state.add_tensors("weights", {{"weight", torch::zeros({1 << 20})}});
   auto& memory = memory::device_memory(c10::kCPU);
@@ -170,7 +164,7 @@ TEST(TrainingState, ACopyCountsTowardsTheBudgetUntilItIsWritten) {
 }
 
 TEST(TrainingState, AFlippedBitInAnyFileIsFoundAndTheOlderStateTaken) {
-  const fs::path folder = scratch("flipped");
+  const fs::path folder = scratch("training_state/flipped");
   Job run;
   StateWriter writer(folder, {.last = 2});
   run.be_at(1);
@@ -208,7 +202,7 @@ TEST(TrainingState, AFlippedBitInAnyFileIsFoundAndTheOlderStateTaken) {
 }
 
 TEST(TrainingState, WhatIsMissingOrTooShortIsNamed) {
-  const fs::path folder = scratch("missing");
+  const fs::path folder = scratch("training_state/missing");
   Job run;
   StateWriter(folder).write(run.state, 3);
   const fs::path state = folder / state_name(3);
@@ -228,7 +222,7 @@ TEST(TrainingState, WhatIsMissingOrTooShortIsNamed) {
 }
 
 TEST(TrainingState, AnotherRunsStateIsRefusedWithAllThatDoesNotFit) {
-  const fs::path folder = scratch("other");
+  const fs::path folder = scratch("training_state/other");
   Job run;
   run.be_at(3);
   StateWriter(folder).write(run.state, 3);
@@ -252,6 +246,44 @@ TEST(TrainingState, AnotherRunsStateIsRefusedWithAllThatDoesNotFit) {
   EXPECT_TRUE(weight.eq(1).all().item<bool>());
 }
 
+/// What has been registered since: parts with a default are what that makes them, and the others are missed by name.
+TEST(TrainingState, AnOlderStateGoesOnWithTheDefaultsOfNewParts) {
+  const fs::path folder = scratch("training_state/older");
+  Job older;
+  older.be_at(3);
+  StateWriter(folder).write(older.state, 3);
+  Job run;
+  at::Tensor average = torch::zeros({64, 32});
+  double scale = 0;
+  run.state.add_tensors("ema", {{"weight", average}}, [&] { average.copy_(run.weight); });
+  run.state.add_value(
+      "scaler", [&] { return nlohmann::json(scale); },
+      [&](const nlohmann::json& value) { scale = value.get<double>(); }, [&] { scale = 65536; });
+  run.state.restore(folder / state_name(3));
+  EXPECT_TRUE(run.is_at(3));
+  EXPECT_TRUE(at::equal(average, run.weight)) << "made of what was restored";
+  EXPECT_EQ(scale, 65536);
+
+  // A state that has them gives them back.
+  scale = 2;
+  average.fill_(7);
+  StateWriter(folder).write(run.state, 4);
+  scale = 0;
+  average.zero_();
+  run.state.restore(folder / state_name(4));
+  EXPECT_EQ(scale, 2);
+  EXPECT_TRUE(average.eq(7).all().item<bool>());
+
+  run.state.add_value(
+      "sampler", [] { return nlohmann::json(1); }, [](const nlohmann::json&) { FAIL(); });
+  try {
+    run.state.restore(folder / state_name(3));
+    FAIL();
+  } catch (const UsageError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("1 do not fit: values.json has no sampler"));
+  }
+}
+
 /// Saves states 1, 2, 3, ... until it is killed. Background and not, and a step twice now and then.
 [[noreturn]] void save_without_end(const fs::path& folder, std::int64_t first) {
   Job run;
@@ -264,17 +296,46 @@ TEST(TrainingState, AnotherRunsStateIsRefusedWithAllThatDoesNotFit) {
   }
 }
 
+/// Waits until so many names have come, gone or changed in a folder since it was made.
+class Changes {
+ public:
+  explicit Changes(const fs::path& folder) : descriptor_(::inotify_init1(IN_CLOEXEC)) {
+    EXPECT_GE(::inotify_add_watch(descriptor_, folder.c_str(), IN_CREATE | IN_MOVED_TO | IN_DELETE), 0);
+  }
+  Changes(const Changes&) = delete;
+  Changes& operator=(const Changes&) = delete;
+  ~Changes() { ::close(descriptor_); }
+
+  void wait_for(std::uint64_t changes) {
+    alignas(inotify_event) std::array<char, 4096> events{};
+    while (seen_ < changes) {
+      const ssize_t bytes = ::read(descriptor_, events.data(), events.size());
+      ASSERT_GT(bytes, 0);
+      for (ssize_t offset = 0; offset < bytes; ++seen_) {
+        offset += static_cast<ssize_t>(
+            sizeof(inotify_event) + reinterpret_cast<inotify_event*>(&events[static_cast<std::size_t>(offset)])->len);
+      }
+    }
+  }
+
+ private:
+  int descriptor_;
+  std::uint64_t seen_ = 0;
+};
+
 TEST(TrainingState, KilledAtAnyMomentThereIsAWholeState) {
   constexpr int kTimes = 200;
-  const fs::path folder = scratch("killed");
+  const fs::path folder = scratch("training_state/killed");
   std::mt19937 random(7);
   std::int64_t step = 0;
   int unfinished = 0;
   for (int i = 0; i < kTimes; ++i) {
+    Changes changes(folder);
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
     if (child == 0) save_without_end(folder, step + 1);
-    std::this_thread::sleep_for(std::chrono::microseconds(2000 + random() % 40000));
+    // A state in the making is begun, takes its name, or an old one goes; the child is then somewhere behind that.
+    changes.wait_for(1 + random() % 12);
     ::kill(child, SIGKILL);
     int status = 0;
     ::waitpid(child, &status, 0);
@@ -300,7 +361,7 @@ TEST(TrainingState, KilledAtAnyMomentThereIsAWholeState) {
 
 /// A limit on the size of files stands for a full disk.
 TEST(TrainingState, AFullDiskLeavesTheLastState) {
-  const fs::path folder = scratch("full");
+  const fs::path folder = scratch("training_state/full");
   Job run;
   run.be_at(1);
   StateWriter writer(folder);

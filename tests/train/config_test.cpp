@@ -48,7 +48,7 @@ TEST(Config, ReadsKeysAndKeepsTheOtherDefaults) {
   expected.model.width = 64;
   expected.model.heads = 4;
   expected.memory.budget = "60%";
-  expected.precision.compute = "bf16";
+  expected.precision.compute = Compute::Bf16;
   expected.train.detect_anomaly = true;
   EXPECT_EQ(config, expected);
 }
@@ -172,12 +172,12 @@ TEST(Config, RefusesSettingsThatWouldDoNothing) {
   };
   const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
   EXPECT_TRUE(has(message([](Config& c) { c.state.every = 5; }), "output.folder is empty"));
-  EXPECT_TRUE(has(message([](Config& c) { c.data.packing = "documents"; }), "needs model.kind = \"llama\""));
+  EXPECT_TRUE(has(message([](Config& c) { c.data.packing = Packing::Documents; }), "needs model.kind = \"llama\""));
   EXPECT_TRUE(has(message([](Config& c) { c.model.path = "x.gguf"; }), "model.kind is \"gpt\""));
-  EXPECT_TRUE(has(message([](Config& c) { c.model.weights = "packed"; }), "for pretrained models"));
+  EXPECT_TRUE(has(message([](Config& c) { c.model.weights = BaseWeights::Packed; }), "for pretrained models"));
   const auto llama = [&](const auto& change) {
     return message([&](Config& c) {
-      c.model.kind = "llama";
+      c.model.kind = ModelKind::Llama;
       c.model.path = "x.gguf";
       change(c);
     });
@@ -185,10 +185,81 @@ TEST(Config, RefusesSettingsThatWouldDoNothing) {
   EXPECT_EQ(llama([](Config&) {}), "no error");
   EXPECT_TRUE(has(llama([](Config& c) { c.model.dropout = 0.1; }), "see lora.dropout"));
   EXPECT_TRUE(has(llama([](Config& c) {
-                    c.data.packing = "documents";
+                    c.data.packing = Packing::Documents;
                     c.train.validate_every = 2;
                   }),
                   "no validation split"));
+}
+
+/// What validate() says of a file, and of what is set after it.
+std::string refusal(std::string_view text, const std::vector<std::string>& settings = {}) {
+  return message_of([&] {
+    Config config = from_toml(text);
+    for (const std::string& setting : settings) set_key(config, setting);
+    validate(config);
+  });
+}
+
+TEST(Config, RefusesKeysThatDoNothingNamingKeyValueAndWhenTheyApply) {
+  const std::string gpt = "[model]\nkind = \"gpt\"\n", pretrained = "[model]\nkind = \"llama\"\npath = \"m.gguf\"\n";
+  EXPECT_EQ(refusal(gpt + "key_heads = 2"),
+            "configuration: model.key_heads = 2 does nothing here: it applies with model.kind = \"llama\" and no "
+            "model.path, whose files decide; leave it out");
+  const auto refused = [&](const std::string& text, const std::string& what) {
+    const std::string said = refusal(text);
+    EXPECT_NE(said.find("configuration: " + what + " does nothing here: it applies "), std::string::npos) << said;
+  };
+  refused(gpt + "inner_width = 64", "model.inner_width = 64");
+  for (const std::string key : {"blocks", "width", "heads", "vocabulary", "inner_width", "key_heads"}) {
+    refused(pretrained + key + " = 256", "model." + key + " = 256");
+  }
+  const std::string adapter = pretrained + "[lora]\nadapter = \"a\"\n";
+  refused(adapter + "rank = 4", "lora.rank = 4");
+  refused(adapter + "alpha = 8", "lora.alpha = 8.0");
+  refused(pretrained + "[lora]\ntargets = \"all-linear\"", "lora.targets = \"all-linear\"");
+  refused(pretrained + "[lora]\nscale = \"alpha/sqrt(rank)\"", "lora.scale = \"alpha/sqrt(rank)\"");
+  const std::string documents = pretrained + "[data]\npacking = \"documents\"\n";
+  refused(documents + "validation_fraction = 0.1", "data.validation_fraction = 0.1");
+  refused(documents + "[train]\nvalidation_batches = 2", "train.validation_batches = 2");
+  refused(documents + "[train]\nvalidate_every = 2", "train.validate_every = 2");
+  refused("[data]\nprefetch = 4", "data.prefetch = 4");
+  refused("[data]\npath = \"ids.bin\"\ntokenizer = \"t.json\"", "data.tokenizer = \"t.json\"");
+  refused("[memory]\nverify_replay_by = \"values\"", "memory.verify_replay_by = \"values\"");
+  refused("[state]\nlast = 3", "state.last = 3");
+  refused("[state]\nwrite = \"wait\"", "state.write = \"wait\"");
+}
+
+TEST(Config, ADefaultIsRefusedOnlyWhereItWasSetByName) {
+  const std::string pretrained = "[model]\nkind = \"llama\"\npath = \"m.gguf\"\n";
+  EXPECT_EQ(refusal(pretrained), "no error");
+  EXPECT_NE(refusal(pretrained + "blocks = 6").find("model.blocks = 6"), std::string::npos) << "the default";
+  EXPECT_NE(refusal(pretrained, {"model.blocks=6"}).find("model.blocks = 6"), std::string::npos);
+  EXPECT_EQ(refusal(pretrained + "[data]\npacking = \"documents\""), "no error") << "with a fraction by default";
+  EXPECT_EQ(refusal("[model]\nkey_heads = 0\n[lora]\nrank = 0\n[data]\ntokenizer = \"auto\""), "no error")
+      << "which ask for nothing";
+  EXPECT_EQ(from_toml(pretrained + "blocks = 6"), from_toml(pretrained)) << "the same run";
+}
+
+TEST(Config, WhatIsTurnedOffByNameTakesItsSettingsWithIt) {
+  const std::string lora =
+      "[model]\nkind = \"llama\"\npath = \"m.gguf\"\n[lora]\nrank = 8\nalpha = 32\n[output]\nfolder = \"out\"\n"
+      "[state]\nlast = 3\n";
+  EXPECT_EQ(refusal(lora), "no error");
+  EXPECT_EQ(refusal(lora, {"lora.rank=0", "output.folder="}), "no error");
+  EXPECT_EQ(refusal("[data]\nprefetch = 4\nworkers = 2", {"data.workers=0"}), "no error");
+}
+
+TEST(Config, AWordThatIsNoneListsThoseThereAre) {
+  EXPECT_EQ(mistake_in("[precision]\ncompute = \"bf61\""),
+            "run.toml: precision.compute is \"bf61\"; did you mean \"bf16\"? it must be one of fp32, bf16");
+  EXPECT_EQ(mistake_of_set("model.kind=rnn"), "--set: model.kind is \"rnn\"; it must be one of gpt, llama");
+  EXPECT_EQ(mistake_in("[optimizer]\nkind = \"sgd\""), "run.toml: optimizer.kind is \"sgd\"; it must be one of adamw");
+  EXPECT_EQ(from_toml("[model]\nweights = \"packed\"").model.weights, BaseWeights::Packed);
+  EXPECT_EQ(to_json(from_toml("[lora]\nscale = \"alpha/sqrt(rank)\""))["lora"]["scale"], "alpha/sqrt(rank)");
+  Config config;
+  config.precision.compute = static_cast<Compute>(9);
+  EXPECT_NE(message_of([&] { validate(config); }).find("precision.compute is \"\"; it must be one of fp32, bf16"),
+            std::string::npos);
 }
 
 TEST(Config, ListsHaveCommasBetween) {

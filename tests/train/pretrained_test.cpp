@@ -6,12 +6,13 @@
 #include <torch/torch.h>
 
 #include <fstream>
-#include <iterator>
 
 #include "snug/base/errors.h"
+#include "snug/base/text_file.h"
 #include "snug/models/lora.h"
 #include "snug/state/safetensors.h"
 #include "snug/train/language_model.h"
+#include "tests/train/reference_files.h"
 
 namespace snug::train {
 namespace {
@@ -19,8 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-const fs::path kHere = fs::path(SNUG_TESTS) / "train";
 
 at::Tensor expected(const char* name) {
   return state::open_safetensors(kHere / "tiny_expected.safetensors").tensors.at(name).read();
@@ -30,7 +29,7 @@ double difference(const at::Tensor& a, const at::Tensor& b) { return (a - b).abs
 
 constexpr double kRounding = 1e-4;  // of logits of the order of 10, as transformers sums in another order
 
-std::string fault(const auto& action) {
+std::string error_of(const auto& action) {
   try {
     action();
   } catch (const Error& error) {
@@ -39,17 +38,12 @@ std::string fault(const auto& action) {
   return "none";
 }
 
-std::string text_of(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
 /// A copy of the folder with a text in one of its files replaced.
 fs::path folder_with(const char* file, const std::string& from, const std::string& to) {
   const fs::path folder = fs::path(::testing::TempDir()) / "snug_pretrained";
   fs::remove_all(folder);
   fs::copy(kHere / "tiny", folder, fs::copy_options::recursive);
-  std::string text = text_of(folder / file);
+  std::string text = read_text(folder / file);
   const std::size_t at = text.find(from);
   EXPECT_NE(at, std::string::npos);
   text.replace(at, from.size(), to);
@@ -79,7 +73,7 @@ TEST(Pretrained, PackedWeightsGiveTheSameAndAreNoParameters) {
   models::Llama model = files.load(BaseWeights::Packed);
   EXPECT_LT(difference(model->forward(expected("tokens")), expected("logits")), kRounding);
   EXPECT_EQ(model->parameters().size(), 5);  // the norms
-  EXPECT_THAT(fault([] { (void)Pretrained::open(kHere / "tiny").load(BaseWeights::Packed); }),
+  EXPECT_THAT(error_of([] { (void)Pretrained::open(kHere / "tiny").load(BaseWeights::Packed); }),
               HasSubstr("it has no blocks"));
 }
 
@@ -114,7 +108,7 @@ TEST(Pretrained, AnAdapterOfAnotherModelIsRefusedWithAllThatDoesNotFit) {
   options.layers = 1;
   options.inner_width = 96;
   models::Llama model(options);
-  const std::string said = fault([&] { load_adapter(*model, kHere / "tiny_adapter"); });
+  const std::string said = error_of([&] { load_adapter(*model, kHere / "tiny_adapter"); });
   for (const char* part : {"is for another model", "of its 4 modules 3 do not fit",
                            "model.layers.0.mlp.down_proj (32x96 in the model, 32x64 in the adapter)",
                            "model.layers.1.self_attn.q_proj (not there)"}) {
@@ -125,7 +119,7 @@ TEST(Pretrained, AnAdapterOfAnotherModelIsRefusedWithAllThatDoesNotFit) {
 }
 
 TEST(Pretrained, WhatCannotBeIsRefused) {
-  const auto opened = [](const fs::path& path) { return fault([&] { (void)Pretrained::open(path); }); };
+  const auto opened = [](const fs::path& path) { return error_of([&] { (void)Pretrained::open(path); }); };
   EXPECT_THAT(opened("/nowhere.gguf"), HasSubstr("/nowhere.gguf"));
   EXPECT_THAT(opened(fs::path(::testing::TempDir())), HasSubstr("config.json: it cannot be read"));
   EXPECT_THAT(opened(kHere / "tiny" / "config.json"), HasSubstr("config.json"));
@@ -137,15 +131,15 @@ TEST(Pretrained, WhatCannotBeIsRefused) {
   EXPECT_THAT(opened(folder_with("config.json", "\"rope_type\": \"default\"", "\"rope_type\": \"longrope\"")),
               HasSubstr("its rope_type is \"longrope\""));
   const fs::path wider = folder_with("config.json", "\"intermediate_size\": 64", "\"intermediate_size\": 80");
-  const std::string said = fault([&] { (void)Pretrained::open(wider).load(BaseWeights::Fp32); });
+  const std::string said = error_of([&] { (void)Pretrained::open(wider).load(BaseWeights::Fp32); });
   EXPECT_THAT(said, HasSubstr("6 of another shape"));
   EXPECT_THAT(said, HasSubstr("model.layers.0.mlp.down_proj.weight (32x64 in the file, 32x80 in the model)"));
   const fs::path deeper = folder_with("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
-  EXPECT_THAT(fault([&] { (void)Pretrained::open(deeper).load(BaseWeights::Fp32); }), HasSubstr("9 missing"));
+  EXPECT_THAT(error_of([&] { (void)Pretrained::open(deeper).load(BaseWeights::Fp32); }), HasSubstr("9 missing"));
   const fs::path flatter = folder_with("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
-  EXPECT_THAT(fault([&] { (void)Pretrained::open(flatter).load(BaseWeights::Fp32); }), HasSubstr("9 left over"));
+  EXPECT_THAT(error_of([&] { (void)Pretrained::open(flatter).load(BaseWeights::Fp32); }), HasSubstr("9 left over"));
   const fs::path fewer = folder_with("config.json", "\"vocab_size\": 300", "\"vocab_size\": 200");
-  EXPECT_THAT(fault([&] { (void)Pretrained::open(fewer).tokenizer(); }),
+  EXPECT_THAT(error_of([&] { (void)Pretrained::open(fewer).tokenizer(); }),
               HasSubstr("has 272 tokens and the model 200"));
 }
 

@@ -6,36 +6,26 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "snug/base/errors.h"
+#include "snug/base/text_file.h"
 #include "snug/report/progress.h"
 #include "snug/state/training_state.h"
 #include "snug/train/interrupt.h"
 #include "snug/train/trainer.h"
 #include "tests/base/fault.h"
+#include "tests/base/scratch.h"
 
 namespace snug::train {
 namespace {
 
 namespace fs = std::filesystem;
+using snug::testing::scratch;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr std::int64_t kSteps = 40, kHalf = 20;
-
-fs::path scratch(const std::string& name) {
-  const fs::path folder = fs::path(::testing::TempDir()) / "snug_resume" / name;
-  fs::remove_all(folder);
-  fs::create_directories(folder);
-  return folder;
-}
-
-std::string text_of(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
 
 fs::path text_file() {
   const fs::path path = fs::path(::testing::TempDir()) / "snug_resume.txt";
@@ -44,7 +34,7 @@ fs::path text_file() {
   return path;
 }
 
-Config gpt() {
+Config forty_steps() {
   Config c;
   c.model.blocks = 2;
   c.model.width = 32;
@@ -61,10 +51,10 @@ Config gpt() {
 }
 
 /// Adapters with dropout beside frozen weights, packed or not.
-Config lora(const char* weights) {
-  Config c = gpt();
+Config lora(BaseWeights weights) {
+  Config c = forty_steps();
   c.model = {};
-  c.model.kind = "llama";
+  c.model.kind = ModelKind::Llama;
   c.model.path = fs::path(SNUG_TESTS) / "train" / "tiny.gguf";
   c.model.weights = weights;
   c.model.sequence = 32;
@@ -82,8 +72,8 @@ struct Outcome {
 Outcome outcome(const fs::path& folder) {
   Outcome o;
   const fs::path state = folder / "state" / state::state_name(kSteps);
-  for (const char* file : {"weights.safetensors", "optimizer.safetensors"}) o.files[file] = text_of(state / file);
-  o.files["random"] = nlohmann::json::parse(text_of(state / "values.json"))["random"].dump();
+  for (const char* file : {"weights.safetensors", "optimizer.safetensors"}) o.files[file] = read_text(state / file);
+  o.files["random"] = nlohmann::json::parse(read_text(state / "values.json"))["random"].dump();
   std::ifstream lines(folder / "metrics.jsonl");
   for (std::string line; std::getline(lines, line);) {
     const auto json = nlohmann::ordered_json::parse(line);
@@ -94,7 +84,7 @@ Outcome outcome(const fs::path& folder) {
   return o;
 }
 
-TrainResult run(Config config, const fs::path& folder, Start start = Start::Anew) {
+TrainResult run_in(Config config, const fs::path& folder, Start start = Start::Anew) {
   config.output.folder = folder;
   report::Progress silent = report::Progress::silent();
   TrainOptions options;
@@ -104,11 +94,11 @@ TrainResult run(Config config, const fs::path& folder, Start start = Start::Anew
 
 /// Resumes a copy of the run from the middle, under settings that may have changed.
 Outcome resumed(const fs::path& whole, const std::string& name, const Config& config) {
-  const fs::path folder = scratch(name);
+  const fs::path folder = scratch("resume/" + name);
   fs::create_directories(folder / "state");
   fs::copy(whole / "state" / state::state_name(kHalf), folder / "state" / state::state_name(kHalf),
            fs::copy_options::recursive);
-  const TrainResult result = run(config, folder, Start::Resume);
+  const TrainResult result = run_in(config, folder, Start::Resume);
   EXPECT_EQ(result.resumed_from, kHalf);
   EXPECT_EQ(result.steps, kSteps);
   return outcome(folder);
@@ -125,82 +115,99 @@ void expect_same(const Outcome& whole, const Outcome& half) {
 }
 
 TEST(Resume, TwentyStepsAndTwentyMoreAreForty) {
-  const fs::path folder = scratch("gpt");
-  EXPECT_EQ(run(gpt(), folder).states_saved, 2);
+  const fs::path folder = scratch("resume/gpt");
+  EXPECT_EQ(run_in(forty_steps(), folder).states_saved, 2);
   const Outcome whole = outcome(folder);
-  expect_same(whole, resumed(folder, "gpt-again", gpt()));
-  Config other = gpt();
+  expect_same(whole, resumed(folder, "gpt-again", forty_steps()));
+  Config other = forty_steps();
   other.memory.budget = "90%";
   expect_same(whole, resumed(folder, "gpt-budget", other));
   other.memory.strategy = "eviction";
-  other.state.write = "wait";
+  other.state.write = StateWrite::Wait;
   expect_same(whole, resumed(folder, "gpt-eviction", other));
-  Config loaded = gpt();
+  Config loaded = forty_steps();
   loaded.data.workers = 3;
   loaded.data.prefetch = 5;
   expect_same(whole, resumed(folder, "gpt-workers", loaded));
 }
 
 TEST(Resume, AdaptersBesideFrozenWeights) {
-  for (const char* weights : {"fp32", "packed"}) {
-    const fs::path folder = scratch(std::string("lora-") + weights);
-    run(lora(weights), folder);
+  for (const BaseWeights weights : {BaseWeights::Fp32, BaseWeights::Packed}) {
+    const std::string name(word(weights));
+    const fs::path folder = scratch("resume/lora-" + name);
+    run_in(lora(weights), folder);
     const Outcome whole = outcome(folder);
     EXPECT_GT(whole.losses.at(0)[0], whole.losses.at(kSteps - 1)[0]);
     Config other = lora(weights);
     other.data.workers = 2;
-    expect_same(whole, resumed(folder, std::string("lora-again-") + weights, other));
+    expect_same(whole, resumed(folder, "lora-again-" + name, other));
   }
 }
 
+/// The optimizer has copies of them in fp32, which a state must have.
+TEST(Resume, AllWeightsInBf16) {
+  Config config = lora(BaseWeights::Bf16);
+  config.lora = {};
+  config.optimizer.learning_rate = 2e-5;
+  config.optimizer.warmup_steps = 0;
+  const fs::path folder = scratch("resume/bf16");
+  run_in(config, folder);
+  const Outcome whole = outcome(folder);
+  const auto optimizer = read_text(folder / "state" / state::state_name(kSteps) / "optimizer.safetensors");
+  EXPECT_THAT(optimizer, HasSubstr("\"master.model.embed_tokens.weight\":{\"dtype\":\"F32\""));
+  EXPECT_GT(whole.losses.at(0)[0], whole.losses.at(kSteps - 1)[0]);
+  expect_same(whole, resumed(folder, "bf16-again", config));
+}
+
 TEST(Resume, RowsOfDocuments) {
-  const fs::path texts = scratch("texts");
+  const fs::path texts = scratch("resume/texts");
   for (int i = 0; i < 60; ++i)
     std::ofstream(texts / std::to_string(i)) << std::string(5 + i % 23, static_cast<char>('a' + i % 26));
-  Config config = lora("fp32");
+  Config config = lora(BaseWeights::Fp32);
   config.data.path = texts;
-  config.data.packing = "documents";
-  config.train.validate_every = 0;
-  const fs::path folder = scratch("packed");
-  run(config, folder);
+  config.data.packing = Packing::Documents;
+  config.train.validate_every = config.train.validation_batches = 0;
+  config.data.validation_fraction = 0;
+  const fs::path folder = scratch("resume/packed");
+  run_in(config, folder);
   const Outcome whole = outcome(folder);
   EXPECT_GT(whole.losses.at(0)[0], whole.losses.at(kSteps - 1)[0]);
   expect_same(whole, resumed(folder, "packed-again", config));
 }
 
 TEST(Resume, TakesAnOlderStateWhenTheNewestIsDamaged) {
-  const fs::path folder = scratch("damaged");
-  Config config = gpt();
+  const fs::path folder = scratch("resume/damaged");
+  Config config = forty_steps();
   config.state.every = 10;
   config.state.last = 10;
-  run(config, folder);
+  run_in(config, folder);
   const Outcome whole = outcome(folder);
   fs::remove_all(folder / "state" / state::state_name(kSteps));
   fs::resize_file(folder / "state" / state::state_name(30) / "weights.safetensors", 1000);
-  const TrainResult result = run(config, folder, Start::Resume);
+  const TrainResult result = run_in(config, folder, Start::Resume);
   EXPECT_EQ(result.resumed_from, kHalf);
   EXPECT_EQ(outcome(folder).files, whole.files);
 }
 
 TEST(Resume, WhereNoStateIsWholeItRefusesToBeginAnew) {
-  const fs::path folder = scratch("none-whole");
-  Config config = gpt();
+  const fs::path folder = scratch("resume/none-whole");
+  Config config = forty_steps();
   config.train.steps = 2;
-  run(config, folder);
+  run_in(config, folder);
   fs::resize_file(folder / "state" / state::state_name(2) / "weights.safetensors", 1000);
-  EXPECT_THROW(run(config, folder, Start::Resume), Error);
-  EXPECT_THAT(text_of(folder / "metrics.jsonl"), HasSubstr("\"step\":1"));  // nothing was overwritten
+  EXPECT_THROW(run_in(config, folder, Start::Resume), Error);
+  EXPECT_THAT(read_text(folder / "metrics.jsonl"), HasSubstr("\"step\":1"));  // nothing was overwritten
 }
 
 TEST(Resume, ANewRunPutsTheStateOfAnEarlierOneAside) {
-  const fs::path folder = scratch("aside");
-  Config config = gpt();
+  const fs::path folder = scratch("resume/aside");
+  Config config = forty_steps();
   config.train.steps = 4;
-  run(config, folder);
+  run_in(config, folder);
   config.train.steps = 2;
-  EXPECT_EQ(run(config, folder).states_saved, 1);
+  EXPECT_EQ(run_in(config, folder).states_saved, 1);
   EXPECT_TRUE(fs::exists(folder / "state-1" / state::state_name(4)));
-  EXPECT_THAT(text_of(folder / "state-1" / "metrics.jsonl"), HasSubstr("\"step\":3"));
+  EXPECT_THAT(read_text(folder / "state-1" / "metrics.jsonl"), HasSubstr("\"step\":3"));
   EXPECT_TRUE(fs::exists(folder / "state" / state::state_name(2)));
   EXPECT_FALSE(fs::exists(folder / "state" / state::state_name(4)));
 }
@@ -208,14 +215,14 @@ TEST(Resume, ANewRunPutsTheStateOfAnEarlierOneAside) {
 /// A folder in which a run of two steps has ended.
 class EarlierRun : public ::testing::Test {
  protected:
-  EarlierRun() : config(gpt()), folder(scratch("earlier")) {
+  EarlierRun() : config(forty_steps()), folder(scratch("resume/earlier")) {
     config.train.steps = 2;
-    run(config, folder);
-    metrics_ = text_of(folder / "metrics.jsonl");
+    run_in(config, folder);
+    metrics_ = read_text(folder / "metrics.jsonl");
   }
   void expect_it_is_there() const {
     EXPECT_TRUE(fs::exists(folder / "state" / state::state_name(2)));
-    EXPECT_EQ(text_of(folder / "metrics.jsonl"), metrics_);
+    EXPECT_EQ(read_text(folder / "metrics.jsonl"), metrics_);
   }
   Config config;
   fs::path folder;
@@ -226,7 +233,7 @@ class EarlierRun : public ::testing::Test {
 
 TEST_F(EarlierRun, StaysWhenTheNextCannotBePlanned) {
   config.memory.budget = "100KiB";
-  EXPECT_THROW(run(config, folder), Error);
+  EXPECT_THROW(run_in(config, folder), Error);
   expect_it_is_there();
 }
 
@@ -246,85 +253,85 @@ TEST_F(EarlierRun, StaysWhenTheNextIsStoppedBeforeItsFirstStep) {
 }
 
 TEST(Resume, TwoRunsInOneFolderAreRefused) {
-  const fs::path folder = scratch("two");
-  Config config = gpt();
+  const fs::path folder = scratch("resume/two");
+  Config config = forty_steps();
   config.train.steps = 1;
   config.output.folder = folder;
   std::string refusal;
   TrainOptions options;
-  options.before = [&](Experiment&) { refusal = snug::testing::fault([&] { run(config, folder); }); };
+  options.before = [&](Experiment&) { refusal = snug::testing::fault([&] { run_in(config, folder); }); };
   report::Progress silent = report::Progress::silent();
   EXPECT_EQ(train(config, silent, options).steps, 1);
   EXPECT_THAT(refusal, HasSubstr("another run writes to"));
-  EXPECT_EQ(run(config, folder).steps, 1);
+  EXPECT_EQ(run_in(config, folder).steps, 1);
 }
 
 TEST(Resume, WithoutBatchesOfItThereIsNoValidation) {
-  Config config = gpt();
+  Config config = forty_steps();
   config.train.steps = 1;
   config.train.validate_every = config.train.validation_batches = 0;
-  EXPECT_EQ(run(config, scratch("unvalidated")).validation_loss, std::nullopt);
+  EXPECT_EQ(run_in(config, scratch("resume/unvalidated")).validation_loss, std::nullopt);
 }
 
 TEST(Resume, ThePlanIsInTheStateAndCanBeFollowed) {
-  const fs::path folder = scratch("plan");
-  Config config = gpt();
+  const fs::path folder = scratch("resume/plan");
+  Config config = forty_steps();
   config.memory.budget = "80%";
   config.train.steps = 2;
-  const TrainResult result = run(config, folder);
+  const TrainResult result = run_in(config, folder);
   TrainOptions options;
   options.plan = plan::read_plan(folder / "state" / state::state_name(2) / "plan.json");
   EXPECT_EQ(options.plan->plan, result.plan);
   config.memory.budget = "";
-  config.output.folder = scratch("plan-again");
+  config.output.folder = scratch("resume/plan-again");
   report::Progress silent = report::Progress::silent();
   EXPECT_EQ(train(config, silent, options).plan.budget, result.plan.budget);
 }
 
 TEST(Resume, AReplacedTextIsRefused) {
-  const fs::path folder = scratch("replaced"), text = folder / "text";
+  const fs::path folder = scratch("resume/replaced"), text = folder / "text";
   fs::copy_file(text_file(), text);
-  Config config = gpt();
+  Config config = forty_steps();
   config.data.path = text;
   config.train.steps = 2;
-  run(config, folder);
-  std::string other = text_of(text);
+  run_in(config, folder);
+  std::string other = read_text(text);
   other[other.size() / 2] ^= 1;
   std::ofstream(text, std::ios::binary) << other << "more";
-  EXPECT_THROW(run(config, folder, Start::Resume), UsageError);
+  EXPECT_THROW(run_in(config, folder, Start::Resume), UsageError);
 }
 
 TEST(Resume, ADoneRunReportsItsLosses) {
-  const fs::path folder = scratch("done");
-  Config config = gpt();
+  const fs::path folder = scratch("resume/done");
+  Config config = forty_steps();
   config.train.steps = 3;
-  const TrainResult whole = run(config, folder), again = run(config, folder, Start::Resume);
+  const TrainResult whole = run_in(config, folder), again = run_in(config, folder, Start::Resume);
   EXPECT_EQ(again.steps, 3);
   EXPECT_EQ(again.loss_first, whole.loss_first);
   EXPECT_EQ(again.loss_last, whole.loss_last);
 }
 
 TEST(Resume, BeginsAtTheFirstStepWhereThereIsNoState) {
-  const fs::path folder = scratch("none");
-  Config config = gpt();
+  const fs::path folder = scratch("resume/none");
+  Config config = forty_steps();
   config.train.steps = 3;
   config.state.every = 0;
-  const TrainResult result = run(config, folder, Start::Resume);
+  const TrainResult result = run_in(config, folder, Start::Resume);
   EXPECT_EQ(result.resumed_from, 0);
   EXPECT_EQ(result.steps, 3);
   EXPECT_FALSE(fs::exists(folder / "state"));
 }
 
 TEST(Resume, AnotherRunIsRefused) {
-  const fs::path folder = scratch("another");
-  Config config = gpt();
+  const fs::path folder = scratch("resume/another");
+  Config config = forty_steps();
   config.train.steps = 2;
-  run(config, folder);
+  run_in(config, folder);
   const auto fault = [&](const auto& change) -> std::string {
     Config other = config;
     change(other);
     try {
-      run(other, folder, Start::Resume);
+      run_in(other, folder, Start::Resume);
     } catch (const UsageError& error) {
       return error.what();
     }
@@ -333,8 +340,8 @@ TEST(Resume, AnotherRunIsRefused) {
   EXPECT_THAT(fault([](Config& c) { c.model.width = 64; }), HasSubstr("model.width was 32 and is 64"));
   EXPECT_THAT(fault([](Config& c) { c.train.seed = 9; }), HasSubstr("train.seed was 0 and is 9"));
   EXPECT_THAT(fault([](Config& c) { c.train.batch = 5; }), HasSubstr("train.batch was 4 and is 5"));
-  EXPECT_THAT(fault([](Config& c) { c.train.steps = 3; }), IsEmpty());
   EXPECT_THAT(fault([](Config& c) { c.output.folder = ""; }), IsEmpty());
+  EXPECT_THAT(fault([](Config& c) { c.train.steps = 3; }), IsEmpty());
   Config nowhere = config;
   report::Progress silent = report::Progress::silent();
   TrainOptions options;
@@ -343,11 +350,11 @@ TEST(Resume, AnotherRunIsRefused) {
 }
 
 TEST(Resume, AFullDiskIsToldAtTheEnd) {
-  const fs::path folder = scratch("full");
+  const fs::path folder = scratch("resume/full");
   std::ofstream(folder / "state") << "a file where the folder should be";
-  Config config = gpt();
+  Config config = forty_steps();
   config.train.steps = 3;
-  EXPECT_THROW(run(config, folder), Error);
+  EXPECT_THROW(run_in(config, folder), Error);
 }
 
 }  // namespace

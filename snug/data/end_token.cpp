@@ -1,0 +1,62 @@
+#include "snug/data/end_token.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include "snug/base/errors.h"
+#include "snug/base/text_file.h"
+
+namespace snug::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void refuse_end_token(const fs::path& path, const std::string& what) {
+  throw UsageError(fmt::format("tokenizer: {}: {}", path.string(), what));
+}
+
+/// eos_token as it is written; empty when the file does not say, or is not there.
+std::string end_in(const fs::path& path) {
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) return {};
+  std::string text;
+  try {
+    text = read_text(path);
+  } catch (const std::system_error& error) {
+    refuse_end_token(path, fmt::format("it cannot be read: {}", error.code().message()));
+  }
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) refuse_end_token(path, "it is no JSON object");
+  if (!json.contains("eos_token")) return {};
+  const nlohmann::json& token = json["eos_token"];
+  // A token, or what describes one.
+  const nlohmann::json written = token.is_object() ? token.value("content", nlohmann::json()) : token;
+  if (written.is_null()) return {};
+  if (!written.is_string()) refuse_end_token(path, fmt::format("its eos_token is {}, and not a token", token.dump()));
+  return written.get<std::string>();
+}
+
+std::optional<TokenId> found(const ByteTokenizer& /*tokenizer*/, std::string_view /*token*/) { return std::nullopt; }
+std::optional<TokenId> found(const auto& tokenizer, std::string_view token) { return tokenizer.find(token); }
+
+}  // namespace
+
+std::optional<TokenId> end_token(const Tokenizer& tokenizer, const fs::path& folder) {
+  if (std::holds_alternative<ByteTokenizer>(tokenizer)) return std::nullopt;
+  const fs::path path = folder / "tokenizer_config.json";
+  if (const std::string written = end_in(path); !written.empty()) {
+    const auto id = std::visit([&](const auto& t) { return found(t, written); }, tokenizer);
+    if (!id)
+      refuse_end_token(path,
+                       fmt::format("its eos_token \"{}\" is none of the tokenizer's; are they of one model?", written));
+    return id;
+  }
+  const auto* const sentence_piece = std::get_if<SentencePieceTokenizer>(&tokenizer);
+  return sentence_piece == nullptr ? std::nullopt : sentence_piece->end_token();
+}
+
+}  // namespace snug::data

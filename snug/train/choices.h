@@ -1,0 +1,84 @@
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "snug/models/lora_scale.h"
+
+/// Values of configuration keys that are one of a few words: an enum each, and its words in one table.
+namespace snug::train {
+
+enum class ModelKind : unsigned char { Gpt, Llama };
+
+/// How the weights of a pretrained model are kept in memory.
+enum class BaseWeights : unsigned char {
+  Fp32,
+  Bf16,
+  Packed,  ///< as the blocks of the GGUF file, frozen: QLoRA
+};
+
+enum class Packing : unsigned char {
+  None,       ///< windows over the text
+  Documents,  ///< rows of whole documents that do not see each other
+};
+
+enum class OptimizerKind : unsigned char { AdamW };
+
+/// What forward and backward compute in.
+enum class Compute : unsigned char { Fp32, Bf16 };
+
+/// How what is made again is compared with what was dropped; see VerifyReplay.
+enum class VerifyBy : unsigned char { Hashes, Values };
+
+/// How training state is written.
+enum class StateWrite : unsigned char {
+  Background,  ///< while training goes on, as far as there is room for a copy
+  Wait,        ///< before it goes on
+};
+
+template <class Choice>
+inline constexpr auto kWords = nullptr;
+template <>
+inline constexpr std::array kWords<ModelKind>{std::pair{"gpt", ModelKind::Gpt}, std::pair{"llama", ModelKind::Llama}};
+template <>
+inline constexpr std::array kWords<BaseWeights>{std::pair{"fp32", BaseWeights::Fp32},
+                                                std::pair{"bf16", BaseWeights::Bf16},
+                                                std::pair{"packed", BaseWeights::Packed}};
+template <>
+inline constexpr std::array kWords<models::LoraScale>{
+    std::pair{"alpha/rank", models::LoraScale::AlphaOverRank},
+    std::pair{"alpha/sqrt(rank)", models::LoraScale::AlphaOverRootRank}};
+template <>
+inline constexpr std::array kWords<Packing>{std::pair{"none", Packing::None},
+                                            std::pair{"documents", Packing::Documents}};
+template <>
+inline constexpr std::array kWords<OptimizerKind>{std::pair{"adamw", OptimizerKind::AdamW}};
+template <>
+inline constexpr std::array kWords<Compute>{std::pair{"fp32", Compute::Fp32}, std::pair{"bf16", Compute::Bf16}};
+template <>
+inline constexpr std::array kWords<VerifyBy>{std::pair{"hashes", VerifyBy::Hashes},
+                                             std::pair{"values", VerifyBy::Values}};
+template <>
+inline constexpr std::array kWords<StateWrite>{std::pair{"background", StateWrite::Background},
+                                               std::pair{"wait", StateWrite::Wait}};
+
+/// The word for a choice; empty for a number that is none of them.
+template <class Choice>
+constexpr std::string_view word(Choice choice) {
+  for (const auto& [name, value] : kWords<Choice>) {
+    if (value == choice) return name;
+  }
+  return {};
+}
+
+template <class Choice>
+constexpr std::optional<Choice> choice_named(std::string_view text) {
+  for (const auto& [name, value] : kWords<Choice>) {
+    if (text == name) return value;
+  }
+  return std::nullopt;
+}
+
+}  // namespace snug::train

@@ -1,0 +1,140 @@
+// What an experiment makes of a configuration: its documents, and the mode it leaves its model in.
+#include "snug/train/experiment.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "snug/base/errors.h"
+#include "snug/base/text_file.h"
+#include "tests/base/scratch.h"
+#include "tests/train/reference_files.h"
+
+namespace snug::train {
+namespace {
+
+namespace fs = std::filesystem;
+using snug::testing::scratch;
+
+constexpr std::int64_t kEnd = 0;  // <|end|>, the tiny model's eos_token_id
+
+/// The tiny pretrained model on a folder of three short texts, one of which writes its end out.
+Config on_documents(const fs::path& folder, const fs::path& model) {
+  const fs::path texts = folder / "texts";
+  fs::create_directories(texts);
+  write_text(texts / "1", "the rain in town");
+  write_text(texts / "2", "a sun");
+  write_text(texts / "3", "one more<|end|>");
+  Config c;
+  c.model.kind = ModelKind::Llama;
+  c.model.path = model;
+  c.model.sequence = 24;
+  c.data.path = texts;
+  c.data.packing = Packing::Documents;
+  c.train.batch = 2;
+  return c;
+}
+
+std::vector<std::int64_t> row(const at::Tensor& t, std::int64_t i) {
+  const at::Tensor own = t[i].contiguous();
+  return {own.const_data_ptr<std::int64_t>(), own.const_data_ptr<std::int64_t>() + own.numel()};
+}
+
+/// What each document has as targets, in the order of the documents, in the batches of an epoch.
+std::map<std::int64_t, std::vector<std::int64_t>> targets_of(const Experiment& experiment) {
+  std::map<std::int64_t, std::vector<std::int64_t>> targets;
+  const data::Batch batch = experiment.train_batch(0);
+  for (std::int64_t i = 0; i < batch.input.size(0); ++i) {
+    const auto documents = row(batch.documents, i), target = row(batch.target, i);
+    std::map<std::int64_t, std::vector<std::int64_t>> of_row;
+    for (std::size_t t = 0; t < target.size(); ++t) {
+      if (target[t] != -100) of_row[documents[t]].push_back(target[t]);
+    }
+    for (auto& [document, ids] : of_row) targets[document] = ids;
+  }
+  return targets;
+}
+
+TEST(Documents, TheEndTokenOfEachIsATarget) {
+  for (const char* model : {"tiny", "tiny.gguf"}) {
+    const Experiment experiment(on_documents(scratch("experiment/packed"), kHere / model));
+    const auto targets = targets_of(experiment);
+    ASSERT_EQ(targets.size(), 3U) << model;
+    const std::vector<std::string> texts{"the rain in town", "a sun", "one more"};
+    for (const auto& [document, ids] : targets) {
+      std::vector<std::int64_t> expected =
+          data::encode(experiment.tokenizer(), texts.at(static_cast<std::size_t>(document)));
+      expected.erase(expected.begin());
+      expected.push_back(kEnd);  // once, also where the text has it
+      EXPECT_EQ(ids, expected) << model << " " << document;
+    }
+  }
+}
+
+TEST(Documents, EndInWindowsOverTheTextToo) {
+  Config config = on_documents(scratch("experiment/windows"), kHere / "tiny");
+  config.data.packing = Packing::None;
+  config.data.validation_fraction = 0;
+  config.train.validation_batches = 0;
+  config.train.batch = 1;
+  const Experiment experiment(config);
+  const auto target = row(experiment.train_batch(0).target, 0);
+  EXPECT_EQ(std::ranges::count(target, kEnd), 3);
+}
+
+TEST(Documents, EndAsTheirTokenizerSays) {
+  const fs::path folder = scratch("experiment/own");
+  fs::copy(kHere / "tiny", folder / "model");
+  Config config = on_documents(folder, folder / "model");
+  // Generation does not stop at it, so what is learned is the model's own end.
+  write_text(folder / "model" / "tokenizer_config.json", R"({"eos_token": "<|begin|>"})");
+  EXPECT_EQ(targets_of(Experiment(config)).at(1).back(), kEnd);
+  std::string text = read_text(folder / "model" / "config.json");
+  const std::string eos = "\"eos_token_id\": 0";
+  text.replace(text.find(eos), eos.size(), "\"eos_token_id\": [0, 1]");
+  write_text(folder / "model" / "config.json", text);
+  EXPECT_EQ(targets_of(Experiment(config)).at(1).back(), 1);
+}
+
+Config one_block(const fs::path& folder) {
+  std::string text;
+  for (int i = 0; i < 500; ++i) text += std::to_string(i * i) + " and ";
+  write_text(folder / "text", text);
+  Config c;
+  c.model.blocks = 1;
+  c.model.width = 32;
+  c.model.heads = 2;
+  c.model.sequence = 16;
+  c.data.path = folder / "text";
+  c.train.batch = 2;
+  return c;
+}
+
+TEST(Validation, LeavesTheModelInTheModeItWasIn) {
+  Experiment experiment(one_block(scratch("experiment/mode")));
+  int batches = 0;
+  EXPECT_TRUE(experiment.validation_loss([&] {
+    ++batches;
+    EXPECT_FALSE(experiment.model().is_training());
+  }));
+  EXPECT_GT(batches, 1);
+  EXPECT_TRUE(experiment.model().is_training());
+  experiment.model().eval();
+  (void)experiment.validation_loss();
+  EXPECT_FALSE(experiment.model().is_training());
+}
+
+TEST(Validation, LeavesItSoWhenItFails) {
+  Experiment experiment(one_block(scratch("experiment/fails")));
+  EXPECT_THROW((void)experiment.validation_loss([] { throw Error("out of something"); }), Error);
+  EXPECT_TRUE(experiment.model().is_training());
+}
+
+}  // namespace
+}  // namespace snug::train

@@ -1,0 +1,157 @@
+// What fine-tuning leaves: a folder that transformers and snug read.
+#include "snug/train/saved_model.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <vector>
+
+#include "snug/base/text_file.h"
+#include "snug/models/bert.h"
+#include "snug/models/gpt2.h"
+#include "snug/models/lora.h"
+#include "snug/state/peft_adapter.h"
+#include "snug/state/safetensors.h"
+#include "snug/train/experiment.h"
+#include "tests/base/fault.h"
+#include "tests/base/scratch.h"
+
+namespace snug::train {
+namespace {
+
+namespace fs = std::filesystem;
+using snug::testing::scratch;
+using ::testing::HasSubstr;
+
+const fs::path kTiny = fs::path(SNUG_TESTS) / "train" / "tiny";
+
+/// Of every weight of a copy of the tiny model.
+Config whole_model(const fs::path& folder) {
+  fs::copy(kTiny, folder / "base");
+  Config c;
+  c.model.kind = ModelKind::Llama;
+  c.model.path = folder / "base";
+  c.model.sequence = 16;
+  c.data.path = folder / "base" / "config.json";
+  c.train.batch = 1;
+  return c;
+}
+
+TEST(SavedModel, CarriesOverWhatTransformersReadsBesideTheWeights) {
+  const fs::path folder = scratch("saved_model/carried");
+  const Config config = whole_model(folder);
+  const std::vector<std::string> files{"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                                       "generation_config.json", "chat_template.jinja"};
+  for (const std::string& file : files) {
+    if (file == "tokenizer.json") continue;  // is there
+    write_text(folder / "base" / file,
+               "{\"chat_template\":  \"{% if x %}\\u00e9\"}\r\n");  // as no writer would write it
+  }
+  Experiment experiment(config);
+  const fs::path saved = save_trained(experiment, folder / "out");
+  for (const std::string& file : files) EXPECT_EQ(read_text(saved / file), read_text(folder / "base" / file)) << file;
+  EXPECT_FALSE(fs::exists(saved / "merges.txt"));
+}
+
+TEST(SavedModel, ALargeOneIsInShardsThatAreReadAgain) {
+  const fs::path folder = scratch("saved_model/shards");
+  const Config config = whole_model(folder);
+  Experiment experiment(config);
+  const fs::path saved = save_trained(experiment, folder / "out");
+  EXPECT_TRUE(fs::exists(saved / "model.safetensors"));
+  constexpr Bytes kLimit = 40'000;
+  save_trained(experiment, folder / "out", {.shard = kLimit});
+  EXPECT_FALSE(fs::exists(saved / "model.safetensors")) << "it would be read in place of the shards";
+  const auto index = nlohmann::json::parse(read_text(saved / "model.safetensors.index.json"));
+  std::int64_t total = 0;
+  std::set<std::string> files;
+  for (const auto& p : experiment.model().named_parameters()) {
+    total += static_cast<std::int64_t>(p.value().nbytes());
+    files.insert(index["weight_map"][p.key()].get<std::string>());
+  }
+  EXPECT_EQ(index["metadata"]["total_size"], total);
+  EXPECT_EQ(index["weight_map"].size(), experiment.model().named_parameters().size());
+  EXPECT_EQ(files.size(), 3U);
+  EXPECT_TRUE(files.contains("model-00003-of-00003.safetensors"));
+  for (const std::string& file : files) {
+    EXPECT_LE(static_cast<Bytes>(fs::file_size(saved / file)), kLimit + 4096) << "with its header";
+    EXPECT_EQ(state::open_safetensors(saved / file).metadata.at("format"), "pt");
+  }
+  models::Llama again = Pretrained::open(saved).load(BaseWeights::Fp32);
+  const auto read = again->named_parameters();
+  for (const auto& p : experiment.model().named_parameters())
+    EXPECT_TRUE(at::equal(read[p.key()], p.value())) << p.key();
+
+  save_trained(experiment, folder / "out", {.shard = 2 * kLimit});  // fewer of them
+  EXPECT_EQ(std::distance(fs::directory_iterator(saved), fs::directory_iterator()), 2 + 1 + 2);
+  EXPECT_NO_THROW((void)Pretrained::open(saved).load(BaseWeights::Fp32));
+  save_trained(experiment, folder / "out");
+  EXPECT_EQ(std::distance(fs::directory_iterator(saved), fs::directory_iterator()), 1 + 2);
+}
+
+const models::BertOptions kBert{.layers = 1,
+                                .width = 32,
+                                .inner_width = 64,
+                                .heads = 2,
+                                .vocabulary = 64,
+                                .sequence = 16,
+                                .dropout = 0,
+                                .attention_dropout = 0};
+
+TEST(SavedAdapter, OfAClassifierHasItsHead) {
+  const fs::path folder = scratch("saved_model/classifier");
+  const at::NoGradGuard no_grad;
+  torch::manual_seed(1);
+  models::BertClassifier model(kBert, 3);
+  add_lora(*model, {.targets = {"query", "value"}, .rank = 2});
+  for (const auto& [name, parameter] : models::lora_parameters(*model)) at::Tensor(parameter).normal_();
+  for (const auto& [name, parameter] : models::whole_modules(*model)) at::Tensor(parameter).normal_();
+  save_adapter(*model, "tiny-bert", folder);
+  const auto config = nlohmann::json::parse(read_text(folder / "adapter_config.json"));
+  EXPECT_EQ(config["task_type"], "SEQ_CLS");
+  EXPECT_EQ(config["modules_to_save"], nlohmann::json({"classifier"}));
+  EXPECT_EQ(config["target_modules"], nlohmann::json({"query", "value"}));
+  EXPECT_TRUE(state::open_safetensors(folder / "adapter_model.safetensors")
+                  .tensors.contains("base_model.model.classifier.bias"));
+
+  torch::manual_seed(1);
+  models::BertClassifier again(kBert, 3);
+  load_adapter(*again, folder);
+  const models::BertInput text{.tokens = torch::arange(12).view({2, 6})};
+  EXPECT_TRUE(at::equal(again->forward(text), model->forward(text)));
+  models::BertClassifier other(kBert, 4);
+  const std::string said = snug::testing::fault([&] { load_adapter(*other, folder); });
+  EXPECT_THAT(said, HasSubstr("classifier.weight (4x32 in the model, 3x32 in the adapter)"));
+  EXPECT_TRUE(models::lora_parameters(*other).empty());
+}
+
+TEST(SavedAdapter, OfGpt2SaysThatItsWeightsAreTransposed) {
+  const fs::path folder = scratch("saved_model/gpt2");
+  const at::NoGradGuard no_grad;
+  const models::Gpt2Options tiny{
+      .layers = 1, .width = 32, .inner_width = 64, .heads = 2, .vocabulary = 64, .sequence = 16};
+  torch::manual_seed(1);
+  models::Gpt2 model(tiny);
+  model->eval();
+  add_lora(*model, {.targets = {"c_attn"}, .rank = 2});
+  for (const auto& [name, parameter] : models::lora_parameters(*model)) at::Tensor(parameter).normal_();
+  save_adapter(*model, "tiny-gpt2", folder);
+  const auto config = nlohmann::json::parse(read_text(folder / "adapter_config.json"));
+  EXPECT_EQ(config["task_type"], "CAUSAL_LM");
+  EXPECT_EQ(config["fan_in_fan_out"], true);
+  EXPECT_TRUE(config["modules_to_save"].is_null());
+  torch::manual_seed(1);
+  models::Gpt2 again(tiny);
+  again->eval();
+  load_adapter(*again, folder);
+  const at::Tensor tokens = torch::arange(12).view({2, 6});
+  EXPECT_TRUE(at::equal(again->forward(tokens), model->forward(tokens)));
+}
+
+}  // namespace
+}  // namespace snug::train
