@@ -11,17 +11,13 @@
 namespace snug::plan {
 namespace {
 
-constexpr int kLevels = 24;
 // In shares of the unplanned step.
-constexpr double kGapWorthIt = 0.01;
 constexpr double kHottest = 0.02, kColdest = 1e-5;
 // Of a peak that is over the cap by all that lies between the unplanned peak and the floor.
 constexpr double kOverPenalty = 4;
 // Values that would fit more often into that span make no difference.
 constexpr Bytes kValuesInSpan = 500;
 constexpr OpId kLongestNewSegment = 40;
-
-std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
 
 /// Each range once, and none across another.
 bool nest_or_are_disjoint(const std::vector<SegmentRange>& ranges) {

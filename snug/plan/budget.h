@@ -31,8 +31,8 @@ struct Budget {
     return {limit, std::min(limit / 2, std::clamp<Bytes>(limit / 32, 256_KiB, 2_MiB))};
   }
 
-  /// A share of what a step takes unplanned, 1 for all of it: the smallest budget whose blocks hold so much. With all of
-  /// it everything can be kept, however small the step.
+  /// A share of what a step takes unplanned, 1 for all of it: the smallest budget whose blocks hold so much. With all
+  /// of it everything can be kept, however small the step.
   static Budget for_share(double share, Bytes unplanned_peak) {
     const auto blocks = static_cast<Bytes>(share * static_cast<double>(unplanned_peak));
     return for_limit(for_limit(1).floor_for(blocks));

@@ -6,6 +6,7 @@
 
 #include "snug/plan/excerpt.h"
 #include "snug/plan/pieces.h"
+#include "snug/plan/presets.h"
 #include "snug/plan/relaxation.h"
 #include "snug/plan/simulator.h"
 
@@ -14,8 +15,8 @@ namespace {
 
 constexpr std::size_t kChoicesPerPiece = 10;
 constexpr std::size_t kOptionsPerPiece = 16;
-
-std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
+constexpr std::size_t kPartsPerPiece = 64;
+constexpr int kPartsPerCheckpoint = 16;  // fewer checkpoints take more time than anybody has
 
 /// Memory of the whole step that belongs to no value of it, around each event.
 struct Base {
@@ -115,10 +116,80 @@ bool no_better(const PieceOption& a, const PieceOption& b) {
          a.backward_need >= b.backward_need && a.forward_bytes >= b.forward_bytes;
 }
 
+/// A piece as a replay of a longer segment sees it: that passes through on the way to what the piece hands on, which
+/// then stays until backward arrives here.
+struct ReplayedPiece {
+  StepGraph graph;
+  std::vector<std::size_t> events;  // the excerpt's, here
+  std::size_t replay = 0;           // the event
+
+  ReplayedPiece(const Excerpt& excerpt, Window backward) : graph(excerpt.graph) {
+    std::vector<ValueId> leaving;
+    for (std::size_t v = 0; v < excerpt.leaving.size(); ++v) {
+      if (excerpt.leaving[v]) leaving.push_back(static_cast<ValueId>(v));
+    }
+    const OpId reader = graph.flow.add_op(leaving, kRootSegment);
+    const ValueId target = graph.flow.add_output();
+    graph.ops.emplace_back();
+    graph.values.emplace_back();
+    graph.events.clear();
+    const auto add = [&](Event::Kind kind, std::int32_t id) { graph.events.push_back({kind, id, 0, 0}); };
+    bool arrived = false;
+    const auto arrive = [&] {
+      for (const ValueId v : leaving) {
+        add(Event::Kind::Unpack, v);
+        add(Event::Kind::Release, v);
+      }
+      arrived = true;
+    };
+    for (std::size_t i = 0; i < excerpt.events.size(); ++i) {
+      const Event& e = excerpt.graph.events[i];
+      if (e.kind == Event::Kind::Settle) {
+        add(Event::Kind::Run, reader);
+        for (const ValueId v : leaving) add(Event::Kind::Save, v);
+        add(Event::Kind::Save, target);
+        add(Event::Kind::Die, target);
+      } else if (replay > 0 && !arrived && excerpt.events[i] >= backward.begin) {
+        arrive();
+      }
+      events.push_back(graph.events.size());
+      graph.events.push_back(e);
+      if (e.kind != Event::Kind::Settle) continue;
+      replay = graph.events.size();
+      add(Event::Kind::Unpack, target);
+      add(Event::Kind::Release, target);
+    }
+    if (!arrived) arrive();
+  }
+};
+
+/// Ways to replay a piece part by part: the segments of Revolve's closed form for ever more checkpoints, and the last
+/// part apart, so that nothing inside of parts waits for its turn.
+std::vector<std::vector<SegmentRange>> nested_parts(const std::vector<OpId>& ends) {
+  std::vector<std::vector<SegmentRange>> ways;
+  const int parts = static_cast<int>(ends.size()) - 1;
+  for (int checkpoints = 1; parts > 1 && checkpoints < 2 * parts; checkpoints *= 2) {
+    if (parts > kPartsPerCheckpoint * checkpoints) continue;
+    std::vector<SegmentRange>& way = ways.emplace_back();
+    for (const SegmentRange& range : revolve_segments(parts, checkpoints)) {
+      way.push_back({ends[at(range.begin)], ends[at(range.end)]});
+    }
+    way.push_back({ends[at(parts - 1)], ends[at(parts)]});
+  }
+  return ways;
+}
+
 class PieceWeigher {
  public:
-  PieceWeigher(const StepGraph& graph, const Base& base, Window forward, Window backward, const Excerpt& excerpt)
-      : graph_(graph), base_(base), forward_(forward), backward_(backward), excerpt_(excerpt) {}
+  /// `parts`: where parts of the piece begin and end, in the excerpt.
+  PieceWeigher(const StepGraph& graph, const Base& base, Window forward, Window backward, const Excerpt& excerpt,
+               std::vector<OpId> parts)
+      : graph_(graph),
+        base_(base),
+        forward_(forward),
+        backward_(backward),
+        excerpt_(excerpt),
+        parts_(std::move(parts)) {}
 
   Piece weigh() {
     const StepGraph& local = excerpt_.graph;
@@ -130,7 +201,14 @@ class PieceWeigher {
     Moment between(local, local.settle_event());
     for (std::size_t v = 0; v < between.free.size(); ++v) between.free[v] = between.free[v] || excerpt_.leaving[v];
     const Relaxation relaxation(local, std::move(between));
-    std::vector<PieceOption> found;
+    std::vector<char> nothing(local.values.size(), 0);
+    for (std::size_t v = 0; v < nothing.size(); ++v) {
+      nothing[v] = excerpt_.leaving[v] || local.flow.is_leaf(static_cast<ValueId>(v));
+    }
+    piece.nothing_kept = option(nothing, {});
+    piece.inner_seconds = relaxation.best(std::numeric_limits<double>::infinity()).seconds;
+    const ReplayedPiece replayed(excerpt_, backward_);
+    piece.in_replay.push_back(in_replay(replayed, {}));
     for (const RelaxedChoice& choice : relaxation.hull(kChoicesPerPiece)) {
       std::vector<char> kept = relaxation.kept(choice);
       // Replays of later pieces start from what leaves this one.
@@ -139,27 +217,21 @@ class PieceWeigher {
       std::vector<std::vector<SegmentRange>> ways{{}};
       if (!runs.empty()) ways.push_back(runs);
       if (auto singles = singles_of(choice.replayed); singles != runs) ways.push_back(singles);
-      for (const auto& way : ways) found.push_back(option(kept, way));
-    }
-    piece.inner_seconds = relaxation.best(std::numeric_limits<double>::infinity()).seconds;
-    std::vector<char> nothing(local.values.size(), 0);
-    for (std::size_t v = 0; v < nothing.size(); ++v) {
-      nothing[v] = excerpt_.leaving[v] || local.flow.is_leaf(static_cast<ValueId>(v));
-    }
-    piece.nothing_kept = option(nothing, {});
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      bool useless = false;
-      for (std::size_t k = 0; k < found.size() && !useless; ++k) {
-        useless = k != i && no_better(found[i], found[k]) && (k < i || !no_better(found[k], found[i]));
+      for (const auto& way : ways) {
+        piece.options.push_back(option(kept, way));
+        if (!way.empty()) piece.in_replay.push_back(in_replay(replayed, way));
       }
-      if (!useless) piece.options.push_back(found[i]);
     }
-    thin_out(piece.options);
+    for (const auto& way : nested_parts(parts_)) piece.in_replay.push_back(in_replay(replayed, way));
+    const double once = piece.in_replay.front().seconds;
+    for (PieceOption& o : piece.in_replay) o.seconds = std::max(o.seconds - once, 0.0);
+    leave_useful(piece.options);
+    leave_useful(piece.in_replay);
     return piece;
   }
 
  private:
-  PieceOption option(const std::vector<char>& kept, const std::vector<SegmentRange>& segments) {
+  [[nodiscard]] PieceOption option(const std::vector<char>& kept, const std::vector<SegmentRange>& segments) const {
     const StepGraph& local = excerpt_.graph;
     MemoryPlan plan;
     plan.actions.assign(local.values.size(), Recompute{});
@@ -180,10 +252,47 @@ class PieceWeigher {
     for (std::size_t i = 0; i < local.settle_event(); ++i) {
       result.forward_bytes = std::max(result.forward_bytes, run.peaks[i]);
     }
-    for (SegmentRange range : segments) {
-      result.segments.push_back({range.begin + excerpt_.begin, range.end + excerpt_.begin});
-    }
+    result.segments = in_whole_step(segments);
     return result;
+  }
+
+  [[nodiscard]] PieceOption in_replay(const ReplayedPiece& replayed, const std::vector<SegmentRange>& segments) const {
+    MemoryPlan plan;
+    plan.actions.assign(replayed.graph.values.size(), Recompute{});
+    plan.segments = segments;
+    Simulation run = simulate(replayed.graph, plan, /*with_timeline=*/true);
+    PieceOption result;
+    result.kept = run.timeline[replayed.replay];
+    result.forward_bytes = run.peaks[replayed.replay];
+    result.seconds = run.seconds;
+    for (std::size_t i = 0; i < replayed.events.size(); ++i) {
+      run.timeline[i] = run.timeline[replayed.events[i]];
+      run.peaks[i] = run.peaks[replayed.events[i]];
+    }
+    result.backward_need = need_in(graph_, base_, backward_, excerpt_, run);
+    result.segments = in_whole_step(segments);
+    return result;
+  }
+
+  [[nodiscard]] std::vector<SegmentRange> in_whole_step(std::vector<SegmentRange> segments) const {
+    for (SegmentRange& range : segments) {
+      range.begin += excerpt_.begin;
+      range.end += excerpt_.begin;
+    }
+    return segments;
+  }
+
+  static void leave_useful(std::vector<PieceOption>& options) {
+    std::vector<PieceOption> useful;
+    for (std::size_t i = 0; i < options.size(); ++i) {
+      bool useless = false;
+      for (std::size_t k = 0; k < options.size() && !useless; ++k) {
+        useless = k != i && no_better(options[i], options[k]) && (k < i || !no_better(options[k], options[i]));
+      }
+      if (!useless) useful.push_back(options[i]);
+    }
+    thin_out(useful);
+    options = std::move(useful);
   }
 
   /// The first, the last and others evenly over what they keep.
@@ -203,7 +312,21 @@ class PieceWeigher {
   const Base& base_;
   Window forward_, backward_;
   const Excerpt& excerpt_;
+  std::vector<OpId> parts_;
 };
+
+/// Where the parts of a piece begin and end, its own begin taken off: cuts inside of it, evenly thinned out.
+std::vector<OpId> parts_of(OpId begin, OpId end, const std::vector<OpId>& cuts) {
+  std::vector<OpId> parts{0};
+  const auto inner = std::ranges::upper_bound(cuts, begin);
+  const auto count = static_cast<std::size_t>(std::ranges::lower_bound(cuts, end) - inner);
+  const std::size_t stride = count / kPartsPerPiece + 1;
+  for (std::size_t i = stride; i <= count; i += stride) {
+    parts.push_back(inner[static_cast<std::ptrdiff_t>(i - 1)] - begin);
+  }
+  parts.push_back(end - begin);
+  return parts;
+}
 
 /// Chain::leaving
 std::vector<std::vector<Bytes>> leaving_bytes(const StepGraph& graph, const std::vector<OpId>& cuts) {
@@ -239,8 +362,11 @@ Chain make_chain(const StepGraph& graph, std::size_t limit) {
   const std::vector<Excerpt> pieces = excerpts(graph, cuts);
   const Base base(graph);
   const Windows windows = windows_of(graph, pieces);
+  const std::vector<OpId> finest = chain_cuts(graph, at(graph.flow.ops()));
   for (std::size_t p = 0; p < pieces.size(); ++p) {
-    chain.pieces.push_back(PieceWeigher(graph, base, windows.forward[p], windows.backward[p], pieces[p]).weigh());
+    PieceWeigher weigher(graph, base, windows.forward[p], windows.backward[p], pieces[p],
+                         parts_of(cuts[p], cuts[p + 1], finest));
+    chain.pieces.push_back(weigher.weigh());
   }
   chain.leaving = leaving_bytes(graph, cuts);
   return chain;

@@ -26,7 +26,10 @@ struct Piece {
   double inner_seconds = 0;          ///< of those that make what its own backward pass asks for
   Bytes backward_base = 0;           ///< all memory but values of the step, when backward arrives at it
   std::vector<PieceOption> options;  ///< none is worse than another in every respect; the first keeps everything
-  PieceOption nothing_kept;          ///< but what later pieces read
+  /// The same when it is replayed as part of a longer segment. Plans keep nothing of that by value: all that backward
+  /// waits for stays, except what is inside segments of the option's own. Seconds are those beside the replay's.
+  std::vector<PieceOption> in_replay;
+  PieceOption nothing_kept;  ///< but what later pieces read
 };
 
 /// A step as a chain of pieces: what the dynamic program works on.

@@ -11,16 +11,14 @@ namespace snug::plan {
 namespace {
 
 constexpr float kNever = std::numeric_limits<float>::infinity();
-constexpr std::size_t kFewestRooms = 128, kMostRooms = 2048;
+constexpr std::size_t kFewestRooms = 128;
 constexpr std::size_t kTableSize = 6'000'000;  // entries: what keeps a program under a second
-
-std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
 
 class Program {
  public:
-  Program(const StepGraph& graph, const Chain& chain, Bytes least, Bytes most)
+  Program(const StepGraph& graph, const Chain& chain, Bytes least, Bytes most, std::size_t most_rooms)
       : graph_(graph), chain_(chain), count_(chain.pieces.size()), least_(least) {
-    choose_rooms(most);
+    choose_rooms(most, most_rooms);
     replay_base_.resize(count_ + 1, 0);
     for (std::size_t p = 0; p < count_; ++p) replay_base_[p + 1] = chain.pieces[p].backward_base;
     solve();
@@ -36,18 +34,19 @@ class Program {
   using Decision = std::int16_t;  // an option, or -1 - the cut before which nothing is kept
 
   /// As many rooms as the table can have; exactly one for each possible sum of sizes where that is no more.
-  void choose_rooms(Bytes most) {
+  void choose_rooms(Bytes most, std::size_t most_rooms) {
     Bytes unit = 0;
     const auto divides = [&](Bytes bytes) { unit = std::gcd(unit, bytes); };
     for (const Piece& piece : chain_.pieces) {
       for (const PieceOption& o : piece.options) divides(o.kept);
+      for (const PieceOption& o : piece.in_replay) divides(o.kept);
     }
     for (const auto& row : chain_.leaving) {
       for (const Bytes bytes : row) divides(bytes);
     }
     const Bytes range = std::max<Bytes>(most - least_, 0);
     const std::size_t pairs = count_ * (count_ + 1) / 2;
-    const std::size_t affordable = std::clamp(kTableSize / std::max<std::size_t>(pairs, 1), kFewestRooms, kMostRooms);
+    const std::size_t affordable = std::clamp(kTableSize / std::max<std::size_t>(pairs, 1), kFewestRooms, most_rooms);
     if (unit == 0 || range / unit > static_cast<Bytes>(affordable)) {
       unit = std::max<Bytes>(1, (range + static_cast<Bytes>(affordable) - 1) / static_cast<Bytes>(affordable));
     }
@@ -73,6 +72,10 @@ class Program {
   }
   [[nodiscard]] float cost(std::size_t first, std::size_t last, std::size_t room) const {
     return cost_[index(first, last) + room];
+  }
+
+  [[nodiscard]] const std::vector<PieceOption>& options_of(std::size_t piece, bool first_pass) const {
+    return first_pass ? chain_.pieces[piece].options : chain_.pieces[piece].in_replay;
   }
 
   /// Highest memory beside what is kept before `first`, while pieces up to `cut` run and keep only what leaves.
@@ -104,7 +107,7 @@ class Program {
           cost_[here + room] = static_cast<float>(seconds);
           decision_[here + room] = decision;
         };
-        const auto& options = chain_.pieces[first].options;
+        const auto& options = options_of(first, first_pass);
         for (std::size_t o = 0; o < options.size(); ++o) {
           const PieceOption& option = options[o];
           const Bytes need = std::max(option.backward_need, forward_need(option, first_pass, last));
@@ -137,10 +140,8 @@ class Program {
     while (first < last) {
       const Decision decision = decision_[index(first, last) + room];
       if (decision >= 0) {
-        const PieceOption& option = chain_.pieces[first].options[static_cast<std::size_t>(decision)];
-        if (first_pass) {
-          for (ValueId v : option.keeps) plan.actions[at(v)] = Keep{};
-        }
+        const PieceOption& option = options_of(first, first_pass)[static_cast<std::size_t>(decision)];
+        for (ValueId v : option.keeps) plan.actions[at(v)] = Keep{};
         plan.segments.insert(plan.segments.end(), option.segments.begin(), option.segments.end());
         ++first;
         if (first < last) room = static_cast<std::size_t>(after(room, option.kept));
@@ -180,10 +181,11 @@ class Program {
 
 }  // namespace
 
-std::vector<MemoryPlan> chain_plans(const StepGraph& graph, const Chain& chain, Bytes least, Bytes most) {
+std::vector<MemoryPlan> chain_plans(const StepGraph& graph, const Chain& chain, Bytes least, Bytes most,
+                                    std::size_t most_rooms) {
   std::vector<MemoryPlan> plans;
   if (chain.pieces.empty() || most < least) return plans;
-  const Program program(graph, chain, least, most);
+  const Program program(graph, chain, least, most, std::max(most_rooms, kFewestRooms));
   const MemoryPlan bare = bare_plan(graph);
   for (std::size_t room = program.rooms(); room-- > 0;) {
     if (!program.possible(room)) break;  // a smaller room holds no more

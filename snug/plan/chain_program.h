@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "snug/plan/chain.h"
@@ -15,6 +16,8 @@ namespace snug::plan {
 /// first piece runs under an option and the rest follows in the room that is left; or pieces up to some cut run without
 /// keeping anything, the rest follows, and then they are run again as a chain of their own. The second becomes a
 /// segment, and segments nest.
-std::vector<MemoryPlan> chain_plans(const StepGraph& graph, const Chain& chain, Bytes least, Bytes most);
+/// There are at most `most_rooms` budgets.
+std::vector<MemoryPlan> chain_plans(const StepGraph& graph, const Chain& chain, Bytes least, Bytes most,
+                                    std::size_t most_rooms = 2048);
 
 }  // namespace snug::plan

@@ -4,10 +4,6 @@
 
 namespace snug::plan {
 
-namespace {
-std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
-}  // namespace
-
 Dataflow::Dataflow() : input_begin_{0}, output_begin_{0}, parent_{kRootSegment} {}
 
 ValueId Dataflow::add_leaf() {

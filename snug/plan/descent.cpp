@@ -15,15 +15,11 @@
 namespace snug::plan {
 namespace {
 
-constexpr int kLevels = 24;
-constexpr double kGapWorthIt = 0.01;  // of the unplanned step
 constexpr std::size_t kLongestInPieces = 6;
 // Plans start with segments of so many pieces, or with none.
 constexpr std::array<std::size_t, 4> kPiecesAtOnce = {0, 1, 2, 3};
 // Looks at a value before it is dropped: its figures change with every other that goes.
 constexpr std::size_t kLooksPerValue = 4;
-
-std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
 
 struct Figures {
   double excess = 0;  // bytes above the level, summed over the events

@@ -10,8 +10,6 @@ namespace {
 
 constexpr OpId kMostOps = 8;
 
-std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
-
 /// Values that a plan can keep or recompute with a difference.
 std::vector<ValueId> choices(const StepGraph& graph) {
   std::vector<char> read(graph.values.size(), 0);

@@ -3,9 +3,6 @@
 #include <algorithm>
 
 namespace snug::plan {
-namespace {
-std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
-}  // namespace
 
 std::vector<Excerpt> excerpts(const StepGraph& graph, std::span<const OpId> cuts) {
   const Dataflow& flow = graph.flow;

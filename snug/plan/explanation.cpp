@@ -11,8 +11,6 @@
 namespace snug::plan {
 namespace {
 
-std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
-
 std::vector<Share> empty_pieces(const StepGraph& graph) {
   std::vector<Share> pieces;
   const auto add = [&](std::string name, OpId begin, OpId end) {

@@ -10,8 +10,6 @@
 namespace snug::plan {
 namespace {
 
-std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
-
 /// `slower` with about half of the bytes that only `faster` keeps. The same as `slower` when there is nothing between.
 MemoryPlan between(const StepGraph& graph, const MemoryPlan& slower, const MemoryPlan& faster) {
   struct Candidate {

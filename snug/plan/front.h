@@ -30,6 +30,11 @@ const MemoryPlan& fastest_within(const std::vector<MemoryPlan>& front, Bytes pea
 /// How much longer the fastest plan takes than the lower bound, in shares of the unplanned step.
 double gap_at(const StepGraph& graph, const std::vector<MemoryPlan>& front, Bytes peak);
 
+/// Searches look for such gaps at so many levels between the lowest peak and the highest, and close those that are
+/// worth it.
+inline constexpr int kLevels = 24;
+inline constexpr double kGapWorthIt = 0.01;
+
 /// A front with more plans in its widest gaps: between two neighbours lies a plan that keeps part of what only the
 /// faster one keeps, the dearest per byte first.
 std::vector<MemoryPlan> with_gaps_filled(const StepGraph& graph, std::vector<MemoryPlan> front, Effort effort);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace snug::plan {
@@ -16,5 +17,8 @@ using SegmentId = std::int32_t;
 inline constexpr OpId kNoOp = -1;
 inline constexpr ValueId kNoValue = -1;
 inline constexpr SegmentId kRootSegment = 0;
+
+/// An id as the index of what arrays have for it.
+[[nodiscard]] constexpr std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
 
 }  // namespace snug::plan

@@ -7,10 +7,6 @@
 
 namespace snug::plan {
 
-namespace {
-std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
-}  // namespace
-
 Ledger::Ledger(const Dataflow& flow, std::function<void(ValueId)> drop) : flow_(flow), drop_(std::move(drop)) {}
 
 void Ledger::grow(ValueId value) { entries_.resize(at(std::max(value + 1, flow_.values()))); }

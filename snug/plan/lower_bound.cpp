@@ -12,15 +12,13 @@
 namespace snug::plan {
 namespace {
 
-constexpr std::size_t kMoments = 12;
-constexpr int kShares = 6;
-
-std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
+constexpr std::size_t kStretches = 12;
+constexpr int kShareRounds = 6;
 
 /// The tightest moment of each of a few stretches of the step.
 std::vector<std::size_t> tight_moments(const std::vector<Bytes>& levels) {
   std::vector<std::size_t> moments;
-  const std::size_t stretch = std::max<std::size_t>(1, (levels.size() + kMoments - 1) / kMoments);
+  const std::size_t stretch = std::max<std::size_t>(1, (levels.size() + kStretches - 1) / kStretches);
   for (std::size_t begin = 0; begin < levels.size(); begin += stretch) {
     const auto first = levels.begin() + static_cast<std::ptrdiff_t>(begin);
     const auto last = levels.begin() + static_cast<std::ptrdiff_t>(std::min(begin + stretch, levels.size()));
@@ -90,7 +88,7 @@ double with_second_moment(const StepGraph& graph, const std::vector<TightMoment>
   };
   // The bound is quasi-concave in the share.
   double low = 0, high = 1, most = 0;
-  for (int i = 0; i < kShares; ++i) {
+  for (int i = 0; i < kShareRounds; ++i) {
     const double left = low + (high - low) / 3, right = high - (high - low) / 3;
     const double at_left = bound_at(left), at_right = bound_at(right);
     most = std::max({most, at_left, at_right});

@@ -19,8 +19,8 @@ namespace {
 
 constexpr std::size_t kStarts = 3;
 constexpr std::size_t kFewOps = 500;  // below it, time is no matter
-
-std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
+constexpr std::size_t kFinerPieces = 128;
+constexpr std::size_t kRooms = 160, kSmallestRooms = 16;
 
 class LowestPeak {
  public:
@@ -70,6 +70,29 @@ class LowestPeak {
 
 }  // namespace
 
+namespace {
+
+/// Plans of the smallest budgets for a chain of more pieces than is worth it for large ones, below `most`.
+std::vector<MemoryPlan> of_small_pieces(const StepGraph& graph, Bytes least, Bytes most) {
+  std::vector<MemoryPlan> plans;
+  const Chain chain = make_chain(graph, kFinerPieces);
+  // Rooms are as fine as their range is narrow.
+  for (bool lower = true; lower;) {
+    lower = false;
+    std::vector<MemoryPlan> found = chain_plans(graph, chain, least, most, kRooms);
+    for (std::size_t i = found.size(); i-- > 0 && found.size() - i <= kSmallestRooms;) {
+      auto useful = predicted_if_useful(graph, std::move(found[i]));
+      if (!useful || useful->predicted_peak >= most) continue;
+      lower = (most - useful->predicted_peak) > (most - least) / 8;
+      most = useful->predicted_peak;
+      plans.push_back(std::move(*useful));
+    }
+  }
+  return plans;
+}
+
+}  // namespace
+
 std::vector<MemoryPlan> low_plans(const StepGraph& graph, std::size_t pieces, Effort effort) {
   StepGraph timeless = graph;
   for (OpId op = 0; op < timeless.flow.ops(); ++op) {
@@ -83,6 +106,8 @@ std::vector<MemoryPlan> low_plans(const StepGraph& graph, std::size_t pieces, Ef
   for (MemoryPlan& plan : chain_plans(timeless, make_chain(timeless, pieces), least, most)) {
     if (auto useful = predicted_if_useful(timeless, std::move(plan))) plans.push_back(std::move(*useful));
   }
+  const Bytes low = std::ranges::min_element(plans, {}, &MemoryPlan::predicted_peak)->predicted_peak;
+  std::ranges::move(of_small_pieces(timeless, least, low), std::back_inserter(plans));
   if (timeless.ops.size() < kFewOps) std::ranges::move(priced_plans(timeless), std::back_inserter(plans));
   std::ranges::stable_sort(plans, {}, &MemoryPlan::predicted_peak);
   LowestPeak descent(timeless, pieces);

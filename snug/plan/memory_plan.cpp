@@ -10,8 +10,8 @@
 namespace snug::plan {
 namespace {
 
-constexpr int kVersion = 1;
-constexpr const char* kFormat = "snug memory plan";
+constexpr int kPlanVersion = 1;
+constexpr const char* kPlanFormat = "snug memory plan";
 
 using Json = nlohmann::ordered_json;
 
@@ -29,8 +29,8 @@ Json to_json(const MemoryPlan& plan) {
   for (const Action& action : plan.actions) actions += std::holds_alternative<Keep>(action) ? 'k' : 'r';
   Json segments = Json::array();
   for (const SegmentRange& range : plan.segments) segments.push_back({range.begin, range.end});
-  return {{"format", kFormat},
-          {"version", kVersion},
+  return {{"format", kPlanFormat},
+          {"version", kPlanVersion},
           {"strategy", plan.strategy},
           {"fingerprint", plan.fingerprint},
           {"budget_bytes", plan.budget},
@@ -43,8 +43,8 @@ Json to_json(const MemoryPlan& plan) {
 }
 
 MemoryPlan memory_plan_from_json(const Json& json) try {
-  if (json.at("format") != kFormat || json.at("version") != kVersion) {
-    throw UsageError(fmt::format("memory plan: not a \"{}\" of version {}", kFormat, kVersion));
+  if (json.at("format") != kPlanFormat || json.at("version") != kPlanVersion) {
+    throw UsageError(fmt::format("memory plan: not a \"{}\" of version {}", kPlanFormat, kPlanVersion));
   }
   MemoryPlan plan;
   plan.strategy = json.at("strategy");

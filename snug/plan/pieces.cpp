@@ -11,7 +11,40 @@ namespace {
 
 constexpr OpId kFar = 64;  // operators
 
-std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
+std::vector<OpId> last_reads(const Dataflow& flow) {
+  std::vector<OpId> last_read(at(flow.values()), kNoOp);
+  for (OpId op = 0; op < flow.ops(); ++op) {
+    for (ValueId v : flow.inputs(op)) last_read[at(v)] = op;
+  }
+  return last_read;
+}
+
+/// By position p: values that operators before p made and operators from p on read, the last at most `reach` operators
+/// after the one that made it.
+std::vector<std::int32_t> crossing_values(const Dataflow& flow, OpId reach) {
+  const std::vector<OpId> last_read = last_reads(flow);
+  std::vector<std::int32_t> crossing(at(flow.ops()) + 2, 0);
+  for (ValueId v = 0; v < flow.values(); ++v) {
+    const OpId producer = flow.producer(v);
+    if (flow.is_leaf(v) || last_read[at(v)] <= producer || last_read[at(v)] - producer > reach) continue;
+    ++crossing[at(producer) + 1];
+    --crossing[at(last_read[at(v)]) + 1];
+  }
+  for (std::size_t p = 1; p < crossing.size(); ++p) crossing[p] += crossing[p - 1];
+  return crossing;
+}
+
+/// What is read further on than this is carried past the pieces of the step: masks, rotary tables, skips.
+OpId far(const Dataflow& flow) { return std::max<OpId>(kFar, flow.ops() / 8); }
+
+std::vector<OpId> cuts_where(const Dataflow& flow, const std::vector<std::int32_t>& crossing, std::int32_t most) {
+  std::vector<OpId> cuts{0};
+  for (OpId p = 1; p < flow.ops(); ++p) {
+    if (crossing[at(p)] > 0 && crossing[at(p)] <= most) cuts.push_back(p);
+  }
+  if (flow.ops() > 0) cuts.push_back(flow.ops());
+  return cuts;
+}
 
 /// Some of the cuts, so that the pieces between them save about equally much, and pieces that look alike stay so.
 std::vector<OpId> evenly(const StepGraph& graph, const std::vector<OpId>& cuts, std::size_t limit) {
@@ -23,14 +56,20 @@ std::vector<OpId> evenly(const StepGraph& graph, const std::vector<OpId>& cuts, 
     }
     saved_before[at(op) + 1] = saved_before[at(op)] + bytes;
   }
-  // Between blocks, every so many of them, when there are enough.
+  // Between blocks, every so many of them, when there are enough; inside of each alike where there is room for it.
   std::vector<OpId> candidates = cuts;
   const std::vector<SegmentRange> blocks = repeated_blocks(graph);
   if (blocks.size() >= limit / 4) {
     const std::size_t group = (blocks.size() + limit - 3) / (limit - 2);
+    const std::size_t parts = std::max<std::size_t>((limit - 2) / blocks.size(), 1);
     candidates = {0};
     for (std::size_t i = 0; i < blocks.size(); i += group) {
       if (blocks[i].begin > 0) candidates.push_back(blocks[i].begin);
+      const auto inner = std::ranges::upper_bound(cuts, blocks[i].begin);
+      const auto count = static_cast<std::size_t>(std::ranges::lower_bound(cuts, blocks[i].end) - inner);
+      for (std::size_t part = 1; part < std::min(parts, count + 1); ++part) {
+        candidates.push_back(inner[static_cast<std::ptrdiff_t>(part * (count + 1) / std::min(parts, count + 1) - 1)]);
+      }
     }
     if (blocks.back().end < graph.flow.ops()) candidates.push_back(blocks.back().end);
     candidates.push_back(graph.flow.ops());
@@ -48,48 +87,20 @@ std::vector<OpId> evenly(const StepGraph& graph, const std::vector<OpId>& cuts, 
 }  // namespace
 
 std::vector<OpId> cut_points(const StepGraph& graph, int crossing) {
-  const Dataflow& flow = graph.flow;
-  std::vector<OpId> last_read(at(flow.values()), kNoOp);
-  for (OpId op = 0; op < flow.ops(); ++op) {
-    for (ValueId v : flow.inputs(op)) last_read[at(v)] = op;
-  }
-  std::vector<std::int32_t> change(at(flow.ops()) + 2, 0);
-  for (ValueId v = 0; v < flow.values(); ++v) {
-    if (flow.is_leaf(v) || last_read[at(v)] <= flow.producer(v)) continue;
-    ++change[at(flow.producer(v)) + 1];
-    --change[at(last_read[at(v)]) + 1];
-  }
-  std::vector<OpId> cuts{0};
-  std::int32_t live = 0;
-  for (OpId p = 1; p < flow.ops(); ++p) {
-    live += change[at(p)];
-    if (live <= crossing && live > 0) cuts.push_back(p);
-  }
-  if (flow.ops() > 0) cuts.push_back(flow.ops());
-  return cuts;
+  return cuts_where(graph.flow, crossing_values(graph.flow, graph.flow.ops()), crossing);
 }
 
 std::vector<OpId> chain_cuts(const StepGraph& graph, std::size_t limit) {
   const Dataflow& flow = graph.flow;
   const OpId ops = flow.ops();
-  std::vector<OpId> last_read(at(flow.values()), kNoOp);
   std::vector<char> inside_write(at(ops) + 1, 0);  // the position separates a write from what it writes to
   for (OpId op = 0; op < ops; ++op) {
-    for (ValueId v : flow.inputs(op)) last_read[at(v)] = op;
     for (const Output& out : flow.outputs(op)) {
       if (out.overwrites == kNoValue || flow.is_leaf(out.overwrites)) continue;
       for (OpId p = flow.producer(out.overwrites) + 1; p <= op; ++p) inside_write[at(p)] = 1;
     }
   }
-  const OpId far = std::max<OpId>(kFar, ops / 8);
-  std::vector<std::int32_t> crossing(at(ops) + 2, 0);
-  for (ValueId v = 0; v < flow.values(); ++v) {
-    const OpId producer = flow.producer(v);
-    if (flow.is_leaf(v) || last_read[at(v)] <= producer || last_read[at(v)] - producer > far) continue;
-    ++crossing[at(producer) + 1];
-    --crossing[at(last_read[at(v)]) + 1];
-  }
-  for (OpId p = 1; p <= ops; ++p) crossing[at(p)] += crossing[at(p) - 1];
+  const std::vector<std::int32_t> crossing = crossing_values(flow, far(flow));
   std::vector<OpId> cuts;
   // As many values as it takes to find a few cuts.
   for (std::int32_t most = 1; most <= 4 && cuts.size() < 3; ++most) {
@@ -105,7 +116,7 @@ std::vector<OpId> chain_cuts(const StepGraph& graph, std::size_t limit) {
 }
 
 std::vector<SegmentRange> repeated_blocks(const StepGraph& graph) {
-  const std::vector<OpId> cuts = cut_points(graph);
+  const std::vector<OpId> cuts = cuts_where(graph.flow, crossing_values(graph.flow, far(graph.flow)), 1);
   const std::size_t pieces = cuts.size() - 1;
   // What a piece does, regardless of which values it does it to.
   std::vector<std::size_t> kind(pieces);

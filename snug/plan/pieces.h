@@ -17,8 +17,8 @@ std::vector<OpId> cut_points(const StepGraph& graph, int crossing = 1);
 /// writes in place from the one that made what it writes to.
 std::vector<OpId> chain_cuts(const StepGraph& graph, std::size_t limit);
 
-/// The blocks of a model, found without a word from it: the longest run of pieces between cut points that repeats with
-/// the same operators. Empty when nothing repeats.
+/// The blocks of a model, found without a word from it: the longest run that repeats with the same operators of pieces
+/// between positions that one value crosses, those with readers far away not counted. Empty when nothing repeats.
 std::vector<SegmentRange> repeated_blocks(const StepGraph& graph);
 
 }  // namespace snug::plan

@@ -18,9 +18,8 @@ namespace snug::plan {
 namespace {
 
 constexpr int kArgumentsTried = 24;
+constexpr int kFewCheckpoints = 12;
 constexpr int kMostForwards = 12;
-
-std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
 
 MemoryPlan keep_saved(const StepGraph& graph) {
   MemoryPlan plan = bare_plan(graph);
@@ -216,10 +215,14 @@ std::vector<MemoryPlan> all_presets(const StepGraph& graph) {
     plans.push_back(plan_chen_sqrt(graph));
     // All arguments of short models, evenly spread ones of deep models.
     const int stride = (blocks + kArgumentsTried - 1) / kArgumentsTried;
-    for (int n = 1; n <= blocks; n += stride) {
-      for (const auto& preset : {plan_sequential, plan_full_uniform, plan_full_block})
-        plans.push_back(preset(graph, n));
-      // Few checkpoints for many blocks take more time than anybody has.
+    for (int n = 1; n <= blocks; ++n) {
+      const bool spread = (n - 1) % stride == 0;
+      for (const auto& preset : {plan_sequential, plan_full_uniform, plan_full_block}) {
+        if (spread) plans.push_back(preset(graph, n));
+      }
+      // One checkpoint more saves much time where there are few of them; but too few for many blocks take more than
+      // anybody has.
+      if (!spread && n > kFewCheckpoints) continue;
       if (revolve_steps(blocks, n) <= kMostForwards * blocks) plans.push_back(plan_revolve(graph, n));
     }
   }

@@ -19,13 +19,11 @@ namespace {
 
 constexpr std::size_t kHull = 64;  // vertices that the search starts from
 constexpr std::size_t kMixed = 3;  // moments that are looked at in pairs
-constexpr int kShares = 4;
+constexpr int kSharesOfAMix = 4;
 constexpr std::size_t kMixedHull = 16;
 constexpr std::size_t kBudgets = 24;
 constexpr int kStepsPerBudget = 10;
-constexpr std::size_t kMoments = 24;
-
-std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
+constexpr std::size_t kMostPrices = 24;
 
 /// Events between which a value that is kept takes memory only because it is kept: the program has let go of it, and
 /// somebody needs it later.
@@ -96,8 +94,8 @@ class Search {
 
   void mix(std::size_t a, std::size_t b) {
     if (!mixed_.emplace(std::min(a, b), std::max(a, b)).second) return;
-    for (int share = 0; share <= kShares; ++share) {
-      prices_ = {{a, static_cast<double>(share) / kShares}, {b, 1 - static_cast<double>(share) / kShares}};
+    for (int share = 0; share <= kSharesOfAMix; ++share) {
+      prices_ = {{a, static_cast<double>(share) / kSharesOfAMix}, {b, 1 - static_cast<double>(share) / kSharesOfAMix}};
       relaxation_.set_weights(weights());
       for (const RelaxedChoice& choice : relaxation_.hull(kMixedHull)) try_choice(choice);
     }
@@ -165,7 +163,7 @@ class Search {
       if (peaks.empty()) return;
       const auto highest = std::ranges::max_element(peaks);
       const auto event = static_cast<std::size_t>(highest - peaks.begin());
-      if (*highest > budget && prices_.size() < kMoments &&
+      if (*highest > budget && prices_.size() < kMostPrices &&
           std::ranges::find(prices_, event, &Price::event) == prices_.end()) {
         prices_.push_back({event, 0});
       }

@@ -8,8 +8,6 @@
 namespace snug::plan {
 namespace {
 
-std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
-
 // All seconds of a step in capacity units. Large enough that rounding down does not matter, small enough that sums stay
 // far from overflow.
 constexpr double kCapacityOfAllSeconds = 1e12;

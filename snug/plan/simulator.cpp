@@ -46,7 +46,6 @@ class Walk {
   }
 
  private:
-  static std::size_t at(std::int32_t id) { return static_cast<std::size_t>(id); }
   Bytes bytes(ValueId v) const { return graph_.values[at(v)].bytes; }
 
   void reach(Bytes level, OpId op) {

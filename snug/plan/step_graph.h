@@ -28,8 +28,8 @@ struct OpInfo {
   std::string name;             ///< "aten::addmm"
   std::uint64_t signature = 0;  ///< of name, inputs and geometry: what a later step is compared with
   double seconds = 0;
-  Bytes peak_bytes = 0;   ///< highest memory during the call above that before it, outputs included
-  Bytes other_bytes = 0;  ///< memory it left behind that is no output, such as a random generator's state
+  Bytes peak_bytes = 0;     ///< highest memory during the call above that before it, outputs included
+  Bytes other_bytes = 0;    ///< memory it left behind that is no output, such as a random generator's state
   std::string inputs = {};  ///< types and sizes of its tensors, for messages: "float[512, 64], float[64]"
   friend bool operator==(const OpInfo&, const OpInfo&) = default;
 };

@@ -5,7 +5,6 @@
 namespace snug::plan {
 
 std::vector<Bytes> unavoidable_bytes(const StepGraph& graph) {
-  const auto at = [](std::int32_t id) { return static_cast<std::size_t>(id); };
   std::vector<char> unpacked(graph.values.size(), 0);  // by a node that is not done yet
   std::vector<char> alive(graph.values.size(), 0);     // for the program
   const auto counted = [&](ValueId v) { return alive[at(v)] || unpacked[at(v)]; };

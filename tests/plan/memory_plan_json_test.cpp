@@ -28,7 +28,7 @@ MemoryPlan example() {
   return plan;
 }
 
-std::string error_of(const Json& json) {
+std::string error_of_plan(const Json& json) {
   return message_of([&] { memory_plan_from_json(json); });
 }
 
@@ -52,7 +52,7 @@ TEST(MemoryPlanJson, NamesWhatIsMissing) {
   for (const auto& [key, value] : whole.items()) {
     Json json = whole;
     json.erase(key);
-    EXPECT_THAT(error_of(json), AllOf(HasSubstr("memory plan: "), HasSubstr("'" + key + "'")));
+    EXPECT_THAT(error_of_plan(json), AllOf(HasSubstr("memory plan: "), HasSubstr("'" + key + "'")));
   }
 }
 
@@ -60,7 +60,7 @@ TEST(MemoryPlanJson, RefusesOtherFormatsVersionsActionsAndRanges) {
   const auto with = [](const std::string& key, const Json& value) {
     Json json = to_json(example());
     json[key] = value;
-    return error_of(json);
+    return error_of_plan(json);
   };
   EXPECT_THAT(with("format", "snug step graph"), HasSubstr("not a \"snug memory plan\" of version 1"));
   EXPECT_THAT(with("version", 2), HasSubstr("not a \"snug memory plan\" of version 1"));
@@ -69,8 +69,8 @@ TEST(MemoryPlanJson, RefusesOtherFormatsVersionsActionsAndRanges) {
   EXPECT_THAT(with("segments", Json::parse("[[3,2]]")), HasSubstr("segment [3,2] is no range"));
   EXPECT_THAT(with("segments", Json::parse("[[-1,2]]")), HasSubstr("segment [-1,2] is no range"));
   EXPECT_THAT(with("segments", Json::parse("[[1]]")), HasSubstr("memory plan: "));
-  EXPECT_THAT(error_of(Json::array()), HasSubstr("memory plan: "));
-  EXPECT_THAT(error_of(Json()), HasSubstr("memory plan: "));
+  EXPECT_THAT(error_of_plan(Json::array()), HasSubstr("memory plan: "));
+  EXPECT_THAT(error_of_plan(Json()), HasSubstr("memory plan: "));
 }
 
 TEST(MemoryPlanJson, RefusesDamageOrLoadsAPlan) {
@@ -81,7 +81,7 @@ TEST(MemoryPlanJson, RefusesDamageOrLoadsAPlan) {
     synthetic::Dice dice(seed);
     Json json = whole;
     synthetic::damage(json, dice);
-    refused += error_of(json) != "loaded";
+    refused += error_of_plan(json) != "loaded";
   }
   EXPECT_GT(refused, 1000);
 }

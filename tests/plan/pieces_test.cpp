@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/plan/random_graph.h"
 
 namespace snug::plan {
@@ -85,6 +87,30 @@ TEST(RepeatedBlocks, FindTheBlocksOfAChain) {
       EXPECT_EQ(found[static_cast<std::size_t>(i)],
                 (SegmentRange{kOpsBefore + i * kOpsPerBlock, kOpsBefore + (i + 1) * kOpsPerBlock}));
     }
+  }
+}
+
+TEST(RepeatedBlocks, AreFoundThoughAllOfThemReadTheSameTables) {
+  for (const int blocks : {2, 8, 30}) {
+    SCOPED_TRACE(blocks);
+    const std::vector<SegmentRange> found = repeated_blocks(synthetic::deep_net({.blocks = blocks}));
+    ASSERT_EQ(found.size(), static_cast<std::size_t>(blocks));
+    for (const SegmentRange& block : found) EXPECT_EQ(block.end - block.begin, synthetic::kOpsPerDeepBlock);
+  }
+}
+
+TEST(ChainCuts, CutEachBlockAlikeWhereThereIsRoomForIt) {
+  const StepGraph graph = synthetic::gpt_like({.blocks = 30});
+  for (const std::size_t limit : {32U, 40U, 62U}) {
+    SCOPED_TRACE(limit);
+    const std::vector<OpId> cuts = chain_cuts(graph, limit);
+    ASSERT_LE(cuts.size(), limit + 1);
+    std::vector<int> cut_at(kOpsPerBlock, 0);  // by position in a block
+    for (OpId p : cuts) {
+      if (p >= kOpsBefore && p < kOpsBefore + 30 * kOpsPerBlock) ++cut_at[(p - kOpsBefore) % kOpsPerBlock];
+    }
+    for (const int blocks : cut_at) EXPECT_TRUE(blocks == 0 || blocks == 30) << blocks;
+    EXPECT_EQ(std::ranges::count(cut_at, 30), limit == 62 ? 2 : 1);
   }
 }
 

@@ -210,6 +210,16 @@ TEST(AllPresets, MakesOnlyWhatSuitsTheStep) {
   EXPECT_EQ(all_presets(flat.graph()).size(), 1U);
 }
 
+TEST(AllPresets, HaveEachOfFewCheckpointsForManyBlocks) {
+  std::vector<std::string> names;
+  for (const MemoryPlan& plan : all_presets(synthetic::gpt_like({.blocks = 90}))) names.push_back(plan.strategy);
+  for (const char* name : {"revolve(2)", "revolve(3)", "revolve(4)", "revolve(12)", "revolve(89)"}) {
+    EXPECT_THAT(names, testing::Contains(name));
+  }
+  EXPECT_THAT(names, testing::Not(testing::Contains("revolve(1)")));  // 45 forward passes
+  EXPECT_THAT(names, testing::Not(testing::Contains("revolve(14)")));
+}
+
 TEST(PlanSegments, WithoutRangesKeepsEverything) {
   const StepGraph graph = synthetic::gpt_like(kChain);
   EXPECT_EQ(plan_segments(graph, {}).actions, plan_none(graph).actions);

@@ -18,7 +18,6 @@ struct Cost {
   double seconds = 0, bytes = 0;
 };
 Cost cost_of(const StepGraph& graph, const Moment& moment, const std::vector<char>& replayed) {
-  const auto at = [](std::int32_t id) { return static_cast<std::size_t>(id); };
   Cost cost;
   for (ValueId v = 0; v < graph.flow.values(); ++v) {
     const OpId op = graph.flow.producer(v);

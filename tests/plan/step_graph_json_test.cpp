@@ -11,7 +11,7 @@ using synthetic::Json;
 using synthetic::message_of;
 using testing::HasSubstr;
 
-std::string error_of(const Json& json) {
+std::string error_of_graph(const Json& json) {
   return message_of([&] { step_graph_from_json(json); });
 }
 
@@ -47,7 +47,7 @@ TEST(StepGraphJson, NamesWhatIsMissing) {
   for (const auto& [key, value] : whole.items()) {
     Json json = whole;
     json.erase(key);
-    EXPECT_THAT(error_of(json), AllOf(HasSubstr("step graph: "), HasSubstr("'" + key + "'")));
+    EXPECT_THAT(error_of_graph(json), AllOf(HasSubstr("step graph: "), HasSubstr("'" + key + "'")));
   }
 }
 
@@ -66,40 +66,40 @@ class DamagedStepGraph : public testing::Test {
   Json json = example();
 };
 
-TEST_F(DamagedStepGraph, IsLoadedBeforeItIsDamaged) { EXPECT_EQ(error_of(json), "loaded"); }
+TEST_F(DamagedStepGraph, IsLoadedBeforeItIsDamaged) { EXPECT_EQ(error_of_graph(json), "loaded"); }
 
 TEST_F(DamagedStepGraph, NamesAValueThatDoesNotExist) {
   json["flow"][1]["inputs"][0] = 3;
-  EXPECT_THAT(error_of(json), HasSubstr("value 3 of 3 does not exist"));
+  EXPECT_THAT(error_of_graph(json), HasSubstr("value 3 of 3 does not exist"));
   json["flow"][1]["inputs"][0] = -1;
-  EXPECT_THAT(error_of(json), HasSubstr("value -1 of 3 does not exist"));
+  EXPECT_THAT(error_of_graph(json), HasSubstr("value -1 of 3 does not exist"));
 }
 
 TEST_F(DamagedStepGraph, NamesAnOutputThatDoesNotExistWithoutMakingRoomForIt) {
   json["flow"][1]["outputs"][0][0] = 2'000'000'000;
-  EXPECT_THAT(error_of(json), HasSubstr("2000000000"));
+  EXPECT_THAT(error_of_graph(json), HasSubstr("2000000000"));
 }
 
 TEST_F(DamagedStepGraph, NamesAnOutputThatIsOutOfOrder) {
   json["flow"][0]["outputs"][0][0] = 0;
-  EXPECT_THAT(error_of(json), HasSubstr("out of order"));
+  EXPECT_THAT(error_of_graph(json), HasSubstr("out of order"));
 }
 
 TEST_F(DamagedStepGraph, NamesAnOverwrittenValueThatIsNotThereBefore) {
   for (const int wrong : {2, 3, 1000, -2}) {
     json["flow"][1]["outputs"][0][1] = wrong;
-    EXPECT_THAT(error_of(json), HasSubstr("overwrites value " + std::to_string(wrong)));
+    EXPECT_THAT(error_of_graph(json), HasSubstr("overwrites value " + std::to_string(wrong)));
   }
 }
 
 TEST_F(DamagedStepGraph, NamesALeafThatDoesNotExist) {
   json["leaves"] = Json::array({0, 7});
-  EXPECT_THAT(error_of(json), HasSubstr("step graph: "));
+  EXPECT_THAT(error_of_graph(json), HasSubstr("step graph: "));
 }
 
 TEST_F(DamagedStepGraph, NamesCountsThatDiffer) {
   json["ops"].erase(0);
-  EXPECT_THAT(error_of(json), HasSubstr("2 operators in \"flow\" but 1 in \"ops\""));
+  EXPECT_THAT(error_of_graph(json), HasSubstr("2 operators in \"flow\" but 1 in \"ops\""));
 }
 
 TEST_F(DamagedStepGraph, NamesAnEventThatIsOutOfRange) {
@@ -107,14 +107,14 @@ TEST_F(DamagedStepGraph, NamesAnEventThatIsOutOfRange) {
   for (const char* event : {"[0,2,0,0]", "[0,-1,0,0]", "[2,3,0,0]", "[7,0,0,0]", "[-1,0,0,0]", "[256,0,0,0]"}) {
     json = whole;
     json["events"].push_back(Json::parse(event));
-    EXPECT_THAT(error_of(json), HasSubstr("event " + std::string(event) + " is out of range"));
+    EXPECT_THAT(error_of_graph(json), HasSubstr("event " + std::string(event) + " is out of range"));
   }
 }
 
 TEST_F(DamagedStepGraph, RefusesOtherFormatsAndVersions) {
   json["version"] = 1;
-  EXPECT_THAT(error_of(json), HasSubstr("not a \"snug step graph\" of version 2"));
-  EXPECT_THAT(error_of(Json::array()), HasSubstr("step graph: "));
+  EXPECT_THAT(error_of_graph(json), HasSubstr("not a \"snug step graph\" of version 2"));
+  EXPECT_THAT(error_of_graph(Json::array()), HasSubstr("step graph: "));
 }
 
 TEST_F(DamagedStepGraph, IsRefusedOrIsAGraph) {

@@ -137,6 +137,107 @@ inline StepGraph gpt_like(const Chain& chain) {
   return b.take();
 }
 
+/// What a deep residual transformer is made of.
+struct DeepNet {
+  int blocks = 30;
+  Bytes width = 2_MiB;  ///< bytes of the residual stream, which is wider than what the blocks compute with
+};
+
+inline constexpr int kOpsPerDeepBlock = 52;
+
+/// As a recorded step of a pretrained model with adapters on every projection looks: rotary tables and a mask that all
+/// blocks read, then blocks of kOpsPerDeepBlock operators. Each block's input is read by a norm, which saves it, and by
+/// the residual sum at the far end of its branch; copies in another type feed products that the frozen weights and two
+/// adapters take part in. Backward leaves small gradients of adapters behind.
+inline StepGraph deep_net(const DeepNet& net) {
+  const Bytes w = net.width, h = w / 2, rank = w / 32, table = w / 16;
+  GraphBuilder b(8 * w);
+  struct Node {
+    std::vector<ValueId> saved;
+    Bytes peak, gradient;
+  };
+  std::vector<Node> nodes;
+  const auto run = [&](const std::string& name, const std::vector<ValueId>& inputs, Bytes bytes, double seconds,
+                       const std::vector<ValueId>& saved = {}, Bytes gradient = 0) {
+    const ValueId out = b.op("aten::" + name, inputs, bytes, seconds);
+    for (ValueId v : saved) b.save(v);
+    nodes.push_back({saved, 2 * bytes, gradient});
+    return out;
+  };
+  const auto die = [&](std::initializer_list<ValueId> values) {
+    for (ValueId v : values) b.die(v);
+  };
+  const ValueId tokens = b.leaf(), weight = b.leaf();
+  const ValueId angles = run("outer", {tokens}, table, 0.01);
+  const ValueId cosines = run("cos", {angles}, table, 0.01), sines = run("sin", {angles}, table, 0.01);
+  const ValueId mask = run("triu", {tokens}, table, 0.01);
+  b.die(angles);
+  // Reads 4, saves what products and adapters need.
+  const auto projected = [&](ValueId x, Bytes bytes) {
+    const ValueId copy = run("_to_copy", {weight}, 4_KiB, 0.001);
+    const ValueId dense = run("mm", {x, weight}, bytes, 3);
+    const ValueId down = run("mm", {x, copy}, rank, 0.2, {x, copy}, 4_KiB);
+    const ValueId up = run("mm", {down, weight}, bytes, 0.2, {down}, 4_KiB);
+    const ValueId sum = run("add", {dense, up}, bytes, 0.1);
+    die({copy, dense, down, up});
+    return sum;
+  };
+  const auto normed = [&](ValueId x) {
+    const ValueId squares = run("pow", {x}, w, 0.1, {x});
+    const ValueId mean = run("mean", {squares}, 4_KiB, 0.05);
+    const ValueId root = run("rsqrt", {mean}, 4_KiB, 0.01);
+    b.save(root);
+    nodes.back().saved = {root};
+    const ValueId scaled = run("mul", {x, root}, w, 0.1, {x, root});
+    const ValueId copy = run("_to_copy", {scaled}, h, 0.05);
+    die({squares, mean, root, scaled});
+    return copy;
+  };
+  const auto turned = [&](ValueId q) {
+    const ValueId a = run("mul", {q, cosines}, h, 0.05, {cosines}), c = run("mul", {q, sines}, h, 0.05, {sines});
+    const ValueId sum = run("add", {a, c}, h, 0.05);
+    die({a, c});
+    return sum;
+  };
+  ValueId x = run("embedding", {tokens, weight}, w, 0.5);
+  for (int i = 0; i < net.blocks; ++i) {
+    const ValueId n1 = normed(x);
+    const ValueId q = projected(n1, h), k = projected(n1, h), v = projected(n1, h);
+    b.die(n1);
+    const ValueId tq = turned(q), tk = turned(k);
+    die({q, k});
+    const ValueId attended = run("_scaled_dot_product_attention", {tq, tk, v, mask}, h, 6, {tq, tk, v, mask});
+    b.save(attended);
+    nodes.back().saved.push_back(attended);
+    die({tq, tk, v});
+    const ValueId out = projected(attended, h);
+    b.die(attended);
+    const ValueId middle = run("add", {x, out}, w, 0.1);
+    die({x, out});
+    const ValueId n2 = normed(middle);
+    const ValueId gate = projected(n2, 2 * w), wide = projected(n2, 2 * w);
+    b.die(n2);
+    const ValueId active = run("silu", {gate}, 2 * w, 0.2, {gate});
+    b.die(gate);
+    const ValueId product = run("mul", {active, wide}, 2 * w, 0.2, {active, wide});
+    die({active, wide});
+    const ValueId narrow = run("mm", {product, weight}, h, 4);
+    b.die(product);
+    x = run("add", {middle, narrow}, w, 0.1);
+    die({middle, narrow});
+  }
+  const ValueId loss = run("loss", {x}, 4_KiB, 0.3, {x});
+  b.die(x);
+  b.settle();
+  for (auto node = nodes.rbegin(); node != nodes.rend(); ++node) {
+    for (ValueId v : node->saved) b.unpack(v);
+    b.other(node->peak, node->gradient);
+    for (ValueId v : node->saved) b.release(v);
+  }
+  die({cosines, sines, mask, loss});
+  return b.take();
+}
+
 /// A chain of `steps` equal operators, each of which saves its input. One second and 1 MiB each; running one and going
 /// back over one both take so much for themselves that the peak is the same at every operator.
 inline StepGraph uniform_chain(int steps) {

@@ -10,6 +10,7 @@
 #include "snug/plan/every_plan.h"
 #include "snug/plan/front.h"
 #include "snug/plan/lower_bound.h"
+#include "snug/plan/planner.h"
 #include "snug/plan/presets.h"
 #include "snug/plan/simulator.h"
 #include "tests/plan/random_graph.h"
@@ -266,6 +267,67 @@ TEST(ChainPlans, AreRevolvesOnAUniformChainWithoutAnyHelp) {
     ASSERT_NE(fits, plans.end()) << s;
     EXPECT_EQ(fits->predicted_seconds, plan_revolve(graph, s).predicted_seconds) << s;
   }
+}
+
+TEST(ChainPlans, KeepToTheirBudgetsInNestedReplays) {
+  // A replay of many pieces leaves all that backward waits for, except inside segments: what a plan keeps by value is
+  // no measure for it.
+  for (const StepGraph& graph : {synthetic::deep_net({.blocks = 30}), synthetic::gpt_like({.blocks = 24})}) {
+    const Chain chain = make_chain(graph, 48);
+    const Bytes least = lower_bound_of_peak(graph), most = plan_none(graph).predicted_peak;
+    int nested = 0;
+    for (int i = 1; i < 40; ++i) {
+      // The first plan is for the largest budget, exactly.
+      const Bytes budget = least + (most - least) * i / 80;
+      const auto plans = chain_plans(graph, chain, least, budget);
+      if (plans.empty()) continue;
+      ++nested;
+      EXPECT_LE(simulate(graph, plans.front()).peak, budget + budget / 100) << "of " << budget;
+    }
+    EXPECT_GT(nested, 30);
+  }
+}
+
+TEST(ChainPlans, HaveAtMostSoManyBudgets) {
+  const StepGraph graph = synthetic::deep_net({.blocks = 12});
+  const Chain chain = make_chain(graph, 48);
+  const Bytes least = lower_bound_of_peak(graph), most = plan_none(graph).predicted_peak;
+  EXPECT_LE(chain_plans(graph, chain, least, most, 200).size(), 201U);
+  EXPECT_GT(chain_plans(graph, chain, least, most).size(), 400U);
+}
+
+/// The fewest checkpoints that reverse so many steps within `forwards` forward passes (Griewank 1992).
+int fewest_checkpoints(int steps, int forwards) {
+  int s = 0;
+  double reach = 1;  // C(s + r, s)
+  while (reach < steps) {
+    ++s;
+    reach = reach * (s + forwards) / s;
+  }
+  return s;
+}
+
+TEST(TradeOff, HasFloorsOfDeepStepsThatFollowRevolvesClosedForm) {
+  // In forward passes that searches look at (most_replays), one block by itself and a few block inputs suffice.
+  constexpr Bytes kWidth = 2_MiB;
+  const StepGraph one = synthetic::deep_net({.blocks = 1, .width = kWidth});
+  const Bytes block = Planner(one, "optimal", {.simulated_ops = 0}).floor(one) - one.static_bytes;
+  for (const int blocks : {8, 30, 60}) {
+    SCOPED_TRACE(blocks);
+    const StepGraph graph = synthetic::deep_net({.blocks = blocks, .width = kWidth});
+    const Bytes floor = Planner(graph, "optimal", {.simulated_ops = 0}).floor(graph) - graph.static_bytes;
+    EXPECT_LT(static_cast<double>(floor), 1.1 * static_cast<double>(block + fewest_checkpoints(blocks, 12) * kWidth));
+    EXPECT_GE(floor, lower_bound_of_peak(graph) - graph.static_bytes);
+  }
+}
+
+TEST(TradeOff, HasTheSameFloorOfADeepStepWhateverItsSeconds) {
+  StepGraph graph = synthetic::deep_net({.blocks = 24});
+  EXPECT_GT(graph.flow.ops(), 1000);
+  const Bytes floor = TradeOff(graph).floor();
+  synthetic::Dice dice(5);
+  for (OpInfo& op : graph.ops) op.seconds *= 0.2 + 0.1 * dice.roll(40);
+  EXPECT_EQ(TradeOff(graph).floor(), floor);
 }
 
 TEST(TradeOff, OffersPlansBelowTheFloorAtTheFloorAndNotForLess) {
