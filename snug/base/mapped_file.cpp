@@ -6,19 +6,18 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <system_error>
 #include <utility>
+
+#include "snug/base/system_error.h"
 
 namespace snug {
 namespace {
-
-[[noreturn]] void fail(int error) { throw std::system_error(error, std::generic_category()); }
 
 /// Closes the descriptor: a mapping outlives it.
 class OpenFile {
  public:
   explicit OpenFile(const std::filesystem::path& path) : descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    if (descriptor_ < 0) fail(errno);
+    if (descriptor_ < 0) throw_system_error(errno);
   }
   OpenFile(const OpenFile&) = delete;
   OpenFile& operator=(const OpenFile&) = delete;
@@ -35,14 +34,14 @@ class OpenFile {
 MappedFile::MappedFile(const std::filesystem::path& path, Writes writes) : writes_(writes) {
   const OpenFile file(path);
   struct stat status {};
-  if (::fstat(file.descriptor(), &status) != 0) fail(errno);
-  if (S_ISDIR(status.st_mode)) fail(EISDIR);
+  if (::fstat(file.descriptor(), &status) != 0) throw_system_error(errno);
+  if (S_ISDIR(status.st_mode)) throw_system_error(EISDIR);
   const auto size = static_cast<std::size_t>(status.st_size);
   // An empty range cannot be mapped.
   if (size == 0) return;
   const int protection = writes == Writes::Private ? PROT_READ | PROT_WRITE : PROT_READ;
   void* const address = ::mmap(nullptr, size, protection, MAP_PRIVATE | MAP_NORESERVE, file.descriptor(), 0);
-  if (address == MAP_FAILED) fail(errno);
+  if (address == MAP_FAILED) throw_system_error(errno);
   bytes_ = {static_cast<const std::uint8_t*>(address), size};
 }
 

@@ -82,10 +82,17 @@ ordered_json read_toml(const std::filesystem::path& path) {
   if (std::filesystem::is_directory(path, ignored)) {
     throw UsageError(fmt::format("reading TOML: {} is a folder; name the file in it", path.string()));
   }
+  constexpr std::size_t kMostToml = std::size_t{1} << 20;  // more than any is that somebody wrote
   const std::string text = [&] {
     try {
-      return read_text(path);
+      return read_text(path, kMostToml);
     } catch (const std::system_error& error) {
+      if (error.code() == std::errc::file_too_large) {
+        throw UsageError(
+            fmt::format("reading TOML: {} has more than {} bytes, the most that such a file may have; name "
+                        "the configuration",
+                        path.string(), kMostToml));
+      }
       throw UsageError(
           fmt::format("reading TOML: cannot read {}: {}; check the path", path.string(), error.code().message()));
     }

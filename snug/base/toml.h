@@ -7,8 +7,8 @@
 namespace snug {
 
 /// Reads a TOML file into JSON: tables become objects with their keys in the file's order, dates and times become
-/// strings, nan and inf stay numbers. Throws UsageError when the file is missing, a folder, unreadable or malformed;
-/// a malformed one is named as file:line:column with what the parser expected.
+/// strings, nan and inf stay numbers. Throws UsageError when the file is missing, a folder, unreadable, larger than
+/// 1 MiB or malformed; a malformed one is named as file:line:column with what the parser expected.
 nlohmann::ordered_json read_toml(const std::filesystem::path& path);
 
 /// The same for a text in memory; `name` stands for the file in messages.

@@ -1,17 +1,19 @@
 #include <fmt/format.h>
 
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include "snug/base/errors.h"
+#include "snug/base/text_file.h"
 #include "snug/cli/command.h"
+#include "snug/cli/output.h"
 #include "snug/report/curve.h"
+#include "snug/report/terminal.h"
 #include "snug/train/bench.h"
 #include "snug/train/interrupt.h"
 
@@ -47,11 +49,12 @@ report::Curve curve_of(const train::BenchResult& result, const std::string& titl
   return curve;
 }
 
-void write_text(const std::string& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary | std::ios::trunc);
-  out << text;
-  out.close();
-  if (!out) throw Error(fmt::format("bench: {} cannot be written: {}", path, std::strerror(errno)));
+void write_picture(const std::string& path, const report::Curve& curve) {
+  try {
+    write_text(path, render_svg(curve));
+  } catch (const std::system_error& error) {
+    throw Error(fmt::format("bench: {} cannot be written: {}", path, error.code().message()));
+  }
 }
 
 /// Splits at commas outside of parentheses.
@@ -102,13 +105,13 @@ void add_bench(CLI::App& app, Action& action) {
       const train::InterruptScope interruptible;
       report::Progress progress = report::Progress::for_terminal();
       const train::BenchResult result = train::bench(config, bench, progress);
-      if (train::interrupted()) return kInterrupted;
-      if (!svg->empty()) write_text(*svg, render_svg(curve_of(result, "snug bench " + options->file)));
       if (options->json) {
-        fmt::print("{}\n", to_json(result).dump());
+        print(to_json(result).dump() + "\n");
       } else {
-        std::fputs(render(result, "snug bench").c_str(), stdout);
+        print(render(result, "snug bench", report::terminal_columns(stdout)));
       }
+      if (!result.complete) return kInterrupted;
+      if (!svg->empty()) write_picture(*svg, curve_of(result, "snug bench " + options->file));
       return 0;
     };
   });

@@ -1,5 +1,8 @@
 #include <fmt/format.h>
 
+#include <string>
+#include <variant>
+
 #include "snug/cli/command.h"
 
 namespace snug::cli {
@@ -19,7 +22,13 @@ void add_config_options(CLI::App& command, ConfigOptions& options) {
   command.add_option("config", options.file, "The configuration, a TOML file")->required()->type_name("CONFIG.toml");
   command
       .add_option("--budget", options.budget, "All memory that tensors may take: 400MiB, or 40% of the unplanned peak")
-      ->type_name("BUDGET");
+      ->type_name("BUDGET")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            const bool empty = std::holds_alternative<std::monostate>(train::parse_budget(text));
+            return std::string(empty ? "a budget is empty; write 400MiB or 40%, or leave it out" : "");
+          },
+          ""));
   command.add_option("--set", options.settings, "Set one key, as in --set train.steps=100; may be repeated")
       ->type_name("KEY=VALUE")
       ->take_all()

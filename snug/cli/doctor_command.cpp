@@ -10,6 +10,7 @@
 
 #include "snug/base/clock.h"
 #include "snug/cli/command.h"
+#include "snug/cli/output.h"
 #include "snug/data/libtorch_headers.h"
 #include "snug/memory/cuda_memory.h"
 #include "snug/memory/device_memory.h"
@@ -17,6 +18,7 @@
 #include "snug/memory/process_memory.h"
 #include "snug/replay/checkpoint.h"
 #include "snug/report/table.h"
+#include "snug/report/terminal.h"
 
 namespace snug::cli {
 namespace {
@@ -111,7 +113,7 @@ void add_doctor(CLI::App& app, Action& action) {
                                                {"memory_bytes", machine.total},
                                                {"available_bytes", machine.available},
                                                {"checks", found}};
-        fmt::print("{}\n", report.dump());
+        print(report.dump() + "\n");
       } else {
         std::vector<report::TableRow> rows = {
             {"snug", SNUG_VERSION},
@@ -122,7 +124,7 @@ void add_doctor(CLI::App& app, Action& action) {
             {"memory", fmt::format("{}, {} available", format_bytes(machine.total), format_bytes(machine.available))},
         };
         for (const Check& c : checks) rows.push_back({c.name, (c.works ? "✓ " : "✗ ") + c.detail});
-        std::fputs(report::render_table("snug doctor", rows).c_str(), stdout);
+        print(report::render_table("snug doctor", rows, report::terminal_columns(stdout)));
       }
       return all ? 0 : 1;
     };

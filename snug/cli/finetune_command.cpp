@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -10,6 +9,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/cli/command.h"
+#include "snug/cli/output.h"
 #include "snug/data/tokenizer.h"
 #include "snug/models/generation.h"
 #include "snug/train/experiment.h"
@@ -38,11 +38,9 @@ std::vector<std::string> continuations(train::Experiment& experiment, const Prom
   return texts;
 }
 
-void print(const char* when, const Prompts& prompts, const std::vector<std::string>& texts) {
-  for (std::size_t i = 0; i < texts.size(); ++i) {
-    fmt::print("{}: {}│{}\n", when, prompts.texts[i], texts[i]);
-  }
-  std::fflush(stdout);
+void print_continuations(const char* when, const Prompts& prompts, const std::vector<std::string>& texts) {
+  for (std::size_t i = 0; i < texts.size(); ++i) print(fmt::format("{}: {}│{}\n", when, prompts.texts[i], texts[i]));
+  flush_output();
 }
 
 }  // namespace
@@ -79,7 +77,7 @@ void add_finetune(CLI::App& app, Action& action) {
         if (!config.output.folder.empty()) train::check_can_save(experiment);  // and not after the last step
         before = continuations(experiment, *prompts);
         validation_before = experiment.validation_loss();
-        if (!options->json) print("before", *prompts, before);
+        if (!options->json) print_continuations("before", *prompts, before);
       };
       how.after = [&](train::Experiment& experiment, const train::TrainResult&) {
         if (!config.output.folder.empty()) saved = train::save_trained(experiment, config.output.folder);
@@ -95,12 +93,12 @@ void add_finetune(CLI::App& app, Action& action) {
         for (std::size_t i = 0; i < after.size(); ++i) {
           json["continuations"].push_back({{"prompt", prompts->texts[i]}, {"before", before[i]}, {"after", after[i]}});
         }
-        fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+        print(json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
       } else {
-        std::fputs(summary("snug finetune", result, validation_before).c_str(), stdout);
-        print("before", *prompts, before);
-        print("after", *prompts, after);
-        if (!saved.empty()) fmt::print("saved in {}\n", saved);
+        print(summary("snug finetune", result, validation_before));
+        print_continuations("before", *prompts, before);
+        print_continuations("after", *prompts, after);
+        if (!saved.empty()) print(fmt::format("saved in {}\n", saved));
       }
       return result.interrupted ? kInterrupted : 0;
     };

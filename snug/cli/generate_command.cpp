@@ -1,6 +1,6 @@
 #include <fmt/format.h>
 
-#include <cstdio>
+#include <charconv>
 #include <iostream>
 #include <iterator>
 #include <memory>
@@ -12,6 +12,7 @@
 #include "snug/base/clock.h"
 #include "snug/base/errors.h"
 #include "snug/cli/command.h"
+#include "snug/cli/output.h"
 #include "snug/data/tokenizer.h"
 #include "snug/memory/device_memory.h"
 #include "snug/models/generation.h"
@@ -34,6 +35,18 @@ models::Sampling sampling_of(const Options& o) {
   return models::Nucleus{o.temperature, o.top_p};
 }
 
+/// Refuses everything but a number that `holds`; comparisons refuse what is not a number.
+template <class Rule>
+CLI::Validator number(const std::string& rule, Rule holds) {
+  return {[rule, holds](const std::string& text) {
+            double value = 0;
+            const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+            const bool whole = error == std::errc() && end == text.data() + text.size();
+            return whole && holds(value) ? std::string() : fmt::format("\"{}\" is not a number {}", text, rule);
+          },
+          ""};
+}
+
 std::string standard_input() { return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()}; }
 
 /// How much of a text ends with a whole character, and not with what stands for one that is not whole yet.
@@ -53,7 +66,7 @@ int generate(const Options& o) {
   if (o.config.model.path.empty()) throw UsageError("generate: --model is empty; name a GGUF file or a folder");
   const std::optional<train::Pretrained> pretrained = train::open_pretrained(o.config);
   const data::Tokenizer tokenizer = train::make_tokenizer(o.config, pretrained);
-  models::Llama model = pretrained->load(train::base_weights(o.config.model.weights));
+  models::Llama model = pretrained->load(o.config.model.weights);
   if (!o.config.lora.adapter.empty()) train::load_adapter(*model, o.config.lora.adapter);
   const std::string prompt = o.prompt == "-" ? standard_input() : o.prompt;
   const models::GenerationOptions options{.tokens = o.tokens,
@@ -64,9 +77,9 @@ int generate(const Options& o) {
   bool begun = false;  // nothing is shown of a prompt that is refused
   const auto show = [&](const std::string& bytes) {
     if (o.json) return;
-    if (!std::exchange(begun, true)) std::fwrite(prompt.data(), 1, prompt.size(), stdout);
-    std::fwrite(bytes.data(), 1, bytes.size(), stdout);
-    std::fflush(stdout);
+    if (!std::exchange(begun, true)) print(prompt);
+    print(bytes);
+    flush_output();  // nobody waits for the rest of a text that cannot be shown
   };
   const double started = monotonic_seconds();
   // All of it is decoded each time: what a token means may depend on those before, and a character on those behind.
@@ -94,7 +107,7 @@ int generate(const Options& o) {
       {"tokens", made},
       {"seconds", seconds},
       {"measured_peak_bytes", memory::device_memory(c10::kCPU).stats().allocated_peak}};
-  fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  print(json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
   return 0;
 }
 
@@ -102,16 +115,20 @@ int generate(const Options& o) {
 
 void add_generate(CLI::App& app, Action& action) {
   auto o = std::make_shared<Options>();
-  o->config.model.kind = "llama";
+  o->config.model.kind = train::ModelKind::Llama;
   CLI::App* command = app.add_subcommand("generate", "Continue a text with a pretrained model, adapted or not");
   command->add_option("--model", o->config.model.path, "GGUF file, or folder as transformers saves it")
       ->required()
       ->type_name("PATH");
   command->add_option("--adapter", o->config.lora.adapter, "Folder of an adapter as PEFT or snug finetune saves it")
       ->type_name("FOLDER");
-  command->add_option("--weights", o->config.model.weights, "How weights are kept: fp32, bf16, packed")
+  command
+      ->add_option_function<std::string>(
+          "--weights",
+          [o](const std::string& name) { o->config.model.weights = *train::choice_named<train::BaseWeights>(name); },
+          "How weights are kept: fp32, bf16, packed")
       ->check(CLI::IsMember({"fp32", "bf16", "packed"}))
-      ->capture_default_str();
+      ->default_str("fp32");
   command
       ->add_option("--tokenizer", o->config.data.tokenizer,
                    "auto: the model's own; or bytes, a tokenizer.json, .model or .gguf")
@@ -121,10 +138,10 @@ void add_generate(CLI::App& app, Action& action) {
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1000000}))
       ->capture_default_str();
   command->add_option("--temperature", o->temperature, "0: always the likeliest token")
-      ->check(CLI::Range(0.0, 100.0))
+      ->check(number("from 0 to 100", [](double value) { return value >= 0 && value <= 100; }))
       ->capture_default_str();
   command->add_option("--top-p", o->top_p, "Draw from the likeliest tokens that have this share together")
-      ->check(CLI::Range(1e-9, 1.0))
+      ->check(number("above 0 and up to 1", [](double value) { return value > 0 && value <= 1; }))
       ->capture_default_str();
   command->add_option("--seed", o->seed, "Of what is drawn")->capture_default_str();
   command->add_flag("--json", o->json, "Print one JSON object on standard output and nothing else there");

@@ -1,12 +1,23 @@
 #include <c10/util/Exception.h>
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <exception>
+#include <functional>
+#include <sstream>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "snug/base/errors.h"
+#include "snug/base/nearest.h"
 #include "snug/cli/command.h"
+#include "snug/cli/output.h"
 
 namespace {
 
@@ -17,14 +28,32 @@ constexpr int kWrongUse = 2;
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 int report(const std::string& message, int code) {
-  fmt::print(stderr, "snug: {}\n", first_line(message));
+  std::fputs(fmt::format("snug: {}\n", first_line(message)).c_str(), stderr);
   return code;
+}
+
+/// A descriptor that was closed would be the next file's that is opened, and what is printed would go there.
+void occupy_standard_descriptors() {
+  for (const int standard : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    // The wrong way round: its use is still an error.
+    if (::fcntl(standard, F_GETFD) < 0) (void)::open("/dev/null", standard == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+  }
+}
+
+void expect_command(CLI::App& app, const std::string& name) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  if (std::ranges::count(names, name) > 0) return;
+  const auto nearest = snug::nearest_name(name, names);
+  throw snug::UsageError(nearest
+                             ? fmt::format("\"{}\" is no command; did you mean \"{}\"?", name, *nearest)
+                             : fmt::format("\"{}\" is no command; the commands are {}", name, fmt::join(names, ", ")));
 }
 
 int run(int argc, char** argv) {
   CLI::App app{"Train PyTorch models inside a memory budget: planned in bytes, capped, proved."};
   app.set_version_flag("--version", SNUG_VERSION);
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);
   snug::cli::Action action;
   snug::cli::add_doctor(app, action);
   snug::cli::add_plan(app, action);
@@ -33,20 +62,25 @@ int run(int argc, char** argv) {
   snug::cli::add_generate(app, action);
   snug::cli::add_verify(app, action);
   snug::cli::add_bench(app, action);
+  if (argc > 1 && !std::string_view(argv[1]).starts_with('-')) expect_command(app, argv[1]);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    return report(error.what(), kWrongUse);
+    if (error.get_exit_code() != 0) return report(error.what(), kWrongUse);
+    std::ostringstream text;  // of --help, --version
+    (void)app.exit(error, text, text);
+    snug::cli::print(text.str());
+    return 0;
   }
-  return action();
+  if (action) return action();
+  snug::cli::print(app.help());
+  return 0;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+/// What `action` returns; when it throws, the error's exit code, after one line of what went wrong.
+int guarded(const std::function<int()>& action) {
   try {
-    return run(argc, argv);
+    return action();
   } catch (const snug::Error& error) {
     return report(error.what(), error.exit_code());
   } catch (const c10::Error& error) {
@@ -54,4 +88,16 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     return report(error.what(), kFailed);
   }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  occupy_standard_descriptors();
+  std::signal(SIGPIPE, SIG_IGN);  // who no longer reads does not end a run; a write that fails is an error
+  return guarded([&] {
+    const int code = run(argc, argv);
+    snug::cli::flush_output();
+    return code;
+  });
 }

@@ -11,12 +11,15 @@
 #include "snug/base/clock.h"
 #include "snug/base/errors.h"
 #include "snug/cli/command.h"
+#include "snug/cli/output.h"
 #include "snug/plan/explanation.h"
 #include "snug/plan/lower_bound.h"
 #include "snug/plan/plan_file.h"
 #include "snug/plan/planner.h"
 #include "snug/plan/presets.h"
+#include "snug/plan/strategy.h"
 #include "snug/report/table.h"
+#include "snug/report/terminal.h"
 #include "snug/train/experiment.h"
 #include "snug/train/longest_sequence.h"
 
@@ -25,7 +28,7 @@ namespace {
 
 struct PlanOptions {
   ConfigOptions config;
-  std::string strategy;
+  std::optional<std::string> strategy;
   std::string out;
   std::string graph;
   std::string plan;  // a file, in place of a strategy
@@ -64,15 +67,15 @@ PlanReport plan_graph(const PlanOptions& options) {
   const auto budget =
       train::budget_for(train::requested_budget(options.config.budget, file), plan::plan_none(graph).predicted_peak);
   const double started = monotonic_seconds();
-  const plan::Planner planner = file ? plan::Planner(graph, file->plan)
-                                     : plan::Planner(graph, options.strategy.empty() ? "optimal" : options.strategy);
+  const plan::Planner planner =
+      file ? plan::Planner(graph, file->plan) : plan::Planner(graph, options.strategy.value_or("optimal"));
   const double seconds = monotonic_seconds() - started;
   return report_on(std::move(graph), planner, budget, seconds);
 }
 
 PlanReport plan_configuration(const PlanOptions& options) {
   train::Config config = configuration(options.config);
-  if (!options.strategy.empty()) train::set_key(config, "memory.strategy=" + options.strategy);
+  if (options.strategy) config.memory.strategy = *options.strategy;
   train::warm_up(config);
   train::Experiment experiment(config);
   std::optional<plan::PlanFile> file;
@@ -123,7 +126,7 @@ std::string more_time(double seconds, double of) {
   return of > 0 ? fmt::format("+{:.2f} %", 100 * seconds / of) : fmt::format("+{:.3f} s", seconds);
 }
 
-void print_summary(const PlanReport& r, const plan::Explanation& why) {
+void print_plan_summary(const PlanReport& r, const plan::Explanation& why) {
   const plan::MemoryPlan& p = r.plan;
   const auto percent = [](Bytes part, Bytes whole) {
     return whole > 0 ? fmt::format(" ({:.1f} %)", 100.0 * static_cast<double>(part) / static_cast<double>(whole)) : "";
@@ -153,7 +156,7 @@ void print_summary(const PlanReport& r, const plan::Explanation& why) {
                                                   format_bytes(r.graph.update_bytes))});
   }
   rows.push_back({"planned in", fmt::format("{:.3f} s", r.planning_seconds)});
-  std::fputs(report::render_table("snug plan: " + p.strategy, rows).c_str(), stdout);
+  print(report::render_table("snug plan: " + p.strategy, rows, report::terminal_columns(stdout)));
 }
 
 void print_shares(const std::string& title, const std::string& label, const std::vector<plan::Share>& shares,
@@ -166,7 +169,7 @@ void print_shares(const std::string& title, const std::string& label, const std:
                     more_time(s.seconds, step_seconds),
                     s.recomputed > 0 ? fmt::format("{:.3f}", 1000 * s.seconds / mib) : ""});
   }
-  std::fputs(report::render_table(title, header, rows).c_str(), stdout);
+  print(report::render_table(title, header, rows, report::terminal_columns(stdout)));
 }
 
 int find_longest(const PlanOptions& options) {
@@ -191,7 +194,7 @@ int find_longest(const PlanOptions& options) {
                                          {"predicted_peak_bytes", l.predicted_peak},
                                          {"measured_peak_bytes", l.measured_peak},
                                          {"step_seconds", l.step_seconds}};
-    fmt::print("{}\n", json.dump());
+    print(json.dump() + "\n");
     return 0;
   }
   const bool limited = l.tokens + train::kSequenceMultiple > l.made_for;
@@ -205,37 +208,50 @@ int find_longest(const PlanOptions& options) {
       {"predicted peak", format_bytes(l.predicted_peak)},
       {"measured peak", format_bytes(l.measured_peak)},
       {"step time", fmt::format("{:.1f} s, forward and backward", l.step_seconds)}};
-  std::fputs(report::render_table("snug plan: the longest sequence", rows).c_str(), stdout);
+  print(report::render_table("snug plan: the longest sequence", rows, report::terminal_columns(stdout)));
   return 0;
+}
+
+void check_strategy(const std::string& strategy) {
+  try {
+    (void)plan::strategy_from(strategy);
+  } catch (const UsageError& error) {
+    throw UsageError(fmt::format("plan: --strategy: {}", error.what()));
+  }
 }
 
 int run(const PlanOptions& options) {
   if (options.longest_sequence) {
     if (options.config.file.empty()) throw UsageError("plan: --longest-sequence needs a configuration");
     const bool more = options.explain || !(options.out + options.graph + options.graph_out + options.plan).empty() ||
-                      !options.strategy.empty();
+                      options.strategy;
     if (more)
       throw UsageError("plan: --longest-sequence makes optimal plans of its own; it takes --budget, --set and --json");
     return find_longest(options);
   }
-  if (options.config.file.empty() == options.graph.empty()) {
-    throw UsageError("plan: name one of a configuration and a --graph");
+  if (options.config.file.empty() && options.graph.empty()) {
+    throw UsageError("plan: there is nothing to plan; name a configuration, or a recorded step with --graph");
+  }
+  if (!options.config.file.empty() && !options.graph.empty()) {
+    throw UsageError(fmt::format("plan: {} and --graph {} are two steps; only one of them can be given",
+                                 options.config.file, options.graph));
   }
   if (!options.graph.empty() && !options.config.settings.empty()) {
     throw UsageError("plan: --set changes a configuration, but --graph has none");
   }
-  if (!options.plan.empty() && !options.strategy.empty()) {
+  if (!options.plan.empty() && options.strategy) {
     throw UsageError("plan: --plan is a plan already; leave --strategy out, or --plan");
   }
+  if (options.strategy) check_strategy(*options.strategy);
   const PlanReport report = options.graph.empty() ? plan_configuration(options) : plan_graph(options);
   if (!options.graph_out.empty()) plan::write_step_graph(options.graph_out, report.graph);
   if (!options.out.empty()) plan::write_plan(options.out, plan::plan_file_for(report.graph, report.plan));
   const plan::Explanation why = plan::explain(report.graph, report.plan);
   if (options.config.json) {
-    fmt::print("{}\n", to_json(report, why, options.explain).dump());
+    print(to_json(report, why, options.explain).dump() + "\n");
     return 0;
   }
-  print_summary(report, why);
+  print_plan_summary(report, why);
   if (options.explain) {
     print_shares("what each piece keeps and makes again", "piece", why.pieces, report.plan.unplanned_seconds);
     print_shares("what is made again, by operator", "operator", why.operators, report.plan.unplanned_seconds);

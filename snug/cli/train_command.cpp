@@ -7,6 +7,7 @@
 #include <string>
 
 #include "snug/cli/command.h"
+#include "snug/cli/output.h"
 #include "snug/plan/plan_file.h"
 #include "snug/train/interrupt.h"
 #include "snug/train/trainer.h"
@@ -36,9 +37,9 @@ void add_train(CLI::App& app, Action& action) {
       report::Progress progress = report::Progress::for_terminal();
       const train::TrainResult result = train::train(config, progress, how);
       if (options->json) {
-        fmt::print("{}\n", to_json(result).dump());
+        print(to_json(result).dump() + "\n");
       } else {
-        std::fputs(summary("snug train", result).c_str(), stdout);
+        print(summary("snug train", result));
       }
       return result.interrupted ? kInterrupted : 0;
     };

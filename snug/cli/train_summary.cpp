@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <cstdio>
 #include <optional>
 #include <string>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "snug/cli/command.h"
 #include "snug/report/count.h"
 #include "snug/report/table.h"
+#include "snug/report/terminal.h"
 
 namespace snug::cli {
 namespace {
@@ -42,7 +44,7 @@ std::string summary(std::string_view title, const train::TrainResult& r, std::op
   rows.push_back({"resident high water",
                   fmt::format("{}, {} at the start", format_bytes(r.resident_peak), format_bytes(r.resident_start))});
   rows.push_back({"replayed operators", fmt::format("{} a step", r.replayed_ops)});
-  return report::render_table(title, rows);
+  return report::render_table(title, rows, report::terminal_columns(stdout));
 }
 
 }  // namespace snug::cli

@@ -4,15 +4,18 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "snug/base/errors.h"
 #include "snug/cli/command.h"
+#include "snug/cli/output.h"
 #include "snug/report/table.h"
+#include "snug/report/terminal.h"
 #include "snug/train/interrupt.h"
 #include "snug/train/verify.h"
 
 namespace snug::cli {
 namespace {
 
-void print_summary(const train::VerifyResult& r) {
+void print_verify_summary(const train::VerifyResult& r) {
   const double ratio = r.plain_seconds_median > 0 ? r.planned_seconds_median / r.plain_seconds_median : 0;
   std::vector<report::TableRow> rows = {{"unplanned peak", format_bytes(r.plan.unplanned_peak)}};
   if (r.plan.budget > 0) {
@@ -30,7 +33,7 @@ void print_summary(const train::VerifyResult& r) {
     rows.push_back({"first difference", r.first_different});
     rows.push_back({"largest difference", fmt::format("{:g}", r.max_abs_difference)});
   }
-  std::fputs(report::render_table("snug verify", rows).c_str(), stdout);
+  print(report::render_table("snug verify", rows, report::terminal_columns(stdout)));
 }
 
 }  // namespace
@@ -54,14 +57,14 @@ void add_verify(CLI::App& app, Action& action) {
       report::Progress progress = report::Progress::for_terminal();
       const train::VerifyResult result = train::verify(config, *steps, *every, progress);
       if (options->json) {
-        fmt::print("{}\n", to_json(result).dump());
+        print(to_json(result).dump() + "\n");
       } else {
-        print_summary(result);
+        print_verify_summary(result);
       }
       if (result.different == 0 && result.steps == *steps) return 0;
       if (result.different > 0) {
-        fmt::print(stderr, "snug: verify: {} of {} tensors differ, the first at {}, by at most {:g}\n",
-                   result.different, result.tensors, result.first_different, result.max_abs_difference);
+        throw Error(fmt::format("verify: {} of {} tensors differ, the first at {}, by at most {:g}", result.different,
+                                result.tensors, result.first_different, result.max_abs_difference));
       }
       return 1;
     };

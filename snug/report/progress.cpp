@@ -1,7 +1,6 @@
 #include "snug/report/progress.h"
 
 #include <fmt/format.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 
 #include "snug/base/clock.h"
 #include "snug/report/table.h"
+#include "snug/report/terminal.h"
 
 namespace snug::report {
 namespace {
@@ -147,7 +147,7 @@ class Progress::Display {
   }
 
   [[nodiscard]] const std::optional<StepStatus>& last() const { return last_; }
-  [[nodiscard]] int descriptor() const { return ::fileno(file_); }
+  [[nodiscard]] std::FILE* file() const { return file_; }
 
  private:
   std::FILE* file_;
@@ -222,10 +222,8 @@ class Progress::InPlace : public Display {
   static constexpr const char* kClear = "\r\x1b[K";
 
   void draw() {
-    winsize size{};
-    const bool known = ::ioctl(descriptor(), TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
     // A character in the last column makes some terminals begin a new line.
-    const int columns = (known ? size.ws_col : 80) - 1;
+    const int columns = terminal_columns(file()).value_or(80) - 1;
     StepStatus status = *last();
     status.validation_loss = validation_loss_;
     print(kClear + progress_line(status, seconds_left(), columns, colour_));

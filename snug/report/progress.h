@@ -33,7 +33,8 @@ class Progress {
  public:
   /// Writes to stderr: in place where it is a terminal that can do so (TERM is not "dumb"), in plain lines otherwise.
   static Progress for_terminal();
-  /// Redraws in place on `file`, in its terminal's width or 80 columns, in colour unless NO_COLOR is set and not empty.
+  /// Redraws in place on `file`, in the width of its terminal (terminal_columns) or 80 columns, in colour unless
+  /// NO_COLOR is set and not empty.
   static Progress in_place(std::FILE* file);
   /// Writes plain lines to `file`, which the caller keeps open and closes.
   static Progress plain(std::FILE* file);

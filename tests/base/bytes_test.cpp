@@ -4,18 +4,13 @@
 
 #include <string>
 
-#include "snug/base/errors.h"
+#include "tests/base/fault.h"
 
 namespace snug {
 namespace {
 
-std::string message_of(const std::string& text) {
-  try {
-    parse_bytes(text);
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "no error";
+std::string fault_of_bytes(const std::string& text) {
+  return testing::fault([&] { parse_bytes(text); });
 }
 
 TEST(ParseBytes, ReadsBinaryUnitsInAnyCaseAndSpacing) {
@@ -24,6 +19,7 @@ TEST(ParseBytes, ReadsBinaryUnitsInAnyCaseAndSpacing) {
   EXPECT_EQ(parse_bytes("512k"), 512_KiB);
   EXPECT_EQ(parse_bytes("0.5M"), 512_KiB);
   EXPECT_EQ(parse_bytes("1t"), 1024 * 1_GiB);
+  EXPECT_EQ(parse_bytes("1e3GiB"), 1000 * 1_GiB);
 }
 
 TEST(ParseBytes, ReadsDecimalUnitsAndPlainBytes) {
@@ -35,17 +31,18 @@ TEST(ParseBytes, ReadsDecimalUnitsAndPlainBytes) {
 
 TEST(ParseBytes, NamesTextThatIsNoSize) {
   for (const std::string text : {"", "MiB", "-1", "many", "0x10", "nan", "inf"}) {
-    EXPECT_NE(message_of(text).find("bytes: \"" + text + "\" is not a size"), std::string::npos) << message_of(text);
+    EXPECT_NE(fault_of_bytes(text).find("bytes: \"" + text + "\" is not a size"), std::string::npos)
+        << fault_of_bytes(text);
   }
 }
 
 TEST(ParseBytes, NamesAnUnknownUnit) {
-  EXPECT_NE(message_of("5 pints").find("\"5 pints\" has the unknown unit \"pints\""), std::string::npos);
+  EXPECT_NE(fault_of_bytes("5 pints").find("\"5 pints\" has the unknown unit \"pints\""), std::string::npos);
 }
 
 TEST(ParseBytes, RefusesWhatDoesNotFit) {
-  EXPECT_NE(message_of("1e300").find("larger than any memory"), std::string::npos);
-  EXPECT_NE(message_of("99999999 TiB").find("larger than any memory"), std::string::npos);
+  EXPECT_NE(fault_of_bytes("1e300").find("larger than any memory"), std::string::npos);
+  EXPECT_NE(fault_of_bytes("99999999 TiB").find("larger than any memory"), std::string::npos);
 }
 
 TEST(FormatBytes, UsesTheLargestUnitThatLeavesAtLeastOne) {

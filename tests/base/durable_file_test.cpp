@@ -1,10 +1,14 @@
 // DurableFile and MappedFile: whole or not at all, and writes that do not reach the file.
 #include "snug/base/durable_file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -104,6 +108,114 @@ TEST(DurableFile, PermissionsGoOver) {
   DurableFile file(path);
   file.finish();
   EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+}
+
+/// A folder of links, made anew: the tests before may have left what their names lead to.
+fs::path folder_of_links() {
+  const fs::path folder = scratch("links");
+  fs::remove_all(folder);
+  fs::create_directories(folder / "elsewhere");
+  return folder;
+}
+
+TEST(DurableFile, FollowsAChainOfLinksAndLeavesThemInPlace) {
+  const fs::path folder = folder_of_links();
+  std::ofstream(folder / "elsewhere" / "target") << "before";
+  fs::create_symlink("target", folder / "elsewhere" / "second");
+  fs::create_symlink(fs::path("elsewhere") / "second", folder / "first");
+  {
+    DurableFile file(folder / "first");
+    write(file, "after");
+    EXPECT_EQ(contents(folder / "first"), "before");
+    // Beside the target: a rename cannot leave a file system.
+    const fs::directory_iterator begun(folder / "elsewhere");
+    EXPECT_EQ(std::count_if(
+                  begun, fs::directory_iterator(),
+                  [](const auto& entry) { return entry.path().filename().string().starts_with("target.unfinished-"); }),
+              1);
+    file.finish();
+  }
+  EXPECT_EQ(fs::read_symlink(folder / "first"), fs::path("elsewhere") / "second");
+  EXPECT_EQ(fs::read_symlink(folder / "elsewhere" / "second"), "target");
+  EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(folder / "elsewhere" / "target")));
+  EXPECT_EQ(contents(folder / "elsewhere" / "target"), "after");
+}
+
+TEST(DurableFile, MakesWhatADanglingLinkLeadsTo) {
+  const fs::path folder = folder_of_links();
+  fs::create_symlink(folder / "elsewhere" / "new", folder / "link");
+  DurableFile file(folder / "link");
+  write(file, "text");
+  file.finish();
+  EXPECT_TRUE(fs::is_symlink(fs::symlink_status(folder / "link")));
+  EXPECT_EQ(contents(folder / "elsewhere" / "new"), "text");
+}
+
+TEST(DurableFile, LinksInARingAndAFolderAreErrors) {
+  const fs::path folder = folder_of_links();
+  fs::create_symlink("b", folder / "a");
+  fs::create_symlink("a", folder / "b");
+  EXPECT_EQ(error_of([&] { DurableFile file(folder / "a"); }), ELOOP);
+  EXPECT_TRUE(fs::is_symlink(fs::symlink_status(folder / "a")));
+  EXPECT_EQ(error_of([&] { DurableFile file(folder / "elsewhere"); }), EISDIR);
+}
+
+TEST(DurableFile, WritesIntoAPipe) {
+  const fs::path path = scratch("pipe");
+  fs::remove(path);
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  const int reader = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  ASSERT_GE(reader, 0);
+  DurableFile file(path);
+  write(file, "through");
+  file.finish();
+  std::array<char, 16> piece{};
+  EXPECT_EQ(::read(reader, piece.data(), piece.size()), 7);
+  EXPECT_STREQ(piece.data(), "through");
+  EXPECT_EQ(::read(reader, piece.data(), piece.size()), 0);  // finish() has closed it
+  ::close(reader);
+  EXPECT_TRUE(fs::is_fifo(path));
+  EXPECT_EQ(unfinished(), 0);
+}
+
+/// Through a link, so that a failure replaces the link and not the device.
+TEST(DurableFile, ADeviceIsWrittenAndNotReplaced) {
+  const fs::path path = scratch("full_device");
+  fs::remove(path);
+  fs::create_symlink("/dev/full", path);
+  EXPECT_EQ(error_of([&] {
+              DurableFile file(path);
+              write(file, "text");
+              file.finish();
+            }),
+            ENOSPC);
+  EXPECT_EQ(fs::read_symlink(path), "/dev/full");
+  EXPECT_TRUE(fs::is_character_file("/dev/full"));
+}
+
+TEST(DurableFile, WhatStandardOutputGoesToIsWrittenBehindWhatWasPrinted) {
+  const fs::path path = scratch("printed");
+  const int output = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  ASSERT_GE(output, 0);
+  std::fflush(stdout);
+  const int before = ::dup(STDOUT_FILENO);
+  ::dup2(output, STDOUT_FILENO);
+  const auto printed = [](std::string_view text) {
+    return ::write(STDOUT_FILENO, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  };
+  const bool first = printed("1 ");
+  const int error = error_of([&] {
+    DurableFile file("/dev/stdout");
+    write(file, "2 ");
+    file.finish();
+  });
+  const bool last = printed("3");
+  ::dup2(before, STDOUT_FILENO);
+  ::close(before);
+  ::close(output);
+  EXPECT_TRUE(first && last);
+  EXPECT_EQ(error, 0);
+  EXPECT_EQ(contents(path), "1 2 3");
 }
 
 TEST(DurableFile, AMissingFolderIsAnError) {

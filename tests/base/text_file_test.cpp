@@ -32,6 +32,23 @@ TEST(TextFile, ReadsTheBytesThatWereWritten) {
   std::filesystem::remove(path);
 }
 
+TEST(TextFile, ReadsNoMoreThanItMay) {
+  const std::filesystem::path path = temporary("snug_limit");
+  write_text(path, "12345");
+  EXPECT_EQ(read_text(path, 5), "12345");
+  const auto refusal = [](const std::filesystem::path& read, std::size_t most) {
+    try {
+      (void)read_text(read, most);
+    } catch (const std::system_error& error) {
+      return error.code();
+    }
+    return std::error_code();
+  };
+  EXPECT_EQ(refusal(path, 4), std::errc::file_too_large);
+  EXPECT_EQ(refusal("/dev/zero", 1 << 20), std::errc::file_too_large);
+  std::filesystem::remove(path);
+}
+
 TEST(TextFile, SaysWhyItCannotBeReadOrWritten) {
   EXPECT_EQ(reason(temporary("snug_not_there")), std::errc::no_such_file_or_directory);
   EXPECT_EQ(reason(std::filesystem::temp_directory_path()), std::errc::is_a_directory);

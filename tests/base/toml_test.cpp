@@ -8,22 +8,14 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "snug/base/errors.h"
+#include "tests/base/fault.h"
 
 namespace snug {
 namespace {
 
 namespace fs = std::filesystem;
 
-template <class Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "no error";
-}
+using testing::fault;
 
 TEST(ParseToml, KeepsTypesAndTheOrderOfTheFile) {
   const auto json = parse_toml(
@@ -41,26 +33,26 @@ TEST(ParseToml, TurnsDatesIntoStrings) {
 }
 
 TEST(ParseToml, NamesFileLineAndColumnOfAMistake) {
-  const std::string message = message_of([] { parse_toml("[train]\nsteps = = 5\n", "run.toml"); });
+  const std::string message = fault([] { parse_toml("[train]\nsteps = = 5\n", "run.toml"); });
   EXPECT_EQ(message.rfind("run.toml:2:9: not valid TOML: ", 0), 0U) << message;
   EXPECT_EQ(message.find('\n'), std::string::npos);
 }
 
 TEST(ParseToml, RefusesAKeyGivenTwice) {
-  EXPECT_NE(message_of([] { parse_toml("a = 1\na = 2\n", "run.toml"); }).find("run.toml:2:"), std::string::npos);
+  EXPECT_NE(fault([] { parse_toml("a = 1\na = 2\n", "run.toml"); }).find("run.toml:2:"), std::string::npos);
 }
 
 TEST(ReadToml, ReadsAFile) {
-  const fs::path path = fs::path(testing::TempDir()) / "snug_read_toml.toml";
+  const fs::path path = fs::path(::testing::TempDir()) / "snug_read_toml.toml";
   std::ofstream(path) << "[model]\nwidth = 64\n";
   EXPECT_EQ(read_toml(path)["model"]["width"], 64);
   fs::remove(path);
 }
 
 TEST(ReadToml, SaysWhyAFileCannotBeRead) {
-  EXPECT_NE(message_of([] { read_toml("no/such.toml"); }).find("no/such.toml: No such file or directory"),
+  EXPECT_NE(fault([] { read_toml("no/such.toml"); }).find("no/such.toml: No such file or directory"),
             std::string::npos);
-  EXPECT_NE(message_of([] { read_toml(testing::TempDir()); }).find("is a folder"), std::string::npos);
+  EXPECT_NE(fault([] { read_toml(::testing::TempDir()); }).find("is a folder"), std::string::npos);
 }
 
 TEST(ParseTomlValue, ReadsEveryType) {
@@ -83,7 +75,7 @@ TEST(ParseTomlValue, TakesBareWordsAsStrings) {
 
 TEST(ParseTomlValue, RefusesWhatIsOpenedAndNotClosed) {
   for (const std::string text : {"\"abc", "'abc", "[1, 2", "{a = 1"}) {
-    EXPECT_NE(message_of([&] { parse_toml_value(text); }).find("value: " + text + " is not a valid TOML value"),
+    EXPECT_NE(fault([&] { parse_toml_value(text); }).find("value: " + text + " is not a valid TOML value"),
               std::string::npos);
   }
 }

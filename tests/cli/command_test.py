@@ -2,16 +2,25 @@
 
 Usage: command_test.py SNUG SOURCE_DIR [unittest arguments]
 """
+import contextlib
+import fcntl
 import json
 import os
 import pathlib
+import pty
 import signal
+import stat
+import struct
 import subprocess
 import sys
 import tempfile
-import time
+import termios
+import threading
+import unicodedata
 import unittest
 
+# Threads that wait for each other without sleeping cost a busy machine many times the work itself.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 SNUG, SOURCE = sys.argv[1], pathlib.Path(sys.argv[2])
 SMALL = """
 [model]
@@ -29,7 +38,42 @@ validation_batches = 1
 
 
 def run(*arguments, **options):
-    return subprocess.run([SNUG, *map(str, arguments)], capture_output=True, text=True, timeout=300, **options)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run([SNUG, *map(str, arguments)], text=True, timeout=300, **pipes)
+
+
+def run_shell(command):
+    """Of a shell whose $1 is the command."""
+    return subprocess.run(["sh", "-c", command, "sh", SNUG], capture_output=True, text=True, timeout=300)
+
+
+@contextlib.contextmanager
+def started(*arguments, seconds=120, **options):
+    """A command that runs while the test looks on; it is ended where it takes longer, and what the test waits for ends
+    with it."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    with subprocess.Popen([SNUG, *map(str, arguments)], text=True, **pipes) as process:
+        deadline = threading.Timer(seconds, process.kill)
+        deadline.start()
+        try:
+            yield process
+        finally:
+            deadline.cancel()
+            process.kill()
+
+
+def wait_for(stream, part):
+    """Reads lines up to one with `part` in it, and fails where there is none."""
+    lines = []
+    for line in stream:
+        lines.append(line)
+        if part in line:
+            return line
+    raise AssertionError(f"{part!r} is in none of {lines}")
+
+
+def columns_of(line):
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in line)
 
 
 class Command(unittest.TestCase):
@@ -69,11 +113,35 @@ class Command(unittest.TestCase):
 
     def test_unknown_option_and_subcommand(self):
         self.assert_refused(run("train", self.config, "--bugdet", "4GiB"), 2, "--bugdet")
-        self.assert_refused(run("fly"), 2)
+        self.assert_refused(run("tran"), 2, '"tran" is no command; did you mean "train"?')
+        self.assert_refused(run("tran", self.config, "--budget", "60%"), 2, "did you mean")
+        self.assert_refused(run("fly"), 2, '"fly" is no command; the commands are doctor, plan, train')
+
+    def test_alone_it_prints_its_help(self):
+        alone = run()
+        self.assertEqual((alone.returncode, alone.stderr), (0, ""))
+        self.assertEqual(alone.stdout, run("--help").stdout)
+        for word in ("doctor", "train", "--version"):
+            self.assertIn(word, alone.stdout)
 
     def test_budgets_that_are_none(self):
         for budget in ("0", "-5MiB", "12 parsecs", "0%", "150%", "plenty"):
             self.assert_refused(run("train", self.config, "--budget=" + budget), 2)
+
+    def test_an_empty_budget_is_not_the_one_in_the_file(self):
+        self.config.write_text(SMALL + '[memory]\nbudget = "70%"\n')
+        for command in ("train", "plan", "verify"):
+            for empty in ("", "  "):
+                self.assert_refused(run(command, self.config, "--budget", empty), 2, "--budget", "empty")
+
+    def test_a_configuration_that_never_ends(self):
+        self.assert_refused(run("train", "/dev/zero"), 2, "/dev/zero", "1048576 bytes")
+        self.assert_refused(run_shell("yes | \"$1\" train /dev/stdin"), 2, "/dev/stdin", "1048576 bytes")
+
+    def test_a_configuration_can_come_through_a_pipe(self):
+        result = run_shell(f"cat {self.config} | \"$1\" train /dev/stdin --json --set train.steps=1")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(json.loads(result.stdout)["steps"], 1)
 
     def test_budget_larger_than_the_machine(self):
         for command in ("train", "plan", "verify"):
@@ -116,13 +184,19 @@ class Command(unittest.TestCase):
         self.assertEqual(preset["strategy"], "full_block(2)")
         self.assertIsNone(preset["budget_bytes"])
         self.assert_refused(run("plan", "--graph", graph, "--strategy", "full_block(4)"), 2, "layers is 4", "from 1 to 3")
-        self.assert_refused(run("plan", "--graph", graph, "--strategy", "fullblock(1)"), 2, "full_block")
+        self.assert_refused(run("plan", "--graph", graph, "--strategy", "fullblock(1)"), 2, "--strategy", "full_block")
         self.assert_refused(run("plan", "--graph", graph, "--budget", "1MiB"), 2, "does not fit")
         self.assert_refused(run("plan", "--graph", graph, "--set", "train.batch=2"), 2, "--graph")
-        self.assert_refused(run("plan", "--graph", graph, self.config), 2, "one of")
-        self.assert_refused(run("plan"), 2, "one of")
+        self.assert_refused(run("plan", "--graph", graph, self.config), 2, "small.toml", "graph.json", "only one of them")
+        self.assert_refused(run("plan"), 2, "nothing to plan", "--graph")
         graph.write_text(graph.read_text()[:1000])
         self.assert_refused(run("plan", "--graph", graph), 2, "graph.json", "not whole")
+
+    def test_a_bad_strategy_is_blamed_on_its_option(self):
+        for strategy in ("fullblock(1)", "optimal(3)", ""):
+            result = run("plan", self.config, "--strategy", strategy)
+            self.assert_refused(result, 2, "--strategy")
+            self.assertNotIn("--set", result.stderr)
 
     def test_train_follows_a_plan_from_a_file(self):
         plan = self.folder / "plan.json"
@@ -165,15 +239,47 @@ class Command(unittest.TestCase):
     def test_a_plan_that_cannot_be_written_leaves_nothing(self):
         out = self.folder / "missing" / "plan.json"
         self.assert_refused(run("plan", self.config, "--budget", "70%", "--out", out), 1, "plan.json")
-        if os.path.exists("/dev/full"):
-            self.assert_refused(run("plan", self.config, "--budget", "70%", "--out", "/dev/full/x"), 1)
+        self.assert_refused(run("plan", self.config, "--budget", "70%", "--out", "/dev/full/x"), 1)
+
+    def test_what_is_no_regular_file_is_written_in_place(self):
+        # Through links: what replaces its target would replace the machine's device.
+        links = {name: self.folder / name for name in ("full", "output", "chain", "plan.json")}
+        links["full"].symlink_to("/dev/full")
+        links["output"].symlink_to("/dev/stdout")
+        links["chain"].symlink_to("plan.json")
+        links["plan.json"].symlink_to(self.folder / "target.json")
+        graph = self.folder / "graph.json"
+        made = self.plan(self.config, "--graph-out", graph, "--out", links["chain"])
+        for option in ("--out", "--graph-out"):
+            self.assert_refused(run("plan", "--graph", graph, option, links["full"]), 1, "full", "No space left")
+        result = run("bench", self.config, "--strategies", "none", "--rounds", "1", "--svg", links["full"], "--json")
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertRegex(result.stderr, "snug: bench: .*full cannot be written: No space left on device\n$")
+        self.assertIs(json.loads(result.stdout)["complete"], True)  # what was measured is not lost
+        for through in (subprocess.PIPE, open(self.folder / "printed", "w+")):
+            result = run("plan", "--graph", graph, "--out", links["output"], stdout=through)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            text = result.stdout
+            if through != subprocess.PIPE:
+                through.seek(0)
+                text = through.read()
+                through.close()
+            self.assertEqual(json.loads(text.splitlines()[0])["strategy"], "optimal")
+            self.assertIn("predicted peak", text)
+        for link in links.values():
+            self.assertTrue(link.is_symlink())
+        self.assertTrue(stat.S_ISCHR(os.stat("/dev/full").st_mode))
+        self.assertEqual(self.plan("--graph", graph, "--plan", self.folder / "target.json")["predicted_peak_bytes"],
+                         made["predicted_peak_bytes"])
 
     def test_bench_measures_what_was_predicted(self):
         picture = self.folder / "curve.svg"
         result = run("bench", self.config, "--budgets", "10%,60%,100%", "--strategies", "optimal,every_block", "--rounds", "2",
                      "--svg", picture, "--json")
         self.assertEqual(result.returncode, 0, result.stderr)
-        rows = json.loads(result.stdout)
+        found = json.loads(result.stdout)
+        self.assertIs(found["complete"], True)
+        rows = found["measurements"]
         self.assertEqual([row["strategy"] for row in rows], ["optimal"] * 3 + ["every_block"])
         self.assertEqual([row["fits"] for row in rows], [False, True, True, True])
         self.assertIsNone(rows[0]["measured_peak_bytes"])
@@ -184,8 +290,40 @@ class Command(unittest.TestCase):
         self.assertLessEqual(rows[1]["mapped_peak_bytes"], rows[1]["budget_bytes"])
         self.assertTrue(picture.read_text().startswith("<svg"))
         self.assertIn("optimal, measured", picture.read_text())
-        self.assert_refused(run("bench", self.config, "--budgets", "60%,,70%"), 2, "budget")
-        self.assert_refused(run("bench", self.config, "--strategies", "fast"), 2, "fast")
+
+    def test_bench_refuses_before_it_records(self):
+        for arguments in (("--budgets", ","), ("--budgets", "60%,,70%"), ("--strategies", "fast"), ("--budgets", "1 parsec")):
+            result = run("bench", self.config, *arguments)
+            self.assert_refused(result, 2, "budget" if arguments[1] in (",", "60%,,70%") else arguments[1].split()[-1])
+            self.assertNotIn("recording", result.stderr)
+
+    def test_bench_tells_what_it_measured_before_it_was_stopped(self):
+        arguments = ("bench", self.config, "--budgets", "10%,60%", "--strategies", "optimal,every_block", "--rounds", "1000",
+                     "--json")
+        with started(*arguments) as process:
+            wait_for(process.stderr, "round 3 of 1000")  # every row has had two turns
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate()
+        self.assertEqual(process.returncode, 130, err)
+        found = json.loads(out)
+        self.assertIs(found["complete"], False)
+        self.assertEqual([(row["strategy"], row["fits"]) for row in found["measurements"]],
+                         [("optimal", False), ("optimal", True), ("every_block", True)])
+        for row in found["measurements"][1:]:
+            self.assertGreater(row["ratio_median"], 0)
+            self.assertAlmostEqual(row["measured_peak_bytes"] / row["predicted_peak_bytes"], 1, delta=0.005)
+
+    def test_bench_that_is_stopped_early_is_valid_json(self):
+        with started("bench", self.config, "--budgets", "60%,70%", "--rounds", "1000", "--json") as process:
+            wait_for(process.stderr, "recording")
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate()
+        self.assertEqual(process.returncode, 130, err)
+        found = json.loads(out)
+        self.assertIs(found["complete"], False)
+        for row in found["measurements"]:  # planned or not, but not measured
+            self.assertIsNone(row["measured_peak_bytes"])
+            self.assertIsNone(row["ratio_median"])
 
     def test_budget_below_the_floor_names_it_and_its_parts(self):
         result = run("train", self.config, "--budget", "3MiB")
@@ -219,12 +357,87 @@ class Command(unittest.TestCase):
         (out / "metrics.jsonl").symlink_to("/dev/full")
         self.assert_refused(run("train", self.config, "--set", f"output.folder={out}"), 1, "metrics.jsonl", "No space left")
 
+    def test_standard_output_that_cannot_be_written(self):
+        graph = self.folder / "graph.json"
+        self.plan(self.config, "--graph-out", graph)
+        small = ("--set", "train.steps=1", "--json")
+        for arguments in ((), ("--help",), ("--version",), ("train", "--help"), ("doctor",), ("plan", "--graph", graph),
+                          ("train", self.config, *small), ("verify", self.config, "--steps", "1"),
+                          ("bench", self.config, "--strategies", "none", "--rounds", "1")):
+            with self.subTest(arguments), open("/dev/full", "w") as full:
+                result = run(*arguments, stdout=full)
+                self.assertEqual(result.returncode, 1, result.stderr)
+                errors = [line for line in result.stderr.splitlines() if line.startswith("snug: ")]
+                self.assertEqual(errors, ["snug: cannot write to standard output: No space left on device"])
+
+    def test_closed_standard_output_and_error(self):
+        out = self.folder / "out"
+        train = f'"$1" train {self.config} --json --set train.steps=2 --set state.every=1 --set output.folder={out}'
+        result = run_shell(train + " >&-")
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertEqual(result.stderr.splitlines()[-1], "snug: cannot write to standard output: Bad file descriptor")
+        # What was opened then is not standard output, and the state is there.
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        self.assertEqual([line["step"] for line in lines if "step" in line], [0, 1])
+        self.assertTrue((out / "state").is_dir())
+        result = run_shell(train + " 2>&-")
+        self.assertEqual(result.returncode, 0, result.stdout)
+        self.assertEqual(json.loads(result.stdout)["steps"], 2)
+
+    def test_a_reader_of_standard_output_that_has_gone_is_an_error_after_the_state_is_saved(self):
+        out = self.folder / "out"
+        with started("train", self.config, "--set", "train.steps=100000", "--set", f"output.folder={out}") as process:
+            wait_for(process.stderr, "/100000")
+            process.stdout.close()
+            process.send_signal(signal.SIGTERM)
+            err = process.stderr.read()
+            self.assertEqual(process.wait(), 1, err)
+        self.assertEqual(err.splitlines()[-1], "snug: cannot write to standard output: Broken pipe")
+        self.assertEqual(len([path for path in (out / "state").iterdir() if path.is_dir()]), 1)
+
+    def test_a_reader_of_standard_error_that_has_gone_does_not_end_a_run(self):
+        out = self.folder / "out"
+        with started("train", self.config, "--json", "--set", "train.steps=40", "--set", f"output.folder={out}") as process:
+            wait_for(process.stderr, "/40")
+            process.stderr.close()
+            printed = process.stdout.read()
+            self.assertEqual(process.wait(), 0)
+        self.assertEqual(json.loads(printed)["steps"], 40)
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        self.assertEqual([line["step"] for line in lines if "step" in line], list(range(40)))
+
     # --- what works ---
 
     def test_doctor(self):
         found = json.loads(run("doctor", "--json").stdout)
         self.assertTrue(all(check["works"] for check in found["checks"].values()), found)
         self.assertEqual(run("doctor").returncode, 0)
+
+    def test_tables_fit_the_terminal(self):
+        def shown(columns, *arguments):
+            master, slave = pty.openpty()
+            fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+            environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+            process = subprocess.Popen([SNUG, *map(str, arguments)], stdout=slave, stderr=subprocess.DEVNULL, env=environment)
+            os.close(slave)
+            text = b""
+            with contextlib.suppress(OSError):  # what a terminal ends with
+                while piece := os.read(master, 4096):
+                    text += piece
+            os.close(master)
+            self.assertEqual(process.wait(timeout=120), 0)
+            return text.decode().replace("\r\n", "\n").splitlines()
+
+        graph = self.folder / "graph.json"
+        self.plan(self.config, "--graph-out", graph)
+        for columns in (40, 60, 100):
+            for arguments in (("doctor",), ("plan", "--graph", graph, "--explain"),
+                              ("bench", self.config, "--budgets", "70%", "--rounds", "1")):
+                lines = shown(columns, *arguments)
+                self.assertGreater(len(lines), 5)
+                self.assertLessEqual(max(map(columns_of, lines)), columns, "\n".join(lines))
+        piped = run("doctor").stdout.splitlines()  # no terminal: as wide as it is
+        self.assertGreater(max(map(columns_of, piped)), 40)
 
     def test_help_lists_every_key(self):
         text = run("train", "--help").stdout
@@ -288,27 +501,23 @@ class Command(unittest.TestCase):
             self.assertEqual(json.loads(result.stdout)["different"], 0)
 
     def test_interrupt_ends_cleanly(self):
-        process = subprocess.Popen([SNUG, "train", str(self.config), "--json", "--set", "train.steps=100000"],
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        seen = process.stderr.readline()
-        while seen and "/100000" not in seen:
-            seen = process.stderr.readline()
-        time.sleep(0.3)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
+        with started("train", self.config, "--json", "--set", "train.steps=100000") as process:
+            wait_for(process.stderr, "step 1/100000")
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate()
         self.assertEqual(process.returncode, 130, err)
         found = json.loads(out)
         self.assertTrue(found["interrupted"])
         self.assertGreater(found["steps"], 0)
 
     def test_resident_memory_follows_the_budget(self):
-        # With a plan and with eviction alone. The constant is the README's: code, thread stacks, and buffers of math
+        # With a plan and with eviction alone. The constant is that of docs/figures.md: code, thread stacks, buffers of math
         # libraries that the first large step brings in.
         beside = 32 * 2**20
         for strategy in ("optimal", "eviction"):
             with self.subTest(strategy):
-                result = run("train", SOURCE / "examples" / "gpt-demo.toml", "--json", "--set", "train.steps=3", "--set",
-                             "output.folder=", "--set", f"memory.strategy={strategy}")
+                result = run("train", SOURCE / "examples" / "gpt-demo.toml", "--json", "--set", "train.steps=2", "--set",
+                             "train.validation_batches=0", "--set", "output.folder=", "--set", f"memory.strategy={strategy}")
                 self.assertEqual(result.returncode, 0, result.stderr)
                 found = json.loads(result.stdout)
                 self.assertLessEqual(found["budget_bytes"], 0.5 * found["unplanned_peak_bytes"])

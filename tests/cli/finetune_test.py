@@ -3,13 +3,17 @@
 Usage: finetune_test.py SNUG SOURCE_DIR [unittest arguments]
 """
 import json
+import os
 import pathlib
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 
+# Threads that wait for each other without sleeping cost a busy machine many times the work itself.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 SNUG, SOURCE = sys.argv[1], pathlib.Path(sys.argv[2])
 TINY = SOURCE / "tests" / "train"
 CONFIG = """
@@ -32,10 +36,24 @@ warmup_steps = 2
 [output]
 folder = "{folder}"
 """
+LONG = """
+[model]
+kind = "gpt"
+blocks = 2
+width = 32
+heads = 2
+sequence = 512
+[data]
+path = "{text}"
+[train]
+batch = 1
+validation_batches = 0
+"""
 
 
 def run(*arguments, **options):
-    return subprocess.run([SNUG, *(a if isinstance(a, bytes) else str(a) for a in arguments)], capture_output=True, text=True, timeout=300, **options)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run([SNUG, *(a if isinstance(a, bytes) else str(a) for a in arguments)], text=True, timeout=300, **pipes)
 
 
 def run_shell(command):
@@ -117,6 +135,10 @@ class Finetune(unittest.TestCase):
         self.assertEqual(narrow["tokens"], greedy["tokens"])
         plain = run("generate", "--model", TINY / "tiny.gguf", "--prompt", "the other", "--tokens", "0")
         self.assertEqual(plain.stdout, "the other\n")
+        with open("/dev/full", "w") as full:
+            unseen = run("generate", "--model", TINY / "tiny.gguf", "--prompt", "the other", stdout=full)
+        self.assertEqual(unseen.returncode, 1)
+        self.assertEqual(unseen.stderr, "snug: cannot write to standard output: No space left on device\n")
 
     def test_wrong_use(self):
         self.assert_refused(run("generate", "--model", self.folder / "none.gguf", "--prompt", "a"), 2, "none.gguf")
@@ -127,7 +149,10 @@ class Finetune(unittest.TestCase):
         self.assert_refused(run("generate", "--model", TINY / "tiny.gguf", "--prompt", "a" * 100), 2, "made for 64")
         self.assert_refused(run("generate", "--model", TINY / "tiny.gguf", "--prompt", "a", "--adapter", self.folder), 2,
                             "adapter_config.json")
-        self.assert_refused(run("generate", "--model", TINY / "tiny.gguf", "--prompt", "a", "--temperature", "-1"), 2)
+        for option, rule in (("--temperature", "a number from 0 to 100"), ("--top-p", "a number above 0 and up to 1")):
+            for value in ("nan", "inf", "-inf", "-1", "1e999", "warm", ""):
+                self.assert_refused(run("generate", "--model", TINY / "tiny.gguf", "--prompt", "a", f"{option}={value}"), 2,
+                                    option, rule if value else "")
         self.assert_refused(run("generate", "--model", TINY / "tiny.gguf", "--prompt", "a", "--tokenizer",
                                 SOURCE / "tests" / "data" / "llama3.json"), 2, "llama3.json has 560 tokens", "model 300")
         self.assert_refused(run("finetune", self.config, "--set", "model.path="), 2, "model.path")
@@ -144,11 +169,22 @@ class Finetune(unittest.TestCase):
         self.assert_refused(found, 2, "llama3.json has 560 tokens", "model 300")
 
     def test_the_longest_sequence_is_found_and_run(self):
-        found = self.done(run("plan", self.config, "--longest-sequence", "--budget", "3MiB", "--json"))
-        self.assertEqual(found["model_limit"], 64)
-        self.assertLessEqual(found["longest_sequence"], 64)
-        self.assertLessEqual(found["measured_peak_bytes"], 3 * 2**20)
+        limited = self.done(run("plan", self.config, "--longest-sequence", "--budget", "3MiB", "--json"))
+        self.assertEqual((limited["longest_sequence"], limited["model_limit"]), (64, 64))
+        self.assertLessEqual(limited["measured_peak_bytes"], 3 * 2**20)
         self.assert_refused(run("plan", self.config, "--longest-sequence"), 2, "--budget")
+        # Of a model that takes more, memory decides: one multiple more does not fit.
+        self.config.write_text(LONG.format(text=self.text))
+        budget = 2 * 2**20
+        found = self.done(run("plan", self.config, "--longest-sequence", "--budget", budget, "--json"))
+        tokens = found["longest_sequence"]
+        self.assertEqual((found["model_limit"], tokens % 64), (512, 0))
+        self.assertGreater(tokens, 64)
+        self.assertLess(tokens, 512)
+        self.assertLessEqual(found["measured_peak_bytes"], budget)
+        for more, fits in ((0, True), (64, False)):
+            planned = self.done(run("plan", self.config, "--set", f"model.sequence={tokens + more}", "--json"))
+            self.assertEqual(planned["floor_bytes"] <= budget, fits, planned["floor_bytes"])
 
     def test_a_full_disk_leaves_a_state_to_resume_from(self):
         if run_shell("unshare -rm mount -t tmpfs none /mnt").returncode != 0:
@@ -168,16 +204,23 @@ class Finetune(unittest.TestCase):
         self.assertEqual(first["steps"], 2)
         self.assertEqual((second["resumed_from"], second["steps"]), (2, 4))
 
-    def test_sigterm_saves_a_state_to_resume_from(self):
-        process = subprocess.Popen([SNUG, "train", str(self.config), "--json", "--set", "train.steps=100000", "--budget", "80%"],
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def signalled(self, signals, steps, code, **options):
+        """What a run prints in the end that gets these signals after its first step."""
+        process = subprocess.Popen([SNUG, "train", str(self.config), "--json", "--set", f"train.steps={steps}", "--budget", "80%"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+        deadline = threading.Timer(120, process.kill)
+        deadline.start()
+        self.addCleanup(deadline.cancel)
         seen = process.stderr.readline()
-        while seen and "/100000" not in seen:
+        while seen and f"step 1/{steps}" not in seen:
             seen = process.stderr.readline()
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=120)
-        self.assertEqual(process.returncode, 130, err)
-        found = json.loads(out)
+        for number in signals:
+            process.send_signal(number)
+        out, err = process.communicate()
+        self.assertEqual(process.returncode, code, err)
+        return json.loads(out)
+
+    def assert_resumes(self, found):
         self.assertEqual(found["states_saved"], 1)
         steps = found["steps"]
         again = self.done(run("train", self.config, "--resume", "--json", "--set", f"train.steps={steps + 2}"))
@@ -185,6 +228,18 @@ class Finetune(unittest.TestCase):
         self.assertEqual(again["steps"], steps + 2)
         lines = [json.loads(line) for line in (self.folder / "out" / "metrics.jsonl").read_text().splitlines()]
         self.assertEqual([line["step"] for line in lines if "step" in line], list(range(steps + 2)))
+
+    def test_sigterm_saves_a_state_to_resume_from(self):
+        self.assert_resumes(self.signalled([signal.SIGTERM], 100000, 130))
+
+    def test_the_end_of_the_terminal_saves_a_state_to_resume_from(self):
+        # The kernel and the shell each send one.
+        self.assert_resumes(self.signalled([signal.SIGHUP, signal.SIGHUP], 100000, 130,
+                                           preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)))
+
+    def test_under_nohup_a_run_outlives_the_terminal(self):
+        found = self.signalled([signal.SIGHUP], 60, 0, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        self.assertEqual((found["steps"], found["interrupted"]), (60, False))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -55,6 +57,48 @@ TEST(RenderTable, LeavesOutAnEmptyTitle) {
 TEST(RenderTable, TurnsControlCharactersIntoSpaces) {
   const std::vector<TableRow> rows = {{"a\nb", "c\td"}};
   EXPECT_NE(render_table("", rows).find("│ a b │ c d │"), std::string::npos);
+}
+
+std::vector<int> widths_of(const std::string& table) {
+  std::vector<int> widths;
+  std::istringstream lines(table);
+  for (std::string line; std::getline(lines, line);) widths.push_back(display_width(line));
+  return widths;
+}
+
+TEST(RenderTable, BreaksTheWidestCellsAtBlanksWhereThereIsLittleRoom) {
+  const std::vector<TableRow> rows = {{"memory", "23.5 GiB, 20.6 GiB available"}, {"devices", "CPU"}};
+  EXPECT_EQ(render_table("what this machine has", rows, 30),
+            "what this machine has\n"
+            "┌─────────┬──────────────────┐\n"
+            "│ memory  │   23.5 GiB, 20.6 │\n"
+            "│         │    GiB available │\n"
+            "│ devices │ CPU              │\n"
+            "└─────────┴──────────────────┘\n");
+}
+
+TEST(RenderTable, BreaksWordsThatAreLongerThanTheirColumn) {
+  const std::vector<TableRow> rows = {{"key", "日本日本日本"}, {"a", "abcdefghij"}};
+  EXPECT_EQ(render_table("", rows, 16),
+            "┌─────┬────────┐\n"
+            "│ key │ 日本日 │\n"
+            "│     │ 本日本 │\n"
+            "│ a   │ abcdef │\n"
+            "│     │ ghij   │\n"
+            "└─────┴────────┘\n");
+}
+
+TEST(RenderTable, IsNeverWiderThanItMay) {
+  const Row header = {"strategy", "budget", "predicted peak", "measured peak", "predicted step", "measured step"};
+  const std::vector<Row> rows = {
+      {"optimal", "212.0 MiB (60 %)", "200.1 MiB", "200.2 MiB", "x 1.070", "0.123 s, x 1.071"},
+      {"every_block", "none", "needs 100.0 MiB", "", "", ""}};
+  const int natural = widths_of(render_table("", header, rows)).front();
+  for (int columns = 25; columns <= natural + 3; ++columns) {
+    const std::string table = render_table("a title that is long, too", header, rows, columns);
+    for (const int width : widths_of(table)) EXPECT_LE(width, std::min(columns, natural)) << table;
+  }
+  EXPECT_EQ(render_table("t", header, rows, natural), render_table("t", header, rows));
 }
 
 TEST(RenderTable, DrawsManyColumnsBelowAHeader) {
