@@ -1,5 +1,5 @@
 # Shorthands for what CMakePresets.json and scripts/ hold; nothing is decided here.
-.PHONY: help setup build test test-opinfo test-programs demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python cuda-check format clean
+.PHONY: help setup build test test-long test-opinfo test-programs demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python cuda-check format clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -9,21 +9,33 @@ JOBS ?= $(shell awk -v cores="$$(nproc)" -v each=$(GIB_PER_JOB) '\
 	/^MemAvailable/ { jobs = int($$2 / 1048576 / each) } \
 	END { if (jobs > cores) jobs = cores; print (jobs < 1 ? 1 : jobs) }' /proc/meminfo)
 
+# The command needs neither the tests' libraries nor the Python package; what a build folder once has stays.
+COMMAND_ALONE := $(if $(wildcard build/release/CMakeCache.txt),,-DSNUG_BUILD_TESTS=OFF -DSNUG_BUILD_BENCHMARKS=OFF -DSNUG_BUILD_PYTHON=OFF)
+WITH_TESTS := -DSNUG_BUILD_TESTS=ON -DSNUG_BUILD_PYTHON=ON
+WITH_BENCHMARKS := -DSNUG_BUILD_BENCHMARKS=ON -DSNUG_BUILD_PYTHON=ON
+
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## Install what is missing: system packages and LibTorch
-	@scripts/setup.sh
+setup: ## Install what is missing for everything: system packages and LibTorch
+	@scripts/setup.sh tests benchmarks fuzzers format
 
-build: setup ## Build the command `snug` in build/release
-	@cmake --preset release
+build: ## Build the command `snug` in build/release
+	@scripts/setup.sh
+	@cmake --preset release $(COMMAND_ALONE)
 	@cmake --build --preset release -j $(JOBS) --target snug_cli
 
-test: ## Build everything and run all tests
-	@scripts/setup.sh fuzzers
-	@cmake --preset release
-	@cmake --build --preset release -j $(JOBS)
-	@ctest --preset release -j1 --no-tests=error
+test: ## Build everything that tests need and run the tests
+	@scripts/setup.sh tests
+	@cmake --preset release $(WITH_TESTS)
+	@cmake --build --preset release -j $(JOBS) --target tests
+	@ctest --preset release -LE long -j1 --no-tests=error
+
+test-long: ## Run more of the same: all trials, fuzzers, 5,000 random programs, all architectures (30 min)
+	@scripts/setup.sh tests fuzzers
+	@cmake --preset release $(WITH_TESTS)
+	@cmake --build --preset release -j $(JOBS) --target tests
+	@JOBS=$(JOBS) ctest --preset release -L long -j1 --no-tests=error
 
 demo: build ## Train a small model inside a budget and show what happened
 	@scripts/demo.sh
@@ -31,56 +43,67 @@ demo: build ## Train a small model inside a budget and show what happened
 finetune-demo: build ## Fine-tune SmolLM2-135M with LoRA inside 1 GiB, and find the longest sequence that fits in 2 GiB
 	@scripts/finetune_demo.sh
 
-parity: setup ## Compare SmolLM2-135M, BERT, ViT and ResNet-50 in snug with transformers and PEFT
-	@cmake --preset release
+parity: ## Compare SmolLM2-135M, BERT, ViT and ResNet-50 in snug with transformers and PEFT
+	@scripts/setup.sh tests
+	@cmake --preset release $(WITH_TESTS)
 	@cmake --build --preset release -j $(JOBS) --target smollm2_run full_size_run
 	@tests/parity/run.sh build/release
 
-digits: setup ## Train a residual network and a Vision Transformer on scikit-learn's digits, under half of their memory
-	@cmake --preset release
+digits: ## Train a residual network and a Vision Transformer on scikit-learn's digits, under half of their memory
+	@scripts/setup.sh tests
+	@cmake --preset release $(WITH_TESTS)
 	@cmake --build --preset release -j $(JOBS) --target digits
 	@tests/digits/run.sh build/release
 
 fuzz: ## Run the fuzzers of all readers of files, ten minutes each; ARGS="60 gguf" for other seconds and some of them
-	@scripts/setup.sh fuzzers
-	@cmake --preset release
+	@scripts/setup.sh tests fuzzers
+	@cmake --preset release $(WITH_TESTS)
 	@JOBS=$(JOBS) tests/fuzz/run.sh build/release $(or $(ARGS),600)
 
-asan: setup ## Run the unit tests with the address and undefined-behaviour sanitizers
+asan: ## Run the unit tests with the address and undefined-behaviour sanitizers
+	@scripts/setup.sh tests
 	@cmake --preset asan
 	@cmake --build --preset asan -j $(JOBS)
 	@ctest --preset asan -L unit -j1 --no-tests=error
 
-tsan: setup ## Run the thread tests with the thread sanitizer
+tsan: ## Run the thread tests with the thread sanitizer
+	@scripts/setup.sh tests
 	@cmake --preset tsan
 	@cmake --build --preset tsan -j $(JOBS) --target replay_test memory_test
 	@ctest --preset tsan -R '^(replay_threads|memory_test)$$' -j1 --no-tests=error
 
-bench: setup ## Build and run the benchmarks
-	@cmake --preset release
+bench: ## Build and run the benchmarks
+	@scripts/setup.sh tests benchmarks
+	@cmake --preset release $(WITH_BENCHMARKS)
 	@cmake --build --preset release -j $(JOBS) --target bench
 
-bench-peers: build ## Compare with other memory savers; ARGS=... as benchmarks/peers/methods.py has them
-	@cmake --build --preset release -j $(JOBS) --target gpt_step
+bench-peers: ## Compare with other memory savers; ARGS=... as benchmarks/peers/methods.py has them
+	@scripts/setup.sh tests benchmarks
+	@cmake --preset release $(WITH_BENCHMARKS)
+	@cmake --build --preset release -j $(JOBS) --target gpt_step snug_cli
 	@benchmarks/peers/run.sh rotor build/release/snug examples/gpt-12x384.toml benchmarks/results
 	@benchmarks/peers/run.sh methods build/release/benchmarks/gpt_step benchmarks/results $(ARGS)
 
-bench-peers-python: setup ## Compare with gradient checkpointing in Python; ARGS=... as benchmarks/peers_python/peers.py has them
-	@cmake --preset release
+bench-peers-python: ## Compare with gradient checkpointing in Python; ARGS=... as benchmarks/peers_python/peers.py has them
+	@scripts/setup.sh tests benchmarks
+	@cmake --preset release $(WITH_BENCHMARKS)
 	@cmake --build --preset release -j $(JOBS) --target snug_python
 	@benchmarks/peers_python/run.sh build/release benchmarks/results $(ARGS)
 
-test-opinfo: setup ## PyTorch's own operator and module samples, all of them, bitwise (10 min)
-	@cmake --preset release
+test-opinfo: ## PyTorch's own operator and module samples, all of them, bitwise (10 min)
+	@scripts/setup.sh tests
+	@cmake --preset release $(WITH_TESTS)
 	@cmake --build --preset release -j $(JOBS) --target snug_python
 	@tests/opinfo/run.sh build/release --pin tests/opinfo/all.json $(ARGS)
 
-test-programs: setup ## 20,000 random programs, bitwise (10 min); ARGS="COUNT SEED" for others
-	@cmake --preset release
+test-programs: ## 20,000 random programs, bitwise (10 min); ARGS="COUNT SEED" for others
+	@scripts/setup.sh tests
+	@cmake --preset release $(WITH_TESTS)
 	@cmake --build --preset release -j $(JOBS) --target random_programs_test
 	@build/release/tests/random_programs_test $(or $(ARGS),20000)
 
-cuda-check: setup ## Compile the CUDA code against a CUDA build of LibTorch, without a GPU
+cuda-check: ## Compile the CUDA code against a CUDA build of LibTorch, without a GPU
+	@scripts/setup.sh
 	@scripts/cuda_check.sh
 
 format: ## Format the C++ files

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Gets a machine ready to build snug: system packages, then LibTorch. Safe to run again, and quick when all is there.
 #
-#   setup.sh [fuzzers]  fuzzers: what they are built with, too (clang)
+#   setup.sh [WHAT...]  beside what the command is built from: tests, benchmarks, fuzzers (clang), format (clang-format)
 #   SNUG_LIBTORCH=DIR   use this LibTorch (a folder with include/ and lib/) and install none
 #
 # Otherwise LibTorch is the torch package of the active Python environment (2.11 or newer), or else of .venv in the
@@ -22,18 +22,26 @@ fail() {
 # --- system packages ------------------------------------------------------------------------------
 
 # A tool counts when its command is there, wherever it came from; a library only as a package.
-tools=(g++:c++ cmake ninja-build:ninja make python3 git ccache mold pkg-config clang-format)
-libraries=(libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev libgtest-dev libgmock-dev
-           libbenchmark-dev libboost-dev librapidcheck-dev
+tools=(g++:c++ cmake ninja-build:ninja make python3 git ccache mold pkg-config)
+libraries=(libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev libboost-dev
            libxxhash-dev libpcre2-dev libsentencepiece-dev libjpeg-dev libpng-dev)
-case "${1:-}" in
-  "") ;;
-  fuzzers)
-    tools+=(clang:clang++)
-    libraries+=(libclang-rt-dev)
-    ;;
-  *) fail "unknown argument $1; there is only: fuzzers" ;;
-esac
+python_headers=false
+for what in "$@"; do
+  case "$what" in
+    tests)
+      libraries+=(libgtest-dev libgmock-dev librapidcheck-dev)
+      python_headers=true
+      ;;
+    benchmarks) libraries+=(libbenchmark-dev) ;;
+    fuzzers)
+      tools+=(clang:clang++)
+      libraries+=(libclang-rt-dev)
+      ;;
+    format) tools+=(clang-format) ;;
+    *) fail "unknown argument $what; there are: tests, benchmarks, fuzzers, format" ;;
+  esac
+done
+readonly python_headers
 readonly tools libraries
 
 missing_packages() {
@@ -46,8 +54,8 @@ missing_packages() {
   for package in "${libraries[@]}"; do
     [[ "$installed" == *" $package "* ]] || echo "$package"
   done
-  # Its headers, for the tests that run in a Python process.
-  if ! python3 -c 'import os, sysconfig; assert os.path.exists(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null; then
+  # Its headers, for the package that tests run in a Python process.
+  if $python_headers && ! python3 -c 'import os, sysconfig; assert os.path.exists(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null; then
     echo python3-dev
   fi
   # A Python that did not come from Debian brings venv along.

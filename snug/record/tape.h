@@ -186,8 +186,9 @@ class Tape {
   void leave_pass();
   static constexpr int kNoPass = -1;
 
-  /// Whether a recorded operator has written over the value since, as its schema says: whoever refers to its storage
-  /// sees that, whether a version tells or not.
+  /// Whether a recorded operator has written over the value, a leaf, since, as its schema says: whoever refers to its
+  /// storage sees that, whether a version tells or not. (Results may be written in parts that have versions of their
+  /// own, as unsafe_chunk makes them.)
   [[nodiscard]] bool written_over(plan::ValueId value) const { return values_[at(value)].written_over; }
 
   /// Throws Error naming the operator and the tensor when something that `op` reads, and that the program could reach,

@@ -197,7 +197,7 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
       continue;
     }
     ValueState& before = values_[at(w.before)];
-    before.written_over = traits.writes[at(w.position)] != 0;
+    before.written_over = before.leaf >= 0 && traits.writes[at(w.position)] != 0;
     if (before.leaf < 0 || !leaves_[at(before.leaf)].snapshot) {
       before.storage = c10::Storage();
       ledger_.lose(w.before);
