@@ -24,3 +24,19 @@ def test_doctor(capsys):
     assert snug.doctor()
     out = capsys.readouterr().out
     assert "bitwise the same gradients" in out and torch.__version__ in out
+
+
+def test_the_package_asks_for_the_torch_that_it_is_built_for(monkeypatch):
+    import importlib.util
+    import pathlib
+
+    path = pathlib.Path(__file__).parents[2] / "python" / "metadata" / "torch_requirement.py"
+    spec = importlib.util.spec_from_file_location("torch_requirement", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    minor = ".".join(torch.__version__.split(".")[:2])
+    monkeypatch.setenv("SNUG_LIBTORCH", str(pathlib.Path(torch.__file__).parent))
+    assert module.dynamic_metadata("dependencies") == [f"torch=={minor}.*"]
+    monkeypatch.setenv("SNUG_LIBTORCH", "/nowhere")
+    with pytest.raises(RuntimeError, match="pip install torch"):
+        module.dynamic_metadata("dependencies")
