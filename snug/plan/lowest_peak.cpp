@@ -103,8 +103,9 @@ std::vector<MemoryPlan> low_plans(const StepGraph& graph, std::size_t pieces, Ef
   timeless.step_seconds = 1;
   std::vector<MemoryPlan> plans{plan_every_block(timeless)};
   const Bytes least = lower_bound_of_peak(timeless), most = plan_none(timeless).predicted_peak;
-  for (MemoryPlan& plan : chain_plans(timeless, make_chain(timeless, pieces), least, most)) {
-    if (auto useful = predicted_if_useful(timeless, std::move(plan))) plans.push_back(std::move(*useful));
+  std::vector<MemoryPlan> found = chain_plans(timeless, make_chain(timeless, pieces), least, most);
+  for (std::size_t i = found.size() / 2; i < found.size(); ++i) {  // those of large budgets have no small peaks
+    if (auto useful = predicted_if_useful(timeless, std::move(found[i]))) plans.push_back(std::move(*useful));
   }
   const Bytes low = std::ranges::min_element(plans, {}, &MemoryPlan::predicted_peak)->predicted_peak;
   std::ranges::move(of_small_pieces(timeless, least, low), std::back_inserter(plans));

@@ -158,6 +158,7 @@ void RunState::restore() {
 
 void RunState::save(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room,
                     report::Progress& progress) {
+  if (failure_) progress.note(*failure_);
   try {
     if (writer_) writer_->wait();
   } catch (const Error& error) {
@@ -174,8 +175,7 @@ void RunState::save(std::int64_t step, std::optional<double> metric, const std::
     failure_.reset();
     ++saved_;
   } catch (const Error& error) {
-    failure_ = error.what();
-    progress.note(*failure_);
+    failure_ = error.what();  // told when the run goes on without it, or by finish()
   }
 }
 
