@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -78,6 +79,16 @@ class Recorded:
         raise UpdateBegins
 
 
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """For steps of optimizers that are rehearsed: they are no step's update."""
+    outer, _here.recorded = _recorded(), None
+    try:
+        yield
+    finally:
+        _here.recorded = outer
+
+
 def _recorded() -> Recorded | None:
     return getattr(_here, "recorded", None)
 
@@ -88,23 +99,24 @@ def _before_a_step(optimizer: Any, *_: Any) -> None:
 
 
 def _around_backward() -> None:
-    plain = torch.autograd.backward
+    plain = torch.autograd._engine_run_backward  # what backward() and grad() of all kinds go through, by this name
 
     @functools.wraps(plain)
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        if torch._C._current_graph_task_id() != -1:
-            return plain(tensors, *args, **kwargs)
-        every = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
-        roots = [t for t in every if isinstance(t, torch.Tensor) and t.requires_grad]
-        is_step = len(roots) == len(every) and _core.backward_begins(roots)
-        plain(tensors if isinstance(tensors, torch.Tensor) else every, *args, **kwargs)
+    def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("accumulate_grad") or torch._C._current_graph_task_id() != -1:
+            return plain(roots, *args, **kwargs)
+        tensors = [root for root in roots if isinstance(root, torch.Tensor)]  # the others are GradientEdges
+        # What needs no gradient is the engine's to refuse.
+        is_step = all(t.requires_grad for t in tensors) and _core.backward_begins(tensors)
+        result = plain(roots, *args, **kwargs)
         if is_step:
-            _here.roots = roots
+            _here.roots = tensors
             _core.backward_ends()
         if recorded := _recorded():
             recorded.backward_is_over()
+        return result
 
-    torch.autograd.backward = backward  # Tensor.backward() calls it by this name
+    torch.autograd._engine_run_backward = run_backward
 
 
 def _around_scaler() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from ._capture import unrecorded
 from .errors import UsageError
 
 
@@ -20,16 +21,30 @@ def _innermost(optimizer: Any) -> Any:
     return optimizer
 
 
+def _books(thing: Any, known: dict[int, Any]) -> Any:
+    """Dictionaries and lists of one's own, whatever they hold; tensors and all else are shared."""
+    if type(thing) not in (dict, defaultdict, OrderedDict, list, tuple):
+        return thing
+    if id(thing) in known:
+        return known[id(thing)]
+    if isinstance(thing, dict):
+        copied = defaultdict(thing.default_factory) if isinstance(thing, defaultdict) else {}
+        known[id(thing)] = copied
+        copied.update((key, _books(value, known)) for key, value in thing.items())
+    else:
+        copied = [_books(value, known) for value in thing]
+        copied = copied if isinstance(thing, list) else tuple(copied)
+        known[id(thing)] = copied
+    return copied
+
+
 def _twin(optimizer: Any) -> Any:
-    """The same parameters and, for now, the same state, in books of its own."""
+    """The same parameters and, for now, the same state, in books of its own; so has what it wraps."""
+    known: dict[int, Any] = {}
     twin = object.__new__(type(optimizer))
-    twin.__dict__.update(optimizer.__dict__)
-    twin.param_groups = [{**group, "params": list(group["params"])} for group in optimizer.param_groups]
-    twin.state = defaultdict(dict)
-    for parameter, state in optimizer.state.items():
-        twin.state[parameter] = {
-            name: list(value) if isinstance(value, list) else value for name, value in state.items()
-        }
+    for name, value in optimizer.__dict__.items():
+        is_inner = isinstance(value, torch.optim.Optimizer)
+        twin.__dict__[name] = _twin(value) if is_inner else _books(value, known)
     return twin
 
 
@@ -97,6 +112,10 @@ class Rehearsals:
             self._optimizers.append(optimizer)
 
     def run(self) -> bool:
+        with unrecorded():
+            return self._run()
+
+    def _run(self) -> bool:
         if self._update is not None:
             self._update()
             return True
@@ -115,16 +134,23 @@ class Rehearsals:
 
 
 @contextmanager
-def gradients_hidden() -> Iterator[None]:
+def leaves_kept() -> Iterator[None]:
     """No leaf tensor of the process has a gradient inside, so that a step may free or zero them; all have the same as
-    before afterwards."""
-    hidden = []
+    before afterwards, and the same data, as a step may put other data in its place. No other thread may train meanwhile.
+    """
+    kept = []
     for thing in gc.get_objects():
-        if issubclass(type(thing), torch.Tensor) and thing.is_leaf and thing.requires_grad and thing.grad is not None:
-            hidden.append((thing, thing.grad))
+        if not issubclass(type(thing), torch.Tensor) or not thing.is_leaf or not thing.requires_grad:
+            continue
+        plain = type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout == torch.strided
+        kept.append((thing, thing.detach() if plain else None, thing.grad))
+        if thing.grad is not None:
             thing.grad = None
     try:
         yield
     finally:
-        for tensor, gradient in hidden:
-            tensor.grad = gradient
+        for tensor, data, gradient in kept:
+            if data is not None and tensor.data_ptr() != data.data_ptr():
+                tensor.data = data
+            if gradient is not None or tensor.grad is not None:
+                tensor.grad = gradient

@@ -11,7 +11,7 @@ import torch
 from . import _core
 from ._capture import Recorded, loss_of
 from ._core import StepReport
-from ._rehearsal import Rehearsals, gradients_hidden
+from ._rehearsal import Rehearsals, leaves_kept
 from .devices import device_of
 from .errors import UsageError
 from .sizes import Size, format_bytes, parse_bytes
@@ -168,7 +168,7 @@ class _Fitted:
             rehearsals.add(stepping)
             _core.update_begins()
 
-        with gradients_hidden(), Recorded(update_begins):
+        with leaves_kept(), Recorded(update_begins):
             self.recorded = _core.record_step(lambda: loss_of(step, sample), device, limit, rehearsals)
         others = self.recorded.devices - {device}
         if others:

@@ -47,14 +47,13 @@ std::vector<at::Tensor> leaves_of(const StepRun::Roots& roots, const std::vector
   return leaves;
 }
 
-/// Puts gradients aside, and back at the end of the scope; what runs when one has arrived, which may be an optimizer;
-/// and the parameters' own storage, which an update may replace.
+/// Puts gradients aside, and back at the end of the scope, with what runs when one has arrived, which may be an
+/// optimizer.
 class GradientsAside {
  public:
   GradientsAside() = default;
   ~GradientsAside() {
     for (Aside& a : aside_) {
-      if (!a.parameter.is_alias_of(a.data)) a.parameter.set_data(a.data);
       a.parameter.mutable_grad() = std::move(a.gradient);
       torch::autograd::impl::post_acc_grad_hooks(a.parameter) = std::move(a.hooks);
     }
@@ -66,14 +65,14 @@ class GradientsAside {
   void put(const std::vector<at::Tensor>& parameters) {
     for (const at::Tensor& p : parameters) {
       if (!known_.insert(p.unsafeGetTensorImpl()).second) continue;
-      aside_.push_back({p, p.detach(), std::exchange(p.mutable_grad(), at::Tensor()),
+      aside_.push_back({p, std::exchange(p.mutable_grad(), at::Tensor()),
                         std::exchange(torch::autograd::impl::post_acc_grad_hooks(p), nullptr)});
     }
   }
 
  private:
   struct Aside {
-    at::Tensor parameter, data, gradient;
+    at::Tensor parameter, gradient;
     std::unique_ptr<torch::autograd::PostAccumulateGradHook> hooks;
   };
   std::vector<Aside> aside_;
@@ -115,7 +114,10 @@ class RehearsedUpdate {
   RehearsedUpdate(const Rehearsal& rehearsal, record::Profiler& profiler, const record::Tape& tape)
       : rehearsal_(rehearsal), profiler_(profiler), tape_(tape) {}
   ~RehearsedUpdate() {
-    if (begun_ && rehearsal_.forget) rehearsal_.forget();
+    try {
+      forget();
+    } catch (...) {  // on the way of another error, which is reported
+    }
   }
   RehearsedUpdate(const RehearsedUpdate&) = delete;
   RehearsedUpdate& operator=(const RehearsedUpdate&) = delete;
@@ -126,8 +128,14 @@ class RehearsedUpdate {
     const auto keys = c10::impl::tls_local_dispatch_key_set();
     const c10::impl::ForceDispatchKeyGuard seen(keys.included_, keys.excluded_.remove(record::kRecordingKey));
     UndoneWrites undone;
+    made_ = true;
     profiler_.rehearse(tape_, rehearsal_.run);
     undone.undo();
+  }
+
+  /// The state that it has made goes.
+  void forget() {
+    if (std::exchange(made_, false) && rehearsal_.forget) rehearsal_.forget();
   }
 
  private:
@@ -135,6 +143,7 @@ class RehearsedUpdate {
   record::Profiler& profiler_;
   const record::Tape& tape_;
   bool begun_ = false;
+  bool made_ = false;
 };
 
 /// FSDP2 gathers a module's weights for its forward pass, frees them, and gathers them again for its backward pass.
@@ -194,6 +203,7 @@ RecordedStep record_once(EvictionCost cost, const Forward& forward, memory::Devi
   update.run();
   step.state_to_come = profiler.state_to_come();
   step.graph = profiler.finish(*tape);
+  update.forget();
   return step;
 }
 

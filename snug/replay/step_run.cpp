@@ -1,5 +1,6 @@
 #include "snug/replay/step_run.h"
 
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <unordered_set>
@@ -41,6 +42,7 @@ StepRun* StepRun::here() {
 
 at::Tensor StepRun::operator()(const Forward& step) {
   StepRun* const outer = std::exchange(t_run, this);
+  const at::AutoGradMode as_before(at::GradMode::is_enabled());  // a function that is left may have changed it
   recording_.emplace(tape_);
   tag_.emplace(memory::Tag::Activations);
   const auto leave = [&] {

@@ -203,6 +203,118 @@ def test_updates_by_hand():
         same(bits(planned.state_dict().items()), bits(plain.state_dict().items()))
 
 
+def test_other_data_during_the_forward_pass():
+    """As BinaryConnect has it: recording puts back what was there before the step, not what stood there in it."""
+    model, (x, y) = net(), batches(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = bits(model.state_dict().items())
+
+    def step(b):
+        weights = [p.data for p in model.parameters()]
+        for p in model.parameters():
+            p.data = p.data.sign()
+        nn.functional.cross_entropy(model(b[0]), b[1]).backward()
+        for p, weight in zip(model.parameters(), weights, strict=True):
+            p.data = weight
+        optimizer.step()
+        optimizer.zero_grad()
+
+    snug.fit(step, (x, y), budget="100%").close()
+    same(bits(model.state_dict().items()), before)
+
+
+def test_ways_to_go_backward():
+    from torch.autograd import backward as bound_here
+    from torch.autograd.graph import get_gradient_edge
+
+    w, b = torch.randn(3, requires_grad=True), torch.randn(3)
+    ways = {
+        "the function": lambda loss: torch.autograd.backward(loss),
+        "bound early": bound_here,
+        "an edge": lambda loss: torch.autograd.backward(get_gradient_edge(loss)),
+        "two losses": lambda loss: torch.autograd.backward([loss, loss * 2]),
+        "inputs": lambda loss: loss.backward(inputs=[w]),
+        "a gradient": lambda loss: loss.backward(torch.tensor(3.0), retain_graph=True),
+    }
+    for name, way in ways.items():
+        def step(batch, way=way):
+            loss = (w * batch).sin().sum()
+            way(loss)
+            return loss.detach()
+
+        w.grad = None
+        step(b)
+        expected = w.grad
+        w.grad = None
+        with snug.fit(step, b, budget="1MiB") as session:
+            assert w.grad is None, name
+            session.backward(b)
+        assert torch.equal(w.grad, expected), name
+
+
+def test_an_update_by_hand_may_step_the_optimizer():
+    class Mine(torch.optim.Adam):
+        """Whose step calls another one that hooks look at."""
+
+        def step(self, closure=None):
+            return super().step(closure)
+
+    model, (x, y) = net(), batches(1)
+    torch.optim.Adam([torch.zeros(1)])
+    optimizer = Mine(model.parameters())
+
+    def step(b):
+        loss = nn.functional.cross_entropy(model(b[0]), b[1])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    before = bits(model.state_dict().items())
+    floors = [
+        snug.plan(step, (x, y), optimizer=optimizer).floor,
+        snug.plan(step, (x, y)).floor,
+    ]
+    assert floors[0] == floors[1]
+    snug.fit(step, (x, y), budget="100%", update=lambda: None).close()
+    same(bits(model.state_dict().items()), before)
+    assert not optimizer.state
+
+
+def test_a_sparse_leaf_and_a_mode_that_is_left_behind():
+    w = torch.eye(4).to_sparse().requires_grad_()
+    x = torch.randn(4, 4)
+    snug.fit(lambda b: torch.sparse.mm(w, b).square().sum(), x, budget="1MiB").close()
+
+    model, (x, y) = net(), batches(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(b):
+        loss = nn.functional.cross_entropy(model(b[0]), b[1])
+        loss.backward()
+        torch.set_grad_enabled(False)
+        optimizer.step()
+        torch.set_grad_enabled(True)
+
+    snug.fit(step, (x, y), budget="100%").close()
+    assert torch.is_grad_enabled()
+
+
+def test_books_of_an_optimizer_stay_as_they_are():
+    class Counting(Lion):
+        @torch.no_grad()
+        def step(self):
+            super().step()
+            for p in self.param_groups[0]["params"]:
+                self.state[p]["book"]["n"] += 1
+
+    model, (x, _) = net(), batches(1)
+    optimizer = Counting(model.parameters())
+    for p in model.parameters():
+        optimizer.state[p] = {"m": torch.zeros_like(p), "book": {"n": 1}}
+    snug.fit(lambda b: model(b).square().mean(), x, budget="100%", optimizer=optimizer).close()
+    assert all(state["book"]["n"] == 1 and not state["m"].any() for state in optimizer.state.values())
+
+
 def test_verify_takes_a_step_that_updates():
     loop = Loop()
     x, y = batches(1)
