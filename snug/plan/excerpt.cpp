@@ -40,6 +40,7 @@ std::vector<Excerpt> excerpts(const StepGraph& graph, std::span<const OpId> cuts
         known[at(out.value)] = inner[at(out.value)] = v;
       }
       piece.graph.ops.push_back(graph.ops[at(op)]);
+      piece.graph.ops.back().other_bytes = 0;
     }
     for (ValueId v : piece.values) known[at(v)] = kNoValue;
     piece.leaving.assign(piece.values.size(), 0);

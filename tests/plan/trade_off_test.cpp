@@ -288,6 +288,38 @@ TEST(ChainPlans, KeepToTheirBudgetsInNestedReplays) {
   }
 }
 
+TEST(ChainPlans, WeighPiecesByTheirOwnValuesAlone) {
+  // While an operator ran, another thread freed what it had, or took some: the step's level moves, no piece's does.
+  for (const Bytes freed : {40_MiB, -40_MiB}) {
+    StepGraph graph = synthetic::gpt_like({.blocks = 8, .static_bytes = 100_MiB});
+    graph.ops[35].other_bytes = -freed;
+    StepGraph apart = graph;
+    apart.ops[35].other_bytes = 0;
+    const auto run = std::ranges::find_if(
+        apart.events, [](const Event& e) { return e.kind == Event::Kind::Run && e.id == 35; });
+    apart.events.insert(run + 1, {Event::Kind::Other, -1, 0, -freed});
+    EXPECT_EQ(plan_none(graph).predicted_peak, plan_none(apart).predicted_peak);
+    const Chain chain = make_chain(graph, 48), expected = make_chain(apart, 48);
+    ASSERT_EQ(chain.pieces.size(), expected.pieces.size());
+    const auto same = [](const std::vector<PieceOption>& a, const std::vector<PieceOption>& b) {
+      return std::ranges::equal(a, b, [](const PieceOption& x, const PieceOption& y) {
+        return x.kept == y.kept && x.forward_need == y.forward_need && x.backward_need == y.backward_need &&
+               x.forward_bytes == y.forward_bytes;
+      });
+    };
+    for (std::size_t p = 0; p < chain.pieces.size(); ++p) {
+      const auto& [ours, theirs] = std::pair(chain.pieces[p], expected.pieces[p]);
+      EXPECT_TRUE(same(ours.options, theirs.options)) << p;
+      EXPECT_TRUE(same(ours.in_replay, theirs.in_replay)) << p;
+      for (const PieceOption& option : ours.in_replay) EXPECT_GE(option.kept, 0) << p;
+    }
+    const Bytes least = lower_bound_of_peak(graph), most = plan_none(graph).predicted_peak;
+    const auto plans = chain_plans(graph, chain, least, least + (most - least) / 2);
+    ASSERT_FALSE(plans.empty());
+    EXPECT_LE(simulate(graph, plans.front()).peak, least + (most - least) / 2);
+  }
+}
+
 TEST(ChainPlans, HaveAtMostSoManyBudgets) {
   const StepGraph graph = synthetic::deep_net({.blocks = 12});
   const Chain chain = make_chain(graph, 48);
