@@ -8,8 +8,8 @@
 namespace snug::plan {
 
 /// One stretch of a step as a step of its own: its operators and what happens to the values that they make. Values
-/// from outside are leaves; what belongs to no value is left out: other allocations, which may be those of other threads,
-/// and static bytes. So no level is below zero.
+/// from outside are leaves; what belongs to no value is left out: other allocations, which may be those of other
+/// threads, and static bytes. So no level is below zero.
 struct Excerpt {
   StepGraph graph;
   OpId begin = 0;                   ///< of the whole step

@@ -136,11 +136,14 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
 
 }  // namespace
 
+bool OperatorTraits::may_write(std::size_t position) const {
+  return writes[position] != 0 || std::ranges::find(hidden_writes, static_cast<int>(position)) != hidden_writes.end();
+}
+
 bool writes(const OperatorTraits& traits, const c10::IValue* arguments, std::size_t position) {
   if (traits.writes[position] != 0) return true;
-  if (traits.hidden_writes.empty()) return false;
-  if (traits.hidden_writes_only_if && !arguments[*traits.hidden_writes_only_if].toBool()) return false;
-  return std::ranges::find(traits.hidden_writes, static_cast<int>(position)) != traits.hidden_writes.end();
+  if (!traits.may_write(position)) return false;
+  return !traits.hidden_writes_only_if || arguments[*traits.hidden_writes_only_if].toBool();
 }
 
 namespace {

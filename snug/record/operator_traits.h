@@ -30,15 +30,13 @@ struct OperatorTraits {
   bool collective = false;                   ///< runs together with other processes
   std::vector<int> hidden_writes;            ///< arguments that are written though the schema does not say so
   std::optional<int> hidden_writes_only_if;  ///< ... when this boolean argument is true
+
+  /// Whether some call writes the argument at `position`.
+  [[nodiscard]] bool may_write(std::size_t position) const;
 };
 
 /// Whether a call with these arguments writes the one at `position`, be it that its schema says so or not.
 bool writes(const OperatorTraits& traits, const c10::IValue* arguments, std::size_t position);
-
-/// Calls `call(tensor)` with each tensor of a storage among the arguments, the last ones of the stack, that `op`
-/// writes.
-template <class Call>
-void for_each_written(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const Call& call);
 
 /// The traits of `op`; found by the address of its schema after the first time. Any thread.
 const OperatorTraits& traits_of(const c10::OperatorHandle& op);
@@ -53,9 +51,10 @@ void for_each_stored(const c10::IValue& value, const Call& call) {
   }
 }
 
+/// Calls `call(tensor)` with each tensor of a storage among the arguments, the last ones of the stack, that an operator
+/// of these traits writes.
 template <class Call>
-void for_each_written(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const Call& call) {
-  const OperatorTraits& traits = traits_of(op);
+void for_each_written(const OperatorTraits& traits, const torch::jit::Stack& stack, const Call& call) {
   const c10::IValue* arguments = stack.data() + (stack.size() - traits.arguments.size());
   for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
     if (writes(traits, arguments, i)) for_each_stored(arguments[i], call);

@@ -325,7 +325,7 @@ class Tape {
   void note_contents(plan::ValueId value, const View& view);
   void remember(plan::ValueId value, const c10::Storage& storage);
   void check_contents(plan::ValueId value) const;
-  void bind_before(const torch::jit::Stack& stack, std::size_t first, const OperatorTraits& traits);
+  void bind_before(const torch::jit::Stack& stack, const OperatorTraits& traits);
 
   [[nodiscard]] plan::SegmentId current_segment() const { return regions_.back().segment; }
   [[nodiscard]] bool covered(plan::SegmentId segment) const { return covered_[at(segment)] != 0; }

@@ -102,7 +102,7 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
     const std::lock_guard lock(mutex_);
     if (profiler_ != nullptr) profiler_->op_begins(*this);
     settle_versions();
-    if (!waiting_.empty()) bind_before(stack, first, traits);
+    if (!waiting_.empty()) bind_before(stack, traits);
     inputs_.clear();
     written_.clear();
     if (traits.raises == OperatorTraits::Raises::BeforeTheKernel) excuse(traits, stack.data() + first);
@@ -369,22 +369,10 @@ void Tape::expect_raises(plan::ValueId value, const c10::StorageImpl* storage) {
   }
 }
 
-void Tape::bind_before(const torch::jit::Stack& stack, std::size_t first, const OperatorTraits& traits) {
+void Tape::bind_before(const torch::jit::Stack& stack, const OperatorTraits& traits) {
   // A saved tensor that this operator is about to write waits until it has: it was packed for this operator.
   std::vector<c10::StorageImpl*> written;
-  const auto note = [&](const at::Tensor& t) {
-    if (t.defined() && t.has_storage()) written.push_back(t.storage().unsafeGetStorageImpl());
-  };
-  for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
-    const bool hidden = std::ranges::find(traits.hidden_writes, static_cast<int>(i)) != traits.hidden_writes.end();
-    if (!traits.writes[i] && !hidden) continue;
-    const c10::IValue& value = stack[first + i];
-    if (value.isTensor()) {
-      note(value.toTensor());
-    } else if (value.isTensorList()) {
-      for (const at::Tensor& t : value.toTensorList()) note(t);
-    }
-  }
+  for_each_written(traits, stack, [&](const at::Tensor& t) { written.push_back(t.storage().unsafeGetStorageImpl()); });
   std::erase_if(waiting_, [&](SavedTensor* saved) {
     if (std::ranges::find(written, saved->storage.unsafeGetStorageImpl()) != written.end()) return false;
     bind(*saved);
@@ -445,9 +433,7 @@ std::uint64_t Tape::sign(const OperatorTraits& traits) const {
   for (std::size_t i = begin; i < arguments_.size(); ++i) {
     const Argument& a = arguments_[i];
     if (a.kind == Argument::Kind::Constant) continue;
-    const bool written =
-        traits.writes[i - begin] != 0 ||
-        std::ranges::find(traits.hidden_writes, static_cast<int>(i - begin)) != traits.hidden_writes.end();
+    const bool written = traits.may_write(i - begin);
     for (std::int32_t k = 0; k < a.count; ++k) {
       const View& view = views_[at(a.index + k)];
       // A batch may be cut out of a larger tensor, elsewhere in each step.

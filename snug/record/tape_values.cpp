@@ -107,18 +107,13 @@ void Tape::settle_versions() {
 void Tape::excuse(const OperatorTraits& traits, const c10::IValue* arguments) {
   std::vector<ExpectedRaise> raised;
   const auto add = [&](const at::Tensor& tensor) {
-    if (!tensor.defined() || !is_plain(tensor)) return;
+    if (!is_plain(tensor)) return;
     const auto found = current_.find(tensor.storage().unsafeGetStorageImpl());
     if (found == current_.end()) return;
     expect_raise(raised, 0, found->second, SeenVersion(tensor));
   };
   for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
-    if (!traits.writes[i]) continue;
-    if (arguments[i].isTensor()) {
-      add(arguments[i].toTensor());
-    } else if (arguments[i].isTensorList()) {
-      for (const at::Tensor& tensor : arguments[i].toTensorList()) add(tensor);
-    }
+    if (traits.writes[i]) for_each_stored(arguments[i], add);
   }
   for (const ExpectedRaise& r : raised) {
     if (SeenVersion* version = find_version(r.value, r.counter)) {

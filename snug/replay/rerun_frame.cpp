@@ -254,15 +254,9 @@ void RerunFrame::is_final(Place& place, const at::Tensor& tensor, std::size_t in
 void RerunFrame::before_operator(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   State& s = *state_;
   if (s.recent.empty() && !s.has_all) return;
-  const record::OperatorTraits& traits = record::traits_of(op);
-  const std::size_t first = stack.size() - traits.arguments.size();
   std::vector<const void*> written;
-  for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
-    const bool hidden = std::ranges::find(traits.hidden_writes, static_cast<int>(i)) != traits.hidden_writes.end();
-    const c10::IValue& argument = stack[first + i];
-    if ((!traits.writes[i] && !hidden) || !argument.isTensor() || !argument.toTensor().has_storage()) continue;
-    written.push_back(argument.toTensor().storage().unsafeGetStorageImpl());
-  }
+  record::for_each_written(record::traits_of(op), stack,
+                           [&](const at::Tensor& t) { written.push_back(t.storage().unsafeGetStorageImpl()); });
   const auto unfinished = [&](const State::Recent& r) {
     return r.tensor.has_storage() &&
            std::ranges::find(written, r.tensor.storage().unsafeGetStorageImpl()) != written.end();

@@ -117,13 +117,13 @@ const Session::StepReport& Session::last_step() const { return state_->last; }
 at::Tensor Session::run(const replay::Forward& forward) {
   State& s = *state_;
   memory::Stats stats = s.memory.stats();
-  bool accumulates = s.has_gradients();
-  if (accumulates && s.frees_gradients) {
+  const bool had_gradients = s.has_gradients();
+  const bool accumulates = had_gradients && !s.frees_gradients;
+  if (had_gradients && !accumulates) {
     // They are there now, and gone when the forward pass begins.
     const Bytes gradients = s.gradient_bytes();
     stats.allocated -= gradients;
     stats.by_tag[static_cast<std::size_t>(memory::Tag::Gradients)] -= gradients;
-    accumulates = false;
   }
   s.book.begin(stats, accumulates);
   // What an unknown step takes is noted as it runs, once there is reason to expect one.
@@ -139,7 +139,6 @@ at::Tensor Session::run(const replay::Forward& forward) {
     ~Detach() { tape.detach_profiler(); }
   } const detach{*tape};
   const replay::Evictor evictor(tape, s.memory, replay::EvictionCost::Measured);
-  const bool had_gradients = s.has_gradients();
   replay::StepRun step(tape, {.forward_over = [&](const replay::StepRun::Roots& roots) {
                          tape->finish();
                          if (s.detects) replay::watch_backward(roots, tape);

@@ -27,7 +27,7 @@ record::OperatorGate::Call before_writes_of(const std::vector<at::Tensor>& tenso
   }
   return [storages = std::move(storages), stop = std::move(stop)](const c10::OperatorHandle& op,
                                                                   const torch::jit::Stack& stack) {
-    record::for_each_written(op, stack, [&](const at::Tensor& written) {
+    record::for_each_written(record::traits_of(op), stack, [&](const at::Tensor& written) {
       if (storages.contains(written.storage().unsafeGetStorageImpl())) stop();
     });
   };
@@ -57,6 +57,7 @@ at::Tensor StepRun::operator()(const Forward& step) {
     } catch (const UpdateBegins&) {
       if (at_ != At::Past) throw;  // another step's
     }
+    if (refused_) std::rethrow_exception(refused_);
     returned_ = true;
     if (at_ == At::InForward) {
       check_loss(loss);
@@ -69,15 +70,16 @@ at::Tensor StepRun::operator()(const Forward& step) {
     throw;
   }
   leave();
+  if (at_ == At::InBackward) release_abandoned_tasks();  // the function went on after it failed
   return loss.defined() ? loss.detach() : loss;
 }
 
 void StepRun::backward_begins(const Roots& roots) {
   if (at_ != At::InForward) {
-    throw UsageError(
-        "step: it goes backward a second time; a step has one backward pass: add the losses up, make two steps of it, "
-        "or, "
-        "to accumulate gradients, call session.backward for each micro-batch and update after the last");
+    refused_ = std::make_exception_ptr(UsageError(
+        "step: it goes backward a second time; a step has one backward pass: add the losses up, make two steps of "
+        "it, or, to accumulate gradients, call session.backward for each micro-batch and update after the last"));
+    std::rethrow_exception(refused_);
   }
   tag_.reset();
   recording_.reset();

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/function.h>
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -42,7 +43,8 @@ class StepRun {
   StepRun(std::shared_ptr<record::Tape> tape, Phases phases);
 
   /// Calls the function, and goes backward from what it returned unless it has done so itself; then what it returned
-  /// may be undefined. Returns the loss, detached. Throws what the function throws, but for UpdateBegins.
+  /// may be undefined. Returns the loss, detached. Throws what the function throws, but for UpdateBegins, and a refusal
+  /// to go backward again that the function caught.
   at::Tensor operator()(const Forward& step);
 
   /// The step that this thread runs, or nullptr: not inside of a backward pass either.
@@ -60,8 +62,9 @@ class StepRun {
   std::shared_ptr<record::Tape> tape_;
   Phases phases_;
   At at_ = At::InForward;
-  bool returned_ = false;  // the function is over
-  int task_;               // the backward pass that the step is part of
+  bool returned_ = false;       // the function is over
+  std::exception_ptr refused_;  // to go backward again
+  int task_;                    // the backward pass that the step is part of
   std::optional<record::Recording> recording_;
   std::optional<memory::TagScope> tag_;
 };

@@ -39,7 +39,7 @@ void UndoneWrites::before(const c10::OperatorHandle& op, const torch::jit::Stack
     record::for_each_stored(stack[i],
                             [this](const at::Tensor& t) { read_.insert(t.storage().unsafeGetStorageImpl()); });
   }
-  record::for_each_written(op, stack, [this](const at::Tensor& written) { copy(written); });
+  record::for_each_written(record::traits_of(op), stack, [this](const at::Tensor& written) { copy(written); });
 }
 
 void UndoneWrites::after(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {

@@ -295,8 +295,8 @@ TEST(ChainPlans, WeighPiecesByTheirOwnValuesAlone) {
     graph.ops[35].other_bytes = -freed;
     StepGraph apart = graph;
     apart.ops[35].other_bytes = 0;
-    const auto run = std::ranges::find_if(
-        apart.events, [](const Event& e) { return e.kind == Event::Kind::Run && e.id == 35; });
+    const auto run =
+        std::ranges::find_if(apart.events, [](const Event& e) { return e.kind == Event::Kind::Run && e.id == 35; });
     apart.events.insert(run + 1, {Event::Kind::Other, -1, 0, -freed});
     EXPECT_EQ(plan_none(graph).predicted_peak, plan_none(apart).predicted_peak);
     const Chain chain = make_chain(graph, 48), expected = make_chain(apart, 48);

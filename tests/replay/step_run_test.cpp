@@ -142,6 +142,16 @@ TEST(StepsThatStep, ASecondBackwardIsRefused) {
     EXPECT_THAT(error.what(), HasSubstr("second time"));
     EXPECT_THAT(error.what(), HasSubstr("micro-batch"));
   }
+  const auto tries_twice = [&](const at::Tensor& b) {
+    at::Tensor loss = training.net->forward(b).mean();
+    try {
+      loss.backward();
+      loss.backward();
+    } catch (const std::exception&) {
+    }
+    return loss;
+  };
+  EXPECT_THROW(session.backward(tries_twice, x), UsageError) << "a refusal is not lost where it is caught";
   session.backward([&](const at::Tensor& b) { return training.net->forward(b).mean(); }, x);  // it goes on
 }
 
