@@ -57,7 +57,8 @@ class Program {
   }
   /// The room that is left when `bytes` go, rounded down; negative when there is none.
   [[nodiscard]] std::ptrdiff_t after(std::size_t room, Bytes bytes) const {
-    const std::ptrdiff_t units = static_cast<std::ptrdiff_t>((bytes + unit_ - 1) / unit_);
+    // Never more than there was, whatever events a file has.
+    const std::ptrdiff_t units = static_cast<std::ptrdiff_t>((std::max<Bytes>(bytes, 0) + unit_ - 1) / unit_);
     return static_cast<std::ptrdiff_t>(room) - units;
   }
   /// The smallest room with so many bytes; rooms() when none has.

@@ -62,16 +62,20 @@ std::vector<OpId> evenly(const StepGraph& graph, const std::vector<OpId>& cuts, 
   if (blocks.size() >= limit / 4) {
     const std::size_t group = (blocks.size() + limit - 3) / (limit - 2);
     const std::size_t parts = std::max<std::size_t>((limit - 2) / blocks.size(), 1);
+    // A block may begin with a write to what the one before has made: no cut is there.
+    const auto cut_from = [&](OpId position) { return *std::ranges::lower_bound(cuts, position); };
     candidates = {0};
     for (std::size_t i = 0; i < blocks.size(); i += group) {
-      if (blocks[i].begin > 0) candidates.push_back(blocks[i].begin);
-      const auto inner = std::ranges::upper_bound(cuts, blocks[i].begin);
-      const auto count = static_cast<std::size_t>(std::ranges::lower_bound(cuts, blocks[i].end) - inner);
+      const OpId begin = cut_from(blocks[i].begin), end = cut_from(blocks[i].end);
+      if (begin == end) continue;
+      if (begin > 0) candidates.push_back(begin);
+      const auto inner = std::ranges::upper_bound(cuts, begin);
+      const auto count = static_cast<std::size_t>(std::ranges::lower_bound(cuts, end) - inner);
       for (std::size_t part = 1; part < std::min(parts, count + 1); ++part) {
         candidates.push_back(inner[static_cast<std::ptrdiff_t>(part * (count + 1) / std::min(parts, count + 1) - 1)]);
       }
     }
-    if (blocks.back().end < graph.flow.ops()) candidates.push_back(blocks.back().end);
+    if (const OpId end = cut_from(blocks.back().end); end < graph.flow.ops()) candidates.push_back(end);
     candidates.push_back(graph.flow.ops());
     if (candidates.size() - 1 <= limit) return candidates;
   }

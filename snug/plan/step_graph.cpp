@@ -3,8 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-
+#include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "snug/base/errors.h"
 #include "snug/base/json_integer.h"
@@ -71,6 +72,37 @@ Must must_from(const std::string& word) {
   if (word == "keep") return Must::Keep;
   if (word == "recompute") return Must::Recompute;
   throw UsageError(fmt::format("step graph: a value must be \"keep\" or \"recompute\", not \"{}\"", word));
+}
+
+/// What planners take for granted of a recorded step.
+void check(const StepGraph& graph) {
+  const auto refuse = [](const std::string& what) { throw UsageError("step graph: " + what); };
+  const auto is_time = [](double seconds) { return std::isfinite(seconds) && seconds >= 0; };
+  for (std::size_t i = 0; i < graph.ops.size(); ++i) {
+    const OpInfo& op = graph.ops[i];
+    if (!is_time(op.seconds) || op.peak_bytes < 0) {
+      refuse(fmt::format("operator {} takes {} s and {} bytes; neither can be negative", i, op.seconds, op.peak_bytes));
+    }
+  }
+  if (!is_time(graph.step_seconds) || !is_time(graph.update_seconds)) {
+    refuse(fmt::format("the step takes {} s, its update {} s; neither can be negative", graph.step_seconds,
+                       graph.update_seconds));
+  }
+  for (std::size_t v = 0; v < graph.values.size(); ++v) {
+    if (graph.values[v].bytes < 0) refuse(fmt::format("value {} has {} bytes", v, graph.values[v].bytes));
+  }
+  OpId next = 0;
+  bool settled = false;
+  for (const Event& e : graph.events) {
+    if (e.kind == Event::Kind::Run && (settled || e.id != next++)) {
+      refuse(fmt::format("operator {} runs out of order; each runs once, before the forward pass ends", e.id));
+    }
+    if (e.kind == Event::Kind::Settle && std::exchange(settled, true)) refuse("the forward pass ends twice");
+  }
+  if (next != graph.flow.ops() || (!settled && !graph.events.empty())) {
+    refuse(fmt::format("{} of {} operators run, and the forward pass {}", next, graph.flow.ops(),
+                       settled ? "ends" : "does not end"));
+  }
 }
 
 }  // namespace
@@ -159,6 +191,7 @@ StepGraph step_graph_from_json(const Json& json) try {
     }
     graph.events.push_back(event);
   }
+  check(graph);
   return graph;
 } catch (const std::exception& error) {
   if (dynamic_cast<const UsageError*>(&error) != nullptr) throw;

@@ -11,18 +11,21 @@ namespace snug::record {
 
 using plan::Event;
 
-Profiler::Profiler(memory::DeviceMemory& memory, Bytes aside) : memory_(memory) {
-  const memory::Stats stats = memory.stats();
-  level_ = stats.allocated;
-  graph_.static_bytes = stats.allocated - aside;
+Profiler::Profiler(memory::DeviceMemory& memory, Bytes aside)
+    : memory_(memory), aside_(aside), started_(monotonic_seconds()) {}
+
+void Profiler::begin() {
+  begun_ = true;
+  const memory::Stats stats = memory_.stats();
+  graph_.static_bytes = stats.allocated - aside_;
   graph_.static_by_tag = stats.by_tag;
-  memory_.take_high_water();
-  started_ = monotonic_seconds();
+  rebase();
 }
 
 Bytes Profiler::take_peak() { return std::max<Bytes>(memory_.take_high_water() - level_, 0); }
 
 void Profiler::mark() {
+  if (!begun_) return begin();
   const Bytes peak = take_peak();
   const Bytes now = memory_.stats().allocated;
   const Bytes evicted = std::exchange(evicted_, 0);

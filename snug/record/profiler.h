@@ -15,11 +15,12 @@ class Tape;
 
 /// Turns one recorded step into a StepGraph: seconds and bytes of every operator, when the program lets go of a value,
 /// and what backward unpacks, allocates and frees, as they would be if everything that autograd saves were kept. No
-/// other thread should allocate on the device. Made before the step and told of every event by the tape.
+/// other thread should allocate on the device. Made before the step and told of every event by the tape; what is
+/// allocated when the first one comes is not the step's.
 class Profiler {
  public:
   /// `aside`: bytes that are allocated now but will not be when the planned step runs.
-  Profiler(memory::DeviceMemory& memory, Bytes aside);
+  explicit Profiler(memory::DeviceMemory& memory, Bytes aside = 0);
 
   // From the tape.
   /// An operator reads a tensor; noted if it is a leaf that gradients are for.
@@ -60,6 +61,7 @@ class Profiler {
   plan::StepGraph finish(const Tape& tape);
 
  private:
+  void begin();
   /// Memory between two events becomes an event of its own.
   void mark();
   /// Highest memory above that at the last mark, as it would have been without evictions; starts anew.
@@ -73,9 +75,11 @@ class Profiler {
   std::unordered_set<const void*> noted_;
   std::vector<char> borrowed_;        // unpacked, no longer on the tape, and not released yet
   std::vector<plan::ValueId> alive_;  // the program refers to them
-  Bytes level_ = 0;                   // allocated at the last mark
-  Bytes evicted_ = 0;                 // since the last mark; without a limit it would still be there
-  Bytes died_ = 0;                    // freed since the last mark, with an event of its own
+  Bytes aside_;
+  bool begun_ = false;
+  Bytes level_ = 0;    // allocated at the last mark
+  Bytes evicted_ = 0;  // since the last mark; without a limit it would still be there
+  Bytes died_ = 0;     // freed since the last mark, with an event of its own
   double started_ = 0;
   double kernel_started_ = 0;
   double kernel_seconds_ = 0;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/record/operator_traits.h"
 
 namespace snug::record {
 namespace {
@@ -53,15 +54,17 @@ const std::shared_ptr<Tape>& recording_tape() {
   return t_tape;
 }
 
-OperatorGate::OperatorGate(Call before, Call after)
-    : before_(std::move(before)),
-      after_(std::move(after)),
-      previous_(std::exchange(t_gate, this)),
-      key_(kRecordingKey) {}
+OperatorGate::OperatorGate(Calls calls)
+    : calls_(std::move(calls)), previous_(std::exchange(t_gate, this)), key_(kRecordingKey) {}
 OperatorGate::~OperatorGate() {
   OperatorGate** newer = &t_gate;
   while (*newer != nullptr && *newer != this) newer = &(*newer)->previous_;
   if (*newer == this) *newer = previous_;
+}
+
+void OperatorGate::before(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const {
+  if (calls_.before) calls_.before(op, stack);
+  if (calls_.before_write) for_each_written(traits_of(op), stack, calls_.before_write);
 }
 
 PythonHooksOutside::PythonHooksOutside()
@@ -86,9 +89,10 @@ Recording::~Recording() {
 
 Unrecorded::Unrecorded(const std::vector<at::Tensor>& written) {
   const auto& tape = recording_tape();
-  if (!tape) return;
   for (const at::Tensor& tensor : written) {
-    if (tensor.defined() && tensor.has_storage()) tape->written_elsewhere(tensor.storage().unsafeGetStorageImpl());
+    if (!tensor.defined() || !tensor.has_storage()) continue;
+    if (t_gate != nullptr) t_gate->before_write(tensor);
+    if (tape) tape->written_elsewhere(tensor.storage().unsafeGetStorageImpl());
   }
 }
 

@@ -35,25 +35,36 @@ class PythonHooksOutside {
   std::size_t previous_;
 };
 
-/// Calls `before` in front of every operator below autograd and autocast that this thread runs while the scope lives,
-/// recorded or not, but for those inside of others; its arguments are the last ones of the stack. It may throw: the
-/// operator does not run then. `after`, where there is one, is called when the operator has run, with its results. The
-/// newest scope counts; they may end in any order.
+/// Sees every operator below autograd and autocast that this thread runs while the scope lives, recorded or not, but
+/// for those inside of others. The newest scope counts; they may end in any order.
 class OperatorGate {
  public:
   using Call = std::function<void(const c10::OperatorHandle& op, const torch::jit::Stack& stack)>;
-  explicit OperatorGate(Call before, Call after = {});
+  /// Those that are empty are not called.
+  struct Calls {
+    /// In front of an operator; its arguments are the last ones of the stack. May throw: it does not run then.
+    Call before = {};
+    /// In front of whatever writes a tensor of a storage: an operator, or code that announces it (see Unrecorded). May
+    /// throw, as before.
+    std::function<void(const at::Tensor&)> before_write = {};
+    /// When an operator has run, with its results.
+    Call after = {};
+  };
+  explicit OperatorGate(Calls calls);
   ~OperatorGate();
   OperatorGate(const OperatorGate&) = delete;
   OperatorGate& operator=(const OperatorGate&) = delete;
 
-  void before(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const { before_(op, stack); }
+  void before(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const;
+  void before_write(const at::Tensor& tensor) const {
+    if (calls_.before_write) calls_.before_write(tensor);
+  }
   void after(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const {
-    if (after_) after_(op, stack);
+    if (calls_.after) calls_.after(op, stack);
   }
 
  private:
-  Call before_, after_;
+  Calls calls_;
   OperatorGate* previous_;
   c10::impl::IncludeDispatchKeyGuard key_;
 };
@@ -76,7 +87,7 @@ class Recording {
 
 /// For code that writes without telling autograd, a compiler's kernels among it: nothing that this thread runs in the
 /// life of the scope is recorded, and what it makes is a leaf when it is read afterwards. `written` is what it writes
-/// of the tensors that were there before.
+/// of the tensors that were there before. Throws what an OperatorGate does that must not see them written.
 class Unrecorded {
  public:
   explicit Unrecorded(const std::vector<at::Tensor>& written);

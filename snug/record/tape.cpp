@@ -30,6 +30,24 @@ Tape::Tape(Policy policy, Profiler* profiler)
 
 Tape::~Tape() = default;
 
+void Tape::decide() {
+  const auto* later = std::get_if<DecideLater>(&policy_);
+  if (later == nullptr) return;
+  DecideLater::Decision decision = later->decide();
+  const std::lock_guard lock(mutex_);
+  profiler_ = decision.profiler;
+  if (auto* follow = std::get_if<FollowPlan>(&decision.policy)) {
+    planned_segments_.emplace(follow->steps.front().plan->segments);
+    policy_ = std::move(*follow);
+  } else {
+    policy_ = KeepSaved{};
+  }
+}
+
+void Tape::decide_no_more() noexcept {
+  if (std::holds_alternative<DecideLater>(policy_)) policy_ = KeepSaved{};
+}
+
 void Tape::note_contents(plan::ValueId value, const View& view) {
   const plan::OpId op = flow_.producer(value);
   if (op == plan::kNoOp) return;
@@ -107,6 +125,7 @@ void Tape::leave_pass() {
 // --- regions -------------------------------------------------------------------------------------------------------
 
 void Tape::open_region(bool recompute, SelectivePolicy policy, Bytes min_offload) {
+  decide();
   const std::lock_guard lock(mutex_);
   bind_all();
   if (planned()) {  // segments are the plan's
@@ -266,6 +285,7 @@ void Tape::follow_another(plan::OpId op, std::string expected, std::string found
 }
 
 void Tape::finish() {
+  decide();
   const std::lock_guard lock(mutex_);
   bind_all();
   if (const KnownStep* known = known_step();

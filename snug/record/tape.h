@@ -44,7 +44,15 @@ struct KnownStep {
 struct FollowPlan {
   std::vector<KnownStep> steps;  ///< not empty
 };
-using Policy = std::variant<KeepSaved, FollowPlan>;
+/// Either of those, as `decide` says when the step's first operator runs: then it shows whether gradients are there.
+struct DecideLater {
+  struct Decision {
+    std::variant<KeepSaved, FollowPlan> policy;
+    Profiler* profiler = nullptr;
+  };
+  std::function<Decision()> decide;  ///< may throw; is asked again then
+};
+using Policy = std::variant<KeepSaved, FollowPlan, DecideLater>;
 
 /// What a saved-tensor hook packed: a view of a value, bound to the version that stands when the operator around the
 /// pack has finished.
@@ -222,6 +230,8 @@ class Tape {
   [[nodiscard]] Profiler* profiler() const noexcept { return profiler_; }
   /// The profiler is done; the tape may live on.
   void detach_profiler() noexcept { profiler_ = nullptr; }
+  /// What was to be decided later is not asked for any more.
+  void decide_no_more() noexcept;
 
   /// Buffers and other leaves that recorded operators wrote, with their contents from before: writing them back undoes
   /// the step's side effects. Valid before finish().
@@ -314,7 +324,6 @@ class Tape {
   std::int32_t capture_tensor(const at::Tensor& tensor, bool written, bool overwrites, std::int16_t position,
                               std::int16_t element);
   void before_write(Written& written);
-  void capture_outputs(const c10::OperatorHandle& op, const OperatorTraits& traits, const torch::jit::Stack& stack);
   void add_output(const at::Tensor& tensor, plan::ValueId overwrites, OutputSlot slot, bool uninitialized);
   void ask_policy(const OperatorTraits& traits);
   void compare_with_plan(plan::OpId op, const Call& call);
@@ -325,6 +334,8 @@ class Tape {
   void note_contents(plan::ValueId value, const View& view);
   void remember(plan::ValueId value, const c10::Storage& storage);
   void check_contents(plan::ValueId value) const;
+  /// The step's first operator, or region, is about to begin.
+  void decide();
   void bind_before(const torch::jit::Stack& stack, const OperatorTraits& traits);
 
   [[nodiscard]] plan::SegmentId current_segment() const { return regions_.back().segment; }

@@ -58,6 +58,7 @@ std::uint64_t geometry_hash(std::uint64_t hash, const GeometryPool& pool, const 
 /// perhaps only when somebody has waited for it; that and its results are leaves when they are read.
 void Tape::run_collective(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
   const OperatorTraits& traits = traits_of(op);
+  decide();
   {
     const std::lock_guard lock(mutex_);
     if (profiler_ != nullptr) profiler_->op_begins(*this);
@@ -79,6 +80,7 @@ void Tape::run_collective(const c10::OperatorHandle& op, c10::DispatchKeySet key
 void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
   const OperatorTraits& traits = traits_of(op);
   if (traits.collective) return run_collective(op, keys, stack);
+  decide();
   const std::size_t count = traits.arguments.size();
   const std::size_t first = stack.size() - count;
   const std::size_t arguments_mark = arguments_.size(), views_mark = views_.size(), constants_mark = constants_.size();

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "snug/record/recording.h"
 #include "snug/replay/make_node.h"
 
 namespace snug::replay {
@@ -22,6 +23,7 @@ class Last final : public torch::autograd::Node {
 
 void release_abandoned_tasks() noexcept {
   try {
+    const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);
     const at::AutoGradMode grad_mode(true);
     const at::Tensor nothing = at::zeros({0});
     auto node = make_node<Last>();

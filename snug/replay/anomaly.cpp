@@ -37,10 +37,11 @@ class FiniteGradients final : public torch::autograd::FunctionPostHook {
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients,
                                             const torch::autograd::variable_list&) override {
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
+    // Nodes of leaves may outlive the step, and take part in others.
+    const auto tape = tape_.lock();
+    for (std::size_t i = 0; tape && i < gradients.size(); ++i) {
       if (is_finite(gradients[i])) continue;
-      const auto tape = tape_.lock();
-      const plan::OpId op = tape ? tape->op_of_sequence(sequence_) : plan::kNoOp;
+      const plan::OpId op = tape->op_of_sequence(sequence_);
       throw Error(
           fmt::format("anomaly: in backward, {}, the gradient of {}, gave a NaN or an infinity for its input {}, "
                       "of shape {}",

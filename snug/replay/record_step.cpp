@@ -111,8 +111,10 @@ class SideEffects {
 /// The update as it is rehearsed, once in a recording: where a step function is about to run its own, or at the end.
 class RehearsedUpdate {
  public:
-  RehearsedUpdate(const Rehearsal& rehearsal, record::Profiler& profiler, const record::Tape& tape)
-      : rehearsal_(rehearsal), profiler_(profiler), tape_(tape) {}
+  /// `parameters`: those that have gradients when it runs.
+  RehearsedUpdate(const Rehearsal& rehearsal, record::Profiler& profiler, const record::Tape& tape,
+                  const std::vector<at::Tensor>& parameters)
+      : rehearsal_(rehearsal), profiler_(profiler), tape_(tape), parameters_(parameters) {}
   ~RehearsedUpdate() {
     try {
       forget();
@@ -127,10 +129,17 @@ class RehearsedUpdate {
     // Perhaps on the way into an operator, where no other one would be seen.
     const auto keys = c10::impl::tls_local_dispatch_key_set();
     const c10::impl::ForceDispatchKeyGuard seen(keys.included_, keys.excluded_.remove(record::kRecordingKey));
-    UndoneWrites undone;
+    std::optional<UndoneWrites> undone;
+    if (!rehearsal_.writes_gradients_alone) undone.emplace();
     made_ = true;
-    profiler_.rehearse(tape_, rehearsal_.run);
-    undone.undo();
+    // The second run has them again where the first has let go of them.
+    std::vector<at::Tensor> gradients;
+    for (const at::Tensor& p : parameters_) gradients.push_back(p.grad());
+    profiler_.rehearse(tape_, [&] {
+      for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].mutable_grad() = gradients[i];
+      return rehearsal_.run();
+    });
+    if (undone) undone->undo();
   }
 
   /// The state that it has made goes.
@@ -142,6 +151,7 @@ class RehearsedUpdate {
   const Rehearsal& rehearsal_;
   record::Profiler& profiler_;
   const record::Tape& tape_;
+  const std::vector<at::Tensor>& parameters_;
   bool begun_ = false;
   bool made_ = false;
 };
@@ -171,11 +181,12 @@ RecordedStep record_once(EvictionCost cost, const Forward& forward, memory::Devi
   } const detach{*tape};
   const Evictor evictor(tape, memory, cost);
   RecordedStep step;
-  RehearsedUpdate update(options.update, profiler, *tape);
+  RehearsedUpdate update(options.update, profiler, *tape, step.parameters);
   std::optional<record::OperatorGate> gate;
+  StepRun* running = nullptr;
   const auto stop = [&] {
     update.run();
-    throw UpdateBegins();
+    running->stop();
   };
   StepRun run(tape, {.forward_over =
                          [&](const StepRun::Roots& roots) {
@@ -193,6 +204,7 @@ RecordedStep record_once(EvictionCost cost, const Forward& forward, memory::Devi
                            gate.emplace(before_writes_of(step.parameters, stop));
                          },
                      .update_begins = stop});
+  running = &run;
   try {
     run(forward);
   } catch (...) {
@@ -200,6 +212,11 @@ RecordedStep record_once(EvictionCost cost, const Forward& forward, memory::Devi
     throw;
   }
   gate.reset();
+  if (!run.went_backward()) {
+    throw UsageError(
+        "step: its backward pass failed and the function went on; while it is recorded that has to succeed: try a "
+        "smaller sample, or let the exception pass, which says why");
+  }
   update.run();
   step.state_to_come = profiler.state_to_come();
   step.graph = profiler.finish(*tape);

@@ -15,11 +15,13 @@ namespace snug::replay {
 
 /// The optimizer step as it is run while a step is recorded, so that plans know its memory and the state that it makes.
 /// It runs after the recorded backward pass, twice, with that pass's gradients. What its operators write is put back
-/// afterwards (see UndoneWrites), and random generators too.
+/// afterwards (see UndoneWrites), and random generators too. What it makes at its first call and keeps is its own to
+/// forget: a function that makes an optimizer's state must come with `forget`.
 struct Rehearsal {
   std::function<bool()> run;  ///< false: there is nothing to update after all. Empty: no optimizer step is known
   std::function<void()> forget = {};        ///< lets go of the state that run() has made, so that it is as before
   std::vector<at::Tensor> parameters = {};  ///< whose gradients are put aside before the step runs, where known
+  bool writes_gradients_alone = false;      ///< of what was there before: nothing else is copied and put back
 
   Rehearsal() = default;
   template <std::invocable Run>
@@ -30,12 +32,13 @@ struct Rehearsal {
         }) {}
   /// A step of one of LibTorch's optimizers, which must outlive this.
   Rehearsal(torch::optim::Optimizer& optimizer);  // NOLINT(google-explicit-constructor)
-  /// Of one that can rehearse a step itself.
+  /// Of one that can rehearse a step itself: rehearse() takes the memory of a step and changes nothing but gradients.
   template <class Optimizer>
   requires requires(Optimizer& optimizer) { optimizer.rehearse(); }
   Rehearsal(Optimizer& optimizer)  // NOLINT(google-explicit-constructor)
       : Rehearsal([&optimizer] { optimizer.rehearse(); }) {
     parameters = optimizer.parameters();
+    writes_gradients_alone = true;
   }
 
   explicit operator bool() const noexcept { return run != nullptr; }

@@ -429,9 +429,10 @@ RerunFrameScope::RerunFrameScope(std::shared_ptr<RerunFrame> frame)
       previous_task_(std::exchange(t_task_of_frame, torch::autograd::get_current_graph_task_id())) {
   if (std::vector<std::string>* names = t_frame->log()) log_.emplace(*names);
   if (t_frame->watches()) {
-    gate_.emplace([frame = t_frame.get()](const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-      frame->before_operator(op, stack);
-    });
+    gate_.emplace(record::OperatorGate::Calls{
+        .before = [frame = t_frame.get()](const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+          frame->before_operator(op, stack);
+        }});
   }
 }
 

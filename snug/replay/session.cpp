@@ -5,6 +5,8 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <exception>
+#include <unordered_set>
 
 #include "snug/base/errors.h"
 #include "snug/memory/held_limit.h"
@@ -33,6 +35,23 @@ class TagGradient final : public torch::autograd::PostAccumulateGradHook {
   memory::DeviceMemory& memory_;
 };
 
+bool have_gradients(const std::vector<at::Tensor>& parameters) {
+  return std::ranges::any_of(parameters, [](const at::Tensor& p) { return p.grad().defined(); });
+}
+
+/// Several may be views of one storage, as DistributedDataParallel has them.
+Bytes gradient_bytes(const std::vector<at::Tensor>& parameters, const memory::DeviceMemory& memory) {
+  std::unordered_set<const c10::StorageImpl*> storages;
+  Bytes bytes = 0;
+  for (const at::Tensor& p : parameters) {
+    const at::Tensor& gradient = p.grad();
+    if (!gradient.defined() || !gradient.has_storage()) continue;
+    if (storages.insert(gradient.storage().unsafeGetStorageImpl()).second)
+      bytes += memory.rounded(static_cast<Bytes>(gradient.storage().nbytes()));
+  }
+  return bytes;
+}
+
 }  // namespace
 
 struct Session::State {
@@ -47,20 +66,6 @@ struct Session::State {
   VerifyReplay verify = VerifyReplay::Off;
   bool detects = false;
   StepReport last;
-  bool frees_gradients = false;  // steps do so themselves, before they go backward
-
-  [[nodiscard]] bool has_gradients() const {
-    return std::ranges::any_of(parameters, [](const at::Tensor& p) { return p.grad().defined(); });
-  }
-  [[nodiscard]] Bytes gradient_bytes() const {
-    Bytes bytes = 0;
-    for (const at::Tensor& p : parameters) {
-      const at::Tensor& gradient = p.grad();
-      if (gradient.defined() && gradient.has_storage())
-        bytes += memory.rounded(static_cast<Bytes>(gradient.storage().nbytes()));
-    }
-    return bytes;
-  }
 
   ~State() {
     for (const at::Tensor& p : hooked) {
@@ -78,15 +83,15 @@ Session::Session(replay::RecordedStep step, std::string_view strategy, std::opti
 
 Session::Session(replay::RecordedStep step, plan::Planner planner, std::optional<plan::Budget> budget,
                  memory::DeviceMemory& memory) {
-  state_.reset(
-      new State{.memory = memory,
-                .book = replay::StepBook(std::move(step.graph), std::move(planner), budget, step.state_to_come),
-                .parameters = std::move(step.parameters),
-                .hooked = {},
-                .budget = budget,
-                .limit = budget ? std::make_unique<memory::HeldLimit>(memory, budget->device) : nullptr,
-                .host_limit = nullptr,
-                .last = {}});
+  state_.reset(new State{.memory = memory,
+                         .book = replay::StepBook(std::move(step.graph), std::move(planner), budget, step.state_to_come,
+                                                  gradient_bytes(step.parameters, memory)),
+                         .parameters = std::move(step.parameters),
+                         .hooked = {},
+                         .budget = budget,
+                         .limit = budget ? std::make_unique<memory::HeldLimit>(memory, budget->device) : nullptr,
+                         .host_limit = nullptr,
+                         .last = {}});
   for (const at::Tensor& p : state_->parameters) {
     if (p.has_storage()) memory.retag(p.storage(), memory::Tag::Weights);
     // A hook that is already there is somebody else's, and there is room for one.
@@ -116,37 +121,45 @@ const Session::StepReport& Session::last_step() const { return state_->last; }
 
 at::Tensor Session::run(const replay::Forward& forward) {
   State& s = *state_;
-  memory::Stats stats = s.memory.stats();
-  const bool had_gradients = s.has_gradients();
-  const bool accumulates = had_gradients && !s.frees_gradients;
-  if (had_gradients && !accumulates) {
-    // They are there now, and gone when the forward pass begins.
-    const Bytes gradients = s.gradient_bytes();
-    stats.allocated -= gradients;
-    stats.by_tag[static_cast<std::size_t>(memory::Tag::Gradients)] -= gradients;
-  }
-  s.book.begin(stats, accumulates);
-  // What an unknown step takes is noted as it runs, once there is reason to expect one.
-  std::optional<record::Profiler> profiler;
-  bool unexpected = !s.book.expects(accumulates);
-  if (s.steps_vary || unexpected) profiler.emplace(s.memory, /*aside=*/0);
-  const auto tape =
-      std::make_shared<record::Tape>(record::FollowPlan{s.book.steps(accumulates)}, profiler ? &*profiler : nullptr);
+  bool accumulates = false, unexpected = false;
+  std::optional<record::Profiler> profiler;  // what an unknown step takes is noted as it runs
+  std::exception_ptr refusal;
+  // Steps begin by letting go of their gradients, or not: the first operator shows which kind this one is.
+  const auto decide = [&]() -> record::DecideLater::Decision {
+    try {
+      accumulates = have_gradients(s.parameters);
+      s.book.begin(s.memory.stats(), gradient_bytes(s.parameters, s.memory), accumulates);
+    } catch (...) {
+      refusal = std::current_exception();
+      throw;
+    }
+    unexpected = !s.book.expects(accumulates);
+    if (s.steps_vary || unexpected) profiler.emplace(s.memory);
+    return {record::FollowPlan{s.book.steps(accumulates)}, profiler ? &*profiler : nullptr};
+  };
+  const auto tape = std::make_shared<record::Tape>(record::DecideLater{decide});
   if (s.verify != VerifyReplay::Off) tape->verify_replays(s.verify);
   if (s.detects) replay::watch_operators(*tape);
   struct Detach {
     record::Tape& tape;
-    ~Detach() { tape.detach_profiler(); }
+    ~Detach() {
+      tape.decide_no_more();
+      tape.detach_profiler();
+    }
   } const detach{*tape};
   const replay::Evictor evictor(tape, s.memory, replay::EvictionCost::Measured);
   replay::StepRun step(tape, {.forward_over = [&](const replay::StepRun::Roots& roots) {
                          tape->finish();
                          if (s.detects) replay::watch_backward(roots, tape);
-                         if (!had_gradients) return;
-                         s.frees_gradients = !s.has_gradients();
-                         if (s.frees_gradients) unexpected = false;
                        }});
-  at::Tensor result = step(forward);
+  at::Tensor result;
+  try {
+    result = step(forward);
+  } catch (...) {
+    if (refusal) std::rethrow_exception(refusal);
+    throw;
+  }
+  if (refusal) std::rethrow_exception(refusal);  // which the function caught
   s.last = {.replayed_ops = tape->replayed_ops(),
             .evictions = tape->evictions(),
             .followed_plan = !tape->divergence().has_value(),
@@ -157,10 +170,11 @@ at::Tensor Session::run(const replay::Forward& forward) {
   if (const auto& d = tape->divergence()) {
     s.last.divergence = fmt::format("operator {}: recorded {}, ran {}", d->op, d->expected, d->found);
     s.steps_vary = true;
-  } else if (const record::KnownStep* known = tape->known_step()) {
+  } else if (const record::KnownStep* known = tape->known_step(); known != nullptr && step.went_backward()) {
     s.book.ran(known->graph.get());
   }
-  if (profiler && (unexpected || tape->divergence())) {
+  // One whose backward pass failed, and which caught that, is half a step.
+  if (profiler && step.went_backward() && (unexpected || tape->divergence())) {
     s.book.add(profiler->finish(*tape), accumulates);
     s.last.planned_anew = true;
     s.last.known = s.book.size();

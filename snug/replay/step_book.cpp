@@ -26,8 +26,8 @@ plan::Planner planner_for(const plan::StepGraph& graph, const std::string& strat
 }  // namespace
 
 StepBook::StepBook(plan::StepGraph graph, plan::Planner planner, std::optional<plan::Budget> budget,
-                   Bytes state_to_come)
-    : budget_(budget), state_to_come_(state_to_come) {
+                   Bytes state_to_come, Bytes gradients)
+    : budget_(budget), state_to_come_(state_to_come), whole_(graph.static_bytes - gradients) {
   auto first = std::make_shared<plan::StepGraph>(std::move(graph));
   auto plan = std::make_shared<plan::MemoryPlan>(planner.plan(*first, budget));
   known_.push_back({.graph = std::move(first), .plan = std::move(plan), .planner = std::move(planner)});
@@ -80,12 +80,12 @@ bool StepBook::expects(bool accumulates) const {
   return std::ranges::any_of(known_, [&](const Known& known) { return known.accumulates == accumulates; });
 }
 
-void StepBook::begin(const memory::Stats& stats, bool accumulates) {
+void StepBook::begin(const memory::Stats& stats, Bytes gradients, bool accumulates) {
   if (!budget_) return;
+  // What has come by now is not to come any more.
+  state_to_come_ = std::clamp<Bytes>(whole_ - (stats.allocated - gradients), 0, state_to_come_);
   const auto expected = std::ranges::find(known_, accumulates, &Known::accumulates);
   if (expected == known_.end()) return;
-  // What has come by now is not to come any more.
-  state_to_come_ = std::clamp<Bytes>(expected->graph->static_bytes - stats.allocated, 0, state_to_come_);
   if (!outdated(*expected, stats.allocated + state_to_come_)) return;
   auto moved = std::make_shared<plan::StepGraph>(*expected->graph);
   moved->static_bytes = stats.allocated;

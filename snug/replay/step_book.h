@@ -18,12 +18,14 @@ namespace snug::replay {
 class StepBook {
  public:
   /// With a first step. `state_to_come`: of its static bytes, what optimizers are yet to make. Throws DoesNotFit.
-  StepBook(plan::StepGraph graph, plan::Planner planner, std::optional<plan::Budget> budget, Bytes state_to_come = 0);
+  /// `gradients`: of its static bytes, those of gradients that were there before.
+  StepBook(plan::StepGraph graph, plan::Planner planner, std::optional<plan::Budget> budget, Bytes state_to_come = 0,
+           Bytes gradients = 0);
 
-  /// A step is about to run, with `stats` but for what it frees itself before its forward pass. Plans the expected one
-  /// again if that was planned when much less, or much more, was allocated outside of the step. Throws DoesNotFit when
-  /// no plan fits it any more; one that none has ever fitted goes on with evictions.
-  void begin(const memory::Stats& stats, bool accumulates);
+  /// A step's first operator is about to run, with so much allocated, `gradients` of it in gradients. Plans the
+  /// expected one again if that was planned when much less, or much more, was allocated outside of the step. Throws
+  /// DoesNotFit when no plan fits it any more; one that none has ever fitted goes on with evictions.
+  void begin(const memory::Stats& stats, Bytes gradients, bool accumulates);
 
   /// Whether a step like this, of whatever operators, has been seen.
   [[nodiscard]] bool expects(bool accumulates) const;
@@ -58,6 +60,7 @@ class StepBook {
   std::vector<Known> known_;
   std::optional<plan::Budget> budget_;
   Bytes state_to_come_ = 0;
+  Bytes whole_ = 0;  // allocated before the first step, with that state and without gradients
 };
 
 }  // namespace snug::replay

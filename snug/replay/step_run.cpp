@@ -20,17 +20,14 @@ UpdateBegins::UpdateBegins()
     : Error(
           "step: its update was about to begin, which must not happen while it is recorded; let this exception pass") {}
 
-record::OperatorGate::Call before_writes_of(const std::vector<at::Tensor>& tensors, std::function<void()> stop) {
+record::OperatorGate::Calls before_writes_of(const std::vector<at::Tensor>& tensors, std::function<void()> stop) {
   std::unordered_set<const c10::StorageImpl*> storages;
   for (const at::Tensor& t : tensors) {
     if (t.has_storage()) storages.insert(t.storage().unsafeGetStorageImpl());
   }
-  return [storages = std::move(storages), stop = std::move(stop)](const c10::OperatorHandle& op,
-                                                                  const torch::jit::Stack& stack) {
-    record::for_each_written(record::traits_of(op), stack, [&](const at::Tensor& written) {
-      if (storages.contains(written.storage().unsafeGetStorageImpl())) stop();
-    });
-  };
+  return {.before_write = [storages = std::move(storages), stop = std::move(stop)](const at::Tensor& written) {
+    if (storages.contains(written.storage().unsafeGetStorageImpl())) stop();
+  }};
 }
 
 StepRun::StepRun(std::shared_ptr<record::Tape> tape, Phases phases)
@@ -38,6 +35,14 @@ StepRun::StepRun(std::shared_ptr<record::Tape> tape, Phases phases)
 
 StepRun* StepRun::here() {
   return t_run != nullptr && t_run->task_ == torch::autograd::get_current_graph_task_id() ? t_run : nullptr;
+}
+
+void StepRun::forget_backward() noexcept {
+  if (at_ != At::InBackward) return;
+  // The engine is asked for a pass of its own, which is no step's.
+  StepRun* const outer = std::exchange(t_run, nullptr);
+  release_abandoned_tasks();
+  t_run = outer;
 }
 
 at::Tensor StepRun::operator()(const Forward& step) {
@@ -56,6 +61,8 @@ at::Tensor StepRun::operator()(const Forward& step) {
       loss = step();
     } catch (const UpdateBegins&) {
       if (at_ != At::Past) throw;  // another step's
+    } catch (...) {
+      if (!stopped_) throw;  // it comes of that
     }
     if (refused_) std::rethrow_exception(refused_);
     returned_ = true;
@@ -66,15 +73,16 @@ at::Tensor StepRun::operator()(const Forward& step) {
   } catch (...) {
     leave();
     loss = at::Tensor();
-    if (at_ == At::InBackward) release_abandoned_tasks();
+    forget_backward();
     throw;
   }
   leave();
-  if (at_ == At::InBackward) release_abandoned_tasks();  // the function went on after it failed
+  forget_backward();  // it failed, and the function went on
   return loss.defined() ? loss.detach() : loss;
 }
 
 void StepRun::backward_begins(const Roots& roots) {
+  if (stopped_) stop();
   if (at_ != At::InForward) {
     refused_ = std::make_exception_ptr(UsageError(
         "step: it goes backward a second time; a step has one backward pass: add the losses up, make two steps of "
@@ -95,7 +103,13 @@ void StepRun::backward_ends() {
 }
 
 void StepRun::update_begins() {
+  if (stopped_) stop();
   if (at_ == At::Past && phases_.update_begins) phases_.update_begins();
+}
+
+void StepRun::stop() {
+  stopped_ = true;
+  throw UpdateBegins();
 }
 
 }  // namespace snug::replay

@@ -22,8 +22,8 @@ class UpdateBegins : public Error {
   UpdateBegins();
 };
 
-/// For an OperatorGate: calls `stop` in front of an operator that would write one of these tensors.
-record::OperatorGate::Call before_writes_of(const std::vector<at::Tensor>& tensors, std::function<void()> stop);
+/// For an OperatorGate: calls `stop` in front of what would write one of these tensors.
+record::OperatorGate::Calls before_writes_of(const std::vector<at::Tensor>& tensors, std::function<void()> stop);
 
 /// One call of a step function. Its forward pass is recorded until the backward pass begins: where the function calls
 /// backward() itself, or else when it has returned the loss. What it does after a backward() of its own (clipping, the
@@ -56,15 +56,22 @@ class StepRun {
   [[nodiscard]] bool went_backward() const noexcept { return at_ == At::Past; }
   /// The step function is about to update; see Phases.
   void update_begins();
+  /// Ends the function, which is only recorded: throws UpdateBegins, and again where it is caught and the function goes
+  /// on to another backward pass or update.
+  [[noreturn]] void stop();
 
  private:
+  /// Lets go of what a backward pass has left in the engine that failed.
+  void forget_backward() noexcept;
+
   enum class At : std::uint8_t { InForward, InBackward, Past };
   std::shared_ptr<record::Tape> tape_;
   Phases phases_;
   At at_ = At::InForward;
   bool returned_ = false;       // the function is over
   std::exception_ptr refused_;  // to go backward again
-  int task_;                    // the backward pass that the step is part of
+  bool stopped_ = false;
+  int task_;  // the backward pass that the step is part of
   std::optional<record::Recording> recording_;
   std::optional<memory::TagScope> tag_;
 };

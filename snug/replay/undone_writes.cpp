@@ -2,15 +2,19 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <fmt/format.h>
+
 #include <exception>
 #include <utility>
 
+#include "snug/base/errors.h"
 #include "snug/record/operator_traits.h"
 
 namespace snug::replay {
 UndoneWrites::UndoneWrites()
-    : gate_([this](const c10::OperatorHandle& op, const torch::jit::Stack& stack) { before(op, stack); },
-            [this](const c10::OperatorHandle& op, const torch::jit::Stack& stack) { after(op, stack); }) {}
+    : gate_({.before = [this](const c10::OperatorHandle& op, const torch::jit::Stack& stack) { before(op, stack); },
+             .before_write = [this](const at::Tensor& written) { copy(written); },
+             .after = [this](const c10::OperatorHandle& op, const torch::jit::Stack& stack) { after(op, stack); }}) {}
 
 UndoneWrites::~UndoneWrites() {
   try {
@@ -24,6 +28,12 @@ void UndoneWrites::undo() {
   std::exception_ptr failure;
   for (const Copy& c : std::exchange(copies_, {})) {
     try {
+      if (static_cast<Bytes>(c.storage.nbytes()) < c.contents.bytes()) {
+        throw Error(
+            fmt::format("step: what it updates cannot be put back as it was: a storage of {} bytes has {} now; a "
+                        "step that is recorded must not resize what was there before",
+                        c.contents.bytes(), c.storage.nbytes()));
+      }
       c.contents.write_to(c.storage);
     } catch (...) {
       failure = std::current_exception();
@@ -39,7 +49,6 @@ void UndoneWrites::before(const c10::OperatorHandle& op, const torch::jit::Stack
     record::for_each_stored(stack[i],
                             [this](const at::Tensor& t) { read_.insert(t.storage().unsafeGetStorageImpl()); });
   }
-  record::for_each_written(record::traits_of(op), stack, [this](const at::Tensor& written) { copy(written); });
 }
 
 void UndoneWrites::after(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {

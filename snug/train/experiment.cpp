@@ -175,9 +175,13 @@ void Experiment::apply_gradients(std::int64_t step) {
   optimizer_.zero_grad();
 }
 
-void Experiment::rehearse_update() {
-  optim::clip_gradient_norm(optimizer_.parameters(), config_.optimizer.clip_norm);
-  optimizer_.rehearse();
+replay::Rehearsal Experiment::rehearsal() {
+  replay::Rehearsal rehearsal([this] {
+    optim::clip_gradient_norm(optimizer_.parameters(), config_.optimizer.clip_norm);
+    optimizer_.rehearse();
+  });
+  rehearsal.writes_gradients_alone = true;
+  return rehearsal;
 }
 
 std::optional<double> Experiment::validation_loss(const std::function<void()>& between) {
@@ -242,15 +246,15 @@ PlannedExperiment plan_experiment(Experiment& experiment, const std::optional<pl
   const BudgetRequest request = requested_budget(config.memory.budget, file);
   const data::Batch sample = experiment.train_batch(0);
   const auto step = [&] { return experiment.loss(sample); };
-  const auto update = [&] { experiment.rehearse_update(); };
   const Bytes* cap = std::get_if<Bytes>(&request);
   if (const Bytes total = memory::machine_memory().total; cap != nullptr && total > 0 && *cap > total) {
     throw UsageError(
         fmt::format("budget: {} is more than the {} that this machine has; give less, or leave the budget out",
                     format_bytes(*cap), format_bytes(total)));
   }
-  replay::RecordedStep recorded = cap != nullptr ? replay::record_step_within(*cap, step, memory, {.update = update})
-                                                 : replay::record_step(step, memory, {.update = update});
+  const replay::RecordOptions options{.update = experiment.rehearsal()};
+  replay::RecordedStep recorded = cap != nullptr ? replay::record_step_within(*cap, step, memory, options)
+                                                 : replay::record_step(step, memory, options);
   if (file) plan::check_is_for(*file, recorded.graph);
   const double started = monotonic_seconds();
   plan::Planner planner =

@@ -11,6 +11,7 @@
 #include "snug/optim/schedule.h"
 #include "snug/plan/plan_file.h"
 #include "snug/plan/planner.h"
+#include "snug/replay/rehearsal.h"
 #include "snug/replay/session.h"
 #include "snug/train/config.h"
 #include "snug/train/language_model.h"
@@ -38,8 +39,9 @@ class Experiment {
   double clip_gradients();
   void apply_gradients(std::int64_t step);
 
-  /// What update() takes in time and memory, without its effect but on the gradients. Only before the first update.
-  void rehearse_update();
+  /// What update() takes in time and memory, without its effect but on the gradients. Runs only before the first
+  /// update, and while this lives.
+  [[nodiscard]] replay::Rehearsal rehearsal();
 
   /// Mean loss over the validation split, in evaluation mode; nullopt when there is none: rows of documents have none.
   /// `between` is called after each of its batches; may be empty.

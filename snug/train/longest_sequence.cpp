@@ -35,7 +35,7 @@ data::Batch random_batch(const Experiment& experiment, std::int64_t tokens) {
 
 replay::RecordedStep recorded(Experiment& experiment, const data::Batch& batch, Bytes budget) {
   return replay::record_step_within(budget, [&] { return experiment.loss(batch); }, memory::device_memory(c10::kCPU),
-                                    {.update = [&] { experiment.rehearse_update(); }});
+                                    {.update = experiment.rehearsal()});
 }
 
 Bytes smallest_budget(const replay::RecordedStep& step) {

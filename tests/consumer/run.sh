@@ -22,8 +22,9 @@ cmake --install "$build" --prefix "$prefix" >"$work/install.log" || fail "the in
 
 targets="$(find "$prefix" -name 'snugTargets*.cmake')"
 [[ -n "$targets" ]] || fail "no snugTargets.cmake was installed"
+# A path begins there: the tree may be called as a folder of the installation is.
 # shellcheck disable=SC2086
-if grep -nF -e "$build" -e "$source" $targets; then
+if grep -nP "(?<![\\w.})/-])(\\Q$build\\E|\\Q$source\\E)(?![\\w.-])" $targets; then
   fail "installed targets name the build or the source tree"
 fi
 

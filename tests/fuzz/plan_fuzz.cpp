@@ -4,7 +4,12 @@
 
 #include "snug/base/errors.h"
 #include "snug/plan/plan_file.h"
+#include "snug/plan/planner.h"
 #include "snug/plan/step_graph.h"
+
+namespace {
+constexpr std::size_t kFewOps = 32;
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const auto json = nlohmann::ordered_json::parse(data, data + size, nullptr, /*allow_exceptions=*/false);
@@ -13,7 +18,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   } catch (const snug::Error&) {
   }
   try {
-    (void)snug::plan::step_graph_from_json(json);
+    const snug::plan::StepGraph graph = snug::plan::step_graph_from_json(json);
+    // Whatever is taken for a step can be planned.
+    if (graph.ops.size() <= kFewOps) (void)snug::plan::Planner(graph, "optimal", {.simulated_ops = 0}).floor(graph);
   } catch (const snug::Error&) {
   }
   return 0;

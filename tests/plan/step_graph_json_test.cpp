@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "snug/plan/planner.h"
 #include "snug/plan/step_graph.h"
 #include "tests/plan/json_damage.h"
 
@@ -35,6 +36,7 @@ TEST(StepGraphJson, KeepsLeavesThatOperatorsMakeOrNothingReads) {
   g.graph().flow.make_leaf(opaque);
   g.op("aten::relu", {opaque}, 100);
   g.leaf();
+  g.settle();
   const StepGraph graph = g.take();
   const StepGraph loaded = step_graph_from_json(to_json(graph));
   EXPECT_EQ(loaded, graph);
@@ -111,6 +113,26 @@ TEST_F(DamagedStepGraph, NamesAnEventThatIsOutOfRange) {
   }
 }
 
+TEST_F(DamagedStepGraph, NamesWhatNoStepDoes) {
+  const auto refusal = [](const std::function<void(Json&)>& change) {
+    Json changed = example();
+    change(changed);
+    return error_of_graph(changed);
+  };
+  const auto events = [&](const char* text) { return refusal([&](Json& j) { j["events"] = Json::parse(text); }); };
+  EXPECT_THAT(events("[]"), HasSubstr("0 of 2 operators run"));
+  EXPECT_THAT(events("[[0,0,0,0],[3,-1,0,0]]"), HasSubstr("1 of 2 operators run, and the forward pass ends"));
+  EXPECT_THAT(events("[[0,0,0,0],[0,1,0,0],[4,2,0,0]]"), HasSubstr("the forward pass does not end"));
+  EXPECT_THAT(events("[[0,1,0,0]]"), HasSubstr("operator 1 runs out of order"));
+  EXPECT_THAT(events("[[0,0,0,0],[0,0,0,0]]"), HasSubstr("operator 0 runs out of order"));
+  EXPECT_THAT(events("[[0,0,0,0],[3,-1,0,0],[0,1,0,0]]"), HasSubstr("operator 1 runs out of order"));
+  EXPECT_THAT(events("[[0,0,0,0],[0,1,0,0],[3,-1,0,0],[3,-1,0,0]]"), HasSubstr("the forward pass ends twice"));
+  EXPECT_THAT(refusal([](Json& j) { j["ops"][1][2] = -1.0; }), HasSubstr("operator 1 takes -1 s"));
+  EXPECT_THAT(refusal([](Json& j) { j["ops"][1][3] = -5; }), HasSubstr("and -5 bytes"));
+  EXPECT_THAT(refusal([](Json& j) { j["values"][1][0] = -8; }), HasSubstr("value 1 has -8 bytes"));
+  EXPECT_THAT(refusal([](Json& j) { j["step_seconds"] = -1; }), HasSubstr("the step takes -1 s"));
+}
+
 TEST_F(DamagedStepGraph, RefusesOtherFormatsAndVersions) {
   json["version"] = 1;
   EXPECT_THAT(error_of_graph(json), HasSubstr("not a \"snug step graph\" of version 2"));
@@ -128,6 +150,7 @@ TEST_F(DamagedStepGraph, IsRefusedOrIsAGraph) {
       const StepGraph graph = step_graph_from_json(damaged);
       ASSERT_EQ(graph.values.size(), static_cast<std::size_t>(graph.flow.values()));
       ASSERT_EQ(graph.ops.size(), static_cast<std::size_t>(graph.flow.ops()));
+      (void)Planner(graph, "optimal", {.simulated_ops = 0}).floor(graph);
     });
     refused += message != "loaded";
   }

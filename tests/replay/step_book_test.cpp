@@ -54,25 +54,25 @@ TEST(StepBook, AStepThatOnlyEvictionCarriesIsNeverRefused) {
   book.add(huge, /*accumulates=*/false);
   EXPECT_EQ(book.size(), 2U);
   // Some state comes, for which there is room in the small step: the huge one ran last, and is expected again.
-  EXPECT_NO_THROW(book.begin(allocated(16_MiB), false));
-  EXPECT_NO_THROW(book.begin(allocated(22_MiB), false));
+  EXPECT_NO_THROW(book.begin(allocated(16_MiB), /*gradients=*/0, false));
+  EXPECT_NO_THROW(book.begin(allocated(22_MiB), /*gradients=*/0, false));
   EXPECT_EQ(book.steps(false).size(), 2U);
   // What is there leaves no room for any step: then the one that fitted says so.
   book.ran(book.steps(false).back().graph.get());
   EXPECT_EQ(book.plan().strategy, "optimal");
-  EXPECT_THROW(book.begin(allocated(39_MiB), false), DoesNotFit);
+  EXPECT_THROW(book.begin(allocated(39_MiB), /*gradients=*/0, false), DoesNotFit);
 }
 
 TEST(StepBook, PlansOnlyTheExpectedStepAgain) {
   const StepGraph first = chain_step(8, 1_MiB, 10_MiB), second = chain_step(12, 1_MiB, 10_MiB);
   StepBook book = book_with(first);
   book.add(second, false);
-  book.begin(allocated(35_MiB), false);
+  book.begin(allocated(35_MiB), /*gradients=*/0, false);
   const auto steps = book.steps(false);
   EXPECT_EQ(steps[0].graph->static_bytes, 35_MiB);
   EXPECT_EQ(steps[1].graph->static_bytes, 10_MiB);  // until it runs
   book.ran(steps[1].graph.get());
-  book.begin(allocated(35_MiB), false);
+  book.begin(allocated(35_MiB), /*gradients=*/0, false);
   EXPECT_EQ(book.graph().static_bytes, 35_MiB);
 }
 
@@ -80,13 +80,22 @@ TEST(StepBook, StateThatWasExpectedIsNoReasonToPlanAgain) {
   StepGraph graph = chain_step(8, 1_MiB, 20_MiB);  // with 8 MiB of state that is yet to be made
   StepBook book = book_with(graph, 8_MiB);
   const plan::StepGraph* planned = &book.graph();
-  book.begin(allocated(12_MiB), false);
+  book.begin(allocated(12_MiB), /*gradients=*/0, false);
   EXPECT_EQ(&book.graph(), planned);
-  book.begin(allocated(20_MiB), false);  // it has come
+  book.begin(allocated(20_MiB), /*gradients=*/0, false);  // it has come
   EXPECT_EQ(&book.graph(), planned);
-  book.begin(allocated(12_MiB), false);  // and gone: there is room for a faster plan
+  book.begin(allocated(12_MiB), /*gradients=*/0, false);  // and gone: there is room for a faster plan
   EXPECT_NE(&book.graph(), planned);
   EXPECT_EQ(book.graph().static_bytes, 12_MiB);
+}
+
+TEST(StepBook, StateThatComesBeforeAnUnknownStepIsCountedOnce) {
+  StepBook book = book_with(chain_step(8, 1_MiB, 20_MiB), /*state_to_come=*/8_MiB);
+  book.begin(allocated(12_MiB), 0, /*accumulates=*/false);
+  // The state is there, and 2 MiB of gradients; no step with gradients is known.
+  book.begin(allocated(22_MiB), 2_MiB, /*accumulates=*/true);
+  book.add(chain_step(8, 1_MiB, 22_MiB), /*accumulates=*/true);
+  EXPECT_EQ(book.graph().static_bytes, 22_MiB);
 }
 
 }  // namespace

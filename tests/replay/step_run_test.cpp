@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "snug/memory/held_limit.h"
+#include "snug/plan/presets.h"
 #include "snug/replay/undone_writes.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
@@ -126,6 +127,178 @@ TEST(StepsThatStep, StateThatIsThereBeforeStaysAsItIs) {
   expect_same(training.everything(), before);
 }
 
+/// A session with a share of what the step takes unplanned.
+template <class Step>
+Session planned_at(double share, Step&& step, const at::Tensor& batch, const replay::Rehearsal& update = {}) {
+  replay::RecordedStep recorded = replay::record_step([&] { return step(batch); }, cpu(), {.update = update});
+  const Bytes unplanned = plan::plan_none(recorded.graph).predicted_peak;
+  return {std::move(recorded), "optimal", plan::Budget::for_share(share, unplanned), cpu()};
+}
+
+/// Runs the step, which was recorded before, and expects the peak that its plan predicts.
+template <class Step>
+void expect_predicted_peak(Session& session, Step&& step, const at::Tensor& batch) {
+  cpu().reset_peak();
+  session.backward(step, batch);
+  EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
+  EXPECT_EQ(session.last_step().evictions, 0);
+  const Bytes peak = cpu().stats().allocated_peak;
+  EXPECT_LE(peak, session.plan().predicted_peak);
+  EXPECT_GE(peak, session.plan().predicted_peak - 16_KiB);
+}
+
+TEST(StepsThatStep, BatchesOfOtherSizesArePlannedAsTheyAre) {
+  for (const bool gradients_at_fit : {false, true}) {
+    SCOPED_TRACE(gradients_at_fit);
+    Training training;
+    const at::Tensor x = torch::randn({512, 128}), shorter = torch::randn({400, 128});
+    if (gradients_at_fit) training(x);
+    auto session = planned_at(0.8, training, x);
+    for (int i = 0; i < 6; ++i) session.backward(training, i % 2 == 0 ? shorter : x);
+    EXPECT_EQ(session.last_step().known, 2U);
+    for (int i = 0; i < 4; ++i) expect_predicted_peak(session, training, i % 2 == 0 ? shorter : x);
+  }
+}
+
+TEST(StepsThatStep, GradientsThatGoAfterTheForwardPassAreThereDuringIt) {
+  Training training;
+  const at::Tensor x = torch::randn({512, 128});
+  const auto step = [&](const at::Tensor& b) {
+    at::Tensor loss = training.net->forward(b).pow(2).mean();
+    training.optimizer->zero_grad();
+    loss.backward();
+    training.optimizer->step();
+    return loss;
+  };
+  auto session = planned_at(1, step, x);
+  for (int i = 0; i < 3; ++i) session.backward(step, x);
+  EXPECT_EQ(session.last_step().known, 2U) << "with gradients before, and without";
+  for (int i = 0; i < 3; ++i) expect_predicted_peak(session, step, x);
+}
+
+TEST(StepsThatStep, SomeLetGoOfGradientsAndSomeAddToThem) {
+  Training training;
+  const at::Tensor x = torch::randn({512, 128});
+  int count = 0;
+  const auto step = [&](const at::Tensor& b) {
+    if (count++ % 3 == 0) training.optimizer->zero_grad();
+    at::Tensor loss = training.net->forward(b).pow(2).mean();
+    loss.backward();
+    return loss;
+  };
+  auto session = planned_at(1, step, x);
+  count = 0;
+  for (int i = 0; i < 3; ++i) session.backward(step, x);
+  EXPECT_EQ(session.last_step().known, 2U);
+  for (int i = 0; i < 6; ++i) expect_predicted_peak(session, step, x);
+}
+
+TEST(StepsThatStep, StateIsCountedOnceWhereGradientsStay) {
+  Training training;
+  const at::Tensor x = torch::randn({512, 128});
+  const auto loss = [&](const at::Tensor& b) { return training.net->forward(b).pow(2).mean(); };
+  auto session = planned_at(1, loss, x, *training.optimizer);
+  for (int i = 0; i < 4; ++i) {
+    session.backward(loss, x);
+    training.optimizer->step();
+    training.optimizer->zero_grad(/*set_to_none=*/false);
+  }
+  EXPECT_EQ(session.last_step().known, 2U);
+  EXPECT_NEAR(static_cast<double>(session.graph().static_bytes), static_cast<double>(cpu().stats().allocated),
+              16 << 10);
+  for (int i = 0; i < 2; ++i) expect_predicted_peak(session, loss, x);
+}
+
+TEST(StepsThatStep, AnUpdateMayLetGoOfTheGradients) {
+  Training training;
+  const at::Tensor x = torch::randn({512, 128});
+  const auto loss = [&](const at::Tensor& b) { return training.net->forward(b).pow(2).mean(); };
+  const auto graph_with = [&](const std::function<void()>& update) {
+    replay::Rehearsal rehearsal(update);
+    rehearsal.forget = [&] { training.optimizer->state().clear(); };
+    return replay::record_step([&] { return loss(x); }, cpu(), {.update = rehearsal});
+  };
+  const auto keeps = graph_with([&] { training.optimizer->step(); });
+  const auto frees = graph_with([&] {
+    training.optimizer->step();
+    training.optimizer->zero_grad();
+  });
+  EXPECT_GT(keeps.state_to_come, 0);
+  EXPECT_EQ(frees.state_to_come, keeps.state_to_come);
+  EXPECT_EQ(frees.graph.update_bytes, keeps.graph.update_bytes);
+}
+
+TEST(StepsThatStep, HalfABackwardPassIsNoStep) {
+  Training training;
+  const at::Tensor x = torch::randn({512, 128});
+  bool fails = false;
+  const auto step = [&](const at::Tensor& b) {
+    at::Tensor hidden = training.net->forward(b);
+    if (fails)
+      hidden.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("no memory, say"); });
+    at::Tensor loss = hidden.pow(2).mean();
+    try {
+      loss.backward();
+    } catch (const std::exception&) {  // the batch is skipped
+      training.optimizer->zero_grad();
+    }
+    return loss;
+  };
+  auto session = planned_at(1, step, x);
+  session.backward(step, x);
+  training.optimizer->zero_grad();
+  const at::Tensor shorter = x.narrow(0, 0, 100);
+  session.backward(step, shorter);  // steps vary from here on
+  const std::size_t known = session.last_step().known;
+  training.optimizer->zero_grad();
+  fails = true;
+  session.backward(step, x.narrow(0, 0, 200));
+  EXPECT_EQ(session.last_step().known, known);
+  EXPECT_FALSE(session.last_step().planned_anew);
+  EXPECT_THROW((void)planned_at(1, step, x), UsageError);
+  fails = false;
+  session.backward(step, x);
+  EXPECT_TRUE(session.last_step().followed_plan);
+  EXPECT_TRUE(training.net->parameters().front().grad().defined());
+}
+
+TEST(StepsThatStep, OneThatTriesAgainIsRecorded) {
+  Training training;
+  const at::Tensor x = torch::randn({64, 128});
+  const auto step = [&](const at::Tensor& b) {
+    for (int i = 0; i < 2; ++i) {
+      try {
+        return training(b);
+      } catch (const std::exception&) {
+      }
+    }
+    throw std::runtime_error("tried twice");
+  };
+  auto session = planned_at(1, step, x, *training.optimizer);
+  session.backward(step, x);
+  EXPECT_TRUE(session.last_step().followed_plan);
+}
+
+TEST(StepsThatStep, AStepInsideThatFailsLeavesTheOuterOne) {
+  Training outer, inner;
+  const at::Tensor x = torch::randn({64, 128});
+  bool fails = false;
+  const auto inside = [&](const at::Tensor& b) {
+    at::Tensor hidden = inner.net->forward(b);
+    if (fails) hidden.register_hook([](const at::Tensor&) -> at::Tensor { throw std::runtime_error("fails"); });
+    return hidden.pow(2).mean();
+  };
+  auto helper = fit(inside, x, {.budget = 1_GiB});
+  auto session = fit(outer, x, {.budget = 1_GiB});
+  fails = true;
+  const auto step = [&](const at::Tensor& b) {
+    EXPECT_THROW(helper.backward(inside, b), std::exception);
+    return outer(b);
+  };
+  session.backward(step, x);
+  EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
+}
+
 TEST(StepsThatStep, ASecondBackwardIsRefused) {
   Training training;
   const at::Tensor x = torch::randn({64, 128});
@@ -161,6 +334,26 @@ TEST(StepsThatStep, AnOptimizerAndAnUpdateAreTooMany) {
   EXPECT_THROW(fit(training, torch::randn({64, 128}), both), UsageError);
   torch::optim::LBFGS lbfgs(training.net->parameters());
   EXPECT_THROW(replay::Rehearsal{lbfgs}, UsageError);
+}
+
+TEST(UndoneWrites, SeeWhatIsAnnounced) {
+  // As the graphs of a compiler announce what they write, which are no operators.
+  const at::Tensor a = torch::randn({100}), before = a.clone();
+  {
+    const replay::UndoneWrites undone;
+    const record::Unrecorded unseen({a});
+    a.zero_();
+  }
+  EXPECT_TRUE(same_bits(a, before));
+}
+
+TEST(UndoneWrites, RefuseAStorageThatHasShrunk) {
+  const at::Tensor a = torch::randn({1000});
+  replay::UndoneWrites undone;
+  a.zero_();
+  a.storage().unsafeGetStorageImpl()->set_nbytes(400);
+  EXPECT_THROW(undone.undo(), Error);
+  a.storage().unsafeGetStorageImpl()->set_nbytes(4000);
 }
 
 TEST(UndoneWrites, PutBackWhatWasThereAndLeaveWhatWasMade) {
