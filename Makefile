@@ -29,12 +29,12 @@ test: ## Build everything that tests need and run the tests
 	@scripts/setup.sh tests
 	@cmake --preset release $(WITH_TESTS)
 	@cmake --build --preset release -j $(JOBS) --target tests
-	@ctest --preset release -LE long -j1 --no-tests=error
+	@ctest --preset release -LE long -j$(JOBS) --no-tests=error
 
 test-long: ## Run more of the same: all trials, fuzzers, 5,000 random programs, all architectures (30 min)
 	@scripts/setup.sh tests fuzzers
 	@cmake --preset release $(WITH_TESTS)
-	@cmake --build --preset release -j $(JOBS) --target tests
+	@cmake --build --preset release -j $(JOBS) --target tests tests_long
 	@JOBS=$(JOBS) ctest --preset release -L long -j1 --no-tests=error
 
 demo: build ## Train a small model inside a budget and show what happened

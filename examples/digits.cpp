@@ -101,11 +101,10 @@ Result train(Model& model, const Digits& digits, const Recipe& recipe) {
   std::optional<Average> average;
   if (recipe.averaged_steps > 0) average.emplace(*model, recipe.averaged_steps);
   const auto step = [&] { return model->loss(images, labels); };
-  const auto update = [&] { optimizer.rehearse(); };
 
   auto& memory = snug::memory::device_memory(torch::kCPU);
   Result result;
-  snug::replay::RecordedStep recorded = snug::replay::record_step(step, memory, update);
+  snug::replay::RecordedStep recorded = snug::replay::record_step(step, memory, {.update = optimizer});
   result.unplanned = snug::plan::make_plan(recorded.graph, "none", std::nullopt).predicted_peak;
   result.budget = result.unplanned / 2;
   snug::Session session(std::move(recorded), "optimal", snug::plan::Budget::for_limit(result.budget), memory);

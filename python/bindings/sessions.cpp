@@ -30,6 +30,7 @@
 #include "snug/replay/fit.h"
 #include "snug/replay/session.h"
 #include "snug/replay/step_run.h"
+#include "snug/replay/undone_draws.h"
 
 namespace snug::python {
 namespace {
@@ -84,6 +85,16 @@ class StopBeforeWrites {
  private:
   std::vector<at::Tensor> tensors_;
   std::optional<record::OperatorGate> gate_;
+};
+
+/// Restores generators that this thread's operators have drawn from, as a Python context.
+class UndoneDraws {
+ public:
+  void enter() { scope_.emplace(); }
+  void exit() { scope_.reset(); }
+
+ private:
+  std::optional<replay::UndoneDraws> scope_;
 };
 
 /// Whether a step function that runs on this thread goes backward by this.
@@ -235,6 +246,10 @@ void bind_sessions(py::module_& m) {
   m.def("backward_begins", &backward_begins, NoGil(), py::arg("roots"));
   m.def("backward_ends", &backward_ends, NoGil());
   m.def("update_begins", &update_begins, NoGil());
+  py::class_<UndoneDraws>(m, "UndoneDraws")
+      .def(py::init<>())
+      .def("__enter__", &UndoneDraws::enter)
+      .def("__exit__", [](UndoneDraws& scope, const py::args&) { scope.exit(); });
   py::class_<StopBeforeWrites>(m, "StopBeforeWrites")
       .def(py::init<std::vector<at::Tensor>>(), py::arg("tensors"))
       .def("enter", &StopBeforeWrites::enter)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import site
+import sys
 import sysconfig
 from importlib.metadata import distributions
 from pathlib import Path
@@ -20,8 +22,11 @@ def _version_in(libtorch: Path) -> str | None:
 
 
 def _installed_version() -> str | None:
-    """That of the environment that is installed into, whose packages pip hides from the build."""
-    found = distributions(name="torch", path=[sysconfig.get_path("platlib")])
+    """That of the environment that is installed into, whose packages pip hides from the build: its own folder, the
+    user's, and the system's, as Python looks for them."""
+    outer = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
+    folders = [sysconfig.get_path("platlib"), site.getusersitepackages(), sysconfig.get_path("platlib", vars=outer)]
+    found = distributions(name="torch", path=list(dict.fromkeys(folders)))
     return next((".".join(d.version.split(".")[:2]) for d in found), None)
 
 

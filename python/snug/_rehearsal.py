@@ -54,7 +54,7 @@ def _rehearse_lbfgs(twin: Any, step: Callable[..., Any]) -> None:
     group = twin.param_groups[0]
     gradient = twin._gather_flat_grad()
     book = twin.state[twin._params[0]]
-    if not book:
+    if "old_dirs" not in book:  # inside of its step, it has begun to count
         book.update(
             func_evals=1, n_iter=1, d=gradient.neg(), t=group["lr"], prev_loss=0.0, prev_flat_grad=gradient.clone(),
             H_diag=torch.ones_like(gradient[0]), old_dirs=[], old_stps=[], ro=[],

@@ -86,7 +86,7 @@ class Plan:
         return [(b, self._planner.plan(self._graph, b).predicted_seconds) for b in budgets]
 
     def save(self, path: str) -> None:
-        """Writes the plan as JSON: what `snug train --plan` reads."""
+        """Writes the plan as JSON: with the graph, what `snug plan --graph G --plan P` explains."""
         _core.write_plan(str(path), self._graph, self._plan)
 
     def save_graph(self, path: str) -> None:
@@ -158,6 +158,8 @@ class _Fitted:
     ) -> None:
         if not callable(step):
             raise UsageError(f"fit: the step is a {type(step).__name__}; give a function from a batch to its loss")
+        if update is not None and not callable(update):
+            raise UsageError(f"fit: the update is a {type(update).__name__}; give a function that does what your update does")
         share = _share_of(budget) if budget is not None else None
         limit = parse_bytes(budget) if budget is not None and share is None else None
         if limit is not None and limit <= 0:

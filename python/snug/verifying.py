@@ -106,14 +106,15 @@ def verify(
     try:
         with _without_limit(where), up_to_the_update:
             world.reset()
-            loss = run_plain(step, sample)
+            with _core.UndoneDraws():
+                loss = run_plain(step, sample)
             expected = world.outcome(loss)
             returns_loss = loss is not None
             del loss
             world.reset()
         if session is None:
             session = own = fit(step, sample, budget if budget is not None else "60%", strategy=strategy, device=where)
-        with up_to_the_update:
+        with up_to_the_update, _core.UndoneDraws():
             loss = session.backward(sample, step)
         with _without_limit(where):
             found = world.outcome(loss if returns_loss else None)

@@ -31,6 +31,11 @@ struct Options {
 };
 
 models::Sampling sampling_of(const Options& o) {
+  if (o.temperature == 0 && (o.top_p < 1 || o.seed != 0)) {
+    throw UsageError(
+        "generate: --top-p and --seed are for drawing, and at --temperature 0 the likeliest token is taken; set "
+        "--temperature above 0, or leave them out");
+  }
   if (o.temperature == 0) return models::Greedy{};
   return models::Nucleus{o.temperature, o.top_p};
 }

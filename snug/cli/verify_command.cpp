@@ -61,12 +61,16 @@ void add_verify(CLI::App& app, Action& action) {
       } else {
         print_verify_summary(result);
       }
-      if (result.different == 0 && result.steps == *steps) return 0;
       if (result.different > 0) {
         throw Error(fmt::format("verify: {} of {} tensors differ, the first at {}, by at most {:g}", result.different,
                                 result.tensors, result.first_different, result.max_abs_difference));
       }
-      return 1;
+      if (result.steps < *steps) {
+        throw Error(
+            fmt::format("verify: stopped after {} of {} steps, which proves nothing of the others; run it again",
+                        result.steps, *steps));
+      }
+      return 0;
     };
   });
 }

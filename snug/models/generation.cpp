@@ -5,6 +5,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "snug/base/errors.h"
 
@@ -27,6 +28,21 @@ class EvaluationScope {
 
 }  // namespace
 
+namespace {
+
+/// The logits of what has words, and of what ends the text.
+at::Tensor drawable(const at::Tensor& logits, const GenerationOptions& options) {
+  if (options.below >= logits.size(0)) return logits;
+  at::Tensor rest = logits.clone();
+  rest.narrow(0, options.below, logits.size(0) - options.below).fill_(-std::numeric_limits<double>::infinity());
+  for (const std::int64_t end : options.ends) {
+    if (end >= options.below && end < logits.size(0)) rest[end] = logits[end];
+  }
+  return rest;
+}
+
+}  // namespace
+
 std::vector<std::int64_t> generate(LlamaImpl& model, const std::vector<std::int64_t>& prompt,
                                    const GenerationOptions& options,
                                    const std::function<void(std::int64_t token)>& seen) {
@@ -44,8 +60,7 @@ std::vector<std::int64_t> generate(LlamaImpl& model, const std::vector<std::int6
   at::Tensor tokens = at::tensor(prompt).unsqueeze(0);
   while (static_cast<std::int64_t>(made.size()) < options.tokens) {
     const at::Tensor logits = model.forward_last(tokens, &cache);
-    const at::Tensor known = logits[0].narrow(0, 0, std::min(options.below, logits.size(1)));
-    const std::int64_t token = sample(known, options.sampling, generator);
+    const std::int64_t token = sample(drawable(logits[0], options), options.sampling, generator);
     if (std::ranges::find(options.ends, token) != options.ends.end()) break;
     made.push_back(token);
     if (seen) seen(token);

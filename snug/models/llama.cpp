@@ -109,11 +109,16 @@ void check(const LlamaOptions& o) {
     if (size < 1 || size > kMost) throw UsageError(fmt::format("llama: a size of {} is out of range", size));
   }
   if (o.heads < 1 || o.key_heads < 1 || o.heads % o.key_heads != 0) {
-    throw UsageError(fmt::format("llama: {} heads are no multiple of {} heads of keys", o.heads, o.key_heads));
+    throw UsageError(
+        fmt::format("llama: {} heads are no multiple of {} heads of keys; set model.heads or model.key_heads so "
+                    "that each of these serves as many of those",
+                    o.heads, o.key_heads));
   }
   if (o.rotary.width < 2 || o.rotary.width % 2 != 0) {
     throw UsageError(
-        fmt::format("llama: a head's width of {} is not even, and its halves turn together", o.rotary.width));
+        fmt::format("llama: a head's width of {} is not even, and its halves turn together; set model.width to an even "
+                    "multiple of model.heads",
+                    o.rotary.width));
   }
 }
 

@@ -30,6 +30,9 @@ class Reader {
     for (const char* biased : {"attention_bias", "mlp_bias"}) {
       if (json_.contains(biased) && json_[biased] == true) fail("it has {}, which is not known", biased);
     }
+    if (const double dropout = number(json_, "attention_dropout", 0.0); dropout != 0) {
+      fail("its attention_dropout is {}, and none is known; set it to 0 there", dropout);
+    }
     if (const std::string activation = text(json_, "hidden_act", "silu"); activation != "silu") {
       fail("its hidden_act is {}, and the known one is silu", activation);
     }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <numeric>
 #include <string_view>
 
 #include "snug/plan/simulator.h"
@@ -19,11 +20,18 @@ std::string message(const DoesNotFit::Floor& floor) {
     if (floor.static_by_tag[i] > 0) parts += fmt::format("{} {}, ", kParts[i], format_bytes(floor.static_by_tag[i]));
   }
   parts += fmt::format("the step itself {}", format_bytes(floor.step_bytes));
+  if (const Bytes reserve = floor.floor - floor.step_bytes -
+                            std::accumulate(floor.static_by_tag.begin(), floor.static_by_tag.end(), Bytes{0});
+      reserve > 0) {
+    parts += fmt::format(", the allocator's reserve {}", format_bytes(reserve));
+  }
   if (!floor.peak_op.empty()) parts += fmt::format(" at {}", floor.peak_op);
   if (floor.only_begun) {
     return fmt::format(
         "does not fit: the budget is {}, and the step cannot be recorded within it: where that stopped it would have "
-        "taken {} ({} bytes: {}); raise the budget, or use a smaller batch or sequence",
+        "taken {} ({} bytes: {}), and all of it takes more; a plan without a budget records it all and says the "
+        "smallest "
+        "(snug plan, snug.plan); raise the budget, or use a smaller batch or sequence",
         format_bytes(floor.budget), format_bytes(floor.floor), floor.floor, parts);
   }
   return fmt::format(

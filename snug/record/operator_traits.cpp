@@ -113,6 +113,7 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
   traits->overwrites = traits->writes_any && (all_written_are_out || overwriters().contains(traits->name));
   traits->uninitialized = uninitialized().contains(traits->name);
   traits->collective = is_collective(traits->name);
+  traits->annotation = traits->name.starts_with("profiler::");
   traits->rebinds = traits->name == "aten::set_" || traits->name == "aten::set_data";
   if (traits->writes_any &&
       (traits->name.starts_with("aten::") || op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView))) {

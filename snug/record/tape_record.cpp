@@ -80,6 +80,7 @@ void Tape::run_collective(const c10::OperatorHandle& op, c10::DispatchKeySet key
 void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
   const OperatorTraits& traits = traits_of(op);
   if (traits.collective) return run_collective(op, keys, stack);
+  if (traits.annotation) return op.redispatchBoxed(keys, &stack);  // an optimizer's zero_grad() has one
   decide();
   const std::size_t count = traits.arguments.size();
   const std::size_t first = stack.size() - count;

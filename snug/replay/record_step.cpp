@@ -19,6 +19,7 @@
 #include "snug/replay/record_evicting.h"
 #include "snug/replay/saved_tensor_hooks.h"
 #include "snug/replay/step_run.h"
+#include "snug/replay/undone_draws.h"
 #include "snug/replay/undone_writes.h"
 
 namespace snug::replay {
@@ -171,6 +172,7 @@ RecordedStep record_once(EvictionCost cost, const Forward& forward, memory::Devi
                          const RecordOptions& options, std::vector<c10::Storage>* leaves = nullptr) {
   const Bytes before = memory.stats().allocated;
   SideEffects effects;
+  const UndoneDraws draws;
   GradientsAside aside;
   aside.put(options.update.parameters);
   record::Profiler profiler(memory, memory.stats().allocated - before);

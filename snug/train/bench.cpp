@@ -71,7 +71,7 @@ std::vector<Entry> make_entries(const replay::RecordedStep& step, const std::vec
         memory.set_limit(std::nullopt);
       } catch (const DoesNotFit&) {
         entry.row.fits = false;
-        entry.row.predicted_peak = planner.floor(step.graph);
+        entry.row.predicted_peak = budget->floor_for(planner.floor(step.graph));
       }
       entries.push_back(std::move(entry));
     }

@@ -48,8 +48,12 @@ constexpr Applies kGpt{[](const Config& c) { return c.model.kind == ModelKind::G
                        "with model.kind = \"gpt\"; for adapters, see lora.dropout"};
 constexpr Applies kNewLlama{[](const Config& c) { return c.model.kind == ModelKind::Llama && c.model.path.empty(); },
                             "with model.kind = \"llama\" and no model.path, whose files decide"};
-constexpr Applies kOwnRank{[](const Config& c) { return c.lora.adapter.empty(); },
-                           "to new adapters, and that of lora.adapter has its own"};
+constexpr Applies kAdapter{[](const Config& c) { return !c.model.path.empty(); },
+                           "to pretrained models (model.path), as a new one would stay at its random weights"};
+constexpr Applies kOwnRank{[](const Config& c) { return c.lora.adapter.empty() && !c.model.path.empty(); },
+                           "to new adapters of pretrained models (model.path): that of lora.adapter has its own, and a "
+                           "new model would stay at its "
+                           "random weights"};
 constexpr Applies kNewAdapter{[](const Config& c) { return c.lora.rank > 0 && c.lora.adapter.empty(); },
                               "with lora.rank above 0 and no lora.adapter, whose own settings hold", "lora.rank"};
 constexpr Applies kTokenizing{
@@ -98,7 +102,8 @@ void visit_keys(AnyConfig& c, Visit&& to) {
         kNewAdapter);
   visit("lora", "scale", c.lora.scale, "alpha/rank, or alpha/sqrt(rank) (rsLoRA)", OneOf<models::LoraScale>{},
         kNewAdapter);
-  visit("lora", "adapter", c.lora.adapter, "folder of an adapter as PEFT saves it, to go on with", Anything{});
+  visit("lora", "adapter", c.lora.adapter, "folder of an adapter as PEFT saves it, to go on with", Anything{},
+        kAdapter);
   visit(
       "data", "path", c.data.path,
       "text file, folder of text files, or file of tokens (.bin); libtorch-headers: the C++ headers of the LibTorch in "
@@ -150,7 +155,8 @@ void visit_keys(AnyConfig& c, Visit&& to) {
         "hashes: a difference is found to the 4 KiB; values: to the element, in memory that no budget counts",
         OneOf<VerifyBy>{}, kVerifying);
   visit("state", "every", c.state.every,
-        "steps between savings of the training state in output.folder, and one at the end; 0: only when stopped",
+        "steps between savings of the training state in output.folder, and one at the end; 0: only that, and finetune "
+        "none",
         kNotNegative);
   visit("state", "last", c.state.last, "how many of the newest states stay", Range{1}, kWithFolder);
   visit("state", "best", c.state.best, "how many of those with the smallest validation loss stay beside them",

@@ -148,6 +148,14 @@ Experiment::Experiment(const Config& config, const std::optional<Pretrained>& pr
   std::vector<std::pair<std::string, at::Tensor>> names;
   for (const auto& p : model().named_parameters()) names.emplace_back(p.key(), p.value());
   record::name_tensors(names);
+  const auto* const text = std::get_if<data::TextDataset>(&dataset_);
+  if (text != nullptr && config.train.validate_every > 0 && text->validation_windows() == 0) {
+    throw UsageError(fmt::format(
+        "train: train.validate_every = {}, but the validation split, {:g} of the tokens of {}, has no window of {} "
+        "tokens; "
+        "raise data.validation_fraction, lower model.sequence, or leave train.validate_every out",
+        config.train.validate_every, config.data.validation_fraction, config.data.path, config.model.sequence));
+  }
 }
 
 at::Tensor Experiment::loss(const data::Batch& batch) {

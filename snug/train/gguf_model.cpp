@@ -126,6 +126,10 @@ data::GgufVocabulary vocabulary_of_gguf(const state::GgufHeader& header, const f
   return v;
 }
 
+data::Tokenizer tokenizer_of_gguf(const state::GgufHeader& header, const fs::path& path) {
+  return data::BytePairTokenizer(data::byte_pair_model(vocabulary_of_gguf(header, path), path.string()));
+}
+
 std::vector<data::TokenId> ends_of_gguf(const state::GgufHeader& header, const fs::path& path) {
   const Metadata m(header, path);
   std::vector<data::TokenId> ends;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "snug/data/gguf_vocabulary.h"
+#include "snug/data/tokenizer.h"
 #include "snug/models/llama.h"
 #include "snug/state/gguf.h"
 
@@ -23,6 +24,8 @@ models::LlamaOptions llama_options_of_gguf(const state::Gguf& gguf, const std::f
 data::GgufVocabulary vocabulary_of_gguf(const state::GgufHeader& header, const std::filesystem::path& path);
 
 /// Tokens that end a text.
+data::Tokenizer tokenizer_of_gguf(const state::GgufHeader& header, const std::filesystem::path& path);
+
 std::vector<data::TokenId> ends_of_gguf(const state::GgufHeader& header, const std::filesystem::path& path);
 
 }  // namespace snug::train

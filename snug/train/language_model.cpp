@@ -15,8 +15,10 @@
 #include "snug/memory/tag.h"
 #include "snug/models/lora.h"
 #include "snug/models/task.h"
+#include "snug/state/gguf.h"
 #include "snug/state/load_weights.h"
 #include "snug/state/peft_adapter.h"
+#include "snug/train/gguf_model.h"
 
 namespace snug::train {
 namespace {
@@ -52,8 +54,10 @@ LanguageModel make_base(const Config& config, const std::optional<Pretrained>& p
   const ModelConfig& m = config.model;
   if (pretrained) {
     if (m.sequence > pretrained->options().sequence) {
-      throw UsageError(fmt::format("model: model.sequence = {} is longer than the {} that {} was made for", m.sequence,
-                                   pretrained->options().sequence, pretrained->path().string()));
+      throw UsageError(fmt::format(
+          "model: model.sequence = {} is longer than the {} that {} was made for; set it to {} "
+          "or less",
+          m.sequence, pretrained->options().sequence, pretrained->path().string(), pretrained->options().sequence));
     }
     return pretrained->load(m.weights);
   }
@@ -129,12 +133,18 @@ data::Tokenizer make_tokenizer(const Config& config, const std::optional<Pretrai
   if (name == "auto") return pretrained ? pretrained->tokenizer() : data::ByteTokenizer{};
   const auto named = [&]() -> data::Tokenizer {
     if (name == "bytes") return data::ByteTokenizer{};
-    if (std::filesystem::path(name).extension() == ".gguf") return Pretrained::open(name).tokenizer();
+    if (std::filesystem::path(name).extension() == ".gguf")
+      return tokenizer_of_gguf(state::open_gguf(name).header, name);
     // Every text of a pretrained model that has such a tokenizer begins with its first token.
     return data::open_tokenizer(name, {.begin = pretrained.has_value()});
   };
   data::Tokenizer tokenizer = named();
-  if (pretrained) pretrained->check_fits(tokenizer, name);
+  if (pretrained) {
+    pretrained->check_fits(tokenizer, name);
+  } else if (const auto tokens = data::size(tokenizer); tokens > config.model.vocabulary) {
+    throw UsageError(fmt::format("tokenizer: {} has {} tokens, and model.vocabulary is {}; set it to {} or more", name,
+                                 tokens, config.model.vocabulary, tokens));
+  }
   return tokenizer;
 }
 
@@ -147,7 +157,7 @@ std::optional<data::TokenId> end_of_documents(const Config& config, const std::o
   const std::vector<data::TokenId> stops = pretrained ? pretrained->ends() : std::vector<data::TokenId>();
   std::optional<data::TokenId> end;
   if (path.extension() == ".gguf") {
-    const auto ends = own ? stops : Pretrained::open(path).ends();
+    const auto ends = own ? stops : ends_of_gguf(state::open_gguf(path).header, path);
     if (!ends.empty()) end = ends.front();
   } else {
     end = data::end_token(tokenizer, own ? path : path.parent_path());

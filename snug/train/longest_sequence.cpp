@@ -30,7 +30,12 @@ data::Batch random_batch(const Experiment& experiment, std::int64_t tokens) {
     return at::randint(0, vocabulary_of(experiment.language_model()), {experiment.config().train.batch, tokens},
                        at::TensorOptions().dtype(at::kLong));
   };
-  return {draw(), draw()};
+  data::Batch batch{draw(), draw()};
+  if (experiment.config().data.packing == Packing::Documents) {  // one in each row, for the memory of the mask
+    batch.positions = at::arange(tokens, at::kLong).expand_as(batch.input).contiguous();
+    batch.documents = at::zeros_like(batch.input);
+  }
+  return batch;
 }
 
 replay::RecordedStep recorded(Experiment& experiment, const data::Batch& batch, Bytes budget) {

@@ -71,6 +71,23 @@ std::vector<data::TokenId> ends_of_json(const std::string& text) {
   return ends;
 }
 
+/// Tokens of a folder beside its tokenizer.model would be cut up as text.
+void refuse_added_tokens(const fs::path& folder, std::int64_t known) {
+  const fs::path file = folder / "added_tokens.json";
+  std::error_code ignored;
+  if (!fs::exists(file, ignored)) return;
+  const auto added = nlohmann::json::parse(contents(file), nullptr, /*allow_exceptions=*/false);
+  if (!added.is_object()) throw UsageError(fmt::format("tokenizer: {}: it is no JSON object", file.string()));
+  for (const auto& [token, id] : added.items()) {
+    if (!id.is_number_integer() || id < known) continue;
+    throw UsageError(
+        fmt::format("tokenizer: {} adds \"{}\", token {}, to the {} of tokenizer.model, which is not supported; for "
+                    "text without such "
+                    "tokens set data.tokenizer = \"{}\"",
+                    file.string(), token, id.get<std::int64_t>(), known, (folder / "tokenizer.model").string()));
+  }
+}
+
 }  // namespace
 
 Pretrained Pretrained::open(const fs::path& path) {
@@ -203,10 +220,12 @@ void Pretrained::check_fits(const data::Tokenizer& tokenizer, const fs::path& fr
 data::Tokenizer Pretrained::tokenizer() const {
   const auto made = [&]() -> data::Tokenizer {
     if (gguf_ != nullptr) {
-      return data::BytePairTokenizer(data::byte_pair_model(vocabulary_of_gguf(gguf_->header, path_), path_.string()));
+      return tokenizer_of_gguf(gguf_->header, path_);
     }
     if (const fs::path model = path_ / "tokenizer.model"; fs::exists(model)) {
-      return data::SentencePieceTokenizer::open(model, {.begin = true});
+      data::SentencePieceTokenizer pieces = data::SentencePieceTokenizer::open(model, {.begin = true});
+      refuse_added_tokens(path_, pieces.size());
+      return pieces;
     }
     return data::BytePairTokenizer(data::read_tokenizer_json(path_ / "tokenizer.json"));
   };

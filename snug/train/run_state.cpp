@@ -53,14 +53,16 @@ at::Tensor bytes_of(const std::string& text) {
 
 void check_same_run(const json& before, const json& now) {
   std::vector<std::string> different;
+  const json defaults = to_json(Config{});
   const auto compare = [&](std::string_view section, std::string_view key) {
     const json& a = before.contains(section) ? before[section] : json();
     const json none, &b = now[section];
     const json& old_value = a.is_object() && a.contains(key) ? a[key] : none;
     const json& new_value = b.contains(key) ? b[key] : none;
-    // A key that is newer than the state has its default.
-    if (!old_value.is_null() && old_value != new_value) {
-      different.push_back(fmt::format("{}.{} was {} and is {}", section, key, old_value.dump(), new_value.dump()));
+    // A key that is newer than the state had its default.
+    const json& then = old_value.is_null() ? defaults[section][key] : old_value;
+    if (then != new_value) {
+      different.push_back(fmt::format("{}.{} was {} and is {}", section, key, then.dump(), new_value.dump()));
     }
   };
   for (const std::string_view section : kSections) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -32,7 +33,17 @@ constexpr std::array kCarriedOver{
 std::optional<std::string> config_json(const Experiment& experiment, c10::ScalarType dtype) {
   const auto* const llama = std::get_if<models::Llama>(&experiment.language_model());
   if (llama == nullptr) return std::nullopt;
-  return models::llama_json((*llama)->options(), dtype, experiment.ends());
+  const std::string text = models::llama_json((*llama)->options(), dtype, experiment.ends());
+  const fs::path own = fs::path(experiment.config().model.path) / "config.json";
+  std::error_code ignored;
+  if (!fs::exists(own, ignored)) return text;
+  // Where there are none, transformers takes those of the first Llama.
+  const auto before = nlohmann::ordered_json::parse(read_text(own), nullptr, /*allow_exceptions=*/false);
+  auto config = nlohmann::ordered_json::parse(text);
+  for (const char* token : {"bos_token_id", "pad_token_id"}) {
+    if (before.contains(token)) config[token] = before[token];
+  }
+  return config.dump(2) + "\n";
 }
 
 void save_model(const Experiment& experiment, const fs::path& folder, const SaveOptions& options) {
@@ -52,9 +63,12 @@ void save_model(const Experiment& experiment, const fs::path& folder, const Save
   }
   for (const char* file : kCarriedOver) {
     const fs::path own = fs::path(experiment.config().model.path) / file, copy = folder / file;
-    if (!fs::exists(own, error) || fs::equivalent(own, copy, error)) continue;
-    fs::copy_file(own, copy, fs::copy_options::overwrite_existing, error);
-    if (error) fail(copy, error);
+    if (!fs::exists(own, error)) {
+      fs::remove(copy, error);  // of a model that was here before
+    } else if (!fs::equivalent(own, copy, error)) {
+      fs::copy_file(own, copy, fs::copy_options::overwrite_existing, error);
+      if (error) fail(copy, error);
+    }
   }
 }
 
@@ -66,9 +80,7 @@ void check_can_save(const Experiment& experiment) {
 
 std::string save_trained(const Experiment& experiment, const fs::path& folder, const SaveOptions& options) {
   if (!models::lora_parameters(experiment.model()).empty()) {
-    const fs::path model = experiment.config().model.path;
-    const std::string base = (model.has_filename() ? model : model.parent_path()).filename().string();
-    save_adapter(experiment.model(), base, folder / "adapter");
+    save_adapter(experiment.model(), experiment.config().model.path, folder / "adapter");  // as PEFT names it
     return (folder / "adapter").string();
   }
   save_model(experiment, folder / "model", options);

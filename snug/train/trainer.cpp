@@ -174,10 +174,20 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
   if (options.start == Start::Anew && writes) state.begin_anew(progress);
   state.restore();
   std::optional<report::MetricsWriter> metrics;
+  std::optional<std::string> metrics_failure;
+  const auto write_metrics = [&](const nlohmann::ordered_json& line) {
+    try {
+      if (metrics) metrics->write(line);
+    } catch (const Error& error) {  // no reason to lose a run
+      progress.note(error.what());
+      metrics_failure = error.what();
+      metrics.reset();
+    }
+  };
   if (writes) {
     using Existing = report::MetricsWriter::Existing;
     metrics.emplace(folder / "metrics.jsonl", result.resumed_from > 0 ? Existing::Append : Existing::Replace);
-    metrics->write({{"config", to_json(config)}, {"parameters", result.parameters}});
+    write_metrics({{"config", to_json(config)}, {"parameters", result.parameters}});
   }
   // A budget in percent needs an uncapped recording: what that took does not count.
   if (!capped_from_the_start) {
@@ -217,15 +227,22 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
   for (std::int64_t step = result.resumed_from; step < config.train.steps && !interrupted(); ++step) {
     const double step_started = monotonic_seconds();
     const data::Batch batch = batches.next();
-    std::optional<record::RandomState> random;
-    if (config.train.detect_anomaly)
-      random = record::save_random_state(record::default_generator(c10::Device(c10::kCPU)));
+    const record::RandomState random = record::save_random_state(record::default_generator(c10::Device(c10::kCPU)));
+    const auto again = config.train.detect_anomaly ? std::optional(random) : std::nullopt;
     const std::int64_t every = config.memory.verify_replay_every;
     session.verify_replays(every > 0 && step % every == 0 ? verify_by : VerifyReplay::Off);
-    const double loss = session.backward([&] { return experiment.loss(batch); }).item<double>();
-    if (!std::isfinite(loss)) refuse_loss(experiment, batch, step, loss, random);
-    const double norm = experiment.clip_gradients();
-    if (!std::isfinite(norm)) refuse_gradients(experiment, session, batch, step, norm, random);
+    double loss = 0, norm = 0;
+    try {
+      loss = session.backward([&] { return experiment.loss(batch); }).item<double>();
+      if (!std::isfinite(loss)) refuse_loss(experiment, batch, step, loss, again);
+      norm = experiment.clip_gradients();
+      if (!std::isfinite(norm)) refuse_gradients(experiment, session, batch, step, norm, again);
+    } catch (...) {
+      // The weights are those of the step before: what has been trained is not lost.
+      record::restore(random);
+      if (!folder.empty() && result.steps > saved_at) save();
+      throw;
+    }
     experiment.apply_gradients(step);
     seconds.push_back(monotonic_seconds() - step_started);
 
@@ -265,9 +282,11 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
                                      {"replayed_ops", report.replayed_ops},
                                      {"evictions", report.evictions}};
       if (validates && result.validation_loss) line["validation_loss"] = *result.validation_loss;
-      metrics->write(line);
+      write_metrics(line);
     }
-    const bool due = config.state.every > 0 && ((step + 1) % config.state.every == 0 || last);
+    // What is trained stays: by `after`, or else in a state.
+    const bool due = (last && (config.state.every > 0 || !options.after)) ||
+                     (config.state.every > 0 && (step + 1) % config.state.every == 0);
     if (!folder.empty() && due && result.steps > saved_at) save();
   }
   save_if_stopped();
@@ -275,6 +294,12 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
   result.loss_first = state.loss_first.value_or(0);
   result.loss_last = state.loss_last.value_or(0);
   result.interrupted = interrupted();
+  if (result.interrupted) {
+    progress.note(fmt::format("stopped after {} of {} steps{}", result.steps, config.train.steps,
+                              folder.empty()      ? "; without output.folder nothing is saved"
+                              : result.steps == 0 ? "; nothing was trained"
+                                                  : "; --resume goes on from there"));
+  }
   result.step_seconds_median = median(seconds);
   if (result.step_seconds_median > 0) {
     result.tokens_per_second = static_cast<double>(experiment.tokens_per_step()) / result.step_seconds_median;
@@ -285,10 +310,9 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
   if (options.after && result.steps > 0) options.after(experiment, result);
   state.finish();
   result.states_saved = state.saved();
-  if (metrics) {
-    metrics->write({{"result", to_json(result)}});
-    metrics->close();
-  }
+  write_metrics({{"result", to_json(result)}});
+  if (metrics) metrics->close();
+  if (metrics_failure) throw Error(*metrics_failure);
   return result;
 }
 

@@ -66,6 +66,13 @@ TEST(Generation, KnowsOfTokensBelowAnIdOnly) {
   }
 }
 
+TEST(Generation, EndsAtATokenAboveThoseToo) {
+  Llama model = random_model();
+  const std::int64_t likeliest = generate(*model, {5, 9}, {.tokens = 1}).front();
+  ASSERT_GT(likeliest, 1);
+  EXPECT_THAT(generate(*model, {5, 9}, {.tokens = 30, .below = likeliest, .ends = {likeliest}}), SizeIs(0));
+}
+
 TEST(Generation, DrawsTheSameWithTheSameSeed) {
   Llama model = random_model();
   const auto drawn = [&](std::uint64_t seed) {

@@ -124,10 +124,33 @@ def test_lbfgs_calls_the_session(search):
     same(bits(model.state_dict().items()), bits(twin.state_dict().items()))
 
 
+def test_lbfgs_inside_of_the_step():
+    model, (x, y) = net(), batches(1)
+
+    def step_with(iterations):
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=iterations)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        return lambda b: optimizer.step(closure)
+
+    with snug.fit(step_with(1), (x, y), budget="100%") as session:
+        session.backward((x, y))
+    with snug.fit(step_with(4), (x, y), budget="100%") as session:
+        with pytest.raises(snug.UsageError, match="second time"):
+            session.backward((x, y))
+
+
 def test_an_optimizer_of_ones_own():
     _a_budget_that_was_accepted_holds(lambda m: Lion(m.parameters()), inside=False)
     with pytest.raises(snug.UsageError, match="int, without the step"):
         snug.fit(lambda b: b, torch.ones(1), budget="100%", optimizer=3)
+    with pytest.raises(snug.UsageError, match="the update is a int"):
+        snug.fit(lambda b: b, torch.ones(1), budget="100%", update=3)
 
 
 def test_without_the_optimizer_a_budget_is_refused_later():

@@ -145,6 +145,35 @@ def test_a_second_backward_says_what_to_write():
         session.backward((x, y))
 
 
+def test_generators_of_ones_own():
+    def make():
+        model, generator = net(), torch.Generator().manual_seed(9)
+
+        def step(batch):
+            x, y = batch
+            keep = torch.bernoulli(torch.full_like(x, 0.8), generator=generator)
+            return nn.functional.cross_entropy(model(x * keep), y)
+
+        return model, generator, step
+
+    x, y = batches(1)
+    (plain, _, plain_step), (model, generator, step) = make(), make()
+    torch.manual_seed(4)
+    for _ in range(3):
+        plain_step((x, y)).backward()
+    before = generator.get_state()
+    with snug.fit(step, (x, y), budget="70%") as session:
+        assert torch.equal(generator.get_state(), before)
+        torch.manual_seed(4)
+        for _ in range(3):
+            session.backward((x, y))
+        assert session.last_step.replayed_ops > 0
+    same(bits((n, p.grad) for n, p in model.named_parameters()), bits((n, p.grad) for n, p in plain.named_parameters()))
+    after = generator.get_state()
+    snug.verify(step, (x, y), model, "70%")
+    assert torch.equal(generator.get_state(), after)
+
+
 def test_a_refusal_is_not_lost_where_it_is_caught():
     model, (x, y) = net(), batches(1)
     fails = []

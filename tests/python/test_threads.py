@@ -25,7 +25,7 @@ def test_two_sessions_in_two_threads():
         model.zero_grad()
     # Recording measures the memory of the process: one after the other.
     sessions = [
-        snug.fit(lambda b, m=model: m(b).square().mean(), x, budget="1GiB", strategy="every_block")
+        snug.fit(lambda b, m=model: m(b).square().mean(), x, budget="1GiB", strategy="sequential(2)")
         for model, x in tasks
     ]
     failures = []
@@ -37,6 +37,7 @@ def test_two_sessions_in_two_threads():
                 for p in model.parameters():
                     p.grad = None
                 sessions[i].backward(x)
+                assert sessions[i].last_step.replayed_ops > 0
                 for p, expected in zip(model.parameters(), plain[i]):
                     assert torch.equal(p.grad, expected)
         except BaseException as error:

@@ -23,8 +23,12 @@ struct Work {
     static std::mutex one_at_a_time;  // the default generator is everybody's
     const std::lock_guard lock(one_at_a_time);
     torch::manual_seed(number);
-    net = nn::Sequential(nn::Linear(16, 64), nn::Tanh(), nn::Linear(64, 64), nn::GELU(), nn::Linear(64, 8));
-    x = torch::randn({32, 16});
+    for (int i = 0; i < 4; ++i) {
+      net->push_back(nn::Linear(64, 64));
+      net->push_back(nn::Tanh());
+    }
+    net->push_back(nn::Linear(64, 8));
+    x = torch::randn({32, 64});
   }
   at::Tensor loss() { return net->forward(x).square().mean(); }
   std::vector<at::Tensor> gradients() const {
@@ -82,7 +86,7 @@ TEST(Threads, SessionsTrainAtTheSameTime) {
   for (int i = 0; i < kThreads; ++i) {
     work.push_back(std::make_unique<Work>(i));
     auto step = replay::record_step([&] { return work.back()->loss(); }, memory);
-    sessions.emplace_back(std::move(step), "every_block", std::nullopt, memory);
+    sessions.emplace_back(std::move(step), "sequential(2)", std::nullopt, memory);
   }
   std::barrier start(kThreads);
   on_threads([&](int i) {
@@ -97,6 +101,7 @@ TEST(Threads, SessionsTrainAtTheSameTime) {
     }
   });
   EXPECT_EQ(equal, kThreads * 20);
+  EXPECT_GE(replayed, kThreads * 20);
 }
 
 TEST(Threads, ASessionMovesFromOneToAnother) {

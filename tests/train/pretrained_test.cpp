@@ -12,14 +12,18 @@
 #include "snug/models/lora.h"
 #include "snug/state/safetensors.h"
 #include "snug/train/language_model.h"
+#include "tests/base/scratch.h"
 #include "tests/train/reference_files.h"
 
 namespace snug::train {
 namespace {
 
 namespace fs = std::filesystem;
+using snug::testing::scratch;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 at::Tensor expected(const char* name) {
   return state::open_safetensors(kHere / "tiny_expected.safetensors").tensors.at(name).read();
@@ -118,6 +122,37 @@ TEST(Pretrained, AnAdapterOfAnotherModelIsRefusedWithAllThatDoesNotFit) {
   EXPECT_TRUE(model->parameters()[0].requires_grad());
 }
 
+TEST(Pretrained, TokensBesideASentencePieceModelAreRefused) {
+  const fs::path folder = folder_with("config.json", "\"llama\"", "\"llama\"");
+  fs::copy_file(kHere.parent_path() / "data" / "unigram.model", folder / "tokenizer.model");
+  const auto tokenizer = [&] { return error_of([&] { (void)Pretrained::open(folder).tokenizer(); }); };
+  const std::string without = tokenizer();
+  EXPECT_THAT(without, Not(HasSubstr("adds")));
+  write_text(folder / "added_tokens.json", "{\"<s>\": 1}");  // one of its own
+  EXPECT_EQ(tokenizer(), without);
+  write_text(folder / "added_tokens.json", "{\"<|im_end|>\": 100000}");
+  EXPECT_THAT(tokenizer(), AllOf(HasSubstr("adds \"<|im_end|>\", token 100000"), HasSubstr("set data.tokenizer")));
+}
+
+TEST(Pretrained, ATokenizerMayBeOfAnyModelsFile) {
+  std::string file = read_text(kHere / "tiny.gguf");
+  const std::string key = "general.architecture";
+  const std::size_t name = file.find("llama", file.find(key));
+  ASSERT_LT(name - file.find(key), 60U);
+  file.replace(name, 5, "qwen2");
+  const fs::path path = scratch("pretrained/architecture") / "qwen2.gguf";
+  write_text(path, file);
+  EXPECT_THAT(error_of([&] { (void)Pretrained::open(path); }), HasSubstr("qwen2"));
+  Config config;
+  config.data.tokenizer = path;
+  config.model.vocabulary = 1000;
+  const data::Tokenizer own = Pretrained::open(kHere / "tiny.gguf").tokenizer();
+  EXPECT_EQ(data::encode(make_tokenizer(config, {}), "the thing"), data::encode(own, "the thing"));
+  config.model.vocabulary = 10;
+  EXPECT_THAT(error_of([&] { (void)make_tokenizer(config, {}); }),
+              AllOf(HasSubstr("model.vocabulary is 10; set it to"), HasSubstr(std::to_string(data::size(own)))));
+}
+
 TEST(Pretrained, WhatCannotBeIsRefused) {
   const auto opened = [](const fs::path& path) { return error_of([&] { (void)Pretrained::open(path); }); };
   EXPECT_THAT(opened("/nowhere.gguf"), HasSubstr("/nowhere.gguf"));
@@ -126,6 +161,8 @@ TEST(Pretrained, WhatCannotBeIsRefused) {
   EXPECT_THAT(opened(folder_with("config.json", "\"llama\"", "\"mamba\"")), HasSubstr("its model_type is \"mamba\""));
   EXPECT_THAT(opened(folder_with("config.json", "\"attention_bias\": false", "\"attention_bias\": true")),
               HasSubstr("attention_bias"));
+  EXPECT_THAT(opened(folder_with("config.json", "\"attention_dropout\": 0.0", "\"attention_dropout\": 0.1")),
+              HasSubstr("attention_dropout is 0.1"));
   EXPECT_THAT(opened(folder_with("config.json", "\"hidden_size\": 32", "\"hidden_size\": \"wide\"")),
               HasSubstr("its hidden_size is \"wide\""));
   EXPECT_THAT(opened(folder_with("config.json", "\"rope_type\": \"default\"", "\"rope_type\": \"longrope\"")),

@@ -56,6 +56,10 @@ TEST(SavedModel, CarriesOverWhatTransformersReadsBesideTheWeights) {
   const fs::path saved = save_trained(experiment, folder / "out");
   for (const std::string& file : files) EXPECT_EQ(read_text(saved / file), read_text(folder / "base" / file)) << file;
   EXPECT_FALSE(fs::exists(saved / "merges.txt"));
+  EXPECT_EQ(nlohmann::json::parse(read_text(saved / "config.json"))["bos_token_id"], 1);
+  fs::remove(folder / "base" / "chat_template.jinja");
+  save_trained(experiment, folder / "out");
+  EXPECT_FALSE(fs::exists(saved / "chat_template.jinja")) << "it is of another model";
 }
 
 TEST(SavedModel, ALargeOneIsInShardsThatAreReadAgain) {

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 
 #include "snug/base/text_file.h"
@@ -23,6 +24,7 @@ namespace fs = std::filesystem;
 using snug::testing::fault;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 /// A small model with dropout, and a folder of its own.
 Config five_steps(const std::string& name) {
@@ -95,6 +97,38 @@ TEST(Trainer, AStateHasThePlanThatIsFollowedThen) {
   const plan::PlanFile last = plan::read_plan(state_of(config, 5) / "plan.json");
   EXPECT_NE(first.plan, result.plan);
   EXPECT_EQ(last.plan, result.plan);
+}
+
+TEST(Trainer, AFailingStepLeavesWhatWasTrained) {
+  Config config = five_steps("fails");
+  config.state.every = 0;
+  const auto fails = in_step_after(3, [](Experiment&) { throw Error("the fourth step fails"); });
+  EXPECT_THAT([&] { run(config, fails); }, ThrowsMessage<Error>(HasSubstr("the fourth step fails")));
+  EXPECT_TRUE(fs::exists(state_of(config, 3)));
+  TrainOptions resume;
+  resume.start = Start::Resume;
+  const TrainResult resumed = run(config, resume);
+  EXPECT_EQ(resumed.resumed_from, 3);
+  const TrainResult whole = run(five_steps("does_not_fail"));
+  EXPECT_EQ(resumed.loss_last, whole.loss_last);
+  EXPECT_EQ(resumed.validation_loss, whole.validation_loss);
+}
+
+TEST(Trainer, MetricsThatCannotBeWrittenDoNotEndARun) {
+  const Config config = five_steps("no_metrics");
+  fs::create_directories(config.output.folder);
+  fs::create_symlink("/dev/full", fs::path(config.output.folder) / "metrics.jsonl");
+  EXPECT_THAT([&] { run(config); },
+              ThrowsMessage<Error>(AllOf(HasSubstr("metrics.jsonl"), HasSubstr("No space left"))));
+  EXPECT_TRUE(fs::exists(state_of(config, 5)));
+}
+
+TEST(Trainer, RehearsesItsUpdateWithoutADisk) {
+  const char* const before = std::getenv("TMPDIR");
+  ::setenv("TMPDIR", "/nowhere", 1);
+  const Config config = five_steps("no_disk");
+  EXPECT_EQ(run(config).steps, 5);
+  before == nullptr ? ::unsetenv("TMPDIR") : ::setenv("TMPDIR", before, 1);
 }
 
 TEST(Trainer, FewerStepsThanAreDoneAreRefused) {
