@@ -199,7 +199,10 @@ void Tape::bind(SavedTensor& saved) {
     leaves_.emplace_back();
     current_[saved.storage.unsafeGetStorageImpl()] = value;
     hold(value, saved.storage);
-    if (written) inherit_versions(value, before);
+    if (written) {
+      inherit_versions(value, before);
+      values_[at(value)].of_result = is_of_result(before);
+    }
   } else {
     value = before;
   }

@@ -263,6 +263,7 @@ class Tape {
     // once more when the recording was: from then on it is asked only of what is held as the program has it.
     SeenVersion version;
     bool uninitialized = false;
+    bool of_result = false;  // a leaf: contents that something unseen left in a result
     bool written_over = false;
     bool offloads = false;
     bool read = false;  // by a recorded operator or a saved tensor
@@ -336,6 +337,8 @@ class Tape {
   void check_contents(plan::ValueId value) const;
   /// The step's first operator, or region, is about to begin.
   void decide();
+  [[nodiscard]] bool is_of_result(plan::ValueId value) const;
+  void become_leaf(plan::ValueId value, const SeenVersion& version);
   void bind_before(const torch::jit::Stack& stack, const OperatorTraits& traits);
 
   [[nodiscard]] plan::SegmentId current_segment() const { return regions_.back().segment; }

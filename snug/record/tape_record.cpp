@@ -200,7 +200,8 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
       continue;
     }
     ValueState& before = values_[at(w.before)];
-    before.written_over = before.leaf >= 0 && traits.writes[at(w.position)] != 0;
+    // Not of results: kernels write theirs in parts that have versions of their own (unsafe_chunk).
+    before.written_over = before.leaf >= 0 && !is_of_result(w.before) && traits.writes[at(w.position)] != 0;
     if (before.leaf < 0 || !leaves_[at(before.leaf)].snapshot) {
       before.storage = c10::Storage();
       ledger_.lose(w.before);

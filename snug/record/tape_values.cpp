@@ -145,14 +145,21 @@ void Tape::notice_writes() {
 
 // --- contents ------------------------------------------------------------------------------------------------------
 
+/// Whether an operator made the storage, be it that something unseen has written it since.
+bool Tape::is_of_result(plan::ValueId value) const {
+  return flow_.producer(value) != plan::kNoOp || values_[at(value)].of_result;
+}
+
 plan::ValueId Tape::value_of(const at::Tensor& tensor) {
   const auto found = current_.find(tensor.storage().unsafeGetStorageImpl());
   if (found == current_.end()) return new_leaf(tensor);
   const plan::ValueId value = found->second;
   if (written_since(value) || !accepts(value, SeenVersion(tensor))) {
+    const bool of_result = is_of_result(value);
     displace(value, /*reported=*/true);
     const plan::ValueId leaf = new_leaf(tensor);
     inherit_versions(leaf, value);
+    values_[at(leaf)].of_result = of_result;
     return leaf;
   }
   if (flow_.is_leaf(value) && !ledger_.held(value) && !ledger_.offloaded(value)) hold(value, tensor.storage());
@@ -198,12 +205,7 @@ void Tape::keep(plan::ValueId value, const c10::Storage& storage, const SeenVers
     return hold(value, storage);
   }
   offloaded_bytes_ += s.nbytes;
-  if (!flow_.is_leaf(value)) {
-    flow_.make_leaf(value);
-    s.leaf = static_cast<std::int32_t>(leaves_.size());
-    set_version(value, version);
-    leaves_.emplace_back();
-  }
+  if (!flow_.is_leaf(value)) become_leaf(value, version);
   leaves_[at(s.leaf)].snapshot = true;
   ledger_.offload(value);
 }
@@ -215,15 +217,22 @@ void Tape::load(plan::ValueId value) {
   }());
 }
 
+/// A result that no operator will make again.
+void Tape::become_leaf(plan::ValueId value, const SeenVersion& version) {
+  flow_.make_leaf(value);
+  ValueState& s = values_[at(value)];
+  s.leaf = static_cast<std::int32_t>(leaves_.size());
+  s.of_result = true;
+  set_version(value, version);
+  leaves_.emplace_back();
+}
+
 /// It is read, and something that is not recorded must have filled it.
 void Tape::make_opaque(plan::ValueId value, const SeenVersion& version, bool reported) {
   ValueState& s = values_[at(value)];
   s.uninitialized = false;
   if (reported) opaque_.push_back({describe(flow_.producer(value)), s.nbytes, Opaque::Case::Filled});
-  flow_.make_leaf(value);
-  s.leaf = static_cast<std::int32_t>(leaves_.size());
-  set_version(value, version);
-  leaves_.emplace_back();
+  become_leaf(value, version);
 }
 
 void Tape::written_elsewhere(c10::StorageImpl* storage) {

@@ -167,5 +167,25 @@ TEST_F(OffloadRegion, LeavesASessionToItsPlan) {
   EXPECT_TRUE(session.last_step().followed_plan);
 }
 
+TEST(Offload, PartsOfAResultMayBeWrittenWhileOthersAreSaved) {
+  // As a GRU's gates are: parts with versions of their own, each written in place.
+  const at::Tensor x = torch::randn({2, 4}), weight = torch::randn({4, 9}, torch::requires_grad());
+  const auto gates = [&] {
+    const auto parts = x.mm(weight).unsafe_chunk(3, 1);
+    const at::Tensor reset = parts[0].add_(1).sigmoid_(), update = parts[1].add_(1).sigmoid_();
+    return (reset * update + parts[2].mul_(reset).tanh_()).square().sum();
+  };
+  gates().backward();
+  const at::Tensor plain = weight.grad().clone();
+  weight.mutable_grad() = at::Tensor();
+  std::optional<Region> region;
+  region.emplace(snug::Offload{.min_bytes = 1});
+  const at::Tensor loss = gates();
+  EXPECT_GT(region->offloaded_bytes(), 0);
+  region.reset();
+  loss.backward();
+  EXPECT_TRUE(testing::same_bits(weight.grad(), plain));
+}
+
 }  // namespace
 }  // namespace snug
