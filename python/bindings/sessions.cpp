@@ -87,7 +87,7 @@ class StopBeforeWrites {
   std::optional<record::OperatorGate> gate_;
 };
 
-/// Restores generators that this thread's operators have drawn from, as a Python context.
+/// replay::UndoneDraws as a Python context.
 class UndoneDraws {
  public:
   void enter() { scope_.emplace(); }

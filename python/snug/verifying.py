@@ -35,20 +35,12 @@ def _without_limit(device: str) -> _core.HeldLimit:
 
 
 class _World:
-    """What a step may change, by name: gradients, buffers, random numbers."""
+    """What a step may change, by name: gradients, buffers, random numbers. Whoever runs one restores the latter."""
 
     def __init__(self, parameters: list[tuple[str, torch.Tensor]], buffers: list[tuple[str, torch.Tensor]]) -> None:
         self.parameters, self.buffers = parameters, buffers
         self._gradients = [p.grad for _, p in parameters]
         self._before = [b.detach().clone() for _, b in buffers]
-        self._random = torch.get_rng_state()
-        self._accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        self._accelerator_random = self._all_random()
-
-    def _all_random(self) -> list[torch.Tensor]:
-        if self._accelerator is None:
-            return []
-        return torch.get_device_module(self._accelerator).get_rng_state_all()
 
     def reset(self) -> None:
         with torch.no_grad():
@@ -56,9 +48,6 @@ class _World:
                 buffer.copy_(before)
         for _, parameter in self.parameters:
             parameter.grad = None
-        torch.set_rng_state(self._random)
-        if self._accelerator is not None:
-            torch.get_device_module(self._accelerator).set_rng_state_all(self._accelerator_random)
 
     def outcome(self, loss: torch.Tensor | None) -> dict[str, bytes | None]:
         found: dict[str, bytes | None] = {} if loss is None else {"loss": bits_of(loss)}
@@ -67,8 +56,10 @@ class _World:
         for name, buffer in self.buffers:
             found[f"buffer {name}"] = bits_of(buffer)
         found["random numbers afterwards"] = bits_of(torch.get_rng_state())
-        for i, state in enumerate(self._all_random()):
-            found[f"random numbers of device {i} afterwards"] = bits_of(state)
+        if torch.accelerator.is_available():
+            device = torch.get_device_module(torch.accelerator.current_accelerator())
+            for i, state in enumerate(device.get_rng_state_all()):
+                found[f"random numbers of device {i} afterwards"] = bits_of(state)
         return found
 
     def restore(self) -> None:
@@ -108,7 +99,7 @@ def verify(
             world.reset()
             with _core.UndoneDraws():
                 loss = run_plain(step, sample)
-            expected = world.outcome(loss)
+                expected = world.outcome(loss)
             returns_loss = loss is not None
             del loss
             world.reset()
@@ -116,8 +107,8 @@ def verify(
             session = own = fit(step, sample, budget if budget is not None else "60%", strategy=strategy, device=where)
         with up_to_the_update, _core.UndoneDraws():
             loss = session.backward(sample, step)
-        with _without_limit(where):
-            found = world.outcome(loss if returns_loss else None)
+            with _without_limit(where):
+                found = world.outcome(loss if returns_loss else None)
     finally:
         if own is not None:
             own.close()

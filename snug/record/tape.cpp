@@ -24,8 +24,7 @@ Tape::Tape(Policy policy, Profiler* profiler)
   calls_.reserve(kTypicalOps);
   values_.reserve(kTypicalOps);
   current_.reserve(kTypicalOps);
-  if (const auto* follow = std::get_if<FollowPlan>(&policy_))
-    planned_segments_.emplace(follow->steps.front().plan->segments);
+  take_planned_segments();
 }
 
 Tape::~Tape() = default;
@@ -36,15 +35,16 @@ void Tape::decide() {
   DecideLater::Decision decision = later->decide();
   const std::lock_guard lock(mutex_);
   profiler_ = decision.profiler;
-  if (auto* follow = std::get_if<FollowPlan>(&decision.policy)) {
-    planned_segments_.emplace(follow->steps.front().plan->segments);
-    policy_ = std::move(*follow);
-  } else {
-    policy_ = KeepSaved{};
-  }
+  std::visit([this](auto& chosen) { policy_ = std::move(chosen); }, decision.policy);
+  take_planned_segments();
 }
 
-void Tape::decide_no_more() noexcept {
+void Tape::take_planned_segments() {
+  if (const KnownStep* known = known_step()) planned_segments_.emplace(known->plan->segments);
+}
+
+void Tape::detach() noexcept {
+  profiler_ = nullptr;
   if (std::holds_alternative<DecideLater>(policy_)) policy_ = KeepSaved{};
 }
 
@@ -284,7 +284,7 @@ void Tape::follow_another(plan::OpId op, std::string expected, std::string found
     return;
   }
   std::rotate(steps.begin(), other, other + 1);
-  planned_segments_.emplace(steps.front().plan->segments);
+  take_planned_segments();
 }
 
 void Tape::finish() {

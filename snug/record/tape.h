@@ -228,10 +228,9 @@ class Tape {
   [[nodiscard]] double seconds(plan::OpId op) const;
   [[nodiscard]] std::uint64_t signature(plan::OpId op) const { return signatures_[static_cast<std::size_t>(op)]; }
   [[nodiscard]] Profiler* profiler() const noexcept { return profiler_; }
-  /// The profiler is done; the tape may live on.
-  void detach_profiler() noexcept { profiler_ = nullptr; }
-  /// What was to be decided later is not asked for any more.
-  void decide_no_more() noexcept;
+  /// Who drives the step is done with it; the tape may live on. What was to be decided later is asked no more, and the
+  /// profiler is told nothing.
+  void detach() noexcept;
 
   /// Buffers and other leaves that recorded operators wrote, with their contents from before: writing them back undoes
   /// the step's side effects. Valid before finish().
@@ -337,6 +336,7 @@ class Tape {
   void check_contents(plan::ValueId value) const;
   /// The step's first operator, or region, is about to begin.
   void decide();
+  void take_planned_segments();
   [[nodiscard]] bool is_of_result(plan::ValueId value) const;
   void become_leaf(plan::ValueId value, const SeenVersion& version);
   void bind_before(const torch::jit::Stack& stack, const OperatorTraits& traits);

@@ -85,28 +85,21 @@ at::Tensor bytes_of(const c10::Storage& storage) {
   return at::empty({0}, at::TensorOptions(at::kByte).device(storage.device())).set_(storage, 0, {size}, {1});
 }
 
-/// Contents that recorded operators overwrote, and the random generators, as they were before the step.
-class SideEffects {
+/// Contents that recorded operators overwrote are as they were before the step when the scope ends.
+class UndoneOverwrites {
  public:
-  SideEffects() {
-    for (at::Generator& generator : record::default_generators())
-      random_.push_back(record::save_random_state(std::move(generator)));
-  }
-  ~SideEffects() {
+  UndoneOverwrites() = default;
+  ~UndoneOverwrites() {
     const at::NoGradGuard no_grad;
-    for (const auto& [original, before] : overwritten) {
+    for (const auto& [original, before] : leaves) {
       // What has been freed since (see refuse_freed_weights) has no contents to put back.
       if (original.nbytes() == before.nbytes()) bytes_of(original).copy_(bytes_of(before));
     }
-    for (const record::RandomState& r : random_) record::restore(r);
   }
-  SideEffects(const SideEffects&) = delete;
-  SideEffects& operator=(const SideEffects&) = delete;
+  UndoneOverwrites(const UndoneOverwrites&) = delete;
+  UndoneOverwrites& operator=(const UndoneOverwrites&) = delete;
 
-  std::vector<std::pair<c10::Storage, c10::Storage>> overwritten;
-
- private:
-  std::vector<record::RandomState> random_;
+  std::vector<std::pair<c10::Storage, c10::Storage>> leaves;  ///< with their contents from before
 };
 
 /// The update as it is rehearsed, once in a recording: where a step function is about to run its own, or at the end.
@@ -171,7 +164,7 @@ void refuse_freed_weights(const record::Tape& tape) {
 RecordedStep record_once(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
                          const RecordOptions& options, std::vector<c10::Storage>* leaves = nullptr) {
   const Bytes before = memory.stats().allocated;
-  SideEffects effects;
+  UndoneOverwrites overwrites;
   const UndoneDraws draws;
   GradientsAside aside;
   aside.put(options.update.parameters);
@@ -179,7 +172,7 @@ RecordedStep record_once(EvictionCost cost, const Forward& forward, memory::Devi
   const auto tape = std::make_shared<record::Tape>(record::KeepSaved{}, &profiler);
   struct Detach {
     record::Tape& tape;
-    ~Detach() { tape.detach_profiler(); }
+    ~Detach() { tape.detach(); }
   } const detach{*tape};
   const Evictor evictor(tape, memory, cost);
   RecordedStep step;
@@ -192,7 +185,7 @@ RecordedStep record_once(EvictionCost cost, const Forward& forward, memory::Devi
   };
   StepRun run(tape, {.forward_over =
                          [&](const StepRun::Roots& roots) {
-                           effects.overwritten = tape->overwritten_leaves();
+                           overwrites.leaves = tape->overwritten_leaves();
                            refuse_freed_weights(*tape);
                            tape->finish();
                            if (leaves != nullptr) *leaves = tape->leaf_storages();
@@ -210,7 +203,7 @@ RecordedStep record_once(EvictionCost cost, const Forward& forward, memory::Devi
   try {
     run(forward);
   } catch (...) {
-    if (!tape->finished()) effects.overwritten = tape->overwritten_leaves();
+    if (!tape->finished()) overwrites.leaves = tape->overwritten_leaves();
     throw;
   }
   gate.reset();

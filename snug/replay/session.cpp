@@ -142,10 +142,7 @@ at::Tensor Session::run(const replay::Forward& forward) {
   if (s.detects) replay::watch_operators(*tape);
   struct Detach {
     record::Tape& tape;
-    ~Detach() {
-      tape.decide_no_more();
-      tape.detach_profiler();
-    }
+    ~Detach() { tape.detach(); }
   } const detach{*tape};
   const replay::Evictor evictor(tape, s.memory, replay::EvictionCost::Measured);
   replay::StepRun step(tape, {.forward_over = [&](const replay::StepRun::Roots& roots) {

@@ -9,8 +9,8 @@
 
 namespace snug::replay {
 
-/// While the scope lives, the state of each random generator that this thread's operators are handed, a program's own
-/// among them, is noted before its first use, and restored at the end. One thread.
+/// Random generators are restored at the end of the scope: the default ones of all devices, and each that this thread's
+/// operators are handed, a program's own, whose state is noted before its first use. One thread.
 class UndoneDraws {
  public:
   UndoneDraws();
@@ -19,6 +19,8 @@ class UndoneDraws {
   UndoneDraws& operator=(const UndoneDraws&) = delete;
 
  private:
+  void note(at::Generator generator);
+
   struct Known {
     at::Generator generator;
     std::vector<std::uint8_t> state;  // no memory of the device, whose books may be open

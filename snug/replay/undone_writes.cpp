@@ -1,7 +1,6 @@
 #include "snug/replay/undone_writes.h"
 
 #include <ATen/core/grad_mode.h>
-
 #include <fmt/format.h>
 
 #include <exception>

@@ -82,8 +82,7 @@ void refuse_added_tokens(const fs::path& folder, std::int64_t known) {
     if (!id.is_number_integer() || id < known) continue;
     throw UsageError(
         fmt::format("tokenizer: {} adds \"{}\", token {}, to the {} of tokenizer.model, which is not supported; for "
-                    "text without such "
-                    "tokens set data.tokenizer = \"{}\"",
+                    "text without such tokens set data.tokenizer = \"{}\"",
                     file.string(), token, id.get<std::int64_t>(), known, (folder / "tokenizer.model").string()));
   }
 }

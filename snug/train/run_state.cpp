@@ -51,19 +51,17 @@ at::Tensor bytes_of(const std::string& text) {
   return bytes;
 }
 
+json value_of(const json& config, std::string_view section, std::string_view key) {
+  return config.value(section, json::object()).value(key, json());
+}
+
 void check_same_run(const json& before, const json& now) {
   std::vector<std::string> different;
   const json defaults = to_json(Config{});
   const auto compare = [&](std::string_view section, std::string_view key) {
-    const json& a = before.contains(section) ? before[section] : json();
-    const json none, &b = now[section];
-    const json& old_value = a.is_object() && a.contains(key) ? a[key] : none;
-    const json& new_value = b.contains(key) ? b[key] : none;
-    // A key that is newer than the state had its default.
-    const json& then = old_value.is_null() ? defaults[section][key] : old_value;
-    if (then != new_value) {
-      different.push_back(fmt::format("{}.{} was {} and is {}", section, key, then.dump(), new_value.dump()));
-    }
+    const json was = value_of(before, section, key), is = value_of(now, section, key);
+    const json then = was.is_null() ? value_of(defaults, section, key) : was;  // a key newer than the state
+    if (then != is) different.push_back(fmt::format("{}.{} was {} and is {}", section, key, then.dump(), is.dump()));
   };
   for (const std::string_view section : kSections) {
     for (const auto& [key, value] : now[section].items()) {

@@ -29,14 +29,20 @@ constexpr std::array kCarriedOver{
   throw Error(fmt::format("saving the model: {}: {}", path.string(), error.message()));
 }
 
+/// A file of the pretrained model that was trained further; empty if there is none.
+fs::path file_before(const Experiment& experiment, const char* name) {
+  const fs::path model = experiment.config().model.path;
+  std::error_code ignored;
+  return !model.empty() && fs::exists(model / name, ignored) ? model / name : fs::path();
+}
+
 /// The text of config.json; nullopt for models that transformers has no such file of.
 std::optional<std::string> config_json(const Experiment& experiment, c10::ScalarType dtype) {
   const auto* const llama = std::get_if<models::Llama>(&experiment.language_model());
   if (llama == nullptr) return std::nullopt;
   const std::string text = models::llama_json((*llama)->options(), dtype, experiment.ends());
-  const fs::path own = fs::path(experiment.config().model.path) / "config.json";
-  std::error_code ignored;
-  if (!fs::exists(own, ignored)) return text;
+  const fs::path own = file_before(experiment, "config.json");
+  if (own.empty()) return text;
   // Where there are none, transformers takes those of the first Llama.
   const auto before = nlohmann::ordered_json::parse(read_text(own), nullptr, /*allow_exceptions=*/false);
   auto config = nlohmann::ordered_json::parse(text);
@@ -62,8 +68,8 @@ void save_model(const Experiment& experiment, const fs::path& folder, const Save
     }
   }
   for (const char* file : kCarriedOver) {
-    const fs::path own = fs::path(experiment.config().model.path) / file, copy = folder / file;
-    if (!fs::exists(own, error)) {
+    const fs::path own = file_before(experiment, file), copy = folder / file;
+    if (own.empty()) {
       fs::remove(copy, error);  // of a model that was here before
     } else if (!fs::equivalent(own, copy, error)) {
       fs::copy_file(own, copy, fs::copy_options::overwrite_existing, error);

@@ -240,7 +240,11 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
     } catch (...) {
       // The weights are those of the step before: what has been trained is not lost.
       record::restore(random);
-      if (!folder.empty() && result.steps > saved_at) save();
+      try {
+        if (!folder.empty() && result.steps > saved_at) save();
+      } catch (const std::exception& unsaved) {
+        progress.note(fmt::format("the training state could not be saved: {}", unsaved.what()));
+      }
       throw;
     }
     experiment.apply_gradients(step);

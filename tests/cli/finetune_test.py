@@ -153,6 +153,8 @@ class Finetune(unittest.TestCase):
             for value in ("nan", "inf", "-inf", "-1", "1e999", "warm", ""):
                 self.assert_refused(run("generate", "--model", TINY / "tiny.gguf", "--prompt", "a", f"{option}={value}"), 2,
                                     option, rule if value else "")
+        self.assert_refused(run("generate", "--model", TINY / "tiny.gguf", "--prompt", "a", "--top-p", "0.5"), 2,
+                            "--top-p", "--temperature")
         self.assert_refused(run("generate", "--model", TINY / "tiny.gguf", "--prompt", "a", "--tokenizer",
                                 SOURCE / "tests" / "data" / "llama3.json"), 2, "llama3.json has 560 tokens", "model 300")
         self.assert_refused(run("finetune", self.config, "--set", "model.path="), 2, "model.path")
@@ -182,6 +184,9 @@ class Finetune(unittest.TestCase):
         self.assertGreater(tokens, 64)
         self.assertLess(tokens, 512)
         self.assertLessEqual(found["measured_peak_bytes"], budget)
+        packed = self.done(run("plan", self.config, "--longest-sequence", "--budget", budget, "--json", "--set",
+                               "model.kind=llama", "--set", "data.packing=documents"))
+        self.assertLessEqual(packed["measured_peak_bytes"], budget)
         for more, fits in ((0, True), (64, False)):
             planned = self.done(run("plan", self.config, "--set", f"model.sequence={tokens + more}", "--json"))
             self.assertEqual(planned["floor_bytes"] <= budget, fits, planned["floor_bytes"])

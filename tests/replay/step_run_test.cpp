@@ -10,7 +10,6 @@
 
 #include "snug/memory/held_limit.h"
 #include "snug/plan/presets.h"
-#include "snug/replay/undone_writes.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
 
@@ -334,50 +333,6 @@ TEST(StepsThatStep, AnOptimizerAndAnUpdateAreTooMany) {
   EXPECT_THROW(fit(training, torch::randn({64, 128}), both), UsageError);
   torch::optim::LBFGS lbfgs(training.net->parameters());
   EXPECT_THROW(replay::Rehearsal{lbfgs}, UsageError);
-}
-
-TEST(UndoneWrites, SeeWhatIsAnnounced) {
-  // As the graphs of a compiler announce what they write, which are no operators.
-  const at::Tensor a = torch::randn({100}), before = a.clone();
-  {
-    const replay::UndoneWrites undone;
-    const record::Unrecorded unseen({a});
-    a.zero_();
-  }
-  EXPECT_TRUE(same_bits(a, before));
-}
-
-TEST(UndoneWrites, RefuseAStorageThatHasShrunk) {
-  const at::Tensor a = torch::randn({1000});
-  replay::UndoneWrites undone;
-  a.zero_();
-  a.storage().unsafeGetStorageImpl()->set_nbytes(400);
-  EXPECT_THROW(undone.undo(), Error);
-  a.storage().unsafeGetStorageImpl()->set_nbytes(4000);
-}
-
-TEST(UndoneWrites, PutBackWhatWasThereAndLeaveWhatWasMade) {
-  const at::Tensor a = torch::randn({1000}), b = torch::randn({1000}), mean = torch::zeros({4});
-  const at::Tensor a_before = a.clone(), mean_before = mean.clone();
-  const Bytes allocated = cpu().stats().allocated;
-  at::Tensor made;
-  {
-    replay::UndoneWrites undone;
-    a.narrow(0, 0, 10).add_(b.narrow(0, 0, 10));
-    a.zero_();
-    made = torch::zeros({1000});
-    made.add_(b);
-    std::vector<at::Tensor> list{a, made};
-    at::_foreach_mul_(list, 3);
-    // It says nothing of its running statistics.
-    at::native_batch_norm(torch::randn({8, 4}), {}, {}, mean, torch::ones({4}), true, 0.1, 1e-5);
-    EXPECT_EQ(undone.copied(), 2U);  // a and the running mean; the rest was made inside
-    EXPECT_FALSE(same_bits(mean, mean_before));
-  }
-  EXPECT_TRUE(same_bits(a, a_before));
-  EXPECT_TRUE(same_bits(mean, mean_before));
-  EXPECT_TRUE(same_bits(made, b * 3));
-  EXPECT_EQ(cpu().stats().allocated, allocated + cpu().rounded(4000));
 }
 
 }  // namespace

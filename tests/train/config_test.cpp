@@ -215,6 +215,7 @@ TEST(Config, RefusesKeysThatDoNothingNamingKeyValueAndWhenTheyApply) {
   }
   const std::string adapter = pretrained + "[lora]\nadapter = \"a\"\n";
   refused(adapter + "rank = 4", "lora.rank = 4");
+  refused("[model]\nkind = \"llama\"\n[lora]\nrank = 4", "lora.rank = 4");
   refused(adapter + "alpha = 8", "lora.alpha = 8.0");
   refused(pretrained + "[lora]\ntargets = \"all-linear\"", "lora.targets = \"all-linear\"");
   refused(pretrained + "[lora]\nscale = \"alpha/sqrt(rank)\"", "lora.scale = \"alpha/sqrt(rank)\"");

@@ -11,6 +11,7 @@
 #include "snug/base/errors.h"
 #include "snug/base/text_file.h"
 #include "snug/report/progress.h"
+#include "snug/state/manifest.h"
 #include "snug/state/training_state.h"
 #include "snug/train/interrupt.h"
 #include "snug/train/trainer.h"
@@ -359,6 +360,33 @@ TEST(Resume, AnotherRunIsRefused) {
   TrainOptions options;
   options.start = Start::Resume;
   EXPECT_THROW(train(nowhere, silent, options), UsageError);
+}
+
+/// A state that was saved when these keys did not exist.
+void forget_keys(const fs::path& state, const std::vector<std::pair<const char*, const char*>>& keys) {
+  auto values = nlohmann::json::parse(read_text(state / "values.json"));
+  for (const auto& [section, key] : keys) values["config"][section].erase(key);
+  const std::string text = values.dump(), manifest = state / state::kManifest;
+  write_text(state / "values.json", text);
+  state::Manifest m = state::parse_manifest(read_text(manifest), manifest);
+  m.files.at("values.json") = {.bytes = text.size(), .hash = state::hash_of(text)};
+  write_text(manifest, state::format_manifest(m));
+}
+
+TEST(Resume, KeysThatAreNewerThanTheStateHadTheirDefaults) {
+  const fs::path folder = scratch("resume/newer-keys");
+  Config config = forty_steps();
+  config.train.steps = 2;
+  run_in(config, folder);
+  const fs::path state = folder / "state" / state::state_name(2);
+  forget_keys(state, {{"model", "key_heads"}, {"data", "packing"}, {"lora", "rank"}});
+  config.train.steps = 3;
+  config.state.every = 3;
+  EXPECT_EQ(run_in(config, folder, Start::Resume).resumed_from, 2);
+  forget_keys(folder / "state" / state::state_name(3), {{"model", "dropout"}});
+  config.train.steps = 4;
+  EXPECT_THAT(snug::testing::fault([&] { run_in(config, folder, Start::Resume); }),
+              HasSubstr("model.dropout was 0.0 and is 0.1"));
 }
 
 TEST(Resume, AFullDiskIsToldAtTheEnd) {

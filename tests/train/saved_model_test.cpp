@@ -62,6 +62,22 @@ TEST(SavedModel, CarriesOverWhatTransformersReadsBesideTheWeights) {
   EXPECT_FALSE(fs::exists(saved / "chat_template.jinja")) << "it is of another model";
 }
 
+TEST(SavedModel, ANewOneTakesNothingFromTheFolderThatItIsTrainedIn) {
+  const fs::path folder = scratch("saved_model/new");
+  Config config = whole_model(folder);
+  config.model.path.clear();
+  config.model.blocks = 1, config.model.heads = 2, config.model.width = 16;
+  write_text(folder / "tokenizer_config.json", "{}");
+  write_text(folder / "config.json", R"({"bos_token_id": 77})");
+  Experiment experiment(config);
+  const fs::path before = fs::current_path();
+  fs::current_path(folder);
+  const fs::path saved = save_trained(experiment, folder / "out");
+  fs::current_path(before);
+  EXPECT_FALSE(fs::exists(saved / "tokenizer_config.json"));
+  EXPECT_NE(nlohmann::json::parse(read_text(saved / "config.json"))["bos_token_id"], 77);
+}
+
 TEST(SavedModel, ALargeOneIsInShardsThatAreReadAgain) {
   const fs::path folder = scratch("saved_model/shards");
   const Config config = whole_model(folder);
