@@ -74,6 +74,19 @@ Must must_from(const std::string& word) {
   throw UsageError(fmt::format("step graph: a value must be \"keep\" or \"recompute\", not \"{}\"", word));
 }
 
+/// All of a graph's bytes together, whatever their sign: no sum that a planner makes of them is larger.
+double sum_of_bytes(const StepGraph& graph) {
+  double sum = 0;
+  const auto add = [&](Bytes bytes) { sum += std::abs(static_cast<double>(bytes)); };
+  add(graph.static_bytes);
+  add(graph.update_bytes);
+  for (const Bytes bytes : graph.static_by_tag) add(bytes);
+  for (const OpInfo& op : graph.ops) add(op.peak_bytes), add(op.other_bytes);
+  for (const ValueInfo& value : graph.values) add(value.bytes);
+  for (const Event& e : graph.events) add(e.peak), add(e.net);
+  return sum;
+}
+
 /// What planners take for granted of a recorded step.
 void check(const StepGraph& graph) {
   const auto refuse = [](const std::string& what) { throw UsageError("step graph: " + what); };
@@ -91,6 +104,8 @@ void check(const StepGraph& graph) {
   for (std::size_t v = 0; v < graph.values.size(); ++v) {
     if (graph.values[v].bytes < 0) refuse(fmt::format("value {} has {} bytes", v, graph.values[v].bytes));
   }
+  if (const double sum = sum_of_bytes(graph); sum > 0x1p60)
+    refuse(fmt::format("its memory adds up to {:g} bytes; planners count up to 2^60", sum));
   OpId next = 0;
   bool settled = false;
   for (const Event& e : graph.events) {

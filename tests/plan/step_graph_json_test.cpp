@@ -130,6 +130,9 @@ TEST_F(DamagedStepGraph, NamesWhatNoStepDoes) {
   EXPECT_THAT(refusal([](Json& j) { j["ops"][1][2] = -1.0; }), HasSubstr("operator 1 takes -1 s"));
   EXPECT_THAT(refusal([](Json& j) { j["ops"][1][3] = -5; }), HasSubstr("and -5 bytes"));
   EXPECT_THAT(refusal([](Json& j) { j["values"][1][0] = -8; }), HasSubstr("value 1 has -8 bytes"));
+  EXPECT_THAT(refusal([](Json& j) { j["static_bytes"] = 2'000'000'000'000'000'000; }),
+              HasSubstr("2e+18 bytes; planners count up to 2^60"));
+  EXPECT_THAT(refusal([](Json& j) { j["events"].back()[3] = -9'000'000'000'000'000'000; }), HasSubstr("up to"));
   EXPECT_THAT(refusal([](Json& j) { j["step_seconds"] = -1; }), HasSubstr("the step takes -1 s"));
 }
 
