@@ -64,7 +64,7 @@ asan: ## Run the unit tests with the address and undefined-behaviour sanitizers
 	@scripts/setup.sh tests
 	@cmake --preset asan
 	@cmake --build --preset asan -j $(JOBS)
-	@ctest --preset asan -L unit -j1 --no-tests=error
+	@ctest --preset asan -L unit -j$(JOBS) --no-tests=error
 
 tsan: ## Run the thread tests with the thread sanitizer
 	@scripts/setup.sh tests
