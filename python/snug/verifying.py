@@ -11,7 +11,7 @@ import torch
 from . import _core
 from ._capture import Recorded, run_plain
 from .devices import device_of
-from .errors import Mismatch
+from .errors import Mismatch, UsageError
 from .fitting import Session, Step, fit
 from .sizes import Size
 
@@ -85,6 +85,8 @@ def verify(
     the names of all that was compared; raises Mismatch naming what differs. The plain step takes what it takes: verify
     where that fits, before the budget matters.
     """
+    if session is not None and (budget is not None or strategy != "optimal"):
+        raise UsageError("verify: the session has its budget and its strategy; leave them out, or the session")
     if isinstance(model, torch.nn.Module):
         parameters, buffers = list(model.named_parameters()), list(model.named_buffers())
     else:

@@ -97,6 +97,8 @@ void add_bench(CLI::App& app, Action& action) {
   command->add_option("--svg", *svg, "Write the curve as a picture")->type_name("FILE.svg");
   command->callback([=, &action] {
     action = [=] {
+      refuse_setting(*options, "memory.budget", "--budgets has those that are measured");
+      refuse_setting(*options, "memory.strategy", "--strategies has those that are measured");
       const train::Config config = configuration(*options);
       train::BenchOptions bench;
       bench.budgets = split(*budgets);

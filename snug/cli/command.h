@@ -35,6 +35,8 @@ struct ConfigOptions {
   bool json = false;
 };
 void add_config_options(CLI::App& command, ConfigOptions& options);
+/// Throws UsageError where --set names a key that another option has the last word about.
+void refuse_setting(const ConfigOptions& options, std::string_view key, std::string_view why);
 
 /// The table that `train` ends with. `validation_before`: of the model that training began with, where it was measured.
 std::string summary(std::string_view title, const train::TrainResult& result,

@@ -1,8 +1,10 @@
 #include <fmt/format.h>
 
 #include <string>
+#include <string_view>
 #include <variant>
 
+#include "snug/base/errors.h"
 #include "snug/cli/command.h"
 
 namespace snug::cli {
@@ -35,6 +37,15 @@ void add_config_options(CLI::App& command, ConfigOptions& options) {
       ->allow_extra_args(false);
   command.add_flag("--json", options.json, "Print one JSON object on standard output and nothing else there");
   command.footer(keys_help);
+}
+
+void refuse_setting(const ConfigOptions& options, std::string_view key, std::string_view why) {
+  for (const std::string& setting : options.settings) {
+    train::Config alone;
+    train::set_key(alone, setting);
+    if (alone.given.contains(std::string(key)))
+      throw UsageError(fmt::format("--set {} does nothing here: {}", setting, why));
+  }
 }
 
 train::Config configuration(const ConfigOptions& options) {

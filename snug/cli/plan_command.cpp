@@ -227,6 +227,7 @@ int run(const PlanOptions& options) {
                       options.strategy;
     if (more)
       throw UsageError("plan: --longest-sequence makes optimal plans of its own; it takes --budget, --set and --json");
+    refuse_setting(options.config, "memory.strategy", "--longest-sequence makes optimal plans of its own");
     return find_longest(options);
   }
   if (options.config.file.empty() && options.graph.empty()) {
@@ -242,6 +243,8 @@ int run(const PlanOptions& options) {
   if (!options.plan.empty() && options.strategy) {
     throw UsageError("plan: --plan is a plan already; leave --strategy out, or --plan");
   }
+  if (!options.plan.empty()) refuse_setting(options.config, "memory.strategy", "--plan is a plan already");
+  if (options.strategy) refuse_setting(options.config, "memory.strategy", "--strategy has the last word");
   if (options.strategy) check_strategy(*options.strategy);
   const PlanReport report = options.graph.empty() ? plan_configuration(options) : plan_graph(options);
   if (!options.graph_out.empty()) plan::write_step_graph(options.graph_out, report.graph);

@@ -31,7 +31,10 @@ void add_train(CLI::App& app, Action& action) {
       train::Config config = configuration(*options);
       config.train.detect_anomaly = config.train.detect_anomaly || *anomaly;
       train::TrainOptions how;
-      if (!plan_path->empty()) how.plan = plan::read_plan(*plan_path);
+      if (!plan_path->empty()) {
+        refuse_setting(*options, "memory.strategy", "--plan is a plan already");
+        how.plan = plan::read_plan(*plan_path);
+      }
       if (*resume) how.start = train::Start::Resume;
       const train::InterruptScope interruptible;
       report::Progress progress = report::Progress::for_terminal();

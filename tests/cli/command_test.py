@@ -292,6 +292,17 @@ class Command(unittest.TestCase):
         self.assertTrue(picture.read_text().startswith("<svg"))
         self.assertIn("optimal, measured", picture.read_text())
 
+    def test_settings_that_another_option_decides_are_refused(self):
+        plan = self.folder / "plan.json"
+        self.plan(self.config, "--out", plan)
+        for command, setting in ((("bench",), "memory.budget=60%"), (("bench",), "memory.strategy=none"),
+                                 (("train", "--plan", plan), "memory.strategy=none"),
+                                 (("plan", "--plan", plan), "memory.strategy=none"),
+                                 (("plan", "--strategy", "none"), "memory.strategy=optimal"),
+                                 (("plan", "--longest-sequence", "--budget", "8MiB"), "memory.strategy=none")):
+            result = run(*command, self.config, "--set", setting)
+            self.assert_refused(result, 2, f"--set {setting} does nothing here: --")
+
     def test_bench_refuses_before_it_records(self):
         for arguments in (("--budgets", ","), ("--budgets", "60%,,70%"), ("--strategies", "fast"), ("--budgets", "1 parsec")):
             result = run("bench", self.config, *arguments)
