@@ -18,6 +18,8 @@ template <class... Cases>
 struct Match : Cases... {
   using Cases::operator()...;
 };
+template <class... Cases>
+Match(Cases...) -> Match<Cases...>;  // which clang 14, of the fuzzers, does not find by itself
 
 }  // namespace
 
