@@ -16,7 +16,7 @@
 #include "snug/models/autocast.h"
 #include "snug/models/gpt.h"
 #include "snug/plan/does_not_fit.h"
-#include "snug/plan/presets.h"
+#include "snug/plan/run/presets.h"
 #include "snug/replay/session.h"
 
 namespace {

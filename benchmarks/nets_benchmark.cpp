@@ -12,7 +12,7 @@
 
 #include "snug/memory/device_memory.h"
 #include "snug/plan/planner.h"
-#include "snug/plan/presets.h"
+#include "snug/plan/run/presets.h"
 #include "snug/train/bench.h"
 #include "tests/equivalence/nets.h"
 

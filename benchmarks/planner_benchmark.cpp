@@ -2,9 +2,9 @@
 // of GPT-like blocks. Operators are what a step of a deep model has: 2,500 for 250 blocks.
 #include <benchmark/benchmark.h>
 
-#include "snug/plan/lower_bound.h"
-#include "snug/plan/presets.h"
-#include "snug/plan/simulator.h"
+#include "snug/plan/bound/lower_bound.h"
+#include "snug/plan/run/presets.h"
+#include "snug/plan/run/simulator.h"
 #include "snug/plan/trade_off.h"
 #include "tests/plan/synthetic_graph.h"
 

@@ -10,7 +10,7 @@
 #include "snug/base/clock.h"
 #include "snug/memory/device_memory.h"
 #include "snug/models/gpt.h"
-#include "snug/plan/presets.h"
+#include "snug/plan/run/presets.h"
 #include "snug/record/recording.h"
 #include "snug/replay/session.h"
 

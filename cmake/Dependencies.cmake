@@ -6,7 +6,7 @@ find_package(nlohmann_json 3.11 REQUIRED)          # JSON: plans, metrics, --jso
 find_package(tomlplusplus 3.3 REQUIRED)            # TOML configuration files [libtomlplusplus-dev]
 # record/contents_hash.cpp and state/manifest.cpp only.
 find_package(xxHash 0.8 REQUIRED)                  # hashes of contents: replays, training state [libxxhash-dev]
-# plan/minimum_cut.cpp only.
+# plan/bound/minimum_cut.cpp only.
 find_package(Boost 1.74 REQUIRED)                  # Boost.Graph, header-only: minimum cuts [libboost-dev]
 if(SNUG_BUILD_TRAINING)
   find_package(CLI11 2.1 REQUIRED)                 # command line parsing and --help [libcli11-dev]

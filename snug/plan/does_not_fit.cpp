@@ -5,7 +5,7 @@
 #include <numeric>
 #include <string_view>
 
-#include "snug/plan/simulator.h"
+#include "snug/plan/run/simulator.h"
 
 namespace snug {
 namespace {

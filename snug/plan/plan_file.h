@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "snug/plan/memory_plan.h"
-#include "snug/plan/step_graph.h"
+#include "snug/plan/step/memory_plan.h"
+#include "snug/plan/step/step_graph.h"
 
 namespace snug::plan {
 

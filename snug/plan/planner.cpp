@@ -4,10 +4,10 @@
 #include <utility>
 #include <variant>
 
+#include "snug/plan/bound/lower_bound.h"
 #include "snug/plan/does_not_fit.h"
-#include "snug/plan/lower_bound.h"
-#include "snug/plan/presets.h"
-#include "snug/plan/simulator.h"
+#include "snug/plan/run/presets.h"
+#include "snug/plan/run/simulator.h"
 
 namespace snug::plan {
 namespace {

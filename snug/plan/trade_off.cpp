@@ -3,17 +3,17 @@
 #include <algorithm>
 #include <utility>
 
-#include "snug/plan/annealing.h"
-#include "snug/plan/chain_program.h"
-#include "snug/plan/descent.h"
+#include "snug/plan/bound/lower_bound.h"
 #include "snug/plan/does_not_fit.h"
-#include "snug/plan/every_plan.h"
-#include "snug/plan/front.h"
-#include "snug/plan/lower_bound.h"
-#include "snug/plan/lowest_peak.h"
-#include "snug/plan/presets.h"
-#include "snug/plan/price_search.h"
-#include "snug/plan/simulator.h"
+#include "snug/plan/run/presets.h"
+#include "snug/plan/run/simulator.h"
+#include "snug/plan/search/annealing.h"
+#include "snug/plan/search/chain_program.h"
+#include "snug/plan/search/descent.h"
+#include "snug/plan/search/every_plan.h"
+#include "snug/plan/search/front.h"
+#include "snug/plan/search/lowest_peak.h"
+#include "snug/plan/search/price_search.h"
 
 namespace snug::plan {
 namespace {

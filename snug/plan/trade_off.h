@@ -5,8 +5,8 @@
 
 #include "snug/base/bytes.h"
 #include "snug/plan/budget.h"
-#include "snug/plan/memory_plan.h"
-#include "snug/plan/step_graph.h"
+#include "snug/plan/step/memory_plan.h"
+#include "snug/plan/step/step_graph.h"
 
 namespace snug::plan {
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "snug/base/module_scope.h"
-#include "snug/plan/operator_name.h"
+#include "snug/plan/step/operator_name.h"
 
 namespace snug::record {
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "snug/plan/ids.h"
+#include "snug/plan/step/ids.h"
 
 namespace snug::record {
 

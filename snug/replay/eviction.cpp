@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "snug/plan/timeless.h"
+#include "snug/plan/search/timeless.h"
 
 namespace snug::replay {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "snug/plan/ids.h"
+#include "snug/plan/step/ids.h"
 
 namespace snug::record {
 class Tape;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "snug/memory/device_memory.h"
-#include "snug/plan/step_graph.h"
+#include "snug/plan/step/step_graph.h"
 #include "snug/replay/rehearsal.h"
 
 namespace snug::replay {

@@ -5,7 +5,7 @@
 #include <variant>
 #include <vector>
 
-#include "snug/plan/memory_plan.h"
+#include "snug/plan/step/memory_plan.h"
 #include "snug/record/saved_counts.h"
 #include "snug/record/selective.h"
 #include "snug/record/verify_replay.h"

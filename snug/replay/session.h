@@ -12,9 +12,9 @@
 
 #include "snug/memory/device_memory.h"
 #include "snug/plan/budget.h"
-#include "snug/plan/memory_plan.h"
 #include "snug/plan/planner.h"
-#include "snug/plan/step_graph.h"
+#include "snug/plan/step/memory_plan.h"
+#include "snug/plan/step/step_graph.h"
 #include "snug/record/verify_replay.h"
 #include "snug/replay/record_step.h"
 

@@ -6,7 +6,7 @@
 #include "snug/base/errors.h"
 #include "snug/memory/tag.h"
 #include "snug/plan/does_not_fit.h"
-#include "snug/plan/presets.h"
+#include "snug/plan/run/presets.h"
 
 namespace snug::replay {
 namespace {

@@ -12,7 +12,7 @@
 #include "snug/memory/device_memory.h"
 #include "snug/plan/does_not_fit.h"
 #include "snug/plan/planner.h"
-#include "snug/plan/presets.h"
+#include "snug/plan/run/presets.h"
 #include "snug/report/table.h"
 #include "snug/train/experiment.h"
 #include "snug/train/interrupt.h"

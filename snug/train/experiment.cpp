@@ -13,7 +13,7 @@
 #include "snug/memory/process_memory.h"
 #include "snug/memory/tag.h"
 #include "snug/models/autocast.h"
-#include "snug/plan/presets.h"
+#include "snug/plan/run/presets.h"
 #include "snug/record/leaf_names.h"
 #include "snug/replay/fit.h"
 #include "snug/state/manifest.h"

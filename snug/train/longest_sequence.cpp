@@ -14,7 +14,7 @@
 #include "snug/memory/tag.h"
 #include "snug/models/autocast.h"
 #include "snug/plan/does_not_fit.h"
-#include "snug/plan/presets.h"
+#include "snug/plan/run/presets.h"
 #include "snug/replay/fit.h"
 
 namespace snug::train {

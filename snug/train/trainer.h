@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "snug/memory/stats.h"
-#include "snug/plan/memory_plan.h"
 #include "snug/plan/plan_file.h"
+#include "snug/plan/step/memory_plan.h"
 #include "snug/report/progress.h"
 #include "snug/train/config.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "snug/memory/stats.h"
-#include "snug/plan/memory_plan.h"
+#include "snug/plan/step/memory_plan.h"
 #include "snug/report/progress.h"
 #include "snug/train/config.h"
 

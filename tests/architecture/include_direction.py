@@ -22,6 +22,8 @@ LEVELS = [
     ["plan", "memory"],
     ["base"],
 ]
+# Folders of a room, in the same way; "" is the room's own files.
+FOLDERS = {"plan": ["", "search", "bound", "run", "step"]}
 # Files of snug/ itself, and the highest level that they may include.
 TOP_FILES = {"snug.h": 1, "precompiled.cpp": len(LEVELS)}
 WITHOUT_LIBTORCH = ["plan", "base"]
@@ -45,8 +47,19 @@ def includes(text):
             yield number, match.group(1), match.group(2)
 
 
-def include_error(room, path, target):
-    """What is wrong with a file of `room` (None: of snug/ itself) including `target`, or None."""
+def folder_error(room, folder, target):
+    """What is wrong with a file of a room's folder including `target`, a file of that room, or None."""
+    order = FOLDERS.get(room, [""])
+    other = "/".join(target.split("/")[2:-1])
+    if other not in order:
+        return f"includes {target}: {room} has no folder {other}"
+    if order.index(other) >= order.index(folder):
+        return None
+    return f"includes {target}, which is above it: {room}/{folder} may include only itself and the folders below"
+
+
+def include_error(room, folder, path, target):
+    """What is wrong with a file of `room` (None: of snug/ itself), in its `folder`, including `target`, or None."""
     parts = target.split("/")
     if parts[0] in LIBTORCH_FOLDERS and room in WITHOUT_LIBTORCH:
         return f"includes {target}, but {room} does not use LibTorch"
@@ -60,7 +73,9 @@ def include_error(room, path, target):
     if room is None:
         highest = TOP_FILES.get(path.name, 0)
         return None if LEVEL_OF[other] >= highest else f"includes {target}, which is above it"
-    if other == room or LEVEL_OF[other] > LEVEL_OF[room]:
+    if other == room:
+        return folder_error(room, folder, target)
+    if LEVEL_OF[other] > LEVEL_OF[room]:
         return None
     relation = "its sibling" if LEVEL_OF[other] == LEVEL_OF[room] else "above it"
     return f"includes {target}, but {other} is {relation}: {room} may include only itself and the rooms below"
@@ -75,11 +90,15 @@ def check_file(snug, path):
     if room is not None and room not in LEVEL_OF:
         yield f"{shown}: there is no room {room}"
         return
+    folder = "/".join(parts[1:-1])
+    if room is not None and folder not in FOLDERS.get(room, [""]):
+        yield f"{shown}: {room} has no folder {folder}"
+        return
     text = path.read_text(encoding="utf-8")
     if path.suffix in HEADER_SUFFIXES and not re.search(r"^#pragma once$", text, flags=re.M):
         yield f"{shown}: has no #pragma once"
     for number, delimiter, target in includes(text):
-        if error := include_error(room, path, target):
+        if error := include_error(room, folder, path, target):
             yield f"{shown}:{number}: {error}"
         elif delimiter == '"' and not target.startswith("snug/") and (path.parent / target).exists():
             yield f'{shown}:{number}: includes "{target}": write its path from the root, "snug/ROOM/..."'
@@ -122,6 +141,12 @@ SELF_TESTS = [
     ("report/a.cpp", '#include "snug/train/trainer.h"\n', "above it"),
     ("plan/a.cpp", '#include "snug/attic/a.h"\n', "there is no room attic"),
     ("attic/a.cpp", "", "there is no room attic"),
+    ("plan/a.cpp", '#include "snug/plan/search/a.h"\n', None),
+    ("plan/bound/a.cpp", '#include "snug/plan/run/a.h"\n', None),
+    ("plan/run/a.cpp", '#include "snug/plan/bound/a.h"\n', "which is above it: plan/run may include only itself"),
+    ("plan/step/a.cpp", '#include "snug/plan/a.h"\n', "which is above it"),
+    ("plan/a.cpp", '#include "snug/plan/attic/a.h"\n', "plan has no folder attic"),
+    ("memory/attic/a.cpp", "", "memory has no folder attic"),
     ("a.cpp", "", "belongs in a room"),
     ("snug.h", '#pragma once\n#include "snug/cli/run.h"\n', "above it"),
     ("plan/a.cpp", '#include "snug/snug.h"\n', "not the umbrella"),

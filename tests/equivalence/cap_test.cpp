@@ -7,7 +7,7 @@
 
 #include <random>
 
-#include "snug/plan/presets.h"
+#include "snug/plan/run/presets.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
 #include "tests/equivalence/nets.h"

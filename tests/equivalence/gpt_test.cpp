@@ -3,7 +3,7 @@
 
 #include "snug/models/autocast.h"
 #include "snug/models/gpt.h"
-#include "snug/plan/simulator.h"
+#include "snug/plan/run/simulator.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
 

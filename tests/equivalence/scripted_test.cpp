@@ -5,7 +5,7 @@
 
 #include <filesystem>
 
-#include "snug/plan/presets.h"
+#include "snug/plan/run/presets.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
 

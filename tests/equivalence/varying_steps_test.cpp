@@ -5,8 +5,8 @@
 #include <map>
 #include <random>
 
-#include "snug/plan/presets.h"
-#include "snug/plan/simulator.h"
+#include "snug/plan/run/presets.h"
+#include "snug/plan/run/simulator.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
 #include "tests/equivalence/nets.h"

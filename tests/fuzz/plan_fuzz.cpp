@@ -5,7 +5,7 @@
 #include "snug/base/errors.h"
 #include "snug/plan/plan_file.h"
 #include "snug/plan/planner.h"
-#include "snug/plan/step_graph.h"
+#include "snug/plan/step/step_graph.h"
 
 namespace {
 constexpr std::size_t kFewOps = 32;

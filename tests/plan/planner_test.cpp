@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 
 #include "snug/base/errors.h"
+#include "snug/plan/bound/lower_bound.h"
 #include "snug/plan/does_not_fit.h"
-#include "snug/plan/lower_bound.h"
-#include "snug/plan/presets.h"
-#include "snug/plan/simulator.h"
+#include "snug/plan/run/presets.h"
+#include "snug/plan/run/simulator.h"
 #include "snug/plan/strategy.h"
 #include "snug/plan/trade_off.h"
 #include "tests/plan/synthetic_graph.h"

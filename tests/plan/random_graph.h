@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "snug/plan/memory_plan.h"
+#include "snug/plan/step/memory_plan.h"
 #include "tests/plan/synthetic_graph.h"
 
 namespace snug::plan::synthetic {

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "snug/plan/step_graph.h"
+#include "snug/plan/step/step_graph.h"
 
 namespace snug::plan::synthetic {
 

@@ -4,15 +4,15 @@
 
 #include <cmath>
 
-#include "snug/plan/chain.h"
-#include "snug/plan/chain_program.h"
+#include "snug/plan/bound/lower_bound.h"
 #include "snug/plan/does_not_fit.h"
-#include "snug/plan/every_plan.h"
-#include "snug/plan/front.h"
-#include "snug/plan/lower_bound.h"
 #include "snug/plan/planner.h"
-#include "snug/plan/presets.h"
-#include "snug/plan/simulator.h"
+#include "snug/plan/run/presets.h"
+#include "snug/plan/run/simulator.h"
+#include "snug/plan/search/chain.h"
+#include "snug/plan/search/chain_program.h"
+#include "snug/plan/search/every_plan.h"
+#include "snug/plan/search/front.h"
 #include "tests/plan/random_graph.h"
 
 namespace snug::plan {

@@ -17,8 +17,8 @@
 #include <string>
 
 #include "snug/models/gpt.h"
-#include "snug/plan/presets.h"
-#include "snug/plan/simulator.h"
+#include "snug/plan/run/presets.h"
+#include "snug/plan/run/simulator.h"
 #include "snug/replay/abandoned_tasks.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "snug/base/module_scope.h"
-#include "snug/plan/presets.h"
-#include "snug/plan/simulator.h"
+#include "snug/plan/run/presets.h"
+#include "snug/plan/run/simulator.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
 

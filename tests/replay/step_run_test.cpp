@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "snug/memory/held_limit.h"
-#include "snug/plan/presets.h"
+#include "snug/plan/run/presets.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
 

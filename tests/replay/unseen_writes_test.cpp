@@ -5,8 +5,8 @@
 
 #include <torch/library.h>
 
-#include "snug/plan/presets.h"
-#include "snug/plan/simulator.h"
+#include "snug/plan/run/presets.h"
+#include "snug/plan/run/simulator.h"
 #include "snug/record/recording.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"

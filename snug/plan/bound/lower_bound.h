@@ -1,0 +1,25 @@
+#pragma once
+
+#include "snug/base/bytes.h"
+#include "snug/plan/step/step_graph.h"
+
+namespace snug::plan {
+
+/// What no plan can beat, whatever it keeps and recomputes: the certificate beside a plan.
+struct LowerBound {
+  Bytes peak = 0;           ///< no plan has a smaller one, static bytes included
+  double step_seconds = 0;  ///< no plan with a peak within the budget has less; infinite when none has such a peak
+};
+
+/// For plans whose peak is at most `peak` (budget less reserve). Follows from what must be in memory at single moments
+/// of the step (see Relaxation, unavoidable_bytes), so it is not always reached. Pure.
+LowerBound lower_bound(const StepGraph& graph, Bytes peak);
+
+/// LowerBound::peak alone.
+Bytes lower_bound_of_peak(const StepGraph& graph);
+
+/// How far a plan is from the bound: extra time of the plan over that of the bound, less one. 0 when neither has any,
+/// infinite when only the plan has.
+double optimality_gap(double plan_seconds, double bound_seconds, double unplanned_seconds);
+
+}  // namespace snug::plan

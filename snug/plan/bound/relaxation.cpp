@@ -1,0 +1,216 @@
+#include "snug/plan/bound/relaxation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <queue>
+#include <utility>
+
+namespace snug::plan {
+namespace {
+
+// All seconds of a step in capacity units. Large enough that rounding down does not matter, small enough that sums stay
+// far from overflow.
+constexpr double kCapacityOfAllSeconds = 1e12;
+
+}  // namespace
+
+Moment::Moment(const StepGraph& graph, std::size_t event)
+    : saved(graph.values.size(), 0), free(graph.values.size(), 0), lost(graph.values.size(), 0) {
+  bool settled = false;
+  std::vector<char> unpacked(graph.values.size(), 0);
+  std::vector<char> alive(graph.values.size(), 0);
+  for (std::size_t i = 0; i <= event && i < graph.events.size(); ++i) {
+    const Event& e = graph.events[i];
+    switch (e.kind) {
+      case Event::Kind::Run:
+        ops = std::max(ops, e.id + 1);
+        for (const Output& out : graph.flow.outputs(e.id)) {
+          if (out.overwrites != kNoValue && i < event) alive[at(out.overwrites)] = 0;
+          if (out.overwrites != kNoValue) lost[at(out.overwrites)] = 1;
+          alive[at(out.value)] = 1;
+        }
+        break;
+      case Event::Kind::Die:
+        if (i < event) alive[at(e.id)] = 0;
+        break;
+      case Event::Kind::Unpack:
+        unpacked[at(e.id)] = 1;
+        break;
+      case Event::Kind::Release:
+        if (i < event) unpacked[at(e.id)] = 0;
+        break;
+      case Event::Kind::Settle:
+        settled = i < event;
+        break;
+      case Event::Kind::Save:
+      case Event::Kind::Other:
+        break;
+    }
+  }
+  // Nothing has been replayed before the backward pass; after that, what was overwritten may be there again.
+  if (settled) std::ranges::fill(lost, 0);
+  for (std::size_t i = event + 1; i < graph.events.size(); ++i) {
+    if (graph.events[i].kind == Event::Kind::Unpack) saved[at(graph.events[i].id)] = 1;
+  }
+  for (std::size_t v = 0; v < graph.values.size(); ++v) {
+    free[v] = alive[v] || unpacked[v] || graph.flow.is_leaf(static_cast<ValueId>(v));
+  }
+}
+
+Relaxation::Relaxation(const StepGraph& graph, Moment moment)
+    : graph_(graph), moment_(std::move(moment)), readers_(graph.values.size()), relevant_(graph.ops.size(), 0) {
+  for (const ValueInfo& value : graph.values) weights_.push_back(static_cast<double>(value.bytes));
+  double all = 0;
+  for (OpId op = moment_.ops - 1; op >= 0; --op) {
+    // Readers stand after producers: all who could ask for this operator's outputs are known.
+    for (const Output& out : graph.flow.outputs(op)) {
+      const std::size_t v = at(out.value);
+      if (!moment_.free[v] && (moment_.saved[v] || !readers_[v].empty())) relevant_[at(op)] = 1;
+    }
+    if (!relevant_[at(op)]) continue;
+    all += graph.ops[at(op)].seconds;
+    for (ValueId input : graph.flow.inputs(op)) {
+      auto& readers = readers_[at(input)];
+      if (!moment_.free[at(input)] && (readers.empty() || readers.back() != op)) readers.push_back(op);
+    }
+  }
+  if (all > 0) scale_ = kCapacityOfAllSeconds / all;
+}
+
+Relaxation::Priced Relaxation::solve(double price) const {
+  // A node on the source's side is an operator that runs again, or a value that such an operator reads.
+  std::vector<std::int32_t> node_of(at(moment_.ops), -1);
+  std::int32_t nodes = 0;
+  for (OpId op = 0; op < moment_.ops; ++op) {
+    if (relevant_[at(op)]) node_of[at(op)] = nodes++;
+  }
+  const std::int32_t operators = nodes;
+  for (OpId op = 0; op < moment_.ops; ++op) {
+    if (!relevant_[at(op)]) continue;
+    for (const Output& out : graph_.flow.outputs(op)) {
+      if (!moment_.free[at(out.value)] && !moment_.saved[at(out.value)] && readers_[at(out.value)].size() > 1) ++nodes;
+    }
+  }
+  // Beyond the price of everything a capacity makes no more difference.
+  const auto capacity = [&](std::size_t v) {
+    const double units = price * weights_[v] * scale_;
+    if (moment_.lost[v]) return static_cast<CutNetwork::Capacity>(4 * kCapacityOfAllSeconds);
+    return static_cast<CutNetwork::Capacity>(std::min(units, 4 * kCapacityOfAllSeconds));
+  };
+  CutNetwork network(nodes);
+  std::int32_t next = operators;
+  for (OpId op = 0; op < moment_.ops; ++op) {
+    const std::int32_t node = node_of[at(op)];
+    if (node < 0) continue;
+    network.to_sink(node, static_cast<CutNetwork::Capacity>(graph_.ops[at(op)].seconds * scale_));
+    for (const Output& out : graph_.flow.outputs(op)) {
+      const std::size_t v = at(out.value);
+      if (moment_.free[v]) continue;
+      const CutNetwork::Capacity weight = capacity(v);
+      if (weight <= 0) continue;
+      if (moment_.saved[v]) {
+        network.from_source(node, weight);
+      } else if (readers_[v].size() == 1) {
+        network.edge(node_of[at(readers_[v].front())], node, weight);
+      } else if (readers_[v].size() > 1) {
+        const std::int32_t value = next++;
+        for (OpId reader : readers_[v]) network.edge(node_of[at(reader)], value, CutNetwork::kInfinite);
+        network.edge(value, node, weight);
+      }
+    }
+  }
+  const CutNetwork::Cut cut = network.minimum();
+  std::vector<char> replayed(graph_.ops.size(), 0);
+  for (OpId op = 0; op < moment_.ops; ++op) {
+    if (node_of[at(op)] >= 0) replayed[at(op)] = cut.source_side[at(node_of[at(op)])];
+  }
+  return {weighed(std::move(replayed)), static_cast<double>(cut.capacity) / scale_};
+}
+
+bool Relaxation::needed(ValueId v, const std::vector<char>& replayed) const {
+  return moment_.saved[at(v)] || std::ranges::any_of(readers_[at(v)], [&](OpId op) { return replayed[at(op)] != 0; });
+}
+
+RelaxedChoice Relaxation::weighed(std::vector<char> replayed) const {
+  RelaxedChoice choice;
+  for (OpId op = 0; op < moment_.ops; ++op) {
+    if (replayed[at(op)]) {
+      choice.seconds += graph_.ops[at(op)].seconds;
+      continue;
+    }
+    for (const Output& out : graph_.flow.outputs(op)) {
+      if (!moment_.free[at(out.value)] && needed(out.value, replayed)) choice.weight += weights_[at(out.value)];
+    }
+  }
+  choice.replayed = std::move(replayed);
+  return choice;
+}
+
+RelaxedChoice Relaxation::best(double price) const {
+  if (std::isfinite(price)) return solve(price).choice;
+  // All that is asked for runs again, down to what is free.
+  std::vector<char> replayed(graph_.ops.size(), 0);
+  for (OpId op = moment_.ops - 1; op >= 0; --op) {
+    replayed[at(op)] = std::ranges::any_of(graph_.flow.outputs(op), [&](const Output& out) {
+      return !moment_.free[at(out.value)] && (weights_[at(out.value)] > 0 || moment_.lost[at(out.value)]) &&
+             needed(out.value, replayed);
+    });
+  }
+  return weighed(std::move(replayed));
+}
+
+std::vector<RelaxedChoice> Relaxation::hull(std::size_t limit) const {
+  std::vector<RelaxedChoice> found{best(0), best(std::numeric_limits<double>::infinity())};
+  // The widest gap first, so that a hull that is cut short is still evenly spread.
+  struct Gap {
+    double width;
+    RelaxedChoice more, less;
+    bool operator<(const Gap& other) const { return width < other.width; }
+  };
+  std::priority_queue<Gap> gaps;
+  gaps.push({found[0].weight - found[1].weight, found[0], found[1]});
+  while (!gaps.empty() && found.size() < limit) {
+    const Gap gap = gaps.top();
+    gaps.pop();
+    if (gap.width <= 0 || gap.less.seconds <= gap.more.seconds) continue;
+    const double slope = (gap.less.seconds - gap.more.seconds) / gap.width;
+    RelaxedChoice between = best(slope);
+    if (between.weight >= gap.more.weight || between.weight <= gap.less.weight) continue;
+    gaps.push({gap.more.weight - between.weight, gap.more, between});
+    gaps.push({between.weight - gap.less.weight, between, gap.less});
+    found.push_back(std::move(between));
+  }
+  std::ranges::sort(found, std::ranges::greater(), &RelaxedChoice::weight);
+  return found;
+}
+
+Relaxation::Bound Relaxation::least_seconds(double weight) const {
+  RelaxedChoice more = best(0);
+  if (weight < 0) return {std::numeric_limits<double>::infinity(), more};
+  if (more.weight <= weight) return {more.seconds, more};
+  RelaxedChoice less = best(std::numeric_limits<double>::infinity());
+  double bound = 0;
+  // Each cut gives a bound that holds; the one whose line passes between its neighbours around `weight` is the best.
+  for (int i = 0; i < 100 && more.weight > less.weight && less.seconds > more.seconds; ++i) {
+    const double slope = (less.seconds - more.seconds) / (more.weight - less.weight);
+    Priced between = solve(slope);
+    bound = std::max(bound, between.bound - slope * weight);
+    const double found = between.choice.weight;
+    if (found >= more.weight || found <= less.weight) break;
+    (found > weight ? more : less) = std::move(between.choice);
+    if (less.weight == weight) break;
+  }
+  return {bound, std::move(more)};
+}
+
+std::vector<char> Relaxation::kept(const RelaxedChoice& choice) const {
+  std::vector<char> kept(graph_.values.size(), 0);
+  for (ValueId v = 0; v < graph_.flow.values(); ++v) {
+    const OpId op = graph_.flow.producer(v);
+    kept[at(v)] = graph_.flow.is_leaf(v) ||
+                  (op < moment_.ops && needed(v, choice.replayed) && (moment_.free[at(v)] || !choice.replayed[at(op)]));
+  }
+  return kept;
+}
+
+}  // namespace snug::plan

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/plan/bound/minimum_cut.h"
+#include "snug/plan/step/step_graph.h"
+
+namespace snug::plan {
+
+/// What holds at one moment of a step: during an event.
+struct Moment {
+  Moment(const StepGraph& graph, std::size_t event);
+
+  OpId ops = 0;             ///< that ran before it or run in it
+  std::vector<char> saved;  ///< by ValueId: backward asks for it later
+  std::vector<char>
+      free;  ///< it is there whatever a plan says: leaves, and what the program or a backward node refers to
+  std::vector<char> lost;  ///< it was overwritten, and nothing has been replayed yet
+};
+
+/// What a relaxed plan does.
+struct RelaxedChoice {
+  double seconds = 0;          ///< of the operators that run again
+  double weight = 0;           ///< of the values that are there, the free ones not
+  std::vector<char> replayed;  ///< by OpId
+};
+
+/// The choice that every plan makes at one moment of a step, and nothing else of it: each value that backward asks for
+/// later is there, or its operator runs again, and then that operator's inputs are there or made again too. Each
+/// operator counts once, however often a plan would run it. So the fewest seconds of a choice within some bytes are a
+/// lower bound for every plan that has no more bytes at that moment; and choices are good plans themselves when memory
+/// is scarce at that moment only. Values weigh their bytes, unless they are given other weights.
+///
+/// Weighing seconds and bytes against each other makes it a minimum cut (a closure problem, Picard 1976). The weights
+/// that matter form the lower convex hull of seconds over bytes.
+class Relaxation {
+ public:
+  /// `graph` must outlive this.
+  Relaxation(const StepGraph& graph, Moment moment);
+
+  /// By ValueId, not negative.
+  void set_weights(std::vector<double> weights) { weights_ = std::move(weights); }
+
+  /// The choice with the least seconds + price * weight, the one with the least weight at infinity.
+  [[nodiscard]] RelaxedChoice best(double price) const;
+
+  /// Vertices of the hull from all there to all made again, at most about `limit` of them, evenly spread in weight.
+  [[nodiscard]] std::vector<RelaxedChoice> hull(std::size_t limit) const;
+
+  /// No choice within `weight` takes fewer seconds than `seconds`, which is infinite when `weight` is negative.
+  /// `choice` is one near to it.
+  struct Bound {
+    double seconds = 0;
+    RelaxedChoice choice;
+  };
+  [[nodiscard]] Bound least_seconds(double weight) const;
+
+  /// The values that are there under a choice, as far as they are needed; free ones included. By ValueId.
+  [[nodiscard]] std::vector<char> kept(const RelaxedChoice& choice) const;
+
+  [[nodiscard]] const Moment& moment() const noexcept { return moment_; }
+
+ private:
+  struct Priced {
+    RelaxedChoice choice;
+    double bound = 0;  ///< on seconds + price * weight, rounding included
+  };
+  [[nodiscard]] Priced solve(double price) const;
+  [[nodiscard]] RelaxedChoice weighed(std::vector<char> replayed) const;
+  [[nodiscard]] bool needed(ValueId v, const std::vector<char>& replayed) const;
+
+  const StepGraph& graph_;
+  Moment moment_;
+  std::vector<double> weights_;
+  std::vector<std::vector<OpId>> readers_;  // by ValueId, of the operators below
+  std::vector<char> relevant_;              // operators that some choice may run again
+  double scale_ = 1;                        // capacities per second
+};
+
+}  // namespace snug::plan

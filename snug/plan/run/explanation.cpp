@@ -1,0 +1,71 @@
+#include "snug/plan/run/explanation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "snug/plan/run/simulator.h"
+#include "snug/plan/step/pieces.h"
+
+namespace snug::plan {
+namespace {
+
+std::vector<Share> empty_pieces(const StepGraph& graph) {
+  std::vector<Share> pieces;
+  const auto add = [&](std::string name, OpId begin, OpId end) {
+    if (end <= begin) return;
+    Share piece;
+    piece.name = std::move(name);
+    piece.begin = begin;
+    piece.end = end;
+    pieces.push_back(std::move(piece));
+  };
+  const std::vector<SegmentRange> blocks = repeated_blocks(graph);
+  if (blocks.empty()) {
+    const std::vector<OpId> cuts = chain_cuts(graph, 16);
+    for (std::size_t i = 0; i + 1 < cuts.size(); ++i) add(fmt::format("piece {}", i + 1), cuts[i], cuts[i + 1]);
+    return pieces;
+  }
+  add("before the blocks", 0, blocks.front().begin);
+  for (std::size_t i = 0; i < blocks.size(); ++i) add(fmt::format("block {}", i + 1), blocks[i].begin, blocks[i].end);
+  add("after the blocks", blocks.back().end, graph.flow.ops());
+  return pieces;
+}
+
+}  // namespace
+
+Explanation explain(const StepGraph& graph, const MemoryPlan& plan) {
+  const Simulation run = simulate(graph, plan, /*with_timeline=*/true);
+  Explanation result;
+  result.pieces = empty_pieces(graph);
+  result.all.name = "the step";
+  result.all.end = graph.flow.ops();
+  std::map<std::string, Share> by_name;
+  for (Share& piece : result.pieces) {
+    for (OpId op = piece.begin; op < piece.end; ++op) {
+      const OpInfo& info = graph.ops[at(op)];
+      Share& named = by_name[info.name];
+      named.name = info.name;
+      const auto replays = run.replays[at(op)];
+      Bytes kept = 0, recomputed = 0;
+      for (const Output& out : graph.flow.outputs(op)) {
+        const ValueInfo& value = graph.values[at(out.value)];
+        if (value.saved) (is_kept(graph, plan, out.value) ? kept : recomputed) += value.bytes;
+      }
+      for (Share* share : {&piece, &named, &result.all}) {
+        share->kept += kept;
+        share->recomputed += recomputed;
+        share->seconds += replays * info.seconds;
+        share->replayed_ops += replays;
+      }
+    }
+  }
+  for (auto& [name, share] : by_name) {
+    if (share.replayed_ops > 0 || share.recomputed > 0) result.operators.push_back(std::move(share));
+  }
+  std::ranges::stable_sort(result.operators, std::ranges::greater(), &Share::seconds);
+  return result;
+}
+
+}  // namespace snug::plan

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/plan/step/memory_plan.h"
+#include "snug/plan/step/step_graph.h"
+
+namespace snug::plan {
+
+/// What a plan does with the values that autograd saved, and what it costs.
+struct Share {
+  std::string name;
+  OpId begin = 0, end = 0;  ///< operators, of a piece
+  Bytes kept = 0;           ///< bytes of saved values that are there when backward begins
+  Bytes recomputed = 0;     ///< of those that are made again
+  double seconds = 0;       ///< of replayed operators
+  std::int64_t replayed_ops = 0;
+};
+
+struct Explanation {
+  std::vector<Share> pieces;     ///< the repeated blocks and what lies around them, in the order of the step
+  std::vector<Share> operators;  ///< by name, of those that are replayed or whose results are dropped; dearest first
+  Share all;
+};
+
+/// Pure; the plan must be for the graph.
+Explanation explain(const StepGraph& graph, const MemoryPlan& plan);
+
+}  // namespace snug::plan

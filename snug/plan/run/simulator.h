@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/plan/step/memory_plan.h"
+#include "snug/plan/step/step_graph.h"
+
+namespace snug::plan {
+
+/// What a step would take under a plan.
+struct Simulation {
+  Bytes peak = 0;              ///< static bytes included
+  std::size_t peak_event = 0;  ///< position in StepGraph::events
+  OpId peak_op = kNoOp;        ///< the operator that ran or was replayed there, kNoOp between operators
+  Bytes after_forward = 0;
+  double seconds = 0;  ///< of forward and backward: as recorded, and what is replayed
+  std::int64_t replayed_ops = 0;
+  std::vector<Bytes> timeline;        ///< memory after each event; filled on request
+  std::vector<Bytes> peaks;           ///< highest memory during each event; filled on request
+  std::vector<std::int32_t> replays;  ///< by OpId, how often it ran again
+};
+
+/// Whether the value stays until its last use: as the plan says, unless the graph says what must be.
+inline bool is_kept(const StepGraph& graph, const MemoryPlan& plan, ValueId value) {
+  const Must must = graph.values[static_cast<std::size_t>(value)].must;
+  return must == Must::Nothing ? plan.keeps(value) : must == Must::Keep;
+}
+
+/// Walks the events of `graph` as the executor would under `plan`, with the same Ledger. Pure; the plan must be for
+/// the graph. Where the allocator is deterministic, the peak is that of the run.
+Simulation simulate(const StepGraph& graph, const MemoryPlan& plan, bool with_timeline = false);
+
+/// The same, given up when more than `replays` operators run again: for searches, which have no use for such plans.
+std::optional<Simulation> simulate_within(const StepGraph& graph, const MemoryPlan& plan, std::int64_t replays,
+                                          bool with_timeline = false);
+
+/// The plan with predicted_peak and predicted_seconds filled in.
+MemoryPlan predicted(const StepGraph& graph, MemoryPlan plan);
+
+}  // namespace snug::plan

@@ -1,0 +1,90 @@
+#include "snug/plan/search/every_plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "snug/plan/run/presets.h"
+
+namespace snug::plan {
+namespace {
+
+constexpr OpId kMostOps = 8;
+
+/// Values that a plan can keep or recompute with a difference.
+std::vector<ValueId> choices(const StepGraph& graph) {
+  std::vector<char> read(graph.values.size(), 0);
+  for (OpId op = 0; op < graph.flow.ops(); ++op) {
+    for (ValueId v : graph.flow.inputs(op)) read[at(v)] = 1;
+  }
+  std::vector<ValueId> values;
+  for (ValueId v = 0; v < graph.flow.values(); ++v) {
+    if (!graph.flow.is_leaf(v) && (graph.values[at(v)].saved || read[at(v)])) values.push_back(v);
+  }
+  return values;
+}
+
+using Nesting = std::vector<SegmentRange>;
+
+/// All sets of ranges within [begin, end) that nest or are disjoint, with and without [begin, end) itself.
+std::vector<Nesting> nestings(OpId begin, OpId end, bool with_whole);
+
+/// All ways to put nested ranges side by side into [begin, end), none of them the whole of `within`.
+void side_by_side(OpId begin, OpId end, SegmentRange within, Nesting& prefix, std::vector<Nesting>& result) {
+  if (begin == end) {
+    result.push_back(prefix);
+    return;
+  }
+  side_by_side(begin + 1, end, within, prefix, result);  // `begin` is in no range of this level
+  for (OpId stop = begin + 1; stop <= end; ++stop) {
+    if (begin == within.begin && stop == within.end) continue;
+    for (const Nesting& inside : nestings(begin, stop, /*with_whole=*/true)) {
+      if (inside.empty() || inside.front() != SegmentRange{begin, stop}) continue;
+      Nesting longer = prefix;
+      longer.insert(longer.end(), inside.begin(), inside.end());
+      std::swap(prefix, longer);
+      side_by_side(stop, end, within, prefix, result);
+      std::swap(prefix, longer);
+    }
+  }
+}
+
+std::vector<Nesting> nestings(OpId begin, OpId end, bool with_whole) {
+  std::vector<Nesting> inside;
+  Nesting prefix;
+  side_by_side(begin, end, {begin, end}, prefix, inside);
+  if (!with_whole) return inside;
+  std::vector<Nesting> all = inside;
+  for (Nesting& nesting : inside) {
+    nesting.insert(nesting.begin(), {begin, end});
+    all.push_back(std::move(nesting));
+  }
+  return all;
+}
+
+}  // namespace
+
+std::int64_t count_plans(const StepGraph& graph, std::int64_t most) {
+  const OpId ops = graph.flow.ops();
+  const std::size_t values = choices(graph).size();
+  if (ops > kMostOps || values > 30) return most;
+  return std::min(most, static_cast<std::int64_t>(nestings(0, ops, /*with_whole=*/false).size()) << values);
+}
+
+std::vector<MemoryPlan> every_plan(const StepGraph& graph) {
+  const std::vector<ValueId> values = choices(graph);
+  MemoryPlan plan = bare_plan(graph);
+  std::vector<MemoryPlan> plans;
+  // A range around everything makes no difference.
+  for (const Nesting& nesting : nestings(0, graph.flow.ops(), /*with_whole=*/false)) {
+    plan.segments = nesting;
+    for (std::uint64_t kept = 0; kept < std::uint64_t{1} << values.size(); ++kept) {
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        plan.actions[at(values[i])] = kept >> i & 1 ? Action{Keep{}} : Action{Recompute{}};
+      }
+      plans.push_back(plan);
+    }
+  }
+  return plans;
+}
+
+}  // namespace snug::plan

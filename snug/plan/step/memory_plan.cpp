@@ -1,0 +1,79 @@
+#include "snug/plan/step/memory_plan.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "snug/base/errors.h"
+#include "snug/base/json_integer.h"
+
+namespace snug::plan {
+namespace {
+
+constexpr int kPlanVersion = 1;
+constexpr const char* kPlanFormat = "snug memory plan";
+
+using Json = nlohmann::ordered_json;
+
+}  // namespace
+
+MemoryPlan flipped(MemoryPlan plan, ValueId value) {
+  Action& action = plan.actions[static_cast<std::size_t>(value)];
+  action = std::holds_alternative<Keep>(action) ? Action{Recompute{}} : Action{Keep{}};
+  return plan;
+}
+
+Json to_json(const MemoryPlan& plan) {
+  // One letter a value: plans stay small and can be compared by eye.
+  std::string actions;
+  for (const Action& action : plan.actions) actions += std::holds_alternative<Keep>(action) ? 'k' : 'r';
+  Json segments = Json::array();
+  for (const SegmentRange& range : plan.segments) segments.push_back({range.begin, range.end});
+  return {{"format", kPlanFormat},
+          {"version", kPlanVersion},
+          {"strategy", plan.strategy},
+          {"fingerprint", plan.fingerprint},
+          {"budget_bytes", plan.budget},
+          {"predicted_peak_bytes", plan.predicted_peak},
+          {"unplanned_peak_bytes", plan.unplanned_peak},
+          {"predicted_step_seconds", plan.predicted_seconds},
+          {"unplanned_step_seconds", plan.unplanned_seconds},
+          {"actions", actions},
+          {"segments", segments}};
+}
+
+MemoryPlan memory_plan_from_json(const Json& json) try {
+  if (json.at("format") != kPlanFormat || json.at("version") != kPlanVersion) {
+    throw UsageError(fmt::format("memory plan: not a \"{}\" of version {}", kPlanFormat, kPlanVersion));
+  }
+  MemoryPlan plan;
+  plan.strategy = json.at("strategy");
+  plan.fingerprint = json_integer<std::uint64_t>(json.at("fingerprint"));
+  plan.budget = json_integer<Bytes>(json.at("budget_bytes"));
+  plan.predicted_peak = json_integer<Bytes>(json.at("predicted_peak_bytes"));
+  plan.unplanned_peak = json_integer<Bytes>(json.at("unplanned_peak_bytes"));
+  plan.predicted_seconds = json.at("predicted_step_seconds");
+  plan.unplanned_seconds = json.at("unplanned_step_seconds");
+  for (char c : json.at("actions").get<std::string>()) {
+    if (c == 'k') {
+      plan.actions.emplace_back(Keep{});
+    } else if (c == 'r') {
+      plan.actions.emplace_back(Recompute{});
+    } else {
+      throw UsageError(fmt::format("memory plan: '{}' is no action; k keeps a value, r recomputes it", c));
+    }
+  }
+  for (const Json& range : json.at("segments")) {
+    const SegmentRange segment{json_integer<OpId>(range.at(0)), json_integer<OpId>(range.at(1))};
+    if (segment.begin < 0 || segment.end < segment.begin) {
+      throw UsageError(fmt::format("memory plan: segment {} is no range of operators", range.dump()));
+    }
+    plan.segments.push_back(segment);
+  }
+  return plan;
+} catch (const std::exception& error) {
+  if (dynamic_cast<const UsageError*>(&error) != nullptr) throw;
+  throw UsageError(fmt::format("memory plan: {}", error.what()));
+}
+
+}  // namespace snug::plan

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/plan/step/dataflow.h"
+
+namespace snug::plan {
+
+/// What a plan has no say in.
+enum class Must : std::uint8_t { Nothing, Keep, Recompute };
+
+/// One value of a recorded step. Leaves have no bytes here: they are part of StepGraph::static_bytes.
+struct ValueInfo {
+  Bytes bytes = 0;            ///< as the allocator rounds them
+  bool saved = false;         ///< at least one saved tensor stands for it after the forward pass
+  Must must = Must::Nothing;  ///< whatever plans say (see Choice)
+  friend bool operator==(const ValueInfo&, const ValueInfo&) = default;
+};
+
+/// One operator call of the forward pass.
+struct OpInfo {
+  std::string name;             ///< "aten::addmm"
+  std::uint64_t signature = 0;  ///< of name, inputs and geometry: what a later step is compared with
+  double seconds = 0;
+  Bytes peak_bytes = 0;     ///< highest memory during the call above that before it, outputs included
+  Bytes other_bytes = 0;    ///< memory it left behind that is no output, such as a random generator's state
+  std::string inputs = {};  ///< types and sizes of its tensors, for messages: "float[512, 64], float[64]"
+  friend bool operator==(const OpInfo&, const OpInfo&) = default;
+};
+
+/// What happened in a step, in order.
+struct Event {
+  enum class Kind : std::uint8_t {
+    Run,      ///< the forward pass ran operator `id`
+    Die,      ///< the program let go of value `id`; it lives on only if it is held
+    Save,     ///< a saved tensor stands for value `id`
+    Settle,   ///< the forward pass is over
+    Unpack,   ///< a backward node asked for value `id`
+    Release,  ///< a saved tensor of value `id` was destroyed
+    Other,    ///< other allocations and frees
+  };
+  Kind kind = Kind::Other;
+  std::int32_t id = -1;
+  Bytes peak = 0;  ///< Other: the highest memory above that before it
+  Bytes net = 0;   ///< Other: memory after it above that before it
+  friend bool operator==(const Event&, const Event&) = default;
+};
+
+/// One training step, as recorded: all that a planner needs. A plain value; see to_json for the file.
+struct StepGraph {
+  Dataflow flow;
+  std::vector<OpInfo> ops;        // by OpId
+  std::vector<ValueInfo> values;  // by ValueId
+  std::vector<Event> events;
+  Bytes static_bytes = 0;                ///< allocated before the step began: weights, optimizer state, the batch
+  std::array<Bytes, 6> static_by_tag{};  ///< the same by memory::Tag
+  double step_seconds = 0;               ///< forward and backward of the recorded step
+  double update_seconds = 0;             ///< of the optimizer step; 0 when none was recorded
+  Bytes update_bytes = 0;                ///< highest memory during it above that before it; also its event's
+
+  /// Appends the optimizer step: an event of its own, which no plan can change.
+  void end_with_update(Bytes bytes, double seconds);
+
+  /// The position in `events` where forward ends and backward begins; their number when there is none.
+  [[nodiscard]] std::size_t settle_event() const;
+
+  /// Tells graphs apart: a hash of all signatures.
+  [[nodiscard]] std::uint64_t fingerprint() const;
+  friend bool operator==(const StepGraph&, const StepGraph&) = default;
+};
+
+nlohmann::ordered_json to_json(const StepGraph& graph);
+/// Throws UsageError when the text is not a graph of this version.
+StepGraph step_graph_from_json(const nlohmann::ordered_json& json);
+
+}  // namespace snug::plan

@@ -1,0 +1,157 @@
+#include "snug/plan/step/pieces.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/plan/random_graph.h"
+
+namespace snug::plan {
+namespace {
+
+using synthetic::GraphBuilder;
+using synthetic::kOpsBefore;
+using synthetic::kOpsPerBlock;
+using testing::ElementsAre;
+
+/// How many values that operators before p made are read by operators from p on.
+int crossing(const Dataflow& flow, OpId p) {
+  int count = 0;
+  for (ValueId v = 0; v < flow.values(); ++v) {
+    if (flow.is_leaf(v) || flow.producer(v) >= p) continue;
+    bool read = false;
+    for (OpId op = p; op < flow.ops(); ++op) {
+      for (ValueId input : flow.inputs(op)) read = read || input == v;
+    }
+    count += read;
+  }
+  return count;
+}
+
+TEST(CutPoints, CutARowEverywhere) {
+  GraphBuilder g;
+  ValueId v = g.leaf();
+  for (int i = 0; i < 4; ++i) v = g.op("op", {v}, 1);
+  EXPECT_THAT(cut_points(g.graph()), ElementsAre(0, 1, 2, 3, 4));
+}
+
+TEST(CutPoints, DoNotCutThroughAResidual) {
+  GraphBuilder g;
+  const ValueId x = g.op("in", {g.leaf()}, 1);
+  const ValueId a = g.op("a", {x}, 1);
+  const ValueId b = g.op("b", {a}, 1);
+  const ValueId sum = g.op("add", {x, b}, 1);
+  g.op("out", {sum}, 1);
+  EXPECT_THAT(cut_points(g.graph()), ElementsAre(0, 1, 4, 5));
+  EXPECT_THAT(cut_points(g.graph(), 2), ElementsAre(0, 1, 2, 3, 4, 5));
+}
+
+TEST(CutPoints, IgnoreLeaves) {
+  GraphBuilder g;
+  const ValueId weight = g.leaf();
+  const ValueId a = g.op("a", {weight}, 1);
+  const ValueId b = g.op("b", {a, weight}, 1);
+  g.op("c", {b, weight}, 1);
+  EXPECT_THAT(cut_points(g.graph()), ElementsAre(0, 1, 2, 3));
+}
+
+TEST(CutPoints, OfAnEmptyStepAreItsStart) { EXPECT_THAT(cut_points(GraphBuilder().graph()), ElementsAre(0)); }
+
+TEST(CutPoints, AreWhereFewValuesCrossInRandomSteps) {
+  int inner = 0;
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    const StepGraph graph = synthetic::random_graph(seed, 20);
+    for (int limit = 1; limit <= 3; ++limit) {
+      const std::vector<OpId> cuts = cut_points(graph, limit);
+      ASSERT_EQ(cuts.front(), 0);
+      ASSERT_EQ(cuts.back(), graph.flow.ops());
+      for (OpId p = 1; p < graph.flow.ops(); ++p) {
+        const int values = crossing(graph.flow, p);
+        // Where nothing crosses there is nothing to keep, and no cut either.
+        ASSERT_EQ(std::ranges::find(cuts, p) != cuts.end(), values >= 1 && values <= limit) << "position " << p;
+        inner += values >= 1 && values <= limit;
+      }
+    }
+  }
+  EXPECT_GT(inner, 200);
+}
+
+TEST(RepeatedBlocks, FindTheBlocksOfAChain) {
+  for (const int blocks : {2, 3, 4, 7, 12, 48}) {
+    SCOPED_TRACE(blocks);
+    const std::vector<SegmentRange> found = repeated_blocks(synthetic::gpt_like({.blocks = blocks}));
+    ASSERT_EQ(found.size(), static_cast<std::size_t>(blocks));
+    for (int i = 0; i < blocks; ++i) {
+      EXPECT_EQ(found[static_cast<std::size_t>(i)],
+                (SegmentRange{kOpsBefore + i * kOpsPerBlock, kOpsBefore + (i + 1) * kOpsPerBlock}));
+    }
+  }
+}
+
+TEST(RepeatedBlocks, AreFoundThoughAllOfThemReadTheSameTables) {
+  for (const int blocks : {2, 8, 30}) {
+    SCOPED_TRACE(blocks);
+    const std::vector<SegmentRange> found = repeated_blocks(synthetic::deep_net({.blocks = blocks}));
+    ASSERT_EQ(found.size(), static_cast<std::size_t>(blocks));
+    for (const SegmentRange& block : found) EXPECT_EQ(block.end - block.begin, synthetic::kOpsPerDeepBlock);
+  }
+}
+
+TEST(ChainCuts, CutEachBlockAlikeWhereThereIsRoomForIt) {
+  const StepGraph graph = synthetic::gpt_like({.blocks = 30});
+  for (const std::size_t limit : {32U, 40U, 62U}) {
+    SCOPED_TRACE(limit);
+    const std::vector<OpId> cuts = chain_cuts(graph, limit);
+    ASSERT_LE(cuts.size(), limit + 1);
+    std::vector<int> cut_at(kOpsPerBlock, 0);  // by position in a block
+    for (OpId p : cuts) {
+      if (p >= kOpsBefore && p < kOpsBefore + 30 * kOpsPerBlock) ++cut_at[(p - kOpsBefore) % kOpsPerBlock];
+    }
+    for (const int blocks : cut_at) EXPECT_TRUE(blocks == 0 || blocks == 30) << blocks;
+    EXPECT_EQ(std::ranges::count(cut_at, 30), limit == 62 ? 2 : 1);
+  }
+}
+
+TEST(RepeatedBlocks, AreNoneWhenNothingRepeats) {
+  EXPECT_TRUE(repeated_blocks(synthetic::gpt_like({.blocks = 1})).size() <= 2);
+  GraphBuilder g;
+  ValueId v = g.leaf();
+  for (const char* name : {"a", "b", "c", "d"}) v = g.op(name, {v}, 1);
+  EXPECT_TRUE(repeated_blocks(g.graph()).empty());
+  EXPECT_TRUE(repeated_blocks(GraphBuilder().graph()).empty());
+}
+
+TEST(RepeatedBlocks, TakeTheLongestRunAndWholePeriodsOnly) {
+  GraphBuilder g;
+  ValueId v = g.leaf();
+  for (const char* name : {"x", "x", "a", "b", "a", "b", "a", "b", "a"}) v = g.op(name, {v}, 1);
+  EXPECT_THAT(repeated_blocks(g.graph()), ElementsAre(SegmentRange{2, 4}, SegmentRange{4, 6}, SegmentRange{6, 8}));
+}
+
+TEST(RepeatedBlocks, FollowOneAnotherWithoutGapsOnRandomSteps) {
+  int found = 0;
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    const StepGraph graph = synthetic::random_graph(seed, 4 + static_cast<int>(seed % 30));
+    const std::vector<SegmentRange> blocks = repeated_blocks(graph);
+    ASSERT_NE(blocks.size(), 1U);
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      ASSERT_LT(blocks[i].begin, blocks[i].end);
+      ASSERT_LE(blocks[i].end, graph.flow.ops());
+      if (i == 0) continue;
+      ASSERT_EQ(blocks[i].begin, blocks[i - 1].end);
+      ASSERT_EQ(blocks[i].end - blocks[i].begin, blocks[0].end - blocks[0].begin);
+      for (OpId k = 0; k < blocks[0].end - blocks[0].begin; ++k) {
+        ASSERT_EQ(graph.ops[static_cast<std::size_t>(blocks[i].begin + k)].name,
+                  graph.ops[static_cast<std::size_t>(blocks[0].begin + k)].name);
+      }
+    }
+    found += !blocks.empty();
+  }
+  EXPECT_GT(found, 30);
+}
+
+}  // namespace
+}  // namespace snug::plan

@@ -1,0 +1,164 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "snug/plan/planner.h"
+#include "snug/plan/step/step_graph.h"
+#include "tests/plan/step/json_damage.h"
+
+namespace snug::plan {
+namespace {
+
+using synthetic::Json;
+using synthetic::message_of;
+using testing::HasSubstr;
+
+std::string error_of_graph(const Json& json) {
+  return message_of([&] { step_graph_from_json(json); });
+}
+
+TEST(StepGraphJson, ComesBackEqualThroughText) {
+  const StepGraph chain = synthetic::gpt_like({.blocks = 3});
+  EXPECT_EQ(step_graph_from_json(Json::parse(to_json(chain).dump())), chain);
+  EXPECT_EQ(step_graph_from_json(to_json(StepGraph{})), StepGraph{});
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    const StepGraph graph = synthetic::random_graph(seed, 30);
+    const StepGraph loaded = step_graph_from_json(Json::parse(to_json(graph).dump()));
+    ASSERT_EQ(loaded, graph);
+    ASSERT_EQ(loaded.fingerprint(), graph.fingerprint());
+  }
+}
+
+TEST(StepGraphJson, KeepsLeavesThatOperatorsMakeOrNothingReads) {
+  synthetic::GraphBuilder g(5);
+  g.leaf();
+  const ValueId opaque = g.op("aten::empty", {}, 100);
+  g.graph().flow.make_leaf(opaque);
+  g.op("aten::relu", {opaque}, 100);
+  g.leaf();
+  g.settle();
+  const StepGraph graph = g.take();
+  const StepGraph loaded = step_graph_from_json(to_json(graph));
+  EXPECT_EQ(loaded, graph);
+  EXPECT_TRUE(loaded.flow.is_leaf(opaque));
+  EXPECT_EQ(loaded.flow.values(), 4);
+}
+
+TEST(StepGraphJson, NamesWhatIsMissing) {
+  const Json whole = to_json(synthetic::gpt_like({.blocks = 1}));
+  for (const auto& [key, value] : whole.items()) {
+    Json json = whole;
+    json.erase(key);
+    EXPECT_THAT(error_of_graph(json), AllOf(HasSubstr("step graph: "), HasSubstr("'" + key + "'")));
+  }
+}
+
+class DamagedStepGraph : public testing::Test {
+ protected:
+  static Json example() {
+    synthetic::GraphBuilder g(5);
+    const ValueId leaf = g.leaf();
+    const ValueId a = g.op("a", {leaf}, 100);
+    const ValueId b = g.in_place("b", {a}, a);
+    g.save(b);
+    g.settle();
+    g.node({b}, 0);
+    return to_json(g.graph());
+  }
+  Json json = example();
+};
+
+TEST_F(DamagedStepGraph, IsLoadedBeforeItIsDamaged) { EXPECT_EQ(error_of_graph(json), "loaded"); }
+
+TEST_F(DamagedStepGraph, NamesAValueThatDoesNotExist) {
+  json["flow"][1]["inputs"][0] = 3;
+  EXPECT_THAT(error_of_graph(json), HasSubstr("value 3 of 3 does not exist"));
+  json["flow"][1]["inputs"][0] = -1;
+  EXPECT_THAT(error_of_graph(json), HasSubstr("value -1 of 3 does not exist"));
+}
+
+TEST_F(DamagedStepGraph, NamesAnOutputThatDoesNotExistWithoutMakingRoomForIt) {
+  json["flow"][1]["outputs"][0][0] = 2'000'000'000;
+  EXPECT_THAT(error_of_graph(json), HasSubstr("2000000000"));
+}
+
+TEST_F(DamagedStepGraph, NamesAnOutputThatIsOutOfOrder) {
+  json["flow"][0]["outputs"][0][0] = 0;
+  EXPECT_THAT(error_of_graph(json), HasSubstr("out of order"));
+}
+
+TEST_F(DamagedStepGraph, NamesAnOverwrittenValueThatIsNotThereBefore) {
+  for (const int wrong : {2, 3, 1000, -2}) {
+    json["flow"][1]["outputs"][0][1] = wrong;
+    EXPECT_THAT(error_of_graph(json), HasSubstr("overwrites value " + std::to_string(wrong)));
+  }
+}
+
+TEST_F(DamagedStepGraph, NamesALeafThatDoesNotExist) {
+  json["leaves"] = Json::array({0, 7});
+  EXPECT_THAT(error_of_graph(json), HasSubstr("step graph: "));
+}
+
+TEST_F(DamagedStepGraph, NamesCountsThatDiffer) {
+  json["ops"].erase(0);
+  EXPECT_THAT(error_of_graph(json), HasSubstr("2 operators in \"flow\" but 1 in \"ops\""));
+}
+
+TEST_F(DamagedStepGraph, NamesAnEventThatIsOutOfRange) {
+  const Json whole = json;
+  for (const char* event : {"[0,2,0,0]", "[0,-1,0,0]", "[2,3,0,0]", "[7,0,0,0]", "[-1,0,0,0]", "[256,0,0,0]"}) {
+    json = whole;
+    json["events"].push_back(Json::parse(event));
+    EXPECT_THAT(error_of_graph(json), HasSubstr("event " + std::string(event) + " is out of range"));
+  }
+}
+
+TEST_F(DamagedStepGraph, NamesWhatNoStepDoes) {
+  const auto refusal = [](const std::function<void(Json&)>& change) {
+    Json changed = example();
+    change(changed);
+    return error_of_graph(changed);
+  };
+  const auto events = [&](const char* text) { return refusal([&](Json& j) { j["events"] = Json::parse(text); }); };
+  EXPECT_THAT(events("[]"), HasSubstr("0 of 2 operators run"));
+  EXPECT_THAT(events("[[0,0,0,0],[3,-1,0,0]]"), HasSubstr("1 of 2 operators run, and the forward pass ends"));
+  EXPECT_THAT(events("[[0,0,0,0],[0,1,0,0],[4,2,0,0]]"), HasSubstr("the forward pass does not end"));
+  EXPECT_THAT(events("[[0,1,0,0]]"), HasSubstr("operator 1 runs out of order"));
+  EXPECT_THAT(events("[[0,0,0,0],[0,0,0,0]]"), HasSubstr("operator 0 runs out of order"));
+  EXPECT_THAT(events("[[0,0,0,0],[3,-1,0,0],[0,1,0,0]]"), HasSubstr("operator 1 runs out of order"));
+  EXPECT_THAT(events("[[0,0,0,0],[0,1,0,0],[3,-1,0,0],[3,-1,0,0]]"), HasSubstr("the forward pass ends twice"));
+  EXPECT_THAT(refusal([](Json& j) { j["ops"][1][2] = -1.0; }), HasSubstr("operator 1 takes -1 s"));
+  EXPECT_THAT(refusal([](Json& j) { j["ops"][1][3] = -5; }), HasSubstr("and -5 bytes"));
+  EXPECT_THAT(refusal([](Json& j) { j["values"][1][0] = -8; }), HasSubstr("value 1 has -8 bytes"));
+  EXPECT_THAT(refusal([](Json& j) { j["static_bytes"] = 2'000'000'000'000'000'000; }),
+              HasSubstr("2e+18 bytes; planners count up to 2^60"));
+  EXPECT_THAT(refusal([](Json& j) { j["events"].back()[3] = -9'000'000'000'000'000'000; }), HasSubstr("up to"));
+  EXPECT_THAT(refusal([](Json& j) { j["step_seconds"] = -1; }), HasSubstr("the step takes -1 s"));
+}
+
+TEST_F(DamagedStepGraph, RefusesOtherFormatsAndVersions) {
+  json["version"] = 1;
+  EXPECT_THAT(error_of_graph(json), HasSubstr("not a \"snug step graph\" of version 2"));
+  EXPECT_THAT(error_of_graph(Json::array()), HasSubstr("step graph: "));
+}
+
+TEST_F(DamagedStepGraph, IsRefusedOrIsAGraph) {
+  int refused = 0;
+  for (std::uint64_t seed = 0; seed < 3000; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    synthetic::Dice dice(seed);
+    Json damaged = json;
+    synthetic::damage(damaged, dice);
+    const std::string message = message_of([&] {
+      const StepGraph graph = step_graph_from_json(damaged);
+      ASSERT_EQ(graph.values.size(), static_cast<std::size_t>(graph.flow.values()));
+      ASSERT_EQ(graph.ops.size(), static_cast<std::size_t>(graph.flow.ops()));
+      (void)Planner(graph, "optimal", {.simulated_ops = 0}).floor(graph);
+    });
+    refused += message != "loaded";
+  }
+  EXPECT_GT(refused, 1500);
+}
+
+}  // namespace
+}  // namespace snug::plan
