@@ -12,6 +12,8 @@ if(SNUG_BUILD_TRAINING)
   find_package(CLI11 2.1 REQUIRED)                 # command line parsing and --help [libcli11-dev]
   # data/pre_tokenizer.cpp only.
   find_package(PCRE2 10.40 REQUIRED)                 # regular expressions with Unicode's classes [libpcre2-dev]
+  # report/table.cpp only.
+  find_package(Utf8proc 2.8 REQUIRED)                # widths of characters on terminals [libutf8proc-dev]
   # data/sentence_piece.cpp only.
   find_package(SentencePiece REQUIRED)               # SentencePiece's models of tokenizers [libsentencepiece-dev]
   # data/jpeg_image.cpp and data/png_image.cpp only.

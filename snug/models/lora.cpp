@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <fnmatch.h>
 
 #include <algorithm>
 #include <cmath>
@@ -16,27 +17,6 @@ namespace {
 
 constexpr std::string_view kAllLinear = "all-linear";
 constexpr std::string_view kHead = "lm_head";
-
-/// Whether text is the pattern, whose stars stand for any characters.
-bool glob(std::string_view pattern, std::string_view text) {
-  std::size_t p = 0, t = 0, star = std::string_view::npos, resume = 0;
-  while (t < text.size()) {
-    if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      resume = t;
-    } else if (p < pattern.size() && pattern[p] == text[t]) {
-      ++p;
-      ++t;
-    } else if (star != std::string_view::npos) {
-      p = star + 1;
-      t = ++resume;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
-  return p == pattern.size();
-}
 
 /// With the heads of the model's task.
 std::vector<std::string> modules_to_save(const torch::nn::Module& model, const LoraOptions& options) {
@@ -94,12 +74,12 @@ double LoraOptions::factor() const {
   return alpha / (scale == LoraScale::AlphaOverRank ? r : std::sqrt(r));
 }
 
-bool target_names(std::string_view target, std::string_view module_name) {
+bool target_names(const std::string& target, const std::string& module_name) {
   if (target == kAllLinear) return !module_name.ends_with(kHead);
-  for (std::size_t begin = 0; begin != std::string_view::npos;) {
-    if (glob(target, module_name.substr(begin))) return true;
+  for (std::size_t begin = 0; begin != std::string::npos;) {
+    if (fnmatch(target.c_str(), module_name.c_str() + begin, FNM_NOESCAPE) == 0) return true;
     const std::size_t dot = module_name.find('.', begin);
-    begin = dot == std::string_view::npos ? dot : dot + 1;
+    begin = dot == std::string::npos ? dot : dot + 1;
   }
   return false;
 }

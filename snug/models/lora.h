@@ -14,7 +14,7 @@
 namespace snug::models {
 
 struct LoraOptions {
-  /// Names of linear modules, or ends of them at a dot; * stands for any characters. "all-linear": every one but the
+  /// Names of linear modules, or ends of them at a dot, as a shell's patterns. "all-linear": every one but the
   /// output projection (lm_head).
   std::vector<std::string> targets{"q_proj", "v_proj"};
   /// Names of modules, or ends of them at a dot, that train whole and get no adapter. The heads of the model's task
@@ -55,8 +55,8 @@ std::vector<std::pair<std::string, at::Tensor>> whole_modules(const torch::nn::M
 /// Adds all adapters to the weights and takes them away. Throws UsageError when weights are packed.
 void merge_lora(torch::nn::Module& model);
 
-/// Whether a module's name is meant by a target.
-bool target_names(std::string_view target, std::string_view module_name);
+/// Whether a module's name is meant by a target: a shell's pattern (fnmatch) for the name, or for its end behind a dot.
+bool target_names(const std::string& target, const std::string& module_name);
 
 /// Whether a parameter is of a module that one of `modules` names, or of one inside of it.
 bool is_inside(std::string_view parameter, const std::vector<std::string>& modules);

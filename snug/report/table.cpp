@@ -1,52 +1,17 @@
 #include "snug/report/table.h"
 
 #include <fmt/format.h>
+#include <utf8proc.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <cstddef>
-#include <cstdint>
 #include <numeric>
 
 #include "snug/base/errors.h"
 
 namespace snug::report {
 namespace {
-
-struct CodeRange {
-  std::uint32_t first;
-  std::uint32_t last;
-};
-
-// The blocks that terminals agree on; rare scripts count as one column per character.
-constexpr std::array<CodeRange, 8> kNoColumn = {{
-    {0x0300, 0x036f},  // combining marks
-    {0x0483, 0x0489},
-    {0x0591, 0x05bd},
-    {0x064b, 0x065f},
-    {0x200b, 0x200f},  // zero-width spaces, joiners, direction marks
-    {0x20d0, 0x20f0},
-    {0xfe00, 0xfe0f},  // variation selectors
-    {0xfeff, 0xfeff},
-}};
-constexpr std::array<CodeRange, 9> kTwoColumns = {{
-    {0x1100, 0x115f},  // Hangul initials
-    {0x2e80, 0x303e},  // CJK radicals and punctuation
-    {0x3041, 0xa4cf},  // kana, CJK, Yi
-    {0xac00, 0xd7a3},  // Hangul
-    {0xf900, 0xfaff},  // CJK compatibility
-    {0xfe30, 0xfe6f},
-    {0xff00, 0xff60},    // full-width forms
-    {0x1f300, 0x1faff},  // emoji
-    {0x20000, 0x3fffd},
-}};
-
-int columns_of(std::uint32_t code) {
-  const auto inside = [code](CodeRange range) { return code >= range.first && code <= range.last; };
-  if (std::ranges::any_of(kNoColumn, inside)) return 0;
-  return std::ranges::any_of(kTwoColumns, inside) ? 2 : 1;
-}
 
 struct Character {
   std::size_t bytes;
@@ -61,15 +26,11 @@ Character first_character(std::string_view text) {
     while (end < text.size() && (byte(end) < 0x40 || byte(end) > 0x7e)) ++end;
     return {std::min(end + 1, text.size()), 0};
   }
-  const unsigned char lead = byte(0);
-  const std::size_t length = lead < 0xc2 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf5 ? 4 : 1;
-  if (length == 1 || length > text.size()) return {1, 1};
-  std::uint32_t code = lead & (0x7fU >> length);
-  for (std::size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return {1, 1};
-    code = code << 6 | (byte(i) & 0x3fU);
-  }
-  return {length, columns_of(code)};
+  utf8proc_int32_t code = 0;
+  const auto length = utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                                       static_cast<utf8proc_ssize_t>(text.size()), &code);
+  if (length <= 1) return {1, 1};  // ASCII, or no UTF-8
+  return {static_cast<std::size_t>(length), utf8proc_charwidth(code)};
 }
 
 bool looks_like_number(std::string_view cell) {

@@ -95,8 +95,8 @@ void visit_keys(AnyConfig& c, Visit&& to) {
   visit("lora", "alpha", c.lora.alpha, "scale of the adapters' product, over the rank", kPositive, kNewAdapter);
   visit("lora", "dropout", c.lora.dropout, "probability of dropping an adapter's input", kFraction, kNewAdapter);
   visit("lora", "targets", c.lora.targets,
-        "linear modules, or ends of their names, with commas between; * is any text; all-linear", Anything{},
-        kNewAdapter);
+        "linear modules, or ends of their names, with commas between; * is any text, as in a shell; all-linear",
+        Anything{}, kNewAdapter);
   visit("lora", "modules_to_save", c.lora.modules_to_save,
         "modules, or ends of their names, with commas between, that train whole beside the adapters", Anything{},
         kNewAdapter);

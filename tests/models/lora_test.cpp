@@ -201,6 +201,8 @@ TEST(Lora, FindsModulesByPattern) {
   EXPECT_TRUE(target_names("layers.1*.self_attn.*", name));
   EXPECT_TRUE(target_names("all-linear", name));
   EXPECT_TRUE(target_names(name, name));
+  EXPECT_TRUE(target_names("layers.1[0-9].*.[qv]_proj", name));
+  EXPECT_FALSE(target_names("layers.1[2-9].*.[qv]_proj", name));
   EXPECT_FALSE(target_names("proj", name));  // not at a dot
   EXPECT_FALSE(target_names("layers.2*.q_proj", name));
   EXPECT_FALSE(target_names("self_attn", name));

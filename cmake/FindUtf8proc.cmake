@@ -1,0 +1,21 @@
+# utf8proc as Utf8proc::utf8proc. Debian's package brings no CMake files of its own.
+find_path(Utf8proc_INCLUDE_DIR utf8proc.h)
+find_library(Utf8proc_LIBRARY utf8proc)
+if(Utf8proc_INCLUDE_DIR)
+  set(_utf8proc_parts "")
+  foreach(_part IN ITEMS MAJOR MINOR PATCH)
+    file(STRINGS "${Utf8proc_INCLUDE_DIR}/utf8proc.h" _line REGEX "define UTF8PROC_VERSION_${_part} ")
+    string(REGEX MATCH "[0-9]+" _number "${_line}")
+    list(APPEND _utf8proc_parts "${_number}")
+  endforeach()
+  list(JOIN _utf8proc_parts "." Utf8proc_VERSION)
+endif()
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(Utf8proc REQUIRED_VARS Utf8proc_LIBRARY Utf8proc_INCLUDE_DIR
+                                           VERSION_VAR Utf8proc_VERSION)
+if(Utf8proc_FOUND AND NOT TARGET Utf8proc::utf8proc)
+  add_library(Utf8proc::utf8proc UNKNOWN IMPORTED)
+  set_target_properties(Utf8proc::utf8proc PROPERTIES IMPORTED_LOCATION "${Utf8proc_LIBRARY}"
+                                                      INTERFACE_INCLUDE_DIRECTORIES "${Utf8proc_INCLUDE_DIR}")
+endif()
+mark_as_advanced(Utf8proc_INCLUDE_DIR Utf8proc_LIBRARY)
