@@ -4,8 +4,8 @@ find_package(LibTorch 2.11 REQUIRED)               # tensors, autograd, kernels
 find_package(fmt 9 REQUIRED)                       # text formatting, as std::format is not in g++ 12 [libfmt-dev]
 find_package(nlohmann_json 3.11 REQUIRED)          # JSON: plans, metrics, --json [nlohmann-json3-dev]
 find_package(tomlplusplus 3.3 REQUIRED)            # TOML configuration files [libtomlplusplus-dev]
-# record/contents_hash.cpp and state/manifest.cpp only.
-find_package(xxHash 0.8 REQUIRED)                  # hashes of contents: replays, training state [libxxhash-dev]
+# base/hash.cpp only.
+find_package(xxHash 0.8 REQUIRED)                  # hashes: what a step is, replays, training state [libxxhash-dev]
 # plan/bound/minimum_cut.cpp only.
 find_package(Boost 1.74 REQUIRED)                  # Boost.Graph, header-only: minimum cuts [libboost-dev]
 if(SNUG_BUILD_TRAINING)

@@ -1,13 +1,12 @@
 #include "snug/record/contents_hash.h"
 
-#define XXH_INLINE_ALL  // all of it is in the header
-#include <xxhash.h>
-
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cstddef>
 
+#include "snug/base/hash.h"
 #include "snug/record/recording.h"
 
 namespace snug::record {
@@ -18,7 +17,7 @@ std::uint64_t contents_hash(const at::Tensor& tensor) {
   at::Tensor plain = tensor.detach();
   if (plain.layout() != c10::kStrided) plain = plain.to_dense();
   plain = plain.resolve_conj().resolve_neg().to(at::kCPU).contiguous();
-  return XXH3_64bits(plain.const_data_ptr(), plain.nbytes());
+  return hash_64({static_cast<const std::byte*>(plain.const_data_ptr()), plain.nbytes()});
 }
 
 at::Tensor dense_on_cpu(const at::Tensor& tensor) {
@@ -40,7 +39,7 @@ BlockHashes BlockHashes::of(const at::Tensor& tensor) {
   at::parallel_for(0, static_cast<std::int64_t>(result.blocks.size()), kGrain, [&](std::int64_t from, std::int64_t to) {
     for (std::int64_t i = from; i < to; ++i) {
       const Bytes length = std::min(kBlock, bytes - i * kBlock);
-      result.blocks[static_cast<std::size_t>(i)] = XXH3_64bits(data + i * kBlock, static_cast<std::size_t>(length));
+      result.blocks[static_cast<std::size_t>(i)] = hash_64({data + i * kBlock, static_cast<std::size_t>(length)});
     }
   });
   return result;

@@ -8,8 +8,11 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string_view>
 #include <unordered_set>
+
+#include "snug/base/hash.h"
 
 namespace snug::record {
 namespace {
@@ -131,7 +134,7 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
     if (traits->name == scratch.name) traits->scratch_result = scratch.result;
   }
   if (!schema.overload_name().empty()) traits->name += "." + schema.overload_name();
-  traits->hash = std::hash<std::string>{}(traits->name);
+  traits->hash = hash_64(std::as_bytes(std::span(traits->name)));
   return traits;
 }
 

@@ -328,7 +328,7 @@ class Tape {
   void ask_policy(const OperatorTraits& traits);
   void compare_with_plan(plan::OpId op, const Call& call);
   void follow_another(plan::OpId op, std::string expected, std::string found);
-  std::uint64_t sign(const OperatorTraits& traits) const;
+  std::uint64_t sign(const OperatorTraits& traits);
   void bind(SavedTensor& saved);
   void note_module();
   void note_contents(plan::ValueId value, const View& view);
@@ -357,7 +357,8 @@ class Tape {
 
   std::vector<Call> calls_;
   std::vector<std::uint64_t> signatures_;
-  std::vector<std::int32_t> modules_;  // by OpId, in module_names_
+  std::vector<std::int64_t> signed_words_;  // of the operator that is signed
+  std::vector<std::int32_t> modules_;       // by OpId, in module_names_
   std::vector<std::string> module_names_{std::string()};
   std::int32_t module_ = 0;  // the latest
   std::vector<Argument> arguments_;

@@ -10,8 +10,10 @@
 #include <algorithm>
 #include <cctype>
 #include <iterator>
+#include <span>
 
 #include "snug/base/clock.h"
+#include "snug/base/hash.h"
 #include "snug/base/module_scope.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/record/profiler.h"
@@ -19,11 +21,6 @@
 
 namespace snug::record {
 namespace {
-
-std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
-  // FNV-1a over whole words.
-  return (hash ^ value) * 0x100000001b3ULL;
-}
 
 /// Whether a write through `tensor` replaces all of its storage.
 bool covers_storage(const at::Tensor& tensor) {
@@ -41,15 +38,6 @@ c10::Device device_of(const c10::IValue* arguments, std::size_t count) {
       of_tensor = arguments[i].toTensor().device();
   }
   return of_tensor.value_or(c10::Device(c10::kCPU));
-}
-
-/// `placed`: where in its storage the view lies counts, too.
-std::uint64_t geometry_hash(std::uint64_t hash, const GeometryPool& pool, const View& view, bool placed) {
-  hash = mix(hash, static_cast<std::uint64_t>(view.value));
-  hash = mix(hash, static_cast<std::uint64_t>(view.dtype));
-  if (placed) hash = mix(hash, static_cast<std::uint64_t>(view.offset));
-  for (std::int64_t size : pool.sizes(view)) hash = mix(hash, static_cast<std::uint64_t>(size));
-  return hash;
 }
 
 }  // namespace
@@ -431,8 +419,8 @@ void Tape::ask_policy(const OperatorTraits& traits) {
   }
 }
 
-std::uint64_t Tape::sign(const OperatorTraits& traits) const {
-  std::uint64_t hash = mix(0xcbf29ce484222325ULL, traits.hash);
+std::uint64_t Tape::sign(const OperatorTraits& traits) {
+  signed_words_.assign(1, static_cast<std::int64_t>(traits.hash));
   const std::size_t begin = arguments_.size() - traits.arguments.size();
   for (std::size_t i = begin; i < arguments_.size(); ++i) {
     const Argument& a = arguments_[i];
@@ -442,10 +430,13 @@ std::uint64_t Tape::sign(const OperatorTraits& traits) const {
       const View& view = views_[at(a.index + k)];
       // A batch may be cut out of a larger tensor, elsewhere in each step.
       const bool placed = written || view.value == plan::kNoValue || !flow_.is_leaf(view.value);
-      hash = geometry_hash(hash, geometry_, view, placed);
+      const auto sizes = geometry_.sizes(view);
+      signed_words_.insert(signed_words_.end(), {view.value, static_cast<std::int64_t>(view.dtype),
+                                                 placed ? view.offset : -1, static_cast<std::int64_t>(sizes.size())});
+      signed_words_.insert(signed_words_.end(), sizes.begin(), sizes.end());
     }
   }
-  return hash;
+  return hash_64(std::as_bytes(std::span(signed_words_)));
 }
 
 std::string Tape::inputs_of(const Call& call) const {

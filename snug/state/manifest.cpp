@@ -1,12 +1,12 @@
 #include "snug/state/manifest.h"
 
 #include <fmt/format.h>
-#define XXH_INLINE_ALL  // no library to link
-#include <xxhash.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <span>
 
+#include "snug/base/hash.h"
 #include "snug/state/damaged_file.h"
 
 namespace snug::state {
@@ -29,10 +29,7 @@ bool is_hash(std::string_view text) {
 
 }  // namespace
 
-std::string hash_of(std::string_view bytes) {
-  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
-  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
-}
+std::string hash_of(std::string_view bytes) { return hash_128(std::as_bytes(std::span(bytes))); }
 
 std::string format_manifest(const Manifest& m) {
   OrderedJson files = OrderedJson::object();

@@ -10,7 +10,7 @@
 namespace snug::plan {
 namespace {
 
-constexpr int kPlanVersion = 1;
+constexpr int kPlanVersion = 2;  // 1 had signatures by other hashes
 constexpr const char* kPlanFormat = "snug memory plan";
 
 using Json = nlohmann::ordered_json;
@@ -43,8 +43,11 @@ Json to_json(const MemoryPlan& plan) {
 }
 
 MemoryPlan memory_plan_from_json(const Json& json) try {
-  if (json.at("format") != kPlanFormat || json.at("version") != kPlanVersion) {
-    throw UsageError(fmt::format("memory plan: not a \"{}\" of version {}", kPlanFormat, kPlanVersion));
+  if (json.at("format") != kPlanFormat) throw UsageError(fmt::format("memory plan: not a \"{}\"", kPlanFormat));
+  if (json.at("version") != kPlanVersion) {
+    throw UsageError(
+        fmt::format("memory plan: it is of version {}, and this snug reads {}; make it again with snug plan --out",
+                    json.at("version").dump(), kPlanVersion));
   }
   MemoryPlan plan;
   plan.strategy = json.at("strategy");

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/base/hash.h"
 #include "snug/base/json_integer.h"
 
 namespace snug::plan {
@@ -134,9 +136,10 @@ void StepGraph::end_with_update(Bytes bytes, double seconds) {
 }
 
 std::uint64_t StepGraph::fingerprint() const {
-  std::uint64_t hash = 0xcbf29ce484222325ULL;
-  for (const OpInfo& op : ops) hash = (hash ^ op.signature) * 0x100000001b3ULL;
-  return hash;
+  std::vector<std::uint64_t> signatures;
+  signatures.reserve(ops.size());
+  for (const OpInfo& op : ops) signatures.push_back(op.signature);
+  return hash_64(std::as_bytes(std::span(signatures)));
 }
 
 Json to_json(const StepGraph& graph) {

@@ -62,8 +62,8 @@ TEST(MemoryPlanJson, RefusesOtherFormatsVersionsActionsAndRanges) {
     json[key] = value;
     return error_of_plan(json);
   };
-  EXPECT_THAT(with("format", "snug step graph"), HasSubstr("not a \"snug memory plan\" of version 1"));
-  EXPECT_THAT(with("version", 2), HasSubstr("not a \"snug memory plan\" of version 1"));
+  EXPECT_THAT(with("format", "snug step graph"), HasSubstr("not a \"snug memory plan\""));
+  EXPECT_THAT(with("version", 1), HasSubstr("it is of version 1, and this snug reads 2; make it again"));
   EXPECT_THAT(with("actions", "kxr"), HasSubstr("'x' is no action"));
   EXPECT_THAT(with("actions", 5), HasSubstr("memory plan: "));
   EXPECT_THAT(with("segments", Json::parse("[[3,2]]")), HasSubstr("segment [3,2] is no range"));
