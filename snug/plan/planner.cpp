@@ -1,5 +1,7 @@
 #include "snug/plan/planner.h"
 
+#include "snug/base/match.h"
+
 #include <algorithm>
 #include <utility>
 #include <variant>
@@ -13,13 +15,6 @@ namespace snug::plan {
 namespace {
 
 using namespace strategies;
-
-template <class... Cases>
-struct Match : Cases... {
-  using Cases::operator()...;
-};
-template <class... Cases>
-Match(Cases...) -> Match<Cases...>;  // which clang 14, of the fuzzers, does not find by itself
 
 }  // namespace
 

@@ -119,7 +119,7 @@ void Tape::leave_pass() {
   const std::lock_guard lock(mutex_);
   ledger_.end_pass();
   // Who reads what is known when the recording is over.
-  if (finished()) std::erase_if(offloaded_, [&](const auto& entry) { return !ledger_.needed(entry.first); });
+  if (finished()) forget_offloaded();
 }
 
 // --- regions -------------------------------------------------------------------------------------------------------
@@ -213,9 +213,9 @@ void Tape::bind(SavedTensor& saved) {
   saved.bound = true;
   ledger_.pack(value);
   if (verify_ != VerifyReplay::Off) note_contents(value, saved.view);
-  if (!ledger_.held(value) && !ledger_.offloaded(value)) {
+  if (!ledger_.held(value) && !ledger_.fetchable(value)) {
     if (s.offloads || keeps_when_saved(value)) {
-      keep(value, saved.storage, saved.version);
+      keep(value, saved.storage);
     } else if (verify_ != VerifyReplay::Off) {
       remember(value, saved.storage);
     }
@@ -230,7 +230,7 @@ SavedCounts Tape::saved_counts() const {
   counts.layout = unplain_saved_;
   for (plan::ValueId v = 0; v < flow_.values(); ++v) {
     const int saved = ledger_.packs(v);
-    (ledger_.offloaded(v) ? counts.dropped
+    (ledger_.fetchable(v) ? counts.dropped
      : flow_.is_leaf(v)   ? counts.leaves
      : ledger_.held(v)    ? counts.kept
                           : counts.dropped) += saved;
@@ -260,7 +260,7 @@ void Tape::forget(SavedTensor& saved, int unpacked_in) {
   }
   if (profiler_ != nullptr) profiler_->released(saved.view.value);
   ledger_.release(saved.view.value, unpacked_in != kNoPass && unpacked_in == pass_);
-  if (!offloaded_.empty() && finished() && !ledger_.needed(saved.view.value)) offloaded_.erase(saved.view.value);
+  if (!offloaded_.empty() && finished()) forget_offloaded();
   if (profiler_ != nullptr) profiler_->rebase();
 }
 
@@ -305,7 +305,7 @@ void Tape::finish() {
   }
   if (profiler_ != nullptr) profiler_->before_settle(*this);
   ledger_.settle(/*keep_leaves=*/planned());
-  std::erase_if(offloaded_, [&](const auto& entry) { return !ledger_.needed(entry.first); });
+  forget_offloaded();
   if (profiler_ != nullptr) profiler_->rebase();
 }
 

@@ -316,7 +316,8 @@ class Tape {
   View view_of(const at::Tensor& tensor, plan::ValueId value);
   void hold(plan::ValueId value, const c10::Storage& storage);
   void make_opaque(plan::ValueId value, const SeenVersion& version, bool reported);
-  void keep(plan::ValueId value, const c10::Storage& storage, const SeenVersion& version);
+  void keep(plan::ValueId value, const c10::Storage& storage);
+  void forget_offloaded();
   void watch_outputs(plan::OpId op);
   void dropped(plan::ValueId value);
 

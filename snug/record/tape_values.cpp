@@ -126,7 +126,7 @@ void Tape::excuse(const OperatorTraits& traits, const c10::IValue* arguments) {
 
 /// Something that is not recorded has written over it.
 void Tape::displace(plan::ValueId value, bool reported) {
-  if (flow_.is_leaf(value)) return;
+  if (flow_.is_leaf(value) || ledger_.fetchable(value)) return;
   if (reported) opaque_.push_back({describe(flow_.producer(value)), nbytes(value), Opaque::Case::WrittenOver});
   if (profiler_ != nullptr) profiler_->displaced(value);
   ledger_.lose(value);
@@ -162,7 +162,7 @@ plan::ValueId Tape::value_of(const at::Tensor& tensor) {
     values_[at(leaf)].of_result = of_result;
     return leaf;
   }
-  if (flow_.is_leaf(value) && !ledger_.held(value) && !ledger_.offloaded(value)) hold(value, tensor.storage());
+  if (flow_.is_leaf(value) && !ledger_.held(value) && !ledger_.fetchable(value)) hold(value, tensor.storage());
   return value;
 }
 
@@ -174,8 +174,8 @@ plan::ValueId Tape::read(const at::Tensor& tensor, bool written) {
     // What an operator fills in part is no riddle.
     make_opaque(value, SeenVersion(tensor), /*reported=*/!written);
     hold(value, tensor.storage());
-  } else if (!ledger_.held(value) && escapes(value)) {
-    keep(value, tensor.storage(), SeenVersion(tensor));
+  } else if (!ledger_.held(value) && !ledger_.fetchable(value) && escapes(value)) {
+    keep(value, tensor.storage());
   }
   return value;
 }
@@ -193,7 +193,7 @@ void Tape::hold(plan::ValueId value, const c10::Storage& storage) {
 }
 
 /// A replay will need it: it is held, or leaves the device's memory.
-void Tape::keep(plan::ValueId value, const c10::Storage& storage, const SeenVersion& version) {
+void Tape::keep(plan::ValueId value, const c10::Storage& storage) {
   ValueState& s = state(value);
   if (!std::exchange(s.offloads, false)) return hold(value, storage);
   try {
@@ -205,9 +205,16 @@ void Tape::keep(plan::ValueId value, const c10::Storage& storage, const SeenVers
     return hold(value, storage);
   }
   offloaded_bytes_ += s.nbytes;
-  if (!flow_.is_leaf(value)) become_leaf(value, version);
-  leaves_[at(s.leaf)].snapshot = true;
+  if (s.leaf >= 0) leaves_[at(s.leaf)].snapshot = true;
   ledger_.offload(value);
+}
+
+void Tape::forget_offloaded() {
+  std::erase_if(offloaded_, [&](const auto& entry) {
+    if (!ledger_.useless(entry.first)) return false;
+    ledger_.forget(entry.first);
+    return true;
+  });
 }
 
 void Tape::load(plan::ValueId value) {
@@ -243,7 +250,7 @@ void Tape::written_elsewhere(c10::StorageImpl* storage) {
   if (known == current_.end()) return;
   const plan::ValueId value = known->second;
   current_.erase(known);
-  if (ledger_.offloaded(value)) return;  // its contents are elsewhere
+  if (ledger_.fetchable(value)) return;  // its contents are elsewhere
   if (flow_.is_leaf(value)) return take_snapshot(value);
   displace(value, /*reported=*/false);
 }

@@ -48,7 +48,7 @@ class Recovery {
       sum += seconds_of(tape_, next, by_);
       for (plan::ValueId input : tape_.flow().inputs(next)) {
         const plan::OpId producer = tape_.flow().producer(input);
-        if (producer == plan::kNoOp || tape_.ledger().resident(input)) continue;
+        if (producer == plan::kNoOp || tape_.ledger().at_hand(input)) continue;
         if (std::exchange(seen_in_[static_cast<std::size_t>(producer)], round_) != round_) stack_.push_back(producer);
       }
     }
@@ -79,14 +79,14 @@ std::vector<Victim> victims(const record::Tape& tape, bool in_need, EvictionCost
     if (tape.must(v) == plan::Must::Keep) continue;
     if (!ledger.evictable(v, in_need) || tape.nbytes(v) < kSmallestWorthIt || !tape.only_ours(v)) continue;
     // Along the longest chain of absent inputs: quick, and infinite when it cannot be made again.
-    const double seconds = chain[static_cast<std::size_t>(tape.flow().producer(v))];
+    const double seconds = ledger.fetchable(v) ? 0 : chain[static_cast<std::size_t>(tape.flow().producer(v))];
     if (std::isfinite(seconds)) found.push_back({v, cost(v, seconds)});
   }
   std::ranges::sort(found, {}, &Victim::cost);
   const auto close = found.begin() + static_cast<std::ptrdiff_t>(std::min(found.size(), kLookedAtClosely));
   Recovery recovery(tape, by);
   for (auto victim = found.begin(); victim != close; ++victim) {
-    victim->cost = cost(victim->value, recovery.seconds(tape.flow().producer(victim->value)));
+    if (victim->cost > 0) victim->cost = cost(victim->value, recovery.seconds(tape.flow().producer(victim->value)));
   }
   std::sort(found.begin(), close, [](const Victim& a, const Victim& b) { return a.cost < b.cost; });
   return found;

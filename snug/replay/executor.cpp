@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "snug/base/errors.h"
+#include "snug/base/match.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/memory/tag.h"
 #include "snug/record/profiler.h"
@@ -22,7 +23,7 @@ namespace {
 constexpr int kMostSchedules = 100;
 
 using plan::Output;
-using plan::ReplayStep;
+using plan::RunAgain;
 using plan::ValueId;
 using record::Argument;
 using record::Call;
@@ -52,30 +53,33 @@ class PinScope {
   PinScope(plan::Ledger& ledger, const plan::Replay& replay) : ledger_(ledger), replay_(replay) {
     ledger_.pin(replay_);
   }
-  ~PinScope() { ledger_.unpin(replay_); }
+  ~PinScope() { ledger_.unpin(replay_, finished_); }
   PinScope(const PinScope&) = delete;
   PinScope& operator=(const PinScope&) = delete;
+
+  void step_done() { ++finished_; }
 
  private:
   plan::Ledger& ledger_;
   const plan::Replay& replay_;
+  std::size_t finished_ = 0;
 };
 
-/// Keeps the inputs of a step from eviction while it runs.
-class StepScope {
+/// Keeps the inputs of an operator from eviction while it runs.
+class RunScope {
  public:
-  StepScope(plan::Ledger& ledger, const ReplayStep& step) : ledger_(ledger), step_(step), begun_(ledger.begin(step)) {}
-  ~StepScope() {
+  RunScope(plan::Ledger& ledger, const RunAgain& step) : ledger_(ledger), step_(step), begun_(ledger.begin(step)) {}
+  ~RunScope() {
     if (begun_) ledger_.end(step_);
   }
-  StepScope(const StepScope&) = delete;
-  StepScope& operator=(const StepScope&) = delete;
+  RunScope(const RunScope&) = delete;
+  RunScope& operator=(const RunScope&) = delete;
 
   [[nodiscard]] bool begun() const { return begun_; }
 
  private:
   plan::Ledger& ledger_;
-  const ReplayStep& step_;
+  const RunAgain& step_;
   bool begun_;
 };
 
@@ -83,7 +87,7 @@ class StepScope {
 /// unless nothing needs it any more.
 class WrittenStorages {
  public:
-  WrittenStorages(Tape& tape, const ReplayStep& step) {
+  WrittenStorages(Tape& tape, const RunAgain& step) {
     const auto inputs = tape.flow().inputs(step.op);
     for (const Output& out : tape.flow().outputs(step.op)) {
       const ValueId before = out.overwrites;
@@ -156,7 +160,7 @@ at::Tensor result(const torch::jit::Stack& stack, const record::OutputSlot& slot
   return slot.element < 0 ? value.toTensor() : value.toTensorList().get(static_cast<std::size_t>(slot.element));
 }
 
-void run(Tape& tape, const ReplayStep& step) {
+void run_again(Tape& tape, const RunAgain& step) {
   tape.check_inputs(step.op);
   const Call& call = tape.call(step.op);
   const WrittenStorages written(tape, step);
@@ -188,6 +192,22 @@ void run(Tape& tape, const ReplayStep& step) {
   tape.ledger().finish(step);
 }
 
+/// False: what it would read has been evicted.
+bool do_step(Tape& tape, const plan::Replay::Step& step) {
+  return std::visit(Match{
+                        [&](const plan::Fetch& fetch) {
+                          if (!tape.ledger().resident(fetch.value)) tape.load(fetch.value);
+                          return true;
+                        },
+                        [&](const RunAgain& run) {
+                          const RunScope scope(tape.ledger(), run);
+                          if (scope.begun()) run_again(tape, run);
+                          return scope.begun();
+                        },
+                    },
+                    step);
+}
+
 }  // namespace
 
 void materialize(Tape& tape, ValueId value) {
@@ -201,12 +221,10 @@ void materialize(Tape& tape, ValueId value) {
     for (int attempt = 0; !tape.ledger().resident(value); ++attempt) {
       if (attempt == kMostSchedules) throw Error("replay: eviction keeps undoing what is made; raise the budget");
       const plan::Replay replay = tape.ledger().schedule(value);
-      const PinScope pins(tape.ledger(), replay);
-      for (const ValueId v : replay.loads) tape.load(v);
-      for (const ReplayStep& step : replay.steps) {
-        const StepScope scope(tape.ledger(), step);
-        if (!scope.begun()) break;
-        run(tape, step);
+      PinScope pins(tape.ledger(), replay);
+      for (const plan::Replay::Step& step : replay.steps) {
+        if (!do_step(tape, step)) break;
+        pins.step_done();
       }
     }
   }

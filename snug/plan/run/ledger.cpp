@@ -7,35 +7,30 @@
 
 namespace snug::plan {
 
-Ledger::Ledger(const Dataflow& flow, std::function<void(ValueId)> drop) : flow_(flow), drop_(std::move(drop)) {}
+Ledger::Ledger(const Dataflow& flow, std::function<void(ValueId)> drop)
+    : flow_(flow), drop_(std::move(drop)), scheduler_(flow) {}
 
 void Ledger::grow(ValueId value) { entries_.resize(at(std::max(value + 1, flow_.values()))); }
 
-int Ledger::demand(OpId op) const { return at(op) < demand_.size() ? demand_[at(op)] : 0; }
-
 void Ledger::drop_resident(ValueId value) {
-  Entry& e = entry(value);
-  if (!e.held && !e.cached) return;
-  e.held = e.cached = false;
-  drop_(value);
+  if (std::exchange(entry(value).residency, Residency::Absent) != Residency::Absent) drop_(value);
 }
 
-void Ledger::hold(ValueId value) {
-  Entry& e = entry(value);
-  e.cached = false;
-  e.held = true;
-}
+void Ledger::hold(ValueId value) { entry(value).residency = Residency::Held; }
 
 void Ledger::offload(ValueId value) {
-  Entry& e = entry(value);
-  e.held = e.cached = false;
-  e.offloaded = true;
+  const bool relied = settled_ && relies_on_operator(value) && needed(value);
+  entry(value).residency = Residency::Absent;
+  entry(value).source = Source::Fetch;
+  if (!relied || flow_.is_leaf(value)) return;
+  std::vector<ValueId> unneeded;
+  unwant(flow_.producer(value), unneeded);
+  retire(std::move(unneeded));
 }
 
-void Ledger::lose(ValueId value) {
-  Entry& e = entry(value);
-  e.held = e.cached = false;
-}
+void Ledger::forget(ValueId value) { entry(value).source = Source::Recompute; }
+
+void Ledger::lose(ValueId value) { entry(value).residency = Residency::Absent; }
 
 void Ledger::pack(ValueId value) {
   Entry& e = entry(value);
@@ -46,7 +41,7 @@ void Ledger::pack(ValueId value) {
 void Ledger::consume(ValueId value) {
   Entry& e = entry(value);
   if (e.pending > 0) --e.pending;
-  if (e.pending == 0 && e.cached && idle(e)) drop_resident(value);
+  if (e.pending == 0 && cached(value) && idle(e)) drop_resident(value);
 }
 
 void Ledger::release(ValueId value, bool consumed) {
@@ -54,8 +49,8 @@ void Ledger::release(ValueId value, bool consumed) {
   --e.packs;
   if (!consumed && e.pending > 0) --e.pending;
   if (!settled_) return;
-  if (e.pending == 0 && e.cached && idle(e)) drop_resident(value);
-  if (e.packs == 0 && e.readers == 0) retire(value);
+  if (e.pending == 0 && cached(value) && idle(e)) drop_resident(value);
+  if (e.packs == 0 && e.readers == 0) retire({value});
 }
 
 void Ledger::begin_pass() {
@@ -64,7 +59,7 @@ void Ledger::begin_pass() {
 
 void Ledger::end_pass() {
   for (ValueId v = 0; at(v) < entries_.size(); ++v) {
-    if (entry(v).cached && idle(entry(v))) drop_resident(v);
+    if (cached(v) && idle(entry(v))) drop_resident(v);
   }
 }
 
@@ -77,7 +72,7 @@ void Ledger::settle(bool keep_leaves) {
   // Readers stand after producers, so one pass from the end sees every reader before the value it reads.
   for (OpId op = flow_.ops() - 1; op >= 0; --op) {
     for (const Output& out : flow_.outputs(op)) {
-      if (flow_.producer(out.value) == op && !held(out.value) && needed(out.value)) ++demand_[at(op)];
+      if (flow_.producer(out.value) == op && relies_on_operator(out.value) && needed(out.value)) ++demand_[at(op)];
     }
     if (demand_[at(op)] == 0) continue;
     for (ValueId input : flow_.inputs(op)) ++entry(input).readers;
@@ -87,19 +82,22 @@ void Ledger::settle(bool keep_leaves) {
   }
 }
 
-void Ledger::retire(ValueId value) {
-  std::vector<ValueId> unneeded{value};
+/// One less of its results relies on the operator. `unneeded`: adds the inputs that nothing needs any more.
+void Ledger::unwant(OpId op, std::vector<ValueId>& unneeded) {
+  if (op == kNoOp || demand_[at(op)] == 0 || --demand_[at(op)] > 0) return;
+  for (ValueId input : flow_.inputs(op)) {
+    Entry& e = entry(input);
+    if (--e.readers == 0 && e.packs == 0) unneeded.push_back(input);
+  }
+}
+
+void Ledger::retire(std::vector<ValueId> unneeded) {
   while (!unneeded.empty()) {
     const ValueId v = unneeded.back();
     unneeded.pop_back();
-    const bool was_held = entry(v).held;
+    const bool relied = relies_on_operator(v);
     if (idle(entry(v)) && !stays(v)) drop_resident(v);
-    const OpId op = flow_.producer(v);
-    if (was_held || op == kNoOp || demand_[at(op)] == 0 || --demand_[at(op)] > 0) continue;
-    for (ValueId input : flow_.inputs(op)) {
-      Entry& e = entry(input);
-      if (--e.readers == 0 && e.packs == 0) unneeded.push_back(input);
-    }
+    if (relied) unwant(flow_.producer(v), unneeded);
   }
 }
 
@@ -113,130 +111,20 @@ void Ledger::want(OpId first) {
       Entry& e = entry(input);
       const bool newly_needed = e.packs == 0 && e.readers == 0;
       ++e.readers;
-      if (newly_needed && !e.held && !flow_.is_leaf(input)) wanted.push_back(flow_.producer(input));
+      if (newly_needed && relies_on_operator(input) && !flow_.is_leaf(input)) wanted.push_back(flow_.producer(input));
     }
   }
-}
-
-Replay Ledger::schedule(ValueId target) const {
-  if (offloaded(target)) return {{}, {}, {target}};
-  const OpId last = flow_.producer(target);
-  if (last == kNoOp) throw std::logic_error("ledger: a leaf is absent and cannot be made again");
-  const SegmentId segment = flow_.scope(target);
-  op_marks_.begin(at(flow_.ops()));
-  value_marks_.begin(at(flow_.values()));
-  enum : std::uint8_t { kPath = 1, kAlong = 2 };  // of operators: target depends on it; made along with it
-  enum : std::uint8_t { kRead = 1, kStays = 2 };  // of values: a later step reads it; it outlives the replay
-  OpId first = last;
-  std::vector<OpId> stack{last};
-  op_marks_.set(at(last), kPath);
-  while (!stack.empty()) {
-    const OpId op = stack.back();
-    stack.pop_back();
-    first = std::min(first, op);
-    for (ValueId input : flow_.inputs(op)) {
-      if (at_hand(input)) continue;
-      const OpId producer = flow_.producer(input);
-      if (producer == kNoOp) throw std::logic_error("ledger: a leaf is absent and cannot be made again");
-      if (op_marks_.get(at(producer)) != 0) continue;
-      op_marks_.set(at(producer), kPath);
-      stack.push_back(producer);
-    }
-  }
-  const auto made_here = [&](ValueId v) {
-    const OpId producer = flow_.producer(v);
-    return producer != kNoOp && producer <= last && op_marks_.get(at(producer)) != 0;
-  };
-  const auto waited_for = [&](ValueId v) { return has(v) && entry(v).pending > 0 && !resident(v); };
-  // Segments that hold the target: what is made in them stays for its turn. Others are only passed through.
-  const auto encloses = [&](SegmentId s) { return s == segment || flow_.common_segment(s, segment) == s; };
-  // What else is waited for and reads something that is computed here: now, or its inputs are computed twice.
-  for (OpId op = first; op < last; ++op) {
-    if (op_marks_.get(at(op)) != 0 || demand(op) == 0 || !encloses(flow_.segment(op))) continue;
-    bool reads_ours = false;
-    bool ready = true;
-    for (ValueId input : flow_.inputs(op)) {
-      if (made_here(input) && !at_hand(input)) {
-        reads_ours = true;
-      } else {
-        ready = ready && at_hand(input);
-      }
-    }
-    if (reads_ours && ready) op_marks_.set(at(op), kAlong);
-  }
-  // What those segments know of stays: values that saved tensors wait for, and inputs of a nested segment, so that it
-  // can be replayed on its own when its turn comes.
-  for (OpId op = first; op <= last; ++op) {
-    if (op_marks_.get(at(op)) == 0) continue;
-    const SegmentId here = flow_.segment(op);
-    for (const Output& out : flow_.outputs(op)) {
-      if (waited_for(out.value) && encloses(flow_.scope(out.value))) value_marks_.add(at(out.value), kStays);
-    }
-    if (demand(op) == 0 || encloses(here)) continue;
-    for (ValueId input : flow_.inputs(op)) {
-      if (at_hand(input)) continue;
-      const SegmentId born = flow_.segment(flow_.producer(input));
-      if (born != here && encloses(flow_.common_segment(born, here))) value_marks_.add(at(input), kStays);
-    }
-  }
-  const auto marked = [&](ValueId v, std::uint8_t mark) { return (value_marks_.get(at(v)) & mark) != 0; };
-  std::vector<ReplayStep> steps;
-  Replay replay;
-  for (OpId op = last; op >= first; --op) {
-    if (op_marks_.get(at(op)) == 0) continue;
-    // Made along: only what ends in a value that stays.
-    if (op_marks_.get(at(op)) == kAlong && std::ranges::none_of(flow_.outputs(op), [&](const Output& out) {
-          return value_marks_.get(at(out.value)) != 0;
-        })) {
-      op_marks_.set(at(op), 0);
-      continue;
-    }
-    ReplayStep step;
-    step.op = op;
-    if (op == last) step.read_later.push_back(target);  // by the caller
-    for (const Output& out : flow_.outputs(op)) {
-      if (resident(out.value)) continue;
-      if (marked(out.value, kRead)) step.read_later.push_back(out.value);
-      // Nobody reads it after its operator, and it is not to stay.
-      if (value_marks_.get(at(out.value)) == 0 && out.value != target) step.drops.push_back(out.value);
-    }
-    for (ValueId input : flow_.inputs(op)) {
-      if (at_hand(input)) {
-        replay.sources.push_back(input);
-        if (!resident(input) && std::ranges::find(replay.loads, input) == replay.loads.end())
-          replay.loads.push_back(input);
-        continue;
-      }
-      if (marked(input, kRead)) continue;
-      value_marks_.add(at(input), kRead);
-      step.read_last.push_back(input);
-      if (!marked(input, kStays)) step.drops.push_back(input);
-    }
-    steps.push_back(std::move(step));
-  }
-  std::reverse(steps.begin(), steps.end());
-  for (ReplayStep& step : steps) {
-    for (const Output& out : flow_.outputs(step.op)) {
-      if (out.overwrites == kNoValue ||
-          std::ranges::find(flow_.inputs(step.op), out.overwrites) == flow_.inputs(step.op).end())
-        continue;
-      if (std::ranges::find(step.drops, out.overwrites) == step.drops.end()) step.copies.push_back(out.overwrites);
-    }
-  }
-  replay.steps = std::move(steps);
-  return replay;
 }
 
 void Ledger::cache(ValueId value) {
-  Entry& e = entry(value);
-  if (!e.held) e.cached = true;
+  if (!held(value)) entry(value).residency = Residency::Cached;
 }
 
-void Ledger::finish(const ReplayStep& step) {
+void Ledger::finish(const RunAgain& step) {
   for (ValueId v : step.read_later) ++entry(v).pins;
   for (ValueId v : step.read_last) --entry(v).pins;
   for (ValueId v : step.drops) {
-    if (!entry(v).held) drop_resident(v);
+    if (!held(v)) drop_resident(v);
   }
 }
 
@@ -244,28 +132,31 @@ void Ledger::pin(const Replay& replay) {
   for (ValueId v : replay.sources) ++entry(v).wanted;
 }
 
-bool Ledger::begin(const ReplayStep& step) {
+bool Ledger::begin(const RunAgain& step) {
   const auto inputs = flow_.inputs(step.op);
   if (!std::ranges::all_of(inputs, [&](ValueId v) { return resident(v); })) return false;
   for (ValueId v : inputs) ++entry(v).pins;
   return true;
 }
 
-void Ledger::end(const ReplayStep& step) {
+void Ledger::end(const RunAgain& step) {
   for (ValueId v : flow_.inputs(step.op)) --entry(v).pins;
 }
 
-void Ledger::unpin(const Replay& replay) {
-  // Still pinned only when the replay was cut short.
-  for (const ReplayStep& step : replay.steps) {
-    for (ValueId v : step.read_later) entry(v).pins = 0;
+void Ledger::unpin(const Replay& replay, std::size_t finished) {
+  // The target, and what steps would have read that were not reached.
+  for (std::size_t i = 0; i < finished; ++i) {
+    const auto* const step = std::get_if<RunAgain>(&replay.steps[i]);
+    if (step == nullptr) continue;
+    for (ValueId v : step->read_later) --entry(v).pins;
+    for (ValueId v : step->read_last) ++entry(v).pins;
   }
   for (ValueId v : replay.sources) {
     Entry& e = entry(v);
     if (--e.wanted > 0 || e.pins > 0) continue;
     // What became unneeded while it was wanted goes now.
     if (settled_ && !needed(v) && !stays(v)) drop_resident(v);
-    if (e.cached && e.pending == 0) drop_resident(v);
+    if (cached(v) && e.pending == 0) drop_resident(v);
   }
 }
 
@@ -275,7 +166,7 @@ std::vector<double> Ledger::recovery_seconds(const std::function<double(OpId)>& 
   for (OpId op = 0; op < flow_.ops(); ++op) {
     double inputs = 0;
     for (ValueId input : flow_.inputs(op)) {
-      if (held(input)) continue;
+      if (held(input) || fetchable(input)) continue;
       inputs = std::max(inputs, flow_.is_leaf(input) ? kGone : cost[at(flow_.producer(input))]);
     }
     cost[at(op)] = seconds(op) + inputs;
@@ -284,14 +175,15 @@ std::vector<double> Ledger::recovery_seconds(const std::function<double(OpId)>& 
 }
 
 bool Ledger::evictable(ValueId value, bool in_need) const {
-  return resident(value) && entry(value).pins == 0 && (in_need || entry(value).wanted == 0) && !flow_.is_leaf(value);
+  return resident(value) && entry(value).pins == 0 && (in_need || entry(value).wanted == 0) &&
+         (fetchable(value) || !flow_.is_leaf(value));
 }
 
 void Ledger::evict(ValueId value) {
   // A cached value's operator is demanded already.
   const bool was_held = held(value);
   drop_resident(value);
-  if (was_held && settled_ && needed(value)) want(flow_.producer(value));
+  if (was_held && settled_ && needed(value) && !fetchable(value)) want(flow_.producer(value));
 }
 
 }  // namespace snug::plan

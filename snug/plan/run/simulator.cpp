@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "snug/base/match.h"
 #include "snug/plan/run/ledger.h"
 #include "snug/plan/step/segments.h"
 
@@ -136,7 +137,7 @@ class Walk {
 
   /// Whether an output in place needs a storage of its own before its operator runs: a copy of what lives on, or room
   /// for what is replaced whole. Otherwise it takes over the storage that it overwrites.
-  bool written_anew(const ReplayStep& step, const Output& out) const {
+  bool written_anew(const RunAgain& step, const Output& out) const {
     if (out.overwrites == kNoValue) return false;
     const auto inputs = flow_.inputs(step.op);
     const bool whole = std::ranges::find(inputs, out.overwrites) == inputs.end();
@@ -146,33 +147,45 @@ class Walk {
   void replay(ValueId v) {
     const Replay replay = ledger_.schedule(v);
     ledger_.pin(replay);
-    for (const ReplayStep& step : replay.steps) {
-      const OpInfo& info = graph_.ops[at(step.op)];
-      for (const Output& out : flow_.outputs(step.op)) {
-        if (written_anew(step, out)) live_ += bytes(out.value);
-      }
-      reach(live_ + info.peak_bytes, step.op);
-      for (const Output& out : flow_.outputs(step.op)) {
-        const bool anew = written_anew(step, out);
-        if (ledger_.resident(out.value)) {
-          if (anew) live_ -= bytes(out.value);  // the one that is there stays
-          continue;
-        }
-        if (out.overwrites == kNoValue) {
-          live_ += bytes(out.value);
-        } else if (!anew) {
-          ledger_.lose(out.overwrites);
-          second_[at(out.overwrites)] = 0;
-        }
-        ledger_.cache(out.value);
-        if (alive_[at(out.value)]) second_[at(out.value)] = 1;
-      }
-      ledger_.finish(step);
-      result_.seconds += info.seconds;
-      ++result_.replayed_ops;
-      ++result_.replays[at(step.op)];
+    for (const Replay::Step& step : replay.steps) {
+      std::visit(Match{[this](const Fetch& fetch) { do_step(fetch); }, [this](const RunAgain& run) { do_step(run); }},
+                 step);
     }
-    ledger_.unpin(replay);
+    ledger_.unpin(replay, replay.steps.size());
+  }
+
+  void do_step(const Fetch& fetch) {
+    if (ledger_.resident(fetch.value)) return;
+    live_ += bytes(fetch.value);
+    reach(live_, kNoOp);
+    ledger_.cache(fetch.value);
+  }
+
+  void do_step(const RunAgain& step) {
+    const OpInfo& info = graph_.ops[at(step.op)];
+    for (const Output& out : flow_.outputs(step.op)) {
+      if (written_anew(step, out)) live_ += bytes(out.value);
+    }
+    reach(live_ + info.peak_bytes, step.op);
+    for (const Output& out : flow_.outputs(step.op)) {
+      const bool anew = written_anew(step, out);
+      if (ledger_.resident(out.value)) {
+        if (anew) live_ -= bytes(out.value);  // the one that is there stays
+        continue;
+      }
+      if (out.overwrites == kNoValue) {
+        live_ += bytes(out.value);
+      } else if (!anew) {
+        ledger_.lose(out.overwrites);
+        second_[at(out.overwrites)] = 0;
+      }
+      ledger_.cache(out.value);
+      if (alive_[at(out.value)]) second_[at(out.value)] = 1;
+    }
+    ledger_.finish(step);
+    result_.seconds += info.seconds;
+    ++result_.replayed_ops;
+    ++result_.replays[at(step.op)];
   }
 
   const StepGraph& graph_;

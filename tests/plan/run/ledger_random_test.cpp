@@ -20,10 +20,19 @@ std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
   return (a ^ (b + 0x9e3779b97f4a7c15ULL + (a << 6) + (a >> 2))) * 0x100000001b3ULL;
 }
 
+/// Beside packing, unpacking and releasing.
+struct Happens {
+  bool evictions = false;
+  bool offloads = false;
+};
+
 class Machine {
  public:
-  Machine(std::uint64_t seed, bool evicts)
-      : dice_(seed), evicts_(evicts), graph_(synthetic::random_graph(seed, 5 + dice_.roll(60))) {
+  Machine(std::uint64_t seed, Happens happens)
+      : dice_(seed),
+        evicts_(happens.evictions),
+        offloads_(happens.offloads),
+        graph_(synthetic::random_graph(seed, 5 + dice_.roll(60))) {
     std::vector<SegmentRange> ranges;
     if (dice_.chance(60)) ranges = synthetic::random_segments(dice_, graph_.flow.ops());
     flow_ = with_segments(graph_.flow, ranges);
@@ -51,10 +60,12 @@ class Machine {
           store_.erase(out.overwrites);
         }
         if (dice_.chance(held)) hold(out.value);
+        if (offloads_ && dice_.chance(15)) offload(out.value);
       }
       if (evicts_ && dice_.chance(20)) evict_one();
     }
     ledger_.settle();
+    forget_what_is_useless();
   }
 
   /// Unpacks every saved tensor in random order; releases it some time later, if at all in this pass.
@@ -75,6 +86,7 @@ class Machine {
     }
     while (release && !unpacked.empty()) release_one(unpacked);
     ledger_.end_pass();
+    forget_what_is_useless();
     check_store();
   }
 
@@ -86,7 +98,7 @@ class Machine {
     }
   }
 
-  int replayed = 0, taken_over = 0, copied = 0, evicted = 0;
+  int replayed = 0, taken_over = 0, copied = 0, evicted = 0, fetched = 0;
 
  private:
   using Contents = std::vector<std::uint64_t>;
@@ -110,25 +122,50 @@ class Machine {
     store_[v] = truth(v);
   }
 
+  void offload(ValueId v) {
+    store_.erase(v);
+    elsewhere_[v] = truth(v);
+    ledger_.offload(v);
+  }
+
+  void forget_what_is_useless() {
+    std::erase_if(elsewhere_, [&](const auto& entry) {
+      if (!ledger_.useless(entry.first)) return false;
+      ledger_.forget(entry.first);
+      return true;
+    });
+  }
+
   void replay(ValueId target) {
     const Replay replay = ledger_.schedule(target);
     ASSERT_FALSE(replay.steps.empty());
     const std::set<ValueId> resident_before = residents();
     ledger_.pin(replay);
     OpId previous = kNoOp;
-    for (const ReplayStep& step : replay.steps) {
+    for (std::size_t i = 0; i < replay.steps.size(); ++i) {
+      if (const auto* fetch = std::get_if<Fetch>(&replay.steps[i])) {
+        const auto next = std::find_if(replay.steps.begin() + static_cast<std::ptrdiff_t>(i), replay.steps.end(),
+                                       [](const Replay::Step& s) { return std::holds_alternative<RunAgain>(s); });
+        ASSERT_TRUE(next == replay.steps.end() || reads(std::get<RunAgain>(*next).op, fetch->value))
+            << "fetched too soon";
+        store_[fetch->value] = elsewhere_.at(fetch->value);
+        ledger_.cache(fetch->value);
+        ++fetched;
+        continue;
+      }
+      const RunAgain& step = std::get<RunAgain>(replay.steps[i]);
       ASSERT_GT(step.op, previous) << "out of the order of the recording";
       previous = step.op;
       run(step);
       // Memory runs out in the middle of it.
       if (evicts_ && dice_.chance(15)) evict_one();
     }
-    ledger_.unpin(replay);
+    ledger_.unpin(replay, replay.steps.size());
     // Work that nobody asked for: a step none of whose results was read later or is there now.
     for (std::size_t i = 0; i < replay.steps.size(); ++i) expect_useful(replay, i, resident_before);
   }
 
-  void run(const ReplayStep& step) {
+  void run(const RunAgain& step) {
     ++replayed;
     for (ValueId v : flow_.inputs(step.op))
       ASSERT_TRUE(store_.contains(v)) << "operator " << step.op << " lacks value " << v;
@@ -160,16 +197,22 @@ class Machine {
 
   void expect_useful(const Replay& replay, std::size_t i, const std::set<ValueId>& resident_before) {
     bool useful = false;
-    for (const Output& out : flow_.outputs(replay.steps[i].op)) {
+    const auto* step = std::get_if<RunAgain>(&replay.steps[i]);
+    if (step == nullptr) return;
+    for (const Output& out : flow_.outputs(step->op)) {
       useful = useful || (!resident_before.contains(out.value) && ledger_.resident(out.value));
       for (std::size_t k = i + 1; k < replay.steps.size(); ++k) {
-        const auto inputs = flow_.inputs(replay.steps[k].op);
-        useful =
-            useful || (!resident_before.contains(out.value) && std::ranges::find(inputs, out.value) != inputs.end());
+        const auto* later = std::get_if<RunAgain>(&replay.steps[k]);
+        useful = useful || (later != nullptr && !resident_before.contains(out.value) && reads(later->op, out.value));
       }
     }
     // What was made along the way may have been evicted since.
-    EXPECT_TRUE(useful || evicts_) << "operator " << replay.steps[i].op << " ran for nothing";
+    EXPECT_TRUE(useful || evicts_) << "operator " << step->op << " ran for nothing";
+  }
+
+  bool reads(OpId op, ValueId v) const {
+    const auto inputs = flow_.inputs(op);
+    return std::ranges::find(inputs, v) != inputs.end();
   }
 
   void release_one(std::vector<ValueId>& unpacked) {
@@ -190,7 +233,8 @@ class Machine {
     const auto seconds = ledger_.recovery_seconds([](OpId) { return 1.0; });
     std::vector<ValueId> victims;
     for (ValueId v = 0; v < flow_.values(); ++v) {
-      if (ledger_.evictable(v) && std::isfinite(seconds[static_cast<std::size_t>(flow_.producer(v))]))
+      if (!ledger_.evictable(v)) continue;
+      if (ledger_.fetchable(v) || std::isfinite(seconds[static_cast<std::size_t>(flow_.producer(v))]))
         victims.push_back(v);
     }
     if (victims.empty()) return;
@@ -216,20 +260,20 @@ class Machine {
   void on_drop(ValueId v) { ASSERT_EQ(store_.erase(v), 1U) << "value " << v << " was dropped twice"; }
 
   Dice dice_;
-  bool evicts_;
+  bool evicts_, offloads_;
   StepGraph graph_;
   Dataflow flow_;
   Ledger ledger_{flow_, [this](ValueId v) { on_drop(v); }};
-  std::map<ValueId, std::uint64_t> store_;
+  std::map<ValueId, std::uint64_t> store_, elsewhere_;
   Contents truth_;
   std::vector<ValueId> waiting_;  // saved tensors
 };
 
-void run_seeds(bool evicts, int passes) {
-  int replayed = 0, taken_over = 0, copied = 0, evicted = 0;
+void run_seeds(Happens happens, int passes) {
+  int replayed = 0, taken_over = 0, copied = 0, evicted = 0, fetched = 0;
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
-    Machine machine(seed, evicts);
+    Machine machine(seed, happens);
     machine.record();
     for (int pass = 1; pass <= passes && !testing::Test::HasFailure(); ++pass) machine.backward(pass == passes);
     if (!testing::Test::HasFailure()) machine.expect_nothing_left();
@@ -238,20 +282,26 @@ void run_seeds(bool evicts, int passes) {
     taken_over += machine.taken_over;
     copied += machine.copied;
     evicted += machine.evicted;
+    fetched += machine.fetched;
   }
   // Not vacuous.
-  EXPECT_GT(replayed, 4000);
+  EXPECT_GT(replayed, happens.offloads ? 1000 : 4000);
   EXPECT_GT(taken_over, 100);
   EXPECT_GT(copied, 100);
-  if (evicts) {
+  if (happens.evictions) {
     EXPECT_GT(evicted, 200);
+  }
+  if (happens.offloads) {
+    EXPECT_GT(fetched, 500);
   }
 }
 
-TEST(LedgerOnRandomSteps, MakesEveryValueAgainAndLeavesNothing) { run_seeds(false, 1); }
-TEST(LedgerOnRandomSteps, ServesSeveralPassesOverTheSameGraph) { run_seeds(false, 3); }
-TEST(LedgerOnRandomSteps, SurvivesEvictionsAtAnyTime) { run_seeds(true, 1); }
-TEST(LedgerOnRandomSteps, SurvivesEvictionsOverSeveralPasses) { run_seeds(true, 2); }
+TEST(LedgerOnRandomSteps, MakesEveryValueAgainAndLeavesNothing) { run_seeds({}, 1); }
+TEST(LedgerOnRandomSteps, ServesSeveralPassesOverTheSameGraph) { run_seeds({}, 3); }
+TEST(LedgerOnRandomSteps, SurvivesEvictionsAtAnyTime) { run_seeds({.evictions = true}, 1); }
+TEST(LedgerOnRandomSteps, SurvivesEvictionsOverSeveralPasses) { run_seeds({.evictions = true}, 2); }
+TEST(LedgerOnRandomSteps, FetchesWhatIsElsewhere) { run_seeds({.offloads = true}, 2); }
+TEST(LedgerOnRandomSteps, FetchesAgainWhatWasEvicted) { run_seeds({.evictions = true, .offloads = true}, 2); }
 
 }  // namespace
 }  // namespace snug::plan

@@ -38,14 +38,18 @@ struct Books {
   Replay replay(ValueId target) {
     const Replay r = ledger.schedule(target);
     ledger.pin(r);
-    for (ValueId v : r.loads) ledger.cache(v);
-    for (const ReplayStep& step : r.steps) {
-      for (const Output& out : flow.outputs(step.op)) {
+    for (const Replay::Step& step : r.steps) {
+      if (const auto* fetch = std::get_if<Fetch>(&step)) {
+        ledger.cache(fetch->value);
+        continue;
+      }
+      const RunAgain& run = std::get<RunAgain>(step);
+      for (const Output& out : flow.outputs(run.op)) {
         if (!ledger.resident(out.value)) ledger.cache(out.value);
       }
-      ledger.finish(step);
+      ledger.finish(run);
     }
-    ledger.unpin(r);
+    ledger.unpin(r, r.steps.size());
     return r;
   }
   std::vector<ValueId> take_dropped() { return std::exchange(dropped, {}); }
@@ -53,9 +57,21 @@ struct Books {
 
 std::vector<OpId> ops_of(const Replay& replay) {
   std::vector<OpId> ops;
-  for (const ReplayStep& step : replay.steps) ops.push_back(step.op);
+  for (const Replay::Step& step : replay.steps) {
+    if (const auto* run = std::get_if<RunAgain>(&step)) ops.push_back(run->op);
+  }
   return ops;
 }
+
+std::vector<ValueId> fetched_by(const Replay& replay) {
+  std::vector<ValueId> values;
+  for (const Replay::Step& step : replay.steps) {
+    if (const auto* fetch = std::get_if<Fetch>(&step)) values.push_back(fetch->value);
+  }
+  return values;
+}
+
+const RunAgain& run_at(const Replay& replay, std::size_t i) { return std::get<RunAgain>(replay.steps.at(i)); }
 
 /// leaf -> a -> b -> c, operators 0, 1, 2.
 struct Row : Books {
@@ -94,8 +110,8 @@ TEST(Ledger, ReplaysFromTheNearestResidentValueAndDropsWhatLiesBetween) {
   const Replay replay = r.ledger.schedule(r.c);
   EXPECT_THAT(ops_of(replay), ElementsAre(1, 2));
   EXPECT_THAT(replay.sources, ElementsAre(r.a));
-  EXPECT_THAT(replay.steps[0].drops, IsEmpty());
-  EXPECT_THAT(replay.steps[1].drops, ElementsAre(r.b));
+  EXPECT_THAT(run_at(replay, 0).drops, IsEmpty());
+  EXPECT_THAT(run_at(replay, 1).drops, ElementsAre(r.b));
 }
 
 TEST(Ledger, CachesWhatWaitsAndDropsItWhenTheLastSavedTensorIsUnpacked) {
@@ -149,8 +165,8 @@ TEST(Ledger, TakesAnOverwrittenValueOverWhenNothingElseReadsIt) {
   r.ledger.settle();
   const Replay replay = r.ledger.schedule(b);
   EXPECT_THAT(ops_of(replay), ElementsAre(0, 1));
-  EXPECT_THAT(replay.steps[1].copies, IsEmpty());
-  EXPECT_THAT(replay.steps[1].drops, ElementsAre(a));
+  EXPECT_THAT(run_at(replay, 1).copies, IsEmpty());
+  EXPECT_THAT(run_at(replay, 1).drops, ElementsAre(a));
 }
 
 TEST(Ledger, CopiesAnOverwrittenValueThatWaitsOrIsHeld) {
@@ -163,14 +179,13 @@ TEST(Ledger, CopiesAnOverwrittenValueThatWaitsOrIsHeld) {
     r.ledger.settle();
     const Replay replay = r.ledger.schedule(b);
     EXPECT_EQ(replay.steps.size(), hold ? 1U : 2U);
-    EXPECT_THAT(replay.steps.back().copies, ElementsAre(a));
-    EXPECT_THAT(replay.steps.back().drops, IsEmpty());
+    EXPECT_THAT(run_at(replay, replay.steps.size() - 1).copies, ElementsAre(a));
+    EXPECT_THAT(run_at(replay, replay.steps.size() - 1).drops, IsEmpty());
   }
 }
 
 TEST(Ledger, FetchesWhatIsOffloadedInsteadOfMakingItAgain) {
   Row r;
-  r.flow.make_leaf(r.b);
   r.ledger.offload(r.b);
   r.ledger.pack(r.b);
   r.ledger.pack(r.c);
@@ -178,15 +193,88 @@ TEST(Ledger, FetchesWhatIsOffloadedInsteadOfMakingItAgain) {
   EXPECT_THAT(r.take_dropped(), ElementsAre(r.l)) << "nothing before it is needed";
   const Replay replay = r.replay(r.c);
   EXPECT_THAT(ops_of(replay), ElementsAre(2));
-  EXPECT_THAT(replay.loads, ElementsAre(r.b));
+  EXPECT_THAT(fetched_by(replay), ElementsAre(r.b));
   EXPECT_TRUE(r.ledger.cached(r.b)) << "it is waited for";
   r.ledger.consume(r.c);
   r.ledger.consume(r.b);
   EXPECT_THAT(r.take_dropped(), ElementsAre(r.c, r.b));
   // Another pass fetches it again.
   r.ledger.begin_pass();
-  EXPECT_THAT(r.replay(r.b).loads, ElementsAre(r.b));
+  EXPECT_THAT(fetched_by(r.replay(r.b)), ElementsAre(r.b));
   EXPECT_THAT(ops_of(r.replay(r.c)), ElementsAre(2));
+}
+
+TEST(Ledger, FetchesInFrontOfTheFirstReaderAndDropsBehindTheLast) {
+  // l -> a -> b -> c; d reads c and a; a leaf m that is elsewhere is read by b and d.
+  Books r;
+  const ValueId l = r.leaf(), m = r.leaf(), a = r.op({l}), b = r.op({a, m}), c = r.op({b}), d = r.op({c, m}),
+                e = r.op({d});
+  r.ledger.offload(m);
+  r.ledger.pack(e);
+  r.ledger.settle();
+  const Replay replay = r.ledger.schedule(e);
+  ASSERT_EQ(replay.steps.size(), 6U);
+  EXPECT_EQ(std::get<RunAgain>(replay.steps[0]).op, 0) << "which does not read it";
+  EXPECT_EQ(std::get<Fetch>(replay.steps[1]).value, m);
+  EXPECT_THAT(run_at(replay, 2).drops, ElementsAre(a)) << "it is read once more";
+  EXPECT_THAT(run_at(replay, 4).drops, UnorderedElementsAre(c, m));
+  EXPECT_THAT(replay.sources, UnorderedElementsAre(l, m, m));
+  (void)b;
+}
+
+TEST(Ledger, WhatWasFetchedCanBeEvictedAndIsFetchedAgain) {
+  Row r;
+  r.ledger.hold(r.b);
+  r.ledger.offload(r.b);
+  r.ledger.pack(r.b);
+  r.ledger.pack(r.c);
+  r.ledger.settle(/*keep_leaves=*/true);
+  EXPECT_FALSE(r.ledger.evictable(r.b)) << "it is absent";
+  r.replay(r.b);
+  ASSERT_TRUE(r.ledger.evictable(r.b));
+  r.ledger.evict(r.b);
+  EXPECT_EQ(r.ledger.residency(r.b), Residency::Absent);
+  EXPECT_EQ(r.ledger.demand(1), 0) << "its operator need not run";
+  EXPECT_THAT(fetched_by(r.replay(r.c)), ElementsAre(r.b));
+}
+
+TEST(Ledger, OffloadingLetsGoOfWhatTheValueWasMadeOf) {
+  Row r;
+  r.ledger.hold(r.a);
+  r.ledger.pack(r.b);
+  r.ledger.settle();
+  EXPECT_EQ(r.ledger.demand(1), 1);
+  EXPECT_TRUE(r.ledger.held(r.a)) << "b is made of it";
+  r.take_dropped();
+  r.ledger.offload(r.b);
+  EXPECT_EQ(r.ledger.demand(1), 0);
+  EXPECT_THAT(r.take_dropped(), ElementsAre(r.a));
+  r.ledger.release(r.b, false);
+  EXPECT_TRUE(r.ledger.useless(r.b));
+  r.ledger.forget(r.b);
+  EXPECT_FALSE(r.ledger.at_hand(r.b));
+}
+
+TEST(Ledger, AReplayThatIsCutShortLeavesNothingPinned) {
+  Row r;
+  r.ledger.pack(r.c);
+  r.ledger.settle(/*keep_leaves=*/true);
+  const Replay replay = r.ledger.schedule(r.c);
+  const Replay other = r.ledger.schedule(r.c);  // of another thread
+  r.ledger.pin(other);
+  r.ledger.pin(replay);
+  for (std::size_t i = 0; i < 2; ++i) {
+    const RunAgain& run = run_at(replay, i);
+    ASSERT_TRUE(r.ledger.begin(run));
+    r.ledger.cache(r.flow.outputs(run.op)[0].value);
+    r.ledger.end(run);
+    r.ledger.finish(run);
+  }
+  EXPECT_FALSE(r.ledger.evictable(r.b, /*in_need=*/true)) << "the next step reads it";
+  r.ledger.cache(r.a);
+  r.ledger.finish(run_at(other, 0));  // the other one made a again, and still reads it
+  r.ledger.unpin(replay, 2);
+  EXPECT_FALSE(r.ledger.evictable(r.a, /*in_need=*/true));
 }
 
 TEST(Ledger, DoesNotReplayWhatIsReplacedWhole) {
@@ -196,7 +284,7 @@ TEST(Ledger, DoesNotReplayWhatIsReplacedWhole) {
   r.ledger.settle();
   const Replay replay = r.ledger.schedule(b);
   EXPECT_THAT(ops_of(replay), ElementsAre(1));
-  EXPECT_THAT(replay.steps[0].copies, IsEmpty());
+  EXPECT_THAT(run_at(replay, 0).copies, IsEmpty());
 }
 
 TEST(Ledger, MakesAlongWhatWaitsAndReadsTheSameInputs) {
@@ -288,12 +376,12 @@ TEST(Ledger, GivesUpASourceOfARunningReplayOnlyInNeedAndTheStepTells) {
   r.ledger.pin(replay);
   EXPECT_FALSE(r.ledger.evictable(r.a));
   EXPECT_TRUE(r.ledger.evictable(r.a, /*in_need=*/true));
-  ASSERT_TRUE(r.ledger.begin(replay.steps[0]));
+  ASSERT_TRUE(r.ledger.begin(run_at(replay, 0)));
   EXPECT_FALSE(r.ledger.evictable(r.a, /*in_need=*/true));  // the operator that reads it runs
-  r.ledger.end(replay.steps[0]);
+  r.ledger.end(run_at(replay, 0));
   r.ledger.evict(r.a);
-  EXPECT_FALSE(r.ledger.begin(replay.steps[0]));
-  r.ledger.unpin(replay);
+  EXPECT_FALSE(r.ledger.begin(run_at(replay, 0)));
+  r.ledger.unpin(replay, 0);
   // The rest is scheduled anew, from what is left.
   EXPECT_THAT(ops_of(r.ledger.schedule(r.c)), ElementsAre(0, 1, 2));
 }
@@ -333,7 +421,7 @@ TEST(Ledger, ProtectsTheSourcesOfARunningReplay) {
   r.ledger.release(r.a, false);
   r.ledger.release(r.c, false);
   EXPECT_TRUE(r.ledger.held(r.a));
-  r.ledger.unpin(replay);
+  r.ledger.unpin(replay, 0);
   EXPECT_FALSE(r.ledger.resident(r.a));
 }
 

@@ -1,0 +1,187 @@
+#include "snug/plan/run/scheduler.h"
+
+#include <stdexcept>
+#include <utility>
+
+#include "snug/plan/run/ledger.h"
+
+namespace snug::plan {
+
+/// One schedule: from the operator that makes the target back to what is at hand, and forward again.
+class Scheduler::Search {
+ public:
+  Search(Scheduler& scratch, const Ledger& ledger, ValueId target)
+      : flow_(scratch.flow_),
+        ledger_(ledger),
+        ops_(scratch.ops_),
+        values_(scratch.values_),
+        target_(target),
+        segment_(flow_.scope(target)),
+        first_(flow_.producer(target)),
+        last_(first_) {
+    ops_.begin(at(flow_.ops()));
+    values_.begin(at(flow_.values()));
+  }
+
+  Replay run() {
+    find_path();
+    add_what_waits();
+    mark_what_stays();
+    order();
+    for (RunAgain& step : runs_) list_copies(step);
+    place_fetches();
+    return std::move(replay_);
+  }
+
+ private:
+  enum : std::uint8_t { kPath = 1, kAlong = 2 };  // of operators: target depends on it; made along with it
+  enum : std::uint8_t {
+    kRead = 1,
+    kStays = 2,
+    kFetched = 4
+  };  // of values: a later step reads it; it outlives the
+      // replay; a step fetches it
+
+  bool chosen(OpId op) const { return ops_.get(at(op)) != 0; }
+  bool marked(ValueId v, std::uint8_t mark) const { return (values_.get(at(v)) & mark) != 0; }
+  bool made_here(ValueId v) const {
+    const OpId producer = flow_.producer(v);
+    return producer != kNoOp && producer <= last_ && chosen(producer);
+  }
+  /// It is there when the replay begins, or is fetched.
+  bool is_source(ValueId v) const { return ledger_.resident(v) || (ledger_.fetchable(v) && !made_here(v)); }
+  /// Segments that hold the target: what is made in them stays for its turn. Others are only passed through.
+  bool encloses(SegmentId s) const { return s == segment_ || flow_.common_segment(s, segment_) == s; }
+
+  /// The operators that the target depends on.
+  void find_path() {
+    std::vector<OpId> stack{last_};
+    ops_.set(at(last_), kPath);
+    while (!stack.empty()) {
+      const OpId op = stack.back();
+      stack.pop_back();
+      first_ = std::min(first_, op);
+      for (ValueId input : flow_.inputs(op)) {
+        if (ledger_.at_hand(input)) continue;
+        const OpId producer = flow_.producer(input);
+        if (producer == kNoOp) throw std::logic_error("ledger: a leaf is absent and cannot be made again");
+        if (chosen(producer)) continue;
+        ops_.set(at(producer), kPath);
+        stack.push_back(producer);
+      }
+    }
+  }
+
+  /// What else is waited for and reads something that is computed here: now, or its inputs are computed twice.
+  void add_what_waits() {
+    for (OpId op = first_; op < last_; ++op) {
+      if (chosen(op) || ledger_.demand(op) == 0 || !encloses(flow_.segment(op))) continue;
+      bool reads_ours = false;
+      bool ready = true;
+      for (ValueId input : flow_.inputs(op)) {
+        if (made_here(input) && !ledger_.at_hand(input)) {
+          reads_ours = true;
+        } else {
+          ready = ready && ledger_.at_hand(input);
+        }
+      }
+      if (reads_ours && ready) ops_.set(at(op), kAlong);
+    }
+  }
+
+  /// What those segments know of stays: values that saved tensors wait for, and inputs of a nested segment, so that it
+  /// can be replayed on its own when its turn comes.
+  void mark_what_stays() {
+    for (OpId op = first_; op <= last_; ++op) {
+      if (!chosen(op)) continue;
+      const SegmentId here = flow_.segment(op);
+      for (const Output& out : flow_.outputs(op)) {
+        if (ledger_.waited_for(out.value) && encloses(flow_.scope(out.value))) values_.add(at(out.value), kStays);
+      }
+      if (ledger_.demand(op) == 0 || encloses(here)) continue;
+      for (ValueId input : flow_.inputs(op)) {
+        if (ledger_.at_hand(input)) continue;
+        const SegmentId born = flow_.segment(flow_.producer(input));
+        if (born != here && encloses(flow_.common_segment(born, here))) values_.add(at(input), kStays);
+      }
+    }
+  }
+
+  /// The steps, from the last, so that each knows who reads its results.
+  void order() {
+    for (OpId op = last_; op >= first_; --op) {
+      if (!chosen(op)) continue;
+      // Made along: only what ends in a value that stays.
+      if (ops_.get(at(op)) == kAlong &&
+          std::ranges::none_of(flow_.outputs(op), [&](const Output& out) { return values_.get(at(out.value)) != 0; })) {
+        ops_.set(at(op), 0);
+        continue;
+      }
+      RunAgain& step = runs_.emplace_back();
+      step.op = op;
+      if (op == last_) step.read_later.push_back(target_);  // by the caller
+      for (const Output& out : flow_.outputs(op)) {
+        if (ledger_.resident(out.value)) continue;
+        if (marked(out.value, kRead)) step.read_later.push_back(out.value);
+        // Nobody reads it after its operator, and it is not to stay.
+        if (values_.get(at(out.value)) == 0 && out.value != target_) step.drops.push_back(out.value);
+      }
+      for (ValueId input : flow_.inputs(op)) read(step, input);
+    }
+    std::ranges::reverse(runs_);
+  }
+
+  void read(RunAgain& step, ValueId input) {
+    if (is_source(input)) {
+      replay_.sources.push_back(input);
+      if (ledger_.resident(input) || marked(input, kFetched)) return;
+      values_.add(at(input), kFetched);
+      if (!ledger_.waited_for(input)) step.drops.push_back(input);
+      return;
+    }
+    if (marked(input, kRead)) return;
+    values_.add(at(input), kRead);
+    step.read_last.push_back(input);
+    if (!marked(input, kStays)) step.drops.push_back(input);
+  }
+
+  void list_copies(RunAgain& step) const {
+    const auto inputs = flow_.inputs(step.op);
+    for (const Output& out : flow_.outputs(step.op)) {
+      if (out.overwrites == kNoValue || std::ranges::find(inputs, out.overwrites) == inputs.end()) continue;
+      if (std::ranges::find(step.drops, out.overwrites) == step.drops.end()) step.copies.push_back(out.overwrites);
+    }
+  }
+
+  /// Late, as what has been fetched takes memory.
+  void place_fetches() {
+    replay_.steps.reserve(runs_.size());
+    for (RunAgain& step : runs_) {
+      for (ValueId input : flow_.inputs(step.op)) {
+        if (!marked(input, kFetched)) continue;
+        values_.set(at(input), 0);
+        replay_.steps.emplace_back(Fetch{input});
+      }
+      replay_.steps.emplace_back(std::move(step));
+    }
+  }
+
+  const Dataflow& flow_;
+  const Ledger& ledger_;
+  Marks& ops_;
+  Marks& values_;
+  const ValueId target_;
+  const SegmentId segment_;
+  OpId first_;
+  const OpId last_;
+  std::vector<RunAgain> runs_;
+  Replay replay_;
+};
+
+Replay Scheduler::schedule(const Ledger& ledger, ValueId target) {
+  if (ledger.fetchable(target)) return {{Fetch{target}}, {}};
+  if (flow_.producer(target) == kNoOp) throw std::logic_error("ledger: a leaf is absent and cannot be made again");
+  return Search(*this, ledger, target).run();
+}
+
+}  // namespace snug::plan
