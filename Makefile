@@ -31,7 +31,7 @@ test: ## Build everything that tests need and run the tests
 	@cmake --build --preset release -j $(JOBS) --target tests
 	@ctest --preset release -LE long -j$(JOBS) --no-tests=error
 
-test-long: ## Run more of the same: all trials, fuzzers, 5,000 random programs, all architectures (30 min)
+test-long: ## Run more of the same: all trials, fuzzers, 5,000 random programs, all architectures (15 min)
 	@scripts/setup.sh tests fuzzers
 	@cmake --preset release $(WITH_TESTS)
 	@cmake --build --preset release -j $(JOBS) --target tests tests_long
