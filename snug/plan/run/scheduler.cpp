@@ -15,21 +15,23 @@ class Scheduler::Search {
         ledger_(ledger),
         ops_(scratch.ops_),
         values_(scratch.values_),
+        stack_(scratch.stack_),
+        runs_(scratch.runs_),
         target_(target),
         segment_(flow_.scope(target)),
         first_(flow_.producer(target)),
         last_(first_) {
     ops_.begin(at(flow_.ops()));
     values_.begin(at(flow_.values()));
+    runs_.clear();
   }
 
   Replay run() {
     find_path();
     add_what_waits();
     mark_what_stays();
+    choose();
     order();
-    for (RunAgain& step : runs_) list_copies(step);
-    place_fetches();
     return std::move(replay_);
   }
 
@@ -55,11 +57,11 @@ class Scheduler::Search {
 
   /// The operators that the target depends on.
   void find_path() {
-    std::vector<OpId> stack{last_};
+    stack_.assign(1, last_);
     ops_.set(at(last_), kPath);
-    while (!stack.empty()) {
-      const OpId op = stack.back();
-      stack.pop_back();
+    while (!stack_.empty()) {
+      const OpId op = stack_.back();
+      stack_.pop_back();
       first_ = std::min(first_, op);
       for (ValueId input : flow_.inputs(op)) {
         if (ledger_.at_hand(input)) continue;
@@ -67,7 +69,7 @@ class Scheduler::Search {
         if (producer == kNoOp) throw std::logic_error("ledger: a leaf is absent and cannot be made again");
         if (chosen(producer)) continue;
         ops_.set(at(producer), kPath);
-        stack.push_back(producer);
+        stack_.push_back(producer);
       }
     }
   }
@@ -107,8 +109,8 @@ class Scheduler::Search {
     }
   }
 
-  /// The steps, from the last, so that each knows who reads its results.
-  void order() {
+  /// The operators, from the last, so that each knows who reads its results.
+  void choose() {
     for (OpId op = last_; op >= first_; --op) {
       if (!chosen(op)) continue;
       // Made along: only what ends in a value that stays.
@@ -128,7 +130,6 @@ class Scheduler::Search {
       }
       for (ValueId input : flow_.inputs(op)) read(step, input);
     }
-    std::ranges::reverse(runs_);
   }
 
   void read(RunAgain& step, ValueId input) {
@@ -136,6 +137,7 @@ class Scheduler::Search {
       replay_.sources.push_back(input);
       if (ledger_.resident(input) || marked(input, kFetched)) return;
       values_.add(at(input), kFetched);
+      fetches_ = true;
       if (!ledger_.waited_for(input)) step.drops.push_back(input);
       return;
     }
@@ -153,16 +155,21 @@ class Scheduler::Search {
     }
   }
 
-  /// Late, as what has been fetched takes memory.
-  void place_fetches() {
+  /// As they were recorded. What is fetched comes late, as it takes memory.
+  void order() {
     replay_.steps.reserve(runs_.size());
-    for (RunAgain& step : runs_) {
-      for (ValueId input : flow_.inputs(step.op)) {
-        if (!marked(input, kFetched)) continue;
-        values_.set(at(input), 0);
-        replay_.steps.emplace_back(Fetch{input});
-      }
-      replay_.steps.emplace_back(std::move(step));
+    for (auto run = runs_.rbegin(); run != runs_.rend(); ++run) {
+      list_copies(*run);
+      if (fetches_) place_fetches(*run);
+      replay_.steps.emplace_back(std::move(*run));
+    }
+  }
+
+  void place_fetches(const RunAgain& run) {
+    for (ValueId input : flow_.inputs(run.op)) {
+      if (!marked(input, kFetched)) continue;
+      values_.set(at(input), 0);
+      replay_.steps.emplace_back(Fetch{input});
     }
   }
 
@@ -170,11 +177,13 @@ class Scheduler::Search {
   const Ledger& ledger_;
   Marks& ops_;
   Marks& values_;
+  std::vector<OpId>& stack_;
+  std::vector<RunAgain>& runs_;  // from the last
   const ValueId target_;
   const SegmentId segment_;
   OpId first_;
   const OpId last_;
-  std::vector<RunAgain> runs_;
+  bool fetches_ = false;
   Replay replay_;
 };
 

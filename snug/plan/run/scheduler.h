@@ -45,6 +45,8 @@ class Scheduler {
 
   const Dataflow& flow_;
   Marks ops_, values_;
+  std::vector<OpId> stack_;
+  std::vector<RunAgain> runs_;
 };
 
 }  // namespace snug::plan
