@@ -30,8 +30,7 @@ std::string message(const DoesNotFit::Floor& floor) {
     return fmt::format(
         "does not fit: the budget is {}, and the step cannot be recorded within it: where that stopped it would have "
         "taken {} ({} bytes: {}), and all of it takes more; a plan without a budget records it all and says the "
-        "smallest "
-        "(snug plan, snug.plan); raise the budget, or use a smaller batch or sequence",
+        "smallest (snug plan, snug.plan); raise the budget, or use a smaller batch or sequence",
         format_bytes(floor.budget), format_bytes(floor.floor), floor.floor, parts);
   }
   return fmt::format(

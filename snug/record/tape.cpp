@@ -260,7 +260,8 @@ void Tape::forget(SavedTensor& saved, int unpacked_in) {
   }
   if (profiler_ != nullptr) profiler_->released(saved.view.value);
   ledger_.release(saved.view.value, unpacked_in != kNoPass && unpacked_in == pass_);
-  if (!offloaded_.empty() && finished()) forget_offloaded();
+  const plan::ValueId value = saved.view.value;
+  if (finished() && ledger_.useless(value) && offloaded_.erase(value) > 0) ledger_.forget(value);
   if (profiler_ != nullptr) profiler_->rebase();
 }
 

@@ -339,7 +339,6 @@ class Tape {
   void decide();
   void take_planned_segments();
   [[nodiscard]] bool is_of_result(plan::ValueId value) const;
-  void become_leaf(plan::ValueId value, const SeenVersion& version);
   void bind_before(const torch::jit::Stack& stack, const OperatorTraits& traits);
 
   [[nodiscard]] plan::SegmentId current_segment() const { return regions_.back().segment; }

@@ -209,6 +209,7 @@ void Tape::keep(plan::ValueId value, const c10::Storage& storage) {
   ledger_.offload(value);
 }
 
+/// Lets go of the contents that nobody will fetch.
 void Tape::forget_offloaded() {
   std::erase_if(offloaded_, [&](const auto& entry) {
     if (!ledger_.useless(entry.first)) return false;
@@ -224,22 +225,16 @@ void Tape::load(plan::ValueId value) {
   }());
 }
 
-/// A result that no operator will make again.
-void Tape::become_leaf(plan::ValueId value, const SeenVersion& version) {
-  flow_.make_leaf(value);
-  ValueState& s = values_[at(value)];
-  s.leaf = static_cast<std::int32_t>(leaves_.size());
-  s.of_result = true;
-  set_version(value, version);
-  leaves_.emplace_back();
-}
-
 /// It is read, and something that is not recorded must have filled it.
 void Tape::make_opaque(plan::ValueId value, const SeenVersion& version, bool reported) {
   ValueState& s = values_[at(value)];
   s.uninitialized = false;
   if (reported) opaque_.push_back({describe(flow_.producer(value)), s.nbytes, Opaque::Case::Filled});
-  become_leaf(value, version);
+  flow_.make_leaf(value);
+  s.leaf = static_cast<std::int32_t>(leaves_.size());
+  s.of_result = true;
+  set_version(value, version);
+  leaves_.emplace_back();
 }
 
 void Tape::written_elsewhere(c10::StorageImpl* storage) {

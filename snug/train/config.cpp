@@ -52,8 +52,7 @@ constexpr Applies kAdapter{[](const Config& c) { return !c.model.path.empty(); }
                            "to pretrained models (model.path), as a new one would stay at its random weights"};
 constexpr Applies kOwnRank{[](const Config& c) { return c.lora.adapter.empty() && !c.model.path.empty(); },
                            "to new adapters of pretrained models (model.path): that of lora.adapter has its own, and a "
-                           "new model would stay at its "
-                           "random weights"};
+                           "new model would stay at its random weights"};
 constexpr Applies kNewAdapter{[](const Config& c) { return c.lora.rank > 0 && c.lora.adapter.empty(); },
                               "with lora.rank above 0 and no lora.adapter, whose own settings hold", "lora.rank"};
 constexpr Applies kTokenizing{

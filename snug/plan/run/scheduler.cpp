@@ -36,13 +36,10 @@ class Scheduler::Search {
   }
 
  private:
-  enum : std::uint8_t { kPath = 1, kAlong = 2 };  // of operators: target depends on it; made along with it
-  enum : std::uint8_t {
-    kRead = 1,
-    kStays = 2,
-    kFetched = 4
-  };  // of values: a later step reads it; it outlives the
-      // replay; a step fetches it
+  // Of operators: the target depends on it; it is made along with it.
+  enum : std::uint8_t { kPath = 1, kAlong = 2 };
+  // Of values: a later step reads it; it outlives the replay; a step fetches it.
+  enum : std::uint8_t { kRead = 1, kStays = 2, kFetched = 4 };
 
   bool chosen(OpId op) const { return ops_.get(at(op)) != 0; }
   bool marked(ValueId v, std::uint8_t mark) const { return (values_.get(at(v)) & mark) != 0; }
