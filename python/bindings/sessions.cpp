@@ -175,6 +175,7 @@ py::dict to_dict(const plan::Share& share) {
   py::dict dict;
   dict["name"] = share.name;
   dict["kept_bytes"] = share.kept;
+  dict["moved_bytes"] = share.moved;
   dict["recomputed_bytes"] = share.recomputed;
   dict["seconds"] = share.seconds;
   dict["replayed_ops"] = share.replayed_ops;

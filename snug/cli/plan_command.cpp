@@ -85,11 +85,9 @@ PlanReport plan_configuration(const PlanOptions& options) {
 }
 
 nlohmann::ordered_json share_to_json(const plan::Share& share) {
-  return {{"name", share.name},
-          {"kept_bytes", share.kept},
-          {"recomputed_bytes", share.recomputed},
-          {"seconds", share.seconds},
-          {"replayed_ops", share.replayed_ops}};
+  return {{"name", share.name},         {"kept_bytes", share.kept},
+          {"moved_bytes", share.moved}, {"recomputed_bytes", share.recomputed},
+          {"seconds", share.seconds},   {"replayed_ops", share.replayed_ops}};
 }
 
 nlohmann::ordered_json number_or_null(double value) {
@@ -112,6 +110,7 @@ nlohmann::ordered_json to_json(const PlanReport& r, const plan::Explanation& why
       {"planning_seconds", r.planning_seconds},
       {"graph_ops", r.graph.ops.size()},
       {"kept_bytes", why.all.kept},
+      {"moved_bytes", why.all.moved},
       {"recomputed_bytes", why.all.recomputed},
       {"strategy", r.plan.strategy}};
   if (with_explanation) {

@@ -52,7 +52,7 @@ TradeOff::TradeOff(const StepGraph& graph, SearchOptions options) : static_bytes
     plans_ = front_of(std::move(plans_));
   }
   plans_ = with_gaps_filled(graph, std::move(plans_), {effort.left / 4});
-  plans_ = with_values_flipped(graph, std::move(plans_), effort);
+  plans_ = with_actions_changed(graph, std::move(plans_), effort);
   if (searched) plans_ = with_annealing(graph, std::move(plans_), search);
   for (MemoryPlan& plan : plans_) plan.strategy = "optimal";
   lowest_.strategy = "optimal";
@@ -65,7 +65,7 @@ std::vector<MemoryPlan> TradeOff::between(const StepGraph& graph, std::size_t fa
   const Effort effort{
       std::clamp<std::int64_t>(40 * static_cast<std::int64_t>(graph.ops.size()), kLeastEffort / 4, kMostEffort / 6)};
   std::vector<MemoryPlan> found = with_gaps_filled(graph, {upper, lower}, {effort.left / 4});
-  found = with_values_flipped(graph, std::move(found), effort);
+  found = with_actions_changed(graph, std::move(found), effort);
   std::erase_if(found, [&](const MemoryPlan& plan) {
     return plan.predicted_peak <= lower.predicted_peak || plan.predicted_peak >= upper.predicted_peak ||
            plan.predicted_seconds <= upper.predicted_seconds || plan.predicted_seconds >= lower.predicted_seconds;

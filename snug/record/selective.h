@@ -20,6 +20,14 @@ enum class Choice : std::uint8_t {
   Offload  ///< what autograd saves of them leaves the device's memory, as in snug::Offload. A session's plan may not
 };
 
+/// What autograd saves is dropped, and made again in backward by replay.
+struct Recompute {
+  friend bool operator==(const Recompute&, const Recompute&) = default;
+};
+/// What autograd saves stays, as without a region.
+struct Keep {
+  friend bool operator==(const Keep&, const Keep&) = default;
+};
 /// What autograd saves is moved out of the device's memory, and fetched in backward: from an accelerator's to the
 /// CPU's, from the CPU's to a file in TMPDIR. Smaller storages stay. In a session its plan decides.
 struct Offload {

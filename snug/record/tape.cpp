@@ -214,7 +214,7 @@ void Tape::bind(SavedTensor& saved) {
   ledger_.pack(value);
   if (verify_ != VerifyReplay::Off) note_contents(value, saved.view);
   if (!ledger_.held(value) && !ledger_.fetchable(value)) {
-    if (s.offloads || keeps_when_saved(value)) {
+    if (s.moves || keeps_when_saved(value)) {
       keep(value, saved.storage);
     } else if (verify_ != VerifyReplay::Off) {
       remember(value, saved.storage);

@@ -264,8 +264,8 @@ class Tape {
     bool uninitialized = false;
     bool of_result = false;  // a leaf: contents that something unseen left in a result
     bool written_over = false;
-    bool offloads = false;
-    bool read = false;  // by a recorded operator or a saved tensor
+    bool moves = false;  // out of the device's memory once it is saved
+    bool read = false;   // by a recorded operator or a saved tensor
     plan::Must must = plan::Must::Nothing;
   };
   struct Leaf {
@@ -398,8 +398,7 @@ class Tape {
   std::vector<plan::ValueId> inputs_;  // scratch of the call being recorded
   std::vector<Written> written_;
   plan::Must must_ = plan::Must::Nothing;
-  bool prefers_to_keep_ = false;
-  bool offloads_ = false;
+  plan::Action preferred_ = plan::kRecompute;  // of the innermost region, where no plan says anything
   std::vector<c10::StorageImpl*> input_storages_;
   int pass_ = kNoPass;
   plan::OpId position_ = 0;  // of backward

@@ -331,16 +331,21 @@ void Tape::add_output(const at::Tensor& tensor, plan::ValueId overwrites, Output
   s.uninitialized = uninitialized;
   current_[impl] = value;
   s.must = must_;
-  s.offloads = offloads_ && s.nbytes >= regions_.back().min_offload;
   s.version = SeenVersion(tensor);
   if (slot.is_argument) {
     inherit_versions(value, overwrites);
     expect_raises(value, impl);
   }
   const KnownStep* known = known_step();
-  const bool planned = known != nullptr && known->plan->keeps(value);
-  if (must_ == plan::Must::Nothing ? planned || prefers_to_keep_ : must_ == plan::Must::Keep) {
-    hold(value, tensor.storage());
+  switch (plan::decide(must_, known != nullptr ? known->plan->action(value) : preferred_).home) {
+    case plan::Home::Device:
+      hold(value, tensor.storage());
+      break;
+    case plan::Home::Host:  // once it is saved
+      s.moves = known != nullptr || s.nbytes >= regions_.back().min_offload;
+      break;
+    case plan::Home::Nowhere:
+      break;
   }
 }
 
@@ -391,8 +396,7 @@ void Tape::note_module() {
 /// What the innermost region says of the operator's results.
 void Tape::ask_policy(const OperatorTraits& traits) {
   must_ = plan::Must::Nothing;
-  prefers_to_keep_ = false;
-  offloads_ = false;
+  preferred_ = plan::kRecompute;
   Region& region = regions_.back();
   if (!region.policy) return;
   Choice choice = Choice::PreferRecompute;
@@ -409,10 +413,10 @@ void Tape::ask_policy(const OperatorTraits& traits) {
       must_ = plan::Must::Recompute;
       break;
     case Choice::PreferKeep:
-      prefers_to_keep_ = !planned();
+      if (!planned()) preferred_ = plan::kKeep;
       break;
     case Choice::Offload:
-      offloads_ = !planned();
+      if (!planned()) preferred_ = plan::kMove;
       break;
     case Choice::PreferRecompute:
       break;

@@ -195,7 +195,7 @@ void Tape::hold(plan::ValueId value, const c10::Storage& storage) {
 /// A replay will need it: it is held, or leaves the device's memory.
 void Tape::keep(plan::ValueId value, const c10::Storage& storage) {
   ValueState& s = state(value);
-  if (!std::exchange(s.offloads, false)) return hold(value, storage);
+  if (!std::exchange(s.moves, false)) return hold(value, storage);
   try {
     const at::AutoDispatchBelowADInplaceOrView below;
     const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);

@@ -5,15 +5,12 @@
 #include <variant>
 #include <vector>
 
-#include "snug/plan/step/memory_plan.h"
+#include "snug/base/bytes.h"
 #include "snug/record/saved_counts.h"
 #include "snug/record/selective.h"
 #include "snug/record/verify_replay.h"
 
 namespace snug {
-
-using plan::Keep;
-using plan::Recompute;
 
 /// What happens to the values that operators make in a region.
 using RegionAction = std::variant<Recompute, Keep, Offload, Selective, SelectivePolicy>;

@@ -3,8 +3,10 @@
 
 #include <cmath>
 
+#include "snug/plan/run/explanation.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
+#include "snug/plan/step/legal_actions.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
 #include "tests/equivalence/nets.h"
@@ -68,6 +70,35 @@ TEST_P(Prediction, HoldsUnderTheCapAtTheFloor) {
     const at::Tensor loss = session.backward(task.forward);
     EXPECT_LE(cpu().stats().mapped_peak, floor * 101 / 100);
     cpu().set_limit(std::nullopt);  // for the copies of what is compared
+    return loss;
+  });
+  expect_same(plain, planned);
+}
+
+TEST_P(Prediction, HoldsOfAPlanThatMovesValues) {
+  Task task = make_task(GetParam());
+  StepUnderTest test({task.model});
+  const auto plain = test.run_plain(task.forward);
+  const auto recorded = replay::record_step(task.forward, cpu());
+  plan::MemoryPlan plan = plan::plan_none(recorded.graph);
+  Bytes moved = 0;
+  std::size_t turn = 0;
+  for (plan::ValueId v = 0; v < recorded.graph.flow.values(); ++v) {
+    if (!recorded.graph.values[plan::at(v)].saved || !plan::has_choice(recorded.graph, v)) continue;
+    if (++turn % 3 != 0) plan.actions[plan::at(v)] = turn % 3 == 1 ? plan::kMove : plan::kRecompute;
+    if (turn % 3 == 1) moved += recorded.graph.values[plan::at(v)].bytes;
+  }
+  ASSERT_GT(moved, 0);
+  EXPECT_EQ(plan::explain(recorded.graph, plan).all.moved, moved);
+  Session session(recorded, plan::Planner(recorded.graph, plan), std::nullopt, cpu());
+  const auto planned = test.run([&] {
+    cpu().reset_peak();
+    const at::Tensor loss = session.backward(task.forward);
+    const auto predicted = static_cast<double>(session.plan().predicted_peak);
+    EXPECT_LT(session.plan().predicted_peak, session.plan().unplanned_peak);
+    EXPECT_NEAR(static_cast<double>(cpu().stats().allocated_peak), predicted, 0.005 * predicted);
+    EXPECT_EQ(session.last_step().replayed_ops, plan::simulate(session.graph(), session.plan()).replayed_ops);
+    EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
     return loss;
   });
   expect_same(plain, planned);

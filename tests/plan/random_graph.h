@@ -117,9 +117,9 @@ inline MemoryPlan random_plan(std::uint64_t seed, const StepGraph& graph) {
   const int kept = dice.roll(100);
   for (ValueId v = 0; v < graph.flow.values(); ++v) {
     if (graph.flow.is_leaf(v) || dice.chance(kept)) {
-      plan.actions.emplace_back(Keep{});
+      plan.actions.push_back(kKeep);
     } else {
-      plan.actions.emplace_back(Recompute{});
+      plan.actions.push_back(kRecompute);
     }
   }
   if (dice.chance(60)) plan.segments = random_segments(dice, graph.flow.ops());

@@ -201,9 +201,9 @@ std::vector<MemoryPlan> plans_by_brute_force(const StepGraph& graph) {
     }
     if (!nests) continue;
     for (std::uint32_t kept = 0; kept < 1U << values.size(); ++kept) {
-      plan.actions.assign(graph.values.size(), Keep{});
+      plan.actions.assign(graph.values.size(), kKeep);
       for (std::size_t i = 0; i < values.size(); ++i) {
-        if (!(kept >> i & 1U)) plan.actions[static_cast<std::size_t>(values[i])] = Recompute{};
+        if (!(kept >> i & 1U)) plan.actions[static_cast<std::size_t>(values[i])] = kRecompute;
       }
       plans.push_back(predicted(graph, plan));
     }

@@ -177,7 +177,8 @@ plan::MemoryPlan random_plan(const plan::StepGraph& graph, std::uint32_t seed) {
   plan::MemoryPlan plan = plan::bare_plan(graph);
   const auto percent = random() % 100;
   for (plan::ValueId v = 0; v < graph.flow.values(); ++v) {
-    if (!graph.flow.is_leaf(v) && random() % 100 < percent) plan = flipped(std::move(plan), v);
+    if (graph.flow.is_leaf(v) || random() % 100 >= percent) continue;
+    plan.actions[plan::at(v)] = random() % 4 == 0 ? plan::kMove : plan::kKeep;
   }
   plan.segments.clear();
   for (int tries = roll(6); tries > 0; --tries) {

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "snug/plan/run/simulator.h"
+#include "snug/plan/step/legal_actions.h"
 #include "snug/plan/step/pieces.h"
 
 namespace snug::plan {
@@ -48,13 +49,25 @@ Explanation explain(const StepGraph& graph, const MemoryPlan& plan) {
       Share& named = by_name[info.name];
       named.name = info.name;
       const auto replays = run.replays[at(op)];
-      Bytes kept = 0, recomputed = 0;
+      Bytes kept = 0, moved = 0, recomputed = 0;
       for (const Output& out : graph.flow.outputs(op)) {
         const ValueInfo& value = graph.values[at(out.value)];
-        if (value.saved) (is_kept(graph, plan, out.value) ? kept : recomputed) += value.bytes;
+        if (!value.saved) continue;
+        switch (decided(graph, plan, out.value).home) {
+          case Home::Device:
+            kept += value.bytes;
+            break;
+          case Home::Host:
+            moved += value.bytes;
+            break;
+          case Home::Nowhere:
+            recomputed += value.bytes;
+            break;
+        }
       }
       for (Share* share : {&piece, &named, &result.all}) {
         share->kept += kept;
+        share->moved += moved;
         share->recomputed += recomputed;
         share->seconds += replays * info.seconds;
         share->replayed_ops += replays;

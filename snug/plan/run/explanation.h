@@ -14,6 +14,7 @@ struct Share {
   std::string name;
   OpId begin = 0, end = 0;  ///< operators, of a piece
   Bytes kept = 0;           ///< bytes of saved values that are there when backward begins
+  Bytes moved = 0;          ///< of those that are elsewhere then, and are fetched
   Bytes recomputed = 0;     ///< of those that are made again
   double seconds = 0;       ///< of replayed operators
   std::int64_t replayed_ops = 0;

@@ -25,7 +25,7 @@ MemoryPlan keep_saved(const StepGraph& graph) {
   MemoryPlan plan = bare_plan(graph);
   plan.strategy = "none";
   for (std::size_t v = 0; v < graph.values.size(); ++v) {
-    if (graph.values[v].saved) plan.actions[v] = Keep{};
+    if (graph.values[v].saved) plan.actions[v] = kKeep;
   }
   return plan;
 }
@@ -46,11 +46,11 @@ MemoryPlan drop_inside(const StepGraph& graph, std::span<const SegmentRange> seg
   }
   const Dataflow& flow = graph.flow;
   for (ValueId v = 0; v < flow.values(); ++v) {
-    if (!flow.is_leaf(v) && outermost[at(flow.producer(v))] != kNoOp) plan.actions[at(v)] = Recompute{};
+    if (!flow.is_leaf(v) && outermost[at(flow.producer(v))] != kNoOp) plan.actions[at(v)] = kRecompute;
   }
   for (OpId op = 0; op < flow.ops(); ++op) {
     for (ValueId v : flow.inputs(op)) {
-      if (!flow.is_leaf(v) && outermost[at(flow.producer(v))] != outermost[at(op)]) plan.actions[at(v)] = Keep{};
+      if (!flow.is_leaf(v) && outermost[at(flow.producer(v))] != outermost[at(op)]) plan.actions[at(v)] = kKeep;
     }
   }
   return plan;
@@ -108,9 +108,9 @@ bool is_product(const std::string& name) { return name == "aten::bmm" || name ==
 MemoryPlan bare_plan(const StepGraph& graph) {
   MemoryPlan plan;
   plan.fingerprint = graph.fingerprint();
-  plan.actions.assign(graph.values.size(), Recompute{});
+  plan.actions.assign(graph.values.size(), kRecompute);
   for (ValueId v = 0; v < graph.flow.values(); ++v) {
-    if (graph.flow.is_leaf(v)) plan.actions[at(v)] = Keep{};
+    if (graph.flow.is_leaf(v)) plan.actions[at(v)] = kKeep;
   }
   return plan;
 }
@@ -156,7 +156,7 @@ MemoryPlan plan_selective(const StepGraph& graph, std::span<const std::string> o
       unseen.erase(written);
     }
     if (!kept) continue;
-    for (const Output& out : graph.flow.outputs(op)) plan.actions[at(out.value)] = Keep{};
+    for (const Output& out : graph.flow.outputs(op)) plan.actions[at(out.value)] = kKeep;
   }
   if (!unseen.empty()) {
     throw UsageError(fmt::format("plan: selective: the step has no operator \"{}\"", *unseen.begin()));

@@ -4,6 +4,7 @@
 
 #include "snug/base/match.h"
 #include "snug/plan/run/ledger.h"
+#include "snug/plan/step/legal_actions.h"
 #include "snug/plan/step/segments.h"
 
 namespace snug::plan {
@@ -48,6 +49,7 @@ class Walk {
 
  private:
   Bytes bytes(ValueId v) const { return graph_.values[at(v)].bytes; }
+  bool moves(ValueId v) const { return !flow_.is_leaf(v) && decided(graph_, plan_, v).home == Home::Host; }
 
   void reach(Bytes level, OpId op) {
     highest_ = std::max(highest_, level);
@@ -82,6 +84,8 @@ class Walk {
         break;
       case Event::Kind::Save:
         ledger_.pack(event.id);
+        // Its contents leave the device's memory, but for what the program still refers to.
+        if (moves(event.id) && !ledger_.at_hand(event.id)) ledger_.offload(event.id);
         break;
       case Event::Kind::Settle:
         ledger_.settle(/*keep_leaves=*/true);
@@ -113,7 +117,7 @@ class Walk {
         if (!flow_.is_leaf(out.overwrites)) ledger_.lose(out.overwrites);
       }
       alive_[at(out.value)] = 1;
-      if (is_kept(graph_, plan_, out.value) || flow_.is_leaf(out.value)) ledger_.hold(out.value);
+      if (flow_.is_leaf(out.value) || decided(graph_, plan_, out.value).home == Home::Device) ledger_.hold(out.value);
     }
   }
 

@@ -24,12 +24,6 @@ struct Simulation {
   std::vector<std::int32_t> replays;  ///< by OpId, how often it ran again
 };
 
-/// Whether the value stays until its last use: as the plan says, unless the graph says what must be.
-inline bool is_kept(const StepGraph& graph, const MemoryPlan& plan, ValueId value) {
-  const Must must = graph.values[static_cast<std::size_t>(value)].must;
-  return must == Must::Nothing ? plan.keeps(value) : must == Must::Keep;
-}
-
 /// Walks the events of `graph` as the executor would under `plan`, with the same Ledger. Pure; the plan must be for
 /// the graph. Where the allocator is deterministic, the peak is that of the run.
 Simulation simulate(const StepGraph& graph, const MemoryPlan& plan, bool with_timeline = false);

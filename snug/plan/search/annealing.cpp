@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "snug/plan/search/change.h"
+#include "snug/plan/step/legal_actions.h"
 
 namespace snug::plan {
 namespace {
@@ -33,7 +34,7 @@ class Annealing {
  public:
   Annealing(const StepGraph& graph, Bytes highest, Bytes lowest) : graph_(graph), span_(highest - lowest) {
     for (ValueId v = 0; v < graph.flow.values(); ++v) {
-      if (!graph.flow.is_leaf(v) && graph.values[at(v)].bytes > span_ / kValuesInSpan) values_.push_back(v);
+      if (has_choice(graph, v) && graph.values[at(v)].bytes > span_ / kValuesInSpan) values_.push_back(v);
     }
   }
 
@@ -71,13 +72,21 @@ class Annealing {
   // The standard's distributions differ between libraries; plans must not.
   std::uint32_t roll(std::size_t sides) { return static_cast<std::uint32_t>(random_() % sides); }
   double chance() { return static_cast<double>(random_()) / 4294967296.0; }
-  ValueId any_value() { return values_[roll(values_.size())]; }
+
+  void set_any_action(MemoryPlan& plan) {
+    const ValueId value = values_[roll(values_.size())];
+    const std::vector<Action> others = other_actions(graph_, plan, value);
+    plan.actions[at(value)] = others.size() == 1 ? others.front() : others[roll(others.size())];
+  }
 
   std::optional<MemoryPlan> neighbour(const MemoryPlan& plan) {
     const std::uint32_t move = roll(10);
-    if (move < 5) return flipped(plan, any_value());
-    if (move < 7) return flipped(flipped(plan, any_value()), any_value());
     MemoryPlan next = plan;
+    if (move < 7) {
+      set_any_action(next);
+      if (move >= 5) set_any_action(next);
+      return next;
+    }
     auto& segments = next.segments;
     const auto ops = graph_.flow.ops();
     if (move == 7) {

@@ -234,11 +234,11 @@ class PieceWeigher {
   [[nodiscard]] PieceOption option(const std::vector<char>& kept, const std::vector<SegmentRange>& segments) const {
     const StepGraph& local = excerpt_.graph;
     MemoryPlan plan;
-    plan.actions.assign(local.values.size(), Recompute{});
+    plan.actions.assign(local.values.size(), kRecompute);
     PieceOption result;
     for (std::size_t v = 0; v < kept.size(); ++v) {
       if (!kept[v]) continue;
-      plan.actions[v] = Keep{};
+      plan.actions[v] = kKeep;
       if (!local.flow.is_leaf(static_cast<ValueId>(v))) {
         result.keeps.push_back(excerpt_.values[v]);
         result.kept += local.values[v].bytes;
@@ -258,7 +258,7 @@ class PieceWeigher {
 
   [[nodiscard]] PieceOption in_replay(const ReplayedPiece& replayed, const std::vector<SegmentRange>& segments) const {
     MemoryPlan plan;
-    plan.actions.assign(replayed.graph.values.size(), Recompute{});
+    plan.actions.assign(replayed.graph.values.size(), kRecompute);
     plan.segments = segments;
     Simulation run = simulate(replayed.graph, plan, /*with_timeline=*/true);
     PieceOption result;

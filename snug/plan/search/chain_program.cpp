@@ -142,7 +142,7 @@ class Program {
       const Decision decision = decision_[index(first, last) + room];
       if (decision >= 0) {
         const PieceOption& option = options_of(first, first_pass)[static_cast<std::size_t>(decision)];
-        for (ValueId v : option.keeps) plan.actions[at(v)] = Keep{};
+        for (ValueId v : option.keeps) plan.actions[at(v)] = kKeep;
         plan.segments.insert(plan.segments.end(), option.segments.begin(), option.segments.end());
         ++first;
         if (first < last) room = static_cast<std::size_t>(after(room, option.kept));
@@ -165,7 +165,7 @@ class Program {
       for (ValueId v : flow.inputs(op)) {
         const OpId producer = flow.producer(v);
         if (producer >= chain_.pieces[first].begin && producer < chain_.pieces[cut - 1].end)
-          plan.actions[at(v)] = Keep{};
+          plan.actions[at(v)] = kKeep;
       }
     }
   }

@@ -12,7 +12,10 @@ namespace {
 struct Apply {
   const MemoryPlan& plan;
 
-  std::optional<MemoryPlan> operator()(const FlipValue& flip) const { return flipped(plan, flip.value); }
+  std::optional<MemoryPlan> operator()(const SetAction& set) const {
+    if (plan.action(set.value) == set.action) return std::nullopt;
+    return with_action(plan, set.value, set.action);
+  }
 
   std::optional<MemoryPlan> operator()(const ToggleSegment& toggle) const {
     MemoryPlan next = plan;

@@ -9,18 +9,20 @@
 
 namespace snug::plan {
 
-/// Keeps a value that was made again, or the other way round.
-struct FlipValue {
+/// Gives a value another action.
+struct SetAction {
   ValueId value = kNoValue;
+  Action action;
 };
 /// Adds a segment, or leaves it out when it is there.
 struct ToggleSegment {
   SegmentRange range;
 };
 /// A small step of a search from one plan to another.
-using Change = std::variant<FlipValue, ToggleSegment>;
+using Change = std::variant<SetAction, ToggleSegment>;
 
-/// The plan with the change; its predictions are out of date. Nothing when the new segment would cross another.
+/// The plan with the change; its predictions are out of date. Nothing when it has that action already, or when the new
+/// segment would cross another.
 std::optional<MemoryPlan> changed(const MemoryPlan& plan, const Change& change);
 
 /// Whether two segments can be in one plan: apart, or one inside the other.

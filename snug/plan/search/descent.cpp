@@ -10,6 +10,7 @@
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
 #include "snug/plan/search/change.h"
+#include "snug/plan/step/legal_actions.h"
 #include "snug/plan/step/pieces.h"
 
 namespace snug::plan {
@@ -32,13 +33,16 @@ class Descent {
   /// `segments`: to be added where dropping values is not enough.
   Descent(const StepGraph& graph, const std::vector<SegmentRange>& segments, MemoryPlan start, Effort effort)
       : graph_(graph), plan_(std::move(start)), effort_(effort) {
+    std::size_t values = 0;
     for (ValueId v = 0; v < graph.flow.values(); ++v) {
-      if (!graph.flow.is_leaf(v) && graph.values[at(v)].bytes > 0) changes_.emplace_back(FlipValue{v});
+      if (!has_choice(graph, v) || graph.values[at(v)].bytes <= 0) continue;
+      ++values;
+      for (const Action& action : legal_actions(graph, v)) changes_.emplace_back(SetAction{v, action});
     }
-    values_ = changes_.size();
+    actions_ = changes_.size();
     for (const SegmentRange& range : segments) changes_.emplace_back(ToggleSegment{range});
     const std::size_t looks = static_cast<std::size_t>(effort.left) / std::max<std::size_t>(graph.ops.size(), 1);
-    at_once_ = 1 + values_ * kLooksPerValue / std::max<std::size_t>(looks, 1);
+    at_once_ = 1 + values * kLooksPerValue / std::max<std::size_t>(looks, 1);
   }
 
   /// False when nothing takes anything off any more, or the effort is spent.
@@ -88,13 +92,16 @@ class Descent {
     return seconds > 0 ? seconds / bytes : -bytes;  // for nothing: as much as possible
   }
 
-  void take(std::size_t change) { plan_ = *changed(plan_, changes_[change]); }
+  void take(std::size_t change) {
+    if (auto next = changed(plan_, changes_[change])) plan_ = std::move(*next);
+  }
 
   /// Drops values until the level is reached, or none that is dropped takes anything off.
   void drop_values() {
     Queue queue;
-    for (std::size_t i = 0; i < values_; ++i) {
-      if (plan_.keeps(std::get<FlipValue>(changes_[i]).value)) queue.push({kUnknown, i});
+    for (std::size_t i = 0; i < actions_; ++i) {
+      const SetAction& set = std::get<SetAction>(changes_[i]);
+      if (plan_.keeps(set.value) && set.action != kKeep) queue.push({kUnknown, i});
     }
     std::vector<std::size_t> useless;
     bool dropped = false;  // since those were found useless
@@ -141,7 +148,7 @@ class Descent {
   MemoryPlan plan_;
   Effort effort_;
   std::vector<Change> changes_;
-  std::size_t values_ = 0;  // of the changes, first
+  std::size_t actions_ = 0;  // of the changes, first
   std::size_t at_once_ = 1;
   Bytes level_ = 0;
   std::optional<Figures> now_;

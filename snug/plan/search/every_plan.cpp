@@ -4,13 +4,14 @@
 #include <utility>
 
 #include "snug/plan/run/presets.h"
+#include "snug/plan/step/legal_actions.h"
 
 namespace snug::plan {
 namespace {
 
 constexpr OpId kMostOps = 8;
 
-/// Values that a plan can keep or recompute with a difference.
+/// Values of which it makes a difference what a plan says.
 std::vector<ValueId> choices(const StepGraph& graph) {
   std::vector<char> read(graph.values.size(), 0);
   for (OpId op = 0; op < graph.flow.ops(); ++op) {
@@ -18,7 +19,7 @@ std::vector<ValueId> choices(const StepGraph& graph) {
   }
   std::vector<ValueId> values;
   for (ValueId v = 0; v < graph.flow.values(); ++v) {
-    if (!graph.flow.is_leaf(v) && (graph.values[at(v)].saved || read[at(v)])) values.push_back(v);
+    if (has_choice(graph, v) && (graph.values[at(v)].saved || read[at(v)])) values.push_back(v);
   }
   return values;
 }
@@ -65,9 +66,13 @@ std::vector<Nesting> nestings(OpId begin, OpId end, bool with_whole) {
 
 std::int64_t count_plans(const StepGraph& graph, std::int64_t most) {
   const OpId ops = graph.flow.ops();
-  const std::size_t values = choices(graph).size();
-  if (ops > kMostOps || values > 30) return most;
-  return std::min(most, static_cast<std::int64_t>(nestings(0, ops, /*with_whole=*/false).size()) << values);
+  if (ops > kMostOps) return most;
+  auto count = static_cast<std::int64_t>(nestings(0, ops, /*with_whole=*/false).size());
+  for (const ValueId v : choices(graph)) {
+    if (count >= most) return most;
+    count *= static_cast<std::int64_t>(legal_actions(graph, v).size());
+  }
+  return std::min(most, count);
 }
 
 std::vector<MemoryPlan> every_plan(const StepGraph& graph) {
@@ -77,11 +82,17 @@ std::vector<MemoryPlan> every_plan(const StepGraph& graph) {
   // A range around everything makes no difference.
   for (const Nesting& nesting : nestings(0, graph.flow.ops(), /*with_whole=*/false)) {
     plan.segments = nesting;
-    for (std::uint64_t kept = 0; kept < std::uint64_t{1} << values.size(); ++kept) {
-      for (std::size_t i = 0; i < values.size(); ++i) {
-        plan.actions[at(values[i])] = kept >> i & 1 ? Action{Keep{}} : Action{Recompute{}};
-      }
+    // Counts through all combinations, the first value fastest.
+    std::vector<std::size_t> digits(values.size(), 0);
+    for (bool more = true; more;) {
+      for (std::size_t i = 0; i < values.size(); ++i)
+        plan.actions[at(values[i])] = legal_actions(graph, values[i])[digits[i]];
       plans.push_back(plan);
+      more = false;
+      for (std::size_t i = 0; i < values.size() && !more; ++i) {
+        more = ++digits[i] < legal_actions(graph, values[i]).size();
+        if (!more) digits[i] = 0;
+      }
     }
   }
   return plans;

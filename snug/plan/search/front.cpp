@@ -6,6 +6,7 @@
 
 #include "snug/plan/bound/lower_bound.h"
 #include "snug/plan/run/simulator.h"
+#include "snug/plan/step/legal_actions.h"
 
 namespace snug::plan {
 namespace {
@@ -20,7 +21,7 @@ MemoryPlan between(const StepGraph& graph, const MemoryPlan& slower, const Memor
   Bytes all = 0;
   for (ValueId v = 0; v < graph.flow.values(); ++v) {
     const Bytes bytes = graph.values[at(v)].bytes;
-    if (graph.flow.is_leaf(v) || slower.keeps(v) || !faster.keeps(v) || bytes <= 0) continue;
+    if (!has_choice(graph, v) || slower.keeps(v) || !faster.keeps(v) || bytes <= 0) continue;
     candidates.push_back({v, graph.ops[at(graph.flow.producer(v))].seconds / static_cast<double>(bytes)});
     all += bytes;
   }
@@ -32,7 +33,7 @@ MemoryPlan between(const StepGraph& graph, const MemoryPlan& slower, const Memor
     if (kept > 0 && kept + bytes > all / 2) continue;
     kept += bytes;
     if (kept == all) break;
-    plan.actions[at(c.value)] = Keep{};
+    plan.actions[at(c.value)] = kKeep;
   }
   return plan;
 }
@@ -108,10 +109,10 @@ std::vector<MemoryPlan> with_gaps_filled(const StepGraph& graph, std::vector<Mem
   return front_of(std::move(front));
 }
 
-std::vector<MemoryPlan> with_values_flipped(const StepGraph& graph, std::vector<MemoryPlan> front, Effort effort) {
-  std::vector<ValueId> values;  // worth a flip: saved, the largest first
+std::vector<MemoryPlan> with_actions_changed(const StepGraph& graph, std::vector<MemoryPlan> front, Effort effort) {
+  std::vector<ValueId> values;  // worth another action: saved, the largest first
   for (ValueId v = 0; v < graph.flow.values(); ++v) {
-    if (graph.values[at(v)].saved && !graph.flow.is_leaf(v) && graph.values[at(v)].bytes > 0) values.push_back(v);
+    if (graph.values[at(v)].saved && has_choice(graph, v) && graph.values[at(v)].bytes > 0) values.push_back(v);
   }
   std::ranges::stable_sort(values, std::ranges::greater(), [&](ValueId v) { return graph.values[at(v)].bytes; });
   // Whether a plan with these figures would join the front.
@@ -128,9 +129,11 @@ std::vector<MemoryPlan> with_values_flipped(const StepGraph& graph, std::vector<
     const std::size_t stride = std::max<std::size_t>(1, values.size() / share);
     for (std::size_t i = 0; i < fresh.size() && effort.left > 0; ++i) {
       for (std::size_t k = i % stride; k < values.size() && effort.left > 0; k += stride) {
-        auto useful = predicted_if_useful(graph, flipped(fresh[i], values[k]), &effort);
-        if (useful && joins(front, useful->predicted_peak, useful->predicted_seconds))
-          found.push_back(std::move(*useful));
+        for (const Action& action : other_actions(graph, fresh[i], values[k])) {
+          auto useful = predicted_if_useful(graph, with_action(fresh[i], values[k], action), &effort);
+          if (useful && joins(front, useful->predicted_peak, useful->predicted_seconds))
+            found.push_back(std::move(*useful));
+        }
       }
     }
     fresh = front_of(std::move(found));

@@ -41,6 +41,6 @@ std::vector<MemoryPlan> with_gaps_filled(const StepGraph& graph, std::vector<Mem
 
 /// Local search: a front improved by keeping or dropping one more value of its plans, as long as that leads to plans
 /// worth having.
-std::vector<MemoryPlan> with_values_flipped(const StepGraph& graph, std::vector<MemoryPlan> front, Effort effort);
+std::vector<MemoryPlan> with_actions_changed(const StepGraph& graph, std::vector<MemoryPlan> front, Effort effort);
 
 }  // namespace snug::plan

@@ -13,6 +13,7 @@
 #include "snug/plan/search/front.h"
 #include "snug/plan/search/price_search.h"
 #include "snug/plan/search/timeless.h"
+#include "snug/plan/step/legal_actions.h"
 
 namespace snug::plan {
 namespace {
@@ -31,7 +32,7 @@ class LowestPeak {
     }
     for (ValueId v = 0; v < graph.flow.values(); ++v) {
       const bool matters = graph.values[at(v)].saved || read[at(v)];
-      if (matters && !graph.flow.is_leaf(v) && graph.values[at(v)].bytes > 0) values_.push_back(v);
+      if (matters && has_choice(graph, v) && graph.values[at(v)].bytes > 0) values_.push_back(v);
     }
     std::ranges::stable_sort(values_, std::ranges::greater(), [&](ValueId v) { return graph.values[at(v)].bytes; });
   }
@@ -41,8 +42,10 @@ class LowestPeak {
     bool lower = true;
     while (lower && effort.left > 0) {
       lower = false;
-      for (std::size_t i = 0; i < values_.size() && effort.left > 0; ++i)
-        lower |= accept(flipped(plan, values_[i]), plan, effort);
+      for (std::size_t i = 0; i < values_.size() && effort.left > 0; ++i) {
+        for (const Action& action : other_actions(graph_, plan, values_[i]))
+          lower |= accept(with_action(plan, values_[i], action), plan, effort);
+      }
       for (std::size_t i = plan.segments.size(); i-- > 0 && effort.left > 0;) {
         if (i >= plan.segments.size()) continue;  // several may have gone at once
         lower |= accept(*changed(plan, ToggleSegment{plan.segments[i]}), plan, effort);

@@ -108,7 +108,7 @@ class Search {
     MemoryPlan plan = bare_;
     const std::vector<char> kept = relaxation_.kept(choice);
     for (std::size_t v = 0; v < kept.size(); ++v) {
-      if (kept[v]) plan.actions[v] = Keep{};
+      if (kept[v]) plan.actions[v] = kKeep;
     }
     std::vector<Bytes> peaks = add(plan);
     plan.segments = runs_with_readers(graph_.flow, choice.replayed);

@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
 #include "snug/base/errors.h"
 #include "snug/base/json_integer.h"
@@ -13,20 +16,40 @@ namespace {
 constexpr int kPlanVersion = 2;  // 1 had signatures by other hashes
 constexpr const char* kPlanFormat = "snug memory plan";
 
+// One letter a value: plans stay small and can be compared by eye.
+struct Letter {
+  char letter;
+  Action action;
+};
+constexpr std::array kLetters = {Letter{'k', kKeep}, Letter{'m', kMove}, Letter{'r', kRecompute}};
+
 using Json = nlohmann::ordered_json;
+
+char letter_of(const Action& action) {
+  const auto* found = std::ranges::find(kLetters, action, &Letter::action);
+  if (found == kLetters.end()) throw std::logic_error("memory plan: an action without a letter");
+  return found->letter;
+}
+
+Action action_of(char letter) {
+  const auto* found = std::ranges::find(kLetters, letter, &Letter::letter);
+  if (found == kLetters.end()) {
+    throw UsageError(fmt::format(
+        "memory plan: '{}' is no action; k keeps a value, m moves it to the host, r recomputes it", letter));
+  }
+  return found->action;
+}
 
 }  // namespace
 
-MemoryPlan flipped(MemoryPlan plan, ValueId value) {
-  Action& action = plan.actions[static_cast<std::size_t>(value)];
-  action = std::holds_alternative<Keep>(action) ? Action{Recompute{}} : Action{Keep{}};
+MemoryPlan with_action(MemoryPlan plan, ValueId value, Action action) {
+  plan.actions[at(value)] = action;
   return plan;
 }
 
 Json to_json(const MemoryPlan& plan) {
-  // One letter a value: plans stay small and can be compared by eye.
   std::string actions;
-  for (const Action& action : plan.actions) actions += std::holds_alternative<Keep>(action) ? 'k' : 'r';
+  for (const Action& action : plan.actions) actions += letter_of(action);
   Json segments = Json::array();
   for (const SegmentRange& range : plan.segments) segments.push_back({range.begin, range.end});
   return {{"format", kPlanFormat},
@@ -57,15 +80,7 @@ MemoryPlan memory_plan_from_json(const Json& json) try {
   plan.unplanned_peak = json_integer<Bytes>(json.at("unplanned_peak_bytes"));
   plan.predicted_seconds = json.at("predicted_step_seconds");
   plan.unplanned_seconds = json.at("unplanned_step_seconds");
-  for (char c : json.at("actions").get<std::string>()) {
-    if (c == 'k') {
-      plan.actions.emplace_back(Keep{});
-    } else if (c == 'r') {
-      plan.actions.emplace_back(Recompute{});
-    } else {
-      throw UsageError(fmt::format("memory plan: '{}' is no action; k keeps a value, r recomputes it", c));
-    }
-  }
+  for (const char c : json.at("actions").get<std::string>()) plan.actions.push_back(action_of(c));
   for (const Json& range : json.at("segments")) {
     const SegmentRange segment{json_integer<OpId>(range.at(0)), json_integer<OpId>(range.at(1))};
     if (segment.begin < 0 || segment.end < segment.begin) {

@@ -4,24 +4,13 @@
 
 #include <cstdint>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "snug/base/bytes.h"
+#include "snug/plan/step/action.h"
 #include "snug/plan/step/ids.h"
 
 namespace snug::plan {
-
-/// The value stays resident from its making until its last use.
-struct Keep {
-  friend bool operator==(const Keep&, const Keep&) = default;
-};
-/// The value is dropped when the program lets go of it, and made again by replay if backward asks for it.
-struct Recompute {
-  friend bool operator==(const Recompute&, const Recompute&) = default;
-};
-/// What happens to a value between forward and backward.
-using Action = std::variant<Keep, Recompute>;
 
 /// Operators [begin, end) that are replayed together. Ranges nest or are disjoint.
 struct SegmentRange {
@@ -42,15 +31,16 @@ struct MemoryPlan {
   double predicted_seconds = 0;  ///< of forward and backward
   double unplanned_seconds = 0;
 
-  [[nodiscard]] bool keeps(ValueId value) const {
-    const auto i = static_cast<std::size_t>(value);
-    return i < actions.size() && std::holds_alternative<Keep>(actions[i]);
+  /// Of a value that it does not know: made again.
+  [[nodiscard]] Action action(ValueId value) const {
+    return at(value) < actions.size() ? actions[at(value)] : kRecompute;
   }
+  [[nodiscard]] bool keeps(ValueId value) const { return action(value) == kKeep; }
   friend bool operator==(const MemoryPlan&, const MemoryPlan&) = default;
 };
 
-/// The plan with one value kept that was recomputed, or the other way round.
-MemoryPlan flipped(MemoryPlan plan, ValueId value);
+/// The plan with another action for one value; its predictions are out of date.
+MemoryPlan with_action(MemoryPlan plan, ValueId value, Action action);
 
 nlohmann::ordered_json to_json(const MemoryPlan& plan);
 /// Throws UsageError naming what is missing or out of range.

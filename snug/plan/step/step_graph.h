@@ -8,12 +8,10 @@
 #include <vector>
 
 #include "snug/base/bytes.h"
+#include "snug/plan/step/action.h"
 #include "snug/plan/step/dataflow.h"
 
 namespace snug::plan {
-
-/// What a plan has no say in.
-enum class Must : std::uint8_t { Nothing, Keep, Recompute };
 
 /// One value of a recorded step. Leaves have no bytes here: they are part of StepGraph::static_bytes.
 struct ValueInfo {

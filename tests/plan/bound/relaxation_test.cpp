@@ -90,7 +90,7 @@ TEST(Relaxation, HasAHullFromEverythingThereToEverythingMadeAgain) {
   // A plan of a choice takes what the choice says, where replays do not interfere.
   const std::vector<char> kept = relaxation.kept(hull[2]);
   MemoryPlan plan;
-  for (const char k : kept) plan.actions.push_back(k ? Action{Keep{}} : Action{Recompute{}});
+  for (const char k : kept) plan.actions.push_back(k ? kKeep : kRecompute);
   EXPECT_NEAR(simulate(graph, plan).seconds - graph.step_seconds, hull[2].seconds, 1e-9);
 }
 

@@ -13,7 +13,7 @@ using synthetic::GraphBuilder;
 
 MemoryPlan dropping(const StepGraph& graph, const std::vector<ValueId>& dropped) {
   MemoryPlan plan = plan_none(graph);
-  for (ValueId v : dropped) plan.actions[static_cast<std::size_t>(v)] = Recompute{};
+  for (ValueId v : dropped) plan.actions[static_cast<std::size_t>(v)] = kRecompute;
   return plan;
 }
 
@@ -53,6 +53,26 @@ TEST(Simulate, KeepsEverythingThatIsSavedUntilItsNodeReleasesIt) {
   EXPECT_EQ(run.after_forward, 1700);
   EXPECT_EQ(run.replayed_ops, 0);
   EXPECT_EQ(run.seconds, t.graph.step_seconds);
+}
+
+TEST(Simulate, FetchesWhatHasMovedForItsNode) {
+  const ThreeOps t = three_ops();
+  const Simulation run = simulate(t.graph, with_action(plan_none(t.graph), t.a, kMove), true);
+  // It leaves when the program lets go of it, and is there again from its unpacking to its release.
+  EXPECT_EQ(run.timeline, (std::vector<Bytes>{1100, 1300, 1300, 1700, 1700, 1600, 1600, 1600, 1600, 1600, 1400, 1500,
+                                              1500, 1400, 1000}));
+  EXPECT_EQ(run.after_forward, 1600);
+  EXPECT_EQ(run.replayed_ops, 0);
+}
+
+TEST(Simulate, FetchesWhatAReplayReads) {
+  const ThreeOps t = three_ops();
+  MemoryPlan plan = with_action(plan_none(t.graph), t.a, kMove);
+  plan = with_action(std::move(plan), t.b, kRecompute);
+  const Simulation run = simulate(t.graph, plan, true);
+  EXPECT_EQ(run.replays, (std::vector<std::int32_t>{0, 1, 0})) << "a is fetched for it";
+  EXPECT_EQ(run.after_forward, 1400);
+  EXPECT_EQ(run.timeline.back(), 1000);
 }
 
 TEST(Simulate, DropsWhatIsRecomputedAndReplaysItForItsNode) {

@@ -12,14 +12,16 @@
 namespace snug::plan {
 namespace {
 
-TEST(Change, FlipsAValueThereAndBack) {
+TEST(Change, SetsAnActionAndSetsItBack) {
   const StepGraph graph = synthetic::residual_net();
   const MemoryPlan plan = plan_none(graph);
   const ValueId value = graph.flow.outputs(0).front().value;
-  const auto other = changed(plan, FlipValue{value});
+  ASSERT_EQ(plan.action(value), kKeep);
+  const auto other = changed(plan, SetAction{value, kRecompute});
   ASSERT_TRUE(other);
-  EXPECT_NE(other->keeps(value), plan.keeps(value));
-  EXPECT_EQ(changed(*other, FlipValue{value})->actions, plan.actions);
+  EXPECT_EQ(other->action(value), kRecompute);
+  EXPECT_EQ(changed(*other, SetAction{value, kKeep})->actions, plan.actions);
+  EXPECT_FALSE(changed(plan, SetAction{value, kKeep})) << "it has that action already";
 }
 
 TEST(Change, AddsASegmentAndLeavesItOutAgain) {

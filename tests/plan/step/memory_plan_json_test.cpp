@@ -18,7 +18,7 @@ MemoryPlan example() {
   MemoryPlan plan;
   plan.strategy = "every_block";
   plan.fingerprint = std::numeric_limits<std::uint64_t>::max() - 1;
-  plan.actions = {Keep{}, Recompute{}, Recompute{}, Keep{}};
+  plan.actions = {kKeep, kRecompute, kMove, kKeep};
   plan.segments = {{0, 2}, {2, 4}};
   plan.budget = 8_GiB;
   plan.predicted_peak = 8_GiB - 1;
@@ -42,7 +42,7 @@ TEST(MemoryPlanJson, ComesBackEqualThroughText) {
 
 TEST(MemoryPlanJson, WritesOneLetterAValue) {
   const Json json = to_json(example());
-  EXPECT_EQ(json.at("actions"), "krrk");
+  EXPECT_EQ(json.at("actions"), "krmk");
   EXPECT_EQ(json.at("segments").dump(), "[[0,2],[2,4]]");
   EXPECT_EQ(json.at("fingerprint"), 18446744073709551614ULL);
 }

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+
+namespace snug::plan {
+
+/// Where the contents of a value are between its making and its last use in the backward pass.
+enum class Home : std::uint8_t {
+  Device,   ///< where they were made
+  Host,     ///< they leave the device's memory when autograd saves them, and are fetched when backward asks
+  Nowhere,  ///< they are dropped when the program lets go of them, and made again by replay when backward asks
+};
+
+/// How they are written there.
+enum class Codec : std::uint8_t {
+  None,  ///< as they are
+};
+
+/// What happens to a value. Closed: whoever decides by it names every case.
+struct Action {
+  Home home = Home::Device;
+  Codec codec = Codec::None;
+  friend bool operator==(const Action&, const Action&) = default;
+};
+
+inline constexpr Action kKeep{Home::Device};
+inline constexpr Action kMove{Home::Host};
+inline constexpr Action kRecompute{Home::Nowhere};
+
+/// What a plan has no say in: the program's policy has decided (see Choice), or nothing else is possible.
+enum class Must : std::uint8_t { Nothing, Keep, Recompute };
+
+/// What happens to a value of which `must` is known and for which `planned` is preferred: the one rule of the step
+/// that runs and the step that is simulated.
+[[nodiscard]] constexpr Action decide(Must must, Action planned) {
+  switch (must) {
+    case Must::Keep:
+      return kKeep;
+    case Must::Recompute:
+      return kRecompute;
+    case Must::Nothing:
+      break;
+  }
+  return planned;
+}
+
+}  // namespace snug::plan

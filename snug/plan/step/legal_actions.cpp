@@ -1,0 +1,35 @@
+#include "snug/plan/step/legal_actions.h"
+
+#include <array>
+
+namespace snug::plan {
+namespace {
+
+constexpr std::array kFree = {kKeep, kRecompute};
+constexpr std::array kOnlyKeep = {kKeep};
+constexpr std::array kOnlyRecompute = {kRecompute};
+
+}  // namespace
+
+std::span<const Action> legal_actions(const StepGraph& graph, ValueId value) {
+  if (graph.flow.is_leaf(value)) return kOnlyKeep;  // there is no operator to run again
+  switch (graph.values[at(value)].must) {
+    case Must::Keep:
+      return kOnlyKeep;
+    case Must::Recompute:
+      return kOnlyRecompute;
+    case Must::Nothing:
+      break;
+  }
+  return kFree;
+}
+
+std::vector<Action> other_actions(const StepGraph& graph, const MemoryPlan& plan, ValueId value) {
+  std::vector<Action> others;
+  for (const Action& action : legal_actions(graph, value)) {
+    if (action != plan.action(value)) others.push_back(action);
+  }
+  return others;
+}
+
+}  // namespace snug::plan

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "snug/plan/step/memory_plan.h"
+#include "snug/plan/step/step_graph.h"
+
+namespace snug::plan {
+
+/// What a plan may say of the value, in an order that is always the same: all searches choose among these. One action
+/// where there is no choice. Home::Host is among them once a graph knows what moving takes; until then only plans that
+/// were made by hand say it.
+[[nodiscard]] std::span<const Action> legal_actions(const StepGraph& graph, ValueId value);
+
+/// There is more than one.
+[[nodiscard]] inline bool has_choice(const StepGraph& graph, ValueId value) {
+  return legal_actions(graph, value).size() > 1;
+}
+
+/// Those but the one that the plan has for it.
+[[nodiscard]] std::vector<Action> other_actions(const StepGraph& graph, const MemoryPlan& plan, ValueId value);
+
+/// What happens to the value in a step of `graph` under `plan`.
+[[nodiscard]] inline Action decided(const StepGraph& graph, const MemoryPlan& plan, ValueId value) {
+  return decide(graph.values[at(value)].must, plan.action(value));
+}
+
+}  // namespace snug::plan
