@@ -24,7 +24,7 @@ namespace py = pybind11;
 
 memory::DeviceMemory& device_memory(const std::string& type) {
   try {
-    return memory::device_memory(c10::Device(type).type());
+    return memory::device_memory(c10::Device(type));
   } catch (const c10::Error&) {
     throw UsageError("device: \"" + type + "\" is none; give \"cpu\" or \"cuda\"");
   }

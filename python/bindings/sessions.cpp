@@ -115,8 +115,6 @@ void update_begins() {
   if (replay::StepRun* step = replay::StepRun::here()) step->update_begins();
 }
 
-c10::DeviceType device_type(const std::string& device) { return c10::Device(device).type(); }
-
 using Recorded = std::shared_ptr<replay::RecordedStep>;
 
 Recorded record_step(const py::function& step, const std::string& device, std::optional<Bytes> limit,
@@ -124,7 +122,7 @@ Recorded record_step(const py::function& step, const std::string& device, std::o
   const replay::Forward forward = forward_of(step);
   const replay::RecordOptions options{.update = rehearsal_of(update), .until = replay::RecordUntil::UpdateBegins};
   const py::gil_scoped_release release;
-  memory::DeviceMemory& memory = memory::device_memory(device_type(device));
+  memory::DeviceMemory& memory = memory::device_memory(c10::Device(device));
   if (limit) {
     return std::make_shared<replay::RecordedStep>(replay::record_step_within(*limit, forward, memory, options));
   }
@@ -303,7 +301,7 @@ void bind_sessions(py::module_& m) {
       .def(py::init([](const Recorded& step, const plan::Planner& planner, std::optional<Bytes> budget,
                        const std::string& device, std::optional<Bytes> host) {
              auto made = std::make_unique<PySession>();
-             made->session.emplace(*step, planner, budget_of(budget), memory::device_memory(device_type(device)));
+             made->session.emplace(*step, planner, budget_of(budget), memory::device_memory(c10::Device(device)));
              if (host) made->session->limit_host(*host);
              return made;
            }),

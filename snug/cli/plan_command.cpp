@@ -85,9 +85,14 @@ PlanReport plan_configuration(const PlanOptions& options) {
 }
 
 nlohmann::ordered_json share_to_json(const plan::Share& share) {
-  return {{"name", share.name},         {"kept_bytes", share.kept},
-          {"moved_bytes", share.moved}, {"recomputed_bytes", share.recomputed},
-          {"seconds", share.seconds},   {"replayed_ops", share.replayed_ops}};
+  nlohmann::ordered_json json = {{"name", share.name}};
+  if (!share.module.empty()) json["module"] = share.module;
+  json.update({{"kept_bytes", share.kept},
+               {"moved_bytes", share.moved},
+               {"recomputed_bytes", share.recomputed},
+               {"seconds", share.seconds},
+               {"replayed_ops", share.replayed_ops}});
+  return json;
 }
 
 nlohmann::ordered_json number_or_null(double value) {
@@ -101,6 +106,7 @@ nlohmann::ordered_json to_json(const PlanReport& r, const plan::Explanation& why
       {"lower_bound_peak_bytes", r.bound.peak},
       {"unplanned_peak_bytes", r.plan.unplanned_peak},
       {"predicted_peak_bytes", r.plan.predicted_peak},
+      {"predicted_peak_seconds", why.peak_seconds},
       {"unplanned_step_seconds", r.plan.unplanned_seconds},
       {"predicted_step_seconds", r.plan.predicted_seconds},
       {"lower_bound_step_seconds", number_or_null(r.bound.step_seconds)},
@@ -135,7 +141,8 @@ void print_plan_summary(const PlanReport& r, const plan::Explanation& why) {
       {"unplanned peak", format_bytes(p.unplanned_peak)},
   };
   if (p.budget > 0) rows.push_back({"budget", format_bytes(p.budget) + percent(p.budget, p.unplanned_peak)});
-  rows.push_back({"predicted peak", format_bytes(p.predicted_peak) + percent(p.predicted_peak, p.unplanned_peak)});
+  rows.push_back({"predicted peak", fmt::format("{}{}, {:.3f} s into the step", format_bytes(p.predicted_peak),
+                                                percent(p.predicted_peak, p.unplanned_peak), why.peak_seconds)});
   rows.push_back({"smallest budget",
                   fmt::format("{}, no plan has a peak below {}", format_bytes(r.floor), format_bytes(r.bound.peak))});
   rows.push_back({"kept for backward", format_bytes(why.all.kept)});
@@ -164,7 +171,8 @@ void print_shares(const std::string& title, const std::string& label, const std:
   std::vector<std::vector<std::string>> rows;
   for (const plan::Share& s : shares) {
     const double mib = static_cast<double>(s.recomputed) / static_cast<double>(1_MiB);
-    rows.push_back({s.name, format_bytes(s.kept), format_bytes(s.recomputed), fmt::format("{}", s.replayed_ops),
+    const std::string name = s.module.empty() ? s.name : fmt::format("{} ({})", s.name, s.module);
+    rows.push_back({name, format_bytes(s.kept), format_bytes(s.recomputed), fmt::format("{}", s.replayed_ops),
                     more_time(s.seconds, step_seconds),
                     s.recomputed > 0 ? fmt::format("{:.3f}", 1000 * s.seconds / mib) : ""});
   }

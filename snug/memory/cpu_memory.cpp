@@ -128,7 +128,7 @@ void CpuMemory::count(Bytes size, Tag tag) {
   const std::size_t i = index(tag);
   stats_.by_tag[i] += size;
   stats_.peak_by_tag[i] = std::max(stats_.peak_by_tag[i], stats_.by_tag[i]);
-  high_water_.change(size);
+  measure(size);
   if (stats_.allocated > stats_.allocated_peak) {
     stats_.allocated_peak = stats_.allocated;
     stats_.at_peak_by_tag = stats_.by_tag;
@@ -146,7 +146,7 @@ void CpuMemory::free_block(BlockHeader* header) {
   if (header->older != nullptr) header->older->newer = header->newer;
   const Bytes size = header->size;
   stats_.allocated -= size;
-  high_water_.change(-size);
+  measure(-size);
   stats_.by_tag[index(header->tag)] -= size;
   auto* memory = reinterpret_cast<std::byte*>(header);
   if (header->small) {
@@ -273,7 +273,7 @@ void CpuMemory::free_adopted(void* context) {
   {
     const std::lock_guard lock(memory.mutex_);
     memory.stats_.allocated -= block->size;
-    memory.high_water_.change(-block->size);
+    memory.measure(-block->size);
     memory.stats_.by_tag[index(block->tag)] -= block->size;
     memory.adopted_ -= block->size;
     memory.limit_pages(memory.limit_);
@@ -291,14 +291,38 @@ void CpuMemory::remove_pressure_handler(PressureHandler* handler) {
   std::erase(handlers_, handler);
 }
 
-void CpuMemory::keep_in_high_water(Bytes bytes) {
-  const std::lock_guard lock(mutex_);
-  high_water_.change(bytes);
-}
+class CpuMemory::HighWaterMeter final : public Meter {
+ public:
+  explicit HighWaterMeter(CpuMemory& memory) : memory_(memory) {
+    const std::lock_guard lock(memory.mutex_);
+    high_water_.emplace(memory.stats_.allocated);
+    memory.meters_.push_back(&*high_water_);
+  }
+  ~HighWaterMeter() override {
+    const std::lock_guard lock(memory_.mutex_);
+    std::erase(memory_.meters_, &*high_water_);
+  }
+  HighWaterMeter(const HighWaterMeter&) = delete;
+  HighWaterMeter& operator=(const HighWaterMeter&) = delete;
 
-Bytes CpuMemory::take_high_water() {
-  const std::lock_guard lock(mutex_);
-  return high_water_.take(stats_.allocated);
+  Bytes take() override {
+    const std::lock_guard lock(memory_.mutex_);
+    return high_water_->take(memory_.stats_.allocated);
+  }
+  void keep(Bytes bytes) override {
+    const std::lock_guard lock(memory_.mutex_);
+    high_water_->change(bytes);
+  }
+
+ private:
+  CpuMemory& memory_;
+  std::optional<HighWater> high_water_;
+};
+
+std::unique_ptr<Meter> CpuMemory::meter() { return std::make_unique<HighWaterMeter>(*this); }
+
+void CpuMemory::measure(Bytes change) {
+  for (HighWater* meter : meters_) meter->change(change);
 }
 
 }  // namespace snug::memory

@@ -39,14 +39,16 @@ class CpuMemory final : public c10::Allocator, public DeviceMemory {
   void adopt(const c10::Storage& storage) override;
   void add_pressure_handler(PressureHandler* handler) override;
   void remove_pressure_handler(PressureHandler* handler) override;
-  Bytes take_high_water() override;
-  void keep_in_high_water(Bytes bytes) override;
+  [[nodiscard]] c10::Device device() const override { return c10::kCPU; }
+  [[nodiscard]] std::unique_ptr<Meter> meter() override;
 
  private:
+  class HighWaterMeter;
   CpuMemory() = default;
   static void deallocate(void* data);
   static void free_adopted(void* block);
   void count(Bytes size, Tag tag);
+  void measure(Bytes change);
   void limit_pages(std::optional<Bytes> limit);
   void lock_all();
   void unlock_all();
@@ -62,7 +64,7 @@ class CpuMemory final : public c10::Allocator, public DeviceMemory {
   PageHeap pages_;
   SmallHeap small_{pages_};
   Stats stats_;
-  HighWater high_water_;
+  std::vector<HighWater*> meters_;
   BlockHeader* newest_ = nullptr;  // all live blocks, linked
   std::optional<Bytes> limit_;
   Bytes adopted_ = 0;  // outside of the pages

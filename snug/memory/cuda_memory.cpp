@@ -23,9 +23,27 @@ using c10::CachingAllocator::StatType;
 constexpr Bytes kGranule = 512;  // the caching allocator rounds requests up to this
 constexpr auto kAll = static_cast<std::size_t>(StatType::AGGREGATE);
 
+class CudaMemory;
+
+/// Tells of the device's highest level since the previous take().
+class CudaMeter final : public Meter {
+ public:
+  explicit CudaMeter(CudaMemory& memory);
+  ~CudaMeter() override;
+  CudaMeter(const CudaMeter&) = delete;
+  CudaMeter& operator=(const CudaMeter&) = delete;
+  Bytes take() override;
+  void keep(Bytes bytes) override;
+  void reach(Bytes level) { highest_ = std::max(highest_, level + kept_); }
+
+ private:
+  CudaMemory& memory_;
+  Bytes highest_ = 0, kept_ = 0;
+};
+
 class CudaMemory final : public DeviceMemory {
  public:
-  CudaMemory() : device_(c10::cuda::current_device()) {
+  explicit CudaMemory(c10::DeviceIndex device) : device_(device) {
     cca::init(c10::cuda::device_count());
     // Called under the allocator's lock; it cannot be taken off again, so the object is never destroyed.
     cca::attachAllocatorTraceTracker([this](const c10::CachingDeviceAllocator::TraceEntry& entry) { track(entry); });
@@ -52,7 +70,7 @@ class CudaMemory final : public DeviceMemory {
     cca::resetPeakStats(device_);
     const std::lock_guard lock(mutex_);
     peak_by_tag_ = at_peak_ = by_tag_;
-    peak_ = high_water_ = current_;
+    peak_ = current_;
   }
 
   void set_limit(std::optional<Bytes> limit) override {
@@ -87,15 +105,8 @@ class CudaMemory final : public DeviceMemory {
     std::erase(handlers_, handler);
   }
 
-  Bytes take_high_water() override {
-    const std::lock_guard lock(mutex_);
-    kept_ = 0;
-    return std::exchange(high_water_, current_);
-  }
-  void keep_in_high_water(Bytes bytes) override {
-    const std::lock_guard lock(mutex_);
-    kept_ += bytes;
-  }
+  c10::Device device() const override { return {c10::kCUDA, device_}; }
+  std::unique_ptr<Meter> meter() override { return std::make_unique<CudaMeter>(*this); }
 
   /// From the free-memory callback, which runs on every miss of the cache and is told neither size nor device: act only
   /// when the next segment could pass the limit.
@@ -130,7 +141,7 @@ class CudaMemory final : public DeviceMemory {
       add(current_tag(), bytes);
       current_ += bytes;
       ++allocations_;
-      high_water_ = std::max(high_water_, current_ + kept_);
+      for (CudaMeter* meter : meters_) meter->reach(current_);
       if (current_ > peak_) {
         peak_ = current_;
         at_peak_ = by_tag_;
@@ -144,34 +155,68 @@ class CudaMemory final : public DeviceMemory {
     }
   }
 
+  friend class CudaMeter;
+
   c10::DeviceIndex device_;
   std::optional<Bytes> limit_;
   mutable std::mutex mutex_;  // innermost: nothing of the allocator's is called under it
   std::unordered_map<std::uintptr_t, std::pair<Bytes, Tag>> blocks_;
   ByTag by_tag_{}, peak_by_tag_{}, at_peak_{};
-  Bytes current_ = 0, peak_ = 0, high_water_ = 0, kept_ = 0;
+  Bytes current_ = 0, peak_ = 0;
+  std::vector<CudaMeter*> meters_;
   std::int64_t allocations_ = 0, pressure_calls_ = 0;
   std::mutex handlers_mutex_;
   std::vector<PressureHandler*> handlers_;
 };
 
-// What the callback may use: it runs under the allocator's lock and must not be the one to make it.
-std::atomic<CudaMemory*> g_active{nullptr};
+CudaMeter::CudaMeter(CudaMemory& memory) : memory_(memory) {
+  const std::lock_guard lock(memory.mutex_);
+  highest_ = memory.current_;
+  memory.meters_.push_back(this);
+}
+
+CudaMeter::~CudaMeter() {
+  const std::lock_guard lock(memory_.mutex_);
+  std::erase(memory_.meters_, this);
+}
+
+Bytes CudaMeter::take() {
+  const std::lock_guard lock(memory_.mutex_);
+  kept_ = 0;
+  return std::exchange(highest_, memory_.current_);
+}
+
+void CudaMeter::keep(Bytes bytes) {
+  const std::lock_guard lock(memory_.mutex_);
+  kept_ += bytes;
+}
+
+// By device. What the callback may use: it runs under the allocator's lock and must not be the one to make it.
+constexpr std::size_t kMostDevices = 64;
+std::array<std::atomic<CudaMemory*>, kMostDevices> g_made;
 
 class MakeRoom final : public c10::FreeMemoryCallback {
  public:
   bool Execute() override {
-    CudaMemory* memory = g_active.load();
-    return memory != nullptr && memory->make_room();
+    return std::ranges::any_of(g_made, [](const std::atomic<CudaMemory*>& made) {
+      CudaMemory* memory = made.load();
+      return memory != nullptr && memory->make_room();
+    });
   }
 };
 
 }  // namespace
 
-DeviceMemory* cuda_memory() {
-  static CudaMemory* memory = c10::cuda::device_count() > 0 ? new CudaMemory : nullptr;
-  g_active = memory;
-  return memory;
+DeviceMemory* cuda_memory(c10::DeviceIndex device) {
+  const c10::DeviceIndex count = std::min<c10::DeviceIndex>(c10::cuda::device_count(), kMostDevices);
+  if (count == 0) return nullptr;
+  const c10::DeviceIndex index = device < 0 ? c10::cuda::current_device() : device;
+  if (index >= count) return nullptr;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  std::atomic<CudaMemory*>& made = g_made[static_cast<std::size_t>(index)];
+  if (made == nullptr) made = new CudaMemory(index);
+  return made;
 }
 
 }  // namespace snug::memory

@@ -4,8 +4,9 @@
 
 namespace snug::memory {
 
-/// The memory of the current CUDA device through LibTorch's caching allocator, or nullptr when this build of LibTorch
-/// has no CUDA or the machine has no GPU. cuda_memory.cpp and no_cuda_memory.cpp define it; CMake chooses one.
-DeviceMemory* cuda_memory();
+/// The memory of a CUDA device, the current one for an index below 0, through LibTorch's caching allocator. nullptr
+/// when this build of LibTorch has no CUDA or the machine has no such GPU. Lives as long as the process.
+/// cuda_memory.cpp and no_cuda_memory.cpp define it; CMake chooses one.
+DeviceMemory* cuda_memory(c10::DeviceIndex device);
 
 }  // namespace snug::memory

@@ -1,6 +1,5 @@
 #include "snug/memory/device_memory.h"
 
-#include <c10/core/DeviceType.h>
 #include <fmt/format.h>
 
 #include "snug/base/errors.h"
@@ -9,14 +8,13 @@
 
 namespace snug::memory {
 
-DeviceMemory& device_memory(c10::DeviceType device) {
-  if (device == c10::kCPU) return CpuMemory::instance();
-  if (device == c10::kCUDA) {
-    if (DeviceMemory* cuda = cuda_memory()) return *cuda;
+DeviceMemory& device_memory(c10::Device device) {
+  if (device.is_cpu()) return CpuMemory::instance();
+  if (device.is_cuda()) {
+    if (DeviceMemory* cuda = cuda_memory(device.index())) return *cuda;
   }
-  throw UsageError(
-      fmt::format("memory: no backend for {} in this build; devices with one: CPU, and CUDA when LibTorch has it",
-                  c10::DeviceTypeName(device)));
+  throw UsageError(fmt::format(
+      "memory: no backend for {} in this build; devices with one: CPU, and CUDA when LibTorch has it", device.str()));
 }
 
 }  // namespace snug::memory

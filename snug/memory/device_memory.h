@@ -1,7 +1,8 @@
 #pragma once
 
-#include <c10/core/DeviceType.h>
+#include <c10/core/Device.h>
 
+#include <memory>
 #include <optional>
 
 #include "snug/base/bytes.h"
@@ -24,11 +25,25 @@ class PressureHandler {
   virtual bool make_room(Bytes bytes, bool may_wait) noexcept = 0;
 };
 
+/// Measures a device's memory from its making on. Several may measure at once. One thread at a time; must not outlive
+/// its DeviceMemory.
+class Meter {
+ public:
+  virtual ~Meter() = default;
+  /// The highest `allocated` since the previous call, or the making; on the CPU with all threads at their own highest
+  /// at once (see HighWater).
+  virtual Bytes take() = 0;
+  /// What the calling thread has just freed counts as if it were there until the next take().
+  virtual void keep(Bytes bytes) = 0;
+};
+
 /// The memory of one device: counts every byte by tag, holds a hard limit, and asks for room before it refuses.
 /// All functions may be called from any thread.
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
+
+  [[nodiscard]] virtual c10::Device device() const = 0;
 
   [[nodiscard]] virtual Stats stats() const = 0;
 
@@ -57,15 +72,11 @@ class DeviceMemory {
   virtual void add_pressure_handler(PressureHandler* handler) = 0;
   virtual void remove_pressure_handler(PressureHandler* handler) = 0;
 
-  /// The highest `allocated` since the previous call; on the CPU with all threads at their own highest at once (see
-  /// HighWater). One meter per device, for the profiler.
-  virtual Bytes take_high_water() = 0;
-  /// What the calling thread has just freed counts as if it were there until the next take_high_water().
-  virtual void keep_in_high_water(Bytes bytes) = 0;
+  [[nodiscard]] virtual std::unique_ptr<Meter> meter() = 0;
 };
 
 /// The memory of `device`. Throws UsageError for a device that this build has no backend for. The CPU allocator is
 /// installed when the library is loaded; blocks that existed before are not counted until they are adopted.
-DeviceMemory& device_memory(c10::DeviceType device);
+DeviceMemory& device_memory(c10::Device device);
 
 }  // namespace snug::memory

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "snug/base/bytes.h"
@@ -8,17 +9,27 @@ namespace snug::memory {
 
 /// The highest level of memory in a window of time, as it would have been had all threads been at their own highest at
 /// the same moment: kernels take scratch memory on each thread of a parallel loop, and whether those overlap differs
-/// from run to run. With one thread it is the highest level there was. One object per process; the caller locks.
+/// from run to run. With one thread it is the highest level there was. The caller locks.
 class HighWater {
  public:
+  /// At once, in one process.
+  static constexpr std::size_t kMost = 16;
+
+  /// Begins at `level` bytes. Throws Error when there are kMost already.
+  explicit HighWater(Bytes level);
+  ~HighWater();
+  HighWater(const HighWater&) = delete;
+  HighWater& operator=(const HighWater&) = delete;
+
   /// The calling thread allocated, or freed (less than zero).
   void change(Bytes bytes);
   /// Ends the window and begins another, at `level` bytes. Returns the highest level of the one that ended.
   Bytes take(Bytes level);
 
  private:
-  std::uint64_t window_ = 0;
-  Bytes start_ = 0;
+  std::size_t slot_;
+  std::uint64_t window_;
+  Bytes start_;
   Bytes peaks_ = 0;  // of each thread, of what it has allocated less what it has freed in this window
 };
 

@@ -1,5 +1,7 @@
 #include "snug/record/profiler.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -11,8 +13,17 @@ namespace snug::record {
 
 using plan::Event;
 
+namespace {
+
+/// The calling thread's current stream.
+std::int64_t stream_on(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device).id(); }
+
+}  // namespace
+
 Profiler::Profiler(memory::DeviceMemory& memory, Bytes aside)
-    : memory_(memory), aside_(aside), started_(monotonic_seconds()) {}
+    : memory_(memory), meter_(memory.meter()), aside_(aside), started_(monotonic_seconds()) {
+  graph_.devices = {memory.device().str()};
+}
 
 void Profiler::begin() {
   begun_ = true;
@@ -22,7 +33,21 @@ void Profiler::begin() {
   rebase();
 }
 
-Bytes Profiler::take_peak() { return std::max<Bytes>(memory_.take_high_water() - level_, 0); }
+double Profiler::clock() const { return monotonic_seconds() - started_ - replay_seconds_; }
+
+void Profiler::push(Event::Kind kind, std::int32_t id, Bytes peak, Bytes net) {
+  const double now = clock();
+  graph_.events.push_back({kind, id, peak, net, std::max(now - std::exchange(pushed_, now), 0.0)});
+}
+
+std::int32_t Profiler::device_index(c10::Device device) {
+  const std::string name = device.str();
+  const auto known = std::ranges::find(graph_.devices, name);
+  if (known == graph_.devices.end()) graph_.devices.push_back(name);
+  return static_cast<std::int32_t>(known - graph_.devices.begin());
+}
+
+Bytes Profiler::take_peak() { return std::max<Bytes>(meter_->take() - level_, 0); }
 
 void Profiler::mark() {
   if (!begun_) return begin();
@@ -31,15 +56,15 @@ void Profiler::mark() {
   const Bytes evicted = std::exchange(evicted_, 0);
   const Bytes net = now - level_ + evicted + std::exchange(died_, 0);
   level_ = now;
-  if (peak != 0 || net != 0) graph_.events.push_back({Event::Kind::Other, -1, peak, net});
+  if (peak != 0 || net != 0) push(Event::Kind::Other, -1, peak, net);
 }
 
 void Profiler::poll(const Tape& tape) {
   std::erase_if(alive_, [&](plan::ValueId v) {
     if (!tape.program_let_go(v)) return false;
-    graph_.events.push_back({Event::Kind::Die, v, 0, 0});
+    push(Event::Kind::Die, v);
     // A value that the tape does not hold is already free: its Die event stands for that.
-    if (!tape.ledger().resident(v)) died_ += memory_.rounded(tape.nbytes(v));
+    if (!tape.ledger().resident(v) && tape.device(v) == memory_.device()) died_ += memory_.rounded(tape.nbytes(v));
     return true;
   });
 }
@@ -59,28 +84,32 @@ void Profiler::op_recorded(const Tape& tape, plan::OpId op) {
   info.name = tape.call(op).traits->name;
   info.inputs = tape.inputs_of(tape.call(op));
   info.signature = tape.signature(op);
+  info.module = tape.module_of(op);
   info.seconds = kernel_seconds_;
   info.peak_bytes = take_peak();
   const Bytes now = memory_.stats().allocated;
   Bytes outputs = 0;
   graph_.values.resize(static_cast<std::size_t>(tape.flow().values()));
+  if (const auto outs = tape.flow().outputs(op); !outs.empty())
+    info.stream = stream_on(tape.device(outs.front().value));
   for (const plan::Output& out : tape.flow().outputs(op)) {
     plan::ValueInfo& value = graph_.values[static_cast<std::size_t>(out.value)];
     if (out.overwrites == plan::kNoValue) {
       value.bytes = memory_.rounded(tape.nbytes(out.value));
-      outputs += value.bytes;
+      if (tape.device(out.value) == memory_.device()) outputs += value.bytes;
     } else {
       // It lives in the storage that was there before, whatever that counted as.
       value.bytes = graph_.values[static_cast<std::size_t>(out.overwrites)].bytes;
       std::erase(alive_, out.overwrites);
     }
     value.must = tape.must(out.value);
+    value.device = device_index(tape.device(out.value));
     alive_.push_back(out.value);
   }
   info.other_bytes = now - level_ - outputs + std::exchange(evicted_, 0);
   level_ = now;
   graph_.ops.push_back(std::move(info));
-  graph_.events.push_back({Event::Kind::Run, op, 0, 0});
+  push(Event::Kind::Run, op);
 }
 
 plan::ValueInfo& Profiler::info(plan::ValueId value) {
@@ -90,7 +119,7 @@ plan::ValueInfo& Profiler::info(plan::ValueId value) {
 
 void Profiler::saved(plan::ValueId value) {
   info(value).saved = true;
-  graph_.events.push_back({Event::Kind::Save, value, 0, 0});
+  push(Event::Kind::Save, value);
 }
 
 void Profiler::displaced(plan::ValueId value) { info(value).must = plan::Must::Recompute; }
@@ -100,7 +129,7 @@ void Profiler::unpacked(plan::ValueId value, bool stays) {
   const auto index = static_cast<std::size_t>(value);
   if (borrowed_.size() <= index) borrowed_.resize(index + 1, 0);
   if (!stays) borrowed_[index] = 1;
-  graph_.events.push_back({Event::Kind::Unpack, value, 0, 0});
+  push(Event::Kind::Unpack, value);
 }
 
 void Profiler::replay_begins() {
@@ -115,7 +144,7 @@ void Profiler::replay_ends() {
 
 void Profiler::rebase() {
   level_ = memory_.stats().allocated;
-  memory_.take_high_water();
+  meter_->take();
   evicted_ = 0;
 }
 
@@ -126,19 +155,19 @@ void Profiler::released(plan::ValueId value) {
     died_ += graph_.values[index].bytes;
   }
   mark();
-  graph_.events.push_back({Event::Kind::Release, value, 0, 0});
+  push(Event::Kind::Release, value);
 }
 
 void Profiler::tape_freed(Bytes bytes) {
   const Bytes block = memory_.rounded(bytes);
-  memory_.keep_in_high_water(block);
+  meter_->keep(block);
   evicted_ += block;
 }
 
 void Profiler::before_settle(const Tape& tape) {
   poll(tape);
   mark();
-  graph_.events.push_back({Event::Kind::Settle, -1, 0, 0});
+  push(Event::Kind::Settle, -1);
 }
 
 void Profiler::rehearse(const Tape& tape, const std::function<bool()>& update) {
@@ -164,9 +193,14 @@ void Profiler::rehearse(const Tape& tape, const std::function<bool()>& update) {
 plan::StepGraph Profiler::finish(const Tape& tape) {
   poll(tape);
   mark();
-  graph_.step_seconds = monotonic_seconds() - started_ - replay_seconds_;
+  graph_.set_step_seconds(clock());
   graph_.flow = tape.flow();
   graph_.values.resize(static_cast<std::size_t>(graph_.flow.values()));
+  for (plan::ValueId v = 0; v < graph_.flow.values(); ++v) {
+    if (graph_.flow.producer(v) != plan::kNoOp) continue;
+    graph_.values[plan::at(v)].leaf_bytes = memory_.rounded(tape.nbytes(v));
+    graph_.values[plan::at(v)].device = device_index(tape.device(v));
+  }
   return std::move(graph_);
 }
 

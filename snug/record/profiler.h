@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <memory>
 #include <unordered_set>
 #include <vector>
 
@@ -62,6 +63,10 @@ class Profiler {
 
  private:
   void begin();
+  void push(plan::Event::Kind kind, std::int32_t id, Bytes peak = 0, Bytes net = 0);
+  /// Seconds of the step itself so far.
+  [[nodiscard]] double clock() const;
+  std::int32_t device_index(c10::Device device);
   /// Memory between two events becomes an event of its own.
   void mark();
   /// Highest memory above that at the last mark, as it would have been without evictions; starts anew.
@@ -70,6 +75,7 @@ class Profiler {
   plan::ValueInfo& info(plan::ValueId value);
 
   memory::DeviceMemory& memory_;
+  std::unique_ptr<memory::Meter> meter_;
   plan::StepGraph graph_;
   std::vector<at::Tensor> leaves_;
   std::unordered_set<const void*> noted_;
@@ -85,6 +91,7 @@ class Profiler {
   double kernel_seconds_ = 0;
   double replay_started_ = 0;
   double replay_seconds_ = 0;  // all replays together, and rehearsals
+  double pushed_ = 0;          // when the latest event was, on the clock
   Bytes state_to_come_ = 0;
 };
 

@@ -250,7 +250,7 @@ RecordedStep record_step_evicting(EvictionCost cost, const Forward& forward, mem
   for (std::size_t i = 0; i < step.graph.ops.size(); ++i) {
     step.graph.ops[i].seconds = std::min(step.graph.ops[i].seconds, first.ops[i].seconds);
   }
-  step.graph.step_seconds = std::min(step.graph.step_seconds, first.step_seconds);
+  step.graph.set_step_seconds(std::min(step.graph.step_seconds, first.step_seconds));
   step.graph.update_seconds = std::min(step.graph.update_seconds, first.update_seconds);
   return step;
 }

@@ -38,6 +38,7 @@ class CpuMemoryTest : public testing::Test {
 TEST_F(CpuMemoryTest, IsLibTorchsAllocatorForTheCpu) {
   EXPECT_EQ(c10::GetCPUAllocator(), &memory);
   EXPECT_EQ(&device_memory(c10::kCPU), &memory);
+  EXPECT_EQ(memory.device(), c10::Device(c10::kCPU));
 }
 
 TEST_F(CpuMemoryTest, RoundsABlockAndItsHeader) {
@@ -176,46 +177,66 @@ TEST_F(CpuMemoryTest, KeepsItsSumsUnderRandomUse) {
 }
 
 TEST_F(CpuMemoryTest, TellsTheHighestLevelSinceItWasLastAsked) {
-  memory.take_high_water();
+  const auto meter = memory.meter();
   memory.allocate(1_MiB);
-  EXPECT_EQ(memory.take_high_water() - before.allocated, memory.rounded(1_MiB));
-  EXPECT_EQ(memory.take_high_water(), before.allocated);
+  EXPECT_EQ(meter->take() - before.allocated, memory.rounded(1_MiB));
+  EXPECT_EQ(meter->take(), before.allocated);
 }
 
 TEST_F(CpuMemoryTest, TheHighestLevelHasAllThreadsAtTheirOwnHighestAtOnce) {
+  const auto meter = memory.meter();
   const auto scratch = [&](Bytes bytes) {
     std::thread([&, bytes] { memory.allocate(static_cast<std::size_t>(bytes)); }).join();
   };
   const c10::DataPtr kept = memory.allocate(2_MiB);
   const Bytes level = memory.stats().allocated;
-  memory.take_high_water();
+  meter->take();
   scratch(1_MiB);
   scratch(3_MiB);
   memory.allocate(5_MiB);
-  EXPECT_EQ(memory.take_high_water() - level, memory.rounded(1_MiB) + memory.rounded(3_MiB) + memory.rounded(5_MiB));
-  EXPECT_EQ(memory.take_high_water(), level);
+  EXPECT_EQ(meter->take() - level, memory.rounded(1_MiB) + memory.rounded(3_MiB) + memory.rounded(5_MiB));
+  EXPECT_EQ(meter->take(), level);
   // What it had in an earlier window counts there.
   c10::DataPtr mine = memory.allocate(4_MiB);
-  memory.take_high_water();
+  meter->take();
   mine.clear();
   memory.allocate(3_MiB);
-  EXPECT_EQ(memory.take_high_water() - level, memory.rounded(4_MiB));
+  EXPECT_EQ(meter->take() - level, memory.rounded(4_MiB));
   scratch(1_MiB);
-  EXPECT_EQ(memory.take_high_water() - level, memory.rounded(1_MiB));
+  EXPECT_EQ(meter->take() - level, memory.rounded(1_MiB));
 }
 
 TEST_F(CpuMemoryTest, TheHighestLevelHasWhatWasEvictedStillThere) {
+  const auto meter = memory.meter();
   c10::DataPtr evicted = memory.allocate(2_MiB);
   const Bytes level = memory.stats().allocated;
-  memory.take_high_water();
+  meter->take();
   std::thread([&] {
     const c10::DataPtr scratch = memory.allocate(1_MiB);
     evicted.clear();
-    memory.keep_in_high_water(memory.rounded(2_MiB));
+    meter->keep(memory.rounded(2_MiB));
     memory.allocate(3_MiB);
   }).join();
-  EXPECT_EQ(memory.take_high_water() - level, memory.rounded(1_MiB) + memory.rounded(3_MiB));
-  EXPECT_EQ(memory.take_high_water(), memory.stats().allocated);
+  EXPECT_EQ(meter->take() - level, memory.rounded(1_MiB) + memory.rounded(3_MiB));
+  EXPECT_EQ(meter->take(), memory.stats().allocated);
+}
+
+TEST_F(CpuMemoryTest, SeveralMetersMeasureApart) {
+  const auto first = memory.meter();
+  memory.allocate(4_MiB);
+  const auto second = memory.meter();
+  const c10::DataPtr kept = memory.allocate(1_MiB);
+  EXPECT_EQ(second->take() - before.allocated, memory.rounded(1_MiB));
+  EXPECT_EQ(first->take() - before.allocated, memory.rounded(4_MiB)) << "the other's take() ends no window of this one";
+  memory.allocate(2_MiB);
+  EXPECT_EQ(second->take(), first->take());
+}
+
+TEST_F(CpuMemoryTest, SaysWhenThereAreTooManyMeters) {
+  std::vector<std::unique_ptr<Meter>> meters;
+  EXPECT_THROW(for (std::size_t i = 0; i <= HighWater::kMost; ++i) meters.push_back(memory.meter()), Error);
+  meters.pop_back();
+  EXPECT_NO_THROW(meters.push_back(memory.meter())) << "one that is gone makes room for another";
 }
 
 TEST_F(CpuMemoryTest, UsesFreedMemoryAgain) {
@@ -280,7 +301,7 @@ TEST(DeviceMemory, NamesADeviceWithoutABackend) {
     FAIL() << "it was accepted";
   } catch (const UsageError& error) {
     EXPECT_STREQ(error.what(),
-                 "memory: no backend for XLA in this build; devices with one: CPU, and CUDA when LibTorch has it");
+                 "memory: no backend for xla in this build; devices with one: CPU, and CUDA when LibTorch has it");
   }
 }
 

@@ -43,7 +43,7 @@ class GraphBuilder {
     info.peak_bytes = workspace;
     graph_.ops.push_back(std::move(info));
     graph_.step_seconds += 3 * seconds;
-    graph_.events.push_back({Event::Kind::Run, id, 0, 0});
+    graph_.events.push_back({Event::Kind::Run, id, 0, 0, seconds});
   }
   ValueId fresh(Bytes bytes) {
     graph_.ops.back().peak_bytes += bytes;
@@ -51,15 +51,15 @@ class GraphBuilder {
   }
   ValueId written(ValueId target) { return output(target, graph_.values[static_cast<std::size_t>(target)].bytes); }
 
-  void die(ValueId value) { graph_.events.push_back({Event::Kind::Die, value, 0, 0}); }
+  void die(ValueId value) { graph_.events.push_back({Event::Kind::Die, value, 0, 0, 0}); }
   void save(ValueId value) {
     graph_.values[static_cast<std::size_t>(value)].saved = true;
-    graph_.events.push_back({Event::Kind::Save, value, 0, 0});
+    graph_.events.push_back({Event::Kind::Save, value, 0, 0, 0});
   }
-  void settle() { graph_.events.push_back({Event::Kind::Settle, -1, 0, 0}); }
-  void unpack(ValueId value) { graph_.events.push_back({Event::Kind::Unpack, value, 0, 0}); }
-  void release(ValueId value) { graph_.events.push_back({Event::Kind::Release, value, 0, 0}); }
-  void other(Bytes peak, Bytes net) { graph_.events.push_back({Event::Kind::Other, -1, peak, net}); }
+  void settle() { graph_.events.push_back({Event::Kind::Settle, -1, 0, 0, 0}); }
+  void unpack(ValueId value) { graph_.events.push_back({Event::Kind::Unpack, value, 0, 0, 0}); }
+  void release(ValueId value) { graph_.events.push_back({Event::Kind::Release, value, 0, 0, 0}); }
+  void other(Bytes peak, Bytes net) { graph_.events.push_back({Event::Kind::Other, -1, peak, net, 0}); }
 
   /// A backward node: unpacks what its operator saved, allocates, and releases.
   void node(const std::vector<ValueId>& saved, Bytes peak) {
@@ -69,7 +69,17 @@ class GraphBuilder {
   }
 
   StepGraph& graph() { return graph_; }
-  StepGraph take() { return std::move(graph_); }
+  /// Operators take their seconds in forward, and twice as long in backward, evenly over its events.
+  StepGraph take() {
+    double forward = 0;
+    for (const Event& e : graph_.events) forward += e.seconds;
+    const std::size_t first = graph_.settle_event() + 1;
+    const std::size_t backward = graph_.events.size() > first ? graph_.events.size() - first : 0;
+    for (std::size_t i = first; i < graph_.events.size(); ++i) {
+      graph_.events[i].seconds = (graph_.step_seconds - forward) / static_cast<double>(backward);
+    }
+    return std::move(graph_);
+  }
 
  private:
   ValueId output(ValueId overwrites, Bytes bytes) {

@@ -42,7 +42,7 @@ TightMoment tight_moment(const StepGraph& graph, std::size_t event, Bytes room) 
   TightMoment tight{Moment(graph, event), static_cast<double>(room), {}};
   for (ValueId v = 0; v < graph.flow.values(); ++v) {
     const bool made = !graph.flow.is_leaf(v) && graph.flow.producer(v) < tight.moment.ops;
-    tight.weights.push_back(made && !tight.moment.free[at(v)] ? static_cast<double>(graph.values[at(v)].bytes) : 0);
+    tight.weights.push_back(made && !tight.moment.free[at(v)] ? static_cast<double>(graph.step_bytes(v)) : 0);
   }
   return tight;
 }

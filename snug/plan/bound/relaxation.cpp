@@ -5,6 +5,8 @@
 #include <queue>
 #include <utility>
 
+#include "snug/plan/step/step_walk.h"
+
 namespace snug::plan {
 namespace {
 
@@ -16,50 +18,25 @@ constexpr double kCapacityOfAllSeconds = 1e12;
 
 Moment::Moment(const StepGraph& graph, std::size_t event)
     : saved(graph.values.size(), 0), free(graph.values.size(), 0), lost(graph.values.size(), 0) {
-  bool settled = false;
-  std::vector<char> unpacked(graph.values.size(), 0);
-  std::vector<char> alive(graph.values.size(), 0);
-  for (std::size_t i = 0; i <= event && i < graph.events.size(); ++i) {
-    const Event& e = graph.events[i];
-    switch (e.kind) {
-      case Event::Kind::Run:
-        ops = std::max(ops, e.id + 1);
-        for (const Output& out : graph.flow.outputs(e.id)) {
-          if (out.overwrites != kNoValue && i < event) alive[at(out.overwrites)] = 0;
-          if (out.overwrites != kNoValue) lost[at(out.overwrites)] = 1;
-          alive[at(out.value)] = 1;
-        }
-        break;
-      case Event::Kind::Die:
-        if (i < event) alive[at(e.id)] = 0;
-        break;
-      case Event::Kind::Unpack:
-        unpacked[at(e.id)] = 1;
-        break;
-      case Event::Kind::Release:
-        if (i < event) unpacked[at(e.id)] = 0;
-        break;
-      case Event::Kind::Settle:
-        settled = i < event;
-        break;
-      case Event::Kind::Save:
-      case Event::Kind::Other:
-        break;
-    }
-  }
-  // Nothing has been replayed before the backward pass; after that, what was overwritten may be there again.
-  if (settled) std::ranges::fill(lost, 0);
-  for (std::size_t i = event + 1; i < graph.events.size(); ++i) {
-    if (graph.events[i].kind == Event::Kind::Unpack) saved[at(graph.events[i].id)] = 1;
-  }
-  for (std::size_t v = 0; v < graph.values.size(); ++v) {
-    free[v] = alive[v] || unpacked[v] || graph.flow.is_leaf(static_cast<ValueId>(v));
+  StepWalk walk(graph);
+  while (!walk.at_end() && walk.position() < event) walk.step();
+  const StepWalk before = walk;
+  if (!walk.at_end()) walk.step();
+  ops = walk.ops();
+  const std::vector<Lifetime> lives = lifetimes(graph);
+  for (ValueId v = 0; v < graph.flow.values(); ++v) {
+    const std::size_t asked = lives[at(v)].last_unpack;
+    saved[at(v)] = asked != Lifetime::kNever && asked > event;
+    // During the event what it ends is there beside what it makes.
+    free[at(v)] = before.alive(v) || before.unpacked(v) || walk.alive(v) || walk.unpacked(v) || graph.flow.is_leaf(v);
+    // Nothing has been replayed before the backward pass; after that, what was overwritten may be there again.
+    lost[at(v)] = walk.overwritten(v) && !before.settled();
   }
 }
 
 Relaxation::Relaxation(const StepGraph& graph, Moment moment)
     : graph_(graph), moment_(std::move(moment)), readers_(graph.values.size()), relevant_(graph.ops.size(), 0) {
-  for (const ValueInfo& value : graph.values) weights_.push_back(static_cast<double>(value.bytes));
+  for (ValueId v = 0; v < graph.flow.values(); ++v) weights_.push_back(static_cast<double>(graph.step_bytes(v)));
   double all = 0;
   for (OpId op = moment_.ops - 1; op >= 0; --op) {
     // Readers stand after producers: all who could ask for this operator's outputs are known.

@@ -2,53 +2,58 @@
 
 #include <algorithm>
 
+#include "snug/plan/step/step_walk.h"
+
 namespace snug::plan {
+namespace {
+
+/// What an event takes for itself, and the values that it may have made or unmade a reason to count.
+struct Touched : StepVisitor {
+  explicit Touched(const StepGraph& graph) : graph_(graph) {}
+  void run(OpId op) {
+    transient = graph_.ops[at(op)].peak_bytes;
+    for (const Output& out : graph_.flow.outputs(op)) {
+      if (out.overwrites != kNoValue) values.push_back(out.overwrites);
+      values.push_back(out.value);
+    }
+  }
+  void die(ValueId v) { values.push_back(v); }
+  void unpack(ValueId v) { values.push_back(v); }
+  void release(ValueId v) { values.push_back(v); }
+  void other(Bytes peak, Bytes /*net*/) { transient = peak; }
+  void clear() {
+    transient = 0;
+    values.clear();
+  }
+
+  Bytes transient = 0;
+  std::vector<ValueId> values;
+
+ private:
+  const StepGraph& graph_;
+};
+
+}  // namespace
 
 std::vector<Bytes> unavoidable_bytes(const StepGraph& graph) {
-  std::vector<char> unpacked(graph.values.size(), 0);  // by a node that is not done yet
-  std::vector<char> alive(graph.values.size(), 0);     // for the program
-  const auto counted = [&](ValueId v) { return alive[at(v)] || unpacked[at(v)]; };
+  std::vector<char> counted(graph.values.size(), 0);
   std::vector<Bytes> result;
   result.reserve(graph.events.size());
-  Bytes level = graph.static_bytes;
-  const auto change = [&](ValueId v, auto&& edit) {
-    const bool before = counted(v);
-    edit();
-    if (counted(v) != before) level += before ? -graph.values[at(v)].bytes : graph.values[at(v)].bytes;
-  };
-  for (const Event& e : graph.events) {
-    Bytes highest = level;
-    switch (e.kind) {
-      case Event::Kind::Run: {
-        const OpInfo& info = graph.ops[at(e.id)];
-        highest += info.peak_bytes;
-        level += info.other_bytes;
-        for (const Output& out : graph.flow.outputs(e.id)) {
-          if (out.overwrites != kNoValue) change(out.overwrites, [&] { alive[at(out.overwrites)] = 0; });
-          change(out.value, [&] { alive[at(out.value)] = 1; });
-        }
-        break;
-      }
-      case Event::Kind::Die:
-        // What cannot be made again stays.
-        if (!graph.flow.is_leaf(e.id)) change(e.id, [&] { alive[at(e.id)] = 0; });
-        break;
-      case Event::Kind::Unpack:
-        change(e.id, [&] { unpacked[at(e.id)] = 1; });
-        break;
-      case Event::Kind::Release:
-        // A node that saved a value twice is done with both.
-        change(e.id, [&] { unpacked[at(e.id)] = 0; });
-        break;
-      case Event::Kind::Other:
-        highest += e.peak;
-        level += e.net;
-        break;
-      case Event::Kind::Save:
-      case Event::Kind::Settle:
-        break;
+  Touched touched(graph);
+  Bytes of_values = 0;
+  for (StepWalk walk(graph); !walk.at_end();) {
+    const Bytes before = walk.unowned() + of_values;
+    touched.clear();
+    walk.step(touched);
+    for (const ValueId v : touched.values) {
+      // What cannot be made again stays, unless it is written over.
+      const OpId op = graph.flow.producer(v);
+      const bool stays = graph.flow.is_leaf(v) && op != kNoOp && op < walk.ops() && !walk.overwritten(v);
+      const bool counts = walk.alive(v) || walk.unpacked(v) || stays;
+      if (counts != (counted[at(v)] != 0)) of_values += counts ? graph.step_bytes(v) : -graph.step_bytes(v);
+      counted[at(v)] = counts;
     }
-    result.push_back(std::max(highest, level));
+    result.push_back(std::max(before + touched.transient, walk.unowned() + of_values));
   }
   return result;
 }

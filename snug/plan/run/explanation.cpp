@@ -34,6 +34,16 @@ std::vector<Share> empty_pieces(const StepGraph& graph) {
   return pieces;
 }
 
+/// The longest path that both are in: "layers.1" of "layers.1.norm" and "layers.1.mlp.up".
+std::string common_module(const std::string& a, const std::string& b) {
+  std::size_t end = 0;
+  for (std::size_t i = 0;; ++i) {
+    const bool a_ends = i == a.size(), b_ends = i == b.size();
+    if ((a_ends || a[i] == '.') && (b_ends || b[i] == '.')) end = i;
+    if (a_ends || b_ends || a[i] != b[i]) return a.substr(0, end);
+  }
+}
+
 }  // namespace
 
 Explanation explain(const StepGraph& graph, const MemoryPlan& plan) {
@@ -43,9 +53,12 @@ Explanation explain(const StepGraph& graph, const MemoryPlan& plan) {
   result.all.name = "the step";
   result.all.end = graph.flow.ops();
   std::map<std::string, Share> by_name;
+  if (!run.times.empty()) result.peak_seconds = run.times[run.peak_event];
   for (Share& piece : result.pieces) {
+    piece.module = graph.ops[at(piece.begin)].module;
     for (OpId op = piece.begin; op < piece.end; ++op) {
       const OpInfo& info = graph.ops[at(op)];
+      piece.module = common_module(piece.module, info.module);
       Share& named = by_name[info.name];
       named.name = info.name;
       const auto replays = run.replays[at(op)];

@@ -12,6 +12,7 @@ namespace snug::plan {
 /// What a plan does with the values that autograd saved, and what it costs.
 struct Share {
   std::string name;
+  std::string module;       ///< of a piece: the path that all of its operators have in common; may be empty
   OpId begin = 0, end = 0;  ///< operators, of a piece
   Bytes kept = 0;           ///< bytes of saved values that are there when backward begins
   Bytes moved = 0;          ///< of those that are elsewhere then, and are fetched
@@ -24,6 +25,7 @@ struct Explanation {
   std::vector<Share> pieces;     ///< the repeated blocks and what lies around them, in the order of the step
   std::vector<Share> operators;  ///< by name, of those that are replayed or whose results are dropped; dearest first
   Share all;
+  double peak_seconds = 0;  ///< when the step's peak comes, after its beginning, replays included
 };
 
 /// Pure; the plan must be for the graph.

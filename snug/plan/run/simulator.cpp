@@ -6,18 +6,19 @@
 #include "snug/plan/run/ledger.h"
 #include "snug/plan/step/legal_actions.h"
 #include "snug/plan/step/segments.h"
+#include "snug/plan/step/step_walk.h"
 
 namespace snug::plan {
 namespace {
 
-class Walk {
+class Run : public StepVisitor {
  public:
-  Walk(const StepGraph& graph, const MemoryPlan& plan)
+  Run(const StepGraph& graph, const MemoryPlan& plan)
       : graph_(graph),
         plan_(plan),
         flow_(with_segments(graph.flow, plan.segments)),
         ledger_(flow_, [this](ValueId v) { dropped(v); }),
-        alive_(graph.values.size(), 0),
+        walk_(graph),
         second_(graph.values.size(), 0),
         borrowed_(graph.values.size(), 0),
         consumed_(graph.values.size(), 0),
@@ -31,92 +32,36 @@ class Walk {
     }
     result_.replays.assign(graph.ops.size(), 0);
     result_.peak = live_;
-    result_.seconds = graph.step_seconds;
   }
 
-  std::optional<Simulation> run(bool with_timeline, std::int64_t replays) {
-    for (event_ = 0; event_ < graph_.events.size(); ++event_) {
+  std::optional<Simulation> to_the_end(bool with_timeline, std::int64_t replays) {
+    while (!walk_.at_end()) {
       highest_ = live_;
-      step(graph_.events[event_]);
+      walk_.step(*this);
       if (result_.replayed_ops > replays) break;
       if (with_timeline) {
         result_.timeline.push_back(live_);
         result_.peaks.push_back(std::max(highest_, live_));
+        clock_ += graph_.events[result_.times.size()].seconds;
+        result_.times.push_back(clock_ + replay_seconds_);
       }
     }
+    result_.seconds = graph_.step_seconds + replay_seconds_;
     return result_.replayed_ops <= replays ? std::optional(std::move(result_)) : std::nullopt;
   }
 
- private:
-  Bytes bytes(ValueId v) const { return graph_.values[at(v)].bytes; }
-  bool moves(ValueId v) const { return !flow_.is_leaf(v) && decided(graph_, plan_, v).home == Home::Host; }
-
-  void reach(Bytes level, OpId op) {
-    highest_ = std::max(highest_, level);
-    if (level <= result_.peak) return;
-    result_.peak = level;
-    result_.peak_event = event_;
-    result_.peak_op = op;
-  }
-
-  void dropped(ValueId v) {
-    if (alive_[at(v)] && !second_[at(v)]) return;
-    second_[at(v)] = 0;
-    // An unpacked tensor lives until its node is done, which is when the saved tensor is released.
-    if (unpacking_ == v) {
-      borrowed_[at(v)] = 1;
-    } else {
-      live_ -= bytes(v);
-    }
-  }
-
-  void step(const Event& event) {
-    switch (event.kind) {
-      case Event::Kind::Run:
-        run_op(event.id);
-        break;
-      case Event::Kind::Die:
-        if (alive_[at(event.id)]) {
-          alive_[at(event.id)] = 0;
-          if (!ledger_.resident(event.id) || second_[at(event.id)]) live_ -= bytes(event.id);
-          second_[at(event.id)] = 0;
-        }
-        break;
-      case Event::Kind::Save:
-        ledger_.pack(event.id);
-        // Its contents leave the device's memory, but for what the program still refers to.
-        if (moves(event.id) && !ledger_.at_hand(event.id)) ledger_.offload(event.id);
-        break;
-      case Event::Kind::Settle:
-        ledger_.settle(/*keep_leaves=*/true);
-        result_.after_forward = live_;
-        break;
-      case Event::Kind::Unpack:
-        unpack(event.id);
-        break;
-      case Event::Kind::Release:
-        release(event.id);
-        break;
-      case Event::Kind::Other:
-        reach(live_ + event.peak, kNoOp);
-        live_ += event.net;
-        break;
-    }
-  }
-
-  void run_op(OpId op) {
+  // As the events have it.
+  void run(OpId op) {
     const OpInfo& info = graph_.ops[at(op)];
     reach(live_ + info.peak_bytes, op);
     live_ += info.other_bytes;
     for (const Output& out : flow_.outputs(op)) {
       if (out.overwrites == kNoValue) {
         live_ += bytes(out.value);
-      } else if (alive_[at(out.overwrites)]) {
+      } else if (walk_.alive(out.overwrites) && !flow_.is_leaf(out.overwrites)) {
         // The storage changes hands: the old value's contents are gone. A leaf's are in a copy.
-        alive_[at(out.overwrites)] = 0;
-        if (!flow_.is_leaf(out.overwrites)) ledger_.lose(out.overwrites);
+        ledger_.lose(out.overwrites);
       }
-      alive_[at(out.value)] = 1;
       if (flow_.is_leaf(out.value) || decided(graph_, plan_, out.value).home == Home::Device) ledger_.hold(out.value);
     }
   }
@@ -135,6 +80,51 @@ class Walk {
     ledger_.release(v, consumed);
     if (borrowed_[at(v)]) {
       borrowed_[at(v)] = 0;
+      live_ -= bytes(v);
+    }
+  }
+
+  void die(ValueId v) {
+    if (!walk_.alive(v)) return;
+    if (!ledger_.resident(v) || second_[at(v)]) live_ -= bytes(v);
+    second_[at(v)] = 0;
+  }
+
+  void save(ValueId v) {
+    ledger_.pack(v);
+    // Its contents leave the device's memory, but for what the program still refers to.
+    if (!ledger_.at_hand(v) && moves(v)) ledger_.offload(v);
+  }
+
+  void settle() {
+    ledger_.settle(/*keep_leaves=*/true);
+    result_.after_forward = live_;
+  }
+
+  void other(Bytes peak, Bytes net) {
+    reach(live_ + peak, kNoOp);
+    live_ += net;
+  }
+
+ private:
+  Bytes bytes(ValueId v) const { return graph_.step_bytes(v); }
+  bool moves(ValueId v) const { return !flow_.is_leaf(v) && decided(graph_, plan_, v).home == Home::Host; }
+
+  void reach(Bytes level, OpId op) {
+    highest_ = std::max(highest_, level);
+    if (level <= result_.peak) return;
+    result_.peak = level;
+    result_.peak_event = walk_.position();
+    result_.peak_op = op;
+  }
+
+  void dropped(ValueId v) {
+    if (walk_.alive(v) && !second_[at(v)]) return;
+    second_[at(v)] = 0;
+    // An unpacked tensor lives until its node is done, which is when the saved tensor is released.
+    if (unpacking_ == v) {
+      borrowed_[at(v)] = 1;
+    } else {
       live_ -= bytes(v);
     }
   }
@@ -184,10 +174,10 @@ class Walk {
         second_[at(out.overwrites)] = 0;
       }
       ledger_.cache(out.value);
-      if (alive_[at(out.value)]) second_[at(out.value)] = 1;
+      if (walk_.alive(out.value)) second_[at(out.value)] = 1;
     }
     ledger_.finish(step);
-    result_.seconds += info.seconds;
+    replay_seconds_ += info.seconds;
     ++result_.replayed_ops;
     ++result_.replays[at(step.op)];
   }
@@ -196,26 +186,26 @@ class Walk {
   const MemoryPlan& plan_;
   const Dataflow flow_;
   Ledger ledger_;
-  std::vector<char> alive_;     // the program refers to it
+  StepWalk walk_;
   std::vector<char> second_;    // it does, and a replay has made the value again in another storage
   std::vector<char> borrowed_;  // dropped, but a backward node still uses the unpacked tensor
   std::vector<std::int32_t> consumed_;
   Bytes live_;
   Bytes highest_ = 0;  // during the event
-  std::size_t event_ = 0;
   ValueId unpacking_ = kNoValue;
+  double replay_seconds_ = 0, clock_ = 0;
   Simulation result_;
 };
 
 }  // namespace
 
 Simulation simulate(const StepGraph& graph, const MemoryPlan& plan, bool with_timeline) {
-  return *Walk(graph, plan).run(with_timeline, std::numeric_limits<std::int64_t>::max());
+  return *Run(graph, plan).to_the_end(with_timeline, std::numeric_limits<std::int64_t>::max());
 }
 
 std::optional<Simulation> simulate_within(const StepGraph& graph, const MemoryPlan& plan, std::int64_t replays,
                                           bool with_timeline) {
-  return Walk(graph, plan).run(with_timeline, replays);
+  return Run(graph, plan).to_the_end(with_timeline, replays);
 }
 
 MemoryPlan predicted(const StepGraph& graph, MemoryPlan plan) {

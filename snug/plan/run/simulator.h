@@ -21,6 +21,7 @@ struct Simulation {
   std::int64_t replayed_ops = 0;
   std::vector<Bytes> timeline;        ///< memory after each event; filled on request
   std::vector<Bytes> peaks;           ///< highest memory during each event; filled on request
+  std::vector<double> times;          ///< when each event was over, after the step's beginning; filled on request
   std::vector<std::int32_t> replays;  ///< by OpId, how often it ran again
 };
 

@@ -9,6 +9,7 @@
 #include "snug/plan/run/simulator.h"
 #include "snug/plan/step/excerpt.h"
 #include "snug/plan/step/pieces.h"
+#include "snug/plan/step/step_walk.h"
 
 namespace snug::plan {
 namespace {
@@ -22,14 +23,10 @@ constexpr int kPartsPerCheckpoint = 16;  // fewer checkpoints take more time tha
 struct Base {
   std::vector<Bytes> before;  // by event, and one more at the end
   explicit Base(const StepGraph& graph) {
-    Bytes level = graph.static_bytes;
     before.reserve(graph.events.size() + 1);
-    for (const Event& e : graph.events) {
-      before.push_back(level);
-      if (e.kind == Event::Kind::Other) level += e.net;
-      if (e.kind == Event::Kind::Run) level += graph.ops[at(e.id)].other_bytes;
-    }
-    before.push_back(level);
+    StepWalk walk(graph);
+    for (; !walk.at_end(); walk.step()) before.push_back(walk.unowned());
+    before.push_back(walk.unowned());
   }
 };
 
@@ -133,7 +130,7 @@ struct ReplayedPiece {
     graph.ops.emplace_back();
     graph.values.emplace_back();
     graph.events.clear();
-    const auto add = [&](Event::Kind kind, std::int32_t id) { graph.events.push_back({kind, id, 0, 0}); };
+    const auto add = [&](Event::Kind kind, std::int32_t id) { graph.events.push_back({kind, id, 0, 0, 0}); };
     bool arrived = false;
     const auto arrive = [&] {
       for (const ValueId v : leaving) {
@@ -343,7 +340,7 @@ std::vector<std::vector<Bytes>> leaving_bytes(const StepGraph& graph, const std:
   for (ValueId v = 0; v < flow.values(); ++v) {
     if (flow.is_leaf(v)) continue;
     const std::size_t born = piece_of[at(flow.producer(v))];
-    for (std::size_t j = born + 1; j <= last_read[at(v)]; ++j) made[born][j] += graph.values[at(v)].bytes;
+    for (std::size_t j = born + 1; j <= last_read[at(v)]; ++j) made[born][j] += graph.step_bytes(v);
   }
   std::vector<std::vector<Bytes>> leaving(count, std::vector<Bytes>(count + 1, 0));
   for (std::size_t j = 1; j <= count; ++j) {

@@ -13,6 +13,7 @@
 #include "snug/plan/run/simulator.h"
 #include "snug/plan/search/front.h"
 #include "snug/plan/step/segments.h"
+#include "snug/plan/step/step_walk.h"
 
 namespace snug::plan {
 namespace {
@@ -33,10 +34,10 @@ struct Stay {
 
 std::vector<Stay> stays_of(const StepGraph& graph, std::size_t settle) {
   std::vector<Stay> stays(graph.values.size());
-  for (std::size_t i = 0; i < graph.events.size(); ++i) {
-    const Event& e = graph.events[i];
-    if (e.kind == Event::Kind::Die) stays[at(e.id)].begin = i;
-    if (e.kind == Event::Kind::Unpack) stays[at(e.id)].end = i;
+  const std::vector<Lifetime> lives = lifetimes(graph);
+  for (std::size_t v = 0; v < stays.size(); ++v) {
+    if (lives[v].dies != Lifetime::kNever) stays[v].begin = lives[v].dies;
+    if (lives[v].last_unpack != Lifetime::kNever) stays[v].end = lives[v].last_unpack;
   }
   // What only replays read is needed as long as what they make.
   const Dataflow& flow = graph.flow;
@@ -149,7 +150,8 @@ class Search {
     for (std::size_t v = 0; v < weights.size(); ++v) {
       const Stay& stay = stays_[v];
       if (stay.end > stay.begin + 1) {
-        weights[v] = (until(stay.end) - until(stay.begin + 1)) * static_cast<double>(graph_.values[v].bytes);
+        weights[v] =
+            (until(stay.end) - until(stay.begin + 1)) * static_cast<double>(graph_.step_bytes(static_cast<ValueId>(v)));
       }
     }
     return weights;

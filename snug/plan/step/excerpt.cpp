@@ -21,7 +21,7 @@ std::vector<Excerpt> excerpts(const StepGraph& graph, std::span<const OpId> cuts
     const auto local = [&](ValueId v) {
       if (known[at(v)] != kNoValue) return known[at(v)];
       piece.values.push_back(v);
-      piece.graph.values.push_back({0, graph.values[at(v)].saved});
+      piece.graph.values.push_back({.saved = graph.values[at(v)].saved});
       return known[at(v)] = piece.graph.flow.add_leaf();
     };
     std::vector<ValueId> inputs;
@@ -55,7 +55,7 @@ std::vector<Excerpt> excerpts(const StepGraph& graph, std::span<const OpId> cuts
   for (std::size_t i = 0; i < graph.events.size(); ++i) {
     const Event& e = graph.events[i];
     const auto add = [&](Excerpt& piece, std::int32_t id) {
-      piece.graph.events.push_back({e.kind, id, 0, 0});
+      piece.graph.events.push_back({e.kind, id, 0, 0, 0});
       piece.events.push_back(i);
     };
     switch (e.kind) {

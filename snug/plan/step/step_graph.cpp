@@ -15,7 +15,7 @@
 namespace snug::plan {
 namespace {
 
-constexpr int kGraphVersion = 2;
+constexpr int kGraphVersion = 3, kOldestGraphVersion = 2;  // 2 had no clock, no bytes of leaves, no devices
 constexpr const char* kGraphFormat = "snug step graph";
 
 using Json = nlohmann::ordered_json;
@@ -70,10 +70,36 @@ Dataflow flow_from_json(const Json& ops, const Json& leaves, ValueId values) {
   return flow;
 }
 
+std::string word_of(Must must) {
+  switch (must) {
+    case Must::Keep:
+      return "keep";
+    case Must::Recompute:
+      return "recompute";
+    case Must::Nothing:
+      break;
+  }
+  return "";
+}
+
 Must must_from(const std::string& word) {
-  if (word == "keep") return Must::Keep;
-  if (word == "recompute") return Must::Recompute;
+  for (const Must must : {Must::Nothing, Must::Keep, Must::Recompute}) {
+    if (word == word_of(must)) return must;
+  }
   throw UsageError(fmt::format("step graph: a value must be \"keep\" or \"recompute\", not \"{}\"", word));
+}
+
+/// Graphs of before had no clock: operators took what they took, and what is left of the step is spread over the events
+/// of the backward pass.
+void estimate_clock(StepGraph& graph) {
+  double left = graph.step_seconds;
+  for (Event& e : graph.events) {
+    if (e.kind == Event::Kind::Run) left -= e.seconds = std::min(graph.ops[at(e.id)].seconds, std::max(left, 0.0));
+  }
+  const std::size_t settle = graph.settle_event();
+  const std::size_t first = settle + 1 < graph.events.size() ? settle + 1 : 0;
+  const auto share = std::max(left, 0.0) / static_cast<double>(std::max<std::size_t>(graph.events.size() - first, 1));
+  for (std::size_t i = first; i < graph.events.size(); ++i) graph.events[i].seconds += share;
 }
 
 /// All of a graph's bytes together, whatever their sign: no sum that a planner makes of them is larger.
@@ -84,7 +110,7 @@ double sum_of_bytes(const StepGraph& graph) {
   add(graph.update_bytes);
   for (const Bytes bytes : graph.static_by_tag) add(bytes);
   for (const OpInfo& op : graph.ops) add(op.peak_bytes), add(op.other_bytes);
-  for (const ValueInfo& value : graph.values) add(value.bytes);
+  for (const ValueInfo& value : graph.values) add(value.bytes), add(value.leaf_bytes);
   for (const Event& e : graph.events) add(e.peak), add(e.net);
   return sum;
 }
@@ -104,13 +130,20 @@ void check(const StepGraph& graph) {
                        graph.update_seconds));
   }
   for (std::size_t v = 0; v < graph.values.size(); ++v) {
-    if (graph.values[v].bytes < 0) refuse(fmt::format("value {} has {} bytes", v, graph.values[v].bytes));
+    const ValueInfo& value = graph.values[v];
+    if (value.bytes < 0 || value.leaf_bytes < 0)
+      refuse(fmt::format("value {} has {} bytes", v, std::min(value.bytes, value.leaf_bytes)));
+    if (value.device < 0 || static_cast<std::size_t>(value.device) >= graph.devices.size())
+      refuse(fmt::format("value {} is on device {} of {}", v, value.device, graph.devices.size()));
   }
   if (const double sum = sum_of_bytes(graph); sum > 0x1p60)
     refuse(fmt::format("its memory adds up to {:g} bytes; planners count up to 2^60", sum));
   OpId next = 0;
   bool settled = false;
   for (const Event& e : graph.events) {
+    if (e.kind != Event::Kind::Other && (e.peak != 0 || e.net != 0))
+      refuse("an event other than allocations has bytes of its own");
+    if (!is_time(e.seconds)) refuse(fmt::format("an event takes {} s", e.seconds));
     if (e.kind == Event::Kind::Run && (settled || e.id != next++)) {
       refuse(fmt::format("operator {} runs out of order; each runs once, before the forward pass ends", e.id));
     }
@@ -124,13 +157,20 @@ void check(const StepGraph& graph) {
 
 }  // namespace
 
+void StepGraph::set_step_seconds(double seconds) {
+  double sum = 0;
+  for (const Event& e : events) sum += e.seconds;
+  for (Event& e : events) e.seconds *= sum > 0 ? seconds / sum : 0;
+  step_seconds = seconds;
+}
+
 std::size_t StepGraph::settle_event() const {
   const auto settle = std::ranges::find(events, Event::Kind::Settle, &Event::kind);
   return static_cast<std::size_t>(settle - events.begin());
 }
 
 void StepGraph::end_with_update(Bytes bytes, double seconds) {
-  events.push_back({Event::Kind::Other, -1, bytes, 0});
+  events.push_back({Event::Kind::Other, -1, bytes, 0, 0});
   update_bytes = bytes;
   update_seconds = seconds;
 }
@@ -149,17 +189,20 @@ Json to_json(const StepGraph& graph) {
   }
   Json ops = Json::array();
   for (const OpInfo& op : graph.ops)
-    ops.push_back({op.name, op.signature, op.seconds, op.peak_bytes, op.other_bytes, op.inputs});
+    ops.push_back({op.name, op.signature, op.seconds, op.peak_bytes, op.other_bytes, op.inputs, op.module, op.stream});
   Json values = Json::array();
   for (const ValueInfo& value : graph.values) {
     Json entry = {value.bytes, value.saved};
-    if (value.must != Must::Nothing) entry.push_back(value.must == Must::Keep ? "keep" : "recompute");
+    const bool located = value.device != 0 || value.leaf_bytes != 0;
+    if (value.must != Must::Nothing || located) entry.push_back(word_of(value.must));
+    if (located) entry.insert(entry.end(), {value.device, value.leaf_bytes});
     values.push_back(std::move(entry));
   }
   Json events = Json::array();
-  for (const Event& e : graph.events) events.push_back({static_cast<int>(e.kind), e.id, e.peak, e.net});
+  for (const Event& e : graph.events) events.push_back({static_cast<int>(e.kind), e.id, e.peak, e.net, e.seconds});
   return {{"format", kGraphFormat},
           {"version", kGraphVersion},
+          {"devices", graph.devices},
           {"static_bytes", graph.static_bytes},
           {"static_by_tag", graph.static_by_tag},
           {"step_seconds", graph.step_seconds},
@@ -173,10 +216,16 @@ Json to_json(const StepGraph& graph) {
 }
 
 StepGraph step_graph_from_json(const Json& json) try {
-  if (json.at("format") != kGraphFormat || json.at("version") != kGraphVersion) {
-    throw UsageError(fmt::format("step graph: not a \"{}\" of version {}", kGraphFormat, kGraphVersion));
+  if (json.at("format") != kGraphFormat) throw UsageError(fmt::format("step graph: not a \"{}\"", kGraphFormat));
+  const int version = json_integer<int>(json.at("version"));
+  if (version < kOldestGraphVersion || version > kGraphVersion) {
+    throw UsageError(
+        fmt::format("step graph: it is of version {}, and this snug reads {} to {}; record it again with "
+                    "snug plan --graph-out",
+                    version, kOldestGraphVersion, kGraphVersion));
   }
   StepGraph graph;
+  if (version > 2) graph.devices = json.at("devices").get<std::vector<std::string>>();
   graph.static_bytes = json_integer<Bytes>(json.at("static_bytes"));
   for (std::size_t tag = 0; tag < graph.static_by_tag.size(); ++tag) {
     graph.static_by_tag[tag] = json_integer<Bytes>(json.at("static_by_tag").at(tag));
@@ -185,12 +234,17 @@ StepGraph step_graph_from_json(const Json& json) try {
   graph.update_seconds = json.at("update_seconds");
   graph.update_bytes = json_integer<Bytes>(json.at("update_bytes"));
   for (const Json& op : json.at("ops")) {
-    graph.ops.push_back({op.at(0), json_integer<std::uint64_t>(op.at(1)), op.at(2), json_integer<Bytes>(op.at(3)),
-                         json_integer<Bytes>(op.at(4)), op.size() > 5 ? op.at(5).get<std::string>() : std::string()});
+    OpInfo& info = graph.ops.emplace_back(OpInfo{op.at(0), json_integer<std::uint64_t>(op.at(1)), op.at(2),
+                                                 json_integer<Bytes>(op.at(3)), json_integer<Bytes>(op.at(4))});
+    if (op.size() > 5) info.inputs = op.at(5);
+    if (op.size() > 6) info.module = op.at(6);
+    if (op.size() > 7) info.stream = json_integer<std::int64_t>(op.at(7));
   }
   for (const Json& value : json.at("values")) {
     ValueInfo& info = graph.values.emplace_back(ValueInfo{json_integer<Bytes>(value.at(0)), value.at(1)});
     if (value.size() > 2) info.must = must_from(value.at(2));
+    if (value.size() > 3) info.device = json_integer<std::int32_t>(value.at(3));
+    if (value.size() > 4) info.leaf_bytes = json_integer<Bytes>(value.at(4));
   }
   graph.flow = flow_from_json(json.at("flow"), json.at("leaves"), static_cast<ValueId>(graph.values.size()));
   if (static_cast<std::size_t>(graph.flow.ops()) != graph.ops.size()) {
@@ -200,7 +254,7 @@ StepGraph step_graph_from_json(const Json& json) try {
   for (const Json& e : json.at("events")) {
     const int kind = json_integer<int>(e.at(0));
     const Event event{static_cast<Event::Kind>(kind), json_integer<std::int32_t>(e.at(1)), json_integer<Bytes>(e.at(2)),
-                      json_integer<Bytes>(e.at(3))};
+                      json_integer<Bytes>(e.at(3)), version > 2 ? e.at(4).get<double>() : 0};
     const bool is_op = event.kind == Event::Kind::Run;
     const bool has_no_id = event.kind == Event::Kind::Settle || event.kind == Event::Kind::Other;
     const std::int32_t end = is_op ? graph.flow.ops() : graph.flow.values();
@@ -210,6 +264,7 @@ StepGraph step_graph_from_json(const Json& json) try {
     graph.events.push_back(event);
   }
   check(graph);
+  if (version == 2) estimate_clock(graph);
   return graph;
 } catch (const std::exception& error) {
   if (dynamic_cast<const UsageError*>(&error) != nullptr) throw;

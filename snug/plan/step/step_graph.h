@@ -13,11 +13,14 @@
 
 namespace snug::plan {
 
-/// One value of a recorded step. Leaves have no bytes here: they are part of StepGraph::static_bytes.
+/// One value of a recorded step.
 struct ValueInfo {
-  Bytes bytes = 0;            ///< as the allocator rounds them
+  Bytes bytes = 0;            ///< that the step takes for it, as the allocator rounds them: none for leaves, nor for
+                              ///< what is written into their storage
   bool saved = false;         ///< at least one saved tensor stands for it after the forward pass
   Must must = Must::Nothing;  ///< whatever plans say (see Choice)
+  std::int32_t device = 0;    ///< in StepGraph::devices
+  Bytes leaf_bytes = 0;       ///< of the storage of a leaf that was there before the step: static_bytes count them
   friend bool operator==(const ValueInfo&, const ValueInfo&) = default;
 };
 
@@ -29,6 +32,8 @@ struct OpInfo {
   Bytes peak_bytes = 0;     ///< highest memory during the call above that before it, outputs included
   Bytes other_bytes = 0;    ///< memory it left behind that is no output, such as a random generator's state
   std::string inputs = {};  ///< types and sizes of its tensors, for messages: "float[512, 64], float[64]"
+  std::string module = {};  ///< the path of ModuleScope in which it ran; empty outside of all
+  std::int64_t stream = 0;  ///< of its device, as c10 numbers them
   friend bool operator==(const OpInfo&, const OpInfo&) = default;
 };
 
@@ -45,8 +50,9 @@ struct Event {
   };
   Kind kind = Kind::Other;
   std::int32_t id = -1;
-  Bytes peak = 0;  ///< Other: the highest memory above that before it
-  Bytes net = 0;   ///< Other: memory after it above that before it
+  Bytes peak = 0;      ///< Other: the highest memory above that before it
+  Bytes net = 0;       ///< Other: memory after it above that before it
+  double seconds = 0;  ///< of the step's own time, from the event before until this one was over: the step's clock
   friend bool operator==(const Event&, const Event&) = default;
 };
 
@@ -56,14 +62,24 @@ struct StepGraph {
   std::vector<OpInfo> ops;        // by OpId
   std::vector<ValueInfo> values;  // by ValueId
   std::vector<Event> events;
-  Bytes static_bytes = 0;                ///< allocated before the step began: weights, optimizer state, the batch
-  std::array<Bytes, 6> static_by_tag{};  ///< the same by memory::Tag
-  double step_seconds = 0;               ///< forward and backward of the recorded step
-  double update_seconds = 0;             ///< of the optimizer step; 0 when none was recorded
-  Bytes update_bytes = 0;                ///< highest memory during it above that before it; also its event's
+  std::vector<std::string> devices{"cpu"};  ///< that its values are on; the first is the one that plans are for
+  Bytes static_bytes = 0;                   ///< allocated there before the step: weights, optimizer state, the batch
+  std::array<Bytes, 6> static_by_tag{};     ///< the same by memory::Tag
+  double step_seconds = 0;                  ///< forward and backward of the recorded step: what its events add up to
+  double update_seconds = 0;                ///< of the optimizer step; 0 when none was recorded
+  Bytes update_bytes = 0;                   ///< highest memory during it above that before it; also its event's
 
   /// Appends the optimizer step: an event of its own, which no plan can change.
   void end_with_update(Bytes bytes, double seconds);
+
+  /// Bytes that the step takes for a value on the device that plans are for.
+  [[nodiscard]] Bytes step_bytes(ValueId value) const {
+    const ValueInfo& info = values[at(value)];
+    return info.device == 0 ? info.bytes : 0;
+  }
+
+  /// Scales the clock so that the events add up to `seconds`, and sets step_seconds.
+  void set_step_seconds(double seconds);
 
   /// The position in `events` where forward ends and backward begins; their number when there is none.
   [[nodiscard]] std::size_t settle_event() const;

@@ -50,6 +50,8 @@ TEST(Simulate, KeepsEverythingThatIsSavedUntilItsNodeReleasesIt) {
   EXPECT_EQ(run.peak, 1000 + 100 + 200 + 400 + 50);
   EXPECT_EQ(run.peak_op, kNoOp);
   EXPECT_EQ(run.peak_event, 9U);
+  // Operators of 1, 2 and 4 s, and a backward pass of twice that in seven events.
+  EXPECT_EQ(run.times, (std::vector<double>{1, 3, 3, 7, 7, 7, 7, 7, 9, 11, 13, 15, 17, 19, 21}));
   EXPECT_EQ(run.after_forward, 1700);
   EXPECT_EQ(run.replayed_ops, 0);
   EXPECT_EQ(run.seconds, t.graph.step_seconds);

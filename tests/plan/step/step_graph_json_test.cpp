@@ -29,6 +29,72 @@ TEST(StepGraphJson, ComesBackEqualThroughText) {
   }
 }
 
+TEST(StepGraphJson, KeepsClockDevicesModulesStreamsAndBytesOfLeaves) {
+  synthetic::GraphBuilder g(5);
+  const ValueId leaf = g.leaf();
+  const ValueId a = g.op("a", {leaf}, 100);
+  g.save(a);
+  g.settle();
+  g.node({a}, 10);
+  StepGraph graph = g.take();
+  graph.devices = {"cpu", "cuda:1"};
+  graph.values[at(leaf)].leaf_bytes = 4096;
+  graph.values[at(a)].device = 1;
+  graph.ops[0].module = "layers.0";
+  graph.ops[0].stream = 7;
+  const StepGraph loaded = step_graph_from_json(Json::parse(to_json(graph).dump()));
+  EXPECT_EQ(loaded, graph);
+  EXPECT_EQ(loaded.ops[0].module, "layers.0");
+  EXPECT_GT(loaded.events.back().seconds, 0);
+}
+
+/// As snug wrote it before it had a clock.
+TEST(StepGraphJson, ReadsVersion2AndEstimatesItsClock) {
+  const StepGraph graph = synthetic::gpt_like({.blocks = 2});
+  Json json = to_json(graph);
+  json["version"] = 2;
+  json.erase("devices");
+  for (Json& event : json["events"]) event.erase(4);
+  for (Json& op : json["ops"]) op.erase(7), op.erase(6);
+  const StepGraph loaded = step_graph_from_json(json);
+  EXPECT_EQ(loaded.fingerprint(), graph.fingerprint());
+  EXPECT_EQ(loaded.devices, std::vector<std::string>{"cpu"});
+  double sum = 0;
+  for (const Event& e : loaded.events) {
+    EXPECT_EQ(e.kind == Event::Kind::Run, e.kind == Event::Kind::Run && e.seconds == loaded.ops[at(e.id)].seconds);
+    sum += e.seconds;
+  }
+  EXPECT_NEAR(sum, loaded.step_seconds, 1e-9 * loaded.step_seconds);
+  EXPECT_GT(loaded.events.back().seconds, 0) << "the backward pass has what forward does not take";
+}
+
+TEST(StepGraphJson, SaysWhatToDoWithOtherVersions) {
+  Json json = to_json(synthetic::gpt_like({.blocks = 1}));
+  json["version"] = 1;
+  EXPECT_THAT(error_of_graph(json), HasSubstr("version 1, and this snug reads 2 to 3; record it again"));
+}
+
+TEST(StepGraph, ScalesItsClock) {
+  StepGraph graph = synthetic::gpt_like({.blocks = 1});
+  const double before = graph.step_seconds, first = graph.events.front().seconds;
+  ASSERT_GT(first, 0);
+  graph.set_step_seconds(before / 2);
+  EXPECT_EQ(graph.step_seconds, before / 2);
+  EXPECT_DOUBLE_EQ(graph.events.front().seconds, first / 2);
+}
+
+TEST(StepGraph, CountsOnlyWhatTheStepTakesOnTheDeviceOfThePlan) {
+  synthetic::GraphBuilder g(0);
+  const ValueId leaf = g.leaf();
+  const ValueId a = g.op("a", {leaf}, 100);
+  StepGraph graph = g.take();
+  graph.values[at(leaf)].leaf_bytes = 4096;
+  EXPECT_EQ(graph.step_bytes(leaf), 0) << "it was there before the step";
+  EXPECT_EQ(graph.step_bytes(a), 100);
+  graph.values[at(a)].device = 1;
+  EXPECT_EQ(graph.step_bytes(a), 0) << "it is on another device";
+}
+
 TEST(StepGraphJson, KeepsLeavesThatOperatorsMakeOrNothingReads) {
   synthetic::GraphBuilder g(5);
   g.leaf();
@@ -106,7 +172,8 @@ TEST_F(DamagedStepGraph, NamesCountsThatDiffer) {
 
 TEST_F(DamagedStepGraph, NamesAnEventThatIsOutOfRange) {
   const Json whole = json;
-  for (const char* event : {"[0,2,0,0]", "[0,-1,0,0]", "[2,3,0,0]", "[7,0,0,0]", "[-1,0,0,0]", "[256,0,0,0]"}) {
+  for (const char* event :
+       {"[0,2,0,0,0.0]", "[0,-1,0,0,0.0]", "[2,3,0,0,0.0]", "[7,0,0,0,0.0]", "[-1,0,0,0,0.0]", "[256,0,0,0,0.0]"}) {
     json = whole;
     json["events"].push_back(Json::parse(event));
     EXPECT_THAT(error_of_graph(json), HasSubstr("event " + std::string(event) + " is out of range"));
@@ -121,12 +188,13 @@ TEST_F(DamagedStepGraph, NamesWhatNoStepDoes) {
   };
   const auto events = [&](const char* text) { return refusal([&](Json& j) { j["events"] = Json::parse(text); }); };
   EXPECT_THAT(events("[]"), HasSubstr("0 of 2 operators run"));
-  EXPECT_THAT(events("[[0,0,0,0],[3,-1,0,0]]"), HasSubstr("1 of 2 operators run, and the forward pass ends"));
-  EXPECT_THAT(events("[[0,0,0,0],[0,1,0,0],[4,2,0,0]]"), HasSubstr("the forward pass does not end"));
-  EXPECT_THAT(events("[[0,1,0,0]]"), HasSubstr("operator 1 runs out of order"));
-  EXPECT_THAT(events("[[0,0,0,0],[0,0,0,0]]"), HasSubstr("operator 0 runs out of order"));
-  EXPECT_THAT(events("[[0,0,0,0],[3,-1,0,0],[0,1,0,0]]"), HasSubstr("operator 1 runs out of order"));
-  EXPECT_THAT(events("[[0,0,0,0],[0,1,0,0],[3,-1,0,0],[3,-1,0,0]]"), HasSubstr("the forward pass ends twice"));
+  EXPECT_THAT(events("[[0,0,0,0,0.0],[3,-1,0,0,0.0]]"), HasSubstr("1 of 2 operators run, and the forward pass ends"));
+  EXPECT_THAT(events("[[0,0,0,0,0.0],[0,1,0,0,0.0],[4,2,0,0,0.0]]"), HasSubstr("the forward pass does not end"));
+  EXPECT_THAT(events("[[0,1,0,0,0.0]]"), HasSubstr("operator 1 runs out of order"));
+  EXPECT_THAT(events("[[0,0,0,0,0.0],[0,0,0,0,0.0]]"), HasSubstr("operator 0 runs out of order"));
+  EXPECT_THAT(events("[[0,0,0,0,0.0],[3,-1,0,0,0.0],[0,1,0,0,0.0]]"), HasSubstr("operator 1 runs out of order"));
+  EXPECT_THAT(events("[[0,0,0,0,0.0],[0,1,0,0,0.0],[3,-1,0,0,0.0],[3,-1,0,0,0.0]]"),
+              HasSubstr("the forward pass ends twice"));
   EXPECT_THAT(refusal([](Json& j) { j["ops"][1][2] = -1.0; }), HasSubstr("operator 1 takes -1 s"));
   EXPECT_THAT(refusal([](Json& j) { j["ops"][1][3] = -5; }), HasSubstr("and -5 bytes"));
   EXPECT_THAT(refusal([](Json& j) { j["values"][1][0] = -8; }), HasSubstr("value 1 has -8 bytes"));
@@ -138,7 +206,7 @@ TEST_F(DamagedStepGraph, NamesWhatNoStepDoes) {
 
 TEST_F(DamagedStepGraph, RefusesOtherFormatsAndVersions) {
   json["version"] = 1;
-  EXPECT_THAT(error_of_graph(json), HasSubstr("not a \"snug step graph\" of version 2"));
+  EXPECT_THAT(error_of_graph(json), HasSubstr("version 1, and this snug reads 2 to 3"));
   EXPECT_THAT(error_of_graph(Json::array()), HasSubstr("step graph: "));
 }
 

@@ -1,0 +1,57 @@
+#include "snug/plan/run/explanation.h"
+
+#include <gtest/gtest.h>
+
+#include "snug/plan/run/presets.h"
+#include "snug/plan/run/simulator.h"
+#include "tests/plan/synthetic_graph.h"
+
+namespace snug::plan {
+namespace {
+
+TEST(Explain, TellsWhatIsKeptMovedAndRecomputed) {
+  const StepGraph graph = synthetic::gpt_like({.blocks = 4});
+  MemoryPlan plan = plan_every_block(graph);
+  Bytes kept = 0, moved = 0, recomputed = 0;
+  bool move = false;
+  for (ValueId v = 0; v < graph.flow.values(); ++v) {
+    if (!graph.values[at(v)].saved || graph.flow.is_leaf(v)) continue;
+    if (plan.keeps(v) && std::exchange(move, !move)) plan.actions[at(v)] = kMove;
+    (plan.keeps(v) ? kept : plan.action(v) == kMove ? moved : recomputed) += graph.values[at(v)].bytes;
+  }
+  ASSERT_GT(moved, 0);
+  const Explanation why = explain(graph, plan);
+  EXPECT_EQ(why.all.kept, kept);
+  EXPECT_EQ(why.all.moved, moved);
+  EXPECT_EQ(why.all.recomputed, recomputed);
+  Bytes of_pieces = 0;
+  for (const Share& piece : why.pieces) of_pieces += piece.kept + piece.moved + piece.recomputed;
+  EXPECT_EQ(of_pieces, kept + moved + recomputed);
+}
+
+TEST(Explain, NamesTheModuleOfAPieceWhereItsOperatorsAgree) {
+  StepGraph graph = synthetic::gpt_like({.blocks = 3});
+  std::vector<Share> pieces = explain(graph, plan_none(graph)).pieces;
+  EXPECT_EQ(pieces[1].module, "");
+  for (OpId op = pieces[1].begin; op < pieces[1].end; ++op) {
+    graph.ops[at(op)].module = op % 2 == 0 ? "model.layers.1.norm" : "model.layers.1.mlp.up";
+  }
+  for (OpId op = pieces[2].begin; op < pieces[2].end; ++op) {
+    graph.ops[at(op)].module = op % 2 == 0 ? "model.layers.1" : "model.layers.10";
+  }
+  pieces = explain(graph, plan_none(graph)).pieces;
+  EXPECT_EQ(pieces[1].module, "model.layers.1");
+  EXPECT_EQ(pieces[2].module, "model.layers");
+}
+
+TEST(Explain, TellsWhenThePeakComes) {
+  const StepGraph graph = synthetic::gpt_like({.blocks = 4});
+  for (const MemoryPlan& plan : {plan_none(graph), plan_every_block(graph)}) {
+    const Simulation run = simulate(graph, plan, /*with_timeline=*/true);
+    EXPECT_EQ(explain(graph, plan).peak_seconds, run.times[run.peak_event]);
+    EXPECT_DOUBLE_EQ(run.times.back(), run.seconds);
+  }
+}
+
+}  // namespace
+}  // namespace snug::plan
