@@ -6,10 +6,10 @@
 
 namespace snug::plan {
 
-Ledger::Ledger(const Dataflow& flow, std::function<void(ValueId)> drop)
-    : flow_(flow), drop_(std::move(drop)), scheduler_(flow) {}
+Ledger::Ledger(const Dataflow& flow, std::function<void(ValueId)> drop, LedgerState state)
+    : flow_(flow), drop_(std::move(drop)), state_(std::move(state)), scheduler_(flow) {}
 
-void Ledger::grow(ValueId value) { entries_.resize(at(std::max(value + 1, flow_.values()))); }
+void Ledger::grow(ValueId value) { state_.values.resize(at(std::max(value + 1, flow_.values()))); }
 
 void Ledger::drop_resident(ValueId value) {
   if (std::exchange(entry(value).residency, Residency::Absent) != Residency::Absent) drop_(value);
@@ -18,7 +18,7 @@ void Ledger::drop_resident(ValueId value) {
 void Ledger::hold(ValueId value) { entry(value).residency = Residency::Held; }
 
 void Ledger::offload(ValueId value) {
-  const bool relied = settled_ && relies_on_operator(value) && needed(value);
+  const bool relied = state_.settled && relies_on_operator(value) && needed(value);
   entry(value).residency = Residency::Absent;
   entry(value).source = Source::Fetch;
   if (!relied || flow_.is_leaf(value)) return;
@@ -47,33 +47,34 @@ void Ledger::release(ValueId value, bool consumed) {
   Entry& e = entry(value);
   --e.packs;
   if (!consumed && e.pending > 0) --e.pending;
-  if (!settled_) return;
+  if (!state_.settled) return;
   if (e.pending == 0 && cached(value) && idle(e)) drop_resident(value);
   if (e.packs == 0 && e.readers == 0) retire({value});
 }
 
 void Ledger::begin_pass() {
-  for (Entry& e : entries_) e.pending = e.packs;
+  for (Entry& e : state_.values) e.pending = e.packs;
 }
 
 void Ledger::end_pass() {
-  for (ValueId v = 0; at(v) < entries_.size(); ++v) {
+  for (ValueId v = 0; at(v) < state_.values.size(); ++v) {
     if (cached(v) && idle(entry(v))) drop_resident(v);
   }
 }
 
 void Ledger::settle(bool keep_leaves) {
-  if (settled_) return;
-  settled_ = true;
-  keep_leaves_ = keep_leaves;
-  entries_.resize(at(flow_.values()));
-  demand_.assign(at(flow_.ops()), 0);
+  if (state_.settled) return;
+  state_.settled = true;
+  state_.keep_leaves = keep_leaves;
+  state_.values.resize(at(flow_.values()));
+  state_.demand.assign(at(flow_.ops()), 0);
   // Readers stand after producers, so one pass from the end sees every reader before the value it reads.
   for (OpId op = flow_.ops() - 1; op >= 0; --op) {
     for (const Output& out : flow_.outputs(op)) {
-      if (flow_.producer(out.value) == op && relies_on_operator(out.value) && needed(out.value)) ++demand_[at(op)];
+      if (flow_.producer(out.value) == op && relies_on_operator(out.value) && needed(out.value))
+        ++state_.demand[at(op)];
     }
-    if (demand_[at(op)] == 0) continue;
+    if (state_.demand[at(op)] == 0) continue;
     for (ValueId input : flow_.inputs(op)) ++entry(input).readers;
   }
   for (ValueId v = 0; v < flow_.values(); ++v) {
@@ -83,7 +84,7 @@ void Ledger::settle(bool keep_leaves) {
 
 /// One less of its results relies on the operator. `unneeded`: adds the inputs that nothing needs any more.
 void Ledger::unwant(OpId op, std::vector<ValueId>& unneeded) {
-  if (op == kNoOp || demand_[at(op)] == 0 || --demand_[at(op)] > 0) return;
+  if (op == kNoOp || state_.demand[at(op)] == 0 || --state_.demand[at(op)] > 0) return;
   for (ValueId input : flow_.inputs(op)) {
     Entry& e = entry(input);
     if (--e.readers == 0 && e.packs == 0) unneeded.push_back(input);
@@ -105,7 +106,7 @@ void Ledger::want(OpId first) {
   while (!wanted.empty()) {
     const OpId op = wanted.back();
     wanted.pop_back();
-    if (++demand_[at(op)] > 1) continue;
+    if (++state_.demand[at(op)] > 1) continue;
     for (ValueId input : flow_.inputs(op)) {
       Entry& e = entry(input);
       const bool newly_needed = e.packs == 0 && e.readers == 0;
@@ -115,16 +116,27 @@ void Ledger::want(OpId first) {
   }
 }
 
+/// What became unneeded while it was pinned or wanted goes now.
+void Ledger::drop_if_useless(ValueId value) {
+  if (state_.settled && useless(value) && entry(value).pins == 0 && !stays(value)) drop_resident(value);
+}
+
+void Ledger::remove_pin(ValueId value) {
+  if (--entry(value).pins == 0) drop_if_useless(value);
+}
+
 void Ledger::cache(ValueId value) {
   if (!held(value)) entry(value).residency = Residency::Cached;
 }
 
 void Ledger::finish(const RunAgain& step) {
   for (ValueId v : step.read_later) ++entry(v).pins;
-  for (ValueId v : step.read_last) --entry(v).pins;
+  for (ValueId v : step.read_last) remove_pin(v);
   for (ValueId v : step.drops) {
     if (!held(v)) drop_resident(v);
   }
+  // A saved tensor for which it was to stay may have been released while the operator ran.
+  for (const Output& out : flow_.outputs(step.op)) drop_if_useless(out.value);
 }
 
 void Ledger::pin(const Replay& replay) {
@@ -139,22 +151,21 @@ bool Ledger::begin(const RunAgain& step) {
 }
 
 void Ledger::end(const RunAgain& step) {
-  for (ValueId v : flow_.inputs(step.op)) --entry(v).pins;
+  for (ValueId v : flow_.inputs(step.op)) remove_pin(v);
 }
 
 void Ledger::unpin(const Replay& replay, std::size_t finished) {
-  // The target, and what steps would have read that were not reached.
-  for (std::size_t i = 0; i < finished; ++i) {
+  // The target, and what steps would have read that were not reached. From the last, so that no count is too low.
+  for (std::size_t i = finished; i-- > 0;) {
     const auto* const step = std::get_if<RunAgain>(&replay.steps[i]);
     if (step == nullptr) continue;
-    for (ValueId v : step->read_later) --entry(v).pins;
     for (ValueId v : step->read_last) ++entry(v).pins;
+    for (ValueId v : step->read_later) remove_pin(v);
   }
   for (ValueId v : replay.sources) {
     Entry& e = entry(v);
     if (--e.wanted > 0 || e.pins > 0) continue;
-    // What became unneeded while it was wanted goes now.
-    if (settled_ && !needed(v) && !stays(v)) drop_resident(v);
+    drop_if_useless(v);
     if (cached(v) && e.pending == 0) drop_resident(v);
   }
 }
@@ -182,7 +193,7 @@ void Ledger::evict(ValueId value) {
   // A cached value's operator is demanded already.
   const bool was_held = held(value);
   drop_resident(value);
-  if (was_held && settled_ && needed(value) && !fetchable(value)) want(flow_.producer(value));
+  if (was_held && state_.settled && needed(value) && !fetchable(value)) want(flow_.producer(value));
 }
 
 }  // namespace snug::plan

@@ -25,16 +25,40 @@ enum class Source : std::uint8_t {
   Fetch,      ///< the caller, who has its contents elsewhere
 };
 
+/// What a ledger knows, as a plain value: tests go from one to the next in every order.
+struct LedgerState {
+  struct Entry {
+    std::int32_t packs = 0;    ///< saved tensors that stand for the value
+    std::int32_t pending = 0;  ///< of those, that wait to be unpacked
+    std::int32_t readers = 0;  ///< inputs of demanded operators
+    std::int32_t pins = 0;     ///< must stay
+    std::int32_t wanted = 0;   ///< running replays that will read it
+    Residency residency = Residency::Absent;
+    Source source = Source::Recompute;
+    friend bool operator==(const Entry&, const Entry&) = default;
+  };
+  std::vector<Entry> values;
+  std::vector<std::int32_t> demand;  ///< per operator: absent outputs that are needed
+  bool settled = false;
+  bool keep_leaves = false;
+  friend bool operator==(const LedgerState&, const LedgerState&) = default;
+};
+
 /// Keeps the books of one recorded step: which values are resident, which saved tensors wait for them, and what must
 /// stay so that every other value can be made again. It decides nothing about what to keep; it works out what follows.
 /// The executor and the simulator share it, so that they agree by construction.
 ///
-/// A value is needed while a saved tensor stands for it or an operator that will be replayed reads it. Not
-/// synchronized.
+/// A value is needed while a saved tensor stands for it or an operator that will be replayed reads it.
+///
+/// Not synchronized. Several replays may be under way; their operators take turns, and while one runs, from begin() to
+/// finish() and end(), values may be evicted and saved tensors released, and nothing else.
 class Ledger {
  public:
   /// `drop` is called when a resident value is no longer needed, or is evicted; it must not call the ledger.
-  Ledger(const Dataflow& flow, std::function<void(ValueId)> drop);
+  /// It goes on from `state`, which is another ledger's over the same flow.
+  Ledger(const Dataflow& flow, std::function<void(ValueId)> drop, LedgerState state = {});
+
+  [[nodiscard]] const LedgerState& state() const noexcept { return state_; }
 
   /// The caller has the value and keeps it until `drop`.
   void hold(ValueId value);
@@ -60,7 +84,7 @@ class Ledger {
     return has(value) && entry(value).pending > 0 && !resident(value);
   }
   /// How many of the operator's results are needed and rely on its running again.
-  [[nodiscard]] int demand(OpId op) const { return at(op) < demand_.size() ? demand_[at(op)] : 0; }
+  [[nodiscard]] int demand(OpId op) const { return at(op) < state_.demand.size() ? state_.demand[at(op)] : 0; }
   /// A saved tensor stands for it, or an operator that would be replayed reads it.
   [[nodiscard]] bool needed(ValueId value) const {
     return has(value) && (entry(value).packs > 0 || entry(value).readers > 0);
@@ -85,7 +109,7 @@ class Ledger {
   /// The recording is over: drops every held value that nothing needs. From here on values are dropped as soon as
   /// they have no further use. `keep_leaves`: leaves stay to the end, so that what is held now can be evicted later.
   void settle(bool keep_leaves = false);
-  [[nodiscard]] bool settled() const noexcept { return settled_; }
+  [[nodiscard]] bool settled() const noexcept { return state_.settled; }
 
   /// What to run so that `value`, which is absent, is resident. Values that are still waited for and depend on what
   /// is computed on the way are made along with it. Throws std::logic_error when a leaf that it needs is gone.
@@ -114,37 +138,28 @@ class Ledger {
   void evict(ValueId value);
 
  private:
-  struct Entry {
-    std::int32_t packs = 0;
-    std::int32_t pending = 0;
-    std::int32_t readers = 0;  // inputs of demanded operators
-    std::int32_t pins = 0;     // must stay
-    std::int32_t wanted = 0;   // running replays that will read it
-    Residency residency = Residency::Absent;
-    Source source = Source::Recompute;
-  };
-  bool has(ValueId value) const { return static_cast<std::size_t>(value) < entries_.size(); }
+  using Entry = LedgerState::Entry;
+  bool has(ValueId value) const { return static_cast<std::size_t>(value) < state_.values.size(); }
   Entry& entry(ValueId value) {
     if (!has(value)) grow(value);
-    return entries_[static_cast<std::size_t>(value)];
+    return state_.values[static_cast<std::size_t>(value)];
   }
   void grow(ValueId value);
-  const Entry& entry(ValueId value) const { return entries_[static_cast<std::size_t>(value)]; }
+  const Entry& entry(ValueId value) const { return state_.values[static_cast<std::size_t>(value)]; }
   /// It is not there to stay, and its operator alone brings it back.
   bool relies_on_operator(ValueId value) const { return !held(value) && !fetchable(value); }
   static bool idle(const Entry& e) { return e.pins == 0 && e.wanted == 0; }
-  bool stays(ValueId value) const { return keep_leaves_ && flow_.is_leaf(value); }
+  bool stays(ValueId value) const { return state_.keep_leaves && flow_.is_leaf(value); }
   void want(OpId op);
   void unwant(OpId op, std::vector<ValueId>& unneeded);
   void retire(std::vector<ValueId> unneeded);
   void drop_resident(ValueId value);
+  void drop_if_useless(ValueId value);
+  void remove_pin(ValueId value);
 
   const Dataflow& flow_;
   std::function<void(ValueId)> drop_;
-  std::vector<Entry> entries_;
-  std::vector<std::int32_t> demand_;  // per operator: absent outputs that are needed
-  bool settled_ = false;
-  bool keep_leaves_ = false;
+  LedgerState state_;
   mutable Scheduler scheduler_;  // for its scratch memory
 };
 

@@ -409,6 +409,52 @@ TEST(Ledger, BringsAnEvictedValueBackFromWhatIsLeft) {
   EXPECT_FALSE(r.ledger.resident(r.a));
 }
 
+TEST(Ledger, DropsWhatIsReleasedWhileTheOperatorRunsThatMakesIt) {
+  Books r;
+  const ValueId l = r.leaf();
+  r.flow.add_op(std::vector{l}, kRootSegment);
+  const ValueId a = r.flow.add_output(), b = r.flow.add_output();
+  r.ledger.pack(a);
+  r.ledger.pack(b);
+  r.ledger.settle(/*keep_leaves=*/true);
+  const Replay replay = r.ledger.schedule(a);
+  EXPECT_THAT(run_at(replay, 0).drops, IsEmpty()) << "b is waited for";
+  r.ledger.pin(replay);
+  ASSERT_TRUE(r.ledger.begin(run_at(replay, 0)));
+  r.ledger.release(b, false);
+  for (ValueId v : {a, b}) r.ledger.cache(v);
+  r.ledger.finish(run_at(replay, 0));
+  r.ledger.end(run_at(replay, 0));
+  EXPECT_THAT(r.take_dropped(), ElementsAre(b));
+  r.ledger.unpin(replay, 1);
+  EXPECT_TRUE(r.ledger.cached(a));
+}
+
+TEST(Ledger, DropsWhatIsReleasedWhileAReplayPinsItWhenThatIsOver) {
+  for (const std::size_t finished : {1U, 2U}) {
+    SCOPED_TRACE(finished);
+    Row r;
+    for (ValueId v : {r.a, r.b}) r.ledger.pack(v);
+    r.ledger.settle(/*keep_leaves=*/true);
+    const Replay replay = r.ledger.schedule(r.b);
+    r.ledger.pin(replay);
+    for (std::size_t i = 0; i < finished; ++i) {
+      const RunAgain& run = run_at(replay, i);
+      ASSERT_TRUE(r.ledger.begin(run));
+      if (i + 1 == finished) {
+        r.ledger.release(r.a, false);
+        r.ledger.release(r.b, false);
+      }
+      r.ledger.cache(r.flow.outputs(run.op)[0].value);
+      r.ledger.finish(run);
+      r.ledger.end(run);
+    }
+    EXPECT_TRUE(r.ledger.resident(finished == 1 ? r.a : r.b)) << "the replay is under way";
+    r.ledger.unpin(replay, finished);
+    EXPECT_FALSE(r.ledger.resident(r.a) || r.ledger.resident(r.b));
+  }
+}
+
 TEST(Ledger, ProtectsTheSourcesOfARunningReplay) {
   Row r;
   r.ledger.hold(r.a);
