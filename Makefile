@@ -18,7 +18,7 @@ help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Install what is missing for everything: system packages and LibTorch
-	@scripts/setup.sh tests benchmarks fuzzers format
+	@scripts/setup.sh tests benchmarks fuzzers
 
 build: ## Build the command `snug` in build/release
 	@scripts/setup.sh
@@ -107,7 +107,7 @@ cuda-check: ## Compile the CUDA code against a CUDA build of LibTorch, without a
 	@scripts/cuda_check.sh
 
 format: ## Format the C++ files
-	@find snug tests examples benchmarks python -name '*.h' -o -name '*.cpp' | xargs clang-format -i
+	@tests/architecture/clang_format.sh . -i
 
 clean: ## Remove build/; .venv stays
 	@rm -rf build

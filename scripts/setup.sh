@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Gets a machine ready to build snug: system packages, then LibTorch. Safe to run again, and quick when all is there.
 #
-#   setup.sh [WHAT...]  beside what the command is built from: tests, benchmarks, fuzzers (clang), format (clang-format)
+#   setup.sh [WHAT...]  beside what the command is built from: tests (with clang-format and clang-tidy), benchmarks, fuzzers
+#                       (clang)
 #   SNUG_LIBTORCH=DIR   use this LibTorch (a folder with include/ and lib/) and install none
 #
 # Otherwise LibTorch is the torch package of the active Python environment (2.11 or newer), or else of .venv in the
@@ -29,6 +30,7 @@ python_headers=false
 for what in "$@"; do
   case "$what" in
     tests)
+      tools+=(clang-format clang-tidy)
       libraries+=(libgtest-dev libgmock-dev librapidcheck-dev)
       python_headers=true
       ;;
@@ -37,8 +39,7 @@ for what in "$@"; do
       tools+=(clang:clang++)
       libraries+=(libclang-rt-dev)
       ;;
-    format) tools+=(clang-format) ;;
-    *) fail "unknown argument $what; there are: tests, benchmarks, fuzzers, format" ;;
+    *) fail "unknown argument $what; there are: tests, benchmarks, fuzzers" ;;
   esac
 done
 readonly python_headers

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""Runs clang-tidy on the lines of snug/ that changed, with the checks of .clang-tidy; each finding is an error.
+
+    clang_tidy.py ROOT LIBTORCH [BASE]   what changed since BASE, a commit; see below for the one without it
+    clang_tidy.py --self-test            plant a finding in a temporary repository and see that it is found
+
+On a branch what changed is what is not in main. On main it is what the last commits changed, as a push has several. Exits
+with 77, which is a skipped test, where there is nothing to compare with: no repository, or one commit only.
+
+Files that include LibTorch take 10 s each, so of many files only those with most changed lines are looked at, and a line
+says how many were left out; SNUG_TIDY_FILES=0 looks at all.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SKIPPED = 77
+COMMITS = 20  # of main
+MOST_FILES = 16
+JOBS = 2  # 1 GiB each
+FINDING = re.compile(r"^(?P<place>\S+:\d+:\d+): (?:warning|error): .* \[(?P<check>[\w.,-]+)\]$", re.M)
+
+
+def git(root, *arguments):
+    """The output, or None where it fails."""
+    run = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+    return run.stdout.strip() if run.returncode == 0 else None
+
+
+def base_commit(root):
+    head = git(root, "rev-parse", "HEAD")
+    if head is None:
+        return None
+    for main in ("origin/main", "main"):
+        base = git(root, "merge-base", "HEAD", main)
+        if base is not None and base != head:
+            return base
+    # As far back as there is history, which a shallow clone has little of.
+    known = git(root, "rev-list", "--first-parent", f"--max-count={COMMITS + 1}", "HEAD").split()
+    return known[-1] if len(known) > 1 else None
+
+
+def changed_lines(root, base):
+    """By path: ranges of lines that are new or other than in `base`."""
+    diff = git(root, "diff", "-U0", "--no-color", "--no-renames", "--diff-filter=AM", base, "--", "snug") or ""
+    changed = {}
+    path = None
+    for line in diff.splitlines():
+        if match := re.match(r"\+\+\+ b/(.*)", line):
+            path = match.group(1)
+        elif (match := re.match(r"@@ .* \+(\d+)(?:,(\d+))? @@", line)) and Path(path).suffix in (".h", ".cpp"):
+            first, count = int(match.group(1)), int(match.group(2) or 1)
+            if count > 0:
+                changed.setdefault(path, []).append([first, first + count - 1])
+    return changed
+
+
+def sources_of(root, changed):
+    """The files to compile, those with most changed lines first. A header is seen through its source file."""
+    lines = {}
+    for path, ranges in changed.items():
+        source = str(Path(path).with_suffix(".cpp"))
+        if (root / source).exists():
+            lines[source] = lines.get(source, 0) + sum(last - first + 1 for first, last in ranges)
+    return sorted(lines, key=lambda source: (-lines[source], source))
+
+
+def tidy(root, libtorch, source, changed):
+    """(findings, what keeps the file from compiling)."""
+    lines = json.dumps([{"name": path, "lines": ranges} for path, ranges in changed.items()])
+    includes = [f"-isystem{libtorch}/{folder}" for folder in ("include", "include/torch/csrc/api/include")]
+    run = subprocess.run(
+        ["clang-tidy", "--quiet", f"--line-filter={lines}", source, "--", "-std=c++20", "-I.", "-DFMT_HEADER_ONLY=1",
+         *includes], cwd=root, capture_output=True, text=True, check=False)
+    found = [m.group() for m in FINDING.finditer(run.stdout) if not m.group("check").startswith("clang-diagnostic-error")]
+    broken = [m.group() for m in FINDING.finditer(run.stdout) if m.group("check").startswith("clang-diagnostic-error")]
+    if run.returncode != 0 and not found and not broken:
+        found.append(f"{source}: clang-tidy failed: {run.stderr.strip() or run.stdout.strip()}")
+    return found, broken
+
+
+def check(root, libtorch, base=None):
+    base = base or base_commit(root)
+    if base is None:
+        print("clang_tidy: no earlier commit to compare with: nothing is looked at")
+        return SKIPPED
+    changed = changed_lines(root, base)
+    sources = sources_of(root, changed)
+    most = int(os.environ.get("SNUG_TIDY_FILES", MOST_FILES)) or len(sources)
+    print(f"clang_tidy: {len(sources)} files changed since {base[:12]}")
+    if len(sources) > most:
+        print(f"clang_tidy: {len(sources) - most} of them are left out, those with the fewest changed lines; "
+              "SNUG_TIDY_FILES=0 looks at all")
+    errors = set()
+    with ThreadPoolExecutor(JOBS) as pool:
+        for found, broken in pool.map(lambda source: tidy(root, libtorch, source, changed), sources[:most]):
+            errors.update(found)
+            # The precompiled header, or the build, brings what it misses: the compiler's affair.
+            if broken:
+                print(f"clang_tidy: looked at in part, as it does not compile by itself: {broken[0]}")
+    for error in sorted(errors):
+        print(error, file=sys.stderr)
+    return 1 if errors else 0
+
+
+def self_test():
+    repository = Path(__file__).resolve().parents[2]
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        (root / "snug").mkdir()
+        (root / ".clang-tidy").write_bytes((repository / ".clang-tidy").read_bytes())
+        source = root / "snug" / "a.cpp"
+        fault = "int* NAME() { return 0; }\n"  # for nullptr
+        commit = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-a", "-m", "a"]
+        git(root, "init", "-q", "-b", "main")
+        source.write_text(fault.replace("NAME", "f"), encoding="utf-8")
+        git(root, "add", ".")
+        git(root, *commit)
+        if check(root, root) != SKIPPED:
+            return ["self-test: one commit has nothing to be compared with"]
+        source.write_text(source.read_text(encoding="utf-8") + "int g() { return 0; }\n", encoding="utf-8")
+        git(root, *commit)
+        if check(root, root) != 0:
+            return ["self-test: a finding in a line that did not change counts"]
+        source.write_text(source.read_text(encoding="utf-8") + fault.replace("NAME", "h"), encoding="utf-8")
+        git(root, *commit)
+        return [] if check(root, root) == 1 else ["self-test: a finding in a changed line is not found"]
+
+
+def main(arguments):
+    if arguments == ["--self-test"]:
+        errors = self_test()
+        for error in errors:
+            print(error, file=sys.stderr)
+        return 1 if errors else 0
+    if len(arguments) not in (2, 3) or arguments[0].startswith("-"):
+        sys.exit(__doc__.strip())
+    return check(Path(arguments[0]), *arguments[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
