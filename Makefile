@@ -90,11 +90,12 @@ bench-peers-python: ## Compare with gradient checkpointing in Python; ARGS=... a
 	@cmake --build --preset release -j $(JOBS) --target snug_python
 	@benchmarks/peers_python/run.sh build/release benchmarks/results $(ARGS)
 
-test-opinfo: ## PyTorch's own operator and module samples, all of them, bitwise (10 min)
+test-opinfo: ## PyTorch's own operator and module samples, all of them, and its non-contiguous ones, bitwise (15 min)
 	@scripts/setup.sh tests
 	@cmake --preset release $(WITH_TESTS)
 	@cmake --build --preset release -j $(JOBS) --target snug_python
 	@tests/opinfo/run.sh build/release --pin tests/opinfo/all.json $(ARGS)
+	@tests/opinfo/run.sh build/release --noncontiguous --pin tests/opinfo/noncontiguous.json $(ARGS)
 
 test-programs: ## 20,000 random programs, bitwise (10 min); ARGS="COUNT SEED" for others
 	@scripts/setup.sh tests

@@ -1,16 +1,18 @@
 """PyTorch's own operator and module samples, plain and with every saved tensor dropped that can be made again.
 
-Usage: op_tests.py [--dtypes float32,float64,bfloat16,complex64] [--suites op,module] [--samples N]
+Usage: op_tests.py [--dtypes float32,float64,bfloat16,complex64] [--suites op,module] [--samples N] [--noncontiguous]
                    [--only PART] [--pin FILE] [--write-pin FILE] [--json FILE]
 
 Outputs, gradients and second-order gradients must be the same bits. A sample whose plain run differs from itself is set
-aside. Exit 1 when something differs, fails only when recorded, or is not what the pin file says.
+aside. With --noncontiguous the operators' samples are PyTorch's non-contiguous ones: every second element of a storage twice
+as large, as test_noncontiguous_samples has them, also where an operator made the input. Exit 1 when something differs, fails only when recorded, or is not what the pin file says.
 """
 import argparse
 import collections
 import contextlib
 import gc
 import json
+import math
 import os
 import pathlib
 import random
@@ -24,6 +26,7 @@ os.environ.setdefault("PYTORCH_TESTING_DEVICE_ONLY_FOR", "cpu")
 import torch
 
 import snug
+from torch.testing._internal.common_utils import noncontiguous_like
 from torch.utils._pytree import tree_flatten, tree_map
 
 SEED_FORWARD, SEED_GRADIENT, SEED_SECOND = 5, 9, 11
@@ -51,7 +54,8 @@ def copied(tree):
         if not is_strided(x) or x.is_nested:
             return x
         if id(x) not in seen:
-            seen[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
+            fresh = x.detach().clone()  # which is dense, whatever x is
+            seen[id(x)] = (noncontiguous_like(fresh) if noncontiguous else fresh).requires_grad_(x.requires_grad)
         return seen[id(x)]
 
     return tree_map(copy, tree)
@@ -82,7 +86,17 @@ def differentiable(tensors):
     return [x for x in tensors if is_strided(x) and x.requires_grad and not x.is_nested]
 
 
+def made_by_operator(x):
+    """The same numbers as an operator's result, so that an input too can be dropped."""
+    if not is_strided(x) or not x.requires_grad or x.is_nested:
+        return x
+    if not noncontiguous or x.is_contiguous():
+        return x * 1
+    return torch.stack((torch.full_like(x, math.nan), x), -1)[..., 1]
+
+
 verify_replay = False  # hash what is dropped, too
+noncontiguous = False  # samples
 
 
 def plain_scope():
@@ -101,9 +115,7 @@ def run(case, scope, second_order):
     leaves = differentiable(flat(arguments))
     torch.manual_seed(SEED_FORWARD)
     with scope:
-        # Inputs that an operator made, so that they too can be dropped.
-        made = tree_map(lambda x: x * 1 if is_strided(x) and x.requires_grad and not x.is_nested else x, arguments)
-        extra_leaves, outputs = forward(made)
+        extra_leaves, outputs = forward(tree_map(made_by_operator, arguments))
         after = torch.rand(2)
     leaves = leaves + extra_leaves
     outputs = differentiable(flat(outputs))
@@ -165,6 +177,8 @@ def op_cases(dtype, samples):
         torch.manual_seed(1)
         try:
             found = list(op.sample_inputs("cpu", dtype, requires_grad=True))
+            if noncontiguous:
+                found = [sample.noncontiguous() for sample in found]
         except Exception as error:  # noqa: BLE001
             yield name, None, first_line(error), False
             continue
@@ -218,8 +232,9 @@ def chosen(items, most):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtypes", default="float32,float64,bfloat16,complex64")
-    parser.add_argument("--suites", default="op,module")
+    parser.add_argument("--dtypes", help="float32,float64,bfloat16,complex64; float32,complex64 with --noncontiguous")
+    parser.add_argument("--suites", help="op,module; op with --noncontiguous, as modules have no such samples")
+    parser.add_argument("--noncontiguous", action="store_true")
     parser.add_argument("--samples", type=int, default=0, help="per operator; all without it")
     parser.add_argument("--only", default="")
     parser.add_argument("--verify", action="store_true", help="with verify_replay on")
@@ -227,14 +242,19 @@ def main():
     parser.add_argument("--write-pin", type=pathlib.Path)
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
-    global verify_replay
-    verify_replay = options.verify
+    global verify_replay, noncontiguous
+    verify_replay, noncontiguous = options.verify, options.noncontiguous
+    dtypes = options.dtypes or ("float32,complex64" if noncontiguous else "float32,float64,bfloat16,complex64")
+    suites = options.suites or ("op" if noncontiguous else "op,module")
+    if noncontiguous and suites != "op":
+        parser.error("--noncontiguous: PyTorch has such samples for operators only: write --suites op, or nothing")
     torch.set_num_threads(1)  # tiny tensors; and nothing that depends on how work is split
     started = time.time()
     counts, reasons, refusals, troubles, tests = {}, collections.Counter(), collections.Counter(), [], 0
-    for suite in options.suites.split(","):
+    strided_apart = 0  # samples with a tensor that is not contiguous; one of a single element always is
+    for suite in suites.split(","):
         cases = {"op": op_cases, "module": module_cases}[suite]
-        for dtype in options.dtypes.split(","):
+        for dtype in dtypes.split(","):
             key = f"{suite} {dtype}"
             counts[key] = collections.Counter()
             for name, case, trouble, gradgrad in cases(getattr(torch, dtype), options.samples):
@@ -243,6 +263,7 @@ def main():
                 if case is None:
                     counts[key]["plain run fails"] += 1
                     continue
+                strided_apart += any(is_strided(x) and not x.is_contiguous() for x in flat(case[1]))
                 for second_order in (False, True) if gradgrad else (False,):
                     result, word = judge(case, second_order, reasons)
                     counts[key][result] += 1
@@ -260,7 +281,8 @@ def main():
     total = sum(counts.values(), collections.Counter())
     print("all              " + "  ".join(f"{r}: {total[r]}" for r in RESULTS))
     print("saved tensors    " + "  ".join(f"{k}: {v}" for k, v in sorted(reasons.items())))
-    print(f"{tests} samples in {time.time() - started:.0f} s")
+    print(f"{tests} samples in {time.time() - started:.0f} s" +
+          (f", {strided_apart} of them with tensors that are not contiguous" if noncontiguous else ""))
     found = {"torch": torch.__version__.split("+")[0], "samples": tests, "results": {k: dict(v) for k, v in counts.items()},
              "saved": dict(reasons), "plain run fails": dict(refusals),
              "troubles": troubles}
@@ -268,6 +290,8 @@ def main():
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     pinned = {"torch": found["torch"], "samples": tests, "compared": total["equal"] + total["differs from itself"],
               "saved": dict(sorted(reasons.items()))}
+    if noncontiguous:
+        pinned["noncontiguous"] = strided_apart
     if options.write_pin:
         options.write_pin.write_text(json.dumps(pinned, indent=1) + "\n")
     if troubles:
@@ -282,7 +306,7 @@ def check_pin(expected, found):
         print(f"pinned for torch {expected['torch']}, not compared")
         return
     near = all(abs(found["saved"].get(k, 0) - n) <= 0.01 * n + 5 for k, n in expected["saved"].items())
-    if not near or any(expected[k] != found[k] for k in ("samples", "compared")):
+    if not near or any(expected.get(k) != found.get(k) for k in ("samples", "compared", "noncontiguous")):
         sys.exit(f"op_tests: pinned {expected}, found {found}")
 
 
