@@ -9,7 +9,7 @@ namespace snug::plan {
 Ledger::Ledger(const Dataflow& flow, std::function<void(ValueId)> drop, LedgerState state)
     : flow_(flow), drop_(std::move(drop)), state_(std::move(state)), scheduler_(flow) {}
 
-void Ledger::grow(ValueId value) { state_.values.resize(at(std::max(value + 1, flow_.values()))); }
+void Ledger::grow() { state_.values.resize(at(flow_.values())); }
 
 void Ledger::drop_resident(ValueId value) {
   if (std::exchange(entry(value).residency, Residency::Absent) != Residency::Absent) drop_(value);

@@ -141,10 +141,10 @@ class Ledger {
   using Entry = LedgerState::Entry;
   bool has(ValueId value) const { return static_cast<std::size_t>(value) < state_.values.size(); }
   Entry& entry(ValueId value) {
-    if (!has(value)) grow(value);
+    if (!has(value)) grow();
     return state_.values[static_cast<std::size_t>(value)];
   }
-  void grow(ValueId value);
+  void grow();
   const Entry& entry(ValueId value) const { return state_.values[static_cast<std::size_t>(value)]; }
   /// It is not there to stay, and its operator alone brings it back.
   bool relies_on_operator(ValueId value) const { return !held(value) && !fetchable(value); }

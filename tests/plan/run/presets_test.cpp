@@ -180,6 +180,17 @@ TEST(PlanCoreAttention, ReplaysTheAttentionAlone) {
               HasSubstr("no attention"));
 }
 
+TEST(PlanCoreAttention, ReachesOverScalesAndDropoutBetweenTheProducts) {
+  synthetic::GraphBuilder g;
+  const ValueId x = g.leaf(), q = g.op("aten::mm", {x}, 1_MiB), raw = g.op("aten::bmm", {q}, 4_MiB),
+                scaled = g.op("aten::div", {raw}, 4_MiB), scores = g.op("aten::add", {scaled, x}, 4_MiB),
+                weights = g.op("aten::_softmax", {scores}, 4_MiB),
+                dropped = g.op("aten::native_dropout", {weights}, 4_MiB), out = g.op("aten::bmm", {dropped, q}, 1_MiB);
+  for (ValueId v : {weights, dropped, out}) g.save(v);
+  g.settle();
+  EXPECT_THAT(plan_core_attention(g.graph()).segments, ElementsAre(SegmentRange{1, 7}));
+}
+
 TEST(PlanRevolve, TakesTheStepsOfTheClosedForm) {
   // Griewank and Walther 2000: t(l, s) = r l - C(s + r, r - 1) with the smallest r such that C(s + r, s) >= l.
   const auto choose = [](int n, int k) {
