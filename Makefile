@@ -1,5 +1,5 @@
 # Shorthands for what CMakePresets.json and scripts/ hold; nothing is decided here.
-.PHONY: help setup build test test-long test-opinfo test-programs demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python cuda-check format clean
+.PHONY: help setup build test test-long test-opinfo test-programs mutants demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python cuda-check format clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -106,6 +106,10 @@ test-programs: ## 20,000 random programs, bitwise (10 min); ARGS="COUNT SEED" fo
 cuda-check: ## Compile the CUDA code against a CUDA build of LibTorch, without a GPU
 	@scripts/setup.sh
 	@scripts/cuda_check.sh
+
+mutants: ## Change the code in small ways and list what no test notices; ARGS="--sample 20 snug/plan/run" for other files
+	@scripts/setup.sh tests
+	@tests/mutants/run.sh build/mutants --jobs $(JOBS) $(or $(ARGS),--sample 20 snug/plan/run)
 
 format: ## Format the C++ files
 	@tests/architecture/clang_format.sh . -i
