@@ -18,12 +18,12 @@
 namespace snug::ops {
 namespace {
 
-constexpr Bytes kLogitsBytes = 32_MiB;
 constexpr std::int64_t kIgnored = -100;
 constexpr std::int64_t kPlain = -1;  // in place of a block format
 
 using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-using Loss = Results(const at::Tensor&, const at::Tensor&, std::int64_t, const at::Tensor&, bool, bool);
+using Loss = Results(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, std::int64_t,
+                     const at::Tensor&, std::int64_t, bool, bool, bool);
 
 Matrix plain_or_packed(const at::Tensor& weight, std::int64_t format) {
   if (format == kPlain) return weight;
@@ -33,7 +33,7 @@ Matrix plain_or_packed(const at::Tensor& weight, std::int64_t format) {
 /// A few rows: what they add to the loss, and their gradients.
 class Group {
  public:
-  Group(const at::Tensor& x, const Matrix& weight, const at::Tensor& targets)
+  Group(const at::Tensor& x, const Matrix& weight, const std::optional<at::Tensor>& bias, const at::Tensor& targets)
       : x_(x), weight_(weight), counted_(targets.ne(kIgnored)), picked_(targets.where(counted_, 0).unsqueeze(1)) {
     logits_ = at::empty({x.size(0), rows_of(weight)}, x.options().dtype(at::kFloat));
     for_each_tile(weight, x.scalar_type(), kTileBytes, [&](std::int64_t first, const at::Tensor& rows) {
@@ -44,6 +44,7 @@ class Group {
         part.copy_(at::mm(x, rows.t()));
       }
     });
+    if (bias) logits_.add_(*bias);
     logits_.sub_(logits_.amax(1, true));
     const at::Tensor target_logits = logits_.gather(1, picked_);
     logits_.exp_();
@@ -72,6 +73,8 @@ class Group {
     out.copy_(*sum);
   }
 
+  void add_gradient_of_bias(at::Tensor out) const { out.add_(logits_.sum(0)); }
+
   void add_gradient_of_weight(at::Tensor out) const {
     const at::Tensor gradient = logits_.to(x_.scalar_type());
     if (out.scalar_type() == gradient.scalar_type()) {
@@ -87,28 +90,32 @@ class Group {
   at::Tensor counted_, picked_, logits_, sums_, loss_;
 };
 
-/// The loss, and the gradients that are wanted, undefined ones as empty tensors.
-Results kernel(const at::Tensor& x, const at::Tensor& stored, std::int64_t format, const at::Tensor& targets,
-               bool gradient_of_x, bool gradient_of_weight) {
+/// The loss, and the gradients that are wanted, undefined ones as empty tensors: of x, and of W with that of the bias
+/// as one more column.
+Results kernel(const at::Tensor& x, const at::Tensor& stored, const std::optional<at::Tensor>& bias,
+               std::int64_t format, const at::Tensor& targets, std::int64_t tile_bytes, bool gradient_of_x,
+               bool gradient_of_weight, bool gradient_of_bias) {
   const Matrix weight = plain_or_packed(stored, format);
-  const std::int64_t rows = x.size(0);
+  const std::int64_t rows = x.size(0), width = x.size(1);
   const std::int64_t row_bytes = std::max<std::int64_t>(rows_of(weight), 1) * 4;
-  const std::int64_t step = std::max<std::int64_t>(kLogitsBytes / row_bytes, 1);
+  const std::int64_t step = std::max<std::int64_t>(tile_bytes / row_bytes, 1);
   const auto counted = targets.ne(kIgnored).sum().item<std::int64_t>();
+  const auto floats = x.options().dtype(at::kFloat);
   at::Tensor loss = at::zeros({}, x.options().dtype(at::kDouble));
   at::Tensor of_x = gradient_of_x ? at::empty_like(x) : at::empty({0}, x.options());
   // Summed over groups: not to be rounded to a short type in between.
-  at::Tensor of_weight = gradient_of_weight ? at::zeros(stored.sizes(), x.options().dtype(at::kFloat))
-                                            : at::empty({0}, x.options().dtype(at::kFloat));
+  const std::int64_t columns = (gradient_of_weight ? width : 0) + (gradient_of_bias ? 1 : 0);
+  at::Tensor of_weight = columns > 0 ? at::zeros({rows_of(weight), columns}, floats) : at::empty({0}, floats);
   for (std::int64_t first = 0; first < rows; first += step) {
     const std::int64_t count = std::min(step, rows - first);
     const at::Tensor part = x.narrow(0, first, count);
-    Group group(part, weight, targets.narrow(0, first, count));
+    Group group(part, weight, bias, targets.narrow(0, first, count));
     loss.add_(group.loss());
     // Without a target the loss is nan, and no gradient is.
-    if (gradient_of_x || gradient_of_weight) group.differentiate(std::max<std::int64_t>(counted, 1));
+    if (gradient_of_x || columns > 0) group.differentiate(std::max<std::int64_t>(counted, 1));
     if (gradient_of_x) group.write_gradient_of_x(of_x.narrow(0, first, count));
-    if (gradient_of_weight) group.add_gradient_of_weight(of_weight);
+    if (gradient_of_weight) group.add_gradient_of_weight(of_weight.narrow(1, 0, width));
+    if (gradient_of_bias) group.add_gradient_of_bias(of_weight.select(1, columns - 1));
   }
   return {loss.div_(static_cast<double>(counted)).to(at::kFloat), of_x, of_weight};
 }
@@ -121,12 +128,16 @@ const auto& loss_op() {
 class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
-                                                const at::Tensor& weight, std::int64_t format,
-                                                const at::Tensor& targets, bool of_x, bool of_weight) {
+                                                const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                                                std::int64_t format, const at::Tensor& targets, std::int64_t tile,
+                                                bool of_x, bool of_weight, bool of_bias) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const auto [loss, gradient_of_x, gradient_of_weight] = loss_op().call(x, weight, format, targets, of_x, of_weight);
+    const auto [loss, gradient_of_x, gradient_of_weight] =
+        loss_op().call(x, weight, bias, format, targets, tile, of_x, of_weight, of_bias);
     context->save_for_backward({gradient_of_x, gradient_of_weight});
     context->saved_data["weight"] = static_cast<std::int64_t>(weight.scalar_type());
+    if (bias) context->saved_data["bias"] = static_cast<std::int64_t>(bias->scalar_type());
+    context->saved_data["width"] = x.size(1);
     context->mark_non_differentiable({gradient_of_x, gradient_of_weight});
     return {loss, gradient_of_x, gradient_of_weight};
   }
@@ -136,61 +147,77 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     if (at::GradMode::is_enabled())
       throw Error("linear cross-entropy: it can be differentiated once; its gradient was asked for with create_graph");
     const auto saved = context->get_saved_variables();
+    auto& types = context->saved_data;
     const auto scaled = [&](const at::Tensor& gradient, at::ScalarType dtype) {
       return gradient.mul(gradients[0]).to(dtype);
     };
-    at::Tensor of_x, of_weight;
+    const auto type_of = [&](const char* name) { return static_cast<at::ScalarType>(types[name].toInt()); };
+    at::Tensor of_x, of_weight, of_bias;
     if (context->needs_input_grad(0)) of_x = scaled(saved[0], saved[0].scalar_type());
     if (context->needs_input_grad(1)) {
-      of_weight = scaled(saved[1], static_cast<at::ScalarType>(context->saved_data["weight"].toInt()));
+      of_weight = scaled(saved[1].narrow(1, 0, types["width"].toInt()), type_of("weight"));
     }
-    return {of_x, of_weight, {}, {}, {}, {}};
+    if (types.count("bias") > 0 && context->needs_input_grad(2)) {
+      of_bias = scaled(saved[1].select(1, saved[1].size(1) - 1), type_of("bias"));
+    }
+    return {of_x, of_weight, of_bias, {}, {}, {}, {}, {}, {}};
   }
 };
 
-Results loss_with_autograd(const at::Tensor& x, const at::Tensor& weight, std::int64_t format,
-                           const at::Tensor& targets, bool of_x, bool of_weight) {
-  const auto results = LinearCrossEntropy::apply(x, weight, format, targets, of_x, of_weight);
+Results loss_with_autograd(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                           std::int64_t format, const at::Tensor& targets, std::int64_t tile, bool of_x, bool of_weight,
+                           bool of_bias) {
+  const auto results = LinearCrossEntropy::apply(x, weight, bias, format, targets, tile, of_x, of_weight, of_bias);
   return {results[0], results[1], results[2]};
 }
 
-Results loss_with_autocast(const at::Tensor& x, const at::Tensor& weight, std::int64_t format,
-                           const at::Tensor& targets, bool of_x, bool of_weight) {
+Results loss_with_autocast(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                           std::int64_t format, const at::Tensor& targets, std::int64_t tile, bool of_x, bool of_weight,
+                           bool of_bias) {
   const c10::DeviceType device = x.device().type();
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       at::autocast::get_autocast_dispatch_key_from_device_type(device));
   const auto cast = [&](const at::Tensor& t) {
     return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), t, device);
   };
-  return loss_op().call(cast(x), format == kPlain ? cast(weight) : weight, format, targets, of_x, of_weight);
+  const std::optional<at::Tensor> cast_bias = bias ? std::optional(cast(*bias)) : std::nullopt;
+  return loss_op().call(cast(x), format == kPlain ? cast(weight) : weight, cast_bias, format, targets, tile, of_x,
+                        of_weight, of_bias);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(snug, library) {
   library.def(
-      "linear_cross_entropy(Tensor x, Tensor weight, int format, Tensor targets, bool of_x, bool of_weight) -> "
-      "(Tensor, "
-      "Tensor, Tensor)");
+      "linear_cross_entropy(Tensor x, Tensor weight, Tensor? bias, int format, Tensor targets, int tile, bool of_x, "
+      "bool of_weight, bool of_bias) -> (Tensor, Tensor, Tensor)");
 }
 TORCH_LIBRARY_IMPL(snug, CompositeExplicitAutograd, library) { library.impl("linear_cross_entropy", kernel); }
 TORCH_LIBRARY_IMPL(snug, Autograd, library) { library.impl("linear_cross_entropy", loss_with_autograd); }
 TORCH_LIBRARY_IMPL(snug, AutocastCPU, library) { library.impl("linear_cross_entropy", loss_with_autocast); }
 TORCH_LIBRARY_IMPL(snug, AutocastCUDA, library) { library.impl("linear_cross_entropy", loss_with_autocast); }
 
-at::Tensor linear_cross_entropy(const at::Tensor& x, const Matrix& weight, const at::Tensor& targets) {
+at::Tensor linear_cross_entropy(const at::Tensor& x, const Matrix& weight, const at::Tensor& targets,
+                                const LossTile& tile, const at::Tensor& bias) {
   if (x.dim() < 1 || x.size(-1) != columns_of(weight) || targets.sizes() != x.sizes().slice(0, x.dim() - 1)) {
     throw Error(fmt::format(
         "linear cross-entropy: inputs of shape {}, a matrix of {}x{} and targets of shape {} do not belong together",
         fmt::join(x.sizes(), "x"), rows_of(weight), columns_of(weight), fmt::join(targets.sizes(), "x")));
   }
+  if (bias.defined() && (bias.dim() != 1 || bias.size(0) != rows_of(weight))) {
+    throw Error(
+        fmt::format("linear cross-entropy: a bias of shape {} beside a matrix of {}x{}; it has one number a row",
+                    fmt::join(bias.sizes(), "x"), rows_of(weight), columns_of(weight)));
+  }
   const auto* const plain = std::get_if<at::Tensor>(&weight);
   const auto* const packed = std::get_if<PackedMatrix>(&weight);
-  const bool graded = at::GradMode::is_enabled();
-  const auto results =
-      loss_op().call(x.reshape({-1, x.size(-1)}), plain != nullptr ? *plain : packed->blocks,
-                     plain != nullptr ? kPlain : static_cast<std::int64_t>(packed->format), targets.reshape(-1),
-                     graded && x.requires_grad(), graded && plain != nullptr && plain->requires_grad());
+  const auto wanted = [graded = at::GradMode::is_enabled()](const at::Tensor* t) {
+    return graded && t != nullptr && t->defined() && t->requires_grad();
+  };
+  const auto results = loss_op().call(x.reshape({-1, x.size(-1)}), plain != nullptr ? *plain : packed->blocks,
+                                      bias.defined() ? std::optional(bias) : std::nullopt,
+                                      plain != nullptr ? kPlain : static_cast<std::int64_t>(packed->format),
+                                      targets.reshape(-1), tile.logits, wanted(&x), wanted(plain), wanted(&bias));
   return std::get<0>(results);
 }
 

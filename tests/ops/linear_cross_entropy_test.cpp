@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <utility>
 
 #include "snug/base/errors.h"
 #include "snug/memory/device_memory.h"
@@ -52,6 +53,29 @@ TEST(LinearCrossEntropy, IsThatOfTheLogits) {
   EXPECT_EQ(x.grad()[0][15].abs().max().item<double>(), 0);  // its target does not count
 }
 
+TEST(LinearCrossEntropy, AddsABias) {
+  torch::manual_seed(6);
+  const Inputs in;
+  const at::Tensor weight = torch::randn({kVocabulary, kWidth}).mul_(0.1), bias = torch::randn({kVocabulary});
+  const at::Tensor same_x = in.x.clone().requires_grad_(), same_w = weight.clone().requires_grad_();
+  const at::Tensor same_b = bias.clone().requires_grad_();
+  const at::Tensor expected =
+      torch::nn::functional::cross_entropy(torch::linear(same_x, same_w, same_b).flatten(0, 1), in.targets.flatten());
+  (expected * 3).backward();
+  for (const bool weight_trains : {true, false}) {
+    const at::Tensor x = in.x.clone().requires_grad_(), b = bias.clone().requires_grad_();
+    const at::Tensor w = weight.clone().requires_grad_(weight_trains);
+    const at::Tensor loss = linear_cross_entropy(x, w, in.targets, {}, b);
+    expect_close(loss, expected, 1e-6);
+    (loss * 3).backward();
+    expect_close(x.grad(), same_x.grad());
+    expect_close(b.grad(), same_b.grad());
+    EXPECT_EQ(w.grad().defined(), weight_trains);
+    if (weight_trains) expect_close(w.grad(), same_w.grad());
+  }
+  EXPECT_THROW(linear_cross_entropy(in.x, weight, in.targets, {}, torch::randn({3})), Error);
+}
+
 TEST(LinearCrossEntropy, TakesAPackedMatrix) {
   torch::manual_seed(2);
   const Inputs in;
@@ -98,6 +122,28 @@ TEST(LinearCrossEntropy, NeverHasAllLogits) {
   const Bytes taken = memory.stats().allocated_peak - before;
   EXPECT_LT(taken, 34_MiB);
   EXPECT_GT(kRows * kVocabulary * 4, 2 * taken);
+}
+
+TEST(LinearCrossEntropy, HasAsManyLogitsAsItIsTold) {
+  torch::manual_seed(4);
+  const Inputs in;
+  const at::Tensor weight = torch::randn({kVocabulary, kWidth});
+  auto& memory = memory::device_memory(c10::kCPU);
+  const auto run = [&](const LossTile& tile) {
+    const at::Tensor x = in.x.clone().requires_grad_();
+    memory.reset_peak();
+    const Bytes before = memory.stats().allocated;
+    const at::Tensor loss = linear_cross_entropy(x, weight, in.targets, tile);
+    return std::pair(memory.stats().allocated_peak - before, loss.detach());
+  };
+  const auto [large, of_large] = run({});
+  const auto [small, of_small] = run({.logits = 4_MiB});
+  const auto [smallest, of_smallest] = run({.logits = 1});  // one row
+  EXPECT_GT(large, 30_MiB);
+  EXPECT_LT(small, 6_MiB);
+  EXPECT_LT(smallest, 1_MiB);
+  expect_close(of_small, of_large, 1e-6);
+  expect_close(of_smallest, of_large, 1e-6);
 }
 
 TEST(LinearCrossEntropy, MakesNoGradientsWithoutGraph) {
