@@ -104,9 +104,8 @@ class BertPredictionsImpl : public torch::nn::Module {
       : bias_(register_parameter("bias", constant_parameter({o.vocabulary}, 0))),
         transform_(register_module("transform", BertTransform(o))) {}
 
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& embedding) {
-    return at::linear(transform_(x), embedding, bias_);
-  }
+  at::Tensor transformed(const at::Tensor& x) { return transform_(x); }
+  [[nodiscard]] const at::Tensor& bias() const { return bias_; }
 
  private:
   at::Tensor bias_;
@@ -218,9 +217,15 @@ class BertMaskedLmImpl::Head : public torch::nn::Module {
  public:
   explicit Head(const BertOptions& o) : predictions_(register_module("predictions", BertPredictions(o))) {}
 
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& embedding) {
+  at::Tensor logits(const at::Tensor& x, const at::Tensor& embedding) {
     const ModuleScope scope("cls");
-    return predictions_(x, embedding);
+    return at::linear(predictions_->transformed(x), embedding, predictions_->bias());
+  }
+
+  at::Tensor tiled_loss(const at::Tensor& x, const at::Tensor& embedding, const at::Tensor& targets,
+                        const TiledLoss& tile) {
+    const ModuleScope scope("cls");
+    return ops::linear_cross_entropy(predictions_->transformed(x), embedding, targets, tile, predictions_->bias());
   }
 
  private:
@@ -234,12 +239,14 @@ BertMaskedLmImpl::BertMaskedLmImpl(const BertOptions& options)
 BertMaskedLmImpl::~BertMaskedLmImpl() = default;
 
 at::Tensor BertMaskedLmImpl::forward(const BertInput& input) {
-  return head_->forward(encoder_(input), encoder_->token_embedding());
+  return head_->logits(encoder_(input), encoder_->token_embedding());
 }
 
 at::Tensor BertMaskedLmImpl::loss(const BertInput& input, const at::Tensor& targets) {
-  const at::Tensor logits = forward(input);
-  return at::cross_entropy_loss(logits.to(at::kFloat).view({-1, logits.size(-1)}), targets.reshape(-1));
+  if (const auto* const tile = std::get_if<TiledLoss>(&encoder_->options().loss)) {
+    return head_->tiled_loss(encoder_(input), encoder_->token_embedding(), targets, *tile);
+  }
+  return plain_loss(forward(input), targets);
 }
 
 BertClassifierImpl::BertClassifierImpl(const BertOptions& options, std::int64_t classes)

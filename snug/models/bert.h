@@ -12,6 +12,7 @@
 #include "snug/models/dense.h"
 #include "snug/models/linear.h"
 #include "snug/models/task.h"
+#include "snug/models/vocabulary_loss.h"
 
 namespace snug::models {
 
@@ -27,6 +28,7 @@ struct BertOptions {
   double norm_epsilon = 1e-12;
   double dropout = 0.1;            ///< of the embedding, of what both parts of a layer add, and before the classifier
   double attention_dropout = 0.1;  ///< of attention's probabilities; above 0 it rules out the fused kernels on the CPU
+  VocabularyLoss loss = PlainLoss{};  ///< of BertMaskedLm
 };
 
 /// Options of a released model by its name: "bert-base-uncased", "bert-base-cased", "bert-base-chinese",

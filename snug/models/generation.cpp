@@ -43,11 +43,11 @@ at::Tensor drawable(const at::Tensor& logits, const GenerationOptions& options) 
 
 }  // namespace
 
-std::vector<std::int64_t> generate(LlamaImpl& model, const std::vector<std::int64_t>& prompt,
+std::vector<std::int64_t> generate(CausalLmImpl& model, const std::vector<std::int64_t>& prompt,
                                    const GenerationOptions& options,
                                    const std::function<void(std::int64_t token)>& seen) {
   if (prompt.empty()) throw UsageError("generating: the prompt has no tokens; give some text");
-  const std::int64_t longest = model.options().sequence, given = static_cast<std::int64_t>(prompt.size());
+  const std::int64_t longest = model.sequence(), given = static_cast<std::int64_t>(prompt.size());
   if (given > longest) {
     throw UsageError(
         fmt::format("generating: the prompt has {} tokens, and the model was made for {}", given, longest));

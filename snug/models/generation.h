@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "snug/models/llama.h"
+#include "snug/models/causal_lm.h"
 #include "snug/models/sampling.h"
 
 namespace snug::models {
@@ -22,7 +22,7 @@ struct GenerationOptions {
 /// Tokens that follow a prompt, one by one, with a key-value cache: until one of the ends, or so many, or the length
 /// that the model was made for. In evaluation mode and without gradients; the module's mode is then as it was. `seen`
 /// is called with each token as it comes. Throws UsageError for an empty prompt, and one that is too long.
-std::vector<std::int64_t> generate(LlamaImpl& model, const std::vector<std::int64_t>& prompt,
+std::vector<std::int64_t> generate(CausalLmImpl& model, const std::vector<std::int64_t>& prompt,
                                    const GenerationOptions& options,
                                    const std::function<void(std::int64_t token)>& seen = {});
 

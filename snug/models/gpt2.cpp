@@ -1,158 +1,113 @@
 #include "snug/models/gpt2.h"
 
-#include <fmt/format.h>
-#include <torch/nn/modules/container/modulelist.h>
 #include <torch/types.h>
 
-#include <utility>
+#include <memory>
 
-#include "snug/base/errors.h"
 #include "snug/base/module_scope.h"
 #include "snug/models/attention.h"
-#include "snug/models/embedding.h"
-#include "snug/models/layer_norm.h"
-#include "snug/models/linear.h"
+#include "snug/models/module_path.h"
 #include "snug/models/parameter.h"
 
 namespace snug::models {
 namespace {
 
-/// y = x W + b, as the reference stores it: the weight is (in, out).
-Linear conv1d(std::int64_t in, std::int64_t out, double deviation = kInitialDeviation) {
-  return Linear(in, out, true, deviation, WeightLayout::InOut);
-}
-
-class Gpt2AttentionImpl : public torch::nn::Module {
+class Gpt2Block : public DecoderBlock {
  public:
-  explicit Gpt2AttentionImpl(const Gpt2Options& o)
+  explicit Gpt2Block(const Gpt2Options& o)
       : heads_(o.heads),
         attention_dropout_(o.attention_dropout),
         residual_dropout_(o.residual_dropout),
-        query_key_value_(register_module("c_attn", conv1d(o.width, 3 * o.width))),
-        output_(register_module("c_proj", conv1d(o.width, o.width, residual_deviation(o.layers)))) {}
+        attention_scope_(o.layout == Gpt2Layout::Flat ? "attention" : "attn"),
+        query_key_value_(linear(o, o.width, 3 * o.width, kInitialDeviation)),
+        output_(linear(o, o.width, o.width, residual_deviation(o.layers))),
+        up_(linear(o, o.width, o.inner_width, kInitialDeviation)),
+        down_(linear(o, o.inner_width, o.width, residual_deviation(o.layers))),
+        attention_norm_(o.width, o.norm_epsilon),
+        feed_forward_norm_(o.width, o.norm_epsilon) {
+    if (o.layout == Gpt2Layout::Flat) {
+      register_module("qkv", query_key_value_);
+      register_module("projection", output_);
+      register_module("up", up_);
+      register_module("down", down_);
+      register_module("attention_norm", attention_norm_);
+      register_module("mlp_norm", feed_forward_norm_);
+    } else {
+      register_module("ln_1", attention_norm_);
+      register_at(*this, "attn.c_attn", query_key_value_.ptr());
+      register_at(*this, "attn.c_proj", output_.ptr());
+      register_module("ln_2", feed_forward_norm_);
+      register_at(*this, "mlp.c_fc", up_.ptr());
+      register_at(*this, "mlp.c_proj", down_.ptr());
+    }
+  }
 
-  at::Tensor forward(const at::Tensor& x, KeyValueCache::Layer* cache, std::int64_t seen) {
-    const ModuleScope scope("attn");
-    const auto parts = query_key_value_(x).split(x.size(2), 2);
-    at::Tensor key = split_heads(parts[1], heads_), value = split_heads(parts[2], heads_);
-    if (cache != nullptr) append(*cache, seen, key, value);
-    const at::Tensor attended =
-        causal_attention(split_heads(parts[0], heads_), key, value, is_training() ? attention_dropout_ : 0.0);
-    return at::dropout(output_(merge_heads(attended)), residual_dropout_, is_training());
+  at::Tensor forward(at::Tensor x, const AttentionInput& input) override {
+    x = x + attention(x, input);
+    return x + feed_forward(x);
   }
 
  private:
+  static Linear linear(const Gpt2Options& o, std::int64_t in, std::int64_t out, double deviation) {
+    const auto layout = o.layout == Gpt2Layout::Flat ? WeightLayout::OutIn : WeightLayout::InOut;
+    return Linear(in, out, true, deviation, layout);
+  }
+
+  at::Tensor attention(const at::Tensor& x, const AttentionInput& input) {
+    const ModuleScope scope(attention_scope_);
+    const auto parts = query_key_value_(attention_norm_(x)).split(x.size(2), 2);
+    // In the order that the plans of the small GPT have them.
+    const at::Tensor value = split_heads(parts[2], heads_), key = split_heads(parts[1], heads_);
+    const at::Tensor query = split_heads(parts[0], heads_);
+    const double dropout = is_training() ? attention_dropout_ : 0.0;
+    return at::dropout(output_(attend(query, key, value, input, dropout)), residual_dropout_, is_training());
+  }
+
+  at::Tensor feed_forward(const at::Tensor& x) {
+    const ModuleScope scope("mlp");
+    const at::Tensor inner = at::gelu(up_(feed_forward_norm_(x)), "tanh");
+    return at::dropout(down_(inner), residual_dropout_, is_training());
+  }
+
   std::int64_t heads_;
   double attention_dropout_, residual_dropout_;
-  Linear query_key_value_, output_;
+  const char* attention_scope_;
+  Linear query_key_value_, output_, up_, down_;
+  LayerNorm attention_norm_, feed_forward_norm_;
 };
-TORCH_MODULE(Gpt2Attention);
 
-class Gpt2FeedForwardImpl : public torch::nn::Module {
- public:
-  explicit Gpt2FeedForwardImpl(const Gpt2Options& o)
-      : dropout_(o.residual_dropout),
-        up_(register_module("c_fc", conv1d(o.width, o.inner_width))),
-        down_(register_module("c_proj", conv1d(o.inner_width, o.width, residual_deviation(o.layers)))) {}
-
-  at::Tensor forward(const at::Tensor& x) {
-    const ModuleScope scope("mlp");
-    return at::dropout(down_(at::gelu(up_(x), "tanh")), dropout_, is_training());
-  }
-
- private:
-  double dropout_;
-  Linear up_, down_;
-};
-TORCH_MODULE(Gpt2FeedForward);
-
-class Gpt2LayerImpl : public torch::nn::Module {
- public:
-  explicit Gpt2LayerImpl(const Gpt2Options& o)
-      : attention_norm_(register_module("ln_1", LayerNorm(o.width, o.norm_epsilon))),
-        attention_(register_module("attn", Gpt2Attention(o))),
-        feed_forward_norm_(register_module("ln_2", LayerNorm(o.width, o.norm_epsilon))),
-        feed_forward_(register_module("mlp", Gpt2FeedForward(o))) {}
-
-  at::Tensor forward(at::Tensor x, KeyValueCache::Layer* cache, std::int64_t seen) {
-    x = x + attention_(attention_norm_(x), cache, seen);
-    return x + feed_forward_(feed_forward_norm_(x));
-  }
-
- private:
-  LayerNorm attention_norm_;
-  Gpt2Attention attention_;
-  LayerNorm feed_forward_norm_;
-  Gpt2FeedForward feed_forward_;
-};
-TORCH_MODULE(Gpt2Layer);
+DecoderParts parts_of(const Gpt2Options& o) {
+  const bool flat = o.layout == Gpt2Layout::Flat;
+  const char* const family = flat ? "gpt" : "gpt2";
+  check_heads(family, o.width, o.heads);
+  DecoderParts parts{
+      .family = family,
+      .blocks_scope = flat ? "blocks" : "h",
+      .sequence = o.sequence,
+      .loss = o.loss,
+      .tokens = Embedding(o.vocabulary, o.width),
+      .positions = LearnedPositions{.table = Embedding(o.sequence, o.width), .dropout = o.embedding_dropout},
+      .norm = LayerNorm(o.width, o.norm_epsilon)};
+  for (std::int64_t i = 0; i < o.layers; ++i) parts.blocks.push_back(std::make_shared<Gpt2Block>(o));
+  return parts;
+}
 
 }  // namespace
 
-class Gpt2Impl::Transformer : public torch::nn::Module {
- public:
-  explicit Transformer(const Gpt2Options& o)
-      : dropout_(o.embedding_dropout),
-        tokens_(register_module("wte", Embedding(o.vocabulary, o.width))),
-        positions_(register_module("wpe", Embedding(o.sequence, o.width))),
-        norm_(nullptr) {
-    for (std::int64_t i = 0; i < o.layers; ++i) layers_->push_back(Gpt2Layer(o));
-    register_module("h", layers_);
-    norm_ = register_module("ln_f", LayerNorm(o.width, o.norm_epsilon));
+Gpt2Impl::Gpt2Impl(const Gpt2Options& options) : CausalLmImpl(parts_of(options)), options_(options) {
+  const Embedding positions = std::get<LearnedPositions>(parts().positions).table;
+  const auto norm = std::get<LayerNorm>(parts().norm).ptr();
+  if (options_.layout == Gpt2Layout::Flat) {
+    register_parameter("token_embedding", parts().tokens->weight);
+    register_parameter("position_embedding", positions->weight);
+    register_blocks("blocks");
+    register_module("final_norm", norm);
+  } else {
+    register_at(*this, "transformer.wte", parts().tokens.ptr());
+    register_at(*this, "transformer.wpe", positions.ptr());
+    register_blocks("transformer.h");
+    register_at(*this, "transformer.ln_f", norm);
   }
-
-  at::Tensor forward(const at::Tensor& tokens, KeyValueCache* cache) {
-    const std::int64_t seen = cache == nullptr ? 0 : cache->length;
-    if (cache != nullptr) cache->layers.resize(layers_->size());
-    at::Tensor x = tokens_(tokens) + positions_->weight.narrow(0, seen, tokens.size(1));
-    x = at::dropout(x, dropout_, is_training());
-    for (std::size_t i = 0; i < layers_->size(); ++i) {
-      const ModuleScope scope(fmt::format("h.{}", i));
-      x = layers_->ptr<Gpt2LayerImpl>(i)->forward(std::move(x), cache == nullptr ? nullptr : &cache->layers[i], seen);
-    }
-    if (cache != nullptr) cache->length += tokens.size(1);
-    return norm_(x);
-  }
-
-  [[nodiscard]] const at::Tensor& embedding() const { return tokens_->weight; }
-
- private:
-  double dropout_;
-  Embedding tokens_, positions_;
-  torch::nn::ModuleList layers_;
-  LayerNorm norm_;
-};
-
-Gpt2Impl::Gpt2Impl(const Gpt2Options& options) : options_(options) {
-  check_heads("gpt2", options_.width, options_.heads);
-  transformer_ = register_module("transformer", std::make_shared<Transformer>(options_));
-}
-
-Gpt2Impl::~Gpt2Impl() = default;
-
-at::Tensor Gpt2Impl::hidden(const at::Tensor& tokens, KeyValueCache* cache) {
-  const std::int64_t length = tokens.size(1) + (cache == nullptr ? 0 : cache->length);
-  if (length > options_.sequence) {
-    throw UsageError(
-        fmt::format("gpt2: a sequence of {} is longer than the model's {}; cut it", length, options_.sequence));
-  }
-  return transformer_->forward(tokens, cache);
-}
-
-at::Tensor Gpt2Impl::logits(const at::Tensor& x) {
-  const ModuleScope scope("lm_head");
-  return at::linear(x, transformer_->embedding());
-}
-
-at::Tensor Gpt2Impl::forward(const at::Tensor& tokens, KeyValueCache* cache) { return logits(hidden(tokens, cache)); }
-
-at::Tensor Gpt2Impl::forward_last(const at::Tensor& tokens, KeyValueCache* cache) {
-  return logits(hidden(tokens, cache).narrow(1, tokens.size(1) - 1, 1)).squeeze(1);
-}
-
-at::Tensor Gpt2Impl::loss(const at::Tensor& tokens, const at::Tensor& targets) {
-  const at::Tensor all = forward(tokens);
-  return at::cross_entropy_loss(all.to(at::kFloat).view({-1, all.size(-1)}), targets.reshape(-1));
 }
 
 }  // namespace snug::models

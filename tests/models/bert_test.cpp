@@ -63,6 +63,16 @@ TEST(Bert, FillsInWhatWasMaskedAsTheReferenceDoes) {
   expect_bert_as_the_reference(masked_lm(), stored("bert_masked_lm_expected"));
 }
 
+TEST(Bert, FillsInAsTheReferenceDoesWithATiledLoss) {
+  BertOptions options = kSmallBert;
+  options.loss = TiledLoss{.logits = 7 * 48 * 4};  // of 7 tokens at a time
+  BertMaskedLm model = masked_lm(options);
+  const auto& expected = stored("bert_masked_lm_expected");
+  const at::Tensor loss = model->loss(input(expected), expected.at("targets").read());
+  EXPECT_NE(loss.grad_fn()->name().find("LinearCrossEntropy"), std::string::npos);
+  expect_bert_as_the_reference(model, expected);
+}
+
 TEST(Bert, ClassifiesAsTheReferenceDoes) {
   expect_bert_as_the_reference(classifier(), stored("bert_classifier_expected"));
 }

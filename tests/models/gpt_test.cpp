@@ -5,10 +5,12 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "snug/base/errors.h"
+#include "tests/equivalence/bitwise.h"
 
 namespace snug::models {
 namespace {
@@ -48,6 +50,54 @@ TEST(Gpt, DrawsItsWeightsInTheirOrder) {
                                       "blocks.0.projection.bias", "blocks.0.up.weight", "blocks.0.up.bias",
                                       "blocks.0.down.weight", "blocks.0.down.bias", "blocks.0.attention_norm.weight",
                                       "blocks.0.attention_norm.bias"}));
+}
+
+/// The loss as it was written out when the model was no preset of GPT-2.
+at::Tensor loss_by_hand(Gpt& model, const GptOptions& o, const at::Tensor& tokens, const at::Tensor& targets) {
+  const auto all = model->named_parameters();
+  const std::int64_t batch = tokens.size(0), length = tokens.size(1);
+  const auto linear = [&](const at::Tensor& x, const std::string& name) {
+    return at::linear(x, all[name + ".weight"], all[name + ".bias"]);
+  };
+  const auto norm = [&](const at::Tensor& x, const std::string& name) {
+    return at::layer_norm(x, {o.width}, all[name + ".weight"], all[name + ".bias"], 1e-5);
+  };
+  const auto heads = [&](const at::Tensor& t) {
+    return t.view({batch, length, o.heads, o.width / o.heads}).transpose(1, 2);
+  };
+  at::Tensor x = at::embedding(all["token_embedding"], tokens) + all["position_embedding"].narrow(0, 0, length);
+  x = at::dropout(x, o.dropout, true);
+  for (const std::string block : {"blocks.0.", "blocks.1."}) {
+    const auto qkv = linear(norm(x, block + "attention_norm"), block + "qkv").split(o.width, 2);
+    const at::Tensor attended =
+        at::scaled_dot_product_attention(heads(qkv[0]), heads(qkv[1]), heads(qkv[2]), {}, 0.0, /*is_causal=*/true)
+            .transpose(1, 2)
+            .reshape({batch, length, o.width});
+    x = x + at::dropout(linear(attended, block + "projection"), o.dropout, true);
+    const at::Tensor inner = at::gelu(linear(norm(x, block + "mlp_norm"), block + "up"), "tanh");
+    x = x + at::dropout(linear(inner, block + "down"), o.dropout, true);
+  }
+  const at::Tensor logits = at::linear(norm(x, "final_norm"), all["token_embedding"]);
+  return at::cross_entropy_loss(logits.view({-1, o.vocabulary}), targets.reshape(-1));
+}
+
+TEST(Gpt, LossAndGradientsAreBitwiseThoseOfItsOperators) {
+  GptOptions options = kSmallGpt;
+  options.dropout = 0.2;
+  torch::manual_seed(2);
+  Gpt model(options);
+  const at::Tensor tokens = torch::randint(0, 100, {3, 16}), targets = torch::randint(0, 100, {3, 16});
+  const auto run = [&](const std::function<at::Tensor()>& loss_of) {
+    torch::manual_seed(9);  // the masks of dropout are drawn in one order
+    model->zero_grad();
+    const at::Tensor loss = loss_of();
+    loss.backward();
+    std::vector<at::Tensor> made{loss.detach()};
+    for (const at::Tensor& p : model->parameters()) made.push_back(p.grad().clone());
+    return made;
+  };
+  snug::testing::expect_same(run([&] { return loss_by_hand(model, options, tokens, targets); }),
+                             run([&] { return model->loss(tokens, targets); }));
 }
 
 TEST(Gpt, StartsAtTheLossOfAGuess) {

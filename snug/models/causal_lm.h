@@ -1,0 +1,91 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "snug/models/decoder_block.h"
+#include "snug/models/embedding.h"
+#include "snug/models/layer_norm.h"
+#include "snug/models/linear.h"
+#include "snug/models/rms_norm.h"
+#include "snug/models/task.h"
+#include "snug/models/vocabulary_loss.h"
+
+namespace snug::models {
+
+/// Several documents in one row, which do not see each other.
+struct DocumentRows {
+  at::Tensor positions;  ///< int64 (batch, sequence), from 0 in each document
+  at::Tensor mask;       ///< bool (batch, 1, sequence, sequence): whether a token sees another
+};
+
+/// Each position has a vector, which is added to those of the tokens.
+struct LearnedPositions {
+  Embedding table{nullptr};  ///< (longest sequence, width)
+  double dropout = 0;        ///< of the sum
+};
+
+/// What a CausalLm is made of.
+struct DecoderParts {
+  std::string family;         ///< in messages
+  std::string blocks_scope;   ///< the ModuleScope of block 3 is "<this>.3"
+  std::int64_t sequence = 0;  ///< longest input
+  VocabularyLoss loss;
+  Embedding tokens{nullptr};
+  std::variant<LearnedPositions, RotaryOptions> positions;
+  std::vector<std::shared_ptr<DecoderBlock>> blocks{};
+  std::variant<LayerNorm, RmsNorm> norm;  ///< behind the last block
+  Linear head{nullptr};                   ///< the output projection; empty: it is the token embedding
+};
+
+/// A decoder that predicts the next token. Each family of models (gpt.h, gpt2.h, llama.h) derives from it, makes its
+/// parts and registers their parameters under the names that its files have. A plain LibTorch module that knows nothing
+/// of memory.
+class CausalLmImpl : public torch::nn::Module, public HasTask {
+ public:
+  /// Tokens int64 (batch, sequence) -> logits (batch, sequence, vocabulary). With a cache the tokens follow those that
+  /// it has seen, which they attend to, and are added to it. Throws UsageError when that is longer than the model's.
+  at::Tensor forward(const at::Tensor& tokens, KeyValueCache* cache = nullptr);
+  /// The logits behind the last token alone: (batch, vocabulary).
+  at::Tensor forward_last(const at::Tensor& tokens, KeyValueCache* cache = nullptr);
+
+  /// What logits are made of: (batch, sequence, width). Throws as forward().
+  at::Tensor hidden(const at::Tensor& tokens, KeyValueCache* cache = nullptr);
+  /// hidden (..., width) -> (..., vocabulary), by output_matrix() and what adapters add to it.
+  at::Tensor logits(const at::Tensor& hidden);
+  /// (vocabulary, width)
+  [[nodiscard]] ops::Matrix output_matrix() const;
+
+  /// Mean cross-entropy in nats of predicting `targets`, int64 (batch, sequence), from `tokens`: a scalar, fp32.
+  /// Targets of -100 do not count. Computed as the model's options say, but plainly where the output projection has an
+  /// adapter.
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
+  /// The same of rows of documents.
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const DocumentRows& rows);
+
+  /// The longest input.
+  [[nodiscard]] std::int64_t sequence() const { return parts_.sequence; }
+  [[nodiscard]] std::int64_t vocabulary() const;
+  [[nodiscard]] Task task() const override;
+
+ protected:
+  /// Registers nothing: whoever derives does.
+  explicit CausalLmImpl(DecoderParts parts);
+  [[nodiscard]] const DecoderParts& parts() const { return parts_; }
+  /// Block 3 as "<path>.3".
+  void register_blocks(const std::string& path);
+
+ private:
+  at::Tensor run(const at::Tensor& tokens, KeyValueCache* cache, const DocumentRows* rows);
+  at::Tensor embed(const at::Tensor& tokens, const DocumentRows* rows, AttentionInput& input);
+  at::Tensor loss_of(at::Tensor hidden, const at::Tensor& targets);
+
+  DecoderParts parts_;
+};
+
+}  // namespace snug::models

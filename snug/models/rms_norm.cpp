@@ -1,0 +1,14 @@
+#include "snug/models/rms_norm.h"
+
+#include <torch/types.h>
+
+#include "snug/models/parameter.h"
+
+namespace snug::models {
+
+RmsNormImpl::RmsNormImpl(std::int64_t width, double epsilon)
+    : weight(register_parameter("weight", constant_parameter({width}, 1))), epsilon_(epsilon) {}
+
+at::Tensor RmsNormImpl::forward(const at::Tensor& x) { return at::rms_norm(x, weight.sizes(), weight, epsilon_); }
+
+}  // namespace snug::models
