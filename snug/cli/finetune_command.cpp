@@ -28,12 +28,12 @@ struct Prompts {
 /// Greedy continuations, so that a difference is the training's.
 std::vector<std::string> continuations(train::Experiment& experiment, const Prompts& prompts) {
   std::vector<std::string> texts;
-  const auto* const model = std::get_if<models::Llama>(&experiment.language_model());
   for (const std::string& prompt : prompts.texts) {
     const models::GenerationOptions options{
         .tokens = prompts.tokens, .below = data::size(experiment.tokenizer()), .ends = experiment.ends()};
     const std::vector<data::TokenId> given = data::encode(experiment.tokenizer(), prompt);
-    texts.push_back(data::decode_after(experiment.tokenizer(), given, models::generate(*model->ptr(), given, options)));
+    texts.push_back(data::decode_after(experiment.tokenizer(), given,
+                                       models::generate(*experiment.language_model(), given, options)));
   }
   return texts;
 }

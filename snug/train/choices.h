@@ -12,6 +12,13 @@ namespace snug::train {
 
 enum class ModelKind : unsigned char { Gpt, Llama };
 
+/// How the loss over the vocabulary is computed; see models::VocabularyLoss.
+enum class LossKind : unsigned char {
+  Auto,  ///< as each kind of model has it
+  Plain,
+  Tiled,
+};
+
 /// How the weights of a pretrained model are kept in memory.
 enum class BaseWeights : unsigned char {
   Fp32,
@@ -42,6 +49,9 @@ template <class Choice>
 inline constexpr auto kWords = nullptr;
 template <>
 inline constexpr std::array kWords<ModelKind>{std::pair{"gpt", ModelKind::Gpt}, std::pair{"llama", ModelKind::Llama}};
+template <>
+inline constexpr std::array kWords<LossKind>{std::pair{"auto", LossKind::Auto}, std::pair{"plain", LossKind::Plain},
+                                             std::pair{"tiled", LossKind::Tiled}};
 template <>
 inline constexpr std::array kWords<BaseWeights>{std::pair{"fp32", BaseWeights::Fp32},
                                                 std::pair{"bf16", BaseWeights::Bf16},

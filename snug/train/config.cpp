@@ -89,6 +89,10 @@ void visit_keys(AnyConfig& c, Visit&& to) {
         "pretrained llama: a GGUF file, or a folder as transformers saves it, which decide on shapes", Anything{});
   visit("model", "weights", c.model.weights,
         "how pretrained weights are kept; packed: as blocks of a GGUF file, frozen (QLoRA)", OneOf<BaseWeights>{});
+  visit("model", "loss", c.model.loss,
+        "plain: of all logits at once, as PyTorch has it; tiled: of 32 MiB of them at a time, for large vocabularies; "
+        "auto: plain for gpt, tiled for llama",
+        OneOf<LossKind>{});
   visit("lora", "rank", c.lora.rank, "rank of adapters, beside which only lora.modules_to_save train; 0: none",
         Range{0, 65536}, kOwnRank);
   visit("lora", "alpha", c.lora.alpha, "scale of the adapters' product, over the rank", kPositive, kNewAdapter);

@@ -27,6 +27,7 @@ struct ModelConfig {
   std::int64_t inner_width = 0;  ///< 0: two thirds of four times the width, up to 64.
   std::string path;              ///< Files of a pretrained model, which decide on its shape; empty: a new one.
   BaseWeights weights = BaseWeights::Fp32;
+  LossKind loss = LossKind::Auto;
 
   bool operator==(const ModelConfig&) const = default;
 };

@@ -13,6 +13,7 @@
 #include "snug/memory/process_memory.h"
 #include "snug/memory/tag.h"
 #include "snug/models/autocast.h"
+#include "snug/models/gpt.h"
 #include "snug/plan/run/presets.h"
 #include "snug/record/leaf_names.h"
 #include "snug/replay/fit.h"
@@ -224,12 +225,18 @@ void warm_up(const Config& config) {
           .layers = 1, .width = 32, .inner_width = 64, .heads = 2, .key_heads = 1, .vocabulary = 256};
       tiny.sequence = 16;
       tiny.rotary.width = 16;
+      tiny.loss = vocabulary_loss(config.model);
       run(models::Llama(tiny));
       break;
     }
     case ModelKind::Gpt:
-      run(models::Gpt(
-          models::GptOptions{.blocks = 1, .width = 32, .heads = 2, .sequence = 16, .vocabulary = 256, .dropout = 0.1}));
+      run(models::Gpt(models::GptOptions{.blocks = 1,
+                                         .width = 32,
+                                         .heads = 2,
+                                         .sequence = 16,
+                                         .vocabulary = 256,
+                                         .dropout = 0.1,
+                                         .loss = vocabulary_loss(config.model)}));
       break;
   }
 }

@@ -13,6 +13,8 @@
 #include "snug/data/end_token.h"
 #include "snug/data/packed_dataset.h"
 #include "snug/memory/tag.h"
+#include "snug/models/gpt.h"
+#include "snug/models/llama.h"
 #include "snug/models/lora.h"
 #include "snug/models/task.h"
 #include "snug/state/gguf.h"
@@ -35,6 +37,7 @@ models::LlamaOptions llama_options(const ModelConfig& m) {
   o.sequence = m.sequence;
   o.rotary.width = m.width / m.heads;
   o.tied = true;
+  o.loss = vocabulary_loss(m);
   return o;
 }
 
@@ -59,15 +62,16 @@ LanguageModel make_base(const Config& config, const std::optional<Pretrained>& p
           "or less",
           m.sequence, pretrained->options().sequence, pretrained->path().string(), pretrained->options().sequence));
     }
-    return pretrained->load(m.weights);
+    return pretrained->load(m.weights, vocabulary_loss(m)).ptr();
   }
   switch (m.kind) {
     case ModelKind::Llama:
-      return models::Llama(llama_options(m));
+      return std::make_shared<models::LlamaImpl>(llama_options(m));
     case ModelKind::Gpt:
       break;
   }
-  return models::Gpt(models::GptOptions{m.blocks, m.width, m.heads, m.sequence, m.vocabulary, m.dropout});
+  return std::make_shared<models::GptImpl>(
+      models::GptOptions{m.blocks, m.width, m.heads, m.sequence, m.vocabulary, m.dropout, vocabulary_loss(m)});
 }
 
 /// Ends of names that mean exactly those modules, where there are such; else the names. PEFT reads either.
@@ -89,25 +93,22 @@ std::vector<std::string> targets_for_peft(const torch::nn::Module& model) {
 
 }  // namespace
 
-torch::nn::Module& module_of(const LanguageModel& model) {
-  return std::visit([](const auto& m) -> torch::nn::Module& { return *m.ptr(); }, model);
+models::VocabularyLoss vocabulary_loss(const ModelConfig& model) {
+  const bool plain = model.loss == LossKind::Plain || (model.loss == LossKind::Auto && model.kind == ModelKind::Gpt);
+  if (plain) return models::PlainLoss{};
+  return models::TiledLoss{};
 }
+
+torch::nn::Module& module_of(const LanguageModel& model) { return *model; }
 
 at::Tensor loss_of(const LanguageModel& model, const data::Batch& batch) {
-  const auto* const llama = std::get_if<models::Llama>(&model);
-  if (llama != nullptr && batch.documents.defined()) {
-    return llama->ptr()->loss(batch.input, batch.target, {batch.positions, data::document_mask(batch.documents)});
-  }
-  return std::visit([&](const auto& m) { return m.ptr()->loss(batch.input, batch.target); }, model);
+  if (!batch.documents.defined()) return model->loss(batch.input, batch.target);
+  return model->loss(batch.input, batch.target, {batch.positions, data::document_mask(batch.documents)});
 }
 
-std::int64_t vocabulary_of(const LanguageModel& model) {
-  return std::visit([](const auto& m) { return m->options().vocabulary; }, model);
-}
+std::int64_t vocabulary_of(const LanguageModel& model) { return model->vocabulary(); }
 
-std::int64_t longest_of(const LanguageModel& model) {
-  return std::visit([](const auto& m) { return m->options().sequence; }, model);
-}
+std::int64_t longest_of(const LanguageModel& model) { return model->sequence(); }
 
 std::optional<Pretrained> open_pretrained(const Config& config) {
   if (config.model.path.empty()) return std::nullopt;

@@ -1,21 +1,23 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
 #include "snug/data/text_dataset.h"
 #include "snug/data/tokenizer.h"
-#include "snug/models/gpt.h"
-#include "snug/models/llama.h"
+#include "snug/models/causal_lm.h"
 #include "snug/train/config.h"
 #include "snug/train/pretrained.h"
 
 namespace snug::train {
 
-using LanguageModel = std::variant<models::Gpt, models::Llama>;
+using LanguageModel = std::shared_ptr<models::CausalLmImpl>;
+
+/// What model.loss asks for, of a model of that kind.
+models::VocabularyLoss vocabulary_loss(const ModelConfig& model);
 
 torch::nn::Module& module_of(const LanguageModel& model);
 /// Mean cross-entropy of a batch, as the models define it.

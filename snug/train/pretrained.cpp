@@ -129,14 +129,16 @@ Pretrained Pretrained::of_folder(const fs::path& path) {
   return p;
 }
 
-models::Llama Pretrained::load(BaseWeights weights) const {
+models::Llama Pretrained::load(BaseWeights weights, models::VocabularyLoss loss) const {
   if (std::cmp_greater(options_.layers, tensors_.size())) {
     refuse_model(path_, fmt::format("it says of itself that it has {} layers, and has {} tensors", options_.layers,
                                     tensors_.size()));
   }
   const memory::TagScope tag(memory::Tag::Weights);
   const models::ShapesOnlyScope shapes_only(weights == BaseWeights::Bf16 ? at::kBFloat16 : at::kFloat);
-  models::Llama model(options_);
+  models::LlamaOptions options = options_;
+  options.loss = loss;
+  models::Llama model(options);
   state::StoredTensors rest = tensors_;
   if (weights == BaseWeights::Packed) pack(*model, rest);
   state::load_weights(*model, rest, path_.string());

@@ -27,7 +27,7 @@ class Pretrained {
 
   /// The model with its weights. Throws UsageError that lists all tensors that are missing, left over or of another
   /// shape, and for Packed when the file has no blocks.
-  [[nodiscard]] models::Llama load(BaseWeights weights) const;
+  [[nodiscard]] models::Llama load(BaseWeights weights, models::VocabularyLoss loss = models::TiledLoss{}) const;
 
   /// Its tokenizer. Throws UsageError when there is none, it is of a kind that is not known, or it has more tokens than
   /// the model.

@@ -38,9 +38,9 @@ fs::path file_before(const Experiment& experiment, const char* name) {
 
 /// The text of config.json; nullopt for models that transformers has no such file of.
 std::optional<std::string> config_json(const Experiment& experiment, c10::ScalarType dtype) {
-  const auto* const llama = std::get_if<models::Llama>(&experiment.language_model());
+  const auto* const llama = dynamic_cast<const models::LlamaImpl*>(experiment.language_model().get());
   if (llama == nullptr) return std::nullopt;
-  const std::string text = models::llama_json((*llama)->options(), dtype, experiment.ends());
+  const std::string text = models::llama_json(llama->options(), dtype, experiment.ends());
   const fs::path own = file_before(experiment, "config.json");
   if (own.empty()) return text;
   // Where there are none, transformers takes those of the first Llama.

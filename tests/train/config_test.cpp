@@ -256,6 +256,9 @@ TEST(Config, AWordThatIsNoneListsThoseThereAre) {
   EXPECT_EQ(mistake_of_set("model.kind=rnn"), "--set: model.kind is \"rnn\"; it must be one of gpt, llama");
   EXPECT_EQ(mistake_in("[optimizer]\nkind = \"sgd\""), "run.toml: optimizer.kind is \"sgd\"; it must be one of adamw");
   EXPECT_EQ(from_toml("[model]\nweights = \"packed\"").model.weights, BaseWeights::Packed);
+  EXPECT_EQ(from_toml("[model]\nloss = \"plain\"").model.loss, LossKind::Plain);
+  EXPECT_EQ(mistake_of_set("model.loss=tilde"),
+            "--set: model.loss is \"tilde\"; did you mean \"tiled\"? it must be one of auto, plain, tiled");
   EXPECT_EQ(to_json(from_toml("[lora]\nscale = \"alpha/sqrt(rank)\""))["lora"]["scale"], "alpha/sqrt(rank)");
   Config config;
   config.precision.compute = static_cast<Compute>(9);

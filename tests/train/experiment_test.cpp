@@ -1,4 +1,4 @@
-// What an experiment makes of a configuration: its documents, and the mode it leaves its model in.
+// What an experiment makes of a configuration: its documents, its loss, and the mode it leaves its model in.
 #include "snug/train/experiment.h"
 
 #include <gmock/gmock.h>
@@ -114,6 +114,24 @@ Config one_block(const fs::path& folder) {
   c.data.path = folder / "text";
   c.train.batch = 2;
   return c;
+}
+
+TEST(Loss, IsPlainOrTiledAsModelLossSays) {
+  const auto is_tiled = [](const Config& config) {
+    Experiment experiment(config);
+    return experiment.loss(experiment.train_batch(0)).grad_fn()->name().find("LinearCrossEntropy") != std::string::npos;
+  };
+  const fs::path folder = scratch("experiment/loss");
+  Config gpt = one_block(folder), llama = gpt, pretrained = on_documents(folder, kHere / "tiny");
+  llama.model.kind = ModelKind::Llama;
+  EXPECT_FALSE(is_tiled(gpt)) << "auto is what each kind of model has always had";
+  EXPECT_TRUE(is_tiled(llama));
+  EXPECT_TRUE(is_tiled(pretrained));
+  gpt.model.loss = LossKind::Tiled;
+  llama.model.loss = pretrained.model.loss = LossKind::Plain;
+  EXPECT_TRUE(is_tiled(gpt));
+  EXPECT_FALSE(is_tiled(llama));
+  EXPECT_FALSE(is_tiled(pretrained));
 }
 
 TEST(Validation, LeavesTheModelInTheModeItWasIn) {
