@@ -6,12 +6,12 @@
 #include <filesystem>
 #include <string>
 
+#include "snug/data/byte_tokenizer.h"
 #include "snug/data/libtorch_headers.h"
 #include "snug/data/packed_dataset.h"
 #include "snug/data/prefetcher.h"
 #include "snug/data/text_dataset.h"
 #include "snug/data/tokenize.h"
-#include "snug/data/tokenizer.h"
 
 namespace snug::data {
 namespace {
@@ -35,7 +35,7 @@ BENCHMARK(BM_WindowsOfBytes)->Arg(0)->Arg(1)->Arg(2)->UseRealTime();
 
 TokenCorpus bytes_as_tokens() {
   return tokenize(TextCorpus::open(libtorch_headers()),
-                  [](std::string_view text) { return ByteTokenizer::encode(text); });
+                  [](std::string_view text) { return ByteTokenizer().encode(text); });
 }
 
 void BM_WindowsOfTokens(benchmark::State& state) {

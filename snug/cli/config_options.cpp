@@ -11,9 +11,12 @@ namespace snug::cli {
 namespace {
 
 std::string keys_help() {
-  std::string text = "\nKeys of the configuration file and of --set (type, default):\n";
+  std::string text =
+      "\nKeys of the configuration file and of --set (type, default; what has a * stays as it was where a run is "
+      "resumed):\n";
   for (const train::KeyHelp& key : train::config_keys()) {
-    text += fmt::format("  {:<32} {:<8} {:<10} {}\n", key.key, key.type, key.default_text, key.help);
+    text += fmt::format("  {:<32} {:<8} {:<10} {}{}\n", key.key, key.type, key.default_text, key.help,
+                        key.resumed == train::Resumed::Same ? " *" : "");
   }
   return text;
 }

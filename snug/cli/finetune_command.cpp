@@ -30,10 +30,10 @@ std::vector<std::string> continuations(train::Experiment& experiment, const Prom
   std::vector<std::string> texts;
   for (const std::string& prompt : prompts.texts) {
     const models::GenerationOptions options{
-        .tokens = prompts.tokens, .below = data::size(experiment.tokenizer()), .ends = experiment.ends()};
-    const std::vector<data::TokenId> given = data::encode(experiment.tokenizer(), prompt);
-    texts.push_back(data::decode_after(experiment.tokenizer(), given,
-                                       models::generate(*experiment.language_model(), given, options)));
+        .tokens = prompts.tokens, .below = experiment.tokenizer().size(), .ends = experiment.ends()};
+    const std::vector<data::TokenId> given = experiment.tokenizer().encode(prompt);
+    texts.push_back(
+        data::decode_after(experiment.tokenizer(), given, experiment.language_model().generate(given, options)));
   }
   return texts;
 }

@@ -17,6 +17,7 @@
 #include "snug/memory/device_memory.h"
 #include "snug/models/generation.h"
 #include "snug/train/language_model.h"
+#include "snug/train/pretrained.h"
 
 namespace snug::cli {
 namespace {
@@ -69,15 +70,15 @@ std::size_t whole_characters(std::string_view text) {
 
 int generate(const Options& o) {
   if (o.config.model.path.empty()) throw UsageError("generate: --model is empty; name a GGUF file or a folder");
-  const std::optional<train::Pretrained> pretrained = train::open_pretrained(o.config);
-  const data::Tokenizer tokenizer = train::make_tokenizer(o.config, pretrained);
-  models::Llama model = pretrained->load(o.config.model.weights);
-  if (!o.config.lora.adapter.empty()) train::load_adapter(*model, o.config.lora.adapter);
+  const auto pretrained = train::open_pretrained(o.config);
+  const auto tokenizer = train::make_tokenizer(o.config, pretrained.get());
+  const auto model = pretrained->model(o.config.model.weights);
+  if (!o.config.lora.adapter.empty()) train::load_adapter(model->module(), o.config.lora.adapter);
   const std::string prompt = o.prompt == "-" ? standard_input() : o.prompt;
   const models::GenerationOptions options{.tokens = o.tokens,
                                           .sampling = sampling_of(o),
                                           .seed = o.seed,
-                                          .below = data::size(tokenizer),
+                                          .below = tokenizer->size(),
                                           .ends = pretrained->ends()};
   bool begun = false;  // nothing is shown of a prompt that is refused
   const auto show = [&](const std::string& bytes) {
@@ -90,16 +91,16 @@ int generate(const Options& o) {
   // All of it is decoded each time: what a token means may depend on those before, and a character on those behind.
   std::vector<data::TokenId> so_far;
   std::size_t shown = 0;
-  const std::vector<data::TokenId> given = data::encode(tokenizer, prompt);
-  const auto made = models::generate(*model, given, options, [&](data::TokenId token) {
+  const std::vector<data::TokenId> given = tokenizer->encode(prompt);
+  const auto made = model->generate(given, options, [&](data::TokenId token) {
     so_far.push_back(token);
-    const std::string text = data::decode_after(tokenizer, given, so_far);
+    const std::string text = data::decode_after(*tokenizer, given, so_far);
     const std::size_t whole = whole_characters(text);
     if (whole <= shown) return;
     show(text.substr(shown, whole - shown));
     shown = whole;
   });
-  const std::string text = data::decode_after(tokenizer, given, made);
+  const std::string text = data::decode_after(*tokenizer, given, made);
   if (text.size() > shown) show(text.substr(shown));
   const double seconds = monotonic_seconds() - started;
   if (!o.json) {
@@ -120,7 +121,7 @@ int generate(const Options& o) {
 
 void add_generate(CLI::App& app, Action& action) {
   auto o = std::make_shared<Options>();
-  o->config.model.kind = train::ModelKind::Llama;
+  o->config.model.kind = "llama";
   CLI::App* command = app.add_subcommand("generate", "Continue a text with a pretrained model, adapted or not");
   command->add_option("--model", o->config.model.path, "GGUF file, or folder as transformers saves it")
       ->required()

@@ -12,10 +12,9 @@
 #include <vector>
 
 #include "snug/data/pre_tokenizer.h"
+#include "snug/data/tokenizer.h"
 
 namespace snug::data {
-
-using TokenId = std::int64_t;
 
 /// What a byte-level byte-pair tokenizer (Sennrich et al. 2016; Radford et al. 2019) is made of.
 struct BytePairModel {
@@ -39,23 +38,25 @@ std::optional<std::string> bytes_of_printable(std::string_view name);
 
 /// A byte-level byte-pair tokenizer: encodes any bytes, UTF-8 or not, and decodes them to what they were. Movable; safe
 /// from any number of threads.
-class BytePairTokenizer {
+class BytePairTokenizer final : public Tokenizer {
  public:
   /// Throws UsageError when a byte has no token or a merge makes none.
   explicit BytePairTokenizer(BytePairModel model);
   BytePairTokenizer(BytePairTokenizer&&) = default;
   BytePairTokenizer& operator=(BytePairTokenizer&&) = default;
 
-  /// `specials`: whether special tokens that are written out in the text count as such.
-  [[nodiscard]] std::vector<TokenId> encode(std::string_view text, bool specials = true) const;
+  /// Special tokens that are written out in the text count as such.
+  [[nodiscard]] std::vector<TokenId> encode(std::string_view text) const override { return encode(text, true); }
+  /// `specials`: whether they do.
+  [[nodiscard]] std::vector<TokenId> encode(std::string_view text, bool specials) const;
 
-  /// The bytes of the tokens, special ones as they are written or, without `specials`, left out. Throws UsageError for
-  /// an id that is none.
-  [[nodiscard]] std::string decode(const std::vector<TokenId>& ids, bool specials = true) const;
+  /// The bytes of the tokens, special ones as they are written.
+  [[nodiscard]] std::string decode(const std::vector<TokenId>& ids) const override { return decode(ids, true); }
+  /// `specials`: whether those are there, or left out.
+  [[nodiscard]] std::string decode(const std::vector<TokenId>& ids, bool specials) const;
 
-  [[nodiscard]] TokenId size() const { return static_cast<TokenId>(tokens_.size()); }
-  /// The token that is written so; nullopt when there is none.
-  [[nodiscard]] std::optional<TokenId> find(std::string_view token) const;
+  [[nodiscard]] TokenId size() const override { return static_cast<TokenId>(tokens_.size()); }
+  [[nodiscard]] std::optional<TokenId> find(std::string_view token) const override;
 
  private:
   struct Merge {

@@ -40,23 +40,19 @@ std::string end_in(const fs::path& path) {
   return written.get<std::string>();
 }
 
-std::optional<TokenId> found(const ByteTokenizer& /*tokenizer*/, std::string_view /*token*/) { return std::nullopt; }
-std::optional<TokenId> found(const auto& tokenizer, std::string_view token) { return tokenizer.find(token); }
-
 }  // namespace
 
 std::optional<TokenId> end_token(const Tokenizer& tokenizer, const fs::path& folder) {
-  if (std::holds_alternative<ByteTokenizer>(tokenizer)) return std::nullopt;
+  if (tokenizer.of_bytes()) return std::nullopt;
   const fs::path path = folder / "tokenizer_config.json";
   if (const std::string written = end_in(path); !written.empty()) {
-    const auto id = std::visit([&](const auto& t) { return found(t, written); }, tokenizer);
+    const auto id = tokenizer.find(written);
     if (!id)
       refuse_end_token(path,
                        fmt::format("its eos_token \"{}\" is none of the tokenizer's; are they of one model?", written));
     return id;
   }
-  const auto* const sentence_piece = std::get_if<SentencePieceTokenizer>(&tokenizer);
-  return sentence_piece == nullptr ? std::nullopt : sentence_piece->end_token();
+  return tokenizer.end_token();
 }
 
 }  // namespace snug::data

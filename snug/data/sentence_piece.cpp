@@ -40,7 +40,7 @@ std::optional<TokenId> unless_none(int id) { return id < 0 ? std::nullopt : std:
 }  // namespace
 
 SentencePieceTokenizer SentencePieceTokenizer::open(const std::filesystem::path& path,
-                                                    const SentencePieceOptions& options) {
+                                                    const TokenizerOptions& options) {
   try {
     const MappedFile file(path);
     const auto bytes = file.bytes();
@@ -52,7 +52,7 @@ SentencePieceTokenizer SentencePieceTokenizer::open(const std::filesystem::path&
 }
 
 SentencePieceTokenizer::SentencePieceTokenizer(std::string_view model, std::string_view name,
-                                               const SentencePieceOptions& options)
+                                               const TokenizerOptions& options)
     : processor_(std::make_unique<sentencepiece::SentencePieceProcessor>()), options_(options) {
   check_sentence_piece_model({reinterpret_cast<const std::uint8_t*>(model.data()), model.size()}, name);
   checked(fmt::format("{} is no SentencePiece model that can be used", name),
@@ -109,5 +109,16 @@ std::optional<TokenId> SentencePieceTokenizer::find(std::string_view token) cons
 std::optional<TokenId> SentencePieceTokenizer::begin_token() const { return unless_none(processor_->bos_id()); }
 std::optional<TokenId> SentencePieceTokenizer::end_token() const { return unless_none(processor_->eos_id()); }
 std::optional<TokenId> SentencePieceTokenizer::unknown_token() const { return unless_none(processor_->unk_id()); }
+
+const TokenizerFormat& sentence_piece_format() {
+  static const TokenizerFormat format{
+      .name = "a SentencePiece .model",
+      .recognizes = [](const std::filesystem::path& path) { return path.extension() == ".model"; },
+      .open = [](const std::filesystem::path& path,
+                 const TokenizerOptions& options) -> std::unique_ptr<const Tokenizer> {
+        return std::make_unique<SentencePieceTokenizer>(SentencePieceTokenizer::open(path, options));
+      }};
+  return format;
+}
 
 }  // namespace snug::data

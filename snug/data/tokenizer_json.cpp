@@ -11,6 +11,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/base/text_file.h"
+#include "snug/data/tokenizer_format.h"
 
 namespace snug::data {
 namespace {
@@ -228,6 +229,16 @@ BytePairModel read_tokenizer_json(const std::filesystem::path& path) {
     }
   }();
   return parse_tokenizer_json(text, path.string());
+}
+
+const TokenizerFormat& tokenizer_json_format() {
+  static const TokenizerFormat format{
+      .name = "a tokenizer.json",
+      .recognizes = [](const std::filesystem::path& path) { return path.extension() == ".json"; },
+      .open = [](const std::filesystem::path& path, const TokenizerOptions&) -> std::unique_ptr<const Tokenizer> {
+        return std::make_unique<BytePairTokenizer>(read_tokenizer_json(path));
+      }};
+  return format;
 }
 
 }  // namespace snug::data

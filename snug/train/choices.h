@@ -10,15 +10,6 @@
 /// Values of configuration keys that are one of a few words: an enum each, and its words in one table.
 namespace snug::train {
 
-enum class ModelKind : unsigned char { Gpt, Llama };
-
-/// How the loss over the vocabulary is computed; see models::VocabularyLoss.
-enum class LossKind : unsigned char {
-  Auto,  ///< as each kind of model has it
-  Plain,
-  Tiled,
-};
-
 /// How the weights of a pretrained model are kept in memory.
 enum class BaseWeights : unsigned char {
   Fp32,
@@ -30,8 +21,6 @@ enum class Packing : unsigned char {
   None,       ///< windows over the text
   Documents,  ///< rows of whole documents that do not see each other
 };
-
-enum class OptimizerKind : unsigned char { AdamW };
 
 /// What forward and backward compute in.
 enum class Compute : unsigned char { Fp32, Bf16 };
@@ -48,11 +37,6 @@ enum class StateWrite : unsigned char {
 template <class Choice>
 inline constexpr auto kWords = nullptr;
 template <>
-inline constexpr std::array kWords<ModelKind>{std::pair{"gpt", ModelKind::Gpt}, std::pair{"llama", ModelKind::Llama}};
-template <>
-inline constexpr std::array kWords<LossKind>{std::pair{"auto", LossKind::Auto}, std::pair{"plain", LossKind::Plain},
-                                             std::pair{"tiled", LossKind::Tiled}};
-template <>
 inline constexpr std::array kWords<BaseWeights>{std::pair{"fp32", BaseWeights::Fp32},
                                                 std::pair{"bf16", BaseWeights::Bf16},
                                                 std::pair{"packed", BaseWeights::Packed}};
@@ -63,8 +47,6 @@ inline constexpr std::array kWords<models::LoraScale>{
 template <>
 inline constexpr std::array kWords<Packing>{std::pair{"none", Packing::None},
                                             std::pair{"documents", Packing::Documents}};
-template <>
-inline constexpr std::array kWords<OptimizerKind>{std::pair{"adamw", OptimizerKind::AdamW}};
 template <>
 inline constexpr std::array kWords<Compute>{std::pair{"fp32", Compute::Fp32}, std::pair{"bf16", Compute::Bf16}};
 template <>

@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -18,158 +17,14 @@
 #include "snug/base/nearest.h"
 #include "snug/base/toml.h"
 #include "snug/data/token_file.h"
-#include "snug/train/config_rules.h"
 
 namespace snug::train {
 namespace {
 
 using nlohmann::ordered_json;
-using rules::Anything;
-using rules::BudgetText;
-using rules::OneOf;
-using rules::Range;
-using rules::StrategyText;
-
-constexpr Range kFraction{.low = 0, .high = 1, .high_excluded = true};
-constexpr Range kNotNegative{.low = 0};
-constexpr Range kPositive{.low = 0, .low_excluded = true};
-
-/// When a key that was set does something.
-struct Applies {
-  bool (*with)(const Config& config);
-  const char* when;  ///< the end of "it applies ..."
-  /// The key that turns off what this one is part of: who sets that by name has no need to take out this one.
-  const char* turned_off_by = nullptr;
-};
-constexpr Applies kAlways{[](const Config& /*config*/) { return true; }, "always"};
-constexpr Applies kNewModel{[](const Config& c) { return c.model.path.empty(); },
-                            "to new models, and the files of model.path decide on theirs"};
-constexpr Applies kGpt{[](const Config& c) { return c.model.kind == ModelKind::Gpt; },
-                       "with model.kind = \"gpt\"; for adapters, see lora.dropout"};
-constexpr Applies kNewLlama{[](const Config& c) { return c.model.kind == ModelKind::Llama && c.model.path.empty(); },
-                            "with model.kind = \"llama\" and no model.path, whose files decide"};
-constexpr Applies kAdapter{[](const Config& c) { return !c.model.path.empty(); },
-                           "to pretrained models (model.path), as a new one would stay at its random weights"};
-constexpr Applies kOwnRank{[](const Config& c) { return c.lora.adapter.empty() && !c.model.path.empty(); },
-                           "to new adapters of pretrained models (model.path): that of lora.adapter has its own, and a "
-                           "new model would stay at its random weights"};
-constexpr Applies kNewAdapter{[](const Config& c) { return c.lora.rank > 0 && c.lora.adapter.empty(); },
-                              "with lora.rank above 0 and no lora.adapter, whose own settings hold", "lora.rank"};
-constexpr Applies kTokenizing{
-    [](const Config& c) { return !c.model.path.empty() || !data::is_token_file(c.data.path); },
-    "to text and to pretrained models, and data.path is a file of tokens"};
-constexpr Applies kWindows{[](const Config& c) { return c.data.packing == Packing::None; },
-                           "with data.packing = \"none\", as rows of documents have no validation split"};
-constexpr Applies kWithWorkers{[](const Config& c) { return c.data.workers > 0; }, "with data.workers above 0",
-                               "data.workers"};
-constexpr Applies kVerifying{[](const Config& c) { return c.memory.verify_replay_every > 0; },
-                             "with memory.verify_replay_every above 0", "memory.verify_replay_every"};
-constexpr Applies kWithFolder{[](const Config& c) { return !c.output.folder.empty(); },
-                              "with output.folder, where states are saved", "output.folder"};
-
-// The one description of all keys: calls to(section, key, member, help, rule, applies) for each. A new key is a new
-// line. The upper limits keep batch * sequence * width, in bytes, inside 63 bits.
-template <class AnyConfig, class Visit>
-void visit_keys(AnyConfig& c, Visit&& to) {
-  const auto visit = [&](const char* section, const char* key, auto& member, const char* help, const auto& rule,
-                         const Applies& applies = kAlways) { to(section, key, member, help, rule, applies); };
-  visit("model", "kind", c.model.kind, "architecture", OneOf<ModelKind>{});
-  visit("model", "blocks", c.model.blocks, "transformer blocks", Range{1, 65536}, kNewModel);
-  visit("model", "width", c.model.width, "features per token, a multiple of heads", Range{1, 262144}, kNewModel);
-  visit("model", "heads", c.model.heads, "attention heads per block", Range{1, 65536}, kNewModel);
-  visit("model", "sequence", c.model.sequence, "tokens per sequence", Range{1, 1048576});
-  visit("model", "vocabulary", c.model.vocabulary, "different tokens", Range{1, 16777216}, kNewModel);
-  visit("model", "dropout", c.model.dropout, "gpt: probability of dropping an activation", kFraction, kGpt);
-  visit("model", "key_heads", c.model.key_heads, "llama: heads of keys and values; 0: as many as heads",
-        Range{0, 65536}, kNewLlama);
-  visit("model", "inner_width", c.model.inner_width,
-        "llama: features inside the feed-forward part; 0: 8/3 of width, rounded up to 64", Range{0, 1048576},
-        kNewLlama);
-  visit("model", "path", c.model.path,
-        "pretrained llama: a GGUF file, or a folder as transformers saves it, which decide on shapes", Anything{});
-  visit("model", "weights", c.model.weights,
-        "how pretrained weights are kept; packed: as blocks of a GGUF file, frozen (QLoRA)", OneOf<BaseWeights>{});
-  visit("model", "loss", c.model.loss,
-        "plain: of all logits at once, as PyTorch has it; tiled: of 32 MiB of them at a time, for large vocabularies; "
-        "auto: plain for gpt, tiled for llama",
-        OneOf<LossKind>{});
-  visit("lora", "rank", c.lora.rank, "rank of adapters, beside which only lora.modules_to_save train; 0: none",
-        Range{0, 65536}, kOwnRank);
-  visit("lora", "alpha", c.lora.alpha, "scale of the adapters' product, over the rank", kPositive, kNewAdapter);
-  visit("lora", "dropout", c.lora.dropout, "probability of dropping an adapter's input", kFraction, kNewAdapter);
-  visit("lora", "targets", c.lora.targets,
-        "linear modules, or ends of their names, with commas between; * is any text, as in a shell; all-linear",
-        Anything{}, kNewAdapter);
-  visit("lora", "modules_to_save", c.lora.modules_to_save,
-        "modules, or ends of their names, with commas between, that train whole beside the adapters", Anything{},
-        kNewAdapter);
-  visit("lora", "scale", c.lora.scale, "alpha/rank, or alpha/sqrt(rank) (rsLoRA)", OneOf<models::LoraScale>{},
-        kNewAdapter);
-  visit("lora", "adapter", c.lora.adapter, "folder of an adapter as PEFT saves it, to go on with", Anything{},
-        kAdapter);
-  visit(
-      "data", "path", c.data.path,
-      "text file, folder of text files, or file of tokens (.bin); libtorch-headers: the C++ headers of the LibTorch in "
-      "use",
-      Anything{});
-  visit("data", "tokenizer", c.data.tokenizer,
-        "bytes, a tokenizer.json, a SentencePiece .model, a GGUF file; auto: the pretrained model's own, else bytes",
-        Anything{}, kTokenizing);
-  visit(
-      "data", "packing", c.data.packing,
-      "none: windows over the text; documents: rows of whole documents (files) that do not see each other, llama only",
-      OneOf<Packing>{});
-  visit("data", "validation_fraction", c.data.validation_fraction, "share of the text kept for validation", kFraction,
-        kWindows);
-  visit("data", "workers", c.data.workers,
-        "threads that make batches ahead, which changes none of them; 0: each is made when it is needed",
-        Range{0, 1024});
-  visit("data", "prefetch", c.data.prefetch, "batches at most that wait, where there are workers", Range{1, 65536},
-        kWithWorkers);
-  visit("train", "batch", c.train.batch, "sequences per step", Range{1, 1048576});
-  visit("train", "steps", c.train.steps, "optimizer steps to run", Range{1});
-  visit("train", "seed", c.train.seed, "seed of weights, dropout and data order", kNotNegative);
-  visit("train", "validate_every", c.train.validate_every, "steps between validations; 0: only at the end",
-        kNotNegative, kWindows);
-  visit("train", "validation_batches", c.train.validation_batches, "batches per validation; 0: none", kNotNegative,
-        kWindows);
-  visit("train", "detect_anomaly", c.train.detect_anomaly,
-        "when the loss or a gradient is not finite, run the step again and name the first operator that made it so",
-        Anything{});
-  visit("train", "threads", c.train.threads, "CPU threads; 0: LibTorch's default", Range{0, 4096});
-  visit("optimizer", "kind", c.optimizer.kind, "optimizer", OneOf<OptimizerKind>{});
-  visit("optimizer", "learning_rate", c.optimizer.learning_rate, "highest learning rate", kPositive);
-  visit("optimizer", "weight_decay", c.optimizer.weight_decay, "decoupled weight decay", kNotNegative);
-  visit("optimizer", "beta1", c.optimizer.beta1, "decay of the first moment", kFraction);
-  visit("optimizer", "beta2", c.optimizer.beta2, "decay of the second moment", kFraction);
-  visit("optimizer", "epsilon", c.optimizer.epsilon, "added to the root of the second moment", kPositive);
-  visit("optimizer", "warmup_steps", c.optimizer.warmup_steps, "steps of linear warmup", kNotNegative);
-  visit("optimizer", "final_fraction", c.optimizer.final_fraction,
-        "fraction of learning_rate that the cosine decays to", Range{0, 1});
-  visit("optimizer", "clip_norm", c.optimizer.clip_norm, "largest norm of all gradients together; 0: off",
-        kNotNegative);
-  visit("precision", "compute", c.precision.compute, "type that forward and backward compute in", OneOf<Compute>{});
-  visit("memory", "budget", c.memory.budget, "all memory that tensors may take, or percent of the unplanned peak",
-        BudgetText{});
-  visit("memory", "strategy", c.memory.strategy, "how the plan is made", StrategyText{});
-  visit("memory", "verify_replay_every", c.memory.verify_replay_every,
-        "each so many steps, check that what is made again is what was dropped; 0: never", kNotNegative);
-  visit("memory", "verify_replay_by", c.memory.verify_replay_by,
-        "hashes: a difference is found to the 4 KiB; values: to the element, in memory that no budget counts",
-        OneOf<VerifyBy>{}, kVerifying);
-  visit("state", "every", c.state.every,
-        "steps between savings of the training state in output.folder, and one at the end; 0: only that, and finetune "
-        "none",
-        kNotNegative);
-  visit("state", "last", c.state.last, "how many of the newest states stay", Range{1}, kWithFolder);
-  visit("state", "best", c.state.best, "how many of those with the smallest validation loss stay beside them",
-        kNotNegative, kWithFolder);
-  visit("state", "write", c.state.write,
-        "background: while training goes on, as far as the budget has room for a copy; wait: before it goes on",
-        OneOf<StateWrite>{}, kWithFolder);
-  visit("output", "folder", c.output.folder,
-        "where metrics, training state and what finetune trained go; empty: write none", Anything{});
-}
+using rules::describe;
+using rules::keeps;
+using rules::words_of;
 
 template <class T>
 concept Choice = std::is_enum_v<T>;
@@ -231,28 +86,34 @@ void check(std::string_view where, const Value& value, const Rule& rule) {
   throw UsageError(fmt::format("{} is {}; it must be {}", where, show(json_of(value)), describe(rule)));
 }
 
-// What a word names, among those of its key.
-template <class Value>
-Value chosen(std::string_view where, const std::string& text, const OneOf<Value>& rule) {
-  if (const auto choice = choice_named<Value>(text)) return *choice;
+/// Of a rule that is a list of words.
+template <class Rule>
+concept Words = requires(const Rule& rule) {
+  words_of(rule);
+};
+
+template <Words Rule>
+void check_word(std::string_view where, const std::string& text, const Rule& rule) {
+  const std::vector<std::string> words = words_of(rule);
+  if (std::ranges::count(words, text) > 0) return;
   throw UsageError(
-      fmt::format("{} is {}; {}it must be {}", where, show(text), did_you_mean(text, words_of(rule)), describe(rule)));
+      fmt::format("{} is {}; {}it must be {}", where, show(text), did_you_mean(text, words), describe(rule)));
 }
 
 // The names to choose from in messages.
 std::vector<std::string> known_sections() {
   std::vector<std::string> names;
   const Config defaults;
-  visit_keys(defaults, [&](const char* section, auto&&...) {
-    if (names.empty() || names.back() != section) names.emplace_back(section);
+  visit_keys(defaults, [&](const KeyAbout& key, auto&&...) {
+    if (names.empty() || names.back() != key.section) names.push_back(key.section);
   });
   return names;
 }
-std::vector<std::string> known_keys(std::string_view wanted_section) {
+std::vector<std::string> known_keys(std::string_view section) {
   std::vector<std::string> names;
   const Config defaults;
-  visit_keys(defaults, [&](const char* section, const char* key, auto&&...) {
-    if (wanted_section == section) names.emplace_back(key);
+  visit_keys(defaults, [&](const KeyAbout& key, auto&&...) {
+    if (key.section == section) names.push_back(key.name);
   });
   return names;
 }
@@ -283,9 +144,8 @@ void assign(Config& config, std::string_view section, std::string_view key, cons
             std::optional<std::string_view> raw, std::string_view source) {
   expect_section(section, source);
   bool found = false;
-  visit_keys(config, [&](const char* a_section, const char* a_key, auto& member, const char*, const auto& rule,
-                         const Applies&) {
-    if (section != a_section || key != a_key) return;
+  visit_keys(config, [&](const KeyAbout& about, auto& member, const auto& rule) {
+    if (section != about.section || key != about.name) return;
     found = true;
     using Member = std::remove_cvref_t<decltype(member)>;
     using Written = std::conditional_t<Choice<Member>, std::string, Member>;
@@ -298,8 +158,9 @@ void assign(Config& config, std::string_view section, std::string_view key, cons
       throw UsageError(fmt::format("{} must be of type {}, but is {} ({})", where, type_name(member), show(json),
                                    json.is_structured() ? "a table or list" : json.type_name()));
     }
+    if constexpr (Words<decltype(rule)>) check_word(where, *value, rule);
     if constexpr (Choice<Member>) {
-      member = chosen(where, *value, rule);
+      member = *choice_named<Member>(*value);
     } else {
       check(where, *value, rule);
       member = *value;
@@ -333,19 +194,12 @@ Config config_from_json(const ordered_json& json, std::string_view source) {
   return config;
 }
 
-bool Config::operator==(const Config& other) const {
-  const auto all = [](const Config& c) {
-    return std::tie(c.model, c.lora, c.data, c.train, c.optimizer, c.precision, c.memory, c.state, c.output);
-  };
-  return all(*this) == all(other);
-}
-
 Config load_config(const std::filesystem::path& path) { return config_from_json(read_toml(path), path.string()); }
 
 ordered_json to_json(const Config& config) {
   ordered_json json = ordered_json::object();
-  visit_keys(config, [&](const char* section, const char* key, const auto& member, auto&&...) {
-    json[section][key] = json_of(member);
+  visit_keys(config, [&](const KeyAbout& key, const auto& member, auto&&...) {
+    json[key.section][key.name] = json_of(member);
   });
   return json;
 }
@@ -365,11 +219,12 @@ namespace {
 
 void validate_model(const Config& config) {
   const ModelConfig& model = config.model;
-  if (config.data.packing == Packing::Documents && model.kind != ModelKind::Llama) {
+  const ModelFamily& family = model_family(model.kind);
+  if (config.data.packing == Packing::Documents && family.rows != ModelFamily::Rows::Documents) {
     throw UsageError(
-        fmt::format("configuration: data.packing = \"documents\" needs model.kind = \"llama\", and it is "
-                    "\"{}\"",
-                    word(model.kind)));
+        fmt::format("configuration: data.packing = \"documents\" is for models of the kind {}, and "
+                    "model.kind is \"{}\"",
+                    families_with_documents(), model.kind));
   }
   if (config.state.every > 0 && config.output.folder.empty()) {
     throw UsageError(
@@ -378,11 +233,10 @@ void validate_model(const Config& config) {
                     config.state.every));
   }
   if (!model.path.empty()) {  // its files decide
-    if (model.kind != ModelKind::Llama) {
+    if (family.open == nullptr) {
       throw UsageError(
-          fmt::format("configuration: model.path is set and model.kind is \"{}\"; pretrained models are of "
-                      "kind \"llama\"",
-                      word(model.kind)));
+          fmt::format("configuration: model.path is set and model.kind is \"{}\"; pretrained models are of the kind {}",
+                      model.kind, families_with_files()));
     }
     return;
   }
@@ -416,14 +270,13 @@ bool asks(const Value& value) {
 /// A key that was set and does nothing is a mistake about what the run will do.
 void validate_given(const Config& config) {
   const ordered_json defaults = to_json(Config{});
-  visit_keys(config, [&](const char* section, const char* key, const auto& member, const char*, const auto&,
-                         const Applies& applies) {
-    const std::string name = fmt::format("{}.{}", section, key);
-    const bool set = config.given.contains(name) || json_of(member) != defaults[section][key];
-    if (!set || !asks(member) || applies.with(config)) return;
-    if (applies.turned_off_by != nullptr && config.given.contains(applies.turned_off_by)) return;
+  visit_keys(config, [&](const KeyAbout& key, const auto& member, const auto&) {
+    const std::string name = fmt::format("{}.{}", key.section, key.name);
+    const bool set = config.given.contains(name) || json_of(member) != defaults[key.section][key.name];
+    if (!set || !asks(member) || key.applies.with(config)) return;
+    if (config.given.contains(key.applies.turned_off_by)) return;
     throw UsageError(fmt::format("configuration: {} = {} does nothing here: it applies {}; leave it out", name,
-                                 show(json_of(member)), applies.when));
+                                 show(json_of(member)), key.applies.when));
   });
 }
 
@@ -435,8 +288,9 @@ void validate(const Config& config) {
   } catch (const nlohmann::json::exception&) {
     throw UsageError("configuration: a text in it is not UTF-8, which files of JSON cannot hold; rename that file");
   }
-  visit_keys(config, [](const char* section, const char* key, const auto& member, const char*, const auto& rule,
-                        const Applies&) { check(fmt::format("configuration: {}.{}", section, key), member, rule); });
+  visit_keys(config, [](const KeyAbout& key, const auto& member, const auto& rule) {
+    check(fmt::format("configuration: {}.{}", key.section, key.name), member, rule);
+  });
   validate_model(config);
   validate_given(config);
   if (config.train.validate_every > 0 && config.train.validation_batches == 0) {
@@ -450,15 +304,33 @@ void validate(const Config& config) {
 std::vector<KeyHelp> config_keys() {
   std::vector<KeyHelp> keys;
   const Config defaults;
-  visit_keys(defaults, [&](const char* section, const char* key, const auto& member, const char* help, const auto& rule,
-                           const Applies&) {
+  visit_keys(defaults, [&](const KeyAbout& key, const auto& member, const auto& rule) {
     const std::string limits = describe(rule);
-    keys.push_back({.key = fmt::format("{}.{}", section, key),
+    keys.push_back({.key = fmt::format("{}.{}", key.section, key.name),
                     .type = type_name(member),
                     .default_text = show(json_of(member)),
-                    .help = limits.empty() ? help : fmt::format("{} ({})", help, limits)});
+                    .help = limits.empty() ? key.help : fmt::format("{} ({})", key.help, limits),
+                    .resumed = key.resumed});
   });
   return keys;
+}
+
+std::vector<std::string> changed_when_resumed(const nlohmann::json& before, const Config& now) {
+  std::vector<std::string> changed;
+  const auto value_of = [](const nlohmann::json& config, const KeyAbout& key) {
+    return config.value(key.section, nlohmann::json::object()).value(key.name, nlohmann::json());
+  };
+  const nlohmann::json defaults = to_json(Config{});
+  visit_keys(now, [&](const KeyAbout& key, const auto& member, const auto&) {
+    if (key.resumed == Resumed::Free) return;
+    const nlohmann::json is = json_of(member);
+    nlohmann::json was = value_of(before, key);
+    if (was.is_null()) was = value_of(defaults, key);
+    if (was != is) {
+      changed.push_back(fmt::format("{}.{} was {} and is {}", key.section, key.name, was.dump(), is.dump()));
+    }
+  });
+  return changed;
 }
 
 std::vector<std::string> split_list(std::string_view text) {

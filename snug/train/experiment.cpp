@@ -8,16 +8,13 @@
 
 #include "snug/base/clock.h"
 #include "snug/base/errors.h"
-#include "snug/data/libtorch_headers.h"
-#include "snug/data/tokenize.h"
 #include "snug/memory/process_memory.h"
 #include "snug/memory/tag.h"
 #include "snug/models/autocast.h"
-#include "snug/models/gpt.h"
 #include "snug/plan/run/presets.h"
 #include "snug/record/leaf_names.h"
 #include "snug/replay/fit.h"
-#include "snug/state/manifest.h"
+#include "snug/train/model_family.h"
 
 namespace snug::train {
 namespace {
@@ -30,72 +27,6 @@ Config prepared(const Config& config) {
   return config;
 }
 
-/// What a tokenizer puts around every text, which belongs around documents, and not around the pieces of long ones.
-struct Around {
-  std::optional<data::TokenId> before, after;
-};
-
-Around tokens_around(const data::Tokenizer& tokenizer) {
-  const std::vector<data::TokenId> bare = data::encode(tokenizer, ""), letter = data::encode(tokenizer, "a");
-  for (const std::size_t front : {std::size_t{1}, std::size_t{0}}) {
-    if (front > bare.size() || bare.size() - front > 1 || letter.size() <= bare.size()) continue;
-    const bool begins = std::equal(bare.begin(), bare.begin() + static_cast<std::ptrdiff_t>(front), letter.begin());
-    const bool ends = bare.size() == front || bare.back() == letter.back();
-    if (!begins || !ends) continue;
-    return {.before = front == 1 ? std::optional(bare.front()) : std::nullopt,
-            .after = bare.size() > front ? std::optional(bare.back()) : std::nullopt};
-  }
-  throw UsageError(fmt::format(
-      "data: the tokenizer puts {} tokens around every text; one in front and one behind are known", bare.size()));
-}
-
-data::TokenCorpus make_corpus(const Config& config, const std::optional<Pretrained>& pretrained,
-                              const data::Tokenizer& tokenizer) {
-  const std::filesystem::path path =
-      config.data.path == data::kLibTorchHeaders ? data::libtorch_headers() : std::filesystem::path(config.data.path);
-  if (data::is_token_file(path)) return data::TokenFile::open(path);
-  data::TextCorpus text = data::TextCorpus::open(path);
-  if (std::holds_alternative<data::ByteTokenizer>(tokenizer)) return text;
-  data::TokenizeOptions options;
-  options.threads = at::get_num_threads();
-  const Around around = tokens_around(tokenizer);
-  options.before = around.before;
-  options.after = around.after ? around.after : end_of_documents(config, pretrained, tokenizer);
-  const auto encode_piece = [&](std::string_view piece) {
-    std::vector<data::TokenId> ids = data::encode(tokenizer, piece);
-    if (around.after) ids.pop_back();
-    if (around.before) ids.erase(ids.begin());
-    return ids;
-  };
-  return data::tokenize(text, encode_piece, options);
-}
-
-/// Its length, and runs of tokens from all over it.
-std::string fingerprint_of(const data::TokenCorpus& corpus) {
-  constexpr std::int64_t kSamples = 256, kRun = 64;
-  std::vector<std::int64_t> tokens(static_cast<std::size_t>(std::min(kRun, corpus.size())));
-  std::string sampled;
-  for (std::int64_t i = 0; i < kSamples; ++i) {
-    corpus.copy((corpus.size() - static_cast<std::int64_t>(tokens.size())) / kSamples * i, tokens);
-    sampled.append(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(tokens[0]));
-  }
-  return fmt::format("{} tokens, {}", corpus.size(), state::hash_of(sampled));
-}
-
-Dataset make_dataset(const Config& config, const std::optional<Pretrained>& pretrained,
-                     const data::Tokenizer& tokenizer, std::int64_t vocabulary, std::string& fingerprint) {
-  data::TokenCorpus corpus = make_corpus(config, pretrained, tokenizer);
-  fingerprint += fingerprint_of(corpus);
-  corpus.check_vocabulary(vocabulary);
-  const auto seed = static_cast<std::uint64_t>(config.train.seed);
-  if (config.data.packing == Packing::Documents) {
-    data::PackedDatasetOptions options{.batch = config.train.batch, .sequence = config.model.sequence, .seed = seed};
-    return data::PackedDataset(std::move(corpus), options);
-  }
-  return data::TextDataset(std::move(corpus),
-                           {config.train.batch, config.model.sequence, config.data.validation_fraction, seed});
-}
-
 std::vector<at::Tensor> trained(const torch::nn::Module& model) {
   std::vector<at::Tensor> parameters;
   for (const at::Tensor& p : model.parameters()) {
@@ -104,8 +35,8 @@ std::vector<at::Tensor> trained(const torch::nn::Module& model) {
   return parameters;
 }
 
-optim::AdamWOptions optimizer_options(const OptimizerConfig& o) {
-  return {o.learning_rate, o.beta1, o.beta2, o.epsilon, o.weight_decay};
+std::unique_ptr<optim::Optimizer> make_optimizer(const OptimizerConfig& o, const torch::nn::Module& model) {
+  return optim::optimizer_kind(o.kind).make(trained(model), o.own);
 }
 
 std::optional<c10::ScalarType> autocast_dtype(const Config& config) {
@@ -133,24 +64,16 @@ class EvaluationScope {
 
 }  // namespace
 
-Experiment::Experiment(const Config& config) : Experiment{prepared(config), open_pretrained(config)} {}
-
-// The files are let go of with `pretrained`: their pages would count as this process's memory.
-Experiment::Experiment(const Config& config, const std::optional<Pretrained>& pretrained)
-    : config_(config),
-      fingerprint_(pretrained ? pretrained->fingerprint() : ""),
-      ends_(pretrained ? pretrained->ends() : std::vector<data::TokenId>()),
-      model_(make_model(config, pretrained)),
-      tokenizer_(make_tokenizer(config, pretrained)),
-      dataset_(make_dataset(config, pretrained, tokenizer_, vocabulary_of(model_), fingerprint_)),
-      optimizer_(trained(module_of(model_)), optimizer_options(config.optimizer)),
-      schedule_{config.optimizer.learning_rate, config.optimizer.warmup_steps, config.train.steps,
-                config.optimizer.final_fraction} {
+Experiment::Experiment(const Config& config)
+    : config_(prepared(config)),
+      task_(config, open_pretrained(config).get()),  // whose pages would count as this process's memory
+      optimizer_(make_optimizer(config.optimizer, model())),
+      schedule_(optim::WarmupCosine{config.optimizer.learning_rate, config.optimizer.warmup_steps, config.train.steps,
+                                    config.optimizer.final_fraction}) {
   std::vector<std::pair<std::string, at::Tensor>> names;
   for (const auto& p : model().named_parameters()) names.emplace_back(p.key(), p.value());
   record::name_tensors(names);
-  const auto* const text = std::get_if<data::TextDataset>(&dataset_);
-  if (text != nullptr && config.train.validate_every > 0 && text->validation_windows() == 0) {
+  if (config.train.validate_every > 0 && task_.validation_batches() == 0) {
     throw UsageError(fmt::format(
         "train: train.validate_every = {}, but the validation split, {:g} of the tokens of {}, has no window of {} "
         "tokens; "
@@ -161,12 +84,12 @@ Experiment::Experiment(const Config& config, const std::optional<Pretrained>& pr
 
 at::Tensor Experiment::loss(const data::Batch& batch) {
   const models::AutocastScope autocast(autocast_dtype(config_));
-  return loss_of(model_, batch);
+  return task_.loss(batch);
 }
 
 data::Batch Experiment::train_batch(std::int64_t step) const {
   const memory::TagScope tag(memory::Tag::Staging);
-  return std::visit([&](const auto& dataset) { return dataset.train_batch(step); }, dataset_);
+  return task_.train_batch(step);
 }
 
 double Experiment::update(std::int64_t step) {
@@ -176,69 +99,44 @@ double Experiment::update(std::int64_t step) {
 }
 
 double Experiment::clip_gradients() {
-  return optim::clip_gradient_norm(optimizer_.parameters(), config_.optimizer.clip_norm);
+  return optim::clip_gradient_norm(optimizer_->parameters(), config_.optimizer.clip_norm);
 }
 
 void Experiment::apply_gradients(std::int64_t step) {
-  optimizer_.step(schedule_.at(step));
-  optimizer_.zero_grad();
+  optimizer_->step(optim::learning_rate(schedule_, step));
+  optimizer_->zero_grad();
 }
 
 replay::Rehearsal Experiment::rehearsal() {
   replay::Rehearsal rehearsal([this] {
-    optim::clip_gradient_norm(optimizer_.parameters(), config_.optimizer.clip_norm);
-    optimizer_.rehearse();
+    optim::clip_gradient_norm(optimizer_->parameters(), config_.optimizer.clip_norm);
+    optimizer_->rehearse();
   });
   rehearsal.writes_gradients_alone = true;
   return rehearsal;
 }
 
 std::optional<double> Experiment::validation_loss(const std::function<void()>& between) {
-  const auto* const text = std::get_if<data::TextDataset>(&dataset_);
-  if (text == nullptr || text->validation_windows() == 0 || config_.train.validation_batches == 0) return std::nullopt;
+  const std::int64_t batches = std::min(task_.validation_batches(), config_.train.validation_batches);
+  if (batches == 0) return std::nullopt;
   const torch::NoGradGuard no_grad;
   const EvaluationScope evaluation(model());
-  const std::int64_t available = std::max<std::int64_t>(1, text->validation_windows() / config_.train.batch);
-  const std::int64_t batches = std::min(available, config_.train.validation_batches);
   double sum = 0;
   for (std::int64_t i = 0; i < batches; ++i) {
-    sum += loss(text->validation_batch(i)).item<double>();
+    sum += loss(task_.validation_batch(i)).item<double>();
     if (between) between();
   }
   return sum / static_cast<double>(batches);
 }
 
-std::int64_t Experiment::tokens_per_step() const { return config_.train.batch * config_.model.sequence; }
-
 void warm_up(const Config& config) {
   const models::AutocastScope autocast(autocast_dtype(config));
+  const auto model = model_family(config.model.kind).tiny();
+  const auto optimizer = make_optimizer(config.optimizer, model->module());
   const at::Tensor tokens = torch::randint(0, 256, {2, 16});
-  const auto run = [&](auto model) {
-    optim::AdamW optimizer(model->parameters(), optimizer_options(config.optimizer));
-    model->loss(tokens, tokens).backward();
-    optim::clip_gradient_norm(optimizer.parameters(), 1.0);
-    optimizer.step(0);
-  };
-  switch (config.model.kind) {
-    case ModelKind::Llama: {
-      models::LlamaOptions tiny{
-          .layers = 1, .width = 32, .inner_width = 64, .heads = 2, .key_heads = 1, .vocabulary = 256};
-      tiny.sequence = 16;
-      tiny.rotary.width = 16;
-      tiny.loss = vocabulary_loss(config.model);
-      run(models::Llama(tiny));
-      break;
-    }
-    case ModelKind::Gpt:
-      run(models::Gpt(models::GptOptions{.blocks = 1,
-                                         .width = 32,
-                                         .heads = 2,
-                                         .sequence = 16,
-                                         .vocabulary = 256,
-                                         .dropout = 0.1,
-                                         .loss = vocabulary_loss(config.model)}));
-      break;
-  }
+  model->loss({tokens, tokens}).backward();
+  optim::clip_gradient_norm(optimizer->parameters(), 1.0);
+  optimizer->step(0);
 }
 
 BudgetRequest requested_budget(const std::string& text, const std::optional<plan::PlanFile>& file) {

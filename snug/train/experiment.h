@@ -2,24 +2,20 @@
 
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
-#include "snug/data/packed_dataset.h"
-#include "snug/data/text_dataset.h"
-#include "snug/optim/adamw.h"
+#include "snug/optim/optimizer.h"
 #include "snug/optim/schedule.h"
 #include "snug/plan/plan_file.h"
 #include "snug/plan/planner.h"
 #include "snug/replay/rehearsal.h"
 #include "snug/replay/session.h"
 #include "snug/train/config.h"
-#include "snug/train/language_model.h"
+#include "snug/train/language_task.h"
 
 namespace snug::train {
-
-/// Windows of a text, or rows of whole documents.
-using Dataset = std::variant<data::TextDataset, data::PackedDataset>;
 
 /// What a configuration describes, made: model, data, optimizer. The same configuration makes the same experiment, bit
 /// for bit.
@@ -48,27 +44,21 @@ class Experiment {
   std::optional<double> validation_loss(const std::function<void()>& between = {});
 
   [[nodiscard]] const Config& config() const noexcept { return config_; }
-  [[nodiscard]] torch::nn::Module& model() const noexcept { return module_of(model_); }
-  [[nodiscard]] const LanguageModel& language_model() const noexcept { return model_; }
-  [[nodiscard]] const data::Tokenizer& tokenizer() const noexcept { return tokenizer_; }
+  [[nodiscard]] torch::nn::Module& model() const noexcept { return task_.module(); }
+  [[nodiscard]] const LanguageModel& language_model() const noexcept { return task_.model(); }
+  [[nodiscard]] const data::Tokenizer& tokenizer() const noexcept { return task_.tokenizer(); }
   /// Of the text and of the files of the pretrained model, to tell when they were replaced: sizes and samples.
-  [[nodiscard]] const std::string& fingerprint() const noexcept { return fingerprint_; }
+  [[nodiscard]] const std::string& fingerprint() const noexcept { return task_.fingerprint(); }
   /// Tokens that end a text.
-  [[nodiscard]] const std::vector<data::TokenId>& ends() const noexcept { return ends_; }
-  [[nodiscard]] optim::AdamW& optimizer() noexcept { return optimizer_; }
-  [[nodiscard]] std::int64_t tokens_per_step() const;
+  [[nodiscard]] const std::vector<data::TokenId>& ends() const noexcept { return task_.ends(); }
+  [[nodiscard]] optim::Optimizer& optimizer() noexcept { return *optimizer_; }
+  [[nodiscard]] std::int64_t tokens_per_step() const { return task_.units_per_step(); }
 
  private:
-  Experiment(const Config& config, const std::optional<Pretrained>& pretrained);
-
   Config config_;
-  std::string fingerprint_;
-  std::vector<data::TokenId> ends_;
-  LanguageModel model_;
-  data::Tokenizer tokenizer_;
-  Dataset dataset_;
-  optim::AdamW optimizer_;
-  optim::WarmupCosine schedule_;
+  LanguageTask task_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  optim::Schedule schedule_;
 };
 
 /// Runs a tiny step of the same kind, so that what LibTorch loads and sets up on first use is there: kernels, thread

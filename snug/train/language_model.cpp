@@ -11,35 +11,19 @@
 #include "snug/base/errors.h"
 #include "snug/base/listing.h"
 #include "snug/data/end_token.h"
-#include "snug/data/packed_dataset.h"
+#include "snug/data/tokenizer_format.h"
 #include "snug/memory/tag.h"
-#include "snug/models/gpt.h"
-#include "snug/models/llama.h"
 #include "snug/models/lora.h"
 #include "snug/models/task.h"
 #include "snug/state/gguf.h"
 #include "snug/state/load_weights.h"
 #include "snug/state/peft_adapter.h"
-#include "snug/train/gguf_model.h"
+#include "snug/train/gguf_tokenizer.h"
+#include "snug/train/model_family.h"
+#include "snug/train/pretrained.h"
 
 namespace snug::train {
 namespace {
-
-models::LlamaOptions llama_options(const ModelConfig& m) {
-  models::LlamaOptions o;
-  o.layers = m.blocks;
-  o.width = m.width;
-  // Two thirds of four times the width, as three matrices take the place of two.
-  o.inner_width = m.inner_width > 0 ? m.inner_width : (m.width * 8 / 3 + 63) / 64 * 64;
-  o.heads = m.heads;
-  o.key_heads = m.key_heads > 0 ? m.key_heads : m.heads;
-  o.vocabulary = m.vocabulary;
-  o.sequence = m.sequence;
-  o.rotary.width = m.width / m.heads;
-  o.tied = true;
-  o.loss = vocabulary_loss(m);
-  return o;
-}
 
 models::LoraOptions lora_options(const LoraConfig& c) {
   models::LoraOptions o;
@@ -52,26 +36,17 @@ models::LoraOptions lora_options(const LoraConfig& c) {
   return o;
 }
 
-LanguageModel make_base(const Config& config, const std::optional<Pretrained>& pretrained) {
+std::unique_ptr<LanguageModel> make_base(const Config& config, const Pretrained* pretrained) {
   const memory::TagScope tag(memory::Tag::Weights);
   const ModelConfig& m = config.model;
-  if (pretrained) {
-    if (m.sequence > pretrained->options().sequence) {
-      throw UsageError(fmt::format(
-          "model: model.sequence = {} is longer than the {} that {} was made for; set it to {} "
-          "or less",
-          m.sequence, pretrained->options().sequence, pretrained->path().string(), pretrained->options().sequence));
-    }
-    return pretrained->load(m.weights, vocabulary_loss(m)).ptr();
+  if (pretrained == nullptr) return model_family(m.kind).make(m);
+  if (m.sequence > pretrained->longest()) {
+    throw UsageError(
+        fmt::format("model: model.sequence = {} is longer than the {} that {} was made for; set it to {} "
+                    "or less",
+                    m.sequence, pretrained->longest(), pretrained->path().string(), pretrained->longest()));
   }
-  switch (m.kind) {
-    case ModelKind::Llama:
-      return std::make_shared<models::LlamaImpl>(llama_options(m));
-    case ModelKind::Gpt:
-      break;
-  }
-  return std::make_shared<models::GptImpl>(
-      models::GptOptions{m.blocks, m.width, m.heads, m.sequence, m.vocabulary, m.dropout, vocabulary_loss(m)});
+  return pretrained->model(m.weights);
 }
 
 /// Ends of names that mean exactly those modules, where there are such; else the names. PEFT reads either.
@@ -93,69 +68,63 @@ std::vector<std::string> targets_for_peft(const torch::nn::Module& model) {
 
 }  // namespace
 
-models::VocabularyLoss vocabulary_loss(const ModelConfig& model) {
-  const bool plain = model.loss == LossKind::Plain || (model.loss == LossKind::Auto && model.kind == ModelKind::Gpt);
-  if (plain) return models::PlainLoss{};
-  return models::TiledLoss{};
+std::vector<data::TokenId> LanguageModel::generate(const std::vector<data::TokenId>& /*prompt*/,
+                                                   const models::GenerationOptions& /*options*/,
+                                                   const std::function<void(data::TokenId)>& /*seen*/) const {
+  throw UsageError("generate: models of this kind do not continue texts; use a pretrained one");
 }
 
-torch::nn::Module& module_of(const LanguageModel& model) { return *model; }
-
-at::Tensor loss_of(const LanguageModel& model, const data::Batch& batch) {
-  if (!batch.documents.defined()) return model->loss(batch.input, batch.target);
-  return model->loss(batch.input, batch.target, {batch.positions, data::document_mask(batch.documents)});
+std::optional<std::string> LanguageModel::config_json(c10::ScalarType /*dtype*/,
+                                                      const std::vector<data::TokenId>& /*ends*/) const {
+  return std::nullopt;
 }
 
-std::int64_t vocabulary_of(const LanguageModel& model) { return model->vocabulary(); }
-
-std::int64_t longest_of(const LanguageModel& model) { return model->sequence(); }
-
-std::optional<Pretrained> open_pretrained(const Config& config) {
-  if (config.model.path.empty()) return std::nullopt;
-  return Pretrained::open(config.model.path);
+std::unique_ptr<const Pretrained> open_pretrained(const Config& config) {
+  const ModelConfig& m = config.model;
+  return m.path.empty() ? nullptr : model_family(m.kind).open(m.path);
 }
 
-LanguageModel make_model(const Config& config, const std::optional<Pretrained>& pretrained) {
-  LanguageModel model = make_base(config, pretrained);
+std::unique_ptr<LanguageModel> make_model(const Config& config, const Pretrained* pretrained) {
+  auto model = make_base(config, pretrained);
   if (!config.lora.adapter.empty()) {
-    load_adapter(module_of(model), config.lora.adapter);
+    load_adapter(model->module(), config.lora.adapter);
   } else if (config.lora.rank > 0) {
     const memory::TagScope tag(memory::Tag::Weights);
-    models::add_lora(module_of(model), lora_options(config.lora));
+    models::add_lora(model->module(), lora_options(config.lora));
   }
-  if (config.model.weights == BaseWeights::Packed && models::lora_parameters(module_of(model)).empty()) {
+  if (config.model.weights == BaseWeights::Packed && models::lora_parameters(model->module()).empty()) {
     throw UsageError("model: model.weights = \"packed\" is frozen and leaves nothing to train; set lora.rank");
   }
   return model;
 }
 
-data::Tokenizer make_tokenizer(const Config& config, const std::optional<Pretrained>& pretrained) {
+std::unique_ptr<const data::Tokenizer> make_tokenizer(const Config& config, const Pretrained* pretrained) {
   const std::string& name = config.data.tokenizer;
-  if (name == "auto") return pretrained ? pretrained->tokenizer() : data::ByteTokenizer{};
-  const auto named = [&]() -> data::Tokenizer {
-    if (name == "bytes") return data::ByteTokenizer{};
-    if (std::filesystem::path(name).extension() == ".gguf")
-      return tokenizer_of_gguf(state::open_gguf(name).header, name);
+  if (name == "auto") return pretrained != nullptr ? pretrained->tokenizer() : data::open_tokenizer("bytes");
+  const auto named = [&]() -> std::unique_ptr<const data::Tokenizer> {
+    if (std::filesystem::path(name).extension() == ".gguf") {
+      return std::make_unique<data::BytePairTokenizer>(tokenizer_of_gguf(state::open_gguf(name).header, name));
+    }
     // Every text of a pretrained model that has such a tokenizer begins with its first token.
-    return data::open_tokenizer(name, {.begin = pretrained.has_value()});
+    return data::open_tokenizer(name, {.begin = pretrained != nullptr});
   };
-  data::Tokenizer tokenizer = named();
-  if (pretrained) {
-    pretrained->check_fits(tokenizer, name);
-  } else if (const auto tokens = data::size(tokenizer); tokens > config.model.vocabulary) {
+  auto tokenizer = named();
+  if (pretrained != nullptr) {
+    pretrained->check_fits(*tokenizer, name);
+  } else if (const auto tokens = tokenizer->size(); tokens > config.model.vocabulary) {
     throw UsageError(fmt::format("tokenizer: {} has {} tokens, and model.vocabulary is {}; set it to {} or more", name,
                                  tokens, config.model.vocabulary, tokens));
   }
   return tokenizer;
 }
 
-std::optional<data::TokenId> end_of_documents(const Config& config, const std::optional<Pretrained>& pretrained,
+std::optional<data::TokenId> end_of_documents(const Config& config, const Pretrained* pretrained,
                                               const data::Tokenizer& tokenizer) {
-  if (std::holds_alternative<data::ByteTokenizer>(tokenizer)) return std::nullopt;
+  if (tokenizer.of_bytes()) return std::nullopt;
   const std::string& name = config.data.tokenizer;
   const bool own = name == "auto";
   const std::filesystem::path path = own ? pretrained->path() : std::filesystem::path(name);
-  const std::vector<data::TokenId> stops = pretrained ? pretrained->ends() : std::vector<data::TokenId>();
+  const std::vector<data::TokenId> stops = pretrained != nullptr ? pretrained->ends() : std::vector<data::TokenId>();
   std::optional<data::TokenId> end;
   if (path.extension() == ".gguf") {
     const auto ends = own ? stops : ends_of_gguf(state::open_gguf(path).header, path);
@@ -163,7 +132,7 @@ std::optional<data::TokenId> end_of_documents(const Config& config, const std::o
   } else {
     end = data::end_token(tokenizer, own ? path : path.parent_path());
   }
-  const bool known = !stops.empty() && stops.front() < data::size(tokenizer);
+  const bool known = !stops.empty() && stops.front() < tokenizer.size();
   if (known && (!end || std::ranges::find(stops, *end) == stops.end())) return stops.front();
   return end;
 }

@@ -1,47 +1,65 @@
 #pragma once
 
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "snug/data/text_dataset.h"
+#include "snug/data/batch.h"
 #include "snug/data/tokenizer.h"
-#include "snug/models/causal_lm.h"
+#include "snug/models/generation.h"
 #include "snug/train/config.h"
-#include "snug/train/pretrained.h"
 
 namespace snug::train {
 
-using LanguageModel = std::shared_ptr<models::CausalLmImpl>;
+class Pretrained;
 
-/// What model.loss asks for, of a model of that kind.
-models::VocabularyLoss vocabulary_loss(const ModelConfig& model);
+/// A model that says how a text goes on, as the command needs it of every family.
+class LanguageModel {
+ public:
+  LanguageModel() = default;
+  LanguageModel(const LanguageModel&) = delete;
+  LanguageModel& operator=(const LanguageModel&) = delete;
+  virtual ~LanguageModel() = default;
 
-torch::nn::Module& module_of(const LanguageModel& model);
-/// Mean cross-entropy of a batch, as the models define it.
-at::Tensor loss_of(const LanguageModel& model, const data::Batch& batch);
-/// Different tokens.
-std::int64_t vocabulary_of(const LanguageModel& model);
+  [[nodiscard]] virtual torch::nn::Module& module() const = 0;
+  /// Mean cross-entropy of a batch, as the model defines it: a scalar on the autograd graph.
+  [[nodiscard]] virtual at::Tensor loss(const data::Batch& batch) const = 0;
+  /// Different tokens.
+  [[nodiscard]] virtual std::int64_t vocabulary() const = 0;
+  /// The longest sequence that it takes.
+  [[nodiscard]] virtual std::int64_t longest() const = 0;
 
-/// The longest sequence that it takes.
-std::int64_t longest_of(const LanguageModel& model);
+  /// As models::generate. Throws UsageError where a family has no such thing.
+  virtual std::vector<data::TokenId> generate(const std::vector<data::TokenId>& prompt,
+                                              const models::GenerationOptions& options,
+                                              const std::function<void(data::TokenId token)>& seen = {}) const;
+  /// The text of the config.json that transformers reads; nullopt for models that it has no such file of. Throws
+  /// UsageError where this one has no form in it.
+  [[nodiscard]] virtual std::optional<std::string> config_json(c10::ScalarType dtype,
+                                                               const std::vector<data::TokenId>& ends) const;
+};
 
-/// The files of model.path; nullopt when the configuration names none.
-std::optional<Pretrained> open_pretrained(const Config& config);
+/// The files of model.path; null when the configuration names none.
+std::unique_ptr<const Pretrained> open_pretrained(const Config& config);
 
-/// The model that model.* describes: made anew, or with the weights of its files. With lora.adapter or a lora.rank
-/// above zero it has adapters, and nothing else trains. Throws UsageError as the parts do.
-LanguageModel make_model(const Config& config, const std::optional<Pretrained>& pretrained);
+/// The model that model.* describes (`pretrained`: its files, or null): made anew, or with the weights of its files.
+/// With lora.adapter or a lora.rank above zero it has adapters, and nothing else trains. Throws UsageError as the parts
+/// do.
+std::unique_ptr<LanguageModel> make_model(const Config& config, const Pretrained* pretrained);
 
 /// The token behind every document of a text: the tokenizer's own, if it is one at which generation stops, else the
 /// first of the model's ends. nullopt where neither is known, and for bytes.
-std::optional<data::TokenId> end_of_documents(const Config& config, const std::optional<Pretrained>& pretrained,
+std::optional<data::TokenId> end_of_documents(const Config& config, const Pretrained* pretrained,
                                               const data::Tokenizer& tokenizer);
 
 /// What data.tokenizer names. Throws UsageError when it cannot be read, or has more tokens than a pretrained model.
-data::Tokenizer make_tokenizer(const Config& config, const std::optional<Pretrained>& pretrained);
+std::unique_ptr<const data::Tokenizer> make_tokenizer(const Config& config, const Pretrained* pretrained);
 
 /// Adds the adapter in a folder as PEFT saves it. Throws UsageError when it is for another model, listing all that does
 /// not fit, or is none.

@@ -27,7 +27,7 @@ constexpr double kShorter = 0.95;
 data::Batch random_batch(const Experiment& experiment, std::int64_t tokens) {
   const memory::TagScope tag(memory::Tag::Staging);
   const auto draw = [&] {
-    return at::randint(0, vocabulary_of(experiment.language_model()), {experiment.config().train.batch, tokens},
+    return at::randint(0, experiment.language_model().vocabulary(), {experiment.config().train.batch, tokens},
                        at::TensorOptions().dtype(at::kLong));
   };
   data::Batch batch{draw(), draw()};
@@ -56,7 +56,7 @@ std::int64_t rounded_down(double value, std::int64_t multiple) {
 LongestSequence longest_sequence(Experiment& experiment, Bytes budget, report::Progress& progress,
                                  std::int64_t multiple) {
   LongestSequence found;
-  found.made_for = longest_of(experiment.language_model());
+  found.made_for = experiment.language_model().longest();
   multiple = std::min(multiple, found.made_for);
   std::array<std::int64_t, 2> lengths{};
   std::array<Bytes, 2> floors{};

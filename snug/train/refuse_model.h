@@ -3,15 +3,28 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <string>
 #include <string_view>
+#include <system_error>
 
 #include "snug/base/errors.h"
+#include "snug/base/text_file.h"
 
 namespace snug::train {
 
 /// Throws the UsageError of a file or folder that no model can be taken from.
 [[noreturn]] inline void refuse_model(const std::filesystem::path& path, std::string_view what) {
   throw UsageError(fmt::format("model: {}: {}", path.string(), what));
+}
+
+/// The contents of a file of a model. Throws UsageError when it cannot be read.
+inline std::string model_text(const std::filesystem::path& path) {
+  try {
+    return read_text(path);
+  } catch (const std::system_error& error) {
+    refuse_model(path, fmt::format("it cannot be read: {}; name a GGUF file, or a folder as transformers saves it",
+                                   error.code().message()));
+  }
 }
 
 }  // namespace snug::train

@@ -5,11 +5,9 @@
 #include <fmt/ranges.h>
 #include <torch/types.h>
 
-#include <array>
 #include <charconv>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -22,14 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 
 using nlohmann::json;
-
-/// Keys that a resumed run has to share with the one before; the others (budget, strategy, steps, learning rate,
-/// threads of loading, output) may change.
-constexpr std::array<std::string_view, 3> kSections{"model", "lora", "data"};
-constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kKeys{
-    std::pair{"train", "batch"}, std::pair{"train", "seed"}, std::pair{"optimizer", "kind"},
-    std::pair{"precision", "compute"}};
-constexpr std::array<std::string_view, 2> kFree{"workers", "prefetch"};  // of a section above
 
 at::Generator generator() { return record::default_generator(c10::Device(c10::kCPU)); }
 
@@ -51,30 +41,13 @@ at::Tensor bytes_of(const std::string& text) {
   return bytes;
 }
 
-json value_of(const json& config, std::string_view section, std::string_view key) {
-  return config.value(section, json::object()).value(key, json());
-}
-
-void check_same_run(const json& before, const json& now) {
-  std::vector<std::string> different;
-  const json defaults = to_json(Config{});
-  const auto compare = [&](std::string_view section, std::string_view key) {
-    const json was = value_of(before, section, key), is = value_of(now, section, key);
-    const json then = was.is_null() ? value_of(defaults, section, key) : was;  // a key newer than the state
-    if (then != is) different.push_back(fmt::format("{}.{} was {} and is {}", section, key, then.dump(), is.dump()));
-  };
-  for (const std::string_view section : kSections) {
-    for (const auto& [key, value] : now[section].items()) {
-      if (std::ranges::find(kFree, key) == kFree.end()) compare(section, key);
-    }
-  }
-  for (const auto& [section, key] : kKeys) compare(section, key);
-  if (!different.empty()) {
-    throw UsageError(
-        fmt::format("resuming: the state is of another run: {}; use another output.folder, or the settings "
-                    "of that run",
-                    fmt::join(different, ", ")));
-  }
+void check_same_run(const json& before, const Config& now) {
+  const std::vector<std::string> different = changed_when_resumed(before, now);
+  if (different.empty()) return;
+  throw UsageError(
+      fmt::format("resuming: the state is of another run: {}; use another output.folder, or the settings "
+                  "of that run",
+                  fmt::join(different, ", ")));
 }
 
 }  // namespace
@@ -139,7 +112,7 @@ std::optional<std::int64_t> RunState::find(report::Progress& progress) {
   }
   if (!found_) return std::nullopt;
   const json values = state::values_in(*found_);
-  check_same_run(values.value("config", json::object()), json(to_json(experiment_.config())));
+  check_same_run(values.value("config", json::object()), experiment_.config());
   if (const json files = values.value("files", json()); !files.is_null() && files != json(experiment_.fingerprint())) {
     throw UsageError(
         "resuming: what data.path or model.path names is not what it was when the state was saved; put it "

@@ -10,7 +10,6 @@
 
 #include "snug/base/errors.h"
 #include "snug/base/text_file.h"
-#include "snug/models/llama_json.h"
 #include "snug/models/lora.h"
 #include "snug/state/safetensors.h"
 #include "snug/train/experiment.h"
@@ -38,14 +37,13 @@ fs::path file_before(const Experiment& experiment, const char* name) {
 
 /// The text of config.json; nullopt for models that transformers has no such file of.
 std::optional<std::string> config_json(const Experiment& experiment, c10::ScalarType dtype) {
-  const auto* const llama = dynamic_cast<const models::LlamaImpl*>(experiment.language_model().get());
-  if (llama == nullptr) return std::nullopt;
-  const std::string text = models::llama_json(llama->options(), dtype, experiment.ends());
+  const auto text = experiment.language_model().config_json(dtype, experiment.ends());
+  if (!text) return std::nullopt;
   const fs::path own = file_before(experiment, "config.json");
   if (own.empty()) return text;
   // Where there are none, transformers takes those of the first Llama.
   const auto before = nlohmann::ordered_json::parse(read_text(own), nullptr, /*allow_exceptions=*/false);
-  auto config = nlohmann::ordered_json::parse(text);
+  auto config = nlohmann::ordered_json::parse(*text);
   for (const char* token : {"bos_token_id", "pad_token_id"}) {
     if (before.contains(token)) config[token] = before[token];
   }

@@ -7,6 +7,9 @@
 #include <filesystem>
 #include <string>
 
+#include "snug/data/byte_pair.h"
+#include "snug/data/byte_tokenizer.h"
+#include "snug/data/sentence_piece.h"
 #include "tests/base/fault.h"
 #include "tests/data/token_files.h"
 
@@ -18,7 +21,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 /// Every byte, and one special token behind them.
-Tokenizer pairs() {
+BytePairTokenizer pairs() {
   BytePairModel model;
   for (int b = 0; b < 256; ++b) model.tokens.emplace_back(1, static_cast<char>(b));
   model.tokens.emplace_back("<|end|>");
@@ -26,7 +29,7 @@ Tokenizer pairs() {
   return BytePairTokenizer(std::move(model));
 }
 
-Tokenizer sentence_piece() {
+SentencePieceTokenizer sentence_piece() {
   return SentencePieceTokenizer::open(std::filesystem::path(SNUG_TESTS) / "data" / "bpe.model");
 }
 
@@ -48,7 +51,7 @@ TEST(EndToken, IsElseTheModelsOwn) {
   const TemporaryFolder folder("end_token");
   EXPECT_EQ(end_token(sentence_piece(), folder.path()), 2);
   EXPECT_EQ(end_token(pairs(), folder.path()), std::nullopt);
-  EXPECT_EQ(end_token(ByteTokenizer{}, folder.path()), std::nullopt);
+  EXPECT_EQ(end_token(ByteTokenizer(), folder.path()), std::nullopt);
 }
 
 TEST(EndToken, OfAnotherTokenizerIsRefused) {

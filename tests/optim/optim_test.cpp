@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "snug/base/errors.h"
 #include "snug/memory/device_memory.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/schedule.h"
@@ -184,6 +185,49 @@ TEST(ClipGradientNorm, ScalesToTheLimitAndNotBelow) {
   EXPECT_DOUBLE_EQ(clip_gradient_norm({p}, 1.0), 5.0);
   EXPECT_NEAR(p.grad().norm().item<double>(), 1.0, 1e-5);
   EXPECT_DOUBLE_EQ(clip_gradient_norm({torch::zeros({2}).requires_grad_()}, 1.0), 0.0);
+}
+
+TEST(OptimizerKinds, MakeOnesWhoseRehearsalLeavesEverythingButTheGradients) {
+  for (const OptimizerKind* kind : optimizer_kinds()) {
+    EXPECT_EQ(&optimizer_kind(kind->name), kind);
+    torch::manual_seed(5);
+    at::Tensor weight = torch::randn({16, 8}).requires_grad_(), few = torch::randn({8}).to(at::kHalf).requires_grad_();
+    const auto optimizer = kind->make({weight, few}, own_defaults(optimizer_kinds()));
+    const auto gradients = [&] {
+      weight.mutable_grad() = torch::randn({16, 8});
+      few.mutable_grad() = torch::randn({8}).to(at::kHalf);
+    };
+    const auto all = [&] {
+      std::vector<at::Tensor> tensors = optimizer->state();
+      tensors.insert(tensors.end(), {weight, few});
+      for (at::Tensor& t : tensors) t = t.detach().clone();
+      return tensors;
+    };
+    gradients();
+    const std::vector<at::Tensor> before = all();
+    optimizer->rehearse();
+    const std::vector<at::Tensor> rehearsed = all();
+    for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(at::equal(before[i], rehearsed[i])) << kind->name << i;
+    gradients();
+    optimizer->step(1e-2);
+    EXPECT_FALSE(at::equal(before[before.size() - 2], weight)) << kind->name;
+    EXPECT_FALSE(at::equal(before.back(), few)) << kind->name;
+    EXPECT_THROW(optimizer->rehearse(), std::logic_error);
+    const auto named = optimizer->named_state({"w", "f"});
+    EXPECT_EQ(named.size(), optimizer->state().size());
+    EXPECT_EQ(named.back().first, "master.f");
+  }
+  EXPECT_THROW((void)optimizer_kind("none"), UsageError);
+}
+
+TEST(AdamW, KeepsWhatStatesOfBeforeHave) {
+  const at::Tensor weight = torch::zeros({2, 2}).requires_grad_(),
+                   few = torch::zeros({2}).to(at::kHalf).requires_grad_();
+  const AdamW optimizer({weight, few}, {});
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : optimizer.named_state({"w", "f"})) names.push_back(name);
+  EXPECT_EQ(names, (std::vector<std::string>{"exp_avg.w", "exp_avg_sq.w", "step.w", "exp_avg.f", "exp_avg_sq.f",
+                                             "step.f", "master.f"}));
 }
 
 TEST(WarmupCosine, RisesToThePeakAndEndsAtTheFraction) {

@@ -15,6 +15,7 @@
 #include "snug/models/lora.h"
 #include "snug/optim/adamw.h"
 #include "snug/state/safetensors.h"
+#include "snug/train/families/llama_files.h"
 #include "snug/train/language_model.h"
 
 namespace snug {
@@ -37,7 +38,7 @@ std::vector<std::int64_t> ids(const at::Tensor& tokens) {
   return {row.const_data_ptr<std::int64_t>(), row.const_data_ptr<std::int64_t>() + row.numel()};
 }
 
-void infer(const train::Pretrained& files, const state::StoredTensors& given, Named& found) {
+void infer(const train::LlamaFiles& files, const state::StoredTensors& given, Named& found) {
   const at::NoGradGuard no_grad;
   models::Llama model = files.load(train::BaseWeights::Fp32);
   models::Llama packed = files.load(train::BaseWeights::Packed);
@@ -50,13 +51,13 @@ void infer(const train::Pretrained& files, const state::StoredTensors& given, Na
   }
 }
 
-void finetune(const train::Pretrained& files, const state::StoredTensors& given, const std::filesystem::path& folder,
+void finetune(const train::LlamaFiles& files, const state::StoredTensors& given, const std::filesystem::path& folder,
               Named& found) {
   models::Llama model = files.load(train::BaseWeights::Fp32);
   train::load_adapter(*model, folder / "start");
   std::vector<at::Tensor> trained;
   for (const auto& [name, p] : models::lora_parameters(*model)) trained.push_back(p);
-  optim::AdamW optimizer(trained, {.learning_rate = 2e-4, .weight_decay = 0.1});
+  optim::AdamW optimizer(trained, {.weight_decay = 0.1});
   const at::Tensor batches = given.at("batches").read();
   std::vector<double> losses;
   for (std::int64_t i = 0; i < batches.size(0); ++i) {
@@ -89,10 +90,10 @@ int main(int argc, char** argv) {
   try {
     const std::filesystem::path folder(argv[2]);
     const auto given = snug::state::open_safetensors(folder / "given.safetensors").tensors;
-    const auto files = snug::train::Pretrained::open(argv[1]);
+    const auto files = snug::train::LlamaFiles::open(argv[1]);
     snug::Named found;
-    snug::infer(files, given, found);
-    snug::finetune(files, given, folder, found);
+    snug::infer(*files, given, found);
+    snug::finetune(*files, given, folder, found);
     snug::state::write_safetensors(folder / "found.safetensors", found);
   } catch (const std::exception& error) {
     fmt::print(stderr, "smollm2_run: {}\n", error.what());

@@ -32,7 +32,7 @@ Config on_documents(const fs::path& folder, const fs::path& model) {
   write_text(texts / "2", "a sun");
   write_text(texts / "3", "one more<|end|>");
   Config c;
-  c.model.kind = ModelKind::Llama;
+  c.model.kind = "llama";
   c.model.path = model;
   c.model.sequence = 24;
   c.data.path = texts;
@@ -68,8 +68,7 @@ TEST(Documents, TheEndTokenOfEachIsATarget) {
     ASSERT_EQ(targets.size(), 3U) << model;
     const std::vector<std::string> texts{"the rain in town", "a sun", "one more"};
     for (const auto& [document, ids] : targets) {
-      std::vector<std::int64_t> expected =
-          data::encode(experiment.tokenizer(), texts.at(static_cast<std::size_t>(document)));
+      std::vector<std::int64_t> expected = experiment.tokenizer().encode(texts.at(static_cast<std::size_t>(document)));
       expected.erase(expected.begin());
       expected.push_back(kEnd);  // once, also where the text has it
       EXPECT_EQ(ids, expected) << model << " " << document;

@@ -1,9 +1,10 @@
-#include "snug/train/gguf_model.h"
+#include "snug/train/families/llama_gguf.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include "snug/train/gguf_tokenizer.h"
 #include "tests/base/fault.h"
 
 namespace snug::train {

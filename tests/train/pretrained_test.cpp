@@ -1,5 +1,5 @@
 // Pretrained models: the same tiny Llama as a GGUF file and as transformers saves it (make_references.py).
-#include "snug/train/pretrained.h"
+#include "snug/train/families/llama_files.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -58,14 +58,14 @@ fs::path folder_with(const char* file, const std::string& from, const std::strin
 TEST(Pretrained, GivesTheReferencesLogitsFromEitherLayout) {
   const at::NoGradGuard no_grad;
   for (const char* name : {"tiny.gguf", "tiny"}) {
-    const Pretrained files = Pretrained::open(kHere / name);
-    EXPECT_EQ(files.options().layers, 2);
-    EXPECT_EQ(files.options().key_heads, 1);
-    EXPECT_TRUE(files.options().tied);
-    EXPECT_THAT(files.ends(), ElementsAre(0));
-    models::Llama model = files.load(BaseWeights::Fp32);
+    const auto files = LlamaFiles::open(kHere / name);
+    EXPECT_EQ(files->options().layers, 2);
+    EXPECT_EQ(files->options().key_heads, 1);
+    EXPECT_TRUE(files->options().tied);
+    EXPECT_THAT(files->ends(), ElementsAre(0));
+    models::Llama model = files->load(BaseWeights::Fp32);
     EXPECT_LT(difference(model->forward(expected("tokens")), expected("logits")), kRounding) << name;
-    models::Llama shorter = files.load(BaseWeights::Bf16);
+    models::Llama shorter = files->load(BaseWeights::Bf16);
     EXPECT_EQ(shorter->parameters()[0].scalar_type(), at::kBFloat16);
     EXPECT_LT(difference(shorter->forward(expected("tokens")), expected("logits")), 0.5) << name;
   }
@@ -73,34 +73,34 @@ TEST(Pretrained, GivesTheReferencesLogitsFromEitherLayout) {
 
 TEST(Pretrained, PackedWeightsGiveTheSameAndAreNoParameters) {
   const at::NoGradGuard no_grad;
-  const Pretrained files = Pretrained::open(kHere / "tiny.gguf");
-  models::Llama model = files.load(BaseWeights::Packed);
+  const auto files = LlamaFiles::open(kHere / "tiny.gguf");
+  models::Llama model = files->load(BaseWeights::Packed);
   EXPECT_LT(difference(model->forward(expected("tokens")), expected("logits")), kRounding);
   EXPECT_EQ(model->parameters().size(), 5);  // the norms
-  EXPECT_THAT(error_of([] { (void)Pretrained::open(kHere / "tiny").load(BaseWeights::Packed); }),
+  EXPECT_THAT(error_of([] { (void)LlamaFiles::open(kHere / "tiny")->load(BaseWeights::Packed); }),
               HasSubstr("it has no blocks"));
 }
 
 TEST(Pretrained, BothTokenizersAreTheSame) {
-  const data::Tokenizer a = Pretrained::open(kHere / "tiny.gguf").tokenizer();
-  const data::Tokenizer b = Pretrained::open(kHere / "tiny").tokenizer();
+  const auto a = LlamaFiles::open(kHere / "tiny.gguf")->tokenizer();
+  const auto b = LlamaFiles::open(kHere / "tiny")->tokenizer();
   const std::string text = "the thing, in another world.<|end|> \xff\xfe\n  and so on";
-  EXPECT_EQ(data::encode(a, text), data::encode(b, text));
-  EXPECT_EQ(data::decode(a, data::encode(a, text)), text);
-  EXPECT_EQ(data::encode(a, "the<|end|>").back(), 0);
-  EXPECT_EQ(data::encode(a, "the").size(), 1);
+  EXPECT_EQ(a->encode(text), b->encode(text));
+  EXPECT_EQ(a->decode(a->encode(text)), text);
+  EXPECT_EQ(a->encode("the<|end|>").back(), 0);
+  EXPECT_EQ(a->encode("the").size(), 1);
 }
 
 TEST(Pretrained, AnAdapterOfPeftGivesItsLogits) {
   const at::NoGradGuard no_grad;
-  models::Llama model = Pretrained::open(kHere / "tiny").load(BaseWeights::Fp32);
+  models::Llama model = LlamaFiles::open(kHere / "tiny")->load(BaseWeights::Fp32);
   load_adapter(*model, kHere / "tiny_adapter");
   EXPECT_LT(difference(model->forward(expected("tokens")), expected("adapted")), kRounding);
   EXPECT_GT(difference(expected("logits"), expected("adapted")), 0.1);
 
   const fs::path saved = fs::path(::testing::TempDir()) / "snug_saved_adapter";
   save_adapter(*model, "tiny", saved);  // with alpha as it was loaded
-  models::Llama again = Pretrained::open(kHere / "tiny.gguf").load(BaseWeights::Packed);
+  models::Llama again = LlamaFiles::open(kHere / "tiny.gguf")->load(BaseWeights::Packed);
   load_adapter(*again, saved);
   EXPECT_LT(difference(again->forward(expected("tokens")), expected("adapted")), kRounding);
   merge_lora(*model);
@@ -108,7 +108,7 @@ TEST(Pretrained, AnAdapterOfPeftGivesItsLogits) {
 }
 
 TEST(Pretrained, AnAdapterOfAnotherModelIsRefusedWithAllThatDoesNotFit) {
-  models::LlamaOptions options = Pretrained::open(kHere / "tiny").options();
+  models::LlamaOptions options = LlamaFiles::open(kHere / "tiny")->options();
   options.layers = 1;
   options.inner_width = 96;
   models::Llama model(options);
@@ -125,7 +125,7 @@ TEST(Pretrained, AnAdapterOfAnotherModelIsRefusedWithAllThatDoesNotFit) {
 TEST(Pretrained, TokensBesideASentencePieceModelAreRefused) {
   const fs::path folder = folder_with("config.json", "\"llama\"", "\"llama\"");
   fs::copy_file(kHere.parent_path() / "data" / "unigram.model", folder / "tokenizer.model");
-  const auto tokenizer = [&] { return error_of([&] { (void)Pretrained::open(folder).tokenizer(); }); };
+  const auto tokenizer = [&] { return error_of([&] { (void)LlamaFiles::open(folder)->tokenizer(); }); };
   const std::string without = tokenizer();
   EXPECT_THAT(without, Not(HasSubstr("adds")));
   write_text(folder / "added_tokens.json", "{\"<s>\": 1}");  // one of its own
@@ -142,19 +142,19 @@ TEST(Pretrained, ATokenizerMayBeOfAnyModelsFile) {
   file.replace(name, 5, "qwen2");
   const fs::path path = scratch("pretrained/architecture") / "qwen2.gguf";
   write_text(path, file);
-  EXPECT_THAT(error_of([&] { (void)Pretrained::open(path); }), HasSubstr("qwen2"));
+  EXPECT_THAT(error_of([&] { (void)LlamaFiles::open(path); }), HasSubstr("qwen2"));
   Config config;
   config.data.tokenizer = path;
   config.model.vocabulary = 1000;
-  const data::Tokenizer own = Pretrained::open(kHere / "tiny.gguf").tokenizer();
-  EXPECT_EQ(data::encode(make_tokenizer(config, {}), "the thing"), data::encode(own, "the thing"));
+  const auto own = LlamaFiles::open(kHere / "tiny.gguf")->tokenizer();
+  EXPECT_EQ(make_tokenizer(config, nullptr)->encode("the thing"), own->encode("the thing"));
   config.model.vocabulary = 10;
-  EXPECT_THAT(error_of([&] { (void)make_tokenizer(config, {}); }),
-              AllOf(HasSubstr("model.vocabulary is 10; set it to"), HasSubstr(std::to_string(data::size(own)))));
+  EXPECT_THAT(error_of([&] { (void)make_tokenizer(config, nullptr); }),
+              AllOf(HasSubstr("model.vocabulary is 10; set it to"), HasSubstr(std::to_string(own->size()))));
 }
 
 TEST(Pretrained, WhatCannotBeIsRefused) {
-  const auto opened = [](const fs::path& path) { return error_of([&] { (void)Pretrained::open(path); }); };
+  const auto opened = [](const fs::path& path) { return error_of([&] { (void)LlamaFiles::open(path); }); };
   EXPECT_THAT(opened("/nowhere.gguf"), HasSubstr("/nowhere.gguf"));
   EXPECT_THAT(opened(fs::path(::testing::TempDir())), HasSubstr("config.json: it cannot be read"));
   EXPECT_THAT(opened(kHere / "tiny" / "config.json"), HasSubstr("config.json"));
@@ -168,15 +168,15 @@ TEST(Pretrained, WhatCannotBeIsRefused) {
   EXPECT_THAT(opened(folder_with("config.json", "\"rope_type\": \"default\"", "\"rope_type\": \"longrope\"")),
               HasSubstr("its rope_type is \"longrope\""));
   const fs::path wider = folder_with("config.json", "\"intermediate_size\": 64", "\"intermediate_size\": 80");
-  const std::string said = error_of([&] { (void)Pretrained::open(wider).load(BaseWeights::Fp32); });
+  const std::string said = error_of([&] { (void)LlamaFiles::open(wider)->load(BaseWeights::Fp32); });
   EXPECT_THAT(said, HasSubstr("6 of another shape"));
   EXPECT_THAT(said, HasSubstr("model.layers.0.mlp.down_proj.weight (32x64 in the file, 32x80 in the model)"));
   const fs::path deeper = folder_with("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
-  EXPECT_THAT(error_of([&] { (void)Pretrained::open(deeper).load(BaseWeights::Fp32); }), HasSubstr("9 missing"));
+  EXPECT_THAT(error_of([&] { (void)LlamaFiles::open(deeper)->load(BaseWeights::Fp32); }), HasSubstr("9 missing"));
   const fs::path flatter = folder_with("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
-  EXPECT_THAT(error_of([&] { (void)Pretrained::open(flatter).load(BaseWeights::Fp32); }), HasSubstr("9 left over"));
+  EXPECT_THAT(error_of([&] { (void)LlamaFiles::open(flatter)->load(BaseWeights::Fp32); }), HasSubstr("9 left over"));
   const fs::path fewer = folder_with("config.json", "\"vocab_size\": 300", "\"vocab_size\": 200");
-  EXPECT_THAT(error_of([&] { (void)Pretrained::open(fewer).tokenizer(); }),
+  EXPECT_THAT(error_of([&] { (void)LlamaFiles::open(fewer)->tokenizer(); }),
               HasSubstr("has 272 tokens and the model 200"));
 }
 

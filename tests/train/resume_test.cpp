@@ -41,7 +41,7 @@ Config forty_steps() {
   c.model.width = 32;
   c.model.heads = 2;
   c.model.sequence = 32;
-  c.model.dropout = 0.1;
+  c.model.own.set("dropout", 0.1);
   c.data.path = text_file();
   c.train.batch = 4;
   c.train.steps = kSteps;
@@ -55,7 +55,7 @@ Config forty_steps() {
 Config lora(BaseWeights weights) {
   Config c = forty_steps();
   c.model = {};
-  c.model.kind = ModelKind::Llama;
+  c.model.kind = "llama";
   c.model.path = fs::path(SNUG_TESTS) / "train" / "tiny.gguf";
   c.model.weights = weights;
   c.model.sequence = 32;

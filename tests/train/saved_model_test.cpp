@@ -34,7 +34,7 @@ const fs::path kTiny = fs::path(SNUG_TESTS) / "train" / "tiny";
 Config whole_model(const fs::path& folder) {
   fs::copy(kTiny, folder / "base");
   Config c;
-  c.model.kind = ModelKind::Llama;
+  c.model.kind = "llama";
   c.model.path = folder / "base";
   c.model.sequence = 16;
   c.data.path = folder / "base" / "config.json";

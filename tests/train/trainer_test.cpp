@@ -39,7 +39,7 @@ Config five_steps(const std::string& name) {
   c.model.width = 32;
   c.model.heads = 2;
   c.model.sequence = 16;
-  c.model.dropout = 0.1;
+  c.model.own.set("dropout", 0.1);
   c.data.path = folder / "text";
   c.train.batch = 2;
   c.train.steps = 5;

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "snug/data/tokenizer.h"
+
+namespace snug::data {
+
+/// For formats whose files do not say what belongs around a text.
+struct TokenizerOptions {
+  bool begin = false;  ///< put the token for the beginning of a text in front of every text, as Llama 2 is used
+  bool end = false;    ///< put the token for its end behind it
+};
+
+/// A format of tokenizers.
+struct TokenizerFormat {
+  std::string_view name;                                  ///< as help and errors have it: "a tokenizer.json"
+  bool (*recognizes)(const std::filesystem::path& path);  ///< by the path alone
+  std::unique_ptr<const Tokenizer> (*open)(const std::filesystem::path& path, const TokenizerOptions& options);
+};
+
+/// All there are. The first that recognizes a path opens it.
+const std::vector<const TokenizerFormat*>& tokenizer_formats();
+
+/// Their names, with commas between.
+std::string tokenizer_format_names();
+
+/// The tokenizer in a file. Throws UsageError for a path of no known format, and when the file cannot be read or is
+/// damaged.
+std::unique_ptr<const Tokenizer> open_tokenizer(const std::filesystem::path& path,
+                                                const TokenizerOptions& options = {});
+
+}  // namespace snug::data

@@ -1,0 +1,78 @@
+#include "snug/train/config_keys.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+namespace snug::train {
+namespace {
+
+bool declares(const auto& member, std::string_view key) {
+  return std::ranges::count(member.keys, key, &OwnKey::name) > 0;
+}
+
+/// The names of those for which `holds`, as "a or b"; quoted where they are values of a key.
+std::string names_of(const auto& members, std::string_view quote, const auto& holds) {
+  std::vector<std::string> names;
+  for (const auto* member : members) {
+    if (holds(*member)) names.push_back(fmt::format("{}{}{}", quote, member->name, quote));
+  }
+  return fmt::format("{}", fmt::join(names, " or "));
+}
+
+std::string help_of(const OwnKey& key, const auto& members) {
+  const auto has = [&](const auto& member) { return declares(member, key.name); };
+  if (std::ranges::all_of(members, [&](const auto* member) { return has(*member); })) return std::string(key.help);
+  return fmt::format("{}: {}", names_of(members, "", has), key.help);
+}
+
+std::vector<std::string> all_names(const auto& members) {
+  std::vector<std::string> names;
+  for (const auto* member : members) names.emplace_back(member->name);
+  return names;
+}
+
+std::string instead(const OwnKey& key) { return key.instead.empty() ? "" : fmt::format("; {}", key.instead); }
+
+}  // namespace
+
+std::vector<std::string> family_names() { return all_names(model_families()); }
+std::vector<std::string> optimizer_names() { return all_names(optim::optimizer_kinds()); }
+
+std::string families_with_files() {
+  return names_of(model_families(), "", [](const ModelFamily& family) { return family.open != nullptr; });
+}
+std::string families_with_documents() {
+  return names_of(model_families(), "",
+                  [](const ModelFamily& family) { return family.rows == ModelFamily::Rows::Documents; });
+}
+
+std::string families_help(const OwnKey& key) { return help_of(key, model_families()); }
+std::string optimizers_help(const OwnKey& key) { return help_of(key, optim::optimizer_kinds()); }
+
+Applies with_families_of(const OwnKey& key) {
+  const auto has = [name = key.name](const ModelFamily& family) { return declares(family, name); };
+  const bool from_files = std::ranges::any_of(
+      model_families(), [&](const ModelFamily* family) { return has(*family) && family->open != nullptr; });
+  return {[has](const Config& c) { return c.model.path.empty() && has(model_family(c.model.kind)); },
+          fmt::format("with model.kind = {}{}{}", names_of(model_families(), "\"", has),
+                      from_files ? " and no model.path, whose files decide" : "", instead(key))};
+}
+
+Applies with_optimizers_of(const OwnKey& key) {
+  const auto has = [name = key.name](const optim::OptimizerKind& kind) { return declares(kind, name); };
+  return {[has](const Config& c) { return has(optim::optimizer_kind(c.optimizer.kind)); },
+          fmt::format("with optimizer.kind = {}{}", names_of(optim::optimizer_kinds(), "\"", has), instead(key))};
+}
+
+bool Config::operator==(const Config& other) const {
+  const auto all = [](const Config& c) {
+    return std::tie(c.model, c.lora, c.data, c.train, c.optimizer, c.precision, c.memory, c.state, c.output);
+  };
+  return all(*this) == all(other);
+}
+
+}  // namespace snug::train

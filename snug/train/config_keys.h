@@ -1,0 +1,308 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "snug/base/own_key.h"
+#include "snug/data/token_file.h"
+#include "snug/data/tokenizer_format.h"
+#include "snug/optim/optimizer.h"
+#include "snug/train/choices.h"
+#include "snug/train/config_rules.h"
+#include "snug/train/model_family.h"
+
+/// The keys of the configuration, all in this file: a member that holds each, and its line in visit_keys().
+namespace snug::train {
+
+struct ModelConfig {
+  std::string kind = "gpt";
+  std::int64_t blocks = 6;
+  std::int64_t width = 384;
+  std::int64_t heads = 6;
+  std::int64_t sequence = 256;
+  std::int64_t vocabulary = 256;
+  OwnValues own = own_defaults(model_families());  ///< Of the keys that families declare.
+  std::string path;  ///< Files of a pretrained model, which decide on its shape; empty: a new one.
+  BaseWeights weights = BaseWeights::Fp32;
+
+  bool operator==(const ModelConfig&) const = default;
+};
+
+struct LoraConfig {
+  std::int64_t rank = 0;  ///< 0: no adapters, every weight trains.
+  double alpha = 16;
+  double dropout = 0;
+  std::string targets = "q_proj, v_proj";  ///< See models::LoraOptions; commas between.
+  std::string modules_to_save;             ///< The same.
+  models::LoraScale scale = models::LoraScale::AlphaOverRank;
+  std::string adapter;  ///< Folder of one to go on with; its own settings hold.
+
+  bool operator==(const LoraConfig&) const = default;
+};
+
+struct DataConfig {
+  std::string path;
+  std::string tokenizer = "auto";
+  Packing packing = Packing::None;
+  double validation_fraction = 0.05;
+  std::int64_t workers = 0;   ///< Threads that make batches ahead; 0: each is made when it is needed.
+  std::int64_t prefetch = 2;  ///< Batches that may wait.
+
+  bool operator==(const DataConfig&) const = default;
+};
+
+struct TrainConfig {
+  std::int64_t batch = 8;
+  std::int64_t steps = 100;
+  std::int64_t seed = 0;
+  std::int64_t validate_every = 0;  ///< Steps; 0: only at the end.
+  std::int64_t validation_batches = 8;
+  bool detect_anomaly = false;
+  std::int64_t threads = 0;  ///< 0: LibTorch's default.
+
+  bool operator==(const TrainConfig&) const = default;
+};
+
+struct OptimizerConfig {
+  std::string kind = "adamw";
+  double learning_rate = 3e-4;
+  OwnValues own = own_defaults(optim::optimizer_kinds());  ///< Of the keys that optimizers declare.
+  std::int64_t warmup_steps = 10;
+  double final_fraction = 0.1;  ///< The cosine decays to this fraction of learning_rate.
+  double clip_norm = 1.0;       ///< 0: off.
+
+  bool operator==(const OptimizerConfig&) const = default;
+};
+
+struct PrecisionConfig {
+  Compute compute = Compute::Fp32;
+
+  bool operator==(const PrecisionConfig&) const = default;
+};
+
+struct MemoryConfig {
+  std::string budget;                    ///< What parse_budget reads; empty: no budget.
+  std::string strategy = "optimal";      ///< As plan::strategy_from reads it.
+  std::int64_t verify_replay_every = 0;  ///< Each so many steps what is dropped is remembered and compared; 0: never.
+  VerifyBy verify_replay_by = VerifyBy::Hashes;
+
+  bool operator==(const MemoryConfig&) const = default;
+};
+
+struct StateConfig {
+  std::int64_t every = 0;  ///< Steps between savings of the training state; 0: only when the run is stopped.
+  std::int64_t last = 2;   ///< How many of the newest stay.
+  std::int64_t best = 1;   ///< How many of the best stay, by validation loss.
+  StateWrite write = StateWrite::Background;
+
+  bool operator==(const StateConfig&) const = default;
+};
+
+struct OutputConfig {
+  std::string folder;  ///< Empty: write nothing.
+
+  bool operator==(const OutputConfig&) const = default;
+};
+
+/// Everything a training run is told. A plain value: reading, writing, --set, --help and what a resumed run may change
+/// all follow from visit_keys().
+struct Config {
+  ModelConfig model;
+  LoraConfig lora;
+  DataConfig data;
+  TrainConfig train;
+  OptimizerConfig optimizer;
+  PrecisionConfig precision;
+  MemoryConfig memory;
+  StateConfig state;
+  OutputConfig output;
+
+  /// Keys that were set by name, as "section.key": what a default may be, a setting may not, which is to do nothing.
+  /// Not compared.
+  std::set<std::string, std::less<>> given;
+
+  bool operator==(const Config& other) const;
+};
+
+/// When a key that was set does something.
+struct Applies {
+  std::function<bool(const Config& config)> with;
+  std::string when;  ///< the end of "it applies ..."
+  /// The key that turns off what this one is part of: who sets that by name has no need to take out this one.
+  std::string turned_off_by{};
+};
+
+/// Whether a run that goes on from a state may have another value than the run that saved it.
+enum class Resumed : unsigned char { Same, Free };
+
+/// What is said of a key, beside its member and its rule.
+struct KeyAbout {
+  std::string section, name;
+  std::string help;  ///< one line
+  Applies applies;
+  Resumed resumed;
+};
+
+inline const Applies kAlways{[](const Config& /*config*/) { return true; }, "always"};
+inline const Applies kNewModel{[](const Config& c) { return c.model.path.empty(); },
+                               "to new models, and the files of model.path decide on theirs"};
+inline const Applies kAdapter{[](const Config& c) { return !c.model.path.empty(); },
+                              "to pretrained models (model.path), as a new one would stay at its random weights"};
+inline const Applies kOwnRank{[](const Config& c) { return c.lora.adapter.empty() && !c.model.path.empty(); },
+                              "to new adapters of pretrained models (model.path): that of lora.adapter has its own, "
+                              "and a new model would stay at its random weights"};
+inline const Applies kNewAdapter{[](const Config& c) { return c.lora.rank > 0 && c.lora.adapter.empty(); },
+                                 "with lora.rank above 0 and no lora.adapter, whose own settings hold", "lora.rank"};
+inline const Applies kTokenizing{
+    [](const Config& c) { return !c.model.path.empty() || !data::is_token_file(c.data.path); },
+    "to text and to pretrained models, and data.path is a file of tokens"};
+inline const Applies kWindows{[](const Config& c) { return c.data.packing == Packing::None; },
+                              "with data.packing = \"none\", as rows of documents have no validation split"};
+inline const Applies kWithWorkers{[](const Config& c) { return c.data.workers > 0; }, "with data.workers above 0",
+                                  "data.workers"};
+inline const Applies kVerifying{[](const Config& c) { return c.memory.verify_replay_every > 0; },
+                                "with memory.verify_replay_every above 0", "memory.verify_replay_every"};
+inline const Applies kWithFolder{[](const Config& c) { return !c.output.folder.empty(); },
+                                 "with output.folder, where states are saved", "output.folder"};
+/// A key that families, or optimizers, declare: with those that do.
+Applies with_families_of(const OwnKey& key);
+Applies with_optimizers_of(const OwnKey& key);
+/// Its help, which names those that have it where others do not.
+std::string families_help(const OwnKey& key);
+std::string optimizers_help(const OwnKey& key);
+
+std::vector<std::string> family_names();
+std::vector<std::string> optimizer_names();
+/// The families that can, as "gpt" or "gpt or llama".
+std::string families_with_files();
+std::string families_with_documents();
+
+/// Calls to(KeyAbout, member, rule) for every key. A new key is a member above and a line here: fixed(...) when a
+/// resumed run must have it as the run before, varies(...) when it may have another value. Limits keep batch * sequence
+/// * width, in bytes, inside 63 bits.
+template <class AnyConfig, class Visit>
+void visit_keys(AnyConfig& c, Visit&& to) {
+  using rules::Anything, rules::BudgetText, rules::NameOf, rules::OneOf, rules::StrategyText;
+  const auto declared_as = [&to](Resumed resumed) {
+    return [&to, resumed](std::string_view section, std::string_view key, auto& member, std::string_view help,
+                          const auto& rule, const Applies& applies = kAlways) {
+      to(KeyAbout{std::string(section), std::string(key), std::string(help), applies, resumed}, member, rule);
+    };
+  };
+  const auto fixed = declared_as(Resumed::Same), varies = declared_as(Resumed::Free);
+  // Keys that members of an open set declare beside themselves.
+  const auto own_of = [](const auto& members, auto& values, const auto& declare) {
+    std::set<std::string_view> seen;
+    for (const auto* member : members) {
+      for (const OwnKey& key : member->keys) {
+        if (!seen.insert(key.name).second) continue;
+        std::visit([&](auto& value) { declare(key, value); }, values.by_name.at(std::string(key.name)));
+      }
+    }
+  };
+
+  fixed("model", "kind", c.model.kind, "architecture", NameOf{family_names});
+  fixed("model", "blocks", c.model.blocks, "transformer blocks", Range{1, 65536}, kNewModel);
+  fixed("model", "width", c.model.width, "features per token, a multiple of heads", Range{1, 262144}, kNewModel);
+  fixed("model", "heads", c.model.heads, "attention heads per block", Range{1, 65536}, kNewModel);
+  fixed("model", "sequence", c.model.sequence, "tokens per sequence", Range{1, 1048576});
+  fixed("model", "vocabulary", c.model.vocabulary, "different tokens", Range{1, 16777216}, kNewModel);
+  own_of(model_families(), c.model.own, [&](const OwnKey& key, auto& value) {
+    fixed("model", key.name, value, families_help(key), key.range, with_families_of(key));
+  });
+  fixed("model", "path", c.model.path,
+        "pretrained " + families_with_files() +
+            ": a GGUF file, or a folder as transformers saves it, which decide on shapes",
+        Anything{});
+  fixed("model", "weights", c.model.weights,
+        "how pretrained weights are kept; packed: as blocks of a GGUF file, frozen (QLoRA)", OneOf<BaseWeights>{});
+
+  fixed("lora", "rank", c.lora.rank, "rank of adapters, beside which only lora.modules_to_save train; 0: none",
+        Range{0, 65536}, kOwnRank);
+  fixed("lora", "alpha", c.lora.alpha, "scale of the adapters' product, over the rank", kPositive, kNewAdapter);
+  fixed("lora", "dropout", c.lora.dropout, "probability of dropping an adapter's input", kFraction, kNewAdapter);
+  fixed("lora", "targets", c.lora.targets,
+        "linear modules, or ends of their names, with commas between; * is any text, as in a shell; all-linear",
+        Anything{}, kNewAdapter);
+  fixed("lora", "modules_to_save", c.lora.modules_to_save,
+        "modules, or ends of their names, with commas between, that train whole beside the adapters", Anything{},
+        kNewAdapter);
+  fixed("lora", "scale", c.lora.scale, "alpha/rank, or alpha/sqrt(rank) (rsLoRA)", OneOf<models::LoraScale>{},
+        kNewAdapter);
+  fixed("lora", "adapter", c.lora.adapter, "folder of an adapter as PEFT saves it, to go on with", Anything{},
+        kAdapter);
+
+  fixed(
+      "data", "path", c.data.path,
+      "text file, folder of text files, or file of tokens (.bin); libtorch-headers: the C++ headers of the LibTorch in "
+      "use",
+      Anything{});
+  fixed("data", "tokenizer", c.data.tokenizer,
+        data::tokenizer_format_names() + ", a GGUF file; auto: the pretrained model's own, else bytes", Anything{},
+        kTokenizing);
+  fixed("data", "packing", c.data.packing,
+        "none: windows over the text; documents: rows of whole documents (files) that do not see each other, " +
+            families_with_documents() + " only",
+        OneOf<Packing>{});
+  fixed("data", "validation_fraction", c.data.validation_fraction, "share of the text kept for validation", kFraction,
+        kWindows);
+  varies("data", "workers", c.data.workers,
+         "threads that make batches ahead, which changes none of them; 0: each is made when it is needed",
+         Range{0, 1024});
+  varies("data", "prefetch", c.data.prefetch, "batches at most that wait, where there are workers", Range{1, 65536},
+         kWithWorkers);
+
+  fixed("train", "batch", c.train.batch, "sequences per step", Range{1, 1048576});
+  varies("train", "steps", c.train.steps, "optimizer steps to run", Range{1});
+  fixed("train", "seed", c.train.seed, "seed of weights, dropout and data order", kNotNegative);
+  varies("train", "validate_every", c.train.validate_every, "steps between validations; 0: only at the end",
+         kNotNegative, kWindows);
+  varies("train", "validation_batches", c.train.validation_batches, "batches per validation; 0: none", kNotNegative,
+         kWindows);
+  varies("train", "detect_anomaly", c.train.detect_anomaly,
+         "when the loss or a gradient is not finite, run the step again and name the first operator that made it so",
+         Anything{});
+  varies("train", "threads", c.train.threads, "CPU threads; 0: LibTorch's default", Range{0, 4096});
+
+  fixed("optimizer", "kind", c.optimizer.kind, "optimizer", NameOf{optimizer_names});
+  varies("optimizer", "learning_rate", c.optimizer.learning_rate, "highest learning rate", kPositive);
+  own_of(optim::optimizer_kinds(), c.optimizer.own, [&](const OwnKey& key, auto& value) {
+    varies("optimizer", key.name, value, optimizers_help(key), key.range, with_optimizers_of(key));
+  });
+  varies("optimizer", "warmup_steps", c.optimizer.warmup_steps, "steps of linear warmup", kNotNegative);
+  varies("optimizer", "final_fraction", c.optimizer.final_fraction,
+         "fraction of learning_rate that the cosine decays to", Range{0, 1});
+  varies("optimizer", "clip_norm", c.optimizer.clip_norm, "largest norm of all gradients together; 0: off",
+         kNotNegative);
+
+  fixed("precision", "compute", c.precision.compute, "type that forward and backward compute in", OneOf<Compute>{});
+
+  varies("memory", "budget", c.memory.budget, "all memory that tensors may take, or percent of the unplanned peak",
+         BudgetText{});
+  varies("memory", "strategy", c.memory.strategy, "how the plan is made", StrategyText{});
+  varies("memory", "verify_replay_every", c.memory.verify_replay_every,
+         "each so many steps, check that what is made again is what was dropped; 0: never", kNotNegative);
+  varies("memory", "verify_replay_by", c.memory.verify_replay_by,
+         "hashes: a difference is found to the 4 KiB; values: to the element, in memory that no budget counts",
+         OneOf<VerifyBy>{}, kVerifying);
+
+  varies("state", "every", c.state.every,
+         "steps between savings of the training state in output.folder, and one at the end; 0: only that, and finetune "
+         "none",
+         kNotNegative);
+  varies("state", "last", c.state.last, "how many of the newest states stay", Range{1}, kWithFolder);
+  varies("state", "best", c.state.best, "how many of those with the smallest validation loss stay beside them",
+         kNotNegative, kWithFolder);
+  varies("state", "write", c.state.write,
+         "background: while training goes on, as far as the budget has room for a copy; wait: before it goes on",
+         OneOf<StateWrite>{}, kWithFolder);
+
+  varies("output", "folder", c.output.folder,
+         "where metrics, training state and what finetune trained go; empty: write none", Anything{});
+}
+
+}  // namespace snug::train

@@ -1,0 +1,22 @@
+#include "snug/train/config_rules.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "snug/plan/strategy.h"
+#include "snug/train/config.h"
+
+namespace snug::train::rules {
+
+std::string one_of(const std::vector<std::string>& words) { return fmt::format("one of {}", fmt::join(words, ", ")); }
+
+std::string describe(const BudgetText&) { return "empty, bytes such as 400MiB, or a percentage such as 60%"; }
+std::string describe(const StrategyText&) { return fmt::format("one of {}", fmt::join(plan::strategy_forms(), ", ")); }
+
+bool keeps(const BudgetText&, const std::string& value) { return (parse_budget(value), true); }
+bool keeps(const StrategyText&, const std::string& value) { return (plan::strategy_from(value), true); }
+bool keeps(const NameOf& rule, const std::string& value) { return std::ranges::count(rule.names(), value) > 0; }
+
+}  // namespace snug::train::rules

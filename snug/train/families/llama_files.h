@@ -1,0 +1,38 @@
+#pragma once
+
+#include "snug/models/llama.h"
+#include "snug/state/stored_tensor.h"
+#include "snug/train/pretrained.h"
+
+namespace snug::train {
+
+/// A pretrained model of the Llama family.
+class LlamaFiles final : public Pretrained {
+ public:
+  /// Throws as Pretrained says.
+  static std::unique_ptr<const LlamaFiles> open(const std::filesystem::path& path);
+
+  [[nodiscard]] const models::LlamaOptions& options() const { return options_; }
+
+  /// What model() is of.
+  [[nodiscard]] models::Llama load(BaseWeights weights) const;
+
+  [[nodiscard]] std::unique_ptr<LanguageModel> model(BaseWeights weights) const override;
+  [[nodiscard]] std::int64_t vocabulary() const override { return options_.vocabulary; }
+  [[nodiscard]] std::int64_t longest() const override { return options_.sequence; }
+
+ private:
+  LlamaFiles(std::filesystem::path path, models::LlamaOptions options, std::vector<data::TokenId> ends,
+             std::shared_ptr<const state::Gguf> gguf);
+  static std::unique_ptr<const LlamaFiles> of_gguf(const std::filesystem::path& path);
+  static std::unique_ptr<const LlamaFiles> of_folder(const std::filesystem::path& path);
+  void pack(models::LlamaImpl& model, state::StoredTensors& rest) const;
+
+  models::LlamaOptions options_;
+  state::StoredTensors tensors_;  // by the model's names
+};
+
+/// A model of the family, to train and to ask.
+std::unique_ptr<LanguageModel> llama_model(models::Llama model);
+
+}  // namespace snug::train

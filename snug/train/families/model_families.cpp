@@ -1,0 +1,33 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "snug/base/errors.h"
+#include "snug/train/model_family.h"
+
+namespace snug::train {
+
+// A family is a file here that defines <name>_family(), and a line below.
+#define SNUG_FAMILIES(family) family(gpt) family(llama)
+
+#define SNUG_DECLARE(name) const ModelFamily& name##_family();
+SNUG_FAMILIES(SNUG_DECLARE)
+#undef SNUG_DECLARE
+
+const std::vector<const ModelFamily*>& model_families() {
+#define SNUG_ADDRESS(name) &name##_family(),
+  static const std::vector<const ModelFamily*> families{SNUG_FAMILIES(SNUG_ADDRESS)};
+#undef SNUG_ADDRESS
+  return families;
+}
+#undef SNUG_FAMILIES
+
+const ModelFamily& model_family(std::string_view name) {
+  std::vector<std::string_view> names;
+  for (const ModelFamily* family : model_families()) {
+    if (family->name == name) return *family;
+    names.push_back(family->name);
+  }
+  throw UsageError(fmt::format("model: the kind \"{}\" is none of {}", name, fmt::join(names, ", ")));
+}
+
+}  // namespace snug::train

@@ -1,0 +1,109 @@
+#include "snug/train/language_task.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "snug/base/errors.h"
+#include "snug/data/libtorch_headers.h"
+#include "snug/data/tokenize.h"
+#include "snug/memory/tag.h"
+#include "snug/state/manifest.h"
+
+namespace snug::train {
+namespace {
+
+/// What a tokenizer puts around every text, which belongs around documents, and not around the pieces of long ones.
+struct Around {
+  std::optional<data::TokenId> before, after;
+};
+
+Around tokens_around(const data::Tokenizer& tokenizer) {
+  const std::vector<data::TokenId> bare = tokenizer.encode(""), letter = tokenizer.encode("a");
+  for (const std::size_t front : {std::size_t{1}, std::size_t{0}}) {
+    if (front > bare.size() || bare.size() - front > 1 || letter.size() <= bare.size()) continue;
+    const bool begins = std::equal(bare.begin(), bare.begin() + static_cast<std::ptrdiff_t>(front), letter.begin());
+    const bool ends = bare.size() == front || bare.back() == letter.back();
+    if (!begins || !ends) continue;
+    return {.before = front == 1 ? std::optional(bare.front()) : std::nullopt,
+            .after = bare.size() > front ? std::optional(bare.back()) : std::nullopt};
+  }
+  throw UsageError(fmt::format(
+      "data: the tokenizer puts {} tokens around every text; one in front and one behind are known", bare.size()));
+}
+
+data::TokenCorpus make_corpus(const Config& config, const Pretrained* pretrained, const data::Tokenizer& tokenizer) {
+  const std::filesystem::path path =
+      config.data.path == data::kLibTorchHeaders ? data::libtorch_headers() : std::filesystem::path(config.data.path);
+  if (data::is_token_file(path)) return data::TokenFile::open(path);
+  data::TextCorpus text = data::TextCorpus::open(path);
+  if (tokenizer.of_bytes()) return text;
+  data::TokenizeOptions options;
+  options.threads = at::get_num_threads();
+  const Around around = tokens_around(tokenizer);
+  options.before = around.before;
+  options.after = around.after ? around.after : end_of_documents(config, pretrained, tokenizer);
+  const auto encode_piece = [&](std::string_view piece) {
+    std::vector<data::TokenId> ids = tokenizer.encode(piece);
+    if (around.after) ids.pop_back();
+    if (around.before) ids.erase(ids.begin());
+    return ids;
+  };
+  return data::tokenize(text, encode_piece, options);
+}
+
+/// Its length, and runs of tokens from all over it.
+std::string fingerprint_of(const data::TokenCorpus& corpus) {
+  constexpr std::int64_t kSamples = 256, kRun = 64;
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(std::min(kRun, corpus.size())));
+  std::string sampled;
+  for (std::int64_t i = 0; i < kSamples; ++i) {
+    corpus.copy((corpus.size() - static_cast<std::int64_t>(tokens.size())) / kSamples * i, tokens);
+    sampled.append(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(tokens[0]));
+  }
+  return fmt::format("{} tokens, {}", corpus.size(), state::hash_of(sampled));
+}
+
+Dataset make_dataset(const Config& config, const Pretrained* pretrained, const data::Tokenizer& tokenizer,
+                     std::int64_t vocabulary, std::string& fingerprint) {
+  data::TokenCorpus corpus = make_corpus(config, pretrained, tokenizer);
+  fingerprint += fingerprint_of(corpus);
+  corpus.check_vocabulary(vocabulary);
+  const auto seed = static_cast<std::uint64_t>(config.train.seed);
+  if (config.data.packing == Packing::Documents) {
+    data::PackedDatasetOptions options{.batch = config.train.batch, .sequence = config.model.sequence, .seed = seed};
+    return data::PackedDataset(std::move(corpus), options);
+  }
+  return data::TextDataset(std::move(corpus),
+                           {config.train.batch, config.model.sequence, config.data.validation_fraction, seed});
+}
+
+}  // namespace
+
+LanguageTask::LanguageTask(const Config& config, const Pretrained* pretrained)
+    : fingerprint_(pretrained != nullptr ? pretrained->fingerprint() : ""),
+      ends_(pretrained != nullptr ? pretrained->ends() : std::vector<data::TokenId>()),
+      model_(make_model(config, pretrained)),
+      tokenizer_(make_tokenizer(config, pretrained)),
+      dataset_(make_dataset(config, pretrained, *tokenizer_, model_->vocabulary(), fingerprint_)),
+      batch_(config.train.batch),
+      tokens_per_step_(config.train.batch * config.model.sequence) {}
+
+data::Batch LanguageTask::train_batch(std::int64_t step) const {
+  return std::visit([&](const auto& dataset) { return dataset.train_batch(step); }, dataset_);
+}
+
+std::int64_t LanguageTask::validation_batches() const {
+  const auto* const text = std::get_if<data::TextDataset>(&dataset_);
+  if (text == nullptr || text->validation_windows() == 0) return 0;
+  return std::max<std::int64_t>(1, text->validation_windows() / batch_);
+}
+
+data::Batch LanguageTask::validation_batch(std::int64_t i) const {
+  return std::get<data::TextDataset>(dataset_).validation_batch(i);
+}
+
+}  // namespace snug::train

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "snug/base/own_key.h"
+
+namespace snug::train {
+
+struct ModelConfig;
+class LanguageModel;
+class Pretrained;
+
+/// Models that the command makes in the same way: what model.kind takes. A file of its own under train/families that
+/// defines one, and a line in model_families(), are all that a family needs.
+struct ModelFamily {
+  std::string_view name;
+  std::vector<OwnKey> keys;  ///< of the section [model], beside those of all; they are for new models alone
+  /// Whether it can keep apart several documents in one row of a batch.
+  enum class Rows : unsigned char { OneText, Documents } rows = Rows::OneText;
+
+  /// A new one. Its weights are drawn from the default generator.
+  std::unique_ptr<LanguageModel> (*make)(const ModelConfig& config);
+  /// A new one that runs at once, of 256 tokens, for sequences of 16.
+  std::unique_ptr<LanguageModel> (*tiny)();
+  /// One from its files (model.path), as Pretrained says; null where none can be read.
+  std::unique_ptr<const Pretrained> (*open)(const std::filesystem::path& path) = nullptr;
+};
+
+/// A key that several have.
+inline constexpr OwnKey kDropout{"dropout", 0.0, "probability of dropping an activation", kFraction,
+                                 "for adapters, see lora.dropout"};
+
+/// All there are, the default first.
+const std::vector<const ModelFamily*>& model_families();
+
+/// The one of that name. Throws UsageError for a name that is none.
+const ModelFamily& model_family(std::string_view name);
+
+}  // namespace snug::train

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <string>
+
+#include "snug/data/batch.h"
+
+namespace snug::train {
+
+/// What a run learns, and from what: its batches, their loss, how it is evaluated, and in what its speed is counted.
+/// The training loop, the comparison of steps and the benchmark know no more of it.
+class Task {
+ public:
+  Task() = default;
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
+  virtual ~Task() = default;
+
+  [[nodiscard]] virtual torch::nn::Module& module() const = 0;
+
+  /// The batch of a step, from 0: a function of the seed and the step alone. Safe from any number of threads.
+  [[nodiscard]] virtual data::Batch train_batch(std::int64_t step) const = 0;
+  /// The loss of a batch: a scalar on the autograd graph.
+  [[nodiscard]] virtual at::Tensor loss(const data::Batch& batch) const = 0;
+
+  /// How many batches there are to evaluate on; 0: none. The mean of their losses is the figure.
+  [[nodiscard]] virtual std::int64_t validation_batches() const = 0;
+  [[nodiscard]] virtual data::Batch validation_batch(std::int64_t i) const = 0;
+
+  /// What a step learns from, in the unit that speed is counted in: tokens.
+  [[nodiscard]] virtual std::int64_t units_per_step() const = 0;
+
+  /// Of the files that it is made of, to tell when they were replaced: sizes and samples.
+  [[nodiscard]] virtual const std::string& fingerprint() const = 0;
+};
+
+}  // namespace snug::train
