@@ -8,7 +8,13 @@
 namespace snug::data {
 
 // A format is a file that defines <name>_format(), and a line here.
-#define SNUG_TOKENIZER_FORMATS(format) format(byte_tokenizer) format(tokenizer_json) format(sentence_piece)
+// clang-format off
+#define SNUG_TOKENIZER_FORMATS(format) \
+  format(byte_tokenizer) \
+  format(tokenizer_json) \
+  format(sentence_piece) \
+  // the end
+// clang-format on
 
 #define SNUG_DECLARE(name) const TokenizerFormat& name##_format();
 SNUG_TOKENIZER_FORMATS(SNUG_DECLARE)

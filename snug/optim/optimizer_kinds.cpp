@@ -7,7 +7,11 @@
 namespace snug::optim {
 
 // An optimizer is a file that defines <name>_kind(), and a line here.
-#define SNUG_OPTIMIZERS(optimizer) optimizer(adamw)
+// clang-format off
+#define SNUG_OPTIMIZERS(optimizer) \
+  optimizer(adamw) \
+  // the end
+// clang-format on
 
 #define SNUG_DECLARE(name) const OptimizerKind& name##_kind();
 SNUG_OPTIMIZERS(SNUG_DECLARE)

@@ -7,7 +7,12 @@
 namespace snug::train {
 
 // A family is a file here that defines <name>_family(), and a line below.
-#define SNUG_FAMILIES(family) family(gpt) family(llama)
+// clang-format off
+#define SNUG_FAMILIES(family) \
+  family(gpt) \
+  family(llama) \
+  // the end
+// clang-format on
 
 #define SNUG_DECLARE(name) const ModelFamily& name##_family();
 SNUG_FAMILIES(SNUG_DECLARE)
