@@ -10,6 +10,7 @@ namespace snug::optim {
 // clang-format off
 #define SNUG_OPTIMIZERS(optimizer) \
   optimizer(adamw) \
+  optimizer(sgd) \
   // the end
 // clang-format on
 
