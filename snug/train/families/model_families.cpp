@@ -10,6 +10,7 @@ namespace snug::train {
 // clang-format off
 #define SNUG_FAMILIES(family) \
   family(gpt) \
+  family(gpt2) \
   family(llama) \
   // the end
 // clang-format on
