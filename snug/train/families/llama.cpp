@@ -50,6 +50,7 @@ std::unique_ptr<LanguageModel> new_llama(const ModelConfig& m) {
   o.vocabulary = m.vocabulary;
   o.sequence = m.sequence;
   o.rotary.width = m.width / m.heads;
+  o.rotary.base = m.own.number("rotary_base");
   o.tied = true;
   return llama_model(models::Llama(o));
 }
@@ -71,6 +72,7 @@ const ModelFamily& llama_family() {
   static const ModelFamily family{
       .name = "llama",
       .keys = {{"key_heads", 0, "heads of keys and values; 0: as many as heads", Range{0, 65536}},
+               {"rotary_base", 10000.0, "base of the rotary frequencies; more for longer sequences", Range{1}},
                {"inner_width", 0, "features inside the feed-forward part; 0: 8/3 of width, rounded up to 64",
                 Range{0, 1048576}}},
       .rows = ModelFamily::Rows::Documents,
