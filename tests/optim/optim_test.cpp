@@ -1,4 +1,4 @@
-// AdamW against the formula in doubles, and the schedule at its corners.
+// Optimizers against their formulas in doubles, and the schedule at its corners.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -218,6 +218,32 @@ TEST(OptimizerKinds, MakeOnesWhoseRehearsalLeavesEverythingButTheGradients) {
     EXPECT_EQ(named.back().first, "master.f");
   }
   EXPECT_THROW((void)optimizer_kind("none"), UsageError);
+}
+
+TEST(Sgd, FollowsTheFormula) {
+  const OptimizerKind& kind = optimizer_kind("sgd");
+  for (const double momentum : {0.9, 0.0}) {
+    torch::manual_seed(6);
+    at::Tensor weight = torch::randn({5, 3}).requires_grad_(), bias = torch::randn({3}).requires_grad_();
+    OwnValues values = own_defaults(optimizer_kinds());
+    values.set("momentum", momentum);
+    const auto optimizer = kind.make({weight, bias}, values);
+    EXPECT_EQ(optimizer->state().size(), momentum > 0 ? 4U : 2U) << "with a count of steps each";
+    const double rate = 1e-2, decay = values.number("weight_decay");
+    at::Tensor p = weight.detach().to(at::kDouble), sum = at::zeros_like(p);
+    at::Tensor plain = bias.detach().to(at::kDouble), plain_sum = at::zeros_like(plain);
+    for (int t = 0; t < 4; ++t) {
+      weight.mutable_grad() = torch::randn({5, 3});
+      bias.mutable_grad() = torch::randn({3});
+      sum = momentum * sum + weight.grad().to(at::kDouble);
+      p = p * (1 - rate * decay) - rate * sum;
+      plain_sum = momentum * plain_sum + bias.grad().to(at::kDouble);
+      plain = plain - rate * plain_sum;  // not decayed
+      optimizer->step(rate);
+    }
+    EXPECT_TRUE(at::allclose(weight.detach().to(at::kDouble), p, 1e-5, 1e-6));
+    EXPECT_TRUE(at::allclose(bias.detach().to(at::kDouble), plain, 1e-5, 1e-6));
+  }
 }
 
 TEST(AdamW, KeepsWhatStatesOfBeforeHave) {
