@@ -10,6 +10,13 @@
 /// Values of configuration keys that are one of a few words: an enum each, and its words in one table.
 namespace snug::train {
 
+/// How the loss over the vocabulary is computed; see models::VocabularyLoss.
+enum class LossKind : unsigned char {
+  Auto,  ///< as each kind of model has it
+  Plain,
+  Tiled,
+};
+
 /// How the weights of a pretrained model are kept in memory.
 enum class BaseWeights : unsigned char {
   Fp32,
@@ -36,6 +43,9 @@ enum class StateWrite : unsigned char {
 
 template <class Choice>
 inline constexpr auto kWords = nullptr;
+template <>
+inline constexpr std::array kWords<LossKind>{std::pair{"auto", LossKind::Auto}, std::pair{"plain", LossKind::Plain},
+                                             std::pair{"tiled", LossKind::Tiled}};
 template <>
 inline constexpr std::array kWords<BaseWeights>{std::pair{"fp32", BaseWeights::Fp32},
                                                 std::pair{"bf16", BaseWeights::Bf16},

@@ -220,12 +220,6 @@ namespace {
 void validate_model(const Config& config) {
   const ModelConfig& model = config.model;
   const ModelFamily& family = model_family(model.kind);
-  if (config.data.packing == Packing::Documents && family.rows != ModelFamily::Rows::Documents) {
-    throw UsageError(
-        fmt::format("configuration: data.packing = \"documents\" is for models of the kind {}, and "
-                    "model.kind is \"{}\"",
-                    families_with_documents(), model.kind));
-  }
   if (config.state.every > 0 && config.output.folder.empty()) {
     throw UsageError(
         fmt::format("configuration: state.every = {}, but output.folder is empty, so that no state is saved; "

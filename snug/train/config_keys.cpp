@@ -45,9 +45,10 @@ std::vector<std::string> optimizer_names() { return all_names(optim::optimizer_k
 std::string families_with_files() {
   return names_of(model_families(), "", [](const ModelFamily& family) { return family.open != nullptr; });
 }
-std::string families_with_documents() {
-  return names_of(model_families(), "",
-                  [](const ModelFamily& family) { return family.rows == ModelFamily::Rows::Documents; });
+std::string families_with_tiled_loss() {
+  return names_of(model_families(), "", [](const ModelFamily& family) {
+    return std::holds_alternative<models::TiledLoss>(family.usual_loss);
+  });
 }
 
 std::string families_help(const OwnKey& key) { return help_of(key, model_families()); }

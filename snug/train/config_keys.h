@@ -28,6 +28,7 @@ struct ModelConfig {
   OwnValues own = own_defaults(model_families());  ///< Of the keys that families declare.
   std::string path;  ///< Files of a pretrained model, which decide on its shape; empty: a new one.
   BaseWeights weights = BaseWeights::Fp32;
+  LossKind loss = LossKind::Auto;
 
   bool operator==(const ModelConfig&) const = default;
 };
@@ -179,7 +180,7 @@ std::vector<std::string> family_names();
 std::vector<std::string> optimizer_names();
 /// The families that can, as "gpt" or "gpt or llama".
 std::string families_with_files();
-std::string families_with_documents();
+std::string families_with_tiled_loss();
 
 /// Calls to(KeyAbout, member, rule) for every key. A new key is a member above and a line here: fixed(...) when a
 /// resumed run must have it as the run before, varies(...) when it may have another value. Limits keep batch * sequence
@@ -220,6 +221,11 @@ void visit_keys(AnyConfig& c, Visit&& to) {
         Anything{});
   fixed("model", "weights", c.model.weights,
         "how pretrained weights are kept; packed: as blocks of a GGUF file, frozen (QLoRA)", OneOf<BaseWeights>{});
+  fixed("model", "loss", c.model.loss,
+        "plain: of all logits at once, as PyTorch has it; tiled: of 32 MiB of them at a time, for large vocabularies; "
+        "auto: tiled for " +
+            families_with_tiled_loss() + ", else plain",
+        OneOf<LossKind>{});
 
   fixed("lora", "rank", c.lora.rank, "rank of adapters, beside which only lora.modules_to_save train; 0: none",
         Range{0, 65536}, kOwnRank);
@@ -245,8 +251,7 @@ void visit_keys(AnyConfig& c, Visit&& to) {
         data::tokenizer_format_names() + ", a GGUF file; auto: the pretrained model's own, else bytes", Anything{},
         kTokenizing);
   fixed("data", "packing", c.data.packing,
-        "none: windows over the text; documents: rows of whole documents (files) that do not see each other, " +
-            families_with_documents() + " only",
+        "none: windows over the text; documents: rows of whole documents (files) that do not see each other",
         OneOf<Packing>{});
   fixed("data", "validation_fraction", c.data.validation_fraction, "share of the text kept for validation", kFraction,
         kWindows);

@@ -131,7 +131,10 @@ std::optional<double> Experiment::validation_loss(const std::function<void()>& b
 
 void warm_up(const Config& config) {
   const models::AutocastScope autocast(autocast_dtype(config));
-  const auto model = model_family(config.model.kind).tiny();
+  const ModelFamily& family = model_family(config.model.kind);
+  ModelConfig tiny = tiny_config(family);
+  tiny.loss = config.model.loss;
+  const auto model = family.make(tiny);
   const auto optimizer = make_optimizer(config.optimizer, model->module());
   const at::Tensor tokens = torch::randint(0, 256, {2, 16});
   model->loss({tokens, tokens}).backward();

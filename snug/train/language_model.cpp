@@ -11,6 +11,7 @@
 #include "snug/base/errors.h"
 #include "snug/base/listing.h"
 #include "snug/data/end_token.h"
+#include "snug/data/packed_dataset.h"
 #include "snug/data/tokenizer_format.h"
 #include "snug/memory/tag.h"
 #include "snug/models/lora.h"
@@ -46,7 +47,7 @@ std::unique_ptr<LanguageModel> make_base(const Config& config, const Pretrained*
                     "or less",
                     m.sequence, pretrained->longest(), pretrained->path().string(), pretrained->longest()));
   }
-  return pretrained->model(m.weights);
+  return pretrained->model(m);
 }
 
 /// Ends of names that mean exactly those modules, where there are such; else the names. PEFT reads either.
@@ -68,15 +69,21 @@ std::vector<std::string> targets_for_peft(const torch::nn::Module& model) {
 
 }  // namespace
 
-std::vector<data::TokenId> LanguageModel::generate(const std::vector<data::TokenId>& /*prompt*/,
-                                                   const models::GenerationOptions& /*options*/,
-                                                   const std::function<void(data::TokenId)>& /*seen*/) const {
-  throw UsageError("generate: models of this kind do not continue texts; use a pretrained one");
+at::Tensor LanguageModel::loss(const data::Batch& batch) const {
+  if (!batch.documents.defined()) return model_->loss(batch.input, batch.target);
+  return model_->loss(batch.input, batch.target, {batch.positions, data::document_mask(batch.documents)});
 }
 
-std::optional<std::string> LanguageModel::config_json(c10::ScalarType /*dtype*/,
-                                                      const std::vector<data::TokenId>& /*ends*/) const {
-  return std::nullopt;
+models::VocabularyLoss vocabulary_loss(const ModelConfig& model) {
+  switch (model.loss) {
+    case LossKind::Plain:
+      return models::PlainLoss{};
+    case LossKind::Tiled:
+      return models::TiledLoss{};
+    case LossKind::Auto:
+      break;
+  }
+  return model_family(model.kind).usual_loss;
 }
 
 std::unique_ptr<const Pretrained> open_pretrained(const Config& config) {

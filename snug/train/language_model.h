@@ -8,10 +8,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "snug/data/batch.h"
 #include "snug/data/tokenizer.h"
+#include "snug/models/causal_lm.h"
 #include "snug/models/generation.h"
 #include "snug/train/config.h"
 
@@ -19,31 +21,43 @@ namespace snug::train {
 
 class Pretrained;
 
-/// A model that says how a text goes on, as the command needs it of every family.
+/// A decoder as the command trains it, with what its family knows of it beside.
 class LanguageModel {
  public:
-  LanguageModel() = default;
-  LanguageModel(const LanguageModel&) = delete;
-  LanguageModel& operator=(const LanguageModel&) = delete;
-  virtual ~LanguageModel() = default;
+  /// Throws UsageError for a model that has no form there.
+  using ConfigJson = std::function<std::string(c10::ScalarType dtype, const std::vector<data::TokenId>& ends)>;
 
-  [[nodiscard]] virtual torch::nn::Module& module() const = 0;
+  /// `config_json`: empty for families of which transformers has no such file.
+  explicit LanguageModel(std::shared_ptr<models::CausalLmImpl> model, ConfigJson config_json = {})
+      : model_(std::move(model)), config_json_(std::move(config_json)) {}
+
+  [[nodiscard]] torch::nn::Module& module() const { return *model_; }
   /// Mean cross-entropy of a batch, as the model defines it: a scalar on the autograd graph.
-  [[nodiscard]] virtual at::Tensor loss(const data::Batch& batch) const = 0;
+  [[nodiscard]] at::Tensor loss(const data::Batch& batch) const;
   /// Different tokens.
-  [[nodiscard]] virtual std::int64_t vocabulary() const = 0;
+  [[nodiscard]] std::int64_t vocabulary() const { return model_->vocabulary(); }
   /// The longest sequence that it takes.
-  [[nodiscard]] virtual std::int64_t longest() const = 0;
+  [[nodiscard]] std::int64_t longest() const { return model_->sequence(); }
 
-  /// As models::generate. Throws UsageError where a family has no such thing.
-  virtual std::vector<data::TokenId> generate(const std::vector<data::TokenId>& prompt,
-                                              const models::GenerationOptions& options,
-                                              const std::function<void(data::TokenId token)>& seen = {}) const;
-  /// The text of the config.json that transformers reads; nullopt for models that it has no such file of. Throws
-  /// UsageError where this one has no form in it.
-  [[nodiscard]] virtual std::optional<std::string> config_json(c10::ScalarType dtype,
-                                                               const std::vector<data::TokenId>& ends) const;
+  /// As models::generate.
+  [[nodiscard]] std::vector<data::TokenId> generate(const std::vector<data::TokenId>& prompt,
+                                                    const models::GenerationOptions& options,
+                                                    const std::function<void(data::TokenId token)>& seen = {}) const {
+    return models::generate(*model_, prompt, options, seen);
+  }
+  /// The text of the config.json that transformers reads; nullopt for models that it has no such file of.
+  [[nodiscard]] std::optional<std::string> config_json(c10::ScalarType dtype,
+                                                       const std::vector<data::TokenId>& ends) const {
+    return config_json_ ? std::optional(config_json_(dtype, ends)) : std::nullopt;
+  }
+
+ private:
+  std::shared_ptr<models::CausalLmImpl> model_;
+  ConfigJson config_json_;
 };
+
+/// What model.loss asks for.
+models::VocabularyLoss vocabulary_loss(const ModelConfig& model);
 
 /// The files of model.path; null when the configuration names none.
 std::unique_ptr<const Pretrained> open_pretrained(const Config& config);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "snug/base/own_key.h"
+#include "snug/models/vocabulary_loss.h"
 
 namespace snug::train {
 
@@ -19,13 +20,10 @@ class Pretrained;
 struct ModelFamily {
   std::string_view name;
   std::vector<OwnKey> keys;  ///< of the section [model], beside those of all; they are for new models alone
-  /// Whether it can keep apart several documents in one row of a batch.
-  enum class Rows : unsigned char { OneText, Documents } rows = Rows::OneText;
+  models::VocabularyLoss usual_loss = models::PlainLoss{};  ///< where model.loss is auto
 
   /// A new one. Its weights are drawn from the default generator.
   std::unique_ptr<LanguageModel> (*make)(const ModelConfig& config);
-  /// A new one that runs at once, of 256 tokens, for sequences of 16.
-  std::unique_ptr<LanguageModel> (*tiny)();
   /// One from its files (model.path), as Pretrained says; null where none can be read.
   std::unique_ptr<const Pretrained> (*open)(const std::filesystem::path& path) = nullptr;
 };
@@ -33,6 +31,9 @@ struct ModelFamily {
 /// A key that several have.
 inline constexpr OwnKey kDropout{"dropout", 0.0, "probability of dropping an activation", kFraction,
                                  "for adapters, see lora.dropout"};
+
+/// What makes one that runs at once, of 256 tokens, for sequences of 16.
+ModelConfig tiny_config(const ModelFamily& family);
 
 /// All there are, the default first.
 const std::vector<const ModelFamily*>& model_families();

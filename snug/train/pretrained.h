@@ -23,9 +23,10 @@ class Pretrained {
   Pretrained& operator=(const Pretrained&) = delete;
   virtual ~Pretrained() = default;
 
-  /// The model with its weights. Throws UsageError that lists all tensors that are missing, left over or of another
-  /// shape, and for Packed when the file has no blocks.
-  [[nodiscard]] virtual std::unique_ptr<LanguageModel> model(BaseWeights weights) const = 0;
+  /// The model with its weights, kept as model.weights says and with the loss that model.loss asks for. Throws
+  /// UsageError that lists all tensors that are missing, left over or of another shape, and for Packed when the file
+  /// has no blocks.
+  [[nodiscard]] virtual std::unique_ptr<LanguageModel> model(const ModelConfig& config) const = 0;
   /// Different tokens of the model.
   [[nodiscard]] virtual std::int64_t vocabulary() const = 0;
   /// The longest sequence that it was made for.

@@ -122,7 +122,7 @@ TEST(Loss, IsPlainOrTiledAsModelLossSays) {
   };
   const fs::path folder = scratch("experiment/loss");
   Config gpt = one_block(folder), llama = gpt, pretrained = on_documents(folder, kHere / "tiny");
-  llama.model.kind = ModelKind::Llama;
+  llama.model.kind = "llama";
   EXPECT_FALSE(is_tiled(gpt)) << "auto is what each kind of model has always had";
   EXPECT_TRUE(is_tiled(llama));
   EXPECT_TRUE(is_tiled(pretrained));

@@ -27,7 +27,7 @@ data::Batch random_tokens(std::int64_t vocabulary, std::int64_t sequence) {
 TEST_P(EveryFamily, HasATinyOneWhoseWeightsAllTrain) {
   EXPECT_EQ(&model_family(GetParam()->name), GetParam());
   torch::manual_seed(1);
-  const auto model = GetParam()->tiny();
+  const auto model = GetParam()->make(tiny_config(*GetParam()));
   EXPECT_EQ(model->vocabulary(), 256);
   EXPECT_GE(model->longest(), 16);
   const at::Tensor loss = model->loss(random_tokens(256, 16));
@@ -58,9 +58,8 @@ TEST_P(EveryFamily, MakesTheSameModelOfTheSameConfigurationAndSeed) {
   EXPECT_TRUE(at::equal(a->loss(batch), b->loss(batch)));
 }
 
-TEST_P(EveryFamily, KeepsDocumentsApartWhereItSaysSo) {
-  if (GetParam()->rows != ModelFamily::Rows::Documents) GTEST_SKIP();
-  const auto model = GetParam()->tiny();
+TEST_P(EveryFamily, KeepsDocumentsApart) {
+  const auto model = GetParam()->make(tiny_config(*GetParam()));
   model->module().eval();
   data::Batch batch = random_tokens(256, 16);
   batch.target.slice(1, 0, 8).fill_(data::kNoTarget);  // of the first document nothing is asked

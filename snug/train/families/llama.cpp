@@ -1,9 +1,3 @@
-#include <torch/types.h>
-
-#include <utility>
-
-#include "snug/data/packed_dataset.h"
-#include "snug/models/generation.h"
 #include "snug/models/llama_json.h"
 #include "snug/train/config.h"
 #include "snug/train/families/llama_files.h"
@@ -11,32 +5,6 @@
 
 namespace snug::train {
 namespace {
-
-class LlamaModel final : public LanguageModel {
- public:
-  explicit LlamaModel(models::Llama model) : model_(std::move(model)) {}
-
-  [[nodiscard]] torch::nn::Module& module() const override { return *model_.ptr(); }
-  [[nodiscard]] at::Tensor loss(const data::Batch& batch) const override {
-    models::LlamaImpl& model = *model_.ptr();
-    if (!batch.documents.defined()) return model.loss(batch.input, batch.target);
-    return model.loss(batch.input, batch.target, {batch.positions, data::document_mask(batch.documents)});
-  }
-  [[nodiscard]] std::int64_t vocabulary() const override { return model_->options().vocabulary; }
-  [[nodiscard]] std::int64_t longest() const override { return model_->options().sequence; }
-  std::vector<data::TokenId> generate(const std::vector<data::TokenId>& prompt,
-                                      const models::GenerationOptions& options,
-                                      const std::function<void(data::TokenId)>& seen) const override {
-    return models::generate(*model_.ptr(), prompt, options, seen);
-  }
-  [[nodiscard]] std::optional<std::string> config_json(c10::ScalarType dtype,
-                                                       const std::vector<data::TokenId>& ends) const override {
-    return models::llama_json(model_->options(), dtype, ends);
-  }
-
- private:
-  models::Llama model_;
-};
 
 std::unique_ptr<LanguageModel> new_llama(const ModelConfig& m) {
   const std::int64_t inner_width = m.own.integer("inner_width"), key_heads = m.own.integer("key_heads");
@@ -52,20 +20,17 @@ std::unique_ptr<LanguageModel> new_llama(const ModelConfig& m) {
   o.rotary.width = m.width / m.heads;
   o.rotary.base = m.own.number("rotary_base");
   o.tied = true;
-  return llama_model(models::Llama(o));
-}
-
-std::unique_ptr<LanguageModel> tiny_llama() {
-  models::LlamaOptions o{.layers = 1, .width = 32, .inner_width = 64, .heads = 2, .key_heads = 1, .vocabulary = 256};
-  o.sequence = 16;
-  o.rotary.width = 16;
+  o.loss = vocabulary_loss(m);
   return llama_model(models::Llama(o));
 }
 
 }  // namespace
 
-std::unique_ptr<LanguageModel> llama_model(models::Llama model) {
-  return std::make_unique<LlamaModel>(std::move(model));
+std::unique_ptr<LanguageModel> llama_model(const models::Llama& model) {
+  return std::make_unique<LanguageModel>(
+      model.ptr(), [options = model->options()](c10::ScalarType dtype, const std::vector<data::TokenId>& ends) {
+        return models::llama_json(options, dtype, ends);
+      });
 }
 
 const ModelFamily& llama_family() {
@@ -75,9 +40,8 @@ const ModelFamily& llama_family() {
                {"rotary_base", 10000.0, "base of the rotary frequencies; more for longer sequences", Range{1}},
                {"inner_width", 0, "features inside the feed-forward part; 0: 8/3 of width, rounded up to 64",
                 Range{0, 1048576}}},
-      .rows = ModelFamily::Rows::Documents,
+      .usual_loss = models::TiledLoss{},
       .make = new_llama,
-      .tiny = tiny_llama,
       .open = [](const std::filesystem::path& path) -> std::unique_ptr<const Pretrained> {
         return LlamaFiles::open(path);
       }};

@@ -84,16 +84,20 @@ std::unique_ptr<const LlamaFiles> LlamaFiles::of_folder(const fs::path& path) {
   return files;
 }
 
-std::unique_ptr<LanguageModel> LlamaFiles::model(BaseWeights weights) const { return llama_model(load(weights)); }
+std::unique_ptr<LanguageModel> LlamaFiles::model(const ModelConfig& config) const {
+  return llama_model(load(config.weights, vocabulary_loss(config)));
+}
 
-models::Llama LlamaFiles::load(BaseWeights weights) const {
+models::Llama LlamaFiles::load(BaseWeights weights, const models::VocabularyLoss& loss) const {
   if (std::cmp_greater(options_.layers, tensors_.size())) {
     refuse_model(path(), fmt::format("it says of itself that it has {} layers, and has {} tensors", options_.layers,
                                      tensors_.size()));
   }
   const memory::TagScope tag(memory::Tag::Weights);
   const models::ShapesOnlyScope shapes_only(weights == BaseWeights::Bf16 ? at::kBFloat16 : at::kFloat);
-  models::Llama model(options_);
+  models::LlamaOptions options = options_;
+  options.loss = loss;
+  models::Llama model(options);
   state::StoredTensors rest = tensors_;
   if (weights == BaseWeights::Packed) pack(*model, rest);
   state::load_weights(*model, rest, path().string());

@@ -15,9 +15,9 @@ class LlamaFiles final : public Pretrained {
   [[nodiscard]] const models::LlamaOptions& options() const { return options_; }
 
   /// What model() is of.
-  [[nodiscard]] models::Llama load(BaseWeights weights) const;
+  [[nodiscard]] models::Llama load(BaseWeights weights, const models::VocabularyLoss& loss = models::TiledLoss{}) const;
 
-  [[nodiscard]] std::unique_ptr<LanguageModel> model(BaseWeights weights) const override;
+  [[nodiscard]] std::unique_ptr<LanguageModel> model(const ModelConfig& config) const override;
   [[nodiscard]] std::int64_t vocabulary() const override { return options_.vocabulary; }
   [[nodiscard]] std::int64_t longest() const override { return options_.sequence; }
 
@@ -33,6 +33,6 @@ class LlamaFiles final : public Pretrained {
 };
 
 /// A model of the family, to train and to ask.
-std::unique_ptr<LanguageModel> llama_model(models::Llama model);
+std::unique_ptr<LanguageModel> llama_model(const models::Llama& model);
 
 }  // namespace snug::train

@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include "snug/base/errors.h"
+#include "snug/train/config_keys.h"
 #include "snug/train/model_family.h"
 
 namespace snug::train {
@@ -26,6 +27,17 @@ const std::vector<const ModelFamily*>& model_families() {
   return families;
 }
 #undef SNUG_FAMILIES
+
+ModelConfig tiny_config(const ModelFamily& family) {
+  ModelConfig config;
+  config.kind = family.name;
+  config.blocks = 1;
+  config.width = 32;
+  config.heads = 2;
+  config.sequence = 16;
+  config.vocabulary = 256;
+  return config;
+}
 
 const ModelFamily& model_family(std::string_view name) {
   std::vector<std::string_view> names;
