@@ -317,7 +317,8 @@ void bind_sessions(py::module_& m) {
       .def_property_readonly("last_step",
                              [](PySession& s) { return s.read([](Session& open) { return open.last_step(); }); })
       .def("verify_replays", [](PySession& s, VerifyReplay how) { s.open().verify_replays(how); })
-      .def("detect_anomalies", [](PySession& s, bool detect) { s.open().detect_anomalies(detect); });
+      .def("detect_anomalies",
+           [](PySession& s, bool detect) { s.open().anomalies(detect ? Anomalies::Refused : Anomalies::Ignored); });
 }
 
 }  // namespace snug::python

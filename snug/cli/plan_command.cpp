@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "snug/base/clock.h"
 #include "snug/base/errors.h"
@@ -22,6 +23,7 @@
 #include "snug/report/terminal.h"
 #include "snug/train/experiment.h"
 #include "snug/train/longest_sequence.h"
+#include "snug/train/planned_experiment.h"
 
 namespace snug::cli {
 namespace {
@@ -47,13 +49,15 @@ struct PlanReport {
   double planning_seconds = 0;
 };
 
-PlanReport report_on(plan::StepGraph graph, const plan::Planner& planner, std::optional<plan::Budget> budget,
+/// For the first of all kinds of steps.
+PlanReport report_on(std::vector<replay::PlannedStep> kinds, std::optional<plan::Budget> budget,
                      double planning_seconds) {
   PlanReport report;
   const double started = monotonic_seconds();
-  report.plan = planner.plan(graph, budget);
+  report.plan = replay::plan_all(kinds, budget).front();
+  plan::StepGraph& graph = kinds.front().step.graph;
   report.bound = plan::lower_bound(graph, budget ? budget->for_blocks() : report.plan.predicted_peak);
-  report.floor = plan::Budget::for_limit(1).floor_for(planner.floor(graph));
+  report.floor = replay::smallest_budget(kinds);
   report.gap = plan::optimality_gap(report.plan.predicted_seconds, report.bound.step_seconds, graph.step_seconds);
   report.planning_seconds = planning_seconds + monotonic_seconds() - started;
   report.graph = std::move(graph);
@@ -67,10 +71,13 @@ PlanReport plan_graph(const PlanOptions& options) {
   const auto budget =
       train::budget_for(train::requested_budget(options.config.budget, file), plan::plan_none(graph).predicted_peak);
   const double started = monotonic_seconds();
-  const plan::Planner planner =
-      file ? plan::Planner(graph, file->plan) : plan::Planner(graph, options.strategy.value_or("optimal"));
+  std::vector<replay::RecordedStep> recorded(1);
+  recorded.front().graph = std::move(graph);
+  std::vector<replay::PlannedStep> kinds =
+      file ? replay::planned(std::move(recorded), file->plan)
+           : replay::planned(std::move(recorded), options.strategy.value_or("optimal"));
   const double seconds = monotonic_seconds() - started;
-  return report_on(std::move(graph), planner, budget, seconds);
+  return report_on(std::move(kinds), budget, seconds);
 }
 
 PlanReport plan_configuration(const PlanOptions& options) {
@@ -80,8 +87,8 @@ PlanReport plan_configuration(const PlanOptions& options) {
   train::Experiment experiment(config);
   std::optional<plan::PlanFile> file;
   if (!options.plan.empty()) file = plan::read_plan(options.plan);
-  train::PlannedExperiment planned = train::plan_experiment(experiment, file);
-  return report_on(std::move(planned.step.graph), planned.planner, planned.budget, planned.planning_seconds);
+  train::PlannedExperiment planned = train::plan_experiment(experiment, train::Kinds::Run, file);
+  return report_on(std::move(planned.kinds), planned.budget, planned.planning_seconds);
 }
 
 nlohmann::ordered_json share_to_json(const plan::Share& share) {

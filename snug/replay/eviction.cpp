@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "snug/plan/search/timeless.h"
+#include "snug/replay/step_trace.h"
 
 namespace snug::replay {
 namespace {
@@ -113,6 +114,7 @@ bool Evictor::make_room(Bytes bytes, bool may_wait) noexcept {
       if (freed >= bytes) break;
       freed += memory_.rounded(tape_->nbytes(victim.value));
       tape_->evict(victim.value);
+      tell(*tape_, Evicted{victim.value});
     }
   }
   return freed > 0;

@@ -16,6 +16,7 @@
 #include "snug/record/profiler.h"
 #include "snug/record/recording.h"
 #include "snug/record/tape.h"
+#include "snug/replay/step_trace.h"
 
 namespace snug::replay {
 namespace {
@@ -174,6 +175,7 @@ void run_again(Tape& tape, const RunAgain& step) {
     call.op.callBoxed(&stack);
   }
   tape.count_replayed();
+  tell(tape, Replayed{step.op});
   const auto outputs = tape.flow().outputs(step.op);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (tape.ledger().resident(outputs[i].value)) continue;

@@ -20,12 +20,20 @@ RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::Dev
       const memory::HeldLimit held(memory, limit);
       memory.release_cached();
       return record_step_evicting(cost, forward, memory, options);
+    } catch (const RefusedElsewhere&) {
     } catch (...) {
       const auto refusal = memory::refusal_in(std::current_exception());
       if (!refusal) throw;
+      options.agreement->all(Vote::No);
       const auto taken = [](const OutOfBudget::Details& d) { return d.stats.allocated + d.requested; };
       if (!least || taken(*refusal) < taken(*least)) least = refusal;
     }
+  }
+  if (!least) {
+    throw Error(
+        fmt::format("fit: the step was recorded within {} here, but not in another process of the group, which "
+                    "says what it takes; raise the budget there, or use a smaller batch",
+                    format_bytes(limit)));
   }
   // Everything that can be evicted was; what was missing then is what is missing.
   const Bytes floor = plan::Budget::for_limit(limit).floor_for(least->stats.allocated + least->requested);
@@ -39,9 +47,11 @@ Session fit(const Forward& forward, const FitOptions& options) {
   if (options.host_budget && options.device == c10::kCPU)
     throw UsageError("fit: on the CPU there is one memory; give its budget as `budget` and leave `host_budget` out");
   memory::DeviceMemory& memory = memory::device_memory(options.device);
-  RecordedStep step = record_step_within(options.budget, forward, memory,
-                                         {.update = options.optimizer ? options.optimizer : options.update});
-  Session session(std::move(step), options.strategy, plan::Budget::for_limit(options.budget), memory);
+  RecordedStep step = record_step_within(
+      options.budget, forward, memory,
+      {.update = options.optimizer ? options.optimizer : options.update, .agreement = options.agreement});
+  Session session(std::move(step), options.strategy, plan::Budget::for_limit(options.budget), memory,
+                  options.agreement);
   if (options.host_budget) session.limit_host(*options.host_budget);
   return session;
 }

@@ -3,6 +3,7 @@
 #include <c10/core/DeviceType.h>
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -22,10 +23,13 @@ struct FitOptions {
   replay::Rehearsal optimizer = {};
   /// In place of that, a function that does what the update does, for its memory; see replay::Rehearsal.
   replay::Rehearsal update = {};
+  /// With the processes that train the same model together, each with a session of its own.
+  std::shared_ptr<Agreement> agreement = alone();
 };
 
 namespace replay {
-/// record_step under a limit, which is lifted again. Throws DoesNotFit when not even eviction makes room for the step.
+/// record_step under a limit, which is lifted again. Throws DoesNotFit when not even eviction makes room for the step;
+/// Error where that is so in another process of the group. What is refused in one of them is recorded again in all.
 RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::DeviceMemory& memory,
                                 const RecordOptions& options = {});
 Session fit(const Forward& forward, const FitOptions& options);

@@ -1,11 +1,21 @@
 #pragma once
 
+#include "snug/base/errors.h"
 #include "snug/replay/eviction.h"
 #include "snug/replay/record_step.h"
 
 namespace snug::replay {
 
-/// record_step, which under a limit evicts by this cost.
+/// Ends the recording of a step where that of another process of the group has been refused (see Agreement): what this
+/// one would wait for does not come.
+class RefusedElsewhere : public Error {
+ public:
+  RefusedElsewhere();
+};
+
+/// record_step, which under a limit evicts by this cost. Asks the group twice in each run, at the end of its forward
+/// pass and at its own end, and throws RefusedElsewhere where one of the others says no. Whoever catches a refusal of
+/// this one has to say so, once.
 RecordedStep record_step_evicting(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
                                   const RecordOptions& options);
 

@@ -52,7 +52,7 @@ std::vector<at::Tensor> leaves_of(const StepRun::Roots& roots, const std::vector
 /// optimizer.
 class GradientsAside {
  public:
-  GradientsAside() = default;
+  explicit GradientsAside(const std::vector<at::Tensor>& parameters) { put(parameters); }
   ~GradientsAside() {
     for (Aside& a : aside_) {
       a.parameter.mutable_grad() = std::move(a.gradient);
@@ -124,7 +124,7 @@ class RehearsedUpdate {
     const auto keys = c10::impl::tls_local_dispatch_key_set();
     const c10::impl::ForceDispatchKeyGuard seen(keys.included_, keys.excluded_.remove(record::kRecordingKey));
     std::optional<UndoneWrites> undone;
-    if (!rehearsal_.writes_gradients_alone) undone.emplace();
+    if (rehearsal_.writes == Rehearsal::Writes::Anything) undone.emplace();
     made_ = true;
     // The second run has them again where the first has let go of them.
     std::vector<at::Tensor> gradients;
@@ -161,65 +161,115 @@ void refuse_freed_weights(const record::Tape& tape) {
       *freed));
 }
 
-RecordedStep record_once(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
-                         const RecordOptions& options, std::vector<c10::Storage>* leaves = nullptr) {
-  const Bytes before = memory.stats().allocated;
+/// Everything that is the same before and after a recording, and what records.
+struct RecordingScope {
+  RecordingScope(EvictionCost cost, memory::DeviceMemory& memory, const std::vector<at::Tensor>& parameters)
+      : before(memory.stats().allocated),
+        aside(parameters),
+        profiler(memory, memory.stats().allocated - before),
+        evictor(tape, memory, cost) {}
+  ~RecordingScope() { tape->detach(); }
+  RecordingScope(const RecordingScope&) = delete;
+  RecordingScope& operator=(const RecordingScope&) = delete;
+
+  /// The forward pass is over, or was left.
+  void note_overwrites() {
+    if (!tape->finished()) overwrites.leaves = tape->overwritten_leaves();
+  }
+  void finish_forward() {
+    note_overwrites();
+    refuse_freed_weights(*tape);
+    tape->finish();
+  }
+
+  Bytes before;  // allocated before what this takes itself
   UndoneOverwrites overwrites;
-  const UndoneDraws draws;
+  UndoneDraws draws;
   GradientsAside aside;
-  aside.put(options.update.parameters);
-  record::Profiler profiler(memory, memory.stats().allocated - before);
-  const auto tape = std::make_shared<record::Tape>(record::KeepSaved{}, &profiler);
-  struct Detach {
-    record::Tape& tape;
-    ~Detach() { tape.detach(); }
-  } const detach{*tape};
-  const Evictor evictor(tape, memory, cost);
+  record::Profiler profiler;
+  std::shared_ptr<record::Tape> tape = std::make_shared<record::Tape>(record::KeepSaved{}, &profiler);
+  Evictor evictor;
+};
+
+/// The others of the group have come as far as this process has, or nobody goes on.
+void agree(const RecordOptions& options) {
+  if (options.agreement->all(Vote::Yes) == Vote::No) throw RefusedElsewhere();
+}
+
+struct Recorded {
   RecordedStep step;
-  RehearsedUpdate update(options.update, profiler, *tape, step.parameters);
-  std::optional<record::OperatorGate> gate;
-  StepRun* running = nullptr;
-  const auto stop = [&] {
+  std::vector<c10::Storage> leaves;  ///< that it read
+};
+
+Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
+                     const RecordOptions& options) {
+  RecordingScope scope(cost, memory, options.update.parameters);
+  Recorded recorded;
+  RecordedStep& step = recorded.step;
+  RehearsedUpdate update(options.update, scope.profiler, *scope.tape, step.parameters);
+  const auto update_begins = [&](StepRun& run) {
     update.run();
-    running->stop();
+    run.stop();
   };
-  StepRun run(tape, {.forward_over =
-                         [&](const StepRun::Roots& roots) {
-                           overwrites.leaves = tape->overwritten_leaves();
-                           refuse_freed_weights(*tape);
-                           tape->finish();
-                           if (leaves != nullptr) *leaves = tape->leaf_storages();
-                           step.parameters = leaves_of(roots, profiler.leaves());
-                           std::erase_if(step.parameters, [&](const at::Tensor& leaf) { return tape->made(leaf); });
-                           aside.put(step.parameters);
-                         },
-                     .backward_over =
-                         [&] {
-                           if (options.until == RecordUntil::Backward) stop();
-                           gate.emplace(before_writes_of(step.parameters, stop));
-                         },
-                     .update_begins = stop});
-  running = &run;
+  StepRun run(scope.tape, {.forward_over =
+                               [&](const StepRun::Roots& roots) {
+                                 scope.finish_forward();
+                                 agree(options);
+                                 recorded.leaves = scope.tape->leaf_storages();
+                                 step.parameters = leaves_of(roots, scope.profiler.leaves());
+                                 std::erase_if(step.parameters,
+                                               [&](const at::Tensor& leaf) { return scope.tape->made(leaf); });
+                                 scope.aside.put(step.parameters);
+                               },
+                           .backward_over =
+                               [&](StepRun& it) {
+                                 if (options.until == RecordUntil::Backward) update_begins(it);
+                                 it.update_begins_at_writes_of(step.parameters);
+                               },
+                           .update_begins = update_begins});
   try {
     run(forward);
   } catch (...) {
-    if (!tape->finished()) overwrites.leaves = tape->overwritten_leaves();
+    scope.note_overwrites();
     throw;
   }
-  gate.reset();
   if (!run.went_backward()) {
     throw UsageError(
         "step: its backward pass failed and the function went on; while it is recorded that has to succeed: try a "
         "smaller sample, or let the exception pass, which says why");
   }
   update.run();
-  step.state_to_come = profiler.state_to_come();
-  step.graph = profiler.finish(*tape);
+  step.state_to_come = scope.profiler.state_to_come();
+  step.graph = scope.profiler.finish(*scope.tape);
   update.forget();
+  agree(options);
+  return recorded;
+}
+
+RecordedStep record_forward(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
+                            const RecordOptions& options) {
+  RecordingScope scope(cost, memory, {});
+  try {
+    const at::NoGradGuard no_grad;
+    const record::Recording recording(scope.tape);
+    const memory::TagScope tag(memory::Tag::Activations);
+    (void)forward();
+  } catch (...) {
+    scope.note_overwrites();
+    throw;
+  }
+  scope.finish_forward();
+  RecordedStep step;
+  step.kind = StepKind::Evaluation;
+  step.graph = scope.profiler.finish(*scope.tape);
+  agree(options);
   return step;
 }
 
 }  // namespace
+
+RefusedElsewhere::RefusedElsewhere()
+    : Error("step: its recording ends, as that of another process of the group has been refused") {}
 
 void check_loss(const at::Tensor& loss) {
   if (!loss.defined()) throw UsageError("step: it returned an undefined tensor; return the loss");
@@ -239,13 +289,14 @@ RecordedStep record_step(const Forward& forward, memory::DeviceMemory& memory, c
 RecordedStep record_step_evicting(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
                                   const RecordOptions& options) {
   require_saved_tensor_hooks();
+  if (options.until == RecordUntil::Loss) return record_forward(cost, forward, memory, options);
   // The first run pays for page faults and the kernels' own set-up.
-  std::vector<c10::Storage> leaves;
-  const plan::StepGraph first = record_once(cost, forward, memory, options, &leaves).graph;
+  Recorded once = record_once(cost, forward, memory, options);
+  const plan::StepGraph first = std::move(once.step.graph);
   // What is older than the allocator counts from here on.
-  for (const c10::Storage& leaf : leaves) memory.adopt(leaf);
-  leaves.clear();
-  RecordedStep step = record_once(cost, forward, memory, options);
+  for (const c10::Storage& leaf : once.leaves) memory.adopt(leaf);
+  once = {};
+  RecordedStep step = record_once(cost, forward, memory, options).step;
   if (first.fingerprint() != step.graph.fingerprint()) return step;
   for (std::size_t i = 0; i < step.graph.ops.size(); ++i) {
     step.graph.ops[i].seconds = std::min(step.graph.ops[i].seconds, first.ops[i].seconds);

@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "snug/memory/device_memory.h"
 #include "snug/plan/step/step_graph.h"
+#include "snug/replay/agreement.h"
 #include "snug/replay/rehearsal.h"
 
 namespace snug::replay {
@@ -16,14 +18,23 @@ namespace snug::replay {
 /// gradient. Or calls backward() on it where it stands, and goes on to update; then what it returns may be undefined.
 using Forward = std::function<at::Tensor()>;
 
+/// The kinds of steps that training is made of. Each has a plan of its own.
+enum class StepKind : std::uint8_t {
+  First,      ///< gradients are made: a step of its own, or the first micro-batch of one
+  Later,      ///< gradients are there before, and backward adds to them: a later micro-batch
+  Evaluation  ///< forward only
+};
+
 struct RecordedStep {
   plan::StepGraph graph;
   std::vector<at::Tensor> parameters;  ///< the leaves that the step may give gradients to
   Bytes state_to_come = 0;             ///< of the graph's static bytes: optimizer state that the first update will make
+  StepKind kind = StepKind::First;
 };
 
-/// How far a step function that goes backward itself runs while it is recorded, so that it leaves no trace.
+/// How far a step is recorded, and so a step function that goes backward itself runs, that it leaves no trace.
 enum class RecordUntil : std::uint8_t {
+  Loss,          ///< without gradients, once, and nothing is rehearsed: a step of the kind Evaluation
   Backward,      ///< UpdateBegins is thrown where the function's backward() returns
   UpdateBegins,  ///< somebody stops it where its update begins (see StepRun), or it is stopped where it first writes
                  ///< a parameter
@@ -32,6 +43,7 @@ enum class RecordUntil : std::uint8_t {
 struct RecordOptions {
   Rehearsal update = {};
   RecordUntil until = RecordUntil::Backward;
+  std::shared_ptr<Agreement> agreement = alone();  ///< with those that record the same step at the same time
 };
 
 /// Runs forward and backward twice, records them, and takes every operator's shorter time. Leaves no trace: gradients,

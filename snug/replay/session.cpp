@@ -18,6 +18,7 @@
 #include "snug/replay/opaque_values.h"
 #include "snug/replay/step_book.h"
 #include "snug/replay/step_run.h"
+#include "snug/replay/step_trace.h"
 
 namespace snug {
 namespace {
@@ -52,6 +53,25 @@ Bytes gradient_bytes(const std::vector<at::Tensor>& parameters, const memory::De
   return bytes;
 }
 
+/// Of all kinds of steps, each once.
+std::vector<at::Tensor> parameters_of(const std::vector<replay::PlannedStep>& kinds) {
+  std::vector<at::Tensor> parameters;
+  std::unordered_set<const void*> known;
+  for (const auto& [step, planner] : kinds) {
+    for (const at::Tensor& p : step.parameters) {
+      if (known.insert(p.unsafeGetTensorImpl()).second) parameters.push_back(p);
+    }
+  }
+  return parameters;
+}
+
+template <class T>
+std::vector<T> only(T one) {
+  std::vector<T> all;
+  all.push_back(std::move(one));
+  return all;
+}
+
 }  // namespace
 
 struct Session::State {
@@ -64,8 +84,9 @@ struct Session::State {
   std::unique_ptr<memory::HeldLimit> host_limit;
   bool steps_vary = false;  // an unknown step has come up
   VerifyReplay verify = VerifyReplay::Off;
-  bool detects = false;
+  Anomalies anomalies = Anomalies::Ignored;
   StepReport last;
+  replay::StepTrace trace;
 
   ~State() {
     for (const at::Tensor& p : hooked) {
@@ -78,20 +99,30 @@ struct Session::State {
 };
 
 Session::Session(replay::RecordedStep step, std::string_view strategy, std::optional<plan::Budget> budget,
-                 memory::DeviceMemory& memory)
-    : Session(step, plan::Planner(step.graph, strategy), budget, memory) {}
+                 memory::DeviceMemory& memory, std::shared_ptr<Agreement> agreement)
+    : Session(only(std::move(step)), strategy, budget, memory, std::move(agreement)) {}
 
 Session::Session(replay::RecordedStep step, plan::Planner planner, std::optional<plan::Budget> budget,
-                 memory::DeviceMemory& memory) {
+                 memory::DeviceMemory& memory, std::shared_ptr<Agreement> agreement)
+    : Session(only(replay::PlannedStep{std::move(step), std::move(planner)}), budget, memory, std::move(agreement)) {}
+
+Session::Session(std::vector<replay::RecordedStep> kinds, std::string_view strategy, std::optional<plan::Budget> budget,
+                 memory::DeviceMemory& memory, std::shared_ptr<Agreement> agreement)
+    : Session(replay::planned(std::move(kinds), strategy), budget, memory, std::move(agreement)) {}
+
+Session::Session(std::vector<replay::PlannedStep> kinds, std::optional<plan::Budget> budget,
+                 memory::DeviceMemory& memory, std::shared_ptr<Agreement> agreement) {
+  std::vector<at::Tensor> parameters = parameters_of(kinds);
+  const Bytes gradients = gradient_bytes(parameters, memory);
   state_.reset(new State{.memory = memory,
-                         .book = replay::StepBook(std::move(step.graph), std::move(planner), budget, step.state_to_come,
-                                                  gradient_bytes(step.parameters, memory)),
-                         .parameters = std::move(step.parameters),
+                         .book = replay::StepBook(std::move(kinds), budget, gradients, std::move(agreement)),
+                         .parameters = std::move(parameters),
                          .hooked = {},
                          .budget = budget,
                          .limit = budget ? std::make_unique<memory::HeldLimit>(memory, budget->device) : nullptr,
                          .host_limit = nullptr,
-                         .last = {}});
+                         .last = {},
+                         .trace = {}});
   for (const at::Tensor& p : state_->parameters) {
     if (p.has_storage()) memory.retag(p.storage(), memory::Tag::Weights);
     // A hook that is already there is somebody else's, and there is room for one.
@@ -112,42 +143,48 @@ void Session::limit_host(Bytes budget) {
 
 void Session::verify_replays(VerifyReplay how) noexcept { state_->verify = how; }
 
-void Session::detect_anomalies(bool detect) noexcept { state_->detects = detect; }
+void Session::anomalies(Anomalies become) noexcept { state_->anomalies = become; }
 
 const plan::MemoryPlan& Session::plan() const { return state_->book.plan(); }
 const plan::StepGraph& Session::graph() const { return state_->book.graph(); }
 const plan::Planner& Session::planner() const { return state_->book.planner(); }
 const Session::StepReport& Session::last_step() const { return state_->last; }
+const replay::StepTrace& Session::last_trace() const { return state_->trace; }
 
 at::Tensor Session::run(const replay::Forward& forward) {
   State& s = *state_;
-  bool accumulates = false, unexpected = false;
+  auto kind = replay::StepKind::First;
+  bool unexpected = false;
   std::optional<record::Profiler> profiler;  // what an unknown step takes is noted as it runs
   std::exception_ptr refusal;
   // Steps begin by letting go of their gradients, or not: the first operator shows which kind this one is.
   const auto decide = [&]() -> record::DecideLater::Decision {
     try {
-      accumulates = have_gradients(s.parameters);
-      s.book.begin(s.memory.stats(), gradient_bytes(s.parameters, s.memory), accumulates);
+      const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);  // what an agreement runs
+      kind = have_gradients(s.parameters) ? replay::StepKind::Later : replay::StepKind::First;
+      s.book.begin(s.memory.stats(), gradient_bytes(s.parameters, s.memory), kind);
     } catch (...) {
       refusal = std::current_exception();
       throw;
     }
-    unexpected = !s.book.expects(accumulates);
+    unexpected = !s.book.expects(kind);
     if (s.steps_vary || unexpected) profiler.emplace(s.memory);
-    return {record::FollowPlan{s.book.steps(accumulates)}, profiler ? &*profiler : nullptr};
+    return {record::FollowPlan{s.book.steps(kind)}, profiler ? &*profiler : nullptr};
   };
   const auto tape = std::make_shared<record::Tape>(record::DecideLater{decide});
   if (s.verify != VerifyReplay::Off) tape->verify_replays(s.verify);
-  if (s.detects) replay::watch_operators(*tape);
+  const bool watches = s.anomalies == Anomalies::Refused;
+  if (watches) replay::watch_operators(*tape);
   struct Detach {
     record::Tape& tape;
     ~Detach() { tape.detach(); }
   } const detach{*tape};
+  replay::StepTracer tracer(*tape, s.memory);
+  const replay::ObservedTape observed(*tape, tracer);
   const replay::Evictor evictor(tape, s.memory, replay::EvictionCost::Measured);
   replay::StepRun step(tape, {.forward_over = [&](const replay::StepRun::Roots& roots) {
                          tape->finish();
-                         if (s.detects) replay::watch_backward(roots, tape);
+                         if (watches) replay::watch_backward(roots, tape);
                        }});
   at::Tensor result;
   try {
@@ -157,8 +194,9 @@ at::Tensor Session::run(const replay::Forward& forward) {
     throw;
   }
   if (refusal) std::rethrow_exception(refusal);  // which the function caught
-  s.last = {.replayed_ops = tape->replayed_ops(),
-            .evictions = tape->evictions(),
+  s.trace = tracer.take();
+  s.last = {.replayed_ops = s.trace.replayed_ops(),
+            .evictions = s.trace.evictions(),
             .followed_plan = !tape->divergence().has_value(),
             .divergence = {},
             .known = s.book.size(),
@@ -172,7 +210,7 @@ at::Tensor Session::run(const replay::Forward& forward) {
   }
   // One whose backward pass failed, and which caught that, is half a step.
   if (profiler && step.went_backward() && (unexpected || tape->divergence())) {
-    s.book.add(profiler->finish(*tape), accumulates);
+    s.book.add(profiler->finish(*tape), kind);
     s.last.planned_anew = true;
     s.last.known = s.book.size();
   }

@@ -16,14 +16,24 @@
 #include "snug/plan/step/memory_plan.h"
 #include "snug/plan/step/step_graph.h"
 #include "snug/record/verify_replay.h"
+#include "snug/replay/agreement.h"
+#include "snug/replay/planned_step.h"
 #include "snug/replay/record_step.h"
+#include "snug/replay/step_trace.h"
 
 namespace snug {
 
-/// Runs training steps under a plan and a hard limit. Steps may differ in shapes and operators: each kind gets a plan
-/// of its own when it comes up. The first unknown one is only noticed; from then on each is recorded as it runs. While
-/// a session lives, the device's allocator hands out no more than the budget, to anybody in the process. One thread at
-/// a time; several sessions may exist, the newest limit holds.
+/// What becomes of NaN and infinities in a step.
+enum class Anomalies : std::uint8_t {
+  Ignored,
+  Refused  ///< the first result or gradient that holds one throws Error, naming the operator and its module. Slow
+};
+
+/// Runs training steps under a plan and a hard limit. Steps may differ in shapes and operators. Those that were
+/// recorded before have plans from the start; any other gets one when it comes up: the first unknown one is only
+/// noticed, from then on each is recorded as it runs. While a session lives, the device's allocator hands out no more
+/// than the budget, to anybody in the process. One thread at a time; several sessions may exist, the newest limit
+/// holds.
 class Session {
  public:
   /// What the latest step did.
@@ -37,13 +47,20 @@ class Session {
     bool planned_anew = false;  ///< the step was an unknown one, was recorded as it ran, and has a plan from now on
   };
 
-  /// For a recorded step and a planner made for its graph. No budget: no limit, and a plan as the planner makes it
-  /// then. Throws DoesNotFit.
+  /// For all kinds of steps that are to come, the first of which goes backward. No budget: no limit, and plans as the
+  /// planners make them then. Throws DoesNotFit, of the kind that takes most, when there is one that does not fit; and
+  /// Error when that is so in another process of the group. A step of the kind Evaluation is planned here and not run:
+  /// it has nothing to decide, and runs as it is written, under the limit.
+  Session(std::vector<replay::PlannedStep> kinds, std::optional<plan::Budget> budget, memory::DeviceMemory& memory,
+          std::shared_ptr<Agreement> agreement = alone());
+  /// The same with planners by a strategy, see replay::planned.
+  Session(std::vector<replay::RecordedStep> kinds, std::string_view strategy, std::optional<plan::Budget> budget,
+          memory::DeviceMemory& memory, std::shared_ptr<Agreement> agreement = alone());
+  /// For one kind.
   Session(replay::RecordedStep step, plan::Planner planner, std::optional<plan::Budget> budget,
-          memory::DeviceMemory& memory);
-  /// The same with the planner of a strategy, see plan::Planner.
+          memory::DeviceMemory& memory, std::shared_ptr<Agreement> agreement = alone());
   Session(replay::RecordedStep step, std::string_view strategy, std::optional<plan::Budget> budget,
-          memory::DeviceMemory& memory);
+          memory::DeviceMemory& memory, std::shared_ptr<Agreement> agreement = alone());
   ~Session();
   Session(Session&&) noexcept;
   Session& operator=(Session&&) noexcept;
@@ -51,8 +68,8 @@ class Session {
   /// Runs step(batch...), which returns the loss, and its backward pass; gradients are accumulated into .grad as
   /// usual. A step may call backward() itself, once, and go on to clip, update and what else it likes. Returns the
   /// loss, detached (what such a step returned). Throws OutOfBudget when even eviction cannot make room, DoesNotFit
-  /// when more is allocated outside of the step than when the plan was made and no plan fits any more, and whatever the
-  /// step throws; the session can be used again after each.
+  /// when more is allocated outside of the step than when the plan was made and no plan fits any more (Error when that
+  /// is so in another process of the group), and whatever the step throws; the session can be used again after each.
   template <class Step, class... Batch>
   at::Tensor backward(Step&& step, Batch&&... batch) {
     return run([&]() -> at::Tensor { return std::invoke(step, std::forward<Batch>(batch)...); });
@@ -66,15 +83,16 @@ class Session {
   /// bits throws Error out of backward(), naming the operator, its module and the place.
   void verify_replays(VerifyReplay how) noexcept;
 
-  /// Whether the next steps look at every result and gradient: the first that holds a NaN or an infinity throws Error
-  /// out of backward(), naming the operator and its module. Slow.
-  void detect_anomalies(bool detect) noexcept;
+  /// Of the next steps.
+  void anomalies(Anomalies become) noexcept;
 
   /// Of the step that ran last, and was known or planned.
   [[nodiscard]] const plan::MemoryPlan& plan() const;
   [[nodiscard]] const plan::StepGraph& graph() const;
   [[nodiscard]] const plan::Planner& planner() const;
   [[nodiscard]] const StepReport& last_step() const;
+  /// What happened in it, one by one: what last_step() counts.
+  [[nodiscard]] const replay::StepTrace& last_trace() const;
 
  private:
   at::Tensor run(const replay::Forward& forward);

@@ -25,12 +25,40 @@ plan::Planner planner_for(const plan::StepGraph& graph, const std::string& strat
 
 }  // namespace
 
-StepBook::StepBook(plan::StepGraph graph, plan::Planner planner, std::optional<plan::Budget> budget,
-                   Bytes state_to_come, Bytes gradients)
-    : budget_(budget), state_to_come_(state_to_come), whole_(graph.static_bytes - gradients) {
-  auto first = std::make_shared<plan::StepGraph>(std::move(graph));
-  auto plan = std::make_shared<plan::MemoryPlan>(planner.plan(*first, budget));
-  known_.push_back({.graph = std::move(first), .plan = std::move(plan), .planner = std::move(planner)});
+StepBook::StepBook(std::vector<PlannedStep> kinds, std::optional<plan::Budget> budget, Bytes gradients,
+                   std::shared_ptr<Agreement> agreement)
+    : budget_(budget), agreement_(std::move(agreement)) {
+  if (kinds.empty() || kinds.front().step.kind == StepKind::Evaluation)
+    throw UsageError("session: the first of its steps has no backward pass; give one that has in front");
+  const RecordedStep& first = kinds.front().step;
+  state_to_come_ = first.state_to_come;
+  whole_ = first.graph.static_bytes - gradients;
+  std::exception_ptr refusal;
+  std::vector<plan::MemoryPlan> plans;
+  try {
+    plans = plan_all(kinds, budget);
+  } catch (const DoesNotFit&) {
+    refusal = std::current_exception();
+  }
+  agree(refusal);
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    auto& [step, planner] = kinds[i];
+    if (step.kind == StepKind::Evaluation) continue;  // nobody follows a plan that has nothing to decide
+    known_.push_back({.graph = std::make_shared<plan::StepGraph>(std::move(step.graph)),
+                      .plan = std::make_shared<plan::MemoryPlan>(std::move(plans[i])),
+                      .planner = std::move(planner),
+                      .kind = step.kind});
+  }
+}
+
+void StepBook::agree(const std::exception_ptr& refusal) const {
+  const Vote all = agreement_->all(refusal ? Vote::No : Vote::Yes);
+  if (refusal) std::rethrow_exception(refusal);
+  if (all == Vote::No) {
+    throw Error(
+        "session: the step fits the budget here, but not in another process of the group, which says what it takes; "
+        "raise the budget there, or use a smaller batch");
+  }
 }
 
 void StepBook::count_state(plan::StepGraph& graph) const {
@@ -38,7 +66,7 @@ void StepBook::count_state(plan::StepGraph& graph) const {
   graph.static_by_tag[static_cast<std::size_t>(memory::Tag::Optimizer)] += state_to_come_;
 }
 
-void StepBook::add(plan::StepGraph graph, bool accumulates) {
+void StepBook::add(plan::StepGraph graph, StepKind kind) {
   count_state(graph);
   // The same optimizer step follows.
   if (const plan::StepGraph& known = *known_.front().graph; known.update_seconds > 0) {
@@ -54,11 +82,9 @@ void StepBook::add(plan::StepGraph graph, bool accumulates) {
     plan = std::make_shared<plan::MemoryPlan>(plan::plan_none(*step));
     fits = false;
   }
-  known_.insert(known_.begin(), {.graph = std::move(step),
-                                 .plan = std::move(plan),
-                                 .planner = std::move(planner),
-                                 .accumulates = accumulates,
-                                 .fits = fits});
+  known_.insert(
+      known_.begin(),
+      {.graph = std::move(step), .plan = std::move(plan), .planner = std::move(planner), .kind = kind, .fits = fits});
   if (known_.size() > kMostSteps) known_.pop_back();
 }
 
@@ -76,36 +102,44 @@ bool StepBook::outdated(const Known& known, Bytes allocated) const {
   return grown > std::max<Bytes>(room, 0) + budget_->reserve / 2;  // the reserve covers odds and ends
 }
 
-bool StepBook::expects(bool accumulates) const {
-  return std::ranges::any_of(known_, [&](const Known& known) { return known.accumulates == accumulates; });
-}
+bool StepBook::expects(StepKind kind) const { return std::ranges::find(known_, kind, &Known::kind) != known_.end(); }
 
-void StepBook::begin(const memory::Stats& stats, Bytes gradients, bool accumulates) {
+void StepBook::begin(const memory::Stats& stats, Bytes gradients, StepKind kind) {
   if (!budget_) return;
   // What has come by now is not to come any more.
   state_to_come_ = std::clamp<Bytes>(whole_ - (stats.allocated - gradients), 0, state_to_come_);
-  const auto expected = std::ranges::find(known_, accumulates, &Known::accumulates);
-  if (expected == known_.end()) return;
-  if (!outdated(*expected, stats.allocated + state_to_come_)) return;
-  auto moved = std::make_shared<plan::StepGraph>(*expected->graph);
+  const auto expected = std::ranges::find(known_, kind, &Known::kind);
+  const bool stands = expected == known_.end() || !outdated(*expected, stats.allocated + state_to_come_);
+  if (agreement_->all(stands ? Vote::Yes : Vote::No) == Vote::Yes) return;
+  std::exception_ptr refusal;
+  try {
+    if (expected != known_.end()) plan_again(*expected, stats);
+  } catch (const DoesNotFit&) {
+    refusal = std::current_exception();
+  }
+  agree(refusal);
+}
+
+void StepBook::plan_again(Known& known, const memory::Stats& stats) {
+  auto moved = std::make_shared<plan::StepGraph>(*known.graph);
   moved->static_bytes = stats.allocated;
   moved->static_by_tag = stats.by_tag;
   count_state(*moved);
   try {
-    expected->plan = std::make_shared<plan::MemoryPlan>(expected->planner.plan(*moved, budget_));
+    known.plan = std::make_shared<plan::MemoryPlan>(known.planner.plan(*moved, budget_));
   } catch (const DoesNotFit&) {
-    if (expected->fits) throw;
+    if (known.fits) throw;
     return;
   }
-  expected->graph = std::move(moved);
-  expected->fits = true;
+  known.graph = std::move(moved);
+  known.fits = true;
 }
 
-std::vector<record::KnownStep> StepBook::steps(bool accumulates) const {
-  const bool all = !expects(accumulates);
+std::vector<record::KnownStep> StepBook::steps(StepKind kind) const {
+  const bool all = !expects(kind);
   std::vector<record::KnownStep> steps;
   for (const Known& known : known_) {
-    if (all || known.accumulates == accumulates) steps.push_back({known.plan, known.graph});
+    if (all || known.kind == kind) steps.push_back({known.plan, known.graph});
   }
   return steps;
 }

@@ -1,44 +1,47 @@
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "snug/memory/stats.h"
 #include "snug/plan/budget.h"
 #include "snug/plan/planner.h"
 #include "snug/record/tape.h"
+#include "snug/replay/agreement.h"
+#include "snug/replay/planned_step.h"
 
 namespace snug::replay {
 
-/// The steps that a session has seen, by their operators and shapes and by whether gradients were there before (then
-/// backward adds to them, and takes no memory for new ones), each with a plan of its own. The one that ran last comes
-/// first. Not synchronized.
+/// The steps that a session knows, by their operators and shapes and by their kind, each with a plan of its own. The
+/// one that ran last comes first. Not synchronized.
 class StepBook {
  public:
-  /// With a first step. `state_to_come`: of its static bytes, what optimizers are yet to make. Throws DoesNotFit.
-  /// `gradients`: of its static bytes, those of gradients that were there before.
-  StepBook(plan::StepGraph graph, plan::Planner planner, std::optional<plan::Budget> budget, Bytes state_to_come = 0,
-           Bytes gradients = 0);
+  /// With the steps that were recorded before, the one that runs first in front. `gradients`: of its static bytes,
+  /// those of gradients that were there before. Throws DoesNotFit when one of them does not fit, with the highest floor
+  /// of those; Error when that is so in another process of the group; UsageError when none of them goes backward.
+  StepBook(std::vector<PlannedStep> kinds, std::optional<plan::Budget> budget, Bytes gradients = 0,
+           std::shared_ptr<Agreement> agreement = alone());
 
   /// A step's first operator is about to run, with so much allocated, `gradients` of it in gradients. Plans the
-  /// expected one again if that was planned when much less, or much more, was allocated outside of the step. Throws
-  /// DoesNotFit when no plan fits it any more; one that none has ever fitted goes on with evictions.
-  void begin(const memory::Stats& stats, Bytes gradients, bool accumulates);
+  /// expected one again if that was planned when much less, or much more, was allocated outside of the step, or if
+  /// another process of the group does so. Throws DoesNotFit when no plan fits it any more, and Error when that is so
+  /// in another process; one that none has ever fitted goes on with evictions.
+  void begin(const memory::Stats& stats, Bytes gradients, StepKind kind);
 
-  /// Whether a step like this, of whatever operators, has been seen.
-  [[nodiscard]] bool expects(bool accumulates) const;
+  /// Whether a step of this kind, of whatever operators, is known.
+  [[nodiscard]] bool expects(StepKind kind) const;
 
   /// Another step was recorded. Plans it by the strategy of the first, or by "optimal" where that does not suit it;
   /// where no plan fits it keeps everything, and eviction holds the cap. Becomes the first.
-  void add(plan::StepGraph graph, bool accumulates);
+  void add(plan::StepGraph graph, StepKind kind);
 
   /// The step with this graph ran: it becomes the first.
   void ran(const plan::StepGraph* graph);
 
-  /// What a tape may follow, the first step first: those that agree on `accumulates`, or all when none does.
-  [[nodiscard]] std::vector<record::KnownStep> steps(bool accumulates) const;
+  /// What a tape may follow, the first step first: those of this kind, or all when there is none.
+  [[nodiscard]] std::vector<record::KnownStep> steps(StepKind kind) const;
   [[nodiscard]] const plan::StepGraph& graph() const { return *known_.front().graph; }
   [[nodiscard]] const plan::MemoryPlan& plan() const { return *known_.front().plan; }
   [[nodiscard]] const plan::Planner& planner() const { return known_.front().planner; }
@@ -49,9 +52,12 @@ class StepBook {
     std::shared_ptr<const plan::StepGraph> graph;
     std::shared_ptr<const plan::MemoryPlan> plan;
     plan::Planner planner;
-    bool accumulates = false;
+    StepKind kind = StepKind::First;
     bool fits = true;  // else it keeps everything, and evictions hold the cap
   };
+  void plan_again(Known& known, const memory::Stats& stats);
+  /// Throws `refusal`, which may be none, or Error when another process of the group has one.
+  void agree(const std::exception_ptr& refusal) const;
   /// With the state that is yet to come.
   void count_state(plan::StepGraph& graph) const;
   /// Whether the memory outside of the step calls for another plan.
@@ -59,6 +65,7 @@ class StepBook {
 
   std::vector<Known> known_;
   std::optional<plan::Budget> budget_;
+  std::shared_ptr<Agreement> agreement_;
   Bytes state_to_come_ = 0;
   Bytes whole_ = 0;  // allocated before the first step, with that state and without gradients
 };

@@ -6,8 +6,9 @@
 #include <unordered_set>
 #include <utility>
 
-#include "snug/record/operator_traits.h"
+#include "snug/base/match.h"
 #include "snug/replay/abandoned_tasks.h"
+#include "snug/replay/step_trace.h"
 
 namespace snug::replay {
 namespace {
@@ -37,78 +38,106 @@ StepRun* StepRun::here() {
   return t_run != nullptr && t_run->task_ == torch::autograd::get_current_graph_task_id() ? t_run : nullptr;
 }
 
+/// While it lives, this thread runs the step.
+class StepRun::OnThisThread {
+ public:
+  explicit OnThisThread(StepRun& run) : run_(run), outer_(std::exchange(t_run, &run)) {}
+  ~OnThisThread() {
+    run_.leave();
+    t_run = outer_;
+  }
+  OnThisThread(const OnThisThread&) = delete;
+  OnThisThread& operator=(const OnThisThread&) = delete;
+
+ private:
+  StepRun& run_;
+  StepRun* outer_;
+};
+
+bool StepRun::went_backward() const noexcept {
+  return std::visit(Match{[](const Idle&) { return false; }, [](const InForward&) { return false; },
+                          [](const InBackward&) { return false; }, [](const auto&) { return true; }},
+                    state_);
+}
+
+void StepRun::leave() noexcept {
+  writes_.reset();
+  if (std::holds_alternative<InForward>(state_)) state_.emplace<Idle>();
+  if (std::holds_alternative<InBackward>(state_)) forget_backward();
+}
+
 void StepRun::forget_backward() noexcept {
-  if (at_ != At::InBackward) return;
+  state_.emplace<Idle>();
   // The engine is asked for a pass of its own, which is no step's.
-  StepRun* const outer = std::exchange(t_run, nullptr);
+  StepRun* const here = std::exchange(t_run, nullptr);
   release_abandoned_tasks();
-  t_run = outer;
+  t_run = here;
+}
+
+void StepRun::rethrow_refusal() const {
+  const auto* const refused = std::get_if<Refused>(&state_);
+  const auto* const stopped = std::get_if<Stopped>(&state_);
+  if (refused != nullptr) std::rethrow_exception(refused->why);
+  if (stopped != nullptr && stopped->refused) std::rethrow_exception(stopped->refused);
 }
 
 at::Tensor StepRun::operator()(const Forward& step) {
-  StepRun* const outer = std::exchange(t_run, this);
   const at::AutoGradMode as_before(at::GradMode::is_enabled());  // a function that is left may have changed it
-  recording_.emplace(tape_);
-  tag_.emplace(memory::Tag::Activations);
-  const auto leave = [&] {
-    tag_.reset();
-    recording_.reset();
-    t_run = outer;
-  };
+  const OnThisThread here(*this);
+  state_.emplace<InForward>(tape_);
   at::Tensor loss;
   try {
-    try {
-      loss = step();
-    } catch (const UpdateBegins&) {
-      if (at_ != At::Past) throw;  // another step's
-    } catch (...) {
-      if (!stopped_) throw;  // it comes of that
-    }
-    if (refused_) std::rethrow_exception(refused_);
-    returned_ = true;
-    if (at_ == At::InForward) {
-      check_loss(loss);
-      loss.backward();  // comes back by way of the engine
-    }
+    loss = step();
+  } catch (const UpdateBegins&) {
+    if (!went_backward()) throw;  // another step's
   } catch (...) {
-    leave();
-    loss = at::Tensor();
-    forget_backward();
-    throw;
+    if (!std::holds_alternative<Stopped>(state_)) throw;  // it comes of that
   }
-  leave();
-  forget_backward();  // it failed, and the function went on
+  rethrow_refusal();
+  if (std::holds_alternative<InForward>(state_)) {
+    phases_.backward_over = nullptr;  // of a function that is over
+    check_loss(loss);
+    loss.backward();  // comes back by way of the engine
+  }
   return loss.defined() ? loss.detach() : loss;
 }
 
 void StepRun::backward_begins(const Roots& roots) {
-  if (stopped_) stop();
-  if (at_ != At::InForward) {
-    refused_ = std::make_exception_ptr(UsageError(
+  if (std::holds_alternative<Stopped>(state_)) stop();
+  if (!std::holds_alternative<InForward>(state_)) {
+    if (std::holds_alternative<InBackward>(state_)) forget_backward();  // it failed, and the function went on
+    const auto why = std::make_exception_ptr(UsageError(
         "step: it goes backward a second time; a step has one backward pass: add the losses up, make two steps of "
         "it, or, to accumulate gradients, call session.backward for each micro-batch and update after the last"));
-    std::rethrow_exception(refused_);
+    state_ = Refused{why};
+    std::rethrow_exception(why);
   }
-  tag_.reset();
-  recording_.reset();
-  at_ = At::InBackward;
+  auto& backward = state_.emplace<InBackward>();
   phases_.forward_over(roots);
-  tag_.emplace(memory::Tag::Workspace);
+  tell(*tape_, ForwardEnded{});
+  backward.tag.emplace(memory::Tag::Workspace);
 }
 
 void StepRun::backward_ends() {
-  tag_.reset();
-  at_ = At::Past;
-  if (!returned_ && phases_.backward_over) phases_.backward_over();
+  state_.emplace<Past>();
+  tell(*tape_, BackwardEnded{});
+  if (phases_.backward_over) phases_.backward_over(*this);
 }
 
 void StepRun::update_begins() {
-  if (stopped_) stop();
-  if (at_ == At::Past && phases_.update_begins) phases_.update_begins();
+  if (std::holds_alternative<Stopped>(state_)) stop();
+  if (went_backward() && phases_.update_begins) phases_.update_begins(*this);
+}
+
+void StepRun::update_begins_at_writes_of(const std::vector<at::Tensor>& tensors) {
+  writes_.emplace(before_writes_of(tensors, [this] { update_begins(); }));
 }
 
 void StepRun::stop() {
-  stopped_ = true;
+  if (!std::holds_alternative<Stopped>(state_)) {
+    const auto* const refused = std::get_if<Refused>(&state_);
+    state_ = Stopped{refused != nullptr ? refused->why : nullptr};
+  }
   throw UpdateBegins();
 }
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <variant>
 #include <vector>
 
 #include "snug/base/errors.h"
@@ -35,10 +36,10 @@ class StepRun {
   struct Phases {
     /// The forward pass is over, and nothing is recorded any more. `roots`: where backward begins.
     std::function<void(const Roots& roots)> forward_over;
-    /// The backward pass that the function itself has called is over. May throw UpdateBegins.
-    std::function<void()> backward_over = {};
-    /// The function is about to run its update.
-    std::function<void()> update_begins = {};
+    /// The backward pass that the function itself has called is over. May stop the run.
+    std::function<void(StepRun& run)> backward_over = {};
+    /// The function is about to run its update. May stop the run.
+    std::function<void(StepRun& run)> update_begins = {};
   };
   StepRun(std::shared_ptr<record::Tape> tape, Phases phases);
 
@@ -53,27 +54,46 @@ class StepRun {
   /// Around a backward pass that accumulates gradients. Throws UsageError for a second one.
   void backward_begins(const Roots& roots);
   void backward_ends();
-  [[nodiscard]] bool went_backward() const noexcept { return at_ == At::Past; }
+  /// Whether its backward pass is over.
+  [[nodiscard]] bool went_backward() const noexcept;
   /// The step function is about to update; see Phases.
   void update_begins();
+  /// As long as the function runs, it is about to update where it would write one of these tensors.
+  void update_begins_at_writes_of(const std::vector<at::Tensor>& tensors);
   /// Ends the function, which is only recorded: throws UpdateBegins, and again where it is caught and the function goes
   /// on to another backward pass or update.
   [[noreturn]] void stop();
 
  private:
+  struct Idle {};  // not begun, or its pass has failed
+  struct InForward {
+    explicit InForward(const std::shared_ptr<record::Tape>& tape) : recording(tape) {}
+    record::Recording recording;
+    memory::TagScope tag{memory::Tag::Activations};
+  };
+  struct InBackward {
+    std::optional<memory::TagScope> tag;
+  };
+  struct Past {};  // of the backward pass
+  struct Refused {
+    std::exception_ptr why;  // it went backward again
+  };
+  struct Stopped {
+    std::exception_ptr refused;  // before that
+  };
+  class OnThisThread;
+
+  /// The function is over.
+  void leave() noexcept;
   /// Lets go of what a backward pass has left in the engine that failed.
   void forget_backward() noexcept;
+  void rethrow_refusal() const;
 
-  enum class At : std::uint8_t { InForward, InBackward, Past };
   std::shared_ptr<record::Tape> tape_;
   Phases phases_;
-  At at_ = At::InForward;
-  bool returned_ = false;       // the function is over
-  std::exception_ptr refused_;  // to go backward again
-  bool stopped_ = false;
+  std::variant<Idle, InForward, InBackward, Past, Refused, Stopped> state_;
+  std::optional<record::OperatorGate> writes_;
   int task_;  // the backward pass that the step is part of
-  std::optional<record::Recording> recording_;
-  std::optional<memory::TagScope> tag_;
 };
 
 }  // namespace snug::replay

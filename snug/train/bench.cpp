@@ -16,7 +16,9 @@
 #include "snug/report/table.h"
 #include "snug/train/experiment.h"
 #include "snug/train/interrupt.h"
-#include "snug/train/trainer.h"
+#include "snug/train/planned_experiment.h"
+#include "snug/train/train_result.h"
+#include "snug/train/training_step.h"
 
 namespace snug::train {
 namespace {
@@ -174,7 +176,7 @@ BenchResult bench(const replay::Forward& forward, const std::function<void()>& f
     for (Entry& entry : entries) {
       if (!entry.session) continue;
       // Beside each other: machines change their speed within a round.
-      const std::vector<double> unplanned = turn([&] { forward().backward(); });
+      const std::vector<double> unplanned = turn([&] { (void)run_plain(forward); });
       memory.release_cached();
       memory.set_limit(entry.row.budget);
       memory.reset_peak();
@@ -207,7 +209,8 @@ BenchResult bench(const Config& config, const BenchOptions& options, report::Pro
   warm_up(config);
   Experiment experiment(config);
   const data::Batch batch = experiment.train_batch(0);
-  return bench([&] { return experiment.loss(batch); }, [&] { experiment.optimizer().zero_grad(); }, options, progress);
+  TrainingStep step(experiment);
+  return bench([&] { return experiment.loss(batch); }, [&] { step.forget_gradients(); }, options, progress);
 }
 
 }  // namespace snug::train

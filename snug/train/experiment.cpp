@@ -6,14 +6,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "snug/base/clock.h"
 #include "snug/base/errors.h"
-#include "snug/memory/process_memory.h"
 #include "snug/memory/tag.h"
 #include "snug/models/autocast.h"
-#include "snug/plan/run/presets.h"
 #include "snug/record/leaf_names.h"
-#include "snug/replay/fit.h"
 #include "snug/train/model_family.h"
 
 namespace snug::train {
@@ -92,38 +88,27 @@ data::Batch Experiment::train_batch(std::int64_t step) const {
   return task_.train_batch(step);
 }
 
-double Experiment::update(std::int64_t step) {
-  const double norm = clip_gradients();
-  apply_gradients(step);
-  return norm;
+double Experiment::learning_rate(std::int64_t step) const { return optim::learning_rate(schedule_, step); }
+
+at::Tensor Experiment::evaluate(const data::Batch& batch) {
+  const torch::NoGradGuard no_grad;
+  const EvaluationScope evaluation(model());
+  return loss(batch);
 }
 
-double Experiment::clip_gradients() {
-  return optim::clip_gradient_norm(optimizer_->parameters(), config_.optimizer.clip_norm);
-}
-
-void Experiment::apply_gradients(std::int64_t step) {
-  optimizer_->step(optim::learning_rate(schedule_, step));
-  optimizer_->zero_grad();
-}
-
-replay::Rehearsal Experiment::rehearsal() {
-  replay::Rehearsal rehearsal([this] {
-    optim::clip_gradient_norm(optimizer_->parameters(), config_.optimizer.clip_norm);
-    optimizer_->rehearse();
-  });
-  rehearsal.writes_gradients_alone = true;
-  return rehearsal;
+std::optional<data::Batch> Experiment::validation_sample() const {
+  if (std::min(task_.validation_batches(), config_.train.validation_batches) == 0) return std::nullopt;
+  const memory::TagScope tag(memory::Tag::Staging);
+  return task_.validation_batch(0);
 }
 
 std::optional<double> Experiment::validation_loss(const std::function<void()>& between) {
   const std::int64_t batches = std::min(task_.validation_batches(), config_.train.validation_batches);
   if (batches == 0) return std::nullopt;
-  const torch::NoGradGuard no_grad;
   const EvaluationScope evaluation(model());
   double sum = 0;
   for (std::int64_t i = 0; i < batches; ++i) {
-    sum += loss(task_.validation_batch(i)).item<double>();
+    sum += evaluate(task_.validation_batch(i)).item<double>();
     if (between) between();
   }
   return sum / static_cast<double>(batches);
@@ -140,49 +125,6 @@ void warm_up(const Config& config) {
   model->loss({tokens, tokens}).backward();
   optim::clip_gradient_norm(optimizer->parameters(), 1.0);
   optimizer->step(0);
-}
-
-BudgetRequest requested_budget(const std::string& text, const std::optional<plan::PlanFile>& file) {
-  const BudgetRequest request = parse_budget(text);
-  const bool none = std::holds_alternative<std::monostate>(request);
-  return none && file && file->plan.budget > 0 ? BudgetRequest(file->plan.budget) : request;
-}
-
-std::optional<plan::Budget> budget_for(const BudgetRequest& request, Bytes unplanned_peak) {
-  if (const Bytes* bytes = std::get_if<Bytes>(&request)) return plan::Budget::for_limit(*bytes);
-  if (const Percent* percent = std::get_if<Percent>(&request)) {
-    return plan::Budget::for_share(percent->value / 100.0, unplanned_peak);
-  }
-  return std::nullopt;
-}
-
-PlannedExperiment plan_experiment(Experiment& experiment, const std::optional<plan::PlanFile>& file) {
-  auto& memory = memory::device_memory(c10::kCPU);
-  const Config& config = experiment.config();
-  const BudgetRequest request = requested_budget(config.memory.budget, file);
-  const data::Batch sample = experiment.train_batch(0);
-  const auto step = [&] { return experiment.loss(sample); };
-  const Bytes* cap = std::get_if<Bytes>(&request);
-  if (const Bytes total = memory::machine_memory().total; cap != nullptr && total > 0 && *cap > total) {
-    throw UsageError(
-        fmt::format("budget: {} is more than the {} that this machine has; give less, or leave the budget out",
-                    format_bytes(*cap), format_bytes(total)));
-  }
-  const replay::RecordOptions options{.update = experiment.rehearsal()};
-  replay::RecordedStep recorded = cap != nullptr ? replay::record_step_within(*cap, step, memory, options)
-                                                 : replay::record_step(step, memory, options);
-  if (file) plan::check_is_for(*file, recorded.graph);
-  const double started = monotonic_seconds();
-  plan::Planner planner =
-      file ? plan::Planner(recorded.graph, file->plan) : plan::Planner(recorded.graph, config.memory.strategy);
-  const double seconds = monotonic_seconds() - started;
-  const auto budget = budget_for(request, plan::plan_none(recorded.graph).predicted_peak);
-  return {std::move(recorded), std::move(planner), budget, seconds};
-}
-
-Session plan_session(Experiment& experiment, const std::optional<plan::PlanFile>& file) {
-  PlannedExperiment planned = plan_experiment(experiment, file);
-  return {std::move(planned.step), std::move(planned.planner), planned.budget, memory::device_memory(c10::kCPU)};
 }
 
 }  // namespace snug::train

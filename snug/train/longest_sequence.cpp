@@ -7,6 +7,7 @@
 #include <array>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "snug/base/clock.h"
 #include "snug/memory/device_memory.h"
@@ -15,7 +16,8 @@
 #include "snug/models/autocast.h"
 #include "snug/plan/does_not_fit.h"
 #include "snug/plan/run/presets.h"
-#include "snug/replay/fit.h"
+#include "snug/replay/planned_step.h"
+#include "snug/train/training_step.h"
 
 namespace snug::train {
 namespace {
@@ -38,15 +40,6 @@ data::Batch random_batch(const Experiment& experiment, std::int64_t tokens) {
   return batch;
 }
 
-replay::RecordedStep recorded(Experiment& experiment, const data::Batch& batch, Bytes budget) {
-  return replay::record_step_within(budget, [&] { return experiment.loss(batch); }, memory::device_memory(c10::kCPU),
-                                    {.update = experiment.rehearsal()});
-}
-
-Bytes smallest_budget(const replay::RecordedStep& step) {
-  return plan::Budget::for_limit(1).floor_for(plan::Planner(step.graph, "optimal").floor(step.graph));
-}
-
 std::int64_t rounded_down(double value, std::int64_t multiple) {
   return std::max(static_cast<std::int64_t>(value) / multiple * multiple, multiple);
 }
@@ -55,6 +48,12 @@ std::int64_t rounded_down(double value, std::int64_t multiple) {
 
 LongestSequence longest_sequence(Experiment& experiment, Bytes budget, report::Progress& progress,
                                  std::int64_t multiple) {
+  TrainingStep step(experiment);
+  const auto recorded = [&](const data::Batch& batch) {
+    std::vector<replay::RecordedStep> kinds;
+    kinds.push_back(step.record(batch, budget));
+    return replay::planned(std::move(kinds), "optimal");
+  };
   LongestSequence found;
   found.made_for = experiment.language_model().longest();
   multiple = std::min(multiple, found.made_for);
@@ -64,7 +63,7 @@ LongestSequence longest_sequence(Experiment& experiment, Bytes budget, report::P
     lengths[0] = std::max<std::int64_t>(lengths[1] / 2, 1);
     try {
       for (std::size_t i = 0; i < lengths.size(); ++i) {
-        floors[i] = smallest_budget(recorded(experiment, random_batch(experiment, lengths[i]), budget));
+        floors[i] = replay::smallest_budget(recorded(random_batch(experiment, lengths[i])));
         progress.note(fmt::format("a sequence of {} takes {} at the least", lengths[i], format_bytes(floors[i])));
       }
       break;
@@ -85,16 +84,16 @@ LongestSequence longest_sequence(Experiment& experiment, Bytes budget, report::P
     progress.note(fmt::format("trying a sequence of {}", tokens));
     auto& memory = memory::device_memory(c10::kCPU);
     try {
-      replay::RecordedStep step = recorded(experiment, batch, budget);
-      found.unplanned_peak = plan::plan_none(step.graph).predicted_peak;
-      Session session(std::move(step), "optimal", plan::Budget::for_limit(budget), memory);
+      std::vector<replay::PlannedStep> kinds = recorded(batch);
+      found.unplanned_peak = plan::plan_none(kinds.front().step.graph).predicted_peak;
+      Session session(std::move(kinds), plan::Budget::for_limit(budget), memory);
       found.predicted_peak = session.plan().predicted_peak;
       memory.reset_peak();
       const double started = monotonic_seconds();
-      session.backward([&] { return experiment.loss(batch); });
+      step.backward(session, batch);
       found.step_seconds = monotonic_seconds() - started;
       found.measured_peak = memory.stats().allocated_peak;
-      experiment.optimizer().zero_grad();
+      step.forget_gradients();
       found.tokens = tokens;
       return found;
     } catch (const DoesNotFit&) {
@@ -102,7 +101,7 @@ LongestSequence longest_sequence(Experiment& experiment, Bytes budget, report::P
     } catch (const OutOfBudget&) {
       if (tokens <= multiple) throw;
     }
-    experiment.optimizer().zero_grad();  // what a step that failed has left
+    step.forget_gradients();  // what a step that failed has left
   }
 }
 

@@ -14,7 +14,9 @@
 #include "snug/record/random_state.h"
 #include "snug/train/experiment.h"
 #include "snug/train/interrupt.h"
-#include "snug/train/trainer.h"
+#include "snug/train/planned_experiment.h"
+#include "snug/train/train_result.h"
+#include "snug/train/training_step.h"
 
 namespace snug::train {
 namespace {
@@ -72,7 +74,7 @@ class State {
 };
 
 /// What a step leaves behind: before the update, and the weights after it.
-Copies outcome(Experiment& experiment, const at::Tensor& loss, std::int64_t step) {
+Copies outcome(Experiment& experiment, TrainingStep& training, const at::Tensor& loss, std::int64_t step) {
   Copies copies;
   copies.add("loss", loss);
   for (const auto& p : experiment.model().named_parameters()) {
@@ -80,7 +82,8 @@ Copies outcome(Experiment& experiment, const at::Tensor& loss, std::int64_t step
   }
   for (const auto& b : experiment.model().named_buffers()) copies.add("buffer " + b.key(), b.value());
   copies.add("random state", record::save_random_state(record::default_generator(c10::Device(c10::kCPU))).state);
-  experiment.update(step);
+  training.clip();
+  training.update(step);
   for (const auto& p : experiment.model().named_parameters()) copies.add("weight " + p.key(), p.value());
   return copies;
 }
@@ -128,15 +131,17 @@ VerifyResult verify(const Config& config, std::int64_t steps, std::int64_t every
   VerifyResult result;
   Experiment experiment(config);
   progress.note("recording one step");
-  Session session = plan_session(experiment);
+  TrainingStep training(experiment);
+  Session session = plan_session(experiment, Kinds::Training);
   const std::optional<Bytes> limit = memory.stats().limit;
   std::vector<double> plain_seconds, planned_seconds;
   for (std::int64_t step = 0; step < steps && !interrupted(); ++step) {
     const data::Batch batch = experiment.train_batch(step);
     if (step % every != 0) {
-      session.backward([&] { return experiment.loss(batch); });
+      training.backward(session, batch);
       if (memory.stats().allocated_peak > result.memory.allocated_peak) result.memory = memory.stats();
-      experiment.update(step);
+      training.clip();
+      training.update(step);
       result.replayed_ops += session.last_step().replayed_ops;
       result.evictions += session.last_step().evictions;
       result.steps = step + 1;
@@ -147,10 +152,9 @@ VerifyResult verify(const Config& config, std::int64_t steps, std::int64_t every
     {
       memory.set_limit(std::nullopt);
       const double started = monotonic_seconds();
-      const at::Tensor loss = experiment.loss(batch);
-      loss.backward();
+      const at::Tensor loss = training.backward_plain(batch);
       plain_seconds.push_back(monotonic_seconds() - started);
-      plain = outcome(experiment, loss, step);
+      plain = outcome(experiment, training, loss, step);
     }
     before.restore();
     // The plain step's cached pages would count against the cap.
@@ -159,11 +163,11 @@ VerifyResult verify(const Config& config, std::int64_t steps, std::int64_t every
     const memory::Stats peaks = result.memory;
     memory.reset_peak();
     const double started = monotonic_seconds();
-    const at::Tensor loss = session.backward([&] { return experiment.loss(batch); });
+    const at::Tensor loss = training.backward(session, batch);
     planned_seconds.push_back(monotonic_seconds() - started);
     result.memory = memory.stats();
     if (peaks.allocated_peak > result.memory.allocated_peak) result.memory = peaks;
-    compare(plain, outcome(experiment, loss, step), step, result);
+    compare(plain, outcome(experiment, training, loss, step), step, result);
     result.replayed_ops += session.last_step().replayed_ops;
     result.evictions += session.last_step().evictions;
     result.steps = step + 1;

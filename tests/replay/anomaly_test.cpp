@@ -21,7 +21,7 @@ class Anomalies : public ::testing::Test {
     // Nothing is kept, so that backward replays.
     plan::Planner planner(graph.graph, plan::predicted(graph.graph, plan::bare_plan(graph.graph)));
     Session session(std::move(graph), std::move(planner), std::nullopt, memory);
-    session.detect_anomalies(true);
+    session.anomalies(snug::Anomalies::Refused);
     try {
       session.backward(step);
     } catch (const Error& error) {
@@ -71,7 +71,7 @@ TEST_F(Anomalies, LeaveTheSessionUsable) {
   const auto step = [&] { return (w * x).log().sum(); };
   auto& memory = testing::cpu();
   Session session(replay::record_step(step, memory), "none", std::nullopt, memory);
-  session.detect_anomalies(true);
+  session.anomalies(snug::Anomalies::Refused);
   x.zero_();
   const Bytes before = memory.stats().allocated;
   EXPECT_THROW(session.backward(step), Error);

@@ -5,6 +5,7 @@
 #include "snug/record/recording.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
+#include "tests/replay/layers_net.h"
 
 namespace snug {
 namespace {
@@ -12,35 +13,9 @@ namespace {
 using testing::cpu;
 using testing::expect_same;
 using ::testing::HasSubstr;
+using testing::Net;
 using testing::same_bits;
-
-struct Net {
-  Net() : layers(torch::nn::Sequential()) {
-    torch::manual_seed(5);
-    for (int i = 0; i < 8; ++i) {
-      layers->push_back(torch::nn::Linear(256, 256));
-      layers->push_back(torch::nn::GELU());
-    }
-  }
-  at::Tensor operator()(const at::Tensor& x) { return layers->forward(x).pow(2).mean(); }
-  std::vector<at::Tensor> gradients() {
-    std::vector<at::Tensor> all;
-    for (const auto& p : layers->parameters()) all.push_back(p.grad().defined() ? p.grad().clone() : at::Tensor());
-    return all;
-  }
-  std::vector<at::Tensor> plain(const at::Tensor& x) {
-    layers->zero_grad();
-    (*this)(x).backward();
-    auto all = gradients();
-    layers->zero_grad();
-    return all;
-  }
-  torch::nn::Sequential layers;
-};
-
-Bytes unplanned_peak(Net& net, const at::Tensor& x) {
-  return plan::make_plan(replay::record_step([&] { return net(x); }, cpu()).graph, "none", std::nullopt).predicted_peak;
-}
+using testing::unplanned_peak;
 
 TEST(Fit, CountsAnOptimizerStepThatIsRehearsed) {
   Net net;

@@ -1,9 +1,14 @@
 // The steps that a session knows: when they are planned again, and what is never refused.
 #include "snug/replay/step_book.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <deque>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "snug/base/errors.h"
 #include "snug/memory/tag.h"
@@ -43,36 +48,68 @@ memory::Stats allocated(Bytes bytes) {
 
 constexpr Budget kBudget{.device = 40_MiB, .reserve = 1_MiB};
 
-StepBook book_with(const StepGraph& graph, Bytes state_to_come = 0) {
-  return {graph, plan::Planner(graph, "optimal"), kBudget, state_to_come};
+StepBook book_with(const StepGraph& graph, Bytes state_to_come = 0,
+                   const std::shared_ptr<Agreement>& agreement = alone()) {
+  RecordedStep step;
+  step.graph = graph;
+  step.state_to_come = state_to_come;
+  std::vector<PlannedStep> kinds;
+  kinds.push_back({step, plan::Planner(graph, "optimal")});
+  return {std::move(kinds), kBudget, /*gradients=*/0, agreement};
 }
+
+RecordedStep recorded(StepGraph graph, StepKind kind = StepKind::First) {
+  RecordedStep step;
+  step.graph = std::move(graph);
+  step.kind = kind;
+  return step;
+}
+
+/// A group whose others vote as they are told, and then always Yes.
+class Others final : public Agreement {
+ public:
+  explicit Others(std::deque<Vote> votes) : votes_(std::move(votes)) {}
+  Vote all(Vote mine) override {
+    ++asked;
+    Vote theirs = Vote::Yes;
+    if (!votes_.empty()) {
+      theirs = votes_.front();
+      votes_.pop_front();
+    }
+    return mine == Vote::Yes ? theirs : Vote::No;
+  }
+  int asked = 0;
+
+ private:
+  std::deque<Vote> votes_;
+};
 
 TEST(StepBook, AStepThatOnlyEvictionCarriesIsNeverRefused) {
   const StepGraph small = chain_step(8, 1_MiB, 10_MiB), huge = chain_step(4, 20_MiB, 10_MiB);
   StepBook book = book_with(small);
   ASSERT_THROW(static_cast<void>(plan::make_plan(huge, "optimal", kBudget)), DoesNotFit);
-  book.add(huge, /*accumulates=*/false);
+  book.add(huge, StepKind::First);
   EXPECT_EQ(book.size(), 2U);
   // Some state comes, for which there is room in the small step: the huge one ran last, and is expected again.
-  EXPECT_NO_THROW(book.begin(allocated(16_MiB), /*gradients=*/0, false));
-  EXPECT_NO_THROW(book.begin(allocated(22_MiB), /*gradients=*/0, false));
-  EXPECT_EQ(book.steps(false).size(), 2U);
+  EXPECT_NO_THROW(book.begin(allocated(16_MiB), /*gradients=*/0, StepKind::First));
+  EXPECT_NO_THROW(book.begin(allocated(22_MiB), /*gradients=*/0, StepKind::First));
+  EXPECT_EQ(book.steps(StepKind::First).size(), 2U);
   // What is there leaves no room for any step: then the one that fitted says so.
-  book.ran(book.steps(false).back().graph.get());
+  book.ran(book.steps(StepKind::First).back().graph.get());
   EXPECT_EQ(book.plan().strategy, "optimal");
-  EXPECT_THROW(book.begin(allocated(39_MiB), /*gradients=*/0, false), DoesNotFit);
+  EXPECT_THROW(book.begin(allocated(39_MiB), /*gradients=*/0, StepKind::First), DoesNotFit);
 }
 
 TEST(StepBook, PlansOnlyTheExpectedStepAgain) {
   const StepGraph first = chain_step(8, 1_MiB, 10_MiB), second = chain_step(12, 1_MiB, 10_MiB);
   StepBook book = book_with(first);
-  book.add(second, false);
-  book.begin(allocated(35_MiB), /*gradients=*/0, false);
-  const auto steps = book.steps(false);
+  book.add(second, StepKind::First);
+  book.begin(allocated(35_MiB), /*gradients=*/0, StepKind::First);
+  const auto steps = book.steps(StepKind::First);
   EXPECT_EQ(steps[0].graph->static_bytes, 35_MiB);
   EXPECT_EQ(steps[1].graph->static_bytes, 10_MiB);  // until it runs
   book.ran(steps[1].graph.get());
-  book.begin(allocated(35_MiB), /*gradients=*/0, false);
+  book.begin(allocated(35_MiB), /*gradients=*/0, StepKind::First);
   EXPECT_EQ(book.graph().static_bytes, 35_MiB);
 }
 
@@ -80,22 +117,97 @@ TEST(StepBook, StateThatWasExpectedIsNoReasonToPlanAgain) {
   StepGraph graph = chain_step(8, 1_MiB, 20_MiB);  // with 8 MiB of state that is yet to be made
   StepBook book = book_with(graph, 8_MiB);
   const plan::StepGraph* planned = &book.graph();
-  book.begin(allocated(12_MiB), /*gradients=*/0, false);
+  book.begin(allocated(12_MiB), /*gradients=*/0, StepKind::First);
   EXPECT_EQ(&book.graph(), planned);
-  book.begin(allocated(20_MiB), /*gradients=*/0, false);  // it has come
+  book.begin(allocated(20_MiB), /*gradients=*/0, StepKind::First);  // it has come
   EXPECT_EQ(&book.graph(), planned);
-  book.begin(allocated(12_MiB), /*gradients=*/0, false);  // and gone: there is room for a faster plan
+  book.begin(allocated(12_MiB), /*gradients=*/0, StepKind::First);  // and gone: there is room for a faster plan
   EXPECT_NE(&book.graph(), planned);
   EXPECT_EQ(book.graph().static_bytes, 12_MiB);
 }
 
 TEST(StepBook, StateThatComesBeforeAnUnknownStepIsCountedOnce) {
   StepBook book = book_with(chain_step(8, 1_MiB, 20_MiB), /*state_to_come=*/8_MiB);
-  book.begin(allocated(12_MiB), 0, /*accumulates=*/false);
+  book.begin(allocated(12_MiB), 0, StepKind::First);
   // The state is there, and 2 MiB of gradients; no step with gradients is known.
-  book.begin(allocated(22_MiB), 2_MiB, /*accumulates=*/true);
-  book.add(chain_step(8, 1_MiB, 22_MiB), /*accumulates=*/true);
+  book.begin(allocated(22_MiB), 2_MiB, StepKind::Later);
+  book.add(chain_step(8, 1_MiB, 22_MiB), StepKind::Later);
   EXPECT_EQ(book.graph().static_bytes, 22_MiB);
+}
+
+TEST(StepBook, AllKindsHavePlansFromTheStart) {
+  std::vector<RecordedStep> kinds;
+  kinds.push_back(recorded(chain_step(8, 1_MiB, 10_MiB)));
+  kinds.push_back(recorded(chain_step(12, 1_MiB, 10_MiB), StepKind::Later));
+  kinds.push_back(recorded(chain_step(2, 1_MiB, 10_MiB), StepKind::Evaluation));
+  const StepBook book(planned(std::move(kinds), "optimal"), kBudget);
+  EXPECT_TRUE(book.expects(StepKind::First));
+  EXPECT_TRUE(book.expects(StepKind::Later));
+  EXPECT_EQ(book.steps(StepKind::Later).size(), 1U);
+  EXPECT_EQ(book.size(), 2U) << "nobody follows the plan of a pass that has nothing to decide";
+}
+
+TEST(StepBook, TheHighestFloorOfAllKindsIsTheOneThatIsNamed) {
+  std::vector<RecordedStep> kinds;
+  for (const Bytes each : {1_MiB, 25_MiB, 20_MiB}) kinds.push_back(recorded(chain_step(4, each, 10_MiB)));
+  const std::vector<PlannedStep> all = planned(std::move(kinds), "optimal");
+  ASSERT_NO_THROW((void)all[0].planner.plan(all[0].step.graph, kBudget));
+  const Bytes highest = kBudget.floor_for(all[1].planner.floor(all[1].step.graph));
+  ASSERT_GT(highest, kBudget.floor_for(all[2].planner.floor(all[2].step.graph)));
+  try {
+    const StepBook book(all, kBudget);
+    FAIL() << "no error";
+  } catch (const DoesNotFit& error) {
+    EXPECT_EQ(error.floor().floor, highest);
+  }
+}
+
+TEST(StepBook, WhatUpdatesMakeIsThereInEvaluationToo) {
+  std::vector<RecordedStep> kinds;
+  kinds.push_back(recorded(chain_step(4, 1_MiB, 20_MiB)));
+  kinds.front().state_to_come = 8_MiB;
+  kinds.push_back(recorded(chain_step(4, 4_MiB, 12_MiB), StepKind::Evaluation));
+  const Bytes without = kBudget.floor_for(plan::Planner(kinds.back().graph, "none").floor(kinds.back().graph));
+  ASSERT_LT(without, kBudget.device);
+  const std::vector<PlannedStep> all = planned(std::move(kinds), "optimal");
+  EXPECT_EQ(all.back().step.graph.static_bytes, 20_MiB);
+  EXPECT_THROW(StepBook(all, kBudget), DoesNotFit);
+  EXPECT_EQ(kBudget.floor_for(all.back().planner.floor(all.back().step.graph)), without + 8_MiB);
+}
+
+TEST(StepBook, AStepThatGoesBackwardComesFirst) {
+  std::vector<RecordedStep> kinds;
+  kinds.push_back(recorded(chain_step(2, 1_MiB, 10_MiB), StepKind::Evaluation));
+  EXPECT_THROW(StepBook(planned(std::move(kinds), "none"), kBudget), UsageError);
+}
+
+TEST(StepBook, PlansAgainWhereAnotherProcessDoes) {
+  // Made; nothing to do; the other one plans again, and all have a plan.
+  const auto others = std::make_shared<Others>(std::deque{Vote::Yes, Vote::Yes, Vote::No, Vote::Yes});
+  StepBook book = book_with(chain_step(8, 1_MiB, 10_MiB), 0, others);
+  book.begin(allocated(11_MiB), /*gradients=*/0, StepKind::First);
+  EXPECT_EQ(book.graph().static_bytes, 10_MiB);
+  book.begin(allocated(11_MiB), /*gradients=*/0, StepKind::First);
+  EXPECT_EQ(book.graph().static_bytes, 11_MiB);
+  EXPECT_EQ(others->asked, 4);
+}
+
+TEST(StepBook, WhatFitsNoMoreInAnotherProcessIsRefusedHere) {
+  const auto others = std::make_shared<Others>(std::deque{Vote::Yes, Vote::No, Vote::No});
+  StepBook book = book_with(chain_step(8, 1_MiB, 10_MiB), 0, others);
+  EXPECT_THAT([&] { book.begin(allocated(11_MiB), /*gradients=*/0, StepKind::First); },
+              ::testing::ThrowsMessage<Error>(::testing::HasSubstr("another process")));
+  EXPECT_NO_THROW(book.begin(allocated(11_MiB), /*gradients=*/0, StepKind::First));
+}
+
+TEST(StepBook, IsAskedForEachStepOnceWhileItStands) {
+  const auto others = std::make_shared<Others>(std::deque<Vote>{});
+  StepBook book = book_with(chain_step(8, 1_MiB, 10_MiB), 0, others);
+  book.begin(allocated(10_MiB), /*gradients=*/0, StepKind::First);
+  book.begin(allocated(10_MiB), /*gradients=*/0, StepKind::Later);  // which is not known
+  EXPECT_EQ(others->asked, 3);
+  book.begin(allocated(39_MiB), /*gradients=*/0, StepKind::Later);
+  EXPECT_EQ(others->asked, 4);
 }
 
 }  // namespace

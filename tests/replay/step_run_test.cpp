@@ -327,6 +327,24 @@ TEST(StepsThatStep, ASecondBackwardIsRefused) {
   session.backward([&](const at::Tensor& b) { return training.net->forward(b).mean(); }, x);  // it goes on
 }
 
+TEST(StepsThatStep, OneThatWasRefusedDoesNotUpdateWhileItIsRecorded) {
+  Training training;
+  const at::Tensor x = torch::randn({64, 128});
+  const auto before = training.everything();
+  const auto refused = [&] {
+    at::Tensor loss = training.net->forward(x).mean();
+    loss.backward();
+    try {
+      training.net->forward(x).mean().backward();
+    } catch (const std::exception&) {
+    }
+    training.optimizer->step();
+    return loss;
+  };
+  EXPECT_THROW((void)replay::record_step(refused, cpu(), {.until = replay::RecordUntil::UpdateBegins}), UsageError);
+  expect_same(training.everything(), before);
+}
+
 TEST(StepsThatStep, AnOptimizerAndAnUpdateAreTooMany) {
   Training training;
   const FitOptions both{.budget = 1_GiB, .optimizer = *training.optimizer, .update = [] {}};

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+namespace snug {
+
+/// What one process has to say about going on as it is.
+enum class Vote : std::uint8_t { No, Yes };
+
+/// How processes that train one model together, and wait for each other in collectives, decide what changes what runs
+/// in each of them: to record a step again, to plan it again, to refuse it. Each of them asks for every decision, in
+/// the same order. Called by the thread that records or runs a step, perhaps while a first operator waits; operators
+/// that it runs are recorded by nobody.
+class Agreement {
+ public:
+  Agreement() = default;
+  virtual ~Agreement() = default;
+  Agreement(const Agreement&) = delete;
+  Agreement& operator=(const Agreement&) = delete;
+
+  /// Yes when every process of the group says so; the same answer in all of them.
+  virtual Vote all(Vote mine) = 0;
+};
+
+/// Of a process that trains alone: its own word.
+const std::shared_ptr<Agreement>& alone();
+
+}  // namespace snug

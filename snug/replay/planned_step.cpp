@@ -1,0 +1,68 @@
+#include "snug/replay/planned_step.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "snug/memory/tag.h"
+#include "snug/plan/does_not_fit.h"
+
+namespace snug::replay {
+namespace {
+
+/// The state that updates will make is there in all steps: counts the most that one of them knows of in those that know
+/// of less.
+void count_state(std::vector<RecordedStep>& kinds) {
+  Bytes most = 0;
+  for (const RecordedStep& kind : kinds) most = std::max(most, kind.state_to_come);
+  for (RecordedStep& kind : kinds) {
+    const Bytes missing = most - std::exchange(kind.state_to_come, most);
+    kind.graph.static_bytes += missing;
+    kind.graph.static_by_tag[static_cast<std::size_t>(memory::Tag::Optimizer)] += missing;
+  }
+}
+
+template <class First>
+std::vector<PlannedStep> planned_by(std::vector<RecordedStep> kinds, const First& first, std::string_view strategy) {
+  count_state(kinds);
+  std::vector<PlannedStep> all;
+  for (RecordedStep& kind : kinds) {
+    plan::Planner planner = all.empty()                         ? plan::Planner(kind.graph, first)
+                            : kind.kind == StepKind::Evaluation ? plan::Planner(kind.graph, "none")
+                                                                : plan::Planner(kind.graph, strategy);
+    all.push_back({std::move(kind), std::move(planner)});
+  }
+  return all;
+}
+
+}  // namespace
+
+std::vector<PlannedStep> planned(std::vector<RecordedStep> kinds, std::string_view strategy) {
+  return planned_by(std::move(kinds), strategy, strategy);
+}
+
+std::vector<PlannedStep> planned(std::vector<RecordedStep> kinds, const plan::MemoryPlan& first) {
+  return planned_by(std::move(kinds), first, "optimal");
+}
+
+std::vector<plan::MemoryPlan> plan_all(const std::vector<PlannedStep>& kinds, std::optional<plan::Budget> budget) {
+  std::vector<plan::MemoryPlan> plans;
+  std::optional<DoesNotFit> refusal;
+  for (const auto& [step, planner] : kinds) {
+    try {
+      plans.push_back(planner.plan(step.graph, budget));
+    } catch (const DoesNotFit& error) {
+      if (!refusal || error.floor().floor > refusal->floor().floor) refusal.emplace(error);
+    }
+  }
+  if (refusal) throw DoesNotFit(*refusal);
+  return plans;
+}
+
+Bytes smallest_budget(const std::vector<PlannedStep>& kinds) {
+  Bytes most = 0;
+  for (const auto& [step, planner] : kinds)
+    most = std::max(most, plan::Budget::for_limit(1).floor_for(planner.floor(step.graph)));
+  return most;
+}
+
+}  // namespace snug::replay

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/plan/budget.h"
+#include "snug/plan/planner.h"
+#include "snug/plan/step/memory_plan.h"
+#include "snug/replay/record_step.h"
+
+namespace snug::replay {
+
+/// A recorded step, and the planner for its graph.
+struct PlannedStep {
+  RecordedStep step;
+  plan::Planner planner;
+};
+
+/// Planners by a strategy (see plan::Planner) for all kinds of steps of one run. The state that its updates will make
+/// is counted in each of them. A pass without a backward one has nothing to decide, and keeps everything.
+std::vector<PlannedStep> planned(std::vector<RecordedStep> kinds, std::string_view strategy);
+/// The same with a plan for the first of them; for others that go backward, "optimal" makes one.
+std::vector<PlannedStep> planned(std::vector<RecordedStep> kinds, const plan::MemoryPlan& first);
+
+/// Their plans, in the same order. Throws DoesNotFit when one of them does not fit, with the highest floor of those.
+std::vector<plan::MemoryPlan> plan_all(const std::vector<PlannedStep>& kinds, std::optional<plan::Budget> budget);
+
+/// The smallest budget that all of them have plans for.
+Bytes smallest_budget(const std::vector<PlannedStep>& kinds);
+
+}  // namespace snug::replay

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "snug/plan/budget.h"
+#include "snug/plan/plan_file.h"
+#include "snug/replay/planned_step.h"
+#include "snug/replay/session.h"
+#include "snug/train/experiment.h"
+
+namespace snug::train {
+
+/// The budget that `text` asks for (see parse_budget); when that is none, the one that a plan file was made for.
+BudgetRequest requested_budget(const std::string& text, const std::optional<plan::PlanFile>& file);
+
+/// The budget that a configuration asks for, when keeping everything takes `unplanned_peak` bytes.
+std::optional<plan::Budget> budget_for(const BudgetRequest& request, Bytes unplanned_peak);
+
+/// What is recorded of an experiment.
+enum class Kinds : std::uint8_t {
+  Training,  ///< the training step
+  Run        ///< all that a run has: the evaluation pass too, when it validates
+};
+
+/// Steps of an experiment, recorded, and all that it takes to plan them.
+struct PlannedExperiment {
+  std::vector<replay::PlannedStep> kinds;  ///< the training step first
+  std::optional<plan::Budget> budget;      ///< that the configuration asks for
+  double planning_seconds = 0;             ///< the search, without recording
+};
+
+/// Records and prepares plans. A budget in bytes caps the recording too; one in percent is of the unplanned peak of the
+/// training step, which takes an uncapped recording to know; without one nothing is capped. `file`: a plan to use in
+/// place of the configured strategy; its budget holds when the configuration has none. Throws UsageError when it is for
+/// another step, DoesNotFit when a step does not even run under the budget with eviction.
+PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std::optional<plan::PlanFile>& file = {});
+
+/// The session of plan_experiment(). Throws DoesNotFit.
+Session plan_session(Experiment& experiment, Kinds kinds, const std::optional<plan::PlanFile>& file = {});
+
+}  // namespace snug::train

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "snug/base/bytes.h"
+#include "snug/train/train_result.h"
+
+namespace snug::train {
+
+struct Config;
+
+/// What one step of a run was.
+struct StepRecord {
+  std::int64_t step = 0;   ///< from 0
+  std::int64_t steps = 0;  ///< that the whole run has
+  double loss = 0;
+  double gradient_norm = 0;  ///< before clipping
+  double seconds = 0;        ///< of the step, update included
+  double tokens_per_second = 0;
+  double run_seconds = 0;       ///< since the first step began
+  Bytes peak = 0;               ///< highest so far, of what was allocated
+  std::optional<Bytes> budget;  ///< that its plan was made for
+  std::int64_t replayed_ops = 0;
+  std::int64_t evictions = 0;
+  std::optional<double> validation_loss;  ///< when it was followed by a validation
+};
+
+/// Where a training run tells what it does. What cannot be written is no reason to stop a run. One thread.
+class Sink {
+ public:
+  Sink() = default;
+  virtual ~Sink() = default;
+  Sink(const Sink&) = delete;
+  Sink& operator=(const Sink&) = delete;
+
+  /// Before the first step.
+  virtual void begins(const Config& /*config*/, std::int64_t /*parameters*/) {}
+  /// After each step.
+  virtual void step(const StepRecord& record) = 0;
+  /// No step follows, and what the run leaves has yet to be saved.
+  virtual void steps_end() {}
+  /// The run is over. May throw Error for what was lost.
+  virtual void ends(const TrainResult& /*result*/) {}
+};
+
+}  // namespace snug::train

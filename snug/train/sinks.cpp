@@ -1,0 +1,78 @@
+#include "snug/train/sinks.h"
+
+#include <nlohmann/json.hpp>
+
+#include "snug/base/errors.h"
+#include "snug/train/config.h"
+
+namespace snug::train {
+
+void ProgressSink::step(const StepRecord& record) {
+  report::StepStatus status;
+  status.step = record.step + 1;
+  status.steps = record.steps;
+  status.loss = record.loss;
+  status.tokens_per_second = record.tokens_per_second;
+  status.peak = record.peak;
+  status.budget = record.budget;
+  status.seconds = record.run_seconds;
+  status.validation_loss = record.validation_loss;
+  progress_.update(status);
+}
+
+void ProgressSink::steps_end() { progress_.finish(); }
+
+MetricsSink::MetricsSink(const std::filesystem::path& file, report::MetricsWriter::Existing existing,
+                         report::Progress& progress)
+    : progress_(progress) {
+  writer_.emplace(file, existing);
+}
+
+void MetricsSink::write(const nlohmann::ordered_json& line) {
+  if (!writer_) return;
+  try {
+    writer_->write(line);
+  } catch (const Error& error) {
+    progress_.note(error.what());
+    failure_ = error.what();
+    writer_.reset();
+  }
+}
+
+void MetricsSink::begins(const Config& config, std::int64_t parameters) {
+  write({{"config", to_json(config)}, {"parameters", parameters}});
+}
+
+void MetricsSink::step(const StepRecord& record) {
+  nlohmann::ordered_json line = {{"step", record.step},
+                                 {"loss", record.loss},
+                                 {"gradient_norm", record.gradient_norm},
+                                 {"step_seconds", record.seconds},
+                                 {"tokens_per_second", record.tokens_per_second},
+                                 {"peak_bytes", record.peak},
+                                 {"replayed_ops", record.replayed_ops},
+                                 {"evictions", record.evictions}};
+  if (record.validation_loss) line["validation_loss"] = *record.validation_loss;
+  write(line);
+}
+
+void MetricsSink::ends(const TrainResult& result) {
+  write({{"result", to_json(result)}});
+  if (writer_) writer_->close();
+  if (failure_) throw Error(*failure_);
+}
+
+void SummarySink::step(const StepRecord& record) {
+  seconds_.push_back(record.seconds);
+  result_.replayed_ops = record.replayed_ops;
+  result_.evictions += record.evictions;
+  if (record.validation_loss) result_.validation_loss = record.validation_loss;
+}
+
+void SummarySink::steps_end() {
+  result_.step_seconds_median = median(seconds_);
+  if (result_.step_seconds_median > 0)
+    result_.tokens_per_second = static_cast<double>(tokens_per_step_) / result_.step_seconds_median;
+}
+
+}  // namespace snug::train

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "snug/report/metrics.h"
+#include "snug/report/progress.h"
+#include "snug/train/sink.h"
+
+namespace snug::train {
+
+/// The display on a terminal, which must outlive it.
+class ProgressSink final : public Sink {
+ public:
+  explicit ProgressSink(report::Progress& progress) : progress_(progress) {}
+  void step(const StepRecord& record) override;
+  void steps_end() override;
+
+ private:
+  report::Progress& progress_;
+};
+
+/// metrics.jsonl: the configuration, a line for each step, the result. A failure is noted on the display, nothing more
+/// is written, and ends() throws it.
+class MetricsSink final : public Sink {
+ public:
+  MetricsSink(const std::filesystem::path& file, report::MetricsWriter::Existing existing, report::Progress& progress);
+  void begins(const Config& config, std::int64_t parameters) override;
+  void step(const StepRecord& record) override;
+  void ends(const TrainResult& result) override;
+
+ private:
+  void write(const nlohmann::ordered_json& line);
+
+  std::optional<report::MetricsWriter> writer_;
+  std::optional<std::string> failure_;
+  report::Progress& progress_;
+};
+
+/// What a TrainResult says of the steps; it must outlive this, and has the figures when the steps have ended.
+class SummarySink final : public Sink {
+ public:
+  SummarySink(TrainResult& result, std::int64_t tokens_per_step) : result_(result), tokens_per_step_(tokens_per_step) {}
+  void step(const StepRecord& record) override;
+  void steps_end() override;
+
+ private:
+  TrainResult& result_;
+  std::int64_t tokens_per_step_;
+  std::vector<double> seconds_;
+};
+
+}  // namespace snug::train

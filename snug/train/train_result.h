@@ -1,0 +1,44 @@
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/memory/stats.h"
+#include "snug/plan/step/memory_plan.h"
+
+namespace snug::train {
+
+/// What a training run did. Seconds are of whole steps, optimizer included.
+struct TrainResult {
+  std::int64_t steps = 0;
+  std::int64_t parameters = 0;  ///< packed weights not counted
+  std::int64_t trained_parameters = 0;
+  double tokens_per_second = 0;
+  double step_seconds_median = 0;
+  double loss_first = 0;
+  double loss_last = 0;
+  std::optional<double> validation_loss;
+  plan::MemoryPlan plan;
+  memory::Stats memory;      ///< since the budget holds
+  Bytes resident_start = 0;  ///< of the process after warm_up(), before the experiment is made
+  Bytes resident_peak = 0;
+  std::int64_t replayed_ops = 0;  ///< of the last step
+  std::int64_t evictions = 0;     ///< of all steps
+  bool interrupted = false;
+  std::int64_t resumed_from = 0;  ///< steps that an earlier run had done
+  std::int64_t states_saved = 0;
+};
+
+/// What every result says of its plan, and of the memory that following it took.
+nlohmann::ordered_json plan_figures(const plan::MemoryPlan& plan, const memory::Stats& memory);
+
+nlohmann::ordered_json to_json(const TrainResult& result);
+
+/// The middle of `values`, 0 when there are none.
+double median(std::vector<double> values);
+
+}  // namespace snug::train

@@ -1,0 +1,125 @@
+// Processes that train together record again together, and refuse together.
+#include "snug/replay/agreement.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <exception>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "snug/snug.h"
+#include "tests/equivalence/bitwise.h"
+#include "tests/replay/group.h"
+
+namespace snug {
+namespace {
+
+using testing::cpu;
+using testing::GroupOfTwo;
+using ::testing::HasSubstr;
+
+/// A process that records a step, of which some runs ask for more than there is.
+struct Process {
+  int forwards = 0, backwards = 0;
+  int too_large_until = 0;  // of its forward passes
+  std::optional<plan::StepGraph> graph = {};
+  std::string error = {};
+  bool does_not_fit = false;
+
+  void record(Bytes limit, const std::shared_ptr<Agreement>& agreement) {
+    const at::Tensor weight = at::ones({64, 64}).requires_grad_(), x = at::ones({32, 64});
+    weight.register_hook([this](const at::Tensor&) { ++backwards; });
+    const auto step = [&] {
+      if (++forwards <= too_large_until) (void)at::empty({1 << 28});
+      return at::mm(x, weight).tanh().sum();
+    };
+    try {
+      graph = replay::record_step_within(limit, step, cpu(), {.agreement = agreement}).graph;
+    } catch (const DoesNotFit& refused) {
+      does_not_fit = true;
+      error = refused.what();
+    } catch (const Error& refused) {
+      error = refused.what();
+    }
+  }
+};
+
+void record_together(Process& first, Process& second) {
+  const Bytes limit = cpu().stats().allocated + 64_MiB;
+  GroupOfTwo group;
+  group.run([&](const auto& agreement) { first.record(limit, agreement); },
+            [&](const auto& agreement) { second.record(limit, agreement); });
+}
+
+TEST(Agreement, ARefusedRecordingIsRunAgainInAllProcesses) {
+  Process refused{.too_large_until = 1}, other;
+  record_together(refused, other);
+  ASSERT_TRUE(refused.graph && other.graph) << refused.error << other.error;
+  EXPECT_EQ(refused.forwards, 1 + 2);
+  EXPECT_EQ(other.forwards, 1 + 2);
+  EXPECT_EQ(other.backwards, 2) << "it does not go backward alone, where collectives would wait for the other";
+  EXPECT_EQ(refused.graph->fingerprint(), other.graph->fingerprint());
+}
+
+TEST(Agreement, ARefusalInTheSecondRunIsOneOfAll) {
+  Process other;
+  const Bytes limit = cpu().stats().allocated + 64_MiB;
+  int runs = 0;
+  GroupOfTwo group;
+  group.run(
+      [&](const std::shared_ptr<Agreement>& agreement) {
+        const at::Tensor weight = at::ones({64, 64}).requires_grad_();
+        const auto step = [&] {
+          if (++runs == 2) (void)at::empty({1 << 28});
+          return weight.tanh().sum();
+        };
+        EXPECT_NO_THROW((void)replay::record_step_within(limit, step, cpu(), {.agreement = agreement}));
+      },
+      [&](const auto& agreement) { other.record(limit, agreement); });
+  EXPECT_EQ(runs, 2 + 2);
+  EXPECT_EQ(other.forwards, 2 + 2);
+  EXPECT_EQ(other.backwards, 1 + 2);
+}
+
+TEST(Agreement, WhatNeverFitsInOneProcessIsRefusedInAll) {
+  Process refused{.too_large_until = 100}, other;
+  record_together(refused, other);
+  EXPECT_TRUE(refused.does_not_fit) << refused.error;
+  EXPECT_FALSE(other.graph);
+  EXPECT_FALSE(other.does_not_fit);
+  EXPECT_THAT(other.error, HasSubstr("another process"));
+  EXPECT_EQ(other.backwards, 0);
+}
+
+TEST(Agreement, AProcessThatIsAloneTakesItsOwnWord) {
+  EXPECT_EQ(alone()->all(Vote::Yes), Vote::Yes);
+  EXPECT_EQ(alone()->all(Vote::No), Vote::No);
+}
+
+TEST(Agreement, SessionsAreMadeByAllOrNone) {
+  const at::Tensor weight = at::ones({64, 64}).requires_grad_();
+  const auto step = [&] { return weight.tanh().sum(); };
+  const replay::RecordedStep recorded = replay::record_step(step, cpu());
+  const plan::Budget enough = plan::Budget::for_limit(cpu().stats().allocated + 64_MiB);
+  const auto limit = cpu().stats().limit;
+  std::string error = {};
+  GroupOfTwo group;
+  group.run(
+      [&](const auto& agreement) {
+        EXPECT_THROW(Session(recorded, "optimal", plan::Budget::for_limit(8_KiB), cpu(), agreement), DoesNotFit);
+      },
+      [&](const auto& agreement) {
+        try {
+          const Session session(recorded, "optimal", enough, cpu(), agreement);
+        } catch (const Error& refused) {
+          error = refused.what();
+        }
+      });
+  EXPECT_THAT(error, HasSubstr("another process"));
+  EXPECT_EQ(cpu().stats().limit, limit);
+}
+
+}  // namespace
+}  // namespace snug

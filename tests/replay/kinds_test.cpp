@@ -1,0 +1,88 @@
+// Steps of several kinds: recorded before, planned from the start, one floor for all.
+#include <gtest/gtest.h>
+
+#include <utility>
+#include <vector>
+
+#include "snug/plan/run/presets.h"
+#include "snug/snug.h"
+#include "tests/equivalence/bitwise.h"
+#include "tests/replay/layers_net.h"
+
+namespace snug {
+namespace {
+
+using testing::cpu;
+using testing::expect_same;
+using testing::Net;
+using testing::same_bits;
+using testing::unplanned_peak;
+
+TEST(Kinds, KindsOfStepsThatWereRecordedHavePlansFromTheStart) {
+  Net net;
+  const at::Tensor x = torch::randn({2048, 256}), shorter = torch::randn({1536, 256});
+  const auto expected = net.plain(x), expected_shorter = net.plain(shorter);
+  const Bytes budget = unplanned_peak(net, x) * 7 / 10;
+  std::vector<replay::RecordedStep> kinds;
+  for (const at::Tensor& batch : {x, shorter}) kinds.push_back(replay::record_step([&] { return net(batch); }, cpu()));
+  Session session(std::move(kinds), "optimal", plan::Budget::for_limit(budget), cpu());
+  cpu().reset_peak();
+  for (const bool is_short : {true, false, true}) {
+    session.backward(net, is_short ? shorter : x);
+    EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
+    EXPECT_EQ(session.last_step().known, 2U);
+    EXPECT_EQ(session.last_step().evictions, 0);
+    EXPECT_FALSE(session.last_step().planned_anew);
+    EXPECT_LE(session.plan().predicted_peak, budget);
+    expect_same(is_short ? expected_shorter : expected, net.gradients());
+    net.layers->zero_grad();
+  }
+  EXPECT_LE(cpu().stats().mapped_peak, budget);
+}
+
+TEST(Kinds, ABudgetIsForAllKindsOfSteps) {
+  Net net;
+  const at::Tensor x = torch::randn({256, 256}), wide = torch::randn({4096, 256});
+  std::vector<replay::RecordedStep> kinds;
+  kinds.push_back(replay::record_step([&] { return net(x); }, cpu()));
+  kinds.push_back(replay::record_step([&] { return net(wide).detach(); }, cpu(), {.until = replay::RecordUntil::Loss}));
+  const Bytes training = replay::smallest_budget(replay::planned({kinds.front()}, "optimal"));
+  const Bytes all = replay::smallest_budget(replay::planned(kinds, "optimal"));
+  ASSERT_GT(all, training);
+  EXPECT_NO_THROW(Session(kinds.front(), "optimal", plan::Budget::for_limit(training), cpu()));
+  try {
+    const Session session(kinds, "optimal", plan::Budget::for_limit(training), cpu());
+    FAIL() << "no error";
+  } catch (const DoesNotFit& error) {
+    EXPECT_EQ(error.floor().floor, all);
+  }
+  Session session(kinds, "optimal", plan::Budget::for_limit(all), cpu());
+  session.backward(net, x);
+  EXPECT_TRUE(session.last_step().followed_plan) << "it is not taken for the other kind";
+  net.layers->zero_grad();
+  const at::NoGradGuard no_grad;
+  EXPECT_NO_THROW((void)net(wide));
+}
+
+TEST(Kinds, RecordingPredictsThePeakOfAPassWithoutGradients) {
+  Net net;
+  const at::Tensor x = torch::randn({2048, 256});
+  torch::manual_seed(11);
+  const at::Tensor expected = torch::rand({4});
+  torch::manual_seed(11);
+  const auto pass = [&] { return net(at::dropout(x, 0.1, /*train=*/true)); };
+  const replay::RecordedStep step = replay::record_step(pass, cpu(), {.until = replay::RecordUntil::Loss});
+  EXPECT_TRUE(same_bits(expected, torch::rand({4}))) << "it leaves no trace";
+  EXPECT_EQ(step.kind, replay::StepKind::Evaluation);
+  EXPECT_TRUE(step.parameters.empty());
+  for (const at::Tensor& gradient : net.gradients()) EXPECT_FALSE(gradient.defined());
+  cpu().reset_peak();
+  {
+    const at::NoGradGuard no_grad;
+    (void)pass();
+  }
+  EXPECT_EQ(plan::plan_none(step.graph).predicted_peak, cpu().stats().allocated_peak);
+}
+
+}  // namespace
+}  // namespace snug

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <torch/torch.h>
+
+#include <vector>
+
+#include "snug/snug.h"
+#include "tests/equivalence/bitwise.h"
+
+namespace snug::testing {
+
+/// Sixteen layers of one width.
+struct Net {
+  Net() : layers(torch::nn::Sequential()) {
+    torch::manual_seed(5);
+    for (int i = 0; i < 8; ++i) {
+      layers->push_back(torch::nn::Linear(256, 256));
+      layers->push_back(torch::nn::GELU());
+    }
+  }
+  at::Tensor operator()(const at::Tensor& x) { return layers->forward(x).pow(2).mean(); }
+  std::vector<at::Tensor> gradients() {
+    std::vector<at::Tensor> all;
+    for (const auto& p : layers->parameters()) all.push_back(p.grad().defined() ? p.grad().clone() : at::Tensor());
+    return all;
+  }
+  std::vector<at::Tensor> plain(const at::Tensor& x) {
+    layers->zero_grad();
+    (*this)(x).backward();
+    auto all = gradients();
+    layers->zero_grad();
+    return all;
+  }
+  torch::nn::Sequential layers;
+};
+
+inline Bytes unplanned_peak(Net& net, const at::Tensor& x) {
+  return plan::make_plan(replay::record_step([&] { return net(x); }, cpu()).graph, "none", std::nullopt).predicted_peak;
+}
+
+}  // namespace snug::testing

@@ -1,0 +1,129 @@
+// The training step: its kinds, as they are recorded and as they run.
+#include "snug/train/training_step.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "snug/base/errors.h"
+#include "snug/base/text_file.h"
+#include "snug/memory/device_memory.h"
+#include "snug/plan/does_not_fit.h"
+#include "snug/plan/run/presets.h"
+#include "snug/record/random_state.h"
+#include "snug/train/planned_experiment.h"
+#include "tests/base/scratch.h"
+
+namespace snug::train {
+namespace {
+
+using snug::testing::scratch;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+memory::DeviceMemory& cpu() { return memory::device_memory(c10::kCPU); }
+
+Config two_blocks(const std::string& name) {
+  const auto folder = scratch("training_step/" + name);
+  std::string text;
+  for (int i = 0; i < 2000; ++i) text += std::to_string(i * i) + " and ";
+  write_text(folder / "text", text);
+  Config c;
+  c.model.blocks = 2;
+  c.model.width = 64;
+  c.model.heads = 2;
+  c.model.sequence = 64;
+  c.model.dropout = 0.1;
+  c.data.path = folder / "text";
+  c.train.batch = 4;
+  return c;
+}
+
+TEST(TrainingStep, IsRecordedWithTheEvaluationOfARunThatValidates) {
+  Config config = two_blocks("kinds");
+  Experiment experiment(config);
+  TrainingStep step(experiment);
+  const auto kinds = step.record_all(experiment.train_batch(0), std::nullopt);
+  ASSERT_EQ(kinds.size(), 2U);
+  EXPECT_EQ(kinds[0].kind, replay::StepKind::First);
+  EXPECT_EQ(kinds[1].kind, replay::StepKind::Evaluation);
+  EXPECT_TRUE(experiment.model().is_training()) << "recording leaves no trace";
+  config.train.validation_batches = 0;
+  Experiment without(config);
+  EXPECT_EQ(TrainingStep(without).record_all(without.train_batch(0), std::nullopt).size(), 1U);
+}
+
+TEST(TrainingStep, TheEvaluationOfARunTakesWhatItsRecordingSays) {
+  Experiment experiment(two_blocks("evaluation"));
+  const PlannedExperiment planned = plan_experiment(experiment, Kinds::Run);
+  const plan::StepGraph& evaluation = planned.kinds.back().step.graph;
+  ASSERT_GT(planned.kinds.back().step.state_to_come, 0);
+  Session session(planned.kinds, planned.budget, cpu());
+  TrainingStep step(experiment);
+  for (int i = 0; i < 2; ++i) {
+    step.make_gradients(session, experiment.train_batch(i), i);
+    step.update(i);
+  }
+  const auto batch = experiment.validation_sample();
+  cpu().reset_peak();
+  (void)experiment.evaluate(*batch);
+  const Bytes predicted = plan::plan_none(evaluation).predicted_peak;
+  EXPECT_LE(cpu().stats().allocated_peak, predicted) << "with the optimizer's state, which came after the recording";
+  EXPECT_GE(cpu().stats().allocated_peak, predicted - 64_KiB);
+}
+
+TEST(TrainingStep, AnEvaluationAsksForNoMoreThanTheTrainingStepWhichMakesGradients) {
+  Experiment experiment(two_blocks("floors"));
+  PlannedExperiment planned = plan_experiment(experiment, Kinds::Run);
+  const Bytes both = replay::smallest_budget(planned.kinds);
+  planned.kinds.pop_back();
+  EXPECT_EQ(replay::smallest_budget(planned.kinds), both);
+}
+
+TEST(TrainingStep, UnderAPlanItIsThePlainOne) {
+  Config config = two_blocks("plain");
+  config.memory.budget = "70%";
+  Experiment experiment(config);
+  TrainingStep step(experiment);
+  Session session = plan_session(experiment, Kinds::Training);
+  const data::Batch batch = experiment.train_batch(0);
+  const auto gradients = [&] {
+    std::vector<at::Tensor> all;
+    for (const at::Tensor& p : experiment.optimizer().parameters()) all.push_back(p.grad().clone());
+    step.forget_gradients();
+    return all;
+  };
+  torch::manual_seed(3);
+  const at::Tensor loss = step.backward(session, batch);
+  EXPECT_GT(session.last_step().replayed_ops, 0);
+  cpu().set_limit(std::nullopt);
+  const auto planned = gradients();
+  torch::manual_seed(3);
+  EXPECT_TRUE(at::equal(step.backward_plain(batch), loss));
+  const auto plain = gradients();
+  ASSERT_EQ(plain.size(), planned.size());
+  for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(at::equal(plain[i], planned[i])) << i;
+}
+
+TEST(TrainingStep, WhatFailsLeavesWeightsAndRandomGeneratorAsTheyWere) {
+  Experiment experiment(two_blocks("fails"));
+  TrainingStep step(experiment);
+  Session session = plan_session(experiment, Kinds::Training);
+  const auto random = [] { return record::save_random_state(record::default_generator(c10::Device(c10::kCPU))).state; };
+  at::Tensor weight = experiment.optimizer().parameters().front();
+  const at::Tensor random_before = random(), weight_before = weight.detach().clone();
+  weight.register_hook([](const at::Tensor& gradient) { return gradient * std::numeric_limits<float>::infinity(); });
+  const data::Batch batch = experiment.train_batch(0);
+  EXPECT_THAT([&] { step.make_gradients(session, batch, 4); },
+              ThrowsMessage<Error>(HasSubstr("the norm of the gradients of step 4")));
+  EXPECT_TRUE(at::equal(random(), random_before));
+  EXPECT_TRUE(at::equal(weight.detach(), weight_before));
+}
+
+}  // namespace
+}  // namespace snug::train
