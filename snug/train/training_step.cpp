@@ -7,7 +7,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/memory/device_memory.h"
-#include "snug/optim/adamw.h"
+#include "snug/optim/optimizer.h"
 #include "snug/record/random_state.h"
 #include "snug/replay/anomaly.h"
 #include "snug/replay/fit.h"
