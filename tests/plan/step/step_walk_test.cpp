@@ -12,7 +12,7 @@ struct Example {
   ValueId leaf, a, b;
   StepGraph graph;
 };
-Example example() {
+Example a_written_over() {
   synthetic::GraphBuilder g(1000);
   Example e;
   e.leaf = g.leaf();
@@ -30,7 +30,7 @@ Example example() {
 }
 
 TEST(StepWalk, HasWhatAnEventMakesAndWhatItEndsWhileItHappens) {
-  const Example e = example();
+  const Example e = a_written_over();
   StepWalk walk(e.graph);
   struct Seen : StepVisitor {
     Seen(const StepWalk& w, const Example& ex) : walk(w), example(ex) {}
@@ -58,7 +58,7 @@ TEST(StepWalk, HasWhatAnEventMakesAndWhatItEndsWhileItHappens) {
 }
 
 TEST(StepWalk, TellsOfEachEventOnce) {
-  const Example e = example();
+  const Example e = a_written_over();
   StepWalk walk(e.graph);
   struct Told : StepVisitor {
     void run(OpId op) { text += "run" + std::to_string(op) + " "; }
@@ -79,7 +79,7 @@ TEST(StepWalk, TellsOfEachEventOnce) {
 }
 
 TEST(Lifetimes, AreWhenTheProgramLetsGoAndWhenBackwardAsksLast) {
-  const Example e = example();
+  const Example e = a_written_over();
   const std::vector<Lifetime> lives = lifetimes(e.graph);
   EXPECT_EQ(lives[at(e.b)].dies, 4U);
   EXPECT_EQ(lives[at(e.b)].last_unpack, 6U);
