@@ -269,7 +269,7 @@ void bind_sessions(py::module_& m) {
   m.def(
       "timeline",
       [](const plan::StepGraph& graph, const plan::MemoryPlan& plan) {
-        return simulate(graph, plan, /*with_timeline=*/true).peaks;
+        return simulate(graph, plan, plan::Detail::Timeline).peaks;
       },
       NoGil(), py::arg("graph"), py::arg("plan"));
   m.def(

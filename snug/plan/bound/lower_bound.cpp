@@ -111,7 +111,7 @@ LowerBound lower_bound(const StepGraph& graph, Bytes peak) {
     return bound;
   }
   // A moment can only ask for replays if keeping everything is too much there.
-  const std::vector<Bytes> everything = simulate(graph, plan_none(graph), /*with_timeline=*/true).peaks;
+  const std::vector<Bytes> everything = simulate(graph, plan_none(graph), Detail::Timeline).peaks;
   std::vector<TightMoment> moments;
   for (const std::size_t event : tight_moments(everything)) {
     if (everything[event] > peak) moments.push_back(tight_moment(graph, event, peak - unavoidable[event]));

@@ -47,7 +47,7 @@ std::string common_module(const std::string& a, const std::string& b) {
 }  // namespace
 
 Explanation explain(const StepGraph& graph, const MemoryPlan& plan) {
-  const Simulation run = simulate(graph, plan, /*with_timeline=*/true);
+  const Simulation run = simulate(graph, plan, Detail::Timeline);
   Explanation result;
   result.pieces = empty_pieces(graph);
   result.all.name = "the step";

@@ -34,12 +34,12 @@ class Run : public StepVisitor {
     result_.peak = live_;
   }
 
-  std::optional<Simulation> to_the_end(bool with_timeline, std::int64_t replays) {
+  std::optional<Simulation> to_the_end(Detail detail, std::int64_t replays) {
     while (!walk_.at_end()) {
       highest_ = live_;
       walk_.step(*this);
       if (result_.replayed_ops > replays) break;
-      if (with_timeline) {
+      if (detail == Detail::Timeline) {
         result_.timeline.push_back(live_);
         result_.peaks.push_back(std::max(highest_, live_));
         clock_ += graph_.events[result_.times.size()].seconds;
@@ -199,13 +199,13 @@ class Run : public StepVisitor {
 
 }  // namespace
 
-Simulation simulate(const StepGraph& graph, const MemoryPlan& plan, bool with_timeline) {
-  return *Run(graph, plan).to_the_end(with_timeline, std::numeric_limits<std::int64_t>::max());
+Simulation simulate(const StepGraph& graph, const MemoryPlan& plan, Detail detail) {
+  return *Run(graph, plan).to_the_end(detail, std::numeric_limits<std::int64_t>::max());
 }
 
 std::optional<Simulation> simulate_within(const StepGraph& graph, const MemoryPlan& plan, std::int64_t replays,
-                                          bool with_timeline) {
-  return Run(graph, plan).to_the_end(with_timeline, replays);
+                                          Detail detail) {
+  return Run(graph, plan).to_the_end(detail, replays);
 }
 
 MemoryPlan predicted(const StepGraph& graph, MemoryPlan plan) {

@@ -25,13 +25,19 @@ struct Simulation {
   std::vector<std::int32_t> replays;  ///< by OpId, how often it ran again
 };
 
+/// How much a simulation tells.
+enum class Detail : std::uint8_t {
+  Totals,
+  Timeline  ///< also what is filled on request
+};
+
 /// Walks the events of `graph` as the executor would under `plan`, with the same Ledger. Pure; the plan must be for
 /// the graph. Where the allocator is deterministic, the peak is that of the run.
-Simulation simulate(const StepGraph& graph, const MemoryPlan& plan, bool with_timeline = false);
+Simulation simulate(const StepGraph& graph, const MemoryPlan& plan, Detail detail = Detail::Totals);
 
 /// The same, given up when more than `replays` operators run again: for searches, which have no use for such plans.
 std::optional<Simulation> simulate_within(const StepGraph& graph, const MemoryPlan& plan, std::int64_t replays,
-                                          bool with_timeline = false);
+                                          Detail detail = Detail::Totals);
 
 /// The plan with predicted_peak and predicted_seconds filled in.
 MemoryPlan predicted(const StepGraph& graph, MemoryPlan plan);

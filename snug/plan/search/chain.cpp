@@ -242,7 +242,7 @@ class PieceWeigher {
       }
     }
     plan.segments = segments;
-    const Simulation run = simulate(local, plan, /*with_timeline=*/true);
+    const Simulation run = simulate(local, plan, Detail::Timeline);
     result.seconds = run.seconds;
     result.forward_need = need_in(graph_, base_, forward_, excerpt_, run);
     result.backward_need = need_in(graph_, base_, backward_, excerpt_, run);
@@ -257,7 +257,7 @@ class PieceWeigher {
     MemoryPlan plan;
     plan.actions.assign(replayed.graph.values.size(), kRecompute);
     plan.segments = segments;
-    Simulation run = simulate(replayed.graph, plan, /*with_timeline=*/true);
+    Simulation run = simulate(replayed.graph, plan, Detail::Timeline);
     PieceOption result;
     result.kept = run.timeline[replayed.replay];
     result.forward_bytes = run.peaks[replayed.replay];

@@ -75,7 +75,7 @@ class Descent {
   using Queue = std::priority_queue<Candidate>;
 
   std::optional<Figures> figures(const MemoryPlan& plan) {
-    const auto run = simulate_within(graph_, plan, most_replays(graph_), /*with_timeline=*/true);
+    const auto run = simulate_within(graph_, plan, most_replays(graph_), Detail::Timeline);
     effort_.left -= static_cast<std::int64_t>(graph_.ops.size()) + (run ? run->replayed_ops : most_replays(graph_));
     if (!run) return std::nullopt;
     Figures result{0, run->seconds, run->peak};

@@ -119,7 +119,7 @@ class Search {
   }
 
   std::vector<Bytes> add(MemoryPlan plan) {
-    auto run = simulate_within(graph_, plan, most_replays(graph_), /*with_timeline=*/true);
+    auto run = simulate_within(graph_, plan, most_replays(graph_), Detail::Timeline);
     if (!run) return {};
     plan.predicted_peak = run->peak;
     plan.predicted_seconds = run->seconds;

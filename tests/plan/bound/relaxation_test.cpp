@@ -98,7 +98,7 @@ TEST(UnavoidableBytes, AreNeverMoreThanAPlanTakes) {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     const StepGraph graph = synthetic::random_graph(seed, 20);
     const std::vector<Bytes> unavoidable = unavoidable_bytes(graph);
-    const Simulation run = simulate(graph, synthetic::random_plan(seed * 3 + 1, graph), /*with_timeline=*/true);
+    const Simulation run = simulate(graph, synthetic::random_plan(seed * 3 + 1, graph), Detail::Timeline);
     for (std::size_t i = 0; i < graph.events.size(); ++i) {
       ASSERT_LE(unavoidable[i], run.peaks[i]) << "seed " << seed << ", event " << i;
     }

@@ -47,7 +47,7 @@ TEST(Explain, NamesTheModuleOfAPieceWhereItsOperatorsAgree) {
 TEST(Explain, TellsWhenThePeakComes) {
   const StepGraph graph = synthetic::gpt_like({.blocks = 4});
   for (const MemoryPlan& plan : {plan_none(graph), plan_every_block(graph)}) {
-    const Simulation run = simulate(graph, plan, /*with_timeline=*/true);
+    const Simulation run = simulate(graph, plan, Detail::Timeline);
     EXPECT_EQ(explain(graph, plan).peak_seconds, run.times[run.peak_event]);
     EXPECT_DOUBLE_EQ(run.times.back(), run.seconds);
   }

@@ -43,7 +43,7 @@ ThreeOps three_ops() {
 
 TEST(Simulate, KeepsEverythingThatIsSavedUntilItsNodeReleasesIt) {
   const ThreeOps t = three_ops();
-  const Simulation run = simulate(t.graph, plan_none(t.graph), true);
+  const Simulation run = simulate(t.graph, plan_none(t.graph), Detail::Timeline);
   // Run a, run b, save, run c, save, die, die, settle, unpack b, other, release b, unpack a, other, release a, die c.
   EXPECT_EQ(run.timeline, (std::vector<Bytes>{1100, 1300, 1300, 1700, 1700, 1700, 1700, 1700, 1700, 1700, 1500, 1500,
                                               1500, 1400, 1000}));
@@ -59,7 +59,7 @@ TEST(Simulate, KeepsEverythingThatIsSavedUntilItsNodeReleasesIt) {
 
 TEST(Simulate, FetchesWhatHasMovedForItsNode) {
   const ThreeOps t = three_ops();
-  const Simulation run = simulate(t.graph, with_action(plan_none(t.graph), t.a, kMove), true);
+  const Simulation run = simulate(t.graph, with_action(plan_none(t.graph), t.a, kMove), Detail::Timeline);
   // It leaves when the program lets go of it, and is there again from its unpacking to its release.
   EXPECT_EQ(run.timeline, (std::vector<Bytes>{1100, 1300, 1300, 1700, 1700, 1600, 1600, 1600, 1600, 1600, 1400, 1500,
                                               1500, 1400, 1000}));
@@ -71,7 +71,7 @@ TEST(Simulate, FetchesWhatAReplayReads) {
   const ThreeOps t = three_ops();
   MemoryPlan plan = with_action(plan_none(t.graph), t.a, kMove);
   plan = with_action(std::move(plan), t.b, kRecompute);
-  const Simulation run = simulate(t.graph, plan, true);
+  const Simulation run = simulate(t.graph, plan, Detail::Timeline);
   EXPECT_EQ(run.replays, (std::vector<std::int32_t>{0, 1, 0})) << "a is fetched for it";
   EXPECT_EQ(run.after_forward, 1400);
   EXPECT_EQ(run.timeline.back(), 1000);
@@ -79,7 +79,7 @@ TEST(Simulate, FetchesWhatAReplayReads) {
 
 TEST(Simulate, DropsWhatIsRecomputedAndReplaysItForItsNode) {
   const ThreeOps t = three_ops();
-  const Simulation run = simulate(t.graph, dropping(t.graph, {t.a, t.b}), true);
+  const Simulation run = simulate(t.graph, dropping(t.graph, {t.a, t.b}), Detail::Timeline);
   // The replay of b makes a along the way, which waits for its own node.
   EXPECT_EQ(run.timeline, (std::vector<Bytes>{1100, 1300, 1300, 1700, 1700, 1600, 1400, 1400, 1700, 1700, 1500, 1500,
                                               1500, 1400, 1000}));
@@ -111,11 +111,11 @@ TEST(Simulate, CountsAStorageOnceWhenAnOperatorWritesInPlace) {
   g.settle();
   g.node({b}, 0);
   const StepGraph graph = g.take();
-  const Simulation none = simulate(graph, plan_none(graph), true);
+  const Simulation none = simulate(graph, plan_none(graph), Detail::Timeline);
   EXPECT_EQ(none.timeline, (std::vector<Bytes>{100, 100, 100, 100, 100, 100, 100, 0}));
   EXPECT_EQ(none.peak, 100);
   // The replay takes a's storage over: never two.
-  const Simulation run = simulate(graph, dropping(graph, {b}), true);
+  const Simulation run = simulate(graph, dropping(graph, {b}), Detail::Timeline);
   EXPECT_EQ(run.timeline, (std::vector<Bytes>{100, 100, 100, 0, 0, 100, 100, 0}));
   EXPECT_EQ(run.peak, 100);
   EXPECT_EQ(run.replayed_ops, 2);
@@ -133,7 +133,7 @@ TEST(Simulate, CopiesWhatAReplayOverwritesButStillNeeds) {
   g.node({b}, 7);
   g.node({a}, 0);
   const StepGraph graph = g.take();
-  const Simulation run = simulate(graph, dropping(graph, {a, b}), true);
+  const Simulation run = simulate(graph, dropping(graph, {a, b}), Detail::Timeline);
   EXPECT_EQ(run.peak, 207);
   EXPECT_EQ(run.timeline.back(), 0);
   EXPECT_EQ(run.replayed_ops, 2);
@@ -151,7 +151,7 @@ TEST(Simulate, CountsTheRoomForWhatAReplayReplacesWhole) {
   g.unpack(noise);
   g.release(noise);
   const StepGraph graph = g.take();
-  const Simulation run = simulate(graph, dropping(graph, {noise}), true);
+  const Simulation run = simulate(graph, dropping(graph, {noise}), Detail::Timeline);
   EXPECT_EQ(run.replayed_ops, 1);  // the values of empty are not read
   EXPECT_EQ(run.peak, 1100);
   EXPECT_EQ(run.timeline.back(), 1000);
@@ -174,7 +174,7 @@ TEST(Simulate, GivesACopyBackWhoseResultIsThereAlready) {
   g.node({updated, a}, 0);
   const StepGraph graph = g.take();
   // The replay of `other` makes a, which waits for its node, writes a copy of it, and has no use for the copy.
-  const Simulation run = simulate(graph, dropping(graph, {a, other}), true);
+  const Simulation run = simulate(graph, dropping(graph, {a, other}), Detail::Timeline);
   EXPECT_EQ(run.replayed_ops, 2);
   EXPECT_EQ(run.peak, 100 + 100 + 100 + 30);
   EXPECT_EQ(run.timeline.back(), 0);
@@ -190,14 +190,14 @@ TEST(Simulate, HoldsASecondCopyWhileTheProgramStillHasTheFirst) {
   g.release(a);
   g.die(a);
   const StepGraph graph = g.take();
-  const Simulation run = simulate(graph, dropping(graph, {a}), true);
+  const Simulation run = simulate(graph, dropping(graph, {a}), Detail::Timeline);
   EXPECT_EQ(run.timeline, (std::vector<Bytes>{100, 100, 100, 200, 100, 0}));
 }
 
 TEST(Simulate, EndsWithNothingButStaticBytesOnAChain) {
   const StepGraph graph = synthetic::gpt_like({.blocks = 3});
   for (const MemoryPlan& plan : {plan_none(graph), plan_every_block(graph), plan_chen_sqrt(graph)}) {
-    EXPECT_EQ(simulate(graph, plan, true).timeline.back(), graph.static_bytes) << plan.strategy;
+    EXPECT_EQ(simulate(graph, plan, Detail::Timeline).timeline.back(), graph.static_bytes) << plan.strategy;
   }
 }
 
@@ -209,7 +209,7 @@ TEST(Simulate, AgreesWithTheInterpreterOnRandomStepsAndPlans) {
     const MemoryPlan plan = synthetic::random_plan(seed + 1'000'000, graph);
     synthetic::StepInterpreter expected(graph, plan);
     expected.run();
-    const Simulation run = simulate(graph, plan, true);
+    const Simulation run = simulate(graph, plan, Detail::Timeline);
     ASSERT_EQ(run.timeline, expected.timeline);
     ASSERT_EQ(run.peak, expected.peak);
     ASSERT_EQ(run.replayed_ops, expected.replayed_ops);
