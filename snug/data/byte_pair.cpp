@@ -158,7 +158,7 @@ void BytePairTokenizer::encode_words(std::string_view text, std::vector<TokenId>
   for (const std::string_view word : pre_tokenizer_.split(text)) encode_word(word, ids);
 }
 
-std::vector<TokenId> BytePairTokenizer::encode(std::string_view text, bool specials) const {
+std::vector<TokenId> BytePairTokenizer::encode(std::string_view text, Specials specials) const {
   std::vector<TokenId> ids = before_;
   std::size_t begin = 0;
   for (std::size_t i = 0; i < text.size();) {
@@ -169,7 +169,8 @@ std::vector<TokenId> BytePairTokenizer::encode(std::string_view text, bool speci
     // Of all added tokens that begin here, the longest.
     const std::string_view rest = text.substr(i);
     const auto found = std::ranges::find_if(added_, [&](const auto& a) {
-      return rest.starts_with(a.first) && (specials || !is_special_[static_cast<std::size_t>(a.second)]);
+      return rest.starts_with(a.first) &&
+             (specials == Specials::Meant || !is_special_[static_cast<std::size_t>(a.second)]);
     });
     if (found == added_.end()) {
       ++i;
@@ -185,11 +186,12 @@ std::vector<TokenId> BytePairTokenizer::encode(std::string_view text, bool speci
   return ids;
 }
 
-std::string BytePairTokenizer::decode(const std::vector<TokenId>& ids, bool specials) const {
+std::string BytePairTokenizer::decode(const std::vector<TokenId>& ids, Specials specials) const {
   std::string text;
   for (const TokenId id : ids) {
     if (id < 0 || id >= size()) throw UsageError(fmt::format("tokenizer: token {} is none of {}", id, size()));
-    if (specials || !is_special_[static_cast<std::size_t>(id)]) text += tokens_[static_cast<std::size_t>(id)];
+    if (specials == Specials::Meant || !is_special_[static_cast<std::size_t>(id)])
+      text += tokens_[static_cast<std::size_t>(id)];
   }
   return text;
 }

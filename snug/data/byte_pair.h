@@ -36,6 +36,12 @@ struct BytePairModel {
 /// have them ("Ġthe" is " the"); nullopt when one of its characters stands for none.
 std::optional<std::string> bytes_of_printable(std::string_view name);
 
+/// What special tokens are to a tokenizer.
+enum class Specials : unsigned char {
+  Meant,   ///< tokens of their own, and shown as they are written
+  Ignored  ///< text as any other, and left out
+};
+
 /// A byte-level byte-pair tokenizer: encodes any bytes, UTF-8 or not, and decodes them to what they were. Movable; safe
 /// from any number of threads.
 class BytePairTokenizer final : public Tokenizer {
@@ -46,14 +52,16 @@ class BytePairTokenizer final : public Tokenizer {
   BytePairTokenizer& operator=(BytePairTokenizer&&) = default;
 
   /// Special tokens that are written out in the text count as such.
-  [[nodiscard]] std::vector<TokenId> encode(std::string_view text) const override { return encode(text, true); }
-  /// `specials`: whether they do.
-  [[nodiscard]] std::vector<TokenId> encode(std::string_view text, bool specials) const;
+  [[nodiscard]] std::vector<TokenId> encode(std::string_view text) const override {
+    return encode(text, Specials::Meant);
+  }
+  [[nodiscard]] std::vector<TokenId> encode(std::string_view text, Specials specials) const;
 
   /// The bytes of the tokens, special ones as they are written.
-  [[nodiscard]] std::string decode(const std::vector<TokenId>& ids) const override { return decode(ids, true); }
-  /// `specials`: whether those are there, or left out.
-  [[nodiscard]] std::string decode(const std::vector<TokenId>& ids, bool specials) const;
+  [[nodiscard]] std::string decode(const std::vector<TokenId>& ids) const override {
+    return decode(ids, Specials::Meant);
+  }
+  [[nodiscard]] std::string decode(const std::vector<TokenId>& ids, Specials specials) const;
 
   [[nodiscard]] TokenId size() const override { return static_cast<TokenId>(tokens_.size()); }
   [[nodiscard]] std::optional<TokenId> find(std::string_view token) const override;

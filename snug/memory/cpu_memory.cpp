@@ -166,13 +166,13 @@ Bytes CpuMemory::shortage(Bytes bytes) const {
 bool CpuMemory::ask_for_room(Bytes bytes) {
   // Shared, so that an allocation inside a handler's frees cannot deadlock; unregistering takes it exclusively.
   const std::shared_lock lock(handlers_mutex_);
-  for (const bool may_wait : {false, true}) {
+  for (const Patience patience : {Patience::None, Patience::AMoment}) {
     for (PressureHandler* handler : handlers_) {
       {
         const std::lock_guard stats_lock(mutex_);
-        stats_.pressure_calls += may_wait ? 0 : 1;
+        stats_.pressure_calls += patience == Patience::None ? 1 : 0;
       }
-      if (handler->make_room(bytes, may_wait)) return true;
+      if (handler->make_room(bytes, patience)) return true;
     }
   }
   return false;

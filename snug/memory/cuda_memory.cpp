@@ -119,8 +119,7 @@ class CudaMemory final : public DeviceMemory {
     const std::unique_lock lock(handlers_mutex_, std::try_to_lock);
     if (!lock.owns_lock()) return false;
     ++pressure_calls_;
-    return std::ranges::any_of(handlers_,
-                               [](PressureHandler* h) { return h->make_room(kSegment, /*may_wait=*/false); });
+    return std::ranges::any_of(handlers_, [](PressureHandler* h) { return h->make_room(kSegment, Patience::None); });
   }
 
  private:

@@ -2,6 +2,7 @@
 
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 
@@ -15,14 +16,17 @@ struct Storage;
 
 namespace snug::memory {
 
+/// How long somebody waits for another thread.
+enum class Patience : std::uint8_t { None, AMoment };
+
 /// Gives memory back when an allocation would pass the limit.
 class PressureHandler {
  public:
   virtual ~PressureHandler() = default;
   /// Frees what it can towards `bytes` on the calling thread, which may be in the middle of an operator. Returns
   /// whether anything was freed; the allocation is then tried again. Must not throw. What it allocates itself may ask
-  /// it for room in turn. `may_wait`: for another thread, a moment; all handlers are asked without that first.
-  virtual bool make_room(Bytes bytes, bool may_wait) noexcept = 0;
+  /// it for room in turn. `patience`: for another thread; all handlers are asked without any first.
+  virtual bool make_room(Bytes bytes, Patience patience) noexcept = 0;
 };
 
 /// Measures a device's memory from its making on. Several may measure at once. One thread at a time; must not outlive

@@ -103,8 +103,10 @@ Evictor::Evictor(std::shared_ptr<record::Tape> tape, memory::DeviceMemory& memor
 
 Evictor::~Evictor() { memory_.remove_pressure_handler(this); }
 
-bool Evictor::make_room(Bytes bytes, bool may_wait) noexcept {
-  if (!tape_->mutex().try_lock_to_evict_for(may_wait ? kPatience : std::chrono::seconds(0))) return false;
+bool Evictor::make_room(Bytes bytes, memory::Patience patience) noexcept {
+  if (!tape_->mutex().try_lock_to_evict_for(patience == memory::Patience::AMoment ? kPatience
+                                                                                  : std::chrono::seconds(0)))
+    return false;
   const std::lock_guard lock(tape_->mutex(), std::adopt_lock);
   Bytes freed = 0;
   // What a running replay is going to read only if there is nothing else.

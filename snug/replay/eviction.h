@@ -23,7 +23,7 @@ class Evictor final : public memory::PressureHandler {
   Evictor(const Evictor&) = delete;
   Evictor& operator=(const Evictor&) = delete;
 
-  bool make_room(Bytes bytes, bool may_wait) noexcept override;
+  bool make_room(Bytes bytes, memory::Patience patience) noexcept override;
 
  private:
   std::shared_ptr<record::Tape> tape_;

@@ -56,14 +56,14 @@ std::string memory_text(const StepStatus& status) {
 double share(double part, double whole) { return whole > 0 ? std::clamp(part / whole, 0.0, 1.0) : 0.0; }
 
 /// `cells` columns between two edges, filled from the left in eighths of a column.
-std::string bar(double fraction, int cells, const char* code, bool colour) {
+std::string bar(double fraction, int cells, const char* code, Colour colour) {
   static constexpr std::array<const char*, 8> kEighths = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
   const int eighths = static_cast<int>(std::floor(fraction * cells * 8));
   std::string filled;
   for (int i = 0; i < eighths / 8; ++i) filled += "█";
   filled += kEighths[static_cast<std::size_t>(eighths % 8)];
   const std::string empty(static_cast<std::size_t>(cells - (eighths + 7) / 8), ' ');
-  if (colour) filled = fmt::format("\x1b[{}m{}\x1b[0m", code, filled);
+  if (colour == Colour::Ansi) filled = fmt::format("\x1b[{}m{}\x1b[0m", code, filled);
   return "▕" + filled + empty + "▏";
 }
 
@@ -85,7 +85,7 @@ int width_of(const std::vector<Part>& parts) {
 
 }  // namespace
 
-std::string progress_line(const StepStatus& status, std::optional<double> seconds_left, int columns, bool colour) {
+std::string progress_line(const StepStatus& status, std::optional<double> seconds_left, int columns, Colour colour) {
   constexpr int kShortestBar = 8;
   constexpr int kLongestBar = 24;
   constexpr int kGaugeCells = 6;
@@ -193,7 +193,7 @@ class Progress::InPlace : public Display {
  public:
   explicit InPlace(std::FILE* file) : Display(file) {
     const char* no_colour = std::getenv("NO_COLOR");
-    colour_ = no_colour == nullptr || no_colour[0] == '\0';
+    colour_ = no_colour == nullptr || no_colour[0] == '\0' ? Colour::Ansi : Colour::None;
   }
 
   void show(const StepStatus& status) override {
@@ -230,7 +230,7 @@ class Progress::InPlace : public Display {
     drawn_at_ = monotonic_seconds();
   }
 
-  bool colour_ = true;
+  Colour colour_ = Colour::Ansi;
   bool visible_ = false;
   std::optional<double> validation_loss_;  // the newest
   double drawn_at_ = -1e9;

@@ -22,9 +22,12 @@ struct StepStatus {
   std::optional<double> validation_loss;  ///< Only after a step that validated; a terminal goes on showing it.
 };
 
+/// Of what a terminal shows.
+enum class Colour : unsigned char { None, Ansi };
+
 /// The line that a terminal shows, at most `columns` wide: what matters least is left out first, and the bar takes
 /// what room there is. `seconds_left` is none as long as nobody can know.
-std::string progress_line(const StepStatus& status, std::optional<double> seconds_left, int columns, bool colour);
+std::string progress_line(const StepStatus& status, std::optional<double> seconds_left, int columns, Colour colour);
 
 /// Shows how far a run is. On a terminal one line is redrawn in place; elsewhere the first step, the last, those that
 /// validated and one about every 10 % or 10 s become lines of their own. Nothing here throws: a display that cannot

@@ -42,10 +42,10 @@ TEST(BytePair, FindsSpecialTokensTheLongestFirst) {
   const BytePairTokenizer tokenizer(small_model());
   EXPECT_THAT(tokenizer.encode("he<end>he"), ElementsAre(256, 261, 256));
   EXPECT_THAT(tokenizer.encode("<end><end><end>"), ElementsAre(262, 261));
-  EXPECT_THAT(tokenizer.encode("<end", true), ElementsAre('<', 'e', 'n', 'd'));
-  EXPECT_EQ(tokenizer.encode("<end>", /*specials=*/false).size(), 5U);
+  EXPECT_THAT(tokenizer.encode("<end", Specials::Meant), ElementsAre('<', 'e', 'n', 'd'));
+  EXPECT_EQ(tokenizer.encode("<end>", Specials::Ignored).size(), 5U);
   EXPECT_EQ(tokenizer.decode({256, 261, 256}), "he<end>he");
-  EXPECT_EQ(tokenizer.decode({256, 261, 256}, /*specials=*/false), "hehe");
+  EXPECT_EQ(tokenizer.decode({256, 261, 256}, Specials::Ignored), "hehe");
 }
 
 TEST(BytePair, PutsTheFirstTokenInFrontAndTakesWholeWords) {
@@ -63,8 +63,8 @@ TEST(BytePair, AddedTokensThatAreTextAreAlwaysFoundAndStay) {
   model.added.push_back({static_cast<TokenId>(model.tokens.size()), /*special=*/false});
   model.tokens.emplace_back("    ");
   const BytePairTokenizer tokenizer(std::move(model));
-  EXPECT_THAT(tokenizer.encode("    he<end>", /*specials=*/false), ElementsAre(263, 256, '<', 'e', 'n', 'd', '>'));
-  EXPECT_EQ(tokenizer.decode({263, 256, 261}, /*specials=*/false), "    he");
+  EXPECT_THAT(tokenizer.encode("    he<end>", Specials::Ignored), ElementsAre(263, 256, '<', 'e', 'n', 'd', '>'));
+  EXPECT_EQ(tokenizer.decode({263, 256, 261}, Specials::Ignored), "    he");
 }
 
 TEST(BytePair, AnyBytesComeBack) {
@@ -74,7 +74,7 @@ TEST(BytePair, AnyBytesComeBack) {
     std::string text(random() % 200, '\0');
     for (char& c : text) c = i % 2 == 0 ? static_cast<char>(random() % 256) : "hel o\n\t'sw<end>"[random() % 15];
     EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
-    EXPECT_EQ(tokenizer.decode(tokenizer.encode(text, false)), text);
+    EXPECT_EQ(tokenizer.decode(tokenizer.encode(text, Specials::Ignored)), text);
   }
 }
 

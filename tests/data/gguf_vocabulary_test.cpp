@@ -53,7 +53,7 @@ TEST(GgufVocabulary, MakesATokenizer) {
   EXPECT_EQ(tokenizer.size(), 260);
   EXPECT_THAT(tokenizer.encode("a a<end>"), ElementsAre('a', 256, 257));
   EXPECT_THAT(tokenizer.encode("<mark>\xff"), ElementsAre(258, 255));
-  EXPECT_EQ(tokenizer.decode({'a', 256, 257, 258}, /*specials=*/false), "a a<mark>");
+  EXPECT_EQ(tokenizer.decode({'a', 256, 257, 258}, Specials::Ignored), "a a<mark>");
 }
 
 TEST(GgufVocabulary, PutsTheFirstTokenInFront) {

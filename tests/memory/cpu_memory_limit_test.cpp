@@ -23,8 +23,8 @@ class Handler final : public PressureHandler {
     memory_.add_pressure_handler(this);
   }
   ~Handler() override { memory_.remove_pressure_handler(this); }
-  bool make_room(Bytes bytes, bool may_wait) noexcept override {
-    if (may_wait) return false;
+  bool make_room(Bytes bytes, Patience patience) noexcept override {
+    if (patience == Patience::AMoment) return false;
     asked.push_back(bytes);
     return make_room_(bytes);
   }

@@ -53,7 +53,7 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 TEST(ProgressLine, ShowsEverythingWhereThereIsRoom) {
   StepStatus status = status_at(50);
   status.validation_loss = 2.5;
-  const std::string line = progress_line(status, 83.0, 160, false);
+  const std::string line = progress_line(status, 83.0, 160, Colour::None);
   EXPECT_EQ(line,
             "▕████████████            ▏  50/100  loss 2.3457  val 2.5000  12.3k tok/s  "
             "peak 212.0 / 400.0 MiB  ▕███▏  ▏  ETA 1:23");
@@ -62,7 +62,7 @@ TEST(ProgressLine, ShowsEverythingWhereThereIsRoom) {
 TEST(ProgressLine, NeverIsWiderThanTheTerminal) {
   StepStatus status = status_at(50);
   status.validation_loss = 2.5;
-  for (const bool colour : {false, true}) {
+  for (const Colour colour : {Colour::None, Colour::Ansi}) {
     for (int columns = 0; columns <= 200; ++columns) {
       EXPECT_LE(display_width(progress_line(status, 1e6, columns, colour)), columns);
     }
@@ -70,37 +70,37 @@ TEST(ProgressLine, NeverIsWiderThanTheTerminal) {
 }
 
 TEST(ProgressLine, KeepsStepLossAndPeakLongest) {
-  EXPECT_EQ(progress_line(status_at(50), 83.0, 50, false), "50/100  loss 2.3457  peak 212.0 / 400.0 MiB");
-  EXPECT_EQ(progress_line(status_at(50), 83.0, 10, false), "50/100");
+  EXPECT_EQ(progress_line(status_at(50), 83.0, 50, Colour::None), "50/100  loss 2.3457  peak 212.0 / 400.0 MiB");
+  EXPECT_EQ(progress_line(status_at(50), 83.0, 10, Colour::None), "50/100");
 }
 
 TEST(ProgressLine, ColoursTheGaugeByHowFullTheBudgetIs) {
   StepStatus status = status_at(50);
-  EXPECT_TRUE(contains(progress_line(status, 1.0, 160, true), "\x1b[32m███▏\x1b[0m"));
+  EXPECT_TRUE(contains(progress_line(status, 1.0, 160, Colour::Ansi), "\x1b[32m███▏\x1b[0m"));
   status.peak = 350_MiB;
-  EXPECT_TRUE(contains(progress_line(status, 1.0, 160, true), "\x1b[33m"));
+  EXPECT_TRUE(contains(progress_line(status, 1.0, 160, Colour::Ansi), "\x1b[33m"));
   status.peak = 400_MiB;
-  EXPECT_TRUE(contains(progress_line(status, 1.0, 160, true), "\x1b[31m██████\x1b[0m"));
-  EXPECT_FALSE(contains(progress_line(status, 1.0, 160, false), "\x1b["));
+  EXPECT_TRUE(contains(progress_line(status, 1.0, 160, Colour::Ansi), "\x1b[31m██████\x1b[0m"));
+  EXPECT_FALSE(contains(progress_line(status, 1.0, 160, Colour::None), "\x1b["));
 }
 
 TEST(ProgressLine, NamesBothUnitsWhereTheyDiffer) {
   StepStatus status = status_at(1);
   status.budget = 2_GiB;
-  EXPECT_TRUE(contains(progress_line(status, std::nullopt, 160, false), "peak 212.0 MiB / 2.0 GiB"));
+  EXPECT_TRUE(contains(progress_line(status, std::nullopt, 160, Colour::None), "peak 212.0 MiB / 2.0 GiB"));
   status.budget = std::nullopt;
-  EXPECT_TRUE(contains(progress_line(status, std::nullopt, 160, false), "peak 212.0 MiB"));
+  EXPECT_TRUE(contains(progress_line(status, std::nullopt, 160, Colour::None), "peak 212.0 MiB"));
 }
 
 TEST(ProgressLine, TakesStrangeNumbers) {
   StepStatus status = status_at(200);
   status.loss = std::nan("");
   status.budget = 0;
-  const std::string line = progress_line(status, INFINITY, 160, false);
+  const std::string line = progress_line(status, INFINITY, 160, Colour::None);
   EXPECT_TRUE(contains(line, "loss nan"));
   status.steps = 0;
   status.loss = 1e30;
-  EXPECT_TRUE(contains(progress_line(status, -5.0, 160, false), "loss 1.000e+30"));
+  EXPECT_TRUE(contains(progress_line(status, -5.0, 160, Colour::None), "loss 1.000e+30"));
 }
 
 TEST(PlainProgress, PrintsTheFirstTheLastAndEveryTenthOfTheRun) {
