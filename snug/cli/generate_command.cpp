@@ -72,7 +72,7 @@ int generate(const Options& o) {
   if (o.config.model.path.empty()) throw UsageError("generate: --model is empty; name a GGUF file or a folder");
   const auto pretrained = train::open_pretrained(o.config);
   const auto tokenizer = train::make_tokenizer(o.config, pretrained.get());
-  const auto model = pretrained->model(o.config.model.weights);
+  const auto model = pretrained->model(o.config.model);
   if (!o.config.lora.adapter.empty()) train::load_adapter(model->module(), o.config.lora.adapter);
   const std::string prompt = o.prompt == "-" ? standard_input() : o.prompt;
   const models::GenerationOptions options{.tokens = o.tokens,
