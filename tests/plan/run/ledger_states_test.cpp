@@ -15,15 +15,15 @@
 namespace snug::plan {
 namespace {
 
-using world::Action;
 using world::Limits;
 using world::State;
+using world::Transition;
 using world::World;
 
 /// How each state was reached first.
 struct Origin {
   std::size_t from;
-  Action action;
+  Transition action;
 };
 
 struct Explored {
@@ -33,7 +33,7 @@ struct Explored {
   std::string broken;    // the first promise that was, and how to get there by the shortest way
 };
 
-std::string way_to(const std::vector<Origin>& origins, std::size_t state, const Action& last) {
+std::string way_to(const std::vector<Origin>& origins, std::size_t state, const Transition& last) {
   std::string way = last.text();
   for (std::size_t i = state; i != 0; i = origins[i].from) way = origins[i].action.text() + "; " + way;
   return way;
@@ -52,10 +52,10 @@ Explored explore(const World& world) {
     origins.push_back(origin);
     next.emplace_back(origins.size() - 1, std::move(state));
   };
-  add(world.first(), {0, {Action::Kind::Record}});
+  add(world.first(), {0, {Transition::Kind::Record}});
   for (; !next.empty(); next.pop_front()) {
     const auto& [index, state] = next.front();
-    for (const Action& action : world.legal(state)) {
+    for (const Transition& action : world.legal(state)) {
       try {
         ++found.transitions;
         add(world.after(state, action), {index, action});

@@ -2,15 +2,15 @@
 
 namespace snug::plan::world {
 
-using Kind = Action::Kind;
+using Kind = Transition::Kind;
 using At = Thread::At;
 
 // --- what callers may do ---------------------------------------------------------------------------------------------
 
-std::vector<Action> World::legal(const State& s) const {
+std::vector<Transition> World::legal(const State& s) const {
   const Ledger ledger(
       flow_, [](ValueId) {}, s.books);
-  std::vector<Action> found;
+  std::vector<Transition> found;
   for (std::int32_t t = 0; t < 2; ++t) add_of_thread(s, t, found);
   for (ValueId v = 0; v < flow_.values(); ++v) add_of_value(s, ledger, v, found);
   // All else takes turns with the operators of replays: while one runs, only evictions and releases come.
@@ -21,7 +21,7 @@ std::vector<Action> World::legal(const State& s) const {
   return found;
 }
 
-void World::add_recording(const State& s, const Ledger& ledger, std::vector<Action>& found) const {
+void World::add_recording(const State& s, const Ledger& ledger, std::vector<Transition>& found) const {
   if (s.recorded < flow_.ops()) {
     found.push_back({Kind::Record, s.recorded});
   } else {
@@ -37,7 +37,7 @@ void World::add_recording(const State& s, const Ledger& ledger, std::vector<Acti
   }
 }
 
-void World::add_of_thread(const State& s, std::int32_t thread, std::vector<Action>& found) const {
+void World::add_of_thread(const State& s, std::int32_t thread, std::vector<Transition>& found) const {
   const Thread& t = s.threads.at(at(thread));
   const bool other_runs = s.threads.at(at(1 - thread)).at == At::InOperator;
   switch (t.at) {
@@ -58,7 +58,7 @@ void World::add_of_thread(const State& s, std::int32_t thread, std::vector<Actio
   }
 }
 
-void World::add_of_value(const State& s, const Ledger& ledger, ValueId v, std::vector<Action>& found) const {
+void World::add_of_value(const State& s, const Ledger& ledger, ValueId v, std::vector<Transition>& found) const {
   if (ledger.evictable(v, /*in_need=*/true)) {
     const auto seconds = ledger.recovery_seconds([](OpId) { return 1.0; });
     if (ledger.fetchable(v) || std::isfinite(seconds.at(at(flow_.producer(v))))) found.push_back({Kind::Evict, v});
@@ -70,7 +70,7 @@ void World::add_of_value(const State& s, const Ledger& ledger, ValueId v, std::v
 
 // --- what comes of it ------------------------------------------------------------------------------------------------
 
-State World::after(const State& before, Action action) const {
+State World::after(const State& before, Transition action) const {
   State s = before;
   Set dropped = 0;
   const auto drop = [&](ValueId v) {
@@ -326,7 +326,7 @@ void World::check_uses(const State& s, const Ledger& ledger, Set need) const {
 State World::alone(State s, std::int32_t thread) const {
   constexpr int kMostSteps = 20;
   for (int i = 0; i < kMostSteps && s.threads.at(at(thread)).at != At::Idle; ++i) {
-    std::vector<Action> next;
+    std::vector<Transition> next;
     add_of_thread(s, thread, next);
     if (next.empty()) return s;  // the other one is in an operator
     s = after(s, next.front());

@@ -44,7 +44,7 @@ struct State {
   std::array<Thread, 2> threads;
 };
 
-struct Action {
+struct Transition {
   // clang-format off
   enum class Kind : std::uint8_t { Record, Hold, Offload, Pack, Settle, Unpack, Step, Finish, Fail, Leave, Evict,
                                    Release, ReleaseConsumed, Forget, BeginPass, EndPass };
@@ -95,10 +95,10 @@ class World {
   }
 
   /// All that callers may do next.
-  [[nodiscard]] std::vector<Action> legal(const State& s) const;
+  [[nodiscard]] std::vector<Transition> legal(const State& s) const;
 
   /// What comes of it. Throws Broken when the ledger breaks a promise.
-  [[nodiscard]] State after(const State& before, Action action) const;
+  [[nodiscard]] State after(const State& before, Transition action) const;
 
   /// Throws Broken when something does not hold.
   void check(const State& s) const;
@@ -137,9 +137,9 @@ class World {
     return s.waiting.at(at(v)) - static_cast<int>(unpacking);
   }
 
-  void add_recording(const State& s, const Ledger& ledger, std::vector<Action>& found) const;
-  void add_of_thread(const State& s, std::int32_t thread, std::vector<Action>& found) const;
-  void add_of_value(const State& s, const Ledger& ledger, ValueId v, std::vector<Action>& found) const;
+  void add_recording(const State& s, const Ledger& ledger, std::vector<Transition>& found) const;
+  void add_of_thread(const State& s, std::int32_t thread, std::vector<Transition>& found) const;
+  void add_of_value(const State& s, const Ledger& ledger, ValueId v, std::vector<Transition>& found) const;
 
   void record(State& s, Ledger& ledger, OpId op) const;
   void unpack(State& s, Ledger& ledger, Thread& thread, ValueId v) const;
