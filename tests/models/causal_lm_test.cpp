@@ -29,7 +29,7 @@ struct Family {
   std::shared_ptr<CausalLmImpl> (*make)(const VocabularyLoss& loss);
 };
 
-std::shared_ptr<CausalLmImpl> llama(const VocabularyLoss& loss, bool tied) {
+std::shared_ptr<CausalLmImpl> small_llama(const VocabularyLoss& loss, bool tied) {
   LlamaOptions options = tiny_llama();
   options.tied = tied;
   options.loss = loss;
@@ -55,8 +55,8 @@ const std::vector<Family> kFamilies{
                                                      .attention_dropout = 0,
                                                      .loss = loss});
      }},
-    {"llama", [](const VocabularyLoss& loss) { return llama(loss, false); }},
-    {"tied_llama", [](const VocabularyLoss& loss) { return llama(loss, true); }},
+    {"llama", [](const VocabularyLoss& loss) { return small_llama(loss, false); }},
+    {"tied_llama", [](const VocabularyLoss& loss) { return small_llama(loss, true); }},
 };
 
 class CausalLm : public ::testing::TestWithParam<Family> {
@@ -73,15 +73,16 @@ class CausalLm : public ::testing::TestWithParam<Family> {
   }
 };
 
-at::Tensor tokens() { return (torch::arange(20) * 7 % kVocabulary).view({2, 10}); }
+at::Tensor given_tokens() { return (torch::arange(20) * 7 % kVocabulary).view({2, 10}); }
+at::Tensor given_targets() { return (given_tokens() + 1) % kVocabulary; }
 
 bool is_tiled(const at::Tensor& loss) { return loss.grad_fn()->name().find("LinearCrossEntropy") != std::string::npos; }
 
 TEST_P(CausalLm, TheTiledLossIsThePlainOne) {
   const auto plain = make(), tiled = make(kThreeRows);
-  at::Tensor targets = tokens() + 1;
+  at::Tensor targets = given_targets();
   targets[0][3] = -100;
-  const at::Tensor expected = plain->loss(tokens(), targets), loss = tiled->loss(tokens(), targets);
+  const at::Tensor expected = plain->loss(given_tokens(), targets), loss = tiled->loss(given_tokens(), targets);
   EXPECT_FALSE(is_tiled(expected));
   EXPECT_TRUE(is_tiled(loss));
   EXPECT_LT(difference(loss, expected), kRounding);
@@ -98,7 +99,7 @@ TEST_P(CausalLm, LogitsAreTheProductOfHiddenStatesAndTheOutputMatrix) {
   EXPECT_EQ(matrix.sizes(), (std::vector<std::int64_t>{kVocabulary, 32}));
   EXPECT_EQ(model->vocabulary(), kVocabulary);
   EXPECT_EQ(model->sequence(), 40);
-  EXPECT_TRUE(same_bits(model->forward(tokens()), at::linear(model->hidden(tokens()), matrix)));
+  EXPECT_TRUE(same_bits(model->forward(given_tokens()), at::linear(model->hidden(given_tokens()), matrix)));
 }
 
 TEST_P(CausalLm, GeneratesWhatTheWholeTextsLogitsSay) {
@@ -116,7 +117,7 @@ TEST_P(CausalLm, GeneratesWhatTheWholeTextsLogitsSay) {
 TEST_P(CausalLm, DocumentsInOneRowDoNotSeeEachOther) {
   const at::NoGradGuard no_grad;
   const auto model = make();
-  const at::Tensor row = tokens().view({1, 20}), targets = row + 1;
+  const at::Tensor row = given_tokens().view({1, 20}), targets = given_targets().view({1, 20});
   constexpr std::int64_t kFirst = 8, kSecond = 12;
   DocumentRows rows{at::cat({at::arange(kFirst), at::arange(kSecond)}).unsqueeze(0),
                     at::ones({1, 1, 20, 20}, at::kBool).tril()};
@@ -132,9 +133,9 @@ TEST_P(CausalLm, DocumentsInOneRowDoNotSeeEachOther) {
 
 TEST_P(CausalLm, AdaptersBeginAsTheModelWas) {
   const auto model = make(kThreeRows);
-  const at::Tensor before = model->loss(tokens(), tokens() + 1).detach();
+  const at::Tensor before = model->loss(given_tokens(), given_targets()).detach();
   EXPECT_FALSE(add_lora(*model, {.targets = {"all-linear"}, .rank = 2}).empty());
-  const at::Tensor loss = model->loss(tokens(), tokens() + 1);
+  const at::Tensor loss = model->loss(given_tokens(), given_targets());
   EXPECT_TRUE(same_bits(loss.detach(), before));
   loss.backward();
   for (const auto& [name, p] : lora_parameters(*model)) EXPECT_TRUE(p.grad().defined()) << name;
@@ -142,12 +143,12 @@ TEST_P(CausalLm, AdaptersBeginAsTheModelWas) {
 
 INSTANTIATE_TEST_SUITE_P(All, CausalLm, ::testing::ValuesIn(kFamilies), [](const auto& of) { return of.param.name; });
 
-TEST(CausalLm, AnAdaptedOutputProjectionHasThePlainLoss) {
+TEST(AdaptedOutputProjection, HasThePlainLoss) {
   torch::manual_seed(1);
-  const auto model = llama(kThreeRows, /*tied=*/false);
-  EXPECT_TRUE(is_tiled(model->loss(tokens(), tokens() + 1)));
+  const auto model = small_llama(kThreeRows, /*tied=*/false);
+  EXPECT_TRUE(is_tiled(model->loss(given_tokens(), given_targets())));
   EXPECT_EQ(add_lora(*model, {.targets = {"lm_head"}, .rank = 2}), std::vector<std::string>{"lm_head"});
-  const at::Tensor loss = model->loss(tokens(), tokens() + 1);
+  const at::Tensor loss = model->loss(given_tokens(), given_targets());
   EXPECT_FALSE(is_tiled(loss));
   loss.backward();
   EXPECT_GT(lora_parameters(*model)[1].second.grad().abs().max().item<double>(), 0);
