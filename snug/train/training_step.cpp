@@ -78,8 +78,8 @@ std::vector<replay::RecordedStep> TrainingStep::record_all(const data::Batch& sa
   std::vector<replay::RecordedStep> kinds;
   kinds.push_back(record(sample, limit));
   if (const std::optional<data::Batch> validation = experiment_.validation_sample()) {
-    kinds.push_back(record_within(limit, [&] { return experiment_.evaluate(*validation); },
-                                  {.until = replay::RecordUntil::Loss}));
+    kinds.push_back(
+        record_within(limit, [&] { return experiment_.evaluate(*validation); }, {.until = replay::RecordUntil::Loss}));
   }
   return kinds;
 }
