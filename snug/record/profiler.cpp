@@ -196,8 +196,12 @@ plan::StepGraph Profiler::finish(const Tape& tape) {
   graph_.set_step_seconds(clock());
   graph_.flow = tape.flow();
   graph_.values.resize(static_cast<std::size_t>(graph_.flow.values()));
+  std::vector<char> made(graph_.values.size(), 0);  // by an operator, be it that they cannot be made again
+  for (plan::OpId op = 0; op < graph_.flow.ops(); ++op) {
+    for (const plan::Output& out : graph_.flow.outputs(op)) made[plan::at(out.value)] = 1;
+  }
   for (plan::ValueId v = 0; v < graph_.flow.values(); ++v) {
-    if (graph_.flow.producer(v) != plan::kNoOp) continue;
+    if (made[plan::at(v)] != 0) continue;
     graph_.values[plan::at(v)].leaf_bytes = memory_.rounded(tape.nbytes(v));
     graph_.values[plan::at(v)].device = device_index(tape.device(v));
   }

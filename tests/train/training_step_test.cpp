@@ -38,7 +38,7 @@ Config two_blocks(const std::string& name) {
   c.model.width = 64;
   c.model.heads = 2;
   c.model.sequence = 64;
-  c.model.dropout = 0.1;
+  c.model.own.set("dropout", 0.1);
   c.data.path = folder / "text";
   c.train.batch = 4;
   return c;

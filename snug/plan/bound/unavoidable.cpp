@@ -47,8 +47,7 @@ std::vector<Bytes> unavoidable_bytes(const StepGraph& graph) {
     walk.step(touched);
     for (const ValueId v : touched.values) {
       // What cannot be made again stays, unless it is written over.
-      const OpId op = graph.flow.producer(v);
-      const bool stays = graph.flow.is_leaf(v) && op != kNoOp && op < walk.ops() && !walk.overwritten(v);
+      const bool stays = graph.flow.is_leaf(v) && counted[at(v)] != 0 && !walk.overwritten(v);
       const bool counts = walk.alive(v) || walk.unpacked(v) || stays;
       if (counts != (counted[at(v)] != 0)) of_values += counts ? graph.step_bytes(v) : -graph.step_bytes(v);
       counted[at(v)] = counts;

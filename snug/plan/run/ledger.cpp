@@ -22,9 +22,8 @@ void Ledger::offload(ValueId value) {
   entry(value).residency = Residency::Absent;
   entry(value).source = Source::Fetch;
   if (!relied || flow_.is_leaf(value)) return;
-  std::vector<ValueId> unneeded;
-  unwant(flow_.producer(value), unneeded);
-  retire(std::move(unneeded));
+  unwant(flow_.producer(value));
+  retire_unneeded();
 }
 
 void Ledger::forget(ValueId value) { entry(value).source = Source::Recompute; }
@@ -49,7 +48,10 @@ void Ledger::release(ValueId value, bool consumed) {
   if (!consumed && e.pending > 0) --e.pending;
   if (!state_.settled) return;
   if (e.pending == 0 && cached(value) && idle(e)) drop_resident(value);
-  if (e.packs == 0 && e.readers == 0) retire({value});
+  if (e.packs == 0 && e.readers == 0) {
+    unneeded_.push_back(value);
+    retire_unneeded();
+  }
 }
 
 void Ledger::begin_pass() {
@@ -82,22 +84,22 @@ void Ledger::settle(bool keep_leaves) {
   }
 }
 
-/// One less of its results relies on the operator. `unneeded`: adds the inputs that nothing needs any more.
-void Ledger::unwant(OpId op, std::vector<ValueId>& unneeded) {
+/// One less of its results relies on the operator. Its inputs that nothing needs any more are unneeded.
+void Ledger::unwant(OpId op) {
   if (op == kNoOp || state_.demand[at(op)] == 0 || --state_.demand[at(op)] > 0) return;
   for (ValueId input : flow_.inputs(op)) {
     Entry& e = entry(input);
-    if (--e.readers == 0 && e.packs == 0) unneeded.push_back(input);
+    if (--e.readers == 0 && e.packs == 0) unneeded_.push_back(input);
   }
 }
 
-void Ledger::retire(std::vector<ValueId> unneeded) {
-  while (!unneeded.empty()) {
-    const ValueId v = unneeded.back();
-    unneeded.pop_back();
+void Ledger::retire_unneeded() {
+  while (!unneeded_.empty()) {
+    const ValueId v = unneeded_.back();
+    unneeded_.pop_back();
     const bool relied = relies_on_operator(v);
     if (idle(entry(v)) && !stays(v)) drop_resident(v);
-    if (relied) unwant(flow_.producer(v), unneeded);
+    if (relied) unwant(flow_.producer(v));
   }
 }
 

@@ -151,8 +151,8 @@ class Ledger {
   static bool idle(const Entry& e) { return e.pins == 0 && e.wanted == 0; }
   bool stays(ValueId value) const { return state_.keep_leaves && flow_.is_leaf(value); }
   void want(OpId op);
-  void unwant(OpId op, std::vector<ValueId>& unneeded);
-  void retire(std::vector<ValueId> unneeded);
+  void unwant(OpId op);
+  void retire_unneeded();
   void drop_resident(ValueId value);
   void drop_if_useless(ValueId value);
   void remove_pin(ValueId value);
@@ -160,7 +160,8 @@ class Ledger {
   const Dataflow& flow_;
   std::function<void(ValueId)> drop_;
   LedgerState state_;
-  mutable Scheduler scheduler_;  // for its scratch memory
+  std::vector<ValueId> unneeded_;  // to be retired; empty between calls
+  mutable Scheduler scheduler_;    // for its scratch memory
 };
 
 }  // namespace snug::plan
