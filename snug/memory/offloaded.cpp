@@ -3,15 +3,13 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include "snug/memory/byte_tensor.h"
+
 namespace snug::memory {
 namespace {
 
-at::Tensor bytes_of(const c10::Storage& storage, Bytes bytes) {
-  return at::empty({0}, at::TensorOptions(at::kByte).device(storage.device())).set_(storage, 0, {bytes}, {1});
-}
-
 c10::Storage copied_to(const c10::Storage& storage, Bytes bytes, c10::Device device) {
-  return bytes_of(storage, bytes).to(device).storage();
+  return byte_tensor(storage, bytes).to(device).storage();
 }
 
 }  // namespace
@@ -36,7 +34,7 @@ c10::Storage Offloaded::load() const {
 
 void Offloaded::write_to(const c10::Storage& storage) const {
   if (const auto* copy = std::get_if<c10::Storage>(&place_)) {
-    bytes_of(storage, bytes_).copy_(bytes_of(*copy, bytes_));
+    byte_tensor(storage, bytes_).copy_(byte_tensor(*copy, bytes_));
     return;
   }
   const auto& in_file = std::get<InFile>(place_);

@@ -52,11 +52,14 @@ void for_each_stored(const c10::IValue& value, const Call& call) {
   }
 }
 
-/// Calls `call(tensor)` with each tensor of a storage among the arguments, the last ones of the stack, that an operator
-/// of these traits writes.
+/// The arguments of a call, which are the last values of a stack.
+inline const c10::IValue* arguments_on(const torch::jit::Stack& stack, const OperatorTraits& traits) {
+  return stack.data() + (stack.size() - traits.arguments.size());
+}
+
+/// Calls `call(tensor)` with each tensor of a storage among the arguments that an operator of these traits writes.
 template <class Call>
-void for_each_written(const OperatorTraits& traits, const torch::jit::Stack& stack, const Call& call) {
-  const c10::IValue* arguments = stack.data() + (stack.size() - traits.arguments.size());
+void for_each_written(const OperatorTraits& traits, const c10::IValue* arguments, const Call& call) {
   for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
     if (writes(traits, arguments, i)) for_each_stored(arguments[i], call);
   }

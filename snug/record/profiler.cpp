@@ -61,10 +61,11 @@ void Profiler::mark() {
 
 void Profiler::poll(const Tape& tape) {
   std::erase_if(alive_, [&](plan::ValueId v) {
-    if (!tape.program_let_go(v)) return false;
+    const ValueStore& values = tape.values();
+    if (!values.program_let_go(v)) return false;
     push(Event::Kind::Die, v);
     // A value that the tape does not hold is already free: its Die event stands for that.
-    if (!tape.ledger().resident(v) && tape.device(v) == memory_.device()) died_ += memory_.rounded(tape.nbytes(v));
+    if (!tape.ledger().resident(v) && values.device(v) == memory_.device()) died_ += memory_.rounded(values.nbytes(v));
     return true;
   });
 }
@@ -74,36 +75,43 @@ void Profiler::op_begins(const Tape& tape) {
   mark();
 }
 
+void Profiler::reads(const at::Tensor& argument) {
+  if (argument.requires_grad() && argument.is_leaf() && noted_.insert(argument.unsafeGetTensorImpl()).second)
+    leaves_.push_back(argument);
+}
+
 void Profiler::kernel_begins() { kernel_started_ = monotonic_seconds(); }
 void Profiler::kernel_ends() { kernel_seconds_ = monotonic_seconds() - kernel_started_; }
 
 void Profiler::op_not_recorded() { mark(); }
 
 void Profiler::op_recorded(const Tape& tape, plan::OpId op) {
+  const CallLog& calls = tape.calls();
+  const ValueStore& values = tape.values();
   plan::OpInfo info;
-  info.name = tape.call(op).traits->name;
-  info.inputs = tape.inputs_of(tape.call(op));
-  info.signature = tape.signature(op);
-  info.module = tape.module_of(op);
+  info.name = calls.call(op).traits->name;
+  info.inputs = calls.inputs_of(calls.call(op));
+  info.signature = calls.signature(op);
+  info.module = calls.module_of(op);
   info.seconds = kernel_seconds_;
   info.peak_bytes = take_peak();
   const Bytes now = memory_.stats().allocated;
   Bytes outputs = 0;
   graph_.values.resize(static_cast<std::size_t>(tape.flow().values()));
   if (const auto outs = tape.flow().outputs(op); !outs.empty())
-    info.stream = stream_on(tape.device(outs.front().value));
+    info.stream = stream_on(values.device(outs.front().value));
   for (const plan::Output& out : tape.flow().outputs(op)) {
     plan::ValueInfo& value = graph_.values[static_cast<std::size_t>(out.value)];
     if (out.overwrites == plan::kNoValue) {
-      value.bytes = memory_.rounded(tape.nbytes(out.value));
-      if (tape.device(out.value) == memory_.device()) outputs += value.bytes;
+      value.bytes = memory_.rounded(values.nbytes(out.value));
+      if (values.device(out.value) == memory_.device()) outputs += value.bytes;
     } else {
       // It lives in the storage that was there before, whatever that counted as.
       value.bytes = graph_.values[static_cast<std::size_t>(out.overwrites)].bytes;
       std::erase(alive_, out.overwrites);
     }
-    value.must = tape.must(out.value);
-    value.device = device_index(tape.device(out.value));
+    value.must = values.must(out.value);
+    value.device = device_index(values.device(out.value));
     alive_.push_back(out.value);
   }
   info.other_bytes = now - level_ - outputs + std::exchange(evicted_, 0);
@@ -124,11 +132,11 @@ void Profiler::saved(plan::ValueId value) {
 
 void Profiler::displaced(plan::ValueId value) { info(value).must = plan::Must::Recompute; }
 
-void Profiler::unpacked(plan::ValueId value, bool stays) {
+void Profiler::unpacked(plan::ValueId value, plan::Residency now) {
   mark();
   const auto index = static_cast<std::size_t>(value);
   if (borrowed_.size() <= index) borrowed_.resize(index + 1, 0);
-  if (!stays) borrowed_[index] = 1;
+  if (now == plan::Residency::Absent) borrowed_[index] = 1;
   push(Event::Kind::Unpack, value);
 }
 
@@ -148,7 +156,7 @@ void Profiler::rebase() {
   evicted_ = 0;
 }
 
-void Profiler::released(plan::ValueId value) {
+void Profiler::release_begins(plan::ValueId value) {
   if (const auto index = static_cast<std::size_t>(value); index < borrowed_.size() && borrowed_[index]) {
     // The node that unpacked it has freed memory whose allocation did not count either.
     borrowed_[index] = 0;
@@ -158,13 +166,14 @@ void Profiler::released(plan::ValueId value) {
   push(Event::Kind::Release, value);
 }
 
-void Profiler::tape_freed(Bytes bytes) {
-  const Bytes block = memory_.rounded(bytes);
+void Profiler::dropped(plan::ValueId /*value*/, std::optional<Bytes> freed) {
+  if (!freed) return;
+  const Bytes block = memory_.rounded(*freed);
   meter_->keep(block);
   evicted_ += block;
 }
 
-void Profiler::before_settle(const Tape& tape) {
+void Profiler::settle_begins(const Tape& tape) {
   poll(tape);
   mark();
   push(Event::Kind::Settle, -1);
@@ -202,8 +211,8 @@ plan::StepGraph Profiler::finish(const Tape& tape) {
   }
   for (plan::ValueId v = 0; v < graph_.flow.values(); ++v) {
     if (made[plan::at(v)] != 0) continue;
-    graph_.values[plan::at(v)].leaf_bytes = memory_.rounded(tape.nbytes(v));
-    graph_.values[plan::at(v)].device = device_index(tape.device(v));
+    graph_.values[plan::at(v)].leaf_bytes = memory_.rounded(tape.values().nbytes(v));
+    graph_.values[plan::at(v)].device = device_index(tape.values().device(v));
   }
   return std::move(graph_);
 }

@@ -4,52 +4,47 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <unordered_set>
 #include <vector>
 
 #include "snug/memory/device_memory.h"
 #include "snug/plan/step/step_graph.h"
+#include "snug/record/tape_observer.h"
 
 namespace snug::record {
-
-class Tape;
 
 /// Turns one recorded step into a StepGraph: seconds and bytes of every operator, when the program lets go of a value,
 /// and what backward unpacks, allocates and frees, as they would be if everything that autograd saves were kept. No
 /// other thread should allocate on the device. Made before the step and told of every event by the tape; what is
 /// allocated when the first one comes is not the step's.
-class Profiler {
+class Profiler final : public TapeObserver {
  public:
   /// `aside`: bytes that are allocated now but will not be when the planned step runs.
   explicit Profiler(memory::DeviceMemory& memory, Bytes aside = 0);
 
-  // From the tape.
-  /// An operator reads a tensor; noted if it is a leaf that gradients are for.
-  void reads(const at::Tensor& tensor) {
-    if (tensor.requires_grad() && tensor.is_leaf() && noted_.insert(tensor.unsafeGetTensorImpl()).second)
-      leaves_.push_back(tensor);
-  }
-  /// In the order of their first use.
+  [[nodiscard]] bool measures() const override { return true; }
+  void op_begins(const Tape& tape) override;
+  void reads(const at::Tensor& argument) override;
+  void kernel_begins() override;
+  void kernel_ends() override;
+  void op_recorded(const Tape& tape, plan::OpId op) override;
+  void op_not_recorded() override;
+  void saved(plan::ValueId value) override;
+  void displaced(plan::ValueId value) override;
+  void settle_begins(const Tape& tape) override;
+  // What the tape frees on account of an event is part of that event.
+  void settle_ends() override { rebase(); }
+  void unpacked(plan::ValueId value, plan::Residency now) override;
+  // What a replay allocates and frees is not the step's own.
+  void replay_begins() override;
+  void replay_ends() override;
+  void release_begins(plan::ValueId value) override;
+  void release_ends() override { rebase(); }
+  void dropped(plan::ValueId value, std::optional<Bytes> freed) override;
+
+  /// Leaves that gradients are for and that operators read, in the order of their first use.
   [[nodiscard]] const std::vector<at::Tensor>& leaves() const noexcept { return leaves_; }
-  void op_begins(const Tape& tape);
-  void kernel_begins();
-  void kernel_ends();
-  void op_not_recorded();
-  void op_recorded(const Tape& tape, plan::OpId op);
-  void saved(plan::ValueId value);
-  /// Something unseen has written over it: no plan can keep it.
-  void displaced(plan::ValueId value);
-  /// `stays`: it is resident still; else only the node that asked for it has it.
-  void unpacked(plan::ValueId value, bool stays);
-  /// What a replay allocates and frees is not the step's own.
-  void replay_begins();
-  void replay_ends();
-  void released(plan::ValueId value);
-  /// The tape has freed a storage of so many bytes that nobody else held.
-  void tape_freed(Bytes bytes);
-  /// What the tape freed on account of the latest event is part of that event.
-  void rebase();
-  void before_settle(const Tape& tape);
 
   /// The optimizer step comes here. Runs `update` twice: what the first run leaves behind is state that later steps
   /// have from the beginning, and counts as memory that was there before the step; the second takes what each update
@@ -58,11 +53,13 @@ class Profiler {
   /// Bytes of that state.
   [[nodiscard]] Bytes state_to_come() const noexcept { return state_to_come_; }
 
-  /// The step is over, its saved tensors are gone. Backward ran from before_settle() until now.
+  /// The step is over, its saved tensors are gone. Backward ran from settle_begins() until now.
   plan::StepGraph finish(const Tape& tape);
 
  private:
   void begin();
+  /// Memory is counted from here on.
+  void rebase();
   void push(plan::Event::Kind kind, std::int32_t id, Bytes peak = 0, Bytes net = 0);
   /// Seconds of the step itself so far.
   [[nodiscard]] double clock() const;

@@ -64,7 +64,9 @@ OperatorGate::~OperatorGate() {
 
 void OperatorGate::before(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const {
   if (calls_.before) calls_.before(op, stack);
-  if (calls_.before_write) for_each_written(traits_of(op), stack, calls_.before_write);
+  if (!calls_.before_write) return;
+  const OperatorTraits& traits = traits_of(op);
+  for_each_written(traits, arguments_on(stack, traits), calls_.before_write);
 }
 
 PythonHooksOutside::PythonHooksOutside()

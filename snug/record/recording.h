@@ -7,13 +7,10 @@
 #include <optional>
 #include <vector>
 
+#include "snug/record/recording_key.h"
 #include "snug/record/tape.h"
 
 namespace snug::record {
-
-/// The key below autograd and autocast on which a boxed fallback sees every ATen operator. LibTorch reserves it for a
-/// C++ fake tensor mode (pytorch#183776); until that arrives nothing else uses it.
-inline constexpr c10::DispatchKey kRecordingKey = c10::DispatchKey::Fake;
 
 /// The tape that this thread records on now, or nullptr: outside a Recording, and while a backward pass runs that was
 /// started inside of it.

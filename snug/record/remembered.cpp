@@ -9,7 +9,7 @@
 #include <complex>
 
 #include "snug/base/bytes.h"
-#include "snug/record/recording.h"
+#include "snug/record/recording_key.h"
 
 namespace snug::record {
 namespace {

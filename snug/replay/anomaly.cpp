@@ -41,11 +41,11 @@ class FiniteGradients final : public torch::autograd::FunctionPostHook {
     const auto tape = tape_.lock();
     for (std::size_t i = 0; tape && i < gradients.size(); ++i) {
       if (is_finite(gradients[i])) continue;
-      const plan::OpId op = tape->op_of_sequence(sequence_);
+      const plan::OpId op = tape->calls().op_of_sequence(sequence_);
       throw Error(
           fmt::format("anomaly: in backward, {}, the gradient of {}, gave a NaN or an infinity for its input {}, "
                       "of shape {}",
-                      node_, op == plan::kNoOp ? "an operator that was not recorded" : tape->describe(op), i,
+                      node_, op == plan::kNoOp ? "an operator that was not recorded" : tape->calls().describe(op), i,
                       shape_of(gradients[i])));
     }
     return gradients;
@@ -57,16 +57,42 @@ class FiniteGradients final : public torch::autograd::FunctionPostHook {
   std::weak_ptr<record::Tape> tape_;
 };
 
+/// What `empty` returns is no result yet.
+bool is_bad(const record::CallLog& calls, plan::OpId op, const at::Tensor& result) {
+  return !calls.call(op).traits->uninitialized && !is_finite(result);
+}
+
+/// What an operator computed.
+class FiniteResults final : public record::TapeObserver {
+ public:
+  [[nodiscard]] bool sees_results() const override { return true; }
+  void made(const record::Tape& tape, plan::OpId op, const at::Tensor& result, record::Run run) override {
+    if (!is_bad(tape.calls(), op, result)) return;
+    throw Error(fmt::format("anomaly: in {}, {} gave a NaN or an infinity, in a result of shape {}",
+                            run == record::Run::Again ? "a replay" : "forward", tape.calls().describe(op),
+                            shape_of(result)));
+  }
+};
+
+/// The first result that holds one.
+class FirstNonFinite final : public record::TapeObserver {
+ public:
+  [[nodiscard]] bool sees_results() const override { return true; }
+  void made(const record::Tape& tape, plan::OpId op, const at::Tensor& result, record::Run /*run*/) override {
+    if (found_ || !is_bad(tape.calls(), op, result)) return;
+    found_ = fmt::format("{}, in a result of shape {}", tape.calls().describe(op), shape_of(result));
+  }
+  [[nodiscard]] const std::optional<std::string>& found() const noexcept { return found_; }
+
+ private:
+  std::optional<std::string> found_;
+};
+
 }  // namespace
 
 void watch_operators(record::Tape& tape) {
-  tape.set_watch([&tape](plan::OpId op, const at::Tensor& output, bool again) {
-    const record::OperatorTraits& traits = *tape.call(op).traits;
-    // What `empty` returns is no result yet.
-    if (traits.uninitialized || is_finite(output)) return;
-    throw Error(fmt::format("anomaly: in {}, {} gave a NaN or an infinity, in a result of shape {}",
-                            again ? "a replay" : "forward", tape.describe(op), shape_of(output)));
-  });
+  static const auto watch = std::make_shared<FiniteResults>();  // one for all tapes: it remembers nothing
+  tape.add_observer(watch);
 }
 
 void watch_backward(const torch::autograd::edge_list& roots, const std::shared_ptr<record::Tape>& tape) {
@@ -85,19 +111,13 @@ void watch_backward(const torch::autograd::edge_list& roots, const std::shared_p
 }
 
 std::optional<std::string> first_non_finite(const Forward& forward) {
-  const auto tape = std::make_shared<record::Tape>(record::KeepSaved{});
-  std::optional<std::string> found;
-  tape->set_watch([&](plan::OpId op, const at::Tensor& output, bool) {
-    if (found || tape->call(op).traits->uninitialized || is_finite(output)) return;
-    found = fmt::format("{}, in a result of shape {}", tape->describe(op), shape_of(output));
-  });
+  const auto first = std::make_shared<FirstNonFinite>();
   {
     const at::NoGradGuard no_grad;
-    const record::Recording recording(tape);
+    const record::Recording recording(std::make_shared<record::Tape>(record::KeepSaved{}, first));
     forward();
   }
-  tape->set_watch(nullptr);
-  return found;
+  return first->found();
 }
 
 }  // namespace snug::replay

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "snug/plan/search/timeless.h"
-#include "snug/replay/step_trace.h"
 
 namespace snug::replay {
 namespace {
@@ -28,8 +27,8 @@ struct Victim {
 double seconds_of(const record::Tape& tape, plan::OpId op, EvictionCost by) {
   if (by == EvictionCost::Measured) return tape.seconds(op);
   Bytes bytes = 0;
-  for (const plan::Output& out : tape.flow().outputs(op)) bytes += tape.nbytes(out.value);
-  return plan::timeless_seconds(tape.call(op).traits->name, bytes);
+  for (const plan::Output& out : tape.flow().outputs(op)) bytes += tape.values().nbytes(out.value);
+  return plan::timeless_seconds(tape.calls().call(op).traits->name, bytes);
 }
 
 /// Seconds of all operators that would have to run to make something again.
@@ -69,16 +68,17 @@ class Recovery {
 /// was made long ago, and backward, which goes the other way, asks for it late.
 std::vector<Victim> victims(const record::Tape& tape, bool in_need, EvictionCost by) {
   const plan::Ledger& ledger = tape.ledger();
+  const record::ValueStore& values = tape.values();
   const std::vector<double> chain = ledger.recovery_seconds([&](plan::OpId op) { return seconds_of(tape, op, by); });
   const auto position = static_cast<double>(tape.position());
   const auto cost = [&](plan::ValueId v, double seconds) {
     const double distance = std::abs(position - static_cast<double>(tape.flow().producer(v))) + 1;
-    return seconds / (static_cast<double>(tape.nbytes(v)) * distance);
+    return seconds / (static_cast<double>(values.nbytes(v)) * distance);
   };
   std::vector<Victim> found;
   for (plan::ValueId v = 0; v < tape.flow().values(); ++v) {
-    if (tape.must(v) == plan::Must::Keep) continue;
-    if (!ledger.evictable(v, in_need) || tape.nbytes(v) < kSmallestWorthIt || !tape.only_ours(v)) continue;
+    if (values.must(v) == plan::Must::Keep) continue;
+    if (!ledger.evictable(v, in_need) || values.nbytes(v) < kSmallestWorthIt || !values.only_ours(v)) continue;
     // Along the longest chain of absent inputs: quick, and infinite when it cannot be made again.
     const double seconds = ledger.fetchable(v) ? 0 : chain[static_cast<std::size_t>(tape.flow().producer(v))];
     if (std::isfinite(seconds)) found.push_back({v, cost(v, seconds)});
@@ -114,9 +114,8 @@ bool Evictor::make_room(Bytes bytes, memory::Patience patience) noexcept {
     if (freed > 0) break;
     for (const Victim& victim : victims(*tape_, in_need, cost_)) {
       if (freed >= bytes) break;
-      freed += memory_.rounded(tape_->nbytes(victim.value));
+      freed += memory_.rounded(tape_->values().nbytes(victim.value));
       tape_->evict(victim.value);
-      tell(*tape_, Evicted{victim.value});
     }
   }
   return freed > 0;

@@ -1,6 +1,7 @@
 #include "snug/replay/executor.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -11,12 +12,11 @@
 
 #include "snug/base/errors.h"
 #include "snug/base/match.h"
+#include "snug/memory/byte_tensor.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/memory/tag.h"
-#include "snug/record/profiler.h"
 #include "snug/record/recording.h"
 #include "snug/record/tape.h"
-#include "snug/replay/step_trace.h"
 
 namespace snug::replay {
 namespace {
@@ -29,6 +29,8 @@ using plan::ValueId;
 using record::Argument;
 using record::Call;
 using record::Tape;
+using record::TapeObserver;
+using record::ValueStore;
 
 /// Every key that was handled before the recorder saw the call: autograd, autocast, and the recorder itself. Not lazy
 /// conjugation and its kin: a tensor that a kernel makes inside asks for them again.
@@ -43,25 +45,17 @@ c10::Storage new_storage(Bytes bytes, c10::Device device) {
   return at::empty({bytes}, at::TensorOptions(at::kByte).device(device)).storage();
 }
 
-c10::Storage copy_of(const c10::Storage& storage, Bytes bytes) {
-  const at::Tensor whole =
-      at::empty({0}, at::TensorOptions(at::kByte).device(storage.device())).set_(storage, 0, {bytes}, {1});
-  return whole.clone().storage();
-}
-
 class PinScope {
  public:
-  PinScope(plan::Ledger& ledger, const plan::Replay& replay) : ledger_(ledger), replay_(replay) {
-    ledger_.pin(replay_);
-  }
-  ~PinScope() { ledger_.unpin(replay_, finished_); }
+  PinScope(ValueStore& values, const plan::Replay& replay) : values_(values), replay_(replay) { values_.pin(replay_); }
+  ~PinScope() { values_.unpin(replay_, finished_); }
   PinScope(const PinScope&) = delete;
   PinScope& operator=(const PinScope&) = delete;
 
   void step_done() { ++finished_; }
 
  private:
-  plan::Ledger& ledger_;
+  ValueStore& values_;
   const plan::Replay& replay_;
   std::size_t finished_ = 0;
 };
@@ -69,9 +63,9 @@ class PinScope {
 /// Keeps the inputs of an operator from eviction while it runs.
 class RunScope {
  public:
-  RunScope(plan::Ledger& ledger, const RunAgain& step) : ledger_(ledger), step_(step), begun_(ledger.begin(step)) {}
+  RunScope(ValueStore& values, const RunAgain& step) : values_(values), step_(step), begun_(values.begin(step)) {}
   ~RunScope() {
-    if (begun_) ledger_.end(step_);
+    if (begun_) values_.end(step_);
   }
   RunScope(const RunScope&) = delete;
   RunScope& operator=(const RunScope&) = delete;
@@ -79,7 +73,7 @@ class RunScope {
   [[nodiscard]] bool begun() const { return begun_; }
 
  private:
-  plan::Ledger& ledger_;
+  ValueStore& values_;
   const RunAgain& step_;
   bool begun_;
 };
@@ -89,6 +83,7 @@ class RunScope {
 class WrittenStorages {
  public:
   WrittenStorages(Tape& tape, const RunAgain& step) {
+    ValueStore& values = tape.values();
     const auto inputs = tape.flow().inputs(step.op);
     for (const Output& out : tape.flow().outputs(step.op)) {
       const ValueId before = out.overwrites;
@@ -96,12 +91,12 @@ class WrittenStorages {
       c10::Storage storage;
       if (std::ranges::find(inputs, before) == inputs.end()) {
         const record::TapeMutex::Lent lent(tape.mutex());
-        storage = new_storage(tape.nbytes(before), tape.device(before));
+        storage = new_storage(values.nbytes(before), values.device(before));
       } else if (std::ranges::find(step.copies, before) != step.copies.end()) {
         const record::TapeMutex::Lent lent(tape.mutex());
-        storage = copy_of(tape.storage(before), tape.nbytes(before));
+        storage = memory::byte_tensor(values.storage(before), values.nbytes(before)).clone().storage();
       } else {
-        storage = tape.take(before);
+        storage = values.take(before);
       }
       replaced_.emplace_back(before, std::move(storage));
     }
@@ -118,20 +113,21 @@ class WrittenStorages {
 };
 
 torch::jit::Stack arguments_of(const Tape& tape, const Call& call, const WrittenStorages& written) {
+  const record::CallLog& calls = tape.calls();
   const auto tensor = [&](std::int32_t index) {
-    const record::View& view = tape.view(index);
+    const record::View& view = calls.view(index);
     if (view.value == plan::kNoValue) return at::Tensor();
     const c10::Storage* replaced = written.find(view.value);
-    return tape.geometry().tensor(view, replaced != nullptr ? *replaced : tape.storage(view.value));
+    return calls.geometry().tensor(view, replaced != nullptr ? *replaced : tape.values().storage(view.value));
   };
   torch::jit::Stack stack;
   const std::size_t count = call.traits->arguments.size();
   stack.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {
-    const Argument& argument = tape.argument(call, i);
+    const Argument& argument = calls.argument(call, i);
     switch (argument.kind) {
       case Argument::Kind::Constant:
-        stack.push_back(tape.constant(argument.index));
+        stack.push_back(calls.constant(argument.index));
         break;
       case Argument::Kind::Tensor:
         stack.emplace_back(tensor(argument.index));
@@ -162,36 +158,35 @@ at::Tensor result(const torch::jit::Stack& stack, const record::OutputSlot& slot
 }
 
 void run_again(Tape& tape, const RunAgain& step) {
-  tape.check_inputs(step.op);
-  const Call& call = tape.call(step.op);
+  tape.lookup().check_inputs(step.op);
+  const Call& call = tape.calls().call(step.op);
   const WrittenStorages written(tape, step);
   torch::jit::Stack stack = arguments_of(tape, call, written);
   {
     const at::AutoGradMode grad_mode(call.grad_mode);
     const memory::OperationScope operation(&call.traits->name);
     std::optional<record::RandomStateScope> random;
-    if (call.random >= 0) random.emplace(tape.random_state(call));
+    if (call.random >= 0) random.emplace(tape.calls().random_state(call));
     const record::TapeMutex::Lent lent(tape.mutex());
     call.op.callBoxed(&stack);
   }
-  tape.count_replayed();
-  tell(tape, Replayed{step.op});
+  tape.replayed(step.op);
   const auto outputs = tape.flow().outputs(step.op);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (tape.ledger().resident(outputs[i].value)) continue;
-    const record::OutputSlot& slot = tape.output_slot(call, i);
+    const record::OutputSlot& slot = tape.calls().output_slot(call, i);
     tape.put(outputs[i].value, slot.is_argument ? *written.find(outputs[i].overwrites) : result(stack, slot).storage());
   }
-  if (tape.watch()) {
+  if (tape.observers().see_results()) {
     const record::TapeMutex::Lent lent(tape.mutex());
     for (std::size_t i = 0; i < outputs.size(); ++i) {
-      const record::OutputSlot& slot = tape.output_slot(call, i);
+      const record::OutputSlot& slot = tape.calls().output_slot(call, i);
       if (!slot.is_argument && slot.position != call.traits->scratch_result)
-        tape.watch()(step.op, result(stack, slot), /*again=*/true);
+        tape.observers().tell(&TapeObserver::made, tape, step.op, result(stack, slot), record::Run::Again);
     }
   }
   stack.clear();
-  tape.ledger().finish(step);
+  tape.values().finish(step);
 }
 
 /// False: what it would read has been evicted.
@@ -202,7 +197,7 @@ bool do_step(Tape& tape, const plan::Replay::Step& step) {
                           return true;
                         },
                         [&](const RunAgain& run) {
-                          const RunScope scope(tape.ledger(), run);
+                          const RunScope scope(tape.values(), run);
                           if (scope.begun()) run_again(tape, run);
                           return scope.begun();
                         },
@@ -213,7 +208,7 @@ bool do_step(Tape& tape, const plan::Replay::Step& step) {
 }  // namespace
 
 void materialize(Tape& tape, ValueId value) {
-  if (record::Profiler* profiler = tape.profiler()) profiler->replay_begins();
+  tape.observers().tell(&TapeObserver::replay_begins);
   {
     static const c10::DispatchKeySet handled = handled_keys();
     const c10::impl::ExcludeDispatchKeyGuard below(handled);
@@ -223,14 +218,14 @@ void materialize(Tape& tape, ValueId value) {
     for (int attempt = 0; !tape.ledger().resident(value); ++attempt) {
       if (attempt == kMostSchedules) throw Error("replay: eviction keeps undoing what is made; raise the budget");
       const plan::Replay replay = tape.ledger().schedule(value);
-      PinScope pins(tape.ledger(), replay);
+      PinScope pins(tape.values(), replay);
       for (const plan::Replay::Step& step : replay.steps) {
         if (!do_step(tape, step)) break;
         pins.step_done();
       }
     }
   }
-  if (record::Profiler* profiler = tape.profiler()) profiler->replay_ends();
+  tape.observers().tell(&TapeObserver::replay_ends);
 }
 
 }  // namespace snug::replay

@@ -9,7 +9,6 @@
 
 #include "snug/base/errors.h"
 #include "snug/base/patient_lock.h"
-#include "snug/record/profiler.h"
 #include "snug/replay/executor.h"
 
 namespace snug::replay {
@@ -17,7 +16,7 @@ namespace snug::replay {
 using record::Tape;
 
 PackedTensor::PackedTensor(std::shared_ptr<record::Tape> tape, const at::Tensor& tensor)
-    : tape_(std::move(tape)), on_tape_(tape_->save(tensor, saved_)), consumed_in_(Tape::kNoPass) {
+    : tape_(std::move(tape)), on_tape_(tape_->save(tensor, saved_)), consumed_in_(record::kNoPass) {
   if (!on_tape_) kept_ = tensor.detach();  // not the variable itself: it would keep its own graph alive
 }
 
@@ -29,44 +28,44 @@ at::Tensor PackedTensor::unpack() {
   if (!on_tape_) return kept_;
   const PatientLock lock(tape_->mutex());
   if (!saved_.bound) tape_->bind_all();
+  record::ValueStore& values = tape_->values();
   const plan::ValueId value = saved_.view.value;
   check_version(value);
   const int pass = torch::autograd::get_current_graph_task_id();
-  if (pass != Tape::kNoPass && tape_->enter_pass(pass)) {
+  if (pass != record::kNoPass && values.enter_pass(pass)) {
     torch::autograd::Engine::get_default_engine().queue_callback([tape = std::weak_ptr(tape_)] {
       if (const auto alive = tape.lock()) alive->leave_pass();
     });
   }
-  plan::Ledger& ledger = tape_->ledger();
   if (const plan::OpId producer = tape_->flow().producer(value); producer != plan::kNoOp) tape_->move_to(producer);
-  if (!ledger.resident(value)) {
+  if (!values.ledger().resident(value)) {
     if (!tape_->finished()) tape_->notice_writes();
     materialize(*tape_, value);
   }
-  at::Tensor tensor = tape_->geometry().tensor(saved_.view, tape_->storage(value));
-  if (pass == Tape::kNoPass) {
-    ledger.end_pass();  // somebody looks at a saved tensor outside of backward
+  at::Tensor tensor = tape_->calls().geometry().tensor(saved_.view, values.storage(value));
+  if (pass == record::kNoPass) {
+    values.end_pass();  // somebody looks at a saved tensor outside of backward
   } else if (consumed_in_ != pass) {
     consumed_in_ = pass;
-    ledger.consume(value);
+    values.consume(value);
   }
-  if (record::Profiler* profiler = tape_->profiler()) profiler->unpacked(value, ledger.resident(value));
+  tape_->observers().tell(&record::TapeObserver::unpacked, value, values.ledger().residency(value));
   return tensor;
 }
 
 void PackedTensor::check_version(plan::ValueId value) const {
   if (!saved_.version.raised()) {
-    if (!tape_->written_over(value)) return;
+    if (!tape_->values().written_over(value)) return;
     throw Error(fmt::format(
         "backward: {}, which an operator saved for its gradient, was modified in place since, in a way that its "
         "version does not tell, as through `.data`: the gradient would be wrong; modify it after backward, or a "
         "clone of it",
-        tape_->name_of(value)));
+        tape_->lookup().name_of(value)));
   }
   throw Error(fmt::format(
       "backward: {}, which an operator saved for its gradient, was modified in place since (version {} then, {} now): "
       "the gradient would be wrong; modify it after backward, or a clone of it",
-      tape_->name_of(value), saved_.version.seen(), saved_.version.now()));
+      tape_->lookup().name_of(value), saved_.version.seen(), saved_.version.now()));
 }
 
 }  // namespace snug::replay

@@ -1,7 +1,6 @@
 #include "snug/replay/record_step.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/memory/byte_tensor.h"
 #include "snug/memory/tag.h"
 #include "snug/record/profiler.h"
 #include "snug/record/recording.h"
@@ -80,11 +80,6 @@ class GradientsAside {
   std::unordered_set<const void*> known_;
 };
 
-at::Tensor bytes_of(const c10::Storage& storage) {
-  const auto size = static_cast<std::int64_t>(storage.nbytes());
-  return at::empty({0}, at::TensorOptions(at::kByte).device(storage.device())).set_(storage, 0, {size}, {1});
-}
-
 /// Contents that recorded operators overwrote are as they were before the step when the scope ends.
 class UndoneOverwrites {
  public:
@@ -93,7 +88,9 @@ class UndoneOverwrites {
     const at::NoGradGuard no_grad;
     for (const auto& [original, before] : leaves) {
       // What has been freed since (see refuse_freed_weights) has no contents to put back.
-      if (original.nbytes() == before.nbytes()) bytes_of(original).copy_(bytes_of(before));
+      if (original.nbytes() != before.nbytes()) continue;
+      const auto bytes = static_cast<Bytes>(before.nbytes());
+      memory::byte_tensor(original, bytes).copy_(memory::byte_tensor(before, bytes));
     }
   }
   UndoneOverwrites(const UndoneOverwrites&) = delete;
@@ -153,12 +150,17 @@ class RehearsedUpdate {
 /// FSDP2 gathers a module's weights for its forward pass, frees them, and gathers them again for its backward pass.
 /// A replay may ask for them at any time.
 void refuse_freed_weights(const record::Tape& tape) {
-  const auto freed = tape.resized_leaf();
+  const auto freed = tape.values().resized_leaf();
   if (!freed) return;
   throw UsageError(fmt::format(
       "step: {} has been freed since an operator read it, as fully_shard (FSDP2) does, and a plan could not make "
       "it again; use reshard_after_forward=False, or DistributedDataParallel",
-      *freed));
+      tape.lookup().name_of(*freed)));
+}
+
+/// Whether the step has made the tensor.
+bool is_made_by(const record::Tape& tape, const at::Tensor& tensor) {
+  return record::is_plain(tensor) && tape.values().made(tensor.storage().unsafeGetStorageImpl());
 }
 
 /// Everything that is the same before and after a recording, and what records.
@@ -166,7 +168,7 @@ struct RecordingScope {
   RecordingScope(EvictionCost cost, memory::DeviceMemory& memory, const std::vector<at::Tensor>& parameters)
       : before(memory.stats().allocated),
         aside(parameters),
-        profiler(memory, memory.stats().allocated - before),
+        profiler(std::make_shared<record::Profiler>(memory, memory.stats().allocated - before)),
         evictor(tape, memory, cost) {}
   ~RecordingScope() { tape->detach(); }
   RecordingScope(const RecordingScope&) = delete;
@@ -174,7 +176,7 @@ struct RecordingScope {
 
   /// The forward pass is over, or was left.
   void note_overwrites() {
-    if (!tape->finished()) overwrites.leaves = tape->overwritten_leaves();
+    if (!tape->finished()) overwrites.leaves = tape->values().overwritten_leaves();
   }
   void finish_forward() {
     note_overwrites();
@@ -186,8 +188,8 @@ struct RecordingScope {
   UndoneOverwrites overwrites;
   UndoneDraws draws;
   GradientsAside aside;
-  record::Profiler profiler;
-  std::shared_ptr<record::Tape> tape = std::make_shared<record::Tape>(record::KeepSaved{}, &profiler);
+  std::shared_ptr<record::Profiler> profiler;
+  std::shared_ptr<record::Tape> tape = std::make_shared<record::Tape>(record::KeepSaved{}, profiler);
   Evictor evictor;
 };
 
@@ -206,7 +208,7 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
   RecordingScope scope(cost, memory, options.update.parameters);
   Recorded recorded;
   RecordedStep& step = recorded.step;
-  RehearsedUpdate update(options.update, scope.profiler, *scope.tape, step.parameters);
+  RehearsedUpdate update(options.update, *scope.profiler, *scope.tape, step.parameters);
   const auto update_begins = [&](StepRun& run) {
     update.run();
     run.stop();
@@ -215,10 +217,10 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
                                [&](const StepRun::Roots& roots) {
                                  scope.finish_forward();
                                  agree(options);
-                                 recorded.leaves = scope.tape->leaf_storages();
-                                 step.parameters = leaves_of(roots, scope.profiler.leaves());
+                                 recorded.leaves = scope.tape->values().leaf_storages();
+                                 step.parameters = leaves_of(roots, scope.profiler->leaves());
                                  std::erase_if(step.parameters,
-                                               [&](const at::Tensor& leaf) { return scope.tape->made(leaf); });
+                                               [&](const at::Tensor& leaf) { return is_made_by(*scope.tape, leaf); });
                                  scope.aside.put(step.parameters);
                                },
                            .backward_over =
@@ -239,8 +241,8 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
         "smaller sample, or let the exception pass, which says why");
   }
   update.run();
-  step.state_to_come = scope.profiler.state_to_come();
-  step.graph = scope.profiler.finish(*scope.tape);
+  step.state_to_come = scope.profiler->state_to_come();
+  step.graph = scope.profiler->finish(*scope.tape);
   update.forget();
   agree(options);
   return recorded;
@@ -261,7 +263,7 @@ RecordedStep record_forward(EvictionCost cost, const Forward& forward, memory::D
   scope.finish_forward();
   RecordedStep step;
   step.kind = StepKind::Evaluation;
-  step.graph = scope.profiler.finish(*scope.tape);
+  step.graph = scope.profiler->finish(*scope.tape);
   agree(options);
   return step;
 }

@@ -24,19 +24,16 @@ struct Region::State {
 
 namespace {
 
-/// What a tape makes of an action: whether results are dropped, and who is asked about each.
-struct Opened {
-  bool recompute = false;
-  SelectivePolicy policy;
-  Bytes min_offload = 0;
-};
-Opened opened(const Keep&) { return {}; }
-Opened opened(const Recompute&) { return {.recompute = true, .policy = {}}; }
-Opened opened(const Offload& offload) {
-  return {false, [](const OperatorContext&) { return Choice::Offload; }, offload.min_bytes};
+/// What a tape makes of an action.
+record::RegionTerms terms_of(const Keep&) { return {}; }
+record::RegionTerms terms_of(const Recompute&) { return {.recompute = true}; }
+record::RegionTerms terms_of(const Offload& offload) {
+  return {.policy = [](const OperatorContext&) { return Choice::Offload; }, .min_offload = offload.min_bytes};
 }
-Opened opened(const Selective& selective) { return {true, record::policy_of(selective), 0}; }
-Opened opened(const SelectivePolicy& policy) { return {true, policy, 0}; }
+record::RegionTerms terms_of(const Selective& selective) {
+  return {.recompute = true, .policy = record::policy_of(selective)};
+}
+record::RegionTerms terms_of(const SelectivePolicy& policy) { return {.recompute = true, .policy = policy}; }
 
 }  // namespace
 
@@ -52,8 +49,7 @@ Region::Region(RegionAction action, RegionOptions options) : state_(std::make_un
   state_->hooks.emplace();
   if (options.verify_replay != VerifyReplay::Off) state_->tape->verify_replays(options.verify_replay);
   if (options.detect_anomalies) replay::watch_operators(*state_->tape);
-  Opened region = std::visit([](const auto& a) { return opened(a); }, action);
-  state_->tape->open_region(region.recompute, std::move(region.policy), region.min_offload);
+  state_->tape->open_region(std::visit([](const auto& a) { return terms_of(a); }, action));
 }
 
 Region::~Region() { close(); }
@@ -75,7 +71,7 @@ record::SavedCounts Region::saved_tensors() const {
   return state_->tape ? state_->tape->saved_counts() : record::SavedCounts();
 }
 
-Bytes Region::offloaded_bytes() const { return state_->tape ? state_->tape->offloaded_bytes() : 0; }
+Bytes Region::offloaded_bytes() const { return state_->tape ? state_->tape->values().offloaded_bytes() : 0; }
 
 std::int64_t Region::replayed_ops() const { return state_->tape ? state_->tape->replayed_ops() : 0; }
 

@@ -255,7 +255,8 @@ void RerunFrame::before_operator(const c10::OperatorHandle& op, const torch::jit
   State& s = *state_;
   if (s.recent.empty() && !s.has_all) return;
   std::vector<const void*> written;
-  record::for_each_written(record::traits_of(op), stack,
+  const record::OperatorTraits& traits = record::traits_of(op);
+  record::for_each_written(traits, record::arguments_on(stack, traits),
                            [&](const at::Tensor& t) { written.push_back(t.storage().unsafeGetStorageImpl()); });
   const auto unfinished = [&](const State::Recent& r) {
     return r.tensor.has_storage() &&

@@ -155,7 +155,7 @@ at::Tensor Session::run(const replay::Forward& forward) {
   State& s = *state_;
   auto kind = replay::StepKind::First;
   bool unexpected = false;
-  std::optional<record::Profiler> profiler;  // what an unknown step takes is noted as it runs
+  std::shared_ptr<record::Profiler> profiler;  // what an unknown step takes is noted as it runs
   std::exception_ptr refusal;
   // Steps begin by letting go of their gradients, or not: the first operator shows which kind this one is.
   const auto decide = [&]() -> record::DecideLater::Decision {
@@ -168,8 +168,8 @@ at::Tensor Session::run(const replay::Forward& forward) {
       throw;
     }
     unexpected = !s.book.expects(kind);
-    if (s.steps_vary || unexpected) profiler.emplace(s.memory);
-    return {record::FollowPlan{s.book.steps(kind)}, profiler ? &*profiler : nullptr};
+    if (s.steps_vary || unexpected) profiler = std::make_shared<record::Profiler>(s.memory);
+    return {record::FollowPlan{s.book.steps(kind)}, profiler};
   };
   const auto tape = std::make_shared<record::Tape>(record::DecideLater{decide});
   if (s.verify != VerifyReplay::Off) tape->verify_replays(s.verify);
@@ -179,8 +179,8 @@ at::Tensor Session::run(const replay::Forward& forward) {
     record::Tape& tape;
     ~Detach() { tape.detach(); }
   } const detach{*tape};
-  replay::StepTracer tracer(*tape, s.memory);
-  const replay::ObservedTape observed(*tape, tracer);
+  const auto tracer = std::make_shared<replay::StepTracer>(s.memory);
+  tape->add_observer(tracer);
   const replay::Evictor evictor(tape, s.memory, replay::EvictionCost::Measured);
   replay::StepRun step(tape, {.forward_over = [&](const replay::StepRun::Roots& roots) {
                          tape->finish();
@@ -194,7 +194,7 @@ at::Tensor Session::run(const replay::Forward& forward) {
     throw;
   }
   if (refusal) std::rethrow_exception(refusal);  // which the function caught
-  s.trace = tracer.take();
+  s.trace = tracer->take();
   s.last = {.replayed_ops = s.trace.replayed_ops(),
             .evictions = s.trace.evictions(),
             .followed_plan = !tape->divergence().has_value(),

@@ -8,7 +8,6 @@
 
 #include "snug/base/match.h"
 #include "snug/replay/abandoned_tasks.h"
-#include "snug/replay/step_trace.h"
 
 namespace snug::replay {
 namespace {
@@ -114,13 +113,15 @@ void StepRun::backward_begins(const Roots& roots) {
   }
   auto& backward = state_.emplace<InBackward>();
   phases_.forward_over(roots);
-  tell(*tape_, ForwardEnded{});
   backward.tag.emplace(memory::Tag::Workspace);
 }
 
 void StepRun::backward_ends() {
   state_.emplace<Past>();
-  tell(*tape_, BackwardEnded{});
+  {
+    const std::lock_guard lock(tape_->mutex());
+    tape_->observers().tell(&record::TapeObserver::backward_ends);
+  }
   if (phases_.backward_over) phases_.backward_over(*this);
 }
 

@@ -1,26 +1,12 @@
 #include "snug/replay/step_trace.h"
 
 #include <algorithm>
-#include <mutex>
-#include <unordered_map>
-#include <utility>
 
 #include "snug/base/clock.h"
-#include "snug/base/match.h"
 #include "snug/record/tape.h"
 
 namespace snug::replay {
 namespace {
-
-struct Observers {
-  std::mutex mutex;
-  std::unordered_map<const record::Tape*, StepObserver*> of;
-};
-
-Observers& observers() {
-  static auto* all = new Observers;  // never destroyed: threads of the engine may outlive main()
-  return *all;
-}
 
 template <class Event>
 std::int64_t count(const std::vector<StepTrace::Entry>& entries) {
@@ -29,41 +15,26 @@ std::int64_t count(const std::vector<StepTrace::Entry>& entries) {
 
 }  // namespace
 
-ObservedTape::ObservedTape(const record::Tape& tape, StepObserver& observer) : tape_(tape) {
-  const std::lock_guard lock(observers().mutex);
-  observers().of[&tape] = &observer;
-}
-
-ObservedTape::~ObservedTape() {
-  const std::lock_guard lock(observers().mutex);
-  observers().of.erase(&tape_);
-}
-
-void tell(const record::Tape& tape, const StepEvent& event) {
-  const std::lock_guard lock(observers().mutex);
-  if (const auto found = observers().of.find(&tape); found != observers().of.end()) found->second->happened(event);
-}
-
 std::int64_t StepTrace::replayed_ops() const { return count<Replayed>(entries); }
 std::int64_t StepTrace::evictions() const { return count<Evicted>(entries); }
 
-StepTracer::StepTracer(const record::Tape& tape, const memory::DeviceMemory& memory)
-    : tape_(tape), memory_(memory), began_(monotonic_seconds()) {}
+StepTracer::StepTracer(const memory::DeviceMemory& memory) : memory_(memory), began_(monotonic_seconds()) {}
 
-StepTrace::Cause StepTracer::cause_of(const StepEvent& event) {
-  using Cause = StepTrace::Cause;
-  return std::visit(
-      Match{[&](const Evicted& evicted) {
-              evicted_.insert(tape_.flow().producer(evicted.value));
-              return Cause::Pressure;
-            },
-            [&](const Replayed& replayed) { return evicted_.contains(replayed.op) ? Cause::Pressure : Cause::Plan; },
-            [](const auto&) { return Cause::Program; }},
-      event);
+void StepTracer::settle_ends() { add(ForwardEnded{}, StepTrace::Cause::Program); }
+
+void StepTracer::backward_ends() { add(BackwardEnded{}, StepTrace::Cause::Program); }
+
+void StepTracer::evicted(const record::Tape& tape, plan::ValueId value) {
+  evicted_.insert(tape.flow().producer(value));
+  add(Evicted{value}, StepTrace::Cause::Pressure);
 }
 
-void StepTracer::happened(const StepEvent& event) {
-  trace_.entries.push_back({event, cause_of(event), monotonic_seconds() - began_, memory_.stats().by_tag});
+void StepTracer::replayed(const record::Tape& /*tape*/, plan::OpId op) {
+  add(Replayed{op}, evicted_.contains(op) ? StepTrace::Cause::Pressure : StepTrace::Cause::Plan);
+}
+
+void StepTracer::add(const StepEvent& event, StepTrace::Cause cause) {
+  trace_.entries.push_back({event, cause, monotonic_seconds() - began_, memory_.stats().by_tag});
 }
 
 }  // namespace snug::replay

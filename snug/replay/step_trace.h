@@ -9,10 +9,7 @@
 #include "snug/memory/device_memory.h"
 #include "snug/memory/stats.h"
 #include "snug/plan/step/ids.h"
-
-namespace snug::record {
-class Tape;
-}
+#include "snug/record/tape_observer.h"
 
 namespace snug::replay {
 
@@ -46,44 +43,21 @@ struct StepTrace {
   [[nodiscard]] std::int64_t evictions() const;
 };
 
-/// Is told of what happens on a tape: by the threads that it happens on, one at a time.
-class StepObserver {
+/// Writes the trace of one step, from its making on.
+class StepTracer final : public record::TapeObserver {
  public:
-  StepObserver() = default;
-  virtual ~StepObserver() = default;
-  StepObserver(const StepObserver&) = delete;
-  StepObserver& operator=(const StepObserver&) = delete;
-  /// May not allocate on the device, nor tell() anything.
-  virtual void happened(const StepEvent& event) = 0;
-};
-
-/// While it lives, the observer is told of what happens on the tape. Both must outlive it; a tape has one at a time.
-class ObservedTape {
- public:
-  ObservedTape(const record::Tape& tape, StepObserver& observer);
-  ~ObservedTape();
-  ObservedTape(const ObservedTape&) = delete;
-  ObservedTape& operator=(const ObservedTape&) = delete;
-
- private:
-  const record::Tape& tape_;
-};
-
-/// Tells the tape's observer, if it has one.
-void tell(const record::Tape& tape, const StepEvent& event);
-
-/// Writes the trace of one step.
-class StepTracer final : public StepObserver {
- public:
-  StepTracer(const record::Tape& tape, const memory::DeviceMemory& memory);
-  void happened(const StepEvent& event) override;
+  /// `memory` must outlive the tape that this observes.
+  explicit StepTracer(const memory::DeviceMemory& memory);
+  void settle_ends() override;
+  void backward_ends() override;
+  void evicted(const record::Tape& tape, plan::ValueId value) override;
+  void replayed(const record::Tape& tape, plan::OpId op) override;
   /// When the step is over.
   [[nodiscard]] StepTrace take() { return std::move(trace_); }
 
  private:
-  StepTrace::Cause cause_of(const StepEvent& event);
+  void add(const StepEvent& event, StepTrace::Cause cause);
 
-  const record::Tape& tape_;
   const memory::DeviceMemory& memory_;
   double began_;
   StepTrace trace_;

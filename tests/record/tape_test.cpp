@@ -23,7 +23,7 @@ class TapeOf : public ::testing::Test {
     run();
     return tape->flow().ops();
   }
-  [[nodiscard]] std::string name(plan::OpId op) const { return tape->call(op).traits->name; }
+  [[nodiscard]] std::string name(plan::OpId op) const { return tape->calls().call(op).traits->name; }
   [[nodiscard]] std::vector<ValueId> inputs(plan::OpId op) const {
     const auto found = tape->flow().inputs(op);
     return {found.begin(), found.end()};
@@ -63,7 +63,7 @@ TEST_F(TapeOf, ARecordedWriteToALeafLeavesItsContentsInACopy) {
   at::Tensor x = torch::ones({1024});
   const at::Tensor before = x.clone();
   record([&] { x.mul_(3.0); });
-  const auto overwritten = tape->overwritten_leaves();
+  const auto overwritten = tape->values().overwritten_leaves();
   ASSERT_EQ(overwritten.size(), 1U);
   EXPECT_EQ(overwritten[0].first.unsafeGetStorageImpl(), x.storage().unsafeGetStorageImpl());
   EXPECT_EQ(std::memcmp(overwritten[0].second.data(), before.data_ptr(), before.nbytes()), 0);
@@ -103,21 +103,21 @@ TEST_F(TapeOf, BatchNormWritesItsStatisticsThoughItsSchemaDoesNotSaySo) {
   EXPECT_TRUE(found);
   norm->eval();
   record([&] { norm(x); });
-  EXPECT_TRUE(tape->overwritten_leaves().empty());
+  EXPECT_TRUE(tape->values().overwritten_leaves().empty());
 }
 
 TEST_F(TapeOf, RandomOperatorsKeepTheStateThatTheyDrewFrom) {
   torch::manual_seed(4);
   record([&] { at::dropout(torch::ones({8}), 0.5, true); });
   int random = 0;
-  for (plan::OpId op = 0; op < tape->flow().ops(); ++op) random += tape->call(op).random >= 0 ? 1 : 0;
+  for (plan::OpId op = 0; op < tape->flow().ops(); ++op) random += tape->calls().call(op).random >= 0 ? 1 : 0;
   EXPECT_EQ(random, 1);
 }
 
 TEST_F(TapeOf, SignaturesTellShapesAndDataflowApartAndNotContents) {
   const auto signature = [&](const at::Tensor& a, const at::Tensor& b) {
     record([&] { a.add(b); });
-    return tape->signature(0);
+    return tape->calls().signature(0);
   };
   const at::Tensor x = torch::randn({4}), y = torch::randn({4}), wide = torch::randn({5});
   EXPECT_EQ(signature(x, y), signature(y, x));
@@ -189,7 +189,7 @@ TEST_F(TapeOf, RandomNumbersAreThoseOfTheDeviceThatIsAskedFor) {
   const at::Tensor x = torch::ones({4});
   const auto has_state = [&](const at::TensorOptions& options) {
     record([&] { at::rand_like(x, options); });
-    return tape->flow().ops() > 0 && tape->call(0).random >= 0;
+    return tape->flow().ops() > 0 && tape->calls().call(0).random >= 0;
   };
   EXPECT_TRUE(has_state({}));
   EXPECT_TRUE(has_state(at::TensorOptions(c10::kCPU)));
@@ -200,7 +200,7 @@ TEST_F(TapeOf, WhereInItsStorageALeafLiesIsNoPartOfWhatAnOperatorIs) {
   const at::Tensor data = torch::randn({8, 4}), other = torch::randn({8, 4});
   const auto signatures = [&](const at::Tensor& batch, bool writes) {
     record([&] { writes ? batch.mul_(2) : batch.mul(2); });
-    return tape->signature(0);
+    return tape->calls().signature(0);
   };
   const std::uint64_t first = signatures(data.narrow(0, 0, 2), false);
   EXPECT_EQ(signatures(data.narrow(0, 4, 2), false), first);
@@ -212,7 +212,7 @@ TEST_F(TapeOf, WhereInItsStorageALeafLiesIsNoPartOfWhatAnOperatorIs) {
   // Parts of what an operator made are told apart.
   const auto part = [&](int begin) {
     record([&] { data.mul(2).narrow(0, begin, 2).add(1); });
-    return tape->signature(1);
+    return tape->calls().signature(1);
   };
   EXPECT_NE(part(0), part(4));
 }
@@ -220,8 +220,8 @@ TEST_F(TapeOf, WhereInItsStorageALeafLiesIsNoPartOfWhatAnOperatorIs) {
 TEST_F(TapeOf, NamesTheTensorsOfACall) {
   const at::Tensor a = torch::randn({3, 4}), b = torch::randn({4, 2});
   record([&] { at::cat({a.matmul(b), torch::ones({1, 2})}); });
-  EXPECT_EQ(tape->inputs_of(tape->call(0)), "float[3, 4], float[4, 2]");
-  EXPECT_EQ(tape->inputs_of(tape->call(2)), "float[3, 2], float[1, 2]");
+  EXPECT_EQ(tape->calls().inputs_of(tape->calls().call(0)), "float[3, 4], float[4, 2]");
+  EXPECT_EQ(tape->calls().inputs_of(tape->calls().call(2)), "float[3, 2], float[1, 2]");
 }
 
 }  // namespace

@@ -1,0 +1,140 @@
+#include "snug/record/call_log.h"
+
+#include <ATen/SequenceNumber.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cctype>
+#include <iterator>
+#include <utility>
+
+#include "snug/base/hash.h"
+#include "snug/base/module_scope.h"
+
+namespace snug::record {
+
+using plan::at;
+
+CallLog::CallLog() {
+  constexpr std::size_t kTypicalOps = 1024;
+  calls_.reserve(kTypicalOps);
+}
+
+void CallLog::roll_back(const Mark& mark) {
+  arguments_.resize(mark.arguments);
+  views_.resize(mark.views);
+  constants_.resize(mark.constants);
+  geometry_.truncate(mark.geometry);
+  random_states_.erase(random_states_.begin() + static_cast<std::ptrdiff_t>(mark.random_states), random_states_.end());
+}
+
+Call CallLog::begin(const c10::OperatorHandle& op, const OperatorTraits& traits) const {
+  return {op,
+          &traits,
+          static_cast<std::int32_t>(arguments_.size()),
+          static_cast<std::int32_t>(slots_.size()),
+          -1,
+          c10::GradMode::is_enabled()};
+}
+
+void CallLog::add_constant(const c10::IValue& value) {
+  arguments_.push_back({Argument::Kind::Constant, static_cast<std::int32_t>(constants_.size()), 1});
+  constants_.push_back(value);
+}
+
+void CallLog::add_view(const at::Tensor& tensor, plan::ValueId value) {
+  views_.push_back(look(tensor));
+  views_.back().value = value;
+}
+
+void CallLog::add_tensors(Argument::Kind kind, std::int32_t first) {
+  arguments_.push_back({kind, first, next_view() - first});
+}
+
+void CallLog::add_random_state(Call& call, RandomState state) {
+  call.random = static_cast<std::int32_t>(random_states_.size());
+  random_states_.push_back(std::move(state));
+}
+
+std::uint64_t CallLog::sign(const OperatorTraits& traits, const plan::Dataflow& flow) {
+  signed_words_.assign(1, static_cast<std::int64_t>(traits.hash));
+  const std::size_t begin = arguments_.size() - traits.arguments.size();
+  for (std::size_t i = begin; i < arguments_.size(); ++i) {
+    const Argument& a = arguments_[i];
+    if (a.kind == Argument::Kind::Constant) continue;
+    const bool written = traits.may_write(i - begin);
+    for (std::int32_t k = 0; k < a.count; ++k) {
+      const View& view = views_[at(a.index + k)];
+      // A batch may be cut out of a larger tensor, elsewhere in each step.
+      const bool placed = written || view.value == plan::kNoValue || !flow.is_leaf(view.value);
+      const auto sizes = geometry_.sizes(view);
+      signed_words_.insert(signed_words_.end(), {view.value, static_cast<std::int64_t>(view.dtype),
+                                                 placed ? view.offset : -1, static_cast<std::int64_t>(sizes.size())});
+      signed_words_.insert(signed_words_.end(), sizes.begin(), sizes.end());
+    }
+  }
+  return hash_64(std::as_bytes(std::span(signed_words_)));
+}
+
+plan::OpId CallLog::add(Call call, std::uint64_t signature) {
+  const plan::OpId op = size();
+  signatures_.push_back(signature);
+  calls_.push_back(std::move(call));
+  note_module();
+  return op;
+}
+
+void CallLog::note_module() {
+  const std::string& now = current_module();
+  if (module_names_[at(module_)] != now) {
+    const auto known = std::ranges::find(module_names_, now);
+    module_ = static_cast<std::int32_t>(known - module_names_.begin());
+    if (known == module_names_.end()) module_names_.push_back(now);
+  }
+  modules_.push_back(module_);
+}
+
+void CallLog::note_seconds(double seconds) {
+  seconds_.resize(calls_.size() - 1, 1.0F);
+  seconds_.push_back(static_cast<float>(seconds));
+}
+
+void CallLog::note_sequence_number() {
+  sequence_numbers_.resize(calls_.size() - 1, 0);
+  sequence_numbers_.push_back(at::sequence_number::peek());
+}
+
+plan::OpId CallLog::op_of_sequence(std::uint64_t number) const {
+  // Nodes take their number just before their operator runs.
+  const auto found = std::ranges::find(sequence_numbers_, number + 1);
+  return found == sequence_numbers_.end() ? plan::kNoOp : static_cast<plan::OpId>(found - sequence_numbers_.begin());
+}
+
+std::string CallLog::describe(plan::OpId op) const {
+  const std::string& module = module_of(op);
+  return fmt::format("{} (operator {}{})", call(op).traits->name, op, module.empty() ? "" : " in " + module);
+}
+
+std::string CallLog::inputs_of(const Call& call) const {
+  constexpr std::size_t kLongest = 200;  // lists have hundreds
+  std::string text;
+  for (std::size_t i = 0; i < call.traits->arguments.size(); ++i) {
+    const Argument& a = argument(call, i);
+    if (a.kind == Argument::Kind::Constant) continue;
+    for (std::int32_t k = 0; k < a.count; ++k) {
+      const View& v = views_[at(a.index + k)];
+      if (v.value == plan::kNoValue) continue;
+      if (!text.empty()) text += ", ";
+      if (text.size() > kLongest) return text + "...";
+      std::string type = c10::toString(v.dtype);
+      std::ranges::transform(type, type.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+      fmt::format_to(std::back_inserter(text), "{}[{}]", type, fmt::join(geometry_.sizes(v), ", "));
+    }
+  }
+  return text;
+}
+
+}  // namespace snug::record

@@ -1,0 +1,124 @@
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "snug/plan/step/dataflow.h"
+#include "snug/record/call.h"
+#include "snug/record/operator_traits.h"
+#include "snug/record/random_state.h"
+#include "snug/record/view.h"
+
+namespace snug::record {
+
+/// The recorded calls by OpId, with all that running one again takes but the contents of its tensors. Grows at the end:
+/// the parts of a call come before it, and go again when it is not recorded. Not synchronized.
+class CallLog {
+ public:
+  CallLog();
+
+  // --- the call that is about to run -------------------------------------------------------------------------------
+
+  /// How far the parts reach.
+  struct Mark {
+    std::size_t arguments, views, constants, geometry, random_states;
+    friend bool operator==(const Mark&, const Mark&) = default;
+  };
+  [[nodiscard]] Mark mark() const noexcept {
+    return {arguments_.size(), views_.size(), constants_.size(), geometry_.size(), random_states_.size()};
+  }
+  /// Forgets the parts that have come since.
+  void roll_back(const Mark& mark);
+
+  /// A call whose parts come next.
+  [[nodiscard]] Call begin(const c10::OperatorHandle& op, const OperatorTraits& traits) const;
+  /// The next argument is no tensor.
+  void add_constant(const c10::IValue& value);
+  /// The next argument, or the next tensor of it, which is plain (see is_plain).
+  void add_view(const at::Tensor& tensor, plan::ValueId value);
+  void add_undefined_view() { views_.emplace_back(); }
+  [[nodiscard]] std::int32_t next_view() const noexcept { return static_cast<std::int32_t>(views_.size()); }
+  /// ... is made of the views from `first` on.
+  void add_tensors(Argument::Kind kind, std::int32_t first);
+  /// Where the generator stood that it draws from.
+  void add_random_state(Call& call, RandomState state);
+  /// A hash of the operator's name and of the value, type, sizes and place of each tensor, of which all have been
+  /// added: what steps are told apart by. Not of strides, of constants, nor of where a leaf lies that is not written.
+  [[nodiscard]] std::uint64_t sign(const OperatorTraits& traits, const plan::Dataflow& flow);
+
+  // --- recorded calls ----------------------------------------------------------------------------------------------
+
+  /// The call has run, and is recorded.
+  plan::OpId add(Call call, std::uint64_t signature);
+  /// The next output of the newest call.
+  void add_output(OutputSlot slot) { slots_.push_back(slot); }
+  /// How long the newest call took.
+  void note_seconds(double seconds);
+  /// Which node autograd would make next when the newest call ran.
+  void note_sequence_number();
+
+  /// How a tensor looks at its storage; the caller fills in the value.
+  [[nodiscard]] View look(const at::Tensor& tensor) { return geometry_.add(tensor); }
+
+  [[nodiscard]] plan::OpId size() const noexcept { return static_cast<plan::OpId>(calls_.size()); }
+  [[nodiscard]] const Call& call(plan::OpId op) const { return calls_[plan::at(op)]; }
+  [[nodiscard]] const Argument& argument(const Call& call, std::size_t i) const {
+    return arguments_[plan::at(call.arguments) + i];
+  }
+  /// The arguments that have come since a mark.
+  [[nodiscard]] std::span<const Argument> arguments_since(const Mark& mark) const {
+    return std::span(arguments_).subspan(mark.arguments);
+  }
+  [[nodiscard]] const OutputSlot& output_slot(const Call& call, std::size_t i) const {
+    return slots_[plan::at(call.outputs) + i];
+  }
+  [[nodiscard]] const View& view(std::int32_t index) const { return views_[plan::at(index)]; }
+  [[nodiscard]] const c10::IValue& constant(std::int32_t index) const { return constants_[plan::at(index)]; }
+  [[nodiscard]] const RandomState& random_state(const Call& call) const {
+    return random_states_[plan::at(call.random)];
+  }
+  [[nodiscard]] const GeometryPool& geometry() const noexcept { return geometry_; }
+
+  [[nodiscard]] std::uint64_t signature(plan::OpId op) const { return signatures_[plan::at(op)]; }
+  [[nodiscard]] std::span<const std::uint64_t> signatures() const noexcept { return signatures_; }
+  /// As measured; 1 when nobody did.
+  [[nodiscard]] double seconds(plan::OpId op) const {
+    return plan::at(op) < seconds_.size() ? static_cast<double>(seconds_[plan::at(op)]) : 1.0;
+  }
+  /// The call that autograd gave this sequence number to, or kNoOp, where they have been noted.
+  [[nodiscard]] plan::OpId op_of_sequence(std::uint64_t number) const;
+
+  /// The path of ModuleScope in which the operator ran.
+  [[nodiscard]] const std::string& module_of(plan::OpId op) const {
+    return module_names_[plan::at(modules_[plan::at(op)])];
+  }
+  /// What messages call an operator: its name, module and number.
+  [[nodiscard]] std::string describe(plan::OpId op) const;
+  /// Types and sizes of the tensors that a call takes, for messages.
+  [[nodiscard]] std::string inputs_of(const Call& call) const;
+
+ private:
+  void note_module();
+
+  std::vector<Call> calls_;
+  std::vector<std::uint64_t> signatures_;
+  std::vector<std::int64_t> signed_words_;  // of the operator that is signed
+  std::vector<std::int32_t> modules_;       // by OpId, in module_names_
+  std::vector<std::string> module_names_{std::string()};
+  std::int32_t module_ = 0;  // the latest
+  std::vector<Argument> arguments_;
+  std::vector<OutputSlot> slots_;
+  std::vector<View> views_;
+  std::vector<c10::IValue> constants_;
+  std::vector<RandomState> random_states_;
+  GeometryPool geometry_;
+  std::vector<std::uint64_t> sequence_numbers_;  // by OpId, of the next node when the operator ran; once noted
+  std::vector<float> seconds_;                   // by OpId, once noted
+};
+
+}  // namespace snug::record

@@ -1,0 +1,119 @@
+// What a call is about to read and write, noted before it runs: then some of it is gone.
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "snug/record/tape.h"
+
+namespace snug::record {
+namespace {
+
+/// Whether a write through `tensor` replaces all of its storage.
+bool covers_storage(const at::Tensor& tensor) {
+  return tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() &&
+         static_cast<std::size_t>(tensor.numel()) * tensor.itemsize() == tensor.storage().nbytes();
+}
+
+/// Where an operator draws its random numbers: on the device that it is asked for, as in rand_like(x, device=...), else
+/// on that of its first tensor.
+c10::Device device_of(const c10::IValue* arguments, std::size_t count) {
+  std::optional<c10::Device> of_tensor;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (arguments[i].isDevice()) return arguments[i].toDevice();
+    if (!of_tensor && arguments[i].isTensor() && arguments[i].toTensor().defined())
+      of_tensor = arguments[i].toTensor().device();
+  }
+  return of_tensor.value_or(c10::Device(c10::kCPU));
+}
+
+}  // namespace
+
+/// The operator raised the versions of what it is going to write before the tape saw the call.
+void Tape::excuse(const OperatorTraits& traits, const c10::IValue* arguments) {
+  std::vector<CountedRaise> raised;
+  for_each_written(traits, arguments, [&](const at::Tensor& tensor) {
+    if (!is_plain(tensor)) return;
+    const plan::ValueId value = values_.in(tensor.storage().unsafeGetStorageImpl());
+    if (value != plan::kNoValue) count_raise(raised, value, SeenVersion(tensor));
+  });
+  versions_.excuse(raised);
+}
+
+void Tape::capture_arguments(PendingCall& pending, const c10::IValue* arguments) {
+  using Kind = OperatorTraits::Argument;
+  const OperatorTraits& traits = pending.traits;
+  const auto use = [&](bool written) { return !written ? Use::Read : traits.overwrites ? Use::Overwrite : Use::Write; };
+  const auto capture_list = [&](const auto& list, Argument::Kind kind, std::size_t i, const auto& tensor_of) {
+    const std::int32_t first = calls_.next_view();
+    OutputSlot slot{true, static_cast<std::int16_t>(i), 0};
+    for (const auto& item : list) {
+      capture_tensor(pending, tensor_of(item), use(traits.writes[i] != 0), slot);
+      ++slot.element;
+    }
+    calls_.add_tensors(kind, first);
+  };
+  for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
+    const c10::IValue& value = arguments[i];
+    const Kind kind = traits.arguments[i];
+    if (kind == Kind::Tensor && value.isTensor() && value.toTensor().defined() && is_plain(value.toTensor())) {
+      const std::int32_t first = calls_.next_view();
+      capture_tensor(pending, value.toTensor(), use(writes(traits, arguments, i)),
+                     {true, static_cast<std::int16_t>(i), -1});
+      calls_.add_tensors(Argument::Kind::Tensor, first);
+    } else if (kind == Kind::TensorList && value.isTensorList() &&
+               std::ranges::all_of(value.toTensorList(),
+                                   [](const at::Tensor& t) { return !t.defined() || is_plain(t); })) {
+      capture_list(value.toTensorList(), Argument::Kind::TensorList, i, [](const at::Tensor& t) { return t; });
+    } else if (kind == Kind::OptionalTensorList && value.isList()) {
+      capture_list(value.toListRef(), Argument::Kind::OptionalTensorList, i,
+                   [](const c10::IValue& item) { return item.isTensor() ? item.toTensor() : at::Tensor(); });
+    } else {
+      calls_.add_constant(value);
+    }
+  }
+}
+
+void Tape::capture_tensor(PendingCall& pending, const at::Tensor& tensor, Use use, OutputSlot slot) {
+  if (!tensor.defined()) return calls_.add_undefined_view();
+  observers_.tell(&TapeObserver::reads, tensor);
+  PendingLists& lists = pending.lists;
+  plan::ValueId value = plan::kNoValue;
+  if (use == Use::Overwrite && covers_storage(tensor)) {
+    const SeenVersion version(tensor);
+    value = lookup_.value_of(tensor.storage(), version);  // replaced whole: not read
+    lists.written.push_back({slot, tensor, value, /*whole=*/true, version});
+  } else {
+    value = read(tensor, use);
+    lists.inputs.push_back(value);
+    if (use != Use::Read) lists.written.push_back({slot, tensor, value, /*whole=*/false, SeenVersion(tensor)});
+  }
+  calls_.add_view(tensor, value);
+}
+
+plan::ValueId Tape::read(const at::Tensor& tensor, Use use) {
+  const SeenVersion version(tensor);
+  const plan::ValueId value = lookup_.value_of(tensor.storage(), version);
+  values_.set_read(value);
+  if (values_.unfilled(value)) {
+    // What an operator fills in part is no riddle.
+    if (use == Use::Read) lookup_.report(value, Opaque::Case::Filled);
+    lookup_.make_leaf(value, version);
+    values_.hold(value, tensor.storage());
+  } else if (!ledger().held(value) && !ledger().fetchable(value) && escapes(value)) {
+    keep(value, tensor.storage());
+  }
+  return value;
+}
+
+void Tape::capture_random_state(PendingCall& pending, const c10::IValue* arguments) {
+  const std::size_t count = pending.traits.arguments.size();
+  at::Generator generator;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (arguments[i].isGenerator()) generator = arguments[i].toGenerator();
+  }
+  const c10::Device device = device_of(arguments, count);
+  if (!generator.defined() && !device.is_meta()) generator = default_generator(device);
+  if (generator.defined()) calls_.add_random_state(pending.call, save_random_state(std::move(generator)));
+}
+
+}  // namespace snug::record

@@ -1,0 +1,98 @@
+// Saved tensors: when they are bound to a value, and what is held for them.
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "snug/base/patient_lock.h"
+#include "snug/record/tape.h"
+
+namespace snug::record {
+
+bool Tape::save(const at::Tensor& tensor, SavedTensor& saved) {
+  const std::lock_guard lock(mutex_);
+  if (!is_plain(tensor)) {
+    ++unplain_saved_;
+    return false;
+  }
+  saved.view = calls_.look(tensor);
+  saved.storage = tensor.storage();
+  saved.version = SeenVersion(tensor);
+  waiting_.push_back(&saved);
+  return true;
+}
+
+/// Its version is checked by the saved tensor itself.
+void Tape::bind(SavedTensor& saved) {
+  const plan::ValueId value = lookup_.value_of(saved.storage, saved.version);
+  values_.set_read(value);
+  if (values_.unfilled(value)) {
+    lookup_.report(value, Opaque::Case::Filled);
+    lookup_.make_leaf(value, saved.version);
+  }
+  saved.view.value = value;
+  saved.bound = true;
+  values_.pack(value);
+  verified_.note(value, saved.view);
+  if (!ledger().held(value) && !ledger().fetchable(value)) {
+    if (values_.moves(value) || keeps_when_saved(value)) {
+      keep(value, saved.storage);
+    } else {
+      verified_.remember(value, saved.storage);
+    }
+  }
+  observers_.tell(&TapeObserver::saved, value);
+  saved.storage = c10::Storage();
+}
+
+/// A saved tensor that an operator is about to write waits until it has: it was packed for this operator.
+void Tape::bind_before(const OperatorTraits& traits, const c10::IValue* arguments) {
+  std::vector<c10::StorageImpl*> written;
+  for_each_written(traits, arguments,
+                   [&](const at::Tensor& t) { written.push_back(t.storage().unsafeGetStorageImpl()); });
+  std::erase_if(waiting_, [&](SavedTensor* saved) {
+    if (std::ranges::find(written, saved->storage.unsafeGetStorageImpl()) != written.end()) return false;
+    bind(*saved);
+    return true;
+  });
+}
+
+void Tape::bind_all() {
+  const std::lock_guard lock(mutex_);
+  versions_.settle();
+  const std::vector<SavedTensor*> waiting = std::exchange(waiting_, {});
+  for (std::size_t i = 0; i < waiting.size(); ++i) {
+    try {
+      bind(*waiting[i]);
+    } catch (...) {  // the others wait on
+      waiting_.assign(waiting.begin() + static_cast<std::ptrdiff_t>(i) + 1, waiting.end());
+      throw;
+    }
+  }
+}
+
+void Tape::forget(SavedTensor& saved, int unpacked_in) {
+  const PatientLock lock(mutex_);
+  if (!saved.bound) {
+    std::erase(waiting_, &saved);
+    return;
+  }
+  observers_.tell(&TapeObserver::release_begins, saved.view.value);
+  values_.release(saved.view.value, unpacked_in);
+  observers_.tell(&TapeObserver::release_ends);
+}
+
+SavedCounts Tape::saved_counts() const {
+  const std::lock_guard lock(mutex_);
+  SavedCounts counts;
+  counts.layout = unplain_saved_;
+  for (plan::ValueId v = 0; v < flow().values(); ++v) {
+    const int saved = ledger().packs(v);
+    (ledger().fetchable(v) ? counts.dropped
+     : flow().is_leaf(v)   ? counts.leaves
+     : ledger().held(v)    ? counts.kept
+                           : counts.dropped) += saved;
+  }
+  return counts;
+}
+
+}  // namespace snug::record

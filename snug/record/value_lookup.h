@@ -1,0 +1,68 @@
+#pragma once
+
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/record/call_log.h"
+#include "snug/record/tape_observer.h"
+#include "snug/record/value_store.h"
+#include "snug/record/version_tracker.h"
+
+namespace snug::record {
+
+/// Contents that no recorded operator made: they cannot be made again, and are kept.
+struct Opaque {
+  enum class Case : std::uint8_t {
+    Filled,      ///< what the operator handed out was filled
+    WrittenOver  ///< its result was written over
+  };
+  std::string operation;  ///< its name, number and module
+  Bytes bytes = 0;
+  Case what = Case::Filled;
+};
+
+/// Tells which value a tensor's contents are. What something unseen has written since a value was recorded is another
+/// value, a leaf, and the one before it is lost; this is found out here, by version, when a tensor is read.
+/// Synchronized by the tape's mutex.
+class ValueLookup {
+ public:
+  ValueLookup(ValueStore& values, VersionTracker& versions, const CallLog& calls, const TapeObservers& observers)
+      : values_(values), versions_(versions), calls_(calls), observers_(observers) {}
+
+  /// The value of a storage that is read or written through a tensor with this version. Held if it is a leaf.
+  plan::ValueId value_of(const c10::Storage& storage, const SeenVersion& reader);
+  /// It is read though nothing that was seen has written it: something else must have filled it, and it is kept.
+  void make_leaf(plan::ValueId value, const SeenVersion& reader);
+  /// It is told of in opaque(), by name, what has become of an operator's result; before that becomes of it.
+  void report(plan::ValueId value, Opaque::Case what);
+  /// Something unseen has written over it: it is lost, if it is an operator's result.
+  void displace(plan::ValueId value);
+  /// Lets go of results that something unseen has written over, so that they are made again where they are read.
+  void notice_writes();
+
+  /// Throws Error naming the operator and the tensor when something that `op` reads, and that the program could reach,
+  /// has been written since it was recorded.
+  void check_inputs(plan::OpId op) const;
+
+  /// What messages call a value.
+  [[nodiscard]] std::string name_of(plan::ValueId value) const;
+  /// What is kept because something outside of ATen filled it, in the order of the recording.
+  [[nodiscard]] const std::vector<Opaque>& opaque() const noexcept { return opaque_; }
+
+ private:
+  [[nodiscard]] bool written_since(plan::ValueId value) const;
+  bool accepts(plan::ValueId value, const SeenVersion& reader);
+  [[nodiscard]] bool can_be_lost(plan::ValueId value) const;
+
+  ValueStore& values_;
+  VersionTracker& versions_;
+  const CallLog& calls_;
+  const TapeObservers& observers_;
+  std::vector<Opaque> opaque_;
+};
+
+}  // namespace snug::record

@@ -1,0 +1,206 @@
+#include "snug/record/value_store.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/clone.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+
+#include "snug/memory/byte_tensor.h"
+#include "snug/record/recording_key.h"
+
+namespace snug::record {
+
+ValueStore::ValueStore(TapeMutex& mutex, const TapeObservers& observers)
+    : mutex_(mutex), observers_(observers), ledger_(flow_, [this](plan::ValueId value) { let_go(value); }) {
+  constexpr std::size_t kTypicalValues = 1024;
+  values_.reserve(kTypicalValues);
+  current_.reserve(kTypicalValues);
+}
+
+// --- values --------------------------------------------------------------------------------------------------------
+
+void ValueStore::add(plan::ValueId value, const c10::Storage& storage) {
+  values_.resize(plan::at(value) + 1);
+  Value& v = at(value);
+  v.identity = storage.getWeakStorageImpl();
+  v.nbytes = static_cast<Bytes>(storage.nbytes());
+  v.device = storage.device();
+  current_[storage.unsafeGetStorageImpl()] = value;
+}
+
+void ValueStore::number_leaf(plan::ValueId value) {
+  at(value).leaf = static_cast<std::int32_t>(leaves_.size());
+  leaves_.emplace_back();
+}
+
+plan::ValueId ValueStore::add_leaf(const c10::Storage& storage) {
+  const plan::ValueId value = flow_.add_leaf();
+  add(value, storage);
+  number_leaf(value);
+  hold(value, storage);
+  return value;
+}
+
+plan::ValueId ValueStore::add_output(const c10::Storage& storage, plan::ValueId overwrites) {
+  const plan::ValueId value = flow_.add_output(overwrites);
+  add(value, storage);
+  return value;
+}
+
+void ValueStore::make_leaf(plan::ValueId value) {
+  flow_.make_leaf(value);
+  number_leaf(value);
+  at(value).unfilled = false;
+  at(value).of_result = true;
+}
+
+// --- contents: each sets the storage and tells the ledger ------------------------------------------------------------
+
+void ValueStore::hold(plan::ValueId value, const c10::Storage& storage) {
+  at(value).storage = storage;
+  ledger_.hold(value);
+  if (!flow_.is_leaf(value)) held_results_.push_back(value);
+}
+
+void ValueStore::cache(plan::ValueId value, c10::Storage storage) {
+  at(value).storage = std::move(storage);
+  ledger_.cache(value);
+}
+
+c10::Storage ValueStore::take(plan::ValueId value) {
+  ledger_.lose(value);
+  return std::exchange(at(value).storage, c10::Storage());
+}
+
+void ValueStore::discard(plan::ValueId value) {
+  ledger_.lose(value);
+  let_go(value);
+}
+
+void ValueStore::offload(plan::ValueId value, const c10::Storage& storage) {
+  Value& v = at(value);
+  v.moves = false;  // once, if at all
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
+    offloaded_.emplace(value, memory::Offloaded(storage, v.nbytes, spill_file_));
+  }
+  offloaded_bytes_ += v.nbytes;
+  if (v.leaf >= 0) leaves_[plan::at(v.leaf)].copied = true;
+  ledger_.offload(value);
+  let_go(value);
+}
+
+c10::Storage ValueStore::fetch(plan::ValueId value) {
+  const TapeMutex::Lent lent(mutex_);
+  return offloaded_.at(value).load();
+}
+
+void ValueStore::copy_leaf(plan::ValueId value) {
+  Value& v = at(value);
+  Leaf& leaf = leaves_[plan::at(v.leaf)];
+  if (leaf.copied || !v.storage) return;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const at::Tensor whole = memory::byte_tensor(v.storage, v.nbytes);
+  c10::Storage copy = [&] {
+    const TapeMutex::Lent lent(mutex_);
+    return whole.clone().storage();
+  }();
+  leaf.original = std::exchange(v.storage, std::move(copy));
+  leaf.copied = true;
+}
+
+void ValueStore::evict(plan::ValueId value) {
+  ledger_.evict(value);
+  ++evictions_;
+}
+
+/// The ledger has dropped it, or has been told that it is absent.
+void ValueStore::let_go(plan::ValueId value) {
+  c10::Storage& storage = at(value).storage;
+  if (!storage) return;
+  std::optional<Bytes> freed;
+  if (observers_.any() && storage.use_count() == 1) freed = static_cast<Bytes>(storage.nbytes());
+  storage = c10::Storage();
+  observers_.tell(&TapeObserver::dropped, value, freed);
+}
+
+std::span<const plan::ValueId> ValueStore::held_results() {
+  std::erase_if(held_results_, [&](plan::ValueId value) { return flow_.is_leaf(value) || !ledger_.held(value); });
+  return held_results_;
+}
+
+bool ValueStore::only_ours(plan::ValueId value) const {
+  const c10::Storage& storage = at(value).storage;
+  return storage && storage.use_count() == 1;
+}
+
+bool ValueStore::program_let_go(plan::ValueId value) const {
+  return at(value).identity.use_count() <= (at(value).storage ? 1U : 0U);
+}
+
+// --- need ----------------------------------------------------------------------------------------------------------
+
+void ValueStore::release(plan::ValueId value, int unpacked_in) {
+  ledger_.release(value, unpacked_in != kNoPass && unpacked_in == pass_);
+  if (ledger_.settled() && ledger_.useless(value) && offloaded_.erase(value) > 0) ledger_.forget(value);
+}
+
+bool ValueStore::enter_pass(int pass) {
+  if (pass_ == pass) return false;
+  pass_ = pass;
+  ledger_.begin_pass();
+  return true;
+}
+
+void ValueStore::forget_unneeded() {
+  std::erase_if(offloaded_, [&](const auto& entry) {
+    if (!ledger_.useless(entry.first)) return false;
+    ledger_.forget(entry.first);
+    return true;
+  });
+}
+
+void ValueStore::settle(Leaves leaves) {
+  ledger_.settle(/*keep_leaves=*/leaves == Leaves::Stay);
+  forget_unneeded();
+}
+
+// --- accounts ------------------------------------------------------------------------------------------------------
+
+std::vector<std::pair<c10::Storage, c10::Storage>> ValueStore::overwritten_leaves() const {
+  std::vector<std::pair<c10::Storage, c10::Storage>> pairs;
+  for (const Value& v : values_) {
+    if (v.leaf >= 0 && leaves_[plan::at(v.leaf)].original)
+      pairs.emplace_back(leaves_[plan::at(v.leaf)].original, v.storage);
+  }
+  return pairs;
+}
+
+std::vector<c10::Storage> ValueStore::leaf_storages() const {
+  std::vector<c10::Storage> storages;
+  for (const Value& v : values_) {
+    if (v.leaf >= 0 && v.storage) storages.push_back(v.storage);
+  }
+  return storages;
+}
+
+bool ValueStore::resized(plan::ValueId value) const {
+  const Value& v = at(value);
+  return v.leaf >= 0 && !copied(value) && v.storage && static_cast<Bytes>(v.storage.nbytes()) != v.nbytes;
+}
+
+std::optional<plan::ValueId> ValueStore::resized_leaf() const {
+  for (plan::ValueId value = 0; value < flow_.values(); ++value) {
+    if (resized(value)) return value;
+  }
+  return std::nullopt;
+}
+
+bool ValueStore::made(c10::StorageImpl* storage) const {
+  const auto is_leaf = [&](const Value& v) { return v.leaf >= 0 && v.identity._unsafe_get_target() == storage; };
+  return in(storage) != plan::kNoValue && std::ranges::none_of(values_, is_leaf);
+}
+
+}  // namespace snug::record

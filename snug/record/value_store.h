@@ -1,0 +1,199 @@
+#pragma once
+
+#include <c10/core/Storage.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/memory/offloaded.h"
+#include "snug/plan/run/ledger.h"
+#include "snug/plan/step/action.h"
+#include "snug/plan/step/dataflow.h"
+#include "snug/record/tape_mutex.h"
+#include "snug/record/tape_observer.h"
+
+namespace snug::record {
+
+/// No backward pass; LibTorch numbers them from 0.
+inline constexpr int kNoPass = -1;
+
+/// The values of a tape, contents of storages by version: which operators read and make them (Dataflow), which are
+/// resident (Ledger), and the contents. A value's storage is set exactly while the ledger calls it resident: this is
+/// kept here and nowhere else, so that nobody else changes the ledger.
+///
+/// Synchronized by the tape's mutex, which it lends while it copies or reads contents.
+class ValueStore {
+ public:
+  ValueStore(TapeMutex& mutex, const TapeObservers& observers);
+  ValueStore(const ValueStore&) = delete;
+  ValueStore& operator=(const ValueStore&) = delete;
+
+  [[nodiscard]] const plan::Dataflow& flow() const noexcept { return flow_; }
+  /// For operators and segments; values come by add_leaf and add_output.
+  [[nodiscard]] plan::Dataflow& flow() noexcept { return flow_; }
+  [[nodiscard]] const plan::Ledger& ledger() const noexcept { return ledger_; }
+
+  // --- values ------------------------------------------------------------------------------------------------------
+
+  /// What the storage holds now becomes a leaf, and is held.
+  plan::ValueId add_leaf(const c10::Storage& storage);
+  /// The newest operator made what the storage holds now; it is absent. `overwrites` as in plan::Output.
+  plan::ValueId add_output(const c10::Storage& storage, plan::ValueId overwrites);
+  /// An operator's value becomes a leaf: something unseen filled it.
+  void make_leaf(plan::ValueId value);
+
+  /// The value that the storage holds now, or kNoValue.
+  [[nodiscard]] plan::ValueId in(c10::StorageImpl* storage) const {
+    const auto found = current_.find(storage);
+    return found == current_.end() ? plan::kNoValue : found->second;
+  }
+  /// What it holds from now on is not known.
+  void forget_storage(c10::StorageImpl* storage) { current_.erase(storage); }
+  /// The storage that it is, or was, in: an address that is not used again while the store lives.
+  [[nodiscard]] c10::StorageImpl* address(plan::ValueId value) const { return at(value).identity._unsafe_get_target(); }
+
+  [[nodiscard]] Bytes nbytes(plan::ValueId value) const { return at(value).nbytes; }
+  [[nodiscard]] c10::Device device(plan::ValueId value) const { return at(value).device; }
+  /// What a policy said of it.
+  [[nodiscard]] plan::Must must(plan::ValueId value) const { return at(value).must; }
+  void set_must(plan::ValueId value, plan::Must must) { at(value).must = must; }
+  /// It leaves the device's memory as soon as a replay will need it.
+  [[nodiscard]] bool moves(plan::ValueId value) const { return at(value).moves; }
+  void let_move(plan::ValueId value) { at(value).moves = true; }
+  /// Nothing that was seen has written it yet.
+  [[nodiscard]] bool unfilled(plan::ValueId value) const { return at(value).unfilled; }
+  void set_unfilled(plan::ValueId value) { at(value).unfilled = true; }
+  /// By a recorded operator or a saved tensor.
+  [[nodiscard]] bool was_read(plan::ValueId value) const { return at(value).read; }
+  void set_read(plan::ValueId value) { at(value).read = true; }
+  /// Whether an operator made the storage, be it that something unseen has written it since.
+  [[nodiscard]] bool of_result(plan::ValueId value) const { return !flow_.is_leaf(value) || at(value).of_result; }
+  void set_of_result(plan::ValueId leaf) { at(leaf).of_result = true; }
+  /// Whether a recorded operator has written over the value, a leaf, since, as its schema says: whoever refers to its
+  /// storage sees that, whether a version tells or not. (Results may be written in parts that have versions of their
+  /// own, as unsafe_chunk makes them.)
+  [[nodiscard]] bool written_over(plan::ValueId value) const { return at(value).written_over; }
+  void set_written_over(plan::ValueId leaf) { at(leaf).written_over = true; }
+
+  // --- contents ----------------------------------------------------------------------------------------------------
+
+  /// The storage of a resident value.
+  [[nodiscard]] const c10::Storage& storage(plan::ValueId value) const { return at(value).storage; }
+  /// Whether nobody else writes it: a leaf that is a copy, or has left the device's memory.
+  [[nodiscard]] bool copied(plan::ValueId value) const {
+    return at(value).leaf >= 0 && leaves_[plan::at(at(value).leaf)].copied;
+  }
+
+  /// The value is resident in this storage until nobody needs it.
+  void hold(plan::ValueId value, const c10::Storage& storage);
+  /// A replay has made it again, or fetched it, and it is resident until its saved tensors have been unpacked.
+  void cache(plan::ValueId value, c10::Storage storage);
+  /// The contents were overwritten, or will be by whom they are given to: it is absent.
+  c10::Storage take(plan::ValueId value);
+  /// They are not the value's any more: it is absent.
+  void discard(plan::ValueId value);
+  /// Moves them out of the device's memory. Throws Error, and nothing has changed, when they cannot be written there.
+  void offload(plan::ValueId value, const c10::Storage& storage);
+  /// What has been moved, in a new storage. Throws Error when it cannot be read.
+  [[nodiscard]] c10::Storage fetch(plan::ValueId value);
+  /// A held leaf that is about to be written keeps its contents in a copy. May find no memory: then nothing has
+  /// changed.
+  void copy_leaf(plan::ValueId leaf);
+  /// Drops what can be made again or fetched (see Ledger::evictable).
+  void evict(plan::ValueId value);
+
+  /// Results that are held as the program has them.
+  [[nodiscard]] std::span<const plan::ValueId> held_results();
+  /// Whether nobody but the tape refers to a resident value's storage.
+  [[nodiscard]] bool only_ours(plan::ValueId value) const;
+  /// Whether the program's own references to a value are gone: no tensor outside the tape uses its storage.
+  [[nodiscard]] bool program_let_go(plan::ValueId value) const;
+
+  // --- need: see Ledger ----------------------------------------------------------------------------------------------
+
+  void pack(plan::ValueId value) { ledger_.pack(value); }
+  void consume(plan::ValueId value) { ledger_.consume(value); }
+  /// `unpacked_in`: the backward pass that has unpacked the saved tensor, or kNoPass.
+  void release(plan::ValueId value, int unpacked_in);
+  /// A backward pass unpacks. Returns whether it is a new one.
+  bool enter_pass(int pass);
+  void end_pass() { ledger_.end_pass(); }
+  /// Lets go of moved contents that nothing needs; who reads what is known when the recording is over.
+  void forget_unneeded();
+  /// The recording is over: what nothing needs goes, leaves too unless they are to stay.
+  enum class Leaves : std::uint8_t { Go, Stay };
+  void settle(Leaves leaves);
+
+  void pin(const plan::Replay& replay) { ledger_.pin(replay); }
+  void unpin(const plan::Replay& replay, std::size_t finished) { ledger_.unpin(replay, finished); }
+  [[nodiscard]] bool begin(const plan::RunAgain& step) { return ledger_.begin(step); }
+  void end(const plan::RunAgain& step) { ledger_.end(step); }
+  void finish(const plan::RunAgain& step) { ledger_.finish(step); }
+
+  // --- accounts ----------------------------------------------------------------------------------------------------
+
+  /// Leaves that recorded operators wrote, with their contents from before: writing them back undoes the step's side
+  /// effects. Valid before settle().
+  [[nodiscard]] std::vector<std::pair<c10::Storage, c10::Storage>> overwritten_leaves() const;
+  /// Of all leaves that are still held.
+  [[nodiscard]] std::vector<c10::Storage> leaf_storages() const;
+  /// A leaf whose storage is of another size now, as of a weight that has been freed after its use.
+  [[nodiscard]] std::optional<plan::ValueId> resized_leaf() const;
+  /// Whether it is, and the storage is the program's.
+  [[nodiscard]] bool resized(plan::ValueId value) const;
+  /// Whether a recorded operator made the storage, so that it was not there before the step.
+  [[nodiscard]] bool made(c10::StorageImpl* storage) const;
+  /// Bytes that have been moved out of the device's memory.
+  [[nodiscard]] Bytes offloaded_bytes() const noexcept { return offloaded_bytes_; }
+  [[nodiscard]] std::int64_t evictions() const noexcept { return evictions_; }
+
+ private:
+  struct Value {
+    c10::Storage storage;  // while resident
+    // Pins the address, so that it is never taken for another storage's.
+    c10::weak_intrusive_ptr<c10::StorageImpl> identity{c10::intrusive_ptr<c10::StorageImpl>()};
+    Bytes nbytes = 0;
+    c10::Device device{c10::kCPU};
+    std::int32_t leaf = -1;  // in leaves_
+    bool unfilled = false;
+    bool of_result = false;  // a leaf: contents that something unseen left in a result
+    bool written_over = false;
+    bool moves = false;
+    bool read = false;
+    plan::Must must = plan::Must::Nothing;
+  };
+  struct Leaf {
+    bool copied = false;
+    c10::Storage original;  // of a copy
+  };
+
+  Value& at(plan::ValueId value) { return values_[plan::at(value)]; }
+  [[nodiscard]] const Value& at(plan::ValueId value) const { return values_[plan::at(value)]; }
+  void add(plan::ValueId value, const c10::Storage& storage);
+  void number_leaf(plan::ValueId value);
+  void let_go(plan::ValueId value);
+
+  TapeMutex& mutex_;
+  const TapeObservers& observers_;
+  plan::Dataflow flow_;
+  plan::Ledger ledger_;
+  std::vector<Value> values_;
+  std::vector<Leaf> leaves_;
+  std::vector<plan::ValueId> held_results_;                       // and some that no longer are
+  ska::flat_hash_map<c10::StorageImpl*, plan::ValueId> current_;  // the version that a storage holds now
+  std::unordered_map<plan::ValueId, memory::Offloaded> offloaded_;
+  std::shared_ptr<memory::SpillFile> spill_file_;
+  Bytes offloaded_bytes_ = 0;
+  std::int64_t evictions_ = 0;
+  int pass_ = kNoPass;
+};
+
+}  // namespace snug::record

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <c10/core/Storage.h>
+
+#include <optional>
+#include <unordered_map>
+
+#include "snug/plan/step/ids.h"
+#include "snug/record/call_log.h"
+#include "snug/record/remembered.h"
+#include "snug/record/value_store.h"
+#include "snug/record/verify_replay.h"
+
+namespace snug::record {
+
+/// Remembers the contents of what is dropped, as far as saved tensors show them, and compares them when they are made
+/// again. Does nothing until it is told how. Synchronized by the tape's mutex.
+class VerifiedContents {
+ public:
+  VerifiedContents(const CallLog& calls, const ValueStore& values) : calls_(calls), values_(values) {}
+
+  void verify(VerifyReplay how) noexcept { how_ = how; }
+
+  /// A saved tensor looks at the value in this way; the first one counts: what no view covers nobody may have written.
+  void note(plan::ValueId value, const View& view);
+  /// The value is about to be dropped, which is in this storage.
+  void remember(plan::ValueId value, const c10::Storage& storage);
+  /// It is there again. Throws Error when it has other bits, naming the operator, its module and the place.
+  void check(plan::ValueId value) const;
+
+ private:
+  struct Verified {
+    View view;
+    std::optional<Remembered> then;
+  };
+
+  const CallLog& calls_;
+  const ValueStore& values_;
+  VerifyReplay how_ = VerifyReplay::Off;
+  std::unordered_map<plan::ValueId, Verified> verified_;
+};
+
+}  // namespace snug::record
