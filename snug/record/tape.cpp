@@ -62,7 +62,7 @@ void Tape::finish() {
     if (!flow().is_leaf(v)) versions_.look_again(v);
   }
   observers_.tell(&TapeObserver::settle_begins, *this);
-  values_.settle(planned() ? ValueStore::Leaves::Stay : ValueStore::Leaves::Go);  // those may be evicted later
+  values_.settle(planned() ? plan::Leaves::Stay : plan::Leaves::Go);  // those may be evicted later
   observers_.tell(&TapeObserver::settle_ends);
 }
 

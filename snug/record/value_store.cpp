@@ -143,7 +143,8 @@ bool ValueStore::program_let_go(plan::ValueId value) const {
 // --- need ----------------------------------------------------------------------------------------------------------
 
 void ValueStore::release(plan::ValueId value, int unpacked_in) {
-  ledger_.release(value, unpacked_in != kNoPass && unpacked_in == pass_);
+  const bool now = unpacked_in != kNoPass && unpacked_in == pass_;
+  ledger_.release(value, now ? plan::Unpacked::Now : plan::Unpacked::Not);
   if (ledger_.settled() && ledger_.useless(value) && offloaded_.erase(value) > 0) ledger_.forget(value);
 }
 
@@ -162,8 +163,8 @@ void ValueStore::forget_unneeded() {
   });
 }
 
-void ValueStore::settle(Leaves leaves) {
-  ledger_.settle(/*keep_leaves=*/leaves == Leaves::Stay);
+void ValueStore::settle(plan::Leaves leaves) {
+  ledger_.settle(leaves);
   forget_unneeded();
 }
 

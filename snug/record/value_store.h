@@ -129,8 +129,7 @@ class ValueStore {
   /// Lets go of moved contents that nothing needs; who reads what is known when the recording is over.
   void forget_unneeded();
   /// The recording is over: what nothing needs goes, leaves too unless they are to stay.
-  enum class Leaves : std::uint8_t { Go, Stay };
-  void settle(Leaves leaves);
+  void settle(plan::Leaves leaves);
 
   void pin(const plan::Replay& replay) { ledger_.pin(replay); }
   void unpin(const plan::Replay& replay, std::size_t finished) { ledger_.unpin(replay, finished); }

@@ -3,10 +3,12 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <mutex>
 #include <unordered_set>
 #include <utility>
 
 #include "snug/base/match.h"
+#include "snug/record/tape.h"
 #include "snug/replay/abandoned_tasks.h"
 
 namespace snug::replay {

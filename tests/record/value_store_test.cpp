@@ -69,7 +69,7 @@ TEST_F(Values, HaveAStorageExactlyWhileTheLedgerCallsThemResident) {
   expect_agreement("discard");
   values.pack(result);
   values.hold(result, taken);
-  values.settle(ValueStore::Leaves::Go);
+  values.settle(plan::Leaves::Go);
   EXPECT_FALSE(values.ledger().resident(leaf)) << "nobody needs it";
   EXPECT_TRUE(values.ledger().held(result));
   expect_agreement("settle");
@@ -97,7 +97,7 @@ TEST_F(Values, ComeBackWithTheirBitsWhenTheyHaveBeenMoved) {
   c10::Storage fetched = values.fetch(result);
   EXPECT_TRUE(holds(fetched, contents));
   values.cache(result, std::move(fetched));
-  values.settle(ValueStore::Leaves::Stay);
+  values.settle(plan::Leaves::Stay);
   expect_agreement("settle");
   EXPECT_TRUE(values.ledger().fetchable(result)) << "a saved tensor stands for it";
   values.release(result, kNoPass);
@@ -192,7 +192,7 @@ TEST_F(Values, AreReportedWhenTheyAreDroppedWithWhatThatFreed) {
   const ValueId alone = output(z);
   values.hold(alone, z.storage());
   z = at::Tensor();
-  values.settle(ValueStore::Leaves::Go);
+  values.settle(plan::Leaves::Go);
   using Drop = std::pair<ValueId, std::optional<Bytes>>;
   EXPECT_EQ(drops->all, (std::vector<Drop>{{shared, std::nullopt}, {alone, 32}}));
 }

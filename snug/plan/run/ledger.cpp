@@ -42,10 +42,10 @@ void Ledger::consume(ValueId value) {
   if (e.pending == 0 && cached(value) && idle(e)) drop_resident(value);
 }
 
-void Ledger::release(ValueId value, bool consumed) {
+void Ledger::release(ValueId value, Unpacked unpacked) {
   Entry& e = entry(value);
   --e.packs;
-  if (!consumed && e.pending > 0) --e.pending;
+  if (unpacked == Unpacked::Not && e.pending > 0) --e.pending;
   if (!state_.settled) return;
   if (e.pending == 0 && cached(value) && idle(e)) drop_resident(value);
   if (e.packs == 0 && e.readers == 0) {
@@ -64,10 +64,10 @@ void Ledger::end_pass() {
   }
 }
 
-void Ledger::settle(bool keep_leaves) {
+void Ledger::settle(Leaves leaves) {
   if (state_.settled) return;
   state_.settled = true;
-  state_.keep_leaves = keep_leaves;
+  state_.keep_leaves = leaves == Leaves::Stay;
   state_.values.resize(at(flow_.values()));
   state_.demand.assign(at(flow_.ops()), 0);
   // Readers stand after producers, so one pass from the end sees every reader before the value it reads.
@@ -186,8 +186,8 @@ std::vector<double> Ledger::recovery_seconds(const std::function<double(OpId)>& 
   return cost;
 }
 
-bool Ledger::evictable(ValueId value, bool in_need) const {
-  return resident(value) && entry(value).pins == 0 && (in_need || entry(value).wanted == 0) &&
+bool Ledger::evictable(ValueId value, Resort resort) const {
+  return resident(value) && entry(value).pins == 0 && (resort == Resort::Last || entry(value).wanted == 0) &&
          (fetchable(value) || !flow_.is_leaf(value));
 }
 

@@ -25,6 +25,19 @@ enum class Source : std::uint8_t {
   Fetch,      ///< the caller, who has its contents elsewhere
 };
 
+/// Whether a saved tensor was unpacked in the backward pass that goes on.
+enum class Unpacked : std::uint8_t { Not, Now };
+/// What becomes of leaves that nothing needs when the recording is over.
+enum class Leaves : std::uint8_t {
+  Go,
+  Stay  ///< to the end, so that what is held now can be evicted later
+};
+/// What may be evicted.
+enum class Resort : std::uint8_t {
+  First,
+  Last  ///< also what a running replay will still read
+};
+
 /// What a ledger knows, as a plain value: tests go from one to the next in every order.
 struct LedgerState {
   struct Entry {
@@ -99,16 +112,16 @@ class Ledger {
   void pack(ValueId value);
   /// A saved tensor was unpacked for the first time in this backward pass.
   void consume(ValueId value);
-  /// A saved tensor was destroyed; `consumed` tells whether it was unpacked in this backward pass.
-  void release(ValueId value, bool consumed);
+  /// A saved tensor was destroyed.
+  void release(ValueId value, Unpacked unpacked);
   /// A new backward pass: every saved tensor waits to be unpacked again.
   void begin_pass();
   /// Drops what replays left behind; saved tensors that are unpacked later are replayed again.
   void end_pass();
 
   /// The recording is over: drops every held value that nothing needs. From here on values are dropped as soon as
-  /// they have no further use. `keep_leaves`: leaves stay to the end, so that what is held now can be evicted later.
-  void settle(bool keep_leaves = false);
+  /// they have no further use.
+  void settle(Leaves leaves = Leaves::Go);
   [[nodiscard]] bool settled() const noexcept { return state_.settled; }
 
   /// What to run so that `value`, which is absent, is resident. Values that are still waited for and depend on what
@@ -131,8 +144,7 @@ class Ledger {
   /// By operator: the seconds that making its outputs again would take now, along the longest chain of absent inputs,
   /// or infinity where a source is gone. What can be fetched costs nothing. One pass over the recording.
   [[nodiscard]] std::vector<double> recovery_seconds(const std::function<double(OpId)>& seconds) const;
-  /// `in_need`: also what a running replay will still read.
-  [[nodiscard]] bool evictable(ValueId value, bool in_need = false) const;
+  [[nodiscard]] bool evictable(ValueId value, Resort resort = Resort::First) const;
   /// Drops a resident value that is still needed. It must be evictable, and fetchable or its operator's recovery
   /// finite.
   void evict(ValueId value);

@@ -77,7 +77,7 @@ class Run : public StepVisitor {
   void release(ValueId v) {
     const bool consumed = consumed_[at(v)] > 0;
     if (consumed) --consumed_[at(v)];
-    ledger_.release(v, consumed);
+    ledger_.release(v, consumed ? Unpacked::Now : Unpacked::Not);
     if (borrowed_[at(v)]) {
       borrowed_[at(v)] = 0;
       live_ -= bytes(v);
@@ -97,7 +97,7 @@ class Run : public StepVisitor {
   }
 
   void settle() {
-    ledger_.settle(/*keep_leaves=*/true);
+    ledger_.settle(Leaves::Stay);
     result_.after_forward = live_;
   }
 

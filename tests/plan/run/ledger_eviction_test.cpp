@@ -21,7 +21,7 @@ using testing::IsEmpty;
 TEST(LedgerUnderWay, AReplayThatIsCutShortLeavesNothingPinned) {
   Row r;
   r.ledger.pack(r.c);
-  r.ledger.settle(/*keep_leaves=*/true);
+  r.ledger.settle(Leaves::Stay);
   const Replay replay = r.ledger.schedule(r.c);
   const Replay other = r.ledger.schedule(r.c);  // of another thread
   r.ledger.pin(other);
@@ -33,25 +33,25 @@ TEST(LedgerUnderWay, AReplayThatIsCutShortLeavesNothingPinned) {
     r.ledger.end(run);
     r.ledger.finish(run);
   }
-  EXPECT_FALSE(r.ledger.evictable(r.b, /*in_need=*/true)) << "the next step reads it";
+  EXPECT_FALSE(r.ledger.evictable(r.b, Resort::Last)) << "the next step reads it";
   r.ledger.cache(r.a);
   r.ledger.finish(run_at(other, 0));  // the other one made a again, and still reads it
   r.ledger.unpin(replay, 2);
-  EXPECT_FALSE(r.ledger.evictable(r.a, /*in_need=*/true));
+  EXPECT_FALSE(r.ledger.evictable(r.a, Resort::Last));
 }
 
 TEST(LedgerUnderWay, GivesUpASourceOfARunningReplayOnlyInNeedAndTheStepTells) {
   Row r;
   for (ValueId v : {r.a, r.c}) r.ledger.pack(v);
   r.ledger.hold(r.a);
-  r.ledger.settle(/*keep_leaves=*/true);
+  r.ledger.settle(Leaves::Stay);
   const Replay replay = r.ledger.schedule(r.c);
   EXPECT_THAT(ops_of(replay), ElementsAre(1, 2));
   r.ledger.pin(replay);
   EXPECT_FALSE(r.ledger.evictable(r.a));
-  EXPECT_TRUE(r.ledger.evictable(r.a, /*in_need=*/true));
+  EXPECT_TRUE(r.ledger.evictable(r.a, Resort::Last));
   ASSERT_TRUE(r.ledger.begin(run_at(replay, 0)));
-  EXPECT_FALSE(r.ledger.evictable(r.a, /*in_need=*/true));  // the operator that reads it runs
+  EXPECT_FALSE(r.ledger.evictable(r.a, Resort::Last));  // the operator that reads it runs
   r.ledger.end(run_at(replay, 0));
   r.ledger.evict(r.a);
   EXPECT_FALSE(r.ledger.begin(run_at(replay, 0)));
@@ -75,11 +75,11 @@ TEST(LedgerUnderWay, BringsAnEvictedValueBackFromWhatIsLeft) {
   EXPECT_EQ(seconds[2], 2.0 + 3.0);
   r.ledger.evict(r.c);
   EXPECT_THAT(r.take_dropped(), ElementsAre(r.c));
-  r.ledger.release(r.a, false);  // c's replay reads it
+  r.ledger.release(r.a, Unpacked::Not);  // c's replay reads it
   EXPECT_TRUE(r.ledger.held(r.a));
   EXPECT_THAT(ops_of(r.replay(r.c)), ElementsAre(1, 2));
   r.ledger.consume(r.c);
-  r.ledger.release(r.c, true);
+  r.ledger.release(r.c, Unpacked::Now);
   EXPECT_FALSE(r.ledger.resident(r.a));
 }
 
@@ -90,12 +90,12 @@ TEST(LedgerUnderWay, DropsWhatIsReleasedWhileTheOperatorRunsThatMakesIt) {
   const ValueId a = r.flow.add_output(), b = r.flow.add_output();
   r.ledger.pack(a);
   r.ledger.pack(b);
-  r.ledger.settle(/*keep_leaves=*/true);
+  r.ledger.settle(Leaves::Stay);
   const Replay replay = r.ledger.schedule(a);
   EXPECT_THAT(run_at(replay, 0).drops, IsEmpty()) << "b is waited for";
   r.ledger.pin(replay);
   ASSERT_TRUE(r.ledger.begin(run_at(replay, 0)));
-  r.ledger.release(b, false);
+  r.ledger.release(b, Unpacked::Not);
   for (ValueId v : {a, b}) r.ledger.cache(v);
   r.ledger.finish(run_at(replay, 0));
   r.ledger.end(run_at(replay, 0));
@@ -109,15 +109,15 @@ TEST(LedgerUnderWay, DropsWhatIsReleasedWhileAReplayPinsItWhenThatIsOver) {
     SCOPED_TRACE(finished);
     Row r;
     for (ValueId v : {r.a, r.b}) r.ledger.pack(v);
-    r.ledger.settle(/*keep_leaves=*/true);
+    r.ledger.settle(Leaves::Stay);
     const Replay replay = r.ledger.schedule(r.b);
     r.ledger.pin(replay);
     for (std::size_t i = 0; i < finished; ++i) {
       const RunAgain& run = run_at(replay, i);
       ASSERT_TRUE(r.ledger.begin(run));
       if (i + 1 == finished) {
-        r.ledger.release(r.a, false);
-        r.ledger.release(r.b, false);
+        r.ledger.release(r.a, Unpacked::Not);
+        r.ledger.release(r.b, Unpacked::Not);
       }
       r.ledger.cache(r.flow.outputs(run.op)[0].value);
       r.ledger.finish(run);
@@ -138,8 +138,8 @@ TEST(LedgerUnderWay, ProtectsTheSourcesOfARunningReplay) {
   const Replay replay = r.ledger.schedule(r.c);
   r.ledger.pin(replay);
   EXPECT_FALSE(r.ledger.evictable(r.a));
-  r.ledger.release(r.a, false);
-  r.ledger.release(r.c, false);
+  r.ledger.release(r.a, Unpacked::Not);
+  r.ledger.release(r.c, Unpacked::Not);
   EXPECT_TRUE(r.ledger.held(r.a));
   r.ledger.unpin(replay, 0);
   EXPECT_FALSE(r.ledger.resident(r.a));

@@ -225,7 +225,7 @@ class Machine {
     for (ValueId r : before) {
       if (ledger_.held(r)) held_before.insert(r);
     }
-    ledger_.release(v, true);
+    ledger_.release(v, Unpacked::Now);
     for (ValueId h : held_before) EXPECT_TRUE(ledger_.held(h) || !ledger_.needed(h)) << "value " << h << " was needed";
   }
 

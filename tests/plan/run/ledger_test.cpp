@@ -84,11 +84,11 @@ TEST(Ledger, DropsTheSourcesWhenTheLastSavedTensorThatNeedsThemIsReleased) {
   r.replay(r.c);
   r.take_dropped();
   r.ledger.consume(r.c);
-  r.ledger.release(r.c, true);
+  r.ledger.release(r.c, Unpacked::Now);
   EXPECT_THAT(r.take_dropped(), ElementsAre(r.c));
   EXPECT_TRUE(r.ledger.held(r.a));
   r.ledger.consume(r.b);
-  r.ledger.release(r.b, true);
+  r.ledger.release(r.b, Unpacked::Now);
   EXPECT_THAT(r.take_dropped(), UnorderedElementsAre(r.b, r.a));
 }
 
@@ -96,7 +96,7 @@ TEST(Ledger, ForgetsASavedTensorThatWasNeverUnpacked) {
   Row r;
   r.ledger.pack(r.c);
   r.ledger.settle();
-  r.ledger.release(r.c, false);
+  r.ledger.release(r.c, Unpacked::Not);
   EXPECT_THAT(r.take_dropped(), ElementsAre(r.l));
   EXPECT_FALSE(r.ledger.needed(r.c) || r.ledger.needed(r.b));
 }
@@ -171,7 +171,7 @@ TEST(Ledger, WhatWasFetchedCanBeEvictedAndIsFetchedAgain) {
   r.ledger.offload(r.b);
   r.ledger.pack(r.b);
   r.ledger.pack(r.c);
-  r.ledger.settle(/*keep_leaves=*/true);
+  r.ledger.settle(Leaves::Stay);
   EXPECT_FALSE(r.ledger.evictable(r.b)) << "it is absent";
   r.replay(r.b);
   ASSERT_TRUE(r.ledger.evictable(r.b));
@@ -192,7 +192,7 @@ TEST(Ledger, OffloadingLetsGoOfWhatTheValueWasMadeOf) {
   r.ledger.offload(r.b);
   EXPECT_EQ(r.ledger.demand(1), 0);
   EXPECT_THAT(r.take_dropped(), ElementsAre(r.a));
-  r.ledger.release(r.b, false);
+  r.ledger.release(r.b, Unpacked::Not);
   EXPECT_TRUE(r.ledger.useless(r.b));
   r.ledger.forget(r.b);
   EXPECT_FALSE(r.ledger.at_hand(r.b));
@@ -239,10 +239,10 @@ TEST(Ledger, LeavesANestedSegmentForItsOwnTurnAndKeepsItsInput) {
   EXPECT_THAT(ops_of(r.replay(b)), ElementsAre(0, 1, 2, 3));
   EXPECT_TRUE(r.ledger.cached(a));
   r.ledger.consume(b);
-  r.ledger.release(b, true);
+  r.ledger.release(b, Unpacked::Now);
   for (ValueId v : {n2, n1}) {
     r.ledger.consume(v);
-    r.ledger.release(v, true);
+    r.ledger.release(v, Unpacked::Now);
   }
   EXPECT_FALSE(r.ledger.resident(a));
 }

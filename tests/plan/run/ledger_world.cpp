@@ -59,7 +59,7 @@ void World::add_of_thread(const State& s, std::int32_t thread, std::vector<Trans
 }
 
 void World::add_of_value(const State& s, const Ledger& ledger, ValueId v, std::vector<Transition>& found) const {
-  if (ledger.evictable(v, /*in_need=*/true)) {
+  if (ledger.evictable(v, Resort::Last)) {
     const auto seconds = ledger.recovery_seconds([](OpId) { return 1.0; });
     if (ledger.fetchable(v) || std::isfinite(seconds.at(at(flow_.producer(v))))) found.push_back({Kind::Evict, v});
   }
@@ -99,7 +99,7 @@ State World::after(const State& before, Transition action) const {
       ledger.pack(v);
       break;
     case Kind::Settle:
-      ledger.settle(action.which != 0);
+      ledger.settle(action.which != 0 ? Leaves::Stay : Leaves::Go);
       break;
     case Kind::Unpack:
       unpack(s, ledger, thread, v);
@@ -125,11 +125,11 @@ State World::after(const State& before, Transition action) const {
       break;
     case Kind::Release:
       --s.waiting.at(at(v));
-      ledger.release(v, false);
+      ledger.release(v, Unpacked::Not);
       break;
     case Kind::ReleaseConsumed:
       --s.consumed.at(at(v));
-      ledger.release(v, true);
+      ledger.release(v, Unpacked::Now);
       break;
     case Kind::Forget:
       s.elsewhere = without(s.elsewhere, v);
