@@ -1,7 +1,6 @@
 #include "snug/record/call_log.h"
 
 #include <ATen/SequenceNumber.h>
-#include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -29,15 +28,6 @@ void CallLog::roll_back(const Mark& mark) {
   constants_.resize(mark.constants);
   geometry_.truncate(mark.geometry);
   random_states_.erase(random_states_.begin() + static_cast<std::ptrdiff_t>(mark.random_states), random_states_.end());
-}
-
-Call CallLog::begin(const c10::OperatorHandle& op, const OperatorTraits& traits) const {
-  return {op,
-          &traits,
-          static_cast<std::int32_t>(arguments_.size()),
-          static_cast<std::int32_t>(slots_.size()),
-          -1,
-          c10::GradMode::is_enabled()};
 }
 
 void CallLog::add_constant(const c10::IValue& value) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/ivalue.h>
+#include <c10/core/GradMode.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -36,7 +37,13 @@ class CallLog {
   void roll_back(const Mark& mark);
 
   /// A call whose parts come next.
-  [[nodiscard]] Call begin(const c10::OperatorHandle& op, const OperatorTraits& traits) const;
+  [[nodiscard]] Call begin(const c10::OperatorHandle& op, const OperatorTraits& traits) const {
+    return {.op = op,
+            .traits = &traits,
+            .arguments = static_cast<std::int32_t>(arguments_.size()),
+            .outputs = static_cast<std::int32_t>(slots_.size()),
+            .grad_mode = c10::GradMode::is_enabled()};
+  }
   /// The next argument is no tensor.
   void add_constant(const c10::IValue& value);
   /// The next argument, or the next tensor of it, which is plain (see is_plain).

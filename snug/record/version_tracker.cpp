@@ -21,25 +21,17 @@ VersionTracker::VersionTracker() {
   main_.reserve(kTypicalValues);
 }
 
-void VersionTracker::set(plan::ValueId value, SeenVersion version) {
-  if (at(value) >= main_.size()) main_.resize(at(value) + 1);
-  main_[at(value)] = std::move(version);
-}
-
 void VersionTracker::replace(plan::ValueId value, const SeenVersion& version) {
   const SeenVersion before = std::exchange(main_[at(value)], version);
   if (!before.same_counter(version) && !before.same_counter({})) others_[value].push_back(before);
 }
 
-bool VersionTracker::raised(plan::ValueId value) const {
-  if (main_[at(value)].raised()) return true;
-  if (others_.empty()) return false;
+bool VersionTracker::other_raised(plan::ValueId value) const {
   const auto others = others_.find(value);
   return others != others_.end() && std::ranges::any_of(others->second, &SeenVersion::raised);
 }
 
-SeenVersion* VersionTracker::find(plan::ValueId value, const SeenVersion& counter) {
-  if (SeenVersion& main = main_[at(value)]; main.same_counter(counter)) return &main;
+SeenVersion* VersionTracker::find_other(plan::ValueId value, const SeenVersion& counter) {
   const auto others = others_.find(value);
   if (others == others_.end()) return nullptr;
   const auto found =

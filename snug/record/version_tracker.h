@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "snug/plan/step/ids.h"
@@ -30,15 +31,24 @@ class VersionTracker {
   VersionTracker();
 
   /// The value's main counter.
-  void set(plan::ValueId value, SeenVersion version);
+  void set(plan::ValueId value, SeenVersion version) {
+    if (plan::at(value) == main_.size()) return main_.push_back(std::move(version));  // as values come
+    if (plan::at(value) > main_.size()) main_.resize(plan::at(value) + 1);
+    main_[plan::at(value)] = std::move(version);
+  }
   /// Another one; what counted its writes so far goes on counting them.
   void replace(plan::ValueId value, const SeenVersion& version);
   [[nodiscard]] const SeenVersion& of(plan::ValueId value) const { return main_[plan::at(value)]; }
 
   /// Whether any of its counters rose since it was looked at.
-  [[nodiscard]] bool raised(plan::ValueId value) const;
+  [[nodiscard]] bool raised(plan::ValueId value) const {
+    return main_[plan::at(value)].raised() || (!others_.empty() && other_raised(value));
+  }
   /// The counter among the value's; null when the tape has not met it there.
-  [[nodiscard]] SeenVersion* find(plan::ValueId value, const SeenVersion& counter);
+  [[nodiscard]] SeenVersion* find(plan::ValueId value, const SeenVersion& counter) {
+    SeenVersion& main = main_[plan::at(value)];
+    return main.same_counter(counter) ? &main : find_other(value, counter);
+  }
   /// One that is new to the tape counts the value's writes, too.
   void add(plan::ValueId value, const SeenVersion& counter);
   /// `value` has taken the place of `before` in a storage: whatever counted that one's writes counts its own.
@@ -55,6 +65,9 @@ class VersionTracker {
   void excuse(std::span<const CountedRaise> raised);
 
  private:
+  [[nodiscard]] bool other_raised(plan::ValueId value) const;
+  SeenVersion* find_other(plan::ValueId value, const SeenVersion& counter);
+
   struct Expected {
     plan::ValueId value;
     SeenVersion counter;   // as it stood before the kernel
