@@ -13,6 +13,9 @@ namespace snug {
 /// What a key of one member of an open set holds: the type of its default is the key's.
 using OwnValue = std::variant<std::int64_t, double>;
 
+/// Whether a run that goes on from a state may have another value than the run that saved it.
+enum class Resumed : unsigned char { Same, Free };
+
 /// A key of the configuration that one member of an open set (an optimizer, a family of models) declares beside itself,
 /// as others do without it. Members that share a name share the whole key.
 struct OwnKey {
@@ -21,6 +24,7 @@ struct OwnKey {
   std::string_view help;
   Range range;
   std::string_view instead{};  ///< what to use with members that have no such key, the end of a message; may be empty
+  Resumed resumed = Resumed::Same;
 };
 
 /// Values by name. Those of keys that are read must be there: std::out_of_range else, and std::bad_variant_access for

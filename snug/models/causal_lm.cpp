@@ -56,8 +56,7 @@ at::Tensor CausalLmImpl::loss(const at::Tensor& tokens, const at::Tensor& target
 
 at::Tensor CausalLmImpl::loss_of(at::Tensor hidden, const at::Tensor& targets) {
   const auto* const tile = std::get_if<TiledLoss>(&parts_.loss);
-  const bool one_product = !parts_.head || !parts_.head->adapted();
-  if (tile != nullptr && one_product) {
+  if (tile != nullptr && !output_adapted()) {
     const ModuleScope scope("loss");
     return ops::linear_cross_entropy(hidden, output_matrix(), targets, *tile);
   }

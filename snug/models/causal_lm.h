@@ -68,6 +68,9 @@ class CausalLmImpl : public torch::nn::Module, public HasTask {
   /// The same of rows of documents.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const DocumentRows& rows);
 
+  /// Whether an adapter adds to output_matrix().
+  [[nodiscard]] bool output_adapted() const { return parts_.head && parts_.head->adapted(); }
+
   /// The longest input.
   [[nodiscard]] std::int64_t sequence() const { return parts_.sequence; }
   [[nodiscard]] std::int64_t vocabulary() const;

@@ -36,9 +36,9 @@ const OptimizerKind& adamw_kind() {
   static const OptimizerKind kind{
       .name = "adamw",
       .keys = {kWeightDecay,
-               {"beta1", 0.9, "decay of the first moment", kFraction},
-               {"beta2", 0.95, "decay of the second moment", kFraction},
-               {"epsilon", 1e-8, "added to the root of the second moment", kPositive}},
+               {"beta1", 0.9, "decay of the first moment", kFraction, {}, Resumed::Free},
+               {"beta2", 0.95, "decay of the second moment", kFraction, {}, Resumed::Free},
+               {"epsilon", 1e-8, "added to the root of the second moment", kPositive, {}, Resumed::Free}},
       .make = [](std::vector<at::Tensor> parameters, const OwnValues& values) -> std::unique_ptr<Optimizer> {
         return std::make_unique<AdamW>(std::move(parameters),
                                        AdamWOptions{.beta1 = values.number("beta1"),

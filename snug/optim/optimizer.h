@@ -99,7 +99,7 @@ const std::vector<const OptimizerKind*>& optimizer_kinds();
 const OptimizerKind& optimizer_kind(std::string_view name);
 
 /// A key that several have.
-inline constexpr OwnKey kWeightDecay{"weight_decay", 0.1, "decoupled weight decay", kNotNegative};
+inline constexpr OwnKey kWeightDecay{"weight_decay", 0.1, "decoupled weight decay", kNotNegative, {}, Resumed::Free};
 
 /// Scales all gradients so that their joint 2-norm is at most `limit`; 0 leaves them alone. Returns the norm before.
 double clip_gradient_norm(const std::vector<at::Tensor>& parameters, double limit);

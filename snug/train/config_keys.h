@@ -137,9 +137,6 @@ struct Applies {
   std::string turned_off_by{};
 };
 
-/// Whether a run that goes on from a state may have another value than the run that saved it.
-enum class Resumed : unsigned char { Same, Free };
-
 /// What is said of a key, beside its member and its rule.
 struct KeyAbout {
   std::string section, name;
@@ -213,7 +210,7 @@ void visit_keys(AnyConfig& c, Visit&& to) {
   fixed("model", "sequence", c.model.sequence, "tokens per sequence", Range{1, 1048576});
   fixed("model", "vocabulary", c.model.vocabulary, "different tokens", Range{1, 16777216}, kNewModel);
   own_of(model_families(), c.model.own, [&](const OwnKey& key, auto& value) {
-    fixed("model", key.name, value, families_help(key), key.range, with_families_of(key));
+    declared_as(key.resumed)("model", key.name, value, families_help(key), key.range, with_families_of(key));
   });
   fixed("model", "path", c.model.path,
         "pretrained " + families_with_files() +
@@ -276,7 +273,7 @@ void visit_keys(AnyConfig& c, Visit&& to) {
   fixed("optimizer", "kind", c.optimizer.kind, "optimizer", NameOf{optimizer_names});
   varies("optimizer", "learning_rate", c.optimizer.learning_rate, "highest learning rate", kPositive);
   own_of(optim::optimizer_kinds(), c.optimizer.own, [&](const OwnKey& key, auto& value) {
-    varies("optimizer", key.name, value, optimizers_help(key), key.range, with_optimizers_of(key));
+    declared_as(key.resumed)("optimizer", key.name, value, optimizers_help(key), key.range, with_optimizers_of(key));
   });
   varies("optimizer", "warmup_steps", c.optimizer.warmup_steps, "steps of linear warmup", kNotNegative);
   varies("optimizer", "final_fraction", c.optimizer.final_fraction,

@@ -99,6 +99,12 @@ std::unique_ptr<LanguageModel> make_model(const Config& config, const Pretrained
     const memory::TagScope tag(memory::Tag::Weights);
     models::add_lora(model->module(), lora_options(config.lora));
   }
+  if (config.model.loss == LossKind::Tiled && model->output_adapted()) {
+    throw UsageError(
+        "model: model.loss is \"tiled\", and the output projection has an adapter, whose product is none of one "
+        "matrix; "
+        "set it to \"auto\", or leave lm_head out of lora.targets");
+  }
   if (config.model.weights == BaseWeights::Packed && models::lora_parameters(model->module()).empty()) {
     throw UsageError("model: model.weights = \"packed\" is frozen and leaves nothing to train; set lora.rank");
   }

@@ -36,6 +36,8 @@ class LanguageModel {
   [[nodiscard]] at::Tensor loss(const data::Batch& batch) const;
   /// Different tokens.
   [[nodiscard]] std::int64_t vocabulary() const { return model_->vocabulary(); }
+  /// Whether an adapter adds to its output projection.
+  [[nodiscard]] bool output_adapted() const { return model_->output_adapted(); }
   /// The longest sequence that it takes.
   [[nodiscard]] std::int64_t longest() const { return model_->sequence(); }
 

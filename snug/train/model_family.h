@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "snug/base/own_key.h"
@@ -20,6 +21,8 @@ class Pretrained;
 struct ModelFamily {
   std::string_view name;
   std::vector<OwnKey> keys;  ///< of the section [model], beside those of all; they are for new models alone
+  /// Of its keys, what makes a tiny one use all that larger ones do (see tiny_config).
+  std::vector<std::pair<std::string_view, OwnValue>> tiny{};
   models::VocabularyLoss usual_loss = models::PlainLoss{};  ///< where model.loss is auto
 
   /// A new one. Its weights are drawn from the default generator.

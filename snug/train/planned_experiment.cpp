@@ -40,7 +40,8 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
   TrainingStep step(experiment);
   const data::Batch sample = experiment.train_batch(0);
   std::vector<replay::RecordedStep> recorded;
-  if (kinds == Kinds::Run) {
+  // Without a budget nothing can be refused, and an evaluation pass has nothing to decide.
+  if (kinds == Kinds::Run && !std::holds_alternative<std::monostate>(request)) {
     recorded = step.record_all(sample, cap);
   } else {
     recorded.push_back(step.record(sample, cap));

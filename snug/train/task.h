@@ -10,7 +10,7 @@
 namespace snug::train {
 
 /// What a run learns, and from what: its batches, their loss, how it is evaluated, and in what its speed is counted.
-/// The training loop, the comparison of steps and the benchmark know no more of it.
+/// What an Experiment trains; there is one yet, LanguageTask.
 class Task {
  public:
   Task() = default;

@@ -106,10 +106,11 @@ class Run {
     const bool writes = saves() && !interrupted();
     if (start == Start::Anew && writes) state_.begin_anew(progress_);
     state_.restore();
-    if (!writes) return;
     using Existing = report::MetricsWriter::Existing;
-    sinks_.push_back(std::make_unique<MetricsSink>(std::filesystem::path(config_.output.folder) / "metrics.jsonl",
-                                                   done_ > 0 ? Existing::Append : Existing::Replace, progress_));
+    if (writes) {
+      sinks_.push_back(std::make_unique<MetricsSink>(std::filesystem::path(config_.output.folder) / "metrics.jsonl",
+                                                     done_ > 0 ? Existing::Append : Existing::Replace, progress_));
+    }
     for (const auto& sink : sinks_) sink->begins(config_, result_.parameters);
   }
 

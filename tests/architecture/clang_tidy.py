@@ -14,6 +14,7 @@ says how many were left out; SNUG_TIDY_FILES=0 looks at all.
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -86,6 +87,10 @@ def tidy(root, libtorch, source, changed):
 
 
 def check(root, libtorch, base=None):
+    missing = [tool for tool in ("git", "clang-tidy") if shutil.which(tool) is None]
+    if missing:
+        print(f"clang_tidy: skipped, as {' and '.join(missing)} is not installed; scripts/setup.sh installs it")
+        return SKIPPED
     base = base or base_commit(root)
     if base is None:
         print("clang_tidy: no earlier commit to compare with: nothing is looked at")
@@ -98,12 +103,16 @@ def check(root, libtorch, base=None):
         print(f"clang_tidy: {len(sources) - most} of them are left out, those with the fewest changed lines; "
               "SNUG_TIDY_FILES=0 looks at all")
     errors = set()
+    in_part = 0
     with ThreadPoolExecutor(JOBS) as pool:
         for found, broken in pool.map(lambda source: tidy(root, libtorch, source, changed), sources[:most]):
             errors.update(found)
             # The precompiled header, or the build, brings what it misses: the compiler's affair.
             if broken:
+                in_part += 1
                 print(f"clang_tidy: looked at in part, as it does not compile by itself: {broken[0]}")
+    if sources and in_part == min(most, len(sources)):
+        errors.add("clang_tidy: no file that changed compiles; is LIBTORCH its folder?")
     for error in sorted(errors):
         print(error, file=sys.stderr)
     return 1 if errors else 0
@@ -117,7 +126,7 @@ def self_test():
         (root / ".clang-tidy").write_bytes((repository / ".clang-tidy").read_bytes())
         source = root / "snug" / "a.cpp"
         fault = "int* NAME() { return 0; }\n"  # for nullptr
-        commit = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-a", "-m", "a"]
+        commit = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", "commit", "-q", "-a", "-m", "a"]
         git(root, "init", "-q", "-b", "main")
         source.write_text(fault.replace("NAME", "f"), encoding="utf-8")
         git(root, "add", ".")
@@ -135,6 +144,9 @@ def self_test():
 
 def main(arguments):
     if arguments == ["--self-test"]:
+        if shutil.which("git") is None or shutil.which("clang-tidy") is None:
+            print("clang_tidy: skipped, as git or clang-tidy is not installed")
+            return SKIPPED
         errors = self_test()
         for error in errors:
             print(error, file=sys.stderr)

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,33 @@ TEST_P(EveryFamily, KeepsDocumentsApart) {
   const at::Tensor before = model->loss(batch);
   batch.input.slice(1, 0, 8).copy_(torch::randint(0, 256, {2, 8}));
   EXPECT_TRUE(at::equal(model->loss(batch), before)) << "the second does not see the first";
+}
+
+template <class Members>
+void expect_shared_keys_to_be_the_same(const Members& members) {
+  for (const auto* a : members) {
+    for (const auto* b : members) {
+      for (const OwnKey& one : a->keys) {
+        for (const OwnKey& other : b->keys) {
+          if (one.name != other.name) continue;
+          EXPECT_EQ(one.otherwise, other.otherwise) << one.name;
+          EXPECT_EQ(one.help, other.help) << one.name;
+          EXPECT_EQ(describe(one.range), describe(other.range)) << one.name;
+          EXPECT_EQ(one.resumed, other.resumed) << one.name;
+        }
+      }
+    }
+  }
+}
+
+TEST(OwnKeys, ThatShareANameAreOneKey) {
+  expect_shared_keys_to_be_the_same(model_families());
+  expect_shared_keys_to_be_the_same(optim::optimizer_kinds());
+}
+
+TEST(OwnKeys, HaveNamesThatNoOtherKeyHas) {
+  std::set<std::string> names;
+  for (const KeyHelp& key : config_keys()) EXPECT_TRUE(names.insert(key.key).second) << key.key;
 }
 
 TEST(ModelFamilies, AreTheGptAndTheLlamaAtLeast) {

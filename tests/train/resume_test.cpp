@@ -373,6 +373,21 @@ void forget_keys(const fs::path& state, const std::vector<std::pair<const char*,
   write_text(manifest, state::format_manifest(m));
 }
 
+TEST(Resume, TheNumbersOfAnOptimizerMayChangeButNotWhatItKeeps) {
+  const fs::path folder = scratch("resume/sgd");
+  Config config = forty_steps();
+  config.optimizer.kind = "sgd";
+  config.train.steps = 2;
+  run_in(config, folder);
+  config.train.steps = 3;
+  config.optimizer.own.set("weight_decay", 0.05);
+  EXPECT_EQ(run_in(config, folder, Start::Resume).resumed_from, 2);
+  config.train.steps = 4;
+  config.optimizer.own.set("momentum", 0.0);
+  EXPECT_THAT(snug::testing::fault([&] { run_in(config, folder, Start::Resume); }),
+              HasSubstr("optimizer.momentum was 0.9 and is 0.0"));
+}
+
 TEST(Resume, KeysThatAreNewerThanTheStateHadTheirDefaults) {
   const fs::path folder = scratch("resume/newer-keys");
   Config config = forty_steps();

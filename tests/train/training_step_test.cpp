@@ -44,6 +44,16 @@ Config two_blocks(const std::string& name) {
   return c;
 }
 
+TEST(PlanExperiment, RecordsTheEvaluationOnlyWhereABudgetMayRefuseIt) {
+  Config config = two_blocks("budgets");
+  Experiment free(config);
+  EXPECT_EQ(plan_experiment(free, Kinds::Run).kinds.size(), 1U);
+  config.memory.budget = "80%";
+  Experiment capped(config);
+  EXPECT_EQ(plan_experiment(capped, Kinds::Run).kinds.size(), 2U);
+  EXPECT_EQ(plan_experiment(capped, Kinds::Training).kinds.size(), 1U);
+}
+
 TEST(TrainingStep, IsRecordedWithTheEvaluationOfARunThatValidates) {
   Config config = two_blocks("kinds");
   Experiment experiment(config);

@@ -27,7 +27,11 @@ std::unique_ptr<LanguageModel> new_gpt2(const ModelConfig& m) {
 }  // namespace
 
 const ModelFamily& gpt2_family() {
-  static const ModelFamily family{.name = "gpt2", .keys = {kDropout}, .make = new_gpt2};
+  static const ModelFamily family{.name = "gpt2",
+                                  .keys = {kDropout},
+                                  .tiny = {{"dropout", 0.1}},
+                                  .usual_loss = models::TiledLoss{},
+                                  .make = new_gpt2};
   return family;
 }
 

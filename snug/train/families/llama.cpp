@@ -40,6 +40,7 @@ const ModelFamily& llama_family() {
                {"rotary_base", 10000.0, "base of the rotary frequencies; more for longer sequences", Range{1}},
                {"inner_width", 0, "features inside the feed-forward part; 0: 8/3 of width, rounded up to 64",
                 Range{0, 1048576}}},
+      .tiny = {{"key_heads", std::int64_t{1}}},
       .usual_loss = models::TiledLoss{},
       .make = new_llama,
       .open = [](const std::filesystem::path& path) -> std::unique_ptr<const Pretrained> {

@@ -36,6 +36,7 @@ ModelConfig tiny_config(const ModelFamily& family) {
   config.heads = 2;
   config.sequence = 16;
   config.vocabulary = 256;
+  for (const auto& [key, value] : family.tiny) config.own.set(key, value);
   return config;
 }
 
