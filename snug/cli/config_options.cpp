@@ -16,7 +16,7 @@ std::string keys_help() {
       "resumed):\n";
   for (const train::KeyHelp& key : train::config_keys()) {
     text += fmt::format("  {:<32} {:<8} {:<10} {}{}\n", key.key, key.type, key.default_text, key.help,
-                        key.resumed == train::Resumed::Same ? " *" : "");
+                        key.resumed == Resumed::Same ? " *" : "");
   }
   return text;
 }

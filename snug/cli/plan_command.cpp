@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -59,6 +61,9 @@ PlanReport report_on(std::vector<replay::PlannedStep> kinds, std::optional<plan:
   report.bound = plan::lower_bound(graph, budget ? budget->for_blocks() : report.plan.predicted_peak);
   report.floor = replay::smallest_budget(kinds);
   report.gap = plan::optimality_gap(report.plan.predicted_seconds, report.bound.step_seconds, graph.step_seconds);
+  // The bound knows no plan that moves values.
+  if (std::ranges::find(report.plan.actions, plan::kMove) != report.plan.actions.end())
+    report.bound.step_seconds = report.gap = std::numeric_limits<double>::infinity();
   report.planning_seconds = planning_seconds + monotonic_seconds() - started;
   report.graph = std::move(graph);
   return report;

@@ -160,14 +160,15 @@ void Profiler::release_begins(plan::ValueId value) {
   if (const auto index = static_cast<std::size_t>(value); index < borrowed_.size() && borrowed_[index]) {
     // The node that unpacked it has freed memory whose allocation did not count either.
     borrowed_[index] = 0;
-    died_ += graph_.values[index].bytes;
+    died_ += graph_.step_bytes(value);
   }
   mark();
   push(Event::Kind::Release, value);
 }
 
-void Profiler::dropped(plan::ValueId /*value*/, std::optional<Bytes> freed) {
-  if (!freed) return;
+void Profiler::dropped(plan::ValueId value, std::optional<Bytes> freed) {
+  const bool elsewhere = plan::at(value) < graph_.values.size() && graph_.values[plan::at(value)].device != 0;
+  if (!freed || elsewhere) return;
   const Bytes block = memory_.rounded(*freed);
   meter_->keep(block);
   evicted_ += block;
@@ -210,7 +211,7 @@ plan::StepGraph Profiler::finish(const Tape& tape) {
     for (const plan::Output& out : graph_.flow.outputs(op)) made[plan::at(out.value)] = 1;
   }
   for (plan::ValueId v = 0; v < graph_.flow.values(); ++v) {
-    if (made[plan::at(v)] != 0) continue;
+    if (made[plan::at(v)] != 0 || tape.values().of_result(v)) continue;
     graph_.values[plan::at(v)].leaf_bytes = memory_.rounded(tape.values().nbytes(v));
     graph_.values[plan::at(v)].device = device_index(tape.values().device(v));
   }

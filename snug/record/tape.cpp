@@ -28,6 +28,11 @@ void Tape::add_observer(std::shared_ptr<TapeObserver> observer) {
   observers_.add(std::move(observer));
 }
 
+void Tape::remove_observer(const TapeObserver& observer) noexcept {
+  const PatientLock lock(mutex_);
+  observers_.remove(observer);
+}
+
 void Tape::detach() noexcept {
   const PatientLock lock(mutex_);  // other threads may be telling them
   observers_.remove_measuring();
@@ -61,7 +66,7 @@ void Tape::finish() {
   for (plan::ValueId v = 0; v < flow().values(); ++v) {
     if (!flow().is_leaf(v)) versions_.look_again(v);
   }
-  observers_.tell(&TapeObserver::settle_begins, *this);
+  observers_.tell_recording(&TapeObserver::settle_begins, *this);
   values_.settle(planned() ? plan::Leaves::Stay : plan::Leaves::Go);  // those may be evicted later
   observers_.tell(&TapeObserver::settle_ends);
 }
@@ -116,8 +121,8 @@ void Tape::put(plan::ValueId value, c10::Storage storage) {
 
 void Tape::evict(plan::ValueId value) {
   verified_.remember(value, values_.storage(value));
-  observers_.tell(&TapeObserver::evicted, *this, value);
   values_.evict(value);
+  observers_.tell(&TapeObserver::evicted, *this, value);
 }
 
 void Tape::leave_pass() {

@@ -82,6 +82,8 @@ class Tape {
   void verify_replays(VerifyReplay how) noexcept { verified_.verify(how); }
   /// It is told of what happens from now on.
   void add_observer(std::shared_ptr<TapeObserver> observer);
+  /// It is told nothing from now on. One that is not there is none.
+  void remove_observer(const TapeObserver& observer) noexcept;
   /// From now on notes how long operators take.
   void time_operators() noexcept { timed_ = true; }
   /// Who drives the step is done with it; the tape may live on. What was to be decided later is asked no more, and

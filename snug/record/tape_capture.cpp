@@ -75,7 +75,7 @@ void Tape::capture_arguments(PendingCall& pending, const c10::IValue* arguments)
 
 void Tape::capture_tensor(PendingCall& pending, const at::Tensor& tensor, Use use, OutputSlot slot) {
   if (!tensor.defined()) return calls_.add_undefined_view();
-  observers_.tell(&TapeObserver::reads, tensor);
+  observers_.tell_recording(&TapeObserver::reads, tensor);
   PendingLists& lists = pending.lists;
   plan::ValueId value = plan::kNoValue;
   if (use == Use::Overwrite && covers_storage(tensor)) {

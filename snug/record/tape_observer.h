@@ -32,6 +32,10 @@ class TapeObserver {
   /// Whether it is to be told of results (see made).
   [[nodiscard]] virtual bool sees_results() const { return false; }
 
+  /// Whether it is to be told of all that is recorded, and of what backward asks for; else only of the events that say
+  /// so. Those come for each operator and tensor: asked once.
+  [[nodiscard]] virtual bool sees_recording() const { return true; }
+
   // --- recording ---------------------------------------------------------------------------------------------------
 
   /// In front of an operator.
@@ -53,7 +57,7 @@ class TapeObserver {
   virtual void displaced(plan::ValueId /*value*/) {}
   /// Around the end of the recording, where all goes that nothing needs.
   virtual void settle_begins(const Tape& /*tape*/) {}
-  virtual void settle_ends() {}
+  virtual void settle_ends() {}  ///< whether it sees the recording or not
 
   // --- backward ----------------------------------------------------------------------------------------------------
 
@@ -62,7 +66,7 @@ class TapeObserver {
   /// Around what is done to have an absent value; nested ones come in no order.
   virtual void replay_begins() {}
   virtual void replay_ends() {}
-  /// An operator has run again.
+  /// An operator has run again. Told whether it sees the recording or not, as the next one.
   virtual void replayed(const Tape& /*tape*/, plan::OpId /*op*/) {}
   /// Around the end of a saved tensor, and of what nothing needs then.
   virtual void release_begins(plan::ValueId /*value*/) {}
@@ -73,7 +77,7 @@ class TapeObserver {
 
   // --- memory ------------------------------------------------------------------------------------------------------
 
-  /// Memory is short, and the value is about to be dropped.
+  /// Memory was short, and the value has been dropped. Told whether it sees the recording or not.
   virtual void evicted(const Tape& /*tape*/, plan::ValueId /*value*/) {}
   /// The tape has let go of the contents. `freed`: the bytes of a storage that nobody else had.
   virtual void dropped(plan::ValueId /*value*/, std::optional<Bytes> /*freed*/) {}
@@ -87,19 +91,30 @@ class TapeObservers {
     if (std::ranges::find(all_, observer) != all_.end()) return;
     measure_ = measure_ || observer->measures();
     see_results_ = see_results_ || observer->sees_results();
+    if (observer->sees_recording()) recording_.push_back(observer.get());
     all_.push_back(std::move(observer));
+  }
+  void remove(const TapeObserver& observer) {
+    std::erase(recording_, &observer);
+    std::erase_if(all_, [&](const auto& one) { return one.get() == &observer; });
   }
   /// Those that measure are told nothing from now on.
   void remove_measuring() {
+    std::erase_if(recording_, [](const TapeObserver* observer) { return observer->measures(); });
     std::erase_if(all_, [](const auto& observer) { return observer->measures(); });
     measure_ = false;
   }
 
-  [[nodiscard]] bool any() const noexcept { return !all_.empty(); }
+  [[nodiscard]] bool any_sees_recording() const noexcept { return !recording_.empty(); }
   [[nodiscard]] bool measure() const noexcept { return measure_; }
   [[nodiscard]] bool see_results() const noexcept { return see_results_; }
 
-  /// tell(&TapeObserver::saved, value)
+  /// tell_recording(&TapeObserver::saved, value): to those that see the recording
+  template <class... Parameters, class... Arguments>
+  void tell_recording(void (TapeObserver::*event)(Parameters...), const Arguments&... arguments) const {
+    for (TapeObserver* observer : recording_) (observer->*event)(arguments...);
+  }
+  /// To all.
   template <class... Parameters, class... Arguments>
   void tell(void (TapeObserver::*event)(Parameters...), const Arguments&... arguments) const {
     for (const auto& observer : all_) ((*observer).*event)(arguments...);
@@ -107,6 +122,7 @@ class TapeObservers {
 
  private:
   std::vector<std::shared_ptr<TapeObserver>> all_;
+  std::vector<TapeObserver*> recording_;  // of those
   bool measure_ = false;
   bool see_results_ = false;
 };

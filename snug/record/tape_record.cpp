@@ -60,7 +60,7 @@ void Tape::run_collective(const c10::OperatorHandle& op, const OperatorTraits& t
   decide();
   {
     const std::lock_guard lock(mutex_);
-    observers_.tell(&TapeObserver::op_begins, *this);
+    observers_.tell_recording(&TapeObserver::op_begins, *this);
     // As the names of LibTorch's operators say, it writes its first argument, if any.
     const std::string_view name = std::string_view(traits.name).substr(0, traits.name.find('.'));
     if (name.ends_with('_')) {
@@ -68,19 +68,19 @@ void Tape::run_collective(const c10::OperatorHandle& op, const OperatorTraits& t
                       [&](const at::Tensor& written) { written_elsewhere(written.storage().unsafeGetStorageImpl()); });
     }
   }
-  observers_.tell(&TapeObserver::kernel_begins);
+  observers_.tell_recording(&TapeObserver::kernel_begins);
   op.redispatchBoxed(keys, &stack);
-  if (!observers_.any()) return;
-  observers_.tell(&TapeObserver::kernel_ends);
+  if (!observers_.any_sees_recording()) return;
+  observers_.tell_recording(&TapeObserver::kernel_ends);
   const std::lock_guard lock(mutex_);
-  observers_.tell(&TapeObserver::op_not_recorded);
+  observers_.tell_recording(&TapeObserver::op_not_recorded);
 }
 
 // --- before it runs ------------------------------------------------------------------------------------------------
 
 void Tape::prepare(PendingCall& pending, const c10::IValue* arguments) {
   const std::lock_guard lock(mutex_);
-  observers_.tell(&TapeObserver::op_begins, *this);
+  observers_.tell_recording(&TapeObserver::op_begins, *this);
   versions_.settle();
   if (!waiting_.empty()) bind_before(pending.traits, arguments);
   if (pending.traits.raises == OperatorTraits::Raises::BeforeTheKernel) excuse(pending.traits, arguments);
@@ -112,14 +112,14 @@ void Tape::roll_back(PendingCall& pending) {
 
 void Tape::run(PendingCall& pending, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                torch::jit::Stack& stack) {
-  observers_.tell(&TapeObserver::kernel_begins);
+  observers_.tell_recording(&TapeObserver::kernel_begins);
   const double started = timed_ ? monotonic_seconds() : 0;
   {
     const memory::OperationScope operation(&pending.traits.name);
     op.redispatchBoxed(keys, &stack);
   }
   if (timed_) pending.seconds = monotonic_seconds() - started;
-  observers_.tell(&TapeObserver::kernel_ends);
+  observers_.tell_recording(&TapeObserver::kernel_ends);
 }
 
 // --- when it has run -----------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ void Tape::commit(PendingCall& pending, const torch::jit::Stack& stack) {
   for_each_result(stack, first, [&](const at::Tensor& t, OutputSlot) { makes = makes || is_new(t, lists); });
   if (!makes) {
     roll_back(pending);
-    observers_.tell(&TapeObserver::op_not_recorded);
+    observers_.tell_recording(&TapeObserver::op_not_recorded);
     return;
   }
   const plan::OpId op = calls_.add(pending.call, pending.signature);
@@ -151,7 +151,7 @@ void Tape::commit(PendingCall& pending, const torch::jit::Stack& stack) {
     if (is_new(t, lists)) add_result(pending, t, slot);
   });
   lists.written.clear();  // it refers to tensors of the program
-  observers_.tell(&TapeObserver::op_recorded, *this, op);
+  observers_.tell_recording(&TapeObserver::op_recorded, *this, op);
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   if (observers_.see_results()) tell_results(op);
 }

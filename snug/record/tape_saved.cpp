@@ -40,7 +40,7 @@ void Tape::bind(SavedTensor& saved) {
       verified_.remember(value, saved.storage);
     }
   }
-  observers_.tell(&TapeObserver::saved, value);
+  observers_.tell_recording(&TapeObserver::saved, value);
   saved.storage = c10::Storage();
 }
 
@@ -76,9 +76,9 @@ void Tape::forget(SavedTensor& saved, int unpacked_in) {
     std::erase(waiting_, &saved);
     return;
   }
-  observers_.tell(&TapeObserver::release_begins, saved.view.value);
+  observers_.tell_recording(&TapeObserver::release_begins, saved.view.value);
   values_.release(saved.view.value, unpacked_in);
-  observers_.tell(&TapeObserver::release_ends);
+  observers_.tell_recording(&TapeObserver::release_ends);
 }
 
 SavedCounts Tape::saved_counts() const {

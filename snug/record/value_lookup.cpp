@@ -59,7 +59,7 @@ void ValueLookup::report(plan::ValueId value, Opaque::Case what) {
 
 void ValueLookup::displace(plan::ValueId value) {
   if (!can_be_lost(value)) return;
-  observers_.tell(&TapeObserver::displaced, value);
+  observers_.tell_recording(&TapeObserver::displaced, value);
   values_.discard(value);
 }
 

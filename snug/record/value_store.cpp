@@ -121,9 +121,9 @@ void ValueStore::let_go(plan::ValueId value) {
   c10::Storage& storage = at(value).storage;
   if (!storage) return;
   std::optional<Bytes> freed;
-  if (observers_.any() && storage.use_count() == 1) freed = static_cast<Bytes>(storage.nbytes());
+  if (observers_.any_sees_recording() && storage.use_count() == 1) freed = static_cast<Bytes>(storage.nbytes());
   storage = c10::Storage();
-  observers_.tell(&TapeObserver::dropped, value, freed);
+  observers_.tell_recording(&TapeObserver::dropped, value, freed);
 }
 
 std::span<const plan::ValueId> ValueStore::held_results() {

@@ -66,6 +66,7 @@ bool is_bad(const record::CallLog& calls, plan::OpId op, const at::Tensor& resul
 class FiniteResults final : public record::TapeObserver {
  public:
   [[nodiscard]] bool sees_results() const override { return true; }
+  [[nodiscard]] bool sees_recording() const override { return false; }
   void made(const record::Tape& tape, plan::OpId op, const at::Tensor& result, record::Run run) override {
     if (!is_bad(tape.calls(), op, result)) return;
     throw Error(fmt::format("anomaly: in {}, {} gave a NaN or an infinity, in a result of shape {}",
@@ -78,6 +79,7 @@ class FiniteResults final : public record::TapeObserver {
 class FirstNonFinite final : public record::TapeObserver {
  public:
   [[nodiscard]] bool sees_results() const override { return true; }
+  [[nodiscard]] bool sees_recording() const override { return false; }
   void made(const record::Tape& tape, plan::OpId op, const at::Tensor& result, record::Run /*run*/) override {
     if (found_ || !is_bad(tape.calls(), op, result)) return;
     found_ = fmt::format("{}, in a result of shape {}", tape.calls().describe(op), shape_of(result));

@@ -208,7 +208,7 @@ bool do_step(Tape& tape, const plan::Replay::Step& step) {
 }  // namespace
 
 void materialize(Tape& tape, ValueId value) {
-  tape.observers().tell(&TapeObserver::replay_begins);
+  tape.observers().tell_recording(&TapeObserver::replay_begins);
   {
     static const c10::DispatchKeySet handled = handled_keys();
     const c10::impl::ExcludeDispatchKeyGuard below(handled);
@@ -225,7 +225,7 @@ void materialize(Tape& tape, ValueId value) {
       }
     }
   }
-  tape.observers().tell(&TapeObserver::replay_ends);
+  tape.observers().tell_recording(&TapeObserver::replay_ends);
 }
 
 }  // namespace snug::replay

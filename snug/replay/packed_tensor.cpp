@@ -49,7 +49,7 @@ at::Tensor PackedTensor::unpack() {
     consumed_in_ = pass;
     values.consume(value);
   }
-  tape_->observers().tell(&record::TapeObserver::unpacked, value, values.ledger().residency(value));
+  tape_->observers().tell_recording(&record::TapeObserver::unpacked, value, values.ledger().residency(value));
   return tensor;
 }
 

@@ -175,12 +175,16 @@ at::Tensor Session::run(const replay::Forward& forward) {
   if (s.verify != VerifyReplay::Off) tape->verify_replays(s.verify);
   const bool watches = s.anomalies == Anomalies::Refused;
   if (watches) replay::watch_operators(*tape);
-  struct Detach {
-    record::Tape& tape;
-    ~Detach() { tape.detach(); }
-  } const detach{*tape};
   const auto tracer = std::make_shared<replay::StepTracer>(s.memory);
   tape->add_observer(tracer);
+  struct Detach {
+    record::Tape& tape;
+    const record::TapeObserver& tracer;
+    ~Detach() {
+      tape.remove_observer(tracer);
+      tape.detach();
+    }
+  } const detach{*tape, *tracer};
   const replay::Evictor evictor(tape, s.memory, replay::EvictionCost::Measured);
   replay::StepRun step(tape, {.forward_over = [&](const replay::StepRun::Roots& roots) {
                          tape->finish();
@@ -194,6 +198,7 @@ at::Tensor Session::run(const replay::Forward& forward) {
     throw;
   }
   if (refusal) std::rethrow_exception(refusal);  // which the function caught
+  tape->remove_observer(*tracer);                // other threads may evict
   s.trace = tracer->take();
   s.last = {.replayed_ops = s.trace.replayed_ops(),
             .evictions = s.trace.evictions(),

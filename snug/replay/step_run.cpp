@@ -3,11 +3,11 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include <mutex>
 #include <unordered_set>
 #include <utility>
 
 #include "snug/base/match.h"
+#include "snug/base/patient_lock.h"
 #include "snug/record/tape.h"
 #include "snug/replay/abandoned_tasks.h"
 
@@ -121,7 +121,7 @@ void StepRun::backward_begins(const Roots& roots) {
 void StepRun::backward_ends() {
   state_.emplace<Past>();
   {
-    const std::lock_guard lock(tape_->mutex());
+    const PatientLock lock(tape_->mutex());
     tape_->observers().tell(&record::TapeObserver::backward_ends);
   }
   if (phases_.backward_over) phases_.backward_over(*this);

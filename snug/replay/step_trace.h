@@ -35,7 +35,7 @@ struct StepTrace {
     StepEvent event;
     Cause cause = Cause::Program;
     double seconds = 0;     ///< since the step began
-    memory::ByTag bytes{};  ///< allocated on the device, when it had happened
+    memory::ByTag bytes{};  ///< allocated on the device when it had happened
   };
   std::vector<Entry> entries;
 
@@ -48,6 +48,7 @@ class StepTracer final : public record::TapeObserver {
  public:
   /// `memory` must outlive the tape that this observes.
   explicit StepTracer(const memory::DeviceMemory& memory);
+  [[nodiscard]] bool sees_recording() const override { return false; }
   void settle_ends() override;
   void backward_ends() override;
   void evicted(const record::Tape& tape, plan::ValueId value) override;

@@ -69,7 +69,9 @@ TEST(TrainingStep, IsRecordedWithTheEvaluationOfARunThatValidates) {
 }
 
 TEST(TrainingStep, TheEvaluationOfARunTakesWhatItsRecordingSays) {
-  Experiment experiment(two_blocks("evaluation"));
+  Config config = two_blocks("evaluation");
+  config.memory.budget = "100%";
+  Experiment experiment(config);
   const PlannedExperiment planned = plan_experiment(experiment, Kinds::Run);
   const plan::StepGraph& evaluation = planned.kinds.back().step.graph;
   Session session(planned.kinds, planned.budget, cpu());
@@ -87,7 +89,9 @@ TEST(TrainingStep, TheEvaluationOfARunTakesWhatItsRecordingSays) {
 }
 
 TEST(TrainingStep, AnEvaluationAsksForNoMoreThanTheTrainingStepWhichMakesGradients) {
-  Experiment experiment(two_blocks("floors"));
+  Config config = two_blocks("floors");
+  config.memory.budget = "100%";
+  Experiment experiment(config);
   PlannedExperiment planned = plan_experiment(experiment, Kinds::Run);
   const Bytes both = replay::smallest_budget(planned.kinds);
   planned.kinds.pop_back();

@@ -5,7 +5,7 @@
 
 namespace snug::plan {
 
-/// What no plan can beat, whatever it keeps and recomputes: the certificate beside a plan.
+/// What no plan can beat, whatever it keeps and recomputes: the certificate beside a plan. One that moves values may.
 struct LowerBound {
   Bytes peak = 0;           ///< no plan has a smaller one, static bytes included
   double step_seconds = 0;  ///< no plan with a peak within the budget has less; infinite when none has such a peak
