@@ -3,14 +3,19 @@
 //
 // Usage: nets_benchmark [ROUNDS [gpt] [resnet] [unet]]. Budgets are the unplanned peak less 0 % to 100 % of what lies
 // between it and the floor. Nothing is predicted of eviction but that it stays under the cap. Ends with the worst rows.
+//        nets_benchmark record FOLDER [gpt] [resnet] [unet] writes their recorded steps to FOLDER/NAME.json instead, for
+// snug plan --graph and compare_plans.py.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
+#include <functional>
 #include <string>
 
 #include "snug/memory/device_memory.h"
+#include "snug/plan/plan_file.h"
 #include "snug/plan/planner.h"
 #include "snug/plan/run/presets.h"
 #include "snug/train/bench.h"
@@ -22,14 +27,19 @@ using snug::Bytes;
 
 constexpr double kTurnSeconds = 1.5;
 
-void measure(const snug::testing::Task& task, std::int64_t rounds) {
-  auto& memory = snug::memory::device_memory(c10::kCPU);
-  const auto forget = [&] {
-    for (at::Tensor& p : task.model->parameters()) p.mutable_grad() = at::Tensor();
-  };
+void forget_gradients(const snug::testing::Task& task) {
+  for (at::Tensor& p : task.model->parameters()) p.mutable_grad() = at::Tensor();
+}
+
+snug::plan::StepGraph record(const snug::testing::Task& task) {
   task.forward().backward();  // what LibTorch loads on first use
-  forget();
-  const auto graph = snug::replay::record_step(task.forward, memory).graph;
+  forget_gradients(task);
+  return snug::replay::record_step(task.forward, snug::memory::device_memory(c10::kCPU)).graph;
+}
+
+void measure(const snug::testing::Task& task, std::int64_t rounds) {
+  const auto forget = [&] { forget_gradients(task); };
+  const auto graph = record(task);
   const Bytes highest = snug::plan::Budget::for_limit(1).floor_for(snug::plan::plan_none(graph).predicted_peak);
   const Bytes lowest = snug::plan::Budget::for_limit(1).floor_for(snug::plan::Planner(graph, "optimal").floor(graph));
   const Bytes before = graph.static_bytes;
@@ -68,14 +78,22 @@ void measure(const snug::testing::Task& task, std::int64_t rounds) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::int64_t rounds = argc > 1 ? std::stoll(argv[1]) : 3;
+  const bool only_record = argc > 2 && std::string(argv[1]) == "record";
+  const int named = only_record ? 3 : 2;
+  const std::int64_t rounds = argc > 1 && !only_record ? std::stoll(argv[1]) : 3;
   at::set_num_threads(2);
   torch::manual_seed(0);
-  const snug::models::GptOptions gpt{.blocks = 12, .width = 384, .heads = 6, .sequence = 256, .vocabulary = 8192};
-  const auto wanted = [&](const std::string& name) {
-    return argc <= 2 || std::find(argv + 2, argv + argc, name) != argv + argc;
+  const auto with = [&](const char* name, const std::function<snug::testing::Task()>& make) {
+    if (argc > named && std::find(argv + named, argv + argc, std::string(name)) == argv + argc) return;
+    if (only_record) {
+      snug::plan::write_step_graph(std::filesystem::path(argv[2]) / (std::string(name) + ".json"), record(make()));
+    } else {
+      measure(make(), rounds);
+    }
   };
-  if (wanted("gpt")) measure(snug::testing::gpt_task(gpt, 8), rounds);
-  if (wanted("resnet")) measure(snug::testing::resnet_task(32, 32, 48, 4), rounds);
-  if (wanted("unet")) measure(snug::testing::unet_task(24, 8, 96), rounds);
+  with("gpt", [] {
+    return snug::testing::gpt_task({.blocks = 12, .width = 384, .heads = 6, .sequence = 256, .vocabulary = 8192}, 8);
+  });
+  with("resnet", [] { return snug::testing::resnet_task(32, 32, 48, 4); });
+  with("unet", [] { return snug::testing::unet_task(24, 8, 96); });
 }
