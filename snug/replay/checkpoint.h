@@ -16,6 +16,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/replay/region.h"
+#include "snug/replay/rerun.h"
 #include "snug/replay/rerun_frame.h"
 #include "snug/replay/saved_tensor_hooks.h"
 #include "snug/replay/tensors_in.h"

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <ATen/ThreadLocalState.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <deque>
+#include <functional>
+#include <vector>
+
+#include "snug/record/random_state.h"
+#include "snug/replay/rerun.h"
+
+namespace snug::replay {
+
+/// What autocast keeps for each thread beside its dispatch keys.
+struct AutocastState {
+  c10::ScalarType cpu;
+  c10::ScalarType cuda;
+  bool cache;
+
+  /// Of the calling thread.
+  static AutocastState now();
+  void set() const;
+};
+
+/// This thread's autocast is in another state for the life of the scope.
+class AutocastScope {
+ public:
+  explicit AutocastScope(const AutocastState& state) { state.set(); }
+  ~AutocastScope() { before_.set(); }
+  AutocastScope(const AutocastScope&) = delete;
+  AutocastScope& operator=(const AutocastScope&) = delete;
+
+ private:
+  AutocastState before_ = AutocastState::now();
+};
+
+/// A function, and all that calling it once more as it is called now takes: its arguments, and what its results can
+/// depend on of this thread's state (precision, gradient mode and, if asked for, random generators).
+class RepeatableCall {
+ public:
+  /// Calls the function with the arguments, which stand in this list in the order of their appearance.
+  using Function = std::function<void(const std::vector<at::Tensor>&)>;
+
+  /// `arguments` are saved as an operator saves its inputs: an enclosing checkpoint drops them.
+  RepeatableCall(Function function, const std::vector<at::Tensor>& arguments, const Rerun& options);
+
+  /// The arguments for another call. Throws as autograd does when one of them was modified in place since.
+  [[nodiscard]] std::vector<at::Tensor> arguments() const;
+
+  /// While it lives, this thread's state is what it was when the call was made.
+  class ThreadStateScope {
+   public:
+    explicit ThreadStateScope(const RepeatableCall& call);
+
+   private:
+    at::ThreadLocalStateGuard thread_;
+    AutocastScope autocast_;
+    std::deque<record::RandomStateScope> random_;
+    at::AutoGradMode grad_mode_;
+  };
+
+  void operator()(const std::vector<at::Tensor>& arguments) const { function_(arguments); }
+
+ private:
+  /// Saved without its history: a node that lives on, or is looked at sooner, because of a checkpoint can change the
+  /// order in which autograd adds up (views that were written, second order).
+  struct SavedArgument {
+    torch::autograd::SavedVariable saved;
+    bool defined = false;
+    bool has_history = false;
+  };
+
+  Function function_;
+  std::vector<SavedArgument> arguments_;
+  at::ThreadLocalState thread_;
+  AutocastState autocast_ = AutocastState::now();
+  bool grad_mode_;
+  std::vector<record::RandomState> random_;
+};
+
+}  // namespace snug::replay
