@@ -3,13 +3,17 @@
 
 #include "python/bindings/errors.h"
 #include "python/bindings/memory.h"
+#include "python/bindings/plans.h"
 #include "python/bindings/regions.h"
 #include "python/bindings/sessions.h"
+#include "python/bindings/steps.h"
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The core of snug. Use the names of the package snug.";
   snug::python::bind_errors(m);
   snug::python::bind_memory(m);
   snug::python::bind_regions(m);
+  snug::python::bind_plans(m);
+  snug::python::bind_steps(m);
   snug::python::bind_sessions(m);
 }

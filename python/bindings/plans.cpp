@@ -1,0 +1,131 @@
+// Plans, and what they are made of and for.
+#include "python/bindings/plans.h"
+
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+#include "snug/plan/bound/lower_bound.h"
+#include "snug/plan/plan_file.h"
+#include "snug/plan/planner.h"
+#include "snug/plan/run/explanation.h"
+#include "snug/plan/run/presets.h"
+#include "snug/plan/run/simulator.h"
+
+namespace snug::python {
+namespace {
+
+namespace py = pybind11;
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+py::dict to_dict(const plan::Share& share) {
+  py::dict dict;
+  dict["name"] = share.name;
+  dict["kept_bytes"] = share.kept;
+  dict["moved_bytes"] = share.moved;
+  dict["recomputed_bytes"] = share.recomputed;
+  dict["seconds"] = share.seconds;
+  dict["replayed_ops"] = share.replayed_ops;
+  return dict;
+}
+
+py::dict explain(const plan::StepGraph& graph, const plan::MemoryPlan& plan) {
+  plan::Explanation why;
+  {
+    const py::gil_scoped_release release;
+    why = plan::explain(graph, plan);
+  }
+  py::dict dict = to_dict(why.all);
+  py::list pieces, operators;
+  for (const plan::Share& s : why.pieces) pieces.append(to_dict(s));
+  for (const plan::Share& s : why.operators) operators.append(to_dict(s));
+  dict["pieces"] = pieces;
+  dict["operators"] = operators;
+  return dict;
+}
+
+void bind_step_graph(py::module_& m) {
+  py::class_<plan::StepGraph>(m, "StepGraph")
+      .def_property_readonly("operators", [](const plan::StepGraph& g) { return g.ops.size(); })
+      .def_readonly("step_seconds", &plan::StepGraph::step_seconds)
+      .def_readonly("static_bytes", &plan::StepGraph::static_bytes)
+      .def("to_json", [](const plan::StepGraph& g) { return to_json(g).dump(); })
+      .def_static("from_json", [](const std::string& text) {
+        return plan::step_graph_from_json(nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false));
+      });
+}
+
+void bind_memory_plan(py::module_& m) {
+  py::class_<plan::MemoryPlan>(m, "MemoryPlan")
+      .def_readonly("strategy", &plan::MemoryPlan::strategy)
+      .def_readonly("budget", &plan::MemoryPlan::budget)
+      .def_readonly("predicted_peak", &plan::MemoryPlan::predicted_peak)
+      .def_readonly("unplanned_peak", &plan::MemoryPlan::unplanned_peak)
+      .def_readonly("predicted_seconds", &plan::MemoryPlan::predicted_seconds)
+      .def_readonly("unplanned_seconds", &plan::MemoryPlan::unplanned_seconds)
+      .def("__eq__", [](const plan::MemoryPlan& a, const plan::MemoryPlan& b) { return a == b; });
+}
+
+void bind_planner(py::module_& m) {
+  py::class_<plan::Planner>(m, "Planner")
+      .def(py::init([](const plan::StepGraph& graph, const std::string& strategy) {
+             return std::make_unique<plan::Planner>(graph, strategy);
+           }),
+           NoGil(), py::arg("graph"), py::arg("strategy"))
+      .def(
+          "plan",
+          [](const plan::Planner& p, const plan::StepGraph& graph, std::optional<Bytes> budget) {
+            return p.plan(graph, budget_of(budget));
+          },
+          NoGil(), py::arg("graph"), py::arg("budget"))
+      .def("floor", [](const plan::Planner& p, const plan::StepGraph& graph) {
+        return plan::Budget::for_limit(1).floor_for(p.floor(graph));
+      });
+}
+
+/// What can be asked of a graph, or of a plan for it.
+void bind_questions(py::module_& m) {
+  m.def("share_of", [](double share, Bytes peak) { return plan::Budget::for_share(share, peak).device; });
+  m.def("unplanned_peak", [](const plan::StepGraph& graph) { return plan::plan_none(graph).predicted_peak; });
+  m.def("explain", &explain, py::arg("graph"), py::arg("plan"));
+  m.def(
+      "lower_bound",
+      [](const plan::StepGraph& graph, std::optional<Bytes> budget) {
+        const auto limit = budget_of(budget);
+        const plan::LowerBound bound =
+            plan::lower_bound(graph, limit ? limit->for_blocks() : plan::plan_none(graph).predicted_peak);
+        return std::make_pair(bound.peak, bound.step_seconds);
+      },
+      NoGil(), py::arg("graph"), py::arg("budget"));
+  m.def(
+      "timeline",
+      [](const plan::StepGraph& graph, const plan::MemoryPlan& plan) {
+        return simulate(graph, plan, plan::Detail::Timeline).peaks;
+      },
+      NoGil(), py::arg("graph"), py::arg("plan"));
+  m.def(
+      "write_plan",
+      [](const std::string& path, const plan::StepGraph& graph, const plan::MemoryPlan& plan) {
+        plan::write_plan(path, plan::plan_file_for(graph, plan));
+      },
+      py::arg("path"), py::arg("graph"), py::arg("plan"));
+}
+
+}  // namespace
+
+std::optional<plan::Budget> budget_of(std::optional<Bytes> bytes) {
+  if (!bytes) return std::nullopt;
+  return plan::Budget::for_limit(*bytes);
+}
+
+void bind_plans(py::module_& m) {
+  bind_step_graph(m);
+  bind_memory_plan(m);
+  bind_planner(m);
+  bind_questions(m);
+}
+
+}  // namespace snug::python

@@ -1,0 +1,160 @@
+// Recording a step, and what a step function that runs tells of itself.
+#include "python/bindings/steps.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "python/bindings/errors.h"
+#include "snug/base/errors.h"
+#include "snug/memory/device_memory.h"
+#include "snug/memory/held_limit.h"
+#include "snug/replay/fit.h"
+#include "snug/replay/step_run.h"
+#include "snug/replay/undone_draws.h"
+
+namespace snug::python {
+namespace {
+
+namespace py = pybind11;
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+/// An object with run(), which tells whether there was anything to run, and forget().
+replay::Rehearsal rehearsal_of(const py::object& update) {
+  const auto call = [&update](const char* name) {
+    const py::gil_scoped_acquire gil;
+    try {
+      return py::bool_(update.attr(name)()).cast<bool>();
+    } catch (py::error_already_set& error) {
+      pass_on(error);
+    }
+  };
+  replay::Rehearsal rehearsal;
+  rehearsal.run = [call] { return call("run"); };
+  rehearsal.forget = [call] { call("forget"); };
+  return rehearsal;
+}
+
+/// Stops this thread's next operator that would write one of these tensors, by UpdateBegins.
+class StopBeforeWrites {
+ public:
+  explicit StopBeforeWrites(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {}
+  void enter() {
+    gate_.emplace(replay::before_writes_of(tensors_, [] { throw replay::UpdateBegins(); }));
+  }
+  void exit() { gate_.reset(); }
+
+ private:
+  std::vector<at::Tensor> tensors_;
+  std::optional<record::OperatorGate> gate_;
+};
+
+/// replay::UndoneDraws as a Python context.
+class UndoneDraws {
+ public:
+  void enter() { scope_.emplace(); }
+  void exit() { scope_.reset(); }
+
+ private:
+  std::optional<replay::UndoneDraws> scope_;
+};
+
+/// Whether a step function that runs on this thread goes backward by this.
+bool backward_begins(const std::vector<at::Tensor>& roots) {
+  replay::StepRun* step = replay::StepRun::here();
+  if (step == nullptr) return false;
+  replay::StepRun::Roots edges;
+  for (const at::Tensor& root : roots) edges.push_back(torch::autograd::impl::gradient_edge(root));
+  step->backward_begins(edges);
+  return true;
+}
+
+void backward_ends() {
+  if (replay::StepRun* step = replay::StepRun::here()) step->backward_ends();
+}
+
+void update_begins() {
+  if (replay::StepRun* step = replay::StepRun::here()) step->update_begins();
+}
+
+Recorded record_step(const py::function& step, const std::string& device, std::optional<Bytes> limit,
+                     const py::object& update) {
+  const replay::Forward forward = forward_of(step);
+  const replay::RecordOptions options{.update = rehearsal_of(update), .until = replay::RecordUntil::UpdateBegins};
+  const py::gil_scoped_release release;
+  memory::DeviceMemory& memory = memory::device_memory(c10::Device(device));
+  if (limit) {
+    return std::make_shared<replay::RecordedStep>(replay::record_step_within(*limit, forward, memory, options));
+  }
+  const memory::HeldLimit none(memory, std::nullopt);  // another session's is not this step's
+  return std::make_shared<replay::RecordedStep>(replay::record_step(forward, memory, options));
+}
+
+void bind_recorded_step(py::module_& m) {
+  // The graph by value: whoever has it does not keep the parameters alive.
+  py::class_<replay::RecordedStep, Recorded>(m, "RecordedStep")
+      .def_property_readonly("graph", [](const replay::RecordedStep& s) { return s.graph; })
+      .def_property_readonly("devices", [](const replay::RecordedStep& s) {
+        std::set<std::string> devices;
+        for (const at::Tensor& p : s.parameters)
+          devices.insert(c10::DeviceTypeName(p.device().type(), /*lower_case=*/true));
+        return devices;
+      });
+  m.def("record_step", &record_step, py::arg("step"), py::arg("device"), py::arg("limit"), py::arg("update"));
+}
+
+void bind_undone_draws(py::module_& m) {
+  py::class_<UndoneDraws>(m, "UndoneDraws")
+      .def(py::init<>())
+      .def("__enter__", &UndoneDraws::enter)
+      .def("__exit__", [](UndoneDraws& scope, const py::args&) { scope.exit(); });
+}
+
+void bind_stop_before_writes(py::module_& m) {
+  py::class_<StopBeforeWrites>(m, "StopBeforeWrites")
+      .def(py::init<std::vector<at::Tensor>>(), py::arg("tensors"))
+      .def("enter", &StopBeforeWrites::enter)
+      .def("exit", &StopBeforeWrites::exit);
+}
+
+/// By which Python's hooks around backward passes and optimizers tell a step function that runs where it stands.
+void bind_phases(py::module_& m) {
+  m.def("backward_begins", &backward_begins, NoGil(), py::arg("roots"));
+  m.def("backward_ends", &backward_ends, NoGil());
+  m.def("update_begins", &update_begins, NoGil());
+}
+
+}  // namespace
+
+replay::Forward forward_of(const py::function& step) {
+  return [&step]() -> at::Tensor {
+    const py::gil_scoped_acquire gil;
+    try {
+      const py::object loss = step();
+      const replay::StepRun* run = replay::StepRun::here();
+      if (loss.is_none() && run != nullptr && run->went_backward()) return {};
+      if (!THPVariable_Check(loss.ptr())) {
+        throw UsageError("step: it returned a " + py::str(py::type::of(loss)).cast<std::string>() +
+                         "; return the loss, a tensor of one element");
+      }
+      return THPVariable_Unpack(loss.ptr());
+    } catch (py::error_already_set& error) {
+      pass_on(error);
+    }
+  };
+}
+
+void bind_steps(py::module_& m) {
+  bind_recorded_step(m);
+  bind_undone_draws(m);
+  bind_stop_before_writes(m);
+  bind_phases(m);
+}
+
+}  // namespace snug::python

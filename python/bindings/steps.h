@@ -1,0 +1,20 @@
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+
+#include "snug/replay/record_step.h"
+
+namespace snug::python {
+
+/// Recorded steps, and what a step function that runs tells of itself. After bind_plans, whose graphs steps have.
+void bind_steps(pybind11::module_& module);
+
+/// As Python holds it.
+using Recorded = std::shared_ptr<replay::RecordedStep>;
+
+/// The Python step as the core calls it: without the GIL. `step` must outlive what is returned.
+replay::Forward forward_of(const pybind11::function& step);
+
+}  // namespace snug::python
