@@ -108,10 +108,10 @@ class PyModuleScope {
 };
 
 /// The scope around a function's call in forward, which backward calls again.
-class PyRerun {
+class PyRerunScope {
  public:
   /// `call` takes the tensors in the order of `arguments`.
-  PyRerun(py::function call, std::vector<at::Tensor> arguments, Rerun options)
+  PyRerunScope(py::function call, std::vector<at::Tensor> arguments, Rerun options)
       : call_(std::move(call)), arguments_(std::move(arguments)), options_(options) {}
 
   void enter() {
@@ -205,16 +205,16 @@ void bind_regions(py::module_& m) {
       .def(py::init<std::string>())
       .def("enter", &PyModuleScope::enter)
       .def("exit", &PyModuleScope::exit);
-  py::class_<PyRerun>(m, "Rerun")
+  py::class_<PyRerunScope>(m, "RerunScope")
       .def(py::init([](py::function call, std::vector<at::Tensor> arguments, bool preserve_rng_state,
                        DeterminismCheck check, bool debug, bool early_stop) {
-             return std::make_unique<PyRerun>(std::move(call), std::move(arguments),
-                                              Rerun{preserve_rng_state, check, debug, early_stop});
+             return std::make_unique<PyRerunScope>(std::move(call), std::move(arguments),
+                                                   Rerun{preserve_rng_state, check, debug, early_stop});
            }),
            py::arg("call"), py::arg("arguments"), py::arg("preserve_rng_state"), py::arg("determinism_check"),
            py::arg("debug"), py::arg("early_stop"))
-      .def("enter", &PyRerun::enter)
-      .def("exit", &PyRerun::exit);
+      .def("enter", &PyRerunScope::enter)
+      .def("exit", &PyRerunScope::exit);
 }
 
 }  // namespace snug::python

@@ -84,7 +84,7 @@ class ModuleScope:
     def enter(self) -> None: ...
     def exit(self) -> None: ...
 
-class Rerun:
+class RerunScope:
     def __init__(
         self,
         call: Callable[[list[torch.Tensor]], None],

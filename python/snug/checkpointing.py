@@ -204,7 +204,7 @@ def _rerun(
         with again:
             function(*args_now, **kwargs_now)
 
-    scope = _core.Rerun(
+    scope = _core.RerunScope(
         call, arguments, mode.preserve_rng_state, _CHECKS[mode.determinism_check], mode.debug, mode.early_stop
     )
     scope.enter()  # keeps the thread's state as it is outside of the first context

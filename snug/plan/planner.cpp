@@ -26,7 +26,7 @@ Planner::Plans Planner::plans_of(const StepGraph& graph, const Strategy& strateg
                         [&](const ChenSqrt&) -> Plans { return plan_chen_sqrt(graph); },
                         [&](const Revolve& s) -> Plans { return plan_revolve(graph, s.checkpoints); },
                         [&](const Sequential& s) -> Plans { return plan_sequential(graph, s.segments); },
-                        [&](const Selective& s) -> Plans { return plan_selective(graph, s.operators); },
+                        [&](const SelectiveBlocks& s) -> Plans { return plan_selective_blocks(graph, s.operators); },
                         [&](const FullUniform& s) -> Plans { return plan_full_uniform(graph, s.layers); },
                         [&](const FullBlock& s) -> Plans { return plan_full_block(graph, s.layers); },
                         [&](const CoreAttention&) -> Plans { return plan_core_attention(graph); },

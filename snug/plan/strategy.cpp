@@ -68,7 +68,7 @@ const std::vector<Form>& forms() {
       {"chen_sqrt", "", [](const Written&) -> Strategy { return ChenSqrt{}; }},
       {"revolve", "(N)", [](const Written& w) -> Strategy { return Revolve{count_of(w)}; }},
       {"sequential", "(N)", [](const Written& w) -> Strategy { return Sequential{count_of(w)}; }},
-      {"selective", "(OPERATOR,...)", [](const Written& w) -> Strategy { return Selective{w.arguments}; }},
+      {"selective", "(OPERATOR,...)", [](const Written& w) -> Strategy { return SelectiveBlocks{w.arguments}; }},
       {"full_uniform", "(N)", [](const Written& w) -> Strategy { return FullUniform{count_of(w)}; }},
       {"full_block", "(N)", [](const Written& w) -> Strategy { return FullBlock{count_of(w)}; }},
       {"core_attention", "", [](const Written&) -> Strategy { return CoreAttention{}; }},

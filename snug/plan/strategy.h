@@ -20,7 +20,7 @@ struct Revolve {
 struct Sequential {
   int segments = 1;
 };
-struct Selective {
+struct SelectiveBlocks {
   std::vector<std::string> operators;
 };
 struct FullUniform {
@@ -35,7 +35,7 @@ struct Eviction {};
 }  // namespace strategies
 using Strategy =
     std::variant<strategies::Optimal, strategies::None, strategies::EveryBlock, strategies::ChenSqrt,
-                 strategies::Revolve, strategies::Sequential, strategies::Selective, strategies::FullUniform,
+                 strategies::Revolve, strategies::Sequential, strategies::SelectiveBlocks, strategies::FullUniform,
                  strategies::FullBlock, strategies::CoreAttention, strategies::Eviction>;
 
 /// How strategies are written: "optimal", "sequential(N)", ...

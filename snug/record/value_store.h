@@ -131,8 +131,8 @@ class ValueStore {
   /// The recording is over: what nothing needs goes, leaves too unless they are to stay.
   void settle(plan::Leaves leaves);
 
-  void pin(const plan::Replay& replay) { ledger_.pin(replay); }
-  void unpin(const plan::Replay& replay, std::size_t finished) { ledger_.unpin(replay, finished); }
+  void pin(const plan::ReplaySchedule& replay) { ledger_.pin(replay); }
+  void unpin(const plan::ReplaySchedule& replay, std::size_t finished) { ledger_.unpin(replay, finished); }
   [[nodiscard]] bool begin(const plan::RunAgain& step) { return ledger_.begin(step); }
   void end(const plan::RunAgain& step) { ledger_.end(step); }
   void finish(const plan::RunAgain& step) { ledger_.finish(step); }

@@ -47,7 +47,9 @@ c10::Storage new_storage(Bytes bytes, c10::Device device) {
 
 class PinScope {
  public:
-  PinScope(ValueStore& values, const plan::Replay& replay) : values_(values), replay_(replay) { values_.pin(replay_); }
+  PinScope(ValueStore& values, const plan::ReplaySchedule& replay) : values_(values), replay_(replay) {
+    values_.pin(replay_);
+  }
   ~PinScope() { values_.unpin(replay_, finished_); }
   PinScope(const PinScope&) = delete;
   PinScope& operator=(const PinScope&) = delete;
@@ -56,7 +58,7 @@ class PinScope {
 
  private:
   ValueStore& values_;
-  const plan::Replay& replay_;
+  const plan::ReplaySchedule& replay_;
   std::size_t finished_ = 0;
 };
 
@@ -190,7 +192,7 @@ void run_again(Tape& tape, const RunAgain& step) {
 }
 
 /// False: what it would read has been evicted.
-bool do_step(Tape& tape, const plan::Replay::Step& step) {
+bool do_step(Tape& tape, const plan::ReplaySchedule::Step& step) {
   return std::visit(Match{
                         [&](const plan::Fetch& fetch) {
                           if (!tape.ledger().resident(fetch.value)) tape.load(fetch.value);
@@ -217,9 +219,9 @@ void materialize(Tape& tape, ValueId value) {
     // schedule has made so far is a source of the next one.
     for (int attempt = 0; !tape.ledger().resident(value); ++attempt) {
       if (attempt == kMostSchedules) throw Error("replay: eviction keeps undoing what is made; raise the budget");
-      const plan::Replay replay = tape.ledger().schedule(value);
+      const plan::ReplaySchedule replay = tape.ledger().schedule(value);
       PinScope pins(tape.values(), replay);
-      for (const plan::Replay::Step& step : replay.steps) {
+      for (const plan::ReplaySchedule::Step& step : replay.steps) {
         if (!do_step(tape, step)) break;
         pins.step_done();
       }

@@ -30,7 +30,7 @@ TEST(Strategy, ReadsEveryForm) {
   EXPECT_EQ(std::get<strategies::Sequential>(strategy_from("sequential( 12 )")).segments, 12);
   EXPECT_EQ(std::get<strategies::FullUniform>(strategy_from("full_uniform(2)")).layers, 2);
   EXPECT_EQ(std::get<strategies::FullBlock>(strategy_from("full_block(5)")).layers, 5);
-  EXPECT_THAT(std::get<strategies::Selective>(strategy_from("selective(aten::mm, aten::addmm)")).operators,
+  EXPECT_THAT(std::get<strategies::SelectiveBlocks>(strategy_from("selective(aten::mm, aten::addmm)")).operators,
               ElementsAre("aten::mm", "aten::addmm"));
 }
 

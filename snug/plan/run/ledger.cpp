@@ -141,7 +141,7 @@ void Ledger::finish(const RunAgain& step) {
   for (const Output& out : flow_.outputs(step.op)) drop_if_useless(out.value);
 }
 
-void Ledger::pin(const Replay& replay) {
+void Ledger::pin(const ReplaySchedule& replay) {
   for (ValueId v : replay.sources) ++entry(v).wanted;
 }
 
@@ -156,7 +156,7 @@ void Ledger::end(const RunAgain& step) {
   for (ValueId v : flow_.inputs(step.op)) remove_pin(v);
 }
 
-void Ledger::unpin(const Replay& replay, std::size_t finished) {
+void Ledger::unpin(const ReplaySchedule& replay, std::size_t finished) {
   // The target, and what steps would have read that were not reached. From the last, so that no count is too low.
   for (std::size_t i = finished; i-- > 0;) {
     const auto* const step = std::get_if<RunAgain>(&replay.steps[i]);

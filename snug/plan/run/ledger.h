@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "snug/plan/run/replay.h"
+#include "snug/plan/run/replay_schedule.h"
 #include "snug/plan/run/scheduler.h"
 #include "snug/plan/step/dataflow.h"
 #include "snug/plan/step/ids.h"
@@ -126,15 +126,15 @@ class Ledger {
 
   /// What to run so that `value`, which is absent, is resident. Values that are still waited for and depend on what
   /// is computed on the way are made along with it. Throws std::logic_error when a leaf that it needs is gone.
-  [[nodiscard]] Replay schedule(ValueId value) const { return scheduler_.schedule(*this, value); }
+  [[nodiscard]] ReplaySchedule schedule(ValueId value) const { return scheduler_.schedule(*this, value); }
   /// The executor has made or fetched this value in a step of a replay and keeps it until `drop`.
   void cache(ValueId value);
   /// The operator of a replay has run.
   void finish(const RunAgain& step);
   /// A replay begins: its sources are wanted, and are evicted only in need.
-  void pin(const Replay& replay);
+  void pin(const ReplaySchedule& replay);
   /// It is over. `finished`: the steps that were done, in order; fewer than all when it was cut short.
-  void unpin(const Replay& replay, std::size_t finished);
+  void unpin(const ReplaySchedule& replay, std::size_t finished);
   /// An operator of it runs: its inputs, which are resident, must stay. False, and nothing is pinned, when one of them
   /// has been evicted: then the rest of the replay is to be scheduled anew.
   [[nodiscard]] bool begin(const RunAgain& step);

@@ -141,7 +141,7 @@ MemoryPlan plan_sequential(const StepGraph& graph, int segments) {
   return finished(graph, drop_inside(graph, ranges), fmt::format("sequential({})", segments));
 }
 
-MemoryPlan plan_selective(const StepGraph& graph, std::span<const std::string> operators) {
+MemoryPlan plan_selective_blocks(const StepGraph& graph, std::span<const std::string> operators) {
   const auto blocks = blocks_for(graph, "selective", "blocks", 1);
   if (operators.empty())
     throw UsageError("plan: selective: name the operators whose results are kept, as in selective(aten::mm)");

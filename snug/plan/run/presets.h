@@ -35,7 +35,7 @@ MemoryPlan plan_sequential(const StepGraph& graph, int segments);
 /// Selective checkpointing (PyTorch's SAC) of every block: results of the named operators ("aten::mm") are kept,
 /// everything else inside a block is made again. A name without its overload means them all. Throws UsageError when the
 /// step has no operator of one of the names.
-MemoryPlan plan_selective(const StepGraph& graph, std::span<const std::string> operators);
+MemoryPlan plan_selective_blocks(const StepGraph& graph, std::span<const std::string> operators);
 
 /// Binomial checkpointing of the chain of blocks with room for `checkpoints` block inputs at a time, the first
 /// block's included (Griewank and Walther 2000, "Algorithm 799: Revolve"). checkpoints >= 1.

@@ -26,7 +26,7 @@ class Scheduler::Search {
     runs_.clear();
   }
 
-  Replay run() {
+  ReplaySchedule run() {
     find_path();
     add_what_waits();
     mark_what_stays();
@@ -181,10 +181,10 @@ class Scheduler::Search {
   OpId first_;
   const OpId last_;
   bool fetches_ = false;
-  Replay replay_;
+  ReplaySchedule replay_;
 };
 
-Replay Scheduler::schedule(const Ledger& ledger, ValueId target) {
+ReplaySchedule Scheduler::schedule(const Ledger& ledger, ValueId target) {
   if (ledger.fetchable(target)) return {{Fetch{target}}, {}};
   if (flow_.producer(target) == kNoOp) throw std::logic_error("ledger: a leaf is absent and cannot be made again");
   return Search(*this, ledger, target).run();

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "snug/plan/run/replay.h"
+#include "snug/plan/run/replay_schedule.h"
 #include "snug/plan/step/dataflow.h"
 
 namespace snug::plan {
@@ -17,7 +17,7 @@ class Scheduler {
  public:
   explicit Scheduler(const Dataflow& flow) : flow_(flow) {}
 
-  Replay schedule(const Ledger& ledger, ValueId target);
+  ReplaySchedule schedule(const Ledger& ledger, ValueId target);
 
  private:
   /// Marks on operators or values that are all zero again at each begin().

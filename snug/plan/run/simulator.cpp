@@ -139,9 +139,9 @@ class Run : public StepVisitor {
   }
 
   void replay(ValueId v) {
-    const Replay replay = ledger_.schedule(v);
+    const ReplaySchedule replay = ledger_.schedule(v);
     ledger_.pin(replay);
-    for (const Replay::Step& step : replay.steps) {
+    for (const ReplaySchedule::Step& step : replay.steps) {
       std::visit(Match{[this](const Fetch& fetch) { do_step(fetch); }, [this](const RunAgain& run) { do_step(run); }},
                  step);
     }

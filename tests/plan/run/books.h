@@ -28,10 +28,10 @@ struct Books {
     return flow.add_output(target);
   }
   /// As the executor does, without contents.
-  Replay replay(ValueId target) {
-    const Replay r = ledger.schedule(target);
+  ReplaySchedule replay(ValueId target) {
+    const ReplaySchedule r = ledger.schedule(target);
     ledger.pin(r);
-    for (const Replay::Step& step : r.steps) {
+    for (const ReplaySchedule::Step& step : r.steps) {
       if (const auto* fetch = std::get_if<Fetch>(&step)) {
         ledger.cache(fetch->value);
         continue;
@@ -48,23 +48,25 @@ struct Books {
   std::vector<ValueId> take_dropped() { return std::exchange(dropped, {}); }
 };
 
-inline std::vector<OpId> ops_of(const Replay& replay) {
+inline std::vector<OpId> ops_of(const ReplaySchedule& replay) {
   std::vector<OpId> ops;
-  for (const Replay::Step& step : replay.steps) {
+  for (const ReplaySchedule::Step& step : replay.steps) {
     if (const auto* run = std::get_if<RunAgain>(&step)) ops.push_back(run->op);
   }
   return ops;
 }
 
-inline std::vector<ValueId> fetched_by(const Replay& replay) {
+inline std::vector<ValueId> fetched_by(const ReplaySchedule& replay) {
   std::vector<ValueId> values;
-  for (const Replay::Step& step : replay.steps) {
+  for (const ReplaySchedule::Step& step : replay.steps) {
     if (const auto* fetch = std::get_if<Fetch>(&step)) values.push_back(fetch->value);
   }
   return values;
 }
 
-inline const RunAgain& run_at(const Replay& replay, std::size_t i) { return std::get<RunAgain>(replay.steps.at(i)); }
+inline const RunAgain& run_at(const ReplaySchedule& replay, std::size_t i) {
+  return std::get<RunAgain>(replay.steps.at(i));
+}
 
 /// leaf -> a -> b -> c, operators 0, 1, 2.
 struct Row : Books {

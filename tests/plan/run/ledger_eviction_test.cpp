@@ -22,8 +22,8 @@ TEST(LedgerUnderWay, AReplayThatIsCutShortLeavesNothingPinned) {
   Row r;
   r.ledger.pack(r.c);
   r.ledger.settle(Leaves::Stay);
-  const Replay replay = r.ledger.schedule(r.c);
-  const Replay other = r.ledger.schedule(r.c);  // of another thread
+  const ReplaySchedule replay = r.ledger.schedule(r.c);
+  const ReplaySchedule other = r.ledger.schedule(r.c);  // of another thread
   r.ledger.pin(other);
   r.ledger.pin(replay);
   for (std::size_t i = 0; i < 2; ++i) {
@@ -45,7 +45,7 @@ TEST(LedgerUnderWay, GivesUpASourceOfARunningReplayOnlyInNeedAndTheStepTells) {
   for (ValueId v : {r.a, r.c}) r.ledger.pack(v);
   r.ledger.hold(r.a);
   r.ledger.settle(Leaves::Stay);
-  const Replay replay = r.ledger.schedule(r.c);
+  const ReplaySchedule replay = r.ledger.schedule(r.c);
   EXPECT_THAT(ops_of(replay), ElementsAre(1, 2));
   r.ledger.pin(replay);
   EXPECT_FALSE(r.ledger.evictable(r.a));
@@ -91,7 +91,7 @@ TEST(LedgerUnderWay, DropsWhatIsReleasedWhileTheOperatorRunsThatMakesIt) {
   r.ledger.pack(a);
   r.ledger.pack(b);
   r.ledger.settle(Leaves::Stay);
-  const Replay replay = r.ledger.schedule(a);
+  const ReplaySchedule replay = r.ledger.schedule(a);
   EXPECT_THAT(run_at(replay, 0).drops, IsEmpty()) << "b is waited for";
   r.ledger.pin(replay);
   ASSERT_TRUE(r.ledger.begin(run_at(replay, 0)));
@@ -110,7 +110,7 @@ TEST(LedgerUnderWay, DropsWhatIsReleasedWhileAReplayPinsItWhenThatIsOver) {
     Row r;
     for (ValueId v : {r.a, r.b}) r.ledger.pack(v);
     r.ledger.settle(Leaves::Stay);
-    const Replay replay = r.ledger.schedule(r.b);
+    const ReplaySchedule replay = r.ledger.schedule(r.b);
     r.ledger.pin(replay);
     for (std::size_t i = 0; i < finished; ++i) {
       const RunAgain& run = run_at(replay, i);
@@ -135,7 +135,7 @@ TEST(LedgerUnderWay, ProtectsTheSourcesOfARunningReplay) {
   r.ledger.pack(r.a);
   r.ledger.pack(r.c);
   r.ledger.settle();
-  const Replay replay = r.ledger.schedule(r.c);
+  const ReplaySchedule replay = r.ledger.schedule(r.c);
   r.ledger.pin(replay);
   EXPECT_FALSE(r.ledger.evictable(r.a));
   r.ledger.release(r.a, Unpacked::Not);

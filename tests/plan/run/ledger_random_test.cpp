@@ -137,15 +137,16 @@ class Machine {
   }
 
   void replay(ValueId target) {
-    const Replay replay = ledger_.schedule(target);
+    const ReplaySchedule replay = ledger_.schedule(target);
     ASSERT_FALSE(replay.steps.empty());
     const std::set<ValueId> resident_before = residents();
     ledger_.pin(replay);
     OpId previous = kNoOp;
     for (std::size_t i = 0; i < replay.steps.size(); ++i) {
       if (const auto* fetch = std::get_if<Fetch>(&replay.steps[i])) {
-        const auto next = std::find_if(replay.steps.begin() + static_cast<std::ptrdiff_t>(i), replay.steps.end(),
-                                       [](const Replay::Step& s) { return std::holds_alternative<RunAgain>(s); });
+        const auto next =
+            std::find_if(replay.steps.begin() + static_cast<std::ptrdiff_t>(i), replay.steps.end(),
+                         [](const ReplaySchedule::Step& s) { return std::holds_alternative<RunAgain>(s); });
         ASSERT_TRUE(next == replay.steps.end() || reads(std::get<RunAgain>(*next).op, fetch->value))
             << "fetched too soon";
         store_[fetch->value] = elsewhere_.at(fetch->value);
@@ -195,7 +196,7 @@ class Machine {
     ledger_.finish(step);
   }
 
-  void expect_useful(const Replay& replay, std::size_t i, const std::set<ValueId>& resident_before) {
+  void expect_useful(const ReplaySchedule& replay, std::size_t i, const std::set<ValueId>& resident_before) {
     bool useful = false;
     const auto* step = std::get_if<RunAgain>(&replay.steps[i]);
     if (step == nullptr) return;

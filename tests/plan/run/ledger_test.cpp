@@ -50,7 +50,7 @@ TEST(Ledger, ReplaysFromTheNearestResidentValueAndDropsWhatLiesBetween) {
   r.ledger.hold(r.a);
   r.ledger.pack(r.c);
   r.ledger.settle();
-  const Replay replay = r.ledger.schedule(r.c);
+  const ReplaySchedule replay = r.ledger.schedule(r.c);
   EXPECT_THAT(ops_of(replay), ElementsAre(1, 2));
   EXPECT_THAT(replay.sources, ElementsAre(r.a));
   EXPECT_THAT(run_at(replay, 0).drops, IsEmpty());
@@ -106,7 +106,7 @@ TEST(Ledger, TakesAnOverwrittenValueOverWhenNothingElseReadsIt) {
   const ValueId l = r.leaf(), a = r.op({l}), b = r.in_place({a}, a);
   r.ledger.pack(b);
   r.ledger.settle();
-  const Replay replay = r.ledger.schedule(b);
+  const ReplaySchedule replay = r.ledger.schedule(b);
   EXPECT_THAT(ops_of(replay), ElementsAre(0, 1));
   EXPECT_THAT(run_at(replay, 1).copies, IsEmpty());
   EXPECT_THAT(run_at(replay, 1).drops, ElementsAre(a));
@@ -120,7 +120,7 @@ TEST(Ledger, CopiesAnOverwrittenValueThatWaitsOrIsHeld) {
     r.ledger.pack(a);
     r.ledger.pack(b);
     r.ledger.settle();
-    const Replay replay = r.ledger.schedule(b);
+    const ReplaySchedule replay = r.ledger.schedule(b);
     EXPECT_EQ(replay.steps.size(), hold ? 1U : 2U);
     EXPECT_THAT(run_at(replay, replay.steps.size() - 1).copies, ElementsAre(a));
     EXPECT_THAT(run_at(replay, replay.steps.size() - 1).drops, IsEmpty());
@@ -134,7 +134,7 @@ TEST(Ledger, FetchesWhatIsOffloadedInsteadOfMakingItAgain) {
   r.ledger.pack(r.c);
   r.ledger.settle();
   EXPECT_THAT(r.take_dropped(), ElementsAre(r.l)) << "nothing before it is needed";
-  const Replay replay = r.replay(r.c);
+  const ReplaySchedule replay = r.replay(r.c);
   EXPECT_THAT(ops_of(replay), ElementsAre(2));
   EXPECT_THAT(fetched_by(replay), ElementsAre(r.b));
   EXPECT_TRUE(r.ledger.cached(r.b)) << "it is waited for";
@@ -155,7 +155,7 @@ TEST(Ledger, FetchesInFrontOfTheFirstReaderAndDropsBehindTheLast) {
   r.ledger.offload(m);
   r.ledger.pack(e);
   r.ledger.settle();
-  const Replay replay = r.ledger.schedule(e);
+  const ReplaySchedule replay = r.ledger.schedule(e);
   ASSERT_EQ(replay.steps.size(), 6U);
   EXPECT_EQ(std::get<RunAgain>(replay.steps[0]).op, 0) << "which does not read it";
   EXPECT_EQ(std::get<Fetch>(replay.steps[1]).value, m);
@@ -203,7 +203,7 @@ TEST(Ledger, DoesNotReplayWhatIsReplacedWhole) {
   const ValueId l = r.leaf(), a = r.op({l}), b = r.in_place({l}, a);
   r.ledger.pack(b);
   r.ledger.settle();
-  const Replay replay = r.ledger.schedule(b);
+  const ReplaySchedule replay = r.ledger.schedule(b);
   EXPECT_THAT(ops_of(replay), ElementsAre(1));
   EXPECT_THAT(run_at(replay, 0).copies, IsEmpty());
 }

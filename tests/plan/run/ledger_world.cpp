@@ -183,7 +183,7 @@ void World::schedule(State& s, Ledger& ledger, Thread& thread) const {
 
 /// As the executor does: a fetch at once, an operator up to where its kernel runs.
 void World::step(State& s, Ledger& ledger, Thread& thread) const {
-  const Replay::Step& next = thread.replay.steps.at(thread.next);
+  const ReplaySchedule::Step& next = thread.replay.steps.at(thread.next);
   if (const auto* fetch = std::get_if<Fetch>(&next)) {
     if (!ledger.resident(fetch->value)) {
       must(in(s.elsewhere, fetch->value), "nowhere to fetch it from", fetch->value);
@@ -376,7 +376,7 @@ std::string World::key(const State& s) {
                              std::int64_t{t.made & 0xFU}, std::int64_t{t.absent & 0xFU}})
         add(n);
       add_all(t.replay.sources);
-      for (const Replay::Step& step : t.replay.steps) {
+      for (const ReplaySchedule::Step& step : t.replay.steps) {
         const auto* run = std::get_if<RunAgain>(&step);
         add(run != nullptr ? run->op : -1 - std::get<Fetch>(step).value);
         if (run == nullptr) continue;

@@ -29,7 +29,7 @@ struct Thread {
   std::size_t next = 0;  // step of the replay
   Set made = 0;          // by operators of the replay that have run, and absent when it was scheduled
   Set absent = 0;        // when it was scheduled
-  Replay replay;
+  ReplaySchedule replay;
 };
 
 /// Everything there is: the ledger's books, what the caller really has, saved tensors and threads.

@@ -141,7 +141,7 @@ TEST(PlanFullBlock, CheckpointsTheFirstBlocksOnly) {
 TEST(PlanSelective, KeepsTheNamedResultsAndReplaysTheRest) {
   const StepGraph graph = synthetic::gpt_like(kChain);
   const std::vector<std::string> kept{"aten::addmm", "aten::scaled_dot_product_attention"};
-  const MemoryPlan plan = plan_selective(graph, kept);
+  const MemoryPlan plan = plan_selective_blocks(graph, kept);
   EXPECT_EQ(plan.strategy, "selective(aten::addmm,aten::scaled_dot_product_attention)");
   const Simulation run = simulate(graph, plan);
   for (OpId op = 0; op < graph.flow.ops(); ++op) {
@@ -152,7 +152,7 @@ TEST(PlanSelective, KeepsTheNamedResultsAndReplaysTheRest) {
   }
   // Both norms, the first addition and the gelu of each block.
   EXPECT_EQ(run.replayed_ops, 9 * 4);
-  EXPECT_EQ(mistake_of([&] { return plan_selective(graph, std::vector<std::string>{"aten::bmm"}); }),
+  EXPECT_EQ(mistake_of([&] { return plan_selective_blocks(graph, std::vector<std::string>{"aten::bmm"}); }),
             "plan: selective: the step has no operator \"aten::bmm\"");
 }
 

@@ -25,7 +25,7 @@ struct RunAgain {
 
 /// What brings a value back, in order: operators as they were recorded, and each fetch in front of the first of them
 /// that reads what it brings.
-struct Replay {
+struct ReplaySchedule {
   using Step = std::variant<Fetch, RunAgain>;
   std::vector<Step> steps;
   std::vector<ValueId> sources;  ///< values that the steps read and do not make: resident, or fetched by one
