@@ -28,7 +28,6 @@ class CallLog {
   /// How far the parts reach.
   struct Mark {
     std::size_t arguments, views, constants, geometry, random_states;
-    friend bool operator==(const Mark&, const Mark&) = default;
   };
   [[nodiscard]] Mark mark() const noexcept {
     return {arguments_.size(), views_.size(), constants_.size(), geometry_.size(), random_states_.size()};

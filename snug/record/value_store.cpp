@@ -111,11 +111,6 @@ void ValueStore::copy_leaf(plan::ValueId value) {
   leaf.copied = true;
 }
 
-void ValueStore::evict(plan::ValueId value) {
-  ledger_.evict(value);
-  ++evictions_;
-}
-
 /// The ledger has dropped it, or has been told that it is absent.
 void ValueStore::let_go(plan::ValueId value) {
   c10::Storage& storage = at(value).storage;

@@ -108,7 +108,7 @@ class ValueStore {
   /// changed.
   void copy_leaf(plan::ValueId leaf);
   /// Drops what can be made again or fetched (see Ledger::evictable).
-  void evict(plan::ValueId value);
+  void evict(plan::ValueId value) { ledger_.evict(value); }
 
   /// Results that are held as the program has them.
   [[nodiscard]] std::span<const plan::ValueId> held_results();
@@ -152,7 +152,6 @@ class ValueStore {
   [[nodiscard]] bool made(c10::StorageImpl* storage) const;
   /// Bytes that have been moved out of the device's memory.
   [[nodiscard]] Bytes offloaded_bytes() const noexcept { return offloaded_bytes_; }
-  [[nodiscard]] std::int64_t evictions() const noexcept { return evictions_; }
 
  private:
   struct Value {
@@ -191,7 +190,6 @@ class ValueStore {
   std::unordered_map<plan::ValueId, memory::Offloaded> offloaded_;
   std::shared_ptr<memory::SpillFile> spill_file_;
   Bytes offloaded_bytes_ = 0;
-  std::int64_t evictions_ = 0;
   int pass_ = kNoPass;
 };
 
