@@ -9,12 +9,13 @@
 
 namespace snug::record {
 
-/// One argument of a recorded call: an index into the tape's constants, or views.
+/// One argument of a recorded call, as the CallLog has it: a constant, which is any argument that is no tensor, or the
+/// `count` views of its tensors.
 struct Argument {
   enum class Kind : std::uint8_t { Constant, Tensor, TensorList, OptionalTensorList };
   Kind kind = Kind::Constant;
-  std::int32_t index = 0;
-  std::int32_t count = 1;  // of a list
+  std::int32_t index = 0;  // of the constant, or of the first view
+  std::int32_t count = 1;
 };
 
 /// Where an output of a call is found on the stack: a result, or an argument that was written. `element` is the
@@ -25,14 +26,15 @@ struct OutputSlot {
   std::int16_t element = -1;
 };
 
-/// One recorded operator call. Inputs and outputs by value are in the tape's Dataflow under the same index.
+/// One recorded operator call. Which values it reads and makes stands in the ValueStore's Dataflow, under the same
+/// OpId.
 struct Call {
   c10::OperatorHandle op;
   const OperatorTraits* traits = nullptr;
   std::int32_t arguments = 0;  // where its arguments begin; there are as many as in the schema
   std::int32_t outputs = 0;    // where its output slots begin; as many as the Dataflow has outputs
   std::int32_t random = -1;    // its random state, or -1
-  bool grad_mode = false;      // kernels may look at it
+  bool grad_mode = false;      // that it ran in, which kernels may look at
 };
 
 }  // namespace snug::record

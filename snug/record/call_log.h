@@ -17,15 +17,17 @@
 
 namespace snug::record {
 
-/// The recorded calls by OpId, with all that running one again takes but the contents of its tensors. Grows at the end:
-/// the parts of a call come before it, and go again when it is not recorded. Not synchronized.
+/// The recorded calls by OpId, with all that running one again takes but the contents of its tensors. Grows at the end.
+/// What an operator is called with must be noted before it runs, and whether it is recorded shows afterwards: so the
+/// parts of a call (arguments, views, random state) come first, and are rolled back or followed by the call. Not
+/// synchronized.
 class CallLog {
  public:
   CallLog();
 
   // --- the call that is about to run -------------------------------------------------------------------------------
 
-  /// How far the parts reach.
+  /// How many parts there are.
   struct Mark {
     std::size_t arguments, views, constants, geometry, random_states;
   };
@@ -45,11 +47,12 @@ class CallLog {
   }
   /// The next argument is no tensor.
   void add_constant(const c10::IValue& value);
-  /// The next argument, or the next tensor of it, which is plain (see is_plain).
+  /// A tensor of the next argument, which is plain (see is_plain); add_tensors follows when all of its tensors have
+  /// come.
   void add_view(const at::Tensor& tensor, plan::ValueId value);
   void add_undefined_view() { views_.emplace_back(); }
   [[nodiscard]] std::int32_t next_view() const noexcept { return static_cast<std::int32_t>(views_.size()); }
-  /// ... is made of the views from `first` on.
+  /// The next argument is a tensor, or a list of tensors: the views from `first` on.
   void add_tensors(Argument::Kind kind, std::int32_t first);
   /// Where the generator stood that it draws from.
   void add_random_state(Call& call, RandomState state);
@@ -65,7 +68,7 @@ class CallLog {
   void add_output(OutputSlot slot) { slots_.push_back(slot); }
   /// How long the newest call took.
   void note_seconds(double seconds);
-  /// Which node autograd would make next when the newest call ran.
+  /// Notes the sequence number that autograd gives to the next node that it makes: see op_of_sequence.
   void note_sequence_number();
 
   /// How a tensor looks at its storage; the caller fills in the value.
@@ -96,7 +99,7 @@ class CallLog {
   [[nodiscard]] double seconds(plan::OpId op) const {
     return plan::at(op) < seconds_.size() ? static_cast<double>(seconds_[plan::at(op)]) : 1.0;
   }
-  /// The call that autograd gave this sequence number to, or kNoOp, where they have been noted.
+  /// The call whose autograd node has this sequence number, or kNoOp. Only where the numbers have been noted.
   [[nodiscard]] plan::OpId op_of_sequence(std::uint64_t number) const;
 
   /// The path of ModuleScope in which the operator ran.
@@ -113,17 +116,17 @@ class CallLog {
 
   std::vector<Call> calls_;
   std::vector<std::uint64_t> signatures_;
-  std::vector<std::int64_t> signed_words_;  // of the operator that is signed
+  std::vector<std::int64_t> signed_words_;  // scratch memory of sign()
   std::vector<std::int32_t> modules_;       // by OpId, in module_names_
   std::vector<std::string> module_names_{std::string()};
-  std::int32_t module_ = 0;  // the latest
+  std::int32_t module_ = 0;  // of the newest call
   std::vector<Argument> arguments_;
   std::vector<OutputSlot> slots_;
   std::vector<View> views_;
   std::vector<c10::IValue> constants_;
   std::vector<RandomState> random_states_;
   GeometryPool geometry_;
-  std::vector<std::uint64_t> sequence_numbers_;  // by OpId, of the next node when the operator ran; once noted
+  std::vector<std::uint64_t> sequence_numbers_;  // by OpId, of the node after its own; once noted
   std::vector<float> seconds_;                   // by OpId, once noted
 };
 

@@ -10,8 +10,8 @@
 
 namespace snug::record {
 
-/// What the recorder has to know of an operator, read from its schema once. The rest of this header's tables are the
-/// facts that schemas do not tell.
+/// What the recorder has to know of an operator: read from its schema once, and, for what schemas do not tell, from the
+/// tables in operator_traits.cpp.
 struct OperatorTraits {
   enum class Argument : std::uint8_t { Tensor, TensorList, OptionalTensorList, Generator, Other };
 
@@ -24,7 +24,8 @@ struct OperatorTraits {
   bool uninitialized = false;  ///< results have unspecified contents: empty and kin
   bool overwrites = false;     ///< written arguments are replaced whole, their old contents are not read
   int scratch_result = -1;     ///< position of a result whose bits prove nothing, or -1
-  /// When the version of what the schema says is written rises, if not inside of the kernel.
+  /// When LibTorch raises the version counters of what the schema says is written: before the kernel that the recorder
+  /// runs, after it, or not at all (but inside of the kernel).
   enum class Raises : std::uint8_t { Never, BeforeTheKernel, AfterTheKernel } raises = Raises::Never;
   bool rebinds = false;                      ///< gives a tensor another storage (set_)
   bool collective = false;                   ///< runs together with other processes

@@ -19,7 +19,7 @@ struct WrittenTensor {
   OutputSlot slot;
   at::Tensor tensor;
   plan::ValueId before;  ///< the value that it writes over
-  bool whole;            ///< all of it, unread
+  bool whole;            ///< all of it is replaced, and none read
   SeenVersion version;   ///< before the kernel
 };
 

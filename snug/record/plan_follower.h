@@ -16,19 +16,20 @@
 
 namespace snug::record {
 
-/// What a tape holds of the values that regions say nothing about.
-struct KeepSaved {};  ///< whatever autograd saves, as PyTorch does
+/// The policy to hold whatever autograd saves, as PyTorch does.
+struct KeepSaved {};
 /// A step that was recorded before, and its plan.
 struct KnownStep {
   std::shared_ptr<const plan::MemoryPlan> plan;
   std::shared_ptr<const plan::StepGraph> graph;
 };
-/// What the first plan says, as long as the step is the one that it is for; then what another one says whose step began
-/// in the same way; and what autograd saves when there is none.
+/// The policy to do what the first plan says, as long as the step is the one that it is for; then what another one says
+/// whose step began in the same way; and as KeepSaved when there is none.
 struct FollowPlan {
   std::vector<KnownStep> steps;  ///< not empty
 };
-/// Either of those, as `decide` says when the step's first operator runs: then it shows whether gradients are there.
+/// Either of those policies, as `decide` says when the step's first operator runs: only then it shows whether gradients
+/// are there.
 struct DecideLater {
   struct Decision {
     std::variant<KeepSaved, FollowPlan> policy;
@@ -36,6 +37,7 @@ struct DecideLater {
   };
   std::function<Decision()> decide;  ///< may throw; is asked again then
 };
+/// What a tape holds of the values that regions say nothing about.
 using Policy = std::variant<KeepSaved, FollowPlan, DecideLater>;
 
 /// Where a step first differed from its plan.
@@ -51,14 +53,14 @@ class PlanFollower {
  public:
   explicit PlanFollower(Policy policy);
 
-  /// Who is to be asked before anything else, or nullptr.
+  /// What still has to be asked, before anything else, for the policy; nullptr when that is known.
   [[nodiscard]] const DecideLater* undecided() const noexcept { return std::get_if<DecideLater>(&policy_); }
-  /// What they said.
+  /// The answer.
   void decide(std::variant<KeepSaved, FollowPlan> policy);
-  /// They are asked no more.
+  /// Where there has been no answer, none is wanted any more: the policy is KeepSaved.
   void give_up_deciding() noexcept;
 
-  /// Whether there is, or was, a plan: segments are its own.
+  /// Whether there is, or was, a plan: the step's segments are the plan's then, and not the regions'.
   [[nodiscard]] bool planned() const noexcept { return segments_.has_value(); }
   /// The known step that this one is, so far; null when it is none of them.
   [[nodiscard]] const KnownStep* known_step() const noexcept {

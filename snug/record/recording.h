@@ -17,7 +17,8 @@ namespace snug::record {
 const std::shared_ptr<Tape>& recording_tape();
 
 /// In a Python process: those torch.autograd.graph.saved_tensors_hooks that are active on this thread when the scope
-/// begins are around it, and what comes later is further inside. Part of all that takes saved tensors.
+/// begins are around it, and what comes later is further inside. Whatever takes saved tensors has one: recordings,
+/// regions, reruns.
 class PythonHooksOutside {
  public:
   PythonHooksOutside();

@@ -36,7 +36,7 @@ class RegionStack {
   /// Segments are a plan's: only what the policy says must be counts.
   void open_in_plan(RegionTerms terms);
   void close() { open_.pop_back(); }
-  /// The segments of a plan are nobody's region.
+  /// Segments that a plan has opened, so many in all: no region's, and none of them recomputes by itself.
   void add_planned_segments(plan::SegmentId segments);
 
   /// Of the innermost region.
@@ -59,8 +59,8 @@ class RegionStack {
     ska::flat_hash_map<const OperatorTraits*, std::int64_t> invocations = {};
   };
   struct Segment {
-    bool recompute = false;  // by its own region
-    bool covered = false;    // by that or an enclosing one
+    bool recompute = false;  // its own region drops what autograd saves
+    bool covered = false;    // that one does, or one around it
   };
   [[nodiscard]] bool covered(plan::SegmentId segment) const { return segments_[plan::at(segment)].covered; }
 

@@ -17,7 +17,7 @@ enum class Choice : std::uint8_t {
   PreferKeep,
   MustRecompute,
   MustKeep,
-  Offload  ///< what autograd saves of them leaves the device's memory, as in snug::Offload. A session's plan may not
+  Offload  ///< what autograd saves of them leaves the device's memory, as in snug::Offload; preferred, too
 };
 
 /// What autograd saves is dropped, and made again in backward by replay.

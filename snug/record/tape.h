@@ -61,7 +61,7 @@ class Tape {
   /// A saved tensor begins; its address must stay until forget(). Returns false when the tensor cannot be on a tape
   /// (see is_plain): keep the tensor itself.
   bool save(const at::Tensor& tensor, SavedTensor& saved);
-  /// The saved tensor ends, which a backward pass has unpacked, or none (kNoPass).
+  /// The saved tensor is destroyed. `unpacked_in`: the backward pass that has unpacked it, or kNoPass.
   void forget(SavedTensor& saved, int unpacked_in);
   /// Binds all saved tensors that still wait for their operator.
   void bind_all();
@@ -80,14 +80,14 @@ class Tape {
   /// From now on the contents of what is dropped are remembered, and compared when they are made again: a replay that
   /// makes other bits throws Error, naming the operator, its module and the place.
   void verify_replays(VerifyReplay how) noexcept { verified_.verify(how); }
-  /// It is told of what happens from now on.
+  /// The observer is told of what happens from now on.
   void add_observer(std::shared_ptr<TapeObserver> observer);
-  /// It is told nothing from now on. One that is not there is none.
+  /// The observer is told nothing from now on. Does nothing for one that was not added.
   void remove_observer(const TapeObserver& observer) noexcept;
   /// From now on notes how long operators take.
   void time_operators() noexcept { timed_ = true; }
-  /// Who drives the step is done with it; the tape may live on. What was to be decided later is asked no more, and
-  /// observers that measure are told nothing.
+  /// Whoever drives the step is done with it, though saved tensors may keep the tape alive: what DecideLater puts off
+  /// is asked no more, and observers that measure are told nothing.
   void detach() noexcept;
 
   // --- replay ------------------------------------------------------------------------------------------------------
@@ -103,8 +103,8 @@ class Tape {
 
   /// An operator has run again.
   void replayed(plan::OpId op);
-  /// It made the value again, which stays until the ledger drops it. Throws Error when its bits are others (see
-  /// verify_replays).
+  /// An operator that ran again has made the value, which stays until the ledger drops it. Throws Error when its bits
+  /// are others (see verify_replays).
   void put(plan::ValueId value, c10::Storage storage);
   /// Fetches an offloaded value, as if a replay had made it. Throws Error when it cannot be read.
   void load(plan::ValueId value) { put(value, values_.fetch(value)); }
@@ -114,6 +114,7 @@ class Tape {
   /// The end of a backward pass that ValueStore::enter_pass has begun.
   void leave_pass();
   /// The operator that forward or backward is at.
+  /// Eviction measures distances from there.
   [[nodiscard]] plan::OpId position() const noexcept { return finished() ? position_ : flow().ops(); }
   void move_to(plan::OpId op) noexcept { position_ = op; }
   /// Seconds that an operator took when the plan's step was recorded, else now; 1 when nobody measured.

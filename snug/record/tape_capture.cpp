@@ -95,7 +95,7 @@ plan::ValueId Tape::read(const at::Tensor& tensor, Use use) {
   const plan::ValueId value = lookup_.value_of(tensor.storage(), version);
   values_.set_read(value);
   if (values_.unfilled(value)) {
-    // What an operator fills in part is no riddle.
+    // An operator that writes a part of it is not what opaque() is for: it fills the memory, and is recorded.
     if (use == Use::Read) lookup_.report(value, Opaque::Case::Filled);
     lookup_.make_leaf(value, version);
     values_.hold(value, tensor.storage());

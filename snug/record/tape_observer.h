@@ -27,13 +27,13 @@ class TapeObserver {
   virtual ~TapeObserver() = default;
 
   /// Whether a plan will be made of what it is told: the step is recorded as a planned one (see Tape::planned), and
-  /// nothing is told after Tape::detach(). Asked once, as the next one.
+  /// it is told nothing after Tape::detach(). Its answers to this and the next two must not change.
   [[nodiscard]] virtual bool measures() const { return false; }
   /// Whether it is to be told of results (see made).
   [[nodiscard]] virtual bool sees_results() const { return false; }
 
-  /// Whether it is to be told of all that is recorded, and of what backward asks for; else only of the events that say
-  /// so. Those come for each operator and tensor: asked once.
+  /// Whether it is to be told of all that is recorded and of what backward asks for, which are calls for each operator
+  /// and tensor. If not, it is told only of the events below that say "whether it sees the recording or not".
   [[nodiscard]] virtual bool sees_recording() const { return true; }
 
   // --- recording ---------------------------------------------------------------------------------------------------
@@ -41,14 +41,15 @@ class TapeObserver {
   /// In front of an operator.
   virtual void op_begins(const Tape& /*tape*/) {}
   virtual void reads(const at::Tensor& /*argument*/) {}
-  /// Around its kernel, without the mutex. What throws does not end.
+  /// Around its kernel, without the mutex. Where the kernel throws, kernel_ends() is not called.
   virtual void kernel_begins() {}
   virtual void kernel_ends() {}
   /// It has run, and is on the tape.
   virtual void op_recorded(const Tape& /*tape*/, plan::OpId /*op*/) {}
-  /// It has run, and is not: it made nothing.
+  /// It has run, and is not on the tape: it made nothing (a view), or is never recorded (a collective).
   virtual void op_not_recorded() {}
-  /// One of its results; the mutex is lent. May throw: the operator is on the tape, or has been replayed.
+  /// One of its results, told where sees_results(); the mutex is lent. May throw: the operator is on the tape, or has
+  /// been replayed.
   virtual void made(const Tape& /*tape*/, plan::OpId /*op*/, const at::Tensor& /*result*/, Run /*run*/) {}
 
   /// A saved tensor stands for the value.
@@ -57,22 +58,23 @@ class TapeObserver {
   virtual void displaced(plan::ValueId /*value*/) {}
   /// Around the end of the recording, where all goes that nothing needs.
   virtual void settle_begins(const Tape& /*tape*/) {}
-  virtual void settle_ends() {}  ///< whether it sees the recording or not
+  virtual void settle_ends() {}  ///< told whether it sees the recording or not
 
   // --- backward ----------------------------------------------------------------------------------------------------
 
   /// A backward node asked for a value. `now`: absent when the node alone has it from here on.
   virtual void unpacked(plan::ValueId /*value*/, plan::Residency /*now*/) {}
-  /// Around what is done to have an absent value; nested ones come in no order.
+  /// Around making an absent value again, or fetching it. They may nest; of the order of nested ones nothing is
+  /// promised.
   virtual void replay_begins() {}
   virtual void replay_ends() {}
-  /// An operator has run again. Told whether it sees the recording or not, as the next one.
+  /// An operator has run again. Told whether it sees the recording or not.
   virtual void replayed(const Tape& /*tape*/, plan::OpId /*op*/) {}
   /// Around the end of a saved tensor, and of what nothing needs then.
   virtual void release_begins(plan::ValueId /*value*/) {}
   virtual void release_ends() {}
 
-  /// The step's backward pass is over, and has not failed.
+  /// The step's backward pass is over, and has not failed. Told whether it sees the recording or not.
   virtual void backward_ends() {}
 
   // --- memory ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ bool Tape::save(const at::Tensor& tensor, SavedTensor& saved) {
   return true;
 }
 
-/// Its version is checked by the saved tensor itself.
+/// To the value that is there now, whatever has been written since it was saved: unpacking checks that, by version.
 void Tape::bind(SavedTensor& saved) {
   const plan::ValueId value = lookup_.value_of(saved.storage, saved.version);
   values_.set_read(value);

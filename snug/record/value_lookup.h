@@ -17,10 +17,10 @@ namespace snug::record {
 /// Contents that no recorded operator made: they cannot be made again, and are kept.
 struct Opaque {
   enum class Case : std::uint8_t {
-    Filled,      ///< what the operator handed out was filled
-    WrittenOver  ///< its result was written over
+    Filled,      ///< the operator made memory without contents (empty), and something unseen filled it
+    WrittenOver  ///< something unseen has written over the operator's result
   };
-  std::string operation;  ///< its name, number and module
+  std::string operation;  ///< the operator that made the storage: its name, number and module
   Bytes bytes = 0;
   Case what = Case::Filled;
 };
@@ -35,11 +35,13 @@ class ValueLookup {
 
   /// The value of a storage that is read or written through a tensor with this version. Held if it is a leaf.
   plan::ValueId value_of(const c10::Storage& storage, const SeenVersion& reader);
-  /// It is read though nothing that was seen has written it: something else must have filled it, and it is kept.
+  /// For a value that is read though nothing that was seen has written it: something else must have filled it, so that
+  /// it cannot be made again.
   void make_leaf(plan::ValueId value, const SeenVersion& reader);
-  /// It is told of in opaque(), by name, what has become of an operator's result; before that becomes of it.
+  /// Lists an operator's result in opaque(). To be called before make_leaf() or displace(), after which the value does
+  /// not know its operator any more.
   void report(plan::ValueId value, Opaque::Case what);
-  /// Something unseen has written over it: it is lost, if it is an operator's result.
+  /// Something unseen has written over the value: an operator's result is absent from here on.
   void displace(plan::ValueId value);
   /// Lets go of results that something unseen has written over, so that they are made again where they are read.
   void notice_writes();

@@ -62,16 +62,16 @@ class ValueStore {
 
   [[nodiscard]] Bytes nbytes(plan::ValueId value) const { return at(value).nbytes; }
   [[nodiscard]] c10::Device device(plan::ValueId value) const { return at(value).device; }
-  /// What a policy said of it.
+  /// What a region's policy said of it.
   [[nodiscard]] plan::Must must(plan::ValueId value) const { return at(value).must; }
   void set_must(plan::ValueId value, plan::Must must) { at(value).must = must; }
-  /// It leaves the device's memory as soon as a replay will need it.
+  /// Whether it leaves the device's memory once a saved tensor, or a replay, will need it.
   [[nodiscard]] bool moves(plan::ValueId value) const { return at(value).moves; }
   void let_move(plan::ValueId value) { at(value).moves = true; }
-  /// Nothing that was seen has written it yet.
+  /// Whether it is memory without contents, as of `empty`, that nothing which was seen has written yet.
   [[nodiscard]] bool unfilled(plan::ValueId value) const { return at(value).unfilled; }
   void set_unfilled(plan::ValueId value) { at(value).unfilled = true; }
-  /// By a recorded operator or a saved tensor.
+  /// Whether a recorded operator has read it, or a saved tensor stands for it.
   [[nodiscard]] bool was_read(plan::ValueId value) const { return at(value).read; }
   void set_read(plan::ValueId value) { at(value).read = true; }
   /// Whether an operator made the storage, be it that something unseen has written it since.
@@ -96,11 +96,12 @@ class ValueStore {
   void hold(plan::ValueId value, const c10::Storage& storage);
   /// A replay has made it again, or fetched it, and it is resident until its saved tensors have been unpacked.
   void cache(plan::ValueId value, c10::Storage storage);
-  /// The contents were overwritten, or will be by whom they are given to: it is absent.
+  /// The value is absent: its storage is overwritten, or is returned to somebody who will do that.
   c10::Storage take(plan::ValueId value);
-  /// They are not the value's any more: it is absent.
+  /// The value is absent: what is in its storage is not its contents any more.
   void discard(plan::ValueId value);
-  /// Moves them out of the device's memory. Throws Error, and nothing has changed, when they cannot be written there.
+  /// Moves a value's contents out of the device's memory. Throws Error, and nothing has changed, when they cannot be
+  /// written there.
   void offload(plan::ValueId value, const c10::Storage& storage);
   /// What has been moved, in a new storage. Throws Error when it cannot be read.
   [[nodiscard]] c10::Storage fetch(plan::ValueId value);
@@ -126,7 +127,8 @@ class ValueStore {
   /// A backward pass unpacks. Returns whether it is a new one.
   bool enter_pass(int pass);
   void end_pass() { ledger_.end_pass(); }
-  /// Lets go of moved contents that nothing needs; who reads what is known when the recording is over.
+  /// Lets go of moved contents that nothing needs. Once the recording is over: before, an operator that reads them may
+  /// still come.
   void forget_unneeded();
   /// The recording is over: what nothing needs goes, leaves too unless they are to stay.
   void settle(plan::Leaves leaves);
@@ -146,7 +148,7 @@ class ValueStore {
   [[nodiscard]] std::vector<c10::Storage> leaf_storages() const;
   /// A leaf whose storage is of another size now, as of a weight that has been freed after its use.
   [[nodiscard]] std::optional<plan::ValueId> resized_leaf() const;
-  /// Whether it is, and the storage is the program's.
+  /// Whether the value is such a leaf.
   [[nodiscard]] bool resized(plan::ValueId value) const;
   /// Whether a recorded operator made the storage, so that it was not there before the step.
   [[nodiscard]] bool made(c10::StorageImpl* storage) const;

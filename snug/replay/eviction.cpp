@@ -14,9 +14,10 @@
 namespace snug::replay {
 namespace {
 
-constexpr Bytes kSmallestWorthIt = 4_KiB;
+constexpr Bytes kSmallestWorthIt = 4_KiB;  // smaller blocks share pages
 constexpr std::size_t kLookedAtClosely = 64;
-/// The tape is held for long only by who waits for the thread that asks, in code of neither snug's nor LibTorch's.
+/// How long an eviction waits for the tape. Whoever holds it for longer is waiting, in the program's own code, for the
+/// very thread that asks for room.
 constexpr std::chrono::seconds kPatience{1};
 
 struct Victim {

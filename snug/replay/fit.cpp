@@ -13,7 +13,8 @@ namespace snug::replay {
 RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::DeviceMemory& memory,
                                 const RecordOptions& options) {
   if (limit <= 0) throw UsageError(fmt::format("fit: the budget is {} bytes; it must be positive", limit));
-  // Close to the floor one order of evictions gets by where another does not.
+  // Close to the smallest budget it depends on the order of evictions whether there is always something left to evict:
+  // where one order fails, another may not.
   std::optional<OutOfBudget::Details> least;
   for (const EvictionCost cost : {EvictionCost::Timeless, EvictionCost::Measured}) {
     try {

@@ -163,7 +163,7 @@ bool is_made_by(const record::Tape& tape, const at::Tensor& tensor) {
   return record::is_plain(tensor) && tape.values().made(tensor.storage().unsafeGetStorageImpl());
 }
 
-/// Everything that is the same before and after a recording, and what records.
+/// What records one run of a step, and what puts everything back at its end as it was before.
 struct RecordingScope {
   RecordingScope(EvictionCost cost, memory::DeviceMemory& memory, const std::vector<at::Tensor>& parameters)
       : before(memory.stats().allocated),

@@ -19,7 +19,7 @@ plan::Planner planner_for(const plan::StepGraph& graph, const std::string& strat
   try {
     return {graph, strategy, kInPassing};
   } catch (const UsageError&) {
-    return {graph, "optimal", kInPassing};  // four blocks of a step that has three, say
+    return {graph, "optimal", kInPassing};  // the strategy asks for four blocks and this step has three, say
   }
 }
 

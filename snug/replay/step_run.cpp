@@ -92,7 +92,7 @@ at::Tensor StepRun::operator()(const Forward& step) {
   } catch (const UpdateBegins&) {
     if (!went_backward()) throw;  // another step's
   } catch (...) {
-    if (!std::holds_alternative<Stopped>(state_)) throw;  // it comes of that
+    if (!std::holds_alternative<Stopped>(state_)) throw;  // a function that is stopped may make another error of it
   }
   rethrow_refusal();
   if (std::holds_alternative<InForward>(state_)) {

@@ -5,7 +5,8 @@
 
 namespace snug::plan {
 
-/// What no plan can beat, whatever it keeps and recomputes: the certificate beside a plan. One that moves values may.
+/// What no plan can beat, whatever it keeps and recomputes: the certificate beside a plan. It does not hold for plans
+/// that move values, which may be better.
 struct LowerBound {
   Bytes peak = 0;           ///< no plan has a smaller one, static bytes included
   double step_seconds = 0;  ///< no plan with a peak within the budget has less; infinite when none has such a peak

@@ -7,7 +7,7 @@
 namespace snug::plan {
 namespace {
 
-/// What an event takes for itself, and the values that it may have made or unmade a reason to count.
+/// What an event takes for itself, and the values that may count from this event on, or not any more.
 struct Touched : StepVisitor {
   explicit Touched(const StepGraph& graph) : graph_(graph) {}
   void run(OpId op) {

@@ -43,7 +43,7 @@ struct LedgerState {
   struct Entry {
     std::int32_t packs = 0;    ///< saved tensors that stand for the value
     std::int32_t pending = 0;  ///< of those, that wait to be unpacked
-    std::int32_t readers = 0;  ///< inputs of demanded operators
+    std::int32_t readers = 0;  ///< operators with demand that read it, each as often as it does
     std::int32_t pins = 0;     ///< must stay
     std::int32_t wanted = 0;   ///< running replays that will read it
     Residency residency = Residency::Absent;

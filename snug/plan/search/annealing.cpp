@@ -12,11 +12,12 @@
 namespace snug::plan {
 namespace {
 
-// In shares of the unplanned step.
+// Temperatures, in shares of the unplanned step's seconds.
 constexpr double kHottest = 0.02, kColdest = 1e-5;
-// Of a peak that is over the cap by all that lies between the unplanned peak and the floor.
+// What a plan costs, in the same shares, for a peak that is over the cap by the whole span between the unplanned peak
+// and the floor.
 constexpr double kOverPenalty = 4;
-// Values that would fit more often into that span make no difference.
+// Values of which more would fit into that span are too small to try.
 constexpr Bytes kValuesInSpan = 500;
 constexpr OpId kLongestNewSegment = 40;
 

@@ -20,8 +20,8 @@ struct ValueInfo {
   bool saved = false;         ///< at least one saved tensor stands for it after the forward pass
   Must must = Must::Nothing;  ///< whatever plans say (see Choice)
   std::int32_t device = 0;    ///< in StepGraph::devices
-  Bytes leaf_bytes =
-      0;  ///< of the storage of a leaf, most of which were there before the step and are among static_bytes
+  Bytes leaf_bytes = 0;       ///< of the storage of a leaf; most leaves were there before the step, and are counted in
+                              ///< StepGraph::static_bytes too
   friend bool operator==(const ValueInfo&, const ValueInfo&) = default;
 };
 
