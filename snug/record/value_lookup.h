@@ -38,8 +38,7 @@ class ValueLookup {
   /// For a value that is read though nothing that was seen has written it: something else must have filled it, so that
   /// it cannot be made again.
   void make_leaf(plan::ValueId value, const SeenVersion& reader);
-  /// Lists an operator's result in opaque(). To be called before make_leaf() or displace(), after which the value does
-  /// not know its operator any more.
+  /// Lists an operator's result in opaque(). To be called before make_leaf(), after which the value has no operator.
   void report(plan::ValueId value, Opaque::Case what);
   /// Something unseen has written over the value: an operator's result is absent from here on.
   void displace(plan::ValueId value);
