@@ -8,26 +8,9 @@
 #include <limits>
 
 #include "snug/base/errors.h"
+#include "snug/models/evaluation_scope.h"
 
 namespace snug::models {
-namespace {
-
-class EvaluationScope {
- public:
-  explicit EvaluationScope(torch::nn::Module& module) : module_(module), training_(module.is_training()) {
-    module_.eval();
-  }
-  EvaluationScope(const EvaluationScope&) = delete;
-  EvaluationScope& operator=(const EvaluationScope&) = delete;
-  ~EvaluationScope() { module_.train(training_); }
-
- private:
-  torch::nn::Module& module_;
-  bool training_;
-};
-
-}  // namespace
-
 namespace {
 
 /// The logits of what has words, and of what ends the text.

@@ -14,8 +14,4 @@ double WarmupCosine::at(std::int64_t step) const {
   return peak * (final_fraction + (1.0 - final_fraction) * cosine);
 }
 
-double learning_rate(const Schedule& schedule, std::int64_t step) {
-  return std::visit([&](const auto& each) { return each.at(step); }, schedule);
-}
-
 }  // namespace snug::optim

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <variant>
 
 namespace snug::optim {
 
@@ -15,9 +14,5 @@ struct WarmupCosine {
   /// The learning rate of step `step`, from 0.
   [[nodiscard]] double at(std::int64_t step) const;
 };
-
-/// How the learning rate goes; the steps are from 0.
-using Schedule = std::variant<WarmupCosine>;
-double learning_rate(const Schedule& schedule, std::int64_t step);
 
 }  // namespace snug::optim

@@ -9,6 +9,7 @@
 #include "snug/base/errors.h"
 #include "snug/memory/tag.h"
 #include "snug/models/autocast.h"
+#include "snug/models/evaluation_scope.h"
 #include "snug/record/leaf_names.h"
 #include "snug/train/model_family.h"
 
@@ -45,27 +46,16 @@ std::optional<c10::ScalarType> autocast_dtype(const Config& config) {
   return std::nullopt;
 }
 
-/// Evaluation mode while it lives.
-class EvaluationScope {
- public:
-  explicit EvaluationScope(torch::nn::Module& model) : model_(model), trained_(model.is_training()) { model.eval(); }
-  EvaluationScope(const EvaluationScope&) = delete;
-  EvaluationScope& operator=(const EvaluationScope&) = delete;
-  ~EvaluationScope() { model_.train(trained_); }
-
- private:
-  torch::nn::Module& model_;
-  bool trained_;
-};
-
 }  // namespace
 
 Experiment::Experiment(const Config& config)
     : config_(prepared(config)),
       task_(config, open_pretrained(config).get()),  // whose pages would count as this process's memory
       optimizer_(make_optimizer(config.optimizer, model())),
-      schedule_(optim::WarmupCosine{config.optimizer.learning_rate, config.optimizer.warmup_steps, config.train.steps,
-                                    config.optimizer.final_fraction}) {
+      schedule_{.peak = config.optimizer.learning_rate,
+                .warmup_steps = config.optimizer.warmup_steps,
+                .steps = config.train.steps,
+                .final_fraction = config.optimizer.final_fraction} {
   std::vector<std::pair<std::string, at::Tensor>> names;
   for (const auto& p : model().named_parameters()) names.emplace_back(p.key(), p.value());
   record::name_tensors(names);
@@ -88,11 +78,11 @@ data::Batch Experiment::train_batch(std::int64_t step) const {
   return task_.train_batch(step);
 }
 
-double Experiment::learning_rate(std::int64_t step) const { return optim::learning_rate(schedule_, step); }
+double Experiment::learning_rate(std::int64_t step) const { return schedule_.at(step); }
 
 at::Tensor Experiment::evaluate(const data::Batch& batch) {
   const torch::NoGradGuard no_grad;
-  const EvaluationScope evaluation(model());
+  const models::EvaluationScope evaluation(model());
   return loss(batch);
 }
 
@@ -105,7 +95,6 @@ std::optional<data::Batch> Experiment::validation_sample() const {
 std::optional<double> Experiment::validation_loss(const std::function<void()>& between) {
   const std::int64_t batches = std::min(task_.validation_batches(), config_.train.validation_batches);
   if (batches == 0) return std::nullopt;
-  const EvaluationScope evaluation(model());
   double sum = 0;
   for (std::int64_t i = 0; i < batches; ++i) {
     sum += evaluate(task_.validation_batch(i)).item<double>();

@@ -53,7 +53,7 @@ class Experiment {
   Config config_;
   LanguageTask task_;
   std::unique_ptr<optim::Optimizer> optimizer_;
-  optim::Schedule schedule_;
+  optim::WarmupCosine schedule_;
 };
 
 /// Runs a tiny step of the same kind, so that what LibTorch loads and sets up on first use is there: kernels, thread
