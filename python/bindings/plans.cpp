@@ -88,7 +88,7 @@ void bind_planner(py::module_& m) {
 
 /// What can be asked of a graph, or of a plan for it.
 void bind_questions(py::module_& m) {
-  m.def("share_of", [](double share, Bytes peak) { return plan::Budget::for_share(share, peak).device; });
+  m.def("share_of", [](double share, Bytes peak) { return plan::Budget::for_share(share, peak).limit; });
   m.def("unplanned_peak", [](const plan::StepGraph& graph) { return plan::plan_none(graph).predicted_peak; });
   m.def("explain", &explain, py::arg("graph"), py::arg("plan"));
   m.def(

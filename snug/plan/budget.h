@@ -8,27 +8,27 @@ namespace snug::plan {
 
 /// How much memory a step may take. A plan fits when its predicted peak and the reserve do.
 struct Budget {
-  Bytes device = 0;   ///< all memory of the device that LibTorch's allocator maps; must be positive
+  Bytes limit = 0;    ///< all memory of the device that LibTorch's allocator maps; must be positive
   Bytes reserve = 0;  ///< for what the allocator maps beyond its blocks: partly filled pages of small ones
 
-  [[nodiscard]] Bytes for_blocks() const { return device - reserve; }
+  [[nodiscard]] Bytes for_blocks() const { return limit - reserve; }
 
   /// The smallest budget like this one whose blocks hold `peak`: a reserve that for_limit() chose grows with the limit.
   [[nodiscard]] Bytes floor_for(Bytes peak) const {
-    if (reserve != for_limit(device).reserve) return peak + reserve;
+    if (reserve != for_limit(limit).reserve) return peak + reserve;
     // for_blocks() grows with the limit, by a byte or none per byte: from below, in ever smaller strides.
-    Bytes limit = peak;
-    for (Bytes missing = peak - for_limit(limit).for_blocks(); missing > 0;
-         missing = peak - for_limit(limit).for_blocks()) {
-      limit += missing;
+    Bytes floor = peak;
+    for (Bytes missing = peak - for_limit(floor).for_blocks(); missing > 0;
+         missing = peak - for_limit(floor).for_blocks()) {
+      floor += missing;
     }
-    return limit;
+    return floor;
   }
 
   /// The budget under a hard limit of an allocator, with the reserve that its small blocks need: segments that they
   /// fill in part.
   static Budget for_limit(Bytes limit) {
-    return {limit, std::min(limit / 2, std::clamp<Bytes>(limit / 32, 256_KiB, 2_MiB))};
+    return {.limit = limit, .reserve = std::min(limit / 2, std::clamp<Bytes>(limit / 32, 256_KiB, 2_MiB))};
   }
 
   /// A share of what a step takes unplanned, 1 for all of it: the smallest budget whose blocks hold so much. With all

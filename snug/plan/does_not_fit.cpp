@@ -45,13 +45,12 @@ DoesNotFit::DoesNotFit(Floor floor) : Error(message(floor)), floor_(std::move(fl
 
 DoesNotFit::Floor plan::floor_of(const StepGraph& graph, const MemoryPlan& least, Budget budget) {
   const OpId op = simulate(graph, least).peak_op;
-  return {budget.device,
-          budget.floor_for(least.predicted_peak),
-          graph.static_by_tag,
-          least.predicted_peak - graph.static_bytes,
-          op == kNoOp ? std::string() : graph.ops[static_cast<std::size_t>(op)].name,
-          least.strategy,
-          /*only_begun=*/false};
+  return {.budget = budget.limit,
+          .floor = budget.floor_for(least.predicted_peak),
+          .static_by_tag = graph.static_by_tag,
+          .step_bytes = least.predicted_peak - graph.static_bytes,
+          .peak_op = op == kNoOp ? std::string() : graph.ops[static_cast<std::size_t>(op)].name,
+          .strategy = least.strategy};
 }
 
 }  // namespace snug

@@ -68,7 +68,7 @@ MemoryPlan Planner::plan(const StepGraph& now, std::optional<Budget> budget) con
                                    },
                                },
                                plans_);
-  plan.budget = budget ? budget->device : 0;
+  plan.budget = budget ? budget->limit : 0;
   plan.unplanned_peak = none_.predicted_peak + more_static;
   plan.unplanned_seconds = now.step_seconds;
   if (budget && plan.predicted_peak > budget->for_blocks()) throw DoesNotFit(floor_of(now, plan, *budget));

@@ -92,7 +92,7 @@ MemoryPlan TradeOff::best(const StepGraph& graph, Budget budget) const {
   }
   chosen.strategy = "optimal";
   chosen.predicted_peak += more_static;
-  chosen.budget = budget.device;
+  chosen.budget = budget.limit;
   return chosen;
 }
 

@@ -38,14 +38,19 @@ RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::Dev
   }
   // Everything that can be evicted was; what was missing then is what is missing.
   const Bytes floor = plan::Budget::for_limit(limit).floor_for(least->stats.allocated + least->requested);
-  throw DoesNotFit(
-      {limit, floor, least->stats.by_tag, least->requested, least->operation, "eviction", /*only_begun=*/true});
+  throw DoesNotFit({.budget = limit,
+                    .floor = floor,
+                    .static_by_tag = least->stats.by_tag,
+                    .step_bytes = least->requested,
+                    .peak_op = least->operation,
+                    .strategy = "eviction",
+                    .only_begun = true});
 }
 
 Session fit(const Forward& forward, const FitOptions& options) {
   if (options.optimizer && options.update)
     throw UsageError("fit: it has an optimizer and an update; give one of them, the update if it runs the optimizer");
-  if (options.host_budget && options.device == c10::kCPU)
+  if (options.host_budget && options.device.is_cpu())
     throw UsageError("fit: on the CPU there is one memory; give its budget as `budget` and leave `host_budget` out");
   memory::DeviceMemory& memory = memory::device_memory(options.device);
   RecordedStep step = record_step_within(

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <c10/core/DeviceType.h>
+#include <c10/core/Device.h>
 
 #include <functional>
 #include <memory>
@@ -16,7 +16,8 @@ struct FitOptions {
   Bytes budget = 0;  ///< all of the device's memory that tensors may take. Required.
   /// The same of the CPU's memory, where the device is an accelerator; none: without a limit.
   std::optional<Bytes> host_budget = {};
-  c10::DeviceType device = c10::kCPU;
+  /// Whose memory the budget is for. An accelerator without an index is the one that the calling thread uses.
+  c10::Device device = c10::kCPU;
   std::string strategy = "optimal";  ///< as plan::strategy_from reads it
   /// The optimizer, so that the plan counts what its update takes and the state that it will make: one of LibTorch's,
   /// or one with a `rehearse()` of its own. It must outlive fit(), which leaves it as it was.

@@ -119,7 +119,7 @@ Session::Session(std::vector<replay::PlannedStep> kinds, std::optional<plan::Bud
                          .parameters = std::move(parameters),
                          .hooked = {},
                          .budget = budget,
-                         .limit = budget ? std::make_unique<memory::HeldLimit>(memory, budget->device) : nullptr,
+                         .limit = budget ? std::make_unique<memory::HeldLimit>(memory, budget->limit) : nullptr,
                          .host_limit = nullptr,
                          .last = {},
                          .trace = {}});

@@ -96,7 +96,7 @@ void StepBook::ran(const plan::StepGraph* graph) {
 bool StepBook::outdated(const Known& known, Bytes allocated) const {
   const Bytes grown = allocated - known.graph->static_bytes;
   // Much less than before would let a faster plan fit, or one at all.
-  if (grown <= -budget_->device / 20) return true;
+  if (grown <= -budget_->limit / 20) return true;
   if (!known.fits) return false;
   const Bytes room = budget_->for_blocks() - known.plan->predicted_peak;
   return grown > std::max<Bytes>(room, 0) + budget_->reserve / 2;  // the reserve covers odds and ends

@@ -64,7 +64,7 @@ std::vector<Entry> make_entries(const replay::RecordedStep& step, const std::vec
       const std::optional<plan::Budget> budget = budget_for(request, unplanned);
       Entry entry;
       entry.row.strategy = strategy;
-      if (budget) entry.row.budget = budget->device;
+      if (budget) entry.row.budget = budget->limit;
       try {
         const plan::MemoryPlan plan = planner.plan(step.graph, budget);
         entry.row.predicted_peak = plan.predicted_peak;

@@ -39,7 +39,7 @@ TEST_P(Prediction, OfThePeakIsWithinHalfAPercentFromTheUnplannedPeakToTheFloor) 
   EXPECT_LT(least - recorded.graph.static_bytes, (most - recorded.graph.static_bytes) * 6 / 10);
   for (int i = 0; i <= 10; ++i) {
     const plan::Budget budget{most - (most - least) * i / 10, 0};
-    SCOPED_TRACE(::testing::Message() << "budget " << budget.device << " of " << most);
+    SCOPED_TRACE(::testing::Message() << "budget " << budget.limit << " of " << most);
     Session session(recorded, planner, budget, cpu());
     cpu().set_limit(std::nullopt);  // the plan alone, without the net under it
     const auto planned = test.run([&] {

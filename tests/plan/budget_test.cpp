@@ -34,7 +34,7 @@ TEST(Budget, HoldsAShareOfAPeakAndAllOfItHoweverSmall) {
     SCOPED_TRACE(peak);
     EXPECT_GE(Budget::for_share(1, peak).for_blocks(), peak);
     EXPECT_GE(Budget::for_share(0.5, peak).for_blocks(), peak / 2);
-    EXPECT_LT(Budget::for_limit(Budget::for_share(0.5, peak).device - 1).for_blocks(), peak / 2);
+    EXPECT_LT(Budget::for_limit(Budget::for_share(0.5, peak).limit - 1).for_blocks(), peak / 2);
   }
 }
 

@@ -72,7 +72,7 @@ TEST(Planner, FollowsStaticBytesThatChange) {
   const MemoryPlan after = planner.plan(later, budget);
   EXPECT_EQ(planner.floor(later), planner.floor(graph()) + 7_MiB);
   EXPECT_EQ(after.predicted_peak, simulate(later, after).peak);
-  EXPECT_LE(after.predicted_peak, budget.device);
+  EXPECT_LE(after.predicted_peak, budget.limit);
   EXPECT_EQ(after.unplanned_peak, before.unplanned_peak + 7_MiB);
   EXPECT_GT(after.predicted_seconds, before.predicted_seconds);
   EXPECT_THROW((void)planner.plan(later, Budget{planner.floor(later) - 1, 0}), DoesNotFit);

@@ -95,7 +95,7 @@ TEST_F(TradeOffOfAChain, ReplansForOtherStaticBytes) {
   const Budget budget{trade_off.floor() + 30_MiB, 0};
   const MemoryPlan plan = trade_off.best(later, budget);
   EXPECT_EQ(plan.predicted_peak, simulate(later, plan).peak);
-  EXPECT_EQ(plan.actions, trade_off.best(graph, {budget.device - 5_MiB, 0}).actions);
+  EXPECT_EQ(plan.actions, trade_off.best(graph, {budget.limit - 5_MiB, 0}).actions);
   EXPECT_EQ(floor_under(trade_off, later, {1_MiB, 0}).floor, trade_off.floor() + 5_MiB);
 }
 

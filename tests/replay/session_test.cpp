@@ -4,6 +4,7 @@
 
 #include "snug/record/recording.h"
 #include "snug/snug.h"
+#include "tests/base/fault.h"
 #include "tests/equivalence/bitwise.h"
 #include "tests/replay/layers_net.h"
 
@@ -152,6 +153,14 @@ TEST(Fit, RefusesABudgetThatIsNotPositive) {
   Net net;
   EXPECT_THROW(fit(net, torch::randn({4, 256}), {.budget = 0}), UsageError);
   EXPECT_THROW(fit(net, torch::randn({4, 256}), {.budget = -5}), UsageError);
+}
+
+TEST(Fit, NamesTheDeviceThatItHasNoMemoryOf) {
+  Net net;
+  const std::string refusal = testing::fault([&] {
+    (void)fit(net, torch::randn({4, 256}), {.budget = 1_GiB, .device = c10::Device(c10::kXLA, 3)});
+  });
+  EXPECT_THAT(refusal, HasSubstr("no backend for xla:3"));
 }
 
 TEST(Fit, RefusesAStepWithoutALoss) {

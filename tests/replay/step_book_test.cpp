@@ -46,7 +46,7 @@ memory::Stats allocated(Bytes bytes) {
   return stats;
 }
 
-constexpr Budget kBudget{.device = 40_MiB, .reserve = 1_MiB};
+constexpr Budget kBudget{.limit = 40_MiB, .reserve = 1_MiB};
 
 StepBook book_with(const StepGraph& graph, Bytes state_to_come = 0,
                    const std::shared_ptr<Agreement>& agreement = alone()) {
@@ -168,7 +168,7 @@ TEST(StepBook, WhatUpdatesMakeIsThereInEvaluationToo) {
   kinds.front().state_to_come = 8_MiB;
   kinds.push_back(recorded(chain_step(4, 4_MiB, 12_MiB), StepKind::Evaluation));
   const Bytes without = kBudget.floor_for(plan::Planner(kinds.back().graph, "none").floor(kinds.back().graph));
-  ASSERT_LT(without, kBudget.device);
+  ASSERT_LT(without, kBudget.limit);
   const std::vector<PlannedStep> all = planned(std::move(kinds), "optimal");
   EXPECT_EQ(all.back().step.graph.static_bytes, 20_MiB);
   EXPECT_THROW(StepBook(all, kBudget), DoesNotFit);
