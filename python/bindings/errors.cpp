@@ -3,11 +3,10 @@
 #include <torch/csrc/Exceptions.h>
 
 #include <exception>
-#include <optional>
 #include <string>
 
 #include "snug/base/errors.h"
-#include "snug/base/patient_lock.h"
+#include "snug/base/front_end.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/plan/does_not_fit.h"
 #include "snug/replay/step_run.h"
@@ -73,25 +72,34 @@ void throw_python_error(const std::exception_ptr& error) {
   throw passed;
 }
 
-std::optional<OutOfBudget::Details> details_in(PyObject* exception) {
-  if (exception == nullptr) return std::nullopt;
+/// Of snug's exceptions a program, and the core, recovers from this one: what Python has of it holds its details.
+std::exception_ptr refusal_in(PyObject* exception) {
+  if (exception == nullptr) return nullptr;
   const py::object details = py::getattr(exception, "_details", py::none());
-  if (!py::isinstance<OutOfBudget::Details>(details)) return std::nullopt;
-  return details.cast<OutOfBudget::Details>();
+  if (!py::isinstance<OutOfBudget::Details>(details)) return nullptr;
+  return std::make_exception_ptr(OutOfBudget(details.cast<OutOfBudget::Details>()));
 }
 
-std::optional<OutOfBudget::Details> refusal_in(const std::exception_ptr& error) {
+std::exception_ptr error_of_snug(const std::exception_ptr& error) {
   const py::gil_scoped_acquire gil;
   try {
     std::rethrow_exception(error);
   } catch (const python_error& e) {
-    return details_in(e.value);
+    return refusal_in(e.value);
   } catch (const py::error_already_set& e) {
-    return details_in(e.value().ptr());
+    return refusal_in(e.value().ptr());
   } catch (...) {
-    return std::nullopt;
+    return nullptr;
   }
 }
+
+void* give_up_gil() { return PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; }
+void take_gil_back(void* thread) { PyEval_RestoreThread(static_cast<PyThreadState*>(thread)); }
+
+constexpr FrontEnd kPython{.translate = &throw_python_error,
+                           .untranslate = &error_of_snug,
+                           .give_up = &give_up_gil,
+                           .take_back = &take_gil_back};
 
 }  // namespace
 
@@ -105,10 +113,7 @@ void pass_on(py::error_already_set& error) {
 void bind_errors(py::module_& module) {
   py::class_<OutOfBudget::Details>(module, "_OutOfBudgetDetails");
   py::register_exception_translator(&translate);
-  set_error_translator(&throw_python_error);
-  set_waiting({[]() -> void* { return PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; },
-               [](void* thread) { PyEval_RestoreThread(static_cast<PyThreadState*>(thread)); }});
-  memory::set_refusal_reader(&refusal_in);
+  set_front_end(kPython);
 }
 
 }  // namespace snug::python

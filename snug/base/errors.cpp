@@ -1,14 +1,13 @@
 #include "snug/base/errors.h"
 
-namespace snug {
-namespace {
-ErrorTranslator g_translator = nullptr;
-}
+#include <exception>
 
-void set_error_translator(ErrorTranslator translator) noexcept { g_translator = translator; }
+#include "snug/base/front_end.h"
+
+namespace snug {
 
 void throw_into_libtorch() {
-  if (g_translator != nullptr) g_translator(std::current_exception());
+  front_end().translate(std::current_exception());
   throw;
 }
 

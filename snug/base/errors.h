@@ -1,6 +1,5 @@
 #pragma once
 
-#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -21,12 +20,7 @@ class UsageError : public Error {
   [[nodiscard]] int exit_code() const noexcept override { return 2; }
 };
 
-/// A front end whose language has exceptions of its own sets this, once, when it is loaded. The function is called with
-/// what snug is about to throw into LibTorch, and throws what LibTorch hands through to that language.
-using ErrorTranslator = void (*)(const std::exception_ptr& error);
-void set_error_translator(ErrorTranslator translator) noexcept;
-
-/// In a catch block, where snug was called by LibTorch: throws the error on, translated if there is a translator.
+/// In a catch block, where snug was called by LibTorch: throws the error on, as the front end translates it.
 [[noreturn]] void throw_into_libtorch();
 
 }  // namespace snug

@@ -2,14 +2,25 @@
 
 #include <fmt/format.h>
 
+#include "snug/base/front_end.h"
+
 namespace snug {
 namespace memory {
 namespace {
-thread_local const std::string* t_operation = nullptr;
-RefusalReader g_reader = nullptr;
-}  // namespace
 
-void set_refusal_reader(RefusalReader reader) noexcept { g_reader = reader; }
+thread_local const std::string* t_operation = nullptr;
+
+std::optional<OutOfBudget::Details> details_of(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const OutOfBudget& refusal) {
+    return refusal.details();
+  } catch (...) {
+  }
+  return std::nullopt;
+}
+
+}  // namespace
 
 void refuse(OutOfBudget::Details details) {
   try {
@@ -20,13 +31,8 @@ void refuse(OutOfBudget::Details details) {
 }
 
 std::optional<OutOfBudget::Details> refusal_in(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const OutOfBudget& refusal) {
-    return refusal.details();
-  } catch (...) {
-    return g_reader != nullptr ? g_reader(error) : std::nullopt;
-  }
+  auto details = details_of(error);
+  return details ? details : details_of(front_end().untranslate(error));
 }
 
 OperationScope::OperationScope(const std::string* name) noexcept : previous_(t_operation) { t_operation = name; }

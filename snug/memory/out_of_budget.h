@@ -33,11 +33,8 @@ namespace memory {
 
 /// What an allocator throws when it refuses: OutOfBudget, as LibTorch hands it through (see throw_into_libtorch).
 [[noreturn]] void refuse(OutOfBudget::Details details);
-/// The details of a refusal that comes out of LibTorch, or nothing for other exceptions.
+/// The details of a refusal that comes out of LibTorch, translated or not, or nothing for other exceptions.
 std::optional<OutOfBudget::Details> refusal_in(const std::exception_ptr& error);
-/// How refusal_in reads an OutOfBudget that was translated; set together with the translator.
-using RefusalReader = std::optional<OutOfBudget::Details> (*)(const std::exception_ptr& error);
-void set_refusal_reader(RefusalReader reader) noexcept;
 
 /// Names the operator that this thread is running, for error messages. The string must outlive the scope.
 class OperationScope {

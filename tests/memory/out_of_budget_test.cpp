@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <exception>
 #include <thread>
+#include <utility>
+
+#include "tests/base/front_end_scope.h"
 
 namespace snug {
 namespace {
@@ -32,6 +36,56 @@ TEST(OutOfBudget, DoesWithoutAnOperationAndBlocks) {
   EXPECT_NE(text.find("an allocation asked for 0 B"), std::string::npos) << text;
   EXPECT_NE(text.find("(nothing)"), std::string::npos) << text;
   EXPECT_NE(text.find("largest blocks: none"), std::string::npos) << text;
+}
+
+/// What a language of its own might hand through LibTorch.
+struct Translated {
+  OutOfBudget::Details details;
+};
+
+constexpr FrontEnd kOther{
+    .translate =
+        [](const std::exception_ptr& error) {
+          try {
+            std::rethrow_exception(error);
+          } catch (const OutOfBudget& refusal) {
+            throw Translated{refusal.details()};
+          } catch (...) {  // has no translation
+          }
+        },
+    .untranslate =
+        [](const std::exception_ptr& error) {
+          try {
+            std::rethrow_exception(error);
+          } catch (const Translated& translated) {
+            return std::make_exception_ptr(OutOfBudget(translated.details));
+          } catch (...) {
+            return std::exception_ptr();
+          }
+        },
+};
+
+TEST(RefusalIn, ReadsARefusalAsItIsAndAsTheFrontEndHasIt) {
+  const auto refused = [] {
+    try {
+      OutOfBudget::Details details;
+      details.requested = 2_MiB;
+      memory::refuse(std::move(details));
+    } catch (...) {
+      return std::current_exception();
+    }
+  };
+  const std::exception_ptr own = refused();
+  const testing::FrontEndScope scope(kOther);
+  const std::exception_ptr translated = refused();
+  EXPECT_THROW(std::rethrow_exception(own), OutOfBudget);
+  EXPECT_THROW(std::rethrow_exception(translated), Translated);
+  for (const std::exception_ptr& error : {own, translated}) {
+    const auto details = memory::refusal_in(error);
+    ASSERT_TRUE(details);
+    EXPECT_EQ(details->requested, 2_MiB);
+  }
+  EXPECT_FALSE(memory::refusal_in(std::make_exception_ptr(Error("another"))));
 }
 
 TEST(OperationScope, NestsAndBelongsToItsThread) {
