@@ -50,7 +50,7 @@ void measure(const snug::testing::Task& task, std::int64_t rounds) {
   // Short steps are noisier.
   options.steps = std::clamp<std::int64_t>(static_cast<std::int64_t>(kTurnSeconds / graph.step_seconds), 2, 10);
   for (int tenth = 0; tenth <= 10; ++tenth) {
-    options.budgets.push_back(fmt::format("{}B", highest - (highest - lowest) * tenth / 10));
+    options.budgets.emplace_back(highest - (highest - lowest) * tenth / 10);
   }
   auto progress = snug::report::Progress::for_terminal();
   const auto result = snug::train::bench(task.forward, forget, options, progress);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "snug/plan/bound/lower_bound.h"
+#include "snug/plan/budget_request.h"
 #include "snug/plan/plan_file.h"
 #include "snug/plan/planner.h"
 #include "snug/plan/run/explanation.h"
@@ -86,10 +87,19 @@ void bind_planner(py::module_& m) {
       });
 }
 
+void bind_budget(py::module_& m) {
+  py::class_<plan::Percent>(m, "Percent").def_readonly("value", &plan::Percent::value);
+  m.def("parse_budget", &plan::parse_budget, py::arg("text"));
+}
+
+std::optional<Bytes> limit_for(const std::optional<plan::BudgetRequest>& budget, const plan::StepGraph& graph) {
+  const auto found = plan::budget_for(budget, plan::plan_none(graph).predicted_peak);
+  return found ? std::optional(found->limit) : std::nullopt;
+}
+
 /// What can be asked of a graph, or of a plan for it.
 void bind_questions(py::module_& m) {
-  m.def("share_of", [](double share, Bytes peak) { return plan::Budget::for_share(share, peak).limit; });
-  m.def("unplanned_peak", [](const plan::StepGraph& graph) { return plan::plan_none(graph).predicted_peak; });
+  m.def("limit_for", &limit_for, py::arg("budget"), py::arg("graph"));
   m.def("explain", &explain, py::arg("graph"), py::arg("plan"));
   m.def(
       "lower_bound",
@@ -125,6 +135,7 @@ void bind_plans(py::module_& m) {
   bind_step_graph(m);
   bind_memory_plan(m);
   bind_planner(m);
+  bind_budget(m);
   bind_questions(m);
 }
 

@@ -15,6 +15,7 @@
 #include "snug/base/errors.h"
 #include "snug/memory/device_memory.h"
 #include "snug/memory/held_limit.h"
+#include "snug/plan/budget_request.h"
 #include "snug/replay/fit.h"
 #include "snug/replay/step_run.h"
 #include "snug/replay/undone_draws.h"
@@ -83,13 +84,13 @@ void update_begins() {
   if (replay::StepRun* step = replay::StepRun::here()) step->update_begins();
 }
 
-Recorded record_step(const py::function& step, const std::string& device, std::optional<Bytes> limit,
-                     const py::object& update) {
+Recorded record_step(const py::function& step, const std::string& device,
+                     const std::optional<plan::BudgetRequest>& budget, const py::object& update) {
   const replay::Forward forward = forward_of(step);
   const replay::RecordOptions options{.update = rehearsal_of(update), .until = replay::RecordUntil::UpdateBegins};
   const py::gil_scoped_release release;
   memory::DeviceMemory& memory = memory::device_memory(c10::Device(device));
-  if (limit) {
+  if (const std::optional<Bytes> limit = plan::limit_of(budget)) {
     return std::make_shared<replay::RecordedStep>(replay::record_step_within(*limit, forward, memory, options));
   }
   const memory::HeldLimit none(memory, std::nullopt);  // another session's is not this step's
@@ -106,7 +107,7 @@ void bind_recorded_step(py::module_& m) {
           devices.insert(c10::DeviceTypeName(p.device().type(), /*lower_case=*/true));
         return devices;
       });
-  m.def("record_step", &record_step, py::arg("step"), py::arg("device"), py::arg("limit"), py::arg("update"));
+  m.def("record_step", &record_step, py::arg("step"), py::arg("device"), py::arg("budget"), py::arg("update"));
 }
 
 void bind_undone_draws(py::module_& m) {

@@ -127,20 +127,14 @@ class Plan:
         return "\n".join([f"snug plan: {self.strategy}"] + [f"  {name:<{width}}  {text}" for name, text in rows])
 
 
-def _share_of(text: Size) -> float | None:
-    """0.6 of "60%"; None of everything else."""
-    if not isinstance(text, str) or not text.strip().endswith("%"):
-        return None
-    try:
-        share = float(text.strip()[:-1]) / 100
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise UsageError(
-            f'budget: "{text}" is no percentage of the unplanned peak; write more than 0 and at most 100, as in "60%", or '
-            f'bytes: "8GiB"'
-        )
-    return share
+def _request(budget: Size | None) -> int | _core.Percent | None:
+    """What is asked for: bytes, a share of what the step takes unplanned, or None. Reads a text as the command does."""
+    if not isinstance(budget, str):
+        return None if budget is None else parse_bytes(budget)
+    request = _core.parse_budget(budget)
+    if request is None:
+        raise UsageError('fit: the budget is an empty text; write "8GiB", or "60%" of what the step takes unplanned')
+    return request
 
 
 class _Fitted:
@@ -160,10 +154,7 @@ class _Fitted:
             raise UsageError(f"fit: the step is a {type(step).__name__}; give a function from a batch to its loss")
         if update is not None and not callable(update):
             raise UsageError(f"fit: the update is a {type(update).__name__}; give a function that does what your update does")
-        share = _share_of(budget) if budget is not None else None
-        limit = parse_bytes(budget) if budget is not None and share is None else None
-        if limit is not None and limit <= 0:
-            raise UsageError(f"fit: the budget is {limit} bytes; it must be positive")
+        request = _request(budget)
         rehearsals = Rehearsals(optimizer, update)
 
         def update_begins(stepping: Any) -> None:
@@ -171,7 +162,7 @@ class _Fitted:
             _core.update_begins()
 
         with leaves_kept(), Recorded(update_begins):
-            self.recorded = _core.record_step(lambda: loss_of(step, sample), device, limit, rehearsals)
+            self.recorded = _core.record_step(lambda: loss_of(step, sample), device, request, rehearsals)
         others = self.recorded.devices - {device}
         if others:
             raise UsageError(
@@ -179,7 +170,7 @@ class _Fitted:
                 f"device"
             )
         graph = self.recorded.graph
-        self.budget = limit if share is None else _core.share_of(share, _core.unplanned_peak(graph))
+        self.budget = _core.limit_for(request, graph)
         self.planner = _core.Planner(graph, strategy)
         self.device = device
 

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "snug/base/text_file.h"
 #include "snug/cli/command.h"
 #include "snug/cli/output.h"
+#include "snug/plan/budget_request.h"
 #include "snug/report/curve.h"
 #include "snug/report/terminal.h"
 #include "snug/train/bench.h"
@@ -74,6 +76,16 @@ std::vector<std::string> split(const std::string& text) {
   return parts;
 }
 
+std::vector<plan::BudgetRequest> budgets_in(const std::string& text) {
+  std::vector<plan::BudgetRequest> budgets;
+  for (const std::string& part : split(text)) {
+    const std::optional<plan::BudgetRequest> budget = plan::parse_budget(part);
+    if (!budget) throw UsageError("bench: a budget is empty; write --budgets as in 40%,60%,400MiB");
+    budgets.push_back(*budget);
+  }
+  return budgets;
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, Action& action) {
@@ -101,7 +113,7 @@ void add_bench(CLI::App& app, Action& action) {
       refuse_setting(*options, "memory.strategy", "--strategies has those that are measured");
       const train::Config config = configuration(*options);
       train::BenchOptions bench;
-      bench.budgets = split(*budgets);
+      bench.budgets = budgets_in(*budgets);
       bench.strategies = split(*strategies);
       bench.rounds = *rounds;
       const train::InterruptScope interruptible;

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "snug/plan/budget_request.h"
 #include "snug/train/config.h"
 #include "snug/train/trainer.h"
 
@@ -30,7 +31,7 @@ void add_verify(CLI::App& app, Action& action);
 /// The options that every subcommand with a configuration shares.
 struct ConfigOptions {
   std::string file;
-  std::string budget;
+  std::optional<plan::BudgetRequest> budget;
   std::vector<std::string> settings;  // key=value
   bool json = false;
 };

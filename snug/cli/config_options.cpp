@@ -2,7 +2,6 @@
 
 #include <string>
 #include <string_view>
-#include <variant>
 
 #include "snug/base/errors.h"
 #include "snug/cli/command.h"
@@ -25,15 +24,15 @@ std::string keys_help() {
 
 void add_config_options(CLI::App& command, ConfigOptions& options) {
   command.add_option("config", options.file, "The configuration, a TOML file")->required()->type_name("CONFIG.toml");
+  const auto read_budget = [&options](const std::string& text) {
+    options.budget = plan::parse_budget(text);
+    if (options.budget) return;
+    throw CLI::ValidationError("--budget", "a budget is empty; write 400MiB or 40%, or leave it out");
+  };
   command
-      .add_option("--budget", options.budget, "All memory that tensors may take: 400MiB, or 40% of the unplanned peak")
-      ->type_name("BUDGET")
-      ->check(CLI::Validator(
-          [](const std::string& text) {
-            const bool empty = std::holds_alternative<std::monostate>(train::parse_budget(text));
-            return std::string(empty ? "a budget is empty; write 400MiB or 40%, or leave it out" : "");
-          },
-          ""));
+      .add_option_function<std::string>("--budget", read_budget,
+                                        "All memory that tensors may take: 400MiB, or 40% of the unplanned peak")
+      ->type_name("BUDGET");
   command.add_option("--set", options.settings, "Set one key, as in --set train.steps=100; may be repeated")
       ->type_name("KEY=VALUE")
       ->take_all()
@@ -54,9 +53,8 @@ void refuse_setting(const ConfigOptions& options, std::string_view key, std::str
 train::Config configuration(const ConfigOptions& options) {
   train::Config config = train::load_config(options.file);
   for (const std::string& setting : options.settings) train::set_key(config, setting);
-  if (!options.budget.empty()) config.memory.budget = options.budget;
+  if (options.budget) config.memory.budget = options.budget;
   train::validate(config);
-  train::parse_budget(config.memory.budget);
   return config;
 }
 

@@ -74,7 +74,7 @@ PlanReport plan_graph(const PlanOptions& options) {
   std::optional<plan::PlanFile> file;
   if (!options.plan.empty()) check_is_for(file.emplace(plan::read_plan(options.plan)), graph);
   const auto budget =
-      train::budget_for(train::requested_budget(options.config.budget, file), plan::plan_none(graph).predicted_peak);
+      plan::budget_for(train::requested_budget(options.config.budget, file), plan::plan_none(graph).predicted_peak);
   const double started = monotonic_seconds();
   std::vector<replay::RecordedStep> recorded(1);
   recorded.front().graph = std::move(graph);
@@ -193,9 +193,8 @@ void print_shares(const std::string& title, const std::string& label, const std:
 
 int find_longest(const PlanOptions& options) {
   const train::Config config = configuration(options.config);
-  const train::BudgetRequest request = train::parse_budget(config.memory.budget);
-  const auto* const budget = std::get_if<Bytes>(&request);
-  if (budget == nullptr) {
+  const std::optional<Bytes> budget = plan::limit_of(config.memory.budget);
+  if (!budget) {
     throw UsageError("plan: --longest-sequence needs a budget in bytes; give one with --budget, as in 2GiB");
   }
   train::warm_up(config);

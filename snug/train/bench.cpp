@@ -33,23 +33,21 @@ struct Entry {
 /// What is asked for, read.
 struct Request {
   std::string strategy;
-  std::vector<BudgetRequest> budgets;  ///< one of none, where the strategy takes none
+  std::vector<std::optional<plan::BudgetRequest>> budgets;  ///< one of none, where the strategy takes none
 };
 
 std::vector<Request> read(const BenchOptions& options) {
-  std::vector<BudgetRequest> budgets;
-  for (const std::string& text : options.budgets) {
-    budgets.push_back(parse_budget(text));
-    if (std::holds_alternative<std::monostate>(budgets.back())) {
-      throw UsageError("bench: a budget is empty; write --budgets as in 40%,60%,400MiB");
-    }
-  }
   std::vector<Request> requests;
   for (const std::string& text : options.strategies) {
     const plan::Strategy strategy = plan::strategy_from(text);
     const bool takes_budgets = std::holds_alternative<plan::strategies::Optimal>(strategy) ||
                                std::holds_alternative<plan::strategies::Eviction>(strategy);
-    requests.push_back({text, takes_budgets ? budgets : std::vector<BudgetRequest>(1)});
+    Request& request = requests.emplace_back(Request{.strategy = text, .budgets = {}});
+    if (takes_budgets) {
+      request.budgets.assign(options.budgets.begin(), options.budgets.end());
+    } else {
+      request.budgets.emplace_back(std::nullopt);
+    }
   }
   return requests;
 }
@@ -59,9 +57,9 @@ std::vector<Entry> make_entries(const replay::RecordedStep& step, const std::vec
   std::vector<Entry> entries;
   for (const auto& [strategy, budgets] : requests) {
     const plan::Planner planner(step.graph, strategy);
-    for (const BudgetRequest& request : budgets) {
+    for (const std::optional<plan::BudgetRequest>& request : budgets) {
       if (interrupted()) return entries;
-      const std::optional<plan::Budget> budget = budget_for(request, unplanned);
+      const std::optional<plan::Budget> budget = plan::budget_for(request, unplanned);
       Entry entry;
       entry.row.strategy = strategy;
       if (budget) entry.row.budget = budget->limit;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "snug/base/bytes.h"
+#include "snug/plan/budget_request.h"
 #include "snug/replay/record_step.h"
 #include "snug/report/progress.h"
 #include "snug/train/config.h"
@@ -15,7 +16,7 @@
 namespace snug::train {
 
 struct BenchOptions {
-  std::vector<std::string> budgets;  ///< as parse_budget reads them: 400MiB, 60%
+  std::vector<plan::BudgetRequest> budgets;
   std::vector<std::string> strategies{"optimal"};
   std::int64_t rounds = 3;  ///< in each, every row has its turn, beside one of the unplanned step
   std::int64_t steps = 2;   ///< timed in each turn, after one that is not
@@ -53,8 +54,8 @@ std::string render(const BenchResult& result, const std::string& title, std::opt
 
 /// Records one step, plans it by every strategy for every budget, and runs all plans and the unplanned step in turns in
 /// this process, so that ratios stand on a noisy machine. "optimal" and "eviction" give a row for each budget; any
-/// other strategy has one plan, and gives one row. Throws UsageError for budgets and strategies that cannot be read,
-/// before it records. When interrupted() says so it stops, and returns what it has.
+/// other strategy has one plan, and gives one row. Throws UsageError for strategies that cannot be read, before it
+/// records. When interrupted() says so it stops, and returns what it has.
 BenchResult bench(const replay::Forward& forward, const std::function<void()>& forget_gradients,
                   const BenchOptions& options, report::Progress& progress);
 /// Of the step that a configuration describes.

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -28,8 +27,10 @@ using rules::words_of;
 
 template <class T>
 concept Choice = std::is_enum_v<T>;
+using BudgetValue = std::optional<plan::BudgetRequest>;
 
 const char* type_name(const std::string&) { return "string"; }
+const char* type_name(const BudgetValue&) { return "string"; }
 const char* type_name(Choice auto) { return "string"; }
 const char* type_name(std::int64_t) { return "integer"; }
 const char* type_name(double) { return "number"; }
@@ -61,6 +62,8 @@ template <class Value>
 ordered_json json_of(const Value& value) {
   if constexpr (Choice<Value>) {
     return std::string(word(value));
+  } else if constexpr (std::is_same_v<Value, BudgetValue>) {
+    return plan::to_text(value);
   } else {
     return value;
   }
@@ -76,13 +79,19 @@ std::string did_you_mean(std::string_view wrong, std::span<const std::string> kn
   return nearest ? fmt::format("did you mean \"{}\"? ", *nearest) : "";
 }
 
-template <class Value, class Rule>
-void check(std::string_view where, const Value& value, const Rule& rule) {
+/// What `read` returns; what it refuses, it refuses there.
+template <class Read>
+auto read_at(std::string_view where, const Read& read) {
   try {
-    if (keeps(rule, value)) return;
+    return read();
   } catch (const UsageError& error) {
     throw UsageError(fmt::format("{}: {}", where, error.what()));
   }
+}
+
+template <class Value, class Rule>
+void check(std::string_view where, const Value& value, const Rule& rule) {
+  if (read_at(where, [&] { return keeps(rule, value); })) return;
   throw UsageError(fmt::format("{} is {}; it must be {}", where, show(json_of(value)), describe(rule)));
 }
 
@@ -148,7 +157,8 @@ void assign(Config& config, std::string_view section, std::string_view key, cons
     if (section != about.section || key != about.name) return;
     found = true;
     using Member = std::remove_cvref_t<decltype(member)>;
-    using Written = std::conditional_t<Choice<Member>, std::string, Member>;
+    constexpr bool kIsBudget = std::is_same_v<Member, BudgetValue>;
+    using Written = std::conditional_t<Choice<Member> || kIsBudget, std::string, Member>;
     auto value = as(json, Written());
     if constexpr (std::is_same_v<Written, std::string>) {
       if (!value && raw && json.is_primitive()) value = std::string(*raw);
@@ -161,6 +171,8 @@ void assign(Config& config, std::string_view section, std::string_view key, cons
     if constexpr (Words<decltype(rule)>) check_word(where, *value, rule);
     if constexpr (Choice<Member>) {
       member = *choice_named<Member>(*value);
+    } else if constexpr (kIsBudget) {
+      member = read_at(where, [&] { return plan::parse_budget(*value); });
     } else {
       check(where, *value, rule);
       member = *value;
@@ -335,25 +347,6 @@ std::vector<std::string> split_list(std::string_view text) {
     text.remove_prefix(std::min(comma + 1, text.size()));
   }
   return words;
-}
-
-BudgetRequest parse_budget(std::string_view text) {
-  const std::string_view budget = trimmed(text);
-  if (budget.empty()) return std::monostate{};
-  if (budget.back() == '%') {
-    const std::string_view number = trimmed(budget.substr(0, budget.size() - 1));
-    double percent = 0;
-    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), percent);
-    const bool whole = error == std::errc{} && end == number.data() + number.size();
-    if (whole && percent > 0 && percent <= 100) return Percent{percent};
-    throw UsageError(fmt::format("budget: \"{}\" is not a percentage above 0 and up to 100; write it as in 60%", text));
-  }
-  const Bytes bytes = parse_bytes(budget);
-  if (bytes > 0) return bytes;
-  throw UsageError(
-      fmt::format("budget: \"{}\" leaves no memory at all; give more than 0 bytes, or leave it empty for "
-                  "no budget",
-                  text));
 }
 
 }  // namespace snug::train

@@ -4,10 +4,8 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
-#include "snug/base/bytes.h"
 #include "snug/train/config_keys.h"
 
 namespace snug::train {
@@ -48,18 +46,5 @@ std::vector<std::string> changed_when_resumed(const nlohmann::json& before, cons
 
 /// The words of a list with commas between them, without the blanks around.
 std::vector<std::string> split_list(std::string_view text);
-
-/// A share of the peak that the same step has without any plan.
-struct Percent {
-  double value = 100.0;  ///< In (0, 100].
-
-  bool operator==(const Percent&) const = default;
-};
-
-/// What memory.budget asks for: nothing, so many bytes, or a percentage of the unplanned peak.
-using BudgetRequest = std::variant<std::monostate, Bytes, Percent>;
-
-/// Reads "", "400MiB" or "60%". Throws UsageError for zero, less than zero, more than 100% and anything else.
-BudgetRequest parse_budget(std::string_view text);
 
 }  // namespace snug::train

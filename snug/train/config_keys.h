@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -11,6 +12,7 @@
 #include "snug/data/token_file.h"
 #include "snug/data/tokenizer_format.h"
 #include "snug/optim/optimizer.h"
+#include "snug/plan/budget_request.h"
 #include "snug/train/choices.h"
 #include "snug/train/config_rules.h"
 #include "snug/train/model_family.h"
@@ -86,7 +88,7 @@ struct PrecisionConfig {
 };
 
 struct MemoryConfig {
-  std::string budget;                    ///< What parse_budget reads; empty: no budget.
+  std::optional<plan::BudgetRequest> budget;
   std::string strategy = "optimal";      ///< As plan::strategy_from reads it.
   std::int64_t verify_replay_every = 0;  ///< Each so many steps what is dropped is remembered and compared; 0: never.
   VerifyBy verify_replay_by = VerifyBy::Hashes;
@@ -184,7 +186,7 @@ std::string families_with_tiled_loss();
 /// * width, in bytes, inside 63 bits.
 template <class AnyConfig, class Visit>
 void visit_keys(AnyConfig& c, Visit&& to) {
-  using rules::Anything, rules::BudgetText, rules::NameOf, rules::OneOf, rules::StrategyText;
+  using rules::Anything, rules::Budget, rules::NameOf, rules::OneOf, rules::StrategyText;
   const auto declared_as = [&to](Resumed resumed) {
     return [&to, resumed](std::string_view section, std::string_view key, auto& member, std::string_view help,
                           const auto& rule, const Applies& applies = kAlways) {
@@ -284,7 +286,7 @@ void visit_keys(AnyConfig& c, Visit&& to) {
   fixed("precision", "compute", c.precision.compute, "type that forward and backward compute in", OneOf<Compute>{});
 
   varies("memory", "budget", c.memory.budget, "all memory that tensors may take, or percent of the unplanned peak",
-         BudgetText{});
+         Budget{});
   varies("memory", "strategy", c.memory.strategy, "how the plan is made", StrategyText{});
   varies("memory", "verify_replay_every", c.memory.verify_replay_every,
          "each so many steps, check that what is made again is what was dropped; 0: never", kNotNegative);

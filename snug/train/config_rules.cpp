@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <variant>
 
 #include "snug/plan/strategy.h"
 #include "snug/train/config.h"
@@ -12,10 +13,14 @@ namespace snug::train::rules {
 
 std::string one_of(const std::vector<std::string>& words) { return fmt::format("one of {}", fmt::join(words, ", ")); }
 
-std::string describe(const BudgetText&) { return "empty, bytes such as 400MiB, or a percentage such as 60%"; }
+std::string describe(const Budget&) { return "empty, bytes such as 400MiB, or a percentage such as 60%"; }
 std::string describe(const StrategyText&) { return fmt::format("one of {}", fmt::join(plan::strategy_forms(), ", ")); }
 
-bool keeps(const BudgetText&, const std::string& value) { return (parse_budget(value), true); }
+bool keeps(const Budget&, const std::optional<plan::BudgetRequest>& value) {
+  if (!value) return true;
+  const auto* percent = std::get_if<plan::Percent>(&*value);
+  return percent != nullptr ? percent->value > 0 && percent->value <= 100 : std::get<Bytes>(*value) > 0;
+}
 bool keeps(const StrategyText&, const std::string& value) { return (plan::strategy_from(value), true); }
 bool keeps(const NameOf& rule, const std::string& value) { return std::ranges::count(rule.names(), value) > 0; }
 

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "snug/base/range.h"
+#include "snug/plan/budget_request.h"
 #include "snug/train/choices.h"
 
 /// The rules that a configuration key can be held to. Each, as snug::Range, has describe(rule), the end of "it must be
@@ -11,7 +13,7 @@
 namespace snug::train::rules {
 
 struct Anything {};
-struct BudgetText {};
+struct Budget {};
 struct StrategyText {};
 /// One of a few words, which are an enum's.
 template <class Choice>
@@ -32,7 +34,7 @@ std::vector<std::string> words_of(const OneOf<Choice>& /*rule*/) {
 inline std::vector<std::string> words_of(const NameOf& rule) { return rule.names(); }
 
 inline std::string describe(const Anything&) { return ""; }
-std::string describe(const BudgetText&);
+std::string describe(const Budget&);
 std::string describe(const StrategyText&);
 template <class Choice>
 std::string describe(const OneOf<Choice>& rule) {
@@ -44,7 +46,7 @@ template <class Value>
 bool keeps(const Anything&, const Value&) {
   return true;
 }
-bool keeps(const BudgetText&, const std::string& value);
+bool keeps(const Budget&, const std::optional<plan::BudgetRequest>& value);
 bool keeps(const StrategyText&, const std::string& value);
 template <class Choice>
 bool keeps(const OneOf<Choice>& /*rule*/, Choice value) {

@@ -2,10 +2,9 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
-#include "snug/plan/budget.h"
+#include "snug/plan/budget_request.h"
 #include "snug/plan/plan_file.h"
 #include "snug/replay/planned_step.h"
 #include "snug/replay/session.h"
@@ -13,11 +12,9 @@
 
 namespace snug::train {
 
-/// The budget that `text` asks for (see parse_budget); when that is none, the one that a plan file was made for.
-BudgetRequest requested_budget(const std::string& text, const std::optional<plan::PlanFile>& file);
-
-/// The budget that a configuration asks for, when keeping everything takes `unplanned_peak` bytes.
-std::optional<plan::Budget> budget_for(const BudgetRequest& request, Bytes unplanned_peak);
+/// What is asked for; when that is nothing, the budget that a plan file was made for.
+std::optional<plan::BudgetRequest> requested_budget(const std::optional<plan::BudgetRequest>& asked,
+                                                    const std::optional<plan::PlanFile>& file);
 
 /// What is recorded of an experiment.
 enum class Kinds : std::uint8_t {

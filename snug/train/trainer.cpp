@@ -80,7 +80,7 @@ std::string describe(const Session& session) {
 
 /// Whether the recording was under the limit that the steps have.
 bool capped_from_the_start(const Config& config, const std::optional<plan::PlanFile>& file) {
-  return std::holds_alternative<Bytes>(requested_budget(config.memory.budget, file));
+  return plan::limit_of(requested_budget(config.memory.budget, file)).has_value();
 }
 
 /// The steps of a run, and what is told and saved of them.

@@ -126,7 +126,7 @@ class Command(unittest.TestCase):
             self.assertIn(word, alone.stdout)
 
     def test_budgets_that_are_none(self):
-        for budget in ("0", "-5MiB", "12 parsecs", "0%", "150%", "plenty"):
+        for budget in ("0", "-5MiB", "12 parsecs", "0%", "150%", "+60%", "6_0%", "plenty"):
             self.assert_refused(run("train", self.config, "--budget=" + budget), 2)
 
     def test_an_empty_budget_is_not_the_one_in_the_file(self):

@@ -132,6 +132,7 @@ def test_what_is_older_than_snug_counts_once_it_is_known():
 
 def test_sizes():
     assert snug.parse_bytes("8GiB") == 8 << 30 and snug.parse_bytes(17) == 17
+    assert snug._core.parse_budget(" 8 gib\n") == 8 << 30 and snug._core.parse_budget(" 7e1 %\n").value == 70
     assert snug.format_bytes(3 << 20) == "3.0 MiB"
     with pytest.raises(snug.UsageError, match="bananas"):
         snug.parse_bytes("3 bananas")

@@ -149,7 +149,7 @@ def test_a_budget_that_is_too_small_names_the_smallest(task):
 @pytest.mark.parametrize(
     ("budget", "words"),
     [("8 bananas", "bananas"), (0, "positive"), (-5, "positive"), ("0%", "percentage"), ("x%", "percentage"), ("150%", "percentage"),
-     (1.5, "float"), (True, "bool"), ("", "bytes|size|budget")],
+     (1.5, "float"), (True, "bool"), ("", "empty"), (" ", "empty"), ("0", "no memory"), ("+70%", "percentage"), ("7_0%", "percentage")],
 )
 def test_a_budget_that_cannot_be_read(task, budget, words):
     with pytest.raises(snug.UsageError, match=words):

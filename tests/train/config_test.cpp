@@ -49,7 +49,7 @@ TEST(Config, ReadsKeysAndKeepsTheOtherDefaults) {
   Config expected;
   expected.model.width = 64;
   expected.model.heads = 4;
-  expected.memory.budget = "60%";
+  expected.memory.budget = plan::Percent{60};
   expected.precision.compute = Compute::Bf16;
   expected.train.detect_anomaly = true;
   EXPECT_EQ(config, expected);
@@ -124,7 +124,7 @@ TEST(SetKey, SetsEveryTypeWithoutQuotes) {
   set_key(config, "data.path=a=b.txt");
   EXPECT_EQ(config.train.steps, 7);
   EXPECT_EQ(config.optimizer.learning_rate, 1e-3);
-  EXPECT_EQ(config.memory.budget, "400MiB");
+  EXPECT_EQ(config.memory.budget, plan::BudgetRequest(400_MiB));
   EXPECT_TRUE(config.train.detect_anomaly);
   EXPECT_EQ(config.data.path, "a=b.txt");
 }
@@ -134,9 +134,9 @@ TEST(SetKey, TakesWhatLooksLikeANumberAsTextWhereTextIsWanted) {
   set_key(config, "output.folder=2024");
   set_key(config, "memory.budget=1e9");
   EXPECT_EQ(config.output.folder, "2024");
-  EXPECT_EQ(config.memory.budget, "1e9");
+  EXPECT_EQ(config.memory.budget, plan::BudgetRequest(1'000'000'000));
   set_key(config, "memory.budget=");
-  EXPECT_EQ(config.memory.budget, "");
+  EXPECT_EQ(config.memory.budget, std::nullopt);
 }
 
 TEST(SetKey, RefusesWhatAFileCouldNotSay) {
@@ -373,23 +373,6 @@ TEST(Resumed, TellsOfKeysThatWereFixedAndOfNoOthers) {
 
 TEST(LoadConfig, NamesTheFile) {
   EXPECT_NE(message_of([] { load_config("no/such.toml"); }).find("no/such.toml"), std::string::npos);
-}
-
-TEST(ParseBudget, ReadsNothingBytesAndPercent) {
-  EXPECT_EQ(parse_budget(""), BudgetRequest(std::monostate{}));
-  EXPECT_EQ(parse_budget("400MiB"), BudgetRequest(400_MiB));
-  EXPECT_EQ(parse_budget("60%"), BudgetRequest(Percent{60}));
-  EXPECT_EQ(parse_budget(" 12.5 % "), BudgetRequest(Percent{12.5}));
-  EXPECT_EQ(parse_budget("100%"), BudgetRequest(Percent{100}));
-}
-
-TEST(ParseBudget, RefusesWhatIsNoBudget) {
-  for (const std::string text : {"0%", "-5%", "101%", "nan%", "%", "6x%"}) {
-    EXPECT_NE(message_of([&] { parse_budget(text); }).find("budget: \"" + text + "\" is not a percentage"),
-              std::string::npos);
-  }
-  EXPECT_NE(message_of([] { parse_budget("0"); }).find("budget: \"0\" leaves no memory at all"), std::string::npos);
-  EXPECT_NE(message_of([] { parse_budget("-1"); }).find("is not a size"), std::string::npos);
 }
 
 }  // namespace

@@ -121,7 +121,7 @@ TEST(Resume, TwentyStepsAndTwentyMoreAreForty) {
   const Outcome whole = outcome(folder);
   expect_same(whole, resumed(folder, "gpt-again", forty_steps()));
   Config other = forty_steps();
-  other.memory.budget = "90%";
+  other.memory.budget = plan::Percent{90};
   expect_same(whole, resumed(folder, "gpt-budget", other));
   other.memory.strategy = "eviction";
   other.state.write = StateWrite::Wait;
@@ -233,7 +233,7 @@ class EarlierRun : public ::testing::Test {
 };
 
 TEST_F(EarlierRun, StaysWhenTheNextCannotBePlanned) {
-  config.memory.budget = "100KiB";
+  config.memory.budget = 100_KiB;
   EXPECT_THROW(run_in(config, folder), Error);
   expect_it_is_there();
 }
@@ -289,13 +289,13 @@ TEST(Resume, AValidationThatIsAskedForNeedsBatches) {
 TEST(Resume, ThePlanIsInTheStateAndCanBeFollowed) {
   const fs::path folder = scratch("resume/plan");
   Config config = forty_steps();
-  config.memory.budget = "80%";
+  config.memory.budget = plan::Percent{80};
   config.train.steps = 2;
   const TrainResult result = run_in(config, folder);
   TrainOptions options;
   options.plan = plan::read_plan(folder / "state" / state::state_name(2) / "plan.json");
   EXPECT_EQ(options.plan->plan, result.plan);
-  config.memory.budget = "";
+  config.memory.budget = std::nullopt;
   config.output.folder = scratch("resume/plan-again");
   report::Progress silent = report::Progress::silent();
   EXPECT_EQ(train(config, silent, options).plan.budget, result.plan.budget);

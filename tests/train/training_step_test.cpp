@@ -48,7 +48,7 @@ TEST(PlanExperiment, RecordsTheEvaluationOnlyWhereABudgetMayRefuseIt) {
   Config config = two_blocks("budgets");
   Experiment free(config);
   EXPECT_EQ(plan_experiment(free, Kinds::Run).kinds.size(), 1U);
-  config.memory.budget = "80%";
+  config.memory.budget = plan::Percent{80};
   Experiment capped(config);
   EXPECT_EQ(plan_experiment(capped, Kinds::Run).kinds.size(), 2U);
   EXPECT_EQ(plan_experiment(capped, Kinds::Training).kinds.size(), 1U);
@@ -70,7 +70,7 @@ TEST(TrainingStep, IsRecordedWithTheEvaluationOfARunThatValidates) {
 
 TEST(TrainingStep, TheEvaluationOfARunTakesWhatItsRecordingSays) {
   Config config = two_blocks("evaluation");
-  config.memory.budget = "100%";
+  config.memory.budget = plan::Percent{100};
   Experiment experiment(config);
   const PlannedExperiment planned = plan_experiment(experiment, Kinds::Run);
   const plan::StepGraph& evaluation = planned.kinds.back().step.graph;
@@ -90,7 +90,7 @@ TEST(TrainingStep, TheEvaluationOfARunTakesWhatItsRecordingSays) {
 
 TEST(TrainingStep, AnEvaluationAsksForNoMoreThanTheTrainingStepWhichMakesGradients) {
   Config config = two_blocks("floors");
-  config.memory.budget = "100%";
+  config.memory.budget = plan::Percent{100};
   Experiment experiment(config);
   PlannedExperiment planned = plan_experiment(experiment, Kinds::Run);
   const Bytes both = replay::smallest_budget(planned.kinds);
@@ -100,7 +100,7 @@ TEST(TrainingStep, AnEvaluationAsksForNoMoreThanTheTrainingStepWhichMakesGradien
 
 TEST(TrainingStep, UnderAPlanItIsThePlainOne) {
   Config config = two_blocks("plain");
-  config.memory.budget = "70%";
+  config.memory.budget = plan::Percent{70};
   Experiment experiment(config);
   TrainingStep step(experiment);
   Session session = plan_session(experiment, Kinds::Training);
