@@ -22,13 +22,15 @@ namespace {
 
 namespace py = pybind11;
 
-memory::DeviceMemory& device_memory(const std::string& type) {
+c10::Device device_named(const std::string& name) {
   try {
-    return memory::device_memory(c10::Device(type));
+    return c10::Device(name);
   } catch (const c10::Error&) {
-    throw UsageError("device: \"" + type + "\" is none; give \"cpu\" or \"cuda\"");
+    throw UsageError("device: \"" + name + "\" is none; give \"cpu\" or \"cuda\"");
   }
 }
+
+memory::DeviceMemory& device_memory(const std::string& device) { return memory::device_memory(device_named(device)); }
 
 py::dict by_tag(const memory::ByTag& bytes) {
   py::dict dict;
@@ -36,8 +38,8 @@ py::dict by_tag(const memory::ByTag& bytes) {
   return dict;
 }
 
-py::dict stats(const std::string& type) {
-  const memory::Stats s = device_memory(type).stats();
+py::dict stats(const std::string& device) {
+  const memory::Stats s = device_memory(device).stats();
   py::dict dict;
   dict["allocated"] = s.allocated;
   dict["allocated_peak"] = s.allocated_peak;
@@ -73,7 +75,7 @@ void set_memory_limit(std::optional<Bytes> bytes, const std::string& device) {
 /// Looks at the allocated bytes at a fixed interval, on a thread of its own.
 class Sampler {
  public:
-  Sampler(const std::string& type, double interval) : memory_(device_memory(type)), interval_(interval) {
+  Sampler(const std::string& device, double interval) : memory_(device_memory(device)), interval_(interval) {
     if (!(interval > 0)) throw UsageError("monitor: the interval must be positive, in seconds");
   }
   ~Sampler() { stop(); }
@@ -127,6 +129,8 @@ void bind_memory(py::module_& m) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
   m.def("parse_bytes", [](const std::string& text) { return parse_bytes(text); });
   m.def("format_bytes", &format_bytes);
+  m.def(
+      "with_index", [](const std::string& d) { return memory::with_index(device_named(d)).str(); }, py::arg("device"));
   m.def("memory_stats", &stats, py::arg("device"));
   m.def(
       "reset_peak", [](const std::string& d) { device_memory(d).reset_peak(); }, py::arg("device"));

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from . import _core
 from .errors import UsageError
 
 
@@ -22,21 +23,16 @@ def _tensors_in(sample: Any, depth: int = 4) -> Iterator[torch.Tensor]:
 
 
 def device_named(device: str | torch.device) -> str:
-    """The type of a device. Of several of a type the one in use is meant; another's number is refused."""
+    """A device with its number; without one, of several of a type, the one that is in use now."""
     try:
         named = torch.device(device)
     except RuntimeError as error:
         raise UsageError(f'device: "{device}" is none; give "cpu" or "cuda"') from error
-    if named.index is not None and named.type != "cpu" and named.index != torch.accelerator.current_device_index():
-        raise UsageError(
-            f"device: {named} is not the one in use, {named.type}:{torch.accelerator.current_device_index()}, which snug "
-            f"counts and caps; call torch.accelerator.set_device_index({named.index}) first"
-        )
-    return named.type
+    return _core.with_index(str(named))
 
 
-def device_of(device_type: str | torch.device | None, sample: Any) -> str:
-    """Where a step's memory is: as it is said, else where the sample's tensors are."""
-    if device_type is not None:
-        return device_named(device_type)
-    return next((t.device.type for t in _tensors_in(sample) if t.device.type != "cpu"), "cpu")
+def device_of(device: str | torch.device | None, sample: Any) -> str:
+    """Where a step's memory is, with its number: as it is said, else where the sample's tensors are."""
+    if device is not None:
+        return device_named(device)
+    return next((device_named(t.device) for t in _tensors_in(sample) if t.device.type != "cpu"), "cpu")

@@ -163,7 +163,7 @@ class _Fitted:
 
         with leaves_kept(), Recorded(update_begins):
             self.recorded = _core.record_step(lambda: loss_of(step, sample), device, request, rehearsals)
-        others = self.recorded.devices - {device}
+        others = self.recorded.devices - {torch.device(device).type}
         if others:
             raise UsageError(
                 f"fit: the step was planned for {device}, but it has parameters on {', '.join(sorted(others))}; name its "
@@ -260,7 +260,7 @@ def fit(
 
     budget: all of the device's memory that tensors may take: 8 << 30, "8GiB", or "60%" of what the step takes unplanned
     (the recording itself is without a limit then; "100%" always fits). host_budget: with an accelerator, the same for the
-    CPU's memory. device: "cpu" or "cuda"; by default where the sample's tensors are. optimizer: the optimizer, or several,
+    CPU's memory. device: "cpu", "cuda:1", or "cuda" for the one in use; by default where the sample's tensors are. optimizer: the optimizer, or several,
     that are run outside of the step: one update is rehearsed, so that the plan counts what it takes and the state that it
     will make, and nothing is changed; those that the step runs itself are found. update: in place of that, a function that
     does what the update does. strategy: "optimal", or a preset such as "every_block", "sequential(4)",

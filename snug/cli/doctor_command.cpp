@@ -101,7 +101,7 @@ void add_doctor(CLI::App& app, Action& action) {
       };
       bool all = true;
       for (const Check& c : checks) all = all && c.works;
-      const bool cuda = memory::cuda_memory(-1) != nullptr;
+      const bool cuda = memory::cuda_memory(0) != nullptr;
       if (*json) {
         nlohmann::ordered_json found = nlohmann::ordered_json::object();
         for (const Check& c : checks) found[c.name] = {{"works", c.works}, {"detail", c.detail}};

@@ -206,11 +206,9 @@ class MakeRoom final : public c10::FreeMemoryCallback {
 
 }  // namespace
 
-DeviceMemory* cuda_memory(c10::DeviceIndex device) {
+DeviceMemory* cuda_memory(c10::DeviceIndex index) {
   const c10::DeviceIndex count = std::min<c10::DeviceIndex>(c10::cuda::device_count(), kMostDevices);
-  if (count == 0) return nullptr;
-  const c10::DeviceIndex index = device < 0 ? c10::cuda::current_device() : device;
-  if (index >= count) return nullptr;
+  if (index < 0 || index >= count) return nullptr;
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   std::atomic<CudaMemory*>& made = g_made[static_cast<std::size_t>(index)];

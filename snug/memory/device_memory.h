@@ -79,8 +79,14 @@ class DeviceMemory {
   [[nodiscard]] virtual std::unique_ptr<Meter> meter() = 0;
 };
 
-/// The memory of `device`. Throws UsageError for a device that this build has no backend for. The CPU allocator is
-/// installed when the library is loaded; blocks that existed before are not counted until they are adopted.
+/// `device` with its index: where it has none, that of the one in use, which is the calling thread's affair and of this
+/// moment. Whoever names a device more than once does so by what this returns. The CPU has no index.
+c10::Device with_index(c10::Device device);
+
+/// The memory of with_index(device), of which there is one object until the process ends: keep the reference, and all
+/// that is measured and limited is of one device. Throws UsageError for a device that this build has no backend for.
+/// The CPU allocator is installed when the library is loaded; blocks that existed before are not counted until they are
+/// adopted.
 DeviceMemory& device_memory(c10::Device device);
 
 }  // namespace snug::memory

@@ -2,6 +2,6 @@
 
 namespace snug::memory {
 
-DeviceMemory* cuda_memory(c10::DeviceIndex /*device*/) { return nullptr; }
+DeviceMemory* cuda_memory(c10::DeviceIndex /*index*/) { return nullptr; }
 
 }  // namespace snug::memory
