@@ -1,12 +1,34 @@
 #include "snug/replay/agreement.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <string_view>
+
 namespace snug {
 namespace {
 
 class Alone final : public Agreement {
  public:
-  Vote all(Vote mine) override { return mine; }
+  std::vector<Vote> votes(Vote mine) override { return {mine}; }
 };
+
+std::vector<Vote> all_votes(Agreement& group, Vote mine) {
+  std::string why = "an unknown exception";
+  try {
+    return group.votes(mine);
+  } catch (const std::exception& error) {
+    const std::string_view text = error.what();
+    why = text.substr(0, text.find('\n'));
+  } catch (...) {
+  }
+  throw replay::GroupEnded(
+      fmt::format("agreement: the processes of the group could not vote ({}); see to their connection, and begin again "
+                  "in all of them",
+                  why));
+}
 
 }  // namespace
 
@@ -15,4 +37,31 @@ const std::shared_ptr<Agreement>& alone() {
   return only;
 }
 
+namespace replay {
+
+Vote ask(Agreement& group, Vote mine) {
+  const std::vector<Vote> votes = all_votes(group, mine);
+  if (const auto failed = std::ranges::find(votes, Vote::Failed); failed != votes.end()) {
+    throw GroupEnded(
+        fmt::format("agreement: process {} of the group's {} (from 0 on) has failed, and its own error says why; mend "
+                    "that, and begin again in all of them",
+                    failed - votes.begin(), votes.size()));
+  }
+  return std::ranges::count(votes, Vote::No) == 0 ? Vote::Yes : Vote::No;
+}
+
+void tell_failure(Agreement& group) noexcept {
+  try {
+    throw;
+  } catch (const GroupEnded&) {
+    return;
+  } catch (...) {
+  }
+  try {
+    (void)group.votes(Vote::Failed);
+  } catch (...) {  // what was caught is reported
+  }
+}
+
+}  // namespace replay
 }  // namespace snug

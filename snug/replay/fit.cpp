@@ -12,7 +12,10 @@ namespace snug::replay {
 
 RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::DeviceMemory& memory,
                                 const RecordOptions& options) {
-  if (limit <= 0) throw UsageError(fmt::format("fit: the budget is {} bytes; it must be positive", limit));
+  Agreement& group = *options.agreement;
+  or_tell(group, [&] {
+    if (limit <= 0) throw UsageError(fmt::format("fit: the budget is {} bytes; it must be positive", limit));
+  });
   // Close to the smallest budget it depends on the order of evictions whether there is always something left to evict:
   // where one order fails, another may not.
   std::optional<OutOfBudget::Details> least;
@@ -24,8 +27,11 @@ RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::Dev
     } catch (const RefusedElsewhere&) {
     } catch (...) {
       const auto refusal = memory::refusal_in(std::current_exception());
-      if (!refusal) throw;
-      options.agreement->all(Vote::No);
+      if (!refusal) {
+        tell_failure(group);
+        throw;
+      }
+      (void)ask(group, Vote::No);
       const auto taken = [](const OutOfBudget::Details& d) { return d.stats.allocated + d.requested; };
       if (!least || taken(*refusal) < taken(*least)) least = refusal;
     }
@@ -47,12 +53,22 @@ RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::Dev
                     .only_begun = true});
 }
 
-Session fit(const Forward& forward, const FitOptions& options) {
+namespace {
+
+/// The memory that the budget is for.
+memory::DeviceMemory& checked(const FitOptions& options) {
   if (options.optimizer && options.update)
     throw UsageError("fit: it has an optimizer and an update; give one of them, the update if it runs the optimizer");
   if (options.host_budget && options.device.is_cpu())
     throw UsageError("fit: on the CPU there is one memory; give its budget as `budget` and leave `host_budget` out");
-  memory::DeviceMemory& memory = memory::device_memory(options.device);
+  return memory::device_memory(options.device);
+}
+
+}  // namespace
+
+Session fit(const Forward& forward, const FitOptions& options) {
+  memory::DeviceMemory& memory = or_tell(
+      *options.agreement, [&]() -> auto& { return checked(options); });
   RecordedStep step = record_step_within(
       options.budget, forward, memory,
       {.update = options.optimizer ? options.optimizer : options.update, .agreement = options.agreement});

@@ -24,13 +24,14 @@ struct FitOptions {
   replay::Rehearsal optimizer = {};
   /// In place of that, a function that does what the update does, for its memory; see replay::Rehearsal.
   replay::Rehearsal update = {};
-  /// With the processes that train the same model together, each with a session of its own.
+  /// With the processes that train the same model together, each with a session of its own: all have one, or none.
   std::shared_ptr<Agreement> agreement = alone();
 };
 
 namespace replay {
 /// record_step under a limit, which is lifted again. Throws DoesNotFit when not even eviction makes room for the step;
-/// Error where that is so in another process of the group. What is refused in one of them is recorded again in all.
+/// Error where that is so in another process of the group. What is refused in one of them is recorded again in all;
+/// what fails in one of them ends in all.
 RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::DeviceMemory& memory,
                                 const RecordOptions& options = {});
 Session fit(const Forward& forward, const FitOptions& options);
@@ -40,7 +41,8 @@ Session fit(const Forward& forward, const FitOptions& options);
 /// pass twice to record it, without a trace: gradients, buffers and the random generators are as before. A step that
 /// calls backward() itself, and goes on to update, runs as far as that. Then every session.backward(step, batch) stays
 /// within the budget, with gradients bitwise those of the plain step.
-/// Throws DoesNotFit, which names the smallest budget and its parts, and UsageError for a budget that is not positive.
+/// Throws DoesNotFit, which names the smallest budget and its parts, and UsageError for a budget that is not positive;
+/// and Error where another process of the group has thrown.
 template <class Step, class Batch>
 Session fit(Step&& step, const Batch& sample, const FitOptions& options) {
   return replay::fit([&]() -> at::Tensor { return std::invoke(step, sample); }, options);

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <unordered_set>
 #include <utility>
@@ -195,7 +196,7 @@ struct RecordingScope {
 
 /// The others of the group have come as far as this process has, or nobody goes on.
 void agree(const RecordOptions& options) {
-  if (options.agreement->all(Vote::Yes) == Vote::No) throw RefusedElsewhere();
+  if (ask(*options.agreement, Vote::Yes) == Vote::No) throw RefusedElsewhere();
 }
 
 struct Recorded {
@@ -213,10 +214,16 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
     update.run();
     run.stop();
   };
+  std::exception_ptr ended;  // by the group
   StepRun run(scope.tape, {.forward_over =
                                [&](const StepRun::Roots& roots) {
                                  scope.finish_forward();
-                                 agree(options);
+                                 try {
+                                   agree(options);
+                                 } catch (...) {
+                                   ended = std::current_exception();
+                                   throw;
+                                 }
                                  recorded.leaves = scope.tape->values().leaf_storages();
                                  step.parameters = leaves_of(roots, scope.profiler->leaves());
                                  std::erase_if(step.parameters,
@@ -233,8 +240,10 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
     run(forward);
   } catch (...) {
     scope.note_overwrites();
+    if (ended) std::rethrow_exception(ended);
     throw;
   }
+  if (ended) std::rethrow_exception(ended);  // which the function caught
   if (!run.went_backward()) {
     throw UsageError(
         "step: its backward pass failed and the function went on; while it is recorded that has to succeed: try a "
@@ -271,7 +280,7 @@ RecordedStep record_forward(EvictionCost cost, const Forward& forward, memory::D
 }  // namespace
 
 RefusedElsewhere::RefusedElsewhere()
-    : Error("step: its recording ends, as that of another process of the group has been refused") {}
+    : GroupEnded("step: its recording ends, as that of another process of the group has been refused") {}
 
 void check_loss(const at::Tensor& loss) {
   if (!loss.defined()) throw UsageError("step: it returned an undefined tensor; return the loss");
@@ -285,7 +294,8 @@ void check_loss(const at::Tensor& loss) {
 }
 
 RecordedStep record_step(const Forward& forward, memory::DeviceMemory& memory, const RecordOptions& options) {
-  return record_step_evicting(EvictionCost::Timeless, forward, memory, options);
+  return or_tell(*options.agreement,
+                 [&] { return record_step_evicting(EvictionCost::Timeless, forward, memory, options); });
 }
 
 RecordedStep record_step_evicting(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,

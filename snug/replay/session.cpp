@@ -108,7 +108,9 @@ Session::Session(replay::RecordedStep step, plan::Planner planner, std::optional
 
 Session::Session(std::vector<replay::RecordedStep> kinds, std::string_view strategy, std::optional<plan::Budget> budget,
                  memory::DeviceMemory& memory, std::shared_ptr<Agreement> agreement)
-    : Session(replay::planned(std::move(kinds), strategy), budget, memory, std::move(agreement)) {}
+    : Session{// Braces: in this order.
+              replay::or_tell(*agreement, [&] { return replay::planned(std::move(kinds), strategy); }), budget, memory,
+              std::move(agreement)} {}
 
 Session::Session(std::vector<replay::PlannedStep> kinds, std::optional<plan::Budget> budget,
                  memory::DeviceMemory& memory, std::shared_ptr<Agreement> agreement) {

@@ -49,8 +49,8 @@ class Session {
 
   /// For all kinds of steps that are to come, the first of which goes backward. No budget: no limit, and plans as the
   /// planners make them then. Throws DoesNotFit, of the kind that takes most, when there is one that does not fit; and
-  /// Error when that is so in another process of the group. A step of the kind Evaluation is planned here and not run:
-  /// it has nothing to decide, and runs as it is written, under the limit.
+  /// Error when that is so in another process of the group, or another has failed to make its own. A step of the kind
+  /// Evaluation is planned here and not run: it has nothing to decide, and runs as it is written, under the limit.
   Session(std::vector<replay::PlannedStep> kinds, std::optional<plan::Budget> budget, memory::DeviceMemory& memory,
           std::shared_ptr<Agreement> agreement = alone());
   /// The same with planners by a strategy, see replay::planned.

@@ -28,19 +28,15 @@ plan::Planner planner_for(const plan::StepGraph& graph, const std::string& strat
 StepBook::StepBook(std::vector<PlannedStep> kinds, std::optional<plan::Budget> budget, Bytes gradients,
                    std::shared_ptr<Agreement> agreement)
     : budget_(budget), agreement_(std::move(agreement)) {
-  if (kinds.empty() || kinds.front().step.kind == StepKind::Evaluation)
-    throw UsageError("session: the first of its steps has no backward pass; give one that has in front");
+  or_tell(*agreement_, [&] {
+    if (kinds.empty() || kinds.front().step.kind == StepKind::Evaluation)
+      throw UsageError("session: the first of its steps has no backward pass; give one that has in front");
+  });
   const RecordedStep& first = kinds.front().step;
   state_to_come_ = first.state_to_come;
   whole_ = first.graph.static_bytes - gradients;
-  std::exception_ptr refusal;
   std::vector<plan::MemoryPlan> plans;
-  try {
-    plans = plan_all(kinds, budget);
-  } catch (const DoesNotFit&) {
-    refusal = std::current_exception();
-  }
-  agree(refusal);
+  agree(refusal_of([&] { plans = plan_all(kinds, budget); }));
   for (std::size_t i = 0; i < kinds.size(); ++i) {
     auto& [step, planner] = kinds[i];
     if (step.kind == StepKind::Evaluation) continue;  // nobody follows a plan that has nothing to decide
@@ -51,8 +47,20 @@ StepBook::StepBook(std::vector<PlannedStep> kinds, std::optional<plan::Budget> b
   }
 }
 
+std::exception_ptr StepBook::refusal_of(const std::function<void()>& plan) const {
+  try {
+    plan();
+  } catch (const DoesNotFit&) {
+    return std::current_exception();
+  } catch (...) {
+    tell_failure(*agreement_);
+    throw;
+  }
+  return nullptr;
+}
+
 void StepBook::agree(const std::exception_ptr& refusal) const {
-  const Vote all = agreement_->all(refusal ? Vote::No : Vote::Yes);
+  const Vote all = ask(*agreement_, refusal ? Vote::No : Vote::Yes);
   if (refusal) std::rethrow_exception(refusal);
   if (all == Vote::No) {
     throw Error(
@@ -110,14 +118,10 @@ void StepBook::begin(const memory::Stats& stats, Bytes gradients, StepKind kind)
   state_to_come_ = std::clamp<Bytes>(whole_ - (stats.allocated - gradients), 0, state_to_come_);
   const auto expected = std::ranges::find(known_, kind, &Known::kind);
   const bool stands = expected == known_.end() || !outdated(*expected, stats.allocated + state_to_come_);
-  if (agreement_->all(stands ? Vote::Yes : Vote::No) == Vote::Yes) return;
-  std::exception_ptr refusal;
-  try {
+  if (ask(*agreement_, stands ? Vote::Yes : Vote::No) == Vote::Yes) return;
+  agree(refusal_of([&] {
     if (expected != known_.end()) plan_again(*expected, stats);
-  } catch (const DoesNotFit&) {
-    refusal = std::current_exception();
-  }
-  agree(refusal);
+  }));
 }
 
 void StepBook::plan_again(Known& known, const memory::Stats& stats) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -56,6 +57,8 @@ class StepBook {
     bool fits = true;  // else it keeps everything, and evictions hold the cap
   };
   void plan_again(Known& known, const memory::Stats& stats);
+  /// What `plan` is refused with, if it is. Anything else that it throws is told to the group, and thrown.
+  [[nodiscard]] std::exception_ptr refusal_of(const std::function<void()>& plan) const;
   /// Throws `refusal`, which may be none, or Error when another process of the group has one.
   void agree(const std::exception_ptr& refusal) const;
   /// With the state that is yet to come.

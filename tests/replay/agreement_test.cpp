@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <exception>
+#include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,7 @@ namespace {
 using testing::cpu;
 using testing::GroupOfTwo;
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 /// A process that records a step, of which some runs ask for more than there is.
 struct Process {
@@ -94,8 +97,114 @@ TEST(Agreement, WhatNeverFitsInOneProcessIsRefusedInAll) {
 }
 
 TEST(Agreement, AProcessThatIsAloneTakesItsOwnWord) {
-  EXPECT_EQ(alone()->all(Vote::Yes), Vote::Yes);
-  EXPECT_EQ(alone()->all(Vote::No), Vote::No);
+  EXPECT_EQ(replay::ask(*alone(), Vote::Yes), Vote::Yes);
+  EXPECT_EQ(replay::ask(*alone(), Vote::No), Vote::No);
+}
+
+enum class Part { Forward, Backward };
+
+/// Records a step that throws something of its own in this part of it, after `point` runs of that part.
+void fail_in(Part part, int point, const std::shared_ptr<Agreement>& agreement) {
+  const at::Tensor weight = at::ones({8, 8}).requires_grad_();
+  int runs = 0;
+  const auto reached = [&](Part here) {
+    if (here == part && runs++ == point) throw std::domain_error("no such file");
+  };
+  weight.register_hook([&](const at::Tensor&) { reached(Part::Backward); });
+  const auto step = [&] {
+    reached(Part::Forward);
+    return weight.tanh().sum();
+  };
+  const Bytes limit = cpu().stats().allocated + 64_MiB;
+  EXPECT_THAT([&] { (void)replay::record_step_within(limit, step, cpu(), {.agreement = agreement}); },
+              ThrowsMessage<std::domain_error>(HasSubstr("no such file")));
+}
+
+TEST(Agreement, WhatFailsInOneProcessEndsInAllAndNamesIt) {
+  for (const Part part : {Part::Forward, Part::Backward}) {
+    for (const int point : {0, 1}) {
+      Process other;
+      const Bytes limit = cpu().stats().allocated + 64_MiB;
+      GroupOfTwo group;
+      group.run([&](const auto& agreement) { other.record(limit, agreement); },
+                [&](const auto& agreement) { fail_in(part, point, agreement); });
+      EXPECT_FALSE(other.graph);
+      EXPECT_THAT(other.error, HasSubstr("process 1 of the group's 2 (from 0 on) has failed"));
+      EXPECT_EQ(other.forwards, point + 1);
+      EXPECT_EQ(other.backwards, part == Part::Forward ? point : point + 1) << "no further than the one that failed";
+    }
+  }
+}
+
+TEST(Agreement, AFailureBesideARefusalEndsBoth) {
+  Process refused{.too_large_until = 100};
+  const Bytes limit = cpu().stats().allocated + 64_MiB;
+  GroupOfTwo group;
+  group.run([&](const auto& agreement) { refused.record(limit, agreement); },
+            [&](const auto& agreement) { fail_in(Part::Forward, 0, agreement); });
+  EXPECT_EQ(refused.forwards, 1);
+  EXPECT_THAT(refused.error, HasSubstr("process 1 of the group's 2"));
+}
+
+TEST(Agreement, AStepThatCatchesTheEndOfTheGroupEndsAllTheSame) {
+  int forwards = 0;
+  std::string error;
+  GroupOfTwo group;
+  group.run(
+      [&](const std::shared_ptr<Agreement>& agreement) {
+        const at::Tensor weight = at::ones({8, 8}).requires_grad_();
+        const auto step = [&] {
+          ++forwards;
+          at::Tensor loss = weight.tanh().sum();
+          try {
+            loss.backward();
+          } catch (const Error&) {
+          }
+          return loss;
+        };
+        try {
+          (void)replay::record_step(step, cpu(), {.agreement = agreement});
+        } catch (const replay::GroupEnded& ended) {
+          error = ended.what();
+        }
+      },
+      [&](const auto& agreement) { fail_in(Part::Forward, 0, agreement); });
+  EXPECT_EQ(forwards, 1);
+  EXPECT_THAT(error, HasSubstr("process 1 of the group's 2"));
+}
+
+/// A group whose connection has gone.
+class Broken final : public Agreement {
+ public:
+  std::vector<Vote> votes(Vote /*mine*/) override {
+    ++asked;
+    throw std::runtime_error("connection closed\nframe #0");
+  }
+  int asked = 0;
+};
+
+TEST(Agreement, AVoteThatFailsIsTheLast) {
+  const auto group = std::make_shared<Broken>();
+  Process process;
+  process.record(cpu().stats().allocated + 64_MiB, group);
+  EXPECT_THAT(process.error, HasSubstr("could not vote (connection closed);"));
+  EXPECT_EQ(group->asked, 1);
+}
+
+TEST(Agreement, ASessionThatCannotBeMadeInOneProcessIsMadeInNone) {
+  const at::Tensor weight = at::ones({64, 64}).requires_grad_();
+  const auto step = [&] { return weight.tanh().sum(); };
+  const replay::RecordedStep recorded = replay::record_step(step, cpu());
+  const plan::Budget enough = plan::Budget::for_limit(cpu().stats().allocated + 64_MiB);
+  GroupOfTwo group;
+  group.run(
+      [&](const auto& agreement) {
+        EXPECT_THROW(Session(recorded, "sequential(9)", enough, cpu(), agreement), UsageError);
+      },
+      [&](const auto& agreement) {
+        EXPECT_THAT([&] { const Session session(recorded, "optimal", enough, cpu(), agreement); },
+                    ThrowsMessage<replay::GroupEnded>(HasSubstr("process 0 of the group's 2")));
+      });
 }
 
 TEST(Agreement, SessionsAreMadeByAllOrNone) {

@@ -1,11 +1,11 @@
 #pragma once
 
-#include <array>
 #include <barrier>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "snug/replay/agreement.h"
 
@@ -25,14 +25,14 @@ class GroupOfTwo {
   class Member final : public Agreement {
    public:
     Member(GroupOfTwo& group, std::size_t rank) : group_(group), rank_(rank) {}
-    Vote all(Vote mine) override {
+    std::vector<Vote> votes(Vote mine) override {
       group_.votes_[rank_] = mine;
       group_.turn_.unlock();
       group_.voted_.arrive_and_wait();
-      const bool agreed = group_.votes_[0] == Vote::Yes && group_.votes_[1] == Vote::Yes;
+      const std::vector<Vote> votes = group_.votes_;
       group_.voted_.arrive_and_wait();
       group_.turn_.lock();
-      return agreed ? Vote::Yes : Vote::No;
+      return votes;
     }
 
    private:
@@ -50,7 +50,7 @@ class GroupOfTwo {
 
   std::mutex turn_;
   std::barrier<> voted_{2};
-  std::array<Vote, 2> votes_{Vote::Yes, Vote::Yes};
+  std::vector<Vote> votes_{Vote::Yes, Vote::Yes};
 };
 
 }  // namespace snug::testing

@@ -69,14 +69,14 @@ RecordedStep recorded(StepGraph graph, StepKind kind = StepKind::First) {
 class Others final : public Agreement {
  public:
   explicit Others(std::deque<Vote> votes) : votes_(std::move(votes)) {}
-  Vote all(Vote mine) override {
+  std::vector<Vote> votes(Vote mine) override {
     ++asked;
     Vote theirs = Vote::Yes;
     if (!votes_.empty()) {
       theirs = votes_.front();
       votes_.pop_front();
     }
-    return mine == Vote::Yes ? theirs : Vote::No;
+    return {mine, theirs};
   }
   int asked = 0;
 
