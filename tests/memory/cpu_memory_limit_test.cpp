@@ -35,7 +35,7 @@ class Handler final : public PressureHandler {
   std::function<bool(Bytes)> make_room_;
 };
 
-class CpuMemoryLimit : public testing::Test {
+class CpuMemoryLimit : public ::testing::Test {
  protected:
   void SetUp() override {
     memory.release_cached();
@@ -174,7 +174,7 @@ TEST_F(CpuMemoryLimit, ReturnsCachedMemoryWhenTheLimitComesDown) {
 TEST_F(CpuMemoryLimit, IsNeverPassedUnderRandomUseNeitherByTheCountNorByTheSystem) {
   constexpr Bytes kRoom = 96_MiB;
   for (std::uint64_t seed = 0; seed < 3; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     std::mt19937_64 engine(seed);
     memory.set_limit(std::nullopt);
     memory.release_cached();

@@ -19,7 +19,7 @@ namespace snug::memory {
 namespace {
 
 /// Figures are compared with those at the start of the test: LibTorch has blocks of its own.
-class CpuMemoryTest : public testing::Test {
+class CpuMemoryTest : public ::testing::Test {
  protected:
   void SetUp() override {
     memory.release_cached();

@@ -150,7 +150,7 @@ TEST(PageHeap, RefusesWhatNoAddressesAreLeftFor) {
 
 TEST(PageHeap, NeverPassesTheLimitNorRefusesWhatFitsNorOverlapsInRandomUse) {
   for (std::uint64_t seed = 0; seed < 10; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     std::mt19937_64 engine(seed);
     const auto roll = [&](Bytes sides) { return static_cast<Bytes>(engine() % static_cast<std::uint64_t>(sides)); };
     constexpr Bytes kLimit = 200 * kPage;

@@ -9,8 +9,8 @@
 namespace snug::memory {
 namespace {
 
-using testing::ElementsAre;
-using testing::Pair;
+using ::testing::ElementsAre;
+using ::testing::Pair;
 
 RangeHeap heap_of(const std::vector<std::pair<Bytes, Bytes>>& ranges) {
   RangeHeap heap;
@@ -98,7 +98,7 @@ class NaiveHeap {
 TEST(RangeHeap, AgreesWithANaiveModel) {
   constexpr Bytes kSize = 400;
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     std::mt19937_64 engine(seed);
     const auto roll = [&](Bytes sides) { return static_cast<Bytes>(engine() % static_cast<std::uint64_t>(sides)); };
     RangeHeap heap;

@@ -1,16 +1,15 @@
 // Budgets as they are asked for: read once, written as what reads the same.
 #include "snug/plan/budget_request.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 
-#include "tests/base/fault.h"
+#include "snug/base/errors.h"
 
 namespace snug::plan {
 namespace {
-
-using testing::fault;
 
 TEST(ParseBudget, ReadsNothingBytesAndPercent) {
   EXPECT_EQ(parse_budget(""), std::nullopt);
@@ -24,12 +23,15 @@ TEST(ParseBudget, ReadsNothingBytesAndPercent) {
 
 TEST(ParseBudget, RefusesWhatIsNoBudget) {
   for (const std::string text : {"0%", "-5%", "101%", "nan%", "%", "6x%", "+60%", "6_0%"}) {
-    EXPECT_EQ(fault([&] { (void)parse_budget(text); }),
-              "budget: \"" + text + "\" is not a percentage above 0 and up to 100; write it as in 60%");
+    EXPECT_THAT([&] { (void)parse_budget(text); },
+                testing::ThrowsMessage<UsageError>("budget: \"" + text +
+                                                   "\" is not a percentage above 0 and up to 100; write it as in 60%"));
   }
-  EXPECT_EQ(fault([] { (void)parse_budget("0"); }),
-            "budget: \"0\" leaves no memory at all; give more than 0 bytes, or leave it empty for no budget");
-  EXPECT_NE(fault([] { (void)parse_budget("-1"); }).find("is not a size"), std::string::npos);
+  EXPECT_THAT([] { (void)parse_budget("0"); },
+              testing::ThrowsMessage<UsageError>(
+                  "budget: \"0\" leaves no memory at all; give more than 0 bytes, or leave it empty for no budget"));
+  EXPECT_THAT([] { (void)parse_budget("-1"); },
+              testing::ThrowsMessage<UsageError>(testing::HasSubstr("is not a size")));
 }
 
 TEST(BudgetRequest, IsWrittenAsWhatReadsTheSame) {
