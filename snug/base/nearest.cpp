@@ -45,4 +45,9 @@ std::optional<std::string> nearest_name(std::string_view wrong, std::span<const 
   return *nearest;
 }
 
+std::string did_you_mean(std::string_view wrong, std::span<const std::string> known) {
+  const std::optional<std::string> nearest = nearest_name(wrong, known);
+  return nearest ? "did you mean \"" + *nearest + "\"? " : "";
+}
+
 }  // namespace snug

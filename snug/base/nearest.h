@@ -12,4 +12,7 @@ namespace snug {
 /// nearest is more than max(2, length of wrong / 3) edits away, or has not one letter left in common.
 std::optional<std::string> nearest_name(std::string_view wrong, std::span<const std::string> known);
 
+/// The same as the words of a message, with a blank behind: did you mean "..."? Empty for none.
+std::string did_you_mean(std::string_view wrong, std::span<const std::string> known);
+
 }  // namespace snug

@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include "snug/base/errors.h"
+#include "snug/base/nearest.h"
 #include "snug/optim/optimizer.h"
 
 namespace snug::optim {
@@ -27,12 +28,13 @@ const std::vector<const OptimizerKind*>& optimizer_kinds() {
 #undef SNUG_OPTIMIZERS
 
 const OptimizerKind& optimizer_kind(std::string_view name) {
-  std::vector<std::string_view> names;
+  std::vector<std::string> names;
   for (const OptimizerKind* kind : optimizer_kinds()) {
     if (kind->name == name) return *kind;
-    names.push_back(kind->name);
+    names.emplace_back(kind->name);
   }
-  throw UsageError(fmt::format("optimizer: \"{}\" is none of {}", name, fmt::join(names, ", ")));
+  throw UsageError(fmt::format("optimizer: \"{}\" is not known; {}it must be one of {}", name,
+                               did_you_mean(name, names), fmt::join(names, ", ")));
 }
 
 }  // namespace snug::optim

@@ -99,10 +99,8 @@ Strategy strategy_from(std::string_view text) {
     }
     return form.read(written);
   }
-  const auto nearest = nearest_name(written.name, names);
-  throw UsageError(fmt::format("strategy: unknown strategy \"{}\";{} it must be one of {}", text,
-                               nearest ? fmt::format(" did you mean \"{}\"?", *nearest) : std::string(),
-                               fmt::join(strategy_forms(), ", ")));
+  throw UsageError(fmt::format("strategy: unknown strategy \"{}\"; {}it must be one of {}", text,
+                               did_you_mean(written.name, names), fmt::join(strategy_forms(), ", ")));
 }
 
 }  // namespace snug::plan

@@ -8,7 +8,6 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <span>
 #include <type_traits>
 #include <utility>
 
@@ -72,11 +71,6 @@ ordered_json json_of(const Value& value) {
 std::string show(const ordered_json& json) {
   if (json.is_number_float() && !std::isfinite(json.get<double>())) return fmt::format("{}", json.get<double>());
   return json.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-}
-
-std::string did_you_mean(std::string_view wrong, std::span<const std::string> known) {
-  const std::optional<std::string> nearest = nearest_name(wrong, known);
-  return nearest ? fmt::format("did you mean \"{}\"? ", *nearest) : "";
 }
 
 /// What `read` returns; what it refuses, it refuses there.

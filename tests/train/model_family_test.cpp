@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "snug/base/errors.h"
 #include "snug/train/config.h"
 #include "snug/train/language_model.h"
 #include "snug/train/pretrained.h"
+#include "tests/base/fault.h"
 
 namespace snug::train {
 namespace {
@@ -101,7 +101,8 @@ TEST(OwnKeys, HaveNamesThatNoOtherKeyHas) {
 TEST(ModelFamilies, AreTheGptAndTheLlamaAtLeast) {
   EXPECT_EQ(model_families().front()->name, "gpt");
   EXPECT_NE(model_family("llama").open, nullptr);
-  EXPECT_THROW((void)model_family("rnn"), UsageError);
+  EXPECT_EQ(snug::testing::fault([] { (void)model_family("lama"); }),
+            "model: the kind \"lama\" is not known; did you mean \"llama\"? it must be one of gpt, gpt2, llama");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include "snug/base/errors.h"
+#include "snug/base/nearest.h"
 #include "snug/train/config_keys.h"
 #include "snug/train/model_family.h"
 
@@ -41,12 +42,13 @@ ModelConfig tiny_config(const ModelFamily& family) {
 }
 
 const ModelFamily& model_family(std::string_view name) {
-  std::vector<std::string_view> names;
+  std::vector<std::string> names;
   for (const ModelFamily* family : model_families()) {
     if (family->name == name) return *family;
-    names.push_back(family->name);
+    names.emplace_back(family->name);
   }
-  throw UsageError(fmt::format("model: the kind \"{}\" is none of {}", name, fmt::join(names, ", ")));
+  throw UsageError(fmt::format("model: the kind \"{}\" is not known; {}it must be one of {}", name,
+                               did_you_mean(name, names), fmt::join(names, ", ")));
 }
 
 }  // namespace snug::train
