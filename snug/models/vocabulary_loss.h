@@ -9,7 +9,9 @@
 namespace snug::models {
 
 /// The logits of all tokens at once, as PyTorch has it.
-struct PlainLoss {};
+struct PlainLoss {
+  friend bool operator==(const PlainLoss&, const PlainLoss&) = default;
+};
 /// Those of a few tokens at a time, and with them, in the forward pass, the gradients: ops::linear_cross_entropy. Sums
 /// are taken in another order.
 using TiledLoss = ops::LossTile;

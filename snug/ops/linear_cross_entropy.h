@@ -12,6 +12,7 @@ namespace snug::ops {
 /// How much of the logits is there at once.
 struct LossTile {
   Bytes logits = 32_MiB;  ///< as many rows as fit, in fp32, and at least one
+  friend bool operator==(const LossTile&, const LossTile&) = default;
 };
 
 /// Mean cross-entropy in nats of the logits x W^T + b against `targets`, without ever having all logits: they are made

@@ -182,6 +182,16 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(first, text.find_last_not_of(" \t") - first + 1);
 }
 
+/// Whether a word of before asks for what the present one does.
+template <class Value, class Rule>
+bool means_the_same(const nlohmann::json& was, const Value& is, const Rule& rule, const Config& now) {
+  if constexpr (requires { rule.same; }) {
+    const auto before = was.is_string() ? choice_named<Value>(was.get<std::string>()) : std::nullopt;
+    return before && rule.same != nullptr && rule.same(*before, is, now);
+  }
+  return false;
+}
+
 }  // namespace
 
 Config config_from_json(const ordered_json& json, std::string_view source) {
@@ -318,15 +328,16 @@ std::vector<KeyHelp> config_keys() {
 std::vector<std::string> changed_when_resumed(const nlohmann::json& before, const Config& now) {
   std::vector<std::string> changed;
   const auto value_of = [](const nlohmann::json& config, const KeyAbout& key) {
-    return config.value(key.section, nlohmann::json::object()).value(key.name, nlohmann::json());
+    const bool there = config.contains(key.section) && config[key.section].contains(key.name);
+    return there ? config[key.section][key.name] : nlohmann::json();
   };
   const nlohmann::json defaults = to_json(Config{});
-  visit_keys(now, [&](const KeyAbout& key, const auto& member, const auto&) {
+  visit_keys(now, [&](const KeyAbout& key, const auto& member, const auto& rule) {
     if (key.resumed == Resumed::Free) return;
     const nlohmann::json is = json_of(member);
     nlohmann::json was = value_of(before, key);
     if (was.is_null()) was = value_of(defaults, key);
-    if (was != is) {
+    if (was != is && !means_the_same(was, member, rule, now)) {
       changed.push_back(fmt::format("{}.{} was {} and is {}", key.section, key.name, was.dump(), is.dump()));
     }
   });

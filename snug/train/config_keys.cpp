@@ -7,6 +7,8 @@
 #include <tuple>
 #include <vector>
 
+#include "snug/train/language_model.h"
+
 namespace snug::train {
 namespace {
 
@@ -67,6 +69,15 @@ Applies with_optimizers_of(const OwnKey& key) {
   const auto has = [name = key.name](const optim::OptimizerKind& kind) { return declares(kind, name); };
   return {[has](const Config& c) { return has(optim::optimizer_kind(c.optimizer.kind)); },
           fmt::format("with optimizer.kind = {}{}", names_of(optim::optimizer_kinds(), "\"", has), instead(key))};
+}
+
+bool same_loss(LossKind a, LossKind b, const Config& config) {
+  const auto meant = [&](LossKind kind) {
+    ModelConfig model = config.model;
+    model.loss = kind;
+    return vocabulary_loss(model);
+  };
+  return meant(a) == meant(b);
 }
 
 bool Config::operator==(const Config& other) const {

@@ -175,6 +175,9 @@ Applies with_optimizers_of(const OwnKey& key);
 std::string families_help(const OwnKey& key);
 std::string optimizers_help(const OwnKey& key);
 
+/// Whether both ask for the same loss of a model of that kind.
+bool same_loss(LossKind a, LossKind b, const Config& config);
+
 std::vector<std::string> family_names();
 std::vector<std::string> optimizer_names();
 /// The families that can, as "gpt" or "gpt or llama".
@@ -224,7 +227,7 @@ void visit_keys(AnyConfig& c, Visit&& to) {
         "plain: of all logits at once, as PyTorch has it; tiled: of 32 MiB of them at a time, for large vocabularies; "
         "auto: tiled for " +
             families_with_tiled_loss() + ", else plain",
-        OneOf<LossKind>{});
+        OneOf<LossKind>{same_loss});
 
   fixed("lora", "rank", c.lora.rank, "rank of adapters, beside which only lora.modules_to_save train; 0: none",
         Range{0, 65536}, kOwnRank);

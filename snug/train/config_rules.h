@@ -8,6 +8,10 @@
 #include "snug/plan/budget_request.h"
 #include "snug/train/choices.h"
 
+namespace snug::train {
+struct Config;
+}
+
 /// The rules that a configuration key can be held to. Each, as snug::Range, has describe(rule), the end of "it must be
 /// ...", empty for none, and keeps(rule, value), whether a value of the key's type obeys.
 namespace snug::train::rules {
@@ -17,7 +21,10 @@ struct Budget {};
 struct StrategyText {};
 /// One of a few words, which are an enum's.
 template <class Choice>
-struct OneOf {};
+struct OneOf {
+  /// Whether two of them come to the same there, as "auto" and what it is; null: each is another.
+  bool (*same)(Choice a, Choice b, const Config& config) = nullptr;
+};
 /// One of the names in an open set.
 struct NameOf {
   std::vector<std::string> (*names)();

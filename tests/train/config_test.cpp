@@ -371,6 +371,27 @@ TEST(Resumed, TellsOfKeysThatWereFixedAndOfNoOthers) {
                                       "data.packing was \"none\" and is \"documents\"", "train.seed was 0 and is 9"}));
 }
 
+TEST(Resumed, WordsThatComeToTheSameAreNoChange) {
+  const auto changed = [](const char* kind, LossKind was, LossKind is) {
+    Config before;
+    before.model.kind = kind;
+    Config now = before;
+    before.model.loss = was;
+    now.model.loss = is;
+    return changed_when_resumed(to_json(before), now);
+  };
+  EXPECT_TRUE(changed("llama", LossKind::Auto, LossKind::Tiled).empty());
+  EXPECT_TRUE(changed("llama", LossKind::Tiled, LossKind::Auto).empty());
+  EXPECT_TRUE(changed("gpt", LossKind::Auto, LossKind::Plain).empty());
+  EXPECT_EQ(changed("llama", LossKind::Auto, LossKind::Plain),
+            (std::vector<std::string>{"model.loss was \"auto\" and is \"plain\""}));
+  EXPECT_EQ(changed("gpt", LossKind::Tiled, LossKind::Auto).size(), 1U);
+  nlohmann::json state = to_json(Config{});
+  state["model"]["loss"] = 7;
+  EXPECT_EQ(changed_when_resumed(state, Config{}).size(), 1U) << "no word";
+  EXPECT_TRUE(changed_when_resumed({{"model", 7}}, Config{}).empty()) << "what is not there had its default";
+}
+
 TEST(LoadConfig, NamesTheFile) {
   EXPECT_NE(message_of([] { load_config("no/such.toml"); }).find("no/such.toml"), std::string::npos);
 }
