@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "snug/base/json_field.h"
 #include "snug/plan/bound/lower_bound.h"
 #include "snug/plan/budget_request.h"
 #include "snug/plan/plan_file.h"
@@ -55,7 +56,8 @@ void bind_step_graph(py::module_& m) {
       .def_readonly("static_bytes", &plan::StepGraph::static_bytes)
       .def("to_json", [](const plan::StepGraph& g) { return to_json(g).dump(); })
       .def_static("from_json", [](const std::string& text) {
-        return plan::step_graph_from_json(nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false));
+        const JsonFile file(text, {.name = "step graph", .cure = plan::kGraphCure});
+        return plan::step_graph_from(file.root());
       });
 }
 

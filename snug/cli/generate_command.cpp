@@ -13,7 +13,7 @@
 #include "snug/base/errors.h"
 #include "snug/cli/command.h"
 #include "snug/cli/output.h"
-#include "snug/data/tokenizer.h"
+#include "snug/data/tokenizer_format.h"
 #include "snug/memory/device_memory.h"
 #include "snug/models/generation.h"
 #include "snug/train/language_model.h"
@@ -137,7 +137,7 @@ void add_generate(CLI::App& app, Action& action) {
       ->default_str("fp32");
   command
       ->add_option("--tokenizer", o->config.data.tokenizer,
-                   "auto: the model's own; or bytes, a tokenizer.json, .model or .gguf")
+                   "auto: the model's own; or " + data::tokenizer_format_names())
       ->capture_default_str();
   command->add_option("--prompt", o->prompt, "The text; - reads it from standard input")->required()->type_name("TEXT");
   command->add_option("--tokens", o->tokens, "Tokens at most")

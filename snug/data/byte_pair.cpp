@@ -70,7 +70,8 @@ BytePairTokenizer::BytePairTokenizer(BytePairModel model)
       pre_tokenizer_(model.pre_tokenizer),
       whole_words_first_(model.whole_words_first),
       before_(std::move(model.before)),
-      after_(std::move(model.after)) {
+      after_(std::move(model.after)),
+      end_(model.end) {
   const auto check = [&](TokenId id) {
     if (id < 0 || id >= size()) throw UsageError(fmt::format("tokenizer: token {} is none of {}", id, size()));
   };

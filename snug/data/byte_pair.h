@@ -30,6 +30,7 @@ struct BytePairModel {
   std::vector<PreTokenizerStep> pre_tokenizer;
   bool whole_words_first = false;      ///< a piece that is a token is not taken apart (Llama 3's ignore_merges)
   std::vector<TokenId> before, after;  ///< put around every text
+  std::optional<TokenId> end{};        ///< ends a text, where the file says so itself
 };
 
 /// The token's bytes, of a name in which each byte stands as a printable character, as vocabularies of GPT-2's kind
@@ -65,6 +66,7 @@ class BytePairTokenizer final : public Tokenizer {
 
   [[nodiscard]] TokenId size() const override { return static_cast<TokenId>(tokens_.size()); }
   [[nodiscard]] std::optional<TokenId> find(std::string_view token) const override;
+  [[nodiscard]] std::optional<TokenId> end_token() const override { return end_; }
 
  private:
   struct Merge {
@@ -91,6 +93,7 @@ class BytePairTokenizer final : public Tokenizer {
   PreTokenizer pre_tokenizer_;
   bool whole_words_first_;
   std::vector<TokenId> before_, after_;
+  std::optional<TokenId> end_;
 };
 
 }  // namespace snug::data

@@ -2,12 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <system_error>
 
 #include "snug/base/errors.h"
+#include "snug/base/json_field.h"
 #include "snug/base/text_file.h"
 
 namespace snug::data {
@@ -29,15 +29,12 @@ std::string end_in(const fs::path& path) {
   } catch (const std::system_error& error) {
     refuse_end_token(path, fmt::format("it cannot be read: {}", error.code().message()));
   }
-  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) refuse_end_token(path, "it is no JSON object");
-  if (!json.contains("eos_token")) return {};
-  const nlohmann::json& token = json["eos_token"];
+  const JsonFile file(text, {.name = fmt::format("tokenizer: {}", path.string()),
+                             .cure = "put that of the tokenizer's own model there"});
+  const auto token = file.root().find("eos_token");
+  if (!token) return {};
   // A token, or what describes one.
-  const nlohmann::json written = token.is_object() ? token.value("content", nlohmann::json()) : token;
-  if (written.is_null()) return {};
-  if (!written.is_string()) refuse_end_token(path, fmt::format("its eos_token is {}, and not a token", token.dump()));
-  return written.get<std::string>();
+  return token->is_object() ? token->optional<std::string>("content", "") : token->as<std::string>();
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ namespace snug::data {
   format(byte_tokenizer) \
   format(tokenizer_json) \
   format(sentence_piece) \
+  format(gguf_vocabulary) \
   // the end
 // clang-format on
 
@@ -34,12 +35,16 @@ std::string tokenizer_format_names() {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-std::unique_ptr<const Tokenizer> open_tokenizer(const std::filesystem::path& path, const TokenizerOptions& options) {
+const TokenizerFormat& tokenizer_format(const std::filesystem::path& path) {
   for (const TokenizerFormat* format : tokenizer_formats()) {
-    if (format->recognizes(path)) return format->open(path, options);
+    if (format->recognizes(path)) return *format;
   }
   throw UsageError(
       fmt::format("tokenizer: {} is of no known format; name one of {}", path.string(), tokenizer_format_names()));
+}
+
+std::unique_ptr<const Tokenizer> open_tokenizer(const std::filesystem::path& path, const TokenizerOptions& options) {
+  return tokenizer_format(path).open(path, options);
 }
 
 }  // namespace snug::data

@@ -17,9 +17,13 @@ struct TokenizerOptions {
 
 /// A format of tokenizers.
 struct TokenizerFormat {
+  /// Whether what transformers keeps in the folder of such a file is about it.
+  enum class Beside : unsigned char { Settings, Nothing };
+
   std::string_view name;                                  ///< as help and errors have it: "a tokenizer.json"
   bool (*recognizes)(const std::filesystem::path& path);  ///< by the path alone
   std::unique_ptr<const Tokenizer> (*open)(const std::filesystem::path& path, const TokenizerOptions& options);
+  Beside beside = Beside::Settings;
 };
 
 /// All there are. The first that recognizes a path opens it.
@@ -28,8 +32,11 @@ const std::vector<const TokenizerFormat*>& tokenizer_formats();
 /// Their names, with commas between.
 std::string tokenizer_format_names();
 
+/// The one that recognizes a path. Throws UsageError when none does.
+const TokenizerFormat& tokenizer_format(const std::filesystem::path& path);
+
 /// The tokenizer in a file. Throws UsageError for a path of no known format, and when the file cannot be read or is
-/// damaged.
+/// damaged; DamagedFile for a GGUF file that is not what its format says.
 std::unique_ptr<const Tokenizer> open_tokenizer(const std::filesystem::path& path,
                                                 const TokenizerOptions& options = {});
 

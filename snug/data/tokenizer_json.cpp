@@ -3,217 +3,201 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/base/json_field.h"
 #include "snug/base/text_file.h"
 #include "snug/data/tokenizer_format.h"
 
 namespace snug::data {
 namespace {
 
-using Json = nlohmann::json;
+constexpr double kGap = 65'536;  // ids beyond the number of tokens
+constexpr int kDeepest = 8;      // sequences in sequences
 
-constexpr std::size_t kGap = 65'536;  // ids beyond the number of tokens
-constexpr int kDeepest = 8;           // sequences in sequences
+constexpr std::array<std::pair<std::string_view, SplitAtMatches::Match>, 4> kMatches{
+    {{"Isolated", SplitAtMatches::Match::Isolated},
+     {"Removed", SplitAtMatches::Match::Removed},
+     {"MergedWithPrevious", SplitAtMatches::Match::WithPrevious},
+     {"MergedWithNext", SplitAtMatches::Match::WithNext}}};
+
+enum class StepType : unsigned char { Sequence, ByteLevel, Digits, Split };
+constexpr std::array<std::pair<std::string_view, StepType>, 4> kStepTypes{{{"Sequence", StepType::Sequence},
+                                                                           {"ByteLevel", StepType::ByteLevel},
+                                                                           {"Digits", StepType::Digits},
+                                                                           {"Split", StepType::Split}}};
+
+enum class ProcessorType : unsigned char { Sequence, ByteLevel, Template };
+constexpr std::array<std::pair<std::string_view, ProcessorType>, 3> kProcessorTypes{
+    {{"Sequence", ProcessorType::Sequence},
+     {"ByteLevel", ProcessorType::ByteLevel},
+     {"TemplateProcessing", ProcessorType::Template}}};
 
 class TokenizerReader {
  public:
-  TokenizerReader(std::string_view json, std::string_view name) : text_(json), name_(name) {}
-
-  BytePairModel read() {
-    const Json json = Json::parse(text_, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object()) fail("it is no JSON object");
-    const Json& model = member(json, "model");
-    if (text_of(model, "type", "BPE") != "BPE") {
-      fail("its model is {}, and only BPE of bytes is known", text_of(model, "type", ""));
-    }
-    if (model.contains("byte_fallback") && model["byte_fallback"] == true) {
-      fail("its model falls back to bytes, as SentencePiece's do; use the .model file it was made from");
+  BytePairModel read(const JsonField& json) {
+    const JsonField model = json.at("model");
+    if (const auto type = model.find("type"); type && !type->is("BPE")) type->refuse("\"BPE\", of bytes");
+    if (model.optional("byte_fallback", false)) {
+      json.fail("its model falls back to bytes, as SentencePiece's do; use the .model file it was made from");
     }
     for (const char* key : {"end_of_word_suffix", "continuing_subword_prefix", "dropout"}) {
-      if (model.contains(key) && !model[key].is_null() && model[key] != "")
-        fail("its model has {}, which is not known", key);
+      if (const auto field = model.find(key); field && !field->is("")) field->refuse("null, as none is known");
     }
     refuse_unless_empty(json, "normalizer");
-    most_ = member(model, "vocab").size() + (json.contains("added_tokens") ? json["added_tokens"].size() : 0) + kGap;
-    BytePairModel result;
-    read_vocabulary(member(model, "vocab"), result);
-    read_added(json, result);
-    read_merges(member(model, "merges"), result);
-    result.whole_words_first = model.contains("ignore_merges") && model["ignore_merges"] == true;
-    if (json.contains("pre_tokenizer") && json["pre_tokenizer"].is_object()) add_step(json["pre_tokenizer"], result);
-    if (!byte_level_) fail("it has no ByteLevel pre-tokenizer: its tokens are not made of bytes");
-    if (json.contains("post_processor") && json["post_processor"].is_object()) {
-      read_around(json["post_processor"], result);
-    }
-    return result;
+    const auto added = json.find("added_tokens");
+    ids_ = {.low = 0,
+            .high = static_cast<double>(model.at("vocab").size() + (added ? added->size() : 0)) + kGap,
+            .high_excluded = true};
+    read_vocabulary(model.at("vocab"));
+    if (added) read_added(*added);
+    read_merges(model.at("merges"));
+    model_.whole_words_first = model.optional("ignore_merges", false);
+    if (const auto step = json.find("pre_tokenizer")) add_step(*step);
+    if (!byte_level_) json.fail("it has no ByteLevel pre-tokenizer: its tokens are not made of bytes");
+    if (const auto processor = json.find("post_processor")) read_around(*processor);
+    return std::move(model_);
   }
 
  private:
-  template <class... Args>
-  [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
-    throw UsageError(fmt::format("tokenizer: {}: {}", name_, fmt::format(format, std::forward<Args>(args)...)));
+  static void refuse_unless_empty(const JsonField& json, const char* key) {
+    const auto steps = json.find(key);
+    if (!steps) return;
+    const auto type = steps->find("type"), all = steps->find("normalizers");
+    if (!type || !type->is("Sequence") || !all || all->size() > 0) steps->refuse("null, as none is known");
   }
 
-  const Json& member(const Json& json, const char* key) const {
-    if (!json.contains(key)) fail("it has no \"{}\"", key);
-    return json[key];
-  }
-  static std::string text_of(const Json& json, const char* key, const char* otherwise) {
-    return json.is_object() && json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : otherwise;
-  }
-  void refuse_unless_empty(const Json& json, const char* key) const {
-    if (!json.contains(key) || json[key].is_null()) return;
-    const Json& steps = json[key];
-    if (text_of(steps, "type", "") == "Sequence" && steps.contains("normalizers") && steps["normalizers"].empty())
-      return;
-    fail("its {} {} is not known", key, text_of(steps, "type", "of no type"));
+  void put(const JsonField& id, std::string token) {
+    const auto index = id.as<std::size_t>(ids_);
+    if (index >= model_.tokens.size()) model_.tokens.resize(index + 1);
+    model_.tokens[index] = std::move(token);
   }
 
-  void put(BytePairModel& model, const Json& id, std::string token) const {
-    if (!id.is_number_unsigned() || id.get<std::uint64_t>() >= most_) {
-      fail("token \"{}\" has the id {}, which is none", token, id.is_primitive() ? id.dump() : id.type_name());
-    }
-    const auto index = id.get<std::size_t>();
-    if (index >= model.tokens.size()) model.tokens.resize(index + 1);
-    model.tokens[index] = std::move(token);
-  }
-
-  void read_vocabulary(const Json& vocabulary, BytePairModel& model) const {
-    if (!vocabulary.is_object()) fail("its vocab is no object");
-    for (const auto& [name, id] : vocabulary.items()) {
+  void read_vocabulary(const JsonField& vocabulary) {
+    for (const auto& [name, id] : vocabulary.members()) {
       // What is not made of bytes is an added token, which comes again with its own text.
-      put(model, id, bytes_of_printable(name).value_or(name));
+      put(id, bytes_of_printable(name).value_or(std::string(name)));
     }
   }
 
-  void read_added(const Json& json, BytePairModel& model) const {
-    if (!json.contains("added_tokens") || !json["added_tokens"].is_array()) return;
-    for (const Json& added : json["added_tokens"]) {
-      const std::string content = text_of(added, "content", "");
-      if (content.empty() || !added.contains("id")) fail("an added token has no id or no content");
+  void read_added(const JsonField& all) {
+    for (const JsonField& added : all.items()) {
+      const JsonField content = added.at("content");
+      if (content.is("")) content.refuse("the token as it is written");
       for (const char* flag : {"lstrip", "rstrip", "single_word"}) {
-        if (added.contains(flag) && added[flag] == true) {
-          fail("the added token {} takes what stands beside it ({}), which is not known", content, flag);
-        }
+        if (added.optional(flag, false)) added.at(flag).refuse("false, as no token can take what stands beside it");
       }
-      put(model, added["id"], content);
-      model.added.push_back({added["id"].get<TokenId>(), !added.contains("special") || added["special"] != false});
+      const JsonField id = added.at("id");
+      put(id, content.as<std::string>());
+      model_.added.push_back({id.as<TokenId>(), added.optional("special", true)});
     }
   }
 
-  void read_merges(const Json& merges, BytePairModel& model) const {
-    if (!merges.is_array()) fail("its merges are no array");
-    for (const Json& merge : merges) {
+  void read_merges(const JsonField& merges) {
+    for (const JsonField& merge : merges.items()) {
       std::string left, right;
-      if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
-        left = merge[0].get<std::string>();
-        right = merge[1].get<std::string>();
-      } else if (merge.is_string()) {
-        const auto both = merge.get<std::string>();
-        const std::size_t space = both.find(' ');
-        if (space == std::string::npos) fail("the merge \"{}\" is no pair", both);
-        left = both.substr(0, space);
-        right = both.substr(space + 1);
+      if (merge.is_array()) {
+        if (merge.size() != 2) merge.refuse("a pair of tokens");
+        left = merge.at(0).as<std::string>();
+        right = merge.at(1).as<std::string>();
       } else {
-        fail("a merge is of type {}, which is no pair", merge.type_name());
+        const auto both = value_as<std::string>(merge.value());
+        const std::size_t space = both ? both->find(' ') : std::string::npos;
+        if (space == std::string::npos) merge.refuse("a pair of tokens");
+        left = both->substr(0, space);
+        right = both->substr(space + 1);
       }
       const auto a = bytes_of_printable(left), b = bytes_of_printable(right);
-      if (!a || !b) fail("the merge of \"{}\" and \"{}\" is not of bytes", left, right);
-      model.merges.emplace_back(*a, *b);
+      if (!a || !b) merge.refuse("a pair of tokens of bytes");
+      model_.merges.emplace_back(*a, *b);
     }
   }
 
-  void add_step(const Json& step, BytePairModel& model, int depth = 0) {
-    if (depth > kDeepest) fail("its pre-tokenizer is nested too deep");
-    const std::string type = text_of(step, "type", "");
-    if (byte_level_) fail("its pre-tokenizer goes on after ByteLevel, with {}, which is not known", type);
-    const auto flag = [&](const char* key, bool otherwise) {
-      return step.contains(key) && step[key].is_boolean() ? step[key].get<bool>() : otherwise;
-    };
-    if (type == "Sequence") {
-      for (const Json& inner : member(step, "pretokenizers")) add_step(inner, model, depth + 1);
-    } else if (type == "ByteLevel") {
-      if (flag("add_prefix_space", true)) fail("its ByteLevel puts a space in front of a text, which is not known");
-      if (flag("use_regex", true)) {
-        for (PreTokenizerStep& s : PreTokenizer::named("gpt-2")) model.pre_tokenizer.push_back(std::move(s));
+  static SplitAtMatches split_of(const JsonField& step) {
+    const JsonField pattern = step.at("pattern");
+    SplitAtMatches split{pattern.optional<std::string>("Regex", "")};
+    if (split.pattern.empty()) {
+      for (const char c : pattern.optional<std::string>("String", "")) {
+        const auto byte = static_cast<unsigned char>(c);
+        if (byte < 0x80 && std::isalnum(byte) == 0) split.pattern += '\\';
+        split.pattern += c;
       }
-      byte_level_ = true;
-    } else if (type == "Digits") {
-      model.pre_tokenizer.emplace_back(SplitDigits{flag("individual_digits", false)});
-    } else if (type == "Split") {
-      SplitAtMatches split{text_of(member(step, "pattern"), "Regex", "")};
-      if (split.pattern.empty()) {
-        const std::string text = text_of(step["pattern"], "String", "");
-        if (text.empty()) fail("a Split of its pre-tokenizer has no pattern");
-        for (const char c : text) {
-          const auto byte = static_cast<unsigned char>(c);
-          if (byte < 0x80 && std::isalnum(byte) == 0) split.pattern += '\\';
-          split.pattern += c;
+    }
+    if (split.pattern.empty()) pattern.refuse("a Regex or a String");
+    split.match = step.at("behavior").one_of(kMatches);
+    split.invert = step.optional("invert", false);
+    return split;
+  }
+
+  void add_step(const JsonField& step, int depth = 0) {
+    if (depth > kDeepest) step.fail("its pre-tokenizer is nested too deep");
+    const JsonField type = step.at("type");
+    if (byte_level_) step.fail(fmt::format("its pre-tokenizer goes on after ByteLevel, with {}", type.shown()));
+    switch (type.one_of(kStepTypes)) {
+      case StepType::Sequence:
+        for (const JsonField& inner : step.at("pretokenizers").items()) add_step(inner, depth + 1);
+        return;
+      case StepType::ByteLevel:
+        if (step.optional("add_prefix_space", true)) {
+          step.fail("its ByteLevel puts a space in front of a text (add_prefix_space), which is not known");
         }
-      }
-      const std::string behavior = text_of(step, "behavior", "");
-      using Match = SplitAtMatches::Match;
-      if (behavior == "Isolated") {
-        split.match = Match::Isolated;
-      } else if (behavior == "Removed") {
-        split.match = Match::Removed;
-      } else if (behavior == "MergedWithPrevious") {
-        split.match = Match::WithPrevious;
-      } else if (behavior == "MergedWithNext") {
-        split.match = Match::WithNext;
-      } else {
-        fail("a Split of its pre-tokenizer does {}, which is not known", behavior);
-      }
-      split.invert = flag("invert", false);
-      model.pre_tokenizer.emplace_back(std::move(split));
-    } else {
-      fail("the pre-tokenizer {} is not known", type);
+        if (step.optional("use_regex", true)) {
+          for (PreTokenizerStep& s : PreTokenizer::named("gpt-2")) model_.pre_tokenizer.push_back(std::move(s));
+        }
+        byte_level_ = true;
+        return;
+      case StepType::Digits:
+        model_.pre_tokenizer.emplace_back(SplitDigits{step.optional("individual_digits", false)});
+        return;
+      case StepType::Split:
+        model_.pre_tokenizer.emplace_back(split_of(step));
+        return;
     }
   }
 
   /// What a template "<first> $A <last>" puts around a text.
-  void read_around(const Json& processor, BytePairModel& model, int depth = 0) const {
-    if (depth > kDeepest) fail("its post-processor is nested too deep");
-    const std::string type = text_of(processor, "type", "");
-    if (type == "ByteLevel") return;
-    if (type == "Sequence" && processor.contains("processors")) {
-      for (const Json& inner : processor["processors"]) read_around(inner, model, depth + 1);
-      return;
-    }
-    if (type != "TemplateProcessing" || !processor.contains("single") || !processor["single"].is_array()) {
-      fail("the post-processor {} is not known", type);
+  void read_around(const JsonField& processor, int depth = 0) {
+    if (depth > kDeepest) processor.fail("its post-processor is nested too deep");
+    switch (processor.at("type").one_of(kProcessorTypes)) {
+      case ProcessorType::Sequence:
+        for (const JsonField& inner : processor.at("processors").items()) read_around(inner, depth + 1);
+        return;
+      case ProcessorType::ByteLevel:
+        return;
+      case ProcessorType::Template:
+        break;
     }
     bool behind = false;
-    for (const Json& part : processor["single"]) {
-      if (part.is_object() && part.contains("Sequence")) {
+    for (const JsonField& part : processor.at("single").items()) {
+      if (part.find("Sequence")) {
         behind = true;
         continue;
       }
-      const std::string name =
-          part.is_object() && part.contains("SpecialToken") ? text_of(part["SpecialToken"], "id", "") : "";
-      const auto known = std::ranges::find_if(model.added, [&](const BytePairModel::Added& a) {
-        return model.tokens[static_cast<std::size_t>(a.id)] == name;
+      const JsonField name = part.at("SpecialToken").at("id");
+      const auto known = std::ranges::find_if(model_.added, [&](const BytePairModel::Added& a) {
+        return name.is(model_.tokens[static_cast<std::size_t>(a.id)]);
       });
-      if (known == model.added.end()) fail("its post-processor adds \"{}\", which is no added token", name);
-      (behind ? model.after : model.before).push_back(known->id);
+      if (known == model_.added.end()) name.refuse("one of its added_tokens");
+      (behind ? model_.after : model_.before).push_back(known->id);
     }
   }
 
-  std::string_view text_, name_;
-  std::size_t most_ = 0;  // ids
+  BytePairModel model_;
+  Range ids_{};
   bool byte_level_ = false;
 };
 
 }  // namespace
 
 BytePairModel parse_tokenizer_json(std::string_view json, std::string_view name) {
-  return TokenizerReader(json, name).read();
+  const JsonFile file(json, {.name = fmt::format("tokenizer: {}", name),
+                             .cure = "use a tokenizer.json of byte-level BPE as Hugging Face's tokenizers writes it"});
+  return TokenizerReader().read(file.root());
 }
 
 BytePairModel read_tokenizer_json(const std::filesystem::path& path) {

@@ -2,120 +2,75 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/base/json_field.h"
 
 namespace snug::models {
 namespace {
 
-using Json = nlohmann::json;
+constexpr Range kDimension{.low = 1, .high = 4294967296};
 
-constexpr std::int64_t kLargest = std::int64_t{1} << 32;  // of a dimension
+using ReadScaling = RotaryScaling (*)(const JsonField& rotary, std::int64_t sequence);
 
-class Reader {
- public:
-  Reader(std::string_view text, std::string_view name)
-      : json_(Json::parse(text, nullptr, /*allow_exceptions=*/false)), name_(name) {
-    if (!json_.is_object()) fail("it is no JSON object");
-  }
+double factor_of(const JsonField& rotary) { return rotary.required<double>("factor", kPositive); }
 
-  LlamaOptions read() const {
-    if (const std::string kind = text(json_, "model_type", ""); kind != "llama") {
-      fail("its model_type is \"{}\", and the known one is llama", kind);
-    }
-    for (const char* biased : {"attention_bias", "mlp_bias"}) {
-      if (json_.contains(biased) && json_[biased] == true) fail("it has {}, which is not known", biased);
-    }
-    if (const double dropout = number(json_, "attention_dropout", 0.0); dropout != 0) {
-      fail("its attention_dropout is {}, and none is known; set it to 0 there", dropout);
-    }
-    if (const std::string activation = text(json_, "hidden_act", "silu"); activation != "silu") {
-      fail("its hidden_act is {}, and the known one is silu", activation);
-    }
-    LlamaOptions o;
-    o.layers = count("num_hidden_layers");
-    o.width = count("hidden_size");
-    o.inner_width = count("intermediate_size");
-    o.heads = count("num_attention_heads");
-    o.key_heads = count("num_key_value_heads", o.heads);
-    o.vocabulary = count("vocab_size");
-    o.sequence = count("max_position_embeddings", 2048);
-    o.norm_epsilon = number(json_, "rms_norm_eps", 1e-6);
-    o.rotary.width = count("head_dim", o.width / o.heads);
-    o.tied = json_.contains("tie_word_embeddings") && json_["tie_word_embeddings"] == true;
-    read_rotary(o);
-    return o;
-  }
+std::int64_t trained_length(const JsonField& rotary, std::int64_t otherwise) {
+  return rotary.optional("original_max_position_embeddings", otherwise, kDimension);
+}
 
- private:
-  template <class... Args>
-  [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
-    throw UsageError(fmt::format("model: {}: {}", name_, fmt::format(format, std::forward<Args>(args)...)));
-  }
+RotaryScaling no_scaling(const JsonField& /*rotary*/, std::int64_t /*sequence*/) { return NoScaling{}; }
+RotaryScaling linear_scaling(const JsonField& rotary, std::int64_t /*sequence*/) {
+  return LinearScaling{factor_of(rotary)};
+}
+RotaryScaling dynamic_scaling(const JsonField& rotary, std::int64_t sequence) {
+  return DynamicScaling{factor_of(rotary), trained_length(rotary, sequence)};
+}
+RotaryScaling llama3_scaling(const JsonField& rotary, std::int64_t /*sequence*/) {
+  return Llama3Scaling{factor_of(rotary), rotary.required<double>("low_freq_factor"),
+                       rotary.required<double>("high_freq_factor"),
+                       rotary.required<std::int64_t>("original_max_position_embeddings", kDimension)};
+}
+RotaryScaling yarn_scaling(const JsonField& rotary, std::int64_t sequence) {
+  std::optional<double> attention;
+  if (const auto factor = rotary.find("attention_factor")) attention = factor->as<double>();
+  return YarnScaling{factor_of(rotary), rotary.optional("beta_fast", 32.0), rotary.optional("beta_slow", 1.0),
+                     trained_length(rotary, sequence), attention};
+}
 
-  std::string text(const Json& from, const char* key, const char* otherwise) const {
-    if (!from.contains(key) || from[key].is_null()) return otherwise;
-    if (!from[key].is_string()) fail("its {} is no text", key);
-    return from[key].get<std::string>();
-  }
-  double number(const Json& from, const char* key, std::optional<double> otherwise = std::nullopt) const {
-    if (!from.contains(key) || from[key].is_null()) {
-      if (!otherwise) fail("it has no {}", key);
-      return *otherwise;
-    }
-    if (!from[key].is_number()) fail("its {} is no number", key);
-    return from[key].get<double>();
-  }
-  std::int64_t whole(const Json& from, const char* key, std::optional<std::int64_t> otherwise = std::nullopt) const {
-    if (!from.contains(key) || from[key].is_null()) {
-      if (!otherwise) fail("it has no {}", key);
-      return *otherwise;
-    }
-    if (!from[key].is_number_integer() || from[key] < 1 || from[key] > kLargest) {
-      fail("its {} is {}, which is no number from 1 to {}", key, from[key].dump(), kLargest);
-    }
-    return from[key].get<std::int64_t>();
-  }
-  std::int64_t count(const char* key, std::optional<std::int64_t> otherwise = std::nullopt) const {
-    return whole(json_, key, otherwise);
-  }
+constexpr std::array<std::pair<std::string_view, ReadScaling>, 5> kScalings{{{"default", no_scaling},
+                                                                             {"linear", linear_scaling},
+                                                                             {"dynamic", dynamic_scaling},
+                                                                             {"llama3", llama3_scaling},
+                                                                             {"yarn", yarn_scaling}}};
 
-  /// Both of transformers 5's layout, "rope_parameters", and of the older one, "rope_theta" and "rope_scaling".
-  void read_rotary(LlamaOptions& o) const {
-    const Json none = Json::object();
-    const auto object = [&](const char* key) -> const Json& {
-      return json_.contains(key) && json_[key].is_object() ? json_[key] : none;
-    };
-    const Json& r = json_.contains("rope_parameters") ? object("rope_parameters") : object("rope_scaling");
-    o.rotary.base = number(r, "rope_theta", number(json_, "rope_theta", 10000.0));
-    const std::string kind = text(r, "rope_type", text(r, "type", "default").c_str());
-    const auto trained = [&] { return whole(r, "original_max_position_embeddings", o.sequence); };
-    if (kind == "default") {
-      o.rotary.scaling = NoScaling{};
-    } else if (kind == "linear") {
-      o.rotary.scaling = LinearScaling{number(r, "factor")};
-    } else if (kind == "dynamic") {
-      o.rotary.scaling = DynamicScaling{number(r, "factor"), trained()};
-    } else if (kind == "llama3") {
-      o.rotary.scaling = Llama3Scaling{number(r, "factor"), number(r, "low_freq_factor"), number(r, "high_freq_factor"),
-                                       whole(r, "original_max_position_embeddings")};
-    } else if (kind == "yarn") {
-      std::optional<double> attention;
-      if (r.contains("attention_factor") && !r["attention_factor"].is_null()) attention = number(r, "attention_factor");
-      o.rotary.scaling =
-          YarnScaling{number(r, "factor"), number(r, "beta_fast", 32), number(r, "beta_slow", 1), trained(), attention};
-    } else {
-      fail("its rope_type is \"{}\"; known are default, linear, dynamic, llama3 and yarn", kind);
-    }
-  }
+/// Both of transformers 5's layout, "rope_parameters", and of the older one, "rope_theta" and "rope_scaling".
+void read_rotary(const JsonField& json, LlamaOptions& o) {
+  o.rotary.base = json.optional("rope_theta", 10000.0, kPositive);
+  auto rotary = json.find("rope_parameters");
+  if (!rotary) rotary = json.find("rope_scaling");
+  if (!rotary) return;
+  o.rotary.base = rotary->optional("rope_theta", o.rotary.base, kPositive);
+  auto kind = rotary->find("rope_type");
+  if (!kind) kind = rotary->find("type");
+  if (kind) o.rotary.scaling = kind->one_of(kScalings)(*rotary, o.sequence);
+}
 
-  Json json_;
-  std::string_view name_;
-};
+/// Settings that change results and are known in one way alone.
+void refuse_unknown(const JsonField& json) {
+  if (const JsonField type = json.at("model_type"); !type.is("llama")) type.refuse("\"llama\"");
+  for (const char* biased : {"attention_bias", "mlp_bias"}) {
+    if (json.optional(biased, false)) json.at(biased).refuse("false");
+  }
+  if (json.optional("attention_dropout", 0.0) != 0) json.at("attention_dropout").refuse("0, which may be set there");
+  if (json.optional<std::string>("hidden_act", "silu") != "silu") json.at("hidden_act").refuse("\"silu\"");
+}
 
 using OrderedJson = nlohmann::ordered_json;
 
@@ -176,6 +131,22 @@ std::string llama_json(const LlamaOptions& o, at::ScalarType dtype, const std::v
   return json.dump(2) + "\n";
 }
 
-LlamaOptions llama_options_of_json(std::string_view json, std::string_view name) { return Reader(json, name).read(); }
+LlamaOptions llama_options_of_json(const JsonField& json) {
+  refuse_unknown(json);
+  const auto count = [&](const char* key) { return json.required<std::int64_t>(key, kDimension); };
+  LlamaOptions o;
+  o.layers = count("num_hidden_layers");
+  o.width = count("hidden_size");
+  o.inner_width = count("intermediate_size");
+  o.heads = count("num_attention_heads");
+  o.key_heads = json.optional("num_key_value_heads", o.heads, kDimension);
+  o.vocabulary = count("vocab_size");
+  o.sequence = json.optional("max_position_embeddings", std::int64_t{2048}, kDimension);
+  o.norm_epsilon = json.optional("rms_norm_eps", 1e-6, kNotNegative);
+  o.rotary.width = json.optional("head_dim", o.width / o.heads, kDimension);
+  o.tied = json.optional("tie_word_embeddings", false);
+  read_rotary(json, o);
+  return o;
+}
 
 }  // namespace snug::models

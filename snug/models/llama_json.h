@@ -1,17 +1,17 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "snug/base/json_field.h"
 #include "snug/models/llama.h"
 
 namespace snug::models {
 
-/// The options in a config.json of Hugging Face's transformers. `name` is the file's for errors. Throws UsageError for
-/// another architecture, what is missing or of the wrong type, and for settings that change results and are not known
-/// here (biases, other activations).
-LlamaOptions llama_options_of_json(std::string_view json, std::string_view name);
+/// The options in a config.json of Hugging Face's transformers. Refuses, as its source says, another architecture, what
+/// is missing or of the wrong type, and settings that change results and are not known here (biases, other
+/// activations).
+LlamaOptions llama_options_of_json(const JsonField& json);
 
 /// A config.json for those options, of a model in that type whose texts end with those tokens, that transformers and
 /// the function above read. Throws

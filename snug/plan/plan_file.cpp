@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "snug/base/errors.h"
-#include "snug/base/json_integer.h"
+#include "snug/base/json_field.h"
 #include "snug/base/text_file.h"
 
 namespace snug::plan {
@@ -17,18 +17,19 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json read_json(const std::filesystem::path& path, const char* what) {
+JsonFile open_json(const std::filesystem::path& path, const char* what, const char* cure) {
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored)) {
     throw UsageError(fmt::format("{}: {} is a folder; name the file", what, path.string()));
   }
-  try {
-    return Json::parse(read_text(path));
-  } catch (const std::system_error& error) {
-    throw UsageError(fmt::format("{}: {} cannot be read: {}", what, path.string(), error.code().message()));
-  } catch (const nlohmann::json::exception&) {
-    throw UsageError(fmt::format("{}: {} is not whole: it is no JSON; make it again", what, path.string()));
-  }
+  const std::string text = [&] {
+    try {
+      return read_text(path);
+    } catch (const std::system_error& error) {
+      throw UsageError(fmt::format("{}: {} cannot be read: {}", what, path.string(), error.code().message()));
+    }
+  }();
+  return {text, {.name = fmt::format("{}: {}", what, path.string()), .cure = cure}};
 }
 
 void write_json(const std::filesystem::path& path, const Json& json, const char* what) {
@@ -36,16 +37,6 @@ void write_json(const std::filesystem::path& path, const Json& json, const char*
     write_text(path, json.dump() + '\n');
   } catch (const std::system_error& error) {
     throw Error(fmt::format("{}: {} cannot be written: {}", what, path.string(), error.code().message()));
-  }
-}
-
-/// What a reader threw, with the file's name in front.
-template <class Read>
-auto named(const std::filesystem::path& path, Read&& read) {
-  try {
-    return read();
-  } catch (const UsageError& error) {
-    throw UsageError(fmt::format("{}: {}", path.string(), error.what()));
   }
 }
 
@@ -95,30 +86,27 @@ Json to_json(const PlanFile& file) {
   return json;
 }
 
-PlanFile plan_file_from_json(const Json& json) try {
-  PlanFile file{memory_plan_from_json(json), {}};
-  const auto names = json.at("operator_names").get<std::vector<std::string>>();
-  for (const Json& op : json.at("operators")) {
-    file.ops.push_back({names.at(json_integer<std::size_t>(op.at(0))), json_integer<std::uint64_t>(op.at(1))});
+PlanFile plan_file_from(const JsonField& json) {
+  PlanFile file{memory_plan_from(json), {}};
+  const auto names = json.required<std::vector<std::string>>("operator_names");
+  for (const JsonField& op : json.at("operators").items()) {
+    const auto name = op.at(0).as<std::size_t>({.low = 0, .high = static_cast<double>(names.size()) - 1});
+    file.ops.push_back({names[name], op.at(1).as<std::uint64_t>()});
   }
-  const auto ops = static_cast<OpId>(file.ops.size());
-  for (const SegmentRange& range : file.plan.segments) {
-    if (range.end > ops) {
-      throw UsageError(fmt::format("memory plan: segment [{}, {}] ends after operator {}, the last", range.begin,
-                                   range.end, ops - 1));
+  const JsonField segments = json.at("segments");
+  for (std::size_t i = 0; i < file.plan.segments.size(); ++i) {
+    if (std::cmp_greater(file.plan.segments[i].end, file.ops.size())) {
+      segments.at(i).at(1).refuse(fmt::format("{} at most, the number of operators", file.ops.size()));
     }
   }
   return file;
-} catch (const std::exception& error) {
-  if (dynamic_cast<const UsageError*>(&error) != nullptr) throw;
-  throw UsageError(fmt::format("memory plan: {}", error.what()));
 }
 
 void write_plan(const std::filesystem::path& path, const PlanFile& file) { write_json(path, to_json(file), "plan"); }
 
 PlanFile read_plan(const std::filesystem::path& path) {
-  const Json json = read_json(path, "plan");
-  return named(path, [&] { return plan_file_from_json(json); });
+  const JsonFile file = open_json(path, "plan", kPlanCure);
+  return plan_file_from(file.root());
 }
 
 void write_step_graph(const std::filesystem::path& path, const StepGraph& graph) {
@@ -126,8 +114,8 @@ void write_step_graph(const std::filesystem::path& path, const StepGraph& graph)
 }
 
 StepGraph read_step_graph(const std::filesystem::path& path) {
-  const Json json = read_json(path, "step graph");
-  return named(path, [&] { return step_graph_from_json(json); });
+  const JsonFile file = open_json(path, "step graph", kGraphCure);
+  return step_graph_from(file.root());
 }
 
 }  // namespace snug::plan

@@ -30,8 +30,8 @@ PlanFile plan_file_for(const StepGraph& graph, MemoryPlan plan);
 void check_is_for(const PlanFile& file, const StepGraph& graph);
 
 nlohmann::ordered_json to_json(const PlanFile& file);
-/// Throws UsageError naming what is missing or out of range.
-PlanFile plan_file_from_json(const nlohmann::ordered_json& json);
+/// Refuses, as its source says, what is missing or out of range.
+PlanFile plan_file_from(const JsonField& json);
 
 // Reading and writing throw UsageError for a file that cannot be read or holds something else, Error for one that
 // cannot be written in full. Writing replaces the file whole or leaves what was there.

@@ -1,21 +1,15 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <span>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
+#include "snug/base/gguf_metadata.h"
 #include "snug/ops/block_format.h"
 
 namespace snug::state {
-
-/// A value of a file's metadata. Integers and floats of all widths are widened.
-using GgufValue =
-    std::variant<std::uint64_t, std::int64_t, double, bool, std::string, std::vector<std::uint64_t>,
-                 std::vector<std::int64_t>, std::vector<double>, std::vector<bool>, std::vector<std::string>>;
 
 struct GgufEntry {
   std::string name;
@@ -27,7 +21,7 @@ struct GgufEntry {
 /// What stands in front of the data of a GGUF file.
 struct GgufHeader {
   std::uint32_t version = 0;
-  std::map<std::string, GgufValue, std::less<>> metadata;
+  GgufMetadata metadata;
   std::vector<GgufEntry> tensors;  ///< in the order of their bytes
 
   /// The value under a key; null when there is none, or one of another type.

@@ -6,8 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
+#include "snug/base/damaged_file.h"
 #include "snug/base/hash.h"
-#include "snug/state/damaged_file.h"
+#include "snug/base/json_field.h"
 
 namespace snug::state {
 namespace {
@@ -50,25 +51,19 @@ Manifest parse_manifest(std::string_view text, std::string_view name) {
     fail("it does not end in a hash");
   const std::string_view line = text.substr(0, text.size() - kTail);
   if (text.substr(line.size() + 1, kHashDigits) != hash_of(line)) fail("its hash is not that of its text");
-  const OrderedJson json = OrderedJson::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("snug_training_state")) fail("it is no manifest of a training state");
-  if (json["snug_training_state"] != kVersion) {
-    fail(fmt::format("it is of version {}, and this program reads {}", json["snug_training_state"].dump(), kVersion));
+  const JsonFile file(line, {.name = std::string(name), .raise = DamagedFile::raise});
+  const JsonField json = file.root();
+  if (const auto version = json.required<std::int64_t>("snug_training_state"); version != kVersion) {
+    fail(fmt::format("it is of version {}, and this program reads {}", version, kVersion));
   }
   Manifest m;
-  if (!json.contains("step") || !json["step"].is_number_unsigned()) fail("it has no step");
-  m.step = json["step"].get<std::int64_t>();
-  if (m.step < 0) fail("its step is too large");
-  if (json.contains("metric") && json["metric"].is_number()) m.metric = json["metric"].get<double>();
-  if (!json.contains("files") || !json["files"].is_object()) fail("it has no files");
-  for (const auto& [file, entry] : json["files"].items()) {
-    if (!is_plain_name(file)) fail(fmt::format("\"{}\" is no file's name", file));
-    if (!entry.is_object() || !entry.contains("bytes") || !entry["bytes"].is_number_unsigned() ||
-        !entry.contains("xxh3_128") || !entry["xxh3_128"].is_string() ||
-        !is_hash(entry["xxh3_128"].get_ref<const std::string&>())) {
-      fail(fmt::format("it has no size or no hash for {}", file));
-    }
-    m.files.emplace(file, Manifest::File{entry["bytes"].get<std::uint64_t>(), entry["xxh3_128"].get<std::string>()});
+  m.step = json.required<std::int64_t>("step", kNotNegative);
+  if (const auto metric = json.find("metric")) m.metric = metric->as<double>();
+  for (const auto& [name_of_file, entry] : json.at("files").members()) {
+    if (!is_plain_name(name_of_file)) fail(fmt::format("{} is no file's name", quoted_text(name_of_file)));
+    const auto hash = entry.required<std::string>("xxh3_128");
+    if (!is_hash(hash)) entry.at("xxh3_128").refuse("32 hexadecimal digits");
+    m.files.emplace(name_of_file, Manifest::File{entry.required<std::uint64_t>("bytes"), hash});
   }
   return m;
 }

@@ -11,27 +11,21 @@
 #include <system_error>
 
 #include "snug/base/errors.h"
-#include "snug/base/json_integer.h"
+#include "snug/base/json_field.h"
 #include "snug/base/text_file.h"
-#include "snug/state/damaged_file.h"
 #include "snug/state/safetensors.h"
 
 namespace snug::state {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
 constexpr const char* kConfig = "adapter_config.json";
 constexpr const char* kWeights = "adapter_model.safetensors";
 constexpr std::string_view kPeftPrefix = "base_model.model.";
 constexpr std::string_view kDown = ".lora_A.weight", kUp = ".lora_B.weight";
 
-Json read_json(const fs::path& path) try {
-  Json json = Json::parse(read_text(path), nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) throw DamagedFile(path.string(), "it is no JSON object");
-  return json;
-} catch (const std::system_error& error) {
+std::string config_text(const fs::path& path) try { return read_text(path); } catch (const std::system_error& error) {
   throw UsageError(fmt::format("adapter: {} cannot be read: {}; name a folder as PEFT's save_pretrained writes it",
                                path.string(), error.code().message()));
 }
@@ -62,34 +56,23 @@ constexpr std::array<std::string_view, 24> kHarmless{"auto_mapping",
                                                      "task_type",
                                                      "use_rslora"};
 
-void refuse_more_than_products(const Json& json, const fs::path& path) {
-  const auto refuse = [&](std::string_view what, const Json& value) {
-    throw UsageError(fmt::format("adapter: {} has {} {}, which is not known here", path.string(), what, value.dump()));
-  };
-  if (const Json kind = json.value("peft_type", Json("LORA")); kind != "LORA") refuse("peft_type", kind);
-  if (const Json bias = json.value("bias", Json("none")); bias != "none") refuse("bias", bias);
+void refuse_more_than_products(const JsonField& json) {
+  if (const auto kind = json.find("peft_type"); kind && !kind->is("LORA")) kind->refuse("\"LORA\"");
+  if (const auto bias = json.find("bias"); bias && !bias->is("none")) bias->refuse("\"none\"");
   // Others (pissa, olora, corda, loftq, ...) begin by changing the base.
-  const Json start = json.value("init_lora_weights", Json(true));
-  if (!start.is_boolean() && !start.is_null() && start != "gaussian" && start != "eva" && start != "orthogonal") {
-    refuse("init_lora_weights", start);
-  }
-  for (const auto& [key, value] : json.items()) {
-    const bool set = !value.is_null() && value != false && value != "" && !(value.is_structured() && value.empty());
-    if (set && std::ranges::find(kHarmless, key) == kHarmless.end()) refuse(key, value);
-  }
-}
-
-template <class T>
-T member(const Json& json, const char* key, T otherwise, const fs::path& path) {
-  if (!json.contains(key) || json[key].is_null()) return otherwise;
-  try {
-    if constexpr (std::is_same_v<T, std::int64_t>) {
-      return json_integer<T>(json[key]);
-    } else {
-      return json[key].get<T>();
+  if (const auto start = json.find("init_lora_weights"); start && !value_as<bool>(start->value())) {
+    const std::array known{"gaussian", "eva", "orthogonal"};
+    if (std::ranges::none_of(known, [&](const char* way) { return start->is(way); })) {
+      start->refuse("true, false, \"gaussian\", \"eva\" or \"orthogonal\", which leave the base as it is");
     }
-  } catch (const std::exception&) {
-    throw DamagedFile(path.string(), fmt::format("its {} is {}", key, json[key].dump()));
+  }
+  for (const auto& [key, field] : json.members()) {
+    const bool holds_others = field.is_array() || field.is_object();
+    const bool set =
+        holds_others ? field.size() > 0 : !field.is_null() && !field.is("") && field.value() != FieldValue(false);
+    if (set && std::ranges::find(kHarmless, key) == kHarmless.end()) {
+      field.refuse("left out, as only products of two matrices are known");
+    }
   }
 }
 
@@ -147,24 +130,22 @@ std::vector<std::string> PeftAdapter::modules() const {
 
 PeftAdapter open_peft_adapter(const fs::path& folder) {
   const fs::path path = folder / kConfig;
-  const Json json = read_json(path);
-  refuse_more_than_products(json, path);
+  const JsonFile file(config_text(path), {.name = fmt::format("adapter: {}", path.string()),
+                                          .cure = "use a LoRA adapter as PEFT's save_pretrained writes it"});
+  const JsonField json = file.root();
+  refuse_more_than_products(json);
   PeftAdapter adapter;
-  adapter.base = member<std::string>(json, "base_model_name_or_path", "", path);
-  adapter.alpha = member<double>(json, "lora_alpha", 8, path);
-  adapter.dropout = member<double>(json, "lora_dropout", 0, path);
-  adapter.root_of_rank = member<bool>(json, "use_rslora", false, path);
-  adapter.rank = member<std::int64_t>(json, "r", 8, path);
-  adapter.task_type = member<std::string>(json, "task_type", "", path);
-  adapter.fan_in_fan_out = member<bool>(json, "fan_in_fan_out", false, path);
-  adapter.modules_to_save = member<std::vector<std::string>>(json, "modules_to_save", {}, path);
-  if (json.contains("target_modules")) {
-    const Json& targets = json["target_modules"];
-    if (targets.is_string()) {
-      adapter.targets = {targets.get<std::string>()};
-    } else {
-      adapter.targets = member<std::vector<std::string>>(json, "target_modules", {}, path);
-    }
+  adapter.base = json.optional<std::string>("base_model_name_or_path", "");
+  adapter.alpha = json.optional("lora_alpha", 8.0);
+  adapter.dropout = json.optional("lora_dropout", 0.0, kFraction);
+  adapter.root_of_rank = json.optional("use_rslora", false);
+  adapter.rank = json.optional("r", std::int64_t{8}, Range{1});
+  adapter.task_type = json.optional<std::string>("task_type", "");
+  adapter.fan_in_fan_out = json.optional("fan_in_fan_out", false);
+  adapter.modules_to_save = json.optional<std::vector<std::string>>("modules_to_save", {});
+  if (const auto targets = json.find("target_modules")) {
+    adapter.targets =
+        targets->is_array() ? targets->as<std::vector<std::string>>() : std::vector{targets->as<std::string>()};
   }
   for (auto& [name, tensor] : open_safetensors(folder / kWeights).tensors) {
     const std::string own = name.starts_with(kPeftPrefix) ? name.substr(kPeftPrefix.size()) : name;

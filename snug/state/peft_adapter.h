@@ -30,8 +30,9 @@ struct PeftAdapter {
 };
 
 /// Opens such a folder. Throws UsageError when there is none, when a module has one matrix or two that do not fit
-/// together, when one of modules_to_save has no weights, and for adapters that do more than add products and replace
-/// modules (DoRA, biases, other ranks or alphas for some modules); DamagedFile when a file is not what its format says.
+/// together, when one of modules_to_save has no weights, when its settings are damaged, and for adapters that do more
+/// than add products and replace modules (DoRA, biases, other ranks or alphas for some modules); DamagedFile when the
+/// file of weights is not what its format says.
 PeftAdapter open_peft_adapter(const std::filesystem::path& folder);
 
 /// Writes one that PEFT reads; each file is whole or not there. `tensors`: by name, in place of `adapter.tensors` and

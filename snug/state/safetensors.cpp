@@ -5,18 +5,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <system_error>
 
+#include "snug/base/damaged_file.h"
 #include "snug/base/durable_file.h"
 #include "snug/base/errors.h"
+#include "snug/base/json_field.h"
 #include "snug/base/text_file.h"
-#include "snug/state/damaged_file.h"
 #include "snug/state/mapped_weights.h"
 #include "snug/state/safetensors_header.h"
 
@@ -73,33 +72,28 @@ at::Tensor read(const std::shared_ptr<const MappedFile>& file, const Safetensors
   return copy;
 }
 
-nlohmann::json read_index(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) throw UsageError(fmt::format("opening weights: {} cannot be read: {}", path.string(), std::strerror(errno)));
-  nlohmann::json index = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
-  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
-    throw DamagedFile(path.string(), "an index of weights is a JSON object with a weight_map, and this is none");
-  }
-  return index;
+std::string index_text(const fs::path& path) try { return read_text(path); } catch (const std::system_error& error) {
+  throw UsageError(fmt::format("opening weights: {} cannot be read: {}", path.string(), error.code().message()));
 }
 
 StoredTensors open_index(const fs::path& path) {
-  const nlohmann::json index = read_index(path);
+  const JsonFile index(index_text(path), {.name = path.string(),
+                                          .cure = "use an index of weights as transformers writes it",
+                                          .raise = DamagedFile::raise});
   std::map<std::string, StoredTensors> files;
   StoredTensors all;
-  for (const auto& [name, file] : index["weight_map"].items()) {
+  for (const auto& [key, file] : index.root().at("weight_map").members()) {
+    const std::string name(key);
+    const auto file_name = file.as<std::string>();
     // A name, and no path: what was downloaded must not point to anywhere else on the machine.
-    if (!file.is_string() || fs::path(file.get<std::string>()).filename() != file.get<std::string>()) {
-      throw DamagedFile(path.string(), fmt::format("{} is said to be in what is no file's name", name));
-    }
-    const auto file_name = file.get<std::string>();
+    if (file_name.empty() || fs::path(file_name).filename() != file_name) file.refuse("a file's name");
     auto known = files.find(file_name);
     if (known == files.end()) {
       known = files.emplace(file_name, open_safetensors(path.parent_path() / file_name).tensors).first;
     }
     auto tensor = known->second.extract(name);
     if (tensor.empty())
-      throw DamagedFile(path.string(), fmt::format("{} is said to be in {}, and is not", name, file_name));
+      file.fail(fmt::format("{} is said to be in {}, and is not", quoted_text(name), quoted_text(file_name)));
     all.insert(std::move(tensor));
   }
   return all;

@@ -13,7 +13,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "snug/state/damaged_file.h"
+#include "snug/base/damaged_file.h"
 
 namespace snug::state {
 namespace {

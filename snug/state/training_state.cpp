@@ -10,11 +10,11 @@
 #include <set>
 #include <system_error>
 
+#include "snug/base/damaged_file.h"
 #include "snug/base/errors.h"
 #include "snug/base/listing.h"
 #include "snug/base/mapped_file.h"
 #include "snug/base/text_file.h"
-#include "snug/state/damaged_file.h"
 #include "snug/state/safetensors.h"
 
 namespace snug::state {

@@ -250,8 +250,7 @@ void visit_keys(AnyConfig& c, Visit&& to) {
       "use",
       Anything{});
   fixed("data", "tokenizer", c.data.tokenizer,
-        data::tokenizer_format_names() + ", a GGUF file; auto: the pretrained model's own, else bytes", Anything{},
-        kTokenizing);
+        data::tokenizer_format_names() + "; auto: the pretrained model's own, else bytes", Anything{}, kTokenizing);
   fixed("data", "packing", c.data.packing,
         "none: windows over the text; documents: rows of whole documents (files) that do not see each other",
         OneOf<Packing>{});

@@ -16,10 +16,8 @@
 #include "snug/memory/tag.h"
 #include "snug/models/lora.h"
 #include "snug/models/task.h"
-#include "snug/state/gguf.h"
 #include "snug/state/load_weights.h"
 #include "snug/state/peft_adapter.h"
-#include "snug/train/gguf_tokenizer.h"
 #include "snug/train/model_family.h"
 #include "snug/train/pretrained.h"
 
@@ -48,6 +46,15 @@ std::unique_ptr<LanguageModel> make_base(const Config& config, const Pretrained*
                     m.sequence, pretrained->longest(), pretrained->path().string(), pretrained->longest()));
   }
   return pretrained->model(m);
+}
+
+/// What a tokenizer, and the files that belong to it, call the end of a text.
+std::optional<data::TokenId> own_end(const std::string& name, const Pretrained* pretrained,
+                                     const data::Tokenizer& tokenizer) {
+  if (name == "auto") return data::end_token(tokenizer, pretrained->path());
+  const std::filesystem::path path = name;
+  const bool alone = data::tokenizer_format(path).beside == data::TokenizerFormat::Beside::Nothing;
+  return alone ? tokenizer.end_token() : data::end_token(tokenizer, path.parent_path());
 }
 
 /// Ends of names that mean exactly those modules, where there are such; else the names. PEFT reads either.
@@ -88,7 +95,7 @@ models::VocabularyLoss vocabulary_loss(const ModelConfig& model) {
 
 std::unique_ptr<const Pretrained> open_pretrained(const Config& config) {
   const ModelConfig& m = config.model;
-  return m.path.empty() ? nullptr : model_family(m.kind).open(m.path);
+  return m.path.empty() ? nullptr : model_family(m.kind).open(ModelFiles(m.path));
 }
 
 std::unique_ptr<LanguageModel> make_model(const Config& config, const Pretrained* pretrained) {
@@ -114,14 +121,8 @@ std::unique_ptr<LanguageModel> make_model(const Config& config, const Pretrained
 std::unique_ptr<const data::Tokenizer> make_tokenizer(const Config& config, const Pretrained* pretrained) {
   const std::string& name = config.data.tokenizer;
   if (name == "auto") return pretrained != nullptr ? pretrained->tokenizer() : data::open_tokenizer("bytes");
-  const auto named = [&]() -> std::unique_ptr<const data::Tokenizer> {
-    if (std::filesystem::path(name).extension() == ".gguf") {
-      return std::make_unique<data::BytePairTokenizer>(tokenizer_of_gguf(state::open_gguf(name).header, name));
-    }
-    // Every text of a pretrained model that has such a tokenizer begins with its first token.
-    return data::open_tokenizer(name, {.begin = pretrained != nullptr});
-  };
-  auto tokenizer = named();
+  // Every text of a pretrained model whose tokenizer leaves that open begins with its first token.
+  auto tokenizer = data::open_tokenizer(name, {.begin = pretrained != nullptr});
   if (pretrained != nullptr) {
     pretrained->check_fits(*tokenizer, name);
   } else if (const auto tokens = tokenizer->size(); tokens > config.model.vocabulary) {
@@ -134,17 +135,8 @@ std::unique_ptr<const data::Tokenizer> make_tokenizer(const Config& config, cons
 std::optional<data::TokenId> end_of_documents(const Config& config, const Pretrained* pretrained,
                                               const data::Tokenizer& tokenizer) {
   if (tokenizer.of_bytes()) return std::nullopt;
-  const std::string& name = config.data.tokenizer;
-  const bool own = name == "auto";
-  const std::filesystem::path path = own ? pretrained->path() : std::filesystem::path(name);
+  const std::optional<data::TokenId> end = own_end(config.data.tokenizer, pretrained, tokenizer);
   const std::vector<data::TokenId> stops = pretrained != nullptr ? pretrained->ends() : std::vector<data::TokenId>();
-  std::optional<data::TokenId> end;
-  if (path.extension() == ".gguf") {
-    const auto ends = own ? stops : ends_of_gguf(state::open_gguf(path).header, path);
-    if (!ends.empty()) end = ends.front();
-  } else {
-    end = data::end_token(tokenizer, own ? path : path.parent_path());
-  }
   const bool known = !stops.empty() && stops.front() < tokenizer.size();
   if (known && (!end || std::ranges::find(stops, *end) == stops.end())) return stops.front();
   return end;

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -14,6 +13,7 @@ namespace snug::train {
 
 struct ModelConfig;
 class LanguageModel;
+class ModelFiles;
 class Pretrained;
 
 /// Models that the command makes in the same way: what model.kind takes. A file of its own under train/families that
@@ -28,7 +28,7 @@ struct ModelFamily {
   /// A new one. Its weights are drawn from the default generator.
   std::unique_ptr<LanguageModel> (*make)(const ModelConfig& config);
   /// One from its files (model.path), as Pretrained says; null where none can be read.
-  std::unique_ptr<const Pretrained> (*open)(const std::filesystem::path& path) = nullptr;
+  std::unique_ptr<const Pretrained> (*open)(const ModelFiles& files) = nullptr;
 };
 
 /// A key that several have.

@@ -7,14 +7,14 @@
 #include <vector>
 
 #include "snug/data/tokenizer.h"
-#include "snug/state/gguf.h"
 #include "snug/train/choices.h"
 #include "snug/train/language_model.h"
+#include "snug/train/model_files.h"
 
 namespace snug::train {
 
 /// A pretrained model as its files have it: a GGUF file, or a folder as transformers saves it (config.json,
-/// safetensors, tokenizer.json or tokenizer.model). A family derives its own, which opens them (ModelFamily::open) and
+/// safetensors, tokenizer.json or tokenizer.model). A family derives its own, which ModelFamily::open makes, and
 /// reads headers only. That throws UsageError when there is no such file, for architectures that are not known, and
 /// when it is not whole; DamagedFile when a file is not what its format says.
 class Pretrained {
@@ -32,7 +32,7 @@ class Pretrained {
   /// The longest sequence that it was made for.
   [[nodiscard]] virtual std::int64_t longest() const = 0;
 
-  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+  [[nodiscard]] const std::filesystem::path& path() const { return files_.path(); }
 
   /// Its tokenizer. Throws UsageError when there is none, it is of a kind that is not known, or it has more tokens than
   /// the model.
@@ -48,19 +48,13 @@ class Pretrained {
   [[nodiscard]] const std::vector<data::TokenId>& ends() const { return ends_; }
 
  protected:
-  /// `gguf`: null for a folder.
-  Pretrained(std::filesystem::path path, std::vector<data::TokenId> ends, std::shared_ptr<const state::Gguf> gguf);
+  explicit Pretrained(ModelFiles files);
 
-  /// Null for a folder.
-  [[nodiscard]] const state::Gguf* gguf() const { return gguf_.get(); }
+  [[nodiscard]] const ModelFiles& files() const { return files_; }
 
  private:
-  std::filesystem::path path_;
+  ModelFiles files_;
   std::vector<data::TokenId> ends_;
-  std::shared_ptr<const state::Gguf> gguf_;
 };
-
-/// Ids in the text of a config.json that end a text: one, a list, or none.
-std::vector<data::TokenId> ends_of_json(const std::string& text);
 
 }  // namespace snug::train

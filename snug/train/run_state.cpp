@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "snug/base/errors.h"
+#include "snug/base/json_field.h"
 #include "snug/record/random_state.h"
 
 namespace snug::train {
@@ -67,7 +68,8 @@ RunState::RunState(Experiment& experiment, std::filesystem::path folder)
   state_.add_value(
       "random", [] { return json(hexadecimal(record::save_random_state(generator()).state)); },
       [](const json& value) {
-        record::restore({generator(), bytes_of(value.get<std::string>())});
+        const JsonFile file = JsonFile::parsed(value, {.name = "resuming: the state of the random generator"});
+        record::restore({generator(), bytes_of(file.root().as<std::string>())});
       });
   add_loss("loss_first", loss_first);
   add_loss("loss_last", loss_last);

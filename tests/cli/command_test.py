@@ -235,7 +235,7 @@ class Command(unittest.TestCase):
         plan.write_text(whole[: len(whole) // 2])
         self.assert_refused(run("train", self.config, "--plan", plan), 2, "plan.json", "not whole")
         plan.write_text(whole.replace("snug memory plan", "something else"))
-        self.assert_refused(run("train", self.config, "--plan", plan), 2, "plan.json", "not a")
+        self.assert_refused(run("train", self.config, "--plan", plan), 2, "plan.json", "snug memory plan", "make it again")
 
     def test_a_plan_that_cannot_be_written_leaves_nothing(self):
         out = self.folder / "missing" / "plan.json"

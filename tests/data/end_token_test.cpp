@@ -63,7 +63,7 @@ TEST(EndToken, OfAnotherTokenizerIsRefused) {
   EXPECT_THAT(said(R"({"eos_token": "</s>"})"),
               AllOf(HasSubstr("tokenizer_config.json"), HasSubstr("\"</s>\" is none")));
   EXPECT_THAT(said(R"({"eos_token": 3})"), HasSubstr("its eos_token is 3"));
-  EXPECT_THAT(said("["), HasSubstr("no JSON object"));
+  EXPECT_THAT(said("["), HasSubstr("no JSON"));
 }
 
 }  // namespace

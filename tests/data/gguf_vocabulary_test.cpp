@@ -88,5 +88,39 @@ TEST(GgufVocabulary, WhatIsNotWholeIsRefused) {
   EXPECT_THAT(with([](auto& v) { v.types[259] = 1; }), HasSubstr("token 259"));
 }
 
+GgufVocabulary of_metadata(const GgufMetadata& metadata) {
+  return vocabulary_of_gguf(GgufFields(metadata, {.name = "f.gguf", .cure = "repair it"}));
+}
+
+TEST(GgufVocabulary, IsReadFromMetadata) {
+  const GgufVocabulary v = of_metadata({{"tokenizer.ggml.model", "gpt2"},
+                                        {"tokenizer.ggml.tokens", std::vector<std::string>{"a", "b"}},
+                                        {"tokenizer.ggml.token_type", std::vector<std::int64_t>{1, 3}},
+                                        {"tokenizer.ggml.bos_token_id", std::uint64_t{1}},
+                                        {"tokenizer.ggml.add_bos_token", false},
+                                        {"tokenizer.ggml.eos_token_id", std::uint64_t{7}},
+                                        {"tokenizer.ggml.eot_token_id", std::uint64_t{9}}});
+  EXPECT_EQ(v.model, "gpt2");
+  EXPECT_THAT(v.tokens, ElementsAre("a", "b"));
+  EXPECT_THAT(v.types, ElementsAre(1, 3));
+  EXPECT_EQ(v.begin, std::optional<TokenId>(1));
+  EXPECT_EQ(v.add_begin, std::optional(false));
+  EXPECT_THAT(v.ends, ElementsAre(7, 9));
+  EXPECT_EQ(of_metadata({}).add_begin, std::nullopt);
+  EXPECT_THAT(snug::testing::fault([] {
+                (void)of_metadata({{"tokenizer.ggml.add_bos_token", std::uint64_t{1}}});
+              }),
+              HasSubstr("f.gguf: its tokenizer.ggml.add_bos_token is 1; it must be true or false; repair it"));
+}
+
+TEST(GgufVocabulary, HasTheEndThatItsOwnFileNames) {
+  GgufVocabulary v = small_vocabulary();
+  EXPECT_EQ(BytePairTokenizer(byte_pair_model(v, "f")).end_token(), std::nullopt);
+  v.ends = {257, 258};
+  EXPECT_EQ(BytePairTokenizer(byte_pair_model(v, "f")).end_token(), std::optional<TokenId>(257));
+  v.ends = {260};
+  EXPECT_EQ(BytePairTokenizer(byte_pair_model(v, "f")).end_token(), std::nullopt) << "none of its tokens";
+}
+
 }  // namespace
 }  // namespace snug::data

@@ -57,26 +57,31 @@ TEST(TokenizerJson, RefusesWhatChangesTokensAndIsNotKnown) {
     return json_fault(json);
   };
   EXPECT_EQ(json_fault(small_json()), "none");
-  EXPECT_THAT(with("/model/type", "Unigram"), HasSubstr("its model is Unigram"));
+  EXPECT_THAT(with("/model/type", "Unigram"), HasSubstr("its model.type is \"Unigram\"; it must be \"BPE\""));
   EXPECT_THAT(with("/model/byte_fallback", true), HasSubstr("falls back to bytes"));
-  EXPECT_THAT(with("/normalizer", {{"type", "NFC"}}), HasSubstr("normalizer NFC is not known"));
-  EXPECT_THAT(with("/pre_tokenizer", {{"type", "Metaspace"}}), HasSubstr("pre-tokenizer Metaspace"));
+  EXPECT_THAT(with("/normalizer", {{"type", "NFC"}}),
+              HasSubstr("its normalizer is {\"type\":\"NFC\"}; it must be null"));
+  EXPECT_THAT(with("/pre_tokenizer", {{"type", "Metaspace"}}),
+              HasSubstr("its pre_tokenizer.type is \"Metaspace\"; it must be one of \"Sequence\""));
   EXPECT_THAT(with("/pre_tokenizer", nullptr), HasSubstr("no ByteLevel"));
   EXPECT_THAT(with("/pre_tokenizer/pretokenizers/1/add_prefix_space", true), HasSubstr("puts a space in front"));
-  EXPECT_THAT(with("/model/merges/0", "lonely"), HasSubstr("is no pair"));
-  EXPECT_THAT(with("/model/merges/0", 7), HasSubstr("is no pair"));
-  EXPECT_THAT(with("/model/vocab/a", -1), HasSubstr("has the id -1"));
-  EXPECT_THAT(with("/model/vocab/a", 1ULL << 40U), HasSubstr("which is none"));
+  EXPECT_THAT(with("/model/merges/0", "lonely"), HasSubstr("its model.merges[0] is \"lonely\"; it must be a pair"));
+  EXPECT_THAT(with("/model/merges/0", 7), HasSubstr("its model.merges[0] is 7; it must be a pair"));
+  EXPECT_THAT(with("/model/vocab/a", -1), HasSubstr("its model.vocab.a is -1; it must be an integer, at least 0"));
+  EXPECT_THAT(with("/model/vocab/a", 1ULL << 40U), HasSubstr("is 1099511627776; it must be"));
   EXPECT_THAT(with("/model/end_of_word_suffix", "</w>"), HasSubstr("end_of_word_suffix"));
   EXPECT_EQ(with("/model/end_of_word_suffix", ""), "none");
-  EXPECT_THAT(with("/added_tokens/0/lstrip", true), HasSubstr("(lstrip)"));
+  EXPECT_THAT(with("/added_tokens/0/lstrip", true), HasSubstr("its added_tokens[0].lstrip is true; it must be false"));
   EXPECT_EQ(with("/added_tokens/0/special", false), "none");
-  EXPECT_THAT(with("/post_processor", {{"type", "RobertaProcessing"}}), HasSubstr("RobertaProcessing is not known"));
-  EXPECT_THAT(with("/post_processor/single/0/SpecialToken/id", "<t>"), HasSubstr("which is no added token"));
+  EXPECT_THAT(with("/post_processor", {{"type", "RobertaProcessing"}}),
+              HasSubstr("\"RobertaProcessing\"; it must be one of"));
+  EXPECT_THAT(with("/post_processor/single/0/SpecialToken/id", "<t>"),
+              HasSubstr("SpecialToken.id is \"<t>\"; it must be one of its added_tokens"));
   EXPECT_THAT(with("/pre_tokenizer/pretokenizers/2", {{"type", "Digits"}}), HasSubstr("goes on after ByteLevel"));
-  EXPECT_THAT(with("/model/vocab/a", Json::array({Json::array()})), HasSubstr("the id array"));
+  EXPECT_THAT(with("/model/vocab/a", Json::array({Json::array()})),
+              HasSubstr("its model.vocab.a is [[]]; it must be an integer"));
   EXPECT_THROW(read_tokenizer_json("/"), UsageError);
-  EXPECT_THAT(with("/added_tokens/0", Json::object()), HasSubstr("no id or no content"));
+  EXPECT_THAT(with("/added_tokens/0", Json::object()), HasSubstr("it has no added_tokens[0].content"));
   EXPECT_THROW(parse_tokenizer_json("[1]", "f"), UsageError);
   EXPECT_THROW(parse_tokenizer_json("{\"model\"", "f"), UsageError);
   EXPECT_THROW(read_tokenizer_json("/nowhere/tokenizer.json"), UsageError);

@@ -91,7 +91,9 @@ TEST(Tokenizer, FilesAreToldApartByTheirEnding) {
   } catch (const UsageError& error) {
     EXPECT_THAT(
         error.what(),
-        HasSubstr("vocabulary.txt is of no known format; name one of bytes, a tokenizer.json, a SentencePiece .model"));
+        HasSubstr(
+            "vocabulary.txt is of no known format; name one of bytes, a tokenizer.json, a SentencePiece .model, a GGUF "
+            "file"));
   }
 }
 

@@ -6,7 +6,8 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   try {
-    (void)snug::models::llama_options_of_json({reinterpret_cast<const char*>(data), size}, "f");
+    const snug::JsonFile file(std::string_view(reinterpret_cast<const char*>(data), size), {.name = "f"});
+    (void)snug::models::llama_options_of_json(file.root());
   } catch (const snug::Error&) {
   }
   return 0;

@@ -1,7 +1,7 @@
 // A whole file: its metadata, and whether its tensors lie inside of it.
 #include <cstdlib>
 
-#include "snug/state/damaged_file.h"
+#include "snug/base/damaged_file.h"
 #include "snug/state/gguf_header.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

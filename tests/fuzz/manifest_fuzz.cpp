@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "snug/state/damaged_file.h"
+#include "snug/base/damaged_file.h"
 #include "snug/state/manifest.h"
 
 namespace {

@@ -90,7 +90,7 @@ int main(int argc, char** argv) {
   try {
     const std::filesystem::path folder(argv[2]);
     const auto given = snug::state::open_safetensors(folder / "given.safetensors").tensors;
-    const auto files = snug::train::LlamaFiles::open(argv[1]);
+    const auto files = snug::train::LlamaFiles::open(snug::train::ModelFiles(argv[1]));
     snug::Named found;
     snug::infer(*files, given, found);
     snug::finetune(*files, given, folder, found);

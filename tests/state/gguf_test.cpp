@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <string>
 
+#include "snug/base/damaged_file.h"
 #include "snug/base/errors.h"
-#include "snug/state/damaged_file.h"
 #include "snug/state/safetensors.h"
 
 namespace snug::state {

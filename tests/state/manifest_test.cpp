@@ -5,7 +5,7 @@
 
 #include <limits>
 
-#include "snug/state/damaged_file.h"
+#include "snug/base/damaged_file.h"
 
 namespace snug::state {
 namespace {
@@ -52,22 +52,25 @@ TEST(Manifest, EveryFlippedBitIsFound) {
 }
 
 TEST(Manifest, WhatIsSignedAndWrongIsRefused) {
-  EXPECT_THAT(manifest_fault(signed_text("[]")), HasSubstr("no manifest"));
-  EXPECT_THAT(manifest_fault(signed_text("{")), HasSubstr("no manifest"));
+  EXPECT_THAT(manifest_fault(signed_text("[]")), HasSubstr("it is []; it must be an object"));
+  EXPECT_THAT(manifest_fault(signed_text("{")), HasSubstr("it is no JSON"));
   EXPECT_THAT(manifest_fault(signed_text(R"({"snug_training_state":2})")),
               HasSubstr("version 2, and this program reads 1"));
-  EXPECT_THAT(manifest_fault(signed_text(R"({"snug_training_state":1,"step":-1})")), HasSubstr("no step"));
-  EXPECT_THAT(manifest_fault(signed_text(R"({"snug_training_state":1,"step":1e3})")), HasSubstr("no step"));
+  EXPECT_THAT(manifest_fault(signed_text(R"({"snug_training_state":1,"step":-1})")), HasSubstr("its step is -1"));
+  EXPECT_THAT(manifest_fault(signed_text(R"({"snug_training_state":1,"step":1e3})")),
+              HasSubstr("its step is 1000.0; it must be an integer"));
   EXPECT_THAT(manifest_fault(signed_text(R"({"snug_training_state":1,"step":18446744073709551615})")),
-              HasSubstr("too large"));
+              HasSubstr("its step is 18446744073709551615"));
   const auto with_file = [](const std::string& files) {
     return manifest_fault(signed_text(R"({"snug_training_state":1,"step":1,"files":)" + files + "}"));
   };
-  EXPECT_THAT(with_file("[]"), HasSubstr("no files"));
+  EXPECT_THAT(with_file("[]"), HasSubstr("its files is []; it must be an object"));
   EXPECT_THAT(with_file(R"({"../x":{"bytes":1,"xxh3_128":"0"}})"), HasSubstr("is no file's name"));
   EXPECT_THAT(with_file(R"({"..":{"bytes":1,"xxh3_128":"0"}})"), HasSubstr("is no file's name"));
-  EXPECT_THAT(with_file(R"({"x":{"bytes":1,"xxh3_128":"0"}})"), HasSubstr("no hash for x"));
-  EXPECT_THAT(with_file(R"({"x":{"bytes":-1,"xxh3_128":"0123456789abcdef0123456789abcdef"}})"), HasSubstr("for x"));
+  EXPECT_THAT(with_file(R"({"x":{"bytes":1,"xxh3_128":"0"}})"),
+              HasSubstr("its files.x.xxh3_128 is \"0\"; it must be 32 hexadecimal digits"));
+  EXPECT_THAT(with_file(R"({"x":{"bytes":-1,"xxh3_128":"0123456789abcdef0123456789abcdef"}})"),
+              HasSubstr("its files.x.bytes is -1"));
   EXPECT_EQ(with_file(R"({"x":{"bytes":1,"xxh3_128":"0123456789abcdef0123456789abcdef"}})"), "none");
 }
 

@@ -9,8 +9,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "snug/base/damaged_file.h"
 #include "snug/base/errors.h"
-#include "snug/state/damaged_file.h"
 #include "snug/state/safetensors_header.h"
 
 namespace snug::state {

@@ -17,9 +17,9 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "snug/base/damaged_file.h"
 #include "snug/base/errors.h"
 #include "snug/memory/device_memory.h"
-#include "snug/state/damaged_file.h"
 #include "snug/state/state_writer.h"
 #include "tests/base/scratch.h"
 

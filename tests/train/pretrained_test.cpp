@@ -29,6 +29,8 @@ at::Tensor expected(const char* name) {
   return state::open_safetensors(kHere / "tiny_expected.safetensors").tensors.at(name).read();
 }
 
+std::unique_ptr<const LlamaFiles> open_llama(const fs::path& path) { return LlamaFiles::open(ModelFiles(path)); }
+
 double difference(const at::Tensor& a, const at::Tensor& b) { return (a - b).abs().max().item<double>(); }
 
 constexpr double kRounding = 1e-4;  // of logits of the order of 10, as transformers sums in another order
@@ -58,7 +60,7 @@ fs::path folder_with(const char* file, const std::string& from, const std::strin
 TEST(Pretrained, GivesTheReferencesLogitsFromEitherLayout) {
   const at::NoGradGuard no_grad;
   for (const char* name : {"tiny.gguf", "tiny"}) {
-    const auto files = LlamaFiles::open(kHere / name);
+    const auto files = open_llama(kHere / name);
     EXPECT_EQ(files->options().layers, 2);
     EXPECT_EQ(files->options().key_heads, 1);
     EXPECT_TRUE(files->options().tied);
@@ -73,17 +75,17 @@ TEST(Pretrained, GivesTheReferencesLogitsFromEitherLayout) {
 
 TEST(Pretrained, PackedWeightsGiveTheSameAndAreNoParameters) {
   const at::NoGradGuard no_grad;
-  const auto files = LlamaFiles::open(kHere / "tiny.gguf");
+  const auto files = open_llama(kHere / "tiny.gguf");
   models::Llama model = files->load(BaseWeights::Packed);
   EXPECT_LT(difference(model->forward(expected("tokens")), expected("logits")), kRounding);
   EXPECT_EQ(model->parameters().size(), 5);  // the norms
-  EXPECT_THAT(error_of([] { (void)LlamaFiles::open(kHere / "tiny")->load(BaseWeights::Packed); }),
+  EXPECT_THAT(error_of([] { (void)open_llama(kHere / "tiny")->load(BaseWeights::Packed); }),
               HasSubstr("it has no blocks"));
 }
 
 TEST(Pretrained, BothTokenizersAreTheSame) {
-  const auto a = LlamaFiles::open(kHere / "tiny.gguf")->tokenizer();
-  const auto b = LlamaFiles::open(kHere / "tiny")->tokenizer();
+  const auto a = open_llama(kHere / "tiny.gguf")->tokenizer();
+  const auto b = open_llama(kHere / "tiny")->tokenizer();
   const std::string text = "the thing, in another world.<|end|> \xff\xfe\n  and so on";
   EXPECT_EQ(a->encode(text), b->encode(text));
   EXPECT_EQ(a->decode(a->encode(text)), text);
@@ -93,14 +95,14 @@ TEST(Pretrained, BothTokenizersAreTheSame) {
 
 TEST(Pretrained, AnAdapterOfPeftGivesItsLogits) {
   const at::NoGradGuard no_grad;
-  models::Llama model = LlamaFiles::open(kHere / "tiny")->load(BaseWeights::Fp32);
+  models::Llama model = open_llama(kHere / "tiny")->load(BaseWeights::Fp32);
   load_adapter(*model, kHere / "tiny_adapter");
   EXPECT_LT(difference(model->forward(expected("tokens")), expected("adapted")), kRounding);
   EXPECT_GT(difference(expected("logits"), expected("adapted")), 0.1);
 
   const fs::path saved = fs::path(::testing::TempDir()) / "snug_saved_adapter";
   save_adapter(*model, "tiny", saved);  // with alpha as it was loaded
-  models::Llama again = LlamaFiles::open(kHere / "tiny.gguf")->load(BaseWeights::Packed);
+  models::Llama again = open_llama(kHere / "tiny.gguf")->load(BaseWeights::Packed);
   load_adapter(*again, saved);
   EXPECT_LT(difference(again->forward(expected("tokens")), expected("adapted")), kRounding);
   merge_lora(*model);
@@ -108,7 +110,7 @@ TEST(Pretrained, AnAdapterOfPeftGivesItsLogits) {
 }
 
 TEST(Pretrained, AnAdapterOfAnotherModelIsRefusedWithAllThatDoesNotFit) {
-  models::LlamaOptions options = LlamaFiles::open(kHere / "tiny")->options();
+  models::LlamaOptions options = open_llama(kHere / "tiny")->options();
   options.layers = 1;
   options.inner_width = 96;
   models::Llama model(options);
@@ -125,7 +127,7 @@ TEST(Pretrained, AnAdapterOfAnotherModelIsRefusedWithAllThatDoesNotFit) {
 TEST(Pretrained, TokensBesideASentencePieceModelAreRefused) {
   const fs::path folder = folder_with("config.json", "\"llama\"", "\"llama\"");
   fs::copy_file(kHere.parent_path() / "data" / "unigram.model", folder / "tokenizer.model");
-  const auto tokenizer = [&] { return error_of([&] { (void)LlamaFiles::open(folder)->tokenizer(); }); };
+  const auto tokenizer = [&] { return error_of([&] { (void)open_llama(folder)->tokenizer(); }); };
   const std::string without = tokenizer();
   EXPECT_THAT(without, Not(HasSubstr("adds")));
   write_text(folder / "added_tokens.json", "{\"<s>\": 1}");  // one of its own
@@ -142,11 +144,11 @@ TEST(Pretrained, ATokenizerMayBeOfAnyModelsFile) {
   file.replace(name, 5, "qwen2");
   const fs::path path = scratch("pretrained/architecture") / "qwen2.gguf";
   write_text(path, file);
-  EXPECT_THAT(error_of([&] { (void)LlamaFiles::open(path); }), HasSubstr("qwen2"));
+  EXPECT_THAT(error_of([&] { (void)open_llama(path); }), HasSubstr("qwen2"));
   Config config;
   config.data.tokenizer = path;
   config.model.vocabulary = 1000;
-  const auto own = LlamaFiles::open(kHere / "tiny.gguf")->tokenizer();
+  const auto own = open_llama(kHere / "tiny.gguf")->tokenizer();
   EXPECT_EQ(make_tokenizer(config, nullptr)->encode("the thing"), own->encode("the thing"));
   config.model.vocabulary = 10;
   EXPECT_THAT(error_of([&] { (void)make_tokenizer(config, nullptr); }),
@@ -154,30 +156,30 @@ TEST(Pretrained, ATokenizerMayBeOfAnyModelsFile) {
 }
 
 TEST(Pretrained, WhatCannotBeIsRefused) {
-  const auto opened = [](const fs::path& path) { return error_of([&] { (void)LlamaFiles::open(path); }); };
+  const auto opened = [](const fs::path& path) { return error_of([&] { (void)open_llama(path); }); };
   EXPECT_THAT(opened("/nowhere.gguf"), HasSubstr("/nowhere.gguf"));
   EXPECT_THAT(opened(fs::path(::testing::TempDir())), HasSubstr("config.json: it cannot be read"));
   EXPECT_THAT(opened(kHere / "tiny" / "config.json"), HasSubstr("config.json"));
-  EXPECT_THAT(opened(folder_with("config.json", "\"llama\"", "\"mamba\"")), HasSubstr("its model_type is \"mamba\""));
+  EXPECT_THAT(opened(folder_with("config.json", "\"llama\"", "\"mamba\"")),
+              HasSubstr("its model_type is \"mamba\"; it must be \"llama\""));
   EXPECT_THAT(opened(folder_with("config.json", "\"attention_bias\": false", "\"attention_bias\": true")),
               HasSubstr("attention_bias"));
   EXPECT_THAT(opened(folder_with("config.json", "\"attention_dropout\": 0.0", "\"attention_dropout\": 0.1")),
-              HasSubstr("attention_dropout is 0.1"));
+              HasSubstr("its attention_dropout is 0.1; it must be 0"));
   EXPECT_THAT(opened(folder_with("config.json", "\"hidden_size\": 32", "\"hidden_size\": \"wide\"")),
-              HasSubstr("its hidden_size is \"wide\""));
+              HasSubstr("its hidden_size is \"wide\"; it must be an integer, at least 1"));
   EXPECT_THAT(opened(folder_with("config.json", "\"rope_type\": \"default\"", "\"rope_type\": \"longrope\"")),
-              HasSubstr("its rope_type is \"longrope\""));
+              HasSubstr("its rope_parameters.rope_type is \"longrope\"; it must be one of \"default\""));
   const fs::path wider = folder_with("config.json", "\"intermediate_size\": 64", "\"intermediate_size\": 80");
-  const std::string said = error_of([&] { (void)LlamaFiles::open(wider)->load(BaseWeights::Fp32); });
+  const std::string said = error_of([&] { (void)open_llama(wider)->load(BaseWeights::Fp32); });
   EXPECT_THAT(said, HasSubstr("6 of another shape"));
   EXPECT_THAT(said, HasSubstr("model.layers.0.mlp.down_proj.weight (32x64 in the file, 32x80 in the model)"));
   const fs::path deeper = folder_with("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
-  EXPECT_THAT(error_of([&] { (void)LlamaFiles::open(deeper)->load(BaseWeights::Fp32); }), HasSubstr("9 missing"));
+  EXPECT_THAT(error_of([&] { (void)open_llama(deeper)->load(BaseWeights::Fp32); }), HasSubstr("9 missing"));
   const fs::path flatter = folder_with("config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
-  EXPECT_THAT(error_of([&] { (void)LlamaFiles::open(flatter)->load(BaseWeights::Fp32); }), HasSubstr("9 left over"));
+  EXPECT_THAT(error_of([&] { (void)open_llama(flatter)->load(BaseWeights::Fp32); }), HasSubstr("9 left over"));
   const fs::path fewer = folder_with("config.json", "\"vocab_size\": 300", "\"vocab_size\": 200");
-  EXPECT_THAT(error_of([&] { (void)LlamaFiles::open(fewer)->tokenizer(); }),
-              HasSubstr("has 272 tokens and the model 200"));
+  EXPECT_THAT(error_of([&] { (void)open_llama(fewer)->tokenizer(); }), HasSubstr("has 272 tokens and the model 200"));
 }
 
 }  // namespace

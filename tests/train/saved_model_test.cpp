@@ -103,14 +103,14 @@ TEST(SavedModel, ALargeOneIsInShardsThatAreReadAgain) {
     EXPECT_LE(static_cast<Bytes>(fs::file_size(saved / file)), kLimit + 4096) << "with its header";
     EXPECT_EQ(state::open_safetensors(saved / file).metadata.at("format"), "pt");
   }
-  models::Llama again = LlamaFiles::open(saved)->load(BaseWeights::Fp32);
+  models::Llama again = LlamaFiles::open(ModelFiles(saved))->load(BaseWeights::Fp32);
   const auto read = again->named_parameters();
   for (const auto& p : experiment.model().named_parameters())
     EXPECT_TRUE(at::equal(read[p.key()], p.value())) << p.key();
 
   save_trained(experiment, folder / "out", {.shard = 2 * kLimit});  // fewer of them
   EXPECT_EQ(std::distance(fs::directory_iterator(saved), fs::directory_iterator()), 2 + 1 + 2);
-  EXPECT_NO_THROW((void)LlamaFiles::open(saved)->load(BaseWeights::Fp32));
+  EXPECT_NO_THROW((void)LlamaFiles::open(ModelFiles(saved))->load(BaseWeights::Fp32));
   save_trained(experiment, folder / "out");
   EXPECT_EQ(std::distance(fs::directory_iterator(saved), fs::directory_iterator()), 1 + 2);
 }

@@ -8,7 +8,7 @@
 #include <stdexcept>
 
 #include "snug/base/errors.h"
-#include "snug/base/json_integer.h"
+#include "snug/base/json_field.h"
 
 namespace snug::plan {
 namespace {
@@ -31,11 +31,10 @@ char letter_of(const Action& action) {
   return found->letter;
 }
 
-Action action_of(char letter) {
+Action action_of(char letter, const JsonField& actions) {
   const auto* found = std::ranges::find(kLetters, letter, &Letter::letter);
   if (found == kLetters.end()) {
-    throw UsageError(fmt::format(
-        "memory plan: '{}' is no action; k keeps a value, m moves it to the host, r recomputes it", letter));
+    actions.refuse("a letter for each value: k keeps it, m moves it to the host, r recomputes it");
   }
   return found->action;
 }
@@ -65,33 +64,31 @@ Json to_json(const MemoryPlan& plan) {
           {"segments", segments}};
 }
 
-MemoryPlan memory_plan_from_json(const Json& json) try {
-  if (json.at("format") != kPlanFormat) throw UsageError(fmt::format("memory plan: not a \"{}\"", kPlanFormat));
-  if (json.at("version") != kPlanVersion) {
-    throw UsageError(
-        fmt::format("memory plan: it is of version {}, and this snug reads {}; make it again with snug plan --out",
-                    json.at("version").dump(), kPlanVersion));
+MemoryPlan memory_plan_from(const JsonField& json) {
+  if (const JsonField format = json.at("format"); !format.is(kPlanFormat)) format.refuse(quoted_text(kPlanFormat));
+  if (const auto version = json.required<std::int64_t>("version"); version != kPlanVersion) {
+    json.fail(fmt::format("it is of version {}, and this snug reads {}; make it again with snug plan --out", version,
+                          kPlanVersion));
   }
   MemoryPlan plan;
-  plan.strategy = json.at("strategy");
-  plan.fingerprint = json_integer<std::uint64_t>(json.at("fingerprint"));
-  plan.budget = json_integer<Bytes>(json.at("budget_bytes"));
-  plan.predicted_peak = json_integer<Bytes>(json.at("predicted_peak_bytes"));
-  plan.unplanned_peak = json_integer<Bytes>(json.at("unplanned_peak_bytes"));
-  plan.predicted_seconds = json.at("predicted_step_seconds");
-  plan.unplanned_seconds = json.at("unplanned_step_seconds");
-  for (const char c : json.at("actions").get<std::string>()) plan.actions.push_back(action_of(c));
-  for (const Json& range : json.at("segments")) {
-    const SegmentRange segment{json_integer<OpId>(range.at(0)), json_integer<OpId>(range.at(1))};
-    if (segment.begin < 0 || segment.end < segment.begin) {
-      throw UsageError(fmt::format("memory plan: segment {} is no range of operators", range.dump()));
-    }
-    plan.segments.push_back(segment);
+  plan.strategy = json.required<std::string>("strategy");
+  plan.fingerprint = json.required<std::uint64_t>("fingerprint");
+  plan.budget = json.required<Bytes>("budget_bytes");
+  plan.predicted_peak = json.required<Bytes>("predicted_peak_bytes");
+  plan.unplanned_peak = json.required<Bytes>("unplanned_peak_bytes");
+  plan.predicted_seconds = json.required<double>("predicted_step_seconds");
+  plan.unplanned_seconds = json.required<double>("unplanned_step_seconds");
+  const JsonField actions = json.at("actions");
+  for (const char letter : actions.as<std::string>()) plan.actions.push_back(action_of(letter, actions));
+  for (const JsonField& range : json.at("segments").items()) {
+    const auto begin = range.at(0).as<OpId>(kNotNegative);
+    plan.segments.push_back({begin, range.at(1).as<OpId>({.low = static_cast<double>(begin)})});
   }
   return plan;
-} catch (const std::exception& error) {
-  if (dynamic_cast<const UsageError*>(&error) != nullptr) throw;
-  throw UsageError(fmt::format("memory plan: {}", error.what()));
+}
+
+MemoryPlan memory_plan_from_json(const nlohmann::json& json) {
+  return memory_plan_from(JsonFile::parsed(json, {"memory plan", kPlanCure}).root());
 }
 
 }  // namespace snug::plan

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "snug/base/bytes.h"
+#include "snug/base/json_field.h"
 #include "snug/plan/step/action.h"
 #include "snug/plan/step/ids.h"
 
@@ -43,7 +44,12 @@ struct MemoryPlan {
 MemoryPlan with_action(MemoryPlan plan, ValueId value, Action action);
 
 nlohmann::ordered_json to_json(const MemoryPlan& plan);
-/// Throws UsageError naming what is missing or out of range.
-MemoryPlan memory_plan_from_json(const nlohmann::ordered_json& json);
+/// Refuses, as its source says, what is missing or out of range.
+MemoryPlan memory_plan_from(const JsonField& json);
+/// The same, as a UsageError.
+MemoryPlan memory_plan_from_json(const nlohmann::json& json);
+
+/// What to do about a plan that is damaged.
+inline constexpr const char* kPlanCure = "make it again with snug plan --out";
 
 }  // namespace snug::plan

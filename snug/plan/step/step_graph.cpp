@@ -3,14 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <string_view>
 #include <utility>
 
-#include "snug/base/errors.h"
 #include "snug/base/hash.h"
-#include "snug/base/json_integer.h"
+#include "snug/base/json_field.h"
 
 namespace snug::plan {
 namespace {
@@ -30,39 +31,31 @@ Json flow_to_json(const Dataflow& flow) {
   return ops;
 }
 
-ValueId value_from(const Json& json, ValueId values) {
-  if (!json.is_number_integer() || json < 0 || json >= values) {
-    throw UsageError(fmt::format("step graph: value {} of {} does not exist", json.dump(), values));
-  }
-  return json.get<ValueId>();
+ValueId value_from(const JsonField& field, ValueId values) {
+  return field.as<ValueId>({.low = 0, .high = static_cast<double>(values) - 1});
 }
 
 /// Values are numbered as they were first seen, so leaves are those that no operator makes.
-Dataflow flow_from_json(const Json& ops, const Json& leaves, ValueId values) {
+Dataflow flow_from(const JsonField& ops, const JsonField& leaves, ValueId values) {
   Dataflow flow;
   std::vector<char> is_leaf(static_cast<std::size_t>(values), 0);
-  for (const Json& leaf : leaves) is_leaf[static_cast<std::size_t>(value_from(leaf, values))] = 1;
+  for (const JsonField& leaf : leaves.items()) is_leaf[static_cast<std::size_t>(value_from(leaf, values))] = 1;
   const auto add_leaves_up_to = [&](ValueId next) {
     while (flow.values() < next) flow.add_leaf();
   };
-  for (const Json& op : ops) {
+  for (const JsonField& op : ops.items()) {
     std::vector<ValueId> inputs;
-    for (const Json& input : op.at("inputs")) {
+    for (const JsonField& input : op.at("inputs").items()) {
       inputs.push_back(value_from(input, values));
       add_leaves_up_to(inputs.back() + 1);
     }
-    const Json& outputs = op.at("outputs");
-    if (!outputs.empty()) add_leaves_up_to(value_from(outputs.at(0).at(0), values));
+    const std::vector<JsonField> outputs = op.at("outputs").items();
+    if (!outputs.empty()) add_leaves_up_to(value_from(outputs.front().at(0), values));
     flow.add_op(inputs, kRootSegment);
-    for (const Json& out : outputs) {
+    for (const JsonField& out : outputs) {
       const ValueId v = value_from(out.at(0), values);
-      if (v != flow.values()) throw UsageError(fmt::format("step graph: value {} is out of order", v));
-      const Json& overwrites = out.at(1);
-      if (!overwrites.is_number_integer() || overwrites < kNoValue || overwrites >= v) {
-        throw UsageError(fmt::format("step graph: value {} overwrites value {}, which is not there before it", v,
-                                     overwrites.dump()));
-      }
-      flow.add_output(overwrites.get<ValueId>());
+      if (v != flow.values()) out.at(0).refuse(fmt::format("{}, as values are numbered in order", flow.values()));
+      flow.add_output(out.at(1).as<ValueId>({.low = kNoValue, .high = static_cast<double>(v) - 1}));
       if (is_leaf[static_cast<std::size_t>(v)]) flow.make_leaf(v);
     }
   }
@@ -70,23 +63,38 @@ Dataflow flow_from_json(const Json& ops, const Json& leaves, ValueId values) {
   return flow;
 }
 
+constexpr std::array<std::pair<std::string_view, Must>, 3> kMusts{
+    {{"", Must::Nothing}, {"keep", Must::Keep}, {"recompute", Must::Recompute}}};
+
 std::string word_of(Must must) {
-  switch (must) {
-    case Must::Keep:
-      return "keep";
-    case Must::Recompute:
-      return "recompute";
-    case Must::Nothing:
-      break;
-  }
-  return "";
+  return std::string(std::ranges::find(kMusts, must, &std::pair<std::string_view, Must>::second)->first);
 }
 
-Must must_from(const std::string& word) {
-  for (const Must must : {Must::Nothing, Must::Keep, Must::Recompute}) {
-    if (word == word_of(must)) return must;
-  }
-  throw UsageError(fmt::format("step graph: a value must be \"keep\" or \"recompute\", not \"{}\"", word));
+OpInfo op_from(const JsonField& op) {
+  OpInfo info{op.at(0).as<std::string>(), op.at(1).as<std::uint64_t>(), op.at(2).as<double>(), op.at(3).as<Bytes>(),
+              op.at(4).as<Bytes>()};
+  if (op.size() > 5) info.inputs = op.at(5).as<std::string>();
+  if (op.size() > 6) info.module = op.at(6).as<std::string>();
+  if (op.size() > 7) info.stream = op.at(7).as<std::int64_t>();
+  return info;
+}
+
+ValueInfo value_info_from(const JsonField& value) {
+  ValueInfo info{value.at(0).as<Bytes>(), value.at(1).as<bool>()};
+  if (value.size() > 2) info.must = value.at(2).one_of(kMusts);
+  if (value.size() > 3) info.device = value.at(3).as<std::int32_t>();
+  if (value.size() > 4) info.leaf_bytes = value.at(4).as<Bytes>();
+  return info;
+}
+
+Event event_from(const JsonField& e, const Dataflow& flow, std::int64_t version) {
+  using Kind = Event::Kind;
+  const auto kind = static_cast<Kind>(e.at(0).as<int>({.low = 0, .high = static_cast<double>(Kind::Other)}));
+  const bool has_no_id = kind == Kind::Settle || kind == Kind::Other;
+  const std::int32_t end = kind == Kind::Run ? flow.ops() : flow.values();
+  const Range ids = has_no_id ? kAnyNumber : Range{.low = 0, .high = static_cast<double>(end) - 1};
+  return {kind, e.at(1).as<std::int32_t>(ids), e.at(2).as<Bytes>(), e.at(3).as<Bytes>(),
+          version > 2 ? e.at(4).as<double>() : 0};
 }
 
 /// Graphs of before had no clock: operators took what they took, and what is left of the step is spread over the events
@@ -116,8 +124,8 @@ double sum_of_bytes(const StepGraph& graph) {
 }
 
 /// What planners take for granted of a recorded step.
-void check(const StepGraph& graph) {
-  const auto refuse = [](const std::string& what) { throw UsageError("step graph: " + what); };
+void check(const StepGraph& graph, const JsonField& json) {
+  const auto refuse = [&](const std::string& what) { json.fail(fmt::format("{}; {}", what, kGraphCure)); };
   const auto is_time = [](double seconds) { return std::isfinite(seconds) && seconds >= 0; };
   for (std::size_t i = 0; i < graph.ops.size(); ++i) {
     const OpInfo& op = graph.ops[i];
@@ -215,60 +223,37 @@ Json to_json(const StepGraph& graph) {
           {"events", events}};
 }
 
-StepGraph step_graph_from_json(const Json& json) try {
-  if (json.at("format") != kGraphFormat) throw UsageError(fmt::format("step graph: not a \"{}\"", kGraphFormat));
-  const int version = json_integer<int>(json.at("version"));
+StepGraph step_graph_from(const JsonField& json) {
+  if (const JsonField format = json.at("format"); !format.is(kGraphFormat)) format.refuse(quoted_text(kGraphFormat));
+  const auto version = json.required<std::int64_t>("version");
   if (version < kOldestGraphVersion || version > kGraphVersion) {
-    throw UsageError(
-        fmt::format("step graph: it is of version {}, and this snug reads {} to {}; record it again with "
-                    "snug plan --graph-out",
-                    version, kOldestGraphVersion, kGraphVersion));
+    json.fail(fmt::format("it is of version {}, and this snug reads {} to {}; {}", version, kOldestGraphVersion,
+                          kGraphVersion, kGraphCure));
   }
   StepGraph graph;
-  if (version > 2) graph.devices = json.at("devices").get<std::vector<std::string>>();
-  graph.static_bytes = json_integer<Bytes>(json.at("static_bytes"));
+  if (version > 2) graph.devices = json.required<std::vector<std::string>>("devices");
+  graph.static_bytes = json.required<Bytes>("static_bytes");
   for (std::size_t tag = 0; tag < graph.static_by_tag.size(); ++tag) {
-    graph.static_by_tag[tag] = json_integer<Bytes>(json.at("static_by_tag").at(tag));
+    graph.static_by_tag[tag] = json.at("static_by_tag").at(tag).as<Bytes>();
   }
-  graph.step_seconds = json.at("step_seconds");
-  graph.update_seconds = json.at("update_seconds");
-  graph.update_bytes = json_integer<Bytes>(json.at("update_bytes"));
-  for (const Json& op : json.at("ops")) {
-    OpInfo& info = graph.ops.emplace_back(OpInfo{op.at(0), json_integer<std::uint64_t>(op.at(1)), op.at(2),
-                                                 json_integer<Bytes>(op.at(3)), json_integer<Bytes>(op.at(4))});
-    if (op.size() > 5) info.inputs = op.at(5);
-    if (op.size() > 6) info.module = op.at(6);
-    if (op.size() > 7) info.stream = json_integer<std::int64_t>(op.at(7));
-  }
-  for (const Json& value : json.at("values")) {
-    ValueInfo& info = graph.values.emplace_back(ValueInfo{json_integer<Bytes>(value.at(0)), value.at(1)});
-    if (value.size() > 2) info.must = must_from(value.at(2));
-    if (value.size() > 3) info.device = json_integer<std::int32_t>(value.at(3));
-    if (value.size() > 4) info.leaf_bytes = json_integer<Bytes>(value.at(4));
-  }
-  graph.flow = flow_from_json(json.at("flow"), json.at("leaves"), static_cast<ValueId>(graph.values.size()));
+  graph.step_seconds = json.required<double>("step_seconds");
+  graph.update_seconds = json.required<double>("update_seconds");
+  graph.update_bytes = json.required<Bytes>("update_bytes");
+  for (const JsonField& op : json.at("ops").items()) graph.ops.push_back(op_from(op));
+  for (const JsonField& value : json.at("values").items()) graph.values.push_back(value_info_from(value));
+  graph.flow = flow_from(json.at("flow"), json.at("leaves"), static_cast<ValueId>(graph.values.size()));
   if (static_cast<std::size_t>(graph.flow.ops()) != graph.ops.size()) {
-    throw UsageError(
-        fmt::format("step graph: {} operators in \"flow\" but {} in \"ops\"", graph.flow.ops(), graph.ops.size()));
+    json.fail(
+        fmt::format("{} operators in \"flow\" but {} in \"ops\"; {}", graph.flow.ops(), graph.ops.size(), kGraphCure));
   }
-  for (const Json& e : json.at("events")) {
-    const int kind = json_integer<int>(e.at(0));
-    const Event event{static_cast<Event::Kind>(kind), json_integer<std::int32_t>(e.at(1)), json_integer<Bytes>(e.at(2)),
-                      json_integer<Bytes>(e.at(3)), version > 2 ? e.at(4).get<double>() : 0};
-    const bool is_op = event.kind == Event::Kind::Run;
-    const bool has_no_id = event.kind == Event::Kind::Settle || event.kind == Event::Kind::Other;
-    const std::int32_t end = is_op ? graph.flow.ops() : graph.flow.values();
-    if (kind < 0 || kind > static_cast<int>(Event::Kind::Other) || (!has_no_id && (event.id < 0 || event.id >= end))) {
-      throw UsageError(fmt::format("step graph: event {} is out of range", e.dump()));
-    }
-    graph.events.push_back(event);
-  }
-  check(graph);
+  for (const JsonField& e : json.at("events").items()) graph.events.push_back(event_from(e, graph.flow, version));
+  check(graph, json);
   if (version == 2) estimate_clock(graph);
   return graph;
-} catch (const std::exception& error) {
-  if (dynamic_cast<const UsageError*>(&error) != nullptr) throw;
-  throw UsageError(fmt::format("step graph: {}", error.what()));
+}
+
+StepGraph step_graph_from_json(const nlohmann::json& json) {
+  return step_graph_from(JsonFile::parsed(json, {"step graph", kGraphCure}).root());
 }
 
 }  // namespace snug::plan

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "snug/base/bytes.h"
+#include "snug/base/json_field.h"
 #include "snug/plan/step/action.h"
 #include "snug/plan/step/dataflow.h"
 
@@ -91,7 +92,12 @@ struct StepGraph {
 };
 
 nlohmann::ordered_json to_json(const StepGraph& graph);
-/// Throws UsageError when the text is not a graph of this version.
-StepGraph step_graph_from_json(const nlohmann::ordered_json& json);
+/// Refuses, as its source says, what is no graph that planners can take.
+StepGraph step_graph_from(const JsonField& json);
+/// The same, as a UsageError.
+StepGraph step_graph_from_json(const nlohmann::json& json);
+
+/// What to do about a step that is damaged.
+inline constexpr const char* kGraphCure = "record it again with snug plan --graph-out";
 
 }  // namespace snug::plan

@@ -5,7 +5,6 @@
 #include <torch/types.h>
 
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "snug/memory/tag.h"
@@ -16,13 +15,10 @@
 #include "snug/state/load_weights.h"
 #include "snug/state/safetensors.h"
 #include "snug/train/families/llama_gguf.h"
-#include "snug/train/gguf_tokenizer.h"
 #include "snug/train/refuse_model.h"
 
 namespace snug::train {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr std::string_view kHead = "lm_head.weight";
 
@@ -45,43 +41,39 @@ bool is_packed(ops::BlockFormat format) { return ops::block_layout(format).eleme
 
 }  // namespace
 
-LlamaFiles::LlamaFiles(fs::path path, models::LlamaOptions options, std::vector<data::TokenId> ends,
-                       std::shared_ptr<const state::Gguf> gguf)
-    : Pretrained(std::move(path), std::move(ends), std::move(gguf)), options_(std::move(options)) {}
+LlamaFiles::LlamaFiles(ModelFiles files, models::LlamaOptions options)
+    : Pretrained(std::move(files)), options_(std::move(options)) {}
 
-std::unique_ptr<const LlamaFiles> LlamaFiles::open(const fs::path& path) {
-  std::error_code ignored;
-  return fs::is_directory(path, ignored) ? of_folder(path) : of_gguf(path);
+std::unique_ptr<const LlamaFiles> LlamaFiles::open(const ModelFiles& files) {
+  if (const state::Gguf* const gguf = files.gguf()) {
+    std::unique_ptr<LlamaFiles> opened(new LlamaFiles(files, llama_options_of_gguf(*gguf, files.metadata())));
+    opened->take_gguf();
+    return opened;
+  }
+  std::unique_ptr<LlamaFiles> opened(new LlamaFiles(files, models::llama_options_of_json(files.config())));
+  opened->take_folder();
+  return opened;
 }
 
-std::unique_ptr<const LlamaFiles> LlamaFiles::of_gguf(const fs::path& path) {
-  const auto gguf = std::make_shared<const state::Gguf>(state::open_gguf(path));
-  const models::LlamaOptions options = llama_options_of_gguf(*gguf, path);
-  std::unique_ptr<LlamaFiles> files(new LlamaFiles(path, options, ends_of_gguf(gguf->header, path), gguf));
-  const std::int64_t head = options.rotary.width;
-  for (const auto& [name, tensor] : gguf->tensors) {
+void LlamaFiles::take_gguf() {
+  const std::int64_t head = options_.rotary.width;
+  for (const auto& [name, tensor] : files().gguf()->tensors) {
     if (name == kGgufRotaryFactors) continue;
     const std::string own = models::llama_name_of_gguf(name).value_or(name);
     state::StoredTensor stored = tensor;
     if (models::gguf_reorders_rows(own) && has_order(tensor.shape, head)) {
       stored.read = [read = tensor.read, own, head] { return in_order(read(), own, head); };
     }
-    files->tensors_.emplace(own, std::move(stored));
+    tensors_.emplace(own, std::move(stored));
   }
-  return files;
 }
 
-std::unique_ptr<const LlamaFiles> LlamaFiles::of_folder(const fs::path& path) {
-  const fs::path config = path / "config.json";
-  const std::string text = model_text(config);
-  const models::LlamaOptions options = models::llama_options_of_json(text, config.string());
-  std::unique_ptr<LlamaFiles> files(new LlamaFiles(path, options, ends_of_json(text), nullptr));
-  for (auto& [name, tensor] : state::open_sharded_safetensors(path)) {
+void LlamaFiles::take_folder() {
+  for (auto& [name, tensor] : state::open_sharded_safetensors(path())) {
     // Older files have the tied weight twice, and tables that the model makes itself.
-    if ((options.tied && name == kHead) || name.ends_with("rotary_emb.inv_freq")) continue;
-    files->tensors_.emplace(name, tensor);
+    if ((options_.tied && name == kHead) || name.ends_with("rotary_emb.inv_freq")) continue;
+    tensors_.emplace(name, tensor);
   }
-  return files;
 }
 
 std::unique_ptr<LanguageModel> LlamaFiles::model(const ModelConfig& config) const {
@@ -105,9 +97,10 @@ models::Llama LlamaFiles::load(BaseWeights weights, const models::VocabularyLoss
 }
 
 void LlamaFiles::pack(models::LlamaImpl& model, state::StoredTensors& rest) const {
-  if (gguf() == nullptr) refuse_model(path(), "it has no blocks to keep; packed weights come from a GGUF file");
+  const state::Gguf* const gguf = files().gguf();
+  if (gguf == nullptr) refuse_model(path(), "it has no blocks to keep; packed weights come from a GGUF file");
   bool any = false;
-  for (const auto& [file_name, blocks] : gguf()->blocks) {
+  for (const auto& [file_name, blocks] : gguf->blocks) {
     const auto name = models::llama_name_of_gguf(file_name);
     if (!name || !is_packed(blocks.format) || blocks.shape.size() != 2 || !name->ends_with(".weight")) continue;
     const std::string module_name = name->substr(0, name->size() - std::string_view(".weight").size());

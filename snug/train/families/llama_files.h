@@ -10,7 +10,7 @@ namespace snug::train {
 class LlamaFiles final : public Pretrained {
  public:
   /// Throws as Pretrained says.
-  static std::unique_ptr<const LlamaFiles> open(const std::filesystem::path& path);
+  static std::unique_ptr<const LlamaFiles> open(const ModelFiles& files);
 
   [[nodiscard]] const models::LlamaOptions& options() const { return options_; }
 
@@ -22,10 +22,9 @@ class LlamaFiles final : public Pretrained {
   [[nodiscard]] std::int64_t longest() const override { return options_.sequence; }
 
  private:
-  LlamaFiles(std::filesystem::path path, models::LlamaOptions options, std::vector<data::TokenId> ends,
-             std::shared_ptr<const state::Gguf> gguf);
-  static std::unique_ptr<const LlamaFiles> of_gguf(const std::filesystem::path& path);
-  static std::unique_ptr<const LlamaFiles> of_folder(const std::filesystem::path& path);
+  LlamaFiles(ModelFiles files, models::LlamaOptions options);
+  void take_gguf();
+  void take_folder();
   void pack(models::LlamaImpl& model, state::StoredTensors& rest) const;
 
   models::LlamaOptions options_;

@@ -22,6 +22,7 @@ inline std::string message_of(const std::function<void()>& load) {
     const std::string message = error.what();
     EXPECT_EQ(message.find('\n'), std::string::npos) << message;
     EXPECT_FALSE(message.empty());
+    EXPECT_EQ(message.find("json.exception"), std::string::npos) << message;
     return message;
   }
   return "loaded";

@@ -4,17 +4,15 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
-#include "snug/train/gguf_tokenizer.h"
 #include "tests/base/fault.h"
 
 namespace snug::train {
 namespace {
 
 using snug::testing::fault;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-state::GgufValue integer(std::uint64_t value) { return value; }
+GgufValue integer(std::uint64_t value) { return value; }
 
 state::Gguf small() {
   state::Gguf gguf;
@@ -25,13 +23,13 @@ state::Gguf small() {
   return gguf;
 }
 
-models::LlamaOptions options(const std::map<std::string, state::GgufValue>& more) {
+models::LlamaOptions options(const std::map<std::string, GgufValue>& more) {
   state::Gguf gguf = small();
   for (const auto& [key, value] : more) gguf.header.metadata.insert_or_assign(key, value);
-  return llama_options_of_gguf(gguf, "f.gguf");
+  return llama_options_of_gguf(gguf, GgufFields(gguf.header.metadata, {.name = "f.gguf", .cure = "repair it"}));
 }
 
-TEST(GgufModel, KeysThatAreNotThereHaveDefaults) {
+TEST(LlamaGguf, KeysThatAreNotThereHaveDefaults) {
   const models::LlamaOptions o = options({});
   EXPECT_EQ(o.key_heads, 4);
   EXPECT_EQ(o.rotary.base, 10000);
@@ -41,12 +39,12 @@ TEST(GgufModel, KeysThatAreNotThereHaveDefaults) {
   EXPECT_TRUE(std::holds_alternative<models::NoScaling>(o.rotary.scaling));
 }
 
-TEST(GgufModel, NumbersMayBeIntegersToo) {
+TEST(LlamaGguf, NumbersMayBeIntegersToo) {
   EXPECT_EQ(options({{"llama.rope.freq_base", integer(500000)}}).rotary.base, 500000);
   EXPECT_EQ(options({{"llama.rope.freq_base", 500000.0}}).rotary.base, 500000);
 }
 
-TEST(GgufModel, AFactorAloneIsLinear) {
+TEST(LlamaGguf, AFactorAloneIsLinear) {
   for (const char* key : {"llama.rope.scaling.factor", "llama.rope.scale_linear"}) {
     const models::RotaryScaling scaling = options({{key, 4.0}}).rotary.scaling;
     ASSERT_TRUE(std::holds_alternative<models::LinearScaling>(scaling)) << key;
@@ -56,27 +54,25 @@ TEST(GgufModel, AFactorAloneIsLinear) {
   EXPECT_TRUE(std::holds_alternative<models::NoScaling>(none.rotary.scaling));
 }
 
-TEST(GgufModel, AValueOfAnotherTypeIsRefusedAndNoDefaultTakesItsPlace) {
-  const auto refused = [](const char* key, const state::GgufValue& value) {
+TEST(LlamaGguf, AValueOfAnotherTypeIsRefusedAndNoDefaultTakesItsPlace) {
+  const auto refused = [](const char* key, const GgufValue& value) {
     return fault([&] { (void)options({{key, value}}); });
   };
-  EXPECT_THAT(refused("llama.rope.freq_base", "many"), HasSubstr("f.gguf: its llama.rope.freq_base is not one number"));
+  EXPECT_THAT(refused("llama.rope.freq_base", "many"),
+              HasSubstr("f.gguf: its llama.rope.freq_base is \"many\"; it must be a number, more than 0; repair it"));
   EXPECT_THAT(refused("llama.attention.head_count_kv", std::vector<std::uint64_t>{4, 2}),
-              HasSubstr("head_count_kv is not one integer"));
-  EXPECT_THAT(refused("general.architecture", integer(1)), HasSubstr("is not text"));
-  state::GgufHeader header;
-  header.metadata = {{"tokenizer.ggml.add_bos_token", integer(1)}};
-  EXPECT_THAT(fault([&] { (void)vocabulary_of_gguf(header, "f.gguf"); }), HasSubstr("is not true or false"));
+              HasSubstr("head_count_kv is a list of 2; it must be an integer"));
+  EXPECT_THAT(refused("llama.block_count", integer(0)), HasSubstr("its llama.block_count is 0; it must be"));
+  EXPECT_THAT(refused("general.architecture", integer(1)), HasSubstr("its general.architecture is 1; it must be text"));
+  EXPECT_THAT(refused("general.architecture", "qwen2"), HasSubstr("is \"qwen2\"; it must be \"llama\""));
+  EXPECT_THAT(refused("llama.rope.scaling.type", "longrope"),
+              HasSubstr("is \"longrope\"; it must be one of \"none\", \"linear\", \"yarn\""));
 }
 
-TEST(GgufModel, NamesTheTokensThatEndATextAndWhetherOneBeginsIt) {
-  state::GgufHeader header;
-  EXPECT_EQ(vocabulary_of_gguf(header, "f").add_begin, std::nullopt);
-  header.metadata = {{"tokenizer.ggml.eos_token_id", integer(7)},
-                     {"tokenizer.ggml.eot_token_id", integer(9)},
-                     {"tokenizer.ggml.add_bos_token", false}};
-  EXPECT_THAT(ends_of_gguf(header, "f"), ElementsAre(7, 9));
-  EXPECT_EQ(vocabulary_of_gguf(header, "f").add_begin, std::optional(false));
+TEST(LlamaGguf, WhatHasToBeThereIsNamed) {
+  const state::Gguf nothing;
+  EXPECT_THAT(fault([&] { (void)llama_options_of_gguf(nothing, GgufFields(nothing.header.metadata, {.name = "f"})); }),
+              HasSubstr("f: it has no general.architecture, which must be text"));
 }
 
 }  // namespace

@@ -1,0 +1,34 @@
+#include "snug/train/model_files.h"
+
+#include <fmt/format.h>
+
+#include <system_error>
+#include <utility>
+
+#include "snug/data/gguf_vocabulary.h"
+#include "snug/train/refuse_model.h"
+
+namespace snug::train {
+
+namespace fs = std::filesystem;
+
+ModelFiles::ModelFiles(fs::path path) : path_(std::move(path)) {
+  std::error_code ignored;
+  if (!fs::is_directory(path_, ignored)) {
+    gguf_ = std::make_shared<const state::Gguf>(state::open_gguf(path_));
+    return;
+  }
+  const fs::path config = path_ / "config.json";
+  config_ = std::make_shared<const JsonFile>(model_text(config), model_source(config));
+}
+
+GgufFields ModelFiles::metadata() const { return {gguf_->header.metadata, model_source(path_)}; }
+
+std::vector<data::TokenId> ModelFiles::ends() const {
+  if (gguf_ != nullptr) return data::ends_of_gguf(metadata());
+  const auto ends = config().find("eos_token_id");
+  if (!ends) return {};
+  return ends->is_array() ? ends->as<std::vector<data::TokenId>>() : std::vector{ends->as<data::TokenId>()};
+}
+
+}  // namespace snug::train
