@@ -17,6 +17,7 @@
 #include "snug/memory/device_memory.h"
 #include "snug/models/generation.h"
 #include "snug/train/language_model.h"
+#include "snug/train/model_family.h"
 #include "snug/train/pretrained.h"
 
 namespace snug::cli {
@@ -70,10 +71,14 @@ std::size_t whole_characters(std::string_view text) {
 
 int generate(const Options& o) {
   if (o.config.model.path.empty()) throw UsageError("generate: --model is empty; name a GGUF file or a folder");
-  const auto pretrained = train::open_pretrained(o.config);
-  const auto tokenizer = train::make_tokenizer(o.config, pretrained.get());
-  const auto model = pretrained->model(o.config.model);
-  if (!o.config.lora.adapter.empty()) train::load_adapter(model->module(), o.config.lora.adapter);
+  const train::ModelFiles files(o.config.model.path);
+  const train::ModelFamily& family = train::family_of(files);
+  train::Config config = o.config;
+  config.model.kind = family.name;
+  const auto pretrained = family.open(files);
+  const auto tokenizer = train::make_tokenizer(config, pretrained.get());
+  const auto model = pretrained->model(config.model);
+  if (!config.lora.adapter.empty()) train::load_adapter(model->module(), config.lora.adapter);
   const std::string prompt = o.prompt == "-" ? standard_input() : o.prompt;
   const models::GenerationOptions options{.tokens = o.tokens,
                                           .sampling = sampling_of(o),
@@ -121,7 +126,6 @@ int generate(const Options& o) {
 
 void add_generate(CLI::App& app, Action& action) {
   auto o = std::make_shared<Options>();
-  o->config.model.kind = "llama";
   CLI::App* command = app.add_subcommand("generate", "Continue a text with a pretrained model, adapted or not");
   command->add_option("--model", o->config.model.path, "GGUF file, or folder as transformers saves it")
       ->required()

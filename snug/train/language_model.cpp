@@ -95,7 +95,14 @@ models::VocabularyLoss vocabulary_loss(const ModelConfig& model) {
 
 std::unique_ptr<const Pretrained> open_pretrained(const Config& config) {
   const ModelConfig& m = config.model;
-  return m.path.empty() ? nullptr : model_family(m.kind).open(ModelFiles(m.path));
+  if (m.path.empty()) return nullptr;
+  const ModelFiles files(m.path);
+  const ModelFamily& family = family_of(files);
+  if (family.name != m.kind) {
+    throw UsageError(fmt::format("model: {} is of the kind \"{}\", and model.kind is \"{}\"; set it to \"{}\"", m.path,
+                                 family.name, m.kind, family.name));
+  }
+  return family.open(files);
 }
 
 std::unique_ptr<LanguageModel> make_model(const Config& config, const Pretrained* pretrained) {

@@ -61,7 +61,8 @@ class LanguageModel {
 /// What model.loss asks for.
 models::VocabularyLoss vocabulary_loss(const ModelConfig& model);
 
-/// The files of model.path; null when the configuration names none.
+/// The files of model.path; null when the configuration names none. Throws UsageError when they are of another kind
+/// than model.kind, and as Pretrained says.
 std::unique_ptr<const Pretrained> open_pretrained(const Config& config);
 
 /// The model that model.* describes (`pretrained`: its files, or null): made anew, or with the weights of its files.

@@ -27,7 +27,9 @@ struct ModelFamily {
 
   /// A new one. Its weights are drawn from the default generator.
   std::unique_ptr<LanguageModel> (*make)(const ModelConfig& config);
-  /// One from its files (model.path), as Pretrained says; null where none can be read.
+  /// What files of it call themselves: model_type in config.json, general.architecture of a GGUF file.
+  std::string_view architecture{};
+  /// One from such files (model.path), as Pretrained says; null where none can be read.
   std::unique_ptr<const Pretrained> (*open)(const ModelFiles& files) = nullptr;
 };
 
@@ -43,5 +45,8 @@ const std::vector<const ModelFamily*>& model_families();
 
 /// The one of that name. Throws UsageError for a name that is none.
 const ModelFamily& model_family(std::string_view name);
+
+/// The one whose files these are. Throws UsageError when they are of no family that reads files.
+const ModelFamily& family_of(const ModelFiles& files);
 
 }  // namespace snug::train

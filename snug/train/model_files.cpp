@@ -24,6 +24,11 @@ ModelFiles::ModelFiles(fs::path path) : path_(std::move(path)) {
 
 GgufFields ModelFiles::metadata() const { return {gguf_->header.metadata, model_source(path_)}; }
 
+std::string ModelFiles::architecture() const {
+  return gguf_ != nullptr ? metadata().required<std::string>("general.architecture")
+                          : config().required<std::string>("model_type");
+}
+
 std::vector<data::TokenId> ModelFiles::ends() const {
   if (gguf_ != nullptr) return data::ends_of_gguf(metadata());
   const auto ends = config().find("eos_token_id");

@@ -29,6 +29,8 @@ class ModelFiles {
   /// Of a folder: config.json.
   [[nodiscard]] JsonField config() const { return config_->root(); }
 
+  /// What they call their kind of model: general.architecture of a GGUF file, model_type in config.json.
+  [[nodiscard]] std::string architecture() const;
   /// Tokens that end a text; may be empty.
   [[nodiscard]] std::vector<data::TokenId> ends() const;
 

@@ -12,6 +12,7 @@
 #include "snug/models/lora.h"
 #include "snug/state/safetensors.h"
 #include "snug/train/language_model.h"
+#include "snug/train/model_family.h"
 #include "tests/base/scratch.h"
 #include "tests/train/reference_files.h"
 
@@ -153,6 +154,20 @@ TEST(Pretrained, ATokenizerMayBeOfAnyModelsFile) {
   config.model.vocabulary = 10;
   EXPECT_THAT(error_of([&] { (void)make_tokenizer(config, nullptr); }),
               AllOf(HasSubstr("model.vocabulary is 10; set it to"), HasSubstr(std::to_string(own->size()))));
+}
+
+TEST(Pretrained, IsOfTheFamilyThatItsFilesName) {
+  EXPECT_EQ(&family_of(ModelFiles(kHere / "tiny.gguf")), &model_family("llama"));
+  EXPECT_EQ(&family_of(ModelFiles(kHere / "tiny")), &model_family("llama"));
+  const fs::path other = folder_with("config.json", "\"llama\"", "\"mamba\"");
+  EXPECT_THAT(error_of([&] { (void)family_of(ModelFiles(other)); }),
+              HasSubstr("its architecture is \"mamba\", and known are llama; use a model of one of these"));
+  Config config;
+  config.model.path = kHere / "tiny";
+  EXPECT_THAT(error_of([&] { (void)open_pretrained(config); }),
+              HasSubstr("is of the kind \"llama\", and model.kind is \"gpt\"; set it to \"llama\""));
+  config.model.kind = "llama";
+  EXPECT_EQ(open_pretrained(config)->vocabulary(), 300);
 }
 
 TEST(Pretrained, WhatCannotBeIsRefused) {

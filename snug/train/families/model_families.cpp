@@ -5,6 +5,7 @@
 #include "snug/base/nearest.h"
 #include "snug/train/config_keys.h"
 #include "snug/train/model_family.h"
+#include "snug/train/model_files.h"
 
 namespace snug::train {
 
@@ -49,6 +50,18 @@ const ModelFamily& model_family(std::string_view name) {
   }
   throw UsageError(fmt::format("model: the kind \"{}\" is not known; {}it must be one of {}", name,
                                did_you_mean(name, names), fmt::join(names, ", ")));
+}
+
+const ModelFamily& family_of(const ModelFiles& files) {
+  const std::string architecture = files.architecture();
+  std::vector<std::string_view> known;
+  for (const ModelFamily* family : model_families()) {
+    if (family->open == nullptr) continue;
+    if (family->architecture == architecture) return *family;
+    known.push_back(family->architecture);
+  }
+  throw UsageError(fmt::format("model: {}: its architecture is {}, and known are {}; use a model of one of these",
+                               files.path().string(), quoted_text(architecture), fmt::join(known, ", ")));
 }
 
 }  // namespace snug::train
