@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "snug/base/errors.h"
@@ -67,6 +68,20 @@ std::string fingerprint_of(const data::TokenCorpus& corpus) {
   return fmt::format("{} tokens, {}", corpus.size(), state::hash_of(sampled));
 }
 
+/// Rows of one document are windows of a text.
+void refuse_one_document(const data::TokenCorpus& corpus, const std::string& path) {
+  const std::span<const std::int64_t> starts = corpus.documents();
+  std::int64_t with_tokens = 0;
+  for (std::size_t i = 0; i < starts.size() && with_tokens < 2; ++i) {
+    if (starts[i] < (i + 1 < starts.size() ? starts[i + 1] : corpus.size())) ++with_tokens;
+  }
+  if (with_tokens > 1) return;
+  throw UsageError(
+      fmt::format("data: data.packing = \"documents\" keeps documents apart, and {} is one; name a folder of texts or "
+                  "tokens with an .idx of Megatron's beside them, or set data.packing = \"none\"",
+                  path));
+}
+
 Dataset make_dataset(const Config& config, const Pretrained* pretrained, const data::Tokenizer& tokenizer,
                      std::int64_t vocabulary, std::string& fingerprint) {
   data::TokenCorpus corpus = make_corpus(config, pretrained, tokenizer);
@@ -74,6 +89,7 @@ Dataset make_dataset(const Config& config, const Pretrained* pretrained, const d
   corpus.check_vocabulary(vocabulary);
   const auto seed = static_cast<std::uint64_t>(config.train.seed);
   if (config.data.packing == Packing::Documents) {
+    refuse_one_document(corpus, config.data.path);
     data::PackedDatasetOptions options{.batch = config.train.batch, .sequence = config.model.sequence, .seed = seed};
     return data::PackedDataset(std::move(corpus), options);
   }

@@ -184,8 +184,12 @@ class Finetune(unittest.TestCase):
         self.assertGreater(tokens, 64)
         self.assertLess(tokens, 512)
         self.assertLessEqual(found["measured_peak_bytes"], budget)
+        texts = self.folder / "texts"
+        texts.mkdir()
+        for name in ("one", "another"):
+            (texts / name).write_text(self.text.read_text())
         packed = self.done(run("plan", self.config, "--longest-sequence", "--budget", budget, "--json", "--set",
-                               "model.kind=llama", "--set", "data.packing=documents"))
+                               "model.kind=llama", "--set", "data.packing=documents", "--set", f"data.path={texts}"))
         self.assertLessEqual(packed["measured_peak_bytes"], budget)
         for more, fits in ((0, True), (64, False)):
             planned = self.done(run("plan", self.config, "--set", f"model.sequence={tokens + more}", "--json"))

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -13,6 +14,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/base/text_file.h"
+#include "tests/base/fault.h"
 #include "tests/base/scratch.h"
 #include "tests/train/reference_files.h"
 
@@ -20,7 +22,9 @@ namespace snug::train {
 namespace {
 
 namespace fs = std::filesystem;
+using snug::testing::fault;
 using snug::testing::scratch;
+using ::testing::HasSubstr;
 
 constexpr std::int64_t kEnd = 0;  // <|end|>, the tiny model's eos_token_id
 
@@ -99,6 +103,21 @@ TEST(Documents, EndAsTheirTokenizerSays) {
   text.replace(text.find(eos), eos.size(), "\"eos_token_id\": [0, 1]");
   write_text(folder / "model" / "config.json", text);
   EXPECT_EQ(targets_of(Experiment(config)).at(1).back(), 1);
+}
+
+TEST(Documents, OneAloneIsRefusedAsNothingIsKeptApart) {
+  const fs::path folder = scratch("experiment/one");
+  Config config = on_documents(folder, kHere / "tiny");
+  fs::remove(fs::path(config.data.path) / "3");
+  EXPECT_EQ(fault([&] { (void)Experiment(config); }), "none");
+  fs::remove(fs::path(config.data.path) / "2");
+  EXPECT_THAT(fault([&] { (void)Experiment(config); }), HasSubstr("texts is one; name a folder of texts"));
+  const std::vector<std::uint16_t> ids(200, 7);  // as nanoGPT writes them, where documents begin unseen
+  write_text(folder / "tokens.bin", {reinterpret_cast<const char*>(ids.data()), 2 * ids.size()});
+  config.data.path = folder / "tokens.bin";
+  EXPECT_THAT(fault([&] { (void)Experiment(config); }), HasSubstr("tokens.bin is one; name a folder of texts"));
+  config.data.packing = Packing::None;
+  EXPECT_EQ(fault([&] { (void)Experiment(config); }), "none");
 }
 
 Config one_block(const fs::path& folder) {
