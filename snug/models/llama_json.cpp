@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -18,6 +19,12 @@ namespace {
 constexpr Range kDimension{.low = 1, .high = 4294967296};
 
 using ReadScaling = RotaryScaling (*)(const JsonField& rotary, std::int64_t sequence);
+
+/// All that is read of rotary embeddings, and "finetuned", which changes nothing.
+constexpr std::array<std::string_view, 15> kRotaryKeys{
+    "rope_type",        "type",      "rope_theta", "factor",         "original_max_position_embeddings",
+    "low_freq_factor",  "mscale",    "beta_fast",  "truncate",       "partial_rotary_factor",
+    "high_freq_factor", "beta_slow", "finetuned",  "mscale_all_dim", "attention_factor"};
 
 double factor_of(const JsonField& rotary) { return rotary.required<double>("factor", kPositive); }
 
@@ -38,10 +45,18 @@ RotaryScaling llama3_scaling(const JsonField& rotary, std::int64_t /*sequence*/)
                        rotary.required<std::int64_t>("original_max_position_embeddings", kDimension)};
 }
 RotaryScaling yarn_scaling(const JsonField& rotary, std::int64_t sequence) {
-  std::optional<double> attention;
-  if (const auto factor = rotary.find("attention_factor")) attention = factor->as<double>();
-  return YarnScaling{factor_of(rotary), rotary.optional("beta_fast", 32.0), rotary.optional("beta_slow", 1.0),
-                     trained_length(rotary, sequence), attention};
+  YarnScaling s{.factor = factor_of(rotary),
+                .fast_rotations = rotary.optional("beta_fast", 32.0),
+                .slow_rotations = rotary.optional("beta_slow", 1.0),
+                .trained_length = trained_length(rotary, sequence)};
+  const double scale = rotary.optional("mscale", 0.0), scale_of_all = rotary.optional("mscale_all_dim", 0.0);
+  if (const auto factor = rotary.find("attention_factor")) {
+    s.attention_factor = factor->as<double>();
+  } else if (scale != 0 && scale_of_all != 0) {
+    s.attention_factor = yarn_temperature(s.factor, scale) / yarn_temperature(s.factor, scale_of_all);
+  }
+  s.whole_dimensions = rotary.optional("truncate", s.whole_dimensions);
+  return s;
 }
 
 constexpr std::array<std::pair<std::string_view, ReadScaling>, 5> kScalings{{{"default", no_scaling},
@@ -50,12 +65,26 @@ constexpr std::array<std::pair<std::string_view, ReadScaling>, 5> kScalings{{{"d
                                                                              {"llama3", llama3_scaling},
                                                                              {"yarn", yarn_scaling}}};
 
+void refuse_unknown_rotary(const JsonField& rotary) {
+  for (const auto& [key, value] : rotary.members()) {
+    if (std::ranges::find(kRotaryKeys, key) != kRotaryKeys.end()) continue;
+    value.fail(fmt::format(
+        "its rotary embeddings have {}, which is not known; take it out there if the model does without", key));
+  }
+}
+
 /// Both of transformers 5's layout, "rope_parameters", and of the older one, "rope_theta" and "rope_scaling".
 void read_rotary(const JsonField& json, LlamaOptions& o) {
   o.rotary.base = json.optional("rope_theta", 10000.0, kPositive);
   auto rotary = json.find("rope_parameters");
   if (!rotary) rotary = json.find("rope_scaling");
+  const auto share = [](const JsonField& of) {
+    if (of.optional("partial_rotary_factor", 1.0) != 1) of.at("partial_rotary_factor").refuse("1");
+  };
+  share(json);
   if (!rotary) return;
+  refuse_unknown_rotary(*rotary);
+  share(*rotary);
   o.rotary.base = rotary->optional("rope_theta", o.rotary.base, kPositive);
   auto kind = rotary->find("rope_type");
   if (!kind) kind = rotary->find("type");
@@ -94,6 +123,7 @@ struct RotaryJson {
                         {"beta_slow", s.slow_rotations},
                         {"original_max_position_embeddings", s.trained_length}};
     if (s.attention_factor) json["attention_factor"] = *s.attention_factor;
+    if (!s.whole_dimensions) json["truncate"] = false;
     return json;
   }
   OrderedJson operator()(const DividedFrequencies&) const {

@@ -59,14 +59,15 @@ struct FrequenciesOf {
       return width * std::log(static_cast<double>(s.trained_length) / (rotations * 2 * std::numbers::pi)) /
              (2 * std::log(options.base));
     };
-    const double low = std::max(std::floor(dimension(s.fast_rotations)), 0.0);
-    double high = std::min(std::ceil(dimension(s.slow_rotations)), width - 1);
+    double low = dimension(s.fast_rotations), high = dimension(s.slow_rotations);
+    if (s.whole_dimensions) low = std::floor(low), high = std::ceil(high);
+    low = std::max(low, 0.0), high = std::min(high, width - 1);
     if (low == high) high += 0.001;
     const at::Tensor ramp = ((at::arange(options.width / 2, at::kFloat) - low) / (high - low)).clamp(0, 1);
     const at::Tensor waves = wavelengths(options.base, options.width);
     const at::Tensor plain = 1.0 / waves, slowed = 1.0 / (s.factor * waves), extrapolated = 1 - ramp;
-    const double temperature = s.factor > 1 ? 0.1 * std::log(s.factor) + 1 : 1.0;
-    return {slowed * (1 - extrapolated) + plain * extrapolated, s.attention_factor.value_or(temperature)};
+    return {slowed * (1 - extrapolated) + plain * extrapolated,
+            s.attention_factor.value_or(yarn_temperature(s.factor))};
   }
 
   Frequencies operator()(const DividedFrequencies& s) const {
@@ -79,6 +80,8 @@ struct FrequenciesOf {
 };
 
 }  // namespace
+
+double yarn_temperature(double factor, double weight) { return factor > 1 ? 0.1 * weight * std::log(factor) + 1 : 1; }
 
 RotaryTable rotary_table(const RotaryOptions& options, std::int64_t first, std::int64_t count, at::Device device) {
   const at::NoGradGuard no_grad;

@@ -29,8 +29,13 @@ struct Llama3Scaling {
 struct YarnScaling {
   double factor = 1, fast_rotations = 32, slow_rotations = 1;
   std::int64_t trained_length = 4096;
-  std::optional<double> attention_factor{};  ///< 0.1 ln(factor) + 1 unless given
+  std::optional<double> attention_factor{};  ///< yarn_temperature(factor) unless given
+  bool whole_dimensions = true;              ///< the ramp begins and ends at whole dimensions
 };
+
+/// YaRN's temperature for a factor, 0.1 `weight` ln(factor) + 1, or 1 for factors up to 1: what cosines and sines are
+/// multiplied by.
+double yarn_temperature(double factor, double weight = 1);
 
 /// Each frequency is divided by a number of its own, fp32 (width / 2): what GGUF files have in place of Llama 3's rule.
 struct DividedFrequencies {

@@ -4,15 +4,20 @@ transformers, safetensors).
 llama.safetensors: a small LlamaForCausalLM of random weights, as save_pretrained names them.
 llama_expected.safetensors: tokens, and per kind of rotary embedding (and for tied weights) what that model makes of them:
 logits in fp32, and for the first kind the loss's gradient of each weight.
+yarn.json: configurations with YaRN's settings, and the frequencies and the factor of cosines and sines that transformers'
+rope utils make of them, for heads of width 64.
 Those of the other models: see gpt2_reference.py, bert_reference.py, vit_reference.py and resnet_reference.py. It
 prints the sizes of released models.
 """
+import copy
+import json
 import pathlib
 import sys
 
 import torch
 import transformers
 from safetensors.torch import save_file
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import bert_reference
 import gpt2_reference
@@ -28,6 +33,17 @@ ROTARY = {
     "llama3": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
                "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
     "yarn": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16},
+}
+
+# What a configuration may say of YaRN, beside its factor and the length that the model was trained with.
+YARN_SETTINGS = {
+    "plain": {},
+    "betas": {"beta_fast": 16, "beta_slow": 2},
+    "truncate": {"truncate": False},
+    "attention_factor": {"attention_factor": 1.5, "mscale": 0.8, "mscale_all_dim": 0.4},
+    "mscale": {"mscale": 0.707, "mscale_all_dim": 0.5},
+    "mscale_alone": {"mscale": 0.707},
+    "mscale_all_dim_of_gguf": {"mscale": 1.0, "mscale_all_dim": 0.3},
 }
 
 
@@ -62,8 +78,21 @@ def llama():
     save_file({n: t.contiguous() for n, t in expected.items()}, HERE / "llama_expected.safetensors")
 
 
-MODELS = {"llama": llama, "gpt2": gpt2_reference.main, "bert": bert_reference.main, "vit": vit_reference.main,
-          "resnet": resnet_reference.main}
+def yarn():
+    result = {}
+    for name, settings in YARN_SETTINGS.items():
+        config = {"vocab_size": 64, "hidden_size": 128, "intermediate_size": 48, "num_hidden_layers": 1,
+                  "num_attention_heads": 2, "max_position_embeddings": 4096,
+                  "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+                                      "original_max_position_embeddings": 1024} | settings}
+        made = transformers.LlamaConfig(**copy.deepcopy(config))  # which it changes
+        turns, amplitude = ROPE_INIT_FUNCTIONS["yarn"](made, torch.device("cpu"))
+        result[name] = {"config": {"model_type": "llama"} | config, "turns": turns.tolist(), "amplitude": amplitude}
+    (HERE / "yarn.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+MODELS = {"llama": llama, "yarn": yarn, "gpt2": gpt2_reference.main, "bert": bert_reference.main,
+          "vit": vit_reference.main, "resnet": resnet_reference.main}
 
 if __name__ == "__main__":
     for model in sys.argv[1:] or MODELS:

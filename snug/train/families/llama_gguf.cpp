@@ -11,7 +11,30 @@ namespace {
 
 constexpr Range kGgufCount{.low = 1, .high = 1099511627776};
 
+models::YarnScaling yarn_of(const GgufFields& metadata, double factor, std::int64_t sequence) {
+  constexpr const char* kExtrapolation = "llama.rope.scaling.yarn_ext_factor";
+  constexpr const char* kAttention = "llama.rope.scaling.yarn_attn_factor";
+  if (metadata.optional(kExtrapolation, 1.0) != 1) metadata.refuse(kExtrapolation, "1");
+  if (metadata.find<double>(kAttention)) {
+    metadata.fail(
+        fmt::format("it has {}, which some read in place of YaRN's temperature and some beside it; take the model as "
+                    "transformers saves it",
+                    kAttention));
+  }
+  models::YarnScaling s{.factor = factor,
+                        .fast_rotations = metadata.optional("llama.rope.scaling.yarn_beta_fast", 32.0),
+                        .slow_rotations = metadata.optional("llama.rope.scaling.yarn_beta_slow", 1.0)};
+  s.trained_length = metadata.optional("llama.rope.scaling.original_context_length", sequence, kGgufCount);
+  // mscale_all_dim, beside an mscale of 1.
+  if (const double weight = metadata.optional("llama.rope.scaling.yarn_log_multiplier", 0.0); weight != 0) {
+    s.attention_factor = models::yarn_temperature(factor) / models::yarn_temperature(factor, weight);
+  }
+  return s;
+}
+
 models::RotaryScaling scaling_of(const GgufFields& metadata, const state::Gguf& gguf, std::int64_t sequence) {
+  constexpr const char* kAmplitude = "llama.rope.scaling.attn_factor";
+  if (metadata.optional(kAmplitude, 1.0) != 1) metadata.refuse(kAmplitude, "1");
   if (const auto factors = gguf.tensors.find(kGgufRotaryFactors); factors != gguf.tensors.end()) {
     return models::DividedFrequencies{factors->second.read().to(at::kFloat)};
   }
@@ -22,10 +45,7 @@ models::RotaryScaling scaling_of(const GgufFields& metadata, const state::Gguf& 
   const auto kind = metadata.optional<std::string>(kKind, factor.value_or(0) > 0 ? "linear" : "none");
   if (kind == "none") return models::NoScaling{};
   if (kind == "linear") return models::LinearScaling{factor.value_or(1)};
-  if (kind == "yarn") {
-    const auto trained = metadata.optional("llama.rope.scaling.original_context_length", sequence, kGgufCount);
-    return models::YarnScaling{.factor = factor.value_or(1), .trained_length = trained};
-  }
+  if (kind == "yarn") return yarn_of(metadata, factor.value_or(1), sequence);
   metadata.refuse(kKind, "one of \"none\", \"linear\", \"yarn\"");
 }
 

@@ -54,6 +54,29 @@ TEST(LlamaGguf, AFactorAloneIsLinear) {
   EXPECT_TRUE(std::holds_alternative<models::NoScaling>(none.rotary.scaling));
 }
 
+TEST(LlamaGguf, YarnHasItsSettings) {
+  std::map<std::string, GgufValue> keys{{"llama.rope.scaling.type", "yarn"},
+                                        {"llama.rope.scaling.factor", 4.0},
+                                        {"llama.rope.scaling.original_context_length", integer(32)}};
+  const auto yarn = [&] { return std::get<models::YarnScaling>(options(keys).rotary.scaling); };
+  EXPECT_EQ(yarn().trained_length, 32);
+  EXPECT_EQ(yarn().fast_rotations, 32);
+  EXPECT_EQ(yarn().slow_rotations, 1);
+  EXPECT_FALSE(yarn().attention_factor);
+  keys["llama.rope.scaling.yarn_beta_fast"] = 16.0;
+  keys["llama.rope.scaling.yarn_beta_slow"] = 2.0;
+  keys["llama.rope.scaling.yarn_log_multiplier"] = 0.5;
+  keys["llama.rope.scaling.yarn_ext_factor"] = 1.0;
+  EXPECT_EQ(yarn().fast_rotations, 16);
+  EXPECT_EQ(yarn().slow_rotations, 2);
+  EXPECT_EQ(yarn().attention_factor, models::yarn_temperature(4) / models::yarn_temperature(4, 0.5));
+  for (const char* key : {"yarn_ext_factor", "yarn_attn_factor", "attn_factor"}) {
+    auto other = keys;
+    other["llama.rope.scaling." + std::string(key)] = 0.5;
+    EXPECT_THAT(fault([&] { (void)options(other); }), HasSubstr("llama.rope.scaling." + std::string(key)));
+  }
+}
+
 TEST(LlamaGguf, AValueOfAnotherTypeIsRefusedAndNoDefaultTakesItsPlace) {
   const auto refused = [](const char* key, const GgufValue& value) {
     return fault([&] { (void)options({{key, value}}); });
