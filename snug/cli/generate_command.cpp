@@ -144,7 +144,8 @@ void add_generate(CLI::App& app, Action& action) {
                    "auto: the model's own; or " + data::tokenizer_format_names())
       ->capture_default_str();
   command->add_option("--prompt", o->prompt, "The text; - reads it from standard input")->required()->type_name("TEXT");
-  command->add_option("--tokens", o->tokens, "Tokens at most")
+  command
+      ->add_option("--tokens", o->tokens, "Tokens at most; fewer where the model ends the text, or takes no longer one")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1000000}))
       ->capture_default_str();
   command->add_option("--temperature", o->temperature, "0: always the likeliest token")

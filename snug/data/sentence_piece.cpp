@@ -113,6 +113,7 @@ std::optional<TokenId> SentencePieceTokenizer::unknown_token() const { return un
 const TokenizerFormat& sentence_piece_format() {
   static const TokenizerFormat format{
       .name = "a SentencePiece .model",
+      .file = "tokenizer.model",
       .recognizes = [](const std::filesystem::path& path) { return path.extension() == ".model"; },
       .open = [](const std::filesystem::path& path,
                  const TokenizerOptions& options) -> std::unique_ptr<const Tokenizer> {

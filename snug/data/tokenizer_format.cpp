@@ -7,12 +7,13 @@
 
 namespace snug::data {
 
-// A format is a file that defines <name>_format(), and a line here.
+// A format is a file that defines <name>_format(), and a line here. A .model has a tokenizer.json beside it that only
+// transformers reads.
 // clang-format off
 #define SNUG_TOKENIZER_FORMATS(format) \
   format(byte_tokenizer) \
-  format(tokenizer_json) \
   format(sentence_piece) \
+  format(tokenizer_json) \
   format(gguf_vocabulary) \
   // the end
 // clang-format on

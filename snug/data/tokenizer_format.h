@@ -20,13 +20,15 @@ struct TokenizerFormat {
   /// Whether what transformers keeps in the folder of such a file is about it.
   enum class Beside : unsigned char { Settings, Nothing };
 
-  std::string_view name;                                  ///< as help and errors have it: "a tokenizer.json"
-  bool (*recognizes)(const std::filesystem::path& path);  ///< by the path alone
+  std::string_view name;    ///< as help and errors have it: "a tokenizer.json"
+  std::string_view file{};  ///< its name in a folder as transformers saves it; empty: it is in none
+  /// By the path, and where formats share an extension by what the file says.
+  bool (*recognizes)(const std::filesystem::path& path);
   std::unique_ptr<const Tokenizer> (*open)(const std::filesystem::path& path, const TokenizerOptions& options);
   Beside beside = Beside::Settings;
 };
 
-/// All there are. The first that recognizes a path opens it.
+/// All there are. The first that recognizes a path opens it; of a folder's files it is the first that is there.
 const std::vector<const TokenizerFormat*>& tokenizer_formats();
 
 /// Their names, with commas between.

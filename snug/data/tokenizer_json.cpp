@@ -218,6 +218,7 @@ BytePairModel read_tokenizer_json(const std::filesystem::path& path) {
 const TokenizerFormat& tokenizer_json_format() {
   static const TokenizerFormat format{
       .name = "a tokenizer.json",
+      .file = "tokenizer.json",
       .recognizes = [](const std::filesystem::path& path) { return path.extension() == ".json"; },
       .open = [](const std::filesystem::path& path, const TokenizerOptions&) -> std::unique_ptr<const Tokenizer> {
         return std::make_unique<BytePairTokenizer>(read_tokenizer_json(path));

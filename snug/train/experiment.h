@@ -46,6 +46,8 @@ class Experiment {
   [[nodiscard]] const std::string& fingerprint() const noexcept { return task_.fingerprint(); }
   /// Tokens that end a text.
   [[nodiscard]] const std::vector<data::TokenId>& ends() const noexcept { return task_.ends(); }
+  /// The token that begins a text, where a GGUF file names one.
+  [[nodiscard]] std::optional<data::TokenId> begin() const noexcept { return task_.begin(); }
   [[nodiscard]] optim::Optimizer& optimizer() noexcept { return *optimizer_; }
   [[nodiscard]] std::int64_t tokens_per_step() const { return task_.units_per_step(); }
 

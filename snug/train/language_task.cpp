@@ -102,6 +102,7 @@ Dataset make_dataset(const Config& config, const Pretrained* pretrained, const d
 LanguageTask::LanguageTask(const Config& config, const Pretrained* pretrained)
     : fingerprint_(pretrained != nullptr ? pretrained->fingerprint() : ""),
       ends_(pretrained != nullptr ? pretrained->ends() : std::vector<data::TokenId>()),
+      begin_(pretrained != nullptr ? pretrained->begin() : std::nullopt),
       model_(make_model(config, pretrained)),
       tokenizer_(make_tokenizer(config, pretrained)),
       dataset_(make_dataset(config, pretrained, *tokenizer_, model_->vocabulary(), fingerprint_)),

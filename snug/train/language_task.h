@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -35,10 +36,13 @@ class LanguageTask final : public Task {
   [[nodiscard]] const data::Tokenizer& tokenizer() const { return *tokenizer_; }
   /// Tokens that end a text.
   [[nodiscard]] const std::vector<data::TokenId>& ends() const { return ends_; }
+  /// The token that begins a text, as Pretrained::begin has it.
+  [[nodiscard]] std::optional<data::TokenId> begin() const { return begin_; }
 
  private:
   std::string fingerprint_;
   std::vector<data::TokenId> ends_;
+  std::optional<data::TokenId> begin_;
   std::unique_ptr<LanguageModel> model_;
   std::unique_ptr<const data::Tokenizer> tokenizer_;
   Dataset dataset_;

@@ -12,6 +12,17 @@ namespace snug::train {
 
 namespace fs = std::filesystem;
 
+namespace {
+
+/// One, a list, or none.
+std::vector<data::TokenId> ends_in(const JsonField& config) {
+  const auto ends = config.find("eos_token_id");
+  if (!ends) return {};
+  return ends->is_array() ? ends->as<std::vector<data::TokenId>>() : std::vector{ends->as<data::TokenId>()};
+}
+
+}  // namespace
+
 ModelFiles::ModelFiles(fs::path path) : path_(std::move(path)) {
   std::error_code ignored;
   if (!fs::is_directory(path_, ignored)) {
@@ -31,9 +42,13 @@ std::string ModelFiles::architecture() const {
 
 std::vector<data::TokenId> ModelFiles::ends() const {
   if (gguf_ != nullptr) return data::ends_of_gguf(metadata());
-  const auto ends = config().find("eos_token_id");
-  if (!ends) return {};
-  return ends->is_array() ? ends->as<std::vector<data::TokenId>>() : std::vector{ends->as<data::TokenId>()};
+  const fs::path generation = path_ / "generation_config.json";
+  std::error_code ignored;
+  if (fs::exists(generation, ignored)) {
+    const JsonFile file(model_text(generation), model_source(generation));
+    if (auto ends = ends_in(file.root()); !ends.empty()) return ends;
+  }
+  return ends_in(config());
 }
 
 }  // namespace snug::train

@@ -8,37 +8,20 @@
 #include <utility>
 
 #include "snug/base/errors.h"
-#include "snug/base/json_field.h"
 #include "snug/data/gguf_vocabulary.h"
-#include "snug/data/tokenizer_format.h"
+#include "snug/data/tokenizer_folder.h"
 #include "snug/state/manifest.h"
 #include "snug/train/refuse_model.h"
 
 namespace snug::train {
-namespace {
 
 namespace fs = std::filesystem;
 
-/// Tokens of a folder beside its tokenizer.model would be cut up as text.
-void refuse_added_tokens(const fs::path& folder, std::int64_t known) {
-  const fs::path file = folder / "added_tokens.json";
-  std::error_code ignored;
-  if (!fs::exists(file, ignored)) return;
-  const JsonFile added(model_text(file), {.name = fmt::format("tokenizer: {}", file.string()),
-                                          .cure = "put that of the tokenizer's own model there"});
-  for (const auto& [token, field] : added.root().members()) {
-    const auto id = field.as<data::TokenId>();
-    if (id < known) continue;
-    throw UsageError(
-        fmt::format("tokenizer: {} adds {}, token {}, to the {} of tokenizer.model, which is not supported; for "
-                    "text without such tokens set data.tokenizer = \"{}\"",
-                    file.string(), quoted_text(token), id, known, (folder / "tokenizer.model").string()));
-  }
-}
-
-}  // namespace
-
 Pretrained::Pretrained(ModelFiles files) : files_(std::move(files)), ends_(files_.ends()) {}
+
+std::optional<data::TokenId> Pretrained::begin() const {
+  return files_.gguf() != nullptr ? data::vocabulary_of_gguf(files_.metadata()).begin : std::nullopt;
+}
 
 std::string Pretrained::fingerprint() const {
   // All over a file: its beginning may be a vocabulary, the same in each model of a family.
@@ -82,12 +65,7 @@ std::unique_ptr<const data::Tokenizer> Pretrained::tokenizer() const {
     if (const state::Gguf* const gguf = files_.gguf()) {
       return std::make_unique<data::BytePairTokenizer>(data::tokenizer_of_gguf(gguf->header.metadata, path().string()));
     }
-    if (const fs::path model = path() / "tokenizer.model"; fs::exists(model)) {
-      auto pieces = data::open_tokenizer(model, {.begin = true});
-      refuse_added_tokens(path(), pieces->size());
-      return pieces;
-    }
-    return data::open_tokenizer(path() / "tokenizer.json");
+    return data::open_tokenizer_of_folder(path(), {.begin = true});
   };
   auto tokenizer = made();
   check_fits(*tokenizer, path());

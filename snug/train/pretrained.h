@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,8 @@ class Pretrained {
 
   /// Tokens that end a text; may be empty.
   [[nodiscard]] const std::vector<data::TokenId>& ends() const { return ends_; }
+  /// Of a GGUF file: the token that begins a text, where it names one.
+  [[nodiscard]] std::optional<data::TokenId> begin() const;
 
  protected:
   explicit Pretrained(ModelFiles files);

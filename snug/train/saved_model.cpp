@@ -2,14 +2,18 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "snug/base/errors.h"
 #include "snug/base/text_file.h"
+#include "snug/data/tokenizer_format.h"
 #include "snug/models/lora.h"
 #include "snug/state/safetensors.h"
 #include "snug/train/experiment.h"
@@ -19,17 +23,23 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What transformers reads beside the weights and config.json, and training does not change.
-constexpr std::array kCarriedOver{
-    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json",     "merges.txt",      "chat_template.jinja",   "chat_template.json",      "generation_config.json"};
+/// What transformers reads beside the weights, config.json and a tokenizer's own file, and training does not change.
+constexpr std::array<std::string_view, 9> kCarriedOver{"tokenizer_config.json",
+                                                       "special_tokens_map.json",
+                                                       "added_tokens.json",
+                                                       "vocab.json",
+                                                       "merges.txt",
+                                                       "chat_template.jinja",
+                                                       "additional_chat_templates",
+                                                       "chat_template.json",
+                                                       "generation_config.json"};
 
 [[noreturn]] void fail(const fs::path& path, const std::error_code& error) {
   throw Error(fmt::format("saving the model: {}: {}", path.string(), error.message()));
 }
 
 /// A file of the pretrained model that was trained further; empty if there is none.
-fs::path file_before(const Experiment& experiment, const char* name) {
+fs::path file_before(const Experiment& experiment, std::string_view name) {
   const fs::path model = experiment.config().model.path;
   std::error_code ignored;
   return !model.empty() && fs::exists(model / name, ignored) ? model / name : fs::path();
@@ -39,12 +49,14 @@ fs::path file_before(const Experiment& experiment, const char* name) {
 std::optional<std::string> config_json(const Experiment& experiment, c10::ScalarType dtype) {
   const auto text = experiment.language_model().config_json(dtype, experiment.ends());
   if (!text) return std::nullopt;
-  const fs::path own = file_before(experiment, "config.json");
-  if (own.empty()) return text;
-  // Where there are none, transformers takes those of the first Llama.
-  const auto before = nlohmann::ordered_json::parse(read_text(own), nullptr, /*allow_exceptions=*/false);
   auto config = nlohmann::ordered_json::parse(*text);
-  for (const char* token : {"bos_token_id", "pad_token_id"}) {
+  // Where there is none, transformers takes that of the first Llama.
+  const auto begin = experiment.begin();
+  config["bos_token_id"] = begin ? nlohmann::ordered_json(*begin) : nlohmann::ordered_json();
+  const fs::path own = file_before(experiment, "config.json");
+  const auto before = own.empty() ? nlohmann::ordered_json()
+                                  : nlohmann::ordered_json::parse(read_text(own), nullptr, /*allow_exceptions=*/false);
+  for (const char* token : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
     if (before.contains(token)) config[token] = before[token];
   }
   return config.dump(2) + "\n";
@@ -65,14 +77,15 @@ void save_model(const Experiment& experiment, const fs::path& folder, const Save
       fail(folder / "config.json", failed.code());
     }
   }
-  for (const char* file : kCarriedOver) {
-    const fs::path own = file_before(experiment, file), copy = folder / file;
-    if (own.empty()) {
-      fs::remove(copy, error);  // of a model that was here before
-    } else if (!fs::equivalent(own, copy, error)) {
-      fs::copy_file(own, copy, fs::copy_options::overwrite_existing, error);
-      if (error) fail(copy, error);
-    }
+  const auto carry_over = [&](std::string_view name) {
+    const fs::path own = file_before(experiment, name), copy = folder / name;
+    if (own.empty() || fs::equivalent(own, copy, error)) return;
+    fs::copy(own, copy, fs::copy_options::recursive | fs::copy_options::overwrite_existing, error);
+    if (error) fail(copy, error);
+  };
+  std::ranges::for_each(kCarriedOver, carry_over);
+  for (const data::TokenizerFormat* format : data::tokenizer_formats()) {
+    if (!format->file.empty()) carry_over(format->file);
   }
 }
 

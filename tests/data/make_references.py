@@ -1,14 +1,18 @@
-"""Writes the files beside it with the reference implementations: make_references.py (needs tokenizers, sentencepiece, pillow).
+"""Writes the files beside it with the reference implementations: make_references.py [tokens|conversion|images...], all unless
+some are named (needs tokenizers, sentencepiece, pillow; transformers and protobuf for the conversion).
 
 gpt2.json, llama3.json, smollm.json: small byte-level BPE tokenizers of the `tokenizers` library, with these models' pre-tokenizers.
 bpe.model, unigram.model: small SentencePiece models; the first falls back to bytes, the second has normalization rules.
 tokens.json: the ids that each of them gives for STRINGS, and the text that SentencePiece makes of those again.
+bpe_converted.json: the tokenizer.json that transformers makes of bpe.model, without its merges.
 images/: pictures in the formats that there are, and images.json: the pixels that Pillow decodes.
 """
 import io
 import json
 import pathlib
+import shutil
 import struct
+import sys
 import tempfile
 import zlib
 
@@ -184,6 +188,18 @@ def write_images():
     (folder / "images.json").write_text(json.dumps(result, indent=0) + "\n")
 
 
+def write_conversion():
+    import transformers
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(HERE / "bpe.model", pathlib.Path(folder) / "tokenizer.model")
+        transformers.LlamaTokenizer.from_pretrained(folder).save_pretrained(folder)
+        converted = json.loads((pathlib.Path(folder) / "tokenizer.json").read_text())
+    converted["model"]["merges"] = []
+    (HERE / "bpe_converted.json").write_text(json.dumps(converted, indent=0) + "\n")
+
+
+PARTS = {"tokens": write_tokens, "conversion": write_conversion, "images": write_images}
+
 if __name__ == "__main__":
-    write_tokens()
-    write_images()
+    for part in sys.argv[1:] or PARTS:
+        PARTS[part]()

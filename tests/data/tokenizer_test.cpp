@@ -91,9 +91,8 @@ TEST(Tokenizer, FilesAreToldApartByTheirEnding) {
   } catch (const UsageError& error) {
     EXPECT_THAT(
         error.what(),
-        HasSubstr(
-            "vocabulary.txt is of no known format; name one of bytes, a tokenizer.json, a SentencePiece .model, a GGUF "
-            "file"));
+        HasSubstr("vocabulary.txt is of no known format; name one of bytes, a SentencePiece .model, a tokenizer.json, "
+                  "a GGUF file"));
   }
 }
 

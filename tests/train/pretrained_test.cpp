@@ -127,14 +127,27 @@ TEST(Pretrained, AnAdapterOfAnotherModelIsRefusedWithAllThatDoesNotFit) {
 
 TEST(Pretrained, TokensBesideASentencePieceModelAreRefused) {
   const fs::path folder = folder_with("config.json", "\"llama\"", "\"llama\"");
+  fs::remove(folder / "tokenizer.json");  // of another tokenizer
   fs::copy_file(kHere.parent_path() / "data" / "unigram.model", folder / "tokenizer.model");
   const auto tokenizer = [&] { return error_of([&] { (void)open_llama(folder)->tokenizer(); }); };
   const std::string without = tokenizer();
-  EXPECT_THAT(without, Not(HasSubstr("adds")));
+  EXPECT_THAT(without, Not(HasSubstr("no such one")));
   write_text(folder / "added_tokens.json", "{\"<s>\": 1}");  // one of its own
   EXPECT_EQ(tokenizer(), without);
   write_text(folder / "added_tokens.json", "{\"<|im_end|>\": 100000}");
-  EXPECT_THAT(tokenizer(), AllOf(HasSubstr("adds \"<|im_end|>\", token 100000"), HasSubstr("set data.tokenizer")));
+  EXPECT_THAT(tokenizer(), AllOf(HasSubstr("has \"<|im_end|>\", token 100000"), HasSubstr("set data.tokenizer")));
+}
+
+TEST(Pretrained, TextsEndWhereTransformersEndsThem) {
+  const fs::path folder = folder_with("config.json", "\"llama\"", "\"llama\"");
+  const auto ends = [&] { return LlamaFiles::open(folder)->ends(); };
+  EXPECT_THAT(ends(), ElementsAre(0));
+  write_text(folder / "generation_config.json", R"({"eos_token_id": [1, 9], "temperature": 0.6})");
+  EXPECT_THAT(ends(), ElementsAre(1, 9));
+  write_text(folder / "generation_config.json", R"({"temperature": 0.6, "eos_token_id": null})");
+  EXPECT_THAT(ends(), ElementsAre(0)) << "as config.json says";
+  write_text(folder / "generation_config.json", "{");
+  EXPECT_THAT(error_of(ends), HasSubstr("generation_config.json: it is no JSON"));
 }
 
 TEST(Pretrained, ATokenizerMayBeOfAnyModelsFile) {

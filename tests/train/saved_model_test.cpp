@@ -53,14 +53,39 @@ TEST(SavedModel, CarriesOverWhatTransformersReadsBesideTheWeights) {
     write_text(folder / "base" / file,
                "{\"chat_template\":  \"{% if x %}\\u00e9\"}\r\n");  // as no writer would write it
   }
+  fs::create_directory(folder / "base" / "additional_chat_templates");
+  write_text(folder / "base" / "additional_chat_templates" / "rag.jinja", "{{ documents }}");
   Experiment experiment(config);
   const fs::path saved = save_trained(experiment, folder / "out");
   for (const std::string& file : files) EXPECT_EQ(read_text(saved / file), read_text(folder / "base" / file)) << file;
+  const fs::path more = fs::path("additional_chat_templates") / "rag.jinja";
+  EXPECT_EQ(read_text(saved / more), "{{ documents }}");
   EXPECT_FALSE(fs::exists(saved / "merges.txt"));
-  EXPECT_EQ(nlohmann::json::parse(read_text(saved / "config.json"))["bos_token_id"], 1);
-  fs::remove(folder / "base" / "chat_template.jinja");
+  const auto written = nlohmann::json::parse(read_text(saved / "config.json"));
+  EXPECT_EQ(written["bos_token_id"], 1);
+  EXPECT_EQ(written["eos_token_id"], 0);
+}
+
+TEST(SavedModel, LeavesFilesOfTheUserWhereTheyAre) {
+  const fs::path folder = scratch("saved_model/own");
+  Config config = whole_model(folder);
+  config.model.path = kTiny.parent_path() / "tiny.gguf";
+  Experiment experiment(config);
+  const fs::path saved = save_trained(experiment, folder / "out");
+  write_text(saved / "tokenizer.json", "{}");
   save_trained(experiment, folder / "out");
-  EXPECT_FALSE(fs::exists(saved / "chat_template.jinja")) << "it is of another model";
+  EXPECT_EQ(read_text(saved / "tokenizer.json"), "{}");
+}
+
+TEST(SavedModel, OfAGgufFileSaysWhichTokenBeginsATextAndWhichEndIt) {
+  const fs::path folder = scratch("saved_model/gguf");
+  Config config = whole_model(folder);
+  config.model.path = kTiny.parent_path() / "tiny.gguf";
+  const Experiment experiment(config);
+  const auto written =
+      nlohmann::json::parse(read_text(fs::path(save_trained(experiment, folder / "out")) / "config.json"));
+  EXPECT_EQ(written["bos_token_id"], experiment.begin().value());
+  EXPECT_EQ(written["eos_token_id"], nlohmann::json({0}));
 }
 
 TEST(SavedModel, ANewOneTakesNothingFromTheFolderThatItIsTrainedIn) {
@@ -76,7 +101,8 @@ TEST(SavedModel, ANewOneTakesNothingFromTheFolderThatItIsTrainedIn) {
   const fs::path saved = save_trained(experiment, folder / "out");
   fs::current_path(before);
   EXPECT_FALSE(fs::exists(saved / "tokenizer_config.json"));
-  EXPECT_NE(nlohmann::json::parse(read_text(saved / "config.json"))["bos_token_id"], 77);
+  const auto written = nlohmann::json::parse(read_text(saved / "config.json"));
+  EXPECT_TRUE(written.contains("bos_token_id") && written["bos_token_id"].is_null()) << "transformers would take 1";
 }
 
 TEST(SavedModel, ALargeOneIsInShardsThatAreReadAgain) {

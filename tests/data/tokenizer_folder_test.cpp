@@ -1,0 +1,85 @@
+// The tokenizer of a folder as transformers saves it, with files that do and do not belong together.
+#include "snug/data/tokenizer_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "snug/base/text_file.h"
+#include "snug/data/sentence_piece.h"
+#include "tests/base/fault.h"
+#include "tests/data/token_files.h"
+
+namespace snug::data {
+namespace {
+
+using nlohmann::json;
+using snug::testing::fault;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class TokenizerFolder : public ::testing::Test {
+ protected:
+  [[nodiscard]] std::string refused() const {
+    return fault([&] { (void)open_tokenizer_of_folder(folder.path()); });
+  }
+
+  TemporaryFolder folder{"tokenizer_folder"};
+};
+
+class BesideAModel : public TokenizerFolder {
+ protected:
+  BesideAModel() {
+    folder.write("tokenizer.model", read_text(beside("bpe.model")));
+    ours = json::parse(read_text(beside("bpe_converted.json")));
+  }
+
+  json ours;  // what transformers makes of it
+};
+
+TEST_F(BesideAModel, ATokenizerJsonOfTheSameTokensIsNotInTheWay) {
+  EXPECT_EQ(refused(), "none");
+  folder.write("tokenizer.json", ours.dump());
+  folder.write("added_tokens.json", R"({"<s>": 1})");
+  folder.write("tokenizer_config.json", R"({"added_tokens_decoder": {"2": {"content": "</s>"}}, "legacy": true})");
+  EXPECT_EQ(refused(), "none");
+  const auto opened = open_tokenizer_of_folder(folder.path());
+  EXPECT_NE(dynamic_cast<const SentencePieceTokenizer*>(opened.get()), nullptr);
+}
+
+TEST_F(BesideAModel, TokensThatWereAddedAreRefusedWhereverTheyStand) {
+  const auto says = AllOf(HasSubstr("has \"<|im_start|>\", token 520, and"),
+                          HasSubstr("tokenizer.model has no such one"), HasSubstr("set data.tokenizer = "));
+  folder.write("added_tokens.json", R"({"<|im_start|>": 520})");
+  EXPECT_THAT(refused(), AllOf(says, HasSubstr("added_tokens.json")));
+  folder.write("added_tokens.json", "{}");
+  folder.write("tokenizer_config.json", R"({"added_tokens_decoder": {"520": {"content": "<|im_start|>"}}})");
+  EXPECT_THAT(refused(), AllOf(says, HasSubstr("tokenizer_config.json")));
+  folder.write("tokenizer_config.json", "{}");
+  ours["added_tokens"].push_back({{"id", 520}, {"content", "<|im_start|>"}});
+  folder.write("tokenizer.json", ours.dump());
+  EXPECT_THAT(refused(), AllOf(says, HasSubstr("tokenizer.json")));
+}
+
+TEST_F(BesideAModel, ATokenizerJsonOfOtherTokensIsRefused) {
+  json other = ours;
+  other["model"]["vocab"].erase("<0x00>");
+  folder.write("tokenizer.json", other.dump());
+  EXPECT_THAT(refused(), HasSubstr("has no token 4, and"));
+  other["model"]["vocab"]["<0x00>"] = 400;
+  folder.write("tokenizer.json", other.dump());
+  EXPECT_THAT(refused(), HasSubstr("has \"<0x00>\", token 400, and"));
+  folder.write("tokenizer.json", read_text(beside("gpt2.json")));
+  EXPECT_THAT(refused(), HasSubstr("take away the one that is old"));
+}
+
+TEST_F(TokenizerFolder, MayHaveATokenizerJsonAlone) {
+  EXPECT_THAT(refused(), HasSubstr("has none of tokenizer.model, tokenizer.json"));
+  folder.write("tokenizer.json", read_text(beside("gpt2.json")));
+  EXPECT_EQ(refused(), "none");
+}
+
+}  // namespace
+}  // namespace snug::data
