@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string_view>
 
 namespace snug {
 
@@ -22,6 +23,8 @@ class MappedFile {
   ~MappedFile();
 
   [[nodiscard]] std::span<const std::uint8_t> bytes() const { return bytes_; }
+  /// The same as text.
+  [[nodiscard]] std::string_view text() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
   /// The pages that were read no longer count as this process's memory. Only where writes are forbidden.
   void let_go() const noexcept;
 

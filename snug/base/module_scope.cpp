@@ -26,4 +26,9 @@ bool is_in_module(std::string_view path, std::string_view name) {
   return false;
 }
 
+bool is_of_module(std::string_view parameter, std::string_view name) {
+  const std::size_t dot = parameter.rfind('.');
+  return dot != std::string_view::npos && !name.empty() && is_in_module(parameter.substr(0, dot), name);
+}
+
 }  // namespace snug

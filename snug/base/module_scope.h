@@ -27,4 +27,8 @@ const std::string& current_module();
 /// Whether a path is that of the named module or of one inside it: "blocks.3.mlp" is in "blocks", "3.mlp" and "mlp".
 bool is_in_module(std::string_view path, std::string_view name);
 
+/// Whether a parameter ("blocks.3.mlp.weight") is of the named module or one inside it, as is_in_module has it; none is
+/// of the module without a name.
+bool is_of_module(std::string_view parameter, std::string_view name);
+
 }  // namespace snug

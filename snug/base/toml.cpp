@@ -16,6 +16,7 @@
 #include <toml++/toml.h>
 #pragma GCC diagnostic pop
 
+#include "snug/base/comma_list.h"
 #include "snug/base/errors.h"
 #include "snug/base/text_file.h"
 
@@ -66,13 +67,6 @@ std::string one_line(std::string_view text) {
   std::ranges::replace_if(
       result, [](char c) { return c == '\n' || c == '\r'; }, ' ');
   return result;
-}
-
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kSpaces = " \t\r\n";
-  const std::size_t first = text.find_first_not_of(kSpaces);
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(kSpaces) - first + 1);
 }
 
 }  // namespace

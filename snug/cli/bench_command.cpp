@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "snug/base/comma_list.h"
 #include "snug/base/errors.h"
 #include "snug/base/text_file.h"
 #include "snug/cli/command.h"
@@ -59,26 +60,9 @@ void write_picture(const std::string& path, const report::Curve& curve) {
   }
 }
 
-/// Splits at commas outside of parentheses.
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> parts;
-  std::string part;
-  int depth = 0;
-  for (const char c : text) {
-    depth += c == '(' ? 1 : c == ')' ? -1 : 0;
-    if (c == ',' && depth == 0) {
-      parts.push_back(std::exchange(part, {}));
-    } else {
-      part += c;
-    }
-  }
-  parts.push_back(part);
-  return parts;
-}
-
 std::vector<plan::BudgetRequest> budgets_in(const std::string& text) {
   std::vector<plan::BudgetRequest> budgets;
-  for (const std::string& part : split(text)) {
+  for (const std::string& part : split_at_commas(text)) {
     const std::optional<plan::BudgetRequest> budget = plan::parse_budget(part);
     if (!budget) throw UsageError("bench: a budget is empty; write --budgets as in 40%,60%,400MiB");
     budgets.push_back(*budget);
@@ -114,7 +98,7 @@ void add_bench(CLI::App& app, Action& action) {
       const train::Config config = configuration(*options);
       train::BenchOptions bench;
       bench.budgets = budgets_in(*budgets);
-      bench.strategies = split(*strategies);
+      bench.strategies = split_at_commas(*strategies);
       bench.rounds = *rounds;
       const train::InterruptScope interruptible;
       report::Progress progress = report::Progress::for_terminal();

@@ -16,6 +16,7 @@
 #include "snug/data/tokenizer_format.h"
 #include "snug/memory/device_memory.h"
 #include "snug/models/generation.h"
+#include "snug/train/config_rules.h"
 #include "snug/train/language_model.h"
 #include "snug/train/model_family.h"
 #include "snug/train/pretrained.h"
@@ -132,13 +133,14 @@ void add_generate(CLI::App& app, Action& action) {
       ->type_name("PATH");
   command->add_option("--adapter", o->config.lora.adapter, "Folder of an adapter as PEFT or snug finetune saves it")
       ->type_name("FOLDER");
+  constexpr train::rules::OneOf<train::BaseWeights> weights{};
   command
       ->add_option_function<std::string>(
           "--weights",
           [o](const std::string& name) { o->config.model.weights = *train::choice_named<train::BaseWeights>(name); },
-          "How weights are kept: fp32, bf16, packed")
-      ->check(CLI::IsMember({"fp32", "bf16", "packed"}))
-      ->default_str("fp32");
+          "How weights are kept: " + train::rules::describe(weights))
+      ->check(CLI::IsMember(train::rules::words_of(weights)))
+      ->default_str(std::string(train::word(o->config.model.weights)));
   command
       ->add_option("--tokenizer", o->config.data.tokenizer,
                    "auto: the model's own; or " + data::tokenizer_format_names())

@@ -21,6 +21,7 @@
 #include "snug/plan/run/explanation.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/strategy.h"
+#include "snug/report/count.h"
 #include "snug/report/table.h"
 #include "snug/report/terminal.h"
 #include "snug/train/experiment.h"
@@ -145,16 +146,14 @@ std::string more_time(double seconds, double of) {
 
 void print_plan_summary(const PlanReport& r, const plan::Explanation& why) {
   const plan::MemoryPlan& p = r.plan;
-  const auto percent = [](Bytes part, Bytes whole) {
-    return whole > 0 ? fmt::format(" ({:.1f} %)", 100.0 * static_cast<double>(part) / static_cast<double>(whole)) : "";
-  };
+  const auto percent = [&](Bytes part) { return report::format_share(part, p.unplanned_peak, 1); };
   std::vector<report::TableRow> rows = {
       {"operators", fmt::format("{}", r.graph.ops.size())},
       {"unplanned peak", format_bytes(p.unplanned_peak)},
   };
-  if (p.budget > 0) rows.push_back({"budget", format_bytes(p.budget) + percent(p.budget, p.unplanned_peak)});
+  if (p.budget > 0) rows.push_back({"budget", format_bytes(p.budget) + percent(p.budget)});
   rows.push_back({"predicted peak", fmt::format("{}{}, {:.3f} s into the step", format_bytes(p.predicted_peak),
-                                                percent(p.predicted_peak, p.unplanned_peak), why.peak_seconds)});
+                                                percent(p.predicted_peak), why.peak_seconds)});
   rows.push_back({"smallest budget",
                   fmt::format("{}, no plan has a peak below {}", format_bytes(r.floor), format_bytes(r.bound.peak))});
   rows.push_back({"kept for backward", format_bytes(why.all.kept)});

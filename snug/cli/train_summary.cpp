@@ -12,14 +12,6 @@
 #include "snug/report/terminal.h"
 
 namespace snug::cli {
-namespace {
-
-std::string share(Bytes part, Bytes whole) {
-  if (whole <= 0) return "";
-  return fmt::format(" ({:.0f} %)", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
-}
-
-}  // namespace
 
 std::string summary(std::string_view title, const train::TrainResult& r, std::optional<double> validation_before) {
   std::vector<report::TableRow> rows = {
@@ -38,7 +30,8 @@ std::string summary(std::string_view title, const train::TrainResult& r, std::op
       {"step time (median)", fmt::format("{:.3f} s, {:.0f} tokens/s", r.step_seconds_median, r.tokens_per_second)});
   rows.push_back({"unplanned peak", format_bytes(r.plan.unplanned_peak)});
   if (r.plan.budget > 0)
-    rows.push_back({"budget", format_bytes(r.plan.budget) + share(r.plan.budget, r.plan.unplanned_peak)});
+    rows.push_back(
+        {"budget", format_bytes(r.plan.budget) + report::format_share(r.plan.budget, r.plan.unplanned_peak)});
   rows.push_back({"predicted peak", format_bytes(r.plan.predicted_peak)});
   rows.push_back({"measured peak", format_bytes(r.memory.allocated_peak)});
   rows.push_back({"resident high water",

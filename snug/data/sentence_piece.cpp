@@ -42,9 +42,7 @@ std::optional<TokenId> unless_none(int id) { return id < 0 ? std::nullopt : std:
 SentencePieceTokenizer SentencePieceTokenizer::open(const std::filesystem::path& path,
                                                     const TokenizerOptions& options) {
   try {
-    const MappedFile file(path);
-    const auto bytes = file.bytes();
-    return {std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()), path.string(), options};
+    return {MappedFile(path).text(), path.string(), options};
   } catch (const std::system_error& error) {
     throw UsageError(fmt::format("tokenizer: {} cannot be read: {}; name a SentencePiece .model file", path.string(),
                                  error.code().message()));

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "snug/base/errors.h"
+#include "snug/base/module_scope.h"
 #include "snug/models/linear.h"
 #include "snug/models/task.h"
 
@@ -147,9 +148,7 @@ std::vector<std::pair<std::string, at::Tensor>> whole_modules(const torch::nn::M
 }
 
 bool is_inside(std::string_view parameter, const std::vector<std::string>& modules) {
-  const std::string dotted = fmt::format(".{}", parameter);
-  return std::ranges::any_of(
-      modules, [&](const std::string& name) { return dotted.find(fmt::format(".{}.", name)) != std::string::npos; });
+  return std::ranges::any_of(modules, [&](const std::string& name) { return is_of_module(parameter, name); });
 }
 
 void merge_lora(torch::nn::Module& model) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "snug/base/comma_list.h"
 #include "snug/base/errors.h"
 #include "snug/base/nearest.h"
 
@@ -13,12 +14,6 @@ namespace snug::plan {
 namespace {
 
 using namespace strategies;
-
-std::string_view trimmed(std::string_view text) {
-  const auto first = text.find_first_not_of(" \t");
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
-}
 
 /// "name(a, b)"
 struct Written {
@@ -35,12 +30,8 @@ Written parse(std::string_view text) {
   if (open == std::string_view::npos) return written;
   if (text.back() != ')') throw UsageError(fmt::format("strategy: \"{}\" has no closing parenthesis", text));
   written.has_arguments = true;
-  std::string_view rest = text.substr(open + 1, text.size() - open - 2);
-  while (!trimmed(rest).empty()) {
-    const auto comma = rest.find(',');
-    written.arguments.emplace_back(trimmed(rest.substr(0, comma)));
-    rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
-  }
+  const std::string_view arguments = trimmed(text.substr(open + 1, text.size() - open - 2));
+  if (!arguments.empty()) written.arguments = split_at_commas(arguments);
   return written;
 }
 

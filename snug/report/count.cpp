@@ -16,4 +16,9 @@ std::string format_count(std::int64_t count) {
   return fmt::format("{}", count);
 }
 
+std::string format_share(std::int64_t part, std::int64_t whole, int digits) {
+  if (whole <= 0) return "";
+  return fmt::format(" ({:.{}f} %)", 100.0 * static_cast<double>(part) / static_cast<double>(whole), digits);
+}
+
 }  // namespace snug::report

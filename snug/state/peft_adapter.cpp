@@ -12,6 +12,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/base/json_field.h"
+#include "snug/base/module_scope.h"
 #include "snug/base/text_file.h"
 #include "snug/state/safetensors.h"
 
@@ -76,24 +77,19 @@ void refuse_more_than_products(const JsonField& json) {
   }
 }
 
-/// Whether a tensor is of a module that one of the names is, or ends in at a dot.
-bool is_inside(std::string_view tensor, std::string_view module) {
-  return fmt::format(".{}", tensor).find(fmt::format(".{}.", module)) != std::string::npos;
-}
-
 /// Moves what belongs to modules_to_save to its place.
 void take_whole(PeftAdapter& adapter, const fs::path& path) {
   for (const std::string& module : adapter.modules_to_save) {
     bool any = false;
     for (auto tensor = adapter.tensors.begin(); tensor != adapter.tensors.end();) {
       const auto next = std::next(tensor);
-      if (is_inside(tensor->first, module)) {
+      if (is_of_module(tensor->first, module)) {
         any = true;
         adapter.whole.insert(adapter.tensors.extract(tensor));
       }
       tensor = next;
     }
-    any = any || std::ranges::any_of(adapter.whole, [&](const auto& w) { return is_inside(w.first, module); });
+    any = any || std::ranges::any_of(adapter.whole, [&](const auto& w) { return is_of_module(w.first, module); });
     if (!any) {
       throw UsageError(fmt::format("adapter: {}: it has no weights of {}, which is one of its modules_to_save",
                                    path.string(), module));

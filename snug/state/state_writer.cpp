@@ -124,8 +124,7 @@ class StateWriter::Unfinished {
   void note(const std::string& file) {
     try {
       const MappedFile written(path_ / file);
-      const std::string_view bytes(reinterpret_cast<const char*>(written.bytes().data()), written.bytes().size());
-      manifest_.files.insert_or_assign(file, Manifest::File{bytes.size(), hash_of(bytes)});
+      manifest_.files.insert_or_assign(file, Manifest::File{written.text().size(), hash_of(written.text())});
     } catch (const std::system_error& error) {
       fail(path_ / file, "it cannot be read", error.code());
     }
@@ -240,8 +239,7 @@ void StateWriter::prune(std::int64_t written) const noexcept try {
     try {
       const fs::path manifest = path / kManifest;
       const MappedFile file(manifest);
-      const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
-      states.push_back({path, *step, parse_manifest(text, manifest.string()).metric});
+      states.push_back({path, *step, parse_manifest(file.text(), manifest.string()).metric});
     } catch (const std::exception&) {
       // A damaged one takes no good one's place, and is left for somebody to look at.
     }

@@ -41,8 +41,8 @@ void check_file(const fs::path& path, const Manifest::File& expected) {
       throw DamagedFile(path.string(),
                         fmt::format("it has {} bytes, and its manifest says {}", file.bytes().size(), expected.bytes));
     }
-    const std::string_view bytes(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
-    if (hash_of(bytes) != expected.hash) throw DamagedFile(path.string(), "its bytes are not those that were written");
+    if (hash_of(file.text()) != expected.hash)
+      throw DamagedFile(path.string(), "its bytes are not those that were written");
   } catch (const std::system_error& error) {
     throw DamagedFile(path.string(), error.code().message());
   }

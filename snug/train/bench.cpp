@@ -13,6 +13,7 @@
 #include "snug/plan/does_not_fit.h"
 #include "snug/plan/planner.h"
 #include "snug/plan/run/presets.h"
+#include "snug/report/count.h"
 #include "snug/report/table.h"
 #include "snug/train/experiment.h"
 #include "snug/train/interrupt.h"
@@ -88,11 +89,8 @@ std::string render(const BenchResult& result, const std::string& title, std::opt
   std::vector<std::vector<std::string>> rows;
   std::vector<double> unplanned;
   for (const BenchRow& r : result.rows) {
-    const auto percent = [&](Bytes budget) {
-      return 100 * static_cast<double>(budget) / static_cast<double>(result.unplanned_peak);
-    };
     const std::string budget =
-        r.budget ? fmt::format("{} ({:.0f} %)", format_bytes(*r.budget), percent(*r.budget)) : "none";
+        r.budget ? format_bytes(*r.budget) + report::format_share(*r.budget, result.unplanned_peak) : "none";
     if (!r.fits) {
       rows.push_back({r.strategy, budget, "needs " + format_bytes(r.predicted_peak), "", "", "", ""});
       continue;

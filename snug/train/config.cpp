@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "snug/base/comma_list.h"
 #include "snug/base/errors.h"
 #include "snug/base/nearest.h"
 #include "snug/base/toml.h"
@@ -176,12 +177,6 @@ void assign(Config& config, std::string_view section, std::string_view key, cons
   config.given.insert(fmt::format("{}.{}", section, key));
 }
 
-std::string_view trimmed(std::string_view text) {
-  const std::size_t first = text.find_first_not_of(" \t");
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
-}
-
 /// Whether a word of before asks for what the present one does.
 template <class Value, class Rule>
 bool means_the_same(const nlohmann::json& was, const Value& is, const Rule& rule, const Config& now) {
@@ -345,12 +340,8 @@ std::vector<std::string> changed_when_resumed(const nlohmann::json& before, cons
 }
 
 std::vector<std::string> split_list(std::string_view text) {
-  std::vector<std::string> words;
-  while (!text.empty()) {
-    const std::size_t comma = std::min(text.find(','), text.size());
-    if (const std::string_view word = trimmed(text.substr(0, comma)); !word.empty()) words.emplace_back(word);
-    text.remove_prefix(std::min(comma + 1, text.size()));
-  }
+  std::vector<std::string> words = split_at_commas(text);
+  std::erase(words, "");
   return words;
 }
 

@@ -15,5 +15,11 @@ TEST(FormatCount, TakesTheLargestUnitThatLeavesOne) {
   EXPECT_EQ(format_count(8'030'261'248), "8.03 G");
 }
 
+TEST(FormatShare, StandsBehindAnAmount) {
+  EXPECT_EQ(format_share(1, 3), " (33 %)");
+  EXPECT_EQ(format_share(1, 3, 1), " (33.3 %)");
+  EXPECT_EQ(format_share(5, 0), "");
+}
+
 }  // namespace
 }  // namespace snug::report

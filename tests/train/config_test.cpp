@@ -323,22 +323,6 @@ TEST(OpenSets, TheNamesOfMembersAreTheWordsOfTheirKeys) {
   }
 }
 
-TEST(OpenSets, MembersThatShareAKeyDeclareTheSameOne) {
-  const auto check = [](const auto& members) {
-    std::map<std::string_view, OwnKey> seen;
-    for (const auto* member : members) {
-      for (const OwnKey& key : member->keys) {
-        const OwnKey& first = seen.emplace(key.name, key).first->second;
-        EXPECT_EQ(first.otherwise, key.otherwise) << key.name;
-        EXPECT_EQ(first.help, key.help) << key.name;
-        EXPECT_EQ(describe(first.range), describe(key.range)) << key.name;
-      }
-    }
-  };
-  check(model_families());
-  check(optim::optimizer_kinds());
-}
-
 TEST(OpenSets, AMembersOwnKeysKeepTheirTypesAndRules) {
   Config config;
   set_key(config, "model.key_heads=2");

@@ -140,7 +140,7 @@ TEST(Pretrained, TokensBesideASentencePieceModelAreRefused) {
 
 TEST(Pretrained, TextsEndWhereTransformersEndsThem) {
   const fs::path folder = folder_with("config.json", "\"llama\"", "\"llama\"");
-  const auto ends = [&] { return LlamaFiles::open(folder)->ends(); };
+  const auto ends = [&] { return open_llama(folder)->ends(); };
   EXPECT_THAT(ends(), ElementsAre(0));
   write_text(folder / "generation_config.json", R"({"eos_token_id": [1, 9], "temperature": 0.6})");
   EXPECT_THAT(ends(), ElementsAre(1, 9));
