@@ -55,7 +55,7 @@ digits: ## Train a residual network and a Vision Transformer on scikit-learn's d
 	@cmake --build --preset release -j $(JOBS) --target digits
 	@tests/digits/run.sh build/release
 
-fuzz: ## Run the fuzzers of all readers of files, ten minutes each; ARGS="60 gguf" for other seconds and some of them
+fuzz: ## Run the fuzzers of the parsers of files (tests/fuzz), ten minutes each; ARGS="60 gguf" for other seconds and some of them
 	@scripts/setup.sh tests fuzzers
 	@cmake --preset release $(WITH_TESTS)
 	@JOBS=$(JOBS) tests/fuzz/run.sh build/release $(or $(ARGS),600)

@@ -81,8 +81,6 @@ struct FrequenciesOf {
 
 }  // namespace
 
-double yarn_temperature(double factor, double weight) { return factor > 1 ? 0.1 * weight * std::log(factor) + 1 : 1; }
-
 RotaryTable rotary_table(const RotaryOptions& options, std::int64_t first, std::int64_t count, at::Device device) {
   const at::NoGradGuard no_grad;
   const Frequencies frequencies = std::visit(FrequenciesOf{options, first + count}, options.scaling);

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <variant>
@@ -35,7 +36,9 @@ struct YarnScaling {
 
 /// YaRN's temperature for a factor, 0.1 `weight` ln(factor) + 1, or 1 for factors up to 1: what cosines and sines are
 /// multiplied by.
-double yarn_temperature(double factor, double weight = 1);
+inline double yarn_temperature(double factor, double weight = 1) {
+  return factor > 1 ? 0.1 * weight * std::log(factor) + 1 : 1;
+}
 
 /// Each frequency is divided by a number of its own, fp32 (width / 2): what GGUF files have in place of Llama 3's rule.
 struct DividedFrequencies {

@@ -8,7 +8,8 @@ build="$1/fuzz"
 libtorch="$(<"$1/libtorch")"
 seconds="$2"
 shift 2
-readonly names=(safetensors gguf gguf_tokenizer tokenizer_json megatron_index manifest plan config_json)
+readonly names=(safetensors safetensors_index gguf gguf_tokenizer tokenizer_json named_tokens sentence_piece megatron_index
+  token_file manifest plan config_json peft_adapter)
 # Debian: clang and libclang-rt-dev.
 compiler="${SNUG_FUZZ_COMPILER:-$(compgen -c clang++ | sort -V | head -n 1)}"
 # Fresh: with another compiler CMake would forget the other settings.
@@ -24,10 +25,11 @@ seeds() {
     safetensors) head -c 100000 "$tests/state/reference.safetensors" >"$folder/a"; cp "$tests/train/tiny/model.safetensors" "$folder/b" ;;
     gguf | gguf_tokenizer) cp "$tests/train/tiny.gguf" "$tests/state/reference.gguf" "$folder" ;;
     tokenizer_json) cp "$tests/train/tiny/tokenizer.json" "$tests"/data/{gpt2,llama3,smollm}.json "$folder" ;;
-    megatron_index) python3 "$here/seeds.py" megatron_index "$folder" ;;
-    manifest) python3 "$here/seeds.py" manifest "$folder" ;;
-    plan) python3 "$here/seeds.py" plan "$folder" ;;
+    megatron_index | manifest | plan | safetensors_index | token_file) python3 "$here/seeds.py" "$1" "$folder" ;;
     config_json) cp "$tests/train/tiny/config.json" "$folder" ;;
+    sentence_piece) cp "$tests"/data/{bpe,unigram}.model "$folder" ;;
+    named_tokens) cp "$tests/data/bpe_converted.json" "$folder"; python3 "$here/seeds.py" named_tokens "$folder" ;;
+    peft_adapter) cp "$tests/train/tiny_adapter/adapter_config.json" "$folder" ;;
   esac
 }
 

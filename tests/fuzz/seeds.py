@@ -1,4 +1,4 @@
-"""Writes files for a fuzzer to begin with: seeds.py megatron_index|manifest|plan FOLDER"""
+"""Writes files for a fuzzer to begin with: seeds.py FUZZER FOLDER; the fuzzers are the functions below."""
 import json
 import pathlib
 import struct
@@ -15,6 +15,26 @@ def megatron_index(folder):
 def manifest(folder):
     files = {"weights.safetensors": {"bytes": 12, "xxh3_128": "0" * 32}}
     (folder / "manifest").write_text(json.dumps({"snug_training_state": 1, "step": 3, "metric": 1.5, "files": files}) + "\n")
+
+
+def safetensors_index(folder):
+    files = {f"model.{name}.weight": "part.safetensors" for name in ("embed_tokens", "norm")}
+    (folder / "index").write_text(json.dumps({"metadata": {"total_size": 38528}, "weight_map": files}))
+
+
+def token_file(folder):
+    for magic, version, width in ((20240520, 1, "H"), (20240801, 7, "I")):
+        header = struct.pack("<256i", magic, version, 5, *[0] * 253)
+        (folder / str(version)).write_bytes(header + struct.pack(f"<5{width}", *range(5)))
+    (folder / "plain").write_bytes(struct.pack("<5H", *range(5)))
+
+
+def named_tokens(folder):
+    (folder / "added").write_text(json.dumps({"<|im_end|>": 520, "<pad>": 521}))
+    described = {"content": "<s>", "lstrip": False, "special": True}
+    (folder / "config").write_text(json.dumps({"added_tokens_decoder": {"1": described}, "eos_token": "</s>"}))
+    unigram = {"type": "Unigram", "vocab": [["<unk>", 0.0], ["a", -1.5]]}
+    (folder / "unigram").write_text(json.dumps({"model": unigram, "added_tokens": [{"id": 2} | described]}))
 
 
 def plan(folder):
