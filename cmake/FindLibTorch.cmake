@@ -55,6 +55,7 @@ include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(LibTorch
   REQUIRED_VARS LibTorch_DIR_USED
   VERSION_VAR LibTorch_VERSION
+  HANDLE_VERSION_RANGE
   REASON_FAILURE_MESSAGE "set SNUG_LIBTORCH to a folder with include/ and lib/, or run 'make setup'")
 
 if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)

@@ -5,14 +5,14 @@
 #                       (clang)
 #   SNUG_LIBTORCH=DIR   use this LibTorch (a folder with include/ and lib/) and install none
 #
-# Otherwise LibTorch is the torch package of the active Python environment (2.11 or newer), or else of .venv in the
+# Otherwise LibTorch is the torch package of the active Python environment (2.11 to 2.13), or else of .venv in the
 # repository, which is made here. pip's own settings and variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, ...) apply.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 readonly root
 readonly torch_version=2.13.0
-readonly oldest_torch=2.11
+readonly oldest_torch=2.11 unknown_torch=2.14
 
 say() { echo "setup: $*"; }
 fail() {
@@ -91,8 +91,8 @@ torch_of() { "$1" -c 'from importlib.metadata import version; print(version("tor
 
 at_least() { [[ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" == "$1" ]]; }
 
-# Whether an active Python environment has a LibTorch that will do. CMake looks there first, so one that is too old
-# stands in the way.
+# Whether an active Python environment has a LibTorch that will do. CMake looks there first, so one that will not stands in
+# the way.
 active_environment_has_torch() {
   local environment version
   for environment in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}"; do
@@ -102,6 +102,9 @@ active_environment_has_torch() {
     at_least "$oldest_torch" "$version" ||
       fail "the active Python environment ($environment) has torch $version; snug needs $oldest_torch or newer:" \
         "upgrade it, or deactivate it"
+    ! at_least "$unknown_torch" "$version" ||
+      fail "the active Python environment ($environment) has torch $version; snug knows those before $unknown_torch:" \
+        "take an older one, or deactivate it"
     return 0
   done
   return 1

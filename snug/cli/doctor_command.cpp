@@ -12,6 +12,7 @@
 #include "snug/cli/command.h"
 #include "snug/cli/output.h"
 #include "snug/data/libtorch_headers.h"
+#include "snug/data/text_corpus.h"
 #include "snug/memory/cuda_memory.h"
 #include "snug/memory/device_memory.h"
 #include "snug/memory/out_of_budget.h"
@@ -93,11 +94,7 @@ void add_doctor(CLI::App& app, Action& action) {
                              : throw std::runtime_error("matmul gives a wrong result");
                 }),
           check("demo text",
-                [] {
-                  return std::to_string(std::distance(
-                             std::filesystem::recursive_directory_iterator(data::libtorch_headers()), {})) +
-                         " headers";
-                }),
+                [] { return fmt::format("{} headers", data::TextCorpus::open(data::libtorch_headers()).files()); }),
       };
       bool all = true;
       for (const Check& c : checks) all = all && c.works;

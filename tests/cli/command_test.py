@@ -438,6 +438,9 @@ class Command(unittest.TestCase):
     def test_doctor(self):
         found = json.loads(run("doctor", "--json").stdout)
         self.assertTrue(all(check["works"] for check in found["checks"].values()), found)
+        libtorch = re.search(r"=> (.*)/lib/libc10\.so", run_shell(f"ldd {SNUG}").stdout).group(1)
+        headers = [path for path in pathlib.Path(libtorch, "include").rglob("*") if path.is_file() and path.stat().st_size > 0]
+        self.assertEqual(found["checks"]["demo text"]["detail"], f"{len(headers)} headers")
         self.assertEqual(run("doctor").returncode, 0)
 
     def test_tables_fit_the_terminal(self):
