@@ -39,6 +39,7 @@ class TokensReader {
 
   /// {"text": id}
   void add_ids_by_text(const Json& tokens) {
+    if (!tokens.is_object()) fail("its tokens are no object");
     for (const auto& [text, id] : tokens.items()) {
       const Json written = text;
       add(&written, &id);

@@ -26,13 +26,15 @@ class TokenizerFolder : public ::testing::Test {
     return fault([&] { (void)open_tokenizer_of_folder(folder.path()); });
   }
 
+  void write(const std::string& name, const std::string& text) const { (void)folder.write(name, text); }
+
   TemporaryFolder folder{"tokenizer_folder"};
 };
 
 class BesideAModel : public TokenizerFolder {
  protected:
   BesideAModel() {
-    folder.write("tokenizer.model", read_text(beside("bpe.model")));
+    write("tokenizer.model", read_text(beside("bpe.model")));
     ours = json::parse(read_text(beside("bpe_converted.json")));
   }
 
@@ -41,9 +43,9 @@ class BesideAModel : public TokenizerFolder {
 
 TEST_F(BesideAModel, ATokenizerJsonOfTheSameTokensIsNotInTheWay) {
   EXPECT_EQ(refused(), "none");
-  folder.write("tokenizer.json", ours.dump());
-  folder.write("added_tokens.json", R"({"<s>": 1})");
-  folder.write("tokenizer_config.json", R"({"added_tokens_decoder": {"2": {"content": "</s>"}}, "legacy": true})");
+  write("tokenizer.json", ours.dump());
+  write("added_tokens.json", R"({"<s>": 1})");
+  write("tokenizer_config.json", R"({"added_tokens_decoder": {"2": {"content": "</s>"}}, "legacy": true})");
   EXPECT_EQ(refused(), "none");
   const auto opened = open_tokenizer_of_folder(folder.path());
   EXPECT_NE(dynamic_cast<const SentencePieceTokenizer*>(opened.get()), nullptr);
@@ -52,32 +54,32 @@ TEST_F(BesideAModel, ATokenizerJsonOfTheSameTokensIsNotInTheWay) {
 TEST_F(BesideAModel, TokensThatWereAddedAreRefusedWhereverTheyStand) {
   const auto says = AllOf(HasSubstr("has \"<|im_start|>\", token 520, and"),
                           HasSubstr("tokenizer.model has no such one"), HasSubstr("set data.tokenizer = "));
-  folder.write("added_tokens.json", R"({"<|im_start|>": 520})");
+  write("added_tokens.json", R"({"<|im_start|>": 520})");
   EXPECT_THAT(refused(), AllOf(says, HasSubstr("added_tokens.json")));
-  folder.write("added_tokens.json", "{}");
-  folder.write("tokenizer_config.json", R"({"added_tokens_decoder": {"520": {"content": "<|im_start|>"}}})");
+  write("added_tokens.json", "{}");
+  write("tokenizer_config.json", R"({"added_tokens_decoder": {"520": {"content": "<|im_start|>"}}})");
   EXPECT_THAT(refused(), AllOf(says, HasSubstr("tokenizer_config.json")));
-  folder.write("tokenizer_config.json", "{}");
+  write("tokenizer_config.json", "{}");
   ours["added_tokens"].push_back({{"id", 520}, {"content", "<|im_start|>"}});
-  folder.write("tokenizer.json", ours.dump());
+  write("tokenizer.json", ours.dump());
   EXPECT_THAT(refused(), AllOf(says, HasSubstr("tokenizer.json")));
 }
 
 TEST_F(BesideAModel, ATokenizerJsonOfOtherTokensIsRefused) {
   json other = ours;
   other["model"]["vocab"].erase("<0x00>");
-  folder.write("tokenizer.json", other.dump());
+  write("tokenizer.json", other.dump());
   EXPECT_THAT(refused(), HasSubstr("has no token 4, and"));
   other["model"]["vocab"]["<0x00>"] = 400;
-  folder.write("tokenizer.json", other.dump());
+  write("tokenizer.json", other.dump());
   EXPECT_THAT(refused(), HasSubstr("has \"<0x00>\", token 400, and"));
-  folder.write("tokenizer.json", read_text(beside("gpt2.json")));
+  write("tokenizer.json", read_text(beside("gpt2.json")));
   EXPECT_THAT(refused(), HasSubstr("take away the one that is old"));
 }
 
 TEST_F(TokenizerFolder, MayHaveATokenizerJsonAlone) {
   EXPECT_THAT(refused(), HasSubstr("has none of tokenizer.model, tokenizer.json"));
-  folder.write("tokenizer.json", read_text(beside("gpt2.json")));
+  write("tokenizer.json", read_text(beside("gpt2.json")));
   EXPECT_EQ(refused(), "none");
 }
 
