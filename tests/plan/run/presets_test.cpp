@@ -138,7 +138,7 @@ TEST(PlanFullBlock, CheckpointsTheFirstBlocksOnly) {
   EXPECT_THAT(mistake_of([&] { return plan_full_block(graph, 6); }), HasSubstr("layers is 6"));
 }
 
-TEST(PlanSelective, KeepsTheNamedResultsAndReplaysTheRest) {
+TEST(PlanSelectiveBlocks, KeepsTheNamedResultsAndReplaysTheRest) {
   const StepGraph graph = synthetic::gpt_like(kChain);
   const std::vector<std::string> kept{"aten::addmm", "aten::scaled_dot_product_attention"};
   const MemoryPlan plan = plan_selective_blocks(graph, kept);
