@@ -3,7 +3,8 @@
 //
 // Usage: nets_benchmark [ROUNDS [gpt] [resnet] [unet]]. Budgets are the unplanned peak less 0 % to 100 % of what lies
 // between it and the floor. Nothing is predicted of eviction but that it stays under the cap. Ends with the worst rows.
-//        nets_benchmark record FOLDER [gpt] [resnet] [unet] writes their recorded steps to FOLDER/NAME.json instead, for
+//        nets_benchmark record FOLDER [gpt] [resnet] [unet] writes their recorded steps to FOLDER/NAME.json instead,
+//        for
 // snug plan --graph and compare_plans.py.
 #include <fmt/format.h>
 

@@ -31,8 +31,8 @@ class ModelFiles {
 
   /// What they call their kind of model: general.architecture of a GGUF file, model_type in config.json.
   [[nodiscard]] std::string architecture() const;
-  /// Tokens that end a text; may be empty. Of a folder: those of generation_config.json, by which transformers generates;
-  /// where that names none, those of config.json.
+  /// Tokens that end a text; may be empty. Of a folder: those of generation_config.json, by which transformers
+  /// generates; where that names none, those of config.json.
   [[nodiscard]] std::vector<data::TokenId> ends() const;
 
  private:

@@ -38,13 +38,13 @@ TEST(NamedTokens, WithoutATextOrAnIdAreRefused) {
        {R"({"added_tokens_decoder": {"7a": {"content": "<s>"}}})",
         R"({"added_tokens_decoder": {"-7": {"content": "<s>"}}})", R"({"added_tokens_decoder": {"7": {"content": 1}}})",
         R"({"added_tokens_decoder": {"7": 3}})", R"({"added_tokens_decoder": "none"})"}) {
-    EXPECT_THAT(fault([&] { (void)tokens_of_tokenizer_config(text, "f"); }), HasSubstr("f: one of its tokens")) << text;
+    EXPECT_THAT(fault([&] { (void)tokens_of_tokenizer_config(text, "f"); }), HasSubstr("tokenizer: f: ")) << text;
   }
   for (const char* text : {R"({"model": {"vocab": {"a": -1}}})", R"({"model": {"vocab": {"a": 18446744073709551615}}})",
                            R"({"model": {"vocab": [[]]}})", R"({"model": {"vocab": 5}})", R"({"added_tokens": [1]})"}) {
     EXPECT_NE(fault([&] { (void)tokens_of_tokenizer_json(text, "f"); }), "none") << text;
   }
-  EXPECT_THAT(fault([] { (void)tokens_of_added_tokens_json("[1]", "f"); }), HasSubstr("f: it is no JSON object"));
+  EXPECT_THAT(fault([] { (void)tokens_of_added_tokens_json("[1]", "f"); }), HasSubstr("f: it is an array; it must be"));
 }
 
 }  // namespace

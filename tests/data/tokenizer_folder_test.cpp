@@ -15,7 +15,7 @@
 namespace snug::data {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 using snug::testing::fault;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -35,10 +35,10 @@ class BesideAModel : public TokenizerFolder {
  protected:
   BesideAModel() {
     write("tokenizer.model", read_text(beside("bpe.model")));
-    ours = json::parse(read_text(beside("bpe_converted.json")));
+    ours = Json::parse(read_text(beside("bpe_converted.json")));
   }
 
-  json ours;  // what transformers makes of it
+  Json ours;  // what transformers makes of it
 };
 
 TEST_F(BesideAModel, ATokenizerJsonOfTheSameTokensIsNotInTheWay) {

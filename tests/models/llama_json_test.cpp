@@ -10,6 +10,7 @@
 #include <set>
 #include <vector>
 
+#include "snug/base/json_field.h"
 #include "snug/base/text_file.h"
 #include "tests/base/fault.h"
 
@@ -25,7 +26,10 @@ const json& references() {
   return all;
 }
 
-LlamaOptions options_of(const json& config) { return llama_options_of_json(config.dump(), "config.json"); }
+LlamaOptions options_of(const json& config) {
+  const JsonFile file = JsonFile::parsed(config, {.name = "config.json"});
+  return llama_options_of_json(file.root());
+}
 
 /// Cosines and sines of position 1, one after the other.
 std::vector<float> first_turn(const RotaryOptions& options) {
@@ -54,7 +58,7 @@ TEST(LlamaJson, ReadsAllOfYarnAsTransformersDoes) {
     EXPECT_THAT(first_turn(options.rotary), ::testing::Pointwise(::testing::FloatNear(kRounding), expected)) << name;
     different.insert(expected);
     // And what is written of it means the same.
-    const LlamaOptions again = llama_options_of_json(llama_json(options, at::kFloat, {}), "again");
+    const LlamaOptions again = options_of(json::parse(llama_json(options, at::kFloat, {})));
     EXPECT_EQ(first_turn(again.rotary), first_turn(options.rotary)) << name;
   }
   EXPECT_EQ(different.size(), references().size() - 1) << "an mscale alone does nothing; all others do";
@@ -68,12 +72,12 @@ TEST(LlamaJson, SettingsOfRotaryEmbeddingsThatAreNotKnownAreRefused) {
     return fault([&] { (void)options_of(other); });
   };
   EXPECT_THAT(refused("mrope_section", {1, 2}), HasSubstr("its rotary embeddings have mrope_section, which is not"));
-  EXPECT_THAT(refused("partial_rotary_factor", 0.5), HasSubstr("its partial_rotary_factor is 0.5"));
-  EXPECT_THAT(refused("truncate", "no"), HasSubstr("its truncate is \"no\""));
+  EXPECT_THAT(refused("partial_rotary_factor", 0.5), HasSubstr("partial_rotary_factor is 0.5"));
+  EXPECT_THAT(refused("truncate", "no"), HasSubstr("truncate is \"no\""));
   EXPECT_EQ(refused("partial_rotary_factor", 1.0), "none");
   EXPECT_EQ(refused("finetuned", true), "none");
   config["partial_rotary_factor"] = 0.25;
-  EXPECT_THAT(fault([&] { (void)options_of(config); }), HasSubstr("its partial_rotary_factor is 0.25"));
+  EXPECT_THAT(fault([&] { (void)options_of(config); }), HasSubstr("partial_rotary_factor is 0.25"));
 }
 
 }  // namespace
