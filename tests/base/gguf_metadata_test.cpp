@@ -23,7 +23,7 @@ const GgufMetadata& some() {
 GgufFields fields() { return {some(), {.name = "reading: f.gguf", .cure = "convert it again"}}; }
 
 template <class Read>
-std::string said(const Read& read) {
+std::string said_of_fields(const Read& read) {
   return snug::testing::fault([&] { (void)read(fields()); });
 }
 
@@ -41,15 +41,15 @@ TEST(GgufFields, ReadWhatIsAskedFor) {
 
 TEST(GgufFields, NameFileKeyValueAndWhatItMustBe) {
   EXPECT_EQ(
-      said([](const GgufFields& f) { return f.optional("word", 7); }),
+      said_of_fields([](const GgufFields& f) { return f.optional("word", 7); }),
       "reading: f.gguf: its word is \"two\"; it must be an integer from -2147483648 to 2147483647; convert it again");
-  EXPECT_EQ(said([](const GgufFields& f) { return f.required<std::uint8_t>("count"); }),
+  EXPECT_EQ(said_of_fields([](const GgufFields& f) { return f.required<std::uint8_t>("count"); }),
             "reading: f.gguf: its count is 300; it must be an integer from 0 to 255; convert it again");
-  EXPECT_EQ(said([](const GgufFields& f) { return f.required<std::int64_t>("shift", kNotNegative); }),
+  EXPECT_EQ(said_of_fields([](const GgufFields& f) { return f.required<std::int64_t>("shift", kNotNegative); }),
             "reading: f.gguf: its shift is -3; it must be an integer, at least 0; convert it again");
-  EXPECT_EQ(said([](const GgufFields& f) { return f.required<std::vector<std::string>>("sizes"); }),
+  EXPECT_EQ(said_of_fields([](const GgufFields& f) { return f.required<std::vector<std::string>>("sizes"); }),
             "reading: f.gguf: its sizes is a list of 2; it must be a list, each text; convert it again");
-  EXPECT_EQ(said([](const GgufFields& f) { return f.required<bool>("missing"); }),
+  EXPECT_EQ(said_of_fields([](const GgufFields& f) { return f.required<bool>("missing"); }),
             "reading: f.gguf: it has no missing, which must be true or false; convert it again");
 }
 
