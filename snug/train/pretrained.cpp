@@ -20,7 +20,8 @@ namespace fs = std::filesystem;
 Pretrained::Pretrained(ModelFiles files) : files_(std::move(files)), ends_(files_.ends()) {}
 
 std::optional<data::TokenId> Pretrained::begin() const {
-  return files_.gguf() != nullptr ? data::vocabulary_of_gguf(files_.metadata()).begin : std::nullopt;
+  if (files_.gguf() == nullptr) return std::nullopt;
+  return files_.metadata().find<data::TokenId>("tokenizer.ggml.bos_token_id");
 }
 
 std::string Pretrained::fingerprint() const {

@@ -66,7 +66,7 @@ TEST_F(BesideAModel, TokensThatWereAddedAreRefusedWhereverTheyStand) {
 }
 
 TEST_F(BesideAModel, ATokenizerJsonOfOtherTokensIsRefused) {
-  json other = ours;
+  Json other = ours;
   other["model"]["vocab"].erase("<0x00>");
   write("tokenizer.json", other.dump());
   EXPECT_THAT(refused(), HasSubstr("has no token 4, and"));
