@@ -64,17 +64,17 @@ Explanation explain(const StepGraph& graph, const MemoryPlan& plan) {
       const auto replays = run.replays[at(op)];
       Bytes kept = 0, moved = 0, recomputed = 0;
       for (const Output& out : graph.flow.outputs(op)) {
-        const ValueInfo& value = graph.values[at(out.value)];
-        if (!value.saved) continue;
+        if (!graph.values[at(out.value)].saved) continue;
+        const Bytes bytes = graph.step_bytes(out.value);
         switch (decided(graph, plan, out.value).home) {
           case Home::Device:
-            kept += value.bytes;
+            kept += bytes;
             break;
           case Home::Host:
-            moved += value.bytes;
+            moved += bytes;
             break;
           case Home::Nowhere:
-            recomputed += value.bytes;
+            recomputed += bytes;
             break;
         }
       }

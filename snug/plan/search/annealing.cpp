@@ -35,7 +35,7 @@ class Annealing {
  public:
   Annealing(const StepGraph& graph, Bytes highest, Bytes lowest) : graph_(graph), span_(highest - lowest) {
     for (ValueId v = 0; v < graph.flow.values(); ++v) {
-      if (has_choice(graph, v) && graph.values[at(v)].bytes > span_ / kValuesInSpan) values_.push_back(v);
+      if (has_choice(graph, v) && graph.step_bytes(v) > span_ / kValuesInSpan) values_.push_back(v);
     }
   }
 

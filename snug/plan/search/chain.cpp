@@ -238,7 +238,7 @@ class PieceWeigher {
       plan.actions[v] = kKeep;
       if (!local.flow.is_leaf(static_cast<ValueId>(v))) {
         result.keeps.push_back(excerpt_.values[v]);
-        result.kept += local.values[v].bytes;
+        result.kept += local.step_bytes(static_cast<ValueId>(v));
       }
     }
     plan.segments = segments;

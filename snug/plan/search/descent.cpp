@@ -35,7 +35,7 @@ class Descent {
       : graph_(graph), plan_(std::move(start)), effort_(effort) {
     std::size_t values = 0;
     for (ValueId v = 0; v < graph.flow.values(); ++v) {
-      if (!has_choice(graph, v) || graph.values[at(v)].bytes <= 0) continue;
+      if (!has_choice(graph, v) || graph.step_bytes(v) <= 0) continue;
       ++values;
       for (const Action& action : legal_actions(graph, v)) changes_.emplace_back(SetAction{v, action});
     }

@@ -20,7 +20,7 @@ MemoryPlan between(const StepGraph& graph, const MemoryPlan& slower, const Memor
   std::vector<Candidate> candidates;
   Bytes all = 0;
   for (ValueId v = 0; v < graph.flow.values(); ++v) {
-    const Bytes bytes = graph.values[at(v)].bytes;
+    const Bytes bytes = graph.step_bytes(v);
     if (!has_choice(graph, v) || slower.keeps(v) || !faster.keeps(v) || bytes <= 0) continue;
     candidates.push_back({v, graph.ops[at(graph.flow.producer(v))].seconds / static_cast<double>(bytes)});
     all += bytes;
@@ -29,7 +29,7 @@ MemoryPlan between(const StepGraph& graph, const MemoryPlan& slower, const Memor
   MemoryPlan plan = slower;
   Bytes kept = 0;
   for (const Candidate& c : candidates) {
-    const Bytes bytes = graph.values[at(c.value)].bytes;
+    const Bytes bytes = graph.step_bytes(c.value);
     if (kept > 0 && kept + bytes > all / 2) continue;
     kept += bytes;
     if (kept == all) break;
@@ -112,9 +112,9 @@ std::vector<MemoryPlan> with_gaps_filled(const StepGraph& graph, std::vector<Mem
 std::vector<MemoryPlan> with_actions_changed(const StepGraph& graph, std::vector<MemoryPlan> front, Effort effort) {
   std::vector<ValueId> values;  // worth another action: saved, the largest first
   for (ValueId v = 0; v < graph.flow.values(); ++v) {
-    if (graph.values[at(v)].saved && has_choice(graph, v) && graph.values[at(v)].bytes > 0) values.push_back(v);
+    if (graph.values[at(v)].saved && has_choice(graph, v) && graph.step_bytes(v) > 0) values.push_back(v);
   }
-  std::ranges::stable_sort(values, std::ranges::greater(), [&](ValueId v) { return graph.values[at(v)].bytes; });
+  std::ranges::stable_sort(values, std::ranges::greater(), [&](ValueId v) { return graph.step_bytes(v); });
   // Whether a plan with these figures would join the front.
   const auto joins = [](const std::vector<MemoryPlan>& plans, Bytes peak, double seconds) {
     const auto next = std::ranges::lower_bound(plans, peak, std::ranges::greater(), &MemoryPlan::predicted_peak);

@@ -32,9 +32,9 @@ class LowestPeak {
     }
     for (ValueId v = 0; v < graph.flow.values(); ++v) {
       const bool matters = graph.values[at(v)].saved || read[at(v)];
-      if (matters && has_choice(graph, v) && graph.values[at(v)].bytes > 0) values_.push_back(v);
+      if (matters && has_choice(graph, v) && graph.step_bytes(v) > 0) values_.push_back(v);
     }
-    std::ranges::stable_sort(values_, std::ranges::greater(), [&](ValueId v) { return graph.values[at(v)].bytes; });
+    std::ranges::stable_sort(values_, std::ranges::greater(), [&](ValueId v) { return graph.step_bytes(v); });
   }
 
   /// The plan at the end of the way down.

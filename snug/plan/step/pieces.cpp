@@ -52,7 +52,7 @@ std::vector<OpId> evenly(const StepGraph& graph, const std::vector<OpId>& cuts, 
   for (OpId op = 0; op < graph.flow.ops(); ++op) {
     Bytes bytes = 1;  // no piece weighs nothing
     for (const Output& out : graph.flow.outputs(op)) {
-      if (graph.values[at(out.value)].saved) bytes += graph.values[at(out.value)].bytes;
+      if (graph.values[at(out.value)].saved) bytes += graph.step_bytes(out.value);
     }
     saved_before[at(op) + 1] = saved_before[at(op)] + bytes;
   }

@@ -29,6 +29,19 @@ TEST(Explain, TellsWhatIsKeptMovedAndRecomputed) {
   EXPECT_EQ(of_pieces, kept + moved + recomputed);
 }
 
+TEST(Explain, CountsWhatIsOnTheDeviceThatThePlanIsFor) {
+  StepGraph graph = synthetic::gpt_like({.blocks = 3});
+  const Bytes all = explain(graph, plan_none(graph)).all.kept;
+  graph.devices.emplace_back("cuda:0");
+  Bytes elsewhere = 0;
+  for (ValueId v = 0; v < graph.flow.values(); v += 2) {
+    graph.values[at(v)].device = 1;
+    if (graph.values[at(v)].saved && !graph.flow.is_leaf(v)) elsewhere += graph.values[at(v)].bytes;
+  }
+  ASSERT_GT(elsewhere, 0);
+  EXPECT_EQ(explain(graph, plan_none(graph)).all.kept, all - elsewhere);
+}
+
 TEST(Explain, NamesTheModuleOfAPieceWhereItsOperatorsAgree) {
   StepGraph graph = synthetic::gpt_like({.blocks = 3});
   std::vector<Share> pieces = explain(graph, plan_none(graph)).pieces;
