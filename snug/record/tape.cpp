@@ -1,6 +1,5 @@
 #include "snug/record/tape.h"
 
-#include <mutex>
 #include <utility>
 
 #include "snug/base/patient_lock.h"
@@ -18,13 +17,13 @@ void Tape::decide() {
   const DecideLater* later = follower_.undecided();
   if (later == nullptr) return;
   DecideLater::Decision decision = later->decide();
-  const std::lock_guard lock(mutex_);
+  const PatientLock lock(mutex_);
   if (decision.observer) observers_.add(std::move(decision.observer));
   follower_.decide(std::move(decision.policy));
 }
 
 void Tape::add_observer(std::shared_ptr<TapeObserver> observer) {
-  const std::lock_guard lock(mutex_);
+  const PatientLock lock(mutex_);
   observers_.add(std::move(observer));
 }
 
@@ -41,7 +40,7 @@ void Tape::detach() noexcept {
 
 void Tape::open_region(RegionTerms terms) {
   decide();
-  const std::lock_guard lock(mutex_);
+  const PatientLock lock(mutex_);
   bind_all();
   if (planned()) {
     regions_.open_in_plan(std::move(terms));
@@ -51,14 +50,14 @@ void Tape::open_region(RegionTerms terms) {
 }
 
 void Tape::close_region() {
-  const std::lock_guard lock(mutex_);
+  const PatientLock lock(mutex_);
   bind_all();
   regions_.close();
 }
 
 void Tape::finish() {
   decide();
-  const std::lock_guard lock(mutex_);
+  const PatientLock lock(mutex_);
   bind_all();
   follower_.finish(calls_);
   notice_writes();
@@ -72,7 +71,7 @@ void Tape::finish() {
 }
 
 void Tape::written_elsewhere(c10::StorageImpl* storage) {
-  const std::lock_guard lock(mutex_);
+  const PatientLock lock(mutex_);
   if (outer_ != nullptr) outer_->written_elsewhere(storage);
   bind_all();
   const plan::ValueId value = values_.in(storage);
@@ -126,7 +125,7 @@ void Tape::evict(plan::ValueId value) {
 }
 
 void Tape::leave_pass() {
-  const std::lock_guard lock(mutex_);
+  const PatientLock lock(mutex_);
   values_.end_pass();
   if (finished()) values_.forget_unneeded();
 }

@@ -36,8 +36,8 @@ namespace snug::record {
 ///
 /// record() is called by the recording thread only, and so are those that change what it does: regions, finish(),
 /// detach(), add_observer(). Saved tensors may be unpacked and destroyed on other threads, and any thread may evict:
-/// every function takes the tape's mutex, which is lent to evictions while a kernel runs; what only asks, and what a
-/// replay calls, expects it to be held.
+/// every function takes the tape's mutex, which is lent to evictions while a kernel runs, and waits for it without what
+/// code of a front end needs under it (PatientLock); what only asks, and what a replay calls, expects it to be held.
 class Tape {
  public:
   explicit Tape(Policy policy, std::shared_ptr<TapeObserver> observer = nullptr);

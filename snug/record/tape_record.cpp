@@ -2,11 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <mutex>
 #include <string_view>
 #include <utility>
 
 #include "snug/base/clock.h"
+#include "snug/base/patient_lock.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/record/tape.h"
 
@@ -46,7 +46,7 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
     prepare(pending, arguments_on(stack, traits));
     run(pending, op, keys, stack);
   } catch (...) {
-    const std::lock_guard lock(mutex_);
+    const PatientLock lock(mutex_);
     roll_back(pending);
     throw;
   }
@@ -59,7 +59,7 @@ void Tape::run_collective(const c10::OperatorHandle& op, const OperatorTraits& t
                           torch::jit::Stack& stack) {
   decide();
   {
-    const std::lock_guard lock(mutex_);
+    const PatientLock lock(mutex_);
     observers_.tell_recording(&TapeObserver::op_begins, *this);
     // As the names of LibTorch's operators say, it writes its first argument, if any.
     const std::string_view name = std::string_view(traits.name).substr(0, traits.name.find('.'));
@@ -72,14 +72,14 @@ void Tape::run_collective(const c10::OperatorHandle& op, const OperatorTraits& t
   op.redispatchBoxed(keys, &stack);
   if (!observers_.any_sees_recording()) return;
   observers_.tell_recording(&TapeObserver::kernel_ends);
-  const std::lock_guard lock(mutex_);
+  const PatientLock lock(mutex_);
   observers_.tell_recording(&TapeObserver::op_not_recorded);
 }
 
 // --- before it runs ------------------------------------------------------------------------------------------------
 
 void Tape::prepare(PendingCall& pending, const c10::IValue* arguments) {
-  const std::lock_guard lock(mutex_);
+  const PatientLock lock(mutex_);
   observers_.tell_recording(&TapeObserver::op_begins, *this);
   versions_.settle();
   if (!waiting_.empty()) bind_before(pending.traits, arguments);
@@ -125,7 +125,7 @@ void Tape::run(PendingCall& pending, const c10::OperatorHandle& op, c10::Dispatc
 // --- when it has run -----------------------------------------------------------------------------------------------
 
 void Tape::commit(PendingCall& pending, const torch::jit::Stack& stack) {
-  const std::lock_guard lock(mutex_);
+  const PatientLock lock(mutex_);
   PendingLists& lists = pending.lists;
   const std::size_t first = stack.size() - pending.call.op.schema().returns().size();
   // An operator that only looks at its inputs in another way is not recorded: views are geometry.

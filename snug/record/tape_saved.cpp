@@ -1,6 +1,5 @@
 // Saved tensors: when they are bound to a value, and what is held for them.
 #include <algorithm>
-#include <mutex>
 #include <utility>
 
 #include "snug/base/patient_lock.h"
@@ -9,7 +8,7 @@
 namespace snug::record {
 
 bool Tape::save(const at::Tensor& tensor, SavedTensor& saved) {
-  const std::lock_guard lock(mutex_);
+  const PatientLock lock(mutex_);
   if (!is_plain(tensor)) {
     ++unplain_saved_;
     return false;
@@ -57,7 +56,7 @@ void Tape::bind_before(const OperatorTraits& traits, const c10::IValue* argument
 }
 
 void Tape::bind_all() {
-  const std::lock_guard lock(mutex_);
+  const PatientLock lock(mutex_);
   versions_.settle();
   const std::vector<SavedTensor*> waiting = std::exchange(waiting_, {});
   for (std::size_t i = 0; i < waiting.size(); ++i) {
@@ -82,7 +81,7 @@ void Tape::forget(SavedTensor& saved, int unpacked_in) {
 }
 
 SavedCounts Tape::saved_counts() const {
-  const std::lock_guard lock(mutex_);
+  const PatientLock lock(mutex_);
   SavedCounts counts;
   counts.layout = unplain_saved_;
   for (plan::ValueId v = 0; v < flow().values(); ++v) {

@@ -127,6 +127,53 @@ def test_a_fork_beside_a_thread_that_allocates():
             t.join()
 
 
+@pytest.mark.parametrize("what", ["leaves the region", "saves for backward"])
+def test_a_region_goes_on_while_another_thread_replays_python(what):
+    """That thread holds the tape and waits for Python's lock, so nobody may hold that one and wait for the tape."""
+    import faulthandler
+    import time
+
+    replays, replaying = [False], threading.Event()
+
+    @torch.library.custom_op(f"snug_test_threads::slow_{len(what)}", mutates_args=())
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        if replays[0]:
+            replaying.set()
+            time.sleep(0.3)  # without Python's lock
+        return x.sin()
+
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return g * x
+
+    weight = torch.randn(64, requires_grad=True)
+    x = torch.randn(64)
+    found = []
+    faulthandler.dump_traceback_later(120, exit=True)
+    try:
+        region = snug.Region(snug.Recompute())
+        with region:
+            part = (slow(x) * weight).sum()
+            replays[0] = True
+            other = threading.Thread(target=lambda: found.append(torch.autograd.grad(part, weight)[0]))
+            other.start()
+            assert replaying.wait(60)
+            rest = Same.apply(weight) if what == "saves for backward" else None
+        other.join()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    assert torch.equal(found[0], x.sin()) and region.replayed_ops > 0
+    if rest is not None:
+        assert torch.equal(torch.autograd.grad(rest.sum(), weight)[0], weight)
+
+
 def test_two_backward_passes_of_one_rerun_in_two_threads():
     """One waits for the other's rerun while it holds Python's lock, which that needs."""
     import faulthandler
