@@ -2,6 +2,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 
@@ -24,6 +25,7 @@ struct OutputSlot {
   bool is_argument = false;
   std::int16_t position = 0;
   std::int16_t element = -1;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;  // once it is an output's
 };
 
 /// One recorded operator call. Which values it reads and makes stands in the ValueStore's Dataflow, under the same
@@ -33,8 +35,9 @@ struct Call {
   const OperatorTraits* traits = nullptr;
   std::int32_t arguments = 0;  // where its arguments begin; there are as many as in the schema
   std::int32_t outputs = 0;    // where its output slots begin; as many as the Dataflow has outputs
-  std::int32_t random = -1;    // its random state, or -1
+  std::int32_t random = -1;    // what it draws, or -1
   bool grad_mode = false;      // that it ran in, which kernels may look at
+  c10::ScalarType default_dtype = c10::ScalarType::Float;  // of results that no argument gives a type
 };
 
 }  // namespace snug::record

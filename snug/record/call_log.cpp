@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cctype>
 #include <iterator>
+#include <mutex>
 #include <utility>
 
 #include "snug/base/hash.h"
@@ -27,7 +28,7 @@ void CallLog::roll_back(const Mark& mark) {
   views_.resize(mark.views);
   constants_.resize(mark.constants);
   geometry_.truncate(mark.geometry);
-  random_states_.erase(random_states_.begin() + static_cast<std::ptrdiff_t>(mark.random_states), random_states_.end());
+  draws_.erase(draws_.begin() + static_cast<std::ptrdiff_t>(mark.draws), draws_.end());
 }
 
 void CallLog::add_constant(const c10::IValue& value) {
@@ -45,8 +46,14 @@ void CallLog::add_tensors(Argument::Kind kind, std::int32_t first) {
 }
 
 void CallLog::add_random_state(Call& call, RandomState state) {
-  call.random = static_cast<std::int32_t>(random_states_.size());
-  random_states_.push_back(std::move(state));
+  call.random = static_cast<std::int32_t>(draws_.size());
+  draws_.push_back({std::move(state)});
+}
+
+void CallLog::note_drawn(const Call& call) {
+  Draw& draw = draws_[at(call.random)];
+  const std::lock_guard lock(draw.from.generator.mutex());
+  draw.to = position_of(draw.from.generator);
 }
 
 std::uint64_t CallLog::sign(const OperatorTraits& traits, const plan::Dataflow& flow) {

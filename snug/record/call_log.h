@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/ivalue.h>
+#include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
 
 #include <cstddef>
@@ -29,10 +30,10 @@ class CallLog {
 
   /// How many parts there are.
   struct Mark {
-    std::size_t arguments, views, constants, geometry, random_states;
+    std::size_t arguments, views, constants, geometry, draws;
   };
   [[nodiscard]] Mark mark() const noexcept {
-    return {arguments_.size(), views_.size(), constants_.size(), geometry_.size(), random_states_.size()};
+    return {arguments_.size(), views_.size(), constants_.size(), geometry_.size(), draws_.size()};
   }
   /// Forgets the parts that have come since.
   void roll_back(const Mark& mark);
@@ -43,7 +44,8 @@ class CallLog {
             .traits = &traits,
             .arguments = static_cast<std::int32_t>(arguments_.size()),
             .outputs = static_cast<std::int32_t>(slots_.size()),
-            .grad_mode = c10::GradMode::is_enabled()};
+            .grad_mode = c10::GradMode::is_enabled(),
+            .default_dtype = c10::get_default_dtype_as_scalartype()};
   }
   /// The next argument is no tensor.
   void add_constant(const c10::IValue& value);
@@ -56,6 +58,8 @@ class CallLog {
   void add_tensors(Argument::Kind kind, std::int32_t first);
   /// Where the generator stood that it draws from.
   void add_random_state(Call& call, RandomState state);
+  /// It has run: where that generator stands now.
+  void note_drawn(const Call& call);
   /// A hash of the operator's name and of the value, type, sizes and place of each tensor, of which all have been
   /// added: what steps are told apart by. Not of strides, of constants, nor of where a leaf lies that is not written.
   [[nodiscard]] std::uint64_t sign(const OperatorTraits& traits, const plan::Dataflow& flow);
@@ -88,9 +92,8 @@ class CallLog {
   }
   [[nodiscard]] const View& view(std::int32_t index) const { return views_[plan::at(index)]; }
   [[nodiscard]] const c10::IValue& constant(std::int32_t index) const { return constants_[plan::at(index)]; }
-  [[nodiscard]] const RandomState& random_state(const Call& call) const {
-    return random_states_[plan::at(call.random)];
-  }
+  /// Of a call that draws random numbers.
+  [[nodiscard]] const Draw& draw(const Call& call) const { return draws_[plan::at(call.random)]; }
   [[nodiscard]] const GeometryPool& geometry() const noexcept { return geometry_; }
 
   [[nodiscard]] std::uint64_t signature(plan::OpId op) const { return signatures_[plan::at(op)]; }
@@ -124,7 +127,7 @@ class CallLog {
   std::vector<OutputSlot> slots_;
   std::vector<View> views_;
   std::vector<c10::IValue> constants_;
-  std::vector<RandomState> random_states_;
+  std::vector<Draw> draws_;
   GeometryPool geometry_;
   std::vector<std::uint64_t> sequence_numbers_;  // by OpId, of the node after its own; once noted
   std::vector<float> seconds_;                   // by OpId, once noted

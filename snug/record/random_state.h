@@ -3,6 +3,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <vector>
 
 namespace snug::record {
@@ -24,6 +25,35 @@ at::Generator default_generator(c10::Device device);
 
 /// Those of the CPU and of all devices of the accelerator.
 std::vector<at::Generator> default_generators();
+
+/// A hash of where a generator stands. Takes no memory for the CPU's; nothing else may use the generator meanwhile (see
+/// at::Generator::mutex).
+[[nodiscard]] std::uint64_t position_of(const at::Generator& generator);
+
+/// What an operator has drawn: all between two positions of a generator, if nobody else drew from it meanwhile.
+struct Draw {
+  RandomState from;
+  std::uint64_t to = 0;  ///< see position_of
+};
+
+/// Puts a generator back to where a recorded draw began, for an operator that draws the same again, and then to where
+/// it was.
+class DrawAgain {
+ public:
+  explicit DrawAgain(const Draw& recorded);
+  ~DrawAgain();
+  DrawAgain(const DrawAgain&) = delete;
+  DrawAgain& operator=(const DrawAgain&) = delete;
+
+  /// The operator has run: puts the generator back. False when it did not end where the recorded draw did: another
+  /// thread has drawn from it while the operator ran, now or when it was recorded.
+  [[nodiscard]] bool finish();
+
+ private:
+  at::Generator generator_;
+  std::uint64_t end_;
+  at::Tensor before_;  // undefined when it has been put back
+};
 
 /// Puts a generator back to a recorded state for the life of the scope, and then to where it was.
 class RandomStateScope {

@@ -119,6 +119,7 @@ void Tape::run(PendingCall& pending, const c10::OperatorHandle& op, c10::Dispatc
     op.redispatchBoxed(keys, &stack);
   }
   if (timed_) pending.seconds = monotonic_seconds() - started;
+  if (pending.call.random >= 0) calls_.note_drawn(pending.call);  // nobody else reads it before it is committed
   observers_.tell_recording(&TapeObserver::kernel_ends);
 }
 
@@ -201,6 +202,7 @@ void Tape::add_result(PendingCall& pending, const at::Tensor& tensor, OutputSlot
 plan::ValueId Tape::add_output(const PendingCall& pending, const at::Tensor& tensor, plan::ValueId overwrites,
                                OutputSlot slot) {
   const plan::ValueId value = values_.add_output(tensor.storage(), overwrites);
+  slot.dtype = tensor.scalar_type();
   calls_.add_output(slot);
   if (pending.traits.uninitialized) values_.set_unfilled(value);
   values_.set_must(value, pending.verdict.must);

@@ -3,7 +3,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/DefaultDtype.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <optional>
@@ -78,6 +80,22 @@ class RunScope {
   ValueStore& values_;
   const RunAgain& step_;
   bool begun_;
+};
+
+/// The default type of results for the life of the scope; the process has one.
+class DefaultDtype {
+ public:
+  explicit DefaultDtype(c10::ScalarType dtype) : before_(c10::get_default_dtype_as_scalartype()), is_(dtype) {
+    if (is_ != before_) c10::set_default_dtype(c10::scalarTypeToTypeMeta(is_));
+  }
+  ~DefaultDtype() {
+    if (is_ != before_) c10::set_default_dtype(c10::scalarTypeToTypeMeta(before_));
+  }
+  DefaultDtype(const DefaultDtype&) = delete;
+  DefaultDtype& operator=(const DefaultDtype&) = delete;
+
+ private:
+  c10::ScalarType before_, is_;
 };
 
 /// The storages that the call writes, in place of the recorded ones: what the operator overwrites is copied first,
@@ -159,25 +177,55 @@ at::Tensor result(const torch::jit::Stack& stack, const record::OutputSlot& slot
   return slot.element < 0 ? value.toTensor() : value.toTensorList().get(static_cast<std::size_t>(slot.element));
 }
 
+/// Runs the call on `stack` with the state around it that it had.
+void call_again(Tape& tape, plan::OpId op, torch::jit::Stack& stack) {
+  const Call& call = tape.calls().call(op);
+  const at::AutoGradMode grad_mode(call.grad_mode);
+  const DefaultDtype default_dtype(call.default_dtype);
+  const memory::OperationScope operation(&call.traits->name);
+  std::optional<record::DrawAgain> draws;
+  if (call.random >= 0) draws.emplace(tape.calls().draw(call));
+  bool drew_the_same = true;
+  {
+    const record::TapeMutex::Lent lent(tape.mutex());
+    call.op.callBoxed(&stack);
+    if (draws) drew_the_same = draws->finish();
+  }
+  if (drew_the_same) return;
+  throw Error(
+      fmt::format("replay: another thread drew random numbers from the generator of {} while that ran, now or in the "
+                  "forward pass, so it cannot draw the same again and the gradient would be wrong; give the other "
+                  "thread a generator of its own",
+                  tape.calls().describe(op)));
+}
+
+/// Views of a value are over as many bytes, of a type, as its operator made at first.
+void check_made(const Tape& tape, plan::OpId op, ValueId value, const c10::Storage& made, c10::ScalarType was,
+                c10::ScalarType is) {
+  const auto bytes = static_cast<Bytes>(made.nbytes());
+  if (bytes == tape.values().nbytes(value) && is == was) return;
+  throw Error(fmt::format(
+      "replay: {} makes {} bytes of {} where it made {} of {} in the forward pass: something beside its "
+      "inputs has changed since; leave that as it is until backward is over, or keep what the operator "
+      "makes (Choice::MustKeep)",
+      tape.calls().describe(op), bytes, c10::toString(is), tape.values().nbytes(value), c10::toString(was)));
+}
+
 void run_again(Tape& tape, const RunAgain& step) {
   tape.lookup().check_inputs(step.op);
   const Call& call = tape.calls().call(step.op);
   const WrittenStorages written(tape, step);
   torch::jit::Stack stack = arguments_of(tape, call, written);
-  {
-    const at::AutoGradMode grad_mode(call.grad_mode);
-    const memory::OperationScope operation(&call.traits->name);
-    std::optional<record::RandomStateScope> random;
-    if (call.random >= 0) random.emplace(tape.calls().random_state(call));
-    const record::TapeMutex::Lent lent(tape.mutex());
-    call.op.callBoxed(&stack);
-  }
+  call_again(tape, step.op, stack);
   tape.replayed(step.op);
   const auto outputs = tape.flow().outputs(step.op);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (tape.ledger().resident(outputs[i].value)) continue;
     const record::OutputSlot& slot = tape.calls().output_slot(call, i);
-    tape.put(outputs[i].value, slot.is_argument ? *written.find(outputs[i].overwrites) : result(stack, slot).storage());
+    const at::Tensor made = slot.is_argument ? at::Tensor() : result(stack, slot);
+    const c10::Storage& storage = made.defined() ? made.storage() : *written.find(outputs[i].overwrites);
+    check_made(tape, step.op, outputs[i].value, storage, slot.dtype, made.defined() ? made.scalar_type() : slot.dtype);
+    tape.put(outputs[i].value, storage);
   }
   if (tape.observers().see_results()) {
     const record::TapeMutex::Lent lent(tape.mutex());
