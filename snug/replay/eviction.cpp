@@ -64,10 +64,10 @@ class Recovery {
   std::uint32_t round_ = 0;
 };
 
-/// What can be dropped now, in the order in which it should go: as in DTR (Kirisame et al. 2021, arXiv 2006.09616), few
-/// seconds to make again, absent ancestors included, per byte and per distance from where the step is. What is far away
-/// was made long ago, and backward, which goes the other way, asks for it late.
-std::vector<Victim> victims(const record::Tape& tape, plan::Resort resort, EvictionCost by) {
+/// What can be dropped now of that device's memory, in the order in which it should go: as in DTR (Kirisame et al.
+/// 2021, arXiv 2006.09616), few seconds to make again, absent ancestors included, per byte and per distance from where
+/// the step is. What is far away was made long ago, and backward, which goes the other way, asks for it late.
+std::vector<Victim> victims(const record::Tape& tape, c10::Device device, plan::Resort resort, EvictionCost by) {
   const plan::Ledger& ledger = tape.ledger();
   const record::ValueStore& values = tape.values();
   const std::vector<double> chain = ledger.recovery_seconds([&](plan::OpId op) { return seconds_of(tape, op, by); });
@@ -78,7 +78,7 @@ std::vector<Victim> victims(const record::Tape& tape, plan::Resort resort, Evict
   };
   std::vector<Victim> found;
   for (plan::ValueId v = 0; v < tape.flow().values(); ++v) {
-    if (values.must(v) == plan::Must::Keep) continue;
+    if (values.must(v) == plan::Must::Keep || values.device(v) != device) continue;
     if (!ledger.evictable(v, resort) || values.nbytes(v) < kSmallestWorthIt || !values.only_ours(v)) continue;
     // Along the longest chain of absent inputs: quick, and infinite when it cannot be made again.
     const double seconds = ledger.fetchable(v) ? 0 : chain[static_cast<std::size_t>(tape.flow().producer(v))];
@@ -113,7 +113,7 @@ bool Evictor::make_room(Bytes bytes, memory::Patience patience) noexcept {
   // What a running replay is going to read only if there is nothing else.
   for (const plan::Resort resort : {plan::Resort::First, plan::Resort::Last}) {
     if (freed > 0) break;
-    for (const Victim& victim : victims(*tape_, resort, cost_)) {
+    for (const Victim& victim : victims(*tape_, memory_.device(), resort, cost_)) {
       if (freed >= bytes) break;
       freed += memory_.rounded(tape_->values().nbytes(victim.value));
       tape_->evict(victim.value);

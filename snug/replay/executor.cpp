@@ -15,6 +15,7 @@
 #include "snug/base/errors.h"
 #include "snug/base/match.h"
 #include "snug/memory/byte_tensor.h"
+#include "snug/memory/device_memory.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/memory/tag.h"
 #include "snug/record/recording.h"
@@ -23,7 +24,7 @@
 namespace snug::replay {
 namespace {
 
-constexpr int kMostSchedules = 100;
+constexpr int kMostSchedules = 100;  // where each takes from the one before, they may go on for ever
 
 using plan::Output;
 using plan::RunAgain;
@@ -239,6 +240,28 @@ void run_again(Tape& tape, const RunAgain& step) {
   tape.values().finish(step);
 }
 
+/// An operator whose operands are not all there: eviction has taken some for others.
+struct Starved {
+  plan::OpId op;
+  Bytes missing = 0;
+
+  static Starved at(const Tape& tape, plan::OpId op) {
+    Starved starved{op};
+    for (const ValueId input : tape.flow().inputs(op)) {
+      if (!tape.ledger().resident(input)) starved.missing += tape.values().nbytes(input);
+    }
+    return starved;
+  }
+};
+
+[[noreturn]] void refuse(const Tape& tape, const Starved& starved) {
+  const c10::Device device = tape.values().device(tape.flow().outputs(starved.op).front().value);
+  throw OutOfBudget({.requested = starved.missing,
+                     .operation = tape.calls().call(starved.op).traits->name,
+                     .stats = memory::device_memory(device).stats(),
+                     .largest = {}});
+}
+
 /// False: what it would read has been evicted.
 bool do_step(Tape& tape, const plan::ReplaySchedule::Step& step) {
   return std::visit(Match{
@@ -265,12 +288,16 @@ void materialize(Tape& tape, ValueId value) {
     const memory::TagScope tag(memory::Tag::Activations);
     // In need, eviction takes what a replay would still have read. The rest of it is scheduled again then; what a
     // schedule has made so far is a source of the next one.
+    Starved starved{tape.flow().producer(value)};
     for (int attempt = 0; !tape.ledger().resident(value); ++attempt) {
-      if (attempt == kMostSchedules) throw Error("replay: eviction keeps undoing what is made; raise the budget");
+      if (attempt == kMostSchedules) refuse(tape, starved);
       const plan::ReplaySchedule replay = tape.ledger().schedule(value);
       PinScope pins(tape.values(), replay);
       for (const plan::ReplaySchedule::Step& step : replay.steps) {
-        if (!do_step(tape, step)) break;
+        if (!do_step(tape, step)) {
+          starved = Starved::at(tape, std::get<RunAgain>(step).op);
+          break;
+        }
         pins.step_done();
       }
     }

@@ -13,7 +13,7 @@ namespace snug::replay {
 /// still waited for and depend on the same operators are made along the way; the rest is freed as soon as it has no
 /// further use. The caller holds the tape's mutex. Throws Error when an input was changed since the recording, when
 /// another thread draws from a generator while an operator does, and when an operator makes something of another size
-/// or type.
+/// or type; OutOfBudget when evictions that make room for an operand take another, over and over.
 void materialize(record::Tape& tape, plan::ValueId value);
 
 }  // namespace snug::replay

@@ -1,0 +1,85 @@
+// What an evictor takes when memory runs out, and what becomes of a step where nothing that it takes helps.
+#include "snug/replay/eviction.h"
+
+#include <gtest/gtest.h>
+
+#include "snug/record/recording.h"
+#include "snug/replay/saved_tensor_hooks.h"
+#include "snug/snug.h"
+#include "tests/equivalence/bitwise.h"
+
+namespace snug {
+namespace {
+
+using testing::cpu;
+using testing::same_bits;
+
+/// The CPU's figures under the name of another device.
+class OtherDevice final : public memory::DeviceMemory {
+ public:
+  [[nodiscard]] c10::Device device() const override { return {c10::kCUDA, 0}; }
+  [[nodiscard]] memory::Stats stats() const override { return cpu().stats(); }
+  void reset_peak() override {}
+  void set_limit(std::optional<Bytes> /*limit*/) override {}
+  void release_cached() override {}
+  [[nodiscard]] Bytes rounded(Bytes bytes) const override { return cpu().rounded(bytes); }
+  void retag(const c10::Storage& /*storage*/, memory::Tag /*tag*/) override {}
+  void add_pressure_handler(memory::PressureHandler* /*handler*/) override {}
+  void remove_pressure_handler(memory::PressureHandler* /*handler*/) override {}
+  [[nodiscard]] std::unique_ptr<memory::Meter> meter() override { return cpu().meter(); }
+};
+
+TEST(Eviction, DropsValuesOfItsOwnDeviceOnly) {
+  replay::require_saved_tensor_hooks();
+  const at::Tensor x = torch::rand({256, 256}).requires_grad_();
+  const auto step = [&] { return x.sin().exp().sum(); };
+  const at::Tensor expected = torch::autograd::grad({step()}, {x})[0];
+  const auto tape = std::make_shared<record::Tape>(record::KeepSaved{});
+  OtherDevice other;
+  replay::Evictor of_other(tape, other, replay::EvictionCost::Timeless);
+  replay::Evictor of_this(tape, cpu(), replay::EvictionCost::Timeless);
+  at::Tensor loss;
+  {
+    const record::Recording recording(tape);
+    loss = step();
+  }
+  tape->finish();
+  EXPECT_FALSE(of_other.make_room(1_GiB, memory::Patience::None));
+  EXPECT_EQ(tape->values().evictions(), 0);
+  EXPECT_TRUE(of_this.make_room(1_GiB, memory::Patience::None));
+  EXPECT_GT(tape->values().evictions(), 0);
+  EXPECT_TRUE(same_bits(expected, torch::autograd::grad({loss}, {x})[0]));
+}
+
+TEST(Eviction, ThatUndoesItselfIsARefusal) {
+  // A sum is to be made again, of an operand that is kept and one that is not: in backward there is room for one of
+  // them, and each goes in turn when the other is made.
+  constexpr std::int64_t kElements = 1 << 18;
+  const Bytes unit = cpu().rounded(kElements * 4);
+  const at::Tensor x = torch::rand({kElements}).requires_grad_();
+  int runs = 0;
+  at::Tensor taken;
+  const auto step = [&] {
+    ++runs;
+    taken = at::Tensor();
+    const Region region([](const OperatorContext& op) {
+      return op.name == "aten::exp" && op.invocation == 1 ? Choice::MustRecompute : Choice::PreferKeep;
+    });
+    const at::Tensor result = (x.exp() + x.cos()).exp();
+    result.register_hook([&](const at::Tensor&) { taken = at::empty({2 * kElements}); });
+    return result.sum();
+  };
+  cpu().release_cached();
+  const Bytes limit = cpu().stats().allocated + 3 * unit + unit / 2;
+  try {
+    (void)replay::record_step_within(limit, step, cpu());
+    ADD_FAILURE() << "it does not fit";
+  } catch (const DoesNotFit& refused) {
+    EXPECT_GT(refused.floor().floor, limit);
+    EXPECT_EQ(refused.floor().peak_op, "aten::add.Tensor");
+  }
+  EXPECT_EQ(runs, 2) << "by either order of evictions";
+}
+
+}  // namespace
+}  // namespace snug
