@@ -113,14 +113,15 @@ bool StepBook::outdated(const Known& known, Bytes allocated) const {
 bool StepBook::expects(StepKind kind) const { return std::ranges::find(known_, kind, &Known::kind) != known_.end(); }
 
 void StepBook::begin(const memory::Stats& stats, Bytes gradients, StepKind kind) {
-  if (!budget_) return;
   // What has come by now is not to come any more.
   state_to_come_ = std::clamp<Bytes>(whole_ - (stats.allocated - gradients), 0, state_to_come_);
   const auto expected = std::ranges::find(known_, kind, &Known::kind);
-  const bool stands = expected == known_.end() || !outdated(*expected, stats.allocated + state_to_come_);
+  // Without a budget every plan stands, but the others of the group may have one.
+  const bool planned = budget_ && expected != known_.end();
+  const bool stands = !planned || !outdated(*expected, stats.allocated + state_to_come_);
   if (ask(*agreement_, stands ? Vote::Yes : Vote::No) == Vote::Yes) return;
   agree(refusal_of([&] {
-    if (expected != known_.end()) plan_again(*expected, stats);
+    if (planned) plan_again(*expected, stats);
   }));
 }
 

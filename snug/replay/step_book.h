@@ -28,7 +28,8 @@ class StepBook {
   /// A step's first operator is about to run, with so much allocated, `gradients` of it in gradients. Plans the
   /// expected one again if that was planned when much less, or much more, was allocated outside of the step, or if
   /// another process of the group does so. Throws DoesNotFit when no plan fits it any more, and Error when that is so
-  /// in another process; one that none has ever fitted goes on with evictions.
+  /// in another process; one that none has ever fitted goes on with evictions. Without a budget nothing is planned
+  /// again, and the group is asked all the same.
   void begin(const memory::Stats& stats, Bytes gradients, StepKind kind);
 
   /// Whether a step of this kind, of whatever operators, is known.

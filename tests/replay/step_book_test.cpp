@@ -6,6 +6,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -198,6 +199,20 @@ TEST(StepBook, WhatFitsNoMoreInAnotherProcessIsRefusedHere) {
   EXPECT_THAT([&] { book.begin(allocated(11_MiB), /*gradients=*/0, StepKind::First); },
               ::testing::ThrowsMessage<Error>(::testing::HasSubstr("another process")));
   EXPECT_NO_THROW(book.begin(allocated(11_MiB), /*gradients=*/0, StepKind::First));
+}
+
+TEST(StepBook, WithoutABudgetVotesWithThoseThatHaveOne) {
+  // Made; nothing to do; the others plan again, which they tell twice.
+  const auto others = std::make_shared<Others>(std::deque{Vote::Yes, Vote::Yes, Vote::No, Vote::Yes});
+  std::vector<RecordedStep> kinds;
+  kinds.push_back(recorded(chain_step(8, 1_MiB, 10_MiB)));
+  StepBook book(planned(std::move(kinds), "optimal"), std::nullopt, /*gradients=*/0, others);
+  EXPECT_EQ(others->asked, 1);
+  book.begin(allocated(10_MiB), /*gradients=*/0, StepKind::First);
+  EXPECT_EQ(others->asked, 2);
+  book.begin(allocated(39_MiB), /*gradients=*/0, StepKind::First);
+  EXPECT_EQ(others->asked, 4);
+  EXPECT_EQ(book.graph().static_bytes, 10_MiB) << "its own plan stands";
 }
 
 TEST(StepBook, IsAskedForEachStepOnceWhileItStands) {
