@@ -106,9 +106,7 @@ void bind_questions(py::module_& m) {
   m.def(
       "lower_bound",
       [](const plan::StepGraph& graph, std::optional<Bytes> budget) {
-        const auto limit = budget_of(budget);
-        const plan::LowerBound bound =
-            plan::lower_bound(graph, limit ? limit->for_blocks() : plan::plan_none(graph).predicted_peak);
+        const plan::LowerBound bound = plan::lower_bound_within(graph, budget_of(budget));
         return std::make_pair(bound.peak, bound.step_seconds);
       },
       NoGil(), py::arg("graph"), py::arg("budget"));

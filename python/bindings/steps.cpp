@@ -14,7 +14,6 @@
 #include "python/bindings/errors.h"
 #include "snug/base/errors.h"
 #include "snug/memory/device_memory.h"
-#include "snug/memory/held_limit.h"
 #include "snug/plan/budget_request.h"
 #include "snug/replay/fit.h"
 #include "snug/replay/step_run.h"
@@ -90,11 +89,9 @@ Recorded record_step(const py::function& step, const std::string& device,
   const replay::RecordOptions options{.update = rehearsal_of(update), .until = replay::RecordUntil::UpdateBegins};
   const py::gil_scoped_release release;
   memory::DeviceMemory& memory = memory::device_memory(c10::Device(device));
-  if (const std::optional<Bytes> limit = plan::limit_of(budget)) {
-    return std::make_shared<replay::RecordedStep>(replay::record_step_within(*limit, forward, memory, options));
-  }
-  const memory::HeldLimit none(memory, std::nullopt);  // another session's is not this step's
-  return std::make_shared<replay::RecordedStep>(replay::record_step(forward, memory, options));
+  const std::optional<Bytes> limit = plan::limit_of(budget);
+  return std::make_shared<replay::RecordedStep>(limit ? replay::record_step_within(*limit, forward, memory, options)
+                                                      : replay::record_step_unlimited(forward, memory, options));
 }
 
 void bind_recorded_step(py::module_& m) {

@@ -6,7 +6,6 @@
 #include <utility>
 #include <variant>
 
-#include "snug/plan/bound/lower_bound.h"
 #include "snug/plan/does_not_fit.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
@@ -83,6 +82,10 @@ Bytes Planner::floor(const StepGraph& now) const {
                                 },
                                 plans_);
   return then + now.static_bytes - static_bytes_;
+}
+
+LowerBound lower_bound_within(const StepGraph& graph, std::optional<Budget> budget) {
+  return lower_bound(graph, budget ? budget->for_blocks() : plan_none(graph).predicted_peak);
 }
 
 MemoryPlan make_plan(const StepGraph& graph, std::string_view strategy, std::optional<Budget> budget) {

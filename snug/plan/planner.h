@@ -5,6 +5,7 @@
 #include <string_view>
 #include <variant>
 
+#include "snug/plan/bound/lower_bound.h"
 #include "snug/plan/budget.h"
 #include "snug/plan/step/memory_plan.h"
 #include "snug/plan/step/step_graph.h"
@@ -44,6 +45,9 @@ class Planner {
   Plans plans_;
   Bytes static_bytes_;
 };
+
+/// What no plan within the budget beats; without one, no plan within what the step takes with everything kept.
+LowerBound lower_bound_within(const StepGraph& graph, std::optional<Budget> budget);
 
 /// One plan by a strategy: see Planner.
 MemoryPlan make_plan(const StepGraph& graph, std::string_view strategy, std::optional<Budget> budget);

@@ -53,6 +53,11 @@ RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::Dev
                     .only_begun = true});
 }
 
+RecordedStep record_step_unlimited(const Forward& forward, memory::DeviceMemory& memory, const RecordOptions& options) {
+  const memory::HeldLimit none(memory, std::nullopt);
+  return record_step(forward, memory, options);
+}
+
 namespace {
 
 /// The memory that the budget is for.

@@ -34,6 +34,9 @@ namespace replay {
 /// what fails in one of them ends in all.
 RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::DeviceMemory& memory,
                                 const RecordOptions& options = {});
+/// record_step without a limit: what sessions hold is lifted meanwhile.
+RecordedStep record_step_unlimited(const Forward& forward, memory::DeviceMemory& memory,
+                                   const RecordOptions& options = {});
 Session fit(const Forward& forward, const FitOptions& options);
 }  // namespace replay
 

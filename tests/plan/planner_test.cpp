@@ -98,6 +98,14 @@ TEST(Planner, PredictsAGivenPlanAnew) {
   EXPECT_THROW((void)planner.plan(graph(), Budget{peak - 1, 0}), DoesNotFit);
 }
 
+TEST(LowerBoundWithin, ABudgetIsOfPlansForItsBlocksAndWithoutOneOfThePlanThatKeepsEverything) {
+  const Bytes peak = plan_none(graph()).predicted_peak;
+  const auto seconds = [](std::optional<Budget> budget) { return lower_bound_within(graph(), budget).step_seconds; };
+  EXPECT_EQ(seconds({}), graph().step_seconds);
+  EXPECT_EQ(seconds(Budget{peak + 100, 100}), graph().step_seconds);
+  EXPECT_GT(seconds(Budget{peak, peak / 2}), graph().step_seconds);
+}
+
 TEST(MakePlan, NamesTheFloorOfTheStrategyThatDoesNotFit) {
   const Bytes peak = plan_none(graph()).predicted_peak;
   try {

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "snug/memory/held_limit.h"
 #include "snug/record/recording.h"
 #include "snug/snug.h"
 #include "tests/base/fault.h"
@@ -147,6 +148,16 @@ TEST(Fit, TheNamedFloorIsEnough) {
   Session session(recorded, "optimal", plan::Budget::for_limit(floor), cpu());
   session.backward(net, x);
   expect_same(expected, net.gradients());
+}
+
+TEST(Fit, RecordsWithoutALimitBesideOneThatIsHeld) {
+  Net net;
+  const at::Tensor x = torch::randn({2048, 256});
+  const Bytes limit = cpu().stats().allocated + 64_KiB;
+  const memory::HeldLimit held(cpu(), limit);
+  EXPECT_THROW((void)replay::record_step([&] { return net(x); }, cpu()), OutOfBudget);
+  EXPECT_FALSE(replay::record_step_unlimited([&] { return net(x); }, cpu()).graph.ops.empty());
+  EXPECT_EQ(cpu().stats().limit, limit);
 }
 
 TEST(Fit, RefusesABudgetThatIsNotPositive) {
