@@ -1,6 +1,7 @@
 // snug._core: the core as the Python package calls it. Nothing here decides anything.
 #include <torch/csrc/utils/pybind.h>
 
+#include "python/bindings/agreement.h"
 #include "python/bindings/errors.h"
 #include "python/bindings/memory.h"
 #include "python/bindings/plans.h"
@@ -11,6 +12,7 @@
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The core of snug. Use the names of the package snug.";
   snug::python::bind_errors(m);
+  snug::python::bind_agreement(m);
   snug::python::bind_memory(m);
   snug::python::bind_regions(m);
   snug::python::bind_plans(m);

@@ -84,9 +84,11 @@ void update_begins() {
 }
 
 Recorded record_step(const py::function& step, const std::string& device,
-                     const std::optional<plan::BudgetRequest>& budget, const py::object& update) {
+                     const std::optional<plan::BudgetRequest>& budget, const py::object& update,
+                     const std::shared_ptr<Agreement>& agreement) {
   const replay::Forward forward = forward_of(step);
-  const replay::RecordOptions options{.update = rehearsal_of(update), .until = replay::RecordUntil::UpdateBegins};
+  const replay::RecordOptions options{
+      .update = rehearsal_of(update), .until = replay::RecordUntil::UpdateBegins, .agreement = agreement};
   const py::gil_scoped_release release;
   memory::DeviceMemory& memory = memory::device_memory(c10::Device(device));
   const std::optional<Bytes> limit = plan::limit_of(budget);
@@ -104,7 +106,8 @@ void bind_recorded_step(py::module_& m) {
           devices.insert(c10::DeviceTypeName(p.device().type(), /*lower_case=*/true));
         return devices;
       });
-  m.def("record_step", &record_step, py::arg("step"), py::arg("device"), py::arg("budget"), py::arg("update"));
+  m.def("record_step", &record_step, py::arg("step"), py::arg("device"), py::arg("budget"), py::arg("update"),
+        py::arg("agreement"));
 }
 
 void bind_undone_draws(py::module_& m) {

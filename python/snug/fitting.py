@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from . import _core
+from ._agreement import Group
 from ._capture import Recorded, loss_of
 from ._core import StepReport
 from ._rehearsal import Rehearsals, leaves_kept
@@ -149,6 +150,7 @@ class _Fitted:
         device: str,
         optimizer: Any,
         update: Callable[[], None] | None,
+        process_group: Any,
     ) -> None:
         if not callable(step):
             raise UsageError(f"fit: the step is a {type(step).__name__}; give a function from a batch to its loss")
@@ -156,13 +158,15 @@ class _Fitted:
             raise UsageError(f"fit: the update is a {type(update).__name__}; give a function that does what your update does")
         request = _request(budget)
         rehearsals = Rehearsals(optimizer, update)
+        group = Group(process_group)
+        self.agreement = group.agreement()
 
         def update_begins(stepping: Any) -> None:
             rehearsals.add(stepping)
             _core.update_begins()
 
-        with leaves_kept(), Recorded(update_begins):
-            self.recorded = _core.record_step(lambda: loss_of(step, sample), device, request, rehearsals)
+        with leaves_kept(), group.found_in_step(), Recorded(update_begins):
+            self.recorded = _core.record_step(lambda: loss_of(step, sample), device, request, rehearsals, self.agreement)
         others = self.recorded.devices - {torch.device(device).type}
         if others:
             raise UsageError(
@@ -185,7 +189,9 @@ class Session:
 
     def __init__(self, step: Step, fitted: _Fitted, host: int | None) -> None:
         self._step: Step | None = step
-        self._core = _core.Session(fitted.recorded, fitted.planner, fitted.budget, fitted.device, host)
+        self._core = _core.Session(
+            fitted.recorded, fitted.planner, fitted.budget, fitted.device, host, fitted.agreement
+        )
 
     def _forget_step(self) -> None:
         """Lets go of the step that fit was given, and of what it refers to: backward() is always given another."""
@@ -249,6 +255,7 @@ def fit(
     optimizer: Any = None,
     strategy: str = "optimal",
     update: Callable[[], None] | None = None,
+    process_group: Any = None,
 ) -> Session:
     """Plans and caps the training step of any model.
 
@@ -264,8 +271,10 @@ def fit(
     that are run outside of the step: one update is rehearsed, so that the plan counts what it takes and the state that it
     will make, and nothing is changed; those that the step runs itself are found. update: in place of that, a function that
     does what the update does. strategy: "optimal", or a preset such as "every_block", "sequential(4)",
-    "selective(aten::mm)". Hooks of register_post_accumulate_grad_hook, where optimizers are run too, do not run while the
-    step is recorded.
+    "selective(aten::mm)". process_group: of torch.distributed, whose processes run the step together, each with a fit and
+    a session of its own: what one of them cannot record or plan is recorded again, or refused, in all. By default that of
+    the DistributedDataParallel model that the step runs, else this process alone. Hooks of
+    register_post_accumulate_grad_hook, where optimizers are run too, do not run while the step is recorded.
 
     Raises DoesNotFit, naming the smallest budget and its parts, and UsageError.
     """
@@ -275,7 +284,7 @@ def fit(
     host_bytes = parse_bytes(host_budget) if host_budget is not None else None
     if host_bytes is not None and host_bytes <= 0:
         raise UsageError(f"fit: the host's budget is {host_bytes} bytes; it must be positive")
-    return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update), host_bytes)
+    return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group), host_bytes)
 
 
 def plan(
@@ -287,8 +296,9 @@ def plan(
     optimizer: Any = None,
     strategy: str = "optimal",
     update: Callable[[], None] | None = None,
+    process_group: Any = None,
 ) -> Plan:
     """What fit would do, without a session: records the step and plans it. Without a budget, the fastest plan."""
-    fitted = _Fitted(step, sample, budget, strategy, device_of(device, sample), optimizer, update)
+    fitted = _Fitted(step, sample, budget, strategy, device_of(device, sample), optimizer, update, process_group)
     graph = fitted.recorded.graph
     return Plan(graph, fitted.planner, fitted.planner.plan(graph, fitted.budget))
