@@ -35,8 +35,8 @@ int main() {
 
   const auto step = [&](const Batch& b) { return torch::mse_loss(net(b.input), b.target); };
   const snug::Bytes budget = 24_MiB;
-  auto session =
-      snug::fit(step, batch, {.budget = budget});  // throws snug::DoesNotFit, which names the smallest budget
+  // Throws snug::DoesNotFit, which names the smallest budget.
+  auto session = snug::fit(step, batch, {.budget = budget, .optimizer = optimizer});
 
   double first = 0, last = 0;
   for (int i = 0; i < 40; ++i) {

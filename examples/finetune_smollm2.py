@@ -56,7 +56,7 @@ def main():
 
     model.train()
     optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=2e-4)
-    with snug.fit(step, batches[0], budget=options.budget) as session:
+    with snug.fit(step, batches[0], budget=options.budget, optimizer=optimizer) as session:
         print(session.plan)
         for i in range(options.steps):
             started = time.perf_counter()

@@ -20,7 +20,7 @@ int main() {
 
   const auto step = [&](const Batch& b) { return torch::mse_loss(model->forward(b.input), b.target); };
   const snug::Bytes budget = snug::parse_bytes("64MiB");
-  auto session = snug::fit(step, sample, {.budget = budget});
+  auto session = snug::fit(step, sample, {.budget = budget, .optimizer = optimizer});
 
   const torch::Tensor loss = session.backward(step, sample);
   optimizer.step();

@@ -4,11 +4,9 @@
 #include <pybind11/stl.h>
 
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
-#include "snug/base/json_field.h"
 #include "snug/plan/bound/lower_bound.h"
 #include "snug/plan/budget_request.h"
 #include "snug/plan/plan_file.h"
@@ -53,12 +51,7 @@ void bind_step_graph(py::module_& m) {
   py::class_<plan::StepGraph>(m, "StepGraph")
       .def_property_readonly("operators", [](const plan::StepGraph& g) { return g.ops.size(); })
       .def_readonly("step_seconds", &plan::StepGraph::step_seconds)
-      .def_readonly("static_bytes", &plan::StepGraph::static_bytes)
-      .def("to_json", [](const plan::StepGraph& g) { return to_json(g).dump(); })
-      .def_static("from_json", [](const std::string& text) {
-        const JsonFile file(text, {.name = "step graph", .cure = plan::kGraphCure});
-        return plan::step_graph_from(file.root());
-      });
+      .def_readonly("static_bytes", &plan::StepGraph::static_bytes);
 }
 
 void bind_memory_plan(py::module_& m) {
@@ -122,6 +115,10 @@ void bind_questions(py::module_& m) {
         plan::write_plan(path, plan::plan_file_for(graph, plan));
       },
       py::arg("path"), py::arg("graph"), py::arg("plan"));
+  m.def(
+      "write_step_graph",
+      [](const std::string& path, const plan::StepGraph& graph) { plan::write_step_graph(path, graph); },
+      py::arg("path"), py::arg("graph"));
 }
 
 }  // namespace

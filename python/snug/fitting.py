@@ -92,8 +92,7 @@ class Plan:
 
     def save_graph(self, path: str) -> None:
         """Writes the recorded step as JSON: what `snug plan --graph` reads."""
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(self._graph.to_json())
+        _core.write_step_graph(str(path), self._graph)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self._plan == other._plan

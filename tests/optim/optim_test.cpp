@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "snug/memory/device_memory.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/schedule.h"
+#include "snug/optim/sgd.h"
 #include "tests/base/fault.h"
 
 namespace snug::optim {
@@ -246,6 +248,31 @@ TEST(Sgd, FollowsTheFormula) {
     EXPECT_TRUE(at::allclose(weight.detach().to(at::kDouble), p, 1e-5, 1e-6));
     EXPECT_TRUE(at::allclose(bias.detach().to(at::kDouble), plain, 1e-5, 1e-6));
   }
+}
+
+TEST(Sgd, IsTheOneThatItsNameMakes) {
+  const auto train = [](const auto& make) {
+    torch::manual_seed(8);
+    at::Tensor weight = torch::randn({5, 3}).requires_grad_();
+    const std::unique_ptr<Optimizer> optimizer = make(weight);
+    for (int t = 0; t < 3; ++t) {
+      weight.mutable_grad() = torch::randn({5, 3});
+      optimizer->step(1e-2);
+    }
+    return weight.detach();
+  };
+  const at::Tensor named = train([](const at::Tensor& weight) {
+    OwnValues values = own_defaults(optimizer_kinds());
+    values.set("momentum", 0.8);
+    return optimizer_kind("sgd").make({weight}, values);
+  });
+  const auto direct = [](const SgdOptions& options) {
+    return [options](const at::Tensor& weight) -> std::unique_ptr<Optimizer> {
+      return std::make_unique<Sgd>(std::vector{weight}, options);
+    };
+  };
+  EXPECT_TRUE(at::equal(train(direct({.momentum = 0.8})), named));
+  EXPECT_FALSE(at::equal(train(direct({.momentum = 0.7})), named));
 }
 
 TEST(AdamW, KeepsWhatStatesOfBeforeHave) {

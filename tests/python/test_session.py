@@ -132,6 +132,8 @@ def test_a_plan_tells_what_it_does(task, tmp_path):
     plan.save(tmp_path / "plan.json")
     plan.save_graph(tmp_path / "graph.json")
     assert (tmp_path / "plan.json").stat().st_size > 100 and (tmp_path / "graph.json").stat().st_size > 100
+    with pytest.raises(snug.Error, match="missing"):
+        plan.save_graph(tmp_path / "missing" / "graph.json")
 
 
 def test_a_budget_that_is_too_small_names_the_smallest(task):
