@@ -29,6 +29,9 @@ struct RecordedStep {
   plan::StepGraph graph;
   std::vector<at::Tensor> parameters;  ///< the leaves that the step may give gradients to
   Bytes state_to_come = 0;             ///< of the graph's static bytes: optimizer state that the first update will make
+  /// Of the graph's static bytes: what others hold beside the steps, and not at every moment, as batches made ahead. It
+  /// is for who records the step to say.
+  Bytes beside = 0;
   StepKind kind = StepKind::First;
 };
 

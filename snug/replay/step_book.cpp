@@ -34,6 +34,7 @@ StepBook::StepBook(std::vector<PlannedStep> kinds, std::optional<plan::Budget> b
   });
   const RecordedStep& first = kinds.front().step;
   state_to_come_ = first.state_to_come;
+  beside_ = missing_ = first.beside;
   whole_ = first.graph.static_bytes - gradients;
   std::vector<plan::MemoryPlan> plans;
   agree(refusal_of([&] { plans = plan_all(kinds, budget); }));
@@ -69,13 +70,14 @@ void StepBook::agree(const std::exception_ptr& refusal) const {
   }
 }
 
-void StepBook::count_state(plan::StepGraph& graph) const {
-  graph.static_bytes += state_to_come_;
+void StepBook::count_missing(plan::StepGraph& graph) const {
+  graph.static_bytes += state_to_come_ + missing_;
   graph.static_by_tag[static_cast<std::size_t>(memory::Tag::Optimizer)] += state_to_come_;
+  graph.static_by_tag[static_cast<std::size_t>(memory::Tag::Staging)] += missing_;
 }
 
 void StepBook::add(plan::StepGraph graph, StepKind kind) {
-  count_state(graph);
+  count_missing(graph);
   // The same optimizer step follows.
   if (const plan::StepGraph& known = *known_.front().graph; known.update_seconds > 0) {
     graph.end_with_update(known.update_bytes, known.update_seconds);
@@ -113,12 +115,14 @@ bool StepBook::outdated(const Known& known, Bytes allocated) const {
 bool StepBook::expects(StepKind kind) const { return std::ranges::find(known_, kind, &Known::kind) != known_.end(); }
 
 void StepBook::begin(const memory::Stats& stats, Bytes gradients, StepKind kind) {
-  // What has come by now is not to come any more.
-  state_to_come_ = std::clamp<Bytes>(whole_ - (stats.allocated - gradients), 0, state_to_come_);
+  const Bytes absent = whole_ - (stats.allocated - gradients);
+  // State that has come by now is not to come any more.
+  state_to_come_ = std::clamp<Bytes>(absent, 0, state_to_come_);
+  missing_ = std::clamp<Bytes>(absent - state_to_come_, 0, beside_);
   const auto expected = std::ranges::find(known_, kind, &Known::kind);
   // Without a budget every plan stands, but the others of the group may have one.
   const bool planned = budget_ && expected != known_.end();
-  const bool stands = !planned || !outdated(*expected, stats.allocated + state_to_come_);
+  const bool stands = !planned || !outdated(*expected, stats.allocated + state_to_come_ + missing_);
   if (ask(*agreement_, stands ? Vote::Yes : Vote::No) == Vote::Yes) return;
   agree(refusal_of([&] {
     if (planned) plan_again(*expected, stats);
@@ -129,7 +133,7 @@ void StepBook::plan_again(Known& known, const memory::Stats& stats) {
   auto moved = std::make_shared<plan::StepGraph>(*known.graph);
   moved->static_bytes = stats.allocated;
   moved->static_by_tag = stats.by_tag;
-  count_state(*moved);
+  count_missing(*moved);
   try {
     known.plan = std::make_shared<plan::MemoryPlan>(known.planner.plan(*moved, budget_));
   } catch (const DoesNotFit&) {

@@ -62,8 +62,8 @@ class StepBook {
   [[nodiscard]] std::exception_ptr refusal_of(const std::function<void()>& plan) const;
   /// Throws `refusal`, which may be none, or Error when another process of the group has one.
   void agree(const std::exception_ptr& refusal) const;
-  /// With the state that is yet to come.
-  void count_state(plan::StepGraph& graph) const;
+  /// With what is yet to come of state, and beside the steps.
+  void count_missing(plan::StepGraph& graph) const;
   /// Whether the memory outside of the step calls for another plan.
   [[nodiscard]] bool outdated(const Known& known, Bytes allocated) const;
 
@@ -71,7 +71,9 @@ class StepBook {
   std::optional<plan::Budget> budget_;
   std::shared_ptr<Agreement> agreement_;
   Bytes state_to_come_ = 0;
-  Bytes whole_ = 0;  // allocated before the first step, with that state and without gradients
+  Bytes beside_ = 0;   // that others may hold beside the steps
+  Bytes missing_ = 0;  // of that, now
+  Bytes whole_ = 0;    // allocated before the first step, with all of these and without gradients
 };
 
 }  // namespace snug::replay

@@ -9,6 +9,7 @@
 #include "snug/memory/device_memory.h"
 #include "snug/memory/process_memory.h"
 #include "snug/plan/run/presets.h"
+#include "snug/plan/strategy.h"
 #include "snug/train/training_step.h"
 
 namespace snug::train {
@@ -19,6 +20,28 @@ std::optional<plan::BudgetRequest> requested_budget(const std::optional<plan::Bu
   return asked;
 }
 
+namespace {
+
+/// What waits beside the step in a run, as long as this lives; see data::Prefetcher.
+class BatchesAhead {
+ public:
+  BatchesAhead(const Experiment& experiment, const memory::DeviceMemory& memory) {
+    const DataConfig& data = experiment.config().data;
+    for (std::int64_t i = 0; data.workers > 0 && i < data.prefetch; ++i) {
+      batches_.push_back(experiment.train_batch(i));
+      for (const at::Tensor* tensor : tensors_of(batches_.back()))
+        bytes_ += memory.rounded(static_cast<Bytes>(tensor->nbytes()));
+    }
+  }
+  [[nodiscard]] Bytes bytes() const { return bytes_; }
+
+ private:
+  std::vector<data::Batch> batches_;
+  Bytes bytes_ = 0;
+};
+
+}  // namespace
+
 PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std::optional<plan::PlanFile>& file) {
   const Config& config = experiment.config();
   const std::optional<plan::BudgetRequest> request = requested_budget(config.memory.budget, file);
@@ -28,8 +51,16 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
         fmt::format("budget: {} is more than the {} that this machine has; give less, or leave the budget out",
                     format_bytes(*cap), format_bytes(total)));
   }
+  if (!request && !file &&
+      std::holds_alternative<plan::strategies::Eviction>(plan::strategy_from(config.memory.strategy))) {
+    throw UsageError(fmt::format(
+        "plan: memory.strategy = \"{}\" drops values when a budget runs out, and there is none; give memory.budget",
+        config.memory.strategy));
+  }
   TrainingStep step(experiment);
   const data::Batch sample = experiment.train_batch(0);
+  std::optional<BatchesAhead> ahead;
+  if (kinds == Kinds::Run) ahead.emplace(experiment, memory::device_memory(c10::kCPU));
   std::vector<replay::RecordedStep> recorded;
   // Without a budget nothing can be refused, and an evaluation pass has nothing to decide.
   if (kinds == Kinds::Run && request) {
@@ -37,6 +68,7 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
   } else {
     recorded.push_back(step.record(sample, cap));
   }
+  for (replay::RecordedStep& kind : recorded) kind.beside = ahead ? ahead->bytes() : 0;
   if (file) plan::check_is_for(*file, recorded.front().graph);
   PlannedExperiment planned;
   planned.budget = plan::budget_for(request, plan::plan_none(recorded.front().graph).predicted_peak);

@@ -19,7 +19,7 @@ std::optional<plan::BudgetRequest> requested_budget(const std::optional<plan::Bu
 /// What is recorded of an experiment.
 enum class Kinds : std::uint8_t {
   Training,  ///< the training step
-  Run        ///< all that a run has: the evaluation pass too, when it validates
+  Run        ///< all that a run has: the evaluation pass too, when it validates, beside batches that are made ahead
 };
 
 /// Steps of an experiment, recorded, and all that it takes to plan them.
@@ -32,7 +32,8 @@ struct PlannedExperiment {
 /// Records and prepares plans. A budget in bytes caps the recording too; one in percent is of the unplanned peak of the
 /// training step, which takes an uncapped recording to know; without one nothing is capped. `file`: a plan to use in
 /// place of the configured strategy; its budget holds when the configuration has none. Throws UsageError when it is for
-/// another step, DoesNotFit when a step does not even run under the budget with eviction.
+/// another step, and for "eviction" without a budget; DoesNotFit when a step does not even run under the budget with
+/// eviction.
 PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std::optional<plan::PlanFile>& file = {});
 
 /// The session of plan_experiment(). Throws DoesNotFit.

@@ -127,6 +127,25 @@ TEST(StepBook, StateThatWasExpectedIsNoReasonToPlanAgain) {
   EXPECT_EQ(book.graph().static_bytes, 12_MiB);
 }
 
+TEST(StepBook, WhatComesAndGoesBesideTheStepsIsNoReasonToPlanAgain) {
+  RecordedStep step = recorded(chain_step(8, 1_MiB, 20_MiB));  // with 8 MiB of batches, say
+  step.beside = 8_MiB;
+  std::vector<PlannedStep> kinds;
+  kinds.push_back({step, plan::Planner(step.graph, "optimal")});
+  StepBook book(std::move(kinds), kBudget);
+  const plan::StepGraph* planned = &book.graph();
+  for (const Bytes there : {12_MiB, 20_MiB, 15_MiB, 12_MiB}) {
+    book.begin(allocated(there), /*gradients=*/0, StepKind::First);
+    EXPECT_EQ(&book.graph(), planned) << there;
+  }
+  book.add(chain_step(4, 1_MiB, 12_MiB), StepKind::First);
+  EXPECT_EQ(book.graph().static_bytes, 20_MiB) << "another step that runs while they are away has them too";
+  EXPECT_EQ(book.graph().static_by_tag[static_cast<std::size_t>(memory::Tag::Staging)], 8_MiB);
+  book.ran(planned);
+  book.begin(allocated(9_MiB), /*gradients=*/0, StepKind::First);  // what is less than that is gone
+  EXPECT_EQ(book.graph().static_bytes, 17_MiB);
+}
+
 TEST(StepBook, StateThatComesBeforeAnUnknownStepIsCountedOnce) {
   StepBook book = book_with(chain_step(8, 1_MiB, 20_MiB), /*state_to_come=*/8_MiB);
   book.begin(allocated(12_MiB), 0, StepKind::First);
