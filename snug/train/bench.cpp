@@ -137,8 +137,7 @@ nlohmann::ordered_json to_json(const BenchResult& result) {
   return {{"measurements", std::move(rows)}, {"complete", result.complete}};
 }
 
-BenchResult bench(const replay::Forward& forward, const std::function<void()>& forget_gradients,
-                  const BenchOptions& options, report::Progress& progress) {
+BenchResult bench(const BenchStep& step, const BenchOptions& options, report::Progress& progress) {
   const std::vector<Request> requests = read(options);
   auto& memory = memory::device_memory(c10::kCPU);
   BenchResult result;
@@ -147,11 +146,11 @@ BenchResult bench(const replay::Forward& forward, const std::function<void()>& f
     return !result.complete;
   };
   progress.note("recording one step");
-  const replay::RecordedStep step = replay::record_step(forward, memory);
-  result.unplanned_peak = plan::plan_none(step.graph).predicted_peak;
-  result.static_bytes = step.graph.static_bytes;
-  result.unplanned_seconds_recorded = step.graph.step_seconds;
-  std::vector<Entry> entries = make_entries(step, requests, result.unplanned_peak, memory);
+  const replay::RecordedStep recorded = replay::record_step(step.forward, memory, {.update = step.update});
+  result.unplanned_peak = plan::plan_none(recorded.graph).predicted_peak;
+  result.static_bytes = recorded.graph.static_bytes;
+  result.unplanned_seconds_recorded = recorded.graph.step_seconds;
+  std::vector<Entry> entries = make_entries(recorded, requests, result.unplanned_peak, memory);
 
   const auto turn = [&](const std::function<void()>& run) {
     std::vector<double> seconds;
@@ -160,7 +159,8 @@ BenchResult bench(const replay::Forward& forward, const std::function<void()>& f
       run();
       // The first brings its pages in.
       if (i > 0) seconds.push_back(monotonic_seconds() - started);
-      forget_gradients();
+      if (step.update) (void)step.update.run();
+      step.forget_gradients();
     }
     return seconds;
   };
@@ -172,11 +172,11 @@ BenchResult bench(const replay::Forward& forward, const std::function<void()>& f
     for (Entry& entry : entries) {
       if (!entry.session) continue;
       // Beside each other: machines change their speed within a round.
-      const std::vector<double> unplanned = turn([&] { (void)run_plain(forward); });
+      const std::vector<double> unplanned = turn([&] { (void)run_plain(step.forward); });
       memory.release_cached();
       memory.set_limit(entry.row.budget);
       memory.reset_peak();
-      const std::vector<double> planned = turn([&] { (void)entry.session->backward(forward); });
+      const std::vector<double> planned = turn([&] { (void)entry.session->backward(step.forward); });
       memory.set_limit(std::nullopt);
       if (stopped()) break;  // a turn that was cut short does not count
       append(entry.unplanned_seconds, unplanned);
@@ -206,7 +206,10 @@ BenchResult bench(const Config& config, const BenchOptions& options, report::Pro
   Experiment experiment(config);
   const data::Batch batch = experiment.train_batch(0);
   TrainingStep step(experiment);
-  return bench([&] { return experiment.loss(batch); }, [&] { step.forget_gradients(); }, options, progress);
+  return bench({.forward = [&] { return experiment.loss(batch); },
+                .forget_gradients = [&] { step.forget_gradients(); },
+                .update = step.rehearsal()},
+               options, progress);
 }
 
 }  // namespace snug::train

@@ -22,7 +22,15 @@ struct BenchOptions {
   std::int64_t steps = 2;   ///< timed in each turn, after one that is not
 };
 
-/// One strategy under one budget. Seconds are of forward and backward.
+/// The step that is measured.
+struct BenchStep {
+  replay::Forward forward;
+  std::function<void()> forget_gradients;
+  /// What its update takes, so that plans know of it; may be empty. Runs after every step, and in no time that counts.
+  replay::Rehearsal update = {};
+};
+
+/// One strategy under one budget. Seconds are of forward and backward, peaks of the update too.
 struct BenchRow {
   std::string strategy;
   std::optional<Bytes> budget;  ///< none: the strategy's own plan, without a cap
@@ -56,9 +64,8 @@ std::string render(const BenchResult& result, const std::string& title, std::opt
 /// this process, so that ratios stand on a noisy machine. "optimal" and "eviction" give a row for each budget; any
 /// other strategy has one plan, and gives one row. Throws UsageError for strategies that cannot be read, before it
 /// records. When interrupted() says so it stops, and returns what it has.
-BenchResult bench(const replay::Forward& forward, const std::function<void()>& forget_gradients,
-                  const BenchOptions& options, report::Progress& progress);
-/// Of the step that a configuration describes.
+BenchResult bench(const BenchStep& step, const BenchOptions& options, report::Progress& progress);
+/// Of the step that a configuration describes, with its update.
 BenchResult bench(const Config& config, const BenchOptions& options, report::Progress& progress);
 
 }  // namespace snug::train

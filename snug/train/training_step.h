@@ -46,9 +46,10 @@ class TrainingStep {
   void update(std::int64_t step);
   void forget_gradients();
 
- private:
+  /// What an update takes in time and memory, before the first one; see optim::Optimizer::rehearse.
   [[nodiscard]] replay::Rehearsal rehearsal();
 
+ private:
   Experiment& experiment_;
 };
 
