@@ -42,7 +42,8 @@ class Experiment {
   [[nodiscard]] torch::nn::Module& model() const noexcept { return task_.module(); }
   [[nodiscard]] const LanguageModel& language_model() const noexcept { return task_.model(); }
   [[nodiscard]] const data::Tokenizer& tokenizer() const noexcept { return task_.tokenizer(); }
-  /// Of the text and of the files of the pretrained model, to tell when they were replaced: sizes and samples.
+  /// Of the text, of the files of the pretrained model and of an adapter's settings, to tell when they were replaced:
+  /// sizes and samples.
   [[nodiscard]] const std::string& fingerprint() const noexcept { return task_.fingerprint(); }
   /// Tokens that end a text.
   [[nodiscard]] const std::vector<data::TokenId>& ends() const noexcept { return task_.ends(); }

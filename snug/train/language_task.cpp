@@ -11,7 +11,7 @@
 #include "snug/base/errors.h"
 #include "snug/data/libtorch_headers.h"
 #include "snug/data/tokenize.h"
-#include "snug/memory/tag.h"
+#include "snug/models/lora.h"
 #include "snug/state/manifest.h"
 
 namespace snug::train {
@@ -82,6 +82,13 @@ void refuse_one_document(const data::TokenCorpus& corpus, const std::string& pat
                   path));
 }
 
+/// What an adapter from files is made with beside its weights, which a state has. Of a new one the configuration says.
+std::string settings_of_adapter(const Config& config, const torch::nn::Module& model) {
+  const models::LoraOptions* const lora = config.lora.adapter.empty() ? nullptr : models::lora_options(model);
+  if (lora == nullptr) return "";
+  return fmt::format(", rank {}, factor {}, dropout {}", lora->rank, lora->factor(), lora->dropout);
+}
+
 Dataset make_dataset(const Config& config, const Pretrained* pretrained, const data::Tokenizer& tokenizer,
                      std::int64_t vocabulary, std::string& fingerprint) {
   data::TokenCorpus corpus = make_corpus(config, pretrained, tokenizer);
@@ -107,7 +114,9 @@ LanguageTask::LanguageTask(const Config& config, const Pretrained* pretrained)
       tokenizer_(make_tokenizer(config, pretrained)),
       dataset_(make_dataset(config, pretrained, *tokenizer_, model_->vocabulary(), fingerprint_)),
       batch_(config.train.batch),
-      tokens_per_step_(config.train.batch * config.model.sequence) {}
+      tokens_per_step_(config.train.batch * config.model.sequence) {
+  fingerprint_ += settings_of_adapter(config, model_->module());
+}
 
 data::Batch LanguageTask::train_batch(std::int64_t step) const {
   return std::visit([&](const auto& dataset) { return dataset.train_batch(step); }, dataset_);

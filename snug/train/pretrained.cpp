@@ -32,7 +32,8 @@ std::string Pretrained::fingerprint() const {
   if (fs::is_directory(path(), error)) {
     for (fs::directory_iterator entry(path(), error); !error && entry != fs::directory_iterator();
          entry.increment(error)) {
-      if (entry->path().extension() == ".safetensors") files.push_back(entry->path());
+      const bool decides = entry->path().extension() == ".safetensors" || entry->path().filename() == "config.json";
+      if (decides) files.push_back(entry->path());
     }
     std::ranges::sort(files);
   } else {

@@ -117,8 +117,8 @@ std::optional<std::int64_t> RunState::find(report::Progress& progress) {
   check_same_run(values.value("config", json::object()), experiment_.config());
   if (const json files = values.value("files", json()); !files.is_null() && files != json(experiment_.fingerprint())) {
     throw UsageError(
-        "resuming: what data.path or model.path names is not what it was when the state was saved; put it "
-        "back, or use another output.folder");
+        "resuming: what data.path, model.path or lora.adapter names is not what it was when the state was saved; put "
+        "it back, or use another output.folder");
   }
   return found_->manifest.step;
 }
