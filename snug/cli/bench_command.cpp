@@ -95,7 +95,7 @@ void add_bench(CLI::App& app, Action& action) {
     action = [=] {
       refuse_setting(*options, "memory.budget", "--budgets has those that are measured");
       refuse_setting(*options, "memory.strategy", "--strategies has those that are measured");
-      const train::Config config = configuration(*options);
+      const train::Config config = configuration_of_steps(*options);
       train::BenchOptions bench;
       bench.budgets = budgets_in(*budgets);
       bench.strategies = split_at_commas(*strategies);

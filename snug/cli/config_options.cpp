@@ -12,10 +12,10 @@ namespace {
 std::string keys_help() {
   std::string text =
       "\nKeys of the configuration file and of --set (type, default; what has a * stays as it was where a run is "
-      "resumed):\n";
+      "resumed, what has a + is for train and finetune):\n";
   for (const train::KeyHelp& key : train::config_keys()) {
-    text += fmt::format("  {:<32} {:<8} {:<10} {}{}\n", key.key, key.type, key.default_text, key.help,
-                        key.resumed == Resumed::Same ? " *" : "");
+    text += fmt::format("  {:<32} {:<8} {:<10} {}{}{}\n", key.key, key.type, key.default_text, key.help,
+                        key.resumed == Resumed::Same ? " *" : "", key.commands == train::Commands::Runs ? " +" : "");
   }
   return text;
 }
@@ -48,6 +48,13 @@ void refuse_setting(const ConfigOptions& options, std::string_view key, std::str
     if (alone.given.contains(std::string(key)))
       throw UsageError(fmt::format("--set {} does nothing here: {}", setting, why));
   }
+}
+
+train::Config configuration_of_steps(const ConfigOptions& options) {
+  for (const train::KeyHelp& key : train::config_keys()) {
+    if (key.commands == train::Commands::Runs) refuse_setting(options, key.key, "it is for train and finetune");
+  }
+  return configuration(options);
 }
 
 train::Config configuration(const ConfigOptions& options) {

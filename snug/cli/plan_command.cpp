@@ -87,7 +87,7 @@ PlanReport plan_graph(const PlanOptions& options) {
 }
 
 PlanReport plan_configuration(const PlanOptions& options) {
-  train::Config config = configuration(options.config);
+  train::Config config = configuration_of_steps(options.config);
   if (options.strategy) config.memory.strategy = *options.strategy;
   train::warm_up(config);
   train::Experiment experiment(config);
@@ -191,7 +191,7 @@ void print_shares(const std::string& title, const std::string& label, const std:
 }
 
 int find_longest(const PlanOptions& options) {
-  const train::Config config = configuration(options.config);
+  const train::Config config = configuration_of_steps(options.config);
   const std::optional<Bytes> budget = plan::limit_of(config.memory.budget);
   if (!budget) {
     throw UsageError("plan: --longest-sequence needs a budget in bytes; give one with --budget, as in 2GiB");

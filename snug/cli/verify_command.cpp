@@ -52,7 +52,7 @@ void add_verify(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->callback([options, steps, every, &action] {
     action = [options, steps, every] {
-      const train::Config config = configuration(*options);
+      const train::Config config = configuration_of_steps(*options);
       const train::InterruptScope interruptible;
       report::Progress progress = report::Progress::for_terminal();
       const train::VerifyResult result = train::verify(config, *steps, *every, progress);

@@ -245,12 +245,7 @@ void validate_model(const Config& config) {
     }
     return;
   }
-  if (model.width % model.heads != 0) {
-    throw UsageError(fmt::format("configuration: model.width = {} is not divisible by model.heads = {}; use {} or {}",
-                                 model.width, model.heads,
-                                 std::max(model.width / model.heads, std::int64_t{1}) * model.heads,
-                                 (model.width / model.heads + 1) * model.heads));
-  }
+  if (family.check != nullptr) family.check(model);
   const bool of_bytes = config.data.tokenizer == "bytes" || config.data.tokenizer == "auto";
   if (of_bytes && !data::is_token_file(config.data.path) && model.vocabulary < 256) {
     throw UsageError(
@@ -278,8 +273,11 @@ void validate_given(const Config& config) {
   visit_keys(config, [&](const KeyAbout& key, const auto& member, const auto&) {
     const std::string name = fmt::format("{}.{}", key.section, key.name);
     const bool set = config.given.contains(name) || json_of(member) != defaults[key.section][key.name];
-    if (!set || !asks(member) || key.applies.with(config)) return;
-    if (config.given.contains(key.applies.turned_off_by)) return;
+    if (!set || !asks(member)) return;
+    if (const Applies& applies = key.applies; applies.with(config)) {
+      const bool part_is_off = applies.part_of && !applies.part_of->on(config);
+      if (!part_is_off || config.given.contains(applies.part_of->key)) return;
+    }
     throw UsageError(fmt::format("configuration: {} = {} does nothing here: it applies {}; leave it out", name,
                                  show(json_of(member)), key.applies.when));
   });
@@ -315,7 +313,8 @@ std::vector<KeyHelp> config_keys() {
                     .type = type_name(member),
                     .default_text = show(json_of(member)),
                     .help = limits.empty() ? key.help : fmt::format("{} ({})", key.help, limits),
-                    .resumed = key.resumed});
+                    .resumed = key.resumed,
+                    .commands = key.applies.commands});
   });
   return keys;
 }

@@ -35,6 +35,7 @@ struct KeyHelp {
   std::string default_text;  ///< As it would stand in a TOML file: 100, "optimal".
   std::string help;          ///< One line, with the key's rule at the end.
   Resumed resumed;
+  Commands commands;
 };
 
 /// All keys in the order of the structs, for --help and the documentation.

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <tuple>
 #include <vector>
 
 #include "snug/train/language_model.h"
@@ -78,13 +77,6 @@ bool same_loss(LossKind a, LossKind b, const Config& config) {
     return vocabulary_loss(model);
   };
   return meant(a) == meant(b);
-}
-
-bool Config::operator==(const Config& other) const {
-  const auto all = [](const Config& c) {
-    return std::tie(c.model, c.lora, c.data, c.train, c.optimizer, c.precision, c.memory, c.state, c.output);
-  };
-  return all(*this) == all(other);
 }
 
 }  // namespace snug::train

@@ -97,7 +97,7 @@ struct MemoryConfig {
 };
 
 struct StateConfig {
-  std::int64_t every = 0;  ///< Steps between savings of the training state; 0: only when the run is stopped.
+  std::int64_t every = 0;  ///< Steps between savings of the training state; 0: only where the run ends.
   std::int64_t last = 2;   ///< How many of the newest stay.
   std::int64_t best = 1;   ///< How many of the best stay, by validation loss.
   StateWrite write = StateWrite::Background;
@@ -109,6 +109,12 @@ struct OutputConfig {
   std::string folder;  ///< Empty: write nothing.
 
   bool operator==(const OutputConfig&) const = default;
+};
+
+/// Keys that were set by name, as "section.key": what a default may be, a setting may not, which is to do nothing. How
+/// a configuration came about is no part of what it says: all are equal.
+struct GivenKeys : std::set<std::string, std::less<>> {
+  friend bool operator==(const GivenKeys& /*one*/, const GivenKeys& /*other*/) { return true; }
 };
 
 /// Everything a training run is told. A plain value: reading, writing, --set, --help and what a resumed run may change
@@ -124,19 +130,30 @@ struct Config {
   StateConfig state;
   OutputConfig output;
 
-  /// Keys that were set by name, as "section.key": what a default may be, a setting may not, which is to do nothing.
-  /// Not compared.
-  std::set<std::string, std::less<>> given;
+  GivenKeys given;
 
-  bool operator==(const Config& other) const;
+  bool operator==(const Config& other) const = default;
+};
+
+/// A key that turns off what others are part of.
+struct Switch {
+  std::string key;
+  std::function<bool(const Config& config)> on;
+};
+
+/// Which commands a key is for.
+enum class Commands : unsigned char {
+  All,  ///< whatever makes a model and its steps
+  Runs  ///< those that train to an end, train and finetune: files that others read may have it, --set there may not
 };
 
 /// When a key that was set does something.
 struct Applies {
   std::function<bool(const Config& config)> with;
   std::string when;  ///< the end of "it applies ..."
-  /// The key that turns off what this one is part of: who sets that by name has no need to take out this one.
-  std::string turned_off_by{};
+  /// Beside `with`, this has to be on; but who turns it off by name has no need to take out what is part of it.
+  std::optional<Switch> part_of{};
+  Commands commands = Commands::All;
 };
 
 /// What is said of a key, beside its member and its rule.
@@ -147,7 +164,9 @@ struct KeyAbout {
   Resumed resumed;
 };
 
-inline const Applies kAlways{[](const Config& /*config*/) { return true; }, "always"};
+inline const std::function<bool(const Config&)> kAnyway = [](const Config& /*config*/) { return true; };
+inline const Applies kAlways{kAnyway, "always"};
+inline const Applies kInRuns{kAnyway, "in runs", {}, Commands::Runs};
 inline const Applies kNewModel{[](const Config& c) { return c.model.path.empty(); },
                                "to new models, and the files of model.path decide on theirs"};
 inline const Applies kAdapter{[](const Config& c) { return !c.model.path.empty(); },
@@ -155,19 +174,28 @@ inline const Applies kAdapter{[](const Config& c) { return !c.model.path.empty()
 inline const Applies kOwnRank{[](const Config& c) { return c.lora.adapter.empty() && !c.model.path.empty(); },
                               "to new adapters of pretrained models (model.path): that of lora.adapter has its own, "
                               "and a new model would stay at its random weights"};
-inline const Applies kNewAdapter{[](const Config& c) { return c.lora.rank > 0 && c.lora.adapter.empty(); },
-                                 "with lora.rank above 0 and no lora.adapter, whose own settings hold", "lora.rank"};
+inline const Applies kNewAdapter{[](const Config& c) { return c.lora.adapter.empty(); },
+                                 "with lora.rank above 0 and no lora.adapter, whose own settings hold",
+                                 Switch{"lora.rank", [](const Config& c) { return c.lora.rank > 0; }}};
 inline const Applies kTokenizing{
     [](const Config& c) { return !c.model.path.empty() || !data::is_token_file(c.data.path); },
     "to text and to pretrained models, and data.path is a file of tokens"};
 inline const Applies kWindows{[](const Config& c) { return c.data.packing == Packing::None; },
                               "with data.packing = \"none\", as rows of documents have no validation split"};
-inline const Applies kWithWorkers{[](const Config& c) { return c.data.workers > 0; }, "with data.workers above 0",
-                                  "data.workers"};
-inline const Applies kVerifying{[](const Config& c) { return c.memory.verify_replay_every > 0; },
-                                "with memory.verify_replay_every above 0", "memory.verify_replay_every"};
-inline const Applies kWithFolder{[](const Config& c) { return !c.output.folder.empty(); },
-                                 "with output.folder, where states are saved", "output.folder"};
+inline const Applies kWindowsInRuns{kWindows.with, kWindows.when, {}, Commands::Runs};
+inline const Applies kWithWorkers{kAnyway, "with data.workers above 0",
+                                  Switch{"data.workers", [](const Config& c) { return c.data.workers > 0; }}};
+inline const Applies kVerifying{
+    kAnyway, "with memory.verify_replay_every above 0",
+    Switch{"memory.verify_replay_every", [](const Config& c) { return c.memory.verify_replay_every > 0; }},
+    Commands::Runs};
+inline const Switch kFolder{"output.folder", [](const Config& c) { return !c.output.folder.empty(); }};
+inline const Applies kWithFolder{kAnyway, "with output.folder, where states are saved", kFolder, Commands::Runs};
+inline const Applies kMeasuredStates{
+    [](const Config& c) { return c.train.validate_every > 0 && c.state.every % c.train.validate_every == 0; },
+    "with output.folder and a state.every that is a multiple of train.validate_every, as else states have no "
+    "validation loss",
+    kFolder, Commands::Runs};
 /// A key that families, or optimizers, declare: with those that do.
 Applies with_families_of(const OwnKey& key);
 Applies with_optimizers_of(const OwnKey& key);
@@ -266,12 +294,12 @@ void visit_keys(AnyConfig& c, Visit&& to) {
   varies("train", "steps", c.train.steps, "optimizer steps to run", Range{1});
   fixed("train", "seed", c.train.seed, "seed of weights, dropout and data order", kNotNegative);
   varies("train", "validate_every", c.train.validate_every, "steps between validations; 0: only at the end",
-         kNotNegative, kWindows);
+         kNotNegative, kWindowsInRuns);
   varies("train", "validation_batches", c.train.validation_batches, "batches per validation; 0: none", kNotNegative,
          kWindows);
   varies("train", "detect_anomaly", c.train.detect_anomaly,
          "when the loss or a gradient is not finite, run the step again and name the first operator that made it so",
-         Anything{});
+         Anything{}, kInRuns);
   varies("train", "threads", c.train.threads, "CPU threads; 0: LibTorch's default", Range{0, 4096});
 
   fixed("optimizer", "kind", c.optimizer.kind, "optimizer", NameOf{optimizer_names});
@@ -291,24 +319,24 @@ void visit_keys(AnyConfig& c, Visit&& to) {
          Budget{});
   varies("memory", "strategy", c.memory.strategy, "how the plan is made", StrategyText{});
   varies("memory", "verify_replay_every", c.memory.verify_replay_every,
-         "each so many steps, check that what is made again is what was dropped; 0: never", kNotNegative);
+         "each so many steps, check that what is made again is what was dropped; 0: never", kNotNegative, kInRuns);
   varies("memory", "verify_replay_by", c.memory.verify_replay_by,
          "hashes: a difference is found to the 4 KiB; values: to the element, in memory that no budget counts",
          OneOf<VerifyBy>{}, kVerifying);
 
   varies("state", "every", c.state.every,
-         "steps between savings of the training state in output.folder, and one at the end; 0: only that, and finetune "
-         "none",
-         kNotNegative);
+         "steps between savings of the training state in output.folder; 0: one alone, where a run ends, is stopped or "
+         "fails",
+         kNotNegative, kInRuns);
   varies("state", "last", c.state.last, "how many of the newest states stay", Range{1}, kWithFolder);
   varies("state", "best", c.state.best, "how many of those with the smallest validation loss stay beside them",
-         kNotNegative, kWithFolder);
+         kNotNegative, kMeasuredStates);
   varies("state", "write", c.state.write,
          "background: while training goes on, as far as the budget has room for a copy; wait: before it goes on",
          OneOf<StateWrite>{}, kWithFolder);
 
   varies("output", "folder", c.output.folder,
-         "where metrics, training state and what finetune trained go; empty: write none", Anything{});
+         "where metrics, training state and what finetune trained go; empty: write none", Anything{}, kInRuns);
 }
 
 }  // namespace snug::train

@@ -27,6 +27,8 @@ struct ModelFamily {
 
   /// A new one. Its weights are drawn from the default generator.
   std::unique_ptr<LanguageModel> (*make)(const ModelConfig& config);
+  /// Throws UsageError for a new one whose keys do not go together; null where any do.
+  void (*check)(const ModelConfig& config) = nullptr;
   /// What files of it call themselves: model_type in config.json, general.architecture of a GGUF file.
   std::string_view architecture{};
   /// One from such files (model.path), as Pretrained says; null where none can be read.
@@ -36,6 +38,9 @@ struct ModelFamily {
 /// A key that several have.
 inline constexpr OwnKey kDropout{"dropout", 0.0, "probability of dropping an activation", kFraction,
                                  "for adapters, see lora.dropout"};
+
+/// For families whose heads part the width among them. Throws UsageError naming the widths beside it that they can.
+void check_heads(const ModelConfig& config);
 
 /// What makes one that runs at once, of 256 tokens, for sequences of 16.
 ModelConfig tiny_config(const ModelFamily& family);

@@ -303,6 +303,19 @@ class Command(unittest.TestCase):
             result = run(*command, self.config, "--set", setting)
             self.assert_refused(result, 2, f"--set {setting} does nothing here: --")
 
+    def test_settings_of_runs_are_refused_where_there_is_none(self):
+        self.config.write_text(SMALL + '[output]\nfolder = "out"\n[state]\nevery = 2\n')
+        for command in ("plan", "verify", "bench"):
+            for setting in ("state.every=5", "output.folder=x", "train.detect_anomaly=true", "memory.verify_replay_every=1"):
+                self.assert_refused(run(command, self.config, "--set", setting), 2,
+                                    f"--set {setting} does nothing here: it is for train and finetune")
+        self.plan(self.config)  # which shares its file with train
+        self.assertIn("(at least 0) +", run("plan", "--help").stdout)
+
+    def test_eviction_without_a_budget_is_refused(self):
+        for command in ("train", "plan", "verify"):
+            self.assert_refused(run(command, self.config, "--set", "memory.strategy=eviction"), 2, "memory.budget")
+
     def test_bench_refuses_before_it_records(self):
         for arguments in (("--budgets", ","), ("--budgets", "60%,,70%"), ("--strategies", "fast"), ("--budgets", "1 parsec")):
             result = run("bench", self.config, *arguments)

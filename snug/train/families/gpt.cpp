@@ -22,7 +22,8 @@ std::unique_ptr<LanguageModel> new_gpt(const ModelConfig& m) {
 }  // namespace
 
 const ModelFamily& gpt_family() {
-  static const ModelFamily family{.name = "gpt", .keys = {kDropout}, .tiny = {{"dropout", 0.1}}, .make = new_gpt};
+  static const ModelFamily family{
+      .name = "gpt", .keys = {kDropout}, .tiny = {{"dropout", 0.1}}, .make = new_gpt, .check = check_heads};
   return family;
 }
 

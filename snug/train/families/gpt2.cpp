@@ -31,7 +31,8 @@ const ModelFamily& gpt2_family() {
                                   .keys = {kDropout},
                                   .tiny = {{"dropout", 0.1}},
                                   .usual_loss = models::TiledLoss{},
-                                  .make = new_gpt2};
+                                  .make = new_gpt2,
+                                  .check = check_heads};
   return family;
 }
 

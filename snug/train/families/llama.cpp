@@ -43,6 +43,7 @@ const ModelFamily& llama_family() {
       .tiny = {{"key_heads", std::int64_t{1}}},
       .usual_loss = models::TiledLoss{},
       .make = new_llama,
+      .check = check_heads,
       .architecture = "llama",
       .open = [](const ModelFiles& files) -> std::unique_ptr<const Pretrained> { return LlamaFiles::open(files); }};
   return family;

@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "snug/base/errors.h"
 #include "snug/base/nearest.h"
 #include "snug/train/config_keys.h"
@@ -29,6 +31,14 @@ const std::vector<const ModelFamily*>& model_families() {
   return families;
 }
 #undef SNUG_FAMILIES
+
+void check_heads(const ModelConfig& config) {
+  const std::int64_t each = config.width / config.heads;
+  if (config.width % config.heads == 0) return;
+  throw UsageError(fmt::format("configuration: model.width = {} is not divisible by model.heads = {}; use {} or {}",
+                               config.width, config.heads, std::max(each, std::int64_t{1}) * config.heads,
+                               (each + 1) * config.heads));
+}
 
 ModelConfig tiny_config(const ModelFamily& family) {
   ModelConfig config;

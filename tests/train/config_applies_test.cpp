@@ -1,0 +1,89 @@
+// When a key does something: beside which others, and in which commands.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "snug/base/toml.h"
+#include "snug/train/config.h"
+#include "tests/base/fault.h"
+
+namespace snug::train {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// What validate() says of a file, and of what is set after it.
+std::string fault_in(std::string_view text, const std::vector<std::string>& settings = {}) {
+  return snug::testing::fault([&] {
+    Config config = config_from_json(parse_toml(text, "run.toml"), "run.toml");
+    for (const std::string& setting : settings) set_key(config, setting);
+    validate(config);
+  });
+}
+
+TEST(Applies, WhatIsTurnedOffByNameDoesNotExcuseWhatAnotherKeyDecides) {
+  const std::string lora = "[model]\nkind = \"llama\"\npath = \"m.gguf\"\n[lora]\nrank = 8\nalpha = 64\n";
+  EXPECT_EQ(fault_in(lora, {"lora.rank=0"}), "none");
+  EXPECT_THAT(fault_in(lora, {"lora.rank=0", "lora.adapter=a"}), HasSubstr("lora.alpha = 64.0 does nothing here"));
+}
+
+TEST(Applies, TheBestStatesAreThoseThatWereValidated) {
+  const std::string folder = "[output]\nfolder = \"out\"\n";
+  const auto states = [&](int every, int validate_every) {
+    return fault_in(folder + "[state]\nbest = 2\nevery = " + std::to_string(every) +
+                    "\n[train]\nvalidate_every = " + std::to_string(validate_every));
+  };
+  EXPECT_EQ(states(200, 100), "none");
+  EXPECT_EQ(states(100, 100), "none");
+  EXPECT_THAT(states(100, 0), HasSubstr("state.best = 2 does nothing here"));
+  EXPECT_THAT(states(100, 150), HasSubstr("a multiple of train.validate_every"));
+  EXPECT_EQ(fault_in(folder + "[state]\nevery = 100"), "none") << "there is a default";
+  EXPECT_EQ(fault_in(folder + "[state]\nbest = 0"), "none") << "which asks for nothing";
+}
+
+TEST(Applies, KeysOfRunsAreMarked) {
+  std::set<std::string> of_runs;
+  for (const KeyHelp& key : config_keys()) {
+    if (key.commands == Commands::Runs) of_runs.insert(key.key);
+  }
+  EXPECT_EQ(of_runs, (std::set<std::string>{"memory.verify_replay_by", "memory.verify_replay_every", "output.folder",
+                                            "state.best", "state.every", "state.last", "state.write",
+                                            "train.detect_anomaly", "train.validate_every"}));
+}
+
+TEST(Config, IsAnotherOneWithAnyKeyAnother) {
+  int others = 0;
+  for (const KeyHelp& key : config_keys()) {
+    for (const std::string value : {"true", "7", "0.5", "else", "bf16", "packed", "documents", "plain", "sgd", "gpt2",
+                                    "values", "wait", "none", "alpha/sqrt(rank)", "50%"}) {
+      Config config;
+      try {
+        set_key(config, key.key + "=" + value);
+      } catch (const UsageError&) {
+        continue;
+      }
+      if (to_json(config) == to_json(Config{})) continue;
+      EXPECT_NE(config, Config{}) << key.key;
+      ++others;
+      break;
+    }
+  }
+  EXPECT_EQ(others, static_cast<int>(config_keys().size()));
+}
+
+TEST(ModelFamilies, SayForThemselvesWhichKeysGoTogether) {
+  for (const ModelFamily* family : model_families()) {
+    Config config;
+    config.model.kind = family->name;
+    config.model.width = 100;
+    const std::string said = snug::testing::fault([&] { validate(config); });
+    EXPECT_THAT(said, HasSubstr(family->check != nullptr ? "use 96 or 102" : "none"));
+  }
+}
+
+}  // namespace
+}  // namespace snug::train
