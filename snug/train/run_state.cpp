@@ -89,20 +89,6 @@ void RunState::add_loss(const char* name, std::optional<double>& loss) {
       [] {});
 }
 
-void RunState::begin_anew(report::Progress& progress) {
-  std::error_code error, metrics_error;
-  if (!fs::is_directory(folder_, error)) return;
-  for (int number = 1;; ++number) {
-    const fs::path aside = fmt::format("{}-{}", folder_.string(), number);
-    if (fs::exists(aside, error)) continue;
-    fs::rename(folder_, aside, error);
-    if (!error) fs::rename(folder_.parent_path() / "metrics.jsonl", aside / "metrics.jsonl", metrics_error);
-    if (error) throw Error(fmt::format("train: {} cannot be put aside: {}", folder_.string(), error.message()));
-    progress.note(fmt::format("the training state of an earlier run is in {} now", aside.string()));
-    return;
-  }
-}
-
 std::optional<std::int64_t> RunState::find(report::Progress& progress) {
   found_ = state::newest_state(folder_, [&](const fs::path& path, const std::string& why) {
     progress.note("passing over a damaged training state: " + why);
@@ -155,7 +141,12 @@ void RunState::save(std::int64_t step, std::optional<double> metric, const std::
 }
 
 void RunState::finish() {
-  if (writer_) writer_->wait();
+  try {
+    if (writer_) writer_->wait();
+  } catch (const Error&) {
+    --saved_;
+    throw;
+  }
   if (failure_) throw Error(*failure_);
 }
 

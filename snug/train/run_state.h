@@ -20,8 +20,6 @@ class RunState {
   /// `folder` is made when something is saved. The experiment must outlive this.
   RunState(Experiment& experiment, std::filesystem::path folder);
 
-  /// Puts the state of an earlier run aside, under another name and with its metrics, where there is one.
-  void begin_anew(report::Progress& progress);
   /// Finds the newest state that is whole, telling of each that is not. Returns the steps that were done; nullopt when
   /// there is no state. Throws UsageError when the state is of another run: of another model, data or order; Error when
   /// there are states and none is whole.

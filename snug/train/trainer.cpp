@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
 #include <filesystem>
 #include <limits>
 #include <memory>
@@ -13,13 +14,14 @@
 
 #include "snug/base/clock.h"
 #include "snug/base/errors.h"
-#include "snug/base/folder_lock.h"
 #include "snug/data/prefetcher.h"
 #include "snug/memory/device_memory.h"
+#include "snug/memory/held_limit.h"
 #include "snug/memory/process_memory.h"
 #include "snug/report/count.h"
 #include "snug/train/experiment.h"
 #include "snug/train/interrupt.h"
+#include "snug/train/output_folder.h"
 #include "snug/train/planned_experiment.h"
 #include "snug/train/run_state.h"
 #include "snug/train/sinks.h"
@@ -38,22 +40,6 @@ std::int64_t count(const std::vector<at::Tensor>& tensors) {
 Bytes room_beside(const plan::MemoryPlan& plan) {
   if (plan.budget == 0) return std::numeric_limits<Bytes>::max();
   return std::max<Bytes>(plan.budget - plan.predicted_peak - plan::Budget::for_limit(plan.budget).reserve, 0);
-}
-
-/// For the whole run: two in one folder would remove each other's states.
-std::optional<FolderLock> lock(const std::filesystem::path& folder) {
-  if (folder.empty()) return std::nullopt;
-  try {
-    std::filesystem::create_directories(folder);
-    auto taken = FolderLock::take(folder);
-    if (!taken) {
-      throw UsageError(
-          fmt::format("train: another run writes to {}; wait for it, or use another output.folder", folder.string()));
-    }
-    return taken;
-  } catch (const std::system_error& error) {
-    throw Error(fmt::format("train: {}: {}", folder.string(), error.code().message()));
-  }
 }
 
 /// Finds the training state that a run goes on from. Returns the steps that were done.
@@ -78,9 +64,15 @@ std::string describe(const Session& session) {
                      p.budget > 0 ? ", budget " + format_bytes(p.budget) : std::string());
 }
 
-/// Whether the recording was under the limit that the steps have.
-bool capped_from_the_start(const Config& config, const std::optional<plan::PlanFile>& file) {
-  return plan::limit_of(requested_budget(config.memory.budget, file)).has_value();
+/// The limit that holds from the first on: of a budget in bytes. One in percent is not known before a recording.
+std::optional<Bytes> cap_of(const Config& config, const std::optional<plan::PlanFile>& file) {
+  return plan::limit_of(requested_budget(config.memory.budget, file));
+}
+
+/// What was taken before does not count.
+void begin_peaks(memory::DeviceMemory& memory) {
+  memory.release_cached();
+  memory.reset_peak();
 }
 
 /// The steps of a run, and what is told and saved of them.
@@ -101,10 +93,10 @@ class Run {
   }
 
   /// Before the first step.
-  void begin(Start start) {
+  void begin() {
     // Only now: what cannot be planned, or is stopped before, leaves the run before as it was.
     const bool writes = saves() && !interrupted();
-    if (start == Start::Anew && writes) state_.begin_anew(progress_);
+    if (writes && done_ == 0) put_earlier_run_aside(config_.output.folder, progress_);
     state_.restore();
     using Existing = report::MetricsWriter::Existing;
     if (writes) {
@@ -114,7 +106,23 @@ class Run {
     for (const auto& sink : sinks_) sink->begins(config_, result_.parameters);
   }
 
-  void run_steps(const TrainOptions& options) {
+  /// All steps, and what comes behind them. Whatever fails, the steps that were done are not lost.
+  void run(const TrainOptions& options) {
+    try {
+      run_steps();
+      if (options.after && done_ > 0) options.after(experiment_, result_);
+    } catch (...) {
+      leave();
+      throw;
+    }
+    end();
+  }
+
+ private:
+  [[nodiscard]] bool saves() const { return !config_.output.folder.empty(); }
+  [[nodiscard]] bool is_last() const { return done_ == config_.train.steps || interrupted(); }
+
+  void run_steps() {
     data::Prefetcher<data::Batch> batches([&](std::int64_t step) { return experiment_.train_batch(step); },
                                           {.workers = static_cast<int>(config_.data.workers),
                                            .depth = config_.data.prefetch,
@@ -124,34 +132,58 @@ class Run {
     while (done_ < config_.train.steps && !interrupted()) {
       const StepRecord record = run_step(batches);
       for (const auto& sink : sinks_) sink->step(record);
-      // What is trained stays: by `after`, or else in a state.
-      const bool due = (is_last() && (config_.state.every > 0 || !options.after)) ||
-                       (config_.state.every > 0 && done_ % config_.state.every == 0);
-      if (saves() && due && done_ > saved_at_) save();
+      if (config_.state.every > 0 && done_ % config_.state.every == 0) save();
     }
-    save_if_stopped();
+    save();
     for (const auto& sink : sinks_) sink->steps_end();
     finish_result();
+    ended_ = true;
   }
 
-  /// All is saved that is to be.
+  /// All is saved that is to be, and told. Throws the first of what failed.
   void end() {
-    state_.finish();
+    std::exception_ptr failure;
+    const auto attempt = [&](const auto& action) {
+      try {
+        action();
+      } catch (...) {
+        if (!failure) failure = std::current_exception();
+      }
+    };
+    attempt([&] { state_.finish(); });
     result_.states_saved = state_.saved();
-    for (const auto& sink : sinks_) sink->ends(result_);
+    for (const auto& sink : sinks_) attempt([&] { sink->ends(result_); });
+    if (failure) std::rethrow_exception(failure);
   }
 
- private:
-  [[nodiscard]] bool saves() const { return !config_.output.folder.empty(); }
-  [[nodiscard]] bool is_last() const { return done_ == config_.train.steps || interrupted(); }
+  /// After a failure, which is told by others: here only what goes wrong beside it.
+  void leave() {
+    const auto attempt = [&](const auto& action) {
+      try {
+        action();
+      } catch (const std::exception& error) {
+        progress_.note(error.what());
+      }
+    };
+    if (whole_) {
+      attempt([&] { save(); });
+    } else {
+      progress_.note(fmt::format("the update of step {} did not come to its end: no state is saved of it", done_));
+    }
+    attempt([&] { ended_ ? end() : state_.finish(); });
+  }
 
   StepRecord run_step(data::Prefetcher<data::Batch>& batches) {
     const double began = monotonic_seconds();
     const std::int64_t step = done_;
     const data::Batch batch = batches.next();
     verify_replays(step);
-    const TrainingStep::Gradients made = make_gradients(batch, step);
+    const TrainingStep::Gradients made = step_.make_gradients(session_, batch, step);
+    whole_ = false;
     step_.update(step);
+    whole_ = true;
+    done_ = step + 1;
+    validated_.reset();
     StepRecord record;
     record.seconds = monotonic_seconds() - began;
     record.step = step;
@@ -162,7 +194,6 @@ class Run {
 
     if (!state_.loss_first) state_.loss_first = made.loss;
     state_.loss_last = made.loss;
-    done_ = step + 1;
     const Session::StepReport& report = session_.last_step();
     record.replayed_ops = report.replayed_ops;
     record.evictions = report.evictions;
@@ -183,39 +214,24 @@ class Run {
     session_.verify_replays(every > 0 && step % every == 0 ? by : VerifyReplay::Off);
   }
 
-  TrainingStep::Gradients make_gradients(const data::Batch& batch, std::int64_t step) {
-    try {
-      return step_.make_gradients(session_, batch, step);
-    } catch (...) {
-      // The weights are those of the step before: what has been trained is not lost.
-      try {
-        if (saves() && done_ > saved_at_) save();
-      } catch (const std::exception& unsaved) {
-        progress_.note(fmt::format("the training state could not be saved: {}", unsaved.what()));
-      }
-      throw;
-    }
-  }
-
   /// When it is time to.
   void validate() {
     const std::int64_t every = config_.train.validate_every;
-    validated_.reset();
+    // Who sends a signal may not wait for a validation.
+    const auto save_if_stopped = [this] {
+      if (interrupted()) save();
+    };
     save_if_stopped();
-    if (is_last() || (every > 0 && done_ % every == 0))
-      validated_ = experiment_.validation_loss([this] { save_if_stopped(); });
+    if (is_last() || (every > 0 && done_ % every == 0)) validated_ = experiment_.validation_loss(save_if_stopped);
   }
 
+  /// Unless there is a state of these steps, or none is asked for.
   void save() {
+    if (!saves() || done_ == saved_at_) return;
     saved_at_ = done_;
     // Of now: a session plans anew when a step or the memory around it changes.
     const std::string plan = to_json(plan::plan_file_for(session_.graph(), session_.plan())).dump() + "\n";
     state_.save(done_, validated_, plan, room_beside(session_.plan()), progress_);
-  }
-
-  /// Who sends a signal may not wait for a validation.
-  void save_if_stopped() {
-    if (interrupted() && saves() && done_ > saved_at_) save();
   }
 
   void finish_result() {
@@ -244,7 +260,9 @@ class Run {
   std::vector<std::unique_ptr<Sink>> sinks_;
   std::int64_t done_;                // steps
   std::int64_t saved_at_;            // of them, when the newest state was saved
-  std::optional<double> validated_;  // after the last step
+  std::optional<double> validated_;  // after them
+  bool whole_ = true;                // the weights are those after so many steps
+  bool ended_ = false;               // no step follows
   bool said_so_ = false;             // that a step is not the planned one
   double started_ = 0;
 };
@@ -253,37 +271,39 @@ class Run {
 
 TrainResult train(const Config& config, report::Progress& progress, const TrainOptions& options) {
   TrainResult result;
-  warm_up(config);
-  result.resident_start = memory::process_memory().resident;
   if (options.start == Start::Resume && config.output.folder.empty())
     throw UsageError("train: resuming needs output.folder, where the training state is");
+  check_output_folder(config);
+  warm_up(config);
+  result.resident_start = memory::process_memory().resident;
   const std::filesystem::path folder = config.output.folder;
-  const std::optional<FolderLock> alone = lock(folder);
+  const std::optional<FolderLock> alone = lock_output_folder(folder);
   Experiment experiment(config);
   RunState state(experiment, folder / "state");
   if (options.start == Start::Resume)
     result.resumed_from = result.steps = find_state(state, config.train.steps, progress);
   result.parameters = count(experiment.model().parameters());
   result.trained_parameters = count(experiment.optimizer().parameters());
-  if (options.before) options.before(experiment);
+
+  auto& memory = memory::device_memory(c10::kCPU);
+  const std::optional<Bytes> cap = cap_of(config, options.plan);
+  if (options.before) {
+    memory.release_cached();
+    std::optional<memory::HeldLimit> capped;
+    if (cap) capped.emplace(memory, *cap);
+    options.before(experiment);
+  }
+  begin_peaks(memory);
   progress.note(fmt::format("{} parameters{}; recording one step", report::format_count(result.parameters),
                             result.trained_parameters == result.parameters
                                 ? ""
                                 : fmt::format(", {} of them train", report::format_count(result.trained_parameters))));
-
   Session session = plan_session(experiment, Kinds::Run, options.plan);
   Run run(experiment, session, state, progress, result);
-  run.begin(options.start);
-  // A budget in percent needs an uncapped recording: what that took does not count.
-  if (!capped_from_the_start(config, options.plan)) {
-    auto& memory = memory::device_memory(c10::kCPU);
-    memory.release_cached();
-    memory.reset_peak();
-  }
+  run.begin();
+  if (!cap) begin_peaks(memory);  // the recording was without a limit
   progress.note(describe(session));
-  run.run_steps(options);
-  if (options.after && result.steps > 0) options.after(experiment, result);
-  run.end();
+  run.run(options);
   return result;
 }
 

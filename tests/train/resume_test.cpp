@@ -200,17 +200,21 @@ TEST(Resume, WhereNoStateIsWholeItRefusesToBeginAnew) {
   EXPECT_THAT(read_text(folder / "metrics.jsonl"), HasSubstr("\"step\":1"));  // nothing was overwritten
 }
 
-TEST(Resume, ANewRunPutsTheStateOfAnEarlierOneAside) {
+TEST(Resume, ANewRunPutsAnEarlierOneAside) {
   const fs::path folder = scratch("resume/aside");
   Config config = forty_steps();
   config.train.steps = 4;
   run_in(config, folder);
   config.train.steps = 2;
+  fs::create_directory(folder / "adapter");
   EXPECT_EQ(run_in(config, folder).states_saved, 1);
-  EXPECT_TRUE(fs::exists(folder / "state-1" / state::state_name(4)));
-  EXPECT_THAT(read_text(folder / "state-1" / "metrics.jsonl"), HasSubstr("\"step\":3"));
+  EXPECT_TRUE(fs::exists(folder / "earlier-1" / "state" / state::state_name(4)));
+  EXPECT_TRUE(fs::exists(folder / "earlier-1" / "adapter"));
+  EXPECT_THAT(read_text(folder / "earlier-1" / "metrics.jsonl"), HasSubstr("\"step\":3"));
   EXPECT_TRUE(fs::exists(folder / "state" / state::state_name(2)));
   EXPECT_FALSE(fs::exists(folder / "state" / state::state_name(4)));
+  config.train.steps = 6;
+  EXPECT_EQ(run_in(config, folder / "earlier-1", Start::Resume).resumed_from, 4) << "it can go on";
 }
 
 /// A folder in which a run of two steps has ended.

@@ -6,15 +6,22 @@
 #include <torch/torch.h>
 
 #include <csignal>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "snug/base/text_file.h"
+#include "snug/memory/device_memory.h"
 #include "snug/plan/plan_file.h"
 #include "snug/report/progress.h"
 #include "snug/state/training_state.h"
 #include "snug/train/experiment.h"
 #include "snug/train/interrupt.h"
+#include "snug/train/planned_experiment.h"
 #include "tests/base/fault.h"
 
 namespace snug::train {
@@ -112,6 +119,126 @@ TEST(Trainer, AFailingStepLeavesWhatWasTrained) {
   const TrainResult whole = run(five_steps("does_not_fail"));
   EXPECT_EQ(resumed.loss_last, whole.loss_last);
   EXPECT_EQ(resumed.validation_loss, whole.validation_loss);
+}
+
+TEST(Trainer, AFailingValidationLeavesWhatWasTrained) {
+  Config config = five_steps("validation_fails");
+  const fs::path ids = fs::path(config.data.path).parent_path() / "ids.bin";
+  std::vector<std::uint16_t> tokens(4000);
+  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::uint16_t>(i * i % 251);
+  const auto put = [&ids](std::size_t from, const std::vector<std::uint16_t>& those, std::ios::openmode mode) {
+    std::ofstream out(ids, std::ios::binary | mode);
+    out.seekp(static_cast<std::streamoff>(from * sizeof(std::uint16_t)));
+    out.write(reinterpret_cast<const char*>(those.data()), static_cast<std::streamsize>(those.size() * 2));
+  };
+  put(0, tokens, std::ios::trunc);
+  config.data.path = ids;
+  config.state.every = 0;
+  config.train.validate_every = 4;
+  // Ids that the model has not, in the part that it is validated on.
+  const auto spoils =
+      in_step_after(3, [&](Experiment&) { put(3900, std::vector<std::uint16_t>(100, 9999), std::ios::in); });
+  EXPECT_ANY_THROW(run(config, spoils));
+  EXPECT_EQ(state::open_state(state_of(config, 4)).manifest.metric, std::nullopt);
+}
+
+TEST(Trainer, OfAnUpdateThatFailedNoStateIsSaved) {
+  Config config = five_steps("update_fails");
+  config.state.every = 2;
+  const auto spoils =
+      in_step_after(3, [](Experiment& experiment) { experiment.optimizer().state().back().resize_({0}); });
+  EXPECT_ANY_THROW(run(config, spoils));
+  EXPECT_TRUE(fs::exists(state_of(config, 2)));
+  EXPECT_FALSE(fs::exists(state_of(config, 3))) << "its weights are in part those of step 4";
+  EXPECT_FALSE(fs::exists(state_of(config, 4)));
+}
+
+TEST(Trainer, AFailureBehindTheLastStepLosesNothing) {
+  Config config = five_steps("after_fails");
+  config.state.every = 0;
+  TrainOptions options;
+  options.after = [&](Experiment&, const TrainResult&) {
+    EXPECT_TRUE(fs::exists(state_of(config, 5))) << "before anything else is tried";
+    throw Error("the disk is full");
+  };
+  EXPECT_THAT([&] { run(config, options); }, ThrowsMessage<Error>(HasSubstr("the disk is full")));
+  EXPECT_THAT(read_text(fs::path(config.output.folder) / "metrics.jsonl"), HasSubstr("\"result\""));
+  options.start = Start::Resume;
+  bool again = false;
+  options.after = [&](Experiment&, const TrainResult& result) { again = result.steps == 5; };
+  EXPECT_EQ(run(config, options).resumed_from, 5);
+  EXPECT_TRUE(again);
+}
+
+TEST(Trainer, AStateThatCannotBeSavedIsNoReasonToLeaveOutTheResult) {
+  Config config = five_steps("no_state");
+  fs::create_directories(config.output.folder);
+  write_text(fs::path(config.output.folder) / "state", "a file where the folder should be");
+  EXPECT_THROW(run(config), Error);
+  const std::string metrics = read_text(fs::path(config.output.folder) / "metrics.jsonl");
+  EXPECT_THAT(metrics, AllOf(HasSubstr("\"result\""), HasSubstr("\"states_saved\":0")));
+}
+
+TEST(Trainer, AFinishedRunGoesOnWhereMoreStepsAreAskedFor) {
+  Config config = five_steps("more");
+  config.state.every = 0;
+  std::vector<std::int64_t> made;
+  TrainOptions options;
+  options.after = [&](Experiment&, const TrainResult& result) { made.push_back(result.steps); };
+  run(config, options);
+  config.train.steps = 7;
+  options.start = Start::Resume;
+  EXPECT_EQ(run(config, options).resumed_from, 5);
+  EXPECT_EQ(made, (std::vector<std::int64_t>{5, 7}));
+  std::ifstream metrics(fs::path(config.output.folder) / "metrics.jsonl");
+  int steps = 0;
+  for (std::string line; std::getline(metrics, line);) steps += line.starts_with("{\"step\"");
+  EXPECT_EQ(steps, 7);
+}
+
+TEST(Trainer, BeforeIsUnderABudgetInBytesAndIsNotInTheResult) {
+  const auto limit = [] { return memory::device_memory(c10::kCPU).stats().limit; };
+  constexpr Bytes kTaken = 24_MiB;
+  for (const std::string budget : {"32MiB", "100%", ""}) {
+    Config config = five_steps("before");
+    config.memory.budget = budget;
+    config.output.folder.clear();
+    config.state = {};
+    TrainOptions options;
+    std::optional<Bytes> held;
+    options.before = [&](Experiment&) {
+      held = limit();
+      (void)at::empty({kTaken}, at::kByte);
+    };
+    const TrainResult result = run(config, options);
+    EXPECT_EQ(held, budget == "32MiB" ? std::optional<Bytes>(32_MiB) : std::nullopt) << budget;
+    EXPECT_LT(result.memory.allocated_peak, kTaken) << budget;
+    EXPECT_LT(result.memory.mapped_peak, kTaken) << budget;
+    EXPECT_EQ(limit(), std::nullopt);
+  }
+}
+
+TEST(Trainer, BatchesThatAreMadeAheadArePartOfThePlan) {
+  Config config = five_steps("ahead");
+  config.output.folder.clear();
+  config.state = {};
+  config.train.batch = 64;
+  config.data.workers = 2;
+  config.data.prefetch = 96;
+  constexpr Bytes kAhead = 96 * 2 * 64 * 16 * 8;  // 1.5 MiB, of int64
+  {
+    config.memory.budget = "100%";
+    Experiment experiment(config);
+    const auto training = plan_experiment(experiment, Kinds::Training), whole = plan_experiment(experiment, Kinds::Run);
+    EXPECT_EQ(training.kinds.front().step.beside, 0);
+    for (const replay::PlannedStep& kind : whole.kinds) EXPECT_EQ(kind.step.beside, kAhead);
+    const auto fixed = [](const PlannedExperiment& planned) { return planned.kinds.front().step.graph.static_bytes; };
+    EXPECT_EQ(fixed(whole), fixed(training) + kAhead);
+    config.memory.budget = std::to_string(replay::smallest_budget(whole.kinds) + 64_KiB);
+  }
+  const TrainResult result = run(config);
+  EXPECT_EQ(result.steps, 5);
+  EXPECT_EQ(result.evictions, 0);
 }
 
 TEST(Trainer, MetricsThatCannotBeWrittenDoNotEndARun) {
