@@ -10,8 +10,8 @@
 #include "snug/base/errors.h"
 #include "snug/cli/command.h"
 #include "snug/cli/output.h"
-#include "snug/data/tokenizer.h"
-#include "snug/models/generation.h"
+#include "snug/memory/out_of_budget.h"
+#include "snug/train/continuations.h"
 #include "snug/train/experiment.h"
 #include "snug/train/interrupt.h"
 #include "snug/train/saved_model.h"
@@ -20,34 +20,70 @@
 namespace snug::cli {
 namespace {
 
-struct Prompts {
-  std::vector<std::string> texts;
-  std::int64_t tokens = 40;
+using Texts = std::vector<std::optional<std::string>>;
+
+/// What a run is shown by, beside its result.
+struct Shown {
+  Texts before, after;                      // how the prompts go on
+  std::optional<double> validation_before;  // loss
+  std::string saved;                        // path
 };
 
-/// Greedy continuations, so that a difference is the training's.
-std::vector<std::string> continuations(train::Experiment& experiment, const Prompts& prompts) {
-  std::vector<std::string> texts;
-  for (const std::string& prompt : prompts.texts) {
-    const models::GenerationOptions options{
-        .tokens = prompts.tokens, .below = experiment.tokenizer().size(), .ends = experiment.ends()};
-    const std::vector<data::TokenId> given = experiment.tokenizer().encode(prompt);
-    texts.push_back(
-        data::decode_after(experiment.tokenizer(), given, experiment.language_model().generate(given, options)));
+void print_continuations(const char* when, const train::Prompts& prompts, const Texts& texts) {
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    if (texts[i]) print(fmt::format("{}: {}│{}\n", when, prompts.texts[i], *texts[i]));
   }
-  return texts;
+  flush_output();
 }
 
-void print_continuations(const char* when, const Prompts& prompts, const std::vector<std::string>& texts) {
-  for (std::size_t i = 0; i < texts.size(); ++i) print(fmt::format("{}: {}│{}\n", when, prompts.texts[i], texts[i]));
-  flush_output();
+train::TrainResult finetuned(const train::Config& config, const train::Prompts& prompts, const ConfigOptions& options,
+                             train::Start start, Shown& shown) {
+  report::Progress progress = report::Progress::for_terminal();
+  train::TrainOptions how;
+  how.start = start;
+  how.before = [&](train::Experiment& experiment) {
+    if (!config.output.folder.empty()) train::check_can_save(experiment);  // and not after the last step
+    shown.before = train::continuations(experiment, prompts, progress);
+    try {
+      shown.validation_before = experiment.validation_loss();
+    } catch (const OutOfBudget&) {
+      // Which the plan will not fit either, and that says what it takes.
+    }
+    if (!options.json) print_continuations("before", prompts, shown.before);
+  };
+  how.after = [&](train::Experiment& experiment, const train::TrainResult&) {
+    if (!config.output.folder.empty()) {
+      shown.saved = train::save_trained(experiment, config.output.folder);
+      progress.note(fmt::format("what was trained is in {}", shown.saved));  // whatever comes behind
+    }
+    shown.after = train::continuations(experiment, prompts, progress);
+  };
+  return train::train(config, progress, how);
+}
+
+template <class Value>
+nlohmann::ordered_json value_or_null(const std::optional<Value>& value) {
+  return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
+}
+
+void print_json(const train::TrainResult& result, const train::Prompts& prompts, const Shown& shown) {
+  nlohmann::ordered_json json = to_json(result);
+  json["saved"] = shown.saved;
+  json["validation_loss_before"] = value_or_null(shown.validation_before);
+  json["continuations"] = nlohmann::ordered_json::array();
+  for (std::size_t i = 0; i < shown.after.size(); ++i) {
+    json["continuations"].push_back({{"prompt", prompts.texts[i]},
+                                     {"before", value_or_null(shown.before[i])},
+                                     {"after", value_or_null(shown.after[i])}});
+  }
+  print(json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace
 
 void add_finetune(CLI::App& app, Action& action) {
   auto options = std::make_shared<ConfigOptions>();
-  auto prompts = std::make_shared<Prompts>();
+  auto prompts = std::make_shared<train::Prompts>();
   CLI::App* command =
       app.add_subcommand("finetune", "Train a pretrained model inside a memory budget, with adapters (LoRA) or whole");
   add_config_options(*command, *options);
@@ -67,38 +103,16 @@ void add_finetune(CLI::App& app, Action& action) {
         throw UsageError("finetune: model.path is not set; name the files of a pretrained model, or use snug train");
       }
       const train::InterruptScope interruptible;
-      report::Progress progress = report::Progress::for_terminal();
-      std::vector<std::string> before, after;
-      std::optional<double> validation_before;
-      std::string saved;
-      train::TrainOptions how;
-      if (*resume) how.start = train::Start::Resume;
-      how.before = [&](train::Experiment& experiment) {
-        if (!config.output.folder.empty()) train::check_can_save(experiment);  // and not after the last step
-        before = continuations(experiment, *prompts);
-        validation_before = experiment.validation_loss();
-        if (!options->json) print_continuations("before", *prompts, before);
-      };
-      how.after = [&](train::Experiment& experiment, const train::TrainResult&) {
-        if (!config.output.folder.empty()) saved = train::save_trained(experiment, config.output.folder);
-        after = continuations(experiment, *prompts);
-      };
-      const train::TrainResult result = train::train(config, progress, how);
+      Shown shown;
+      const train::TrainResult result =
+          finetuned(config, *prompts, *options, *resume ? train::Start::Resume : train::Start::Anew, shown);
       if (options->json) {
-        nlohmann::ordered_json json = to_json(result);
-        json["saved"] = saved;
-        json["validation_loss_before"] =
-            validation_before ? nlohmann::ordered_json(*validation_before) : nlohmann::ordered_json();
-        json["continuations"] = nlohmann::ordered_json::array();
-        for (std::size_t i = 0; i < after.size(); ++i) {
-          json["continuations"].push_back({{"prompt", prompts->texts[i]}, {"before", before[i]}, {"after", after[i]}});
-        }
-        print(json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+        print_json(result, *prompts, shown);
       } else {
-        print(summary("snug finetune", result, validation_before));
-        print_continuations("before", *prompts, before);
-        print_continuations("after", *prompts, after);
-        if (!saved.empty()) print(fmt::format("saved in {}\n", saved));
+        print(summary("snug finetune", result, shown.validation_before));
+        print_continuations("before", *prompts, shown.before);
+        print_continuations("after", *prompts, shown.after);
+        if (!shown.saved.empty()) print(fmt::format("saved in {}\n", shown.saved));
       }
       return result.interrupted ? kInterrupted : 0;
     };

@@ -121,6 +121,38 @@ class Finetune(unittest.TestCase):
         found = self.done(run("finetune", self.config, "--json", "--set", "lora.rank=0", "--set", "train.steps=2"))
         self.done(run("generate", "--model", found["saved"], "--prompt", "the", "--tokens", "3", "--json"))
 
+    def test_a_finished_run_goes_on_and_another_puts_it_aside(self):
+        def finetune(*arguments):
+            return self.done(run("finetune", self.config, "--json", *arguments))
+
+        weights = self.folder / "out" / "adapter" / "adapter_model.safetensors"
+        finetune("--set", "train.steps=2")
+        first = weights.read_bytes()
+        more = finetune("--set", "train.steps=4", "--resume")
+        self.assertEqual((more["resumed_from"], more["steps"]), (2, 4))
+        second = weights.read_bytes()
+        self.assertNotEqual(first, second)
+        again = run("finetune", self.config, "--json", "--set", "train.steps=1")
+        self.assertIn("earlier-1", again.stderr)
+        self.done(again)
+        aside = self.folder / "out" / "earlier-1"
+        self.assertEqual((aside / "adapter" / "adapter_model.safetensors").read_bytes(), second)
+        went_on = finetune("--set", "train.steps=5", "--set", f"output.folder={aside}", "--resume")
+        self.assertEqual(went_on["resumed_from"], 4)
+
+    def test_a_full_disk_behind_the_last_step_loses_nothing(self):
+        (self.folder / "out").mkdir()
+        (self.folder / "out" / "adapter").write_text("a file where the folder should be")
+        arguments = ("finetune", self.config, "--json", "--set", "train.steps=2")
+        failed = run(*arguments)
+        self.assert_refused(failed, 1, "adapter")
+        metrics = (self.folder / "out" / "metrics.jsonl").read_text().splitlines()
+        self.assertEqual(json.loads(metrics[-1])["result"]["steps"], 2)
+        (self.folder / "out" / "adapter").unlink()
+        found = self.done(run(*arguments, "--resume"))
+        self.assertEqual((found["resumed_from"], found["steps"]), (2, 2))
+        self.assertTrue((self.folder / "out" / "adapter" / "adapter_model.safetensors").exists())
+
     def test_generates(self):
         def made(*arguments, **options):
             return self.done(run("generate", "--model", TINY / "tiny.gguf", "--json", "--tokens", "16", *arguments, **options))
