@@ -16,7 +16,7 @@ namespace {
 
 BenchRow row_for(const Config& config, Bytes budget) {
   report::Progress silent = report::Progress::silent();
-  return bench(config, {.budgets = {std::to_string(budget)}, .rounds = 1, .steps = 1}, silent).rows.front();
+  return bench(config, {.budgets = {budget}, .rounds = 1, .steps = 1}, silent).rows.front();
 }
 
 TEST(Bench, RefusesTheBudgetsThatTrainingDoes) {

@@ -201,7 +201,7 @@ TEST(Trainer, BeforeIsUnderABudgetInBytesAndIsNotInTheResult) {
   constexpr Bytes kTaken = 24_MiB;
   for (const std::string budget : {"32MiB", "100%", ""}) {
     Config config = five_steps("before");
-    config.memory.budget = budget;
+    config.memory.budget = plan::parse_budget(budget);
     config.output.folder.clear();
     config.state = {};
     TrainOptions options;
@@ -227,14 +227,14 @@ TEST(Trainer, BatchesThatAreMadeAheadArePartOfThePlan) {
   config.data.prefetch = 96;
   constexpr Bytes kAhead = 96 * 2 * 64 * 16 * 8;  // 1.5 MiB, of int64
   {
-    config.memory.budget = "100%";
+    config.memory.budget = plan::Percent{100};
     Experiment experiment(config);
     const auto training = plan_experiment(experiment, Kinds::Training), whole = plan_experiment(experiment, Kinds::Run);
     EXPECT_EQ(training.kinds.front().step.beside, 0);
     for (const replay::PlannedStep& kind : whole.kinds) EXPECT_EQ(kind.step.beside, kAhead);
     const auto fixed = [](const PlannedExperiment& planned) { return planned.kinds.front().step.graph.static_bytes; };
     EXPECT_EQ(fixed(whole), fixed(training) + kAhead);
-    config.memory.budget = std::to_string(replay::smallest_budget(whole.kinds) + 64_KiB);
+    config.memory.budget = replay::smallest_budget(whole.kinds) + 64_KiB;
   }
   const TrainResult result = run(config);
   EXPECT_EQ(result.steps, 5);
