@@ -119,13 +119,8 @@ void RunState::restore() {
 
 void RunState::save(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room,
                     report::Progress& progress) {
-  if (failure_) progress.note(*failure_);
-  try {
-    if (writer_) writer_->wait();
-  } catch (const Error& error) {
-    --saved_;
-    progress.note(error.what());  // of the state before; this one may be luckier
-  }
+  wait();
+  if (failure_) progress.note(*failure_);  // of the state before; this one may be luckier
   try {
     if (!writer_) {
       const StateConfig& c = experiment_.config().state;
@@ -140,13 +135,17 @@ void RunState::save(std::int64_t step, std::optional<double> metric, const std::
   }
 }
 
-void RunState::finish() {
+void RunState::wait() {
   try {
     if (writer_) writer_->wait();
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    failure_ = error.what();
     --saved_;
-    throw;
   }
+}
+
+void RunState::finish() {
+  wait();
   if (failure_) throw Error(*failure_);
 }
 

@@ -33,7 +33,9 @@ class RunState {
   void save(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room,
             report::Progress& progress);
 
-  /// Waits for what is being written. Throws Error when the last save failed.
+  /// Waits for what is being written.
+  void wait();
+  /// The same. Throws Error when the last save failed.
   void finish();
 
   /// First and last loss of the run, which a resumed one goes on to report.

@@ -110,6 +110,7 @@ class Run {
   void run(const TrainOptions& options) {
     try {
       run_steps();
+      state_.wait();
       if (options.after && done_ > 0) options.after(experiment_, result_);
     } catch (...) {
       leave();

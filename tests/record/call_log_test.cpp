@@ -49,7 +49,7 @@ class Calls : public ::testing::Test {
 TEST_F(Calls, RolledBackPartsAreGone) {
   add(x, y);
   const CallLog::Mark mark = calls.mark();
-  const auto as_before = FieldsAre(mark.arguments, mark.views, mark.constants, mark.geometry, mark.random_states);
+  const auto as_before = FieldsAre(mark.arguments, mark.views, mark.constants, mark.geometry, mark.draws);
   Call call = begin(z, x);
   calls.add_random_state(call, save_random_state(default_generator(c10::kCPU)));
   EXPECT_EQ(call.random, 0);

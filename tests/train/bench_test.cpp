@@ -24,6 +24,7 @@ TEST(Bench, RefusesTheBudgetsThatTrainingDoes) {
   config.model.kind = "llama";
   config.model.path = kHere / "tiny";
   config.model.weights = BaseWeights::Bf16;  // whose update makes gradients in fp32
+  config.model.loss = LossKind::Plain;
   config.model.sequence = 4;
   config.data.path = kHere / "tiny" / "tokenizer.json";
   config.train.batch = 1;

@@ -68,7 +68,8 @@ TEST_F(ResumedFiles, OfAnAdapterItsSettingsDecide) {
 }
 
 TEST_F(ResumedFiles, WhatDoesNotDecideMayChange) {
-  replace(fs::path(config.lora.adapter) / "adapter_config.json", "\"peft_version\"", "\"version_of_peft\"");
+  replace(fs::path(config.lora.adapter) / "adapter_config.json", "\"peft_version\": \"0.21.2\"",
+          "\"peft_version\": \"0.22.0\"");
   write_text(fs::path(config.model.path) / "README.md", "new");
   EXPECT_EQ(run(Start::Resume).resumed_from, 1);
 }

@@ -225,15 +225,15 @@ TEST(Trainer, BatchesThatAreMadeAheadArePartOfThePlan) {
   config.train.batch = 64;
   config.data.workers = 2;
   config.data.prefetch = 96;
-  constexpr Bytes kAhead = 96 * 2 * 64 * 16 * 8;  // 1.5 MiB, of int64
+  const Bytes waiting = 96 * 2 * memory::device_memory(c10::kCPU).rounded(64 * 16 * 8);  // of int64
   {
     config.memory.budget = plan::Percent{100};
     Experiment experiment(config);
     const auto training = plan_experiment(experiment, Kinds::Training), whole = plan_experiment(experiment, Kinds::Run);
     EXPECT_EQ(training.kinds.front().step.beside, 0);
-    for (const replay::PlannedStep& kind : whole.kinds) EXPECT_EQ(kind.step.beside, kAhead);
+    for (const replay::PlannedStep& kind : whole.kinds) EXPECT_EQ(kind.step.beside, waiting);
     const auto fixed = [](const PlannedExperiment& planned) { return planned.kinds.front().step.graph.static_bytes; };
-    EXPECT_EQ(fixed(whole), fixed(training) + kAhead);
+    EXPECT_EQ(fixed(whole), fixed(training) + waiting);
     config.memory.budget = replay::smallest_budget(whole.kinds) + 64_KiB;
   }
   const TrainResult result = run(config);
