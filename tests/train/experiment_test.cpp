@@ -154,7 +154,7 @@ TEST(Loss, IsPlainOrTiledAsModelLossSays) {
 
 TEST(Validation, LeavesTheModelInTheModeItWasIn) {
   Config config = one_block(scratch("experiment/mode"));
-  config.model.dropout = 0.5;
+  config.model.own.set("dropout", 0.5);
   Experiment experiment(config);
   int batches = 0;
   const auto loss = experiment.validation_loss([&] { ++batches; });
