@@ -44,7 +44,8 @@ TEST(NamedTokens, WithoutATextOrAnIdAreRefused) {
                            R"({"model": {"vocab": [[]]}})", R"({"model": {"vocab": 5}})", R"({"added_tokens": [1]})"}) {
     EXPECT_NE(fault([&] { (void)tokens_of_tokenizer_json(text, "f"); }), "none") << text;
   }
-  EXPECT_THAT(fault([] { (void)tokens_of_added_tokens_json("[1]", "f"); }), HasSubstr("f: it is [1]; it must be an object"));
+  EXPECT_THAT(fault([] { (void)tokens_of_added_tokens_json("[1]", "f"); }),
+              HasSubstr("f: it is [1]; it must be an object"));
 }
 
 }  // namespace
