@@ -54,15 +54,15 @@ std::optional<T> value_as(const FieldValue& value, const Range& range = kAnyNumb
   return std::visit(
       [&range]([[maybe_unused]] const auto& held) -> std::optional<T> {
         using Held = std::remove_cvref_t<decltype(held)>;
-        constexpr bool is_whole = std::is_same_v<Held, std::int64_t> || std::is_same_v<Held, std::uint64_t>;
+        constexpr bool kIsWhole = std::is_same_v<Held, std::int64_t> || std::is_same_v<Held, std::uint64_t>;
         if constexpr (std::is_same_v<T, bool>) {
           if constexpr (std::is_same_v<Held, bool>) return held;
         } else if constexpr (std::is_integral_v<T>) {
-          if constexpr (is_whole) {
+          if constexpr (kIsWhole) {
             if (std::in_range<T>(held) && keeps(range, held)) return static_cast<T>(held);
           }
         } else if constexpr (std::is_floating_point_v<T>) {
-          if constexpr (is_whole || std::is_same_v<Held, double>) {
+          if constexpr (kIsWhole || std::is_same_v<Held, double>) {
             if (keeps(range, held)) return static_cast<T>(held);
           }
         } else {
