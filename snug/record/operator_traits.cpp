@@ -17,11 +17,12 @@
 namespace snug::record {
 namespace {
 
-/// Operators that update running statistics in place without saying so in their schema.
+/// Operators that write arguments without saying so in their schema: running statistics, the state that cuDNN draws
+/// from, what another process sends.
 struct HiddenWrite {
   std::string_view name;
   std::vector<int> arguments;
-  int only_if;
+  std::optional<int> only_if = {};
 };
 const std::vector<HiddenWrite>& hidden_writes() {
   static const std::vector<HiddenWrite> table = {
@@ -29,6 +30,13 @@ const std::vector<HiddenWrite>& hidden_writes() {
       {"aten::cudnn_batch_norm", {3, 4}, 5},
       {"aten::miopen_batch_norm", {3, 4}, 5},
       {"aten::_batch_norm_impl_index", {3, 4}, 5},
+      {"aten::batch_norm_update_stats", {1, 2}},
+      {"aten::batch_norm_gather_stats", {3, 4}},
+      {"aten::batch_norm_gather_stats_with_counts", {3, 4}},
+      {"aten::_cudnn_rnn", {15}, 12},
+      {"aten::miopen_rnn", {13}, 10},
+      {"_c10d_functional::irecv", {0}},
+      {"_c10d_functional::batch_p2p_ops", {3}},
   };
   return table;
 }
@@ -124,6 +132,8 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
     const bool early = op.debug().find("torch/_library/custom_ops.py") != std::string::npos;
     traits->raises = early ? OperatorTraits::Raises::BeforeTheKernel : OperatorTraits::Raises::AfterTheKernel;
   }
+  // As the names of LibTorch's operators say, it writes its first argument; whether the schema does, or not.
+  if (traits->collective && traits->name.ends_with('_') && !traits->arguments.empty()) traits->hidden_writes = {0};
   traits->seeded = op.hasTag(at::Tag::nondeterministic_seeded);
   for (const HiddenWrite& hidden : hidden_writes()) {
     if (traits->name != hidden.name) continue;

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string_view>
 #include <utility>
 
 #include "snug/base/clock.h"
@@ -61,12 +60,8 @@ void Tape::run_collective(const c10::OperatorHandle& op, const OperatorTraits& t
   {
     const PatientLock lock(mutex_);
     observers_.tell_recording(&TapeObserver::op_begins, *this);
-    // As the names of LibTorch's operators say, it writes its first argument, if any.
-    const std::string_view name = std::string_view(traits.name).substr(0, traits.name.find('.'));
-    if (name.ends_with('_')) {
-      for_each_stored(*arguments_on(stack, traits),
-                      [&](const at::Tensor& written) { written_elsewhere(written.storage().unsafeGetStorageImpl()); });
-    }
+    for_each_written(traits, arguments_on(stack, traits),
+                     [&](const at::Tensor& written) { written_elsewhere(written.storage().unsafeGetStorageImpl()); });
   }
   observers_.tell_recording(&TapeObserver::kernel_begins);
   op.redispatchBoxed(keys, &stack);

@@ -1,9 +1,11 @@
-// Results that a loop of one's own writes over, and says so by raising their version.
+// Writes that no schema tells of: by loops of one's own, which raise a version, and by operators that do it silently.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <torch/library.h>
+
+#include <utility>
 
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
@@ -279,13 +281,22 @@ at::Tensor sum_over_all(const at::Tensor& tensor) {
   ++g_sums;
   return tensor * 3;
 }
+/// Says what it writes, as some do.
+at::Tensor& triple_over_all(const at::Tensor& tensor, at::Tensor& out) {
+  const auto* const from = tensor.const_data_ptr<float>();
+  auto* const to = out.mutable_data_ptr<float>();
+  for (std::int64_t i = 0; i < tensor.numel(); ++i) to[i] = from[i] * 3;
+  return out;
+}
 TORCH_LIBRARY_FRAGMENT(c10d, library) {
+  library.def("snug_test_triple_out(Tensor tensor, *, Tensor(a!) out) -> Tensor(a!)");
   library.def("snug_test_double_(Tensor tensor) -> Tensor");
   library.def("snug_test_sum(Tensor tensor) -> Tensor");
 }
 TORCH_LIBRARY_IMPL(c10d, CPU, library) {
   library.impl("snug_test_double_", doubled_by_all);
   library.impl("snug_test_sum", sum_over_all);
+  library.impl("snug_test_triple_out", triple_over_all);
 }
 at::Tensor call(const char* name, const at::Tensor& tensor) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<at::Tensor(const at::Tensor&)>().call(tensor);
@@ -314,6 +325,16 @@ TEST(UnseenWrites, OfCollectivesAreKnownAndNoReplayRunsThem) {
          const at::Tensor h = in.detach().sin();
          call("c10d::snug_test_double_", h.narrow(0, 0, 4));
          return (h.cos() * in).exp().sum();
+       }},
+      {"what its schema names",
+       [](const at::Tensor& in, const at::Tensor&) {
+         at::Tensor buffer = at::zeros_like(in);
+         const at::Tensor h = in.detach().sin();
+         c10::Dispatcher::singleton()
+             .findSchemaOrThrow("c10d::snug_test_triple_out", "")
+             .typed<at::Tensor&(const at::Tensor&, at::Tensor&)>()
+             .call(h, buffer);
+         return (buffer * in).sin().sum();
        }},
       {"a new tensor", [](const at::Tensor& in, const at::Tensor&) {
          return (call("c10d::snug_test_sum", in.detach().sin()).cos() * in).exp().sum();
@@ -359,6 +380,26 @@ TEST(UnseenWrites, OfCodeThatIsNotRecordedAreTold) {
   function(x).backward();
   EXPECT_TRUE(same_bits(expected, x.grad()));
   EXPECT_GT(region.replayed_ops(), 0);
+}
+
+/// Running statistics, which the operator moves though its schema does not say so.
+TEST(HiddenWrites, MoveNoRunningStatisticsASecondTime) {
+  const at::Tensor x = torch::randn({8, 4, 5}), weight = torch::rand({4}).requires_grad_();
+  const auto run = [&](const at::Tensor& mean, const at::Tensor& var) {
+    const at::Tensor moments = std::get<0>(at::batch_norm_update_stats(x, mean, var, 0.1));
+    return (weight * moments.sin()).sum();
+  };
+  const at::Tensor mean = torch::zeros({4}), var = torch::ones({4});
+  run(mean, var).backward();
+  const at::Tensor expected = std::exchange(weight.mutable_grad(), at::Tensor());
+  const at::Tensor again_mean = torch::zeros({4}), again_var = torch::ones({4});
+  const Region region(Recompute{});
+  run(again_mean, again_var).backward();
+  EXPECT_GT(region.replayed_ops(), 1);
+  EXPECT_TRUE(same_bits(weight.grad(), expected));
+  EXPECT_FALSE(same_bits(mean, torch::zeros({4})));
+  EXPECT_TRUE(same_bits(again_mean, mean));
+  EXPECT_TRUE(same_bits(again_var, var));
 }
 
 }  // namespace

@@ -1,0 +1,66 @@
+// What schemas do not tell of operators.
+#include "snug/record/operator_traits.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+
+namespace snug::record {
+namespace {
+
+const OperatorTraits& traits_of_name(const char* name) {
+  return traits_of(c10::Dispatcher::singleton().findSchemaOrThrow(name, ""));
+}
+
+/// They compute with running statistics, or a state, and leave them alone, or are seen as the operators that they call.
+bool leaves_statistics_alone(std::string_view name) {
+  constexpr std::array<std::string_view, 4> kNames = {"aten::batch_norm", "aten::instance_norm",
+                                                      "aten::_batch_norm_no_update",
+                                                      "aten::_native_batch_norm_legit_no_training"};
+  return std::ranges::find(kNames, name) != kNames.end() || name.ends_with("_backward") ||
+         name.ends_with("_functional");
+}
+
+TEST(OperatorTraits, KnowWhoWritesRunningStatisticsThoughNoSchemaSaysSo) {
+  int hidden = 0;
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (!name.name.starts_with("aten::") || leaves_statistics_alone(name.name)) continue;
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (!op) continue;
+    const auto& arguments = op->schema().arguments();
+    const OperatorTraits& traits = traits_of(*op);
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      const std::string& argument = arguments[i].name();
+      if (argument != "running_mean" && argument != "running_var" && argument != "dropout_state") continue;
+      EXPECT_TRUE(traits.may_write(i)) << traits.name << " writes " << argument;
+      if (traits.writes[i] != 0) continue;
+      ++hidden;
+      // Only in training, where it says whether it is.
+      const auto says = std::ranges::find_if(
+          arguments, [](const c10::Argument& a) { return a.name() == "training" || a.name() == "train"; });
+      ASSERT_EQ(traits.hidden_writes_only_if.has_value(), says != arguments.end()) << traits.name;
+      if (says == arguments.end()) continue;
+      EXPECT_EQ(*traits.hidden_writes_only_if, says - arguments.begin()) << traits.name;
+    }
+  }
+  EXPECT_GE(hidden, 16);
+}
+
+TEST(OperatorTraits, KnowWhatCollectivesWrite) {
+  const OperatorTraits& in_place = traits_of_name("c10d::allreduce_");
+  EXPECT_TRUE(in_place.collective);
+  EXPECT_TRUE(in_place.may_write(0));
+  EXPECT_FALSE(in_place.writes_any) << "its schema does not say so";
+  EXPECT_FALSE(traits_of_name("c10d::send").may_write(0));
+  const OperatorTraits& into = traits_of_name("_c10d_functional::all_gather_into_tensor_out");
+  EXPECT_FALSE(into.may_write(0));
+  EXPECT_TRUE(into.may_write(3)) << "as its schema says";
+  EXPECT_TRUE(traits_of_name("_c10d_functional::irecv").may_write(0));
+}
+
+}  // namespace
+}  // namespace snug::record
