@@ -33,7 +33,7 @@ void Profiler::begin() {
   rebase();
 }
 
-double Profiler::clock() const { return monotonic_seconds() - started_ - replay_seconds_; }
+double Profiler::clock() const { return monotonic_seconds() - started_ - other_seconds_; }
 
 void Profiler::push(Event::Kind kind, std::int32_t id, Bytes peak, Bytes net) {
   const double now = clock();
@@ -65,7 +65,7 @@ void Profiler::poll(const Tape& tape) {
     if (!values.program_let_go(v)) return false;
     push(Event::Kind::Die, v);
     // A value that the tape does not hold is already free: its Die event stands for that.
-    if (!tape.ledger().resident(v) && values.device(v) == memory_.device()) died_ += memory_.rounded(values.nbytes(v));
+    if (!tape.ledger().resident(v)) died_ += graph_.step_bytes(v);
     return true;
   });
 }
@@ -147,7 +147,7 @@ void Profiler::replay_begins() {
 
 void Profiler::replay_ends() {
   rebase();
-  replay_seconds_ += monotonic_seconds() - replay_started_;
+  other_seconds_ += monotonic_seconds() - replay_started_;
 }
 
 void Profiler::rebase() {
@@ -183,7 +183,7 @@ void Profiler::settle_begins(const Tape& tape) {
 void Profiler::rehearse(const Tape& tape, const std::function<bool()>& update) {
   poll(tape);
   mark();
-  const double began = monotonic_seconds();
+  const double began = clock();
   {
     const memory::TagScope tag(memory::Tag::Optimizer);
     if (!update()) return;
@@ -192,12 +192,12 @@ void Profiler::rehearse(const Tape& tape, const std::function<bool()>& update) {
   graph_.static_bytes += state_to_come_;
   graph_.static_by_tag[static_cast<std::size_t>(memory::Tag::Optimizer)] += state_to_come_;
   rebase();
-  const double again = monotonic_seconds();
+  const double again = clock();
   update();
-  const double ended = monotonic_seconds();
+  const double ended = clock();
   graph_.end_with_update(take_peak(), ended - again);
   rebase();
-  replay_seconds_ += ended - began;
+  other_seconds_ += ended - began;
 }
 
 plan::StepGraph Profiler::finish(const Tape& tape) {

@@ -50,6 +50,8 @@ class Profiler final : public TapeObserver {
   /// have from the beginning, and counts as memory that was there before the step; the second takes what each update
   /// takes. There is no update if it says so by returning false.
   void rehearse(const Tape& tape, const std::function<bool()>& update);
+  /// So many seconds have just passed that are not the step's own, on the thread that it runs on.
+  void leave_out(double seconds) noexcept { other_seconds_ += seconds; }
   /// Bytes of that state.
   [[nodiscard]] Bytes state_to_come() const noexcept { return state_to_come_; }
 
@@ -87,8 +89,8 @@ class Profiler final : public TapeObserver {
   double kernel_started_ = 0;
   double kernel_seconds_ = 0;
   double replay_started_ = 0;
-  double replay_seconds_ = 0;  // all replays together, and rehearsals
-  double pushed_ = 0;          // when the latest event was, on the clock
+  double other_seconds_ = 0;  // not the step's own: replays, rehearsals, copies
+  double pushed_ = 0;         // when the latest event was, on the clock
   Bytes state_to_come_ = 0;
 };
 

@@ -20,13 +20,17 @@ thread_local std::size_t t_python_hooks = 0;
 thread_local OperatorGate* t_gate = nullptr;
 const std::shared_ptr<Tape> kNone;
 
+/// This thread's operators come by the recorder's key as long as somebody is there who sees them, whoever goes first.
+void direct_operators() {
+  c10::impl::tls_set_dispatch_key_included(kRecordingKey, t_tape != nullptr || t_gate != nullptr);
+}
+
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   // Only the outermost call is seen: what a composite kernel calls is part of it.
   const c10::impl::ExcludeDispatchKeyGuard once(kRecordingKey);
-  const OperatorGate* gate = t_gate;
-  if (gate != nullptr) {
+  if (t_gate != nullptr) {
     try {
-      gate->before(op, *stack);
+      OperatorGate::tell_before(op, *stack);
     } catch (const Error&) {
       throw_into_libtorch();
     }
@@ -41,7 +45,7 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   } else {
     op.redispatchBoxed(below, stack);
   }
-  if (gate != nullptr) gate->after(op, *stack);
+  OperatorGate::tell_after(op, *stack);
 }
 
 }  // namespace
@@ -54,19 +58,45 @@ const std::shared_ptr<Tape>& recording_tape() {
   return t_tape;
 }
 
-OperatorGate::OperatorGate(Calls calls)
-    : calls_(std::move(calls)), previous_(std::exchange(t_gate, this)), key_(kRecordingKey) {}
+OperatorGate::OperatorGate(Calls calls) : calls_(std::move(calls)), previous_(std::exchange(t_gate, this)) {
+  direct_operators();
+}
+
 OperatorGate::~OperatorGate() {
   OperatorGate** newer = &t_gate;
   while (*newer != nullptr && *newer != this) newer = &(*newer)->previous_;
   if (*newer == this) *newer = previous_;
+  direct_operators();
 }
 
-void OperatorGate::before(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const {
-  if (calls_.before) calls_.before(op, stack);
-  if (!calls_.before_write) return;
-  const OperatorTraits& traits = traits_of(op);
-  for_each_written(traits, arguments_on(stack, traits), calls_.before_write);
+template <class Tell>
+void OperatorGate::for_each(const Tell& tell) {
+  for (const OperatorGate* gate = t_gate; gate != nullptr;) {
+    const OperatorGate* const older = gate->previous_;
+    tell(gate->calls_);
+    gate = older;
+  }
+}
+
+void OperatorGate::tell_before(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  for_each([&](const Calls& calls) {
+    if (calls.before) calls.before(op, stack);
+    if (!calls.before_write) return;
+    const OperatorTraits& traits = traits_of(op);
+    for_each_written(traits, arguments_on(stack, traits), calls.before_write);
+  });
+}
+
+void OperatorGate::tell_before_write(const at::Tensor& tensor) {
+  for_each([&](const Calls& calls) {
+    if (calls.before_write) calls.before_write(tensor);
+  });
+}
+
+void OperatorGate::tell_after(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  for_each([&](const Calls& calls) {
+    if (calls.after) calls.after(op, stack);
+  });
 }
 
 PythonHooksOutside::PythonHooksOutside()
@@ -78,8 +108,8 @@ bool PythonHooksOutside::any_inside() {
 
 Recording::Recording(std::shared_ptr<Tape> tape)
     : previous_(std::exchange(t_tape, std::move(tape))),
-      previous_task_(std::exchange(t_task, torch::autograd::get_current_graph_task_id())),
-      key_(kRecordingKey) {
+      previous_task_(std::exchange(t_task, torch::autograd::get_current_graph_task_id())) {
+  direct_operators();
   if (previous_ != t_tape && t_tape) t_tape->set_outer(previous_.get());
 }
 
@@ -87,13 +117,14 @@ Recording::~Recording() {
   if (t_tape && t_tape != previous_) t_tape->set_outer(nullptr);
   t_tape = std::move(previous_);
   t_task = previous_task_;
+  direct_operators();
 }
 
 Unrecorded::Unrecorded(const std::vector<at::Tensor>& written) {
   const auto& tape = recording_tape();
   for (const at::Tensor& tensor : written) {
     if (!tensor.defined() || !tensor.has_storage()) continue;
-    if (t_gate != nullptr) t_gate->before_write(tensor);
+    OperatorGate::tell_before_write(tensor);
     if (tape) tape->written_elsewhere(tensor.storage().unsafeGetStorageImpl());
   }
 }

@@ -34,7 +34,8 @@ class PythonHooksOutside {
 };
 
 /// Sees every operator below autograd and autocast that this thread runs while the scope lives, recorded or not, but
-/// for those inside of others. The newest scope counts; they may end in any order.
+/// for those inside of others. All scopes of a thread see it, the newest first, but for the rest of them where one
+/// throws. They may end in any order, but none in a call of its own.
 class OperatorGate {
  public:
   using Call = std::function<void(const c10::OperatorHandle& op, const torch::jit::Stack& stack)>;
@@ -53,18 +54,17 @@ class OperatorGate {
   OperatorGate(const OperatorGate&) = delete;
   OperatorGate& operator=(const OperatorGate&) = delete;
 
-  void before(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const;
-  void before_write(const at::Tensor& tensor) const {
-    if (calls_.before_write) calls_.before_write(tensor);
-  }
-  void after(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const {
-    if (calls_.after) calls_.after(op, stack);
-  }
+  /// What this thread's scopes are told.
+  static void tell_before(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+  static void tell_before_write(const at::Tensor& tensor);
+  static void tell_after(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
  private:
+  template <class Tell>
+  static void for_each(const Tell& tell);
+
   Calls calls_;
   OperatorGate* previous_;
-  c10::impl::IncludeDispatchKeyGuard key_;
 };
 
 /// Records this thread's operators on a tape for the life of the scope. Scopes nest; the innermost tape
@@ -80,7 +80,6 @@ class Recording {
   std::shared_ptr<Tape> previous_;
   int previous_task_;
   PythonHooksOutside python_hooks_;
-  c10::impl::IncludeDispatchKeyGuard key_;
 };
 
 /// For code that writes without telling autograd, a compiler's kernels among it: nothing that this thread runs in the

@@ -5,6 +5,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "snug/memory/byte_tensor.h"
 #include "snug/record/recording_key.h"
@@ -29,15 +30,15 @@ void ValueStore::add(plan::ValueId value, const c10::Storage& storage) {
   current_[storage.unsafeGetStorageImpl()] = value;
 }
 
-void ValueStore::number_leaf(plan::ValueId value) {
-  at(value).leaf = static_cast<std::int32_t>(leaves_.size());
-  leaves_.emplace_back();
+void ValueStore::mark_leaf(plan::ValueId value) {
+  at(value).leaf = true;
+  at(value).copied = false;
 }
 
 plan::ValueId ValueStore::add_leaf(const c10::Storage& storage) {
   const plan::ValueId value = flow_.add_leaf();
   add(value, storage);
-  number_leaf(value);
+  mark_leaf(value);
   hold(value, storage);
   return value;
 }
@@ -50,7 +51,7 @@ plan::ValueId ValueStore::add_output(const c10::Storage& storage, plan::ValueId 
 
 void ValueStore::make_leaf(plan::ValueId value) {
   flow_.make_leaf(value);
-  number_leaf(value);
+  mark_leaf(value);
   at(value).unfilled = false;
   at(value).of_result = true;
 }
@@ -87,7 +88,7 @@ void ValueStore::offload(plan::ValueId value, const c10::Storage& storage) {
     offloaded_.emplace(value, memory::Offloaded(storage, v.nbytes, spill_file_));
   }
   offloaded_bytes_ += v.nbytes;
-  if (v.leaf >= 0) leaves_[plan::at(v.leaf)].copied = true;
+  v.copied = true;
   ledger_.offload(value);
   let_go(value);
 }
@@ -99,16 +100,15 @@ c10::Storage ValueStore::fetch(plan::ValueId value) {
 
 void ValueStore::copy_leaf(plan::ValueId value) {
   Value& v = at(value);
-  Leaf& leaf = leaves_[plan::at(v.leaf)];
-  if (leaf.copied || !v.storage) return;
+  if (v.copied || !v.storage) return;
   const at::AutoDispatchBelowADInplaceOrView below;
   const at::Tensor whole = memory::byte_tensor(v.storage, v.nbytes);
   c10::Storage copy = [&] {
     const TapeMutex::Lent lent(mutex_);
     return whole.clone().storage();
   }();
-  leaf.original = std::exchange(v.storage, std::move(copy));
-  leaf.copied = true;
+  v.storage = std::move(copy);
+  v.copied = true;
 }
 
 /// The ledger has dropped it, or has been told that it is absent.
@@ -165,26 +165,17 @@ void ValueStore::settle(plan::Leaves leaves) {
 
 // --- accounts ------------------------------------------------------------------------------------------------------
 
-std::vector<std::pair<c10::Storage, c10::Storage>> ValueStore::overwritten_leaves() const {
-  std::vector<std::pair<c10::Storage, c10::Storage>> pairs;
-  for (const Value& v : values_) {
-    if (v.leaf >= 0 && leaves_[plan::at(v.leaf)].original)
-      pairs.emplace_back(leaves_[plan::at(v.leaf)].original, v.storage);
-  }
-  return pairs;
-}
-
 std::vector<c10::Storage> ValueStore::leaf_storages() const {
   std::vector<c10::Storage> storages;
   for (const Value& v : values_) {
-    if (v.leaf >= 0 && v.storage) storages.push_back(v.storage);
+    if (v.leaf && v.storage) storages.push_back(v.storage);
   }
   return storages;
 }
 
 bool ValueStore::resized(plan::ValueId value) const {
   const Value& v = at(value);
-  return v.leaf >= 0 && !copied(value) && v.storage && static_cast<Bytes>(v.storage.nbytes()) != v.nbytes;
+  return v.leaf && !copied(value) && v.storage && static_cast<Bytes>(v.storage.nbytes()) != v.nbytes;
 }
 
 std::optional<plan::ValueId> ValueStore::resized_leaf() const {
@@ -195,7 +186,7 @@ std::optional<plan::ValueId> ValueStore::resized_leaf() const {
 }
 
 bool ValueStore::made(c10::StorageImpl* storage) const {
-  const auto is_leaf = [&](const Value& v) { return v.leaf >= 0 && v.identity._unsafe_get_target() == storage; };
+  const auto is_leaf = [&](const Value& v) { return v.leaf && v.identity._unsafe_get_target() == storage; };
   return in(storage) != plan::kNoValue && std::ranges::none_of(values_, is_leaf);
 }
 

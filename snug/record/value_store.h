@@ -9,7 +9,6 @@
 #include <optional>
 #include <span>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "snug/base/bytes.h"
@@ -88,9 +87,7 @@ class ValueStore {
   /// The storage of a resident value.
   [[nodiscard]] const c10::Storage& storage(plan::ValueId value) const { return at(value).storage; }
   /// Whether nobody else writes it: a leaf that is a copy, or has left the device's memory.
-  [[nodiscard]] bool copied(plan::ValueId value) const {
-    return at(value).leaf >= 0 && leaves_[plan::at(at(value).leaf)].copied;
-  }
+  [[nodiscard]] bool copied(plan::ValueId value) const { return at(value).leaf && at(value).copied; }
 
   /// The value is resident in this storage until nobody needs it.
   void hold(plan::ValueId value, const c10::Storage& storage);
@@ -141,9 +138,6 @@ class ValueStore {
 
   // --- accounts ----------------------------------------------------------------------------------------------------
 
-  /// Leaves that recorded operators wrote, with their contents from before: writing them back undoes the step's side
-  /// effects. Valid before settle().
-  [[nodiscard]] std::vector<std::pair<c10::Storage, c10::Storage>> overwritten_leaves() const;
   /// Of all leaves that are still held.
   [[nodiscard]] std::vector<c10::Storage> leaf_storages() const;
   /// A leaf whose storage is of another size now, as of a weight that has been freed after its use.
@@ -162,7 +156,8 @@ class ValueStore {
     c10::weak_intrusive_ptr<c10::StorageImpl> identity{c10::intrusive_ptr<c10::StorageImpl>()};
     Bytes nbytes = 0;
     c10::Device device{c10::kCPU};
-    std::int32_t leaf = -1;  // in leaves_
+    bool leaf = false;
+    bool copied = false;  // a leaf
     bool unfilled = false;
     bool of_result = false;  // a leaf: contents that something unseen left in a result
     bool written_over = false;
@@ -170,15 +165,11 @@ class ValueStore {
     bool read = false;
     plan::Must must = plan::Must::Nothing;
   };
-  struct Leaf {
-    bool copied = false;
-    c10::Storage original;  // of a copy
-  };
 
   Value& at(plan::ValueId value) { return values_[plan::at(value)]; }
   [[nodiscard]] const Value& at(plan::ValueId value) const { return values_[plan::at(value)]; }
   void add(plan::ValueId value, const c10::Storage& storage);
-  void number_leaf(plan::ValueId value);
+  void mark_leaf(plan::ValueId value);
   void let_go(plan::ValueId value);
 
   TapeMutex& mutex_;
@@ -186,7 +177,6 @@ class ValueStore {
   plan::Dataflow flow_;
   plan::Ledger ledger_;
   std::vector<Value> values_;
-  std::vector<Leaf> leaves_;
   std::vector<plan::ValueId> held_results_;                       // and some that no longer are
   ska::flat_hash_map<c10::StorageImpl*, plan::ValueId> current_;  // the version that a storage holds now
   std::unordered_map<plan::ValueId, memory::Offloaded> offloaded_;

@@ -221,12 +221,13 @@ void run_again(Tape& tape, const RunAgain& step) {
   tape.replayed(step.op);
   const auto outputs = tape.flow().outputs(step.op);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    if (tape.ledger().resident(outputs[i].value)) continue;
+    const ValueId value = outputs[i].value;
+    if (tape.ledger().resident(value)) continue;
     const record::OutputSlot& slot = tape.calls().output_slot(call, i);
     const at::Tensor made = slot.is_argument ? at::Tensor() : result(stack, slot);
     const c10::Storage& storage = made.defined() ? made.storage() : *written.find(outputs[i].overwrites);
-    check_made(tape, step.op, outputs[i].value, storage, slot.dtype, made.defined() ? made.scalar_type() : slot.dtype);
-    tape.put(outputs[i].value, storage);
+    check_made(tape, step.op, value, storage, slot.dtype, made.defined() ? made.scalar_type() : slot.dtype);
+    tape.put(value, storage);
   }
   if (tape.observers().see_results()) {
     const record::TapeMutex::Lent lent(tape.mutex());

@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "snug/base/errors.h"
-#include "snug/memory/byte_tensor.h"
 #include "snug/memory/tag.h"
 #include "snug/record/profiler.h"
 #include "snug/record/recording.h"
@@ -81,32 +80,13 @@ class GradientsAside {
   std::unordered_set<const void*> known_;
 };
 
-/// Contents that recorded operators overwrote are as they were before the step when the scope ends.
-class UndoneOverwrites {
- public:
-  UndoneOverwrites() = default;
-  ~UndoneOverwrites() {
-    const at::NoGradGuard no_grad;
-    for (const auto& [original, before] : leaves) {
-      // What has been freed since (see refuse_freed_weights) has no contents to put back.
-      if (original.nbytes() != before.nbytes()) continue;
-      const auto bytes = static_cast<Bytes>(before.nbytes());
-      memory::byte_tensor(original, bytes).copy_(memory::byte_tensor(before, bytes));
-    }
-  }
-  UndoneOverwrites(const UndoneOverwrites&) = delete;
-  UndoneOverwrites& operator=(const UndoneOverwrites&) = delete;
-
-  std::vector<std::pair<c10::Storage, c10::Storage>> leaves;  ///< with their contents from before
-};
-
 /// The update as it is rehearsed, once in a recording: where a step function is about to run its own, or at the end.
 class RehearsedUpdate {
  public:
   /// `parameters`: those that have gradients when it runs.
   RehearsedUpdate(const Rehearsal& rehearsal, record::Profiler& profiler, const record::Tape& tape,
-                  const std::vector<at::Tensor>& parameters)
-      : rehearsal_(rehearsal), profiler_(profiler), tape_(tape), parameters_(parameters) {}
+                  UndoneWrites& writes, const std::vector<at::Tensor>& parameters)
+      : rehearsal_(rehearsal), profiler_(profiler), tape_(tape), writes_(writes), parameters_(parameters) {}
   ~RehearsedUpdate() {
     try {
       forget();
@@ -121,17 +101,18 @@ class RehearsedUpdate {
     // Perhaps on the way into an operator, where no other one would be seen.
     const auto keys = c10::impl::tls_local_dispatch_key_set();
     const c10::impl::ForceDispatchKeyGuard seen(keys.included_, keys.excluded_.remove(record::kRecordingKey));
-    std::optional<UndoneWrites> undone;
-    if (rehearsal_.writes == Rehearsal::Writes::Anything) undone.emplace();
     made_ = true;
     // The second run has them again where the first has let go of them.
     std::vector<at::Tensor> gradients;
-    for (const at::Tensor& p : parameters_) gradients.push_back(p.grad());
+    for (const at::Tensor& p : parameters_) {
+      gradients.push_back(p.grad());
+      if (p.grad().defined()) writes_.leave(p.grad());  // the step's own
+    }
     profiler_.rehearse(tape_, [&] {
       for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].mutable_grad() = gradients[i];
       return rehearsal_.run();
     });
-    if (undone) undone->undo();
+    writes_.undo();  // before the step function is left
   }
 
   /// The state that it has made goes.
@@ -143,6 +124,7 @@ class RehearsedUpdate {
   const Rehearsal& rehearsal_;
   record::Profiler& profiler_;
   const record::Tape& tape_;
+  UndoneWrites& writes_;
   const std::vector<at::Tensor>& parameters_;
   bool begun_ = false;
   bool made_ = false;
@@ -175,21 +157,16 @@ struct RecordingScope {
   RecordingScope(const RecordingScope&) = delete;
   RecordingScope& operator=(const RecordingScope&) = delete;
 
-  /// The forward pass is over, or was left.
-  void note_overwrites() {
-    if (!tape->finished()) overwrites.leaves = tape->values().overwritten_leaves();
-  }
   void finish_forward() {
-    note_overwrites();
     refuse_freed_weights(*tape);
     tape->finish();
   }
 
   Bytes before;  // allocated before what this takes itself
-  UndoneOverwrites overwrites;
   UndoneDraws draws;
   GradientsAside aside;
   std::shared_ptr<record::Profiler> profiler;
+  UndoneWrites writes{[this](double seconds) { profiler->leave_out(seconds); }};
   std::shared_ptr<record::Tape> tape = std::make_shared<record::Tape>(record::KeepSaved{}, profiler);
   Evictor evictor;
 };
@@ -209,7 +186,7 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
   RecordingScope scope(cost, memory, options.update.parameters);
   Recorded recorded;
   RecordedStep& step = recorded.step;
-  RehearsedUpdate update(options.update, *scope.profiler, *scope.tape, step.parameters);
+  RehearsedUpdate update(options.update, *scope.profiler, *scope.tape, scope.writes, step.parameters);
   const auto update_begins = [&](StepRun& run) {
     update.run();
     run.stop();
@@ -239,7 +216,6 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
   try {
     run(forward);
   } catch (...) {
-    scope.note_overwrites();
     if (ended) std::rethrow_exception(ended);
     throw;
   }
@@ -253,6 +229,7 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
   step.state_to_come = scope.profiler->state_to_come();
   step.graph = scope.profiler->finish(*scope.tape);
   update.forget();
+  scope.writes.undo();
   agree(options);
   return recorded;
 }
@@ -260,19 +237,17 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
 RecordedStep record_forward(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
                             const RecordOptions& options) {
   RecordingScope scope(cost, memory, {});
-  try {
+  {
     const at::NoGradGuard no_grad;
     const record::Recording recording(scope.tape);
     const memory::TagScope tag(memory::Tag::Activations);
     (void)forward();
-  } catch (...) {
-    scope.note_overwrites();
-    throw;
   }
   scope.finish_forward();
   RecordedStep step;
   step.kind = StepKind::Evaluation;
   step.graph = scope.profiler->finish(*scope.tape);
+  scope.writes.undo();
   agree(options);
   return step;
 }

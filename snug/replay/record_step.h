@@ -50,11 +50,11 @@ struct RecordOptions {
 };
 
 /// Runs forward and backward twice, records them, and takes every operator's shorter time. Leaves no trace: gradients,
-/// buffers that recorded operators write and the default random generators are afterwards as before; hooks for when a
-/// gradient has been accumulated, where optimizers are run, do not run. (A step function that frees gradients before
-/// its backward pass has freed those of parameters that the rehearsal does not know.) Under a limit of
-/// `memory` values are evicted and replayed as needed. Throws UsageError when `forward` returns no loss; GroupEnded
-/// where the recording of another process of the group has failed, as all end with that of one.
+/// what operators write (see UndoneWrites) and random generators (see UndoneDraws) are afterwards as before; hooks for
+/// when a gradient has been accumulated, where optimizers are run, do not run. (A step function that frees gradients
+/// before its backward pass has freed those of parameters that the rehearsal does not know.) Under a limit of `memory`
+/// values are evicted and replayed as needed. Throws UsageError when `forward` returns no loss; GroupEnded where the
+/// recording of another process of the group has failed, as all end with that of one.
 RecordedStep record_step(const Forward& forward, memory::DeviceMemory& memory, const RecordOptions& options = {});
 
 /// Throws UsageError unless `loss` can be differentiated: defined, one element, requires a gradient.

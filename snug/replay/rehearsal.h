@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <concepts>
-#include <cstdint>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -16,18 +15,12 @@ namespace snug::replay {
 
 /// The optimizer step as it is run while a step is recorded, so that plans know its memory and the state that it makes.
 /// It runs after the recorded backward pass, twice, with that pass's gradients. What its operators write is put back
-/// afterwards (see UndoneWrites), and random generators too. What it makes at its first call and keeps is its own to
-/// forget: a function that makes an optimizer's state must come with `forget`.
+/// afterwards (see UndoneWrites), and random generators too (see UndoneDraws). What it makes at its first call and
+/// keeps is its own to forget: a function that makes an optimizer's state must come with `forget`.
 struct Rehearsal {
-  /// What run() writes of what was there before.
-  enum class Writes : std::uint8_t {
-    Anything,       ///< it is copied, and put back
-    GradientsAlone  ///< which are put back anyway: nothing is copied
-  };
   std::function<bool()> run;  ///< false: there is nothing to update after all. Empty: no optimizer step is known
   std::function<void()> forget = {};        ///< lets go of the state that run() has made, so that it is as before
   std::vector<at::Tensor> parameters = {};  ///< whose gradients are put aside before the step runs, where known
-  Writes writes = Writes::Anything;
 
   Rehearsal() = default;
   template <std::invocable Run>
@@ -44,7 +37,6 @@ struct Rehearsal {
   Rehearsal(Optimizer& optimizer)  // NOLINT(google-explicit-constructor)
       : Rehearsal([&optimizer] { optimizer.rehearse(); }) {
     parameters = optimizer.parameters();
-    writes = Writes::GradientsAlone;
   }
 
   explicit operator bool() const noexcept { return run != nullptr; }

@@ -65,6 +65,21 @@ std::vector<at::Tensor> parameters_of(const std::vector<replay::PlannedStep>& ki
   return parameters;
 }
 
+/// What an unknown step takes is noted as it runs, as far as its backward pass: what comes after it is no part of it.
+struct Unknown {
+  std::shared_ptr<record::Profiler> profiler;  // while it may be unknown, and runs
+  bool unexpected = false;                     // nothing like it is known
+  std::optional<plan::StepGraph> graph;
+
+  /// The backward pass is over.
+  void end(record::Tape& tape) {
+    const auto noted = std::exchange(profiler, nullptr);
+    if (!noted) return;
+    tape.remove_observer(*noted);
+    if (unexpected || tape.divergence()) graph = noted->finish(tape);
+  }
+};
+
 template <class T>
 std::vector<T> only(T one) {
   std::vector<T> all;
@@ -156,11 +171,11 @@ const replay::StepTrace& Session::last_trace() const { return state_->trace; }
 at::Tensor Session::run(const replay::Forward& forward) {
   State& s = *state_;
   auto kind = replay::StepKind::First;
-  bool unexpected = false;
-  std::shared_ptr<record::Profiler> profiler;  // what an unknown step takes is noted as it runs
+  Unknown unknown;
   std::exception_ptr refusal;
   // Steps begin by letting go of their gradients, or not: the first operator shows which kind this one is.
   const auto decide = [&]() -> record::DecideLater::Decision {
+    refusal = nullptr;  // the function has made room for itself
     try {
       const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);  // what an agreement runs
       kind = have_gradients(s.parameters) ? replay::StepKind::Later : replay::StepKind::First;
@@ -169,9 +184,9 @@ at::Tensor Session::run(const replay::Forward& forward) {
       refusal = std::current_exception();
       throw;
     }
-    unexpected = !s.book.expects(kind);
-    if (s.steps_vary || unexpected) profiler = std::make_shared<record::Profiler>(s.memory);
-    return {record::FollowPlan{s.book.steps(kind)}, profiler};
+    unknown.unexpected = !s.book.expects(kind);
+    if (s.steps_vary || unknown.unexpected) unknown.profiler = std::make_shared<record::Profiler>(s.memory);
+    return {record::FollowPlan{s.book.steps(kind)}, unknown.profiler};
   };
   const auto tape = std::make_shared<record::Tape>(record::DecideLater{decide});
   if (s.verify != VerifyReplay::Off) tape->verify_replays(s.verify);
@@ -188,10 +203,12 @@ at::Tensor Session::run(const replay::Forward& forward) {
     }
   } const detach{*tape, *tracer};
   const replay::Evictor evictor(tape, s.memory, replay::EvictionCost::Measured);
-  replay::StepRun step(tape, {.forward_over = [&](const replay::StepRun::Roots& roots) {
-                         tape->finish();
-                         if (watches) replay::watch_backward(roots, tape);
-                       }});
+  replay::StepRun step(tape, {.forward_over =
+                                  [&](const replay::StepRun::Roots& roots) {
+                                    tape->finish();
+                                    if (watches) replay::watch_backward(roots, tape);
+                                  },
+                              .backward_over = [&](replay::StepRun&) { unknown.end(*tape); }});
   at::Tensor result;
   try {
     result = step(forward);
@@ -216,8 +233,9 @@ at::Tensor Session::run(const replay::Forward& forward) {
     s.book.ran(known->graph.get());
   }
   // One whose backward pass failed, and which caught that, is half a step.
-  if (profiler && step.went_backward() && (unexpected || tape->divergence())) {
-    s.book.add(profiler->finish(*tape), kind);
+  if (step.went_backward()) unknown.end(*tape);
+  if (unknown.graph) {
+    s.book.add(*std::move(unknown.graph), kind);
     s.last.planned_anew = true;
     s.last.known = s.book.size();
   }

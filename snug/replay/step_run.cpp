@@ -1,6 +1,7 @@
 #include "snug/replay/step_run.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <unordered_set>
@@ -129,7 +130,11 @@ void StepRun::backward_ends() {
 
 void StepRun::update_begins() {
   if (std::holds_alternative<Stopped>(state_)) stop();
-  if (went_backward() && phases_.update_begins) phases_.update_begins(*this);
+  if (!went_backward() || !phases_.update_begins) return;
+  // What it runs, an update that is rehearsed, is not the step's own.
+  auto begins = std::exchange(phases_.update_begins, nullptr);
+  const auto again = c10::make_scope_exit([&] { phases_.update_begins = std::move(begins); });
+  begins(*this);
 }
 
 void StepRun::update_begins_at_writes_of(const std::vector<at::Tensor>& tensors) {

@@ -119,12 +119,10 @@ void TrainingStep::update(std::int64_t step) {
 void TrainingStep::forget_gradients() { experiment_.optimizer().zero_grad(); }
 
 replay::Rehearsal TrainingStep::rehearsal() {
-  replay::Rehearsal rehearsal([this] {
+  return [this] {
     clip();
     experiment_.optimizer().rehearse();
-  });
-  rehearsal.writes = replay::Rehearsal::Writes::GradientsAlone;
-  return rehearsal;
+  };
 }
 
 }  // namespace snug::train

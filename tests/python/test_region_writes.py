@@ -101,6 +101,8 @@ def test_results_of_compiled_code_are_kept():
         assert region.replayed_ops > 0  # what is around it
 
     assert all(torch.equal(a, b) for a, b in zip(plain, gradients(in_region)))
+    held = [b.clone() for b in model.buffers()]
     with snug.fit(step, x, budget="1GiB", strategy="selective(aten::tanh)") as session:
+        assert all(torch.equal(a, b) for a, b in zip(held, model.buffers()))  # its running statistics among it
         assert all(torch.equal(a, b) for a, b in zip(plain, gradients(lambda: session.backward(x))))
         assert session.last_step.replayed_ops > 0

@@ -174,6 +174,49 @@ def test_generators_of_ones_own():
     assert torch.equal(generator.get_state(), after)
 
 
+def test_generators_that_an_update_is_handed():
+    model, (x, y), generator = net(), batches(1), torch.Generator().manual_seed(9)
+
+    class Noisy(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.add_(torch.normal(0.0, 1e-3, p.shape, generator=generator))
+            return super().step(closure)
+
+    optimizer = Noisy(model.parameters(), lr=0.1)
+
+    def loss_of(batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    def steps(batch):
+        loss = loss_of(batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def by_hand(batch):
+        loss = loss_of(batch)
+        loss.backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.normal(0.0, 1e-3, p.shape, generator=generator))
+        return loss
+
+    before, weights = generator.get_state(), bits(model.state_dict().items())
+    for run in (
+        lambda: snug.fit(steps, (x, y), budget="100%").close(),
+        lambda: snug.fit(loss_of, (x, y), budget="100%", optimizer=optimizer).close(),
+        lambda: snug.fit(loss_of, (x, y), budget="100%", update=optimizer.step).close(),
+        lambda: snug.fit(by_hand, (x, y), budget="100%").close(),
+        lambda: snug.verify(by_hand, (x, y), model, "100%"),
+    ):
+        run()
+        assert torch.equal(generator.get_state(), before)
+        same(bits(model.state_dict().items()), weights)
+
+
 def test_a_refusal_is_not_lost_where_it_is_caught():
     model, (x, y) = net(), batches(1)
     fails = []

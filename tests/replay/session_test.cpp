@@ -304,5 +304,52 @@ TEST(Session, PlansAgainWhenOptimizerStateAppears) {
   EXPECT_LE(cpu().stats().mapped_peak, budget);
 }
 
+TEST(Session, WhatFollowsTheBackwardPassOfAnUnknownStepIsNoPartOfIt) {
+  Net net;
+  bool validates = false;
+  const auto step = [&](const at::Tensor& x) {
+    at::Tensor loss = net(x);
+    loss.backward();
+    if (validates) {
+      const torch::NoGradGuard no_grad;
+      torch::ones({16 << 20}).exp_();  // 64 MiB
+    }
+    return loss;
+  };
+  auto session = fit(step, torch::randn({256, 256}), {.budget = cpu().stats().allocated + 256_MiB});
+  net.layers->zero_grad();
+  session.backward(step, torch::randn({128, 256}));  // steps vary
+  validates = true;
+  for (const int rows : {192, 64}) {
+    net.layers->zero_grad();
+    session.backward(step, torch::randn({rows, 256}));
+    ASSERT_TRUE(session.last_step().planned_anew);
+    EXPECT_LT(session.plan().unplanned_peak, session.graph().static_bytes + 32_MiB);
+  }
+}
+
+TEST(Session, ARefusalThatTheStepHasOvercomeIsNone) {
+  Net net;
+  const at::Tensor x = torch::randn({2048, 256});
+  const auto expected = net.plain(x);
+  const Bytes budget = unplanned_peak(net, x) * 7 / 10;
+  auto session = fit(net, x, {.budget = budget});
+  at::Tensor in_the_way = torch::ones({budget / 4 - cpu().stats().allocated / 4 - (1 << 18)});
+  bool refused = false;
+  const auto step = [&] {
+    try {
+      torch::ones({1});
+    } catch (const DoesNotFit&) {
+      refused = true;
+      in_the_way = at::Tensor();
+    }
+    return net(x);
+  };
+  const at::Tensor loss = session.backward(step);
+  EXPECT_TRUE(refused);
+  EXPECT_TRUE(loss.defined());
+  expect_same(expected, net.gradients());
+}
+
 }  // namespace
 }  // namespace snug

@@ -61,6 +61,57 @@ TEST(UndoneWrites, PutBackWhatWasThereAndLeaveWhatWasMade) {
   EXPECT_EQ(cpu().stats().allocated, allocated + cpu().rounded(4000));
 }
 
+TEST(UndoneWrites, PutBackWhatWasReplacedUnread) {
+  at::Tensor a = torch::randn({1000});
+  const at::Tensor before = a.clone(), b = torch::randn({1000});
+  {
+    const replay::UndoneWrites undone;
+    a.copy_(b);
+    at::div_out(a, b, b);
+    EXPECT_EQ(undone.copied(), 1U) << "before its first write";
+  }
+  EXPECT_TRUE(same_bits(a, before));
+}
+
+TEST(UndoneWrites, LetGoOfWhatTheProgramLetsGoOf) {
+  const Bytes allocated = cpu().stats().allocated;
+  at::Tensor gone = torch::randn({1000}), freed = torch::randn({1000});
+  replay::UndoneWrites undone;
+  gone.zero_();
+  freed.zero_();
+  EXPECT_EQ(undone.copied_bytes(), 8000);
+  gone = at::Tensor();
+  EXPECT_EQ(cpu().stats().allocated, allocated + cpu().rounded(4000)) << "neither the copies nor what is gone";
+  freed.storage().unsafeGetStorageImpl()->set_nbytes(0);  // as weights that are gathered for their use
+  EXPECT_NO_THROW(undone.undo());
+  freed.storage().unsafeGetStorageImpl()->set_nbytes(4000);
+}
+
+TEST(UndoneWrites, TellHowLongCopiesTake) {
+  const at::Tensor a = torch::randn({1000});
+  int copies = 0;
+  double seconds = 0;
+  const replay::UndoneWrites undone([&](double took) {
+    ++copies;
+    seconds += took;
+  });
+  a.zero_();
+  a.add_(1);
+  EXPECT_EQ(copies, 1);
+  EXPECT_GT(seconds, 0);
+}
+
+TEST(UndoneWrites, LeaveWhatAnotherThreadMade) {
+  const at::Tensor made = torch::ones({10});
+  {
+    replay::UndoneWrites undone;
+    undone.leave(made);
+    made.mul_(2);
+    EXPECT_EQ(undone.copied(), 0U);
+  }
+  EXPECT_FLOAT_EQ(made[0].item<float>(), 2);
+}
+
 TEST(UndoneDraws, OfTheDefaultGeneratorAndOfThoseThatOperatorsAreHanded) {
   torch::manual_seed(3);
   at::Generator own = at::detail::createCPUGenerator(5), unused = at::detail::createCPUGenerator(6);
@@ -75,6 +126,20 @@ TEST(UndoneDraws, OfTheDefaultGeneratorAndOfThoseThatOperatorsAreHanded) {
   }
   EXPECT_TRUE(same_bits(draw(), inside));
   EXPECT_TRUE(same_bits(unused.get_state(), unused_before));
+}
+
+TEST(UndoneDraws, SeeWhatOtherScopesInsideSeeToo) {
+  at::Generator own = at::detail::createCPUGenerator(5);
+  const at::Tensor before = own.get_state(), x = torch::ones({20});
+  {
+    const replay::UndoneDraws undone;
+    const replay::UndoneWrites writes;
+    const record::OperatorGate gate({.before_write = [](const at::Tensor&) {}});
+    x.uniform_(0, 1, own);
+    EXPECT_FALSE(same_bits(own.get_state(), before));
+  }
+  EXPECT_TRUE(same_bits(own.get_state(), before));
+  EXPECT_TRUE(same_bits(x, torch::ones({20})));
 }
 
 TEST(UndoneDraws, NeedNoMemoryWhenTheyEnd) {

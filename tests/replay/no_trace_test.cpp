@@ -1,0 +1,180 @@
+// Recording a step leaves no trace, however the step writes what was there before; and none in what is predicted.
+#include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "snug/memory/held_limit.h"
+#include "snug/plan/run/presets.h"
+#include "snug/record/recording.h"
+#include "snug/snug.h"
+#include "tests/equivalence/bitwise.h"
+
+namespace snug {
+namespace {
+
+using testing::cpu;
+using testing::same_bits;
+
+/// A weight, and tensors of the step's own.
+struct Buffers {
+  at::Tensor weight = torch::randn({64, 64}).requires_grad_();
+  at::Tensor buffer = torch::randn({64, 64});
+  at::Tensor loss(const at::Tensor& x) const { return x.matmul(weight).tanh().square().mean(); }
+};
+
+using WritingStep = std::function<at::Tensor(const Buffers&, const at::Tensor&)>;
+const std::vector<std::pair<std::string, WritingStep>>& writing_steps() {
+  static const std::vector<std::pair<std::string, WritingStep>> steps{
+      {"replaced whole",
+       [](const Buffers& b, const at::Tensor& x) {
+         b.buffer.copy_(x);
+         return b.loss(x);
+       }},
+      {"replaced whole, by a result, and read then",
+       [](const Buffers& b, const at::Tensor& x) {
+         const torch::NoGradGuard no_grad;
+         at::Tensor out = b.buffer;
+         at::div_out(out, x, x.norm());
+         const torch::AutoGradMode with_gradients(true);
+         return b.loss(x * b.buffer);
+       }},
+      {"by code that is not recorded, and was never met",
+       [](const Buffers& b, const at::Tensor& x) {
+         const record::Unrecorded compiled({b.buffer});
+         auto* const data = b.buffer.mutable_data_ptr<float>();
+         for (int i = 0; i < 64; ++i) data[i] += 1;
+         return b.loss(x);
+       }},
+      {"in between by something unseen",
+       [](const Buffers& b, const at::Tensor& x) {
+         b.buffer.add_(1);
+         b.buffer.mutable_data_ptr<float>()[0] = 7;
+         b.buffer.unsafeGetTensorImpl()->bump_version();
+         b.buffer.mul_(2);
+         return b.loss(x);
+       }},
+      {"by its own backward pass's hook, and after it",
+       [](const Buffers& b, const at::Tensor& x) {
+         const at::Tensor y = x.matmul(b.weight);
+         y.register_hook([buffer = b.buffer](const at::Tensor& gradient) {
+           const torch::NoGradGuard no_grad;
+           buffer.add_(gradient.sum());
+         });
+         const at::Tensor loss = y.tanh().square().mean();
+         loss.backward();
+         b.buffer.add_(loss.detach());
+         return loss;
+       }},
+  };
+  return steps;
+}
+
+TEST(NoTrace, OfWhatAStepWrites) {
+  for (const auto& [name, step] : writing_steps()) {
+    SCOPED_TRACE(name);
+    torch::manual_seed(0);
+    const Buffers tensors;
+    const at::Tensor x = torch::randn({64, 64}), before = tensors.buffer.clone();
+    step(tensors, x);
+    ASSERT_FALSE(same_bits(tensors.buffer, before)) << "it does write";
+    tensors.buffer.copy_(before);
+    tensors.weight.mutable_grad() = at::Tensor();
+    for (const auto until : {replay::RecordUntil::UpdateBegins, replay::RecordUntil::Backward}) {
+      replay::record_step([&] { return step(tensors, x); }, cpu(), {.until = until});
+      EXPECT_TRUE(same_bits(tensors.buffer, before));
+      EXPECT_FALSE(tensors.weight.grad().defined());
+    }
+  }
+}
+
+TEST(NoTrace, OfOneThatFails) {
+  const Buffers tensors;
+  const at::Tensor x = torch::randn({64, 64}), before = tensors.buffer.clone();
+  const auto step = [&]() -> at::Tensor {
+    tensors.buffer.copy_(x);
+    throw std::runtime_error("in the middle");
+  };
+  EXPECT_THROW(replay::record_step(step, cpu()), std::runtime_error);
+  EXPECT_TRUE(same_bits(tensors.buffer, before));
+}
+
+TEST(NoTrace, OfAnUpdateThatDrawsAndOfWhatFollowsItsEnd) {
+  torch::manual_seed(0);
+  const Buffers tensors;
+  const at::Tensor x = torch::randn({64, 64}), weight = tensors.weight.detach().clone(),
+                   before = tensors.buffer.clone();
+  at::Generator own = at::detail::createCPUGenerator(5);
+  const at::Tensor drawn = own.get_state();
+  int updates = 0;
+  const auto update = [&] {
+    const torch::NoGradGuard no_grad;
+    tensors.weight.add_(torch::empty({64, 64}).normal_(0, 1, own));
+    ++updates;
+  };
+  // The update begins where the weight is first written: in front of an operator that does not run.
+  const auto step = [&] {
+    struct AtItsEnd {
+      const at::Tensor& buffer;
+      ~AtItsEnd() { buffer.add_(1); }
+    } const at_its_end{tensors.buffer};
+    at::Tensor loss = tensors.loss(x);
+    loss.backward();
+    const torch::NoGradGuard no_grad;
+    tensors.weight.sub_(tensors.weight.grad());
+    return loss;
+  };
+  replay::record_step(step, cpu(), {.update = update, .until = replay::RecordUntil::UpdateBegins});
+  EXPECT_EQ(updates, 4) << "twice in each recording";
+  EXPECT_TRUE(same_bits(own.get_state(), drawn));
+  EXPECT_TRUE(same_bits(tensors.weight.detach(), weight));
+  EXPECT_TRUE(same_bits(tensors.buffer, before));
+}
+
+/// A step that keeps two large averages, read and unread, and an input that it writes.
+at::Tensor averaging(const Buffers& tensors, const std::vector<at::Tensor>& averages, const at::Tensor& batch) {
+  at::Tensor h = batch;
+  for (int i = 0; i < 6; ++i) h = h.matmul(tensors.weight).tanh();
+  averages[0].mul_(0.9).add_(h.detach(), 0.1);
+  averages[1].copy_(h.detach());
+  return h.square().mean();
+}
+
+TEST(NoTrace, InWhatIsPredicted) {
+  const Buffers tensors;
+  const at::Tensor x = torch::randn({4096, 64});
+  const std::vector<at::Tensor> averages{torch::randn({4096, 64}), torch::randn({4096, 64})};
+  const auto step = [&] { return averaging(tensors, averages, x); };
+  auto recorded = replay::record_step(step, cpu());
+  const Bytes unplanned = plan::plan_none(recorded.graph).predicted_peak;
+  for (const double share : {1.0, 0.8}) {
+    tensors.weight.mutable_grad() = at::Tensor();
+    Session session(recorded, "optimal", plan::Budget::for_share(share, unplanned), cpu());
+    cpu().reset_peak();
+    session.backward(step);
+    EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
+    EXPECT_EQ(session.last_step().evictions, 0);
+    EXPECT_LE(cpu().stats().allocated_peak, session.plan().predicted_peak);
+    EXPECT_GE(cpu().stats().allocated_peak, session.plan().predicted_peak - 16_KiB);
+  }
+}
+
+TEST(NoTrace, TakesNoMemoryOfTheBudget) {
+  const Buffers tensors;
+  const at::Tensor large = torch::zeros({8 << 20});  // 32 MiB
+  const at::Tensor x = torch::randn({64, 64});
+  const auto step = [&] {
+    large.fill_(1);
+    return tensors.loss(x);
+  };
+  const Bytes limit = cpu().stats().allocated + 4_MiB;
+  EXPECT_NO_THROW(replay::record_step_within(limit, step, cpu()));
+  EXPECT_FLOAT_EQ(large[0].item<float>(), 0);
+}
+
+}  // namespace
+}  // namespace snug
