@@ -52,6 +52,7 @@ struct DataConfig {
   std::string tokenizer = "auto";
   Packing packing = Packing::None;
   double validation_fraction = 0.05;
+  std::int64_t seed = -1;     ///< -1: train.seed.
   std::int64_t workers = 0;   ///< Threads that make batches ahead; 0: each is made when it is needed.
   std::int64_t prefetch = 2;  ///< Batches that may wait.
 
@@ -284,6 +285,7 @@ void visit_keys(AnyConfig& c, Visit&& to) {
         OneOf<Packing>{});
   fixed("data", "validation_fraction", c.data.validation_fraction, "share of the text kept for validation", kFraction,
         kWindows);
+  fixed("data", "seed", c.data.seed, "seed of the order of data alone; -1: train.seed", Range{-1});
   varies("data", "workers", c.data.workers,
          "threads that make batches ahead, which changes none of them; 0: each is made when it is needed",
          Range{0, 1024});

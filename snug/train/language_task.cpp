@@ -94,7 +94,7 @@ Dataset make_dataset(const Config& config, const Pretrained* pretrained, const d
   data::TokenCorpus corpus = make_corpus(config, pretrained, tokenizer);
   fingerprint += fingerprint_of(corpus);
   corpus.check_vocabulary(vocabulary);
-  const auto seed = static_cast<std::uint64_t>(config.train.seed);
+  const auto seed = static_cast<std::uint64_t>(config.data.seed < 0 ? config.train.seed : config.data.seed);
   if (config.data.packing == Packing::Documents) {
     refuse_one_document(corpus, config.data.path);
     data::PackedDatasetOptions options{.batch = config.train.batch, .sequence = config.model.sequence, .seed = seed};
