@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "snug/base/errors.h"
@@ -132,6 +133,23 @@ Config one_block(const fs::path& folder) {
   c.data.path = folder / "text";
   c.train.batch = 2;
   return c;
+}
+
+TEST(Seeds, OfDataDecideOnBatchesAndThoseOfTrainingOnWeights) {
+  Config config = one_block(scratch("experiment/seeds"));
+  const auto made = [&](std::int64_t train, std::int64_t data) {
+    config.train.seed = train;
+    config.data.seed = data;
+    const Experiment experiment(config);
+    return std::pair(experiment.train_batch(0).input, experiment.model().parameters().at(0).detach().clone());
+  };
+  const auto [batch, weight] = made(3, -1);
+  const auto [other_batch, other_weight] = made(4, -1);
+  ASSERT_FALSE(at::equal(batch, other_batch));
+  ASSERT_FALSE(at::equal(weight, other_weight));
+  EXPECT_TRUE(at::equal(batch, made(4, 3).first));
+  EXPECT_TRUE(at::equal(weight, made(3, 4).second));
+  EXPECT_TRUE(at::equal(other_batch, made(3, 4).first));
 }
 
 TEST(Loss, IsPlainOrTiledAsModelLossSays) {
