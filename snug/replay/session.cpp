@@ -175,7 +175,9 @@ at::Tensor Session::run(const replay::Forward& forward) {
   std::exception_ptr refusal;
   // Steps begin by letting go of their gradients, or not: the first operator shows which kind this one is.
   const auto decide = [&]() -> record::DecideLater::Decision {
-    refusal = nullptr;  // the function has made room for itself
+    // A function may have made room for itself. The others of a group have given this step up.
+    if (refusal && !s.book.asks_nobody()) std::rethrow_exception(refusal);
+    refusal = nullptr;
     try {
       const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);  // what an agreement runs
       kind = have_gradients(s.parameters) ? replay::StepKind::Later : replay::StepKind::First;

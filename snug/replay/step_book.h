@@ -48,6 +48,8 @@ class StepBook {
   [[nodiscard]] const plan::MemoryPlan& plan() const { return *known_.front().plan; }
   [[nodiscard]] const plan::Planner& planner() const { return known_.front().planner; }
   [[nodiscard]] std::size_t size() const noexcept { return known_.size(); }
+  /// Whether it decides by itself.
+  [[nodiscard]] bool asks_nobody() const noexcept { return agreement_ == alone(); }
 
  private:
   struct Known {

@@ -207,6 +207,36 @@ TEST(Agreement, ASessionThatCannotBeMadeInOneProcessIsMadeInNone) {
       });
 }
 
+/// A group whose others always go on.
+class Willing final : public Agreement {
+ public:
+  std::vector<Vote> votes(Vote mine) override {
+    ++asked;
+    return {mine, Vote::Yes};
+  }
+  int asked = 0;
+};
+
+TEST(Agreement, ARefusedStepIsOverThoughItsFunctionMakesRoom) {
+  const at::Tensor weight = at::ones({512, 512}).requires_grad_();
+  const auto step = [&] { return weight.tanh().sum(); };
+  const replay::RecordedStep recorded = replay::record_step(step, cpu());
+  const auto group = std::make_shared<Willing>();
+  const Bytes limit = cpu().stats().allocated + 8_MiB;
+  Session session(recorded, "optimal", plan::Budget::for_limit(limit), cpu(), group);
+  at::Tensor in_the_way = at::ones({(limit - cpu().stats().allocated - 256_KiB) / 4});
+  const int before = group->asked;
+  const auto overcoming = [&] {
+    EXPECT_THROW(weight.tanh(), DoesNotFit);
+    in_the_way = at::Tensor();
+    EXPECT_THROW(weight.tanh(), DoesNotFit) << "the others have given it up";
+    return at::Tensor();
+  };
+  EXPECT_THROW(session.backward(overcoming), DoesNotFit);
+  EXPECT_EQ(group->asked, before + 2) << "whether its plan stands, and whether a new one is made";
+  EXPECT_NO_THROW(session.backward(step));
+}
+
 TEST(Agreement, SessionsAreMadeByAllOrNone) {
   const at::Tensor weight = at::ones({64, 64}).requires_grad_();
   const auto step = [&] { return weight.tanh().sum(); };
