@@ -251,9 +251,10 @@ TEST(Trainer, MetricsThatCannotBeWrittenDoNotEndARun) {
 }
 
 TEST(Trainer, RehearsesItsUpdateWithoutADisk) {
+  Config config = five_steps("no_disk");
+  config.memory.budget = plan::Percent{90};
   const char* const before = std::getenv("TMPDIR");
-  ::setenv("TMPDIR", "/nowhere", 1);
-  const Config config = five_steps("no_disk");
+  ::setenv("TMPDIR", "/dev/null/nowhere", 1);
   EXPECT_EQ(run(config).steps, 5);
   before == nullptr ? ::unsetenv("TMPDIR") : ::setenv("TMPDIR", before, 1);
 }
