@@ -16,6 +16,7 @@ struct alignas(64) BlockHeader {
   Bytes size;  // of the whole block, header included
   BlockHeader* older;
   BlockHeader* newer;
+  AllocationTime born;
   Tag tag;
   bool small;
 };
@@ -109,7 +110,7 @@ c10::DataPtr CpuMemory::allocate(std::size_t bytes) {
       const std::lock_guard lock(mutex_);
       memory = try_take(block, small);
       if (memory != nullptr) {
-        auto* header = new (memory) BlockHeader{block, newest_, nullptr, current_tag(), small};
+        auto* header = new (memory) BlockHeader{block, newest_, nullptr, next_allocation_time(), current_tag(), small};
         if (newest_ != nullptr) newest_->newer = header;
         newest_ = header;
         ++stats_.allocations;
@@ -234,6 +235,12 @@ void CpuMemory::release_cached() {
   const std::lock_guard lock(mutex_);
   small_.release_empty();
   pages_.release_cached();
+}
+
+bool CpuMemory::allocated_since(const c10::Storage& storage, AllocationTime time) const {
+  const c10::DataPtr& data = storage.data_ptr();
+  if (data.get_context() == nullptr || data.get_deleter() != &CpuMemory::deallocate) return false;
+  return header_of(data.get_context())->born > time;
 }
 
 void CpuMemory::retag(const c10::Storage& storage, Tag tag) {

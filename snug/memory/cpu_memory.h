@@ -35,6 +35,7 @@ class CpuMemory final : public c10::Allocator, public DeviceMemory {
   void set_limit(std::optional<Bytes> limit) override;
   void release_cached() override;
   [[nodiscard]] Bytes rounded(Bytes bytes) const override;
+  [[nodiscard]] bool allocated_since(const c10::Storage& storage, AllocationTime time) const override;
   void retag(const c10::Storage& storage, Tag tag) override;
   void adopt(const c10::Storage& storage) override;
   void add_pressure_handler(PressureHandler* handler) override;

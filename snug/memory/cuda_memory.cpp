@@ -86,14 +86,21 @@ class CudaMemory final : public DeviceMemory {
 
   Bytes rounded(Bytes bytes) const override { return (bytes + kGranule - 1) / kGranule * kGranule; }
 
+  bool allocated_since(const c10::Storage& storage, AllocationTime time) const override {
+    if (!storage.device().is_cuda()) return false;
+    const std::lock_guard lock(mutex_);
+    const auto block = blocks_.find(address_of(storage));
+    return block != blocks_.end() && block->second.born > time;
+  }
+
   void retag(const c10::Storage& storage, Tag tag) override {
     if (!storage.device().is_cuda()) return;
     const std::lock_guard lock(mutex_);
-    const auto block = blocks_.find(reinterpret_cast<std::uintptr_t>(storage.data_ptr().get()));
+    const auto block = blocks_.find(address_of(storage));
     if (block == blocks_.end()) return;
-    add(block->second.second, -block->second.first);
-    block->second.second = tag;
-    add(tag, block->second.first);
+    add(block->second.tag, -block->second.size);
+    block->second.tag = tag;
+    add(tag, block->second.size);
   }
 
   void add_pressure_handler(PressureHandler* handler) override {
@@ -123,6 +130,15 @@ class CudaMemory final : public DeviceMemory {
   }
 
  private:
+  struct Block {
+    Bytes size;
+    Tag tag;
+    AllocationTime born;
+  };
+  static std::uintptr_t address_of(const c10::Storage& storage) {
+    return reinterpret_cast<std::uintptr_t>(storage.data_ptr().get());
+  }
+
   void add(Tag tag, Bytes bytes) {
     const auto i = static_cast<std::size_t>(tag);
     by_tag_[i] += bytes;
@@ -136,7 +152,7 @@ class CudaMemory final : public DeviceMemory {
     const std::lock_guard lock(mutex_);
     if (entry.action_ == Entry::ALLOC) {
       const Bytes bytes = rounded(static_cast<Bytes>(entry.size_));
-      blocks_[address] = {bytes, current_tag()};
+      blocks_[address] = {bytes, current_tag(), next_allocation_time()};
       add(current_tag(), bytes);
       current_ += bytes;
       ++allocations_;
@@ -148,8 +164,8 @@ class CudaMemory final : public DeviceMemory {
     } else if (entry.action_ == Entry::FREE_REQUESTED) {
       const auto block = blocks_.find(address);
       if (block == blocks_.end()) return;
-      add(block->second.second, -block->second.first);
-      current_ -= block->second.first;
+      add(block->second.tag, -block->second.size);
+      current_ -= block->second.size;
       blocks_.erase(block);
     }
   }
@@ -158,8 +174,8 @@ class CudaMemory final : public DeviceMemory {
 
   c10::DeviceIndex device_;
   std::optional<Bytes> limit_;
-  mutable std::mutex mutex_;  // innermost: nothing of the allocator's is called under it
-  std::unordered_map<std::uintptr_t, std::pair<Bytes, Tag>> blocks_;
+  mutable std::mutex mutex_;                          // innermost: nothing of the allocator's is called under it
+  std::unordered_map<std::uintptr_t, Block> blocks_;  // by address
   ByTag by_tag_{}, peak_by_tag_{}, at_peak_{};
   Bytes current_ = 0, peak_ = 0;
   std::vector<CudaMeter*> meters_;

@@ -1,13 +1,30 @@
 #include "snug/memory/device_memory.h"
 
+#include <c10/core/Storage.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <fmt/format.h>
+
+#include <atomic>
 
 #include "snug/base/errors.h"
 #include "snug/memory/cpu_memory.h"
 #include "snug/memory/cuda_memory.h"
 
 namespace snug::memory {
+namespace {
+
+std::atomic<AllocationTime> g_time{0};
+
+/// Null without a backend.
+DeviceMemory* find_memory(c10::Device device) {
+  if (device.is_cpu()) return &CpuMemory::instance();
+  return device.is_cuda() ? cuda_memory(with_index(device).index()) : nullptr;
+}
+
+}  // namespace
+
+AllocationTime allocation_time() noexcept { return g_time.load(std::memory_order_acquire); }
+AllocationTime next_allocation_time() noexcept { return g_time.fetch_add(1, std::memory_order_acq_rel) + 1; }
 
 c10::Device with_index(c10::Device device) {
   if (device.is_cpu()) return c10::kCPU;
@@ -17,12 +34,14 @@ c10::Device with_index(c10::Device device) {
 }
 
 DeviceMemory& device_memory(c10::Device device) {
-  if (device.is_cpu()) return CpuMemory::instance();
-  if (device.is_cuda()) {
-    if (DeviceMemory* cuda = cuda_memory(with_index(device).index())) return *cuda;
-  }
+  if (DeviceMemory* memory = find_memory(device)) return *memory;
   throw UsageError(fmt::format(
       "memory: no backend for {} in this build; devices with one: CPU, and CUDA when LibTorch has it", device.str()));
+}
+
+bool allocated_since(const c10::Storage& storage, AllocationTime time) {
+  const DeviceMemory* const memory = find_memory(storage.device());
+  return memory != nullptr && memory->allocated_since(storage, time);
 }
 
 }  // namespace snug::memory

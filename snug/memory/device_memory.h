@@ -16,6 +16,13 @@ struct Storage;
 
 namespace snug::memory {
 
+/// A moment in the order of all allocations of the process.
+using AllocationTime = std::uint64_t;
+/// Now: the time of the latest allocation of any DeviceMemory. Any thread.
+AllocationTime allocation_time() noexcept;
+/// That of the next one, for allocators.
+AllocationTime next_allocation_time() noexcept;
+
 /// How long somebody waits for another thread.
 enum class Patience : std::uint8_t { None, AMoment };
 
@@ -64,6 +71,10 @@ class DeviceMemory {
   /// The bytes that an allocation of `bytes` takes.
   [[nodiscard]] virtual Bytes rounded(Bytes bytes) const = 0;
 
+  /// Whether the memory that the storage has now was handed out after `time`. False for memory that did not come from
+  /// this allocator.
+  [[nodiscard]] virtual bool allocated_since(const c10::Storage& storage, AllocationTime time) const = 0;
+
   /// Moves a block to another tag. Storages that did not come from this allocator, and were not adopted, are left
   /// alone.
   virtual void retag(const c10::Storage& storage, Tag tag) = 0;
@@ -88,5 +99,8 @@ c10::Device with_index(c10::Device device);
 /// The CPU allocator is installed when the library is loaded; blocks that existed before are not counted until they are
 /// adopted.
 DeviceMemory& device_memory(c10::Device device);
+
+/// DeviceMemory::allocated_since() of the storage's device; false where there is no backend for that.
+bool allocated_since(const c10::Storage& storage, AllocationTime time);
 
 }  // namespace snug::memory

@@ -80,6 +80,13 @@ void Profiler::reads(const at::Tensor& argument) {
     leaves_.push_back(argument);
 }
 
+void Profiler::leave_out(double seconds) noexcept {
+  // Of a kernel, or a replay, that it happens in; else those begin later.
+  kernel_started_ += seconds;
+  replay_started_ += seconds;
+  other_seconds_ += seconds;
+}
+
 void Profiler::kernel_begins() { kernel_started_ = monotonic_seconds(); }
 void Profiler::kernel_ends() { kernel_seconds_ = monotonic_seconds() - kernel_started_; }
 

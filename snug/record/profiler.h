@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -50,8 +51,8 @@ class Profiler final : public TapeObserver {
   /// have from the beginning, and counts as memory that was there before the step; the second takes what each update
   /// takes. There is no update if it says so by returning false.
   void rehearse(const Tape& tape, const std::function<bool()>& update);
-  /// So many seconds have just passed that are not the step's own, on the thread that it runs on.
-  void leave_out(double seconds) noexcept { other_seconds_ += seconds; }
+  /// So many seconds have just passed that are neither the step's own nor a kernel's. Any thread.
+  void leave_out(double seconds) noexcept;
   /// Bytes of that state.
   [[nodiscard]] Bytes state_to_come() const noexcept { return state_to_come_; }
 
@@ -86,11 +87,11 @@ class Profiler final : public TapeObserver {
   Bytes evicted_ = 0;  // since the last mark; without a limit it would still be there
   Bytes died_ = 0;     // freed since the last mark, with an event of its own
   double started_ = 0;
-  double kernel_started_ = 0;
+  std::atomic<double> kernel_started_ = 0;
   double kernel_seconds_ = 0;
-  double replay_started_ = 0;
-  double other_seconds_ = 0;  // not the step's own: replays, rehearsals, copies
-  double pushed_ = 0;         // when the latest event was, on the clock
+  std::atomic<double> replay_started_ = 0;
+  std::atomic<double> other_seconds_ = 0;  // not the step's own: replays, rehearsals, copies
+  double pushed_ = 0;                      // when the latest event was, on the clock
   Bytes state_to_come_ = 0;
 };
 

@@ -45,7 +45,6 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   } else {
     op.redispatchBoxed(below, stack);
   }
-  OperatorGate::tell_after(op, *stack);
 }
 
 }  // namespace
@@ -90,12 +89,6 @@ void OperatorGate::tell_before(const c10::OperatorHandle& op, const torch::jit::
 void OperatorGate::tell_before_write(const at::Tensor& tensor) {
   for_each([&](const Calls& calls) {
     if (calls.before_write) calls.before_write(tensor);
-  });
-}
-
-void OperatorGate::tell_after(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  for_each([&](const Calls& calls) {
-    if (calls.after) calls.after(op, stack);
   });
 }
 

@@ -35,7 +35,7 @@ class PythonHooksOutside {
 
 /// Sees every operator below autograd and autocast that this thread runs while the scope lives, recorded or not, but
 /// for those inside of others. All scopes of a thread see it, the newest first, but for the rest of them where one
-/// throws. They may end in any order, but none in a call of its own.
+/// throws. They may end in any order, but none while one of them is called.
 class OperatorGate {
  public:
   using Call = std::function<void(const c10::OperatorHandle& op, const torch::jit::Stack& stack)>;
@@ -46,8 +46,6 @@ class OperatorGate {
     /// In front of whatever writes a tensor of a storage: an operator, or code that announces it (see Unrecorded). May
     /// throw, as before.
     std::function<void(const at::Tensor&)> before_write = {};
-    /// When an operator has run, with its results.
-    Call after = {};
   };
   explicit OperatorGate(Calls calls);
   ~OperatorGate();
@@ -57,7 +55,6 @@ class OperatorGate {
   /// What this thread's scopes are told.
   static void tell_before(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
   static void tell_before_write(const at::Tensor& tensor);
-  static void tell_after(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
  private:
   template <class Tell>

@@ -104,14 +104,14 @@ class RehearsedUpdate {
     made_ = true;
     // The second run has them again where the first has let go of them.
     std::vector<at::Tensor> gradients;
-    for (const at::Tensor& p : parameters_) {
-      gradients.push_back(p.grad());
-      if (p.grad().defined()) writes_.leave(p.grad());  // the step's own
-    }
+    for (const at::Tensor& p : parameters_) gradients.push_back(p.grad());
+    std::optional<UndoneWrites::Pause> trusted;
+    if (rehearsal_.writes == Rehearsal::Writes::Nothing) trusted.emplace(writes_);
     profiler_.rehearse(tape_, [&] {
       for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].mutable_grad() = gradients[i];
       return rehearsal_.run();
     });
+    trusted.reset();
     writes_.undo();  // before the step function is left
   }
 

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <concepts>
+#include <cstdint>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -18,9 +19,15 @@ namespace snug::replay {
 /// afterwards (see UndoneWrites), and random generators too (see UndoneDraws). What it makes at its first call and
 /// keeps is its own to forget: a function that makes an optimizer's state must come with `forget`.
 struct Rehearsal {
+  /// What run() writes of what was there before the step.
+  enum class Writes : std::uint8_t {
+    Anything,  ///< it is copied, and put back
+    Nothing    ///< that has other bits afterwards: nothing is copied
+  };
   std::function<bool()> run;  ///< false: there is nothing to update after all. Empty: no optimizer step is known
   std::function<void()> forget = {};        ///< lets go of the state that run() has made, so that it is as before
   std::vector<at::Tensor> parameters = {};  ///< whose gradients are put aside before the step runs, where known
+  Writes writes = Writes::Anything;
 
   Rehearsal() = default;
   template <std::invocable Run>
@@ -37,6 +44,7 @@ struct Rehearsal {
   Rehearsal(Optimizer& optimizer)  // NOLINT(google-explicit-constructor)
       : Rehearsal([&optimizer] { optimizer.rehearse(); }) {
     parameters = optimizer.parameters();
+    writes = Writes::Nothing;
   }
 
   explicit operator bool() const noexcept { return run != nullptr; }

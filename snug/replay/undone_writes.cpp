@@ -1,22 +1,30 @@
 #include "snug/replay/undone_writes.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <exception>
+#include <ranges>
 #include <utility>
 
 #include "snug/base/clock.h"
 #include "snug/base/errors.h"
-#include "snug/record/operator_traits.h"
 
 namespace snug::replay {
-UndoneWrites::UndoneWrites(std::function<void(double seconds)> copied)
-    : told_(std::move(copied)),
-      gate_({.before = [this](const c10::OperatorHandle& op, const torch::jit::Stack& stack) { before(op, stack); },
-             .before_write = [this](const at::Tensor& written) { copy(written); },
-             .after = [this](const c10::OperatorHandle& op, const torch::jit::Stack& stack) { after(op, stack); }}) {}
+namespace {
+
+/// Tells how long its life was.
+auto timed(const std::function<void(double seconds)>& took) {
+  return c10::make_scope_exit([&took, began = monotonic_seconds()] {
+    if (took) took(monotonic_seconds() - began);
+  });
+}
+
+}  // namespace
+
+UndoneWrites::UndoneWrites(std::function<void(double seconds)> took)
+    : took_(std::move(took)), gate_({.before_write = [this](const at::Tensor& written) { copy(written); }}) {}
 
 UndoneWrites::~UndoneWrites() {
   try {
@@ -26,9 +34,11 @@ UndoneWrites::~UndoneWrites() {
 }
 
 void UndoneWrites::undo() {
+  const auto clock = timed(took_);
   const at::NoGradGuard no_grad;
   std::exception_ptr failure;
-  for (const Copy& c : std::exchange(copies_, {})) {
+  const std::vector<Copy> copies = std::exchange(copies_, {});
+  for (const Copy& c : std::views::reverse(copies)) {
     const c10::Storage storage(c.storage.lock());
     if (!storage || storage.nbytes() == 0) continue;  // weights may be gathered for their use, and freed
     try {
@@ -47,27 +57,6 @@ void UndoneWrites::undo() {
   if (failure) std::rethrow_exception(failure);
 }
 
-void UndoneWrites::before(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  read_.clear();
-  for (std::size_t i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i) {
-    record::for_each_stored(stack[i],
-                            [this](const at::Tensor& t) { read_.push_back(t.storage().unsafeGetStorageImpl()); });
-  }
-}
-
-void UndoneWrites::after(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  for (std::size_t i = stack.size() - op.schema().returns().size(); i < stack.size(); ++i) {
-    record::for_each_stored(stack[i], [this](const at::Tensor& t) {
-      if (std::ranges::find(read_, t.storage().unsafeGetStorageImpl()) == read_.end()) leave(t);
-    });
-  }
-}
-
-void UndoneWrites::leave(const at::Tensor& made) {
-  if (!made.has_storage()) return;
-  made_.emplace(made.storage().unsafeGetStorageImpl(), made.storage().getWeakStorageImpl());
-}
-
 Bytes UndoneWrites::copied_bytes() const noexcept {
   Bytes bytes = 0;
   for (const Copy& c : copies_) bytes += c.contents.bytes();
@@ -75,16 +64,16 @@ Bytes UndoneWrites::copied_bytes() const noexcept {
 }
 
 void UndoneWrites::copy(const at::Tensor& written) {
+  if (pauses_ > 0) return;
   const c10::Storage& storage = written.storage();
-  const c10::StorageImpl* address = storage.unsafeGetStorageImpl();
-  if (storage.nbytes() == 0 || storage.device().is_meta() || storage.data() == nullptr) return;
-  if (copied_.contains(address) || made_.count(address) != 0) return;
-  const double began = monotonic_seconds();
+  // Of tensors that a compiler traces, not even sizes are known.
+  if (storage.device().is_meta() || storage.nbytes() == 0 || storage.data() == nullptr) return;
+  if (copied_.contains(storage.unsafeGetStorageImpl()) || memory::allocated_since(storage, began_)) return;
+  const auto clock = timed(took_);
   const at::NoGradGuard no_grad;
   copies_.push_back(
       {storage.getWeakStorageImpl(), memory::Offloaded(storage, static_cast<Bytes>(storage.nbytes()), file_)});
-  copied_.insert(address);
-  if (told_) told_(monotonic_seconds() - began);
+  copied_.insert(storage.unsafeGetStorageImpl());
 }
 
 }  // namespace snug::replay

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <c10/core/Storage.h>
-#include <c10/util/flat_hash_map.h>
 
 #include <cstddef>
 #include <functional>
@@ -9,27 +8,39 @@
 #include <unordered_set>
 #include <vector>
 
+#include "snug/memory/device_memory.h"
 #include "snug/memory/offloaded.h"
 #include "snug/record/recording.h"
 
 namespace snug::replay {
 
 /// While the scope lives, what this thread's operators are about to write is copied first, a storage once, out of the
-/// device's memory (see memory::Offloaded): no limit counts it. It is written back at the end, so that storages that
-/// were there before have the same bits then. What was made inside of the scope is left alone, and so is what is gone
-/// by then, or freed. Operators say what they write in their schemas, or in record::OperatorTraits; code that announces
-/// what it writes is heard, too (record::Unrecorded); kernels that write without saying so are not noticed. Throws
-/// Error out of an operator whose arguments cannot be copied; it does not run. One thread.
+/// device's memory (see memory::Offloaded): no limit of the device counts it. It is written back at the end, the latest
+/// first, so that storages that were there before have the same bits then, and where they share memory, too. Memory
+/// that was allocated inside of the scope is left alone, and so is what is gone by then, or freed. Operators say what
+/// they write in their schemas, or in record::OperatorTraits; code that announces what it writes is heard, too
+/// (record::Unrecorded); kernels that write without saying so are not noticed, nor are tensors without a storage.
+/// Throws Error out of an operator whose arguments cannot be copied; it does not run. One thread.
 class UndoneWrites {
  public:
-  /// `copied`, if any, is told how many seconds each copy took.
-  explicit UndoneWrites(std::function<void(double seconds)> copied = nullptr);
+  /// `took`, if any, is told how many seconds each copy has just taken, and each undo().
+  explicit UndoneWrites(std::function<void(double seconds)> took = nullptr);
   ~UndoneWrites();
   UndoneWrites(const UndoneWrites&) = delete;
   UndoneWrites& operator=(const UndoneWrites&) = delete;
 
-  /// The tensor was made inside of the scope, by another thread's operators.
-  void leave(const at::Tensor& made);
+  /// What is written while this lives is not copied.
+  class Pause {
+   public:
+    explicit Pause(UndoneWrites& writes) : writes_(writes) { ++writes_.pauses_; }
+    ~Pause() { --writes_.pauses_; }
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+   private:
+    UndoneWrites& writes_;
+  };
+
   /// Writes everything back now. Throws Error when a copy cannot be read; the others are written.
   void undo();
 
@@ -44,16 +55,14 @@ class UndoneWrites {
     Weak storage;
     memory::Offloaded contents;
   };
-  void before(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
-  void after(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
   void copy(const at::Tensor& written);
 
-  std::function<void(double seconds)> told_;
+  std::function<void(double seconds)> took_;
+  memory::AllocationTime began_ = memory::allocation_time();
   std::vector<Copy> copies_;
   std::unordered_set<const c10::StorageImpl*> copied_;
-  ska::flat_hash_map<const c10::StorageImpl*, Weak> made_;
-  std::vector<const c10::StorageImpl*> read_;  // by the operator that runs
   std::shared_ptr<memory::SpillFile> file_;
+  int pauses_ = 0;
   record::OperatorGate gate_;
 };
 

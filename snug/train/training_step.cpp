@@ -119,10 +119,12 @@ void TrainingStep::update(std::int64_t step) {
 void TrainingStep::forget_gradients() { experiment_.optimizer().zero_grad(); }
 
 replay::Rehearsal TrainingStep::rehearsal() {
-  return [this] {
+  replay::Rehearsal rehearsal([this] {
     clip();
     experiment_.optimizer().rehearse();
-  };
+  });
+  rehearsal.writes = replay::Rehearsal::Writes::Nothing;
+  return rehearsal;
 }
 
 }  // namespace snug::train

@@ -23,6 +23,9 @@ class OtherDevice final : public memory::DeviceMemory {
   void set_limit(std::optional<Bytes> /*limit*/) override {}
   void release_cached() override {}
   [[nodiscard]] Bytes rounded(Bytes bytes) const override { return cpu().rounded(bytes); }
+  [[nodiscard]] bool allocated_since(const c10::Storage& /*storage*/, memory::AllocationTime /*time*/) const override {
+    return false;
+  }
   void retag(const c10::Storage& /*storage*/, memory::Tag /*tag*/) override {}
   void add_pressure_handler(memory::PressureHandler* /*handler*/) override {}
   void remove_pressure_handler(memory::PressureHandler* /*handler*/) override {}

@@ -2,8 +2,10 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +13,7 @@
 #include "snug/memory/held_limit.h"
 #include "snug/plan/run/presets.h"
 #include "snug/record/recording.h"
+#include "snug/replay/undone_writes.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
 
@@ -161,6 +164,65 @@ TEST(NoTrace, InWhatIsPredicted) {
     EXPECT_LE(cpu().stats().allocated_peak, session.plan().predicted_peak);
     EXPECT_GE(cpu().stats().allocated_peak, session.plan().predicted_peak - 16_KiB);
   }
+}
+
+TEST(NoTrace, InTheSecondsOfAStep) {
+  const Buffers tensors;
+  const at::Tensor x = torch::randn({64, 64}), large = torch::zeros({48 << 20});  // 192 MiB
+  double copying = 0;
+  {
+    replay::UndoneWrites undone([&](double took) { copying += took; });
+    large[0].fill_(1);
+    undone.undo();
+  }
+  const auto step = [&] {
+    large[0].fill_(1);
+    return tensors.loss(x);
+  };
+  int updates = 0;
+  const auto update = [&] {
+    const torch::NoGradGuard no_grad;
+    tensors.weight.mul_(0.9);
+    ++updates;
+  };
+  const auto recorded = replay::record_step(step, cpu(), {.update = update});
+  EXPECT_EQ(updates, 4);
+  EXPECT_LT(recorded.graph.step_seconds, copying / 4) << "one element is written; all are copied";
+  EXPECT_FLOAT_EQ(large[0].item<float>(), 0);
+}
+
+/// While it lives, contents of the CPU's memory cannot leave it.
+struct NoPlaceForCopies {
+  NoPlaceForCopies() { ::setenv("TMPDIR", "/dev/null/nowhere", 1); }
+  ~NoPlaceForCopies() {
+    if (before) {
+      ::setenv("TMPDIR", before->c_str(), 1);
+    } else {
+      ::unsetenv("TMPDIR");
+    }
+  }
+  NoPlaceForCopies(const NoPlaceForCopies&) = delete;
+  NoPlaceForCopies& operator=(const NoPlaceForCopies&) = delete;
+  std::optional<std::string> before =
+      std::getenv("TMPDIR") != nullptr ? std::optional<std::string>(std::getenv("TMPDIR")) : std::nullopt;
+};
+
+TEST(NoTrace, IsLeftWithoutCopiesByAnUpdateThatChangesNothing) {
+  const Buffers tensors;
+  const at::Tensor x = torch::randn({64, 64});
+  const auto step = [&] { return tensors.loss(x); };
+  const NoPlaceForCopies none;
+  int updates = 0;
+  replay::Rehearsal update([&] {
+    const torch::NoGradGuard no_grad;
+    tensors.weight.mul_(1);
+    ++updates;
+  });
+  EXPECT_THROW(replay::record_step(step, cpu(), {.update = update}), Error);
+  EXPECT_EQ(updates, 0);
+  update.writes = replay::Rehearsal::Writes::Nothing;
+  EXPECT_NO_THROW(replay::record_step(step, cpu(), {.update = update}));
+  EXPECT_EQ(updates, 4);
 }
 
 TEST(NoTrace, TakesNoMemoryOfTheBudget) {

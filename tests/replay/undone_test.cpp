@@ -1,8 +1,10 @@
 // What a recording has done is put back: writes, and draws from random generators.
 #include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "snug/memory/held_limit.h"
@@ -87,29 +89,54 @@ TEST(UndoneWrites, LetGoOfWhatTheProgramLetsGoOf) {
   freed.storage().unsafeGetStorageImpl()->set_nbytes(4000);
 }
 
-TEST(UndoneWrites, TellHowLongCopiesTake) {
+TEST(UndoneWrites, TellHowLongTheyTake) {
   const at::Tensor a = torch::randn({1000});
-  int copies = 0;
+  int times = 0;
   double seconds = 0;
-  const replay::UndoneWrites undone([&](double took) {
-    ++copies;
+  replay::UndoneWrites undone([&](double took) {
+    ++times;
     seconds += took;
   });
   a.zero_();
   a.add_(1);
-  EXPECT_EQ(copies, 1);
+  EXPECT_EQ(times, 1);
   EXPECT_GT(seconds, 0);
+  undone.undo();
+  EXPECT_EQ(times, 2);
 }
 
-TEST(UndoneWrites, LeaveWhatAnotherThreadMade) {
-  const at::Tensor made = torch::ones({10});
+TEST(UndoneWrites, LeaveWhatWasMadeInsideWhoeverMadeIt) {
+  at::Tensor by_a_thread, by_a_compiler, gathered = torch::ones({100});
   {
-    replay::UndoneWrites undone;
-    undone.leave(made);
-    made.mul_(2);
+    const replay::UndoneWrites undone;
+    std::thread([&] { by_a_thread = torch::ones({100}); }).join();
+    {
+      const record::Unrecorded unseen({});
+      by_a_compiler = torch::ones({100});
+    }
+    // As weights that were freed, and are gathered for their use.
+    gathered.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(c10::GetCPUAllocator()->allocate(400));
+    for (const at::Tensor& t : {by_a_thread, by_a_compiler, gathered}) t.fill_(3);
     EXPECT_EQ(undone.copied(), 0U);
   }
-  EXPECT_FLOAT_EQ(made[0].item<float>(), 2);
+  for (const at::Tensor& t : {by_a_thread, by_a_compiler, gathered}) EXPECT_FLOAT_EQ(t[0].item<float>(), 3);
+}
+
+TEST(UndoneWrites, PutBackWhatIsReachedByAnotherTensorToo) {
+  const at::Tensor storage = torch::randn({4}), before = storage.clone();
+  at::Tensor memory = torch::randn({4});
+  const at::Tensor first = torch::from_blob(memory.data_ptr(), {4}), second = torch::from_blob(memory.data_ptr(), {4});
+  const at::Tensor memory_before = memory.clone();
+  {
+    const replay::UndoneWrites undone;
+    // A storage is taken up by a tensor that is made inside.
+    torch::empty({0}).set_(storage.storage(), 0, {4}, {1}).add_(1);
+    first.add_(1);
+    second.mul_(2);
+    EXPECT_EQ(undone.copied(), 3U);
+  }
+  EXPECT_TRUE(same_bits(storage, before));
+  EXPECT_TRUE(same_bits(memory, memory_before));
 }
 
 TEST(UndoneDraws, OfTheDefaultGeneratorAndOfThoseThatOperatorsAreHanded) {
