@@ -15,12 +15,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "peers"))
 from turns import Stepper, find_tcmalloc, ratio, spread, turns_of
 
 
-def compare(builds, precision, row, environment, turns):
+def compare(builds, precision, cap, environment, turns):
     steppers = []
     try:
         made = []
         for build in builds:
-            steppers.append(Stepper([build, precision, row["cap_bytes"]], environment))
+            steppers.append(Stepper([build, precision, cap], environment))
             made.append(steppers[-1].answer())
         found, rejected = turns_of(steppers, turns)
         if len(found) < turns:
@@ -29,7 +29,7 @@ def compare(builds, precision, row, environment, turns):
     finally:
         for stepper in steppers:
             stepper.stop()
-    return {"precision": precision, "method": row["method"], "cap_bytes": row["cap_bytes"],
+    return {"precision": precision, "cap_bytes": cap,
             "after_over_before": ratio([(after, before) for before, after in found]),
             "floor_bytes": [m["floor_bytes"] for m in made], "peak_bytes": [e["peak_bytes"] for e in ended],
             "same_loss": ended[0]["loss"] == ended[1]["loss"]}
@@ -51,13 +51,17 @@ def main():
         if run["malloc"] != "tcmalloc" or run["precision"] not in options.precisions.split(","):
             continue
         for row in run["rows"]:
-            if "cap_bytes" not in row or (options.methods and row["method"] not in options.methods.split(",")):
+            cap = row.get("cap_bytes") or row.get("peak_bytes")
+            if cap is None or (options.methods and row["method"] not in options.methods.split(",")):
                 continue
-            rows.append(compare([options.before, options.after], run["precision"], row, environment, options.turns))
+            rows.append({"method": row["method"]} |
+                        compare([options.before, options.after], run["precision"], cap, environment, options.turns))
             r = rows[-1]
             if not options.json:
                 print(f"{r['precision']} {r['method']:16} {r['cap_bytes'] / 2**20:7.1f} MiB  "
                       f"{spread(r['after_over_before'])}{'' if r['same_loss'] else '  another loss'}", flush=True)
+    if not rows:
+        sys.exit(f"compare_steps: {options.peers} has no such rows with tcmalloc")
     if options.json:
         print(json.dumps(rows, indent=1))
     else:
