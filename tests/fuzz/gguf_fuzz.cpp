@@ -11,7 +11,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     for (const GgufEntry& e : header.tensors) {
       if (e.begin > e.end || e.end > size) std::abort();
     }
-  } catch (const DamagedFile&) {
+  } catch (const snug::DamagedFile&) {
   }
   return 0;
 }

@@ -12,7 +12,7 @@ void read(std::string_view text) {
   try {
     const Manifest manifest = parse_manifest(text, "f");
     if (parse_manifest(format_manifest(manifest), "f") != manifest) std::abort();
-  } catch (const DamagedFile&) {
+  } catch (const snug::DamagedFile&) {
   }
 }
 

@@ -13,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     // What was read can be written, and read again.
     (void)format_safetensors_header(header.tensors, header.metadata);
-  } catch (const DamagedFile&) {
+  } catch (const snug::DamagedFile&) {
   }
   return 0;
 }
