@@ -4,7 +4,9 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
+#include <cstring>
 
 #include "snug/base/hash.h"
 #include "snug/record/recording.h"
@@ -18,6 +20,18 @@ std::uint64_t contents_hash(const at::Tensor& tensor) {
   if (plain.layout() != c10::kStrided) plain = plain.to_dense();
   plain = plain.resolve_conj().resolve_neg().to(at::kCPU).contiguous();
   return hash_64({static_cast<const std::byte*>(plain.const_data_ptr()), plain.nbytes()});
+}
+
+std::optional<std::uint64_t> contents_sample(const c10::Storage& storage) {
+  if (!storage || !storage.device().is_cpu() || storage.data() == nullptr) return std::nullopt;
+  constexpr std::size_t kPlaces = 64, kPlace = 64;  // a cache line each
+  const auto* data = static_cast<const std::byte*>(storage.data());
+  const std::size_t bytes = storage.nbytes();
+  if (bytes <= kPlaces * kPlace) return hash_64({data, bytes});
+  std::array<std::byte, kPlaces * kPlace> places;
+  const std::size_t apart = (bytes - kPlace) / (kPlaces - 1);
+  for (std::size_t i = 0; i < kPlaces; ++i) std::memcpy(&places[i * kPlace], data + i * apart, kPlace);
+  return hash_64(places);
 }
 
 at::Tensor dense_on_cpu(const at::Tensor& tensor) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 
 #include <cstdint>
 #include <optional>
@@ -13,6 +14,10 @@ namespace snug::record {
 /// A hash of a tensor's elements (XXH3, 64 bit), whatever their strides; equal bits have equal hashes. Shape and dtype
 /// do not count.
 std::uint64_t contents_hash(const at::Tensor& tensor);
+
+/// A hash of some of a storage's bytes: of all of them up to 4 KiB, else of 64 places that lie evenly over it. What
+/// fills the memory anew changes it; what changes a part may not. None for memory that the CPU does not reach.
+std::optional<std::uint64_t> contents_sample(const c10::Storage& storage);
 
 /// The tensor itself where its elements lie densely in some order in the CPU's memory, else a copy that does.
 at::Tensor dense_on_cpu(const at::Tensor& tensor);

@@ -102,6 +102,8 @@ plan::ValueId Tape::read(const at::Tensor& tensor, Use use) {
   } else if (!ledger().held(value) && !ledger().fetchable(value) && escapes(value)) {
     keep(value, tensor.storage());
   }
+  // Who trains a tensor writes it between steps. Of others, as of a batch, the memory may be anybody's.
+  if (flow().is_leaf(value) && !tensor.requires_grad()) lookup_.watch(value, tensor.storage());
   return value;
 }
 

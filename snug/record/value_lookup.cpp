@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "snug/base/errors.h"
+#include "snug/record/contents_hash.h"
 #include "snug/record/leaf_names.h"
 
 namespace snug::record {
@@ -10,6 +11,17 @@ namespace snug::record {
 /// Whether something that is not recorded has written it: it has other contents now, and is another value.
 bool ValueLookup::written_since(plan::ValueId value) const {
   return !values_.unfilled(value) && versions_.raised(value);
+}
+
+/// Whether its memory has changed without a version's rising.
+bool ValueLookup::refilled(plan::ValueId value, const c10::Storage& storage) const {
+  const auto sample = samples_.find(value);
+  return sample != samples_.end() && contents_sample(storage) != sample->second;
+}
+
+void ValueLookup::watch(plan::ValueId leaf, const c10::Storage& storage) {
+  if (samples_.find(leaf) != samples_.end()) return;
+  if (const auto sample = contents_sample(storage)) samples_.emplace(leaf, *sample);
 }
 
 /// Whether what `reader` counts the writes of still is the value. Of a result, a counter that is new to the tape, and
@@ -33,7 +45,7 @@ plan::ValueId ValueLookup::value_of(const c10::Storage& storage, const SeenVersi
     versions_.set(leaf, reader);
     return leaf;
   }
-  if (written_since(before) || !accepts(before, reader)) {
+  if (written_since(before) || refilled(before, storage) || !accepts(before, reader)) {
     if (can_be_lost(before)) report(before, Opaque::Case::WrittenOver);
     displace(before);
     const plan::ValueId leaf = values_.add_leaf(storage);
@@ -82,12 +94,20 @@ void ValueLookup::check_inputs(plan::OpId op) const {
     }
     // Of results the program's own storage, and not one that a replay made.
     const bool ours = values_.flow().is_leaf(input) ? values_.copied(input) : !ledger.held(input);
-    if (ours || !written_since(input)) continue;
-    const SeenVersion& version = versions_.of(input);
-    throw Error(fmt::format(
-        "replay: {} reads {}, which was modified in place after it was recorded (version {} then, {} now): its "
-        "gradient would be wrong; modify it after backward, or keep what depends on it in a snug::Region(Keep)",
-        calls_.describe(op), name_of(input), version.seen(), version.now()));
+    if (ours) continue;
+    if (written_since(input)) {
+      const SeenVersion& version = versions_.of(input);
+      throw Error(fmt::format(
+          "replay: {} reads {}, which was modified in place after it was recorded (version {} then, {} now): its "
+          "gradient would be wrong; modify it after backward, or keep what depends on it in a snug::Region(Keep)",
+          calls_.describe(op), name_of(input), version.seen(), version.now()));
+    }
+    if (refilled(input, values_.storage(input))) {
+      throw Error(fmt::format(
+          "replay: {} reads {}, whose memory was written after it was recorded by something that PyTorch does not see, "
+          "as NumPy does: its gradient would be wrong; write it after backward, or give the step a copy of it (clone)",
+          calls_.describe(op), name_of(input)));
+    }
   }
 }
 

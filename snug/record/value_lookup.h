@@ -1,6 +1,7 @@
 #pragma once
 
 #include <c10/core/Storage.h>
+#include <c10/util/flat_hash_map.h>
 
 #include <cstdint>
 #include <string>
@@ -26,7 +27,8 @@ struct Opaque {
 };
 
 /// Tells which value a tensor's contents are. What something unseen has written since a value was recorded is another
-/// value, a leaf, and the one before it is lost; this is found out here, by version, when a tensor is read.
+/// value, a leaf, and the one before it is lost; this is found out here, when a tensor is read: by version, and of
+/// leaves that are watched by what is in their memory, as NumPy and others who share it raise no version.
 /// Synchronized by the tape's mutex.
 class ValueLookup {
  public:
@@ -35,6 +37,8 @@ class ValueLookup {
 
   /// The value of a storage that is read or written through a tensor with this version. Held if it is a leaf.
   plan::ValueId value_of(const c10::Storage& storage, const SeenVersion& reader);
+  /// The value, a leaf on the CPU, is in this storage as its reader needs it.
+  void watch(plan::ValueId leaf, const c10::Storage& storage);
   /// For a value that is read though nothing that was seen has written it: something else must have filled it, so that
   /// it cannot be made again.
   void make_leaf(plan::ValueId value, const SeenVersion& reader);
@@ -56,6 +60,7 @@ class ValueLookup {
 
  private:
   [[nodiscard]] bool written_since(plan::ValueId value) const;
+  [[nodiscard]] bool refilled(plan::ValueId value, const c10::Storage& storage) const;
   bool accepts(plan::ValueId value, const SeenVersion& reader);
   [[nodiscard]] bool can_be_lost(plan::ValueId value) const;
 
@@ -64,6 +69,7 @@ class ValueLookup {
   const CallLog& calls_;
   const TapeObservers& observers_;
   std::vector<Opaque> opaque_;
+  ska::flat_hash_map<plan::ValueId, std::uint64_t> samples_;  // of what is watched
 };
 
 }  // namespace snug::record

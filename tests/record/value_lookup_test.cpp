@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <mutex>
 
 #include "snug/base/errors.h"
@@ -113,6 +114,25 @@ TEST_F(Lookup, AnOperatorIsNotRunAgainOnWhatHasBeenWrittenOrFreed) {
   versions.look_again(leaf);
   x.storage().unsafeGetStorageImpl()->set_nbytes(0);
   EXPECT_THAT(message(), HasSubstr("whose storage had 256 B when it was recorded and has 0 B now"));
+}
+
+TEST_F(Lookup, OfWatchedLeavesTheMemoryCountsToo) {
+  x = at::zeros({100, 1000});
+  const ValueId leaf = value_of(x);
+  output(y, {leaf});
+  auto* const memory = x.mutable_data_ptr<float>();
+  std::fill_n(memory, x.numel(), 1.0F);
+  EXPECT_EQ(value_of(x), leaf) << "nobody has said that it is watched";
+  lookup.watch(leaf, x.storage());
+  EXPECT_NO_THROW(lookup.check_inputs(0));
+  EXPECT_EQ(value_of(x), leaf);
+  std::fill_n(memory, x.numel(), 2.0F);
+  EXPECT_THAT([&] { lookup.check_inputs(0); }, ::testing::ThrowsMessage<Error>(HasSubstr(
+                                                   "aten::sin (operator 0) reads a tensor of 390.6 KiB, whose memory "
+                                                   "was written after it was recorded")));
+  const ValueId after = value_of(x);
+  EXPECT_NE(after, leaf);
+  EXPECT_EQ(value_of(x), after) << "which is not watched yet";
 }
 
 TEST_F(Lookup, NamesAResultByItsOperator) {
