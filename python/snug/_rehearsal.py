@@ -133,6 +133,14 @@ class Rehearsals:
         self._twins.clear()
 
 
+def _is_leaf_with_gradient(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.is_leaf and tensor.requires_grad
+    except RuntimeError:
+        # A view that was made without gradients, of what an update has written to since: PyTorch answers nothing about it.
+        return False
+
+
 @contextmanager
 def leaves_kept() -> Iterator[None]:
     """No leaf tensor of the process has a gradient inside, so that a step may free or zero them; all have the same as
@@ -140,7 +148,7 @@ def leaves_kept() -> Iterator[None]:
     """
     kept = []
     for thing in gc.get_objects():
-        if not issubclass(type(thing), torch.Tensor) or not thing.is_leaf or not thing.requires_grad:
+        if not issubclass(type(thing), torch.Tensor) or not _is_leaf_with_gradient(thing):
             continue
         plain = type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout == torch.strided
         kept.append((thing, thing.detach() if plain else None, thing.grad))

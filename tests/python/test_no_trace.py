@@ -24,3 +24,29 @@ def test_recording_puts_back_what_is_replaced_unread():
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
     model(x)
     assert not any(torch.equal(v, state[k]) for k, v in model.state_dict().items() if k.endswith(("_u", "_v", "last")))
+
+
+def test_tensors_that_answer_nothing_are_left_alone():
+    """A view that was made without gradients, of what an update wrote since, raises when it is asked for anything."""
+    model, x = nn.Linear(64, 64), torch.randn(32, 64)
+    with torch.no_grad():
+        row = model.weight[0]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    snug.fit(lambda b: model(b).sum(), x, "4MiB").close()
+    assert row.shape == (64,)
+
+
+def test_a_second_session_beside_one_with_spectral_norm():
+    spectral = nn.utils.spectral_norm
+    critic = nn.Sequential(spectral(nn.Conv2d(3, 16, 4, 2, 1)), nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(16 * 64, 1))
+    maker, x = nn.Linear(16, 16), torch.randn(16, 3, 16, 16)
+    optimizers = [torch.optim.Adagrad(m.parameters(), 1e-2) for m in (critic, maker)]
+    with snug.fit(lambda b: critic(b).square().mean(), x, "60MiB", optimizer=optimizers[0]) as first:
+        first.backward(x)
+        optimizers[0].step()
+        with snug.fit(lambda b: maker(b).square().mean(), torch.randn(8, 16), "60MiB", optimizer=optimizers[1]) as second:
+            second.backward(torch.randn(8, 16))
+            assert second.last_step.followed_plan
