@@ -39,7 +39,8 @@ class Plan:
 
     @property
     def predicted_peak(self) -> int:
-        """Bytes: all memory of the device, what was there before the step included."""
+        """Bytes: all memory of the device, what was there before the step included. What comes to be there later, outside
+        of the step, is beside it as long as both fit the budget; then the step is planned again."""
         return self._plan.predicted_peak
 
     @property
@@ -94,6 +95,11 @@ class Plan:
         """Writes the recorded step as JSON: what `snug plan --graph` reads."""
         _core.write_step_graph(str(path), self._graph)
 
+    def _over(self) -> str:
+        """What is to be said of a step that no plan brings under the budget."""
+        fits = self.budget is None or self.predicted_peak <= self.budget
+        return "" if fits else ", no plan fits: evictions hold the budget"
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self._plan == other._plan
 
@@ -102,7 +108,7 @@ class Plan:
     def __repr__(self) -> str:
         return (
             f"Plan({self.strategy}: peak {format_bytes(self.predicted_peak)} of {format_bytes(self.unplanned_peak)}, "
-            f"step {self.predicted_seconds:.3f} s of {self.unplanned_seconds:.3f} s)"
+            f"step {self.predicted_seconds:.3f} s of {self.unplanned_seconds:.3f} s{self._over()})"
         )
 
     def __str__(self) -> str:
@@ -113,7 +119,7 @@ class Plan:
         rows = [
             ("operators", f"{self.operators}"),
             ("unplanned peak", format_bytes(self.unplanned_peak)),
-            ("predicted peak", f"{format_bytes(self.predicted_peak)} ({percent:.1f} %)"),
+            ("predicted peak", f"{format_bytes(self.predicted_peak)} ({percent:.1f} %){self._over()}"),
             ("smallest budget", f"{format_bytes(self.floor)}, no plan has a peak below {format_bytes(bound_peak)}"),
             ("kept for backward", format_bytes(why["kept_bytes"])),
             ("recomputed", f"{format_bytes(why['recomputed_bytes'])}, {why['replayed_ops']} operators replayed"),

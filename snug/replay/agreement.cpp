@@ -24,10 +24,10 @@ std::vector<Vote> all_votes(Agreement& group, Vote mine) {
     why = text.substr(0, text.find('\n'));
   } catch (...) {
   }
-  throw replay::GroupEnded(
-      fmt::format("agreement: the processes of the group could not vote ({}); see to their connection, and begin again "
-                  "in all of them",
-                  why));
+  throw replay::GroupEnded(fmt::format(
+      "agreement: a process of the group has ended or cannot be reached, and if it failed it says why itself; "
+      "begin again in all of them ({})",
+      why));
 }
 
 }  // namespace

@@ -233,6 +233,10 @@ at::Tensor Session::run(const replay::Forward& forward) {
     s.steps_vary = true;
   } else if (const record::KnownStep* known = tape->known_step(); known != nullptr && step.went_backward()) {
     s.book.ran(known->graph.get());
+    if (!s.book.fits()) {
+      s.last.followed_plan = false;
+      s.last.divergence = "none, but no plan of this step fits the budget";
+    }
   }
   // One whose backward pass failed, and which caught that, is half a step.
   if (step.went_backward()) unknown.end(*tape);

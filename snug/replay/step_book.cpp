@@ -11,7 +11,8 @@
 namespace snug::replay {
 namespace {
 
-constexpr std::size_t kMostSteps = 64;  // the one that ran longest ago goes first
+// More than that is forgotten, the step that ran longest ago first: a thousand operators take half a MiB.
+constexpr std::size_t kFewestSteps = 64, kMostOperators = 250'000;
 // Training waits while a step that comes unexpectedly is planned.
 constexpr plan::SearchOptions kInPassing{.simulated_ops = 500'000};
 
@@ -21,6 +22,15 @@ plan::Planner planner_for(const plan::StepGraph& graph, const std::string& strat
   } catch (const UsageError&) {
     return {graph, "optimal", kInPassing};  // the strategy asks for four blocks and this step has three, say
   }
+}
+
+/// For a step that no plan brings under the limit.
+plan::MemoryPlan kept_within(const plan::StepGraph& graph, Bytes limit) {
+  plan::MemoryPlan plan = plan::plan_none(graph);
+  plan.budget = limit;
+  plan.unplanned_peak = plan.predicted_peak;
+  plan.unplanned_seconds = plan.predicted_seconds;
+  return plan;
 }
 
 }  // namespace
@@ -89,13 +99,22 @@ void StepBook::add(plan::StepGraph graph, StepKind kind) {
   try {
     plan = std::make_shared<plan::MemoryPlan>(planner.plan(*step, budget_));
   } catch (const DoesNotFit&) {
-    plan = std::make_shared<plan::MemoryPlan>(plan::plan_none(*step));
+    plan = std::make_shared<plan::MemoryPlan>(kept_within(*step, budget_->limit));
     fits = false;
   }
   known_.insert(
       known_.begin(),
       {.graph = std::move(step), .plan = std::move(plan), .planner = std::move(planner), .kind = kind, .fits = fits});
-  if (known_.size() > kMostSteps) known_.pop_back();
+  forget_old();
+}
+
+void StepBook::forget_old() {
+  std::size_t operators = 0, kept = 0;
+  for (; kept < known_.size(); ++kept) {
+    operators += known_[kept].graph->ops.size();
+    if (kept >= kFewestSteps && operators > kMostOperators) break;
+  }
+  known_.erase(known_.begin() + static_cast<std::ptrdiff_t>(kept), known_.end());
 }
 
 void StepBook::ran(const plan::StepGraph* graph) {

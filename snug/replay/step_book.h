@@ -36,7 +36,8 @@ class StepBook {
   [[nodiscard]] bool expects(StepKind kind) const;
 
   /// Another step was recorded. Plans it by the strategy of the first, or by "optimal" where that does not suit it;
-  /// where no plan fits it keeps everything, and eviction holds the cap. Becomes the first.
+  /// where no plan fits it keeps everything, and eviction holds the cap. Becomes the first. Of more than 64 steps those
+  /// that ran longest ago are forgotten where all have over 250,000 operators together.
   void add(plan::StepGraph graph, StepKind kind);
 
   /// The step with this graph ran: it becomes the first.
@@ -47,6 +48,8 @@ class StepBook {
   [[nodiscard]] const plan::StepGraph& graph() const { return *known_.front().graph; }
   [[nodiscard]] const plan::MemoryPlan& plan() const { return *known_.front().plan; }
   [[nodiscard]] const plan::Planner& planner() const { return known_.front().planner; }
+  /// Whether a plan holds the cap in the first of them; else it keeps everything, and evictions do.
+  [[nodiscard]] bool fits() const { return known_.front().fits; }
   [[nodiscard]] std::size_t size() const noexcept { return known_.size(); }
   /// Whether it decides by itself.
   [[nodiscard]] bool asks_nobody() const noexcept { return agreement_ == alone(); }
@@ -59,6 +62,7 @@ class StepBook {
     StepKind kind = StepKind::First;
     bool fits = true;  // else it keeps everything, and evictions hold the cap
   };
+  void forget_old();
   void plan_again(Known& known, const memory::Stats& stats);
   /// What `plan` is refused with, if it is. Anything else that it throws is told to the group, and thrown.
   [[nodiscard]] std::exception_ptr refusal_of(const std::function<void()>& plan) const;

@@ -187,7 +187,10 @@ TEST(Agreement, AVoteThatFailsIsTheLast) {
   const auto group = std::make_shared<Broken>();
   Process process;
   process.record(cpu().stats().allocated + 64_MiB, group);
-  EXPECT_THAT(process.error, HasSubstr("could not vote (connection closed);"));
+  EXPECT_THAT(
+      process.error,
+      HasSubstr(
+          "cannot be reached, and if it failed it says why itself; begin again in all of them (connection closed)"));
   EXPECT_EQ(group->asked, 1);
 }
 

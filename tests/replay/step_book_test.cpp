@@ -91,6 +91,10 @@ TEST(StepBook, AStepThatOnlyEvictionCarriesIsNeverRefused) {
   ASSERT_THROW(static_cast<void>(plan::make_plan(huge, "optimal", kBudget)), DoesNotFit);
   book.add(huge, StepKind::First);
   EXPECT_EQ(book.size(), 2U);
+  EXPECT_FALSE(book.fits());
+  EXPECT_EQ(book.plan().budget, kBudget.limit);
+  EXPECT_EQ(book.plan().unplanned_peak, book.plan().predicted_peak);
+  EXPECT_GT(book.plan().predicted_peak, kBudget.limit);
   // Some state comes, for which there is room in the small step: the huge one ran last, and is expected again.
   EXPECT_NO_THROW(book.begin(allocated(16_MiB), /*gradients=*/0, StepKind::First));
   EXPECT_NO_THROW(book.begin(allocated(22_MiB), /*gradients=*/0, StepKind::First));
@@ -98,7 +102,19 @@ TEST(StepBook, AStepThatOnlyEvictionCarriesIsNeverRefused) {
   // What is there leaves no room for any step: then the one that fitted says so.
   book.ran(book.steps(StepKind::First).back().graph.get());
   EXPECT_EQ(book.plan().strategy, "optimal");
+  EXPECT_TRUE(book.fits());
   EXPECT_THROW(book.begin(allocated(39_MiB), /*gradients=*/0, StepKind::First), DoesNotFit);
+}
+
+TEST(StepBook, ForgetsStepsOnlyWhereTheyAreLarge) {
+  StepBook book = book_with(chain_step(8, 1_KiB, 10_MiB));
+  for (int length = 9; length < 109; ++length) book.add(chain_step(length, 1_KiB, 10_MiB), StepKind::First);
+  EXPECT_EQ(book.size(), 101U);
+  StepGraph large = chain_step(8, 1_KiB, 10_MiB);
+  large.ops.resize(250'000, large.ops.front());
+  book.add(large, StepKind::First);
+  EXPECT_EQ(book.size(), 64U) << "so many stay, however large";
+  EXPECT_EQ(book.graph().ops.size(), large.ops.size()) << "and those that ran last";
 }
 
 TEST(StepBook, PlansOnlyTheExpectedStepAgain) {
