@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <string_view>
 
+#include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
 
 namespace snug {
@@ -33,10 +36,14 @@ std::string message(const DoesNotFit::Floor& floor) {
         "smallest (snug plan, snug.plan); raise the budget, or use a smaller batch or sequence",
         format_bytes(floor.budget), format_bytes(floor.floor), floor.floor, parts);
   }
+  std::string budget = format_bytes(floor.budget);
+  if (budget == format_bytes(floor.floor)) budget += fmt::format(" ({} bytes)", floor.budget);
+  const std::string share =
+      floor.percent > 0 ? fmt::format(", {}% of what the step takes unplanned", floor.percent) : std::string();
   return fmt::format(
-      "does not fit: the budget is {}, but the smallest that strategy {} can do with is {} ({} bytes: {}); raise the "
+      "does not fit: the budget is {}, but the smallest that strategy {} can do with is {} ({} bytes{}: {}); raise the "
       "budget to that, or use a smaller batch or sequence",
-      format_bytes(floor.budget), floor.strategy, format_bytes(floor.floor), floor.floor, parts);
+      budget, floor.strategy, format_bytes(floor.floor), floor.floor, share, parts);
 }
 
 }  // namespace
@@ -45,8 +52,10 @@ DoesNotFit::DoesNotFit(Floor floor) : Error(message(floor)), floor_(std::move(fl
 
 DoesNotFit::Floor plan::floor_of(const StepGraph& graph, const MemoryPlan& least, Budget budget) {
   const OpId op = simulate(graph, least).peak_op;
+  const auto unplanned = static_cast<double>(std::max<Bytes>(plan_none(graph).predicted_peak, 1));
   return {.budget = budget.limit,
           .floor = budget.floor_for(least.predicted_peak),
+          .percent = static_cast<int>(std::ceil(100.0 * static_cast<double>(least.predicted_peak) / unplanned)),
           .static_by_tag = graph.static_by_tag,
           .step_bytes = least.predicted_peak - graph.static_bytes,
           .peak_op = op == kNoOp ? std::string() : graph.ops[static_cast<std::size_t>(op)].name,

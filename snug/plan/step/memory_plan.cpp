@@ -73,11 +73,11 @@ MemoryPlan memory_plan_from(const JsonField& json) {
   MemoryPlan plan;
   plan.strategy = json.required<std::string>("strategy");
   plan.fingerprint = json.required<std::uint64_t>("fingerprint");
-  plan.budget = json.required<Bytes>("budget_bytes");
-  plan.predicted_peak = json.required<Bytes>("predicted_peak_bytes");
-  plan.unplanned_peak = json.required<Bytes>("unplanned_peak_bytes");
-  plan.predicted_seconds = json.required<double>("predicted_step_seconds");
-  plan.unplanned_seconds = json.required<double>("unplanned_step_seconds");
+  plan.budget = json.required<Bytes>("budget_bytes", kNotNegative);
+  plan.predicted_peak = json.required<Bytes>("predicted_peak_bytes", kNotNegative);
+  plan.unplanned_peak = json.required<Bytes>("unplanned_peak_bytes", kNotNegative);
+  plan.predicted_seconds = json.required<double>("predicted_step_seconds", kNotNegative);
+  plan.unplanned_seconds = json.required<double>("unplanned_step_seconds", kNotNegative);
   const JsonField actions = json.at("actions");
   for (const char letter : actions.as<std::string>()) plan.actions.push_back(action_of(letter, actions));
   for (const JsonField& range : json.at("segments").items()) {

@@ -133,10 +133,6 @@ void check(const StepGraph& graph, const JsonField& json) {
       refuse(fmt::format("operator {} takes {} s and {} bytes; neither can be negative", i, op.seconds, op.peak_bytes));
     }
   }
-  if (!is_time(graph.step_seconds) || !is_time(graph.update_seconds)) {
-    refuse(fmt::format("the step takes {} s, its update {} s; neither can be negative", graph.step_seconds,
-                       graph.update_seconds));
-  }
   for (std::size_t v = 0; v < graph.values.size(); ++v) {
     const ValueInfo& value = graph.values[v];
     if (value.bytes < 0 || value.leaf_bytes < 0)
@@ -232,13 +228,13 @@ StepGraph step_graph_from(const JsonField& json) {
   }
   StepGraph graph;
   if (version > 2) graph.devices = json.required<std::vector<std::string>>("devices");
-  graph.static_bytes = json.required<Bytes>("static_bytes");
+  graph.static_bytes = json.required<Bytes>("static_bytes", kNotNegative);
   for (std::size_t tag = 0; tag < graph.static_by_tag.size(); ++tag) {
-    graph.static_by_tag[tag] = json.at("static_by_tag").at(tag).as<Bytes>();
+    graph.static_by_tag[tag] = json.at("static_by_tag").at(tag).as<Bytes>(kNotNegative);
   }
-  graph.step_seconds = json.required<double>("step_seconds");
-  graph.update_seconds = json.required<double>("update_seconds");
-  graph.update_bytes = json.required<Bytes>("update_bytes");
+  graph.step_seconds = json.required<double>("step_seconds", kNotNegative);
+  graph.update_seconds = json.required<double>("update_seconds", kNotNegative);
+  graph.update_bytes = json.required<Bytes>("update_bytes", kNotNegative);
   for (const JsonField& op : json.at("ops").items()) graph.ops.push_back(op_from(op));
   for (const JsonField& value : json.at("values").items()) graph.values.push_back(value_info_from(value));
   graph.flow = flow_from(json.at("flow"), json.at("leaves"), static_cast<ValueId>(graph.values.size()));

@@ -67,6 +67,10 @@ TEST(MemoryPlanJson, RefusesOtherFormatsVersionsActionsAndRanges) {
               HasSubstr("its format is \"snug step graph\"; it must be \"snug memory plan\""));
   EXPECT_THAT(with("version", 1), HasSubstr("it is of version 1, and this snug reads 2; make it again"));
   EXPECT_THAT(with("actions", "kxr"), HasSubstr("its actions is \"kxr\"; it must be a letter for each value"));
+  for (const char* key : {"budget_bytes", "predicted_peak_bytes", "unplanned_peak_bytes", "predicted_step_seconds",
+                          "unplanned_step_seconds"}) {
+    EXPECT_THAT(with(key, -5), HasSubstr(std::string("its ") + key + " is -5; it must be"));
+  }
   EXPECT_THAT(with("actions", 5), HasSubstr("its actions is 5; it must be text"));
   EXPECT_THAT(with("segments", Json::parse("[[3,2]]")),
               HasSubstr("its segments[0][1] is 2; it must be an integer, at least 3"));

@@ -206,7 +206,12 @@ TEST_F(DamagedStepGraph, NamesWhatNoStepDoes) {
   EXPECT_THAT(refusal([](Json& j) { j["static_bytes"] = 2'000'000'000'000'000'000; }),
               HasSubstr("2e+18 bytes; planners count up to 2^60"));
   EXPECT_THAT(refusal([](Json& j) { j["events"].back()[3] = -9'000'000'000'000'000'000; }), HasSubstr("up to"));
-  EXPECT_THAT(refusal([](Json& j) { j["step_seconds"] = -1; }), HasSubstr("the step takes -1 s"));
+  EXPECT_THAT(refusal([](Json& j) { j["step_seconds"] = -1; }), HasSubstr("its step_seconds is -1; it must be"));
+  for (const char* key : {"static_bytes", "update_bytes", "update_seconds"}) {
+    EXPECT_THAT(refusal([&](Json& j) { j[key] = -5; }), HasSubstr("is -5; it must be"));
+  }
+  EXPECT_THAT(refusal([](Json& j) { j["static_by_tag"][0] = -5; }),
+              HasSubstr("its static_by_tag[0] is -5; it must be"));
 }
 
 TEST_F(DamagedStepGraph, RefusesOtherFormatsAndVersions) {
