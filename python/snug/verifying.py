@@ -83,7 +83,8 @@ def verify(
 
     model: the module, or the parameters, whose gradients count. Give a budget, or a session of the same step. Returns
     the names of all that was compared; raises Mismatch naming what differs. The plain step takes what it takes: verify
-    where that fits, before the budget matters.
+    where that fits, before the budget matters. What is compared stays beside the step: within a session's budget there
+    must be room for a second set of gradients, so zero those that are there.
     """
     if session is not None and (budget is not None or strategy != "optimal"):
         raise UsageError("verify: the session has its budget and its strategy; leave them out, or the session")

@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kTooLarge = 9.2e18;
 
-double unit_factor(std::string_view unit, std::string_view whole) {
+double unit_factor(std::string_view unit, std::string_view written, std::string_view whole) {
   static constexpr std::array<std::pair<std::string_view, double>, 14> kUnits = {{
       {"", 1.0},
       {"b", 1.0},
@@ -37,16 +37,17 @@ double unit_factor(std::string_view unit, std::string_view whole) {
   }
   throw UsageError(fmt::format(
       "bytes: \"{}\" has the unknown unit \"{}\"; use B, KiB, MiB, GiB, TiB (powers of 1024) or kB, MB, GB, TB", whole,
-      unit));
+      written));
 }
 
 }  // namespace
 
 Bytes parse_bytes(std::string_view text) {
-  std::string lower;
+  std::string plain, lower;
   for (char c : text) {
-    if (!std::isspace(static_cast<unsigned char>(c)))
-      lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    if (std::isspace(static_cast<unsigned char>(c))) continue;
+    plain += c;
+    lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   }
   const bool starts_like_a_number =
       !lower.empty() && (std::isdigit(static_cast<unsigned char>(lower[0])) || lower[0] == '.');
@@ -56,7 +57,7 @@ Bytes parse_bytes(std::string_view text) {
     throw UsageError(
         fmt::format("bytes: \"{}\" is not a size; write a non-negative number and a unit, as in 400MiB", text));
   }
-  const double bytes = number * unit_factor(end, text);
+  const double bytes = number * unit_factor(end, plain.substr(static_cast<std::size_t>(end - lower.c_str())), text);
   if (!std::isfinite(bytes) || bytes > kTooLarge) {
     throw UsageError(fmt::format("bytes: \"{}\" is larger than any memory", text));
   }

@@ -94,7 +94,8 @@ int guarded(const std::function<int()>& action) {
 
 int main(int argc, char** argv) {
   occupy_standard_descriptors();
-  std::signal(SIGPIPE, SIG_IGN);  // who no longer reads does not end a run; a write that fails is an error
+  // Who no longer reads, and files that may not grow (ulimit -f), do not end a run; a write that fails is an error.
+  for (const int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_IGN);
   return guarded([&] {
     const int code = run(argc, argv);
     snug::cli::flush_output();

@@ -33,7 +33,10 @@ std::string summary(std::string_view title, const train::TrainResult& r, std::op
     rows.push_back(
         {"budget", format_bytes(r.plan.budget) + report::format_share(r.plan.budget, r.plan.unplanned_peak)});
   rows.push_back({"predicted peak", format_bytes(r.plan.predicted_peak)});
-  rows.push_back({"measured peak", format_bytes(r.memory.allocated_peak)});
+  std::string recording;
+  if (r.recording_peak > r.memory.allocated_peak)
+    recording = fmt::format(" ({} while it was recorded)", format_bytes(r.recording_peak));
+  rows.push_back({"measured peak", format_bytes(r.memory.allocated_peak) + recording});
   rows.push_back({"resident high water",
                   fmt::format("{}, {} at the start", format_bytes(r.resident_peak), format_bytes(r.resident_start))});
   rows.push_back({"replayed operators", fmt::format("{} a step", r.replayed_ops)});

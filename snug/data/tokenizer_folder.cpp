@@ -77,7 +77,8 @@ std::unique_ptr<const Tokenizer> open_tokenizer_of_folder(const fs::path& folder
     }
     return tokenizer;
   }
-  throw UsageError(fmt::format("tokenizer: {} has none of {}", folder.string(), fmt::join(files, ", ")));
+  throw UsageError(fmt::format("tokenizer: {} has none of {}; name another by data.tokenizer, or \"bytes\"",
+                               folder.string(), fmt::join(files, ", ")));
 }
 
 }  // namespace snug::data

@@ -87,7 +87,9 @@ auto read_at(std::string_view where, const Read& read) {
 template <class Value, class Rule>
 void check(std::string_view where, const Value& value, const Rule& rule) {
   if (read_at(where, [&] { return keeps(rule, value); })) return;
-  throw UsageError(fmt::format("{} is {}; it must be {}", where, show(json_of(value)), describe(rule)));
+  std::string finite;
+  if constexpr (std::is_floating_point_v<Value>) finite = std::isfinite(value) ? "" : "a finite number, ";
+  throw UsageError(fmt::format("{} is {}; it must be {}{}", where, show(json_of(value)), finite, describe(rule)));
 }
 
 /// Of a rule that is a list of words.

@@ -74,7 +74,12 @@ std::optional<FolderLock> lock_output_folder(const fs::path& folder) {
     }
     return taken;
   } catch (const std::system_error& error) {
-    throw Error(fmt::format("train: {}: {}", folder.string(), error.code().message()));
+    const std::string what = fmt::format("train: output.folder = {} cannot be made or written: {}; name another",
+                                         folder.string(), error.code().message());
+    for (const std::errc wrong : {std::errc::not_a_directory, std::errc::filename_too_long}) {
+      if (error.code() == wrong) throw UsageError(what);
+    }
+    throw Error(what);
   }
 }
 

@@ -41,6 +41,7 @@ nlohmann::ordered_json to_json(const TrainResult& r) {
                                  {"loss_last", r.loss_last},
                                  {"validation_loss", or_null(r.validation_loss)},
                                  {"peak_by_tag", by_tag},
+                                 {"recording_peak_bytes", r.recording_peak},
                                  {"resident_start_bytes", r.resident_start},
                                  {"resident_peak_bytes", r.resident_peak},
                                  {"replayed_ops", r.replayed_ops},

@@ -23,7 +23,8 @@ struct TrainResult {
   double loss_last = 0;
   std::optional<double> validation_loss;
   plan::MemoryPlan plan;
-  memory::Stats memory;      ///< since the budget holds
+  memory::Stats memory;      ///< since the steps began
+  Bytes recording_peak = 0;  ///< before, while a step was recorded: within a budget in bytes, without one else
   Bytes resident_start = 0;  ///< of the process after warm_up(), before the experiment is made
   Bytes resident_peak = 0;
   std::int64_t replayed_ops = 0;  ///< of the last step

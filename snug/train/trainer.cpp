@@ -302,7 +302,8 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
   Session session = plan_session(experiment, Kinds::Run, options.plan);
   Run run(experiment, session, state, progress, result);
   run.begin();
-  if (!cap) begin_peaks(memory);  // the recording was without a limit
+  result.recording_peak = memory.stats().allocated_peak;
+  begin_peaks(memory);
   progress.note(describe(session));
   run.run(options);
   return result;

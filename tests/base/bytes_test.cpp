@@ -37,6 +37,7 @@ TEST(ParseBytes, NamesTextThatIsNoSize) {
 }
 
 TEST(ParseBytes, NamesAnUnknownUnit) {
+  EXPECT_NE(fault_of_bytes("5XB").find("the unknown unit \"XB\""), std::string::npos) << "as it was written";
   EXPECT_NE(fault_of_bytes("5 pints").find("\"5 pints\" has the unknown unit \"pints\""), std::string::npos);
 }
 

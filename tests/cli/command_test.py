@@ -505,6 +505,30 @@ class Command(unittest.TestCase):
         self.assertEqual([line["step"] for line in lines if "step" in line], list(range(6)))
         self.assertEqual(lines[-1]["result"]["loss_last"], found["loss_last"])
 
+    def test_what_cannot_be_a_folder_is_named_with_its_key(self):
+        for name in (self.config, "n" * 300):
+            result = run("train", self.config, "--set", f"output.folder={name}")
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn(f"output.folder = {name} cannot be made or written", result.stderr)
+        result = run("train", self.config, "--set", "optimizer.learning_rate=inf")
+        self.assertIn("it must be a finite number, more than 0", result.stderr)
+
+    def test_the_peak_of_the_recording_is_not_that_of_the_steps(self):
+        share = json.loads(run("train", self.config, "--budget", "70%", "--json").stdout)
+        found = json.loads(run("train", self.config, "--budget", str(share["budget_bytes"]), "--json").stdout)
+        self.assertAlmostEqual(found["measured_peak_bytes"] / found["predicted_peak_bytes"], 1, delta=0.01)
+        self.assertLess(found["measured_peak_bytes"], found["recording_peak_bytes"])
+        self.assertLessEqual(found["recording_peak_bytes"], found["budget_bytes"])
+        self.assertGreater(share["recording_peak_bytes"], share["budget_bytes"], "a share is of what it takes without one")
+
+    def test_a_file_that_may_not_grow_fails_in_one_line(self):
+        folder = self.folder / "small_files"
+        result = subprocess.run(["bash", "-c", 'ulimit -f 200; exec "$@"', "bash", SNUG, "train", self.config, "--set",
+                                 f"output.folder={folder}", "--set", "state.every=2"], capture_output=True, text=True)
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertIn("File too large", result.stderr)
+        self.assertIn("snug: ", result.stderr.splitlines()[-1])
+
     def test_the_same_run_gives_the_same_bits(self):
         arguments = ("train", self.config, "--json", "--set", "model.dropout=0.1")
         first, second = (json.loads(run(*arguments, *more).stdout) for more in ((), ("--budget", "75%")))
