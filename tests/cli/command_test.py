@@ -355,13 +355,16 @@ class Command(unittest.TestCase):
         self.assert_refused(result, 2, "does not fit", "3.0 MiB", "weights")
         result = run("train", self.config, "--budget", "20%")
         self.assert_refused(result, 2, "does not fit", "weights", "optimizer")
-        total, parts = re.search(r"\((\d+) bytes: (.*)\)", result.stderr).groups()
+        total, share, parts = re.search(r"\((\d+) bytes, (\d+)% of [^:]*: (.*)\)", result.stderr).groups()
         sizes = [float(n) * 1024 ** "KMG".index(unit) * 1024 for n, unit in re.findall(r"([\d.]+) ([KMG])iB", parts)]
         self.assertAlmostEqual(sum(sizes), int(total), delta=len(sizes) * 0.05 * 2**20)
         # That budget will do, and one byte less will not; `bench` names the same.
         fits = run("train", self.config, "--budget", total, "--json", "--set", "train.steps=2")
         self.assertEqual(fits.returncode, 0, fits.stderr)
-        self.assert_refused(run("train", self.config, "--budget", int(total) - 1), 2, "does not fit")
+        self.assert_refused(run("train", self.config, "--budget", int(total) - 1), 2, "does not fit", "bytes), but the")
+        fits = run("train", self.config, "--budget", f"{share}%", "--json", "--set", "train.steps=2")
+        self.assertEqual(fits.returncode, 0, fits.stderr)
+        self.assert_refused(run("train", self.config, "--budget", f"{int(share) - 1}%"), 2, "does not fit")
 
     def test_what_bench_says_would_fit_fits(self):
         first = json.loads(run("bench", self.config, "--budgets", "3MiB", "--rounds", "1", "--json").stdout)

@@ -103,7 +103,7 @@ TEST(Config, HoldsKeysToTheirRules) {
   EXPECT_EQ(mistake_in("[model]\ndropout = 1"),
             "run.toml: model.dropout is 1.0; it must be at least 0 and less than 1");
   EXPECT_EQ(mistake_in("[optimizer]\nlearning_rate = nan"),
-            "run.toml: optimizer.learning_rate is nan; it must be more than 0");
+            "run.toml: optimizer.learning_rate is nan; it must be a finite number, more than 0");
   EXPECT_EQ(mistake_in("[optimizer]\nclip_norm = inf"),
             "run.toml: optimizer.clip_norm is inf; it must be a finite number, at least 0");
   EXPECT_EQ(mistake_in("[memory]\nstrategy = \"optimum\"")
