@@ -18,6 +18,7 @@
 
 #include "snug/base/durable_file.h"
 #include "snug/base/errors.h"
+#include "snug/base/file_hash.h"
 #include "snug/base/mapped_file.h"
 #include "snug/base/text_file.h"
 #include "snug/memory/out_of_budget.h"
@@ -123,8 +124,8 @@ class StateWriter::Unfinished {
   /// Hashes what is on the disk, and not what was to be there.
   void note(const std::string& file) {
     try {
-      const MappedFile written(path_ / file);
-      manifest_.files.insert_or_assign(file, Manifest::File{written.text().size(), hash_of(written.text())});
+      FileHash written = file_hash(path_ / file);
+      manifest_.files.insert_or_assign(file, Manifest::File{written.bytes, std::move(written.hash)});
     } catch (const std::system_error& error) {
       fail(path_ / file, "it cannot be read", error.code());
     }

@@ -12,8 +12,8 @@
 
 #include "snug/base/damaged_file.h"
 #include "snug/base/errors.h"
+#include "snug/base/file_hash.h"
 #include "snug/base/listing.h"
-#include "snug/base/mapped_file.h"
 #include "snug/base/text_file.h"
 #include "snug/state/safetensors.h"
 
@@ -36,13 +36,12 @@ std::string contents(const fs::path& path) {
 
 void check_file(const fs::path& path, const Manifest::File& expected) {
   try {
-    const MappedFile file(path);
-    if (file.bytes().size() != expected.bytes) {
+    const FileHash found = file_hash(path);
+    if (found.bytes != expected.bytes) {
       throw DamagedFile(path.string(),
-                        fmt::format("it has {} bytes, and its manifest says {}", file.bytes().size(), expected.bytes));
+                        fmt::format("it has {} bytes, and its manifest says {}", found.bytes, expected.bytes));
     }
-    if (hash_of(file.text()) != expected.hash)
-      throw DamagedFile(path.string(), "its bytes are not those that were written");
+    if (found.hash != expected.hash) throw DamagedFile(path.string(), "its bytes are not those that were written");
   } catch (const std::system_error& error) {
     throw DamagedFile(path.string(), error.code().message());
   }

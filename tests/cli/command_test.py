@@ -587,7 +587,8 @@ class Command(unittest.TestCase):
         for strategy in ("optimal", "eviction"):
             with self.subTest(strategy):
                 result = run("train", SOURCE / "examples" / "gpt-demo.toml", "--json", "--set", "train.steps=2", "--set",
-                             "train.validation_batches=0", "--set", "output.folder=", "--set", f"memory.strategy={strategy}")
+                             "train.validation_batches=0", "--set", f"memory.strategy={strategy}", "--set",
+                             f"output.folder={self.folder / strategy}")  # what is saved counts, too
                 self.assertEqual(result.returncode, 0, result.stderr)
                 found = json.loads(result.stdout)
                 self.assertLessEqual(found["budget_bytes"], 0.5 * found["unplanned_peak_bytes"])
