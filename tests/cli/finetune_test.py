@@ -3,18 +3,10 @@
 Usage: finetune_test.py SNUG SOURCE_DIR [unittest arguments]
 """
 import json
-import os
-import pathlib
 import signal
-import subprocess
-import sys
-import tempfile
-import threading
-import unittest
 
-# Threads that wait for each other without sleeping cost a busy machine many times the work itself.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-SNUG, SOURCE = sys.argv[1], pathlib.Path(sys.argv[2])
+from command import SNUG, SOURCE, Command, main, run, run_shell, started, wait_for
+
 TINY = SOURCE / "tests" / "train"
 CONFIG = """
 [model]
@@ -51,20 +43,9 @@ validation_batches = 0
 """
 
 
-def run(*arguments, **options):
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    return subprocess.run([SNUG, *(a if isinstance(a, bytes) else str(a) for a in arguments)], text=True, timeout=300, **pipes)
-
-
-def run_shell(command):
-    return subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300)
-
-
-class Finetune(unittest.TestCase):
+class Finetune(Command):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
+        super().setUp()
         self.text = self.folder / "text.txt"
         self.text.write_text("the rain in another town and the sun in the other. " * 200)
         self.config = self.folder / "finetune.toml"
@@ -72,18 +53,6 @@ class Finetune(unittest.TestCase):
 
     def write_config(self, model):
         self.config.write_text(CONFIG.format(model=model, text=self.text, folder=self.folder / "out"))
-
-    def done(self, result):
-        self.assertEqual(result.returncode, 0, result.stderr)
-        return json.loads(result.stdout)
-
-    def assert_refused(self, result, code, *parts):
-        self.assertEqual(result.returncode, code, result.stderr)
-        self.assertEqual(result.stdout, "")
-        last = result.stderr.strip().splitlines()[-1]
-        self.assertTrue(last.startswith("snug: "), last)
-        for part in parts:
-            self.assertIn(part, last)
 
     def test_learns_and_the_saved_adapter_continues_as_it_did(self):
         for model, weights in ((TINY / "tiny.gguf", "fp32"), (TINY / "tiny.gguf", "packed"), (TINY / "tiny", "bf16")):
@@ -249,17 +218,12 @@ class Finetune(unittest.TestCase):
 
     def signalled(self, signals, steps, code, **options):
         """What a run prints in the end that gets these signals after its first step."""
-        process = subprocess.Popen([SNUG, "train", str(self.config), "--json", "--set", f"train.steps={steps}", "--budget", "80%"],
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
-        deadline = threading.Timer(120, process.kill)
-        deadline.start()
-        self.addCleanup(deadline.cancel)
-        seen = process.stderr.readline()
-        while seen and f"step 1/{steps}" not in seen:
-            seen = process.stderr.readline()
-        for number in signals:
-            process.send_signal(number)
-        out, err = process.communicate()
+        arguments = ("train", self.config, "--json", "--set", f"train.steps={steps}", "--budget", "80%")
+        with started(*arguments, **options) as process:
+            wait_for(process.stderr, f"step 1/{steps}")
+            for number in signals:
+                process.send_signal(number)
+            out, err = process.communicate()
         self.assertEqual(process.returncode, code, err)
         return json.loads(out)
 
@@ -286,4 +250,4 @@ class Finetune(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)
+    main()

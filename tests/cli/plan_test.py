@@ -1,0 +1,190 @@
+"""snug plan and snug bench: what they tell, and plans and recorded steps in files.
+
+Usage: plan_test.py SNUG SOURCE_DIR [unittest arguments]
+"""
+import json
+import os
+import signal
+import stat
+import subprocess
+
+from command import Command, main, run, started, wait_for
+
+
+class PlanAndBench(Command):
+    def test_plan_tells_peaks_times_and_bounds(self):
+        found = self.plan(self.config, "--budget", "60%", "--explain")
+        self.assertLessEqual(found["predicted_peak_bytes"], found["budget_bytes"])
+        self.assertLessEqual(found["lower_bound_peak_bytes"], found["predicted_peak_bytes"])
+        self.assertLess(found["floor_bytes"], found["budget_bytes"])
+        self.assertLess(found["budget_bytes"], found["unplanned_peak_bytes"])
+        self.assertLessEqual(found["unplanned_step_seconds"], found["lower_bound_step_seconds"])
+        self.assertLessEqual(found["lower_bound_step_seconds"], found["predicted_step_seconds"] * (1 + 1e-9))
+        self.assertGreaterEqual(found["gap"], -1e-9)
+        self.assertGreater(found["recomputed_bytes"], 0)
+        self.assertEqual(found["strategy"], "optimal")
+        self.assertEqual(len(found["pieces"]), 5)  # three blocks, before and after
+        self.assertEqual(sum(piece["recomputed_bytes"] for piece in found["pieces"]), found["recomputed_bytes"])
+        self.assertGreater(len(found["operators"]), 1)
+        for key in ("planning_seconds", "graph_ops", "kept_bytes"):
+            self.assertGreater(found[key], 0)
+        text = run("plan", self.config, "--budget", "60%", "--explain")
+        for word in ("predicted peak", "block 2", "no plan is faster than", "aten::gelu"):
+            self.assertIn(word, text.stdout)
+
+    def test_a_recorded_step_can_be_planned_elsewhere(self):
+        graph = self.folder / "graph.json"
+        here = self.plan(self.config, "--budget", "70%", "--graph-out", graph)
+        there = self.plan("--graph", graph, "--budget", str(here["budget_bytes"]))
+        for key in ("predicted_peak_bytes", "predicted_step_seconds", "floor_bytes", "lower_bound_step_seconds"):
+            self.assertEqual(here[key], there[key])
+        preset = self.plan("--graph", graph, "--strategy", "full_block(2)")
+        self.assertEqual(preset["strategy"], "full_block(2)")
+        self.assertIsNone(preset["budget_bytes"])
+        self.assert_refused(run("plan", "--graph", graph, "--strategy", "full_block(4)"), 2, "layers is 4", "from 1 to 3")
+        self.assert_refused(run("plan", "--graph", graph, "--strategy", "fullblock(1)"), 2, "--strategy", "full_block")
+        self.assert_refused(run("plan", "--graph", graph, "--budget", "1MiB"), 2, "does not fit")
+        self.assert_refused(run("plan", "--graph", graph, "--set", "train.batch=2"), 2, "--graph")
+        self.assert_refused(run("plan", "--graph", graph, self.config), 2, "small.toml", "graph.json", "only one of them")
+        self.assert_refused(run("plan"), 2, "nothing to plan", "--graph")
+        graph.write_text(graph.read_text()[:1000])
+        self.assert_refused(run("plan", "--graph", graph), 2, "graph.json", "not whole")
+
+    def test_train_follows_a_plan_from_a_file(self):
+        plan = self.folder / "plan.json"
+        made = self.plan(self.config, "--budget", "65%", "--out", plan)
+        result = run("train", self.config, "--plan", plan, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        found = json.loads(result.stdout)
+        self.assertEqual(found["budget_bytes"], made["budget_bytes"])
+        self.assertLessEqual(found["mapped_peak_bytes"], made["budget_bytes"])
+        self.assertAlmostEqual(found["predicted_peak_bytes"], made["predicted_peak_bytes"], delta=made["predicted_peak_bytes"] // 100)
+        self.assertGreater(found["replayed_ops"], 0)
+
+    def test_plan_predicts_a_plan_from_a_file(self):
+        graph, plan = self.folder / "graph.json", self.folder / "plan.json"
+        made = self.plan(self.config, "--budget", "65%", "--out", plan, "--graph-out", graph)
+        self.assertGreater(made["update_seconds"], 0)
+        found = self.plan("--graph", graph, "--plan", plan)
+        for key in ("predicted_peak_bytes", "predicted_step_seconds", "budget_bytes", "kept_bytes"):
+            self.assertEqual(found[key], made[key])
+        self.assertEqual(self.plan(self.config, "--plan", plan)["predicted_peak_bytes"], made["predicted_peak_bytes"])
+        self.assert_refused(run("plan", "--graph", graph, "--plan", plan, "--strategy", "none"), 2, "--strategy")
+        self.assert_refused(run("plan", self.config, "--plan", plan, "--set", "model.blocks=4"), 2, "another step")
+
+    def test_a_plan_for_another_step_is_refused_naming_where_they_differ(self):
+        plan = self.folder / "plan.json"
+        self.plan(self.config, "--budget", "70%", "--out", plan)
+        self.assert_refused(run("train", self.config, "--plan", plan, "--set", "model.dropout=0.1"), 2, "another step",
+                            "operator", "there and", "here")
+        self.assert_refused(run("train", self.config, "--plan", plan, "--set", "model.blocks=4"), 2, "another step")
+        self.assert_refused(run("train", self.config, "--plan", plan, "--set", "train.batch=4"), 2, "operator 0",
+                            "other shapes")
+        self.assert_refused(run("train", self.config, "--plan", self.folder / "none.json"), 2, "none.json")
+        self.assert_refused(run("train", self.config, "--plan", self.folder), 2, "folder")
+        whole = plan.read_text()
+        plan.write_text(whole[: len(whole) // 2])
+        self.assert_refused(run("train", self.config, "--plan", plan), 2, "plan.json", "not whole")
+        plan.write_text(whole.replace("snug memory plan", "something else"))
+        self.assert_refused(run("train", self.config, "--plan", plan), 2, "plan.json", "snug memory plan", "make it again")
+
+    def test_a_plan_that_cannot_be_written_leaves_nothing(self):
+        out = self.folder / "missing" / "plan.json"
+        self.assert_refused(run("plan", self.config, "--budget", "70%", "--out", out), 1, "plan.json")
+        self.assert_refused(run("plan", self.config, "--budget", "70%", "--out", "/dev/full/x"), 1)
+
+    def test_what_is_no_regular_file_is_written_in_place(self):
+        # Through links: what replaces its target would replace the machine's device.
+        links = {name: self.folder / name for name in ("full", "output", "chain", "plan.json")}
+        links["full"].symlink_to("/dev/full")
+        links["output"].symlink_to("/dev/stdout")
+        links["chain"].symlink_to("plan.json")
+        links["plan.json"].symlink_to(self.folder / "target.json")
+        graph = self.folder / "graph.json"
+        made = self.plan(self.config, "--graph-out", graph, "--out", links["chain"])
+        for option in ("--out", "--graph-out"):
+            self.assert_refused(run("plan", "--graph", graph, option, links["full"]), 1, "full", "No space left")
+        result = run("bench", self.config, "--strategies", "none", "--rounds", "1", "--svg", links["full"], "--json")
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertRegex(result.stderr, "snug: bench: .*full cannot be written: No space left on device\n$")
+        self.assertIs(json.loads(result.stdout)["complete"], True)  # what was measured is not lost
+        for through in (subprocess.PIPE, open(self.folder / "printed", "w+")):
+            result = run("plan", "--graph", graph, "--out", links["output"], stdout=through)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            text = result.stdout
+            if through != subprocess.PIPE:
+                through.seek(0)
+                text = through.read()
+                through.close()
+            self.assertEqual(json.loads(text.splitlines()[0])["strategy"], "optimal")
+            self.assertIn("predicted peak", text)
+        for link in links.values():
+            self.assertTrue(link.is_symlink())
+        self.assertTrue(stat.S_ISCHR(os.stat("/dev/full").st_mode))
+        self.assertEqual(self.plan("--graph", graph, "--plan", self.folder / "target.json")["predicted_peak_bytes"],
+                         made["predicted_peak_bytes"])
+
+    def test_bench_measures_what_was_predicted(self):
+        picture = self.folder / "curve.svg"
+        result = run("bench", self.config, "--budgets", "10%,60%,100%", "--strategies", "optimal,every_block", "--rounds", "2",
+                     "--svg", picture, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        found = json.loads(result.stdout)
+        self.assertIs(found["complete"], True)
+        rows = found["measurements"]
+        self.assertEqual([row["strategy"] for row in rows], ["optimal"] * 3 + ["every_block"])
+        self.assertEqual([row["fits"] for row in rows], [False, True, True, True])
+        self.assertIsNone(rows[0]["measured_peak_bytes"])
+        for row in rows[1:]:
+            self.assertAlmostEqual(row["measured_peak_bytes"] / row["predicted_peak_bytes"], 1, delta=0.005)
+            self.assertGreater(row["step_seconds_median"], 0)
+            self.assertGreater(row["unplanned_step_seconds_median"], 0)
+        self.assertLessEqual(rows[1]["mapped_peak_bytes"], rows[1]["budget_bytes"])
+        self.assertTrue(picture.read_text().startswith("<svg"))
+        self.assertIn("optimal, measured", picture.read_text())
+
+    def test_bench_refuses_before_it_records(self):
+        for arguments in (("--budgets", ","), ("--budgets", "60%,,70%"), ("--strategies", "fast"), ("--budgets", "1 parsec")):
+            result = run("bench", self.config, *arguments)
+            self.assert_refused(result, 2, "budget" if arguments[1] in (",", "60%,,70%") else arguments[1].split()[-1])
+            self.assertNotIn("recording", result.stderr)
+
+    def test_bench_tells_what_it_measured_before_it_was_stopped(self):
+        arguments = ("bench", self.config, "--budgets", "10%,60%", "--strategies", "optimal,every_block", "--rounds", "1000",
+                     "--json")
+        with started(*arguments) as process:
+            wait_for(process.stderr, "round 3 of 1000")  # every row has had two turns
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate()
+        self.assertEqual(process.returncode, 130, err)
+        found = json.loads(out)
+        self.assertIs(found["complete"], False)
+        self.assertEqual([(row["strategy"], row["fits"]) for row in found["measurements"]],
+                         [("optimal", False), ("optimal", True), ("every_block", True)])
+        for row in found["measurements"][1:]:
+            self.assertGreater(row["ratio_median"], 0)
+            self.assertAlmostEqual(row["measured_peak_bytes"] / row["predicted_peak_bytes"], 1, delta=0.005)
+
+    def test_bench_that_is_stopped_early_is_valid_json(self):
+        with started("bench", self.config, "--budgets", "60%,70%", "--rounds", "1000", "--json") as process:
+            wait_for(process.stderr, "recording")
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate()
+        self.assertEqual(process.returncode, 130, err)
+        found = json.loads(out)
+        self.assertIs(found["complete"], False)
+        for row in found["measurements"]:  # planned or not, but not measured
+            self.assertIsNone(row["measured_peak_bytes"])
+            self.assertIsNone(row["ratio_median"])
+
+    def test_what_bench_says_would_fit_fits(self):
+        first = json.loads(run("bench", self.config, "--budgets", "3MiB", "--rounds", "1", "--json").stdout)
+        self.assertIs(first["measurements"][0]["fits"], False)
+        floor = first["measurements"][0]["predicted_peak_bytes"]
+        for budget, fits in ((floor, True), (floor - 1, False)):
+            found = json.loads(run("bench", self.config, "--budgets", budget, "--rounds", "1", "--json").stdout)
+            self.assertIs(found["measurements"][0]["fits"], fits, budget)
+
+
+if __name__ == "__main__":
+    main()
