@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <cmath>
 #include <cstdlib>
+#include <iterator>
 #include <utility>
 
 #include "snug/base/errors.h"
@@ -15,7 +17,13 @@ namespace {
 
 constexpr double kTooLarge = 9.2e18;
 
-double unit_factor(std::string_view unit, std::string_view written, std::string_view whole) {
+std::string in_lower_case(std::string_view text) {
+  std::string lower;
+  for (const char c : text) lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return lower;
+}
+
+double unit_factor(std::string_view unit, std::string_view whole) {
   static constexpr std::array<std::pair<std::string_view, double>, 14> kUnits = {{
       {"", 1.0},
       {"b", 1.0},
@@ -33,31 +41,27 @@ double unit_factor(std::string_view unit, std::string_view written, std::string_
       {"tb", 1e12},
   }};
   for (const auto& [name, factor] : kUnits) {
-    if (name == unit) return factor;
+    if (name == in_lower_case(unit)) return factor;
   }
   throw UsageError(fmt::format(
       "bytes: \"{}\" has the unknown unit \"{}\"; use B, KiB, MiB, GiB, TiB (powers of 1024) or kB, MB, GB, TB", whole,
-      written));
+      unit));
 }
 
 }  // namespace
 
 Bytes parse_bytes(std::string_view text) {
-  std::string plain, lower;
-  for (char c : text) {
-    if (std::isspace(static_cast<unsigned char>(c))) continue;
-    plain += c;
-    lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  }
+  std::string plain;
+  std::ranges::copy_if(text, std::back_inserter(plain), [](unsigned char c) { return std::isspace(c) == 0; });
   const bool starts_like_a_number =
-      !lower.empty() && (std::isdigit(static_cast<unsigned char>(lower[0])) || lower[0] == '.');
+      !plain.empty() && (std::isdigit(static_cast<unsigned char>(plain[0])) || plain[0] == '.');
   char* end = nullptr;
-  const double number = starts_like_a_number ? std::strtod(lower.c_str(), &end) : 0.0;
-  if (!starts_like_a_number || end == lower.c_str() || lower.rfind("0x", 0) == 0) {
+  const double number = starts_like_a_number ? std::strtod(plain.c_str(), &end) : 0.0;
+  if (!starts_like_a_number || end == plain.c_str() || in_lower_case(plain).starts_with("0x")) {
     throw UsageError(
         fmt::format("bytes: \"{}\" is not a size; write a non-negative number and a unit, as in 400MiB", text));
   }
-  const double bytes = number * unit_factor(end, plain.substr(static_cast<std::size_t>(end - lower.c_str())), text);
+  const double bytes = number * unit_factor(end, text);
   if (!std::isfinite(bytes) || bytes > kTooLarge) {
     throw UsageError(fmt::format("bytes: \"{}\" is larger than any memory", text));
   }

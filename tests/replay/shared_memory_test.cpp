@@ -15,14 +15,9 @@ namespace {
 using ::testing::HasSubstr;
 using testing::same_bits;
 
-at::Tensor square_leaf() {
-  torch::manual_seed(0);
-  return torch::rand({16, 16}).requires_grad_();
-}
-
 TEST(SharedMemory, ThatOthersFillAnewIsNotReadByAReplay) {
   std::vector<float> memory(256, 1.0F);
-  const at::Tensor x = square_leaf(), shared = at::from_blob(memory.data(), {16, 16});
+  const at::Tensor x = torch::rand({16, 16}).requires_grad_(), shared = at::from_blob(memory.data(), {16, 16});
   const auto step = [&](bool refill) {
     const at::Tensor noise = shared.sin();
     at::Tensor h;
@@ -39,7 +34,7 @@ TEST(SharedMemory, ThatOthersFillAnewIsNotReadByAReplay) {
 
 TEST(SharedMemory, ThatOthersFillBetweenTwoReadsIsReadTwice) {
   std::vector<float> memory(256, 1.0F);
-  const at::Tensor x = square_leaf(), shared = at::from_blob(memory.data(), {16, 16});
+  const at::Tensor x = torch::rand({16, 16}).requires_grad_(), shared = at::from_blob(memory.data(), {16, 16});
   const auto step = [&] {
     std::fill(memory.begin(), memory.end(), 1.0F);
     at::Tensor h = x * shared.sin();
