@@ -65,7 +65,7 @@ void bind_step_report(py::module_& m) {
                     "Values dropped because the limit was near, not because the plan says so.")
       .def_readonly("followed_plan", &Session::StepReport::followed_plan)
       .def_readonly("divergence", &Session::StepReport::divergence,
-                    "Where the step first differed from all known ones, else empty.")
+                    "Where the step first differed from all known ones, or why it had no plan, else empty.")
       .def_readonly("known", &Session::StepReport::known, "Steps that the session has plans for.")
       .def_readonly("opaque", &Session::StepReport::opaque,
                     "What is kept because something outside of ATen filled it, with the cure.")

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <string_view>
@@ -17,15 +16,25 @@ namespace {
 constexpr std::array<std::string_view, 6> kParts = {"weights",     "gradients", "optimizer",
                                                     "activations", "staging",   "workspace"};
 
+Bytes static_bytes(const DoesNotFit::Floor& floor) {
+  return std::accumulate(floor.static_by_tag.begin(), floor.static_by_tag.end(), Bytes{0});
+}
+
+/// The smallest whole percentage that will do as a budget: a share has the reserve on top of it (Budget::for_share).
+std::string share_that_fits(const DoesNotFit::Floor& floor) {
+  if (floor.unplanned_peak == 0) return {};
+  const auto least = static_cast<double>(floor.step_bytes + static_bytes(floor));
+  return fmt::format(", {}% of what the step takes unplanned",
+                     std::ceil(100.0 * least / static_cast<double>(floor.unplanned_peak)));
+}
+
 std::string message(const DoesNotFit::Floor& floor) {
   std::string parts;
   for (std::size_t i = 0; i < kParts.size(); ++i) {
     if (floor.static_by_tag[i] > 0) parts += fmt::format("{} {}, ", kParts[i], format_bytes(floor.static_by_tag[i]));
   }
   parts += fmt::format("the step itself {}", format_bytes(floor.step_bytes));
-  if (const Bytes reserve = floor.floor - floor.step_bytes -
-                            std::accumulate(floor.static_by_tag.begin(), floor.static_by_tag.end(), Bytes{0});
-      reserve > 0) {
+  if (const Bytes reserve = floor.floor - floor.step_bytes - static_bytes(floor); reserve > 0) {
     parts += fmt::format(", the allocator's reserve {}", format_bytes(reserve));
   }
   if (!floor.peak_op.empty()) parts += fmt::format(" at {}", floor.peak_op);
@@ -38,12 +47,10 @@ std::string message(const DoesNotFit::Floor& floor) {
   }
   std::string budget = format_bytes(floor.budget);
   if (budget == format_bytes(floor.floor)) budget += fmt::format(" ({} bytes)", floor.budget);
-  const std::string share =
-      floor.percent > 0 ? fmt::format(", {}% of what the step takes unplanned", floor.percent) : std::string();
   return fmt::format(
       "does not fit: the budget is {}, but the smallest that strategy {} can do with is {} ({} bytes{}: {}); raise the "
       "budget to that, or use a smaller batch or sequence",
-      budget, floor.strategy, format_bytes(floor.floor), floor.floor, share, parts);
+      budget, floor.strategy, format_bytes(floor.floor), floor.floor, share_that_fits(floor), parts);
 }
 
 }  // namespace
@@ -52,10 +59,9 @@ DoesNotFit::DoesNotFit(Floor floor) : Error(message(floor)), floor_(std::move(fl
 
 DoesNotFit::Floor plan::floor_of(const StepGraph& graph, const MemoryPlan& least, Budget budget) {
   const OpId op = simulate(graph, least).peak_op;
-  const auto unplanned = static_cast<double>(std::max<Bytes>(plan_none(graph).predicted_peak, 1));
   return {.budget = budget.limit,
           .floor = budget.floor_for(least.predicted_peak),
-          .percent = static_cast<int>(std::ceil(100.0 * static_cast<double>(least.predicted_peak) / unplanned)),
+          .unplanned_peak = plan_none(graph).predicted_peak,
           .static_by_tag = graph.static_by_tag,
           .step_bytes = least.predicted_peak - graph.static_bytes,
           .peak_op = op == kNoOp ? std::string() : graph.ops[static_cast<std::size_t>(op)].name,

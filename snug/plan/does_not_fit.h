@@ -18,7 +18,7 @@ class DoesNotFit : public Error {
   struct Floor {
     Bytes budget = 0;
     Bytes floor = 0;
-    int percent = 0;  ///< the smallest budget as a share of what the step takes unplanned; 0 where that is not known
+    Bytes unplanned_peak = 0;              ///< which budgets are shares of; 0 where that is not known
     std::array<Bytes, 6> static_by_tag{};  ///< by memory::Tag: what is there before the step begins
     Bytes step_bytes = 0;                  ///< what the step adds at its peak
     std::string peak_op;                   ///< the operator that runs there, empty between operators

@@ -5,6 +5,7 @@
 
 #include "snug/memory/tag.h"
 #include "snug/plan/does_not_fit.h"
+#include "snug/plan/run/presets.h"
 
 namespace snug::replay {
 namespace {
@@ -54,8 +55,10 @@ std::vector<plan::MemoryPlan> plan_all(const std::vector<PlannedStep>& kinds, st
       if (!refusal || error.floor().floor > refusal->floor().floor) refusal.emplace(error);
     }
   }
-  if (refusal) throw DoesNotFit(*refusal);
-  return plans;
+  if (!refusal) return plans;
+  DoesNotFit::Floor floor = refusal->floor();
+  floor.unplanned_peak = plan::plan_none(kinds.front().step.graph).predicted_peak;  // which budgets are shares of
+  throw DoesNotFit(std::move(floor));
 }
 
 Bytes smallest_budget(const std::vector<PlannedStep>& kinds) {

@@ -235,7 +235,7 @@ at::Tensor Session::run(const replay::Forward& forward) {
     s.book.ran(known->graph.get());
     if (!s.book.fits()) {
       s.last.followed_plan = false;
-      s.last.divergence = "none, but no plan of this step fits the budget";
+      s.last.divergence = "no plan of this step fits the budget";
     }
   }
   // One whose backward pass failed, and which caught that, is half a step.

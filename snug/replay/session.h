@@ -41,8 +41,8 @@ class Session {
     std::int64_t replayed_ops = 0;
     std::int64_t evictions = 0;  ///< values dropped because the limit was near, not because the plan says so
     bool followed_plan = true;
-    std::string divergence;           ///< where the step first differed from all known ones, or why it has no plan
-    std::size_t known = 1;            ///< steps that the session has plans for
+    std::string divergence;  ///< where it first differed from all known steps, or why it had no plan, else empty
+    std::size_t known = 1;   ///< steps that the session has plans for
     std::vector<std::string> opaque;  ///< what is kept because something outside of ATen filled it, with the cure
     bool planned_anew = false;  ///< the step was an unknown one, was recorded as it ran, and has a plan from now on
   };

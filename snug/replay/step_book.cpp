@@ -6,7 +6,6 @@
 #include "snug/base/errors.h"
 #include "snug/memory/tag.h"
 #include "snug/plan/does_not_fit.h"
-#include "snug/plan/run/presets.h"
 
 namespace snug::replay {
 namespace {
@@ -26,10 +25,8 @@ plan::Planner planner_for(const plan::StepGraph& graph, const std::string& strat
 
 /// For a step that no plan brings under the limit.
 plan::MemoryPlan kept_within(const plan::StepGraph& graph, Bytes limit) {
-  plan::MemoryPlan plan = plan::plan_none(graph);
+  plan::MemoryPlan plan = plan::make_plan(graph, "none", std::nullopt);
   plan.budget = limit;
-  plan.unplanned_peak = plan.predicted_peak;
-  plan.unplanned_seconds = plan.predicted_seconds;
   return plan;
 }
 

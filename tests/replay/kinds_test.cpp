@@ -55,6 +55,8 @@ TEST(Kinds, ABudgetIsForAllKindsOfSteps) {
     FAIL() << "no error";
   } catch (const DoesNotFit& error) {
     EXPECT_EQ(error.floor().floor, all);
+    const Bytes shared = plan::plan_none(kinds.front().graph).predicted_peak;
+    EXPECT_EQ(error.floor().unplanned_peak, shared) << "a budget is a share of the training step's";
   }
   Session session(kinds, "optimal", plan::Budget::for_limit(all), cpu());
   session.backward(net, x);
