@@ -1,6 +1,8 @@
 #include "snug/memory/held_limit.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <memory>
 
@@ -43,6 +45,25 @@ TEST(HeldLimit, ReplacingOneKeepsTheNewOnes) {
   EXPECT_EQ(limit(), 2_GiB);
   one.reset();
   EXPECT_EQ(limit(), std::nullopt);
+}
+
+TEST(HeldLimit, AForkedChildHasNoneOfItsParents) {
+  auto first = held(1_GiB), second = held(2_GiB);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    bool right = limit() == std::nullopt;
+    first.reset();
+    auto own = held(3_GiB);
+    own.reset();
+    right = right && limit() == std::nullopt;
+    own = held(3_GiB);
+    second.reset();
+    ::_exit(right && limit() == 3_GiB ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  EXPECT_EQ(limit(), 2_GiB);
 }
 
 }  // namespace

@@ -1,12 +1,14 @@
 #include "snug/memory/page_heap.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cstring>
 #include <map>
 #include <random>
 #include <vector>
 
+#include "snug/base/errors.h"
 #include "tests/memory/resident_pages.h"
 
 namespace snug::memory {
@@ -139,6 +141,65 @@ TEST(PageHeap, ReturnsGivenPagesWhileItIsOverALimitThatWasSetLater) {
   EXPECT_EQ(heap.take(kPage), nullptr);
   EXPECT_LE(heap.mapped(), 6 * kPage);
   EXPECT_NE(b, nullptr);
+}
+
+TEST(PageHeap, ReturnsWhatIsOverALimitThatWasSetLaterWhereMovedPagesAreNotEnough) {
+  PageHeap heap;
+  std::byte* a = heap.take(4 * kPage);
+  heap.take(kPage);
+  std::byte* b = heap.take(4 * kPage);
+  heap.take(kPage);
+  touch(a, 4 * kPage);
+  touch(b, 4 * kPage);
+  heap.give(a, 4 * kPage);
+  heap.give(b, 4 * kPage);
+  heap.set_limit(8 * kPage);
+  // Seven pages must go, of which the new range has room for five.
+  std::byte* c = heap.take(5 * kPage);
+  ASSERT_NE(c, nullptr);
+  EXPECT_EQ(heap.mapped(), 8 * kPage);
+  EXPECT_EQ(heap.moved(), 4 * kPage);
+  EXPECT_EQ(resident_bytes(c, 5 * kPage), 4 * kPage);
+  EXPECT_EQ(resident_bytes(a, 4 * kPage) + resident_bytes(b, 4 * kPage), kPage);
+}
+
+/// No more addresses for this process while it lives.
+class NoMoreAddresses {
+ public:
+  NoMoreAddresses() {
+    getrlimit(RLIMIT_AS, &before_);
+    rlimit none = before_;
+    none.rlim_cur = 1;
+    setrlimit(RLIMIT_AS, &none);
+  }
+  NoMoreAddresses(const NoMoreAddresses&) = delete;
+  NoMoreAddresses& operator=(const NoMoreAddresses&) = delete;
+  ~NoMoreAddresses() { setrlimit(RLIMIT_AS, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST(PageHeap, ARefusalOfTheSystemLosesNoPages) {
+  PageHeap heap;
+  std::byte* a = heap.take(4 * kPage);
+  heap.take(kPage);
+  std::byte* b = heap.take(4 * kPage);
+  touch(a, 4 * kPage);
+  touch(b, 4 * kPage);
+  heap.set_limit(9 * kPage);
+  heap.give(a, 4 * kPage);
+  heap.give(b, 4 * kPage);
+  {
+    const NoMoreAddresses none;
+    EXPECT_THROW(heap.take(8 * kPage), Error) << "the pages of a move behind b, for which there must be addresses";
+  }
+  EXPECT_EQ(heap.taken(), kPage);
+  EXPECT_EQ(heap.mapped(), 5 * kPage) << "those of b are there";
+  EXPECT_EQ(resident_bytes(a, 4 * kPage), 0);
+  EXPECT_EQ(heap.take(4 * kPage), b);
+  EXPECT_EQ(resident_bytes(b, 4 * kPage), 4 * kPage);
+  EXPECT_NE(heap.take(4 * kPage), nullptr);
 }
 
 TEST(PageHeap, RefusesWhatNoAddressesAreLeftFor) {
