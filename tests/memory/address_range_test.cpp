@@ -2,14 +2,20 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <random>
+#include <string>
 
+#include "snug/base/errors.h"
+#include "tests/memory/address_limit.h"
 #include "tests/memory/resident_pages.h"
 
 namespace snug::memory {
 namespace {
 
+using testing_support::AddressLimit;
 using testing_support::kPage;
 using testing_support::resident_bytes;
 using testing_support::touch;
@@ -22,6 +28,36 @@ TEST(AddressRange, HoldsNoPagesUntilTheyAreTouched) {
   EXPECT_EQ(resident_bytes(range.base(), 64 * kPage), 8 * kPage);
   range.release(2 * kPage, 4 * kPage);
   EXPECT_EQ(resident_bytes(range.base(), 64 * kPage), 4 * kPage);
+}
+
+TEST(AddressRange, ReservesWhatALimitOnAddressesLeavesAndAtLeastEightGiB) {
+  {
+    const AddressLimit limit(9_GiB);
+    AddressRange range;
+    EXPECT_EQ(range.size(), 8_GiB);
+    touch(range.base() + range.size() - kPage, kPage);
+  }
+  const AddressLimit limit(7_GiB);
+  EXPECT_THROW(AddressRange(), Error);
+}
+
+/// Of the area that this address is in, from /proc/self/smaps.
+std::string flags_of(const std::byte* address) {
+  const auto wanted = reinterpret_cast<std::uintptr_t>(address);
+  std::ifstream areas("/proc/self/smaps");
+  bool inside = false;
+  for (std::string line; std::getline(areas, line);) {
+    char* end = nullptr;
+    const std::uintptr_t first = std::strtoull(line.c_str(), &end, 16);
+    if (*end == '-') inside = first <= wanted && wanted < std::strtoull(end + 1, nullptr, 16);
+    if (inside && line.starts_with("VmFlags:")) return line + " ";
+  }
+  return {};
+}
+
+TEST(AddressRange, HasNoHugePagesWhichWouldMakeMoreResidentThanIsMapped) {
+  AddressRange range;
+  EXPECT_NE(flags_of(range.base()).find(" nh "), std::string::npos) << flags_of(range.base());
 }
 
 TEST(AddressRange, MovesPagesInsteadOfFaultingNewOnesIn) {

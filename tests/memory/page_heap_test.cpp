@@ -1,7 +1,6 @@
 #include "snug/memory/page_heap.h"
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include <cstring>
 #include <map>
@@ -9,11 +8,13 @@
 #include <vector>
 
 #include "snug/base/errors.h"
+#include "tests/memory/address_limit.h"
 #include "tests/memory/resident_pages.h"
 
 namespace snug::memory {
 namespace {
 
+using testing_support::AddressLimit;
 using testing_support::kPage;
 using testing_support::resident_bytes;
 using testing_support::touch;
@@ -163,23 +164,6 @@ TEST(PageHeap, ReturnsWhatIsOverALimitThatWasSetLaterWhereMovedPagesAreNotEnough
   EXPECT_EQ(resident_bytes(a, 4 * kPage) + resident_bytes(b, 4 * kPage), kPage);
 }
 
-/// No more addresses for this process while it lives.
-class NoMoreAddresses {
- public:
-  NoMoreAddresses() {
-    getrlimit(RLIMIT_AS, &before_);
-    rlimit none = before_;
-    none.rlim_cur = 1;
-    setrlimit(RLIMIT_AS, &none);
-  }
-  NoMoreAddresses(const NoMoreAddresses&) = delete;
-  NoMoreAddresses& operator=(const NoMoreAddresses&) = delete;
-  ~NoMoreAddresses() { setrlimit(RLIMIT_AS, &before_); }
-
- private:
-  rlimit before_{};
-};
-
 TEST(PageHeap, ARefusalOfTheSystemLosesNoPages) {
   PageHeap heap;
   std::byte* a = heap.take(4 * kPage);
@@ -191,7 +175,7 @@ TEST(PageHeap, ARefusalOfTheSystemLosesNoPages) {
   heap.give(a, 4 * kPage);
   heap.give(b, 4 * kPage);
   {
-    const NoMoreAddresses none;
+    const AddressLimit none(-kPage);
     EXPECT_THROW(heap.take(8 * kPage), Error) << "the pages of a move behind b, for which there must be addresses";
   }
   EXPECT_EQ(heap.taken(), kPage);
