@@ -331,6 +331,17 @@ TEST_F(CpuMemoryTest, CountsWhatItAdoptsUntilItIsFreed) {
   EXPECT_EQ(view.sum().item<std::int64_t>(), 70);
 }
 
+TEST_F(CpuMemoryTest, WhatIsAdoptedCountsAsLongAsItLives) {
+  const auto meter = memory.meter();
+  at::Tensor old = older_tensor(2 << 20);
+  memory.adopt(old.storage());
+  old = at::Tensor();
+  EXPECT_EQ(memory.stats().allocated, before.allocated);
+  EXPECT_EQ(memory.stats().by_tag, before.by_tag);
+  (void)at::empty({2 << 20}, at::kByte);
+  EXPECT_EQ(meter->take() - before.allocated, memory.rounded(2_MiB)) << "one was gone before the other came";
+}
+
 TEST_F(CpuMemoryTest, WhatIsAdoptedTakesItsPartOfTheLimit) {
   memory.release_cached();
   memory.set_limit(memory.stats().mapped + (3 << 20));
