@@ -107,7 +107,10 @@ TEST(StepBook, AStepThatOnlyEvictionCarriesIsNeverRefused) {
 }
 
 TEST(StepBook, ForgetsStepsOnlyWhereTheyAreLarge) {
-  StepBook book = book_with(chain_step(8, 1_KiB, 10_MiB));
+  const StepGraph small = chain_step(8, 1_KiB, 10_MiB);
+  std::vector<PlannedStep> kinds;
+  kinds.push_back({recorded(small), plan::Planner(small, "none")});
+  StepBook book(std::move(kinds), kBudget, /*gradients=*/0);
   for (int length = 9; length < 109; ++length) book.add(chain_step(length, 1_KiB, 10_MiB), StepKind::First);
   EXPECT_EQ(book.size(), 101U);
   StepGraph large = chain_step(8, 1_KiB, 10_MiB);
