@@ -55,6 +55,24 @@ TEST(Eviction, DropsValuesOfItsOwnDeviceOnly) {
   EXPECT_TRUE(same_bits(expected, torch::autograd::grad({loss}, {x})[0]));
 }
 
+TEST(Eviction, LeavesWhatTheProgramHoldsAsNothingWouldBeFree) {
+  replay::require_saved_tensor_hooks();
+  const at::Tensor x = torch::rand({256, 256}).requires_grad_();
+  const auto tape = std::make_shared<record::Tape>(record::KeepSaved{});
+  replay::Evictor evictor(tape, cpu(), replay::EvictionCost::Timeless);
+  at::Tensor held, loss;
+  {
+    const record::Recording recording(tape);
+    held = x.exp();
+    loss = held.sum();
+  }
+  EXPECT_FALSE(evictor.make_room(1_MiB, memory::Patience::None));
+  const at::Tensor expected = held.detach().clone();
+  held = at::Tensor();
+  EXPECT_TRUE(evictor.make_room(1_MiB, memory::Patience::None));
+  EXPECT_TRUE(same_bits(expected, torch::autograd::grad({loss}, {x})[0]));
+}
+
 TEST(Eviction, ThatUndoesItselfIsARefusal) {
   // A sum is to be made again, of an operand that is kept and one that is not: in backward there is room for one of
   // them, and each goes in turn when the other is made.
