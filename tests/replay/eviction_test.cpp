@@ -7,6 +7,7 @@
 #include "snug/replay/saved_tensor_hooks.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
+#include "tests/replay/layers_net.h"
 
 namespace snug {
 namespace {
@@ -71,6 +72,20 @@ TEST(Eviction, LeavesWhatTheProgramHoldsAsNothingWouldBeFree) {
   held = at::Tensor();
   EXPECT_TRUE(evictor.make_room(1_MiB, memory::Patience::None));
   EXPECT_TRUE(same_bits(expected, torch::autograd::grad({loss}, {x})[0]));
+}
+
+TEST(Eviction, AndWhatItMakesRunAgainAreNoPartOfTheStepThatIsRecorded) {
+  testing::Net net;
+  const at::Tensor x = torch::randn({256, 256});
+  const auto step = [&] { return net(x); };
+  const plan::StepGraph free = replay::record_step(step, cpu()).graph;
+  const plan::MemoryPlan none = plan::make_plan(free, "none", std::nullopt);
+  cpu().release_cached();
+  const Bytes limit = cpu().stats().mapped + (none.predicted_peak - free.static_bytes) * 7 / 10;
+  const plan::StepGraph limited = replay::record_step_within(limit, step, cpu()).graph;
+  EXPECT_EQ(limited.fingerprint(), free.fingerprint());
+  EXPECT_EQ(plan::make_plan(limited, "none", std::nullopt).predicted_peak, none.predicted_peak);
+  EXPECT_GT(limited.step_seconds, 0.0);
 }
 
 TEST(Eviction, ThatUndoesItselfIsARefusal) {
