@@ -11,17 +11,12 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/base/lower_case.h"
 
 namespace snug {
 namespace {
 
 constexpr double kTooLarge = 9.2e18;
-
-std::string in_lower_case(std::string_view text) {
-  std::string lower;
-  for (const char c : text) lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return lower;
-}
 
 double unit_factor(std::string_view unit, std::string_view whole) {
   static constexpr std::array<std::pair<std::string_view, double>, 14> kUnits = {{
@@ -40,8 +35,9 @@ double unit_factor(std::string_view unit, std::string_view whole) {
       {"gb", 1e9},
       {"tb", 1e12},
   }};
+  const std::string lower = in_lower_case(unit);
   for (const auto& [name, factor] : kUnits) {
-    if (name == in_lower_case(unit)) return factor;
+    if (name == lower) return factor;
   }
   throw UsageError(fmt::format(
       "bytes: \"{}\" has the unknown unit \"{}\"; use B, KiB, MiB, GiB, TiB (powers of 1024) or kB, MB, GB, TB", whole,

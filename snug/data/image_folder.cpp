@@ -6,11 +6,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <system_error>
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/base/lower_case.h"
 #include "snug/data/permutation.h"
 
 namespace snug::data {
@@ -28,9 +28,7 @@ template <class... Args>
 
 bool is_image(const fs::path& path) {
   constexpr std::array<std::string_view, 3> kEndings{".jpg", ".jpeg", ".png"};
-  std::string ending = path.extension().string();
-  for (char& c : ending) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return std::ranges::count(kEndings, ending) > 0;
+  return std::ranges::count(kEndings, in_lower_case(path.extension().string())) > 0;
 }
 
 template <class Iterator, class Wanted>

@@ -6,12 +6,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cctype>
 #include <iterator>
 #include <mutex>
 #include <utility>
 
 #include "snug/base/hash.h"
+#include "snug/base/lower_case.h"
 #include "snug/base/module_scope.h"
 
 namespace snug::record {
@@ -126,9 +126,8 @@ std::string CallLog::inputs_of(const Call& call) const {
       if (v.value == plan::kNoValue) continue;
       if (!text.empty()) text += ", ";
       if (text.size() > kLongest) return text + "...";
-      std::string type = c10::toString(v.dtype);
-      std::ranges::transform(type, type.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-      fmt::format_to(std::back_inserter(text), "{}[{}]", type, fmt::join(geometry_.sizes(v), ", "));
+      fmt::format_to(std::back_inserter(text), "{}[{}]", in_lower_case(c10::toString(v.dtype)),
+                     fmt::join(geometry_.sizes(v), ", "));
     }
   }
   return text;
