@@ -15,6 +15,10 @@ TEST(Hash, IsXxh3) {
   EXPECT_EQ(hash_64(bytes("")), 0x2d06800538d394c2ULL);
   EXPECT_EQ(hash_64(bytes("aten::addmm")), 0x41cb2ebeb1da6af9ULL);
   EXPECT_EQ(hash_128(bytes("")), "99aa06d3014798d86001c324468d497f");
+  EXPECT_EQ(hash_128(bytes("aten::addmm")), "edef831fb5cff03638a1f3a18059c9ad");
+  Hash128 pieces;
+  for (const char* piece : {"at", "", "en::addmm"}) pieces.add(bytes(piece));
+  EXPECT_EQ(pieces.digits(), hash_128(bytes("aten::addmm")));
 }
 
 }  // namespace

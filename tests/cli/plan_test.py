@@ -54,8 +54,7 @@ class PlanAndBench(Command):
         plan = self.folder / "plan.json"
         made = self.plan(self.config, "--budget", "65%", "--out", plan)
         result = run("train", self.config, "--plan", plan, "--json")
-        self.assertEqual(result.returncode, 0, result.stderr)
-        found = json.loads(result.stdout)
+        found = self.done(result)
         self.assertEqual(found["budget_bytes"], made["budget_bytes"])
         self.assertLessEqual(found["mapped_peak_bytes"], made["budget_bytes"])
         self.assertAlmostEqual(found["predicted_peak_bytes"], made["predicted_peak_bytes"], delta=made["predicted_peak_bytes"] // 100)
@@ -128,8 +127,7 @@ class PlanAndBench(Command):
         picture = self.folder / "curve.svg"
         result = run("bench", self.config, "--budgets", "10%,60%,100%", "--strategies", "optimal,every_block", "--rounds", "2",
                      "--svg", picture, "--json")
-        self.assertEqual(result.returncode, 0, result.stderr)
-        found = json.loads(result.stdout)
+        found = self.done(result)
         self.assertIs(found["complete"], True)
         rows = found["measurements"]
         self.assertEqual([row["strategy"] for row in rows], ["optimal"] * 3 + ["every_block"])

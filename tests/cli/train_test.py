@@ -57,8 +57,7 @@ class TrainAndVerify(Command):
             for dropout in (0.0, 0.1):
                 result = run("verify", self.config, "--budget", "70%", "--json", "--set", f"precision.compute={compute}",
                              "--set", f"model.dropout={dropout}")
-                self.assertEqual(result.returncode, 0, result.stderr)
-                found = json.loads(result.stdout)
+                found = self.done(result)
                 self.assertEqual(found["different"], 0)
                 self.assertEqual(found["max_abs_difference"], 0)
                 self.assertEqual(found["steps"], 3)
@@ -93,8 +92,7 @@ class TrainAndVerify(Command):
                 result = run("train", SOURCE / "examples" / "gpt-demo.toml", "--json", "--set", "train.steps=2", "--set",
                              "train.validation_batches=0", "--set", f"memory.strategy={strategy}", "--set",
                              f"output.folder={self.folder / strategy}")  # what is saved counts, too
-                self.assertEqual(result.returncode, 0, result.stderr)
-                found = json.loads(result.stdout)
+                found = self.done(result)
                 self.assertLessEqual(found["budget_bytes"], 0.5 * found["unplanned_peak_bytes"])
                 self.assertLessEqual(found["resident_peak_bytes"], found["resident_start_bytes"] + found["budget_bytes"] + beside)
 

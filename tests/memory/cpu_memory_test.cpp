@@ -331,7 +331,7 @@ TEST_F(CpuMemoryTest, CountsWhatItAdoptsUntilItIsFreed) {
   EXPECT_EQ(view.sum().item<std::int64_t>(), 70);
 }
 
-TEST_F(CpuMemoryTest, WhatIsAdoptedCountsAsLongAsItLives) {
+TEST_F(CpuMemoryTest, WhatWasAdoptedAndIsFreedCountsNoMore) {
   const auto meter = memory.meter();
   at::Tensor old = older_tensor(2 << 20);
   memory.adopt(old.storage());

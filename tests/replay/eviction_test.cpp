@@ -56,7 +56,7 @@ TEST(Eviction, DropsValuesOfItsOwnDeviceOnly) {
   EXPECT_TRUE(same_bits(expected, torch::autograd::grad({loss}, {x})[0]));
 }
 
-TEST(Eviction, LeavesWhatTheProgramHoldsAsNothingWouldBeFree) {
+TEST(Eviction, LeavesWhatTheProgramHoldsAsNothingWouldBeFreed) {
   replay::require_saved_tensor_hooks();
   const at::Tensor x = torch::rand({256, 256}).requires_grad_();
   const auto tape = std::make_shared<record::Tape>(record::KeepSaved{});
@@ -82,6 +82,7 @@ TEST(Eviction, AndWhatItMakesRunAgainAreNoPartOfTheStepThatIsRecorded) {
   const plan::MemoryPlan none = plan::make_plan(free, "none", std::nullopt);
   cpu().release_cached();
   const Bytes limit = cpu().stats().mapped + (none.predicted_peak - free.static_bytes) * 7 / 10;
+  ASSERT_LT(limit, none.predicted_peak) << "so that values are evicted";
   const plan::StepGraph limited = replay::record_step_within(limit, step, cpu()).graph;
   EXPECT_EQ(limited.fingerprint(), free.fingerprint());
   EXPECT_EQ(plan::make_plan(limited, "none", std::nullopt).predicted_peak, none.predicted_peak);
