@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 
 #include "snug/base/range.h"
@@ -11,7 +12,7 @@
 namespace snug {
 
 /// What a key of one member of an open set holds: the type of its default is the key's.
-using OwnValue = std::variant<std::int64_t, double>;
+using OwnValue = std::variant<std::int64_t, double, std::string>;
 
 /// Whether a run that goes on from a state may have another value than the run that saved it.
 enum class Resumed : unsigned char { Same, Free };
@@ -22,7 +23,7 @@ struct OwnKey {
   std::string_view name;  ///< inside its section
   OwnValue otherwise;     ///< the default
   std::string_view help;
-  Range range;
+  Range range;                 ///< of numbers; texts may be anything
   std::string_view instead{};  ///< what to use with members that have no such key, the end of a message; may be empty
   Resumed resumed = Resumed::Same;
 };
@@ -34,7 +35,10 @@ struct OwnValues {
 
   [[nodiscard]] std::int64_t integer(const std::string& name) const { return std::get<std::int64_t>(by_name.at(name)); }
   [[nodiscard]] double number(const std::string& name) const { return std::get<double>(by_name.at(name)); }
-  void set(std::string_view name, OwnValue value) { by_name.insert_or_assign(std::string(name), value); }
+  [[nodiscard]] const std::string& text(const std::string& name) const {
+    return std::get<std::string>(by_name.at(name));
+  }
+  void set(std::string_view name, OwnValue value) { by_name.insert_or_assign(std::string(name), std::move(value)); }
 
   bool operator==(const OwnValues&) const = default;
 };

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <fnmatch.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +9,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/base/module_scope.h"
+#include "snug/base/name_pattern.h"
 #include "snug/models/linear.h"
 #include "snug/models/task.h"
 
@@ -76,13 +76,7 @@ double LoraOptions::factor() const {
 }
 
 bool target_names(const std::string& target, const std::string& module_name) {
-  if (target == kAllLinear) return !module_name.ends_with(kHead);
-  for (std::size_t begin = 0; begin != std::string::npos;) {
-    if (fnmatch(target.c_str(), module_name.c_str() + begin, FNM_NOESCAPE) == 0) return true;
-    const std::size_t dot = module_name.find('.', begin);
-    begin = dot == std::string::npos ? dot : dot + 1;
-  }
-  return false;
+  return target == kAllLinear ? !module_name.ends_with(kHead) : name_matches(target, module_name);
 }
 
 std::vector<std::string> add_lora(torch::nn::Module& model, const LoraOptions& options) {

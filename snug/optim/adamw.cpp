@@ -2,19 +2,17 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/zeros_like.h>
 
 #include "snug/memory/tag.h"
 
 namespace snug::optim {
 
-AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
-    : Optimizer(parameters, decayed_by_dimensions(parameters, options.weight_decay)), options_(options) {
+AdamW::AdamW(const Parameters& parameters, AdamWOptions options)
+    : Optimizer(parameters, options.weight_decay), options_(options) {
   const memory::TagScope tag(memory::Tag::Optimizer);
-  const at::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    first_moments_.push_back(at::zeros_like(updated(i)));
-    second_moments_.push_back(at::zeros_like(updated(i)));
+  for (std::size_t i = 0; i < parameters.tensors.size(); ++i) {
+    first_moments_.push_back(zeros_for(i));
+    second_moments_.push_back(zeros_for(i));
   }
 }
 
@@ -32,19 +30,28 @@ std::vector<std::pair<std::string_view, at::Tensor>> AdamW::own_state(std::size_
   return {{"exp_avg", first_moments_[parameter]}, {"exp_avg_sq", second_moments_[parameter]}};
 }
 
+const std::vector<OwnKey>& adamw_keys() {
+  static const std::vector<OwnKey> keys{
+      kWeightDecay,
+      {"beta1", 0.9, "decay of the first moment", kFraction, {}, Resumed::Free},
+      {"beta2", 0.95, "decay of the second moment", kFraction, {}, Resumed::Free},
+      {"epsilon", 1e-8, "added to the root of the second moment", kPositive, {}, Resumed::Free}};
+  return keys;
+}
+
+AdamWOptions adamw_options(const OwnValues& values) {
+  return {.beta1 = values.number("beta1"),
+          .beta2 = values.number("beta2"),
+          .epsilon = values.number("epsilon"),
+          .weight_decay = values.number("weight_decay")};
+}
+
 const OptimizerKind& adamw_kind() {
   static const OptimizerKind kind{
       .name = "adamw",
-      .keys = {kWeightDecay,
-               {"beta1", 0.9, "decay of the first moment", kFraction, {}, Resumed::Free},
-               {"beta2", 0.95, "decay of the second moment", kFraction, {}, Resumed::Free},
-               {"epsilon", 1e-8, "added to the root of the second moment", kPositive, {}, Resumed::Free}},
-      .make = [](std::vector<at::Tensor> parameters, const OwnValues& values) -> std::unique_ptr<Optimizer> {
-        return std::make_unique<AdamW>(std::move(parameters),
-                                       AdamWOptions{.beta1 = values.number("beta1"),
-                                                    .beta2 = values.number("beta2"),
-                                                    .epsilon = values.number("epsilon"),
-                                                    .weight_decay = values.number("weight_decay")});
+      .keys = adamw_keys(),
+      .make = [](const Parameters& parameters, const OwnValues& values) -> std::unique_ptr<Optimizer> {
+        return std::make_unique<AdamW>(parameters, adamw_options(values));
       }};
   return kind;
 }

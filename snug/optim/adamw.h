@@ -15,7 +15,7 @@ struct AdamWOptions {
 /// fewer bits: "exp_avg" and "exp_avg_sq".
 class AdamW final : public Optimizer {
  public:
-  AdamW(std::vector<at::Tensor> parameters, AdamWOptions options);
+  AdamW(const Parameters& parameters, AdamWOptions options);
 
  private:
   void update(Update& u) override;
@@ -24,5 +24,9 @@ class AdamW final : public Optimizer {
   AdamWOptions options_;
   std::vector<at::Tensor> first_moments_, second_moments_;
 };
+
+/// The keys of AdamWOptions, for optimizers that have them too, and what they hold.
+const std::vector<OwnKey>& adamw_keys();
+AdamWOptions adamw_options(const OwnValues& values);
 
 }  // namespace snug::optim

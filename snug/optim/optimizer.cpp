@@ -1,44 +1,44 @@
 #include "snug/optim/optimizer.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/_foreach_norm.h>
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
 #include <stdexcept>
 
+#include "snug/base/errors.h"
 #include "snug/memory/tag.h"
+#include "snug/optim/few_bits.h"
+#include "snug/optim/stochastic_rounding.h"
 
 namespace snug::optim {
-namespace {
 
-/// Of a type in which an update of the size of a learning rate rounds to nothing.
-bool is_half(const at::Tensor& t) { return t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf; }
-
-}  // namespace
-
-std::vector<ParameterGroup> decayed_by_dimensions(const std::vector<at::Tensor>& parameters, double weight_decay) {
-  std::vector<ParameterGroup> groups{{weight_decay, {}}, {0.0, {}}};
-  for (std::size_t i = 0; i < parameters.size(); ++i) groups[parameters[i].dim() >= 2 ? 0 : 1].members.push_back(i);
-  return groups;
-}
-
-Optimizer::Optimizer(std::vector<at::Tensor> parameters, std::vector<ParameterGroup> groups)
-    : parameters_(std::move(parameters)), groups_(std::move(groups)) {
+Optimizer::Optimizer(const Parameters& parameters, double weight_decay)
+    : parameters_(parameters.tensors),
+      groups_(grouped(parameters)),
+      group_of_(parameters_.size()),
+      few_bits_(parameters.few_bits) {
   const memory::TagScope tag(memory::Tag::Optimizer);
   const at::NoGradGuard no_grad;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    if (!groups_[g].weight_decay) groups_[g].weight_decay = weight_decay;
+    for (const std::size_t i : groups_[g].members) group_of_[i] = g;
+  }
+  const bool masters = std::holds_alternative<MasterWeights>(few_bits_);
   for (const at::Tensor& p : parameters_) {
-    masters_.push_back(is_half(p) ? p.detach().to(at::kFloat) : at::Tensor());
+    if (!masters && p.scalar_type() == at::kHalf) {
+      throw UsageError("optimizer: stochastic rounding is for parameters in bf16, and one is in fp16; keep masters");
+    }
+    masters_.push_back(masters && has_few_bits(p) ? p.detach().to(at::kFloat) : at::Tensor());
     steps_.push_back(at::zeros({}, p.options().dtype(at::kFloat)));
   }
 }
 
-const at::Tensor& Optimizer::updated(std::size_t parameter) const {
-  return masters_[parameter].defined() ? masters_[parameter] : parameters_[parameter];
+at::Tensor Optimizer::zeros_for(std::size_t parameter) const {
+  const at::Tensor& p = parameters_[parameter];
+  return at::zeros_like(p, has_few_bits(p) ? at::kFloat : p.scalar_type());
 }
 
 void Optimizer::run(Update& u) {
@@ -49,59 +49,84 @@ void Optimizer::run(Update& u) {
   update(u);
 }
 
-void Optimizer::step(double learning_rate) {
-  const at::NoGradGuard no_grad;
-  for (const ParameterGroup& group : groups_) {
-    const auto settings = [&] {
-      Update u;
-      u.learning_rate = learning_rate;
-      u.weight_decay = group.weight_decay;
-      return u;
-    };
-    Update together = settings();
-    for (const std::size_t i : group.members) {
-      const at::Tensor& gradient = parameters_[i].grad();
-      if (!gradient.defined()) continue;
-      if (!masters_[i].defined()) {
-        together.members.push_back(i);
-        together.parameters.push_back(parameters_[i]);
-        together.gradients.push_back(gradient);
-        continue;
-      }
-      // One at a time, so that one gradient at most is there in fp32.
-      const memory::TagScope tag(memory::Tag::Workspace);
-      Update alone = settings();
-      alone.members = {i};
-      alone.parameters = {masters_[i]};
-      alone.gradients = {gradient.to(at::kFloat)};
-      run(alone);
-      parameters_[i].copy_(masters_[i]);
-    }
-    if (together.members.empty()) continue;
-    run(together);
-    // Fused kernels write parameters without telling autograd's version counters of it in every build.
-    for (at::Tensor& p : together.parameters) p.unsafeGetTensorImpl()->bump_version();
+void Optimizer::update_in_fp32(Update alone, std::size_t parameter) {
+  const memory::TagScope tag(memory::Tag::Workspace);
+  const at::Tensor& p = parameters_[parameter];
+  alone.members = {parameter};
+  alone.gradients = {p.grad().to(at::kFloat)};
+  alone.parameters = {masters_[parameter].defined() ? masters_[parameter] : p.to(at::kFloat)};
+  run(alone);
+  if (const auto* const rounding = std::get_if<StochasticRounding>(&few_bits_)) {
+    const auto step = static_cast<std::uint64_t>(steps_[parameter].item<float>());
+    round_stochastically(alone.parameters.front(), p, {rounding->seed, step, parameter});
+  } else {
+    p.copy_(masters_[parameter]);
   }
 }
 
-void Optimizer::rehearse() {
-  const at::NoGradGuard no_grad;
-  for (const at::Tensor& count : steps_) {
-    if (count.item<float>() != 0) throw std::logic_error("Optimizer::rehearse: called after the first step");
+void Optimizer::update_members(const ParameterGroup& group, const std::vector<std::size_t>& members,
+                               double learning_rate) {
+  const auto settings = [&] {
+    Update u;
+    u.learning_rate = learning_rate * group.learning_rate;
+    u.weight_decay = *group.weight_decay;
+    return u;
+  };
+  Update together = settings();
+  for (const std::size_t i : members) {
+    const at::Tensor& gradient = parameters_[i].grad();
+    if (!gradient.defined()) continue;
+    if (has_few_bits(parameters_[i])) {
+      update_in_fp32(settings(), i);  // one at a time, so that one gradient at most is there in fp32
+      continue;
+    }
+    together.members.push_back(i);
+    together.parameters.push_back(parameters_[i]);
+    together.gradients.push_back(gradient);
   }
-  for (const at::Tensor& p : parameters_) {
-    if (p.grad().defined()) p.grad().zero_();
+  if (together.members.empty()) return;
+  run(together);
+  // Fused kernels write parameters without telling autograd's version counters of it in every build.
+  for (at::Tensor& p : together.parameters) p.unsafeGetTensorImpl()->bump_version();
+}
+
+void Optimizer::step(double learning_rate) {
+  const at::NoGradGuard no_grad;
+  for (const ParameterGroup& group : groups_) update_members(group, group.members, learning_rate);
+}
+
+void Optimizer::step(std::size_t parameter, double learning_rate) {
+  const at::NoGradGuard no_grad;
+  update_members(groups_[group_of_[parameter]], {parameter}, learning_rate);
+}
+
+/// Of the parameters in between.
+template <class Step>
+void Optimizer::rehearse_of(std::size_t first, std::size_t end, const Step& step) {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = first; i < end; ++i) {
+    if (steps_[i].item<float>() != 0) throw std::logic_error("Optimizer::rehearse: called after the first step");
+    if (parameters_[i].grad().defined()) parameters_[i].grad().zero_();
   }
   // Counted up before the kernel runs, which may find no memory.
   struct Uncounted {
     std::vector<at::Tensor>& counts;
+    std::size_t first, end;
     ~Uncounted() {
-      for (at::Tensor& count : counts) count.zero_();
+      for (std::size_t i = first; i < end; ++i) counts[i].zero_();
     }
-  } const uncounted{steps_};
+  } const uncounted{steps_, first, end};
   // A learning rate of zero neither moves nor decays a weight, and a master copy that has not moved rounds to the
   // weight it was made of.
-  step(0.0);
+  step();
+}
+
+void Optimizer::rehearse() {
+  rehearse_of(0, parameters_.size(), [this] { step(0.0); });
+}
+
+void Optimizer::rehearse(std::size_t parameter) {
+  rehearse_of(parameter, parameter + 1, [&] { step(parameter, 0.0); });
 }
 
 void Optimizer::zero_grad() {
@@ -129,20 +154,6 @@ std::vector<std::pair<std::string, at::Tensor>> Optimizer::named_state(
     if (masters_[i].defined()) add("master", i, masters_[i]);
   }
   return named;
-}
-
-double clip_gradient_norm(const std::vector<at::Tensor>& parameters, double limit) {
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> gradients;
-  for (const at::Tensor& p : parameters) {
-    if (p.grad().defined()) gradients.push_back(p.grad());
-  }
-  if (gradients.empty()) return 0;
-  // A norm in bf16 is rounded before it is added up, and those of adapters beside it are in fp32.
-  const auto dtype = std::ranges::any_of(gradients, is_half) ? std::optional(at::kFloat) : std::nullopt;
-  const double norm = at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients, 2, dtype))).item<double>();
-  if (limit > 0 && norm > limit) at::_foreach_mul_(gradients, limit / (norm + 1e-6));
-  return norm;
 }
 
 }  // namespace snug::optim

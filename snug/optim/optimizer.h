@@ -9,24 +9,16 @@
 #include <vector>
 
 #include "snug/base/own_key.h"
+#include "snug/optim/parameter_groups.h"
 
 namespace snug::optim {
 
-/// Parameters that are updated with the same settings.
-struct ParameterGroup {
-  double weight_decay = 0;
-  std::vector<std::size_t> members;  ///< which of the optimizer's parameters
-};
-
-/// The usual two: `weight_decay` for parameters of two or more dimensions, none for biases and norms.
-std::vector<ParameterGroup> decayed_by_dimensions(const std::vector<at::Tensor>& parameters, double weight_decay);
-
 /// Updates parameters from their gradients. What it keeps is made when it is made and not at the first step, so that a
-/// plan made in between knows of it. Of a parameter in bf16 or fp16 it keeps a master copy in fp32, which is what is
-/// updated, and the parameter is the master rounded; to put other contents into such a parameter, write its master too
-/// (see named_state) or make the optimizer anew. Parameters must be floating point.
+/// plan made in between knows of it. Parameters in bf16 or fp16 are updated in fp32, as FewBitWeights says; to put
+/// other contents into one that has a master, write its master too (see named_state) or make the optimizer anew.
+/// Parameters must be floating point.
 ///
-/// An optimizer derives from this: its constructor makes what it keeps of each updated() tensor, under
+/// An optimizer derives from this: its constructor makes what it keeps of each parameter, of zeros_for(), under
 /// memory::Tag::Optimizer; update() is its rule, and own_state() what it keeps. A file of its own under optim, with an
 /// OptimizerKind, and a line in optimizer_kinds() make it one that optimizer.kind takes.
 class Optimizer {
@@ -37,10 +29,13 @@ class Optimizer {
 
   /// One update of every parameter that has a gradient.
   void step(double learning_rate);
+  /// Of this one alone, if it has one: once for each of parameters(), in any order, is what step() does, bit for bit.
+  void step(std::size_t parameter, double learning_rate);
 
   /// What a first step takes in time and memory, without its effect: it overwrites the gradients with zeros, and leaves
   /// parameters and state bit for bit as they are. Throws std::logic_error after the first step.
   void rehearse();
+  void rehearse(std::size_t parameter);
 
   /// Frees all gradients.
   void zero_grad();
@@ -56,7 +51,9 @@ class Optimizer {
       const std::vector<std::string>& parameter_names) const;
 
  protected:
-  Optimizer(std::vector<at::Tensor> parameters, std::vector<ParameterGroup> groups);
+  /// `weight_decay`: of the groups that have none of their own. Throws UsageError as grouped() does, and for stochastic
+  /// rounding of a parameter in fp16, as it is for bf16.
+  Optimizer(const Parameters& parameters, double weight_decay);
 
   /// What is updated in one call: parameters of one group, which are in fp32 or of more bits.
   struct Update {
@@ -66,22 +63,29 @@ class Optimizer {
     double learning_rate = 0;
     double weight_decay = 0;
   };
-  /// Updates in place, without gradients being recorded. Of gradients and a learning rate of zero, before the first
-  /// step, nothing may come: see rehearse().
+  /// Updates in place, without gradients being recorded; what one parameter becomes does not depend on which others are
+  /// in the call. Of gradients and a learning rate of zero, before the first step, nothing may come: see rehearse().
   virtual void update(Update& u) = 0;
 
   /// What is kept of one parameter, and under which names; always the same tensors.
   [[nodiscard]] virtual std::vector<std::pair<std::string_view, at::Tensor>> own_state(std::size_t parameter) const = 0;
 
-  /// The tensor that is updated: the parameter, or its master.
-  [[nodiscard]] const at::Tensor& updated(std::size_t parameter) const;
+  /// Of a parameter's shape, in the type that it is updated in.
+  [[nodiscard]] at::Tensor zeros_for(std::size_t parameter) const;
 
  private:
   void run(Update& u);
+  /// Those that have a gradient, all of one group.
+  void update_members(const ParameterGroup& group, const std::vector<std::size_t>& members, double learning_rate);
+  void update_in_fp32(Update alone, std::size_t parameter);
+  template <class Step>
+  void rehearse_of(std::size_t first, std::size_t end, const Step& step);
 
   std::vector<at::Tensor> parameters_;
   std::vector<ParameterGroup> groups_;
-  std::vector<at::Tensor> masters_;  // undefined for parameters of fp32
+  std::vector<std::size_t> group_of_;
+  FewBitWeights few_bits_;
+  std::vector<at::Tensor> masters_;  // undefined for parameters that have none
   std::vector<at::Tensor> steps_;
 };
 
@@ -89,7 +93,7 @@ class Optimizer {
 struct OptimizerKind {
   std::string_view name;     ///< what optimizer.kind takes
   std::vector<OwnKey> keys;  ///< of the section [optimizer], beside those of all
-  std::unique_ptr<Optimizer> (*make)(std::vector<at::Tensor> parameters, const OwnValues& values);
+  std::unique_ptr<Optimizer> (*make)(const Parameters& parameters, const OwnValues& values);
 };
 
 /// All there are, the default first.
@@ -99,9 +103,6 @@ const std::vector<const OptimizerKind*>& optimizer_kinds();
 const OptimizerKind& optimizer_kind(std::string_view name);
 
 /// A key that several have.
-inline constexpr OwnKey kWeightDecay{"weight_decay", 0.1, "decoupled weight decay", kNotNegative, {}, Resumed::Free};
-
-/// Scales all gradients so that their joint 2-norm is at most `limit`; 0 leaves them alone. Returns the norm before.
-double clip_gradient_norm(const std::vector<at::Tensor>& parameters, double limit);
+inline const OwnKey kWeightDecay{"weight_decay", 0.1, "decoupled weight decay", kNotNegative, {}, Resumed::Free};
 
 }  // namespace snug::optim

@@ -11,6 +11,10 @@ namespace snug::optim {
 // clang-format off
 #define SNUG_OPTIMIZERS(optimizer) \
   optimizer(adamw) \
+  optimizer(adamw_8bit) \
+  optimizer(adafactor) \
+  optimizer(lion) \
+  optimizer(muon) \
   optimizer(sgd) \
   // the end
 // clang-format on

@@ -1,20 +1,17 @@
 #include "snug/optim/sgd.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/zeros_like.h>
 
 #include "snug/memory/tag.h"
 
 namespace snug::optim {
 
-Sgd::Sgd(const std::vector<at::Tensor>& parameters, SgdOptions options)
-    : Optimizer(parameters, decayed_by_dimensions(parameters, options.weight_decay)), momentum_(options.momentum) {
+Sgd::Sgd(const Parameters& parameters, SgdOptions options)
+    : Optimizer(parameters, options.weight_decay), momentum_(options.momentum) {
   if (momentum_ == 0) return;
   const memory::TagScope tag(memory::Tag::Optimizer);
-  const at::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < parameters.size(); ++i) sums_.push_back(at::zeros_like(updated(i)));
+  for (std::size_t i = 0; i < parameters.tensors.size(); ++i) sums_.push_back(zeros_for(i));
 }
 
 void Sgd::update(Update& u) {
@@ -39,7 +36,7 @@ const OptimizerKind& sgd_kind() {
   static const OptimizerKind kind{
       .name = "sgd",
       .keys = {kWeightDecay, {"momentum", 0.9, "decay of the sum of gradients; 0: only the last counts", kFraction}},
-      .make = [](std::vector<at::Tensor> parameters, const OwnValues& values) -> std::unique_ptr<Optimizer> {
+      .make = [](const Parameters& parameters, const OwnValues& values) -> std::unique_ptr<Optimizer> {
         return std::make_unique<Sgd>(parameters, SgdOptions{.momentum = values.number("momentum"),
                                                             .weight_decay = values.number("weight_decay")});
       }};

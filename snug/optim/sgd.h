@@ -14,7 +14,7 @@ struct SgdOptions {
 /// Half of AdamW's memory at most.
 class Sgd final : public Optimizer {
  public:
-  Sgd(const std::vector<at::Tensor>& parameters, SgdOptions options);
+  Sgd(const Parameters& parameters, SgdOptions options);
 
  private:
   void update(Update& u) override;

@@ -36,8 +36,8 @@ struct ModelFamily {
 };
 
 /// A key that several have.
-inline constexpr OwnKey kDropout{"dropout", 0.0, "probability of dropping an activation", kFraction,
-                                 "for adapters, see lora.dropout"};
+inline const OwnKey kDropout{"dropout", 0.0, "probability of dropping an activation", kFraction,
+                             "for adapters, see lora.dropout"};
 
 /// For families whose heads part the width among them. Throws UsageError naming the widths beside it that they can.
 void check_heads(const ModelConfig& config);

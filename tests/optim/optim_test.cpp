@@ -1,4 +1,4 @@
-// Optimizers against their formulas in doubles, and the schedule at its corners.
+// Optimizers against their formulas in doubles.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -13,7 +13,7 @@
 #include "snug/base/errors.h"
 #include "snug/memory/device_memory.h"
 #include "snug/optim/adamw.h"
-#include "snug/optim/schedule.h"
+#include "snug/optim/clipping.h"
 #include "snug/optim/sgd.h"
 #include "tests/base/fault.h"
 
@@ -175,19 +175,19 @@ TEST(ClipGradientNorm, IsTheNormInFp32OfGradientsOfSeveralTypes) {
   q.mutable_grad() = torch::full({3}, 2.0).to(at::kBFloat16);
   const double expected = std::sqrt(4096 * 1.001 * 1.001 + 3 * 4);
   // The sums are in fp32; in bf16 the next numbers are 64 and 64.5.
-  EXPECT_NEAR(clip_gradient_norm({p, q}, 0), expected, 1e-3);
-  EXPECT_NEAR(clip_gradient_norm({p, q}, 1.0), expected, 1e-3);
-  EXPECT_NEAR(clip_gradient_norm({p, q}, 0), 1.0, 1e-3);
+  EXPECT_NEAR(gradient_norm({p, q}), expected, 1e-3);
+  EXPECT_NEAR(clip_gradients({p, q}, ClipNorm{1.0}), expected, 1e-3);
+  EXPECT_NEAR(gradient_norm({p, q}), 1.0, 1e-3);
 }
 
 TEST(ClipGradientNorm, ScalesToTheLimitAndNotBelow) {
   const at::Tensor p = torch::zeros({2}).requires_grad_();
   p.mutable_grad() = torch::tensor({3.0F, 4.0F});
-  EXPECT_DOUBLE_EQ(clip_gradient_norm({p}, 10.0), 5.0);
+  EXPECT_DOUBLE_EQ(clip_gradients({p}, ClipNorm{10.0}), 5.0);
   EXPECT_FLOAT_EQ(p.grad()[1].item<float>(), 4.0F);
-  EXPECT_DOUBLE_EQ(clip_gradient_norm({p}, 1.0), 5.0);
+  EXPECT_DOUBLE_EQ(clip_gradients({p}, ClipNorm{1.0}), 5.0);
   EXPECT_NEAR(p.grad().norm().item<double>(), 1.0, 1e-5);
-  EXPECT_DOUBLE_EQ(clip_gradient_norm({torch::zeros({2}).requires_grad_()}, 1.0), 0.0);
+  EXPECT_DOUBLE_EQ(clip_gradients({torch::zeros({2}).requires_grad_()}, ClipNorm{1.0}), 0.0);
 }
 
 TEST(OptimizerKinds, MakeOnesWhoseRehearsalLeavesEverythingButTheGradients) {
@@ -220,8 +220,10 @@ TEST(OptimizerKinds, MakeOnesWhoseRehearsalLeavesEverythingButTheGradients) {
     EXPECT_EQ(named.size(), optimizer->state().size());
     EXPECT_EQ(named.back().first, "master.f");
   }
-  EXPECT_EQ(snug::testing::fault([] { (void)optimizer_kind("adam"); }),
-            "optimizer: \"adam\" is not known; did you mean \"adamw\"? it must be one of adamw, sgd");
+  EXPECT_EQ(
+      snug::testing::fault([] { (void)optimizer_kind("adam"); }),
+      "optimizer: \"adam\" is not known; did you mean \"adamw\"? it must be one of adamw, adamw_8bit, adafactor, lion, "
+      "muon, sgd");
 }
 
 TEST(Sgd, FollowsTheFormula) {
@@ -268,7 +270,7 @@ TEST(Sgd, IsTheOneThatItsNameMakes) {
   });
   const auto direct = [](const SgdOptions& options) {
     return [options](const at::Tensor& weight) -> std::unique_ptr<Optimizer> {
-      return std::make_unique<Sgd>(std::vector{weight}, options);
+      return std::make_unique<Sgd>(Parameters{weight}, options);
     };
   };
   EXPECT_TRUE(at::equal(train(direct({.momentum = 0.8})), named));
@@ -283,16 +285,6 @@ TEST(AdamW, KeepsWhatStatesOfBeforeHave) {
   for (const auto& [name, tensor] : optimizer.named_state({"w", "f"})) names.push_back(name);
   EXPECT_EQ(names, (std::vector<std::string>{"exp_avg.w", "exp_avg_sq.w", "step.w", "exp_avg.f", "exp_avg_sq.f",
                                              "step.f", "master.f"}));
-}
-
-TEST(WarmupCosine, RisesToThePeakAndEndsAtTheFraction) {
-  const WarmupCosine schedule{.peak = 1.0, .warmup_steps = 4, .steps = 20, .final_fraction = 0.1};
-  EXPECT_DOUBLE_EQ(schedule.at(0), 0.25);
-  EXPECT_DOUBLE_EQ(schedule.at(3), 1.0);
-  EXPECT_DOUBLE_EQ(schedule.at(4), 1.0);
-  EXPECT_NEAR(schedule.at(19), 0.1, 1e-12);
-  for (int step = 5; step < 20; ++step) EXPECT_LT(schedule.at(step), schedule.at(step - 1)) << step;
-  EXPECT_DOUBLE_EQ((WarmupCosine{.peak = 2.0, .warmup_steps = 0, .steps = 1}).at(0), 2.0);
 }
 
 }  // namespace

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <variant>
+#include <vector>
+
+namespace snug::optim {
+
+/// Gradients stay as they are.
+struct NoClipping {};
+/// All gradients are scaled so that their joint norm is at most `limit`: torch.nn.utils.clip_grad_norm_.
+struct ClipNorm {
+  double limit = 1;  ///< positive
+  double order = 2;  ///< 1, 2 or infinity, the largest amount
+};
+/// Each element is brought between -limit and limit: torch.nn.utils.clip_grad_value_.
+struct ClipValue {
+  double limit = 1;  ///< positive
+};
+using Clipping = std::variant<NoClipping, ClipNorm, ClipValue>;
+
+/// The joint norm of all gradients, of those of few bits in fp32; 0 without any.
+double gradient_norm(const std::vector<at::Tensor>& parameters, double order = 2);
+
+/// Clips the gradients in place. Returns their joint norm before: of the order that they are clipped by, else the
+/// 2-norm. What is not finite is not clipped by a norm.
+double clip_gradients(const std::vector<at::Tensor>& parameters, const Clipping& clipping);
+
+}  // namespace snug::optim
