@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -68,6 +69,10 @@ class CausalLmImpl : public torch::nn::Module, public HasTask {
   /// The same of rows of documents.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const DocumentRows& rows);
 
+  /// A number that the loss will be multiplied by before backward, where it is read when a loss is computed; undefined:
+  /// one. Losses that keep gradients keep them times it (see ops::linear_cross_entropy).
+  void expect_loss_scale(at::Tensor scale) { loss_scale_ = std::move(scale); }
+
   /// Whether an adapter adds to output_matrix().
   [[nodiscard]] bool output_adapted() const { return parts_.head && parts_.head->adapted(); }
 
@@ -89,6 +94,7 @@ class CausalLmImpl : public torch::nn::Module, public HasTask {
   at::Tensor loss_of(at::Tensor hidden, const at::Tensor& targets);
 
   DecoderParts parts_;
+  at::Tensor loss_scale_;
 };
 
 }  // namespace snug::models

@@ -23,7 +23,7 @@ constexpr std::int64_t kPlain = -1;  // in place of a block format
 
 using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using Loss = Results(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, std::int64_t,
-                     const at::Tensor&, std::int64_t, bool, bool, bool);
+                     const at::Tensor&, const std::optional<at::Tensor>&, std::int64_t, bool, bool, bool);
 
 Matrix plain_or_packed(const at::Tensor& weight, std::int64_t format) {
   if (format == kPlain) return weight;
@@ -54,12 +54,12 @@ class Group {
 
   [[nodiscard]] const at::Tensor& loss() const { return loss_; }
 
-  /// Turns what the logits have become into their gradient, of a mean over `counted` targets: probabilities, less one
-  /// at the target.
-  void differentiate(std::int64_t counted) {
+  /// Turns what the logits have become into their gradient, of `scale` times a mean over `counted` targets:
+  /// probabilities, less one at the target.
+  void differentiate(std::int64_t counted, double scale) {
     logits_.div_(sums_);
     logits_.scatter_add_(1, picked_, at::full({1, 1}, -1, logits_.options()).expand_as(picked_));
-    logits_.mul_(counted_.unsqueeze(1).to(at::kFloat).div_(static_cast<double>(counted)));
+    logits_.mul_(counted_.unsqueeze(1).to(at::kFloat).div_(static_cast<double>(counted) / scale));
   }
 
   /// After differentiate(), as the other.
@@ -93,13 +93,14 @@ class Group {
 /// The loss, and the gradients that are wanted, undefined ones as empty tensors: of x, and of W with that of the bias
 /// as one more column.
 Results kernel(const at::Tensor& x, const at::Tensor& stored, const std::optional<at::Tensor>& bias,
-               std::int64_t format, const at::Tensor& targets, std::int64_t tile_bytes, bool gradient_of_x,
-               bool gradient_of_weight, bool gradient_of_bias) {
+               std::int64_t format, const at::Tensor& targets, const std::optional<at::Tensor>& scale,
+               std::int64_t tile_bytes, bool gradient_of_x, bool gradient_of_weight, bool gradient_of_bias) {
   const Matrix weight = plain_or_packed(stored, format);
   const std::int64_t rows = x.size(0), width = x.size(1);
   const std::int64_t row_bytes = std::max<std::int64_t>(rows_of(weight), 1) * 4;
   const std::int64_t step = std::max<std::int64_t>(tile_bytes / row_bytes, 1);
   const auto counted = targets.ne(kIgnored).sum().item<std::int64_t>();
+  const double factor = scale ? scale->item<double>() : 1;
   const auto floats = x.options().dtype(at::kFloat);
   at::Tensor loss = at::zeros({}, x.options().dtype(at::kDouble));
   at::Tensor of_x = gradient_of_x ? at::empty_like(x) : at::empty({0}, x.options());
@@ -112,7 +113,7 @@ Results kernel(const at::Tensor& x, const at::Tensor& stored, const std::optiona
     Group group(part, weight, bias, targets.narrow(0, first, count));
     loss.add_(group.loss());
     // Without a target the loss is nan, and no gradient is.
-    if (gradient_of_x || columns > 0) group.differentiate(std::max<std::int64_t>(counted, 1));
+    if (gradient_of_x || columns > 0) group.differentiate(std::max<std::int64_t>(counted, 1), factor);
     if (gradient_of_x) group.write_gradient_of_x(of_x.narrow(0, first, count));
     if (gradient_of_weight) group.add_gradient_of_weight(of_weight.narrow(1, 0, width));
     if (gradient_of_bias) group.add_gradient_of_bias(of_weight.select(1, columns - 1));
@@ -129,14 +130,17 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                                                 const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                                                std::int64_t format, const at::Tensor& targets, std::int64_t tile,
-                                                bool of_x, bool of_weight, bool of_bias) {
+                                                std::int64_t format, const at::Tensor& targets,
+                                                const std::optional<at::Tensor>& scale, std::int64_t tile, bool of_x,
+                                                bool of_weight, bool of_bias) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const auto [loss, gradient_of_x, gradient_of_weight] =
-        loss_op().call(x, weight, bias, format, targets, tile, of_x, of_weight, of_bias);
+        loss_op().call(x, weight, bias, format, targets, scale, tile, of_x, of_weight, of_bias);
     context->save_for_backward({gradient_of_x, gradient_of_weight});
     context->saved_data["weight"] = static_cast<std::int64_t>(weight.scalar_type());
     if (bias) context->saved_data["bias"] = static_cast<std::int64_t>(bias->scalar_type());
+    // Now: it may be written in place before backward.
+    if (scale) context->saved_data["scale"] = scale->item<double>();
     context->saved_data["width"] = x.size(1);
     context->mark_non_differentiable({gradient_of_x, gradient_of_weight});
     return {loss, gradient_of_x, gradient_of_weight};
@@ -148,8 +152,9 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
       throw Error("linear cross-entropy: it can be differentiated once; its gradient was asked for with create_graph");
     const auto saved = context->get_saved_variables();
     auto& types = context->saved_data;
+    const at::Tensor factor = types.count("scale") > 0 ? gradients[0].div(types["scale"].toDouble()) : gradients[0];
     const auto scaled = [&](const at::Tensor& gradient, at::ScalarType dtype) {
-      return gradient.mul(gradients[0]).to(dtype);
+      return gradient.mul(factor).to(dtype);
     };
     const auto type_of = [&](const char* name) { return static_cast<at::ScalarType>(types[name].toInt()); };
     at::Tensor of_x, of_weight, of_bias;
@@ -160,20 +165,21 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     if (types.count("bias") > 0 && context->needs_input_grad(2)) {
       of_bias = scaled(saved[1].select(1, saved[1].size(1) - 1), type_of("bias"));
     }
-    return {of_x, of_weight, of_bias, {}, {}, {}, {}, {}, {}};
+    return {of_x, of_weight, of_bias, {}, {}, {}, {}, {}, {}, {}};
   }
 };
 
 Results loss_with_autograd(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                           std::int64_t format, const at::Tensor& targets, std::int64_t tile, bool of_x, bool of_weight,
-                           bool of_bias) {
-  const auto results = LinearCrossEntropy::apply(x, weight, bias, format, targets, tile, of_x, of_weight, of_bias);
+                           std::int64_t format, const at::Tensor& targets, const std::optional<at::Tensor>& scale,
+                           std::int64_t tile, bool of_x, bool of_weight, bool of_bias) {
+  const auto results =
+      LinearCrossEntropy::apply(x, weight, bias, format, targets, scale, tile, of_x, of_weight, of_bias);
   return {results[0], results[1], results[2]};
 }
 
 Results loss_with_autocast(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                           std::int64_t format, const at::Tensor& targets, std::int64_t tile, bool of_x, bool of_weight,
-                           bool of_bias) {
+                           std::int64_t format, const at::Tensor& targets, const std::optional<at::Tensor>& scale,
+                           std::int64_t tile, bool of_x, bool of_weight, bool of_bias) {
   const c10::DeviceType device = x.device().type();
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       at::autocast::get_autocast_dispatch_key_from_device_type(device));
@@ -181,16 +187,16 @@ Results loss_with_autocast(const at::Tensor& x, const at::Tensor& weight, const 
     return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), t, device);
   };
   const std::optional<at::Tensor> cast_bias = bias ? std::optional(cast(*bias)) : std::nullopt;
-  return loss_op().call(cast(x), format == kPlain ? cast(weight) : weight, cast_bias, format, targets, tile, of_x,
-                        of_weight, of_bias);
+  return loss_op().call(cast(x), format == kPlain ? cast(weight) : weight, cast_bias, format, targets, scale, tile,
+                        of_x, of_weight, of_bias);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(snug, library) {
   library.def(
-      "linear_cross_entropy(Tensor x, Tensor weight, Tensor? bias, int format, Tensor targets, int tile, bool of_x, "
-      "bool of_weight, bool of_bias) -> (Tensor, Tensor, Tensor)");
+      "linear_cross_entropy(Tensor x, Tensor weight, Tensor? bias, int format, Tensor targets, Tensor? scale, int "
+      "tile, bool of_x, bool of_weight, bool of_bias) -> (Tensor, Tensor, Tensor)");
 }
 TORCH_LIBRARY_IMPL(snug, CompositeExplicitAutograd, library) { library.impl("linear_cross_entropy", kernel); }
 TORCH_LIBRARY_IMPL(snug, Autograd, library) { library.impl("linear_cross_entropy", loss_with_autograd); }
@@ -198,7 +204,7 @@ TORCH_LIBRARY_IMPL(snug, AutocastCPU, library) { library.impl("linear_cross_entr
 TORCH_LIBRARY_IMPL(snug, AutocastCUDA, library) { library.impl("linear_cross_entropy", loss_with_autocast); }
 
 at::Tensor linear_cross_entropy(const at::Tensor& x, const Matrix& weight, const at::Tensor& targets,
-                                const LossTile& tile, const at::Tensor& bias) {
+                                const LossTile& tile, const at::Tensor& bias, const at::Tensor& scale) {
   if (x.dim() < 1 || x.size(-1) != columns_of(weight) || targets.sizes() != x.sizes().slice(0, x.dim() - 1)) {
     throw Error(fmt::format(
         "linear cross-entropy: inputs of shape {}, a matrix of {}x{} and targets of shape {} do not belong together",
@@ -209,6 +215,10 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const Matrix& weight, const
         fmt::format("linear cross-entropy: a bias of shape {} beside a matrix of {}x{}; it has one number a row",
                     fmt::join(bias.sizes(), "x"), rows_of(weight), columns_of(weight)));
   }
+  if (scale.defined() && scale.numel() != 1) {
+    throw Error(
+        fmt::format("linear cross-entropy: a scale of shape {}; it is one number", fmt::join(scale.sizes(), "x")));
+  }
   const auto* const plain = std::get_if<at::Tensor>(&weight);
   const auto* const packed = std::get_if<PackedMatrix>(&weight);
   const auto wanted = [graded = at::GradMode::is_enabled()](const at::Tensor* t) {
@@ -217,7 +227,8 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const Matrix& weight, const
   const auto results = loss_op().call(x.reshape({-1, x.size(-1)}), plain != nullptr ? *plain : packed->blocks,
                                       bias.defined() ? std::optional(bias) : std::nullopt,
                                       plain != nullptr ? kPlain : static_cast<std::int64_t>(packed->format),
-                                      targets.reshape(-1), tile.logits, wanted(&x), wanted(plain), wanted(&bias));
+                                      targets.reshape(-1), scale.defined() ? std::optional(scale) : std::nullopt,
+                                      tile.logits, wanted(&x), wanted(plain), wanted(&bias));
   return std::get<0>(results);
 }
 

@@ -22,8 +22,11 @@ struct LossTile {
 /// to fp32 before the bias and the softmax. When no target counts the result is nan, as at::cross_entropy_loss has it.
 /// Differentiable once, with respect to x, the bias and a plain W; under autocast they are cast as for at::linear.
 /// Memory: the tile's, beside the gradients of x and, where they are asked for, of W and the bias. Another tile sums
-/// the gradients of W and the bias, and the loss, in another order.
+/// the gradients of W and the bias, and the loss, in another order. `scale`: a number that kept gradients are
+/// multiplied by until backward divides by it, so that those in fp16 do not vanish where the loss will be scaled by it
+/// (see optim::GradScaler::scale_tensor); undefined: one. It is read in the forward pass, and a power of two changes no
+/// bit.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const Matrix& weight, const at::Tensor& targets,
-                                const LossTile& tile = {}, const at::Tensor& bias = {});
+                                const LossTile& tile = {}, const at::Tensor& bias = {}, const at::Tensor& scale = {});
 
 }  // namespace snug::ops

@@ -76,6 +76,41 @@ TEST(LinearCrossEntropy, AddsABias) {
   EXPECT_THROW(linear_cross_entropy(in.x, weight, in.targets, {}, torch::randn({3})), Error);
 }
 
+TEST(LinearCrossEntropy, AScaleChangesNoBitOfALossThatIsScaledByIt) {
+  torch::manual_seed(7);
+  const Inputs in;
+  const at::Tensor weight = torch::randn({kVocabulary, kWidth}).mul_(0.1);
+  const auto gradients = [&](const at::Tensor& kept_times, double loss_times) {
+    const at::Tensor x = in.x.clone().requires_grad_(), w = weight.clone().requires_grad_();
+    const at::Tensor scale = kept_times.defined() ? kept_times.clone() : at::Tensor();
+    const at::Tensor loss = linear_cross_entropy(x, w, in.targets, {}, {}, scale);
+    if (scale.defined()) scale.fill_(3);  // as a scaler does; the step has its own
+    (loss * loss_times).backward();
+    return std::pair{x.grad(), w.grad()};
+  };
+  const auto [of_x, of_w] = gradients({}, 65536);
+  for (const double scale : {65536.0, 16.0}) {
+    const auto [x, w] = gradients(at::full({}, scale), 65536);
+    EXPECT_TRUE(at::equal(x, of_x));
+    EXPECT_TRUE(at::equal(w, of_w));
+  }
+  EXPECT_THROW(linear_cross_entropy(in.x, weight, in.targets, {}, {}, at::ones({2})), Error);
+}
+
+TEST(LinearCrossEntropy, GradientsInFp16DoNotVanishUnderAScale) {
+  torch::manual_seed(8);
+  const Inputs in;
+  const at::Tensor weight = torch::randn({kVocabulary, kWidth}).mul_(1e-4), x16 = in.x.to(at::kHalf);
+  const auto zeros = [&](const at::Tensor& scale) {
+    const at::Tensor x = x16.clone().requires_grad_();
+    const at::Tensor loss = linear_cross_entropy(x, weight.to(at::kHalf), in.targets, {}, {}, scale);
+    (loss * 65536).backward();
+    return x.grad()[1].eq(0).to(at::kFloat).mean().item<double>();
+  };
+  EXPECT_GT(zeros({}), 0.05);
+  EXPECT_LT(zeros(at::full({}, 65536)), 0.001);
+}
+
 TEST(LinearCrossEntropy, TakesAPackedMatrix) {
   torch::manual_seed(2);
   const Inputs in;
