@@ -1,6 +1,7 @@
 #include "snug/replay/record_step.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -148,11 +149,19 @@ bool is_made_by(const record::Tape& tape, const at::Tensor& tensor) {
 
 /// What records one run of a step, and what puts everything back at its end as it was before.
 struct RecordingScope {
-  RecordingScope(EvictionCost cost, memory::DeviceMemory& memory, const std::vector<at::Tensor>& parameters)
+  /// `parameters`: whose gradients are put aside; `with`: those that have others then, of zeros.
+  RecordingScope(EvictionCost cost, memory::DeviceMemory& memory, const std::vector<at::Tensor>& parameters,
+                 const std::vector<at::Tensor>& with)
       : before(memory.stats().allocated),
         aside(parameters),
         profiler(std::make_shared<record::Profiler>(memory, memory.stats().allocated - before)),
-        evictor(tape, memory, cost) {}
+        evictor(tape, memory, cost) {
+    aside.put(with);
+    const Bytes without = memory.stats().allocated;
+    const memory::TagScope tag(memory::Tag::Gradients);
+    for (const at::Tensor& p : with) p.mutable_grad() = at::zeros_like(p);
+    gradients = memory.stats().allocated - without;
+  }
   ~RecordingScope() { tape->detach(); }
   RecordingScope(const RecordingScope&) = delete;
   RecordingScope& operator=(const RecordingScope&) = delete;
@@ -169,6 +178,7 @@ struct RecordingScope {
   UndoneWrites writes{[this](double seconds) { profiler->leave_out(seconds); }};
   std::shared_ptr<record::Tape> tape = std::make_shared<record::Tape>(record::KeepSaved{}, profiler);
   Evictor evictor;
+  Bytes gradients = 0;  // that are there from the first
 };
 
 /// The others of the group have come as far as this process has, or nobody goes on.
@@ -183,9 +193,11 @@ struct Recorded {
 
 Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
                      const RecordOptions& options) {
-  RecordingScope scope(cost, memory, options.update.parameters);
+  RecordingScope scope(cost, memory, options.update.parameters, options.have_gradients);
   Recorded recorded;
   RecordedStep& step = recorded.step;
+  if (!options.have_gradients.empty()) step.kind = StepKind::Later;
+  step.gradients = scope.gradients;
   RehearsedUpdate update(options.update, *scope.profiler, *scope.tape, scope.writes, step.parameters);
   const auto update_begins = [&](StepRun& run) {
     update.run();
@@ -236,7 +248,7 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
 
 RecordedStep record_forward(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
                             const RecordOptions& options) {
-  RecordingScope scope(cost, memory, {});
+  RecordingScope scope(cost, memory, {}, {});
   {
     const at::NoGradGuard no_grad;
     const record::Recording recording(scope.tape);

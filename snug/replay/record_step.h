@@ -32,6 +32,8 @@ struct RecordedStep {
   /// Of the graph's static bytes: what others hold beside the steps, and not at every moment, as batches made ahead. It
   /// is for who records the step to say.
   Bytes beside = 0;
+  /// Of the graph's static bytes: gradients that were there before, of a step of the kind Later.
+  Bytes gradients = 0;
   StepKind kind = StepKind::First;
 };
 
@@ -47,6 +49,9 @@ struct RecordOptions {
   Rehearsal update = {};
   RecordUntil until = RecordUntil::Backward;
   std::shared_ptr<Agreement> agreement = alone();  ///< with those that record the same step at the same time
+  /// Leaves that have gradients before the step, which are zeros while it is recorded: a step of the kind Later, where
+  /// there are any. What parameters an earlier recording says, if not fewer.
+  std::vector<at::Tensor> have_gradients = {};
 };
 
 /// Runs forward and backward twice, records them, and takes every operator's shorter time. Leaves no trace: gradients,

@@ -42,7 +42,7 @@ StepBook::StepBook(std::vector<PlannedStep> kinds, std::optional<plan::Budget> b
   const RecordedStep& first = kinds.front().step;
   state_to_come_ = first.state_to_come;
   beside_ = missing_ = first.beside;
-  whole_ = first.graph.static_bytes - gradients;
+  whole_ = first.graph.static_bytes - gradients - first.gradients;
   std::vector<plan::MemoryPlan> plans;
   agree(refusal_of([&] { plans = plan_all(kinds, budget); }));
   for (std::size_t i = 0; i < kinds.size(); ++i) {

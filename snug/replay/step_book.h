@@ -19,9 +19,10 @@ namespace snug::replay {
 /// one that ran last comes first. Not synchronized.
 class StepBook {
  public:
-  /// With the steps that were recorded before, the one that runs first in front. `gradients`: of its static bytes,
-  /// those of gradients that were there before. Throws DoesNotFit when one of them does not fit, with the highest floor
-  /// of those; Error when that is so in another process of the group; UsageError when none of them goes backward.
+  /// With the steps that were recorded before, the one that shares and plans are of in front. `gradients`: of its
+  /// static bytes, those of gradients that were there before and are none of the step's own. Throws DoesNotFit when one
+  /// of them does not fit, with the highest floor of those; Error when that is so in another process of the group;
+  /// UsageError when none of them goes backward.
   StepBook(std::vector<PlannedStep> kinds, std::optional<plan::Budget> budget, Bytes gradients = 0,
            std::shared_ptr<Agreement> agreement = alone());
 

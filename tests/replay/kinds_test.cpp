@@ -66,6 +66,42 @@ TEST(Kinds, ABudgetIsForAllKindsOfSteps) {
   EXPECT_NO_THROW((void)net(wide));
 }
 
+TEST(Kinds, ALaterMicroBatchIsRecordedWithGradientsThatAreThere) {
+  Net net;
+  const at::Tensor x = torch::randn({2048, 256}), more = torch::randn({2048, 256});
+  std::vector<replay::RecordedStep> kinds;
+  const auto record = [&](replay::RecordOptions options) {
+    return replay::record_step([&] { return net(x); }, cpu(), options);
+  };
+  replay::RecordedStep first = record({});
+  kinds.push_back(record({.have_gradients = first.parameters}));
+  kinds.push_back(std::move(first));
+  EXPECT_EQ(kinds[0].kind, replay::StepKind::Later);
+  EXPECT_EQ(kinds[0].graph.static_bytes - kinds[1].graph.static_bytes, kinds[0].gradients);
+  EXPECT_GT(kinds[0].gradients, 0);
+  EXPECT_EQ(kinds[1].gradients, 0);
+  for (const at::Tensor& p : net.layers->parameters()) EXPECT_FALSE(p.grad().defined());
+  net(x).backward();
+  net(more).backward();
+  const auto expected = net.gradients();
+  net.layers->zero_grad();
+  const Bytes unplanned = plan::plan_none(kinds[0].graph).predicted_peak, budget = unplanned * 7 / 10;
+  Session session(std::move(kinds), "optimal", plan::Budget::for_limit(budget), cpu());
+  for (int i = 0; i < 2; ++i) {
+    cpu().reset_peak();
+    session.backward(net, x);
+    EXPECT_TRUE(session.last_step().followed_plan);
+    session.backward(net, more);
+    EXPECT_TRUE(session.last_step().followed_plan);
+    EXPECT_EQ(session.last_step().known, 2U);
+    EXPECT_EQ(session.last_step().evictions, 0);
+    EXPECT_FALSE(session.last_step().planned_anew);
+    expect_same(expected, net.gradients());
+    net.layers->zero_grad();
+    EXPECT_LE(cpu().stats().mapped_peak, budget);
+  }
+}
+
 TEST(Kinds, RecordingPredictsThePeakOfAPassWithoutGradients) {
   Net net;
   const at::Tensor x = torch::randn({2048, 256});
