@@ -96,7 +96,8 @@ template <class Model>
 Result train(Model& model, const Digits& digits, const Recipe& recipe) {
   const std::int64_t batch = recipe.batch, batches = digits.images.size(0) / batch;
   snug::optim::AdamW optimizer(model->parameters(), {.weight_decay = 0.05});
-  const snug::optim::WarmupCosine schedule{recipe.learning_rate, 10, recipe.epochs * batches, 0.02};
+  const snug::optim::Schedule schedule{recipe.learning_rate, 10, recipe.epochs * batches,
+                                       snug::optim::decays::Cosine{0.02}};
   torch::Tensor images = digits.images.narrow(0, 0, batch).clone(), labels = digits.labels.narrow(0, 0, batch).clone();
   std::optional<Average> average;
   if (recipe.averaged_steps > 0) average.emplace(*model, recipe.averaged_steps);

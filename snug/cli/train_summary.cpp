@@ -28,6 +28,9 @@ std::string summary(std::string_view title, const train::TrainResult& r, std::op
   }
   rows.push_back(
       {"step time (median)", fmt::format("{:.3f} s, {:.0f} tokens/s", r.step_seconds_median, r.tokens_per_second)});
+  if (r.loss_scale) {
+    rows.push_back({"loss scale at the end", fmt::format("{:g}, {} steps skipped", *r.loss_scale, r.skipped_steps)});
+  }
   rows.push_back({"unplanned peak", format_bytes(r.plan.unplanned_peak)});
   if (r.plan.budget > 0)
     rows.push_back(

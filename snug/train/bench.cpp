@@ -11,8 +11,8 @@
 #include "snug/base/errors.h"
 #include "snug/memory/device_memory.h"
 #include "snug/plan/does_not_fit.h"
-#include "snug/plan/planner.h"
 #include "snug/plan/run/presets.h"
+#include "snug/replay/planned_step.h"
 #include "snug/report/count.h"
 #include "snug/report/table.h"
 #include "snug/train/experiment.h"
@@ -53,11 +53,11 @@ std::vector<Request> read(const BenchOptions& options) {
   return requests;
 }
 
-std::vector<Entry> make_entries(const replay::RecordedStep& step, const std::vector<Request>& requests, Bytes unplanned,
-                                memory::DeviceMemory& memory) {
+std::vector<Entry> make_entries(const std::vector<replay::RecordedStep>& kinds, const std::vector<Request>& requests,
+                                Bytes unplanned, memory::DeviceMemory& memory) {
   std::vector<Entry> entries;
   for (const auto& [strategy, budgets] : requests) {
-    const plan::Planner planner(step.graph, strategy);
+    const std::vector<replay::PlannedStep> planned = replay::planned(kinds, strategy);
     for (const std::optional<plan::BudgetRequest>& request : budgets) {
       if (interrupted()) return entries;
       const std::optional<plan::Budget> budget = plan::budget_for(request, unplanned);
@@ -65,14 +65,14 @@ std::vector<Entry> make_entries(const replay::RecordedStep& step, const std::vec
       entry.row.strategy = strategy;
       if (budget) entry.row.budget = budget->limit;
       try {
-        const plan::MemoryPlan plan = planner.plan(step.graph, budget);
+        const plan::MemoryPlan plan = replay::plan_all(planned, budget).front();
         entry.row.predicted_peak = plan.predicted_peak;
         entry.row.predicted_seconds = plan.predicted_seconds;
-        entry.session.emplace(step, planner, budget, memory);
+        entry.session.emplace(planned, budget, memory);
         memory.set_limit(std::nullopt);
       } catch (const DoesNotFit&) {
         entry.row.fits = false;
-        entry.row.predicted_peak = budget->floor_for(planner.floor(step.graph));
+        entry.row.predicted_peak = replay::smallest_budget(planned);
       }
       entries.push_back(std::move(entry));
     }
@@ -137,6 +137,22 @@ nlohmann::ordered_json to_json(const BenchResult& result) {
   return {{"measurements", std::move(rows)}, {"complete", result.complete}};
 }
 
+BenchStep bench_step(const replay::Forward& forward, std::function<void()> forget_gradients) {
+  return {.record =
+              [forward] {
+                std::vector<replay::RecordedStep> kinds;
+                kinds.push_back(replay::record_step(forward, memory::device_memory(c10::kCPU)));
+                return kinds;
+              },
+          .plain = [forward] { (void)run_plain(forward); },
+          .planned =
+              [forward](Session& session) {
+                (void)session.backward(forward);
+                return session.last_step().replayed_ops;
+              },
+          .forget_gradients = std::move(forget_gradients)};
+}
+
 BenchResult bench(const BenchStep& step, const BenchOptions& options, report::Progress& progress) {
   const std::vector<Request> requests = read(options);
   auto& memory = memory::device_memory(c10::kCPU);
@@ -146,10 +162,11 @@ BenchResult bench(const BenchStep& step, const BenchOptions& options, report::Pr
     return !result.complete;
   };
   progress.note("recording one step");
-  const replay::RecordedStep recorded = replay::record_step(step.forward, memory, {.update = step.update});
-  result.unplanned_peak = plan::plan_none(recorded.graph).predicted_peak;
-  result.static_bytes = recorded.graph.static_bytes;
-  result.unplanned_seconds_recorded = recorded.graph.step_seconds;
+  const std::vector<replay::RecordedStep> recorded = step.record();
+  const plan::StepGraph& graph = recorded.front().graph;
+  result.unplanned_peak = plan::plan_none(graph).predicted_peak;
+  result.static_bytes = graph.static_bytes;
+  result.unplanned_seconds_recorded = graph.step_seconds;
   std::vector<Entry> entries = make_entries(recorded, requests, result.unplanned_peak, memory);
 
   const auto turn = [&](const std::function<void()>& run) {
@@ -172,11 +189,11 @@ BenchResult bench(const BenchStep& step, const BenchOptions& options, report::Pr
     for (Entry& entry : entries) {
       if (!entry.session) continue;
       // Beside each other: machines change their speed within a round.
-      const std::vector<double> unplanned = turn([&] { (void)run_plain(step.forward); });
+      const std::vector<double> unplanned = turn(step.plain);
       memory.release_cached();
       memory.set_limit(entry.row.budget);
       memory.reset_peak();
-      const std::vector<double> planned = turn([&] { (void)entry.session->backward(step.forward); });
+      const std::vector<double> planned = turn([&] { entry.row.replayed_ops = step.planned(*entry.session); });
       memory.set_limit(std::nullopt);
       if (stopped()) break;  // a turn that was cut short does not count
       append(entry.unplanned_seconds, unplanned);
@@ -185,7 +202,6 @@ BenchResult bench(const BenchStep& step, const BenchOptions& options, report::Pr
       ++entry.row.turns;
       entry.row.measured_peak = std::max(entry.row.measured_peak, memory.stats().allocated_peak);
       entry.row.mapped_peak = std::max(entry.row.mapped_peak, memory.stats().mapped_peak);
-      entry.row.replayed_ops = entry.session->last_step().replayed_ops;
     }
   }
   // Sessions put limits back that the others set; none was there before.
@@ -206,7 +222,13 @@ BenchResult bench(const Config& config, const BenchOptions& options, report::Pro
   Experiment experiment(config);
   const data::Batch batch = experiment.train_batch(0);
   TrainingStep step(experiment);
-  return bench({.forward = [&] { return experiment.loss(batch); },
+  return bench({.record = [&] { return step.record(batch, std::nullopt); },
+                .plain = [&] { (void)step.backward_plain(batch); },
+                .planned =
+                    [&](Session& session) {
+                      (void)step.backward(session, batch);
+                      return step.last().replayed_ops;
+                    },
                 .forget_gradients = [&] { step.forget_gradients(); },
                 .update = step.rehearsal()},
                options, progress);

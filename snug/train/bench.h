@@ -10,6 +10,7 @@
 #include "snug/base/bytes.h"
 #include "snug/plan/budget_request.h"
 #include "snug/replay/record_step.h"
+#include "snug/replay/session.h"
 #include "snug/report/progress.h"
 #include "snug/train/config.h"
 
@@ -24,11 +25,16 @@ struct BenchOptions {
 
 /// The step that is measured.
 struct BenchStep {
-  replay::Forward forward;
+  std::function<std::vector<replay::RecordedStep>()> record;  ///< its kinds, as a Session takes them
+  std::function<void()> plain;                                ///< forward and backward
+  std::function<std::int64_t(Session& session)> planned;      ///< the same under plans; returns the operators replayed
   std::function<void()> forget_gradients;
   /// What its update takes, so that plans know of it; may be empty. Runs after every step, and in no time that counts.
   replay::Rehearsal update = {};
 };
+
+/// That of a function.
+BenchStep bench_step(const replay::Forward& forward, std::function<void()> forget_gradients);
 
 /// One strategy under one budget. Seconds are of forward and backward, peaks of the update too.
 struct BenchRow {

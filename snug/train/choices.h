@@ -30,7 +30,24 @@ enum class Packing : unsigned char {
 };
 
 /// What forward and backward compute in.
-enum class Compute : unsigned char { Fp32, Bf16 };
+enum class Compute : unsigned char {
+  Fp32,
+  Bf16,
+  Fp16,  ///< with a loss that is scaled: see optim::GradScaler
+  Auto,  ///< bf16 where the processor multiplies it, else fp32
+};
+
+/// How weights that train are kept, of new models.
+enum class TrainedWeights : unsigned char { Fp32, Bf16 };
+
+/// How weights of few bits are updated; see optim::FewBitWeights.
+enum class Updates : unsigned char { Master, Stochastic };
+
+/// What the learning rate does behind its warm-up; see optim::Decay.
+enum class LearningRate : unsigned char { Cosine, Constant, Linear, Wsd };
+
+/// Of which norm optimizer.clip_norm is the limit.
+enum class NormOrder : unsigned char { Sum, Euclidean, Largest };
 
 /// How what is made again is compared with what was dropped; see VerifyReplay.
 enum class VerifyBy : unsigned char { Hashes, Values };
@@ -58,7 +75,21 @@ template <>
 inline constexpr std::array kWords<Packing>{std::pair{"none", Packing::None},
                                             std::pair{"documents", Packing::Documents}};
 template <>
-inline constexpr std::array kWords<Compute>{std::pair{"fp32", Compute::Fp32}, std::pair{"bf16", Compute::Bf16}};
+inline constexpr std::array kWords<Compute>{std::pair{"fp32", Compute::Fp32}, std::pair{"bf16", Compute::Bf16},
+                                            std::pair{"fp16", Compute::Fp16}, std::pair{"auto", Compute::Auto}};
+template <>
+inline constexpr std::array kWords<TrainedWeights>{std::pair{"fp32", TrainedWeights::Fp32},
+                                                   std::pair{"bf16", TrainedWeights::Bf16}};
+template <>
+inline constexpr std::array kWords<Updates>{std::pair{"master", Updates::Master},
+                                            std::pair{"stochastic", Updates::Stochastic}};
+template <>
+inline constexpr std::array kWords<LearningRate>{
+    std::pair{"cosine", LearningRate::Cosine}, std::pair{"constant", LearningRate::Constant},
+    std::pair{"linear", LearningRate::Linear}, std::pair{"wsd", LearningRate::Wsd}};
+template <>
+inline constexpr std::array kWords<NormOrder>{std::pair{"1", NormOrder::Sum}, std::pair{"2", NormOrder::Euclidean},
+                                              std::pair{"inf", NormOrder::Largest}};
 template <>
 inline constexpr std::array kWords<VerifyBy>{std::pair{"hashes", VerifyBy::Hashes},
                                              std::pair{"values", VerifyBy::Values}};

@@ -239,6 +239,20 @@ void validate_model(const Config& config) {
                     "set both or neither",
                     config.state.every));
   }
+  if (config.train.batch % config.train.accumulate != 0) {
+    throw UsageError(fmt::format(
+        "configuration: train.accumulate = {} does not divide train.batch = {}, whose sequences it makes micro-batches "
+        "of; set train.batch to a multiple, such as {}",
+        config.train.accumulate, config.train.batch,
+        (config.train.batch / config.train.accumulate + 1) * config.train.accumulate));
+  }
+  if (config.precision.weights == TrainedWeights::Bf16 && computed_in(config.precision.compute) != Compute::Bf16) {
+    throw UsageError(fmt::format(
+        "configuration: precision.weights = \"bf16\", but precision.compute = \"{}\"{}, which bf16 has no more bits "
+        "for; set precision.compute to \"bf16\"",
+        word(config.precision.compute),
+        config.precision.compute == Compute::Auto ? ", which is fp32 on this machine" : ""));
+  }
   if (!model.path.empty()) {  // its files decide
     if (family.open == nullptr) {
       throw UsageError(

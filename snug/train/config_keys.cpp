@@ -70,6 +70,8 @@ Applies with_optimizers_of(const OwnKey& key) {
           fmt::format("with optimizer.kind = {}{}", names_of(optim::optimizer_kinds(), "\"", has), instead(key))};
 }
 
+bool same_compute(Compute a, Compute b, const Config& /*config*/) { return computed_in(a) == computed_in(b); }
+
 bool same_loss(LossKind a, LossKind b, const Config& config) {
   const auto meant = [&](LossKind kind) {
     ModelConfig model = config.model;

@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <variant>
 
 #include "snug/base/own_key.h"
@@ -16,6 +17,7 @@
 #include "snug/train/choices.h"
 #include "snug/train/config_rules.h"
 #include "snug/train/model_family.h"
+#include "snug/train/precision.h"
 
 /// The keys of the configuration, all in this file: a member that holds each, and its line in visit_keys().
 namespace snug::train {
@@ -61,6 +63,7 @@ struct DataConfig {
 
 struct TrainConfig {
   std::int64_t batch = 8;
+  std::int64_t accumulate = 1;  ///< Micro-batches that a step's batch goes through the model in.
   std::int64_t steps = 100;
   std::int64_t seed = 0;
   std::int64_t validate_every = 0;  ///< Steps; 0: only at the end.
@@ -75,15 +78,27 @@ struct OptimizerConfig {
   std::string kind = "adamw";
   double learning_rate = 3e-4;
   OwnValues own = own_defaults(optim::optimizer_kinds());  ///< Of the keys that optimizers declare.
+  std::string groups;                                      ///< See optim::parse_group_rules.
   std::int64_t warmup_steps = 10;
-  double final_fraction = 0.1;  ///< The cosine decays to this fraction of learning_rate.
-  double clip_norm = 1.0;       ///< 0: off.
+  LearningRate schedule = LearningRate::Cosine;
+  std::int64_t decay_steps = 10;  ///< Of "wsd".
+  double final_fraction = 0.1;    ///< Of learning_rate, which the last step has.
+  double clip_norm = 1.0;         ///< 0: off.
+  NormOrder clip_norm_order = NormOrder::Euclidean;
+  double clip_value = 0;  ///< Of each element, in place of a norm; 0: off.
 
   bool operator==(const OptimizerConfig&) const = default;
 };
 
 struct PrecisionConfig {
   Compute compute = Compute::Fp32;
+  TrainedWeights weights = TrainedWeights::Fp32;
+  Updates updates = Updates::Master;
+  // Of the loss scale, in fp16; see optim::GradScalerOptions.
+  double init_scale = 65536;
+  double growth_factor = 2;
+  double backoff_factor = 0.5;
+  std::int64_t growth_interval = 2000;
 
   bool operator==(const PrecisionConfig&) const = default;
 };
@@ -197,6 +212,20 @@ inline const Applies kMeasuredStates{
     "with output.folder and a state.every that is a multiple of train.validate_every, as else states have no "
     "validation loss",
     kFolder, Commands::Runs};
+inline const Applies kScaling{[](const Config& c) { return computed_in(c.precision.compute) == Compute::Fp16; },
+                              "with precision.compute = \"fp16\", where the loss is scaled"};
+inline const Applies kFewBits{
+    [](const Config& c) { return c.precision.weights == TrainedWeights::Bf16 || c.model.weights == BaseWeights::Bf16; },
+    "to weights in bf16 (precision.weights, model.weights)"};
+inline const Applies kDecaying{[](const Config& c) { return c.optimizer.schedule != LearningRate::Constant; },
+                               "with an optimizer.schedule that is not \"constant\""};
+inline const Applies kStable{[](const Config& c) { return c.optimizer.schedule == LearningRate::Wsd; },
+                             "with optimizer.schedule = \"wsd\""};
+inline const Applies kByNorm{[](const Config& c) { return c.optimizer.clip_value == 0; },
+                             "without optimizer.clip_value, which clips in its place"};
+inline const Applies kOrderOfNorm{
+    kByNorm.with, "with optimizer.clip_norm above 0 and no optimizer.clip_value",
+    Switch{"optimizer.clip_norm", [](const Config& c) { return c.optimizer.clip_norm > 0; }}};
 /// A key that families, or optimizers, declare: with those that do.
 Applies with_families_of(const OwnKey& key);
 Applies with_optimizers_of(const OwnKey& key);
@@ -206,6 +235,8 @@ std::string optimizers_help(const OwnKey& key);
 
 /// Whether both ask for the same loss of a model of that kind.
 bool same_loss(LossKind a, LossKind b, const Config& config);
+/// Whether both come to the same on this machine.
+bool same_compute(Compute a, Compute b, const Config& config);
 
 std::vector<std::string> family_names();
 std::vector<std::string> optimizer_names();
@@ -218,7 +249,7 @@ std::string families_with_tiled_loss();
 /// * width, in bytes, inside 63 bits.
 template <class AnyConfig, class Visit>
 void visit_keys(AnyConfig& c, Visit&& to) {
-  using rules::Anything, rules::Budget, rules::NameOf, rules::OneOf, rules::StrategyText;
+  using rules::Anything, rules::Budget, rules::Groups, rules::NameOf, rules::OneOf, rules::StrategyText;
   const auto declared_as = [&to](Resumed resumed) {
     return [&to, resumed](std::string_view section, std::string_view key, auto& member, std::string_view help,
                           const auto& rule, const Applies& applies = kAlways) {
@@ -232,7 +263,15 @@ void visit_keys(AnyConfig& c, Visit&& to) {
     for (const auto* member : members) {
       for (const OwnKey& key : member->keys) {
         if (!seen.insert(key.name).second) continue;
-        std::visit([&](auto& value) { declare(key, value); }, values.by_name.at(std::string(key.name)));
+        std::visit(
+            [&](auto& value) {
+              if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, std::string>) {
+                declare(key, value, Anything{});
+              } else {
+                declare(key, value, key.range);
+              }
+            },
+            values.by_name.at(std::string(key.name)));
       }
     }
   };
@@ -243,8 +282,8 @@ void visit_keys(AnyConfig& c, Visit&& to) {
   fixed("model", "heads", c.model.heads, "attention heads per block", Range{1, 65536}, kNewModel);
   fixed("model", "sequence", c.model.sequence, "tokens per sequence", Range{1, 1048576});
   fixed("model", "vocabulary", c.model.vocabulary, "different tokens", Range{1, 16777216}, kNewModel);
-  own_of(model_families(), c.model.own, [&](const OwnKey& key, auto& value) {
-    declared_as(key.resumed)("model", key.name, value, families_help(key), key.range, with_families_of(key));
+  own_of(model_families(), c.model.own, [&](const OwnKey& key, auto& value, const auto& rule) {
+    declared_as(key.resumed)("model", key.name, value, families_help(key), rule, with_families_of(key));
   });
   fixed("model", "path", c.model.path,
         "pretrained " + families_with_files() +
@@ -293,6 +332,9 @@ void visit_keys(AnyConfig& c, Visit&& to) {
          kWithWorkers);
 
   fixed("train", "batch", c.train.batch, "sequences per step", Range{1, 1048576});
+  fixed("train", "accumulate", c.train.accumulate,
+        "micro-batches that a step's batch is divided into, whose gradients are added up before the update",
+        Range{1, 1048576});
   varies("train", "steps", c.train.steps, "optimizer steps to run", Range{1});
   fixed("train", "seed", c.train.seed, "seed of weights, dropout and data order", kNotNegative);
   varies("train", "validate_every", c.train.validate_every, "steps between validations; 0: only at the end",
@@ -306,16 +348,43 @@ void visit_keys(AnyConfig& c, Visit&& to) {
 
   fixed("optimizer", "kind", c.optimizer.kind, "optimizer", NameOf{optimizer_names});
   varies("optimizer", "learning_rate", c.optimizer.learning_rate, "highest learning rate", kPositive);
-  own_of(optim::optimizer_kinds(), c.optimizer.own, [&](const OwnKey& key, auto& value) {
-    declared_as(key.resumed)("optimizer", key.name, value, optimizers_help(key), key.range, with_optimizers_of(key));
+  own_of(optim::optimizer_kinds(), c.optimizer.own, [&](const OwnKey& key, auto& value, const auto& rule) {
+    declared_as(key.resumed)("optimizer", key.name, value, optimizers_help(key), rule, with_optimizers_of(key));
   });
+  varies("optimizer", "groups", c.optimizer.groups,
+         "settings of parameters by name, later ones win: \"*.bias: weight_decay=0; embed*: learning_rate=0.5\", "
+         "learning rates times the step's",
+         Groups{});
   varies("optimizer", "warmup_steps", c.optimizer.warmup_steps, "steps of linear warmup", kNotNegative);
-  varies("optimizer", "final_fraction", c.optimizer.final_fraction,
-         "fraction of learning_rate that the cosine decays to", Range{0, 1});
+  varies("optimizer", "schedule", c.optimizer.schedule,
+         "learning rate behind the warmup; wsd: it stays, and decays over the last optimizer.decay_steps",
+         OneOf<LearningRate>{});
+  varies("optimizer", "decay_steps", c.optimizer.decay_steps, "steps of the linear decay at the end", Range{1},
+         kStable);
+  varies("optimizer", "final_fraction", c.optimizer.final_fraction, "fraction of learning_rate that the last step has",
+         Range{0, 1}, kDecaying);
   varies("optimizer", "clip_norm", c.optimizer.clip_norm, "largest norm of all gradients together; 0: off",
+         kNotNegative, kByNorm);
+  varies("optimizer", "clip_norm_order", c.optimizer.clip_norm_order,
+         "of that norm: the sum of amounts, the root of squares, the largest amount", OneOf<NormOrder>{}, kOrderOfNorm);
+  varies("optimizer", "clip_value", c.optimizer.clip_value, "largest amount of each element of a gradient; 0: off",
          kNotNegative);
 
-  fixed("precision", "compute", c.precision.compute, "type that forward and backward compute in", OneOf<Compute>{});
+  fixed("precision", "compute", c.precision.compute,
+        "type that forward and backward compute in; auto: bf16 where the processor multiplies it, else fp32",
+        OneOf<Compute>{same_compute});
+  fixed("precision", "weights", c.precision.weights, "type of the weights of new models", OneOf<TrainedWeights>{},
+        kNewModel);
+  fixed("precision", "updates", c.precision.updates,
+        "how weights in bf16 are updated: in a copy in fp32, or without one, rounded up or down by chance",
+        OneOf<Updates>{}, kFewBits);
+  varies("precision", "init_scale", c.precision.init_scale, "loss scale that a run begins with", kPositive, kScaling);
+  varies("precision", "growth_factor", c.precision.growth_factor, "of the loss scale when it grows",
+         Range{.low = 1, .low_excluded = true}, kScaling);
+  varies("precision", "backoff_factor", c.precision.backoff_factor, "of the loss scale when a gradient overflows",
+         Range{.low = 0, .high = 1, .low_excluded = true, .high_excluded = true}, kScaling);
+  varies("precision", "growth_interval", c.precision.growth_interval,
+         "steps in a row without an overflow, after which the loss scale grows", Range{1}, kScaling);
 
   varies("memory", "budget", c.memory.budget, "all memory that tensors may take, or percent of the unplanned peak",
          Budget{});

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <variant>
 
+#include "snug/optim/parameter_groups.h"
 #include "snug/plan/strategy.h"
 #include "snug/train/config.h"
 
@@ -15,6 +16,7 @@ std::string one_of(const std::vector<std::string>& words) { return fmt::format("
 
 std::string describe(const Budget&) { return "empty, bytes such as 400MiB, or a percentage such as 60%"; }
 std::string describe(const StrategyText&) { return fmt::format("one of {}", fmt::join(plan::strategy_forms(), ", ")); }
+std::string describe(const Groups&) { return "PATTERN: weight_decay=NUMBER learning_rate=NUMBER, ; between"; }
 
 bool keeps(const Budget&, const std::optional<plan::BudgetRequest>& value) {
   if (!value) return true;
@@ -22,6 +24,7 @@ bool keeps(const Budget&, const std::optional<plan::BudgetRequest>& value) {
   return percent != nullptr ? percent->value > 0 && percent->value <= 100 : std::get<Bytes>(*value) > 0;
 }
 bool keeps(const StrategyText&, const std::string& value) { return (plan::strategy_from(value), true); }
+bool keeps(const Groups&, const std::string& value) { return (optim::parse_group_rules(value), true); }
 bool keeps(const NameOf& rule, const std::string& value) { return std::ranges::count(rule.names(), value) > 0; }
 
 }  // namespace snug::train::rules

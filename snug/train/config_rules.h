@@ -19,6 +19,7 @@ namespace snug::train::rules {
 struct Anything {};
 struct Budget {};
 struct StrategyText {};
+struct Groups {};
 /// One of a few words, which are an enum's.
 template <class Choice>
 struct OneOf {
@@ -43,6 +44,7 @@ inline std::vector<std::string> words_of(const NameOf& rule) { return rule.names
 inline std::string describe(const Anything&) { return ""; }
 std::string describe(const Budget&);
 std::string describe(const StrategyText&);
+std::string describe(const Groups&);
 template <class Choice>
 std::string describe(const OneOf<Choice>& rule) {
   return one_of(words_of(rule));
@@ -55,6 +57,7 @@ bool keeps(const Anything&, const Value&) {
 }
 bool keeps(const Budget&, const std::optional<plan::BudgetRequest>& value);
 bool keeps(const StrategyText&, const std::string& value);
+bool keeps(const Groups&, const std::string& value);
 template <class Choice>
 bool keeps(const OneOf<Choice>& /*rule*/, Choice value) {
   return !word(value).empty();

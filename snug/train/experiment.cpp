@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "snug/base/errors.h"
@@ -11,6 +12,7 @@
 #include "snug/models/autocast.h"
 #include "snug/models/evaluation_scope.h"
 #include "snug/record/leaf_names.h"
+#include "snug/train/micro_batches.h"
 #include "snug/train/model_family.h"
 
 namespace snug::train {
@@ -24,23 +26,67 @@ Config prepared(const Config& config) {
   return config;
 }
 
-std::vector<at::Tensor> trained(const torch::nn::Module& model) {
-  std::vector<at::Tensor> parameters;
-  for (const at::Tensor& p : model.parameters()) {
-    if (p.requires_grad()) parameters.push_back(p);
+std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config, const torch::nn::Module& model) {
+  optim::Parameters trained{};
+  for (const auto& p : model.named_parameters()) {
+    if (!p.value().requires_grad()) continue;
+    trained.tensors.push_back(p.value());
+    trained.names.push_back(p.key());
   }
-  return parameters;
+  const OptimizerConfig& o = config.optimizer;
+  trained.rules = optim::parse_group_rules(o.groups);
+  if (config.precision.updates == Updates::Stochastic)
+    trained.few_bits = optim::StochasticRounding{static_cast<std::uint64_t>(config.train.seed)};
+  return optim::optimizer_kind(o.kind).make(trained, o.own);
 }
 
-std::unique_ptr<optim::Optimizer> make_optimizer(const OptimizerConfig& o, const torch::nn::Module& model) {
-  return optim::optimizer_kind(o.kind).make(trained(model), o.own);
+optim::Schedule make_schedule(const Config& config) {
+  const OptimizerConfig& o = config.optimizer;
+  const auto decay = [&]() -> optim::Decay {
+    switch (o.schedule) {
+      case LearningRate::Constant:
+        return optim::decays::Constant{};
+      case LearningRate::Linear:
+        return optim::decays::Linear{o.final_fraction};
+      case LearningRate::Wsd:
+        return optim::decays::StableThenLinear{o.decay_steps, o.final_fraction};
+      case LearningRate::Cosine:
+        break;
+    }
+    return optim::decays::Cosine{o.final_fraction};
+  };
+  return {.peak = o.learning_rate, .warmup_steps = o.warmup_steps, .steps = config.train.steps, .decay = decay()};
+}
+
+optim::GradScalerOptions scaling(const Config& config) {
+  const PrecisionConfig& p = config.precision;
+  return {.init_scale = p.init_scale,
+          .growth_factor = p.growth_factor,
+          .backoff_factor = p.backoff_factor,
+          .growth_interval = p.growth_interval,
+          .enabled = computed_in(p.compute) == Compute::Fp16};
+}
+
+double order_of(NormOrder order) {
+  switch (order) {
+    case NormOrder::Sum:
+      return 1;
+    case NormOrder::Largest:
+      return std::numeric_limits<double>::infinity();
+    case NormOrder::Euclidean:
+      break;
+  }
+  return 2;
 }
 
 std::optional<c10::ScalarType> autocast_dtype(const Config& config) {
-  switch (config.precision.compute) {
+  switch (computed_in(config.precision.compute)) {
     case Compute::Bf16:
       return at::kBFloat16;
+    case Compute::Fp16:
+      return at::kHalf;
     case Compute::Fp32:
+    case Compute::Auto:
       break;
   }
   return std::nullopt;
@@ -51,11 +97,10 @@ std::optional<c10::ScalarType> autocast_dtype(const Config& config) {
 Experiment::Experiment(const Config& config)
     : config_(prepared(config)),
       task_(config, open_pretrained(config).get()),  // whose pages would count as this process's memory
-      optimizer_(make_optimizer(config.optimizer, model())),
-      schedule_{.peak = config.optimizer.learning_rate,
-                .warmup_steps = config.optimizer.warmup_steps,
-                .steps = config.train.steps,
-                .final_fraction = config.optimizer.final_fraction} {
+      optimizer_(make_optimizer(config, model())),
+      schedule_(make_schedule(config)),
+      scaler_(scaling(config)) {
+  if (scaler_.options().enabled) task_.model().expect_loss_scale(scaler_.scale_tensor());
   std::vector<std::pair<std::string, at::Tensor>> names;
   for (const auto& p : model().named_parameters()) names.emplace_back(p.key(), p.value());
   record::name_tensors(names);
@@ -78,12 +123,24 @@ data::Batch Experiment::train_batch(std::int64_t step) const {
   return task_.train_batch(step);
 }
 
-double Experiment::learning_rate(std::int64_t step) const { return schedule_.at(step); }
+double Experiment::learning_rate(std::int64_t update) const { return schedule_.at(update); }
+
+optim::Clipping Experiment::clipping() const {
+  const OptimizerConfig& o = config_.optimizer;
+  if (o.clip_value > 0) return optim::ClipValue{o.clip_value};
+  if (o.clip_norm > 0) return optim::ClipNorm{o.clip_norm, order_of(o.clip_norm_order)};
+  return optim::NoClipping{};
+}
 
 at::Tensor Experiment::evaluate(const data::Batch& batch) {
   const torch::NoGradGuard no_grad;
   const models::EvaluationScope evaluation(model());
-  return loss(batch);
+  at::Tensor sum;
+  for (const MicroBatch& micro : micro_batches(batch, config_.train.accumulate)) {
+    const at::Tensor part = loss(micro.batch);
+    sum = micro.share == 1 ? part : sum.defined() ? sum + part * micro.share : part * micro.share;
+  }
+  return sum;
 }
 
 std::optional<data::Batch> Experiment::validation_sample() const {
@@ -109,10 +166,12 @@ void warm_up(const Config& config) {
   ModelConfig tiny = tiny_config(family);
   tiny.loss = config.model.loss;
   const auto model = family.make(tiny);
-  const auto optimizer = make_optimizer(config.optimizer, model->module());
+  Config of_all = config;
+  of_all.optimizer.groups.clear();  // by the names of the model itself
+  const auto optimizer = make_optimizer(of_all, model->module());
   const at::Tensor tokens = torch::randint(0, 256, {2, 16});
   model->loss({tokens, tokens}).backward();
-  optim::clip_gradient_norm(optimizer->parameters(), 1.0);
+  optim::clip_gradients(optimizer->parameters(), optim::ClipNorm{});
   optimizer->step(0);
 }
 

@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "snug/optim/clipping.h"
+#include "snug/optim/grad_scaler.h"
 #include "snug/optim/optimizer.h"
 #include "snug/optim/schedule.h"
 #include "snug/train/config.h"
@@ -25,10 +27,13 @@ class Experiment {
 
   [[nodiscard]] data::Batch train_batch(std::int64_t step) const;
 
-  /// What the schedule says for a step.
-  [[nodiscard]] double learning_rate(std::int64_t step) const;
+  /// What the schedule says for an update, from 0.
+  [[nodiscard]] double learning_rate(std::int64_t update) const;
+  /// What becomes of gradients before it.
+  [[nodiscard]] optim::Clipping clipping() const;
 
-  /// The loss of a batch that nothing is learned from: in evaluation mode, and without gradients.
+  /// The loss of a batch that nothing is learned from: in evaluation mode, and without gradients, one micro-batch after
+  /// the other.
   at::Tensor evaluate(const data::Batch& batch);
 
   /// A batch as validation has them; nullopt when there is none, see validation_loss().
@@ -50,13 +55,16 @@ class Experiment {
   /// The token that begins a text, where a GGUF file names one.
   [[nodiscard]] std::optional<data::TokenId> begin() const noexcept { return task_.begin(); }
   [[nodiscard]] optim::Optimizer& optimizer() noexcept { return *optimizer_; }
+  /// Enabled where losses are scaled: in fp16.
+  [[nodiscard]] optim::GradScaler& scaler() noexcept { return scaler_; }
   [[nodiscard]] std::int64_t tokens_per_step() const { return task_.units_per_step(); }
 
  private:
   Config config_;
   LanguageTask task_;
   std::unique_ptr<optim::Optimizer> optimizer_;
-  optim::WarmupCosine schedule_;
+  optim::Schedule schedule_;
+  optim::GradScaler scaler_;
 };
 
 /// Runs a tiny step of the same kind, so that what LibTorch loads and sets up on first use is there: kernels, thread

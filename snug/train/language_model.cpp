@@ -107,6 +107,10 @@ std::unique_ptr<const Pretrained> open_pretrained(const Config& config) {
 
 std::unique_ptr<LanguageModel> make_model(const Config& config, const Pretrained* pretrained) {
   auto model = make_base(config, pretrained);
+  if (config.precision.weights == TrainedWeights::Bf16) {
+    const memory::TagScope tag(memory::Tag::Weights);
+    model->module().to(at::kBFloat16);
+  }
   if (!config.lora.adapter.empty()) {
     load_adapter(model->module(), config.lora.adapter);
   } else if (config.lora.rank > 0) {

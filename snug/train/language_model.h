@@ -34,6 +34,8 @@ class LanguageModel {
   [[nodiscard]] torch::nn::Module& module() const { return *model_; }
   /// Mean cross-entropy of a batch, as the model defines it: a scalar on the autograd graph.
   [[nodiscard]] at::Tensor loss(const data::Batch& batch) const;
+  /// As models::CausalLmImpl has it.
+  void expect_loss_scale(at::Tensor scale) const { model_->expect_loss_scale(std::move(scale)); }
   /// Different tokens.
   [[nodiscard]] std::int64_t vocabulary() const { return model_->vocabulary(); }
   /// Whether an adapter adds to its output projection.

@@ -50,9 +50,7 @@ LongestSequence longest_sequence(Experiment& experiment, Bytes budget, report::P
                                  std::int64_t multiple) {
   TrainingStep step(experiment);
   const auto recorded = [&](const data::Batch& batch) {
-    std::vector<replay::RecordedStep> kinds;
-    kinds.push_back(step.record(batch, budget));
-    return replay::planned(std::move(kinds), "optimal");
+    return replay::planned(step.record(batch, budget), "optimal");
   };
   LongestSequence found;
   found.made_for = experiment.language_model().longest();

@@ -66,7 +66,7 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
   if (kinds == Kinds::Run && request) {
     recorded = step.record_all(sample, cap);
   } else {
-    recorded.push_back(step.record(sample, cap));
+    recorded = step.record(sample, cap);
   }
   for (replay::RecordedStep& kind : recorded) kind.beside = ahead ? ahead->bytes() : 0;
   if (file) plan::check_is_for(*file, recorded.front().graph);

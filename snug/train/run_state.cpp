@@ -71,6 +71,17 @@ RunState::RunState(Experiment& experiment, std::filesystem::path folder)
         const JsonFile file = JsonFile::parsed(value, {.name = "resuming: the state of the random generator"});
         record::restore({generator(), bytes_of(file.root().as<std::string>())});
       });
+  if (experiment.scaler().options().enabled) {
+    state_.add_value(
+        "scaler", [this] { return experiment_.scaler().state_dict(); },
+        [this](const json& value) { experiment_.scaler().load_state_dict(value); });
+    state_.add_value(
+        "skipped", [this] { return json(skipped); },
+        [this](const json& value) {
+          const JsonFile file = JsonFile::parsed(value, {.name = "resuming: the number of skipped steps"});
+          skipped = file.root().as<std::int64_t>(kNotNegative);
+        });
+  }
   add_loss("loss_first", loss_first);
   add_loss("loss_last", loss_last);
   // find() compares them.

@@ -40,6 +40,8 @@ class RunState {
 
   /// First and last loss of the run, which a resumed one goes on to report.
   std::optional<double> loss_first, loss_last;
+  /// Steps of the run without an update, as gradients overflowed: the schedule does not count them.
+  std::int64_t skipped = 0;
 
   [[nodiscard]] std::int64_t saved() const { return saved_; }
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }

@@ -23,6 +23,8 @@ struct StepRecord {
   std::optional<Bytes> budget;  ///< that its plan was made for
   std::int64_t replayed_ops = 0;
   std::int64_t evictions = 0;
+  bool overflowed = false;                ///< it had no update, see optim::GradScaler
+  std::optional<double> loss_scale;       ///< of this step, where losses are scaled
   std::optional<double> validation_loss;  ///< when it was followed by a validation
 };
 

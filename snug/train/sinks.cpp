@@ -52,6 +52,10 @@ void MetricsSink::step(const StepRecord& record) {
                                  {"peak_bytes", record.peak},
                                  {"replayed_ops", record.replayed_ops},
                                  {"evictions", record.evictions}};
+  if (record.loss_scale) {
+    line["loss_scale"] = *record.loss_scale;
+    line["overflowed"] = record.overflowed;
+  }
   if (record.validation_loss) line["validation_loss"] = *record.validation_loss;
   write(line);
 }

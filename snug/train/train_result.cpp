@@ -46,6 +46,8 @@ nlohmann::ordered_json to_json(const TrainResult& r) {
                                  {"resident_peak_bytes", r.resident_peak},
                                  {"replayed_ops", r.replayed_ops},
                                  {"evictions", r.evictions},
+                                 {"skipped_steps", r.skipped_steps},
+                                 {"loss_scale", or_null(r.loss_scale)},
                                  {"interrupted", r.interrupted},
                                  {"resumed_from", r.resumed_from},
                                  {"states_saved", r.states_saved}};

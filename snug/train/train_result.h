@@ -27,8 +27,10 @@ struct TrainResult {
   Bytes recording_peak = 0;  ///< before, while a step was recorded: within a budget in bytes, without one else
   Bytes resident_start = 0;  ///< of the process after warm_up(), before the experiment is made
   Bytes resident_peak = 0;
-  std::int64_t replayed_ops = 0;  ///< of the last step
-  std::int64_t evictions = 0;     ///< of all steps
+  std::int64_t replayed_ops = 0;     ///< of the last step
+  std::int64_t evictions = 0;        ///< of all steps
+  std::int64_t skipped_steps = 0;    ///< of the whole run, whose gradients overflowed
+  std::optional<double> loss_scale;  ///< at the end, where losses are scaled
   bool interrupted = false;
   std::int64_t resumed_from = 0;  ///< steps that an earlier run had done
   std::int64_t states_saved = 0;

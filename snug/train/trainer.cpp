@@ -24,6 +24,7 @@
 #include "snug/train/output_folder.h"
 #include "snug/train/planned_experiment.h"
 #include "snug/train/run_state.h"
+#include "snug/train/scale_watch.h"
 #include "snug/train/sinks.h"
 #include "snug/train/training_step.h"
 
@@ -86,6 +87,7 @@ class Run {
         progress_(progress),
         result_(result),
         step_(experiment),
+        scales_(experiment.scaler().options().enabled),
         done_(result.resumed_from),
         saved_at_(result.resumed_from) {
     sinks_.push_back(std::make_unique<SummarySink>(result, experiment.tokens_per_step()));
@@ -179,15 +181,19 @@ class Run {
     const std::int64_t step = done_;
     const data::Batch batch = batches.next();
     verify_replays(step);
+    const double scale = experiment_.scaler().get_scale();
     const TrainingStep::Gradients made = step_.make_gradients(session_, batch, step);
     whole_ = false;
-    step_.update(step);
+    step_.update(step - state_.skipped);
     whole_ = true;
     done_ = step + 1;
+    if (made.overflowed) ++state_.skipped;
     validated_.reset();
     StepRecord record;
     record.seconds = monotonic_seconds() - began;
     record.step = step;
+    if (scales_) record.loss_scale = scale;
+    record.overflowed = made.overflowed;
     record.steps = config_.train.steps;
     record.loss = made.loss;
     record.gradient_norm = made.norm;
@@ -195,11 +201,13 @@ class Run {
 
     if (!state_.loss_first) state_.loss_first = made.loss;
     state_.loss_last = made.loss;
-    const Session::StepReport& report = session_.last_step();
+    const TrainingStep::Report& report = step_.last();
     record.replayed_ops = report.replayed_ops;
     record.evictions = report.evictions;
-    if (!report.followed_plan && !std::exchange(said_so_, true))
+    if (!report.divergence.empty() && !std::exchange(said_so_, true))
       progress_.note(fmt::format("step {}: not the planned step, run under pressure ({})", step, report.divergence));
+    if (const auto falling = watch_.step(step, made.overflowed, experiment_.scaler().get_scale()))
+      progress_.note(*falling);
     validate();
     record.validation_loss = validated_;
     record.peak = memory::device_memory(c10::kCPU).stats().allocated_peak;
@@ -239,6 +247,8 @@ class Run {
     result_.steps = done_;
     result_.loss_first = state_.loss_first.value_or(0);
     result_.loss_last = state_.loss_last.value_or(0);
+    result_.skipped_steps = state_.skipped;
+    if (scales_) result_.loss_scale = experiment_.scaler().get_scale();
     result_.interrupted = interrupted();
     if (result_.interrupted) {
       progress_.note(fmt::format("stopped after {} of {} steps{}", done_, config_.train.steps,
@@ -258,6 +268,8 @@ class Run {
   report::Progress& progress_;
   TrainResult& result_;
   TrainingStep step_;
+  ScaleWatch watch_;
+  bool scales_;  // losses
   std::vector<std::unique_ptr<Sink>> sinks_;
   std::int64_t done_;                // steps
   std::int64_t saved_at_;            // of them, when the newest state was saved

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <functional>
+#include <limits>
 #include <string>
 
 #include "snug/base/errors.h"
@@ -26,7 +28,10 @@ record::RandomState random_state() {
   std::string cause = kHowToFind;
   if (experiment.config().train.detect_anomaly) {
     const record::RandomStateScope as_then(random);
-    const auto found = replay::first_non_finite([&] { return experiment.loss(batch); });
+    std::optional<std::string> found;
+    for (const MicroBatch& micro : micro_batches(batch, experiment.config().train.accumulate)) {
+      if (!found) found = replay::first_non_finite([&] { return experiment.loss(micro.batch); });
+    }
     cause = found ? "the first operator with a non-finite output is " + *found
                   : "running the step again gave finite values";
   }
@@ -35,7 +40,7 @@ record::RandomState random_state() {
 }
 
 /// The weights are still those that the step began with.
-[[noreturn]] void refuse_gradients(Experiment& experiment, Session& session, const data::Batch& batch,
+[[noreturn]] void refuse_gradients(Experiment& experiment, Session& session, const std::function<void()>& again,
                                    std::int64_t step, double norm, const record::RandomState& random) {
   std::string cause = kHowToFind;
   if (experiment.config().train.detect_anomaly) {
@@ -44,7 +49,7 @@ record::RandomState random_state() {
     session.anomalies(Anomalies::Refused);
     const record::RandomStateScope as_then(random);
     try {
-      session.backward([&] { return experiment.loss(batch); });
+      again();
     } catch (const Error& error) {
       cause = error.what();
     }
@@ -70,13 +75,25 @@ at::Tensor run_plain(const replay::Forward& forward) {
   return loss.detach();
 }
 
-replay::RecordedStep TrainingStep::record(const data::Batch& sample, std::optional<Bytes> limit) {
-  return record_within(limit, [&] { return experiment_.loss(sample); }, {.update = rehearsal()});
+std::vector<replay::RecordedStep> TrainingStep::record(const data::Batch& sample, std::optional<Bytes> limit) {
+  const std::vector<MicroBatch> micros = micro_batches(sample, experiment_.config().train.accumulate);
+  const auto recorded = [&](std::size_t i, const replay::RecordOptions& options) {
+    return record_within(
+        limit, [&] { return weighted_loss(micros[i]); }, options);
+  };
+  std::vector<replay::RecordedStep> kinds;
+  if (micros.size() == 1) {
+    kinds.push_back(recorded(0, {.update = rehearsal()}));
+    return kinds;
+  }
+  replay::RecordedStep first = recorded(0, {});
+  kinds.push_back(recorded(1, {.update = rehearsal(), .have_gradients = first.parameters}));
+  kinds.push_back(std::move(first));
+  return kinds;
 }
 
 std::vector<replay::RecordedStep> TrainingStep::record_all(const data::Batch& sample, std::optional<Bytes> limit) {
-  std::vector<replay::RecordedStep> kinds;
-  kinds.push_back(record(sample, limit));
+  std::vector<replay::RecordedStep> kinds = record(sample, limit);
   if (const std::optional<data::Batch> validation = experiment_.validation_sample()) {
     kinds.push_back(
         record_within(limit, [&] { return experiment_.evaluate(*validation); }, {.until = replay::RecordUntil::Loss}));
@@ -84,12 +101,39 @@ std::vector<replay::RecordedStep> TrainingStep::record_all(const data::Batch& sa
   return kinds;
 }
 
+at::Tensor TrainingStep::weighted_loss(const MicroBatch& micro) {
+  const at::Tensor loss = experiment_.loss(micro.batch);
+  const optim::GradScaler& scaler = experiment_.scaler();
+  if (micro.share == 1) return scaler.scale(loss);
+  // A tensor and not a number: another share is no other operator.
+  return loss * at::full({}, micro.share * scaler.get_scale(), loss.options().requires_grad(false));
+}
+
+template <class Run>
+at::Tensor TrainingStep::sum_of_losses(const data::Batch& batch, const Run& run) {
+  at::Tensor sum;
+  for (const MicroBatch& micro : micro_batches(batch, experiment_.config().train.accumulate)) {
+    const at::Tensor loss = run([&] { return weighted_loss(micro); });
+    sum = sum.defined() ? sum + loss : loss;
+  }
+  const double scale = experiment_.scaler().get_scale();
+  return scale == 1 ? sum : sum / scale;
+}
+
 at::Tensor TrainingStep::backward(Session& session, const data::Batch& batch) {
-  return session.backward([&] { return experiment_.loss(batch); });
+  last_ = {};
+  return sum_of_losses(batch, [&](const replay::Forward& forward) {
+    const at::Tensor loss = session.backward(forward);
+    const Session::StepReport& report = session.last_step();
+    last_.replayed_ops += report.replayed_ops;
+    last_.evictions += report.evictions;
+    if (!report.followed_plan && last_.divergence.empty()) last_.divergence = report.divergence;
+    return loss;
+  });
 }
 
 at::Tensor TrainingStep::backward_plain(const data::Batch& batch) {
-  return run_plain([&] { return experiment_.loss(batch); });
+  return sum_of_losses(batch, [](const replay::Forward& forward) { return run_plain(forward); });
 }
 
 TrainingStep::Gradients TrainingStep::make_gradients(Session& session, const data::Batch& batch, std::int64_t step) {
@@ -97,9 +141,14 @@ TrainingStep::Gradients TrainingStep::make_gradients(Session& session, const dat
   try {
     Gradients made;
     made.loss = backward(session, batch).item<double>();
-    if (!std::isfinite(made.loss)) refuse_loss(experiment_, batch, step, made.loss, random);
     made.norm = clip();
-    if (!std::isfinite(made.norm)) refuse_gradients(experiment_, session, batch, step, made.norm, random);
+    made.overflowed = overflowed();
+    if (made.overflowed) return made;
+    if (!std::isfinite(made.loss)) refuse_loss(experiment_, batch, step, made.loss, random);
+    if (!std::isfinite(made.norm)) {
+      refuse_gradients(
+          experiment_, session, [&] { backward(session, batch); }, step, made.norm, random);
+    }
     return made;
   } catch (...) {
     record::restore(random);
@@ -108,11 +157,18 @@ TrainingStep::Gradients TrainingStep::make_gradients(Session& session, const dat
 }
 
 double TrainingStep::clip() {
-  return optim::clip_gradient_norm(experiment_.optimizer().parameters(), experiment_.config().optimizer.clip_norm);
+  optim::Optimizer& optimizer = experiment_.optimizer();
+  if (experiment_.scaler().options().enabled) experiment_.scaler().unscale(optimizer);
+  return overflowed() ? std::numeric_limits<double>::quiet_NaN()
+                      : optim::clip_gradients(optimizer.parameters(), experiment_.clipping());
 }
 
-void TrainingStep::update(std::int64_t step) {
-  experiment_.optimizer().step(experiment_.learning_rate(step));
+bool TrainingStep::overflowed() const { return experiment_.scaler().overflowed(&experiment_.optimizer()); }
+
+void TrainingStep::update(std::int64_t update) {
+  optim::Optimizer& optimizer = experiment_.optimizer();
+  experiment_.scaler().step(optimizer, [&] { optimizer.step(experiment_.learning_rate(update)); });
+  experiment_.scaler().update();
   forget_gradients();
 }
 
@@ -120,7 +176,7 @@ void TrainingStep::forget_gradients() { experiment_.optimizer().zero_grad(); }
 
 replay::Rehearsal TrainingStep::rehearsal() {
   replay::Rehearsal rehearsal([this] {
-    clip();
+    optim::clip_gradients(experiment_.optimizer().parameters(), experiment_.clipping());
     experiment_.optimizer().rehearse();
   });
   rehearsal.writes = replay::Rehearsal::Writes::Nothing;

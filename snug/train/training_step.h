@@ -2,55 +2,79 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "snug/base/bytes.h"
 #include "snug/replay/record_step.h"
 #include "snug/replay/session.h"
 #include "snug/train/experiment.h"
+#include "snug/train/micro_batches.h"
 
 namespace snug::train {
 
 /// Forward and backward as PyTorch does them. Returns the loss, detached.
 at::Tensor run_plain(const replay::Forward& forward);
 
-/// The step that trains an experiment: forward, backward, clipping, the update. Gradients are freed by the update, so
-/// that each step makes new ones. One thread at a time.
+/// The step that trains an experiment: forward and backward of each micro-batch, clipping, the update. In fp16 the loss
+/// is scaled, and a step whose gradients overflow has no update. Gradients are freed by the update, so that each step
+/// makes new ones. One thread at a time.
 class TrainingStep {
  public:
   /// The experiment must outlive it.
   explicit TrainingStep(Experiment& experiment) : experiment_(experiment) {}
 
-  /// Records it with its update, of which there has been none yet; a limit holds for the recording. Throws as
-  /// replay::record_step_within.
-  [[nodiscard]] replay::RecordedStep record(const data::Batch& sample, std::optional<Bytes> limit);
-  /// All that a run of the experiment has: this first, and the evaluation pass when it validates.
+  /// Records it with its update, of which there has been none yet; a limit holds for the recording. Of several
+  /// micro-batches: a later one, which is the one with the update, and the first. Throws as
+  /// replay::record_step_within, and as micro_batches().
+  [[nodiscard]] std::vector<replay::RecordedStep> record(const data::Batch& sample, std::optional<Bytes> limit);
+  /// All that a run of the experiment has: these first, and the evaluation pass when it validates.
   [[nodiscard]] std::vector<replay::RecordedStep> record_all(const data::Batch& sample, std::optional<Bytes> limit);
 
-  /// Forward and backward under the session's plan, or without one. Return the loss, detached.
+  /// Forward and backward of all micro-batches, under the session's plans or without. Return the loss, detached.
   at::Tensor backward(Session& session, const data::Batch& batch);
   at::Tensor backward_plain(const data::Batch& batch);
 
+  /// What the session did in the latest backward(), of all micro-batches.
+  struct Report {
+    std::int64_t replayed_ops = 0;
+    std::int64_t evictions = 0;
+    std::string divergence;  ///< of the first that did not follow a plan; empty: all did
+  };
+  [[nodiscard]] const Report& last() const noexcept { return last_; }
+
   struct Gradients {
     double loss = 0;
-    double norm = 0;  ///< before clipping
+    double norm = 0;          ///< before clipping
+    bool overflowed = false;  ///< there will be no update; the norm is none
   };
   /// The step as far as its update: the gradients are clipped. `step` names it in messages. Throws Error when the loss
-  /// or a gradient is not finite, naming the operator that made it so when train.detect_anomaly is on; what it throws
-  /// leaves weights and random generator as they were before.
+  /// or a gradient is not finite and no scaled loss accounts for it, naming the operator that made it so when
+  /// train.detect_anomaly is on; what it throws leaves weights and random generator as they were before.
   Gradients make_gradients(Session& session, const data::Batch& batch, std::int64_t step);
 
-  /// Clips the gradients. Returns their norm before.
+  /// Divides the gradients by the loss scale, where there is one, and clips them unless they overflowed. Returns their
+  /// norm before.
   double clip();
-  /// Updates the weights as step number `step` does, and frees the gradients.
-  void update(std::int64_t step);
+  /// Whether clip() found a gradient that is not finite in a step whose loss is scaled.
+  [[nodiscard]] bool overflowed() const;
+  /// Updates the weights, as update number `update` (see Experiment::learning_rate), and frees the gradients. Where
+  /// they overflowed the weights stay, and the loss scale falls.
+  void update(std::int64_t update);
   void forget_gradients();
 
   /// What an update takes in time and memory, before the first one; see optim::Optimizer::rehearse.
   [[nodiscard]] replay::Rehearsal rehearsal();
 
  private:
+  /// The loss times its share and the loss scale, where they are not one.
+  at::Tensor weighted_loss(const MicroBatch& micro);
+  /// `run` runs each micro-batch.
+  template <class Run>
+  at::Tensor sum_of_losses(const data::Batch& batch, const Run& run);
+
   Experiment& experiment_;
+  Report last_;
 };
 
 }  // namespace snug::train

@@ -52,7 +52,9 @@ double largest_difference(const Copies::Entry& a, const Copies::Entry& b) {
 class State {
  public:
   explicit State(Experiment& experiment)
-      : random_(record::save_random_state(record::default_generator(c10::Device(c10::kCPU)))) {
+      : scaler_(experiment.scaler()),
+        scale_(scaler_.state_dict()),
+        random_(record::save_random_state(record::default_generator(c10::Device(c10::kCPU)))) {
     for (const at::Tensor& t : experiment.model().parameters()) tensors_.push_back(t);
     for (const at::Tensor& t : experiment.model().buffers()) tensors_.push_back(t);
     for (const at::Tensor& t : experiment.optimizer().state()) tensors_.push_back(t);
@@ -64,10 +66,13 @@ class State {
       const Copies::Entry& e = copies_.entries()[i];
       tensors_[i].copy_(at::from_blob(const_cast<char*>(e.bytes.data()), tensors_[i].sizes(), e.dtype));
     }
+    if (!scale_.empty()) scaler_.load_state_dict(scale_);
     record::restore(random_);
   }
 
  private:
+  optim::GradScaler& scaler_;
+  nlohmann::json scale_;
   std::vector<at::Tensor> tensors_;
   Copies copies_;
   record::RandomState random_;
@@ -142,8 +147,8 @@ VerifyResult verify(const Config& config, std::int64_t steps, std::int64_t every
       if (memory.stats().allocated_peak > result.memory.allocated_peak) result.memory = memory.stats();
       training.clip();
       training.update(step);
-      result.replayed_ops += session.last_step().replayed_ops;
-      result.evictions += session.last_step().evictions;
+      result.replayed_ops += training.last().replayed_ops;
+      result.evictions += training.last().evictions;
       result.steps = step + 1;
       continue;
     }
@@ -168,8 +173,8 @@ VerifyResult verify(const Config& config, std::int64_t steps, std::int64_t every
     result.memory = memory.stats();
     if (peaks.allocated_peak > result.memory.allocated_peak) result.memory = peaks;
     compare(plain, outcome(experiment, training, loss, step), step, result);
-    result.replayed_ops += session.last_step().replayed_ops;
-    result.evictions += session.last_step().evictions;
+    result.replayed_ops += training.last().replayed_ops;
+    result.evictions += training.last().evictions;
     result.steps = step + 1;
     ++result.compared;
     progress.note(fmt::format("step {}: loss {:.4f}, {} tensors compared, {} differ", step, loss.item<double>(),

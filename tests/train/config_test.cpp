@@ -256,7 +256,7 @@ TEST(Config, WhatIsTurnedOffByNameTakesItsSettingsWithIt) {
 
 TEST(Config, AWordThatIsNoneListsThoseThereAre) {
   EXPECT_EQ(mistake_in("[precision]\ncompute = \"bf61\""),
-            "run.toml: precision.compute is \"bf61\"; did you mean \"bf16\"? it must be one of fp32, bf16");
+            "run.toml: precision.compute is \"bf61\"; did you mean \"bf16\"? it must be one of fp32, bf16, fp16, auto");
   EXPECT_EQ(mistake_of_set("model.kind=lama")
                 .find("--set: model.kind is \"lama\"; did you mean \"llama\"? it must be one "
                       "of gpt, "),
@@ -271,7 +271,9 @@ TEST(Config, AWordThatIsNoneListsThoseThereAre) {
   EXPECT_EQ(to_json(from_toml("[lora]\nscale = \"alpha/sqrt(rank)\""))["lora"]["scale"], "alpha/sqrt(rank)");
   Config config;
   config.precision.compute = static_cast<Compute>(9);
-  EXPECT_NE(message_of([&] { validate(config); }).find("precision.compute is \"\"; it must be one of fp32, bf16"),
+  EXPECT_NE(message_of([&] { validate(config); })
+                .find("precision.compute is \"\"; it must be one of fp32, bf16, fp16, "
+                      "auto"),
             std::string::npos);
 }
 

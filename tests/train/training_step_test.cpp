@@ -11,38 +11,20 @@
 #include <vector>
 
 #include "snug/base/errors.h"
-#include "snug/base/text_file.h"
 #include "snug/memory/device_memory.h"
 #include "snug/plan/does_not_fit.h"
 #include "snug/plan/run/presets.h"
 #include "snug/record/random_state.h"
 #include "snug/train/planned_experiment.h"
-#include "tests/base/scratch.h"
+#include "tests/train/two_blocks.h"
 
 namespace snug::train {
 namespace {
 
-using snug::testing::scratch;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 memory::DeviceMemory& cpu() { return memory::device_memory(c10::kCPU); }
-
-Config two_blocks(const std::string& name) {
-  const auto folder = scratch("training_step/" + name);
-  std::string text;
-  for (int i = 0; i < 2000; ++i) text += std::to_string(i * i) + " and ";
-  write_text(folder / "text", text);
-  Config c;
-  c.model.blocks = 2;
-  c.model.width = 64;
-  c.model.heads = 2;
-  c.model.sequence = 64;
-  c.model.own.set("dropout", 0.1);
-  c.data.path = folder / "text";
-  c.train.batch = 4;
-  return c;
-}
 
 TEST(PlanExperiment, RecordsTheEvaluationOnlyWhereABudgetMayRefuseIt) {
   Config config = two_blocks("budgets");
