@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <unordered_set>
 #include <utility>
 
@@ -17,6 +18,7 @@
 #include "snug/memory/tag.h"
 #include "snug/record/profiler.h"
 #include "snug/record/recording.h"
+#include "snug/replay/gradient_hooks.h"
 #include "snug/replay/record_evicting.h"
 #include "snug/replay/saved_tensor_hooks.h"
 #include "snug/replay/step_run.h"
@@ -171,6 +173,15 @@ struct RecordingScope {
     tape->finish();
   }
 
+  /// Of these parameters, as soon as their gradients are there.
+  void update_each(const Rehearsal& rehearsal, const std::vector<at::Tensor>& parameters) {
+    in_backward.emplace(parameters, [this, &rehearsal](const at::Tensor& parameter) {
+      std::optional<UndoneWrites::Pause> trusted;
+      if (rehearsal.writes == Rehearsal::Writes::Nothing) trusted.emplace(writes);
+      rehearsal.each(parameter);
+    });
+  }
+
   Bytes before;  // allocated before what this takes itself
   UndoneDraws draws;
   GradientsAside aside;
@@ -178,6 +189,7 @@ struct RecordingScope {
   UndoneWrites writes{[this](double seconds) { profiler->leave_out(seconds); }};
   std::shared_ptr<record::Tape> tape = std::make_shared<record::Tape>(record::KeepSaved{}, profiler);
   Evictor evictor;
+  std::optional<GradientHooks> in_backward;
   Bytes gradients = 0;  // that are there from the first
 };
 
@@ -218,6 +230,7 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
                                  std::erase_if(step.parameters,
                                                [&](const at::Tensor& leaf) { return is_made_by(*scope.tape, leaf); });
                                  scope.aside.put(step.parameters);
+                                 if (options.update.each) scope.update_each(options.update, step.parameters);
                                },
                            .backward_over =
                                [&](StepRun& it) {

@@ -25,6 +25,9 @@ struct Rehearsal {
     Nothing    ///< that has other bits afterwards: nothing is copied
   };
   std::function<bool()> run;  ///< false: there is nothing to update after all. Empty: no optimizer step is known
+  /// Of one parameter, where its gradient has been accumulated: an optimizer that updates in the backward pass, see
+  /// GradientHooks. It may let go of the gradient. Beside run(), or in its place.
+  std::function<void(const at::Tensor& parameter)> each = {};
   std::function<void()> forget = {};        ///< lets go of the state that run() has made, so that it is as before
   std::vector<at::Tensor> parameters = {};  ///< whose gradients are put aside before the step runs, where known
   Writes writes = Writes::Anything;

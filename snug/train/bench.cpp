@@ -223,10 +223,10 @@ BenchResult bench(const Config& config, const BenchOptions& options, report::Pro
   const data::Batch batch = experiment.train_batch(0);
   TrainingStep step(experiment);
   return bench({.record = [&] { return step.record(batch, std::nullopt); },
-                .plain = [&] { (void)step.backward_plain(batch); },
+                .plain = [&] { (void)step.backward_plain(batch, 0); },
                 .planned =
                     [&](Session& session) {
-                      (void)step.backward(session, batch);
+                      (void)step.backward(session, batch, 0);
                       return step.last().replayed_ops;
                     },
                 .forget_gradients = [&] { step.forget_gradients(); },

@@ -86,6 +86,7 @@ struct OptimizerConfig {
   double clip_norm = 1.0;         ///< 0: off.
   NormOrder clip_norm_order = NormOrder::Euclidean;
   double clip_value = 0;  ///< Of each element, in place of a norm; 0: off.
+  bool in_backward = false;  ///< Each weight is updated as soon as its gradient is there.
 
   bool operator==(const OptimizerConfig&) const = default;
 };
@@ -367,6 +368,9 @@ void visit_keys(AnyConfig& c, Visit&& to) {
          kNotNegative, kByNorm);
   varies("optimizer", "clip_norm_order", c.optimizer.clip_norm_order,
          "of that norm: the sum of amounts, the root of squares, the largest amount", OneOf<NormOrder>{}, kOrderOfNorm);
+  varies("optimizer", "in_backward", c.optimizer.in_backward,
+         "update each weight in the backward pass as soon as its gradient is there, and free that; changes no bit",
+         Anything{});
   varies("optimizer", "clip_value", c.optimizer.clip_value, "largest amount of each element of a gradient; 0: off",
          kNotNegative);
 

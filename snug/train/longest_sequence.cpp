@@ -88,7 +88,7 @@ LongestSequence longest_sequence(Experiment& experiment, Bytes budget, report::P
       found.predicted_peak = session.plan().predicted_peak;
       memory.reset_peak();
       const double started = monotonic_seconds();
-      step.backward(session, batch);
+      step.backward(session, batch, 0);
       found.step_seconds = monotonic_seconds() - started;
       found.measured_peak = memory.stats().allocated_peak;
       step.forget_gradients();

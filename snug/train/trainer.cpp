@@ -168,7 +168,7 @@ class Run {
         progress_.note(error.what());
       }
     };
-    if (whole_) {
+    if (whole_ && step_.whole()) {
       attempt([&] { save(); });
     } else {
       progress_.note(fmt::format("the update of step {} did not come to its end: no state is saved of it", done_));
@@ -182,9 +182,10 @@ class Run {
     const data::Batch batch = batches.next();
     verify_replays(step);
     const double scale = experiment_.scaler().get_scale();
-    const TrainingStep::Gradients made = step_.make_gradients(session_, batch, step);
+    const std::int64_t update = step - state_.skipped;
+    const TrainingStep::Gradients made = step_.make_gradients(session_, batch, step, update);
     whole_ = false;
-    step_.update(step - state_.skipped);
+    step_.update(update);
     whole_ = true;
     done_ = step + 1;
     if (made.overflowed) ++state_.skipped;

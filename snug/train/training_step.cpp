@@ -60,6 +60,13 @@ record::RandomState random_state() {
                   step, norm, cause));
 }
 
+/// Before the backward pass.
+class NonFiniteLoss : public Error {
+ public:
+  explicit NonFiniteLoss(double found) : Error(fmt::format("train: the loss is {}", found)), loss(found) {}
+  double loss;
+};
+
 replay::RecordedStep record_within(std::optional<Bytes> limit, const replay::Forward& forward,
                                    const replay::RecordOptions& options) {
   auto& memory = memory::device_memory(c10::kCPU);
@@ -73,6 +80,10 @@ at::Tensor run_plain(const replay::Forward& forward) {
   const at::Tensor loss = forward();
   loss.backward();
   return loss.detach();
+}
+
+TrainingStep::TrainingStep(Experiment& experiment) : experiment_(experiment) {
+  if (experiment.config().optimizer.in_backward) in_backward_.emplace(experiment);
 }
 
 std::vector<replay::RecordedStep> TrainingStep::record(const data::Batch& sample, std::optional<Bytes> limit) {
@@ -103,6 +114,8 @@ std::vector<replay::RecordedStep> TrainingStep::record_all(const data::Batch& sa
 
 at::Tensor TrainingStep::weighted_loss(const MicroBatch& micro) {
   const at::Tensor loss = experiment_.loss(micro.batch);
+  // Later the weights would have been updated with what comes of it.
+  if (const double now = in_backward_ ? loss.item<double>() : 0; !std::isfinite(now)) throw NonFiniteLoss(now);
   const optim::GradScaler& scaler = experiment_.scaler();
   if (micro.share == 1) return scaler.scale(loss);
   // A tensor and not a number: another share is no other operator.
@@ -110,19 +123,27 @@ at::Tensor TrainingStep::weighted_loss(const MicroBatch& micro) {
 }
 
 template <class Run>
-at::Tensor TrainingStep::sum_of_losses(const data::Batch& batch, const Run& run) {
+at::Tensor TrainingStep::sum_of_losses(const data::Batch& batch, std::int64_t update, const Run& run) {
   at::Tensor sum;
-  for (const MicroBatch& micro : micro_batches(batch, experiment_.config().train.accumulate)) {
-    const at::Tensor loss = run([&] { return weighted_loss(micro); });
+  const std::vector<MicroBatch> micros = micro_batches(batch, experiment_.config().train.accumulate);
+  for (const MicroBatch& micro : micros) {
+    std::optional<replay::GradientHooks> updates;
+    if (in_backward_ && &micro == &micros.back()) in_backward_->begin(update, updates);
+    const at::Tensor loss = run([&] {
+      const at::Tensor weighted = weighted_loss(micro);
+      whole_ = !updates;  // from the backward pass on
+      return weighted;
+    });
+    whole_ = true;
     sum = sum.defined() ? sum + loss : loss;
   }
   const double scale = experiment_.scaler().get_scale();
   return scale == 1 ? sum : sum / scale;
 }
 
-at::Tensor TrainingStep::backward(Session& session, const data::Batch& batch) {
+at::Tensor TrainingStep::backward(Session& session, const data::Batch& batch, std::int64_t update) {
   last_ = {};
-  return sum_of_losses(batch, [&](const replay::Forward& forward) {
+  return sum_of_losses(batch, update, [&](const replay::Forward& forward) {
     const at::Tensor loss = session.backward(forward);
     const Session::StepReport& report = session.last_step();
     last_.replayed_ops += report.replayed_ops;
@@ -132,24 +153,28 @@ at::Tensor TrainingStep::backward(Session& session, const data::Batch& batch) {
   });
 }
 
-at::Tensor TrainingStep::backward_plain(const data::Batch& batch) {
-  return sum_of_losses(batch, [](const replay::Forward& forward) { return run_plain(forward); });
+at::Tensor TrainingStep::backward_plain(const data::Batch& batch, std::int64_t update) {
+  return sum_of_losses(batch, update, [](const replay::Forward& forward) { return run_plain(forward); });
 }
 
-TrainingStep::Gradients TrainingStep::make_gradients(Session& session, const data::Batch& batch, std::int64_t step) {
+TrainingStep::Gradients TrainingStep::make_gradients(Session& session, const data::Batch& batch, std::int64_t step,
+                                                     std::int64_t update) {
   const record::RandomState random = random_state();
   try {
     Gradients made;
-    made.loss = backward(session, batch).item<double>();
+    made.loss = backward(session, batch, update).item<double>();
     made.norm = clip();
     made.overflowed = overflowed();
     if (made.overflowed) return made;
     if (!std::isfinite(made.loss)) refuse_loss(experiment_, batch, step, made.loss, random);
     if (!std::isfinite(made.norm)) {
       refuse_gradients(
-          experiment_, session, [&] { backward(session, batch); }, step, made.norm, random);
+          experiment_, session, [&] { backward(session, batch, update); }, step, made.norm, random);
     }
     return made;
+  } catch (const NonFiniteLoss& found) {
+    record::restore(random);
+    refuse_loss(experiment_, batch, step, found.loss, random);
   } catch (...) {
     record::restore(random);
     throw;
@@ -157,6 +182,7 @@ TrainingStep::Gradients TrainingStep::make_gradients(Session& session, const dat
 }
 
 double TrainingStep::clip() {
+  if (in_backward_) return in_backward_->norm();
   optim::Optimizer& optimizer = experiment_.optimizer();
   if (experiment_.scaler().options().enabled) experiment_.scaler().unscale(optimizer);
   return overflowed() ? std::numeric_limits<double>::quiet_NaN()
@@ -166,6 +192,7 @@ double TrainingStep::clip() {
 bool TrainingStep::overflowed() const { return experiment_.scaler().overflowed(&experiment_.optimizer()); }
 
 void TrainingStep::update(std::int64_t update) {
+  if (in_backward_) return forget_gradients();  // of weights that took no part
   optim::Optimizer& optimizer = experiment_.optimizer();
   experiment_.scaler().step(optimizer, [&] { optimizer.step(experiment_.learning_rate(update)); });
   experiment_.scaler().update();
@@ -175,6 +202,14 @@ void TrainingStep::update(std::int64_t update) {
 void TrainingStep::forget_gradients() { experiment_.optimizer().zero_grad(); }
 
 replay::Rehearsal TrainingStep::rehearsal() {
+  if (in_backward_) {
+    replay::Rehearsal each;
+    // Micro-batches but the last keep their gradients, under the same plan.
+    const bool frees = experiment_.config().train.accumulate == 1;
+    each.each = [this, frees](const at::Tensor& parameter) { in_backward_->rehearse(parameter, frees); };
+    each.writes = replay::Rehearsal::Writes::Nothing;
+    return each;
+  }
   replay::Rehearsal rehearsal([this] {
     optim::clip_gradients(experiment_.optimizer().parameters(), experiment_.clipping());
     experiment_.optimizer().rehearse();

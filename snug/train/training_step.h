@@ -10,6 +10,7 @@
 #include "snug/replay/session.h"
 #include "snug/train/experiment.h"
 #include "snug/train/micro_batches.h"
+#include "snug/train/update_in_backward.h"
 
 namespace snug::train {
 
@@ -22,7 +23,7 @@ at::Tensor run_plain(const replay::Forward& forward);
 class TrainingStep {
  public:
   /// The experiment must outlive it.
-  explicit TrainingStep(Experiment& experiment) : experiment_(experiment) {}
+  explicit TrainingStep(Experiment& experiment);
 
   /// Records it with its update, of which there has been none yet; a limit holds for the recording. Of several
   /// micro-batches: a later one, which is the one with the update, and the first. Throws as
@@ -31,9 +32,11 @@ class TrainingStep {
   /// All that a run of the experiment has: these first, and the evaluation pass when it validates.
   [[nodiscard]] std::vector<replay::RecordedStep> record_all(const data::Batch& sample, std::optional<Bytes> limit);
 
-  /// Forward and backward of all micro-batches, under the session's plans or without. Return the loss, detached.
-  at::Tensor backward(Session& session, const data::Batch& batch);
-  at::Tensor backward_plain(const data::Batch& batch);
+  /// Forward and backward of all micro-batches, under the session's plans or without. With optimizer.in_backward the
+  /// last of them makes update number `update` (see Experiment::learning_rate), and no gradient is left. Return the
+  /// loss, detached.
+  at::Tensor backward(Session& session, const data::Batch& batch, std::int64_t update);
+  at::Tensor backward_plain(const data::Batch& batch, std::int64_t update);
 
   /// What the session did in the latest backward(), of all micro-batches.
   struct Report {
@@ -48,17 +51,20 @@ class TrainingStep {
     double norm = 0;          ///< before clipping
     bool overflowed = false;  ///< there will be no update; the norm is none
   };
-  /// The step as far as its update: the gradients are clipped. `step` names it in messages. Throws Error when the loss
-  /// or a gradient is not finite and no scaled loss accounts for it, naming the operator that made it so when
-  /// train.detect_anomaly is on; what it throws leaves weights and random generator as they were before.
-  Gradients make_gradients(Session& session, const data::Batch& batch, std::int64_t step);
+  /// The step as far as its update: the gradients are clipped. `step` names it in messages; `update`: as backward().
+  /// Throws Error when the loss or a gradient is not finite and no scaled loss accounts for it, naming the operator that
+  /// made it so when train.detect_anomaly is on; what it throws leaves weights and random generator as they were before,
+  /// but for weights that optimizer.in_backward has updated (see whole()).
+  Gradients make_gradients(Session& session, const data::Batch& batch, std::int64_t step, std::int64_t update);
+  /// Whether the weights are those of a whole number of updates.
+  [[nodiscard]] bool whole() const noexcept { return whole_; }
 
   /// Divides the gradients by the loss scale, where there is one, and clips them unless they overflowed. Returns their
   /// norm before.
   double clip();
   /// Whether clip() found a gradient that is not finite in a step whose loss is scaled.
   [[nodiscard]] bool overflowed() const;
-  /// Updates the weights, as update number `update` (see Experiment::learning_rate), and frees the gradients. Where
+  /// Updates the weights, unless backward() has, as update number `update` (see Experiment::learning_rate), and frees the gradients. Where
   /// they overflowed the weights stay, and the loss scale falls.
   void update(std::int64_t update);
   void forget_gradients();
@@ -71,9 +77,11 @@ class TrainingStep {
   at::Tensor weighted_loss(const MicroBatch& micro);
   /// `run` runs each micro-batch.
   template <class Run>
-  at::Tensor sum_of_losses(const data::Batch& batch, const Run& run);
+  at::Tensor sum_of_losses(const data::Batch& batch, std::int64_t update, const Run& run);
 
   Experiment& experiment_;
+  std::optional<UpdateInBackward> in_backward_;
+  bool whole_ = true;
   Report last_;
 };
 

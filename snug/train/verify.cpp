@@ -143,7 +143,7 @@ VerifyResult verify(const Config& config, std::int64_t steps, std::int64_t every
   for (std::int64_t step = 0; step < steps && !interrupted(); ++step) {
     const data::Batch batch = experiment.train_batch(step);
     if (step % every != 0) {
-      training.backward(session, batch);
+      training.backward(session, batch, step);
       if (memory.stats().allocated_peak > result.memory.allocated_peak) result.memory = memory.stats();
       training.clip();
       training.update(step);
@@ -157,7 +157,7 @@ VerifyResult verify(const Config& config, std::int64_t steps, std::int64_t every
     {
       memory.set_limit(std::nullopt);
       const double started = monotonic_seconds();
-      const at::Tensor loss = training.backward_plain(batch);
+      const at::Tensor loss = training.backward_plain(batch, step);
       plain_seconds.push_back(monotonic_seconds() - started);
       plain = outcome(experiment, training, loss, step);
     }
@@ -168,7 +168,7 @@ VerifyResult verify(const Config& config, std::int64_t steps, std::int64_t every
     const memory::Stats peaks = result.memory;
     memory.reset_peak();
     const double started = monotonic_seconds();
-    const at::Tensor loss = training.backward(session, batch);
+    const at::Tensor loss = training.backward(session, batch, step);
     planned_seconds.push_back(monotonic_seconds() - started);
     result.memory = memory.stats();
     if (peaks.allocated_peak > result.memory.allocated_peak) result.memory = peaks;

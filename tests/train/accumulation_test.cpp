@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "snug/base/errors.h"
-#include "snug/memory/device_memory.h"
 #include "snug/plan/run/presets.h"
 #include "snug/train/planned_experiment.h"
 #include "snug/train/training_step.h"
@@ -20,8 +19,6 @@ namespace {
 
 using snug::testing::fault;
 using ::testing::HasSubstr;
-
-memory::DeviceMemory& cpu() { return memory::device_memory(c10::kCPU); }
 
 /// Without dropout, which draws other masks for other batches.
 Config accumulating(const std::string& name, std::int64_t parts) {
@@ -69,11 +66,11 @@ TEST(Accumulation, HasTheGradientsOfTheLargeBatchAlsoWhereRowsAreUneven) {
   for (const bool uneven : {false, true}) {
     Experiment whole(accumulating("whole", 1));
     const data::Batch batch = uneven ? masked(whole.train_batch(0)) : whole.train_batch(0);
-    const at::Tensor loss = TrainingStep(whole).backward_plain(batch);
+    const at::Tensor loss = TrainingStep(whole).backward_plain(batch, 0);
     const auto expected = gradients_of(whole);
     for (const std::int64_t parts : {2, 4}) {
       Experiment divided(accumulating("divided", parts));
-      EXPECT_NEAR(TrainingStep(divided).backward_plain(batch).item<double>(), loss.item<double>(), 1e-6);
+      EXPECT_NEAR(TrainingStep(divided).backward_plain(batch, 0).item<double>(), loss.item<double>(), 1e-6);
       const auto found = gradients_of(divided);
       ASSERT_EQ(found.size(), expected.size());
       for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::allclose(found[i], expected[i], 1e-4, 1e-6)) << i;
@@ -115,13 +112,13 @@ TEST_P(AccumulationUnder, FollowsItsPlansWithinTheBudgetBitForBit) {
     const data::Batch batch = i == 1 ? masked(experiment.train_batch(i)) : experiment.train_batch(i);
     torch::manual_seed(i);
     cpu().set_limit(std::nullopt);
-    const at::Tensor plain_loss = step.backward_plain(batch);
+    const at::Tensor plain_loss = step.backward_plain(batch, 0);
     const auto plain = gradients_of(experiment);
     step.forget_gradients();
     cpu().release_cached();
     cpu().set_limit(budget + static_cast<Bytes>(plain.size()) * 1_MiB);  // for the copies
     torch::manual_seed(i);
-    const at::Tensor loss = step.backward(session, batch);
+    const at::Tensor loss = step.backward(session, batch, 0);
     EXPECT_TRUE(at::equal(loss, plain_loss));
     EXPECT_EQ(step.last().divergence, "");
     EXPECT_EQ(step.last().evictions, 0);
@@ -143,7 +140,7 @@ TEST(Accumulation, PeaksWhereItsPlanSays) {
     const data::Batch batch = experiment.train_batch(0);
     for (int i = 0; i < 2; ++i) {
       cpu().reset_peak();
-      step.make_gradients(session, batch, i);
+      step.make_gradients(session, batch, i, i);
       step.update(i);
     }
     const auto predicted = static_cast<double>(session.plan().predicted_peak);

@@ -90,8 +90,8 @@ TEST(LossScale, DoesNotShowInLossesAndNorms) {
   config.precision.compute = Compute::Fp16;
   Experiment scaled(config);
   Session one = plan_session(plain, Kinds::Training), other = plan_session(scaled, Kinds::Training);
-  const auto expected = TrainingStep(plain).make_gradients(one, plain.train_batch(0), 0);
-  const auto found = TrainingStep(scaled).make_gradients(other, scaled.train_batch(0), 0);
+  const auto expected = TrainingStep(plain).make_gradients(one, plain.train_batch(0), 0, 0);
+  const auto found = TrainingStep(scaled).make_gradients(other, scaled.train_batch(0), 0, 0);
   EXPECT_FALSE(found.overflowed);
   EXPECT_NEAR(found.loss, expected.loss, 0.01);
   EXPECT_NEAR(found.norm / expected.norm, 1, 0.02);
@@ -108,7 +108,7 @@ TEST(LossScale, AStepThatOverflowsIsSkippedAndTheScaleFalls) {
     return overflow ? gradient * std::numeric_limits<float>::infinity() : gradient;
   });
   const auto run = [&](int i) {
-    const auto made = step.make_gradients(session, experiment.train_batch(i), i);
+    const auto made = step.make_gradients(session, experiment.train_batch(i), i, i);
     step.update(i);
     return made;
   };

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "snug/base/errors.h"
-#include "snug/memory/device_memory.h"
 #include "snug/plan/does_not_fit.h"
 #include "snug/plan/run/presets.h"
 #include "snug/record/random_state.h"
@@ -23,8 +22,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
-
-memory::DeviceMemory& cpu() { return memory::device_memory(c10::kCPU); }
 
 TEST(PlanExperiment, RecordsTheEvaluationOnlyWhereABudgetMayRefuseIt) {
   Config config = two_blocks("budgets");
@@ -59,7 +56,7 @@ TEST(TrainingStep, TheEvaluationOfARunTakesWhatItsRecordingSays) {
   Session session(planned.kinds, planned.budget, cpu());
   TrainingStep step(experiment);
   for (int i = 0; i < 2; ++i) {
-    step.make_gradients(session, experiment.train_batch(i), i);
+    step.make_gradients(session, experiment.train_batch(i), i, i);
     step.update(i);
   }
   const auto batch = experiment.validation_sample();
@@ -94,12 +91,12 @@ TEST(TrainingStep, UnderAPlanItIsThePlainOne) {
     return all;
   };
   torch::manual_seed(3);
-  const at::Tensor loss = step.backward(session, batch);
+  const at::Tensor loss = step.backward(session, batch, 0);
   EXPECT_GT(session.last_step().replayed_ops, 0);
   cpu().set_limit(std::nullopt);
   const auto planned = gradients();
   torch::manual_seed(3);
-  EXPECT_TRUE(at::equal(step.backward_plain(batch), loss));
+  EXPECT_TRUE(at::equal(step.backward_plain(batch, 0), loss));
   const auto plain = gradients();
   ASSERT_EQ(plain.size(), planned.size());
   for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(at::equal(plain[i], planned[i])) << i;
@@ -114,7 +111,7 @@ TEST(TrainingStep, WhatFailsLeavesWeightsAndRandomGeneratorAsTheyWere) {
   const at::Tensor random_before = random(), weight_before = weight.detach().clone();
   weight.register_hook([](const at::Tensor& gradient) { return gradient * std::numeric_limits<float>::infinity(); });
   const data::Batch batch = experiment.train_batch(0);
-  EXPECT_THAT([&] { step.make_gradients(session, batch, 4); },
+  EXPECT_THAT([&] { step.make_gradients(session, batch, 4, 4); },
               ThrowsMessage<Error>(HasSubstr("the norm of the gradients of step 4")));
   EXPECT_TRUE(at::equal(random(), random_before));
   EXPECT_TRUE(at::equal(weight.detach(), weight_before));

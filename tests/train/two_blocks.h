@@ -3,10 +3,13 @@
 #include <string>
 
 #include "snug/base/text_file.h"
+#include "snug/memory/device_memory.h"
 #include "snug/train/config.h"
 #include "tests/base/scratch.h"
 
 namespace snug::train {
+
+inline memory::DeviceMemory& cpu() { return memory::device_memory(c10::kCPU); }
 
 /// A small GPT with dropout and a text for it, in a scratch folder of that name.
 inline Config two_blocks(const std::string& name) {

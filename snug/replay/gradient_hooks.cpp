@@ -1,0 +1,49 @@
+#include "snug/replay/gradient_hooks.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <memory>
+#include <utility>
+
+namespace snug::replay {
+namespace {
+
+using torch::autograd::PostAccumulateGradHook;
+using torch::autograd::impl::post_acc_grad_hooks;
+
+class UseGradient final : public PostAccumulateGradHook {
+ public:
+  UseGradient(std::unique_ptr<PostAccumulateGradHook> before, GradientHooks::Use use)
+      : before_(std::move(before)), use_(std::move(use)) {}
+  void operator()(const torch::autograd::Variable& leaf) override {
+    if (before_) (*before_)(leaf);
+    const at::NoGradGuard no_grad;
+    use_(leaf);
+  }
+  std::unique_ptr<PostAccumulateGradHook> take_before() { return std::move(before_); }
+
+ private:
+  std::unique_ptr<PostAccumulateGradHook> before_;
+  GradientHooks::Use use_;
+};
+
+}  // namespace
+
+GradientHooks::GradientHooks(const std::vector<at::Tensor>& leaves, Use use) : leaves_(leaves) {
+  for (const at::Tensor& leaf : leaves_) {
+    auto before = std::exchange(post_acc_grad_hooks(leaf), nullptr);
+    torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<UseGradient>(std::move(before), use));
+  }
+}
+
+GradientHooks::~GradientHooks() {
+  for (const at::Tensor& leaf : leaves_) {
+    // Unless somebody has put another in its place.
+    if (auto* const own = dynamic_cast<UseGradient*>(post_acc_grad_hooks(leaf).get()))
+      post_acc_grad_hooks(leaf) = own->take_before();
+  }
+}
+
+}  // namespace snug::replay

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <vector>
+
+namespace snug::replay {
+
+/// While it lives, `use` is called where the gradient of one of these leaves has been accumulated, by the thread that
+/// has done so, behind the hook that was there before. It may write the leaf and let go of its gradient: nothing asks
+/// for either any more in that backward pass, unless a replay has to read the leaf, which then says so. What it throws
+/// ends the backward pass.
+class GradientHooks {
+ public:
+  using Use = std::function<void(const at::Tensor& leaf)>;
+  GradientHooks(const std::vector<at::Tensor>& leaves, Use use);
+  ~GradientHooks();
+  GradientHooks(const GradientHooks&) = delete;
+  GradientHooks& operator=(const GradientHooks&) = delete;
+
+ private:
+  std::vector<at::Tensor> leaves_;
+};
+
+}  // namespace snug::replay
