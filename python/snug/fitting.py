@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from ._agreement import Group
 from ._capture import Recorded, loss_of
 from ._core import StepReport
 from ._rehearsal import Rehearsals, leaves_kept
+from .choices import Allowed
 from .devices import device_of
 from .errors import UsageError
 from .sizes import Size, format_bytes, parse_bytes
@@ -156,13 +157,16 @@ class _Fitted:
         optimizer: Any,
         update: Callable[[], None] | None,
         process_group: Any,
+        allow: Sequence[str],
     ) -> None:
+        self.allowed = Allowed(allow)
         if not callable(step):
             raise UsageError(f"fit: the step is a {type(step).__name__}; give a function from a batch to its loss")
         if update is not None and not callable(update):
             raise UsageError(f"fit: the update is a {type(update).__name__}; give a function that does what your update does")
         request = _request(budget)
         rehearsals = Rehearsals(optimizer, update)
+        chosen = self.allowed(step)
         group = Group(process_group)
         self.agreement = group.agreement()
 
@@ -171,7 +175,7 @@ class _Fitted:
             _core.update_begins()
 
         with leaves_kept(), group.found_in_step(), Recorded(update_begins):
-            self.recorded = _core.record_step(lambda: loss_of(step, sample), device, request, rehearsals, self.agreement)
+            self.recorded = _core.record_step(lambda: loss_of(chosen, sample), device, request, rehearsals, self.agreement)
         others = self.recorded.devices - {torch.device(device).type}
         if others:
             raise UsageError(
@@ -194,6 +198,7 @@ class Session:
 
     def __init__(self, step: Step, fitted: _Fitted, host: int | None) -> None:
         self._step: Step | None = step
+        self._allowed = fitted.allowed
         self._core = _core.Session(
             fitted.recorded, fitted.planner, fitted.budget, fitted.device, host, fitted.agreement
         )
@@ -213,7 +218,8 @@ class Session:
         run = step if step is not None else self._step
         if run is None:
             raise UsageError("session: it has no step of its own; give one: backward(batch, step)")
-        return self._core.backward(lambda: loss_of(run, batch))
+        chosen = self._allowed(run)
+        return self._core.backward(lambda: loss_of(chosen, batch))
 
     @property
     def plan(self) -> Plan:
@@ -261,6 +267,7 @@ def fit(
     strategy: str = "optimal",
     update: Callable[[], None] | None = None,
     process_group: Any = None,
+    allow: Sequence[str] = (),
 ) -> Session:
     """Plans and caps the training step of any model.
 
@@ -278,7 +285,9 @@ def fit(
     does what the update does. strategy: "optimal", or a preset such as "every_block", "sequential(4)",
     "selective(aten::mm)". process_group: of torch.distributed, whose processes run the step together, each with a fit and
     a session of its own: what one of them cannot record or plan is recorded again, or refused, in all. By default that of
-    the DistributedDataParallel model that the step runs, else this process alone. Hooks of
+    the DistributedDataParallel model that the step runs, else this process alone. allow: what may be done to the step that
+    changes the order of sums, by name; "tiled_loss": the cross-entropy of logits over a large vocabulary is computed a few
+    rows at a time, whatever the model (see snug.tiled_loss). Hooks of
     register_post_accumulate_grad_hook, where optimizers are run too, do not run while the step is recorded.
 
     Raises DoesNotFit, naming the smallest budget and its parts, and UsageError.
@@ -289,7 +298,7 @@ def fit(
     host_bytes = parse_bytes(host_budget) if host_budget is not None else None
     if host_bytes is not None and host_bytes <= 0:
         raise UsageError(f"fit: the host's budget is {host_bytes} bytes; it must be positive")
-    return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group), host_bytes)
+    return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow), host_bytes)
 
 
 def plan(
@@ -302,8 +311,9 @@ def plan(
     strategy: str = "optimal",
     update: Callable[[], None] | None = None,
     process_group: Any = None,
+    allow: Sequence[str] = (),
 ) -> Plan:
     """What fit would do, without a session: records the step and plans it. Without a budget, the fastest plan."""
-    fitted = _Fitted(step, sample, budget, strategy, device_of(device, sample), optimizer, update, process_group)
+    fitted = _Fitted(step, sample, budget, strategy, device_of(device, sample), optimizer, update, process_group, allow)
     graph = fitted.recorded.graph
     return Plan(graph, fitted.planner, fitted.planner.plan(graph, fitted.budget))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,12 +20,18 @@ class SnugCallback(transformers.TrainerCallback):
         trainer.train()
 
     The first training step is recorded and planned; every step then runs under the plan, accumulation and mixed precision
-    as the Trainer has them. `session` is the running one, `plan` what was planned.
+    as the Trainer has them. `allow` as in fit. `session` is the running one, `plan` what was planned.
     """
 
     def __init__(
-        self, budget: Size, strategy: str = "optimal", *, device: str | torch.device | None = None
+        self,
+        budget: Size,
+        strategy: str = "optimal",
+        *,
+        device: str | torch.device | None = None,
+        allow: Sequence[str] = (),
     ) -> None:
+        self._allow = allow
         self._budget = budget
         self._strategy = strategy
         self._device = device
@@ -44,7 +51,13 @@ class SnugCallback(transformers.TrainerCallback):
         try:
             if self.session is None:
                 self.session = fit(
-                    step, inputs, self._budget, strategy=self._strategy, device=self._device, optimizer=self._optimizer
+                    step,
+                    inputs,
+                    self._budget,
+                    strategy=self._strategy,
+                    device=self._device,
+                    optimizer=self._optimizer,
+                    allow=self._allow,
                 )
                 self.session._forget_step()
                 self.plan = self.session.plan

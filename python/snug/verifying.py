@@ -101,7 +101,7 @@ def verify(
         with _without_limit(where), up_to_the_update:
             world.reset()
             with _core.UndoneDraws():
-                loss = run_plain(step, sample)
+                loss = run_plain(session._allowed(step) if session is not None else step, sample)
                 expected = world.outcome(loss)
             returns_loss = loss is not None
             del loss

@@ -7,11 +7,17 @@
 
 namespace snug::models {
 
-/// Runs what is inside in mixed precision, as torch.autocast does; nullopt leaves precision alone. The casts of the
-/// weights are cached until the outermost scope of the thread ends.
+/// What becomes of casts of weights in mixed precision.
+enum class WeightCasts : unsigned char {
+  Cached,  ///< until the outermost scope of the thread ends, as PyTorch has it: another copy of all weights there
+  Dropped  ///< with their last use; the bits are the same where no weight is cast twice
+};
+
+/// Runs what is inside in mixed precision, as torch.autocast does; nullopt leaves precision alone.
 class AutocastScope {
  public:
-  AutocastScope(std::optional<c10::ScalarType> dtype, c10::DeviceType device = c10::kCPU);
+  AutocastScope(std::optional<c10::ScalarType> dtype, c10::DeviceType device = c10::kCPU,
+                WeightCasts casts = WeightCasts::Cached);
   ~AutocastScope();
   AutocastScope(const AutocastScope&) = delete;
   AutocastScope& operator=(const AutocastScope&) = delete;
@@ -20,6 +26,7 @@ class AutocastScope {
   bool active_;
   c10::DeviceType device_;
   bool enabled_before_ = false;
+  bool caching_before_ = true;
   c10::ScalarType dtype_before_ = c10::ScalarType::Undefined;
 };
 

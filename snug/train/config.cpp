@@ -247,15 +247,16 @@ void validate_model(const Config& config) {
         (config.train.batch / config.train.accumulate + 1) * config.train.accumulate));
   }
   if (config.optimizer.in_backward && config.optimizer.clip_norm > 0 && config.optimizer.clip_value == 0) {
-    throw UsageError(
-        fmt::format("configuration: optimizer.in_backward = true, but optimizer.clip_norm = {:g} scales every gradient by "
-                    "the norm of all, which is known when the last is there; set optimizer.clip_norm = 0, or "
-                    "optimizer.clip_value in its place",
-                    config.optimizer.clip_norm));
+    throw UsageError(fmt::format(
+        "configuration: optimizer.in_backward = true, but optimizer.clip_norm = {:g} scales every gradient by "
+        "the norm of all, which is known when the last is there; set optimizer.clip_norm = 0, or "
+        "optimizer.clip_value in its place",
+        config.optimizer.clip_norm));
   }
   if (config.optimizer.in_backward && computed_in(config.precision.compute) == Compute::Fp16) {
     throw UsageError(
-        "configuration: optimizer.in_backward = true, but with precision.compute = \"fp16\" a step is left out when any "
+        "configuration: optimizer.in_backward = true, but with precision.compute = \"fp16\" a step is left out when "
+        "any "
         "gradient overflows, which is known when the last is there; leave one of them out");
   }
   if (config.precision.weights == TrainedWeights::Bf16 && computed_in(config.precision.compute) != Compute::Bf16) {

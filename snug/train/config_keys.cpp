@@ -72,6 +72,10 @@ Applies with_optimizers_of(const OwnKey& key) {
 
 bool same_compute(Compute a, Compute b, const Config& /*config*/) { return computed_in(a) == computed_in(b); }
 
+bool has_tiled_loss(const ModelConfig& model) {
+  return std::holds_alternative<models::TiledLoss>(vocabulary_loss(model));
+}
+
 bool same_loss(LossKind a, LossKind b, const Config& config) {
   const auto meant = [&](LossKind kind) {
     ModelConfig model = config.model;

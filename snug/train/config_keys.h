@@ -33,6 +33,7 @@ struct ModelConfig {
   std::string path;  ///< Files of a pretrained model, which decide on its shape; empty: a new one.
   BaseWeights weights = BaseWeights::Fp32;
   LossKind loss = LossKind::Auto;
+  std::int64_t loss_tile = 32;  ///< MiB of logits that a tiled loss has at a time.
 
   bool operator==(const ModelConfig&) const = default;
 };
@@ -85,7 +86,7 @@ struct OptimizerConfig {
   double final_fraction = 0.1;    ///< Of learning_rate, which the last step has.
   double clip_norm = 1.0;         ///< 0: off.
   NormOrder clip_norm_order = NormOrder::Euclidean;
-  double clip_value = 0;  ///< Of each element, in place of a norm; 0: off.
+  double clip_value = 0;     ///< Of each element, in place of a norm; 0: off.
   bool in_backward = false;  ///< Each weight is updated as soon as its gradient is there.
 
   bool operator==(const OptimizerConfig&) const = default;
@@ -227,6 +228,9 @@ inline const Applies kByNorm{[](const Config& c) { return c.optimizer.clip_value
 inline const Applies kOrderOfNorm{
     kByNorm.with, "with optimizer.clip_norm above 0 and no optimizer.clip_value",
     Switch{"optimizer.clip_norm", [](const Config& c) { return c.optimizer.clip_norm > 0; }}};
+/// Whether the loss of a configuration is tiled.
+bool has_tiled_loss(const ModelConfig& model);
+inline const Applies kTiled{[](const Config& c) { return has_tiled_loss(c.model); }, "with a tiled model.loss"};
 /// A key that families, or optimizers, declare: with those that do.
 Applies with_families_of(const OwnKey& key);
 Applies with_optimizers_of(const OwnKey& key);
@@ -293,10 +297,12 @@ void visit_keys(AnyConfig& c, Visit&& to) {
   fixed("model", "weights", c.model.weights,
         "how pretrained weights are kept; packed: as blocks of a GGUF file, frozen (QLoRA)", OneOf<BaseWeights>{});
   fixed("model", "loss", c.model.loss,
-        "plain: of all logits at once, as PyTorch has it; tiled: of 32 MiB of them at a time, for large vocabularies; "
+        "plain: of all logits at once, as PyTorch has it; tiled: of a few rows at a time, for large vocabularies; "
         "auto: tiled for " +
             families_with_tiled_loss() + ", else plain",
         OneOf<LossKind>{same_loss});
+  fixed("model", "loss_tile", c.model.loss_tile,
+        "MiB of logits that a tiled loss has at a time: fewer take less memory, and longer", Range{1, 1048576}, kTiled);
 
   fixed("lora", "rank", c.lora.rank, "rank of adapters, beside which only lora.modules_to_save train; 0: none",
         Range{0, 65536}, kOwnRank);

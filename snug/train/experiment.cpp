@@ -114,7 +114,8 @@ Experiment::Experiment(const Config& config)
 }
 
 at::Tensor Experiment::loss(const data::Batch& batch) {
-  const models::AutocastScope autocast(autocast_dtype(config_));
+  // Decoders cast each weight once.
+  const models::AutocastScope autocast(autocast_dtype(config_), c10::kCPU, models::WeightCasts::Dropped);
   return task_.loss(batch);
 }
 

@@ -82,15 +82,17 @@ at::Tensor LanguageModel::loss(const data::Batch& batch) const {
 }
 
 models::VocabularyLoss vocabulary_loss(const ModelConfig& model) {
+  const models::TiledLoss tile{.logits = model.loss_tile * 1_MiB};
   switch (model.loss) {
     case LossKind::Plain:
       return models::PlainLoss{};
     case LossKind::Tiled:
-      return models::TiledLoss{};
+      return tile;
     case LossKind::Auto:
       break;
   }
-  return model_family(model.kind).usual_loss;
+  const models::VocabularyLoss usual = model_family(model.kind).usual_loss;
+  return std::holds_alternative<models::TiledLoss>(usual) ? tile : usual;
 }
 
 std::unique_ptr<const Pretrained> open_pretrained(const Config& config) {

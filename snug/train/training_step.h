@@ -52,9 +52,9 @@ class TrainingStep {
     bool overflowed = false;  ///< there will be no update; the norm is none
   };
   /// The step as far as its update: the gradients are clipped. `step` names it in messages; `update`: as backward().
-  /// Throws Error when the loss or a gradient is not finite and no scaled loss accounts for it, naming the operator that
-  /// made it so when train.detect_anomaly is on; what it throws leaves weights and random generator as they were before,
-  /// but for weights that optimizer.in_backward has updated (see whole()).
+  /// Throws Error when the loss or a gradient is not finite and no scaled loss accounts for it, naming the operator
+  /// that made it so when train.detect_anomaly is on; what it throws leaves weights and random generator as they were
+  /// before, but for weights that optimizer.in_backward has updated (see whole()).
   Gradients make_gradients(Session& session, const data::Batch& batch, std::int64_t step, std::int64_t update);
   /// Whether the weights are those of a whole number of updates.
   [[nodiscard]] bool whole() const noexcept { return whole_; }
@@ -64,8 +64,8 @@ class TrainingStep {
   double clip();
   /// Whether clip() found a gradient that is not finite in a step whose loss is scaled.
   [[nodiscard]] bool overflowed() const;
-  /// Updates the weights, unless backward() has, as update number `update` (see Experiment::learning_rate), and frees the gradients. Where
-  /// they overflowed the weights stay, and the loss scale falls.
+  /// Updates the weights, unless backward() has, as update number `update` (see Experiment::learning_rate), and frees
+  /// the gradients. Where they overflowed the weights stay, and the loss scale falls.
   void update(std::int64_t update);
   void forget_gradients();
 

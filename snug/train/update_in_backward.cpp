@@ -15,8 +15,8 @@ UpdateInBackward::UpdateInBackward(Experiment& experiment) : experiment_(experim
 
 void UpdateInBackward::begin(std::int64_t update, std::optional<replay::GradientHooks>& hooks) {
   squares_ = 0;
-  hooks.emplace(experiment_.optimizer().parameters(),
-                [this, rate = experiment_.learning_rate(update)](const at::Tensor& parameter) { use(parameter, rate); });
+  hooks.emplace(experiment_.optimizer().parameters(), [this, rate = experiment_.learning_rate(update)](
+                                                          const at::Tensor& parameter) { use(parameter, rate); });
 }
 
 double UpdateInBackward::norm() const { return std::sqrt(squares_); }
@@ -24,10 +24,10 @@ double UpdateInBackward::norm() const { return std::sqrt(squares_); }
 void UpdateInBackward::use(const at::Tensor& parameter, double learning_rate) {
   const double norm = optim::clip_gradients({parameter}, experiment_.clipping());
   if (!std::isfinite(norm)) {
-    throw Error(
-        fmt::format("train: the gradient of a weight of shape {} is not finite; as optimizer.in_backward = true, others "
-                    "have been updated with theirs: resume from the last state",
-                    c10::str(parameter.sizes())));
+    throw Error(fmt::format(
+        "train: the gradient of a weight of shape {} is not finite; as optimizer.in_backward = true, others "
+        "have been updated with theirs: resume from the last state",
+        c10::str(parameter.sizes())));
   }
   squares_ += norm * norm;
   experiment_.optimizer().step(index_.at(parameter.unsafeGetTensorImpl()), learning_rate);

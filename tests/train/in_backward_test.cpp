@@ -107,8 +107,8 @@ TEST(InBackward, NeverHasAllGradientsAndItsPlanKnowsIt) {
     cpu().reset_peak();
     step.make_gradients(session, experiment.train_batch(0), i, i);
     step.update(i);
-    EXPECT_NEAR(static_cast<double>(cpu().stats().allocated_peak) / static_cast<double>(session.plan().predicted_peak), 1,
-                0.005);
+    EXPECT_NEAR(static_cast<double>(cpu().stats().allocated_peak) / static_cast<double>(session.plan().predicted_peak),
+                1, 0.005);
     EXPECT_LE(cpu().stats().mapped_peak, session.plan().budget);
     EXPECT_LE(cpu().stats().at_peak_by_tag[static_cast<std::size_t>(memory::Tag::Gradients)], 2 * largest);
     EXPECT_EQ(session.last_step().evictions, 0);
@@ -137,7 +137,8 @@ TEST(InBackward, SaysWhetherTheWeightsAreWholeWhenItFails) {
   }
   data::Batch batch = experiment.train_batch(0);
   batch.input = at::zeros_like(batch.input);  // the row that is no number
-  EXPECT_THAT([&] { step.make_gradients(session, batch, 0, 0); }, ThrowsMessage<Error>(HasSubstr("the loss of step 0 is nan")));
+  EXPECT_THAT([&] { step.make_gradients(session, batch, 0, 0); },
+              ThrowsMessage<Error>(HasSubstr("the loss of step 0 is nan")));
   EXPECT_TRUE(step.whole()) << "nothing was updated yet";
   EXPECT_TRUE(at::equal(last.detach(), before));
   {
@@ -159,7 +160,8 @@ TEST(InBackward, IsRefusedWhereAnUpdateNeedsAllGradients) {
   config.optimizer.clip_value = 1;
   EXPECT_EQ(snug::testing::fault([&] { validate(config); }), "none");
   config.precision.compute = Compute::Fp16;
-  EXPECT_THAT(snug::testing::fault([&] { validate(config); }), HasSubstr("a step is left out when any gradient overflows"));
+  EXPECT_THAT(snug::testing::fault([&] { validate(config); }),
+              HasSubstr("a step is left out when any gradient overflows"));
 }
 
 }  // namespace

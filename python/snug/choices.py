@@ -1,0 +1,42 @@
+"""What a step may be changed in to save memory: only what is named."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from .errors import UsageError
+from .lazy_logits import tiled_loss
+
+# The names that `allow` takes, and what a step then runs inside of.
+CHOICES: dict[str, Callable[[], Any]] = {"tiled_loss": tiled_loss}
+
+
+class Allowed:
+    """Choices by their names. Raises UsageError for what is none."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        if isinstance(names, str):
+            raise UsageError(f'fit: allow is the text "{names}"; give a list: allow=["{names}"]')
+        for name in names:
+            if name in CHOICES:
+                continue
+            near = difflib.get_close_matches(str(name), CHOICES, 1)
+            hint = f'did you mean "{near[0]}"? ' if near else ""
+            raise UsageError(f"fit: allow has {name!r}, which is not known; {hint}it takes {', '.join(CHOICES)}")
+        self._names = list(dict.fromkeys(names))
+
+    def __call__(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The step with what is allowed."""
+        if not self._names:
+            return step
+
+        def chosen(batch: Any) -> Any:
+            with ExitStack() as choices:
+                for name in self._names:
+                    choices.enter_context(CHOICES[name]())
+                return step(batch)
+
+        return chosen

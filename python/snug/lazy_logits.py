@@ -1,0 +1,291 @@
+"""Logits that are not made until they are asked for, so that their loss never has all of them: for any model, unedited."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from . import _core
+
+# Projections of at least so many columns, and so many for each row, are taken for logits of a vocabulary. What is none is
+# made at its first use, with the bits that it would have had.
+_FEWEST, _FEWEST_EACH = 4096, 8
+_IGNORED = -100
+DEFAULT_TILE = 32 << 20
+
+
+class _Projection:
+    """What logits are made of, in the types that autocast has there, and the logits once somebody has asked for them."""
+
+    def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        kind = hidden.device.type
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            hidden, weight = hidden.to(dtype), weight.to(dtype)
+            bias = bias.to(dtype) if bias is not None else None
+        self.hidden, self.weight, self.bias = hidden, weight, bias
+        self._real: torch.Tensor | None = None
+
+    def real(self) -> torch.Tensor:
+        if self._real is None:
+            with torch.autocast(self.hidden.device.type, enabled=False):
+                self._real = F.linear(self.hidden, self.weight, self.bias)
+        return self._real
+
+    @property
+    def is_real(self) -> bool:
+        return self._real is not None
+
+
+# Does to a tensor (rows..., columns) what was done to the logits, whose last dimension it leaves alone.
+_Move = Callable[[torch.Tensor], torch.Tensor]
+
+
+class LazyLogits(torch.Tensor):
+    """F.linear(hidden, weight, bias), perhaps raised to fp32, cut and reshaped in its rows, that is not computed yet.
+
+    Knows its shape, type and device; float(), to(), contiguous(), view, reshape, flatten and slices of rows leave it lazy,
+    F.cross_entropy computes its loss a few rows at a time; anything else makes it real, once.
+    """
+
+    _projection: _Projection
+    _moves: tuple[_Move, ...]
+    _tile: int
+
+    @staticmethod
+    def __new__(
+        cls, projection: _Projection, moves: tuple[_Move, ...], shape: torch.Size, dtype: torch.dtype, tile: int
+    ) -> LazyLogits:
+        needs = torch.is_grad_enabled() and any(
+            t is not None and t.requires_grad for t in (projection.hidden, projection.weight, projection.bias)
+        )
+        self = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, shape, dtype=dtype, device=projection.hidden.device, requires_grad=needs
+        )
+        self._projection, self._moves, self._tile = projection, moves, tile
+        return self
+
+    def real(self) -> torch.Tensor:
+        """The tensor itself."""
+        found = self._projection.real()
+        for move in self._moves:
+            found = move(found)
+        return found.to(self.dtype)
+
+    def _moved(self, move: _Move, shape: torch.Size) -> LazyLogits:
+        return LazyLogits(self._projection, (*self._moves, move), shape, self.dtype, self._tile)
+
+    def _typed(self, dtype: torch.dtype) -> LazyLogits:
+        return LazyLogits(self._projection, self._moves, self.shape, dtype, self._tile)
+
+    def _rows(self) -> torch.Tensor:
+        """What the rows of logits are made of."""
+        found = self._projection.hidden
+        for move in self._moves:
+            found = move(found)
+        return found
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"LazyLogits(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        understood = _UNDERSTOOD.get(func)
+        if understood is not None:
+            result = understood(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return func(*tree_map(_made_real, args), **tree_map(_made_real, kwargs))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # From C++, where nothing asks the function above.
+        return func(*tree_map(_made_real, args), **tree_map(_made_real, kwargs or {}))
+
+
+def _made_real(value: Any) -> Any:
+    return value.real() if isinstance(value, LazyLogits) else value
+
+
+def _to(logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    if device is not None and device != logits.device:
+        return NotImplemented
+    if dtype is None or dtype == logits.dtype:
+        return logits
+    return logits._typed(dtype) if dtype == torch.float32 else NotImplemented
+
+
+def _float(logits: LazyLogits, **kwargs: Any) -> Any:
+    return NotImplemented if kwargs else _to(logits, torch.float32)
+
+
+def _contiguous(logits: LazyLogits, **kwargs: Any) -> Any:
+    return NotImplemented if kwargs else logits._moved(lambda t: t.contiguous(), logits.shape)
+
+
+def _reshape(logits: LazyLogits, *shape: Any, **kwargs: Any) -> Any:
+    if kwargs or not shape:
+        return NotImplemented
+    if len(shape) == 1 and not isinstance(shape[0], int):
+        if isinstance(shape[0], torch.dtype):
+            return NotImplemented
+        (shape,) = map(tuple, shape)
+    columns, rows = logits.shape[-1], math.prod(logits.shape[:-1])
+    *front, last = shape
+    known = math.prod(n for n in front if n != -1)
+    if last == -1 and -1 not in front and known == rows:
+        last = columns
+    if last != columns or front.count(-1) > 1:
+        return NotImplemented
+    if -1 in front:
+        if known == 0 or rows % known:
+            return NotImplemented
+        front[front.index(-1)] = rows // known
+    if math.prod(front) != rows:
+        return NotImplemented
+    return logits._moved(lambda t: t.reshape(*front, t.shape[-1]), torch.Size((*front, columns)))
+
+
+def _flatten(logits: LazyLogits, start_dim: int = 0, end_dim: int = -1) -> Any:
+    first, last = start_dim % logits.dim(), end_dim % logits.dim()
+    if last >= logits.dim() - 1 or first > last:
+        return NotImplemented
+    sizes = logits.shape
+    return _reshape(logits, (*sizes[:first], math.prod(sizes[first : last + 1]), *sizes[last + 1 :]))
+
+
+def _getitem(logits: LazyLogits, index: Any) -> Any:
+    index = index if isinstance(index, tuple) else (index,)
+    if not all(i is Ellipsis or isinstance(i, (int, slice)) or _picks_rows(i) for i in index):
+        return NotImplemented
+    used = sum(1 if not isinstance(i, torch.Tensor) or i.dtype != torch.bool else i.dim() for i in index if i is not Ellipsis)
+    whole = slice(None)
+    if used == logits.dim() or (Ellipsis in [i for i in index if not isinstance(i, torch.Tensor)] and index[-1] is not Ellipsis):
+        # The last of them is of the columns.
+        if not isinstance(index[-1], slice) or index[-1] != whole or used > logits.dim():
+            return NotImplemented
+    elif used > logits.dim() - 1:
+        return NotImplemented
+    shape = torch.empty(logits.shape, device="meta")[tree_map(_as_meta, index)].shape
+    return logits._moved(lambda t: t[index], shape)
+
+
+def _picks_rows(index: Any) -> bool:
+    # How many a mask picks is known when it is read.
+    return isinstance(index, torch.Tensor) and not isinstance(index, LazyLogits) and index.dtype == torch.int64
+
+
+def _as_meta(index: Any) -> Any:
+    return index.to("meta") if isinstance(index, torch.Tensor) else index
+
+
+def _cross_entropy(
+    logits: Any,
+    target: Any,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = _IGNORED,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    plain = weight is None and size_average is None and reduce is None and label_smoothing == 0.0
+    if not plain or reduction not in ("mean", "sum") or not isinstance(logits, LazyLogits) or logits.dim() != 2:
+        return NotImplemented
+    if logits._projection.is_real or isinstance(target, LazyLogits):
+        return NotImplemented
+    if target.dtype != torch.int64 or target.shape != logits.shape[:1] or target.device != logits.device:
+        return NotImplemented
+    if ignore_index != _IGNORED:
+        if bool((target == _IGNORED).any()):
+            return NotImplemented  # which refuses it
+        target = target.masked_fill(target == ignore_index, _IGNORED)
+    projection, rows = logits._projection, logits._rows()
+    dtype = torch.float32 if torch.is_autocast_enabled(logits.device.type) else logits.dtype
+    scale = None
+    if rows.dtype == torch.float16:
+        # Gradients of the sum, not of the mean, which would vanish before the loss is scaled.
+        scale = torch.full((), float(1 << (max(len(target), 1) - 1).bit_length()), device=logits.device)
+    with torch.autocast(logits.device.type, enabled=False):
+        loss = _core.linear_cross_entropy(rows, projection.weight, target, logits._tile, projection.bias, scale)
+        if reduction == "sum":
+            counted = (target != _IGNORED).sum()
+            loss = torch.where(counted > 0, loss * counted, torch.zeros_like(loss))
+        return loss.to(dtype)
+
+
+_METADATA = {
+    torch.Tensor.shape.__get__,
+    torch.Tensor.dtype.__get__,
+    torch.Tensor.device.__get__,
+    torch.Tensor.layout.__get__,
+    torch.Tensor.ndim.__get__,
+    torch.Tensor.requires_grad.__get__,
+    torch.Tensor.is_cuda.__get__,
+    torch.Tensor.is_sparse.__get__,
+    torch.Tensor.size,
+    torch.Tensor.dim,
+    torch.Tensor.numel,
+    torch.Tensor.nelement,
+    torch.Tensor.element_size,
+    torch.Tensor.is_floating_point,
+    torch.Tensor.__len__,
+    torch.is_floating_point,
+    torch.numel,
+}
+_UNDERSTOOD: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.float: _float,
+    torch.Tensor.to: _to,
+    torch.Tensor.contiguous: _contiguous,
+    torch.Tensor.view: _reshape,
+    torch.Tensor.reshape: _reshape,
+    torch.reshape: _reshape,
+    torch.Tensor.flatten: _flatten,
+    torch.flatten: _flatten,
+    torch.Tensor.__getitem__: _getitem,
+    F.cross_entropy: _cross_entropy,
+}
+
+
+class tiled_loss(TorchFunctionMode):
+    """Inside, projections onto a vocabulary are lazy, and their cross-entropy is computed a few rows at a time, with the
+    gradients that it will be asked for: as much memory as `tile` bytes of logits in place of several times all of them.
+    Sums are in another order than PyTorch's. For one thread; `fit(..., allow=["tiled_loss"])` does this to a step.
+    """
+
+    def __init__(self, tile: int = DEFAULT_TILE) -> None:
+        super().__init__()
+        self.tile = tile
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear:
+            return self._linear(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _linear(self, hidden: Any, weight: Any, bias: Any = None) -> Any:
+        plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in (hidden, weight) + ((bias,) if bias is not None else ()))
+        if not plain or weight.dim() != 2 or hidden.dim() < 2 or hidden.dtype not in _TYPES:
+            return F.linear(hidden, weight, bias)
+        columns, width = weight.shape
+        if columns < max(_FEWEST, _FEWEST_EACH * width) or hidden.shape[-1] != width:
+            return F.linear(hidden, weight, bias)
+        projection = _Projection(hidden, weight, bias)
+        if projection.hidden.dtype != projection.weight.dtype:
+            return F.linear(hidden, weight, bias)  # which refuses it
+        return LazyLogits(projection, (), torch.Size((*hidden.shape[:-1], columns)), projection.hidden.dtype, self.tile)
+
+
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)

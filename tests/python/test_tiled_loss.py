@@ -1,0 +1,217 @@
+"""The loss of any model a few rows of logits at a time: close to the plain one, and the logits are never made."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import snug
+from snug import lazy_logits
+
+VOCABULARY = 8192
+
+
+def causal_models():
+    import transformers as t
+
+    small = dict(vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2)
+    grouped = dict(small, num_key_value_heads=1)
+    yield "llama", lambda: t.LlamaForCausalLM(t.LlamaConfig(**grouped))
+    yield "mistral", lambda: t.MistralForCausalLM(t.MistralConfig(**grouped))
+    yield "qwen2", lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**grouped, tie_word_embeddings=True))
+    yield "gemma", lambda: t.GemmaForCausalLM(t.GemmaConfig(**grouped, head_dim=32))
+    yield "phi", lambda: t.PhiForCausalLM(t.PhiConfig(**small))
+    yield "opt", lambda: t.OPTForCausalLM(t.OPTConfig(
+        vocab_size=VOCABULARY, hidden_size=64, word_embed_proj_dim=64, ffn_dim=128, num_hidden_layers=2,
+        num_attention_heads=2))
+    yield "gpt2", lambda: t.GPT2LMHeadModel(t.GPT2Config(vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=2))
+    yield "gpt_neox", lambda: t.GPTNeoXForCausalLM(t.GPTNeoXConfig(**small))
+    yield "mamba", lambda: t.MambaForCausalLM(t.MambaConfig(
+        vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, state_size=8))
+    yield "bert", lambda: t.BertForMaskedLM(t.BertConfig(**small))
+    yield "t5", lambda: t.T5ForConditionalGeneration(t.T5Config(
+        vocab_size=VOCABULARY, d_model=64, d_ff=128, num_layers=2, num_heads=2, d_kv=32, decoder_start_token_id=0,
+        dropout_rate=0.0))
+
+
+NAMES = ("llama", "mistral", "qwen2", "gemma", "phi", "opt", "gpt2", "gpt_neox", "mamba", "bert", "t5")
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """How often logits were made real."""
+    count = [0]
+    real = lazy_logits._Projection.real
+
+    def counted(self):
+        count[0] += not self.is_real
+        return real(self)
+
+    monkeypatch.setattr(lazy_logits._Projection, "real", counted)
+    return count
+
+
+def make(name):
+    torch.manual_seed(0)
+    model = dict(causal_models())[name]().eval()  # without dropout
+    labels = torch.randint(0, VOCABULARY, (2, 48))
+    labels[0, :20] = -100
+    return model, {"input_ids": torch.randint(0, VOCABULARY, (2, 48)), "labels": labels}
+
+
+def gradients(model, loss):
+    for p in model.parameters():
+        p.grad = None
+    loss.backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("amp", [False, True], ids=["fp32", "autocast"])
+@pytest.mark.parametrize("name", NAMES)
+def test_models_of_transformers(name, amp, made):
+    model, batch = make(name)
+
+    def loss_of():
+        with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+            return model(**batch).loss
+
+    plain = loss_of()
+    expected = gradients(model, plain)
+    with snug.tiled_loss(tile=16 * VOCABULARY * 4):
+        loss = loss_of()
+    assert made == [0]
+    found = gradients(model, loss)
+    assert loss.dtype == plain.dtype
+    assert torch.allclose(loss, plain, rtol=1e-2 if amp else 1e-5)
+    assert found.keys() == expected.keys()
+    for key, gradient in found.items():
+        # Of biases of keys they are but noise.
+        noise, largest = 1e-6 if amp else 1e-9, expected[key].abs().max()
+        assert (gradient - expected[key]).abs().max() <= (0.05 if amp else 1e-4) * largest + noise, key
+
+
+def test_a_session_that_is_allowed_to_has_less_to_plan(made):
+    model, batch = make("llama")
+    long = {"input_ids": torch.randint(0, VOCABULARY, (4, 256))}
+    long["labels"] = long["input_ids"]
+
+    def step(b):
+        return model(**b).loss
+
+    plain, tiled = snug.plan(step, long), snug.plan(step, long, allow=["tiled_loss"])
+    logits = 4 * 256 * VOCABULARY * 4
+    assert tiled.unplanned_peak < plain.unplanned_peak - logits
+    assert tiled.floor < plain.floor - logits
+    with snug.fit(step, long, tiled.floor + (4 << 20), allow=["tiled_loss"]) as session:
+        compared = snug.verify(step, long, model, session=session)
+        assert len(compared) > 10
+        assert session.last_step.followed_plan
+        snug._core.reset_peak("cpu")
+        session.backward(batch)  # another shape
+        assert snug.memory_stats()["mapped_peak"] <= session.plan.budget
+    assert made == [0]
+
+
+def head(width=16, bias=True):
+    torch.manual_seed(0)
+    return nn.Linear(width, VOCABULARY, bias=bias), torch.randn(2, 6, width), torch.randint(0, VOCABULARY, (2, 6))
+
+
+def check(loss_of, made, times=0):
+    """The same loss and gradient, with so many logits made real."""
+    layer, x, target = head()
+    results = []
+    for lazy in (False, True):
+        layer.zero_grad()
+        inner = x.clone().requires_grad_()
+        if lazy:
+            with snug.tiled_loss():
+                loss = loss_of(layer(inner), target)
+        else:
+            loss = loss_of(layer(inner), target)
+        loss.backward()
+        results.append((loss.detach(), inner.grad, layer.weight.grad.clone(), layer.bias.grad.clone()))
+    for plain, found in zip(*results, strict=True):
+        assert torch.allclose(plain, found, rtol=1e-4, atol=1e-7)
+    assert made == [times]
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [
+        lambda y, t: F.cross_entropy(y.view(-1, VOCABULARY), t.view(-1)),
+        lambda y, t: F.cross_entropy(y.float().reshape(-1, y.size(-1)), t.reshape(-1), reduction="sum"),
+        lambda y, t: nn.CrossEntropyLoss()(y[..., :-1, :].contiguous().view(-1, y.shape[-1]), t[..., 1:].reshape(-1)),
+        lambda y, t: nn.CrossEntropyLoss(ignore_index=3)(y.flatten(0, 1), t.flatten().clamp(max=5)),
+        lambda y, t: F.cross_entropy(y[:, 1:].reshape((10, -1)), t[:, 1:].reshape(-1)),
+        lambda y, t: F.cross_entropy(y[0], t[0]) + F.cross_entropy(y[1], t[1]),
+        lambda y, t: F.cross_entropy(y[:, torch.tensor([0, 4])].view(-1, VOCABULARY), t[:, [0, 4]].flatten()),
+        lambda y, t: F.cross_entropy(y.to(torch.float32).to(t.device).view(12, VOCABULARY), t.view(12)),
+    ],
+)
+def test_ways_to_a_loss_that_stay_lazy(loss_of, made):
+    check(loss_of, made)
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [
+        lambda y, t: F.cross_entropy(y.view(-1, VOCABULARY), t.view(-1), label_smoothing=0.1),
+        lambda y, t: F.cross_entropy(y.transpose(1, 2), t),
+        lambda y, t: F.cross_entropy((30 * torch.tanh(y / 30)).view(-1, VOCABULARY), t.view(-1)),
+        lambda y, t: F.cross_entropy(y.view(-1, VOCABULARY), t.view(-1), reduction="none").mean(),
+        lambda y, t: F.cross_entropy(y[t > 4000], t[t > 4000]),
+        lambda y, t: F.nll_loss(y.log_softmax(-1).view(-1, VOCABULARY), t.view(-1)),
+        lambda y, t: y[..., :100].square().mean() + y[:, 0].mean() + F.cross_entropy(y.view(-1, VOCABULARY), t.view(-1)),
+        lambda y, t: F.cross_entropy(y.view(-1, VOCABULARY), torch.softmax(torch.ones(12, VOCABULARY), -1)),
+    ],
+)
+def test_anything_else_makes_them_real_once(loss_of, made):
+    check(loss_of, made, times=1)
+
+
+def test_they_look_like_the_tensor_that_they_are_not():
+    layer, x, _ = head()
+    with snug.tiled_loss():
+        y = layer(x)
+        assert isinstance(y, snug.LazyLogits)
+        assert y.shape == (2, 6, VOCABULARY) and y.dim() == y.ndim == 3 and len(y) == 2 and y.size(-1) == VOCABULARY
+        assert y.dtype == torch.float32 and y.device.type == "cpu" and y.requires_grad and y.is_floating_point()
+        assert torch.equal(y, layer(x)) and torch.equal(y.argmax(-1), F.linear(x, layer.weight, layer.bias).argmax(-1))
+        assert torch.equal(y.detach()[0, 0, :5], layer(x)[0, 0, :5])
+        assert not isinstance(nn.Linear(16, 64)(x), snug.LazyLogits)
+        assert not isinstance(nn.Linear(1024, VOCABULARY - 1)(torch.randn(2, 1024)), snug.LazyLogits)
+    assert not isinstance(layer(x), snug.LazyLogits)
+
+
+def test_a_write_reaches_those_that_were_cut_from_it():
+    layer, x, _ = head()
+    with snug.tiled_loss(), torch.no_grad():
+        y = layer(x)
+        cut = y[:, 1:]
+        y[0, 1, 2] = 7.0
+        assert cut[0, 0, 2] == 7.0
+
+
+def test_labels_that_are_none_are_errors_as_without():
+    layer, x, target = head()
+    target[1, 2] = VOCABULARY
+    with snug.tiled_loss():
+        flat = layer(x).view(-1, VOCABULARY)
+        with pytest.raises(RuntimeError, match=f"{VOCABULARY}"):
+            F.cross_entropy(flat, target.view(-1))
+        ignored = torch.full((12,), -100)
+        assert F.cross_entropy(flat, ignored).isnan()
+        assert F.cross_entropy(flat, ignored, reduction="sum") == 0
+
+
+def test_names_that_are_not_known_are_refused():
+    layer, x, target = head()
+
+    def step(b):
+        return F.cross_entropy(layer(b).view(-1, VOCABULARY), target.view(-1))
+
+    with pytest.raises(snug.UsageError, match='allow has \'tiled_los\', which is not known; did you mean "tiled_loss"?'):
+        snug.fit(step, x, "100%", allow=["tiled_los"])
+    with pytest.raises(snug.UsageError, match='allow is the text "tiled_loss"; give a list'):
+        snug.plan(step, x, allow="tiled_loss")
