@@ -14,12 +14,12 @@ constexpr std::int64_t kMany = 15, kTooMany = 40;
 
 }  // namespace
 
-std::optional<std::string> ScaleWatch::step(std::int64_t step, bool overflowed, double scale) {
-  if (!overflowed) {
-    in_a_row_ = 0;
-    told_ = false;
-    return std::nullopt;
-  }
+void ScaleWatch::updated() noexcept {
+  in_a_row_ = 0;
+  told_ = false;
+}
+
+std::optional<std::string> ScaleWatch::overflowed(std::int64_t step, double scale) {
   ++in_a_row_;
   const std::string cause =
       "the loss itself, or an operator on the way back, exceeds what fp16 holds (65504) whatever the scale is; "

@@ -10,9 +10,11 @@ namespace snug::train {
 /// goes on is decided here: PyTorch's loops skip steps for ever.
 class ScaleWatch {
  public:
-  /// After each step: `scale` as it is for the next one. Returns what is to be told, if anything. Throws Error after 40
-  /// steps in a row without an update, which no scale accounts for.
-  std::optional<std::string> step(std::int64_t step, bool overflowed, double scale);
+  /// A step was updated.
+  void updated() noexcept;
+  /// A step was not: `scale` as it is for the next one. Returns what is to be told, if anything. Throws Error after 40
+  /// steps in a row, which no scale accounts for.
+  std::optional<std::string> overflowed(std::int64_t step, double scale);
 
  private:
   std::int64_t in_a_row_ = 0;

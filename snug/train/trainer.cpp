@@ -207,14 +207,19 @@ class Run {
     record.evictions = report.evictions;
     if (!report.divergence.empty() && !std::exchange(said_so_, true))
       progress_.note(fmt::format("step {}: not the planned step, run under pressure ({})", step, report.divergence));
-    if (const auto falling = watch_.step(step, made.overflowed, experiment_.scaler().get_scale()))
-      progress_.note(*falling);
+    watch_scale(made.overflowed);
     validate();
     record.validation_loss = validated_;
     record.peak = memory::device_memory(c10::kCPU).stats().allocated_peak;
     if (session_.plan().budget > 0) record.budget = session_.plan().budget;
     record.run_seconds = monotonic_seconds() - started_;
     return record;
+  }
+
+  /// After a step, with its update or without.
+  void watch_scale(bool overflowed) {
+    if (!overflowed) return watch_.updated();
+    if (const auto falling = watch_.overflowed(done_ - 1, experiment_.scaler().get_scale())) progress_.note(*falling);
   }
 
   void verify_replays(std::int64_t step) {

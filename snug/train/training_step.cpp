@@ -205,8 +205,9 @@ replay::Rehearsal TrainingStep::rehearsal() {
   if (in_backward_) {
     replay::Rehearsal each;
     // Micro-batches but the last keep their gradients, under the same plan.
-    const bool frees = experiment_.config().train.accumulate == 1;
-    each.each = [this, frees](const at::Tensor& parameter) { in_backward_->rehearse(parameter, frees); };
+    using Gradient = UpdateInBackward::Gradient;
+    const Gradient after = experiment_.config().train.accumulate == 1 ? Gradient::Freed : Gradient::Kept;
+    each.each = [this, after](const at::Tensor& parameter) { in_backward_->rehearse(parameter, after); };
     each.writes = replay::Rehearsal::Writes::Nothing;
     return each;
   }

@@ -31,6 +31,23 @@ TEST(Applies, WhatIsTurnedOffByNameDoesNotExcuseWhatAnotherKeyDecides) {
   EXPECT_THAT(fault_in(lora, {"lora.rank=0", "lora.adapter=a"}), HasSubstr("lora.alpha = 64.0 does nothing here"));
 }
 
+TEST(Applies, PrecisionUpdatesAndSchedulesApplyWhereTheyDoSomething) {
+  const std::string scaled = "[precision]\ncompute = \"fp16\"\n";
+  EXPECT_EQ(fault_in(scaled + "init_scale = 8.0\ngrowth_interval = 5\n"), "none");
+  EXPECT_THAT(fault_in("[precision]\ninit_scale = 8.0"), HasSubstr("applies with precision.compute = \"fp16\""));
+  EXPECT_THAT(fault_in("[precision]\nupdates = \"stochastic\""), HasSubstr("applies to weights in bf16"));
+  EXPECT_THAT(fault_in("[optimizer]\ndecay_steps = 5"), HasSubstr("applies with optimizer.schedule = \"wsd\""));
+  EXPECT_EQ(fault_in("[optimizer]\nschedule = \"wsd\"\ndecay_steps = 5"), "none");
+  EXPECT_THAT(fault_in("[optimizer]\nschedule = \"constant\"\nfinal_fraction = 0.5"), HasSubstr("not \"constant\""));
+  EXPECT_THAT(fault_in("[optimizer]\nclip_value = 1\nclip_norm = 1"), HasSubstr("optimizer.clip_norm = 1"));
+  EXPECT_EQ(fault_in("[optimizer]\nclip_value = 1"), "none") << "a norm by default";
+  EXPECT_THAT(fault_in("[model]\nloss_tile = 8"), HasSubstr("applies with a tiled model.loss"));
+  EXPECT_EQ(fault_in("[model]\nloss_tile = 8\nloss = \"tiled\""), "none");
+  EXPECT_THAT(fault_in("[optimizer]\nlion_beta2 = 0.9"), HasSubstr("with optimizer.kind = \"lion\""));
+  EXPECT_EQ(fault_in("[optimizer]\nkind = \"muon\"\nmuon_except = \"a, b\""), "none");
+  EXPECT_THAT(fault_in("[optimizer]\ngroups = \"bias weight_decay=0\""), HasSubstr("optimizer.groups: \"bias"));
+}
+
 TEST(Applies, TheBestStatesAreThoseThatWereValidated) {
   const std::string folder = "[output]\nfolder = \"out\"\n";
   const auto states = [&](int every, int validate_every) {

@@ -277,27 +277,6 @@ TEST(Config, AWordThatIsNoneListsThoseThereAre) {
             std::string::npos);
 }
 
-TEST(Config, PrecisionUpdatesAndSchedulesApplyWhereTheyDoSomething) {
-  const std::string scaled = "[precision]\ncompute = \"fp16\"\n";
-  EXPECT_EQ(refusal(scaled + "init_scale = 8.0\ngrowth_interval = 5\n"), "no error");
-  EXPECT_NE(refusal("[precision]\ninit_scale = 8.0").find("applies with precision.compute = \"fp16\""),
-            std::string::npos);
-  EXPECT_NE(refusal("[precision]\nupdates = \"stochastic\"").find("applies to weights in bf16"), std::string::npos);
-  EXPECT_NE(refusal("[optimizer]\ndecay_steps = 5").find("applies with optimizer.schedule = \"wsd\""),
-            std::string::npos);
-  EXPECT_EQ(refusal("[optimizer]\nschedule = \"wsd\"\ndecay_steps = 5"), "no error");
-  EXPECT_NE(refusal("[optimizer]\nschedule = \"constant\"\nfinal_fraction = 0.5").find("not \"constant\""),
-            std::string::npos);
-  EXPECT_NE(refusal("[optimizer]\nclip_value = 1\nclip_norm = 1").find("optimizer.clip_norm = 1"), std::string::npos);
-  EXPECT_EQ(refusal("[optimizer]\nclip_value = 1"), "no error") << "a norm by default";
-  EXPECT_NE(refusal("[model]\nloss_tile = 8").find("applies with a tiled model.loss"), std::string::npos);
-  EXPECT_EQ(refusal("[model]\nloss_tile = 8\nloss = \"tiled\""), "no error");
-  EXPECT_NE(refusal("[optimizer]\nlion_beta2 = 0.9").find("with optimizer.kind = \"lion\""), std::string::npos);
-  EXPECT_EQ(refusal("[optimizer]\nkind = \"muon\"\nmuon_except = \"a, b\""), "no error");
-  EXPECT_NE(mistake_in("[optimizer]\ngroups = \"bias weight_decay=0\"").find("optimizer.groups: \"bias"),
-            std::string::npos);
-}
-
 TEST(Config, ListsHaveCommasBetween) {
   EXPECT_EQ(split_list(" q_proj, v_proj ,,x"), (std::vector<std::string>{"q_proj", "v_proj", "x"}));
   EXPECT_TRUE(split_list("").empty());

@@ -127,13 +127,13 @@ TEST(LossScale, AStepThatOverflowsIsSkippedAndTheScaleFalls) {
 
 TEST(ScaleWatch, TellsAScaleThatKeepsFallingOnceAndEndsWhatNoScaleHelps) {
   ScaleWatch watch;
-  for (int i = 0; i < 14; ++i) EXPECT_EQ(watch.step(i, true, 4), std::nullopt) << "it finds its place";
-  EXPECT_THAT(watch.step(14, true, 2).value_or(""), HasSubstr("to 2 after 15 overflows in a row"));
-  EXPECT_EQ(watch.step(15, true, 1), std::nullopt) << "once";
-  EXPECT_EQ(watch.step(16, false, 1), std::nullopt);
-  EXPECT_THAT(watch.step(17, true, 0.5).value_or(""), HasSubstr("to 0.5 after 1 overflows"));
-  for (int i = 1; i < 39; ++i) EXPECT_EQ(watch.step(17 + i, true, 0.1), std::nullopt);
-  EXPECT_THAT([&] { watch.step(56, true, 0.1); }, ThrowsMessage<Error>(HasSubstr("40 steps in a row, up to step 56")));
+  for (int i = 0; i < 14; ++i) EXPECT_EQ(watch.overflowed(i, 4), std::nullopt) << "it finds its place";
+  EXPECT_THAT(watch.overflowed(14, 2).value_or(""), HasSubstr("to 2 after 15 overflows in a row"));
+  EXPECT_EQ(watch.overflowed(15, 1), std::nullopt) << "once";
+  watch.updated();
+  EXPECT_THAT(watch.overflowed(17, 0.5).value_or(""), HasSubstr("to 0.5 after 1 overflows"));
+  for (int i = 1; i < 39; ++i) EXPECT_EQ(watch.overflowed(17 + i, 0.1), std::nullopt);
+  EXPECT_THAT([&] { watch.overflowed(56, 0.1); }, ThrowsMessage<Error>(HasSubstr("40 steps in a row, up to step 56")));
 }
 
 }  // namespace
