@@ -25,7 +25,8 @@ namespace {
 namespace py = pybind11;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-/// An object with run(), which tells whether there was anything to run, and forget().
+/// An object with run(), which tells whether there was anything to run, and forget(). With in_backward it has prepare()
+/// and each(parameter) in place of run().
 replay::Rehearsal rehearsal_of(const py::object& update) {
   const auto call = [&update](const char* name) {
     const py::gil_scoped_acquire gil;
@@ -36,7 +37,19 @@ replay::Rehearsal rehearsal_of(const py::object& update) {
     }
   };
   replay::Rehearsal rehearsal;
-  rehearsal.run = [call] { return call("run"); };
+  if (py::cast<bool>(update.attr("in_backward"))) {
+    rehearsal.prepare = [call] { call("prepare"); };
+    rehearsal.each = [&update](const at::Tensor& parameter) {
+      const py::gil_scoped_acquire gil;
+      try {
+        update.attr("each")(parameter);
+      } catch (py::error_already_set& error) {
+        pass_on(error);
+      }
+    };
+  } else {
+    rehearsal.run = [call] { return call("run"); };
+  }
   rehearsal.forget = [call] { call("forget"); };
   return rehearsal;
 }

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ._capture import unrecorded
+from ._updates import ParameterSteps
 from .errors import UsageError
 
 
@@ -89,9 +90,10 @@ def _grow_old(twin: Any) -> None:
 
 class Rehearsals:
     """What the core runs where an update belongs. Writes of its operators are undone by the core; the optimizers
-    themselves are not touched: twins of them step."""
+    themselves are not touched: twins of them step. in_backward: each parameter as its gradient arrives."""
 
-    def __init__(self, optimizers: Any, update: Callable[[], None] | None) -> None:
+    def __init__(self, optimizers: Any, update: Callable[[], None] | None, in_backward: bool = False) -> None:
+        self.in_backward = in_backward
         if update is not None and optimizers is not None:
             raise UsageError("fit: it has an optimizer and an update; give one of them, the update if it runs the optimizer")
         given = () if optimizers is None else optimizers if isinstance(optimizers, Iterable) else (optimizers,)
@@ -100,6 +102,13 @@ class Rehearsals:
             self.add(optimizer)
         self._update = update
         self._twins: list[Any] = []
+        self._steps = ParameterSteps([], _rehearse)
+        if in_backward and any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in self._optimizers):
+            raise UsageError("fit: LBFGS runs the step itself, as often as it likes; it cannot update in the backward pass")
+
+    def steps(self) -> ParameterSteps:
+        """Of the optimizers themselves."""
+        return ParameterSteps(self._optimizers)
 
     def add(self, optimizer: Any) -> None:
         optimizer = _innermost(optimizer)
@@ -129,8 +138,25 @@ class Rehearsals:
             _rehearse(twin)
         return bool(self._twins)
 
+    def prepare(self) -> None:
+        """Makes the state that updates in the backward pass will find, one gradient at a time."""
+        with unrecorded():
+            self._twins = [_twin(optimizer) for optimizer in self._optimizers]
+            for twin in self._twins:
+                for parameter in ParameterSteps.parameters_of(twin):
+                    gradient, parameter.grad = parameter.grad, torch.zeros_like(parameter)
+                    ParameterSteps([twin], _rehearse).step(parameter)
+                    parameter.grad = gradient
+            self._steps = ParameterSteps(self._twins, _rehearse)
+
+    def each(self, parameter: torch.Tensor) -> None:
+        with unrecorded():
+            if self._steps.step(parameter):
+                parameter.grad = None
+
     def forget(self) -> None:
         self._twins.clear()
+        self._steps = ParameterSteps([], _rehearse)
 
 
 def _is_leaf_with_gradient(tensor: torch.Tensor) -> bool:

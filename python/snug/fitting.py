@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from ._agreement import Group
 from ._capture import Recorded, loss_of
 from ._core import StepReport
 from ._rehearsal import Rehearsals, leaves_kept
+from ._updates import UpdatesInBackward
 from .choices import Allowed
 from .devices import device_of
 from .errors import UsageError
@@ -158,14 +160,18 @@ class _Fitted:
         update: Callable[[], None] | None,
         process_group: Any,
         allow: Sequence[str],
+        in_backward: bool = False,
     ) -> None:
         self.allowed = Allowed(allow)
+        if in_backward and optimizer is None:
+            raise UsageError("fit: in_backward is True and there is no optimizer; give the one that updates")
         if not callable(step):
             raise UsageError(f"fit: the step is a {type(step).__name__}; give a function from a batch to its loss")
         if update is not None and not callable(update):
             raise UsageError(f"fit: the update is a {type(update).__name__}; give a function that does what your update does")
         request = _request(budget)
-        rehearsals = Rehearsals(optimizer, update)
+        rehearsals = Rehearsals(optimizer, update, in_backward)
+        self.updates = rehearsals.steps() if in_backward else None
         chosen = self.allowed(step)
         group = Group(process_group)
         self.agreement = group.agreement()
@@ -202,14 +208,19 @@ class Session:
         self._core = _core.Session(
             fitted.recorded, fitted.planner, fitted.budget, fitted.device, host, fitted.agreement
         )
+        self._updates = UpdatesInBackward(fitted.updates) if fitted.updates is not None else None
+        if self._updates is not None:
+            weakref.finalize(self, self._updates.remove)
 
     def _forget_step(self) -> None:
         """Lets go of the step that fit was given, and of what it refers to: backward() is always given another."""
         self._step = None
 
-    def backward(self, batch: Any, step: Step | None = None) -> torch.Tensor | None:
+    def backward(self, batch: Any, step: Step | None = None, *, update: bool = True) -> torch.Tensor | None:
         """Runs step(batch) and its backward pass; gradients are added to .grad as usual. Returns the loss, detached: what
-        the step returned, or the tensor that it called backward() on itself.
+        the step returned, or the tensor that it called backward() on itself. With in_backward each parameter of the
+        optimizer is updated as soon as its gradient is there, and the gradient goes; update=False adds the gradients up,
+        for a micro-batch that is not the last.
 
         `step` in place of the one that fit was given, for this call. Raises OutOfBudget when even eviction cannot make
         room, DoesNotFit when so much is allocated outside of the step that no plan fits any more, and whatever the step
@@ -219,7 +230,10 @@ class Session:
         if run is None:
             raise UsageError("session: it has no step of its own; give one: backward(batch, step)")
         chosen = self._allowed(run)
-        return self._core.backward(lambda: loss_of(chosen, batch))
+        if self._updates is None or not update:
+            return self._core.backward(lambda: loss_of(chosen, batch))
+        with self._updates:
+            return self._core.backward(lambda: loss_of(chosen, batch))
 
     @property
     def plan(self) -> Plan:
@@ -243,6 +257,8 @@ class Session:
 
     def close(self) -> None:
         """Lifts the limit and lets go of the plans. A second call does nothing."""
+        if self._updates is not None:
+            self._updates.remove()
         if not self._core.closed:
             self._core.close()
 
@@ -268,6 +284,7 @@ def fit(
     update: Callable[[], None] | None = None,
     process_group: Any = None,
     allow: Sequence[str] = (),
+    in_backward: bool = False,
 ) -> Session:
     """Plans and caps the training step of any model.
 
@@ -287,7 +304,10 @@ def fit(
     a session of its own: what one of them cannot record or plan is recorded again, or refused, in all. By default that of
     the DistributedDataParallel model that the step runs, else this process alone. allow: what may be done to the step that
     changes the order of sums, by name; "tiled_loss": the cross-entropy of logits over a large vocabulary is computed a few
-    rows at a time, whatever the model (see snug.tiled_loss). Hooks of
+    rows at a time, whatever the model (see snug.tiled_loss). in_backward: `optimizer` updates each parameter in the backward
+    pass, as soon as its gradient is there, and the gradient goes: all of them are never there at once, and no bit is
+    different, as long as it treats each parameter by itself. Nothing can look at all gradients then, so neither clip their
+    norm nor use a GradScaler, and do not call optimizer.step(). Hooks of
     register_post_accumulate_grad_hook, where optimizers are run too, do not run while the step is recorded.
 
     Raises DoesNotFit, naming the smallest budget and its parts, and UsageError.
@@ -298,7 +318,7 @@ def fit(
     host_bytes = parse_bytes(host_budget) if host_budget is not None else None
     if host_bytes is not None and host_bytes <= 0:
         raise UsageError(f"fit: the host's budget is {host_bytes} bytes; it must be positive")
-    return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow), host_bytes)
+    return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward), host_bytes)
 
 
 def plan(
@@ -312,8 +332,9 @@ def plan(
     update: Callable[[], None] | None = None,
     process_group: Any = None,
     allow: Sequence[str] = (),
+    in_backward: bool = False,
 ) -> Plan:
     """What fit would do, without a session: records the step and plans it. Without a budget, the fastest plan."""
-    fitted = _Fitted(step, sample, budget, strategy, device_of(device, sample), optimizer, update, process_group, allow)
+    fitted = _Fitted(step, sample, budget, strategy, device_of(device, sample), optimizer, update, process_group, allow, in_backward)
     graph = fitted.recorded.graph
     return Plan(graph, fitted.planner, fitted.planner.plan(graph, fitted.budget))

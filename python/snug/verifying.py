@@ -88,6 +88,11 @@ def verify(
     """
     if session is not None and (budget is not None or strategy != "optimal"):
         raise UsageError("verify: the session has its budget and its strategy; leave them out, or the session")
+    if session is not None and session._updates is not None:
+        raise UsageError(
+            "verify: the session updates in the backward pass and leaves no gradients; give a session of the same step without "
+            "in_backward, or the budget alone"
+        )
     if isinstance(model, torch.nn.Module):
         parameters, buffers = list(model.named_parameters()), list(model.named_buffers())
     else:

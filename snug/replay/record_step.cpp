@@ -118,6 +118,17 @@ class RehearsedUpdate {
     writes_.undo();  // before the step function is left
   }
 
+  /// Before the step runs. Returns the bytes of state that this has made.
+  Bytes prepare(const memory::DeviceMemory& memory) {
+    if (!rehearsal_.prepare) return 0;
+    const Bytes before = memory.stats().allocated;
+    made_ = true;
+    const memory::TagScope tag(memory::Tag::Optimizer);
+    rehearsal_.prepare();
+    writes_.undo();
+    return memory.stats().allocated - before;
+  }
+
   /// The state that it has made goes.
   void forget() {
     if (std::exchange(made_, false) && rehearsal_.forget) rehearsal_.forget();
@@ -211,6 +222,7 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
   if (!options.have_gradients.empty()) step.kind = StepKind::Later;
   step.gradients = scope.gradients;
   RehearsedUpdate update(options.update, *scope.profiler, *scope.tape, scope.writes, step.parameters);
+  const Bytes prepared = update.prepare(memory);
   const auto update_begins = [&](StepRun& run) {
     update.run();
     run.stop();
@@ -251,7 +263,7 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
         "smaller sample, or let the exception pass, which says why");
   }
   update.run();
-  step.state_to_come = scope.profiler->state_to_come();
+  step.state_to_come = prepared + scope.profiler->state_to_come();
   step.graph = scope.profiler->finish(*scope.tape);
   update.forget();
   scope.writes.undo();

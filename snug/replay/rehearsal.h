@@ -25,6 +25,8 @@ struct Rehearsal {
     Nothing    ///< that has other bits afterwards: nothing is copied
   };
   std::function<bool()> run;  ///< false: there is nothing to update after all. Empty: no optimizer step is known
+  /// Makes the state that each() would make at its first call, before the step runs. What it writes is put back.
+  std::function<void()> prepare = {};
   /// Of one parameter, where its gradient has been accumulated: an optimizer that updates in the backward pass, see
   /// GradientHooks. It may let go of the gradient. Beside run(), or in its place.
   std::function<void(const at::Tensor& parameter)> each = {};
