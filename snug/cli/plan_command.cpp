@@ -24,6 +24,8 @@
 #include "snug/report/count.h"
 #include "snug/report/table.h"
 #include "snug/report/terminal.h"
+#include "snug/train/choose.h"
+#include "snug/train/config.h"
 #include "snug/train/experiment.h"
 #include "snug/train/longest_sequence.h"
 #include "snug/train/planned_experiment.h"
@@ -50,6 +52,7 @@ struct PlanReport {
   plan::LowerBound bound;
   double gap = 0;
   double planning_seconds = 0;
+  std::vector<train::Choice> choices;
 };
 
 /// For the first of all kinds of steps.
@@ -89,12 +92,23 @@ PlanReport plan_graph(const PlanOptions& options) {
 PlanReport plan_configuration(const PlanOptions& options) {
   train::Config config = configuration_of_steps(options.config);
   if (options.strategy) config.memory.strategy = *options.strategy;
-  train::warm_up(config);
-  train::Experiment experiment(config);
   std::optional<plan::PlanFile> file;
   if (!options.plan.empty()) file = plan::read_plan(options.plan);
-  train::PlannedExperiment planned = train::plan_experiment(experiment, train::Kinds::Run, file);
-  return report_on(std::move(planned.kinds), planned.budget, planned.planning_seconds);
+  train::validate(config);
+  train::warm_up(config);
+  report::Progress progress = report::Progress::for_terminal();
+  train::Chosen chosen{.config = config, .choices = {}};
+  if (!file) chosen = train::choose(config, progress);
+  try {
+    train::Experiment experiment(chosen.config);
+    train::PlannedExperiment planned = train::plan_experiment(experiment, train::Kinds::Run, file);
+    PlanReport report = report_on(std::move(planned.kinds), planned.budget, planned.planning_seconds);
+    report.choices = std::move(chosen.choices);
+    return report;
+  } catch (const DoesNotFit& refusal) {
+    if (file) throw;
+    throw train::with_cheapest_change(refusal, chosen.config, progress);
+  }
 }
 
 nlohmann::ordered_json share_to_json(const plan::Share& share) {
@@ -132,6 +146,7 @@ nlohmann::ordered_json to_json(const PlanReport& r, const plan::Explanation& why
       {"moved_bytes", why.all.moved},
       {"recomputed_bytes", why.all.recomputed},
       {"strategy", r.plan.strategy}};
+  json["choices"] = to_json(r.choices);
   if (with_explanation) {
     for (const plan::Share& share : why.pieces) json["pieces"].push_back(share_to_json(share));
     json["operators"] = nlohmann::ordered_json::array();
@@ -272,6 +287,7 @@ int run(const PlanOptions& options) {
     return 0;
   }
   print_plan_summary(report, why);
+  if (!report.choices.empty()) print(render(report.choices, report::terminal_columns(stdout)));
   if (options.explain) {
     print_shares("what each piece keeps and makes again", "piece", why.pieces, report.plan.unplanned_seconds);
     print_shares("what is made again, by operator", "operator", why.operators, report.plan.unplanned_seconds);

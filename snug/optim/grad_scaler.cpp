@@ -1,5 +1,6 @@
 #include "snug/optim/grad_scaler.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_amp_update_scale.h>
@@ -30,7 +31,7 @@ struct Alike {
 
 std::vector<Alike> alike(const std::vector<at::Tensor>& parameters) {
   std::vector<Alike> groups;
-  for (at::Tensor p : parameters) {
+  for (const at::Tensor& p : parameters) {
     if (!p.grad().defined()) continue;
     if (p.grad().scalar_type() == at::kHalf) throw Error("GradScaler: Attempting to unscale FP16 gradients.");
     const at::Tensor gradient = p.grad().is_sparse() ? p.grad()._values() : p.grad();

@@ -1,6 +1,7 @@
 #include "snug/optim/stochastic_rounding.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/BFloat16.h>
 
 #include <bit>

@@ -42,15 +42,15 @@ std::string message(const DoesNotFit::Floor& floor) {
     return fmt::format(
         "does not fit: the budget is {}, and the step cannot be recorded within it: where that stopped it would have "
         "taken {} ({} bytes: {}), and all of it takes more; a plan without a budget records it all and says the "
-        "smallest (snug plan, snug.plan); raise the budget, or use a smaller batch or sequence",
-        format_bytes(floor.budget), format_bytes(floor.floor), floor.floor, parts);
+        "smallest (snug plan, snug.plan); raise the budget, or use a smaller batch or sequence{}",
+        format_bytes(floor.budget), format_bytes(floor.floor), floor.floor, parts, floor.change);
   }
   std::string budget = format_bytes(floor.budget);
   if (budget == format_bytes(floor.floor)) budget += fmt::format(" ({} bytes)", floor.budget);
   return fmt::format(
       "does not fit: the budget is {}, but the smallest that strategy {} can do with is {} ({} bytes{}: {}); raise the "
-      "budget to that, or use a smaller batch or sequence",
-      budget, floor.strategy, format_bytes(floor.floor), floor.floor, share_that_fits(floor), parts);
+      "budget to that, or use a smaller batch or sequence{}",
+      budget, floor.strategy, format_bytes(floor.floor), floor.floor, share_that_fits(floor), parts, floor.change);
 }
 
 }  // namespace

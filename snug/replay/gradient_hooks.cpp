@@ -31,7 +31,7 @@ class UseGradient final : public PostAccumulateGradHook {
 
 }  // namespace
 
-GradientHooks::GradientHooks(const std::vector<at::Tensor>& leaves, Use use) : leaves_(leaves) {
+GradientHooks::GradientHooks(const std::vector<at::Tensor>& leaves, const Use& use) : leaves_(leaves) {
   for (const at::Tensor& leaf : leaves_) {
     auto before = std::exchange(post_acc_grad_hooks(leaf), nullptr);
     torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<UseGradient>(std::move(before), use));

@@ -14,7 +14,7 @@ namespace snug::replay {
 class GradientHooks {
  public:
   using Use = std::function<void(const at::Tensor& leaf)>;
-  GradientHooks(const std::vector<at::Tensor>& leaves, Use use);
+  GradientHooks(const std::vector<at::Tensor>& leaves, const Use& use);
   ~GradientHooks();
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;

@@ -87,6 +87,7 @@ inline const Applies kByNorm{[](const Config& c) { return c.optimizer.clip_value
 inline const Applies kOrderOfNorm{
     kByNorm.with, "with optimizer.clip_norm above 0 and no optimizer.clip_value",
     Switch{"optimizer.clip_norm", [](const Config& c) { return c.optimizer.clip_norm > 0; }}};
+inline const Applies kWithBudget{[](const Config& c) { return c.memory.budget.has_value(); }, "with memory.budget"};
 /// Whether the loss of a configuration is tiled.
 bool has_tiled_loss(const ModelConfig& model);
 inline const Applies kTiled{[](const Config& c) { return has_tiled_loss(c.model); }, "with a tiled model.loss"};
@@ -107,5 +108,7 @@ std::vector<std::string> optimizer_names();
 /// The families that can, as "gpt" or "gpt or llama".
 std::string families_with_files();
 std::string families_with_tiled_loss();
+/// What memory.allow takes, with commas between.
+std::string knob_names();
 
 }  // namespace snug::train

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "snug/train/knobs.h"
 #include "snug/train/language_model.h"
 
 namespace snug::train {
@@ -50,6 +51,12 @@ std::string families_with_tiled_loss() {
   return names_of(model_families(), "", [](const ModelFamily& family) {
     return std::holds_alternative<models::TiledLoss>(family.usual_loss);
   });
+}
+
+std::string knob_names() {
+  std::vector<std::string_view> names;
+  for (const Knob& knob : knobs()) names.push_back(knob.name);
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 std::string families_help(const OwnKey& key) { return help_of(key, model_families()); }

@@ -21,7 +21,8 @@ namespace snug::train {
 /// * width, in bytes, inside 63 bits.
 template <class AnyConfig, class Visit>
 void visit_keys(AnyConfig& c, Visit&& to) {
-  using rules::Anything, rules::Budget, rules::Groups, rules::NameOf, rules::OneOf, rules::StrategyText;
+  using rules::Anything, rules::Budget, rules::Groups, rules::KnobNames, rules::NameOf, rules::OneOf,
+      rules::StrategyText;
   const auto declared_as = [&to](Resumed resumed) {
     return [&to, resumed](std::string_view section, std::string_view key, auto& member, std::string_view help,
                           const auto& rule, const Applies& applies = kAlways) {
@@ -166,6 +167,9 @@ void visit_keys(AnyConfig& c, Visit&& to) {
   varies("memory", "budget", c.memory.budget, "all memory that tensors may take, or percent of the unplanned peak",
          Budget{});
   varies("memory", "strategy", c.memory.strategy, "how the plan is made", StrategyText{});
+  varies("memory", "allow", c.memory.allow,
+         "what may be changed to fit the budget in less time, with commas between: " + knob_names(), KnobNames{},
+         kWithBudget);
   varies("memory", "verify_replay_every", c.memory.verify_replay_every,
          "each so many steps, check that what is made again is what was dropped; 0: never", kNotNegative, kInRuns);
   varies("memory", "verify_replay_by", c.memory.verify_replay_by,

@@ -9,6 +9,7 @@
 #include "snug/optim/parameter_groups.h"
 #include "snug/plan/strategy.h"
 #include "snug/train/config.h"
+#include "snug/train/knobs.h"
 
 namespace snug::train::rules {
 
@@ -25,6 +26,7 @@ bool keeps(const Budget&, const std::optional<plan::BudgetRequest>& value) {
 }
 bool keeps(const StrategyText&, const std::string& value) { return (plan::strategy_from(value), true); }
 bool keeps(const Groups&, const std::string& value) { return (optim::parse_group_rules(value), true); }
+bool keeps(const KnobNames&, const std::string& value) { return (allowed_knobs(value), true); }
 bool keeps(const NameOf& rule, const std::string& value) { return std::ranges::count(rule.names(), value) > 0; }
 
 }  // namespace snug::train::rules

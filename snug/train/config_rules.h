@@ -20,6 +20,7 @@ struct Anything {};
 struct Budget {};
 struct StrategyText {};
 struct Groups {};
+struct KnobNames {};
 /// One of a few words, which are an enum's.
 template <class Choice>
 struct OneOf {
@@ -45,6 +46,7 @@ inline std::string describe(const Anything&) { return ""; }
 std::string describe(const Budget&);
 std::string describe(const StrategyText&);
 std::string describe(const Groups&);
+inline std::string describe(const KnobNames&) { return ""; }
 template <class Choice>
 std::string describe(const OneOf<Choice>& rule) {
   return one_of(words_of(rule));
@@ -58,6 +60,7 @@ bool keeps(const Anything&, const Value&) {
 bool keeps(const Budget&, const std::optional<plan::BudgetRequest>& value);
 bool keeps(const StrategyText&, const std::string& value);
 bool keeps(const Groups&, const std::string& value);
+bool keeps(const KnobNames&, const std::string& value);
 template <class Choice>
 bool keeps(const OneOf<Choice>& /*rule*/, Choice value) {
   return !word(value).empty();

@@ -100,6 +100,12 @@ void RunState::add_loss(const char* name, std::optional<double>& loss) {
       [] {});
 }
 
+std::optional<Config> RunState::config_in(const std::filesystem::path& folder) {
+  const auto found = state::newest_state(folder, [](const fs::path&, const std::string&) {});  // find() tells of them
+  if (!found) return std::nullopt;
+  return config_from_json(state::values_in(*found).value("config", json::object()), "the training state");
+}
+
 std::optional<std::int64_t> RunState::find(report::Progress& progress) {
   found_ = state::newest_state(folder_, [&](const fs::path& path, const std::string& why) {
     progress.note("passing over a damaged training state: " + why);

@@ -19,6 +19,7 @@
 #include "snug/memory/held_limit.h"
 #include "snug/memory/process_memory.h"
 #include "snug/report/count.h"
+#include "snug/train/choose.h"
 #include "snug/train/experiment.h"
 #include "snug/train/interrupt.h"
 #include "snug/train/output_folder.h"
@@ -68,6 +69,16 @@ std::string describe(const Session& session) {
 /// The limit that holds from the first on: of a budget in bytes. One in percent is not known before a recording.
 std::optional<Bytes> cap_of(const Config& config, const std::optional<plan::PlanFile>& file) {
   return plan::limit_of(requested_budget(config.memory.budget, file));
+}
+
+/// With what is chosen to fit the budget; a run that goes on has the choices that it had.
+Config chosen_for(const Config& config, const TrainOptions& options, report::Progress& progress) {
+  if (options.plan) return config;  // of the step as it is
+  if (options.start == Start::Resume) {
+    const auto before = RunState::config_in(std::filesystem::path(config.output.folder) / "state");
+    if (before) return adopt_choices(config, *before);
+  }
+  return choose(config, progress).config;
 }
 
 /// What was taken before does not count.
@@ -286,17 +297,18 @@ class Run {
   double started_ = 0;
 };
 
-}  // namespace
-
-TrainResult train(const Config& config, report::Progress& progress, const TrainOptions& options) {
+/// `planned` is set when it is.
+TrainResult train_chosen(const Config& asked, report::Progress& progress, const TrainOptions& options, bool& planned) {
   TrainResult result;
-  if (options.start == Start::Resume && config.output.folder.empty())
+  if (options.start == Start::Resume && asked.output.folder.empty())
     throw UsageError("train: resuming needs output.folder, where the training state is");
-  check_output_folder(config);
-  warm_up(config);
+  check_output_folder(asked);
+  validate(asked);
+  warm_up(asked);
   result.resident_start = memory::process_memory().resident;
-  const std::filesystem::path folder = config.output.folder;
+  const std::filesystem::path folder = asked.output.folder;
   const std::optional<FolderLock> alone = lock_output_folder(folder);
+  const Config config = chosen_for(asked, options, progress);
   Experiment experiment(config);
   RunState state(experiment, folder / "state");
   if (options.start == Start::Resume)
@@ -318,6 +330,7 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
                                 ? ""
                                 : fmt::format(", {} of them train", report::format_count(result.trained_parameters))));
   Session session = plan_session(experiment, Kinds::Run, options.plan);
+  planned = true;
   Run run(experiment, session, state, progress, result);
   run.begin();
   result.recording_peak = memory.stats().allocated_peak;
@@ -325,6 +338,18 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
   progress.note(describe(session));
   run.run(options);
   return result;
+}
+
+}  // namespace
+
+TrainResult train(const Config& config, report::Progress& progress, const TrainOptions& options) {
+  bool planned = false;
+  try {
+    return train_chosen(config, progress, options, planned);
+  } catch (const DoesNotFit& refusal) {
+    if (planned || options.plan) throw;
+    throw with_cheapest_change(refusal, config, progress);
+  }
 }
 
 }  // namespace snug::train

@@ -130,7 +130,7 @@ at::Tensor TrainingStep::sum_of_losses(const data::Batch& batch, std::int64_t up
     std::optional<replay::GradientHooks> updates;
     if (in_backward_ && &micro == &micros.back()) in_backward_->begin(update, updates);
     const at::Tensor loss = run([&] {
-      const at::Tensor weighted = weighted_loss(micro);
+      at::Tensor weighted = weighted_loss(micro);
       whole_ = !updates;  // from the backward pass on
       return weighted;
     });
@@ -144,7 +144,7 @@ at::Tensor TrainingStep::sum_of_losses(const data::Batch& batch, std::int64_t up
 at::Tensor TrainingStep::backward(Session& session, const data::Batch& batch, std::int64_t update) {
   last_ = {};
   return sum_of_losses(batch, update, [&](const replay::Forward& forward) {
-    const at::Tensor loss = session.backward(forward);
+    at::Tensor loss = session.backward(forward);
     const Session::StepReport& report = session.last_step();
     last_.replayed_ops += report.replayed_ops;
     last_.evictions += report.evictions;

@@ -12,6 +12,7 @@
 #include "snug/base/clock.h"
 #include "snug/memory/device_memory.h"
 #include "snug/record/random_state.h"
+#include "snug/train/choose.h"
 #include "snug/train/experiment.h"
 #include "snug/train/interrupt.h"
 #include "snug/train/planned_experiment.h"
@@ -131,9 +132,10 @@ nlohmann::ordered_json to_json(const VerifyResult& r) {
   return json;
 }
 
-VerifyResult verify(const Config& config, std::int64_t steps, std::int64_t every, report::Progress& progress) {
+VerifyResult verify(const Config& asked, std::int64_t steps, std::int64_t every, report::Progress& progress) {
   auto& memory = memory::device_memory(c10::kCPU);
   VerifyResult result;
+  const Config config = choose(asked, progress).config;
   Experiment experiment(config);
   progress.note("recording one step");
   TrainingStep training(experiment);

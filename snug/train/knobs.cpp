@@ -1,0 +1,87 @@
+#include "snug/train/knobs.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "snug/base/comma_list.h"
+#include "snug/base/errors.h"
+#include "snug/base/nearest.h"
+#include "snug/train/config_applies.h"
+#include "snug/train/precision.h"
+
+namespace snug::train {
+namespace {
+
+constexpr std::int64_t kSmallTile = 8;  // MiB
+
+std::optional<Config> updated_in_backward(Config c) {
+  const bool needs_all =
+      (c.optimizer.clip_norm > 0 && c.optimizer.clip_value == 0) || computed_in(c.precision.compute) == Compute::Fp16;
+  // Of several micro-batches the gradients are there until the last.
+  if (c.optimizer.in_backward || needs_all || c.train.accumulate > 1) return std::nullopt;
+  c.optimizer.in_backward = true;
+  return c;
+}
+
+std::optional<Config> with_tiled_loss(Config c) {
+  if (has_tiled_loss(c.model)) return std::nullopt;
+  c.model.loss = LossKind::Tiled;
+  return c;
+}
+
+std::optional<Config> with_small_tiles(Config c) {
+  if (!has_tiled_loss(c.model) || c.model.loss_tile <= kSmallTile) return std::nullopt;
+  c.model.loss_tile = kSmallTile;
+  return c;
+}
+
+std::optional<Config> in_smaller_parts(Config c) {
+  if (c.train.batch % (2 * c.train.accumulate) != 0) return std::nullopt;
+  c.train.accumulate *= 2;
+  return c;
+}
+
+std::optional<Config> with_8_bits(Config c) {
+  if (c.optimizer.kind != "adamw") return std::nullopt;
+  c.optimizer.kind = "adamw_8bit";
+  return c;
+}
+
+}  // namespace
+
+const std::vector<Knob>& knobs() {
+  static const std::vector<Knob> all{
+      {"in_backward", "optimizer.in_backward: weights are updated in the backward pass", Knob::Changes::Nothing,
+       updated_in_backward,
+       [](const Config& from, Config& to) { to.optimizer.in_backward = from.optimizer.in_backward; }},
+      {"tiled_loss", "model.loss = \"tiled\": the loss of a few rows of logits at a time", Knob::Changes::OrderOfSums,
+       with_tiled_loss, [](const Config& from, Config& to) { to.model.loss = from.model.loss; }},
+      {"loss_tile", "model.loss_tile: fewer rows at a time", Knob::Changes::OrderOfSums, with_small_tiles,
+       [](const Config& from, Config& to) { to.model.loss_tile = from.model.loss_tile; }},
+      {"micro_batch", "train.accumulate: the batch in twice as many parts", Knob::Changes::OrderOfSums,
+       in_smaller_parts, [](const Config& from, Config& to) { to.train.accumulate = from.train.accumulate; }},
+      {"adam8bit", "optimizer.kind = \"adamw_8bit\": moments in 8 bits", Knob::Changes::Numerics, with_8_bits,
+       [](const Config& from, Config& to) { to.optimizer.kind = from.optimizer.kind; }},
+  };
+  return all;
+}
+
+std::vector<const Knob*> allowed_knobs(std::string_view allow) {
+  std::vector<std::string> names;
+  for (const Knob& knob : knobs()) names.emplace_back(knob.name);
+  std::vector<const Knob*> allowed;
+  for (const std::string& name : split_at_commas(allow)) {
+    if (name.empty()) continue;
+    const auto known = std::ranges::find(knobs(), name, &Knob::name);
+    if (known == knobs().end()) {
+      throw UsageError(fmt::format("memory.allow has \"{}\", which is not known; {}it takes {}", name,
+                                   did_you_mean(name, names), fmt::join(names, ", ")));
+    }
+    allowed.push_back(&*known);
+  }
+  return allowed;
+}
+
+}  // namespace snug::train

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "snug/train/config_values.h"
+
+namespace snug::train {
+
+/// A change of the configuration that saves memory.
+struct Knob {
+  /// What it changes of a run beside memory and time.
+  enum class Changes : std::uint8_t {
+    Nothing,      ///< not a bit: it is free to use
+    OrderOfSums,  ///< the same in exact numbers
+    Numerics
+  };
+  std::string_view name;  ///< what memory.allow takes
+  std::string_view help;  ///< one line
+  Changes changes;
+  /// The configuration with it, or with one step more of it; nullopt where it changes nothing there.
+  std::optional<Config> (*turned)(Config config);
+  /// Gives a configuration what it changes in another.
+  void (*copy)(const Config& from, Config& to);
+};
+
+/// All there are, in the order in which they are tried. A new one is a line there.
+const std::vector<Knob>& knobs();
+
+/// The knobs that memory.allow names: with commas between. Throws UsageError for a name that is none.
+std::vector<const Knob*> allowed_knobs(std::string_view allow);
+
+}  // namespace snug::train
