@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from . import _core
+from .errors import Error
 
 # Projections of at least so many columns, and so many for each row, are taken for logits of a vocabulary. What is none is
 # made at its first use, with the bits that it would have had.
@@ -32,11 +33,20 @@ class _Projection:
         self.hidden, self.weight, self.bias = hidden, weight, bias
         self._real: torch.Tensor | None = None
 
+    @property
+    def needs_gradient(self) -> bool:
+        return any(t is not None and t.requires_grad for t in (self.hidden, self.weight, self.bias))
+
     def real(self) -> torch.Tensor:
-        if self._real is None:
-            with torch.autocast(self.hidden.device.type, enabled=False):
-                self._real = F.linear(self.hidden, self.weight, self.bias)
-        return self._real
+        if self._real is not None:
+            return self._real
+        # Also where tiled_loss is on, and would make it lazy again.
+        with torch.autocast(self.hidden.device.type, enabled=False), torch._C.DisableTorchFunction():
+            real = F.linear(self.hidden, self.weight, self.bias)
+        # What is made without gradients, for a metric say, is not what a loss is made of.
+        if torch.is_grad_enabled() or not self.needs_gradient:
+            self._real = real
+        return real
 
     @property
     def is_real(self) -> bool:
@@ -62,13 +72,14 @@ class LazyLogits(torch.Tensor):
     def __new__(
         cls, projection: _Projection, moves: tuple[_Move, ...], shape: torch.Size, dtype: torch.dtype, tile: int
     ) -> LazyLogits:
-        needs = torch.is_grad_enabled() and any(
-            t is not None and t.requires_grad for t in (projection.hidden, projection.weight, projection.bias)
-        )
+        needs = torch.is_grad_enabled() and projection.needs_gradient
         self = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, shape, dtype=dtype, device=projection.hidden.device, requires_grad=needs
         )
         self._projection, self._moves, self._tile = projection, moves, tile
+        if needs:
+            with torch._C.DisableTorchFunctionSubclass():
+                self.register_hook(_refuse_gradient)
         return self
 
     def real(self) -> torch.Tensor:
@@ -105,12 +116,33 @@ class LazyLogits(torch.Tensor):
             result = understood(*args, **kwargs)
             if result is not NotImplemented:
                 return result
+        if _writes(func, kwargs):
+            with torch.enable_grad():  # what is written stays, whoever writes
+                tree_map(_made_real, (args, kwargs))
         return func(*tree_map(_made_real, args), **tree_map(_made_real, kwargs))
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # From C++, where nothing asks the function above.
         return func(*tree_map(_made_real, args), **tree_map(_made_real, kwargs or {}))
+
+
+def _refuse_gradient(_: torch.Tensor) -> None:
+    raise Error(
+        "tiled_loss: logits were given to something that PyTorch tells nothing of, as autograd.Function.apply, and their "
+        "gradient would be lost; give it logits.real() where they are a snug.LazyLogits, or leave tiled_loss out"
+    )
+
+
+def _writes(func: Any, kwargs: dict[str, Any]) -> bool:
+    name = getattr(func, "__name__", "")
+    return name == "__setitem__" or "out" in kwargs or (name.endswith("_") and not name.endswith("__")) or (
+        name.startswith("__i") and name in _IN_PLACE
+    )
+
+
+_IN_PLACE = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__", "__iand__",
+             "__ior__", "__ixor__", "__ilshift__", "__irshift__")
 
 
 def _made_real(value: Any) -> Any:
@@ -168,7 +200,7 @@ def _flatten(logits: LazyLogits, start_dim: int = 0, end_dim: int = -1) -> Any:
 
 def _getitem(logits: LazyLogits, index: Any) -> Any:
     index = index if isinstance(index, tuple) else (index,)
-    if not all(i is Ellipsis or isinstance(i, (int, slice)) or _picks_rows(i) for i in index):
+    if not all(i is Ellipsis or type(i) is int or isinstance(i, slice) or _picks_rows(i) for i in index):
         return NotImplemented
     used = sum(1 if not isinstance(i, torch.Tensor) or i.dtype != torch.bool else i.dim() for i in index if i is not Ellipsis)
     whole = slice(None)

@@ -15,6 +15,7 @@
 #include "snug/replay/planned_step.h"
 #include "snug/report/count.h"
 #include "snug/report/table.h"
+#include "snug/train/choose.h"
 #include "snug/train/experiment.h"
 #include "snug/train/interrupt.h"
 #include "snug/train/planned_experiment.h"
@@ -219,7 +220,7 @@ BenchResult bench(const BenchStep& step, const BenchOptions& options, report::Pr
 BenchResult bench(const Config& config, const BenchOptions& options, report::Progress& progress) {
   (void)read(options);  // what cannot be read is refused before anything is made
   warm_up(config);
-  Experiment experiment(config);
+  Experiment experiment(choose(config, progress).config);
   const data::Batch batch = experiment.train_batch(0);
   TrainingStep step(experiment);
   return bench({.record = [&] { return step.record(batch, std::nullopt); },

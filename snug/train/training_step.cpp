@@ -117,7 +117,7 @@ at::Tensor TrainingStep::weighted_loss(const MicroBatch& micro) {
   // Later the weights would have been updated with what comes of it.
   if (const double now = in_backward_ ? loss.item<double>() : 0; !std::isfinite(now)) throw NonFiniteLoss(now);
   const optim::GradScaler& scaler = experiment_.scaler();
-  if (micro.share == 1) return scaler.scale(loss);
+  if (experiment_.config().train.accumulate == 1) return scaler.scale(loss);
   // A tensor and not a number: another share is no other operator.
   return loss * at::full({}, micro.share * scaler.get_scale(), loss.options().requires_grad(false));
 }

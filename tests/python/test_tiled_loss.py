@@ -193,6 +193,59 @@ def test_a_write_reaches_those_that_were_cut_from_it():
         assert cut[0, 0, 2] == 7.0
 
 
+def test_a_write_without_gradients_stays(made):
+    def written(y, target):
+        with torch.no_grad():
+            y[..., 0] = -100.0
+        y.mul_(0.5)
+        assert y[0, 0, 0] == -50.0
+        return F.cross_entropy(y.view(-1, VOCABULARY), target.view(-1))
+
+    check(written, made, times=1)
+
+
+def test_a_metric_does_not_take_the_gradient_away(made):
+    def measured(y, target):
+        with torch.no_grad():
+            right = y.argmax(-1).eq(target).sum()
+        return F.cross_entropy(y.view(-1, VOCABULARY), target.view(-1)) + 0 * right
+
+    check(measured, made, times=1)
+
+    def measured_and_smoothed(y, target):
+        return measured(y, target) + F.cross_entropy(y.view(-1, VOCABULARY), target.view(-1), label_smoothing=0.1)
+
+    check(measured_and_smoothed, made, times=3)
+
+
+def test_an_index_that_adds_a_dimension_is_no_row():
+    layer, x, _ = head()
+    with snug.tiled_loss():
+        y = layer(x)
+        assert y[True].shape == (1, 2, 6, VOCABULARY) and y[None].shape == (1, 2, 6, VOCABULARY)
+
+
+class Loss(torch.autograd.Function):
+    """One of somebody else's, with a backward of its own."""
+
+    @staticmethod
+    def forward(ctx, logits):
+        return logits.sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.expand(2, 6, VOCABULARY)
+
+
+def test_a_gradient_that_would_be_lost_is_an_error():
+    layer, x, _ = head()
+    with snug.tiled_loss():
+        with pytest.raises(snug.Error, match="their gradient would be lost; give it logits.real()"):
+            Loss.apply(layer(x)).backward()
+        Loss.apply(layer(x).real()).backward()
+    assert layer.weight.grad is not None
+
+
 def test_labels_that_are_none_are_errors_as_without():
     layer, x, target = head()
     target[1, 2] = VOCABULARY
