@@ -24,6 +24,7 @@ class ParameterSteps:
 
     def __init__(self, optimizers: list[Any], step: Callable[[Any], None] = _stepped) -> None:
         self._step = step
+        self.optimizers = optimizers
         self.parameters = [p for optimizer in optimizers for p in self.parameters_of(optimizer)]
         self._of: dict[int, tuple[Any, int]] = {}
         for optimizer in optimizers:
@@ -73,6 +74,15 @@ class UpdatesInBackward:
 
     def __exit__(self, *_: object) -> None:
         self._on = False
+
+    def check(self) -> None:
+        """After a backward pass with updates: none is left."""
+        left = sum(p.grad is not None for o in self._steps.optimizers for p in ParameterSteps.parameters_of(o))
+        if left:
+            raise UsageError(
+                f"session: {left} parameters of the optimizer have gradients that no update has used, as they began to train "
+                f"after fit; close the session and fit again"
+            )
 
     def remove(self) -> None:
         for hook in self._hooks:

@@ -165,6 +165,11 @@ class _Fitted:
         self.allowed = Allowed(allow)
         if in_backward and optimizer is None:
             raise UsageError("fit: in_backward is True and there is no optimizer; give the one that updates")
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if in_backward and distributed and torch.distributed.get_world_size(process_group) > 1:
+            raise UsageError(
+                "fit: in_backward is True in a group of processes, whose gradients are exchanged after each has its own; leave it out"
+            )
         if not callable(step):
             raise UsageError(f"fit: the step is a {type(step).__name__}; give a function from a batch to its loss")
         if update is not None and not callable(update):
@@ -220,7 +225,7 @@ class Session:
         """Runs step(batch) and its backward pass; gradients are added to .grad as usual. Returns the loss, detached: what
         the step returned, or the tensor that it called backward() on itself. With in_backward each parameter of the
         optimizer is updated as soon as its gradient is there, and the gradient goes; update=False adds the gradients up,
-        for a micro-batch that is not the last.
+        for a micro-batch that is not the last; the budget has to have room for them, which a plan does not see to.
 
         `step` in place of the one that fit was given, for this call. Raises OutOfBudget when even eviction cannot make
         room, DoesNotFit when so much is allocated outside of the step that no plan fits any more, and whatever the step
@@ -233,7 +238,9 @@ class Session:
         if self._updates is None or not update:
             return self._core.backward(lambda: loss_of(chosen, batch))
         with self._updates:
-            return self._core.backward(lambda: loss_of(chosen, batch))
+            loss = self._core.backward(lambda: loss_of(chosen, batch))
+        self._updates.check()
+        return loss
 
     @property
     def plan(self) -> Plan:

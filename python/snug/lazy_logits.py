@@ -21,8 +21,16 @@ _IGNORED = -100
 DEFAULT_TILE = 32 << 20
 
 
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+# Does to a tensor (rows..., columns) what is done to the logits, whose last dimension it leaves alone.
+_Move = Callable[[torch.Tensor], torch.Tensor]
+
+
 class _Projection:
-    """What logits are made of, in the types that autocast has there, and the logits once somebody has asked for them."""
+    """What logits are made of, in the types that autocast has there, and the grad mode."""
 
     def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         kind = hidden.device.type
@@ -31,30 +39,23 @@ class _Projection:
             hidden, weight = hidden.to(dtype), weight.to(dtype)
             bias = bias.to(dtype) if bias is not None else None
         self.hidden, self.weight, self.bias = hidden, weight, bias
-        self._real: torch.Tensor | None = None
+        parts = [t for t in (hidden, weight, bias) if t is not None]
+        self.graded = torch.is_grad_enabled() and any(t.requires_grad for t in parts)
+        self._versions = [(t, None if t.is_inference() else t._version) for t in parts]
 
-    @property
-    def needs_gradient(self) -> bool:
-        return any(t is not None and t.requires_grad for t in (self.hidden, self.weight, self.bias))
+    def check(self) -> None:
+        """That they are still what they were when the logits would have been computed."""
+        if any(version is not None and t._version != version for t, version in self._versions):
+            raise Error(
+                "tiled_loss: logits are asked for after what they are made of, the hidden states or the output matrix, was "
+                "written in place, by an optimizer perhaps; ask before that, or leave tiled_loss out"
+            )
 
     def real(self) -> torch.Tensor:
-        if self._real is not None:
-            return self._real
+        self.check()
         # Also where tiled_loss is on, and would make it lazy again.
         with torch.autocast(self.hidden.device.type, enabled=False), torch._C.DisableTorchFunction():
-            real = F.linear(self.hidden, self.weight, self.bias)
-        # What is made without gradients, for a metric say, is not what a loss is made of.
-        if torch.is_grad_enabled() or not self.needs_gradient:
-            self._real = real
-        return real
-
-    @property
-    def is_real(self) -> bool:
-        return self._real is not None
-
-
-# Does to a tensor (rows..., columns) what was done to the logits, whose last dimension it leaves alone.
-_Move = Callable[[torch.Tensor], torch.Tensor]
+            return F.linear(self.hidden, self.weight, self.bias)
 
 
 class LazyLogits(torch.Tensor):
@@ -65,18 +66,26 @@ class LazyLogits(torch.Tensor):
     """
 
     _projection: _Projection
-    _moves: tuple[_Move, ...]
+    _parent: LazyLogits | None
+    _move: _Move
+    _made: torch.Tensor | None
     _tile: int
 
     @staticmethod
     def __new__(
-        cls, projection: _Projection, moves: tuple[_Move, ...], shape: torch.Size, dtype: torch.dtype, tile: int
+        cls,
+        projection: _Projection,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        tile: int,
+        parent: LazyLogits | None = None,
+        move: _Move = _same,
     ) -> LazyLogits:
-        needs = torch.is_grad_enabled() and projection.needs_gradient
+        needs = torch.is_grad_enabled() and projection.graded
         self = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, shape, dtype=dtype, device=projection.hidden.device, requires_grad=needs
         )
-        self._projection, self._moves, self._tile = projection, moves, tile
+        self._projection, self._tile, self._parent, self._move, self._made = projection, tile, parent, move, None
         if needs:
             with torch._C.DisableTorchFunctionSubclass():
                 self.register_hook(_refuse_gradient)
@@ -84,23 +93,37 @@ class LazyLogits(torch.Tensor):
 
     def real(self) -> torch.Tensor:
         """The tensor itself."""
-        found = self._projection.real()
-        for move in self._moves:
-            found = move(found)
-        return found.to(self.dtype)
+        if self._made is not None:
+            return self._made
+        self._refuse_graph()
+        graded = self._projection.graded
+        with torch.set_grad_enabled(graded and torch.is_grad_enabled()):
+            base = self._parent.real() if self._parent is not None else self._projection.real()
+            made = self._move(base).to(self.dtype)
+        # What is made without gradients, for a metric say, is not what a loss is made of.
+        if torch.is_grad_enabled() or not graded:
+            self._made = made
+        return made
+
+    @property
+    def _is_real(self) -> bool:
+        return self._made is not None or (self._parent is not None and self._parent._is_real)
+
+    def _refuse_graph(self) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            through = self.grad_fn is not None
+        if through:
+            _refuse_gradient(self)
 
     def _moved(self, move: _Move, shape: torch.Size) -> LazyLogits:
-        return LazyLogits(self._projection, (*self._moves, move), shape, self.dtype, self._tile)
+        return LazyLogits(self._projection, shape, self.dtype, self._tile, self, move)
 
     def _typed(self, dtype: torch.dtype) -> LazyLogits:
-        return LazyLogits(self._projection, self._moves, self.shape, dtype, self._tile)
+        return LazyLogits(self._projection, self.shape, dtype, self._tile, self)
 
     def _rows(self) -> torch.Tensor:
         """What the rows of logits are made of."""
-        found = self._projection.hidden
-        for move in self._moves:
-            found = move(found)
-        return found
+        return self._move(self._parent._rows() if self._parent is not None else self._projection.hidden)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"LazyLogits(shape={tuple(self.shape)}, dtype={self.dtype})"
@@ -112,7 +135,7 @@ class LazyLogits(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         understood = _UNDERSTOOD.get(func)
-        if understood is not None:
+        if understood is not None and args and isinstance(args[0], LazyLogits):
             result = understood(*args, **kwargs)
             if result is not NotImplemented:
                 return result
@@ -224,7 +247,7 @@ def _as_meta(index: Any) -> Any:
 
 
 def _cross_entropy(
-    logits: Any,
+    logits: LazyLogits,
     target: Any,
     weight: torch.Tensor | None = None,
     size_average: bool | None = None,
@@ -234,9 +257,9 @@ def _cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Any:
     plain = weight is None and size_average is None and reduce is None and label_smoothing == 0.0
-    if not plain or reduction not in ("mean", "sum") or not isinstance(logits, LazyLogits) or logits.dim() != 2:
+    if not plain or reduction not in ("mean", "sum") or logits.dim() != 2:
         return NotImplemented
-    if logits._projection.is_real or isinstance(target, LazyLogits):
+    if logits._is_real or isinstance(target, LazyLogits):
         return NotImplemented
     if target.dtype != torch.int64 or target.shape != logits.shape[:1] or target.device != logits.device:
         return NotImplemented
@@ -244,16 +267,24 @@ def _cross_entropy(
         if bool((target == _IGNORED).any()):
             return NotImplemented  # which refuses it
         target = target.masked_fill(target == ignore_index, _IGNORED)
+    projection = logits._projection
+    projection.check()
+    logits._refuse_graph()
+    with torch.set_grad_enabled(projection.graded and torch.is_grad_enabled()):
+        return _loss_of_rows(logits, target, reduction)
+
+
+def _loss_of_rows(logits: LazyLogits, target: torch.Tensor, reduction: str) -> torch.Tensor:
     projection, rows = logits._projection, logits._rows()
+    counted = (target != _IGNORED).sum()
     dtype = torch.float32 if torch.is_autocast_enabled(logits.device.type) else logits.dtype
     scale = None
     if rows.dtype == torch.float16:
         # Gradients of the sum, not of the mean, which would vanish before the loss is scaled.
-        scale = torch.full((), float(1 << (max(len(target), 1) - 1).bit_length()), device=logits.device)
+        scale = torch.full((), float(1 << (max(int(counted), 1) - 1).bit_length()), device=logits.device)
     with torch.autocast(logits.device.type, enabled=False):
         loss = _core.linear_cross_entropy(rows, projection.weight, target, logits._tile, projection.bias, scale)
         if reduction == "sum":
-            counted = (target != _IGNORED).sum()
             loss = torch.where(counted > 0, loss * counted, torch.zeros_like(loss))
         return loss.to(dtype)
 
@@ -307,7 +338,8 @@ class tiled_loss(TorchFunctionMode):
             return self._linear(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def _linear(self, hidden: Any, weight: Any, bias: Any = None) -> Any:
+    def _linear(self, input: Any, weight: Any, bias: Any = None) -> Any:
+        hidden = input
         plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in (hidden, weight) + ((bias,) if bias is not None else ()))
         if not plain or weight.dim() != 2 or hidden.dim() < 2 or hidden.dtype not in _TYPES:
             return F.linear(hidden, weight, bias)
@@ -317,7 +349,7 @@ class tiled_loss(TorchFunctionMode):
         projection = _Projection(hidden, weight, bias)
         if projection.hidden.dtype != projection.weight.dtype:
             return F.linear(hidden, weight, bias)  # which refuses it
-        return LazyLogits(projection, (), torch.Size((*hidden.shape[:-1], columns)), projection.hidden.dtype, self.tile)
+        return LazyLogits(projection, torch.Size((*hidden.shape[:-1], columns)), projection.hidden.dtype, self.tile)
 
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -121,6 +121,19 @@ class Counting(torch.optim.SGD):
         return super().step(closure)
 
 
+def test_parameters_that_begin_to_train_later_are_told_of():
+    data = batches()
+    model = net()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with snug.fit(lambda x: loss(model, x), data[0], "100%", optimizer=optimizer, in_backward=True) as session:
+        snug.set_memory_limit(None)
+        session.backward(data[0])
+        model[0].requires_grad_(True)
+        with pytest.raises(snug.UsageError, match="2 parameters of the optimizer have gradients that no update has used"):
+            session.backward(data[1])
+
+
 def test_what_cannot_be_is_refused():
     x = batches()[0]
     model = net()

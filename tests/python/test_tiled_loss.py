@@ -44,7 +44,7 @@ def made(monkeypatch):
     real = lazy_logits._Projection.real
 
     def counted(self):
-        count[0] += not self.is_real
+        count[0] += 1
         return real(self)
 
     monkeypatch.setattr(lazy_logits._Projection, "real", counted)
@@ -216,6 +216,47 @@ def test_a_metric_does_not_take_the_gradient_away(made):
         return measured(y, target) + F.cross_entropy(y.view(-1, VOCABULARY), target.view(-1), label_smoothing=0.1)
 
     check(measured_and_smoothed, made, times=3)
+
+
+def test_writes_into_copies_count(made):
+    def written(y, target):
+        y = y.to(torch.float32).contiguous()
+        cut = y[:, torch.tensor([0, 2, 4])]
+        cut.mul_(0.5)
+        flat = cut.reshape(-1, VOCABULARY)
+        flat[:, :8] = -50.0
+        return F.cross_entropy(flat, target[:, [0, 2, 4]].reshape(-1))
+
+    check(written, made, times=1)
+
+
+def test_the_grad_mode_is_that_of_the_projection(made):
+    layer, x, target = head()
+    with snug.tiled_loss():
+        with torch.no_grad():
+            old = layer(x)
+        loss = F.cross_entropy(old.view(-1, VOCABULARY), target.view(-1))
+        assert not loss.requires_grad and not old.softmax(-1).requires_grad
+
+
+def test_what_logits_are_made_of_must_not_be_written_before():
+    layer, x, target = head()
+    with snug.tiled_loss():
+        y = layer(x)
+        with torch.no_grad():
+            layer.weight.add_(1)
+        for use in (lambda: y.sum(), lambda: F.cross_entropy(y.view(-1, VOCABULARY), target.view(-1))):
+            with pytest.raises(snug.Error, match="was written in place"):
+                use()
+
+
+def test_names_of_arguments_and_lazy_logits_in_other_places():
+    layer, x, _ = head()
+    with snug.tiled_loss():
+        assert torch.equal(F.linear(input=x, weight=layer.weight, bias=layer.bias).real(), layer(x).real())
+        assert F.linear(input=x, weight=torch.ones(3, 16)).shape == (2, 6, 3)
+        assert torch.flatten(input=layer(x), start_dim=0, end_dim=1).shape == (12, VOCABULARY)
+        assert torch.zeros(2, dtype=torch.int64).to(layer(x)).dtype == torch.float32
 
 
 def test_an_index_that_adds_a_dimension_is_no_row():
