@@ -98,7 +98,12 @@ PlanReport plan_configuration(const PlanOptions& options) {
   train::warm_up(config);
   report::Progress progress = report::Progress::for_terminal();
   train::Chosen chosen{.config = config, .choices = {}};
-  if (!file) chosen = train::choose(config, progress);
+  if (!file) {
+    chosen = train::choose(config, progress);
+  } else if (!config.memory.allow.empty()) {
+    throw UsageError(
+        "plan: memory.allow may change the step, and --plan is of the step as it is; leave one of them out");
+  }
   try {
     train::Experiment experiment(chosen.config);
     train::PlannedExperiment planned = train::plan_experiment(experiment, train::Kinds::Run, file);
@@ -210,6 +215,12 @@ int find_longest(const PlanOptions& options) {
   const std::optional<Bytes> budget = plan::limit_of(config.memory.budget);
   if (!budget) {
     throw UsageError("plan: --longest-sequence needs a budget in bytes; give one with --budget, as in 2GiB");
+  }
+  if (config.optimizer.in_backward) {
+    throw UsageError(
+        "plan: --longest-sequence tries steps that may end in the middle, and with optimizer.in_backward = true half "
+        "of an "
+        "update would have been made; leave that out");
   }
   train::warm_up(config);
   train::Experiment experiment(config);

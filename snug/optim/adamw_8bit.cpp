@@ -10,6 +10,7 @@
 #include <cmath>
 #include <span>
 
+#include "snug/base/errors.h"
 #include "snug/memory/tag.h"
 #include "snug/optim/blockwise_code.h"
 
@@ -70,6 +71,9 @@ AdamW8bit::AdamW8bit(const Parameters& parameters, AdamWOptions options)
   const memory::TagScope tag(memory::Tag::Optimizer);
   for (std::size_t i = 0; i < parameters.tensors.size(); ++i) {
     const at::Tensor& p = parameters.tensors[i];
+    if (is_coded(p) && !p.is_cpu()) {
+      throw UsageError("optimizer: adamw_8bit runs on the CPU alone, and a parameter is elsewhere; use adamw");
+    }
     const auto moment = [&](const BlockwiseCode& code) -> Moment {
       if (!is_coded(p)) return {zeros_for(i), {}};
       return {at::full({p.numel()}, code.nearest(0), p.options().dtype(at::kByte)),

@@ -31,6 +31,10 @@ Optimizer::Optimizer(const Parameters& parameters, double weight_decay)
     if (!masters && p.scalar_type() == at::kHalf) {
       throw UsageError("optimizer: stochastic rounding is for parameters in bf16, and one is in fp16; keep masters");
     }
+    if (!masters && has_few_bits(p) && !p.is_cpu()) {
+      throw UsageError(
+          "optimizer: stochastic rounding runs on the CPU alone, and a parameter is elsewhere; keep masters");
+    }
     masters_.push_back(masters && has_few_bits(p) ? p.detach().to(at::kFloat) : at::Tensor());
     steps_.push_back(at::zeros({}, p.options().dtype(at::kFloat)));
   }

@@ -23,7 +23,8 @@ constexpr double kWorthwhile = 0.98;
 template <class OfKind>
 double step_seconds(const std::vector<replay::PlannedStep>& kinds, std::int64_t parts, const OfKind& of_kind) {
   double seconds = kinds.front().step.graph.update_seconds + of_kind(0);
-  if (parts > 1) seconds += of_kind(1) + static_cast<double>(parts - 2) * of_kind(0);
+  const bool has_first = kinds.size() > 1 && kinds[1].step.kind == replay::StepKind::First;
+  if (parts > 1) seconds += of_kind(has_first ? 1 : 0) + static_cast<double>(parts - 2) * of_kind(0);
   return seconds;
 }
 
@@ -81,11 +82,18 @@ std::string reason(const Taken& after, const Taken& now) {
   return "it makes the step no faster within the budget";
 }
 
+/// Whether a run loses nothing by it when it fails: of half an update there is no state, and no operator is named.
+bool is_free(const Knob& knob, const Config& config) {
+  const bool has_states = config.output.folder.empty() || config.state.every > 0;
+  return knob.changes == Knob::Changes::Nothing && has_states && !config.train.detect_anomaly &&
+         !config.given.contains(knob.key);
+}
+
 std::vector<const Knob*> usable(const Config& config) {
   std::vector<const Knob*> usable = allowed_knobs(config.memory.allow);
   for (const Knob& knob : knobs()) {
     const bool known = std::ranges::find(usable, &knob) != usable.end();
-    if (knob.changes == Knob::Changes::Nothing && !known && knob.turned(config)) usable.push_back(&knob);
+    if (!known && is_free(knob, config) && knob.turned(config)) usable.push_back(&knob);
   }
   return usable;
 }
@@ -144,14 +152,23 @@ DoesNotFit with_cheapest_change(const DoesNotFit& refusal, const Config& config,
     if (!cheapest || better(choice->after, cheapest->after)) cheapest = std::move(choice);
   }
   if (cheapest) {
-    floor.change = fmt::format("; with memory.allow = \"{}\" ({}) it fits", cheapest->knob->name, cheapest->knob->help);
+    const std::string before = config.memory.allow.empty() ? "" : config.memory.allow + ", ";
+    floor.change =
+        fmt::format("; with memory.allow = \"{}{}\" ({}) it fits", before, cheapest->knob->name, cheapest->knob->help);
   }
   return DoesNotFit(std::move(floor));
 }
 
-Config adopt_choices(Config config, const Config& before) {
-  for (const Knob* knob : usable(config)) knob->copy(before, config);
-  return config;
+Config adopt_choices(const Config& config, const Config& before) {
+  Config adopted = config;
+  for (const Knob* knob : usable(config)) {
+    if (!config.given.contains(knob->key)) knob->copy(before, adopted);
+  }
+  if (adopted == config || !config.memory.budget || plan::limit_of(config.memory.budget)) return adopted;
+  // A share is of the step as it is configured.
+  if (const Taken as_configured = take(config); as_configured.unplanned_peak > 0)
+    adopted.memory.budget = plan::budget_for(config.memory.budget, as_configured.unplanned_peak)->limit;
+  return adopted;
 }
 
 nlohmann::ordered_json to_json(const std::vector<Choice>& choices) {

@@ -253,6 +253,12 @@ void validate_model(const Config& config) {
         "optimizer.clip_value in its place",
         config.optimizer.clip_norm));
   }
+  if (config.optimizer.in_backward && config.train.detect_anomaly) {
+    throw UsageError(
+        "configuration: optimizer.in_backward = true, but train.detect_anomaly runs a step again from where it began, "
+        "and "
+        "half of its update would have been made; leave one of them out");
+  }
   if (config.optimizer.in_backward && computed_in(config.precision.compute) == Compute::Fp16) {
     throw UsageError(
         "configuration: optimizer.in_backward = true, but with precision.compute = \"fp16\" a step is left out when "

@@ -77,7 +77,7 @@ inline const Applies kScaling{[](const Config& c) { return computed_in(c.precisi
                               "with precision.compute = \"fp16\", where the loss is scaled"};
 inline const Applies kFewBits{
     [](const Config& c) { return c.precision.weights == TrainedWeights::Bf16 || c.model.weights == BaseWeights::Bf16; },
-    "to weights in bf16 (precision.weights, model.weights)"};
+    "to weights in bf16 that train (precision.weights, model.weights)"};
 inline const Applies kDecaying{[](const Config& c) { return c.optimizer.schedule != LearningRate::Constant; },
                                "with an optimizer.schedule that is not \"constant\""};
 inline const Applies kStable{[](const Config& c) { return c.optimizer.schedule == LearningRate::Wsd; },

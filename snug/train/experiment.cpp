@@ -23,7 +23,9 @@ Config prepared(const Config& config) {
   validate(config);
   if (config.train.threads > 0) at::set_num_threads(static_cast<int>(config.train.threads));
   torch::manual_seed(static_cast<std::uint64_t>(config.train.seed));
-  return config;
+  Config resolved = config;
+  resolved.precision.compute = computed_in(config.precision.compute);  // which another machine may not have
+  return resolved;
 }
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config, const torch::nn::Module& model) {

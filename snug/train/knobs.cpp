@@ -54,16 +54,17 @@ std::optional<Config> with_8_bits(Config c) {
 const std::vector<Knob>& knobs() {
   static const std::vector<Knob> all{
       {"in_backward", "optimizer.in_backward: weights are updated in the backward pass", Knob::Changes::Nothing,
-       updated_in_backward,
+       "optimizer.in_backward", updated_in_backward,
        [](const Config& from, Config& to) { to.optimizer.in_backward = from.optimizer.in_backward; }},
       {"tiled_loss", "model.loss = \"tiled\": the loss of a few rows of logits at a time", Knob::Changes::OrderOfSums,
-       with_tiled_loss, [](const Config& from, Config& to) { to.model.loss = from.model.loss; }},
-      {"loss_tile", "model.loss_tile: fewer rows at a time", Knob::Changes::OrderOfSums, with_small_tiles,
-       [](const Config& from, Config& to) { to.model.loss_tile = from.model.loss_tile; }},
+       "model.loss", with_tiled_loss, [](const Config& from, Config& to) { to.model.loss = from.model.loss; }},
+      {"loss_tile", "model.loss_tile: fewer rows at a time", Knob::Changes::OrderOfSums, "model.loss_tile",
+       with_small_tiles, [](const Config& from, Config& to) { to.model.loss_tile = from.model.loss_tile; }},
       {"micro_batch", "train.accumulate: the batch in twice as many parts", Knob::Changes::OrderOfSums,
-       in_smaller_parts, [](const Config& from, Config& to) { to.train.accumulate = from.train.accumulate; }},
-      {"adam8bit", "optimizer.kind = \"adamw_8bit\": moments in 8 bits", Knob::Changes::Numerics, with_8_bits,
-       [](const Config& from, Config& to) { to.optimizer.kind = from.optimizer.kind; }},
+       "train.accumulate", in_smaller_parts,
+       [](const Config& from, Config& to) { to.train.accumulate = from.train.accumulate; }},
+      {"adam8bit", "optimizer.kind = \"adamw_8bit\": moments in 8 bits", Knob::Changes::Numerics, "optimizer.kind",
+       with_8_bits, [](const Config& from, Config& to) { to.optimizer.kind = from.optimizer.kind; }},
   };
   return all;
 }

@@ -74,7 +74,13 @@ RunState::RunState(Experiment& experiment, std::filesystem::path folder)
   if (experiment.scaler().options().enabled) {
     state_.add_value(
         "scaler", [this] { return experiment_.scaler().state_dict(); },
-        [this](const json& value) { experiment_.scaler().load_state_dict(value); });
+        [this](const json& value) {
+          json state = value;
+          // What the configuration says of it may have been changed.
+          const json now = experiment_.scaler().state_dict();
+          for (const char* key : {"growth_factor", "backoff_factor", "growth_interval"}) state[key] = now[key];
+          experiment_.scaler().load_state_dict(state);
+        });
     state_.add_value(
         "skipped", [this] { return json(skipped); },
         [this](const json& value) {

@@ -73,7 +73,11 @@ std::optional<Bytes> cap_of(const Config& config, const std::optional<plan::Plan
 
 /// With what is chosen to fit the budget; a run that goes on has the choices that it had.
 Config chosen_for(const Config& config, const TrainOptions& options, report::Progress& progress) {
-  if (options.plan) return config;  // of the step as it is
+  if (options.plan) {
+    if (config.memory.allow.empty()) return config;
+    throw UsageError(
+        "train: memory.allow may change the step, and --plan is of the step as it is; leave one of them out");
+  }
   if (options.start == Start::Resume) {
     const auto before = RunState::config_in(std::filesystem::path(config.output.folder) / "state");
     if (before) return adopt_choices(config, *before);
@@ -297,8 +301,9 @@ class Run {
   double started_ = 0;
 };
 
-/// `planned` is set when it is.
-TrainResult train_chosen(const Config& asked, report::Progress& progress, const TrainOptions& options, bool& planned) {
+/// `unplanned` is the configuration as long as it has no plan, and nothing else can be advised.
+TrainResult train_chosen(const Config& asked, report::Progress& progress, const TrainOptions& options,
+                         std::optional<Config>& unplanned) {
   TrainResult result;
   if (options.start == Start::Resume && asked.output.folder.empty())
     throw UsageError("train: resuming needs output.folder, where the training state is");
@@ -309,6 +314,7 @@ TrainResult train_chosen(const Config& asked, report::Progress& progress, const 
   const std::filesystem::path folder = asked.output.folder;
   const std::optional<FolderLock> alone = lock_output_folder(folder);
   const Config config = chosen_for(asked, options, progress);
+  if (options.start == Start::Anew && !options.plan) unplanned = config;
   Experiment experiment(config);
   RunState state(experiment, folder / "state");
   if (options.start == Start::Resume)
@@ -330,7 +336,7 @@ TrainResult train_chosen(const Config& asked, report::Progress& progress, const 
                                 ? ""
                                 : fmt::format(", {} of them train", report::format_count(result.trained_parameters))));
   Session session = plan_session(experiment, Kinds::Run, options.plan);
-  planned = true;
+  unplanned.reset();
   Run run(experiment, session, state, progress, result);
   run.begin();
   result.recording_peak = memory.stats().allocated_peak;
@@ -343,12 +349,12 @@ TrainResult train_chosen(const Config& asked, report::Progress& progress, const 
 }  // namespace
 
 TrainResult train(const Config& config, report::Progress& progress, const TrainOptions& options) {
-  bool planned = false;
+  std::optional<Config> unplanned;
   try {
-    return train_chosen(config, progress, options, planned);
+    return train_chosen(config, progress, options, unplanned);
   } catch (const DoesNotFit& refusal) {
-    if (planned || options.plan) throw;
-    throw with_cheapest_change(refusal, config, progress);
+    if (!unplanned) throw;
+    throw with_cheapest_change(refusal, *unplanned, progress);
   }
 }
 

@@ -177,6 +177,10 @@ TrainingStep::Gradients TrainingStep::make_gradients(Session& session, const dat
     refuse_loss(experiment_, batch, step, found.loss, random);
   } catch (...) {
     record::restore(random);
+    if (optim::GradScaler& scaler = experiment_.scaler(); scaler.options().enabled) {
+      scaler.update(scaler.get_scale());  // what has been unscaled is forgotten
+      forget_gradients();
+    }
     throw;
   }
 }

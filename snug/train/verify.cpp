@@ -135,6 +135,7 @@ nlohmann::ordered_json to_json(const VerifyResult& r) {
 VerifyResult verify(const Config& asked, std::int64_t steps, std::int64_t every, report::Progress& progress) {
   auto& memory = memory::device_memory(c10::kCPU);
   VerifyResult result;
+  warm_up(asked);
   const Config config = choose(asked, progress).config;
   Experiment experiment(config);
   progress.note("recording one step");

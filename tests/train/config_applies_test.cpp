@@ -35,7 +35,7 @@ TEST(Applies, PrecisionUpdatesAndSchedulesApplyWhereTheyDoSomething) {
   const std::string scaled = "[precision]\ncompute = \"fp16\"\n";
   EXPECT_EQ(fault_in(scaled + "init_scale = 8.0\ngrowth_interval = 5\n"), "none");
   EXPECT_THAT(fault_in("[precision]\ninit_scale = 8.0"), HasSubstr("applies with precision.compute = \"fp16\""));
-  EXPECT_THAT(fault_in("[precision]\nupdates = \"stochastic\""), HasSubstr("applies to weights in bf16"));
+  EXPECT_THAT(fault_in("[precision]\nupdates = \"stochastic\""), HasSubstr("applies to weights in bf16 that train"));
   EXPECT_THAT(fault_in("[optimizer]\ndecay_steps = 5"), HasSubstr("applies with optimizer.schedule = \"wsd\""));
   EXPECT_EQ(fault_in("[optimizer]\nschedule = \"wsd\"\ndecay_steps = 5"), "none");
   EXPECT_THAT(fault_in("[optimizer]\nschedule = \"constant\"\nfinal_fraction = 0.5"), HasSubstr("not \"constant\""));
