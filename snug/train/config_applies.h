@@ -75,9 +75,13 @@ inline const Applies kMeasuredStates{
     kFolder, Commands::Runs};
 inline const Applies kScaling{[](const Config& c) { return computed_in(c.precision.compute) == Compute::Fp16; },
                               "with precision.compute = \"fp16\", where the loss is scaled"};
-inline const Applies kFewBits{
-    [](const Config& c) { return c.precision.weights == TrainedWeights::Bf16 || c.model.weights == BaseWeights::Bf16; },
-    "to weights in bf16 that train (precision.weights, model.weights)"};
+inline const Applies kFewBits{[](const Config& c) {
+                                const bool adapters = c.lora.rank > 0 || !c.lora.adapter.empty();  // which are in fp32
+                                const bool pretrained = c.model.weights == BaseWeights::Bf16 &&
+                                                        (!adapters || !c.lora.modules_to_save.empty());
+                                return c.precision.weights == TrainedWeights::Bf16 || pretrained;
+                              },
+                              "to weights in bf16 that train (precision.weights, model.weights)"};
 inline const Applies kDecaying{[](const Config& c) { return c.optimizer.schedule != LearningRate::Constant; },
                                "with an optimizer.schedule that is not \"constant\""};
 inline const Applies kStable{[](const Config& c) { return c.optimizer.schedule == LearningRate::Wsd; },

@@ -36,6 +36,10 @@ TEST(Applies, PrecisionUpdatesAndSchedulesApplyWhereTheyDoSomething) {
   EXPECT_EQ(fault_in(scaled + "init_scale = 8.0\ngrowth_interval = 5\n"), "none");
   EXPECT_THAT(fault_in("[precision]\ninit_scale = 8.0"), HasSubstr("applies with precision.compute = \"fp16\""));
   EXPECT_THAT(fault_in("[precision]\nupdates = \"stochastic\""), HasSubstr("applies to weights in bf16 that train"));
+  const std::string bf16 =
+      "[model]\nkind = \"llama\"\npath = \"m\"\nweights = \"bf16\"\n[precision]\nupdates = \"stochastic\"\n";
+  EXPECT_EQ(fault_in(bf16), "none");
+  EXPECT_THAT(fault_in(bf16 + "[lora]\nrank = 4"), HasSubstr("applies to weights in bf16 that train"));
   EXPECT_THAT(fault_in("[optimizer]\ndecay_steps = 5"), HasSubstr("applies with optimizer.schedule = \"wsd\""));
   EXPECT_EQ(fault_in("[optimizer]\nschedule = \"wsd\"\ndecay_steps = 5"), "none");
   EXPECT_THAT(fault_in("[optimizer]\nschedule = \"constant\"\nfinal_fraction = 0.5"), HasSubstr("not \"constant\""));
