@@ -142,12 +142,11 @@ class Rehearsals:
         """Makes the state that updates in the backward pass will find, one gradient at a time."""
         with unrecorded():
             self._twins = [_twin(optimizer) for optimizer in self._optimizers]
-            for twin in self._twins:
-                for parameter in ParameterSteps.parameters_of(twin):
-                    gradient, parameter.grad = parameter.grad, torch.zeros_like(parameter)
-                    ParameterSteps([twin], _rehearse).step(parameter)
-                    parameter.grad = gradient
             self._steps = ParameterSteps(self._twins, _rehearse)
+            for parameter in self._steps.parameters:
+                gradient, parameter.grad = parameter.grad, torch.zeros_like(parameter)
+                self._steps.step(parameter)
+                parameter.grad = gradient
 
     def each(self, parameter: torch.Tensor) -> None:
         with unrecorded():

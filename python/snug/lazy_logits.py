@@ -91,14 +91,14 @@ class LazyLogits(torch.Tensor):
                 self.register_hook(_refuse_gradient)
         return self
 
-    def real(self) -> torch.Tensor:
+    def materialize(self) -> torch.Tensor:
         """The tensor itself."""
         if self._made is not None:
             return self._made
         self._refuse_graph()
         graded = self._projection.graded
         with torch.set_grad_enabled(graded and torch.is_grad_enabled()):
-            base = self._parent.real() if self._parent is not None else self._projection.real()
+            base = self._parent.materialize() if self._parent is not None else self._projection.real()
             made = self._move(base).to(self.dtype)
         # What is made without gradients, for a metric say, is not what a loss is made of.
         if torch.is_grad_enabled() or not graded:
@@ -153,23 +153,21 @@ class LazyLogits(torch.Tensor):
 def _refuse_gradient(_: torch.Tensor) -> None:
     raise Error(
         "tiled_loss: logits were given to something that PyTorch tells nothing of, as autograd.Function.apply, and their "
-        "gradient would be lost; give it logits.real() where they are a snug.LazyLogits, or leave tiled_loss out"
+        "gradient would be lost; give it logits.materialize() where they are a snug.LazyLogits, or leave tiled_loss out"
     )
 
 
 def _writes(func: Any, kwargs: dict[str, Any]) -> bool:
     name = getattr(func, "__name__", "")
-    return name == "__setitem__" or "out" in kwargs or (name.endswith("_") and not name.endswith("__")) or (
-        name.startswith("__i") and name in _IN_PLACE
-    )
+    return "out" in kwargs or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 
-_IN_PLACE = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__", "__iand__",
+_IN_PLACE = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__", "__iand__",
              "__ior__", "__ixor__", "__ilshift__", "__irshift__")
 
 
 def _made_real(value: Any) -> Any:
-    return value.real() if isinstance(value, LazyLogits) else value
+    return value.materialize() if isinstance(value, LazyLogits) else value
 
 
 def _to(logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
@@ -225,14 +223,14 @@ def _getitem(logits: LazyLogits, index: Any) -> Any:
     index = index if isinstance(index, tuple) else (index,)
     if not all(i is Ellipsis or type(i) is int or isinstance(i, slice) or _picks_rows(i) for i in index):
         return NotImplemented
-    used = sum(1 if not isinstance(i, torch.Tensor) or i.dtype != torch.bool else i.dim() for i in index if i is not Ellipsis)
-    whole = slice(None)
-    if used == logits.dim() or (Ellipsis in [i for i in index if not isinstance(i, torch.Tensor)] and index[-1] is not Ellipsis):
-        # The last of them is of the columns.
-        if not isinstance(index[-1], slice) or index[-1] != whole or used > logits.dim():
-            return NotImplemented
-    elif used > logits.dim() - 1:
+    used = sum(i is not Ellipsis for i in index)
+    counted_from_behind = used < len(index) and index[-1] is not Ellipsis
+    if used > logits.dim():
         return NotImplemented
+    if used == logits.dim() or counted_from_behind:
+        last = next(i for i in reversed(index) if i is not Ellipsis)  # which is of the columns
+        if not isinstance(last, slice) or last != slice(None):
+            return NotImplemented
     shape = torch.empty(logits.shape, device="meta")[tree_map(_as_meta, index)].shape
     return logits._moved(lambda t: t[index], shape)
 

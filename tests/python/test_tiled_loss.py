@@ -144,6 +144,7 @@ def check(loss_of, made, times=0):
         lambda y, t: nn.CrossEntropyLoss()(y[..., :-1, :].contiguous().view(-1, y.shape[-1]), t[..., 1:].reshape(-1)),
         lambda y, t: nn.CrossEntropyLoss(ignore_index=3)(y.flatten(0, 1), t.flatten().clamp(max=5)),
         lambda y, t: F.cross_entropy(y[:, 1:].reshape((10, -1)), t[:, 1:].reshape(-1)),
+        lambda y, t: F.cross_entropy(y[0, 1:, ...], t[0, 1:]) + F.cross_entropy(y[..., 2, :], t[:, 2]),
         lambda y, t: F.cross_entropy(y[0], t[0]) + F.cross_entropy(y[1], t[1]),
         lambda y, t: F.cross_entropy(y[:, torch.tensor([0, 4])].view(-1, VOCABULARY), t[:, [0, 4]].flatten()),
         lambda y, t: F.cross_entropy(y.to(torch.float32).to(t.device).view(12, VOCABULARY), t.view(12)),
@@ -161,6 +162,8 @@ def test_ways_to_a_loss_that_stay_lazy(loss_of, made):
         lambda y, t: F.cross_entropy((30 * torch.tanh(y / 30)).view(-1, VOCABULARY), t.view(-1)),
         lambda y, t: F.cross_entropy(y.view(-1, VOCABULARY), t.view(-1), reduction="none").mean(),
         lambda y, t: F.cross_entropy(y[t > 4000], t[t > 4000]),
+        lambda y, t: F.cross_entropy(y[..., :8000].reshape(12, -1), t.view(-1).clamp(max=7000)),
+        lambda y, t: F.cross_entropy(y[:, :, 100:].reshape(12, -1), t.view(-1).clamp(max=7000)),
         lambda y, t: F.nll_loss(y.log_softmax(-1).view(-1, VOCABULARY), t.view(-1)),
         lambda y, t: y[..., :100].square().mean() + y[:, 0].mean() + F.cross_entropy(y.view(-1, VOCABULARY), t.view(-1)),
         lambda y, t: F.cross_entropy(y.view(-1, VOCABULARY), torch.softmax(torch.ones(12, VOCABULARY), -1)),
@@ -253,7 +256,7 @@ def test_what_logits_are_made_of_must_not_be_written_before():
 def test_names_of_arguments_and_lazy_logits_in_other_places():
     layer, x, _ = head()
     with snug.tiled_loss():
-        assert torch.equal(F.linear(input=x, weight=layer.weight, bias=layer.bias).real(), layer(x).real())
+        assert torch.equal(F.linear(input=x, weight=layer.weight, bias=layer.bias).materialize(), layer(x).materialize())
         assert F.linear(input=x, weight=torch.ones(3, 16)).shape == (2, 6, 3)
         assert torch.flatten(input=layer(x), start_dim=0, end_dim=1).shape == (12, VOCABULARY)
         assert torch.zeros(2, dtype=torch.int64).to(layer(x)).dtype == torch.float32
@@ -281,9 +284,9 @@ class Loss(torch.autograd.Function):
 def test_a_gradient_that_would_be_lost_is_an_error():
     layer, x, _ = head()
     with snug.tiled_loss():
-        with pytest.raises(snug.Error, match="their gradient would be lost; give it logits.real()"):
+        with pytest.raises(snug.Error, match="their gradient would be lost; give it logits.materialize()"):
             Loss.apply(layer(x)).backward()
-        Loss.apply(layer(x).real()).backward()
+        Loss.apply(layer(x).materialize()).backward()
     assert layer.weight.grad is not None
 
 
