@@ -219,8 +219,7 @@ int find_longest(const PlanOptions& options) {
   if (config.optimizer.in_backward) {
     throw UsageError(
         "plan: --longest-sequence tries steps that may end in the middle, and with optimizer.in_backward = true half "
-        "of an "
-        "update would have been made; leave that out");
+        "of an update would have been made; leave that out");
   }
   train::warm_up(config);
   train::Experiment experiment(config);
