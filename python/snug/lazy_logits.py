@@ -254,34 +254,34 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
-    plain = weight is None and size_average is None and reduce is None and label_smoothing == 0.0
+    plain = weight is None and size_average is None and reduce is None and 0.0 <= label_smoothing <= 1.0
     if not plain or reduction not in ("mean", "sum") or logits.dim() != 2:
         return NotImplemented
     if logits._is_real or isinstance(target, LazyLogits):
         return NotImplemented
     if target.dtype != torch.int64 or target.shape != logits.shape[:1] or target.device != logits.device:
         return NotImplemented
-    if ignore_index != _IGNORED:
-        if bool((target == _IGNORED).any()):
-            return NotImplemented  # which refuses it
-        target = target.masked_fill(target == ignore_index, _IGNORED)
     projection = logits._projection
     projection.check()
     logits._refuse_graph()
     with torch.set_grad_enabled(projection.graded and torch.is_grad_enabled()):
-        return _loss_of_rows(logits, target, reduction)
+        return _loss_of_rows(logits, target, reduction, ignore_index, label_smoothing)
 
 
-def _loss_of_rows(logits: LazyLogits, target: torch.Tensor, reduction: str) -> torch.Tensor:
+def _loss_of_rows(
+    logits: LazyLogits, target: torch.Tensor, reduction: str, ignored: int, label_smoothing: float
+) -> torch.Tensor:
     projection, rows = logits._projection, logits._rows()
-    counted = (target != _IGNORED).sum()
+    counted = (target != ignored).sum()
     dtype = torch.float32 if torch.is_autocast_enabled(logits.device.type) else logits.dtype
     scale = None
     if rows.dtype == torch.float16:
         # Gradients of the sum, not of the mean, which would vanish before the loss is scaled.
         scale = torch.full((), float(1 << (max(int(counted), 1) - 1).bit_length()), device=logits.device)
     with torch.autocast(logits.device.type, enabled=False):
-        loss = _core.linear_cross_entropy(rows, projection.weight, target, logits._tile, projection.bias, scale)
+        loss = _core.linear_cross_entropy(
+            rows, projection.weight, target, logits._tile, projection.bias, scale, ignored, label_smoothing
+        )
         if reduction == "sum":
             loss = torch.where(counted > 0, loss * counted, torch.zeros_like(loss))
         return loss.to(dtype)

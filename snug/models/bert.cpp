@@ -225,7 +225,8 @@ class BertMaskedLmImpl::Head : public torch::nn::Module {
   at::Tensor tiled_loss(const at::Tensor& x, const at::Tensor& embedding, const at::Tensor& targets,
                         const TiledLoss& tile) {
     const ModuleScope scope("cls");
-    return ops::linear_cross_entropy(predictions_->transformed(x), embedding, targets, tile, predictions_->bias());
+    return ops::linear_cross_entropy(predictions_->transformed(x), embedding, targets,
+                                     {.tile = tile, .bias = predictions_->bias()});
   }
 
  private:

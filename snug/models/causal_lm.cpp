@@ -58,7 +58,7 @@ at::Tensor CausalLmImpl::loss_of(at::Tensor hidden, const at::Tensor& targets) {
   const auto* const tile = std::get_if<TiledLoss>(&parts_.loss);
   if (tile != nullptr && !output_adapted()) {
     const ModuleScope scope("loss");
-    return ops::linear_cross_entropy(hidden, output_matrix(), targets, *tile, {}, loss_scale_);
+    return ops::linear_cross_entropy(hidden, output_matrix(), targets, {.tile = *tile, .scale = loss_scale_});
   }
   const at::Tensor all = logits(hidden);
   hidden = at::Tensor();  // not to be there beside the logits' softmax

@@ -12,117 +12,122 @@
 #include <algorithm>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/ops/softmax_loss.h"
 
 namespace snug::ops {
 namespace {
 
-constexpr std::int64_t kIgnored = -100;
 constexpr std::int64_t kPlain = -1;  // in place of a block format
 
 using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-using Loss = Results(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, std::int64_t,
-                     const at::Tensor&, const std::optional<at::Tensor>&, std::int64_t, bool, bool, bool);
 
 Matrix plain_or_packed(const at::Tensor& weight, std::int64_t format) {
   if (format == kPlain) return weight;
   return PackedMatrix{static_cast<BlockFormat>(format), weight};
 }
 
-/// A few rows: what they add to the loss, and their gradients.
+CrossEntropyTerms terms_of(at::ArrayRef<double> terms) {
+  return {.label_smoothing = terms[0], .z_loss = terms[1], .soft_cap = terms[2]};
+}
+
+/// The logits of a few rows, and then their gradients, in the same memory.
 class Group {
  public:
-  Group(const at::Tensor& x, const Matrix& weight, const std::optional<at::Tensor>& bias, const at::Tensor& targets)
-      : x_(x), weight_(weight), counted_(targets.ne(kIgnored)), picked_(targets.where(counted_, 0).unsqueeze(1)) {
-    logits_ = at::empty({x.size(0), rows_of(weight)}, x.options().dtype(at::kFloat));
-    for_each_tile(weight, x.scalar_type(), kTileBytes, [&](std::int64_t first, const at::Tensor& rows) {
+  Group(at::Tensor x, const Matrix& weight, at::Tensor room) : x_(std::move(x)), weight_(weight), logits_(std::move(room)) {
+    for_each_tile(weight, x_.scalar_type(), kTileBytes, [&](std::int64_t first, const at::Tensor& rows) {
       at::Tensor part = logits_.narrow(1, first, rows.size(0));
-      if (x.scalar_type() == at::kFloat) {
-        at::mm_out(part, x, rows.t());
-      } else {
-        part.copy_(at::mm(x, rows.t()));
-      }
+      at::mm_out(part, x_, rows.t());
     });
-    if (bias) logits_.add_(*bias);
-    logits_.sub_(logits_.amax(1, true));
-    const at::Tensor target_logits = logits_.gather(1, picked_);
-    logits_.exp_();
-    sums_ = logits_.sum(1, true);
-    loss_ = (sums_.log() - target_logits).squeeze(1).where(counted_, 0).sum(at::kDouble);
   }
 
-  [[nodiscard]] const at::Tensor& loss() const { return loss_; }
+  [[nodiscard]] const at::Tensor& logits() const { return logits_; }
 
-  /// Turns what the logits have become into their gradient, of `scale` times a mean over `counted` targets:
-  /// probabilities, less one at the target.
-  void differentiate(std::int64_t counted, double scale) {
-    logits_.div_(sums_);
-    logits_.scatter_add_(1, picked_, at::full({1, 1}, -1, logits_.options()).expand_as(picked_));
-    logits_.mul_(counted_.unsqueeze(1).to(at::kFloat).div_(static_cast<double>(counted) / scale));
-  }
-
-  /// After differentiate(), as the other.
+  /// Once the logits are gradients, as the others.
   void write_gradient_of_x(at::Tensor out) const {
-    const at::Tensor gradient = logits_.to(x_.scalar_type());
     std::optional<at::Tensor> sum;
     for_each_tile(weight_, x_.scalar_type(), kTileBytes, [&](std::int64_t first, const at::Tensor& rows) {
-      const at::Tensor part = at::mm(gradient.narrow(1, first, rows.size(0)), rows);
-      sum = sum ? sum->add_(part) : part.to(at::kFloat);
+      const at::Tensor part = logits_.narrow(1, first, rows.size(0));
+      if (rows.size(0) == logits_.size(1)) {
+        at::mm_out(out, part, rows);
+        return;
+      }
+      const at::Tensor product = at::mm(part, rows);
+      sum = sum ? sum->add_(product) : product.to(math_type(x_));
     });
-    out.copy_(*sum);
+    if (sum) out.copy_(*sum);
   }
 
-  void add_gradient_of_bias(at::Tensor out) const { out.add_(logits_.sum(0)); }
+  void add_gradient_of_bias(at::Tensor out) const { out.add_(logits_.sum(0, false, out.scalar_type())); }
 
   void add_gradient_of_weight(at::Tensor out) const {
-    const at::Tensor gradient = logits_.to(x_.scalar_type());
-    if (out.scalar_type() == gradient.scalar_type()) {
-      out.addmm_(gradient.t(), x_);
+    if (out.scalar_type() == logits_.scalar_type()) {
+      out.addmm_(logits_.t(), x_);
     } else {
-      out.add_(at::mm(gradient.t(), x_));
+      out.add_(at::mm(logits_.t(), x_));
     }
   }
 
+  /// What sums over many rows are kept in.
+  static at::ScalarType math_type(const at::Tensor& x) {
+    return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  }
+
  private:
-  const at::Tensor& x_;
+  at::Tensor x_;
   const Matrix& weight_;
-  at::Tensor counted_, picked_, logits_, sums_, loss_;
+  at::Tensor logits_;
 };
+
+/// Throws Error for a target that is no column.
+void check_targets(const at::Tensor& targets, std::int64_t ignored, std::int64_t columns) {
+  const at::Tensor wrong = targets.ne(ignored).logical_and_(targets.lt(0).logical_or_(targets.ge(columns)));
+  if (!wrong.any().item<bool>()) return;
+  const auto position = wrong.nonzero()[0].item<std::int64_t>();
+  throw Error(
+      fmt::format("linear cross-entropy: target {} at position {} is not in [0, {}), and not {}, which does not count",
+                  targets[position].item<std::int64_t>(), position, columns, ignored));
+}
 
 /// The loss, and the gradients that are wanted, undefined ones as empty tensors: of x, and of W with that of the bias
 /// as one more column.
 Results kernel(const at::Tensor& x, const at::Tensor& stored, const std::optional<at::Tensor>& bias,
                std::int64_t format, const at::Tensor& targets, const std::optional<at::Tensor>& scale,
-               std::int64_t tile_bytes, bool gradient_of_x, bool gradient_of_weight, bool gradient_of_bias) {
+               std::int64_t tile_bytes, at::ArrayRef<double> terms, std::int64_t ignored, bool gradient_of_x,
+               bool gradient_of_weight, bool gradient_of_bias) {
   const Matrix weight = plain_or_packed(stored, format);
-  const std::int64_t rows = x.size(0), width = x.size(1);
-  const std::int64_t row_bytes = std::max<std::int64_t>(rows_of(weight), 1) * 4;
+  const std::int64_t rows = x.size(0), width = x.size(1), vocabulary = rows_of(weight);
+  check_targets(targets, ignored, vocabulary);
+  const std::int64_t row_bytes = std::max<std::int64_t>(vocabulary, 1) * x.element_size();
   const std::int64_t step = std::max<std::int64_t>(tile_bytes / row_bytes, 1);
-  const auto counted = targets.ne(kIgnored).sum().item<std::int64_t>();
-  const double factor = scale ? scale->item<double>() : 1;
-  const auto floats = x.options().dtype(at::kFloat);
+  const auto counted = targets.ne(ignored).sum().item<std::int64_t>();
+  const auto sums = x.options().dtype(Group::math_type(x));
   at::Tensor loss = at::zeros({}, x.options().dtype(at::kDouble));
   at::Tensor of_x = gradient_of_x ? at::empty_like(x) : at::empty({0}, x.options());
   // Summed over groups: not to be rounded to a short type in between.
   const std::int64_t columns = (gradient_of_weight ? width : 0) + (gradient_of_bias ? 1 : 0);
-  at::Tensor of_weight = columns > 0 ? at::zeros({rows_of(weight), columns}, floats) : at::empty({0}, floats);
+  at::Tensor of_weight = columns > 0 ? at::zeros({vocabulary, columns}, sums) : at::empty({0}, sums);
+  const at::Tensor room = at::empty({std::min(step, rows), vocabulary}, x.options());
+  // Without a target the loss is nan, and no gradient is.
+  const double mean = (scale ? scale->item<double>() : 1) / static_cast<double>(std::max<std::int64_t>(counted, 1));
   for (std::int64_t first = 0; first < rows; first += step) {
     const std::int64_t count = std::min(step, rows - first);
-    const at::Tensor part = x.narrow(0, first, count);
-    Group group(part, weight, bias, targets.narrow(0, first, count));
-    loss.add_(group.loss());
-    // Without a target the loss is nan, and no gradient is.
-    if (gradient_of_x || columns > 0) group.differentiate(std::max<std::int64_t>(counted, 1), factor);
+    const Group group(x.narrow(0, first, count), weight, room.narrow(0, 0, count));
+    const Logits logits{
+        .values = group.logits(), .targets = targets.narrow(0, first, count), .bias = bias, .ignored = ignored};
+    loss.add_(softmax_loss(logits, terms_of(terms), gradient_of_x || columns > 0 ? mean : 0).sum());
     if (gradient_of_x) group.write_gradient_of_x(of_x.narrow(0, first, count));
     if (gradient_of_weight) group.add_gradient_of_weight(of_weight.narrow(1, 0, width));
     if (gradient_of_bias) group.add_gradient_of_bias(of_weight.select(1, columns - 1));
   }
-  return {loss.div_(static_cast<double>(counted)).to(at::kFloat), of_x, of_weight};
+  return {loss.div_(static_cast<double>(counted)).to(sums.dtype()), of_x, of_weight};
 }
 
 const auto& loss_op() {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("snug::linear_cross_entropy", "").typed<Loss>();
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("snug::linear_cross_entropy", "").typed<decltype(kernel)>();
   return op;
 }
 
@@ -131,11 +136,12 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                                                 const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                                                 std::int64_t format, const at::Tensor& targets,
-                                                const std::optional<at::Tensor>& scale, std::int64_t tile, bool of_x,
+                                                const std::optional<at::Tensor>& scale, std::int64_t tile,
+                                                at::ArrayRef<double> terms, std::int64_t ignored, bool of_x,
                                                 bool of_weight, bool of_bias) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const auto [loss, gradient_of_x, gradient_of_weight] =
-        loss_op().call(x, weight, bias, format, targets, scale, tile, of_x, of_weight, of_bias);
+        loss_op().call(x, weight, bias, format, targets, scale, tile, terms, ignored, of_x, of_weight, of_bias);
     context->save_for_backward({gradient_of_x, gradient_of_weight});
     context->saved_data["weight"] = static_cast<std::int64_t>(weight.scalar_type());
     if (bias) context->saved_data["bias"] = static_cast<std::int64_t>(bias->scalar_type());
@@ -165,21 +171,23 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     if (types.count("bias") > 0 && context->needs_input_grad(2)) {
       of_bias = scaled(saved[1].select(1, saved[1].size(1) - 1), type_of("bias"));
     }
-    return {of_x, of_weight, of_bias, {}, {}, {}, {}, {}, {}, {}};
+    return {of_x, of_weight, of_bias, {}, {}, {}, {}, {}, {}, {}, {}, {}};
   }
 };
 
 Results loss_with_autograd(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                            std::int64_t format, const at::Tensor& targets, const std::optional<at::Tensor>& scale,
-                           std::int64_t tile, bool of_x, bool of_weight, bool of_bias) {
+                           std::int64_t tile, at::ArrayRef<double> terms, std::int64_t ignored, bool of_x,
+                           bool of_weight, bool of_bias) {
   const auto results =
-      LinearCrossEntropy::apply(x, weight, bias, format, targets, scale, tile, of_x, of_weight, of_bias);
+      LinearCrossEntropy::apply(x, weight, bias, format, targets, scale, tile, terms, ignored, of_x, of_weight, of_bias);
   return {results[0], results[1], results[2]};
 }
 
 Results loss_with_autocast(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                            std::int64_t format, const at::Tensor& targets, const std::optional<at::Tensor>& scale,
-                           std::int64_t tile, bool of_x, bool of_weight, bool of_bias) {
+                           std::int64_t tile, at::ArrayRef<double> terms, std::int64_t ignored, bool of_x,
+                           bool of_weight, bool of_bias) {
   const c10::DeviceType device = x.device().type();
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       at::autocast::get_autocast_dispatch_key_from_device_type(device));
@@ -187,7 +195,7 @@ Results loss_with_autocast(const at::Tensor& x, const at::Tensor& weight, const 
     return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), t, device);
   };
   const std::optional<at::Tensor> cast_bias = bias ? std::optional(cast(*bias)) : std::nullopt;
-  return loss_op().call(cast(x), format == kPlain ? cast(weight) : weight, cast_bias, format, targets, scale, tile,
+  return loss_op().call(cast(x), format == kPlain ? cast(weight) : weight, cast_bias, format, targets, scale, tile, terms, ignored,
                         of_x, of_weight, of_bias);
 }
 
@@ -196,7 +204,7 @@ Results loss_with_autocast(const at::Tensor& x, const at::Tensor& weight, const 
 TORCH_LIBRARY_FRAGMENT(snug, library) {
   library.def(
       "linear_cross_entropy(Tensor x, Tensor weight, Tensor? bias, int format, Tensor targets, Tensor? scale, int "
-      "tile, bool of_x, bool of_weight, bool of_bias) -> (Tensor, Tensor, Tensor)");
+      "tile, float[] terms, int ignored, bool of_x, bool of_weight, bool of_bias) -> (Tensor, Tensor, Tensor)");
 }
 TORCH_LIBRARY_IMPL(snug, CompositeExplicitAutograd, library) { library.impl("linear_cross_entropy", kernel); }
 TORCH_LIBRARY_IMPL(snug, Autograd, library) { library.impl("linear_cross_entropy", loss_with_autograd); }
@@ -204,7 +212,8 @@ TORCH_LIBRARY_IMPL(snug, AutocastCPU, library) { library.impl("linear_cross_entr
 TORCH_LIBRARY_IMPL(snug, AutocastCUDA, library) { library.impl("linear_cross_entropy", loss_with_autocast); }
 
 at::Tensor linear_cross_entropy(const at::Tensor& x, const Matrix& weight, const at::Tensor& targets,
-                                const LossTile& tile, const at::Tensor& bias, const at::Tensor& scale) {
+                                const LinearLoss& loss) {
+  const auto& [tile, terms, ignored, bias, scale] = loss;
   if (x.dim() < 1 || x.size(-1) != columns_of(weight) || targets.sizes() != x.sizes().slice(0, x.dim() - 1)) {
     throw Error(fmt::format(
         "linear cross-entropy: inputs of shape {}, a matrix of {}x{} and targets of shape {} do not belong together",
@@ -219,6 +228,12 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const Matrix& weight, const
     throw Error(
         fmt::format("linear cross-entropy: a scale of shape {}; it is one number", fmt::join(scale.sizes(), "x")));
   }
+  if (terms.label_smoothing < 0 || terms.label_smoothing > 1 || terms.z_loss < 0 || terms.soft_cap < 0) {
+    throw Error(
+        fmt::format("linear cross-entropy: label smoothing {}, z-loss {} and soft cap {}; the first is in [0, 1], and none "
+                    "is below 0",
+                    terms.label_smoothing, terms.z_loss, terms.soft_cap));
+  }
   const auto* const plain = std::get_if<at::Tensor>(&weight);
   const auto* const packed = std::get_if<PackedMatrix>(&weight);
   const auto wanted = [graded = at::GradMode::is_enabled()](const at::Tensor* t) {
@@ -228,7 +243,8 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const Matrix& weight, const
                                       bias.defined() ? std::optional(bias) : std::nullopt,
                                       plain != nullptr ? kPlain : static_cast<std::int64_t>(packed->format),
                                       targets.reshape(-1), scale.defined() ? std::optional(scale) : std::nullopt,
-                                      tile.logits, wanted(&x), wanted(plain), wanted(&bias));
+                                      tile.logits, {terms.label_smoothing, terms.z_loss, terms.soft_cap}, ignored,
+                                      wanted(&x), wanted(plain), wanted(&bias));
   return std::get<0>(results);
 }
 

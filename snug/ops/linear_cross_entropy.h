@@ -5,28 +5,37 @@
 #include <cstdint>
 
 #include "snug/base/bytes.h"
+#include "snug/ops/cross_entropy_terms.h"
 #include "snug/ops/row_tiles.h"
 
 namespace snug::ops {
 
 /// How much of the logits is there at once.
 struct LossTile {
-  Bytes logits = 32_MiB;  ///< as many rows as fit, in fp32, and at least one
+  Bytes logits = 32_MiB;  ///< as many rows as fit, in the type of x, and at least one
   friend bool operator==(const LossTile&, const LossTile&) = default;
+};
+
+struct LinearLoss {
+  LossTile tile = {};
+  CrossEntropyTerms terms = {};
+  std::int64_t ignored = -100;  ///< the target that does not count
+  at::Tensor bias = {};         ///< (vocabulary); undefined: none
+  /// What kept gradients are multiplied by until backward divides by it, so that those in fp16 do not vanish where the
+  /// loss will be scaled by it (see optim::GradScaler::scale_tensor): one number, read in the forward pass; undefined:
+  /// one. A power of two changes no bit.
+  at::Tensor scale = {};
 };
 
 /// Mean cross-entropy in nats of the logits x W^T + b against `targets`, without ever having all logits: they are made
 /// for a few rows of x at a time, and with them, in the forward pass, the gradients that will be asked for (as in Liger
-/// Kernel, Hsu et al. 2024). x (..., in), W (vocabulary, in), targets int64 of x's other dimensions; those of -100 do
-/// not count. `bias` (vocabulary); undefined: none. A scalar, fp32. Products have the type of x and W, and are raised
-/// to fp32 before the bias and the softmax. When no target counts the result is nan, as at::cross_entropy_loss has it.
-/// Differentiable once, with respect to x, the bias and a plain W; under autocast they are cast as for at::linear.
-/// Memory: the tile's, beside the gradients of x and, where they are asked for, of W and the bias. Another tile sums
-/// the gradients of W and the bias, and the loss, in another order. `scale`: a number that kept gradients are
-/// multiplied by until backward divides by it, so that those in fp16 do not vanish where the loss will be scaled by it
-/// (see optim::GradScaler::scale_tensor); undefined: one. It is read in the forward pass, and a power of two changes no
-/// bit.
+/// Kernel, Hsu et al. 2024). x (..., in), W (vocabulary, in), targets int64 of x's other dimensions: in [0, vocabulary)
+/// or ignored, else Error says which is not and where. A scalar, fp32, or fp64 for fp64. Products have the type of x and
+/// W, and are raised to fp32 before the bias and the softmax. When no target counts the result is nan, as
+/// at::cross_entropy_loss has it. Differentiable once, with respect to x, the bias and a plain W; under autocast they
+/// are cast as for at::linear. Memory: the tile's, beside the gradients of x and, where they are asked for, of W and the
+/// bias. Another tile sums the gradients of W and the bias, and the loss, in another order.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const Matrix& weight, const at::Tensor& targets,
-                                const LossTile& tile = {}, const at::Tensor& bias = {}, const at::Tensor& scale = {});
+                                const LinearLoss& loss = {});
 
 }  // namespace snug::ops

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <utility>
+#include <vector>
 
 #include "snug/base/errors.h"
 #include "snug/memory/device_memory.h"
@@ -65,7 +66,7 @@ TEST(LinearCrossEntropy, AddsABias) {
   for (const bool weight_trains : {true, false}) {
     const at::Tensor x = in.x.clone().requires_grad_(), b = bias.clone().requires_grad_();
     const at::Tensor w = weight.clone().requires_grad_(weight_trains);
-    const at::Tensor loss = linear_cross_entropy(x, w, in.targets, {}, b);
+    const at::Tensor loss = linear_cross_entropy(x, w, in.targets, {.bias = b});
     expect_close(loss, expected, 1e-6);
     (loss * 3).backward();
     expect_close(x.grad(), same_x.grad());
@@ -73,7 +74,7 @@ TEST(LinearCrossEntropy, AddsABias) {
     EXPECT_EQ(w.grad().defined(), weight_trains);
     if (weight_trains) expect_close(w.grad(), same_w.grad());
   }
-  EXPECT_THROW(linear_cross_entropy(in.x, weight, in.targets, {}, torch::randn({3})), Error);
+  EXPECT_THROW(linear_cross_entropy(in.x, weight, in.targets, {.bias = torch::randn({3})}), Error);
 }
 
 TEST(LinearCrossEntropy, AScaleChangesNoBitOfALossThatIsScaledByIt) {
@@ -83,7 +84,7 @@ TEST(LinearCrossEntropy, AScaleChangesNoBitOfALossThatIsScaledByIt) {
   const auto gradients = [&](const at::Tensor& kept_times, double loss_times) {
     const at::Tensor x = in.x.clone().requires_grad_(), w = weight.clone().requires_grad_();
     const at::Tensor scale = kept_times.defined() ? kept_times.clone() : at::Tensor();
-    const at::Tensor loss = linear_cross_entropy(x, w, in.targets, {}, {}, scale);
+    const at::Tensor loss = linear_cross_entropy(x, w, in.targets, {.scale = scale});
     if (scale.defined()) scale.fill_(3);  // as a scaler does; the step has its own
     (loss * loss_times).backward();
     return std::pair{x.grad(), w.grad()};
@@ -94,7 +95,7 @@ TEST(LinearCrossEntropy, AScaleChangesNoBitOfALossThatIsScaledByIt) {
     EXPECT_TRUE(at::equal(x, of_x));
     EXPECT_TRUE(at::equal(w, of_w));
   }
-  EXPECT_THROW(linear_cross_entropy(in.x, weight, in.targets, {}, {}, at::ones({2})), Error);
+  EXPECT_THROW(linear_cross_entropy(in.x, weight, in.targets, {.scale = at::ones({2})}), Error);
 }
 
 TEST(LinearCrossEntropy, GradientsInFp16DoNotVanishUnderAScale) {
@@ -103,7 +104,7 @@ TEST(LinearCrossEntropy, GradientsInFp16DoNotVanishUnderAScale) {
   const at::Tensor weight = torch::randn({kVocabulary, kWidth}).mul_(1e-4), x16 = in.x.to(at::kHalf);
   const auto zeros = [&](const at::Tensor& scale) {
     const at::Tensor x = x16.clone().requires_grad_();
-    const at::Tensor loss = linear_cross_entropy(x, weight.to(at::kHalf), in.targets, {}, {}, scale);
+    const at::Tensor loss = linear_cross_entropy(x, weight.to(at::kHalf), in.targets, {.scale = scale});
     (loss * 65536).backward();
     return x.grad()[1].eq(0).to(at::kFloat).mean().item<double>();
   };
@@ -168,7 +169,7 @@ TEST(LinearCrossEntropy, HasAsManyLogitsAsItIsTold) {
     const at::Tensor x = in.x.clone().requires_grad_();
     memory.reset_peak();
     const Bytes before = memory.stats().allocated;
-    const at::Tensor loss = linear_cross_entropy(x, weight, in.targets, tile);
+    const at::Tensor loss = linear_cross_entropy(x, weight, in.targets, {.tile = tile});
     return std::pair(memory.stats().allocated_peak - before, loss.detach());
   };
   const auto [large, of_large] = run({});
@@ -204,8 +205,41 @@ TEST(LinearCrossEntropy, IsDifferentiableOnce) {
 }
 
 TEST(LinearCrossEntropy, RefusesTargetsOutsideOfTheVocabulary) {
-  EXPECT_ANY_THROW(linear_cross_entropy(torch::randn({1, 2, 8}), torch::randn({10, 8}), torch::tensor({{3, 10}})));
+  try {
+    linear_cross_entropy(torch::randn({2, 2, 8}), torch::randn({10, 8}), torch::tensor({{3, 1}, {10, -100}}));
+    FAIL() << "not refused";
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(),
+                 "linear cross-entropy: target 10 at position 2 is not in [0, 10), and not -100, which does not count");
+  }
   EXPECT_THROW(linear_cross_entropy(torch::randn({1, 2, 8}), torch::randn({10, 8}), torch::tensor({{3, 1, 2}})), Error);
+}
+
+TEST(LinearCrossEntropy, HasSmoothingTermsAndAnotherIgnoredTarget) {
+  torch::manual_seed(9);
+  const at::Tensor x = torch::randn({30, 8}, at::kDouble), w = torch::randn({5000, 8}, at::kDouble);
+  at::Tensor targets = torch::randint(0, 5000, {30});
+  targets.narrow(0, 3, 4).fill_(7);
+  const auto plain = [&](const at::Tensor& a, const at::Tensor& b) {
+    const auto options = torch::nn::functional::CrossEntropyFuncOptions().ignore_index(7).label_smoothing(0.3);
+    return torch::nn::functional::cross_entropy(torch::linear(a, b), targets, options);
+  };
+  const auto tiled = [&](const at::Tensor& a, const at::Tensor& b) {
+    return linear_cross_entropy(a, b, targets,
+                                {.tile = {.logits = 1_MiB}, .terms = {.label_smoothing = 0.3}, .ignored = 7});
+  };
+  const auto gradients = [&](const auto& loss) {
+    const at::Tensor a = x.clone().requires_grad_(), b = w.clone().requires_grad_();
+    const at::Tensor value = loss(a, b);
+    value.backward();
+    return std::vector{value.detach(), a.grad(), b.grad()};
+  };
+  const auto found = gradients(tiled), expected = gradients(plain);
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i].scalar_type(), at::kDouble);
+    expect_close(found[i], expected[i], 1e-12);
+  }
+  EXPECT_THROW(linear_cross_entropy(x, w, targets, {.terms = {.label_smoothing = 1.5}}), Error);
 }
 
 TEST(LinearCrossEntropy, IsReplayed) {

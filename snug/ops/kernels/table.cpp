@@ -1,0 +1,11 @@
+#include "snug/ops/kernels/table.h"
+
+#include "snug/ops/kernels/declared.h"
+
+namespace snug::ops::kernels::CPU_CAPABILITY {
+
+extern const Table kTable;
+constinit const Table kTable{
+    .softmax_loss = softmax_loss, .activated = activated, .differentiated = differentiated};
+
+}  // namespace snug::ops::kernels::CPU_CAPABILITY

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+
+#include "snug/ops/activation.h"
+#include "snug/ops/cross_entropy_terms.h"
+
+namespace snug::ops::kernels {
+
+/// Rows of logits, one behind the other, of the type that the function is given.
+struct LogitRows {
+  void* logits;
+  const void* bias;  ///< one of that type a column, added first; or null
+  std::int64_t columns;
+  const std::int64_t* targets;
+  std::int64_t ignored;  ///< the target whose rows do not count: their loss and gradients are 0
+  double* losses;        ///< of each row
+  double times;          ///< the logits become the gradients of so many times their loss; 0: what they become is open
+};
+
+/// y = f(x), or f(x) * factor where there is one: numbers one behind the other, of the type that the function is given.
+/// Between one operator and the next numbers are rounded to it, as if LibTorch's had been called one after the other.
+struct Activated {
+  const void* x;
+  const void* factor;  ///< or null
+  void* y;
+};
+
+/// And the way back.
+struct ActivatedGradients {
+  const void* of_y;
+  void* of_x;       ///< may be of_y
+  void* of_factor;  ///< null where there is no factor
+};
+
+/// What is compiled for each instruction set. Types are those of floating-point numbers; a function does rows or numbers
+/// [first, last) of what it is given, with the same bits whoever does the others.
+struct Table {
+  void (*softmax_loss)(c10::ScalarType type, const CrossEntropyTerms& terms, const LogitRows& rows, std::int64_t first,
+                       std::int64_t last);
+  /// The next two have GeluTanh and Silu; LibTorch's other one is oneDNN's.
+  void (*activated)(c10::ScalarType type, Activation f, const Activated& at, std::int64_t first, std::int64_t last);
+  /// Writes y, too.
+  void (*differentiated)(c10::ScalarType type, Activation f, const Activated& at, const ActivatedGradients& gradients,
+                         std::int64_t first, std::int64_t last);
+};
+
+}  // namespace snug::ops::kernels

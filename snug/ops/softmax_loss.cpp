@@ -1,0 +1,63 @@
+#include "snug/ops/softmax_loss.h"
+
+#include <ATen/Parallel.h>
+#include <torch/types.h>
+
+#include <algorithm>
+
+#include "snug/ops/cpu_kernels.h"
+
+namespace snug::ops {
+namespace {
+
+// Numbers a thread should have to be worth its start.
+constexpr std::int64_t kLogitsAThread = 1 << 15;
+
+at::Tensor on_cpu(const Logits& logits, const CrossEntropyTerms& terms, double times) {
+  const std::int64_t rows = logits.values.size(0), columns = logits.values.size(1);
+  at::Tensor losses = at::empty({rows}, logits.values.options().dtype(at::kDouble));
+  const at::Tensor targets = logits.targets.contiguous();
+  const at::Tensor bias = logits.bias ? logits.bias->to(logits.values.scalar_type()).contiguous() : at::Tensor();
+  const kernels::LogitRows given{.logits = logits.values.data_ptr(),
+                                 .bias = bias.defined() ? bias.const_data_ptr() : nullptr,
+                                 .columns = columns,
+                                 .targets = targets.const_data_ptr<std::int64_t>(),
+                                 .ignored = logits.ignored,
+                                 .losses = losses.mutable_data_ptr<double>(),
+                                 .times = times};
+  const auto type = logits.values.scalar_type();
+  const std::int64_t grain = std::max<std::int64_t>(kLogitsAThread / std::max<std::int64_t>(columns, 1), 1);
+  at::parallel_for(0, rows, grain, [&](std::int64_t first, std::int64_t last) {
+    cpu_kernels().softmax_loss(type, terms, given, first, last);
+  });
+  return losses;
+}
+
+}  // namespace
+
+at::Tensor softmax_loss(const Logits& logits, const CrossEntropyTerms& terms, double times) {
+  return logits.values.is_cpu() ? on_cpu(logits, terms, times) : softmax_loss_of_operators(logits, terms, times);
+}
+
+at::Tensor softmax_loss_of_operators(const Logits& logits, const CrossEntropyTerms& terms, double times) {
+  const at::Tensor counted = logits.targets.ne(logits.ignored), picked = logits.targets.where(counted, 0).unsqueeze(1);
+  const auto math = logits.values.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  at::Tensor x = logits.values.to(math);
+  if (logits.bias) x = x + logits.bias->to(math);
+  if (terms.soft_cap != 0) x = (x / terms.soft_cap).tanh_().mul_(terms.soft_cap);
+  const at::Tensor log_sum = x.logsumexp(1, true);
+  at::Tensor losses = (log_sum - x.gather(1, picked)).to(at::kDouble).mul_(1 - terms.label_smoothing);
+  if (terms.label_smoothing != 0) losses.add_((log_sum - x).mean(1, true), terms.label_smoothing);
+  if (terms.z_loss != 0) losses.add_(log_sum.to(at::kDouble).square(), terms.z_loss);
+  if (times != 0) {
+    at::Tensor gradient = (x - log_sum).exp_();
+    if (terms.z_loss != 0) gradient.mul_(log_sum * (2 * terms.z_loss) + 1);
+    gradient.sub_(terms.label_smoothing / static_cast<double>(x.size(1)));
+    gradient.scatter_add_(1, picked, at::full({1, 1}, terms.label_smoothing - 1, x.options()).expand_as(picked));
+    if (terms.soft_cap != 0) gradient.mul_(1 - (x / terms.soft_cap).square_());
+    logits.values.copy_(gradient.mul_(counted.unsqueeze(1)).mul_(times));
+  }
+  return losses.squeeze(1).where(counted, 0);
+}
+
+}  // namespace snug::ops
