@@ -80,9 +80,9 @@ bench: ## Build and run the benchmarks
 bench-peers: ## Compare with other memory savers; ARGS=... as benchmarks/peers/methods.py has them
 	@scripts/setup.sh tests benchmarks
 	@cmake --preset release $(WITH_BENCHMARKS)
-	@cmake --build --preset release -j $(JOBS) --target gpt_step snug_cli
+	@cmake --build --preset release -j $(JOBS) --target gpt_step snug_cli snug_python
 	@benchmarks/peers/run.sh rotor build/release/snug examples/gpt-12x384.toml benchmarks/results
-	@benchmarks/peers/run.sh methods build/release/benchmarks/gpt_step benchmarks/results $(ARGS)
+	@benchmarks/peers/run.sh methods build/release/benchmarks/gpt_step benchmarks/results --package build/release/python $(ARGS)
 
 bench-peers-python: ## Compare with gradient checkpointing in Python; ARGS=... as benchmarks/peers_python/peers.py has them
 	@scripts/setup.sh tests benchmarks

@@ -1,7 +1,8 @@
 // Steps of gpt-12x384 on demand, for what measures snug against PyTorch step by step.
 //
-// Usage: gpt_step fp32|bf16 [BYTES]. Without BYTES the plain step, without a session; with BYTES a planned one under a
-// cap of so many bytes above what is there before the step. First it writes one JSON object, then it runs a forward and
+// Usage: gpt_step fp32|bf16 [BYTES [TILE]]. Without BYTES, or with 0, the plain step, without a session; with BYTES a
+// planned one under a cap of so many bytes above what is there before the step; with TILE its loss is tiled, so many
+// bytes of logits at a time. First it writes one JSON object, then it runs a forward and
 // a backward pass for every line of input and answers with its seconds, and in the end it writes another JSON object.
 #include <torch/torch.h>
 
@@ -52,8 +53,9 @@ int main(int argc, char** argv) {
   auto& memory = snug::memory::device_memory(c10::kCPU);
   at::set_num_threads(2);
   torch::manual_seed(0);
-  snug::models::Gpt model(
-      snug::models::GptOptions{.blocks = 12, .width = 384, .heads = 6, .sequence = 256, .vocabulary = 8192});
+  snug::models::GptOptions options{.blocks = 12, .width = 384, .heads = 6, .sequence = 256, .vocabulary = 8192};
+  if (argc > 3) options.loss = snug::models::TiledLoss{.logits = std::stoll(argv[3])};
+  snug::models::Gpt model(options);
   const at::Tensor tokens = torch::randint(0, 8192, {8, 256}), targets = torch::randint(0, 8192, {8, 256});
   const auto forward = [&] {
     const snug::models::AutocastScope autocast(bf16 ? std::optional(at::kBFloat16) : std::nullopt);
@@ -61,10 +63,10 @@ int main(int argc, char** argv) {
   };
 
   Steps steps;
-  if (argc > 2) {
+  if (const snug::Bytes above = argc > 2 ? std::stoll(argv[2]) : 0; above > 0) {
     forward().backward();  // what LibTorch loads on first use is no part of the recorded seconds
     model->zero_grad();
-    steps = planned(forward, std::stoll(argv[2]), memory);
+    steps = planned(forward, above, memory);
   }
   std::cout << steps.made << std::endl;
   if (steps.made.contains("fits")) return 0;

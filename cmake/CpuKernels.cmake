@@ -14,9 +14,10 @@ function(snug_cpu_kernels target)
     add_library(${objects} OBJECT ${ARGN})
     target_link_libraries(${objects} PRIVATE snug_options LibTorch::torch)
     target_compile_definitions(${objects} PRIVATE CPU_CAPABILITY=${set} CPU_CAPABILITY_${set})
-    # -O3: here the loops are ours. No products and sums are fused that are not written so, as in LibTorch's kernels.
+    # -O3, always: here the loops are ours, and what is not inlined might be shared with code for other processors
+    # (tests/architecture/kernel_symbols.py). No products and sums are fused that are not written so, as in LibTorch's kernels.
     # g++ 12 takes the undefined vectors of its own intrinsics for faults.
-    target_compile_options(${objects} PRIVATE ${SNUG_WARNINGS} -Wno-maybe-uninitialized -Wno-uninitialized $<$<CONFIG:Release>:-O3> -ffp-contract=off
+    target_compile_options(${objects} PRIVATE ${SNUG_WARNINGS} -Wno-maybe-uninitialized -Wno-uninitialized -O3 -ffp-contract=off
                                               ${flags_of_${set}})
     set_target_properties(${objects} PROPERTIES UNITY_BUILD OFF CXX_VISIBILITY_PRESET hidden
                                                 VISIBILITY_INLINES_HIDDEN ON)

@@ -8,6 +8,7 @@ bytes above what is there before the step, gradients included.
 import argparse
 import datetime
 import html
+import itertools
 import json
 import os
 import pathlib
@@ -23,6 +24,7 @@ from turns import BUSY, Stepper, find_tcmalloc, ratio, spread, turns_of
 
 HERE = pathlib.Path(__file__).resolve().parent
 MODEL = "gpt-12x384"
+TILE = 32 << 20
 METHODS = (["eager", "checkpoint(4)", "checkpoint(8)", "checkpoint(12)", "sequential(2)", "sequential(3)",
             "sequential(4)", "sequential(6)", "selective", "ckptplan(0.5)"] +
            [f"compile({b})" for b in (1.0, 0.75, 0.5, 0.25, 0.15, 0.1, 0.05, 0.0)])
@@ -41,23 +43,36 @@ def build_allocator(folder):
     return library
 
 
-def compare(gpt_step, library, method, precision, environment, turns):
+def steppers_of_snug(gpt_step, package, precision, cap, is_eager):
+    """What of snug steps at a cap, by name: the model in C++ as it is, with the tiled loss, and, where there is a package, the
+    unchanged model in Python with `allow=["tiled_loss"]`. Against eager also the second without a budget."""
+    commands = {"snug": [gpt_step, precision, cap], "tiled": [gpt_step, precision, cap, TILE]}
+    if package is not None:
+        commands["python_tiled"] = [sys.executable, HERE / "snug_method.py", precision, cap]
+    if is_eager:
+        commands["tiled_without_budget"] = [gpt_step, precision, 0, TILE]
+    return commands
+
+
+def compare(gpt_step, package, library, method, precision, environment, turns):
     """PyTorch's eager, one method of it, and snug under a cap at that method's peak, step by step in turns."""
-    row = {"method": method}
+    row = {"method": method, "snug": {}}
     steppers = []
     try:
         python = [sys.executable, HERE / "pytorch_method.py", library]
         started = lambda command: steppers.append(Stepper(command, environment)) or steppers[-1].answer()
         row["peak_bytes"] = started([*python, method, precision])["peak_bytes"]
         row["cap_bytes"] = int(row["peak_bytes"] * (SHARE_OF_EAGERS_PEAK if method == "eager" else 1))
-        made = started([gpt_step, precision, row["cap_bytes"]])
-        row["floor_bytes"] = made["floor_bytes"]
-        fits = made.get("fits", True)
-        if fits:
-            row["snug_predicted_peak_bytes"] = made["predicted_peak_bytes"]
-            row["snug_predicted_ratio"] = made["predicted_seconds"] / made["unplanned_seconds"]
-        else:
-            steppers.pop().stop()
+        for name, command in steppers_of_snug(gpt_step, package, precision, row["cap_bytes"], method == "eager").items():
+            try:
+                made = started(command) or {}
+            except RuntimeError as problem:
+                made = {"fits": False, "problem": str(problem)}
+            row["snug"][name] = {key: made[key] for key in ("floor_bytes", "predicted_peak_bytes", "problem") if key in made}
+            if made.get("fits", True):
+                row["snug"][name]["stepper"] = len(steppers) - 1
+            else:
+                steppers.pop().stop()
         started([*python, "eager", precision])
         found, row["rejected_turns"] = turns_of(steppers, turns)
         if len(found) < turns:
@@ -67,12 +82,13 @@ def compare(gpt_step, library, method, precision, environment, turns):
         row["against_eager"] = ratio([(turn[0], turn[-1]) for turn in found])
         ended = [stepper.end() for stepper in steppers]
         row["loss"] = ended[0]["loss"]
-        if fits:
-            row["snug_peak_bytes"] = ended[1]["peak_bytes"]
-            row["snug_replayed_ops"] = ended[1]["replayed_ops"]
-            row["snug_loss"] = ended[1]["loss"]
-            row["snug_against_eager"] = ratio([(turn[1], turn[-1]) for turn in found])
-            row["snug_against_method"] = ratio([(turn[1], turn[0]) for turn in found])
+        for one in row["snug"].values():
+            if "stepper" not in one:
+                continue
+            index = one.pop("stepper")
+            one |= {key: ended[index][key] for key in ("peak_bytes", "replayed_ops", "loss") if key in ended[index]}
+            one["against_eager"] = ratio([(turn[index], turn[-1]) for turn in found])
+            one["against_method"] = ratio([(turn[index], turn[0]) for turn in found])
     except (RuntimeError, OSError, ValueError, KeyError) as problem:
         row["problem"] = str(problem)
     finally:
@@ -81,29 +97,40 @@ def compare(gpt_step, library, method, precision, environment, turns):
     return row
 
 
+COLOURS = {"snug": "#1f6feb", "tiled": "#1a7f37", "python_tiled": "#8250df"}
+NAMES = {"snug": "snug", "tiled": "snug, tiled loss", "python_tiled": "snug, the unchanged model with `allow=[\"tiled_loss\"]`",
+         "tiled_without_budget": "snug, tiled loss, no budget"}
+
+
 def table(rows):
-    lines = ["| PyTorch method | its peak (MiB) | its step / eager | snug's peak (MiB) | snug's step / eager | snug's step / the method's |",
-             "|---|---|---|---|---|---|"]
+    lines = ["| PyTorch method | its peak (MiB) | its step / eager | at its peak | peak (MiB) | step / eager | step / the method's |",
+             "|---|---|---|---|---|---|---|"]
     for row in sorted(rows, key=lambda r: r.get("peak_bytes", 0)):
         if "problem" in row:
-            lines.append(f"| {row['method']} | failed: {row['problem']} | | | | |")
+            lines.append(f"| {row['method']} | failed: {row['problem']} | | | | | |")
             continue
-        ours = ["does not fit", "", ""]
-        if "snug_peak_bytes" in row:
-            ours = [f"{row['snug_peak_bytes'] / 2**20:.1f}", spread(row["snug_against_eager"]), spread(row["snug_against_method"])]
-        lines.append(f"| {row['method']} | {row['peak_bytes'] / 2**20:.1f} | {spread(row['against_eager'])} | " + " | ".join(ours) + " |")
-    floors = [row["floor_bytes"] for row in rows if "floor_bytes" in row]
-    if floors:
-        lines.append(f"\nsnug's floor: {max(floors) / 2**20:.1f} MiB.")
+        own = [row["method"], f"{row['peak_bytes'] / 2**20:.1f}", spread(row["against_eager"])]
+        for name, one in row["snug"].items():
+            found = ["does not fit", "", ""]
+            if "peak_bytes" in one:
+                found = [f"{one['peak_bytes'] / 2**20:.1f}", spread(one["against_eager"]), spread(one["against_method"])]
+            lines.append("| " + " | ".join([*own, NAMES[name], *found]) + " |")
+            own = ["", "", ""]
+    for name in ("snug", "tiled"):
+        floors = [row["snug"][name]["floor_bytes"] for row in rows if "floor_bytes" in row["snug"].get(name, {})]
+        if floors:
+            lines.append(f"\nFloor of {NAMES[name]}: {max(floors) / 2**20:.1f} MiB.")
     return "\n".join(lines) + "\n"
 
 
 def picture(rows, title):
     rows = [row for row in rows if "against_eager" in row]
     theirs = [(r["method"], r["peak_bytes"], r["against_eager"]["median"]) for r in rows]
-    ours = sorted((r["snug_peak_bytes"], r["snug_against_eager"]["median"]) for r in rows if "snug_peak_bytes" in r)
-    peaks = [peak for _, peak, _ in theirs] + [peak for peak, _ in ours]
-    times = [time for _, _, time in theirs] + [time for _, time in ours]
+    curves = {name: sorted((r["snug"][name]["peak_bytes"], r["snug"][name]["against_eager"]["median"])
+                           for r in rows if "peak_bytes" in r["snug"].get(name, {})) for name in COLOURS}
+    points = [point for curve in curves.values() for point in curve]
+    peaks = [peak for _, peak, _ in theirs] + [peak for peak, _ in points]
+    times = [time for _, _, time in theirs] + [time for _, time in points]
     width, height, left, bottom = 760, 440, 70, 50
     most_x, least_y, most_y = max(peaks) * 1.12, min(times) * 0.98, max(times) * 1.02
     x = lambda peak: left + (width - left - 20) * peak / most_x
@@ -112,9 +139,13 @@ def picture(rows, title):
              f'<rect width="{width}" height="{height}" fill="white"/><text x="{left}" y="22" font-size="15">{html.escape(title)}</text>',
              f'<text x="{width / 2}" y="{height - 8}" text-anchor="middle">peak above what is there before the step, 0 to {most_x / 2**20:.0f} MiB</text>',
              f'<text transform="translate(16 {height / 2}) rotate(-90)" text-anchor="middle">step / PyTorch eager, {least_y:.2f} to {most_y:.2f}</text>',
-             f'<path d="M{left} 40V{height - bottom}H{width - 20}" fill="none" stroke="#999"/>',
-             '<polyline fill="none" stroke="#1f6feb" points="' + " ".join(f"{x(p):.1f},{y(t):.1f}" for p, t in ours) + '"/>']
-    parts += [f'<circle cx="{x(p):.1f}" cy="{y(t):.1f}" r="4" fill="#1f6feb"><title>snug</title></circle>' for p, t in ours]
+             f'<path d="M{left} 40V{height - bottom}H{width - 20}" fill="none" stroke="#999"/>']
+    for (name, colour), line in zip(COLOURS.items(), itertools.count()):
+        curve = curves[name]
+        parts.append(f'<polyline fill="none" stroke="{colour}" points="' + " ".join(f"{x(p):.1f},{y(t):.1f}" for p, t in curve) + '"/>')
+        parts += [f'<circle cx="{x(p):.1f}" cy="{y(t):.1f}" r="4" fill="{colour}"/>' for p, t in curve]
+        if curve:
+            parts.append(f'<text x="{width - 24}" y="{56 + 15 * line}" text-anchor="end" fill="{colour}">{html.escape(NAMES[name])}</text>')
     for name, peak, ratio_to_eager in theirs:
         colour = "#9a6700" if "compile" in name else "#d1242f"
         parts.append(f'<circle cx="{x(peak):.1f}" cy="{y(ratio_to_eager):.1f}" r="4" fill="{colour}"/>'
@@ -138,6 +169,7 @@ def main():
     parser.add_argument("--precisions", default="fp32,bf16")
     parser.add_argument("--mallocs", default="tcmalloc,glibc")
     parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--package", type=pathlib.Path, help="the folder of the Python package; without it one row less")
     parser.add_argument("--turns", type=int, default=9)
     options = parser.parse_args()
     if not options.gpt_step.is_file():
@@ -154,13 +186,15 @@ def main():
         library = build_allocator(pathlib.Path(folder))
         for malloc in options.mallocs.split(","):
             environment = dict(os.environ)
+            if options.package is not None:
+                environment["PYTHONPATH"] = os.pathsep.join([str(options.package.resolve()), environment.get("PYTHONPATH", "")])
             if malloc == "tcmalloc":
                 environment["LD_PRELOAD"] = find_tcmalloc()
             for precision in options.precisions.split(","):
                 rows = []
                 for method in options.methods.split(","):
                     print(f"{precision}, {malloc}: {method}", flush=True)
-                    rows.append(compare(options.gpt_step, library, method, precision, environment, options.turns))
+                    rows.append(compare(options.gpt_step, options.package, library, method, precision, environment, options.turns))
                 result["runs"].append({"precision": precision, "malloc": malloc, "rows": rows})
                 # After each part, so that an interrupted run leaves what it has.
                 text = f"# {MODEL} on {machine}, PyTorch {torch.__version__}, 2 threads\n\n{NOTE}\n"

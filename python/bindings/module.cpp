@@ -4,6 +4,7 @@
 #include "python/bindings/agreement.h"
 #include "python/bindings/errors.h"
 #include "python/bindings/losses.h"
+#include "python/bindings/operators.h"
 #include "python/bindings/memory.h"
 #include "python/bindings/plans.h"
 #include "python/bindings/regions.h"
@@ -16,6 +17,7 @@ PYBIND11_MODULE(_core, m) {
   snug::python::bind_agreement(m);
   snug::python::bind_memory(m);
   snug::python::bind_losses(m);
+  snug::python::bind_operators(m);
   snug::python::bind_regions(m);
   snug::python::bind_plans(m);
   snug::python::bind_steps(m);

@@ -41,6 +41,7 @@ from .checkpointing import (  # noqa: E402
 from .doctoring import doctor  # noqa: E402
 from .errors import DoesNotFit, Error, Mismatch, OutOfBudget, UsageError  # noqa: E402
 from .fitting import Plan, Session, StepReport, fit, plan  # noqa: E402
+from .fusing import Fused, fuse, unfuse  # noqa: E402
 from .lazy_logits import LazyLogits, tiled_loss  # noqa: E402
 from .monitoring import Monitor, memory_stats, release_cached, set_memory_limit  # noqa: E402
 from .sizes import format_bytes, parse_bytes  # noqa: E402
@@ -50,6 +51,7 @@ __all__ = [
     "Choice",
     "DoesNotFit",
     "Error",
+    "Fused",
     "Keep",
     "LazyLogits",
     "Mismatch",
@@ -73,6 +75,7 @@ __all__ = [
     "doctor",
     "fit",
     "format_bytes",
+    "fuse",
     "memory_stats",
     "name_modules",
     "parse_bytes",
@@ -81,6 +84,7 @@ __all__ = [
     "release_cached",
     "set_memory_limit",
     "tiled_loss",
+    "unfuse",
     "verify",
 ]
 

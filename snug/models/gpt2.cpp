@@ -65,8 +65,8 @@ class Gpt2Block : public DecoderBlock {
 
   at::Tensor feed_forward(const at::Tensor& x) {
     const ModuleScope scope("mlp");
-    const at::Tensor inner = at::gelu(up_(feed_forward_norm_(x)), "tanh");
-    return at::dropout(down_(inner), residual_dropout_, is_training());
+    const ops::ActivatedInput inner{.x = up_(feed_forward_norm_(x)), .f = ops::Activation::GeluTanh};
+    return at::dropout(down_->after(inner), residual_dropout_, is_training());
   }
 
   std::int64_t heads_;

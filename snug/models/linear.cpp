@@ -9,6 +9,7 @@
 #include "snug/base/errors.h"
 #include "snug/models/lora.h"
 #include "snug/models/parameter.h"
+#include "snug/ops/activated.h"
 #include "snug/ops/packed_linear.h"
 
 namespace snug::models {
@@ -37,6 +38,12 @@ at::Tensor LinearImpl::forward(const at::Tensor& x) {
   Adapter& a = *adapter_;
   const at::Tensor narrow = a.down(at::dropout(x.to(a.down->weight.scalar_type()), a.options.dropout, is_training()));
   return (y + a.up(narrow) * a.options.factor()).to(y.scalar_type());
+}
+
+at::Tensor LinearImpl::after(const ops::ActivatedInput& input) {
+  if (!packed_ && !adapter_) return ops::activated_linear(input, out_in(), bias);
+  const auto& [x, f, factor] = input;
+  return forward(factor.defined() ? ops::gated(x, factor, f) : ops::activated(x, f));
 }
 
 void LinearImpl::pack(ops::PackedMatrix packed) {

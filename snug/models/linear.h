@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "snug/models/parameter.h"
+#include "snug/ops/activated_linear.h"
 #include "snug/ops/row_tiles.h"
 
 namespace snug::models {
@@ -30,6 +31,8 @@ class LinearImpl : public torch::nn::Module {
 
   /// x (..., in) -> (..., out)
   at::Tensor forward(const at::Tensor& x);
+  /// Of f(x), times the factor if there is one: see ops::activated_linear.
+  at::Tensor after(const ops::ActivatedInput& input);
 
   /// The parameter `weight` is no more, and this is used in its place, frozen. Throws Error when shapes differ.
   void pack(ops::PackedMatrix packed);

@@ -45,7 +45,8 @@ class LlamaFeedForwardImpl : public torch::nn::Module {
 
   at::Tensor forward(const at::Tensor& x) {
     const ModuleScope scope("mlp");
-    return down_(at::silu(gate_(x)) * up_(x));
+    const at::Tensor gate = gate_(x);
+    return down_->after({.x = gate, .f = ops::Activation::Silu, .factor = up_(x)});
   }
 
  private:

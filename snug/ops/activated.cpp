@@ -18,8 +18,8 @@
 namespace snug::ops {
 namespace {
 
-// LibTorch's loops take two vectors at a time and what remains number by number, with other functions and other bits. So
-// none may remain to any thread: that is when numbers are whole times this, the widest, for each.
+// LibTorch's loops take two vectors at a time and what remains number by number, with other functions and other bits.
+// So none may remain to any thread: that is when numbers are whole times this, the widest, for each.
 constexpr std::int64_t kWidest = 128;
 constexpr std::int64_t kNumbersAThread = 1 << 14;
 
@@ -46,16 +46,22 @@ bool agrees_in(c10::ScalarType type) {
   static const bool of_float = agrees<f>(at::kFloat), of_double = agrees<f>(at::kDouble);
   static const bool of_bfloat16 = agrees<f>(at::kBFloat16), of_half = agrees<f>(at::kHalf);
   switch (type) {
-    case at::kFloat: return of_float;
-    case at::kDouble: return of_double;
-    case at::kBFloat16: return of_bfloat16;
-    case at::kHalf: return of_half;
-    default: return false;
+    case at::kFloat:
+      return of_float;
+    case at::kDouble:
+      return of_double;
+    case at::kBFloat16:
+      return of_bfloat16;
+    case at::kHalf:
+      return of_half;
+    default:
+      return false;
   }
 }
 
 bool has_kernel(Activation f, const at::Tensor& x) {
-  return x.is_cpu() && has_activation_kernel(f, x.scalar_type()) && x.is_contiguous() && x.numel() > 0 && x.numel() % (kWidest * at::get_num_threads()) == 0;
+  return x.is_cpu() && has_activation_kernel(f, x.scalar_type()) && x.is_contiguous() && x.numel() > 0 &&
+         x.numel() % (kWidest * at::get_num_threads()) == 0;
 }
 
 bool alike(const at::Tensor& x, const at::Tensor& other) {
@@ -138,27 +144,36 @@ TORCH_LIBRARY_IMPL(snug, Autograd, library) { library.impl("gated", gated_with_a
 
 at::Tensor activated(const at::Tensor& x, Activation f) {
   switch (f) {
-    case Activation::Gelu: return at::gelu(x, "none");
-    case Activation::GeluTanh: return at::gelu(x, "tanh");
-    case Activation::Silu: return at::silu(x);
+    case Activation::Gelu:
+      return at::gelu(x, "none");
+    case Activation::GeluTanh:
+      return at::gelu(x, "tanh");
+    case Activation::Silu:
+      return at::silu(x);
   }
   return {};
 }
 
 bool has_activation_kernel(Activation f, at::ScalarType type) {
   switch (f) {
-    case Activation::Gelu: return false;  // It is oneDNN's.
-    case Activation::GeluTanh: return agrees_in<Activation::GeluTanh>(type);
-    case Activation::Silu: return agrees_in<Activation::Silu>(type);
+    case Activation::Gelu:
+      return false;  // It is oneDNN's.
+    case Activation::GeluTanh:
+      return agrees_in<Activation::GeluTanh>(type);
+    case Activation::Silu:
+      return agrees_in<Activation::Silu>(type);
   }
   return false;
 }
 
 at::Tensor slope_times(const at::Tensor& of_y, const at::Tensor& x, Activation f) {
   switch (f) {
-    case Activation::Gelu: return at::gelu_backward(of_y, x, "none");
-    case Activation::GeluTanh: return at::gelu_backward(of_y, x, "tanh");
-    case Activation::Silu: break;
+    case Activation::Gelu:
+      return at::gelu_backward(of_y, x, "none");
+    case Activation::GeluTanh:
+      return at::gelu_backward(of_y, x, "tanh");
+    case Activation::Silu:
+      break;
   }
   if (!at::GradMode::is_enabled()) return at::silu_backward(of_y, x);
   const at::Tensor sigmoid = x.sigmoid();
@@ -175,11 +190,11 @@ at::Tensor gated(const at::Tensor& x, const at::Tensor& factor, Activation f) {
   return op.call(x, factor, static_cast<std::int64_t>(f));
 }
 
-ActivationGradients differentiate(const at::Tensor& x, const at::Tensor& factor, Activation f,
-                                  const at::Tensor& of_y) {
+ActivationGradients differentiate(const at::Tensor& x, const at::Tensor& factor, Activation f, const at::Tensor& of_y,
+                                  const at::Tensor& room) {
   const bool together = has_kernel(f, x) && alike(x, of_y) && (!factor.defined() || alike(x, factor));
   if (!together) return one_after_the_other(x, factor, f, of_y);
-  ActivationGradients all{.y = at::empty_like(x), .of_x = at::empty_like(x), .of_factor = {}};
+  ActivationGradients all{.y = at::empty_like(x), .of_x = room.defined() ? room : at::empty_like(x), .of_factor = {}};
   if (factor.defined()) all.of_factor = at::empty_like(x);
   const auto data = [](const at::Tensor& t) { return t.defined() ? t.data_ptr() : nullptr; };
   const kernels::Activated at{.x = x.const_data_ptr(), .factor = data(factor), .y = data(all.y)};

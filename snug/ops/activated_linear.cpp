@@ -55,7 +55,7 @@ LinearGradients backward_kernel_of_linear(const at::Tensor& of_y, const at::Tens
   auto& [to_x, to_factor, to_weight, to_bias] = all;
   if (of_input) {
     const at::Tensor of_in = at::mm(rows, weight).to(x.scalar_type()).view(x.sizes());
-    ActivationGradients gradients = differentiate(x, given(factor), activation, of_in);
+    ActivationGradients gradients = differentiate(x, given(factor), activation, of_in, of_in);
     in = std::move(gradients.y);
     to_x = std::move(gradients.of_x);
     if (factor) to_factor = std::move(gradients.of_factor);
@@ -108,8 +108,8 @@ class ActivatedLinear : public torch::autograd::Function<ActivatedLinear> {
         linear_backward_op().call(gradients[0], x, f, factor.defined() ? MaybeTensor(factor) : std::nullopt, weight,
                                   of_x || of_factor, of_weight, of_bias);
     const auto wanted = [](bool is, const at::Tensor& t) { return is ? t : at::Tensor(); };
-    return {wanted(of_x, to_x), {}, wanted(of_factor, to_factor), wanted(of_weight, to_weight),
-            wanted(of_bias, to_bias)};
+    return {
+        wanted(of_x, to_x), {}, wanted(of_factor, to_factor), wanted(of_weight, to_weight), wanted(of_bias, to_bias)};
   }
 
  private:
@@ -120,7 +120,10 @@ class ActivatedLinear : public torch::autograd::Function<ActivatedLinear> {
     const at::Tensor in = as_matrix(factor_of_product(x, f, factor).to(weight.scalar_type()));
     const at::Tensor of_in = at::mm(rows, weight).to(x.scalar_type()).view(x.sizes());
     const at::Tensor of_product = factor.defined() ? of_in * factor : of_in;
-    return {slope_times(of_product, x, f), {}, factor.defined() ? of_in * activated(x, f) : at::Tensor(), at::mm(rows.t(), in),
+    return {slope_times(of_product, x, f),
+            {},
+            factor.defined() ? of_in * activated(x, f) : at::Tensor(),
+            at::mm(rows.t(), in),
             of_bias ? rows.sum(0) : at::Tensor()};
   }
 };
@@ -165,9 +168,10 @@ at::Tensor activated_linear(const ActivatedInput& input, const at::Tensor& weigh
                             fmt::join(x.sizes(), "x"), fmt::join(weight.sizes(), "x")));
   }
   if (factor.defined() && (factor.sizes() != x.sizes() || factor.scalar_type() != x.scalar_type())) {
-    throw Error(fmt::format("activated linear: {} of shape {} and a factor, {} of shape {}; they are of one type and shape",
-                            c10::toString(x.scalar_type()), fmt::join(x.sizes(), "x"),
-                            c10::toString(factor.scalar_type()), fmt::join(factor.sizes(), "x")));
+    throw Error(
+        fmt::format("activated linear: {} of shape {} and a factor, {} of shape {}; they are of one type and shape",
+                    c10::toString(x.scalar_type()), fmt::join(x.sizes(), "x"), c10::toString(factor.scalar_type()),
+                    fmt::join(factor.sizes(), "x")));
   }
   return linear_op().call(x, static_cast<std::int64_t>(f), factor.defined() ? MaybeTensor(factor) : std::nullopt,
                           weight, bias.defined() ? MaybeTensor(bias) : std::nullopt);

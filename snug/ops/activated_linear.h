@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "snug/ops/activation.h"
+#include "snug/ops/kernels/activation.h"
 
 namespace snug::ops {
 

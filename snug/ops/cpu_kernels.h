@@ -4,8 +4,8 @@
 
 namespace snug::ops {
 
-/// The kernels for this processor: those of the instruction set that LibTorch's own run with (ATEN_CPU_CAPABILITY sets a
-/// lesser one), and where there are none for it, those that need nothing.
+/// The kernels for this processor: those of the instruction set that LibTorch's own run with (ATEN_CPU_CAPABILITY sets
+/// a lesser one), and where there are none for it, those that need nothing.
 const kernels::Table& cpu_kernels();
 
 }  // namespace snug::ops

@@ -36,7 +36,8 @@ CrossEntropyTerms terms_of(at::ArrayRef<double> terms) {
 /// The logits of a few rows, and then their gradients, in the same memory.
 class Group {
  public:
-  Group(at::Tensor x, const Matrix& weight, at::Tensor room) : x_(std::move(x)), weight_(weight), logits_(std::move(room)) {
+  Group(at::Tensor x, const Matrix& weight, at::Tensor room)
+      : x_(std::move(x)), weight_(weight), logits_(std::move(room)) {
     for_each_tile(weight, x_.scalar_type(), kTileBytes, [&](std::int64_t first, const at::Tensor& rows) {
       at::Tensor part = logits_.narrow(1, first, rows.size(0));
       at::mm_out(part, x_, rows.t());
@@ -179,8 +180,8 @@ Results loss_with_autograd(const at::Tensor& x, const at::Tensor& weight, const 
                            std::int64_t format, const at::Tensor& targets, const std::optional<at::Tensor>& scale,
                            std::int64_t tile, at::ArrayRef<double> terms, std::int64_t ignored, bool of_x,
                            bool of_weight, bool of_bias) {
-  const auto results =
-      LinearCrossEntropy::apply(x, weight, bias, format, targets, scale, tile, terms, ignored, of_x, of_weight, of_bias);
+  const auto results = LinearCrossEntropy::apply(x, weight, bias, format, targets, scale, tile, terms, ignored, of_x,
+                                                 of_weight, of_bias);
   return {results[0], results[1], results[2]};
 }
 
@@ -195,8 +196,8 @@ Results loss_with_autocast(const at::Tensor& x, const at::Tensor& weight, const 
     return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), t, device);
   };
   const std::optional<at::Tensor> cast_bias = bias ? std::optional(cast(*bias)) : std::nullopt;
-  return loss_op().call(cast(x), format == kPlain ? cast(weight) : weight, cast_bias, format, targets, scale, tile, terms, ignored,
-                        of_x, of_weight, of_bias);
+  return loss_op().call(cast(x), format == kPlain ? cast(weight) : weight, cast_bias, format, targets, scale, tile,
+                        terms, ignored, of_x, of_weight, of_bias);
 }
 
 }  // namespace
@@ -229,10 +230,10 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const Matrix& weight, const
         fmt::format("linear cross-entropy: a scale of shape {}; it is one number", fmt::join(scale.sizes(), "x")));
   }
   if (terms.label_smoothing < 0 || terms.label_smoothing > 1 || terms.z_loss < 0 || terms.soft_cap < 0) {
-    throw Error(
-        fmt::format("linear cross-entropy: label smoothing {}, z-loss {} and soft cap {}; the first is in [0, 1], and none "
-                    "is below 0",
-                    terms.label_smoothing, terms.z_loss, terms.soft_cap));
+    throw Error(fmt::format(
+        "linear cross-entropy: label smoothing {}, z-loss {} and soft cap {}; the first is in [0, 1], and none "
+        "is below 0",
+        terms.label_smoothing, terms.z_loss, terms.soft_cap));
   }
   const auto* const plain = std::get_if<at::Tensor>(&weight);
   const auto* const packed = std::get_if<PackedMatrix>(&weight);

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "snug/base/bytes.h"
-#include "snug/ops/cross_entropy_terms.h"
+#include "snug/ops/kernels/cross_entropy_terms.h"
 #include "snug/ops/row_tiles.h"
 
 namespace snug::ops {
@@ -30,11 +30,11 @@ struct LinearLoss {
 /// Mean cross-entropy in nats of the logits x W^T + b against `targets`, without ever having all logits: they are made
 /// for a few rows of x at a time, and with them, in the forward pass, the gradients that will be asked for (as in Liger
 /// Kernel, Hsu et al. 2024). x (..., in), W (vocabulary, in), targets int64 of x's other dimensions: in [0, vocabulary)
-/// or ignored, else Error says which is not and where. A scalar, fp32, or fp64 for fp64. Products have the type of x and
-/// W, and are raised to fp32 before the bias and the softmax. When no target counts the result is nan, as
+/// or ignored, else Error says which is not and where. A scalar, fp32, or fp64 for fp64. Products have the type of x
+/// and W, and are raised to fp32 before the bias and the softmax. When no target counts the result is nan, as
 /// at::cross_entropy_loss has it. Differentiable once, with respect to x, the bias and a plain W; under autocast they
-/// are cast as for at::linear. Memory: the tile's, beside the gradients of x and, where they are asked for, of W and the
-/// bias. Another tile sums the gradients of W and the bias, and the loss, in another order.
+/// are cast as for at::linear. Memory: the tile's, beside the gradients of x and, where they are asked for, of W and
+/// the bias. Another tile sums the gradients of W and the bias, and the loss, in another order.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const Matrix& weight, const at::Tensor& targets,
                                 const LinearLoss& loss = {});
 

@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <optional>
 
-#include "snug/ops/cross_entropy_terms.h"
+#include "snug/ops/kernels/cross_entropy_terms.h"
 
 namespace snug::ops {
 
-/// Logits (rows, columns), contiguous, their targets, int64 (rows), and the bias (columns) that is still to be added, of
-/// the logits' type.
+/// Logits (rows, columns), contiguous, their targets, int64 (rows), and the bias (columns) that is still to be added,
+/// of the logits' type.
 struct Logits {
   at::Tensor values;
   at::Tensor targets;

@@ -82,8 +82,8 @@ TEST(ActivatedLinear, HasTheBitsOfOneOperatorAfterTheOther) {
         // 1,024 * 384 are whole vectors for each thread, 33 * 7 are not.
         for (const auto& [rows, width] : {std::pair{512, 384}, std::pair{33, 7}, std::pair{96, 128}}) {
           for (const bool has_factor : {false, true}) {
-            SCOPED_TRACE(::testing::Message() << threads << " threads, f " << static_cast<int>(f) << ", " << type << ", "
-                                              << rows << "x" << width << ", factor " << has_factor);
+            SCOPED_TRACE(::testing::Message() << threads << " threads, f " << static_cast<int>(f) << ", " << type
+                                              << ", " << rows << "x" << width << ", factor " << has_factor);
             const LinearInputs in = linear_inputs(rows, width, type, has_factor, !has_factor);
             expect_same(result_and_gradients([&](const LinearInputs& i) { return fused(i, f); }, in),
                         result_and_gradients([&](const LinearInputs& i) { return composed(i, f); }, in));
@@ -185,8 +185,8 @@ TEST(ActivatedLinear, IsDifferentiatedTwice) {
   const auto twice = [&](const auto& forward) {
     const LinearInputs leaves = in.leaves();
     const at::Tensor y = forward(leaves, Activation::Silu);
-    const auto first = torch::autograd::grad({y.square().sum()}, {leaves.x, leaves.factor, leaves.weight, leaves.bias}, {},
-                                             true, /*create_graph=*/true);
+    const auto first = torch::autograd::grad({y.square().sum()}, {leaves.x, leaves.factor, leaves.weight, leaves.bias},
+                                             {}, true, /*create_graph=*/true);
     at::Tensor sum = at::zeros({}, at::kDouble);
     for (const at::Tensor& g : first) sum = sum + g.sin().sum();
     sum.backward();

@@ -75,10 +75,14 @@ Found by_autograd(const Logits& in, const CrossEntropyTerms& terms) {
 
 double allowed(at::ScalarType type) {
   switch (type) {
-    case at::kDouble: return 1e-12;
-    case at::kFloat: return 4e-6;
-    case at::kHalf: return 2e-3;
-    default: return 2e-2;
+    case at::kDouble:
+      return 1e-12;
+    case at::kFloat:
+      return 4e-6;
+    case at::kHalf:
+      return 2e-3;
+    default:
+      return 2e-2;
   }
 }
 

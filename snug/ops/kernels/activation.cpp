@@ -4,8 +4,8 @@
 #include "snug/ops/kernels/declared.h"
 #include "snug/ops/kernels/lanes.h"
 
-// The formulas, the order of their operations, and which products and sums are one, are those that LibTorch's own kernels
-// have as it is released: the results are the same bits where those work on whole vectors (see agrees() in
+// The formulas, the order of their operations, and which products and sums are one, are those that LibTorch's own
+// kernels have as it is released: the results are the same bits where those work on whole vectors (see agrees() in
 // activated.cpp).
 namespace snug::ops::kernels::CPU_CAPABILITY {
 namespace {
@@ -57,9 +57,12 @@ void for_activation(c10::ScalarType type, Activation f, const Visit& visit) {
     using T = decltype(number);
     using Math = typename Lanes<T>::Math;
     switch (f) {
-      case Activation::Gelu: return;
-      case Activation::GeluTanh: return visit(T{}, GeluTanhAt<Math>{});
-      case Activation::Silu: return visit(T{}, SiluAt<Math>{});
+      case Activation::Gelu:
+        return;
+      case Activation::GeluTanh:
+        return visit(T{}, GeluTanhAt<Math>{});
+      case Activation::Silu:
+        return visit(T{}, SiluAt<Math>{});
     }
   });
 }

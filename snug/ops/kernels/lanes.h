@@ -115,11 +115,20 @@ typename Lanes<T>::Math reduce(std::int64_t n, typename Lanes<T>::Math neutral, 
 template <typename F>
 bool for_type(c10::ScalarType type, const F& f) {
   switch (type) {
-    case c10::ScalarType::Float: f(float{}); return true;
-    case c10::ScalarType::Double: f(double{}); return true;
-    case c10::ScalarType::BFloat16: f(c10::BFloat16{}); return true;
-    case c10::ScalarType::Half: f(c10::Half{}); return true;
-    default: return false;
+    case c10::ScalarType::Float:
+      f(float{});
+      return true;
+    case c10::ScalarType::Double:
+      f(double{});
+      return true;
+    case c10::ScalarType::BFloat16:
+      f(c10::BFloat16{});
+      return true;
+    case c10::ScalarType::Half:
+      f(c10::Half{});
+      return true;
+    default:
+      return false;
   }
 }
 

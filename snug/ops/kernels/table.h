@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "snug/ops/activation.h"
-#include "snug/ops/cross_entropy_terms.h"
+#include "snug/ops/kernels/activation.h"
+#include "snug/ops/kernels/cross_entropy_terms.h"
 
 namespace snug::ops::kernels {
 
@@ -35,8 +35,8 @@ struct ActivatedGradients {
   void* of_factor;  ///< null where there is no factor
 };
 
-/// What is compiled for each instruction set. Types are those of floating-point numbers; a function does rows or numbers
-/// [first, last) of what it is given, with the same bits whoever does the others.
+/// What is compiled for each instruction set. Types are those of floating-point numbers; a function does rows or
+/// numbers [first, last) of what it is given, with the same bits whoever does the others.
 struct Table {
   void (*softmax_loss)(c10::ScalarType type, const CrossEntropyTerms& terms, const LogitRows& rows, std::int64_t first,
                        std::int64_t last);
