@@ -2,8 +2,9 @@
 //
 // Usage: gpt_step fp32|bf16 [BYTES [TILE]]. Without BYTES, or with 0, the plain step, without a session; with BYTES a
 // planned one under a cap of so many bytes above what is there before the step; with TILE its loss is tiled, so many
-// bytes of logits at a time. First it writes one JSON object, then it runs a forward and
-// a backward pass for every line of input and answers with its seconds, and in the end it writes another JSON object.
+// bytes of logits at a time, and its attention is differentiated by products (ops::attention). First it writes one JSON
+// object, then it runs a forward and a backward pass for every line of input and answers with its seconds, and in the
+// end it writes another JSON object.
 #include <torch/torch.h>
 
 #include <functional>
@@ -54,7 +55,10 @@ int main(int argc, char** argv) {
   at::set_num_threads(2);
   torch::manual_seed(0);
   snug::models::GptOptions options{.blocks = 12, .width = 384, .heads = 6, .sequence = 256, .vocabulary = 8192};
-  if (argc > 3) options.loss = snug::models::TiledLoss{.logits = std::stoll(argv[3])};
+  if (argc > 3) {
+    options.loss = snug::models::TiledLoss{.logits = std::stoll(argv[3])};
+    options.attention_backward = snug::models::AttentionBackward::Products;
+  }
   snug::models::Gpt model(options);
   const at::Tensor tokens = torch::randint(0, 8192, {8, 256}), targets = torch::randint(0, 8192, {8, 256});
   const auto forward = [&] {

@@ -98,8 +98,8 @@ def compare(gpt_step, package, library, method, precision, environment, turns):
 
 
 COLOURS = {"snug": "#1f6feb", "tiled": "#1a7f37", "python_tiled": "#8250df"}
-NAMES = {"snug": "snug", "tiled": "snug, tiled loss", "python_tiled": "snug, the unchanged model with `allow=[\"tiled_loss\"]`",
-         "tiled_without_budget": "snug, tiled loss, no budget"}
+NAMES = {"snug": "snug", "tiled": "snug, tiled loss, `ops::attention`", "python_tiled": "snug, the unchanged model with `allow=[\"tiled_loss\"]`",
+         "tiled_without_budget": "the same, no budget"}
 
 
 def table(rows):

@@ -24,8 +24,8 @@ ops::Activation activation_of(const std::string& name) {
 
 at::Tensor linear(const at::Tensor& x, const std::optional<at::Tensor>& factor, const std::string& activation,
                   const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
-  return ops::activated_linear({.x = x, .f = activation_of(activation), .factor = factor.value_or(at::Tensor())}, weight,
-                               bias.value_or(at::Tensor()));
+  return ops::activated_linear({.x = x, .f = activation_of(activation), .factor = factor.value_or(at::Tensor())},
+                               weight, bias.value_or(at::Tensor()));
 }
 
 at::Tensor gated(const at::Tensor& x, const at::Tensor& factor, const std::string& activation) {

@@ -37,6 +37,7 @@ struct DecoderParts {
   std::string blocks_scope;   ///< the ModuleScope of block 3 is "<this>.3"
   std::int64_t sequence = 0;  ///< longest input
   VocabularyLoss loss;
+  AttentionBackward attention_backward = AttentionBackward::LibTorch;
   Embedding tokens{nullptr};
   std::variant<LearnedPositions, RotaryOptions> positions;
   std::vector<std::shared_ptr<DecoderBlock>> blocks{};

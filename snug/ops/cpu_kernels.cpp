@@ -5,21 +5,17 @@
 #include <string>
 
 namespace snug::ops {
-namespace kernels {
-
-namespace DEFAULT {
+namespace kernels::DEFAULT {
 extern const Table kTable;
 }
 #ifdef SNUG_KERNELS_X86
-namespace AVX2 {
+namespace kernels::AVX2 {
 extern const Table kTable;
 }
-namespace AVX512 {
+namespace kernels::AVX512 {
 extern const Table kTable;
 }
 #endif
-
-}  // namespace kernels
 
 const kernels::Table& cpu_kernels() {
   static const kernels::Table& table = []() -> const kernels::Table& {

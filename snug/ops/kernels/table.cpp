@@ -5,6 +5,9 @@
 namespace snug::ops::kernels::CPU_CAPABILITY {
 
 extern const Table kTable;
-constinit const Table kTable{.softmax_loss = softmax_loss, .activated = activated, .differentiated = differentiated};
+constinit const Table kTable{.softmax_loss = softmax_loss,
+                             .attention_gradients = attention_gradients,
+                             .activated = activated,
+                             .differentiated = differentiated};
 
 }  // namespace snug::ops::kernels::CPU_CAPABILITY

@@ -35,11 +35,25 @@ struct ActivatedGradients {
   void* of_factor;  ///< null where there is no factor
 };
 
+/// Rows of attention's products, (heads, rows, columns) one behind the other, of the type that the function is given.
+struct AttentionRows {
+  void* scores;          ///< query times key; becomes the probabilities
+  void* gradients;       ///< of the probabilities; becomes those of the scores before they were scaled
+  const void* log_sums;  ///< of each row of each head, fp32, or fp64 for fp64
+  std::int64_t log_sums_head, log_sums_row;  ///< numbers from one head and row to the next
+  std::int64_t rows, columns;
+  std::int64_t first_row;  ///< of a head: column c is not seen by rows before it where `is_causal`
+  bool is_causal;
+  double scale;
+};
+
 /// What is compiled for each instruction set. Types are those of floating-point numbers; a function does rows or
 /// numbers [first, last) of what it is given, with the same bits whoever does the others.
 struct Table {
   void (*softmax_loss)(c10::ScalarType type, const CrossEntropyTerms& terms, const LogitRows& rows, std::int64_t first,
                        std::int64_t last);
+  /// Rows are counted through all heads.
+  void (*attention_gradients)(c10::ScalarType type, const AttentionRows& rows, std::int64_t first, std::int64_t last);
   /// The next two have GeluTanh and Silu; LibTorch's other one is oneDNN's.
   void (*activated)(c10::ScalarType type, Activation f, const Activated& at, std::int64_t first, std::int64_t last);
   /// Writes y, too.
