@@ -147,6 +147,8 @@ def check(loss_of, made, times=0):
         lambda y, t: F.cross_entropy(y[0, 1:, ...], t[0, 1:]) + F.cross_entropy(y[..., 2, :], t[:, 2]),
         lambda y, t: F.cross_entropy(y[0], t[0]) + F.cross_entropy(y[1], t[1]),
         lambda y, t: F.cross_entropy(y[:, torch.tensor([0, 4])].view(-1, VOCABULARY), t[:, [0, 4]].flatten()),
+        lambda y, t: F.cross_entropy(y.view(-1, VOCABULARY), t.view(-1), label_smoothing=0.1),
+        lambda y, t: F.cross_entropy(y.view(-1, VOCABULARY), t.view(-1), ignore_index=int(t[0, 0]), label_smoothing=0.3),
         lambda y, t: F.cross_entropy(y.to(torch.float32).to(t.device).view(12, VOCABULARY), t.view(12)),
     ],
 )
@@ -157,7 +159,7 @@ def test_ways_to_a_loss_that_stay_lazy(loss_of, made):
 @pytest.mark.parametrize(
     "loss_of",
     [
-        lambda y, t: F.cross_entropy(y.view(-1, VOCABULARY), t.view(-1), label_smoothing=0.1),
+        lambda y, t: F.cross_entropy(y.view(-1, VOCABULARY), t.view(-1), weight=torch.arange(VOCABULARY) / VOCABULARY),
         lambda y, t: F.cross_entropy(y.transpose(1, 2), t),
         lambda y, t: F.cross_entropy((30 * torch.tanh(y / 30)).view(-1, VOCABULARY), t.view(-1)),
         lambda y, t: F.cross_entropy(y.view(-1, VOCABULARY), t.view(-1), reduction="none").mean(),
@@ -215,10 +217,10 @@ def test_a_metric_does_not_take_the_gradient_away(made):
 
     check(measured, made, times=1)
 
-    def measured_and_smoothed(y, target):
-        return measured(y, target) + F.cross_entropy(y.view(-1, VOCABULARY), target.view(-1), label_smoothing=0.1)
+    def measured_and_weighed(y, target):
+        return measured(y, target) + F.cross_entropy(y.view(-1, VOCABULARY), target.view(-1), weight=torch.ones(VOCABULARY))
 
-    check(measured_and_smoothed, made, times=3)
+    check(measured_and_weighed, made, times=3)
 
 
 def test_writes_into_copies_count(made):
