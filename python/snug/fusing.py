@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import functools
+import inspect
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +34,47 @@ def _activation(module: nn.Module) -> str | None:
 def _is_plain(module: nn.Module) -> bool:
     """That calling it does no more than its forward: no hooks, and no other forward put into it."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return not any(hooks) and "forward" not in module.__dict__
+    return not any(hooks) and "forward" not in module.__dict__ and not torch.nn.modules.module._has_any_global_hook()
+
+
+def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
+    """What is fused. Compared with the source of a class's own forward, and not called."""
+    return module.down_proj(module.act_fn(module.gate_proj(x)) * module.up_proj(x))
+
+
+class _Names(ast.NodeTransformer):
+    """The first two parameters under names of ours, whatever they are called; without annotations."""
+
+    def __init__(self, function: ast.FunctionDef) -> None:
+        self.names = dict(zip([a.arg for a in function.args.args], ("self", "x"), strict=False))
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Name(self.names.get(node.id, node.id), node.ctx)
+
+
+def _expression(function: Any) -> str | None:
+    """The one expression of its first two parameters that a function returns, perhaps by way of a name; None for others."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, TypeError, SyntaxError, IndexError):
+        return None
+    if not isinstance(tree, ast.FunctionDef) or tree.decorator_list or len(tree.args.args) != 2 or tree.args.kwonlyargs:
+        return None
+    body = [node for node in tree.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
+    match body:
+        case [ast.Return(value=ast.expr() as value)]:
+            pass
+        case [ast.Assign(targets=[ast.Name(id=name)], value=value), ast.Return(value=ast.Name(id=returned))] if name == returned:
+            pass
+        case _:
+            return None
+    return ast.dump(_Names(tree).visit(value))
+
+
+@functools.cache
+def _is_gated_class(base: type[nn.Module]) -> bool:
+    """Whether its forward is written as the one that is fused."""
+    return _expression(base.forward) == _expression(_forward)
 
 
 class _Gated:
@@ -40,26 +83,28 @@ class _Gated:
     operator = "gated_linear"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        name = _activation(self.act_fn)
-        if name is None or not _is_plain(self.act_fn):
-            return super().forward(x)
         gate, up, down = self.gate_proj(x), self.up_proj(x), self.down_proj
-        if gate.dtype != up.dtype or gate.shape != up.shape:
+        name = _activation(self.act_fn)
+        alike = gate.dtype == up.dtype and gate.shape == up.shape and gate.is_floating_point()
+        # Of other classes of tensors, what an operator in C++ would make of them is not known.
+        if name is None or not _is_plain(self.act_fn) or not alike or not type(gate) is type(up) is torch.Tensor:
             return down(self.act_fn(gate) * up)
-        if type(down) is nn.Linear and _is_plain(down):
+        if type(down) is nn.Linear and _is_plain(down) and all(type(p) in _TENSORS for p in (down.weight, down.bias)):
             return _core.activated_linear(gate, up, name, down.weight, down.bias)
         return down(_core.gated(gate, up, name))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class is made here, and no module has it under its name.
-        return _as_fused, (type(self).__bases__[1], self.__dict__.copy())
+        state = super().__reduce_ex__(protocol)[2]
+        return _new_fused, (type(self).__bases__[1],), state
 
 
-def _as_fused(base: type[nn.Module], state: dict[str, Any]) -> nn.Module:
-    module = base.__new__(base)
-    module.__dict__.update(state)
-    module.__class__ = _class_of(base)
-    return module
+_TENSORS = (torch.Tensor, nn.Parameter, type(None))
+
+
+def _new_fused(base: type[nn.Module]) -> nn.Module:
+    fused = _class_of(base)
+    return fused.__new__(fused)
 
 
 _CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
@@ -75,51 +120,20 @@ def _is_gated(module: nn.Module) -> bool:
     parts = dict(module.named_children())
     if set(parts) != {"gate_proj", "up_proj", "down_proj", "act_fn"} or not _is_plain(module):
         return False
-    weight = getattr(parts["gate_proj"], "weight", None)
-    is_matrix = isinstance(weight, torch.Tensor) and weight.dim() == 2 and weight.is_floating_point() and not weight.is_meta
-    return is_matrix and _activation(parts["act_fn"]) is not None
-
-
-def _results(module: nn.Module, forward: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
-    """What comes out, and the gradient of the input, on numbers that are always the same."""
-    weight = module.gate_proj.weight
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, 16, weight.shape[1], generator=generator).to(weight.dtype).to(weight.device).requires_grad_()
-    y = forward(x)
-    (gradient,) = torch.autograd.grad(y.float().square().sum(), x)
-    return [y.detach(), gradient]
-
-
-def _has_its_bits(module: nn.Module) -> bool:
-    """Whether the fused module computes what its class says: a class of the same parts may do something else with them."""
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        plain = _results(module, module)
-        base = type(module)
-        module.__class__ = _class_of(base)
-        try:
-            fused = _results(module, module)
-        finally:
-            module.__class__ = base
-    return all(torch.equal(a, b) for a, b in zip(plain, fused))
+    return _is_gated_class(type(module)) and _activation(parts["act_fn"]) is not None
 
 
 def fuse(model: nn.Module) -> list[Fused]:
     """Puts operators of snug into the modules of a transformers model, and says into which.
 
-    Gated feed-forward parts (Llama, Qwen, Mistral, Gemma and those built like them) keep two of the four tensors of their
+    Gated feed-forward parts (Llama, Qwen, Mistral, Gemma and those written like them) keep two of the four tensors of their
     inner width, and three reads and writes of them become one. Parameters, names, hooks and adapters are what they were, and so
-    is every bit: each module is tried on random numbers before it is changed, and one that computes something else is left
-    alone. Undo with `unfuse`.
+    is every bit: a class is taken for one if the source of its forward is that of Llama's, whatever its names are. Undo with
+    `unfuse`.
     """
     found: list[Fused] = []
-    tried: dict[tuple[type, type], bool] = {}
     for name, module in model.named_modules():
-        if isinstance(module, _Gated) or not _is_gated(module):
-            continue
-        kind = (type(module), type(module.act_fn))
-        if kind not in tried:
-            tried[kind] = _has_its_bits(module)
-        if tried[kind]:
+        if not isinstance(module, _Gated) and _is_gated(module):
             module.__class__ = _class_of(type(module))
             found.append(Fused(name, _Gated.operator))
     return found

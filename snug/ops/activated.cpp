@@ -9,6 +9,7 @@
 #include <torch/library.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -19,7 +20,7 @@ namespace snug::ops {
 namespace {
 
 // LibTorch's loops take two vectors at a time and what remains number by number, with other functions and other bits.
-// So none may remain to any thread: that is when numbers are whole times this, the widest, for each.
+// So none may remain to any thread; the widest two vectors are as many numbers.
 constexpr std::int64_t kWidest = 128;
 constexpr std::int64_t kNumbersAThread = 1 << 14;
 
@@ -59,9 +60,15 @@ bool agrees_in(c10::ScalarType type) {
   }
 }
 
+/// Whether n numbers are whole vectors for each of LibTorch's threads, which are as many as there is work for, and for
+/// at::gelu all.
+bool in_whole_vectors(std::int64_t n) {
+  const std::int64_t threads = at::get_num_threads(), busy = at::divup(n, at::internal::GRAIN_SIZE);
+  return n > 0 && n % (kWidest * threads) == 0 && n % (kWidest * std::min(threads, busy)) == 0;
+}
+
 bool has_kernel(Activation f, const at::Tensor& x) {
-  return x.is_cpu() && has_activation_kernel(f, x.scalar_type()) && x.is_contiguous() && x.numel() > 0 &&
-         x.numel() % (kWidest * at::get_num_threads()) == 0;
+  return x.is_cpu() && has_activation_kernel(f, x.scalar_type()) && x.is_contiguous() && in_whole_vectors(x.numel());
 }
 
 bool alike(const at::Tensor& x, const at::Tensor& other) {

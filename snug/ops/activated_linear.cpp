@@ -25,7 +25,9 @@ using LinearGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tenso
 at::Tensor given(const MaybeTensor& t) { return t.value_or(at::Tensor()); }
 
 /// (..., last) as a matrix.
-at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+at::Tensor as_matrix(const at::Tensor& x) {
+  return x.reshape({c10::multiply_integers(x.sizes().slice(0, x.dim() - 1)), x.size(-1)});
+}
 
 /// What is multiplied by the weight.
 at::Tensor factor_of_product(const at::Tensor& x, Activation f, const at::Tensor& factor) {
@@ -172,6 +174,10 @@ at::Tensor activated_linear(const ActivatedInput& input, const at::Tensor& weigh
         fmt::format("activated linear: {} of shape {} and a factor, {} of shape {}; they are of one type and shape",
                     c10::toString(x.scalar_type()), fmt::join(x.sizes(), "x"), c10::toString(factor.scalar_type()),
                     fmt::join(factor.sizes(), "x")));
+  }
+  if (x.scalar_type() != weight.scalar_type() && !at::autocast::is_autocast_enabled(x.device().type())) {
+    throw Error(fmt::format("activated linear: an input of {} and a weight of {}; they are of one type",
+                            c10::toString(x.scalar_type()), c10::toString(weight.scalar_type())));
   }
   return linear_op().call(x, static_cast<std::int64_t>(f), factor.defined() ? MaybeTensor(factor) : std::nullopt,
                           weight, bias.defined() ? MaybeTensor(bias) : std::nullopt);

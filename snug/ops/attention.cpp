@@ -87,6 +87,8 @@ class SequenceGradients {
 
 Three backward_kernel_of_attention(const at::Tensor& of_out, const at::Tensor& query, const at::Tensor& key,
                                    const at::Tensor& value, const at::Tensor& log_sums, bool is_causal) {
+  // As LibTorch's kernel, which is one operator, autocast does not round what is inside.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastCPU);
   const std::int64_t heads = query.size(1), length = query.size(2), columns = key.size(2);
   const std::int64_t row_bytes = heads * columns * query.element_size();
   const std::int64_t step = std::min(length, std::max(kScoreBytes / std::max<std::int64_t>(row_bytes, 1), kFewestRows));
@@ -135,12 +137,12 @@ class Attention : public torch::autograd::Function<Attention> {
   }
 };
 
-/// What LibTorch takes its flash kernel for CPUs for.
+/// What LibTorch takes its flash kernel for CPUs for, but for fp16, in which scores may be too large.
 bool is_flash(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
   const auto fits = [&](const at::Tensor& t) {
-    return t.is_cpu() && t.dim() == 4 && t.is_floating_point() && t.scalar_type() == query.scalar_type() &&
-           t.size(0) == query.size(0) && t.size(1) == query.size(1) && t.size(3) == query.size(3) && t.stride(3) == 1 &&
-           t.numel() > 0;
+    return t.is_cpu() && t.dim() == 4 && t.is_floating_point() && t.scalar_type() != at::kHalf &&
+           t.scalar_type() == query.scalar_type() && t.size(0) == query.size(0) && t.size(1) == query.size(1) &&
+           t.size(3) == query.size(3) && t.stride(3) == 1 && t.numel() > 0;
   };
   return fits(query) && fits(key) && fits(value) && key.size(2) == value.size(2) &&
          at::globalContext().userEnabledFlashSDP();

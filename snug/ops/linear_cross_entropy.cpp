@@ -229,7 +229,9 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const Matrix& weight, const
     throw Error(
         fmt::format("linear cross-entropy: a scale of shape {}; it is one number", fmt::join(scale.sizes(), "x")));
   }
-  if (terms.label_smoothing < 0 || terms.label_smoothing > 1 || terms.z_loss < 0 || terms.soft_cap < 0) {
+  const bool in_range =
+      terms.label_smoothing >= 0 && terms.label_smoothing <= 1 && terms.z_loss >= 0 && terms.soft_cap >= 0;
+  if (!in_range) {  // or not a number
     throw Error(fmt::format(
         "linear cross-entropy: label smoothing {}, z-loss {} and soft cap {}; the first is in [0, 1], and none "
         "is below 0",

@@ -31,10 +31,11 @@ struct LinearLoss {
 /// for a few rows of x at a time, and with them, in the forward pass, the gradients that will be asked for (as in Liger
 /// Kernel, Hsu et al. 2024). x (..., in), W (vocabulary, in), targets int64 of x's other dimensions: in [0, vocabulary)
 /// or ignored, else Error says which is not and where. A scalar, fp32, or fp64 for fp64. Products have the type of x
-/// and W, and are raised to fp32 before the bias and the softmax. When no target counts the result is nan, as
-/// at::cross_entropy_loss has it. Differentiable once, with respect to x, the bias and a plain W; under autocast they
-/// are cast as for at::linear. Memory: the tile's, beside the gradients of x and, where they are asked for, of W and
-/// the bias. Another tile sums the gradients of W and the bias, and the loss, in another order.
+/// and W, as has the bias, and are raised to fp32 before it and the softmax; capped ones are rounded to that type
+/// again. When no target counts the result is nan, as at::cross_entropy_loss has it. Differentiable once, with respect
+/// to x, the bias and a plain W; under autocast they are cast as for at::linear. Memory: the tile's, beside the
+/// gradients of x and, where they are asked for, of W and the bias. Another tile sums the gradients of W and the bias,
+/// and the loss, in another order.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const Matrix& weight, const at::Tensor& targets,
                                 const LinearLoss& loss = {});
 

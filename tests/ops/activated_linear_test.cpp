@@ -75,12 +75,13 @@ void expect_same(const std::vector<at::Tensor>& found, const std::vector<at::Ten
 
 TEST(ActivatedLinear, HasTheBitsOfOneOperatorAfterTheOther) {
   const int threads_before = at::get_num_threads();
-  for (const int threads : {1, 2, 3}) {
+  for (const int threads : {1, 2, 3, 4, 5, 8}) {
     at::set_num_threads(threads);
     for (const Activation f : kAll) {
       for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
         // 1,024 * 384 are whole vectors for each thread, 33 * 7 are not.
-        for (const auto& [rows, width] : {std::pair{512, 384}, std::pair{33, 7}, std::pair{96, 128}}) {
+        for (const auto& [rows, width] :
+             {std::pair{512, 384}, std::pair{33, 7}, std::pair{96, 128}, std::pair{65, 512}}) {
           for (const bool has_factor : {false, true}) {
             SCOPED_TRACE(::testing::Message() << threads << " threads, f " << static_cast<int>(f) << ", " << type
                                               << ", " << rows << "x" << width << ", factor " << has_factor);
@@ -217,6 +218,7 @@ TEST(ActivatedLinear, RefusesShapesThatDoNotFit) {
   const at::Tensor x = torch::randn({2, 8}), weight = torch::randn({3, 8});
   EXPECT_THROW(activated_linear({.x = x}, torch::randn({3, 7})), Error);
   EXPECT_THROW(activated_linear({.x = x, .factor = torch::randn({2, 7})}, weight), Error);
+  EXPECT_THROW(activated_linear({.x = x}, weight.to(at::kDouble)), Error);
   EXPECT_THROW(gated(x, x.to(at::kBFloat16), Activation::Silu), Error);
 }
 

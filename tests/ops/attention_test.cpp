@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <optional>
 #include <vector>
 
 #include "snug/base/errors.h"
@@ -111,6 +112,19 @@ TEST(Attention, HasTheTypeOfAutocast) {
   const at::Tensor out = attention(p[0], p[1], p[2], true);
   EXPECT_EQ(out.scalar_type(), at::kBFloat16);
   EXPECT_TRUE(same_bits(out, at::scaled_dot_product_attention(p[0], p[1], p[2], {}, 0, true)));
+}
+
+TEST(Attention, IsNotRoundedByAnAutocastAroundItsBackwardPass) {
+  const Sizes s{1, 2, 40, 40, 16};
+  const auto gradient = [&](bool inside) {
+    const auto in = leaves(s, at::kFloat);
+    const auto p = split(in, s);
+    const at::Tensor sum = attention(p[0], p[1], p[2], true).square().sum();
+    const models::AutocastScope autocast(inside ? std::optional(at::kBFloat16) : std::nullopt);
+    sum.backward();
+    return in[1].grad();
+  };
+  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
 }
 
 TEST(Attention, NeverHasAllProbabilities) {

@@ -240,6 +240,7 @@ TEST(LinearCrossEntropy, HasSmoothingTermsAndAnotherIgnoredTarget) {
     expect_close(found[i], expected[i], 1e-12);
   }
   EXPECT_THROW(linear_cross_entropy(x, w, targets, {.terms = {.label_smoothing = 1.5}}), Error);
+  EXPECT_THROW(linear_cross_entropy(x, w, targets, {.terms = {.z_loss = std::nan("")}}), Error);
 }
 
 TEST(LinearCrossEntropy, IsReplayed) {

@@ -1,7 +1,7 @@
 #pragma once
 
 // Of the files in this folder, which are compiled once for each instruction set: nothing here may be a function that
-// the rest of the program shares, so no containers and no tensors (see kernels.h).
+// the rest of the program shares, so no containers and no tensors (see table.h).
 #include <ATen/cpu/vec/functional.h>
 #include <c10/core/ScalarType.h>
 
