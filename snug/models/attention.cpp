@@ -30,7 +30,7 @@ at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, cons
     mask = at::ones({rows, columns}, query.options().dtype(at::kBool)).tril(columns - rows);
   }
   if (backward == AttentionBackward::Products && !mask && dropout == 0 && query.size(1) == key.size(1)) {
-    return ops::attention(query, key, value, rows == columns);
+    return ops::attention(query, key, value, rows == columns ? ops::AttentionMask::Causal : ops::AttentionMask::None);
   }
   return at::scaled_dot_product_attention(query, key, value, mask, dropout, /*is_causal=*/rows == columns,
                                           /*scale=*/std::nullopt, /*enable_gqa=*/query.size(1) != key.size(1));

@@ -157,7 +157,8 @@ TORCH_LIBRARY_FRAGMENT(snug, library) {
 }
 TORCH_LIBRARY_IMPL(snug, CPU, library) { library.impl("attention_backward", backward_kernel_of_attention); }
 
-at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, bool is_causal) {
+at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, AttentionMask mask) {
+  const bool is_causal = mask == AttentionMask::Causal;
   const c10::DeviceType device = query.device().type();
   const bool autocast = at::autocast::is_autocast_enabled(device);
   const auto cast = [&](const at::Tensor& t) {

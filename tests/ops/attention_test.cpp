@@ -68,8 +68,11 @@ TEST(Attention, HasTheBitsOfLibTorchsAndItsGradients) {
       for (const bool is_causal : {false, true}) {
         if (is_causal && s.queries != s.keys) continue;
         SCOPED_TRACE(::testing::Message() << s.queries << "x" << s.keys << " " << type << " causal " << is_causal);
-        const auto found =
-            run([&](const auto& q, const auto& k, const auto& v) { return attention(q, k, v, is_causal); }, s, type);
+        const auto found = run(
+            [&](const auto& q, const auto& k, const auto& v) {
+              return attention(q, k, v, is_causal ? AttentionMask::Causal : AttentionMask::None);
+            },
+            s, type);
         const auto expected =
             run([&](const auto& q, const auto& k,
                     const auto& v) { return at::scaled_dot_product_attention(q, k, v, {}, 0, is_causal); },
@@ -89,7 +92,9 @@ TEST(Attention, HasTheBitsOfLibTorchsAndItsGradients) {
 
 TEST(Attention, IsAsCloseToTheGradientsAsLibTorchs) {
   const Sizes s{2, 4, 300, 300, 64};
-  const auto ours = [](const auto& q, const auto& k, const auto& v) { return attention(q, k, v, true); };
+  const auto ours = [](const auto& q, const auto& k, const auto& v) {
+    return attention(q, k, v, AttentionMask::Causal);
+  };
   const auto theirs = [](const auto& q, const auto& k, const auto& v) {
     return at::scaled_dot_product_attention(q, k, v, {}, 0, true);
   };
@@ -109,7 +114,7 @@ TEST(Attention, HasTheTypeOfAutocast) {
   const Sizes s{1, 2, 32, 32, 16};
   const models::AutocastScope autocast(at::kBFloat16);
   const auto p = split(leaves(s, at::kFloat), s);
-  const at::Tensor out = attention(p[0], p[1], p[2], true);
+  const at::Tensor out = attention(p[0], p[1], p[2], AttentionMask::Causal);
   EXPECT_EQ(out.scalar_type(), at::kBFloat16);
   EXPECT_TRUE(same_bits(out, at::scaled_dot_product_attention(p[0], p[1], p[2], {}, 0, true)));
 }
@@ -119,7 +124,7 @@ TEST(Attention, IsNotRoundedByAnAutocastAroundItsBackwardPass) {
   const auto gradient = [&](bool inside) {
     const auto in = leaves(s, at::kFloat);
     const auto p = split(in, s);
-    const at::Tensor sum = attention(p[0], p[1], p[2], true).square().sum();
+    const at::Tensor sum = attention(p[0], p[1], p[2], AttentionMask::Causal).square().sum();
     const models::AutocastScope autocast(inside ? std::optional(at::kBFloat16) : std::nullopt);
     sum.backward();
     return in[1].grad();
@@ -131,7 +136,7 @@ TEST(Attention, NeverHasAllProbabilities) {
   const Sizes s{1, 4, 2048, 2048, 16};
   const auto in = leaves(s, at::kFloat);
   const auto p = split(in, s);
-  const at::Tensor out = attention(p[0], p[1], p[2], true);
+  const at::Tensor out = attention(p[0], p[1], p[2], AttentionMask::Causal);
   auto& memory = memory::device_memory(c10::kCPU);
   memory.reset_peak();
   const Bytes before = memory.stats().allocated;
@@ -146,7 +151,7 @@ TEST(Attention, IsReplayed) {
     const auto in = leaves(s, at::kBFloat16);
     const auto loss = [&] {
       const auto p = split({in[0] * 2, in[1] * 3, in[2] * 0.5}, s);
-      return attention(p[0], p[1], p[2], true).to(at::kFloat).square().sum();
+      return attention(p[0], p[1], p[2], AttentionMask::Causal).to(at::kFloat).square().sum();
     };
     std::int64_t ops = 0;
     if (replays) {
@@ -167,7 +172,7 @@ TEST(Attention, IsDifferentiableOnce) {
   const Sizes s{1, 1, 4, 4, 8};
   const auto in = leaves(s, at::kFloat);
   const auto p = split(in, s);
-  const at::Tensor sum = attention(p[0], p[1], p[2], true).sum();
+  const at::Tensor sum = attention(p[0], p[1], p[2], AttentionMask::Causal).sum();
   EXPECT_THROW(torch::autograd::grad({sum}, {in[0]}, {}, true, /*create_graph=*/true), Error);
 }
 
