@@ -20,4 +20,4 @@ echo "2. The adapter that was saved, from the command line"
 "$snug" generate --model "$model" --adapter runs/finetune-smollm2/adapter --prompt "The with statement" --tokens 40
 echo
 echo "3. The longest sequence that one step can have inside 2 GiB"
-"$snug" plan examples/finetune-smollm2.toml "${set[@]}" --budget 2GiB --longest-sequence
+"$snug" plan examples/finetune-smollm2.toml "${set[@]}" --budget 2GiB --largest sequence

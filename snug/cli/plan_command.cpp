@@ -14,6 +14,7 @@
 #include "snug/base/clock.h"
 #include "snug/base/errors.h"
 #include "snug/cli/command.h"
+#include "snug/cli/largest.h"
 #include "snug/cli/output.h"
 #include "snug/plan/bound/lower_bound.h"
 #include "snug/plan/plan_file.h"
@@ -27,7 +28,6 @@
 #include "snug/train/choose.h"
 #include "snug/train/config.h"
 #include "snug/train/experiment.h"
-#include "snug/train/longest_sequence.h"
 #include "snug/train/planned_experiment.h"
 
 namespace snug::cli {
@@ -41,7 +41,7 @@ struct PlanOptions {
   std::string plan;  // a file, in place of a strategy
   std::string graph_out;
   bool explain = false;
-  bool longest_sequence = false;
+  std::optional<train::Extent> largest;
 };
 
 /// A plan and what is said about it.
@@ -210,50 +210,6 @@ void print_shares(const std::string& title, const std::string& label, const std:
   print(report::render_table(title, header, rows, report::terminal_columns(stdout)));
 }
 
-int find_longest(const PlanOptions& options) {
-  const train::Config config = configuration_of_steps(options.config);
-  const std::optional<Bytes> budget = plan::limit_of(config.memory.budget);
-  if (!budget) {
-    throw UsageError("plan: --longest-sequence needs a budget in bytes; give one with --budget, as in 2GiB");
-  }
-  if (config.optimizer.in_backward) {
-    throw UsageError(
-        "plan: --longest-sequence tries steps that may end in the middle, and with optimizer.in_backward = true half "
-        "of an update would have been made; leave that out");
-  }
-  train::warm_up(config);
-  train::Experiment experiment(config);
-  report::Progress progress = report::Progress::for_terminal();
-  const train::LongestSequence l = train::longest_sequence(experiment, *budget, progress);
-  if (options.config.json) {
-    const nlohmann::ordered_json json = {{"budget_bytes", *budget},
-                                         {"longest_sequence", l.tokens},
-                                         {"model_limit", l.made_for},
-                                         {"by_memory_about", l.by_memory},
-                                         {"fixed_bytes_about", l.fixed},
-                                         {"bytes_per_token", l.bytes_per_token},
-                                         {"unplanned_peak_bytes", l.unplanned_peak},
-                                         {"predicted_peak_bytes", l.predicted_peak},
-                                         {"measured_peak_bytes", l.measured_peak},
-                                         {"step_seconds", l.step_seconds}};
-    print(json.dump() + "\n");
-    return 0;
-  }
-  const bool limited = l.tokens + train::kSequenceMultiple > l.made_for;
-  const std::vector<report::TableRow> rows = {
-      {"budget", format_bytes(*budget)},
-      {"longest sequence", fmt::format("{}{}", l.tokens, limited ? ", the most that the model was made for" : "")},
-      {"memory alone allows", fmt::format("about {}", l.by_memory)},
-      {"at the least",
-       fmt::format("{} and {} a token", format_bytes(l.fixed), format_bytes(static_cast<Bytes>(l.bytes_per_token)))},
-      {"unplanned peak", format_bytes(l.unplanned_peak)},
-      {"predicted peak", format_bytes(l.predicted_peak)},
-      {"measured peak", format_bytes(l.measured_peak)},
-      {"step time", fmt::format("{:.1f} s, forward and backward", l.step_seconds)}};
-  print(report::render_table("snug plan: the longest sequence", rows, report::terminal_columns(stdout)));
-  return 0;
-}
-
 void check_strategy(const std::string& strategy) {
   try {
     (void)plan::strategy_from(strategy);
@@ -263,14 +219,11 @@ void check_strategy(const std::string& strategy) {
 }
 
 int run(const PlanOptions& options) {
-  if (options.longest_sequence) {
-    if (options.config.file.empty()) throw UsageError("plan: --longest-sequence needs a configuration");
+  if (options.largest) {
     const bool more = options.explain || !(options.out + options.graph + options.graph_out + options.plan).empty() ||
                       options.strategy;
-    if (more)
-      throw UsageError("plan: --longest-sequence makes optimal plans of its own; it takes --budget, --set and --json");
-    refuse_setting(options.config, "memory.strategy", "--longest-sequence makes optimal plans of its own");
-    return find_longest(options);
+    if (more) throw UsageError("plan: --largest makes optimal plans of its own; it takes --budget, --set and --json");
+    return find_largest(options.config, *options.largest);
   }
   if (options.config.file.empty() && options.graph.empty()) {
     throw UsageError("plan: there is nothing to plan; name a configuration, or a recorded step with --graph");
@@ -321,8 +274,11 @@ void add_plan(CLI::App& app, Action& action) {
   command->add_option("--graph-out", options->graph_out, "Write the recorded step, to be planned elsewhere")
       ->type_name("GRAPH.json");
   command->add_flag("--explain", options->explain, "Tell what each piece keeps and recomputes, and what that costs");
-  command->add_flag("--longest-sequence", options->longest_sequence,
-                    "Tell the longest sequence that fits the budget, and run one step of it");
+  command
+      ->add_option_function<std::string>(
+          "--largest", [options](const std::string& name) { options->largest = extent_named(name); },
+          "Tell the largest batch, sequence or number of blocks that fits the budget, and run one step of it")
+      ->type_name("batch|sequence|blocks");
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

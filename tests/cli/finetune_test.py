@@ -172,15 +172,15 @@ class Finetune(Command):
         self.assert_refused(found, 2, "llama3.json has 560 tokens", "model 300")
 
     def test_the_longest_sequence_is_found_and_run(self):
-        limited = self.done(run("plan", self.config, "--longest-sequence", "--budget", "3MiB", "--json"))
-        self.assertEqual((limited["longest_sequence"], limited["model_limit"]), (64, 64))
+        limited = self.done(run("plan", self.config, "--largest", "sequence", "--budget", "3MiB", "--json"))
+        self.assertEqual((limited["largest"], limited["model_limit"]), (64, 64))
         self.assertLessEqual(limited["measured_peak_bytes"], 3 * 2**20)
-        self.assert_refused(run("plan", self.config, "--longest-sequence"), 2, "--budget")
+        self.assert_refused(run("plan", self.config, "--largest", "sequence"), 2, "--budget")
         # Of a model that takes more, memory decides: one multiple more does not fit.
         self.config.write_text(LONG.format(text=self.text))
         budget = 2 * 2**20
-        found = self.done(run("plan", self.config, "--longest-sequence", "--budget", budget, "--json"))
-        tokens = found["longest_sequence"]
+        found = self.done(run("plan", self.config, "--largest", "sequence", "--budget", budget, "--json"))
+        tokens = found["largest"]
         self.assertEqual((found["model_limit"], tokens % 64), (512, 0))
         self.assertGreater(tokens, 64)
         self.assertLess(tokens, 512)
@@ -189,7 +189,7 @@ class Finetune(Command):
         texts.mkdir()
         for name in ("one", "another"):
             (texts / name).write_text(self.text.read_text())
-        packed = self.done(run("plan", self.config, "--longest-sequence", "--budget", budget, "--json", "--set",
+        packed = self.done(run("plan", self.config, "--largest", "sequence", "--budget", budget, "--json", "--set",
                                "model.kind=llama", "--set", "data.packing=documents", "--set", f"data.path={texts}"))
         self.assertLessEqual(packed["measured_peak_bytes"], budget)
         for more, fits in ((0, True), (64, False)):

@@ -32,6 +32,19 @@ class PlanAndBench(Command):
         for word in ("predicted peak", "block 2", "no plan is faster than", "aten::native_layer_norm"):
             self.assertIn(word, text.stdout)
 
+    def test_the_largest_that_fits(self):
+        budget = 12 * 2**20
+        found = self.plan(self.config, "--largest", "blocks", "--budget", str(budget))
+        self.assertLessEqual(found["measured_peak_bytes"], budget)
+        self.assertEqual((found["extent"], found["model_limit"]), ("blocks", None))
+        text = run("plan", self.config, "--largest", "batch", "--budget", str(budget))
+        self.assertIn("largest batch", text.stdout)
+        self.assert_refused(run("plan", self.config, "--largest", "width", "--budget", str(budget)), 2,
+                            '--largest is "width"; it is batch, sequence or blocks')
+        self.assert_refused(run("plan", self.config, "--largest", "batch"), 2, "--largest needs a budget in bytes")
+        self.assert_refused(run("plan", self.config, "--largest", "batch", "--budget", str(budget), "--set",
+                                "memory.allow=tiled_loss"), 2, "memory.allow")
+
     def test_a_recorded_step_can_be_planned_elsewhere(self):
         graph = self.folder / "graph.json"
         here = self.plan(self.config, "--budget", "70%", "--graph-out", graph)

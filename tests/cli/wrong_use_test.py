@@ -74,7 +74,7 @@ class WrongUse(Command):
                                  (("train", "--plan", plan), "memory.strategy=none"),
                                  (("plan", "--plan", plan), "memory.strategy=none"),
                                  (("plan", "--strategy", "none"), "memory.strategy=optimal"),
-                                 (("plan", "--longest-sequence", "--budget", "8MiB"), "memory.strategy=none")):
+                                 (("plan", "--largest", "batch", "--budget", "8MiB"), "memory.strategy=none")):
             result = run(*command, self.config, "--set", setting)
             self.assert_refused(result, 2, f"--set {setting} does nothing here: --")
 
