@@ -57,9 +57,9 @@ int main(int argc, char** argv) {
   snug::models::GptOptions options{.blocks = 12, .width = 384, .heads = 6, .sequence = 256, .vocabulary = 8192};
   if (argc > 3) {
     options.loss = snug::models::TiledLoss{.logits = std::stoll(argv[3])};
-    options.attention_backward = snug::models::AttentionBackward::Products;
   }
   snug::models::Gpt model(options);
+  if (argc > 3) model->attend_by(snug::models::AttentionMethod::Products);
   const at::Tensor tokens = torch::randint(0, 8192, {8, 256}), targets = torch::randint(0, 8192, {8, 256});
   const auto forward = [&] {
     const snug::models::AutocastScope autocast(bf16 ? std::optional(at::kBFloat16) : std::nullopt);

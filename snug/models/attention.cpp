@@ -22,14 +22,14 @@ at::Tensor split_heads(const at::Tensor& x, std::int64_t heads) { return x.unfla
 at::Tensor merge_heads(const at::Tensor& x) { return x.transpose(1, 2).flatten(2); }
 
 at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double dropout,
-                            AttentionBackward backward) {
+                            AttentionMethod method) {
   const std::int64_t rows = query.size(2), columns = key.size(2);
   // A single query behind all keys needs no mask, several behind some that came before need one of their own.
   std::optional<at::Tensor> mask;
   if (rows != columns && rows > 1) {
     mask = at::ones({rows, columns}, query.options().dtype(at::kBool)).tril(columns - rows);
   }
-  if (backward == AttentionBackward::Products && !mask && dropout == 0 && query.size(1) == key.size(1)) {
+  if (method == AttentionMethod::Products && !mask && dropout == 0) {
     return ops::attention(query, key, value, rows == columns ? ops::AttentionMask::Causal : ops::AttentionMask::None);
   }
   return at::scaled_dot_product_attention(query, key, value, mask, dropout, /*is_causal=*/rows == columns,

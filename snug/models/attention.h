@@ -5,6 +5,7 @@
 
 #include <string_view>
 
+#include "snug/models/attention_method.h"
 #include "snug/models/linear.h"
 
 namespace snug::models {
@@ -17,18 +18,12 @@ at::Tensor split_heads(const at::Tensor& x, std::int64_t heads);
 /// The other way round.
 at::Tensor merge_heads(const at::Tensor& x);
 
-/// How attention is differentiated.
-enum class AttentionBackward : unsigned char {
-  LibTorch,  ///< by LibTorch's own kernel
-  Products,  ///< ops::attention, where it can: faster on CPUs in bf16, sums in another order
-};
-
 /// Scaled dot-product attention (batch, heads, positions, width). The queries are of the last of the keys' positions,
 /// and each attends to its own and those before it. There may be several heads of queries to one of keys (grouped
 /// queries, Ainslie et al. 2023). `dropout` is of the attention probabilities; above 0 it rules out the fused kernels
 /// on the CPU.
 at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double dropout,
-                            AttentionBackward backward = AttentionBackward::LibTorch);
+                            AttentionMethod method = AttentionMethod::LibTorch);
 
 /// What the encoders of transformers call self-attention: every position attends to every other; modules query, key and
 /// value.

@@ -87,7 +87,7 @@ at::Tensor CausalLmImpl::embed(const at::Tensor& tokens, const DocumentRows* row
 }
 
 at::Tensor CausalLmImpl::run(const at::Tensor& tokens, KeyValueCache* cache, const DocumentRows* rows) {
-  AttentionInput input{.seen = cache == nullptr ? 0 : cache->length, .backward = parts_.attention_backward};
+  AttentionInput input{.seen = cache == nullptr ? 0 : cache->length, .method = attention_};
   if (const std::int64_t length = input.seen + tokens.size(1); length > parts_.sequence) {
     throw UsageError(fmt::format("{}: a sequence of {} is longer than the model's {}; cut it", parts_.family, length,
                                  parts_.sequence));

@@ -37,7 +37,6 @@ struct DecoderParts {
   std::string blocks_scope;   ///< the ModuleScope of block 3 is "<this>.3"
   std::int64_t sequence = 0;  ///< longest input
   VocabularyLoss loss;
-  AttentionBackward attention_backward = AttentionBackward::LibTorch;
   Embedding tokens{nullptr};
   std::variant<LearnedPositions, RotaryOptions> positions;
   std::vector<std::shared_ptr<DecoderBlock>> blocks{};
@@ -74,6 +73,9 @@ class CausalLmImpl : public torch::nn::Module, public HasTask {
   /// one. Losses that keep gradients keep them times it (see ops::linear_cross_entropy).
   void expect_loss_scale(at::Tensor scale) { loss_scale_ = std::move(scale); }
 
+  /// How its blocks attend from now on.
+  void attend_by(AttentionMethod method) { attention_ = method; }
+
   /// Whether an adapter adds to output_matrix().
   [[nodiscard]] bool output_adapted() const { return parts_.head && parts_.head->adapted(); }
 
@@ -95,6 +97,7 @@ class CausalLmImpl : public torch::nn::Module, public HasTask {
   at::Tensor loss_of(at::Tensor hidden, const at::Tensor& targets);
 
   DecoderParts parts_;
+  AttentionMethod attention_ = AttentionMethod::LibTorch;
   at::Tensor loss_scale_;
 };
 

@@ -9,7 +9,7 @@ namespace snug::models {
 at::Tensor attend(const at::Tensor& query, at::Tensor key, at::Tensor value, const AttentionInput& input,
                   double dropout) {
   if (input.cache != nullptr) append(*input.cache, input.seen, key, value);
-  if (!input.mask.defined()) return merge_heads(causal_attention(query, key, value, dropout, input.backward));
+  if (!input.mask.defined()) return merge_heads(causal_attention(query, key, value, dropout, input.method));
   return merge_heads(at::scaled_dot_product_attention(query, key, value, input.mask, dropout, /*is_causal=*/false,
                                                       /*scale=*/std::nullopt,
                                                       /*enable_gqa=*/query.size(1) != key.size(1)));

@@ -16,7 +16,7 @@ struct AttentionInput {
   at::Tensor mask{};                      ///< as that of DocumentRows; undefined: a token sees those before it
   KeyValueCache::Layer* cache = nullptr;  ///< of this block; null: none
   std::int64_t seen = 0;                  ///< positions that it holds
-  AttentionBackward backward = AttentionBackward::LibTorch;
+  AttentionMethod method = AttentionMethod::LibTorch;
 };
 
 /// One block of a decoder: attention and a feed-forward part.

@@ -13,8 +13,7 @@ Gpt2Options as_gpt2(const GptOptions& o) {
           .residual_dropout = o.dropout,
           .attention_dropout = 0,
           .layout = Gpt2Layout::Flat,
-          .loss = o.loss,
-          .attention_backward = o.attention_backward};
+          .loss = o.loss};
 }
 
 }  // namespace snug::models

@@ -18,7 +18,6 @@ struct GptOptions {
   std::int64_t vocabulary = 256;
   double dropout = 0.0;  ///< of the embedding and of both residual branches
   VocabularyLoss loss = PlainLoss{};
-  AttentionBackward attention_backward = AttentionBackward::LibTorch;
 };
 
 /// What it is as GPT-2.

@@ -85,7 +85,6 @@ DecoderParts parts_of(const Gpt2Options& o) {
       .blocks_scope = flat ? "blocks" : "h",
       .sequence = o.sequence,
       .loss = o.loss,
-      .attention_backward = o.attention_backward,
       .tokens = Embedding(o.vocabulary, o.width),
       .positions = LearnedPositions{.table = Embedding(o.sequence, o.width), .dropout = o.embedding_dropout},
       .norm = LayerNorm(o.width, o.norm_epsilon)};

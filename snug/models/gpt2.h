@@ -31,7 +31,6 @@ struct Gpt2Options {
   double attention_dropout = 0.1;  ///< of attention's probabilities; see causal_attention
   Gpt2Layout layout = Gpt2Layout::Transformers;
   VocabularyLoss loss = PlainLoss{};
-  AttentionBackward attention_backward = AttentionBackward::LibTorch;
 };
 
 /// Options of a released model by its name: "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl". Throws UsageError for

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "snug/models/attention_method.h"
 #include "snug/models/lora_scale.h"
 
 /// Values of configuration keys that are one of a few words: an enum each, and its words in one table.
@@ -71,6 +72,9 @@ template <>
 inline constexpr std::array kWords<models::LoraScale>{
     std::pair{"alpha/rank", models::LoraScale::AlphaOverRank},
     std::pair{"alpha/sqrt(rank)", models::LoraScale::AlphaOverRootRank}};
+template <>
+inline constexpr std::array kWords<models::AttentionMethod>{std::pair{"libtorch", models::AttentionMethod::LibTorch},
+                                                            std::pair{"products", models::AttentionMethod::Products}};
 template <>
 inline constexpr std::array kWords<Packing>{std::pair{"none", Packing::None},
                                             std::pair{"documents", Packing::Documents}};

@@ -83,6 +83,12 @@ bool has_tiled_loss(const ModelConfig& model) {
   return std::holds_alternative<models::TiledLoss>(vocabulary_loss(model));
 }
 
+bool has_plain_attention(const Config& config) {
+  const ModelConfig& m = config.model;
+  const bool drops = m.path.empty() && model_family(m.kind).drops_attention && m.own.number("dropout") > 0;
+  return !drops && config.data.packing == Packing::None && computed_in(config.precision.compute) != Compute::Fp16;
+}
+
 bool same_loss(LossKind a, LossKind b, const Config& config) {
   const auto meant = [&](LossKind kind) {
     ModelConfig model = config.model;

@@ -71,6 +71,10 @@ void visit_keys(AnyConfig& c, Visit&& to) {
         OneOf<LossKind>{same_loss});
   fixed("model", "loss_tile", c.model.loss_tile,
         "MiB of logits that a tiled loss has at a time: fewer take less memory, and longer", Range{1, 1048576}, kTiled);
+  fixed("model", "attention", c.model.attention,
+        "libtorch: by LibTorch's kernel; products: by whole products over rows, on CPUs faster in bf16, not the same "
+        "bits",
+        OneOf<models::AttentionMethod>{}, kPlainAttention);
 
   fixed("lora", "rank", c.lora.rank, "rank of adapters, beside which only lora.modules_to_save train; 0: none",
         Range{0, 65536}, kOwnRank);

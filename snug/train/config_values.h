@@ -26,6 +26,7 @@ struct ModelConfig {
   BaseWeights weights = BaseWeights::Fp32;
   LossKind loss = LossKind::Auto;
   std::int64_t loss_tile = 32;  ///< MiB of logits that a tiled loss has at a time.
+  models::AttentionMethod attention = models::AttentionMethod::LibTorch;
 
   bool operator==(const ModelConfig&) const = default;
 };

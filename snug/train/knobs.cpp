@@ -37,6 +37,12 @@ std::optional<Config> with_small_tiles(Config c) {
   return c;
 }
 
+std::optional<Config> with_products(Config c) {
+  if (c.model.attention == models::AttentionMethod::Products || !has_plain_attention(c)) return std::nullopt;
+  c.model.attention = models::AttentionMethod::Products;
+  return c;
+}
+
 std::optional<Config> in_smaller_parts(Config c) {
   if (c.train.batch % (2 * c.train.accumulate) != 0) return std::nullopt;
   c.train.accumulate *= 2;
@@ -60,6 +66,9 @@ const std::vector<Knob>& knobs() {
        "model.loss", with_tiled_loss, [](const Config& from, Config& to) { to.model.loss = from.model.loss; }},
       {"loss_tile", "model.loss_tile: fewer rows at a time", Knob::Changes::OrderOfSums, "model.loss_tile",
        with_small_tiles, [](const Config& from, Config& to) { to.model.loss_tile = from.model.loss_tile; }},
+      {"attention", "model.attention = \"products\": attention by whole products over rows", Knob::Changes::Numerics,
+       "model.attention", with_products,
+       [](const Config& from, Config& to) { to.model.attention = from.model.attention; }},
       {"micro_batch", "train.accumulate: the batch in twice as many parts", Knob::Changes::OrderOfSums,
        "train.accumulate", in_smaller_parts,
        [](const Config& from, Config& to) { to.train.accumulate = from.train.accumulate; }},

@@ -125,6 +125,7 @@ std::unique_ptr<LanguageModel> make_model(const Config& config, const Pretrained
         "matrix; "
         "set it to \"auto\", or leave lm_head out of lora.targets");
   }
+  model->attend_by(config.model.attention);
   if (config.model.weights == BaseWeights::Packed && models::lora_parameters(model->module()).empty()) {
     throw UsageError("model: model.weights = \"packed\" is frozen and leaves nothing to train; set lora.rank");
   }

@@ -25,6 +25,8 @@ struct ModelFamily {
   std::vector<std::pair<std::string_view, OwnValue>> tiny{};
   models::VocabularyLoss usual_loss = models::PlainLoss{};  ///< where model.loss is auto
 
+  bool drops_attention = false;  ///< its key "dropout" is also of attention's probabilities
+
   /// A new one. Its weights are drawn from the default generator.
   std::unique_ptr<LanguageModel> (*make)(const ModelConfig& config);
   /// Throws UsageError for a new one whose keys do not go together; null where any do.

@@ -19,21 +19,27 @@ using snug::testing::same_bits;
 
 struct Sizes {
   std::int64_t batch, heads, queries, keys, width;
+  std::int64_t key_heads = 0;  ///< 0: as many as heads
 };
+
+std::int64_t heads_of(const Sizes& s, std::size_t part) { return part > 0 && s.key_heads > 0 ? s.key_heads : s.heads; }
 
 /// Query, key and value as models have them: parts of one product, heads beside each other.
 std::vector<at::Tensor> leaves(const Sizes& s, at::ScalarType type) {
   torch::manual_seed(s.queries);
   std::vector<at::Tensor> all;
   for (const std::int64_t length : {s.queries, s.keys, s.keys}) {
-    all.push_back(torch::randn({s.batch, length, s.heads * s.width}).to(type).requires_grad_());
+    const std::int64_t width = heads_of(s, all.size()) * s.width;
+    all.push_back(torch::randn({s.batch, length, width}).to(type).requires_grad_());
   }
   return all;
 }
 
 std::vector<at::Tensor> split(const std::vector<at::Tensor>& all, const Sizes& s) {
   std::vector<at::Tensor> parts;
-  for (const at::Tensor& t : all) parts.push_back(t.unflatten(2, {s.heads, s.width}).transpose(1, 2));
+  for (const at::Tensor& t : all) {
+    parts.push_back(t.unflatten(2, {heads_of(s, parts.size()), s.width}).transpose(1, 2));
+  }
   return parts;
 }
 
@@ -60,10 +66,11 @@ double attention_tolerance(at::ScalarType type) {
   }
 }
 
-TEST(Attention, HasTheBitsOfLibTorchsAndItsGradients) {
-  // The last is of several groups of rows.
+TEST(Attention, IsLibTorchsButForRounding) {
+  // The last are of several groups of rows, and of heads.
   for (const Sizes& s : {Sizes{2, 3, 64, 64, 32}, Sizes{1, 2, 33, 33, 20}, Sizes{1, 1, 1, 1, 8},
-                         Sizes{2, 2, 17, 40, 16}, Sizes{1, 8, 700, 700, 64}}) {
+                         Sizes{2, 2, 17, 40, 16}, Sizes{2, 6, 150, 150, 16, 2}, Sizes{1, 4, 20, 50, 16, 1},
+                         Sizes{1, 8, 700, 700, 64, 4}, Sizes{1, 3, 140, 9000, 16, 1}}) {
     for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
       for (const bool is_causal : {false, true}) {
         if (is_causal && s.queries != s.keys) continue;
@@ -73,12 +80,14 @@ TEST(Attention, HasTheBitsOfLibTorchsAndItsGradients) {
               return attention(q, k, v, is_causal ? AttentionMask::Causal : AttentionMask::None);
             },
             s, type);
-        const auto expected =
-            run([&](const auto& q, const auto& k,
-                    const auto& v) { return at::scaled_dot_product_attention(q, k, v, {}, 0, is_causal); },
-                s, type);
-        EXPECT_TRUE(same_bits(found[0], expected[0]));
-        for (std::size_t i = 1; i < 4; ++i) {
+        const auto expected = run(
+            [&](const auto& q, const auto& k, const auto& v) {
+              return at::scaled_dot_product_attention(q, k, v, {}, 0, is_causal, std::nullopt, s.key_heads > 0);
+            },
+            s, type);
+        EXPECT_EQ(found[0].strides(), expected[0].strides()) << "heads are merged without a copy";
+        EXPECT_TRUE(type != at::kHalf || same_bits(found[0], expected[0])) << "it is LibTorch's";
+        for (std::size_t i = 0; i < 4; ++i) {
           const at::Tensor reference = expected[i].to(at::kDouble);
           const double scale = std::max(reference.abs().max().item<double>(), 0.2);
           EXPECT_LE((found[i].to(at::kDouble) - reference).abs().max().item<double>(),
@@ -90,7 +99,7 @@ TEST(Attention, HasTheBitsOfLibTorchsAndItsGradients) {
   }
 }
 
-TEST(Attention, IsAsCloseToTheGradientsAsLibTorchs) {
+TEST(Attention, HasNoLargerErrorsThanItsRoundingsMake) {
   const Sizes s{2, 4, 300, 300, 64};
   const auto ours = [](const auto& q, const auto& k, const auto& v) {
     return attention(q, k, v, AttentionMask::Causal);
@@ -104,19 +113,45 @@ TEST(Attention, IsAsCloseToTheGradientsAsLibTorchs) {
         .to(at::kBFloat16);
   };
   const auto a = run(ours, s, at::kBFloat16), b = run(theirs, s, at::kBFloat16), c = run(exact, s, at::kBFloat16);
-  for (std::size_t i = 1; i < 4; ++i) {
+  for (std::size_t i = 0; i < 4; ++i) {
     const auto error = [&](const at::Tensor& t) { return (t - c[i]).to(at::kDouble).norm().template item<double>(); };
-    EXPECT_LE(error(a[i]), 1.6 * error(b[i])) << i;
+    EXPECT_LE(error(a[i]), (i == 0 ? 2 : 1.7) * error(b[i])) << i;
+  }
+}
+
+TEST(Attention, GradientsAreThoseOfItsDifferences) {
+  for (const Sizes& s : {Sizes{1, 2, 5, 5, 8}, Sizes{1, 4, 5, 5, 8, 2}, Sizes{1, 2, 3, 7, 8}}) {
+    const auto mask = s.queries == s.keys ? AttentionMask::Causal : AttentionMask::None;
+    const auto in = leaves(s, at::kDouble);
+    const at::Tensor weights = torch::randn({s.batch, s.heads, s.queries, s.width}, at::kDouble);
+    const auto loss = [&](const std::vector<at::Tensor>& all) {
+      const auto p = split(all, s);
+      return (attention(p[0], p[1], p[2], mask) * weights).sum();
+    };
+    loss(in).backward();
+    constexpr double kStep = 1e-6;
+    for (std::size_t i = 0; i < 3; ++i) {
+      for (std::int64_t j = 0; j < in[i].numel(); ++j) {
+        std::vector<at::Tensor> up, down;
+        for (const at::Tensor& t : in) up.push_back(t.detach().clone()), down.push_back(t.detach().clone());
+        up[i].view(-1)[j] += kStep;
+        down[i].view(-1)[j] -= kStep;
+        const double slope = (loss(up) - loss(down)).item<double>() / (2 * kStep);
+        EXPECT_NEAR(in[i].grad().view(-1)[j].item<double>(), slope, 1e-7) << i << " " << j;
+      }
+    }
   }
 }
 
 TEST(Attention, HasTheTypeOfAutocast) {
   const Sizes s{1, 2, 32, 32, 16};
-  const models::AutocastScope autocast(at::kBFloat16);
   const auto p = split(leaves(s, at::kFloat), s);
+  const at::Tensor cast =
+      attention(p[0].to(at::kBFloat16), p[1].to(at::kBFloat16), p[2].to(at::kBFloat16), AttentionMask::Causal);
+  const models::AutocastScope autocast(at::kBFloat16);
   const at::Tensor out = attention(p[0], p[1], p[2], AttentionMask::Causal);
   EXPECT_EQ(out.scalar_type(), at::kBFloat16);
-  EXPECT_TRUE(same_bits(out, at::scaled_dot_product_attention(p[0], p[1], p[2], {}, 0, true)));
+  EXPECT_TRUE(same_bits(out, cast));
 }
 
 TEST(Attention, IsNotRoundedByAnAutocastAroundItsBackwardPass) {
@@ -136,11 +171,10 @@ TEST(Attention, NeverHasAllProbabilities) {
   const Sizes s{1, 4, 2048, 2048, 16};
   const auto in = leaves(s, at::kFloat);
   const auto p = split(in, s);
-  const at::Tensor out = attention(p[0], p[1], p[2], AttentionMask::Causal);
   auto& memory = memory::device_memory(c10::kCPU);
   memory.reset_peak();
   const Bytes before = memory.stats().allocated;
-  out.sum().backward();
+  attention(p[0], p[1], p[2], AttentionMask::Causal).sum().backward();
   EXPECT_LT(memory.stats().allocated_peak - before, 14_MiB);
   EXPECT_GT(s.heads * s.queries * s.keys * 4, 60_MiB);
 }

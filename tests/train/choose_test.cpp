@@ -76,6 +76,11 @@ TEST(Knobs, AreTurnedWhereTheyDoSomething) {
   EXPECT_EQ(turned("tiled_loss", config), std::nullopt);
   EXPECT_EQ(turned("loss_tile", config)->model.loss_tile, 8);
   EXPECT_EQ(turned("adam8bit", config)->optimizer.kind, "adamw_8bit");
+  EXPECT_EQ(turned("attention", config), std::nullopt) << "in fp16";
+  config.precision.compute = Compute::Bf16;
+  config = *turned("attention", config);
+  EXPECT_EQ(config.model.attention, models::AttentionMethod::Products);
+  EXPECT_EQ(turned("attention", config), std::nullopt);
   config.optimizer.kind = "sgd";
   EXPECT_EQ(turned("adam8bit", config), std::nullopt);
 }
@@ -84,7 +89,7 @@ TEST(Knobs, ThatAreNotKnownAreRefused) {
   EXPECT_EQ(allowed_knobs(" tiled_loss , adam8bit,").size(), 2U);
   EXPECT_EQ(snug::testing::fault([] { (void)allowed_knobs("tiled_los"); }),
             "memory.allow has \"tiled_los\", which is not known; did you mean \"tiled_loss\"? it takes in_backward, "
-            "tiled_loss, loss_tile, micro_batch, adam8bit");
+            "tiled_loss, loss_tile, attention, micro_batch, adam8bit");
 }
 
 TEST(Choose, TakesWhatMakesTheStepFit) {

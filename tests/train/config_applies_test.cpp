@@ -47,6 +47,12 @@ TEST(Applies, PrecisionUpdatesAndSchedulesApplyWhereTheyDoSomething) {
   EXPECT_EQ(fault_in("[optimizer]\nclip_value = 1"), "none") << "a norm by default";
   EXPECT_THAT(fault_in("[model]\nloss_tile = 8"), HasSubstr("applies with a tiled model.loss"));
   EXPECT_EQ(fault_in("[model]\nloss_tile = 8\nloss = \"tiled\""), "none");
+  const std::string products = "[model]\nattention = \"products\"\n";
+  EXPECT_EQ(fault_in(products + "dropout = 0.1"), "none") << "not of attention";
+  EXPECT_THAT(fault_in(products + "kind = \"gpt2\"\ndropout = 0.1"), HasSubstr("applies to attention without dropout"));
+  EXPECT_EQ(fault_in(products + "kind = \"gpt2\""), "none");
+  EXPECT_THAT(fault_in(products + "[precision]\ncompute = \"fp16\""), HasSubstr("not in fp16"));
+  EXPECT_THAT(fault_in(products + "[data]\npacking = \"documents\""), HasSubstr("masks"));
   EXPECT_THAT(fault_in("[optimizer]\nlion_beta2 = 0.9"), HasSubstr("with optimizer.kind = \"lion\""));
   EXPECT_EQ(fault_in("[optimizer]\nkind = \"muon\"\nmuon_except = \"a, b\""), "none");
   EXPECT_THAT(fault_in("[optimizer]\ngroups = \"bias weight_decay=0\""), HasSubstr("optimizer.groups: \"bias"));
@@ -79,10 +85,29 @@ TEST(Applies, KeysOfRunsAreMarked) {
 TEST(Config, IsAnotherOneWithAnyKeyAnother) {
   int others = 0;
   for (const KeyHelp& key : config_keys()) {
-    for (const std::string value :
-         {"true", "7",          "0.5",        "else", "bf16", "packed",           "documents", "plain",
-          "sgd",  "gpt2",       "values",     "wait", "none", "alpha/sqrt(rank)", "50%",       "linear",
-          "inf",  "stochastic", "tiled_loss", "-0.5", "0.25", "*: weight_decay=0"}) {
+    for (const std::string value : {"true",
+                                    "7",
+                                    "0.5",
+                                    "else",
+                                    "bf16",
+                                    "packed",
+                                    "documents",
+                                    "plain",
+                                    "sgd",
+                                    "gpt2",
+                                    "values",
+                                    "wait",
+                                    "none",
+                                    "alpha/sqrt(rank)",
+                                    "50%",
+                                    "linear",
+                                    "inf",
+                                    "stochastic",
+                                    "products",
+                                    "tiled_loss",
+                                    "-0.5",
+                                    "0.25",
+                                    "*: weight_decay=0"}) {
       Config config;
       try {
         set_key(config, key.key + "=" + value);

@@ -6,6 +6,7 @@ namespace snug::ops::kernels::CPU_CAPABILITY {
 
 extern const Table kTable;
 constinit const Table kTable{.softmax_loss = softmax_loss,
+                             .attention_probabilities = attention_probabilities,
                              .attention_gradients = attention_gradients,
                              .activated = activated,
                              .differentiated = differentiated};

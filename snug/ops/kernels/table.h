@@ -37,9 +37,9 @@ struct ActivatedGradients {
 
 /// Rows of attention's products, (heads, rows, columns) one behind the other, of the type that the function is given.
 struct AttentionRows {
-  void* scores;          ///< query times key; becomes the probabilities
-  void* gradients;       ///< of the probabilities; becomes those of the scores before they were scaled
-  const void* log_sums;  ///< of each row of each head, fp32, or fp64 for fp64
+  void* scores;     ///< query times key; becomes the probabilities
+  void* gradients;  ///< of the probabilities; becomes those of the scores before they were scaled
+  void* log_sums;   ///< of exponentials of scaled scores, of each row of each head: fp32, or fp64 for fp64
   std::int64_t log_sums_head, log_sums_row;  ///< numbers from one head and row to the next
   std::int64_t rows, columns;
   std::int64_t first_row;  ///< of a head: column c is not seen by rows before it where `is_causal`
@@ -52,7 +52,9 @@ struct AttentionRows {
 struct Table {
   void (*softmax_loss)(c10::ScalarType type, const CrossEntropyTerms& terms, const LogitRows& rows, std::int64_t first,
                        std::int64_t last);
-  /// Rows are counted through all heads.
+  /// The next two count rows through all heads. This one writes the log_sums; there are no gradients.
+  void (*attention_probabilities)(c10::ScalarType type, const AttentionRows& rows, std::int64_t first,
+                                  std::int64_t last);
   void (*attention_gradients)(c10::ScalarType type, const AttentionRows& rows, std::int64_t first, std::int64_t last);
   /// The next two have GeluTanh and Silu; LibTorch's other one is oneDNN's.
   void (*activated)(c10::ScalarType type, Activation f, const Activated& at, std::int64_t first, std::int64_t last);

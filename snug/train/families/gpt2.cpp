@@ -31,6 +31,7 @@ const ModelFamily& gpt2_family() {
                                   .keys = {kDropout},
                                   .tiny = {{"dropout", 0.1}},
                                   .usual_loss = models::TiledLoss{},
+                                  .drops_attention = true,
                                   .make = new_gpt2,
                                   .check = check_heads};
   return family;
