@@ -1,5 +1,5 @@
 # Shorthands for what CMakePresets.json and scripts/ hold; nothing is decided here.
-.PHONY: help setup build test test-long test-opinfo test-programs mutants demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python cuda-check format clean
+.PHONY: help setup build test test-long test-opinfo test-programs mutants demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python bench-lora cuda-check format clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -88,7 +88,13 @@ bench-peers-python: ## Compare with gradient checkpointing in Python; ARGS=... a
 	@scripts/setup.sh tests benchmarks
 	@cmake --preset release $(WITH_BENCHMARKS)
 	@cmake --build --preset release -j $(JOBS) --target snug_python
-	@benchmarks/peers_python/run.sh build/release benchmarks/results $(ARGS)
+	@benchmarks/peers_python/run.sh peers build/release benchmarks/results $(ARGS)
+
+bench-lora: ## Compare LoRA on SmolLM2-135M with transformers and PEFT; ARGS=... as benchmarks/peers_python/lora.py has them
+	@scripts/setup.sh tests benchmarks
+	@cmake --preset release $(WITH_BENCHMARKS)
+	@cmake --build --preset release -j $(JOBS) --target config_step snug_python
+	@benchmarks/peers_python/run.sh lora build/release build/release/benchmarks/config_step examples/finetune-smollm2.toml benchmarks/results $(ARGS)
 
 test-opinfo: ## PyTorch's own operator and module samples, all of them, and its non-contiguous ones, bitwise (15 min)
 	@scripts/setup.sh tests

@@ -2,7 +2,7 @@
 //
 // Usage: gpt_step fp32|bf16 [BYTES [TILE]]. Without BYTES, or with 0, the plain step, without a session; with BYTES a
 // planned one under a cap of so many bytes above what is there before the step; with TILE its loss is tiled, so many
-// bytes of logits at a time, and its attention is differentiated by products (ops::attention). First it writes one JSON
+// bytes of logits at a time, and its attention is by products (ops::attention). First it writes one JSON
 // object, then it runs a forward and a backward pass for every line of input and answers with its seconds, and in the
 // end it writes another JSON object.
 #include <torch/torch.h>

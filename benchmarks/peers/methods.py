@@ -12,14 +12,12 @@ import itertools
 import json
 import os
 import pathlib
-import platform
-import re
 import statistics
-import subprocess
 import sys
-import sysconfig
 import tempfile
 
+from counting_allocator import build_allocator
+from machine import machine_name
 from turns import BUSY, Stepper, find_tcmalloc, ratio, spread, turns_of
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -33,14 +31,6 @@ SHARE_OF_EAGERS_PEAK = 0.95
 NOTE = ("Peaks are counted bytes above what is there before the step, gradients included. Each row: PyTorch eager, the\n"
         "method, and snug under a cap at the method's peak (at 95 % of it for eager itself), one step each in turns; medians\n"
         "of the ratios in the same turn, with quartiles.")
-TORCH = pathlib.Path(sysconfig.get_paths()["purelib"]) / "torch"
-
-
-def build_allocator(folder):
-    library = folder / "counting_allocator.so"
-    subprocess.run(["c++", "-std=c++20", "-O2", "-shared", "-fPIC", f"-I{TORCH}/include", HERE / "counting_allocator.cpp",
-                    "-o", library, f"-L{TORCH}/lib", "-lc10"], check=True)
-    return library
 
 
 def steppers_of_snug(gpt_step, package, precision, cap, is_eager):
@@ -151,15 +141,6 @@ def picture(rows, title):
         parts.append(f'<circle cx="{x(peak):.1f}" cy="{y(ratio_to_eager):.1f}" r="4" fill="{colour}"/>'
                      f'<text x="{x(peak) + 6:.1f}" y="{y(ratio_to_eager) - 4:.1f}" fill="{colour}">{html.escape(name)}</text>')
     return "\n".join(parts) + "\n</svg>\n"
-
-
-def machine_name():
-    text = pathlib.Path("/proc/cpuinfo").read_text()
-    model = re.search(r"model name\s*:\s*(.*)", text)
-    words = re.findall(r"[A-Za-z]+", model.group(1)) if model else []
-    family = next((w for w in words if w.lower() in ("xeon", "epyc", "ryzen", "core")), platform.machine()).lower()
-    vectors = next((v for v in ("amx_bf16", "avx512f", "avx2") if v in text), "").split("_")[0].removesuffix("f")
-    return "-".join(part for part in (family, vectors, f"{os.cpu_count()}-cores") if part)
 
 
 def main():

