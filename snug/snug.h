@@ -5,6 +5,7 @@
 #include "snug/base/errors.h"
 #include "snug/base/module_scope.h"
 #include "snug/memory/device_memory.h"
+#include "snug/memory/monitor.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/ops/linear_cross_entropy.h"
 #include "snug/optim/adafactor.h"

@@ -40,6 +40,11 @@ std::string summary(std::string_view title, const train::TrainResult& r, std::op
   if (r.recording_peak > r.memory.allocated_peak)
     recording = fmt::format(" ({} while it was recorded)", format_bytes(r.recording_peak));
   rows.push_back({"measured peak", format_bytes(r.memory.allocated_peak) + recording});
+  if (const Bytes saved = r.plan.unplanned_peak - r.memory.allocated_peak; saved > 0) {
+    rows.push_back({"saved", fmt::format("{:.0f} % of the unplanned peak, {}",
+                                         100 * static_cast<double>(saved) / static_cast<double>(r.plan.unplanned_peak),
+                                         format_bytes(saved))});
+  }
   rows.push_back({"resident high water",
                   fmt::format("{}, {} at the start", format_bytes(r.resident_peak), format_bytes(r.resident_start))});
   rows.push_back({"replayed operators", fmt::format("{} a step", r.replayed_ops)});

@@ -5,6 +5,8 @@
 #include <c10/core/Storage.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <array>
@@ -230,6 +232,16 @@ DeviceMemory* cuda_memory(c10::DeviceIndex index) {
   std::atomic<CudaMemory*>& made = g_made[static_cast<std::size_t>(index)];
   if (made == nullptr) made = new CudaMemory(index);
   return made;
+}
+
+MachineMemory cuda_capacity(c10::DeviceIndex index) {
+  const c10::cuda::CUDAGuard on(index);
+  std::size_t available = 0, total = 0;
+  if (cudaMemGetInfo(&available, &total) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return {};
+  }
+  return {static_cast<Bytes>(total), static_cast<Bytes>(available)};
 }
 
 }  // namespace snug::memory

@@ -8,6 +8,7 @@
 #include "snug/base/errors.h"
 #include "snug/base/module_scope.h"
 #include "snug/models/module_path.h"
+#include "snug/ops/dropout.h"
 #include "snug/ops/packed_linear.h"
 
 namespace snug::models {
@@ -66,12 +67,12 @@ at::Tensor CausalLmImpl::loss_of(at::Tensor hidden, const at::Tensor& targets) {
   return plain_loss(all, targets);
 }
 
-at::Tensor CausalLmImpl::embed(const at::Tensor& tokens, const DocumentRows* rows, AttentionInput& input) {
+at::Tensor CausalLmImpl::embed(const at::Tensor& tokens, const DocumentRows* rows, BlockInput& input) {
   if (const auto* const learned = std::get_if<LearnedPositions>(&parts_.positions)) {
     const at::Tensor& table = learned->table->weight;
     const at::Tensor x = rows != nullptr ? parts_.tokens(tokens) + at::embedding(table, rows->positions)
                                          : parts_.tokens(tokens) + table.narrow(0, input.seen, tokens.size(1));
-    return at::dropout(x, learned->dropout, is_training());
+    return ops::dropout(x, learned->dropout, is_training());
   }
   const at::Tensor x = parts_.tokens(tokens);
   // In the type of the weights, and not that of autocast, as the reference has it.
@@ -87,7 +88,8 @@ at::Tensor CausalLmImpl::embed(const at::Tensor& tokens, const DocumentRows* row
 }
 
 at::Tensor CausalLmImpl::run(const at::Tensor& tokens, KeyValueCache* cache, const DocumentRows* rows) {
-  AttentionInput input{.seen = cache == nullptr ? 0 : cache->length, .method = attention_};
+  BlockInput input{
+      .seen = cache == nullptr ? 0 : cache->length, .method = attention_, .feed_forward_rows = feed_forward_rows_};
   if (const std::int64_t length = input.seen + tokens.size(1); length > parts_.sequence) {
     throw UsageError(fmt::format("{}: a sequence of {} is longer than the model's {}; cut it", parts_.family, length,
                                  parts_.sequence));

@@ -76,6 +76,9 @@ class CausalLmImpl : public torch::nn::Module, public HasTask {
   /// How its blocks attend from now on.
   void attend_by(AttentionMethod method) { attention_ = method; }
 
+  /// Rows that their feed-forward parts have at a time from now on; 0: all. See in_parts().
+  void feed_forward_by(std::int64_t rows) { feed_forward_rows_ = rows; }
+
   /// Whether an adapter adds to output_matrix().
   [[nodiscard]] bool output_adapted() const { return parts_.head && parts_.head->adapted(); }
 
@@ -93,11 +96,12 @@ class CausalLmImpl : public torch::nn::Module, public HasTask {
 
  private:
   at::Tensor run(const at::Tensor& tokens, KeyValueCache* cache, const DocumentRows* rows);
-  at::Tensor embed(const at::Tensor& tokens, const DocumentRows* rows, AttentionInput& input);
+  at::Tensor embed(const at::Tensor& tokens, const DocumentRows* rows, BlockInput& input);
   at::Tensor loss_of(at::Tensor hidden, const at::Tensor& targets);
 
   DecoderParts parts_;
   AttentionMethod attention_ = AttentionMethod::LibTorch;
+  std::int64_t feed_forward_rows_ = 0;
   at::Tensor loss_scale_;
 };
 

@@ -6,8 +6,7 @@
 
 namespace snug::models {
 
-at::Tensor attend(const at::Tensor& query, at::Tensor key, at::Tensor value, const AttentionInput& input,
-                  double dropout) {
+at::Tensor attend(const at::Tensor& query, at::Tensor key, at::Tensor value, const BlockInput& input, double dropout) {
   if (input.cache != nullptr) append(*input.cache, input.seen, key, value);
   if (!input.mask.defined()) return merge_heads(causal_attention(query, key, value, dropout, input.method));
   return merge_heads(at::scaled_dot_product_attention(query, key, value, input.mask, dropout, /*is_causal=*/false,

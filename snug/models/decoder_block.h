@@ -10,25 +10,25 @@
 
 namespace snug::models {
 
-/// What the attention of a block is told beside its input.
-struct AttentionInput {
+/// What a block is told beside its input.
+struct BlockInput {
   RotaryTable rotary{};                   ///< undefined where positions are learned
   at::Tensor mask{};                      ///< as that of DocumentRows; undefined: a token sees those before it
   KeyValueCache::Layer* cache = nullptr;  ///< of this block; null: none
   std::int64_t seen = 0;                  ///< positions that it holds
   AttentionMethod method = AttentionMethod::LibTorch;
+  std::int64_t feed_forward_rows = 0;  ///< see in_parts()
 };
 
 /// One block of a decoder: attention and a feed-forward part.
 class DecoderBlock : public torch::nn::Module {
  public:
   /// x (batch, sequence, width) -> the same
-  virtual at::Tensor forward(at::Tensor x, const AttentionInput& input) = 0;
+  virtual at::Tensor forward(at::Tensor x, const BlockInput& input) = 0;
 };
 
 /// What the queries of a block, (batch, heads, positions, width), attend to: keys and values, put behind those of the
 /// cache, if any. (batch, positions, heads * width). `dropout` as that of causal_attention.
-at::Tensor attend(const at::Tensor& query, at::Tensor key, at::Tensor value, const AttentionInput& input,
-                  double dropout);
+at::Tensor attend(const at::Tensor& query, at::Tensor key, at::Tensor value, const BlockInput& input, double dropout);
 
 }  // namespace snug::models

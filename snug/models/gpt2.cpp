@@ -8,6 +8,8 @@
 #include "snug/models/attention.h"
 #include "snug/models/module_path.h"
 #include "snug/models/parameter.h"
+#include "snug/models/row_parts.h"
+#include "snug/ops/dropout.h"
 
 namespace snug::models {
 namespace {
@@ -42,9 +44,9 @@ class Gpt2Block : public DecoderBlock {
     }
   }
 
-  at::Tensor forward(at::Tensor x, const AttentionInput& input) override {
+  at::Tensor forward(at::Tensor x, const BlockInput& input) override {
     x = x + attention(x, input);
-    return x + feed_forward(x);
+    return x + feed_forward(x, input.feed_forward_rows);
   }
 
  private:
@@ -53,20 +55,22 @@ class Gpt2Block : public DecoderBlock {
     return Linear(in, out, true, deviation, layout);
   }
 
-  at::Tensor attention(const at::Tensor& x, const AttentionInput& input) {
+  at::Tensor attention(const at::Tensor& x, const BlockInput& input) {
     const ModuleScope scope(attention_scope_);
     const auto parts = query_key_value_(attention_norm_(x)).split(x.size(2), 2);
     // In the order that the plans of the small GPT have them.
     const at::Tensor value = split_heads(parts[2], heads_), key = split_heads(parts[1], heads_);
     const at::Tensor query = split_heads(parts[0], heads_);
     const double dropout = is_training() ? attention_dropout_ : 0.0;
-    return at::dropout(output_(attend(query, key, value, input, dropout)), residual_dropout_, is_training());
+    return ops::dropout(output_(attend(query, key, value, input, dropout)), residual_dropout_, is_training());
   }
 
-  at::Tensor feed_forward(const at::Tensor& x) {
+  at::Tensor feed_forward(const at::Tensor& x, std::int64_t rows) {
     const ModuleScope scope("mlp");
-    const ops::ActivatedInput inner{.x = up_(feed_forward_norm_(x)), .f = ops::Activation::GeluTanh};
-    return at::dropout(down_->after(inner), residual_dropout_, is_training());
+    const at::Tensor y = in_parts(feed_forward_norm_(x), rows, [this](const at::Tensor& part) {
+      return down_->after({.x = up_(part), .f = ops::Activation::GeluTanh});
+    });
+    return ops::dropout(y, residual_dropout_, is_training());
   }
 
   std::int64_t heads_;

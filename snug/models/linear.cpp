@@ -10,6 +10,7 @@
 #include "snug/models/lora.h"
 #include "snug/models/parameter.h"
 #include "snug/ops/activated.h"
+#include "snug/ops/dropout.h"
 #include "snug/ops/packed_linear.h"
 
 namespace snug::models {
@@ -36,7 +37,7 @@ at::Tensor LinearImpl::forward(const at::Tensor& x) {
   }
   if (!adapter_) return y;
   Adapter& a = *adapter_;
-  const at::Tensor narrow = a.down(at::dropout(x.to(a.down->weight.scalar_type()), a.options.dropout, is_training()));
+  const at::Tensor narrow = a.down(ops::dropout(x.to(a.down->weight.scalar_type()), a.options.dropout, is_training()));
   return (y + a.up(narrow) * a.options.factor()).to(y.scalar_type());
 }
 

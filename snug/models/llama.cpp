@@ -9,6 +9,7 @@
 #include "snug/base/module_scope.h"
 #include "snug/models/attention.h"
 #include "snug/models/module_path.h"
+#include "snug/models/row_parts.h"
 
 namespace snug::models {
 namespace {
@@ -23,7 +24,7 @@ class LlamaAttentionImpl : public torch::nn::Module {
         value_(register_module("v_proj", Linear(o.width, o.key_heads * o.rotary.width, false))),
         output_(register_module("o_proj", Linear(o.heads * o.rotary.width, o.width, false))) {}
 
-  at::Tensor forward(const at::Tensor& x, const AttentionInput& input) {
+  at::Tensor forward(const at::Tensor& x, const BlockInput& input) {
     const ModuleScope scope("self_attn");
     const at::Tensor query = rotate(split_heads(query_(x), heads_), input.rotary);
     const at::Tensor key = rotate(split_heads(key_(x), key_heads_), input.rotary);
@@ -43,10 +44,13 @@ class LlamaFeedForwardImpl : public torch::nn::Module {
         up_(register_module("up_proj", Linear(o.width, o.inner_width, false))),
         down_(register_module("down_proj", Linear(o.inner_width, o.width, false))) {}
 
-  at::Tensor forward(const at::Tensor& x) {
+  /// So many rows at a time: see in_parts().
+  at::Tensor forward(const at::Tensor& x, std::int64_t rows) {
     const ModuleScope scope("mlp");
-    const at::Tensor gate = gate_(x);
-    return down_->after({.x = gate, .f = ops::Activation::Silu, .factor = up_(x)});
+    return in_parts(x, rows, [this](const at::Tensor& part) {
+      const at::Tensor gate = gate_(part);
+      return down_->after({.x = gate, .f = ops::Activation::Silu, .factor = up_(part)});
+    });
   }
 
  private:
@@ -62,9 +66,10 @@ class LlamaBlock : public DecoderBlock {
         attention_norm_(register_module("input_layernorm", RmsNorm(o.width, o.norm_epsilon))),
         feed_forward_norm_(register_module("post_attention_layernorm", RmsNorm(o.width, o.norm_epsilon))) {}
 
-  at::Tensor forward(at::Tensor x, const AttentionInput& input) override {
-    x = x + attention_(attention_norm_(x), input);
-    return x + feed_forward_(feed_forward_norm_(x));
+  at::Tensor forward(at::Tensor x, const BlockInput& input) override {
+    const auto [before, to_attend] = attention_norm_->of_stream(x);
+    const auto [between, to_feed] = feed_forward_norm_->of_stream(before, attention_(to_attend, input));
+    return between + feed_forward_(to_feed, input.feed_forward_rows);
   }
 
  private:

@@ -3,6 +3,8 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include "snug/ops/rms_norm.h"
+
 namespace snug::models {
 
 /// Root-mean-square normalization (Zhang and Sennrich 2019) over the last dimension, computed in fp32. Its parameter
@@ -13,6 +15,8 @@ class RmsNormImpl : public torch::nn::Module {
 
   /// x (..., width) -> the same
   at::Tensor forward(const at::Tensor& x);
+  /// See ops::rms_norm_of_stream.
+  ops::StreamAndNormalized of_stream(const at::Tensor& x, const at::Tensor& delta = {});
 
   at::Tensor weight;
 

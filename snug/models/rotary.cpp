@@ -8,6 +8,7 @@
 #include <numbers>
 
 #include "snug/base/errors.h"
+#include "snug/ops/rotary.h"
 
 namespace snug::models {
 namespace {
@@ -90,10 +91,6 @@ RotaryTable rotary_table(const RotaryOptions& options, std::int64_t first, std::
   return {(angles.cos() * frequencies.amplitude).to(device), (angles.sin() * frequencies.amplitude).to(device)};
 }
 
-at::Tensor rotate(const at::Tensor& x, const RotaryTable& table) {
-  const auto halves = x.chunk(2, -1);
-  const at::Tensor turned = at::cat({-halves[1], halves[0]}, -1);
-  return x * table.cosines + turned * table.sines;
-}
+at::Tensor rotate(const at::Tensor& x, const RotaryTable& table) { return ops::rotate(x, table.cosines, table.sines); }
 
 }  // namespace snug::models

@@ -55,7 +55,8 @@ struct RotaryOptions {
 };
 
 /// Cosines and sines of rotary position embeddings (Su et al. 2021), in the halves' layout of Hugging Face's models:
-/// the first half of a head's dimensions turns with the second. Both are fp32 of shape (positions, width).
+/// the first half of a head's dimensions turns with the second. Both are fp32 of shape (positions, width), or (batch,
+/// 1, positions, width).
 struct RotaryTable {
   at::Tensor cosines, sines;
 };

@@ -13,6 +13,7 @@
 #include "snug/models/dense.h"
 #include "snug/models/layer_norm.h"
 #include "snug/models/parameter.h"
+#include "snug/ops/dropout.h"
 
 namespace snug::models {
 
@@ -59,7 +60,7 @@ class VitEmbeddingsImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& images) {
     const ModuleScope scope("embeddings");
     const at::Tensor first = class_token_.expand({images.size(0), -1, -1});
-    return at::dropout(at::cat({first, patches_(images)}, 1) + positions_, dropout_, is_training());
+    return ops::dropout(at::cat({first, patches_(images)}, 1) + positions_, dropout_, is_training());
   }
 
  private:
@@ -100,7 +101,7 @@ class VitLayerImpl : public torch::nn::Module {
   at::Tensor forward(at::Tensor x) {
     {
       const ModuleScope scope("attention");
-      x = x + at::dropout(attention_(attention_norm_(x)), dropout_, is_training());
+      x = x + ops::dropout(attention_(attention_norm_(x)), dropout_, is_training());
     }
     at::Tensor inner;
     {
@@ -108,7 +109,7 @@ class VitLayerImpl : public torch::nn::Module {
       inner = at::gelu(up_(feed_forward_norm_(x)));
     }
     const ModuleScope scope("output");
-    return x + at::dropout(down_(inner), dropout_, is_training());
+    return x + ops::dropout(down_(inner), dropout_, is_training());
   }
 
  private:

@@ -1,7 +1,6 @@
 #include "snug/ops/activated.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -15,6 +14,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/ops/cpu_kernels.h"
+#include "snug/ops/registered.h"
 
 namespace snug::ops {
 namespace {
@@ -101,11 +101,6 @@ std::tuple<at::Tensor, at::Tensor> gated_backward_kernel(const at::Tensor& of_y,
                                                          const at::Tensor& factor, std::int64_t f) {
   ActivationGradients all = differentiate(x, factor, static_cast<Activation>(f), of_y);
   return {std::move(all.of_x), std::move(all.of_factor)};
-}
-
-template <typename Signature>
-c10::TypedOperatorHandle<Signature> operator_of(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
 class Gated : public torch::autograd::Function<Gated> {

@@ -1,7 +1,6 @@
 #include "snug/ops/activated_linear.h"
 
 #include <ATen/autocast_mode.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -15,14 +14,12 @@
 
 #include "snug/base/errors.h"
 #include "snug/ops/activated.h"
+#include "snug/ops/registered.h"
 
 namespace snug::ops {
 namespace {
 
-using MaybeTensor = std::optional<at::Tensor>;
 using LinearGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-
-at::Tensor given(const MaybeTensor& t) { return t.value_or(at::Tensor()); }
 
 /// (..., last) as a matrix.
 at::Tensor as_matrix(const at::Tensor& x) {
@@ -71,16 +68,12 @@ LinearGradients backward_kernel_of_linear(const at::Tensor& of_y, const at::Tens
 }
 
 const auto& linear_op() {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("snug::activated_linear", "")
-                             .typed<decltype(forward_kernel_of_linear)>();
+  static const auto op = operator_of<decltype(forward_kernel_of_linear)>("snug::activated_linear");
   return op;
 }
 
 const auto& linear_backward_op() {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("snug::activated_linear_backward", "")
-                             .typed<decltype(backward_kernel_of_linear)>();
+  static const auto op = operator_of<decltype(backward_kernel_of_linear)>("snug::activated_linear_backward");
   return op;
 }
 
@@ -107,8 +100,7 @@ class ActivatedLinear : public torch::autograd::Function<ActivatedLinear> {
     const bool of_weight = context->needs_input_grad(next), of_bias = has_bias && context->needs_input_grad(next + 1);
     if (at::GradMode::is_enabled()) return again(gradients[0], saved, static_cast<Activation>(f), of_bias);
     const auto [to_x, to_factor, to_weight, to_bias] =
-        linear_backward_op().call(gradients[0], x, f, factor.defined() ? MaybeTensor(factor) : std::nullopt, weight,
-                                  of_x || of_factor, of_weight, of_bias);
+        linear_backward_op().call(gradients[0], x, f, maybe(factor), weight, of_x || of_factor, of_weight, of_bias);
     const auto wanted = [](bool is, const at::Tensor& t) { return is ? t : at::Tensor(); };
     return {
         wanted(of_x, to_x), {}, wanted(of_factor, to_factor), wanted(of_weight, to_weight), wanted(of_bias, to_bias)};
@@ -179,8 +171,7 @@ at::Tensor activated_linear(const ActivatedInput& input, const at::Tensor& weigh
     throw Error(fmt::format("activated linear: an input of {} and a weight of {}; they are of one type",
                             c10::toString(x.scalar_type()), c10::toString(weight.scalar_type())));
   }
-  return linear_op().call(x, static_cast<std::int64_t>(f), factor.defined() ? MaybeTensor(factor) : std::nullopt,
-                          weight, bias.defined() ? MaybeTensor(bias) : std::nullopt);
+  return linear_op().call(x, static_cast<std::int64_t>(f), maybe(factor), weight, maybe(bias));
 }
 
 }  // namespace snug::ops

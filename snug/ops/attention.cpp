@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -16,6 +15,7 @@
 #include "snug/base/bytes.h"
 #include "snug/base/errors.h"
 #include "snug/ops/cpu_kernels.h"
+#include "snug/ops/registered.h"
 
 namespace snug::ops {
 namespace {
@@ -172,16 +172,11 @@ Three backward_kernel_of_attention(const at::Tensor& of_out, const at::Tensor& q
 using Forward = decltype(forward_kernel_of_attention);
 using Backward = decltype(backward_kernel_of_attention);
 
-template <typename Signature>
-c10::TypedOperatorHandle<Signature> attention_op(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
 class Attention : public torch::autograd::Function<Attention> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& query, const at::Tensor& key,
                             const at::Tensor& value, bool is_causal) {
-    static const auto op = attention_op<Forward>("snug::attention");
+    static const auto op = operator_of<Forward>("snug::attention");
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const auto [out, log_sums] = op.call(query, key, value, is_causal);
     context->save_for_backward({query, key, value, log_sums});
@@ -193,7 +188,7 @@ class Attention : public torch::autograd::Function<Attention> {
                                                  const torch::autograd::variable_list& gradients) {
     if (at::GradMode::is_enabled())
       throw Error("attention: it can be differentiated once; its gradient was asked for with create_graph");
-    static const auto op = attention_op<Backward>("snug::attention_backward");
+    static const auto op = operator_of<Backward>("snug::attention_backward");
     const auto saved = context->get_saved_variables();
     const auto [of_query, of_key, of_value] =
         op.call(gradients[0], saved[0], saved[1], saved[2], saved[3], context->saved_data["is_causal"].toBool());

@@ -29,4 +29,16 @@ const kernels::Table& cpu_kernels() {
   return table;
 }
 
+bool kernels_take(c10::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kBFloat16:
+    case at::kHalf:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace snug::ops

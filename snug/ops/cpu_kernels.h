@@ -8,4 +8,7 @@ namespace snug::ops {
 /// a lesser one), and where there are none for it, those that need nothing.
 const kernels::Table& cpu_kernels();
 
+/// Whether kernels are for numbers of that type.
+bool kernels_take(c10::ScalarType type);
+
 }  // namespace snug::ops

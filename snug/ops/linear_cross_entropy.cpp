@@ -1,7 +1,6 @@
 #include "snug/ops/linear_cross_entropy.h"
 
 #include <ATen/autocast_mode.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/ops/registered.h"
 #include "snug/ops/softmax_loss.h"
 
 namespace snug::ops {
@@ -127,8 +127,7 @@ Results kernel(const at::Tensor& x, const at::Tensor& stored, const std::optiona
 }
 
 const auto& loss_op() {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("snug::linear_cross_entropy", "").typed<decltype(kernel)>();
+  static const auto op = operator_of<decltype(kernel)>("snug::linear_cross_entropy");
   return op;
 }
 

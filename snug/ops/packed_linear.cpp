@@ -1,7 +1,6 @@
 #include "snug/ops/packed_linear.h"
 
 #include <ATen/autocast_mode.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -10,6 +9,7 @@
 #include <torch/types.h>
 
 #include "snug/base/errors.h"
+#include "snug/ops/registered.h"
 #include "snug/ops/row_tiles.h"
 
 namespace snug::ops {
@@ -60,13 +60,12 @@ at::Tensor backward_kernel(const at::Tensor& gradient, const at::Tensor& blocks,
 }
 
 const auto& forward_op() {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("snug::packed_linear", "").typed<Product>();
+  static const auto op = operator_of<Product>("snug::packed_linear");
   return op;
 }
 
 const auto& backward_op() {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("snug::packed_linear_backward", "").typed<Product>();
+  static const auto op = operator_of<Product>("snug::packed_linear_backward");
   return op;
 }
 

@@ -1,13 +1,13 @@
 #include "snug/ops/packed_matrix.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/library.h>
 #include <torch/types.h>
 
 #include "snug/base/errors.h"
+#include "snug/ops/registered.h"
 
 namespace snug::ops {
 namespace {
@@ -54,9 +54,7 @@ PackedMatrix packed_matrix(BlockFormat format, const std::vector<std::int64_t>& 
 }
 
 at::Tensor unpack(const at::Tensor& blocks, BlockFormat format) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("snug::unpack", "")
-                             .typed<at::Tensor(const at::Tensor&, std::int64_t)>();
+  static const auto op = operator_of<at::Tensor(const at::Tensor&, std::int64_t)>("snug::unpack");
   return op.call(blocks, static_cast<std::int64_t>(format));
 }
 

@@ -68,6 +68,7 @@ inline const Applies kVerifying{
     Commands::Runs};
 inline const Switch kFolder{"output.folder", [](const Config& c) { return !c.output.folder.empty(); }};
 inline const Applies kWithFolder{kAnyway, "with output.folder, where states are saved", kFolder, Commands::Runs};
+inline const Applies kWithRunFolder{kAnyway, "with output.folder, where it is written", kFolder, Commands::Runs};
 inline const Applies kMeasuredStates{
     [](const Config& c) { return c.train.validate_every > 0 && c.state.every % c.train.validate_every == 0; },
     "with output.folder and a state.every that is a multiple of train.validate_every, as else states have no "

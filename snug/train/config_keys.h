@@ -71,6 +71,8 @@ void visit_keys(AnyConfig& c, Visit&& to) {
         OneOf<LossKind>{same_loss});
   fixed("model", "loss_tile", c.model.loss_tile,
         "MiB of logits that a tiled loss has at a time: fewer take less memory, and longer", Range{1, 1048576}, kTiled);
+  fixed("model", "mlp_tile", c.model.mlp_tile,
+        "tokens that the feed-forward part of a block has at a time, for long sequences; 0: all", Range{0, 1073741824});
   fixed("model", "attention", c.model.attention,
         "libtorch: by LibTorch's kernel; products: by whole products over rows, on CPUs faster in bf16, not the same "
         "bits",
@@ -190,6 +192,15 @@ void visit_keys(AnyConfig& c, Visit&& to) {
   varies("state", "write", c.state.write,
          "background: while training goes on, as far as the budget has room for a copy; wait: before it goes on",
          OneOf<StateWrite>{}, kWithFolder);
+
+  varies("monitor", "interval", c.monitor.interval,
+         "seconds between samples of memory in memory.jsonl, beside one at the end of each step; 0: none",
+         Range{0, 86400}, kWithRunFolder);
+  varies("monitor", "growth_steps", c.monitor.growth_steps,
+         "an alarm when memory grew all the while over so many steps; 0: none", Range{0, 1048576}, kInRuns);
+  varies("monitor", "headroom", c.monitor.headroom,
+         "an alarm when less than this share of the machine's memory is free; 0: none",
+         Range{.low = 0, .high = 1, .high_excluded = true}, kInRuns);
 
   varies("output", "folder", c.output.folder,
          "where metrics, training state and what finetune trained go; empty: write none", Anything{}, kInRuns);

@@ -26,6 +26,7 @@ struct ModelConfig {
   BaseWeights weights = BaseWeights::Fp32;
   LossKind loss = LossKind::Auto;
   std::int64_t loss_tile = 32;  ///< MiB of logits that a tiled loss has at a time.
+  std::int64_t mlp_tile = 0;    ///< Tokens that a feed-forward part has at a time; 0: all.
   models::AttentionMethod attention = models::AttentionMethod::LibTorch;
 
   bool operator==(const ModelConfig&) const = default;
@@ -117,6 +118,14 @@ struct StateConfig {
   bool operator==(const StateConfig&) const = default;
 };
 
+struct MonitorConfig {
+  double interval = 0;             ///< Seconds between samples; 0: none.
+  std::int64_t growth_steps = 40;  ///< See memory::AlarmRules; 0: no alarm.
+  double headroom = 0.05;          ///< The same.
+
+  bool operator==(const MonitorConfig&) const = default;
+};
+
 struct OutputConfig {
   std::string folder;  ///< Empty: write nothing.
 
@@ -140,6 +149,7 @@ struct Config {
   PrecisionConfig precision;
   MemoryConfig memory;
   StateConfig state;
+  MonitorConfig monitor;
   OutputConfig output;
 
   GivenKeys given;

@@ -14,7 +14,8 @@
 namespace snug::train {
 namespace {
 
-constexpr std::int64_t kSmallTile = 8;  // MiB
+constexpr std::int64_t kSmallTile = 8;      // MiB
+constexpr std::int64_t kFewestTokens = 64;  // of which a matrix product still keeps the processor busy
 
 std::optional<Config> updated_in_backward(Config c) {
   const bool needs_all =
@@ -43,6 +44,17 @@ std::optional<Config> with_products(Config c) {
   return c;
 }
 
+std::optional<Config> in_shorter_parts(Config c) {
+  // Masks of dropout would be others.
+  if (c.lora.dropout > 0 && (c.lora.rank > 0 || !c.lora.adapter.empty())) return std::nullopt;
+  const std::int64_t all = c.train.batch / c.train.accumulate * c.model.sequence;
+  const bool whole = c.model.mlp_tile == 0 || c.model.mlp_tile >= all;
+  const std::int64_t fewer = whole ? all / 4 : c.model.mlp_tile / 2;
+  if (fewer < kFewestTokens) return std::nullopt;
+  c.model.mlp_tile = fewer;
+  return c;
+}
+
 std::optional<Config> in_smaller_parts(Config c) {
   if (c.train.batch % (2 * c.train.accumulate) != 0) return std::nullopt;
   c.train.accumulate *= 2;
@@ -66,6 +78,9 @@ const std::vector<Knob>& knobs() {
        "model.loss", with_tiled_loss, [](const Config& from, Config& to) { to.model.loss = from.model.loss; }},
       {"loss_tile", "model.loss_tile: fewer rows at a time", Knob::Changes::OrderOfSums, "model.loss_tile",
        with_small_tiles, [](const Config& from, Config& to) { to.model.loss_tile = from.model.loss_tile; }},
+      {"mlp_tile", "model.mlp_tile: feed-forward parts of fewer tokens at a time", Knob::Changes::OrderOfSums,
+       "model.mlp_tile", in_shorter_parts,
+       [](const Config& from, Config& to) { to.model.mlp_tile = from.model.mlp_tile; }},
       {"attention", "model.attention = \"products\": attention by whole products over rows", Knob::Changes::Numerics,
        "model.attention", with_products,
        [](const Config& from, Config& to) { to.model.attention = from.model.attention; }},

@@ -126,6 +126,7 @@ std::unique_ptr<LanguageModel> make_model(const Config& config, const Pretrained
         "set it to \"auto\", or leave lm_head out of lora.targets");
   }
   model->attend_by(config.model.attention);
+  model->feed_forward_by(config.model.mlp_tile);
   if (config.model.weights == BaseWeights::Packed && models::lora_parameters(model->module()).empty()) {
     throw UsageError("model: model.weights = \"packed\" is frozen and leaves nothing to train; set lora.rank");
   }

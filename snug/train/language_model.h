@@ -36,6 +36,7 @@ class LanguageModel {
   [[nodiscard]] at::Tensor loss(const data::Batch& batch) const;
   /// As models::CausalLmImpl has it.
   void expect_loss_scale(at::Tensor scale) const { model_->expect_loss_scale(std::move(scale)); }
+  void feed_forward_by(std::int64_t rows) const { model_->feed_forward_by(rows); }
   void attend_by(models::AttentionMethod method) const { model_->attend_by(method); }
   /// Different tokens.
   [[nodiscard]] std::int64_t vocabulary() const { return model_->vocabulary(); }

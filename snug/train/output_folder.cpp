@@ -35,7 +35,9 @@ std::vector<std::string> left_in(const fs::path& folder) {
     if (fs::is_directory(folder / name, error)) names.emplace_back(name);
   };
   add_folder("state");
-  if (fs::is_regular_file(fs::symlink_status(folder / "metrics.jsonl", error))) names.emplace_back("metrics.jsonl");
+  for (const char* const lines : {"metrics.jsonl", "memory.jsonl"}) {
+    if (fs::is_regular_file(fs::symlink_status(folder / lines, error))) names.emplace_back(lines);
+  }
   std::ranges::for_each(kTrained, add_folder);
   return names;
 }

@@ -25,6 +25,7 @@ struct StepRecord {
   std::int64_t evictions = 0;
   bool overflowed = false;                ///< it had no update, see optim::GradScaler
   std::optional<double> loss_scale;       ///< of this step, where losses are scaled
+  std::optional<double> next_loss_scale;  ///< of the one behind it
   std::optional<double> validation_loss;  ///< when it was followed by a validation
 };
 

@@ -22,8 +22,7 @@ void ProgressSink::step(const StepRecord& record) {
 
 void ProgressSink::steps_end() { progress_.finish(); }
 
-MetricsSink::MetricsSink(const std::filesystem::path& file, report::MetricsWriter::Existing existing,
-                         report::Progress& progress)
+MetricsSink::MetricsSink(const std::filesystem::path& file, JsonLines::Existing existing, report::Progress& progress)
     : progress_(progress) {
   writer_.emplace(file, existing);
 }
@@ -65,6 +64,12 @@ void MetricsSink::ends(const TrainResult& result) {
   if (writer_) writer_->close();
   if (failure_) throw Error(*failure_);
 }
+
+void MonitorSink::step(const StepRecord& record) {
+  for (const memory::Alarm& alarm : monitor_.step(record.step, record.next_loss_scale)) progress_.note(alarm.message);
+}
+
+void MonitorSink::ends(const TrainResult& /*result*/) { monitor_.close(); }
 
 void SummarySink::step(const StepRecord& record) {
   seconds_.push_back(record.seconds);

@@ -5,9 +5,11 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "snug/report/metrics.h"
+#include "snug/base/json_lines.h"
+#include "snug/memory/monitor.h"
 #include "snug/report/progress.h"
 #include "snug/train/sink.h"
 
@@ -28,7 +30,7 @@ class ProgressSink final : public Sink {
 /// is written, and ends() throws it.
 class MetricsSink final : public Sink {
  public:
-  MetricsSink(const std::filesystem::path& file, report::MetricsWriter::Existing existing, report::Progress& progress);
+  MetricsSink(const std::filesystem::path& file, JsonLines::Existing existing, report::Progress& progress);
   void begins(const Config& config, std::int64_t parameters) override;
   void step(const StepRecord& record) override;
   void ends(const TrainResult& result) override;
@@ -36,8 +38,22 @@ class MetricsSink final : public Sink {
  private:
   void write(const nlohmann::ordered_json& line);
 
-  std::optional<report::MetricsWriter> writer_;
+  std::optional<JsonLines> writer_;
   std::optional<std::string> failure_;
+  report::Progress& progress_;
+};
+
+/// Watches memory: what is wrong is noted on the display, and the run's folder, where there is one, has what it took at
+/// each step (memory.jsonl).
+class MonitorSink final : public Sink {
+ public:
+  MonitorSink(memory::MonitorOptions options, report::Progress& progress)
+      : monitor_(std::move(options)), progress_(progress) {}
+  void step(const StepRecord& record) override;
+  void ends(const TrainResult& result) override;
+
+ private:
+  memory::Monitor monitor_;
   report::Progress& progress_;
 };
 

@@ -25,7 +25,6 @@
 #include "snug/train/output_folder.h"
 #include "snug/train/planned_experiment.h"
 #include "snug/train/run_state.h"
-#include "snug/train/scale_watch.h"
 #include "snug/train/sinks.h"
 #include "snug/train/training_step.h"
 
@@ -37,6 +36,9 @@ std::int64_t count(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& t : tensors) count += t.numel();
   return count;
 }
+
+// From a loss scale of 65,536, forty halvings lead below what fp16 tells from zero.
+constexpr std::int64_t kTooManyOverflows = 40;
 
 /// What the budget leaves beside a plan: room for a copy of what is saved. Everything, without a budget.
 Bytes room_beside(const plan::MemoryPlan& plan) {
@@ -115,11 +117,16 @@ class Run {
     const bool writes = saves() && !interrupted();
     if (writes && done_ == 0) put_earlier_run_aside(config_.output.folder, progress_);
     state_.restore();
-    using Existing = report::MetricsWriter::Existing;
-    if (writes) {
-      sinks_.push_back(std::make_unique<MetricsSink>(std::filesystem::path(config_.output.folder) / "metrics.jsonl",
-                                                     done_ > 0 ? Existing::Append : Existing::Replace, progress_));
-    }
+    const auto existing = done_ > 0 ? JsonLines::Existing::Append : JsonLines::Existing::Replace;
+    const std::filesystem::path folder = config_.output.folder;
+    if (writes) sinks_.push_back(std::make_unique<MetricsSink>(folder / "metrics.jsonl", existing, progress_));
+    memory::MonitorOptions watched{.device = c10::kCPU,
+                                   .interval = config_.monitor.interval,
+                                   .file = writes ? folder / "memory.jsonl" : std::filesystem::path(),
+                                   .existing = existing};
+    watched.alarms.growth_steps = config_.monitor.growth_steps;
+    watched.alarms.headroom = config_.monitor.headroom;
+    sinks_.push_back(std::make_unique<MonitorSink>(std::move(watched), progress_));
     for (const auto& sink : sinks_) sink->begins(config_, result_.parameters);
   }
 
@@ -208,7 +215,10 @@ class Run {
     StepRecord record;
     record.seconds = monotonic_seconds() - began;
     record.step = step;
-    if (scales_) record.loss_scale = scale;
+    if (scales_) {
+      record.loss_scale = scale;
+      record.next_loss_scale = experiment_.scaler().get_scale();
+    }
     record.overflowed = made.overflowed;
     record.steps = config_.train.steps;
     record.loss = made.loss;
@@ -222,7 +232,8 @@ class Run {
     record.evictions = report.evictions;
     if (!report.divergence.empty() && !std::exchange(said_so_, true))
       progress_.note(fmt::format("step {}: not the planned step, run under pressure ({})", step, report.divergence));
-    watch_scale(made.overflowed);
+    overflows_in_a_row_ = made.overflowed ? overflows_in_a_row_ + 1 : 0;
+    check_scale();
     validate();
     record.validation_loss = validated_;
     record.peak = memory::device_memory(c10::kCPU).stats().allocated_peak;
@@ -231,10 +242,15 @@ class Run {
     return record;
   }
 
-  /// After a step, with its update or without.
-  void watch_scale(bool overflowed) {
-    if (!overflowed) return watch_.updated();
-    if (const auto falling = watch_.overflowed(done_ - 1, experiment_.scaler().get_scale())) progress_.note(*falling);
+  /// PyTorch's loops skip steps for ever.
+  void check_scale() const {
+    if (overflows_in_a_row_ < kTooManyOverflows) return;
+    throw Error(
+        fmt::format("train: the gradients of {} steps in a row, up to step {}, were not finite, and the loss scale has "
+                    "fallen to {:g}: the loss itself, or an operator on the way back, exceeds what fp16 holds (65504) "
+                    "whatever the scale is; precision.compute = \"bf16\" has the range of fp32, and a lower "
+                    "optimizer.learning_rate often helps",
+                    overflows_in_a_row_, done_ - 1, experiment_.scaler().get_scale()));
   }
 
   void verify_replays(std::int64_t step) {
@@ -289,9 +305,9 @@ class Run {
   report::Progress& progress_;
   TrainResult& result_;
   TrainingStep step_;
-  ScaleWatch watch_;
   bool scales_;  // losses
   std::vector<std::unique_ptr<Sink>> sinks_;
+  std::int64_t overflows_in_a_row_ = 0;
   std::int64_t done_;                // steps
   std::int64_t saved_at_;            // of them, when the newest state was saved
   std::optional<double> validated_;  // after them

@@ -83,13 +83,24 @@ TEST(Knobs, AreTurnedWhereTheyDoSomething) {
   EXPECT_EQ(turned("attention", config), std::nullopt);
   config.optimizer.kind = "sgd";
   EXPECT_EQ(turned("adam8bit", config), std::nullopt);
+  EXPECT_EQ(turned("mlp_tile", config), std::nullopt) << "a quarter of the tokens would be too few";
+  config.train.batch = 8;
+  EXPECT_EQ(turned("mlp_tile", config)->model.mlp_tile, 2 * config.model.sequence);
+  config.model.mlp_tile = 130;
+  EXPECT_EQ(turned("mlp_tile", config)->model.mlp_tile, 65) << "and then half of that";
+  config.model.mlp_tile = 126;
+  EXPECT_EQ(turned("mlp_tile", config), std::nullopt) << "half would be too few";
+  config.model.mlp_tile = 0;
+  config.lora.rank = 2;
+  config.lora.dropout = 0.1;
+  EXPECT_EQ(turned("mlp_tile", config), std::nullopt) << "other masks";
 }
 
 TEST(Knobs, ThatAreNotKnownAreRefused) {
   EXPECT_EQ(allowed_knobs(" tiled_loss , adam8bit,").size(), 2U);
   EXPECT_EQ(snug::testing::fault([] { (void)allowed_knobs("tiled_los"); }),
             "memory.allow has \"tiled_los\", which is not known; did you mean \"tiled_loss\"? it takes in_backward, "
-            "tiled_loss, loss_tile, attention, micro_batch, adam8bit");
+            "tiled_loss, loss_tile, mlp_tile, attention, micro_batch, adam8bit");
 }
 
 TEST(Choose, TakesWhatMakesTheStepFit) {

@@ -77,9 +77,10 @@ TEST(Applies, KeysOfRunsAreMarked) {
   for (const KeyHelp& key : config_keys()) {
     if (key.commands == Commands::Runs) of_runs.insert(key.key);
   }
-  EXPECT_EQ(of_runs, (std::set<std::string>{"memory.verify_replay_by", "memory.verify_replay_every", "output.folder",
-                                            "state.best", "state.every", "state.last", "state.write",
-                                            "train.detect_anomaly", "train.validate_every"}));
+  EXPECT_EQ(of_runs,
+            (std::set<std::string>{"memory.verify_replay_by", "memory.verify_replay_every", "monitor.growth_steps",
+                                   "monitor.headroom", "monitor.interval", "output.folder", "state.best", "state.every",
+                                   "state.last", "state.write", "train.detect_anomaly", "train.validate_every"}));
 }
 
 TEST(Config, IsAnotherOneWithAnyKeyAnother) {

@@ -13,7 +13,6 @@
 #include "snug/report/progress.h"
 #include "snug/train/planned_experiment.h"
 #include "snug/train/precision.h"
-#include "snug/train/scale_watch.h"
 #include "snug/train/training_step.h"
 #include "snug/train/verify.h"
 #include "tests/base/fault.h"
@@ -123,17 +122,6 @@ TEST(LossScale, AStepThatOverflowsIsSkippedAndTheScaleFalls) {
   overflow = false;
   EXPECT_FALSE(run(2).overflowed);
   EXPECT_FALSE(at::equal(weight.detach(), before));
-}
-
-TEST(ScaleWatch, TellsAScaleThatKeepsFallingOnceAndEndsWhatNoScaleHelps) {
-  ScaleWatch watch;
-  for (int i = 0; i < 14; ++i) EXPECT_EQ(watch.overflowed(i, 4), std::nullopt) << "it finds its place";
-  EXPECT_THAT(watch.overflowed(14, 2).value_or(""), HasSubstr("to 2 after 15 overflows in a row"));
-  EXPECT_EQ(watch.overflowed(15, 1), std::nullopt) << "once";
-  watch.updated();
-  EXPECT_THAT(watch.overflowed(17, 0.5).value_or(""), HasSubstr("to 0.5 after 1 overflows"));
-  for (int i = 1; i < 39; ++i) EXPECT_EQ(watch.overflowed(17 + i, 0.1), std::nullopt);
-  EXPECT_THAT([&] { watch.overflowed(56, 0.1); }, ThrowsMessage<Error>(HasSubstr("40 steps in a row, up to step 56")));
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ namespace {
 using snug::testing::scratch;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
-using Existing = report::MetricsWriter::Existing;
+using Existing = JsonLines::Existing;
 
 StepRecord step_of(std::int64_t number, double seconds) {
   StepRecord record;

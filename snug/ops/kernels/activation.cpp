@@ -67,13 +67,6 @@ void for_activation(c10::ScalarType type, Activation f, const Visit& visit) {
   });
 }
 
-struct Product {
-  template <typename V>
-  V operator()(const V& a, const V& b) const {
-    return a * b;
-  }
-};
-
 }  // namespace
 
 void activated(c10::ScalarType type, Activation activation, const Activated& all, std::int64_t first,

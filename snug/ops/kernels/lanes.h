@@ -36,6 +36,23 @@ struct Lanes {
     }
   }
 
+  /// The same of numbers of the type that is computed in.
+  static Lanes load_math(const Math* from, std::int64_t count) {
+    Lanes all;
+    for (int k = 0; k < kVecs; ++k) {
+      const std::int64_t here = std::clamp(count - k * kVec, std::int64_t{0}, kVec);
+      all.part[k] = here == kVec ? Vec::loadu(from + k * kVec) : Vec::loadu(from + k * kVec, here);
+    }
+    return all;
+  }
+
+  void store_math(Math* to, std::int64_t count) const {
+    for (int k = 0; k < kVecs; ++k) {
+      const std::int64_t here = std::clamp(count - k * kVec, std::int64_t{0}, kVec);
+      here == kVec ? part[k].store(to + k * kVec) : part[k].store(to + k * kVec, static_cast<int>(here));
+    }
+  }
+
   void store(T* to, std::int64_t count) const {
     at::vec::Vectorized<T> out;
     if constexpr (kShort) {
@@ -75,6 +92,12 @@ struct Sum {
   template <typename V>
   V operator()(const V& a, const V& b) const {
     return a + b;
+  }
+};
+struct Product {
+  template <typename V>
+  V operator()(const V& a, const V& b) const {
+    return a * b;
   }
 };
 struct Most {

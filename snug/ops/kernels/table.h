@@ -35,6 +35,53 @@ struct ActivatedGradients {
   void* of_factor;  ///< null where there is no factor
 };
 
+/// Rows of x, which become y = x * w / sqrt(mean of x^2 + epsilon): numbers one behind the other, of the type that the
+/// function is given, as LibTorch's operators would compute them one after the other.
+struct NormalizedRows {
+  const void* x;
+  const void* delta;  ///< added first, of delta_type; or null
+  c10::ScalarType delta_type;
+  void* sum;           ///< what it is added up to, rounded; null where there is no delta
+  const void* weight;  ///< one a column: fp32, or fp64 for fp64; or null
+  void* y;
+  void* inverse_roots;  ///< one a row, of the weight's type
+  std::int64_t columns;
+  double epsilon;
+};
+
+/// And the way back, where x is what was normalized: neither delta nor y is read.
+struct NormalizedGradients {
+  const void* of_y;
+  const void* of_sum;  ///< added to that of x; or null
+  void* of_x;
+  void* of_weights;  ///< of each row by itself, of the weight's type; or null
+};
+
+/// Heads that turn by the angles of their positions, and the way back, which reads y's gradients and writes x's. Rows
+/// are those of (batch, positions, heads), widths one behind the other. x is of the type that the function is given; y
+/// and the angles are of that one, or of fp32.
+struct RotatedHeads {
+  const void* x;
+  void* of_x;
+  void* y;
+  c10::ScalarType y_type;
+  const void* cosines;  ///< (positions, width)
+  const void* sines;
+  std::int64_t angles_of_batch;  ///< numbers from one batch's to the next one's
+  std::int64_t heads, positions, width;
+  std::int64_t x_strides[3], y_strides[3];  ///< of batch, heads, positions
+};
+
+/// y = x * kept where a bit is set, and x * 0 elsewhere: numbers one behind the other, of the type that the function is
+/// given; the first is that of the lowest bit of the first byte.
+struct MaskedNumbers {
+  const void* x;
+  void* y;
+  const std::uint8_t* bits;
+  double kept;
+  std::int64_t count;
+};
+
 /// Rows of attention's products, (heads, rows, columns) one behind the other, of the type that the function is given.
 struct AttentionRows {
   void* scores;     ///< query times key; becomes the probabilities
@@ -61,6 +108,14 @@ struct Table {
   /// Writes y, too.
   void (*differentiated)(c10::ScalarType type, Activation f, const Activated& at, const ActivatedGradients& gradients,
                          std::int64_t first, std::int64_t last);
+  void (*rms_norm)(c10::ScalarType type, const NormalizedRows& rows, std::int64_t first, std::int64_t last);
+  void (*rms_norm_gradients)(c10::ScalarType type, const NormalizedRows& rows, const NormalizedGradients& gradients,
+                             std::int64_t first, std::int64_t last);
+  /// The next two count bytes of bits. This one makes them of eight bytes each, which are 0 or 1.
+  void (*pack_bits)(const std::uint8_t* bytes, std::uint8_t* bits, std::int64_t first, std::int64_t last);
+  void (*times_bits)(c10::ScalarType type, const MaskedNumbers& numbers, std::int64_t first, std::int64_t last);
+  void (*rotate)(c10::ScalarType type, const RotatedHeads& heads, std::int64_t first, std::int64_t last);
+  void (*rotate_back)(c10::ScalarType type, const RotatedHeads& heads, std::int64_t first, std::int64_t last);
 };
 
 }  // namespace snug::ops::kernels

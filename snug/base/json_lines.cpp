@@ -1,4 +1,4 @@
-#include "snug/report/metrics.h"
+#include "snug/base/json_lines.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -13,17 +13,17 @@
 
 #include "snug/base/errors.h"
 
-namespace snug::report {
+namespace snug {
 namespace {
 
 [[noreturn]] void fail(std::string_view operation, const std::filesystem::path& path, int error) {
-  throw Error(fmt::format("metrics: cannot {} {}: {}; free the disk or choose another output.folder", operation,
-                          path.string(), std::generic_category().message(error)));
+  throw Error(fmt::format("cannot {} {}: {}; free the disk, or write elsewhere", operation, path.string(),
+                          std::generic_category().message(error)));
 }
 
 }  // namespace
 
-MetricsWriter::MetricsWriter(std::filesystem::path path, Existing existing) : path_(std::move(path)) {
+JsonLines::JsonLines(std::filesystem::path path, Existing existing) : path_(std::move(path)) {
   std::error_code error;
   if (path_.has_parent_path()) std::filesystem::create_directories(path_.parent_path(), error);
   if (error) fail("create the folder of", path_, error.value());
@@ -32,20 +32,20 @@ MetricsWriter::MetricsWriter(std::filesystem::path path, Existing existing) : pa
   if (descriptor_ < 0) fail("open", path_, errno);
 }
 
-MetricsWriter::MetricsWriter(MetricsWriter&& other) noexcept
+JsonLines::JsonLines(JsonLines&& other) noexcept
     : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
 
-MetricsWriter& MetricsWriter::operator=(MetricsWriter&& other) noexcept {
+JsonLines& JsonLines::operator=(JsonLines&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(descriptor_, other.descriptor_);
   return *this;
 }
 
-MetricsWriter::~MetricsWriter() {
+JsonLines::~JsonLines() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
-void MetricsWriter::write(const nlohmann::ordered_json& line) {
+void JsonLines::write(const nlohmann::ordered_json& line) {
   if (descriptor_ < 0) fail("write to", path_, EBADF);
   const std::string text = line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n';
   std::string_view rest = text;
@@ -57,10 +57,10 @@ void MetricsWriter::write(const nlohmann::ordered_json& line) {
   }
 }
 
-void MetricsWriter::close() {
+void JsonLines::close() {
   if (descriptor_ < 0) return;
   // Linux frees the descriptor even when close fails: it must not be closed again.
   if (::close(std::exchange(descriptor_, -1)) != 0) fail("close", path_, errno);
 }
 
-}  // namespace snug::report
+}  // namespace snug

@@ -3,11 +3,11 @@
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
 
-namespace snug::report {
+namespace snug {
 
 /// Writes a JSON-lines file: one object a line, each handed to the system at once, so that a run that dies leaves
 /// every line it wrote. One thread at a time. Every failure is an Error that names the file and the system's reason.
-class MetricsWriter {
+class JsonLines {
  public:
   enum class Existing {
     Replace,  ///< Begin an empty file.
@@ -15,11 +15,11 @@ class MetricsWriter {
   };
 
   /// Creates the file, and the folders above it that are missing.
-  explicit MetricsWriter(std::filesystem::path path, Existing existing = Existing::Replace);
-  MetricsWriter(MetricsWriter&& other) noexcept;
-  MetricsWriter& operator=(MetricsWriter&& other) noexcept;
+  explicit JsonLines(std::filesystem::path path, Existing existing = Existing::Replace);
+  JsonLines(JsonLines&& other) noexcept;
+  JsonLines& operator=(JsonLines&& other) noexcept;
   /// Closes without a word; call close() to hear of a failure.
-  ~MetricsWriter();
+  ~JsonLines();
 
   /// Writes one line. nan and infinity, which JSON lacks, become null.
   void write(const nlohmann::ordered_json& line);
@@ -34,4 +34,4 @@ class MetricsWriter {
   int descriptor_ = -1;
 };
 
-}  // namespace snug::report
+}  // namespace snug

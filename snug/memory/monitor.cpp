@@ -1,0 +1,150 @@
+#include "snug/memory/monitor.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <thread>
+
+#include "snug/base/clock.h"
+#include "snug/base/errors.h"
+#include "snug/memory/timeline.h"
+
+namespace snug::memory {
+namespace {
+
+constexpr std::size_t kLongestTimeline = 20'000;
+
+double checked(double interval) {
+  if (interval >= 0 && interval < 1e9) return interval;
+  throw UsageError(
+      fmt::format("monitor: an interval of {}; the interval between samples is in seconds, or 0 for none", interval));
+}
+
+}  // namespace
+
+/// Writes lines and, at each interval, takes a sample.
+class Monitor::Thread {
+ public:
+  Thread(DeviceMemory& memory, double began, const MonitorOptions& options)
+      : memory_(memory), began_(began), interval_(checked(options.interval)) {
+    if (!options.file.empty()) file_.emplace(options.file, options.existing);
+    if (interval_ > 0) thread_ = std::thread([this] { run(); });
+  }
+  ~Thread() { stop(); }
+  Thread(const Thread&) = delete;
+  Thread& operator=(const Thread&) = delete;
+
+  void write(std::string_view of, const nlohmann::ordered_json& value, const nlohmann::ordered_json& more) {
+    const std::lock_guard lock(mutex_);
+    write_locked(of, value, more);
+  }
+
+  [[nodiscard]] nlohmann::ordered_json line(const MemorySample& sample) const {
+    nlohmann::ordered_json line = {{"seconds", sample.seconds - began_}};
+    line.update(to_json(sample));
+    return line;
+  }
+
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = true;
+    }
+    wake_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  void close() {
+    stop();
+    const std::lock_guard lock(mutex_);
+    if (file_) {
+      file_->close();
+      file_.reset();
+    }
+    if (const auto failure = std::exchange(failure_, std::nullopt)) throw Error(*failure);
+  }
+
+  std::vector<std::pair<double, Bytes>> timeline() {
+    const std::lock_guard lock(mutex_);
+    return timeline_.points();
+  }
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    for (std::int64_t count = 0;; ++count) {
+      const bool last = ended_;
+      take(count);
+      if (last) return;
+      wake_.wait_for(lock, std::chrono::duration<double>(interval_), [this] { return ended_; });
+    }
+  }
+
+  void take(std::int64_t count) {
+    timeline_.add(monotonic_seconds() - began_, memory_.stats().allocated);
+    if (file_) write_locked("sample", count, line(sample(memory_)));
+  }
+
+  void write_locked(std::string_view of, const nlohmann::ordered_json& value, const nlohmann::ordered_json& more) {
+    if (!file_) return;
+    nlohmann::ordered_json line = {{of, value}};
+    line.update(more);
+    try {
+      file_->write(line);
+    } catch (const Error& error) {
+      failure_ = error.what();
+      file_.reset();
+    }
+  }
+
+  DeviceMemory& memory_;
+  double began_, interval_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool ended_ = false;
+  Timeline timeline_{kLongestTimeline};
+  std::optional<JsonLines> file_;
+  std::optional<std::string> failure_;
+  std::thread thread_;
+};
+
+Monitor::Monitor(MonitorOptions options)
+    : memory_(device_memory(options.device)),
+      began_(monotonic_seconds()),
+      meter_(memory_.meter()),
+      alarms_(options.alarms),
+      thread_(std::make_unique<Thread>(memory_, began_, options)) {
+  take_peak();
+}
+
+Monitor::~Monitor() = default;
+
+Bytes Monitor::take_peak() {
+  step_peak_ = meter_->take();
+  peak_ = std::max(peak_, step_peak_);
+  return step_peak_;
+}
+
+std::vector<Alarm> Monitor::step(std::int64_t step, std::optional<double> loss_scale) {
+  const StepEnd end{.step = step, .memory = sample(memory_), .loss_scale = loss_scale};
+  nlohmann::ordered_json line = thread_->line(end.memory);
+  line["peak_bytes"] = take_peak();
+  if (loss_scale) line["loss_scale"] = *loss_scale;
+  thread_->write("step", step, line);
+  std::vector<Alarm> alarms = alarms_.after(end);
+  for (const Alarm& alarm : alarms)
+    thread_->write("alarm", name_of(alarm.kind), {{"at_step", step}, {"message", alarm.message}});
+  return alarms;
+}
+
+std::vector<std::pair<double, Bytes>> Monitor::timeline() const { return thread_->timeline(); }
+
+void Monitor::close() { thread_->close(); }
+
+}  // namespace snug::memory
