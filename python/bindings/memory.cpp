@@ -1,21 +1,18 @@
-// The device's memory: what is counted, the limit, and a sampler of its course.
+// The device's memory: what is counted, the limit, and a monitor of its course.
 #include "python/bindings/memory.h"
 
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
-#include <mutex>
+#include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "snug/base/bytes.h"
-#include "snug/base/clock.h"
 #include "snug/base/errors.h"
 #include "snug/memory/device_memory.h"
 #include "snug/memory/held_limit.h"
+#include "snug/memory/memory_sample.h"
+#include "snug/memory/monitor.h"
 
 namespace snug::python {
 namespace {
@@ -72,56 +69,23 @@ void set_memory_limit(std::optional<Bytes> bytes, const std::string& device) {
   device_memory(device).set_limit(bytes);
 }
 
-/// Looks at the allocated bytes at a fixed interval, on a thread of its own.
-class Sampler {
- public:
-  Sampler(const std::string& device, double interval) : memory_(device_memory(device)), interval_(interval) {
-    if (!(interval > 0)) throw UsageError("monitor: the interval must be positive, in seconds");
-  }
-  ~Sampler() { stop(); }
-  Sampler(const Sampler&) = delete;
-  Sampler& operator=(const Sampler&) = delete;
+/// What Python is told of alarms: (kind, message).
+std::vector<std::pair<std::string, std::string>> step(memory::Monitor& monitor, std::int64_t step,
+                                                      std::optional<double> loss_scale) {
+  std::vector<std::pair<std::string, std::string>> alarms;
+  for (const memory::Alarm& alarm : monitor.step(step, loss_scale))
+    alarms.emplace_back(name_of(alarm.kind), alarm.message);
+  return alarms;
+}
 
-  void start() {
-    stop();
-    samples_.clear();
-    running_ = true;
-    started_ = monotonic_seconds();
-    sample();
-    thread_ = std::thread([this] {
-      std::unique_lock lock(mutex_);
-      while (running_) {
-        wake_.wait_for(lock, std::chrono::duration<double>(interval_), [this] { return !running_; });
-        sample();
-      }
-    });
-  }
-  void stop() {
-    {
-      const std::lock_guard lock(mutex_);
-      running_ = false;
-    }
-    wake_.notify_all();
-    if (!thread_.joinable()) return;
-    thread_.join();
-    sample();
-  }
-  std::vector<std::pair<double, Bytes>> samples() {
-    const std::lock_guard lock(mutex_);
-    return samples_;
-  }
-
- private:
-  void sample() { samples_.emplace_back(monotonic_seconds() - started_, memory_.stats().allocated); }
-
-  memory::DeviceMemory& memory_;
-  double interval_, started_ = 0;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool running_ = false;
-  std::vector<std::pair<double, Bytes>> samples_;
-  std::thread thread_;
-};
+std::unique_ptr<memory::Monitor> make_monitor(const std::string& device, double interval,
+                                              const std::optional<std::string>& file, std::int64_t growth_steps,
+                                              double headroom) {
+  memory::MonitorOptions options{.device = device_named(device), .interval = interval, .file = file.value_or("")};
+  options.alarms.growth_steps = growth_steps;
+  options.alarms.headroom = headroom;
+  return std::make_unique<memory::Monitor>(std::move(options));
+}
 
 }  // namespace
 
@@ -144,11 +108,28 @@ void bind_memory(py::module_& m) {
       .def(py::init<std::optional<Bytes>, const std::string&>(), py::arg("bytes"), py::arg("device"))
       .def("__enter__", &PyHeldLimit::enter)
       .def("__exit__", [](PyHeldLimit& held, const py::args&) { held.exit(); });
-  py::class_<Sampler>(m, "Sampler")
-      .def(py::init<const std::string&, double>(), py::arg("device"), py::arg("interval"))
-      .def("start", &Sampler::start, NoGil())
-      .def("stop", &Sampler::stop, NoGil())
-      .def("samples", &Sampler::samples);
+  py::class_<memory::Monitor>(m, "Monitor")
+      .def(py::init(&make_monitor), py::arg("device"), py::arg("interval"), py::arg("file"), py::arg("growth_steps"),
+           py::arg("headroom"))
+      .def("step", &step, py::arg("step"), py::arg("loss_scale"), NoGil())
+      .def("close", &memory::Monitor::close, NoGil())
+      .def("timeline", &memory::Monitor::timeline, NoGil())
+      .def_property_readonly("step_peak", &memory::Monitor::step_peak);
+  m.def(
+      "memory_sample",
+      [](const std::string& d) {
+        const memory::MemorySample now = memory::sample(device_memory(d));
+        py::dict dict;
+        dict["resident"] = now.resident;
+        dict["resident_tensors"] = now.shares.tensors;
+        dict["resident_cached"] = now.shares.cached;
+        dict["resident_untouched"] = now.shares.untouched;
+        dict["resident_others"] = now.shares.others;
+        dict["device_total"] = now.device.total;
+        dict["device_free"] = now.device.available;
+        return dict;
+      },
+      py::arg("device"));
 }
 
 }  // namespace snug::python

@@ -9,6 +9,7 @@
 #include "snug/base/errors.h"
 #include "snug/ops/activated.h"
 #include "snug/ops/activated_linear.h"
+#include "snug/ops/rms_norm.h"
 
 namespace snug::python {
 namespace {
@@ -32,12 +33,18 @@ at::Tensor gated(const at::Tensor& x, const at::Tensor& factor, const std::strin
   return ops::gated(x, factor, activation_of(activation));
 }
 
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon) {
+  return ops::rms_norm(x, weight, epsilon);
+}
+
 }  // namespace
 
 void bind_operators(py::module_& m) {
   m.def("activated_linear", linear, py::arg("x"), py::arg("factor"), py::arg("activation"), py::arg("weight"),
         py::arg("bias"), py::call_guard<py::gil_scoped_release>());
   m.def("gated", gated, py::arg("x"), py::arg("factor"), py::arg("activation"),
+        py::call_guard<py::gil_scoped_release>());
+  m.def("rms_norm", rms_norm, py::arg("x"), py::arg("weight"), py::arg("epsilon"),
         py::call_guard<py::gil_scoped_release>());
 }
 

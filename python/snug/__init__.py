@@ -43,17 +43,19 @@ from .errors import DoesNotFit, Error, Mismatch, OutOfBudget, UsageError  # noqa
 from .fitting import Plan, Session, StepReport, fit, plan  # noqa: E402
 from .fusing import Fused, fuse, unfuse  # noqa: E402
 from .lazy_logits import LazyLogits, tiled_loss  # noqa: E402
-from .monitoring import Monitor, memory_stats, release_cached, set_memory_limit  # noqa: E402
+from .monitoring import Alarm, MemoryAlarm, Monitor, memory_stats, release_cached, set_memory_limit  # noqa: E402
 from .sizes import format_bytes, parse_bytes  # noqa: E402
 from .verifying import verify  # noqa: E402
 
 __all__ = [
+    "Alarm",
     "Choice",
     "DoesNotFit",
     "Error",
     "Fused",
     "Keep",
     "LazyLogits",
+    "MemoryAlarm",
     "Mismatch",
     "ModuleScope",
     "Monitor",

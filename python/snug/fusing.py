@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import copy
+import difflib
 import functools
 import inspect
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +16,16 @@ import torch
 from torch import nn
 
 from . import _core
+from .errors import UsageError
 
 
 @dataclass(frozen=True)
 class Fused:
-    """A module that computes with an operator of snug, under its name in the model."""
+    """A module that computes with an operator of snug, under its name in the model. bitwise: with the bits that it had."""
 
     module: str
     operator: str
+    bitwise: bool = True
 
 
 # The activations of torch and transformers whose bits the operators have, by the names of their classes.
@@ -37,50 +42,84 @@ def _is_plain(module: nn.Module) -> bool:
     return not any(hooks) and "forward" not in module.__dict__ and not torch.nn.modules.module._has_any_global_hook()
 
 
-def _forward(module: Any, x: torch.Tensor) -> torch.Tensor:
+def _gated_forward(module: Any, x: torch.Tensor) -> torch.Tensor:
     """What is fused. Compared with the source of a class's own forward, and not called."""
     return module.down_proj(module.act_fn(module.gate_proj(x)) * module.up_proj(x))
 
 
-class _Names(ast.NodeTransformer):
-    """The first two parameters under names of ours, whatever they are called; without annotations."""
+def _normalizing_forward(module: Any, x: torch.Tensor) -> torch.Tensor:
+    """The same."""
+    return module.weight * (
+        x.to(torch.float32) * torch.rsqrt(x.to(torch.float32).pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
+    ).to(x.dtype)
 
-    def __init__(self, function: ast.FunctionDef) -> None:
-        self.names = dict(zip([a.arg for a in function.args.args], ("self", "x"), strict=False))
+
+class _Inlined(ast.NodeTransformer):
+    """An expression with what its names stand for."""
+
+    def __init__(self, meanings: dict[str, ast.expr]) -> None:
+        self.meanings = meanings
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Name(self.names.get(node.id, node.id), node.ctx)
+        return self.meanings.get(node.id, node)
 
 
 def _expression(function: Any) -> str | None:
-    """The one expression of its first two parameters that a function returns, perhaps by way of a name; None for others."""
+    """What a function of two parameters returns, whatever its names are, if all it does is to name what it computes on its way;
+    None for others."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, TypeError, SyntaxError, IndexError):
         return None
     if not isinstance(tree, ast.FunctionDef) or tree.decorator_list or len(tree.args.args) != 2 or tree.args.kwonlyargs:
         return None
-    body = [node for node in tree.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
-    match body:
-        case [ast.Return(value=ast.expr() as value)]:
-            pass
-        case [ast.Assign(targets=[ast.Name(id=name)], value=value), ast.Return(value=ast.Name(id=returned))] if name == returned:
-            pass
-        case _:
-            return None
-    return ast.dump(_Names(tree).visit(value))
+    meanings: dict[str, ast.expr] = {
+        a.arg: ast.Name(name, ast.Load()) for a, name in zip(tree.args.args, ("self", "x"), strict=True)
+    }
+    *steps, last = [n for n in tree.body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]
+    for step in steps:
+        match step:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                meanings[name] = _Inlined(meanings).visit(copy.deepcopy(value))
+            case _:
+                return None
+    match last:
+        case ast.Return(value=ast.expr() as value):
+            return ast.dump(_Inlined(meanings).visit(copy.deepcopy(value)))
+    return None
 
 
 @functools.cache
-def _is_gated_class(base: type[nn.Module]) -> bool:
-    """Whether its forward is written as the one that is fused."""
-    return _expression(base.forward) == _expression(_forward)
+def _is_written_as(base: type[nn.Module], forward: Any) -> bool:
+    """Whether a class's forward is that expression."""
+    return _expression(base.forward) == _expression(forward)
 
 
-class _Gated:
+class _Kind:
+    """What fused modules are besides their own class."""
+
+    operator: str
+    bitwise: bool
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The class is made here, and no module has it under its name.
+        state = super().__reduce_ex__(protocol)[2]
+        kind, base = type(self).__bases__
+        return _new_fused, (kind, base), state
+
+
+class _Gated(_Kind):
     """down_proj(act_fn(gate_proj(x)) * up_proj(x)), of which only what the activation and the product are of is kept."""
 
     operator = "gated_linear"
+    bitwise = True
+
+    @staticmethod
+    def recognizes(module: nn.Module) -> bool:
+        parts = dict(module.named_children())
+        if set(parts) != {"gate_proj", "up_proj", "down_proj", "act_fn"}:
+            return False
+        return _is_written_as(type(module), _gated_forward) and _activation(parts["act_fn"]) is not None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up, down = self.gate_proj(x), self.up_proj(x), self.down_proj
@@ -93,54 +132,98 @@ class _Gated:
             return _core.activated_linear(gate, up, name, down.weight, down.bias)
         return down(_core.gated(gate, up, name))
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # The class is made here, and no module has it under its name.
-        state = super().__reduce_ex__(protocol)[2]
-        return _new_fused, (type(self).__bases__[1],), state
+
+class _TiledGated(_Gated):
+    """The same, of a few rows at a time. What is kept of them can be made again by themselves."""
+
+    operator = "tiled_gated_linear"
+    bitwise = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.snug_rows
+        if x.dim() < 2 or x.numel() <= rows * x.shape[-1]:
+            return super().forward(x)
+        parts = [super(_TiledGated, self).forward(part) for part in x.reshape(-1, x.shape[-1]).split(rows)]
+        return torch.cat(parts).view(*x.shape[:-1], -1)
+
+
+class _RmsNorm(_Kind):
+    """An RMSNorm, in one pass each way, of which nothing but its input is kept."""
+
+    operator = "rms_norm"
+    bitwise = False
+
+    @staticmethod
+    def recognizes(module: nn.Module) -> bool:
+        return _is_written_as(type(module), _normalizing_forward) and isinstance(module.weight, nn.Parameter)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # Of others, what is rounded between is rounded elsewhere.
+        if type(x) is torch.Tensor and type(self.weight) in _TENSORS and x.dtype == self.weight.dtype == torch.float32:
+            return _core.rms_norm(x, self.weight, self.variance_epsilon)
+        return super().forward(x)
 
 
 _TENSORS = (torch.Tensor, nn.Parameter, type(None))
 
 
-def _new_fused(base: type[nn.Module]) -> nn.Module:
-    fused = _class_of(base)
+def _new_fused(kind: type[_Kind], base: type[nn.Module]) -> nn.Module:
+    fused = _class_of(kind, base)
     return fused.__new__(fused)
 
 
-_CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
+@functools.cache
+def _class_of(kind: type[_Kind], base: type[nn.Module]) -> type[nn.Module]:
+    return type(f"Fused{base.__name__}", (kind, base), {})
 
 
-def _class_of(base: type[nn.Module]) -> type[nn.Module]:
-    if base not in _CLASSES:
-        _CLASSES[base] = type(f"Fused{base.__name__}", (_Gated, base), {})
-    return _CLASSES[base]
+# What `allow` takes.
+_ALLOWED = ("rms_norm", "tiled_mlp")
 
 
-def _is_gated(module: nn.Module) -> bool:
-    parts = dict(module.named_children())
-    if set(parts) != {"gate_proj", "up_proj", "down_proj", "act_fn"} or not _is_plain(module):
-        return False
-    return _is_gated_class(type(module)) and _activation(parts["act_fn"]) is not None
-
-
-def fuse(model: nn.Module) -> list[Fused]:
+def fuse(model: nn.Module, *, allow: Sequence[str] = (), mlp_rows: int = 512) -> list[Fused]:
     """Puts operators of snug into the modules of a transformers model, and says into which.
 
     Gated feed-forward parts (Llama, Qwen, Mistral, Gemma and those written like them) keep two of the four tensors of their
     inner width, and three reads and writes of them become one. Parameters, names, hooks and adapters are what they were, and so
-    is every bit: a class is taken for one if the source of its forward is that of Llama's, whatever its names are. Undo with
+    is every bit: a class is taken for one if its forward computes what that of Llama does, whatever its names are. Undo with
     `unfuse`.
+
+    allow: what changes the order of sums, by name. "rms_norm": an RMSNorm in fp32 is one pass each way instead of six and keeps
+    its input alone; its results are bitwise the same, and so are its gradients, but where the input has other uses, as in a
+    residual stream, they are added up in another order. "tiled_mlp": gated feed-forward parts take `mlp_rows` rows at a time, so
+    that of a long sequence a plan makes what is between their layers again part by part; gradients of their weights are added up
+    in another order.
     """
+    if isinstance(allow, str):
+        raise UsageError(f'fuse: allow is the text "{allow}"; give a list: allow=["{allow}"]')
+    for name in allow:
+        if name not in _ALLOWED:
+            near = difflib.get_close_matches(str(name), _ALLOWED, 1)
+            hint = f'did you mean "{near[0]}"? ' if near else ""
+            raise UsageError(f"fuse: allow has {name!r}, which is not known; {hint}it takes {', '.join(_ALLOWED)}")
+    if mlp_rows < 1:
+        raise UsageError(f"fuse: mlp_rows is {mlp_rows}; it must be at least 1")
+    kinds: list[type[_Kind]] = [_TiledGated if "tiled_mlp" in allow else _Gated]
+    if "rms_norm" in allow:
+        kinds.append(_RmsNorm)
     found: list[Fused] = []
     for name, module in model.named_modules():
-        if not isinstance(module, _Gated) and _is_gated(module):
-            module.__class__ = _class_of(type(module))
-            found.append(Fused(name, _Gated.operator))
+        if isinstance(module, _Kind) or not _is_plain(module):
+            continue
+        for kind in kinds:
+            if kind.recognizes(module):
+                module.__class__ = _class_of(kind, type(module))
+                if kind is _TiledGated:
+                    module.snug_rows = mlp_rows
+                found.append(Fused(name, kind.operator, kind.bitwise))
+                break
     return found
 
 
 def unfuse(model: nn.Module) -> None:
     """Takes out what `fuse` put in."""
     for module in model.modules():
-        if isinstance(module, _Gated):
+        if isinstance(module, _Kind):
             module.__class__ = type(module).__bases__[1]
+            module.__dict__.pop("snug_rows", None)

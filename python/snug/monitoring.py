@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from . import _core
 from .devices import device_named
+from .errors import Error, UsageError
 from .sizes import Size, format_bytes, parse_bytes
 
 
 def memory_stats(device: str | torch.device = "cpu") -> dict[str, Any]:
     """Bytes that the device's allocator has handed out: allocated, mapped (with cached free memory), their peaks, the
-    limit, and the split by what they are for: weights, gradients, optimizer, activations, staging, workspace."""
-    return _core.memory_stats(device_named(device))
+    limit, and the split by what they are for: weights, gradients, optimizer, activations, staging, workspace. Beside them
+    the process's resident memory, and who has it (resident_tensors + resident_cached + resident_others - resident_untouched),
+    and what the device has in all and free."""
+    named = device_named(device)
+    return {**_core.memory_stats(named), **_core.memory_sample(named)}
 
 
 def set_memory_limit(size: Size | None, device: str | torch.device = "cpu") -> None:
@@ -28,39 +35,94 @@ def release_cached(device: str | torch.device = "cpu") -> None:
     _core.release_cached(device_named(device))
 
 
+class MemoryAlarm(UserWarning):
+    """Something that a Monitor saw: memory that keeps growing, little that is free, a loss scale that keeps falling."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """kind: "growth", "headroom" or "falling_scale"."""
+
+    kind: str
+    message: str
+
+
 class Monitor:
     """Watches a device's memory for the life of a `with`:
 
-        with snug.Monitor() as monitor:
-            session.backward(batch)
-        print(monitor.peak, monitor.by_tag)
+        with snug.Monitor(file="runs/mine/memory.jsonl") as monitor:
+            for batch in loader:
+                session.backward(batch)
+                monitor.step()
+        print(monitor.peak, monitor.by_tag, monitor.alarms)
 
-    peak is exact, and starts the device's peak figures again; the timeline is sampled every `interval` seconds.
+    peak is exact, and starts the device's peak figures again. `step()` ends a step: step_peak is its own peak, and what is wrong
+    is warned of as MemoryAlarm, once for as long as it lasts, and kept in `alarms`. A thread takes a sample every `interval`
+    seconds (None: none): `timeline` has at most 20,000 of them, of which every other one goes when there are more. `file` gets
+    a JSON line for each step, sample and alarm: bytes by what they are for, the process's resident memory and who has it,
+    what the device has free. growth_steps: steps over which memory must not have grown all the while; headroom: the share of the
+    device's memory that must stay free; 0 turns either off.
     """
 
-    def __init__(self, device: str | torch.device = "cpu", interval: float = 0.001) -> None:
+    def __init__(
+        self,
+        device: str | torch.device = "cpu",
+        interval: float | None = 0.001,
+        *,
+        file: str | os.PathLike[str] | None = None,
+        growth_steps: int = 40,
+        headroom: float = 0.05,
+    ) -> None:
+        if interval is not None and not interval > 0:
+            raise UsageError(f"monitor: an interval of {interval}; it must be positive, in seconds, or None for no samples")
         self._device = device_named(device)
-        self._sampler = _core.Sampler(self._device, interval)
+        self._make = lambda: _core.Monitor(
+            self._device, interval or 0.0, None if file is None else os.fspath(file), growth_steps, headroom
+        )
+        self._monitor: _core.Monitor | None = None
+        self._steps = 0
         self.before = 0
         self.peak = 0
+        self.step_peak = 0
         self.by_tag: dict[str, int] = {}
+        self.alarms: list[Alarm] = []
 
     def __enter__(self) -> Monitor:
+        self._monitor = self._make()
+        self._steps = 0
+        self.alarms = []
         _core.reset_peak(self._device)
         self.before = self.peak = memory_stats(self._device)["allocated"]
-        self._sampler.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._sampler.stop()
-        stats = memory_stats(self._device)
-        self.peak = stats["allocated_peak"]
-        self.by_tag = stats["at_peak_by_tag"]
+    def step(self, loss_scale: float | None = None) -> list[Alarm]:
+        """A step has ended. loss_scale: that of the next one, as `scaler.get_scale()` after `scaler.update()`."""
+        if self._monitor is None:
+            raise UsageError("monitor: step() outside of its `with`; write `with snug.Monitor() as monitor:` around the loop")
+        alarms = [Alarm(*alarm) for alarm in self._monitor.step(self._steps, loss_scale)]
+        self._steps += 1
+        self.step_peak = self._monitor.step_peak
+        self.alarms += alarms
+        for alarm in alarms:
+            warnings.warn(alarm.message, MemoryAlarm, stacklevel=2)
+        return alarms
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        assert self._monitor is not None
+        try:
+            self._monitor.close()
+        except Error:
+            if kind is None:  # what ends the block is told first
+                raise
+        finally:
+            stats = memory_stats(self._device)
+            self.peak = stats["allocated_peak"]
+            self.by_tag = stats["at_peak_by_tag"]
 
     @property
     def timeline(self) -> list[tuple[float, int]]:
         """(seconds since the beginning, bytes allocated)"""
-        return self._sampler.samples()
+        return [] if self._monitor is None else self._monitor.timeline()
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.by_tag.items() if size)

@@ -9,7 +9,7 @@ from torch import nn
 
 import snug
 
-VOCABULARY = 512
+VOCABULARY, MIB = 512, 1 << 20
 
 
 def models():
@@ -172,8 +172,98 @@ def test_what_is_written_otherwise_is_left_alone():
     import transformers as t
 
     mlps = [t.models.glm4.modeling_glm4.Glm4MLP, t.models.seed_oss.modeling_seed_oss.SeedOssMLP]
-    assert not any(snug.fusing._is_gated_class(mlp) for mlp in mlps)
-    assert snug.fusing._is_gated_class(t.models.llama.modeling_llama.LlamaMLP)
+    written_so = lambda mlp: snug.fusing._is_written_as(mlp, snug.fusing._gated_forward)  # noqa: E731
+    assert not any(written_so(mlp) for mlp in mlps)
+    assert written_so(t.models.llama.modeling_llama.LlamaMLP)
+
+
+def close(found, expected):
+    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
+def test_rms_norms_change_the_order_of_sums_alone(name):
+    model, batch = make(name)
+    expected = step(model, batch)
+    fused = snug.fuse(model, allow=["rms_norm"])
+    norms = [f for f in fused if f.operator == "rms_norm"]
+    assert len(norms) == 3 * (4 if name == "qwen3" else 2) + 1 and not any(f.bitwise for f in norms)
+    found = step(model, batch)
+    assert torch.equal(found[0], expected[0]) and close(found, expected)  # the forward pass has the same bits
+    snug.unfuse(model)
+    assert same(step(model, batch), expected)
+
+
+def test_a_norm_by_itself_has_the_same_bits():
+    model, batch = make("llama")
+    norm, x = model.model.norm, torch.randn(2, 64, 64)
+    results = []
+    for _ in range(2):
+        leaf = x.clone().requires_grad_()
+        norm.weight.grad = None
+        norm(leaf).sin().sum().backward()
+        results.append([leaf.grad, norm.weight.grad])
+        snug.fuse(model, allow=["rms_norm"])
+    assert type(norm).__name__ == "FusedLlamaRMSNorm" and same(*results)
+    # What is rounded in between is left to the model.
+    model.to(torch.bfloat16)
+    fused = norm(x.bfloat16())
+    snug.unfuse(model)
+    assert torch.equal(fused, norm(x.bfloat16()))
+
+
+def test_norms_keep_their_input_alone():
+    kept = []
+    for allow in ([], ["rms_norm"]):
+        model, batch = make("llama")
+        snug.fuse(model, allow=allow)
+        storages = {}
+
+        def pack(t):
+            storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            model(**batch).loss.backward()
+        kept.append(sum(storages.values()))
+    # the normalized, fp32, (2, 64, 64), of seven norms
+    assert kept[0] - kept[1] >= 7 * 2 * 64 * 64 * 4
+
+
+def test_tiled_feed_forward_parts():
+    model, batch = make("llama")
+    expected = step(model, batch)
+    fused = snug.fuse(model, allow=["tiled_mlp"], mlp_rows=48)
+    assert [f.operator for f in fused] == ["tiled_gated_linear"] * 3 and not any(f.bitwise for f in fused)
+    rows = []
+    handle = model.model.layers[0].mlp.gate_proj.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+    found = step(model, batch)
+    handle.remove()
+    assert rows == [48, 48, 32] and close(found, expected)
+    assert copy.deepcopy(model).model.layers[1].mlp.snug_rows == 48
+    snug.unfuse(model)
+    assert not hasattr(model.model.layers[0].mlp, "snug_rows") and same(step(model, batch), expected)
+
+
+def test_tiled_feed_forward_parts_lower_the_floor():
+    floors = []
+    for allow in ([], ["tiled_mlp"]):
+        model, _ = make("llama")
+        tokens = torch.randint(0, VOCABULARY, (1, 2048))
+        snug.fuse(model, allow=allow, mlp_rows=256)
+        floors.append(snug.plan(lambda b: model(**b).loss, {"input_ids": tokens, "labels": tokens}, allow=["tiled_loss"]).floor)
+    assert floors[1] < floors[0] - MIB
+
+
+def test_names_that_are_not_known_are_refused():
+    model, _ = make("llama")
+    with pytest.raises(snug.UsageError, match='did you mean "rms_norm"'):
+        snug.fuse(model, allow=["rms_nrom"])
+    with pytest.raises(snug.UsageError, match="give a list"):
+        snug.fuse(model, allow="rms_norm")
+    with pytest.raises(snug.UsageError, match="mlp_rows is 0"):
+        snug.fuse(model, allow=["tiled_mlp"], mlp_rows=0)
+    assert not any("Fused" in type(m).__name__ for m in model.modules())
 
 
 def test_a_fused_model_with_lazy_logits():

@@ -1,6 +1,7 @@
 """The counting allocator and the cap, from Python."""
 
 import gc
+import json
 import subprocess
 import sys
 import textwrap
@@ -104,6 +105,53 @@ def test_monitor_draws_a_timeline():
         snug.Monitor(interval=0)
     with pytest.raises(snug.UsageError, match="device"):
         snug.memory_stats("meta")
+
+
+def test_monitor_follows_steps_into_a_file(tmp_path):
+    file = tmp_path / "runs" / "memory.jsonl"
+    kept = []
+    with pytest.warns(snug.MemoryAlarm, match="what tensors take grew by"):
+        with snug.Monitor(interval=None, file=file, growth_steps=4, headroom=0) as monitor:
+            for step in range(5):
+                large = torch.empty((8 + step) * MIB, dtype=torch.uint8)
+                kept.append(large[:1].clone().expand(1).repeat(2 * MIB))
+                del large
+                monitor.step(loss_scale=2.0**step)
+                assert (8 + step) * MIB <= monitor.step_peak - monitor.before
+    assert [alarm.kind for alarm in monitor.alarms] == ["growth"] and monitor.timeline == []
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    steps = [line for line in lines if "step" in line]
+    assert [line["step"] for line in steps] == list(range(5)) and [line["loss_scale"] for line in steps] == [1, 2, 4, 8, 16]
+    assert steps[-1]["peak_bytes"] == monitor.step_peak <= monitor.peak
+    assert lines[-1] == {"alarm": "growth", "at_step": 4, "message": monitor.alarms[0].message}
+    for line in steps:
+        assert sum(line["by_tag"].values()) == line["allocated_bytes"]
+        shares = line["resident"]
+        assert shares["tensors"] + shares["cached"] + shares["others"] - shares["untouched"] == line["resident_bytes"]
+        assert 0 < line["device_free_bytes"] <= line["device_total_bytes"]
+
+
+def test_monitor_tells_of_a_scale_that_falls_and_of_little_room():
+    with pytest.warns(snug.MemoryAlarm) as warned, snug.Monitor(interval=None, headroom=0.999999) as monitor:
+        for scale in (2.0, 1.0, 0.5, 0.25):
+            monitor.step(scale)
+    assert [alarm.kind for alarm in monitor.alarms] == ["headroom", "falling_scale"]
+    assert "to 0.5 after 2 overflows in a row" in str(warned[1].message) and warned[0].filename == __file__
+
+
+def test_monitor_says_what_it_cannot_do(tmp_path):
+    with pytest.raises(snug.UsageError, match="outside of its `with`"):
+        snug.Monitor().step()
+    with pytest.raises(snug.UsageError, match="headroom"), snug.Monitor(headroom=1):
+        pass
+    with pytest.raises(snug.Error, match="No space left"), snug.Monitor(file="/dev/full") as monitor:
+        monitor.step()
+    with pytest.raises(KeyError), snug.Monitor(file="/dev/full") as monitor:
+        monitor.step()
+        raise KeyError("what ends the block")
+    stats = snug.memory_stats()
+    shares = [stats["resident_" + name] for name in ("tensors", "cached", "others", "untouched")]
+    assert shares[0] + shares[1] + shares[2] - shares[3] == stats["resident"] and stats["device_total"] > stats["device_free"]
 
 
 def test_what_is_older_than_snug_counts_once_it_is_known():
