@@ -1,5 +1,5 @@
 # Shorthands for what CMakePresets.json and scripts/ hold; nothing is decided here.
-.PHONY: help setup build test test-long test-opinfo test-programs mutants demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python bench-lora cuda-check format clean
+.PHONY: help setup build test test-long test-opinfo test-programs test-demo mutants demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python bench-lora bench-ladder cuda-check format clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -96,6 +96,12 @@ bench-lora: ## Compare LoRA on SmolLM2-135M with transformers and PEFT; ARGS=...
 	@cmake --build --preset release -j $(JOBS) --target config_step snug_python
 	@benchmarks/peers_python/run.sh lora build/release build/release/benchmarks/config_step examples/finetune-smollm2.toml benchmarks/results $(ARGS)
 
+bench-ladder: ## What each way to save memory gives, added one to the other; ARGS=... as benchmarks/ladder/ladder.py has them
+	@scripts/setup.sh tests benchmarks
+	@cmake --preset release $(WITH_BENCHMARKS)
+	@cmake --build --preset release -j $(JOBS) --target config_step snug_cli snug_python
+	@benchmarks/ladder/run.sh build/release examples/gpt-12x384.toml benchmarks/results $(ARGS)
+
 test-opinfo: ## PyTorch's own operator and module samples, all of them, and its non-contiguous ones, bitwise (15 min)
 	@scripts/setup.sh tests
 	@cmake --preset release $(WITH_TESTS)
@@ -108,6 +114,9 @@ test-programs: ## 20,000 random programs, bitwise (10 min); ARGS="COUNT SEED" fo
 	@cmake --preset release $(WITH_TESTS)
 	@cmake --build --preset release -j $(JOBS) --target random_programs_test
 	@build/release/tests/random_programs_test $(or $(ARGS),20000)
+
+test-demo: build ## 300 steps of the demo, with and without what changes no bit, with 8-bit AdamW, and in fp16 (1 h); ARGS as tests/demo/long_runs.py has them
+	@python3 tests/demo/long_runs.py build/release/snug examples build/release/long_runs $(ARGS)
 
 cuda-check: ## Compile the CUDA code against a CUDA build of LibTorch, without a GPU
 	@scripts/setup.sh

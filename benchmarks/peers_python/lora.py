@@ -1,8 +1,8 @@
 """LoRA on SmolLM2-135M: snug's command beside transformers and PEFT, a process each, whole steps in turns: one table.
 
-Usage: lora.py CONFIG_STEP CONFIG RESULTS_DIR [--length N] [--turns N] [--rows NAME,...]
+Usage: lora.py CONFIG_STEP CONFIG RESULTS_DIR [--length N] [--turns N] [--rows NAME,...] [--compute bf16|fp32]
 
-Rank 16 on all linear layers, one sequence, computed in bf16. Peaks are of all that is counted, weights too. A turn during
+Rank 16 on all linear layers, one sequence. Peaks are of all that is counted, weights too. A turn during
 which other processes took more than 5 % of the machine is repeated. tcmalloc for transformers, as snug has its own heap.
 """
 import argparse
@@ -24,8 +24,8 @@ from turns import BUSY, Stepper, find_tcmalloc, ratio, spread, turns_of
 
 MIB = 1 << 20
 PACKED = ["model.weights=packed"]
-ROWS = {"no budget": ["model.weights=bf16"],
-        "no budget, attention": ["model.weights=bf16", "model.attention=products"],
+ROWS = {"no budget": [],
+        "no budget, attention": ["model.attention=products"],
         "packed 420": [*PACKED, "memory.budget=420MiB"],
         "packed 350": [*PACKED, "memory.budget=350MiB"],
         "packed 420, attention": [*PACKED, "memory.budget=420MiB", "model.attention=products"],
@@ -36,12 +36,12 @@ ROWS = {"no budget": ["model.weights=bf16"],
 def contenders(options, library, text):
     here = pathlib.Path(__file__).resolve().parent
     for method in ("plain", "checkpoint"):
-        yield f"transformers, {method}", [sys.executable, here / "lora_peer.py", library, method, options.length]
+        yield f"transformers, {method}", [sys.executable, here / "lora_peer.py", library, method, options.length, options.compute]
     for name, settings in ROWS.items():
         if options.rows and name not in options.rows:
             continue
         yield f"snug, {name}", [options.config_step, options.config, f"model.path={weights_file()}", f"data.path={text}",
-                                f"model.sequence={options.length}", "precision.compute=bf16", "memory.budget=",
+                                f"model.sequence={options.length}", f"precision.compute={options.compute}", f"model.weights={options.compute}", "memory.budget=",
                                 *settings]
 
 
@@ -93,6 +93,7 @@ def main():
     parser.add_argument("config", type=pathlib.Path)
     parser.add_argument("results", type=pathlib.Path)
     parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--compute", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--rows", type=lambda text: text.split(","), default=[])
     options = parser.parse_args()
@@ -100,8 +101,8 @@ def main():
         sys.exit("bench-lora: quartiles need 3 turns or more")
     with tempfile.TemporaryDirectory() as folder:
         rows = measured(options, pathlib.Path(folder))
-    stem = options.results / f"lora_smollm2-{options.length}_{machine_name()}_{datetime.date.today()}"
-    title = f"# LoRA on SmolLM2-135M, one sequence of {options.length} tokens, computed in bf16, on {machine_name()}\n\n"
+    stem = options.results / f"lora_smollm2-{options.length}_{options.compute}_{machine_name()}_{datetime.date.today()}"
+    title = f"# LoRA on SmolLM2-135M, one sequence of {options.length} tokens, computed in {options.compute}, on {machine_name()}\n\n"
     about = "Rank 16 on all linear layers, whole steps in turns, medians with quartiles. Peaks are of all that is counted.\n\n"
     stem.parent.mkdir(parents=True, exist_ok=True)
     stem.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")

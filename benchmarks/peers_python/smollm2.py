@@ -10,14 +10,14 @@ def weights_file():
     return pathlib.Path(os.environ["SMOLLM2_GGUF"])
 
 
-def with_lora():
-    """Rank 16 on all linear layers; weights in bf16."""
+def with_lora(dtype=torch.bfloat16):
+    """Rank 16 on all linear layers; weights of that type."""
     import peft
     import transformers
 
     file = weights_file()
     model = transformers.AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name,
-                                                              dtype=torch.bfloat16)
+                                                              dtype=dtype)
     model = peft.get_peft_model(model, peft.LoraConfig(
         r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
                                              "down_proj"]))

@@ -10,6 +10,7 @@
 #include "python/bindings/errors.h"
 #include "snug/base/errors.h"
 #include "snug/base/module_scope.h"
+#include "snug/record/declared_operators.h"
 #include "snug/record/recording.h"
 #include "snug/replay/region.h"
 #include "snug/replay/rerun_frame.h"
@@ -140,6 +141,13 @@ class PyRerunScope {
 }  // namespace
 
 void bind_regions(py::module_& m) {
+  m.def(
+      "declare_operator",
+      [](const std::string& name, const std::vector<int>& writes, std::optional<int> writes_only_if,
+         std::optional<int> scratch_result) {
+        record::declare_operator({name, writes, writes_only_if, scratch_result});
+      },
+      py::arg("name"), py::arg("writes"), py::arg("writes_only_if"), py::arg("scratch_result"));
   py::enum_<Choice>(m, "Choice", "What a policy says of the results of one operator.")
       .value("PreferRecompute", Choice::PreferRecompute)
       .value("PreferKeep", Choice::PreferKeep)

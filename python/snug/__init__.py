@@ -38,6 +38,7 @@ from .checkpointing import (  # noqa: E402
     name_modules,
     patch,
 )
+from .declaring import declare_operator  # noqa: E402
 from .doctoring import doctor  # noqa: E402
 from .errors import DoesNotFit, Error, Mismatch, OutOfBudget, UsageError  # noqa: E402
 from .fitting import Plan, Session, StepReport, fit, plan  # noqa: E402
@@ -74,6 +75,7 @@ __all__ = [
     "VerifyReplay",
     "checkpoint",
     "checkpoint_sequential",
+    "declare_operator",
     "doctor",
     "fit",
     "format_bytes",

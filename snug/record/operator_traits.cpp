@@ -13,51 +13,10 @@
 #include <unordered_set>
 
 #include "snug/base/hash.h"
+#include "snug/record/declared_operators.h"
 
 namespace snug::record {
 namespace {
-
-/// Operators that write arguments without saying so in their schema: running statistics, the state that cuDNN draws
-/// from, what another process sends.
-struct HiddenWrite {
-  std::string_view name;
-  std::vector<int> arguments;
-  std::optional<int> only_if = {};
-};
-const std::vector<HiddenWrite>& hidden_writes() {
-  static const std::vector<HiddenWrite> table = {
-      {"aten::native_batch_norm", {3, 4}, 5},
-      {"aten::cudnn_batch_norm", {3, 4}, 5},
-      {"aten::miopen_batch_norm", {3, 4}, 5},
-      {"aten::_batch_norm_impl_index", {3, 4}, 5},
-      {"aten::batch_norm_update_stats", {1, 2}},
-      {"aten::batch_norm_gather_stats", {3, 4}},
-      {"aten::batch_norm_gather_stats_with_counts", {3, 4}},
-      {"aten::_cudnn_rnn", {15}, 12},
-      {"aten::miopen_rnn", {13}, 10},
-      {"_c10d_functional::irecv", {0}},
-      {"_c10d_functional::batch_p2p_ops", {3}},
-  };
-  return table;
-}
-
-/// Results that hold what only the operator's own backward understands, and may have bytes that nobody wrote: their
-/// bits prove nothing.
-struct Scratch {
-  std::string_view name;
-  int result;
-};
-const std::vector<Scratch>& scratch_results() {
-  static const std::vector<Scratch> table = {
-      {"aten::mkldnn_rnn_layer", 3},
-      {"aten::_cudnn_rnn", 3},
-      {"aten::miopen_rnn", 3},
-      {"aten::cudnn_batch_norm", 3},
-      {"aten::_batch_norm_with_update", 3},
-      {"aten::_ctc_loss", 1},
-  };
-  return table;
-}
 
 /// In-place operators that do not read what they write.
 const std::unordered_set<std::string_view>& overwriters() {
@@ -109,6 +68,21 @@ bool is_write(const c10::AliasInfo* alias) {
   return false;
 }
 
+/// What of a declaration is of this overload: others may have fewer arguments.
+void declare(const OperatorDeclaration& declared, const c10::FunctionSchema& schema, OperatorTraits& traits) {
+  const auto arguments = static_cast<int>(schema.arguments().size()),
+             results = static_cast<int>(schema.returns().size());
+  for (const int position : declared.writes) {
+    if (position < arguments) traits.hidden_writes.push_back(position);
+  }
+  const auto is_bool = [&](int i) {
+    return i < arguments && schema.arguments()[i].type()->kind() == c10::TypeKind::BoolType;
+  };
+  if (declared.writes_only_if && is_bool(*declared.writes_only_if))
+    traits.hidden_writes_only_if = declared.writes_only_if;
+  if (declared.scratch_result && *declared.scratch_result < results) traits.scratch_result = *declared.scratch_result;
+}
+
 std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
   auto traits = std::make_unique<OperatorTraits>();
   const c10::FunctionSchema& schema = op.schema();
@@ -135,14 +109,7 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
   // As the names of LibTorch's operators say, it writes its first argument; whether the schema does, or not.
   if (traits->collective && traits->name.ends_with('_') && !traits->arguments.empty()) traits->hidden_writes = {0};
   traits->seeded = op.hasTag(at::Tag::nondeterministic_seeded);
-  for (const HiddenWrite& hidden : hidden_writes()) {
-    if (traits->name != hidden.name) continue;
-    traits->hidden_writes = hidden.arguments;
-    traits->hidden_writes_only_if = hidden.only_if;
-  }
-  for (const Scratch& scratch : scratch_results()) {
-    if (traits->name == scratch.name) traits->scratch_result = scratch.result;
-  }
+  if (const auto declared = declaration_of(traits->name)) declare(*declared, schema, *traits);
   if (!schema.overload_name().empty()) traits->name += "." + schema.overload_name();
   traits->hash = hash_64(std::as_bytes(std::span(traits->name)));
   return traits;
@@ -181,15 +148,15 @@ std::atomic<std::uint64_t>& removals() {
   return count;
 }
 
-/// Of one schema each, by its address, since the latest removal.
+/// Of one schema each, by its address, since the latest removal and declaration.
 struct TraitsBySchema {
-  std::uint64_t removals = 0;
+  std::uint64_t as_of = 0;
   ska::flat_hash_map<const void*, const OperatorTraits*> traits;
 
   void catch_up(std::uint64_t now) {
-    if (removals == now) return;
+    if (as_of == now) return;
     traits.clear();
-    removals = now;
+    as_of = now;
   }
 };
 
@@ -198,14 +165,15 @@ struct TraitsBySchema {
 const OperatorTraits& traits_of(const c10::OperatorHandle& op) {
   // Per thread, so that the common case takes no lock; the traits themselves are shared and never freed.
   static thread_local TraitsBySchema known;
-  const std::uint64_t now = removals().load(std::memory_order_acquire);
+  // Both only rise.
+  const std::uint64_t now = removals().load(std::memory_order_acquire) + declarations();
   known.catch_up(now);
   const void* key = &op.schema();
   if (const auto found = known.traits.find(key); found != known.traits.end()) return *found->second;
   static std::mutex mutex;
   static auto* all = new TraitsBySchema;
   const std::lock_guard lock(mutex);
-  if (now > all->removals) all->catch_up(now);
+  if (now > all->as_of) all->catch_up(now);
   const OperatorTraits*& traits = all->traits[key];
   if (traits == nullptr) traits = read_traits(op).release();
   known.traits.emplace(key, traits);

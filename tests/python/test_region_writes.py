@@ -1,5 +1,6 @@
 """Regions around what writes in place out of ATen's sight: custom operators, versions raised by hand, compiled code."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -106,3 +107,32 @@ def test_results_of_compiled_code_are_kept():
         assert all(torch.equal(a, b) for a, b in zip(held, model.buffers()))  # its running statistics among it
         assert all(torch.equal(a, b) for a, b in zip(plain, gradients(lambda: session.backward(x))))
         assert session.last_step.replayed_ops > 0
+
+
+def test_hidden_writes_of_an_operator_of_ones_own_are_declared():
+    with torch.library._scoped_library("snug_test_declared", "DEF") as library:
+        library.define("times_calls(Tensor x, Tensor calls) -> Tensor")
+
+        def times_calls(x, calls):
+            calls.data += 1
+            return x * calls
+
+        library.impl("times_calls", times_calls, "CompositeExplicitAutograd")
+        weight = torch.rand(4, requires_grad=True)
+
+        def calls_after_a_replay():
+            calls = torch.zeros(1)
+            with snug.Region(snug.Recompute()) as region:
+                loss = (weight * torch.ops.snug_test_declared.times_calls(torch.ones(4), calls).sin()).sum()
+            weight.grad = None
+            loss.backward()
+            assert region.replayed_ops > 1
+            return calls.item()
+
+        snug.declare_operator(torch.ops.snug_test_declared.times_calls, writes=[1])
+        assert calls_after_a_replay() == 1
+        assert torch.equal(weight.grad, torch.ones(4).sin())
+    with pytest.raises(snug.UsageError, match="is not the name of an operator"):
+        snug.declare_operator("times_calls")
+    with pytest.raises(snug.UsageError, match="at -1"):
+        snug.declare_operator("snug_test_declared::times_calls", writes=[-1])

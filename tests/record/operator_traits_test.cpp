@@ -1,6 +1,7 @@
 // What schemas do not tell of operators.
 #include "snug/record/operator_traits.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -9,9 +10,16 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
+
+#include "snug/base/errors.h"
+#include "snug/record/declared_operators.h"
 
 namespace snug::record {
 namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 const OperatorTraits& traits_of_name(const char* name) {
   return traits_of(c10::Dispatcher::singleton().findSchemaOrThrow(name, ""));
@@ -66,6 +74,34 @@ TEST(OperatorTraits, KnowWhatCollectivesWrite) {
     if (!op) continue;
     EXPECT_TRUE(traits_of(*op).may_write(static_cast<std::size_t>(written))) << name;
   }
+}
+
+TEST(OperatorTraits, TakeWhatIsDeclared) {
+  const OperatorDeclaration before = *declaration_of("aten::_ctc_loss");
+  EXPECT_EQ(traits_of_name("aten::_ctc_loss").scratch_result, 1);
+  declare_operator({.name = "aten::_ctc_loss", .writes = {0, 99}, .writes_only_if = 5, .scratch_result = 99});
+  const OperatorTraits& declared = traits_of_name("aten::_ctc_loss");
+  EXPECT_TRUE(declared.may_write(0));
+  EXPECT_EQ(declared.hidden_writes, std::vector<int>{0}) << "this overload has no argument 99";
+  EXPECT_EQ(declared.hidden_writes_only_if, 5) << "zero_infinity";
+  EXPECT_EQ(declared.scratch_result, -1);
+  declare_operator(before);
+  EXPECT_EQ(traits_of_name("aten::_ctc_loss").scratch_result, 1);
+}
+
+TEST(OperatorTraits, RefuseDeclarationsOfNothing) {
+  for (const char* name : {"mine", "::x", "mine::", "mine::op.out", ""}) {
+    EXPECT_THAT([&] { declare_operator({.name = name}); },
+                ThrowsMessage<UsageError>(HasSubstr("is not the name of an operator")))
+        << name;
+  }
+  EXPECT_THAT(
+      [] {
+        declare_operator({.name = "mine::op", .writes = {0, -1}});
+      },
+      ThrowsMessage<UsageError>(HasSubstr("an argument that is written of mine::op is at -1")));
+  EXPECT_THAT([] { declare_operator({.name = "mine::op", .scratch_result = -2}); },
+              ThrowsMessage<UsageError>(HasSubstr("scratch_result")));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "snug/base/errors.h"
@@ -45,7 +46,7 @@ std::optional<Config> random_config(Dice& dice, const std::string& name) {
   Config c = two_blocks("trials/" + name);
   c.model.own = own_defaults(model_families());
   c.model.kind = dice.one_of(std::vector{"gpt", "gpt2", "llama"});
-  c.model.blocks = dice.between(1, 5);
+  c.model.blocks = dice.between(1, 3);
   c.model.heads = dice.between(1, 4);
   c.model.width = 16 * c.model.heads * dice.between(1, 3);
   c.model.sequence = dice.between(17, 120);
@@ -54,6 +55,7 @@ std::optional<Config> random_config(Dice& dice, const std::string& name) {
   c.model.loss = dice.coin() ? LossKind::Tiled : LossKind::Plain;
   if (c.model.loss == LossKind::Tiled) c.model.loss_tile = dice.between(1, 3);
   if (dice.coin()) c.model.attention = models::AttentionMethod::Products;
+  if (dice.coin()) c.model.mlp_tile = dice.between(16, 200);
   c.train.accumulate = dice.between(1, 3);
   c.train.batch = c.train.accumulate * dice.between(1, 4);
   c.train.seed = dice.between(0, 1000);
@@ -133,14 +135,12 @@ TEST_P(KnobTrials, HoldTheirBudgetsTakeWhatWasPredictedAndChangeNothing) {
                                       << ", floor " << floor << ", unplanned " << most);
     config->memory.budget = budget;
     Experiment experiment(*config);
+    PlannedExperiment planned = plan_experiment(experiment, Kinds::Training);
     Bytes predicted = 0;
-    {
-      const PlannedExperiment planned = plan_experiment(experiment, Kinds::Training);
-      for (const plan::MemoryPlan& plan : replay::plan_all(planned.kinds, planned.budget)) {
-        predicted = std::max(predicted, plan.predicted_peak);
-      }
+    for (const plan::MemoryPlan& plan : replay::plan_all(planned.kinds, planned.budget)) {
+      predicted = std::max(predicted, plan.predicted_peak);
     }
-    Session session = plan_session(experiment, Kinds::Training);
+    Session session(std::move(planned.kinds), planned.budget, cpu());
     const Ran ran = steps_of(experiment, &session);
     EXPECT_LE(std::max(ran.first_peak, ran.peak), budget);
     EXPECT_NEAR(static_cast<double>(ran.peak), static_cast<double>(predicted), 0.005 * static_cast<double>(predicted));

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace snug::record {
+
+/// What the schema of an operator does not tell, and recording and replay must know. Positions count arguments, and
+/// results, from 0.
+struct OperatorDeclaration {
+  std::string name;  ///< "mine::normalize", which all its overloads are meant by
+  /// Arguments that it writes though its schema does not say so, as running statistics: a replay is to write copies.
+  std::vector<int> writes = {};
+  std::optional<int> writes_only_if = {};  ///< ... when this argument, of type bool, is true
+  /// A result that only the operator's own backward understands and that may hold bytes which nobody wrote: its bits
+  /// prove nothing where replays are compared.
+  std::optional<int> scratch_result = {};
+};
+
+/// From now on holds for the operator; one before of that name is replaced, LibTorch's own too. The operator need not
+/// be registered yet. Not while a step runs. Throws UsageError for a name that is none, and for positions that are
+/// negative. Any thread.
+void declare_operator(OperatorDeclaration declaration);
+
+/// What is declared of an operator; nothing where there is no such declaration.
+std::optional<OperatorDeclaration> declaration_of(const std::string& name);
+
+/// Rises with each declaration.
+std::uint64_t declarations() noexcept;
+
+}  // namespace snug::record
+
+namespace snug {
+using record::declare_operator, record::OperatorDeclaration;
+}
