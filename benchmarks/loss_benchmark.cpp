@@ -1,5 +1,5 @@
-// The loss over a vocabulary, in tiles and plain: forward and backward in turns, what each takes beside x, the weight and
-// their gradients, and the ratio of their seconds. A plain one keeps three times all logits, a tiled one a tile.
+// The loss over a vocabulary, in tiles and plain: forward and backward in turns, what each takes beside x, the weight
+// and their gradients, and the ratio of their seconds. A plain one keeps three times all logits, a tiled one a tile.
 //
 // Usage: loss_benchmark [ROUNDS] [fp32|bf16]
 #include <fmt/format.h>
@@ -75,7 +75,9 @@ int main(int argc, char** argv) {
   const bool bf16 = argc > 2 && std::string(argv[2]) == "bf16";
   at::set_num_threads(2);
   fmt::print("{} tokens of width {}, {}, tiles of 32 MiB\n\n", kTokens, kWidth, bf16 ? "bf16" : "fp32");
-  fmt::print("| vocabulary | tiled, MiB beside gradients | plain, MiB beside gradients | tiled / plain step |\n|---|---|---|---|\n");
+  fmt::print(
+      "| vocabulary | tiled, MiB beside gradients | plain, MiB beside gradients | tiled / plain step "
+      "|\n|---|---|---|---|\n");
   for (const std::int64_t vocabulary : {8192, 32768, 131072, 262144}) measure(vocabulary, rounds, bf16);
   return 0;
 }

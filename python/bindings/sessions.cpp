@@ -80,17 +80,14 @@ void bind_step_report(py::module_& m) {
 
 void bind_session(py::module_& m) {
   py::class_<PySession>(m, "Session")
-      .def(py::init([](const Recorded& step, const plan::Planner& planner, std::optional<Bytes> budget,
-                       const std::string& device, std::optional<Bytes> host,
-                       const std::shared_ptr<Agreement>& agreement) {
+      .def(py::init([](const Kinds& kinds, std::optional<Bytes> budget, const std::string& device,
+                       std::optional<Bytes> host, const std::shared_ptr<Agreement>& agreement) {
              auto made = std::make_unique<PySession>();
-             made->session.emplace(*step, planner, budget_of(budget), memory::device_memory(c10::Device(device)),
-                                   agreement);
+             made->session.emplace(kinds.all, budget_of(budget), memory::device_memory(c10::Device(device)), agreement);
              if (host) made->session->limit_host(*host);
              return made;
            }),
-           NoGil(), py::arg("step"), py::arg("planner"), py::arg("budget"), py::arg("device"), py::arg("host"),
-           py::arg("agreement"))
+           NoGil(), py::arg("kinds"), py::arg("budget"), py::arg("device"), py::arg("host"), py::arg("agreement"))
       .def("backward", &PySession::backward, py::arg("step"))
       .def("close", &PySession::close)
       .def_property_readonly("closed", [](const PySession& s) { return !s.session; })

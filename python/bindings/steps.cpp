@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "python/bindings/errors.h"
+#include "python/bindings/plans.h"
 #include "snug/base/errors.h"
 #include "snug/memory/device_memory.h"
 #include "snug/plan/budget_request.h"
@@ -96,17 +97,21 @@ void update_begins() {
   if (replay::StepRun* step = replay::StepRun::here()) step->update_begins();
 }
 
-Recorded record_step(const py::function& step, const std::string& device,
-                     const std::optional<plan::BudgetRequest>& budget, const py::object& update,
-                     const std::shared_ptr<Agreement>& agreement) {
+/// See replay::record_micro_batches.
+std::vector<Recorded> record_step(const py::function& step, const std::string& device,
+                                  const std::optional<plan::BudgetRequest>& budget, const py::object& update,
+                                  const std::shared_ptr<Agreement>& agreement, std::int64_t micro_batches) {
   const replay::Forward forward = forward_of(step);
   const replay::RecordOptions options{
       .update = rehearsal_of(update), .until = replay::RecordUntil::UpdateBegins, .agreement = agreement};
   const py::gil_scoped_release release;
   memory::DeviceMemory& memory = memory::device_memory(c10::Device(device));
-  const std::optional<Bytes> limit = plan::limit_of(budget);
-  return std::make_shared<replay::RecordedStep>(limit ? replay::record_step_within(*limit, forward, memory, options)
-                                                      : replay::record_step_unlimited(forward, memory, options));
+  std::vector<Recorded> kinds;
+  for (replay::RecordedStep& kind :
+       replay::record_micro_batches(micro_batches, plan::limit_of(budget), forward, memory, options)) {
+    kinds.push_back(std::make_shared<replay::RecordedStep>(std::move(kind)));
+  }
+  return kinds;
 }
 
 void bind_recorded_step(py::module_& m) {
@@ -120,7 +125,27 @@ void bind_recorded_step(py::module_& m) {
         return devices;
       });
   m.def("record_step", &record_step, py::arg("step"), py::arg("device"), py::arg("budget"), py::arg("update"),
-        py::arg("agreement"));
+        py::arg("agreement"), py::arg("micro_batches"));
+}
+
+/// All kinds of steps that training is made of, and their planners.
+void bind_kinds(py::module_& m) {
+  py::class_<Kinds>(m, "Kinds")
+      .def(py::init([](const std::vector<Recorded>& steps, const std::string& strategy) {
+             std::vector<replay::RecordedStep> kinds;
+             for (const Recorded& step : steps) kinds.push_back(*step);
+             return std::make_unique<Kinds>(Kinds{replay::planned(std::move(kinds), strategy)});
+           }),
+           NoGil(), py::arg("steps"), py::arg("strategy"))
+      .def_property_readonly("graph", [](const Kinds& k) { return k.all.front().step.graph; })
+      .def_property_readonly("planner", [](const Kinds& k) { return k.all.front().planner; })
+      .def_property_readonly("floor", [](const Kinds& k) { return replay::smallest_budget(k.all); })
+      .def(
+          "plan",
+          [](const Kinds& k, std::optional<Bytes> budget) {
+            return replay::plan_all(k.all, budget_of(budget)).front();
+          },
+          NoGil(), py::arg("budget"));
 }
 
 void bind_undone_draws(py::module_& m) {
@@ -165,6 +190,7 @@ replay::Forward forward_of(const py::function& step) {
 }
 
 void bind_steps(py::module_& m) {
+  bind_kinds(m);
   bind_recorded_step(m);
   bind_undone_draws(m);
   bind_stop_before_writes(m);

@@ -26,7 +26,8 @@ Step = Callable[[Any], Any]
 class Plan:
     """What is done with every value of one recorded step, and what that is predicted to cost. A plain value."""
 
-    def __init__(self, graph: _core.StepGraph, planner: _core.Planner, plan: _core.MemoryPlan) -> None:
+    def __init__(self, graph: _core.StepGraph, planner: _core.Planner, plan: _core.MemoryPlan, floor_of_all: int = 0) -> None:
+        self._floor_of_all = floor_of_all
         self._graph = graph
         self._planner = planner
         self._plan = plan
@@ -62,7 +63,7 @@ class Plan:
     @property
     def floor(self) -> int:
         """The smallest budget, in bytes, that a plan of this strategy fits."""
-        return self._planner.floor(self._graph)
+        return max(self._planner.floor(self._graph), self._floor_of_all)
 
     @property
     def operators(self) -> int:
@@ -161,8 +162,13 @@ class _Fitted:
         process_group: Any,
         allow: Sequence[str],
         in_backward: bool = False,
+        micro_batches: int = 1,
     ) -> None:
         self.allowed = Allowed(allow)
+        if in_backward and micro_batches > 1:
+            raise UsageError(
+                f"fit: in_backward is True with {micro_batches} micro-batches, whose gradients are there until the last; leave one out"
+            )
         if in_backward and optimizer is None:
             raise UsageError("fit: in_backward is True and there is no optimizer; give the one that updates")
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -186,16 +192,17 @@ class _Fitted:
             _core.update_begins()
 
         with leaves_kept(), group.found_in_step(), Recorded(update_begins):
-            self.recorded = _core.record_step(lambda: loss_of(chosen, sample), device, request, rehearsals, self.agreement)
-        others = self.recorded.devices - {torch.device(device).type}
+            recorded = _core.record_step(
+                lambda: loss_of(chosen, sample), device, request, rehearsals, self.agreement, micro_batches
+            )
+        others = recorded[0].devices - {torch.device(device).type}
         if others:
             raise UsageError(
                 f"fit: the step was planned for {device}, but it has parameters on {', '.join(sorted(others))}; name its "
                 f"device"
             )
-        graph = self.recorded.graph
-        self.budget = _core.limit_for(request, graph)
-        self.planner = _core.Planner(graph, strategy)
+        self.kinds = _core.Kinds(recorded, strategy)
+        self.budget = _core.limit_for(request, self.kinds.graph)
         self.device = device
 
 
@@ -211,7 +218,7 @@ class Session:
         self._step: Step | None = step
         self._allowed = fitted.allowed
         self._core = _core.Session(
-            fitted.recorded, fitted.planner, fitted.budget, fitted.device, host, fitted.agreement
+            fitted.kinds, fitted.budget, fitted.device, host, fitted.agreement
         )
         self._updates = UpdatesInBackward(fitted.updates) if fitted.updates is not None else None
         if self._updates is not None:
@@ -292,6 +299,7 @@ def fit(
     process_group: Any = None,
     allow: Sequence[str] = (),
     in_backward: bool = False,
+    micro_batches: int = 1,
 ) -> Session:
     """Plans and caps the training step of any model.
 
@@ -314,7 +322,8 @@ def fit(
     rows at a time, whatever the model (see snug.tiled_loss). in_backward: `optimizer` updates each parameter in the backward
     pass, as soon as its gradient is there, and the gradient goes: all of them are never there at once, and no bit is
     different, as long as it treats each parameter by itself. Nothing can look at all gradients then, so neither clip their
-    norm nor use a GradScaler, and do not call optimizer.step(). Hooks of
+    norm nor use a GradScaler, and do not call optimizer.step(). micro_batches: steps whose gradients are added up before an
+    update. With more than one, those that find gradients have a plan from the beginning, and the budget is one for all. Hooks of
     register_post_accumulate_grad_hook, where optimizers are run too, do not run while the step is recorded.
 
     Raises DoesNotFit, naming the smallest budget and its parts, and UsageError.
@@ -325,7 +334,7 @@ def fit(
     host_bytes = parse_bytes(host_budget) if host_budget is not None else None
     if host_bytes is not None and host_bytes <= 0:
         raise UsageError(f"fit: the host's budget is {host_bytes} bytes; it must be positive")
-    return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward), host_bytes)
+    return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches), host_bytes)
 
 
 def plan(
@@ -340,8 +349,11 @@ def plan(
     process_group: Any = None,
     allow: Sequence[str] = (),
     in_backward: bool = False,
+    micro_batches: int = 1,
 ) -> Plan:
     """What fit would do, without a session: records the step and plans it. Without a budget, the fastest plan."""
-    fitted = _Fitted(step, sample, budget, strategy, device_of(device, sample), optimizer, update, process_group, allow, in_backward)
-    graph = fitted.recorded.graph
-    return Plan(graph, fitted.planner, fitted.planner.plan(graph, fitted.budget))
+    where = device_of(device, sample)
+    kinds = (
+        fitted := _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches)
+    ).kinds
+    return Plan(kinds.graph, kinds.planner, kinds.plan(fitted.budget), kinds.floor)

@@ -71,13 +71,35 @@ memory::DeviceMemory& checked(const FitOptions& options) {
 
 }  // namespace
 
+std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional<Bytes> limit, const Forward& forward,
+                                               memory::DeviceMemory& memory, const RecordOptions& options) {
+  or_tell(*options.agreement, [&] {
+    if (count < 1) throw UsageError(fmt::format("fit: {} micro-batches; there is one at least", count));
+  });
+  const auto record = [&](const RecordOptions& how) {
+    return limit ? record_step_within(*limit, forward, memory, how) : record_step_unlimited(forward, memory, how);
+  };
+  std::vector<RecordedStep> kinds;
+  if (count == 1) {
+    kinds.push_back(record(options));
+    return kinds;
+  }
+  RecordOptions of_first = options, of_later = options;
+  of_first.update = {};
+  RecordedStep first = record(of_first);
+  of_later.have_gradients = first.parameters;
+  kinds.push_back(record(of_later));
+  kinds.push_back(std::move(first));
+  return kinds;
+}
+
 Session fit(const Forward& forward, const FitOptions& options) {
   memory::DeviceMemory& memory = or_tell(
       *options.agreement, [&]() -> auto& { return checked(options); });
-  RecordedStep step = record_step_within(
-      options.budget, forward, memory,
+  std::vector<RecordedStep> kinds = record_micro_batches(
+      options.micro_batches, options.budget, forward, memory,
       {.update = options.optimizer ? options.optimizer : options.update, .agreement = options.agreement});
-  Session session(std::move(step), options.strategy, plan::Budget::for_limit(options.budget), memory,
+  Session session(std::move(kinds), options.strategy, plan::Budget::for_limit(options.budget), memory,
                   options.agreement);
   if (options.host_budget) session.limit_host(*options.host_budget);
   return session;

@@ -2,10 +2,12 @@
 
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "snug/base/bytes.h"
 #include "snug/replay/session.h"
@@ -24,6 +26,9 @@ struct FitOptions {
   replay::Rehearsal optimizer = {};
   /// In place of that, a function that does what the update does, for its memory; see replay::Rehearsal.
   replay::Rehearsal update = {};
+  /// Steps whose gradients are added up before an update. Where there are more than one, those of the later ones, which
+  /// find gradients, are recorded and planned as well: a budget that is accepted is one for all of them.
+  std::int64_t micro_batches = 1;
   /// With the processes that train the same model together, each with a session of its own: all have one, or none.
   std::shared_ptr<Agreement> agreement = alone();
 };
@@ -37,6 +42,10 @@ RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::Dev
 /// record_step without a limit: what sessions hold is lifted meanwhile.
 RecordedStep record_step_unlimited(const Forward& forward, memory::DeviceMemory& memory,
                                    const RecordOptions& options = {});
+/// What a training step is made of: one recorded step, or, of several micro-batches, a later one, behind which the
+/// update is, and the first. Within a limit, or without one.
+std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional<Bytes> limit, const Forward& forward,
+                                               memory::DeviceMemory& memory, const RecordOptions& options);
 Session fit(const Forward& forward, const FitOptions& options);
 }  // namespace replay
 

@@ -66,6 +66,36 @@ TEST(Kinds, ABudgetIsForAllKindsOfSteps) {
   EXPECT_NO_THROW((void)net(wide));
 }
 
+TEST(Kinds, FitForeseesTheGradientsOfMicroBatches) {
+  Net net;
+  const std::vector<at::Tensor> batches = {torch::randn({2048, 256}), torch::randn({2048, 256}),
+                                           torch::randn({2048, 256})};
+  for (const at::Tensor& x : batches) net(x).backward();
+  const auto expected = net.gradients();
+  net.layers->zero_grad();
+  const auto floor_of = [&](std::int64_t micro_batches) {
+    std::vector<replay::RecordedStep> kinds =
+        replay::record_micro_batches(micro_batches, std::nullopt, [&] { return net(batches[0]); }, cpu(), {});
+    EXPECT_EQ(kinds.size(), micro_batches > 1 ? 2U : 1U);
+    EXPECT_EQ(kinds.front().kind, micro_batches > 1 ? replay::StepKind::Later : replay::StepKind::First);
+    return replay::smallest_budget(replay::planned(std::move(kinds), "optimal"));
+  };
+  const Bytes alone = floor_of(1), together = floor_of(3);
+  EXPECT_GT(together, alone) << "gradients are there";
+  EXPECT_THROW((void)fit(net, batches[0], {.budget = alone, .micro_batches = 3}), DoesNotFit);
+  auto session = fit(net, batches[0], {.budget = together, .micro_batches = 3});
+  cpu().reset_peak();
+  for (const at::Tensor& x : batches) {
+    session.backward(net, x);
+    EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
+    EXPECT_FALSE(session.last_step().planned_anew);
+    EXPECT_EQ(session.last_step().evictions, 0);
+  }
+  EXPECT_LE(cpu().stats().mapped_peak, together);
+  expect_same(expected, net.gradients());
+  EXPECT_THROW((void)fit(net, batches[0], {.budget = together, .micro_batches = 0}), UsageError);
+}
+
 TEST(Kinds, ALaterMicroBatchIsRecordedWithGradientsThatAreThere) {
   Net net;
   const at::Tensor x = torch::randn({2048, 256}), more = torch::randn({2048, 256});

@@ -1,0 +1,61 @@
+"""Gradients of several micro-batches are foreseen: each has a plan from the beginning, under one budget."""
+
+import pytest
+import torch
+from small_step import net
+
+import snug
+
+MIB = 1 << 20
+
+
+def micro_batches(count=3, rows=4096):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(rows, 64, generator=generator) for _ in range(count)]
+
+
+def loss_of(model, x):
+    return model(x).square().mean() / 3
+
+
+def accumulated(model, batches, run):
+    model.zero_grad()
+    torch.manual_seed(5)
+    for x in batches:
+        run(x)
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def test_all_micro_batches_follow_their_plans_at_the_floor_of_all():
+    model = net(depth=8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    batches = micro_batches()  # they count as well
+    expected = accumulated(model, batches, lambda x: loss_of(model, x).backward())
+    model = net(depth=8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = batches[0]
+    alone = snug.plan(lambda b: loss_of(model, b), x, optimizer=optimizer).floor
+    floor = snug.plan(lambda b: loss_of(model, b), x, optimizer=optimizer, micro_batches=3).floor
+    assert floor >= alone
+    with snug.fit(lambda b: loss_of(model, b), x, floor, optimizer=optimizer, micro_batches=3) as session:
+
+        def run(batch):
+            session.backward(batch)
+            step = session.last_step
+            assert step.followed_plan and step.evictions == 0 and not step.planned_anew, step
+
+        found = accumulated(model, batches, run)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        optimizer.step()
+    with pytest.raises(snug.DoesNotFit) as refused:
+        snug.fit(lambda b: loss_of(model, b), x, floor - 256 * 1024, optimizer=optimizer, micro_batches=3)
+    assert refused.value.floor > floor - 256 * 1024
+
+
+def test_what_cannot_be_is_refused():
+    model, x = net(), micro_batches()[0]
+    with pytest.raises(snug.UsageError, match="0 micro-batches"):
+        snug.fit(lambda b: loss_of(model, b), x, 64 * MIB, micro_batches=0)
+    with pytest.raises(snug.UsageError, match="with 2 micro-batches, whose gradients are there until the last"):
+        snug.fit(lambda b: loss_of(model, b), x, 64 * MIB, optimizer=torch.optim.SGD(model.parameters(), 0.1),
+                 in_backward=True, micro_batches=2)
