@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-class JsonLinesTest : public testing::Test {
+class JsonLinesTest : public ::testing::Test {
  protected:
   ~JsonLinesTest() override { fs::remove_all(folder_); }
 
@@ -30,8 +30,8 @@ class JsonLinesTest : public testing::Test {
   }
 
  private:
-  fs::path folder_ = fs::path(testing::TempDir()) / ("snug_metrics_" + std::to_string(::getpid()) + "_" +
-                                                     testing::UnitTest::GetInstance()->current_test_info()->name());
+  fs::path folder_ = fs::path(::testing::TempDir()) / ("snug_metrics_" + std::to_string(::getpid()) + "_" +
+                                                       ::testing::UnitTest::GetInstance()->current_test_info()->name());
 };
 
 template <class Call>
@@ -82,7 +82,7 @@ TEST_F(JsonLinesTest, NamesTheFolderItCannotMake) {
 }
 
 TEST_F(JsonLinesTest, NamesTheFileItCannotOpen) {
-  EXPECT_NE(message_of([] { JsonLines{testing::TempDir()}; }).find("Is a directory"), std::string::npos);
+  EXPECT_NE(message_of([] { JsonLines{::testing::TempDir()}; }).find("Is a directory"), std::string::npos);
 }
 
 TEST_F(JsonLinesTest, ClosesOnceAndRefusesToWriteAfterwards) {
