@@ -79,9 +79,10 @@ std::vector<std::pair<std::string, std::string>> step(memory::Monitor& monitor, 
 }
 
 std::unique_ptr<memory::Monitor> make_monitor(const std::string& device, double interval,
-                                              const std::optional<std::string>& file, std::int64_t growth_steps,
-                                              double headroom) {
+                                              const std::optional<std::string>& file, bool appends,
+                                              std::int64_t growth_steps, double headroom) {
   memory::MonitorOptions options{.device = device_named(device), .interval = interval, .file = file.value_or("")};
+  if (appends) options.existing = JsonLines::Existing::Append;
   options.alarms.growth_steps = growth_steps;
   options.alarms.headroom = headroom;
   return std::make_unique<memory::Monitor>(std::move(options));
@@ -109,8 +110,8 @@ void bind_memory(py::module_& m) {
       .def("__enter__", &PyHeldLimit::enter)
       .def("__exit__", [](PyHeldLimit& held, const py::args&) { held.exit(); });
   py::class_<memory::Monitor>(m, "Monitor")
-      .def(py::init(&make_monitor), py::arg("device"), py::arg("interval"), py::arg("file"), py::arg("growth_steps"),
-           py::arg("headroom"))
+      .def(py::init(&make_monitor), py::arg("device"), py::arg("interval"), py::arg("file"), py::arg("appends"),
+           py::arg("growth_steps"), py::arg("headroom"))
       .def("step", &step, py::arg("step"), py::arg("loss_scale"), NoGil())
       .def("close", &memory::Monitor::close, NoGil())
       .def("timeline", &memory::Monitor::timeline, NoGil())

@@ -15,12 +15,14 @@ def declare_operator(
 ) -> None:
     """Says of an operator of yours what its schema does not, and recording and replay must know.
 
-    operator: "mylib::normalize", or torch.ops.mylib.normalize; all its overloads are meant. writes: positions of arguments that
+    operator: "mylib::normalize", torch.ops.mylib.normalize, or what torch.library.custom_op returns; all its overloads are meant. writes: positions of arguments that
     it writes all the same, such as running statistics: where it runs again it is to write copies. writes_only_if: the position
     of the bool that says whether it does. scratch_result: the position of a result that only its own backward understands and that
     may hold what nobody wrote. Positions count from 0. A declaration takes the place of an earlier one. Raises UsageError.
     """
-    if isinstance(operator, torch._ops.OpOverloadPacket):
+    if isinstance(operator, torch._library.custom_ops.CustomOpDef):
+        operator = operator._qualname
+    elif isinstance(operator, torch._ops.OpOverloadPacket):
         operator = operator._qualified_op_name
     elif isinstance(operator, torch._ops.OpOverload):
         operator = operator._schema.name

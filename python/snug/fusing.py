@@ -115,13 +115,18 @@ class _Gated(_Kind):
     bitwise = True
 
     @staticmethod
-    def recognizes(module: nn.Module) -> bool:
+    def recognizes(module: nn.Module, base: type[nn.Module]) -> bool:
         parts = dict(module.named_children())
         if set(parts) != {"gate_proj", "up_proj", "down_proj", "act_fn"}:
             return False
-        return _is_written_as(type(module), _gated_forward) and _activation(parts["act_fn"]) is not None
+        return _is_written_as(base, _gated_forward) and _activation(parts["act_fn"]) is not None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if len(args) != 1 or kwargs or _in_transform():
+            return super().forward(*args, **kwargs)
+        return self._fused(args[0])
+
+    def _fused(self, x: torch.Tensor) -> torch.Tensor:
         gate, up, down = self.gate_proj(x), self.up_proj(x), self.down_proj
         name = _activation(self.act_fn)
         alike = gate.dtype == up.dtype and gate.shape == up.shape and gate.is_floating_point()
@@ -139,11 +144,13 @@ class _TiledGated(_Gated):
     operator = "tiled_gated_linear"
     bitwise = False
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def _fused(self, x: torch.Tensor) -> torch.Tensor:
         rows = self.snug_rows
-        if x.dim() < 2 or x.numel() <= rows * x.shape[-1]:
-            return super().forward(x)
-        parts = [super(_TiledGated, self).forward(part) for part in x.reshape(-1, x.shape[-1]).split(rows)]
+        # Dropout, as adapters have it, would draw other masks.
+        draws = any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in self.modules())
+        if x.dim() < 2 or x.numel() <= rows * x.shape[-1] or draws:
+            return super()._fused(x)
+        parts = [super(_TiledGated, self)._fused(part) for part in x.reshape(-1, x.shape[-1]).split(rows)]
         return torch.cat(parts).view(*x.shape[:-1], -1)
 
 
@@ -154,17 +161,25 @@ class _RmsNorm(_Kind):
     bitwise = False
 
     @staticmethod
-    def recognizes(module: nn.Module) -> bool:
-        return _is_written_as(type(module), _normalizing_forward) and isinstance(module.weight, nn.Parameter)
+    def recognizes(module: nn.Module, base: type[nn.Module]) -> bool:
+        return _is_written_as(base, _normalizing_forward) and isinstance(module.weight, nn.Parameter)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # Of others, what is rounded between is rounded elsewhere.
-        if type(x) is torch.Tensor and type(self.weight) in _TENSORS and x.dtype == self.weight.dtype == torch.float32:
-            return _core.rms_norm(x, self.weight, self.variance_epsilon)
-        return super().forward(x)
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        # Of others, what is rounded between is rounded elsewhere, and weights of other shapes are spread.
+        weight = self.weight
+        if len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor and type(weight) in _TENSORS and not _in_transform():
+            (x,) = args
+            if x.dtype == weight.dtype == torch.float32 and weight.dim() == 1 and weight.shape == x.shape[-1:]:
+                return _core.rms_norm(x, weight, self.variance_epsilon)
+        return super().forward(*args, **kwargs)
 
 
 _TENSORS = (torch.Tensor, nn.Parameter, type(None))
+
+
+def _in_transform() -> bool:
+    """Whether torch.func transforms what is computed, which functions in C++ do not know."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _new_fused(kind: type[_Kind], base: type[nn.Module]) -> nn.Module:
@@ -193,7 +208,8 @@ def fuse(model: nn.Module, *, allow: Sequence[str] = (), mlp_rows: int = 512) ->
     its input alone; its results are bitwise the same, and so are its gradients, but where the input has other uses, as in a
     residual stream, they are added up in another order. "tiled_mlp": gated feed-forward parts take `mlp_rows` rows at a time, so
     that of a long sequence a plan makes what is between their layers again part by part; gradients of their weights are added up
-    in another order.
+    in another order, products of fewer rows may round differently, and hooks of their layers run once for each part. Those with
+    dropout inside, as adapters may have it, stay whole in training. What is fused already is tiled by another call.
     """
     if isinstance(allow, str):
         raise UsageError(f'fuse: allow is the text "{allow}"; give a list: allow=["{allow}"]')
@@ -209,15 +225,17 @@ def fuse(model: nn.Module, *, allow: Sequence[str] = (), mlp_rows: int = 512) ->
         kinds.append(_RmsNorm)
     found: list[Fused] = []
     for name, module in model.named_modules():
-        if isinstance(module, _Kind) or not _is_plain(module):
-            continue
+        before, base = type(module).__bases__ if isinstance(module, _Kind) else (None, type(module))
         for kind in kinds:
-            if kind.recognizes(module):
-                module.__class__ = _class_of(kind, type(module))
-                if kind is _TiledGated:
-                    module.snug_rows = mlp_rows
-                found.append(Fused(name, kind.operator, kind.bitwise))
-                break
+            # What is fused already may still be tiled, or by another number of rows.
+            is_new = before is None or (kind is _TiledGated and (before is _Gated or module.__dict__.get("snug_rows") != mlp_rows))
+            if not is_new or not _is_plain(module) or not kind.recognizes(module, base):
+                continue
+            module.__class__ = _class_of(kind, base)
+            if kind is _TiledGated:
+                module.snug_rows = mlp_rows
+            found.append(Fused(name, kind.operator, kind.bitwise))
+            break
     return found
 
 

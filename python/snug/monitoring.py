@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -56,30 +57,37 @@ class Monitor:
                 monitor.step()
         print(monitor.peak, monitor.by_tag, monitor.alarms)
 
-    peak is exact, and starts the device's peak figures again. `step()` ends a step: step_peak is its own peak, and what is wrong
+    It starts the device's peak figures again. `step()` ends a step: step_peak is its own peak, and what is wrong
     is warned of as MemoryAlarm, once for as long as it lasts, and kept in `alarms`. A thread takes a sample every `interval`
-    seconds (None: none): `timeline` has at most 20,000 of them, of which every other one goes when there are more. `file` gets
-    a JSON line for each step, sample and alarm: bytes by what they are for, the process's resident memory and who has it,
-    what the device has free. growth_steps: steps over which memory must not have grown all the while; headroom: the share of the
+    seconds (None: none; by default each millisecond, and none where there is a file): `timeline` has at most 20,000 of them, of which
+    every other one goes when there are more. `file` gets a JSON line for each step, sample and alarm: bytes by what they are for, the
+    process's resident memory and who has it, what the device has free; append=True goes on behind what is there, as a second `with`
+    of the same Monitor does. peak is exact where one thread allocates; of several, a step's has all of them at their own highest at
+    once. growth_steps: steps over which memory must not have grown all the while; headroom: the share of the
     device's memory that must stay free; 0 turns either off.
     """
 
     def __init__(
         self,
         device: str | torch.device = "cpu",
-        interval: float | None = 0.001,
+        interval: float | None | EllipsisType = ...,
         *,
         file: str | os.PathLike[str] | None = None,
+        append: bool = False,
         growth_steps: int = 40,
         headroom: float = 0.05,
     ) -> None:
+        if interval is ...:
+            interval = 0.001 if file is None else None
         if interval is not None and not interval > 0:
             raise UsageError(f"monitor: an interval of {interval}; it must be positive, in seconds, or None for no samples")
         self._device = device_named(device)
-        self._make = lambda: _core.Monitor(
-            self._device, interval or 0.0, None if file is None else os.fspath(file), growth_steps, headroom
-        )
+        self._interval = interval
+        self._file = None if file is None else os.fspath(file)
+        self._append = append
+        self._rules = growth_steps, headroom
         self._monitor: _core.Monitor | None = None
+        self._timeline: list[tuple[float, int]] = []
         self._steps = 0
         self.before = 0
         self.peak = 0
@@ -88,7 +96,8 @@ class Monitor:
         self.alarms: list[Alarm] = []
 
     def __enter__(self) -> Monitor:
-        self._monitor = self._make()
+        self._monitor = _core.Monitor(self._device, self._interval or 0.0, self._file, self._append, *self._rules)
+        self._append = True
         self._steps = 0
         self.alarms = []
         _core.reset_peak(self._device)
@@ -109,12 +118,14 @@ class Monitor:
 
     def __exit__(self, kind: object, *_: object) -> None:
         assert self._monitor is not None
+        monitor, self._monitor = self._monitor, None
         try:
-            self._monitor.close()
+            monitor.close()
         except Error:
             if kind is None:  # what ends the block is told first
                 raise
         finally:
+            self._timeline = monitor.timeline()
             stats = memory_stats(self._device)
             self.peak = stats["allocated_peak"]
             self.by_tag = stats["at_peak_by_tag"]
@@ -122,7 +133,7 @@ class Monitor:
     @property
     def timeline(self) -> list[tuple[float, int]]:
         """(seconds since the beginning, bytes allocated)"""
-        return [] if self._monitor is None else self._monitor.timeline()
+        return self._timeline if self._monitor is None else self._monitor.timeline()
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.by_tag.items() if size)

@@ -10,6 +10,11 @@
 #include "snug/base/errors.h"
 
 namespace snug::memory {
+namespace {
+
+constexpr double kAgain = 1.25;
+
+}  // namespace
 
 std::string_view name_of(Alarm::Kind kind) {
   switch (kind) {
@@ -27,7 +32,9 @@ Alarms::Alarms(const AlarmRules& rules)
     : rules_(rules),
       allocated_{.of = "what tensors take",
                  .advice = "something keeps tensors of earlier steps, such as a list of losses"},
-      others_{.of = "what is resident beside tensors", .advice = "something that is no tensor is kept at every step"} {
+      others_{
+          .of = "the process's memory beyond what tensors have",
+          .advice = "something that is no tensor is kept at every step, or a large tensor is filled piece by piece"} {
   if (rules.growth_steps < 0)
     throw UsageError(fmt::format("monitor: growth over {} steps; give 0 or more", rules.growth_steps));
   constexpr std::int64_t kQuarters = 4;
@@ -48,10 +55,25 @@ std::vector<Alarm> Alarms::after(const StepEnd& end) {
     if (alarm) alarms.push_back(*std::move(alarm));
   };
   add(growth(allocated_, end.step, end.memory.allocated));
-  if (end.memory.resident > 0) add(growth(others_, end.step, end.memory.shares.others));
+  if (end.memory.anonymous > 0) {
+    const ResidentShares& shares = end.memory.shares;
+    add(growth(others_, end.step, end.memory.anonymous - shares.tensors - shares.cached));
+  }
   add(headroom(end));
   add(falling_scale(end));
   return alarms;
+}
+
+bool Alarms::grows(const std::deque<Bytes>& values) const {
+  // What is there at the least: batches may differ in size.
+  const auto quarter = [&](std::size_t i) {
+    return values.begin() + static_cast<std::ptrdiff_t>(i * values.size() / 4);
+  };
+  const auto least = [&](std::size_t i) { return *std::min_element(quarter(i), quarter(i + 1)); };
+  for (std::size_t i = 1; i < 4; ++i) {
+    if (least(i) <= least(i - 1)) return false;
+  }
+  return values.back() - values.front() >= rules_.growth_bytes;
 }
 
 std::optional<Alarm> Alarms::growth(Course& course, std::int64_t step, Bytes value) const {
@@ -61,27 +83,23 @@ std::optional<Alarm> Alarms::growth(Course& course, std::int64_t step, Bytes val
   values.push_back(value);
   if (values.size() <= most) return std::nullopt;
   values.pop_front();
-  // What is there at the least: batches may differ in size.
-  const auto quarter = [&](std::size_t i) { return values.begin() + static_cast<std::ptrdiff_t>(i * most / 4); };
-  const auto least = [&](std::size_t i) { return *std::min_element(quarter(i), quarter(i + 1)); };
-  for (std::size_t i = 1; i < 4; ++i) {
-    if (least(i) <= least(i - 1)) return std::nullopt;
+  if (!grows(values)) {
+    course.told = false;
+    return std::nullopt;
   }
-  const Bytes grown = values.back() - values.front();
-  if (grown < rules_.growth_bytes) return std::nullopt;
-  values.clear();
+  if (std::exchange(course.told, true)) return std::nullopt;
   return Alarm{Alarm::Kind::Growth,
-               fmt::format("step {}: {} grew by {} over {} steps, all the while, to {}: {}", step, course.of,
-                           format_bytes(grown), most - 1, format_bytes(value), course.advice)};
+               fmt::format("step {}: {} grew by {} over {} steps, all the while: {}", step, course.of,
+                           format_bytes(values.back() - values.front()), most - 1, course.advice)};
 }
 
 std::optional<Alarm> Alarms::headroom(const StepEnd& end) {
   const MachineMemory& device = end.memory.device;
   const double least = rules_.headroom * static_cast<double>(device.total);
-  if (static_cast<double>(device.available) >= least) {
-    low_ = false;
-    return std::nullopt;
-  }
+  const auto available = static_cast<double>(device.available);
+  // Not again for every swing around it.
+  if (available >= kAgain * least) low_ = false;
+  if (available >= least) return std::nullopt;
   if (std::exchange(low_, true)) return std::nullopt;
   return Alarm{Alarm::Kind::Headroom,
                fmt::format("step {}: {} of the device's {} are free, less than {:g} %: this process has {}, so a "

@@ -48,7 +48,9 @@ class Alarms {
   struct Course {
     std::string_view of, advice;
     std::deque<Bytes> values{};
+    bool told = false;
   };
+  [[nodiscard]] bool grows(const std::deque<Bytes>& values) const;
   std::optional<Alarm> growth(Course& course, std::int64_t step, Bytes value) const;
   std::optional<Alarm> headroom(const StepEnd& end);
   std::optional<Alarm> falling_scale(const StepEnd& end);

@@ -20,12 +20,14 @@ ResidentShares shares_of(Bytes resident, Bytes allocated, Bytes mapped) {
 
 MemorySample sample(const DeviceMemory& memory) {
   const Stats stats = memory.stats();
+  const ProcessMemory process = process_memory();
   MemorySample sample{.seconds = monotonic_seconds(),
                       .allocated = stats.allocated,
                       .mapped = stats.mapped,
                       .limit = stats.limit,
                       .by_tag = stats.by_tag,
-                      .resident = process_memory().resident,
+                      .resident = process.resident,
+                      .anonymous = process.anonymous,
                       .shares = {},
                       .device = {}};
   const Stats host = memory.device().is_cpu() ? stats : device_memory(c10::kCPU).stats();
@@ -46,6 +48,7 @@ nlohmann::ordered_json to_json(const MemorySample& s) {
           {"mapped_bytes", s.mapped},
           {"limit_bytes", s.limit ? nlohmann::ordered_json(*s.limit) : nlohmann::ordered_json()},
           {"resident_bytes", s.resident},
+          {"anonymous_bytes", s.anonymous},
           {"resident",
            {{"tensors", s.shares.tensors},
             {"cached", s.shares.cached},

@@ -14,12 +14,13 @@ namespace snug::memory {
 class DeviceMemory;
 
 /// Who has the process's resident memory. Of what the operating system counts nothing is left out: the parts, less
-/// `untouched`, are all of it.
+/// `untouched`, are all of it. What of a tensor's memory nobody has written yet is not resident, and nobody knows how
+/// much that is: it makes `others` smaller, and `untouched` larger once nothing is left of that.
 struct ResidentShares {
   Bytes tensors = 0;    ///< what the CPU's allocator has handed out
   Bytes cached = 0;     ///< free memory that it keeps
-  Bytes untouched = 0;  ///< of these two, what nobody has written yet: it is not resident
-  Bytes others = 0;     ///< code, objects, and what libraries allocate for themselves
+  Bytes untouched = 0;  ///< of these two, what is certainly not resident
+  Bytes others = 0;     ///< code, files that are mapped, objects, and what libraries allocate for themselves
   friend bool operator==(const ResidentShares&, const ResidentShares&) = default;
 };
 
@@ -30,7 +31,8 @@ struct MemorySample {
   Bytes mapped = 0;  ///< see Stats
   std::optional<Bytes> limit;
   ByTag by_tag{};
-  Bytes resident = 0;  ///< of the process; 0 where the operating system does not tell
+  Bytes resident = 0;   ///< of the process; 0 where the operating system does not tell
+  Bytes anonymous = 0;  ///< of that, what is not of files
   ResidentShares shares;
   MachineMemory device;  ///< all of it, and what is free; 0 where nobody tells
 };

@@ -1,6 +1,7 @@
 #include "snug/memory/monitor.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -36,7 +37,14 @@ class Monitor::Thread {
     if (!options.file.empty()) file_.emplace(options.file, options.existing);
     if (interval_ > 0) thread_ = std::thread([this] { run(); });
   }
-  ~Thread() { stop(); }
+  ~Thread() {
+    if (is_parents()) {
+      // It does not run here.
+      static_cast<void>(new std::thread(std::move(thread_)));
+    } else {
+      stop();
+    }
+  }
   Thread(const Thread&) = delete;
   Thread& operator=(const Thread&) = delete;
 
@@ -51,6 +59,9 @@ class Monitor::Thread {
     return line;
   }
 
+  /// Whether this process was forked from the one that it watches: locks may be held by threads that are not here.
+  [[nodiscard]] bool is_parents() const { return ::getpid() != process_; }
+
   void stop() {
     {
       const std::lock_guard lock(mutex_);
@@ -61,6 +72,7 @@ class Monitor::Thread {
   }
 
   void close() {
+    if (is_parents()) return;
     stop();
     const std::lock_guard lock(mutex_);
     if (file_) {
@@ -79,16 +91,18 @@ class Monitor::Thread {
   void run() {
     std::unique_lock lock(mutex_);
     for (std::int64_t count = 0;; ++count) {
-      const bool last = ended_;
-      take(count);
+      const bool last = ended_, writes = file_.has_value();
+      // Nobody waits for files of the operating system.
+      lock.unlock();
+      const double seconds = monotonic_seconds() - began_;
+      const Bytes allocated = memory_.stats().allocated;
+      const nlohmann::ordered_json more = writes ? line(sample(memory_)) : nlohmann::ordered_json();
+      lock.lock();
+      timeline_.add(seconds, allocated);
+      if (writes) write_locked("sample", count, more);
       if (last) return;
       wake_.wait_for(lock, std::chrono::duration<double>(interval_), [this] { return ended_; });
     }
-  }
-
-  void take(std::int64_t count) {
-    timeline_.add(monotonic_seconds() - began_, memory_.stats().allocated);
-    if (file_) write_locked("sample", count, line(sample(memory_)));
   }
 
   void write_locked(std::string_view of, const nlohmann::ordered_json& value, const nlohmann::ordered_json& more) {
@@ -105,6 +119,7 @@ class Monitor::Thread {
 
   DeviceMemory& memory_;
   double began_, interval_;
+  ::pid_t process_ = ::getpid();
   std::mutex mutex_;
   std::condition_variable wake_;
   bool ended_ = false;
@@ -120,21 +135,18 @@ Monitor::Monitor(MonitorOptions options)
       meter_(memory_.meter()),
       alarms_(options.alarms),
       thread_(std::make_unique<Thread>(memory_, began_, options)) {
-  take_peak();
+  peak_ = step_peak_ = meter_->take();
 }
 
 Monitor::~Monitor() = default;
 
-Bytes Monitor::take_peak() {
+std::vector<Alarm> Monitor::step(std::int64_t step, std::optional<double> loss_scale) {
+  if (meter_ == nullptr) throw UsageError("monitor: step() after close(); make another one");
   step_peak_ = meter_->take();
   peak_ = std::max(peak_, step_peak_);
-  return step_peak_;
-}
-
-std::vector<Alarm> Monitor::step(std::int64_t step, std::optional<double> loss_scale) {
   const StepEnd end{.step = step, .memory = sample(memory_), .loss_scale = loss_scale};
   nlohmann::ordered_json line = thread_->line(end.memory);
-  line["peak_bytes"] = take_peak();
+  line["peak_bytes"] = step_peak_;
   if (loss_scale) line["loss_scale"] = *loss_scale;
   thread_->write("step", step, line);
   std::vector<Alarm> alarms = alarms_.after(end);
@@ -145,6 +157,9 @@ std::vector<Alarm> Monitor::step(std::int64_t step, std::optional<double> loss_s
 
 std::vector<std::pair<double, Bytes>> Monitor::timeline() const { return thread_->timeline(); }
 
-void Monitor::close() { thread_->close(); }
+void Monitor::close() {
+  if (!thread_->is_parents()) meter_.reset();  // there are few
+  thread_->close();
+}
 
 }  // namespace snug::memory

@@ -41,10 +41,11 @@ class Monitor {
   Monitor& operator=(const Monitor&) = delete;
 
   /// A step has ended. `loss_scale`: that of the next one, where losses are scaled. Returns what is wrong, each thing
-  /// once for as long as it lasts.
+  /// once for as long as it lasts. Throws UsageError after close().
   std::vector<Alarm> step(std::int64_t step, std::optional<double> loss_scale = {});
 
-  /// The highest `allocated` since the beginning, to the byte, as far as steps ended, and that of the last step.
+  /// The highest `allocated` since the beginning, as far as steps ended, and that of the last step. To the byte where
+  /// one thread allocates; where several do, with all of them at their own highest at once (see Meter).
   [[nodiscard]] Bytes peak() const { return peak_; }
   [[nodiscard]] Bytes step_peak() const { return step_peak_; }
 
@@ -52,12 +53,12 @@ class Monitor {
   /// there are more, so that those of a long run lie further apart.
   [[nodiscard]] std::vector<std::pair<double, Bytes>> timeline() const;
 
-  /// Ends its thread and the file. Throws Error for what could not be written. A second call does nothing.
+  /// Ends its thread, its measuring and the file. Throws Error for what could not be written. A second call does
+  /// nothing, and neither does one in a process that was forked meanwhile.
   void close();
 
  private:
   class Thread;
-  Bytes take_peak();
 
   DeviceMemory& memory_;
   double began_;

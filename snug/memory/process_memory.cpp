@@ -19,7 +19,10 @@ Bytes field(const char* path, const std::string& name) {
 
 }  // namespace
 
-ProcessMemory process_memory() { return {field("/proc/self/status", "VmRSS"), field("/proc/self/status", "VmHWM")}; }
+ProcessMemory process_memory() {
+  return {field("/proc/self/status", "VmRSS"), field("/proc/self/status", "VmHWM"),
+          field("/proc/self/status", "RssAnon")};
+}
 
 MachineMemory machine_memory() { return {field("/proc/meminfo", "MemTotal"), field("/proc/meminfo", "MemAvailable")}; }
 

@@ -8,6 +8,7 @@ namespace snug::memory {
 struct ProcessMemory {
   Bytes resident = 0;
   Bytes resident_peak = 0;
+  Bytes anonymous = 0;  ///< of the resident: what is not of files
 };
 ProcessMemory process_memory();
 

@@ -11,6 +11,7 @@
 #include <optional>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "snug/ops/cpu_kernels.h"
 #include "snug/ops/registered.h"
@@ -71,17 +72,43 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> norm_kernel(const at::Tensor& x, 
   return {sum, y, roots};
 }
 
+/// By the operators that LibTorch's own is made of, which go on in the layout that a gradient comes in, and add up in
+/// its order.
+std::tuple<at::Tensor, at::Tensor> norm_backward_composed(const at::Tensor& of_y, const MaybeTensor& of_sum,
+                                                          const at::Tensor& x, const MaybeTensor& weight,
+                                                          const at::Tensor& roots, bool of_weight) {
+  const at::ScalarType type = norm_type(x);
+  const at::Tensor above = of_y.to(type), in = x.to(type), w = weight_for(x, given(weight));
+  std::vector<std::int64_t> column = x.sizes().vec();
+  column.back() = 1;
+  const at::Tensor root = roots.view(column), normal = w.defined() ? above * w : above;
+  const at::Tensor straight = normal * root, of_root = (normal * in).sum(-1, /*keepdim=*/true);
+  const at::Tensor of_mean = -0.5 * of_root * root.pow(3);
+  const at::Tensor by_mean = of_mean.expand(x.sizes()) / static_cast<double>(x.size(-1)) * (2.0 * in);
+  at::Tensor of_x;
+  if (!of_sum) {
+    of_x = (straight + by_mean).to(x.scalar_type());
+  } else if (x.scalar_type() == type) {
+    of_x = *of_sum + straight + by_mean;
+  } else {
+    of_x = *of_sum + (straight + by_mean).to(x.scalar_type());
+  }
+  if (!of_weight) return {of_x, at::empty({0}, x.options())};
+  return {of_x, (above * (in * root)).sum_to_size(weight->sizes()).to(weight->scalar_type())};
+}
+
 /// (of x, of the weight), the latter empty where it is not wanted.
 std::tuple<at::Tensor, at::Tensor> norm_backward_kernel(const at::Tensor& of_y, const MaybeTensor& of_sum,
                                                         const at::Tensor& x, const MaybeTensor& weight,
                                                         const at::Tensor& roots, double epsilon, bool of_weight) {
-  const at::Tensor w = weight_for(x, given(weight)), of_x = at::empty_like(x), above = of_y.contiguous();
-  const at::Tensor beside = of_sum ? of_sum->contiguous() : at::Tensor();
+  if (!of_y.is_contiguous() || (of_sum && !of_sum->is_contiguous()))
+    return norm_backward_composed(of_y, of_sum, x, weight, roots, of_weight);
+  const at::Tensor w = weight_for(x, given(weight)), of_x = at::empty_like(x);
   at::Tensor of_weights;
   if (of_weight) of_weights = at::empty(x.sizes(), x.options().dtype(norm_type(x)));
   const kernels::NormalizedRows rows = rows_for(x, w, epsilon, roots);
-  const kernels::NormalizedGradients gradients{.of_y = above.const_data_ptr(),
-                                               .of_sum = data_or_null(beside),
+  const kernels::NormalizedGradients gradients{.of_y = of_y.const_data_ptr(),
+                                               .of_sum = data_or_null(given(of_sum)),
                                                .of_x = of_x.mutable_data_ptr(),
                                                .of_weights = of_weight ? of_weights.mutable_data_ptr() : nullptr};
   for_rows(x, [&](std::int64_t first, std::int64_t last) {
@@ -144,13 +171,17 @@ at::Tensor composed_norm(const at::Tensor& x, const at::Tensor& weight, double e
   return at::rms_norm(x, x.sizes().slice(x.dim() - 1), maybe(weight), epsilon);
 }
 
-/// By operators that can be differentiated again.
-variable_list norm_again(const at::Tensor& x, const at::Tensor& weight, double epsilon, const at::Tensor& of_y,
-                         bool of_weight) {
-  variable_list inputs = {x};
-  if (of_weight) inputs.push_back(weight);
-  return torch::autograd::grad({composed_norm(x, weight, epsilon)}, inputs, {of_y}, /*retain_graph=*/true,
-                               /*create_graph=*/true);
+/// By operators that can be differentiated again: (of x, of the weight), undefined where there is none.
+variable_list norm_again(const at::Tensor& x, const at::Tensor& weight, double epsilon, const at::Tensor& of_y) {
+  variable_list inputs;
+  for (const at::Tensor& t : {x, weight}) {
+    if (t.defined() && t.requires_grad()) inputs.push_back(t);
+  }
+  variable_list found = torch::autograd::grad({composed_norm(x, weight, epsilon)}, inputs, {of_y},
+                                              /*retain_graph=*/true, /*create_graph=*/true);
+  if (!x.requires_grad()) found.insert(found.begin(), at::Tensor());
+  found.resize(2);
+  return found;
 }
 
 /// Results: what is normalized and, where it `passes`, what that is of.
@@ -178,9 +209,9 @@ class RmsNorm : public torch::autograd::Function<RmsNorm> {
     at::Tensor of_x = of_sum, to_weight;
     if (gradients[0].defined()) {
       if (at::GradMode::is_enabled()) {
-        const variable_list all = norm_again(x, weight, epsilon, gradients[0], of_weight);
-        of_x = of_sum.defined() ? of_sum + all[0] : all[0];
-        if (of_weight) to_weight = all[1];
+        const variable_list all = norm_again(x, weight, epsilon, gradients[0]);
+        of_x = of_sum.defined() && all[0].defined() ? of_sum + all[0] : of_sum.defined() ? of_sum : all[0];
+        to_weight = all[1];
       } else {
         std::tie(of_x, to_weight) =
             norm_backward_op().call(gradients[0], maybe(of_sum), x, maybe(weight), roots, epsilon, of_weight);

@@ -1,9 +1,12 @@
 #include "snug/record/declared_operators.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
+#include <initializer_list>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -49,24 +52,62 @@ Declared& declared() {
   return *all;
 }
 
+[[noreturn]] void refuse(const OperatorDeclaration& d, const std::string& why) {
+  throw UsageError(fmt::format("declare_operator: {}: {}", d.name, why));
+}
+
+bool is_name(const std::string& name) {
+  const std::size_t colons = name.find("::");
+  if (colons == std::string::npos || colons == 0 || colons + 2 >= name.size()) return false;
+  return std::ranges::all_of(name, [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == ':'; });
+}
+
+/// What an operator that is known has at those positions, in one of its overloads.
+void check_schemas(const OperatorDeclaration& d) {
+  bool is_known = false;
+  const auto somewhere = [&](int position, const auto& fits) {
+    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+      if (name.name != d.name) continue;
+      const auto op = c10::Dispatcher::singleton().findSchema(name);
+      if (!op) continue;
+      is_known = true;
+      if (fits(op->schema(), static_cast<std::size_t>(position))) return true;
+    }
+    return !is_known;
+  };
+  const auto is_of = [](std::initializer_list<c10::TypeKind> kinds) {
+    return [kinds](const c10::FunctionSchema& schema, std::size_t i) {
+      if (i >= schema.arguments().size()) return false;
+      c10::TypePtr type = schema.arguments()[i].type();
+      if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+      return std::ranges::find(kinds, type->kind()) != kinds.end();
+    };
+  };
+  for (const int position : d.writes) {
+    if (!somewhere(position, is_of({c10::TypeKind::TensorType, c10::TypeKind::ListType})))
+      refuse(d, fmt::format("no tensor is argument {} (they count from 0), which it is said to write", position));
+  }
+  if (d.writes_only_if && !somewhere(*d.writes_only_if, is_of({c10::TypeKind::BoolType})))
+    refuse(d, fmt::format("argument {} (they count from 0) is no bool, which writes_only_if is of", *d.writes_only_if));
+  const auto has_result = [](const c10::FunctionSchema& schema, std::size_t i) { return i < schema.returns().size(); };
+  if (d.scratch_result && !somewhere(*d.scratch_result, has_result))
+    refuse(d, fmt::format("it has no result {} (they count from 0), which scratch_result is", *d.scratch_result));
+}
+
 void check(const OperatorDeclaration& d) {
-  const std::size_t colons = d.name.find("::");
-  if (colons == std::string::npos || colons == 0 || colons + 2 >= d.name.size() ||
-      d.name.find('.') != std::string::npos) {
+  if (!is_name(d.name)) {
     throw UsageError(fmt::format(
         "declare_operator: \"{}\" is not the name of an operator; write its namespace and name, without an overload, "
         "as in \"mine::normalize\"",
         d.name));
   }
-  const auto refuse = [&](const char* what, int position) {
-    throw UsageError(
-        fmt::format("declare_operator: {} of {} is at {}; positions count from 0", what, d.name, position));
+  const auto negative = [&](const char* what, int position) {
+    if (position < 0) refuse(d, fmt::format("{} is at {}; positions count from 0", what, position));
   };
-  for (const int position : d.writes) {
-    if (position < 0) refuse("an argument that is written", position);
-  }
-  if (d.writes_only_if && *d.writes_only_if < 0) refuse("writes_only_if", *d.writes_only_if);
-  if (d.scratch_result && *d.scratch_result < 0) refuse("scratch_result", *d.scratch_result);
+  for (const int position : d.writes) negative("an argument that is written", position);
+  negative("writes_only_if", d.writes_only_if.value_or(0));
+  negative("scratch_result", d.scratch_result.value_or(0));
+  check_schemas(d);
 }
 
 }  // namespace

@@ -20,8 +20,8 @@ struct OperatorDeclaration {
 };
 
 /// From now on holds for the operator; one before of that name is replaced, LibTorch's own too. The operator need not
-/// be registered yet. Not while a step runs. Throws UsageError for a name that is none, and for positions that are
-/// negative. Any thread.
+/// be registered yet. Not while a step runs. Throws UsageError for a name that is none, for positions that are
+/// negative, and for those at which an operator that is registered has nothing of the kind. Any thread.
 void declare_operator(OperatorDeclaration declaration);
 
 /// What is declared of an operator; nothing where there is no such declaration.

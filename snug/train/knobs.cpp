@@ -45,8 +45,8 @@ std::optional<Config> with_products(Config c) {
 }
 
 std::optional<Config> in_shorter_parts(Config c) {
-  // Masks of dropout would be others.
-  if (c.lora.dropout > 0 && (c.lora.rank > 0 || !c.lora.adapter.empty())) return std::nullopt;
+  // Masks of dropout would be others; of an adapter that is loaded its own files say.
+  if ((c.lora.rank > 0 && c.lora.dropout > 0) || !c.lora.adapter.empty()) return std::nullopt;
   const std::int64_t all = c.train.batch / c.train.accumulate * c.model.sequence;
   const bool whole = c.model.mlp_tile == 0 || c.model.mlp_tile >= all;
   const std::int64_t fewer = whole ? all / 4 : c.model.mlp_tile / 2;

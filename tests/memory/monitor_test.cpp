@@ -2,10 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -110,6 +113,34 @@ TEST(Monitor, GoesOnWhereItsFileCannotBeWritten) {
   EXPECT_THAT([&] { monitor.close(); },
               ThrowsMessage<Error>(AllOf(HasSubstr("/dev/full"), HasSubstr("No space left"))));
   monitor.close();
+}
+
+TEST(Monitor, MayBeOneOfManyThatAreClosed) {
+  std::vector<std::unique_ptr<Monitor>> all;
+  for (int i = 0; i < 40; ++i) {
+    all.push_back(std::make_unique<Monitor>());
+    (void)all.back()->step(0);
+    all.back()->close();
+  }
+  EXPECT_THAT([&] { (void)all.front()->step(1); }, ThrowsMessage<UsageError>(HasSubstr("step() after close()")));
+}
+
+TEST(Monitor, IsLeftAloneByAForkedProcess) {
+  const auto file = scratch("monitor/fork") / "memory.jsonl";
+  Monitor monitor({.interval = 1e-5, .file = file});
+  for (int i = 0; i < 20; ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      monitor.close();
+      ::_exit(0);
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  }
+  (void)monitor.step(0);
+  monitor.close();
+  for (const json& line : lines_of(file)) EXPECT_TRUE(line.contains("sample") || line.contains("step"));
 }
 
 TEST(Monitor, RefusesWhatCannotBe) {

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -37,7 +38,7 @@ TEST(Dropout, DrawsAndComputesAsLibTorchs) {
     at::set_num_threads(threads);
     for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
       for (const auto& [rows, width] : {std::pair{64, 384}, {3, 7}, {1, 1}, {5, 8}, {1, 40003}}) {
-        for (const double p : {0.1, 0.5, 0.0, 1.0}) {
+        for (const double p : {0.1, 0.5, 0.0, 1.0, 1 - 1e-5}) {
           SCOPED_TRACE(::testing::Message()
                        << threads << " threads, " << type << ", " << rows << "x" << width << ", " << p);
           const at::Tensor x = torch::randn({rows, width}).to(type);
@@ -50,6 +51,13 @@ TEST(Dropout, DrawsAndComputesAsLibTorchs) {
   at::set_num_threads(threads_before);
   const at::Tensor x = torch::randn({4, 4});
   EXPECT_TRUE(ops::dropout(x, 0.5, false).equal(x));
+}
+
+TEST(Dropout, HasAKernelForEveryType) {
+  for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    const at::Tensor x = torch::randn({4, 4}).to(type).requires_grad_();
+    EXPECT_NE(ops::dropout(x, 0.5, true).grad_fn()->name().find("Dropout"), std::string::npos) << type;
+  }
 }
 
 TEST(Dropout, KeepsABitOfEachElement) {

@@ -1,5 +1,6 @@
 #include "snug/ops/rms_norm.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -162,6 +163,51 @@ TEST(RmsNorm, TakesWeightsThatDoNotTrainAndInputsThatAreNotContiguous) {
   expect_same_bits(all_of(a, {rms_norm(a.x.transpose(0, 1), a.weight, kEpsilon)}),
                    all_of(b, {libtorch(b.x.transpose(0, 1), b.weight)}));
   EXPECT_FALSE(a.weight.grad().defined());
+}
+
+TEST(RmsNorm, TakesGradientsInAnyLayout) {
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    for (const bool streams : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << type << ", of a stream " << streams);
+      const NormInputs in = norm_inputs(33, 64, type, true), a = in.leaves(), b = in.leaves();
+      const auto turned = [](const at::Tensor& y) { return y.transpose(0, 2).contiguous().sin(); };
+      const auto both = [&](const at::Tensor& stream, const at::Tensor& y) {
+        return streams ? turned(y) + turned(stream) : turned(y);
+      };
+      const auto found = rms_norm_of_stream(a.x, {}, a.weight, kEpsilon);
+      const at::Tensor expected = libtorch(b.x, b.weight);
+      if (streams) {
+        expect_same_bits(all_of(a, {both(found.stream, found.normalized)}), all_of(b, {both(b.x, expected)}));
+      } else {
+        expect_same_bits(all_of(a, {turned(rms_norm(a.x, a.weight, kEpsilon))}), all_of(b, {turned(expected)}));
+      }
+    }
+  }
+}
+
+TEST(RmsNorm, IsDifferentiatedTwiceWhateverTrains) {
+  for (const bool of_x : {true, false}) {
+    const auto second = [&](const auto& norm) {
+      torch::manual_seed(0);
+      const at::Tensor x = torch::randn({4, 16}, at::kDouble).requires_grad_(of_x);
+      const at::Tensor weight = torch::rand({16}, at::kDouble).requires_grad_(!of_x);
+      const at::Tensor& leaf = of_x ? x : weight;
+      const auto first = torch::autograd::grad({norm(x, weight).pow(3).sum()}, {leaf}, {}, true, true);
+      first[0].pow(2).sum().backward();
+      return leaf.grad();
+    };
+    const at::Tensor found = second([](const auto& x, const auto& w) { return rms_norm(x, w, kEpsilon); });
+    const at::Tensor expected = second([](const auto& x, const auto& w) { return at::rms_norm(x, {16}, w, kEpsilon); });
+    EXPECT_TRUE(torch::allclose(found, expected, 1e-12, 1e-12)) << of_x;
+  }
+}
+
+TEST(RmsNorm, HasKernelsWithTheBitsOfThisLibTorch) {
+  // If not, what is compared above is LibTorch with itself.
+  for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    const NormInputs leaves = norm_inputs(8, 64, type, true).leaves();
+    EXPECT_THAT(rms_norm(leaves.x, leaves.weight, kEpsilon).grad_fn()->name(), ::testing::HasSubstr("RmsNorm")) << type;
+  }
 }
 
 TEST(RmsNorm, TakesNumbersThatAreLargeOrMissing) {

@@ -68,6 +68,14 @@ TEST(Rotary, HasTheBitsOfOneOperatorAfterTheOther) {
   }
 }
 
+TEST(Rotary, HasAKernelForEveryType) {
+  for (const auto& [type, of_table] : {std::pair{at::kFloat, at::kFloat}, std::pair{at::kDouble, at::kDouble},
+                                       std::pair{at::kBFloat16, at::kFloat}, std::pair{at::kHalf, at::kHalf}}) {
+    const Turned in = turned(64, type, of_table, false);
+    EXPECT_THAT(rotate(in.x.clone().requires_grad_(), in.cosines, in.sines).grad_fn()->name(), HasSubstr("Rotate"));
+  }
+}
+
 TEST(Rotary, KeepsNothingOfItsInput) {
   const Turned in = turned(64, at::kFloat, at::kFloat, false);
   auto& memory = memory::device_memory(c10::kCPU);

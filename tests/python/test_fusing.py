@@ -255,6 +255,43 @@ def test_tiled_feed_forward_parts_lower_the_floor():
     assert floors[1] < floors[0] - MIB
 
 
+def test_what_is_fused_is_tiled_by_another_call():
+    model, batch = make("llama")
+    assert len(snug.fuse(model)) == 3
+    assert [f.operator for f in snug.fuse(model, allow=["tiled_mlp"], mlp_rows=48)] == ["tiled_gated_linear"] * 3
+    assert len(snug.fuse(model, allow=["tiled_mlp"], mlp_rows=32)) == 3 and model.model.layers[0].mlp.snug_rows == 32
+    assert snug.fuse(model, allow=["tiled_mlp"], mlp_rows=32) == [] == snug.fuse(model)
+    assert type(model.model.layers[0].mlp).__mro__[3].__name__ == "_Kind"
+    snug.unfuse(model)
+    assert type(model.model.layers[0].mlp).__name__ == "LlamaMLP"
+
+
+def test_dropout_inside_is_not_tiled():
+    model, batch = make("llama")
+    for layer in model.model.layers:
+        layer.mlp.gate_proj = nn.Sequential(layer.mlp.gate_proj, nn.Dropout(0.5))
+    torch.manual_seed(1)
+    expected = step(model, batch)
+    assert len(snug.fuse(model, allow=["tiled_mlp"], mlp_rows=16)) == 3
+    torch.manual_seed(1)
+    assert same(step(model, batch), expected)
+
+
+def test_calls_that_are_not_of_one_tensor_are_the_models():
+    model, batch = make("llama")
+    snug.fuse(model, allow=["rms_norm"])
+    norm, x = model.model.norm, torch.randn(4, 64)
+    assert torch.equal(norm(hidden_states=x), norm(x))
+    norm.weight = nn.Parameter(torch.rand(4, 64))  # one for each head, say
+    assert norm(x).shape == x.shape
+    mlp = model.model.layers[0].mlp
+    names = dict(mlp.named_parameters())
+    loss = lambda p: torch.func.functional_call(mlp, p, (x,)).sum()  # noqa: E731
+    found = torch.func.grad(loss)({k: v.detach() for k, v in names.items()})
+    loss(names).backward()
+    assert all(torch.allclose(found[name], p.grad) for name, p in names.items())
+
+
 def test_names_that_are_not_known_are_refused():
     model, _ = make("llama")
     with pytest.raises(snug.UsageError, match='did you mean "rms_norm"'):

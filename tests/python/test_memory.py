@@ -139,6 +139,25 @@ def test_monitor_tells_of_a_scale_that_falls_and_of_little_room():
     assert "to 0.5 after 2 overflows in a row" in str(warned[1].message) and warned[0].filename == __file__
 
 
+def test_monitors_may_be_many_and_go_on_in_their_file(tmp_path):
+    kept = [snug.Monitor(interval=None, file=tmp_path / "m.jsonl") for _ in range(2)]
+    for _ in range(20):
+        with snug.Monitor(interval=None) as monitor:
+            monitor.step()
+        kept.append(monitor)
+    for _ in range(2):
+        with kept[0] as monitor:
+            monitor.step()
+    with pytest.raises(snug.UsageError, match="outside of its `with`"):
+        kept[0].step()
+    with snug.Monitor(file=tmp_path / "m.jsonl", append=True) as monitor:
+        monitor.step()
+    assert monitor.timeline == [] and len((tmp_path / "m.jsonl").read_text().splitlines()) == 3
+    with snug.Monitor(file=tmp_path / "m.jsonl") as monitor:
+        monitor.step()
+    assert len((tmp_path / "m.jsonl").read_text().splitlines()) == 1
+
+
 def test_monitor_says_what_it_cannot_do(tmp_path):
     with pytest.raises(snug.UsageError, match="outside of its `with`"):
         snug.Monitor().step()

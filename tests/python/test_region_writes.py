@@ -132,6 +132,9 @@ def test_hidden_writes_of_an_operator_of_ones_own_are_declared():
         snug.declare_operator(torch.ops.snug_test_declared.times_calls, writes=[1])
         assert calls_after_a_replay() == 1
         assert torch.equal(weight.grad, torch.ones(4).sin())
+    snug.declare_operator(double_, writes=[0])  # what torch.library.custom_op returns
+    with pytest.raises(snug.UsageError, match="no tensor is argument 5"):
+        snug.declare_operator(double_, writes=[5])
     with pytest.raises(snug.UsageError, match="is not the name of an operator"):
         snug.declare_operator("times_calls")
     with pytest.raises(snug.UsageError, match="at -1"):

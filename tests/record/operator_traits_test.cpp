@@ -79,10 +79,10 @@ TEST(OperatorTraits, KnowWhatCollectivesWrite) {
 TEST(OperatorTraits, TakeWhatIsDeclared) {
   const OperatorDeclaration before = *declaration_of("aten::_ctc_loss");
   EXPECT_EQ(traits_of_name("aten::_ctc_loss").scratch_result, 1);
-  declare_operator({.name = "aten::_ctc_loss", .writes = {0, 99}, .writes_only_if = 5, .scratch_result = 99});
+  declare_operator({.name = "aten::_ctc_loss", .writes = {0}, .writes_only_if = 5});
   const OperatorTraits& declared = traits_of_name("aten::_ctc_loss");
   EXPECT_TRUE(declared.may_write(0));
-  EXPECT_EQ(declared.hidden_writes, std::vector<int>{0}) << "this overload has no argument 99";
+  EXPECT_EQ(declared.hidden_writes, std::vector<int>{0});
   EXPECT_EQ(declared.hidden_writes_only_if, 5) << "zero_infinity";
   EXPECT_EQ(declared.scratch_result, -1);
   declare_operator(before);
@@ -90,7 +90,7 @@ TEST(OperatorTraits, TakeWhatIsDeclared) {
 }
 
 TEST(OperatorTraits, RefuseDeclarationsOfNothing) {
-  for (const char* name : {"mine", "::x", "mine::", "mine::op.out", ""}) {
+  for (const char* name : {"mine", "::x", "mine::", "mine::op.out", "", "<CustomOpDef(mine::op)>"}) {
     EXPECT_THAT([&] { declare_operator({.name = name}); },
                 ThrowsMessage<UsageError>(HasSubstr("is not the name of an operator")))
         << name;
@@ -99,9 +99,16 @@ TEST(OperatorTraits, RefuseDeclarationsOfNothing) {
       [] {
         declare_operator({.name = "mine::op", .writes = {0, -1}});
       },
-      ThrowsMessage<UsageError>(HasSubstr("an argument that is written of mine::op is at -1")));
+      ThrowsMessage<UsageError>(HasSubstr("mine::op: an argument that is written is at -1")));
   EXPECT_THAT([] { declare_operator({.name = "mine::op", .scratch_result = -2}); },
-              ThrowsMessage<UsageError>(HasSubstr("scratch_result")));
+              ThrowsMessage<UsageError>(HasSubstr("scratch_result is at -2")));
+  // What is registered is known.
+  EXPECT_THAT([] { declare_operator({.name = "aten::_ctc_loss", .writes = {99}}); },
+              ThrowsMessage<UsageError>(HasSubstr("no tensor is argument 99")));
+  EXPECT_THAT([] { declare_operator({.name = "aten::_ctc_loss", .writes = {0}, .writes_only_if = 1}); },
+              ThrowsMessage<UsageError>(HasSubstr("argument 1 (they count from 0) is no bool")));
+  EXPECT_THAT([] { declare_operator({.name = "aten::_ctc_loss", .scratch_result = 7}); },
+              ThrowsMessage<UsageError>(HasSubstr("it has no result 7")));
 }
 
 }  // namespace

@@ -98,7 +98,7 @@ TEST(Accumulation, IsPlannedAsALaterMicroBatchAndAFirst) {
 }
 
 class AccumulationUnder : public ::testing::TestWithParam<double> {};
-INSTANTIATE_TEST_SUITE_P(Shares, AccumulationUnder, ::testing::Values(100.0, 80.0));
+INSTANTIATE_TEST_SUITE_P(Shares, AccumulationUnder, ::testing::Values(100.0, 85.0));
 
 TEST_P(AccumulationUnder, FollowsItsPlansWithinTheBudgetBitForBit) {
   Config config = accumulating("planned", 4);

@@ -94,6 +94,10 @@ TEST(Knobs, AreTurnedWhereTheyDoSomething) {
   config.lora.rank = 2;
   config.lora.dropout = 0.1;
   EXPECT_EQ(turned("mlp_tile", config), std::nullopt) << "other masks";
+  config.lora.dropout = 0;
+  EXPECT_NE(turned("mlp_tile", config), std::nullopt);
+  config.lora.adapter = "adapter";
+  EXPECT_EQ(turned("mlp_tile", config), std::nullopt) << "it may have dropout";
 }
 
 TEST(Knobs, ThatAreNotKnownAreRefused) {

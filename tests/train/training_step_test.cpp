@@ -79,7 +79,7 @@ TEST(TrainingStep, AnEvaluationAsksForNoMoreThanTheTrainingStepWhichMakesGradien
 
 TEST(TrainingStep, UnderAPlanItIsThePlainOne) {
   Config config = two_blocks("plain");
-  config.memory.budget = plan::Percent{70};
+  config.memory.budget = plan::Percent{80};
   Experiment experiment(config);
   TrainingStep step(experiment);
   Session session = plan_session(experiment, Kinds::Training);
