@@ -138,9 +138,7 @@ class PyRerunScope {
   std::optional<replay::RerunFrameScope> scope_;
 };
 
-}  // namespace
-
-void bind_regions(py::module_& m) {
+void bind_declarations(py::module_& m) {
   m.def(
       "declare_operator",
       [](const std::string& name, const std::vector<int>& writes, std::optional<int> writes_only_if,
@@ -148,6 +146,12 @@ void bind_regions(py::module_& m) {
         record::declare_operator({name, writes, writes_only_if, scratch_result});
       },
       py::arg("name"), py::arg("writes"), py::arg("writes_only_if"), py::arg("scratch_result"));
+}
+
+}  // namespace
+
+void bind_regions(py::module_& m) {
+  bind_declarations(m);
   py::enum_<Choice>(m, "Choice", "What a policy says of the results of one operator.")
       .value("PreferRecompute", Choice::PreferRecompute)
       .value("PreferKeep", Choice::PreferKeep)

@@ -27,7 +27,7 @@ class OutputImpl : public torch::nn::Module {
         norm_(register_module("LayerNorm", LayerNorm(o.width, o.norm_epsilon))) {}
 
   at::Tensor forward(const at::Tensor& made, const at::Tensor& input) {
-    return norm_(ops::dropout(dense_(made), dropout_, is_training()) + input);
+    return norm_(ops::dropout(dense_(made), is_training() ? dropout_ : 0) + input);
   }
 
  private:
@@ -159,7 +159,7 @@ class BertImpl::Embeddings : public torch::nn::Module {
     const at::Tensor types = input.token_types.defined() ? types_(input.token_types) : types_->weight.select(0, 0);
     at::Tensor x = at::embedding(words_->weight, input.tokens, padding_) + types;
     x = x + positions_->weight.narrow(0, 0, input.tokens.size(1));
-    return ops::dropout(norm_(x), dropout_, is_training());
+    return ops::dropout(norm_(x), is_training() ? dropout_ : 0);
   }
 
   [[nodiscard]] const at::Tensor& words() const { return words_->weight; }
@@ -257,7 +257,7 @@ BertClassifierImpl::BertClassifierImpl(const BertOptions& options, std::int64_t 
       classifier_(register_module("classifier", Linear(options.width, classes, true))) {}
 
 at::Tensor BertClassifierImpl::forward(const BertInput& input) {
-  const at::Tensor text = ops::dropout(encoder_->pooled(encoder_(input)), dropout_, is_training());
+  const at::Tensor text = ops::dropout(encoder_->pooled(encoder_(input)), is_training() ? dropout_ : 0);
   const ModuleScope scope("classifier");
   return classifier_(text);
 }

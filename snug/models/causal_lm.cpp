@@ -72,7 +72,7 @@ at::Tensor CausalLmImpl::embed(const at::Tensor& tokens, const DocumentRows* row
     const at::Tensor& table = learned->table->weight;
     const at::Tensor x = rows != nullptr ? parts_.tokens(tokens) + at::embedding(table, rows->positions)
                                          : parts_.tokens(tokens) + table.narrow(0, input.seen, tokens.size(1));
-    return ops::dropout(x, learned->dropout, is_training());
+    return ops::dropout(x, is_training() ? learned->dropout : 0);
   }
   const at::Tensor x = parts_.tokens(tokens);
   // In the type of the weights, and not that of autocast, as the reference has it.

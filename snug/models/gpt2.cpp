@@ -62,7 +62,7 @@ class Gpt2Block : public DecoderBlock {
     const at::Tensor value = split_heads(parts[2], heads_), key = split_heads(parts[1], heads_);
     const at::Tensor query = split_heads(parts[0], heads_);
     const double dropout = is_training() ? attention_dropout_ : 0.0;
-    return ops::dropout(output_(attend(query, key, value, input, dropout)), residual_dropout_, is_training());
+    return ops::dropout(output_(attend(query, key, value, input, dropout)), is_training() ? residual_dropout_ : 0);
   }
 
   at::Tensor feed_forward(const at::Tensor& x, std::int64_t rows) {
@@ -70,7 +70,7 @@ class Gpt2Block : public DecoderBlock {
     const at::Tensor y = in_parts(feed_forward_norm_(x), rows, [this](const at::Tensor& part) {
       return down_->after({.x = up_(part), .f = ops::Activation::GeluTanh});
     });
-    return ops::dropout(y, residual_dropout_, is_training());
+    return ops::dropout(y, is_training() ? residual_dropout_ : 0);
   }
 
   std::int64_t heads_;

@@ -37,7 +37,8 @@ at::Tensor LinearImpl::forward(const at::Tensor& x) {
   }
   if (!adapter_) return y;
   Adapter& a = *adapter_;
-  const at::Tensor narrow = a.down(ops::dropout(x.to(a.down->weight.scalar_type()), a.options.dropout, is_training()));
+  const at::Tensor narrow =
+      a.down(ops::dropout(x.to(a.down->weight.scalar_type()), is_training() ? a.options.dropout : 0));
   return (y + a.up(narrow) * a.options.factor()).to(y.scalar_type());
 }
 

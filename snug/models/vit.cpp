@@ -60,7 +60,7 @@ class VitEmbeddingsImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& images) {
     const ModuleScope scope("embeddings");
     const at::Tensor first = class_token_.expand({images.size(0), -1, -1});
-    return ops::dropout(at::cat({first, patches_(images)}, 1) + positions_, dropout_, is_training());
+    return ops::dropout(at::cat({first, patches_(images)}, 1) + positions_, is_training() ? dropout_ : 0);
   }
 
  private:
@@ -101,7 +101,7 @@ class VitLayerImpl : public torch::nn::Module {
   at::Tensor forward(at::Tensor x) {
     {
       const ModuleScope scope("attention");
-      x = x + ops::dropout(attention_(attention_norm_(x)), dropout_, is_training());
+      x = x + ops::dropout(attention_(attention_norm_(x)), is_training() ? dropout_ : 0);
     }
     at::Tensor inner;
     {
@@ -109,7 +109,7 @@ class VitLayerImpl : public torch::nn::Module {
       inner = at::gelu(up_(feed_forward_norm_(x)));
     }
     const ModuleScope scope("output");
-    return x + ops::dropout(down_(inner), dropout_, is_training());
+    return x + ops::dropout(down_(inner), is_training() ? dropout_ : 0);
   }
 
  private:

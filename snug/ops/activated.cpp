@@ -42,24 +42,6 @@ bool agrees(c10::ScalarType type) {
   return same_bytes(y, activated(x, f)) && same_bytes(of_x, slope_times(of_y, x, f));
 }
 
-template <Activation f>
-bool agrees_in(c10::ScalarType type) {
-  static const bool of_float = agrees<f>(at::kFloat), of_double = agrees<f>(at::kDouble);
-  static const bool of_bfloat16 = agrees<f>(at::kBFloat16), of_half = agrees<f>(at::kHalf);
-  switch (type) {
-    case at::kFloat:
-      return of_float;
-    case at::kDouble:
-      return of_double;
-    case at::kBFloat16:
-      return of_bfloat16;
-    case at::kHalf:
-      return of_half;
-    default:
-      return false;
-  }
-}
-
 /// Whether n numbers are whole vectors for each of LibTorch's threads, which are as many as there is work for, and for
 /// at::gelu all.
 bool in_whole_vectors(std::int64_t n) {
@@ -161,9 +143,9 @@ bool has_activation_kernel(Activation f, at::ScalarType type) {
     case Activation::Gelu:
       return false;  // It is oneDNN's.
     case Activation::GeluTanh:
-      return agrees_in<Activation::GeluTanh>(type);
+      return once_for<agrees<Activation::GeluTanh>>(type);
     case Activation::Silu:
-      return agrees_in<Activation::Silu>(type);
+      return once_for<agrees<Activation::Silu>>(type);
   }
   return false;
 }

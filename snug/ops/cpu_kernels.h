@@ -11,4 +11,23 @@ const kernels::Table& cpu_kernels();
 /// Whether kernels are for numbers of that type.
 bool kernels_take(c10::ScalarType type);
 
+/// test(type), once in the process for each type that kernels take; false for others.
+template <bool (*test)(c10::ScalarType)>
+bool once_for(c10::ScalarType type) {
+  static const bool of_float = test(c10::kFloat), of_double = test(c10::kDouble);
+  static const bool of_bfloat16 = test(c10::kBFloat16), of_half = test(c10::kHalf);
+  switch (type) {
+    case c10::kFloat:
+      return of_float;
+    case c10::kDouble:
+      return of_double;
+    case c10::kBFloat16:
+      return of_bfloat16;
+    case c10::kHalf:
+      return of_half;
+    default:
+      return false;
+  }
+}
+
 }  // namespace snug::ops

@@ -120,12 +120,12 @@ TORCH_LIBRARY_IMPL(snug, CompositeExplicitAutograd, library) {
   library.impl("times_bits", times_bits_kernel);
 }
 
-at::Tensor dropout(const at::Tensor& x, double probability, bool is_training) {
+at::Tensor dropout(const at::Tensor& x, double probability) {
   // What stays would be more than fp16 holds.
   constexpr double kMostKept = 6e4;
-  const bool draws = is_training && probability > 0 && (1 - probability) * kMostKept > 1 && x.numel() > 0;
+  const bool draws = probability > 0 && (1 - probability) * kMostKept > 1 && x.numel() > 0;
   const bool takes = x.is_cpu() && x.layout() == at::kStrided && x.is_contiguous() && kernels_take(x.scalar_type());
-  if (!draws || !takes || !draws_bytes_alike()) return at::dropout(x, probability, is_training);
+  if (!draws || !takes || !draws_bytes_alike()) return at::dropout(x, probability, /*train=*/true);
   return Dropout::apply(x, probability);
 }
 

@@ -7,7 +7,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <cstring>
+#include <initializer_list>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -128,7 +128,7 @@ const auto& norm_backward_op() {
 }
 
 /// Whether the kernels have the bits of the LibTorch that runs, on numbers of both signs and several sizes.
-bool norm_agrees(at::ScalarType type, std::int64_t width) {
+bool norm_agrees_at(at::ScalarType type, std::int64_t width) {
   const at::InferenceMode no_graph;
   constexpr std::int64_t kRows = 4;
   const at::Tensor x = (at::linspace(-3, 2, kRows * width, at::kDouble).sin() * 3).to(type).view({kRows, width});
@@ -138,24 +138,8 @@ bool norm_agrees(at::ScalarType type, std::int64_t width) {
 }
 
 bool norm_agrees(at::ScalarType type) {
-  const auto all = [](at::ScalarType t) {
-    return std::ranges::all_of(std::initializer_list<std::int64_t>{8, 100, 576, 4099},
-                               [t](std::int64_t width) { return norm_agrees(t, width); });
-  };
-  static const bool of_float = all(at::kFloat), of_double = all(at::kDouble);
-  static const bool of_bfloat16 = all(at::kBFloat16), of_half = all(at::kHalf);
-  switch (type) {
-    case at::kFloat:
-      return of_float;
-    case at::kDouble:
-      return of_double;
-    case at::kBFloat16:
-      return of_bfloat16;
-    case at::kHalf:
-      return of_half;
-    default:
-      return false;
-  }
+  return std::ranges::all_of(std::initializer_list<std::int64_t>{8, 100, 576, 4099},
+                             [type](std::int64_t width) { return norm_agrees_at(type, width); });
 }
 
 bool has_norm_kernel(const at::Tensor& x, const at::Tensor& weight) {
@@ -164,7 +148,7 @@ bool has_norm_kernel(const at::Tensor& x, const at::Tensor& weight) {
   // at::mul raises to the wider of two types.
   const bool fits = !weight.defined() || (weight.is_cpu() && weight.dim() == 1 && weight.size(0) == x.size(-1) &&
                                           c10::promoteTypes(weight.scalar_type(), norm_type(x)) == norm_type(x));
-  return fits && norm_agrees(x.scalar_type());
+  return fits && once_for<norm_agrees>(x.scalar_type());
 }
 
 at::Tensor composed_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon) {
