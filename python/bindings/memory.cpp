@@ -85,7 +85,7 @@ std::unique_ptr<memory::Monitor> make_monitor(const std::string& device, double 
   if (appends) options.existing = JsonLines::Existing::Append;
   options.alarms.growth_steps = growth_steps;
   options.alarms.headroom = headroom;
-  return std::make_unique<memory::Monitor>(std::move(options));
+  return std::make_unique<memory::Monitor>(options);
 }
 
 }  // namespace

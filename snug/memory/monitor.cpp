@@ -38,11 +38,10 @@ class Monitor::Thread {
     if (interval_ > 0) thread_ = std::thread([this] { run(); });
   }
   ~Thread() {
-    if (is_parents()) {
-      // It does not run here.
-      static_cast<void>(new std::thread(std::move(thread_)));
-    } else {
+    if (!is_parents()) {
       stop();
+    } else if (thread_.joinable()) {
+      thread_.detach();  // it does not run here
     }
   }
   Thread(const Thread&) = delete;
@@ -129,7 +128,7 @@ class Monitor::Thread {
   std::thread thread_;
 };
 
-Monitor::Monitor(MonitorOptions options)
+Monitor::Monitor(const MonitorOptions& options)
     : memory_(device_memory(options.device)),
       began_(monotonic_seconds()),
       meter_(memory_.meter()),

@@ -34,7 +34,7 @@ struct MonitorOptions {
 /// A file that cannot be written to ends the lines and nothing else: see close(). One thread, beside its own.
 class Monitor {
  public:
-  explicit Monitor(MonitorOptions options = {});
+  explicit Monitor(const MonitorOptions& options = {});
   /// As close(), without a word.
   ~Monitor();
   Monitor(const Monitor&) = delete;

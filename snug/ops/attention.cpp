@@ -143,8 +143,7 @@ Three backward_kernel_of_attention(const at::Tensor& of_out, const at::Tensor& q
                                    const at::Tensor& value, const at::Tensor& log_sums, bool is_causal) {
   const NoAutocast no_autocast(c10::DispatchKey::AutocastCPU);
   const Scores all(query, key, is_causal);
-  Three of_all{at::empty_like(query), at::empty_like(key), at::empty_like(value)};
-  auto& [of_query, of_key, of_value] = of_all;
+  at::Tensor of_query = at::empty_like(query), of_key = at::empty_like(key), of_value = at::empty_like(value);
   const at::Tensor room = all.room();
   // Over groups of rows and of heads: in fp32, where they are the tensors' type.
   const at::Tensor key_sums =
@@ -166,7 +165,7 @@ Three backward_kernel_of_attention(const at::Tensor& of_out, const at::Tensor& q
     of_key[b].copy_(all.of_groups(key_sums));
     of_value[b].copy_(all.of_groups(value_sums));
   }
-  return of_all;
+  return {of_query, of_key, of_value};
 }
 
 using Forward = decltype(forward_kernel_of_attention);

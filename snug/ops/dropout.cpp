@@ -27,7 +27,8 @@ double kept_factor(const at::Tensor& x, double probability) {
 }
 
 at::Tensor times_bits_kernel(const at::Tensor& x, const at::Tensor& bits, double probability) {
-  const at::Tensor in = x.contiguous(), y = at::empty_like(in);
+  const at::Tensor in = x.contiguous();
+  at::Tensor y = at::empty_like(in);
   const kernels::MaskedNumbers all{.x = in.const_data_ptr(),
                                    .y = y.mutable_data_ptr(),
                                    .bits = bits.const_data_ptr<std::uint8_t>(),

@@ -60,7 +60,7 @@ void for_heads(const at::Tensor& x, const Work& work) {
 }
 
 at::Tensor rotate_kernel(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines) {
-  const at::Tensor y = at::empty_like(x, x.options().dtype(cosines.scalar_type()));
+  at::Tensor y = at::empty_like(x, x.options().dtype(cosines.scalar_type()));
   kernels::RotatedHeads heads = heads_of(x, y, cosines, sines);
   heads.x = x.const_data_ptr();
   for_heads(x,
@@ -71,7 +71,7 @@ at::Tensor rotate_kernel(const at::Tensor& x, const at::Tensor& cosines, const a
 at::Tensor rotate_back_kernel(const at::Tensor& of_y, const at::Tensor& cosines, const at::Tensor& sines,
                               at::ScalarType type) {
   const at::Tensor above = of_y.stride(3) == 1 ? of_y : of_y.contiguous();
-  const at::Tensor of_x = at::empty_like(above, above.options().dtype(type));
+  at::Tensor of_x = at::empty_like(above, above.options().dtype(type));
   kernels::RotatedHeads heads = heads_of(of_x, above, cosines, sines);
   heads.of_x = of_x.mutable_data_ptr();
   for_heads(of_x, [&](std::int64_t first, std::int64_t last) { cpu_kernels().rotate_back(type, heads, first, last); });

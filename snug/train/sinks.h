@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "snug/base/json_lines.h"
@@ -47,8 +46,8 @@ class MetricsSink final : public Sink {
 /// each step (memory.jsonl).
 class MonitorSink final : public Sink {
  public:
-  MonitorSink(memory::MonitorOptions options, report::Progress& progress)
-      : monitor_(std::move(options)), progress_(progress) {}
+  MonitorSink(const memory::MonitorOptions& options, report::Progress& progress)
+      : monitor_(options), progress_(progress) {}
   void step(const StepRecord& record) override;
   void ends(const TrainResult& result) override;
 

@@ -126,7 +126,7 @@ class Run {
                                    .existing = existing};
     watched.alarms.growth_steps = config_.monitor.growth_steps;
     watched.alarms.headroom = config_.monitor.headroom;
-    sinks_.push_back(std::make_unique<MonitorSink>(std::move(watched), progress_));
+    sinks_.push_back(std::make_unique<MonitorSink>(watched, progress_));
     for (const auto& sink : sinks_) sink->begins(config_, result_.parameters);
   }
 
