@@ -65,6 +65,8 @@ def measured(options, folder):
         found, rejected = turns_of(steppers, options.turns)
         if len(found) < options.turns:
             sys.exit(f"bench-lora: other processes took over {BUSY:.0%} of the machine in {rejected} turns")
+        if "problem" in rows[0]:
+            sys.exit(f"bench-lora: {rows[0]['name']}, which the others are compared with, does not run: {rows[0]['problem']}")
         running = [row for row in rows if "problem" not in row]
         for i, row in enumerate(running):
             row |= steppers[i].end()

@@ -115,6 +115,7 @@ void bind_memory(py::module_& m) {
       .def("step", &step, py::arg("step"), py::arg("loss_scale"), NoGil())
       .def("close", &memory::Monitor::close, NoGil())
       .def("timeline", &memory::Monitor::timeline, NoGil())
+      .def_property_readonly("peak", &memory::Monitor::peak)
       .def_property_readonly("step_peak", &memory::Monitor::step_peak);
   m.def(
       "memory_sample",

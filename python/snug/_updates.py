@@ -19,6 +19,16 @@ def _numbers_of(optimizer: Any) -> list[dict[str, Any]]:
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
+def refuse_hooks(optimizers: list[Any]) -> None:
+    """What an optimizer runs around each step would run for each parameter."""
+    for optimizer in optimizers:
+        if getattr(optimizer, "_optimizer_step_pre_hooks", None) or getattr(optimizer, "_optimizer_step_post_hooks", None):
+            raise UsageError(
+                f"fit: in_backward is True, and {type(optimizer).__name__} has hooks around its step, which would run once for "
+                f"each parameter; do what they do after session.backward(), or leave in_backward out"
+            )
+
+
 class ParameterSteps:
     """Steps of optimizers for one parameter at a time."""
 
@@ -70,19 +80,25 @@ class UpdatesInBackward:
             parameter.grad = None
 
     def __enter__(self) -> None:
+        refuse_hooks(self._steps.optimizers)
         self._on = True
 
     def __exit__(self, *_: object) -> None:
         self._on = False
 
-    def check(self) -> None:
-        """After a backward pass with updates: none is left."""
-        left = sum(p.grad is not None for o in self._steps.optimizers for p in ParameterSteps.parameters_of(o))
-        if left:
-            raise UsageError(
-                f"session: {left} parameters of the optimizer have gradients that no update has used, as they began to train "
-                f"after fit; close the session and fit again"
-            )
+    def finish(self) -> None:
+        """After a backward pass with updates: of gradients that did not arrive in it, as they are of earlier micro-batches or of
+        parameters that began to train since."""
+        for optimizer in self._steps.optimizers:
+            for parameter in ParameterSteps.parameters_of(optimizer):
+                if parameter.grad is None:
+                    continue
+                if not self._steps.step(parameter):
+                    raise UsageError(
+                        "session: the optimizer was given parameters after fit, which updates in backward do not know; close the "
+                        "session and fit again"
+                    )
+                parameter.grad = None
 
     def remove(self) -> None:
         for hook in self._hooks:

@@ -7,6 +7,7 @@ import contextlib
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,6 +113,14 @@ class _Names:
         self._handles = []
 
 
+_naming: weakref.WeakSet[Callable[..., None]] = weakref.WeakSet()
+
+
+def is_naming(hook: Callable[..., Any]) -> bool:
+    """Whether a hook is one of name_modules: it changes nothing of what a module computes."""
+    return hook in _naming
+
+
 def name_modules(model: torch.nn.Module) -> _Names:
     """Names the operators of every submodule by its path ("layers.3.attention"), as ModuleScope does, by hooks around
     their calls. For policies, Selective.keep_modules and messages. Returns what removes the hooks."""
@@ -132,6 +141,7 @@ def name_modules(model: torch.nn.Module) -> _Names:
             if mine is not None:
                 close_down_to(open_scopes, mine)
 
+        _naming.update((enter, leave))
         return enter, leave
 
     def close_down_to(open_scopes: list[Any], size: int) -> None:

@@ -14,7 +14,7 @@ from ._agreement import Group
 from ._capture import Recorded, loss_of
 from ._core import StepReport
 from ._rehearsal import Rehearsals, leaves_kept
-from ._updates import UpdatesInBackward
+from ._updates import UpdatesInBackward, refuse_hooks
 from .choices import Allowed
 from .devices import device_of
 from .errors import UsageError
@@ -183,6 +183,8 @@ class _Fitted:
         request = _request(budget)
         rehearsals = Rehearsals(optimizer, update, in_backward)
         self.updates = rehearsals.steps() if in_backward else None
+        if self.updates is not None:
+            refuse_hooks(self.updates.optimizers)
         chosen = self.allowed(step)
         group = Group(process_group)
         self.agreement = group.agreement()
@@ -241,12 +243,17 @@ class Session:
         run = step if step is not None else self._step
         if run is None:
             raise UsageError("session: it has no step of its own; give one: backward(batch, step)")
+        if self._updates is None and not update:
+            raise UsageError(
+                "session: update=False is for sessions with in_backward=True; without it, it is the step or your loop that updates: "
+                "do not call the optimizer there"
+            )
         chosen = self._allowed(run)
         if self._updates is None or not update:
             return self._core.backward(lambda: loss_of(chosen, batch))
         with self._updates:
             loss = self._core.backward(lambda: loss_of(chosen, batch))
-        self._updates.check()
+        self._updates.finish()
         return loss
 
     @property

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from . import _core
+from .checkpointing import is_naming
 from .errors import UsageError
 
 
@@ -37,9 +38,10 @@ def _activation(module: nn.Module) -> str | None:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """That calling it does no more than its forward: no hooks, and no other forward put into it."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return not any(hooks) and "forward" not in module.__dict__ and not torch.nn.modules.module._has_any_global_hook()
+    """That calling it does no more than its forward: no hooks, but those of name_modules, and no other forward put into it."""
+    all_hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    hooks = [hook for some in all_hooks for hook in some.values() if not is_naming(hook)]
+    return not hooks and "forward" not in module.__dict__ and not torch.nn.modules.module._has_any_global_hook()
 
 
 def _gated_forward(module: Any, x: torch.Tensor) -> torch.Tensor:
@@ -92,7 +94,8 @@ def _expression(function: Any) -> str | None:
 @functools.cache
 def _is_written_as(base: type[nn.Module], forward: Any) -> bool:
     """Whether a class's forward is that expression."""
-    return _expression(base.forward) == _expression(forward)
+    written = _expression(forward)
+    return written is not None and _expression(base.forward) == written
 
 
 class _Kind:
@@ -119,7 +122,8 @@ class _Gated(_Kind):
         parts = dict(module.named_children())
         if set(parts) != {"gate_proj", "up_proj", "down_proj", "act_fn"}:
             return False
-        return _is_written_as(base, _gated_forward) and _activation(parts["act_fn"]) is not None
+        activation = parts["act_fn"]
+        return _is_written_as(base, _gated_forward) and _activation(activation) is not None and _is_plain(activation)
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         if len(args) != 1 or kwargs or _in_transform():
@@ -229,7 +233,7 @@ def fuse(model: nn.Module, *, allow: Sequence[str] = (), mlp_rows: int = 512) ->
         for kind in kinds:
             # What is fused already may still be tiled, or by another number of rows.
             is_new = before is None or (kind is _TiledGated and (before is _Gated or module.__dict__.get("snug_rows") != mlp_rows))
-            if not is_new or not _is_plain(module) or not kind.recognizes(module, base):
+            if not is_new or "forward" in module.__dict__ or not kind.recognizes(module, base):
                 continue
             module.__class__ = _class_of(kind, base)
             if kind is _TiledGated:

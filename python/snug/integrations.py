@@ -19,8 +19,8 @@ class SnugCallback(transformers.TrainerCallback):
         trainer = Trainer(..., callbacks=[SnugCallback(budget="8GiB")])
         trainer.train()
 
-    The first training step is recorded and planned; every step then runs under the plan, accumulation and mixed precision
-    as the Trainer has them. `allow` as in fit. `session` is the running one, `plan` what was planned.
+    The first training step is recorded and planned, with the gradients of earlier micro-batches where the Trainer accumulates;
+    every step then runs under the plan, with mixed precision as the Trainer has it. `allow` as in fit. `session` is the running one, `plan` what was planned.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class SnugCallback(transformers.TrainerCallback):
         self._strategy = strategy
         self._device = device
         self._optimizer: Any = None
+        self._micro_batches = 1
         self.session: Session | None = None
         self.plan: Plan | None = None
         self.steps = 0
@@ -58,6 +59,7 @@ class SnugCallback(transformers.TrainerCallback):
                     device=self._device,
                     optimizer=self._optimizer,
                     allow=self._allow,
+                    micro_batches=self._micro_batches,
                 )
                 self.session._forget_step()
                 self.plan = self.session.plan
@@ -69,8 +71,9 @@ class SnugCallback(transformers.TrainerCallback):
         self.replayed_ops += self.session.last_step.replayed_ops
         return result[0]
 
-    def on_train_begin(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
+    def on_train_begin(self, args: Any, *_: Any, optimizer: Any = None, **__: Any) -> None:
         self._close()  # of a run that failed
+        self._micro_batches = args.gradient_accumulation_steps
         self._optimizer = optimizer
 
     def on_train_end(self, *_: Any, **__: Any) -> None:

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_map
 from . import _core
 from .errors import Error
 
-# Projections of at least so many columns, and so many for each row, are taken for logits of a vocabulary. What is none is
-# made at its first use, with the bits that it would have had.
-_FEWEST, _FEWEST_EACH = 4096, 8
+# Projections of at least so many columns are taken for logits of a vocabulary, if a table of as many embeddings has been looked up
+# in, or if they are more than so many for each row. What is none is made at its first use, with the bits that it would have had.
+_FEWEST, _MORE_THAN_EACH = 4096, 8
 _IGNORED = -100
 DEFAULT_TILE = 32 << 20
 
@@ -329,12 +329,22 @@ class tiled_loss(TorchFunctionMode):
     def __init__(self, tile: int = DEFAULT_TILE) -> None:
         super().__init__()
         self.tile = tile
+        self._vocabularies: set[int] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.linear:
             return self._linear(*args, **kwargs)
+        if func is F.embedding:
+            self._look_up(*args, **kwargs)
         return func(*args, **kwargs)
+
+    def _look_up(self, input: Any, weight: Any, *_: Any, **__: Any) -> None:
+        if isinstance(weight, torch.Tensor) and weight.dim() == 2:
+            self._vocabularies.add(weight.shape[0])
+
+    def _is_vocabulary(self, columns: int, width: int) -> bool:
+        return columns >= _FEWEST and (columns in self._vocabularies or columns > _MORE_THAN_EACH * width)
 
     def _linear(self, input: Any, weight: Any, bias: Any = None) -> Any:
         hidden = input
@@ -342,7 +352,7 @@ class tiled_loss(TorchFunctionMode):
         if not plain or weight.dim() != 2 or hidden.dim() < 2 or hidden.dtype not in _TYPES:
             return F.linear(hidden, weight, bias)
         columns, width = weight.shape
-        if columns < max(_FEWEST, _FEWEST_EACH * width) or hidden.shape[-1] != width:
+        if not self._is_vocabulary(columns, width) or hidden.shape[-1] != width:
             return F.linear(hidden, weight, bias)
         projection = _Projection(hidden, weight, bias)
         if projection.hidden.dtype != projection.weight.dtype:

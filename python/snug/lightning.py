@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,13 +36,19 @@ class SnugCallback(pl.Callback):
     For automatic optimization; with manual optimization call `session.backward(batch, step)` in the module's own
     training_step. The first training step is recorded and planned, for which it runs two more times (what it logs then
     does not count, counters of its own do); every step then runs under the plan, with accumulation, clipping and precision
-    as the Trainer has them. Gradients of the step before are zeroed before the forward pass and not after it, so that both
+    as the Trainer has them. `allow` as in fit. Gradients of the step before are zeroed before the forward pass and not after it, so that both
     need not fit at once. `session` is the running one, `plan` what was planned.
     """
 
     def __init__(
-        self, budget: Size, strategy: str = "optimal", *, device: str | torch.device | None = None
+        self,
+        budget: Size,
+        strategy: str = "optimal",
+        *,
+        device: str | torch.device | None = None,
+        allow: Sequence[str] = (),
     ) -> None:
+        self._allow = allow
         self._budget = budget
         self._strategy = strategy
         self._device = device
@@ -116,7 +122,8 @@ class SnugCallback(pl.Callback):
         try:
             self.session = fit(
                 lambda _: _loss_of(step_fn()), inputs, self._budget, strategy=self._strategy,
-                device=self._device, optimizer=trainer.optimizers,
+                device=self._device, optimizer=trainer.optimizers, allow=self._allow,
+                micro_batches=trainer.accumulate_grad_batches,
             )
         finally:
             loop._results = logged

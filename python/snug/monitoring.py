@@ -57,13 +57,13 @@ class Monitor:
                 monitor.step()
         print(monitor.peak, monitor.by_tag, monitor.alarms)
 
-    It starts the device's peak figures again. `step()` ends a step: step_peak is its own peak, and what is wrong
+    `peak` is the highest since its beginning, now; by_tag, what that is of, is there after the `with`. It starts the device's peak
+    figures again (memory_stats). `step()` ends a step: step_peak is its own peak, and what is wrong
     is warned of as MemoryAlarm, once for as long as it lasts, and kept in `alarms`. A thread takes a sample every `interval`
     seconds (None: none; by default each millisecond, and none where there is a file): `timeline` has at most 20,000 of them, of which
     every other one goes when there are more. `file` gets a JSON line for each step, sample and alarm: bytes by what they are for, the
     process's resident memory and who has it, what the device has free; append=True goes on behind what is there, as a second `with`
-    of the same Monitor does. peak is exact where one thread allocates; of several, a step's has all of them at their own highest at
-    once. growth_steps: steps over which memory must not have grown all the while; headroom: the share of the
+    of the same Monitor does. growth_steps: steps over which memory must not have grown all the while; headroom: the share of the
     device's memory that must stay free; 0 turns either off.
     """
 
@@ -90,8 +90,8 @@ class Monitor:
         self._timeline: list[tuple[float, int]] = []
         self._steps = 0
         self.before = 0
-        self.peak = 0
         self.step_peak = 0
+        self._peak = 0
         self.by_tag: dict[str, int] = {}
         self.alarms: list[Alarm] = []
 
@@ -101,7 +101,7 @@ class Monitor:
         self._steps = 0
         self.alarms = []
         _core.reset_peak(self._device)
-        self.before = self.peak = memory_stats(self._device)["allocated"]
+        self.before = memory_stats(self._device)["allocated"]
         return self
 
     def step(self, loss_scale: float | None = None) -> list[Alarm]:
@@ -126,9 +126,13 @@ class Monitor:
                 raise
         finally:
             self._timeline = monitor.timeline()
-            stats = memory_stats(self._device)
-            self.peak = stats["allocated_peak"]
-            self.by_tag = stats["at_peak_by_tag"]
+            self._peak = monitor.peak
+            self.by_tag = memory_stats(self._device)["at_peak_by_tag"]
+
+    @property
+    def peak(self) -> int:
+        """Bytes: the highest since the beginning of the `with`."""
+        return self._peak if self._monitor is None else self._monitor.peak
 
     @property
     def timeline(self) -> list[tuple[float, int]]:

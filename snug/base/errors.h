@@ -22,5 +22,14 @@ class UsageError : public Error {
 
 /// In a catch block, where snug was called by LibTorch: throws the error on, as the front end translates it.
 [[noreturn]] void throw_into_libtorch();
+/// The same of a new error.
+template <class E>
+[[noreturn]] void throw_into_libtorch(E error) {
+  try {
+    throw error;
+  } catch (...) {
+    throw_into_libtorch();
+  }
+}
 
 }  // namespace snug

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -21,6 +22,14 @@ namespace {
                           std::generic_category().message(error)));
 }
 
+/// As of a process that was killed, or a disk that was full.
+bool ends_within_a_line(const std::filesystem::path& path) {
+  if (!std::filesystem::is_regular_file(path)) return false;
+  std::ifstream file(path, std::ios::binary);
+  if (!file.seekg(-1, std::ios::end)) return false;
+  return file.get() != '\n';
+}
+
 }  // namespace
 
 JsonLines::JsonLines(std::filesystem::path path, Existing existing) : path_(std::move(path)) {
@@ -30,6 +39,8 @@ JsonLines::JsonLines(std::filesystem::path path, Existing existing) : path_(std:
   const int start = existing == Existing::Replace ? O_TRUNC : 0;
   descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND | start, 0666);
   if (descriptor_ < 0) fail("open", path_, errno);
+  if (existing == Existing::Append && ends_within_a_line(path_) && ::write(descriptor_, "\n", 1) < 0)
+    fail("write to", path_, errno);
 }
 
 JsonLines::JsonLines(JsonLines&& other) noexcept

@@ -79,6 +79,10 @@ int find_largest(const ConfigOptions& options, train::Extent extent) {
         "plan: --largest looks at steps as they are configured, and memory.allow may change them; set what it names "
         "by its own key, and leave it out");
   }
+  if (config.memory.strategy != train::MemoryConfig().strategy) {
+    throw UsageError(fmt::format("plan: --largest makes optimal plans, and memory.strategy is \"{}\"; leave that out",
+                                 config.memory.strategy));
+  }
   const std::optional<Bytes> budget = plan::limit_of(config.memory.budget);
   if (!budget) throw UsageError("plan: --largest needs a budget in bytes; give one with --budget, as in 2GiB");
   train::warm_up(config);

@@ -29,6 +29,7 @@
 #include "snug/train/config.h"
 #include "snug/train/experiment.h"
 #include "snug/train/planned_experiment.h"
+#include "snug/train/whole_step.h"
 
 namespace snug::cli {
 namespace {
@@ -52,15 +53,22 @@ struct PlanReport {
   plan::LowerBound bound;
   double gap = 0;
   double planning_seconds = 0;
+  std::int64_t micro_batches = 1;  ///< of a step; times are of one that adds to gradients
+  double whole_step_seconds = 0;   ///< of all of them and the update
   std::vector<train::Choice> choices;
 };
 
 /// For the first of all kinds of steps.
 PlanReport report_on(std::vector<replay::PlannedStep> kinds, std::optional<plan::Budget> budget,
-                     double planning_seconds) {
+                     double planning_seconds, std::int64_t micro_batches = 1) {
   PlanReport report;
   const double started = monotonic_seconds();
-  report.plan = replay::plan_all(kinds, budget).front();
+  const std::vector<plan::MemoryPlan> plans = replay::plan_all(kinds, budget);
+  report.plan = plans.front();
+  report.micro_batches = micro_batches;
+  report.whole_step_seconds =
+      kinds.front().step.graph.update_seconds +
+      train::whole_step_seconds(kinds, micro_batches, [&](std::size_t i) { return plans[i].predicted_seconds; });
   plan::StepGraph& graph = kinds.front().step.graph;
   report.bound = plan::lower_bound(graph, budget ? budget->for_blocks() : report.plan.predicted_peak);
   report.floor = replay::smallest_budget(kinds);
@@ -107,7 +115,8 @@ PlanReport plan_configuration(const PlanOptions& options) {
   try {
     train::Experiment experiment(chosen.config);
     train::PlannedExperiment planned = train::plan_experiment(experiment, train::Kinds::Run, file);
-    PlanReport report = report_on(std::move(planned.kinds), planned.budget, planned.planning_seconds);
+    PlanReport report =
+        report_on(std::move(planned.kinds), planned.budget, planned.planning_seconds, chosen.config.train.accumulate);
     report.choices = std::move(chosen.choices);
     return report;
   } catch (const DoesNotFit& refusal) {
@@ -144,6 +153,8 @@ nlohmann::ordered_json to_json(const PlanReport& r, const plan::Explanation& why
       {"lower_bound_step_seconds", number_or_null(r.bound.step_seconds)},
       {"gap", number_or_null(r.gap)},
       {"update_seconds", r.graph.update_seconds},
+      {"micro_batches", r.micro_batches},
+      {"whole_step_seconds", r.whole_step_seconds},
       {"update_bytes", r.graph.update_bytes},
       {"planning_seconds", r.planning_seconds},
       {"graph_ops", r.graph.ops.size()},
@@ -179,9 +190,9 @@ void print_plan_summary(const PlanReport& r, const plan::Explanation& why) {
   rows.push_back({"kept for backward", format_bytes(why.all.kept)});
   rows.push_back(
       {"recomputed", fmt::format("{}, {} operators replayed", format_bytes(why.all.recomputed), why.all.replayed_ops)});
-  rows.push_back(
-      {"predicted step", fmt::format("{:.3f} s ({})", p.predicted_seconds,
-                                     more_time(p.predicted_seconds - p.unplanned_seconds, p.unplanned_seconds))});
+  rows.push_back({r.micro_batches > 1 ? "predicted micro-batch" : "predicted step",
+                  fmt::format("{:.3f} s ({})", p.predicted_seconds,
+                              more_time(p.predicted_seconds - p.unplanned_seconds, p.unplanned_seconds))});
   if (std::isfinite(r.bound.step_seconds)) {
     rows.push_back({"no plan is faster than",
                     fmt::format("{:.3f} s ({})", r.bound.step_seconds,
@@ -191,6 +202,10 @@ void print_plan_summary(const PlanReport& r, const plan::Explanation& why) {
   if (r.graph.update_seconds > 0) {
     rows.push_back({"optimizer step", fmt::format("{:.3f} s more, {} above the gradients", r.graph.update_seconds,
                                                   format_bytes(r.graph.update_bytes))});
+  }
+  if (r.micro_batches > 1) {
+    rows.push_back({"the whole step", fmt::format("{:.3f} s, {} micro-batches as above and the optimizer step",
+                                                  r.whole_step_seconds, r.micro_batches)});
   }
   rows.push_back({"planned in", fmt::format("{:.3f} s", r.planning_seconds)});
   print(report::render_table("snug plan: " + p.strategy, rows, report::terminal_columns(stdout)));

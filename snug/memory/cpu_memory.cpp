@@ -312,7 +312,7 @@ class CpuMemory::HighWaterMeter final : public Meter {
   HighWaterMeter(const HighWaterMeter&) = delete;
   HighWaterMeter& operator=(const HighWaterMeter&) = delete;
 
-  Bytes take() override {
+  Peak take() override {
     const std::lock_guard lock(memory_.mutex_);
     return high_water_->take(memory_.stats_.allocated);
   }

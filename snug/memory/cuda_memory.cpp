@@ -34,7 +34,7 @@ class CudaMeter final : public Meter {
   ~CudaMeter() override;
   CudaMeter(const CudaMeter&) = delete;
   CudaMeter& operator=(const CudaMeter&) = delete;
-  Bytes take() override;
+  Peak take() override;
   void keep(Bytes bytes) override;
   void reach(Bytes level) { highest_ = std::max(highest_, level + kept_); }
 
@@ -197,10 +197,11 @@ CudaMeter::~CudaMeter() {
   std::erase(memory_.meters_, this);
 }
 
-Bytes CudaMeter::take() {
+Meter::Peak CudaMeter::take() {
   const std::lock_guard lock(memory_.mutex_);
   kept_ = 0;
-  return std::exchange(highest_, memory_.current_);
+  const Bytes highest = std::exchange(highest_, memory_.current_);
+  return {.allocated = highest, .all_at_once = highest};
 }
 
 void CudaMeter::keep(Bytes bytes) {

@@ -41,9 +41,12 @@ class PressureHandler {
 class Meter {
  public:
   virtual ~Meter() = default;
-  /// The highest `allocated` since the previous call, or the making; on the CPU with all threads at their own highest
-  /// at once (see HighWater).
-  virtual Bytes take() = 0;
+  struct Peak {
+    Bytes allocated = 0;    ///< the highest there was
+    Bytes all_at_once = 0;  ///< on the CPU as if all threads had been at their own highest at once (see HighWater)
+  };
+  /// Since the previous call, or the making.
+  virtual Peak take() = 0;
   /// What the calling thread has just freed counts as if it were there until the next take().
   virtual void keep(Bytes bytes) = 0;
 };

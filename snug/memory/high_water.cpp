@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <utility>
@@ -36,7 +37,8 @@ std::size_t take_slot() {
 
 }  // namespace
 
-HighWater::HighWater(Bytes level) : slot_(take_slot()), window_(next_window()), start_(level) {}
+HighWater::HighWater(Bytes level)
+    : slot_(take_slot()), window_(next_window()), start_(level), level_(level), highest_(level) {}
 
 HighWater::~HighWater() { g_taken[slot_] = false; }
 
@@ -44,14 +46,18 @@ void HighWater::change(Bytes bytes) {
   Share& share = t_shares[slot_];
   if (share.window != window_) share = {window_, 0, 0};
   share.live += bytes;
+  level_ += bytes;
+  highest_ = std::max(highest_, level_);
   if (share.live <= share.peak) return;
   peaks_ += share.live - share.peak;
   share.peak = share.live;
 }
 
-Bytes HighWater::take(Bytes level) {
+Meter::Peak HighWater::take(Bytes level) {
   window_ = next_window();
-  return std::exchange(start_, level) + std::exchange(peaks_, 0);
+  level_ = level;
+  return {.allocated = std::exchange(highest_, level),
+          .all_at_once = std::exchange(start_, level) + std::exchange(peaks_, 0)};
 }
 
 }  // namespace snug::memory

@@ -37,13 +37,7 @@ class Monitor::Thread {
     if (!options.file.empty()) file_.emplace(options.file, options.existing);
     if (interval_ > 0) thread_ = std::thread([this] { run(); });
   }
-  ~Thread() {
-    if (!is_parents()) {
-      stop();
-    } else if (thread_.joinable()) {
-      thread_.detach();  // it does not run here
-    }
-  }
+  ~Thread() { stop(); }
   Thread(const Thread&) = delete;
   Thread& operator=(const Thread&) = delete;
 
@@ -134,15 +128,34 @@ Monitor::Monitor(const MonitorOptions& options)
       meter_(memory_.meter()),
       alarms_(options.alarms),
       thread_(std::make_unique<Thread>(memory_, began_, options)) {
-  peak_ = step_peak_ = meter_->take();
+  peak_ = in_step_ = meter_->take().allocated;
+  step_peak_ = peak_;
 }
 
-Monitor::~Monitor() = default;
+Monitor::~Monitor() {
+  if (!thread_->is_parents()) return;
+  // The thread does not run here, and the locks and conditions are as it held them: nothing may wait for it.
+  static_cast<void>(thread_.release());
+  static_cast<void>(meter_.release());
+}
+
+void Monitor::look() {
+  if (meter_ == nullptr || thread_->is_parents()) return;
+  in_step_ = std::max(in_step_, meter_->take().allocated);
+  peak_ = std::max(peak_, in_step_);
+}
+
+Bytes Monitor::peak() {
+  look();
+  return peak_;
+}
 
 std::vector<Alarm> Monitor::step(std::int64_t step, std::optional<double> loss_scale) {
   if (meter_ == nullptr) throw UsageError("monitor: step() after close(); make another one");
-  step_peak_ = meter_->take();
-  peak_ = std::max(peak_, step_peak_);
+  if (thread_->is_parents())
+    throw UsageError("monitor: step() in a process that was forked since it was made; make another one there");
+  look();
+  step_peak_ = std::exchange(in_step_, 0);
   const StepEnd end{.step = step, .memory = sample(memory_), .loss_scale = loss_scale};
   nlohmann::ordered_json line = thread_->line(end.memory);
   line["peak_bytes"] = step_peak_;
@@ -154,9 +167,13 @@ std::vector<Alarm> Monitor::step(std::int64_t step, std::optional<double> loss_s
   return alarms;
 }
 
-std::vector<std::pair<double, Bytes>> Monitor::timeline() const { return thread_->timeline(); }
+std::vector<std::pair<double, Bytes>> Monitor::timeline() const {
+  if (thread_->is_parents()) return {};
+  return thread_->timeline();
+}
 
 void Monitor::close() {
+  look();
   if (!thread_->is_parents()) meter_.reset();  // there are few
   thread_->close();
 }

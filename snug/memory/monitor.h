@@ -41,16 +41,15 @@ class Monitor {
   Monitor& operator=(const Monitor&) = delete;
 
   /// A step has ended. `loss_scale`: that of the next one, where losses are scaled. Returns what is wrong, each thing
-  /// once for as long as it lasts. Throws UsageError after close().
+  /// once for as long as it lasts. Throws UsageError after close(), and in a process that was forked meanwhile.
   std::vector<Alarm> step(std::int64_t step, std::optional<double> loss_scale = {});
 
-  /// The highest `allocated` since the beginning, as far as steps ended, and that of the last step. To the byte where
-  /// one thread allocates; where several do, with all of them at their own highest at once (see Meter).
-  [[nodiscard]] Bytes peak() const { return peak_; }
+  /// The highest `allocated` since the beginning, until now or its close, and that of the last step.
+  [[nodiscard]] Bytes peak();
   [[nodiscard]] Bytes step_peak() const { return step_peak_; }
 
   /// (seconds since the beginning, bytes allocated), of its thread: at most 20,000, of which every other one goes when
-  /// there are more, so that those of a long run lie further apart.
+  /// there are more, so that those of a long run lie further apart. Empty in a process that was forked meanwhile.
   [[nodiscard]] std::vector<std::pair<double, Bytes>> timeline() const;
 
   /// Ends its thread, its measuring and the file. Throws Error for what could not be written. A second call does
@@ -59,12 +58,14 @@ class Monitor {
 
  private:
   class Thread;
+  void look();
 
   DeviceMemory& memory_;
   double began_;
   std::unique_ptr<Meter> meter_;
   Alarms alarms_;
   Bytes peak_ = 0, step_peak_ = 0;
+  Bytes in_step_ = 0;  // the highest since the last step's end
   std::unique_ptr<Thread> thread_;
 };
 

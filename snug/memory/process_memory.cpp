@@ -1,7 +1,10 @@
 #include "snug/memory/process_memory.h"
 
+#include <algorithm>
 #include <fstream>
 #include <string>
+
+#include "snug/memory/control_group.h"
 
 namespace snug::memory {
 namespace {
@@ -24,6 +27,13 @@ ProcessMemory process_memory() {
           field("/proc/self/status", "RssAnon")};
 }
 
-MachineMemory machine_memory() { return {field("/proc/meminfo", "MemTotal"), field("/proc/meminfo", "MemAvailable")}; }
+MachineMemory machine_memory() {
+  MachineMemory memory{field("/proc/meminfo", "MemTotal"), field("/proc/meminfo", "MemAvailable")};
+  if (const auto group = group_memory(); group && group->limit < memory.total) {
+    memory.total = group->limit;
+    memory.available = std::min(memory.available, group->available);
+  }
+  return memory;
+}
 
 }  // namespace snug::memory

@@ -12,7 +12,8 @@ struct ProcessMemory {
 };
 ProcessMemory process_memory();
 
-/// Physical memory of the machine and what is available now; 0 where the operating system does not tell.
+/// Physical memory of the machine and what is available now, or what a control group leaves this process of them; 0
+/// where the operating system does not tell.
 struct MachineMemory {
   Bytes total = 0;
   Bytes available = 0;

@@ -185,8 +185,7 @@ class Attention : public torch::autograd::Function<Attention> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
-    if (at::GradMode::is_enabled())
-      throw Error("attention: it can be differentiated once; its gradient was asked for with create_graph");
+    only_once("attention");
     static const auto op = operator_of<Backward>("snug::attention_backward");
     const auto saved = context->get_saved_variables();
     const auto [of_query, of_key, of_value] =

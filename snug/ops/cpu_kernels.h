@@ -1,5 +1,6 @@
 #pragma once
 
+#include "snug/ops/found_apart.h"
 #include "snug/ops/kernels/table.h"
 
 namespace snug::ops {
@@ -11,11 +12,11 @@ const kernels::Table& cpu_kernels();
 /// Whether kernels are for numbers of that type.
 bool kernels_take(c10::ScalarType type);
 
-/// test(type), once in the process for each type that kernels take; false for others.
+/// test(type), found apart once in the process for each type that kernels take; false for others.
 template <bool (*test)(c10::ScalarType)>
 bool once_for(c10::ScalarType type) {
-  static const bool of_float = test(c10::kFloat), of_double = test(c10::kDouble);
-  static const bool of_bfloat16 = test(c10::kBFloat16), of_half = test(c10::kHalf);
+  static const bool of_float = found_apart(test, c10::kFloat), of_double = found_apart(test, c10::kDouble);
+  static const bool of_bfloat16 = found_apart(test, c10::kBFloat16), of_half = found_apart(test, c10::kHalf);
   switch (type) {
     case c10::kFloat:
       return of_float;

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "snug/ops/cpu_kernels.h"
+#include "snug/ops/found_apart.h"
 #include "snug/ops/registered.h"
 
 namespace snug::ops {
@@ -96,7 +97,7 @@ class Dropout : public torch::autograd::Function<Dropout> {
 
 /// Whether draws of bytes are those of other numbers in this LibTorch, and leave the generator alike.
 bool draws_bytes_alike() {
-  static const bool alike = [] {
+  static const bool alike = found_apart([] {
     const at::InferenceMode no_graph;
     at::Generator one = at::detail::createCPUGenerator(7), other = at::detail::createCPUGenerator(7);
     constexpr std::int64_t kDraws = 4099;
@@ -106,7 +107,7 @@ bool draws_bytes_alike() {
       if (!at::empty({kDraws}, type).bernoulli_(0.7, other).to(at::kByte).equal(bytes)) return false;
     }
     return one.get_state().equal(other.get_state());
-  }();
+  });
   return alike;
 }
 
@@ -122,7 +123,7 @@ TORCH_LIBRARY_IMPL(snug, CompositeExplicitAutograd, library) {
 }
 
 at::Tensor dropout(const at::Tensor& x, double probability) {
-  // What stays would be more than fp16 holds.
+  // With a larger factor what stays overflows fp16, in which it is multiplied.
   constexpr double kMostKept = 6e4;
   const bool draws = probability > 0 && (1 - probability) * kMostKept > 1 && x.numel() > 0;
   const bool takes = x.is_cpu() && x.layout() == at::kStrided && x.is_contiguous() && kernels_take(x.scalar_type());

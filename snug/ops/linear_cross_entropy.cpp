@@ -154,8 +154,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
-    if (at::GradMode::is_enabled())
-      throw Error("linear cross-entropy: it can be differentiated once; its gradient was asked for with create_graph");
+    only_once("linear cross-entropy");
     const auto saved = context->get_saved_variables();
     auto& types = context->saved_data;
     const at::Tensor factor = types.count("scale") > 0 ? gradients[0].div(types["scale"].toDouble()) : gradients[0];

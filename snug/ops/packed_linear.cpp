@@ -81,8 +81,7 @@ class PackedLinear : public torch::autograd::Function<PackedLinear> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
-    if (at::GradMode::is_enabled())
-      throw Error("packed linear: it can be differentiated once; its gradient was asked for with create_graph");
+    only_once("packed linear");
     const auto saved = context->get_saved_variables();
     return {backward_op().call(gradients[0], saved[0], context->saved_data["format"].toInt()), {}, {}};
   }

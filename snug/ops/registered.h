@@ -19,4 +19,7 @@ using MaybeTensor = std::optional<at::Tensor>;
 inline at::Tensor given(const MaybeTensor& tensor) { return tensor.value_or(at::Tensor()); }
 inline MaybeTensor maybe(const at::Tensor& tensor) { return tensor.defined() ? MaybeTensor(tensor) : std::nullopt; }
 
+/// In the backward pass of what has no second one. Throws Error where gradients of it are asked for.
+void only_once(const char* operation);
+
 }  // namespace snug::ops

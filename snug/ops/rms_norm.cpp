@@ -37,7 +37,7 @@ void for_rows(const at::Tensor& x, const Work& work) {
   at::parallel_for(0, rows_of(x), grain, work);
 }
 
-/// Of its own numbers: weights of a module may have another type.
+/// The weight in the type that sums are in: those of a module may have another.
 at::Tensor weight_for(const at::Tensor& x, const at::Tensor& weight) {
   return weight.defined() ? weight.to(norm_type(x)).contiguous() : at::Tensor();
 }

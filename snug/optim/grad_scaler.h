@@ -67,7 +67,7 @@ class GradScaler {
   /// 1 when it is not enabled.
   [[nodiscard]] double get_scale() const;
   /// The scale where scale() reads it, an fp32 scalar that update() writes in place: for operators that make gradients
-  /// ahead of backward (see ops::LossTile).
+  /// ahead of backward (see ops::LinearLoss).
   [[nodiscard]] const at::Tensor& scale_tensor() const noexcept { return scale_; }
   [[nodiscard]] const GradScalerOptions& options() const noexcept { return options_; }
 

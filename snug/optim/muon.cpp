@@ -5,12 +5,16 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/lerp.h>
 #include <ATen/ops/mm.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 
 #include "snug/base/comma_list.h"
+#include "snug/base/errors.h"
 #include "snug/base/name_pattern.h"
+#include "snug/base/nearest.h"
 #include "snug/memory/tag.h"
 
 namespace snug::optim {
@@ -38,11 +42,12 @@ at::Tensor orthogonal(const at::Tensor& matrix) {
 
 Muon::Muon(const Parameters& parameters, MuonOptions options)
     : Optimizer(parameters, options.others.weight_decay), options_(std::move(options)) {
+  if (!options_.not_matrices.empty() && parameters.names.size() != parameters.tensors.size())
+    throw std::logic_error("Muon: not_matrices needs a name for every parameter");
   const memory::TagScope tag(memory::Tag::Optimizer);
   for (std::size_t i = 0; i < parameters.tensors.size(); ++i) {
-    const bool excepted = i < parameters.names.size() && std::ranges::any_of(options_.not_matrices, [&](const auto& p) {
-                            return name_matches(p, parameters.names[i]);
-                          });
+    const bool excepted =
+        std::ranges::any_of(options_.not_matrices, [&](const auto& p) { return name_matches(p, parameters.names[i]); });
     Kept& kept = kept_.emplace_back();
     if (parameters.tensors[i].dim() == 2 && !excepted) {
       kept.momentum = zeros_for(i);
@@ -78,12 +83,33 @@ std::vector<std::pair<std::string_view, at::Tensor>> Muon::own_state(std::size_t
   return {{"exp_avg", kept.first}, {"exp_avg_sq", kept.second}};
 }
 
+namespace {
+
+constexpr const char* kSeldomMatrices = "*wte*, *wpe*, *embed*, *head*, *classifier*";
+
+/// The default is for any model; what somebody writes is for this one.
+std::vector<std::string> not_matrices(const std::string& text, const std::vector<std::string>& names) {
+  if (names.empty() && text == kSeldomMatrices) return {};
+  std::vector<std::string> patterns = split_at_commas(text);
+  for (const std::string& pattern : patterns) {
+    const auto matches = [&](const std::string& name) { return name_matches(pattern, name); };
+    if (text == kSeldomMatrices || std::ranges::any_of(names, matches)) continue;
+    throw UsageError(fmt::format(
+        "optimizer.muon_except: no parameter that trains has a name of the pattern \"{}\"; {}patterns are of "
+        "whole names, or of their ends behind a dot",
+        pattern, did_you_mean(pattern, names)));
+  }
+  return patterns;
+}
+
+}  // namespace
+
 const OptimizerKind& muon_kind() {
   static const std::vector<OwnKey> keys = [] {
     std::vector<OwnKey> all = adamw_keys();
     all.push_back({"muon_momentum", 0.95, "momentum of matrices", kFraction, {}, Resumed::Free});
     all.push_back({"muon_except",
-                   std::string("*wte*, *wpe*, *embed*, *head*, *classifier*"),
+                   std::string(kSeldomMatrices),
                    "parameters that are updated by AdamW even if they are matrices, with commas between",
                    {}});
     return all;
@@ -92,10 +118,10 @@ const OptimizerKind& muon_kind() {
       .name = "muon",
       .keys = keys,
       .make = [](const Parameters& parameters, const OwnValues& values) -> std::unique_ptr<Optimizer> {
-        return std::make_unique<Muon>(parameters,
-                                      MuonOptions{.momentum = values.number("muon_momentum"),
-                                                  .others = adamw_options(values),
-                                                  .not_matrices = split_at_commas(values.text("muon_except"))});
+        return std::make_unique<Muon>(
+            parameters, MuonOptions{.momentum = values.number("muon_momentum"),
+                                    .others = adamw_options(values),
+                                    .not_matrices = not_matrices(values.text("muon_except"), parameters.names)});
       }};
   return kind;
 }

@@ -6,9 +6,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <stdexcept>
+#include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/memory/offloaded.h"
 #include "snug/memory/tag.h"
 #include "snug/optim/few_bits.h"
 #include "snug/optim/stochastic_rounding.h"
@@ -104,13 +107,40 @@ void Optimizer::step(std::size_t parameter, double learning_rate) {
   update_members(groups_[group_of_[parameter]], {parameter}, learning_rate);
 }
 
+namespace {
+
+/// What tensors hold, out of the device's memory, until it is put back.
+class Aside {
+ public:
+  void add(const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    const c10::Storage& storage = tensor.storage();
+    held_.emplace_back(storage, memory::Offloaded(storage, static_cast<Bytes>(storage.nbytes()), file_));
+  }
+  void put_back() const {
+    for (const auto& [storage, contents] : held_) contents.write_to(storage);
+  }
+
+ private:
+  std::shared_ptr<memory::SpillFile> file_;
+  std::vector<std::pair<c10::Storage, memory::Offloaded>> held_;
+};
+
+}  // namespace
+
 /// Of the parameters in between.
 template <class Step>
 void Optimizer::rehearse_of(std::size_t first, std::size_t end, const Step& step) {
   const at::NoGradGuard no_grad;
+  Aside aside;
   for (std::size_t i = first; i < end; ++i) {
-    if (steps_[i].item<float>() != 0) throw std::logic_error("Optimizer::rehearse: called after the first step");
     if (parameters_[i].grad().defined()) parameters_[i].grad().zero_();
+    if (steps_[i].item<float>() == 0) continue;
+    // Moments that are not zero decay, and turn a weight's negative zero.
+    aside.add(parameters_[i]);
+    if (i < masters_.size()) aside.add(masters_[i]);
+    for (const auto& [name, tensor] : own_state(i)) aside.add(tensor);
+    aside.add(steps_[i]);
   }
   // Counted up before the kernel runs, which may find no memory.
   struct Uncounted {
@@ -119,10 +149,17 @@ void Optimizer::rehearse_of(std::size_t first, std::size_t end, const Step& step
     ~Uncounted() {
       for (std::size_t i = first; i < end; ++i) counts[i].zero_();
     }
-  } const uncounted{steps_, first, end};
+  };
   // A learning rate of zero neither moves nor decays a weight, and a master copy that has not moved rounds to the
   // weight it was made of.
-  step();
+  try {
+    const Uncounted uncounted{steps_, first, end};
+    step();
+  } catch (...) {
+    aside.put_back();
+    throw;
+  }
+  aside.put_back();
 }
 
 void Optimizer::rehearse() {

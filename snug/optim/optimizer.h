@@ -32,8 +32,9 @@ class Optimizer {
   /// Of this one alone, if it has one: once for each of parameters(), in any order, is what step() does, bit for bit.
   void step(std::size_t parameter, double learning_rate);
 
-  /// What a first step takes in time and memory, without its effect: it overwrites the gradients with zeros, and leaves
-  /// parameters and state bit for bit as they are. Throws std::logic_error after the first step.
+  /// What a step takes in time and memory, without its effect: it overwrites the gradients with zeros, and leaves
+  /// parameters and state bit for bit as they are. After the first step they are copied first, out of the device's
+  /// memory, and copied back: throws Error where that fails.
   void rehearse();
   void rehearse(std::size_t parameter);
 

@@ -75,19 +75,27 @@ void check_schemas(const OperatorDeclaration& d) {
     }
     return !is_known;
   };
-  const auto is_of = [](std::initializer_list<c10::TypeKind> kinds) {
-    return [kinds](const c10::FunctionSchema& schema, std::size_t i) {
-      if (i >= schema.arguments().size()) return false;
-      c10::TypePtr type = schema.arguments()[i].type();
-      if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
-      return std::ranges::find(kinds, type->kind()) != kinds.end();
-    };
+  const auto is_tensor = [](const c10::FunctionSchema& schema, std::size_t i) {
+    if (i >= schema.arguments().size()) return false;
+    c10::TypePtr type = schema.arguments()[i].type();
+    for (;;) {  // Tensor?[] is a list of optional ones
+      if (const auto optional = type->cast<c10::OptionalType>()) {
+        type = optional->getElementType();
+      } else if (const auto list = type->cast<c10::ListType>()) {
+        type = list->getElementType();
+      } else {
+        return type->kind() == c10::TypeKind::TensorType;
+      }
+    }
+  };
+  const auto is_bool = [](const c10::FunctionSchema& schema, std::size_t i) {
+    return i < schema.arguments().size() && schema.arguments()[i].type()->kind() == c10::TypeKind::BoolType;
   };
   for (const int position : d.writes) {
-    if (!somewhere(position, is_of({c10::TypeKind::TensorType, c10::TypeKind::ListType})))
+    if (!somewhere(position, is_tensor))
       refuse(d, fmt::format("no tensor is argument {} (they count from 0), which it is said to write", position));
   }
-  if (d.writes_only_if && !somewhere(*d.writes_only_if, is_of({c10::TypeKind::BoolType})))
+  if (d.writes_only_if && !somewhere(*d.writes_only_if, is_bool))
     refuse(d, fmt::format("argument {} (they count from 0) is no bool, which writes_only_if is of", *d.writes_only_if));
   const auto has_result = [](const c10::FunctionSchema& schema, std::size_t i) { return i < schema.returns().size(); };
   if (d.scratch_result && !somewhere(*d.scratch_result, has_result))

@@ -14,6 +14,7 @@
 
 #include "snug/base/hash.h"
 #include "snug/record/declared_operators.h"
+#include "snug/record/view.h"
 
 namespace snug::record {
 namespace {
@@ -43,12 +44,18 @@ bool is_collective(std::string_view name) {
   return std::ranges::find(kNamespaces, name.substr(0, name.find("::"))) != kNamespaces.end();
 }
 
+bool has_tensors(const c10::Type& type) {
+  if (type.kind() == c10::TypeKind::TensorType) return true;
+  return std::ranges::any_of(type.containedTypes(), [](const c10::TypePtr& inside) { return has_tensors(*inside); });
+}
+
 OperatorTraits::Argument argument_kind(const c10::Argument& argument) {
   using Kind = OperatorTraits::Argument;
   c10::TypePtr type = argument.type();
   if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
   if (type->kind() == c10::TypeKind::TensorType) return Kind::Tensor;
   if (type->kind() == c10::TypeKind::GeneratorType) return Kind::Generator;
+  if (type->kind() == c10::TypeKind::AnyType) return Kind::Nested;
   if (const auto list = type->cast<c10::ListType>()) {
     const c10::TypePtr element = list->getElementType();
     if (element->kind() == c10::TypeKind::TensorType) return Kind::TensorList;
@@ -56,7 +63,7 @@ OperatorTraits::Argument argument_kind(const c10::Argument& argument) {
       if (optional->getElementType()->kind() == c10::TypeKind::TensorType) return Kind::OptionalTensorList;
     }
   }
-  return Kind::Other;
+  return has_tensors(*type) ? Kind::Nested : Kind::Other;
 }
 
 bool is_write(const c10::AliasInfo* alias) {
@@ -178,6 +185,20 @@ const OperatorTraits& traits_of(const c10::OperatorHandle& op) {
   if (traits == nullptr) traits = read_traits(op).release();
   known.traits.emplace(key, traits);
   return *traits;
+}
+
+bool is_beyond_values(const OperatorTraits& traits, const c10::IValue* arguments) {
+  using Kind = OperatorTraits::Argument;
+  for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
+    const Kind kind = traits.arguments[i];
+    if (kind == Kind::Generator || kind == Kind::Other) continue;
+    bool beyond = false;
+    for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+      beyond = beyond || kind == Kind::Nested || (!is_plain(tensor) && !is_constant(tensor));
+    });
+    if (beyond) return true;
+  }
+  return false;
 }
 
 }  // namespace snug::record

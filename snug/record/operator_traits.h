@@ -11,9 +11,16 @@
 namespace snug::record {
 
 /// What the recorder has to know of an operator: read from its schema once, and, for what schemas do not tell, from the
-/// tables in operator_traits.cpp.
+/// tables in operator_traits.cpp and declared_operators.cpp.
 struct OperatorTraits {
-  enum class Argument : std::uint8_t { Tensor, TensorList, OptionalTensorList, Generator, Other };
+  enum class Argument : std::uint8_t {
+    Tensor,
+    TensorList,
+    OptionalTensorList,
+    Nested,  ///< tensors in lists of lists, in dictionaries or tuples
+    Generator,
+    Other
+  };
 
   std::string name;  ///< "aten::addmm", with ".overload" unless that is empty
   std::uint64_t hash = 0;
@@ -43,13 +50,17 @@ bool writes(const OperatorTraits& traits, const c10::IValue* arguments, std::siz
 /// The traits of `op`; found by the address of its schema after the first time. Any thread.
 const OperatorTraits& traits_of(const c10::OperatorHandle& op);
 
-/// Each tensor of a storage in a value, be it in a list.
+/// Each tensor in a value that is defined, be it in lists, dictionaries or tuples.
 template <class Call>
-void for_each_stored(const c10::IValue& value, const Call& call) {
+void for_each_tensor(const c10::IValue& value, const Call& call) {
   if (value.isTensor()) {
-    if (value.toTensor().defined() && value.toTensor().has_storage()) call(value.toTensor());
+    if (value.toTensor().defined()) call(value.toTensor());
   } else if (value.isList()) {
-    for (const c10::IValue& item : value.toListRef()) for_each_stored(item, call);
+    for (const c10::IValue& item : value.toListRef()) for_each_tensor(item, call);
+  } else if (value.isGenericDict()) {
+    for (const auto& item : value.toGenericDict()) for_each_tensor(item.value(), call);
+  } else if (value.isTuple()) {
+    for (const c10::IValue& item : value.toTupleRef().elements()) for_each_tensor(item, call);
   }
 }
 
@@ -61,9 +72,16 @@ inline const c10::IValue* arguments_on(const torch::jit::Stack& stack, const Ope
 /// Calls `call(tensor)` with each tensor of a storage among the arguments that an operator of these traits writes.
 template <class Call>
 void for_each_written(const OperatorTraits& traits, const c10::IValue* arguments, const Call& call) {
+  const auto stored = [&](const at::Tensor& tensor) {
+    if (tensor.has_storage()) call(tensor);
+  };
   for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
-    if (writes(traits, arguments, i)) for_each_stored(arguments[i], call);
+    if (writes(traits, arguments, i)) for_each_tensor(arguments[i], stored);
   }
 }
+
+/// Whether the call has tensors that no value can stand for, as they are sparse, quantized or of a subclass, or where
+/// none is looked for: it cannot run again, as nothing would tell that they were written since.
+bool is_beyond_values(const OperatorTraits& traits, const c10::IValue* arguments);
 
 }  // namespace snug::record

@@ -47,7 +47,7 @@ std::int32_t Profiler::device_index(c10::Device device) {
   return static_cast<std::int32_t>(known - graph_.devices.begin());
 }
 
-Bytes Profiler::take_peak() { return std::max<Bytes>(meter_->take() - level_, 0); }
+Bytes Profiler::take_peak() { return std::max<Bytes>(meter_->take().all_at_once - level_, 0); }
 
 void Profiler::mark() {
   if (!begun_) return begin();

@@ -136,8 +136,8 @@ class Tape {
   enum class Use : std::uint8_t { Read, Write, Overwrite };
 
   void decide();
-  void run_collective(const c10::OperatorHandle& op, const OperatorTraits& traits, c10::DispatchKeySet keys,
-                      torch::jit::Stack& stack);
+  void run_once(const c10::OperatorHandle& op, const OperatorTraits& traits, c10::DispatchKeySet keys,
+                torch::jit::Stack& stack);
 
   void prepare(PendingCall& pending, const c10::IValue* arguments);
   void run(PendingCall& pending, const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack);

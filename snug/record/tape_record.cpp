@@ -36,7 +36,8 @@ bool is_new(const at::Tensor& result, const PendingLists& lists) {
 
 void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
   const OperatorTraits& traits = traits_of(op);
-  if (traits.collective) return run_collective(op, traits, keys, stack);
+  if (traits.collective || is_beyond_values(traits, arguments_on(stack, traits)))
+    return run_once(op, traits, keys, stack);
   if (traits.annotation) return op.redispatchBoxed(keys, &stack);  // an optimizer's zero_grad() has one
   decide();
   lists_.clear();
@@ -52,14 +53,16 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
   commit(pending, stack);
 }
 
-/// Runs once, and in no replay: the other processes would not be there. What it writes is another value from here on,
-/// perhaps only when somebody has waited for it; that and its results are leaves when they are read.
-void Tape::run_collective(const c10::OperatorHandle& op, const OperatorTraits& traits, c10::DispatchKeySet keys,
-                          torch::jit::Stack& stack) {
+/// Runs, and is in no replay: the other processes of a collective would not be there, and of tensors that are beyond
+/// values nobody knows whether they are still what they were. What it writes is another value from here on, of a
+/// collective perhaps only when somebody has waited for it; that and its results are leaves when they are read.
+void Tape::run_once(const c10::OperatorHandle& op, const OperatorTraits& traits, c10::DispatchKeySet keys,
+                    torch::jit::Stack& stack) {
   decide();
   {
     const PatientLock lock(mutex_);
     observers_.tell_recording(&TapeObserver::op_begins, *this);
+    if (traits.raises == OperatorTraits::Raises::BeforeTheKernel) excuse(traits, arguments_on(stack, traits));
     for_each_written(traits, arguments_on(stack, traits),
                      [&](const at::Tensor& written) { written_elsewhere(written.storage().unsafeGetStorageImpl()); });
   }

@@ -33,4 +33,8 @@ bool is_plain(const at::Tensor& tensor) {
          !impl.has_symbolic_sizes_strides();
 }
 
+bool is_constant(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->is_wrapped_number() || tensor._is_zerotensor() || tensor.is_meta();
+}
+
 }  // namespace snug::record

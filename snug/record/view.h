@@ -48,5 +48,7 @@ class GeometryPool {
 /// Whether a tensor is geometry over a storage and nothing else. The others (sparse, quantized, nested, zero tensors,
 /// tensors without a storage) are never dropped.
 bool is_plain(const at::Tensor& tensor);
+/// Whether one that is not plain cannot be written: a number that was made a tensor, zeros, what has no contents.
+bool is_constant(const at::Tensor& tensor);
 
 }  // namespace snug::record

@@ -42,11 +42,11 @@ class FiniteGradients final : public torch::autograd::FunctionPostHook {
     for (std::size_t i = 0; tape && i < gradients.size(); ++i) {
       if (is_finite(gradients[i])) continue;
       const plan::OpId op = tape->calls().op_of_sequence(sequence_);
-      throw Error(
-          fmt::format("anomaly: in backward, {}, the gradient of {}, gave a NaN or an infinity for its input {}, "
-                      "of shape {}",
-                      node_, op == plan::kNoOp ? "an operator that was not recorded" : tape->calls().describe(op), i,
-                      shape_of(gradients[i])));
+      throw_into_libtorch(
+          Error(fmt::format("anomaly: in backward, {}, the gradient of {}, gave a NaN or an infinity for its input {}, "
+                            "of shape {}",
+                            node_, op == plan::kNoOp ? "an operator that was not recorded" : tape->calls().describe(op),
+                            i, shape_of(gradients[i]))));
     }
     return gradients;
   }

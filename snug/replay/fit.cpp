@@ -86,6 +86,7 @@ std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional
   }
   RecordOptions of_first = options, of_later = options;
   of_first.update = {};
+  of_first.update.parameters = options.update.parameters;
   RecordedStep first = record(of_first);
   of_later.have_gradients = first.parameters;
   kinds.push_back(record(of_later));

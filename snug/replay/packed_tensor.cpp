@@ -1,10 +1,12 @@
 #include "snug/replay/packed_tensor.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <mutex>
+#include <string>
 #include <utility>
 
 #include "snug/base/errors.h"
@@ -15,9 +17,22 @@ namespace snug::replay {
 
 using record::Tape;
 
+namespace {
+
+[[noreturn]] void refuse(const std::string& tensor, const record::SeenVersion& version) {
+  throw Error(fmt::format(
+      "backward: {}, which an operator saved for its gradient, was modified in place since (version {} then, {} now): "
+      "the gradient would be wrong; modify it after backward, or a clone of it",
+      tensor, version.seen(), version.now()));
+}
+
+}  // namespace
+
 PackedTensor::PackedTensor(std::shared_ptr<record::Tape> tape, const at::Tensor& tensor)
     : tape_(std::move(tape)), on_tape_(tape_->save(tensor, saved_)), consumed_in_(record::kNoPass) {
-  if (!on_tape_) kept_ = tensor.detach();  // not the variable itself: it would keep its own graph alive
+  if (on_tape_) return;
+  kept_ = tensor.detach();  // not the variable itself: it would keep its own graph alive
+  kept_version_ = record::SeenVersion(kept_);
 }
 
 PackedTensor::~PackedTensor() {
@@ -25,7 +40,12 @@ PackedTensor::~PackedTensor() {
 }
 
 at::Tensor PackedTensor::unpack() {
-  if (!on_tape_) return kept_;
+  if (!on_tape_) {
+    // LibTorch leaves that to those who have hooks.
+    if (kept_version_.raised())
+      refuse(fmt::format("a tensor of shape [{}]", fmt::join(kept_.sizes(), ", ")), kept_version_);
+    return kept_;
+  }
   const PatientLock lock(tape_->mutex());
   if (!saved_.bound) tape_->bind_all();
   record::ValueStore& values = tape_->values();
@@ -62,10 +82,7 @@ void PackedTensor::check_version(plan::ValueId value) const {
         "clone of it",
         tape_->lookup().name_of(value)));
   }
-  throw Error(fmt::format(
-      "backward: {}, which an operator saved for its gradient, was modified in place since (version {} then, {} now): "
-      "the gradient would be wrong; modify it after backward, or a clone of it",
-      tape_->lookup().name_of(value), saved_.version.seen(), saved_.version.now()));
+  refuse(tape_->lookup().name_of(value), saved_.version);
 }
 
 }  // namespace snug::replay

@@ -28,7 +28,8 @@ class PackedTensor {
 
   std::shared_ptr<record::Tape> tape_;
   record::SavedTensor saved_;
-  at::Tensor kept_;
+  at::Tensor kept_;  // beyond values
+  record::SeenVersion kept_version_;
   bool on_tape_ = false;
   int consumed_in_;
 };

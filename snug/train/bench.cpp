@@ -21,6 +21,7 @@
 #include "snug/train/planned_experiment.h"
 #include "snug/train/train_result.h"
 #include "snug/train/training_step.h"
+#include "snug/train/whole_step.h"
 
 namespace snug::train {
 namespace {
@@ -55,7 +56,7 @@ std::vector<Request> read(const BenchOptions& options) {
 }
 
 std::vector<Entry> make_entries(const std::vector<replay::RecordedStep>& kinds, const std::vector<Request>& requests,
-                                Bytes unplanned, memory::DeviceMemory& memory) {
+                                Bytes unplanned, std::int64_t parts, memory::DeviceMemory& memory) {
   std::vector<Entry> entries;
   for (const auto& [strategy, budgets] : requests) {
     const std::vector<replay::PlannedStep> planned = replay::planned(kinds, strategy);
@@ -66,9 +67,10 @@ std::vector<Entry> make_entries(const std::vector<replay::RecordedStep>& kinds, 
       entry.row.strategy = strategy;
       if (budget) entry.row.budget = budget->limit;
       try {
-        const plan::MemoryPlan plan = replay::plan_all(planned, budget).front();
-        entry.row.predicted_peak = plan.predicted_peak;
-        entry.row.predicted_seconds = plan.predicted_seconds;
+        const std::vector<plan::MemoryPlan> plans = replay::plan_all(planned, budget);
+        entry.row.predicted_peak = plans.front().predicted_peak;
+        entry.row.predicted_seconds =
+            whole_step_seconds(planned, parts, [&](std::size_t i) { return plans[i].predicted_seconds; });
         entry.session.emplace(planned, budget, memory);
         memory.set_limit(std::nullopt);
       } catch (const DoesNotFit&) {
@@ -167,8 +169,9 @@ BenchResult bench(const BenchStep& step, const BenchOptions& options, report::Pr
   const plan::StepGraph& graph = recorded.front().graph;
   result.unplanned_peak = plan::plan_none(graph).predicted_peak;
   result.static_bytes = graph.static_bytes;
-  result.unplanned_seconds_recorded = graph.step_seconds;
-  std::vector<Entry> entries = make_entries(recorded, requests, result.unplanned_peak, memory);
+  result.unplanned_seconds_recorded =
+      whole_step_seconds(recorded, step.micro_batches, [&](std::size_t i) { return recorded[i].graph.step_seconds; });
+  std::vector<Entry> entries = make_entries(recorded, requests, result.unplanned_peak, step.micro_batches, memory);
 
   const auto turn = [&](const std::function<void()>& run) {
     std::vector<double> seconds;
@@ -231,7 +234,8 @@ BenchResult bench(const Config& config, const BenchOptions& options, report::Pro
                       return step.last().replayed_ops;
                     },
                 .forget_gradients = [&] { step.forget_gradients(); },
-                .update = step.rehearsal()},
+                .update = step.rehearsal(),
+                .micro_batches = experiment.config().train.accumulate},
                options, progress);
 }
 

@@ -31,6 +31,7 @@ struct BenchStep {
   std::function<void()> forget_gradients;
   /// What its update takes, so that plans know of it; may be empty. Runs after every step, and in no time that counts.
   replay::Rehearsal update = {};
+  std::int64_t micro_batches = 1;  ///< of a step, which runs them all
 };
 
 /// That of a function.

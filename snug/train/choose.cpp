@@ -12,21 +12,13 @@
 #include "snug/train/config.h"
 #include "snug/train/interrupt.h"
 #include "snug/train/planned_experiment.h"
+#include "snug/train/whole_step.h"
 
 namespace snug::train {
 namespace {
 
 /// Less than that is noise.
 constexpr double kWorthwhile = 0.98;
-
-/// Of all micro-batches and the update, where `of_kind` is the time of one of a kind.
-template <class OfKind>
-double step_seconds(const std::vector<replay::PlannedStep>& kinds, std::int64_t parts, const OfKind& of_kind) {
-  double seconds = kinds.front().step.graph.update_seconds + of_kind(0);
-  const bool has_first = kinds.size() > 1 && kinds[1].step.kind == replay::StepKind::First;
-  if (parts > 1) seconds += of_kind(has_first ? 1 : 0) + static_cast<double>(parts - 2) * of_kind(0);
-  return seconds;
-}
 
 Taken take(const Config& config) {
   Taken taken;
@@ -36,7 +28,8 @@ Taken take(const Config& config) {
     taken.unplanned_peak = plan::plan_none(planned.kinds.front().step.graph).predicted_peak;
     taken.floor = replay::smallest_budget(planned.kinds);
     const auto in_all = [&](const auto& of_kind) {
-      return step_seconds(planned.kinds, config.train.accumulate, of_kind);
+      return planned.kinds.front().step.graph.update_seconds +
+             whole_step_seconds(planned.kinds, config.train.accumulate, of_kind);
     };
     taken.unplanned_seconds = in_all([&](std::size_t i) { return planned.kinds[i].step.graph.step_seconds; });
     const auto plans = replay::plan_all(planned.kinds, planned.budget);
@@ -98,12 +91,37 @@ std::vector<const Knob*> usable(const Config& config) {
   return usable;
 }
 
+/// Those that change nothing of the step, and were not tried: some are named for nothing.
+void add_inapplicable(Chosen& chosen, const std::vector<const Knob*>& all, report::Progress& progress) {
+  for (const Knob* knob : all) {
+    if (std::ranges::find(chosen.choices, knob, &Choice::knob) != chosen.choices.end()) continue;
+    if (knob->turned(chosen.config)) continue;
+    const std::string why = fmt::format("it changes nothing here: it needs {}", knob->needs);
+    progress.note(fmt::format("memory.allow has {}: {}", knob->name, why));
+    chosen.choices.push_back({.knob = knob, .before = {}, .after = {}, .taken = false, .why_not = why});
+  }
+}
+
+/// Whether the knob, turned so often as it goes, leads from one configuration to what the other has of it.
+bool leads_to(const Knob& knob, Config config, const Config& other) {
+  Config there = config;
+  knob.copy(other, there);
+  for (std::optional<Config> turned = config; turned; turned = knob.turned(*std::move(turned))) {
+    if (*turned == there) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 Chosen choose(const Config& config, report::Progress& progress) {
   Chosen chosen{.config = config, .choices = {}};
   const std::vector<const Knob*> all = usable(config);
   if (all.empty() || !config.memory.budget) return chosen;
+  if (std::ranges::none_of(all, [&](const Knob* knob) { return knob->turned(config).has_value(); })) {
+    add_inapplicable(chosen, all, progress);
+    return chosen;
+  }
   progress.note("choosing: recording the step as it is");
   Taken now = take(config);
   if (now.unplanned_peak > 0) {
@@ -137,6 +155,7 @@ Chosen choose(const Config& config, report::Progress& progress) {
     }
     break;
   }
+  add_inapplicable(chosen, all, progress);
   return chosen;
 }
 
@@ -162,7 +181,9 @@ DoesNotFit with_cheapest_change(const DoesNotFit& refusal, const Config& config,
 Config adopt_choices(const Config& config, const Config& before) {
   Config adopted = config;
   for (const Knob* knob : usable(config)) {
-    if (!config.given.contains(knob->key)) knob->copy(before, adopted);
+    const bool may_stay_off = knob->changes == Knob::Changes::Nothing && !knob->turned(adopted);
+    if (may_stay_off || (config.given.contains(knob->key) && !leads_to(*knob, adopted, before))) continue;
+    knob->copy(before, adopted);
   }
   if (adopted == config || !config.memory.budget || plan::limit_of(config.memory.budget)) return adopted;
   // A share is of the step as it is configured.

@@ -44,8 +44,9 @@ Chosen choose(const Config& config, report::Progress& progress);
 /// there is one. What was refused must be gone: each change is recorded.
 DoesNotFit with_cheapest_change(const DoesNotFit& refusal, const Config& config, report::Progress& progress);
 
-/// The choices of a run that a state is of, for it to go on with; keys that were set by name stay. A budget in percent
-/// is of the configured step, which is recorded then. Needs warm_up().
+/// The choices of a run that a state is of, for it to go on with; keys that were set by name, to what no choice leads
+/// from, stay. What changes no bit is left where it does not apply any more, as to clipping by norm or detecting
+/// anomalies. A budget in percent is of the configured step, which is recorded then. Needs warm_up().
 Config adopt_choices(const Config& config, const Config& before);
 
 nlohmann::ordered_json to_json(const std::vector<Choice>& choices);

@@ -162,7 +162,7 @@ void visit_keys(AnyConfig& c, Visit&& to) {
   fixed("precision", "updates", c.precision.updates,
         "how weights in bf16 are updated: in a copy in fp32, or without one, rounded up or down by chance",
         OneOf<Updates>{}, kFewBits);
-  varies("precision", "init_scale", c.precision.init_scale, "loss scale that a run begins with", kPositive, kScaling);
+  fixed("precision", "init_scale", c.precision.init_scale, "loss scale that a run begins with", kPositive, kScaling);
   varies("precision", "growth_factor", c.precision.growth_factor, "of the loss scale when it grows",
          Range{.low = 1, .low_excluded = true}, kScaling);
   varies("precision", "backoff_factor", c.precision.backoff_factor, "of the loss scale when a gradient overflows",

@@ -21,7 +21,7 @@ std::optional<Config> updated_in_backward(Config c) {
   const bool needs_all =
       (c.optimizer.clip_norm > 0 && c.optimizer.clip_value == 0) || computed_in(c.precision.compute) == Compute::Fp16;
   // Of several micro-batches the gradients are there until the last.
-  if (c.optimizer.in_backward || needs_all || c.train.accumulate > 1) return std::nullopt;
+  if (c.optimizer.in_backward || needs_all || c.train.accumulate > 1 || c.train.detect_anomaly) return std::nullopt;
   c.optimizer.in_backward = true;
   return c;
 }
@@ -72,23 +72,27 @@ std::optional<Config> with_8_bits(Config c) {
 const std::vector<Knob>& knobs() {
   static const std::vector<Knob> all{
       {"in_backward", "optimizer.in_backward: weights are updated in the backward pass", Knob::Changes::Nothing,
+       "optimizer.clip_norm = 0 or a clip_value, one micro-batch, no fp16 and no detecting of anomalies, and be off",
        "optimizer.in_backward", updated_in_backward,
        [](const Config& from, Config& to) { to.optimizer.in_backward = from.optimizer.in_backward; }},
       {"tiled_loss", "model.loss = \"tiled\": the loss of a few rows of logits at a time", Knob::Changes::OrderOfSums,
-       "model.loss", with_tiled_loss, [](const Config& from, Config& to) { to.model.loss = from.model.loss; }},
-      {"loss_tile", "model.loss_tile: fewer rows at a time", Knob::Changes::OrderOfSums, "model.loss_tile",
-       with_small_tiles, [](const Config& from, Config& to) { to.model.loss_tile = from.model.loss_tile; }},
+       "a plain loss of a model whose family has a tiled one", "model.loss", with_tiled_loss,
+       [](const Config& from, Config& to) { to.model.loss = from.model.loss; }},
+      {"loss_tile", "model.loss_tile: fewer rows at a time", Knob::Changes::OrderOfSums,
+       "a tiled loss with a model.loss_tile above 8", "model.loss_tile", with_small_tiles,
+       [](const Config& from, Config& to) { to.model.loss_tile = from.model.loss_tile; }},
       {"mlp_tile", "model.mlp_tile: feed-forward parts of fewer tokens at a time", Knob::Changes::OrderOfSums,
-       "model.mlp_tile", in_shorter_parts,
+       "parts of 64 tokens at the least, no lora.dropout and no lora.adapter", "model.mlp_tile", in_shorter_parts,
        [](const Config& from, Config& to) { to.model.mlp_tile = from.model.mlp_tile; }},
       {"attention", "model.attention = \"products\": attention by whole products over rows", Knob::Changes::Numerics,
-       "model.attention", with_products,
+       "attention without dropout and masks, not in fp16, and not by products yet", "model.attention", with_products,
        [](const Config& from, Config& to) { to.model.attention = from.model.attention; }},
       {"micro_batch", "train.accumulate: the batch in twice as many parts", Knob::Changes::OrderOfSums,
-       "train.accumulate", in_smaller_parts,
+       "a train.batch that twice as many parts divide", "train.accumulate", in_smaller_parts,
        [](const Config& from, Config& to) { to.train.accumulate = from.train.accumulate; }},
-      {"adam8bit", "optimizer.kind = \"adamw_8bit\": moments in 8 bits", Knob::Changes::Numerics, "optimizer.kind",
-       with_8_bits, [](const Config& from, Config& to) { to.optimizer.kind = from.optimizer.kind; }},
+      {"adam8bit", "optimizer.kind = \"adamw_8bit\": moments in 8 bits", Knob::Changes::Numerics,
+       "optimizer.kind = \"adamw\"", "optimizer.kind", with_8_bits,
+       [](const Config& from, Config& to) { to.optimizer.kind = from.optimizer.kind; }},
   };
   return all;
 }

@@ -21,7 +21,8 @@ struct Knob {
   std::string_view name;  ///< what memory.allow takes
   std::string_view help;  ///< one line
   Changes changes;
-  std::string_view key;  ///< of the configuration, that it sets
+  std::string_view needs;  ///< to change something: the end of "it needs ..."
+  std::string_view key;    ///< of the configuration, that it sets
   /// The configuration with it, or with one step more of it; nullopt where it changes nothing there.
   std::optional<Config> (*turned)(Config config);
   /// Gives a configuration what it changes in another.

@@ -125,6 +125,11 @@ std::unique_ptr<LanguageModel> make_model(const Config& config, const Pretrained
         "matrix; "
         "set it to \"auto\", or leave lm_head out of lora.targets");
   }
+  if (config.given.contains("model.loss_tile") && model->output_adapted()) {
+    throw UsageError(
+        "model: model.loss_tile is of a tiled loss, and the output projection has an adapter, whose product is none of "
+        "one matrix; leave it out, or leave lm_head out of lora.targets");
+  }
   model->attend_by(config.model.attention);
   model->feed_forward_by(config.model.mlp_tile);
   if (config.model.weights == BaseWeights::Packed && models::lora_parameters(model->module()).empty()) {

@@ -244,13 +244,14 @@ class Run {
 
   /// PyTorch's loops skip steps for ever.
   void check_scale() const {
-    if (overflows_in_a_row_ < kTooManyOverflows) return;
-    throw Error(
-        fmt::format("train: the gradients of {} steps in a row, up to step {}, were not finite, and the loss scale has "
-                    "fallen to {:g}: the loss itself, or an operator on the way back, exceeds what fp16 holds (65504) "
-                    "whatever the scale is; precision.compute = \"bf16\" has the range of fp32, and a lower "
-                    "optimizer.learning_rate often helps",
-                    overflows_in_a_row_, done_ - 1, experiment_.scaler().get_scale()));
+    // Gradients that are not scaled up any more overflow by themselves.
+    if (overflows_in_a_row_ < kTooManyOverflows || experiment_.scaler().get_scale() >= 1) return;
+    throw Error(fmt::format(
+        "train: the gradients of {} steps in a row, up to step {}, were not finite, and the loss scale has "
+        "fallen to {:g}: the loss itself, or an operator on the way back, exceeds what fp16 holds (65504) "
+        "whatever the scale is; a lower optimizer.learning_rate often helps, and in a new run precision.compute = "
+        "\"bf16\", which has the range of fp32",
+        overflows_in_a_row_, done_ - 1, experiment_.scaler().get_scale()));
   }
 
   void verify_replays(std::int64_t step) {
@@ -330,11 +331,12 @@ TrainResult train_chosen(const Config& asked, report::Progress& progress, const 
   const std::filesystem::path folder = asked.output.folder;
   const std::optional<FolderLock> alone = lock_output_folder(folder);
   const Config config = chosen_for(asked, options, progress);
-  if (options.start == Start::Anew && !options.plan) unplanned = config;
   Experiment experiment(config);
   RunState state(experiment, folder / "state");
   if (options.start == Start::Resume)
     result.resumed_from = result.steps = find_state(state, config.train.steps, progress);
+  // Of a run that goes on nothing may change.
+  if (result.resumed_from == 0 && !options.plan) unplanned = config;
   result.parameters = count(experiment.model().parameters());
   result.trained_parameters = count(experiment.optimizer().parameters());
 

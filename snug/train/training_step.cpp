@@ -71,7 +71,7 @@ replay::RecordedStep record_within(std::optional<Bytes> limit, const replay::For
                                    const replay::RecordOptions& options) {
   auto& memory = memory::device_memory(c10::kCPU);
   return limit ? replay::record_step_within(*limit, forward, memory, options)
-               : replay::record_step(forward, memory, options);
+               : replay::record_step_unlimited(forward, memory, options);
 }
 
 }  // namespace

@@ -132,11 +132,11 @@ nlohmann::ordered_json to_json(const VerifyResult& r) {
   return json;
 }
 
-VerifyResult verify(const Config& asked, std::int64_t steps, std::int64_t every, report::Progress& progress) {
+namespace {
+
+VerifyResult verify_chosen(const Config& config, std::int64_t steps, std::int64_t every, report::Progress& progress) {
   auto& memory = memory::device_memory(c10::kCPU);
   VerifyResult result;
-  warm_up(asked);
-  const Config config = choose(asked, progress).config;
   Experiment experiment(config);
   progress.note("recording one step");
   TrainingStep training(experiment);
@@ -187,6 +187,18 @@ VerifyResult verify(const Config& asked, std::int64_t steps, std::int64_t every,
   result.plain_seconds_median = median(plain_seconds);
   result.planned_seconds_median = median(planned_seconds);
   return result;
+}
+
+}  // namespace
+
+VerifyResult verify(const Config& config, std::int64_t steps, std::int64_t every, report::Progress& progress) {
+  warm_up(config);
+  const Config chosen = choose(config, progress).config;
+  try {
+    return verify_chosen(chosen, steps, every, progress);
+  } catch (const DoesNotFit& refusal) {
+    throw with_cheapest_change(refusal, chosen, progress);
+  }
 }
 
 }  // namespace snug::train

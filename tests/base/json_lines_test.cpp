@@ -52,6 +52,15 @@ TEST_F(JsonLinesTest, WritesOneObjectALineAtOnceInNewFolders) {
   EXPECT_EQ(text(), "{\"step\":1,\"loss\":2.5}\n{\"note\":\"two\\nlines\"}\n");
 }
 
+TEST_F(JsonLinesTest, GoesOnBehindALineThatWasCutShort) {
+  { JsonLines(file()).write({{"step", 1}}); }
+  std::ofstream(file(), std::ios::app) << "{\"step\":2,\"lo";
+  JsonLines(file(), JsonLines::Existing::Append).write({{"step", 3}});
+  EXPECT_EQ(text(), "{\"step\":1}\n{\"step\":2,\"lo\n{\"step\":3}\n");
+  JsonLines(file(), JsonLines::Existing::Append).write({{"step", 4}});
+  EXPECT_TRUE(text().ends_with("{\"step\":3}\n{\"step\":4}\n"));
+}
+
 TEST_F(JsonLinesTest, WritesNullForNanAndSurvivesBrokenUtf8) {
   JsonLines writer(file());
   writer.write({{"loss", std::nan("")}, {"name", "\xff"}});

@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import subprocess
+from pathlib import Path
 
 from command import Command, main, run, started, wait_for
 
@@ -44,6 +45,27 @@ class PlanAndBench(Command):
         self.assert_refused(run("plan", self.config, "--largest", "batch"), 2, "--largest needs a budget in bytes")
         self.assert_refused(run("plan", self.config, "--largest", "batch", "--budget", str(budget), "--set",
                                 "memory.allow=tiled_loss"), 2, "memory.allow")
+
+        file = self.folder / "strategy.toml"
+        file.write_text(Path(self.config).read_text() + '\n[memory]\nstrategy = "every_block"\n')
+        self.assert_refused(run("plan", file, "--largest", "batch", "--budget", str(budget)), 2, 'memory.strategy is "every_block"')
+
+    def test_times_are_of_a_micro_batch_and_of_the_whole_step(self):
+        whole = self.plan(self.config)
+        self.assertEqual(whole["micro_batches"], 1)
+        self.assertAlmostEqual(whole["whole_step_seconds"], whole["predicted_step_seconds"] + whole["update_seconds"])
+        parts = self.plan(self.config, "--set", "train.accumulate=2")
+        self.assertEqual(parts["micro_batches"], 2)
+        self.assertGreater(parts["whole_step_seconds"], 1.5 * parts["predicted_step_seconds"])
+        self.assertIn("2 micro-batches as above", run("plan", self.config, "--set", "train.accumulate=2").stdout)
+
+    def test_choices_of_a_file_are_told_and_those_that_change_nothing(self):
+        file = self.folder / "allow.toml"
+        file.write_text(Path(self.config).read_text() + '\n[memory]\nallow = "adam8bit, in_backward"\n')
+        budget = str(2 * self.plan(self.config)["unplanned_peak_bytes"])
+        found = {choice["name"]: choice for choice in self.plan(file, "--budget", budget)["choices"]}
+        self.assertIn("optimizer.clip_norm = 0", found["in_backward"]["why_not"])
+        self.assertIn("changes nothing here", run("plan", file, "--budget", budget).stdout)
 
     def test_a_recorded_step_can_be_planned_elsewhere(self):
         graph = self.folder / "graph.json"

@@ -22,8 +22,13 @@ class GptEquivalence : public ::testing::TestWithParam<GptCase> {
  protected:
   GptEquivalence() {
     torch::manual_seed(1);
-    model = models::Gpt(models::GptOptions{
-        .blocks = 6, .width = 128, .heads = 4, .sequence = 64, .vocabulary = 256, .dropout = GetParam().dropout});
+    // Fewer in bf16, for which processors without it take many times as long.
+    model = models::Gpt(models::GptOptions{.blocks = GetParam().bf16 ? 4 : 6,
+                                           .width = 128,
+                                           .heads = 4,
+                                           .sequence = 64,
+                                           .vocabulary = 256,
+                                           .dropout = GetParam().dropout});
     tokens = torch::randint(0, 256, {8, 64});
     targets = torch::randint(0, 256, {8, 64});
   }
@@ -118,7 +123,8 @@ TEST_P(GptEquivalence, ThePredictedPeakIsTheMeasuredOne) {
     memory.reset_peak();
     session.backward([&] { return forward(); });
     EXPECT_LE(memory.stats().allocated_peak, session.plan().predicted_peak) << "at " << fraction;
-    EXPECT_GE(memory.stats().allocated_peak, session.plan().predicted_peak - 1_KiB) << "at " << fraction;
+    // Predicted is that the scratch memory of kernels is there on all threads at once, which it may be or not.
+    EXPECT_GE(memory.stats().allocated_peak, session.plan().predicted_peak - 2_KiB) << "at " << fraction;
     EXPECT_EQ(session.last_step().replayed_ops, plan::simulate(session.graph(), session.plan()).replayed_ops);
     model->zero_grad();
   }

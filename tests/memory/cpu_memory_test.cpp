@@ -179,8 +179,8 @@ TEST_F(CpuMemoryTest, KeepsItsSumsUnderRandomUse) {
 TEST_F(CpuMemoryTest, TellsTheHighestLevelSinceItWasLastAsked) {
   const auto meter = memory.meter();
   memory.allocate(1_MiB);
-  EXPECT_EQ(meter->take() - before.allocated, memory.rounded(1_MiB));
-  EXPECT_EQ(meter->take(), before.allocated);
+  EXPECT_EQ(meter->take().all_at_once - before.allocated, memory.rounded(1_MiB));
+  EXPECT_EQ(meter->take().all_at_once, before.allocated);
 }
 
 TEST_F(CpuMemoryTest, TheHighestLevelHasAllThreadsAtTheirOwnHighestAtOnce) {
@@ -194,16 +194,16 @@ TEST_F(CpuMemoryTest, TheHighestLevelHasAllThreadsAtTheirOwnHighestAtOnce) {
   scratch(1_MiB);
   scratch(3_MiB);
   memory.allocate(5_MiB);
-  EXPECT_EQ(meter->take() - level, memory.rounded(1_MiB) + memory.rounded(3_MiB) + memory.rounded(5_MiB));
-  EXPECT_EQ(meter->take(), level);
+  EXPECT_EQ(meter->take().all_at_once - level, memory.rounded(1_MiB) + memory.rounded(3_MiB) + memory.rounded(5_MiB));
+  EXPECT_EQ(meter->take().all_at_once, level);
   // What it had in an earlier window counts there.
   c10::DataPtr mine = memory.allocate(4_MiB);
   meter->take();
   mine.clear();
   memory.allocate(3_MiB);
-  EXPECT_EQ(meter->take() - level, memory.rounded(4_MiB));
+  EXPECT_EQ(meter->take().all_at_once - level, memory.rounded(4_MiB));
   scratch(1_MiB);
-  EXPECT_EQ(meter->take() - level, memory.rounded(1_MiB));
+  EXPECT_EQ(meter->take().all_at_once - level, memory.rounded(1_MiB));
 }
 
 TEST_F(CpuMemoryTest, TheHighestLevelHasWhatWasEvictedStillThere) {
@@ -217,8 +217,8 @@ TEST_F(CpuMemoryTest, TheHighestLevelHasWhatWasEvictedStillThere) {
     meter->keep(memory.rounded(2_MiB));
     memory.allocate(3_MiB);
   }).join();
-  EXPECT_EQ(meter->take() - level, memory.rounded(1_MiB) + memory.rounded(3_MiB));
-  EXPECT_EQ(meter->take(), memory.stats().allocated);
+  EXPECT_EQ(meter->take().all_at_once - level, memory.rounded(1_MiB) + memory.rounded(3_MiB));
+  EXPECT_EQ(meter->take().all_at_once, memory.stats().allocated);
 }
 
 TEST_F(CpuMemoryTest, SeveralMetersMeasureApart) {
@@ -226,10 +226,11 @@ TEST_F(CpuMemoryTest, SeveralMetersMeasureApart) {
   memory.allocate(4_MiB);
   const auto second = memory.meter();
   const c10::DataPtr kept = memory.allocate(1_MiB);
-  EXPECT_EQ(second->take() - before.allocated, memory.rounded(1_MiB));
-  EXPECT_EQ(first->take() - before.allocated, memory.rounded(4_MiB)) << "the other's take() ends no window of this one";
+  EXPECT_EQ(second->take().all_at_once - before.allocated, memory.rounded(1_MiB));
+  EXPECT_EQ(first->take().all_at_once - before.allocated, memory.rounded(4_MiB))
+      << "the other's take() ends no window of this one";
   memory.allocate(2_MiB);
-  EXPECT_EQ(second->take(), first->take());
+  EXPECT_EQ(second->take().all_at_once, first->take().all_at_once);
 }
 
 TEST_F(CpuMemoryTest, SaysWhenThereAreTooManyMeters) {
@@ -339,7 +340,8 @@ TEST_F(CpuMemoryTest, WhatWasAdoptedAndIsFreedCountsNoMore) {
   EXPECT_EQ(memory.stats().allocated, before.allocated);
   EXPECT_EQ(memory.stats().by_tag, before.by_tag);
   (void)at::empty({2 << 20}, at::kByte);
-  EXPECT_EQ(meter->take() - before.allocated, memory.rounded(2_MiB)) << "one was gone before the other came";
+  EXPECT_EQ(meter->take().all_at_once - before.allocated, memory.rounded(2_MiB))
+      << "one was gone before the other came";
 }
 
 TEST_F(CpuMemoryTest, WhatIsAdoptedTakesItsPartOfTheLimit) {

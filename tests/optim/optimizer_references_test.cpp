@@ -1,12 +1,15 @@
 // Optimizers against torch.optim and bitsandbytes: see make_references.py.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "snug/base/own_key.h"
 #include "snug/optim/adafactor.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/adamw_8bit.h"
@@ -14,6 +17,7 @@
 #include "snug/optim/lion.h"
 #include "snug/optim/muon.h"
 #include "snug/optim/sgd.h"
+#include "tests/base/fault.h"
 #include "tests/optim/references.h"
 
 namespace snug::optim {
@@ -180,6 +184,19 @@ TEST(Muon, LeavesToAdamWWhatIsNoMatrixOrIsExcepted) {
   for (const auto& [name, tensor] : optimizer.named_state({"up", "head", "norm"})) kept.push_back(name);
   EXPECT_EQ(kept, (std::vector<std::string>{"momentum_buffer.up", "step.up", "exp_avg.head", "exp_avg_sq.head",
                                             "step.head", "exp_avg.norm", "exp_avg_sq.norm", "step.norm"}));
+}
+
+TEST(Muon, PatternsOfExceptionsHaveToNameSomething) {
+  const at::Tensor weight = torch::randn({4, 4}).requires_grad_();
+  EXPECT_THROW(Muon({weight}, {.others = {}, .not_matrices = {"*head*"}}), std::logic_error);
+  const OptimizerKind& kind = optimizer_kind("muon");
+  OwnValues values = own_defaults(optimizer_kinds());
+  Parameters parameters{weight};
+  parameters.names = {"lm_head.weight"};
+  EXPECT_EQ(kind.make(parameters, values)->named_state({"w"}).front().first, "exp_avg.w") << "by default";
+  values.set("muon_except", std::string("*lm_haed*"));
+  EXPECT_THAT(snug::testing::fault([&] { (void)kind.make(parameters, values); }),
+              ::testing::StartsWith("optimizer.muon_except: no parameter that trains has a name of the pattern"));
 }
 
 }  // namespace

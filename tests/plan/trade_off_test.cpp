@@ -140,7 +140,7 @@ StepGraph u_net(int depth) {
 
 TEST(TradeOff, IsMonotoneAndNeverWorseThanAPreset) {
   std::vector<StepGraph> graphs{synthetic::gpt_like({.blocks = 12}), u_net(4), synthetic::uniform_chain(20)};
-  for (std::uint64_t seed = 0; seed < 20; ++seed) graphs.push_back(synthetic::random_graph(seed, 60));
+  for (std::uint64_t seed = 0; seed < 8; ++seed) graphs.push_back(synthetic::random_graph(seed, 60));
   for (const StepGraph& graph : graphs) {
     const TradeOff trade_off(graph);
     const auto& plans = trade_off.plans();
@@ -365,7 +365,7 @@ TEST(TradeOff, HasTheSameFloorOfADeepStepWhateverItsSeconds) {
 TEST(TradeOff, OffersPlansBelowTheFloorAtTheFloorAndNotForLess) {
   // Searches that know seconds find smaller peaks now and then. Those must neither move the floor nor be lost.
   int below = 0;
-  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+  for (std::uint64_t seed = 0; seed < 25; ++seed) {
     SCOPED_TRACE(seed);
     const StepGraph graph = synthetic::random_graph(seed, 40);
     const TradeOff trade_off(graph);

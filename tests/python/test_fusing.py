@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import snug
+from snug import fusing
 
 VOCABULARY, MIB = 512, 1 << 20
 
@@ -342,3 +343,20 @@ def test_two_derivatives_and_gradcheck():
             assert torch.autograd.gradgradcheck(function, inputs)
     with pytest.raises(snug.UsageError, match="it is gelu, gelu_tanh or silu"):
         snug._core.gated(x, factor, "relu")
+
+
+def test_names_of_modules_hinder_no_fusing():
+    model, batch = make("llama")
+    names = snug.name_modules(model)
+    before = snug.plan(lambda b: model(**b).loss, batch).unplanned_peak
+    assert len(snug.fuse(model)) == len(model.model.layers)
+    assert snug.plan(lambda b: model(**b).loss, batch).unplanned_peak < before
+    names.remove()
+
+
+def test_a_class_without_its_source_is_left_alone(monkeypatch):
+    model, _ = make("llama")
+    monkeypatch.setattr(fusing.inspect, "getsource", lambda _: (_ for _ in ()).throw(OSError()))
+    fusing._is_written_as.cache_clear()
+    assert snug.fuse(model, allow=["rms_norm"]) == []
+    fusing._is_written_as.cache_clear()

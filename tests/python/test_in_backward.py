@@ -121,17 +121,81 @@ class Counting(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_parameters_that_begin_to_train_later_are_told_of():
+def test_parameters_that_begin_to_train_later_are_updated_behind():
     data = batches()
-    model = net()
+
+    def run(model, optimizer, backward):
+        backward(data[0])
+        model[0].requires_grad_(True)
+        backward(data[1])
+        return [p.detach().clone() for p in model.parameters()]
+
+    plain, model = net(), net()
+    plain[0].requires_grad_(False)
     model[0].requires_grad_(False)
+    reference = torch.optim.SGD(plain.parameters(), lr=1e-2)
+
+    def plainly(x):
+        loss(plain, x).backward()
+        reference.step()
+        reference.zero_grad()
+
+    expected = run(plain, reference, plainly)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     with snug.fit(lambda x: loss(model, x), data[0], "100%", optimizer=optimizer, in_backward=True) as session:
         snug.set_memory_limit(None)
-        session.backward(data[0])
-        model[0].requires_grad_(True)
-        with pytest.raises(snug.UsageError, match="2 parameters of the optimizer have gradients that no update has used"):
-            session.backward(data[1])
+        found = run(model, optimizer, session.backward)
+        assert all(p.grad is None for p in model.parameters())
+        optimizer.add_param_group({"params": [late := nn.Parameter(torch.ones(1))]})
+        with pytest.raises(snug.UsageError, match="the optimizer was given parameters after fit"):
+            session.backward(data[2], lambda x: loss(model, x) * late.sum())
+    assert all(torch.equal(f, e) for f, e in zip(found, expected))
+
+
+def test_gradients_of_earlier_micro_batches_alone_are_used():
+    """As of an expert that no token of the last one went to."""
+    data = batches(3)
+
+    def make():
+        torch.manual_seed(2)
+        return nn.ModuleList([nn.Linear(256, 8), nn.Linear(256, 8)])
+
+    def step(experts, x, which):
+        return sum(experts[i](x).square().mean() for i in which)
+
+    plain, experts = make(), make()
+    reference, optimizer = (torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (plain, experts))
+    with snug.fit(lambda x: step(experts, x, (0, 1)), data[0], "100%", optimizer=optimizer, in_backward=True) as session:
+        snug.set_memory_limit(None)
+        for _ in range(2):
+            step(plain, data[1], (0, 1)).backward()
+            step(plain, data[2], (0,)).backward()
+            reference.step()
+            reference.zero_grad()
+            session.backward(data[1], update=False)
+            session.backward(data[2], lambda x: step(experts, x, (0,)))
+            assert all(p.grad is None for p in experts.parameters())
+    assert all(torch.equal(p, e) for p, e in zip(experts.parameters(), plain.parameters()))
+
+
+def test_hooks_around_steps_are_refused():
+    x = batches()[0]
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with snug.fit(lambda b: loss(model, b), x, "100%", optimizer=optimizer, in_backward=True) as session:
+        optimizer.register_step_post_hook(lambda *_: None)
+        with pytest.raises(snug.UsageError, match="SGD has hooks around its step"):
+            session.backward(x)
+    with pytest.raises(snug.UsageError, match="SGD has hooks around its step"):
+        snug.fit(lambda b: loss(model, b), x, "100%", optimizer=optimizer, in_backward=True)
+
+
+def test_update_false_is_for_updates_in_backward():
+    x = batches()[0]
+    model = net()
+    with snug.fit(lambda b: loss(model, b), x, "100%") as session:
+        with pytest.raises(snug.UsageError, match="update=False is for sessions with in_backward=True"):
+            session.backward(x, update=False)
 
 
 def test_what_cannot_be_is_refused():

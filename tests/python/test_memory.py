@@ -107,6 +107,35 @@ def test_monitor_draws_a_timeline():
         snug.memory_stats("meta")
 
 
+def test_the_peak_of_a_monitor_is_its_own():
+    with snug.Monitor(interval=None) as outer:
+        x = torch.empty(8 * MIB, dtype=torch.uint8)
+        del x
+        assert outer.peak - outer.before >= 8 * MIB, "there while it watches"
+        outer.step()
+        with snug.Monitor(interval=None) as inner:
+            y = torch.empty(2 * MIB, dtype=torch.uint8)
+            del y
+        assert 2 * MIB <= inner.peak - inner.before < 3 * MIB
+        assert outer.peak == outer.step_peak
+    assert outer.peak - outer.before >= 8 * MIB
+
+
+def test_a_forked_process_may_leave_a_monitor():
+    code = """
+import os, sys, signal
+import snug
+with snug.Monitor(interval=0.0005) as monitor:
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        sys.exit(7)
+    status = os.waitpid(child, 0)[1]
+assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 7, status
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 def test_monitor_follows_steps_into_a_file(tmp_path):
     file = tmp_path / "runs" / "memory.jsonl"
     kept = []

@@ -314,3 +314,19 @@ def test_names_that_are_not_known_are_refused():
         snug.fit(step, x, "100%", allow=["tiled_los"])
     with pytest.raises(snug.UsageError, match='allow is the text "tiled_loss"; give a list'):
         snug.plan(step, x, allow="tiled_loss")
+
+
+def test_logits_are_told_from_feed_forward_parts_by_the_table_of_embeddings():
+    """A vocabulary may be less than eight times the width, as Llama's is, and an inner width may be that."""
+    torch.manual_seed(0)
+    table, head, up = nn.Embedding(4096, 640), nn.Linear(640, 4096), nn.Linear(640, 5120)
+    ids = torch.randint(0, 4096, (2, 5))
+    with snug.tiled_loss():
+        assert type(head(torch.randn(2, 5, 640))) is torch.Tensor, "no table is known yet"
+        hidden = table(ids)
+        assert type(up(hidden)) is torch.Tensor
+        assert type(head(hidden)) is lazy_logits.LazyLogits
+        assert type(nn.Linear(512, 4096)(torch.randn(2, 512))) is lazy_logits.LazyLogits, "of a table that was looked up in"
+    with snug.tiled_loss():
+        assert type(nn.Linear(512, 4096)(torch.randn(2, 512))) is torch.Tensor, "eight times, as of Gemma's inner width"
+        assert type(nn.Linear(512, 4104)(torch.randn(2, 512))) is lazy_logits.LazyLogits

@@ -107,6 +107,9 @@ TEST(OperatorTraits, RefuseDeclarationsOfNothing) {
               ThrowsMessage<UsageError>(HasSubstr("no tensor is argument 99")));
   EXPECT_THAT([] { declare_operator({.name = "aten::_ctc_loss", .writes = {0}, .writes_only_if = 1}); },
               ThrowsMessage<UsageError>(HasSubstr("argument 1 (they count from 0) is no bool")));
+  EXPECT_THAT([] { declare_operator({.name = "aten::convolution", .writes = {3}}); },
+              ThrowsMessage<UsageError>(HasSubstr("no tensor is argument 3")))
+      << "a list of numbers";
   EXPECT_THAT([] { declare_operator({.name = "aten::_ctc_loss", .scratch_result = 7}); },
               ThrowsMessage<UsageError>(HasSubstr("it has no result 7")));
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "snug/plan/does_not_fit.h"
+#include "snug/train/config.h"
 #include "snug/train/planned_experiment.h"
 #include "snug/train/trainer.h"
 #include "tests/base/fault.h"
@@ -192,6 +193,54 @@ TEST(Choose, AResumedRunHasTheChoicesThatItHad) {
   const TrainResult result = train(config, silent(), {.plan = {}, .start = Start::Resume, .before = {}, .after = {}});
   EXPECT_EQ(result.resumed_from, 2);
   EXPECT_EQ(result.steps, 3);
+}
+
+TEST(Choose, AResumedRunHasTheChoicesThatItHadWhereItsFileNamesTheKeys) {
+  Config before = with_large_vocabulary("given"), config = before;
+  config.memory.budget = before.memory.budget = 1_GiB;
+  config.memory.allow = before.memory.allow = "tiled_loss, adam8bit, micro_batch";
+  set_key(config, "model.loss=plain");
+  set_key(config, "optimizer.kind=adamw");
+  set_key(config, "train.accumulate=1");
+  before.model.loss = LossKind::Tiled;
+  before.optimizer.kind = "adamw_8bit";
+  before.train.accumulate = 2;
+  const Config adopted = adopt_choices(config, before);
+  EXPECT_EQ(adopted.model.loss, LossKind::Tiled);
+  EXPECT_EQ(adopted.optimizer.kind, "adamw_8bit");
+  EXPECT_EQ(adopted.train.accumulate, 2);
+  // What no choice leads to is somebody's wish, and refused later.
+  set_key(config, "optimizer.kind=sgd");
+  EXPECT_EQ(adopt_choices(config, before).optimizer.kind, "sgd");
+}
+
+TEST(Choose, ARunThatGoesOnLeavesWhatChangesNoBitWhereItDoesNotApplyAnyMore) {
+  Config config = with_large_vocabulary("anomaly");
+  config.memory.budget = 1_GiB;
+  config.memory.allow = "in_backward";
+  config.optimizer.clip_norm = 0;
+  Config before = config;
+  before.optimizer.in_backward = true;
+  EXPECT_TRUE(adopt_choices(config, before).optimizer.in_backward);
+  config.train.detect_anomaly = true;
+  EXPECT_FALSE(adopt_choices(config, before).optimizer.in_backward);
+  config.train.detect_anomaly = false;
+  config.optimizer.clip_norm = 1;
+  EXPECT_FALSE(adopt_choices(config, before).optimizer.in_backward);
+}
+
+TEST(Choose, SaysWhichNamesChangeNothing) {
+  Config config = with_large_vocabulary("nothing");
+  config.memory.budget = 1_GiB;
+  config.memory.allow = "in_backward, adam8bit";
+  config.optimizer.clip_norm = 1;
+  config.optimizer.kind = "sgd";
+  const Chosen chosen = choose(config, silent());
+  ASSERT_EQ(chosen.choices.size(), 2U);
+  EXPECT_EQ(chosen.config.optimizer, config.optimizer);
+  EXPECT_THAT(chosen.choices[0].why_not, HasSubstr("it changes nothing here: it needs optimizer.clip_norm = 0"));
+  EXPECT_THAT(chosen.choices[1].why_not, HasSubstr("it needs optimizer.kind = \"adamw\""));
+  EXPECT_TRUE(to_json(chosen.choices)[0]["saved_bytes"].is_null());
 }
 
 }  // namespace

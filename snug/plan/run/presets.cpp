@@ -99,7 +99,9 @@ std::int64_t revolve_steps(std::int64_t steps, std::int64_t checkpoints) {
   return r * steps - below;
 }
 
-bool is_attention(const std::string& name) { return name.find("scaled_dot_product") != std::string::npos; }
+bool is_attention(const std::string& name) {
+  return name.find("scaled_dot_product") != std::string::npos || name == "snug::attention";
+}
 bool is_softmax(const std::string& name) { return name == "aten::_softmax" || name == "aten::_safe_softmax"; }
 bool is_product(const std::string& name) { return name == "aten::bmm" || name == "aten::baddbmm"; }
 
