@@ -21,6 +21,7 @@ from ._version import built_for as _built_for
 from ._version import version as __version__
 
 _build_check.check(_built_for)
+_build_check.check_is_built(__path__)
 
 from . import _compiled, _core  # noqa: E402
 from ._core import Choice, OperatorContext, VerifyReplay  # noqa: E402

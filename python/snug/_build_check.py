@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import os
+from collections.abc import Iterable
+
 import torch
 
 
@@ -19,4 +23,15 @@ def check(built_for: str, running: str = torch.__version__) -> None:
         f"snug: this build is for torch {wanted} (built with {built_for}) and torch {running} is installed: either "
         f"install torch=={wanted}.*, or build snug again for the one that is here: "
         f"pip install --force-reinstall --no-deps --no-cache-dir <the folder of snug's sources>"
+    )
+
+
+def check_is_built(folders: Iterable[str]) -> None:
+    """Raises ImportError unless the extension is in one of the package's folders."""
+    names = tuple("_core" + suffix for suffix in importlib.machinery.EXTENSION_SUFFIXES)
+    if any(os.path.exists(os.path.join(folder, name)) for folder in folders for name in names):
+        return
+    raise ImportError(
+        "snug: the extension has not been built for this Python: pip install <the folder of snug's sources> builds and installs "
+        "it, as does the CMake target snug_python"
     )

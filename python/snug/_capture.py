@@ -70,7 +70,7 @@ class Recorded:
         self._stepping.append(optimizer)
 
     def unscale(self, scaler: Any) -> None:
-        if all(known is not scaler for known, _ in self._scalers):
+        if scaler.is_enabled() and all(known is not scaler for known, _ in self._scalers):
             self._scalers.append((scaler, {key: dict(book) for key, book in scaler._per_optimizer_states.items()}))
 
     def update(self, optimizer: Any) -> None:

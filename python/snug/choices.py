@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,6 +20,8 @@ class Allowed:
     def __init__(self, names: Sequence[str]) -> None:
         if isinstance(names, str):
             raise UsageError(f'fit: allow is the text "{names}"; give a list: allow=["{names}"]')
+        if not isinstance(names, Iterable):
+            raise UsageError(f"fit: allow is {names!r}; give a list of names: {', '.join(CHOICES)}")
         for name in names:
             if name in CHOICES:
                 continue

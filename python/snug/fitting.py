@@ -165,6 +165,10 @@ class _Fitted:
         micro_batches: int = 1,
     ) -> None:
         self.allowed = Allowed(allow)
+        if isinstance(micro_batches, bool) or not isinstance(micro_batches, int):
+            raise UsageError(f"fit: micro_batches is {micro_batches!r}; give how many steps' gradients are added up, 1 or more")
+        if not isinstance(strategy, str):
+            raise UsageError(f'fit: the strategy is a {type(strategy).__name__}; give its name, as "optimal"')
         if in_backward and micro_batches > 1:
             raise UsageError(
                 f"fit: in_backward is True with {micro_batches} micro-batches, whose gradients are there until the last; leave one out"

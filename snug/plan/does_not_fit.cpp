@@ -28,6 +28,12 @@ std::string share_that_fits(const DoesNotFit::Floor& floor) {
                      std::ceil(100.0 * least / static_cast<double>(floor.unplanned_peak)));
 }
 
+/// What was there before the step does not get smaller with it.
+std::string_view what_helps(const DoesNotFit::Floor& floor) {
+  return static_bytes(floor) < floor.budget ? ", or use a smaller batch or sequence"
+                                            : "; no smaller step helps, as what is there before it takes all of that";
+}
+
 std::string message(const DoesNotFit::Floor& floor) {
   std::string parts;
   for (std::size_t i = 0; i < kParts.size(); ++i) {
@@ -42,15 +48,16 @@ std::string message(const DoesNotFit::Floor& floor) {
     return fmt::format(
         "does not fit: the budget is {}, and the step cannot be recorded within it: where that stopped it would have "
         "taken {} ({} bytes: {}), and all of it takes more; a plan without a budget records it all and says the "
-        "smallest (snug plan, snug.plan); raise the budget, or use a smaller batch or sequence{}",
-        format_bytes(floor.budget), format_bytes(floor.floor), floor.floor, parts, floor.change);
+        "smallest (snug plan, snug.plan); raise the budget{}{}",
+        format_bytes(floor.budget), format_bytes(floor.floor), floor.floor, parts, what_helps(floor), floor.change);
   }
   std::string budget = format_bytes(floor.budget);
   if (budget == format_bytes(floor.floor)) budget += fmt::format(" ({} bytes)", floor.budget);
   return fmt::format(
       "does not fit: the budget is {}, but the smallest that strategy {} can do with is {} ({} bytes{}: {}); raise the "
-      "budget to that, or use a smaller batch or sequence{}",
-      budget, floor.strategy, format_bytes(floor.floor), floor.floor, share_that_fits(floor), parts, floor.change);
+      "budget to that{}{}",
+      budget, floor.strategy, format_bytes(floor.floor), floor.floor, share_that_fits(floor), parts, what_helps(floor),
+      floor.change);
 }
 
 }  // namespace

@@ -90,6 +90,11 @@ std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional
   RecordedStep first = record(of_first);
   of_later.have_gradients = first.parameters;
   kinds.push_back(record(of_later));
+  if (options.update.each && count > 2) {  // those in between update nothing
+    RecordOptions of_middle = of_first;
+    of_middle.have_gradients = first.parameters;
+    kinds.push_back(record(of_middle));
+  }
   kinds.push_back(std::move(first));
   return kinds;
 }

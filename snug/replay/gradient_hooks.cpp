@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -44,6 +45,12 @@ GradientHooks::~GradientHooks() {
     if (auto* const own = dynamic_cast<UseGradient*>(post_acc_grad_hooks(leaf).get()))
       post_acc_grad_hooks(leaf) = own->take_before();
   }
+}
+
+bool has_gradient_hooks(const std::vector<at::Tensor>& leaves) {
+  return std::ranges::any_of(leaves, [](const at::Tensor& leaf) {
+    return dynamic_cast<const UseGradient*>(post_acc_grad_hooks(leaf).get()) != nullptr;
+  });
 }
 
 }  // namespace snug::replay

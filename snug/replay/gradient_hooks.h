@@ -23,4 +23,7 @@ class GradientHooks {
   std::vector<at::Tensor> leaves_;
 };
 
+/// Whether one of these leaves has any now.
+bool has_gradient_hooks(const std::vector<at::Tensor>& leaves);
+
 }  // namespace snug::replay

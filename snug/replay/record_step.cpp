@@ -219,7 +219,7 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
   RecordingScope scope(cost, memory, options.update.parameters, options.have_gradients);
   Recorded recorded;
   RecordedStep& step = recorded.step;
-  if (!options.have_gradients.empty()) step.kind = StepKind::Later;
+  if (!options.have_gradients.empty()) step.kind = options.update.each ? StepKind::Last : StepKind::Later;
   step.gradients = scope.gradients;
   RehearsedUpdate update(options.update, *scope.profiler, *scope.tape, scope.writes, step.parameters);
   const Bytes prepared = update.prepare(memory);

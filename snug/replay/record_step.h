@@ -22,6 +22,7 @@ using Forward = std::function<at::Tensor()>;
 enum class StepKind : std::uint8_t {
   First,      ///< gradients are made: a step of its own, or the first micro-batch of one
   Later,      ///< gradients are there before, and backward adds to them: a later micro-batch
+  Last,       ///< as Later, and its backward pass updates the parameters and lets go of the gradients
   Evaluation  ///< forward only
 };
 
@@ -32,7 +33,7 @@ struct RecordedStep {
   /// Of the graph's static bytes: what others hold beside the steps, and not at every moment, as batches made ahead. It
   /// is for who records the step to say.
   Bytes beside = 0;
-  /// Of the graph's static bytes: gradients that were there before, of a step of the kind Later.
+  /// Of the graph's static bytes: gradients that were there before, of a step of the kind Later or Last.
   Bytes gradients = 0;
   StepKind kind = StepKind::First;
 };
@@ -50,7 +51,8 @@ struct RecordOptions {
   RecordUntil until = RecordUntil::Backward;
   std::shared_ptr<Agreement> agreement = alone();  ///< with those that record the same step at the same time
   /// Leaves that have gradients before the step, which are zeros while it is recorded: a step of the kind Later, where
-  /// there are any. What parameters an earlier recording says, if not fewer.
+  /// there are any, and of the kind Last where `update` is of each as its gradient arrives. What parameters an earlier
+  /// recording says, if not fewer.
   std::vector<at::Tensor> have_gradients = {};
 };
 

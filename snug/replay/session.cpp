@@ -15,6 +15,7 @@
 #include "snug/record/recording.h"
 #include "snug/replay/anomaly.h"
 #include "snug/replay/eviction.h"
+#include "snug/replay/gradient_hooks.h"
 #include "snug/replay/opaque_values.h"
 #include "snug/replay/step_book.h"
 #include "snug/replay/step_run.h"
@@ -38,6 +39,12 @@ class TagGradient final : public torch::autograd::PostAccumulateGradHook {
 
 bool have_gradients(const std::vector<at::Tensor>& parameters) {
   return std::ranges::any_of(parameters, [](const at::Tensor& p) { return p.grad().defined(); });
+}
+
+/// Of the step that begins.
+replay::StepKind kind_of(const std::vector<at::Tensor>& parameters) {
+  if (!have_gradients(parameters)) return replay::StepKind::First;
+  return replay::has_gradient_hooks(parameters) ? replay::StepKind::Last : replay::StepKind::Later;
 }
 
 /// Several may be views of one storage, as DistributedDataParallel has them.
@@ -180,7 +187,7 @@ at::Tensor Session::run(const replay::Forward& forward) {
     refusal = nullptr;
     try {
       const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);  // what an agreement runs
-      kind = have_gradients(s.parameters) ? replay::StepKind::Later : replay::StepKind::First;
+      kind = kind_of(s.parameters);
       s.book.begin(s.memory.stats(), gradient_bytes(s.parameters, s.memory), kind);
     } catch (...) {
       refusal = std::current_exception();

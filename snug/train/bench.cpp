@@ -12,6 +12,7 @@
 #include "snug/memory/device_memory.h"
 #include "snug/plan/does_not_fit.h"
 #include "snug/plan/run/presets.h"
+#include "snug/record/random_state.h"
 #include "snug/replay/planned_step.h"
 #include "snug/report/count.h"
 #include "snug/report/table.h"
@@ -226,6 +227,8 @@ BenchResult bench(const Config& config, const BenchOptions& options, report::Pro
   Experiment experiment(choose(config, progress).config);
   const data::Batch batch = experiment.train_batch(0);
   TrainingStep step(experiment);
+  // Which TrainingStep::make_gradients() has beside the step, so that a budget does for both or for none.
+  const record::RandomState random = record::save_random_state(record::default_generator(c10::Device(c10::kCPU)));
   return bench({.record = [&] { return step.record(batch, std::nullopt); },
                 .plain = [&] { (void)step.backward_plain(batch, 0); },
                 .planned =

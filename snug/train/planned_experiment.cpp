@@ -10,6 +10,7 @@
 #include "snug/memory/process_memory.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/strategy.h"
+#include "snug/record/random_state.h"
 #include "snug/train/training_step.h"
 
 namespace snug::train {
@@ -61,6 +62,8 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
   const data::Batch sample = experiment.train_batch(0);
   std::optional<BatchesAhead> ahead;
   if (kinds == Kinds::Run) ahead.emplace(experiment, memory::device_memory(c10::kCPU));
+  // Which make_gradients() has beside the step.
+  const record::RandomState random = record::save_random_state(record::default_generator(c10::Device(c10::kCPU)));
   std::vector<replay::RecordedStep> recorded;
   // Without a budget nothing can be refused, and an evaluation pass has nothing to decide.
   if (kinds == Kinds::Run && request) {

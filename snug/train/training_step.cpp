@@ -87,6 +87,7 @@ TrainingStep::TrainingStep(Experiment& experiment) : experiment_(experiment) {
 }
 
 std::vector<replay::RecordedStep> TrainingStep::record(const data::Batch& sample, std::optional<Bytes> limit) {
+  const at::Tensor sum = at::zeros({});  // of losses, which is there beside later micro-batches
   const std::vector<MicroBatch> micros = micro_batches(sample, experiment_.config().train.accumulate);
   const auto recorded = [&](std::size_t i, const replay::RecordOptions& options) {
     return record_within(
@@ -99,6 +100,8 @@ std::vector<replay::RecordedStep> TrainingStep::record(const data::Batch& sample
   }
   replay::RecordedStep first = recorded(0, {});
   kinds.push_back(recorded(1, {.update = rehearsal(), .have_gradients = first.parameters}));
+  // Those in between update nothing, and keep their gradients.
+  if (in_backward_ && micros.size() > 2) kinds.push_back(recorded(1, {.have_gradients = first.parameters}));
   kinds.push_back(std::move(first));
   return kinds;
 }
@@ -208,10 +211,7 @@ void TrainingStep::forget_gradients() { experiment_.optimizer().zero_grad(); }
 replay::Rehearsal TrainingStep::rehearsal() {
   if (in_backward_) {
     replay::Rehearsal each;
-    // Micro-batches but the last keep their gradients, under the same plan.
-    using Gradient = UpdateInBackward::Gradient;
-    const Gradient after = experiment_.config().train.accumulate == 1 ? Gradient::Freed : Gradient::Kept;
-    each.each = [this, after](const at::Tensor& parameter) { in_backward_->rehearse(parameter, after); };
+    each.each = [this](const at::Tensor& parameter) { in_backward_->rehearse(parameter); };
     each.writes = replay::Rehearsal::Writes::Nothing;
     return each;
   }

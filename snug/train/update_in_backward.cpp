@@ -34,12 +34,12 @@ void UpdateInBackward::use(const at::Tensor& parameter, double learning_rate) {
   at::Tensor(parameter).mutable_grad() = at::Tensor();
 }
 
-void UpdateInBackward::rehearse(const at::Tensor& parameter, Gradient gradient) {
+void UpdateInBackward::rehearse(const at::Tensor& parameter) {
   const auto known = index_.find(parameter.unsafeGetTensorImpl());
   if (known == index_.end()) return;
   (void)optim::clip_gradients({parameter}, experiment_.clipping());
   experiment_.optimizer().rehearse(known->second);
-  if (gradient == Gradient::Freed) at::Tensor(parameter).mutable_grad() = at::Tensor();
+  at::Tensor(parameter).mutable_grad() = at::Tensor();
 }
 
 }  // namespace snug::train

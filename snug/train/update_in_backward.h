@@ -21,10 +21,8 @@ class UpdateInBackward {
   /// The 2-norm of those that have arrived since.
   [[nodiscard]] double norm() const;
 
-  /// What becomes of a gradient behind its update.
-  enum class Gradient : unsigned char { Freed, Kept };
-  /// What this takes in memory and time for one parameter, before the first update.
-  void rehearse(const at::Tensor& parameter, Gradient gradient);
+  /// What this takes in memory and time for one parameter, before the first update. The gradient goes.
+  void rehearse(const at::Tensor& parameter);
 
  private:
   void use(const at::Tensor& parameter, double learning_rate);

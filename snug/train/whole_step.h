@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -11,12 +13,17 @@ inline replay::StepKind kind_of(const replay::RecordedStep& step) { return step.
 inline replay::StepKind kind_of(const replay::PlannedStep& planned) { return planned.step.kind; }
 
 /// Seconds of all `parts` micro-batches of a step, without the update, where `of_kind(i)` are those of one as kinds[i]
-/// is: kinds[0] is of one that adds to gradients, and kinds[1], where there is such a kind, of the one that makes them.
+/// is: kinds[0] is that of the last, and of the others too where there is none of their kind.
 template <class Kind, class OfKind>
 double whole_step_seconds(const std::vector<Kind>& kinds, std::int64_t parts, const OfKind& of_kind) {
-  if (parts <= 1) return of_kind(0);
-  const bool has_first = kinds.size() > 1 && kind_of(kinds[1]) == replay::StepKind::First;
-  return of_kind(has_first ? 1 : 0) + static_cast<double>(parts - 1) * of_kind(0);
+  const auto of = [&](replay::StepKind kind) {
+    const auto found = std::ranges::find(kinds, kind, [](const Kind& one) { return kind_of(one); });
+    return of_kind(found == kinds.end() ? 0 : static_cast<std::size_t>(found - kinds.begin()));
+  };
+  double seconds = of_kind(0);
+  if (parts > 1) seconds += of(replay::StepKind::First);
+  if (parts > 2) seconds += static_cast<double>(parts - 2) * of(replay::StepKind::Later);
+  return seconds;
 }
 
 }  // namespace snug::train

@@ -120,8 +120,15 @@ TEST(MakePlan, NamesTheFloorOfTheStrategyThatDoesNotFit) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("weights 10.0 MiB"), HasSubstr("the step itself"),
                                     HasSubstr(std::to_string(peak + 100) + " bytes")));
     EXPECT_THAT(error.what(), Not(HasSubstr("\n")));
+    EXPECT_THAT(error.what(), HasSubstr("or use a smaller batch or sequence"));
   }
   EXPECT_EQ(make_plan(graph(), "none", Budget{peak + 100, 100}).predicted_peak, peak);
+  try {
+    make_plan(graph(), "none", Budget{graph().static_bytes, 0});
+    FAIL() << "it fits";
+  } catch (const DoesNotFit& error) {
+    EXPECT_THAT(error.what(), HasSubstr("no smaller step helps, as what is there before it takes all of that"));
+  }
 }
 
 TEST(MakePlan, NamesAFloorThatEachStrategyCanDoWith) {

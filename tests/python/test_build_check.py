@@ -20,6 +20,12 @@ def test_another_minor_says_what_to_do(running):
     assert "torch==2.13.*" in str(caught.value) and "pip install" in str(caught.value) and running in str(caught.value)
 
 
+def test_an_extension_that_is_not_built_is_told_of(tmp_path):
+    _build_check.check_is_built(snug.__path__)
+    with pytest.raises(ImportError, match="the extension has not been built for this Python: pip install"):
+        _build_check.check_is_built([str(tmp_path)])
+
+
 def test_doctor(capsys):
     assert snug.doctor()
     out = capsys.readouterr().out

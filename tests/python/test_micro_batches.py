@@ -59,3 +59,10 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(snug.UsageError, match="with 2 micro-batches, whose gradients are there until the last"):
         snug.fit(lambda b: loss_of(model, b), x, 64 * MIB, optimizer=torch.optim.SGD(model.parameters(), 0.1),
                  in_backward=True, micro_batches=2)
+    for wrong in (2.5, "4", True):
+        with pytest.raises(snug.UsageError, match="micro_batches is"):
+            snug.fit(lambda b: loss_of(model, b), x, 64 * MIB, micro_batches=wrong)
+    with pytest.raises(snug.UsageError, match="the strategy is a NoneType"):
+        snug.fit(lambda b: loss_of(model, b), x, 64 * MIB, strategy=None)
+    with pytest.raises(snug.UsageError, match="allow is None; give a list of names"):
+        snug.fit(lambda b: loss_of(model, b), x, 64 * MIB, allow=None)

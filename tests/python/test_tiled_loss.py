@@ -330,3 +330,11 @@ def test_logits_are_told_from_feed_forward_parts_by_the_table_of_embeddings():
     with snug.tiled_loss():
         assert type(nn.Linear(512, 4096)(torch.randn(2, 512))) is torch.Tensor, "eight times, as of Gemma's inner width"
         assert type(nn.Linear(512, 4104)(torch.randn(2, 512))) is lazy_logits.LazyLogits
+
+
+def test_a_second_derivative_is_refused_with_an_error_of_snug():
+    head, hidden = nn.Linear(64, VOCABULARY), torch.randn(6, 64, requires_grad=True)
+    with snug.tiled_loss():
+        loss = F.cross_entropy(head(hidden), torch.randint(0, VOCABULARY, (6,)))
+    with pytest.raises(snug.Error, match="it can be differentiated once"):
+        torch.autograd.grad(loss, hidden, create_graph=True)

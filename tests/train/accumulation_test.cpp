@@ -97,6 +97,31 @@ TEST(Accumulation, IsPlannedAsALaterMicroBatchAndAFirst) {
   EXPECT_EQ(kinds[1].graph.update_seconds, 0);
 }
 
+TEST(Accumulation, OfUpdatesInBackwardHasAPlanForTheLastMicroBatch) {
+  Config config = accumulating("last", 4);
+  config.optimizer.clip_norm = 0;
+  config.optimizer.in_backward = true;
+  Experiment experiment(config);
+  TrainingStep step(experiment);
+  const std::vector<replay::PlannedStep> planned = plan_experiment(experiment, Kinds::Training).kinds;
+  ASSERT_EQ(planned.size(), 3U);
+  EXPECT_EQ(planned[0].step.kind, replay::StepKind::Last);
+  EXPECT_EQ(planned[1].step.kind, replay::StepKind::Later);
+  EXPECT_EQ(planned[2].step.kind, replay::StepKind::First);
+  EXPECT_EQ(planned[0].step.gradients, planned[1].step.gradients);
+  Bytes predicted = 0;
+  for (const plan::MemoryPlan& plan : replay::plan_all(planned, std::nullopt))
+    predicted = std::max(predicted, plan.predicted_peak);
+  Session session(planned, std::nullopt, cpu());
+  for (int i = 0; i < 2; ++i) {
+    cpu().reset_peak();
+    (void)step.make_gradients(session, experiment.train_batch(i), i, i);
+    EXPECT_EQ(step.last().divergence, "");
+    EXPECT_NEAR(static_cast<double>(cpu().stats().allocated_peak), static_cast<double>(predicted),
+                1e-3 * static_cast<double>(predicted));
+  }
+}
+
 class AccumulationUnder : public ::testing::TestWithParam<double> {};
 INSTANTIATE_TEST_SUITE_P(Shares, AccumulationUnder, ::testing::Values(100.0, 85.0));
 
