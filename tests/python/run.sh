@@ -6,4 +6,4 @@ build="$(cd "$1" && pwd)"
 python="$("$here/../../scripts/python_venv.sh" "$build" tests "$here/requirements.txt")"
 export PYTHONPATH="$build/python${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 cd "$here"
-exec "$python" -m pytest -q -p no:cacheprovider ${SNUG_PYTEST_OPTIONS:-} "${@:2}"
+exec "$python" -m pytest -q -p no:cacheprovider "${@:2}"

@@ -1,7 +1,6 @@
-"""What reads tensors that are more than geometry over memory runs once; and scalers that are there and off."""
+"""What reads tensors that are more than geometry over memory runs once."""
 
 import torch
-from torch import nn
 
 import snug
 
@@ -24,25 +23,3 @@ def test_a_sparse_matrix_that_the_step_writes():
         session.backward(x)
         assert session.last_step.replayed_ops > 0
     assert torch.equal(weight.grad, expected)
-
-
-def test_a_scaler_that_is_off_and_unscales():
-    torch.manual_seed(0)
-    model, x = nn.Linear(8, 8), torch.randn(4, 8)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-
-    def step(b):
-        optimizer.zero_grad()
-        loss = model(b).square().mean()
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
-        return loss
-
-    with snug.fit(step, x, "100%") as session:
-        before = model.weight.detach().clone()
-        session.backward(x)
-        assert session.last_step.followed_plan
-        assert not torch.equal(model.weight, before)

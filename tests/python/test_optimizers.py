@@ -213,3 +213,25 @@ def test_books_of_an_optimizer_stay_as_they_are():
         optimizer.state[p] = {"m": torch.zeros_like(p), "book": {"n": 1}}
     snug.fit(lambda b: model(b).square().mean(), x, budget="100%", optimizer=optimizer).close()
     assert all(state["book"]["n"] == 1 and not state["m"].any() for state in optimizer.state.values())
+
+
+def test_a_scaler_that_is_off_and_unscales():
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+
+    def step(b):
+        optimizer.zero_grad()
+        loss = model(b).square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    with snug.fit(step, x, "100%") as session:
+        before = model.weight.detach().clone()
+        session.backward(x)
+        assert session.last_step.followed_plan
+        assert not torch.equal(model.weight, before)

@@ -4,6 +4,7 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -16,6 +17,16 @@ namespace {
 using ::testing::HasSubstr;
 using testing::same_bits;
 
+/// The gradients of `weight`, of plain steps and of those whose values are all made again.
+void expect_same_gradients(const at::Tensor& weight, const std::function<at::Tensor()>& run) {
+  run().backward();
+  const at::Tensor expected = std::exchange(weight.mutable_grad(), at::Tensor());
+  const Region region(Recompute{});
+  run().backward();
+  EXPECT_GT(region.replayed_ops(), 0) << "what follows can be made again";
+  EXPECT_TRUE(same_bits(weight.grad(), expected));
+}
+
 at::Tensor sparse() { return torch::eye(6).mul(3).to_sparse(); }
 
 TEST(BeyondValues, ASparseMatrixThatIsWrittenInTheStepIsReadAsItWas) {
@@ -26,12 +37,7 @@ TEST(BeyondValues, ASparseMatrixThatIsWrittenInTheStepIsReadAsItWas) {
     a.mul_(2);
     return y.sum();
   };
-  run().backward();
-  const at::Tensor expected = std::exchange(weight.mutable_grad(), at::Tensor());
-  const Region region(Recompute{});
-  run().backward();
-  EXPECT_GT(region.replayed_ops(), 0) << "what follows can be made again";
-  EXPECT_TRUE(same_bits(weight.grad(), expected));
+  expect_same_gradients(weight, run);
 }
 
 TEST(BeyondValues, WhatAliasesTheirMemoryIsTheProgramsOwn) {
@@ -73,11 +79,7 @@ TEST(BeyondValues, QuantizedWeightsThatAreReplacedAreReadAsTheyWere) {
     q.copy_(other);
     return y.sum();
   };
-  run().backward();
-  const at::Tensor expected = std::exchange(weight.mutable_grad(), at::Tensor());
-  const Region region(Recompute{});
-  run().backward();
-  EXPECT_TRUE(same_bits(weight.grad(), expected));
+  expect_same_gradients(weight, run);
 }
 
 /// The sum of all, which a dictionary and lists of lists have.
@@ -109,11 +111,7 @@ TEST(BeyondValues, TensorsInDictionariesAndListsOfListsAreReadAsTheyWere) {
     b.mul_(3);
     return y.sum();
   };
-  run().backward();
-  const at::Tensor expected = std::exchange(weight.mutable_grad(), at::Tensor());
-  const Region region(Recompute{});
-  run().backward();
-  EXPECT_TRUE(same_bits(weight.grad(), expected));
+  expect_same_gradients(weight, run);
 }
 
 }  // namespace
