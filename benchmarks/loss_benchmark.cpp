@@ -1,7 +1,7 @@
 // The loss over a vocabulary, in tiles and plain: forward and backward in turns, what each takes beside x, the weight
 // and their gradients, and the ratio of their seconds. A plain one keeps three times all logits, a tiled one a tile.
 //
-// Usage: loss_benchmark [ROUNDS] [fp32|bf16]
+// Usage: loss_benchmark [ROUNDS] [fp32|bf16] [MIB of a tile]
 #include <fmt/format.h>
 #include <torch/torch.h>
 
@@ -47,12 +47,14 @@ double at_share(std::vector<double> values, double share) {
   return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
 }
 
-void measure(std::int64_t vocabulary, int rounds, bool bf16) {
+void measure(std::int64_t vocabulary, int rounds, bool bf16, snug::ops::LossTile tile) {
   torch::manual_seed(0);
   const Task task{torch::randn({kTokens, kWidth}).requires_grad_(),
                   (torch::randn({vocabulary, kWidth}) * 0.05).requires_grad_(),
                   torch::randint(vocabulary, {kTokens}, at::kLong)};
-  const auto tiled = [](const Task& t) { return snug::ops::linear_cross_entropy(t.x, t.weight, t.targets); };
+  const auto tiled = [&](const Task& t) {
+    return snug::ops::linear_cross_entropy(t.x, t.weight, t.targets, {.tile = tile});
+  };
   const auto plain = [](const Task& t) {
     return at::cross_entropy_loss(at::linear(t.x, t.weight).to(at::kFloat), t.targets);
   };
@@ -73,11 +75,14 @@ void measure(std::int64_t vocabulary, int rounds, bool bf16) {
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::stoi(argv[1]) : 7;
   const bool bf16 = argc > 2 && std::string(argv[2]) == "bf16";
+  const snug::ops::LossTile tile =
+      argc > 3 ? snug::ops::LossTile{Bytes{std::stoi(argv[3])} << 20} : snug::ops::LossTile();
   at::set_num_threads(2);
-  fmt::print("{} tokens of width {}, {}, tiles of 32 MiB\n\n", kTokens, kWidth, bf16 ? "bf16" : "fp32");
+  fmt::print("{} tokens of width {}, {}, tiles of {} MiB\n\n", kTokens, kWidth, bf16 ? "bf16" : "fp32",
+             tile.logits >> 20);
   fmt::print(
       "| vocabulary | tiled, MiB beside gradients | plain, MiB beside gradients | tiled / plain step "
       "|\n|---|---|---|---|\n");
-  for (const std::int64_t vocabulary : {8192, 32768, 131072, 262144}) measure(vocabulary, rounds, bf16);
+  for (const std::int64_t vocabulary : {8192, 32768, 131072, 262144}) measure(vocabulary, rounds, bf16, tile);
   return 0;
 }

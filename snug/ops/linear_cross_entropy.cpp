@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 #include <torch/types.h>
 
@@ -22,10 +23,12 @@ namespace {
 
 constexpr std::int64_t kPlain = -1;  // in place of a block format
 
-using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+/// The loss, and the gradients of x, W and the bias.
+using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-Matrix plain_or_packed(const at::Tensor& weight, std::int64_t format) {
-  if (format == kPlain) return weight;
+/// A plain one in the type in which it is multiplied: cast once, not for each group of rows.
+Matrix plain_or_packed(const at::Tensor& weight, std::int64_t format, at::ScalarType dtype) {
+  if (format == kPlain) return weight.to(dtype);
   return PackedMatrix{static_cast<BlockFormat>(format), weight};
 }
 
@@ -63,11 +66,24 @@ class Group {
 
   void add_gradient_of_bias(at::Tensor out) const { out.add_(logits_.sum(0, false, out.scalar_type())); }
 
-  void add_gradient_of_weight(at::Tensor out) const {
+  /// The first group begins the sum: whatever `out` holds is overwritten.
+  void add_gradient_of_weight(at::Tensor out, bool first) const {
     if (out.scalar_type() == logits_.scalar_type()) {
-      out.addmm_(logits_.t(), x_);
-    } else {
-      out.add_(at::mm(logits_.t(), x_));
+      at::addmm_out(out, out, logits_.t(), x_, /*beta=*/first ? 0 : 1);
+      return;
+    }
+    // Of a product, and of what the addition makes of it in the type of the sum.
+    const std::int64_t row_bytes = std::max<std::int64_t>(x_.size(1) * (x_.element_size() + out.element_size()), 1);
+    const std::int64_t step = std::max<std::int64_t>(kTileBytes / row_bytes, 1);
+    for (std::int64_t row = 0; row < out.size(0); row += step) {
+      const std::int64_t count = std::min(step, out.size(0) - row);
+      at::Tensor part = out.narrow(0, row, count);
+      const at::Tensor product = at::mm(logits_.narrow(1, row, count).t(), x_);
+      if (first) {
+        part.copy_(product);
+      } else {
+        part.add_(product);
+      }
     }
   }
 
@@ -92,13 +108,12 @@ void check_targets(const at::Tensor& targets, std::int64_t ignored, std::int64_t
                   targets[position].item<std::int64_t>(), position, columns, ignored));
 }
 
-/// The loss, and the gradients that are wanted, undefined ones as empty tensors: of x, and of W with that of the bias
-/// as one more column.
+/// Gradients that are not wanted are empty.
 Results kernel(const at::Tensor& x, const at::Tensor& stored, const std::optional<at::Tensor>& bias,
                std::int64_t format, const at::Tensor& targets, const std::optional<at::Tensor>& scale,
                std::int64_t tile_bytes, at::ArrayRef<double> terms, std::int64_t ignored, bool gradient_of_x,
                bool gradient_of_weight, bool gradient_of_bias) {
-  const Matrix weight = plain_or_packed(stored, format);
+  const Matrix weight = plain_or_packed(stored, format, x.scalar_type());
   const std::int64_t rows = x.size(0), width = x.size(1), vocabulary = rows_of(weight);
   check_targets(targets, ignored, vocabulary);
   const std::int64_t row_bytes = std::max<std::int64_t>(vocabulary, 1) * x.element_size();
@@ -108,8 +123,10 @@ Results kernel(const at::Tensor& x, const at::Tensor& stored, const std::optiona
   at::Tensor loss = at::zeros({}, x.options().dtype(at::kDouble));
   at::Tensor of_x = gradient_of_x ? at::empty_like(x) : at::empty({0}, x.options());
   // Summed over groups: not to be rounded to a short type in between.
-  const std::int64_t columns = (gradient_of_weight ? width : 0) + (gradient_of_bias ? 1 : 0);
-  at::Tensor of_weight = columns > 0 ? at::zeros({vocabulary, columns}, sums) : at::empty({0}, sums);
+  at::Tensor of_weight = !gradient_of_weight ? at::empty({0}, sums)
+                         : rows > 0          ? at::empty({vocabulary, width}, sums)
+                                             : at::zeros({vocabulary, width}, sums);
+  at::Tensor of_bias = at::zeros({gradient_of_bias ? vocabulary : 0}, sums);
   const at::Tensor room = at::empty({std::min(step, rows), vocabulary}, x.options());
   // Without a target the loss is nan, and no gradient is.
   const double mean = (scale ? scale->item<double>() : 1) / static_cast<double>(std::max<std::int64_t>(counted, 1));
@@ -118,12 +135,13 @@ Results kernel(const at::Tensor& x, const at::Tensor& stored, const std::optiona
     const Group group(x.narrow(0, first, count), weight, room.narrow(0, 0, count));
     const Logits logits{
         .values = group.logits(), .targets = targets.narrow(0, first, count), .bias = bias, .ignored = ignored};
-    loss.add_(softmax_loss(logits, terms_of(terms), gradient_of_x || columns > 0 ? mean : 0).sum());
+    const bool differentiated = gradient_of_x || gradient_of_weight || gradient_of_bias;
+    loss.add_(softmax_loss(logits, terms_of(terms), differentiated ? mean : 0).sum());
     if (gradient_of_x) group.write_gradient_of_x(of_x.narrow(0, first, count));
-    if (gradient_of_weight) group.add_gradient_of_weight(of_weight.narrow(1, 0, width));
-    if (gradient_of_bias) group.add_gradient_of_bias(of_weight.select(1, columns - 1));
+    if (gradient_of_weight) group.add_gradient_of_weight(of_weight, first == 0);
+    if (gradient_of_bias) group.add_gradient_of_bias(of_bias);
   }
-  return {loss.div_(static_cast<double>(counted)).to(sums.dtype()), of_x, of_weight};
+  return {loss.div_(static_cast<double>(counted)).to(sums.dtype()), of_x, of_weight, of_bias};
 }
 
 const auto& loss_op() {
@@ -140,16 +158,16 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
                                                 at::ArrayRef<double> terms, std::int64_t ignored, bool of_x,
                                                 bool of_weight, bool of_bias) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const auto [loss, gradient_of_x, gradient_of_weight] =
+    const auto [loss, gradient_of_x, gradient_of_weight, gradient_of_bias] =
         loss_op().call(x, weight, bias, format, targets, scale, tile, terms, ignored, of_x, of_weight, of_bias);
-    context->save_for_backward({gradient_of_x, gradient_of_weight});
+    context->save_for_backward({gradient_of_x, gradient_of_weight, gradient_of_bias});
     context->saved_data["weight"] = static_cast<std::int64_t>(weight.scalar_type());
     if (bias) context->saved_data["bias"] = static_cast<std::int64_t>(bias->scalar_type());
     // Now: it may be written in place before backward.
     if (scale) context->saved_data["scale"] = scale->item<double>();
-    context->saved_data["width"] = x.size(1);
-    context->mark_non_differentiable({gradient_of_x, gradient_of_weight});
-    return {loss, gradient_of_x, gradient_of_weight};
+    context->mark_non_differentiable({gradient_of_x, gradient_of_weight, gradient_of_bias});
+    context->set_materialize_grads(false);  // else backward gets zeros for these
+    return {loss, gradient_of_x, gradient_of_weight, gradient_of_bias};
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -158,18 +176,16 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     const auto saved = context->get_saved_variables();
     auto& types = context->saved_data;
     const at::Tensor factor = types.count("scale") > 0 ? gradients[0].div(types["scale"].toDouble()) : gradients[0];
-    const auto scaled = [&](const at::Tensor& gradient, at::ScalarType dtype) {
-      return gradient.mul(factor).to(dtype);
+    // Saved for this alone: a gradient as large as W is not made a second time.
+    const bool last = !torch::autograd::get_current_graph_task_keep_graph();
+    const auto scaled = [&](std::size_t i, at::ScalarType dtype) {
+      return (last ? at::Tensor(saved[i]).mul_(factor) : saved[i].mul(factor)).to(dtype);
     };
     const auto type_of = [&](const char* name) { return static_cast<at::ScalarType>(types[name].toInt()); };
     at::Tensor of_x, of_weight, of_bias;
-    if (context->needs_input_grad(0)) of_x = scaled(saved[0], saved[0].scalar_type());
-    if (context->needs_input_grad(1)) {
-      of_weight = scaled(saved[1].narrow(1, 0, types["width"].toInt()), type_of("weight"));
-    }
-    if (types.count("bias") > 0 && context->needs_input_grad(2)) {
-      of_bias = scaled(saved[1].select(1, saved[1].size(1) - 1), type_of("bias"));
-    }
+    if (context->needs_input_grad(0)) of_x = scaled(0, saved[0].scalar_type());
+    if (context->needs_input_grad(1)) of_weight = scaled(1, type_of("weight"));
+    if (types.count("bias") > 0 && context->needs_input_grad(2)) of_bias = scaled(2, type_of("bias"));
     return {of_x, of_weight, of_bias, {}, {}, {}, {}, {}, {}, {}, {}, {}};
   }
 };
@@ -180,7 +196,7 @@ Results loss_with_autograd(const at::Tensor& x, const at::Tensor& weight, const 
                            bool of_weight, bool of_bias) {
   const auto results = LinearCrossEntropy::apply(x, weight, bias, format, targets, scale, tile, terms, ignored, of_x,
                                                  of_weight, of_bias);
-  return {results[0], results[1], results[2]};
+  return {results[0], results[1], results[2], results[3]};
 }
 
 Results loss_with_autocast(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
@@ -194,8 +210,10 @@ Results loss_with_autocast(const at::Tensor& x, const at::Tensor& weight, const 
     return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), t, device);
   };
   const std::optional<at::Tensor> cast_bias = bias ? std::optional(cast(*bias)) : std::nullopt;
-  return loss_op().call(cast(x), format == kPlain ? cast(weight) : weight, cast_bias, format, targets, scale, tile,
-                        terms, ignored, of_x, of_weight, of_bias);
+  // The kernel casts the weight: its gradient, a sum in fp32, is then that of the weight as it is, without a copy in
+  // either type.
+  return loss_op().call(cast(x), weight, cast_bias, format, targets, scale, tile, terms, ignored, of_x, of_weight,
+                        of_bias);
 }
 
 }  // namespace
@@ -203,7 +221,7 @@ Results loss_with_autocast(const at::Tensor& x, const at::Tensor& weight, const 
 TORCH_LIBRARY_FRAGMENT(snug, library) {
   library.def(
       "linear_cross_entropy(Tensor x, Tensor weight, Tensor? bias, int format, Tensor targets, Tensor? scale, int "
-      "tile, float[] terms, int ignored, bool of_x, bool of_weight, bool of_bias) -> (Tensor, Tensor, Tensor)");
+      "tile, float[] terms, int ignored, bool of_x, bool of_weight, bool of_bias) -> (Tensor, Tensor, Tensor, Tensor)");
 }
 TORCH_LIBRARY_IMPL(snug, CompositeExplicitAutograd, library) { library.impl("linear_cross_entropy", kernel); }
 TORCH_LIBRARY_IMPL(snug, Autograd, library) { library.impl("linear_cross_entropy", loss_with_autograd); }

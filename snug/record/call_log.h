@@ -60,6 +60,8 @@ class CallLog {
   void add_random_state(Call& call, RandomState state);
   /// It has run: where that generator stands now.
   void note_drawn(const Call& call);
+  /// No call runs again: the states of generators go, several KiB each.
+  void forget_draws() noexcept { draws_.clear(); }
   /// A hash of the operator's name and of the value, type, sizes and place of each tensor, of which all have been
   /// added: what steps are told apart by. Not of strides, of constants, nor of where a leaf lies that is not written.
   [[nodiscard]] std::uint64_t sign(const OperatorTraits& traits, const plan::Dataflow& flow);

@@ -176,6 +176,7 @@ class Tape {
   std::exception_ptr failure_;         // of a policy, or of moving; thrown when the call has been recorded whole
   std::vector<SavedTensor*> waiting_;  // for their operator
   std::int64_t unplain_saved_ = 0;
+  std::int64_t bound_ = 0;   // saved tensors that stand for a value
   Tape* outer_ = nullptr;    // that records when this one does not
   plan::OpId position_ = 0;  // of backward
   bool timed_ = false;

@@ -31,6 +31,7 @@ void Tape::bind(SavedTensor& saved) {
   saved.view.value = value;
   saved.bound = true;
   values_.pack(value);
+  ++bound_;
   verified_.note(value, saved.view);
   if (!ledger().held(value) && !ledger().fetchable(value)) {
     if (values_.moves(value) || keeps_when_saved(value)) {
@@ -78,6 +79,7 @@ void Tape::forget(SavedTensor& saved, int unpacked_in) {
   observers_.tell_recording(&TapeObserver::release_begins, saved.view.value);
   values_.release(saved.view.value, unpacked_in);
   observers_.tell_recording(&TapeObserver::release_ends);
+  if (--bound_ == 0 && finished()) calls_.forget_draws();
 }
 
 SavedCounts Tape::saved_counts() const {

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -158,6 +159,46 @@ TEST(LinearCrossEntropy, NeverHasAllLogits) {
   const Bytes taken = memory.stats().allocated_peak - before;
   EXPECT_LT(taken, 34_MiB);
   EXPECT_GT(kRows * kVocabulary * 4, 2 * taken);
+}
+
+/// What forward and backward take at once beside x, the weight and their gradients.
+Bytes taken_beside_gradients(std::int64_t vocabulary, bool bias, std::optional<at::ScalarType> compute) {
+  const at::Tensor x = torch::randn({16, 256}).requires_grad_();
+  const at::Tensor w = torch::randn({vocabulary, 256}).requires_grad_();
+  const at::Tensor b = bias ? torch::randn({vocabulary}).requires_grad_() : at::Tensor();
+  const at::Tensor targets = torch::randint(0, vocabulary, {16});
+  auto& memory = memory::device_memory(c10::kCPU);
+  memory.reset_peak();
+  const Bytes before = memory.stats().allocated;
+  {
+    const models::AutocastScope autocast(compute);
+    (linear_cross_entropy(x, w, targets, {.tile = {.logits = 1_MiB}, .bias = b}) * 3).backward();
+  }
+  const Bytes gradients = static_cast<Bytes>(x.nbytes() + w.nbytes() + (bias ? b.nbytes() : 0));
+  return memory.stats().allocated_peak - before - gradients;
+}
+
+TEST(LinearCrossEntropy, MakesTheGradientOfTheWeightOnce) {
+  torch::manual_seed(9);
+  for (const bool bias : {false, true}) {
+    for (const std::int64_t vocabulary : {20'000, 60'000}) {  // a gradient of 19 and of 58 MiB
+      EXPECT_LT(taken_beside_gradients(vocabulary, bias, std::nullopt), 2_MiB) << vocabulary;
+      // The weight as it is multiplied, and a tile of products.
+      const Bytes cast = vocabulary * 256 * 2;
+      EXPECT_LT(taken_beside_gradients(vocabulary, bias, at::kBFloat16), cast + 18_MiB) << vocabulary;
+    }
+  }
+}
+
+TEST(LinearCrossEntropy, GoesBackAgainWhereTheGraphIsKept) {
+  torch::manual_seed(10);
+  const Inputs in;
+  const at::Tensor x = in.x.clone().requires_grad_(),
+                   w = torch::randn({kVocabulary, kWidth}).mul_(0.1).requires_grad_();
+  const at::Tensor loss = linear_cross_entropy(x, w, in.targets) * 3;
+  const auto first = torch::autograd::grad({loss}, {x, w}, {}, /*retain_graph=*/true);
+  const auto second = torch::autograd::grad({loss}, {x, w});
+  for (std::size_t i = 0; i < 2; ++i) EXPECT_TRUE(same_bits(first[i], second[i]));
 }
 
 TEST(LinearCrossEntropy, HasAsManyLogitsAsItIsTold) {

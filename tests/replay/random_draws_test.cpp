@@ -7,6 +7,7 @@
 #include <functional>
 #include <thread>
 
+#include "snug/memory/device_memory.h"
 #include "snug/record/random_state.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
@@ -113,6 +114,24 @@ TEST_F(RandomDraws, FromAGeneratorOfItsOwnAreNobodyElses) {
   Region region(Recompute{});
   EXPECT_TRUE(same_bits(expected, gradient(loss())));
   EXPECT_GT(region.replayed_ops(), 0);
+}
+
+TEST_F(RandomDraws, HoldNoMemoryWhenNothingRunsAgain) {
+  constexpr int kDraws = 4;
+  const auto& memory = memory::device_memory(c10::kCPU);
+  const Bytes state =
+      static_cast<Bytes>(record::save_random_state(record::default_generator(c10::kCPU)).state.nbytes());
+  Region region(Recompute{});
+  at::Tensor loss = at::zeros({});
+  const Bytes before = memory.stats().allocated;
+  for (int i = 0; i < kDraws; ++i) loss = loss + this->loss();
+  region.close();
+  const Bytes recorded = memory.stats().allocated - before;
+  EXPECT_GE(recorded, kDraws * state);
+  const at::Tensor first = torch::autograd::grad({loss}, {weight}, {}, /*retain_graph=*/true)[0];
+  EXPECT_GE(memory.stats().allocated - before, kDraws * state) << "they may run again";
+  EXPECT_TRUE(same_bits(first, gradient(loss)));
+  EXPECT_LT(memory.stats().allocated - before, state) << "the region is still there";
 }
 
 TEST_F(RandomDraws, OfOneNumberMoveAGenerator) {
