@@ -1,5 +1,5 @@
 # Shorthands for what CMakePresets.json and scripts/ hold; nothing is decided here.
-.PHONY: help setup build test test-long test-opinfo test-programs test-demo mutants demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python bench-lora bench-ladder cuda-check format clean
+.PHONY: help setup build test test-long test-opinfo test-programs test-demo mutants demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python bench-lora bench-ladder bench-long cuda-check format clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -101,6 +101,9 @@ bench-ladder: ## What each way to save memory gives, added one to the other; ARG
 	@cmake --preset release $(WITH_BENCHMARKS)
 	@cmake --build --preset release -j $(JOBS) --target config_step snug_cli snug_python
 	@benchmarks/ladder/run.sh build/release examples/gpt-12x384.toml benchmarks/results $(ARGS)
+
+bench-long: build ## One step of LoRA on SmolLM2-135M at 16,384 tokens inside 1 GiB (hours); ARGS="TOKENS BUDGET" for others
+	@benchmarks/long_sequence.sh build/release $(ARGS)
 
 test-opinfo: ## PyTorch's own operator and module samples, all of them, and its non-contiguous ones, bitwise (15 min)
 	@scripts/setup.sh tests
