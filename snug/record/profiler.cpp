@@ -171,11 +171,22 @@ void Profiler::release_begins(plan::ValueId value) {
   }
   mark();
   push(Event::Kind::Release, value);
+  releasing_ = true;
+}
+
+void Profiler::release_ends() {
+  releasing_ = false;
+  rebase();
 }
 
 void Profiler::dropped(plan::ValueId value, std::optional<Bytes> freed) {
   const bool elsewhere = plan::at(value) < graph_.values.size() && graph_.values[plan::at(value)].device != 0;
-  if (!freed || elsewhere) return;
+  if (elsewhere) return;
+  if (!freed) {
+    // The node has handed on what it saved, as the gradient of something: the Release event frees it, and it is there.
+    if (releasing_ && std::ranges::find(alive_, value) == alive_.end()) died_ += graph_.step_bytes(value);
+    return;
+  }
   const Bytes block = memory_.rounded(*freed);
   meter_->keep(block);
   evicted_ += block;

@@ -41,7 +41,7 @@ class Profiler final : public TapeObserver {
   void replay_begins() override;
   void replay_ends() override;
   void release_begins(plan::ValueId value) override;
-  void release_ends() override { rebase(); }
+  void release_ends() override;
   void dropped(plan::ValueId value, std::optional<Bytes> freed) override;
 
   /// Leaves that gradients are for and that operators read, in the order of their first use.
@@ -80,6 +80,7 @@ class Profiler final : public TapeObserver {
   std::vector<at::Tensor> leaves_;
   std::unordered_set<const void*> noted_;
   std::vector<char> borrowed_;        // unpacked, no longer on the tape, and not released yet
+  bool releasing_ = false;            // between release_begins and release_ends
   std::vector<plan::ValueId> alive_;  // the program refers to them
   Bytes aside_;
   bool begun_ = false;

@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "snug/memory/held_limit.h"
 #include "snug/record/recording.h"
 #include "snug/snug.h"
@@ -71,6 +74,43 @@ TEST(Fit, LeavesNoTrace) {
   auto session = fit([&](const at::Tensor& t) { return net(at::dropout(t, 0.5, true)); }, x, {.budget = 1_GiB});
   EXPECT_TRUE(same_bits(expected, torch::rand({4})));
   expect_same(before, net.gradients());
+}
+
+/// Makes its weight's gradient in forward, and hands it on as it was saved: the memory becomes the gradient's.
+struct HandsOn : torch::autograd::Function<HandsOn> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
+    context->save_for_backward({weight * 2});
+    return x.pow(2).mean() + weight.pow(2).sum();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& /*gradients*/) {
+    const at::Tensor saved = context->get_saved_variables()[0];
+    return {at::ones({2048, 256}), saved};
+  }
+};
+
+TEST(Fit, CountsWhatABackwardHandsOnAsItWasSaved) {
+  Net net;
+  const at::Tensor x = torch::randn({2048, 256}), weight = torch::randn({2048, 1024}).requires_grad_();
+  const auto step = [&](const at::Tensor& t) { return HandsOn::apply(net.layers->forward(t), weight); };
+  const auto run = [&](Bytes budget) {
+    auto session = fit(step, x, {.budget = budget});
+    Bytes peak = 0;
+    for (int i = 0; i < 2; ++i) {
+      net.layers->zero_grad();
+      weight.mutable_grad() = at::Tensor();
+      cpu().reset_peak();
+      session.backward(step, x);
+      peak = std::max(peak, cpu().stats().allocated_peak);
+    }
+    net.layers->zero_grad();
+    weight.mutable_grad() = at::Tensor();
+    EXPECT_NEAR(static_cast<double>(peak), static_cast<double>(session.plan().predicted_peak), 1024);
+    return std::pair(session.plan().unplanned_peak, session.last_step().replayed_ops);
+  };
+  const auto [unplanned, none] = run(4_GiB);
+  EXPECT_EQ(none, 0);
+  EXPECT_GT(run(unplanned * 8 / 10).second, 0);
 }
 
 /// Differentiates in backward for itself, as reentrant checkpoints do: its weight is not in the loss's own graph.
