@@ -33,9 +33,11 @@ struct LinearLoss {
 /// or ignored, else Error says which is not and where. A scalar, fp32, or fp64 for fp64. Products have the type of x
 /// and W, as has the bias, and are raised to fp32 before it and the softmax; capped ones are rounded to that type
 /// again. When no target counts the result is nan, as at::cross_entropy_loss has it. Differentiable once, with respect
-/// to x, the bias and a plain W; under autocast they are cast as for at::linear. Memory: the tile's, beside the
-/// gradients of x and, where they are asked for, of W and the bias. Another tile sums the gradients of W and the bias,
-/// and the loss, in another order.
+/// to x, the bias and a plain W. Under autocast x and the bias are cast as for at::linear; W is cast for the products
+/// alone, and its gradient, a sum in fp32, is not rounded to the short type. Memory: the tile's, and that of W where it
+/// is cast, beside the gradients of x and, where they are asked for, of W and the bias; backward hands these on, and
+/// copies them only where the graph is kept. Another tile sums the gradients of W and the bias, and the loss, in
+/// another order; one of fewer rows than about 256 takes longer than all logits at once.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const Matrix& weight, const at::Tensor& targets,
                                 const LinearLoss& loss = {});
 
