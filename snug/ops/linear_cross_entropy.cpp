@@ -130,12 +130,12 @@ Results kernel(const at::Tensor& x, const at::Tensor& stored, const std::optiona
   const at::Tensor room = at::empty({std::min(step, rows), vocabulary}, x.options());
   // Without a target the loss is nan, and no gradient is.
   const double mean = (scale ? scale->item<double>() : 1) / static_cast<double>(std::max<std::int64_t>(counted, 1));
+  const bool differentiated = gradient_of_x || gradient_of_weight || gradient_of_bias;
   for (std::int64_t first = 0; first < rows; first += step) {
     const std::int64_t count = std::min(step, rows - first);
     const Group group(x.narrow(0, first, count), weight, room.narrow(0, 0, count));
     const Logits logits{
         .values = group.logits(), .targets = targets.narrow(0, first, count), .bias = bias, .ignored = ignored};
-    const bool differentiated = gradient_of_x || gradient_of_weight || gradient_of_bias;
     loss.add_(softmax_loss(logits, terms_of(terms), differentiated ? mean : 0).sum());
     if (gradient_of_x) group.write_gradient_of_x(of_x.narrow(0, first, count));
     if (gradient_of_weight) group.add_gradient_of_weight(of_weight, first == 0);

@@ -80,7 +80,7 @@ TEST(Fit, LeavesNoTrace) {
 struct HandsOn : torch::autograd::Function<HandsOn> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
     context->save_for_backward({weight * 2});
-    return x.pow(2).mean() + weight.pow(2).sum();
+    return x.sum() + weight.sum();  // little beside what is saved, so that backward has the peak
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& /*gradients*/) {
@@ -105,7 +105,8 @@ TEST(Fit, CountsWhatABackwardHandsOnAsItWasSaved) {
     }
     net.layers->zero_grad();
     weight.mutable_grad() = at::Tensor();
-    EXPECT_NEAR(static_cast<double>(peak), static_cast<double>(session.plan().predicted_peak), 1024);
+    EXPECT_LE(peak, session.plan().predicted_peak);
+    EXPECT_GE(peak, session.plan().predicted_peak - 2_KiB);
     return std::pair(session.plan().unplanned_peak, session.last_step().replayed_ops);
   };
   const auto [unplanned, none] = run(4_GiB);
