@@ -5,7 +5,8 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <functional>
+#include <utility>
+#include <vector>
 
 #include "snug/memory/out_of_budget.h"
 
@@ -32,8 +33,6 @@ struct AdoptedBlock {
 
 constexpr Bytes kHeader = sizeof(BlockHeader);
 constexpr Bytes kSmallest = 4_KiB;
-constexpr std::size_t kLargest = std::size_t{1} << 62;  // rounding and sums stay within 63 bits
-constexpr std::size_t kLargestListed = 5;
 constexpr std::uint8_t kAllocatorPriority = 200;  // above LibTorch's own and its mobile allocators
 
 static_assert(kHeader == 64);
@@ -42,8 +41,6 @@ static_assert(kSmallest <= SmallHeap::kSegment / 2);
 constexpr Bytes round_up(Bytes bytes, Bytes to) { return (bytes + to - 1) / to * to; }
 
 BlockHeader* header_of(void* data) { return reinterpret_cast<BlockHeader*>(static_cast<std::byte*>(data) - kHeader); }
-
-std::size_t index(Tag tag) { return static_cast<std::size_t>(tag); }
 
 // Installed when the library is loaded, so that weights made before the first use of snug count too.
 [[maybe_unused]] const bool kInstalled = (CpuMemory::instance(), true);
@@ -67,19 +64,19 @@ CpuMemory& CpuMemory::instance() {
 }
 
 void CpuMemory::lock_all() {
-  handlers_mutex_.lock();
+  handlers_.lock();
   mutex_.lock();
 }
 
 void CpuMemory::unlock_all() {
   mutex_.unlock();
-  handlers_mutex_.unlock();
+  handlers_.unlock();
 }
 
 /// In a child: what another thread has locked, this one may not unlock.
 void CpuMemory::renew_locks() {
   new (&mutex_) std::mutex;
-  new (&handlers_mutex_) std::shared_mutex;
+  handlers_.renew_lock();
 }
 
 Bytes CpuMemory::rounded(Bytes bytes) const {
@@ -100,12 +97,12 @@ std::byte* CpuMemory::try_take(Bytes block, bool small) {
 c10::DataPtr CpuMemory::allocate(std::size_t bytes) {
   const c10::Device cpu(c10::kCPU);
   if (bytes == 0) return {nullptr, nullptr, &CpuMemory::deallocate, cpu};
-  if (bytes > kLargest) refuse(static_cast<Bytes>(kLargest));
+  if (bytes > kLargestRequest) refuse(static_cast<Bytes>(kLargestRequest));
   const Bytes block = rounded(static_cast<Bytes>(bytes));
   const bool small = block <= kSmallest;
   std::byte* memory = nullptr;
   // Once more when nobody could help: another thread may have made room in the meantime.
-  for (bool helped = true;; helped = ask_for_room(shortage(block))) {
+  for (bool helped = true;; helped = handlers_.ask(shortage(block))) {
     {
       const std::lock_guard lock(mutex_);
       memory = try_take(block, small);
@@ -113,8 +110,7 @@ c10::DataPtr CpuMemory::allocate(std::size_t bytes) {
         auto* header = new (memory) BlockHeader{block, newest_, nullptr, next_allocation_time(), current_tag(), small};
         if (newest_ != nullptr) newest_->newer = header;
         newest_ = header;
-        ++stats_.allocations;
-        count(block, header->tag);
+        accounts_.take(block, header->tag, mapped());
         break;
       }
     }
@@ -122,19 +118,6 @@ c10::DataPtr CpuMemory::allocate(std::size_t bytes) {
   }
   std::byte* data = memory + kHeader;
   return {data, data, &CpuMemory::deallocate, cpu};
-}
-
-void CpuMemory::count(Bytes size, Tag tag) {
-  stats_.allocated += size;
-  const std::size_t i = index(tag);
-  stats_.by_tag[i] += size;
-  stats_.peak_by_tag[i] = std::max(stats_.peak_by_tag[i], stats_.by_tag[i]);
-  measure(size);
-  if (stats_.allocated > stats_.allocated_peak) {
-    stats_.allocated_peak = stats_.allocated;
-    stats_.at_peak_by_tag = stats_.by_tag;
-  }
-  stats_.mapped_peak = std::max(stats_.mapped_peak, pages_.mapped() + adopted_);
 }
 
 void CpuMemory::deallocate(void* data) {
@@ -146,9 +129,7 @@ void CpuMemory::free_block(BlockHeader* header) {
   (header->newer != nullptr ? header->newer->older : newest_) = header->older;
   if (header->older != nullptr) header->older->newer = header->newer;
   const Bytes size = header->size;
-  stats_.allocated -= size;
-  measure(-size);
-  stats_.by_tag[index(header->tag)] -= size;
+  accounts_.give(size, header->tag);
   auto* memory = reinterpret_cast<std::byte*>(header);
   if (header->small) {
     small_.give(memory, size);
@@ -164,36 +145,18 @@ Bytes CpuMemory::shortage(Bytes bytes) const {
   return limit ? std::max(Bytes{1}, bytes - std::max<Bytes>(*limit - pages_.taken(), 0)) : bytes;
 }
 
-bool CpuMemory::ask_for_room(Bytes bytes) {
-  // Shared, so that an allocation inside a handler's frees cannot deadlock; unregistering takes it exclusively.
-  const std::shared_lock lock(handlers_mutex_);
-  for (const Patience patience : {Patience::None, Patience::AMoment}) {
-    for (PressureHandler* handler : handlers_) {
-      {
-        const std::lock_guard stats_lock(mutex_);
-        stats_.pressure_calls += patience == Patience::None ? 1 : 0;
-      }
-      if (handler->make_room(bytes, patience)) return true;
-    }
-  }
-  return false;
-}
-
 void CpuMemory::refuse(Bytes bytes) const {
   OutOfBudget::Details details;
   details.requested = bytes;
   details.operation = current_operation();
   details.stats = stats();
+  std::vector<std::pair<Bytes, Tag>> blocks;
   {
     const std::lock_guard lock(mutex_);
-    for (const BlockHeader* block = newest_; block != nullptr; block = block->older) {
-      details.largest.emplace_back(block->size, block->tag);
-    }
+    for (const BlockHeader* block = newest_; block != nullptr; block = block->older)
+      blocks.emplace_back(block->size, block->tag);
   }
-  const auto kept = std::min(kLargestListed, details.largest.size());
-  std::partial_sort(details.largest.begin(), details.largest.begin() + static_cast<std::ptrdiff_t>(kept),
-                    details.largest.end(), std::greater<>());
-  details.largest.resize(kept);
+  details.largest = largest_of(std::move(blocks));
   memory::refuse(std::move(details));
 }
 
@@ -203,17 +166,16 @@ void CpuMemory::copy_data(void* to, const void* from, std::size_t bytes) const {
 
 Stats CpuMemory::stats() const {
   const std::lock_guard lock(mutex_);
-  Stats stats = stats_;
-  stats.mapped = pages_.mapped() + adopted_;
+  Stats stats = accounts_.stats();
+  stats.mapped = mapped();
   stats.limit = limit_;
+  stats.pressure_calls = handlers_.calls();
   return stats;
 }
 
 void CpuMemory::reset_peak() {
   const std::lock_guard lock(mutex_);
-  stats_.allocated_peak = stats_.allocated;
-  stats_.mapped_peak = pages_.mapped() + adopted_;
-  stats_.peak_by_tag = stats_.at_peak_by_tag = stats_.by_tag;
+  accounts_.reset_peak(mapped());
 }
 
 void CpuMemory::set_limit(std::optional<Bytes> limit) {
@@ -225,7 +187,7 @@ void CpuMemory::set_limit(std::optional<Bytes> limit) {
 void CpuMemory::limit_pages(std::optional<Bytes> limit) {
   limit_ = limit;
   pages_.set_limit(limit ? std::optional(std::max<Bytes>(*limit - adopted_, 0)) : std::nullopt);
-  if (limit && pages_.mapped() + adopted_ > *limit) {
+  if (limit && mapped() > *limit) {
     small_.release_empty();
     pages_.release_cached();
   }
@@ -253,11 +215,7 @@ void CpuMemory::retag(const c10::Storage& storage, Tag tag) {
   Tag& now = adopted ? block->tag : header->tag;
   const Bytes size = adopted ? block->size : header->size;
   const std::lock_guard lock(mutex_);
-  if (now == tag) return;
-  stats_.by_tag[index(now)] -= size;
-  now = tag;
-  stats_.by_tag[index(tag)] += size;
-  stats_.peak_by_tag[index(tag)] = std::max(stats_.peak_by_tag[index(tag)], stats_.by_tag[index(tag)]);
+  accounts_.retag(size, std::exchange(now, tag), tag);
 }
 
 void CpuMemory::adopt(const c10::Storage& storage) {
@@ -271,7 +229,7 @@ void CpuMemory::adopt(const c10::Storage& storage) {
   const std::lock_guard lock(mutex_);
   adopted_ += block->size;
   limit_pages(limit_);
-  count(block->size, block->tag);
+  accounts_.take(block->size, block->tag, mapped());
 }
 
 void CpuMemory::free_adopted(void* context) {
@@ -279,57 +237,11 @@ void CpuMemory::free_adopted(void* context) {
   CpuMemory& memory = instance();
   {
     const std::lock_guard lock(memory.mutex_);
-    memory.stats_.allocated -= block->size;
-    memory.measure(-block->size);
-    memory.stats_.by_tag[index(block->tag)] -= block->size;
+    memory.accounts_.give(block->size, block->tag);
     memory.adopted_ -= block->size;
     memory.limit_pages(memory.limit_);
   }
   delete block;
-}
-
-void CpuMemory::add_pressure_handler(PressureHandler* handler) {
-  const std::unique_lock lock(handlers_mutex_);
-  handlers_.push_back(handler);
-}
-
-void CpuMemory::remove_pressure_handler(PressureHandler* handler) {
-  const std::unique_lock lock(handlers_mutex_);
-  std::erase(handlers_, handler);
-}
-
-class CpuMemory::HighWaterMeter final : public Meter {
- public:
-  explicit HighWaterMeter(CpuMemory& memory) : memory_(memory) {
-    const std::lock_guard lock(memory.mutex_);
-    high_water_.emplace(memory.stats_.allocated);
-    memory.meters_.push_back(&*high_water_);
-  }
-  ~HighWaterMeter() override {
-    const std::lock_guard lock(memory_.mutex_);
-    std::erase(memory_.meters_, &*high_water_);
-  }
-  HighWaterMeter(const HighWaterMeter&) = delete;
-  HighWaterMeter& operator=(const HighWaterMeter&) = delete;
-
-  Peak take() override {
-    const std::lock_guard lock(memory_.mutex_);
-    return high_water_->take(memory_.stats_.allocated);
-  }
-  void keep(Bytes bytes) override {
-    const std::lock_guard lock(memory_.mutex_);
-    high_water_->change(bytes);
-  }
-
- private:
-  CpuMemory& memory_;
-  std::optional<HighWater> high_water_;
-};
-
-std::unique_ptr<Meter> CpuMemory::meter() { return std::make_unique<HighWaterMeter>(*this); }
-
-void CpuMemory::measure(Bytes change) {
-  for (HighWater* meter : meters_) meter->change(change);
 }
 
 }  // namespace snug::memory

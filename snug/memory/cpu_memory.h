@@ -3,12 +3,11 @@
 #include <c10/core/Allocator.h>
 
 #include <mutex>
-#include <shared_mutex>
-#include <vector>
 
+#include "snug/memory/accounts.h"
 #include "snug/memory/device_memory.h"
-#include "snug/memory/high_water.h"
 #include "snug/memory/page_heap.h"
+#include "snug/memory/pressure_handlers.h"
 #include "snug/memory/small_heap.h"
 
 namespace snug::memory {
@@ -34,22 +33,20 @@ class CpuMemory final : public c10::Allocator, public DeviceMemory {
   void reset_peak() override;
   void set_limit(std::optional<Bytes> limit) override;
   void release_cached() override;
+  [[nodiscard]] MachineMemory capacity() const override { return machine_memory(); }
   [[nodiscard]] Bytes rounded(Bytes bytes) const override;
   [[nodiscard]] bool allocated_since(const c10::Storage& storage, AllocationTime time) const override;
   void retag(const c10::Storage& storage, Tag tag) override;
   void adopt(const c10::Storage& storage) override;
-  void add_pressure_handler(PressureHandler* handler) override;
-  void remove_pressure_handler(PressureHandler* handler) override;
+  void add_pressure_handler(PressureHandler* handler) override { handlers_.add(handler); }
+  void remove_pressure_handler(PressureHandler* handler) override { handlers_.remove(handler); }
   [[nodiscard]] c10::Device device() const override { return c10::kCPU; }
-  [[nodiscard]] std::unique_ptr<Meter> meter() override;
+  [[nodiscard]] std::unique_ptr<Meter> meter() override { return accounts_.meter(); }
 
  private:
-  class HighWaterMeter;
   CpuMemory() = default;
   static void deallocate(void* data);
   static void free_adopted(void* block);
-  void count(Bytes size, Tag tag);
-  void measure(Bytes change);
   void limit_pages(std::optional<Bytes> limit);
   void lock_all();
   void unlock_all();
@@ -58,20 +55,18 @@ class CpuMemory final : public c10::Allocator, public DeviceMemory {
   void free_block(BlockHeader* header);
   /// How much must be freed so that `bytes` can be taken.
   Bytes shortage(Bytes bytes) const;
-  bool ask_for_room(Bytes bytes);
+  [[nodiscard]] Bytes mapped() const { return pages_.mapped() + adopted_; }
   [[noreturn]] void refuse(Bytes bytes) const;
 
   mutable std::mutex mutex_;
   PageHeap pages_;
   SmallHeap small_{pages_};
-  Stats stats_;
-  std::vector<HighWater*> meters_;
+  Accounts accounts_{mutex_};
   BlockHeader* newest_ = nullptr;  // all live blocks, linked
   std::optional<Bytes> limit_;
   Bytes adopted_ = 0;  // outside of the pages
 
-  std::shared_mutex handlers_mutex_;
-  std::vector<PressureHandler*> handlers_;
+  PressureHandlers handlers_;
 };
 
 }  // namespace snug::memory

@@ -86,6 +86,15 @@ class CudaMemory final : public DeviceMemory {
 
   void release_cached() override { cca::emptyCache(); }
 
+  MachineMemory capacity() const override {
+    const c10::cuda::CUDAGuard on(device_);
+    std::size_t available = 0, total = 0;
+    if (cudaMemGetInfo(&available, &total) == cudaSuccess)
+      return {static_cast<Bytes>(total), static_cast<Bytes>(available)};
+    (void)cudaGetLastError();
+    return {};
+  }
+
   Bytes rounded(Bytes bytes) const override { return (bytes + kGranule - 1) / kGranule * kGranule; }
 
   bool allocated_since(const c10::Storage& storage, AllocationTime time) const override {
@@ -233,16 +242,6 @@ DeviceMemory* cuda_memory(c10::DeviceIndex index) {
   std::atomic<CudaMemory*>& made = g_made[static_cast<std::size_t>(index)];
   if (made == nullptr) made = new CudaMemory(index);
   return made;
-}
-
-MachineMemory cuda_capacity(c10::DeviceIndex index) {
-  const c10::cuda::CUDAGuard on(index);
-  std::size_t available = 0, total = 0;
-  if (cudaMemGetInfo(&available, &total) != cudaSuccess) {
-    (void)cudaGetLastError();
-    return {};
-  }
-  return {static_cast<Bytes>(total), static_cast<Bytes>(available)};
 }
 
 }  // namespace snug::memory

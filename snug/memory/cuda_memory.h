@@ -1,7 +1,6 @@
 #pragma once
 
 #include "snug/memory/device_memory.h"
-#include "snug/memory/process_memory.h"
 
 namespace snug::memory {
 
@@ -9,8 +8,5 @@ namespace snug::memory {
 /// LibTorch has no CUDA or the machine has no such GPU. Lives as long as the process. cuda_memory.cpp and
 /// no_cuda_memory.cpp define it; CMake chooses one.
 DeviceMemory* cuda_memory(c10::DeviceIndex index);
-
-/// What a device has in all, and what no process has taken of it; 0 where cuda_memory() gives none.
-MachineMemory cuda_capacity(c10::DeviceIndex index);
 
 }  // namespace snug::memory

@@ -4,6 +4,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <fmt/format.h>
 
+#include <array>
 #include <atomic>
 
 #include "snug/base/errors.h"
@@ -15,9 +16,16 @@ namespace {
 
 std::atomic<AllocationTime> g_time{0};
 
+/// By type; null without a backend.
+std::atomic<FindMemory>& backend(c10::DeviceType type) {
+  static std::array<std::atomic<FindMemory>, c10::COMPILE_TIME_MAX_DEVICE_TYPES> all{};
+  return all.at(static_cast<std::size_t>(type));
+}
+
 /// Null without a backend.
 DeviceMemory* find_memory(c10::Device device) {
   if (device.is_cpu()) return &CpuMemory::instance();
+  if (const FindMemory find = backend(device.type()).load()) return find(with_index(device).index());
   return device.is_cuda() ? cuda_memory(with_index(device).index()) : nullptr;
 }
 
@@ -32,6 +40,8 @@ c10::Device with_index(c10::Device device) {
   const auto* guard = c10::impl::getDeviceGuardImpl(device.type());
   return guard->deviceCount() > 0 ? guard->getDevice() : device;
 }
+
+void add_backend(c10::DeviceType type, FindMemory find) { backend(type) = find; }
 
 DeviceMemory& device_memory(c10::Device device) {
   if (DeviceMemory* memory = find_memory(device)) return *memory;

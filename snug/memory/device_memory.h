@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "snug/base/bytes.h"
+#include "snug/memory/process_memory.h"
 #include "snug/memory/stats.h"
 #include "snug/memory/tag.h"
 
@@ -71,6 +72,9 @@ class DeviceMemory {
   /// Returns cached free memory to the system.
   virtual void release_cached() = 0;
 
+  /// What the device has in all, and what is free of it; 0 where nobody tells.
+  [[nodiscard]] virtual MachineMemory capacity() const = 0;
+
   /// The bytes that an allocation of `bytes` takes.
   [[nodiscard]] virtual Bytes rounded(Bytes bytes) const = 0;
 
@@ -96,6 +100,12 @@ class DeviceMemory {
 /// `device` with its index: where it has none, that of the one in use, which is the calling thread's affair and of this
 /// moment. Whoever names a device more than once does so by what this returns. The CPU has no index.
 c10::Device with_index(c10::Device device);
+
+/// Finds the memory of a device by its index; nullptr: there is none.
+using FindMemory = DeviceMemory* (*)(c10::DeviceIndex index);
+/// Makes devices of a type known. Before their first use; what was known of the type before is no longer asked. The CPU
+/// and CUDA are known.
+void add_backend(c10::DeviceType type, FindMemory find);
 
 /// The memory of with_index(device), of which there is one object until the process ends: keep the reference, and all
 /// that is measured and limited is of one device. Throws UsageError for a device that this build has no backend for.

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "snug/base/clock.h"
-#include "snug/memory/cuda_memory.h"
 #include "snug/memory/device_memory.h"
 
 namespace snug::memory {
@@ -32,7 +31,7 @@ MemorySample sample(const DeviceMemory& memory) {
                       .device = {}};
   const Stats host = memory.device().is_cpu() ? stats : device_memory(c10::kCPU).stats();
   sample.shares = shares_of(sample.resident, host.allocated, host.mapped);
-  sample.device = memory.device().is_cpu() ? machine_memory() : cuda_capacity(memory.device().index());
+  sample.device = memory.capacity();
   return sample;
 }
 

@@ -22,6 +22,14 @@ std::optional<OutOfBudget::Details> details_of(const std::exception_ptr& error) 
 
 }  // namespace
 
+std::vector<std::pair<Bytes, Tag>> largest_of(std::vector<std::pair<Bytes, Tag>> blocks) {
+  constexpr std::ptrdiff_t kNamed = 5;
+  const auto end = blocks.begin() + std::min(kNamed, std::ssize(blocks));
+  std::partial_sort(blocks.begin(), end, blocks.end(), std::greater<>());
+  blocks.erase(end, blocks.end());
+  return blocks;
+}
+
 void refuse(OutOfBudget::Details details) {
   try {
     throw OutOfBudget(std::move(details));

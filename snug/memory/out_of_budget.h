@@ -31,6 +31,9 @@ class OutOfBudget : public Error {
 
 namespace memory {
 
+/// Of all blocks those that a message names: the largest, largest first.
+std::vector<std::pair<Bytes, Tag>> largest_of(std::vector<std::pair<Bytes, Tag>> blocks);
+
 /// What an allocator throws when it refuses: OutOfBudget, as LibTorch hands it through (see throw_into_libtorch).
 [[noreturn]] void refuse(OutOfBudget::Details details);
 /// The details of a refusal that comes out of LibTorch, translated or not, or nothing for other exceptions.

@@ -1,0 +1,133 @@
+#include "snug/memory/accelerator_memory.h"
+
+#include <c10/core/Storage.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "snug/memory/out_of_budget.h"
+
+namespace snug::memory {
+AcceleratorMemory::AcceleratorMemory(c10::Device device, std::unique_ptr<Supply> supply)
+    : device_(device), supply_(std::move(supply)) {}
+
+c10::DataPtr AcceleratorMemory::allocate(std::size_t bytes, c10::DeleterFnPtr free) {
+  if (bytes == 0) return {nullptr, nullptr, free, device_};
+  if (bytes > kLargestRequest) refuse(static_cast<Bytes>(kLargestRequest));
+  const Bytes block = rounded(static_cast<Bytes>(bytes));
+  bool kept_any = true;  // by the supply, as far as is known
+  for (;;) {
+    Bytes missing = promise(block);
+    if (missing == 0) {
+      try {
+        c10::DataPtr taken = supply_->take(bytes);
+        void* const data = taken.get();
+        hand_out(data, block);
+        (void)taken.release_context();  // freed() gives it back
+        return {data, data, free, device_};
+      } catch (const c10::OutOfMemoryError&) {
+        take_back_promise(block);
+        if (std::exchange(kept_any, false)) {
+          supply_->release_cached();
+          continue;
+        }
+        missing = block;
+      } catch (...) {
+        take_back_promise(block);
+        throw;
+      }
+    }
+    if (!handlers_.ask(missing)) refuse(block);
+    kept_any = true;
+  }
+}
+
+Bytes AcceleratorMemory::promise(Bytes bytes) {
+  const std::lock_guard lock(mutex_);
+  const Bytes with = accounts_.stats().allocated + promised_ + bytes;
+  if (limit_ && with > *limit_) return with - *limit_;
+  promised_ += bytes;
+  return 0;
+}
+
+void AcceleratorMemory::take_back_promise(Bytes bytes) {
+  const std::lock_guard lock(mutex_);
+  promised_ -= bytes;
+}
+
+void AcceleratorMemory::hand_out(void* data, Bytes promised) {
+  const Bytes reserved = supply_->reserved();
+  const Tag tag = current_tag();
+  const std::lock_guard lock(mutex_);
+  blocks_.insert_or_assign(data, Block{promised, tag, next_allocation_time()});
+  promised_ -= promised;
+  accounts_.take(promised, tag, reserved);
+}
+
+bool AcceleratorMemory::freed(void* data) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto block = blocks_.find(data);
+    if (block == blocks_.end()) return false;
+    accounts_.give(block->second.size, block->second.tag);
+    blocks_.erase(block);
+  }
+  supply_->give(data);
+  return true;
+}
+
+void AcceleratorMemory::refuse(Bytes bytes) const {
+  OutOfBudget::Details details;
+  details.requested = bytes;
+  details.operation = current_operation();
+  details.stats = stats();
+  std::vector<std::pair<Bytes, Tag>> blocks;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [data, block] : blocks_) blocks.emplace_back(block.size, block.tag);
+  }
+  details.largest = largest_of(std::move(blocks));
+  memory::refuse(std::move(details));
+}
+
+Stats AcceleratorMemory::stats() const {
+  const Bytes reserved = supply_->reserved();
+  const std::lock_guard lock(mutex_);
+  Stats stats = accounts_.stats();
+  stats.mapped = reserved;
+  stats.mapped_peak = std::max(stats.mapped_peak, reserved);
+  stats.limit = limit_;
+  stats.pressure_calls = handlers_.calls();
+  return stats;
+}
+
+void AcceleratorMemory::reset_peak() {
+  const Bytes reserved = supply_->reserved();
+  const std::lock_guard lock(mutex_);
+  accounts_.reset_peak(reserved);
+}
+
+void AcceleratorMemory::set_limit(std::optional<Bytes> limit) {
+  {
+    const std::lock_guard lock(mutex_);
+    limit_ = limit;
+  }
+  supply_->limit_reserved(limit);
+  if (limit && supply_->reserved() > *limit) supply_->release_cached();
+}
+
+bool AcceleratorMemory::allocated_since(const c10::Storage& storage, AllocationTime time) const {
+  const std::lock_guard lock(mutex_);
+  const auto block = blocks_.find(storage.data_ptr().get_context());
+  return block != blocks_.end() && block->second.born > time;
+}
+
+void AcceleratorMemory::retag(const c10::Storage& storage, Tag tag) {
+  const std::lock_guard lock(mutex_);
+  const auto block = blocks_.find(storage.data_ptr().get_context());
+  if (block != blocks_.end()) accounts_.retag(block->second.size, std::exchange(block->second.tag, tag), tag);
+}
+
+}  // namespace snug::memory
