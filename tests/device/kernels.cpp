@@ -1,0 +1,147 @@
+// The few operators that LibTorch asks a backend for.
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "tests/device/launch.h"
+#include "tests/device/pinned_memory.h"
+#include "tests/device/simulated_device.h"
+
+namespace snug::testing {
+namespace {
+
+std::atomic<std::int64_t> g_copies_to_failure{-1};
+SimulatedSpeed g_speed;
+
+bool is_simulated(const at::Tensor& t) { return t.defined() && t.device().type() == kSimulated; }
+
+at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, std::optional<at::ScalarType> dtype,
+                         std::optional<at::Layout> /*layout*/, std::optional<at::Device> device,
+                         std::optional<bool> /*pinned*/) {
+  const c10::DeviceGuard on(device.value_or(current_simulated_device()));
+  return at::detail::empty_strided_generic(sizes, strides, c10::GetAllocator(kSimulated),
+                                           c10::DispatchKeySet(c10::DispatchKey::HPU), c10::dtype_or_default(dtype));
+}
+
+at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> /*layout*/,
+                 std::optional<at::Device> device, std::optional<bool> /*pinned*/,
+                 std::optional<at::MemoryFormat> format) {
+  const c10::DeviceGuard on(device.value_or(current_simulated_device()));
+  return at::detail::empty_generic(sizes, c10::GetAllocator(kSimulated), c10::DispatchKeySet(c10::DispatchKey::HPU),
+                                   c10::dtype_or_default(dtype), format);
+}
+
+bool host_is_pinned(const at::Tensor& t) { return t.is_cpu() && is_pinned(t.storage().data()); }
+
+/// Between the host and a device, two devices, or in one. As on CUDA: in the current stream of the device, of the
+/// source's where there are two, and the other's waits; later than the call only where it is told so and the host's
+/// memory is pinned, but for what goes to a device from memory that is not: that is read at once.
+at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_blocking) {
+  const bool crosses = self.device() != to.device();
+  if (crosses && g_copies_to_failure >= 0) TORCH_CHECK(g_copies_to_failure-- != 0, "simulated device: a copy failed");
+  const c10::Device device = is_simulated(self) ? self.device() : to.device();
+  const bool two_devices = crosses && is_simulated(self) && is_simulated(to);
+  Streams& streams = Streams::instance();
+  const c10::Stream stream = current_simulated_stream(device);
+  if (two_devices) streams.let_wait(stream, streams.last(current_simulated_stream(to.device())));
+  at::Tensor source = as_cpu(self);
+  if (self.is_cpu() && !host_is_pinned(self)) {
+    const KernelScope kernel;
+    const at::AutoDispatchBelowADInplaceOrView below;
+    source = self.clone();
+  }
+  const double seconds = crosses ? g_speed.copy_latency + static_cast<double>(to.nbytes()) / g_speed.bytes_per_second
+                                 : g_speed.kernel_seconds;
+  const auto copy = [source, target = as_cpu(to)] {
+    const KernelScope kernel;
+    const at::NoGradGuard no_grad;
+    const at::AutoDispatchBelowADInplaceOrView below;
+    at::Tensor(target).copy_(source);
+  };
+  const Ticket copied = streams.put(stream, copy, seconds);
+  if (two_devices) {
+    streams.let_wait(current_simulated_stream(to.device()), copied);
+  } else if (crosses && (!non_blocking || (to.is_cpu() && !host_is_pinned(to)))) {
+    streams.wait_for(copied);
+  }
+  return to;
+}
+
+const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
+  const at::Tensor shape = at::empty(sizes, self.options().device(at::kMeta).memory_format(format));
+  c10::StorageImpl* const storage = self.storage().unsafeGetStorageImpl();
+  const std::size_t bytes = static_cast<std::size_t>(self.storage_offset()) * self.itemsize() + shape.nbytes();
+  if (bytes > storage->nbytes()) {
+    const c10::DeviceGuard on(self.device());
+    Streams::instance().catch_up(current_simulated_stream(self.device()));
+    c10::DataPtr fresh = c10::GetAllocator(kSimulated)->allocate(bytes);
+    if (storage->nbytes() > 0) std::memcpy(fresh.get(), storage->data(), storage->nbytes());
+    storage->set_data_ptr_noswap(std::move(fresh));
+    storage->set_nbytes(bytes);
+  }
+  self.unsafeGetTensorImpl()->set_sizes_and_strides(shape.sizes(), shape.strides());
+  return self;
+}
+
+void record_stream(at::Tensor& self, c10::Stream stream) {
+  simulated_supply(self.device().index()).record_stream(self.storage().data_ptr().get_context(), stream);
+}
+
+at::Tensor convolution(const at::Tensor& x, const at::Tensor& w, const std::optional<at::Tensor>& bias,
+                       at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
+                       at::IntArrayRef output_padding, std::int64_t groups) {
+  const auto compute = [=, x = as_cpu(x), w = as_cpu(w), b = bias ? std::optional(as_cpu(*bias)) : std::nullopt,
+                        stride = stride.vec(), padding = padding.vec(), dilation = dilation.vec(),
+                        output_padding = output_padding.vec()] {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return std::vector{at::convolution(x, w, b, stride, padding, dilation, transposed, output_padding, groups)};
+  };
+  return launch(x.device(), compute)[0];
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(const at::Tensor& gradient, const at::Tensor& x,
+                                                                    const at::Tensor& w, at::IntArrayRef stride,
+                                                                    at::IntArrayRef padding, at::IntArrayRef dilation,
+                                                                    bool transposed, at::IntArrayRef output_padding,
+                                                                    std::int64_t groups, std::array<bool, 3> wanted) {
+  const auto compute = [=, g = as_cpu(gradient), x = as_cpu(x), w = as_cpu(w), stride = stride.vec(),
+                        padding = padding.vec(), dilation = dilation.vec(), output_padding = output_padding.vec()] {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const std::vector<std::int64_t> bias{transposed ? w.size(1) * groups : w.size(0)};
+    const auto [of_x, of_w, of_bias] =
+        at::convolution_backward(g, x, w, bias, stride, padding, dilation, transposed, output_padding, groups, wanted);
+    return std::vector{of_x, of_w, of_bias};
+  };
+  const std::vector<at::Tensor> made = launch(x.device(), compute);
+  return {made[0], made[1], made[2]};
+}
+
+TORCH_LIBRARY_IMPL(aten, HPU, library) {
+  library.impl("empty.memory_format", &empty);
+  library.impl("empty_strided", &empty_strided);
+  library.impl("_copy_from", &copy_from);
+  library.impl("resize_", &resize);
+  library.impl("record_stream", &record_stream);
+  library.impl("convolution_overrideable", &convolution);
+  library.impl("convolution_backward_overrideable", &convolution_backward);
+}
+
+}  // namespace
+
+void set_simulated_speed(const SimulatedSpeed& speed) { g_speed = speed; }
+SimulatedSpeed simulated_speed() { return g_speed; }
+void fail_copy(std::optional<std::int64_t> after) { g_copies_to_failure = after.value_or(-1); }
+
+}  // namespace snug::testing
