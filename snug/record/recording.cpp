@@ -4,9 +4,13 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
+#include <mutex>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "snug/base/errors.h"
+#include "snug/record/inherited.h"
 #include "snug/record/operator_traits.h"
 
 namespace snug::record {
@@ -17,23 +21,59 @@ constexpr int kNoBackward = -1;
 thread_local std::shared_ptr<Tape> t_tape;
 thread_local int t_task = kNoBackward;  // the backward pass that the recording began in
 thread_local std::size_t t_python_hooks = 0;
-thread_local OperatorGate* t_gate = nullptr;
 const std::shared_ptr<Tape> kNone;
+
+struct GatesSlot {
+  static constexpr std::string_view name = "snug::record::OperatorGate";
+  static constexpr int number = 101;
+};
+
+/// A thread's, the oldest first.
+class Gates {
+ public:
+  using Inherit = Inherited<Gates, GatesSlot>;
+
+  void add(OperatorGate* gate) {
+    const std::lock_guard lock(mutex_);
+    all_.push_back(gate);
+  }
+  void remove(OperatorGate* gate) {
+    const std::lock_guard lock(mutex_);
+    std::erase(all_, gate);
+  }
+  [[nodiscard]] std::vector<OperatorGate*> newest_first() {
+    const std::lock_guard lock(mutex_);
+    return {all_.rbegin(), all_.rend()};
+  }
+  [[nodiscard]] bool any() {
+    const std::lock_guard lock(mutex_);
+    return !all_.empty();
+  }
+
+  static const std::shared_ptr<Gates>& of_this_thread() {
+    thread_local const auto gates = std::make_shared<Gates>();
+    return gates;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<OperatorGate*> all_;
+};
 
 /// This thread's operators come by the recorder's key as long as somebody is there who sees them, whoever goes first.
 void direct_operators() {
-  c10::impl::tls_set_dispatch_key_included(kRecordingKey, t_tape != nullptr || t_gate != nullptr);
+  const std::shared_ptr<Gates>& gates = Gates::of_this_thread();
+  if (gates->any()) Gates::Inherit::set(gates);
+  c10::impl::tls_set_dispatch_key_included(kRecordingKey, t_tape != nullptr || gates->any());
 }
 
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   // Only the outermost call is seen: what a composite kernel calls is part of it.
   const c10::impl::ExcludeDispatchKeyGuard once(kRecordingKey);
-  if (t_gate != nullptr) {
-    try {
-      OperatorGate::tell_before(op, *stack);
-    } catch (const Error&) {
-      throw_into_libtorch();
-    }
+  try {
+    OperatorGate::tell_before(op, *stack);
+  } catch (const Error&) {
+    throw_into_libtorch();
   }
   const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRecordingKey);
   if (const auto& tape = recording_tape()) {
@@ -57,24 +97,21 @@ const std::shared_ptr<Tape>& recording_tape() {
   return t_tape;
 }
 
-OperatorGate::OperatorGate(Calls calls) : calls_(std::move(calls)), previous_(std::exchange(t_gate, this)) {
+OperatorGate::OperatorGate(Calls calls) : calls_(std::move(calls)) {
+  Gates::of_this_thread()->add(this);
   direct_operators();
 }
 
 OperatorGate::~OperatorGate() {
-  OperatorGate** newer = &t_gate;
-  while (*newer != nullptr && *newer != this) newer = &(*newer)->previous_;
-  if (*newer == this) *newer = previous_;
+  Gates::of_this_thread()->remove(this);
   direct_operators();
 }
 
 template <class Tell>
 void OperatorGate::for_each(const Tell& tell) {
-  for (const OperatorGate* gate = t_gate; gate != nullptr;) {
-    const OperatorGate* const older = gate->previous_;
-    tell(gate->calls_);
-    gate = older;
-  }
+  Gates* const gates = Gates::Inherit::get();
+  if (gates == nullptr) return;
+  for (const OperatorGate* gate : gates->newest_first()) tell(gate->calls_);
 }
 
 void OperatorGate::tell_before(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {

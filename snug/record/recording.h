@@ -34,8 +34,9 @@ class PythonHooksOutside {
 };
 
 /// Sees every operator below autograd and autocast that this thread runs while the scope lives, recorded or not, but
-/// for those inside of others. All scopes of a thread see it, the newest first, but for the rest of them where one
-/// throws. They may end in any order, but none while one of them is called.
+/// for those inside of others, and those that autograd's threads run of a backward pass that this thread has started:
+/// they call, too, at any time until that pass is over. All scopes of a thread see it, the newest first, but for the
+/// rest of them where one throws. They may end in any order, but none while one of them is called.
 class OperatorGate {
  public:
   using Call = std::function<void(const c10::OperatorHandle& op, const torch::jit::Stack& stack)>;
@@ -52,7 +53,7 @@ class OperatorGate {
   OperatorGate(const OperatorGate&) = delete;
   OperatorGate& operator=(const OperatorGate&) = delete;
 
-  /// What this thread's scopes are told.
+  /// What scopes are told that see what this thread does.
   static void tell_before(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
   static void tell_before_write(const at::Tensor& tensor);
 
@@ -61,7 +62,6 @@ class OperatorGate {
   static void for_each(const Tell& tell);
 
   Calls calls_;
-  OperatorGate* previous_;
 };
 
 /// Records this thread's operators on a tape for the life of the scope. Scopes nest; the innermost tape

@@ -64,9 +64,9 @@ namespace {
 memory::DeviceMemory& checked(const FitOptions& options) {
   if (options.optimizer && options.update)
     throw UsageError("fit: it has an optimizer and an update; give one of them, the update if it runs the optimizer");
-  if (options.host_budget && options.device.is_cpu())
+  if (options.host_budget && options.device->is_cpu())
     throw UsageError("fit: on the CPU there is one memory; give its budget as `budget` and leave `host_budget` out");
-  return memory::device_memory(options.device);
+  return memory::device_memory(*options.device);
 }
 
 }  // namespace
@@ -99,7 +99,8 @@ std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional
   return kinds;
 }
 
-Session fit(const Forward& forward, const FitOptions& options) {
+Session fit(const Forward& forward, FitOptions options, c10::Device device_of_sample) {
+  if (!options.device) options.device = device_of_sample;
   memory::DeviceMemory& memory = or_tell(
       *options.agreement, [&]() -> auto& { return checked(options); });
   std::vector<RecordedStep> kinds = record_micro_batches(

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "snug/base/bytes.h"
@@ -18,8 +19,9 @@ struct FitOptions {
   Bytes budget = 0;  ///< all of the device's memory that tensors may take. Required.
   /// The same of the CPU's memory, where the device is an accelerator; none: without a limit.
   std::optional<Bytes> host_budget = {};
-  /// Whose memory the budget is for. An accelerator without an index is the one that the calling thread uses.
-  c10::Device device = c10::kCPU;
+  /// Whose memory the budget is for; none: the sample's, where that is a tensor, else the CPU. An accelerator without
+  /// an index is the one that the calling thread uses.
+  std::optional<c10::Device> device = {};
   std::string strategy = "optimal";  ///< as plan::strategy_from reads it
   /// The optimizer, so that the plan counts what its update takes and the state that it will make: one of LibTorch's,
   /// or one with a `rehearse()` of its own. It must outlive fit(), which leaves it as it was.
@@ -46,7 +48,7 @@ RecordedStep record_step_unlimited(const Forward& forward, memory::DeviceMemory&
 /// update is, and the first. Within a limit, or without one.
 std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional<Bytes> limit, const Forward& forward,
                                                memory::DeviceMemory& memory, const RecordOptions& options);
-Session fit(const Forward& forward, const FitOptions& options);
+Session fit(const Forward& forward, FitOptions options, c10::Device device_of_sample);
 }  // namespace replay
 
 /// Plans and caps the training step of any LibTorch model. Runs step(sample), which returns the loss, and its backward
@@ -57,7 +59,9 @@ Session fit(const Forward& forward, const FitOptions& options);
 /// and Error where another process of the group has thrown.
 template <class Step, class Batch>
 Session fit(Step&& step, const Batch& sample, const FitOptions& options) {
-  return replay::fit([&]() -> at::Tensor { return std::invoke(step, sample); }, options);
+  c10::Device device = c10::kCPU;
+  if constexpr (std::is_convertible_v<const Batch&, const at::Tensor&>) device = sample.device();
+  return replay::fit([&]() -> at::Tensor { return std::invoke(step, sample); }, options, device);
 }
 
 }  // namespace snug

@@ -3,6 +3,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "snug/record/random_state.h"
@@ -19,6 +20,7 @@ UndoneDraws::UndoneDraws()
 }
 
 void UndoneDraws::note(at::Generator generator) {
+  const std::lock_guard lock(mutex_);
   if (std::ranges::find(known_, generator, &Known::generator) != known_.end()) return;
   const at::Tensor state = record::save_random_state(generator).state;
   const auto* const bytes = state.const_data_ptr<std::uint8_t>();

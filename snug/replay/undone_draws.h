@@ -3,6 +3,7 @@
 #include <ATen/core/Generator.h>
 
 #include <cstdint>
+#include <mutex>
 #include <vector>
 
 #include "snug/record/recording.h"
@@ -25,6 +26,7 @@ class UndoneDraws {
     at::Generator generator;
     std::vector<std::uint8_t> state;  // no memory of the device, whose books may be open
   };
+  std::mutex mutex_;  // operators of a backward pass run on autograd's threads
   std::vector<Known> known_;
   record::OperatorGate gate_;
 };

@@ -68,6 +68,7 @@ void UndoneWrites::copy(const at::Tensor& written) {
   const c10::Storage& storage = written.storage();
   // Of tensors that a compiler traces, not even sizes are known.
   if (storage.device().is_meta() || storage.nbytes() == 0 || storage.data() == nullptr) return;
+  const std::lock_guard lock(mutex_);
   if (copied_.contains(storage.unsafeGetStorageImpl()) || memory::allocated_since(storage, began_)) return;
   const auto clock = timed(took_);
   const at::NoGradGuard no_grad;

@@ -2,9 +2,11 @@
 
 #include <c10/core/Storage.h>
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <unordered_set>
 #include <vector>
 
@@ -20,7 +22,8 @@ namespace snug::replay {
 /// that was allocated inside of the scope is left alone, and so is what is gone by then, or freed. Operators say what
 /// they write in their schemas, or in record::OperatorTraits; code that announces what it writes is heard, too
 /// (record::Unrecorded); kernels that write without saying so are not noticed, nor are tensors without a storage.
-/// Throws Error out of an operator whose arguments cannot be copied; it does not run. One thread.
+/// Throws Error out of an operator whose arguments cannot be copied; it does not run. One thread, and those of autograd
+/// that run its backward passes (see record::OperatorGate).
 class UndoneWrites {
  public:
   /// `took`, if any, is told how many seconds each copy has just taken, and each undo().
@@ -58,11 +61,12 @@ class UndoneWrites {
   void copy(const at::Tensor& written);
 
   std::function<void(double seconds)> took_;
+  std::mutex mutex_;  // of what follows, while a backward pass may be running
   memory::AllocationTime began_ = memory::allocation_time();
   std::vector<Copy> copies_;
   std::unordered_set<const c10::StorageImpl*> copied_;
   std::shared_ptr<memory::SpillFile> file_;
-  int pauses_ = 0;
+  std::atomic<int> pauses_ = 0;
   record::OperatorGate gate_;
 };
 

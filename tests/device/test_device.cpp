@@ -4,9 +4,11 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include "tests/device/simulated_device.h"
 
@@ -58,6 +60,19 @@ c10::Device test_device() {
     return std::string_view(asked) == "simulated" ? c10::Device(kSimulated, 0) : c10::Device(asked);
   }();
   return device;
+}
+
+memory::DeviceMemory& test_memory() {
+  memory::DeviceMemory& memory = memory::device_memory(test_device());
+  if (test_device().is_cpu()) return memory;
+  Bytes before = 0;
+  for (int quiet = 0, tries = 0; quiet < 3 && tries < 1000; ++tries) {
+    const Bytes now = memory.stats().allocated;
+    quiet = now == before ? quiet + 1 : 0;
+    before = now;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  return memory;
 }
 
 }  // namespace snug::testing

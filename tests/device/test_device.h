@@ -1,6 +1,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <gtest/gtest.h>
 
 #include "snug/memory/device_memory.h"
 
@@ -11,7 +12,12 @@ namespace snug::testing {
 /// itself), as with torch.set_default_device in Python.
 c10::Device test_device();
 
-/// Its memory.
-inline memory::DeviceMemory& test_memory() { return memory::device_memory(test_device()); }
+/// Its memory, once autograd's threads have let go of what they had: those of accelerators do so a moment after
+/// backward() has returned.
+memory::DeviceMemory& test_memory();
 
 }  // namespace snug::testing
+
+/// Skips a test of what only the CPU has, and says what.
+#define SNUG_ONLY_ON_THE_CPU(what) \
+  if (!snug::testing::test_device().is_cpu()) GTEST_SKIP() << "only the CPU has " << (what)

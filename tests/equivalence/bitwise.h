@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "snug/memory/device_memory.h"
+#include "tests/device/test_device.h"
 
 namespace snug::testing {
 
@@ -23,7 +24,7 @@ inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   if (a.defined() != b.defined()) return false;
   if (!a.defined()) return true;
   if (a.sizes() != b.sizes() || a.dtype() != b.dtype()) return false;
-  const at::Tensor x = a.contiguous(), y = b.contiguous();
+  const at::Tensor x = a.detach().cpu().contiguous(), y = b.detach().cpu().contiguous();
   return x.numel() == 0 || std::memcmp(x.data_ptr(), y.data_ptr(), x.nbytes()) == 0;
 }
 

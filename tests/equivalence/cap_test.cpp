@@ -15,10 +15,10 @@
 namespace snug {
 namespace {
 
-using testing::cpu;
 using testing::expect_same;
 using testing::StepUnderTest;
 using testing::Task;
+using testing::test_memory;
 
 /// Draws that are the same on every platform.
 class Dice {
@@ -56,25 +56,25 @@ Task random_task(Dice& dice) {
 std::optional<DoesNotFit::Floor> refused(const Task& task, StepUnderTest& test, const testing::Outcome& plain,
                                          Bytes budget) {
   std::optional<DoesNotFit::Floor> floor;
-  const Bytes before = cpu().stats().allocated;
-  cpu().release_cached();
+  const Bytes before = test_memory().stats().allocated;
+  test_memory().release_cached();
   task.model->zero_grad();
-  const Bytes mapped = cpu().stats().mapped;
+  const Bytes mapped = test_memory().stats().mapped;
   std::optional<Session> session;
   try {
-    cpu().reset_peak();
+    test_memory().reset_peak();
     session.emplace(fit([&](int) { return task.forward(); }, 0, {.budget = budget}));
   } catch (const DoesNotFit& error) {
-    EXPECT_LE(cpu().stats().mapped_peak, std::max(budget, mapped)) << "recording passed the limit";
-    EXPECT_LE(cpu().stats().allocated, before);
+    EXPECT_LE(test_memory().stats().mapped_peak, std::max(budget, mapped)) << "recording passed the limit";
+    EXPECT_LE(test_memory().stats().allocated, before);
     return error.floor();
   }
   const auto planned = test.run([&] {
-    cpu().release_cached();
-    cpu().reset_peak();
+    test_memory().release_cached();
+    test_memory().reset_peak();
     const at::Tensor loss = session->backward(task.forward);
-    EXPECT_LE(cpu().stats().mapped_peak, budget);
-    cpu().set_limit(std::nullopt);  // for the copies of what is compared
+    EXPECT_LE(test_memory().stats().mapped_peak, budget);
+    test_memory().set_limit(std::nullopt);  // for the copies of what is compared
     return loss;
   });
   expect_same(plain, planned);
@@ -99,7 +99,7 @@ TEST_P(Cap, HoldsInRandomTrialsAndRefusesWhatCannotFit) {
     const Task task = random_task(dice);
     StepUnderTest test({task.model});
     const auto plain = test.run_plain(task.forward);
-    const auto graph = replay::record_step(task.forward, cpu()).graph;
+    const auto graph = replay::record_step(task.forward, test_memory()).graph;
     const plan::Planner planner(graph, "optimal");
     const Bytes floor = plan::Budget::for_limit(1).floor_for(planner.floor(graph));
     const Bytes most = plan::Budget::for_limit(1).floor_for(plan::plan_none(graph).predicted_peak);

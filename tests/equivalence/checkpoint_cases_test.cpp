@@ -195,15 +195,15 @@ TEST_P(BothModes, PytorchParameterUsedInAndOut) {
 TEST_P(BothModes, PytorchMemoryFallsAlongAChain) {
   const at::Tensor x = torch::randn({1 << 16}, at::requires_grad());
   at::Tensor y = x;
-  const Bytes before = testing::cpu().stats().allocated;
+  const Bytes before = testing::test_memory().stats().allocated;
   const auto square = [](const at::Tensor& t) { return t.pow(2) * t.sin(); };
   for (int i = 0; i < 4; ++i) y = checkpoint(options(), square, y);
   const at::Tensor loss = y.sum();
   y = at::Tensor();
-  const Bytes forward = testing::cpu().stats().allocated - before;
+  const Bytes forward = testing::test_memory().stats().allocated - before;
   EXPECT_LE(forward, 4 * (Bytes{4} << 16) + 64_KiB);  // inputs of the four
   const auto first = torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true);
-  EXPECT_LE(testing::cpu().stats().allocated - before, forward + (Bytes{4} << 16) + 64_KiB);
+  EXPECT_LE(testing::test_memory().stats().allocated - before, forward + (Bytes{4} << 16) + 64_KiB);
 }
 
 // test_checkpointing_without_reentrant_with_autocast, pytorch#141896: the cache of cast weights.
@@ -356,7 +356,7 @@ TEST_P(BothModes, DeepspeedExceptionWhileRecomputing) {
       throw std::runtime_error("in the middle");
     }
   };
-  const Bytes before = testing::cpu().stats().allocated;
+  const Bytes before = testing::test_memory().stats().allocated;
   {
     const at::Tensor y = checkpoint(
         options(), [](const at::Tensor& t) { return Fails::apply(t.sin().exp()).cos(); }, x);
@@ -365,7 +365,7 @@ TEST_P(BothModes, DeepspeedExceptionWhileRecomputing) {
     EXPECT_TRUE(same_bits(random, at::globalContext().defaultGenerator(at::kCPU).get_state()));
   }
   x.mutable_grad() = at::Tensor();
-  EXPECT_EQ(testing::cpu().stats().allocated, before);
+  EXPECT_EQ(testing::test_memory().stats().allocated, before);
   EXPECT_TRUE(at::GradMode::is_enabled());
   EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
   const at::Tensor z = checkpoint(

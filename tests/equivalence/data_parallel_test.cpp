@@ -137,8 +137,9 @@ Result train(const ReducerCase& c, const Run& run, bool in_session) {
   Result result;
   std::optional<Session> session;
   if (in_session) {
-    auto recorded = replay::record_step([&] { return c.forward(*net, run, x).square().mean(); }, testing::cpu());
-    session.emplace(std::move(recorded), "every_block", std::nullopt, testing::cpu());
+    auto recorded =
+        replay::record_step([&] { return c.forward(*net, run, x).square().mean(); }, testing::test_memory());
+    session.emplace(std::move(recorded), "every_block", std::nullopt, testing::test_memory());
     backend->reduced = 0;
   }
   for (int i = 0; i < 3; ++i) {

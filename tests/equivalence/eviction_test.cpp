@@ -14,7 +14,7 @@
 
 namespace {
 
-using snug::testing::cpu;
+using snug::testing::test_memory;
 
 constexpr std::int64_t kRows = 256, kColumns = 1024;
 std::atomic<int> g_made_room_elsewhere = 0;
@@ -24,9 +24,9 @@ at::Tensor halved_by_two_threads(const at::Tensor& x) {
   at::Tensor half = at::empty_like(x);
   std::barrier both_have_it(2);
   const auto take = [&](bool counts) {
-    const std::int64_t pressure = cpu().stats().pressure_calls;
+    const std::int64_t pressure = test_memory().stats().pressure_calls;
     const at::Tensor scratch = at::empty({3 * kRows, kColumns});
-    if (counts && cpu().stats().pressure_calls > pressure) ++g_made_room_elsewhere;
+    if (counts && test_memory().stats().pressure_calls > pressure) ++g_made_room_elsewhere;
     return scratch;
   };
   const auto fill = [&](std::int64_t from) {
@@ -69,10 +69,10 @@ at::Tensor halved(const at::Tensor& x) {
 namespace snug {
 namespace {
 
-using testing::cpu;
 using testing::expect_same;
 using testing::StepUnderTest;
 using testing::Task;
+using testing::test_memory;
 
 class EvictionAlone : public ::testing::TestWithParam<const char*> {
  protected:
@@ -88,7 +88,7 @@ TEST_P(EvictionAlone, RunsFromTheUnplannedPeakDownToTheFloor) {
   const Task task = make_task();
   StepUnderTest test({task.model});
   const auto plain = test.run_plain(task.forward);
-  const auto recorded = replay::record_step(task.forward, cpu());
+  const auto recorded = replay::record_step(task.forward, test_memory());
   const Bytes most = plan::plan_none(recorded.graph).predicted_peak;
   const Bytes least = plan::Planner(recorded.graph, "optimal").floor(recorded.graph);
   const auto ops = static_cast<std::int64_t>(recorded.graph.ops.size());
@@ -97,14 +97,14 @@ TEST_P(EvictionAlone, RunsFromTheUnplannedPeakDownToTheFloor) {
   for (int i = 0; i <= 10; ++i) {
     const Bytes limit = plan::Budget::for_limit(1).floor_for(most - (most - least) * i / 10);
     SCOPED_TRACE(::testing::Message() << "limit " << limit);
-    cpu().release_cached();
-    Session session(recorded, planner, plan::Budget::for_limit(limit), cpu());
+    test_memory().release_cached();
+    Session session(recorded, planner, plan::Budget::for_limit(limit), test_memory());
     const auto evicted = test.run([&] {
-      cpu().release_cached();
-      cpu().reset_peak();
+      test_memory().release_cached();
+      test_memory().reset_peak();
       const at::Tensor loss = session.backward(task.forward);
-      EXPECT_LE(cpu().stats().mapped_peak, limit);
-      cpu().set_limit(std::nullopt);  // for the copies of what is compared
+      EXPECT_LE(test_memory().stats().mapped_peak, limit);
+      test_memory().set_limit(std::nullopt);  // for the copies of what is compared
       return loss;
     });
     expect_same(plain, evicted);
@@ -120,7 +120,7 @@ TEST_P(EvictionAlone, RunsFromTheUnplannedPeakDownToTheFloor) {
     EXPECT_LE(step.replayed_ops, 8 * ops);
   }
   // Below what the step cannot do without, it is refused.
-  EXPECT_THROW(Session(recorded, planner, plan::Budget::for_limit(planner.floor(recorded.graph) / 2), cpu()),
+  EXPECT_THROW(Session(recorded, planner, plan::Budget::for_limit(planner.floor(recorded.graph) / 2), test_memory()),
                DoesNotFit);
 }
 
@@ -128,15 +128,15 @@ TEST_P(EvictionAlone, GoesOnWithAnotherBudgetAfterItRanOut) {
   const Task task = make_task();
   StepUnderTest test({task.model});
   const auto plain = test.run_plain(task.forward);
-  const auto recorded = replay::record_step(task.forward, cpu());
-  const Bytes before = cpu().stats().allocated;
-  cpu().release_cached();
-  Session session(recorded, "none", std::nullopt, cpu());
-  cpu().set_limit(recorded.graph.static_bytes + 1_MiB);
+  const auto recorded = replay::record_step(task.forward, test_memory());
+  const Bytes before = test_memory().stats().allocated;
+  test_memory().release_cached();
+  Session session(recorded, "none", std::nullopt, test_memory());
+  test_memory().set_limit(recorded.graph.static_bytes + 1_MiB);
   EXPECT_THROW(session.backward(task.forward), OutOfBudget);
-  cpu().set_limit(std::nullopt);
+  test_memory().set_limit(std::nullopt);
   task.model->zero_grad();
-  EXPECT_EQ(cpu().stats().allocated, before);
+  EXPECT_EQ(test_memory().stats().allocated, before);
   expect_same(plain, test.run([&] { return session.backward(task.forward); }));
 }
 
@@ -151,21 +151,21 @@ TEST(Eviction, MakesRoomForTheThreadsOfAKernelInForwardAndInReplay) {
   forward().backward();
   const at::Tensor expected = model->weight.grad().clone();
   model->zero_grad();
-  const auto recorded = replay::record_step(forward, cpu());
+  const auto recorded = replay::record_step(forward, test_memory());
   const plan::Planner planner(recorded.graph, "eviction");
   const Bytes most = plan::plan_none(recorded.graph).predicted_peak;
   const Bytes least = planner.floor(recorded.graph);
   for (int i = 0; i <= 4; ++i) {
     const Bytes limit = plan::Budget::for_limit(1).floor_for(most - (most - least) * i / 5);
     SCOPED_TRACE(::testing::Message() << "limit " << limit << " between " << least << " and " << most);
-    cpu().release_cached();
-    Session session(recorded, planner, plan::Budget::for_limit(limit), cpu());
+    test_memory().release_cached();
+    Session session(recorded, planner, plan::Budget::for_limit(limit), test_memory());
     for (int step = 0; step < 10; ++step) {
       model->zero_grad();
-      cpu().release_cached();
-      cpu().reset_peak();
+      test_memory().release_cached();
+      test_memory().reset_peak();
       session.backward(forward);
-      EXPECT_LE(cpu().stats().mapped_peak, limit);
+      EXPECT_LE(test_memory().stats().mapped_peak, limit);
       EXPECT_TRUE(testing::same_bits(model->weight.grad(), expected));
     }
     EXPECT_EQ(session.last_step().replayed_ops > 0, i > 0);
@@ -190,9 +190,9 @@ TEST(Eviction, MayComeFromAPolicyThatAllocates) {
   forward().backward();
   const at::Tensor expected = model->weight.grad().clone();
   model->zero_grad();
-  const auto recorded = replay::record_step(forward, cpu());
+  const auto recorded = replay::record_step(forward, test_memory());
   const Bytes most = plan::plan_none(recorded.graph).predicted_peak;
-  cpu().release_cached();
+  test_memory().release_cached();
   Session session = fit([&](int) { return forward(); }, 0, {.budget = most - 6_MiB});
   session.backward(forward);
   EXPECT_TRUE(testing::same_bits(model->weight.grad(), expected));

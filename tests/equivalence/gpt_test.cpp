@@ -70,7 +70,7 @@ TEST_P(GptEquivalence, EveryStrategyOfASession) {
        {"none", "every_block", "chen_sqrt", "revolve(2)", "sequential(2)", "selective(aten::addmm)", "full_uniform(2)",
         "full_block(1)", "core_attention", "eviction", "optimal"}) {
     SCOPED_TRACE(strategy);
-    auto& memory = memory::device_memory(c10::kCPU);
+    auto& memory = testing::test_memory();
     Session session(replay::record_step([&] { return forward(); }, memory), strategy, std::nullopt, memory);
     const auto planned = test.run([&] { return session.backward([&] { return forward(); }); });
     expect_same(plain, planned);
@@ -82,7 +82,7 @@ TEST_P(GptEquivalence, EveryStrategyOfASession) {
 }
 
 TEST_P(GptEquivalence, UnderShrinkingBudgets) {
-  auto& memory = memory::device_memory(c10::kCPU);
+  auto& memory = testing::test_memory();
   StepUnderTest test({model.ptr()});
   const auto plain = test.run([&] {
     const auto loss = forward();
@@ -112,7 +112,7 @@ TEST_P(GptEquivalence, UnderShrinkingBudgets) {
 }
 
 TEST_P(GptEquivalence, ThePredictedPeakIsTheMeasuredOne) {
-  auto& memory = memory::device_memory(c10::kCPU);
+  auto& memory = testing::test_memory();
   model->zero_grad();
   const auto recorded = replay::record_step([&] { return forward(); }, memory);
   const Bytes peak = plan::make_plan(recorded.graph, "none", std::nullopt).predicted_peak;
@@ -131,7 +131,7 @@ TEST_P(GptEquivalence, ThePredictedPeakIsTheMeasuredOne) {
 }
 
 TEST_P(GptEquivalence, MemoryIsAsBeforeWhenTheStepIsOver) {
-  auto& memory = memory::device_memory(c10::kCPU);
+  auto& memory = testing::test_memory();
   model->zero_grad();
   Session session(replay::record_step([&] { return forward(); }, memory), "every_block", std::nullopt, memory);
   const Bytes before = memory.stats().allocated;

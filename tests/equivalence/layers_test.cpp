@@ -33,7 +33,7 @@ void expect_equal_when_recomputed(std::vector<std::shared_ptr<nn::Module>> modul
   expect_same(plain, dropped);
   EXPECT_GE(replayed, least_replayed);
 
-  auto& memory = memory::device_memory(c10::kCPU);
+  auto& memory = testing::test_memory();
   const auto recorded = test.run([&] {
     replay::record_step(forward, memory);  // leaves no trace
     const auto loss = forward();

@@ -14,10 +14,10 @@
 namespace snug {
 namespace {
 
-using testing::cpu;
 using testing::expect_same;
 using testing::StepUnderTest;
 using testing::Task;
+using testing::test_memory;
 
 Task make_task(const std::string& name) {
   torch::manual_seed(3);
@@ -33,20 +33,20 @@ TEST_P(Prediction, OfThePeakIsWithinHalfAPercentFromTheUnplannedPeakToTheFloor) 
   Task task = make_task(GetParam());
   StepUnderTest test({task.model});
   const auto plain = test.run_plain(task.forward);
-  const auto recorded = replay::record_step(task.forward, cpu());
+  const auto recorded = replay::record_step(task.forward, test_memory());
   const plan::Planner planner(recorded.graph, "optimal");
   const Bytes most = plan::plan_none(recorded.graph).predicted_peak, least = planner.floor(recorded.graph);
   EXPECT_LT(least - recorded.graph.static_bytes, (most - recorded.graph.static_bytes) * 6 / 10);
   for (int i = 0; i <= 10; ++i) {
     const plan::Budget budget{most - (most - least) * i / 10, 0};
     SCOPED_TRACE(::testing::Message() << "budget " << budget.limit << " of " << most);
-    Session session(recorded, planner, budget, cpu());
-    cpu().set_limit(std::nullopt);  // the plan alone, without the net under it
+    Session session(recorded, planner, budget, test_memory());
+    test_memory().set_limit(std::nullopt);  // the plan alone, without the net under it
     const auto planned = test.run([&] {
-      cpu().reset_peak();
+      test_memory().reset_peak();
       const at::Tensor loss = session.backward(task.forward);
       const auto predicted = static_cast<double>(session.plan().predicted_peak);
-      EXPECT_NEAR(static_cast<double>(cpu().stats().allocated_peak), predicted, 0.005 * predicted);
+      EXPECT_NEAR(static_cast<double>(test_memory().stats().allocated_peak), predicted, 0.005 * predicted);
       EXPECT_EQ(session.last_step().replayed_ops, plan::simulate(session.graph(), session.plan()).replayed_ops);
       EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
       return loss;
@@ -59,17 +59,17 @@ TEST_P(Prediction, HoldsUnderTheCapAtTheFloor) {
   Task task = make_task(GetParam());
   StepUnderTest test({task.model});
   const auto plain = test.run_plain(task.forward);
-  const auto recorded = replay::record_step(task.forward, cpu());
+  const auto recorded = replay::record_step(task.forward, test_memory());
   const plan::Planner planner(recorded.graph, "optimal");
   const Bytes floor = plan::Budget::for_limit(1).floor_for(planner.floor(recorded.graph));
-  EXPECT_THROW(Session(recorded, planner, plan::Budget::for_limit(floor * 99 / 100), cpu()), DoesNotFit);
-  cpu().release_cached();
-  Session session(recorded, planner, plan::Budget::for_limit(floor * 101 / 100), cpu());
+  EXPECT_THROW(Session(recorded, planner, plan::Budget::for_limit(floor * 99 / 100), test_memory()), DoesNotFit);
+  test_memory().release_cached();
+  Session session(recorded, planner, plan::Budget::for_limit(floor * 101 / 100), test_memory());
   const auto planned = test.run([&] {
-    cpu().reset_peak();
+    test_memory().reset_peak();
     const at::Tensor loss = session.backward(task.forward);
-    EXPECT_LE(cpu().stats().mapped_peak, floor * 101 / 100);
-    cpu().set_limit(std::nullopt);  // for the copies of what is compared
+    EXPECT_LE(test_memory().stats().mapped_peak, floor * 101 / 100);
+    test_memory().set_limit(std::nullopt);  // for the copies of what is compared
     return loss;
   });
   expect_same(plain, planned);
@@ -79,7 +79,7 @@ TEST_P(Prediction, HoldsOfAPlanThatMovesValues) {
   Task task = make_task(GetParam());
   StepUnderTest test({task.model});
   const auto plain = test.run_plain(task.forward);
-  const auto recorded = replay::record_step(task.forward, cpu());
+  const auto recorded = replay::record_step(task.forward, test_memory());
   plan::MemoryPlan plan = plan::plan_none(recorded.graph);
   Bytes moved = 0;
   std::size_t turn = 0;
@@ -90,13 +90,13 @@ TEST_P(Prediction, HoldsOfAPlanThatMovesValues) {
   }
   ASSERT_GT(moved, 0);
   EXPECT_EQ(plan::explain(recorded.graph, plan).all.moved, moved);
-  Session session(recorded, plan::Planner(recorded.graph, plan), std::nullopt, cpu());
+  Session session(recorded, plan::Planner(recorded.graph, plan), std::nullopt, test_memory());
   const auto planned = test.run([&] {
-    cpu().reset_peak();
+    test_memory().reset_peak();
     const at::Tensor loss = session.backward(task.forward);
     const auto predicted = static_cast<double>(session.plan().predicted_peak);
     EXPECT_LT(session.plan().predicted_peak, session.plan().unplanned_peak);
-    EXPECT_NEAR(static_cast<double>(cpu().stats().allocated_peak), predicted, 0.005 * predicted);
+    EXPECT_NEAR(static_cast<double>(test_memory().stats().allocated_peak), predicted, 0.005 * predicted);
     EXPECT_EQ(session.last_step().replayed_ops, plan::simulate(session.graph(), session.plan()).replayed_ops);
     EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
     return loss;

@@ -68,7 +68,7 @@ TEST_F(Scripted, ModuleFromAFileTrainsUnderABudgetUnchanged) {
   });
   std::int64_t replayed = 0;
   const auto planned = train([&](auto&, const auto& loss, const auto& collect) {
-    auto& memory = testing::cpu();
+    auto& memory = testing::test_memory();
     auto recorded = replay::record_step(loss, memory);
     const plan::Planner planner(recorded.graph, "optimal");
     const Bytes unplanned = plan::plan_none(recorded.graph).predicted_peak, floor = planner.floor(recorded.graph);

@@ -14,25 +14,25 @@
 namespace snug {
 namespace {
 
-using testing::cpu;
 using testing::expect_same;
 using testing::StepUnderTest;
+using testing::test_memory;
 
 Bytes unplanned_peak(const std::function<at::Tensor()>& step) {
-  return plan::plan_none(replay::record_step(step, cpu()).graph).predicted_peak;
+  return plan::plan_none(replay::record_step(step, test_memory()).graph).predicted_peak;
 }
 
 /// Runs `step` plain and in the session, and compares.
 void expect_equal_step(StepUnderTest& test, Session& session, Bytes budget, const std::function<at::Tensor()>& step) {
-  cpu().set_limit(std::nullopt);
+  test_memory().set_limit(std::nullopt);
   const auto plain = test.run_plain(step);
   const auto planned = test.run([&] {
-    cpu().release_cached();
-    cpu().set_limit(budget);
-    cpu().reset_peak();
+    test_memory().release_cached();
+    test_memory().set_limit(budget);
+    test_memory().reset_peak();
     const at::Tensor loss = session.backward(step);
-    EXPECT_LE(cpu().stats().mapped_peak, budget);
-    cpu().set_limit(std::nullopt);
+    EXPECT_LE(test_memory().stats().mapped_peak, budget);
+    test_memory().set_limit(std::nullopt);
     return loss;
   });
   expect_same(plain, planned);
@@ -86,7 +86,7 @@ TEST(VaryingSteps, ThePlanOfAStepThatWasRecordedAsItRanIsRight) {
   };
   const auto first = step_of(40), second = step_of(48);
   model->zero_grad();
-  const auto alone = replay::record_step(second, cpu()).graph;
+  const auto alone = replay::record_step(second, test_memory()).graph;
   const Bytes budget = plan::plan_none(alone).predicted_peak * 3 / 4;
   auto session = fit([&](int) { return first(); }, 0, {.budget = budget});
   for (int i = 0; i < 2; ++i) {
@@ -104,11 +104,11 @@ TEST(VaryingSteps, ThePlanOfAStepThatWasRecordedAsItRanIsRight) {
     EXPECT_NEAR(peak_of(graph, plan), peak_of(alone, plan), 0.005 * peak_of(alone, plan));
   }
   // And it is the measured one.
-  cpu().reset_peak();
+  test_memory().reset_peak();
   session.backward(second);
   EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
   const auto predicted = static_cast<double>(session.plan().predicted_peak);
-  EXPECT_NEAR(static_cast<double>(cpu().stats().allocated_peak), predicted, 0.005 * predicted);
+  EXPECT_NEAR(static_cast<double>(test_memory().stats().allocated_peak), predicted, 0.005 * predicted);
 }
 
 TEST(VaryingSteps, AnotherBranchEveryFewSteps) {
@@ -210,15 +210,15 @@ TEST(VaryingSteps, GradientsAccumulateOverSeveralBatches) {
   const Bytes budget = unplanned_peak([&] { return loss_of(batches[0]); }) * 8 / 10;
   auto session = fit(loss_of, batches[0], {.budget = budget});
   for (int round = 0; round < 2; ++round) {
-    cpu().release_cached();
-    cpu().set_limit(budget);
-    cpu().reset_peak();
+    test_memory().release_cached();
+    test_memory().set_limit(budget);
+    test_memory().reset_peak();
     for (const auto& tokens : batches) {
       session.backward(loss_of, tokens);
       EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
     }
-    EXPECT_LE(cpu().stats().mapped_peak, budget);
-    cpu().set_limit(std::nullopt);
+    EXPECT_LE(test_memory().stats().mapped_peak, budget);
+    test_memory().set_limit(std::nullopt);
     const auto found = gradients();
     ASSERT_EQ(found.size(), expected.size());
     for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(testing::same_bits(expected[i], found[i])) << i;

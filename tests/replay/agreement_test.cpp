@@ -18,9 +18,9 @@
 namespace snug {
 namespace {
 
-using testing::cpu;
 using testing::GroupOfTwo;
 using ::testing::HasSubstr;
+using testing::test_memory;
 using ::testing::ThrowsMessage;
 
 /// A process that records a step, of which some runs ask for more than there is.
@@ -39,7 +39,7 @@ struct Process {
       return at::mm(x, weight).tanh().sum();
     };
     try {
-      graph = replay::record_step_within(limit, step, cpu(), {.agreement = agreement}).graph;
+      graph = replay::record_step_within(limit, step, test_memory(), {.agreement = agreement}).graph;
     } catch (const DoesNotFit& refused) {
       does_not_fit = true;
       error = refused.what();
@@ -50,7 +50,7 @@ struct Process {
 };
 
 void record_together(Process& first, Process& second) {
-  const Bytes limit = cpu().stats().allocated + 64_MiB;
+  const Bytes limit = test_memory().stats().allocated + 64_MiB;
   GroupOfTwo group;
   group.run([&](const auto& agreement) { first.record(limit, agreement); },
             [&](const auto& agreement) { second.record(limit, agreement); });
@@ -68,7 +68,7 @@ TEST(Agreement, ARefusedRecordingIsRunAgainInAllProcesses) {
 
 TEST(Agreement, ARefusalInTheSecondRunIsOneOfAll) {
   Process other;
-  const Bytes limit = cpu().stats().allocated + 64_MiB;
+  const Bytes limit = test_memory().stats().allocated + 64_MiB;
   int runs = 0;
   GroupOfTwo group;
   group.run(
@@ -78,7 +78,7 @@ TEST(Agreement, ARefusalInTheSecondRunIsOneOfAll) {
           if (++runs == 2) (void)at::empty({1 << 28});
           return weight.tanh().sum();
         };
-        EXPECT_NO_THROW((void)replay::record_step_within(limit, step, cpu(), {.agreement = agreement}));
+        EXPECT_NO_THROW((void)replay::record_step_within(limit, step, test_memory(), {.agreement = agreement}));
       },
       [&](const auto& agreement) { other.record(limit, agreement); });
   EXPECT_EQ(runs, 2 + 2);
@@ -115,8 +115,8 @@ void fail_in(Part part, int point, const std::shared_ptr<Agreement>& agreement) 
     reached(Part::Forward);
     return weight.tanh().sum();
   };
-  const Bytes limit = cpu().stats().allocated + 64_MiB;
-  EXPECT_THAT([&] { (void)replay::record_step_within(limit, step, cpu(), {.agreement = agreement}); },
+  const Bytes limit = test_memory().stats().allocated + 64_MiB;
+  EXPECT_THAT([&] { (void)replay::record_step_within(limit, step, test_memory(), {.agreement = agreement}); },
               ThrowsMessage<std::domain_error>(HasSubstr("no such file")));
 }
 
@@ -124,7 +124,7 @@ TEST(Agreement, WhatFailsInOneProcessEndsInAllAndNamesIt) {
   for (const Part part : {Part::Forward, Part::Backward}) {
     for (const int point : {0, 1}) {
       Process other;
-      const Bytes limit = cpu().stats().allocated + 64_MiB;
+      const Bytes limit = test_memory().stats().allocated + 64_MiB;
       GroupOfTwo group;
       group.run([&](const auto& agreement) { other.record(limit, agreement); },
                 [&](const auto& agreement) { fail_in(part, point, agreement); });
@@ -138,7 +138,7 @@ TEST(Agreement, WhatFailsInOneProcessEndsInAllAndNamesIt) {
 
 TEST(Agreement, AFailureBesideARefusalEndsBoth) {
   Process refused{.too_large_until = 100};
-  const Bytes limit = cpu().stats().allocated + 64_MiB;
+  const Bytes limit = test_memory().stats().allocated + 64_MiB;
   GroupOfTwo group;
   group.run([&](const auto& agreement) { refused.record(limit, agreement); },
             [&](const auto& agreement) { fail_in(Part::Forward, 0, agreement); });
@@ -163,7 +163,7 @@ TEST(Agreement, AStepThatCatchesTheEndOfTheGroupEndsAllTheSame) {
           return loss;
         };
         try {
-          (void)replay::record_step(step, cpu(), {.agreement = agreement});
+          (void)replay::record_step(step, test_memory(), {.agreement = agreement});
         } catch (const replay::GroupEnded& ended) {
           error = ended.what();
         }
@@ -186,7 +186,7 @@ class Broken final : public Agreement {
 TEST(Agreement, AVoteThatFailsIsTheLast) {
   const auto group = std::make_shared<Broken>();
   Process process;
-  process.record(cpu().stats().allocated + 64_MiB, group);
+  process.record(test_memory().stats().allocated + 64_MiB, group);
   EXPECT_THAT(
       process.error,
       HasSubstr(
@@ -197,15 +197,15 @@ TEST(Agreement, AVoteThatFailsIsTheLast) {
 TEST(Agreement, ASessionThatCannotBeMadeInOneProcessIsMadeInNone) {
   const at::Tensor weight = at::ones({64, 64}).requires_grad_();
   const auto step = [&] { return weight.tanh().sum(); };
-  const replay::RecordedStep recorded = replay::record_step(step, cpu());
-  const plan::Budget enough = plan::Budget::for_limit(cpu().stats().allocated + 64_MiB);
+  const replay::RecordedStep recorded = replay::record_step(step, test_memory());
+  const plan::Budget enough = plan::Budget::for_limit(test_memory().stats().allocated + 64_MiB);
   GroupOfTwo group;
   group.run(
       [&](const auto& agreement) {
-        EXPECT_THROW(Session(recorded, "sequential(9)", enough, cpu(), agreement), UsageError);
+        EXPECT_THROW(Session(recorded, "sequential(9)", enough, test_memory(), agreement), UsageError);
       },
       [&](const auto& agreement) {
-        EXPECT_THAT([&] { const Session session(recorded, "optimal", enough, cpu(), agreement); },
+        EXPECT_THAT([&] { const Session session(recorded, "optimal", enough, test_memory(), agreement); },
                     ThrowsMessage<replay::GroupEnded>(HasSubstr("process 0 of the group's 2")));
       });
 }
@@ -223,11 +223,11 @@ class Willing final : public Agreement {
 TEST(Agreement, ARefusedStepIsOverThoughItsFunctionMakesRoom) {
   const at::Tensor weight = at::ones({512, 512}).requires_grad_();
   const auto step = [&] { return weight.tanh().sum(); };
-  const replay::RecordedStep recorded = replay::record_step(step, cpu());
+  const replay::RecordedStep recorded = replay::record_step(step, test_memory());
   const auto group = std::make_shared<Willing>();
-  const Bytes limit = cpu().stats().allocated + 8_MiB;
-  Session session(recorded, "optimal", plan::Budget::for_limit(limit), cpu(), group);
-  at::Tensor in_the_way = at::ones({(limit - cpu().stats().allocated - 256_KiB) / 4});
+  const Bytes limit = test_memory().stats().allocated + 8_MiB;
+  Session session(recorded, "optimal", plan::Budget::for_limit(limit), test_memory(), group);
+  at::Tensor in_the_way = at::ones({(limit - test_memory().stats().allocated - 256_KiB) / 4});
   const int before = group->asked;
   const auto overcoming = [&] {
     EXPECT_THROW(weight.tanh(), DoesNotFit);
@@ -243,24 +243,25 @@ TEST(Agreement, ARefusedStepIsOverThoughItsFunctionMakesRoom) {
 TEST(Agreement, SessionsAreMadeByAllOrNone) {
   const at::Tensor weight = at::ones({64, 64}).requires_grad_();
   const auto step = [&] { return weight.tanh().sum(); };
-  const replay::RecordedStep recorded = replay::record_step(step, cpu());
-  const plan::Budget enough = plan::Budget::for_limit(cpu().stats().allocated + 64_MiB);
-  const auto limit = cpu().stats().limit;
+  const replay::RecordedStep recorded = replay::record_step(step, test_memory());
+  const plan::Budget enough = plan::Budget::for_limit(test_memory().stats().allocated + 64_MiB);
+  const auto limit = test_memory().stats().limit;
   std::string error = {};
   GroupOfTwo group;
   group.run(
       [&](const auto& agreement) {
-        EXPECT_THROW(Session(recorded, "optimal", plan::Budget::for_limit(8_KiB), cpu(), agreement), DoesNotFit);
+        EXPECT_THROW(Session(recorded, "optimal", plan::Budget::for_limit(8_KiB), test_memory(), agreement),
+                     DoesNotFit);
       },
       [&](const auto& agreement) {
         try {
-          const Session session(recorded, "optimal", enough, cpu(), agreement);
+          const Session session(recorded, "optimal", enough, test_memory(), agreement);
         } catch (const Error& refused) {
           error = refused.what();
         }
       });
   EXPECT_THAT(error, HasSubstr("another process"));
-  EXPECT_EQ(cpu().stats().limit, limit);
+  EXPECT_EQ(test_memory().stats().limit, limit);
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ class Anomalies : public ::testing::Test {
  protected:
   /// What the step throws with detection on; empty when it throws nothing.
   std::string thrown_by(const replay::Forward& step, const replay::Forward& recorded) {
-    auto& memory = testing::cpu();
+    auto& memory = testing::test_memory();
     auto graph = replay::record_step(recorded, memory);
     // Nothing is kept, so that backward replays.
     plan::Planner planner(graph.graph, plan::predicted(graph.graph, plan::bare_plan(graph.graph)));
@@ -69,7 +69,7 @@ TEST_F(Anomalies, OfBackwardNameTheNodeAndItsOperator) {
 
 TEST_F(Anomalies, LeaveTheSessionUsable) {
   const auto step = [&] { return (w * x).log().sum(); };
-  auto& memory = testing::cpu();
+  auto& memory = testing::test_memory();
   Session session(replay::record_step(step, memory), "none", std::nullopt, memory);
   session.anomalies(snug::Anomalies::Refused);
   x.zero_();

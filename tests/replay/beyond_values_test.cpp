@@ -30,6 +30,7 @@ void expect_same_gradients(const at::Tensor& weight, const std::function<at::Ten
 at::Tensor sparse() { return torch::eye(6).mul(3).to_sparse(); }
 
 TEST(BeyondValues, ASparseMatrixThatIsWrittenInTheStepIsReadAsItWas) {
+  SNUG_ONLY_ON_THE_CPU("sparse and quantized tensors");
   const at::Tensor x = torch::randn({6, 5}), weight = torch::randn({5, 4}).requires_grad_();
   const auto run = [&] {
     const at::Tensor a = sparse();
@@ -41,6 +42,7 @@ TEST(BeyondValues, ASparseMatrixThatIsWrittenInTheStepIsReadAsItWas) {
 }
 
 TEST(BeyondValues, WhatAliasesTheirMemoryIsTheProgramsOwn) {
+  SNUG_ONLY_ON_THE_CPU("sparse and quantized tensors");
   const at::Tensor weight = torch::randn({6}).requires_grad_();
   const auto run = [&](const at::Tensor& a) {
     const at::Tensor values = a._values();
@@ -58,6 +60,7 @@ TEST(BeyondValues, WhatAliasesTheirMemoryIsTheProgramsOwn) {
 }
 
 TEST(BeyondValues, OneThatWasSavedAndIsWrittenBeforeBackwardIsRefused) {
+  SNUG_ONLY_ON_THE_CPU("sparse and quantized tensors");
   const at::Tensor weight = torch::randn({6, 4}).requires_grad_(), a = sparse();
   const Region region(Recompute{});
   const at::Tensor loss = at::mm(a, weight).sum();
@@ -72,6 +75,7 @@ TEST(BeyondValues, OneThatWasSavedAndIsWrittenBeforeBackwardIsRefused) {
 }
 
 TEST(BeyondValues, QuantizedWeightsThatAreReplacedAreReadAsTheyWere) {
+  SNUG_ONLY_ON_THE_CPU("sparse and quantized tensors");
   const at::Tensor weight = torch::randn({4, 4}).requires_grad_(), other = torch::randn({4, 4}) * 7;
   const auto run = [&] {
     const at::Tensor q = at::quantize_per_tensor(torch::eye(4), 0.1, 10, at::kQUInt8);

@@ -12,25 +12,26 @@
 namespace snug {
 namespace {
 
-using testing::cpu;
 using testing::same_bits;
+using testing::test_memory;
 
 /// The CPU's figures under the name of another device.
 class OtherDevice final : public memory::DeviceMemory {
  public:
   [[nodiscard]] c10::Device device() const override { return {c10::kCUDA, 0}; }
-  [[nodiscard]] memory::Stats stats() const override { return cpu().stats(); }
+  [[nodiscard]] memory::Stats stats() const override { return test_memory().stats(); }
   void reset_peak() override {}
   void set_limit(std::optional<Bytes> /*limit*/) override {}
   void release_cached() override {}
-  [[nodiscard]] Bytes rounded(Bytes bytes) const override { return cpu().rounded(bytes); }
+  [[nodiscard]] Bytes rounded(Bytes bytes) const override { return test_memory().rounded(bytes); }
   [[nodiscard]] bool allocated_since(const c10::Storage& /*storage*/, memory::AllocationTime /*time*/) const override {
     return false;
   }
+  [[nodiscard]] memory::MachineMemory capacity() const override { return {}; }
   void retag(const c10::Storage& /*storage*/, memory::Tag /*tag*/) override {}
   void add_pressure_handler(memory::PressureHandler* /*handler*/) override {}
   void remove_pressure_handler(memory::PressureHandler* /*handler*/) override {}
-  [[nodiscard]] std::unique_ptr<memory::Meter> meter() override { return cpu().meter(); }
+  [[nodiscard]] std::unique_ptr<memory::Meter> meter() override { return test_memory().meter(); }
 };
 
 TEST(Eviction, DropsValuesOfItsOwnDeviceOnly) {
@@ -41,18 +42,18 @@ TEST(Eviction, DropsValuesOfItsOwnDeviceOnly) {
   const auto tape = std::make_shared<record::Tape>(record::KeepSaved{});
   OtherDevice other;
   replay::Evictor of_other(tape, other, replay::EvictionCost::Timeless);
-  replay::Evictor of_this(tape, cpu(), replay::EvictionCost::Timeless);
+  replay::Evictor of_this(tape, test_memory(), replay::EvictionCost::Timeless);
   at::Tensor loss;
   {
     const record::Recording recording(tape);
     loss = step();
   }
   tape->finish();
-  const Bytes held = cpu().stats().allocated;
+  const Bytes held = test_memory().stats().allocated;
   EXPECT_FALSE(of_other.make_room(1_GiB, memory::Patience::None));
-  EXPECT_EQ(cpu().stats().allocated, held);
+  EXPECT_EQ(test_memory().stats().allocated, held);
   EXPECT_TRUE(of_this.make_room(1_GiB, memory::Patience::None));
-  EXPECT_LT(cpu().stats().allocated, held);
+  EXPECT_LT(test_memory().stats().allocated, held);
   EXPECT_TRUE(same_bits(expected, torch::autograd::grad({loss}, {x})[0]));
 }
 
@@ -60,7 +61,7 @@ TEST(Eviction, LeavesWhatTheProgramHoldsAsNothingWouldBeFreed) {
   replay::require_saved_tensor_hooks();
   const at::Tensor x = torch::rand({256, 256}).requires_grad_();
   const auto tape = std::make_shared<record::Tape>(record::KeepSaved{});
-  replay::Evictor evictor(tape, cpu(), replay::EvictionCost::Timeless);
+  replay::Evictor evictor(tape, test_memory(), replay::EvictionCost::Timeless);
   at::Tensor held, loss;
   {
     const record::Recording recording(tape);
@@ -78,12 +79,12 @@ TEST(Eviction, AndWhatItMakesRunAgainAreNoPartOfTheStepThatIsRecorded) {
   testing::Net net;
   const at::Tensor x = torch::randn({256, 256});
   const auto step = [&] { return net(x); };
-  const plan::StepGraph free = replay::record_step(step, cpu()).graph;
+  const plan::StepGraph free = replay::record_step(step, test_memory()).graph;
   const plan::MemoryPlan none = plan::make_plan(free, "none", std::nullopt);
-  cpu().release_cached();
-  const Bytes limit = cpu().stats().mapped + (none.predicted_peak - free.static_bytes) * 7 / 10;
+  test_memory().release_cached();
+  const Bytes limit = test_memory().stats().mapped + (none.predicted_peak - free.static_bytes) * 7 / 10;
   ASSERT_LT(limit, none.predicted_peak) << "so that values are evicted";
-  const plan::StepGraph limited = replay::record_step_within(limit, step, cpu()).graph;
+  const plan::StepGraph limited = replay::record_step_within(limit, step, test_memory()).graph;
   EXPECT_EQ(limited.fingerprint(), free.fingerprint());
   EXPECT_EQ(plan::make_plan(limited, "none", std::nullopt).predicted_peak, none.predicted_peak);
   EXPECT_GT(limited.step_seconds, 0.0);
@@ -93,7 +94,7 @@ TEST(Eviction, ThatUndoesItselfIsARefusal) {
   // A sum is to be made again, of an operand that is kept and one that is not: in backward there is room for one of
   // them, and each goes in turn when the other is made.
   constexpr std::int64_t kElements = 1 << 18;
-  const Bytes unit = cpu().rounded(kElements * 4);
+  const Bytes unit = test_memory().rounded(kElements * 4);
   const at::Tensor x = torch::rand({kElements}).requires_grad_();
   int runs = 0;
   at::Tensor taken;
@@ -108,10 +109,10 @@ TEST(Eviction, ThatUndoesItselfIsARefusal) {
     result.register_hook([&](const at::Tensor&) { taken = at::empty({2 * kElements}); });
     return result.sum();
   };
-  cpu().release_cached();
-  const Bytes limit = cpu().stats().allocated + 3 * unit + unit / 2;
+  test_memory().release_cached();
+  const Bytes limit = test_memory().stats().allocated + 3 * unit + unit / 2;
   try {
-    (void)replay::record_step_within(limit, step, cpu());
+    (void)replay::record_step_within(limit, step, test_memory());
     ADD_FAILURE() << "it does not fit";
   } catch (const DoesNotFit& refused) {
     EXPECT_GT(refused.floor().floor, limit);

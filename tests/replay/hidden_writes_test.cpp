@@ -54,7 +54,10 @@ TEST(HiddenWrites, OfOperatorsOfOnesOwnAreDeclared) {
     EXPECT_GT(region.replayed_ops(), 1);
     return calls.item<float>();
   };
-  EXPECT_THROW(calls_after_a_replay(), Error) << "it is found that somebody wrote";
+  // Contents are only compared where they can be read without waiting.
+  if (testing::test_device().is_cpu()) {
+    EXPECT_THROW(calls_after_a_replay(), Error) << "it is found that somebody wrote";
+  }
   declare_operator({.name = "snug_hidden_writes::times_calls", .writes = {1}});
   EXPECT_EQ(calls_after_a_replay(), 1);
   EXPECT_TRUE(same_bits(weight.grad(), torch::ones({4}).sin()));

@@ -35,7 +35,8 @@ struct Net {
 };
 
 inline Bytes unplanned_peak(Net& net, const at::Tensor& x) {
-  return plan::make_plan(replay::record_step([&] { return net(x); }, cpu()).graph, "none", std::nullopt).predicted_peak;
+  return plan::make_plan(replay::record_step([&] { return net(x); }, test_memory()).graph, "none", std::nullopt)
+      .predicted_peak;
 }
 
 }  // namespace snug::testing

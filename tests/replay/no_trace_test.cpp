@@ -20,8 +20,8 @@
 namespace snug {
 namespace {
 
-using testing::cpu;
 using testing::same_bits;
+using testing::test_memory;
 
 /// A weight, and tensors of the step's own.
 struct Buffers {
@@ -88,7 +88,7 @@ TEST(NoTrace, OfWhatAStepWrites) {
     tensors.buffer.copy_(before);
     tensors.weight.mutable_grad() = at::Tensor();
     for (const auto until : {replay::RecordUntil::UpdateBegins, replay::RecordUntil::Backward}) {
-      replay::record_step([&] { return step(tensors, x); }, cpu(), {.until = until});
+      replay::record_step([&] { return step(tensors, x); }, test_memory(), {.until = until});
       EXPECT_TRUE(same_bits(tensors.buffer, before));
       EXPECT_FALSE(tensors.weight.grad().defined());
     }
@@ -102,7 +102,7 @@ TEST(NoTrace, OfOneThatFails) {
     tensors.buffer.copy_(x);
     throw std::runtime_error("in the middle");
   };
-  EXPECT_THROW(replay::record_step(step, cpu()), std::runtime_error);
+  EXPECT_THROW(replay::record_step(step, test_memory()), std::runtime_error);
   EXPECT_TRUE(same_bits(tensors.buffer, before));
 }
 
@@ -131,7 +131,7 @@ TEST(NoTrace, OfAnUpdateThatDrawsAndOfWhatFollowsItsEnd) {
     tensors.weight.sub_(tensors.weight.grad());
     return loss;
   };
-  replay::record_step(step, cpu(), {.update = update, .until = replay::RecordUntil::UpdateBegins});
+  replay::record_step(step, test_memory(), {.update = update, .until = replay::RecordUntil::UpdateBegins});
   EXPECT_EQ(updates, 4) << "twice in each recording";
   EXPECT_TRUE(same_bits(own.get_state(), drawn));
   EXPECT_TRUE(same_bits(tensors.weight.detach(), weight));
@@ -152,17 +152,17 @@ TEST(NoTrace, InWhatIsPredicted) {
   const at::Tensor x = torch::randn({4096, 64});
   const std::vector<at::Tensor> averages{torch::randn({4096, 64}), torch::randn({4096, 64})};
   const auto step = [&] { return averaging(tensors, averages, x); };
-  auto recorded = replay::record_step(step, cpu());
+  auto recorded = replay::record_step(step, test_memory());
   const Bytes unplanned = plan::plan_none(recorded.graph).predicted_peak;
   for (const double share : {1.0, 0.8}) {
     tensors.weight.mutable_grad() = at::Tensor();
-    Session session(recorded, "optimal", plan::Budget::for_share(share, unplanned), cpu());
-    cpu().reset_peak();
+    Session session(recorded, "optimal", plan::Budget::for_share(share, unplanned), test_memory());
+    test_memory().reset_peak();
     session.backward(step);
     EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
     EXPECT_EQ(session.last_step().evictions, 0);
-    EXPECT_LE(cpu().stats().allocated_peak, session.plan().predicted_peak);
-    EXPECT_GE(cpu().stats().allocated_peak, session.plan().predicted_peak - 16_KiB);
+    EXPECT_LE(test_memory().stats().allocated_peak, session.plan().predicted_peak);
+    EXPECT_GE(test_memory().stats().allocated_peak, session.plan().predicted_peak - 16_KiB);
   }
 }
 
@@ -185,7 +185,7 @@ TEST(NoTrace, InTheSecondsOfAStep) {
     tensors.weight.mul_(0.9);
     ++updates;
   };
-  const auto recorded = replay::record_step(step, cpu(), {.update = update});
+  const auto recorded = replay::record_step(step, test_memory(), {.update = update});
   EXPECT_EQ(updates, 4);
   EXPECT_LT(recorded.graph.step_seconds, copying / 4) << "one element is written; all are copied";
   EXPECT_FLOAT_EQ(large[0].item<float>(), 0);
@@ -208,6 +208,7 @@ struct NoPlaceForCopies {
 };
 
 TEST(NoTrace, IsLeftWithoutCopiesByAnUpdateThatChangesNothing) {
+  SNUG_ONLY_ON_THE_CPU("a file that copies move to");
   const Buffers tensors;
   const at::Tensor x = torch::randn({64, 64});
   const auto step = [&] { return tensors.loss(x); };
@@ -218,10 +219,10 @@ TEST(NoTrace, IsLeftWithoutCopiesByAnUpdateThatChangesNothing) {
     tensors.weight.mul_(1);
     ++updates;
   });
-  EXPECT_THROW(replay::record_step(step, cpu(), {.update = update}), Error);
+  EXPECT_THROW(replay::record_step(step, test_memory(), {.update = update}), Error);
   EXPECT_EQ(updates, 0);
   update.writes = replay::Rehearsal::Writes::Nothing;
-  EXPECT_NO_THROW(replay::record_step(step, cpu(), {.update = update}));
+  EXPECT_NO_THROW(replay::record_step(step, test_memory(), {.update = update}));
   EXPECT_EQ(updates, 4);
 }
 
@@ -233,8 +234,8 @@ TEST(NoTrace, TakesNoMemoryOfTheBudget) {
     large.fill_(1);
     return tensors.loss(x);
   };
-  const Bytes limit = cpu().stats().allocated + 4_MiB;
-  EXPECT_NO_THROW(replay::record_step_within(limit, step, cpu()));
+  const Bytes limit = test_memory().stats().allocated + 4_MiB;
+  EXPECT_NO_THROW(replay::record_step_within(limit, step, test_memory()));
   EXPECT_FLOAT_EQ(large[0].item<float>(), 0);
 }
 

@@ -21,7 +21,7 @@ class OffloadRegion : public ::testing::Test {
     w = torch::randn({kSide, kSide}, at::requires_grad());
     x = torch::randn({kSide, kSide}, at::requires_grad());
   }
-  static Bytes live() { return testing::cpu().stats().allocated; }
+  static Bytes live() { return testing::test_memory().stats().allocated; }
   /// sin and exp save their results or inputs; mm its inputs.
   at::Tensor chain() const { return torch::dropout(x.sin().mm(w).exp(), 0.3, true).mm(w).tanh(); }
   std::vector<at::Tensor> gradients(const at::Tensor& y) const { return torch::autograd::grad({y.sum()}, {x, w}); }
@@ -116,6 +116,7 @@ TEST_F(OffloadRegion, IsAnOptionOfACheckpoint) {
 }
 
 TEST_F(OffloadRegion, WithoutAFileItKeepsTheValuesAndSaysSo) {
+  SNUG_ONLY_ON_THE_CPU("a file that values move to");
   const char* before = std::getenv("TMPDIR");
   const std::string folder = before != nullptr ? before : "";
   ::setenv("TMPDIR", "/no/such/folder", 1);
@@ -162,7 +163,7 @@ TEST_F(OffloadRegion, LeavesASessionToItsPlan) {
     EXPECT_EQ(region.offloaded_bytes(), 0);
     return loss;
   };
-  Session session(replay::record_step(step, testing::cpu()), "optimal", std::nullopt, testing::cpu());
+  Session session(replay::record_step(step, testing::test_memory()), "optimal", std::nullopt, testing::test_memory());
   session.backward(step);
   EXPECT_TRUE(session.last_step().followed_plan);
 }

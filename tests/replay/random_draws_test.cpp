@@ -31,7 +31,7 @@ at::Tensor with_noise(const at::Tensor& x) {
 
 TORCH_LIBRARY(snug_random_draws_test, library) {
   library.def(torch::schema("with_noise(Tensor x) -> Tensor"), {at::Tag::nondeterministic_seeded});
-  library.impl("with_noise", c10::DispatchKey::CPU, &with_noise);
+  library.impl("with_noise", c10::DispatchKey::CompositeExplicitAutograd, &with_noise);
 }
 
 at::Tensor noisy(const at::Tensor& x) {
@@ -75,10 +75,10 @@ TEST_F(RandomDraws, BetweenOperatorsAreEverybodys) {
   Region region(Recompute{});
   const at::Tensor here = loss();
   draw_elsewhere();
-  const auto stood = record::save_random_state(record::default_generator(c10::kCPU)).state;
+  const auto stood = record::save_random_state(record::default_generator(testing::test_device())).state;
   EXPECT_TRUE(same_bits(expected, gradient(here)));
   EXPECT_GT(region.replayed_ops(), 0);
-  EXPECT_TRUE(same_bits(stood, record::save_random_state(record::default_generator(c10::kCPU)).state));
+  EXPECT_TRUE(same_bits(stood, record::save_random_state(record::default_generator(testing::test_device())).state));
 }
 
 TEST_F(RandomDraws, OfAnotherThreadWhileAnOperatorDrawsAreNoticed) {
@@ -97,11 +97,11 @@ TEST_F(RandomDraws, OfAnotherThreadInAReplayAreNoticedAndNotRepeated) {
   for (Hook* const hook : {&g_before_the_draw, &g_after_the_draw}) {
     const Region region(Recompute{});
     const at::Tensor here = loss();
-    const auto stood = record::save_random_state(record::default_generator(c10::kCPU)).state;
+    const auto stood = record::save_random_state(record::default_generator(testing::test_device())).state;
     *hook = draw_elsewhere;
     EXPECT_THROW((void)gradient(here), Error);
     forget_hooks();
-    EXPECT_TRUE(same_bits(stood, record::save_random_state(record::default_generator(c10::kCPU)).state));
+    EXPECT_TRUE(same_bits(stood, record::save_random_state(record::default_generator(testing::test_device())).state));
   }
 }
 
@@ -118,9 +118,9 @@ TEST_F(RandomDraws, FromAGeneratorOfItsOwnAreNobodyElses) {
 
 TEST_F(RandomDraws, HoldNoMemoryWhenNothingRunsAgain) {
   constexpr int kDraws = 4;
-  const auto& memory = memory::device_memory(c10::kCPU);
+  const auto& memory = testing::cpu();  // where states of generators are, of any device
   const Bytes state =
-      static_cast<Bytes>(record::save_random_state(record::default_generator(c10::kCPU)).state.nbytes());
+      static_cast<Bytes>(record::save_random_state(record::default_generator(testing::test_device())).state.nbytes());
   Region region(Recompute{});
   at::Tensor loss = at::zeros({});
   const Bytes before = memory.stats().allocated;

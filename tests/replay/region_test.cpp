@@ -15,7 +15,7 @@ namespace {
 using ::testing::HasSubstr;
 using testing::same_bits;
 
-Bytes allocated() { return memory::device_memory(c10::kCPU).stats().allocated; }
+Bytes allocated() { return testing::test_memory().stats().allocated; }
 
 /// A chain of squares: y = x^2, four times. Each saves its input.
 at::Tensor squares(at::Tensor x, int times = 4) {
@@ -30,7 +30,7 @@ at::Tensor leaf(at::IntArrayRef sizes, int seed = 0) {
 
 TEST(Region, DropsWhatAutogradSavesAndKeepsTheResult) {
   const at::Tensor x = leaf({256, 1024});
-  const Bytes tensor = memory::device_memory(c10::kCPU).rounded(256 * 1024 * 4);
+  const Bytes tensor = testing::test_memory().rounded(256 * 1024 * 4);
   const Bytes before = allocated();
   at::Tensor plain = squares(x);
   EXPECT_EQ(allocated() - before, 4 * tensor);
@@ -97,7 +97,7 @@ TEST(Region, NestedRegionsAreReplayedFromTheirOwnInputs) {
 TEST(Region, MemoryFallsWithEveryStepOfBackward) {
   // The values of the region come back one after the other, and leave as soon as their node is done.
   const at::Tensor x = leaf({256, 1024});
-  auto& memory = memory::device_memory(c10::kCPU);
+  auto& memory = testing::test_memory();
   const Bytes tensor = memory.rounded(256 * 1024 * 4);
   at::Tensor y = checkpoint([](const at::Tensor& t) { return squares(t, 8); }, x);
   const Bytes before = allocated();

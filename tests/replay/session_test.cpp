@@ -15,11 +15,11 @@
 namespace snug {
 namespace {
 
-using testing::cpu;
 using testing::expect_same;
 using ::testing::HasSubstr;
 using testing::Net;
 using testing::same_bits;
+using testing::test_memory;
 using testing::unplanned_peak;
 
 TEST(Fit, CountsAnOptimizerStepThatIsRehearsed) {
@@ -32,16 +32,16 @@ TEST(Fit, CountsAnOptimizerStepThatIsRehearsed) {
     const at::Tensor workspace = at::empty({kWorkspace}, at::kByte);
     ++rehearsed;
   };
-  const Bytes before = cpu().stats().allocated;
+  const Bytes before = test_memory().stats().allocated;
   {
     const Session session = fit(net, x, {.budget = before + kWorkspace + 64_MiB, .update = update});
     EXPECT_GT(rehearsed, 0);
-    EXPECT_EQ(session.graph().update_bytes, cpu().rounded(kWorkspace));
+    EXPECT_EQ(session.graph().update_bytes, test_memory().rounded(kWorkspace));
     EXPECT_GT(session.graph().update_seconds, 0);
     // It comes when the gradients are there.
     EXPECT_GT(session.plan().unplanned_peak, before + kWorkspace + 2_MiB);
   }
-  EXPECT_EQ(cpu().stats().allocated, before);
+  EXPECT_EQ(test_memory().stats().allocated, before);
   // Forward and backward alone would fit.
   EXPECT_NO_THROW(fit(net, x, {.budget = before + kWorkspace / 2}));
   EXPECT_THROW(fit(net, x, {.budget = before + kWorkspace / 2, .update = update}), DoesNotFit);
@@ -53,12 +53,12 @@ TEST(Fit, KeepsUnderTheBudgetWithTheSameGradients) {
   const auto expected = net.plain(x);
   const Bytes budget = unplanned_peak(net, x) * 7 / 10;
   auto session = fit(net, x, {.budget = budget});
-  cpu().reset_peak();
+  test_memory().reset_peak();
   for (int i = 0; i < 3; ++i) {
     net.layers->zero_grad();
     session.backward(net, x);
   }
-  EXPECT_LE(cpu().stats().mapped_peak, budget);
+  EXPECT_LE(test_memory().stats().mapped_peak, budget);
   EXPECT_GT(session.last_step().replayed_ops, 0);
   expect_same(expected, net.gradients());
 }
@@ -99,9 +99,9 @@ TEST(Fit, CountsWhatABackwardHandsOnAsItWasSaved) {
     for (int i = 0; i < 2; ++i) {
       net.layers->zero_grad();
       weight.mutable_grad() = at::Tensor();
-      cpu().reset_peak();
+      test_memory().reset_peak();
       session.backward(step, x);
-      peak = std::max(peak, cpu().stats().allocated_peak);
+      peak = std::max(peak, test_memory().stats().allocated_peak);
     }
     net.layers->zero_grad();
     weight.mutable_grad() = at::Tensor();
@@ -140,7 +140,7 @@ TEST(Fit, LeavesGradientsThatAFunctionHides) {
   step(x).backward();
   const at::Tensor expected = std::exchange(weight.mutable_grad(), at::Tensor());
   x.mutable_grad() = at::Tensor();
-  auto session = fit(step, x, {.budget = cpu().stats().allocated + 64_MiB});
+  auto session = fit(step, x, {.budget = test_memory().stats().allocated + 64_MiB});
   EXPECT_FALSE(weight.grad().defined());
   session.backward(step, x);
   EXPECT_TRUE(same_bits(expected, weight.grad()));
@@ -150,15 +150,15 @@ TEST(Fit, HoldsNoActivationThatGradientsAreAskedFor) {
   Net net;
   const at::Tensor x = torch::randn({256, 256});
   const auto step = [&](const at::Tensor& in) { return net((in * 2).requires_grad_()); };
-  const Bytes before = cpu().stats().allocated;
+  const Bytes before = test_memory().stats().allocated;
   const auto session = fit(step, x, {.budget = before + 64_MiB});
-  EXPECT_EQ(cpu().stats().allocated, before);
+  EXPECT_EQ(test_memory().stats().allocated, before);
 }
 
 TEST(Fit, DoesNotFitNamesTheFloorAndItsParts) {
   Net net;
   const at::Tensor x = torch::randn({2048, 256});
-  const auto limit = cpu().stats().limit;
+  const auto limit = test_memory().stats().limit;
   try {
     fit(net, x, {.budget = 6_MiB});
     FAIL() << "no error";
@@ -169,7 +169,7 @@ TEST(Fit, DoesNotFitNamesTheFloorAndItsParts) {
     EXPECT_THAT(error.what(), HasSubstr(format_bytes(error.floor().floor)));
     EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
   }
-  EXPECT_EQ(cpu().stats().limit, limit) << "the limit is lifted again";
+  EXPECT_EQ(test_memory().stats().limit, limit) << "the limit is lifted again";
   auto session = fit(net, x, {.budget = 1_GiB});  // the process goes on
   session.backward(net, x);
 }
@@ -178,7 +178,7 @@ TEST(Fit, TheNamedFloorIsEnough) {
   Net net;
   const at::Tensor x = torch::randn({2048, 256});
   const auto expected = net.plain(x);
-  const auto recorded = replay::record_step([&] { return net(x); }, cpu());
+  const auto recorded = replay::record_step([&] { return net(x); }, test_memory());
   Bytes floor = 0;
   try {
     plan::make_plan(recorded.graph, "optimal", plan::Budget::for_limit(6_MiB));
@@ -186,7 +186,7 @@ TEST(Fit, TheNamedFloorIsEnough) {
     floor = error.floor().floor;
   }
   ASSERT_GT(floor, 0);
-  Session session(recorded, "optimal", plan::Budget::for_limit(floor), cpu());
+  Session session(recorded, "optimal", plan::Budget::for_limit(floor), test_memory());
   session.backward(net, x);
   expect_same(expected, net.gradients());
 }
@@ -194,11 +194,11 @@ TEST(Fit, TheNamedFloorIsEnough) {
 TEST(Fit, RecordsWithoutALimitBesideOneThatIsHeld) {
   Net net;
   const at::Tensor x = torch::randn({2048, 256});
-  const Bytes limit = cpu().stats().allocated + 64_KiB;
-  const memory::HeldLimit held(cpu(), limit);
-  EXPECT_THROW((void)replay::record_step([&] { return net(x); }, cpu()), OutOfBudget);
-  EXPECT_FALSE(replay::record_step_unlimited([&] { return net(x); }, cpu()).graph.ops.empty());
-  EXPECT_EQ(cpu().stats().limit, limit);
+  const Bytes limit = test_memory().stats().allocated + 64_KiB;
+  const memory::HeldLimit held(test_memory(), limit);
+  EXPECT_THROW((void)replay::record_step([&] { return net(x); }, test_memory()), OutOfBudget);
+  EXPECT_FALSE(replay::record_step_unlimited([&] { return net(x); }, test_memory()).graph.ops.empty());
+  EXPECT_EQ(test_memory().stats().limit, limit);
 }
 
 TEST(Fit, RefusesABudgetThatIsNotPositive) {
@@ -230,11 +230,11 @@ TEST(Session, RunsAnotherShapeUnderPressureAndSaysSo) {
   auto session = fit(net, x, {.budget = budget});
   session.backward(net, x);
   net.layers->zero_grad();
-  cpu().reset_peak();
+  test_memory().reset_peak();
   session.backward(net, other);
   EXPECT_FALSE(session.last_step().followed_plan);
   EXPECT_THAT(session.last_step().divergence, HasSubstr("operator 0"));
-  EXPECT_LE(cpu().stats().mapped_peak, budget);
+  EXPECT_LE(test_memory().stats().mapped_peak, budget);
   EXPECT_GT(session.last_step().evictions, 0);
   expect_same(expected, net.gradients());
 }
@@ -243,17 +243,17 @@ TEST(Session, EvictionAloneHoldsTheCap) {
   Net net;
   const at::Tensor x = torch::randn({2048, 256});
   const auto expected = net.plain(x);
-  const auto recorded = replay::record_step([&] { return net(x); }, cpu());
+  const auto recorded = replay::record_step([&] { return net(x); }, test_memory());
   const Bytes peak = plan::make_plan(recorded.graph, "none", std::nullopt).predicted_peak;
   for (const int percent : {90, 80, 70}) {
-    Session session(recorded, "none", std::nullopt, cpu());  // a plan that keeps everything
+    Session session(recorded, "none", std::nullopt, test_memory());  // a plan that keeps everything
     const Bytes limit = peak * percent / 100;
     net.layers->zero_grad();
-    cpu().set_limit(limit);
-    cpu().reset_peak();
+    test_memory().set_limit(limit);
+    test_memory().reset_peak();
     session.backward(net, x);
-    EXPECT_LE(cpu().stats().mapped_peak, limit);
-    cpu().set_limit(std::nullopt);
+    EXPECT_LE(test_memory().stats().mapped_peak, limit);
+    test_memory().set_limit(std::nullopt);
     EXPECT_GT(session.last_step().evictions, 0) << percent;
     expect_same(expected, net.gradients());
   }
@@ -268,7 +268,7 @@ struct FailsInBackward : torch::autograd::Function<FailsInBackward> {
 
 /// The engine has other branches in its queue then, with their graphs and what those saved.
 TEST(Session, AnExceptionInBackwardGivesAllMemoryBack) {
-  auto& memory = testing::cpu();
+  auto& memory = testing::test_memory();
   const at::Tensor x = torch::randn({64, 64}, at::requires_grad());
   bool fails = false;
   const auto step = [&] {
@@ -292,7 +292,7 @@ TEST(Session, AnExceptionInBackwardGivesAllMemoryBack) {
 TEST(Session, OutOfBudgetNamesTheOperatorAndTheProcessGoesOn) {
   Net net;
   const at::Tensor x = torch::randn({256, 256});
-  const Bytes before = cpu().stats().allocated;
+  const Bytes before = test_memory().stats().allocated;
   auto session = fit(net, x, {.budget = before + 16_MiB});
   const at::Tensor wide = torch::randn({2048, 256});
   try {
@@ -312,15 +312,15 @@ TEST(Session, TagsGradientsAndActivations) {
   const at::Tensor x = torch::randn({2048, 256});
   auto session = fit(net, x, {.budget = 1_GiB});
   net.layers->zero_grad();
-  cpu().reset_peak();
+  test_memory().reset_peak();
   session.backward(net, x);
-  const auto stats = cpu().stats();
+  const auto stats = test_memory().stats();
   const auto tag = [](memory::Tag t) { return static_cast<std::size_t>(t); };
   Bytes weights = 0;
-  for (const auto& p : net.layers->parameters()) weights += cpu().rounded(static_cast<Bytes>(p.nbytes()));
+  for (const auto& p : net.layers->parameters()) weights += test_memory().rounded(static_cast<Bytes>(p.nbytes()));
   EXPECT_EQ(stats.by_tag[tag(memory::Tag::Weights)], weights);
   EXPECT_EQ(stats.by_tag[tag(memory::Tag::Gradients)], weights);
-  EXPECT_GE(stats.peak_by_tag[tag(memory::Tag::Activations)], cpu().rounded(2048 * 256 * 4) * 16);
+  EXPECT_GE(stats.peak_by_tag[tag(memory::Tag::Activations)], test_memory().rounded(2048 * 256 * 4) * 16);
 }
 
 TEST(Session, PlansAgainWhenOptimizerStateAppears) {
@@ -329,7 +329,7 @@ TEST(Session, PlansAgainWhenOptimizerStateAppears) {
   torch::optim::AdamW optimizer(net.layers->parameters());  // its state comes with the first step
   const Bytes budget = unplanned_peak(net, x) * 8 / 10;
   auto session = fit(net, x, {.budget = budget});
-  cpu().reset_peak();
+  test_memory().reset_peak();
   session.backward(net, x);
   const Bytes before = session.graph().static_bytes;
   const std::int64_t replayed = session.last_step().replayed_ops;
@@ -342,7 +342,7 @@ TEST(Session, PlansAgainWhenOptimizerStateAppears) {
   EXPECT_GE(session.graph().static_bytes, before + 2 * weights) << "with two moments each";
   EXPECT_GT(session.last_step().replayed_ops, replayed) << "there is less room for what is kept";
   EXPECT_LE(session.plan().predicted_peak, budget);
-  EXPECT_LE(cpu().stats().mapped_peak, budget);
+  EXPECT_LE(test_memory().stats().mapped_peak, budget);
 }
 
 TEST(Session, WhatFollowsTheBackwardPassOfAnUnknownStepIsNoPartOfIt) {
@@ -357,7 +357,7 @@ TEST(Session, WhatFollowsTheBackwardPassOfAnUnknownStepIsNoPartOfIt) {
     }
     return loss;
   };
-  auto session = fit(step, torch::randn({256, 256}), {.budget = cpu().stats().allocated + 256_MiB});
+  auto session = fit(step, torch::randn({256, 256}), {.budget = test_memory().stats().allocated + 256_MiB});
   net.layers->zero_grad();
   session.backward(step, torch::randn({128, 256}));  // steps vary
   validates = true;
@@ -375,7 +375,7 @@ TEST(Session, ARefusalThatTheStepHasOvercomeIsNone) {
   const auto expected = net.plain(x);
   const Bytes budget = unplanned_peak(net, x) * 7 / 10;
   auto session = fit(net, x, {.budget = budget});
-  at::Tensor in_the_way = torch::ones({budget / 4 - cpu().stats().allocated / 4 - (1 << 18)});
+  at::Tensor in_the_way = torch::ones({budget / 4 - test_memory().stats().allocated / 4 - (1 << 18)});
   bool refused = false;
   const auto step = [&] {
     try {

@@ -16,6 +16,7 @@ using ::testing::HasSubstr;
 using testing::same_bits;
 
 TEST(SharedMemory, ThatOthersFillAnewIsNotReadByAReplay) {
+  SNUG_ONLY_ON_THE_CPU("memory that other processes share");
   std::vector<float> memory(256, 1.0F);
   const at::Tensor x = torch::rand({16, 16}).requires_grad_(), shared = at::from_blob(memory.data(), {16, 16});
   const auto step = [&](bool refill) {
@@ -33,6 +34,7 @@ TEST(SharedMemory, ThatOthersFillAnewIsNotReadByAReplay) {
 }
 
 TEST(SharedMemory, ThatOthersFillBetweenTwoReadsIsReadTwice) {
+  SNUG_ONLY_ON_THE_CPU("memory that other processes share");
   std::vector<float> memory(256, 1.0F);
   const at::Tensor x = torch::rand({16, 16}).requires_grad_(), shared = at::from_blob(memory.data(), {16, 16});
   const auto step = [&] {

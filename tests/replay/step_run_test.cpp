@@ -16,10 +16,10 @@
 namespace snug {
 namespace {
 
-using testing::cpu;
 using testing::expect_same;
 using ::testing::HasSubstr;
 using testing::same_bits;
+using testing::test_memory;
 
 struct Training {
   Training() : net(torch::nn::Sequential()) {
@@ -67,14 +67,14 @@ TEST(StepsThatStep, TrainAsWithoutASession) {
   torch::manual_seed(1);
   const auto before = planned.everything();
   const auto random = at::globalContext().defaultGenerator(c10::kCPU).get_state();
-  const Bytes peak = plan::make_plan(replay::record_step([&] { return planned(data.narrow(0, 0, 512)); }, cpu(),
+  const Bytes peak = plan::make_plan(replay::record_step([&] { return planned(data.narrow(0, 0, 512)); }, test_memory(),
                                                          {.update = *planned.optimizer})
                                          .graph,
                                      "none", std::nullopt)
                          .predicted_peak;
   auto session = fit(planned, data.narrow(0, 0, 512), {.budget = peak * 8 / 10, .optimizer = *planned.optimizer});
   {
-    const memory::HeldLimit none(cpu(), std::nullopt);  // what is compared takes memory, too
+    const memory::HeldLimit none(test_memory(), std::nullopt);  // what is compared takes memory, too
     expect_same(planned.everything(), before);
     EXPECT_TRUE(same_bits(at::globalContext().defaultGenerator(c10::kCPU).get_state(), random));
   }
@@ -88,7 +88,7 @@ TEST(StepsThatStep, TrainAsWithoutASession) {
     EXPECT_EQ(session.last_step().known, 1U);
     EXPECT_GT(session.last_step().replayed_ops, 0);
   }
-  const memory::HeldLimit none(cpu(), std::nullopt);
+  const memory::HeldLimit none(test_memory(), std::nullopt);
   expect_same(planned.everything(), plain.everything());
 }
 
@@ -97,9 +97,10 @@ TEST(StepsThatStep, TheBudgetCountsTheStateThatWillCome) {
   const at::Tensor x = torch::randn({512, 128});
   const auto loss = [&](const at::Tensor& b) { return training.net->forward(b).pow(2).mean(); };
   Bytes state = 0;
-  for (const at::Tensor& p : training.net->parameters()) state += 2 * cpu().rounded(static_cast<Bytes>(p.nbytes()));
-  const auto with = replay::record_step([&] { return loss(x); }, cpu(), {.update = *training.optimizer});
-  const auto without = replay::record_step([&] { return loss(x); }, cpu());
+  for (const at::Tensor& p : training.net->parameters())
+    state += 2 * test_memory().rounded(static_cast<Bytes>(p.nbytes()));
+  const auto with = replay::record_step([&] { return loss(x); }, test_memory(), {.update = *training.optimizer});
+  const auto without = replay::record_step([&] { return loss(x); }, test_memory());
   EXPECT_EQ(with.state_to_come, state);
   EXPECT_EQ(with.graph.static_bytes, without.graph.static_bytes + state);
   EXPECT_TRUE(training.optimizer->state().empty());
@@ -121,7 +122,8 @@ TEST(StepsThatStep, StateThatIsThereBeforeStaysAsItIs) {
   const at::Tensor x = torch::randn({64, 128});
   training(x);
   const auto before = training.everything();
-  const auto recorded = replay::record_step([&] { return training(x); }, cpu(), {.update = *training.optimizer});
+  const auto recorded =
+      replay::record_step([&] { return training(x); }, test_memory(), {.update = *training.optimizer});
   EXPECT_EQ(recorded.state_to_come, 0);
   expect_same(training.everything(), before);
 }
@@ -129,19 +131,19 @@ TEST(StepsThatStep, StateThatIsThereBeforeStaysAsItIs) {
 /// A session with a share of what the step takes unplanned.
 template <class Step>
 Session planned_at(double share, Step&& step, const at::Tensor& batch, const replay::Rehearsal& update = {}) {
-  replay::RecordedStep recorded = replay::record_step([&] { return step(batch); }, cpu(), {.update = update});
+  replay::RecordedStep recorded = replay::record_step([&] { return step(batch); }, test_memory(), {.update = update});
   const Bytes unplanned = plan::plan_none(recorded.graph).predicted_peak;
-  return {std::move(recorded), "optimal", plan::Budget::for_share(share, unplanned), cpu()};
+  return {std::move(recorded), "optimal", plan::Budget::for_share(share, unplanned), test_memory()};
 }
 
 /// Runs the step, which was recorded before, and expects the peak that its plan predicts.
 template <class Step>
 void expect_predicted_peak(Session& session, Step&& step, const at::Tensor& batch) {
-  cpu().reset_peak();
+  test_memory().reset_peak();
   session.backward(step, batch);
   EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
   EXPECT_EQ(session.last_step().evictions, 0);
-  const Bytes peak = cpu().stats().allocated_peak;
+  const Bytes peak = test_memory().stats().allocated_peak;
   EXPECT_LE(peak, session.plan().predicted_peak);
   EXPECT_GE(peak, session.plan().predicted_peak - 16_KiB);
 }
@@ -203,7 +205,7 @@ TEST(StepsThatStep, StateIsCountedOnceWhereGradientsStay) {
     training.optimizer->zero_grad(/*set_to_none=*/false);
   }
   EXPECT_EQ(session.last_step().known, 2U);
-  EXPECT_NEAR(static_cast<double>(session.graph().static_bytes), static_cast<double>(cpu().stats().allocated),
+  EXPECT_NEAR(static_cast<double>(session.graph().static_bytes), static_cast<double>(test_memory().stats().allocated),
               16 << 10);
   for (int i = 0; i < 2; ++i) expect_predicted_peak(session, loss, x);
 }
@@ -215,7 +217,7 @@ TEST(StepsThatStep, AnUpdateMayLetGoOfTheGradients) {
   const auto graph_with = [&](const std::function<void()>& update) {
     replay::Rehearsal rehearsal(update);
     rehearsal.forget = [&] { training.optimizer->state().clear(); };
-    return replay::record_step([&] { return loss(x); }, cpu(), {.update = rehearsal});
+    return replay::record_step([&] { return loss(x); }, test_memory(), {.update = rehearsal});
   };
   const auto keeps = graph_with([&] { training.optimizer->step(); });
   const auto frees = graph_with([&] {
@@ -341,7 +343,8 @@ TEST(StepsThatStep, OneThatWasRefusedDoesNotUpdateWhileItIsRecorded) {
     training.optimizer->step();
     return loss;
   };
-  EXPECT_THROW((void)replay::record_step(refused, cpu(), {.until = replay::RecordUntil::UpdateBegins}), UsageError);
+  EXPECT_THROW((void)replay::record_step(refused, test_memory(), {.until = replay::RecordUntil::UpdateBegins}),
+               UsageError);
   expect_same(training.everything(), before);
 }
 

@@ -16,8 +16,8 @@
 namespace snug {
 namespace {
 
-using testing::cpu;
 using testing::Net;
+using testing::test_memory;
 
 std::int64_t count(const replay::StepTrace& trace, replay::StepTrace::Cause cause) {
   return std::ranges::count(trace.entries, cause, &replay::StepTrace::Entry::cause);
@@ -27,9 +27,9 @@ TEST(StepTrace, TellsWhatHappenedInOrderAndWhy) {
   using Cause = replay::StepTrace::Cause;
   Net net;
   const at::Tensor x = torch::randn({2048, 256});
-  const auto recorded = replay::record_step([&] { return net(x); }, cpu());
+  const auto recorded = replay::record_step([&] { return net(x); }, test_memory());
   const Bytes peak = plan::plan_none(recorded.graph).predicted_peak;
-  Session session(recorded, "optimal", plan::Budget::for_limit(peak * 7 / 10), cpu());
+  Session session(recorded, "optimal", plan::Budget::for_limit(peak * 7 / 10), test_memory());
   session.backward(net, x);
   const replay::StepTrace& planned = session.last_trace();
   EXPECT_GT(planned.replayed_ops(), 0);
@@ -46,8 +46,8 @@ TEST(StepTrace, TellsWhatHappenedInOrderAndWhy) {
     EXPECT_GT(entry.bytes[static_cast<std::size_t>(memory::Tag::Weights)], 0);
   }
   net.layers->zero_grad();
-  Session evicting(recorded, "none", std::nullopt, cpu());
-  const memory::HeldLimit limit(cpu(), peak * 7 / 10);
+  Session evicting(recorded, "none", std::nullopt, test_memory());
+  const memory::HeldLimit limit(test_memory(), peak * 7 / 10);
   evicting.backward(net, x);
   const replay::StepTrace& pressed = evicting.last_trace();
   EXPECT_GT(pressed.evictions(), 0);

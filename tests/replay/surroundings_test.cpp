@@ -50,7 +50,7 @@ TEST(Surroundings, TheDefaultTypeIsThatOfTheForwardPass) {
   const auto loss = [&] {
     const DefaultType type(at::kDouble);
     torch::manual_seed(3);
-    return (weight * (a / b) * at::rand({64})).sum();
+    return (weight * (a / b) * at::rand({64}, at::TensorOptions(testing::test_device()))).sum();
   };
   const at::Tensor expected = torch::autograd::grad({loss()}, {weight})[0];
   ASSERT_EQ(expected.scalar_type(), at::kDouble);

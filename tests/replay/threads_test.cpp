@@ -79,7 +79,7 @@ TEST(Threads, SessionsTrainAtTheSameTime) {
   std::vector<std::vector<at::Tensor>> plain;
   for (int i = 0; i < kThreads; ++i) plain.push_back(plain_gradients(i));
   std::atomic<int> equal = 0, replayed = 0;
-  auto& memory = testing::cpu();
+  auto& memory = testing::test_memory();
   // Recording measures the device's memory: one at a time.
   std::vector<std::unique_ptr<Work>> work;
   std::vector<Session> sessions;
@@ -107,7 +107,7 @@ TEST(Threads, SessionsTrainAtTheSameTime) {
 TEST(Threads, ASessionMovesFromOneToAnother) {
   const auto plain = plain_gradients(1);
   Work work(1);
-  auto& memory = testing::cpu();
+  auto& memory = testing::test_memory();
   Session session(replay::record_step([&] { return work.loss(); }, memory), "optimal", std::nullopt, memory);
   for (int i = 0; i < 3; ++i) {
     std::thread([&, here = std::move(session)]() mutable {

@@ -16,8 +16,8 @@
 namespace snug {
 namespace {
 
-using testing::cpu;
 using testing::same_bits;
+using testing::test_memory;
 
 TEST(UndoneWrites, SeeWhatIsAnnounced) {
   // As the graphs of a compiler announce what they write, which are no operators.
@@ -42,7 +42,7 @@ TEST(UndoneWrites, RefuseAStorageThatHasShrunk) {
 TEST(UndoneWrites, PutBackWhatWasThereAndLeaveWhatWasMade) {
   const at::Tensor a = torch::randn({1000}), b = torch::randn({1000}), mean = torch::zeros({4});
   const at::Tensor a_before = a.clone(), mean_before = mean.clone();
-  const Bytes allocated = cpu().stats().allocated;
+  const Bytes allocated = test_memory().stats().allocated;
   at::Tensor made;
   {
     replay::UndoneWrites undone;
@@ -60,7 +60,7 @@ TEST(UndoneWrites, PutBackWhatWasThereAndLeaveWhatWasMade) {
   EXPECT_TRUE(same_bits(a, a_before));
   EXPECT_TRUE(same_bits(mean, mean_before));
   EXPECT_TRUE(same_bits(made, b * 3));
-  EXPECT_EQ(cpu().stats().allocated, allocated + cpu().rounded(4000));
+  EXPECT_EQ(test_memory().stats().allocated, allocated + test_memory().rounded(4000));
 }
 
 TEST(UndoneWrites, PutBackWhatWasReplacedUnread) {
@@ -76,14 +76,15 @@ TEST(UndoneWrites, PutBackWhatWasReplacedUnread) {
 }
 
 TEST(UndoneWrites, LetGoOfWhatTheProgramLetsGoOf) {
-  const Bytes allocated = cpu().stats().allocated;
+  const Bytes allocated = test_memory().stats().allocated;
   at::Tensor gone = torch::randn({1000}), freed = torch::randn({1000});
   replay::UndoneWrites undone;
   gone.zero_();
   freed.zero_();
   EXPECT_EQ(undone.copied_bytes(), 8000);
   gone = at::Tensor();
-  EXPECT_EQ(cpu().stats().allocated, allocated + cpu().rounded(4000)) << "neither the copies nor what is gone";
+  EXPECT_EQ(test_memory().stats().allocated, allocated + test_memory().rounded(4000))
+      << "neither the copies nor what is gone";
   freed.storage().unsafeGetStorageImpl()->set_nbytes(0);  // as weights that are gathered for their use
   EXPECT_NO_THROW(undone.undo());
   freed.storage().unsafeGetStorageImpl()->set_nbytes(4000);
@@ -115,7 +116,8 @@ TEST(UndoneWrites, LeaveWhatWasMadeInsideWhoeverMadeIt) {
       by_a_compiler = torch::ones({100});
     }
     // As weights that were freed, and are gathered for their use.
-    gathered.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(c10::GetCPUAllocator()->allocate(400));
+    gathered.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
+        c10::GetAllocator(testing::test_device().type())->allocate(400));
     for (const at::Tensor& t : {by_a_thread, by_a_compiler, gathered}) t.fill_(3);
     EXPECT_EQ(undone.copied(), 0U);
   }
@@ -123,6 +125,7 @@ TEST(UndoneWrites, LeaveWhatWasMadeInsideWhoeverMadeIt) {
 }
 
 TEST(UndoneWrites, PutBackWhatIsReachedByAnotherTensorToo) {
+  SNUG_ONLY_ON_THE_CPU("from_blob of plain memory");
   const at::Tensor storage = torch::randn({4}), before = storage.clone();
   at::Tensor memory = torch::randn({4});
   const at::Tensor first = torch::from_blob(memory.data_ptr(), {4}), second = torch::from_blob(memory.data_ptr(), {4});
@@ -174,7 +177,7 @@ TEST(UndoneDraws, NeedNoMemoryWhenTheyEnd) {
   std::optional<replay::UndoneDraws> undone(std::in_place);
   const at::Tensor inside = torch::randn({20});
   {
-    const memory::HeldLimit full(cpu(), cpu().stats().allocated);
+    const memory::HeldLimit full(test_memory(), test_memory().stats().allocated);
     undone.reset();
   }
   EXPECT_TRUE(same_bits(torch::randn({20}), inside));

@@ -230,14 +230,14 @@ TEST(UnseenWrites, ArePlannedFor) {
   };
   program().backward();
   const at::Tensor expected = std::exchange(x.mutable_grad(), at::Tensor());
-  const auto recorded = replay::record_step(program, testing::cpu());
+  const auto recorded = replay::record_step(program, testing::test_memory());
   const plan::Planner planner(recorded.graph, "optimal");
   const Bytes most = plan::plan_none(recorded.graph).predicted_peak, least = planner.floor(recorded.graph);
   for (int i = 0; i <= 4; ++i) {
     const Bytes limit = plan::Budget::for_limit(1).floor_for(most - (most - least) * i / 4);
     SCOPED_TRACE(::testing::Message() << limit << " of " << most);
-    testing::cpu().release_cached();
-    Session session(recorded, planner, plan::Budget::for_limit(limit), testing::cpu());
+    testing::test_memory().release_cached();
+    Session session(recorded, planner, plan::Budget::for_limit(limit), testing::test_memory());
     session.backward(program);
     EXPECT_TRUE(same_bits(expected, std::exchange(x.mutable_grad(), at::Tensor())));
     EXPECT_EQ(session.last_step().replayed_ops, plan::simulate(session.graph(), session.plan()).replayed_ops);
@@ -349,11 +349,11 @@ TEST(UnseenWrites, OfCollectivesAreKnownAndNoReplayRunsThem) {
     EXPECT_TRUE(same_bits(expected, std::exchange(x.mutable_grad(), at::Tensor())));
     EXPECT_GT(region.replayed_ops(), 0);
     EXPECT_LE(g_sums, 1);
-    const auto recorded = replay::record_step([&] { return program(x, other); }, testing::cpu());
+    const auto recorded = replay::record_step([&] { return program(x, other); }, testing::test_memory());
     const plan::Planner planner(recorded.graph, "optimal");
     Session session(recorded, planner,
                     plan::Budget::for_limit(plan::Budget::for_limit(1).floor_for(planner.floor(recorded.graph))),
-                    testing::cpu());
+                    testing::test_memory());
     session.backward(program, x, other);
     EXPECT_TRUE(same_bits(expected, std::exchange(x.mutable_grad(), at::Tensor())));
     EXPECT_EQ(session.last_step().divergence, "");

@@ -126,7 +126,7 @@ TEST(VerifyReplay, KeepingTheOperatorIsTheCureThatItNames) {
 
 TEST(VerifyReplay, InASessionFindsWhatItsPlanDrops) {
   const at::Tensor x = torch::randn({8192}), w = torch::randn({8192}, at::requires_grad());
-  auto& memory = testing::cpu();
+  auto& memory = testing::test_memory();
   const auto step = [&] { return (w * call_drift(x.sin())).sum(); };
   auto recorded = replay::record_step(step, memory);
   plan::MemoryPlan nothing = plan::bare_plan(recorded.graph);
