@@ -128,6 +128,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(const at::Te
   return {made[0], made[1], made[2]};
 }
 
+// Which copies what is conjugated, or negated, itself.
+TORCH_LIBRARY_IMPL(aten, Conjugate, library) { library.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Negative, library) { library.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+
 TORCH_LIBRARY_IMPL(aten, HPU, library) {
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);

@@ -9,8 +9,11 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <unordered_set>
 #include <utility>
 
+#include "snug/memory/cpu_memory.h"
 #include "tests/device/simulated_device.h"
 
 namespace snug::testing {
@@ -21,18 +24,38 @@ thread_local bool t_in_kernel = false;
 /// In front of the CPU's allocator.
 class ScratchAllocator final : public at::Allocator {
  public:
-  explicit ScratchAllocator(at::Allocator* behind) : behind_(behind) {}
-  c10::DataPtr allocate(std::size_t bytes) override {
-    if (!t_in_kernel) return behind_->allocate(bytes);
-    if (bytes == 0) return {nullptr, nullptr, &std::free, c10::Device(c10::kCPU)};
-    void* const data = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
-    return {data, data, &std::free, c10::Device(c10::kCPU)};
+  static ScratchAllocator& instance() {
+    static auto* const allocator = new ScratchAllocator;
+    return *allocator;
   }
-  c10::DeleterFnPtr raw_deleter() const override { return behind_->raw_deleter(); }
+
+  c10::DataPtr allocate(std::size_t bytes) override {
+    if (!t_in_kernel) return behind_.allocate(bytes);
+    if (bytes == 0) return {nullptr, nullptr, &ScratchAllocator::free, c10::Device(c10::kCPU)};
+    void* const data = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+    const std::lock_guard lock(mutex_);
+    scratch_.insert(data);
+    return {data, data, &ScratchAllocator::free, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &ScratchAllocator::free; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
 
  private:
-  at::Allocator* behind_;
+  ScratchAllocator() = default;
+  /// Of either, as some libraries are told an address alone.
+  static void free(void* data) {
+    ScratchAllocator& allocator = instance();
+    {
+      const std::lock_guard lock(allocator.mutex_);
+      if (allocator.scratch_.erase(data) > 0) return std::free(data);
+    }
+    allocator.behind_.raw_deleter()(data);
+  }
+
+  // By name: which of them is in place before main() begins depends on the order of initialization.
+  at::Allocator& behind_ = memory::CpuMemory::instance();
+  std::mutex mutex_;
+  std::unordered_set<void*> scratch_;
 };
 
 }  // namespace
@@ -40,10 +63,7 @@ class ScratchAllocator final : public at::Allocator {
 KernelScope::KernelScope() : before_(std::exchange(t_in_kernel, true)) {}
 KernelScope::~KernelScope() { t_in_kernel = before_; }
 
-void install_scratch_allocator() {
-  static auto* const allocator = new ScratchAllocator(c10::GetCPUAllocator());
-  c10::SetCPUAllocator(allocator, /*priority=*/201);
-}
+void install_scratch_allocator() { c10::SetCPUAllocator(&ScratchAllocator::instance(), /*priority=*/201); }
 
 at::Tensor as_cpu(const at::Tensor& simulated) {
   if (!simulated.defined() || simulated.device().type() != kSimulated) return simulated;
