@@ -35,9 +35,9 @@ class Inherited {
 
   static c10::DebugInfoKind kind() {
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
-    return c10::DebugInfoKind(&Slot::name);
+    return c10::DebugInfoKind(&Slot::kName);
 #else
-    return static_cast<c10::DebugInfoKind>(Slot::number);
+    return static_cast<c10::DebugInfoKind>(Slot::kNumber);
 #endif
   }
 };

@@ -24,8 +24,8 @@ thread_local std::size_t t_python_hooks = 0;
 const std::shared_ptr<Tape> kNone;
 
 struct GatesSlot {
-  static constexpr std::string_view name = "snug::record::OperatorGate";
-  static constexpr int number = 101;
+  static constexpr std::string_view kName = "snug::record::OperatorGate";
+  static constexpr int kNumber = 101;
 };
 
 /// A thread's, the oldest first.

@@ -23,8 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SKIPPED = 77
-COMMITS = 20  # of main
-MOST_FILES = 100
+COMMITS = 12  # of main
+MOST_FILES = 64
 FILES_AT_ONCE = 16
 JOBS = 2  # 1 GiB each
 FINDING = re.compile(r"^(?P<place>\S+:\d+:\d+): (?:warning|error): .* \[(?P<check>[\w.,-]+)\]$", re.M)
