@@ -18,15 +18,19 @@ std::atomic<AllocationTime> g_time{0};
 
 /// By type; null without a backend.
 std::atomic<FindMemory>& backend(c10::DeviceType type) {
-  static std::array<std::atomic<FindMemory>, c10::COMPILE_TIME_MAX_DEVICE_TYPES> all{};
-  return all.at(static_cast<std::size_t>(type));
+  static auto* const all = [] {
+    auto* const made = new std::array<std::atomic<FindMemory>, c10::COMPILE_TIME_MAX_DEVICE_TYPES>{};
+    made->at(static_cast<std::size_t>(c10::kCUDA)) = &cuda_memory;
+    return made;
+  }();
+  return all->at(static_cast<std::size_t>(type));
 }
 
 /// Null without a backend.
 DeviceMemory* find_memory(c10::Device device) {
   if (device.is_cpu()) return &CpuMemory::instance();
-  if (const FindMemory find = backend(device.type()).load()) return find(with_index(device).index());
-  return device.is_cuda() ? cuda_memory(with_index(device).index()) : nullptr;
+  const FindMemory find = backend(device.type());
+  return find != nullptr ? find(with_index(device).index()) : nullptr;
 }
 
 }  // namespace
