@@ -1,19 +1,18 @@
-// An accelerator's memory that runs out, and copies that fail, at every moment of a planned step: the step is right, or
-// refused, and the next one is right.
+// An accelerator's memory that runs out at each allocation of a planned step: the step is right, or refused, and the
+// next one is right.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <chrono>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <thread>
 #include <vector>
 
 #include "snug/memory/out_of_budget.h"
 #include "snug/snug.h"
 #include "tests/device/simulated_device.h"
+#include "tests/device/test_device.h"
 #include "tests/equivalence/bitwise.h"
 
 namespace snug::testing {
@@ -56,9 +55,7 @@ class Faults : public ::testing::Test {
     const std::int64_t taken = simulated_supply(1).taken();
     (void)planned();
     in_a_step_ = simulated_supply(1).taken() - taken;
-    // Kept blocks would hide what is refused.
-    memory_.release_cached();
-    base_ = settled();
+    base_ = settled(memory_);
   }
   ~Faults() override { simulated_supply(1).fail(std::nullopt); }
 
@@ -73,18 +70,6 @@ class Faults : public ::testing::Test {
   }
   std::vector<at::Tensor> planned() {
     return step([&] { return session_->backward([&] { return net_->loss(x_); }); });
-  }
-
-  /// Autograd's threads let go of what they had a moment after backward() has ended.
-  Bytes settled() {
-    Bytes before = -1;
-    for (int quiet = 0; quiet < 3;) {
-      const Bytes now = memory_.stats().allocated;
-      quiet = now == before ? quiet + 1 : 0;
-      before = now;
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
-    }
-    return before;
   }
 
   memory::DeviceMemory& memory_ = memory::device_memory(kDevice);
@@ -102,7 +87,7 @@ TEST_F(Faults, AnAllocationThatFailsOnceIsTriedAgain) {
     SCOPED_TRACE(n);
     simulated_supply(1).fail(SimulatedSupply::Failure{.after = n, .for_good = false});
     expect_same(expected_, planned());
-    EXPECT_EQ(settled(), base_);
+    EXPECT_EQ(settled(memory_), base_);
   }
 }
 
@@ -119,7 +104,7 @@ TEST_F(Faults, ADeviceThatIsFullFromAnyAllocationOnRefusesTheStepAndRunsTheNext)
     }
     simulated_supply(1).fail(std::nullopt);
     net_->zero_grad();
-    EXPECT_EQ(settled(), base_);
+    EXPECT_EQ(settled(memory_), base_);
     expect_same(expected_, planned());
   }
   EXPECT_GT(refused, in_a_step_ / 2);

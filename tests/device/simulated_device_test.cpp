@@ -11,6 +11,7 @@
 
 #include "snug/memory/device_memory.h"
 #include "snug/memory/out_of_budget.h"
+#include "tests/device/test_device.h"
 #include "tests/equivalence/bitwise.h"
 
 namespace snug::testing {
@@ -67,9 +68,9 @@ std::vector<at::Tensor> two_steps(c10::Device device) {
 }
 
 TEST(SimulatedDevice, GivesTheBitsOfTheCpu) {
-  const Bytes before = memory::device_memory(kSecond).stats().allocated;
+  const Bytes before = settled(memory::device_memory(kSecond));
   expect_same(two_steps(c10::kCPU), two_steps(kSecond));
-  EXPECT_EQ(memory::device_memory(kSecond).stats().allocated, before);
+  EXPECT_EQ(settled(memory::device_memory(kSecond)), before);
   EXPECT_GT(memory::device_memory(kSecond).stats().allocated_peak, 20_KiB);
 }
 
@@ -83,7 +84,7 @@ TEST(SimulatedDevice, GivesTheSameBitsWheneverItsStreamsComeToIt) {
 
 TEST(SimulatedDevice, CountsAndLimitsItsMemory) {
   memory::DeviceMemory& memory = memory::device_memory(kFirst);
-  const Bytes before = memory.stats().allocated;
+  const Bytes before = settled(memory);
   const at::Tensor some = torch::ones({1000}, on(kFirst));
   EXPECT_EQ(memory.stats().allocated - before, 4096);
   EXPECT_EQ(memory::device_memory(kSecond).stats().limit, std::nullopt);
@@ -102,6 +103,7 @@ TEST(SimulatedDevice, CountsAndLimitsItsMemory) {
 
 TEST(SimulatedDevice, UsesWhatIsFreeAgainAndGivesItBack) {
   memory::DeviceMemory& memory = memory::device_memory(kFirst);
+  settled(memory);
   memory.release_cached();
   const Bytes before = memory.stats().mapped;
   const void* first = torch::ones({1000}, on(kFirst)).data_ptr();

@@ -62,16 +62,20 @@ c10::Device test_device() {
   return device;
 }
 
-memory::DeviceMemory& test_memory() {
-  memory::DeviceMemory& memory = memory::device_memory(test_device());
-  if (test_device().is_cpu()) return memory;
-  Bytes before = 0;
+Bytes settled(const memory::DeviceMemory& memory) {
+  Bytes before = memory.stats().allocated;
   for (int quiet = 0, tries = 0; quiet < 3 && tries < 1000; ++tries) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
     const Bytes now = memory.stats().allocated;
     quiet = now == before ? quiet + 1 : 0;
     before = now;
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
+  return before;
+}
+
+memory::DeviceMemory& test_memory() {
+  memory::DeviceMemory& memory = memory::device_memory(test_device());
+  if (!test_device().is_cpu()) settled(memory);
   return memory;
 }
 

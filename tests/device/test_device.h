@@ -12,8 +12,11 @@ namespace snug::testing {
 /// itself), as with torch.set_default_device in Python.
 c10::Device test_device();
 
-/// Its memory, once autograd's threads have let go of what they had: those of accelerators do so a moment after
-/// backward() has returned.
+/// What is allocated of it once autograd's threads have let go of what they had: those of accelerators do so a moment
+/// after backward() has returned.
+Bytes settled(const memory::DeviceMemory& memory);
+
+/// The memory of test_device(), settled.
 memory::DeviceMemory& test_memory();
 
 }  // namespace snug::testing
