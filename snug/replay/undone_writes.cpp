@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <exception>
-#include <ranges>
 #include <utility>
 
 #include "snug/base/clock.h"
@@ -38,7 +37,8 @@ void UndoneWrites::undo() {
   const at::NoGradGuard no_grad;
   std::exception_ptr failure;
   const std::vector<Copy> copies = std::exchange(copies_, {});
-  for (const Copy& c : std::views::reverse(copies)) {
+  for (auto at = copies.rbegin(); at != copies.rend(); ++at) {
+    const Copy& c = *at;
     const c10::Storage storage(c.storage.lock());
     if (!storage || storage.nbytes() == 0) continue;  // weights may be gathered for their use, and freed
     try {

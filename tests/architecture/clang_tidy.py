@@ -74,6 +74,16 @@ def sources_of(root, changed):
     return sorted(lines, key=lambda source: (-lines[source], source))
 
 
+def without_cuda(root, libtorch, sources):
+    """The files that compile here: those of CUDA only with the headers of a LibTorch that was built for it."""
+    if (Path(libtorch) / "include/c10/cuda/impl/cuda_cmake_macros.h").exists():
+        return sources
+    cuda = [source for source in sources if "<c10/cuda/" in (root / source).read_text(encoding="utf-8")]
+    if cuda:
+        print(f"clang_tidy: {' and '.join(cuda)} left out, as LIBTORCH is not built for CUDA; make cuda-check compiles it")
+    return [source for source in sources if source not in cuda]
+
+
 def together(sources):
     """Files that are looked at as one: with others of their kind, as kernels are compiled otherwise."""
     kinds = {}
@@ -107,28 +117,26 @@ def check(root, libtorch, base=None):
         print(f"clang_tidy: skipped, as {' and '.join(missing)} is not installed; scripts/setup.sh installs it")
         return SKIPPED
     base = base or base_commit(root)
+    if not (Path(libtorch) / "include").is_dir():
+        print(f"clang_tidy: {libtorch} has no include folder: LIBTORCH is to be LibTorch's folder", file=sys.stderr)
+        return 1
     if base is None:
         print("clang_tidy: no earlier commit to compare with: nothing is looked at")
         return SKIPPED
     changed = changed_lines(root, base)
-    sources = sources_of(root, changed)
+    sources = without_cuda(root, libtorch, sources_of(root, changed))
     most = int(os.environ.get("SNUG_TIDY_FILES", MOST_FILES)) or len(sources)
     print(f"clang_tidy: {len(sources)} files changed since {base[:12]}")
     if len(sources) > most:
         print(f"clang_tidy: {len(sources) - most} of them are left out, those with the fewest changed lines; "
               "SNUG_TIDY_FILES=0 looks at all")
     errors = set()
-    in_part = 0
-    wholes = together(sources[:most])
     with ThreadPoolExecutor(JOBS) as pool:
-        for found, broken in pool.map(lambda files: tidy(root, libtorch, files, changed), wholes):
+        for found, broken in pool.map(lambda files: tidy(root, libtorch, files, changed), together(sources[:most])):
             errors.update(found)
             # The precompiled header, or the build, brings what it misses: the compiler's affair.
             if broken:
-                in_part += 1
                 print(f"clang_tidy: looked at in part, as it does not compile by itself: {broken[0]}")
-    if sources and in_part == len(wholes):
-        errors.add("clang_tidy: no file that changed compiles; is LIBTORCH its folder?")
     for error in sorted(errors):
         print(error, file=sys.stderr)
     return 1 if errors else 0
@@ -139,6 +147,7 @@ def self_test():
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         (root / "snug").mkdir()
+        (root / "include").mkdir()
         (root / ".clang-tidy").write_bytes((repository / ".clang-tidy").read_bytes())
         source = root / "snug" / "a.cpp"
         fault = "int* NAME() { return 0; }\n"  # for nullptr
@@ -147,6 +156,11 @@ def self_test():
         source.write_text(fault.replace("NAME", "f"), encoding="utf-8")
         git(root, "add", ".")
         git(root, *commit)
+        cuda = root / "snug" / "cuda.cpp"
+        cuda.write_text("#include <c10/cuda/CUDAStream.h>\n", encoding="utf-8")
+        if without_cuda(root, root, ["snug/a.cpp", "snug/cuda.cpp"]) != ["snug/a.cpp"]:
+            sys.exit("clang_tidy: a file that needs CUDA is looked at without CUDA's headers")
+        cuda.unlink()
         if check(root, root) != SKIPPED:
             return ["self-test: one commit has nothing to be compared with"]
         source.write_text(source.read_text(encoding="utf-8") + "int g() { return 0; }\n", encoding="utf-8")
