@@ -62,7 +62,7 @@ int main(int argc, char** argv) {
   if (argc > 3) model->attend_by(snug::models::AttentionMethod::Products);
   const at::Tensor tokens = torch::randint(0, 8192, {8, 256}), targets = torch::randint(0, 8192, {8, 256});
   const auto forward = [&] {
-    const snug::models::AutocastScope autocast(bf16 ? std::optional(at::kBFloat16) : std::nullopt);
+    const snug::models::AutocastScope autocast(bf16 ? std::optional(at::kBFloat16) : std::nullopt, c10::kCPU);
     return model->loss(tokens, targets);
   };
 

@@ -33,7 +33,7 @@ double seconds_of(const Task& task, bool bf16, Bytes& most, const Loss& loss) {
   const Bytes before = memory.stats().allocated;
   const double started = snug::monotonic_seconds();
   {
-    const snug::models::AutocastScope autocast(bf16 ? std::optional(at::kBFloat16) : std::nullopt);
+    const snug::models::AutocastScope autocast(bf16 ? std::optional(at::kBFloat16) : std::nullopt, c10::kCPU);
     loss(task).backward();
   }
   const double seconds = snug::monotonic_seconds() - started;

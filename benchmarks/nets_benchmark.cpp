@@ -54,7 +54,7 @@ void measure(const snug::testing::Task& task, std::int64_t rounds) {
     options.budgets.emplace_back(highest - (highest - lowest) * tenth / 10);
   }
   auto progress = snug::report::Progress::for_terminal();
-  const auto result = snug::train::bench(snug::train::bench_step(task.forward, forget), options, progress);
+  const auto result = snug::train::bench(snug::train::bench_step(task.forward, forget, c10::kCPU), options, progress);
   std::fputs(render(result, task.name).c_str(), stdout);
 
   double peak = 0, time = 0, half = 0;

@@ -32,6 +32,7 @@ void add_verify(CLI::App& app, Action& action);
 struct ConfigOptions {
   std::string file;
   std::optional<plan::BudgetRequest> budget;
+  std::optional<std::string> device;  // train.device
   std::vector<std::string> settings;  // key=value
   bool json = false;
 };

@@ -13,7 +13,6 @@
 #include "snug/cli/output.h"
 #include "snug/data/libtorch_headers.h"
 #include "snug/data/text_corpus.h"
-#include "snug/memory/cuda_memory.h"
 #include "snug/memory/device_memory.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/memory/process_memory.h"
@@ -39,10 +38,10 @@ Check check(const std::string& name, const std::function<std::string()>& run) {
 }
 
 /// Records a small net, drops everything, and compares the gradients with those of plain autograd.
-std::string check_replay() {
+std::string check_replay(c10::Device device) {
   torch::manual_seed(1);
-  const at::Tensor w = torch::randn({64, 64}, torch::requires_grad());
-  const at::Tensor x = torch::randn({32, 64});
+  const at::Tensor w = torch::randn({64, 64}, torch::requires_grad().device(device));
+  const at::Tensor x = torch::randn({32, 64}, device);
   const auto gradient = [&](bool replays) {
     torch::manual_seed(2);
     w.mutable_grad() = at::Tensor();
@@ -57,8 +56,8 @@ std::string check_replay() {
   return "gradients bitwise equal";
 }
 
-std::string check_cap() {
-  auto& memory = memory::device_memory(c10::kCPU);
+std::string check_cap(c10::Device device) {
+  auto& memory = memory::device_memory(device);
   const auto before = memory.stats();
   struct Restore {
     memory::DeviceMemory& memory;
@@ -67,11 +66,35 @@ std::string check_cap() {
   } const restore{memory, before.limit};
   memory.set_limit(before.allocated + 1_MiB);
   try {
-    const at::Tensor too_large = at::empty({8 << 20}, at::kByte);
+    const at::Tensor too_large = at::empty({8 << 20}, at::TensorOptions(device).dtype(at::kByte));
   } catch (const OutOfBudget&) {
     return "8 MiB refused at 1 MiB over, nothing lost";
   }
   throw std::runtime_error("an allocation passed the limit");
+}
+
+std::string check_bf16(c10::Device device) {
+  const at::Tensor a = at::ones({64, 64}, at::TensorOptions(device).dtype(at::kBFloat16));
+  if (at::matmul(a, a)[0][0].item<float>() != 64) throw std::runtime_error("matmul gives a wrong result");
+  return "matmul works";
+}
+
+/// All that is checked, of each device.
+std::vector<Check> run_checks(const std::vector<c10::Device>& devices) {
+  std::vector<Check> checks;
+  for (const c10::Device device : devices) {
+    const std::string where = device.is_cpu() ? "" : " on " + device.str();
+    checks.push_back(check("record and replay" + where, [device] { return check_replay(device); }));
+    checks.push_back(check("memory cap" + where, [device] { return check_cap(device); }));
+    checks.push_back(check("bf16" + where, [device] { return check_bf16(device); }));
+  }
+  checks.push_back(check(
+      "demo text", [] { return fmt::format("{} headers", data::TextCorpus::open(data::libtorch_headers()).files()); }));
+  return checks;
+}
+
+std::string memory_of(const memory::MachineMemory& memory) {
+  return fmt::format("{}, {} available", format_bytes(memory.total), format_bytes(memory.available));
 }
 
 }  // namespace
@@ -82,29 +105,23 @@ void add_doctor(CLI::App& app, Action& action) {
   command->add_flag("--json", *json, "Print one JSON object on standard output and nothing else there");
   command->callback([json, &action] {
     action = [json] {
-      const memory::MachineMemory machine = memory::machine_memory();
-      const std::vector<Check> checks = {
-          check("record and replay", check_replay),
-          check("memory cap", check_cap),
-          check("bf16",
-                [] {
-                  const at::Tensor a = at::ones({64, 64}, at::kBFloat16);
-                  return at::matmul(a, a)[0][0].item<float>() == 64
-                             ? std::string("matmul works")
-                             : throw std::runtime_error("matmul gives a wrong result");
-                }),
-          check("demo text",
-                [] { return fmt::format("{} headers", data::TextCorpus::open(data::libtorch_headers()).files()); }),
-      };
+      const std::vector<c10::Device> devices = memory::devices();
+      const std::vector<Check> checks = run_checks(devices);
       bool all = true;
       for (const Check& c : checks) all = all && c.works;
-      const bool cuda = memory::cuda_memory(0) != nullptr;
+      const memory::MachineMemory machine = memory::machine_memory();
       if (*json) {
         nlohmann::ordered_json found = nlohmann::ordered_json::object();
         for (const Check& c : checks) found[c.name] = {{"works", c.works}, {"detail", c.detail}};
+        nlohmann::ordered_json listed = nlohmann::ordered_json::array();
+        for (const c10::Device device : devices) {
+          const memory::MachineMemory memory = memory::device_memory(device).capacity();
+          listed.push_back(
+              {{"device", device.str()}, {"memory_bytes", memory.total}, {"available_bytes", memory.available}});
+        }
         const nlohmann::ordered_json report = {{"snug", SNUG_VERSION},
                                                {"libtorch", TORCH_VERSION},
-                                               {"device", cuda ? "cuda" : "cpu"},
+                                               {"devices", listed},
                                                {"cpu_capability", at::get_cpu_capability()},
                                                {"threads", at::get_num_threads()},
                                                {"memory_bytes", machine.total},
@@ -115,11 +132,13 @@ void add_doctor(CLI::App& app, Action& action) {
         std::vector<report::TableRow> rows = {
             {"snug", SNUG_VERSION},
             {"LibTorch", TORCH_VERSION},
-            {"devices", cuda ? "CPU, CUDA" : "CPU"},
             {"kernels for", at::get_cpu_capability()},
             {"threads", std::to_string(at::get_num_threads())},
-            {"memory", fmt::format("{}, {} available", format_bytes(machine.total), format_bytes(machine.available))},
+            {"memory", memory_of(machine)},
         };
+        for (const c10::Device device : devices) {
+          if (!device.is_cpu()) rows.push_back({device.str(), memory_of(memory::device_memory(device).capacity())});
+        }
         for (const Check& c : checks) rows.push_back({c.name, (c.works ? "✓ " : "✗ ") + c.detail});
         print(report::render_table("snug doctor", rows, report::terminal_columns(stdout)));
       }

@@ -20,6 +20,7 @@
 #include "snug/train/language_model.h"
 #include "snug/train/model_family.h"
 #include "snug/train/pretrained.h"
+#include "snug/train/run_device.h"
 
 namespace snug::cli {
 namespace {
@@ -76,10 +77,12 @@ int generate(const Options& o) {
   const train::ModelFamily& family = train::family_of(files);
   train::Config config = o.config;
   config.model.kind = family.name;
+  const c10::Device device = train::device_of(config);
   const auto pretrained = family.open(files);
   const auto tokenizer = train::make_tokenizer(config, pretrained.get());
   const auto model = pretrained->model(config.model);
   if (!config.lora.adapter.empty()) train::load_adapter(model->module(), config.lora.adapter);
+  model->module().to(device);
   const std::string prompt = o.prompt == "-" ? standard_input() : o.prompt;
   const models::GenerationOptions options{.tokens = o.tokens,
                                           .sampling = sampling_of(o),
@@ -113,12 +116,11 @@ int generate(const Options& o) {
     show("\n");
     return 0;
   }
-  const nlohmann::ordered_json json = {
-      {"prompt", prompt},
-      {"text", text},
-      {"tokens", made},
-      {"seconds", seconds},
-      {"measured_peak_bytes", memory::device_memory(c10::kCPU).stats().allocated_peak}};
+  const nlohmann::ordered_json json = {{"prompt", prompt},
+                                       {"text", text},
+                                       {"tokens", made},
+                                       {"seconds", seconds},
+                                       {"measured_peak_bytes", memory::device_memory(device).stats().allocated_peak}};
   print(json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
   return 0;
 }
@@ -133,6 +135,9 @@ void add_generate(CLI::App& app, Action& action) {
       ->type_name("PATH");
   command->add_option("--adapter", o->config.lora.adapter, "Folder of an adapter as PEFT or snug finetune saves it")
       ->type_name("FOLDER");
+  command->add_option("--device", o->config.train.device, "Where it is decoded: cpu, or an accelerator such as cuda:0")
+      ->type_name("DEVICE")
+      ->capture_default_str();
   constexpr train::rules::OneOf<train::BaseWeights> weights{};
   command
       ->add_option_function<std::string>(

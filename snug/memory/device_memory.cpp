@@ -1,5 +1,6 @@
 #include "snug/memory/device_memory.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <c10/core/Storage.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <fmt/format.h>
@@ -51,6 +52,16 @@ DeviceMemory& device_memory(c10::Device device) {
   if (DeviceMemory* memory = find_memory(device)) return *memory;
   throw UsageError(fmt::format(
       "memory: no backend for {} in this build; devices with one: CPU, and CUDA when LibTorch has it", device.str()));
+}
+
+std::vector<c10::Device> devices() {
+  std::vector<c10::Device> all{c10::kCPU};
+  const auto accelerator = at::getAccelerator();
+  const c10::DeviceIndex count = accelerator ? at::accelerator::deviceCount() : static_cast<c10::DeviceIndex>(0);
+  for (c10::DeviceIndex i = 0; i < count; ++i) {
+    if (const c10::Device device(*accelerator, i); find_memory(device) != nullptr) all.push_back(device);
+  }
+  return all;
 }
 
 bool allocated_since(const c10::Storage& storage, AllocationTime time) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "snug/base/bytes.h"
 #include "snug/memory/process_memory.h"
@@ -112,6 +113,9 @@ void add_backend(c10::DeviceType type, FindMemory find);
 /// The CPU allocator is installed when the library is loaded; blocks that existed before are not counted until they are
 /// adopted.
 DeviceMemory& device_memory(c10::Device device);
+
+/// The CPU, and the accelerators of this machine whose memory is known.
+std::vector<c10::Device> devices();
 
 /// DeviceMemory::allocated_since() of the storage's device; false where there is no backend for that.
 bool allocated_since(const c10::Storage& storage, AllocationTime time);

@@ -13,11 +13,10 @@ enum class WeightCasts : unsigned char {
   Dropped  ///< with their last use; the bits are the same where no weight is cast twice
 };
 
-/// Runs what is inside in mixed precision, as torch.autocast does; nullopt leaves precision alone.
+/// Runs what is inside on devices of a type in mixed precision, as torch.autocast does; nullopt leaves precision alone.
 class AutocastScope {
  public:
-  AutocastScope(std::optional<c10::ScalarType> dtype, c10::DeviceType device = c10::kCPU,
-                WeightCasts casts = WeightCasts::Cached);
+  AutocastScope(std::optional<c10::ScalarType> dtype, c10::DeviceType device, WeightCasts casts = WeightCasts::Cached);
   ~AutocastScope();
   AutocastScope(const AutocastScope&) = delete;
   AutocastScope& operator=(const AutocastScope&) = delete;

@@ -24,6 +24,11 @@ at::Tensor drawable(const at::Tensor& logits, const GenerationOptions& options) 
   return rest;
 }
 
+c10::Device device_of(const CausalLmImpl& model) {
+  const std::vector<at::Tensor> parameters = model.parameters(), buffers = model.buffers();
+  return (parameters.empty() ? buffers : parameters).front().device();
+}
+
 }  // namespace
 
 std::vector<std::int64_t> generate(CausalLmImpl& model, const std::vector<std::int64_t>& prompt,
@@ -40,15 +45,16 @@ std::vector<std::int64_t> generate(CausalLmImpl& model, const std::vector<std::i
   at::Generator generator = at::detail::createCPUGenerator(options.seed);
   KeyValueCache cache;
   std::vector<std::int64_t> made;
-  at::Tensor tokens = at::tensor(prompt).unsqueeze(0);
+  const c10::Device device = device_of(model);
+  at::Tensor tokens = at::tensor(prompt).unsqueeze(0).to(device);
   while (static_cast<std::int64_t>(made.size()) < options.tokens) {
     const at::Tensor logits = model.forward_last(tokens, &cache);
-    const std::int64_t token = sample(drawable(logits[0], options), options.sampling, generator);
+    const std::int64_t token = sample(drawable(logits[0].cpu(), options), options.sampling, generator);
     if (std::ranges::find(options.ends, token) != options.ends.end()) break;
     made.push_back(token);
     if (seen) seen(token);
     if (cache.length >= longest) break;
-    tokens = at::full({1, 1}, token, at::kLong);
+    tokens = at::full({1, 1}, token, at::TensorOptions(device).dtype(at::kLong));
   }
   return made;
 }

@@ -152,8 +152,7 @@ TORCH_LIBRARY_IMPL(snug, CompositeExplicitAutograd, library) {
   library.impl("activated_linear_backward", backward_kernel_of_linear);
 }
 TORCH_LIBRARY_IMPL(snug, Autograd, library) { library.impl("activated_linear", linear_with_autograd); }
-TORCH_LIBRARY_IMPL(snug, AutocastCPU, library) { library.impl("activated_linear", linear_with_autocast); }
-TORCH_LIBRARY_IMPL(snug, AutocastCUDA, library) { library.impl("activated_linear", linear_with_autocast); }
+TORCH_LIBRARY_FRAGMENT(snug, library) { in_mixed_precision(library, "activated_linear", linear_with_autocast); }
 
 at::Tensor activated_linear(const ActivatedInput& input, const at::Tensor& weight, const at::Tensor& bias) {
   const auto& [x, f, factor] = input;

@@ -225,8 +225,7 @@ TORCH_LIBRARY_FRAGMENT(snug, library) {
 }
 TORCH_LIBRARY_IMPL(snug, CompositeExplicitAutograd, library) { library.impl("linear_cross_entropy", kernel); }
 TORCH_LIBRARY_IMPL(snug, Autograd, library) { library.impl("linear_cross_entropy", loss_with_autograd); }
-TORCH_LIBRARY_IMPL(snug, AutocastCPU, library) { library.impl("linear_cross_entropy", loss_with_autocast); }
-TORCH_LIBRARY_IMPL(snug, AutocastCUDA, library) { library.impl("linear_cross_entropy", loss_with_autocast); }
+TORCH_LIBRARY_FRAGMENT(snug, library) { in_mixed_precision(library, "linear_cross_entropy", loss_with_autocast); }
 
 at::Tensor linear_cross_entropy(const at::Tensor& x, const Matrix& weight, const at::Tensor& targets,
                                 const LinearLoss& loss) {

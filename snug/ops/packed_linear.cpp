@@ -110,8 +110,7 @@ TORCH_LIBRARY_IMPL(snug, CompositeExplicitAutograd, library) {
   library.impl("packed_linear_backward", backward_kernel);
 }
 TORCH_LIBRARY_IMPL(snug, Autograd, library) { library.impl("packed_linear", product_with_autograd); }
-TORCH_LIBRARY_IMPL(snug, AutocastCPU, library) { library.impl("packed_linear", product_with_autocast); }
-TORCH_LIBRARY_IMPL(snug, AutocastCUDA, library) { library.impl("packed_linear", product_with_autocast); }
+TORCH_LIBRARY_FRAGMENT(snug, library) { in_mixed_precision(library, "packed_linear", product_with_autocast); }
 
 at::Tensor packed_linear(const at::Tensor& x, const PackedMatrix& matrix) {
   if (x.dim() < 1 || x.size(-1) != matrix.columns()) {

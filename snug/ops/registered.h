@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
 
 #include <optional>
 
@@ -12,6 +13,15 @@ namespace snug::ops {
 template <class Signature>
 c10::TypedOperatorHandle<Signature> operator_of(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+/// What the operator does in mixed precision, on any device.
+template <class Function>
+void in_mixed_precision(torch::Library& library, const char* name, Function* function) {
+  for (const c10::DispatchKey key :
+       {c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA, c10::DispatchKey::AutocastXPU,
+        c10::DispatchKey::AutocastHPU, c10::DispatchKey::AutocastMPS, c10::DispatchKey::AutocastPrivateUse1})
+    library.impl(name, torch::dispatch(key, function));
 }
 
 /// A schema's `Tensor?`, and a tensor that may be undefined.

@@ -30,7 +30,8 @@ double norm_of(const std::vector<at::Tensor>& gradients, double order) {
   if (gradients.empty()) return 0;
   // A norm in bf16 is rounded before it is added up, and those of adapters beside it are in fp32.
   const auto dtype = std::ranges::any_of(gradients, has_few_bits) ? std::optional(at::kFloat) : std::nullopt;
-  const std::vector<at::Tensor> norms = at::_foreach_norm(gradients, order, dtype);
+  std::vector<at::Tensor> norms = at::_foreach_norm(gradients, order, dtype);
+  for (at::Tensor& norm : norms) norm = norm.to(norms.front().device());
   return at::linalg_vector_norm(at::stack(norms), order).item<double>();
 }
 

@@ -79,7 +79,13 @@ void Optimizer::update_members(const ParameterGroup& group, const std::vector<st
     u.weight_decay = *group.weight_decay;
     return u;
   };
-  Update together = settings();
+  std::vector<Update> together;  // of each device
+  const auto beside = [&](const at::Tensor& p) -> Update& {
+    for (Update& u : together) {
+      if (u.parameters.front().device() == p.device()) return u;
+    }
+    return together.emplace_back(settings());
+  };
   for (const std::size_t i : members) {
     const at::Tensor& gradient = parameters_[i].grad();
     if (!gradient.defined()) continue;
@@ -87,14 +93,16 @@ void Optimizer::update_members(const ParameterGroup& group, const std::vector<st
       update_in_fp32(settings(), i);  // one at a time, so that one gradient at most is there in fp32
       continue;
     }
-    together.members.push_back(i);
-    together.parameters.push_back(parameters_[i]);
-    together.gradients.push_back(gradient);
+    Update& u = beside(parameters_[i]);
+    u.members.push_back(i);
+    u.parameters.push_back(parameters_[i]);
+    u.gradients.push_back(gradient);
   }
-  if (together.members.empty()) return;
-  run(together);
-  // Fused kernels write parameters without telling autograd's version counters of it in every build.
-  for (at::Tensor& p : together.parameters) p.unsafeGetTensorImpl()->bump_version();
+  for (Update& u : together) {
+    run(u);
+    // Fused kernels write parameters without telling autograd's version counters of it in every build.
+    for (at::Tensor& p : u.parameters) p.unsafeGetTensorImpl()->bump_version();
+  }
 }
 
 void Optimizer::step(double learning_rate) {

@@ -56,7 +56,7 @@ class Optimizer {
   /// rounding of a parameter in fp16, as it is for bf16.
   Optimizer(const Parameters& parameters, double weight_decay);
 
-  /// What is updated in one call: parameters of one group, which are in fp32 or of more bits.
+  /// What is updated in one call: parameters of one group and one device, which are in fp32 or of more bits.
   struct Update {
     std::vector<std::size_t> members;  ///< which of parameters()
     std::vector<at::Tensor> parameters, gradients;

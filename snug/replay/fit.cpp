@@ -60,8 +60,16 @@ RecordedStep record_step_unlimited(const Forward& forward, memory::DeviceMemory&
 
 namespace {
 
-/// The memory that the budget is for.
-memory::DeviceMemory& checked(const FitOptions& options) {
+/// The memory that the budget is for. Of several devices the CPU would be the wrong one to guess.
+memory::DeviceMemory& checked(FitOptions& options, std::optional<c10::Device> device_of_sample) {
+  if (!options.device) options.device = device_of_sample;
+  if (const auto devices = memory::devices(); !options.device && devices.size() > 1) {
+    throw UsageError(fmt::format(
+        "fit: no tensor in the sample tells the device whose memory the budget is for, and there are {}; set "
+        "`device`",
+        devices.size()));
+  }
+  if (!options.device) options.device = c10::kCPU;
   if (options.optimizer && options.update)
     throw UsageError("fit: it has an optimizer and an update; give one of them, the update if it runs the optimizer");
   if (options.host_budget && options.device->is_cpu())
@@ -99,10 +107,9 @@ std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional
   return kinds;
 }
 
-Session fit(const Forward& forward, FitOptions options, c10::Device device_of_sample) {
-  if (!options.device) options.device = device_of_sample;
+Session fit(const Forward& forward, FitOptions options, std::optional<c10::Device> device_of_sample) {
   memory::DeviceMemory& memory = or_tell(
-      *options.agreement, [&]() -> auto& { return checked(options); });
+      *options.agreement, [&]() -> auto& { return checked(options, device_of_sample); });
   std::vector<RecordedStep> kinds = record_micro_batches(
       options.micro_batches, options.budget, forward, memory,
       {.update = options.optimizer ? options.optimizer : options.update, .agreement = options.agreement});

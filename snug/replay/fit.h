@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -19,7 +20,8 @@ struct FitOptions {
   Bytes budget = 0;  ///< all of the device's memory that tensors may take. Required.
   /// The same of the CPU's memory, where the device is an accelerator; none: without a limit.
   std::optional<Bytes> host_budget = {};
-  /// Whose memory the budget is for; none: the sample's, where that is a tensor, else the CPU. An accelerator without
+  /// Whose memory the budget is for; none: that of the sample's first tensor, where it has one, or the CPU where
+  /// the machine has nothing else; else UsageError. An accelerator without
   /// an index is the one that the calling thread uses.
   std::optional<c10::Device> device = {};
   std::string strategy = "optimal";  ///< as plan::strategy_from reads it
@@ -48,7 +50,38 @@ RecordedStep record_step_unlimited(const Forward& forward, memory::DeviceMemory&
 /// update is, and the first. Within a limit, or without one.
 std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional<Bytes> limit, const Forward& forward,
                                                memory::DeviceMemory& memory, const RecordOptions& options);
-Session fit(const Forward& forward, FitOptions options, c10::Device device_of_sample);
+Session fit(const Forward& forward, FitOptions options, std::optional<c10::Device> device_of_sample);
+
+/// That of the first tensor in a sample: a tensor, a torch::data::Example, or tuples, pairs and ranges of such. None in
+/// anything else.
+template <class Sample>
+std::optional<c10::Device> device_of(const Sample& sample) {
+  if constexpr (std::is_convertible_v<const Sample&, const at::Tensor&>) {
+    const at::Tensor& tensor = sample;
+    return tensor.defined() ? std::optional(tensor.device()) : std::nullopt;
+  } else if constexpr (requires {
+                         device_of(sample.data);
+                         device_of(sample.target);
+                       }) {
+    const auto device = device_of(sample.data);
+    return device ? device : device_of(sample.target);
+  } else if constexpr (requires { std::tuple_size<Sample>::value; }) {
+    return std::apply(
+        [](const auto&... parts) {
+          std::optional<c10::Device> device;
+          (void)((device = device_of(parts)) || ...);
+          return device;
+        },
+        sample);
+  } else if constexpr (requires { sample.begin() != sample.end(); }) {
+    for (const auto& part : sample) {
+      if constexpr (!std::is_same_v<std::remove_cvref_t<decltype(part)>, Sample>) {
+        if (const auto device = device_of(part)) return device;
+      }
+    }
+  }
+  return std::nullopt;
+}
 }  // namespace replay
 
 /// Plans and caps the training step of any LibTorch model. Runs step(sample), which returns the loss, and its backward
@@ -59,9 +92,7 @@ Session fit(const Forward& forward, FitOptions options, c10::Device device_of_sa
 /// and Error where another process of the group has thrown.
 template <class Step, class Batch>
 Session fit(Step&& step, const Batch& sample, const FitOptions& options) {
-  c10::Device device = c10::kCPU;
-  if constexpr (std::is_convertible_v<const Batch&, const at::Tensor&>) device = sample.device();
-  return replay::fit([&]() -> at::Tensor { return std::invoke(step, sample); }, options, device);
+  return replay::fit([&]() -> at::Tensor { return std::invoke(step, sample); }, options, replay::device_of(sample));
 }
 
 }  // namespace snug

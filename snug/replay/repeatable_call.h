@@ -17,8 +17,7 @@ namespace snug::replay {
 
 /// What autocast keeps for each thread beside its dispatch keys.
 struct AutocastState {
-  c10::ScalarType cpu;
-  c10::ScalarType cuda;
+  std::vector<std::pair<c10::DeviceType, c10::ScalarType>> dtypes;  ///< of the CPU's and the accelerator's
   bool cache;
 
   /// Of the calling thread.

@@ -141,11 +141,11 @@ nlohmann::ordered_json to_json(const BenchResult& result) {
   return {{"measurements", std::move(rows)}, {"complete", result.complete}};
 }
 
-BenchStep bench_step(const replay::Forward& forward, std::function<void()> forget_gradients) {
+BenchStep bench_step(const replay::Forward& forward, std::function<void()> forget_gradients, c10::Device device) {
   return {.record =
-              [forward] {
+              [forward, device] {
                 std::vector<replay::RecordedStep> kinds;
-                kinds.push_back(replay::record_step(forward, memory::device_memory(c10::kCPU)));
+                kinds.push_back(replay::record_step(forward, memory::device_memory(device)));
                 return kinds;
               },
           .plain = [forward] { (void)run_plain(forward); },
@@ -154,12 +154,13 @@ BenchStep bench_step(const replay::Forward& forward, std::function<void()> forge
                 (void)session.backward(forward);
                 return session.last_step().replayed_ops;
               },
-          .forget_gradients = std::move(forget_gradients)};
+          .forget_gradients = std::move(forget_gradients),
+          .device = device};
 }
 
 BenchResult bench(const BenchStep& step, const BenchOptions& options, report::Progress& progress) {
   const std::vector<Request> requests = read(options);
-  auto& memory = memory::device_memory(c10::kCPU);
+  memory::DeviceMemory& memory = memory::device_memory(step.device);
   BenchResult result;
   const auto stopped = [&] {
     if (interrupted()) result.complete = false;
@@ -228,7 +229,7 @@ BenchResult bench(const Config& config, const BenchOptions& options, report::Pro
   const data::Batch batch = experiment.train_batch(0);
   TrainingStep step(experiment);
   // Which TrainingStep::make_gradients() has beside the step, so that a budget does for both or for none.
-  const record::RandomState random = record::save_random_state(record::default_generator(c10::Device(c10::kCPU)));
+  const record::RandomState random = record::save_random_state(experiment.generator());
   return bench({.record = [&] { return step.record(batch, std::nullopt); },
                 .plain = [&] { (void)step.backward_plain(batch, 0); },
                 .planned =
@@ -238,7 +239,8 @@ BenchResult bench(const Config& config, const BenchOptions& options, report::Pro
                     },
                 .forget_gradients = [&] { step.forget_gradients(); },
                 .update = step.rehearsal(),
-                .micro_batches = experiment.config().train.accumulate},
+                .micro_batches = experiment.config().train.accumulate,
+                .device = experiment.device()},
                options, progress);
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <nlohmann/json_fwd.hpp>
 
 #include <functional>
@@ -32,10 +34,11 @@ struct BenchStep {
   /// What its update takes, so that plans know of it; may be empty. Runs after every step, and in no time that counts.
   replay::Rehearsal update = {};
   std::int64_t micro_batches = 1;  ///< of a step, which runs them all
+  c10::Device device;              ///< whose memory plans and budgets are of
 };
 
-/// That of a function.
-BenchStep bench_step(const replay::Forward& forward, std::function<void()> forget_gradients);
+/// That of a function, on a device.
+BenchStep bench_step(const replay::Forward& forward, std::function<void()> forget_gradients, c10::Device device);
 
 /// One strategy under one budget. Seconds are of forward and backward, peaks of the update too.
 struct BenchRow {

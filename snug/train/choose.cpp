@@ -12,6 +12,7 @@
 #include "snug/train/config.h"
 #include "snug/train/interrupt.h"
 #include "snug/train/planned_experiment.h"
+#include "snug/train/run_device.h"
 #include "snug/train/whole_step.h"
 
 namespace snug::train {
@@ -37,7 +38,7 @@ Taken take(const Config& config) {
   } catch (const DoesNotFit& error) {
     taken.floor = std::max(taken.floor, error.floor().floor);
   }
-  memory::device_memory(c10::kCPU).release_cached();
+  memory::device_memory(device_of(config)).release_cached();
   return taken;
 }
 

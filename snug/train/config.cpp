@@ -259,13 +259,13 @@ void validate_model(const Config& config) {
         "and "
         "half of its update would have been made; leave one of them out");
   }
-  if (config.optimizer.in_backward && computed_in(config.precision.compute) == Compute::Fp16) {
+  if (config.optimizer.in_backward && computed_in(config) == Compute::Fp16) {
     throw UsageError(
         "configuration: optimizer.in_backward = true, but with precision.compute = \"fp16\" a step is left out when "
         "any "
         "gradient overflows, which is known when the last is there; leave one of them out");
   }
-  if (config.precision.weights == TrainedWeights::Bf16 && computed_in(config.precision.compute) != Compute::Bf16) {
+  if (config.precision.weights == TrainedWeights::Bf16 && computed_in(config) != Compute::Bf16) {
     throw UsageError(fmt::format(
         "configuration: precision.weights = \"bf16\", but precision.compute = \"{}\"{}, which bf16 has no more bits "
         "for; set precision.compute to \"bf16\"",

@@ -74,7 +74,7 @@ inline const Applies kMeasuredStates{
     "with output.folder and a state.every that is a multiple of train.validate_every, as else states have no "
     "validation loss",
     kFolder, Commands::Runs};
-inline const Applies kScaling{[](const Config& c) { return computed_in(c.precision.compute) == Compute::Fp16; },
+inline const Applies kScaling{[](const Config& c) { return computed_in(c) == Compute::Fp16; },
                               "with precision.compute = \"fp16\", where the loss is scaled"};
 inline const Applies kFewBits{[](const Config& c) {
                                 const bool adapters = c.lora.rank > 0 || !c.lora.adapter.empty();  // which are in fp32

@@ -8,6 +8,7 @@
 
 #include "snug/train/knobs.h"
 #include "snug/train/language_model.h"
+#include "snug/train/run_device.h"
 
 namespace snug::train {
 namespace {
@@ -77,7 +78,10 @@ Applies with_optimizers_of(const OwnKey& key) {
           fmt::format("with optimizer.kind = {}{}", names_of(optim::optimizer_kinds(), "\"", has), instead(key))};
 }
 
-bool same_compute(Compute a, Compute b, const Config& /*config*/) { return computed_in(a) == computed_in(b); }
+bool same_compute(Compute a, Compute b, const Config& config) {
+  const c10::DeviceType device = device_named(config.train.device).type();
+  return computed_in(a, device) == computed_in(b, device);
+}
 
 bool has_tiled_loss(const ModelConfig& model) {
   return std::holds_alternative<models::TiledLoss>(vocabulary_loss(model));
@@ -86,7 +90,7 @@ bool has_tiled_loss(const ModelConfig& model) {
 bool has_plain_attention(const Config& config) {
   const ModelConfig& m = config.model;
   const bool drops = m.path.empty() && model_family(m.kind).drops_attention && m.own.number("dropout") > 0;
-  return !drops && config.data.packing == Packing::None && computed_in(config.precision.compute) != Compute::Fp16;
+  return !drops && config.data.packing == Packing::None && computed_in(config) != Compute::Fp16;
 }
 
 bool same_loss(LossKind a, LossKind b, const Config& config) {

@@ -126,6 +126,8 @@ void visit_keys(AnyConfig& c, Visit&& to) {
          "when the loss or a gradient is not finite, run the step again and name the first operator that made it so",
          Anything{}, kInRuns);
   varies("train", "threads", c.train.threads, "CPU threads; 0: LibTorch's default", Range{0, 4096});
+  fixed("train", "device", c.train.device, "where the model is, and steps run: cpu, or an accelerator such as cuda:0",
+        rules::DeviceName{});
 
   fixed("optimizer", "kind", c.optimizer.kind, "optimizer", NameOf{optimizer_names});
   varies("optimizer", "learning_rate", c.optimizer.learning_rate, "highest learning rate", kPositive);

@@ -10,6 +10,7 @@
 #include "snug/plan/strategy.h"
 #include "snug/train/config.h"
 #include "snug/train/knobs.h"
+#include "snug/train/run_device.h"
 
 namespace snug::train::rules {
 
@@ -27,6 +28,7 @@ bool keeps(const Budget&, const std::optional<plan::BudgetRequest>& value) {
 bool keeps(const StrategyText&, const std::string& value) { return (plan::strategy_from(value), true); }
 bool keeps(const Groups&, const std::string& value) { return (optim::parse_group_rules(value), true); }
 bool keeps(const KnobNames&, const std::string& value) { return (allowed_knobs(value), true); }
+bool keeps(const DeviceName&, const std::string& value) { return (device_named(value), true); }
 bool keeps(const NameOf& rule, const std::string& value) { return std::ranges::count(rule.names(), value) > 0; }
 
 }  // namespace snug::train::rules

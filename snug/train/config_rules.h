@@ -21,6 +21,7 @@ struct Budget {};
 struct StrategyText {};
 struct Groups {};
 struct KnobNames {};
+struct DeviceName {};
 /// One of a few words, which are an enum's.
 template <class Choice>
 struct OneOf {
@@ -47,6 +48,7 @@ std::string describe(const Budget&);
 std::string describe(const StrategyText&);
 std::string describe(const Groups&);
 inline std::string describe(const KnobNames&) { return ""; }
+inline std::string describe(const DeviceName&) { return ""; }
 template <class Choice>
 std::string describe(const OneOf<Choice>& rule) {
   return one_of(words_of(rule));
@@ -61,6 +63,7 @@ bool keeps(const Budget&, const std::optional<plan::BudgetRequest>& value);
 bool keeps(const StrategyText&, const std::string& value);
 bool keeps(const Groups&, const std::string& value);
 bool keeps(const KnobNames&, const std::string& value);
+bool keeps(const DeviceName&, const std::string& value);
 template <class Choice>
 bool keeps(const OneOf<Choice>& /*rule*/, Choice value) {
   return !word(value).empty();

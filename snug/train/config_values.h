@@ -65,6 +65,7 @@ struct TrainConfig {
   std::int64_t validation_batches = 8;
   bool detect_anomaly = false;
   std::int64_t threads = 0;  ///< 0: LibTorch's default.
+  std::string device = "cpu";
 
   bool operator==(const TrainConfig&) const = default;
 };

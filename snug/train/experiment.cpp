@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <mutex>
 #include <utility>
 
 #include "snug/base/errors.h"
@@ -14,6 +15,7 @@
 #include "snug/record/leaf_names.h"
 #include "snug/train/micro_batches.h"
 #include "snug/train/model_family.h"
+#include "snug/train/run_device.h"
 
 namespace snug::train {
 namespace {
@@ -22,9 +24,12 @@ namespace {
 Config prepared(const Config& config) {
   validate(config);
   if (config.train.threads > 0) at::set_num_threads(static_cast<int>(config.train.threads));
-  torch::manual_seed(static_cast<std::uint64_t>(config.train.seed));
+  for (at::Generator& generator : record::default_generators()) {
+    const std::lock_guard lock(generator.mutex());
+    generator.set_current_seed(static_cast<std::uint64_t>(config.train.seed));
+  }
   Config resolved = config;
-  resolved.precision.compute = computed_in(config.precision.compute);  // which another machine may not have
+  resolved.precision.compute = computed_in(config);  // which another machine may not have
   return resolved;
 }
 
@@ -66,7 +71,7 @@ optim::GradScalerOptions scaling(const Config& config) {
           .growth_factor = p.growth_factor,
           .backoff_factor = p.backoff_factor,
           .growth_interval = p.growth_interval,
-          .enabled = computed_in(p.compute) == Compute::Fp16};
+          .enabled = computed_in(config) == Compute::Fp16};
 }
 
 double order_of(NormOrder order) {
@@ -82,7 +87,7 @@ double order_of(NormOrder order) {
 }
 
 std::optional<c10::ScalarType> autocast_dtype(const Config& config) {
-  switch (computed_in(config.precision.compute)) {
+  switch (computed_in(config)) {
     case Compute::Bf16:
       return at::kBFloat16;
     case Compute::Fp16:
@@ -98,6 +103,7 @@ std::optional<c10::ScalarType> autocast_dtype(const Config& config) {
 
 Experiment::Experiment(const Config& config)
     : config_(prepared(config)),
+      device_(device_of(config)),
       task_(config, open_pretrained(config).get()),  // whose pages would count as this process's memory
       optimizer_(make_optimizer(config, model())),
       schedule_(make_schedule(config)),
@@ -117,13 +123,18 @@ Experiment::Experiment(const Config& config)
 
 at::Tensor Experiment::loss(const data::Batch& batch) {
   // Decoders cast each weight once.
-  const models::AutocastScope autocast(autocast_dtype(config_), c10::kCPU, models::WeightCasts::Dropped);
+  const models::AutocastScope autocast(autocast_dtype(config_), device_.type(), models::WeightCasts::Dropped);
   return task_.loss(batch);
 }
 
 data::Batch Experiment::train_batch(std::int64_t step) const {
   const memory::TagScope tag(memory::Tag::Staging);
-  return task_.train_batch(step);
+  return to_device(task_.train_batch(step));
+}
+
+data::Batch Experiment::to_device(data::Batch batch) const {
+  for (at::Tensor* tensor : tensors_of(batch)) *tensor = tensor->to(device_);
+  return batch;
 }
 
 double Experiment::learning_rate(std::int64_t update) const { return schedule_.at(update); }
@@ -149,7 +160,7 @@ at::Tensor Experiment::evaluate(const data::Batch& batch) {
 std::optional<data::Batch> Experiment::validation_sample() const {
   if (std::min(task_.validation_batches(), config_.train.validation_batches) == 0) return std::nullopt;
   const memory::TagScope tag(memory::Tag::Staging);
-  return task_.validation_batch(0);
+  return to_device(task_.validation_batch(0));
 }
 
 std::optional<double> Experiment::validation_loss(const std::function<void()>& between) {
@@ -157,22 +168,24 @@ std::optional<double> Experiment::validation_loss(const std::function<void()>& b
   if (batches == 0) return std::nullopt;
   double sum = 0;
   for (std::int64_t i = 0; i < batches; ++i) {
-    sum += evaluate(task_.validation_batch(i)).item<double>();
+    sum += evaluate(to_device(task_.validation_batch(i))).item<double>();
     if (between) between();
   }
   return sum / static_cast<double>(batches);
 }
 
 void warm_up(const Config& config) {
-  const models::AutocastScope autocast(autocast_dtype(config));
+  const c10::Device device = device_of(config);
+  const models::AutocastScope autocast(autocast_dtype(config), device.type());
   const ModelFamily& family = model_family(config.model.kind);
   ModelConfig tiny = tiny_config(family);
   tiny.loss = config.model.loss;
   const auto model = family.make(tiny);
+  model->module().to(device);
   Config of_all = config;
   of_all.optimizer.groups.clear();  // by the names of the model itself
   const auto optimizer = make_optimizer(of_all, model->module());
-  const at::Tensor tokens = torch::randint(0, 256, {2, 16});
+  const at::Tensor tokens = torch::randint(0, 256, {2, 16}).to(device);
   model->loss({tokens, tokens}).backward();
   optim::clip_gradients(optimizer->parameters(), optim::ClipNorm{});
   optimizer->step(0);

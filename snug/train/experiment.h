@@ -6,10 +6,12 @@
 #include <optional>
 #include <string>
 
+#include "snug/memory/device_memory.h"
 #include "snug/optim/clipping.h"
 #include "snug/optim/grad_scaler.h"
 #include "snug/optim/optimizer.h"
 #include "snug/optim/schedule.h"
+#include "snug/record/random_state.h"
 #include "snug/train/config.h"
 #include "snug/train/language_task.h"
 
@@ -25,7 +27,9 @@ class Experiment {
   /// The loss of one batch, in the configured precision: a scalar on the autograd graph.
   at::Tensor loss(const data::Batch& batch);
 
+  /// On the device, as all batches that others give it have to be; see to_device(). Safe from any number of threads.
   [[nodiscard]] data::Batch train_batch(std::int64_t step) const;
+  [[nodiscard]] data::Batch to_device(data::Batch batch) const;
 
   /// What the schedule says for an update, from 0.
   [[nodiscard]] double learning_rate(std::int64_t update) const;
@@ -44,6 +48,11 @@ class Experiment {
   std::optional<double> validation_loss(const std::function<void()>& between = {});
 
   [[nodiscard]] const Config& config() const noexcept { return config_; }
+  /// Where the model, its batches and what is made of them are, and the memory there.
+  [[nodiscard]] c10::Device device() const noexcept { return device_; }
+  [[nodiscard]] memory::DeviceMemory& memory() const { return memory::device_memory(device_); }
+  /// What steps draw from.
+  [[nodiscard]] at::Generator generator() const { return record::default_generator(device_); }
   [[nodiscard]] torch::nn::Module& model() const noexcept { return task_.module(); }
   [[nodiscard]] const LanguageModel& language_model() const noexcept { return task_.model(); }
   [[nodiscard]] const data::Tokenizer& tokenizer() const noexcept { return task_.tokenizer(); }
@@ -61,6 +70,7 @@ class Experiment {
 
  private:
   Config config_;
+  c10::Device device_;
   LanguageTask task_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::Schedule schedule_;

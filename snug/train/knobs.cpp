@@ -18,8 +18,7 @@ constexpr std::int64_t kSmallTile = 8;      // MiB
 constexpr std::int64_t kFewestTokens = 64;  // of which a matrix product still keeps the processor busy
 
 std::optional<Config> updated_in_backward(Config c) {
-  const bool needs_all =
-      (c.optimizer.clip_norm > 0 && c.optimizer.clip_value == 0) || computed_in(c.precision.compute) == Compute::Fp16;
+  const bool needs_all = (c.optimizer.clip_norm > 0 && c.optimizer.clip_value == 0) || computed_in(c) == Compute::Fp16;
   // Of several micro-batches the gradients are there until the last.
   if (c.optimizer.in_backward || needs_all || c.train.accumulate > 1 || c.train.detect_anomaly) return std::nullopt;
   c.optimizer.in_backward = true;

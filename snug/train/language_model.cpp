@@ -20,6 +20,7 @@
 #include "snug/state/peft_adapter.h"
 #include "snug/train/model_family.h"
 #include "snug/train/pretrained.h"
+#include "snug/train/run_device.h"
 
 namespace snug::train {
 namespace {
@@ -135,6 +136,8 @@ std::unique_ptr<LanguageModel> make_model(const Config& config, const Pretrained
   if (config.model.weights == BaseWeights::Packed && models::lora_parameters(model->module()).empty()) {
     throw UsageError("model: model.weights = \"packed\" is frozen and leaves nothing to train; set lora.rank");
   }
+  const memory::TagScope tag(memory::Tag::Weights);
+  model->module().to(device_of(config));
   return model;
 }
 

@@ -19,6 +19,7 @@
 #include "snug/plan/run/presets.h"
 #include "snug/replay/planned_step.h"
 #include "snug/train/experiment.h"
+#include "snug/train/run_device.h"
 #include "snug/train/training_step.h"
 
 namespace snug::train {
@@ -111,15 +112,15 @@ class Steps {
       batch.positions = at::arange(tokens, at::kLong).expand_as(batch.input).contiguous();
       batch.documents = at::zeros_like(batch.input);
     }
-    return batch;
+    return made.to_device(std::move(batch));
   }
 
   Largest run(TrainingStep& step, const data::Batch& batch, std::vector<replay::PlannedStep> kinds) const {
     Largest found;
     found.unplanned_peak = plan::plan_none(kinds.front().step.graph).predicted_peak;
-    Session session(std::move(kinds), plan::Budget::for_limit(budget_), memory::device_memory(c10::kCPU));
+    auto& memory = memory::device_memory(device_of(config_));
+    Session session(std::move(kinds), plan::Budget::for_limit(budget_), memory);
     found.predicted_peak = session.plan().predicted_peak;
-    auto& memory = memory::device_memory(c10::kCPU);
     memory.reset_peak();
     const double started = monotonic_seconds();
     step.backward(session, batch, 0);

@@ -47,10 +47,10 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
   const Config& config = experiment.config();
   const std::optional<plan::BudgetRequest> request = requested_budget(config.memory.budget, file);
   const std::optional<Bytes> cap = plan::limit_of(request);
-  if (const Bytes total = memory::machine_memory().total; cap && total > 0 && *cap > total) {
-    throw UsageError(
-        fmt::format("budget: {} is more than the {} that this machine has; give less, or leave the budget out",
-                    format_bytes(*cap), format_bytes(total)));
+  if (const Bytes total = experiment.memory().capacity().total; cap && total > 0 && *cap > total) {
+    throw UsageError(fmt::format("budget: {} is more than the {} that {} has; give less, or leave the budget out",
+                                 format_bytes(*cap), format_bytes(total),
+                                 experiment.device().is_cpu() ? "this machine" : experiment.device().str()));
   }
   if (!request && !file &&
       std::holds_alternative<plan::strategies::Eviction>(plan::strategy_from(config.memory.strategy))) {
@@ -61,9 +61,9 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
   TrainingStep step(experiment);
   const data::Batch sample = experiment.train_batch(0);
   std::optional<BatchesAhead> ahead;
-  if (kinds == Kinds::Run) ahead.emplace(experiment, memory::device_memory(c10::kCPU));
+  if (kinds == Kinds::Run) ahead.emplace(experiment, experiment.memory());
   // Which make_gradients() has beside the step.
-  const record::RandomState random = record::save_random_state(record::default_generator(c10::Device(c10::kCPU)));
+  const record::RandomState random = record::save_random_state(experiment.generator());
   std::vector<replay::RecordedStep> recorded;
   // Without a budget nothing can be refused, and an evaluation pass has nothing to decide.
   if (kinds == Kinds::Run && request) {
@@ -84,7 +84,7 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
 
 Session plan_session(Experiment& experiment, Kinds kinds, const std::optional<plan::PlanFile>& file) {
   PlannedExperiment planned = plan_experiment(experiment, kinds, file);
-  return {std::move(planned.kinds), planned.budget, memory::device_memory(c10::kCPU)};
+  return {std::move(planned.kinds), planned.budget, experiment.memory()};
 }
 
 }  // namespace snug::train

@@ -1,13 +1,19 @@
 #include "snug/train/precision.h"
 
+#include <ATen/Context.h>
+
 #if defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #endif
 
-namespace snug::train {
+#include "snug/train/config.h"
+#include "snug/train/run_device.h"
 
-bool multiplies_bf16() {
+namespace snug::train {
+namespace {
+
+bool processor_multiplies_bf16() {
 #if defined(__x86_64__)
   return __builtin_cpu_supports("avx512bf16") != 0;
 #elif defined(__aarch64__) && defined(__linux__)
@@ -17,9 +23,23 @@ bool multiplies_bf16() {
 #endif
 }
 
-Compute computed_in(Compute compute) {
+}  // namespace
+
+bool multiplies_bf16(c10::DeviceType device) {
+  if (device == c10::kCPU) return processor_multiplies_bf16();
+  // The same generation that convolves in it.
+  return device == c10::kCUDA && at::globalContext().hasCUDA() &&
+         at::detail::getCUDAHooks().supportsBFloat16ConvolutionWithCuDNNv8();
+}
+
+Compute computed_in(Compute compute, c10::DeviceType device) {
   if (compute != Compute::Auto) return compute;
-  return multiplies_bf16() ? Compute::Bf16 : Compute::Fp32;
+  return multiplies_bf16(device) ? Compute::Bf16 : Compute::Fp32;
+}
+
+Compute computed_in(const Config& config) {
+  if (config.precision.compute != Compute::Auto) return config.precision.compute;
+  return computed_in(config.precision.compute, device_named(config.train.device).type());
 }
 
 }  // namespace snug::train

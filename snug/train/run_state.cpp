@@ -22,8 +22,6 @@ namespace fs = std::filesystem;
 
 using nlohmann::json;
 
-at::Generator generator() { return record::default_generator(c10::Device(c10::kCPU)); }
-
 std::string hexadecimal(const at::Tensor& bytes) {
   std::string text;
   for (std::int64_t i = 0; i < bytes.numel(); ++i)
@@ -66,10 +64,10 @@ RunState::RunState(Experiment& experiment, std::filesystem::path folder)
   state_.add_tensors("weights", std::move(weights));
   state_.add_tensors("optimizer", experiment.optimizer().named_state(trained));
   state_.add_value(
-      "random", [] { return json(hexadecimal(record::save_random_state(generator()).state)); },
-      [](const json& value) {
+      "random", [this] { return json(hexadecimal(record::save_random_state(experiment_.generator()).state)); },
+      [this](const json& value) {
         const JsonFile file = JsonFile::parsed(value, {.name = "resuming: the state of the random generator"});
-        record::restore({generator(), bytes_of(file.root().as<std::string>())});
+        record::restore({experiment_.generator(), bytes_of(file.root().as<std::string>())});
       });
   if (experiment.scaler().options().enabled) {
     state_.add_value(

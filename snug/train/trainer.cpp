@@ -120,7 +120,7 @@ class Run {
     const auto existing = done_ > 0 ? JsonLines::Existing::Append : JsonLines::Existing::Replace;
     const std::filesystem::path folder = config_.output.folder;
     if (writes) sinks_.push_back(std::make_unique<MetricsSink>(folder / "metrics.jsonl", existing, progress_));
-    memory::MonitorOptions watched{.device = c10::kCPU,
+    memory::MonitorOptions watched{.device = experiment_.device(),
                                    .interval = config_.monitor.interval,
                                    .file = writes ? folder / "memory.jsonl" : std::filesystem::path(),
                                    .existing = existing};
@@ -236,7 +236,7 @@ class Run {
     check_scale();
     validate();
     record.validation_loss = validated_;
-    record.peak = memory::device_memory(c10::kCPU).stats().allocated_peak;
+    record.peak = experiment_.memory().stats().allocated_peak;
     if (session_.plan().budget > 0) record.budget = session_.plan().budget;
     record.run_seconds = monotonic_seconds() - started_;
     return record;
@@ -295,7 +295,7 @@ class Run {
                                               : "; --resume goes on from there"));
     }
     result_.plan = session_.plan();
-    result_.memory = memory::device_memory(c10::kCPU).stats();
+    result_.memory = experiment_.memory().stats();
     result_.resident_peak = memory::process_memory().resident_peak;
   }
 
@@ -340,7 +340,7 @@ TrainResult train_chosen(const Config& asked, report::Progress& progress, const 
   result.parameters = count(experiment.model().parameters());
   result.trained_parameters = count(experiment.optimizer().parameters());
 
-  auto& memory = memory::device_memory(c10::kCPU);
+  auto& memory = experiment.memory();
   const std::optional<Bytes> cap = cap_of(config, options.plan);
   if (options.before) {
     memory.release_cached();

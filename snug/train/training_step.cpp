@@ -19,10 +19,6 @@ namespace {
 
 constexpr const char* kHowToFind = "train.detect_anomaly = true names the operator that made it";
 
-record::RandomState random_state() {
-  return record::save_random_state(record::default_generator(c10::Device(c10::kCPU)));
-}
-
 [[noreturn]] void refuse_loss(Experiment& experiment, const data::Batch& batch, std::int64_t step, double loss,
                               const record::RandomState& random) {
   std::string cause = kHowToFind;
@@ -67,9 +63,8 @@ class NonFiniteLoss : public Error {
   double loss;
 };
 
-replay::RecordedStep record_within(std::optional<Bytes> limit, const replay::Forward& forward,
-                                   const replay::RecordOptions& options) {
-  auto& memory = memory::device_memory(c10::kCPU);
+replay::RecordedStep record_within(std::optional<Bytes> limit, memory::DeviceMemory& memory,
+                                   const replay::Forward& forward, const replay::RecordOptions& options) {
   return limit ? replay::record_step_within(*limit, forward, memory, options)
                : replay::record_step_unlimited(forward, memory, options);
 }
@@ -87,11 +82,11 @@ TrainingStep::TrainingStep(Experiment& experiment) : experiment_(experiment) {
 }
 
 std::vector<replay::RecordedStep> TrainingStep::record(const data::Batch& sample, std::optional<Bytes> limit) {
-  const at::Tensor sum = at::zeros({});  // of losses, which is there beside later micro-batches
+  const at::Tensor sum = at::zeros({}, experiment_.device());  // of losses, which is there beside later micro-batches
   const std::vector<MicroBatch> micros = micro_batches(sample, experiment_.config().train.accumulate);
   const auto recorded = [&](std::size_t i, const replay::RecordOptions& options) {
     return record_within(
-        limit, [&] { return weighted_loss(micros[i]); }, options);
+        limit, experiment_.memory(), [&] { return weighted_loss(micros[i]); }, options);
   };
   std::vector<replay::RecordedStep> kinds;
   if (micros.size() == 1) {
@@ -109,8 +104,8 @@ std::vector<replay::RecordedStep> TrainingStep::record(const data::Batch& sample
 std::vector<replay::RecordedStep> TrainingStep::record_all(const data::Batch& sample, std::optional<Bytes> limit) {
   std::vector<replay::RecordedStep> kinds = record(sample, limit);
   if (const std::optional<data::Batch> validation = experiment_.validation_sample()) {
-    kinds.push_back(
-        record_within(limit, [&] { return experiment_.evaluate(*validation); }, {.until = replay::RecordUntil::Loss}));
+    kinds.push_back(record_within(limit, experiment_.memory(), [&] { return experiment_.evaluate(*validation); },
+                                  {.until = replay::RecordUntil::Loss}));
   }
   return kinds;
 }
@@ -162,7 +157,7 @@ at::Tensor TrainingStep::backward_plain(const data::Batch& batch, std::int64_t u
 
 TrainingStep::Gradients TrainingStep::make_gradients(Session& session, const data::Batch& batch, std::int64_t step,
                                                      std::int64_t update) {
-  const record::RandomState random = random_state();
+  const record::RandomState random = record::save_random_state(experiment_.generator());
   try {
     Gradients made;
     made.loss = backward(session, batch, update).item<double>();

@@ -26,7 +26,7 @@ namespace {
 class Copies {
  public:
   void add(std::string name, const at::Tensor& tensor) {
-    const at::Tensor whole = tensor.detach().contiguous();
+    const at::Tensor whole = tensor.detach().cpu().contiguous();
     const auto* bytes = static_cast<const char*>(whole.data_ptr());
     entries_.push_back({std::move(name), whole.scalar_type(), {bytes, bytes + whole.nbytes()}});
   }
@@ -55,7 +55,7 @@ class State {
   explicit State(Experiment& experiment)
       : scaler_(experiment.scaler()),
         scale_(scaler_.state_dict()),
-        random_(record::save_random_state(record::default_generator(c10::Device(c10::kCPU)))) {
+        random_(record::save_random_state(experiment.generator())) {
     for (const at::Tensor& t : experiment.model().parameters()) tensors_.push_back(t);
     for (const at::Tensor& t : experiment.model().buffers()) tensors_.push_back(t);
     for (const at::Tensor& t : experiment.optimizer().state()) tensors_.push_back(t);
@@ -87,7 +87,7 @@ Copies outcome(Experiment& experiment, TrainingStep& training, const at::Tensor&
     if (p.value().grad().defined()) copies.add("gradient of " + p.key(), p.value().grad());
   }
   for (const auto& b : experiment.model().named_buffers()) copies.add("buffer " + b.key(), b.value());
-  copies.add("random state", record::save_random_state(record::default_generator(c10::Device(c10::kCPU))).state);
+  copies.add("random state", record::save_random_state(experiment.generator()).state);
   training.clip();
   training.update(step);
   for (const auto& p : experiment.model().named_parameters()) copies.add("weight " + p.key(), p.value());
@@ -135,9 +135,9 @@ nlohmann::ordered_json to_json(const VerifyResult& r) {
 namespace {
 
 VerifyResult verify_chosen(const Config& config, std::int64_t steps, std::int64_t every, report::Progress& progress) {
-  auto& memory = memory::device_memory(c10::kCPU);
   VerifyResult result;
   Experiment experiment(config);
+  auto& memory = experiment.memory();
   progress.note("recording one step");
   TrainingStep training(experiment);
   Session session = plan_session(experiment, Kinds::Training);

@@ -5,7 +5,8 @@ Usage: long_runs.py SNUG EXAMPLES_DIR WORK_DIR [--steps N] [--threads N] [--only
 
 bitwise: examples/gpt-demo.toml without a plan, and with everything that claims to change no bit (a plan under its budget, the
          optimizer in the backward pass, states saved meanwhile, batches made ahead): every loss and every weight the same bits.
-adam8bit: the same with moments in 8 bits: the validation loss at the end within 1 % of the first run's.
+adam8bit: the demo as it is, with clipping, and the same with moments in 8 bits: the validation losses at the end are
+         within 1 %. (Without clipping, at this learning rate, runs that differ by a rounding end per cents apart.)
 fp16: a smaller model, as fp16 takes 20 times as long on CPUs: in fp32 and in fp16 with a scale that begins too high and grows
       into overflows: some steps are skipped, and the validation loss at the end is within 1 %.
 
@@ -71,7 +72,9 @@ def bitwise(runs):
 
 
 def adam8bit(runs):
-    return near("adam8bit", runs.run("moments in 8 bits", [*PLAIN, "optimizer.kind=adamw_8bit"]), runs.run("plain", PLAIN))
+    settings = ["memory.budget="]
+    found = runs.run("moments in 8 bits", [*settings, "optimizer.kind=adamw_8bit"])
+    return near("adam8bit", found, runs.run("moments in fp32", settings))
 
 
 def fp16(runs):

@@ -95,6 +95,17 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::opt
   return self;
 }
 
+at::Tensor& set_storage(at::Tensor& self, at::Storage storage, std::int64_t offset, at::IntArrayRef sizes,
+                        at::IntArrayRef strides) {
+  TORCH_CHECK(self.device() == storage.device(), "simulated device: a tensor of ", self.device(),
+              " is given a storage of ", storage.device());
+  self.unsafeGetTensorImpl()->set_storage_keep_dtype(std::move(storage));
+  self.unsafeGetTensorImpl()->set_storage_offset(offset);
+  self.unsafeGetTensorImpl()->set_sizes_and_strides(
+      sizes, strides.empty() ? at::IntArrayRef(c10::contiguous_strides(sizes)) : strides);
+  return self;
+}
+
 void record_stream(at::Tensor& self, c10::Stream stream) {
   simulated_supply(self.device().index()).record_stream(self.storage().data_ptr().get_context(), stream);
 }
@@ -137,6 +148,7 @@ TORCH_LIBRARY_IMPL(aten, HPU, library) {
   library.impl("empty_strided", &empty_strided);
   library.impl("_copy_from", &copy_from);
   library.impl("resize_", &resize);
+  library.impl("set_.source_Storage_storage_offset", &set_storage);
   library.impl("record_stream", &record_stream);
   library.impl("convolution_overrideable", &convolution);
   library.impl("convolution_backward_overrideable", &convolution_backward);

@@ -8,8 +8,8 @@
 namespace snug::testing {
 
 /// The device that tests make their tensors on: SNUG_TEST_DEVICE, "cpu" unless it is set. When it is another, factories
-/// that are told no device make tensors there (for those that are given numbers, such as torch::tensor, a test says it
-/// itself), as with torch.set_default_device in Python.
+/// that are told no device make tensors there in programs that are linked with factories_there (for those that are
+/// given numbers, such as torch::tensor, a test says it itself), as with torch.set_default_device in Python.
 c10::Device test_device();
 
 /// What is allocated of it once autograd's threads have let go of what they had: those of accelerators do so a moment

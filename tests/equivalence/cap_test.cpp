@@ -63,7 +63,7 @@ std::optional<DoesNotFit::Floor> refused(const Task& task, StepUnderTest& test, 
   std::optional<Session> session;
   try {
     test_memory().reset_peak();
-    session.emplace(fit([&](int) { return task.forward(); }, 0, {.budget = budget}));
+    session.emplace(fit([&](int) { return task.forward(); }, 0, {.budget = budget, .device = testing::test_device()}));
   } catch (const DoesNotFit& error) {
     EXPECT_LE(test_memory().stats().mapped_peak, std::max(budget, mapped)) << "recording passed the limit";
     EXPECT_LE(test_memory().stats().allocated, before);

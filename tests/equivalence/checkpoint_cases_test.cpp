@@ -64,14 +64,14 @@ TEST_P(BothModes, PytorchCheckpointRngCpu) {
   for (int repeat = 0; repeat < 5; ++repeat) {
     const at::Tensor x = torch::randn({20000}, at::requires_grad());
     const auto drop = [](const at::Tensor& t) { return torch::dropout(torch::dropout(t, 0.5, true), 0.5, true); };
-    const at::Tensor state = at::globalContext().defaultGenerator(at::kCPU).get_state();
+    const at::Tensor state = at::globalContext().defaultGenerator(testing::test_device()).get_state();
     const at::Tensor plain = torch::autograd::grad({drop(x).sum()}, {x})[0];
-    const at::Tensor after = at::globalContext().defaultGenerator(at::kCPU).get_state();
-    at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+    const at::Tensor after = at::globalContext().defaultGenerator(testing::test_device()).get_state();
+    at::Generator generator = at::globalContext().defaultGenerator(testing::test_device());
     generator.set_state(state);
     const at::Tensor other = torch::autograd::grad({checkpoint(options(), drop, x).sum()}, {x})[0];
     EXPECT_TRUE(same_bits(plain, other));
-    EXPECT_TRUE(same_bits(after, at::globalContext().defaultGenerator(at::kCPU).get_state()));
+    EXPECT_TRUE(same_bits(after, at::globalContext().defaultGenerator(testing::test_device()).get_state()));
   }
 }
 
@@ -209,9 +209,10 @@ TEST_P(BothModes, PytorchMemoryFallsAlongAChain) {
 // test_checkpointing_without_reentrant_with_autocast, pytorch#141896: the cache of cast weights.
 TEST_P(BothModes, PytorchAutocastAndItsCache) {
   const at::Tensor w = torch::randn({8, 8}, at::requires_grad()), x = torch::randn({4, 8}, at::requires_grad());
+  const c10::DeviceType device = testing::test_device().type();
   const auto run = [&](bool checkpointed) {
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    at::autocast::set_autocast_enabled(device, true);
+    at::autocast::set_autocast_dtype(device, at::kBFloat16);
     at::autocast::increment_nesting();
     const auto call = [&](const at::Tensor& t) { return torch::linear(t, w).tanh(); };
     // The weight is in the cache before the second one runs.
@@ -219,7 +220,7 @@ TEST_P(BothModes, PytorchAutocastAndItsCache) {
     y = checkpointed ? checkpoint(options(), call, y) : call(y);
     EXPECT_EQ(y.scalar_type(), at::kBFloat16);
     if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::set_autocast_enabled(device, false);
     return torch::autograd::grad({y.to(at::kFloat).sum()}, {x, w});
   };
   const auto plain = run(false), other = run(true);
@@ -360,9 +361,9 @@ TEST_P(BothModes, DeepspeedExceptionWhileRecomputing) {
   {
     const at::Tensor y = checkpoint(
         options(), [](const at::Tensor& t) { return Fails::apply(t.sin().exp()).cos(); }, x);
-    const at::Tensor random = at::globalContext().defaultGenerator(at::kCPU).get_state();
+    const at::Tensor random = at::globalContext().defaultGenerator(testing::test_device()).get_state();
     EXPECT_THROW(y.sum().backward(), std::runtime_error);
-    EXPECT_TRUE(same_bits(random, at::globalContext().defaultGenerator(at::kCPU).get_state()));
+    EXPECT_TRUE(same_bits(random, at::globalContext().defaultGenerator(testing::test_device()).get_state()));
   }
   x.mutable_grad() = at::Tensor();
   EXPECT_EQ(testing::test_memory().stats().allocated, before);

@@ -193,7 +193,7 @@ TEST(Eviction, MayComeFromAPolicyThatAllocates) {
   const auto recorded = replay::record_step(forward, test_memory());
   const Bytes most = plan::plan_none(recorded.graph).predicted_peak;
   test_memory().release_cached();
-  Session session = fit([&](int) { return forward(); }, 0, {.budget = most - 6_MiB});
+  Session session = fit([&](int) { return forward(); }, 0, {.budget = most - 6_MiB, .device = testing::test_device()});
   session.backward(forward);
   EXPECT_TRUE(testing::same_bits(model->weight.grad(), expected));
   EXPECT_GT(asked, 64);

@@ -33,7 +33,8 @@ class GptEquivalence : public ::testing::TestWithParam<GptCase> {
     targets = torch::randint(0, 256, {8, 64});
   }
   at::Tensor forward() {
-    const models::AutocastScope autocast(GetParam().bf16 ? std::optional(at::kBFloat16) : std::nullopt);
+    const models::AutocastScope autocast(GetParam().bf16 ? std::optional(at::kBFloat16) : std::nullopt,
+                                         testing::test_device().type());
     return model->loss(tokens, targets);
   }
   models::Gpt model{nullptr};
@@ -96,7 +97,7 @@ TEST_P(GptEquivalence, UnderShrinkingBudgets) {
     const Bytes budget = static_cast<Bytes>(fraction * static_cast<double>(peak));
     SCOPED_TRACE(budget);
     const auto planned = test.run([&] {
-      auto session = fit([&](int) { return forward(); }, 0, {.budget = budget});
+      auto session = fit([&](int) { return forward(); }, 0, {.budget = budget, .device = testing::test_device()});
       memory.reset_peak();
       const at::Tensor loss = session.backward([&] { return forward(); });
       EXPECT_LE(memory.stats().mapped_peak, budget);

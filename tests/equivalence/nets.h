@@ -120,7 +120,8 @@ inline Task gpt_task(models::GptOptions options, std::int64_t batch, bool bf16 =
   const at::Tensor tokens = torch::randint(0, options.vocabulary, {batch, options.sequence});
   const at::Tensor targets = torch::randint(0, options.vocabulary, {batch, options.sequence});
   return {"gpt", model.ptr(), [=]() mutable {
-            const models::AutocastScope autocast(bf16 ? std::optional(at::kBFloat16) : std::nullopt);
+            const models::AutocastScope autocast(bf16 ? std::optional(at::kBFloat16) : std::nullopt,
+                                                 tokens.device().type());
             return model->loss(tokens, targets);
           }};
 }

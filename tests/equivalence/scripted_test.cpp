@@ -38,6 +38,7 @@ def forward(self, x):
   template <class Backward>
   std::vector<at::Tensor> train(Backward&& backward) {
     torch::jit::Module net = torch::jit::load(file_.string());
+    net.to(testing::test_device());
     net.train();
     const at::Tensor x = torch::full({512, 256}, 0.1);
     std::vector<at::Tensor> gradients;

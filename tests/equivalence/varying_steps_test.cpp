@@ -48,7 +48,8 @@ TEST(VaryingSteps, RandomSequenceLengthsGetPlansOfTheirOwn) {
   };
   const Bytes budget = unplanned_peak(step_of(96)) * 6 / 10;
   StepUnderTest test({model.ptr()});
-  std::optional<Session> session(fit([&](int) { return step_of(96)(); }, 0, {.budget = budget}));
+  std::optional<Session> session(
+      fit([&](int) { return step_of(96)(); }, 0, {.budget = budget, .device = testing::test_device()}));
   std::mt19937_64 engine(1);
   std::map<std::int64_t, int> seen;
   int planned_anew = 0, followed = 0, differed = 0;
@@ -88,7 +89,7 @@ TEST(VaryingSteps, ThePlanOfAStepThatWasRecordedAsItRanIsRight) {
   model->zero_grad();
   const auto alone = replay::record_step(second, test_memory()).graph;
   const Bytes budget = plan::plan_none(alone).predicted_peak * 3 / 4;
-  auto session = fit([&](int) { return first(); }, 0, {.budget = budget});
+  auto session = fit([&](int) { return first(); }, 0, {.budget = budget, .device = testing::test_device()});
   for (int i = 0; i < 2; ++i) {
     session.backward(second);
     model->zero_grad();
@@ -130,7 +131,7 @@ TEST(VaryingSteps, AnotherBranchEveryFewSteps) {
   };
   const Bytes budget = unplanned_peak(step_of(1)) * 3 / 4;
   StepUnderTest test({model.ptr()});
-  auto session = fit([&](int) { return step_of(0)(); }, 0, {.budget = budget});
+  auto session = fit([&](int) { return step_of(0)(); }, 0, {.budget = budget, .device = testing::test_device()});
   for (int i = 0; i < 18; ++i) {
     const int branch = i % 3 == 2 ? 1 + (i / 3) % 2 : 0;
     SCOPED_TRACE(::testing::Message() << "step " << i << ", branch " << branch);
@@ -164,7 +165,7 @@ TEST(VaryingSteps, TwoModelsInTurnsAsGansHaveThem) {
   const std::function<at::Tensor()> generator_step = [&] { return -critic->forward(generator->forward(noise)).mean(); };
   const Bytes budget = unplanned_peak(critic_step) * 85 / 100;
   StepUnderTest test({generator.ptr(), critic.ptr()});
-  auto session = fit([&](int) { return critic_step(); }, 0, {.budget = budget});
+  auto session = fit([&](int) { return critic_step(); }, 0, {.budget = budget, .device = testing::test_device()});
   for (int i = 0; i < 8; ++i) {
     SCOPED_TRACE(i);
     expect_equal_step(test, session, budget, i % 2 == 0 ? critic_step : generator_step);
@@ -185,7 +186,7 @@ TEST(VaryingSteps, OneEncoderUsedTwiceAndTwoLosses) {
   };
   const Bytes budget = unplanned_peak(step) * 3 / 4;
   StepUnderTest test({encoder.ptr()});
-  auto session = fit([&](int) { return step(); }, 0, {.budget = budget});
+  auto session = fit([&](int) { return step(); }, 0, {.budget = budget, .device = testing::test_device()});
   for (int i = 0; i < 3; ++i) {
     expect_equal_step(test, session, budget, step);
     EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;

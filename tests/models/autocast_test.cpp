@@ -46,7 +46,7 @@ TEST(Autocast, LeavesTheSettingsAsTheyWere) {
   {
     const AutocastScope outer(at::kBFloat16, c10::kCPU, WeightCasts::Dropped);
     EXPECT_FALSE(at::autocast::is_autocast_cache_enabled());
-    { const AutocastScope inner(at::kBFloat16); }
+    { const AutocastScope inner(at::kBFloat16, c10::kCPU); }
     EXPECT_FALSE(at::autocast::is_autocast_cache_enabled());
     { const AutocastScope none(std::nullopt, c10::kCPU, WeightCasts::Cached); }
     EXPECT_TRUE(at::autocast::is_autocast_enabled(c10::kCPU));

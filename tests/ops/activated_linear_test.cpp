@@ -144,7 +144,7 @@ TEST(ActivatedLinear, HasTheTypesOfAutocast) {
     in.bias = in.bias.to(at::kFloat);
     const auto cast = [](const auto& forward) {
       return [&](const LinearInputs& i) {
-        const models::AutocastScope autocast(at::kBFloat16);
+        const models::AutocastScope autocast(at::kBFloat16, c10::kCPU);
         return forward(i, Activation::Silu);
       };
     };

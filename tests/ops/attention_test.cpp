@@ -148,7 +148,7 @@ TEST(Attention, HasTheTypeOfAutocast) {
   const auto p = split(leaves(s, at::kFloat), s);
   const at::Tensor cast =
       attention(p[0].to(at::kBFloat16), p[1].to(at::kBFloat16), p[2].to(at::kBFloat16), AttentionMask::Causal);
-  const models::AutocastScope autocast(at::kBFloat16);
+  const models::AutocastScope autocast(at::kBFloat16, c10::kCPU);
   const at::Tensor out = attention(p[0], p[1], p[2], AttentionMask::Causal);
   EXPECT_EQ(out.scalar_type(), at::kBFloat16);
   EXPECT_TRUE(same_bits(out, cast));
@@ -160,7 +160,7 @@ TEST(Attention, IsNotRoundedByAnAutocastAroundItsBackwardPass) {
     const auto in = leaves(s, at::kFloat);
     const auto p = split(in, s);
     const at::Tensor sum = attention(p[0], p[1], p[2], AttentionMask::Causal).square().sum();
-    const models::AutocastScope autocast(inside ? std::optional(at::kBFloat16) : std::nullopt);
+    const models::AutocastScope autocast(inside ? std::optional(at::kBFloat16) : std::nullopt, c10::kCPU);
     sum.backward();
     return in[1].grad();
   };

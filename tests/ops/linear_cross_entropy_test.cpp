@@ -134,7 +134,7 @@ TEST(LinearCrossEntropy, HasTheTypesOfAutocast) {
   const at::Tensor same_x = in.x.clone().requires_grad_(), same_w = weight.clone().requires_grad_();
   at::Tensor loss, expected;
   {
-    const models::AutocastScope autocast(at::kBFloat16);
+    const models::AutocastScope autocast(at::kBFloat16, c10::kCPU);
     loss = linear_cross_entropy(x, w, in.targets);
     expected = reference(same_x, same_w, in.targets);
   }
@@ -171,7 +171,7 @@ Bytes taken_beside_gradients(std::int64_t vocabulary, bool bias, std::optional<a
   memory.reset_peak();
   const Bytes before = memory.stats().allocated;
   {
-    const models::AutocastScope autocast(compute);
+    const models::AutocastScope autocast(compute, c10::kCPU);
     (linear_cross_entropy(x, w, targets, {.tile = {.logits = 1_MiB}, .bias = b}) * 3).backward();
   }
   const Bytes gradients = static_cast<Bytes>(x.nbytes() + w.nbytes() + (bias ? b.nbytes() : 0));

@@ -87,7 +87,7 @@ TEST(PackedLinear, CastsUnderAutocastAsALinearDoes) {
   const at::Tensor x = torch::randn({4, 64}).requires_grad_(), same = x.detach().clone().requires_grad_();
   at::Tensor y, expected;
   {
-    const models::AutocastScope autocast(at::kBFloat16);
+    const models::AutocastScope autocast(at::kBFloat16, c10::kCPU);
     y = packed_linear(x, matrix);
     expected = torch::linear(same, plain(matrix));
   }

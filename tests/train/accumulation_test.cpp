@@ -89,7 +89,7 @@ TEST(Accumulation, IsPlannedAsALaterMicroBatchAndAFirst) {
   Bytes gradients = 0;
   for (const at::Tensor& p : experiment.optimizer().parameters()) {
     EXPECT_FALSE(p.grad().defined()) << "recording leaves no trace";
-    gradients += cpu().rounded(static_cast<Bytes>(p.nbytes()));
+    gradients += testing::test_memory().rounded(static_cast<Bytes>(p.nbytes()));
   }
   EXPECT_EQ(kinds[0].gradients, gradients);
   EXPECT_EQ(kinds[0].graph.static_bytes - kinds[1].graph.static_bytes, gradients);
@@ -112,12 +112,12 @@ TEST(Accumulation, OfUpdatesInBackwardHasAPlanForTheLastMicroBatch) {
   Bytes predicted = 0;
   for (const plan::MemoryPlan& plan : replay::plan_all(planned, std::nullopt))
     predicted = std::max(predicted, plan.predicted_peak);
-  Session session(planned, std::nullopt, cpu());
+  Session session(planned, std::nullopt, testing::test_memory());
   for (int i = 0; i < 2; ++i) {
-    cpu().reset_peak();
+    testing::test_memory().reset_peak();
     (void)step.make_gradients(session, experiment.train_batch(i), i, i);
     EXPECT_EQ(step.last().divergence, "");
-    EXPECT_NEAR(static_cast<double>(cpu().stats().allocated_peak), static_cast<double>(predicted),
+    EXPECT_NEAR(static_cast<double>(testing::test_memory().stats().allocated_peak), static_cast<double>(predicted),
                 1e-3 * static_cast<double>(predicted));
   }
 }
@@ -136,12 +136,12 @@ TEST_P(AccumulationUnder, FollowsItsPlansWithinTheBudgetBitForBit) {
   for (int i = 0; i < 3; ++i) {
     const data::Batch batch = i == 1 ? masked(experiment.train_batch(i)) : experiment.train_batch(i);
     torch::manual_seed(i);
-    cpu().set_limit(std::nullopt);
+    testing::test_memory().set_limit(std::nullopt);
     const at::Tensor plain_loss = step.backward_plain(batch, 0);
     const auto plain = gradients_of(experiment);
     step.forget_gradients();
-    cpu().release_cached();
-    cpu().set_limit(budget + static_cast<Bytes>(plain.size()) * 1_MiB);  // for the copies
+    testing::test_memory().release_cached();
+    testing::test_memory().set_limit(budget + static_cast<Bytes>(plain.size()) * 1_MiB);  // for the copies
     torch::manual_seed(i);
     const at::Tensor loss = step.backward(session, batch, 0);
     EXPECT_TRUE(at::equal(loss, plain_loss));
@@ -164,14 +164,14 @@ TEST(Accumulation, PeaksWhereItsPlanSays) {
     Session session = plan_session(experiment, Kinds::Training);
     const data::Batch batch = experiment.train_batch(0);
     for (int i = 0; i < 2; ++i) {
-      cpu().reset_peak();
+      testing::test_memory().reset_peak();
       step.make_gradients(session, batch, i, i);
       step.update(i);
     }
     const auto predicted = static_cast<double>(session.plan().predicted_peak);
-    const auto measured = static_cast<double>(cpu().stats().allocated_peak);
+    const auto measured = static_cast<double>(testing::test_memory().stats().allocated_peak);
     EXPECT_NEAR(measured / predicted, 1, 0.005) << share;
-    EXPECT_LE(cpu().stats().mapped_peak, session.plan().budget);
+    EXPECT_LE(testing::test_memory().stats().mapped_peak, session.plan().budget);
   }
 }
 

@@ -9,6 +9,7 @@
 #include "snug/train/planned_experiment.h"
 #include "snug/train/training_step.h"
 #include "tests/base/scratch.h"
+#include "tests/device/test_device.h"
 #include "tests/train/reference_files.h"
 
 namespace snug::train {
@@ -27,6 +28,7 @@ TEST(Bench, RefusesTheBudgetsThatTrainingDoes) {
   config.model.loss = LossKind::Plain;
   config.model.sequence = 4;
   config.data.path = kHere / "tiny" / "tokenizer.json";
+  config.train.device = snug::testing::test_device().str();
   config.train.batch = 1;
   config.train.validation_batches = 0;
   Bytes floor = 0;
@@ -35,7 +37,7 @@ TEST(Bench, RefusesTheBudgetsThatTrainingDoes) {
     floor = replay::smallest_budget(plan_experiment(experiment, Kinds::Training).kinds);
     const data::Batch batch = experiment.train_batch(0);
     const replay::RecordedStep without =
-        replay::record_step([&] { return experiment.loss(batch); }, memory::device_memory(c10::kCPU));
+        replay::record_step([&] { return experiment.loss(batch); }, testing::test_memory());
     ASSERT_LT(plan::Budget::for_limit(1).floor_for(plan::Planner(without.graph, "optimal").floor(without.graph)), floor)
         << "its update is what takes most";
   }

@@ -8,6 +8,7 @@
 #include "snug/memory/held_limit.h"
 #include "snug/train/experiment.h"
 #include "tests/base/scratch.h"
+#include "tests/device/test_device.h"
 
 namespace snug::train {
 namespace {
@@ -21,6 +22,7 @@ TEST(Continuations, AreLeftOutWhereTheLimitHasNoRoom) {
   config.model.heads = 4;
   config.model.sequence = 512;
   config.data.path = folder / "text";
+  config.train.device = snug::testing::test_device().str();
   Experiment experiment(config);
   report::Progress silent = report::Progress::silent();
   const Prompts prompts{.texts = {"a", std::string(500, 'b')}, .tokens = 4};
@@ -28,7 +30,7 @@ TEST(Continuations, AreLeftOutWhereTheLimitHasNoRoom) {
   ASSERT_EQ(texts.size(), 2U);
   EXPECT_TRUE(texts[0]);
   EXPECT_TRUE(texts[1]);
-  auto& memory = memory::device_memory(c10::kCPU);
+  auto& memory = testing::test_memory();
   memory.release_cached();
   const memory::HeldLimit held(memory, memory.stats().mapped + 256_KiB);  // 500 tokens take half of one MiB each time
   const auto fewer = continuations(experiment, prompts, silent);

@@ -17,6 +17,7 @@
 #include "snug/base/text_file.h"
 #include "tests/base/fault.h"
 #include "tests/base/scratch.h"
+#include "tests/device/test_device.h"
 #include "tests/train/reference_files.h"
 
 namespace snug::train {
@@ -41,6 +42,7 @@ Config on_documents(const fs::path& folder, const fs::path& model) {
   c.model.path = model;
   c.model.sequence = 24;
   c.data.path = texts;
+  c.train.device = snug::testing::test_device().str();
   c.data.packing = Packing::Documents;
   c.train.batch = 2;
   return c;
@@ -131,6 +133,7 @@ Config one_block(const fs::path& folder) {
   c.model.heads = 2;
   c.model.sequence = 16;
   c.data.path = folder / "text";
+  c.train.device = snug::testing::test_device().str();
   c.train.batch = 2;
   return c;
 }

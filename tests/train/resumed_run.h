@@ -13,6 +13,7 @@
 #include "snug/state/training_state.h"
 #include "snug/train/trainer.h"
 #include "tests/base/scratch.h"
+#include "tests/device/test_device.h"
 
 /// Runs that are stopped in the middle and resumed.
 namespace snug::train {
@@ -34,6 +35,7 @@ inline Config forty_steps() {
   c.model.sequence = 32;
   c.model.own.set("dropout", 0.1);
   c.data.path = text_file();
+  c.train.device = snug::testing::test_device().str();
   c.train.batch = 4;
   c.train.steps = kSteps;
   c.train.validate_every = 10;

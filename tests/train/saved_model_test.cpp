@@ -21,6 +21,7 @@
 #include "snug/train/families/llama_files.h"
 #include "tests/base/fault.h"
 #include "tests/base/scratch.h"
+#include "tests/device/test_device.h"
 
 namespace snug::train {
 namespace {
@@ -39,6 +40,7 @@ Config whole_model(const fs::path& folder) {
   c.model.path = folder / "base";
   c.model.sequence = 16;
   c.data.path = folder / "base" / "config.json";
+  c.train.device = snug::testing::test_device().str();
   c.train.batch = 1;
   return c;
 }

@@ -23,6 +23,7 @@
 #include "snug/train/interrupt.h"
 #include "snug/train/planned_experiment.h"
 #include "tests/base/fault.h"
+#include "tests/device/test_device.h"
 
 namespace snug::train {
 namespace {
@@ -48,6 +49,7 @@ Config five_steps(const std::string& name) {
   c.model.sequence = 16;
   c.model.own.set("dropout", 0.1);
   c.data.path = folder / "text";
+  c.train.device = snug::testing::test_device().str();
   c.train.batch = 2;
   c.train.steps = 5;
   c.state.every = 1;
@@ -197,7 +199,7 @@ TEST(Trainer, AFinishedRunGoesOnWhereMoreStepsAreAskedFor) {
 }
 
 TEST(Trainer, BeforeIsUnderABudgetInBytesAndIsNotInTheResult) {
-  const auto limit = [] { return memory::device_memory(c10::kCPU).stats().limit; };
+  const auto limit = [] { return testing::test_memory().stats().limit; };
   constexpr Bytes kTaken = 24_MiB;
   for (const std::string budget : {"32MiB", "100%", ""}) {
     Config config = five_steps("before");
@@ -225,7 +227,7 @@ TEST(Trainer, BatchesThatAreMadeAheadArePartOfThePlan) {
   config.train.batch = 64;
   config.data.workers = 2;
   config.data.prefetch = 96;
-  const Bytes waiting = 96 * 2 * memory::device_memory(c10::kCPU).rounded(64 * 16 * 8);  // of int64
+  const Bytes waiting = 96 * 2 * testing::test_memory().rounded(64 * 16 * 8);  // of int64
   {
     config.memory.budget = plan::Percent{100};
     Experiment experiment(config);

@@ -53,18 +53,18 @@ TEST(TrainingStep, TheEvaluationOfARunTakesWhatItsRecordingSays) {
   Experiment experiment(config);
   const PlannedExperiment planned = plan_experiment(experiment, Kinds::Run);
   const plan::StepGraph& evaluation = planned.kinds.back().step.graph;
-  Session session(planned.kinds, planned.budget, cpu());
+  Session session(planned.kinds, planned.budget, testing::test_memory());
   TrainingStep step(experiment);
   for (int i = 0; i < 2; ++i) {
     step.make_gradients(session, experiment.train_batch(i), i, i);
     step.update(i);
   }
   const auto batch = experiment.validation_sample();
-  cpu().reset_peak();
+  testing::test_memory().reset_peak();
   (void)experiment.evaluate(*batch);
   const Bytes predicted = plan::plan_none(evaluation).predicted_peak;
-  EXPECT_LE(cpu().stats().allocated_peak, predicted);
-  EXPECT_GE(cpu().stats().allocated_peak, predicted - 64_KiB);
+  EXPECT_LE(testing::test_memory().stats().allocated_peak, predicted);
+  EXPECT_GE(testing::test_memory().stats().allocated_peak, predicted - 64_KiB);
 }
 
 TEST(TrainingStep, AnEvaluationAsksForNoMoreThanTheTrainingStepWhichMakesGradients) {
@@ -93,7 +93,7 @@ TEST(TrainingStep, UnderAPlanItIsThePlainOne) {
   torch::manual_seed(3);
   const at::Tensor loss = step.backward(session, batch, 0);
   EXPECT_GT(session.last_step().replayed_ops, 0);
-  cpu().set_limit(std::nullopt);
+  testing::test_memory().set_limit(std::nullopt);
   const auto planned = gradients();
   torch::manual_seed(3);
   EXPECT_TRUE(at::equal(step.backward_plain(batch, 0), loss));
@@ -106,7 +106,7 @@ TEST(TrainingStep, WhatFailsLeavesWeightsAndRandomGeneratorAsTheyWere) {
   Experiment experiment(two_blocks("fails"));
   TrainingStep step(experiment);
   Session session = plan_session(experiment, Kinds::Training);
-  const auto random = [] { return record::save_random_state(record::default_generator(c10::Device(c10::kCPU))).state; };
+  const auto random = [&] { return record::save_random_state(experiment.generator()).state; };
   at::Tensor weight = experiment.optimizer().parameters().front();
   const at::Tensor random_before = random(), weight_before = weight.detach().clone();
   weight.register_hook([](const at::Tensor& gradient) { return gradient * std::numeric_limits<float>::infinity(); });

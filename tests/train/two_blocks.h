@@ -3,15 +3,13 @@
 #include <string>
 
 #include "snug/base/text_file.h"
-#include "snug/memory/device_memory.h"
 #include "snug/train/config.h"
 #include "tests/base/scratch.h"
+#include "tests/device/test_device.h"
 
 namespace snug::train {
 
-inline memory::DeviceMemory& cpu() { return memory::device_memory(c10::kCPU); }
-
-/// A small GPT with dropout and a text for it, in a scratch folder of that name.
+/// A small GPT with dropout and a text for it, in a scratch folder of that name, on the tests' device.
 inline Config two_blocks(const std::string& name) {
   const auto folder = snug::testing::scratch("two_blocks/" + name);
   std::string text;
@@ -25,6 +23,7 @@ inline Config two_blocks(const std::string& name) {
   c.model.own.set("dropout", 0.1);
   c.data.path = folder / "text";
   c.train.batch = 4;
+  c.train.device = snug::testing::test_device().str();
   return c;
 }
 

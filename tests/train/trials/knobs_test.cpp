@@ -99,7 +99,7 @@ Peaks run_steps(Experiment& experiment, Session* session) {
   TrainingStep step(experiment);
   Peaks peaks;
   for (std::int64_t i = 0; i < kSteps; ++i) {
-    cpu().reset_peak();
+    testing::test_memory().reset_peak();
     const data::Batch batch = experiment.train_batch(i);
     if (session != nullptr) {
       (void)step.make_gradients(*session, batch, i, i);
@@ -109,7 +109,7 @@ Peaks run_steps(Experiment& experiment, Session* session) {
     }
     step.update(i);
     Bytes& peak = i == 0 ? peaks.first : peaks.later;
-    peak = std::max(peak, cpu().stats().allocated_peak);
+    peak = std::max(peak, testing::test_memory().stats().allocated_peak);
   }
   return peaks;
 }
@@ -162,7 +162,7 @@ TEST_P(KnobTrials, HoldTheirBudgetsTakeWhatWasPredictedAndChangeNothing) {
       for (const plan::MemoryPlan& plan : replay::plan_all(planned.kinds, planned.budget)) {
         predicted = std::max(predicted, plan.predicted_peak);
       }
-      std::optional<Session> session(std::in_place, std::move(planned.kinds), planned.budget, cpu());
+      std::optional<Session> session(std::in_place, std::move(planned.kinds), planned.budget, testing::test_memory());
       const Peaks peaks = run_steps(experiment, &*session);
       session.reset();
       EXPECT_LE(std::max(peaks.first, peaks.later), budget);

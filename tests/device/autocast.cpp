@@ -1,0 +1,49 @@
+// Mixed precision on the simulated devices: LibTorch has no lists of operators for the key that they use. Those that
+// the CPU's list computes in few bits, as far as models here call them; what else it casts is left as it is.
+#include <ATen/autocast_mode.h>
+#include <torch/library.h>
+
+#include <array>
+
+#include "tests/device/simulated_device.h"
+
+namespace snug::testing {
+namespace {
+
+at::Tensor lowered(const at::Tensor& tensor) {
+  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(kSimulated), tensor, kSimulated);
+}
+
+void in_few_bits(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard once(c10::DispatchKey::AutocastHPU);
+  const std::size_t count = op.schema().arguments().size();
+  for (std::size_t i = stack->size() - count; i < stack->size(); ++i) {
+    c10::IValue& value = (*stack)[i];
+    if (value.isTensor() && value.toTensor().defined()) value = lowered(value.toTensor());
+  }
+  op.callBoxed(stack);
+}
+
+constexpr std::array kInFewBits{"linear",
+                                "matmul",
+                                "mm",
+                                "bmm",
+                                "addmm",
+                                "addbmm",
+                                "baddbmm",
+                                "conv1d",
+                                "conv2d",
+                                "conv3d",
+                                "scaled_dot_product_attention",
+                                "_convolution",
+                                "conv_transpose1d",
+                                "conv_transpose2d.input"};
+
+TORCH_LIBRARY_IMPL(aten, AutocastHPU, library) {
+  for (const char* name : kInFewBits) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&in_few_bits>());
+}
+
+TORCH_LIBRARY_IMPL(_, AutocastHPU, library) { library.fallback(torch::CppFunction::makeFallthrough()); }
+
+}  // namespace
+}  // namespace snug::testing
