@@ -106,6 +106,15 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage storage, std::int64_t offs
   return self;
 }
 
+/// The CPU's draws from the CPU's generator, as it is told none.
+std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& x, double probability, std::optional<bool> train) {
+  if (!train.value_or(true) || probability == 0) return {x.clone(), at::ones_like(x, at::kBool)};
+  const double kept = 1 - probability;
+  at::Tensor mask = at::empty_like(x, at::kBool);
+  mask.bernoulli_(kept);
+  return {x.mul(mask).mul_(kept == 0 ? 0 : 1 / kept), mask};
+}
+
 void record_stream(at::Tensor& self, c10::Stream stream) {
   simulated_supply(self.device().index()).record_stream(self.storage().data_ptr().get_context(), stream);
 }
@@ -149,6 +158,7 @@ TORCH_LIBRARY_IMPL(aten, HPU, library) {
   library.impl("_copy_from", &copy_from);
   library.impl("resize_", &resize);
   library.impl("set_.source_Storage_storage_offset", &set_storage);
+  library.impl("native_dropout", &native_dropout);
   library.impl("record_stream", &record_stream);
   library.impl("convolution_overrideable", &convolution);
   library.impl("convolution_backward_overrideable", &convolution_backward);

@@ -206,6 +206,16 @@ TEST(SimulatedDevice, FailsWhereItIsTold) {
   EXPECT_EQ(first.cpu()[9].item<float>(), 1);
 }
 
+TEST(SimulatedDevice, DrawsFromItsOwnGeneratorWhateverTheOperatorIsTold) {
+  const auto dropped = [](c10::Device device) {
+    generator_of(device).set_current_seed(3);
+    return std::get<0>(at::native_dropout(at::ones({64}, on(device)), 0.5, true)).cpu();
+  };
+  const at::Tensor expected = dropped(c10::kCPU), of_cpu = generator_of(c10::kCPU).get_state();
+  EXPECT_TRUE(at::equal(dropped(kFirst), expected));
+  EXPECT_TRUE(at::equal(generator_of(c10::kCPU).get_state(), of_cpu));
+}
+
 TEST(SimulatedDevice, RefusesOperandsOfTwoDevices) {
   EXPECT_THROW((void)(torch::ones({2}, on(kFirst)) + torch::ones({2}, on(kSecond))), c10::Error);
   EXPECT_EQ((torch::ones({2}, on(kFirst)).to(kSecond) + torch::ones({2}, on(kSecond))).cpu()[1].item<float>(), 2);
