@@ -73,11 +73,11 @@ std::size_t whole_characters(std::string_view text) {
 
 int generate(const Options& o) {
   if (o.config.model.path.empty()) throw UsageError("generate: --model is empty; name a GGUF file or a folder");
+  const c10::Device device = train::device_of(o.config);
   const train::ModelFiles files(o.config.model.path);
   const train::ModelFamily& family = train::family_of(files);
   train::Config config = o.config;
   config.model.kind = family.name;
-  const c10::Device device = train::device_of(config);
   const auto pretrained = family.open(files);
   const auto tokenizer = train::make_tokenizer(config, pretrained.get());
   const auto model = pretrained->model(config.model);

@@ -28,8 +28,7 @@ bool processor_multiplies_bf16() {
 bool multiplies_bf16(c10::DeviceType device) {
   if (device == c10::kCPU) return processor_multiplies_bf16();
   // The same generation that convolves in it.
-  return device == c10::kCUDA && at::globalContext().hasCUDA() &&
-         at::detail::getCUDAHooks().supportsBFloat16ConvolutionWithCuDNNv8();
+  return device == c10::kCUDA && at::hasCUDA() && at::detail::getCUDAHooks().supportsBFloat16ConvolutionWithCuDNNv8();
 }
 
 Compute computed_in(Compute compute, c10::DeviceType device) {

@@ -29,6 +29,11 @@ class WrongUse(Command):
         self.assert_refused(run("tran", self.config, "--budget", "60%"), 2, "did you mean")
         self.assert_refused(run("fly"), 2, '"fly" is no command; the commands are doctor, plan, train')
 
+    def test_devices_that_are_none(self):
+        self.assert_refused(run("train", self.config, "--device", "gpu0"), 2, '"gpu0" names no device', "cuda")
+        self.assert_refused(run("plan", self.config, "--device", "xla"), 2, "no backend for xla")
+        self.assert_refused(run("generate", "--model", self.config, "--prompt", "a", "--device", ""), 2)
+
     def test_budgets_that_are_none(self):
         for budget in ("0", "-5MiB", "12 parsecs", "0%", "150%", "+60%", "6_0%", "plenty"):
             self.assert_refused(run("train", self.config, "--budget=" + budget), 2)
