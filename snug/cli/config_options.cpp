@@ -5,6 +5,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/cli/command.h"
+#include "snug/train/run_device.h"
 
 namespace snug::cli {
 namespace {
@@ -33,7 +34,13 @@ void add_config_options(CLI::App& command, ConfigOptions& options) {
       .add_option_function<std::string>("--budget", read_budget,
                                         "All memory that tensors may take: 400MiB, or 40% of the unplanned peak")
       ->type_name("BUDGET");
-  command.add_option("--device", options.device, "Where the model is, and steps run: cpu, cuda, cuda:1 (train.device)")
+  const auto read_device = [&options](const std::string& name) {
+    (void)train::device_named(name);
+    options.device = name;
+  };
+  command
+      .add_option_function<std::string>("--device", read_device,
+                                        "Where the model is, and steps run: cpu, cuda, cuda:1 (train.device)")
       ->type_name("DEVICE");
   command.add_option("--set", options.settings, "Set one key, as in --set train.steps=100; may be repeated")
       ->type_name("KEY=VALUE")
@@ -63,7 +70,7 @@ train::Config configuration(const ConfigOptions& options) {
   train::Config config = train::load_config(options.file);
   for (const std::string& setting : options.settings) train::set_key(config, setting);
   if (options.budget) config.memory.budget = options.budget;
-  if (options.device) train::set_key(config, "train.device=" + *options.device);
+  if (options.device) config.train.device = *options.device;
   train::validate(config);
   return config;
 }

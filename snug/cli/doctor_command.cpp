@@ -14,6 +14,7 @@
 #include "snug/data/libtorch_headers.h"
 #include "snug/data/text_corpus.h"
 #include "snug/memory/device_memory.h"
+#include "snug/memory/held_limit.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/memory/process_memory.h"
 #include "snug/replay/checkpoint.h"
@@ -58,13 +59,7 @@ std::string check_replay(c10::Device device) {
 
 std::string check_cap(c10::Device device) {
   auto& memory = memory::device_memory(device);
-  const auto before = memory.stats();
-  struct Restore {
-    memory::DeviceMemory& memory;
-    std::optional<Bytes> limit;
-    ~Restore() { memory.set_limit(limit); }
-  } const restore{memory, before.limit};
-  memory.set_limit(before.allocated + 1_MiB);
+  const memory::HeldLimit held(memory, memory.stats().allocated + 1_MiB);
   try {
     const at::Tensor too_large = at::empty({8 << 20}, at::TensorOptions(device).dtype(at::kByte));
   } catch (const OutOfBudget&) {

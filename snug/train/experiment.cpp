@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <mutex>
 #include <utility>
 
 #include "snug/base/errors.h"
@@ -24,10 +23,7 @@ namespace {
 Config prepared(const Config& config) {
   validate(config);
   if (config.train.threads > 0) at::set_num_threads(static_cast<int>(config.train.threads));
-  for (at::Generator& generator : record::default_generators()) {
-    const std::lock_guard lock(generator.mutex());
-    generator.set_current_seed(static_cast<std::uint64_t>(config.train.seed));
-  }
+  torch::manual_seed(static_cast<std::uint64_t>(config.train.seed));
   Config resolved = config;
   resolved.precision.compute = computed_in(config);  // which another machine may not have
   return resolved;

@@ -19,7 +19,6 @@
 #include "snug/plan/run/presets.h"
 #include "snug/replay/planned_step.h"
 #include "snug/train/experiment.h"
-#include "snug/train/run_device.h"
 #include "snug/train/training_step.h"
 
 namespace snug::train {
@@ -118,7 +117,7 @@ class Steps {
   Largest run(TrainingStep& step, const data::Batch& batch, std::vector<replay::PlannedStep> kinds) const {
     Largest found;
     found.unplanned_peak = plan::plan_none(kinds.front().step.graph).predicted_peak;
-    auto& memory = memory::device_memory(device_of(config_));
+    auto& memory = experiment_->memory();
     Session session(std::move(kinds), plan::Budget::for_limit(budget_), memory);
     found.predicted_peak = session.plan().predicted_peak;
     memory.reset_peak();

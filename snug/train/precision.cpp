@@ -37,7 +37,6 @@ Compute computed_in(Compute compute, c10::DeviceType device) {
 }
 
 Compute computed_in(const Config& config) {
-  if (config.precision.compute != Compute::Auto) return config.precision.compute;
   return computed_in(config.precision.compute, device_named(config.train.device).type());
 }
 

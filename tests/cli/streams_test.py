@@ -38,6 +38,8 @@ class Streams(Command):
     def test_doctor(self):
         found = json.loads(run("doctor", "--json").stdout)
         self.assertTrue(all(check["works"] for check in found["checks"].values()), found)
+        self.assertEqual(found["devices"][0]["device"], "cpu")
+        self.assertGreater(found["devices"][0]["available_bytes"], 0)
         libtorch = re.search(r"=> (.*)/lib/libc10\.so", run_shell(f"ldd {SNUG}").stdout).group(1)
         headers = [path for path in pathlib.Path(libtorch, "include").rglob("*") if path.is_file() and path.stat().st_size > 0]
         self.assertEqual(found["checks"]["demo text"]["detail"], f"{len(headers)} headers")
