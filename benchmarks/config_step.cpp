@@ -43,7 +43,7 @@ int run(int argc, char** argv) {
   if (config.memory.budget) {
     session.emplace(snug::train::plan_session(experiment, snug::train::Kinds::Training));
     made["unplanned_peak_bytes"] = session->plan().unplanned_peak;
-    made["predicted_peak_bytes"] = session->plan().predicted_peak;
+    made["predicted_peak_bytes"] = session->predicted_peak();
   }
   std::cout << made << std::endl;
 

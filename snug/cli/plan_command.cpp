@@ -52,6 +52,7 @@ struct PlanReport {
   Bytes floor = 0;  ///< the smallest budget
   plan::LowerBound bound;
   double gap = 0;
+  Bytes highest_peak = 0;  ///< of the plans of all micro-batches, and of evaluation
   double planning_seconds = 0;
   std::int64_t micro_batches = 1;  ///< of a step; times are of one that adds to gradients
   double whole_step_seconds = 0;   ///< of all of them and the update
@@ -65,6 +66,7 @@ PlanReport report_on(std::vector<replay::PlannedStep> kinds, std::optional<plan:
   const double started = monotonic_seconds();
   const std::vector<plan::MemoryPlan> plans = replay::plan_all(kinds, budget);
   report.plan = plans.front();
+  report.highest_peak = replay::highest_peak(plans);
   report.micro_batches = micro_batches;
   report.whole_step_seconds =
       kinds.front().step.graph.update_seconds +
@@ -148,6 +150,7 @@ nlohmann::ordered_json to_json(const PlanReport& r, const plan::Explanation& why
       {"unplanned_peak_bytes", r.plan.unplanned_peak},
       {"predicted_peak_bytes", r.plan.predicted_peak},
       {"predicted_peak_seconds", why.peak_seconds},
+      {"highest_peak_bytes", r.highest_peak},
       {"unplanned_step_seconds", r.plan.unplanned_seconds},
       {"predicted_step_seconds", r.plan.predicted_seconds},
       {"lower_bound_step_seconds", number_or_null(r.bound.step_seconds)},
@@ -185,6 +188,8 @@ void print_plan_summary(const PlanReport& r, const plan::Explanation& why) {
   if (p.budget > 0) rows.push_back({"budget", format_bytes(p.budget) + percent(p.budget)});
   rows.push_back({"predicted peak", fmt::format("{}{}, {:.3f} s into the step", format_bytes(p.predicted_peak),
                                                 percent(p.predicted_peak), why.peak_seconds)});
+  if (r.highest_peak > p.predicted_peak)
+    rows.push_back({"with the other micro-batches", format_bytes(r.highest_peak) + percent(r.highest_peak)});
   rows.push_back({"smallest budget",
                   fmt::format("{}, no plan has a peak below {}", format_bytes(r.floor), format_bytes(r.bound.peak))});
   rows.push_back({"kept for backward", format_bytes(why.all.kept)});

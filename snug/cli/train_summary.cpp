@@ -35,7 +35,7 @@ std::string summary(std::string_view title, const train::TrainResult& r, std::op
   if (r.plan.budget > 0)
     rows.push_back(
         {"budget", format_bytes(r.plan.budget) + report::format_share(r.plan.budget, r.plan.unplanned_peak)});
-  rows.push_back({"predicted peak", format_bytes(r.plan.predicted_peak)});
+  rows.push_back({"predicted peak", format_bytes(r.predicted_peak)});
   std::string recording;
   if (r.recording_peak > r.memory.allocated_peak)
     recording = fmt::format(" ({} while it was recorded)", format_bytes(r.recording_peak));

@@ -61,6 +61,12 @@ std::vector<plan::MemoryPlan> plan_all(const std::vector<PlannedStep>& kinds, st
   throw DoesNotFit(std::move(floor));
 }
 
+Bytes highest_peak(const std::vector<plan::MemoryPlan>& plans) {
+  Bytes highest = 0;
+  for (const plan::MemoryPlan& plan : plans) highest = std::max(highest, plan.predicted_peak);
+  return highest;
+}
+
 Bytes smallest_budget(const std::vector<PlannedStep>& kinds) {
   Bytes most = 0;
   for (const auto& [step, planner] : kinds)

@@ -30,4 +30,7 @@ std::vector<plan::MemoryPlan> plan_all(const std::vector<PlannedStep>& kinds, st
 /// The smallest budget that all of them have plans for.
 Bytes smallest_budget(const std::vector<PlannedStep>& kinds);
 
+/// Of a run whose steps follow these.
+Bytes highest_peak(const std::vector<plan::MemoryPlan>& plans);
+
 }  // namespace snug::replay

@@ -172,6 +172,7 @@ void Session::anomalies(Anomalies become) noexcept { state_->anomalies = become;
 const plan::MemoryPlan& Session::plan() const { return state_->book.plan(); }
 const plan::StepGraph& Session::graph() const { return state_->book.graph(); }
 const plan::Planner& Session::planner() const { return state_->book.planner(); }
+Bytes Session::predicted_peak() const { return state_->book.predicted_peak(); }
 const Session::StepReport& Session::last_step() const { return state_->last; }
 const replay::StepTrace& Session::last_trace() const { return state_->trace; }
 

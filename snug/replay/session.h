@@ -90,6 +90,9 @@ class Session {
   [[nodiscard]] const plan::MemoryPlan& plan() const;
   [[nodiscard]] const plan::StepGraph& graph() const;
   [[nodiscard]] const plan::Planner& planner() const;
+  /// The highest peak that a plan predicts, of all kinds of steps that it knows: of a whole run, whose last micro-batch
+  /// may take more than its first or less, where plan() is of one of them. Those that no plan fits are left out.
+  [[nodiscard]] Bytes predicted_peak() const;
   [[nodiscard]] const StepReport& last_step() const;
   /// What happened in it, one by one: what last_step() counts.
   [[nodiscard]] const replay::StepTrace& last_trace() const;

@@ -128,6 +128,14 @@ bool StepBook::outdated(const Known& known, Bytes allocated) const {
   return grown > std::max<Bytes>(room, 0) + budget_->reserve / 2;  // the reserve covers odds and ends
 }
 
+Bytes StepBook::predicted_peak() const {
+  Bytes highest = 0;
+  for (const Known& known : known_) {
+    if (known.fits) highest = std::max(highest, known.plan->predicted_peak);
+  }
+  return highest > 0 ? highest : known_.front().plan->predicted_peak;
+}
+
 bool StepBook::expects(StepKind kind) const { return std::ranges::find(known_, kind, &Known::kind) != known_.end(); }
 
 void StepBook::begin(const memory::Stats& stats, Bytes gradients, StepKind kind) {

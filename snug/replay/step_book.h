@@ -51,6 +51,8 @@ class StepBook {
   [[nodiscard]] const plan::Planner& planner() const { return known_.front().planner; }
   /// Whether a plan holds the cap in the first of them; else it keeps everything, and evictions do.
   [[nodiscard]] bool fits() const { return known_.front().fits; }
+  /// The highest of those that fit; of the first where none does.
+  [[nodiscard]] Bytes predicted_peak() const;
   [[nodiscard]] std::size_t size() const noexcept { return known_.size(); }
   /// Whether it decides by itself.
   [[nodiscard]] bool asks_nobody() const noexcept { return agreement_ == alone(); }

@@ -69,7 +69,7 @@ std::vector<Entry> make_entries(const std::vector<replay::RecordedStep>& kinds, 
       if (budget) entry.row.budget = budget->limit;
       try {
         const std::vector<plan::MemoryPlan> plans = replay::plan_all(planned, budget);
-        entry.row.predicted_peak = plans.front().predicted_peak;
+        entry.row.predicted_peak = replay::highest_peak(plans);
         entry.row.predicted_seconds =
             whole_step_seconds(planned, parts, [&](std::size_t i) { return plans[i].predicted_seconds; });
         entry.session.emplace(planned, budget, memory);

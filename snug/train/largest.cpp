@@ -119,7 +119,7 @@ class Steps {
     found.unplanned_peak = plan::plan_none(kinds.front().step.graph).predicted_peak;
     auto& memory = experiment_->memory();
     Session session(std::move(kinds), plan::Budget::for_limit(budget_), memory);
-    found.predicted_peak = session.plan().predicted_peak;
+    found.predicted_peak = session.predicted_peak();
     memory.reset_peak();
     const double started = monotonic_seconds();
     step.backward(session, batch, 0);

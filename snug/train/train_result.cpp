@@ -16,10 +16,10 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-nlohmann::ordered_json plan_figures(const plan::MemoryPlan& plan, const memory::Stats& memory) {
+nlohmann::ordered_json plan_figures(const plan::MemoryPlan& plan, Bytes predicted_peak, const memory::Stats& memory) {
   return {{"strategy", plan.strategy},
           {"budget_bytes", plan.budget > 0 ? nlohmann::ordered_json(plan.budget) : nlohmann::ordered_json()},
-          {"predicted_peak_bytes", plan.predicted_peak},
+          {"predicted_peak_bytes", predicted_peak},
           {"measured_peak_bytes", memory.allocated_peak},
           {"mapped_peak_bytes", memory.mapped_peak},
           {"unplanned_peak_bytes", plan.unplanned_peak}};
@@ -51,7 +51,7 @@ nlohmann::ordered_json to_json(const TrainResult& r) {
                                  {"interrupted", r.interrupted},
                                  {"resumed_from", r.resumed_from},
                                  {"states_saved", r.states_saved}};
-  json.update(plan_figures(r.plan, r.memory));
+  json.update(plan_figures(r.plan, r.predicted_peak, r.memory));
   return json;
 }
 

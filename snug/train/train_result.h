@@ -22,7 +22,8 @@ struct TrainResult {
   double loss_first = 0;
   double loss_last = 0;
   std::optional<double> validation_loss;
-  plan::MemoryPlan plan;
+  plan::MemoryPlan plan;     ///< of the step that ran last
+  Bytes predicted_peak = 0;  ///< the highest of all kinds of steps
   memory::Stats memory;      ///< since the steps began
   Bytes recording_peak = 0;  ///< before, while a step was recorded: within a budget in bytes, without one else
   Bytes resident_start = 0;  ///< of the process after warm_up(), before the experiment is made
@@ -37,7 +38,7 @@ struct TrainResult {
 };
 
 /// What every result says of its plan, and of the memory that following it took.
-nlohmann::ordered_json plan_figures(const plan::MemoryPlan& plan, const memory::Stats& memory);
+nlohmann::ordered_json plan_figures(const plan::MemoryPlan& plan, Bytes predicted_peak, const memory::Stats& memory);
 
 nlohmann::ordered_json to_json(const TrainResult& result);
 

@@ -40,10 +40,11 @@ std::int64_t count(const std::vector<at::Tensor>& tensors) {
 // From a loss scale of 65,536, forty halvings lead below what fp16 tells from zero.
 constexpr std::int64_t kTooManyOverflows = 40;
 
-/// What the budget leaves beside a plan: room for a copy of what is saved. Everything, without a budget.
-Bytes room_beside(const plan::MemoryPlan& plan) {
-  if (plan.budget == 0) return std::numeric_limits<Bytes>::max();
-  return std::max<Bytes>(plan.budget - plan.predicted_peak - plan::Budget::for_limit(plan.budget).reserve, 0);
+/// What the budget leaves beside the steps: room for a copy of what is saved. Everything, without a budget.
+Bytes room_beside(const Session& session) {
+  const Bytes budget = session.plan().budget;
+  if (budget == 0) return std::numeric_limits<Bytes>::max();
+  return std::max<Bytes>(budget - session.predicted_peak() - plan::Budget::for_limit(budget).reserve, 0);
 }
 
 /// Finds the training state that a run goes on from. Returns the steps that were done.
@@ -64,7 +65,7 @@ std::int64_t find_state(RunState& state, std::int64_t steps, report::Progress& p
 std::string describe(const Session& session) {
   const plan::MemoryPlan& p = session.plan();
   return fmt::format("plan \"{}\": {} operators, unplanned peak {}, predicted peak {}{}", p.strategy,
-                     session.graph().ops.size(), format_bytes(p.unplanned_peak), format_bytes(p.predicted_peak),
+                     session.graph().ops.size(), format_bytes(p.unplanned_peak), format_bytes(session.predicted_peak()),
                      p.budget > 0 ? ", budget " + format_bytes(p.budget) : std::string());
 }
 
@@ -278,7 +279,7 @@ class Run {
     saved_at_ = done_;
     // Of now: a session plans anew when a step or the memory around it changes.
     const std::string plan = to_json(plan::plan_file_for(session_.graph(), session_.plan())).dump() + "\n";
-    state_.save(done_, validated_, plan, room_beside(session_.plan()), progress_);
+    state_.save(done_, validated_, plan, room_beside(session_), progress_);
   }
 
   void finish_result() {
@@ -295,6 +296,7 @@ class Run {
                                               : "; --resume goes on from there"));
     }
     result_.plan = session_.plan();
+    result_.predicted_peak = session_.predicted_peak();
     result_.memory = experiment_.memory().stats();
     result_.resident_peak = memory::process_memory().resident_peak;
   }

@@ -128,7 +128,7 @@ nlohmann::ordered_json to_json(const VerifyResult& r) {
       {"evictions", r.evictions},
       {"plain_step_seconds_median", r.plain_seconds_median},
       {"planned_step_seconds_median", r.planned_seconds_median}};
-  json.update(plan_figures(r.plan, r.memory));
+  json.update(plan_figures(r.plan, r.predicted_peak, r.memory));
   return json;
 }
 
@@ -184,6 +184,7 @@ VerifyResult verify_chosen(const Config& config, std::int64_t steps, std::int64_
                               result.tensors, result.different));
   }
   result.plan = session.plan();
+  result.predicted_peak = session.predicted_peak();
   result.plain_seconds_median = median(plain_seconds);
   result.planned_seconds_median = median(planned_seconds);
   return result;

@@ -25,8 +25,9 @@ struct VerifyResult {
   std::int64_t evictions = 0;
   double plain_seconds_median = 0;  ///< forward and backward, interleaved with the planned ones
   double planned_seconds_median = 0;
-  plan::MemoryPlan plan;
-  memory::Stats memory;  ///< of the planned steps
+  plan::MemoryPlan plan;     ///< of the step that ran last
+  Bytes predicted_peak = 0;  ///< the highest of all kinds of steps
+  memory::Stats memory;      ///< of the planned steps
 };
 
 nlohmann::ordered_json to_json(const VerifyResult& result);
