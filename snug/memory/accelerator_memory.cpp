@@ -10,15 +10,17 @@
 #include "snug/memory/out_of_budget.h"
 
 namespace snug::memory {
-AcceleratorMemory::AcceleratorMemory(c10::Device device, std::unique_ptr<Supply> supply)
-    : device_(device), supply_(std::move(supply)) {}
 
-c10::DataPtr AcceleratorMemory::allocate(std::size_t bytes, c10::DeleterFnPtr free) {
-  if (bytes == 0) return {nullptr, nullptr, free, device_};
+AcceleratorMemory::AcceleratorMemory(c10::Device device, std::unique_ptr<Supply> supply, c10::DeleterFnPtr free)
+    : device_(device), supply_(std::move(supply)), free_(free) {}
+
+c10::DataPtr AcceleratorMemory::allocate(std::size_t bytes) {
+  if (bytes == 0) return {nullptr, nullptr, free_, device_};
   if (bytes > kLargestRequest) refuse(static_cast<Bytes>(kLargestRequest));
   const Bytes block = rounded(static_cast<Bytes>(bytes));
   bool kept_any = true;  // by the supply, as far as is known
-  for (;;) {
+  // Once more when nobody could help: another thread may have made room in the meantime.
+  for (bool helped = true;;) {
     Bytes missing = promise(block);
     if (missing == 0) {
       try {
@@ -26,7 +28,7 @@ c10::DataPtr AcceleratorMemory::allocate(std::size_t bytes, c10::DeleterFnPtr fr
         void* const data = taken.get();
         hand_out(data, block);
         (void)taken.release_context();  // freed() gives it back
-        return {data, data, free, device_};
+        return {data, data, free_, device_};
       } catch (const c10::OutOfMemoryError&) {
         take_back_promise(block);
         if (std::exchange(kept_any, false)) {
@@ -39,7 +41,8 @@ c10::DataPtr AcceleratorMemory::allocate(std::size_t bytes, c10::DeleterFnPtr fr
         throw;
       }
     }
-    if (!handlers_.ask(missing)) refuse(block);
+    if (!helped) refuse(block);
+    helped = handlers_.ask(missing);
     kept_any = true;
   }
 }
@@ -128,6 +131,19 @@ void AcceleratorMemory::retag(const c10::Storage& storage, Tag tag) {
   const std::lock_guard lock(mutex_);
   const auto block = blocks_.find(storage.data_ptr().get_context());
   if (block != blocks_.end()) accounts_.retag(block->second.size, std::exchange(block->second.tag, tag), tag);
+}
+
+void AcceleratorMemory::adopt(const c10::Storage& storage) {
+  const c10::DataPtr& data = storage.data_ptr();
+  if (storage.device() != device_ || data.get() == nullptr || !supply_->has_given(data)) return;
+  void* const address = data.get();
+  c10::DataPtr before = storage.unsafeGetStorageImpl()->set_data_ptr({address, address, free_, device_});
+  (void)before.release_context();  // freed() gives it back
+  const Bytes size = supply_->rounded(static_cast<Bytes>(storage.nbytes()));
+  const Bytes reserved = supply_->reserved();
+  const std::lock_guard lock(mutex_);
+  blocks_.insert_or_assign(address, Block{size, Tag::Weights, 0});
+  accounts_.take(size, Tag::Weights, reserved);
 }
 
 }  // namespace snug::memory

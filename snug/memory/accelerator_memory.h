@@ -30,6 +30,8 @@ class Supply {
   /// Gives back what is kept.
   virtual void release_cached() = 0;
   [[nodiscard]] virtual MachineMemory capacity() const = 0;
+  /// Whether take() has returned it, to whoever.
+  [[nodiscard]] virtual bool has_given(const c10::DataPtr& data) const = 0;
 };
 
 /// The memory of an accelerator. Counts each block of its supply as the supply rounds it, by tag, and refuses what
@@ -38,11 +40,11 @@ class Supply {
 /// enough, it gives back what it keeps, and handlers are asked for the whole block.
 class AcceleratorMemory final : public DeviceMemory {
  public:
-  AcceleratorMemory(c10::Device device, std::unique_ptr<Supply> supply);
+  /// `free`: the deleter of what it hands out, which calls freed() with the context that it is given.
+  AcceleratorMemory(c10::Device device, std::unique_ptr<Supply> supply, c10::DeleterFnPtr free);
 
-  /// For the device's allocator in LibTorch. `free`: the deleter of what this returns, which calls freed() with the
-  /// context that it is given. Throws OutOfBudget (see memory::refuse).
-  c10::DataPtr allocate(std::size_t bytes, c10::DeleterFnPtr free);
+  /// For the device's allocator in LibTorch. Throws OutOfBudget (see memory::refuse).
+  c10::DataPtr allocate(std::size_t bytes);
   /// Returns what allocate() has handed out. False: this is none of its blocks, and nothing is done.
   bool freed(void* data) noexcept;
 
@@ -55,6 +57,7 @@ class AcceleratorMemory final : public DeviceMemory {
   [[nodiscard]] Bytes rounded(Bytes bytes) const override { return bytes == 0 ? 0 : supply_->rounded(bytes); }
   [[nodiscard]] bool allocated_since(const c10::Storage& storage, AllocationTime time) const override;
   void retag(const c10::Storage& storage, Tag tag) override;
+  void adopt(const c10::Storage& storage) override;
   [[nodiscard]] MachineMemory capacity() const override { return supply_->capacity(); }
   void add_pressure_handler(PressureHandler* handler) override { handlers_.add(handler); }
   void remove_pressure_handler(PressureHandler* handler) override { handlers_.remove(handler); }
@@ -75,6 +78,7 @@ class AcceleratorMemory final : public DeviceMemory {
 
   const c10::Device device_;
   const std::unique_ptr<Supply> supply_;
+  const c10::DeleterFnPtr free_;
   mutable std::mutex mutex_;  // nothing of the supply's is called under it
   Accounts accounts_{mutex_};
   std::unordered_map<const void*, Block> blocks_;

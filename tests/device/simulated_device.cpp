@@ -31,12 +31,15 @@ thread_local InUse t_in_use;
 
 std::size_t at_index(c10::DeviceIndex index) { return static_cast<std::size_t>(index); }
 
+void free_block(void* data);
+
 struct Memories {
   struct One {
     explicit One(c10::DeviceIndex index) {
       auto made = std::make_unique<SimulatedSupply>(c10::Device(kSimulated, index));
       supply = made.get();
-      memory = std::make_unique<memory::AcceleratorMemory>(c10::Device(kSimulated, index), std::move(made));
+      memory =
+          std::make_unique<memory::AcceleratorMemory>(c10::Device(kSimulated, index), std::move(made), &free_block);
     }
     SimulatedSupply* supply;
     std::unique_ptr<memory::AcceleratorMemory> memory;
@@ -63,9 +66,7 @@ void free_block(void* data) {
 /// LibTorch's allocator of the devices.
 class Allocator final : public c10::DeviceAllocator {
  public:
-  c10::DataPtr allocate(std::size_t bytes) override {
-    return memory_of(t_in_use.device).memory->allocate(bytes, &free_block);
-  }
+  c10::DataPtr allocate(std::size_t bytes) override { return memory_of(t_in_use.device).memory->allocate(bytes); }
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
   bool initialized() override { return true; }

@@ -101,6 +101,34 @@ TEST(SimulatedDevice, CountsAndLimitsItsMemory) {
   EXPECT_EQ(memory.stats().allocated - before, 4096);
 }
 
+TEST(SimulatedDevice, AdoptsWhatItsSupplyHandedOutUncounted) {
+  memory::DeviceMemory& memory = memory::device_memory(kFirst);
+  const memory::Stats before = memory.stats();
+  const auto weights = [&] { return memory.stats().by_tag[static_cast<std::size_t>(memory::Tag::Weights)]; };
+  const Bytes weights_before = weights();
+  {
+    c10::Storage storage(c10::Storage::use_byte_size_t(), 1000, simulated_supply(0).take(1000));
+    EXPECT_EQ(memory.stats().allocated, before.allocated) << "as an allocator of another has it";
+    const void* const data = storage.data();
+    memory::device_memory(kSecond).adopt(storage);
+    EXPECT_EQ(memory.stats().allocated, before.allocated) << "it is none of another device's";
+    for (int i = 0; i < 2; ++i) {
+      memory.adopt(storage);
+      EXPECT_EQ(memory.stats().allocated - before.allocated, 1024) << "once";
+    }
+    EXPECT_EQ(weights() - weights_before, 1024);
+    EXPECT_EQ(storage.data(), data);
+    memory.retag(storage, memory::Tag::Gradients);
+    EXPECT_EQ(weights(), weights_before);
+    EXPECT_FALSE(memory.allocated_since(storage, 0)) << "it was there before all that is counted";
+  }
+  EXPECT_EQ(memory.stats().allocated, before.allocated);
+  const std::int64_t taken = simulated_supply(0).taken();
+  const at::Tensor same = at::empty({1000}, on(kFirst).dtype(at::kByte));
+  EXPECT_EQ(memory.stats().mapped, before.mapped + 1024) << "the freed block serves again";
+  EXPECT_EQ(simulated_supply(0).taken(), taken + 1);
+}
+
 TEST(SimulatedDevice, UsesWhatIsFreeAgainAndGivesItBack) {
   memory::DeviceMemory& memory = memory::device_memory(kFirst);
   settled(memory);

@@ -14,6 +14,9 @@ namespace {
 constexpr Bytes kGranule = 512;     // as CUDA's
 constexpr int kOverwritten = 0xA5;  // a number that is neither small nor nan, in every type
 
+/// Whoever takes from a supply gives to it.
+void nobody_frees(void* /*data*/) {}
+
 void overwrite(void* data, Bytes bytes) { std::memset(data, kOverwritten, static_cast<std::size_t>(bytes)); }
 
 }  // namespace
@@ -55,8 +58,10 @@ c10::DataPtr SimulatedSupply::take(std::size_t bytes) {
     overwrite(data, block);
   }
   blocks_.insert_or_assign(data, Block{block, stream, {}});
-  return {data, data, [](void*) {}, device_};
+  return {data, data, &nobody_frees, device_};
 }
+
+bool SimulatedSupply::has_given(const c10::DataPtr& data) const { return data.get_deleter() == &nobody_frees; }
 
 void SimulatedSupply::give(void* data) noexcept {
   Bytes bytes = 0;

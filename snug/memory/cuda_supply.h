@@ -1,0 +1,33 @@
+#pragma once
+
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include "snug/memory/accelerator_memory.h"
+
+namespace snug::memory {
+
+/// The blocks of LibTorch's caching allocator, on one device, whichever is the calling thread's. Any thread.
+class CudaSupply final : public Supply {
+ public:
+  /// `allocator`: LibTorch's own. It must outlive this.
+  CudaSupply(c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator, c10::DeviceIndex device)
+      : allocator_(allocator), device_(device) {}
+
+  c10::DataPtr take(std::size_t bytes) override;
+  void give(void* data) noexcept override;
+  /// What LibTorch splits its segments by. It may hand out a rest of one with the block, which counts as reserved.
+  [[nodiscard]] Bytes rounded(Bytes bytes) const override;
+  [[nodiscard]] Bytes reserved() const override;
+  /// The first time segments become expandable, so that free memory between blocks serves larger ones, unless the user
+  /// has settings of their own (PYTORCH_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF).
+  void limit_reserved(std::optional<Bytes> limit) override;
+  void release_cached() override;
+  [[nodiscard]] MachineMemory capacity() const override;
+  [[nodiscard]] bool has_given(const c10::DataPtr& data) const override;
+
+ private:
+  c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator_;
+  const c10::DeviceIndex device_;
+};
+
+}  // namespace snug::memory
