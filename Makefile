@@ -1,5 +1,5 @@
 # Shorthands for what CMakePresets.json and scripts/ hold; nothing is decided here.
-.PHONY: help setup build test test-long test-opinfo test-programs test-demo mutants demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python bench-lora bench-ladder bench-long cuda-check format clean
+.PHONY: help setup build test test-long test-opinfo test-programs test-demo mutants demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python bench-lora bench-ladder bench-long cuda-check gpu-check format clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -124,6 +124,9 @@ test-demo: build ## 300 steps of the demo, with and without what changes no bit,
 cuda-check: ## Compile the CUDA code against a CUDA build of LibTorch, without a GPU
 	@scripts/setup.sh
 	@scripts/cuda_check.sh
+
+gpu-check: ## On a machine with a GPU: build for it, test on it, measure there, 25 minutes; ARGS=cuda:1 for another
+	@scripts/gpu_check.sh $(ARGS)
 
 mutants: ## Change the code in small ways and list what no test notices; ARGS="--sample 20 snug/plan/run" for other files
 	@scripts/setup.sh tests

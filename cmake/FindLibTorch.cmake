@@ -4,7 +4,8 @@
 # Looked at, in this order: -DSNUG_LIBTORCH=DIR, the environment's SNUG_LIBTORCH, the torch package of the active
 # Python, the torch package of .venv in the source tree. DIR holds include/ and lib/.
 #
-# Defines LibTorch::torch, LibTorch_VERSION, LibTorch_HAS_CUDA and LibTorch_DIR_USED.
+# Defines LibTorch::torch, LibTorch_VERSION, LibTorch_HAS_CUDA (it was built for CUDA, and the headers of the CUDA runtime,
+# which its own include, are here) and LibTorch_DIR_USED.
 
 set(_candidates "")
 if(SNUG_LIBTORCH)
@@ -60,13 +61,23 @@ find_package_handle_standard_args(LibTorch
 
 if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
   set(LibTorch_HAS_CUDA OFF)
+  set(_includes "${LibTorch_DIR_USED}/include;${LibTorch_DIR_USED}/include/torch/csrc/api/include")
   if(EXISTS "${LibTorch_DIR_USED}/lib/libtorch_cuda.so")
-    set(LibTorch_HAS_CUDA ON)
+    # Beside torch, where pip puts them (by the major version of CUDA from 13 on), or those of a toolkit.
+    cmake_path(GET LibTorch_DIR_USED PARENT_PATH _site)
+    find_path(LibTorch_CUDA_INCLUDE_DIR crt/host_defines.h
+      HINTS "${_site}/nvidia/cu13/include" "${_site}/nvidia/cuda_runtime/include"
+      PATHS ENV CUDA_HOME ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES include)
+    if(LibTorch_CUDA_INCLUDE_DIR AND EXISTS "${LibTorch_CUDA_INCLUDE_DIR}/cuda_runtime_api.h")
+      set(LibTorch_HAS_CUDA ON)
+      list(APPEND _includes "${LibTorch_CUDA_INCLUDE_DIR}")
+    else()
+      message(WARNING "snug: this LibTorch is for CUDA, and the headers of the CUDA runtime are missing, so that this build "
+                      "will know no GPU. pip install nvidia-cuda-crt, of the version that nvidia-cuda-runtime has, beside torch")
+    endif()
   endif()
   add_library(LibTorch::torch INTERFACE IMPORTED)
-  set_target_properties(LibTorch::torch PROPERTIES
-    INTERFACE_INCLUDE_DIRECTORIES
-      "${LibTorch_DIR_USED}/include;${LibTorch_DIR_USED}/include/torch/csrc/api/include")
+  set_target_properties(LibTorch::torch PROPERTIES INTERFACE_INCLUDE_DIRECTORIES "${_includes}")
   set(_libraries torch torch_cpu c10)
   if(LibTorch_HAS_CUDA)
     list(APPEND _libraries torch_cuda c10_cuda)

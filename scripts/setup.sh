@@ -86,8 +86,9 @@ install_packages() {
 
 is_libtorch() { [[ -f "$1/include/ATen/ATen.h" && -f "$1/lib/libtorch_cpu.so" ]]; }
 
-# The version of the torch package that a Python has; nothing when it has none.
-torch_of() { "$1" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null || true; }
+# The version of a package that a Python has; nothing when it has none.
+version_of() { "$1" -c 'import sys; from importlib.metadata import version; print(version(sys.argv[1]))' "$2" 2>/dev/null || true; }
+torch_of() { version_of "$1" torch; }
 
 at_least() { [[ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" == "$1" ]]; }
 
@@ -147,6 +148,10 @@ make_venv() {
   fi
   say "installing torch $torch_version into .venv (a few minutes)"
   pip_install "torch==$torch_version" numpy
+  # A LibTorch for CUDA comes without a part of the headers that its own include.
+  local cuda_runtime
+  cuda_runtime="$(version_of "$venv/bin/python" nvidia-cuda-runtime)"
+  [[ -z "$cuda_runtime" ]] || pip_install "nvidia-cuda-crt==${cuda_runtime%.*}.*"
   venv_works || fail "torch is in .venv but cannot be imported:" \
     "$("$venv/bin/python" -c 'import numpy, torch' 2>&1 | tail -n 1)"
   touch "$stamp"

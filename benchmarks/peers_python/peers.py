@@ -1,8 +1,9 @@
 """snug against gradient checkpointing on models of transformers, in one process and in turns: one table, one picture.
 
 Usage: peers.py RESULTS_DIR [--models smollm2-512,smollm2-1024,llama,bert,vit,gpt2] [--turns N] [--overhead MODEL]
+                [--device cuda:0] [--compile 0.75,0.5]
 
-For each model: the plain step, the same with gradient_checkpointing_enable(), snug under a cap at checkpointing's peak, snug
+For each model: the plain step, the same with gradient_checkpointing_enable(), with torch.compile at activation memory budgets, snug under a cap at checkpointing's peak, snug
 with the smallest budget whose step is predicted to take no longer than checkpointing's, and snug with everything kept, for
 what it costs to be there. Peaks are counted bytes above what is there before the step, gradients included, by the same
 allocator for all. A turn during which other processes took more than 5 % of the machine is repeated, and of every two
@@ -11,6 +12,7 @@ what snug costs where it has nothing to do.
 """
 import argparse
 import datetime
+import functools
 import gc
 import itertools
 import json
@@ -62,10 +64,16 @@ def small(name):
     sys.exit(f"bench-peers-python: no model \"{name}\"")
 
 
-def make(name):
+def make(name, device="cpu"):
     torch.manual_seed(0)
     model, batch = smollm2(int(name.split("-")[1])) if name.startswith("smollm2-") else small(name)
-    return model.train(), batch
+    return model.train().to(device), {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+
+
+def wait_for(device):
+    """For what it still has to do."""
+    if torch.device(device).type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def jiffies():
@@ -80,8 +88,8 @@ def jiffies():
 class Contender:
     """`before` and `after` set the stage; they are not timed."""
 
-    def __init__(self, name, run, before=lambda: None, after=lambda: None):
-        self.name, self.run, self.before, self.after = name, run, before, after
+    def __init__(self, name, run, before=lambda: None, after=lambda: None, device="cpu"):
+        self.name, self.run, self.before, self.after, self.device = name, run, before, after, device
         self.peak, self.seconds = 0, []
 
     def step(self, model):
@@ -93,9 +101,11 @@ class Contender:
                 for p in model.parameters():
                     p.grad = None
                 gc.collect()
-                with snug.Monitor(interval=3600) as monitor:
+                with snug.Monitor(self.device, interval=3600) as monitor:
+                    wait_for(self.device)
                     started = time.perf_counter()
                     self.run()
+                    wait_for(self.device)
                     seconds = time.perf_counter() - started
         finally:
             self.after()
@@ -120,8 +130,24 @@ def turns_of(contenders, model, turns):
     return itertools.islice((seconds for seconds in tried if seconds is not None), turns)
 
 
-def compare(name, turns):
-    model, batch = make(name)
+def compiled(forward, batch, budget):
+    """The plain step, compiled with that share of its activations."""
+    import torch._functorch.config as settings
+
+    with settings.patch(activation_memory_budget=budget):
+        step = torch.compile(forward)
+        torch.manual_seed(1)
+        step(batch).backward()  # which compiles both passes
+
+    def run():
+        torch.manual_seed(1)
+        step(batch).backward()
+    return run
+
+
+def compare(name, turns, device, compile_budgets):
+    model, batch = make(name, device)
+    contender = functools.partial(Contender, device=device)
 
     def forward(b):
         return model(**b).loss
@@ -136,8 +162,8 @@ def compare(name, turns):
             session.backward(batch)
         return run
 
-    base = [Contender("plain", plain),
-            Contender("checkpoint", plain,
+    base = [contender("plain", plain),
+            contender("checkpoint", plain,
                       lambda: model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False}),
                       model.gradient_checkpointing_disable)]
     for c in base:
@@ -147,7 +173,7 @@ def compare(name, turns):
     for p in model.parameters():
         p.grad = None
     gc.collect()
-    static = snug.memory_stats()["allocated"]
+    static = snug.memory_stats(device)["allocated"]
     plan = snug.plan(forward, batch)
     reserve = 2 * MIB
     budget = static + base[1].peak
@@ -161,9 +187,11 @@ def compare(name, turns):
         session = snug.fit(forward, batch, size, strategy=strategy)
         sessions.append(session)
         # Several sessions hold one limit, the newest's: each step sets its own.
-        snug.set_memory_limit(None)
-        contenders.append(Contender(title, under(session), lambda size=size: snug.set_memory_limit(size),
-                                    lambda: snug.set_memory_limit(None)))
+        snug.set_memory_limit(None, device)
+        contenders.append(contender(title, under(session), lambda size=size: snug.set_memory_limit(size, device),
+                                    lambda: snug.set_memory_limit(None, device)))
+    for share in compile_budgets:
+        contenders.append(contender(f"compile({share})", compiled(forward, batch, share)))
     for c in contenders:
         c.step(model)
         c.peak = 0
@@ -182,9 +210,9 @@ def compare(name, turns):
     return {"rows": rows, "turns": len(contenders[0].seconds), "floor_bytes": floor - static, "static_bytes": static}
 
 
-def overhead(name, turns):
+def overhead(name, turns, device):
     """Quartiles of the step time with everything kept over the plain one's; each comes first in half of the turns."""
-    model, batch = make(name)
+    model, batch = make(name, device)
 
     def run(backward):
         torch.manual_seed(1)
@@ -194,8 +222,8 @@ def overhead(name, turns):
         return model(**b).loss
 
     session = snug.fit(forward, batch, 2 * snug.plan(forward, batch).unplanned_peak, strategy="none")
-    pair = [Contender("plain", lambda: run(lambda: forward(batch).backward())),
-            Contender("snug, all kept", lambda: run(lambda: session.backward(batch)))]
+    pair = [Contender("plain", lambda: run(lambda: forward(batch).backward()), device=device),
+            Contender("snug, all kept", lambda: run(lambda: session.backward(batch)), device=device)]
     for c in pair:
         c.step(model)
     ratios = []
@@ -229,7 +257,7 @@ def picture(results, path):
               "snug, all kept": "#9467bd"}
     for axis, (model, result) in zip(axes.flat, results.items()):
         for name, r in result["rows"].items():
-            axis.scatter(r["peak_bytes"] / MIB, r["over_plain"], s=60, color=colors[name], label=name)
+            axis.scatter(r["peak_bytes"] / MIB, r["over_plain"], s=60, color=colors.get(name, "#ff7f0e"), label=name)
         axis.set_title(model)
         axis.set_xlabel("peak, MiB above static")
         axis.set_ylabel("step / plain step")
@@ -246,14 +274,18 @@ def main():
     parser.add_argument("--models", default="smollm2-512,smollm2-1024,llama,bert,vit,gpt2")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--overhead", metavar="MODEL")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--compile", type=lambda text: [float(share) for share in text.split(",")], default=[])
     options = parser.parse_args()
     options.results.mkdir(parents=True, exist_ok=True)
-    stem = options.results / f"python_{torch.get_num_threads()}-cores_{datetime.date.today()}"
-    note = (f"torch {torch.__version__}, {torch.get_num_threads()} threads; peaks above what is there before the step, "
+    on_cpu = torch.device(options.device).type == "cpu"
+    where = f"{torch.get_num_threads()}-cores" if on_cpu else torch.cuda.get_device_name(options.device).replace(" ", "-").lower()
+    stem = options.results / f"python_{where}_{datetime.date.today()}"
+    note = (f"torch {torch.__version__}, {where}; peaks above what is there before the step, "
             f"gradients included; medians of {options.turns} turns.\n\n")
     if options.overhead:
-        low, middle, high = overhead(options.overhead, options.turns)
-        line = (f"{options.overhead}, torch {torch.__version__}, {torch.get_num_threads()} threads, {options.turns} turns: "
+        low, middle, high = overhead(options.overhead, options.turns, options.device)
+        line = (f"{options.overhead}, torch {torch.__version__}, {where}, {options.turns} turns: "
                 f"step with everything kept / plain step x {middle:.3f} (quartiles {low:.3f} to {high:.3f})")
         print(line)
         stem.with_name(f"{stem.name}_overhead.md").write_text(line + "\n")
@@ -261,7 +293,7 @@ def main():
     results = {}
     for name in options.models.split(","):
         print(f"{name}: {options.turns} turns", flush=True)
-        results[name] = compare(name, options.turns)
+        results[name] = compare(name, options.turns, options.device, options.compile)
         print(table({name: results[name]}), flush=True)
         stem.with_suffix(".md").write_text(note + table(results) + "\n")
         stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
