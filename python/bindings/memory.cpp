@@ -19,15 +19,9 @@ namespace {
 
 namespace py = pybind11;
 
-c10::Device device_named(const std::string& name) {
-  try {
-    return c10::Device(name);
-  } catch (const c10::Error&) {
-    throw UsageError("device: \"" + name + "\" is none; give \"cpu\" or \"cuda\"");
-  }
+memory::DeviceMemory& device_memory(const std::string& device) {
+  return memory::device_memory(memory::device_named(device));
 }
-
-memory::DeviceMemory& device_memory(const std::string& device) { return memory::device_memory(device_named(device)); }
 
 py::dict by_tag(const memory::ByTag& bytes) {
   py::dict dict;
@@ -81,7 +75,8 @@ std::vector<std::pair<std::string, std::string>> step(memory::Monitor& monitor, 
 std::unique_ptr<memory::Monitor> make_monitor(const std::string& device, double interval,
                                               const std::optional<std::string>& file, bool appends,
                                               std::int64_t growth_steps, double headroom) {
-  memory::MonitorOptions options{.device = device_named(device), .interval = interval, .file = file.value_or("")};
+  memory::MonitorOptions options{
+      .device = memory::device_named(device), .interval = interval, .file = file.value_or("")};
   if (appends) options.existing = JsonLines::Existing::Append;
   options.alarms.growth_steps = growth_steps;
   options.alarms.headroom = headroom;
@@ -95,7 +90,8 @@ void bind_memory(py::module_& m) {
   m.def("parse_bytes", [](const std::string& text) { return parse_bytes(text); });
   m.def("format_bytes", &format_bytes);
   m.def(
-      "with_index", [](const std::string& d) { return memory::with_index(device_named(d)).str(); }, py::arg("device"));
+      "with_index", [](const std::string& d) { return memory::with_index(memory::device_named(d)).str(); },
+      py::arg("device"));
   m.def("memory_stats", &stats, py::arg("device"));
   m.def(
       "reset_peak", [](const std::string& d) { device_memory(d).reset_peak(); }, py::arg("device"));

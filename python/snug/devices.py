@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from . import _core
-from .errors import UsageError
 
 
 def _tensors_in(sample: Any, depth: int = 4) -> Iterator[torch.Tensor]:
@@ -24,11 +23,7 @@ def _tensors_in(sample: Any, depth: int = 4) -> Iterator[torch.Tensor]:
 
 def device_named(device: str | torch.device) -> str:
     """A device with its number; without one, of several of a type, the one that is in use now."""
-    try:
-        named = torch.device(device)
-    except RuntimeError as error:
-        raise UsageError(f'device: "{device}" is none; give "cpu" or "cuda"') from error
-    return _core.with_index(str(named))
+    return _core.with_index(str(device))
 
 
 def device_of(device: str | torch.device | None, sample: Any) -> str:

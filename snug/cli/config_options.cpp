@@ -5,7 +5,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/cli/command.h"
-#include "snug/train/run_device.h"
+#include "snug/memory/device_memory.h"
 
 namespace snug::cli {
 namespace {
@@ -35,7 +35,11 @@ void add_config_options(CLI::App& command, ConfigOptions& options) {
                                         "All memory that tensors may take: 400MiB, or 40% of the unplanned peak")
       ->type_name("BUDGET");
   const auto read_device = [&options](const std::string& name) {
-    (void)train::device_named(name);
+    try {
+      (void)memory::device_named(name);
+    } catch (const UsageError& error) {
+      throw UsageError(std::string("--device: ") + error.what());
+    }
     options.device = name;
   };
   command

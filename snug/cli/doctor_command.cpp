@@ -13,6 +13,7 @@
 #include "snug/cli/output.h"
 #include "snug/data/libtorch_headers.h"
 #include "snug/data/text_corpus.h"
+#include "snug/memory/cuda_memory.h"
 #include "snug/memory/device_memory.h"
 #include "snug/memory/held_limit.h"
 #include "snug/memory/out_of_budget.h"
@@ -111,11 +112,14 @@ void add_doctor(CLI::App& app, Action& action) {
         nlohmann::ordered_json listed = nlohmann::ordered_json::array();
         for (const c10::Device device : devices) {
           const memory::MachineMemory memory = memory::device_memory(device).capacity();
-          listed.push_back(
-              {{"device", device.str()}, {"memory_bytes", memory.total}, {"available_bytes", memory.available}});
+          listed.push_back({{"device", device.str()},
+                            {"model", memory::device_memory(device).model()},
+                            {"memory_bytes", memory.total},
+                            {"available_bytes", memory.available}});
         }
         const nlohmann::ordered_json report = {{"snug", SNUG_VERSION},
                                                {"libtorch", TORCH_VERSION},
+                                               {"cuda", memory::built_for_cuda()},
                                                {"devices", listed},
                                                {"cpu_capability", at::get_cpu_capability()},
                                                {"threads", at::get_num_threads()},
@@ -126,13 +130,16 @@ void add_doctor(CLI::App& app, Action& action) {
       } else {
         std::vector<report::TableRow> rows = {
             {"snug", SNUG_VERSION},
-            {"LibTorch", TORCH_VERSION},
+            {"LibTorch", fmt::format("{}, {}", TORCH_VERSION, memory::built_for_cuda() ? "CPU and CUDA" : "CPU alone")},
             {"kernels for", at::get_cpu_capability()},
             {"threads", std::to_string(at::get_num_threads())},
             {"memory", memory_of(machine)},
         };
         for (const c10::Device device : devices) {
-          if (!device.is_cpu()) rows.push_back({device.str(), memory_of(memory::device_memory(device).capacity())});
+          if (device.is_cpu()) continue;
+          const memory::DeviceMemory& memory = memory::device_memory(device);
+          const std::string model = memory.model();
+          rows.push_back({device.str(), (model.empty() ? "" : model + ", ") + memory_of(memory.capacity())});
         }
         for (const Check& c : checks) rows.push_back({c.name, (c.works ? "✓ " : "✗ ") + c.detail});
         print(report::render_table("snug doctor", rows, report::terminal_columns(stdout)));

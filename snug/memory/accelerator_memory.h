@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 
 #include "snug/memory/accounts.h"
@@ -30,6 +31,8 @@ class Supply {
   /// Gives back what is kept.
   virtual void release_cached() = 0;
   [[nodiscard]] virtual MachineMemory capacity() const = 0;
+  /// See DeviceMemory::model().
+  [[nodiscard]] virtual std::string model() const { return {}; }
   /// Whether take() has returned it, to whoever.
   [[nodiscard]] virtual bool has_given(const c10::DataPtr& data) const = 0;
 };
@@ -50,6 +53,7 @@ class AcceleratorMemory final : public DeviceMemory {
 
   // DeviceMemory
   [[nodiscard]] c10::Device device() const override { return device_; }
+  [[nodiscard]] std::string model() const override { return supply_->model(); }
   [[nodiscard]] Stats stats() const override;
   void reset_peak() override;
   void set_limit(std::optional<Bytes> limit) override;

@@ -14,4 +14,6 @@ namespace {
 
 DeviceMemory* cuda_memory(c10::DeviceIndex index) { return CudaAllocator::installed().memory(index); }
 
+bool built_for_cuda() { return true; }
+
 }  // namespace snug::memory

@@ -9,4 +9,7 @@ namespace snug::memory {
 /// no_cuda_memory.cpp define it; CMake chooses one.
 DeviceMemory* cuda_memory(c10::DeviceIndex index);
 
+/// Whether this build knows GPUs.
+bool built_for_cuda();
+
 }  // namespace snug::memory

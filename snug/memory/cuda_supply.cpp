@@ -58,6 +58,13 @@ MachineMemory CudaSupply::capacity() const {
   return {};
 }
 
+std::string CudaSupply::model() const {
+  cudaDeviceProp properties{};
+  if (cudaGetDeviceProperties(&properties, device_) == cudaSuccess) return properties.name;
+  (void)cudaGetLastError();
+  return {};
+}
+
 bool CudaSupply::has_given(const c10::DataPtr& data) const {
   return data.get_deleter() == allocator_.raw_deleter() && data.get_context() == data.get();
 }

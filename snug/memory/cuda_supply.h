@@ -23,6 +23,7 @@ class CudaSupply final : public Supply {
   void limit_reserved(std::optional<Bytes> limit) override;
   void release_cached() override;
   [[nodiscard]] MachineMemory capacity() const override;
+  [[nodiscard]] std::string model() const override;
   [[nodiscard]] bool has_given(const c10::DataPtr& data) const override;
 
  private:

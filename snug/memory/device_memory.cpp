@@ -39,6 +39,14 @@ DeviceMemory* find_memory(c10::Device device) {
 AllocationTime allocation_time() noexcept { return g_time.load(std::memory_order_acquire); }
 AllocationTime next_allocation_time() noexcept { return g_time.fetch_add(1, std::memory_order_acq_rel) + 1; }
 
+c10::Device device_named(const std::string& name) {
+  try {
+    return c10::Device(name);
+  } catch (const c10::Error&) {  // which lists types of devices by the dozen
+    throw UsageError(fmt::format("\"{}\" names no device; write cpu, or an accelerator such as cuda or cuda:1", name));
+  }
+}
+
 c10::Device with_index(c10::Device device) {
   if (device.is_cpu()) return c10::kCPU;
   if (device.has_index() || !c10::impl::hasDeviceGuardImpl(device.type())) return device;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "snug/base/bytes.h"
@@ -60,6 +61,8 @@ class DeviceMemory {
   virtual ~DeviceMemory() = default;
 
   [[nodiscard]] virtual c10::Device device() const = 0;
+  /// What is printed on it; empty where nobody tells.
+  [[nodiscard]] virtual std::string model() const { return {}; }
 
   [[nodiscard]] virtual Stats stats() const = 0;
 
@@ -97,6 +100,10 @@ class DeviceMemory {
 
   [[nodiscard]] virtual std::unique_ptr<Meter> meter() = 0;
 };
+
+/// The device that a text such as "cpu", "cuda" or "cuda:1" names, whether it is there or not; without an index it has
+/// none. Throws UsageError for a text that names none.
+c10::Device device_named(const std::string& name);
 
 /// `device` with its index: where it has none, that of the one in use, which is the calling thread's affair and of this
 /// moment. Whoever names a device more than once does so by what this returns. The CPU has no index.

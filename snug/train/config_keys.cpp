@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "snug/memory/device_memory.h"
 #include "snug/train/knobs.h"
 #include "snug/train/language_model.h"
-#include "snug/train/run_device.h"
 
 namespace snug::train {
 namespace {
@@ -79,8 +79,26 @@ Applies with_optimizers_of(const OwnKey& key) {
 }
 
 bool same_compute(Compute a, Compute b, const Config& config) {
-  const c10::DeviceType device = device_named(config.train.device).type();
+  const c10::DeviceType device = memory::device_named(config.train.device).type();
   return computed_in(a, device) == computed_in(b, device);
+}
+
+std::optional<std::string> why_not_in_backward(const Config& config) {
+  if (config.optimizer.clip_norm > 0 && config.optimizer.clip_value == 0) {
+    return fmt::format(
+        "optimizer.clip_norm = {:g} scales every gradient by the norm of all, which is known when the last is there; "
+        "set optimizer.clip_norm = 0, or optimizer.clip_value in its place",
+        config.optimizer.clip_norm);
+  }
+  if (config.train.detect_anomaly) {
+    return "train.detect_anomaly runs a step again from where it began, and half of its update would have been made; "
+           "leave one of them out";
+  }
+  if (computed_in(config) == Compute::Fp16) {
+    return "with precision.compute = \"fp16\" a step is left out when any gradient overflows, which is known when the "
+           "last is there; leave one of them out";
+  }
+  return std::nullopt;
 }
 
 bool has_tiled_loss(const ModelConfig& model) {

@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <variant>
 
+#include "snug/memory/device_memory.h"
 #include "snug/optim/parameter_groups.h"
 #include "snug/plan/strategy.h"
 #include "snug/train/config.h"
 #include "snug/train/knobs.h"
-#include "snug/train/run_device.h"
 
 namespace snug::train::rules {
 
@@ -28,7 +28,10 @@ bool keeps(const Budget&, const std::optional<plan::BudgetRequest>& value) {
 bool keeps(const StrategyText&, const std::string& value) { return (plan::strategy_from(value), true); }
 bool keeps(const Groups&, const std::string& value) { return (optim::parse_group_rules(value), true); }
 bool keeps(const KnobNames&, const std::string& value) { return (allowed_knobs(value), true); }
-bool keeps(const DeviceName&, const std::string& value) { return (device_named(value), true); }
+bool keeps(const DeviceName&, const std::string& value) { return (memory::device_named(value), true); }
+bool DeviceName::same(const std::string& a, const std::string& b, const Config& /*config*/) {
+  return memory::device_named(a).type() == memory::device_named(b).type();
+}
 bool keeps(const NameOf& rule, const std::string& value) { return std::ranges::count(rule.names(), value) > 0; }
 
 }  // namespace snug::train::rules

@@ -21,7 +21,10 @@ struct Budget {};
 struct StrategyText {};
 struct Groups {};
 struct KnobNames {};
-struct DeviceName {};
+struct DeviceName {
+  /// A run may go on on another device of the type.
+  static bool same(const std::string& a, const std::string& b, const Config& config);
+};
 /// One of a few words, which are an enum's.
 template <class Choice>
 struct OneOf {

@@ -7,8 +7,8 @@
 #include <sys/auxv.h>
 #endif
 
+#include "snug/memory/device_memory.h"
 #include "snug/train/config.h"
-#include "snug/train/run_device.h"
 
 namespace snug::train {
 namespace {
@@ -37,7 +37,7 @@ Compute computed_in(Compute compute, c10::DeviceType device) {
 }
 
 Compute computed_in(const Config& config) {
-  return computed_in(config.precision.compute, device_named(config.train.device).type());
+  return computed_in(config.precision.compute, memory::device_named(config.train.device).type());
 }
 
 }  // namespace snug::train

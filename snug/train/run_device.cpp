@@ -9,16 +9,8 @@
 
 namespace snug::train {
 
-c10::Device device_named(const std::string& name) {
-  try {
-    return c10::Device(name);
-  } catch (const c10::Error&) {  // which lists types of devices by the dozen
-    throw UsageError(fmt::format("\"{}\" names no device; write cpu, or an accelerator such as cuda or cuda:1", name));
-  }
-}
-
 c10::Device device_of(const Config& config) {
-  const c10::Device device = memory::with_index(device_named(config.train.device));
+  const c10::Device device = memory::with_index(memory::device_named(config.train.device));
   if (config.model.weights == BaseWeights::Packed && !device.is_cpu()) {
     throw UsageError(fmt::format(
         "configuration: model.weights = \"packed\", whose blocks are unpacked by the CPU, and train.device = "

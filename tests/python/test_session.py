@@ -493,5 +493,5 @@ def test_the_device_is_found_inside_of_what_batches_come_in():
     for batch in (tokens, {"a": [tokens]}, collections.UserDict(a=tokens), Batch(tokens), Plain({"b": (1, tokens)})):
         assert device_of(None, batch) == "meta", batch
     assert device_of(None, Batch(torch.ones(1))) == "cpu" and device_of("cpu", tokens) == "cpu"
-    with pytest.raises(snug.UsageError, match="is none"):
+    with pytest.raises(snug.UsageError, match="names no device"):
         device_named("toaster")

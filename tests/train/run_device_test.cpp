@@ -15,9 +15,9 @@ using snug::testing::fault;
 using ::testing::HasSubstr;
 
 TEST(RunDevice, IsReadAndNotLookedFor) {
-  EXPECT_EQ(device_named("cpu"), c10::Device(c10::kCPU));
-  EXPECT_EQ(device_named("cuda:1"), c10::Device(c10::kCUDA, 1));
-  EXPECT_THAT(fault([] { device_named("nonsense"); }), HasSubstr("\"nonsense\" names no device"));
+  EXPECT_EQ(memory::device_named("cpu"), c10::Device(c10::kCPU));
+  EXPECT_EQ(memory::device_named("cuda:1"), c10::Device(c10::kCUDA, 1));
+  EXPECT_THAT(fault([] { memory::device_named("nonsense"); }), HasSubstr("\"nonsense\" names no device"));
 }
 
 TEST(RunDevice, IsRefusedWhereItIsNotThereOrCannotHoldTheWeights) {
