@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "snug/base/clock.h"
+#include "snug/base/patient_lock.h"
 #include "snug/memory/tag.h"
 #include "snug/record/tape.h"
 
@@ -21,7 +21,7 @@ std::int64_t stream_on(c10::Device device) { return c10::impl::VirtualGuardImpl(
 }  // namespace
 
 Profiler::Profiler(memory::DeviceMemory& memory, Bytes aside)
-    : memory_(memory), meter_(memory.meter()), aside_(aside), started_(monotonic_seconds()) {
+    : memory_(memory), meter_(memory.meter()), aside_(aside), clock_(memory.device()) {
   graph_.devices = {memory.device().str()};
 }
 
@@ -33,11 +33,9 @@ void Profiler::begin() {
   rebase();
 }
 
-double Profiler::clock() const { return monotonic_seconds() - started_ - other_seconds_; }
-
 void Profiler::push(Event::Kind kind, std::int32_t id, Bytes peak, Bytes net) {
-  const double now = clock();
-  graph_.events.push_back({kind, id, peak, net, std::max(now - std::exchange(pushed_, now), 0.0)});
+  graph_.events.push_back({kind, id, peak, net, 0});
+  pushed_.push_back(clock_.now());
 }
 
 std::int32_t Profiler::device_index(c10::Device device) {
@@ -80,15 +78,8 @@ void Profiler::reads(const at::Tensor& argument) {
     leaves_.push_back(argument);
 }
 
-void Profiler::leave_out(double seconds) noexcept {
-  // Of a kernel, or a replay, that it happens in; else those begin later.
-  kernel_started_ += seconds;
-  replay_started_ += seconds;
-  other_seconds_ += seconds;
-}
-
-void Profiler::kernel_begins() { kernel_started_ = monotonic_seconds(); }
-void Profiler::kernel_ends() { kernel_seconds_ = monotonic_seconds() - kernel_started_; }
+void Profiler::kernel_begins() { kernel_.from = clock_.now(); }
+void Profiler::kernel_ends() { kernel_.to = clock_.now(); }
 
 void Profiler::op_not_recorded() { mark(); }
 
@@ -100,7 +91,7 @@ void Profiler::op_recorded(const Tape& tape, plan::OpId op) {
   info.inputs = calls.inputs_of(calls.call(op));
   info.signature = calls.signature(op);
   info.module = calls.module_of(op);
-  info.seconds = kernel_seconds_;
+  kernels_.push_back(kernel_);
   info.peak_bytes = take_peak();
   const Bytes now = memory_.stats().allocated;
   Bytes outputs = 0;
@@ -149,12 +140,12 @@ void Profiler::unpacked(plan::ValueId value, plan::Residency now) {
 
 void Profiler::replay_begins() {
   mark();
-  replay_started_ = monotonic_seconds();
+  replay_ = clock_.now();
 }
 
 void Profiler::replay_ends() {
   rebase();
-  other_seconds_ += monotonic_seconds() - replay_started_;
+  clock_.leave_out(replay_, clock_.now());
 }
 
 void Profiler::rebase() {
@@ -199,9 +190,12 @@ void Profiler::settle_begins(const Tape& tape) {
 }
 
 void Profiler::rehearse(const Tape& tape, const std::function<bool()>& update) {
-  poll(tape);
-  mark();
-  const double began = clock();
+  {
+    const PatientLock lock(tape.mutex());
+    poll(tape);
+    mark();
+  }
+  const StepClock::Moment began = clock_.now();
   {
     const memory::TagScope tag(memory::Tag::Optimizer);
     if (!update()) return;
@@ -210,18 +204,36 @@ void Profiler::rehearse(const Tape& tape, const std::function<bool()>& update) {
   graph_.static_bytes += state_to_come_;
   graph_.static_by_tag[static_cast<std::size_t>(memory::Tag::Optimizer)] += state_to_come_;
   rebase();
-  const double again = clock();
+  const StepClock::Moment again = clock_.now();
   update();
-  const double ended = clock();
-  graph_.end_with_update(take_peak(), ended - again);
+  const StepClock::Moment ended = clock_.now();
+  graph_.end_with_update(take_peak(), 0);
+  pushed_.push_back(ended);
+  update_ = {again, ended};
   rebase();
-  other_seconds_ += ended - began;
+  clock_.leave_out(began, again);
+}
+
+void Profiler::note_seconds() {
+  const StepClock::Moment end = clock_.now();
+  clock_.settle();
+  for (std::size_t op = 0; op < kernels_.size(); ++op)
+    graph_.ops[op].seconds = clock_.seconds(kernels_[op].from, kernels_[op].to);
+  graph_.update_seconds = clock_.seconds(update_.from, update_.to);
+  StepClock::Moment before = 0;
+  for (std::size_t i = 0; i < pushed_.size(); ++i) {
+    const bool is_update = pushed_[i] == update_.to;
+    graph_.events[i].seconds = is_update ? 0 : clock_.seconds(before, pushed_[i]);
+    before = pushed_[i];
+  }
+  graph_.set_step_seconds(clock_.seconds(0, end) - graph_.update_seconds);
 }
 
 plan::StepGraph Profiler::finish(const Tape& tape) {
+  const PatientLock lock(tape.mutex());  // others may evict
   poll(tape);
   mark();
-  graph_.set_step_seconds(clock());
+  note_seconds();
   graph_.flow = tape.flow();
   graph_.values.resize(static_cast<std::size_t>(graph_.flow.values()));
   std::vector<char> made(graph_.values.size(), 0);  // by an operator, be it that they cannot be made again

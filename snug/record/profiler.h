@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -11,6 +10,7 @@
 
 #include "snug/memory/device_memory.h"
 #include "snug/plan/step/step_graph.h"
+#include "snug/record/step_clock.h"
 #include "snug/record/tape_observer.h"
 
 namespace snug::record {
@@ -51,8 +51,8 @@ class Profiler final : public TapeObserver {
   /// have from the beginning, and counts as memory that was there before the step; the second takes what each update
   /// takes. There is no update if it says so by returning false.
   void rehearse(const Tape& tape, const std::function<bool()>& update);
-  /// So many seconds have just passed that are neither the step's own nor a kernel's. Any thread.
-  void leave_out(double seconds) noexcept;
+  /// Where what is neither the step's own nor a kernel's is left out.
+  [[nodiscard]] StepClock& clock() noexcept { return clock_; }
   /// Bytes of that state.
   [[nodiscard]] Bytes state_to_come() const noexcept { return state_to_come_; }
 
@@ -64,8 +64,8 @@ class Profiler final : public TapeObserver {
   /// Memory is counted from here on.
   void rebase();
   void push(plan::Event::Kind kind, std::int32_t id, Bytes peak = 0, Bytes net = 0);
-  /// Seconds of the step itself so far.
-  [[nodiscard]] double clock() const;
+  /// Writes down how long everything took.
+  void note_seconds();
   std::int32_t device_index(c10::Device device);
   /// Memory between two events becomes an event of its own.
   void mark();
@@ -87,12 +87,15 @@ class Profiler final : public TapeObserver {
   Bytes level_ = 0;    // allocated at the last mark
   Bytes evicted_ = 0;  // since the last mark; without a limit it would still be there
   Bytes died_ = 0;     // freed since the last mark, with an event of its own
-  double started_ = 0;
-  std::atomic<double> kernel_started_ = 0;
-  double kernel_seconds_ = 0;
-  std::atomic<double> replay_started_ = 0;
-  std::atomic<double> other_seconds_ = 0;  // not the step's own: replays, rehearsals, copies
-  double pushed_ = 0;                      // when the latest event was, on the clock
+  StepClock clock_;
+  struct Span {
+    StepClock::Moment from = 0, to = 0;
+  };
+  Span kernel_;                            // the one that ran last
+  std::vector<Span> kernels_;              // by operator
+  std::vector<StepClock::Moment> pushed_;  // by event
+  StepClock::Moment replay_ = 0;           // its begin
+  Span update_;
   Bytes state_to_come_ = 0;
 };
 

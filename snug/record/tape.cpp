@@ -61,6 +61,7 @@ void Tape::finish() {
   bind_all();
   follower_.finish(calls_);
   notice_writes();
+  streams_.forward_over();
   // From now on versions are asked only of what is held as the program has it.
   for (plan::ValueId v = 0; v < flow().values(); ++v) {
     if (!flow().is_leaf(v)) versions_.look_again(v);
@@ -114,8 +115,8 @@ void Tape::replayed(plan::OpId op) {
 }
 
 void Tape::put(plan::ValueId value, c10::Storage storage) {
+  verified_.check(value, storage);
   values_.cache(value, std::move(storage));
-  verified_.check(value);
 }
 
 void Tape::evict(plan::ValueId value) {

@@ -17,6 +17,7 @@
 #include "snug/record/region_stack.h"
 #include "snug/record/saved_counts.h"
 #include "snug/record/saved_tensor.h"
+#include "snug/record/stream_order.h"
 #include "snug/record/tape_mutex.h"
 #include "snug/record/tape_observer.h"
 #include "snug/record/value_lookup.h"
@@ -100,6 +101,7 @@ class Tape {
   [[nodiscard]] const plan::Dataflow& flow() const noexcept { return values_.flow(); }
   [[nodiscard]] const plan::Ledger& ledger() const noexcept { return values_.ledger(); }
   [[nodiscard]] const ValueLookup& lookup() const noexcept { return lookup_; }
+  [[nodiscard]] StreamOrder& streams() noexcept { return streams_; }
 
   /// An operator has run again.
   void replayed(plan::OpId op);
@@ -171,6 +173,7 @@ class Tape {
   VerifiedContents verified_{calls_, values_};
   PlanFollower follower_;
   RegionStack regions_;
+  StreamOrder streams_;
 
   PendingLists lists_;                 // of the call that is being recorded
   std::exception_ptr failure_;         // of a policy, or of moving; thrown when the call has been recorded whole

@@ -99,6 +99,7 @@ void Tape::prepare(PendingCall& pending, const c10::IValue* arguments) {
       if (value != plan::kNoValue) pending.lists.input_storages.push_back(values_.address(value));
     }
   }
+  streams_.used(pending.lists.input_storages);
 }
 
 void Tape::roll_back(PendingCall& pending) {
@@ -200,6 +201,7 @@ void Tape::add_result(PendingCall& pending, const at::Tensor& tensor, OutputSlot
 plan::ValueId Tape::add_output(const PendingCall& pending, const at::Tensor& tensor, plan::ValueId overwrites,
                                OutputSlot slot) {
   const plan::ValueId value = values_.add_output(tensor.storage(), overwrites);
+  streams_.made_on(tensor.device());
   slot.dtype = tensor.scalar_type();
   calls_.add_output(slot);
   if (pending.traits.uninitialized) values_.set_unfilled(value);

@@ -26,7 +26,7 @@ class VerifiedContents {
   /// The value is about to be dropped, which is in this storage.
   void remember(plan::ValueId value, const c10::Storage& storage);
   /// It is there again. Throws Error when it has other bits, naming the operator, its module and the place.
-  void check(plan::ValueId value) const;
+  void check(plan::ValueId value, const c10::Storage& made) const;
 
  private:
   struct Verified {

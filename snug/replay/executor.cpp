@@ -4,6 +4,7 @@
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 
@@ -63,6 +64,18 @@ class PinScope {
   ValueStore& values_;
   const plan::ReplaySchedule& replay_;
   std::size_t finished_ = 0;
+};
+
+/// What other streams wait for from the end of the scope on.
+class StreamScope {
+ public:
+  explicit StreamScope(Tape& tape) : tape_(tape) {}
+  ~StreamScope() { tape_.streams().leave(); }
+  StreamScope(const StreamScope&) = delete;
+  StreamScope& operator=(const StreamScope&) = delete;
+
+ private:
+  Tape& tape_;
 };
 
 /// Keeps the inputs of an operator from eviction while it runs.
@@ -182,6 +195,9 @@ at::Tensor result(const torch::jit::Stack& stack, const record::OutputSlot& slot
 void call_again(Tape& tape, plan::OpId op, torch::jit::Stack& stack) {
   const Call& call = tape.calls().call(op);
   const at::AutoGradMode grad_mode(call.grad_mode);
+  // Of an operator that is told a type of device alone, the current one is meant.
+  const c10::Device made_on = tape.values().device(tape.flow().outputs(op).front().value);
+  const c10::OptionalDeviceGuard device(made_on.is_cpu() ? std::nullopt : std::optional(made_on));
   const DefaultDtype default_dtype(call.default_dtype);
   const memory::OperationScope operation(&call.traits->name);
   std::optional<record::DrawAgain> draws;
@@ -212,8 +228,18 @@ void check_made(const Tape& tape, plan::OpId op, ValueId value, const c10::Stora
       tape.calls().describe(op), bytes, c10::toString(is), tape.values().nbytes(value), c10::toString(was)));
 }
 
+/// The operator is about to run in the current streams of its operands' devices.
+void enter_streams(Tape& tape, plan::OpId op) {
+  for (const ValueId input : tape.flow().inputs(op)) {
+    tape.streams().enter(tape.values().device(input));
+    tape.streams().used(tape.values().storage(input).unsafeGetStorageImpl());
+  }
+  for (const Output& out : tape.flow().outputs(op)) tape.streams().enter(tape.values().device(out.value));
+}
+
 void run_again(Tape& tape, const RunAgain& step) {
   tape.lookup().check_inputs(step.op);
+  enter_streams(tape, step.op);
   const Call& call = tape.calls().call(step.op);
   const WrittenStorages written(tape, step);
   torch::jit::Stack stack = arguments_of(tape, call, written);
@@ -267,6 +293,7 @@ struct Starved {
 bool do_step(Tape& tape, const plan::ReplaySchedule::Step& step) {
   return std::visit(Match{
                         [&](const plan::Fetch& fetch) {
+                          tape.streams().enter(tape.values().device(fetch.value));
                           if (!tape.ledger().resident(fetch.value)) tape.load(fetch.value);
                           return true;
                         },
@@ -294,6 +321,7 @@ void materialize(Tape& tape, ValueId value) {
       if (attempt == kMostSchedules) refuse(tape, starved);
       const plan::ReplaySchedule replay = tape.ledger().schedule(value);
       PinScope pins(tape.values(), replay);
+      const StreamScope streams(tape);
       for (const plan::ReplaySchedule::Step& step : replay.steps) {
         if (!do_step(tape, step)) {
           starved = Starved::at(tape, std::get<RunAgain>(step).op);

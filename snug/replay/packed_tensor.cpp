@@ -62,6 +62,8 @@ at::Tensor PackedTensor::unpack() {
     if (!tape_->finished()) tape_->notice_writes();
     materialize(*tape_, value);
   }
+  tape_->streams().catch_up(values.device(value));
+  tape_->streams().used(values.storage(value).unsafeGetStorageImpl());
   at::Tensor tensor = tape_->calls().geometry().tensor(saved_.view, values.storage(value));
   if (pass == record::kNoPass) {
     values.end_pass();  // somebody looks at a saved tensor outside of backward

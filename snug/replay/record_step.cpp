@@ -197,7 +197,7 @@ struct RecordingScope {
   UndoneDraws draws;
   GradientsAside aside;
   std::shared_ptr<record::Profiler> profiler;
-  UndoneWrites writes{[this](double seconds) { profiler->leave_out(seconds); }};
+  UndoneWrites writes{&profiler->clock()};
   std::shared_ptr<record::Tape> tape = std::make_shared<record::Tape>(record::KeepSaved{}, profiler);
   Evictor evictor;
   std::optional<GradientHooks> in_backward;

@@ -7,23 +7,22 @@
 #include <exception>
 #include <utility>
 
-#include "snug/base/clock.h"
 #include "snug/base/errors.h"
 
 namespace snug::replay {
 namespace {
 
-/// Tells how long its life was.
-auto timed(const std::function<void(double seconds)>& took) {
-  return c10::make_scope_exit([&took, began = monotonic_seconds()] {
-    if (took) took(monotonic_seconds() - began);
+/// Its life is left out.
+auto left_out(record::StepClock* clock) {
+  return c10::make_scope_exit([clock, began = clock != nullptr ? clock->now() : 0] {
+    if (clock != nullptr) clock->leave_out(began, clock->now());
   });
 }
 
 }  // namespace
 
-UndoneWrites::UndoneWrites(std::function<void(double seconds)> took)
-    : took_(std::move(took)), gate_({.before_write = [this](const at::Tensor& written) { copy(written); }}) {}
+UndoneWrites::UndoneWrites(record::StepClock* clock)
+    : clock_(clock), gate_({.before_write = [this](const at::Tensor& written) { copy(written); }}) {}
 
 UndoneWrites::~UndoneWrites() {
   try {
@@ -33,7 +32,7 @@ UndoneWrites::~UndoneWrites() {
 }
 
 void UndoneWrites::undo() {
-  const auto clock = timed(took_);
+  const auto clock = left_out(clock_);
   const at::NoGradGuard no_grad;
   std::exception_ptr failure;
   const std::vector<Copy> copies = std::exchange(copies_, {});
@@ -70,7 +69,7 @@ void UndoneWrites::copy(const at::Tensor& written) {
   if (storage.device().is_meta() || storage.nbytes() == 0 || storage.data() == nullptr) return;
   const std::lock_guard lock(mutex_);
   if (copied_.contains(storage.unsafeGetStorageImpl()) || memory::allocated_since(storage, began_)) return;
-  const auto clock = timed(took_);
+  const auto clock = left_out(clock_);
   const at::NoGradGuard no_grad;
   copies_.push_back(
       {storage.getWeakStorageImpl(), memory::Offloaded(storage, static_cast<Bytes>(storage.nbytes()), file_)});

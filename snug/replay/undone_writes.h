@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <unordered_set>
@@ -13,6 +12,7 @@
 #include "snug/memory/device_memory.h"
 #include "snug/memory/offloaded.h"
 #include "snug/record/recording.h"
+#include "snug/record/step_clock.h"
 
 namespace snug::replay {
 
@@ -26,8 +26,8 @@ namespace snug::replay {
 /// that run its backward passes (see record::OperatorGate).
 class UndoneWrites {
  public:
-  /// `took`, if any, is told how many seconds each copy has just taken, and each undo().
-  explicit UndoneWrites(std::function<void(double seconds)> took = nullptr);
+  /// The clock, if any, leaves out what each copy takes, and each undo(). It must outlive this.
+  explicit UndoneWrites(record::StepClock* clock = nullptr);
   ~UndoneWrites();
   UndoneWrites(const UndoneWrites&) = delete;
   UndoneWrites& operator=(const UndoneWrites&) = delete;
@@ -60,7 +60,7 @@ class UndoneWrites {
   };
   void copy(const at::Tensor& written);
 
-  std::function<void(double seconds)> took_;
+  record::StepClock* clock_;
   std::mutex mutex_;  // of what follows, while a backward pass may be running
   memory::AllocationTime began_ = memory::allocation_time();
   std::vector<Copy> copies_;

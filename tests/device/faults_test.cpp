@@ -1,15 +1,22 @@
-// An accelerator's memory that runs out at each allocation of a planned step: the step is right, or refused, and the
-// next one is right.
+// Memory that runs out at each allocation of a planned step, on the CPU and on an accelerator: the step is right, or
+// refused, and the next one is right. And copies between a device and the host that fail.
+#include <c10/core/CPUAllocator.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <atomic>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <random>
+#include <string>
 #include <vector>
 
 #include "snug/memory/out_of_budget.h"
+#include "snug/plan/run/presets.h"
+#include "snug/plan/run/simulator.h"
 #include "snug/snug.h"
 #include "tests/device/simulated_device.h"
 #include "tests/device/test_device.h"
@@ -19,14 +26,72 @@ namespace snug::testing {
 namespace {
 
 [[maybe_unused]] const bool kInstalledForFaults = (install_simulated_devices(), true);
-const c10::Device kDevice(kSimulated, 1);
+const c10::Device kFailing(kSimulated, 1);
+
+using Failure = SimulatedSupply::Failure;
+
+/// In front of the CPU's memory, which has no supply that could fail: where an allocation is to fail, there is no more
+/// memory than is taken at that moment.
+class FailingCpu final : public at::Allocator {
+ public:
+  static FailingCpu& instance() {
+    static auto* const allocator = [] {
+      auto* const made = new FailingCpu;
+      c10::SetCPUAllocator(made, /*priority=*/202);
+      return made;
+    }();
+    return *allocator;
+  }
+
+  c10::DataPtr allocate(std::size_t bytes) override {
+    if (bytes == 0) return behind_.allocate(bytes);
+    const bool fails = taken_++ >= fails_from_;
+    if (!fails || is_full_.exchange(true)) return behind_.allocate(bytes);
+    memory_.release_cached();
+    memory_.set_limit(memory_.stats().mapped);
+    if (for_good_) return behind_.allocate(bytes);
+    const struct Once {
+      FailingCpu& of;
+      ~Once() { of.fail(std::nullopt); }
+    } once{*this};
+    return behind_.allocate(bytes);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return behind_.raw_deleter(); }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { behind_.copy_data(to, from, bytes); }
+
+  void fail(std::optional<Failure> failure) {
+    memory_.set_limit(limit_);
+    is_full_ = false;
+    for_good_ = failure && failure->for_good;
+    fails_from_ = failure ? taken_ + failure->after : std::numeric_limits<std::int64_t>::max();
+  }
+  /// That of the session, to which memory comes back.
+  void expect_limit(std::optional<Bytes> limit) { limit_ = limit; }
+  [[nodiscard]] std::int64_t taken() const { return taken_; }
+
+ private:
+  at::Allocator& behind_ = *c10::GetCPUAllocator();
+  memory::DeviceMemory& memory_ = memory::device_memory(c10::kCPU);
+  std::optional<Bytes> limit_;
+  std::atomic<std::int64_t> taken_ = 0, fails_from_ = std::numeric_limits<std::int64_t>::max();
+  std::atomic<bool> is_full_ = false, for_good_ = false;
+};
+
+void fail_allocation(c10::Device device, std::optional<Failure> failure) {
+  if (device.is_cpu()) return FailingCpu::instance().fail(failure);
+  simulated_supply(device.index()).fail(failure);
+}
+
+std::int64_t allocations(c10::Device device) {
+  return device.is_cpu() ? FailingCpu::instance().taken() : simulated_supply(device.index()).taken();
+}
 
 /// Layers with dropout, whose plan has to run some of them again.
 struct Layers : torch::nn::Module {
-  Layers() {
+  explicit Layers(c10::Device device) {
     for (int i = 0; i < 4; ++i) layers->push_back(torch::nn::Linear(64, 64));
     register_module("layers", layers);
-    to(kDevice);
+    to(device);
   }
   at::Tensor loss(at::Tensor x) {
     for (const auto& layer : *layers) x = torch::dropout(layer->as<torch::nn::Linear>()->forward(x).tanh(), 0.2, true);
@@ -35,12 +100,12 @@ struct Layers : torch::nn::Module {
   torch::nn::ModuleList layers;
 };
 
-class Faults : public ::testing::Test {
+class Faults : public ::testing::TestWithParam<c10::Device> {
  protected:
   Faults() {
     torch::manual_seed(3);
-    net_ = std::make_shared<Layers>();
-    x_ = torch::randn({256, 64}).to(kDevice);
+    net_ = std::make_shared<Layers>(device_);
+    x_ = torch::randn({256, 64}).to(device_);
     expected_ = step([&] {
       const at::Tensor loss = net_->loss(x_);
       loss.backward();
@@ -49,22 +114,27 @@ class Faults : public ::testing::Test {
     const Bytes before = memory_.stats().allocated;
     const auto recorded = replay::record_step([&] { return net_->loss(x_); }, memory_);
     const Bytes peak = plan::make_plan(recorded.graph, "none", std::nullopt).predicted_peak;
-    session_.emplace(
-        fit([&](const at::Tensor& x) { return net_->loss(x); }, x_, {.budget = before + (peak - before) * 7 / 10}));
+    session_.emplace(fit([&](const at::Tensor& x) { return net_->loss(x); }, x_,
+                         {.budget = before + (peak - before) * 7 / 10, .device = device_}));
+    if (device_.is_cpu()) FailingCpu::instance().expect_limit(memory_.stats().limit);
     (void)planned();
-    const std::int64_t taken = simulated_supply(1).taken();
+    const std::int64_t taken = allocations(device_);
     (void)planned();
-    in_a_step_ = simulated_supply(1).taken() - taken;
+    in_a_step_ = allocations(device_) - taken;
     base_ = settled(memory_);
   }
-  ~Faults() override { simulated_supply(1).fail(std::nullopt); }
+  ~Faults() override {
+    if (device_.is_cpu()) FailingCpu::instance().expect_limit(std::nullopt);
+    fail_allocation(device_, std::nullopt);
+  }
 
   /// The loss and all gradients of a step from a seed, which leaves no gradient.
   std::vector<at::Tensor> step(const std::function<at::Tensor()>& run) {
     torch::manual_seed(5);
     net_->zero_grad();
-    std::vector<at::Tensor> found{run().detach().cpu()};
-    for (const at::Tensor& p : net_->parameters()) found.push_back(p.grad().cpu());
+    std::vector<at::Tensor> found{run().detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true)};
+    for (const at::Tensor& p : net_->parameters())
+      found.push_back(p.grad().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true));
     net_->zero_grad();
     return found;
   }
@@ -72,7 +142,26 @@ class Faults : public ::testing::Test {
     return step([&] { return session_->backward([&] { return net_->loss(x_); }); });
   }
 
-  memory::DeviceMemory& memory_ = memory::device_memory(kDevice);
+  /// A step during which memory fails is right, or says that it has run out; the books are balanced, and the next is
+  /// right. Whether it was refused.
+  bool refused_by(const Failure& failure) {
+    bool refused = false;
+    fail_allocation(device_, failure);
+    try {
+      expect_same(expected_, planned());
+    } catch (const std::exception& error) {
+      refused = true;
+      EXPECT_TRUE(memory::refusal_in(std::current_exception())) << error.what();
+    }
+    fail_allocation(device_, std::nullopt);
+    net_->zero_grad();
+    EXPECT_EQ(settled(memory_), base_);
+    expect_same(expected_, planned());
+    return refused;
+  }
+
+  const c10::Device device_ = GetParam();
+  memory::DeviceMemory& memory_ = memory::device_memory(device_);
   std::shared_ptr<Layers> net_;
   at::Tensor x_;
   std::vector<at::Tensor> expected_;
@@ -80,34 +169,93 @@ class Faults : public ::testing::Test {
   std::int64_t in_a_step_ = 0;
   Bytes base_ = 0;
 };
+INSTANTIATE_TEST_SUITE_P(Devices, Faults, ::testing::Values(c10::Device(c10::kCPU), kFailing),
+                         [](const auto& it) { return std::string(it.param.is_cpu() ? "Cpu" : "Simulated"); });
 
-TEST_F(Faults, AnAllocationThatFailsOnceIsTriedAgain) {
+TEST_P(Faults, AnAllocationThatFailsOnceIsTriedAgain) {
   ASSERT_GT(in_a_step_, 50);
-  for (std::int64_t n = 0; n < in_a_step_; ++n) {
-    SCOPED_TRACE(n);
-    simulated_supply(1).fail(SimulatedSupply::Failure{.after = n, .for_good = false});
-    expect_same(expected_, planned());
-    EXPECT_EQ(settled(memory_), base_);
-  }
-}
-
-TEST_F(Faults, ADeviceThatIsFullFromAnyAllocationOnRefusesTheStepAndRunsTheNext) {
   int refused = 0;
   for (std::int64_t n = 0; n < in_a_step_; ++n) {
     SCOPED_TRACE(n);
-    simulated_supply(1).fail(SimulatedSupply::Failure{.after = n, .for_good = true});
-    try {
-      (void)planned();
-    } catch (const std::exception& error) {
-      ++refused;
-      EXPECT_TRUE(memory::refusal_in(std::current_exception())) << error.what();
-    }
-    simulated_supply(1).fail(std::nullopt);
-    net_->zero_grad();
-    EXPECT_EQ(settled(memory_), base_);
-    expect_same(expected_, planned());
+    refused += refused_by({.after = n, .for_good = false}) ? 1 : 0;
   }
-  EXPECT_GT(refused, in_a_step_ / 2);
+  // An accelerator gives back what it keeps, and has the memory; of the CPU's there is no more until something goes.
+  if (device_.is_cpu()) {
+    EXPECT_LT(refused, in_a_step_);
+  } else {
+    EXPECT_EQ(refused, 0);
+  }
+}
+
+TEST_P(Faults, MemoryThatIsFullFromAnyAllocationOnRefusesTheStepAndRunsTheNext) {
+  int refused = 0;
+  for (std::int64_t n = 0; n < in_a_step_; ++n) {
+    SCOPED_TRACE(n);
+    refused += refused_by({.after = n, .for_good = true}) ? 1 : 0;
+  }
+  EXPECT_GT(refused, in_a_step_ / 4);
+}
+
+/// SNUG_FAULTS: how many; 10,000 with make test-long.
+TEST_P(Faults, AtRandomLeaveNothingBehind) {
+  const char* const asked = std::getenv("SNUG_FAULTS");
+  const std::uint64_t faults = asked != nullptr ? std::strtoull(asked, nullptr, 10) : 100;
+  for (std::uint64_t seed = 0; seed < faults; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    std::mt19937_64 random(seed);
+    (void)refused_by({.after = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(in_a_step_)),
+                      .for_good = random() % 2 == 0});
+    if (HasFailure()) break;
+  }
+}
+
+/// Activations go to the host and come back.
+class FailingCopies : public ::testing::Test {};
+
+TEST_F(FailingCopies, EndTheStepAndLeaveNothingBehind) {
+  torch::manual_seed(3);
+  const auto net = std::make_shared<Layers>(kFailing);
+  const at::Tensor x = torch::randn({256, 64}).to(kFailing);
+  memory::DeviceMemory& memory = memory::device_memory(kFailing);
+  const auto forward = [&] { return net->loss(x); };
+  auto recorded = replay::record_step(forward, memory);
+  plan::MemoryPlan moves = plan::bare_plan(recorded.graph);
+  for (plan::ValueId v = 0; v < recorded.graph.flow.values(); ++v) {
+    if (!recorded.graph.flow.is_leaf(v))
+      moves.actions[static_cast<std::size_t>(v)] = v % 2 == 0 ? plan::kMove : plan::kKeep;
+  }
+  plan::Planner planner(recorded.graph, plan::predicted(recorded.graph, std::move(moves)));
+  Session session(std::move(recorded), std::move(planner), std::nullopt, memory);
+  const auto step = [&] {
+    torch::manual_seed(5);
+    net->zero_grad();
+    std::vector<at::Tensor> found{session.backward(forward)};
+    for (const at::Tensor& p : net->parameters()) found.push_back(p.grad().clone());
+    net->zero_grad();
+    return found;
+  };
+  const std::vector<at::Tensor> expected = step();
+  const Bytes base = settled(memory);
+  int failed = 0;
+  for (std::int64_t n = 0;; ++n) {
+    SCOPED_TRACE(n);
+    fail_copy(n);
+    bool threw = false;
+    try {
+      (void)step();
+    } catch (const std::exception& error) {
+      threw = true;
+      EXPECT_NE(std::string(error.what()).find("a copy failed"), std::string::npos) << error.what();
+    }
+    fail_copy(std::nullopt);
+    if (!threw) break;  // a step has no more
+    ++failed;
+    net->zero_grad();
+    EXPECT_EQ(settled(memory), base);
+    expect_same(expected, step());
+    ASSERT_LT(n, 1000);
+  }
+  EXPECT_GT(failed, 4);
 }
 
 }  // namespace

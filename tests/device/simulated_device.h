@@ -32,7 +32,7 @@ const at::Generator& simulated_generator(c10::DeviceIndex index);
 struct SimulatedSpeed {
   double bytes_per_second = 16e9;  ///< of the link between a device and the host, each way
   double copy_latency = 10e-6;
-  double kernel_seconds = 0;
+  double kernel_seconds = 5e-6;
 };
 void set_simulated_speed(const SimulatedSpeed& speed);
 [[nodiscard]] SimulatedSpeed simulated_speed();

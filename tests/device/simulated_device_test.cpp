@@ -7,10 +7,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <string>
 
 #include "snug/memory/device_memory.h"
 #include "snug/memory/out_of_budget.h"
+#include "snug/replay/record_step.h"
 #include "tests/device/test_device.h"
 #include "tests/equivalence/bitwise.h"
 
@@ -222,6 +224,27 @@ TEST(SimulatedDevice, ItsClockCountsWhatCopiesAndKernelsTake) {
   EXPECT_NEAR(begin.elapsedTime(middle), 1, 1e-9);
   EXPECT_NEAR(middle.elapsedTime(end), 1, 1e-9);
   set_simulated_speed({});
+}
+
+TEST(SimulatedDevice, IsTimedByItsEventsAndNotByTheHost) {
+  const SimulatedSpeed before = simulated_speed();
+  set_simulated_speed({.kernel_seconds = 0.25});
+  const at::Tensor w = torch::randn({8, 8}, on(kFirst)).requires_grad_(), x = torch::randn({8, 8}, on(kFirst));
+  const auto recorded = replay::record_step([&] { return torch::tanh(torch::mm(x, w)).sum(); },
+                                            memory::device_memory(kFirst), {.update = [&] {
+                                              const torch::NoGradGuard none;
+                                              w.add_(1);
+                                            }});
+  set_simulated_speed(before);
+  ASSERT_GE(recorded.graph.ops.size(), 3U);
+  for (const plan::OpInfo& op : recorded.graph.ops) EXPECT_DOUBLE_EQ(op.seconds, 0.25) << op.name;
+  const double kernels = recorded.graph.step_seconds / 0.25;
+  EXPECT_NEAR(kernels, std::round(kernels), 1e-6);
+  EXPECT_GT(kernels, 5) << "backward has some too";
+  EXPECT_DOUBLE_EQ(recorded.graph.update_seconds, 0.25);
+  double sum = 0;
+  for (const plan::Event& event : recorded.graph.events) sum += event.seconds;
+  EXPECT_NEAR(sum, recorded.graph.step_seconds, 1e-6);
 }
 
 TEST(SimulatedDevice, FailsWhereItIsTold) {

@@ -30,25 +30,26 @@ bool SimulatedSupply::fails_now() {
   return true;
 }
 
-void* SimulatedSupply::kept_block(Bytes bytes, c10::Stream stream) {
+std::optional<SimulatedSupply::Free> SimulatedSupply::kept_block(Bytes bytes, c10::Stream stream) {
   const auto found = free_.find({stream.id(), bytes});
-  if (found == free_.end()) return nullptr;
+  if (found == free_.end()) return std::nullopt;
   Streams& streams = Streams::instance();
   const auto ready = std::ranges::find_if(found->second, [&](const Free& free) {
     return std::ranges::all_of(free.after, [&](const Ticket& ticket) { return streams.done(ticket); });
   });
-  if (ready == found->second.end()) return nullptr;
-  void* const data = ready->data;
+  if (ready == found->second.end()) return std::nullopt;
+  Free block = std::move(*ready);
   found->second.erase(ready);
-  return data;
+  return block;
 }
 
 c10::DataPtr SimulatedSupply::take(std::size_t bytes) {
   const Bytes block = rounded(static_cast<Bytes>(bytes));
   const c10::Stream stream = current_simulated_stream(device_);
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const bool fails = fails_now();
-  void* data = fails ? nullptr : kept_block(block, stream);
+  const std::optional<Free> kept = fails ? std::nullopt : kept_block(block, stream);
+  void* data = kept ? kept->data : nullptr;
   if (data == nullptr) {
     const Bytes most = std::min(capacity_, limit_.value_or(capacity_));
     TORCH_CHECK_WITH(OutOfMemoryError, !fails && reserved_ + block <= most, "simulated device: ", block, " bytes on ",
@@ -58,6 +59,9 @@ c10::DataPtr SimulatedSupply::take(std::size_t bytes) {
     overwrite(data, block);
   }
   blocks_.insert_or_assign(data, Block{block, stream, {}});
+  lock.unlock();
+  // What other streams have used was not overwritten when it was freed.
+  if (kept && !kept->after.empty()) Streams::instance().put(stream, [data, block] { overwrite(data, block); });
   return {data, data, &nobody_frees, device_};
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <unordered_map>
 #include <vector>
@@ -57,7 +58,7 @@ class SimulatedSupply final : public memory::Supply {
   };
 
   bool fails_now();
-  void* kept_block(Bytes bytes, c10::Stream stream);
+  std::optional<Free> kept_block(Bytes bytes, c10::Stream stream);
 
   const c10::Device device_;
   mutable std::mutex mutex_;

@@ -42,7 +42,19 @@ Ticket Streams::last(c10::Stream stream) {
 
 void Streams::let_wait(c10::Stream stream, const Ticket& ticket) {
   const std::lock_guard lock(mutex_);
+  ++waits_;
+  if (waits_to_omission_ && (*waits_to_omission_)-- == 0) return waits_to_omission_.reset();
   queue(stream).after.push_back(ticket);
+}
+
+void Streams::leave_out_wait(std::optional<std::int64_t> after) {
+  const std::lock_guard lock(mutex_);
+  waits_to_omission_ = after;
+}
+
+std::int64_t Streams::waits() {
+  const std::lock_guard lock(mutex_);
+  return waits_;
 }
 
 bool Streams::is_done(const Ticket& ticket) { return queue(ticket.stream).done >= ticket.number; }
@@ -52,28 +64,46 @@ bool Streams::done(const Ticket& ticket) {
   return is_done(ticket);
 }
 
-bool Streams::run_one() {
+void Streams::run_front(Queue& queue) {
+  const Entry entry = std::move(queue.waiting.front());
+  queue.waiting.pop_front();
+  ++queue.done;
+  entry.task();
+}
+
+bool Streams::run_one_that_is_awake() {
   std::vector<Queue*> ready;
   for (auto& [key, q] : queues_) {
-    if (!q.waiting.empty() && std::ranges::all_of(q.waiting.front().after, [&](const Ticket& t) { return is_done(t); }))
+    if (!q.sleeps && !q.waiting.empty() &&
+        std::ranges::all_of(q.waiting.front().after, [&](const Ticket& t) { return is_done(t); }))
       ready.push_back(&q);
   }
   if (ready.empty()) return false;
-  Queue& chosen = *ready[chance_ ? (*chance_)() % ready.size() : 0];
-  const Entry entry = std::move(chosen.waiting.front());
-  chosen.waiting.pop_front();
-  ++chosen.done;
-  entry.task();
+  run_front(*ready[(*chance_)() % ready.size()]);
   return true;
 }
 
 void Streams::run_some() {
-  while ((*chance_)() % 2 == 0 && run_one()) {
+  constexpr int kNap = 16;
+  if ((*chance_)() % kNap == 0) {
+    for (auto& [key, q] : queues_) q.sleeps = (*chance_)() % 2 == 0;
+  }
+  while ((*chance_)() % 2 == 0 && run_one_that_is_awake()) {
   }
 }
 
+/// The stream's next task, or what that waits for.
+void Streams::run_needed(c10::Stream stream, std::size_t depth) {
+  TORCH_CHECK(depth <= queues_.size(), "simulated device: streams wait for each other");
+  Queue& q = queue(stream);
+  for (const Ticket& ticket : std::vector<Ticket>(q.waiting.front().after)) {
+    if (!is_done(ticket)) return run_needed(ticket.stream, depth + 1);
+  }
+  run_front(q);
+}
+
 void Streams::run_until(const Ticket& ticket) {
-  while (!is_done(ticket)) TORCH_CHECK(run_one(), "simulated device: streams wait for each other");
+  while (!is_done(ticket)) run_needed(ticket.stream, 0);
 }
 
 void Streams::catch_up(c10::Stream stream) {
@@ -87,10 +117,18 @@ void Streams::wait_for(const Ticket& ticket) {
   host_clock_ = std::max(host_clock_, ticket.seconds);
 }
 
+std::vector<Ticket> Streams::last_of_all() const {
+  std::vector<Ticket> all;
+  for (const auto& [key, q] : queues_) {
+    const c10::Stream stream(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::HPU, key.first), key.second);
+    all.push_back({stream, q.put, q.clock});
+  }
+  return all;
+}
+
 void Streams::wait_for_all() {
   const std::lock_guard lock(mutex_);
-  while (run_one()) {
-  }
+  for (std::vector<Ticket> all = last_of_all(); !all.empty(); all.pop_back()) run_until(all.back());
   for (const auto& [key, q] : queues_) host_clock_ = std::max(host_clock_, q.clock);
 }
 

@@ -1,5 +1,7 @@
 #include "tests/device/test_device.h"
 
+#include <ATen/Context.h>
+
 #include <chrono>
 #include <cstdlib>
 #include <string>
@@ -13,8 +15,9 @@ namespace {
 
 /// Before the first test, and before main().
 [[maybe_unused]] const bool kTestDeviceInstalled = [] {
-  if (test_device().is_cpu()) return false;
-  install_simulated_devices();
+  if (test_device().type() == kSimulated) install_simulated_devices();
+  // The same bits in every run, as far as kernels have them; cuBLAS asks for CUBLAS_WORKSPACE_CONFIG, too.
+  if (!test_device().is_cpu()) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   return true;
 }();
 
@@ -27,6 +30,17 @@ c10::Device test_device() {
     return std::string_view(asked) == "simulated" ? c10::Device(kSimulated, 0) : c10::Device(asked);
   }();
   return device;
+}
+
+std::vector<c10::Device> test_devices() {
+  const c10::Device first = test_device();
+  std::vector<c10::Device> all{first};
+  if (first.is_cpu()) return all;
+  all.emplace_back(c10::kCPU);
+  for (const c10::Device device : memory::devices()) {
+    if (device.type() == first.type() && device != first) all.push_back(device);
+  }
+  return all;
 }
 
 Bytes settled(const memory::DeviceMemory& memory) {

@@ -3,6 +3,8 @@
 #include <c10/core/Device.h>
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "snug/memory/device_memory.h"
 
 namespace snug::testing {
@@ -11,6 +13,9 @@ namespace snug::testing {
 /// that are told no device make tensors there in programs that are linked with factories_there (for those that are
 /// given numbers, such as torch::tensor, a test says it itself), as with torch.set_default_device in Python.
 c10::Device test_device();
+
+/// It, the CPU, and the others of its type.
+std::vector<c10::Device> test_devices();
 
 /// What is allocated of it once autograd's threads have let go of what they had: those of accelerators do so a moment
 /// after backward() has returned.

@@ -45,12 +45,12 @@ TEST_F(Verified, OtherBitsAreAnErrorThatSaysWhere) {
   verified.verify(VerifyReplay::Values);
   drop();
   make(y.clone());
-  EXPECT_NO_THROW(verified.check(value));
+  EXPECT_NO_THROW(verified.check(value, values.storage(value)));
   at::Tensor other = y.clone();
   other[2] = 9;
   make(other);
   try {
-    verified.check(value);
+    verified.check(value, values.storage(value));
     FAIL();
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("aten::sin (operator 0) made other bits"));
@@ -64,16 +64,16 @@ TEST_F(Verified, WhatNoSavedTensorShowsProvesNothing) {
   at::Tensor other = y.clone();
   other[6] = 9;
   make(other);
-  EXPECT_NO_THROW(verified.check(value));
+  EXPECT_NO_THROW(verified.check(value, values.storage(value)));
   other[1] = 9;
-  EXPECT_THROW(verified.check(value), Error);
+  EXPECT_THROW(verified.check(value, values.storage(value)), Error);
 }
 
 TEST_F(Verified, NothingIsRememberedUntilItIsAskedFor) {
   drop();
   verified.verify(VerifyReplay::Hashes);
   make(y + 1);
-  EXPECT_NO_THROW(verified.check(value));
+  EXPECT_NO_THROW(verified.check(value, values.storage(value)));
 }
 
 }  // namespace

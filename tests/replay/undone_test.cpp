@@ -90,20 +90,26 @@ TEST(UndoneWrites, LetGoOfWhatTheProgramLetsGoOf) {
   freed.storage().unsafeGetStorageImpl()->set_nbytes(4000);
 }
 
-TEST(UndoneWrites, TellHowLongTheyTake) {
+TEST(UndoneWrites, AreLeftOutOfAClock) {
   const at::Tensor a = torch::randn({1000});
-  int times = 0;
-  double seconds = 0;
-  replay::UndoneWrites undone([&](double took) {
-    ++times;
-    seconds += took;
-  });
-  a.zero_();
-  a.add_(1);
-  EXPECT_EQ(times, 1);
-  EXPECT_GT(seconds, 0);
+  record::StepClock clock(testing::test_device()), all(testing::test_device());
+  replay::UndoneWrites undone(&clock);
+  std::vector<record::StepClock::Moment> at{clock.now()}, of_all{all.now()};
+  const auto noted = [&] {
+    at.push_back(clock.now());
+    of_all.push_back(all.now());
+  };
+  a.zero_();  // which copies
+  noted();
+  a.add_(1);  // which need not
+  noted();
   undone.undo();
-  EXPECT_EQ(times, 2);
+  noted();
+  clock.settle();
+  all.settle();
+  EXPECT_LT(clock.seconds(at[0], at[1]), all.seconds(of_all[0], of_all[1]));
+  EXPECT_GT(clock.seconds(at[1], at[2]), 0) << "the step's own";
+  EXPECT_LT(clock.seconds(at[2], at[3]), all.seconds(of_all[2], of_all[3]));
 }
 
 TEST(UndoneWrites, LeaveWhatWasMadeInsideWhoeverMadeIt) {

@@ -72,6 +72,16 @@ TEST(VerifyReplay, RaisesNoAlarmAtMemoryThatNobodyWrote) {
   EXPECT_NO_THROW(loss.backward());
 }
 
+TEST(VerifyReplay, RefusesASecondBackwardToo) {
+  const at::Tensor x = torch::randn({8192}), w = torch::randn({8192}, at::requires_grad());
+  const Region region(Recompute{}, RegionOptions{.verify_replay = VerifyReplay::Hashes});
+  const at::Tensor loss = (call_drift(x) * w).sum();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THROW(loss.backward({}, /*retain_graph=*/true), Error) << i;
+    EXPECT_FALSE(w.grad().defined());
+  }
+}
+
 TEST(VerifyReplay, NamesTheOperatorItsModuleAndThePlace) {
   const at::Tensor x = torch::randn({8192}), w = torch::randn({8192}, at::requires_grad());
   const CheckpointOptions options{

@@ -1,0 +1,75 @@
+#include "snug/record/stream_order.h"
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace snug::record {
+
+StreamOrder::OfDevice& StreamOrder::of(c10::Device device) {
+  const auto known = std::ranges::find(devices_, device, &OfDevice::device);
+  if (known != devices_.end()) return *known;
+  return devices_.emplace_back(OfDevice{device, {}});
+}
+
+StreamOrder::Known& StreamOrder::current(OfDevice& on) {
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(on.device.type()).getStream(on.device);
+  const auto known = std::ranges::find(on.streams, stream, &Known::stream);
+  if (known != on.streams.end()) return *known;
+  return on.streams.emplace_back(Known{stream});
+}
+
+void StreamOrder::made_on(c10::Device device) {
+  if (!device.is_cpu()) current(of(device));
+}
+
+void StreamOrder::used(std::span<c10::StorageImpl* const> storages) {
+  for (c10::StorageImpl* const storage : storages) {
+    const c10::Device device = storage->device();
+    if (device.is_cpu()) continue;
+    OfDevice& on = of(device);
+    const c10::Stream stream = current(on).stream;
+    if (on.streams.size() > 1 && storage->data() != nullptr)
+      c10::impl::VirtualGuardImpl(device.type()).recordDataPtrOnStream(storage->data_ptr(), stream);
+  }
+}
+
+void StreamOrder::forward_over() {
+  ++time_;
+  for (OfDevice& on : devices_) {
+    for (Known& known : on.streams) known.left_at = time_;
+  }
+}
+
+StreamOrder::Known& StreamOrder::caught_up(OfDevice& on) {
+  Known& now = current(on);
+  for (const Known& other : on.streams) {
+    if (&other == &now || other.left_at <= now.waited_at) continue;
+    c10::Event reached(on.device.type());
+    reached.record(other.stream);
+    reached.block(now.stream);
+  }
+  now.waited_at = time_;
+  return now;
+}
+
+void StreamOrder::catch_up(c10::Device device) {
+  if (!device.is_cpu()) caught_up(of(device));
+}
+
+void StreamOrder::enter(c10::Device device) {
+  if (!device.is_cpu()) caught_up(of(device)).entered = true;
+}
+
+void StreamOrder::leave() {
+  ++time_;
+  for (OfDevice& on : devices_) {
+    for (Known& known : on.streams) {
+      if (std::exchange(known.entered, false)) known.left_at = time_;
+    }
+  }
+}
+
+}  // namespace snug::record
