@@ -94,15 +94,16 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
   auto traits = std::make_unique<OperatorTraits>();
   const c10::FunctionSchema& schema = op.schema();
   traits->name = schema.name();
-  bool all_written_are_out = true;
+  // In LibTorch's own names what is written and has to be named is an `out`; others say so by a tag.
+  const bool has_outs = traits->name.starts_with("aten::") || op.hasTag(at::Tag::out);
+  const bool overwrites = overwriters().contains(traits->name);
   for (const c10::Argument& argument : schema.arguments()) {
     traits->arguments.push_back(argument_kind(argument));
     const bool written = is_write(argument.alias_info());
     traits->writes.push_back(written);
+    traits->overwrites.push_back(written && (overwrites || (has_outs && argument.kwarg_only())));
     traits->writes_any = traits->writes_any || written;
-    if (written && !argument.kwarg_only()) all_written_are_out = false;
   }
-  traits->overwrites = traits->writes_any && (all_written_are_out || overwriters().contains(traits->name));
   traits->uninitialized = uninitialized().contains(traits->name);
   traits->collective = is_collective(traits->name);
   traits->annotation = traits->name.starts_with("profiler::");

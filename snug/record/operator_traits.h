@@ -25,11 +25,11 @@ struct OperatorTraits {
   std::string name;  ///< "aten::addmm", with ".overload" unless that is empty
   std::uint64_t hash = 0;
   std::vector<Argument> arguments;
-  std::vector<char> writes;  ///< per argument: the schema says it is written
+  std::vector<char> writes;      ///< per argument: the schema says it is written
+  std::vector<char> overwrites;  ///< per argument: it is, and replaced whole, so that its old contents are not read
   bool writes_any = false;
   bool seeded = false;         ///< draws from a random generator
   bool uninitialized = false;  ///< results have unspecified contents: empty and kin
-  bool overwrites = false;     ///< written arguments are replaced whole, their old contents are not read
   int scratch_result = -1;     ///< position of a result whose bits prove nothing, or -1
   /// When LibTorch raises the version counters of what the schema says is written: before the kernel that the recorder
   /// runs, after it, or not at all (but inside of the kernel).

@@ -42,12 +42,14 @@ void Tape::excuse(const OperatorTraits& traits, const c10::IValue* arguments) {
 void Tape::capture_arguments(PendingCall& pending, const c10::IValue* arguments) {
   using Kind = OperatorTraits::Argument;
   const OperatorTraits& traits = pending.traits;
-  const auto use = [&](bool written) { return !written ? Use::Read : traits.overwrites ? Use::Overwrite : Use::Write; };
+  const auto use = [&](std::size_t i, bool written) {
+    return !written ? Use::Read : traits.overwrites[i] != 0 ? Use::Overwrite : Use::Write;
+  };
   const auto capture_list = [&](const auto& list, Argument::Kind kind, std::size_t i, const auto& tensor_of) {
     const std::int32_t first = calls_.next_view();
     OutputSlot slot{true, static_cast<std::int16_t>(i), 0};
     for (const auto& item : list) {
-      capture_tensor(pending, tensor_of(item), use(traits.writes[i] != 0), slot);
+      capture_tensor(pending, tensor_of(item), use(i, traits.writes[i] != 0), slot);
       ++slot.element;
     }
     calls_.add_tensors(kind, first);
@@ -57,7 +59,7 @@ void Tape::capture_arguments(PendingCall& pending, const c10::IValue* arguments)
     const Kind kind = traits.arguments[i];
     if (kind == Kind::Tensor && value.isTensor() && value.toTensor().defined() && is_plain(value.toTensor())) {
       const std::int32_t first = calls_.next_view();
-      capture_tensor(pending, value.toTensor(), use(writes(traits, arguments, i)),
+      capture_tensor(pending, value.toTensor(), use(i, writes(traits, arguments, i)),
                      {true, static_cast<std::int16_t>(i), -1});
       calls_.add_tensors(Argument::Kind::Tensor, first);
     } else if (kind == Kind::TensorList && value.isTensorList() &&
@@ -102,8 +104,8 @@ plan::ValueId Tape::read(const at::Tensor& tensor, Use use) {
   } else if (!ledger().held(value) && !ledger().fetchable(value) && escapes(value)) {
     keep(value, tensor.storage());
   }
-  // Who trains a tensor writes it between steps. Of others, as of a batch, the memory may be anybody's.
-  if (flow().is_leaf(value) && !tensor.requires_grad()) lookup_.watch(value, tensor.storage());
+  // The memory may be anybody's, as a batch's is NumPy's, and of a parameter `.data` writes without a version.
+  if (flow().is_leaf(value)) lookup_.watch(value, tensor.storage());
   return value;
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <variant>
 
+#include "snug/base/patient_lock.h"
 #include "snug/memory/device_memory.h"
 #include "snug/record/recording.h"
 #include "snug/replay/anomaly.h"
@@ -64,15 +65,25 @@ void Region::close() {
 }
 
 std::vector<std::string> Region::opaque_values() const {
-  return state_->tape ? replay::opaque_lines(*state_->tape) : std::vector<std::string>();
+  if (!state_->tape) return {};
+  const PatientLock lock(state_->tape->mutex());
+  return replay::opaque_lines(*state_->tape);
 }
 
 record::SavedCounts Region::saved_tensors() const {
   return state_->tape ? state_->tape->saved_counts() : record::SavedCounts();
 }
 
-Bytes Region::offloaded_bytes() const { return state_->tape ? state_->tape->values().offloaded_bytes() : 0; }
+Bytes Region::offloaded_bytes() const {
+  if (!state_->tape) return 0;
+  const PatientLock lock(state_->tape->mutex());
+  return state_->tape->values().offloaded_bytes();
+}
 
-std::int64_t Region::replayed_ops() const { return state_->tape ? state_->tape->replayed_ops() : 0; }
+std::int64_t Region::replayed_ops() const {
+  if (!state_->tape) return 0;
+  const PatientLock lock(state_->tape->mutex());
+  return state_->tape->replayed_ops();
+}
 
 }  // namespace snug

@@ -86,9 +86,9 @@ void StepBook::count_missing(plan::StepGraph& graph) const {
 void StepBook::add(plan::StepGraph graph, StepKind kind) {
   count_missing(graph);
   // The same optimizer step follows.
-  if (const plan::StepGraph& known = *known_.front().graph; known.update_seconds > 0) {
-    graph.end_with_update(known.update_bytes, known.update_seconds);
-  }
+  const auto of_kind = std::ranges::find(known_, kind, &Known::kind);
+  const plan::StepGraph& like = of_kind != known_.end() ? *of_kind->graph : *known_.front().graph;
+  if (like.update_seconds > 0) graph.end_with_update(like.update_bytes, like.update_seconds);
   auto step = std::make_shared<plan::StepGraph>(std::move(graph));
   plan::Planner planner = planner_for(*step, known_.front().planner.strategy());
   std::shared_ptr<plan::MemoryPlan> plan;
@@ -149,23 +149,56 @@ void StepBook::begin(const memory::Stats& stats, Bytes gradients, StepKind kind)
   const bool stands = !planned || !outdated(*expected, stats.allocated + state_to_come_ + missing_);
   if (ask(*agreement_, stands ? Vote::Yes : Vote::No) == Vote::Yes) return;
   agree(refusal_of([&] {
-    if (planned) plan_again(*expected, stats);
+    if (planned) plan_again(kind, stats);
   }));
 }
 
+/// The one that ran last is expected; where no plan fits that any more, another may come that has one.
+void StepBook::plan_again(StepKind kind, const memory::Stats& stats) {
+  std::exception_ptr refusal;
+  std::vector<Known*> misfits;
+  for (Known& known : known_) {
+    if (known.kind != kind) continue;
+    if (!refusal || outdated(known, stats.allocated + state_to_come_ + missing_)) {
+      try {
+        plan_again(known, stats);
+      } catch (const DoesNotFit&) {
+        if (!refusal) refusal = std::current_exception();
+        misfits.push_back(&known);
+        continue;
+      }
+    }
+    if (!refusal) return;
+    if (!known.fits) continue;
+    for (Known* const misfit : misfits) {
+      misfit->graph = moved_to(*misfit->graph, stats);
+      misfit->plan = std::make_shared<plan::MemoryPlan>(kept_within(*misfit->graph, budget_->limit));
+      misfit->fits = false;
+    }
+    return;
+  }
+  if (refusal) std::rethrow_exception(refusal);
+}
+
 void StepBook::plan_again(Known& known, const memory::Stats& stats) {
-  auto moved = std::make_shared<plan::StepGraph>(*known.graph);
-  moved->static_bytes = stats.allocated;
-  moved->static_by_tag = stats.by_tag;
-  count_missing(*moved);
+  const auto moved = moved_to(*known.graph, stats);
   try {
     known.plan = std::make_shared<plan::MemoryPlan>(known.planner.plan(*moved, budget_));
   } catch (const DoesNotFit&) {
     if (known.fits) throw;
     return;
   }
-  known.graph = std::move(moved);
+  known.graph = moved;
   known.fits = true;
+}
+
+std::shared_ptr<const plan::StepGraph> StepBook::moved_to(const plan::StepGraph& graph,
+                                                          const memory::Stats& stats) const {
+  auto moved = std::make_shared<plan::StepGraph>(graph);
+  moved->static_bytes = stats.allocated;
+  moved->static_by_tag = stats.by_tag;
+  count_missing(*moved);
+  return moved;
 }
 
 std::vector<record::KnownStep> StepBook::steps(StepKind kind) const {

@@ -29,8 +29,8 @@ class StepBook {
   /// A step's first operator is about to run, with so much allocated, `gradients` of it in gradients. Plans the
   /// expected one again if that was planned when much less, or much more, was allocated outside of the step, or if
   /// another process of the group does so. Throws DoesNotFit when no plan fits it any more, and Error when that is so
-  /// in another process; one that none has ever fitted goes on with evictions. Without a budget nothing is planned
-  /// again, and the group is asked all the same.
+  /// in another process; one that none has ever fitted, or that none fits any more while another of the kind has a
+  /// plan, goes on with evictions. Without a budget nothing is planned again, and the group is asked all the same.
   void begin(const memory::Stats& stats, Bytes gradients, StepKind kind);
 
   /// Whether a step of this kind, of whatever operators, is known.
@@ -66,7 +66,11 @@ class StepBook {
     bool fits = true;  // else it keeps everything, and evictions hold the cap
   };
   void forget_old();
+  void plan_again(StepKind kind, const memory::Stats& stats);
   void plan_again(Known& known, const memory::Stats& stats);
+  /// The step beside what is there now.
+  [[nodiscard]] std::shared_ptr<const plan::StepGraph> moved_to(const plan::StepGraph& graph,
+                                                                const memory::Stats& stats) const;
   /// What `plan` is refused with, if it is. Anything else that it throws is told to the group, and thrown.
   [[nodiscard]] std::exception_ptr refusal_of(const std::function<void()>& plan) const;
   /// Throws `refusal`, which may be none, or Error when another process of the group has one.

@@ -3,7 +3,9 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
@@ -61,6 +63,35 @@ TEST(HiddenWrites, OfOperatorsOfOnesOwnAreDeclared) {
   declare_operator({.name = "snug_hidden_writes::times_calls", .writes = {1}});
   EXPECT_EQ(calls_after_a_replay(), 1);
   EXPECT_TRUE(same_bits(weight.grad(), torch::ones({4}).sin()));
+}
+
+/// Adds up in an argument that has to be named, and is no `out`: it is read.
+at::Tensor add_up(const at::Tensor& x, at::Tensor sum) {
+  sum.add_(x);
+  return sum * 2;
+}
+TORCH_LIBRARY(snug_named_writes, library) { library.def("add_up(Tensor x, *, Tensor(a!) sum) -> Tensor"); }
+TORCH_LIBRARY_IMPL(snug_named_writes, CompositeExplicitAutograd, library) { library.impl("add_up", add_up); }
+
+TEST(HiddenWrites, OfAnArgumentThatHasToBeNamedAreNoOverwriting) {
+  const auto op = c10::Dispatcher::singleton()
+                      .findSchemaOrThrow("snug_named_writes::add_up", "")
+                      .typed<at::Tensor(const at::Tensor&, at::Tensor)>();
+  const at::Tensor weight = torch::rand({4096}).requires_grad_(), x = torch::rand({4096});
+  const auto gradient = [&](bool replays) {
+    weight.mutable_grad() = at::Tensor();
+    std::optional<Region> region;
+    if (replays) region.emplace(Recompute{});
+    const at::Tensor sum = torch::ones({4096});
+    const at::Tensor y = op.call(x, sum);
+    at::Tensor loss = (weight * y).sin().sum();
+    // What is made from memory without contents must not have the old contents by chance.
+    const std::vector<at::Tensor> others{torch::full({4096}, 7.0), torch::full({4096}, 9.0)};
+    loss.backward();
+    EXPECT_TRUE(!replays || region->replayed_ops() > 1);
+    return weight.grad();
+  };
+  EXPECT_TRUE(same_bits(gradient(false), gradient(true)));
 }
 
 }  // namespace

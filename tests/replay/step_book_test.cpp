@@ -106,6 +106,34 @@ TEST(StepBook, AStepThatOnlyEvictionCarriesIsNeverRefused) {
   EXPECT_THROW(book.begin(allocated(39_MiB), /*gradients=*/0, StepKind::First), DoesNotFit);
 }
 
+TEST(StepBook, AStepThatNoPlanFitsAnyMoreRefusesNoOther) {
+  const StepGraph small = chain_step(8, 1_MiB, 10_MiB), large = chain_step(4, 8_MiB, 10_MiB);
+  StepBook book = book_with(small);
+  book.add(large, StepKind::First);
+  ASSERT_TRUE(book.fits());
+  // An average of the weights, say, came: the large one ran last, and the small one may come.
+  EXPECT_NO_THROW(book.begin(allocated(26_MiB), /*gradients=*/0, StepKind::First));
+  EXPECT_FALSE(book.fits()) << "evictions would carry it";
+  EXPECT_LE(book.predicted_peak(), kBudget.limit);
+  EXPECT_NO_THROW(book.begin(allocated(26_MiB), /*gradients=*/0, StepKind::First));
+  book.begin(allocated(10_MiB), /*gradients=*/0, StepKind::First);
+  EXPECT_TRUE(book.fits()) << "there is room again";
+  EXPECT_THROW(book.begin(allocated(39_MiB), /*gradients=*/0, StepKind::First), DoesNotFit) << "for neither";
+}
+
+TEST(StepBook, AnotherStepHasTheUpdateOfItsKind) {
+  StepGraph later = chain_step(8, 1_MiB, 10_MiB);
+  later.end_with_update(2_MiB, 0.5);
+  std::vector<PlannedStep> kinds;
+  for (const auto& [graph, kind] : {std::pair(later, StepKind::Later), {chain_step(7, 1_MiB, 10_MiB), StepKind::First}})
+    kinds.push_back({recorded(graph, kind), plan::Planner(graph, "optimal")});
+  StepBook book(std::move(kinds), kBudget, /*gradients=*/0);
+  book.add(chain_step(5, 1_MiB, 10_MiB), StepKind::First);  // behind a later one
+  EXPECT_EQ(book.graph().update_bytes, 0);
+  book.add(chain_step(6, 1_MiB, 10_MiB), StepKind::Later);  // behind a first one
+  EXPECT_EQ(book.graph().update_bytes, 2_MiB);
+}
+
 TEST(StepBook, ForgetsStepsOnlyWhereTheyAreLarge) {
   const StepGraph small = chain_step(8, 1_KiB, 10_MiB);
   std::vector<PlannedStep> kinds;

@@ -382,5 +382,17 @@ TEST(UnseenWrites, OfCodeThatIsNotRecordedAreTold) {
   EXPECT_GT(region.replayed_ops(), 0);
 }
 
+TEST(UnseenWrites, ThroughDataOfAParameterAreFoundThoughNothingRecordsAnyMore) {
+  SNUG_ONLY_ON_THE_CPU("contents that can be read without waiting");
+  const at::Tensor w = torch::randn({64, 64}).requires_grad_(), x = torch::randn({8, 64}).requires_grad_();
+  at::Tensor loss;
+  {
+    const Region region(Recompute{});
+    loss = x.mm(w).sin().sum();
+  }
+  w.data().mul_(2);
+  EXPECT_THROW(loss.backward(), Error);
+}
+
 }  // namespace
 }  // namespace snug
