@@ -124,6 +124,7 @@ void module_layer(State& s, const Instruction& i) {
   const std::size_t k = (i.variant + 16U * i.second) % layers().size();
   const Layer& chosen = layers()[k];
   if (s.may_run_twice && !s.modules->at(k)->buffers().empty()) return;
+  s.at = testing::test_device();
   s.push(chosen.call(*s.modules->at(k), fitted_float(s.pick(i.first), chosen.shape)));
 }
 

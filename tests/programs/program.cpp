@@ -28,6 +28,7 @@ const Kind& kind_of(const Instruction& i) { return all_kinds()[i.kind % all_kind
 }  // namespace
 
 bool State::run(const Instruction& i) {
+  at = live[i.first % live.size()].device();
   try {
     kind_of(i).run(*this, i);
     return true;
@@ -53,8 +54,10 @@ World::World(std::uint16_t seed) {
   torch::manual_seed(seed);
   weights_ = {torch::randn({5, 4}), torch::randn({4}), torch::randn({3, 1}, at::kDouble) * 0.5,
               torch::randn({2, 3, 2})};
+  const std::vector<c10::Device> devices = testing::test_devices();
+  weights_[2] = weights_[2].to(devices.back());
   for (at::Tensor& w : weights_) w.requires_grad_();
-  data_ = {torch::randn({3, 4}), torch::rand({4})};
+  data_ = {torch::randn({3, 4}), torch::rand({4}).to(devices.back())};
   modules_ = make_layers();
   for (const auto& m : modules_) {
     for (const at::Tensor& p : m->parameters()) weights_.push_back(p);
@@ -105,7 +108,7 @@ at::Tensor World::run(const Program& program, const RegionCalls& regions) {
     outputs_.push_back(value.detach().clone());
     if (!value.requires_grad() || value.numel() == 0) continue;
     try {
-      const at::Tensor part = value.to(at::kDouble).sum() / static_cast<double>(k + 1);
+      const at::Tensor part = value.to(at::kDouble).sum().to(testing::test_device()) / static_cast<double>(k + 1);
       loss = loss.defined() ? loss + part : part;
     } catch (const c10::Error&) {  // one of several views from one operator, whose base was written
       trace_ += 'x';

@@ -8,6 +8,7 @@ namespace {
 
 void noise(State& s, const Instruction& i) {
   const at::Tensor x = s.pick(i.first);
+  const auto there = at::TensorOptions(at::kLong).device(s.at);
   switch (i.variant % 14) {
     case 0:
       return s.push(at::dropout(x, 0.3, true));
@@ -26,10 +27,10 @@ void noise(State& s, const Instruction& i) {
     case 7:
       return s.push(at::alpha_dropout(x, 0.2, true));
     case 8:
-      return s.push(x.flatten().index_select(0, at::randint(0, std::max<std::int64_t>(x.numel(), 1), {3})));
+      return s.push(x.flatten().index_select(0, at::randint(0, std::max<std::int64_t>(x.numel(), 1), {3}, there)));
     case 9:
-      return s.push(
-          x.flatten().index_select(0, at::randperm(x.numel()).narrow(0, 0, std::min<std::int64_t>(x.numel(), 4))));
+      return s.push(x.flatten().index_select(
+          0, at::randperm(x.numel(), there).narrow(0, 0, std::min<std::int64_t>(x.numel(), 4))));
     case 10:
       return s.push(x * at::empty_like(x).uniform_(0.5, 1.5));
     case 11:

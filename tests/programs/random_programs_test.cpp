@@ -3,6 +3,7 @@
 //
 // Usage: random_programs_test [PROGRAMS [SEED]]. A program that fails is shrunk and printed; random_programs_test -
 // runs one that stands so on standard input.
+#include <c10/core/AutogradState.h>
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 #include <fmt/ranges.h>
@@ -87,7 +88,8 @@ Outcome outcome_of(World& world, const Program& program, Run&& run) {
   }
   add_all(outcome, "output", world.outputs());
   add_all(outcome, "buffer", world.buffers());
-  outcome.tensors.emplace_back("random numbers afterwards", torch::rand({4}));
+  for (const c10::Device device : testing::test_devices())
+    outcome.tensors.emplace_back("random numbers afterwards on " + device.str(), torch::rand({4}, device));
   outcome.trace = world.trace();
   return outcome;
 }
@@ -101,7 +103,7 @@ void differentiate(World& world, const Program& program, const at::Tensor& loss,
   at::Tensor sum;
   for (const at::Tensor& g : first) {
     if (!g.defined() || !g.requires_grad()) continue;
-    const at::Tensor part = g.to(at::kDouble).square().sum();
+    const at::Tensor part = g.to(at::kDouble).square().sum().to(testing::test_device());
     sum = sum.defined() ? sum + part : part;
   }
   if (!sum.defined()) return;
@@ -199,7 +201,7 @@ Outcome run_planned(World& world, const Program& program) {
     RegionCalls calls;
     if (program.seed % 2 == 0) calls.checkpoint = &checkpointed;
     const auto forward = [&] { return world.run(program, calls); };
-    auto& memory = testing::cpu();
+    auto& memory = testing::test_memory();
     auto step = replay::record_step(forward, memory);
     for (const plan::OpInfo& op : step.graph.ops) ++totals.operators[op.name];
     plan::Planner planner(step.graph, random_plan(step.graph, program.seed));
@@ -251,7 +253,10 @@ void check(const Program& program) {
     world.reset(program.seed);
     world.forget();
     replay::release_abandoned_tasks();
-    return testing::cpu().stats().allocated;
+    Bytes allocated = 0;
+    for (const c10::Device device : testing::test_devices())
+      allocated += testing::settled(memory::device_memory(device));
+    return allocated;
   };
   const Bytes at_first = settled_bytes();
   must_be_equal("a second plain run", plain, run_plain(world, program));
@@ -271,7 +276,7 @@ void check(const Program& program) {
 
 /// The operators of torch::nn's layers and of the models that no program has run under a plan.
 std::vector<std::string> never_run() {
-  auto& memory = testing::cpu();
+  auto& memory = testing::test_memory();
   const auto modules = make_layers();
   std::map<std::string, bool> needed;
   const auto add = [&](const replay::Forward& forward) {
@@ -317,6 +322,8 @@ int main(int argc, char** argv) {
   if (argc > 2) parameters += std::string(" seed=") + argv[2];
   ::setenv("RC_PARAMS", parameters.c_str(), 0);
   torch::set_num_threads(1);
+  // Where a sum has parts from two devices, their threads add them up as they come, and plain runs differ.
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   if (given) {
     const auto program = read_program(std::cin);
     return rc::check("the program on standard input", [&program] { snug::programs::check(program); }) ? 0 : 1;

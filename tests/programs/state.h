@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/device/test_device.h"
 #include "tests/programs/program.h"
 
 namespace snug::programs {
@@ -21,6 +22,7 @@ struct State {
   std::span<const Instruction> behind;  // what comes after the instruction that runs
   std::size_t taken = 0;                // of those, by it
   bool may_run_twice = false;           // so it must leave buffers alone
+  c10::Device at = c10::kCPU;           // where the instruction that runs has its operands
 
   /// Runs one instruction, unless LibTorch refuses it.
   bool run(const Instruction& i);
@@ -28,7 +30,8 @@ struct State {
   static constexpr std::int64_t kLargest = 192;
   static constexpr std::size_t kMostLive = 20;
 
-  [[nodiscard]] at::Tensor pick(std::uint8_t i) const { return live[i % live.size()]; }
+  /// Copied, where it is on another device than the first operand.
+  [[nodiscard]] at::Tensor pick(std::uint8_t i) const { return live[i % live.size()].to(at); }
 
   /// A new live value. What is no floating-point tensor becomes one; what is large loses its end.
   void push(at::Tensor t) {

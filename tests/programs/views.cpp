@@ -1,5 +1,6 @@
 // Views, and operators that write in place, to values and through views of them.
 #include <array>
+#include <vector>
 
 #include "tests/programs/state.h"
 
@@ -156,7 +157,13 @@ void write_through_view(State& s, const Instruction& i) {
   }
 }
 
-constexpr std::array<Kind, 2> kViews{{{"view", &view}, {"copy", &copy_in_another_layout}}};
+void copy_to_another_device(State& s, const Instruction& i) {
+  const std::vector<c10::Device> devices = testing::test_devices();
+  s.push(s.pick(i.first).to(devices[i.variant % devices.size()], /*non_blocking=*/false, /*copy=*/true));
+}
+
+constexpr std::array<Kind, 3> kViews{
+    {{"view", &view}, {"copy", &copy_in_another_layout}, {"copy to another device", &copy_to_another_device}}};
 constexpr std::array<Kind, 2> kWrites{{{"write", &write}, {"write through a view", &write_through_view}}};
 
 }  // namespace

@@ -1,0 +1,52 @@
+"""Accelerators that the CPU plays, for tests of programs that are meant for a GPU."""
+
+from __future__ import annotations
+
+import types
+
+import torch
+
+from .errors import UsageError
+
+__all__ = ["simulated_device"]
+
+
+def simulated_device(index: int = 0) -> torch.device:
+    """One of two accelerators that the CPU plays, with memory, streams and random numbers of their own: what runs there
+    has the bits of the CPU, and a budget is of that memory. They are PyTorch's type "hpu", which must have no other
+    backend, from the first call to the end of the process, which has to come before the first backward pass. Only a
+    build with snug's tests has them (make test); UsageError elsewhere."""
+    try:
+        from . import _simulated  # type: ignore[attr-defined]
+    except ImportError:
+        raise UsageError("simulated_device: this build has none; build snug with its tests (make test) and use build/release/python") from None
+    if not 0 <= index < _simulated.count:
+        raise UsageError(f"simulated_device: there are {_simulated.count}, and none of number {index}")
+    _simulated.install()
+    if not hasattr(torch, "hpu"):
+        torch._register_device_module("hpu", _module(_simulated))
+    return torch.device("hpu", index)
+
+
+def _module(of: types.ModuleType) -> types.ModuleType:
+    """What torch asks the module of a device type for."""
+
+    def number(device: int | str | torch.device | None) -> int:
+        named = device if isinstance(device, int) or device is None else torch.device(device).index
+        return of.current_device() if named is None else named
+
+    module = types.ModuleType("torch.hpu")
+    module._lazy_init = lambda: None  # type: ignore[attr-defined]
+    module.is_available = lambda: True  # type: ignore[attr-defined]
+    module.is_initialized = lambda: True  # type: ignore[attr-defined]
+    module._is_in_bad_fork = lambda: False  # type: ignore[attr-defined]
+    module.device_count = lambda: of.count  # type: ignore[attr-defined]
+    module.current_device = of.current_device  # type: ignore[attr-defined]
+    module.set_device = lambda device: of.set_device(number(device))  # type: ignore[attr-defined]
+    module.synchronize = lambda device=None: of.synchronize()  # type: ignore[attr-defined]
+    module.get_rng_state = lambda device=None: of.get_rng_state(number(device))  # type: ignore[attr-defined]
+    module.set_rng_state = lambda state, device=None: of.set_rng_state(state, number(device))  # type: ignore[attr-defined]
+    module.manual_seed_all = lambda seed: None  # type: ignore[attr-defined]  # torch.manual_seed() has done it
+    module.manual_seed = module.manual_seed_all  # type: ignore[attr-defined]
+    module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]  # type: ignore[attr-defined]
+    return module

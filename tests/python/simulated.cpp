@@ -1,0 +1,45 @@
+// snug._simulated: the simulated accelerators (tests/device) in a Python process, beside snug._core, whose memory they
+// register with.
+#include <ATen/core/Generator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <pybind11/pybind11.h>
+#include <torch/extension.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "tests/device/simulated_device.h"
+
+namespace {
+
+using snug::testing::kSimulated;
+
+at::Generator generator(c10::DeviceIndex index) { return snug::testing::simulated_generator(index); }
+
+}  // namespace
+
+PYBIND11_MODULE(_simulated, m) {
+  m.def("install", &snug::testing::install_simulated_devices);
+  m.attr("count") = static_cast<int>(snug::testing::kSimulatedDevices);
+  m.def("current_device", [] { return static_cast<int>(snug::testing::current_simulated_device().index()); });
+  m.def("set_device", [](int index) {
+    c10::impl::VirtualGuardImpl(kSimulated).setDevice({kSimulated, static_cast<c10::DeviceIndex>(index)});
+  });
+  m.def("synchronize", [] { snug::testing::Streams::instance().wait_for_all(); });
+  m.def("get_rng_state", [](int index) {
+    at::Generator of = generator(static_cast<c10::DeviceIndex>(index));
+    const std::lock_guard lock(of.mutex());
+    return of.get_state();
+  });
+  m.def("set_rng_state", [](const at::Tensor& state, int index) {
+    at::Generator of = generator(static_cast<c10::DeviceIndex>(index));
+    const std::lock_guard lock(of.mutex());
+    of.set_state(state);
+  });
+  m.def("set_order", [](std::optional<std::uint64_t> seed) { snug::testing::Streams::instance().set_order(seed); });
+  m.def("fail_allocation", [](int index, std::optional<std::int64_t> after, bool for_good) {
+    std::optional<snug::testing::SimulatedSupply::Failure> failure;
+    if (after) failure = {.after = *after, .for_good = for_good};
+    snug::testing::simulated_supply(static_cast<c10::DeviceIndex>(index)).fail(failure);
+  });
+}
