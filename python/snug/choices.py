@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,20 +14,25 @@ from .lazy_logits import tiled_loss
 CHOICES: dict[str, Callable[[], Any]] = {"tiled_loss": tiled_loss}
 
 
+def check_names(call: str, names: Any, known: Collection[str]) -> None:
+    """Raises UsageError for what `allow` of a call does not take."""
+    if isinstance(names, str):
+        raise UsageError(f'{call}: allow is the text "{names}"; give a list: allow=["{names}"]')
+    if not isinstance(names, Iterable):
+        raise UsageError(f"{call}: allow is {names!r}; give a list of names: {', '.join(known)}")
+    for name in names:
+        if name in known:
+            continue
+        near = difflib.get_close_matches(str(name), known, 1)
+        hint = f'did you mean "{near[0]}"? ' if near else ""
+        raise UsageError(f"{call}: allow has {name!r}, which is not known; {hint}it takes {', '.join(known)}")
+
+
 class Allowed:
     """Choices by their names. Raises UsageError for what is none."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        if isinstance(names, str):
-            raise UsageError(f'fit: allow is the text "{names}"; give a list: allow=["{names}"]')
-        if not isinstance(names, Iterable):
-            raise UsageError(f"fit: allow is {names!r}; give a list of names: {', '.join(CHOICES)}")
-        for name in names:
-            if name in CHOICES:
-                continue
-            near = difflib.get_close_matches(str(name), CHOICES, 1)
-            hint = f'did you mean "{near[0]}"? ' if near else ""
-            raise UsageError(f"fit: allow has {name!r}, which is not known; {hint}it takes {', '.join(CHOICES)}")
+        check_names("fit", names, CHOICES)
         self._names = list(dict.fromkeys(names))
 
     def __call__(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:

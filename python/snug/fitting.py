@@ -185,6 +185,8 @@ class _Fitted:
         if update is not None and not callable(update):
             raise UsageError(f"fit: the update is a {type(update).__name__}; give a function that does what your update does")
         request = _request(budget)
+        if in_backward and isinstance(optimizer, Sequence) and not optimizer:
+            raise UsageError("fit: in_backward is True and the list of optimizers is empty; give those that update")
         rehearsals = Rehearsals(optimizer, update, in_backward)
         self.updates = rehearsals.steps() if in_backward else None
         if self.updates is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import difflib
 import functools
 import inspect
 import textwrap
@@ -17,6 +16,7 @@ from torch import nn
 
 from . import _core
 from .checkpointing import is_naming
+from .choices import check_names
 from .errors import UsageError
 
 
@@ -200,7 +200,7 @@ def _class_of(kind: type[_Kind], base: type[nn.Module]) -> type[nn.Module]:
 _ALLOWED = ("rms_norm", "tiled_mlp")
 
 
-def fuse(model: nn.Module, *, allow: Sequence[str] = (), mlp_rows: int = 512) -> list[Fused]:
+def fuse(model: nn.Module, *, allow: Sequence[str] = (), mlp_rows: int | None = None) -> list[Fused]:
     """Puts operators of snug into the modules of a transformers model, and says into which.
 
     Gated feed-forward parts (Llama, Qwen, Mistral, Gemma and those written like them) keep two of the four tensors of their
@@ -210,20 +210,17 @@ def fuse(model: nn.Module, *, allow: Sequence[str] = (), mlp_rows: int = 512) ->
 
     allow: what changes the order of sums, by name. "rms_norm": an RMSNorm in fp32 is one pass each way instead of six and keeps
     its input alone; its results are bitwise the same, and so are its gradients, but where the input has other uses, as in a
-    residual stream, they are added up in another order. "tiled_mlp": gated feed-forward parts take `mlp_rows` rows at a time, so
+    residual stream, they are added up in another order. "tiled_mlp": gated feed-forward parts take `mlp_rows` rows (512) at a time, so
     that of a long sequence a plan makes what is between their layers again part by part; gradients of their weights are added up
     in another order, products of fewer rows may round differently, and hooks of their layers run once for each part. Those with
     dropout inside, as adapters may have it, stay whole in training. What is fused already is tiled by another call.
     """
-    if isinstance(allow, str):
-        raise UsageError(f'fuse: allow is the text "{allow}"; give a list: allow=["{allow}"]')
-    for name in allow:
-        if name not in _ALLOWED:
-            near = difflib.get_close_matches(str(name), _ALLOWED, 1)
-            hint = f'did you mean "{near[0]}"? ' if near else ""
-            raise UsageError(f"fuse: allow has {name!r}, which is not known; {hint}it takes {', '.join(_ALLOWED)}")
-    if mlp_rows < 1:
-        raise UsageError(f"fuse: mlp_rows is {mlp_rows}; it must be at least 1")
+    check_names("fuse", allow, _ALLOWED)
+    if mlp_rows is not None and "tiled_mlp" not in allow:
+        raise UsageError(f'fuse: mlp_rows is {mlp_rows}, and nothing is tiled; add allow=["tiled_mlp"]')
+    rows = 512 if mlp_rows is None else mlp_rows
+    if rows < 1:
+        raise UsageError(f"fuse: mlp_rows is {rows}; it must be at least 1")
     kinds: list[type[_Kind]] = [_TiledGated if "tiled_mlp" in allow else _Gated]
     if "rms_norm" in allow:
         kinds.append(_RmsNorm)
@@ -232,12 +229,12 @@ def fuse(model: nn.Module, *, allow: Sequence[str] = (), mlp_rows: int = 512) ->
         before, base = type(module).__bases__ if isinstance(module, _Kind) else (None, type(module))
         for kind in kinds:
             # What is fused already may still be tiled, or by another number of rows.
-            is_new = before is None or (kind is _TiledGated and (before is _Gated or module.__dict__.get("snug_rows") != mlp_rows))
+            is_new = before is None or (kind is _TiledGated and (before is _Gated or module.__dict__.get("snug_rows") != rows))
             if not is_new or "forward" in module.__dict__ or not kind.recognizes(module, base):
                 continue
             module.__class__ = _class_of(kind, base)
             if kind is _TiledGated:
-                module.snug_rows = mlp_rows
+                module.snug_rows = rows
             found.append(Fused(name, kind.operator, kind.bitwise))
             break
     return found

@@ -135,6 +135,8 @@ class LazyLogits(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         understood = _UNDERSTOOD.get(func)
+        if understood is not None and not args and "input" in kwargs:
+            args, kwargs = (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
         if understood is not None and args and isinstance(args[0], LazyLogits):
             result = understood(*args, **kwargs)
             if result is not NotImplemented:

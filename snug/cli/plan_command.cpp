@@ -255,6 +255,9 @@ int run(const PlanOptions& options) {
   if (!options.graph.empty() && !options.config.settings.empty()) {
     throw UsageError("plan: --set changes a configuration, but --graph has none");
   }
+  if (!options.graph.empty() && options.config.device) {
+    throw UsageError("plan: --device is where a configuration's step is recorded, but --graph is one already");
+  }
   if (!options.plan.empty() && options.strategy) {
     throw UsageError("plan: --plan is a plan already; leave --strategy out, or --plan");
   }

@@ -69,7 +69,7 @@ std::unique_ptr<const Tokenizer> open_tokenizer_of_folder(const fs::path& folder
     files.push_back(format->file);
     const fs::path path = folder / format->file;
     if (!fs::exists(path, ignored)) continue;
-    auto tokenizer = format->open(path, options);
+    auto tokenizer = tokenizer_format(path).open(path, options);  // several may share a name
     // What transformers goes by needs no comparison.
     if (format->file == kBeside.front().file) return tokenizer;
     for (const Beside& beside : kBeside) {

@@ -76,10 +76,9 @@ std::string reason(const Taken& after, const Taken& now) {
   return "it makes the step no faster within the budget";
 }
 
-/// Whether a run loses nothing by it when it fails: of half an update there is no state, and no operator is named.
+/// Whether it may be used though nobody has named it.
 bool is_free(const Knob& knob, const Config& config) {
-  const bool has_states = config.output.folder.empty() || config.state.every > 0;
-  return knob.changes == Knob::Changes::Nothing && has_states && !config.train.detect_anomaly &&
+  return knob.changes == Knob::Changes::Nothing && (knob.is_free == nullptr || knob.is_free(config)) &&
          !config.given.contains(knob.key);
 }
 

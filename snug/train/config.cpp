@@ -162,8 +162,10 @@ void assign(Config& config, std::string_view section, std::string_view key, cons
     }
     const std::string where = fmt::format("{}: {}.{}", source, section, key);
     if (!value) {
-      throw UsageError(fmt::format("{} must be of type {}, but is {} ({})", where, type_name(member), show(json),
-                                   json.is_structured() ? "a table or list" : json.type_name()));
+      const bool quotes_help = std::is_same_v<Written, std::string> && json.is_primitive() && !json.is_null();
+      throw UsageError(fmt::format("{} must be of type {}, but is {} ({}){}", where, type_name(member), show(json),
+                                   json.is_structured() ? "a table or list" : json.type_name(),
+                                   quotes_help ? fmt::format("; write \"{}\"", show(json)) : ""));
     }
     if constexpr (Words<decltype(rule)>) check_word(where, *value, rule);
     if constexpr (Choice<Member>) {
@@ -182,9 +184,11 @@ void assign(Config& config, std::string_view section, std::string_view key, cons
 /// Whether a word of before asks for what the present one does.
 template <class Value, class Rule>
 bool means_the_same(const nlohmann::json& was, const Value& is, const Rule& rule, const Config& now) {
-  if constexpr (requires { rule.same; }) {
+  if constexpr (requires { rule.same; } && Choice<Value>) {
     const auto before = was.is_string() ? choice_named<Value>(was.get<std::string>()) : std::nullopt;
     return before && rule.same != nullptr && rule.same(*before, is, now);
+  } else if constexpr (requires { rule.same(is, is, now); }) {
+    return was.is_string() && rule.same(was.get<std::string>(), is, now);
   }
   return false;
 }
@@ -246,31 +250,21 @@ void validate_model(const Config& config) {
         config.train.accumulate, config.train.batch,
         (config.train.batch / config.train.accumulate + 1) * config.train.accumulate));
   }
-  if (config.optimizer.in_backward && config.optimizer.clip_norm > 0 && config.optimizer.clip_value == 0) {
-    throw UsageError(fmt::format(
-        "configuration: optimizer.in_backward = true, but optimizer.clip_norm = {:g} scales every gradient by "
-        "the norm of all, which is known when the last is there; set optimizer.clip_norm = 0, or "
-        "optimizer.clip_value in its place",
-        config.optimizer.clip_norm));
-  }
-  if (config.optimizer.in_backward && config.train.detect_anomaly) {
-    throw UsageError(
-        "configuration: optimizer.in_backward = true, but train.detect_anomaly runs a step again from where it began, "
-        "and "
-        "half of its update would have been made; leave one of them out");
-  }
-  if (config.optimizer.in_backward && computed_in(config) == Compute::Fp16) {
-    throw UsageError(
-        "configuration: optimizer.in_backward = true, but with precision.compute = \"fp16\" a step is left out when "
-        "any "
-        "gradient overflows, which is known when the last is there; leave one of them out");
-  }
+  if (const auto why = why_not_in_backward(config); why && config.optimizer.in_backward)
+    throw UsageError("configuration: optimizer.in_backward = true, but " + *why);
   if (config.precision.weights == TrainedWeights::Bf16 && computed_in(config) != Compute::Bf16) {
     throw UsageError(fmt::format(
         "configuration: precision.weights = \"bf16\", but precision.compute = \"{}\"{}, which bf16 has no more bits "
         "for; set precision.compute to \"bf16\"",
         word(config.precision.compute),
         config.precision.compute == Compute::Auto ? ", which is fp32 on this machine" : ""));
+  }
+  if (model.weights == BaseWeights::Bf16 && config.precision.compute == Compute::Fp32 &&
+      config.given.contains("precision.compute")) {
+    throw UsageError(
+        "configuration: precision.compute = \"fp32\" does nothing beside model.weights = \"bf16\", whose products are "
+        "in "
+        "bf16; leave it out, or set model.weights to \"fp32\" or \"packed\"");
   }
   if (!model.path.empty()) {  // its files decide
     if (family.open == nullptr) {

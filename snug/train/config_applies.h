@@ -78,8 +78,10 @@ inline const Applies kScaling{[](const Config& c) { return computed_in(c) == Com
                               "with precision.compute = \"fp16\", where the loss is scaled"};
 inline const Applies kFewBits{[](const Config& c) {
                                 const bool adapters = c.lora.rank > 0 || !c.lora.adapter.empty();  // which are in fp32
-                                const bool pretrained = c.model.weights == BaseWeights::Bf16 &&
-                                                        (!adapters || !c.lora.modules_to_save.empty());
+                                // Those of lora.adapter may have modules_to_save.
+                                const bool whole =
+                                    !adapters || !c.lora.modules_to_save.empty() || !c.lora.adapter.empty();
+                                const bool pretrained = c.model.weights == BaseWeights::Bf16 && whole;
                                 return c.precision.weights == TrainedWeights::Bf16 || pretrained;
                               },
                               "to weights in bf16 that train (precision.weights, model.weights)"};
@@ -107,6 +109,9 @@ Applies with_optimizers_of(const OwnKey& key);
 /// Its help, which names those that have it where others do not.
 std::string families_help(const OwnKey& key);
 std::string optimizers_help(const OwnKey& key);
+
+/// What of a configuration optimizer.in_backward cannot be with, and what to do: the end of "but ...".
+std::optional<std::string> why_not_in_backward(const Config& config);
 
 /// Whether both ask for the same loss of a model of that kind.
 bool same_loss(LossKind a, LossKind b, const Config& config);

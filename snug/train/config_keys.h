@@ -63,7 +63,9 @@ void visit_keys(AnyConfig& c, Visit&& to) {
             ": a GGUF file, or a folder as transformers saves it, which decide on shapes",
         Anything{});
   fixed("model", "weights", c.model.weights,
-        "how pretrained weights are kept; packed: as blocks of a GGUF file, frozen (QLoRA)", OneOf<BaseWeights>{});
+        "how pretrained weights are kept; bf16: products are in bf16, too; packed: as blocks of a GGUF file, frozen "
+        "(QLoRA)",
+        OneOf<BaseWeights>{});
   fixed("model", "loss", c.model.loss,
         "plain: of all logits at once, as PyTorch has it; tiled: of a few rows at a time, for large vocabularies; "
         "auto: tiled for " +

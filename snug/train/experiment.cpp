@@ -179,7 +179,10 @@ void warm_up(const Config& config) {
   const auto model = family.make(tiny);
   model->module().to(device);
   Config of_all = config;
-  of_all.optimizer.groups.clear();  // by the names of the model itself
+  // By the names of the model itself.
+  of_all.optimizer.groups.clear();
+  const OwnValues defaults = own_defaults(optim::optimizer_kinds());
+  of_all.optimizer.own.set("muon_except", defaults.text("muon_except"));
   const auto optimizer = make_optimizer(of_all, model->module());
   const at::Tensor tokens = torch::randint(0, 256, {2, 16}).to(device);
   model->loss({tokens, tokens}).backward();

@@ -18,12 +18,14 @@ constexpr std::int64_t kSmallTile = 8;      // MiB
 constexpr std::int64_t kFewestTokens = 64;  // of which a matrix product still keeps the processor busy
 
 std::optional<Config> updated_in_backward(Config c) {
-  const bool needs_all = (c.optimizer.clip_norm > 0 && c.optimizer.clip_value == 0) || computed_in(c) == Compute::Fp16;
   // Of several micro-batches the gradients are there until the last.
-  if (c.optimizer.in_backward || needs_all || c.train.accumulate > 1 || c.train.detect_anomaly) return std::nullopt;
+  if (c.optimizer.in_backward || c.train.accumulate > 1 || why_not_in_backward(c)) return std::nullopt;
   c.optimizer.in_backward = true;
   return c;
 }
+
+/// Of half an update, of a run that fails, there is no state.
+bool is_saved_before(const Config& c) { return c.output.folder.empty() || c.state.every > 0; }
 
 std::optional<Config> with_tiled_loss(Config c) {
   if (has_tiled_loss(c.model)) return std::nullopt;
@@ -73,7 +75,7 @@ const std::vector<Knob>& knobs() {
       {"in_backward", "optimizer.in_backward: weights are updated in the backward pass", Knob::Changes::Nothing,
        "optimizer.clip_norm = 0 or a clip_value, one micro-batch, no fp16 and no detecting of anomalies, and be off",
        "optimizer.in_backward", updated_in_backward,
-       [](const Config& from, Config& to) { to.optimizer.in_backward = from.optimizer.in_backward; }},
+       [](const Config& from, Config& to) { to.optimizer.in_backward = from.optimizer.in_backward; }, is_saved_before},
       {"tiled_loss", "model.loss = \"tiled\": the loss of a few rows of logits at a time", Knob::Changes::OrderOfSums,
        "a plain loss of a model whose family has a tiled one", "model.loss", with_tiled_loss,
        [](const Config& from, Config& to) { to.model.loss = from.model.loss; }},

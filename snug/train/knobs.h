@@ -27,6 +27,8 @@ struct Knob {
   std::optional<Config> (*turned)(Config config);
   /// Gives a configuration what it changes in another.
   void (*copy)(const Config& from, Config& to);
+  /// Of one that changes nothing: whether a run that nobody has allowed it loses nothing by it; null: none does.
+  bool (*is_free)(const Config& config) = nullptr;
 };
 
 /// All there are, in the order in which they are tried. A new one is a line there.

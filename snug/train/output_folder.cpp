@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -27,12 +29,25 @@ bool is_within(const fs::path& path, const fs::path& folder) {
   return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
 }
 
-/// What there is of a run. A link to something else than a folder is somebody's own.
+/// Whether one of its entries has a name that the run's files have, so that the folder is none of somebody's own.
+bool has_entry(const fs::path& folder, std::initializer_list<std::string_view> beginnings) {
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (std::ranges::any_of(beginnings, [&](std::string_view with) { return name.starts_with(with); })) return true;
+  }
+  return false;
+}
+
+/// What there is of a run. A link to something else than a folder is somebody's own, and so is a folder that has none
+/// of a run's files.
 std::vector<std::string> left_in(const fs::path& folder) {
   std::vector<std::string> names;
   std::error_code error;
   const auto add_folder = [&](const char* name) {
-    if (fs::is_directory(folder / name, error)) names.emplace_back(name);
+    if (has_entry(folder / name, {"step-", "model.safetensors", "model-0", "adapter_model", "adapter_config"}))
+      names.emplace_back(name);
   };
   add_folder("state");
   for (const char* const lines : {"metrics.jsonl", "memory.jsonl"}) {
@@ -54,7 +69,10 @@ void check_output_folder(const Config& config) {
         "elsewhere, or give the texts a folder of their own",
         folder.string(), data.string()));
   }
-  for (const auto& [key, path] : {std::pair{"model.path", config.model.path}, {"lora.adapter", config.lora.adapter}}) {
+  for (const auto& [key, path] : {std::pair{"model.path", config.model.path},
+                                  {"lora.adapter", config.lora.adapter},
+                                  {"data.path", config.data.path},
+                                  {"data.tokenizer", config.data.tokenizer}}) {
     for (const char* name : kTrained) {
       if (path.empty() || !is_within(path, folder / name)) continue;
       throw UsageError(fmt::format(

@@ -80,8 +80,16 @@ void save_model(const Experiment& experiment, const fs::path& folder, const Save
   const auto carry_over = [&](std::string_view name) {
     const fs::path own = file_before(experiment, name), copy = folder / name;
     if (own.empty() || fs::equivalent(own, copy, error)) return;
-    fs::copy(own, copy, fs::copy_options::recursive | fs::copy_options::overwrite_existing, error);
-    if (error) fail(copy, error);
+    if (fs::is_directory(own, error)) {
+      fs::copy(own, copy, fs::copy_options::recursive | fs::copy_options::overwrite_existing, error);
+      if (error) fail(copy, error);
+      return;
+    }
+    try {
+      write_text(copy, read_text(own));
+    } catch (const std::system_error& failed) {
+      fail(copy, failed.code());
+    }
   };
   std::ranges::for_each(kCarriedOver, carry_over);
   for (const data::TokenizerFormat* format : data::tokenizer_formats()) {

@@ -299,6 +299,10 @@ def test_names_that_are_not_known_are_refused():
         snug.fuse(model, allow=["rms_nrom"])
     with pytest.raises(snug.UsageError, match="give a list"):
         snug.fuse(model, allow="rms_norm")
+    with pytest.raises(snug.UsageError, match="mlp_rows is 64, and nothing is tiled"):
+        snug.fuse(model, mlp_rows=64)
+    with pytest.raises(snug.UsageError, match="allow is None"):
+        snug.fuse(model, allow=None)
     with pytest.raises(snug.UsageError, match="mlp_rows is 0"):
         snug.fuse(model, allow=["tiled_mlp"], mlp_rows=0)
     assert not any("Fused" in type(m).__name__ for m in model.modules())

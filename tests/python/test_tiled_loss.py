@@ -140,6 +140,7 @@ def check(loss_of, made, times=0):
     "loss_of",
     [
         lambda y, t: F.cross_entropy(y.view(-1, VOCABULARY), t.view(-1)),
+        lambda y, t: F.cross_entropy(input=y.view(-1, VOCABULARY), target=t.view(-1)),
         lambda y, t: F.cross_entropy(y.float().reshape(-1, y.size(-1)), t.reshape(-1), reduction="sum"),
         lambda y, t: nn.CrossEntropyLoss()(y[..., :-1, :].contiguous().view(-1, y.shape[-1]), t[..., 1:].reshape(-1)),
         lambda y, t: nn.CrossEntropyLoss(ignore_index=3)(y.flatten(0, 1), t.flatten().clamp(max=5)),

@@ -83,7 +83,8 @@ TEST(Config, NamesTheNearestSectionAndKey) {
 TEST(Config, SaysWhichTypeAKeyNeedsAndWhatItGot) {
   EXPECT_EQ(mistake_in("[train]\nsteps = \"many\""),
             "run.toml: train.steps must be of type integer, but is \"many\" (string)");
-  EXPECT_EQ(mistake_in("[model]\nkind = 3"), "run.toml: model.kind must be of type string, but is 3 (number)");
+  EXPECT_EQ(mistake_in("[model]\nkind = 3"),
+            "run.toml: model.kind must be of type string, but is 3 (number); write \"3\"");
   EXPECT_EQ(mistake_in("[model]\nwidth = [1]"),
             "run.toml: model.width must be of type integer, but is [1] (a table or list)");
   EXPECT_NE(mistake_in("train = 3").find("\"train\" is a section, but is set to 3"), std::string::npos);
@@ -228,6 +229,11 @@ TEST(Config, RefusesKeysThatDoNothingNamingKeyValueAndWhenTheyApply) {
   refused(documents + "[train]\nvalidation_batches = 2", "train.validation_batches = 2");
   refused(documents + "[train]\nvalidate_every = 2", "train.validate_every = 2");
   refused("[data]\nprefetch = 4", "data.prefetch = 4");
+  const std::string bf16 = pretrained + "weights = \"bf16\"\n";
+  EXPECT_EQ(refusal(bf16), "no error");
+  EXPECT_EQ(refusal(bf16 + "[precision]\ncompute = \"bf16\""), "no error");
+  EXPECT_NE(refusal(bf16 + "[precision]\ncompute = \"fp32\"").find("does nothing beside model.weights"),
+            std::string::npos);
   refused("[data]\npath = \"ids.bin\"\ntokenizer = \"t.json\"", "data.tokenizer = \"t.json\"");
   refused("[memory]\nverify_replay_by = \"values\"", "memory.verify_replay_by = \"values\"");
   refused("[state]\nlast = 3", "state.last = 3");
@@ -377,6 +383,16 @@ TEST(Resumed, WordsThatComeToTheSameAreNoChange) {
   state["model"]["loss"] = 7;
   EXPECT_EQ(changed_when_resumed(state, Config{}).size(), 1U) << "no word";
   EXPECT_TRUE(changed_when_resumed({{"model", 7}}, Config{}).empty()) << "what is not there had its default";
+}
+
+TEST(Resumed, AnotherDeviceOfTheTypeIsNoChange) {
+  Config before, now;
+  before.train.device = "cuda";
+  now.train.device = "cuda:1";
+  EXPECT_TRUE(changed_when_resumed(to_json(before), now).empty());
+  now.train.device = "cpu";
+  EXPECT_EQ(changed_when_resumed(to_json(before), now),
+            (std::vector<std::string>{"train.device was \"cuda\" and is \"cpu\""}));
 }
 
 TEST(LoadConfig, NamesTheFile) {

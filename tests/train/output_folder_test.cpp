@@ -27,10 +27,13 @@ void put_aside(const fs::path& folder) {
 
 TEST(OutputFolder, WhatAnEarlierRunLeftIsPutAsideAsAWhole) {
   const fs::path folder = scratch("output_folder/whole");
+  const std::vector<std::pair<std::string, std::string>> files{{"state", "step-0000000001"},
+                                                               {"adapter", "adapter_model.safetensors"},
+                                                               {"model", "model-00001-of-00002.safetensors"}};
   const auto leave = [&](const std::string& text) {
-    for (const char* name : {"state", "adapter", "model"}) {
+    for (const auto& [name, file] : files) {
       fs::create_directory(folder / name);
-      write_text(folder / name / "file", text);
+      write_text(folder / name / file, text);
     }
     write_text(folder / "metrics.jsonl", text);
   };
@@ -41,9 +44,9 @@ TEST(OutputFolder, WhatAnEarlierRunLeftIsPutAsideAsAWhole) {
   leave("second");
   put_aside(folder);
   for (const auto& [number, text] : {std::pair{"earlier-1", "first"}, {"earlier-2", "second"}}) {
-    for (const char* name : {"state", "adapter", "model"}) {
+    for (const auto& [name, file] : files) {
       EXPECT_FALSE(fs::exists(folder / name));
-      EXPECT_EQ(read_text(folder / number / name / "file"), text);
+      EXPECT_EQ(read_text(folder / number / name / file), text);
     }
     EXPECT_EQ(read_text(folder / number / "metrics.jsonl"), text);
   }
@@ -53,6 +56,7 @@ TEST(OutputFolder, WhatAnEarlierRunLeftIsPutAsideAsAWhole) {
 TEST(OutputFolder, ATrainedAdapterAloneIsPutAsideToo) {
   const fs::path folder = scratch("output_folder/adapter");
   fs::create_directory(folder / "adapter");
+  write_text(folder / "adapter" / "adapter_config.json", "{}");
   put_aside(folder);
   EXPECT_TRUE(fs::exists(folder / "earlier-1" / "adapter"));
 }
@@ -61,8 +65,11 @@ TEST(OutputFolder, WhereNoRunWasNothingIsMade) {
   const fs::path folder = scratch("output_folder/none");
   write_text(folder / "state", "somebody's own file");
   fs::create_symlink("/dev/null", folder / "metrics.jsonl");
+  fs::create_directory(folder / "model");
+  write_text(folder / "model" / "layers.py", "a source folder of somebody's own");
   put_aside(folder);
   put_aside(folder / "not there");
+  EXPECT_TRUE(fs::exists(folder / "model" / "layers.py"));
   EXPECT_FALSE(fs::exists(folder / "earlier-1"));
   EXPECT_TRUE(fs::is_symlink(folder / "metrics.jsonl"));
 }
@@ -110,6 +117,11 @@ TEST(OutputFolder, IsNotWhereTheRunReadsWhatItGoesOnWith) {
                 c.output.folder = folder;
               }),
               HasSubstr("model.path"));
+  EXPECT_THAT(fault_of_folder([&](Config& c) {
+                c.data.tokenizer = folder / "model" / "tokenizer.json";
+                c.output.folder = folder;
+              }),
+              HasSubstr("data.tokenizer"));
 }
 
 }  // namespace

@@ -134,6 +134,7 @@ TEST(Resume, ANewRunPutsAnEarlierOneAside) {
   run_in(config, folder);
   config.train.steps = 2;
   fs::create_directory(folder / "adapter");
+  write_text(folder / "adapter" / "adapter_config.json", "{}");
   EXPECT_EQ(run_in(config, folder).states_saved, 1);
   EXPECT_TRUE(fs::exists(folder / "earlier-1" / "state" / state::state_name(4)));
   EXPECT_TRUE(fs::exists(folder / "earlier-1" / "adapter"));
