@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import types
+from collections.abc import Callable
 
 import torch
 
@@ -24,8 +26,22 @@ def simulated_device(index: int = 0) -> torch.device:
         raise UsageError(f"simulated_device: there are {_simulated.count}, and none of number {index}")
     _simulated.install()
     if not hasattr(torch, "hpu"):
-        torch._register_device_module("hpu", _module(_simulated))
+        module = _module(_simulated)
+        torch._register_device_module("hpu", module)
+        _seed_with(module.manual_seed_all)
     return torch.device("hpu", index)
+
+
+def _seed_with(seed_devices: Callable[[int], object]) -> None:
+    """torch.manual_seed() seeds "all devices", of those that it has a list of."""
+    seed_others = torch.manual_seed
+
+    @functools.wraps(seed_others)
+    def manual_seed(seed: int) -> torch.Generator:
+        seed_devices(int(seed))
+        return seed_others(seed)
+
+    torch.manual_seed = torch.random.manual_seed = manual_seed
 
 
 def _module(of: types.ModuleType) -> types.ModuleType:
@@ -46,7 +62,8 @@ def _module(of: types.ModuleType) -> types.ModuleType:
     module.synchronize = lambda device=None: of.synchronize()  # type: ignore[attr-defined]
     module.get_rng_state = lambda device=None: of.get_rng_state(number(device))  # type: ignore[attr-defined]
     module.set_rng_state = lambda state, device=None: of.set_rng_state(state, number(device))  # type: ignore[attr-defined]
-    module.manual_seed_all = lambda seed: None  # type: ignore[attr-defined]  # torch.manual_seed() has done it
-    module.manual_seed = module.manual_seed_all  # type: ignore[attr-defined]
+    module.get_rng_state_all = lambda: [of.get_rng_state(i) for i in range(of.count)]  # type: ignore[attr-defined]
+    module.manual_seed = lambda seed: of.manual_seed(seed % 2**64, of.current_device())  # type: ignore[attr-defined]
+    module.manual_seed_all = lambda seed: [of.manual_seed(seed % 2**64, i) for i in range(of.count)]  # type: ignore[attr-defined]
     module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]  # type: ignore[attr-defined]
     return module

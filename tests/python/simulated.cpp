@@ -36,6 +36,11 @@ PYBIND11_MODULE(_simulated, m) {
     const std::lock_guard lock(of.mutex());
     of.set_state(state);
   });
+  m.def("manual_seed", [](std::uint64_t seed, int index) {
+    at::Generator of = generator(static_cast<c10::DeviceIndex>(index));
+    const std::lock_guard lock(of.mutex());
+    of.set_current_seed(seed);
+  });
   m.def("set_order", [](std::optional<std::uint64_t> seed) { snug::testing::Streams::instance().set_order(seed); });
   m.def("fail_allocation", [](int index, std::optional<std::int64_t> after, bool for_good) {
     std::optional<snug::testing::SimulatedSupply::Failure> failure;

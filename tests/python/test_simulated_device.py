@@ -1,0 +1,106 @@
+"""Steps on an accelerator that the CPU plays, each in a process of its own: it has to be there before the first backward pass."""
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import snug
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def run(program: str) -> str:
+    begin = """
+        import torch, snug
+        from snug.testing import simulated_device
+        device = simulated_device()
+
+        def net():
+            torch.manual_seed(0)
+            layers = [torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Dropout(0.2)] * 4
+            return torch.nn.Sequential(*layers, torch.nn.Linear(64, 8))
+
+        def gradients(model):
+            return [p.grad.cpu() for p in model.parameters()]
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(begin) + textwrap.dedent(program)], cwd=HERE,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_planned_step_has_the_bits_of_the_plain_one_and_its_memory_is_the_devices():
+    run("""
+        model = net().to(device)
+        x, y = torch.randn(256, 64).to(device), torch.randint(0, 8, (256,)).to(device)
+        step = lambda batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+        torch.manual_seed(1)
+        step((x, y)).backward()
+        plain = gradients(model)
+        model.zero_grad()
+        session = snug.fit(step, (x, y), "75%")
+        torch.manual_seed(1)
+        with snug.Monitor(device, interval=3600) as monitor:
+            session.backward((x, y))
+        assert session.last_step.followed_plan and session.last_step.replayed_ops > 0, session.last_step
+        assert all(torch.equal(a, b) for a, b in zip(plain, gradients(model)))
+        stats = snug.memory_stats(device)
+        assert 0 < monitor.peak <= stats["limit"] and stats["mapped_peak"] <= stats["limit"], stats
+        assert snug.memory_stats()["limit"] is None
+    """)
+
+
+def test_an_optimizer_a_region_and_verify_work_there():
+    run("""
+        model = net().to(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        x = torch.randn(64, 64, device=device)
+
+        def step(batch):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+
+        session = snug.fit(step, x, "100%", optimizer=optimizer)
+        losses = [float(model(x).square().mean().detach())]
+        for _ in range(3):
+            session.backward(x)
+        assert float(model(x).square().mean().detach()) < losses[0]
+        session.close()
+        model.zero_grad()
+        with snug.Region(snug.Recompute()) as region:
+            loss = model(x).square().mean()
+        loss.backward()
+        assert region.replayed_ops > 0
+        snug.verify(lambda batch: model(batch).square().mean(), x, model, "80%")
+    """)
+
+
+def test_too_small_a_budget_and_too_large_an_index_are_refused():
+    run("""
+        try:
+            simulated_device(2)
+        except snug.UsageError as error:
+            assert "there are 2" in str(error)
+        else:
+            raise AssertionError("no refusal")
+        model = net().to(device)
+        x = torch.randn(256, 64, device=device)
+        try:
+            snug.fit(lambda batch: model(batch).square().mean(), x, 200_000)
+        except snug.DoesNotFit as error:
+            assert "raise the budget" in str(error)
+        else:
+            raise AssertionError("no refusal")
+        assert snug.memory_stats(device)["limit"] is None
+    """)
+
+
+def test_without_a_build_for_tests_it_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "snug._simulated", None)
+    from snug import testing
+
+    with pytest.raises(snug.UsageError, match="make test"):
+        testing.simulated_device()
