@@ -46,7 +46,7 @@ std::string summary(std::string_view title, const train::TrainResult& r, std::op
                                          format_bytes(saved))});
   }
   rows.push_back({"resident high water",
-                  fmt::format("{}, {} at the start", format_bytes(r.resident_peak), format_bytes(r.resident_start))});
+                  fmt::format("{}, {} at the start", format_bytes(r.resident.peak), format_bytes(r.resident.start))});
   rows.push_back({"replayed operators", fmt::format("{} a step", r.replayed_ops)});
   return report::render_table(title, rows, report::terminal_columns(stdout));
 }

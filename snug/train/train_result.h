@@ -26,8 +26,10 @@ struct TrainResult {
   Bytes predicted_peak = 0;  ///< the highest of all kinds of steps
   memory::Stats memory;      ///< since the steps began
   Bytes recording_peak = 0;  ///< before, while a step was recorded: within a budget in bytes, without one else
-  Bytes resident_start = 0;  ///< of the process after warm_up(), before the experiment is made
-  Bytes resident_peak = 0;
+  struct Resident {
+    Bytes start = 0;  ///< after warm_up(), before the experiment is made
+    Bytes peak = 0;
+  } resident;                        ///< of the process
   std::int64_t replayed_ops = 0;     ///< of the last step
   std::int64_t evictions = 0;        ///< of all steps
   std::int64_t skipped_steps = 0;    ///< of the whole run, whose gradients overflowed

@@ -298,7 +298,7 @@ class Run {
     result_.plan = session_.plan();
     result_.predicted_peak = session_.predicted_peak();
     result_.memory = experiment_.memory().stats();
-    result_.resident_peak = memory::process_memory().resident_peak;
+    result_.resident.peak = memory::process_memory().resident_peak;
   }
 
   Experiment& experiment_;
@@ -329,7 +329,7 @@ TrainResult train_chosen(const Config& asked, report::Progress& progress, const 
   check_output_folder(asked);
   validate(asked);
   warm_up(asked);
-  result.resident_start = memory::process_memory().resident;
+  result.resident.start = memory::process_memory().resident;
   const std::filesystem::path folder = asked.output.folder;
   const std::optional<FolderLock> alone = lock_output_folder(folder);
   const Config config = chosen_for(asked, options, progress);

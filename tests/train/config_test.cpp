@@ -386,13 +386,10 @@ TEST(Resumed, WordsThatComeToTheSameAreNoChange) {
 }
 
 TEST(Resumed, AnotherDeviceOfTheTypeIsNoChange) {
-  Config before, now;
-  before.train.device = "cuda";
+  Config now;
   now.train.device = "cuda:1";
-  EXPECT_TRUE(changed_when_resumed(to_json(before), now).empty());
-  now.train.device = "cpu";
-  EXPECT_EQ(changed_when_resumed(to_json(before), now),
-            (std::vector<std::string>{"train.device was \"cuda\" and is \"cpu\""}));
+  EXPECT_TRUE(changed_when_resumed({{"train", {{"device", "cuda"}}}}, now).empty());
+  EXPECT_EQ(changed_when_resumed({{"train", {{"device", "cpu"}}}}, now).size(), 1U);
 }
 
 TEST(LoadConfig, NamesTheFile) {
