@@ -68,11 +68,14 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
     find_path(LibTorch_CUDA_INCLUDE_DIR crt/host_defines.h
       HINTS "${_site}/nvidia/cu13/include" "${_site}/nvidia/cuda_runtime/include"
       PATHS ENV CUDA_HOME ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES include)
-    if(LibTorch_CUDA_INCLUDE_DIR AND EXISTS "${LibTorch_CUDA_INCLUDE_DIR}/cuda_runtime_api.h")
+    find_library(LibTorch_CUDA_RUNTIME NAMES libcudart.so.13 libcudart.so.12 cudart
+      HINTS "${_site}/nvidia/cu13/lib" "${_site}/nvidia/cuda_runtime/lib"
+      PATHS ENV CUDA_HOME ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES lib64 lib)
+    if(LibTorch_CUDA_INCLUDE_DIR AND LibTorch_CUDA_RUNTIME AND EXISTS "${LibTorch_CUDA_INCLUDE_DIR}/cuda_runtime_api.h")
       set(LibTorch_HAS_CUDA ON)
       list(APPEND _includes "${LibTorch_CUDA_INCLUDE_DIR}")
     else()
-      message(WARNING "snug: this LibTorch is for CUDA, and the headers of the CUDA runtime are missing, so that this build "
+      message(WARNING "snug: this LibTorch is for CUDA, and the CUDA runtime or its headers are missing, so that this build "
                       "will know no GPU. pip install nvidia-cuda-crt, of the version that nvidia-cuda-runtime has, beside torch")
     endif()
   endif()
@@ -90,6 +93,10 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
   # Not -rpath alone: libtorch_cpu finds its own OpenMP through the same folder.
   set_property(TARGET LibTorch::torch PROPERTY INTERFACE_LINK_LIBRARIES
     "-Wl,--no-as-needed" ${_paths} "-Wl,--as-needed" "-Wl,-rpath,${LibTorch_DIR_USED}/lib")
+  if(LibTorch_HAS_CUDA)
+    cmake_path(GET LibTorch_CUDA_RUNTIME PARENT_PATH _runtime)
+    set_property(TARGET LibTorch::torch APPEND PROPERTY INTERFACE_LINK_LIBRARIES "${LibTorch_CUDA_RUNTIME}" "-Wl,-rpath,${_runtime}")
+  endif()
   find_package(Threads REQUIRED)
   set_property(TARGET LibTorch::torch APPEND PROPERTY INTERFACE_LINK_LIBRARIES Threads::Threads)
 endif()

@@ -345,7 +345,7 @@ int main(int argc, char** argv) {
   const auto missing = snug::programs::never_run();
   if (!missing.empty())
     std::cout << fmt::format("operators of layers and models not run: {}\n", fmt::join(missing, ", "));
-  if (totals.programs >= kEnoughForAll && !missing.empty()) return 1;
+  if (totals.programs >= kEnoughForAll && !missing.empty() && snug::testing::test_device().is_cpu()) return 1;
   constexpr std::int64_t kRarely = 50;  // one in so many
   if (totals.programs >= kRarely && totals.written_afterwards > totals.programs / kRarely) {
     std::cout << "too many runs were refused\n";
