@@ -148,13 +148,18 @@ make_venv() {
   fi
   say "installing torch $torch_version into .venv (a few minutes)"
   pip_install "torch==$torch_version" numpy
-  # A LibTorch for CUDA comes without a part of the headers that its own include.
-  local cuda_runtime
-  cuda_runtime="$(version_of "$venv/bin/python" nvidia-cuda-runtime)"
-  [[ -z "$cuda_runtime" ]] || pip_install "nvidia-cuda-crt==${cuda_runtime%.*}.*"
   venv_works || fail "torch is in .venv but cannot be imported:" \
     "$("$venv/bin/python" -c 'import numpy, torch' 2>&1 | tail -n 1)"
   touch "$stamp"
+}
+
+# A LibTorch for CUDA comes without a part of the headers that its own include.
+add_cuda_headers() {
+  local runtime
+  compgen -G "$venv/lib/python*/site-packages/torch/lib/libtorch_cuda.so" >/dev/null || return 0
+  ! compgen -G "$venv/lib/python*/site-packages/nvidia/*/include/crt/host_defines.h" >/dev/null || return 0
+  runtime="$(version_of "$venv/bin/python" nvidia-cuda-runtime)"
+  [[ -z "$runtime" ]] || pip_install "nvidia-cuda-crt==${runtime%.*}.*"
 }
 
 find_libtorch() {
@@ -163,6 +168,7 @@ find_libtorch() {
       fail "SNUG_LIBTORCH=$SNUG_LIBTORCH is not a LibTorch: include/ATen/ATen.h or lib/libtorch_cpu.so is missing"
   elif ! active_environment_has_torch; then
     venv_is_stamped || make_venv
+    add_cuda_headers
   fi
 }
 

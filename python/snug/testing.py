@@ -52,18 +52,20 @@ def _module(of: types.ModuleType) -> types.ModuleType:
         return of.current_device() if named is None else named
 
     module = types.ModuleType("torch.hpu")
-    module._lazy_init = lambda: None  # type: ignore[attr-defined]
-    module.is_available = lambda: True  # type: ignore[attr-defined]
-    module.is_initialized = lambda: True  # type: ignore[attr-defined]
-    module._is_in_bad_fork = lambda: False  # type: ignore[attr-defined]
-    module.device_count = lambda: of.count  # type: ignore[attr-defined]
-    module.current_device = of.current_device  # type: ignore[attr-defined]
-    module.set_device = lambda device: of.set_device(number(device))  # type: ignore[attr-defined]
-    module.synchronize = lambda device=None: of.synchronize()  # type: ignore[attr-defined]
-    module.get_rng_state = lambda device=None: of.get_rng_state(number(device))  # type: ignore[attr-defined]
-    module.set_rng_state = lambda state, device=None: of.set_rng_state(state, number(device))  # type: ignore[attr-defined]
-    module.get_rng_state_all = lambda: [of.get_rng_state(i) for i in range(of.count)]  # type: ignore[attr-defined]
-    module.manual_seed = lambda seed: of.manual_seed(seed % 2**64, of.current_device())  # type: ignore[attr-defined]
-    module.manual_seed_all = lambda seed: [of.manual_seed(seed % 2**64, i) for i in range(of.count)]  # type: ignore[attr-defined]
-    module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]  # type: ignore[attr-defined]
+    vars(module).update(
+        _lazy_init=lambda: None,
+        _is_in_bad_fork=lambda: False,
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        device_count=lambda: of.count,
+        current_device=of.current_device,
+        set_device=lambda device: of.set_device(number(device)),
+        synchronize=lambda device=None: of.synchronize(),
+        get_rng_state=lambda device=None: of.get_rng_state(number(device)),
+        get_rng_state_all=lambda: [of.get_rng_state(i) for i in range(of.count)],
+        set_rng_state=lambda state, device=None: of.set_rng_state(state, number(device)),
+        manual_seed=lambda seed: of.manual_seed(seed % 2**64, of.current_device()),
+        manual_seed_all=lambda seed: [of.manual_seed(seed % 2**64, i) for i in range(of.count)],
+        get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
+    )
     return module

@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-#include "snug/base/errors.h"
+#include "snug/base/read_at.h"
 #include "snug/cli/command.h"
 #include "snug/memory/device_memory.h"
 
@@ -35,11 +35,7 @@ void add_config_options(CLI::App& command, ConfigOptions& options) {
                                         "All memory that tensors may take: 400MiB, or 40% of the unplanned peak")
       ->type_name("BUDGET");
   const auto read_device = [&options](const std::string& name) {
-    try {
-      (void)memory::device_named(name);
-    } catch (const UsageError& error) {
-      throw UsageError(std::string("--device: ") + error.what());
-    }
+    read_at("--device", [&] { return memory::device_named(name); });
     options.device = name;
   };
   command

@@ -52,7 +52,7 @@ struct PlanReport {
   Bytes floor = 0;  ///< the smallest budget
   plan::LowerBound bound;
   double gap = 0;
-  Bytes highest_peak = 0;  ///< of the plans of all micro-batches, and of evaluation
+  Bytes highest_peak = 0;  ///< of the plans of all kinds of steps: each micro-batch's, and evaluation's
   double planning_seconds = 0;
   std::int64_t micro_batches = 1;  ///< of a step; times are of one that adds to gradients
   double whole_step_seconds = 0;   ///< of all of them and the update
@@ -189,7 +189,7 @@ void print_plan_summary(const PlanReport& r, const plan::Explanation& why) {
   rows.push_back({"predicted peak", fmt::format("{}{}, {:.3f} s into the step", format_bytes(p.predicted_peak),
                                                 percent(p.predicted_peak), why.peak_seconds)});
   if (r.highest_peak > p.predicted_peak)
-    rows.push_back({"with the other micro-batches", format_bytes(r.highest_peak) + percent(r.highest_peak)});
+    rows.push_back({"of all kinds of steps", format_bytes(r.highest_peak) + percent(r.highest_peak)});
   rows.push_back({"smallest budget",
                   fmt::format("{}, no plan has a peak below {}", format_bytes(r.floor), format_bytes(r.bound.peak))});
   rows.push_back({"kept for backward", format_bytes(why.all.kept)});

@@ -29,9 +29,9 @@ std::string share_that_fits(const DoesNotFit::Floor& floor) {
 }
 
 /// What was there before the step does not get smaller with it.
-std::string_view what_helps(const DoesNotFit::Floor& floor) {
-  return static_bytes(floor) < floor.budget ? ", or use a smaller batch or sequence"
-                                            : "; no smaller step helps, as what is there before it takes all of that";
+std::string what_helps(const DoesNotFit::Floor& floor) {
+  if (static_bytes(floor) < floor.budget) return ", or use a smaller batch or sequence";
+  return fmt::format("; no smaller step helps, as what is there before it takes {}", format_bytes(static_bytes(floor)));
 }
 
 std::string message(const DoesNotFit::Floor& floor) {

@@ -47,7 +47,10 @@ StepBook::StepBook(std::vector<PlannedStep> kinds, std::optional<plan::Budget> b
   agree(refusal_of([&] { plans = plan_all(kinds, budget); }));
   for (std::size_t i = 0; i < kinds.size(); ++i) {
     auto& [step, planner] = kinds[i];
-    if (step.kind == StepKind::Evaluation) continue;  // nobody follows a plan that has nothing to decide
+    if (step.kind == StepKind::Evaluation) {  // nobody follows a plan that has nothing to decide
+      of_evaluation_ = std::max(of_evaluation_, plans[i].predicted_peak);
+      continue;
+    }
     known_.push_back({.graph = std::make_shared<plan::StepGraph>(std::move(step.graph)),
                       .plan = std::make_shared<plan::MemoryPlan>(std::move(plans[i])),
                       .planner = std::move(planner),
@@ -129,7 +132,7 @@ bool StepBook::outdated(const Known& known, Bytes allocated) const {
 }
 
 Bytes StepBook::predicted_peak() const {
-  Bytes highest = 0;
+  Bytes highest = of_evaluation_;
   for (const Known& known : known_) {
     if (known.fits) highest = std::max(highest, known.plan->predicted_peak);
   }

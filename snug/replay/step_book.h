@@ -51,7 +51,7 @@ class StepBook {
   [[nodiscard]] const plan::Planner& planner() const { return known_.front().planner; }
   /// Whether a plan holds the cap in the first of them; else it keeps everything, and evictions do.
   [[nodiscard]] bool fits() const { return known_.front().fits; }
-  /// The highest of those that fit; of the first where none does.
+  /// The highest of those that fit, and of those that only evaluate; of the first where there is none.
   [[nodiscard]] Bytes predicted_peak() const;
   [[nodiscard]] std::size_t size() const noexcept { return known_.size(); }
   /// Whether it decides by itself.
@@ -83,6 +83,7 @@ class StepBook {
   std::vector<Known> known_;
   std::optional<plan::Budget> budget_;
   std::shared_ptr<Agreement> agreement_;
+  Bytes of_evaluation_ = 0;  // the highest peak of steps that only evaluate
   Bytes state_to_come_ = 0;
   Bytes beside_ = 0;   // that others may hold beside the steps
   Bytes missing_ = 0;  // of that, now

@@ -14,6 +14,7 @@
 #include "snug/base/comma_list.h"
 #include "snug/base/errors.h"
 #include "snug/base/nearest.h"
+#include "snug/base/read_at.h"
 #include "snug/base/toml.h"
 #include "snug/data/token_file.h"
 
@@ -72,16 +73,6 @@ ordered_json json_of(const Value& value) {
 std::string show(const ordered_json& json) {
   if (json.is_number_float() && !std::isfinite(json.get<double>())) return fmt::format("{}", json.get<double>());
   return json.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-}
-
-/// What `read` returns; what it refuses, it refuses there.
-template <class Read>
-auto read_at(std::string_view where, const Read& read) {
-  try {
-    return read();
-  } catch (const UsageError& error) {
-    throw UsageError(fmt::format("{}: {}", where, error.what()));
-  }
 }
 
 template <class Value, class Rule>

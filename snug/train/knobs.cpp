@@ -103,7 +103,8 @@ std::vector<const Knob*> allowed_knobs(std::string_view allow) {
   for (const Knob& knob : knobs()) names.emplace_back(knob.name);
   std::vector<const Knob*> allowed;
   for (const std::string& name : split_at_commas(allow)) {
-    if (name.empty()) continue;
+    if (name.empty() && allow.empty()) continue;
+    if (name.empty()) throw UsageError(fmt::format("memory.allow = \"{}\" has a comma with no name beside it", allow));
     const auto known = std::ranges::find(knobs(), name, &Knob::name);
     if (known == knobs().end()) {
       throw UsageError(fmt::format("memory.allow has \"{}\", which is not known; {}it takes {}", name,

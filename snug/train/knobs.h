@@ -27,7 +27,7 @@ struct Knob {
   std::optional<Config> (*turned)(Config config);
   /// Gives a configuration what it changes in another.
   void (*copy)(const Config& from, Config& to);
-  /// Of one that changes nothing: whether a run that nobody has allowed it loses nothing by it; null: none does.
+  /// Of one that changes nothing: whether it may be used in a run that nobody has allowed it; null: in all.
   bool (*is_free)(const Config& config) = nullptr;
 };
 

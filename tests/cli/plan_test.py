@@ -80,6 +80,7 @@ class PlanAndBench(Command):
         self.assert_refused(run("plan", "--graph", graph, "--strategy", "fullblock(1)"), 2, "--strategy", "full_block")
         self.assert_refused(run("plan", "--graph", graph, "--budget", "1MiB"), 2, "does not fit")
         self.assert_refused(run("plan", "--graph", graph, "--set", "train.batch=2"), 2, "--graph")
+        self.assert_refused(run("plan", "--graph", graph, "--device", "cpu"), 2, "--device", "--graph")
         self.assert_refused(run("plan", "--graph", graph, self.config), 2, "small.toml", "graph.json", "only one of them")
         self.assert_refused(run("plan"), 2, "nothing to plan", "--graph")
         graph.write_text(graph.read_text()[:1000])

@@ -30,7 +30,7 @@ class WrongUse(Command):
         self.assert_refused(run("fly"), 2, '"fly" is no command; the commands are doctor, plan, train')
 
     def test_devices_that_are_none(self):
-        self.assert_refused(run("train", self.config, "--device", "gpu0"), 2, '"gpu0" names no device', "cuda")
+        self.assert_refused(run("train", self.config, "--device", "gpu0"), 2, '--device: "gpu0" names no device', "cuda")
         self.assert_refused(run("train", self.config, "--device", ""), 2, "names no device")
         self.assert_refused(run("plan", self.config, "--device", "xla"), 2, "no backend for xla")
         self.assert_refused(run("generate", "--model", self.config, "--prompt", "a", "--device", ""), 2)

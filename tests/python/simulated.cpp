@@ -2,11 +2,10 @@
 // register with.
 #include <ATen/core/Generator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <pybind11/pybind11.h>
-#include <torch/extension.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
-#include <optional>
+#include <mutex>
 
 #include "tests/device/simulated_device.h"
 
@@ -40,11 +39,5 @@ PYBIND11_MODULE(_simulated, m) {
     at::Generator of = generator(static_cast<c10::DeviceIndex>(index));
     const std::lock_guard lock(of.mutex());
     of.set_current_seed(seed);
-  });
-  m.def("set_order", [](std::optional<std::uint64_t> seed) { snug::testing::Streams::instance().set_order(seed); });
-  m.def("fail_allocation", [](int index, std::optional<std::int64_t> after, bool for_good) {
-    std::optional<snug::testing::SimulatedSupply::Failure> failure;
-    if (after) failure = {.after = *after, .for_good = for_good};
-    snug::testing::simulated_supply(static_cast<c10::DeviceIndex>(index)).fail(failure);
   });
 }

@@ -207,6 +207,8 @@ def test_what_cannot_be_is_refused():
 
     with pytest.raises(snug.UsageError, match="in_backward is True and there is no optimizer"):
         snug.fit(step, x, "100%", in_backward=True)
+    with pytest.raises(snug.UsageError, match="the list of optimizers is empty"):
+        snug.fit(step, x, "100%", optimizer=[], in_backward=True)
     with pytest.raises(snug.UsageError, match="LBFGS runs the step itself"):
         snug.fit(step, x, "100%", optimizer=torch.optim.LBFGS(model.parameters()), in_backward=True)
     with pytest.raises(snug.UsageError, match="Counting counts its steps for all parameters together"):

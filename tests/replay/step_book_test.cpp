@@ -134,6 +134,19 @@ TEST(StepBook, AnotherStepHasTheUpdateOfItsKind) {
   EXPECT_EQ(book.graph().update_bytes, 2_MiB);
 }
 
+TEST(StepBook, PredictsThePeakOfARunWithItsEvaluation) {
+  std::vector<PlannedStep> kinds;
+  for (const auto& [graph, kind] :
+       {std::pair(chain_step(8, 1_MiB, 10_MiB), StepKind::First), {chain_step(3, 6_MiB, 10_MiB), StepKind::Evaluation}})
+    kinds.push_back({recorded(graph, kind), plan::Planner(graph, "none")});
+  const std::vector<plan::MemoryPlan> plans = plan_all(kinds, kBudget);
+  ASSERT_GT(plans[1].predicted_peak, plans[0].predicted_peak);
+  const StepBook book(std::move(kinds), kBudget, /*gradients=*/0);
+  EXPECT_EQ(book.plan().predicted_peak, plans[0].predicted_peak);
+  EXPECT_EQ(book.predicted_peak(), plans[1].predicted_peak);
+  EXPECT_EQ(highest_peak(plans), plans[1].predicted_peak);
+}
+
 TEST(StepBook, ForgetsStepsOnlyWhereTheyAreLarge) {
   const StepGraph small = chain_step(8, 1_KiB, 10_MiB);
   std::vector<PlannedStep> kinds;

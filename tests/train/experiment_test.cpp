@@ -19,6 +19,7 @@
 #include "tests/base/scratch.h"
 #include "tests/device/test_device.h"
 #include "tests/train/reference_files.h"
+#include "tests/train/two_blocks.h"
 
 namespace snug::train {
 namespace {
@@ -171,6 +172,17 @@ TEST(Loss, IsPlainOrTiledAsModelLossSays) {
   EXPECT_TRUE(is_tiled(gpt));
   EXPECT_FALSE(is_tiled(llama));
   EXPECT_FALSE(is_tiled(pretrained));
+}
+
+/// It makes a small model, whose parameters have other names.
+TEST(WarmUp, AsksForNoNameOfTheModel) {
+  Config config = two_blocks("warm_up");
+  config.optimizer.kind = "muon";
+  config.optimizer.own.set("muon_except", std::string("*blocks.1.*"));
+  EXPECT_NO_THROW(warm_up(config));
+  EXPECT_NO_THROW(Experiment{config});
+  config.optimizer.own.set("muon_except", std::string("*nothing*"));
+  EXPECT_THROW(Experiment{config}, UsageError) << "the model itself is asked";
 }
 
 TEST(Validation, LeavesTheModelInTheModeItWasIn) {
