@@ -8,10 +8,17 @@ import snug
 from architectures import NAMES, make
 
 
-@pytest.mark.parametrize("amp", [False, True], ids=["fp32", "autocast"])
 # The others are built of the same operators as these.
+OFTEN = [("llama", False), ("llama", True), ("mamba", False), ("resnet", False), ("unet", True)]
+
+
 @pytest.mark.parametrize(
-    "name", [n if n in ("llama", "mamba", "resnet", "unet") else pytest.param(n, marks=pytest.mark.long) for n in NAMES]
+    ("name", "amp"),
+    [
+        pytest.param(n, a, marks=[] if (n, a) in OFTEN else pytest.mark.long, id=f"{n}-{'autocast' if a else 'fp32'}")
+        for n in NAMES
+        for a in (False, True)
+    ],
 )
 def test_is_bitwise_the_same(name, amp):
     model, batch = make(name)
