@@ -20,6 +20,13 @@ class UsageError : public Error {
   [[nodiscard]] int exit_code() const noexcept override { return 2; }
 };
 
+/// Somebody asked for an end before there was a result.
+class Stopped : public Error {
+ public:
+  explicit Stopped(const std::string& message) : Error(message) {}
+  [[nodiscard]] int exit_code() const noexcept override { return 130; }  ///< 128 + SIGINT, as shells have it
+};
+
 /// In a catch block, where snug was called by LibTorch: throws the error on, as the front end translates it.
 [[noreturn]] void throw_into_libtorch();
 /// The same of a new error.

@@ -38,7 +38,7 @@ class TapeObserver {
 
   // --- recording ---------------------------------------------------------------------------------------------------
 
-  /// In front of an operator.
+  /// In front of an operator. May throw: then it does not run.
   virtual void op_begins(const Tape& /*tape*/) {}
   virtual void reads(const at::Tensor& /*argument*/) {}
   /// Around its kernel, without the mutex. Where the kernel throws, kernel_ends() is not called.
@@ -62,7 +62,8 @@ class TapeObserver {
 
   // --- backward ----------------------------------------------------------------------------------------------------
 
-  /// A backward node asked for a value. `now`: absent when the node alone has it from here on.
+  /// A backward node asked for a value. `now`: absent when the node alone has it from here on. May throw: then it does
+  /// not get it.
   virtual void unpacked(plan::ValueId /*value*/, plan::Residency /*now*/) {}
   /// Around making an absent value again, or fetching it. They may nest; of the order of nested ones nothing is
   /// promised.

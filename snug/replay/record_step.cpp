@@ -22,6 +22,7 @@
 #include "snug/replay/record_evicting.h"
 #include "snug/replay/saved_tensor_hooks.h"
 #include "snug/replay/step_run.h"
+#include "snug/replay/stop_asked.h"
 #include "snug/replay/undone_draws.h"
 #include "snug/replay/undone_writes.h"
 
@@ -164,11 +165,12 @@ bool is_made_by(const record::Tape& tape, const at::Tensor& tensor) {
 struct RecordingScope {
   /// `parameters`: whose gradients are put aside; `with`: those that have others then, of zeros.
   RecordingScope(EvictionCost cost, memory::DeviceMemory& memory, const std::vector<at::Tensor>& parameters,
-                 const std::vector<at::Tensor>& with)
+                 const std::vector<at::Tensor>& with, const std::function<bool()>& stop)
       : before(memory.stats().allocated),
         aside(parameters),
         profiler(std::make_shared<record::Profiler>(memory, memory.stats().allocated - before)),
         evictor(tape, memory, cost) {
+    if (stop) tape->add_observer(std::make_shared<StopAsked>(stop));
     aside.put(with);
     const Bytes without = memory.stats().allocated;
     const memory::TagScope tag(memory::Tag::Gradients);
@@ -216,7 +218,7 @@ struct Recorded {
 
 Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
                      const RecordOptions& options) {
-  RecordingScope scope(cost, memory, options.update.parameters, options.have_gradients);
+  RecordingScope scope(cost, memory, options.update.parameters, options.have_gradients, options.stop);
   Recorded recorded;
   RecordedStep& step = recorded.step;
   if (!options.have_gradients.empty()) step.kind = options.update.each ? StepKind::Last : StepKind::Later;
@@ -273,7 +275,7 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
 
 RecordedStep record_forward(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
                             const RecordOptions& options) {
-  RecordingScope scope(cost, memory, {}, {});
+  RecordingScope scope(cost, memory, {}, {}, options.stop);
   {
     const at::NoGradGuard no_grad;
     const record::Recording recording(scope.tape);

@@ -54,6 +54,9 @@ struct RecordOptions {
   /// there are any, and of the kind Last where `update` is of each as its gradient arrives. What parameters an earlier
   /// recording says, if not fewer.
   std::vector<at::Tensor> have_gradients = {};
+  /// Asked again and again while the step runs, by any of its threads: where it says true the recording throws Stopped,
+  /// and leaves no trace either.
+  std::function<bool()> stop = {};
 };
 
 /// Runs forward and backward twice, records them, and takes every operator's shorter time. Leaves no trace: gradients,

@@ -167,7 +167,13 @@ BenchResult bench(const BenchStep& step, const BenchOptions& options, report::Pr
     return !result.complete;
   };
   progress.note("recording one step");
-  const std::vector<replay::RecordedStep> recorded = step.record();
+  std::vector<replay::RecordedStep> recorded;
+  try {
+    recorded = step.record();
+  } catch (const Stopped&) {
+    result.complete = false;
+    return result;
+  }
   const plan::StepGraph& graph = recorded.front().graph;
   result.unplanned_peak = plan::plan_none(graph).predicted_peak;
   result.static_bytes = graph.static_bytes;

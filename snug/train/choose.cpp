@@ -165,8 +165,12 @@ DoesNotFit with_cheapest_change(const DoesNotFit& refusal, const Config& config,
   capped.memory.budget = floor.budget;
   std::optional<Choice> cheapest;
   for (const Knob& knob : knobs()) {
-    if (interrupted()) break;
-    auto choice = try_knob(knob, capped, {}, progress);
+    std::optional<Choice> choice;
+    try {
+      choice = try_knob(knob, capped, {}, progress);
+    } catch (const Stopped&) {
+      break;
+    }
     if (!choice || !choice->after.seconds) continue;
     if (!cheapest || better(choice->after, cheapest->after)) cheapest = std::move(choice);
   }

@@ -1,6 +1,10 @@
 #include "snug/train/interrupt.h"
 
+#include <unistd.h>
+
+#include <cerrno>
 #include <csignal>
+#include <string_view>
 
 namespace snug::train {
 namespace {
@@ -13,6 +17,12 @@ void on_signal(int signal) {
   if (g_interrupted && signal != SIGHUP) {
     std::signal(signal, SIG_DFL);
     std::raise(signal);
+  }
+  if (!g_interrupted && signal != SIGHUP) {
+    constexpr std::string_view heard = "\nsnug: stopping as soon as this step is done; once more ends it here\n";
+    const int before = errno;
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, heard.data(), heard.size());
+    errno = before;
   }
   g_interrupted = 1;
 }

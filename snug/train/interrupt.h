@@ -3,8 +3,9 @@
 namespace snug::train {
 
 /// While it lives, Ctrl-C (SIGINT), SIGTERM and, unless it is ignored as under nohup, the terminal's end (SIGHUP) ask
-/// the run to stop after the present step. A second SIGINT or SIGTERM ends the process. Then what handled them before
-/// does so again. One at a time.
+/// the run to stop after the present step, or at once where one is being recorded, and a line on standard error says
+/// that this was heard. A second SIGINT or SIGTERM ends the process. Then what handled them before does so again. One
+/// at a time.
 class InterruptScope {
  public:
   InterruptScope();

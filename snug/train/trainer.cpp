@@ -320,10 +320,9 @@ class Run {
   double started_ = 0;
 };
 
-/// `unplanned` is the configuration as long as it has no plan, and nothing else can be advised.
-TrainResult train_chosen(const Config& asked, report::Progress& progress, const TrainOptions& options,
-                         std::optional<Config>& unplanned) {
-  TrainResult result;
+/// Runs into `result`. `unplanned` is the configuration as long as it has no plan, and nothing else can be advised.
+void train_chosen(const Config& asked, report::Progress& progress, const TrainOptions& options, TrainResult& result,
+                  std::optional<Config>& unplanned) {
   if (options.start == Start::Resume && asked.output.folder.empty())
     throw UsageError("train: resuming needs output.folder, where the training state is");
   check_output_folder(asked);
@@ -351,10 +350,12 @@ TrainResult train_chosen(const Config& asked, report::Progress& progress, const 
     options.before(experiment);
   }
   begin_peaks(memory);
-  progress.note(fmt::format("{} parameters{}; recording one step", report::format_count(result.parameters),
+  const bool of_share = !cap && requested_budget(config.memory.budget, options.plan);
+  progress.note(fmt::format("{} parameters{}; recording one step{}", report::format_count(result.parameters),
                             result.trained_parameters == result.parameters
                                 ? ""
-                                : fmt::format(", {} of them train", report::format_count(result.trained_parameters))));
+                                : fmt::format(", {} of them train", report::format_count(result.trained_parameters)),
+                            of_share ? ", without a limit, as the budget is a share of what it takes" : ""));
   Session session = plan_session(experiment, Kinds::Run, options.plan);
   unplanned.reset();
   Run run(experiment, session, state, progress, result);
@@ -363,19 +364,23 @@ TrainResult train_chosen(const Config& asked, report::Progress& progress, const 
   begin_peaks(memory);
   progress.note(describe(session));
   run.run(options);
-  return result;
 }
 
 }  // namespace
 
 TrainResult train(const Config& config, report::Progress& progress, const TrainOptions& options) {
+  TrainResult result;
   std::optional<Config> unplanned;
   try {
-    return train_chosen(config, progress, options, unplanned);
+    train_chosen(config, progress, options, result, unplanned);
   } catch (const DoesNotFit& refusal) {
     if (!unplanned) throw;
     throw with_cheapest_change(refusal, *unplanned, progress);
+  } catch (const Stopped&) {
+    result.interrupted = true;
+    progress.note("stopped while a step was recorded; nothing was trained");
   }
+  return result;
 }
 
 }  // namespace snug::train

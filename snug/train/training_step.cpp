@@ -13,6 +13,7 @@
 #include "snug/record/random_state.h"
 #include "snug/replay/anomaly.h"
 #include "snug/replay/fit.h"
+#include "snug/train/interrupt.h"
 
 namespace snug::train {
 namespace {
@@ -64,7 +65,8 @@ class NonFiniteLoss : public Error {
 };
 
 replay::RecordedStep record_within(std::optional<Bytes> limit, memory::DeviceMemory& memory,
-                                   const replay::Forward& forward, const replay::RecordOptions& options) {
+                                   const replay::Forward& forward, replay::RecordOptions options) {
+  options.stop = interrupted;
   return limit ? replay::record_step_within(*limit, forward, memory, options)
                : replay::record_step_unlimited(forward, memory, options);
 }

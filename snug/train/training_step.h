@@ -27,7 +27,7 @@ class TrainingStep {
 
   /// Records it with its update, of which there has been none yet; a limit holds for the recording. Of several
   /// micro-batches: a later one, which is the one with the update, and the first. Throws as
-  /// replay::record_step_within, and as micro_batches().
+  /// replay::record_step_within, as micro_batches(), and Stopped when interrupted() says so.
   [[nodiscard]] std::vector<replay::RecordedStep> record(const data::Batch& sample, std::optional<Bytes> limit);
   /// All that a run of the experiment has: these first, and the evaluation pass when it validates.
   [[nodiscard]] std::vector<replay::RecordedStep> record_all(const data::Batch& sample, std::optional<Bytes> limit);

@@ -106,6 +106,38 @@ TEST(NoTrace, OfOneThatFails) {
   EXPECT_TRUE(same_bits(tensors.buffer, before));
 }
 
+TEST(NoTrace, OfOneThatIsStoppedAnywhere) {
+  torch::manual_seed(0);
+  const Buffers tensors;
+  const at::Tensor x = torch::randn({64, 64}), before = tensors.buffer.clone();
+  const auto step = [&] {
+    tensors.buffer.copy_(x);
+    return tensors.loss(torch::dropout(x, 0.5, true));
+  };
+  (void)replay::record_step(step, test_memory());
+  const auto random = at::detail::getDefaultCPUGenerator().get_state();
+  const Bytes allocated = test_memory().stats().allocated;
+  int stopped = 0, asked = 0, ended = 0;
+  const auto stop = [&] { return ++asked > stopped; };
+  for (bool recorded = false; !recorded; ++stopped) {
+    SCOPED_TRACE(stopped);
+    ASSERT_LT(stopped, 100);
+    asked = 0;
+    try {
+      (void)replay::record_step(step, test_memory(), {.stop = stop});
+      recorded = true;
+    } catch (const Stopped&) {
+      ++ended;
+      EXPECT_EQ(asked, stopped + 1) << "nothing runs on behind it";
+    }
+    EXPECT_TRUE(same_bits(tensors.buffer, before));
+    EXPECT_FALSE(tensors.weight.grad().defined());
+    EXPECT_TRUE(same_bits(at::detail::getDefaultCPUGenerator().get_state(), random));
+    EXPECT_EQ(test_memory().stats().allocated, allocated);
+  }
+  EXPECT_GT(ended, 20) << "operators and what backward asks for, of two runs";
+}
+
 TEST(NoTrace, OfAnUpdateThatDrawsAndOfWhatFollowsItsEnd) {
   torch::manual_seed(0);
   const Buffers tensors;

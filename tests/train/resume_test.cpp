@@ -185,6 +185,27 @@ TEST_F(EarlierRun, StaysWhenTheNextIsStoppedBeforeItsFirstStep) {
   expect_it_is_there();
 }
 
+TEST_F(EarlierRun, StaysWhenTheNextIsStoppedWhileItIsRecorded) {
+  config.output.folder = folder;
+  const InterruptScope interruptible;
+  TrainOptions options;
+  int backward_passes = 0;
+  options.before = [&](Experiment& experiment) {
+    experiment.optimizer().parameters().back().register_hook([&](const at::Tensor&) {
+      ++backward_passes;
+      std::raise(SIGTERM);
+    });
+  };
+  ::testing::internal::CaptureStderr();
+  report::Progress silent = report::Progress::silent();
+  const TrainResult result = train(config, silent, options);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("stopping as soon as this step is done"));
+  EXPECT_TRUE(result.interrupted);
+  EXPECT_EQ(result.steps, 0);
+  EXPECT_EQ(backward_passes, 1) << "of the recording, which ends there";
+  expect_it_is_there();
+}
+
 TEST(Resume, TwoRunsInOneFolderAreRefused) {
   const fs::path folder = scratch("resume/two");
   Config config = forty_steps();
