@@ -1,6 +1,7 @@
 // The device's memory: what is counted, the limit, and a monitor of its course.
 #include "python/bindings/memory.h"
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -56,6 +57,18 @@ class PyHeldLimit {
   std::optional<memory::HeldLimit> held_;
 };
 
+/// Of tensors on any device, also on those that nothing is counted of.
+void tag(const std::vector<at::Tensor>& tensors, const std::string& name) {
+  const auto tag = static_cast<memory::Tag>(std::ranges::find(memory::kTagNames, name) - memory::kTagNames.begin());
+  const std::vector<c10::Device> devices = memory::devices();
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.has_storage() || std::ranges::find(devices, tensor.device()) == devices.end()) continue;
+    memory::DeviceMemory& memory = memory::device_memory(tensor.device());
+    memory.adopt(tensor.storage());  // copy.deepcopy() and torch.load() pass by the allocator
+    memory.retag(tensor.storage(), tag);
+  }
+}
+
 void set_memory_limit(std::optional<Bytes> bytes, const std::string& device) {
   if (bytes && *bytes <= 0) {
     throw UsageError("memory limit: " + std::to_string(*bytes) + " bytes; it must be positive, or None for no limit");
@@ -101,6 +114,7 @@ void bind_memory(py::module_& m) {
   m.def(
       "release_cached", [](const std::string& d) { device_memory(d).release_cached(); }, py::arg("device") = "cpu",
       "Returns cached free memory to the system.");
+  m.def("tag", &tag, py::arg("tensors"), py::arg("name"));
   py::class_<PyHeldLimit>(m, "HeldLimit")
       .def(py::init<std::optional<Bytes>, const std::string&>(), py::arg("bytes"), py::arg("device"))
       .def("__enter__", &PyHeldLimit::enter)

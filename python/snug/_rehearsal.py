@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from . import _core
 from ._capture import unrecorded
 from ._updates import ParameterSteps
 from .errors import UsageError
@@ -179,6 +180,7 @@ def leaves_kept() -> Iterator[None]:
         kept.append((thing, thing.detach() if plain else None, thing.grad))
         if thing.grad is not None:
             thing.grad = None
+    _core.tag([thing for thing, data, _ in kept if data is not None and isinstance(thing, torch.nn.Parameter)], "weights")
     try:
         yield
     finally:

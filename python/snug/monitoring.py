@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import _core
+from . import _core, _state_tags  # noqa: F401  (whose hook tags what optimizers keep)
 from .devices import device_named
 from .errors import Error, UsageError
 from .sizes import Size, format_bytes, parse_bytes

@@ -86,6 +86,7 @@ void AcceleratorMemory::refuse(Bytes bytes) const {
   details.requested = bytes;
   details.operation = current_operation();
   details.stats = stats();
+  details.in_step = handlers_.any();
   std::vector<std::pair<Bytes, Tag>> blocks;
   {
     const std::lock_guard lock(mutex_);

@@ -53,4 +53,10 @@ HeldLimit::~HeldLimit() {
   memory_.set_limit(held.limits.empty() ? held.before : held.limits.back()->limit_);
 }
 
+bool HeldLimit::newest() const {
+  const std::lock_guard lock(g_mutex);
+  const auto held = all_held().find(&memory_);
+  return held != all_held().end() && !held->second.limits.empty() && held->second.limits.back() == this;
+}
+
 }  // namespace snug::memory

@@ -16,6 +16,9 @@ class HeldLimit {
   HeldLimit(const HeldLimit&) = delete;
   HeldLimit& operator=(const HeldLimit&) = delete;
 
+  /// Whether it is the one that counts.
+  [[nodiscard]] bool newest() const;
+
  private:
   DeviceMemory& memory_;
   std::optional<Bytes> limit_;

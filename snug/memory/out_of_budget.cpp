@@ -68,11 +68,16 @@ std::string message(const OutOfBudget::Details& d) {
     if (!largest.empty()) largest += ", ";
     largest += fmt::format("{} ({})", format_bytes(bytes), memory::tag_name(tag));
   }
+  const char* const why =
+      d.in_step ? "and nothing is left to evict" : "outside of any step of a session, where nothing can be evicted";
+  const char* const cure =
+      d.in_step ? "" : "if this belongs to no session's training, end the session or lift the limit for it; else ";
   return fmt::format(
-      "out of budget: {} asked for {} while {} of the {} limit is taken ({}) and nothing is left to evict; largest "
-      "blocks: {}; raise the budget or use a smaller batch",
+      "out of budget: {} asked for {} while {} of the {} limit is taken ({}) {}; largest blocks: {}; {}raise the "
+      "budget or use a smaller batch",
       d.operation.empty() ? "an allocation" : d.operation, format_bytes(d.requested), format_bytes(d.stats.allocated),
-      format_bytes(d.stats.limit.value_or(0)), memory::describe(d.stats.by_tag), largest.empty() ? "none" : largest);
+      format_bytes(d.stats.limit.value_or(0)), memory::describe(d.stats.by_tag), why,
+      largest.empty() ? "none" : largest, cure);
 }
 
 }  // namespace

@@ -21,6 +21,8 @@ class OutOfBudget : public Error {
     std::string operation;  ///< the ATen operator that asked, empty when unknown
     memory::Stats stats;
     std::vector<std::pair<Bytes, memory::Tag>> largest;  ///< the largest live blocks, largest first
+    /// Whether somebody was asked to evict: a step ran under a session or was being recorded.
+    bool in_step = true;
   };
   explicit OutOfBudget(Details details);
   [[nodiscard]] const Details& details() const noexcept { return details_; }

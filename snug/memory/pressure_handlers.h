@@ -19,6 +19,10 @@ class PressureHandlers {
 
   /// Asks them in the order of their registration, all without patience first, until one has freed something.
   bool ask(Bytes bytes);
+  [[nodiscard]] bool any() const {
+    const std::shared_lock lock(mutex_);
+    return !handlers_.empty();
+  }
   /// How often one was asked.
   [[nodiscard]] std::int64_t calls() const noexcept { return calls_; }
 
@@ -29,7 +33,7 @@ class PressureHandlers {
   void renew_lock() { new (&mutex_) std::shared_mutex; }
 
  private:
-  std::shared_mutex mutex_;
+  mutable std::shared_mutex mutex_;
   std::vector<PressureHandler*> handlers_;
   std::atomic<std::int64_t> calls_ = 0;
 };

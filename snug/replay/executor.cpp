@@ -286,7 +286,8 @@ struct Starved {
   throw OutOfBudget({.requested = starved.missing,
                      .operation = tape.calls().call(starved.op).traits->name,
                      .stats = memory::device_memory(device).stats(),
-                     .largest = {}});
+                     .largest = {},
+                     .in_step = true});
 }
 
 /// False: what it would read has been evicted.

@@ -161,6 +161,13 @@ bool is_made_by(const record::Tape& tape, const at::Tensor& tensor) {
   return record::is_plain(tensor) && tape.values().made(tensor.storage().unsafeGetStorageImpl());
 }
 
+/// So that what is said of the step's parts has them as such.
+void tag_weights(const std::vector<at::Tensor>& parameters, memory::DeviceMemory& memory) {
+  for (const at::Tensor& p : parameters) {
+    if (p.has_storage()) memory.retag(p.storage(), memory::Tag::Weights);
+  }
+}
+
 /// What records one run of a step, and what puts everything back at its end as it was before.
 struct RecordingScope {
   /// `parameters`: whose gradients are put aside; `with`: those that have others then, of zeros.
@@ -171,6 +178,8 @@ struct RecordingScope {
         profiler(std::make_shared<record::Profiler>(memory, memory.stats().allocated - before)),
         evictor(tape, memory, cost) {
     if (stop) tape->add_observer(std::make_shared<StopAsked>(stop));
+    tag_weights(parameters, memory);
+    tag_weights(with, memory);
     aside.put(with);
     const Bytes without = memory.stats().allocated;
     const memory::TagScope tag(memory::Tag::Gradients);
@@ -321,6 +330,7 @@ RecordedStep record_step_evicting(EvictionCost cost, const Forward& forward, mem
   const plan::StepGraph first = std::move(once.step.graph);
   // What is older than the allocator counts from here on.
   for (const c10::Storage& leaf : once.leaves) memory.adopt(leaf);
+  tag_weights(once.step.parameters, memory);
   once = {};
   RecordedStep step = record_once(cost, forward, memory, options).step;
   if (first.fingerprint() != step.graph.fingerprint()) return step;

@@ -87,6 +87,16 @@ struct Unknown {
   }
 };
 
+/// Saved tensors may keep the tape alive, but nobody is told of it any more.
+struct Detached {
+  record::Tape& tape;
+  const record::TapeObserver& tracer;
+  ~Detached() {
+    tape.remove_observer(tracer);
+    tape.detach();
+  }
+};
+
 template <class T>
 std::vector<T> only(T one) {
   std::vector<T> all;
@@ -178,6 +188,9 @@ const replay::StepTrace& Session::last_trace() const { return state_->trace; }
 
 at::Tensor Session::run(const replay::Forward& forward) {
   State& s = *state_;
+  // A younger session, of another model perhaps, has its own budget.
+  std::optional<memory::HeldLimit> for_this_step;
+  if (s.limit && !s.limit->newest()) for_this_step.emplace(s.memory, s.budget->limit);
   auto kind = replay::StepKind::First;
   Unknown unknown;
   std::exception_ptr refusal;
@@ -204,14 +217,7 @@ at::Tensor Session::run(const replay::Forward& forward) {
   if (watches) replay::watch_operators(*tape);
   const auto tracer = std::make_shared<replay::StepTracer>(s.memory);
   tape->add_observer(tracer);
-  struct Detach {
-    record::Tape& tape;
-    const record::TapeObserver& tracer;
-    ~Detach() {
-      tape.remove_observer(tracer);
-      tape.detach();
-    }
-  } const detach{*tape, *tracer};
+  const Detached detached{*tape, *tracer};
   const replay::Evictor evictor(tape, s.memory, replay::EvictionCost::Measured);
   replay::StepRun step(tape, {.forward_over =
                                   [&](const replay::StepRun::Roots& roots) {

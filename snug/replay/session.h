@@ -32,8 +32,8 @@ enum class Anomalies : std::uint8_t {
 /// Runs training steps under a plan and a hard limit. Steps may differ in shapes and operators. Those that were
 /// recorded before have plans from the start; any other gets one when it comes up: the first unknown one is only
 /// noticed, from then on each is recorded as it runs. While a session lives, the device's allocator hands out no more
-/// than the budget, to anybody in the process. One thread at a time; several sessions may exist, the newest limit
-/// holds.
+/// than the budget, to anybody in the process. One thread at a time. Several sessions may exist: in a step of one its
+/// own budget holds, in between that of the newest, and each budget is for what all of them have in memory.
 class Session {
  public:
   /// What the latest step did.

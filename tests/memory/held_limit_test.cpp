@@ -17,6 +17,8 @@ TEST(HeldLimit, TheNewestOfThoseThatAreLeftCounts) {
   memory.set_limit(5_GiB);
   auto first = held(1_GiB), second = held(2_GiB), third = held(3_GiB);
   EXPECT_EQ(limit(), 3_GiB);
+  EXPECT_TRUE(third->newest());
+  EXPECT_FALSE(second->newest());
   second.reset();
   EXPECT_EQ(limit(), 3_GiB);
   third.reset();

@@ -31,6 +31,14 @@ TEST(OutOfBudget, SaysInOneLineWhatWasAskedForAndWhatIsThere) {
   EXPECT_EQ(error.details().largest.size(), 2U);
 }
 
+TEST(OutOfBudget, SaysThatNoStepWasThereToEvictFor) {
+  OutOfBudget::Details details;
+  details.in_step = false;
+  const std::string text = OutOfBudget(details).what();
+  EXPECT_NE(text.find("outside of any step of a session, where nothing can be evicted"), std::string::npos) << text;
+  EXPECT_NE(text.find("end the session or lift the limit for it"), std::string::npos) << text;
+}
+
 TEST(OutOfBudget, DoesWithoutAnOperationAndBlocks) {
   const std::string text = OutOfBudget(OutOfBudget::Details{}).what();
   EXPECT_NE(text.find("an allocation asked for 0 B"), std::string::npos) << text;

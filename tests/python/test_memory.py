@@ -1,5 +1,6 @@
 """The counting allocator and the cap, from Python."""
 
+import copy
 import gc
 import json
 import subprocess
@@ -91,6 +92,53 @@ def test_plans_again_when_more_is_taken_than_was_planned():
         assert session.last_step.evictions == 0
         del ballast
     assert all(torch.equal(a, p.grad) for a, p in zip(plain, model.parameters()))
+
+
+def test_what_optimizers_keep_is_counted_as_such():
+    model = torch.nn.Linear(512, 512)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(optimizer):
+        model(torch.ones(4, 512)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def optimizer_bytes():
+        return snug.memory_stats()["by_tag"]["optimizer"]
+
+    before = optimizer_bytes()
+    step(optimizer)
+    kept = optimizer_bytes() - before
+    assert 8 * 512 * 513 <= kept < 8 * 512 * 513 + 65536
+    step(optimizer)
+    assert optimizer_bytes() - before == kept
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    step(optimizer)
+    assert abs(optimizer_bytes() - before - kept) < 65536, "which deepcopy() did not ask snug's allocator for"
+    # Parameter by parameter, and one of those that have no state.
+    in_backward = torch.optim.AdamW(torch.nn.Linear(512, 512).parameters())
+    step(torch.optim.SGD(model.parameters()))
+    with snug.fit(lambda x: model(x).sum(), torch.ones(4, 512), budget="1GiB", optimizer=in_backward):
+        pass
+    del optimizer
+    gc.collect()
+    assert optimizer_bytes() == before
+
+
+def test_a_refusal_knows_the_weights():
+    model = torch.nn.Linear(512, 512)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(snug.DoesNotFit, match=r"bytes: .*weights \d.*workspace"):
+        snug.fit(lambda x: model(x).square().sum(), torch.ones(2048, 512), budget=snug.memory_stats()["allocated"] + MIB, optimizer=optimizer)
+
+
+def test_plain_steps_beside_a_session_are_told_of_it():
+    model = torch.nn.Linear(512, 512)
+    x = torch.ones(64, 512)
+    with snug.fit(lambda x: model(x).square().sum(), x, budget=snug.memory_stats()["allocated"] + 8 * MIB) as session:
+        session.backward(x)
+        with pytest.raises(snug.OutOfBudget, match="outside of any step of a session.*end the session"):
+            torch.empty(16 * MIB, dtype=torch.uint8)
 
 
 def test_monitor_draws_a_timeline():
