@@ -66,7 +66,11 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() != 0) return report(error.what(), kWrongUse);
+    if (error.get_exit_code() != 0) {
+      const auto chosen = app.get_subcommands();
+      const std::string command = chosen.empty() ? "" : " " + chosen.front()->get_name();
+      return report(fmt::format("{}; snug{} --help says how it is used", error.what(), command), kWrongUse);
+    }
     std::ostringstream text;  // of --help, --version
     (void)app.exit(error, text, text);
     snug::cli::print(text.str());

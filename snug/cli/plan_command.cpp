@@ -185,7 +185,8 @@ void print_plan_summary(const PlanReport& r, const plan::Explanation& why) {
       {"operators", fmt::format("{}", r.graph.ops.size())},
       {"unplanned peak", format_bytes(p.unplanned_peak)},
   };
-  if (p.budget > 0) rows.push_back({"budget", format_bytes(p.budget) + percent(p.budget)});
+  if (p.budget > 0)
+    rows.push_back({"budget", format_bytes(p.budget) + percent(plan::Budget::for_limit(p.budget).for_blocks())});
   rows.push_back({"predicted peak", fmt::format("{}{}, {:.3f} s into the step", format_bytes(p.predicted_peak),
                                                 percent(p.predicted_peak), why.peak_seconds)});
   if (r.highest_peak > p.predicted_peak)

@@ -33,8 +33,9 @@ std::string summary(std::string_view title, const train::TrainResult& r, std::op
   }
   rows.push_back({"unplanned peak", format_bytes(r.plan.unplanned_peak)});
   if (r.plan.budget > 0)
-    rows.push_back(
-        {"budget", format_bytes(r.plan.budget) + report::format_share(r.plan.budget, r.plan.unplanned_peak)});
+    rows.push_back({"budget", format_bytes(r.plan.budget) +
+                                  report::format_share(plan::Budget::for_limit(r.plan.budget).for_blocks(),
+                                                       r.plan.unplanned_peak)});
   rows.push_back({"predicted peak", format_bytes(r.predicted_peak)});
   std::string recording;
   if (r.recording_peak > r.memory.allocated_peak)

@@ -20,8 +20,9 @@ void print_verify_summary(const train::VerifyResult& r) {
   const double ratio = r.plain_seconds_median > 0 ? r.planned_seconds_median / r.plain_seconds_median : 0;
   std::vector<report::TableRow> rows = {{"unplanned peak", format_bytes(r.plan.unplanned_peak)}};
   if (r.plan.budget > 0) {
-    rows.push_back(
-        {"budget", format_bytes(r.plan.budget) + report::format_share(r.plan.budget, r.plan.unplanned_peak)});
+    rows.push_back({"budget", format_bytes(r.plan.budget) +
+                                  report::format_share(plan::Budget::for_limit(r.plan.budget).for_blocks(),
+                                                       r.plan.unplanned_peak)});
   }
   rows.push_back({"measured peak", format_bytes(r.memory.allocated_peak)});
   rows.push_back({"step without the plan", fmt::format("{:.3f} s", r.plain_seconds_median)});

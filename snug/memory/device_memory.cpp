@@ -58,8 +58,12 @@ void add_backend(c10::DeviceType type, FindMemory find) { backend(type) = find; 
 
 DeviceMemory& device_memory(c10::Device device) {
   if (DeviceMemory* memory = find_memory(device)) return *memory;
-  throw UsageError(fmt::format(
-      "memory: no backend for {} in this build; devices with one: CPU, and CUDA when LibTorch has it", device.str()));
+  std::string others;
+  for (const c10::Device& known : devices()) others += (others.empty() ? "" : ", ") + known.str();
+  throw UsageError(fmt::format("memory: no backend for {} here; devices with one: {}{}", device.str(), others,
+                               device.is_cuda() && !built_for_cuda()
+                                   ? "; this LibTorch is for the CPU alone: build snug with one for CUDA"
+                                   : ""));
 }
 
 std::vector<c10::Device> devices() {

@@ -41,7 +41,15 @@ std::optional<BudgetRequest> parse_budget(std::string_view text) {
     if (whole && percent > 0 && percent <= 100) return Percent{percent};
     throw UsageError(fmt::format("budget: \"{}\" is not a percentage above 0 and up to 100; write it as in 60%", text));
   }
-  if (const Bytes bytes = parse_bytes(budget); bytes > 0) return bytes;
+  const Bytes bytes = parse_bytes(budget);
+  const bool has_unit = budget.find_first_not_of("0123456789.") != std::string_view::npos;
+  if (bytes > 0 && bytes < 1_MiB && !has_unit) {
+    throw UsageError(
+        fmt::format("budget: \"{0}\" has no unit, and {0} bytes are no memory to train in; write {0}%, "
+                    "{0}MiB, or {0}B where bytes are meant",
+                    budget));
+  }
+  if (bytes > 0) return bytes;
   throw UsageError(
       fmt::format("budget: \"{}\" leaves no memory at all; give more than 0 bytes, or leave it empty for "
                   "no budget",

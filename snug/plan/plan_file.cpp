@@ -26,7 +26,7 @@ JsonFile open_json(const std::filesystem::path& path, const char* what, const ch
     try {
       return read_text(path);
     } catch (const std::system_error& error) {
-      throw UsageError(fmt::format("{}: {} cannot be read: {}", what, path.string(), error.code().message()));
+      throw UsageError(fmt::format("{}: {} cannot be read: {}; {}", what, path.string(), error.code().message(), cure));
     }
   }();
   return {text, {.name = fmt::format("{}: {}", what, path.string()), .cure = cure}};

@@ -94,7 +94,9 @@ std::string render(const BenchResult& result, const std::string& title, std::opt
   std::vector<double> unplanned;
   for (const BenchRow& r : result.rows) {
     const std::string budget =
-        r.budget ? format_bytes(*r.budget) + report::format_share(*r.budget, result.unplanned_peak) : "none";
+        r.budget ? format_bytes(*r.budget) +
+                       report::format_share(plan::Budget::for_limit(*r.budget).for_blocks(), result.unplanned_peak)
+                 : "none";
     if (!r.fits) {
       rows.push_back({r.strategy, budget, "needs " + format_bytes(r.predicted_peak), "", "", "", ""});
       continue;

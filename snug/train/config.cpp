@@ -49,6 +49,12 @@ std::optional<std::int64_t> as(const ordered_json& json, std::int64_t) {
   if (too_large) return std::nullopt;
   return json.get<std::int64_t>();
 }
+/// One that fits into no integer is read as a string.
+bool is_beyond_int(const ordered_json& json) {
+  if (!json.is_string()) return json.is_number_unsigned();
+  const auto& text = json.get_ref<const std::string&>();
+  return text.size() > 18 && text.find_first_not_of("0123456789", text.front() == '-' ? 1 : 0) == std::string::npos;
+}
 std::optional<double> as(const ordered_json& json, double) {
   if (!json.is_number()) return std::nullopt;
   return json.get<double>();
@@ -155,7 +161,9 @@ void assign(Config& config, std::string_view section, std::string_view key, cons
     if (!value) {
       const bool quotes_help = std::is_same_v<Written, std::string> && json.is_primitive() && !json.is_null();
       throw UsageError(fmt::format("{} must be of type {}, but is {} ({}){}", where, type_name(member), show(json),
-                                   json.is_structured() ? "a table or list" : json.type_name(),
+                                   json.is_structured()  ? "a table or list"
+                                   : is_beyond_int(json) ? "an integer beyond 63 bits"
+                                                         : json.type_name(),
                                    quotes_help ? fmt::format("; write \"{}\"", show(json)) : ""));
     }
     if constexpr (Words<decltype(rule)>) check_word(where, *value, rule);

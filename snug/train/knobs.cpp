@@ -24,6 +24,15 @@ std::optional<Config> updated_in_backward(Config c) {
   return c;
 }
 
+std::optional<std::string> why_not_updated_in_backward(const Config& c) {
+  if (c.optimizer.in_backward) return "it is on already";
+  if (c.train.accumulate > 1) {
+    return fmt::format("of train.accumulate = {} micro-batches the gradients are there until the last",
+                       c.train.accumulate);
+  }
+  return why_not_in_backward(c);
+}
+
 /// Of half an update, of a run that fails, there is no state.
 bool is_saved_before(const Config& c) { return c.output.folder.empty() || c.state.every > 0; }
 
@@ -75,7 +84,8 @@ const std::vector<Knob>& knobs() {
       {"in_backward", "optimizer.in_backward: weights are updated in the backward pass", Knob::Changes::Nothing,
        "optimizer.clip_norm = 0 or a clip_value, one micro-batch, no fp16 and no detecting of anomalies, and be off",
        "optimizer.in_backward", updated_in_backward,
-       [](const Config& from, Config& to) { to.optimizer.in_backward = from.optimizer.in_backward; }, is_saved_before},
+       [](const Config& from, Config& to) { to.optimizer.in_backward = from.optimizer.in_backward; }, is_saved_before,
+       why_not_updated_in_backward},
       {"tiled_loss", "model.loss = \"tiled\": the loss of a few rows of logits at a time", Knob::Changes::OrderOfSums,
        "a plain loss of a model whose family has a tiled one", "model.loss", with_tiled_loss,
        [](const Config& from, Config& to) { to.model.loss = from.model.loss; }},

@@ -29,6 +29,8 @@ struct Knob {
   void (*copy)(const Config& from, Config& to);
   /// Of one that changes nothing: whether it may be used in a run that nobody has allowed it; null: in all.
   bool (*is_free)(const Config& config) = nullptr;
+  /// Which of what it needs is missing, where there is more to say than all of it; null: there is not.
+  std::optional<std::string> (*why_not)(const Config& config) = nullptr;
 };
 
 /// All there are, in the order in which they are tried. A new one is a line there.

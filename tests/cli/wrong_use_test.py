@@ -49,6 +49,14 @@ class WrongUse(Command):
         self.assert_refused(run("train", "/dev/zero"), 2, "/dev/zero", "1048576 bytes")
         self.assert_refused(run_shell("yes | \"$1\" train /dev/stdin"), 2, "/dev/stdin", "1048576 bytes")
 
+    def test_what_to_do_is_in_the_message(self):
+        self.assert_refused(run("train", self.config, "--budget", "40"), 2, "no unit", "40%")
+        self.assert_refused(run("train"), 2, "config is required", "snug train --help")
+        self.assert_refused(run("train", self.config, "--plan", "/nowhere.json"), 2, "/nowhere.json", "snug plan")
+        self.assert_refused(run("train", self.config, "--set", "train.steps=" + 20 * "9"), 2, "an integer beyond 63 bits")
+        self.assert_refused(run("plan", self.config, "--strategy", "selective(aten::nothing)"), 2, "aten::addmm")
+        self.assert_refused(run("train", self.config, "--device", "cuda:0"), 2, "devices with one: cpu")
+
     def test_budget_larger_than_the_machine(self):
         for command in ("train", "plan", "verify"):
             self.assert_refused(run(command, self.config, "--budget", "900TiB"), 2, "900.0 TiB", "this machine has")

@@ -27,6 +27,10 @@ TEST(ParseBudget, RefusesWhatIsNoBudget) {
                 testing::ThrowsMessage<UsageError>("budget: \"" + text +
                                                    "\" is not a percentage above 0 and up to 100; write it as in 60%"));
   }
+  EXPECT_THAT([] { (void)parse_budget("40"); },
+              testing::ThrowsMessage<UsageError>(testing::HasSubstr("write 40%, 40MiB")));
+  EXPECT_EQ(parse_budget("40B"), BudgetRequest(Bytes{40}));
+  EXPECT_EQ(parse_budget("8589934592"), BudgetRequest(8_GiB));
   EXPECT_THAT([] { (void)parse_budget("0"); },
               testing::ThrowsMessage<UsageError>(
                   "budget: \"0\" leaves no memory at all; give more than 0 bytes, or leave it empty for no budget"));

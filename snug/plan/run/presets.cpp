@@ -161,7 +161,10 @@ MemoryPlan plan_selective_blocks(const StepGraph& graph, std::span<const std::st
     for (const Output& out : graph.flow.outputs(op)) plan.actions[at(out.value)] = kKeep;
   }
   if (!unseen.empty()) {
-    throw UsageError(fmt::format("plan: selective: the step has no operator \"{}\"", *unseen.begin()));
+    std::set<std::string> names;
+    for (const OpInfo& op : graph.ops) names.insert(op.name);
+    throw UsageError(fmt::format("plan: selective: the step has no operator \"{}\"; those it has are {}",
+                                 *unseen.begin(), fmt::join(names, ", ")));
   }
   return finished(graph, std::move(plan), fmt::format("selective({})", fmt::join(operators, ",")));
 }
