@@ -19,9 +19,9 @@ void on_signal(int signal) {
     std::raise(signal);
   }
   if (!g_interrupted && signal != SIGHUP) {
-    constexpr std::string_view heard = "\nsnug: stopping as soon as this step is done; once more ends it here\n";
+    constexpr std::string_view kHeard = "\nsnug: stopping as soon as this step is done; once more ends it here\n";
     const int before = errno;
-    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, heard.data(), heard.size());
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kHeard.data(), kHeard.size());
     errno = before;
   }
   g_interrupted = 1;

@@ -112,8 +112,9 @@ std::vector<const Knob*> allowed_knobs(std::string_view allow) {
   std::vector<std::string> names;
   for (const Knob& knob : knobs()) names.emplace_back(knob.name);
   std::vector<const Knob*> allowed;
-  for (const std::string& name : split_at_commas(allow)) {
-    if (name.empty() && allow.empty()) continue;
+  const std::vector<std::string> written = split_at_commas(allow);
+  for (const std::string& name : written) {
+    if (name.empty() && &name == &written.back()) continue;  // after a comma at the end
     if (name.empty()) throw UsageError(fmt::format("memory.allow = \"{}\" has a comma with no name beside it", allow));
     const auto known = std::ranges::find(knobs(), name, &Knob::name);
     if (known == knobs().end()) {

@@ -9,7 +9,7 @@ from architectures import NAMES, make
 
 
 # The others are built of the same operators as these.
-OFTEN = [("llama", False), ("llama", True), ("mamba", False), ("resnet", False), ("unet", True)]
+OFTEN = [("llama", False), ("resnet", False), ("unet", True)]
 
 
 @pytest.mark.parametrize(
