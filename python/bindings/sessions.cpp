@@ -81,13 +81,13 @@ void bind_step_report(py::module_& m) {
 void bind_session(py::module_& m) {
   py::class_<PySession>(m, "Session")
       .def(py::init([](const Kinds& kinds, std::optional<Bytes> budget, const std::string& device,
-                       std::optional<Bytes> host, const std::shared_ptr<Agreement>& agreement) {
+                       const std::map<std::string, Bytes>& others, const std::shared_ptr<Agreement>& agreement) {
              auto made = std::make_unique<PySession>();
              made->session.emplace(kinds.all, budget_of(budget), memory::device_memory(c10::Device(device)), agreement);
-             if (host) made->session->limit_host(*host);
+             made->session->limit(budgets_of(others));
              return made;
            }),
-           NoGil(), py::arg("kinds"), py::arg("budget"), py::arg("device"), py::arg("host"), py::arg("agreement"))
+           NoGil(), py::arg("kinds"), py::arg("budget"), py::arg("device"), py::arg("others"), py::arg("agreement"))
       .def("backward", &PySession::backward, py::arg("step"))
       .def("close", &PySession::close)
       .def_property_readonly("closed", [](const PySession& s) { return !s.session; })

@@ -100,10 +100,13 @@ void update_begins() {
 /// See replay::record_micro_batches.
 std::vector<Recorded> record_step(const py::function& step, const std::string& device,
                                   const std::optional<plan::BudgetRequest>& budget, const py::object& update,
-                                  const std::shared_ptr<Agreement>& agreement, std::int64_t micro_batches) {
+                                  const std::shared_ptr<Agreement>& agreement, std::int64_t micro_batches,
+                                  const std::map<std::string, Bytes>& others) {
   const replay::Forward forward = forward_of(step);
-  const replay::RecordOptions options{
-      .update = rehearsal_of(update), .until = replay::RecordUntil::UpdateBegins, .agreement = agreement};
+  const replay::RecordOptions options{.update = rehearsal_of(update),
+                                      .until = replay::RecordUntil::UpdateBegins,
+                                      .agreement = agreement,
+                                      .other_budgets = budgets_of(others)};
   const py::gil_scoped_release release;
   memory::DeviceMemory& memory = memory::device_memory(c10::Device(device));
   std::vector<Recorded> kinds;
@@ -125,7 +128,7 @@ void bind_recorded_step(py::module_& m) {
         return devices;
       });
   m.def("record_step", &record_step, py::arg("step"), py::arg("device"), py::arg("budget"), py::arg("update"),
-        py::arg("agreement"), py::arg("micro_batches"));
+        py::arg("agreement"), py::arg("micro_batches"), py::arg("others"));
 }
 
 /// All kinds of steps that training is made of, and their planners.
@@ -170,6 +173,12 @@ void bind_phases(py::module_& m) {
 }
 
 }  // namespace
+
+std::vector<DeviceBudget> budgets_of(const std::map<std::string, Bytes>& named) {
+  std::vector<DeviceBudget> budgets;
+  for (const auto& [device, bytes] : named) budgets.push_back({memory::device_named(device), bytes});
+  return budgets;
+}
 
 replay::Forward forward_of(const py::function& step) {
   return [&step]() -> at::Tensor {

@@ -2,7 +2,9 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "snug/replay/planned_step.h"
@@ -23,5 +25,8 @@ struct Kinds {
 
 /// The Python step as the core calls it: without the GIL. `step` must outlive what is returned.
 replay::Forward forward_of(const pybind11::function& step);
+
+/// By the devices' names.
+std::vector<DeviceBudget> budgets_of(const std::map<std::string, Bytes>& named);
 
 }  // namespace snug::python

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ._core import StepReport
 from ._rehearsal import Rehearsals, leaves_kept
 from ._updates import UpdatesInBackward, refuse_hooks
 from .choices import Allowed
-from .devices import device_of
+from .devices import device_named, device_of
 from .errors import UsageError
 from .sizes import Size, format_bytes, parse_bytes
 
@@ -147,6 +147,19 @@ def _request(budget: Size | None) -> int | _core.Percent | None:
     return request
 
 
+def _other_budgets(budgets: Mapping[str | torch.device, Size] | None, own: str) -> dict[str, int]:
+    """By the devices' names."""
+    named: dict[str, int] = {}
+    for device, size in (budgets or {}).items():
+        name = _core.with_index(device_named(device))
+        if name in named or name == _core.with_index(own):
+            raise UsageError(f"fit: {name} has two budgets; give it one, as `budget` if the step is planned for it")
+        named[name] = parse_bytes(size)
+        if named[name] <= 0:
+            raise UsageError(f"fit: the budget of {name} is {named[name]} bytes; it must be positive")
+    return named
+
+
 class _Fitted:
     """A recorded step, its planner, and the budget in bytes."""
 
@@ -163,7 +176,9 @@ class _Fitted:
         allow: Sequence[str],
         in_backward: bool = False,
         micro_batches: int = 1,
+        other_budgets: Mapping[str | torch.device, Size] | None = None,
     ) -> None:
+        self.other_budgets = _other_budgets(other_budgets, device)
         self.allowed = Allowed(allow)
         if isinstance(micro_batches, bool) or not isinstance(micro_batches, int):
             raise UsageError(f"fit: micro_batches is {micro_batches!r}; give how many steps' gradients are added up, 1 or more")
@@ -201,13 +216,14 @@ class _Fitted:
 
         with leaves_kept(), group.found_in_step(), Recorded(update_begins):
             recorded = _core.record_step(
-                lambda: loss_of(chosen, sample), device, request, rehearsals, self.agreement, micro_batches
+                lambda: loss_of(chosen, sample), device, request, rehearsals, self.agreement, micro_batches,
+                self.other_budgets,
             )
-        others = recorded[0].devices - {torch.device(device).type}
+        others = recorded[0].devices - {torch.device(d).type for d in (device, *self.other_budgets)}
         if others:
             raise UsageError(
                 f"fit: the step was planned for {device}, but it has parameters on {', '.join(sorted(others))}; name its "
-                f"device"
+                f"device, or give the others a budget in other_budgets"
             )
         self.kinds = _core.Kinds(recorded, strategy)
         self.budget = _core.limit_for(request, self.kinds.graph)
@@ -222,11 +238,11 @@ class Session:
     used again. `with` closes it at the end; so does deleting it.
     """
 
-    def __init__(self, step: Step, fitted: _Fitted, host: int | None) -> None:
+    def __init__(self, step: Step, fitted: _Fitted) -> None:
         self._step: Step | None = step
         self._allowed = fitted.allowed
         self._core = _core.Session(
-            fitted.kinds, fitted.budget, fitted.device, host, fitted.agreement
+            fitted.kinds, fitted.budget, fitted.device, fitted.other_budgets, fitted.agreement
         )
         self._updates = UpdatesInBackward(fitted.updates) if fitted.updates is not None else None
         if self._updates is not None:
@@ -304,7 +320,7 @@ def fit(
     sample: Any,
     budget: Size,
     *,
-    host_budget: Size | None = None,
+    other_budgets: Mapping[str | torch.device, Size] | None = None,
     device: str | torch.device | None = None,
     optimizer: Any = None,
     strategy: str = "optimal",
@@ -323,8 +339,9 @@ def fit(
     budget, with gradients bitwise those of the plain step.
 
     budget: all of the device's memory that tensors may take: 8 << 30, "8GiB", or "60%" of what the step takes unplanned
-    (the recording itself is without a limit then; "100%" always fits). host_budget: with an accelerator, the same for the
-    CPU's memory. device: "cpu", "cuda:1", or "cuda" for the one in use; by default where the sample's tensors are. optimizer: the optimizer, or several,
+    (the recording itself is without a limit then; "100%" always fits). other_budgets: the same of
+    further devices that the step uses, or of the CPU beside an accelerator, as {"cuda:1": "8GiB", "cpu": "16GiB"}: they are
+    capped, and what goes there is decided as memory is short, while plans are for the device of `budget`. device: "cpu", "cuda:1", or "cuda" for the one in use; by default where the sample's tensors are. optimizer: the optimizer, or several,
     that are run outside of the step: one update is rehearsed, so that the plan counts what it takes and the state that it
     will make, and nothing is changed; those that the step runs itself are found. update: in place of that, a function that
     does what the update does. strategy: "optimal", or a preset such as "every_block", "sequential(4)",
@@ -342,12 +359,7 @@ def fit(
     Raises DoesNotFit, naming the smallest budget and its parts, and UsageError.
     """
     where = device_of(device, sample)
-    if host_budget is not None and where == "cpu":
-        raise UsageError('fit: on the CPU there is one memory; give its budget as "budget" and leave "host_budget" out')
-    host_bytes = parse_bytes(host_budget) if host_budget is not None else None
-    if host_bytes is not None and host_bytes <= 0:
-        raise UsageError(f"fit: the host's budget is {host_bytes} bytes; it must be positive")
-    return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches), host_bytes)
+    return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches, other_budgets))
 
 
 def plan(

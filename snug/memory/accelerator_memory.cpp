@@ -84,6 +84,7 @@ bool AcceleratorMemory::freed(void* data) noexcept {
 void AcceleratorMemory::refuse(Bytes bytes) const {
   OutOfBudget::Details details;
   details.requested = bytes;
+  details.device = device_;
   details.operation = current_operation();
   details.stats = stats();
   details.in_step = handlers_.any();

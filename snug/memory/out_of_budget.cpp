@@ -73,9 +73,10 @@ std::string message(const OutOfBudget::Details& d) {
   const char* const cure =
       d.in_step ? "" : "if this belongs to no session's training, end the session or lift the limit for it; else ";
   return fmt::format(
-      "out of budget: {} asked for {} while {} of the {} limit is taken ({}) {}; largest blocks: {}; {}raise the "
+      "out of budget: {} asked for {}{} while {} of the {} limit is taken ({}) {}; largest blocks: {}; {}raise the "
       "budget or use a smaller batch",
-      d.operation.empty() ? "an allocation" : d.operation, format_bytes(d.requested), format_bytes(d.stats.allocated),
+      d.operation.empty() ? "an allocation" : d.operation, format_bytes(d.requested),
+      d.device.is_cpu() ? "" : " on " + d.device.str(), format_bytes(d.stats.allocated),
       format_bytes(d.stats.limit.value_or(0)), memory::describe(d.stats.by_tag), why,
       largest.empty() ? "none" : largest, cure);
 }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <exception>
 #include <optional>
 #include <string>
@@ -18,6 +20,7 @@ class OutOfBudget : public Error {
  public:
   struct Details {
     Bytes requested = 0;
+    c10::Device device = c10::kCPU;
     std::string operation;  ///< the ATen operator that asked, empty when unknown
     memory::Stats stats;
     std::vector<std::pair<Bytes, memory::Tag>> largest;  ///< the largest live blocks, largest first

@@ -284,6 +284,7 @@ struct Starved {
 [[noreturn]] void refuse(const Tape& tape, const Starved& starved) {
   const c10::Device device = tape.values().device(tape.flow().outputs(starved.op).front().value);
   throw OutOfBudget({.requested = starved.missing,
+                     .device = device,
                      .operation = tape.calls().call(starved.op).traits->name,
                      .stats = memory::device_memory(device).stats(),
                      .largest = {},

@@ -6,6 +6,7 @@
 #include "snug/memory/held_limit.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/plan/does_not_fit.h"
+#include "snug/replay/other_devices.h"
 #include "snug/replay/record_evicting.h"
 
 namespace snug::replay {
@@ -27,7 +28,8 @@ RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::Dev
     } catch (const RefusedElsewhere&) {
     } catch (...) {
       const auto refusal = memory::refusal_in(std::current_exception());
-      if (!refusal) {
+      // Of another device no floor is known here.
+      if (!refusal || refusal->device != memory.device()) {
         tell_failure(group);
         throw;
       }
@@ -72,8 +74,7 @@ memory::DeviceMemory& checked(FitOptions& options, std::optional<c10::Device> de
   if (!options.device) options.device = c10::kCPU;
   if (options.optimizer && options.update)
     throw UsageError("fit: it has an optimizer and an update; give one of them, the update if it runs the optimizer");
-  if (options.host_budget && options.device->is_cpu())
-    throw UsageError("fit: on the CPU there is one memory; give its budget as `budget` and leave `host_budget` out");
+  check_other_budgets(options.other_budgets, *options.device);
   return memory::device_memory(*options.device);
 }
 
@@ -110,12 +111,14 @@ std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional
 Session fit(const Forward& forward, FitOptions options, std::optional<c10::Device> device_of_sample) {
   memory::DeviceMemory& memory = or_tell(
       *options.agreement, [&]() -> auto& { return checked(options, device_of_sample); });
-  std::vector<RecordedStep> kinds = record_micro_batches(
-      options.micro_batches, options.budget, forward, memory,
-      {.update = options.optimizer ? options.optimizer : options.update, .agreement = options.agreement});
+  std::vector<RecordedStep> kinds =
+      record_micro_batches(options.micro_batches, options.budget, forward, memory,
+                           {.update = options.optimizer ? options.optimizer : options.update,
+                            .agreement = options.agreement,
+                            .other_budgets = options.other_budgets});
   Session session(std::move(kinds), options.strategy, plan::Budget::for_limit(options.budget), memory,
                   options.agreement);
-  if (options.host_budget) session.limit_host(*options.host_budget);
+  session.limit(options.other_budgets);
   return session;
 }
 

@@ -18,12 +18,13 @@ namespace snug {
 
 struct FitOptions {
   Bytes budget = 0;  ///< all of the device's memory that tensors may take. Required.
-  /// The same of the CPU's memory, where the device is an accelerator; none: without a limit.
-  std::optional<Bytes> host_budget = {};
   /// Whose memory the budget is for; none: that of the sample's first tensor, where it has one, or the CPU where
   /// the machine has nothing else; else UsageError. An accelerator without
   /// an index is the one that the calling thread uses.
   std::optional<c10::Device> device = {};
+  /// The same of further devices that the step uses, or of the CPU beside an accelerator; those without one have no
+  /// limit. Plans are for the device of `budget`: what goes elsewhere is decided as memory is short there.
+  std::vector<DeviceBudget> other_budgets = {};
   std::string strategy = "optimal";  ///< as plan::strategy_from reads it
   /// The optimizer, so that the plan counts what its update takes and the state that it will make: one of LibTorch's,
   /// or one with a `rehearse()` of its own. It must outlive fit(), which leaves it as it was.

@@ -19,6 +19,7 @@
 #include "snug/record/profiler.h"
 #include "snug/record/recording.h"
 #include "snug/replay/gradient_hooks.h"
+#include "snug/replay/other_devices.h"
 #include "snug/replay/record_evicting.h"
 #include "snug/replay/saved_tensor_hooks.h"
 #include "snug/replay/step_run.h"
@@ -170,15 +171,16 @@ void tag_weights(const std::vector<at::Tensor>& parameters, memory::DeviceMemory
 
 /// What records one run of a step, and what puts everything back at its end as it was before.
 struct RecordingScope {
-  /// `parameters`: whose gradients are put aside; `with`: those that have others then, of zeros.
-  RecordingScope(EvictionCost cost, memory::DeviceMemory& memory, const std::vector<at::Tensor>& parameters,
-                 const std::vector<at::Tensor>& with, const std::function<bool()>& stop)
+  /// The gradients of all are put aside; those that have gradients have others then, of zeros.
+  RecordingScope(EvictionCost cost, memory::DeviceMemory& memory, const RecordOptions& options)
       : before(memory.stats().allocated),
-        aside(parameters),
+        aside(options.update.parameters),
         profiler(std::make_shared<record::Profiler>(memory, memory.stats().allocated - before)),
-        evictor(tape, memory, cost) {
-    if (stop) tape->add_observer(std::make_shared<StopAsked>(stop));
-    tag_weights(parameters, memory);
+        evictor(tape, memory, cost),
+        others(options.other_budgets, tape, cost) {
+    const std::vector<at::Tensor>& with = options.have_gradients;
+    if (options.stop) tape->add_observer(std::make_shared<StopAsked>(options.stop));
+    tag_weights(options.update.parameters, memory);
     tag_weights(with, memory);
     aside.put(with);
     const Bytes without = memory.stats().allocated;
@@ -211,6 +213,7 @@ struct RecordingScope {
   UndoneWrites writes{&profiler->clock()};
   std::shared_ptr<record::Tape> tape = std::make_shared<record::Tape>(record::KeepSaved{}, profiler);
   Evictor evictor;
+  OtherDevices others;
   std::optional<GradientHooks> in_backward;
   Bytes gradients = 0;  // that are there from the first
 };
@@ -227,7 +230,7 @@ struct Recorded {
 
 Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
                      const RecordOptions& options) {
-  RecordingScope scope(cost, memory, options.update.parameters, options.have_gradients, options.stop);
+  RecordingScope scope(cost, memory, options);
   Recorded recorded;
   RecordedStep& step = recorded.step;
   if (!options.have_gradients.empty()) step.kind = options.update.each ? StepKind::Last : StepKind::Later;
@@ -284,7 +287,7 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
 
 RecordedStep record_forward(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
                             const RecordOptions& options) {
-  RecordingScope scope(cost, memory, {}, {}, options.stop);
+  RecordingScope scope(cost, memory, {.other_budgets = options.other_budgets, .stop = options.stop});
   {
     const at::NoGradGuard no_grad;
     const record::Recording recording(scope.tape);

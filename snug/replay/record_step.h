@@ -10,6 +10,7 @@
 #include "snug/memory/device_memory.h"
 #include "snug/plan/step/step_graph.h"
 #include "snug/replay/agreement.h"
+#include "snug/replay/device_budget.h"
 #include "snug/replay/rehearsal.h"
 
 namespace snug::replay {
@@ -54,6 +55,8 @@ struct RecordOptions {
   /// there are any, and of the kind Last where `update` is of each as its gradient arrives. What parameters an earlier
   /// recording says, if not fewer.
   std::vector<at::Tensor> have_gradients = {};
+  /// Of further devices that the step uses: they are capped, and values there are evicted and replayed as needed.
+  std::vector<DeviceBudget> other_budgets = {};
   /// Asked again and again while the step runs, by any of its threads: where it says true the recording throws Stopped,
   /// and leaves no trace either.
   std::function<bool()> stop = {};

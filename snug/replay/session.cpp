@@ -17,6 +17,7 @@
 #include "snug/replay/eviction.h"
 #include "snug/replay/gradient_hooks.h"
 #include "snug/replay/opaque_values.h"
+#include "snug/replay/other_devices.h"
 #include "snug/replay/step_book.h"
 #include "snug/replay/step_run.h"
 #include "snug/replay/step_trace.h"
@@ -113,7 +114,8 @@ struct Session::State {
   std::vector<at::Tensor> hooked;
   std::optional<plan::Budget> budget;
   std::unique_ptr<memory::HeldLimit> limit;
-  std::unique_ptr<memory::HeldLimit> host_limit;
+  std::vector<DeviceBudget> others;
+  std::vector<std::unique_ptr<memory::HeldLimit>> other_limits;
   bool steps_vary = false;  // an unknown step has come up
   VerifyReplay verify = VerifyReplay::Off;
   Anomalies anomalies = Anomalies::Ignored;
@@ -154,7 +156,8 @@ Session::Session(std::vector<replay::PlannedStep> kinds, std::optional<plan::Bud
                          .hooked = {},
                          .budget = budget,
                          .limit = budget ? std::make_unique<memory::HeldLimit>(memory, budget->limit) : nullptr,
-                         .host_limit = nullptr,
+                         .others = {},
+                         .other_limits = {},
                          .last = {},
                          .trace = {}});
   for (const at::Tensor& p : state_->parameters) {
@@ -170,9 +173,12 @@ Session::~Session() = default;
 Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&&) noexcept = default;
 
-void Session::limit_host(Bytes budget) {
-  if (budget <= 0) throw UsageError(fmt::format("fit: the host's budget is {} bytes; it must be positive", budget));
-  state_->host_limit = std::make_unique<memory::HeldLimit>(memory::device_memory(c10::kCPU), budget);
+void Session::limit(std::vector<DeviceBudget> others) {
+  replay::check_other_budgets(others, state_->memory.device());
+  state_->other_limits.clear();
+  for (const auto& [device, bytes] : others)
+    state_->other_limits.push_back(std::make_unique<memory::HeldLimit>(memory::device_memory(device), bytes));
+  state_->others = std::move(others);
 }
 
 void Session::verify_replays(VerifyReplay how) noexcept { state_->verify = how; }
@@ -219,6 +225,7 @@ at::Tensor Session::run(const replay::Forward& forward) {
   tape->add_observer(tracer);
   const Detached detached{*tape, *tracer};
   const replay::Evictor evictor(tape, s.memory, replay::EvictionCost::Measured);
+  const replay::OtherDevices others(s.others, tape, replay::EvictionCost::Measured);
   replay::StepRun step(tape, {.forward_over =
                                   [&](const replay::StepRun::Roots& roots) {
                                     tape->finish();

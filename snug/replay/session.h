@@ -17,6 +17,7 @@
 #include "snug/plan/step/step_graph.h"
 #include "snug/record/verify_replay.h"
 #include "snug/replay/agreement.h"
+#include "snug/replay/device_budget.h"
 #include "snug/replay/planned_step.h"
 #include "snug/replay/record_step.h"
 #include "snug/replay/step_trace.h"
@@ -75,9 +76,10 @@ class Session {
     return run([&]() -> at::Tensor { return std::invoke(step, std::forward<Batch>(batch)...); });
   }
 
-  /// Caps the CPU's memory as well for as long as the session lives, where its device is an accelerator. Throws
-  /// UsageError for a budget that is not positive.
-  void limit_host(Bytes budget);
+  /// Caps further devices as well for as long as the session lives, and drops what a step has there when they are full:
+  /// all of those that are to be capped, in place of those from before. Throws UsageError for a budget that is not
+  /// positive, and a device that has another.
+  void limit(std::vector<DeviceBudget> others);
 
   /// Whether the next steps remember what they drop and compare it when it is made again. A replay that makes other
   /// bits throws Error out of backward(), naming the operator, its module and the place.

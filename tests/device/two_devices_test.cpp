@@ -1,12 +1,19 @@
 // A model whose parts are on several devices, as people place them by hand.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "snug/optim/adamw.h"
 #include "snug/optim/clipping.h"
+#include "snug/snug.h"
+#include "tests/base/fault.h"
 #include "tests/device/simulated_device.h"
+#include "tests/equivalence/bitwise.h"
 
 namespace snug::testing {
 namespace {
@@ -42,6 +49,83 @@ TEST(TwoDevices, GradientsAreClippedTogetherAndUpdatedWhereTheyAreWithTheBitsOfT
     ASSERT_EQ(found.size(), expected.size());
     for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(found[i], expected[i])) << i;
   }
+}
+
+/// Eight layers on each of two devices, one behind the other.
+struct Halves {
+  explicit Halves(const std::vector<c10::Device>& on) {
+    torch::manual_seed(6);
+    for (const c10::Device device : on) {
+      for (int i = 0; i < 8; ++i) weights.push_back(torch::randn({64, 64}).div(8).to(device).detach().requires_grad_());
+    }
+  }
+  at::Tensor operator()(const at::Tensor& x) const {
+    at::Tensor y = x;
+    for (const at::Tensor& w : weights) y = at::gelu(y.to(w.device()).matmul(w)).tanh();
+    return y.square().mean();
+  }
+  /// Those of one step, on the CPU.
+  std::vector<at::Tensor> take_gradients() const {
+    std::vector<at::Tensor> all;
+    for (at::Tensor w : weights) {
+      all.push_back(w.grad().cpu());
+      w.mutable_grad() = at::Tensor();
+    }
+    return all;
+  }
+  std::vector<at::Tensor> weights;
+};
+
+TEST(OtherBudgets, HoldOnEachDeviceWithTheBitsOfThePlainStep) {
+  const c10::Device cpu(c10::kCPU), first(kSimulated, 0), second(kSimulated, 1);
+  for (const auto& [own, other] : {std::pair{first, second}, {first, cpu}, {second, first}}) {
+    SCOPED_TRACE(own.str() + ", " + other.str());
+    const Halves model({own, other});
+    const at::Tensor x = torch::randn({1024, 64}).to(own);
+    memory::DeviceMemory& memory = memory::device_memory(other);
+    memory.reset_peak();
+    const Bytes before = memory.stats().allocated;
+    model(x).backward();
+    const auto expected = model.take_gradients();
+    const Bytes added = memory.stats().allocated_peak - before;
+    const Bytes budget = before + added * 6 / 10 + 2_MiB;
+    ASSERT_LT(budget, before + added) << "it takes more without one";
+    const Bytes own_budget = memory::device_memory(own).stats().allocated + 64_MiB;
+    {
+      Session session = fit(model, x, {.budget = own_budget, .device = own, .other_budgets = {{other, budget}}});
+      EXPECT_EQ(memory.stats().limit, budget);
+      for (int step = 0; step < 3; ++step) {
+        memory.reset_peak();
+        session.backward(model, x);
+        expect_same(expected, model.take_gradients());
+        EXPECT_LE(memory.stats().allocated_peak, budget);
+        EXPECT_GT(session.last_step().evictions, 0);
+        EXPECT_GT(session.last_step().replayed_ops, 0);
+      }
+      const auto too_small = [&] {
+        (void)fit(model, x, {.budget = own_budget, .device = own, .other_budgets = {{other, before + 64_KiB}}});
+      };
+      EXPECT_THAT(too_small, ::testing::ThrowsMessage<OutOfBudget>(
+                                 ::testing::HasSubstr(other.is_cpu() ? " while " : " on " + other.str() + " while ")));
+      memory.reset_peak();
+      session.backward(model, x);
+      expect_same(expected, model.take_gradients());
+    }
+    EXPECT_EQ(memory.stats().limit, std::nullopt);
+  }
+}
+
+TEST(OtherBudgets, AreOfDevicesThatHaveNoneYet) {
+  const c10::Device first(kSimulated, 0), second(kSimulated, 1);
+  const Halves model({first, second});
+  const at::Tensor x = torch::randn({16, 64}).to(first);
+  const auto fitted = [&](std::vector<DeviceBudget> others) {
+    return fault([&] { (void)fit(model, x, {.budget = 1_GiB, .device = first, .other_budgets = std::move(others)}); });
+  };
+  EXPECT_THAT(fitted({{first, 1_GiB}}), ::testing::HasSubstr(first.str() + " has two budgets"));
+  EXPECT_THAT(fitted({{second, 1_GiB}, {second, 2_GiB}}), ::testing::HasSubstr(second.str() + " has two budgets"));
+  EXPECT_THAT(fitted({{second, 0}}), ::testing::HasSubstr("must be positive"));
+  EXPECT_THAT(fitted({{c10::Device(c10::kXLA, 0), 1_GiB}}), ::testing::HasSubstr("no backend for xla:0"));
 }
 
 }  // namespace

@@ -169,8 +169,8 @@ def test_a_step_that_returns_no_loss(task):
             snug.fit(step, task.batch, budget="1GiB")
     with pytest.raises(snug.UsageError, match="function"):
         snug.fit(42, task.batch, budget="1GiB")
-    with pytest.raises(snug.UsageError, match="host"):
-        snug.fit(task.step, task.batch, budget="1GiB", host_budget="1GiB")
+    with pytest.raises(snug.UsageError, match="cpu has two budgets"):
+        snug.fit(task.step, task.batch, budget="1GiB", other_budgets={"cpu": "1GiB"})
 
 
 class Interrupted(Exception):

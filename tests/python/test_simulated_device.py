@@ -52,6 +52,38 @@ def test_a_planned_step_has_the_bits_of_the_plain_one_and_its_memory_is_the_devi
     """)
 
 
+def test_layers_that_stay_on_the_cpu_have_a_budget_of_their_own():
+    run("""
+        front, back = net(), net().to(device)
+        x = torch.randn(512, 64)
+
+        def step(batch):
+            hidden = front(batch)
+            return back(torch.nn.functional.pad(hidden, (0, 56)).to(device)).square().mean()
+
+        try:
+            snug.fit(step, x, "1GiB", device=device)
+            raise AssertionError("it has parameters on the CPU")
+        except snug.UsageError as error:
+            assert "other_budgets" in str(error), error
+        torch.manual_seed(1)
+        with snug.Monitor("cpu", interval=3600) as plain_memory:
+            step(x).backward()
+        plain = gradients(front) + gradients(back)
+        front.zero_grad(), back.zero_grad()
+        taken = snug.memory_stats()["allocated"]
+        budget = taken + (plain_memory.peak - taken) * 7 // 10
+        with snug.fit(step, x, "1GiB", device=device, other_budgets={"cpu": budget}) as session:
+            torch.manual_seed(1)
+            with snug.Monitor("cpu", interval=3600) as memory:
+                session.backward(x)
+            assert memory.peak <= budget < plain_memory.peak, (memory.peak, budget, plain_memory.peak)
+            assert session.last_step.evictions > 0
+            assert all(torch.equal(a, b) for a, b in zip(plain, gradients(front) + gradients(back)))
+        assert snug.memory_stats()["limit"] is None
+    """)
+
+
 def test_an_optimizer_a_region_and_verify_work_there():
     run("""
         model = net().to(device)
