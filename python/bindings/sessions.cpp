@@ -81,7 +81,7 @@ void bind_step_report(py::module_& m) {
 void bind_session(py::module_& m) {
   py::class_<PySession>(m, "Session")
       .def(py::init([](const Kinds& kinds, std::optional<Bytes> budget, const std::string& device,
-                       const std::map<std::string, Bytes>& others, const std::shared_ptr<Agreement>& agreement) {
+                       const NamedBudgets& others, const std::shared_ptr<Agreement>& agreement) {
              auto made = std::make_unique<PySession>();
              made->session.emplace(kinds.all, budget_of(budget), memory::device_memory(c10::Device(device)), agreement);
              made->session->limit(budgets_of(others));

@@ -101,7 +101,7 @@ void update_begins() {
 std::vector<Recorded> record_step(const py::function& step, const std::string& device,
                                   const std::optional<plan::BudgetRequest>& budget, const py::object& update,
                                   const std::shared_ptr<Agreement>& agreement, std::int64_t micro_batches,
-                                  const std::map<std::string, Bytes>& others) {
+                                  const NamedBudgets& others) {
   const replay::Forward forward = forward_of(step);
   const replay::RecordOptions options{.update = rehearsal_of(update),
                                       .until = replay::RecordUntil::UpdateBegins,
@@ -174,7 +174,7 @@ void bind_phases(py::module_& m) {
 
 }  // namespace
 
-std::vector<DeviceBudget> budgets_of(const std::map<std::string, Bytes>& named) {
+std::vector<DeviceBudget> budgets_of(const NamedBudgets& named) {
   std::vector<DeviceBudget> budgets;
   for (const auto& [device, bytes] : named) budgets.push_back({memory::device_named(device), bytes});
   return budgets;

@@ -2,9 +2,9 @@
 
 #include <torch/csrc/utils/pybind.h>
 
-#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "snug/replay/planned_step.h"
@@ -27,6 +27,7 @@ struct Kinds {
 replay::Forward forward_of(const pybind11::function& step);
 
 /// By the devices' names.
-std::vector<DeviceBudget> budgets_of(const std::map<std::string, Bytes>& named);
+using NamedBudgets = std::vector<std::pair<std::string, Bytes>>;
+std::vector<DeviceBudget> budgets_of(const NamedBudgets& named);
 
 }  // namespace snug::python

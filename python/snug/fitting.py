@@ -147,19 +147,6 @@ def _request(budget: Size | None) -> int | _core.Percent | None:
     return request
 
 
-def _other_budgets(budgets: Mapping[str | torch.device, Size] | None, own: str) -> dict[str, int]:
-    """By the devices' names."""
-    named: dict[str, int] = {}
-    for device, size in (budgets or {}).items():
-        name = _core.with_index(device_named(device))
-        if name in named or name == _core.with_index(own):
-            raise UsageError(f"fit: {name} has two budgets; give it one, as `budget` if the step is planned for it")
-        named[name] = parse_bytes(size)
-        if named[name] <= 0:
-            raise UsageError(f"fit: the budget of {name} is {named[name]} bytes; it must be positive")
-    return named
-
-
 class _Fitted:
     """A recorded step, its planner, and the budget in bytes."""
 
@@ -178,7 +165,7 @@ class _Fitted:
         micro_batches: int = 1,
         other_budgets: Mapping[str | torch.device, Size] | None = None,
     ) -> None:
-        self.other_budgets = _other_budgets(other_budgets, device)
+        self.other_budgets = [(device_named(d), parse_bytes(size)) for d, size in (other_budgets or {}).items()]
         self.allowed = Allowed(allow)
         if isinstance(micro_batches, bool) or not isinstance(micro_batches, int):
             raise UsageError(f"fit: micro_batches is {micro_batches!r}; give how many steps' gradients are added up, 1 or more")
@@ -219,7 +206,7 @@ class _Fitted:
                 lambda: loss_of(chosen, sample), device, request, rehearsals, self.agreement, micro_batches,
                 self.other_budgets,
             )
-        others = recorded[0].devices - {torch.device(d).type for d in (device, *self.other_budgets)}
+        others = recorded[0].devices - {torch.device(d).type for d in (device, *(d for d, _ in self.other_budgets))}
         if others:
             raise UsageError(
                 f"fit: the step was planned for {device}, but it has parameters on {', '.join(sorted(others))}; name its "
@@ -341,7 +328,8 @@ def fit(
     budget: all of the device's memory that tensors may take: 8 << 30, "8GiB", or "60%" of what the step takes unplanned
     (the recording itself is without a limit then; "100%" always fits). other_budgets: the same of
     further devices that the step uses, or of the CPU beside an accelerator, as {"cuda:1": "8GiB", "cpu": "16GiB"}: they are
-    capped, and what goes there is decided as memory is short, while plans are for the device of `budget`. device: "cpu", "cuda:1", or "cuda" for the one in use; by default where the sample's tensors are. optimizer: the optimizer, or several,
+    capped, and what goes there is decided as memory is short, while plans are for the device of `budget`. device: "cpu",
+    "cuda:1", or "cuda" for the one in use; by default where the sample's tensors are. optimizer: the optimizer, or several,
     that are run outside of the step: one update is rehearsed, so that the plan counts what it takes and the state that it
     will make, and nothing is changed; those that the step runs itself are found. update: in place of that, a function that
     does what the update does. strategy: "optimal", or a preset such as "every_block", "sequential(4)",

@@ -24,7 +24,8 @@ class UsageError : public Error {
 class Stopped : public Error {
  public:
   explicit Stopped(const std::string& message) : Error(message) {}
-  [[nodiscard]] int exit_code() const noexcept override { return 130; }  ///< 128 + SIGINT, as shells have it
+  static constexpr int kExitCode = 130;  ///< 128 + SIGINT, as shells have it
+  [[nodiscard]] int exit_code() const noexcept override { return kExitCode; }
 };
 
 /// In a catch block, where snug was called by LibTorch: throws the error on, as the front end translates it.

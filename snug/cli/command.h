@@ -8,13 +8,14 @@
 #include <string_view>
 #include <vector>
 
+#include "snug/base/errors.h"
 #include "snug/plan/budget_request.h"
 #include "snug/train/config.h"
 #include "snug/train/trainer.h"
 
 namespace snug::cli {
 
-inline constexpr int kInterrupted = 130;  ///< exit code: 128 + SIGINT, as shells have it
+inline constexpr int kInterrupted = Stopped::kExitCode;
 
 /// What a subcommand runs once the command line is parsed; returns the exit code.
 using Action = std::function<int()>;

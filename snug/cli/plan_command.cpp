@@ -22,6 +22,7 @@
 #include "snug/plan/run/explanation.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/strategy.h"
+#include "snug/report/budget_text.h"
 #include "snug/report/count.h"
 #include "snug/report/table.h"
 #include "snug/report/terminal.h"
@@ -185,8 +186,7 @@ void print_plan_summary(const PlanReport& r, const plan::Explanation& why) {
       {"operators", fmt::format("{}", r.graph.ops.size())},
       {"unplanned peak", format_bytes(p.unplanned_peak)},
   };
-  if (p.budget > 0)
-    rows.push_back({"budget", format_bytes(p.budget) + percent(plan::Budget::for_limit(p.budget).for_blocks())});
+  if (p.budget > 0) rows.push_back({"budget", report::budget_text(p.budget, p.unplanned_peak, 1)});
   rows.push_back({"predicted peak", fmt::format("{}{}, {:.3f} s into the step", format_bytes(p.predicted_peak),
                                                 percent(p.predicted_peak), why.peak_seconds)});
   if (r.highest_peak > p.predicted_peak)

@@ -7,6 +7,7 @@
 
 #include "snug/base/bytes.h"
 #include "snug/cli/command.h"
+#include "snug/report/budget_text.h"
 #include "snug/report/count.h"
 #include "snug/report/table.h"
 #include "snug/report/terminal.h"
@@ -32,10 +33,7 @@ std::string summary(std::string_view title, const train::TrainResult& r, std::op
     rows.push_back({"loss scale at the end", fmt::format("{:g}, {} steps skipped", *r.loss_scale, r.skipped_steps)});
   }
   rows.push_back({"unplanned peak", format_bytes(r.plan.unplanned_peak)});
-  if (r.plan.budget > 0)
-    rows.push_back({"budget", format_bytes(r.plan.budget) +
-                                  report::format_share(plan::Budget::for_limit(r.plan.budget).for_blocks(),
-                                                       r.plan.unplanned_peak)});
+  if (r.plan.budget > 0) rows.push_back({"budget", report::budget_text(r.plan.budget, r.plan.unplanned_peak)});
   rows.push_back({"predicted peak", format_bytes(r.predicted_peak)});
   std::string recording;
   if (r.recording_peak > r.memory.allocated_peak)

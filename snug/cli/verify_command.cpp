@@ -7,7 +7,7 @@
 #include "snug/base/errors.h"
 #include "snug/cli/command.h"
 #include "snug/cli/output.h"
-#include "snug/report/count.h"
+#include "snug/report/budget_text.h"
 #include "snug/report/table.h"
 #include "snug/report/terminal.h"
 #include "snug/train/interrupt.h"
@@ -19,11 +19,7 @@ namespace {
 void print_verify_summary(const train::VerifyResult& r) {
   const double ratio = r.plain_seconds_median > 0 ? r.planned_seconds_median / r.plain_seconds_median : 0;
   std::vector<report::TableRow> rows = {{"unplanned peak", format_bytes(r.plan.unplanned_peak)}};
-  if (r.plan.budget > 0) {
-    rows.push_back({"budget", format_bytes(r.plan.budget) +
-                                  report::format_share(plan::Budget::for_limit(r.plan.budget).for_blocks(),
-                                                       r.plan.unplanned_peak)});
-  }
+  if (r.plan.budget > 0) rows.push_back({"budget", report::budget_text(r.plan.budget, r.plan.unplanned_peak)});
   rows.push_back({"measured peak", format_bytes(r.memory.allocated_peak)});
   rows.push_back({"step without the plan", fmt::format("{:.3f} s", r.plain_seconds_median)});
   rows.push_back({"step with the plan", fmt::format("{:.3f} s (x {:.2f})", r.planned_seconds_median, ratio)});

@@ -74,7 +74,6 @@ memory::DeviceMemory& checked(FitOptions& options, std::optional<c10::Device> de
   if (!options.device) options.device = c10::kCPU;
   if (options.optimizer && options.update)
     throw UsageError("fit: it has an optimizer and an update; give one of them, the update if it runs the optimizer");
-  check_other_budgets(options.other_budgets, *options.device);
   return memory::device_memory(*options.device);
 }
 
@@ -84,6 +83,7 @@ std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional
                                                memory::DeviceMemory& memory, const RecordOptions& options) {
   or_tell(*options.agreement, [&] {
     if (count < 1) throw UsageError(fmt::format("fit: {} micro-batches; there is one at least", count));
+    check_other_budgets(options.other_budgets, memory.device());
   });
   const auto record = [&](const RecordOptions& how) {
     return limit ? record_step_within(*limit, forward, memory, how) : record_step_unlimited(forward, memory, how);

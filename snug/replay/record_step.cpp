@@ -181,7 +181,6 @@ struct RecordingScope {
     const std::vector<at::Tensor>& with = options.have_gradients;
     if (options.stop) tape->add_observer(std::make_shared<StopAsked>(options.stop));
     tag_weights(options.update.parameters, memory);
-    tag_weights(with, memory);
     aside.put(with);
     const Bytes without = memory.stats().allocated;
     const memory::TagScope tag(memory::Tag::Gradients);

@@ -57,8 +57,8 @@ struct RecordOptions {
   std::vector<at::Tensor> have_gradients = {};
   /// Of further devices that the step uses: they are capped, and values there are evicted and replayed as needed.
   std::vector<DeviceBudget> other_budgets = {};
-  /// Asked again and again while the step runs, by any of its threads: where it says true the recording throws Stopped,
-  /// and leaves no trace either.
+  /// Asked again and again while the step runs, by any of its threads, and runs no operators itself: where it says true
+  /// the recording throws Stopped, and leaves no trace either.
   std::function<bool()> stop = {};
 };
 

@@ -161,7 +161,6 @@ Session::Session(std::vector<replay::PlannedStep> kinds, std::optional<plan::Bud
                          .last = {},
                          .trace = {}});
   for (const at::Tensor& p : state_->parameters) {
-    if (p.has_storage()) memory.retag(p.storage(), memory::Tag::Weights);
     // A hook that is already there is somebody else's, and there is room for one.
     if (torch::autograd::impl::post_acc_grad_hooks(p)) continue;
     torch::autograd::impl::set_post_acc_grad_hooks(p, std::make_unique<TagGradient>(memory));

@@ -14,7 +14,7 @@
 #include "snug/plan/run/presets.h"
 #include "snug/record/random_state.h"
 #include "snug/replay/planned_step.h"
-#include "snug/report/count.h"
+#include "snug/report/budget_text.h"
 #include "snug/report/table.h"
 #include "snug/train/choose.h"
 #include "snug/train/experiment.h"
@@ -93,10 +93,7 @@ std::string render(const BenchResult& result, const std::string& title, std::opt
   std::vector<std::vector<std::string>> rows;
   std::vector<double> unplanned;
   for (const BenchRow& r : result.rows) {
-    const std::string budget =
-        r.budget ? format_bytes(*r.budget) +
-                       report::format_share(plan::Budget::for_limit(*r.budget).for_blocks(), result.unplanned_peak)
-                 : "none";
+    const std::string budget = r.budget ? report::budget_text(*r.budget, result.unplanned_peak) : "none";
     if (!r.fits) {
       rows.push_back({r.strategy, budget, "needs " + format_bytes(r.predicted_peak), "", "", "", ""});
       continue;

@@ -96,9 +96,7 @@ void add_inapplicable(Chosen& chosen, const std::vector<const Knob*>& all, repor
   for (const Knob* knob : all) {
     if (std::ranges::find(chosen.choices, knob, &Choice::knob) != chosen.choices.end()) continue;
     if (knob->turned(chosen.config)) continue;
-    const auto missing = knob->why_not != nullptr ? knob->why_not(chosen.config) : std::nullopt;
-    const std::string why = missing ? fmt::format("it changes nothing here: {}", *missing)
-                                    : fmt::format("it changes nothing here: it needs {}", knob->needs);
+    const std::string why = "it changes nothing here: " + knob->why_not(chosen.config);
     progress.note(fmt::format("memory.allow has {}: {}", knob->name, why));
     chosen.choices.push_back({.knob = knob, .before = {}, .after = {}, .taken = false, .why_not = why});
   }

@@ -41,19 +41,18 @@ std::optional<std::string> as(const ordered_json& json, const std::string&) {
   if (!json.is_string()) return std::nullopt;
   return json.get<std::string>();
 }
-std::optional<std::int64_t> as(const ordered_json& json, std::int64_t) {
-  if (!json.is_number_integer()) return std::nullopt;
-  // Above 63 bits, nlohmann's get would wrap round.
-  const bool too_large =
-      json.is_number_unsigned() && json.get<std::uint64_t>() > std::uint64_t{std::numeric_limits<std::int64_t>::max()};
-  if (too_large) return std::nullopt;
-  return json.get<std::int64_t>();
-}
-/// One that fits into no integer is read as a string.
+/// Above 63 bits nlohmann's get would wrap round; what fits into no integer at all is read as a string.
 bool is_beyond_int(const ordered_json& json) {
-  if (!json.is_string()) return json.is_number_unsigned();
+  if (json.is_number_unsigned())
+    return json.get<std::uint64_t>() > std::uint64_t{std::numeric_limits<std::int64_t>::max()};
+  if (!json.is_string()) return false;
   const auto& text = json.get_ref<const std::string&>();
-  return text.size() > 18 && text.find_first_not_of("0123456789", text.front() == '-' ? 1 : 0) == std::string::npos;
+  const std::size_t digits = text.starts_with('-') ? 1 : 0;
+  return text.size() > digits + 18 && text.find_first_not_of("0123456789", digits) == std::string::npos;
+}
+std::optional<std::int64_t> as(const ordered_json& json, std::int64_t) {
+  if (!json.is_number_integer() || is_beyond_int(json)) return std::nullopt;
+  return json.get<std::int64_t>();
 }
 std::optional<double> as(const ordered_json& json, double) {
   if (!json.is_number()) return std::nullopt;

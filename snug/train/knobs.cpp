@@ -17,20 +17,19 @@ namespace {
 constexpr std::int64_t kSmallTile = 8;      // MiB
 constexpr std::int64_t kFewestTokens = 64;  // of which a matrix product still keeps the processor busy
 
-std::optional<Config> updated_in_backward(Config c) {
-  // Of several micro-batches the gradients are there until the last.
-  if (c.optimizer.in_backward || c.train.accumulate > 1 || why_not_in_backward(c)) return std::nullopt;
-  c.optimizer.in_backward = true;
-  return c;
-}
-
-std::optional<std::string> why_not_updated_in_backward(const Config& c) {
+std::optional<std::string> hindrance_in_backward(const Config& c) {
   if (c.optimizer.in_backward) return "it is on already";
   if (c.train.accumulate > 1) {
     return fmt::format("of train.accumulate = {} micro-batches the gradients are there until the last",
                        c.train.accumulate);
   }
   return why_not_in_backward(c);
+}
+
+std::optional<Config> updated_in_backward(Config c) {
+  if (hindrance_in_backward(c)) return std::nullopt;
+  c.optimizer.in_backward = true;
+  return c;
 }
 
 /// Of half an update, of a run that fails, there is no state.
@@ -82,27 +81,35 @@ std::optional<Config> with_8_bits(Config c) {
 const std::vector<Knob>& knobs() {
   static const std::vector<Knob> all{
       {"in_backward", "optimizer.in_backward: weights are updated in the backward pass", Knob::Changes::Nothing,
-       "optimizer.clip_norm = 0 or a clip_value, one micro-batch, no fp16 and no detecting of anomalies, and be off",
        "optimizer.in_backward", updated_in_backward,
-       [](const Config& from, Config& to) { to.optimizer.in_backward = from.optimizer.in_backward; }, is_saved_before,
-       why_not_updated_in_backward},
+       [](const Config& c) { return hindrance_in_backward(c).value_or(""); },
+       [](const Config& from, Config& to) { to.optimizer.in_backward = from.optimizer.in_backward; }, is_saved_before},
       {"tiled_loss", "model.loss = \"tiled\": the loss of a few rows of logits at a time", Knob::Changes::OrderOfSums,
-       "a plain loss of a model whose family has a tiled one", "model.loss", with_tiled_loss,
+       "model.loss", with_tiled_loss,
+       [](const Config&) -> std::string { return "it needs a plain loss of a model whose family has a tiled one"; },
        [](const Config& from, Config& to) { to.model.loss = from.model.loss; }},
-      {"loss_tile", "model.loss_tile: fewer rows at a time", Knob::Changes::OrderOfSums,
-       "a tiled loss with a model.loss_tile above 8", "model.loss_tile", with_small_tiles,
+      {"loss_tile", "model.loss_tile: fewer rows at a time", Knob::Changes::OrderOfSums, "model.loss_tile",
+       with_small_tiles,
+       [](const Config&) -> std::string { return "it needs a tiled loss with a model.loss_tile above 8"; },
        [](const Config& from, Config& to) { to.model.loss_tile = from.model.loss_tile; }},
       {"mlp_tile", "model.mlp_tile: feed-forward parts of fewer tokens at a time", Knob::Changes::OrderOfSums,
-       "parts of 64 tokens at the least, no lora.dropout and no lora.adapter", "model.mlp_tile", in_shorter_parts,
+       "model.mlp_tile", in_shorter_parts,
+       [](const Config&) -> std::string {
+         return "it needs parts of 64 tokens at the least, no lora.dropout and no lora.adapter";
+       },
        [](const Config& from, Config& to) { to.model.mlp_tile = from.model.mlp_tile; }},
       {"attention", "model.attention = \"products\": attention by whole products over rows", Knob::Changes::Numerics,
-       "attention without dropout and masks, not in fp16, and not by products yet", "model.attention", with_products,
+       "model.attention", with_products,
+       [](const Config&) -> std::string {
+         return "it needs attention without dropout and masks, not in fp16, and not by products yet";
+       },
        [](const Config& from, Config& to) { to.model.attention = from.model.attention; }},
       {"micro_batch", "train.accumulate: the batch in twice as many parts", Knob::Changes::OrderOfSums,
-       "a train.batch that twice as many parts divide", "train.accumulate", in_smaller_parts,
+       "train.accumulate", in_smaller_parts,
+       [](const Config&) -> std::string { return "it needs a train.batch that twice as many parts divide"; },
        [](const Config& from, Config& to) { to.train.accumulate = from.train.accumulate; }},
-      {"adam8bit", "optimizer.kind = \"adamw_8bit\": moments in 8 bits", Knob::Changes::Numerics,
-       "optimizer.kind = \"adamw\"", "optimizer.kind", with_8_bits,
+      {"adam8bit", "optimizer.kind = \"adamw_8bit\": moments in 8 bits", Knob::Changes::Numerics, "optimizer.kind",
+       with_8_bits, [](const Config&) -> std::string { return "it needs optimizer.kind = \"adamw\""; },
        [](const Config& from, Config& to) { to.optimizer.kind = from.optimizer.kind; }},
   };
   return all;

@@ -21,16 +21,15 @@ struct Knob {
   std::string_view name;  ///< what memory.allow takes
   std::string_view help;  ///< one line
   Changes changes;
-  std::string_view needs;  ///< to change something: the end of "it needs ..."
-  std::string_view key;    ///< of the configuration, that it sets
+  std::string_view key;  ///< of the configuration, that it sets
   /// The configuration with it, or with one step more of it; nullopt where it changes nothing there.
   std::optional<Config> (*turned)(Config config);
+  /// Why it changes nothing there: "it needs ...".
+  std::string (*why_not)(const Config& config);
   /// Gives a configuration what it changes in another.
   void (*copy)(const Config& from, Config& to);
   /// Of one that changes nothing: whether it may be used in a run that nobody has allowed it; null: in all.
   bool (*is_free)(const Config& config) = nullptr;
-  /// Which of what it needs is missing, where there is more to say than all of it; null: there is not.
-  std::optional<std::string> (*why_not)(const Config& config) = nullptr;
 };
 
 /// All there are, in the order in which they are tried. A new one is a line there.

@@ -55,7 +55,7 @@ class WrongUse(Command):
         self.assert_refused(run("train", self.config, "--plan", "/nowhere.json"), 2, "/nowhere.json", "snug plan")
         self.assert_refused(run("train", self.config, "--set", "train.steps=" + 20 * "9"), 2, "an integer beyond 63 bits")
         self.assert_refused(run("plan", self.config, "--strategy", "selective(aten::nothing)"), 2, "aten::addmm")
-        self.assert_refused(run("train", self.config, "--device", "cuda:0"), 2, "devices with one: cpu")
+        self.assert_refused(run("train", self.config, "--device", "xla"), 2, "devices with one: cpu")
 
     def test_budget_larger_than_the_machine(self):
         for command in ("train", "plan", "verify"):

@@ -115,14 +115,17 @@ def test_what_optimizers_keep_is_counted_as_such():
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     step(optimizer)
     assert abs(optimizer_bytes() - before - kept) < 65536, "which deepcopy() did not ask snug's allocator for"
-    # Parameter by parameter, and one of those that have no state.
-    in_backward = torch.optim.AdamW(torch.nn.Linear(512, 512).parameters())
-    step(torch.optim.SGD(model.parameters()))
-    with snug.fit(lambda x: model(x).sum(), torch.ones(4, 512), budget="1GiB", optimizer=in_backward):
-        pass
     del optimizer
     gc.collect()
     assert optimizer_bytes() == before
+    # Nothing of one that keeps nothing; and parameter by parameter.
+    step(torch.optim.SGD(model.parameters()))
+    assert optimizer_bytes() == before
+    optimizer = torch.optim.AdamW(model.parameters())
+    with snug.fit(lambda x: model(x).sum(), torch.ones(4, 512), "1GiB", optimizer=optimizer, in_backward=True) as session:
+        assert optimizer_bytes() == before, "its rehearsal leaves none"
+        session.backward(torch.ones(4, 512))
+        assert optimizer_bytes() - before == kept
 
 
 def test_a_refusal_knows_the_weights():

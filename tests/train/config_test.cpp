@@ -92,13 +92,6 @@ TEST(Config, SaysWhichTypeAKeyNeedsAndWhatItGot) {
             std::string::npos);
 }
 
-TEST(Config, RefusesAnIntegerOfMoreThan63Bits) {
-  nlohmann::ordered_json json;
-  json["train"]["seed"] = std::numeric_limits<std::uint64_t>::max();
-  EXPECT_NE(message_of([&] { config_from_json(json, "x.json"); }).find("train.seed must be of type integer"),
-            std::string::npos);
-}
-
 TEST(Config, HoldsKeysToTheirRules) {
   EXPECT_EQ(mistake_in("[train]\nbatch = 0"), "run.toml: train.batch is 0; it must be at least 1 and at most 1048576");
   EXPECT_EQ(mistake_in("[model]\ndropout = 1"),
