@@ -21,11 +21,13 @@ struct PackedMatrix {
 /// Of the bytes of a file, a view of them. Throws Error when they are not those of a matrix of that shape.
 PackedMatrix packed_matrix(BlockFormat format, const std::vector<std::int64_t>& shape, const at::Tensor& bytes);
 
-/// Decodes the last dimension of blocks, uint8 (..., bytes of a row), to fp32 (..., columns), on LibTorch's threads:
-/// the operator snug::unpack, CPU only.
-at::Tensor unpack(const at::Tensor& blocks, BlockFormat format);
+/// Decodes the last dimension of blocks, uint8 (..., bytes of a row), to (..., columns) of fp32, fp64, bf16 or fp16, on
+/// LibTorch's threads: the operator snug::unpack, CPU only. Bitwise what ggml's own functions give in fp32, and what
+/// rounding makes of that.
+at::Tensor unpack(const at::Tensor& blocks, BlockFormat format, at::ScalarType dtype = at::kFloat);
 
-/// The rows of a matrix that tokens, int64 of any shape, name: fp32 (..., columns). Only those rows are decoded.
+/// The rows of a matrix that tokens, int64 of any shape, name: (..., columns) of fp32, and under autocast of its type.
+/// Only those rows are decoded.
 at::Tensor packed_embedding(const PackedMatrix& matrix, const at::Tensor& tokens);
 
 }  // namespace snug::ops

@@ -12,7 +12,7 @@ at::Tensor rows_as(const at::Tensor& matrix, std::int64_t first, std::int64_t co
 }
 
 at::Tensor rows_as(const PackedMatrix& matrix, std::int64_t first, std::int64_t count, at::ScalarType dtype) {
-  return unpack(matrix.blocks.narrow(0, first, count), matrix.format).to(dtype);
+  return unpack(matrix.blocks.narrow(0, first, count), matrix.format, dtype);
 }
 
 }  // namespace
@@ -32,7 +32,8 @@ void for_each_tile(const Matrix& matrix, at::ScalarType dtype, Bytes bytes,
   const std::int64_t rows = rows_of(matrix);
   const auto* const plain = std::get_if<at::Tensor>(&matrix);
   const bool as_it_is = plain != nullptr && plain->scalar_type() == dtype;
-  const std::int64_t row_bytes = std::max<std::int64_t>(columns_of(matrix), 1) * 4;  // as decoded, to fp32
+  const auto row_bytes =
+      std::max<std::int64_t>(columns_of(matrix), 1) * static_cast<std::int64_t>(c10::elementSize(dtype));
   const std::int64_t step = as_it_is ? std::max<std::int64_t>(rows, 1) : std::max<std::int64_t>(bytes / row_bytes, 1);
   for (std::int64_t first = 0; first < rows; first += step) {
     const std::int64_t count = std::min(step, rows - first);

@@ -22,6 +22,6 @@ void for_each_tile(const Matrix& matrix, at::ScalarType dtype, Bytes bytes,
                    const std::function<void(std::int64_t first_row, const at::Tensor& rows)>& visit);
 
 /// What the operators here decode at once.
-inline constexpr Bytes kTileBytes = Bytes{16} << 20;
+inline constexpr Bytes kTileBytes = Bytes{8} << 20;
 
 }  // namespace snug::ops

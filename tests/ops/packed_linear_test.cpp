@@ -29,6 +29,45 @@ TEST(PackedMatrix, DecodesTheRowsThatTokensName) {
   EXPECT_TRUE(same_bits(found, torch::embedding(plain(matrix), tokens)));
 }
 
+/// Any blocks of a format, with scales that are numbers.
+at::Tensor any_blocks(const BlockLayout& layout, std::int64_t rows, std::int64_t count) {
+  const auto bytes = static_cast<std::int64_t>(layout.bytes);
+  const at::Tensor blocks = torch::randint(0, 256, {rows, count, bytes}, torch::kByte);
+  const bool wide = layout.format == BlockFormat::F32;
+  // The upper byte of an exponent, where that is in front of the block, behind it, or all of it.
+  for (const std::int64_t at : {std::int64_t{1}, std::int64_t{3}, bytes - 1}) {
+    if (at < bytes && (!wide || at == 3)) blocks.select(2, at).bitwise_and_(0x3b);
+  }
+  return blocks.view({rows, -1});
+}
+
+TEST(PackedMatrix, IsDecodedToShortTypesAsIfRoundedAfterwards) {
+  torch::manual_seed(7);
+  for (const BlockFormat format :
+       {BlockFormat::F32, BlockFormat::F16, BlockFormat::BF16, BlockFormat::Q4_0, BlockFormat::Q4_1, BlockFormat::Q5_0,
+        BlockFormat::Q5_1, BlockFormat::Q8_0, BlockFormat::Q4_K, BlockFormat::Q5_K, BlockFormat::Q6_K}) {
+    const BlockLayout& layout = block_layout(format);
+    for (const std::int64_t count : {1, 3, 257}) {
+      const at::Tensor blocks = any_blocks(layout, 5, count);
+      const at::Tensor whole = unpack(blocks, format);
+      ASSERT_TRUE(whole.isfinite().all().item<bool>()) << layout.name;
+      for (const auto dtype : {at::kBFloat16, at::kHalf, at::kDouble})
+        EXPECT_TRUE(same_bits(unpack(blocks, format, dtype), whole.to(dtype))) << layout.name << " as " << dtype;
+    }
+  }
+}
+
+TEST(PackedMatrix, IsDecodedByProductsAndSumsThatAreRoundedOneByOne) {
+  torch::manual_seed(8);
+  const PackedMatrix matrix = random_packed(65, 96);
+  const at::Tensor blocks = matrix.blocks.view({65, 3, 20});
+  const at::Tensor scales = blocks.narrow(2, 0, 4).contiguous().view(torch::kHalf).to(torch::kFloat);
+  const at::Tensor bytes = blocks.narrow(2, 4, 16);
+  const at::Tensor numbers = torch::cat({bytes.bitwise_and(15), bytes.bitwise_right_shift(4)}, 2).to(torch::kFloat);
+  const at::Tensor expected = numbers.mul(scales.narrow(2, 0, 1)).add(scales.narrow(2, 1, 1)).view({65, 96});
+  EXPECT_TRUE(same_bits(unpack(matrix.blocks, matrix.format), expected));
+}
+
 TEST(PackedMatrix, RefusesBytesOfAnotherShape) {
   const at::Tensor bytes = torch::zeros({2 * 40}, torch::kByte);
   EXPECT_EQ(packed_matrix(BlockFormat::Q4_1, {2, 64}, bytes).columns(), 64);
@@ -51,7 +90,7 @@ TEST(PackedLinear, IsBitwiseTheProductWithTheDecodedMatrix) {
 
 TEST(PackedLinear, WorksThroughALargeMatrixInGroupsOfRows) {
   torch::manual_seed(3);
-  const std::int64_t rows = 3 * kTileBytes / (64 * 4) / 2;  // one and a half groups
+  const std::int64_t rows = 3 * kTileBytes / (64 * 2) / 2;  // one and a half groups, or three
   const PackedMatrix matrix = random_packed(rows, 64);
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor x = torch::randn({3, 64}, dtype).requires_grad_(), same = x.detach().clone().requires_grad_();

@@ -20,6 +20,7 @@ void pack_bits(const std::uint8_t* bytes, std::uint8_t* bits, std::int64_t first
 void times_bits(c10::ScalarType type, const MaskedNumbers& all, std::int64_t first, std::int64_t last);
 void rotate(c10::ScalarType type, const RotatedHeads& heads, std::int64_t first, std::int64_t last);
 void rotate_back(c10::ScalarType type, const RotatedHeads& heads, std::int64_t first, std::int64_t last);
+void decode(c10::ScalarType type, const PackedNumbers& all, std::int64_t first, std::int64_t last);
 
 }  // namespace CPU_CAPABILITY
 }  // namespace snug::ops::kernels

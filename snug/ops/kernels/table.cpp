@@ -15,6 +15,7 @@ constinit const Table kTable{.softmax_loss = softmax_loss,
                              .pack_bits = pack_bits,
                              .times_bits = times_bits,
                              .rotate = rotate,
-                             .rotate_back = rotate_back};
+                             .rotate_back = rotate_back,
+                             .decode = decode};
 
 }  // namespace snug::ops::kernels::CPU_CAPABILITY

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "snug/ops/kernels/activation.h"
+#include "snug/ops/kernels/block_format.h"
 #include "snug/ops/kernels/cross_entropy_terms.h"
 
 namespace snug::ops::kernels {
@@ -82,6 +83,14 @@ struct MaskedNumbers {
   std::int64_t count;
 };
 
+/// Blocks as a GGUF file has them, one behind the other, and the numbers that they hold, of the type that the function
+/// is given: what ggml's own functions make of them in fp32, rounded to it.
+struct PackedNumbers {
+  BlockFormat format;
+  const std::uint8_t* blocks;  ///< at any address
+  void* out;
+};
+
 /// Rows of attention's products, (heads, rows, columns) one behind the other, of the type that the function is given.
 struct AttentionRows {
   void* scores;     ///< query times key; becomes the probabilities
@@ -116,6 +125,8 @@ struct Table {
   void (*times_bits)(c10::ScalarType type, const MaskedNumbers& numbers, std::int64_t first, std::int64_t last);
   void (*rotate)(c10::ScalarType type, const RotatedHeads& heads, std::int64_t first, std::int64_t last);
   void (*rotate_back)(c10::ScalarType type, const RotatedHeads& heads, std::int64_t first, std::int64_t last);
+  /// Counts blocks.
+  void (*decode)(c10::ScalarType type, const PackedNumbers& all, std::int64_t first, std::int64_t last);
 };
 
 }  // namespace snug::ops::kernels
