@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "snug/base/front_end.h"
+#include "snug/memory/swallowed_refusal.h"
 
 namespace snug {
 namespace memory {
@@ -31,6 +32,7 @@ std::vector<std::pair<Bytes, Tag>> largest_of(std::vector<std::pair<Bytes, Tag>>
 }
 
 void refuse(OutOfBudget::Details details) {
+  note_refusal(details);
   try {
     throw OutOfBudget(std::move(details));
   } catch (const OutOfBudget&) {

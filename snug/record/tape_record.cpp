@@ -7,6 +7,7 @@
 #include "snug/base/clock.h"
 #include "snug/base/patient_lock.h"
 #include "snug/memory/out_of_budget.h"
+#include "snug/memory/swallowed_refusal.h"
 #include "snug/record/tape.h"
 
 namespace snug::record {
@@ -68,6 +69,7 @@ void Tape::run_once(const c10::OperatorHandle& op, const OperatorTraits& traits,
   }
   observers_.tell_recording(&TapeObserver::kernel_begins);
   op.redispatchBoxed(keys, &stack);
+  memory::rethrow_swallowed_refusal();
   if (!observers_.any_sees_recording()) return;
   observers_.tell_recording(&TapeObserver::kernel_ends);
   const PatientLock lock(mutex_);
@@ -116,6 +118,7 @@ void Tape::run(PendingCall& pending, const c10::OperatorHandle& op, c10::Dispatc
   {
     const memory::OperationScope operation(&pending.traits.name);
     op.redispatchBoxed(keys, &stack);
+    memory::rethrow_swallowed_refusal();
   }
   if (timed_) pending.seconds = monotonic_seconds() - started;
   if (pending.call.random >= 0) calls_.note_drawn(pending.call);  // nobody else reads it before it is committed

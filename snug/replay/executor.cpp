@@ -18,6 +18,7 @@
 #include "snug/memory/byte_tensor.h"
 #include "snug/memory/device_memory.h"
 #include "snug/memory/out_of_budget.h"
+#include "snug/memory/swallowed_refusal.h"
 #include "snug/memory/tag.h"
 #include "snug/record/recording.h"
 #include "snug/record/tape.h"
@@ -206,6 +207,7 @@ void call_again(Tape& tape, plan::OpId op, torch::jit::Stack& stack) {
   {
     const record::TapeMutex::Lent lent(tape.mutex());
     call.op.callBoxed(&stack);
+    memory::rethrow_swallowed_refusal();
     if (draws) drew_the_same = draws->finish();
   }
   if (drew_the_same) return;

@@ -11,6 +11,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/base/patient_lock.h"
+#include "snug/memory/swallowed_refusal.h"
 #include "snug/replay/executor.h"
 
 namespace snug::replay {
@@ -40,6 +41,7 @@ PackedTensor::~PackedTensor() {
 }
 
 at::Tensor PackedTensor::unpack() {
+  memory::rethrow_swallowed_refusal();  // of the node before
   if (!on_tape_) {
     // LibTorch leaves that to those who have hooks.
     if (kept_version_.raised())

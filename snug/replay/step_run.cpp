@@ -9,6 +9,7 @@
 
 #include "snug/base/match.h"
 #include "snug/base/patient_lock.h"
+#include "snug/memory/swallowed_refusal.h"
 #include "snug/record/tape.h"
 #include "snug/replay/abandoned_tasks.h"
 
@@ -63,6 +64,7 @@ bool StepRun::went_backward() const noexcept {
 }
 
 void StepRun::leave() noexcept {
+  (void)memory::take_swallowed_refusal();  // behind which another exception came through
   writes_.reset();
   if (std::holds_alternative<InForward>(state_)) state_.emplace<Idle>();
   if (std::holds_alternative<InBackward>(state_)) forget_backward();
@@ -86,6 +88,7 @@ void StepRun::rethrow_refusal() const {
 at::Tensor StepRun::operator()(const Forward& step) {
   const at::AutoGradMode as_before(at::GradMode::is_enabled());  // a function that is left may have changed it
   const OnThisThread here(*this);
+  memory::forget_refusal();
   state_.emplace<InForward>(tape_);
   at::Tensor loss;
   try {
@@ -120,6 +123,7 @@ void StepRun::backward_begins(const Roots& roots) {
 }
 
 void StepRun::backward_ends() {
+  if (auto refused = memory::take_swallowed_refusal()) throw OutOfBudget(*std::move(refused));
   state_.emplace<Past>();
   {
     const PatientLock lock(tape_->mutex());
