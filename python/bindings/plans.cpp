@@ -55,6 +55,16 @@ void bind_step_graph(py::module_& m) {
 }
 
 void bind_memory_plan(py::module_& m) {
+  py::class_<plan::PlannedPart>(m, "PlannedPart",
+                                "What a plan takes of a further device that has a budget of its own, in bytes.")
+      .def_readonly("device", &plan::PlannedPart::device)
+      .def_readonly("budget", &plan::PlannedPart::budget)
+      .def_readonly("predicted_peak", &plan::PlannedPart::predicted_peak)
+      .def_readonly("unplanned_peak", &plan::PlannedPart::unplanned_peak)
+      .def("__repr__", [](const plan::PlannedPart& p) {
+        return "PlannedPart(" + p.device + ": peak " + format_bytes(p.predicted_peak) + " of " +
+               format_bytes(p.unplanned_peak) + ", budget " + format_bytes(p.budget) + ")";
+      });
   py::class_<plan::MemoryPlan>(m, "MemoryPlan")
       .def_readonly("strategy", &plan::MemoryPlan::strategy)
       .def_readonly("budget", &plan::MemoryPlan::budget)
@@ -62,6 +72,7 @@ void bind_memory_plan(py::module_& m) {
       .def_readonly("unplanned_peak", &plan::MemoryPlan::unplanned_peak)
       .def_readonly("predicted_seconds", &plan::MemoryPlan::predicted_seconds)
       .def_readonly("unplanned_seconds", &plan::MemoryPlan::unplanned_seconds)
+      .def_readonly("others", &plan::MemoryPlan::others)
       .def("__eq__", [](const plan::MemoryPlan& a, const plan::MemoryPlan& b) { return a == b; });
 }
 

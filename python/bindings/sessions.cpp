@@ -83,8 +83,8 @@ void bind_session(py::module_& m) {
       .def(py::init([](const Kinds& kinds, std::optional<Bytes> budget, const std::string& device,
                        const NamedBudgets& others, const std::shared_ptr<Agreement>& agreement) {
              auto made = std::make_unique<PySession>();
-             made->session.emplace(kinds.all, budget_of(budget), memory::device_memory(c10::Device(device)), agreement);
-             made->session->limit(budgets_of(others));
+             made->session.emplace(kinds.all, budget_of(budget), memory::device_memory(c10::Device(device)), agreement,
+                                   budgets_of(others));
              return made;
            }),
            NoGil(), py::arg("kinds"), py::arg("budget"), py::arg("device"), py::arg("others"), py::arg("agreement"))

@@ -61,6 +61,11 @@ class Plan:
         return self._plan.unplanned_seconds
 
     @property
+    def others(self) -> list[_core.PlannedPart]:
+        """What it takes of further devices that have a budget: device, budget, predicted_peak, unplanned_peak."""
+        return self._plan.others
+
+    @property
     def floor(self) -> int:
         """The smallest budget, in bytes, that a plan of this strategy fits."""
         return max(self._planner.floor(self._graph), self._floor_of_all)
@@ -327,8 +332,8 @@ def fit(
 
     budget: all of the device's memory that tensors may take: 8 << 30, "8GiB", or "60%" of what the step takes unplanned
     (the recording itself is without a limit then; "100%" always fits). other_budgets: the same of
-    further devices that the step uses, or of the CPU beside an accelerator, as {"cuda:1": "8GiB", "cpu": "16GiB"}: they are
-    capped, and what goes there is decided as memory is short, while plans are for the device of `budget`. device: "cpu",
+    further devices that the step uses, or of the CPU beside an accelerator, as {"cuda:1": "8GiB", "cpu": "16GiB"}: the plan
+    fits all of them, and each is capped. device: "cpu",
     "cuda:1", or "cuda" for the one in use; by default where the sample's tensors are. optimizer: the optimizer, or several,
     that are run outside of the step: one update is rehearsed, so that the plan counts what it takes and the state that it
     will make, and nothing is changed; those that the step runs itself are found. update: in place of that, a function that

@@ -81,4 +81,12 @@ bool allocated_since(const c10::Storage& storage, AllocationTime time) {
   return memory != nullptr && memory->allocated_since(storage, time);
 }
 
+void retag(const c10::Storage& storage, Tag tag) {
+  if (DeviceMemory* const memory = find_memory(storage.device())) memory->retag(storage, tag);
+}
+
+void adopt(const c10::Storage& storage) {
+  if (DeviceMemory* const memory = find_memory(storage.device())) memory->adopt(storage);
+}
+
 }  // namespace snug::memory

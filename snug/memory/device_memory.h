@@ -127,4 +127,8 @@ std::vector<c10::Device> devices();
 /// DeviceMemory::allocated_since() of the storage's device; false where there is no backend for that.
 bool allocated_since(const c10::Storage& storage, AllocationTime time);
 
+/// DeviceMemory::retag() and adopt() of the storage's device; nothing where there is no backend for that.
+void retag(const c10::Storage& storage, Tag tag);
+void adopt(const c10::Storage& storage);
+
 }  // namespace snug::memory

@@ -1,6 +1,10 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "snug/base/bytes.h"
 
@@ -37,6 +41,24 @@ struct Budget {
     const auto blocks = static_cast<Bytes>(share * static_cast<double>(unplanned_peak));
     return for_limit(for_limit(1).floor_for(blocks));
   }
+};
+
+/// The budget of a further device that a step uses, by the name that it has in the step's graph.
+struct DeviceLimit {
+  std::string device;
+  Budget budget;
+};
+
+/// Of all devices that a step uses.
+struct Budgets {
+  Budgets(Budget of_first) : own(of_first) {}             // NOLINT(google-explicit-constructor): most steps use one
+  Budgets(std::optional<Budget> of_first = std::nullopt,  // NOLINT(google-explicit-constructor): as above
+          std::vector<DeviceLimit> of_others = {})
+      : own(of_first), others(std::move(of_others)) {}
+  Budgets(std::nullopt_t) {}  // NOLINT(google-explicit-constructor): as above
+
+  std::optional<Budget> own;        ///< of the first; none: no limit
+  std::vector<DeviceLimit> others;  ///< those that have none have no limit
 };
 
 }  // namespace snug::plan

@@ -35,6 +35,7 @@ std::string what_helps(const DoesNotFit::Floor& floor) {
 }
 
 std::string message(const DoesNotFit::Floor& floor) {
+  const std::string of_device = floor.device.empty() ? std::string() : " of " + floor.device;
   std::string parts;
   for (std::size_t i = 0; i < kParts.size(); ++i) {
     if (floor.static_by_tag[i] > 0) parts += fmt::format("{} {}, ", kParts[i], format_bytes(floor.static_by_tag[i]));
@@ -46,18 +47,20 @@ std::string message(const DoesNotFit::Floor& floor) {
   if (!floor.peak_op.empty()) parts += fmt::format(" at {}", floor.peak_op);
   if (floor.only_begun) {
     return fmt::format(
-        "does not fit: the budget is {}, and the step cannot be recorded within it: where that stopped it would have "
+        "does not fit: the budget{} is {}, and the step cannot be recorded within it: where that stopped it would have "
         "taken {} ({} bytes: {}), and all of it takes more; a plan without a budget records it all and says the "
         "smallest (snug plan, snug.plan); raise the budget{}{}",
-        format_bytes(floor.budget), format_bytes(floor.floor), floor.floor, parts, what_helps(floor), floor.change);
+        of_device, format_bytes(floor.budget), format_bytes(floor.floor), floor.floor, parts, what_helps(floor),
+        floor.change);
   }
   std::string budget = format_bytes(floor.budget);
   if (budget == format_bytes(floor.floor)) budget += fmt::format(" ({} bytes)", floor.budget);
   return fmt::format(
-      "does not fit: the budget is {}, but the smallest that strategy {} can do with is {} ({} bytes{}: {}); raise the "
+      "does not fit: the budget{} is {}, but the smallest that strategy {} can do with is {} ({} bytes{}: {}); raise "
+      "the "
       "budget to that{}{}",
-      budget, floor.strategy, format_bytes(floor.floor), floor.floor, share_that_fits(floor), parts, what_helps(floor),
-      floor.change);
+      of_device, budget, floor.strategy, format_bytes(floor.floor), floor.floor, share_that_fits(floor), parts,
+      what_helps(floor), floor.change);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "snug/plan/does_not_fit.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
+#include "snug/plan/several_devices.h"
 
 namespace snug::plan {
 namespace {
@@ -38,12 +39,13 @@ Planner::Planner(const StepGraph& graph, std::string_view strategy, SearchOption
     : strategy_(strategy),
       none_(plan_none(graph)),
       plans_(plans_of(graph, strategy_from(strategy), options)),
-      static_bytes_(graph.static_bytes) {}
+      static_bytes_(graph.static_bytes),
+      options_(options) {}
 
 Planner::Planner(const StepGraph& graph, MemoryPlan plan)
     : none_(plan_none(graph)), plans_(predicted(graph, std::move(plan))), static_bytes_(graph.static_bytes) {}
 
-MemoryPlan Planner::plan(const StepGraph& now, std::optional<Budget> budget) const {
+MemoryPlan Planner::plan_of_first(const StepGraph& now, std::optional<Budget> budget) const {
   const Bytes more_static = now.static_bytes - static_bytes_;
   const auto moved = [&](MemoryPlan plan) {
     plan.predicted_peak += more_static;
@@ -72,6 +74,17 @@ MemoryPlan Planner::plan(const StepGraph& now, std::optional<Budget> budget) con
   plan.unplanned_seconds = now.step_seconds;
   if (budget && plan.predicted_peak > budget->for_blocks()) throw DoesNotFit(floor_of(now, plan, *budget));
   return plan;
+}
+
+MemoryPlan Planner::plan(const StepGraph& now, const Budgets& budgets) const {
+  MemoryPlan first = plan_of_first(now, budgets.own);
+  if (budgets.others.empty()) return first;
+  return std::visit(Match{
+                        [&](const TradeOff&) { return plan_everywhere(now, std::move(first), budgets, options_); },
+                        [&](const MemoryPlan&) { return checked_everywhere(now, std::move(first), budgets); },
+                        [&](const Evicted&) { return std::move(first); },  // as on the first, so on the others
+                    },
+                    plans_);
 }
 
 Bytes Planner::floor(const StepGraph& now) const {

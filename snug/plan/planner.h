@@ -24,8 +24,9 @@ class Planner {
   Planner(const StepGraph& graph, MemoryPlan plan);
 
   /// `now`: the graph that the planner was made for; its static bytes may have changed. Without a budget, Optimal keeps
-  /// everything. Throws DoesNotFit when the strategy has no plan under the budget.
-  [[nodiscard]] MemoryPlan plan(const StepGraph& now, std::optional<Budget> budget) const;
+  /// everything. Of further devices the graph must have figures: see plan_everywhere. Throws DoesNotFit when the
+  /// strategy has no plan under these budgets.
+  [[nodiscard]] MemoryPlan plan(const StepGraph& now, const Budgets& budgets) const;
 
   /// As it was given; "optimal" for a given plan.
   [[nodiscard]] const std::string& strategy() const noexcept { return strategy_; }
@@ -37,6 +38,7 @@ class Planner {
   struct Evicted {
     Bytes least = 0;  // no step takes less
   };
+  [[nodiscard]] MemoryPlan plan_of_first(const StepGraph& now, std::optional<Budget> budget) const;
   using Plans = std::variant<TradeOff, MemoryPlan, Evicted>;
   static Plans plans_of(const StepGraph& graph, const Strategy& strategy, SearchOptions options);
 
@@ -44,6 +46,7 @@ class Planner {
   MemoryPlan none_;
   Plans plans_;
   Bytes static_bytes_;
+  SearchOptions options_;
 };
 
 /// What no plan within the budget beats; without one, no plan within what the step takes with everything kept.

@@ -20,21 +20,35 @@ std::int64_t stream_on(c10::Device device) { return c10::impl::VirtualGuardImpl(
 
 }  // namespace
 
-Profiler::Profiler(memory::DeviceMemory& memory, Bytes aside)
-    : memory_(memory), meter_(memory.meter()), aside_(aside), clock_(memory.device()) {
-  graph_.devices = {memory.device().str()};
+Profiler::Profiler(std::vector<MemoryGauge> devices)
+    : gauges_(std::move(devices)), clock_(gauges_.front().memory().device()), state_to_come_(gauges_.size(), 0) {
+  graph_.devices.clear();
+  for (const MemoryGauge& gauge : gauges_) graph_.devices.push_back(gauge.memory().device().str());
+  graph_.parts.resize(gauges_.size() - 1);
 }
 
 void Profiler::begin() {
   begun_ = true;
-  const memory::Stats stats = memory_.stats();
-  graph_.static_bytes = stats.allocated - aside_;
+  const memory::Stats stats = gauges_.front().begin();
+  graph_.static_bytes = stats.allocated;
   graph_.static_by_tag = stats.by_tag;
-  rebase();
+  for (std::size_t i = 0; i < graph_.parts.size(); ++i) {
+    plan::DevicePart& part = graph_.parts[i];
+    const memory::Stats there = gauges_[i + 1].begin();
+    part.device = static_cast<std::int32_t>(i) + 1;
+    part.static_bytes = there.allocated;
+    part.static_by_tag = there.by_tag;
+  }
 }
 
-void Profiler::push(Event::Kind kind, std::int32_t id, Bytes peak, Bytes net) {
+void Profiler::push(Event::Kind kind, std::int32_t id, const std::vector<MemoryGauge::Taken>& taken) {
+  const auto of_device = [&](std::size_t device) {
+    return device < taken.size() ? plan::DevicePart::Taken{taken[device].peak, taken[device].net}
+                                 : plan::DevicePart::Taken{};
+  };
+  const auto [peak, net] = of_device(0);
   graph_.events.push_back({kind, id, peak, net, 0});
+  for (std::size_t i = 0; i < graph_.parts.size(); ++i) graph_.parts[i].events.push_back(of_device(i + 1));
   pushed_.push_back(clock_.now());
 }
 
@@ -45,16 +59,24 @@ std::int32_t Profiler::device_index(c10::Device device) {
   return static_cast<std::int32_t>(known - graph_.devices.begin());
 }
 
-Bytes Profiler::take_peak() { return std::max<Bytes>(meter_->take().all_at_once - level_, 0); }
+MemoryGauge* Profiler::gauge_of(plan::ValueId value) {
+  const auto device = static_cast<std::size_t>(info(value).device);
+  return device < gauges_.size() ? &gauges_[device] : nullptr;
+}
+
+void Profiler::died(plan::ValueId value) {
+  if (MemoryGauge* gauge = gauge_of(value)) gauge->died(info(value).bytes);
+}
 
 void Profiler::mark() {
   if (!begun_) return begin();
-  const Bytes peak = take_peak();
-  const Bytes now = memory_.stats().allocated;
-  const Bytes evicted = std::exchange(evicted_, 0);
-  const Bytes net = now - level_ + evicted + std::exchange(died_, 0);
-  level_ = now;
-  if (peak != 0 || net != 0) push(Event::Kind::Other, -1, peak, net);
+  std::vector<MemoryGauge::Taken> taken;
+  bool any = false;
+  for (MemoryGauge& gauge : gauges_) {
+    taken.push_back(gauge.take());
+    any = any || taken.back().peak != 0 || taken.back().net != 0;
+  }
+  if (any) push(Event::Kind::Other, -1, taken);
 }
 
 void Profiler::poll(const Tape& tape) {
@@ -63,7 +85,7 @@ void Profiler::poll(const Tape& tape) {
     if (!values.program_let_go(v)) return false;
     push(Event::Kind::Die, v);
     // A value that the tape does not hold is already free: its Die event stands for that.
-    if (!tape.ledger().resident(v)) died_ += graph_.step_bytes(v);
+    if (!tape.ledger().resident(v)) died(v);
     return true;
   });
 }
@@ -92,30 +114,39 @@ void Profiler::op_recorded(const Tape& tape, plan::OpId op) {
   info.signature = calls.signature(op);
   info.module = calls.module_of(op);
   kernels_.push_back(kernel_);
-  info.peak_bytes = take_peak();
-  const Bytes now = memory_.stats().allocated;
-  Bytes outputs = 0;
   graph_.values.resize(static_cast<std::size_t>(tape.flow().values()));
   if (const auto outs = tape.flow().outputs(op); !outs.empty())
     info.stream = stream_on(values.device(outs.front().value));
   for (const plan::Output& out : tape.flow().outputs(op)) {
     plan::ValueInfo& value = graph_.values[static_cast<std::size_t>(out.value)];
+    value.device = device_index(values.device(out.value));
     if (out.overwrites == plan::kNoValue) {
-      value.bytes = memory_.rounded(values.nbytes(out.value));
-      if (values.device(out.value) == memory_.device()) outputs += value.bytes;
+      MemoryGauge* const gauge = gauge_of(out.value);
+      value.bytes = (gauge != nullptr ? gauge->memory() : gauges_.front().memory()).rounded(values.nbytes(out.value));
     } else {
       // It lives in the storage that was there before, whatever that counted as.
       value.bytes = graph_.values[static_cast<std::size_t>(out.overwrites)].bytes;
       std::erase(alive_, out.overwrites);
     }
     value.must = values.must(out.value);
-    value.device = device_index(values.device(out.value));
     alive_.push_back(out.value);
   }
-  info.other_bytes = now - level_ - outputs + std::exchange(evicted_, 0);
-  level_ = now;
+  const auto [peak, net] = taken_by(tape.flow(), op, 0);
+  info.peak_bytes = peak;
+  info.other_bytes = net;
+  for (std::size_t i = 0; i < graph_.parts.size(); ++i) graph_.parts[i].ops.push_back(taken_by(tape.flow(), op, i + 1));
   graph_.ops.push_back(std::move(info));
   push(Event::Kind::Run, op);
+}
+
+plan::DevicePart::Taken Profiler::taken_by(const plan::Dataflow& flow, plan::OpId op, std::size_t device) {
+  const auto [peak, net] = gauges_[device].take_of_operator();
+  Bytes outputs = 0;
+  for (const plan::Output& out : flow.outputs(op)) {
+    const plan::ValueInfo& value = info(out.value);
+    if (out.overwrites == plan::kNoValue && static_cast<std::size_t>(value.device) == device) outputs += value.bytes;
+  }
+  return {peak, net - outputs};
 }
 
 plan::ValueInfo& Profiler::info(plan::ValueId value) {
@@ -149,16 +180,14 @@ void Profiler::replay_ends() {
 }
 
 void Profiler::rebase() {
-  level_ = memory_.stats().allocated;
-  meter_->take();
-  evicted_ = 0;
+  for (MemoryGauge& gauge : gauges_) gauge.rebase();
 }
 
 void Profiler::release_begins(plan::ValueId value) {
   if (const auto index = static_cast<std::size_t>(value); index < borrowed_.size() && borrowed_[index]) {
     // The node that unpacked it has freed memory whose allocation did not count either.
     borrowed_[index] = 0;
-    died_ += graph_.step_bytes(value);
+    died(value);
   }
   mark();
   push(Event::Kind::Release, value);
@@ -171,16 +200,12 @@ void Profiler::release_ends() {
 }
 
 void Profiler::dropped(plan::ValueId value, std::optional<Bytes> freed) {
-  const bool elsewhere = plan::at(value) < graph_.values.size() && graph_.values[plan::at(value)].device != 0;
-  if (elsewhere) return;
-  if (!freed) {
-    // The node has handed on what it saved, as the gradient of something: the Release event frees it, and it is there.
-    if (releasing_ && std::ranges::find(alive_, value) == alive_.end()) died_ += graph_.step_bytes(value);
+  if (freed) {
+    if (MemoryGauge* gauge = gauge_of(value)) gauge->evicted(*freed);
     return;
   }
-  const Bytes block = memory_.rounded(*freed);
-  meter_->keep(block);
-  evicted_ += block;
+  // The node has handed on what it saved, as the gradient of something: the Release event frees it, and it is there.
+  if (releasing_ && std::ranges::find(alive_, value) == alive_.end()) died(value);
 }
 
 void Profiler::settle_begins(const Tape& tape) {
@@ -200,14 +225,19 @@ void Profiler::rehearse(const Tape& tape, const std::function<bool()>& update) {
     const memory::TagScope tag(memory::Tag::Optimizer);
     if (!update()) return;
   }
-  state_to_come_ = std::max<Bytes>(memory_.stats().allocated - level_, 0);
-  graph_.static_bytes += state_to_come_;
-  graph_.static_by_tag[static_cast<std::size_t>(memory::Tag::Optimizer)] += state_to_come_;
+  for (std::size_t i = 0; i < gauges_.size(); ++i) {
+    const Bytes state = state_to_come_[i] = std::max<Bytes>(gauges_[i].grown(), 0);
+    (i == 0 ? graph_.static_bytes : graph_.parts[i - 1].static_bytes) += state;
+    auto& by_tag = i == 0 ? graph_.static_by_tag : graph_.parts[i - 1].static_by_tag;
+    by_tag[static_cast<std::size_t>(memory::Tag::Optimizer)] += state;
+  }
   rebase();
   const StepClock::Moment again = clock_.now();
   update();
   const StepClock::Moment ended = clock_.now();
-  graph_.end_with_update(take_peak(), 0);
+  std::vector<Bytes> peaks;
+  for (MemoryGauge& gauge : gauges_) peaks.push_back(gauge.take_peak());
+  graph_.end_with_update(peaks, 0);
   pushed_.push_back(ended);
   update_ = {again, ended};
   rebase();
@@ -242,8 +272,10 @@ plan::StepGraph Profiler::finish(const Tape& tape) {
   }
   for (plan::ValueId v = 0; v < graph_.flow.values(); ++v) {
     if (made[plan::at(v)] != 0 || tape.values().of_result(v)) continue;
-    graph_.values[plan::at(v)].leaf_bytes = memory_.rounded(tape.values().nbytes(v));
     graph_.values[plan::at(v)].device = device_index(tape.values().device(v));
+    MemoryGauge* const gauge = gauge_of(v);
+    graph_.values[plan::at(v)].leaf_bytes =
+        (gauge != nullptr ? gauge->memory() : gauges_.front().memory()).rounded(tape.values().nbytes(v));
   }
   return std::move(graph_);
 }

@@ -3,13 +3,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
-#include <memory>
 #include <optional>
 #include <unordered_set>
 #include <vector>
 
-#include "snug/memory/device_memory.h"
 #include "snug/plan/step/step_graph.h"
+#include "snug/record/memory_gauge.h"
 #include "snug/record/step_clock.h"
 #include "snug/record/tape_observer.h"
 
@@ -17,12 +16,12 @@ namespace snug::record {
 
 /// Turns one recorded step into a StepGraph: seconds and bytes of every operator, when the program lets go of a value,
 /// and what backward unpacks, allocates and frees, as they would be if everything that autograd saves were kept. No
-/// other thread should allocate on the device. Made before the step and told of every event by the tape; what is
+/// other thread should allocate on the devices. Made before the step and told of every event by the tape; what is
 /// allocated when the first one comes is not the step's.
 class Profiler final : public TapeObserver {
  public:
-  /// `aside`: bytes that are allocated now but will not be when the planned step runs.
-  explicit Profiler(memory::DeviceMemory& memory, Bytes aside = 0);
+  /// Of these devices' memory, the first of which the step is planned for. One at least, each once.
+  explicit Profiler(std::vector<MemoryGauge> devices);
 
   [[nodiscard]] bool measures() const override { return true; }
   void op_begins(const Tape& tape) override;
@@ -53,8 +52,8 @@ class Profiler final : public TapeObserver {
   void rehearse(const Tape& tape, const std::function<bool()>& update);
   /// Where what is neither the step's own nor a kernel's is left out.
   [[nodiscard]] StepClock& clock() noexcept { return clock_; }
-  /// Bytes of that state.
-  [[nodiscard]] Bytes state_to_come() const noexcept { return state_to_come_; }
+  /// Bytes of that state, by device.
+  [[nodiscard]] const std::vector<Bytes>& state_to_come() const noexcept { return state_to_come_; }
 
   /// The step is over, its saved tensors are gone. Backward ran from settle_begins() until now.
   plan::StepGraph finish(const Tape& tape);
@@ -63,30 +62,29 @@ class Profiler final : public TapeObserver {
   void begin();
   /// Memory is counted from here on.
   void rebase();
-  void push(plan::Event::Kind kind, std::int32_t id, Bytes peak = 0, Bytes net = 0);
+  void push(plan::Event::Kind kind, std::int32_t id, const std::vector<MemoryGauge::Taken>& taken = {});
   /// Writes down how long everything took.
   void note_seconds();
   std::int32_t device_index(c10::Device device);
   /// Memory between two events becomes an event of its own.
   void mark();
-  /// Highest memory above that at the last mark, as it would have been without evictions; starts anew.
-  Bytes take_peak();
   void poll(const Tape& tape);
   plan::ValueInfo& info(plan::ValueId value);
+  /// Of the device that the value is on; nullptr where nobody measures that.
+  MemoryGauge* gauge_of(plan::ValueId value);
+  /// What the step takes for the value has been freed, which an event of its own says.
+  void died(plan::ValueId value);
+  /// What an operator took of a device, whose outputs there are no part of what it left behind.
+  plan::DevicePart::Taken taken_by(const plan::Dataflow& flow, plan::OpId op, std::size_t device);
 
-  memory::DeviceMemory& memory_;
-  std::unique_ptr<memory::Meter> meter_;
+  std::vector<MemoryGauge> gauges_;  // by device: the graph's first ones are these
   plan::StepGraph graph_;
   std::vector<at::Tensor> leaves_;
   std::unordered_set<const void*> noted_;
   std::vector<char> borrowed_;        // unpacked, no longer on the tape, and not released yet
   bool releasing_ = false;            // between release_begins and release_ends
   std::vector<plan::ValueId> alive_;  // the program refers to them
-  Bytes aside_;
   bool begun_ = false;
-  Bytes level_ = 0;    // allocated at the last mark
-  Bytes evicted_ = 0;  // since the last mark; without a limit it would still be there
-  Bytes died_ = 0;     // freed since the last mark, with an event of its own
   StepClock clock_;
   struct Span {
     StepClock::Moment from = 0, to = 0;
@@ -96,7 +94,7 @@ class Profiler final : public TapeObserver {
   std::vector<StepClock::Moment> pushed_;  // by event
   StepClock::Moment replay_ = 0;           // its begin
   Span update_;
-  Bytes state_to_come_ = 0;
+  std::vector<Bytes> state_to_come_;
 };
 
 }  // namespace snug::record

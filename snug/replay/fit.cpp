@@ -20,6 +20,13 @@ RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::Dev
   // Close to the smallest budget it depends on the order of evictions whether there is always something left to evict:
   // where one order fails, another may not.
   std::optional<OutOfBudget::Details> least;
+  const auto budget_on = [&](c10::Device device) -> std::optional<Bytes> {
+    if (device == memory.device()) return limit;
+    for (const DeviceBudget& other : options.other_budgets) {
+      if (memory::with_index(other.device) == device) return other.bytes;
+    }
+    return std::nullopt;
+  };
   for (const EvictionCost cost : {EvictionCost::Timeless, EvictionCost::Measured}) {
     try {
       const memory::HeldLimit held(memory, limit);
@@ -28,14 +35,14 @@ RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::Dev
     } catch (const RefusedElsewhere&) {
     } catch (...) {
       const auto refusal = memory::refusal_in(std::current_exception());
-      // Of another device no floor is known here.
-      if (!refusal || refusal->device != memory.device()) {
+      // Of a device without a budget here somebody else has set the limit.
+      if (!refusal || !budget_on(refusal->device)) {
         tell_failure(group);
         throw;
       }
       (void)ask(group, Vote::No);
       const auto taken = [](const OutOfBudget::Details& d) { return d.stats.allocated + d.requested; };
-      if (!least || taken(*refusal) < taken(*least)) least = refusal;
+      if (!least || (refusal->device == least->device && taken(*refusal) < taken(*least))) least = refusal;
     }
   }
   if (!least) {
@@ -45,14 +52,16 @@ RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::Dev
                     format_bytes(limit)));
   }
   // Everything that can be evicted was; what was missing then is what is missing.
-  const Bytes floor = plan::Budget::for_limit(limit).floor_for(least->stats.allocated + least->requested);
-  throw DoesNotFit({.budget = limit,
+  const Bytes budget = *budget_on(least->device);
+  const Bytes floor = plan::Budget::for_limit(budget).floor_for(least->stats.allocated + least->requested);
+  throw DoesNotFit({.budget = budget,
                     .floor = floor,
                     .static_by_tag = least->stats.by_tag,
                     .step_bytes = least->requested,
                     .peak_op = least->operation,
                     .strategy = "eviction",
-                    .only_begun = true});
+                    .only_begun = true,
+                    .device = least->device == memory.device() ? std::string() : least->device.str()});
 }
 
 RecordedStep record_step_unlimited(const Forward& forward, memory::DeviceMemory& memory, const RecordOptions& options) {
@@ -116,10 +125,8 @@ Session fit(const Forward& forward, FitOptions options, std::optional<c10::Devic
                            {.update = options.optimizer ? options.optimizer : options.update,
                             .agreement = options.agreement,
                             .other_budgets = options.other_budgets});
-  Session session(std::move(kinds), options.strategy, plan::Budget::for_limit(options.budget), memory,
-                  options.agreement);
-  session.limit(options.other_budgets);
-  return session;
+  return {std::move(kinds), options.strategy,  plan::Budget::for_limit(options.budget),
+          memory,           options.agreement, std::move(options.other_budgets)};
 }
 
 }  // namespace snug::replay

@@ -23,7 +23,7 @@ struct FitOptions {
   /// an index is the one that the calling thread uses.
   std::optional<c10::Device> device = {};
   /// The same of further devices that the step uses, or of the CPU beside an accelerator; those without one have no
-  /// limit. Plans are for the device of `budget`: what goes elsewhere is decided as memory is short there.
+  /// limit. The plan is for all of them.
   std::vector<DeviceBudget> other_budgets = {};
   std::string strategy = "optimal";  ///< as plan::strategy_from reads it
   /// The optimizer, so that the plan counts what its update takes and the state that it will make: one of LibTorch's,

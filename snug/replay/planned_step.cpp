@@ -11,20 +11,28 @@ namespace snug::replay {
 namespace {
 
 /// The state that updates will make is there in all steps: counts the most that one of them knows of in those that know
-/// of less.
-void count_state(std::vector<RecordedStep>& kinds) {
+/// of less. Of one device.
+void count_state(std::vector<RecordedStep>& kinds, std::size_t device) {
   Bytes most = 0;
-  for (const RecordedStep& kind : kinds) most = std::max(most, kind.state_to_come);
+  const auto knows = [device](const RecordedStep& kind) {
+    return device < kind.passing.size() && device <= kind.graph.parts.size();
+  };
+  for (const RecordedStep& kind : kinds) {
+    if (knows(kind)) most = std::max(most, kind.passing[device].state_to_come);
+  }
   for (RecordedStep& kind : kinds) {
-    const Bytes missing = most - std::exchange(kind.state_to_come, most);
-    kind.graph.static_bytes += missing;
-    kind.graph.static_by_tag[static_cast<std::size_t>(memory::Tag::Optimizer)] += missing;
+    if (!knows(kind)) continue;
+    const Bytes missing = most - std::exchange(kind.passing[device].state_to_come, most);
+    (device == 0 ? kind.graph.static_bytes : kind.graph.parts[device - 1].static_bytes) += missing;
+    auto& by_tag = device == 0 ? kind.graph.static_by_tag : kind.graph.parts[device - 1].static_by_tag;
+    by_tag[static_cast<std::size_t>(memory::Tag::Optimizer)] += missing;
   }
 }
 
 template <class First>
 std::vector<PlannedStep> planned_by(std::vector<RecordedStep> kinds, const First& first, std::string_view strategy) {
-  count_state(kinds);
+  for (std::size_t device = 0; !kinds.empty() && device < kinds.front().passing.size(); ++device)
+    count_state(kinds, device);
   std::vector<PlannedStep> all;
   for (RecordedStep& kind : kinds) {
     plan::Planner planner = all.empty()                         ? plan::Planner(kind.graph, first)
@@ -45,19 +53,21 @@ std::vector<PlannedStep> planned(std::vector<RecordedStep> kinds, const plan::Me
   return planned_by(std::move(kinds), first, "optimal");
 }
 
-std::vector<plan::MemoryPlan> plan_all(const std::vector<PlannedStep>& kinds, std::optional<plan::Budget> budget) {
+std::vector<plan::MemoryPlan> plan_all(const std::vector<PlannedStep>& kinds, const plan::Budgets& budgets) {
   std::vector<plan::MemoryPlan> plans;
   std::optional<DoesNotFit> refusal;
   for (const auto& [step, planner] : kinds) {
     try {
-      plans.push_back(planner.plan(step.graph, budget));
+      plans.push_back(planner.plan(step.graph, budgets));
     } catch (const DoesNotFit& error) {
-      if (!refusal || error.floor().floor > refusal->floor().floor) refusal.emplace(error);
+      const DoesNotFit::Floor &floor = error.floor(), *known = refusal ? &refusal->floor() : nullptr;
+      if (known == nullptr || (floor.device == known->device && floor.floor > known->floor)) refusal.emplace(error);
     }
   }
   if (!refusal) return plans;
   DoesNotFit::Floor floor = refusal->floor();
-  floor.unplanned_peak = plan::plan_none(kinds.front().step.graph).predicted_peak;  // which budgets are shares of
+  if (floor.device.empty())
+    floor.unplanned_peak = plan::plan_none(kinds.front().step.graph).predicted_peak;  // which budgets are shares of
   throw DoesNotFit(std::move(floor));
 }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -25,7 +24,7 @@ std::vector<PlannedStep> planned(std::vector<RecordedStep> kinds, std::string_vi
 std::vector<PlannedStep> planned(std::vector<RecordedStep> kinds, const plan::MemoryPlan& first);
 
 /// Their plans, in the same order. Throws DoesNotFit when one of them does not fit, with the highest floor of those.
-std::vector<plan::MemoryPlan> plan_all(const std::vector<PlannedStep>& kinds, std::optional<plan::Budget> budget);
+std::vector<plan::MemoryPlan> plan_all(const std::vector<PlannedStep>& kinds, const plan::Budgets& budgets);
 
 /// The smallest budget that all of them have plans for.
 Bytes smallest_budget(const std::vector<PlannedStep>& kinds);

@@ -30,6 +30,33 @@
 namespace snug::replay {
 namespace {
 
+/// The first, and the others that have budgets.
+std::vector<memory::DeviceMemory*> devices_of(memory::DeviceMemory& first, const RecordOptions& options) {
+  std::vector<memory::DeviceMemory*> devices{&first};
+  for (const DeviceBudget& other : options.other_budgets) devices.push_back(&memory::device_memory(other.device));
+  return devices;
+}
+
+std::vector<Bytes> allocated_on(const std::vector<memory::DeviceMemory*>& devices) {
+  std::vector<Bytes> all;
+  for (const memory::DeviceMemory* device : devices) all.push_back(device->stats().allocated);
+  return all;
+}
+
+/// What has come since.
+std::vector<Bytes> more_than(const std::vector<Bytes>& before, const std::vector<memory::DeviceMemory*>& devices) {
+  std::vector<Bytes> more = allocated_on(devices);
+  for (std::size_t i = 0; i < more.size(); ++i) more[i] -= before[i];
+  return more;
+}
+
+std::shared_ptr<record::Profiler> profiler_of(const std::vector<memory::DeviceMemory*>& devices,
+                                              const std::vector<Bytes>& aside) {
+  std::vector<record::MemoryGauge> gauges;
+  for (std::size_t i = 0; i < devices.size(); ++i) gauges.emplace_back(*devices[i], aside[i]);
+  return std::make_shared<record::Profiler>(std::move(gauges));
+}
+
 /// The leaves that backward may give gradients to: those at the end of the autograd graph, and those that the
 /// forward pass has read, as a function that differentiates in backward for itself hides what it is made of.
 std::vector<at::Tensor> leaves_of(const StepRun::Roots& roots, const std::vector<at::Tensor>& read) {
@@ -120,15 +147,16 @@ class RehearsedUpdate {
     writes_.undo();  // before the step function is left
   }
 
-  /// Before the step runs. Returns the bytes of state that this has made.
-  Bytes prepare(const memory::DeviceMemory& memory) {
-    if (!rehearsal_.prepare) return 0;
-    const Bytes before = memory.stats().allocated;
-    made_ = true;
-    const memory::TagScope tag(memory::Tag::Optimizer);
-    rehearsal_.prepare();
-    writes_.undo();
-    return memory.stats().allocated - before;
+  /// Before the step runs. Returns the bytes of state that this has made, by device.
+  std::vector<Bytes> prepare(const std::vector<memory::DeviceMemory*>& devices) {
+    const std::vector<Bytes> before = allocated_on(devices);
+    if (rehearsal_.prepare) {
+      made_ = true;
+      const memory::TagScope tag(memory::Tag::Optimizer);
+      rehearsal_.prepare();
+      writes_.undo();
+    }
+    return more_than(before, devices);
   }
 
   /// The state that it has made goes.
@@ -163,9 +191,9 @@ bool is_made_by(const record::Tape& tape, const at::Tensor& tensor) {
 }
 
 /// So that what is said of the step's parts has them as such.
-void tag_weights(const std::vector<at::Tensor>& parameters, memory::DeviceMemory& memory) {
+void tag_weights(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& p : parameters) {
-    if (p.has_storage()) memory.retag(p.storage(), memory::Tag::Weights);
+    if (p.has_storage()) memory::retag(p.storage(), memory::Tag::Weights);
   }
 }
 
@@ -173,19 +201,20 @@ void tag_weights(const std::vector<at::Tensor>& parameters, memory::DeviceMemory
 struct RecordingScope {
   /// The gradients of all are put aside; those that have gradients have others then, of zeros.
   RecordingScope(EvictionCost cost, memory::DeviceMemory& memory, const RecordOptions& options)
-      : before(memory.stats().allocated),
+      : devices(devices_of(memory, options)),
+        before(allocated_on(devices)),
         aside(options.update.parameters),
-        profiler(std::make_shared<record::Profiler>(memory, memory.stats().allocated - before)),
+        profiler(profiler_of(devices, more_than(before, devices))),
         evictor(tape, memory, cost),
         others(options.other_budgets, tape, cost) {
     const std::vector<at::Tensor>& with = options.have_gradients;
     if (options.stop) tape->add_observer(std::make_shared<StopAsked>(options.stop));
-    tag_weights(options.update.parameters, memory);
+    tag_weights(options.update.parameters);
     aside.put(with);
-    const Bytes without = memory.stats().allocated;
+    const std::vector<Bytes> without = allocated_on(devices);
     const memory::TagScope tag(memory::Tag::Gradients);
     for (const at::Tensor& p : with) p.mutable_grad() = at::zeros_like(p);
-    gradients = memory.stats().allocated - without;
+    gradients = more_than(without, devices);
   }
   ~RecordingScope() { tape->detach(); }
   RecordingScope(const RecordingScope&) = delete;
@@ -205,7 +234,8 @@ struct RecordingScope {
     });
   }
 
-  Bytes before;  // allocated before what this takes itself
+  std::vector<memory::DeviceMemory*> devices;
+  std::vector<Bytes> before;  // allocated before what this takes itself
   UndoneDraws draws;
   GradientsAside aside;
   std::shared_ptr<record::Profiler> profiler;
@@ -214,7 +244,7 @@ struct RecordingScope {
   Evictor evictor;
   OtherDevices others;
   std::optional<GradientHooks> in_backward;
-  Bytes gradients = 0;  // that are there from the first
+  std::vector<Bytes> gradients;  // that are there from the first, by device
 };
 
 /// The others of the group have come as far as this process has, or nobody goes on.
@@ -233,9 +263,8 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
   Recorded recorded;
   RecordedStep& step = recorded.step;
   if (!options.have_gradients.empty()) step.kind = options.update.each ? StepKind::Last : StepKind::Later;
-  step.gradients = scope.gradients;
   RehearsedUpdate update(options.update, *scope.profiler, *scope.tape, scope.writes, step.parameters);
-  const Bytes prepared = update.prepare(memory);
+  const std::vector<Bytes> prepared = update.prepare(scope.devices);
   const auto update_begins = [&](StepRun& run) {
     update.run();
     run.stop();
@@ -276,7 +305,11 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
         "smaller sample, or let the exception pass, which says why");
   }
   update.run();
-  step.state_to_come = prepared + scope.profiler->state_to_come();
+  step.passing.clear();
+  for (std::size_t i = 0; i < scope.devices.size(); ++i) {
+    step.passing.push_back(
+        {.state_to_come = prepared[i] + scope.profiler->state_to_come()[i], .gradients = scope.gradients[i]});
+  }
   step.graph = scope.profiler->finish(*scope.tape);
   update.forget();
   scope.writes.undo();
@@ -296,6 +329,7 @@ RecordedStep record_forward(EvictionCost cost, const Forward& forward, memory::D
   scope.finish_forward();
   RecordedStep step;
   step.kind = StepKind::Evaluation;
+  step.passing.resize(scope.devices.size());
   step.graph = scope.profiler->finish(*scope.tape);
   scope.writes.undo();
   agree(options);
@@ -331,8 +365,8 @@ RecordedStep record_step_evicting(EvictionCost cost, const Forward& forward, mem
   Recorded once = record_once(cost, forward, memory, options);
   const plan::StepGraph first = std::move(once.step.graph);
   // What is older than the allocator counts from here on.
-  for (const c10::Storage& leaf : once.leaves) memory.adopt(leaf);
-  tag_weights(once.step.parameters, memory);
+  for (const c10::Storage& leaf : once.leaves) memory::adopt(leaf);
+  tag_weights(once.step.parameters);
   once = {};
   RecordedStep step = record_once(cost, forward, memory, options).step;
   if (first.fingerprint() != step.graph.fingerprint()) return step;

@@ -11,6 +11,7 @@
 #include "snug/plan/step/step_graph.h"
 #include "snug/replay/agreement.h"
 #include "snug/replay/device_budget.h"
+#include "snug/replay/outside_memory.h"
 #include "snug/replay/rehearsal.h"
 
 namespace snug::replay {
@@ -30,12 +31,9 @@ enum class StepKind : std::uint8_t {
 struct RecordedStep {
   plan::StepGraph graph;
   std::vector<at::Tensor> parameters;  ///< the leaves that the step may give gradients to
-  Bytes state_to_come = 0;             ///< of the graph's static bytes: optimizer state that the first update will make
-  /// Of the graph's static bytes: what others hold beside the steps, and not at every moment, as batches made ahead. It
-  /// is for who records the step to say.
-  Bytes beside = 0;
-  /// Of the graph's static bytes: gradients that were there before, of a step of the kind Later or Last.
-  Bytes gradients = 0;
+  /// By device, of the static bytes of the graph and then of its parts. What is beside the steps is for who records to
+  /// say.
+  std::vector<PassingBytes> passing{1};
   StepKind kind = StepKind::First;
 };
 

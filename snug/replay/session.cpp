@@ -28,14 +28,10 @@ namespace {
 /// Tags a gradient as soon as it stands in .grad, so that the split by tag is right during backward too.
 class TagGradient final : public torch::autograd::PostAccumulateGradHook {
  public:
-  explicit TagGradient(memory::DeviceMemory& memory) : memory_(memory) {}
   void operator()(const torch::autograd::Variable& variable) override {
     const at::Tensor& gradient = variable.grad();
-    if (gradient.defined() && gradient.has_storage()) memory_.retag(gradient.storage(), memory::Tag::Gradients);
+    if (gradient.defined() && gradient.has_storage()) memory::retag(gradient.storage(), memory::Tag::Gradients);
   }
-
- private:
-  memory::DeviceMemory& memory_;
 };
 
 bool have_gradients(const std::vector<at::Tensor>& parameters) {
@@ -48,13 +44,13 @@ replay::StepKind kind_of(const std::vector<at::Tensor>& parameters) {
   return replay::has_gradient_hooks(parameters) ? replay::StepKind::Last : replay::StepKind::Later;
 }
 
-/// Several may be views of one storage, as DistributedDataParallel has them.
+/// On the device. Several may be views of one storage, as DistributedDataParallel has them.
 Bytes gradient_bytes(const std::vector<at::Tensor>& parameters, const memory::DeviceMemory& memory) {
   std::unordered_set<const c10::StorageImpl*> storages;
   Bytes bytes = 0;
   for (const at::Tensor& p : parameters) {
     const at::Tensor& gradient = p.grad();
-    if (!gradient.defined() || !gradient.has_storage()) continue;
+    if (!gradient.defined() || !gradient.has_storage() || gradient.device() != memory.device()) continue;
     if (storages.insert(gradient.storage().unsafeGetStorageImpl()).second)
       bytes += memory.rounded(static_cast<Bytes>(gradient.storage().nbytes()));
   }
@@ -97,6 +93,35 @@ struct Detached {
     tape.detach();
   }
 };
+
+/// Of the device that steps are planned for, and of others.
+plan::Budgets budgets_of(std::optional<plan::Budget> own, const std::vector<DeviceBudget>& others) {
+  plan::Budgets budgets(own);
+  for (const auto& [device, bytes] : others)
+    budgets.others.push_back({memory::with_index(device).str(), plan::Budget::for_limit(bytes)});
+  return budgets;
+}
+
+/// In the order of their budgets.
+std::vector<memory::DeviceMemory*> memories_of(memory::DeviceMemory& own, const std::vector<DeviceBudget>& others) {
+  std::vector<memory::DeviceMemory*> all{&own};
+  for (const DeviceBudget& other : others) all.push_back(&memory::device_memory(other.device));
+  return all;
+}
+
+std::vector<replay::StepBook::Now> now_on(const std::vector<memory::DeviceMemory*>& devices,
+                                          const std::vector<at::Tensor>& parameters) {
+  std::vector<replay::StepBook::Now> now;
+  for (const memory::DeviceMemory* device : devices)
+    now.push_back({device->stats(), gradient_bytes(parameters, *device)});
+  return now;
+}
+
+std::shared_ptr<record::Profiler> profiler_of(const std::vector<memory::DeviceMemory*>& devices) {
+  std::vector<record::MemoryGauge> gauges;
+  for (memory::DeviceMemory* device : devices) gauges.emplace_back(*device);
+  return std::make_shared<record::Profiler>(std::move(gauges));
+}
 
 template <class T>
 std::vector<T> only(T one) {
@@ -141,29 +166,35 @@ Session::Session(replay::RecordedStep step, plan::Planner planner, std::optional
     : Session(only(replay::PlannedStep{std::move(step), std::move(planner)}), budget, memory, std::move(agreement)) {}
 
 Session::Session(std::vector<replay::RecordedStep> kinds, std::string_view strategy, std::optional<plan::Budget> budget,
-                 memory::DeviceMemory& memory, std::shared_ptr<Agreement> agreement)
+                 memory::DeviceMemory& memory, std::shared_ptr<Agreement> agreement, std::vector<DeviceBudget> others)
     : Session{// Braces: in this order.
               replay::or_tell(*agreement, [&] { return replay::planned(std::move(kinds), strategy); }), budget, memory,
-              std::move(agreement)} {}
+              std::move(agreement), std::move(others)} {}
 
 Session::Session(std::vector<replay::PlannedStep> kinds, std::optional<plan::Budget> budget,
-                 memory::DeviceMemory& memory, std::shared_ptr<Agreement> agreement) {
+                 memory::DeviceMemory& memory, std::shared_ptr<Agreement> agreement, std::vector<DeviceBudget> others) {
+  replay::or_tell(*agreement, [&] { replay::check_other_budgets(others, memory.device()); });
   std::vector<at::Tensor> parameters = parameters_of(kinds);
-  const Bytes gradients = gradient_bytes(parameters, memory);
+  std::vector<Bytes> gradients;
+  for (const memory::DeviceMemory* device : memories_of(memory, others))
+    gradients.push_back(gradient_bytes(parameters, *device));
+  replay::StepBook book(std::move(kinds), budgets_of(budget, others), gradients, std::move(agreement));
   state_.reset(new State{.memory = memory,
-                         .book = replay::StepBook(std::move(kinds), budget, gradients, std::move(agreement)),
+                         .book = std::move(book),
                          .parameters = std::move(parameters),
                          .hooked = {},
                          .budget = budget,
                          .limit = budget ? std::make_unique<memory::HeldLimit>(memory, budget->limit) : nullptr,
-                         .others = {},
+                         .others = std::move(others),
                          .other_limits = {},
                          .last = {},
                          .trace = {}});
+  for (const auto& [device, bytes] : state_->others)
+    state_->other_limits.push_back(std::make_unique<memory::HeldLimit>(memory::device_memory(device), bytes));
   for (const at::Tensor& p : state_->parameters) {
     // A hook that is already there is somebody else's, and there is room for one.
     if (torch::autograd::impl::post_acc_grad_hooks(p)) continue;
-    torch::autograd::impl::set_post_acc_grad_hooks(p, std::make_unique<TagGradient>(memory));
+    torch::autograd::impl::set_post_acc_grad_hooks(p, std::make_unique<TagGradient>());
     state_->hooked.push_back(p);
   }
 }
@@ -171,14 +202,6 @@ Session::Session(std::vector<replay::PlannedStep> kinds, std::optional<plan::Bud
 Session::~Session() = default;
 Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&&) noexcept = default;
-
-void Session::limit(std::vector<DeviceBudget> others) {
-  replay::check_other_budgets(others, state_->memory.device());
-  state_->other_limits.clear();
-  for (const auto& [device, bytes] : others)
-    state_->other_limits.push_back(std::make_unique<memory::HeldLimit>(memory::device_memory(device), bytes));
-  state_->others = std::move(others);
-}
 
 void Session::verify_replays(VerifyReplay how) noexcept { state_->verify = how; }
 
@@ -196,6 +219,7 @@ at::Tensor Session::run(const replay::Forward& forward) {
   // A younger session, of another model perhaps, has its own budget.
   std::optional<memory::HeldLimit> for_this_step;
   if (s.limit && !s.limit->newest()) for_this_step.emplace(s.memory, s.budget->limit);
+  const std::vector<memory::DeviceMemory*> devices = memories_of(s.memory, s.others);
   auto kind = replay::StepKind::First;
   Unknown unknown;
   std::exception_ptr refusal;
@@ -207,13 +231,13 @@ at::Tensor Session::run(const replay::Forward& forward) {
     try {
       const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);  // what an agreement runs
       kind = kind_of(s.parameters);
-      s.book.begin(s.memory.stats(), gradient_bytes(s.parameters, s.memory), kind);
+      s.book.begin(now_on(devices, s.parameters), kind);
     } catch (...) {
       refusal = std::current_exception();
       throw;
     }
     unknown.unexpected = !s.book.expects(kind);
-    if (s.steps_vary || unknown.unexpected) unknown.profiler = std::make_shared<record::Profiler>(s.memory);
+    if (s.steps_vary || unknown.unexpected) unknown.profiler = profiler_of(devices);
     return {record::FollowPlan{s.book.steps(kind)}, unknown.profiler};
   };
   const auto tape = std::make_shared<record::Tape>(record::DecideLater{decide});

@@ -49,14 +49,18 @@ class Session {
   };
 
   /// For all kinds of steps that are to come, the first of which goes backward. No budget: no limit, and plans as the
-  /// planners make them then. Throws DoesNotFit, of the kind that takes most, when there is one that does not fit; and
-  /// Error when that is so in another process of the group, or another has failed to make its own. A step of the kind
-  /// Evaluation is planned here and not run: it has nothing to decide, and runs as it is written, under the limit.
+  /// planners make them then. `others`: the same of further devices that the steps use, whose memory was measured when
+  /// they were recorded (RecordOptions::other_budgets); where it was not, values there are evicted as needed. Throws
+  /// DoesNotFit, of the kind that takes most, when there is one that does not fit; Error when that is so in another
+  /// process of the group, or another has failed to make its own; UsageError for budgets that are not positive, and a
+  /// device that has two. A step of the kind Evaluation is planned here and not run: it has nothing to decide, and runs
+  /// as it is written, under the limit.
   Session(std::vector<replay::PlannedStep> kinds, std::optional<plan::Budget> budget, memory::DeviceMemory& memory,
-          std::shared_ptr<Agreement> agreement = alone());
+          std::shared_ptr<Agreement> agreement = alone(), std::vector<DeviceBudget> others = {});
   /// The same with planners by a strategy, see replay::planned.
   Session(std::vector<replay::RecordedStep> kinds, std::string_view strategy, std::optional<plan::Budget> budget,
-          memory::DeviceMemory& memory, std::shared_ptr<Agreement> agreement = alone());
+          memory::DeviceMemory& memory, std::shared_ptr<Agreement> agreement = alone(),
+          std::vector<DeviceBudget> others = {});
   /// For one kind.
   Session(replay::RecordedStep step, plan::Planner planner, std::optional<plan::Budget> budget,
           memory::DeviceMemory& memory, std::shared_ptr<Agreement> agreement = alone());
@@ -75,11 +79,6 @@ class Session {
   at::Tensor backward(Step&& step, Batch&&... batch) {
     return run([&]() -> at::Tensor { return std::invoke(step, std::forward<Batch>(batch)...); });
   }
-
-  /// Caps further devices as well for as long as the session lives, and drops what a step has there when they are full:
-  /// all of those that are to be capped, in place of those from before. Throws UsageError for a budget that is not
-  /// positive, and a device that has another.
-  void limit(std::vector<DeviceBudget> others);
 
   /// Whether the next steps remember what they drop and compare it when it is made again. A replay that makes other
   /// bits throws Error out of backward(), naming the operator, its module and the place.

@@ -23,28 +23,41 @@ plan::Planner planner_for(const plan::StepGraph& graph, const std::string& strat
   }
 }
 
-/// For a step that no plan brings under the limit.
-plan::MemoryPlan kept_within(const plan::StepGraph& graph, Bytes limit) {
-  plan::MemoryPlan plan = plan::make_plan(graph, "none", std::nullopt);
-  plan.budget = limit;
-  return plan;
+/// Of the memory that the step has, by device in the order of the budgets, where the graph has figures of it.
+template <class Graph, class Visit>
+void for_each_part(Graph& graph, const plan::Budgets& budgets, const Visit& visit) {
+  visit(std::size_t{0}, graph.static_bytes, graph.static_by_tag);
+  for (std::size_t i = 0; i < budgets.others.size(); ++i) {
+    for (auto& part : graph.parts) {
+      if (graph.devices[static_cast<std::size_t>(part.device)] == budgets.others[i].device)
+        visit(i + 1, part.static_bytes, part.static_by_tag);
+    }
+  }
+}
+
+Bytes predicted_peak_on(const plan::MemoryPlan& plan, const std::string& device) {
+  const auto found = std::ranges::find(plan.others, device, &plan::PlannedPart::device);
+  return found != plan.others.end() ? found->predicted_peak : 0;
 }
 
 }  // namespace
 
-StepBook::StepBook(std::vector<PlannedStep> kinds, std::optional<plan::Budget> budget, Bytes gradients,
+StepBook::StepBook(std::vector<PlannedStep> kinds, plan::Budgets budgets, const std::vector<Bytes>& gradients,
                    std::shared_ptr<Agreement> agreement)
-    : budget_(budget), agreement_(std::move(agreement)) {
+    : budgets_(std::move(budgets)), agreement_(std::move(agreement)) {
   or_tell(*agreement_, [&] {
     if (kinds.empty() || kinds.front().step.kind == StepKind::Evaluation)
       throw UsageError("session: the first of its steps has no backward pass; give one that has in front");
   });
   const RecordedStep& first = kinds.front().step;
-  state_to_come_ = first.state_to_come;
-  beside_ = missing_ = first.beside;
-  whole_ = first.graph.static_bytes - gradients - first.gradients;
+  outside_.resize(1 + budgets_.others.size());
+  for_each_part(first.graph, budgets_, [&](std::size_t device, Bytes there, const auto&) {
+    const PassingBytes passing = device < first.passing.size() ? first.passing[device] : PassingBytes{};
+    const Bytes of_before = device < gradients.size() ? gradients[device] : 0;
+    outside_[device] = OutsideMemory(there - of_before - passing.gradients, passing);
+  });
   std::vector<plan::MemoryPlan> plans;
-  agree(refusal_of([&] { plans = plan_all(kinds, budget); }));
+  agree(refusal_of([&] { plans = plan_all(kinds, budgets_); }));
   for (std::size_t i = 0; i < kinds.size(); ++i) {
     auto& [step, planner] = kinds[i];
     if (step.kind == StepKind::Evaluation) {  // nobody follows a plan that has nothing to decide
@@ -81,9 +94,15 @@ void StepBook::agree(const std::exception_ptr& refusal) const {
 }
 
 void StepBook::count_missing(plan::StepGraph& graph) const {
-  graph.static_bytes += state_to_come_ + missing_;
-  graph.static_by_tag[static_cast<std::size_t>(memory::Tag::Optimizer)] += state_to_come_;
-  graph.static_by_tag[static_cast<std::size_t>(memory::Tag::Staging)] += missing_;
+  for_each_part(graph, budgets_, [&](std::size_t device, Bytes& bytes, memory::ByTag& by_tag) {
+    outside_[device].count_missing(bytes, by_tag);
+  });
+}
+
+std::shared_ptr<const plan::MemoryPlan> StepBook::unplanned(const plan::StepGraph& graph) const {
+  plan::MemoryPlan plan = plan::make_plan(graph, "none", std::nullopt);
+  plan.budget = budgets_.own ? budgets_.own->limit : 0;
+  return std::make_shared<plan::MemoryPlan>(std::move(plan));
 }
 
 void StepBook::add(plan::StepGraph graph, StepKind kind) {
@@ -91,15 +110,15 @@ void StepBook::add(plan::StepGraph graph, StepKind kind) {
   // The same optimizer step follows.
   const auto of_kind = std::ranges::find(known_, kind, &Known::kind);
   const plan::StepGraph& like = of_kind != known_.end() ? *of_kind->graph : *known_.front().graph;
-  if (like.update_seconds > 0) graph.end_with_update(like.update_bytes, like.update_seconds);
+  if (like.update_seconds > 0) graph.end_with_update(like.all_update_bytes(), like.update_seconds);
   auto step = std::make_shared<plan::StepGraph>(std::move(graph));
   plan::Planner planner = planner_for(*step, known_.front().planner.strategy());
-  std::shared_ptr<plan::MemoryPlan> plan;
+  std::shared_ptr<const plan::MemoryPlan> plan;
   bool fits = true;
   try {
-    plan = std::make_shared<plan::MemoryPlan>(planner.plan(*step, budget_));
+    plan = std::make_shared<plan::MemoryPlan>(planner.plan(*step, budgets_));
   } catch (const DoesNotFit&) {
-    plan = std::make_shared<plan::MemoryPlan>(kept_within(*step, budget_->limit));
+    plan = unplanned(*step);
     fits = false;
   }
   known_.insert(
@@ -122,13 +141,22 @@ void StepBook::ran(const plan::StepGraph* graph) {
   if (found != known_.end()) std::rotate(known_.begin(), found, found + 1);
 }
 
-bool StepBook::outdated(const Known& known, Bytes allocated) const {
-  const Bytes grown = allocated - known.graph->static_bytes;
-  // Much less than before would let a faster plan fit, or one at all.
-  if (grown <= -budget_->limit / 20) return true;
-  if (!known.fits) return false;
-  const Bytes room = budget_->for_blocks() - known.plan->predicted_peak;
-  return grown > std::max<Bytes>(room, 0) + budget_->reserve / 2;  // the reserve covers odds and ends
+bool StepBook::outdated(const Known& known, const std::vector<Now>& devices) const {
+  bool outdated = false;
+  for_each_part(*known.graph, budgets_, [&](std::size_t device, Bytes planned_with, const auto&) {
+    if (device >= devices.size() || (device == 0 && !budgets_.own)) return;
+    const plan::Budget& budget = device == 0 ? *budgets_.own : budgets_.others[device - 1].budget;
+    const Bytes peak =
+        device == 0 ? known.plan->predicted_peak : predicted_peak_on(*known.plan, budgets_.others[device - 1].device);
+    const Bytes grown = devices[device].stats.allocated + outside_[device].to_come() - planned_with;
+    // Much less than before would let a faster plan fit, or one at all.
+    if (grown <= -budget.limit / 20) outdated = true;
+    if (!known.fits) return;
+    const Bytes room = budget.for_blocks() - peak;
+    // The reserve covers odds and ends.
+    if (grown > std::max<Bytes>(room, 0) + budget.reserve / 2) outdated = true;
+  });
+  return outdated;
 }
 
 Bytes StepBook::predicted_peak() const {
@@ -141,30 +169,28 @@ Bytes StepBook::predicted_peak() const {
 
 bool StepBook::expects(StepKind kind) const { return std::ranges::find(known_, kind, &Known::kind) != known_.end(); }
 
-void StepBook::begin(const memory::Stats& stats, Bytes gradients, StepKind kind) {
-  const Bytes absent = whole_ - (stats.allocated - gradients);
-  // State that has come by now is not to come any more.
-  state_to_come_ = std::clamp<Bytes>(absent, 0, state_to_come_);
-  missing_ = std::clamp<Bytes>(absent - state_to_come_, 0, beside_);
+void StepBook::begin(const std::vector<Now>& devices, StepKind kind) {
+  for (std::size_t device = 0; device < std::min(devices.size(), outside_.size()); ++device)
+    outside_[device].begin(devices[device].stats.allocated, devices[device].gradients);
   const auto expected = std::ranges::find(known_, kind, &Known::kind);
   // Without a budget every plan stands, but the others of the group may have one.
-  const bool planned = budget_ && expected != known_.end();
-  const bool stands = !planned || !outdated(*expected, stats.allocated + state_to_come_ + missing_);
+  const bool planned = has_budget() && expected != known_.end();
+  const bool stands = !planned || !outdated(*expected, devices);
   if (ask(*agreement_, stands ? Vote::Yes : Vote::No) == Vote::Yes) return;
   agree(refusal_of([&] {
-    if (planned) plan_again(kind, stats);
+    if (planned) plan_again(kind, devices);
   }));
 }
 
 /// The one that ran last is expected; where no plan fits that any more, another may come that has one.
-void StepBook::plan_again(StepKind kind, const memory::Stats& stats) {
+void StepBook::plan_again(StepKind kind, const std::vector<Now>& devices) {
   std::exception_ptr refusal;
   std::vector<Known*> misfits;
   for (Known& known : known_) {
     if (known.kind != kind) continue;
-    if (!refusal || outdated(known, stats.allocated + state_to_come_ + missing_)) {
+    if (!refusal || outdated(known, devices)) {
       try {
-        plan_again(known, stats);
+        plan_again(known, devices);
       } catch (const DoesNotFit&) {
         if (!refusal) refusal = std::current_exception();
         misfits.push_back(&known);
@@ -174,8 +200,8 @@ void StepBook::plan_again(StepKind kind, const memory::Stats& stats) {
     if (!refusal) return;
     if (!known.fits) continue;
     for (Known* const misfit : misfits) {
-      misfit->graph = moved_to(*misfit->graph, stats);
-      misfit->plan = std::make_shared<plan::MemoryPlan>(kept_within(*misfit->graph, budget_->limit));
+      misfit->graph = moved_to(*misfit->graph, devices);
+      misfit->plan = unplanned(*misfit->graph);
       misfit->fits = false;
     }
     return;
@@ -183,10 +209,10 @@ void StepBook::plan_again(StepKind kind, const memory::Stats& stats) {
   if (refusal) std::rethrow_exception(refusal);
 }
 
-void StepBook::plan_again(Known& known, const memory::Stats& stats) {
-  const auto moved = moved_to(*known.graph, stats);
+void StepBook::plan_again(Known& known, const std::vector<Now>& devices) {
+  const auto moved = moved_to(*known.graph, devices);
   try {
-    known.plan = std::make_shared<plan::MemoryPlan>(known.planner.plan(*moved, budget_));
+    known.plan = std::make_shared<plan::MemoryPlan>(known.planner.plan(*moved, budgets_));
   } catch (const DoesNotFit&) {
     if (known.fits) throw;
     return;
@@ -196,10 +222,13 @@ void StepBook::plan_again(Known& known, const memory::Stats& stats) {
 }
 
 std::shared_ptr<const plan::StepGraph> StepBook::moved_to(const plan::StepGraph& graph,
-                                                          const memory::Stats& stats) const {
+                                                          const std::vector<Now>& devices) const {
   auto moved = std::make_shared<plan::StepGraph>(graph);
-  moved->static_bytes = stats.allocated;
-  moved->static_by_tag = stats.by_tag;
+  for_each_part(*moved, budgets_, [&](std::size_t device, Bytes& bytes, memory::ByTag& by_tag) {
+    if (device >= devices.size()) return;
+    bytes = devices[device].stats.allocated;
+    by_tag = devices[device].stats.by_tag;
+  });
   count_missing(*moved);
   return moved;
 }

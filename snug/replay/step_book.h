@@ -3,7 +3,6 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "snug/memory/stats.h"
@@ -11,6 +10,7 @@
 #include "snug/plan/planner.h"
 #include "snug/record/tape.h"
 #include "snug/replay/agreement.h"
+#include "snug/replay/outside_memory.h"
 #include "snug/replay/planned_step.h"
 
 namespace snug::replay {
@@ -20,18 +20,23 @@ namespace snug::replay {
 class StepBook {
  public:
   /// With the steps that were recorded before, the one that shares and plans are of in front. `gradients`: of its
-  /// static bytes, those of gradients that were there before and are none of the step's own. Throws DoesNotFit when one
-  /// of them does not fit, with the highest floor of those; Error when that is so in another process of the group;
-  /// UsageError when none of them goes backward.
-  StepBook(std::vector<PlannedStep> kinds, std::optional<plan::Budget> budget, Bytes gradients = 0,
+  /// static bytes, by device in the order of the budgets, those of gradients that were there before and are none of the
+  /// step's own; none where there are fewer. Throws DoesNotFit when one of them does not fit, with the highest floor of
+  /// those; Error when that is so in another process of the group; UsageError when none of them goes backward.
+  StepBook(std::vector<PlannedStep> kinds, plan::Budgets budgets, const std::vector<Bytes>& gradients = {},
            std::shared_ptr<Agreement> agreement = alone());
 
-  /// A step's first operator is about to run, with so much allocated, `gradients` of it in gradients. Plans the
-  /// expected one again if that was planned when much less, or much more, was allocated outside of the step, or if
-  /// another process of the group does so. Throws DoesNotFit when no plan fits it any more, and Error when that is so
-  /// in another process; one that none has ever fitted, or that none fits any more while another of the kind has a
-  /// plan, goes on with evictions. Without a budget nothing is planned again, and the group is asked all the same.
-  void begin(const memory::Stats& stats, Bytes gradients, StepKind kind);
+  /// What a device has allocated, and of that in gradients.
+  struct Now {
+    memory::Stats stats;
+    Bytes gradients = 0;
+  };
+  /// A step's first operator is about to run. `devices`: in the order of the budgets. Plans the expected one again if
+  /// that was planned when much less, or much more, was allocated outside of the step, or if another process of the
+  /// group does so. Throws DoesNotFit when no plan fits it any more, and Error when that is so in another process; one
+  /// that none has ever fitted, or that none fits any more while another of the kind has a plan, goes on with
+  /// evictions. Without a budget nothing is planned again, and the group is asked all the same.
+  void begin(const std::vector<Now>& devices, StepKind kind);
 
   /// Whether a step of this kind, of whatever operators, is known.
   [[nodiscard]] bool expects(StepKind kind) const;
@@ -66,11 +71,11 @@ class StepBook {
     bool fits = true;  // else it keeps everything, and evictions hold the cap
   };
   void forget_old();
-  void plan_again(StepKind kind, const memory::Stats& stats);
-  void plan_again(Known& known, const memory::Stats& stats);
+  void plan_again(StepKind kind, const std::vector<Now>& devices);
+  void plan_again(Known& known, const std::vector<Now>& devices);
   /// The step beside what is there now.
   [[nodiscard]] std::shared_ptr<const plan::StepGraph> moved_to(const plan::StepGraph& graph,
-                                                                const memory::Stats& stats) const;
+                                                                const std::vector<Now>& devices) const;
   /// What `plan` is refused with, if it is. Anything else that it throws is told to the group, and thrown.
   [[nodiscard]] std::exception_ptr refusal_of(const std::function<void()>& plan) const;
   /// Throws `refusal`, which may be none, or Error when another process of the group has one.
@@ -78,16 +83,16 @@ class StepBook {
   /// With what is yet to come of state, and beside the steps.
   void count_missing(plan::StepGraph& graph) const;
   /// Whether the memory outside of the step calls for another plan.
-  [[nodiscard]] bool outdated(const Known& known, Bytes allocated) const;
+  [[nodiscard]] bool outdated(const Known& known, const std::vector<Now>& devices) const;
+  [[nodiscard]] bool has_budget() const { return budgets_.own || !budgets_.others.empty(); }
+  /// Everything is kept, and evictions hold the caps.
+  [[nodiscard]] std::shared_ptr<const plan::MemoryPlan> unplanned(const plan::StepGraph& graph) const;
 
   std::vector<Known> known_;
-  std::optional<plan::Budget> budget_;
+  plan::Budgets budgets_;
   std::shared_ptr<Agreement> agreement_;
-  Bytes of_evaluation_ = 0;  // the highest peak of steps that only evaluate
-  Bytes state_to_come_ = 0;
-  Bytes beside_ = 0;   // that others may hold beside the steps
-  Bytes missing_ = 0;  // of that, now
-  Bytes whole_ = 0;    // allocated before the first step, with all of these and without gradients
+  Bytes of_evaluation_ = 0;             // the highest peak of steps that only evaluate
+  std::vector<OutsideMemory> outside_;  // by device, in the order of the budgets
 };
 
 }  // namespace snug::replay

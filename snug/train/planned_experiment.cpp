@@ -71,7 +71,7 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
   } else {
     recorded = step.record(sample, cap);
   }
-  for (replay::RecordedStep& kind : recorded) kind.beside = ahead ? ahead->bytes() : 0;
+  for (replay::RecordedStep& kind : recorded) kind.passing.front().beside = ahead ? ahead->bytes() : 0;
   if (file) plan::check_is_for(*file, recorded.front().graph);
   PlannedExperiment planned;
   planned.budget = plan::budget_for(request, plan::plan_none(recorded.front().graph).predicted_peak);

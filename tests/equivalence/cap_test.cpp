@@ -3,34 +3,23 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
-
-#include <random>
 
 #include "snug/plan/run/presets.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
 #include "tests/equivalence/nets.h"
+#include "tests/equivalence/trials.h"
 
 namespace snug {
 namespace {
 
+using testing::Dice;
 using testing::expect_same;
+using testing::kTrials;
 using testing::StepUnderTest;
 using testing::Task;
 using testing::test_memory;
-
-/// Draws that are the same on every platform.
-class Dice {
- public:
-  explicit Dice(std::uint64_t seed) : engine_(seed) {}
-  std::int64_t between(std::int64_t low, std::int64_t high) {
-    return low + static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(high - low + 1));
-  }
-
- private:
-  std::mt19937_64 engine_;
-};
+using testing::trials;
 
 Task random_task(Dice& dice) {
   switch (dice.between(0, 3)) {
@@ -79,14 +68,6 @@ std::optional<DoesNotFit::Floor> refused(const Task& task, StepUnderTest& test, 
   });
   expect_same(plain, planned);
   return std::nullopt;
-}
-
-constexpr int kTrials = 100;  // of each half, which run at once
-
-/// How many of them run: all, or as many as SNUG_TRIALS says.
-int trials() {
-  const char* asked = std::getenv("SNUG_TRIALS");
-  return asked != nullptr ? std::clamp(std::atoi(asked), 1, kTrials) : kTrials;
 }
 
 class Cap : public ::testing::TestWithParam<std::uint64_t> {};

@@ -53,10 +53,10 @@ StepBook book_with(const StepGraph& graph, Bytes state_to_come = 0,
                    const std::shared_ptr<Agreement>& agreement = alone()) {
   RecordedStep step;
   step.graph = graph;
-  step.state_to_come = state_to_come;
+  step.passing.front().state_to_come = state_to_come;
   std::vector<PlannedStep> kinds;
   kinds.push_back({step, plan::Planner(graph, "optimal")});
-  return {std::move(kinds), kBudget, /*gradients=*/0, agreement};
+  return {std::move(kinds), kBudget, {}, agreement};
 }
 
 RecordedStep recorded(StepGraph graph, StepKind kind = StepKind::First) {
@@ -96,14 +96,14 @@ TEST(StepBook, AStepThatOnlyEvictionCarriesIsNeverRefused) {
   EXPECT_EQ(book.plan().unplanned_peak, book.plan().predicted_peak);
   EXPECT_GT(book.plan().predicted_peak, kBudget.limit);
   // Some state comes, for which there is room in the small step: the huge one ran last, and is expected again.
-  EXPECT_NO_THROW(book.begin(allocated(16_MiB), /*gradients=*/0, StepKind::First));
-  EXPECT_NO_THROW(book.begin(allocated(22_MiB), /*gradients=*/0, StepKind::First));
+  EXPECT_NO_THROW(book.begin({{allocated(16_MiB)}}, StepKind::First));
+  EXPECT_NO_THROW(book.begin({{allocated(22_MiB)}}, StepKind::First));
   EXPECT_EQ(book.steps(StepKind::First).size(), 2U);
   // What is there leaves no room for any step: then the one that fitted says so.
   book.ran(book.steps(StepKind::First).back().graph.get());
   EXPECT_EQ(book.plan().strategy, "optimal");
   EXPECT_TRUE(book.fits());
-  EXPECT_THROW(book.begin(allocated(39_MiB), /*gradients=*/0, StepKind::First), DoesNotFit);
+  EXPECT_THROW(book.begin({{allocated(39_MiB)}}, StepKind::First), DoesNotFit);
 }
 
 TEST(StepBook, AStepThatNoPlanFitsAnyMoreRefusesNoOther) {
@@ -112,22 +112,22 @@ TEST(StepBook, AStepThatNoPlanFitsAnyMoreRefusesNoOther) {
   book.add(large, StepKind::First);
   ASSERT_TRUE(book.fits());
   // An average of the weights, say, came: the large one ran last, and the small one may come.
-  EXPECT_NO_THROW(book.begin(allocated(26_MiB), /*gradients=*/0, StepKind::First));
+  EXPECT_NO_THROW(book.begin({{allocated(26_MiB)}}, StepKind::First));
   EXPECT_FALSE(book.fits()) << "evictions would carry it";
   EXPECT_LE(book.predicted_peak(), kBudget.limit);
-  EXPECT_NO_THROW(book.begin(allocated(26_MiB), /*gradients=*/0, StepKind::First));
-  book.begin(allocated(10_MiB), /*gradients=*/0, StepKind::First);
+  EXPECT_NO_THROW(book.begin({{allocated(26_MiB)}}, StepKind::First));
+  book.begin({{allocated(10_MiB)}}, StepKind::First);
   EXPECT_TRUE(book.fits()) << "there is room again";
-  EXPECT_THROW(book.begin(allocated(39_MiB), /*gradients=*/0, StepKind::First), DoesNotFit) << "for neither";
+  EXPECT_THROW(book.begin({{allocated(39_MiB)}}, StepKind::First), DoesNotFit) << "for neither";
 }
 
 TEST(StepBook, AnotherStepHasTheUpdateOfItsKind) {
   StepGraph later = chain_step(8, 1_MiB, 10_MiB);
-  later.end_with_update(2_MiB, 0.5);
+  later.end_with_update({2_MiB}, 0.5);
   std::vector<PlannedStep> kinds;
   for (const auto& [graph, kind] : {std::pair(later, StepKind::Later), {chain_step(7, 1_MiB, 10_MiB), StepKind::First}})
     kinds.push_back({recorded(graph, kind), plan::Planner(graph, "optimal")});
-  StepBook book(std::move(kinds), kBudget, /*gradients=*/0);
+  StepBook book(std::move(kinds), kBudget, {});
   book.add(chain_step(5, 1_MiB, 10_MiB), StepKind::First);  // behind a later one
   EXPECT_EQ(book.graph().update_bytes, 0);
   book.add(chain_step(6, 1_MiB, 10_MiB), StepKind::Later);  // behind a first one
@@ -141,7 +141,7 @@ TEST(StepBook, PredictsThePeakOfARunWithItsEvaluation) {
     kinds.push_back({recorded(graph, kind), plan::Planner(graph, "none")});
   const std::vector<plan::MemoryPlan> plans = plan_all(kinds, kBudget);
   ASSERT_GT(plans[1].predicted_peak, plans[0].predicted_peak);
-  const StepBook book(std::move(kinds), kBudget, /*gradients=*/0);
+  const StepBook book(std::move(kinds), kBudget, {});
   EXPECT_EQ(book.plan().predicted_peak, plans[0].predicted_peak);
   EXPECT_EQ(book.predicted_peak(), plans[1].predicted_peak);
   EXPECT_EQ(highest_peak(plans), plans[1].predicted_peak);
@@ -151,7 +151,7 @@ TEST(StepBook, ForgetsStepsOnlyWhereTheyAreLarge) {
   const StepGraph small = chain_step(8, 1_KiB, 10_MiB);
   std::vector<PlannedStep> kinds;
   kinds.push_back({recorded(small), plan::Planner(small, "none")});
-  StepBook book(std::move(kinds), kBudget, /*gradients=*/0);
+  StepBook book(std::move(kinds), kBudget, {});
   for (int length = 9; length < 109; ++length) book.add(chain_step(length, 1_KiB, 10_MiB), StepKind::First);
   EXPECT_EQ(book.size(), 101U);
   StepGraph large = chain_step(8, 1_KiB, 10_MiB);
@@ -165,12 +165,12 @@ TEST(StepBook, PlansOnlyTheExpectedStepAgain) {
   const StepGraph first = chain_step(8, 1_MiB, 10_MiB), second = chain_step(12, 1_MiB, 10_MiB);
   StepBook book = book_with(first);
   book.add(second, StepKind::First);
-  book.begin(allocated(35_MiB), /*gradients=*/0, StepKind::First);
+  book.begin({{allocated(35_MiB)}}, StepKind::First);
   const auto steps = book.steps(StepKind::First);
   EXPECT_EQ(steps[0].graph->static_bytes, 35_MiB);
   EXPECT_EQ(steps[1].graph->static_bytes, 10_MiB);  // until it runs
   book.ran(steps[1].graph.get());
-  book.begin(allocated(35_MiB), /*gradients=*/0, StepKind::First);
+  book.begin({{allocated(35_MiB)}}, StepKind::First);
   EXPECT_EQ(book.graph().static_bytes, 35_MiB);
 }
 
@@ -178,39 +178,39 @@ TEST(StepBook, StateThatWasExpectedIsNoReasonToPlanAgain) {
   StepGraph graph = chain_step(8, 1_MiB, 20_MiB);  // with 8 MiB of state that is yet to be made
   StepBook book = book_with(graph, 8_MiB);
   const plan::StepGraph* planned = &book.graph();
-  book.begin(allocated(12_MiB), /*gradients=*/0, StepKind::First);
+  book.begin({{allocated(12_MiB)}}, StepKind::First);
   EXPECT_EQ(&book.graph(), planned);
-  book.begin(allocated(20_MiB), /*gradients=*/0, StepKind::First);  // it has come
+  book.begin({{allocated(20_MiB)}}, StepKind::First);  // it has come
   EXPECT_EQ(&book.graph(), planned);
-  book.begin(allocated(12_MiB), /*gradients=*/0, StepKind::First);  // and gone: there is room for a faster plan
+  book.begin({{allocated(12_MiB)}}, StepKind::First);  // and gone: there is room for a faster plan
   EXPECT_NE(&book.graph(), planned);
   EXPECT_EQ(book.graph().static_bytes, 12_MiB);
 }
 
 TEST(StepBook, WhatComesAndGoesBesideTheStepsIsNoReasonToPlanAgain) {
   RecordedStep step = recorded(chain_step(8, 1_MiB, 20_MiB));  // with 8 MiB of batches, say
-  step.beside = 8_MiB;
+  step.passing.front().beside = 8_MiB;
   std::vector<PlannedStep> kinds;
   kinds.push_back({step, plan::Planner(step.graph, "optimal")});
   StepBook book(std::move(kinds), kBudget);
   const plan::StepGraph* planned = &book.graph();
   for (const Bytes there : {12_MiB, 20_MiB, 15_MiB, 12_MiB}) {
-    book.begin(allocated(there), /*gradients=*/0, StepKind::First);
+    book.begin({{allocated(there)}}, StepKind::First);
     EXPECT_EQ(&book.graph(), planned) << there;
   }
   book.add(chain_step(4, 1_MiB, 12_MiB), StepKind::First);
   EXPECT_EQ(book.graph().static_bytes, 20_MiB) << "another step that runs while they are away has them too";
   EXPECT_EQ(book.graph().static_by_tag[static_cast<std::size_t>(memory::Tag::Staging)], 8_MiB);
   book.ran(planned);
-  book.begin(allocated(9_MiB), /*gradients=*/0, StepKind::First);  // what is less than that is gone
+  book.begin({{allocated(9_MiB)}}, StepKind::First);  // what is less than that is gone
   EXPECT_EQ(book.graph().static_bytes, 17_MiB);
 }
 
 TEST(StepBook, StateThatComesBeforeAnUnknownStepIsCountedOnce) {
   StepBook book = book_with(chain_step(8, 1_MiB, 20_MiB), /*state_to_come=*/8_MiB);
-  book.begin(allocated(12_MiB), 0, StepKind::First);
+  book.begin({{allocated(12_MiB), 0}}, StepKind::First);
   // The state is there, and 2 MiB of gradients; no step with gradients is known.
-  book.begin(allocated(22_MiB), 2_MiB, StepKind::Later);
+  book.begin({{allocated(22_MiB), 2_MiB}}, StepKind::Later);
   book.add(chain_step(8, 1_MiB, 22_MiB), StepKind::Later);
   EXPECT_EQ(book.graph().static_bytes, 22_MiB);
 }
@@ -245,7 +245,7 @@ TEST(StepBook, TheHighestFloorOfAllKindsIsTheOneThatIsNamed) {
 TEST(StepBook, WhatUpdatesMakeIsThereInEvaluationToo) {
   std::vector<RecordedStep> kinds;
   kinds.push_back(recorded(chain_step(4, 1_MiB, 20_MiB)));
-  kinds.front().state_to_come = 8_MiB;
+  kinds.front().passing.front().state_to_come = 8_MiB;
   kinds.push_back(recorded(chain_step(4, 4_MiB, 12_MiB), StepKind::Evaluation));
   const Bytes without = kBudget.floor_for(plan::Planner(kinds.back().graph, "none").floor(kinds.back().graph));
   ASSERT_LT(without, kBudget.limit);
@@ -265,9 +265,9 @@ TEST(StepBook, PlansAgainWhereAnotherProcessDoes) {
   // Made; nothing to do; the other one plans again, and all have a plan.
   const auto others = std::make_shared<Others>(std::deque{Vote::Yes, Vote::Yes, Vote::No, Vote::Yes});
   StepBook book = book_with(chain_step(8, 1_MiB, 10_MiB), 0, others);
-  book.begin(allocated(11_MiB), /*gradients=*/0, StepKind::First);
+  book.begin({{allocated(11_MiB)}}, StepKind::First);
   EXPECT_EQ(book.graph().static_bytes, 10_MiB);
-  book.begin(allocated(11_MiB), /*gradients=*/0, StepKind::First);
+  book.begin({{allocated(11_MiB)}}, StepKind::First);
   EXPECT_EQ(book.graph().static_bytes, 11_MiB);
   EXPECT_EQ(others->asked, 4);
 }
@@ -275,9 +275,9 @@ TEST(StepBook, PlansAgainWhereAnotherProcessDoes) {
 TEST(StepBook, WhatFitsNoMoreInAnotherProcessIsRefusedHere) {
   const auto others = std::make_shared<Others>(std::deque{Vote::Yes, Vote::No, Vote::No});
   StepBook book = book_with(chain_step(8, 1_MiB, 10_MiB), 0, others);
-  EXPECT_THAT([&] { book.begin(allocated(11_MiB), /*gradients=*/0, StepKind::First); },
+  EXPECT_THAT([&] { book.begin({{allocated(11_MiB)}}, StepKind::First); },
               ::testing::ThrowsMessage<Error>(::testing::HasSubstr("another process")));
-  EXPECT_NO_THROW(book.begin(allocated(11_MiB), /*gradients=*/0, StepKind::First));
+  EXPECT_NO_THROW(book.begin({{allocated(11_MiB)}}, StepKind::First));
 }
 
 TEST(StepBook, WithoutABudgetVotesWithThoseThatHaveOne) {
@@ -285,11 +285,11 @@ TEST(StepBook, WithoutABudgetVotesWithThoseThatHaveOne) {
   const auto others = std::make_shared<Others>(std::deque{Vote::Yes, Vote::Yes, Vote::No, Vote::Yes});
   std::vector<RecordedStep> kinds;
   kinds.push_back(recorded(chain_step(8, 1_MiB, 10_MiB)));
-  StepBook book(planned(std::move(kinds), "optimal"), std::nullopt, /*gradients=*/0, others);
+  StepBook book(planned(std::move(kinds), "optimal"), std::nullopt, {}, others);
   EXPECT_EQ(others->asked, 1);
-  book.begin(allocated(10_MiB), /*gradients=*/0, StepKind::First);
+  book.begin({{allocated(10_MiB)}}, StepKind::First);
   EXPECT_EQ(others->asked, 2);
-  book.begin(allocated(39_MiB), /*gradients=*/0, StepKind::First);
+  book.begin({{allocated(39_MiB)}}, StepKind::First);
   EXPECT_EQ(others->asked, 4);
   EXPECT_EQ(book.graph().static_bytes, 10_MiB) << "its own plan stands";
 }
@@ -297,10 +297,10 @@ TEST(StepBook, WithoutABudgetVotesWithThoseThatHaveOne) {
 TEST(StepBook, IsAskedForEachStepOnceWhileItStands) {
   const auto others = std::make_shared<Others>(std::deque<Vote>{});
   StepBook book = book_with(chain_step(8, 1_MiB, 10_MiB), 0, others);
-  book.begin(allocated(10_MiB), /*gradients=*/0, StepKind::First);
-  book.begin(allocated(10_MiB), /*gradients=*/0, StepKind::Later);  // which is not known
+  book.begin({{allocated(10_MiB)}}, StepKind::First);
+  book.begin({{allocated(10_MiB)}}, StepKind::Later);  // which is not known
   EXPECT_EQ(others->asked, 3);
-  book.begin(allocated(39_MiB), /*gradients=*/0, StepKind::Later);
+  book.begin({{allocated(39_MiB)}}, StepKind::Later);
   EXPECT_EQ(others->asked, 4);
 }
 

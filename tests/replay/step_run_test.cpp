@@ -101,7 +101,7 @@ TEST(StepsThatStep, TheBudgetCountsTheStateThatWillCome) {
     state += 2 * test_memory().rounded(static_cast<Bytes>(p.nbytes()));
   const auto with = replay::record_step([&] { return loss(x); }, test_memory(), {.update = *training.optimizer});
   const auto without = replay::record_step([&] { return loss(x); }, test_memory());
-  EXPECT_EQ(with.state_to_come, state);
+  EXPECT_EQ(with.passing.front().state_to_come, state);
   EXPECT_EQ(with.graph.static_bytes, without.graph.static_bytes + state);
   EXPECT_TRUE(training.optimizer->state().empty());
 
@@ -124,7 +124,7 @@ TEST(StepsThatStep, StateThatIsThereBeforeStaysAsItIs) {
   const auto before = training.everything();
   const auto recorded =
       replay::record_step([&] { return training(x); }, test_memory(), {.update = *training.optimizer});
-  EXPECT_EQ(recorded.state_to_come, 0);
+  EXPECT_EQ(recorded.passing.front().state_to_come, 0);
   expect_same(training.everything(), before);
 }
 
@@ -224,8 +224,8 @@ TEST(StepsThatStep, AnUpdateMayLetGoOfTheGradients) {
     training.optimizer->step();
     training.optimizer->zero_grad();
   });
-  EXPECT_GT(keeps.state_to_come, 0);
-  EXPECT_EQ(frees.state_to_come, keeps.state_to_come);
+  EXPECT_GT(keeps.passing.front().state_to_come, 0);
+  EXPECT_EQ(frees.passing.front().state_to_come, keeps.passing.front().state_to_come);
   EXPECT_EQ(frees.graph.update_bytes, keeps.graph.update_bytes);
 }
 

@@ -91,7 +91,7 @@ TEST(Accumulation, IsPlannedAsALaterMicroBatchAndAFirst) {
     EXPECT_FALSE(p.grad().defined()) << "recording leaves no trace";
     gradients += testing::test_memory().rounded(static_cast<Bytes>(p.nbytes()));
   }
-  EXPECT_EQ(kinds[0].gradients, gradients);
+  EXPECT_EQ(kinds[0].passing.front().gradients, gradients);
   EXPECT_EQ(kinds[0].graph.static_bytes - kinds[1].graph.static_bytes, gradients);
   EXPECT_GT(kinds[0].graph.update_seconds, 0) << "the last has the update";
   EXPECT_EQ(kinds[1].graph.update_seconds, 0);
@@ -108,7 +108,7 @@ TEST(Accumulation, OfUpdatesInBackwardHasAPlanForTheLastMicroBatch) {
   EXPECT_EQ(planned[0].step.kind, replay::StepKind::Last);
   EXPECT_EQ(planned[1].step.kind, replay::StepKind::Later);
   EXPECT_EQ(planned[2].step.kind, replay::StepKind::First);
-  EXPECT_EQ(planned[0].step.gradients, planned[1].step.gradients);
+  EXPECT_EQ(planned[0].step.passing.front().gradients, planned[1].step.passing.front().gradients);
   Bytes predicted = 0;
   for (const plan::MemoryPlan& plan : replay::plan_all(planned, std::nullopt))
     predicted = std::max(predicted, plan.predicted_peak);

@@ -53,7 +53,7 @@ TEST(Precision, WeightsInBf16HaveMastersOrNone) {
     if (updates == Updates::Stochastic && !testing::test_device().is_cpu()) continue;  // which only the CPU has
     Config config = two_blocks("precision/weights");
     config.precision = {.compute = Compute::Bf16, .weights = TrainedWeights::Bf16, .updates = updates};
-    config.memory.budget = plan::Percent{75};
+    config.memory.budget = plan::Percent{80};
     const VerifyResult result = verified(config);
     EXPECT_EQ(result.different, 0) << result.first_different;
     Experiment experiment(config);

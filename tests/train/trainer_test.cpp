@@ -232,8 +232,8 @@ TEST(Trainer, BatchesThatAreMadeAheadArePartOfThePlan) {
     config.memory.budget = plan::Percent{100};
     Experiment experiment(config);
     const auto training = plan_experiment(experiment, Kinds::Training), whole = plan_experiment(experiment, Kinds::Run);
-    EXPECT_EQ(training.kinds.front().step.beside, 0);
-    for (const replay::PlannedStep& kind : whole.kinds) EXPECT_EQ(kind.step.beside, waiting);
+    EXPECT_EQ(training.kinds.front().step.passing.front().beside, 0);
+    for (const replay::PlannedStep& kind : whole.kinds) EXPECT_EQ(kind.step.passing.front().beside, waiting);
     const auto fixed = [](const PlannedExperiment& planned) { return planned.kinds.front().step.graph.static_bytes; };
     EXPECT_EQ(fixed(whole), fixed(training) + waiting);
     config.memory.budget = replay::smallest_budget(whole.kinds) + 64_KiB;

@@ -51,17 +51,24 @@ Json to_json(const MemoryPlan& plan) {
   for (const Action& action : plan.actions) actions += letter_of(action);
   Json segments = Json::array();
   for (const SegmentRange& range : plan.segments) segments.push_back({range.begin, range.end});
-  return {{"format", kPlanFormat},
-          {"version", kPlanVersion},
-          {"strategy", plan.strategy},
-          {"fingerprint", plan.fingerprint},
-          {"budget_bytes", plan.budget},
-          {"predicted_peak_bytes", plan.predicted_peak},
-          {"unplanned_peak_bytes", plan.unplanned_peak},
-          {"predicted_step_seconds", plan.predicted_seconds},
-          {"unplanned_step_seconds", plan.unplanned_seconds},
-          {"actions", actions},
-          {"segments", segments}};
+  Json json = {{"format", kPlanFormat},
+               {"version", kPlanVersion},
+               {"strategy", plan.strategy},
+               {"fingerprint", plan.fingerprint},
+               {"budget_bytes", plan.budget},
+               {"predicted_peak_bytes", plan.predicted_peak},
+               {"unplanned_peak_bytes", plan.unplanned_peak},
+               {"predicted_step_seconds", plan.predicted_seconds},
+               {"unplanned_step_seconds", plan.unplanned_seconds},
+               {"actions", actions},
+               {"segments", segments}};
+  for (const PlannedPart& part : plan.others) {
+    json["others"].push_back({{"device", part.device},
+                              {"budget_bytes", part.budget},
+                              {"predicted_peak_bytes", part.predicted_peak},
+                              {"unplanned_peak_bytes", part.unplanned_peak}});
+  }
+  return json;
 }
 
 MemoryPlan memory_plan_from(const JsonField& json) {
@@ -83,6 +90,14 @@ MemoryPlan memory_plan_from(const JsonField& json) {
   for (const JsonField& range : json.at("segments").items()) {
     const auto begin = range.at(0).as<OpId>(kNotNegative);
     plan.segments.push_back({begin, range.at(1).as<OpId>({.low = static_cast<double>(begin)})});
+  }
+  if (const auto others = json.find("others")) {
+    for (const JsonField& part : others->items()) {
+      plan.others.push_back({.device = part.required<std::string>("device"),
+                             .budget = part.required<Bytes>("budget_bytes", kNotNegative),
+                             .predicted_peak = part.required<Bytes>("predicted_peak_bytes", kNotNegative),
+                             .unplanned_peak = part.required<Bytes>("unplanned_peak_bytes", kNotNegative)});
+    }
   }
   return plan;
 }

@@ -20,6 +20,15 @@ struct SegmentRange {
   friend bool operator==(const SegmentRange&, const SegmentRange&) = default;
 };
 
+/// What a plan takes of a further device that has a budget of its own.
+struct PlannedPart {
+  std::string device;
+  Bytes budget = 0;
+  Bytes predicted_peak = 0;  ///< all memory of the device, static bytes included
+  Bytes unplanned_peak = 0;
+  friend bool operator==(const PlannedPart&, const PlannedPart&) = default;
+};
+
 /// What to do with every value of one recorded step, and what that is predicted to cost.
 struct MemoryPlan {
   std::string strategy;
@@ -31,6 +40,7 @@ struct MemoryPlan {
   Bytes unplanned_peak = 0;      ///< of the same step with everything kept
   double predicted_seconds = 0;  ///< of forward and backward
   double unplanned_seconds = 0;
+  std::vector<PlannedPart> others;  ///< the bytes above are of the step's first device
 
   /// Of a value that it does not know: made again.
   [[nodiscard]] Action action(ValueId value) const {

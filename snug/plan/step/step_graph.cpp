@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string_view>
@@ -87,6 +88,43 @@ ValueInfo value_info_from(const JsonField& value) {
   return info;
 }
 
+Json taken_to_json(const std::vector<DevicePart::Taken>& all) {
+  Json array = Json::array();
+  for (const auto& [peak, net] : all) array.push_back({peak, net});
+  return array;
+}
+
+std::vector<DevicePart::Taken> taken_from(const JsonField& all, std::size_t expected) {
+  std::vector<DevicePart::Taken> found;
+  for (const JsonField& one : all.items()) found.push_back({one.at(0).as<Bytes>(), one.at(1).as<Bytes>()});
+  if (found.size() != expected) all.refuse(fmt::format("{} of them, as many as there are in the step", expected));
+  return found;
+}
+
+Json part_to_json(const DevicePart& part) {
+  return {{"device", part.device},
+          {"static_bytes", part.static_bytes},
+          {"static_by_tag", part.static_by_tag},
+          {"update_bytes", part.update_bytes},
+          {"ops", taken_to_json(part.ops)},
+          {"events", taken_to_json(part.events)}};
+}
+
+void read_tags(const JsonField& json, std::array<Bytes, 6>& by_tag) {
+  for (std::size_t tag = 0; tag < by_tag.size(); ++tag) by_tag[tag] = json.at(tag).as<Bytes>(kNotNegative);
+}
+
+DevicePart part_from(const JsonField& json, const StepGraph& graph) {
+  DevicePart part;
+  part.device = json.at("device").as<std::int32_t>({.low = 1, .high = static_cast<double>(graph.devices.size()) - 1});
+  part.static_bytes = json.required<Bytes>("static_bytes", kNotNegative);
+  read_tags(json.at("static_by_tag"), part.static_by_tag);
+  part.update_bytes = json.required<Bytes>("update_bytes", kNotNegative);
+  part.ops = taken_from(json.at("ops"), graph.ops.size());
+  part.events = taken_from(json.at("events"), graph.events.size());
+  return part;
+}
+
 Event event_from(const JsonField& e, const Dataflow& flow, std::int64_t version) {
   using Kind = Event::Kind;
   const auto kind = static_cast<Kind>(e.at(0).as<int>({.low = 0, .high = static_cast<double>(Kind::Other)}));
@@ -120,7 +158,24 @@ double sum_of_bytes(const StepGraph& graph) {
   for (const OpInfo& op : graph.ops) add(op.peak_bytes), add(op.other_bytes);
   for (const ValueInfo& value : graph.values) add(value.bytes), add(value.leaf_bytes);
   for (const Event& e : graph.events) add(e.peak), add(e.net);
+  for (const DevicePart& part : graph.parts) {
+    add(part.static_bytes);
+    add(part.update_bytes);
+    for (const auto* all : {&part.ops, &part.events}) {
+      for (const auto& [peak, net] : *all) add(peak), add(net);
+    }
+  }
   return sum;
+}
+
+void check(const DevicePart& part, const StepGraph& graph, const std::function<void(const std::string&)>& refuse) {
+  for (std::size_t i = 0; i < part.ops.size(); ++i) {
+    if (part.ops[i].peak < 0) refuse(fmt::format("operator {} takes {} bytes of {}", i, part.ops[i].peak, part.device));
+  }
+  for (std::size_t i = 0; i < part.events.size(); ++i) {
+    if (graph.events[i].kind != Event::Kind::Other && part.events[i] != DevicePart::Taken{})
+      refuse("an event other than allocations has bytes of its own");
+  }
 }
 
 /// What planners take for granted of a recorded step.
@@ -142,6 +197,7 @@ void check(const StepGraph& graph, const JsonField& json) {
   }
   if (const double sum = sum_of_bytes(graph); sum > 0x1p60)
     refuse(fmt::format("its memory adds up to {:g} bytes; planners count up to 2^60", sum));
+  for (const DevicePart& part : graph.parts) check(part, graph, refuse);
   OpId next = 0;
   bool settled = false;
   for (const Event& e : graph.events) {
@@ -173,10 +229,27 @@ std::size_t StepGraph::settle_event() const {
   return static_cast<std::size_t>(settle - events.begin());
 }
 
-void StepGraph::end_with_update(Bytes bytes, double seconds) {
-  events.push_back({Event::Kind::Other, -1, bytes, 0, 0});
-  update_bytes = bytes;
+void StepGraph::end_with_update(const std::vector<Bytes>& bytes, double seconds) {
+  events.push_back({Event::Kind::Other, -1, bytes.front(), 0, 0});
+  update_bytes = bytes.front();
   update_seconds = seconds;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    parts[i].update_bytes = i + 1 < bytes.size() ? bytes[i + 1] : 0;
+    parts[i].events.push_back({.peak = parts[i].update_bytes, .net = 0});
+  }
+}
+
+std::vector<Bytes> StepGraph::all_update_bytes() const {
+  std::vector<Bytes> all{update_bytes};
+  for (const DevicePart& part : parts) all.push_back(part.update_bytes);
+  return all;
+}
+
+const DevicePart* StepGraph::part_of(std::string_view device) const {
+  for (const DevicePart& part : parts) {
+    if (devices[static_cast<std::size_t>(part.device)] == device) return &part;
+  }
+  return nullptr;
 }
 
 std::uint64_t StepGraph::fingerprint() const {
@@ -204,19 +277,23 @@ Json to_json(const StepGraph& graph) {
   }
   Json events = Json::array();
   for (const Event& e : graph.events) events.push_back({static_cast<int>(e.kind), e.id, e.peak, e.net, e.seconds});
-  return {{"format", kGraphFormat},
-          {"version", kGraphVersion},
-          {"devices", graph.devices},
-          {"static_bytes", graph.static_bytes},
-          {"static_by_tag", graph.static_by_tag},
-          {"step_seconds", graph.step_seconds},
-          {"update_seconds", graph.update_seconds},
-          {"update_bytes", graph.update_bytes},
-          {"leaves", leaves},
-          {"flow", flow_to_json(graph.flow)},
-          {"ops", ops},
-          {"values", values},
-          {"events", events}};
+  Json json = {{"format", kGraphFormat},
+               {"version", kGraphVersion},
+               {"devices", graph.devices},
+               {"static_bytes", graph.static_bytes},
+               {"static_by_tag", graph.static_by_tag},
+               {"step_seconds", graph.step_seconds},
+               {"update_seconds", graph.update_seconds},
+               {"update_bytes", graph.update_bytes},
+               {"leaves", leaves},
+               {"flow", flow_to_json(graph.flow)},
+               {"ops", ops},
+               {"values", values},
+               {"events", events}};
+  if (!graph.parts.empty()) {
+    for (const DevicePart& part : graph.parts) json["parts"].push_back(part_to_json(part));
+  }
+  return json;
 }
 
 StepGraph step_graph_from(const JsonField& json) {
@@ -229,9 +306,7 @@ StepGraph step_graph_from(const JsonField& json) {
   StepGraph graph;
   if (version > 2) graph.devices = json.required<std::vector<std::string>>("devices");
   graph.static_bytes = json.required<Bytes>("static_bytes", kNotNegative);
-  for (std::size_t tag = 0; tag < graph.static_by_tag.size(); ++tag) {
-    graph.static_by_tag[tag] = json.at("static_by_tag").at(tag).as<Bytes>(kNotNegative);
-  }
+  read_tags(json.at("static_by_tag"), graph.static_by_tag);
   graph.step_seconds = json.required<double>("step_seconds", kNotNegative);
   graph.update_seconds = json.required<double>("update_seconds", kNotNegative);
   graph.update_bytes = json.required<Bytes>("update_bytes", kNotNegative);
@@ -243,6 +318,9 @@ StepGraph step_graph_from(const JsonField& json) {
         fmt::format("{} operators in \"flow\" but {} in \"ops\"; {}", graph.flow.ops(), graph.ops.size(), kGraphCure));
   }
   for (const JsonField& e : json.at("events").items()) graph.events.push_back(event_from(e, graph.flow, version));
+  if (const auto parts = json.find("parts")) {
+    for (const JsonField& part : parts->items()) graph.parts.push_back(part_from(part, graph));
+  }
   check(graph, json);
   if (version == 2) estimate_clock(graph);
   return graph;

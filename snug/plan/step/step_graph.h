@@ -5,12 +5,14 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "snug/base/bytes.h"
 #include "snug/base/json_field.h"
 #include "snug/plan/step/action.h"
 #include "snug/plan/step/dataflow.h"
+#include "snug/plan/step/device_part.h"
 
 namespace snug::plan {
 
@@ -64,17 +66,22 @@ struct StepGraph {
   std::vector<OpInfo> ops;        // by OpId
   std::vector<ValueInfo> values;  // by ValueId
   std::vector<Event> events;
-  std::vector<std::string> devices{"cpu"};  ///< that its values are on; the first is the one that plans are for
-  Bytes static_bytes = 0;                   ///< allocated there before the step: weights, optimizer state, the batch
-  std::array<Bytes, 6> static_by_tag{};     ///< the same by memory::Tag
-  double step_seconds = 0;                  ///< forward and backward of the recorded step: what its events add up to
-  double update_seconds = 0;                ///< of the optimizer step; 0 when none was recorded
-  Bytes update_bytes = 0;                   ///< highest memory during it above that before it; also its event's
+  std::vector<std::string> devices{
+      "cpu"};                            ///< that its values are on; the bytes of operators and events are the first's
+  std::vector<DevicePart> parts;         ///< of further devices whose memory was measured
+  Bytes static_bytes = 0;                ///< allocated there before the step: weights, optimizer state, the batch
+  std::array<Bytes, 6> static_by_tag{};  ///< the same by memory::Tag
+  double step_seconds = 0;               ///< forward and backward of the recorded step: what its events add up to
+  double update_seconds = 0;             ///< of the optimizer step; 0 when none was recorded
+  Bytes update_bytes = 0;                ///< highest memory during it above that before it; also its event's
 
-  /// Appends the optimizer step: an event of its own, which no plan can change.
-  void end_with_update(Bytes bytes, double seconds);
+  /// Appends the optimizer step: an event of its own, which no plan can change. `bytes`: by device, the first's and
+  /// those of `parts`.
+  void end_with_update(const std::vector<Bytes>& bytes, double seconds);
+  /// What that took.
+  [[nodiscard]] std::vector<Bytes> all_update_bytes() const;
 
-  /// Bytes that the step takes for a value on the device that plans are for.
+  /// Bytes that the step takes for a value on the first device.
   [[nodiscard]] Bytes step_bytes(ValueId value) const {
     const ValueInfo& info = values[at(value)];
     return info.device == 0 ? info.bytes : 0;
@@ -82,6 +89,9 @@ struct StepGraph {
 
   /// Scales the clock so that the events add up to `seconds`, and sets step_seconds.
   void set_step_seconds(double seconds);
+
+  /// What the step takes of that device; nullptr where it was not measured, and for the first.
+  [[nodiscard]] const DevicePart* part_of(std::string_view device) const;
 
   /// The position in `events` where forward ends and backward begins; their number when there is none.
   [[nodiscard]] std::size_t settle_event() const;

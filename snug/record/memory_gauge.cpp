@@ -1,0 +1,48 @@
+#include "snug/record/memory_gauge.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace snug::record {
+
+MemoryGauge::MemoryGauge(memory::DeviceMemory& memory, Bytes aside)
+    : memory_(memory), meter_(memory.meter()), aside_(aside) {}
+
+memory::Stats MemoryGauge::begin() {
+  memory::Stats stats = memory_.stats();
+  stats.allocated -= aside_;
+  rebase();
+  return stats;
+}
+
+void MemoryGauge::rebase() {
+  level_ = memory_.stats().allocated;
+  meter_->take();
+  evicted_ = 0;
+}
+
+Bytes MemoryGauge::take_peak() { return std::max<Bytes>(meter_->take().all_at_once - level_, 0); }
+
+Bytes MemoryGauge::grown() const { return memory_.stats().allocated - level_; }
+
+MemoryGauge::Taken MemoryGauge::take_of_operator() {
+  const Bytes peak = take_peak();
+  const Bytes now = memory_.stats().allocated;
+  const Bytes net = now - level_ + std::exchange(evicted_, 0);
+  level_ = now;
+  return {peak, net};
+}
+
+MemoryGauge::Taken MemoryGauge::take() {
+  Taken taken = take_of_operator();
+  taken.net += std::exchange(died_, 0);
+  return taken;
+}
+
+void MemoryGauge::evicted(Bytes bytes) {
+  const Bytes block = memory_.rounded(bytes);
+  meter_->keep(block);
+  evicted_ += block;
+}
+
+}  // namespace snug::record

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <memory>
+
+#include "snug/memory/device_memory.h"
+
+namespace snug::record {
+
+/// What a step takes of one device's memory from mark to mark, as it would be if everything that autograd saves were
+/// kept. One thread at a time.
+class MemoryGauge {
+ public:
+  struct Taken {
+    Bytes peak = 0;  ///< the highest above that at the last mark
+    Bytes net = 0;   ///< what is there now above that
+  };
+
+  /// `aside`: bytes that are allocated now but will not be when the planned step runs.
+  explicit MemoryGauge(memory::DeviceMemory& memory, Bytes aside = 0);
+
+  [[nodiscard]] memory::DeviceMemory& memory() const noexcept { return memory_; }
+
+  /// Memory is counted from here on. Returns what is there, without what is aside.
+  memory::Stats begin();
+  /// The same, once it has begun.
+  void rebase();
+
+  /// Since the last mark, and marks.
+  Taken take();
+  /// The same of an operator; what died before it is for the next take().
+  Taken take_of_operator();
+  /// The highest since the last mark above that. Starts anew, where it was.
+  Bytes take_peak();
+  /// What is allocated now above that at the last mark.
+  [[nodiscard]] Bytes grown() const;
+
+  /// So many bytes have been freed, which an event of their own says.
+  void died(Bytes bytes) noexcept { died_ += bytes; }
+  /// So many bytes of contents have been evicted, by the calling thread: without a limit they would still be there.
+  void evicted(Bytes bytes);
+
+ private:
+  memory::DeviceMemory& memory_;
+  std::unique_ptr<memory::Meter> meter_;
+  Bytes aside_;
+  Bytes level_ = 0;    // allocated at the last mark
+  Bytes evicted_ = 0;  // since then
+  Bytes died_ = 0;     // since then
+};
+
+}  // namespace snug::record
