@@ -24,13 +24,19 @@ from turns import BUSY, Stepper, find_tcmalloc, ratio, spread, turns_of
 
 MIB = 1 << 20
 PACKED = ["model.weights=packed"]
+ATTENTION = ["model.attention=products"]
+SMALL_LOSS = ["model.loss_tile=16"]
+IN_BACKWARD = ["optimizer.in_backward=true", "optimizer.clip_norm=0"]
 ROWS = {"no budget": [],
-        "no budget, attention": ["model.attention=products"],
+        "no budget + attention": ATTENTION,
         "packed 420": [*PACKED, "memory.budget=420MiB"],
         "packed 350": [*PACKED, "memory.budget=350MiB"],
-        "packed 420, attention": [*PACKED, "memory.budget=420MiB", "model.attention=products"],
-        "packed 350, attention": [*PACKED, "memory.budget=350MiB", "model.attention=products"],
-        "packed 256, attention": [*PACKED, "memory.budget=256MiB", "model.attention=products", "model.loss_tile=8"]}
+        "packed 420 + attention": [*PACKED, "memory.budget=420MiB", *ATTENTION],
+        "packed 350 + attention": [*PACKED, "memory.budget=350MiB", *ATTENTION],
+        "packed 256 + attention": [*PACKED, "memory.budget=256MiB", *ATTENTION, *SMALL_LOSS],
+        "packed 256 + attention + update in backward": [*PACKED, "memory.budget=256MiB", *ATTENTION, *SMALL_LOSS, *IN_BACKWARD],
+        "packed 256 + attention + update in backward + 8-bit AdamW":
+            [*PACKED, "memory.budget=256MiB", *ATTENTION, *SMALL_LOSS, *IN_BACKWARD, "optimizer.kind=adamw_8bit"]}
 
 
 def contenders(options, library, text):
