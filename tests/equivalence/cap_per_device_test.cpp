@@ -107,6 +107,7 @@ void try_budgets(std::uint64_t seed, Counts& counts) {
                           {.budget = budgets[0].bytes,
                            .device = budgets[0].device,
                            .other_budgets = {budgets.begin() + 1, budgets.end()}});
+    std::vector<Bytes> peaks;
     const auto planned = test.run([&] {
       for (const DeviceBudget& b : budgets) {
         memory::device_memory(b.device).release_cached();
@@ -116,6 +117,7 @@ void try_budgets(std::uint64_t seed, Counts& counts) {
       for (const DeviceBudget& b : budgets) {
         memory::DeviceMemory& memory = memory::device_memory(b.device);
         EXPECT_LE(memory.stats().mapped_peak, b.bytes) << b.device.str();
+        peaks.push_back(memory.stats().allocated_peak);
         memory.set_limit(std::nullopt);  // for the copies of what is compared
       }
       return loss;
@@ -125,7 +127,11 @@ void try_budgets(std::uint64_t seed, Counts& counts) {
     EXPECT_EQ(session.last_step().evictions, 0) << "the plan is enough";
     ++counts.trained;
     counts.replayed += session.last_step().replayed_ops > 0;
+    EXPECT_NEAR(static_cast<double>(session.plan().predicted_peak), static_cast<double>(peaks[0]),
+                0.005 * static_cast<double>(peaks[0]));
     for (const plan::PlannedPart& part : session.plan().others) {
+      const auto measured = static_cast<double>(peaks[static_cast<std::size_t>(&part - &session.plan().others[0]) + 1]);
+      EXPECT_NEAR(static_cast<double>(part.predicted_peak), measured, 0.005 * measured) << part.device;
       EXPECT_LE(part.predicted_peak, part.budget);
       counts.tight_elsewhere += part.unplanned_peak > plan::Budget::for_limit(part.budget).for_blocks();
     }
