@@ -89,10 +89,14 @@ MemoryPlan planned_again(const Place& place, const MemoryPlan& plan, SearchOptio
   return excess(place, with_both) <= 0 ? with_both : found;
 }
 
-DoesNotFit too_small(const Place& place, const MemoryPlan& plan, const StepGraph& graph) {
-  DoesNotFit::Floor floor = floor_of(place.graph, predicted(place.graph, plan), place.budget);
+/// With the name of its device, where that is not the first.
+DoesNotFit refusal_of(DoesNotFit::Floor floor, const Place& place, const StepGraph& graph) {
   if (!is_first(place, graph)) floor.device = place.graph.devices.front();
   return DoesNotFit(std::move(floor));
+}
+
+DoesNotFit too_small(const Place& place, const MemoryPlan& plan, const StepGraph& graph) {
+  return refusal_of(floor_of(place.graph, predicted(place.graph, plan), place.budget), place, graph);
 }
 
 /// What the plan takes on each device.
@@ -128,10 +132,9 @@ MemoryPlan plan_everywhere(const StepGraph& graph, MemoryPlan first, const Budge
       plan.segments = std::move(better.segments);
     } catch (const DoesNotFit& error) {
       DoesNotFit::Floor floor = error.floor();
-      if (!is_first(*worst, graph)) floor.device = worst->graph.devices.front();
       floor.budget = worst->budget.limit;
       floor.floor += worst->squeezed;
-      throw DoesNotFit(std::move(floor));
+      throw refusal_of(std::move(floor), *worst, graph);
     }
   }
   if (const Place* worst = most_over(places, plan)) throw too_small(*worst, plan, graph);

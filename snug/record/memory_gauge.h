@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "snug/memory/device_memory.h"
+#include "snug/plan/step/device_part.h"
 
 namespace snug::record {
 
@@ -10,10 +11,7 @@ namespace snug::record {
 /// kept. One thread at a time.
 class MemoryGauge {
  public:
-  struct Taken {
-    Bytes peak = 0;  ///< the highest above that at the last mark
-    Bytes net = 0;   ///< what is there now above that
-  };
+  using Taken = plan::DevicePart::Taken;  ///< above what was there at the last mark
 
   /// `aside`: bytes that are allocated now but will not be when the planned step runs.
   explicit MemoryGauge(memory::DeviceMemory& memory, Bytes aside = 0);

@@ -43,8 +43,7 @@ void Profiler::begin() {
 
 void Profiler::push(Event::Kind kind, std::int32_t id, const std::vector<MemoryGauge::Taken>& taken) {
   const auto of_device = [&](std::size_t device) {
-    return device < taken.size() ? plan::DevicePart::Taken{taken[device].peak, taken[device].net}
-                                 : plan::DevicePart::Taken{};
+    return device < taken.size() ? taken[device] : MemoryGauge::Taken{};
   };
   const auto [peak, net] = of_device(0);
   graph_.events.push_back({kind, id, peak, net, 0});
@@ -139,7 +138,7 @@ void Profiler::op_recorded(const Tape& tape, plan::OpId op) {
   push(Event::Kind::Run, op);
 }
 
-plan::DevicePart::Taken Profiler::taken_by(const plan::Dataflow& flow, plan::OpId op, std::size_t device) {
+MemoryGauge::Taken Profiler::taken_by(const plan::Dataflow& flow, plan::OpId op, std::size_t device) {
   const auto [peak, net] = gauges_[device].take_of_operator();
   Bytes outputs = 0;
   for (const plan::Output& out : flow.outputs(op)) {
@@ -227,9 +226,7 @@ void Profiler::rehearse(const Tape& tape, const std::function<bool()>& update) {
   }
   for (std::size_t i = 0; i < gauges_.size(); ++i) {
     const Bytes state = state_to_come_[i] = std::max<Bytes>(gauges_[i].grown(), 0);
-    (i == 0 ? graph_.static_bytes : graph_.parts[i - 1].static_bytes) += state;
-    auto& by_tag = i == 0 ? graph_.static_by_tag : graph_.parts[i - 1].static_by_tag;
-    by_tag[static_cast<std::size_t>(memory::Tag::Optimizer)] += state;
+    graph_.add_static(i, static_cast<std::size_t>(memory::Tag::Optimizer), state);
   }
   rebase();
   const StepClock::Moment again = clock_.now();

@@ -75,7 +75,7 @@ class Profiler final : public TapeObserver {
   /// What the step takes for the value has been freed, which an event of its own says.
   void died(plan::ValueId value);
   /// What an operator took of a device, whose outputs there are no part of what it left behind.
-  plan::DevicePart::Taken taken_by(const plan::Dataflow& flow, plan::OpId op, std::size_t device);
+  MemoryGauge::Taken taken_by(const plan::Dataflow& flow, plan::OpId op, std::size_t device);
 
   std::vector<MemoryGauge> gauges_;  // by device: the graph's first ones are these
   plan::StepGraph graph_;

@@ -23,9 +23,7 @@ void count_state(std::vector<RecordedStep>& kinds, std::size_t device) {
   for (RecordedStep& kind : kinds) {
     if (!knows(kind)) continue;
     const Bytes missing = most - std::exchange(kind.passing[device].state_to_come, most);
-    (device == 0 ? kind.graph.static_bytes : kind.graph.parts[device - 1].static_bytes) += missing;
-    auto& by_tag = device == 0 ? kind.graph.static_by_tag : kind.graph.parts[device - 1].static_by_tag;
-    by_tag[static_cast<std::size_t>(memory::Tag::Optimizer)] += missing;
+    kind.graph.add_static(device, static_cast<std::size_t>(memory::Tag::Optimizer), missing);
   }
 }
 

@@ -68,6 +68,17 @@ TEST(PackedMatrix, IsDecodedByProductsAndSumsThatAreRoundedOneByOne) {
   EXPECT_TRUE(same_bits(unpack(matrix.blocks, matrix.format), expected));
 }
 
+TEST(PackedMatrix, RowsComeInTheTypeOfAutocast) {
+  torch::manual_seed(9);
+  const PackedMatrix matrix = random_packed(10, 64);
+  const at::Tensor tokens = torch::tensor({3, 9});
+  const at::Tensor whole = packed_embedding(matrix, tokens);
+  EXPECT_EQ(whole.scalar_type(), at::kFloat);
+  const models::AutocastScope autocast(at::kBFloat16, c10::kCPU);
+  EXPECT_TRUE(same_bits(packed_embedding(matrix, tokens), whole.to(at::kBFloat16)));
+  EXPECT_THROW((void)unpack(matrix.blocks, matrix.format, at::kInt), Error);
+}
+
 TEST(PackedMatrix, RefusesBytesOfAnotherShape) {
   const at::Tensor bytes = torch::zeros({2 * 40}, torch::kByte);
   EXPECT_EQ(packed_matrix(BlockFormat::Q4_1, {2, 64}, bytes).columns(), 64);

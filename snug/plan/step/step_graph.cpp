@@ -229,6 +229,11 @@ std::size_t StepGraph::settle_event() const {
   return static_cast<std::size_t>(settle - events.begin());
 }
 
+void StepGraph::add_static(std::size_t device, std::size_t tag, Bytes bytes) {
+  (device == 0 ? static_bytes : parts[device - 1].static_bytes) += bytes;
+  (device == 0 ? static_by_tag : parts[device - 1].static_by_tag)[tag] += bytes;
+}
+
 void StepGraph::end_with_update(const std::vector<Bytes>& bytes, double seconds) {
   events.push_back({Event::Kind::Other, -1, bytes.front(), 0, 0});
   update_bytes = bytes.front();
@@ -290,9 +295,7 @@ Json to_json(const StepGraph& graph) {
                {"ops", ops},
                {"values", values},
                {"events", events}};
-  if (!graph.parts.empty()) {
-    for (const DevicePart& part : graph.parts) json["parts"].push_back(part_to_json(part));
-  }
+  for (const DevicePart& part : graph.parts) json["parts"].push_back(part_to_json(part));
   return json;
 }
 

@@ -75,6 +75,9 @@ struct StepGraph {
   double update_seconds = 0;             ///< of the optimizer step; 0 when none was recorded
   Bytes update_bytes = 0;                ///< highest memory during it above that before it; also its event's
 
+  /// Counts more that is there before the step, by memory::Tag: of the first device, or from 1 on of `parts`.
+  void add_static(std::size_t device, std::size_t tag, Bytes bytes);
+
   /// Appends the optimizer step: an event of its own, which no plan can change. `bytes`: by device, the first's and
   /// those of `parts`.
   void end_with_update(const std::vector<Bytes>& bytes, double seconds);
