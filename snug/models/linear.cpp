@@ -1,5 +1,6 @@
 #include "snug/models/linear.h"
 
+#include <ATen/autocast_mode.h>
 #include <fmt/format.h>
 #include <torch/types.h>
 
@@ -37,9 +38,11 @@ at::Tensor LinearImpl::forward(const at::Tensor& x) {
   }
   if (!adapter_) return y;
   Adapter& a = *adapter_;
-  const at::Tensor narrow =
-      a.down(ops::dropout(x.to(a.down->weight.scalar_type()), is_training() ? a.options.dropout : 0));
-  return (y + a.up(narrow) * a.options.factor()).to(y.scalar_type());
+  // Autocast casts to what it multiplies in: x, which is of that type, need not be raised for it.
+  const bool is_cast = at::autocast::is_autocast_enabled(x.device().type());
+  const at::Tensor in = is_cast ? x : x.to(a.down->weight.scalar_type());
+  const at::Tensor narrow = a.down(ops::dropout(in, is_training() ? a.options.dropout : 0));
+  return (y + a.up(narrow * a.options.factor())).to(y.scalar_type());
 }
 
 at::Tensor LinearImpl::after(const ops::ActivatedInput& input) {

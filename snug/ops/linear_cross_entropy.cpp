@@ -98,6 +98,12 @@ class Group {
   at::Tensor logits_;
 };
 
+/// In as few groups as the tile allows, and all as long: the matrix is gone through for each, however few its rows.
+std::int64_t rows_at_once(std::int64_t rows, Bytes row_bytes, Bytes tile) {
+  const Bytes groups = std::max<Bytes>((rows * row_bytes + tile - 1) / tile, 1);
+  return std::max<std::int64_t>((rows + groups - 1) / groups, 1);
+}
+
 /// Throws Error for a target that is no column.
 void check_targets(const at::Tensor& targets, std::int64_t ignored, std::int64_t columns) {
   const at::Tensor wrong = targets.ne(ignored).logical_and_(targets.lt(0).logical_or_(targets.ge(columns)));
@@ -116,8 +122,7 @@ Results kernel(const at::Tensor& x, const at::Tensor& stored, const std::optiona
   const Matrix weight = plain_or_packed(stored, format, x.scalar_type());
   const std::int64_t rows = x.size(0), width = x.size(1), vocabulary = rows_of(weight);
   check_targets(targets, ignored, vocabulary);
-  const std::int64_t row_bytes = std::max<std::int64_t>(vocabulary, 1) * x.element_size();
-  const std::int64_t step = std::max<std::int64_t>(tile_bytes / row_bytes, 1);
+  const std::int64_t step = rows_at_once(rows, std::max<std::int64_t>(vocabulary, 1) * x.element_size(), tile_bytes);
   const auto counted = targets.ne(ignored).sum().item<std::int64_t>();
   const auto sums = x.options().dtype(Group::math_type(x));
   at::Tensor loss = at::zeros({}, x.options().dtype(at::kDouble));

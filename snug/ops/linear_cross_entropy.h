@@ -12,7 +12,9 @@ namespace snug::ops {
 
 /// How much of the logits is there at once.
 struct LossTile {
-  Bytes logits = 32_MiB;  ///< as many rows as fit, in the type of x, and at least one
+  /// In the type of x. Rows are divided into as few groups as that makes, equally long to within a row, and as the last
+  /// begun row is made whole, a group may have one more than fits.
+  Bytes logits = 32_MiB;
   friend bool operator==(const LossTile&, const LossTile&) = default;
 };
 

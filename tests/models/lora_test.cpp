@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
+#include <vector>
 
 #include "snug/base/errors.h"
+#include "snug/models/autocast.h"
 #include "snug/models/bert.h"
 #include "snug/models/gpt.h"
 #include "snug/models/gpt2.h"
@@ -90,6 +93,46 @@ TEST(Lora, StandsBesidePackedWeights) {
   const auto adapters = lora_parameters(*model);
   EXPECT_GT(adapters[1].second.grad().abs().max().item<double>(), 0);
   EXPECT_THROW(merge_lora(*model), UsageError);
+}
+
+/// Whatever is cast on the way to `from`, by its number of elements.
+std::vector<std::int64_t> casts_behind(const at::Tensor& from) {
+  std::vector<std::int64_t> found;
+  std::set<torch::autograd::Node*> seen;
+  std::vector<torch::autograd::Node*> left = {from.grad_fn().get()};
+  while (!left.empty()) {
+    torch::autograd::Node* const node = left.back();
+    left.pop_back();
+    if (node == nullptr || !seen.insert(node).second) continue;
+    if (node->name() == "ToCopyBackward0")
+      found.push_back(c10::multiply_integers(node->input_metadata(0).shape_as_dim_vector()).expect_int());
+    for (const auto& edge : node->next_edges()) left.push_back(edge.function.get());
+  }
+  return found;
+}
+
+TEST(Lora, RaisesNoInputThatAutocastMultipliesAsItIs) {
+  torch::manual_seed(5);
+  constexpr std::int64_t kIn = 64, kOut = 32, kRank = 4, kRows = 50;
+  Linear linear(kIn, kOut, false);
+  linear->weight.set_requires_grad(false);
+  linear->adapt({.rank = kRank, .alpha = 8});
+  linear->named_parameters()["lora_B.weight"].detach().normal_();
+  const at::Tensor x = torch::randn({kRows, kIn}).to(at::kBFloat16).requires_grad_();
+  const AutocastScope autocast(at::kBFloat16, c10::kCPU);
+  const at::Tensor y = linear->forward(x);
+  EXPECT_THAT(casts_behind(y), UnorderedElementsAre(kIn * kRank, kRank * kOut));  // the adapter's, in fp32
+  const auto parameters = linear->named_parameters();
+  // As the reference has it: a factor that is a power of two changes no bit, wherever it stands.
+  const at::Tensor narrow = at::linear(x.to(at::kFloat), parameters["lora_A.weight"]);
+  const at::Tensor expected = at::linear(x, linear->weight) + at::linear(narrow, parameters["lora_B.weight"]) * 2;
+  EXPECT_TRUE(same_bits(y, expected));
+  const auto gradients = [&](const at::Tensor& of) {
+    return torch::autograd::grad({of.to(at::kFloat).square().sum()},
+                                 {x, parameters["lora_A.weight"], parameters["lora_B.weight"]});
+  };
+  const auto found = gradients(y), reference = gradients(expected);
+  for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(same_bits(found[i], reference[i])) << i;
 }
 
 TEST(Lora, DropsOutOnlyInTraining) {

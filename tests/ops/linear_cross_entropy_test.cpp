@@ -216,11 +216,28 @@ TEST(LinearCrossEntropy, HasAsManyLogitsAsItIsTold) {
   const auto [large, of_large] = run({});
   const auto [small, of_small] = run({.logits = 4_MiB});
   const auto [smallest, of_smallest] = run({.logits = 1});  // one row
-  EXPECT_GT(large, 30_MiB);
+  EXPECT_GT(large, 25_MiB);  // a third of all rows
   EXPECT_LT(small, 6_MiB);
   EXPECT_LT(smallest, 1_MiB);
   expect_close(of_small, of_large, 1e-6);
   expect_close(of_smallest, of_large, 1e-6);
+}
+
+TEST(LinearCrossEntropy, HasGroupsOfEquallyManyRows) {
+  torch::manual_seed(4);
+  constexpr Bytes kRowBytes = kVocabulary * 4;
+  const at::Tensor weight = torch::randn({kVocabulary, kWidth});
+  auto& memory = memory::device_memory(c10::kCPU);
+  const auto room_of = [&](std::int64_t rows, Bytes tile) {
+    const at::Tensor x = torch::randn({rows, kWidth}), targets = torch::randint(0, kVocabulary, {rows});
+    memory.reset_peak();
+    const Bytes before = memory.stats().allocated;
+    linear_cross_entropy(x, weight, targets, {.tile = {.logits = tile}});
+    return (memory.stats().allocated_peak - before) / kRowBytes;
+  };
+  EXPECT_EQ(room_of(12, 11 * kRowBytes), 6);          // two times 6, not 11 and 1
+  EXPECT_EQ(room_of(12, 4 * kRowBytes), 4);           // all of the tile
+  EXPECT_EQ(room_of(10, 10 * kRowBytes / 3 + 1), 4);  // three groups, the tile's and the row that it ends in
 }
 
 TEST(LinearCrossEntropy, MakesNoGradientsWithoutGraph) {
