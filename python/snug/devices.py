@@ -21,13 +21,16 @@ def _tensors_in(sample: Any, depth: int = 4) -> Iterator[torch.Tensor]:
                 yield from _tensors_in(inside, depth - 1)
 
 
-def device_named(device: str | torch.device) -> str:
-    """A device with its number; without one, of several of a type, the one that is in use now."""
-    return _core.with_index(str(device))
+def device_named(device: str | torch.device | None) -> str:
+    """A device with its number; without one, of several of a type, the one that is in use now. None: where new tensors are
+    made (torch.set_default_device)."""
+    return _core.with_index(str(torch.get_default_device() if device is None else device))
 
 
 def device_of(device: str | torch.device | None, sample: Any) -> str:
-    """Where a step's memory is, with its number: as it is said, else where the sample's tensors are."""
-    if device is not None:
-        return device_named(device)
-    return next((device_named(t.device) for t in _tensors_in(sample) if t.device.type != "cpu"), "cpu")
+    """Where a step's memory is, with its number: as it is said, else where the sample's tensors are, else where new ones are
+    made."""
+    if device is None:
+        devices = [t.device for t in _tensors_in(sample)]
+        device = next((d for d in devices if d.type != "cpu"), devices[0] if devices else None)
+    return device_named(device)

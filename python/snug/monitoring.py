@@ -16,22 +16,23 @@ from .errors import Error, UsageError
 from .sizes import Size, format_bytes, parse_bytes
 
 
-def memory_stats(device: str | torch.device = "cpu") -> dict[str, Any]:
+def memory_stats(device: str | torch.device | None = None) -> dict[str, Any]:
     """Bytes that the device's allocator has handed out: allocated, mapped (with cached free memory), their peaks, the
     limit, and the split by what they are for: weights, gradients, optimizer, activations, staging, workspace. Beside them
     the process's resident memory, and who has it (resident_tensors + resident_cached + resident_others - resident_untouched),
-    and what the device has in all and free."""
+    and what the device has in all and free. device: by default where new tensors are made (torch.set_default_device), here
+    and in what follows."""
     named = device_named(device)
     return {**_core.memory_stats(named), **_core.memory_sample(named)}
 
 
-def set_memory_limit(size: Size | None, device: str | torch.device = "cpu") -> None:
+def set_memory_limit(size: Size | None, device: str | torch.device | None = None) -> None:
     """No more than so many bytes of the device's memory are handed out from now on, to anybody in the process; None lifts
     the limit."""
     _core.set_memory_limit(None if size is None else parse_bytes(size), device_named(device))
 
 
-def release_cached(device: str | torch.device = "cpu") -> None:
+def release_cached(device: str | torch.device | None = None) -> None:
     """Returns cached free memory to the system."""
     _core.release_cached(device_named(device))
 
@@ -69,7 +70,7 @@ class Monitor:
 
     def __init__(
         self,
-        device: str | torch.device = "cpu",
+        device: str | torch.device | None = None,
         interval: float | None | EllipsisType = ...,
         *,
         file: str | os.PathLike[str] | None = None,

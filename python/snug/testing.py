@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -51,12 +52,23 @@ def _module(of: types.ModuleType) -> types.ModuleType:
         named = device if isinstance(device, int) or device is None else torch.device(device).index
         return of.current_device() if named is None else named
 
+    @contextlib.contextmanager
+    def device(index: int | str | torch.device | None) -> Iterator[None]:
+        before = of.current_device()
+        of.set_device(number(index))
+        try:
+            yield
+        finally:
+            of.set_device(before)
+
     module = types.ModuleType("torch.hpu")
     vars(module).update(
         _lazy_init=lambda: None,
+        _initialized=True,
         _is_in_bad_fork=lambda: False,
         is_available=lambda: True,
         is_initialized=lambda: True,
+        device=device,
         device_count=lambda: of.count,
         current_device=of.current_device,
         set_device=lambda device: of.set_device(number(device)),

@@ -21,9 +21,12 @@ std::int64_t stream_on(c10::Device device) { return c10::impl::VirtualGuardImpl(
 }  // namespace
 
 Profiler::Profiler(std::vector<MemoryGauge> devices)
-    : gauges_(std::move(devices)), clock_(gauges_.front().memory().device()), state_to_come_(gauges_.size(), 0) {
+    : gauges_(std::move(devices)), kernel_(gauges_.size()), state_to_come_(gauges_.size(), 0) {
   graph_.devices.clear();
-  for (const MemoryGauge& gauge : gauges_) graph_.devices.push_back(gauge.memory().device().str());
+  for (const MemoryGauge& gauge : gauges_) {
+    clocks_.emplace_back(gauge.memory().device());
+    graph_.devices.push_back(gauge.memory().device().str());
+  }
   graph_.parts.resize(gauges_.size() - 1);
 }
 
@@ -48,7 +51,7 @@ void Profiler::push(Event::Kind kind, std::int32_t id, const std::vector<MemoryG
   const auto [peak, net] = of_device(0);
   graph_.events.push_back({kind, id, peak, net, 0});
   for (std::size_t i = 0; i < graph_.parts.size(); ++i) graph_.parts[i].events.push_back(of_device(i + 1));
-  pushed_.push_back(clock_.now());
+  pushed_.push_back(clocks_.front().now());
 }
 
 std::int32_t Profiler::device_index(c10::Device device) {
@@ -99,8 +102,12 @@ void Profiler::reads(const at::Tensor& argument) {
     leaves_.push_back(argument);
 }
 
-void Profiler::kernel_begins() { kernel_.from = clock_.now(); }
-void Profiler::kernel_ends() { kernel_.to = clock_.now(); }
+void Profiler::kernel_begins() {
+  for (std::size_t i = 0; i < clocks_.size(); ++i) kernel_[i].from = clocks_[i].now();
+}
+void Profiler::kernel_ends() {
+  for (std::size_t i = 0; i < clocks_.size(); ++i) kernel_[i].to = clocks_[i].now();
+}
 
 void Profiler::op_not_recorded() { mark(); }
 
@@ -112,11 +119,10 @@ void Profiler::op_recorded(const Tape& tape, plan::OpId op) {
   info.inputs = calls.inputs_of(calls.call(op));
   info.signature = calls.signature(op);
   info.module = calls.module_of(op);
-  kernels_.push_back(kernel_);
   graph_.values.resize(static_cast<std::size_t>(tape.flow().values()));
-  if (const auto outs = tape.flow().outputs(op); !outs.empty())
-    info.stream = stream_on(values.device(outs.front().value));
-  for (const plan::Output& out : tape.flow().outputs(op)) {
+  const auto outs = tape.flow().outputs(op);
+  if (!outs.empty()) info.stream = stream_on(values.device(outs.front().value));
+  for (const plan::Output& out : outs) {
     plan::ValueInfo& value = graph_.values[static_cast<std::size_t>(out.value)];
     value.device = device_index(values.device(out.value));
     if (out.overwrites == plan::kNoValue) {
@@ -130,6 +136,10 @@ void Profiler::op_recorded(const Tape& tape, plan::OpId op) {
     value.must = values.must(out.value);
     alive_.push_back(out.value);
   }
+  const std::size_t device =
+      outs.empty() ? 0 : static_cast<std::size_t>(graph_.values[static_cast<std::size_t>(outs.front().value)].device);
+  const std::size_t clock = device < clocks_.size() ? device : 0;
+  kernels_.push_back({clock, kernel_[clock]});
   const auto [peak, net] = taken_by(tape.flow(), op, 0);
   info.peak_bytes = peak;
   info.other_bytes = net;
@@ -170,12 +180,12 @@ void Profiler::unpacked(plan::ValueId value, plan::Residency now) {
 
 void Profiler::replay_begins() {
   mark();
-  replay_ = clock_.now();
+  replay_ = clocks_.front().now();
 }
 
 void Profiler::replay_ends() {
   rebase();
-  clock_.leave_out(replay_, clock_.now());
+  clocks_.front().leave_out(replay_, clocks_.front().now());
 }
 
 void Profiler::rebase() {
@@ -219,7 +229,7 @@ void Profiler::rehearse(const Tape& tape, const std::function<bool()>& update) {
     poll(tape);
     mark();
   }
-  const StepClock::Moment began = clock_.now();
+  const StepClock::Moment began = clocks_.front().now();
   {
     const memory::TagScope tag(memory::Tag::Optimizer);
     if (!update()) return;
@@ -229,31 +239,34 @@ void Profiler::rehearse(const Tape& tape, const std::function<bool()>& update) {
     graph_.add_static(i, static_cast<std::size_t>(memory::Tag::Optimizer), state);
   }
   rebase();
-  const StepClock::Moment again = clock_.now();
+  const StepClock::Moment again = clocks_.front().now();
   update();
-  const StepClock::Moment ended = clock_.now();
+  const StepClock::Moment ended = clocks_.front().now();
   std::vector<Bytes> peaks;
   for (MemoryGauge& gauge : gauges_) peaks.push_back(gauge.take_peak());
   graph_.end_with_update(peaks, 0);
   pushed_.push_back(ended);
   update_ = {again, ended};
   rebase();
-  clock_.leave_out(began, again);
+  clocks_.front().leave_out(began, again);
 }
 
 void Profiler::note_seconds() {
-  const StepClock::Moment end = clock_.now();
-  clock_.settle();
-  for (std::size_t op = 0; op < kernels_.size(); ++op)
-    graph_.ops[op].seconds = clock_.seconds(kernels_[op].from, kernels_[op].to);
-  graph_.update_seconds = clock_.seconds(update_.from, update_.to);
+  StepClock& clock = clocks_.front();
+  const StepClock::Moment end = clock.now();
+  for (StepClock& each : clocks_) each.settle();
+  for (std::size_t op = 0; op < kernels_.size(); ++op) {
+    const auto& [device, span] = kernels_[op];
+    graph_.ops[op].seconds = clocks_[device].seconds(span.from, span.to);
+  }
+  graph_.update_seconds = clock.seconds(update_.from, update_.to);
   StepClock::Moment before = 0;
   for (std::size_t i = 0; i < pushed_.size(); ++i) {
     const bool is_update = pushed_[i] == update_.to;
-    graph_.events[i].seconds = is_update ? 0 : clock_.seconds(before, pushed_[i]);
+    graph_.events[i].seconds = is_update ? 0 : clock.seconds(before, pushed_[i]);
     before = pushed_[i];
   }
-  graph_.set_step_seconds(clock_.seconds(0, end) - graph_.update_seconds);
+  graph_.set_step_seconds(clock.seconds(0, end) - graph_.update_seconds);
 }
 
 plan::StepGraph Profiler::finish(const Tape& tape) {

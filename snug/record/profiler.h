@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <deque>
 #include <functional>
 #include <optional>
 #include <unordered_set>
@@ -51,7 +52,7 @@ class Profiler final : public TapeObserver {
   /// takes. There is no update if it says so by returning false.
   void rehearse(const Tape& tape, const std::function<bool()>& update);
   /// Where what is neither the step's own nor a kernel's is left out.
-  [[nodiscard]] StepClock& clock() noexcept { return clock_; }
+  [[nodiscard]] StepClock& clock() noexcept { return clocks_.front(); }
   /// Bytes of that state, by device.
   [[nodiscard]] const std::vector<Bytes>& state_to_come() const noexcept { return state_to_come_; }
 
@@ -85,12 +86,16 @@ class Profiler final : public TapeObserver {
   bool releasing_ = false;            // between release_begins and release_ends
   std::vector<plan::ValueId> alive_;  // the program refers to them
   bool begun_ = false;
-  StepClock clock_;
+  std::deque<StepClock> clocks_;  // by device, as gauges_: the step's is the first, an operator's that of its outputs
   struct Span {
     StepClock::Moment from = 0, to = 0;
   };
-  Span kernel_;                            // the one that ran last
-  std::vector<Span> kernels_;              // by operator
+  struct Kernel {
+    std::size_t device = 0;
+    Span span;
+  };
+  std::vector<Span> kernel_;               // the one that ran last, by clock
+  std::vector<Kernel> kernels_;            // by operator
   std::vector<StepClock::Moment> pushed_;  // by event
   StepClock::Moment replay_ = 0;           // its begin
   Span update_;

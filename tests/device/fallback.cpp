@@ -1,5 +1,6 @@
 // Operators on simulated devices are those of the CPU.
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/library.h>
 
@@ -102,4 +103,19 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch
 TORCH_LIBRARY_IMPL(_, HPU, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 
 }  // namespace
+
+void prefer_kernels_of_the_cpu() {
+  static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::HPU, __FILE__, __LINE__);
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (!name.name.starts_with("aten::")) continue;
+    const auto op = c10::Dispatcher::singleton().findOp(name);
+    const auto has = [&](c10::DispatchKey key) { return op && op->hasKernelForDispatchKey(key); };
+    const bool is_composed =
+        has(c10::DispatchKey::CompositeExplicitAutograd) || has(c10::DispatchKey::CompositeImplicitAutograd);
+    if (is_composed && has(c10::DispatchKey::CPU) && !has(c10::DispatchKey::HPU)) {
+      library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    }
+  }
+}
+
 }  // namespace snug::testing

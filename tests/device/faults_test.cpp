@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <string>
@@ -88,44 +90,71 @@ std::int64_t allocations(c10::Device device) {
 
 /// Layers with dropout, whose plan has to run some of them again.
 struct Layers : torch::nn::Module {
-  explicit Layers(c10::Device device) {
-    for (int i = 0; i < 4; ++i) layers->push_back(torch::nn::Linear(64, 64));
+  /// Each in turn on one of the devices.
+  explicit Layers(const std::vector<c10::Device>& devices) {
+    for (std::size_t i = 0; i < 4; ++i) {
+      layers->push_back(torch::nn::Linear(64, 64));
+      layers[i]->to(devices[i % devices.size()]);
+    }
     register_module("layers", layers);
-    to(device);
   }
   at::Tensor loss(at::Tensor x) {
-    for (const auto& layer : *layers) x = torch::dropout(layer->as<torch::nn::Linear>()->forward(x).tanh(), 0.2, true);
+    for (const auto& layer : *layers) {
+      const auto* const linear = layer->as<torch::nn::Linear>();
+      x = torch::dropout(linear->forward(x.to(linear->weight.device())).tanh(), 0.2, true);
+    }
     return x.square().mean();
   }
   torch::nn::ModuleList layers;
 };
 
-class Faults : public ::testing::TestWithParam<c10::Device> {
+/// A session over devices with a budget each; the first has the batch.
+class Faults : public ::testing::TestWithParam<std::vector<c10::Device>> {
  protected:
   Faults() {
     torch::manual_seed(3);
-    net_ = std::make_shared<Layers>(device_);
-    x_ = torch::randn({256, 64}).to(device_);
+    net_ = std::make_shared<Layers>(devices_);
+    x_ = torch::randn({256, 64}).to(devices_[0]);
     expected_ = step([&] {
       const at::Tensor loss = net_->loss(x_);
       loss.backward();
       return loss;
     });
-    const Bytes before = memory_.stats().allocated;
-    const auto recorded = replay::record_step([&] { return net_->loss(x_); }, memory_);
-    const Bytes peak = plan::make_plan(recorded.graph, "none", std::nullopt).predicted_peak;
-    session_.emplace(fit([&](const at::Tensor& x) { return net_->loss(x); }, x_,
-                         {.budget = before + (peak - before) * 7 / 10, .device = device_}));
-    if (device_.is_cpu()) FailingCpu::instance().expect_limit(memory_.stats().limit);
+    std::vector<DeviceBudget> budgets;
+    for (const c10::Device device : devices_) budgets.push_back({device, budget_of(device)});
+    session_.emplace(fit(
+        [&](const at::Tensor& x) { return net_->loss(x); }, x_,
+        {.budget = budgets[0].budget, .device = devices_[0], .other_budgets = {budgets.begin() + 1, budgets.end()}}));
+    if (on_the_cpu()) FailingCpu::instance().expect_limit(memory::device_memory(c10::kCPU).stats().limit);
     (void)planned();
-    const std::int64_t taken = allocations(device_);
+    std::vector<std::int64_t> taken;
+    for (const c10::Device device : devices_) taken.push_back(allocations(device));
     (void)planned();
-    in_a_step_ = allocations(device_) - taken;
-    base_ = settled(memory_);
+    for (std::size_t i = 0; i < devices_.size(); ++i) {
+      in_a_step_.push_back(allocations(devices_[i]) - taken[i]);
+      base_.push_back(settled(memory::device_memory(devices_[i])));
+    }
   }
   ~Faults() override {
-    if (device_.is_cpu()) FailingCpu::instance().expect_limit(std::nullopt);
-    fail_allocation(device_, std::nullopt);
+    if (on_the_cpu()) FailingCpu::instance().expect_limit(std::nullopt);
+    for (const c10::Device device : devices_) fail_allocation(device, std::nullopt);
+  }
+
+  [[nodiscard]] bool on_the_cpu() const {
+    return std::ranges::find(devices_, c10::kCPU, &c10::Device::type) != devices_.end();
+  }
+
+  /// 70 % of what a step takes of it.
+  Bytes budget_of(c10::Device device) {
+    memory::DeviceMemory& memory = memory::device_memory(device);
+    const Bytes before = settled(memory);
+    memory.reset_peak();
+    (void)step([&] {
+      const at::Tensor loss = net_->loss(x_);
+      loss.backward();
+      return loss;
+    });
+    return before + (memory.stats().allocated_peak - before) * 7 / 10;
   }
 
   /// The loss and all gradients of a step from a seed, which leaves no gradient.
@@ -142,58 +171,72 @@ class Faults : public ::testing::TestWithParam<c10::Device> {
     return step([&] { return session_->backward([&] { return net_->loss(x_); }); });
   }
 
-  /// A step during which memory fails is right, or says that it has run out; the books are balanced, and the next is
-  /// right. Whether it was refused.
-  bool refused_by(const Failure& failure) {
+  /// A step during which the device's memory fails is right, or says that it has run out; the books are balanced, and
+  /// the next is right. Whether it was refused.
+  bool refused_by(c10::Device device, const Failure& failure) {
     bool refused = false;
-    fail_allocation(device_, failure);
+    fail_allocation(device, failure);
     try {
       expect_same(expected_, planned());
     } catch (const std::exception& error) {
       refused = true;
       EXPECT_TRUE(memory::refusal_in(std::current_exception())) << error.what();
     }
-    fail_allocation(device_, std::nullopt);
+    fail_allocation(device, std::nullopt);
     net_->zero_grad();
-    EXPECT_EQ(settled(memory_), base_);
+    for (std::size_t i = 0; i < devices_.size(); ++i)
+      EXPECT_EQ(settled(memory::device_memory(devices_[i])), base_[i]) << devices_[i];
     expect_same(expected_, planned());
     return refused;
   }
 
-  const c10::Device device_ = GetParam();
-  memory::DeviceMemory& memory_ = memory::device_memory(device_);
+  /// visit(device, n) of each allocation of a step.
+  void for_each_allocation(const std::function<void(c10::Device, std::int64_t)>& visit) {
+    for (std::size_t i = 0; i < devices_.size(); ++i) {
+      for (std::int64_t n = 0; n < in_a_step_[i]; ++n) {
+        SCOPED_TRACE(fmt::format("allocation {} of {}", n, devices_[i].str()));
+        visit(devices_[i], n);
+      }
+    }
+  }
+  [[nodiscard]] std::int64_t all_in_a_step() const {
+    return std::accumulate(in_a_step_.begin(), in_a_step_.end(), std::int64_t{0});
+  }
+
+  const std::vector<c10::Device> devices_ = GetParam();
   std::shared_ptr<Layers> net_;
   at::Tensor x_;
   std::vector<at::Tensor> expected_;
   std::optional<Session> session_;
-  std::int64_t in_a_step_ = 0;
-  Bytes base_ = 0;
+  std::vector<std::int64_t> in_a_step_;  // by device
+  std::vector<Bytes> base_;
 };
-INSTANTIATE_TEST_SUITE_P(Devices, Faults, ::testing::Values(c10::Device(c10::kCPU), kFailing),
-                         [](const auto& it) { return std::string(it.param.is_cpu() ? "Cpu" : "Simulated"); });
+const std::vector<std::vector<c10::Device>> kFaulty = {
+    {c10::kCPU}, {kFailing}, {kFailing, {kSimulated, 0}}, {kFailing, c10::kCPU}};
+INSTANTIATE_TEST_SUITE_P(Devices, Faults, ::testing::ValuesIn(kFaulty), [](const auto& it) {
+  std::string name;
+  for (const c10::Device device : it.param)
+    name += device.is_cpu() ? "Cpu" : fmt::format("Simulated{}", static_cast<int>(device.index()));
+  return name;
+});
 
 TEST_P(Faults, AnAllocationThatFailsOnceIsTriedAgain) {
-  ASSERT_GT(in_a_step_, 50);
-  int refused = 0;
-  for (std::int64_t n = 0; n < in_a_step_; ++n) {
-    SCOPED_TRACE(n);
-    refused += refused_by({.after = n, .for_good = false}) ? 1 : 0;
-  }
+  ASSERT_GT(all_in_a_step(), 50);
+  int refused = 0, refused_on_the_cpu = 0;
+  for_each_allocation([&](c10::Device device, std::int64_t n) {
+    if (refused_by(device, {.after = n, .for_good = false})) ++(device.is_cpu() ? refused_on_the_cpu : refused);
+  });
   // An accelerator gives back what it keeps, and has the memory; of the CPU's there is no more until something goes.
-  if (device_.is_cpu()) {
-    EXPECT_LT(refused, in_a_step_);
-  } else {
-    EXPECT_EQ(refused, 0);
-  }
+  EXPECT_EQ(refused, 0);
+  EXPECT_LT(refused_on_the_cpu, all_in_a_step());
 }
 
 TEST_P(Faults, MemoryThatIsFullFromAnyAllocationOnRefusesTheStepAndRunsTheNext) {
   int refused = 0;
-  for (std::int64_t n = 0; n < in_a_step_; ++n) {
-    SCOPED_TRACE(n);
-    refused += refused_by({.after = n, .for_good = true}) ? 1 : 0;
-  }
-  EXPECT_GT(refused, in_a_step_ / 4);
+  for_each_allocation([&](c10::Device device, std::int64_t n) {
+    refused += refused_by(device, {.after = n, .for_good = true}) ? 1 : 0;
+  });
+  EXPECT_GT(refused, all_in_a_step() / 4);
 }
 
 /// SNUG_FAULTS: how many; 10,000 with make test-long.
@@ -203,7 +246,9 @@ TEST_P(Faults, AtRandomLeaveNothingBehind) {
   for (std::uint64_t seed = 0; seed < faults; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     std::mt19937_64 random(seed);
-    (void)refused_by({.after = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(in_a_step_)),
+    const std::size_t i = random() % devices_.size();
+    (void)refused_by(devices_[i],
+                     {.after = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(in_a_step_[i])),
                       .for_good = random() % 2 == 0});
     if (HasFailure()) break;
   }
@@ -214,7 +259,7 @@ class FailingCopies : public ::testing::Test {};
 
 TEST_F(FailingCopies, EndTheStepAndLeaveNothingBehind) {
   torch::manual_seed(3);
-  const auto net = std::make_shared<Layers>(kFailing);
+  const auto net = std::make_shared<Layers>(std::vector{kFailing});
   const at::Tensor x = torch::randn({256, 64}).to(kFailing);
   memory::DeviceMemory& memory = memory::device_memory(kFailing);
   const auto forward = [&] { return net->loss(x); };

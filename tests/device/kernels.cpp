@@ -1,6 +1,7 @@
 // The few operators that LibTorch asks a backend for.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/SDPBackend.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
@@ -106,6 +107,29 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage storage, std::int64_t offs
   return self;
 }
 
+at::Tensor& set_whole_storage(at::Tensor& self, at::Storage storage) {
+  const auto elements = static_cast<std::int64_t>(storage.nbytes() / self.itemsize());
+  return set_storage(self, std::move(storage), 0, {elements}, {1});
+}
+
+/// The CPU's looks at whether a mask is differentiated, which it cannot see of what stands for it.
+std::int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                              const std::optional<at::Tensor>& mask, double dropout, bool is_causal,
+                              std::optional<double> scale, bool grouped) {
+  if (mask && mask->requires_grad()) return static_cast<std::int64_t>(at::SDPBackend::math);
+  return at::_fused_sdp_choice(as_cpu(query), as_cpu(key), as_cpu(value),
+                               mask ? std::optional(as_cpu(*mask)) : std::nullopt, dropout, is_causal, scale, grouped);
+}
+
+/// The CPU has none of integers, and accelerators have.
+at::Tensor histogram(const at::Tensor& x, std::int64_t bins, const at::Scalar& least, const at::Scalar& most) {
+  const auto compute = [=, x = as_cpu(x)] {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return std::vector{at::histc(x.to(at::kDouble), bins, least, most).to(x.scalar_type())};
+  };
+  return launch(x.device(), compute)[0];
+}
+
 /// The CPU's draws from the CPU's generator, as it is told none.
 std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& x, double probability, std::optional<bool> train) {
   if (!train.value_or(true) || probability == 0) return {x.clone(), at::ones_like(x, at::kBool)};
@@ -158,6 +182,9 @@ TORCH_LIBRARY_IMPL(aten, HPU, library) {
   library.impl("_copy_from", &copy_from);
   library.impl("resize_", &resize);
   library.impl("set_.source_Storage_storage_offset", &set_storage);
+  library.impl("set_.source_Storage", &set_whole_storage);
+  library.impl("_fused_sdp_choice", &choose_attention);
+  library.impl("histc", &histogram);
   library.impl("native_dropout", &native_dropout);
   library.impl("record_stream", &record_stream);
   library.impl("convolution_overrideable", &convolution);

@@ -17,6 +17,10 @@ at::Tensor empty_as(const at::Tensor& cpu, c10::Device device);
 /// sizes each time; it is called now, for their sizes, and under an order of chance again when it is its turn.
 std::vector<at::Tensor> launch(c10::Device device, const std::function<std::vector<at::Tensor>()>& compute);
 
+/// Operators for which the CPU has a kernel, and LibTorch a composition of others for devices that have none, run the
+/// CPU's: else their bits were others, and their memory. Once, when all operators are there.
+void prefer_kernels_of_the_cpu();
+
 /// For the life of the scope what this thread allocates of the CPU's memory is not counted there: a kernel's scratch.
 class KernelScope {
  public:

@@ -175,6 +175,7 @@ void install_simulated_devices() {
     c10::SetAllocator(kSimulated, &allocator);
     memory::add_backend(kSimulated, &find);
     install_scratch_allocator();
+    prefer_kernels_of_the_cpu();
     return true;
   }();
   static_cast<void>(installed);

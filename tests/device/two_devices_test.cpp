@@ -86,6 +86,28 @@ Bytes taken_by(const Halves& model, const at::Tensor& x, c10::Device device) {
   return memory.stats().allocated_peak - before;
 }
 
+TEST(OtherBudgets, OperatorsAreTimedByTheClockOfTheirDevice) {
+  const c10::Device first(kSimulated, 0), second(kSimulated, 1);
+  const SimulatedSpeed before = simulated_speed();
+  SimulatedSpeed speed = before;
+  speed.kernel_seconds = 0.5;  // of the simulated clock
+  set_simulated_speed(speed);
+  const Halves model({first, second});
+  const at::Tensor x = torch::randn({64, 64}).to(first);
+  const auto recorded =
+      replay::record_step([&] { return model(x); }, memory::device_memory(first), {.other_budgets = {{second, 1_GiB}}});
+  set_simulated_speed(before);
+  int timed[] = {0, 0};
+  for (plan::OpId op = 0; op < static_cast<plan::OpId>(recorded.graph.ops.size()); ++op) {
+    const plan::OpInfo& info = recorded.graph.ops[static_cast<std::size_t>(op)];
+    if (info.name != "aten::gelu" && info.name != "aten::tanh") continue;
+    EXPECT_NEAR(info.seconds, 0.5, 1e-6) << info.name;
+    ++timed[recorded.graph.values[static_cast<std::size_t>(recorded.graph.flow.outputs(op).front().value)].device];
+  }
+  EXPECT_EQ(timed[0], 16);
+  EXPECT_EQ(timed[1], 16);
+}
+
 TEST(OtherBudgets, HoldOnEachDeviceWithTheBitsOfThePlainStep) {
   const c10::Device cpu(c10::kCPU), first(kSimulated, 0), second(kSimulated, 1);
   for (const auto& [own, other] : {std::pair{first, second}, {first, cpu}, {second, first}}) {

@@ -216,7 +216,7 @@ TEST(LinearCrossEntropy, HasAsManyLogitsAsItIsTold) {
   const auto [large, of_large] = run({});
   const auto [small, of_small] = run({.logits = 4_MiB});
   const auto [smallest, of_smallest] = run({.logits = 1});  // one row
-  EXPECT_GT(large, 25_MiB);  // a third of all rows
+  EXPECT_GT(large, 25_MiB);                                 // a third of all rows
   EXPECT_LT(small, 6_MiB);
   EXPECT_LT(smallest, 1_MiB);
   expect_close(of_small, of_large, 1e-6);

@@ -1,9 +1,21 @@
+"""SNUG_TEST_DEVICE: where the tests make their tensors, "cpu" unless it is set; "simulated" is an accelerator that the CPU
+plays."""
 import gc
+import os
 
 import pytest
 import torch
 
 import snug
+from snug import testing
+
+if (chosen := os.environ.get("SNUG_TEST_DEVICE", "cpu")) != "cpu":
+    torch.set_default_device(testing.simulated_device() if chosen == "simulated" else chosen)
+DEVICE = torch.get_default_device().type
+
+
+def only_on_the_cpu(what: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(DEVICE != "cpu", reason=f"only the CPU has {what}")
 
 
 def pytest_configure(config):
@@ -20,3 +32,7 @@ def clean_slate():
 
 def allocated() -> int:
     return snug.memory_stats()["allocated"]
+
+
+def reset_peak() -> None:
+    snug._core.reset_peak(snug.devices.device_named(None))

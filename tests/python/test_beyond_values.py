@@ -1,10 +1,12 @@
 """What reads tensors that are more than geometry over memory runs once."""
 
 import torch
+from conftest import only_on_the_cpu
 
 import snug
 
 
+@only_on_the_cpu("sparse tensors")
 def test_a_sparse_matrix_that_the_step_writes():
     torch.manual_seed(7)
     x, weight = torch.randn(64, 64), torch.randn(64, 64, requires_grad=True)

@@ -5,6 +5,7 @@ import io
 
 import pytest
 import torch
+from conftest import DEVICE, only_on_the_cpu
 from torch import nn
 
 import snug
@@ -39,7 +40,7 @@ def make(name):
 
 def step(model, batch, dtype=None):
     model.zero_grad()
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=dtype == torch.bfloat16):
         loss = model(**batch).loss
     loss.backward()
     return [loss.detach(), *(p.grad for p in model.parameters())]
@@ -213,6 +214,7 @@ def test_a_norm_by_itself_has_the_same_bits():
     assert torch.equal(fused, norm(x.bfloat16()))
 
 
+@only_on_the_cpu("kernels of norms")
 def test_norms_keep_their_input_alone():
     kept = []
     for allow in ([], ["rms_norm"]):

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from conftest import DEVICE, only_on_the_cpu
 from torch import nn
 
 import snug
@@ -36,7 +37,7 @@ def test_accumulation_clipping_and_scaling():
     def step(batch, scale=1.0):
         return model(batch).square().mean() * scale
 
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**10)
 
     def loop(backward):
         model.zero_grad()
@@ -96,6 +97,7 @@ def _ddp(rank, port, results):
     dist.destroy_process_group()
 
 
+@only_on_the_cpu("collectives")
 def test_ddp_on_gloo():
     with mp.get_context("spawn").Manager() as manager:
         results = manager.dict()
@@ -144,6 +146,7 @@ def _fsdp2(rank, port, results):
     dist.destroy_process_group()
 
 
+@only_on_the_cpu("collectives")
 def test_fsdp2_says_what_is_not_supported():
     with mp.get_context("spawn").Manager() as manager:
         results = manager.dict()
@@ -216,6 +219,7 @@ def _collectives(rank, port, results):
     dist.destroy_process_group()
 
 
+@only_on_the_cpu("collectives")
 def test_collectives_are_not_replayed():
     with mp.get_context("spawn").Manager() as manager:
         results = manager.dict()
@@ -231,6 +235,7 @@ def test_peft():
     assert any("lora_A" in name for name in names)
 
 
+@only_on_the_cpu("a name that Accelerate knows")
 def test_accelerate():
     accelerate = pytest.importorskip("accelerate")
     model, x = small()

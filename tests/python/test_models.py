@@ -1,8 +1,11 @@
 """Eleven architectures at 60 and 40 % of what their step takes beyond its static memory: every bit is the same, and the
 cap holds."""
 
+import copy
+
 import pytest
 import torch
+from conftest import DEVICE, allocated, reset_peak
 
 import snug
 from architectures import NAMES, make
@@ -10,6 +13,26 @@ from architectures import NAMES, make
 
 # The others are built of the same operators as these.
 OFTEN = [("llama", False), ("resnet", False), ("unet", True)]
+
+
+@pytest.mark.skipif(DEVICE != "hpu", reason="another device has bits of its own")
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if (n, False) in OFTEN else pytest.mark.long) for n in NAMES])
+def test_a_device_that_the_cpu_plays_has_its_bits(name):
+    model, batch = make(name)
+    twin = copy.deepcopy(model).cpu()
+
+    def gradients(m, b):
+        torch.manual_seed(3)
+        out = m(**b)
+        getattr(out, "loss", out).backward()
+        return [p.grad.cpu() for p in m.parameters() if p.grad is not None]
+
+    there = gradients(model, batch)
+    with torch.device("cpu"):
+        here = gradients(twin, {key: value.cpu() for key, value in batch.items()})
+    assert len(here) == len(there) > 10
+    names = [name for name, p in model.named_parameters() if p.grad is not None]
+    assert [name for name, a, b in zip(names, here, there) if not torch.equal(a, b)] == []
 
 
 @pytest.mark.parametrize(
@@ -24,7 +47,7 @@ def test_is_bitwise_the_same(name, amp):
     model, batch = make(name)
 
     def step(batch):
-        with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=amp):
             return model(**batch)
 
     plan = snug.plan(step, batch)
@@ -43,7 +66,7 @@ def test_is_bitwise_the_same(name, amp):
             assert (session.last_step.replayed_ops > 0) == lower
             for p in model.parameters():
                 p.grad = None
-            snug._core.reset_peak("cpu")
+            reset_peak()
             session.backward(batch)
             assert snug.memory_stats()["mapped_peak"] <= budget
         for p in model.parameters():

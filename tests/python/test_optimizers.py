@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from conftest import DEVICE, only_on_the_cpu
 from small_step import Lion, batches, bits, net, same
 from torch import nn
 
@@ -79,6 +80,7 @@ def test_muon(inside):
     )
 
 
+@only_on_the_cpu("sparse tensors")
 def test_sparse_adam():
     table = nn.Embedding(4096, 64, sparse=True)
     optimizer = torch.optim.SparseAdam(table.parameters())
@@ -220,7 +222,7 @@ def test_a_scaler_that_is_off_and_unscales():
     torch.manual_seed(0)
     model, x = nn.Linear(8, 8), torch.randn(4, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    scaler = torch.amp.GradScaler(DEVICE, enabled=False)
 
     def step(b):
         optimizer.zero_grad()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import only_on_the_cpu
 from torch import nn
 
 import snug
@@ -56,6 +57,7 @@ def test_custom_operators_may_write_two_views_of_one_tensor():
     assert region.opaque_values == []
 
 
+@only_on_the_cpu("NumPy's memory")
 def test_a_version_raised_by_hand_makes_a_value_of_its_own():
     x = torch.linspace(-1, 1, 256).requires_grad_()
 
@@ -73,6 +75,7 @@ def test_a_version_raised_by_hand_makes_a_value_of_its_own():
     assert len(region.opaque_values) == 1 and "aten::sin" in region.opaque_values[0]
 
 
+@only_on_the_cpu("a compiler")
 def test_results_of_compiled_code_are_kept():
     """Its kernels write over what operators made, the product of a layer among it."""
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, 8))

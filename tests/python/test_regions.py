@@ -4,6 +4,7 @@ import gc
 
 import pytest
 import torch
+from conftest import DEVICE, only_on_the_cpu
 from torch import nn
 
 import snug
@@ -266,7 +267,7 @@ def test_autocast_and_functional_call():
         x = torch.linspace(-1, 1, 16 * 32).reshape(16, 32).requires_grad_()
         parameters = {k: v.detach().clone().requires_grad_() for k, v in model.named_parameters()}
         torch.manual_seed(2)
-        with torch.autocast("cpu", torch.bfloat16), snug.Region(snug.Recompute() if recompute else snug.Keep()):
+        with torch.autocast(DEVICE, torch.bfloat16), snug.Region(snug.Recompute() if recompute else snug.Keep()):
             y = torch.func.functional_call(model, parameters, (x,))
         y.float().sum().backward()
         return [p.grad for p in parameters.values()]
@@ -282,6 +283,7 @@ def test_inference_and_no_grad_are_plain_calls():
                 assert torch.equal(snug.checkpoint(torch.sin, x, mode=mode), x.sin())
 
 
+@only_on_the_cpu("NumPy's memory")
 def test_opaque_values_are_kept_and_named():
     def numpy_kernel(x):
         y = torch.empty(64)
@@ -349,7 +351,7 @@ def test_wrong_use_says_so():
         snug.set_memory_limit("8 bananas")
     with pytest.raises(snug.UsageError):
         snug.parse_bytes(1 << 70)
-    snug.set_memory_limit("8GiB", torch.device("cpu"))
+    snug.set_memory_limit("8GiB", torch.device(DEVICE))
     assert snug.memory_stats()["limit"] == 8 << 30
     snug.set_memory_limit(None)
 

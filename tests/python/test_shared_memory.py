@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from conftest import only_on_the_cpu
 from torch import nn
 
 import snug
@@ -14,6 +15,7 @@ def make(seed=0):
     return nn.Sequential(*layers, nn.Linear(256, 1)), torch.randn(512, 256)
 
 
+@only_on_the_cpu("NumPy's memory")
 @pytest.mark.parametrize("shared", ["from_numpy", "numpy"])
 def test_what_is_filled_anew_before_backward_is_refused(shared):
     model, x = make()
@@ -44,6 +46,7 @@ def test_what_is_filled_anew_before_backward_is_refused(shared):
             session.backward(x)
 
 
+@only_on_the_cpu("NumPy's memory")
 def test_a_buffer_that_is_filled_between_steps_is_a_batch():
     model, x = make()
     memory = x.numpy().copy()

@@ -5,6 +5,7 @@ import sys
 import textwrap
 
 import pytest
+from conftest import only_on_the_cpu
 
 import snug
 
@@ -133,6 +134,7 @@ def test_too_small_a_budget_and_too_large_an_index_are_refused():
     """)
 
 
+@only_on_the_cpu("no simulated device, unless it is asked for")
 def test_without_a_build_for_tests_it_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "snug._simulated", None)
     from snug import testing

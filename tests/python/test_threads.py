@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from conftest import only_on_the_cpu
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -65,6 +66,7 @@ def test_a_session_moves_between_threads():
     assert len(set(losses)) == 1 and len(losses) == 3
 
 
+@only_on_the_cpu("memory that processes share")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_data_loader_with_workers(method):
     model, x = task(4)
@@ -88,6 +90,7 @@ class Large(torch.utils.data.Dataset):
         return torch.full((10 << 20,), float(i))[:64].clone()
 
 
+@only_on_the_cpu("memory that processes share")
 def test_the_limit_is_not_that_of_forked_workers():
     model, _ = task(2)
     x = torch.randn(4, 64)
