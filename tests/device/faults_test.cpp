@@ -90,17 +90,17 @@ std::int64_t allocations(c10::Device device) {
 
 /// Layers with dropout, whose plan has to run some of them again.
 struct Layers : torch::nn::Module {
-  /// Each in turn on one of the devices.
+  /// Four on each of the devices.
   explicit Layers(const std::vector<c10::Device>& devices) {
-    for (std::size_t i = 0; i < 4; ++i) {
-      layers->push_back(torch::nn::Linear(64, 64));
-      layers[i]->to(devices[i % devices.size()]);
+    for (const c10::Device device : devices) {
+      for (int i = 0; i < 4; ++i) layers->push_back(torch::nn::Linear(64, 64));
+      for (std::size_t i = layers->size() - 4; i < layers->size(); ++i) layers[i]->to(device);
     }
     register_module("layers", layers);
   }
   at::Tensor loss(at::Tensor x) {
     for (const auto& layer : *layers) {
-      const auto* const linear = layer->as<torch::nn::Linear>();
+      auto* const linear = layer->as<torch::nn::Linear>();
       x = torch::dropout(linear->forward(x.to(linear->weight.device())).tanh(), 0.2, true);
     }
     return x.square().mean();
@@ -124,7 +124,7 @@ class Faults : public ::testing::TestWithParam<std::vector<c10::Device>> {
     for (const c10::Device device : devices_) budgets.push_back({device, budget_of(device)});
     session_.emplace(fit(
         [&](const at::Tensor& x) { return net_->loss(x); }, x_,
-        {.budget = budgets[0].budget, .device = devices_[0], .other_budgets = {budgets.begin() + 1, budgets.end()}}));
+        {.budget = budgets[0].bytes, .device = devices_[0], .other_budgets = {budgets.begin() + 1, budgets.end()}}));
     if (on_the_cpu()) FailingCpu::instance().expect_limit(memory::device_memory(c10::kCPU).stats().limit);
     (void)planned();
     std::vector<std::int64_t> taken;
