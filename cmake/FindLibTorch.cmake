@@ -19,9 +19,9 @@ else()
                     OUTPUT_VARIABLE _site OUTPUT_STRIP_TRAILING_WHITESPACE)
     list(APPEND _candidates "${_site}/torch")
   endif()
-  foreach(_python IN ITEMS "$ENV{VIRTUAL_ENV}/bin/python" "$ENV{CONDA_PREFIX}/bin/python"
-                           "${PROJECT_SOURCE_DIR}/.venv/bin/python")
-    if(EXISTS "${_python}")
+  foreach(_environment IN ITEMS "$ENV{VIRTUAL_ENV}" "$ENV{CONDA_PREFIX}" "${PROJECT_SOURCE_DIR}/.venv")
+    set(_python "${_environment}/bin/python")
+    if(_environment AND EXISTS "${_python}")  # without one it would be the system's
       execute_process(
         COMMAND "${_python}" -c "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
         OUTPUT_VARIABLE _dir OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)

@@ -6,6 +6,8 @@ build="$(cd "$1" && pwd)"
 requirements="$3"
 python="$(<"$build/python/interpreter")"
 venv="$build/python/venv-$2"
+exec 9>"$venv.lock"  # several tests may ask for it at once
+flock 9
 stamp="$venv/.installed-$({ echo "$python"; cat "$requirements"; } | sha256sum | cut -c1-16)"
 if [[ ! -f "$stamp" ]]; then
   rm -rf "$venv"

@@ -28,8 +28,9 @@ py::object to_python(const OutOfBudget& error) {
   const auto& d = error.details();
   return error_type("OutOfBudget")(error.what(), py::arg("requested") = d.requested,
                                    py::arg("allocated") = d.stats.allocated,
-                                   py::arg("limit") = d.stats.limit.value_or(0), py::arg("operation") = d.operation,
-                                   py::arg("by_tag") = to_dict(d.stats.by_tag), py::arg("_details") = py::cast(d));
+                                   py::arg("limit") = d.stats.limit.value_or(0), py::arg("device") = d.device.str(),
+                                   py::arg("operation") = d.operation, py::arg("by_tag") = to_dict(d.stats.by_tag),
+                                   py::arg("_details") = py::cast(d));
 }
 
 py::object to_python(const DoesNotFit& error) {
@@ -37,7 +38,7 @@ py::object to_python(const DoesNotFit& error) {
   return error_type("DoesNotFit")(error.what(), py::arg("budget") = f.budget, py::arg("floor") = f.floor,
                                   py::arg("step_bytes") = f.step_bytes,
                                   py::arg("static_by_tag") = to_dict(f.static_by_tag), py::arg("strategy") = f.strategy,
-                                  py::arg("only_begun") = f.only_begun);
+                                  py::arg("only_begun") = f.only_begun, py::arg("device") = f.device);
 }
 
 void set(const py::object& exception) { PyErr_SetObject(py::type::of(exception).ptr(), exception.ptr()); }

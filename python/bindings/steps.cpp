@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -120,13 +119,7 @@ std::vector<Recorded> record_step(const py::function& step, const std::string& d
 void bind_recorded_step(py::module_& m) {
   // The graph by value: whoever has it does not keep the parameters alive.
   py::class_<replay::RecordedStep, Recorded>(m, "RecordedStep")
-      .def_property_readonly("graph", [](const replay::RecordedStep& s) { return s.graph; })
-      .def_property_readonly("devices", [](const replay::RecordedStep& s) {
-        std::set<std::string> devices;
-        for (const at::Tensor& p : s.parameters)
-          devices.insert(c10::DeviceTypeName(p.device().type(), /*lower_case=*/true));
-        return devices;
-      });
+      .def_property_readonly("graph", [](const replay::RecordedStep& s) { return s.graph; });
   m.def("record_step", &record_step, py::arg("step"), py::arg("device"), py::arg("budget"), py::arg("update"),
         py::arg("agreement"), py::arg("micro_batches"), py::arg("others"));
 }
@@ -145,10 +138,13 @@ void bind_kinds(py::module_& m) {
       .def_property_readonly("floor", [](const Kinds& k) { return replay::smallest_budget(k.all); })
       .def(
           "plan",
-          [](const Kinds& k, std::optional<Bytes> budget) {
-            return replay::plan_all(k.all, budget_of(budget)).front();
+          [](const Kinds& k, std::optional<Bytes> budget, const NamedBudgets& others) {
+            plan::Budgets budgets(budget_of(budget));
+            for (const auto& [device, bytes] : others)
+              budgets.others.push_back({device, plan::Budget::for_limit(bytes)});
+            return replay::plan_all(k.all, budgets).front();
           },
-          NoGil(), py::arg("budget"));
+          NoGil(), py::arg("budget"), py::arg("others"));
 }
 
 void bind_undone_draws(py::module_& m) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,15 +22,21 @@ def _tensors_in(sample: Any, depth: int = 4) -> Iterator[torch.Tensor]:
 
 
 def device_named(device: str | torch.device | None) -> str:
-    """A device with its number; without one, of several of a type, the one that is in use now. None: where new tensors are
-    made (torch.set_default_device)."""
-    return _core.with_index(str(torch.get_default_device() if device is None else device))
-
-
-def device_of(device: str | torch.device | None, sample: Any) -> str:
-    """Where a step's memory is, with its number: as it is said, else where the sample's tensors are, else where new ones are
-    made."""
+    """A device with its number; without one, of several of a type, the one that is in use now. None: where the calling
+    thread makes new tensors (torch.set_default_device), the CPU where these have no memory."""
     if device is None:
+        device = torch.get_default_device()
+        if device.type == "meta":
+            device = "cpu"
+    return _core.with_index(str(device))
+
+
+def device_of(device: str | torch.device | None, sample: Any, others: Iterable[str | torch.device] = ()) -> str:
+    """Where a step's memory is, with its number: as it is said, else where the first of the sample's tensors is that is on an
+    accelerator, or the first, not counting those on devices that are among the others; else where new ones are made."""
+    if device is None:
+        known = {device_named(other) for other in others}
         devices = [t.device for t in _tensors_in(sample)]
+        devices = [d for d in devices if device_named(d) not in known] or devices
         device = next((d for d in devices if d.type != "cpu"), devices[0] if devices else None)
     return device_named(device)

@@ -8,6 +8,7 @@ import torch
 
 from . import _core
 from ._version import built_for, version
+from .errors import UsageError
 from .sizes import format_bytes
 
 
@@ -20,7 +21,9 @@ def _gradients_are_the_same() -> str:
     def run() -> torch.Tensor:
         return torch.dropout(torch.tanh(x @ w), 0.5, True).square().sum()
 
-    with torch.random.fork_rng():
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    devices = range(torch.accelerator.device_count()) if accelerator is not None else range(0)
+    with torch.random.fork_rng(devices=list(devices), device_type=accelerator.type if accelerator is not None else "cuda"):
         torch.manual_seed(1)
         (plain,) = torch.autograd.grad(run(), w)
         torch.manual_seed(1)
@@ -46,12 +49,14 @@ def doctor() -> bool:
         ("memory counted on the CPU", format_bytes(stats["allocated"])),
         ("limit on the CPU", format_bytes(stats["limit"]) if stats["limit"] else "none"),
     ]
-    if torch.cuda.is_available():
-        rows += [
-            (f"device {i}", f"{torch.cuda.get_device_name(i)}, {format_bytes(torch.cuda.mem_get_info(i)[1])}")
-            for i in range(torch.cuda.device_count())
-        ]
-    else:
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else range(0)
+    for i in gpus:
+        rows.append((f"device cuda:{i}", f"{torch.cuda.get_device_name(i)}, {format_bytes(torch.cuda.mem_get_info(i)[1])}"))
+        try:
+            _core.memory_stats(f"cuda:{i}")
+        except UsageError as error:
+            fault = fault or str(error)
+    if not gpus:
         rows.append(("accelerator", "none"))
     rows.append(("replay", fault or "bitwise the same gradients"))
     width = max(len(name) for name, _ in rows)

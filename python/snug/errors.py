@@ -16,6 +16,7 @@ class DoesNotFit(Error):
 
     budget, floor: bytes; the floor is the smallest budget that would do. only_begun: the step could not even be recorded
     within the budget, and the floor is what it would have taken where that stopped. strategy: whose plans were tried.
+    device: of a further device that is short (other_budgets), whose budget the figures are then of; "": the one planned for.
     static_by_tag: bytes that are there before the step begins, by what they are for; step_bytes: what the step adds.
     """
 
@@ -27,13 +28,14 @@ class DoesNotFit(Error):
         self.static_by_tag: dict[str, int] = {}
         self.strategy: str = ""
         self.only_begun: bool = False
+        self.device: str = ""
         self.__dict__.update(figures)
 
 
 class OutOfBudget(Error, MemoryError):
     """An allocation would pass the limit and nothing was left to evict. It did not happen; the process can go on.
 
-    requested, allocated, limit: bytes. operation: the operator that asked, if known. by_tag: what is allocated, by what
+    requested, allocated, limit: bytes of `device`. operation: the operator that asked, if known. by_tag: what is allocated, by what
     it is for.
     """
 
@@ -42,6 +44,7 @@ class OutOfBudget(Error, MemoryError):
         self.requested: int = 0
         self.allocated: int = 0
         self.limit: int = 0
+        self.device: str = ""
         self.operation: str = ""
         self.by_tag: dict[str, int] = {}
         self.__dict__.update(figures)

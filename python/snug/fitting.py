@@ -152,6 +152,23 @@ def _request(budget: Size | None) -> int | _core.Percent | None:
     return request
 
 
+def _checked(other_budgets: Any) -> Mapping[str | torch.device, Size]:
+    if not isinstance(other_budgets or {}, Mapping):
+        raise UsageError(f'fit: other_budgets is a {type(other_budgets).__name__}; give bytes by device, as {{"cuda:1": "8GiB"}}')
+    return other_budgets or {}
+
+
+def _bytes_of(device: str | torch.device, size: Size) -> int:
+    """A budget in other_budgets."""
+    try:
+        return parse_bytes(size)
+    except UsageError as error:
+        raise UsageError(
+            f"fit: other_budgets of {device}: the budgets of further devices are in bytes, no share of what the step takes, which "
+            f"session.plan.others has: {error}"
+        ) from None
+
+
 class _Fitted:
     """A recorded step, its planner, and the budget in bytes."""
 
@@ -170,7 +187,7 @@ class _Fitted:
         micro_batches: int = 1,
         other_budgets: Mapping[str | torch.device, Size] | None = None,
     ) -> None:
-        self.other_budgets = [(device_named(d), parse_bytes(size)) for d, size in (other_budgets or {}).items()]
+        self.other_budgets = [(device_named(d), _bytes_of(d, size)) for d, size in (other_budgets or {}).items()]
         self.allowed = Allowed(allow)
         if isinstance(micro_batches, bool) or not isinstance(micro_batches, int):
             raise UsageError(f"fit: micro_batches is {micro_batches!r}; give how many steps' gradients are added up, 1 or more")
@@ -211,12 +228,6 @@ class _Fitted:
                 lambda: loss_of(chosen, sample), device, request, rehearsals, self.agreement, micro_batches,
                 self.other_budgets,
             )
-        others = recorded[0].devices - {torch.device(d).type for d in (device, *(d for d, _ in self.other_budgets))}
-        if others:
-            raise UsageError(
-                f"fit: the step was planned for {device}, but it has parameters on {', '.join(sorted(others))}; name its "
-                f"device, or give the others a budget in other_budgets"
-            )
         self.kinds = _core.Kinds(recorded, strategy)
         self.budget = _core.limit_for(request, self.kinds.graph)
         self.device = device
@@ -233,6 +244,7 @@ class Session:
     def __init__(self, step: Step, fitted: _Fitted) -> None:
         self._step: Step | None = step
         self._allowed = fitted.allowed
+        self._devices = [fitted.device, *(d for d, _ in fitted.other_budgets)]
         self._core = _core.Session(
             fitted.kinds, fitted.budget, fitted.device, fitted.other_budgets, fitted.agreement
         )
@@ -351,7 +363,7 @@ def fit(
 
     Raises DoesNotFit, naming the smallest budget and its parts, and UsageError.
     """
-    where = device_of(device, sample)
+    where = device_of(device, sample, _checked(other_budgets))
     return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches, other_budgets))
 
 
@@ -368,10 +380,10 @@ def plan(
     allow: Sequence[str] = (),
     in_backward: bool = False,
     micro_batches: int = 1,
+    other_budgets: Mapping[str | torch.device, Size] | None = None,
 ) -> Plan:
     """What fit would do, without a session: records the step and plans it. Without a budget, the fastest plan."""
-    where = device_of(device, sample)
-    kinds = (
-        fitted := _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches)
-    ).kinds
-    return Plan(kinds.graph, kinds.planner, kinds.plan(fitted.budget), kinds.floor)
+    where = device_of(device, sample, _checked(other_budgets))
+    fitted = _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches, other_budgets)
+    kinds = fitted.kinds
+    return Plan(kinds.graph, kinds.planner, kinds.plan(fitted.budget, fitted.other_budgets), kinds.floor)

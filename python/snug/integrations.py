@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,12 +29,14 @@ class SnugCallback(transformers.TrainerCallback):
         strategy: str = "optimal",
         *,
         device: str | torch.device | None = None,
+        other_budgets: Mapping[str | torch.device, Size] | None = None,
         allow: Sequence[str] = (),
     ) -> None:
         self._allow = allow
         self._budget = budget
         self._strategy = strategy
         self._device = device
+        self._other_budgets = other_budgets
         self._optimizer: Any = None
         self._micro_batches = 1
         self.session: Session | None = None
@@ -57,6 +59,7 @@ class SnugCallback(transformers.TrainerCallback):
                     self._budget,
                     strategy=self._strategy,
                     device=self._device,
+                    other_budgets=self._other_budgets,
                     optimizer=self._optimizer,
                     allow=self._allow,
                     micro_batches=self._micro_batches,

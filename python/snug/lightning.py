@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,12 +46,14 @@ class SnugCallback(pl.Callback):
         strategy: str = "optimal",
         *,
         device: str | torch.device | None = None,
+        other_budgets: Mapping[str | torch.device, Size] | None = None,
         allow: Sequence[str] = (),
     ) -> None:
         self._allow = allow
         self._budget = budget
         self._strategy = strategy
         self._device = device
+        self._other_budgets = other_budgets
         self._leave: Callable[[], None] | None = None
         self.session: Session | None = None
         self.plan: Plan | None = None
@@ -122,7 +124,7 @@ class SnugCallback(pl.Callback):
         try:
             self.session = fit(
                 lambda _: _loss_of(step_fn()), inputs, self._budget, strategy=self._strategy,
-                device=self._device, optimizer=trainer.optimizers, allow=self._allow,
+                device=self._device, other_budgets=self._other_budgets, optimizer=trainer.optimizers, allow=self._allow,
                 micro_batches=trainer.accumulate_grad_batches,
             )
         finally:

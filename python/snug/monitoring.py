@@ -20,8 +20,8 @@ def memory_stats(device: str | torch.device | None = None) -> dict[str, Any]:
     """Bytes that the device's allocator has handed out: allocated, mapped (with cached free memory), their peaks, the
     limit, and the split by what they are for: weights, gradients, optimizer, activations, staging, workspace. Beside them
     the process's resident memory, and who has it (resident_tensors + resident_cached + resident_others - resident_untouched),
-    and what the device has in all and free. device: by default where new tensors are made (torch.set_default_device), here
-    and in what follows."""
+    and what the device has in all and free. device: by default where the calling thread makes new tensors (torch.set_default_device),
+    here and in what follows."""
     named = device_named(device)
     return {**_core.memory_stats(named), **_core.memory_sample(named)}
 

@@ -18,7 +18,7 @@ def simulated_device(index: int = 0) -> torch.device:
     """One of two accelerators that the CPU plays, with memory, streams and random numbers of their own: what runs there
     has the bits of the CPU, and a budget is of that memory. They are PyTorch's type "hpu", which must have no other
     backend, from the first call to the end of the process, which has to come before the first backward pass. Only a
-    build with snug's tests has them (make test); UsageError elsewhere."""
+    build with snug's tests has them (make test), for a torch without CUDA; UsageError elsewhere."""
     try:
         from . import _simulated  # type: ignore[attr-defined]
     except ImportError:

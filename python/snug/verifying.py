@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from . import _core
 from ._capture import Recorded, run_plain
-from .devices import device_of
+from .devices import device_named, device_of
 from .errors import Mismatch, UsageError
 from .fitting import Session, Step, fit
 from .sizes import Size
@@ -30,8 +31,12 @@ def bits_of(tensor: torch.Tensor | None) -> bytes | None:
     )
 
 
-def _without_limit(device: str) -> _core.HeldLimit:
-    return _core.HeldLimit(None, device)
+@contextlib.contextmanager
+def _without_limits(devices: Sequence[str]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for device in devices:
+            stack.enter_context(_core.HeldLimit(None, device))
+        yield
 
 
 class _World:
@@ -76,18 +81,21 @@ def verify(
     *,
     session: Session | None = None,
     strategy: str = "optimal",
+    device: str | torch.device | None = None,
+    other_budgets: Mapping[str | torch.device, Size] | None = None,
 ) -> list[str]:
     """Proves that a session changes nothing: runs the step plain and under the plan, from the same state, and compares
     loss, gradients, buffers and random numbers bit by bit. Leaves everything as it was. A step that updates runs as far
     as where its first optimizer would step, or a parameter would be written, and gradients are compared as they are then.
 
-    model: the module, or the parameters, whose gradients count. Give a budget, or a session of the same step. Returns
+    model: the module, or the parameters, whose gradients count. Give a budget, with device and other_budgets as fit has
+    them, or a session of the same step. Returns
     the names of all that was compared; raises Mismatch naming what differs. The plain step takes what it takes: verify
     where that fits, before the budget matters. What is compared stays beside the step: within a session's budget there
     must be room for a second set of gradients, so zero those that are there.
     """
-    if session is not None and (budget is not None or strategy != "optimal"):
-        raise UsageError("verify: the session has its budget and its strategy; leave them out, or the session")
+    if session is not None and (budget is not None or strategy != "optimal" or device is not None or other_budgets):
+        raise UsageError("verify: the session has its budgets, its device and its strategy; leave them out, or the session")
     if session is not None and session._updates is not None:
         raise UsageError(
             "verify: the session updates in the backward pass and leaves no gradients; give a session of the same step without "
@@ -97,13 +105,14 @@ def verify(
         parameters, buffers = list(model.named_parameters()), list(model.named_buffers())
     else:
         parameters, buffers = [(f"parameter {i}", p) for i, p in enumerate(model)], []
-    where = device_of(None, [sample, *(p for _, p in parameters)])
+    where = device_of(device, [sample, *(p for _, p in parameters)])
+    devices = [where, *map(device_named, other_budgets or {})] if session is None else session._devices
     own: Session | None = None
     up_to_the_update = Recorded(lambda _: None, [p for _, p in parameters])
-    with _without_limit(where):
+    with _without_limits(devices):
         world = _World(parameters, buffers)
     try:
-        with _without_limit(where), up_to_the_update:
+        with _without_limits(devices), up_to_the_update:
             world.reset()
             with _core.UndoneDraws():
                 loss = run_plain(session._allowed(step) if session is not None else step, sample)
@@ -112,15 +121,15 @@ def verify(
             del loss
             world.reset()
         if session is None:
-            session = own = fit(step, sample, budget if budget is not None else "60%", strategy=strategy, device=where)
+            session = own = fit(step, sample, budget if budget is not None else "60%", strategy=strategy, device=where, other_budgets=other_budgets)
         with up_to_the_update, _core.UndoneDraws():
             loss = session.backward(sample, step)
-            with _without_limit(where):
+            with _without_limits(devices):
                 found = world.outcome(loss if returns_loss else None)
     finally:
         if own is not None:
             own.close()
-        with _without_limit(where):
+        with _without_limits(devices):
             world.restore()
     differing = [name for name in expected if expected[name] != found[name]]
     if differing:

@@ -31,6 +31,7 @@ c10::DataPtr AcceleratorMemory::allocate(std::size_t bytes) {
         return {data, data, free_, device_};
       } catch (const c10::OutOfMemoryError&) {
         take_back_promise(block);
+        if (!limited() && !handlers_.any()) throw;  // nobody has asked for anything but LibTorch's own answer
         if (std::exchange(kept_any, false)) {
           supply_->release_cached();
           continue;
@@ -45,6 +46,11 @@ c10::DataPtr AcceleratorMemory::allocate(std::size_t bytes) {
     helped = handlers_.ask(missing);
     kept_any = true;
   }
+}
+
+bool AcceleratorMemory::limited() const {
+  const std::lock_guard lock(mutex_);
+  return limit_.has_value();
 }
 
 Bytes AcceleratorMemory::promise(Bytes bytes) {

@@ -46,7 +46,8 @@ class AcceleratorMemory final : public DeviceMemory {
   /// `free`: the deleter of what it hands out, which calls freed() with the context that it is given.
   AcceleratorMemory(c10::Device device, std::unique_ptr<Supply> supply, c10::DeleterFnPtr free);
 
-  /// For the device's allocator in LibTorch. Throws OutOfBudget (see memory::refuse).
+  /// For the device's allocator in LibTorch. Throws OutOfBudget (see memory::refuse), and where there is neither a
+  /// limit nor a handler what the supply throws, which libraries that try less memory know.
   c10::DataPtr allocate(std::size_t bytes);
   /// Returns what allocate() has handed out. False: this is none of its blocks, and nothing is done.
   bool freed(void* data) noexcept;
@@ -74,6 +75,7 @@ class AcceleratorMemory final : public DeviceMemory {
     AllocationTime born;
   };
 
+  [[nodiscard]] bool limited() const;
   /// How much is missing so that `bytes` stay within the limit; 0: nothing, and they are promised.
   Bytes promise(Bytes bytes);
   void hand_out(void* data, Bytes promised);

@@ -40,11 +40,16 @@ Bytes CudaSupply::reserved() const {
 }
 
 void CudaSupply::limit_reserved(std::optional<Bytes> limit) {
+  const c10::cuda::CUDAGuard on(device_);  // what follows leaves its device as the current one
   if (limit) let_segments_expand();
   allocator_.init(c10::cuda::device_count());
+  if (!limit && !fraction_before_) return;
+  if (!fraction_before_) fraction_before_ = allocator_.getMemoryFraction(device_);
   // It takes a share of the card; truncation leaves it a few bytes under the limit, never over.
   const auto total = static_cast<double>(allocator_.getMemoryInfo(device_).second);
-  allocator_.setMemoryFraction(limit ? std::clamp(static_cast<double>(*limit) / total, 0.0, 1.0) : 1.0, device_);
+  allocator_.setMemoryFraction(limit ? std::clamp(static_cast<double>(*limit) / total, 0.0, 1.0) : *fraction_before_,
+                               device_);
+  if (!limit) fraction_before_.reset();
 }
 
 void CudaSupply::release_cached() { allocator_.emptyCache(); }

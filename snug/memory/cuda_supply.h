@@ -29,6 +29,7 @@ class CudaSupply final : public Supply {
  private:
   c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator_;
   const c10::DeviceIndex device_;
+  std::optional<double> fraction_before_;  // of the card, somebody's own, while there is a limit
 };
 
 }  // namespace snug::memory

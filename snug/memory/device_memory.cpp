@@ -60,10 +60,12 @@ DeviceMemory& device_memory(c10::Device device) {
   if (DeviceMemory* memory = find_memory(device)) return *memory;
   std::string others;
   for (const c10::Device& known : devices()) others += (others.empty() ? "" : ", ") + known.str();
-  throw UsageError(fmt::format("memory: no backend for {} here; devices with one: {}{}", device.str(), others,
-                               device.is_cuda() && !built_for_cuda()
-                                   ? "; this LibTorch is for the CPU alone: build snug with one for CUDA"
-                                   : ""));
+  throw UsageError(
+      fmt::format("memory: no backend for {} here; devices with one: {}{}", device.str(), others,
+                  device.is_cuda() && !built_for_cuda()
+                      ? "; snug was built without CUDA: build it with a LibTorch for CUDA, beside which pip install "
+                        "nvidia-cuda-crt puts the headers that it lacks"
+                      : ""));
 }
 
 std::vector<c10::Device> devices() {

@@ -39,8 +39,8 @@ HeldLimit::HeldLimit(DeviceMemory& memory, std::optional<Bytes> limit) : memory_
   const std::lock_guard lock(g_mutex);
   Held& held = all_held()[&memory];
   if (held.limits.empty()) held.before = memory.stats().limit;
+  memory.set_limit(limit);  // may throw, and then nothing is held
   held.limits.push_back(this);
-  memory.set_limit(limit);
 }
 
 HeldLimit::~HeldLimit() {

@@ -3,6 +3,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "snug/base/patient_lock.h"
@@ -136,16 +137,35 @@ void Profiler::op_recorded(const Tape& tape, plan::OpId op) {
     value.must = values.must(out.value);
     alive_.push_back(out.value);
   }
-  const std::size_t device =
-      outs.empty() ? 0 : static_cast<std::size_t>(graph_.values[static_cast<std::size_t>(outs.front().value)].device);
-  const std::size_t clock = device < clocks_.size() ? device : 0;
-  kernels_.push_back({clock, kernel_[clock]});
+  kernels_.push_back(last_kernel(tape, op));
   const auto [peak, net] = taken_by(tape.flow(), op, 0);
   info.peak_bytes = peak;
   info.other_bytes = net;
   for (std::size_t i = 0; i < graph_.parts.size(); ++i) graph_.parts[i].ops.push_back(taken_by(tape.flow(), op, i + 1));
   graph_.ops.push_back(std::move(info));
   push(Event::Kind::Run, op);
+}
+
+c10::SmallVector<Profiler::OnClock, 2> Profiler::last_kernel(const Tape& tape, plan::OpId op) const {
+  if (gauges_.size() == 1) return {{0, kernel_[0]}};
+  const auto among = [&](bool accelerators) {
+    c10::SmallVector<OnClock, 2> found;
+    const auto add = [&](plan::ValueId value) {
+      const c10::Device device = tape.values().device(value);
+      if (device.is_cpu() == accelerators) return;
+      const auto gauge = std::ranges::find_if(gauges_, [&](const auto& g) { return g.memory().device() == device; });
+      const auto clock = static_cast<std::size_t>(gauge - gauges_.begin());
+      if (gauge != gauges_.end()) found.push_back({clock, kernel_[clock]});
+    };
+    for (const plan::ValueId input : tape.flow().inputs(op)) add(input);
+    for (const plan::Output& out : tape.flow().outputs(op)) add(out.value);
+    return found;
+  };
+  // The host only hands over what an accelerator does.
+  c10::SmallVector<OnClock, 2> found = among(/*accelerators=*/true);
+  if (found.empty()) found = among(/*accelerators=*/false);
+  if (found.empty()) found.push_back({0, kernel_[0]});  // of devices that have no clock here
+  return found;
 }
 
 MemoryGauge::Taken Profiler::taken_by(const plan::Dataflow& flow, plan::OpId op, std::size_t device) {
@@ -253,11 +273,14 @@ void Profiler::rehearse(const Tape& tape, const std::function<bool()>& update) {
 
 void Profiler::note_seconds() {
   StepClock& clock = clocks_.front();
+  for (std::size_t i = 1; i < gauges_.size(); ++i) StreamOrder::finish(gauges_[i].memory().device());
   const StepClock::Moment end = clock.now();
   for (StepClock& each : clocks_) each.settle();
   for (std::size_t op = 0; op < kernels_.size(); ++op) {
-    const auto& [device, span] = kernels_[op];
-    graph_.ops[op].seconds = clocks_[device].seconds(span.from, span.to);
+    // A copy waits on one of its devices for what the other has still to do.
+    double least = std::numeric_limits<double>::infinity();
+    for (const auto& [of, span] : kernels_[op]) least = std::min(least, clocks_[of].seconds(span.from, span.to));
+    graph_.ops[op].seconds = least;
   }
   graph_.update_seconds = clock.seconds(update_.from, update_.to);
   StepClock::Moment before = 0;

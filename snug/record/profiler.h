@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include <deque>
 #include <functional>
@@ -86,18 +87,20 @@ class Profiler final : public TapeObserver {
   bool releasing_ = false;            // between release_begins and release_ends
   std::vector<plan::ValueId> alive_;  // the program refers to them
   bool begun_ = false;
-  std::deque<StepClock> clocks_;  // by device, as gauges_: the step's is the first, an operator's that of its outputs
+  std::deque<StepClock> clocks_;  // by device, as gauges_; the step's is the first
   struct Span {
     StepClock::Moment from = 0, to = 0;
   };
-  struct Kernel {
-    std::size_t device = 0;
+  struct OnClock {
+    std::size_t clock = 0;
     Span span;
   };
-  std::vector<Span> kernel_;               // the one that ran last, by clock
-  std::vector<Kernel> kernels_;            // by operator
-  std::vector<StepClock::Moment> pushed_;  // by event
-  StepClock::Moment replay_ = 0;           // its begin
+  /// The one that ran last, by the clocks of its operands' devices.
+  c10::SmallVector<OnClock, 2> last_kernel(const Tape& tape, plan::OpId op) const;
+  std::vector<Span> kernel_;                           // the one that ran last, by clock
+  std::vector<c10::SmallVector<OnClock, 2>> kernels_;  // by operator
+  std::vector<StepClock::Moment> pushed_;              // by event
+  StepClock::Moment replay_ = 0;                       // its begin
   Span update_;
   std::vector<Bytes> state_to_come_;
 };

@@ -43,13 +43,16 @@ void StreamOrder::forward_over() {
   }
 }
 
+void StreamOrder::let_wait(const Known& waits, const Known& other) {
+  c10::Event reached(other.stream.device_type());
+  reached.record(other.stream);
+  reached.block(waits.stream);
+}
+
 StreamOrder::Known& StreamOrder::caught_up(OfDevice& on) {
   Known& now = current(on);
   for (const Known& other : on.streams) {
-    if (&other == &now || other.left_at <= now.waited_at) continue;
-    c10::Event reached(on.device.type());
-    reached.record(other.stream);
-    reached.block(now.stream);
+    if (&other != &now && other.left_at > now.waited_at) let_wait(now, other);
   }
   now.waited_at = time_;
   return now;
@@ -61,6 +64,28 @@ void StreamOrder::catch_up(c10::Device device) {
 
 void StreamOrder::enter(c10::Device device) {
   if (!device.is_cpu()) caught_up(of(device)).entered = true;
+}
+
+std::vector<c10::Device> StreamOrder::devices() const {
+  std::vector<c10::Device> all;
+  for (const OfDevice& on : devices_) all.push_back(on.device);
+  return all;
+}
+
+void StreamOrder::wait_for_all(c10::Device device) {
+  if (device.is_cpu()) return;
+  OfDevice& on = of(device);
+  const Known& now = current(on);
+  for (const Known& other : on.streams) {
+    if (&other != &now) let_wait(now, other);
+  }
+}
+
+void StreamOrder::finish(c10::Device device) {
+  if (device.is_cpu()) return;
+  c10::Event reached(device.type());
+  reached.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  reached.synchronize();
 }
 
 void StreamOrder::leave() {

@@ -35,6 +35,15 @@ class StreamOrder {
   /// The replay is over.
   void leave();
 
+  /// Accelerators that the step has come to.
+  [[nodiscard]] std::vector<c10::Device> devices() const;
+
+  /// Somebody is about to read, in the device's current stream, what any stream of the step may have made: it waits for
+  /// all of them.
+  void wait_for_all(c10::Device device);
+  /// The host is about to read what the device's current stream makes: it waits.
+  static void finish(c10::Device device);
+
  private:
   struct Known {
     c10::Stream stream;
@@ -51,6 +60,7 @@ class StreamOrder {
   /// Which is known from then on.
   static Known& current(OfDevice& on);
   Known& caught_up(OfDevice& on);
+  static void let_wait(const Known& waits, const Known& other);
 
   std::vector<OfDevice> devices_;
   std::uint64_t time_ = 0;

@@ -120,6 +120,7 @@ void Tape::put(plan::ValueId value, c10::Storage storage) {
 }
 
 void Tape::evict(plan::ValueId value) {
+  if (verified_.remembers(value)) streams_.wait_for_all(values_.device(value));
   verified_.remember(value, values_.storage(value));
   values_.evict(value);
   observers_.tell(&TapeObserver::evicted, *this, value);

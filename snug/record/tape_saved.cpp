@@ -34,6 +34,8 @@ void Tape::bind(SavedTensor& saved) {
   ++bound_;
   verified_.note(value, saved.view);
   if (!ledger().held(value) && !ledger().fetchable(value)) {
+    // What saves it may have left the stream that made it.
+    if (values_.moves(value) || verified_.remembers(value)) streams_.wait_for_all(values_.device(value));
     if (values_.moves(value) || keeps_when_saved(value)) {
       keep(value, saved.storage);
     } else {

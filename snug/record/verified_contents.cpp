@@ -21,10 +21,15 @@ void VerifiedContents::note(plan::ValueId value, const View& view) {
     verified_.try_emplace(value, Verified{view, {}});
 }
 
-void VerifiedContents::remember(plan::ValueId value, const c10::Storage& storage) {
-  if (how_ == VerifyReplay::Off) return;
+bool VerifiedContents::remembers(plan::ValueId value) const {
+  if (how_ == VerifyReplay::Off) return false;
   const auto found = verified_.find(value);
-  if (found == verified_.end() || found->second.then) return;
+  return found != verified_.end() && !found->second.then;
+}
+
+void VerifiedContents::remember(plan::ValueId value, const c10::Storage& storage) {
+  if (!remembers(value)) return;
+  const auto found = verified_.find(value);
   try {
     found->second.then.emplace(calls_.geometry().tensor(found->second.view, storage), how_);
   } catch (...) {  // no memory for a copy of what does not lie densely: it goes unverified

@@ -12,6 +12,7 @@ View GeometryPool::add(const at::Tensor& tensor) {
   view.geometry = static_cast<std::int32_t>(pool_.size());
   view.dimensions = static_cast<std::uint16_t>(impl.dim());
   view.dtype = c10::typeMetaToScalarType(impl.dtype());
+  view.device = impl.device().is_cpu() ? static_cast<c10::DeviceIndex>(0) : impl.device().index();
   const c10::IntArrayRef sizes = impl.sizes();
   const c10::IntArrayRef strides = impl.strides();
   pool_.insert(pool_.end(), sizes.begin(), sizes.end());

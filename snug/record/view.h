@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/Storage.h>
@@ -20,6 +21,7 @@ struct View {
   std::int32_t geometry = 0;  // where sizes and then strides begin in the pool
   std::uint16_t dimensions = 0;
   c10::ScalarType dtype = c10::ScalarType::Undefined;
+  c10::DeviceIndex device = 0;  // of several of its type
 };
 
 /// Sizes and strides of many views in one block of memory.

@@ -21,15 +21,20 @@ class Last final : public torch::autograd::Node {
 
 }  // namespace
 
-void release_abandoned_tasks() noexcept {
+void release_abandoned_tasks(std::vector<c10::Device> devices) noexcept {
   try {
+    devices.emplace_back(c10::kCPU);
     const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);
     const at::AutoGradMode grad_mode(true);
-    const at::Tensor nothing = at::zeros({0});
-    auto node = make_node<Last>();
-    node->add_input_metadata(nothing);
-    torch::autograd::Engine::get_default_engine().execute({torch::autograd::Edge(std::move(node), 0)}, {nothing},
-                                                          /*keep_graph=*/false, /*create_graph=*/false,
+    torch::autograd::edge_list edges;
+    torch::autograd::variable_list nothing;
+    for (const c10::Device device : devices) {
+      nothing.push_back(at::zeros({0}, at::TensorOptions(device)));
+      auto node = make_node<Last>();
+      node->add_input_metadata(nothing.back());
+      edges.emplace_back(std::move(node), 0);
+    }
+    torch::autograd::Engine::get_default_engine().execute(edges, nothing, /*keep_graph=*/false, /*create_graph=*/false,
                                                           /*accumulate_grad=*/true, {});
   } catch (...) {  // then a later pass does it
   }

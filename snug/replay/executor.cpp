@@ -239,6 +239,15 @@ void enter_streams(Tape& tape, plan::OpId op) {
   for (const Output& out : tape.flow().outputs(op)) tape.streams().enter(tape.values().device(out.value));
 }
 
+/// A copy to the host that does not block is over before whoever comes next reads it; in the forward pass the program
+/// has waited, which is no operator.
+void finish_for_the_host(const Tape& tape, plan::OpId op) {
+  const ValueStore& values = tape.values();
+  const auto on_host = [&](const Output& out) { return values.device(out.value).is_cpu(); };
+  if (!std::ranges::any_of(tape.flow().outputs(op), on_host)) return;
+  for (const ValueId input : tape.flow().inputs(op)) record::StreamOrder::finish(values.device(input));
+}
+
 void run_again(Tape& tape, const RunAgain& step) {
   tape.lookup().check_inputs(step.op);
   enter_streams(tape, step.op);
@@ -246,6 +255,7 @@ void run_again(Tape& tape, const RunAgain& step) {
   const WrittenStorages written(tape, step);
   torch::jit::Stack stack = arguments_of(tape, call, written);
   call_again(tape, step.op, stack);
+  finish_for_the_host(tape, step.op);
   tape.replayed(step.op);
   const auto outputs = tape.flow().outputs(step.op);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -273,22 +283,28 @@ void run_again(Tape& tape, const RunAgain& step) {
 struct Starved {
   plan::OpId op;
   Bytes missing = 0;
+  c10::Device device = c10::kCPU;  // of the largest that is missing
 
   static Starved at(const Tape& tape, plan::OpId op) {
     Starved starved{op};
+    Bytes most = 0;
     for (const ValueId input : tape.flow().inputs(op)) {
-      if (!tape.ledger().resident(input)) starved.missing += tape.values().nbytes(input);
+      if (tape.ledger().resident(input)) continue;
+      const Bytes bytes = tape.values().nbytes(input);
+      starved.missing += bytes;
+      if (bytes < most) continue;
+      most = bytes;
+      starved.device = tape.values().device(input);
     }
     return starved;
   }
 };
 
 [[noreturn]] void refuse(const Tape& tape, const Starved& starved) {
-  const c10::Device device = tape.values().device(tape.flow().outputs(starved.op).front().value);
   throw OutOfBudget({.requested = starved.missing,
-                     .device = device,
+                     .device = starved.device,
                      .operation = tape.calls().call(starved.op).traits->name,
-                     .stats = memory::device_memory(device).stats(),
+                     .stats = memory::device_memory(starved.device).stats(),
                      .largest = {},
                      .in_step = true});
 }

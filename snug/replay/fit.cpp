@@ -11,12 +11,16 @@
 
 namespace snug::replay {
 
-RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::DeviceMemory& memory,
+RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forward, memory::DeviceMemory& memory,
                                 const RecordOptions& options) {
   Agreement& group = *options.agreement;
   or_tell(group, [&] {
-    if (limit <= 0) throw UsageError(fmt::format("fit: the budget is {} bytes; it must be positive", limit));
+    if (limit && *limit <= 0) throw UsageError(fmt::format("fit: the budget is {} bytes; it must be positive", *limit));
   });
+  if (!limit && options.other_budgets.empty()) {  // nothing that could be refused
+    const memory::HeldLimit none(memory, std::nullopt);
+    return record_step(forward, memory, options);
+  }
   // Close to the smallest budget it depends on the order of evictions whether there is always something left to evict:
   // where one order fails, another may not.
   std::optional<OutOfBudget::Details> least;
@@ -49,7 +53,7 @@ RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::Dev
     throw Error(
         fmt::format("fit: the step was recorded within {} here, but not in another process of the group, which "
                     "says what it takes; raise the budget there, or use a smaller batch",
-                    format_bytes(limit)));
+                    limit ? format_bytes(*limit) : "the budgets"));
   }
   // Everything that can be evicted was; what was missing then is what is missing.
   const Bytes budget = *budget_on(least->device);
@@ -62,11 +66,6 @@ RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::Dev
                     .strategy = "eviction",
                     .only_begun = true,
                     .device = least->device == memory.device() ? std::string() : least->device.str()});
-}
-
-RecordedStep record_step_unlimited(const Forward& forward, memory::DeviceMemory& memory, const RecordOptions& options) {
-  const memory::HeldLimit none(memory, std::nullopt);
-  return record_step(forward, memory, options);
 }
 
 namespace {
@@ -95,7 +94,9 @@ std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional
     check_other_budgets(options.other_budgets, memory.device());
   });
   const auto record = [&](const RecordOptions& how) {
-    return limit ? record_step_within(*limit, forward, memory, how) : record_step_unlimited(forward, memory, how);
+    RecordedStep step = record_step_within(limit, forward, memory, how);
+    or_tell(*how.agreement, [&] { check_all_have_budgets(step.parameters, how.other_budgets, memory.device()); });
+    return step;
   };
   std::vector<RecordedStep> kinds;
   if (count == 1) {
@@ -120,6 +121,7 @@ std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional
 Session fit(const Forward& forward, FitOptions options, std::optional<c10::Device> device_of_sample) {
   memory::DeviceMemory& memory = or_tell(
       *options.agreement, [&]() -> auto& { return checked(options, device_of_sample); });
+  options.other_budgets = with_indices(std::move(options.other_budgets));
   std::vector<RecordedStep> kinds =
       record_micro_batches(options.micro_batches, options.budget, forward, memory,
                            {.update = options.optimizer ? options.optimizer : options.update,

@@ -39,14 +39,11 @@ struct FitOptions {
 };
 
 namespace replay {
-/// record_step under a limit, which is lifted again. Throws DoesNotFit when not even eviction makes room for the step;
-/// Error where that is so in another process of the group. What is refused in one of them is recorded again in all;
-/// what fails in one of them ends in all.
-RecordedStep record_step_within(Bytes limit, const Forward& forward, memory::DeviceMemory& memory,
+/// record_step under a limit, or without one, while what sessions hold is lifted. Throws DoesNotFit when not even
+/// eviction makes room for the step, there or on a device of other_budgets; Error where that is so in another process
+/// of the group. What is refused in one of them is recorded again in all; what fails in one of them ends in all.
+RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forward, memory::DeviceMemory& memory,
                                 const RecordOptions& options = {});
-/// record_step without a limit: what sessions hold is lifted meanwhile.
-RecordedStep record_step_unlimited(const Forward& forward, memory::DeviceMemory& memory,
-                                   const RecordOptions& options = {});
 /// What a training step is made of: one recorded step, or, of several micro-batches, a later one, behind which the
 /// update is, and the first. Within a limit, or without one.
 std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional<Bytes> limit, const Forward& forward,

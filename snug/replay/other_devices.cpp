@@ -9,6 +9,11 @@
 
 namespace snug::replay {
 
+std::vector<DeviceBudget> with_indices(std::vector<DeviceBudget> budgets) {
+  for (DeviceBudget& budget : budgets) budget.device = memory::with_index(budget.device);
+  return budgets;
+}
+
 void check_other_budgets(const std::vector<DeviceBudget>& budgets, c10::Device own) {
   std::vector<c10::Device> known{memory::with_index(own)};
   for (const auto& [device, bytes] : budgets) {
@@ -24,11 +29,24 @@ void check_other_budgets(const std::vector<DeviceBudget>& budgets, c10::Device o
   }
 }
 
+void check_all_have_budgets(const std::vector<at::Tensor>& parameters, const std::vector<DeviceBudget>& budgets,
+                            c10::Device own) {
+  for (const at::Tensor& p : parameters) {
+    const auto is_there = [&](c10::Device device) { return memory::with_index(device) == p.device(); };
+    if (is_there(own) || std::ranges::any_of(budgets, is_there, &DeviceBudget::device)) continue;
+    throw UsageError(
+        fmt::format("fit: the budget is for {}, and the step has parameters on {}; name its device, or give the others "
+                    "a budget in other_budgets",
+                    memory::with_index(own).str(), p.device().str()));
+  }
+}
+
 OtherDevices::OtherDevices(const std::vector<DeviceBudget>& budgets, const std::shared_ptr<record::Tape>& tape,
                            EvictionCost cost) {
   for (const auto& [device, bytes] : budgets) {
     memory::DeviceMemory& memory = memory::device_memory(device);
-    limits_.push_back(std::make_unique<memory::HeldLimit>(memory, bytes));
+    // A session's own, mostly.
+    if (memory.stats().limit != bytes) limits_.push_back(std::make_unique<memory::HeldLimit>(memory, bytes));
     evictors_.push_back(std::make_unique<Evictor>(tape, memory, cost));
   }
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
 #include <memory>
@@ -12,14 +13,22 @@
 
 namespace snug::replay {
 
+/// With the index of the device that is in use now where there is none: "cuda" is another one later.
+std::vector<DeviceBudget> with_indices(std::vector<DeviceBudget> budgets);
+
 /// Throws UsageError for budgets that are not positive, for a device that has two or that nobody knows the memory of,
 /// and for `own`, which has another.
 void check_other_budgets(const std::vector<DeviceBudget>& budgets, c10::Device own);
 
+/// Throws UsageError where the parameters are on a device that has no budget, neither `own` nor among the others: it
+/// would have neither a plan nor a cap.
+void check_all_have_budgets(const std::vector<at::Tensor>& parameters, const std::vector<DeviceBudget>& budgets,
+                            c10::Device own);
+
 /// Caps further devices that a step uses while it lives, and drops what the tape has there when they are full.
 class OtherDevices {
  public:
-  /// The budgets are as check_other_budgets() has them.
+  /// The budgets are as with_indices() and check_other_budgets() have them.
   OtherDevices(const std::vector<DeviceBudget>& budgets, const std::shared_ptr<record::Tape>& tape, EvictionCost cost);
 
  private:

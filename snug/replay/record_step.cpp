@@ -358,8 +358,10 @@ RecordedStep record_step(const Forward& forward, memory::DeviceMemory& memory, c
 }
 
 RecordedStep record_step_evicting(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
-                                  const RecordOptions& options) {
+                                  const RecordOptions& as_given) {
   require_saved_tensor_hooks();
+  RecordOptions options = as_given;
+  options.other_budgets = with_indices(std::move(options.other_budgets));
   if (options.until == RecordUntil::Loss) return record_forward(cost, forward, memory, options);
   // The first run pays for page faults and the kernels' own set-up.
   Recorded once = record_once(cost, forward, memory, options);

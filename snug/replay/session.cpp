@@ -97,8 +97,7 @@ struct Detached {
 /// Of the device that steps are planned for, and of others.
 plan::Budgets budgets_of(std::optional<plan::Budget> own, const std::vector<DeviceBudget>& others) {
   plan::Budgets budgets(own);
-  for (const auto& [device, bytes] : others)
-    budgets.others.push_back({memory::with_index(device).str(), plan::Budget::for_limit(bytes)});
+  for (const auto& [device, bytes] : others) budgets.others.push_back({device.str(), plan::Budget::for_limit(bytes)});
   return budgets;
 }
 
@@ -173,6 +172,7 @@ Session::Session(std::vector<replay::RecordedStep> kinds, std::string_view strat
 
 Session::Session(std::vector<replay::PlannedStep> kinds, std::optional<plan::Budget> budget,
                  memory::DeviceMemory& memory, std::shared_ptr<Agreement> agreement, std::vector<DeviceBudget> others) {
+  others = replay::with_indices(std::move(others));
   replay::or_tell(*agreement, [&] { replay::check_other_budgets(others, memory.device()); });
   std::vector<at::Tensor> parameters = parameters_of(kinds);
   std::vector<Bytes> gradients;

@@ -23,14 +23,16 @@ plan::Planner planner_for(const plan::StepGraph& graph, const std::string& strat
   }
 }
 
-/// Of the memory that the step has, by device in the order of the budgets, where the graph has figures of it.
+/// visit(device, part, bytes, by tag) of the memory that the step has: by device in the order of the budgets, by part
+/// in the order of the graph's, the first of which is 0; where the graph has figures of it.
 template <class Graph, class Visit>
 void for_each_part(Graph& graph, const plan::Budgets& budgets, const Visit& visit) {
-  visit(std::size_t{0}, graph.static_bytes, graph.static_by_tag);
+  visit(std::size_t{0}, std::size_t{0}, graph.static_bytes, graph.static_by_tag);
   for (std::size_t i = 0; i < budgets.others.size(); ++i) {
-    for (auto& part : graph.parts) {
+    for (std::size_t k = 0; k < graph.parts.size(); ++k) {
+      auto& part = graph.parts[k];
       if (graph.devices[static_cast<std::size_t>(part.device)] == budgets.others[i].device)
-        visit(i + 1, part.static_bytes, part.static_by_tag);
+        visit(i + 1, k + 1, part.static_bytes, part.static_by_tag);
     }
   }
 }
@@ -51,8 +53,8 @@ StepBook::StepBook(std::vector<PlannedStep> kinds, plan::Budgets budgets, const 
   });
   const RecordedStep& first = kinds.front().step;
   outside_.resize(1 + budgets_.others.size());
-  for_each_part(first.graph, budgets_, [&](std::size_t device, Bytes there, const auto&) {
-    const PassingBytes passing = device < first.passing.size() ? first.passing[device] : PassingBytes{};
+  for_each_part(first.graph, budgets_, [&](std::size_t device, std::size_t part, Bytes there, const auto&) {
+    const PassingBytes passing = part < first.passing.size() ? first.passing[part] : PassingBytes{};
     const Bytes of_before = device < gradients.size() ? gradients[device] : 0;
     outside_[device] = OutsideMemory(there - of_before - passing.gradients, passing);
   });
@@ -94,7 +96,7 @@ void StepBook::agree(const std::exception_ptr& refusal) const {
 }
 
 void StepBook::count_missing(plan::StepGraph& graph) const {
-  for_each_part(graph, budgets_, [&](std::size_t device, Bytes& bytes, memory::ByTag& by_tag) {
+  for_each_part(graph, budgets_, [&](std::size_t device, std::size_t, Bytes& bytes, memory::ByTag& by_tag) {
     outside_[device].count_missing(bytes, by_tag);
   });
 }
@@ -143,7 +145,7 @@ void StepBook::ran(const plan::StepGraph* graph) {
 
 bool StepBook::outdated(const Known& known, const std::vector<Now>& devices) const {
   bool outdated = false;
-  for_each_part(*known.graph, budgets_, [&](std::size_t device, Bytes planned_with, const auto&) {
+  for_each_part(*known.graph, budgets_, [&](std::size_t device, std::size_t, Bytes planned_with, const auto&) {
     if (device >= devices.size() || (device == 0 && !budgets_.own)) return;
     const plan::Budget& budget = device == 0 ? *budgets_.own : budgets_.others[device - 1].budget;
     const Bytes peak =
@@ -224,7 +226,7 @@ void StepBook::plan_again(Known& known, const std::vector<Now>& devices) {
 std::shared_ptr<const plan::StepGraph> StepBook::moved_to(const plan::StepGraph& graph,
                                                           const std::vector<Now>& devices) const {
   auto moved = std::make_shared<plan::StepGraph>(graph);
-  for_each_part(*moved, budgets_, [&](std::size_t device, Bytes& bytes, memory::ByTag& by_tag) {
+  for_each_part(*moved, budgets_, [&](std::size_t device, std::size_t, Bytes& bytes, memory::ByTag& by_tag) {
     if (device >= devices.size()) return;
     bytes = devices[device].stats.allocated;
     by_tag = devices[device].stats.by_tag;

@@ -74,7 +74,12 @@ void StepRun::forget_backward() noexcept {
   state_.emplace<Idle>();
   // The engine is asked for a pass of its own, which is no step's.
   StepRun* const here = std::exchange(t_run, nullptr);
-  release_abandoned_tasks();
+  std::vector<c10::Device> devices;
+  {
+    const PatientLock lock(tape_->mutex());
+    devices = tape_->streams().devices();
+  }
+  release_abandoned_tasks(std::move(devices));
   t_run = here;
 }
 

@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "snug/base/clock.h"
 #include "snug/base/errors.h"
+#include "snug/memory/device_clock.h"
 #include "snug/memory/device_memory.h"
 #include "snug/plan/does_not_fit.h"
 #include "snug/plan/run/presets.h"
@@ -183,10 +183,10 @@ BenchResult bench(const BenchStep& step, const BenchOptions& options, report::Pr
   const auto turn = [&](const std::function<void()>& run) {
     std::vector<double> seconds;
     for (std::int64_t i = 0; i <= options.steps && !stopped(); ++i) {
-      const double started = monotonic_seconds();
+      const double started = memory::seconds_when_done(memory.device());
       run();
       // The first brings its pages in.
-      if (i > 0) seconds.push_back(monotonic_seconds() - started);
+      if (i > 0) seconds.push_back(memory::seconds_when_done(memory.device()) - started);
       if (step.update) (void)step.update.run();
       step.forget_gradients();
     }

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "snug/base/clock.h"
 #include "snug/base/errors.h"
+#include "snug/memory/device_clock.h"
 #include "snug/memory/device_memory.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/memory/tag.h"
@@ -121,9 +121,9 @@ class Steps {
     Session session(std::move(kinds), plan::Budget::for_limit(budget_), memory);
     found.predicted_peak = session.predicted_peak();
     memory.reset_peak();
-    const double started = monotonic_seconds();
+    const double started = memory::seconds_when_done(memory.device());
     step.backward(session, batch, 0);
-    found.step_seconds = monotonic_seconds() - started;
+    found.step_seconds = memory::seconds_when_done(memory.device()) - started;
     found.measured_peak = memory.stats().allocated_peak;
     return found;
   }

@@ -67,8 +67,7 @@ class NonFiniteLoss : public Error {
 replay::RecordedStep record_within(std::optional<Bytes> limit, memory::DeviceMemory& memory,
                                    const replay::Forward& forward, replay::RecordOptions options) {
   options.stop = interrupted;
-  return limit ? replay::record_step_within(*limit, forward, memory, options)
-               : replay::record_step_unlimited(forward, memory, options);
+  return replay::record_step_within(limit, forward, memory, options);
 }
 
 }  // namespace

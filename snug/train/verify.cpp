@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "snug/base/clock.h"
+#include "snug/memory/device_clock.h"
 #include "snug/memory/device_memory.h"
 #include "snug/record/random_state.h"
 #include "snug/train/choose.h"
@@ -159,9 +159,9 @@ VerifyResult verify_chosen(const Config& config, std::int64_t steps, std::int64_
     Copies plain;
     {
       memory.set_limit(std::nullopt);
-      const double started = monotonic_seconds();
+      const double started = memory::seconds_when_done(memory.device());
       const at::Tensor loss = training.backward_plain(batch, step);
-      plain_seconds.push_back(monotonic_seconds() - started);
+      plain_seconds.push_back(memory::seconds_when_done(memory.device()) - started);
       plain = outcome(experiment, training, loss, step);
     }
     before.restore();
@@ -170,9 +170,9 @@ VerifyResult verify_chosen(const Config& config, std::int64_t steps, std::int64_
     memory.set_limit(limit);
     const memory::Stats peaks = result.memory;
     memory.reset_peak();
-    const double started = monotonic_seconds();
+    const double started = memory::seconds_when_done(memory.device());
     const at::Tensor loss = training.backward(session, batch, step);
-    planned_seconds.push_back(monotonic_seconds() - started);
+    planned_seconds.push_back(memory::seconds_when_done(memory.device()) - started);
     result.memory = memory.stats();
     if (peaks.allocated_peak > result.memory.allocated_peak) result.memory = peaks;
     compare(plain, outcome(experiment, training, loss, step), step, result);

@@ -120,11 +120,8 @@ class Faults : public ::testing::TestWithParam<std::vector<c10::Device>> {
       loss.backward();
       return loss;
     });
-    std::vector<DeviceBudget> budgets;
-    for (const c10::Device device : devices_) budgets.push_back({device, budget_of(device)});
-    session_.emplace(fit(
-        [&](const at::Tensor& x) { return net_->loss(x); }, x_,
-        {.budget = budgets[0].bytes, .device = devices_[0], .other_budgets = {budgets.begin() + 1, budgets.end()}}));
+    for (const c10::Device device : devices_) budgets_.push_back({device, budget_of(device)});
+    session_.emplace(fitted());
     if (on_the_cpu()) FailingCpu::instance().expect_limit(memory::device_memory(c10::kCPU).stats().limit);
     (void)planned();
     std::vector<std::int64_t> taken;
@@ -142,6 +139,12 @@ class Faults : public ::testing::TestWithParam<std::vector<c10::Device>> {
 
   [[nodiscard]] bool on_the_cpu() const {
     return std::ranges::find(devices_, c10::kCPU, &c10::Device::type) != devices_.end();
+  }
+
+  Session fitted() {
+    return fit(
+        [&](const at::Tensor& x) { return net_->loss(x); }, x_,
+        {.budget = budgets_[0].bytes, .device = devices_[0], .other_budgets = {budgets_.begin() + 1, budgets_.end()}});
   }
 
   /// 70 % of what a step takes of it.
@@ -207,6 +210,7 @@ class Faults : public ::testing::TestWithParam<std::vector<c10::Device>> {
   std::shared_ptr<Layers> net_;
   at::Tensor x_;
   std::vector<at::Tensor> expected_;
+  std::vector<DeviceBudget> budgets_;
   std::optional<Session> session_;
   std::vector<std::int64_t> in_a_step_;  // by device
   std::vector<Bytes> base_;
@@ -237,6 +241,33 @@ TEST_P(Faults, MemoryThatIsFullFromAnyAllocationOnRefusesTheStepAndRunsTheNext) 
     refused += refused_by(device, {.after = n, .for_good = true}) ? 1 : 0;
   });
   EXPECT_GT(refused, all_in_a_step() / 4);
+}
+
+/// Its second session, which is recorded while memory fails, is there or not; the first goes on.
+TEST_P(Faults, RecordingsThatRunOutLeaveNothingBehind) {
+  if (devices_[0].is_cpu()) GTEST_SKIP() << "what fails there is a limit, which a session that is made sets itself";
+  int refused = 0;
+  for (std::uint64_t seed = 0; seed < 30; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    std::mt19937_64 random(seed);
+    const std::size_t i = random() % devices_.size();
+    if (devices_[i].is_cpu()) continue;
+    fail_allocation(
+        devices_[i],
+        Failure{.after = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(3 * in_a_step_[i])),
+                .for_good = true});
+    try {
+      (void)fitted();
+    } catch (const std::exception&) {
+      ++refused;
+    }
+    fail_allocation(devices_[i], std::nullopt);
+    for (std::size_t k = 0; k < devices_.size(); ++k)
+      EXPECT_EQ(settled(memory::device_memory(devices_[k])), base_[k]) << devices_[k];
+    expect_same(expected_, planned());
+    if (HasFailure()) break;
+  }
+  EXPECT_GT(refused, 5);
 }
 
 /// SNUG_FAULTS: how many; 10,000 with make test-long.

@@ -1,7 +1,6 @@
 #include "tests/device/pinned_memory.h"
 
-#include <c10/core/CPUAllocator.h>
-
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -10,15 +9,16 @@
 namespace snug::testing {
 namespace {
 
-/// Blocks of the CPU's allocator, by address.
+/// Blocks by address, of memory that is not the CPU allocator's: what is freed, and not yet filled, is overwritten.
 class PinnedAllocator final : public at::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
-    c10::DataPtr taken = c10::GetCPUAllocator()->allocate(bytes);
-    void* const data = taken.get();
-    if (data == nullptr) return taken;
+    if (bytes == 0) return {nullptr, nullptr, &PinnedAllocator::free, c10::Device(c10::kCPU)};
+    void* const data = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+    TORCH_CHECK(data != nullptr, "simulated device: no pinned memory");
+    std::memset(data, kOverwritten, bytes);
     const std::lock_guard lock(mutex_);
-    blocks_.insert_or_assign(data, Block{bytes, std::move(taken)});
+    blocks_.insert_or_assign(data, bytes);
     return {data, data, &PinnedAllocator::free, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &PinnedAllocator::free; }
@@ -29,7 +29,7 @@ class PinnedAllocator final : public at::Allocator {
     auto after = blocks_.upper_bound(data);
     if (after == blocks_.begin()) return false;
     const auto& [start, block] = *std::prev(after);
-    return std::less<>()(data, static_cast<const std::byte*>(start) + block.bytes);
+    return std::less<>()(data, static_cast<const std::byte*>(start) + block);
   }
 
   static PinnedAllocator& instance() {
@@ -38,22 +38,20 @@ class PinnedAllocator final : public at::Allocator {
   }
 
  private:
-  struct Block {
-    std::size_t bytes;
-    c10::DataPtr memory;
-  };
+  static constexpr std::size_t kAlignment = 64;
+  static constexpr int kOverwritten = 0xA5;
   static void free(void* data) {
-    c10::DataPtr freed;
     PinnedAllocator& allocator = instance();
     const std::lock_guard lock(allocator.mutex_);
     const auto block = allocator.blocks_.find(data);
     if (block == allocator.blocks_.end()) return;
-    freed = std::move(block->second.memory);
+    std::memset(data, kOverwritten, block->second);
     allocator.blocks_.erase(block);
+    std::free(data);
   }
 
   std::mutex mutex_;
-  std::map<const void*, Block, std::less<>> blocks_;
+  std::map<const void*, std::size_t, std::less<>> blocks_;
 };
 
 }  // namespace

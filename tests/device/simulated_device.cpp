@@ -2,6 +2,7 @@
 #include "tests/device/simulated_device.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/detail/HPUHooksInterface.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -12,6 +13,7 @@
 #include <memory>
 #include <mutex>
 
+#include "snug/base/errors.h"
 #include "snug/memory/device_memory.h"
 #include "tests/device/launch.h"
 #include "tests/device/pinned_memory.h"
@@ -28,6 +30,8 @@ struct InUse {
   std::array<c10::StreamId, kCount> streams{};
 };
 thread_local InUse t_in_use;
+/// Until then nobody is told of them.
+std::atomic<bool> g_installed = false;
 
 std::size_t at_index(c10::DeviceIndex index) { return static_cast<std::size_t>(index); }
 
@@ -169,13 +173,21 @@ const at::Generator& simulated_generator(c10::DeviceIndex index) {
   return all.at(at_index(index < 0 ? t_in_use.device : index));
 }
 
+bool can_simulate_devices() { return !at::detail::getCUDAHooks().isBuilt(); }
+
 void install_simulated_devices() {
   static const bool installed = [] {
+    if (!can_simulate_devices()) {
+      throw UsageError(
+          "simulated device: this LibTorch is for CUDA, beside which it takes no other accelerator; use one for the "
+          "CPU alone");
+    }
     static Allocator allocator;
     c10::SetAllocator(kSimulated, &allocator);
     memory::add_backend(kSimulated, &find);
     install_scratch_allocator();
     prefer_kernels_of_the_cpu();
+    g_installed = true;
     return true;
   }();
   static_cast<void>(installed);
@@ -186,11 +198,13 @@ namespace {
 struct Hooks : at::HPUHooksInterface {
   explicit Hooks(at::HPUHooksArgs /*none*/) {}
   void init() const override {}
-  bool hasHPU() const override { return true; }
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
+  bool hasHPU() const override { return g_installed; }
+  bool isBuilt() const override { return g_installed; }
+  bool isAvailable() const override { return g_installed; }
   bool hasPrimaryContext(c10::DeviceIndex /*device*/) const override { return true; }
-  c10::DeviceIndex deviceCount() const override { return kSimulatedDevices; }
+  c10::DeviceIndex deviceCount() const override {
+    return g_installed ? kSimulatedDevices : static_cast<c10::DeviceIndex>(0);
+  }
   void setCurrentDevice(c10::DeviceIndex device) const override { t_in_use.device = device; }
   c10::DeviceIndex getCurrentDevice() const override { return t_in_use.device; }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {

@@ -17,8 +17,10 @@ namespace snug::testing {
 inline constexpr c10::DeviceType kSimulated = c10::DeviceType::HPU;
 inline constexpr c10::DeviceIndex kSimulatedDevices = 2;
 
+/// Not in a LibTorch for CUDA, which takes no other accelerator.
+bool can_simulate_devices();
 /// Puts them in place, for the life of the process. Before the first backward pass, whose engine has a thread for each
-/// device. Again does nothing.
+/// device. Again does nothing. Throws UsageError where they cannot be.
 void install_simulated_devices();
 
 /// The calling thread's.

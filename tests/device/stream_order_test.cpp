@@ -234,5 +234,63 @@ TEST(ReplayedValues, AreWaitedForByOtherStreams) {
   EXPECT_TRUE(differs);
 }
 
+/// In the forward pass the program waits for the device; that is no operator.
+TEST(CopiesToTheHost, ThatDoNotBlockAreOverBeforeTheHostReadsThemAgain) {
+  torch::manual_seed(7);
+  const at::Tensor x = torch::randn({64, 64}).to(kStreamed), weights = torch::randn({64, 64}).to(kStreamed);
+  const auto gradient = [&](const RegionAction& action) {
+    const at::Tensor w = weights.detach().clone().requires_grad_();
+    at::Tensor loss;
+    {
+      const Region region(action);
+      const at::Tensor h = x.matmul(w).tanh();
+      const at::Tensor on_host = h.to(at::kCPU, /*non_blocking=*/true);
+      EXPECT_TRUE(on_host.is_pinned());
+      Streams::instance().wait_for_all();
+      loss = (on_host.sin() * on_host).sum();
+    }
+    loss.backward();
+    return std::vector{loss.detach(), w.grad().to(at::kCPU)};
+  };
+  const auto expected = gradient(Keep{});
+  for (std::uint64_t seed = 0; seed < seeds(); ++seed) {
+    const OrderOfChance order(seed);
+    SCOPED_TRACE(seed);
+    expect_same(gradient(Recompute{}), expected);
+  }
+}
+
+/// What saves a tensor may have left the stream that made it when the next operator shows what becomes of it.
+TEST(Offloading, WaitsForTheStreamThatMakesWhatGoes) {
+  torch::manual_seed(8);
+  const at::Tensor x = torch::randn({64, 64}).to(kStreamed), weights = torch::randn({64, 64}).to(kStreamed);
+  const c10::Stream main = current_simulated_stream(kStreamed);
+  const auto gradient = [&](const RegionAction& action) {
+    const at::Tensor w = weights.detach().clone().requires_grad_(), u = x.detach().clone().requires_grad_();
+    at::Tensor loss;
+    {
+      const Region region(action);
+      at::Tensor h;
+      let_wait(side_stream(), main);
+      {
+        const c10::StreamGuard in(side_stream());
+        h = x.matmul(w).tanh();  // which saves what it makes
+      }
+      const at::Tensor elsewhere = u.sin();
+      let_wait(main, side_stream());
+      loss = h.sum() + elsewhere.sum();
+      EXPECT_GE(region.offloaded_bytes(), std::holds_alternative<Offload>(action) ? h.nbytes() : 0);
+    }
+    loss.backward();
+    return std::vector{loss.detach().to(at::kCPU), w.grad().to(at::kCPU), u.grad().to(at::kCPU)};
+  };
+  const auto expected = gradient(Keep{});
+  for (std::uint64_t seed = 0; seed < seeds(); ++seed) {
+    const OrderOfChance order(seed);
+    SCOPED_TRACE(seed);
+    expect_same(gradient(Offload{.min_bytes = 1}), expected);
+  }
+}
+
 }  // namespace
 }  // namespace snug::testing

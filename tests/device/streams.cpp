@@ -1,5 +1,7 @@
 #include "tests/device/streams.h"
 
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -68,6 +70,10 @@ void Streams::run_front(Queue& queue) {
   const Entry entry = std::move(queue.waiting.front());
   queue.waiting.pop_front();
   ++queue.done;
+  // A kernel knows nothing of whoever happens to wait for it: of a recording, of gradients, of autocast.
+  const c10::impl::ForceDispatchKeyGuard of_kernels(
+      c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
+      c10::autocast_dispatch_keyset | c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   entry.task();
 }
 

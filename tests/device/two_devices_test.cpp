@@ -97,15 +97,22 @@ TEST(OtherBudgets, OperatorsAreTimedByTheClockOfTheirDevice) {
   const auto recorded =
       replay::record_step([&] { return model(x); }, memory::device_memory(first), {.other_budgets = {{second, 1_GiB}}});
   set_simulated_speed(before);
-  int timed[] = {0, 0};
+  int timed[] = {0, 0}, copies = 0;
   for (plan::OpId op = 0; op < static_cast<plan::OpId>(recorded.graph.ops.size()); ++op) {
     const plan::OpInfo& info = recorded.graph.ops[static_cast<std::size_t>(op)];
+    if (info.name == "aten::_to_copy") {  // which waits for what the first has still to do
+      EXPECT_LT(info.seconds, 0.1);
+      ++copies;
+    }
     if (info.name != "aten::gelu" && info.name != "aten::tanh") continue;
     EXPECT_NEAR(info.seconds, 0.5, 1e-6) << info.name;
     ++timed[recorded.graph.values[static_cast<std::size_t>(recorded.graph.flow.outputs(op).front().value)].device];
   }
   EXPECT_EQ(timed[0], 16);
   EXPECT_EQ(timed[1], 16);
+  EXPECT_EQ(copies, 1);
+  // Forward and backward of both; the graph's clock is the first one's, which does not wait for the second's end.
+  EXPECT_GT(recorded.graph.step_seconds, 0.5 * 3 * 32);
 }
 
 TEST(OtherBudgets, HoldOnEachDeviceWithTheBitsOfThePlainStep) {
@@ -134,6 +141,7 @@ TEST(OtherBudgets, HoldOnEachDeviceWithTheBitsOfThePlainStep) {
         EXPECT_LE(here.stats().allocated_peak, own_budget);
         EXPECT_LE(there.stats().allocated_peak, budget);
         EXPECT_EQ(session.last_step().evictions, 0) << "the plan is enough";
+        EXPECT_EQ(session.last_step().divergence, "");
         EXPECT_GT(session.last_step().replayed_ops, 0);
         ASSERT_EQ(session.plan().others.size(), 1U);
         const plan::PlannedPart& part = session.plan().others[0];
@@ -155,6 +163,29 @@ TEST(OtherBudgets, HoldOnEachDeviceWithTheBitsOfThePlainStep) {
       EXPECT_LE(there.stats().allocated_peak, budget);
     }
     EXPECT_EQ(there.stats().limit, std::nullopt);
+  }
+}
+
+/// Replicas of a model, on a device each, in turns.
+TEST(OtherBudgets, StepsThatDifferInTheirDevicesAloneHavePlansOfTheirOwn) {
+  const c10::Device first(kSimulated, 0), second(kSimulated, 1);
+  const Halves replicas[] = {Halves({first}), Halves({second})};
+  const auto step = [&](const at::Tensor& x) { return replicas[x.device().index()](x); };
+  const at::Tensor x = torch::randn({256, 64});
+  const at::Tensor batches[] = {x.to(first), x.to(second)};
+  const Bytes budget =
+      memory::device_memory(first).stats().allocated + taken_by(replicas[0], batches[0], first) + 2_MiB;
+  Session session =
+      fit([&](const at::Tensor& batch) { return step(batch) + 0 * replicas[1].weights[0].sum().to(batch.device()); },
+          batches[0], {.budget = budget, .device = first, .other_budgets = {{second, 64_MiB}}});
+  for (int i = 0; i < 6; ++i) {
+    session.backward(step, batches[i % 2]);
+    if (i < 4) continue;  // two of each, to be learned
+    EXPECT_TRUE(session.last_step().followed_plan) << i;
+    const plan::StepGraph& graph = session.graph();
+    EXPECT_EQ(graph.devices[static_cast<std::size_t>(
+                  graph.values[static_cast<std::size_t>(graph.flow.outputs(0).front().value)].device)],
+              batches[i % 2].device().str());
   }
 }
 

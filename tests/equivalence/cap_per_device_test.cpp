@@ -23,7 +23,7 @@ using testing::kTrials;
 using testing::StepUnderTest;
 using testing::trials;
 
-[[maybe_unused]] const bool kTwoInstalled = (testing::install_simulated_devices(), true);
+const bool kTwoInstalled = testing::can_simulate_devices() && (testing::install_simulated_devices(), true);
 
 std::vector<c10::Device> all_devices() {
   return {c10::Device(testing::kSimulated, 0), c10::Device(testing::kSimulated, 1), c10::Device(c10::kCPU)};
@@ -156,6 +156,7 @@ void try_budgets(std::uint64_t seed, Counts& counts) {
 class CapPerDevice : public ::testing::TestWithParam<std::uint64_t> {};
 
 TEST_P(CapPerDevice, HoldsOnEachOfThemInRandomTrials) {
+  if (!kTwoInstalled) GTEST_SKIP() << "this LibTorch is for CUDA, beside which no device is simulated";
   Counts counts;
   for (std::uint64_t seed = GetParam(); seed < GetParam() + static_cast<std::uint64_t>(trials()); ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
@@ -165,6 +166,7 @@ TEST_P(CapPerDevice, HoldsOnEachOfThemInRandomTrials) {
   EXPECT_EQ(counts.trained + counts.refused, trials());
   EXPECT_GT(counts.trained, trials() / 3);
   EXPECT_GT(counts.replayed, trials() / 4);
+  EXPECT_GT(counts.tight_elsewhere, trials() / 4);
   std::printf("%d trained, %d of them with replays; %d budgets of further devices were less than all; %d refused\n",
               counts.trained, counts.replayed, counts.tight_elsewhere, counts.refused);
 }

@@ -27,7 +27,8 @@ def clean_slate():
     gc.collect()
     torch.manual_seed(0)
     yield
-    assert snug.memory_stats()["limit"] is None, "a limit outlived its session"
+    for device in {"cpu", str(torch.get_default_device())}:
+        assert snug.memory_stats(device)["limit"] is None, f"a limit of {device} outlived its session"
 
 
 def allocated() -> int:

@@ -43,7 +43,7 @@ def test_gives_the_same_bits_under_a_budget(task):
 def test_a_session_that_is_verified_has_its_budget_already(task):
     with snug.fit(task.step, task.batch, budget="60%") as session:
         for other in ({"budget": "50%"}, {"strategy": "none"}):
-            with pytest.raises(snug.UsageError, match="the session has its budget and its strategy"):
+            with pytest.raises(snug.UsageError, match="the session has its budgets, its device and its strategy"):
                 snug.verify(task.step, task.batch, task.model, session=session, **other)
 
 

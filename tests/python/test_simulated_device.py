@@ -5,11 +5,13 @@ import sys
 import textwrap
 
 import pytest
+import torch
 from conftest import only_on_the_cpu
 
 import snug
 
 HERE = pathlib.Path(__file__).resolve().parent
+pytestmark = pytest.mark.skipif(torch.version.cuda is not None, reason="a torch for CUDA has no other accelerator beside it")
 
 
 def run(program: str) -> str:
@@ -85,6 +87,49 @@ def test_layers_that_stay_on_the_cpu_have_a_budget_of_their_own():
             assert memory.peak <= part.predicted_peak <= budget < part.unplanned_peak, (memory.peak, part)
             assert all(torch.equal(a, b) for a, b in zip(plain, gradients(front) + gradients(back)))
         assert snug.memory_stats()["limit"] is None
+    """)
+
+
+def test_a_step_over_two_devices_is_planned_verified_and_refused_by_name():
+    run("""
+        there = simulated_device(1)
+        front, back = net().to(device), net().to(there)
+        x = torch.randn(512, 64, device=device)
+        step = lambda batch: back(torch.nn.functional.pad(front(batch), (0, 56)).to(there)).square().mean()
+        model = torch.nn.ModuleList([front, back])
+        others = {"hpu:1": "64MiB"}
+        plan = snug.plan(step, x, "64MiB", other_budgets=others)
+        assert [part.device for part in plan.others] == ["hpu:1"]
+        compared = snug.verify(step, x, model, "64MiB", other_budgets=others)
+        assert len(compared) > 8
+        with snug.fit(step, x, "64MiB", other_budgets=others) as session:
+            assert snug.verify(step, x, model, session=session) == compared
+        for refused, words in [
+            (dict(), "has parameters on hpu:1"),
+            (dict(other_budgets={"hpu:1": "60%"}), "other_budgets of hpu:1"),
+            (dict(other_budgets={"hpu:1": "64MiB", "hpu": "64MiB"}), "has two budgets"),
+            (dict(other_budgets="64MiB"), "other_budgets is a str"),
+        ]:
+            try:
+                snug.fit(step, x, "64MiB", **refused)
+                raise AssertionError("no refusal")
+            except snug.UsageError as error:
+                assert words in str(error), error
+        try:
+            snug.fit(step, x, "64MiB", other_budgets={"hpu:1": 300_000})
+            raise AssertionError("no refusal")
+        except snug.DoesNotFit as error:
+            assert error.device == "hpu:1" and error.budget == 300_000 < error.floor, vars(error)
+        try:
+            snug.fit(step, x, "100%", other_budgets={"hpu:1": 300_000})
+            raise AssertionError("no refusal")
+        except snug.DoesNotFit as error:
+            assert error.device == "hpu:1" and error.only_begun, vars(error)
+        swapped = lambda batch: step(batch[1])
+        snug.fit(swapped, (torch.zeros(4, device=there), x), "64MiB", other_budgets={"hpu:1": "64MiB"}).close()
+        assert snug.doctor()
+        for d in (device, there):
+            assert snug.memory_stats(d)["limit"] is None
     """)
 
 

@@ -197,7 +197,9 @@ TEST(Fit, RecordsWithoutALimitBesideOneThatIsHeld) {
   const Bytes limit = test_memory().stats().allocated + 64_KiB;
   const memory::HeldLimit held(test_memory(), limit);
   EXPECT_THROW((void)replay::record_step([&] { return net(x); }, test_memory()), OutOfBudget);
-  EXPECT_FALSE(replay::record_step_unlimited([&] { return net(x); }, test_memory()).graph.ops.empty());
+  EXPECT_FALSE(replay::record_step_within(
+                   std::nullopt, [&] { return net(x); }, test_memory())
+                   .graph.ops.empty());
   EXPECT_EQ(test_memory().stats().limit, limit);
 }
 
