@@ -66,11 +66,11 @@ asan: ## Run the unit tests with the address and undefined-behaviour sanitizers
 	@cmake --build --preset asan -j $(JOBS)
 	@ctest --preset asan -L unit -j$(JOBS) --no-tests=error
 
-tsan: ## Run the thread tests with the thread sanitizer
+tsan: ## Run the thread tests, and those of the simulated device, with the thread sanitizer
 	@scripts/setup.sh tests
 	@cmake --preset tsan
-	@cmake --build --preset tsan -j $(JOBS) --target replay_test memory_test
-	@ctest --preset tsan -R '^(replay_threads|memory_test)$$' -j1 --no-tests=error
+	@cmake --build --preset tsan -j $(JOBS) --target replay_test memory_test device_test
+	@ctest --preset tsan -R '^(replay_threads|memory_test|device_test|replay_test_simulated)$$' -j1 --no-tests=error
 
 bench: ## Build and run the benchmarks
 	@scripts/setup.sh tests benchmarks

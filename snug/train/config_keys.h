@@ -203,7 +203,7 @@ void visit_keys(AnyConfig& c, Visit&& to) {
   varies("monitor", "growth_steps", c.monitor.growth_steps,
          "an alarm when memory grew all the while over so many steps; 0: none", Range{0, 1048576}, kInRuns);
   varies("monitor", "headroom", c.monitor.headroom,
-         "an alarm when less than this share of the machine's memory is free; 0: none",
+         "an alarm when less than this share of the device's memory is free, on the CPU of the machine's; 0: none",
          Range{.low = 0, .high = 1, .high_excluded = true}, kInRuns);
 
   varies("output", "folder", c.output.folder,
