@@ -16,6 +16,7 @@
 #include "snug/memory/device_memory.h"
 #include "snug/plan/budget_request.h"
 #include "snug/replay/fit.h"
+#include "snug/replay/other_devices.h"
 #include "snug/replay/step_run.h"
 #include "snug/replay/undone_draws.h"
 
@@ -139,10 +140,7 @@ void bind_kinds(py::module_& m) {
       .def(
           "plan",
           [](const Kinds& k, std::optional<Bytes> budget, const NamedBudgets& others) {
-            plan::Budgets budgets(budget_of(budget));
-            for (const auto& [device, bytes] : others)
-              budgets.others.push_back({device, plan::Budget::for_limit(bytes)});
-            return replay::plan_all(k.all, budgets).front();
+            return replay::plan_all(k.all, replay::budgets_of(budget_of(budget), budgets_of(others))).front();
           },
           NoGil(), py::arg("budget"), py::arg("others"));
 }

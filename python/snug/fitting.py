@@ -152,7 +152,8 @@ def _request(budget: Size | None) -> int | _core.Percent | None:
     return request
 
 
-def _checked(other_budgets: Any) -> Mapping[str | torch.device, Size]:
+def by_device(other_budgets: Any) -> Mapping[str | torch.device, Size]:
+    """As it is, or none; UsageError where it is something else."""
     if not isinstance(other_budgets or {}, Mapping):
         raise UsageError(f'fit: other_budgets is a {type(other_budgets).__name__}; give bytes by device, as {{"cuda:1": "8GiB"}}')
     return other_budgets or {}
@@ -363,7 +364,7 @@ def fit(
 
     Raises DoesNotFit, naming the smallest budget and its parts, and UsageError.
     """
-    where = device_of(device, sample, _checked(other_budgets))
+    where = device_of(device, sample, by_device(other_budgets))
     return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches, other_budgets))
 
 
@@ -383,7 +384,7 @@ def plan(
     other_budgets: Mapping[str | torch.device, Size] | None = None,
 ) -> Plan:
     """What fit would do, without a session: records the step and plans it. Without a budget, the fastest plan."""
-    where = device_of(device, sample, _checked(other_budgets))
+    where = device_of(device, sample, by_device(other_budgets))
     fitted = _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches, other_budgets)
     kinds = fitted.kinds
     return Plan(kinds.graph, kinds.planner, kinds.plan(fitted.budget, fitted.other_budgets), kinds.floor)

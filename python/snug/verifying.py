@@ -13,7 +13,7 @@ from . import _core
 from ._capture import Recorded, run_plain
 from .devices import device_named, device_of
 from .errors import Mismatch, UsageError
-from .fitting import Session, Step, fit
+from .fitting import Session, Step, by_device, fit
 from .sizes import Size
 
 
@@ -105,8 +105,9 @@ def verify(
         parameters, buffers = list(model.named_parameters()), list(model.named_buffers())
     else:
         parameters, buffers = [(f"parameter {i}", p) for i, p in enumerate(model)], []
-    where = device_of(device, [sample, *(p for _, p in parameters)])
-    devices = [where, *map(device_named, other_budgets or {})] if session is None else session._devices
+    others = by_device(other_budgets)
+    where = device_of(device, [sample, *(p for _, p in parameters)], others)
+    devices = [where, *map(device_named, others)] if session is None else session._devices
     own: Session | None = None
     up_to_the_update = Recorded(lambda _: None, [p for _, p in parameters])
     with _without_limits(devices):

@@ -14,6 +14,12 @@ std::vector<DeviceBudget> with_indices(std::vector<DeviceBudget> budgets) {
   return budgets;
 }
 
+plan::Budgets budgets_of(std::optional<plan::Budget> own, const std::vector<DeviceBudget>& others) {
+  plan::Budgets budgets(own);
+  for (const auto& [device, bytes] : others) budgets.others.push_back({device.str(), plan::Budget::for_limit(bytes)});
+  return budgets;
+}
+
 void check_other_budgets(const std::vector<DeviceBudget>& budgets, c10::Device own) {
   std::vector<c10::Device> known{memory::with_index(own)};
   for (const auto& [device, bytes] : budgets) {

@@ -4,9 +4,11 @@
 #include <c10/core/Device.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "snug/memory/held_limit.h"
+#include "snug/plan/budget.h"
 #include "snug/record/tape.h"
 #include "snug/replay/device_budget.h"
 #include "snug/replay/eviction.h"
@@ -15,6 +17,9 @@ namespace snug::replay {
 
 /// With the index of the device that is in use now where there is none: "cuda" is another one later.
 std::vector<DeviceBudget> with_indices(std::vector<DeviceBudget> budgets);
+
+/// Of the device that steps are planned for, and of others, which are as with_indices() has them.
+plan::Budgets budgets_of(std::optional<plan::Budget> own, const std::vector<DeviceBudget>& others);
 
 /// Throws UsageError for budgets that are not positive, for a device that has two or that nobody knows the memory of,
 /// and for `own`, which has another.

@@ -94,13 +94,6 @@ struct Detached {
   }
 };
 
-/// Of the device that steps are planned for, and of others.
-plan::Budgets budgets_of(std::optional<plan::Budget> own, const std::vector<DeviceBudget>& others) {
-  plan::Budgets budgets(own);
-  for (const auto& [device, bytes] : others) budgets.others.push_back({device.str(), plan::Budget::for_limit(bytes)});
-  return budgets;
-}
-
 /// In the order of their budgets.
 std::vector<memory::DeviceMemory*> memories_of(memory::DeviceMemory& own, const std::vector<DeviceBudget>& others) {
   std::vector<memory::DeviceMemory*> all{&own};
@@ -178,7 +171,7 @@ Session::Session(std::vector<replay::PlannedStep> kinds, std::optional<plan::Bud
   std::vector<Bytes> gradients;
   for (const memory::DeviceMemory* device : memories_of(memory, others))
     gradients.push_back(gradient_bytes(parameters, *device));
-  replay::StepBook book(std::move(kinds), budgets_of(budget, others), gradients, std::move(agreement));
+  replay::StepBook book(std::move(kinds), replay::budgets_of(budget, others), gradients, std::move(agreement));
   state_.reset(new State{.memory = memory,
                          .book = std::move(book),
                          .parameters = std::move(parameters),

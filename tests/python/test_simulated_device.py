@@ -102,6 +102,11 @@ def test_a_step_over_two_devices_is_planned_verified_and_refused_by_name():
         assert [part.device for part in plan.others] == ["hpu:1"]
         compared = snug.verify(step, x, model, "64MiB", other_budgets=others)
         assert len(compared) > 8
+        try:
+            snug.verify(step, x, model, "64MiB", other_budgets="64MiB")
+            raise AssertionError("no refusal")
+        except snug.UsageError as error:
+            assert "other_budgets is a str" in str(error), error
         with snug.fit(step, x, "64MiB", other_budgets=others) as session:
             assert snug.verify(step, x, model, session=session) == compared
         for refused, words in [
