@@ -68,25 +68,19 @@ std::vector<SegmentRange> together(const std::vector<SegmentRange>& older, std::
   return newer;
 }
 
-/// `plan` with other actions for the values that are on the place's device, such that it fits there.
-MemoryPlan planned_again(const Place& place, const MemoryPlan& plan, SearchOptions options) {
-  StepGraph with_others = place.graph;
-  const auto is_here = [&](std::size_t v) { return place.graph.values[v].device == 0; };
-  for (std::size_t v = 0; v < with_others.values.size(); ++v) {
-    const auto value = static_cast<ValueId>(v);
-    if (is_here(v) || !has_choice(place.graph, value)) continue;
-    with_others.values[v].must = decided(place.graph, plan, value) == kKeep ? Must::Keep : Must::Recompute;
+/// What operators make of values on another device. Where all of them are kept, no device's replays reach into those of
+/// another.
+std::vector<ValueId> crossings_of(const StepGraph& graph) {
+  std::vector<ValueId> crossings;
+  const auto device = [&](ValueId v) { return graph.values[at(v)].device; };
+  for (OpId op = 0; op < graph.flow.ops(); ++op) {
+    for (const Output& out : graph.flow.outputs(op)) {
+      const auto elsewhere = [&](ValueId v) { return !graph.flow.is_leaf(v) && device(v) != device(out.value); };
+      const bool crosses = std::ranges::any_of(graph.flow.inputs(op), elsewhere);
+      if (crosses && has_choice(graph, out.value)) crossings.push_back(out.value);
+    }
   }
-  Budget target = place.budget;
-  target.limit -= place.squeezed;
-  MemoryPlan found = TradeOff(with_others, options).best(with_others, target);
-  for (std::size_t v = 0; v < found.actions.size(); ++v) {
-    if (!is_here(v)) found.actions[v] = plan.action(static_cast<ValueId>(v));
-  }
-  // Ranges of the plan for other devices are of operators there, mostly. Where they are not, they may do harm here.
-  MemoryPlan with_both = found;
-  with_both.segments = together(plan.segments, found.segments);
-  return excess(place, with_both) <= 0 ? with_both : found;
+  return crossings;
 }
 
 /// With the name of its device, where that is not the first.
@@ -115,30 +109,90 @@ MemoryPlan predicted_everywhere(const StepGraph& graph, MemoryPlan plan, const s
   return plan;
 }
 
+/// Plans device by device, until all fit together.
+class DeviceByDevice {
+ public:
+  /// `held`: values that every plan keeps.
+  DeviceByDevice(const StepGraph& graph, const Budgets& budgets, SearchOptions options, std::vector<ValueId> held)
+      : graph_(graph), options_(options), held_(std::move(held)), places_(places_of(graph, budgets)) {}
+
+  MemoryPlan from(MemoryPlan plan) {
+    for (const ValueId v : held_) plan.actions[at(v)] = kKeep;
+    std::vector<const Place*> planned;
+    for (std::size_t round = 0; round < kRoundsPerDevice * places_.size(); ++round) {
+      Place* const worst = most_over(places_, plan);
+      if (worst == nullptr) return predicted_everywhere(graph_, std::move(plan), places_);
+      if (std::ranges::find(planned, worst) != planned.end()) worst->squeezed += excess(*worst, plan);
+      planned.push_back(worst);
+      try {
+        MemoryPlan better = planned_again(*worst, plan);
+        plan.actions = std::move(better.actions);
+        plan.segments = std::move(better.segments);
+      } catch (const DoesNotFit& error) {
+        // What the plans of other devices make it take is the step's, too.
+        DoesNotFit::Floor floor = error.floor();
+        floor.budget = worst->budget.limit;
+        floor.floor += worst->squeezed;
+        floor.step_bytes += worst->squeezed;
+        throw refusal_of(std::move(floor), *worst, graph_);
+      }
+    }
+    if (const Place* worst = most_over(places_, plan)) throw too_small(*worst, plan, graph_);
+    return predicted_everywhere(graph_, std::move(plan), places_);
+  }
+
+ private:
+  /// `plan` with other actions for the values that are on the place's device, such that it fits there.
+  [[nodiscard]] MemoryPlan planned_again(const Place& place, const MemoryPlan& plan) const {
+    StepGraph with_others = place.graph;
+    const auto is_here = [&](std::size_t v) { return place.graph.values[v].device == 0; };
+    for (std::size_t v = 0; v < with_others.values.size(); ++v) {
+      const auto value = static_cast<ValueId>(v);
+      if (is_here(v) || !has_choice(place.graph, value)) continue;
+      with_others.values[v].must = decided(place.graph, plan, value) == kKeep ? Must::Keep : Must::Recompute;
+    }
+    for (const ValueId v : held_) with_others.values[at(v)].must = Must::Keep;
+    Budget target = place.budget;
+    target.limit -= place.squeezed;
+    MemoryPlan found = TradeOff(with_others, options_).best(with_others, target);
+    for (std::size_t v = 0; v < found.actions.size(); ++v) {
+      if (!is_here(v)) found.actions[v] = plan.action(static_cast<ValueId>(v));
+    }
+    for (const ValueId v : held_) found.actions[at(v)] = kKeep;
+    // Ranges of the plan for other devices are of operators there, mostly. Where they are not, they may do harm here.
+    MemoryPlan with_both = found;
+    with_both.segments = together(plan.segments, found.segments);
+    return excess(place, with_both) <= 0 ? with_both : found;
+  }
+
+  const StepGraph& graph_;
+  SearchOptions options_;
+  std::vector<ValueId> held_;
+  std::vector<Place> places_;
+};
+
 }  // namespace
 
 MemoryPlan plan_everywhere(const StepGraph& graph, MemoryPlan first, const Budgets& budgets, SearchOptions options) {
-  std::vector<Place> places = places_of(graph, budgets);
-  MemoryPlan plan = std::move(first);
-  std::vector<const Place*> planned;
-  for (std::size_t round = 0; round < kRoundsPerDevice * places.size(); ++round) {
-    Place* const worst = most_over(places, plan);
-    if (worst == nullptr) return predicted_everywhere(graph, std::move(plan), places);
-    if (std::ranges::find(planned, worst) != planned.end()) worst->squeezed += excess(*worst, plan);
-    planned.push_back(worst);
+  const std::vector<ValueId> crossings = crossings_of(graph);
+  const auto held = [&] { return DeviceByDevice(graph, budgets, options, crossings).from(first); };
+  try {
+    MemoryPlan free = DeviceByDevice(graph, budgets, options, {}).from(first);
+    const auto kept = [&](ValueId v) { return decided(graph, free, v) == kKeep; };
+    if (std::ranges::all_of(crossings, kept)) return free;
     try {
-      MemoryPlan better = planned_again(*worst, plan, options);
-      plan.actions = std::move(better.actions);
-      plan.segments = std::move(better.segments);
-    } catch (const DoesNotFit& error) {
-      DoesNotFit::Floor floor = error.floor();
-      floor.budget = worst->budget.limit;
-      floor.floor += worst->squeezed;
-      throw refusal_of(std::move(floor), *worst, graph);
+      if (MemoryPlan other = held(); other.predicted_seconds < free.predicted_seconds) return other;
+    } catch (const DoesNotFit&) {
+      // They are too many.
+    }
+    return free;
+  } catch (const DoesNotFit& error) {
+    try {
+      return held();
+    } catch (const DoesNotFit& other) {
+      throw other.floor().floor < error.floor().floor ? other : error;
     }
   }
-  if (const Place* worst = most_over(places, plan)) throw too_small(*worst, plan, graph);
-  return predicted_everywhere(graph, std::move(plan), places);
 }
 
 MemoryPlan checked_everywhere(const StepGraph& graph, MemoryPlan plan, const Budgets& budgets) {

@@ -17,19 +17,19 @@ namespace {
 constexpr int kSteps = 32;
 
 /// A chain of which the first so many operators are on one device and the others on another, with weights on both.
-StepGraph chain_on_two(int on_first) {
-  StepGraph graph = synthetic::uniform_chain(kSteps);
+StepGraph chain_on_two(int on_first, int steps = kSteps) {
+  StepGraph graph = synthetic::uniform_chain(steps);
   graph.devices = {"gpu:0", "gpu:1"};
   DevicePart part;
   part.static_bytes = part.static_by_tag[0] = 5_MiB;
   part.ops.resize(graph.ops.size());
   part.events.resize(graph.events.size());
   const auto moves = [&](Bytes& bytes, Bytes& there) { there = std::exchange(bytes, 0); };
-  for (OpId op = on_first; op < kSteps; ++op) {
+  for (OpId op = on_first; op < steps; ++op) {
     moves(graph.ops[at(op)].peak_bytes, part.ops[at(op)].peak);
     for (const Output& out : graph.flow.outputs(op)) graph.values[at(out.value)].device = 1;
   }
-  int next = kSteps;  // backward goes over them from the last
+  int next = steps;  // backward goes over them from the last
   for (std::size_t i = 0; i < graph.events.size(); ++i) {
     if (graph.events[i].kind == Event::Kind::Other && --next >= on_first)
       moves(graph.events[i].peak, part.events[i].peak);
@@ -99,6 +99,20 @@ TEST(SeveralDevices, WithRoomOnOneOfThemItsValuesAreKept) {
   StepGraph alone = seen_from(graph, graph.parts.front());
   EXPECT_NEAR(plan.predicted_seconds, Planner(alone, "optimal").plan(alone, Budget{second - 4_MiB}).predicted_seconds,
               0.01 * graph.step_seconds);
+}
+
+TEST(SeveralDevices, EachOfThemHasTheFloorOfADeepChainOfItsOwn) {
+  constexpr int kDeep = 80;
+  const Bytes alone = TradeOff(synthetic::uniform_chain(kDeep)).floor();
+  const StepGraph graph = chain_on_two(kDeep, 2 * kDeep);
+  const StepGraph second = seen_from(graph, graph.parts.front());
+  const Planner planner(graph, "optimal");
+  const Bytes of_first = planner.floor(graph), of_second = TradeOff(second).floor();
+  // A value that crosses is on either.
+  EXPECT_LE(of_first - graph.static_bytes, alone + 1_MiB);
+  EXPECT_LE(of_second - second.static_bytes, alone + 1_MiB);
+  // Both can have what they take with a little more, at once.
+  EXPECT_NO_THROW((void)planner.plan(graph, budgets(of_first + 1_MiB, of_second + 1_MiB)));
 }
 
 TEST(SeveralDevices, ThatDoesNotFitOneOfThemIsRefusedByItsName) {

@@ -9,7 +9,8 @@
 namespace snug::plan {
 namespace {
 
-constexpr OpId kFar = 64;  // operators
+constexpr OpId kFar = 64;      // operators
+constexpr Bytes kLighter = 4;  // blocks of one model, such as those of encoder and decoder, differ by no more
 
 std::vector<OpId> last_reads(const Dataflow& flow) {
   std::vector<OpId> last_read(at(flow.values()), kNoOp);
@@ -46,48 +47,138 @@ std::vector<OpId> cuts_where(const Dataflow& flow, const std::vector<std::int32_
   return cuts;
 }
 
-/// Some of the cuts, so that the pieces between them save about equally much, and pieces that look alike stay so.
-std::vector<OpId> evenly(const StepGraph& graph, const std::vector<OpId>& cuts, std::size_t limit) {
-  std::vector<Bytes> saved_before(at(graph.flow.ops()) + 1, 0);
+/// Bytes that operators before each position make and autograd saves, `of` each value.
+template <typename BytesOf>
+std::vector<Bytes> saved_before(const StepGraph& graph, BytesOf of) {
+  std::vector<Bytes> before(at(graph.flow.ops()) + 1, 0);
   for (OpId op = 0; op < graph.flow.ops(); ++op) {
-    Bytes bytes = 1;  // no piece weighs nothing
+    before[at(op) + 1] = before[at(op)];
     for (const Output& out : graph.flow.outputs(op)) {
-      if (graph.values[at(out.value)].saved) bytes += graph.step_bytes(out.value);
+      if (graph.values[at(out.value)].saved) before[at(op) + 1] += of(out.value);
     }
-    saved_before[at(op) + 1] = saved_before[at(op)] + bytes;
   }
-  // Between blocks, every so many of them, when there are enough; inside of each alike where there is room for it.
-  std::vector<OpId> candidates = cuts;
-  const std::vector<SegmentRange> blocks = repeated_blocks(graph);
-  if (blocks.size() >= limit / 4) {
-    const std::size_t group = (blocks.size() + limit - 3) / (limit - 2);
-    const std::size_t parts = std::max<std::size_t>((limit - 2) / blocks.size(), 1);
-    // A block may begin with a write to what the one before has made: no cut is there.
-    const auto cut_from = [&](OpId position) { return *std::ranges::lower_bound(cuts, position); };
-    candidates = {0};
-    for (std::size_t i = 0; i < blocks.size(); i += group) {
-      const OpId begin = cut_from(blocks[i].begin), end = cut_from(blocks[i].end);
+  return before;
+}
+
+using Run = std::vector<SegmentRange>;  // blocks, one after another
+
+/// The longest run of pieces between `cuts` that repeats, of those from `first` up to `last`. `kind`: what a piece
+/// does.
+Run longest_run(const std::vector<OpId>& cuts, const std::vector<std::size_t>& kind, std::size_t first,
+                std::size_t last) {
+  std::size_t best_begin = 0, best_period = 0, best_length = 0;
+  for (std::size_t period = 1; period <= (last - first) / 2; ++period) {
+    std::size_t run = 0;  // pieces that equal the one a period before
+    for (std::size_t i = first + period; i <= last; ++i) {
+      if (i < last && kind[i] == kind[i - period]) {
+        ++run;
+        continue;
+      }
+      const std::size_t length = run >= period ? (run + period) / period * period : 0;
+      if (length > best_length) {
+        best_begin = i - run - period;
+        best_period = period;
+        best_length = length;
+      }
+      run = 0;
+    }
+  }
+  Run blocks;
+  for (std::size_t i = best_begin; i < best_begin + best_length; i += best_period) {
+    blocks.push_back({cuts[i], cuts[i + best_period]});
+  }
+  return blocks;
+}
+
+/// Runs of blocks in their order: the longest, and those before and behind it whose blocks weigh as much as blocks do.
+std::vector<Run> runs_of_blocks(const StepGraph& graph) {
+  const std::vector<OpId> cuts = cuts_where(graph.flow, crossing_values(graph.flow, far(graph.flow)), 1);
+  const std::size_t pieces = cuts.size() - 1;
+  // What a piece does, regardless of which values it does it to.
+  std::vector<std::size_t> kind(pieces);
+  std::unordered_map<std::string, std::size_t> kinds;
+  for (std::size_t i = 0; i < pieces; ++i) {
+    std::string names;
+    for (OpId op = cuts[i]; op < cuts[i + 1]; ++op) names += graph.ops[at(op)].name + ";";
+    kind[i] = kinds.try_emplace(std::move(names), kinds.size()).first->second;
+  }
+  const std::vector<Bytes> saved = saved_before(graph, [&](ValueId v) { return graph.values[at(v)].bytes; });
+  const auto weight = [&](const Run& run) {
+    return (saved[at(run.back().end)] - saved[at(run.front().begin)]) / static_cast<Bytes>(run.size());
+  };
+  std::vector<Run> runs;
+  std::vector<std::pair<std::size_t, std::size_t>> left{{0, pieces}};  // stretches to look at
+  Bytes least = 0;
+  while (!left.empty()) {
+    const auto [first, last] = left.back();
+    left.pop_back();
+    Run run = longest_run(cuts, kind, first, last);
+    if (run.empty() || weight(run) < least) continue;
+    if (runs.empty()) least = std::max<Bytes>(weight(run) / kLighter, 1);
+    const auto piece_at = [&](OpId op) {
+      return static_cast<std::size_t>(std::ranges::lower_bound(cuts, op) - cuts.begin());
+    };
+    left.emplace_back(first, piece_at(run.front().begin));
+    left.emplace_back(piece_at(run.back().end), last);
+    runs.push_back(std::move(run));
+  }
+  std::ranges::sort(runs, {}, [](const Run& run) { return run.front().begin; });
+  return runs;
+}
+
+/// Between blocks, every so many of them, and inside of each alike where there is room for it. Empty: there are too few
+/// blocks. Those whose values are all on other devices stay together.
+std::vector<OpId> cuts_by_blocks(const StepGraph& graph, const std::vector<OpId>& cuts, std::size_t limit,
+                                 const std::vector<Bytes>& saved) {
+  std::vector<Run> runs = runs_of_blocks(graph);
+  std::erase_if(runs, [&](const Run& run) { return saved[at(run.front().begin)] == saved[at(run.back().end)]; });
+  std::size_t blocks = 0;
+  for (const Run& run : runs) blocks += run.size();
+  // One more piece before each run, and one behind the last.
+  if (blocks < limit / 4 || limit <= runs.size() + 1) return {};
+  const std::size_t room = limit - runs.size() - 1;
+  const std::size_t group = (blocks + room - 1) / room;
+  const std::size_t parts = std::max<std::size_t>(room / blocks, 1);
+  // A block may begin with a write to what the one before has made: no cut is there.
+  const auto cut_from = [&](OpId position) { return *std::ranges::lower_bound(cuts, position); };
+  std::vector<OpId> chosen{0};
+  const auto add = [&](OpId cut) {
+    if (cut > chosen.back()) chosen.push_back(cut);
+  };
+  for (const Run& run : runs) {
+    for (std::size_t i = 0; i < run.size(); i += group) {
+      const OpId begin = cut_from(run[i].begin), end = cut_from(run[i].end);
       if (begin == end) continue;
-      if (begin > 0) candidates.push_back(begin);
+      add(begin);
       const auto inner = std::ranges::upper_bound(cuts, begin);
       const auto count = static_cast<std::size_t>(std::ranges::lower_bound(cuts, end) - inner);
       for (std::size_t part = 1; part < std::min(parts, count + 1); ++part) {
-        candidates.push_back(inner[static_cast<std::ptrdiff_t>(part * (count + 1) / std::min(parts, count + 1) - 1)]);
+        add(inner[static_cast<std::ptrdiff_t>(part * (count + 1) / std::min(parts, count + 1) - 1)]);
       }
     }
-    if (const OpId end = cut_from(blocks.back().end); end < graph.flow.ops()) candidates.push_back(end);
-    candidates.push_back(graph.flow.ops());
-    if (candidates.size() - 1 <= limit) return candidates;
+    add(cut_from(run.back().end));
   }
+  add(graph.flow.ops());
+  return chosen;
+}
+
+/// Some of the cuts, so that the pieces between them save about equally much, and pieces that look alike stay so.
+std::vector<OpId> evenly(const StepGraph& graph, const std::vector<OpId>& cuts, std::size_t limit) {
+  const std::vector<Bytes> saved = saved_before(graph, [&](ValueId v) { return graph.step_bytes(v); });
+  std::vector<OpId> candidates = cuts_by_blocks(graph, cuts, limit, saved);
+  if (candidates.empty()) candidates = cuts;
+  if (candidates.size() - 1 <= limit) return candidates;
+  const auto weight = [&](OpId op) { return saved[at(op)] + op; };  // no piece weighs nothing
+  const Bytes all = weight(graph.flow.ops());
   std::vector<OpId> chosen{0};
-  const Bytes all = saved_before.back();
   for (std::size_t i = 1; i + 1 < candidates.size(); ++i) {
     const Bytes due = all * static_cast<Bytes>(chosen.size()) / static_cast<Bytes>(limit);
-    if (saved_before[at(candidates[i])] >= due && chosen.size() < limit) chosen.push_back(candidates[i]);
+    if (weight(candidates[i]) >= due && chosen.size() < limit) chosen.push_back(candidates[i]);
   }
   chosen.push_back(graph.flow.ops());
   return chosen;
 }
+
 }  // namespace
 
 std::vector<OpId> cut_points(const StepGraph& graph, int crossing) {
@@ -120,37 +211,8 @@ std::vector<OpId> chain_cuts(const StepGraph& graph, std::size_t limit) {
 }
 
 std::vector<SegmentRange> repeated_blocks(const StepGraph& graph) {
-  const std::vector<OpId> cuts = cuts_where(graph.flow, crossing_values(graph.flow, far(graph.flow)), 1);
-  const std::size_t pieces = cuts.size() - 1;
-  // What a piece does, regardless of which values it does it to.
-  std::vector<std::size_t> kind(pieces);
-  std::unordered_map<std::string, std::size_t> kinds;
-  for (std::size_t i = 0; i < pieces; ++i) {
-    std::string names;
-    for (OpId op = cuts[i]; op < cuts[i + 1]; ++op) names += graph.ops[at(op)].name + ";";
-    kind[i] = kinds.try_emplace(std::move(names), kinds.size()).first->second;
-  }
-  std::size_t best_begin = 0, best_period = 0, best_length = 0;
-  for (std::size_t period = 1; period <= pieces / 2; ++period) {
-    std::size_t run = 0;  // pieces that equal the one a period before
-    for (std::size_t i = period; i <= pieces; ++i) {
-      if (i < pieces && kind[i] == kind[i - period]) {
-        ++run;
-        continue;
-      }
-      const std::size_t length = run >= period ? (run + period) / period * period : 0;
-      if (length > best_length) {
-        best_begin = i - run - period;
-        best_period = period;
-        best_length = length;
-      }
-      run = 0;
-    }
-  }
   std::vector<SegmentRange> blocks;
-  for (std::size_t i = best_begin; i < best_begin + best_length; i += best_period) {
-    blocks.push_back({cuts[i], cuts[i + best_period]});
-  }
+  for (const Run& run : runs_of_blocks(graph)) blocks.insert(blocks.end(), run.begin(), run.end());
   return blocks;
 }
 
