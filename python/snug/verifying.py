@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,22 @@ def _without_limits(devices: Sequence[str]) -> Iterator[None]:
         for device in devices:
             stack.enter_context(_core.HeldLimit(None, device))
         yield
+
+
+@contextlib.contextmanager
+def _deterministic(devices: Sequence[str]) -> Iterator[None]:
+    """On accelerators torch's fastest kernels differ from themselves from run to run, such as attention's backward pass on
+    CUDA: others, where there are some, and a warning of those that have none."""
+    if torch.are_deterministic_algorithms_enabled() or all(device == "cpu" for device in devices):
+        yield
+        return
+    if torch.version.cuda is not None:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it is first used
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 class _World:
@@ -89,8 +106,8 @@ def verify(
     as where its first optimizer would step, or a parameter would be written, and gradients are compared as they are then.
 
     model: the module, or the parameters, whose gradients count. Give a budget, with device and other_budgets as fit has
-    them, or a session of the same step. Returns
-    the names of all that was compared; raises Mismatch naming what differs. The plain step takes what it takes: verify
+    them, or a session of the same step. On accelerators torch's deterministic algorithms are on in between, where a
+    budget is given; with a session of your own turn them on yourself, before fit. Returns the names of all that was compared; raises Mismatch naming what differs. The plain step takes what it takes: verify
     where that fits, before the budget matters. What is compared stays beside the step: within a session's budget there
     must be room for a second set of gradients, so zero those that are there.
     """
@@ -112,26 +129,28 @@ def verify(
     up_to_the_update = Recorded(lambda _: None, [p for _, p in parameters])
     with _without_limits(devices):
         world = _World(parameters, buffers)
-    try:
-        with _without_limits(devices), up_to_the_update:
-            world.reset()
-            with _core.UndoneDraws():
-                loss = run_plain(session._allowed(step) if session is not None else step, sample)
-                expected = world.outcome(loss)
-            returns_loss = loss is not None
-            del loss
-            world.reset()
-        if session is None:
-            session = own = fit(step, sample, budget if budget is not None else "60%", strategy=strategy, device=where, other_budgets=other_budgets)
-        with up_to_the_update, _core.UndoneDraws():
-            loss = session.backward(sample, step)
+    # A session has its plans for the kernels that it was made with.
+    with _deterministic(devices) if session is None else contextlib.nullcontext():
+        try:
+            with _without_limits(devices), up_to_the_update:
+                world.reset()
+                with _core.UndoneDraws():
+                    loss = run_plain(session._allowed(step) if session is not None else step, sample)
+                    expected = world.outcome(loss)
+                returns_loss = loss is not None
+                del loss
+                world.reset()
+            if session is None:
+                session = own = fit(step, sample, budget if budget is not None else "60%", strategy=strategy, device=where, other_budgets=other_budgets)
+            with up_to_the_update, _core.UndoneDraws():
+                loss = session.backward(sample, step)
+                with _without_limits(devices):
+                    found = world.outcome(loss if returns_loss else None)
+        finally:
+            if own is not None:
+                own.close()
             with _without_limits(devices):
-                found = world.outcome(loss if returns_loss else None)
-    finally:
-        if own is not None:
-            own.close()
-        with _without_limits(devices):
-            world.restore()
+                world.restore()
     differing = [name for name in expected if expected[name] != found[name]]
     if differing:
         raise Mismatch(

@@ -10,26 +10,6 @@ std::size_t index(Tag tag) { return static_cast<std::size_t>(tag); }
 
 }  // namespace
 
-void Accounts::take(Bytes size, Tag tag, Bytes mapped) {
-  ++stats_.allocations;
-  stats_.allocated += size;
-  const std::size_t i = index(tag);
-  stats_.by_tag[i] += size;
-  stats_.peak_by_tag[i] = std::max(stats_.peak_by_tag[i], stats_.by_tag[i]);
-  for (HighWater* meter : meters_) meter->change(size);
-  if (stats_.allocated > stats_.allocated_peak) {
-    stats_.allocated_peak = stats_.allocated;
-    stats_.at_peak_by_tag = stats_.by_tag;
-  }
-  stats_.mapped_peak = std::max(stats_.mapped_peak, mapped);
-}
-
-void Accounts::give(Bytes size, Tag tag) {
-  stats_.allocated -= size;
-  for (HighWater* meter : meters_) meter->change(-size);
-  stats_.by_tag[index(tag)] -= size;
-}
-
 void Accounts::retag(Bytes size, Tag from, Tag to) {
   if (from == to) return;
   stats_.by_tag[index(from)] -= size;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -24,8 +25,24 @@ class Accounts {
   explicit Accounts(std::mutex& mutex) : mutex_(mutex) {}
 
   /// A block of `size` bytes was handed out; `mapped`: see Stats.
-  void take(Bytes size, Tag tag, Bytes mapped);
-  void give(Bytes size, Tag tag);
+  void take(Bytes size, Tag tag, Bytes mapped) {
+    ++stats_.allocations;
+    stats_.allocated += size;
+    const auto i = static_cast<std::size_t>(tag);
+    stats_.by_tag[i] += size;
+    stats_.peak_by_tag[i] = std::max(stats_.peak_by_tag[i], stats_.by_tag[i]);
+    for (HighWater* meter : meters_) meter->change(size);
+    if (stats_.allocated > stats_.allocated_peak) {
+      stats_.allocated_peak = stats_.allocated;
+      stats_.at_peak_by_tag = stats_.by_tag;
+    }
+    stats_.mapped_peak = std::max(stats_.mapped_peak, mapped);
+  }
+  void give(Bytes size, Tag tag) {
+    stats_.allocated -= size;
+    for (HighWater* meter : meters_) meter->change(-size);
+    stats_.by_tag[static_cast<std::size_t>(tag)] -= size;
+  }
   void retag(Bytes size, Tag from, Tag to);
   void reset_peak(Bytes mapped);
 

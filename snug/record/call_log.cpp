@@ -69,10 +69,11 @@ std::uint64_t CallLog::sign(const OperatorTraits& traits, const plan::Dataflow& 
       signed_words_.insert(signed_words_.end(), {view.value, static_cast<std::int64_t>(view.dtype),
                                                  placed ? view.offset : -1, static_cast<std::int64_t>(sizes.size())});
       signed_words_.insert(signed_words_.end(), sizes.begin(), sizes.end());
-      const c10::BackendComponent backend = view.keys.highestBackendKey();
       // The same on another device has a plan of its own.
-      if (backend != c10::BackendComponent::InvalidBit && backend != c10::BackendComponent::CPUBit)
-        signed_words_.insert(signed_words_.end(), {static_cast<std::int64_t>(backend), view.device});
+      if (view.device >= 0) {
+        const auto backend = static_cast<std::int64_t>(view.keys.highestBackendKey());
+        signed_words_.insert(signed_words_.end(), {backend, view.device});
+      }
     }
   }
   return hash_64(std::as_bytes(std::span(signed_words_)));

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <mutex>
 #include <string_view>
 #include <utility>
@@ -36,11 +37,15 @@ class Gates {
   void add(OperatorGate* gate) {
     const std::lock_guard lock(mutex_);
     all_.push_back(gate);
+    s_of_all_threads.fetch_add(1, std::memory_order_relaxed);
   }
   void remove(OperatorGate* gate) {
     const std::lock_guard lock(mutex_);
     std::erase(all_, gate);
+    s_of_all_threads.fetch_sub(1, std::memory_order_relaxed);
   }
+  /// Whether any thread has some. One that has, or works for one that has, sees that.
+  static bool anywhere() { return s_of_all_threads.load(std::memory_order_relaxed) > 0; }
   [[nodiscard]] std::vector<OperatorGate*> newest_first() {
     const std::lock_guard lock(mutex_);
     return {all_.rbegin(), all_.rend()};
@@ -58,6 +63,7 @@ class Gates {
  private:
   std::mutex mutex_;
   std::vector<OperatorGate*> all_;
+  inline static std::atomic<int> s_of_all_threads = 0;  // asked in front of every operator
 };
 
 /// This thread's operators come by the recorder's key as long as somebody is there who sees them, whoever goes first.
@@ -70,10 +76,12 @@ void direct_operators() {
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   // Only the outermost call is seen: what a composite kernel calls is part of it.
   const c10::impl::ExcludeDispatchKeyGuard once(kRecordingKey);
-  try {
-    OperatorGate::tell_before(op, *stack);
-  } catch (const Error&) {
-    throw_into_libtorch();
+  if (Gates::anywhere()) {
+    try {
+      OperatorGate::tell_before(op, *stack);
+    } catch (const Error&) {
+      throw_into_libtorch();
+    }
   }
   const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRecordingKey);
   if (const auto& tape = recording_tape()) {

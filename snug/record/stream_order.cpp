@@ -25,15 +25,12 @@ void StreamOrder::made_on(c10::Device device) {
   if (!device.is_cpu()) current(of(device));
 }
 
-void StreamOrder::used(std::span<c10::StorageImpl* const> storages) {
-  for (c10::StorageImpl* const storage : storages) {
-    const c10::Device device = storage->device();
-    if (device.is_cpu()) continue;
-    OfDevice& on = of(device);
-    const c10::Stream stream = current(on).stream;
-    if (on.streams.size() > 1 && storage->data() != nullptr)
-      c10::impl::VirtualGuardImpl(device.type()).recordDataPtrOnStream(storage->data_ptr(), stream);
-  }
+void StreamOrder::used_on_its_device(c10::StorageImpl* storage) {
+  const c10::Device device = storage->device();
+  OfDevice& on = of(device);
+  const c10::Stream stream = current(on).stream;
+  if (on.streams.size() > 1 && storage->data() != nullptr)
+    c10::impl::VirtualGuardImpl(device.type()).recordDataPtrOnStream(storage->data_ptr(), stream);
 }
 
 void StreamOrder::forward_over() {

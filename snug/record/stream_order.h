@@ -21,8 +21,12 @@ namespace snug::record {
 class StreamOrder {
  public:
   /// The current streams are about to use the storages.
-  void used(std::span<c10::StorageImpl* const> storages);
-  void used(c10::StorageImpl* storage) { used(std::span(&storage, 1)); }
+  void used(std::span<c10::StorageImpl* const> storages) {
+    for (c10::StorageImpl* const storage : storages) used(storage);
+  }
+  void used(c10::StorageImpl* storage) {
+    if (!storage->device().is_cpu()) used_on_its_device(storage);
+  }
   /// Something was made on the device, in its current stream.
   void made_on(c10::Device device);
   /// The forward pass is over: streams that are new to the step wait for all of it.
@@ -56,6 +60,7 @@ class StreamOrder {
     std::vector<Known> streams;
   };
 
+  void used_on_its_device(c10::StorageImpl* storage);
   OfDevice& of(c10::Device device);
   /// Which is known from then on.
   static Known& current(OfDevice& on);

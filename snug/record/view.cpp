@@ -12,7 +12,7 @@ View GeometryPool::add(const at::Tensor& tensor) {
   view.geometry = static_cast<std::int32_t>(pool_.size());
   view.dimensions = static_cast<std::uint16_t>(impl.dim());
   view.dtype = c10::typeMetaToScalarType(impl.dtype());
-  view.device = impl.device().is_cpu() ? static_cast<c10::DeviceIndex>(0) : impl.device().index();
+  view.device = impl.device().index();
   const c10::IntArrayRef sizes = impl.sizes();
   const c10::IntArrayRef strides = impl.strides();
   pool_.insert(pool_.end(), sizes.begin(), sizes.end());
@@ -28,10 +28,12 @@ at::Tensor GeometryPool::tensor(const View& view, c10::Storage storage) const {
 }
 
 bool is_plain(const at::Tensor& tensor) {
+  using enum c10::DispatchKey;
+  // Asked of every tensor of every operator: in one look.
+  constexpr c10::DispatchKeySet kUnusual({Quantized, NestedTensor, ZeroTensor, Python});
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  return impl.layout() == c10::kStrided && impl.has_storage() && !impl.is_wrapped_number() && !tensor.is_quantized() &&
-         !tensor.is_nested() && !tensor._is_zerotensor() && !tensor.is_meta() && !impl.is_python_dispatch() &&
-         !impl.has_symbolic_sizes_strides();
+  return !impl.key_set().has_any(kUnusual) && impl.layout() == c10::kStrided && impl.has_storage() &&
+         !impl.is_wrapped_number() && !impl.is_meta() && !impl.has_symbolic_sizes_strides();
 }
 
 bool is_constant(const at::Tensor& tensor) {

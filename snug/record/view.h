@@ -21,7 +21,7 @@ struct View {
   std::int32_t geometry = 0;  // where sizes and then strides begin in the pool
   std::uint16_t dimensions = 0;
   c10::ScalarType dtype = c10::ScalarType::Undefined;
-  c10::DeviceIndex device = 0;  // of several of its type
+  c10::DeviceIndex device = -1;  // of several of its type; the CPU has none
 };
 
 /// Sizes and strides of many views in one block of memory.

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -21,6 +22,26 @@
 
 namespace snug::train {
 namespace {
+
+/// On an accelerator LibTorch's fastest kernels differ from themselves from run to run, such as attention's backward
+/// pass on CUDA. As long as this lives it takes others, and warns of operators that have none.
+class DeterministicAlgorithms {
+ public:
+  explicit DeterministicAlgorithms(c10::Device device)
+      : before_(context().deterministicAlgorithms()), warned_only_(context().deterministicAlgorithmsWarnOnly()) {
+    if (device.is_cpu() || before_) return;
+    // Read by cuBLAS when it is first used: a workspace for each stream, always of that size.
+    if (device.is_cuda()) ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+    context().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  }
+  ~DeterministicAlgorithms() { context().setDeterministicAlgorithms(before_, warned_only_); }
+  DeterministicAlgorithms(const DeterministicAlgorithms&) = delete;
+  DeterministicAlgorithms& operator=(const DeterministicAlgorithms&) = delete;
+
+ private:
+  static at::Context& context() { return at::globalContext(); }
+  bool before_, warned_only_;
+};
 
 /// Copies of tensors outside of the allocator that the budget counts.
 class Copies {
@@ -193,6 +214,7 @@ VerifyResult verify_chosen(const Config& config, std::int64_t steps, std::int64_
 }  // namespace
 
 VerifyResult verify(const Config& config, std::int64_t steps, std::int64_t every, report::Progress& progress) {
+  const DeterministicAlgorithms deterministic(memory::device_named(config.train.device));
   warm_up(config);
   const Config chosen = choose(config, progress).config;
   try {

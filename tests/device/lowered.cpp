@@ -4,7 +4,10 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "tests/device/launch.h"
@@ -64,6 +67,14 @@ class Copies {
   std::vector<std::pair<const void*, c10::Storage>> storages_;
 };
 
+/// CUDA's operators read no memory of the host, but for a few: indices and lengths.
+bool reads_host(std::string_view name) {
+  constexpr std::array kThose = {
+      "aten::index",         "aten::index_put",         "aten::index_put_",           "aten::_index_put_impl_",
+      "aten::_unsafe_index", "aten::_unsafe_index_put", "aten::_pack_padded_sequence"};
+  return std::ranges::find(kThose, name) != kThose.end();
+}
+
 /// The device's tensor gets as much memory as what stood for it, and its contents.
 void grow(const StandIn& operand) {
   const c10::Storage& now = operand.cpu.storage();
@@ -86,6 +97,9 @@ Lowered::Lowered(const c10::OperatorHandle& op, const torch::jit::Stack& stack) 
     transform_tensors(stack_[i], [&](const at::Tensor& t) { return lower(t); });
     lower_device(stack_[i]);
   }
+  TORCH_CHECK(operands_.empty() || !on_host_ || reads_host(op.schema().name()),
+              "Expected all tensors to be on the same device, but found ", *device_, " and the CPU (",
+              op.schema().name(), ")");
   for (std::size_t i = 0; i < stack_.size(); ++i) {
     if (arguments[i].name() == "generator") lower_generator(stack_[i]);
   }
@@ -121,7 +135,11 @@ torch::jit::Stack Lowered::run(torch::jit::Stack stack) const {
 }
 
 at::Tensor Lowered::lower(const at::Tensor& t) {
-  if (!t.defined() || t.device().type() != kSimulated) return t;
+  if (!t.defined()) return t;
+  if (t.device().type() != kSimulated) {
+    on_host_ = on_host_ || t.dim() > 0;
+    return t;
+  }
   TORCH_CHECK(!device_ || *device_ == t.device(), "Expected all tensors to be on the same device, but found ", *device_,
               " and ", t.device(), " (", op_.schema().name(), ")");
   device_ = t.device();

@@ -25,7 +25,7 @@ struct Made {
 };
 
 /// A call of an operator on a simulated device, with operands of the CPU in place of those of the device. Throws
-/// c10::Error where they are on two devices.
+/// c10::Error where they are on two devices, or in the host's memory.
 class Lowered {
  public:
   /// The arguments are the last of the stack.
@@ -52,6 +52,7 @@ class Lowered {
   std::vector<StandIn> operands_;
   std::optional<c10::Device> device_;
   bool writes_ = false, is_view_ = false;
+  bool on_host_ = false;  // some operand is, of more than one number
 };
 
 /// The device's tensor that a result is, with the result's sizes from now on, or a view of one; undefined for a new

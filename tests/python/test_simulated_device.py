@@ -160,7 +160,28 @@ def test_an_optimizer_a_region_and_verify_work_there():
             loss = model(x).square().mean()
         loss.backward()
         assert region.replayed_ops > 0
-        snug.verify(lambda batch: model(batch).square().mean(), x, model, "80%")
+        deterministic = []
+
+        def loss_of(batch):
+            deterministic.append(torch.are_deterministic_algorithms_enabled())
+            return model(batch).square().mean()
+
+        snug.verify(loss_of, x, model, "80%")
+        assert all(deterministic) and not torch.are_deterministic_algorithms_enabled(), deterministic
+    """)
+
+
+def test_operators_do_not_mix_it_with_the_hosts_memory():
+    run("""
+        x = torch.randn(4, 4, device=device)
+        for wrong in (lambda: torch.nn.Linear(4, 4)(x), lambda: x + torch.ones(4), lambda: torch.cat([x, torch.ones(4, 4)])):
+            try:
+                wrong()
+                raise SystemExit("accepted")
+            except RuntimeError as error:
+                assert "Expected all tensors to be on the same device" in str(error), error
+        # Numbers and indices may come from there.
+        assert torch.equal((x * torch.tensor(2.0))[torch.tensor([1])].cpu(), 2 * x.cpu()[1:2])
     """)
 
 
