@@ -29,7 +29,10 @@ std::vector<Share> empty_pieces(const StepGraph& graph) {
     return pieces;
   }
   add("before the blocks", 0, blocks.front().begin);
-  for (std::size_t i = 0; i < blocks.size(); ++i) add(fmt::format("block {}", i + 1), blocks[i].begin, blocks[i].end);
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    if (i > 0) add("between blocks", blocks[i - 1].end, blocks[i].begin);
+    add(fmt::format("block {}", i + 1), blocks[i].begin, blocks[i].end);
+  }
   add("after the blocks", blocks.back().end, graph.flow.ops());
   return pieces;
 }

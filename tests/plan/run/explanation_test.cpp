@@ -57,6 +57,23 @@ TEST(Explain, NamesTheModuleOfAPieceWhereItsOperatorsAgree) {
   EXPECT_EQ(pieces[2].module, "model.layers");
 }
 
+TEST(Explain, LeavesOutNothingBetweenRunsOfBlocks) {
+  synthetic::GraphBuilder g;
+  ValueId v = g.leaf();
+  const auto run = [&](const char* name) { g.save(v = g.op(name, {v}, 1_MiB)); };
+  for (int i = 0; i < 4; ++i) {
+    for (const char* name : {"norm", "attend"}) run(name);
+  }
+  run("shift");
+  for (int i = 0; i < 4; ++i) {
+    for (const char* name : {"norm", "attend", "cross"}) run(name);
+  }
+  const Explanation why = explain(g.graph(), plan_none(g.graph()));
+  EXPECT_EQ(why.pieces.size(), 9U);
+  EXPECT_EQ(why.pieces[4].name, "between blocks");
+  EXPECT_EQ(why.all.kept, g.graph().flow.ops() * 1_MiB);
+}
+
 TEST(Explain, TellsWhenThePeakComes) {
   const StepGraph graph = synthetic::gpt_like({.blocks = 4});
   for (const MemoryPlan& plan : {plan_none(graph), plan_every_block(graph)}) {
