@@ -1,66 +1,101 @@
 #include "snug/memory/spill_file.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <system_error>
 
 #include "snug/base/errors.h"
+#include "snug/base/hash.h"
 
 namespace snug::memory {
 namespace {
 
-[[noreturn]] void fail(const std::string& what, const std::string& folder, int error) {
-  throw Error(fmt::format("offload: {} a temporary file in {}: {}; set TMPDIR to a folder on a disk with room", what,
-                          folder, std::generic_category().message(error)));
-}
+constexpr Bytes kAlignment = 4096;  // of blocks: whole pages of the file
+constexpr int kTries = 3;
+
+Bytes rounded(Bytes bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 }  // namespace
 
-SpillFile::SpillFile() {
-  const char* folder = std::getenv("TMPDIR");
-  folder_ = folder != nullptr && *folder != '\0' ? folder : "/tmp";
-  file_ = ::open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR);
-  if (file_ >= 0) return;
-  // Not every file system has files without a name.
-  std::string name = folder_ + "/snug-XXXXXX";
-  file_ = ::mkostemp(name.data(), O_CLOEXEC);
-  if (file_ < 0) fail("cannot make", folder_, errno);
-  ::unlink(name.c_str());
+SpillFile::SpillFile(std::unique_ptr<BlockFile> file, std::optional<Bytes> budget)
+    : file_(std::move(file)), budget_(budget) {}
+
+void SpillFile::fail(const char* what, Bytes bytes, const char* why) const {
+  throw Error(fmt::format("offload: {} {} of a temporary file in {}: {}; set TMPDIR to a folder on a disk with room",
+                          what, format_bytes(bytes), file_->where(), why));
 }
 
-SpillFile::~SpillFile() { ::close(file_); }
-
-Bytes SpillFile::append(std::span<const std::byte> contents) {
-  std::size_t done = 0;
-  while (done < contents.size()) {
-    const ssize_t written = ::pwrite(file_, contents.data() + done, contents.size() - done,
-                                     static_cast<off_t>(size_) + static_cast<off_t>(done));
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) {
-      const int error = written < 0 ? errno : ENOSPC;
-      if (::ftruncate(file_, static_cast<off_t>(size_)) != 0) size_ += static_cast<Bytes>(done);
-      fail(fmt::format("writing {} to", format_bytes(static_cast<Bytes>(contents.size()))), folder_, error);
+template <class Access>
+void SpillFile::insist(const char* what, Bytes bytes, const Access& access) const {
+  for (int tries = 1;; ++tries) {
+    try {
+      return access();
+    } catch (const std::system_error& error) {
+      const bool may_pass = error.code().value() == EIO || error.code().value() == EAGAIN;
+      if (!may_pass || tries == kTries) fail(what, bytes, error.code().message().c_str());
     }
-    done += static_cast<std::size_t>(written);
   }
-  const Bytes offset = size_;
-  size_ += static_cast<Bytes>(contents.size());
+}
+
+Bytes SpillFile::take(Bytes length) {
+  const std::lock_guard lock(mutex_);
+  if (budget_ && taken_ + length > *budget_) {
+    throw Error(
+        fmt::format("offload: {} do not fit on the disk, of whose budget of {} {} are taken; raise the disk budget",
+                    format_bytes(length), format_bytes(*budget_), format_bytes(taken_)));
+  }
+  taken_ += length;
+  taken_peak_ = std::max(taken_peak_, taken_);
+  if (const auto offset = free_.take(length)) return *offset;
+  // The last free range, made longer, where it ends the file.
+  Bytes offset = end_;
+  if (const auto last = free_.ending_at(end_)) {
+    free_.take_at(last->first, last->second);
+    offset = last->first;
+  }
+  end_ = offset + length;
+  length_ = std::max(length_, end_);
   return offset;
 }
 
-void SpillFile::read(Bytes offset, std::span<std::byte> contents) const {
-  std::size_t done = 0;
-  while (done < contents.size()) {
-    const ssize_t count = ::pread(file_, contents.data() + done, contents.size() - done,
-                                  static_cast<off_t>(offset) + static_cast<off_t>(done));
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) fail("reading", folder_, count < 0 ? errno : EIO);
-    done += static_cast<std::size_t>(count);
+void SpillFile::give(Bytes offset, Bytes bytes) noexcept {
+  const Bytes length = rounded(bytes);
+  if (length == 0) return;
+  const std::lock_guard lock(mutex_);
+  free_.give(offset, length);
+  taken_ -= length;
+}
+
+SpillFile::Block SpillFile::write(std::span<const std::byte> contents) {
+  const Bytes bytes = std::ssize(contents);
+  if (bytes == 0) return {*this, 0, 0, hash_64(contents)};
+  Block block(*this, take(rounded(bytes)), bytes, hash_64(contents));
+  try {
+    insist("writing", bytes, [&] { file_->write(block.offset_, contents); });
+  } catch (const Error&) {
+    const std::lock_guard lock(mutex_);
+    // A part of it may be behind all others, on a disk that is full.
+    if (block.offset_ + rounded(bytes) == end_) file_->cut_off(block.offset_);
+    throw;
   }
+  return block;
+}
+
+void SpillFile::read(const Block& block, std::span<std::byte> contents) const {
+  if (block.bytes_ == 0) return;
+  // A flipped bit may be the cable's.
+  for (int tries = 1;; ++tries) {
+    insist("reading", block.bytes_, [&] { file_->read(block.offset_, contents); });
+    if (hash_64(contents) == block.hash_) return;
+    if (tries == kTries) fail("reading", block.bytes_, "it is not what was written (another checksum)");
+  }
+}
+
+TierStats SpillFile::stats() const {
+  const std::lock_guard lock(mutex_);
+  return {.taken = taken_, .taken_peak = taken_peak_, .held = length_, .budget = budget_};
 }
 
 }  // namespace snug::memory

@@ -1,34 +1,81 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
-#include <string>
+#include <utility>
 
 #include "snug/base/bytes.h"
+#include "snug/memory/block_file.h"
+#include "snug/memory/range_heap.h"
+#include "snug/memory/tier_stats.h"
 
 namespace snug::memory {
 
-/// A file without a name, for contents that have left memory: gone with its owner, however that ends. In the folder
-/// that TMPDIR names, or /tmp. Not synchronized.
+/// Contents that have left memory for a disk, in blocks whose room is used again. What is read is compared with what
+/// was written (XXH3). Any thread.
 class SpillFile {
  public:
-  /// Throws Error naming the folder when it cannot be made.
-  SpillFile();
-  ~SpillFile();
+  /// `budget`: the most that blocks take; none: as much as the disk has.
+  explicit SpillFile(std::optional<Bytes> budget = std::nullopt) : SpillFile(unnamed_file(), budget) {}
+  explicit SpillFile(std::unique_ptr<BlockFile> file, std::optional<Bytes> budget = std::nullopt);
   SpillFile(const SpillFile&) = delete;
   SpillFile& operator=(const SpillFile&) = delete;
 
-  /// Writes behind what is there and returns where that is. Throws Error, and is as before, when the disk is full.
-  Bytes append(std::span<const std::byte> contents);
-  /// Fills `contents` from `offset`. Throws Error.
-  void read(Bytes offset, std::span<std::byte> contents) const;
+  /// Contents in the file, gone with it. The file must outlive it.
+  class Block {
+   public:
+    Block(Block&& other) noexcept
+        : file_(std::exchange(other.file_, nullptr)),
+          offset_(other.offset_),
+          bytes_(other.bytes_),
+          hash_(other.hash_) {}
+    Block& operator=(Block&& other) noexcept {
+      std::swap(file_, other.file_);
+      std::swap(offset_, other.offset_);
+      std::swap(bytes_, other.bytes_);
+      std::swap(hash_, other.hash_);
+      return *this;
+    }
+    ~Block() {
+      if (file_ != nullptr) file_->give(offset_, bytes_);
+    }
+    [[nodiscard]] Bytes bytes() const noexcept { return bytes_; }
 
-  [[nodiscard]] Bytes size() const noexcept { return size_; }
+   private:
+    friend class SpillFile;
+    Block(SpillFile& file, Bytes offset, Bytes bytes, std::uint64_t hash)
+        : file_(&file), offset_(offset), bytes_(bytes), hash_(hash) {}
+    SpillFile* file_;
+    Bytes offset_, bytes_;
+    std::uint64_t hash_;
+  };
+
+  /// Throws Error, and is as before, when that passes the budget, the disk is full, or it fails more than a few times.
+  Block write(std::span<const std::byte> contents);
+  /// Fills `contents`, which is as long as the block. Throws Error when the disk fails more than a few times, or what
+  /// it has is not what was written.
+  void read(const Block& block, std::span<std::byte> contents) const;
+
+  [[nodiscard]] TierStats stats() const;
 
  private:
-  std::string folder_;
-  int file_ = -1;
-  Bytes size_ = 0;
+  Bytes take(Bytes length);
+  void give(Bytes offset, Bytes bytes) noexcept;
+  [[noreturn]] void fail(const char* what, Bytes bytes, const char* why) const;
+  /// Does it once more where the system reports an error of the medium.
+  template <class Access>
+  void insist(const char* what, Bytes bytes, const Access& access) const;
+
+  const std::unique_ptr<BlockFile> file_;
+  const std::optional<Bytes> budget_;
+  mutable std::mutex mutex_;  // of what follows
+  RangeHeap free_;
+  Bytes end_ = 0;  // behind the last block
+  Bytes taken_ = 0, taken_peak_ = 0, length_ = 0;
 };
 
 }  // namespace snug::memory

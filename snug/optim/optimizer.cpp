@@ -123,14 +123,14 @@ class Aside {
   void add(const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     const c10::Storage& storage = tensor.storage();
-    held_.emplace_back(storage, memory::Offloaded(storage, static_cast<Bytes>(storage.nbytes()), file_));
+    held_.emplace_back(storage, memory::Offloaded(storage, static_cast<Bytes>(storage.nbytes()), tiers_));
   }
   void put_back() const {
     for (const auto& [storage, contents] : held_) contents.write_to(storage);
   }
 
  private:
-  std::shared_ptr<memory::SpillFile> file_;
+  memory::Tiers tiers_;
   std::vector<std::pair<c10::Storage, memory::Offloaded>> held_;
 };
 

@@ -85,7 +85,7 @@ void ValueStore::offload(plan::ValueId value, const c10::Storage& storage) {
   {
     const at::AutoDispatchBelowADInplaceOrView below;
     const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
-    offloaded_.emplace(value, memory::Offloaded(storage, v.nbytes, spill_file_));
+    offloaded_.emplace(value, memory::Offloaded(storage, v.nbytes, *tiers_));
   }
   offloaded_bytes_ += v.nbytes;
   v.copied = true;

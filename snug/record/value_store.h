@@ -36,6 +36,8 @@ class ValueStore {
   ValueStore& operator=(const ValueStore&) = delete;
 
   [[nodiscard]] const plan::Dataflow& flow() const noexcept { return flow_; }
+  /// Where contents go that leave the device's memory; before any does. Others may share them.
+  void use(std::shared_ptr<memory::Tiers> tiers) { tiers_ = std::move(tiers); }
   /// For operators and segments; values come by add_leaf and add_output.
   [[nodiscard]] plan::Dataflow& flow() noexcept { return flow_; }
   [[nodiscard]] const plan::Ledger& ledger() const noexcept { return ledger_; }
@@ -177,10 +179,10 @@ class ValueStore {
   plan::Dataflow flow_;
   plan::Ledger ledger_;
   std::vector<Value> values_;
-  std::vector<plan::ValueId> held_results_;                       // and some that no longer are
-  ska::flat_hash_map<c10::StorageImpl*, plan::ValueId> current_;  // the version that a storage holds now
+  std::vector<plan::ValueId> held_results_;                                   // and some that no longer are
+  ska::flat_hash_map<c10::StorageImpl*, plan::ValueId> current_;              // the version that a storage holds now
+  std::shared_ptr<memory::Tiers> tiers_ = std::make_shared<memory::Tiers>();  // outlives what is in them
   std::unordered_map<plan::ValueId, memory::Offloaded> offloaded_;
-  std::shared_ptr<memory::SpillFile> spill_file_;
   Bytes offloaded_bytes_ = 0;
   int pass_ = kNoPass;
 };

@@ -1,6 +1,7 @@
 #include "snug/replay/undone_writes.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
@@ -8,6 +9,7 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/record/recording_key.h"
 
 namespace snug::replay {
 namespace {
@@ -71,8 +73,9 @@ void UndoneWrites::copy(const at::Tensor& written) {
   if (copied_.contains(storage.unsafeGetStorageImpl()) || memory::allocated_since(storage, began_)) return;
   const auto clock = left_out(clock_);
   const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);
   copies_.push_back(
-      {storage.getWeakStorageImpl(), memory::Offloaded(storage, static_cast<Bytes>(storage.nbytes()), file_)});
+      {storage.getWeakStorageImpl(), memory::Offloaded(storage, static_cast<Bytes>(storage.nbytes()), tiers_)});
   copied_.insert(storage.unsafeGetStorageImpl());
 }
 

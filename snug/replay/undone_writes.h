@@ -63,9 +63,9 @@ class UndoneWrites {
   record::StepClock* clock_;
   std::mutex mutex_;  // of what follows, while a backward pass may be running
   memory::AllocationTime began_ = memory::allocation_time();
+  memory::Tiers tiers_;
   std::vector<Copy> copies_;
   std::unordered_set<const c10::StorageImpl*> copied_;
-  std::shared_ptr<memory::SpillFile> file_;
   std::atomic<int> pauses_ = 0;
   record::OperatorGate gate_;
 };

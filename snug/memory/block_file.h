@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "snug/base/bytes.h"
+
+namespace snug::memory {
+
+/// Bytes on a disk, by offset. What a tier does with them is a matter of its own (see SpillFile); tests put one that
+/// fails in its place. Reads and writes of ranges apart may go on at once.
+class BlockFile {
+ public:
+  virtual ~BlockFile() = default;
+  /// Writes all of it, making the file longer where that takes it. Throws std::system_error.
+  virtual void write(Bytes offset, std::span<const std::byte> contents) = 0;
+  /// Fills all of it. Throws std::system_error.
+  virtual void read(Bytes offset, std::span<std::byte> contents) = 0;
+  /// What is behind goes, as far as the system lets it. Never throws.
+  virtual void cut_off(Bytes size) noexcept = 0;
+  /// For messages: the folder that it is in.
+  [[nodiscard]] virtual std::string where() const = 0;
+};
+
+/// A file without a name in the folder that TMPDIR names, or /tmp: gone with its owner, however that ends. Throws Error
+/// naming the folder when it cannot be made.
+std::unique_ptr<BlockFile> unnamed_file();
+
+}  // namespace snug::memory

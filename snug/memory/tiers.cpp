@@ -1,0 +1,31 @@
+#include "snug/memory/tiers.h"
+
+namespace snug::memory {
+
+HostPool& Tiers::host(c10::DeviceType contents_of) {
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<HostPool>& pool = hosts_[contents_of];
+  if (!pool) pool = std::make_unique<HostPool>(contents_of, budgets_.host);
+  return *pool;
+}
+
+SpillFile& Tiers::disk() {
+  const std::lock_guard lock(mutex_);
+  if (!disk_) disk_ = std::make_unique<SpillFile>(budgets_.disk);
+  return *disk_;
+}
+
+TierStats Tiers::stats(Tier tier) const {
+  const std::lock_guard lock(mutex_);
+  if (tier == Tier::Disk) return disk_ ? disk_->stats() : TierStats{.budget = budgets_.disk};
+  TierStats all{.budget = budgets_.host};
+  for (const auto& [type, pool] : hosts_) {
+    const TierStats stats = pool->stats();
+    all.taken += stats.taken;
+    all.taken_peak += stats.taken_peak;
+    all.held += stats.held;
+  }
+  return all;
+}
+
+}  // namespace snug::memory
