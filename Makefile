@@ -70,7 +70,7 @@ tsan: ## Run the thread tests, and those of the simulated device, with the threa
 	@scripts/setup.sh tests
 	@cmake --preset tsan
 	@cmake --build --preset tsan -j $(JOBS) --target replay_test memory_test device_test
-	@ctest --preset tsan -R '^(replay_threads|memory_test|device_test)$$' -j1 --no-tests=error
+	@ctest --preset tsan -R '^(replay_threads|replay_test_simulated|memory_test|device_test)$$' -j1 --no-tests=error
 
 bench: ## Build and run the benchmarks
 	@scripts/setup.sh tests benchmarks

@@ -76,8 +76,8 @@ PlanReport report_on(std::vector<replay::PlannedStep> kinds, std::optional<plan:
   report.bound = plan::lower_bound(graph, budget ? budget->for_blocks() : report.plan.predicted_peak);
   report.floor = replay::smallest_budget(kinds);
   report.gap = plan::optimality_gap(report.plan.predicted_seconds, report.bound.step_seconds, graph.step_seconds);
-  // The bound knows no plan that moves values.
-  if (std::ranges::find(report.plan.actions, plan::kMove) != report.plan.actions.end())
+  // The bound of a graph without a place to move to knows no plan that moves values.
+  if (!graph.host && std::ranges::find(report.plan.actions, plan::kMove) != report.plan.actions.end())
     report.bound.step_seconds = report.gap = std::numeric_limits<double>::infinity();
   report.planning_seconds = planning_seconds + monotonic_seconds() - started;
   report.graph = std::move(graph);
@@ -194,6 +194,7 @@ void print_plan_summary(const PlanReport& r, const plan::Explanation& why) {
   rows.push_back({"smallest budget",
                   fmt::format("{}, no plan has a peak below {}", format_bytes(r.floor), format_bytes(r.bound.peak))});
   rows.push_back({"kept for backward", format_bytes(why.all.kept)});
+  if (why.all.moved > 0) rows.push_back({"moved to the host", format_bytes(why.all.moved)});
   rows.push_back(
       {"recomputed", fmt::format("{}, {} operators replayed", format_bytes(why.all.recomputed), why.all.replayed_ops)});
   rows.push_back({r.micro_batches > 1 ? "predicted micro-batch" : "predicted step",

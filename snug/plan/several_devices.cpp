@@ -149,7 +149,9 @@ class DeviceByDevice {
     for (std::size_t v = 0; v < with_others.values.size(); ++v) {
       const auto value = static_cast<ValueId>(v);
       if (is_here(v) || !has_choice(place.graph, value)) continue;
-      with_others.values[v].must = decided(place.graph, plan, value) == kKeep ? Must::Keep : Must::Recompute;
+      // What is moved is fetched, without an operator.
+      const bool again = decided(place.graph, plan, value).home == Home::Nowhere;
+      with_others.values[v].must = again ? Must::Recompute : Must::Keep;
     }
     for (const ValueId v : held_) with_others.values[at(v)].must = Must::Keep;
     Budget target = place.budget;

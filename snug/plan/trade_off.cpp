@@ -1,6 +1,7 @@
 #include "snug/plan/trade_off.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "snug/plan/bound/lower_bound.h"
@@ -36,11 +37,18 @@ TradeOff::TradeOff(const StepGraph& graph, SearchOptions options) : static_bytes
       if (auto useful = predicted_if_useful(graph, std::move(plan))) found.push_back(std::move(*useful));
     }
   };
+  if (graph.host) {
+    StepGraph without = graph;
+    without.host.reset();
+    without_moves_ = std::make_shared<const TradeOff>(without, options);
+    found.push_back(without_moves_->lowest_);
+  }
   add(low_plans(graph, kPieces, {graph.ops.size() < 500 ? 2 * effort.left : effort.left / 2}));
   const bool tiny = count_plans(graph, kPlansTried) < kPlansTried;
   if (tiny) add(every_plan(graph));
   // So far nothing depends on seconds.
   lowest_ = *std::ranges::min_element(found, {}, &MemoryPlan::predicted_peak);
+  if (without_moves_) found.insert(found.end(), without_moves_->plans_.begin(), without_moves_->plans_.end());
   std::ranges::move(priced_plans(graph), std::back_inserter(found));
   add(chain_plans(graph, make_chain(graph, kPieces), lower_bound_of_peak(graph), most));
   plans_ = front_of(std::move(found));
@@ -74,6 +82,15 @@ std::vector<MemoryPlan> TradeOff::between(const StepGraph& graph, std::size_t fa
 }
 
 MemoryPlan TradeOff::best(const StepGraph& graph, Budget budget) const {
+  MemoryPlan chosen = best_of_front(graph, budget);
+  if (!without_moves_) return chosen;
+  const Bytes more_static = graph.static_bytes - static_bytes_;
+  if (budget.for_blocks() < without_moves_->floor() + more_static) return chosen;
+  MemoryPlan other = without_moves_->best(graph, budget);
+  return other.predicted_seconds < chosen.predicted_seconds ? other : chosen;
+}
+
+MemoryPlan TradeOff::best_of_front(const StepGraph& graph, Budget budget) const {
   const Bytes more_static = graph.static_bytes - static_bytes_;
   const auto fits = [&](const MemoryPlan& plan) { return plan.predicted_peak + more_static <= budget.for_blocks(); };
   const auto fastest = std::ranges::find_if(plans_, fits);
@@ -87,6 +104,7 @@ MemoryPlan TradeOff::best(const StepGraph& graph, Budget budget) const {
     // Searched for with the static bytes of then.
     StepGraph then = graph;
     then.static_bytes = static_bytes_;
+    if (!without_moves_) then.host.reset();
     const auto found = between(then, static_cast<std::size_t>(fastest - plans_.begin()) - 1);
     if (const auto better = std::ranges::find_if(found, fits); better != found.end()) chosen = *better;
   }

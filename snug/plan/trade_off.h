@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "snug/base/bytes.h"
@@ -17,7 +18,8 @@ struct SearchOptions {
 };
 
 /// The plans that are worth having for one step: each has a smaller peak than all that are faster. They do not depend
-/// on a budget, so a smaller budget never gets a larger peak, and a larger one never a slower plan.
+/// on a budget, so a smaller budget never gets a larger peak, and a larger one never a slower plan. Where values may be
+/// moved (StepGraph::host), none is slower than what moves nothing.
 class TradeOff {
  public:
   /// Searches: the relaxation of the whole step, the dynamic program over its chain of pieces, the presets, descents
@@ -38,11 +40,13 @@ class TradeOff {
   [[nodiscard]] Bytes floor() const noexcept { return lowest_.predicted_peak; }
 
  private:
+  [[nodiscard]] MemoryPlan best_of_front(const StepGraph& graph, Budget budget) const;
   [[nodiscard]] std::vector<MemoryPlan> between(const StepGraph& graph, std::size_t faster) const;
 
   std::vector<MemoryPlan> plans_;
-  Bytes static_bytes_;  // of the graph that was searched
-  MemoryPlan lowest_;   // that sets the floor
+  Bytes static_bytes_;                             // of the graph that was searched
+  MemoryPlan lowest_;                              // that sets the floor
+  std::shared_ptr<const TradeOff> without_moves_;  // where plans may move: of those that do not
 };
 
 }  // namespace snug::plan

@@ -5,7 +5,9 @@
 #include "snug/base/errors.h"
 #include "snug/memory/held_limit.h"
 #include "snug/memory/out_of_budget.h"
+#include "snug/memory/tiers.h"
 #include "snug/plan/does_not_fit.h"
+#include "snug/replay/moves.h"
 #include "snug/replay/other_devices.h"
 #include "snug/replay/record_evicting.h"
 
@@ -127,8 +129,12 @@ Session fit(const Forward& forward, FitOptions options, std::optional<c10::Devic
                            {.update = options.optimizer ? options.optimizer : options.update,
                             .agreement = options.agreement,
                             .other_budgets = options.other_budgets});
-  return {std::move(kinds), options.strategy,  plan::Budget::for_limit(options.budget),
-          memory,           options.agreement, std::move(options.other_budgets)};
+  const auto tiers = std::make_shared<memory::Tiers>(memory::TierBudgets{.host = options.host_budget});
+  let_move(kinds, memory, *tiers);
+  Session session(std::move(kinds), options.strategy, plan::Budget::for_limit(options.budget), memory,
+                  options.agreement, std::move(options.other_budgets));
+  session.use(tiers);
+  return session;
 }
 
 }  // namespace snug::replay

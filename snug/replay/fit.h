@@ -25,6 +25,9 @@ struct FitOptions {
   /// The same of further devices that the step uses, or of the CPU beside an accelerator; those without one have no
   /// limit. The plan is for all of them.
   std::vector<DeviceBudget> other_budgets = {};
+  /// Memory of the host outside of all budgets, to which the plan may move what autograd saves, where that is quicker
+  /// than making it again; page-locked beside an accelerator. None: nothing is moved.
+  std::optional<Bytes> host_budget = {};
   std::string strategy = "optimal";  ///< as plan::strategy_from reads it
   /// The optimizer, so that the plan counts what its update takes and the state that it will make: one of LibTorch's,
   /// or one with a `rehearse()` of its own. It must outlive fit(), which leaves it as it was.

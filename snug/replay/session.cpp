@@ -136,6 +136,7 @@ struct Session::State {
   bool steps_vary = false;  // an unknown step has come up
   VerifyReplay verify = VerifyReplay::Off;
   Anomalies anomalies = Anomalies::Ignored;
+  std::shared_ptr<memory::Tiers> tiers = std::make_shared<memory::Tiers>();
   StepReport last;
   replay::StepTrace trace;
 
@@ -198,6 +199,9 @@ Session& Session::operator=(Session&&) noexcept = default;
 
 void Session::verify_replays(VerifyReplay how) noexcept { state_->verify = how; }
 
+void Session::use(std::shared_ptr<memory::Tiers> tiers) noexcept { state_->tiers = std::move(tiers); }
+const memory::Tiers& Session::tiers() const noexcept { return *state_->tiers; }
+
 void Session::anomalies(Anomalies become) noexcept { state_->anomalies = become; }
 
 const plan::MemoryPlan& Session::plan() const { return state_->book.plan(); }
@@ -234,6 +238,7 @@ at::Tensor Session::run(const replay::Forward& forward) {
     return {record::FollowPlan{s.book.steps(kind)}, unknown.profiler};
   };
   const auto tape = std::make_shared<record::Tape>(record::DecideLater{decide});
+  tape->values().use(s.tiers);
   if (s.verify != VerifyReplay::Off) tape->verify_replays(s.verify);
   const bool watches = s.anomalies == Anomalies::Refused;
   if (watches) replay::watch_operators(*tape);
@@ -259,6 +264,7 @@ at::Tensor Session::run(const replay::Forward& forward) {
   tape->remove_observer(*tracer);                // other threads may evict
   s.trace = tracer->take();
   s.last = {.replayed_ops = s.trace.replayed_ops(),
+            .moved_bytes = tape->values().offloaded_bytes(),
             .evictions = s.trace.evictions(),
             .followed_plan = !tape->divergence().has_value(),
             .divergence = {},

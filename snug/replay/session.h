@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "snug/memory/device_memory.h"
+#include "snug/memory/tiers.h"
 #include "snug/plan/budget.h"
 #include "snug/plan/planner.h"
 #include "snug/plan/step/memory_plan.h"
@@ -40,6 +41,7 @@ class Session {
   /// What the latest step did.
   struct StepReport {
     std::int64_t replayed_ops = 0;
+    Bytes moved_bytes = 0;       ///< out of the device's memory
     std::int64_t evictions = 0;  ///< values dropped because the limit was near, not because the plan says so
     bool followed_plan = true;
     std::string divergence;  ///< where it first differed from all known steps, or why it had no plan, else empty
@@ -83,6 +85,10 @@ class Session {
   /// Whether the next steps remember what they drop and compare it when it is made again. A replay that makes other
   /// bits throws Error out of backward(), naming the operator, its module and the place.
   void verify_replays(VerifyReplay how) noexcept;
+
+  /// Where the contents go that plans move, and regions: of the next steps. As it is made, tiers without budgets.
+  void use(std::shared_ptr<memory::Tiers> tiers) noexcept;
+  [[nodiscard]] const memory::Tiers& tiers() const noexcept;
 
   /// Of the next steps.
   void anomalies(Anomalies become) noexcept;

@@ -17,6 +17,7 @@ namespace snug::train::rules {
 std::string one_of(const std::vector<std::string>& words) { return fmt::format("one of {}", fmt::join(words, ", ")); }
 
 std::string describe(const Budget&) { return "empty, bytes such as 400MiB, or a percentage such as 60%"; }
+std::string describe(const HostBudget&) { return "empty, or bytes such as 4GiB"; }
 std::string describe(const StrategyText&) { return fmt::format("one of {}", fmt::join(plan::strategy_forms(), ", ")); }
 std::string describe(const Groups&) { return "PATTERN: weight_decay=NUMBER learning_rate=NUMBER, ; between"; }
 
@@ -24,6 +25,10 @@ bool keeps(const Budget&, const std::optional<plan::BudgetRequest>& value) {
   if (!value) return true;
   const auto* percent = std::get_if<plan::Percent>(&*value);
   return percent != nullptr ? percent->value > 0 && percent->value <= 100 : std::get<Bytes>(*value) > 0;
+}
+bool keeps(const HostBudget&, const std::optional<plan::BudgetRequest>& value) {
+  const auto* const bytes = value ? std::get_if<Bytes>(&*value) : nullptr;
+  return !value || (bytes != nullptr && *bytes > 0);
 }
 bool keeps(const StrategyText&, const std::string& value) { return (plan::strategy_from(value), true); }
 bool keeps(const Groups&, const std::string& value) { return (optim::parse_group_rules(value), true); }

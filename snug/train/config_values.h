@@ -102,8 +102,9 @@ struct PrecisionConfig {
 
 struct MemoryConfig {
   std::optional<plan::BudgetRequest> budget;
-  std::string strategy = "optimal";      ///< As plan::strategy_from reads it.
-  std::string allow;                     ///< Knobs that may be turned; commas between.
+  std::optional<plan::BudgetRequest> host_budget;  ///< In bytes.
+  std::string strategy = "optimal";                ///< As plan::strategy_from reads it.
+  std::string allow;                               ///< Knobs that may be turned; commas between.
   std::int64_t verify_replay_every = 0;  ///< Each so many steps what is dropped is remembered and compared; 0: never.
   VerifyBy verify_replay_by = VerifyBy::Hashes;
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "snug/memory/device_memory.h"
+#include "snug/memory/tiers.h"
 #include "snug/optim/clipping.h"
 #include "snug/optim/grad_scaler.h"
 #include "snug/optim/optimizer.h"
@@ -51,6 +52,8 @@ class Experiment {
   /// Where the model, its batches and what is made of them are, and the memory there.
   [[nodiscard]] c10::Device device() const noexcept { return device_; }
   [[nodiscard]] memory::DeviceMemory& memory() const { return memory::device_memory(device_); }
+  /// Where plans may move what is in it: for the sessions of its steps.
+  [[nodiscard]] const std::shared_ptr<memory::Tiers>& tiers() const noexcept { return tiers_; }
   /// What steps draw from.
   [[nodiscard]] at::Generator generator() const { return record::default_generator(device_); }
   [[nodiscard]] torch::nn::Module& model() const noexcept { return task_.module(); }
@@ -71,6 +74,7 @@ class Experiment {
  private:
   Config config_;
   c10::Device device_;
+  std::shared_ptr<memory::Tiers> tiers_;
   LanguageTask task_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::Schedule schedule_;

@@ -119,6 +119,7 @@ class Steps {
     found.unplanned_peak = plan::plan_none(kinds.front().step.graph).predicted_peak;
     auto& memory = experiment_->memory();
     Session session(std::move(kinds), plan::Budget::for_limit(budget_), memory);
+    session.use(experiment_->tiers());
     found.predicted_peak = session.predicted_peak();
     memory.reset_peak();
     const double started = memory::seconds_when_done(memory.device());

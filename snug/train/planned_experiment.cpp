@@ -84,7 +84,9 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
 
 Session plan_session(Experiment& experiment, Kinds kinds, const std::optional<plan::PlanFile>& file) {
   PlannedExperiment planned = plan_experiment(experiment, kinds, file);
-  return {std::move(planned.kinds), planned.budget, experiment.memory()};
+  Session session(std::move(planned.kinds), planned.budget, experiment.memory());
+  session.use(experiment.tiers());
+  return session;
 }
 
 }  // namespace snug::train

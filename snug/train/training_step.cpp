@@ -13,6 +13,7 @@
 #include "snug/record/random_state.h"
 #include "snug/replay/anomaly.h"
 #include "snug/replay/fit.h"
+#include "snug/replay/moves.h"
 #include "snug/train/interrupt.h"
 
 namespace snug::train {
@@ -83,6 +84,12 @@ TrainingStep::TrainingStep(Experiment& experiment) : experiment_(experiment) {
 }
 
 std::vector<replay::RecordedStep> TrainingStep::record(const data::Batch& sample, std::optional<Bytes> limit) {
+  std::vector<replay::RecordedStep> kinds = record_kinds(sample, limit);
+  replay::let_move(kinds, experiment_.memory(), *experiment_.tiers());
+  return kinds;
+}
+
+std::vector<replay::RecordedStep> TrainingStep::record_kinds(const data::Batch& sample, std::optional<Bytes> limit) {
   const at::Tensor sum = at::zeros({}, experiment_.device());  // of losses, which is there beside later micro-batches
   const std::vector<MicroBatch> micros = micro_batches(sample, experiment_.config().train.accumulate);
   const auto recorded = [&](std::size_t i, const replay::RecordOptions& options) {

@@ -73,6 +73,7 @@ class TrainingStep {
   [[nodiscard]] replay::Rehearsal rehearsal();
 
  private:
+  std::vector<replay::RecordedStep> record_kinds(const data::Batch& sample, std::optional<Bytes> limit);
   /// The loss times its share and the loss scale, where they are not one.
   at::Tensor weighted_loss(const MicroBatch& micro);
   /// `run` runs each micro-batch.

@@ -174,7 +174,8 @@ TEST(TradeOff, FreesTheSkipsOfAUNet) {
   EXPECT_LT(trade_off.floor(), plan_none(graph).predicted_peak * 2 / 3);
 }
 
-/// Keeps each subset of the values, under each set of ranges that nest: written another way than every_plan().
+/// Does with each value what can be done with it, under each set of ranges that nest: written another way than
+/// every_plan().
 std::vector<MemoryPlan> plans_by_brute_force(const StepGraph& graph) {
   const OpId ops = graph.flow.ops();
   std::vector<SegmentRange> ranges;
@@ -200,13 +201,17 @@ std::vector<MemoryPlan> plans_by_brute_force(const StepGraph& graph) {
       for (const SegmentRange& b : plan.segments) nests = nests && nest(a, b);
     }
     if (!nests) continue;
-    for (std::uint32_t kept = 0; kept < 1U << values.size(); ++kept) {
-      plan.actions.assign(graph.values.size(), kKeep);
-      for (std::size_t i = 0; i < values.size(); ++i) {
-        if (!(kept >> i & 1U)) plan.actions[static_cast<std::size_t>(values[i])] = kRecompute;
+    const auto with_actions = [&](const auto& self, std::size_t i) -> void {
+      if (i == values.size()) return plans.push_back(predicted(graph, plan));
+      const auto v = static_cast<std::size_t>(values[i]);
+      for (const Action action : {kKeep, kRecompute, kMove}) {
+        if (action == kMove && (!graph.host || !graph.values[v].saved || graph.values[v].bytes == 0)) continue;
+        plan.actions[v] = action;
+        self(self, i + 1);
       }
-      plans.push_back(predicted(graph, plan));
-    }
+    };
+    plan.actions.assign(graph.values.size(), kKeep);
+    with_actions(with_actions, 0);
   }
   return plans;
 }
@@ -232,6 +237,81 @@ TEST(TradeOff, IsTheBestOfAllPlansOfASmallStep) {
   }
   EXPECT_GT(points, 1100);
   EXPECT_GT(plans, 1'000'000U);
+}
+
+TEST(TradeOff, IsTheBestOfAllPlansThatMoveOrRecompute) {
+  int graphs = 0, points = 0, moving = 0, recomputing = 0;
+  for (std::uint64_t seed = 0; graphs < 400; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    StepGraph graph = synthetic::random_graph(seed, 2 + static_cast<int>(seed % 3));
+    graph.host.emplace();
+    if (count_plans(graph, 20'000) >= 20'000) continue;
+    ++graphs;
+    // From cheap to dear, as seconds of its operators go.
+    const double of_all = graph.step_seconds / static_cast<double>(plan_none(graph).predicted_peak + 1);
+    const double price = std::pow(10.0, static_cast<double>(seed % 7) / 2 - 2);
+    graph.host = MoveCost{.out_seconds_per_byte = price * of_all,
+                          .in_seconds_per_byte = price * of_all / 2,
+                          .seconds_per_copy = price * graph.step_seconds / 1000,
+                          .budget = std::nullopt};
+    const auto all = plans_by_brute_force(graph);
+    const TradeOff trade_off(graph);
+    for (const MemoryPlan& best : front_of(all)) {
+      ++points;
+      const MemoryPlan ours = trade_off.best(graph, {best.predicted_peak, 0});
+      ASSERT_NEAR(ours.predicted_seconds, best.predicted_seconds, 1e-9);
+      ASSERT_LE(lower_bound(graph, best.predicted_peak).step_seconds, best.predicted_seconds * (1 + 1e-12));
+      moving += std::ranges::find(ours.actions, kMove) != ours.actions.end();
+      recomputing += simulate(graph, ours).replayed_ops > 0;
+    }
+    ASSERT_EQ(trade_off.floor(), front_of(all).back().predicted_peak);
+  }
+  EXPECT_GT(points, 500);
+  EXPECT_GT(moving, 100);
+  EXPECT_GT(recomputing, 50);
+}
+
+TEST(TradeOff, IsNeverWorseForBeingAbleToMove) {
+  for (const int blocks : {3, 8}) {
+    const StepGraph without = synthetic::gpt_like({.blocks = blocks});
+    for (const double seconds : {0.5, 5.0, 50.0}) {  // of 8 MiB, each way; a block's operators take 17
+      SCOPED_TRACE(testing::Message() << blocks << " blocks, " << seconds);
+      StepGraph with = without;
+      with.host = MoveCost{.out_seconds_per_byte = seconds / 8_MiB,
+                           .in_seconds_per_byte = seconds / 8_MiB,
+                           .seconds_per_copy = 0.001,
+                           .budget = std::nullopt};
+      const TradeOff recompute(without), both(with);
+      EXPECT_LE(both.floor(), recompute.floor());
+      const Bytes most = plan_none(without).predicted_peak;
+      for (int i = 0; i <= 10; ++i) {
+        const Budget budget{most - (most - recompute.floor()) * i / 10, 0};
+        const MemoryPlan plan = both.best(with, budget);
+        EXPECT_LE(plan.predicted_seconds, recompute.best(without, budget).predicted_seconds) << i;
+        EXPECT_LE(lower_bound(with, budget.limit).step_seconds, plan.predicted_seconds * (1 + 1e-12));
+      }
+      const Budget smallest{recompute.floor(), 0};
+      if (seconds < 50) {
+        EXPECT_LT(both.best(with, smallest).predicted_seconds, recompute.best(without, smallest).predicted_seconds);
+      }
+    }
+  }
+}
+
+TEST(TradeOff, MovesNoMoreThanTheHostHasRoomFor) {
+  StepGraph graph = synthetic::gpt_like({.blocks = 8});
+  graph.host = MoveCost{
+      .out_seconds_per_byte = 1e-9, .in_seconds_per_byte = 1e-9, .seconds_per_copy = 0, .budget = std::nullopt};
+  const Bytes free = TradeOff(graph).floor();
+  Bytes floor = 0;
+  for (const Bytes budget : {0_MiB, 8_MiB, 40_MiB}) {
+    graph.host->budget = budget;
+    const TradeOff trade_off(graph);
+    for (const MemoryPlan& plan : trade_off.plans()) EXPECT_LE(simulate(graph, plan).host_peak, budget);
+    EXPECT_TRUE(floor == 0 || trade_off.floor() <= floor);
+    floor = trade_off.floor();
+    EXPECT_GE(floor, free);
+  }
 }
 
 TEST(TradeOff, TakesTheStepsOfRevolvesClosedFormOnAUniformChain) {

@@ -5,8 +5,8 @@
 
 namespace snug::plan {
 
-/// What no plan can beat, whatever it keeps and recomputes: the certificate beside a plan. It does not hold for plans
-/// that move values, which may be better.
+/// What no plan can beat, whatever it keeps, moves and recomputes: the certificate beside a plan. Where the graph knows
+/// of no place to move to it does not hold for plans that move all the same, which may be better.
 struct LowerBound {
   Bytes peak = 0;           ///< no plan has a smaller one, static bytes included
   double step_seconds = 0;  ///< no plan with a peak within the budget has less; infinite when none has such a peak

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <queue>
 #include <utility>
 
+#include "snug/plan/step/legal_actions.h"
 #include "snug/plan/step/step_walk.h"
 
 namespace snug::plan {
@@ -13,6 +15,8 @@ namespace {
 // All seconds of a step in capacity units. Large enough that rounding down does not matter, small enough that sums stay
 // far from overflow.
 constexpr double kCapacityOfAllSeconds = 1e12;
+constexpr double kImpossible = std::numeric_limits<double>::infinity();
+constexpr double kAnyPrice = 1e100;  // seconds for a byte, of which 0 are still free
 
 }  // namespace
 
@@ -36,7 +40,12 @@ Moment::Moment(const StepGraph& graph, std::size_t event)
 
 Relaxation::Relaxation(const StepGraph& graph, Moment moment)
     : graph_(graph), moment_(std::move(moment)), readers_(graph.values.size()), relevant_(graph.ops.size(), 0) {
-  for (ValueId v = 0; v < graph.flow.values(); ++v) weights_.push_back(static_cast<double>(graph.step_bytes(v)));
+  for (ValueId v = 0; v < graph.flow.values(); ++v) {
+    const Bytes bytes = graph.step_bytes(v);
+    weights_.push_back(static_cast<double>(bytes));
+    const bool may_move = std::ranges::find(legal_actions(graph, v), kMove) != legal_actions(graph, v).end();
+    move_seconds_.push_back(may_move ? graph.host->out(bytes) + graph.host->in(bytes) : kImpossible);
+  }
   double all = 0;
   for (OpId op = moment_.ops - 1; op >= 0; --op) {
     // Readers stand after producers: all who could ask for this operator's outputs are known.
@@ -70,8 +79,8 @@ Relaxation::Priced Relaxation::solve(double price) const {
   }
   // Beyond the price of everything a capacity makes no more difference.
   const auto capacity = [&](std::size_t v) {
-    const double units = price * weights_[v] * scale_;
-    if (moment_.lost[v]) return static_cast<CutNetwork::Capacity>(4 * kCapacityOfAllSeconds);
+    double units = moment_.lost[v] ? kImpossible : price * weights_[v] * scale_;
+    if (moment_.saved[v]) units = std::min(units, move_seconds_[v] * scale_);
     return static_cast<CutNetwork::Capacity>(std::min(units, 4 * kCapacityOfAllSeconds));
   };
   CutNetwork network(nodes);
@@ -101,22 +110,26 @@ Relaxation::Priced Relaxation::solve(double price) const {
   for (OpId op = 0; op < moment_.ops; ++op) {
     if (node_of[at(op)] >= 0) replayed[at(op)] = cut.source_side[at(node_of[at(op)])];
   }
-  return {weighed(std::move(replayed)), static_cast<double>(cut.capacity) / scale_};
+  return {weighed(std::move(replayed), price), static_cast<double>(cut.capacity) / scale_};
 }
 
 bool Relaxation::needed(ValueId v, const std::vector<char>& replayed) const {
   return moment_.saved[at(v)] || std::ranges::any_of(readers_[at(v)], [&](OpId op) { return replayed[at(op)] != 0; });
 }
 
-RelaxedChoice Relaxation::weighed(std::vector<char> replayed) const {
+RelaxedChoice Relaxation::weighed(std::vector<char> replayed, double price) const {
   RelaxedChoice choice;
+  choice.moved.assign(weights_.size(), 0);
   for (OpId op = 0; op < moment_.ops; ++op) {
     if (replayed[at(op)]) {
       choice.seconds += graph_.ops[at(op)].seconds;
       continue;
     }
     for (const Output& out : graph_.flow.outputs(op)) {
-      if (!moment_.free[at(out.value)] && needed(out.value, replayed)) choice.weight += weights_[at(out.value)];
+      const std::size_t v = at(out.value);
+      if (moment_.free[v] || !needed(out.value, replayed)) continue;
+      choice.moved[v] = moves(v, price);
+      (choice.moved[v] ? choice.seconds : choice.weight) += choice.moved[v] ? move_seconds_[v] : weights_[v];
     }
   }
   choice.replayed = std::move(replayed);
@@ -125,7 +138,10 @@ RelaxedChoice Relaxation::weighed(std::vector<char> replayed) const {
 
 RelaxedChoice Relaxation::best(double price) const {
   if (std::isfinite(price)) return solve(price).choice;
-  // All that is asked for runs again, down to what is free.
+  return graph_.host ? solve(kAnyPrice).choice : everything_again();
+}
+
+RelaxedChoice Relaxation::everything_again() const {
   std::vector<char> replayed(graph_.ops.size(), 0);
   for (OpId op = moment_.ops - 1; op >= 0; --op) {
     replayed[at(op)] = std::ranges::any_of(graph_.flow.outputs(op), [&](const Output& out) {
@@ -133,7 +149,7 @@ RelaxedChoice Relaxation::best(double price) const {
              needed(out.value, replayed);
     });
   }
-  return weighed(std::move(replayed));
+  return weighed(std::move(replayed), 0);
 }
 
 std::vector<RelaxedChoice> Relaxation::hull(std::size_t limit) const {
@@ -180,14 +196,15 @@ Relaxation::Bound Relaxation::least_seconds(double weight) const {
   return {bound, std::move(more)};
 }
 
-std::vector<char> Relaxation::kept(const RelaxedChoice& choice) const {
-  std::vector<char> kept(graph_.values.size(), 0);
+std::vector<Action> Relaxation::actions(const RelaxedChoice& choice) const {
+  std::vector<Action> actions(graph_.values.size(), kRecompute);
   for (ValueId v = 0; v < graph_.flow.values(); ++v) {
     const OpId op = graph_.flow.producer(v);
-    kept[at(v)] = graph_.flow.is_leaf(v) ||
-                  (op < moment_.ops && needed(v, choice.replayed) && (moment_.free[at(v)] || !choice.replayed[at(op)]));
+    const bool there = graph_.flow.is_leaf(v) || (op < moment_.ops && needed(v, choice.replayed) &&
+                                                  (moment_.free[at(v)] || !choice.replayed[at(op)]));
+    if (there) actions[at(v)] = choice.moved[at(v)] ? kMove : kKeep;
   }
-  return kept;
+  return actions;
 }
 
 }  // namespace snug::plan

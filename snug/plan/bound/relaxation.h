@@ -6,6 +6,7 @@
 
 #include "snug/base/bytes.h"
 #include "snug/plan/bound/minimum_cut.h"
+#include "snug/plan/step/action.h"
 #include "snug/plan/step/step_graph.h"
 
 namespace snug::plan {
@@ -23,13 +24,15 @@ struct Moment {
 
 /// What a relaxed plan does.
 struct RelaxedChoice {
-  double seconds = 0;          ///< of the operators that run again
+  double seconds = 0;          ///< of the operators that run again, and of the values that are moved and fetched
   double weight = 0;           ///< of the values that are there, the free ones not
   std::vector<char> replayed;  ///< by OpId
+  std::vector<char> moved;     ///< by ValueId, of what backward asks for
 };
 
 /// The choice that every plan makes at one moment of a step, and nothing else of it: each value that backward asks for
-/// later is there, or its operator runs again, and then that operator's inputs are there or made again too. Each
+/// later is there, or elsewhere and fetched, or its operator runs again, and then that operator's inputs are there or
+/// made again too. Each
 /// operator counts once, however often a plan would run it. So the fewest seconds of a choice within some bytes are a
 /// lower bound for every plan that has no more bytes at that moment; and choices are good plans themselves when memory
 /// is scarce at that moment only. Values weigh their bytes, unless they are given other weights.
@@ -58,8 +61,12 @@ class Relaxation {
   };
   [[nodiscard]] Bound least_seconds(double weight) const;
 
-  /// The values that are there under a choice, as far as they are needed; free ones included. By ValueId.
-  [[nodiscard]] std::vector<char> kept(const RelaxedChoice& choice) const;
+  /// As best(infinity) where nothing can be moved: all that backward asks for runs again, down to what is free.
+  [[nodiscard]] RelaxedChoice everything_again() const;
+
+  /// What a choice does with each value, by ValueId: of those that are there, as far as they are needed, free ones
+  /// included, kKeep; of what it has no need of, kRecompute.
+  [[nodiscard]] std::vector<Action> actions(const RelaxedChoice& choice) const;
 
   [[nodiscard]] const Moment& moment() const noexcept { return moment_; }
 
@@ -69,12 +76,16 @@ class Relaxation {
     double bound = 0;  ///< on seconds + price * weight, rounding included
   };
   [[nodiscard]] Priced solve(double price) const;
-  [[nodiscard]] RelaxedChoice weighed(std::vector<char> replayed) const;
+  [[nodiscard]] RelaxedChoice weighed(std::vector<char> replayed, double price) const;
+  [[nodiscard]] bool moves(std::size_t v, double price) const {
+    return moment_.saved[v] && (moment_.lost[v] || price * weights_[v] > move_seconds_[v]);
+  }
   [[nodiscard]] bool needed(ValueId v, const std::vector<char>& replayed) const;
 
   const StepGraph& graph_;
   Moment moment_;
   std::vector<double> weights_;
+  std::vector<double> move_seconds_;        // out and back; infinite where it cannot be moved
   std::vector<std::vector<OpId>> readers_;  // by ValueId, of the operators below
   std::vector<char> relevant_;              // operators that some choice may run again
   double scale_ = 1;                        // capacities per second

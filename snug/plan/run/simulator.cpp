@@ -11,6 +11,8 @@
 namespace snug::plan {
 namespace {
 
+constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max();
+
 class Run : public StepVisitor {
  public:
   Run(const StepGraph& graph, const MemoryPlan& plan)
@@ -22,6 +24,7 @@ class Run : public StepVisitor {
         second_(graph.values.size(), 0),
         borrowed_(graph.values.size(), 0),
         consumed_(graph.values.size(), 0),
+        moved_(graph.values.size(), 0),
         live_(graph.static_bytes) {
     for (ValueId v = 0; v < flow_.values(); ++v) {
       if (flow_.is_leaf(v)) ledger_.hold(v);
@@ -34,20 +37,20 @@ class Run : public StepVisitor {
     result_.peak = live_;
   }
 
-  std::optional<Simulation> to_the_end(Detail detail, std::int64_t replays) {
+  std::optional<Simulation> to_the_end(Detail detail, std::int64_t replays, Bytes on_host) {
     while (!walk_.at_end()) {
       highest_ = live_;
       walk_.step(*this);
-      if (result_.replayed_ops > replays) break;
+      if (result_.replayed_ops > replays || result_.host_peak > on_host) return std::nullopt;
       if (detail == Detail::Timeline) {
         result_.timeline.push_back(live_);
         result_.peaks.push_back(std::max(highest_, live_));
         clock_ += graph_.events[result_.times.size()].seconds;
-        result_.times.push_back(clock_ + replay_seconds_);
+        result_.times.push_back(clock_ + replay_seconds_ + result_.moving_seconds);
       }
     }
-    result_.seconds = graph_.step_seconds + replay_seconds_;
-    return result_.replayed_ops <= replays ? std::optional(std::move(result_)) : std::nullopt;
+    result_.seconds = graph_.step_seconds + replay_seconds_ + result_.moving_seconds;
+    return std::move(result_);
   }
 
   // As the events have it.
@@ -78,6 +81,7 @@ class Run : public StepVisitor {
     const bool consumed = consumed_[at(v)] > 0;
     if (consumed) --consumed_[at(v)];
     ledger_.release(v, consumed ? Unpacked::Now : Unpacked::Not);
+    if (walk_.settled()) forget_if_useless(v);
     if (borrowed_[at(v)]) {
       borrowed_[at(v)] = 0;
       live_ -= bytes(v);
@@ -93,11 +97,12 @@ class Run : public StepVisitor {
   void save(ValueId v) {
     ledger_.pack(v);
     // Its contents leave the device's memory, but for what the program still refers to.
-    if (!ledger_.at_hand(v) && moves(v)) ledger_.offload(v);
+    if (!ledger_.at_hand(v) && moves(v)) move(v);
   }
 
   void settle() {
     ledger_.settle(Leaves::Stay);
+    for (ValueId v = 0; v < flow_.values(); ++v) forget_if_useless(v);
     result_.after_forward = live_;
   }
 
@@ -109,6 +114,20 @@ class Run : public StepVisitor {
  private:
   Bytes bytes(ValueId v) const { return graph_.step_bytes(v); }
   bool moves(ValueId v) const { return !flow_.is_leaf(v) && decided(graph_, plan_, v).home == Home::Host; }
+
+  void move(ValueId v) {
+    ledger_.offload(v);
+    moved_[at(v)] = 1;
+    on_host_ += bytes(v);
+    result_.host_peak = std::max(result_.host_peak, on_host_);
+    if (graph_.host) result_.moving_seconds += graph_.host->out(bytes(v));
+  }
+  /// What has been moved goes when nobody needs it.
+  void forget_if_useless(ValueId v) {
+    if (!moved_[at(v)] || !ledger_.useless(v)) return;
+    moved_[at(v)] = 0;
+    on_host_ -= bytes(v);
+  }
 
   void reach(Bytes level, OpId op) {
     highest_ = std::max(highest_, level);
@@ -152,6 +171,7 @@ class Run : public StepVisitor {
     if (ledger_.resident(fetch.value)) return;
     live_ += bytes(fetch.value);
     reach(live_, kNoOp);
+    if (graph_.host) result_.moving_seconds += graph_.host->in(bytes(fetch.value));
     ledger_.cache(fetch.value);
   }
 
@@ -190,7 +210,9 @@ class Run : public StepVisitor {
   std::vector<char> second_;    // it does, and a replay has made the value again in another storage
   std::vector<char> borrowed_;  // dropped, but a backward node still uses the unpacked tensor
   std::vector<std::int32_t> consumed_;
+  std::vector<char> moved_;  // its contents are on the host
   Bytes live_;
+  Bytes on_host_ = 0;
   Bytes highest_ = 0;  // during the event
   ValueId unpacking_ = kNoValue;
   double replay_seconds_ = 0, clock_ = 0;
@@ -200,12 +222,13 @@ class Run : public StepVisitor {
 }  // namespace
 
 Simulation simulate(const StepGraph& graph, const MemoryPlan& plan, Detail detail) {
-  return *Run(graph, plan).to_the_end(detail, std::numeric_limits<std::int64_t>::max());
+  return *Run(graph, plan).to_the_end(detail, std::numeric_limits<std::int64_t>::max(), kNoLimit);
 }
 
 std::optional<Simulation> simulate_within(const StepGraph& graph, const MemoryPlan& plan, std::int64_t replays,
                                           Detail detail) {
-  return Run(graph, plan).to_the_end(detail, replays);
+  const Bytes on_host = graph.host ? graph.host->budget.value_or(kNoLimit) : kNoLimit;
+  return Run(graph, plan).to_the_end(detail, replays, on_host);
 }
 
 MemoryPlan predicted(const StepGraph& graph, MemoryPlan plan) {

@@ -17,8 +17,10 @@ struct Simulation {
   std::size_t peak_event = 0;  ///< position in StepGraph::events
   OpId peak_op = kNoOp;        ///< the operator that ran or was replayed there, kNoOp between operators
   Bytes after_forward = 0;
-  double seconds = 0;  ///< of forward and backward: as recorded, and what is replayed
+  double seconds = 0;  ///< of forward and backward: as recorded, what is replayed, and what is moved
   std::int64_t replayed_ops = 0;
+  double moving_seconds = 0;          ///< of `seconds`: of copies out of the device's memory and back
+  Bytes host_peak = 0;                ///< of what has been moved there
   std::vector<Bytes> timeline;        ///< memory after each event; filled on request
   std::vector<Bytes> peaks;           ///< highest memory during each event; filled on request
   std::vector<double> times;          ///< when each event was over, after the step's beginning; filled on request
@@ -35,7 +37,8 @@ enum class Detail : std::uint8_t {
 /// the graph. Where the allocator is deterministic, the peak is that of the run.
 Simulation simulate(const StepGraph& graph, const MemoryPlan& plan, Detail detail = Detail::Totals);
 
-/// The same, given up when more than `replays` operators run again: for searches, which have no use for such plans.
+/// The same, given up when more than `replays` operators run again, or more is moved than may be: for searches, which
+/// have no use for such plans.
 std::optional<Simulation> simulate_within(const StepGraph& graph, const MemoryPlan& plan, std::int64_t replays,
                                           Detail detail = Detail::Totals);
 

@@ -198,24 +198,26 @@ class PieceWeigher {
     Moment between(local, local.settle_event());
     for (std::size_t v = 0; v < between.free.size(); ++v) between.free[v] = between.free[v] || excerpt_.leaving[v];
     const Relaxation relaxation(local, std::move(between));
-    std::vector<char> nothing(local.values.size(), 0);
+    std::vector<Action> nothing(local.values.size(), kRecompute);
     for (std::size_t v = 0; v < nothing.size(); ++v) {
-      nothing[v] = excerpt_.leaving[v] || local.flow.is_leaf(static_cast<ValueId>(v));
+      if (excerpt_.leaving[v] || local.flow.is_leaf(static_cast<ValueId>(v))) nothing[v] = kKeep;
     }
     piece.nothing_kept = option(nothing, {});
-    piece.inner_seconds = relaxation.best(std::numeric_limits<double>::infinity()).seconds;
+    piece.inner_seconds = relaxation.everything_again().seconds;
     const ReplayedPiece replayed(excerpt_, backward_);
     piece.in_replay.push_back(in_replay(replayed, {}));
     for (const RelaxedChoice& choice : relaxation.hull(kChoicesPerPiece)) {
-      std::vector<char> kept = relaxation.kept(choice);
+      std::vector<Action> actions = relaxation.actions(choice);
       // Replays of later pieces start from what leaves this one.
-      for (std::size_t v = 0; v < kept.size(); ++v) kept[v] = kept[v] || excerpt_.leaving[v];
+      for (std::size_t v = 0; v < actions.size(); ++v) {
+        if (excerpt_.leaving[v]) actions[v] = kKeep;
+      }
       const auto runs = runs_with_readers(local.flow, choice.replayed);
       std::vector<std::vector<SegmentRange>> ways{{}};
       if (!runs.empty()) ways.push_back(runs);
       if (auto singles = singles_of(choice.replayed); singles != runs) ways.push_back(singles);
       for (const auto& way : ways) {
-        piece.options.push_back(option(kept, way));
+        piece.options.push_back(option(actions, way));
         if (!way.empty()) piece.in_replay.push_back(in_replay(replayed, way));
       }
     }
@@ -228,18 +230,16 @@ class PieceWeigher {
   }
 
  private:
-  [[nodiscard]] PieceOption option(const std::vector<char>& kept, const std::vector<SegmentRange>& segments) const {
+  [[nodiscard]] PieceOption option(const std::vector<Action>& actions,
+                                   const std::vector<SegmentRange>& segments) const {
     const StepGraph& local = excerpt_.graph;
     MemoryPlan plan;
-    plan.actions.assign(local.values.size(), kRecompute);
+    plan.actions = actions;
     PieceOption result;
-    for (std::size_t v = 0; v < kept.size(); ++v) {
-      if (!kept[v]) continue;
-      plan.actions[v] = kKeep;
-      if (!local.flow.is_leaf(static_cast<ValueId>(v))) {
-        result.keeps.push_back(excerpt_.values[v]);
-        result.kept += local.step_bytes(static_cast<ValueId>(v));
-      }
+    for (std::size_t v = 0; v < actions.size(); ++v) {
+      if (actions[v] == kRecompute || local.flow.is_leaf(static_cast<ValueId>(v))) continue;
+      result.actions.emplace_back(excerpt_.values[v], actions[v]);
+      if (actions[v].home == Home::Device) result.kept += local.step_bytes(static_cast<ValueId>(v));
     }
     plan.segments = segments;
     const Simulation run = simulate(local, plan, Detail::Timeline);

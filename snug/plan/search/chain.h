@@ -1,5 +1,6 @@
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "snug/base/bytes.h"
@@ -10,13 +11,13 @@ namespace snug::plan {
 
 /// One way to run a piece of a chain. Bytes of needs are all memory of the device, except what earlier pieces keep.
 struct PieceOption {
-  Bytes kept = 0;                      ///< from its forward to its backward pass, what later pieces read included
-  double seconds = 0;                  ///< of what it runs again
-  Bytes forward_need = 0;              ///< highest, while the step's forward pass is in the piece
-  Bytes backward_need = 0;             ///< highest, while backward is in it
-  Bytes forward_bytes = 0;             ///< highest of the piece's own values while it runs
-  std::vector<ValueId> keeps;          ///< in the whole step
-  std::vector<SegmentRange> segments;  ///< of the whole step, that its replays run in
+  Bytes kept = 0;           ///< from its forward to its backward pass, what later pieces read included
+  double seconds = 0;       ///< of what it runs again
+  Bytes forward_need = 0;   ///< highest, while the step's forward pass is in the piece
+  Bytes backward_need = 0;  ///< highest, while backward is in it
+  Bytes forward_bytes = 0;  ///< highest of the piece's own values while it runs
+  std::vector<std::pair<ValueId, Action>> actions;  ///< of values that are not made again, in the whole step
+  std::vector<SegmentRange> segments;               ///< of the whole step, that its replays run in
 };
 
 /// A stretch of a step that hands few values on.

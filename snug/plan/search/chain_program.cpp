@@ -142,7 +142,7 @@ class Program {
       const Decision decision = decision_[index(first, last) + room];
       if (decision >= 0) {
         const PieceOption& option = options_of(first, first_pass)[static_cast<std::size_t>(decision)];
-        for (ValueId v : option.keeps) plan.actions[at(v)] = kKeep;
+        for (const auto& [value, action] : option.actions) plan.actions[at(value)] = action;
         plan.segments.insert(plan.segments.end(), option.segments.begin(), option.segments.end());
         ++first;
         if (first < last) room = static_cast<std::size_t>(after(room, option.kept));

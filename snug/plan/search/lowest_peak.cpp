@@ -21,6 +21,7 @@ namespace {
 constexpr std::size_t kStarts = 3;
 constexpr std::size_t kFewOps = 500;  // below it, time is no matter
 constexpr std::size_t kFinerPieces = 128;
+constexpr double kTimelessCopy = 2e-9;  // seconds for a byte, each way
 constexpr std::size_t kRooms = 160, kSmallestRooms = 16;
 
 class LowestPeak {
@@ -104,6 +105,11 @@ std::vector<MemoryPlan> low_plans(const StepGraph& graph, std::size_t pieces, Ef
     timeless.ops[at(op)].seconds = timeless_seconds(timeless.ops[at(op)].name, bytes);
   }
   timeless.step_seconds = 1;
+  if (timeless.host) {
+    // Between what is cheap to make again and what is not.
+    timeless.host->seconds_per_copy = 0;
+    timeless.host->out_seconds_per_byte = timeless.host->in_seconds_per_byte = kTimelessCopy;
+  }
   std::vector<MemoryPlan> plans{plan_every_block(timeless)};
   const Bytes least = lower_bound_of_peak(timeless), most = plan_none(timeless).predicted_peak;
   std::vector<MemoryPlan> found = chain_plans(timeless, make_chain(timeless, pieces), least, most);

@@ -107,10 +107,7 @@ class Search {
   /// memory at each event for the better one.
   std::vector<Bytes> try_choice(const RelaxedChoice& choice) {
     MemoryPlan plan = bare_;
-    const std::vector<char> kept = relaxation_.kept(choice);
-    for (std::size_t v = 0; v < kept.size(); ++v) {
-      if (kept[v]) plan.actions[v] = kKeep;
-    }
+    plan.actions = relaxation_.actions(choice);
     std::vector<Bytes> peaks = add(plan);
     plan.segments = runs_with_readers(graph_.flow, choice.replayed);
     std::vector<Bytes> apart = add(std::move(plan));

@@ -5,7 +5,8 @@
 namespace snug::plan {
 namespace {
 
-constexpr std::array kFree = {kKeep, kRecompute};
+constexpr std::array kFree = {kKeep, kRecompute, kMove};
+constexpr std::size_t kWithoutMoving = 2;
 constexpr std::array kOnlyKeep = {kKeep};
 constexpr std::array kOnlyRecompute = {kRecompute};
 
@@ -21,7 +22,8 @@ std::span<const Action> legal_actions(const StepGraph& graph, ValueId value) {
     case Must::Nothing:
       break;
   }
-  return kFree;
+  const bool may_move = graph.host && graph.values[at(value)].saved && graph.step_bytes(value) > 0;
+  return may_move ? std::span(kFree) : std::span(kFree).first(kWithoutMoving);
 }
 
 std::vector<Action> other_actions(const StepGraph& graph, const MemoryPlan& plan, ValueId value) {

@@ -9,8 +9,8 @@
 namespace snug::plan {
 
 /// What a plan may say of the value, in an order that is always the same: all searches choose among these. One action
-/// where there is no choice. Home::Host is among them once a graph knows what moving takes; until then only plans that
-/// were made by hand say it.
+/// where there is no choice. Home::Host is among them for what autograd saves where the graph knows what moving takes;
+/// elsewhere only plans that were made by hand say it.
 [[nodiscard]] std::span<const Action> legal_actions(const StepGraph& graph, ValueId value);
 
 /// There is more than one.

@@ -148,6 +148,23 @@ void estimate_clock(StepGraph& graph) {
   for (std::size_t i = first; i < graph.events.size(); ++i) graph.events[i].seconds += share;
 }
 
+Json to_json(const MoveCost& cost) {
+  Json json = {{"out_seconds_per_byte", cost.out_seconds_per_byte},
+               {"in_seconds_per_byte", cost.in_seconds_per_byte},
+               {"seconds_per_copy", cost.seconds_per_copy}};
+  if (cost.budget) json["budget"] = *cost.budget;
+  return json;
+}
+
+MoveCost move_cost_from(const JsonField& json) {
+  MoveCost cost{.out_seconds_per_byte = json.required<double>("out_seconds_per_byte", kNotNegative),
+                .in_seconds_per_byte = json.required<double>("in_seconds_per_byte", kNotNegative),
+                .seconds_per_copy = json.required<double>("seconds_per_copy", kNotNegative),
+                .budget = std::nullopt};
+  if (const auto budget = json.find("budget")) cost.budget = budget->as<Bytes>(kNotNegative);
+  return cost;
+}
+
 /// All of a graph's bytes together, whatever their sign: no sum that a planner makes of them is larger.
 double sum_of_bytes(const StepGraph& graph) {
   double sum = 0;
@@ -296,6 +313,7 @@ Json to_json(const StepGraph& graph) {
                {"values", values},
                {"events", events}};
   for (const DevicePart& part : graph.parts) json["parts"].push_back(part_to_json(part));
+  if (graph.host) json["host"] = to_json(*graph.host);
   return json;
 }
 
@@ -324,6 +342,7 @@ StepGraph step_graph_from(const JsonField& json) {
   if (const auto parts = json.find("parts")) {
     for (const JsonField& part : parts->items()) graph.parts.push_back(part_from(part, graph));
   }
+  if (const auto host = json.find("host")) graph.host = move_cost_from(*host);
   check(graph, json);
   if (version == 2) estimate_clock(graph);
   return graph;

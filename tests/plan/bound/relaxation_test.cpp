@@ -88,9 +88,8 @@ TEST(Relaxation, HasAHullFromEverythingThereToEverythingMadeAgain) {
     EXPECT_GT(hull[i].seconds, hull[i - 1].seconds);
   }
   // A plan of a choice takes what the choice says, where replays do not interfere.
-  const std::vector<char> kept = relaxation.kept(hull[2]);
   MemoryPlan plan;
-  for (const char k : kept) plan.actions.push_back(k ? kKeep : kRecompute);
+  plan.actions = relaxation.actions(hull[2]);
   EXPECT_NEAR(simulate(graph, plan).seconds - graph.step_seconds, hull[2].seconds, 1e-9);
 }
 

@@ -1,0 +1,99 @@
+#include "snug/replay/moves.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "snug/memory/device_clock.h"
+#include "snug/memory/offloaded.h"
+#include "snug/record/recording_key.h"
+
+namespace snug::replay {
+namespace {
+
+constexpr Bytes kLarge = 8_MiB, kSmall = 64_KiB;
+constexpr std::size_t kBeyondCaches = 96_MiB;
+constexpr int kTries = 3;
+constexpr double kSlow = 1e-9;  // seconds for a byte
+
+struct Seconds {
+  double out = std::numeric_limits<double>::infinity(), in = std::numeric_limits<double>::infinity();
+};
+
+/// The shortest of a few times that it takes to copy so many blocks each way, by block. The first takes the host's
+/// memory from the system.
+Seconds copying(Bytes bytes, std::size_t blocks, memory::DeviceMemory& memory) {
+  memory::Tiers tiers;  // of its own, without a budget
+  const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);
+  std::vector<at::Tensor> tensors;
+  for (std::size_t i = 0; i < blocks; ++i) {
+    tensors.push_back(at::empty({bytes}, at::TensorOptions(at::kByte).device(memory.device())));
+    tensors.back().fill_(1);
+  }
+  const auto now = [&] { return memory::seconds_when_done(memory.device()); };
+  Seconds least;
+  for (int i = 0; i <= kTries; ++i) {
+    std::vector<memory::Offloaded> contents;
+    const double began = now();
+    for (const at::Tensor& t : tensors) contents.emplace_back(t.storage(), bytes, tiers, memory::Tier::Host);
+    const double there = now();
+    for (std::size_t k = 0; k < blocks; ++k) contents[k].write_to(tensors[k].storage());
+    const double back = now();
+    if (i > 0) least = {std::min(least.out, there - began), std::min(least.in, back - there)};
+  }
+  return {least.out / static_cast<double>(blocks), least.in / static_cast<double>(blocks)};
+}
+
+/// Throws where there is no room for a block, there or on the host.
+plan::MoveCost measured(memory::DeviceMemory& memory) {
+  // What a step moves is in no cache of the processor's.
+  const std::size_t blocks = memory.device().is_cpu() ? kBeyondCaches / kLarge : 1;
+  const Seconds small = copying(kSmall, 1, memory), large = copying(kLarge, blocks, memory);
+  const auto per_byte = [](double of_small, double of_large) {
+    return std::max(of_large - of_small, of_large / 2) / static_cast<double>(kLarge - kSmall);
+  };
+  plan::MoveCost cost{.out_seconds_per_byte = per_byte(small.out, large.out),
+                      .in_seconds_per_byte = per_byte(small.in, large.in),
+                      .seconds_per_copy = 0,
+                      .budget = {}};
+  const auto call = [](double seconds, double per_byte_of_it) {
+    return seconds - per_byte_of_it * static_cast<double>(kSmall);
+  };
+  cost.seconds_per_copy =
+      std::max({call(small.out, cost.out_seconds_per_byte), call(small.in, cost.in_seconds_per_byte), 0.0});
+  return cost;
+}
+
+}  // namespace
+
+plan::MoveCost measured_move_cost(memory::DeviceMemory& memory) {
+  static std::mutex mutex;
+  static std::map<c10::DeviceType, plan::MoveCost> known;
+  const std::lock_guard lock(mutex);
+  const auto found = known.find(memory.device().type());
+  if (found != known.end()) return found->second;
+  try {
+    return known[memory.device().type()] = measured(memory);
+  } catch (const std::exception&) {
+    known.erase(memory.device().type());
+    return {.out_seconds_per_byte = kSlow, .in_seconds_per_byte = kSlow, .seconds_per_copy = 0, .budget = {}};
+  }
+}
+
+void let_move(std::vector<RecordedStep>& kinds, memory::DeviceMemory& memory, const memory::Tiers& tiers) {
+  if (!tiers.budgets().host) return;
+  plan::MoveCost cost = measured_move_cost(memory);
+  cost.budget = tiers.budgets().host;
+  for (RecordedStep& kind : kinds) kind.graph.host = cost;
+}
+
+}  // namespace snug::replay
