@@ -61,6 +61,7 @@ struct PySession {
 void bind_step_report(py::module_& m) {
   py::class_<Session::StepReport>(m, "StepReport", "What the latest step did.")
       .def_readonly("replayed_ops", &Session::StepReport::replayed_ops)
+      .def_readonly("moved_bytes", &Session::StepReport::moved_bytes, "Out of the device's memory, as the plan says.")
       .def_readonly("evictions", &Session::StepReport::evictions,
                     "Values dropped because the limit was near, not because the plan says so.")
       .def_readonly("followed_plan", &Session::StepReport::followed_plan)
@@ -72,6 +73,7 @@ void bind_step_report(py::module_& m) {
       .def_readonly("planned_anew", &Session::StepReport::planned_anew)
       .def("__repr__", [](const Session::StepReport& r) {
         return "StepReport(replayed_ops=" + std::to_string(r.replayed_ops) +
+               (r.moved_bytes > 0 ? ", moved_bytes=" + std::to_string(r.moved_bytes) : "") +
                ", evictions=" + std::to_string(r.evictions) +
                ", followed_plan=" + (r.followed_plan ? "True" : "False") +
                (r.divergence.empty() ? "" : ", divergence='" + r.divergence + "'") + ")";
@@ -81,13 +83,16 @@ void bind_step_report(py::module_& m) {
 void bind_session(py::module_& m) {
   py::class_<PySession>(m, "Session")
       .def(py::init([](const Kinds& kinds, std::optional<Bytes> budget, const std::string& device,
-                       const NamedBudgets& others, const std::shared_ptr<Agreement>& agreement) {
+                       const NamedBudgets& others, const std::shared_ptr<Agreement>& agreement,
+                       std::shared_ptr<memory::Tiers> tiers) {
              auto made = std::make_unique<PySession>();
              made->session.emplace(kinds.all, budget_of(budget), memory::device_memory(c10::Device(device)), agreement,
                                    budgets_of(others));
+             made->session->use(std::move(tiers));
              return made;
            }),
-           NoGil(), py::arg("kinds"), py::arg("budget"), py::arg("device"), py::arg("others"), py::arg("agreement"))
+           NoGil(), py::arg("kinds"), py::arg("budget"), py::arg("device"), py::arg("others"), py::arg("agreement"),
+           py::arg("tiers"))
       .def("backward", &PySession::backward, py::arg("step"))
       .def("close", &PySession::close)
       .def_property_readonly("closed", [](const PySession& s) { return !s.session; })

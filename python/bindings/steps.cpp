@@ -14,8 +14,10 @@
 #include "python/bindings/plans.h"
 #include "snug/base/errors.h"
 #include "snug/memory/device_memory.h"
+#include "snug/memory/tiers.h"
 #include "snug/plan/budget_request.h"
 #include "snug/replay/fit.h"
+#include "snug/replay/moves.h"
 #include "snug/replay/other_devices.h"
 #include "snug/replay/step_run.h"
 #include "snug/replay/undone_draws.h"
@@ -101,7 +103,7 @@ void update_begins() {
 std::vector<Recorded> record_step(const py::function& step, const std::string& device,
                                   const std::optional<plan::BudgetRequest>& budget, const py::object& update,
                                   const std::shared_ptr<Agreement>& agreement, std::int64_t micro_batches,
-                                  const NamedBudgets& others) {
+                                  const NamedBudgets& others, const std::shared_ptr<memory::Tiers>& tiers) {
   const replay::Forward forward = forward_of(step);
   const replay::RecordOptions options{.update = rehearsal_of(update),
                                       .until = replay::RecordUntil::UpdateBegins,
@@ -109,11 +111,11 @@ std::vector<Recorded> record_step(const py::function& step, const std::string& d
                                       .other_budgets = budgets_of(others)};
   const py::gil_scoped_release release;
   memory::DeviceMemory& memory = memory::device_memory(c10::Device(device));
+  std::vector<replay::RecordedStep> recorded =
+      replay::record_micro_batches(micro_batches, plan::limit_of(budget), forward, memory, options);
+  replay::let_move(recorded, memory, *tiers);
   std::vector<Recorded> kinds;
-  for (replay::RecordedStep& kind :
-       replay::record_micro_batches(micro_batches, plan::limit_of(budget), forward, memory, options)) {
-    kinds.push_back(std::make_shared<replay::RecordedStep>(std::move(kind)));
-  }
+  for (replay::RecordedStep& kind : recorded) kinds.push_back(std::make_shared<replay::RecordedStep>(std::move(kind)));
   return kinds;
 }
 
@@ -122,7 +124,15 @@ void bind_recorded_step(py::module_& m) {
   py::class_<replay::RecordedStep, Recorded>(m, "RecordedStep")
       .def_property_readonly("graph", [](const replay::RecordedStep& s) { return s.graph; });
   m.def("record_step", &record_step, py::arg("step"), py::arg("device"), py::arg("budget"), py::arg("update"),
-        py::arg("agreement"), py::arg("micro_batches"), py::arg("others"));
+        py::arg("agreement"), py::arg("micro_batches"), py::arg("others"), py::arg("tiers"));
+}
+
+void bind_tiers(py::module_& m) {
+  py::class_<memory::Tiers, std::shared_ptr<memory::Tiers>>(m, "Tiers")
+      .def(py::init([](std::optional<Bytes> host) {
+             return std::make_shared<memory::Tiers>(memory::TierBudgets{.host = host});
+           }),
+           py::arg("host_budget"));
 }
 
 /// All kinds of steps that training is made of, and their planners.
@@ -194,6 +204,7 @@ replay::Forward forward_of(const py::function& step) {
 
 void bind_steps(py::module_& m) {
   bind_kinds(m);
+  bind_tiers(m);
   bind_recorded_step(m);
   bind_undone_draws(m);
   bind_stop_before_writes(m);

@@ -159,15 +159,11 @@ def by_device(other_budgets: Any) -> Mapping[str | torch.device, Size]:
     return other_budgets or {}
 
 
-def _bytes_of(device: str | torch.device, size: Size) -> int:
-    """A budget in other_budgets."""
+def _bytes_of(what: str, size: Size) -> int:
     try:
         return parse_bytes(size)
     except UsageError as error:
-        raise UsageError(
-            f"fit: other_budgets of {device}: the budgets of further devices are in bytes, no share of what the step takes, which "
-            f"session.plan.others has: {error}"
-        ) from None
+        raise UsageError(f"fit: {what} is in bytes, no share of what the step takes, which session.plan tells: {error}") from None
 
 
 class _Fitted:
@@ -187,8 +183,10 @@ class _Fitted:
         in_backward: bool = False,
         micro_batches: int = 1,
         other_budgets: Mapping[str | torch.device, Size] | None = None,
+        host_budget: Size | None = None,
     ) -> None:
-        self.other_budgets = [(device_named(d), _bytes_of(d, size)) for d, size in (other_budgets or {}).items()]
+        self.tiers = _core.Tiers(None if host_budget is None else _bytes_of("host_budget", host_budget))
+        self.other_budgets = [(device_named(d), _bytes_of(f"other_budgets of {d}", size)) for d, size in (other_budgets or {}).items()]
         self.allowed = Allowed(allow)
         if isinstance(micro_batches, bool) or not isinstance(micro_batches, int):
             raise UsageError(f"fit: micro_batches is {micro_batches!r}; give how many steps' gradients are added up, 1 or more")
@@ -227,7 +225,7 @@ class _Fitted:
         with leaves_kept(), group.found_in_step(), Recorded(update_begins):
             recorded = _core.record_step(
                 lambda: loss_of(chosen, sample), device, request, rehearsals, self.agreement, micro_batches,
-                self.other_budgets,
+                self.other_budgets, self.tiers,
             )
         self.kinds = _core.Kinds(recorded, strategy)
         self.budget = _core.limit_for(request, self.kinds.graph)
@@ -247,7 +245,7 @@ class Session:
         self._allowed = fitted.allowed
         self._devices = [fitted.device, *(d for d, _ in fitted.other_budgets)]
         self._core = _core.Session(
-            fitted.kinds, fitted.budget, fitted.device, fitted.other_budgets, fitted.agreement
+            fitted.kinds, fitted.budget, fitted.device, fitted.other_budgets, fitted.agreement, fitted.tiers
         )
         self._updates = UpdatesInBackward(fitted.updates) if fitted.updates is not None else None
         if self._updates is not None:
@@ -326,6 +324,7 @@ def fit(
     budget: Size,
     *,
     other_budgets: Mapping[str | torch.device, Size] | None = None,
+    host_budget: Size | None = None,
     device: str | torch.device | None = None,
     optimizer: Any = None,
     strategy: str = "optimal",
@@ -346,7 +345,8 @@ def fit(
     budget: all of the device's memory that tensors may take: 8 << 30, "8GiB", or "60%" of what the step takes unplanned
     (the recording itself is without a limit then; "100%" always fits). other_budgets: the same of
     further devices that the step uses, or of the CPU beside an accelerator, as {"cuda:1": "8GiB", "cpu": "16GiB"}: the plan
-    fits all of them, and each is capped. device: "cpu",
+    fits all of them, and each is capped. host_budget: memory of the host outside of all budgets, to which the plan may move
+    what autograd saves, where that is quicker than making it again; without it nothing is moved. device: "cpu",
     "cuda:1", or "cuda" for the one in use; by default where the sample's tensors are. optimizer: the optimizer, or several,
     that are run outside of the step: one update is rehearsed, so that the plan counts what it takes and the state that it
     will make, and nothing is changed; those that the step runs itself are found. update: in place of that, a function that
@@ -365,7 +365,7 @@ def fit(
     Raises DoesNotFit, naming the smallest budget and its parts, and UsageError.
     """
     where = device_of(device, sample, by_device(other_budgets))
-    return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches, other_budgets))
+    return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches, other_budgets, host_budget))
 
 
 def plan(
@@ -382,9 +382,10 @@ def plan(
     in_backward: bool = False,
     micro_batches: int = 1,
     other_budgets: Mapping[str | torch.device, Size] | None = None,
+    host_budget: Size | None = None,
 ) -> Plan:
     """What fit would do, without a session: records the step and plans it. Without a budget, the fastest plan."""
     where = device_of(device, sample, by_device(other_budgets))
-    fitted = _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches, other_budgets)
+    fitted = _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches, other_budgets, host_budget)
     kinds = fitted.kinds
     return Plan(kinds.graph, kinds.planner, kinds.plan(fitted.budget, fitted.other_budgets), kinds.floor)

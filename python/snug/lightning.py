@@ -47,6 +47,7 @@ class SnugCallback(pl.Callback):
         *,
         device: str | torch.device | None = None,
         other_budgets: Mapping[str | torch.device, Size] | None = None,
+        host_budget: Size | None = None,
         allow: Sequence[str] = (),
     ) -> None:
         self._allow = allow
@@ -54,6 +55,7 @@ class SnugCallback(pl.Callback):
         self._strategy = strategy
         self._device = device
         self._other_budgets = other_budgets
+        self._host_budget = host_budget
         self._leave: Callable[[], None] | None = None
         self.session: Session | None = None
         self.plan: Plan | None = None
@@ -124,7 +126,7 @@ class SnugCallback(pl.Callback):
         try:
             self.session = fit(
                 lambda _: _loss_of(step_fn()), inputs, self._budget, strategy=self._strategy,
-                device=self._device, other_budgets=self._other_budgets, optimizer=trainer.optimizers, allow=self._allow,
+                device=self._device, other_budgets=self._other_budgets, host_budget=self._host_budget, optimizer=trainer.optimizers, allow=self._allow,
                 micro_batches=trainer.accumulate_grad_batches,
             )
         finally:

@@ -13,6 +13,7 @@
 #include "snug/report/progress.h"
 #include "snug/state/manifest.h"
 #include "snug/state/training_state.h"
+#include "snug/train/experiment.h"
 #include "snug/train/interrupt.h"
 #include "snug/train/trainer.h"
 #include "tests/base/fault.h"
