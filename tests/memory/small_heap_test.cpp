@@ -36,6 +36,21 @@ TEST(SmallHeap, OpensASegmentWhenNoneHasRoom) {
   EXPECT_EQ(pages.taken(), 2 * kSegment);
 }
 
+TEST(SmallHeap, TakesWhatItKeepsApartBeforeItOpensASegment) {
+  PageHeap pages;
+  SmallHeap heap(pages);
+  std::vector<std::pair<std::byte*, Bytes>> blocks;
+  for (Bytes length = kGranule, all = 0; all + length < kSegment; all += length, length += kGranule)
+    blocks.emplace_back(heap.take(length), length);
+  for (const auto& [block, length] : blocks) heap.give(block, length);
+  for (const auto& [block, length] : blocks) EXPECT_EQ(heap.take(length), block) << "the one that went last";
+  for (const auto& [block, length] : blocks) heap.give(block, length);
+  // Together they have room for what none of them has.
+  EXPECT_NE(heap.take(kSegment / 2), nullptr);
+  EXPECT_NE(heap.take(kSegment / 2 - kGranule), nullptr);
+  EXPECT_EQ(pages.taken(), kSegment);
+}
+
 TEST(SmallHeap, NeverServesABlockAcrossNeighbouringSegments) {
   PageHeap pages;
   SmallHeap heap(pages);
