@@ -164,6 +164,7 @@ nlohmann::ordered_json to_json(const PlanReport& r, const plan::Explanation& why
       {"graph_ops", r.graph.ops.size()},
       {"kept_bytes", why.all.kept},
       {"moved_bytes", why.all.moved},
+      {"host_peak_bytes", why.host_peak},
       {"recomputed_bytes", why.all.recomputed},
       {"strategy", r.plan.strategy}};
   json["choices"] = to_json(r.choices);
@@ -194,7 +195,9 @@ void print_plan_summary(const PlanReport& r, const plan::Explanation& why) {
   rows.push_back({"smallest budget",
                   fmt::format("{}, no plan has a peak below {}", format_bytes(r.floor), format_bytes(r.bound.peak))});
   rows.push_back({"kept for backward", format_bytes(why.all.kept)});
-  if (why.all.moved > 0) rows.push_back({"moved to the host", format_bytes(why.all.moved)});
+  if (why.all.moved > 0)
+    rows.push_back(
+        {"moved to the host", fmt::format("{}, {} at once", format_bytes(why.all.moved), format_bytes(why.host_peak))});
   rows.push_back(
       {"recomputed", fmt::format("{}, {} operators replayed", format_bytes(why.all.recomputed), why.all.replayed_ops)});
   rows.push_back({r.micro_batches > 1 ? "predicted micro-batch" : "predicted step",

@@ -101,7 +101,8 @@ void Tape::keep(plan::ValueId value, const c10::Storage& storage) {
     try {
       return values_.offload(value, storage);
     } catch (...) {
-      failure_ = std::current_exception();  // of the operator that runs, if any
+      // Of the operator that runs, if any. A planned step goes on, and drops the value where memory runs out.
+      if (follower_.known_step() == nullptr) failure_ = std::current_exception();
     }
   }
   values_.hold(value, storage);

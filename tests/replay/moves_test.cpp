@@ -83,6 +83,24 @@ TEST(Moves, TakeTheReplaysAwayAtTheFloor) {
   expect_same(expected, net.gradients());
 }
 
+TEST(Moves, ThatFindNoRoomStayAndGoWhereMemoryRunsOut) {
+  Net net;
+  const at::Tensor x = torch::randn({2048, 256});
+  const auto expected = net.plain(x);
+  const Bytes budget = unplanned_peak(net, x) * 6 / 10;
+  replay::RecordedStep step = with_quick_copies(net, x, std::nullopt);
+  Session session(std::move(step), "optimal", plan::Budget::for_limit(budget), test_memory());
+  session.use(std::make_shared<memory::Tiers>(memory::TierBudgets{.host = 3_MiB}));
+  test_memory().reset_peak();
+  session.backward(net, x);
+  EXPECT_GT(session.last_step().moved_bytes, 0);
+  EXPECT_LT(session.last_step().moved_bytes, plan::explain(session.graph(), session.plan()).all.moved);
+  EXPECT_GT(session.last_step().evictions, 0);
+  EXPECT_TRUE(session.last_step().followed_plan);
+  EXPECT_LE(test_memory().stats().mapped_peak, budget);
+  expect_same(expected, net.gradients());
+}
+
 TEST(Moves, AreMeasuredAndOffWithoutABudgetForThem) {
   Net net;
   const at::Tensor x = torch::randn({2048, 256});
