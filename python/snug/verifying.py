@@ -49,11 +49,14 @@ def _deterministic(devices: Sequence[str]) -> Iterator[None]:
         return
     if torch.version.cuda is not None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it is first used
+    fills = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # which takes time, and decides nothing
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = fills
 
 
 class _World:

@@ -5,6 +5,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <limits>
 
 #include "snug/base/errors.h"
 #include "snug/base/match.h"
@@ -13,6 +16,10 @@ namespace snug::memory {
 namespace {
 
 constexpr Bytes kSlab = 32_MiB;
+
+Bytes power_of_two_from(Bytes bytes) {
+  return static_cast<Bytes>(std::bit_ceil(static_cast<std::uint64_t>(std::max(bytes, PageHeap::kPage))));
+}
 
 Bytes whole_pages(Bytes bytes) { return (bytes + PageHeap::kPage - 1) / PageHeap::kPage * PageHeap::kPage; }
 
@@ -28,14 +35,23 @@ std::byte* HostPool::Slabs::take(Bytes length) {
   for (Slab& slab : slabs_) {
     if (std::byte* const block = from(slab)) return block;
   }
-  // Not all of a slab where that passes the budget.
-  const Bytes room = budget_ ? *budget_ - held_ : kSlab;
-  if (length > room && budget_) return nullptr;
-  const Bytes size = std::max(length, std::min(kSlab, room));
-  Slab fresh{allocator_.allocate(static_cast<std::size_t>(size)), size, {}};
-  fresh.free.give(0, size);
+  const auto room = [&] { return budget_ ? std::max<Bytes>(*budget_ - held_, 0) : std::numeric_limits<Bytes>::max(); };
+  // LibTorch rounds up to powers of two.
+  const Bytes least = power_of_two_from(length);
+  if (least > room()) release_cached();  // slabs that were too small
+  if (least > room()) return nullptr;
+  Bytes size = std::max(least, kSlab);
+  while (size > room()) size /= 2;
+  c10::DataPtr memory;
+  try {
+    memory = allocator_.allocate(static_cast<std::size_t>(size));
+  } catch (const c10::Error&) {
+    return nullptr;
+  }
+  slabs_.push_back({std::move(memory), size, {}});
+  slabs_.back().free.give(0, size);
   held_ += size;
-  return from(slabs_.emplace_back(std::move(fresh)));
+  return from(slabs_.back());
 }
 
 void HostPool::Slabs::give(std::byte* address, Bytes length) {

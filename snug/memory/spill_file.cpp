@@ -77,7 +77,10 @@ SpillFile::Block SpillFile::write(std::span<const std::byte> contents) {
   } catch (const Error&) {
     const std::lock_guard lock(mutex_);
     // A part of it may be behind all others, on a disk that is full.
-    if (block.offset_ + rounded(bytes) == end_) file_->cut_off(block.offset_);
+    if (block.offset_ + rounded(bytes) == end_) {
+      file_->cut_off(block.offset_);
+      length_ = std::min(length_, block.offset_);
+    }
     throw;
   }
   return block;

@@ -100,9 +100,11 @@ void Tape::keep(plan::ValueId value, const c10::Storage& storage) {
   if (values_.moves(value)) {
     try {
       return values_.offload(value, storage);
-    } catch (...) {
+    } catch (const Error&) {
       // Of the operator that runs, if any. A planned step goes on, and drops the value where memory runs out.
       if (follower_.known_step() == nullptr) failure_ = std::current_exception();
+    } catch (...) {
+      failure_ = std::current_exception();
     }
   }
   values_.hold(value, storage);

@@ -33,14 +33,18 @@ class DeterministicAlgorithms {
     // Read by cuBLAS when it is first used: a workspace for each stream, always of that size.
     if (device.is_cuda()) ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
     context().setDeterministicAlgorithms(true, /*warn_only=*/true);
+    context().setDeterministicFillUninitializedMemory(false);  // which takes time, and decides nothing
   }
-  ~DeterministicAlgorithms() { context().setDeterministicAlgorithms(before_, warned_only_); }
+  ~DeterministicAlgorithms() {
+    context().setDeterministicAlgorithms(before_, warned_only_);
+    context().setDeterministicFillUninitializedMemory(fills_);
+  }
   DeterministicAlgorithms(const DeterministicAlgorithms&) = delete;
   DeterministicAlgorithms& operator=(const DeterministicAlgorithms&) = delete;
 
  private:
   static at::Context& context() { return at::globalContext(); }
-  bool before_, warned_only_;
+  bool before_, warned_only_, fills_ = context().deterministicFillUninitializedMemory();
 };
 
 /// Copies of tensors outside of the allocator that the budget counts.

@@ -148,6 +148,25 @@ TEST(SeveralDevices, DevicesThatWereNotMeasuredAreLeftToEvictions) {
   EXPECT_EQ(plan.predicted_seconds, graph.step_seconds);
 }
 
+TEST(SeveralDevices, OnlyValuesOfTheFirstAreMoved) {
+  StepGraph graph = chain_on_two(16);
+  graph.host =
+      MoveCost{.out_seconds_per_byte = 1e-12, .in_seconds_per_byte = 1e-12, .seconds_per_copy = 0, .budget = 8_MiB};
+  EXPECT_EQ(step_graph_from_json(nlohmann::json(to_json(graph))), graph);
+  EXPECT_EQ(seen_from(graph, graph.parts.front()).host, std::nullopt);
+  const MemoryPlan none = plan_none(graph);
+  const Bytes first = peak_on(graph, none, "gpu:0"), second = peak_on(graph, none, "gpu:1");
+  const MemoryPlan plan = Planner(graph, "optimal").plan(graph, budgets(first - 4_MiB, second - 4_MiB));
+  Bytes moved = 0;
+  for (ValueId v = 0; v < graph.flow.values(); ++v) {
+    if (plan.action(v) != kMove) continue;
+    moved += graph.values[at(v)].bytes;
+    EXPECT_EQ(graph.values[at(v)].device, 0);
+  }
+  EXPECT_GE(moved, 4_MiB);
+  EXPECT_LE(simulate(graph, plan).host_peak, 8_MiB);
+}
+
 TEST(SeveralDevices, TheirFiguresAreWrittenAndRead) {
   StepGraph graph = chain_on_two(16);
   graph.end_with_update({1_MiB, 2_MiB}, 0.25);

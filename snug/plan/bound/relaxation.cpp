@@ -80,8 +80,8 @@ Relaxation::Priced Relaxation::solve(double price) const {
   // Beyond the price of everything a capacity makes no more difference.
   const auto capacity = [&](std::size_t v) {
     double units = moment_.lost[v] ? kImpossible : price * weights_[v] * scale_;
-    if (moment_.saved[v]) units = std::min(units, move_seconds_[v] * scale_);
-    return static_cast<CutNetwork::Capacity>(std::min(units, 4 * kCapacityOfAllSeconds));
+    units = std::min({units, move_seconds_[v] * scale_, 4 * kCapacityOfAllSeconds});
+    return static_cast<CutNetwork::Capacity>(units);
   };
   CutNetwork network(nodes);
   std::int32_t next = operators;

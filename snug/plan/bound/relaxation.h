@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <utility>
 #include <vector>
@@ -27,7 +28,7 @@ struct RelaxedChoice {
   double seconds = 0;          ///< of the operators that run again, and of the values that are moved and fetched
   double weight = 0;           ///< of the values that are there, the free ones not
   std::vector<char> replayed;  ///< by OpId
-  std::vector<char> moved;     ///< by ValueId, of what backward asks for
+  std::vector<char> moved;     ///< by ValueId
 };
 
 /// The choice that every plan makes at one moment of a step, and nothing else of it: each value that backward asks for
@@ -77,8 +78,9 @@ class Relaxation {
   };
   [[nodiscard]] Priced solve(double price) const;
   [[nodiscard]] RelaxedChoice weighed(std::vector<char> replayed, double price) const;
+  /// Also of what backward has asked for already, as long as a replay may read it.
   [[nodiscard]] bool moves(std::size_t v, double price) const {
-    return moment_.saved[v] && (moment_.lost[v] || price * weights_[v] > move_seconds_[v]);
+    return std::isfinite(move_seconds_[v]) && (moment_.lost[v] || price * weights_[v] > move_seconds_[v]);
   }
   [[nodiscard]] bool needed(ValueId v, const std::vector<char>& replayed) const;
 

@@ -12,6 +12,9 @@ namespace snug::plan {
 namespace {
 
 constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max();
+constexpr Bytes kHostPage = 4_KiB;  // what the host's memory is handed out in
+
+Bytes whole_pages(Bytes bytes) { return (bytes + kHostPage - 1) / kHostPage * kHostPage; }
 
 class Run : public StepVisitor {
  public:
@@ -118,7 +121,7 @@ class Run : public StepVisitor {
   void move(ValueId v) {
     ledger_.offload(v);
     moved_[at(v)] = 1;
-    on_host_ += bytes(v);
+    on_host_ += whole_pages(bytes(v));
     result_.host_peak = std::max(result_.host_peak, on_host_);
     if (graph_.host) result_.moving_seconds += graph_.host->out(bytes(v));
   }
@@ -126,7 +129,7 @@ class Run : public StepVisitor {
   void forget_if_useless(ValueId v) {
     if (!moved_[at(v)] || !ledger_.useless(v)) return;
     moved_[at(v)] = 0;
-    on_host_ -= bytes(v);
+    on_host_ -= whole_pages(bytes(v));
   }
 
   void reach(Bytes level, OpId op) {

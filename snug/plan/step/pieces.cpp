@@ -135,7 +135,7 @@ std::vector<OpId> cuts_by_blocks(const StepGraph& graph, const std::vector<OpId>
   std::size_t blocks = 0;
   for (const Run& run : runs) blocks += run.size();
   // One more piece before each run, and one behind the last.
-  if (blocks < limit / 4 || limit <= runs.size() + 1) return {};
+  if (blocks == 0 || blocks < limit / 4 || limit <= runs.size() + 1) return {};
   const std::size_t room = limit - runs.size() - 1;
   const std::size_t group = (blocks + room - 1) / room;
   const std::size_t parts = std::max<std::size_t>(room / blocks, 1);

@@ -41,5 +41,33 @@ TEST(LowerBound, ProvesMoreFromTwoMomentsThanFromAnyOne) {
   EXPECT_GE(more, 17);
 }
 
+/// What is dear to make is asked for early, and what is cheap to make of it later: moved, it is fetched for a replay.
+TEST(LowerBound, HoldsForWhatIsMovedAndReadByReplaysAlone) {
+  synthetic::GraphBuilder g;
+  const ValueId x = g.op("start", {g.leaf()}, 1_KiB, 0.01);
+  const ValueId dear = g.op("dear", {x}, 1_MiB, 100);
+  g.save(dear);
+  const ValueId wide = g.op("expand", {dear}, 8_MiB, 0.1);
+  g.save(wide);
+  const ValueId loss = g.op("loss", {wide}, 1_KiB, 0.01);
+  g.die(x);
+  g.die(dear);
+  g.die(wide);
+  g.settle();
+  g.node({dear}, 1_KiB);
+  g.other(10_MiB, 0);  // here neither is to be there
+  g.node({wide}, 1_KiB);
+  g.die(loss);
+  StepGraph graph = g.take();
+  graph.host =
+      MoveCost{.out_seconds_per_byte = 1e-9, .in_seconds_per_byte = 1e-9, .seconds_per_copy = 0, .budget = 1_MiB};
+  MemoryPlan plan = plan_none(graph);
+  plan.actions[at(dear)] = kMove;
+  plan.actions[at(wide)] = kRecompute;
+  const Simulation run = simulate(graph, plan);
+  EXPECT_LT(run.seconds, graph.step_seconds + 1) << "nothing dear runs again";
+  EXPECT_LE(lower_bound(graph, run.peak).step_seconds, run.seconds * (1 + 1e-12));
+}
+
 }  // namespace
 }  // namespace snug::plan
