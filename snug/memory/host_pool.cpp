@@ -105,11 +105,6 @@ void HostPool::give(std::span<std::byte> block) {
   taken_ -= length;
 }
 
-void HostPool::release_cached() {
-  const std::lock_guard lock(mutex_);
-  std::visit([](auto& source) { source.release_cached(); }, source_);
-}
-
 Bytes HostPool::held() const {
   return std::visit(
       Match{[](const PageHeap& pages) { return pages.mapped(); }, [](const Slabs& slabs) { return slabs.held(); }},

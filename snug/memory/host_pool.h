@@ -52,9 +52,6 @@ class HostPool {
   /// At least one byte. Throws Error, and nothing has changed, when that passes the budget, or there is no more.
   Block take(Bytes bytes);
 
-  /// Free blocks go back to the system.
-  void release_cached();
-
   [[nodiscard]] TierStats stats() const;
 
  private:

@@ -1,6 +1,20 @@
 #include "snug/memory/tiers.h"
 
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "snug/base/errors.h"
+
 namespace snug::memory {
+
+Tiers::Tiers(TierBudgets budgets) : budgets_(budgets) {
+  for (const auto& [what, budget] : {std::pair("host", budgets.host), std::pair("disk", budgets.disk)}) {
+    if (budget && *budget <= 0)
+      throw UsageError(fmt::format(
+          "{} budget: {} bytes; give more, or leave it out, so that nothing goes there by a plan", what, *budget));
+  }
+}
 
 HostPool& Tiers::host(c10::DeviceType contents_of) {
   const std::lock_guard lock(mutex_);

@@ -30,7 +30,8 @@ struct TierBudgets {
 /// Any thread.
 class Tiers {
  public:
-  explicit Tiers(TierBudgets budgets = {}) : budgets_(budgets) {}
+  /// Throws UsageError for a budget that is not positive.
+  explicit Tiers(TierBudgets budgets = {});
 
   /// Of page-locked memory for contents of an accelerator.
   HostPool& host(c10::DeviceType contents_of);

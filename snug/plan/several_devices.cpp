@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "snug/plan/does_not_fit.h"
@@ -176,25 +177,26 @@ class DeviceByDevice {
 }  // namespace
 
 MemoryPlan plan_everywhere(const StepGraph& graph, MemoryPlan first, const Budgets& budgets, SearchOptions options) {
+  const auto attempt = [&](std::vector<ValueId> held) -> std::variant<MemoryPlan, DoesNotFit> {
+    try {
+      return DeviceByDevice(graph, budgets, options, std::move(held)).from(first);
+    } catch (const DoesNotFit& refusal) {
+      return refusal;
+    }
+  };
+  const auto free = attempt({});
+  const auto* const plan = std::get_if<MemoryPlan>(&free);
   const std::vector<ValueId> crossings = crossings_of(graph);
-  const auto held = [&] { return DeviceByDevice(graph, budgets, options, crossings).from(first); };
-  try {
-    MemoryPlan free = DeviceByDevice(graph, budgets, options, {}).from(first);
-    const auto kept = [&](ValueId v) { return decided(graph, free, v) == kKeep; };
-    if (std::ranges::all_of(crossings, kept)) return free;
-    try {
-      if (MemoryPlan other = held(); other.predicted_seconds < free.predicted_seconds) return other;
-    } catch (const DoesNotFit&) {
-      // They are too many.
-    }
-    return free;
-  } catch (const DoesNotFit& error) {
-    try {
-      return held();
-    } catch (const DoesNotFit& other) {
-      throw other.floor().floor < error.floor().floor ? other : error;
-    }
-  }
+  const auto kept = [&](ValueId v) { return plan != nullptr && decided(graph, *plan, v) == kKeep; };
+  // A second attempt would be the same.
+  if (plan != nullptr && std::ranges::all_of(crossings, kept)) return *plan;
+  if (plan == nullptr && crossings.empty()) throw std::get<DoesNotFit>(free);
+  const auto held = attempt(crossings);
+  const auto* const other = std::get_if<MemoryPlan>(&held);
+  if (plan != nullptr && other != nullptr) return other->predicted_seconds < plan->predicted_seconds ? *other : *plan;
+  if (plan != nullptr || other != nullptr) return plan != nullptr ? *plan : *other;
+  const auto &of_free = std::get<DoesNotFit>(free), &of_held = std::get<DoesNotFit>(held);
+  throw of_held.floor().floor < of_free.floor().floor ? of_held : of_free;
 }
 
 MemoryPlan checked_everywhere(const StepGraph& graph, MemoryPlan plan, const Budgets& budgets) {

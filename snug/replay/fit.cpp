@@ -123,13 +123,15 @@ std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional
 Session fit(const Forward& forward, FitOptions options, std::optional<c10::Device> device_of_sample) {
   memory::DeviceMemory& memory = or_tell(
       *options.agreement, [&]() -> auto& { return checked(options, device_of_sample); });
+  const auto tiers = or_tell(*options.agreement, [&] {
+    return std::make_shared<memory::Tiers>(memory::TierBudgets{.host = options.host_budget});
+  });
   options.other_budgets = with_indices(std::move(options.other_budgets));
   std::vector<RecordedStep> kinds =
       record_micro_batches(options.micro_batches, options.budget, forward, memory,
                            {.update = options.optimizer ? options.optimizer : options.update,
                             .agreement = options.agreement,
                             .other_budgets = options.other_budgets});
-  const auto tiers = std::make_shared<memory::Tiers>(memory::TierBudgets{.host = options.host_budget});
   let_move(kinds, memory, *tiers);
   Session session(std::move(kinds), options.strategy, plan::Budget::for_limit(options.budget), memory,
                   options.agreement, std::move(options.other_budgets));

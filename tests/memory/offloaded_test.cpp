@@ -44,6 +44,11 @@ TEST(Offloaded, TheNearestTierOfTheCpuIsTheHostWhereThatHasABudget) {
   EXPECT_EQ(Tiers().nearest(c10::Device(c10::kCUDA, 0)), Tier::Host);
 }
 
+TEST(Offloaded, BudgetsArePositive) {
+  EXPECT_THROW(Tiers({.host = 0}), UsageError);
+  EXPECT_THROW(Tiers({.disk = -1}), UsageError);
+}
+
 TEST(Offloaded, ThatDoesNotFitLeavesNothing) {
   Tiers tiers({.host = 1_MiB, .disk = 1_MiB});
   const at::Tensor x = torch::ones({512, 1024});

@@ -107,6 +107,7 @@ TEST(Moves, AreMeasuredAndOffWithoutABudgetForThem) {
   const auto expected = net.plain(x);
   const Bytes budget = unplanned_peak(net, x) * 7 / 10;
   EXPECT_EQ(fit(net, x, {.budget = budget}).graph().host, std::nullopt);
+  EXPECT_THROW(fit(net, x, {.budget = budget, .host_budget = 0}), UsageError);
   Session session = fit(net, x, {.budget = budget, .host_budget = 64_MiB});
   ASSERT_TRUE(session.graph().host);
   EXPECT_EQ(session.graph().host->budget, 64_MiB);
