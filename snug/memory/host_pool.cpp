@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/detail/AcceleratorHooksInterface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,6 +27,11 @@ Bytes whole_pages(Bytes bytes) { return (bytes + PageHeap::kPage - 1) / PageHeap
 }  // namespace
 
 // --- page-locked memory --------------------------------------------------------------------------------------------
+
+HostPool::Slabs::Slabs(c10::DeviceType copies_with, std::optional<Bytes> budget)
+    : copies_with_(copies_with),
+      allocator_(*at::globalContext().getAcceleratorHooksInterface(copies_with).getPinnedMemoryAllocator()),
+      budget_(budget) {}
 
 std::byte* HostPool::Slabs::take(Bytes length) {
   const auto from = [&](Slab& slab) -> std::byte* {
@@ -63,8 +69,13 @@ void HostPool::Slabs::give(std::byte* address, Bytes length) {
 }
 
 void HostPool::Slabs::release_cached() {
+  const auto unused = [](const Slab& slab) { return slab.free.total() == slab.size; };
+  if (std::ranges::none_of(slabs_, unused)) return;
+  // LibTorch knows nothing of copies that may still read what was given back.
+  const c10::impl::VirtualGuardImpl guard(copies_with_);
+  for (c10::DeviceIndex i = 0; i < guard.deviceCount(); ++i) guard.synchronizeDevice(i);
   std::erase_if(slabs_, [&](const Slab& slab) {
-    if (slab.free.total() < slab.size) return false;
+    if (!unused(slab)) return false;
     held_ -= slab.size;
     return true;
   });
@@ -74,8 +85,7 @@ void HostPool::Slabs::release_cached() {
 
 std::variant<PageHeap, HostPool::Slabs> HostPool::source_for(c10::DeviceType type, std::optional<Bytes> budget) {
   if (type == c10::kCPU) return std::variant<PageHeap, Slabs>(std::in_place_type<PageHeap>);
-  auto* const pinned = at::globalContext().getAcceleratorHooksInterface(type).getPinnedMemoryAllocator();
-  return std::variant<PageHeap, Slabs>(std::in_place_type<Slabs>, *pinned, budget);
+  return std::variant<PageHeap, Slabs>(std::in_place_type<Slabs>, type, budget);
 }
 
 HostPool::HostPool(c10::DeviceType copies_with, std::optional<Bytes> budget)

@@ -58,7 +58,7 @@ class HostPool {
   /// Of memory that is dear to get, in large pieces.
   class Slabs {
    public:
-    Slabs(c10::Allocator& allocator, std::optional<Bytes> budget) : allocator_(allocator), budget_(budget) {}
+    Slabs(c10::DeviceType copies_with, std::optional<Bytes> budget);
     std::byte* take(Bytes length);
     void give(std::byte* address, Bytes length);
     void release_cached();
@@ -70,6 +70,7 @@ class HostPool {
       Bytes size;
       RangeHeap free;
     };
+    c10::DeviceType copies_with_;
     c10::Allocator& allocator_;
     std::optional<Bytes> budget_;
     std::vector<Slab> slabs_;

@@ -19,31 +19,38 @@ at::Tensor tensor_of(std::span<std::byte> bytes) {
 
 }  // namespace
 
-Offloaded::Offloaded(const c10::Storage& storage, Bytes bytes, Tiers& tiers, Tier tier)
-    : device_(storage.device()), bytes_(bytes), place_(placed(storage, bytes, tiers, tier)) {}
-
-Offloaded::Place Offloaded::placed(const c10::Storage& storage, Bytes bytes, Tiers& tiers, Tier tier) {
+Offloaded Offloaded::sent(const c10::Storage& storage, Bytes bytes, Tiers& tiers, Tier tier) {
+  const c10::Device device = storage.device();
   const at::Tensor contents = byte_tensor(storage, bytes);
   if (tier == Tier::Host) {
-    HostPool::Block block = tiers.host(storage.device_type()).take(bytes);
-    tensor_of(block.bytes()).copy_(contents);
-    return block;
+    HostPool::Block block = tiers.host(device.type()).take(bytes);
+    StreamMark left = tiers.links().to_host(
+        device, [&] { tensor_of(block.bytes()).copy_(contents, /*non_blocking=*/!device.is_cpu()); });
+    return {device, bytes, tiers.links(), std::move(block), std::move(left)};
   }
   SpillFile& file = tiers.disk();
   // By way of the host where the device's memory cannot be read from there.
-  const at::Tensor readable = storage.device().is_cpu() ? contents : contents.cpu();
+  const at::Tensor readable = device.is_cpu() ? contents : contents.cpu();
   const auto* const data = static_cast<const std::byte*>(readable.storage().data());
-  return OnDisk{&file, file.write({data, static_cast<std::size_t>(bytes)})};
+  return {device, bytes, tiers.links(), OnDisk{&file, file.write({data, static_cast<std::size_t>(bytes)})}, {}};
 }
 
-c10::Storage Offloaded::load() const {
+Offloaded::Arriving Offloaded::fetch() const {
   c10::Storage storage = at::empty({bytes_}, at::TensorOptions(at::kByte).device(device_)).storage();
-  write_to(storage);
-  return storage;
+  const auto* const block = std::get_if<HostPool::Block>(&place_);
+  if (block == nullptr) {
+    write_to(storage);
+    return {std::move(storage), {}};
+  }
+  StreamMark there = links_->to_device(device_, left_, [&] {
+    byte_tensor(storage, bytes_).copy_(tensor_of(block->bytes()), /*non_blocking=*/!device_.is_cpu());
+  });
+  return {std::move(storage), std::move(there)};
 }
 
 void Offloaded::write_to(const c10::Storage& storage) const {
   at::Tensor contents = byte_tensor(storage, bytes_);
+  left_.wait();
   if (const auto* const block = std::get_if<HostPool::Block>(&place_)) {
     contents.copy_(tensor_of(block->bytes()));
     return;

@@ -2,9 +2,11 @@
 
 #include <c10/core/Storage.h>
 
+#include <utility>
 #include <variant>
 
 #include "snug/base/bytes.h"
+#include "snug/memory/stream_mark.h"
 #include "snug/memory/tiers.h"
 
 namespace snug::memory {
@@ -13,13 +15,24 @@ namespace snug::memory {
 class Offloaded {
  public:
   /// Copies the first `bytes`. Throws Error when they do not fit there, or it cannot be written.
-  Offloaded(const c10::Storage& storage, Bytes bytes, Tiers& tiers, Tier tier);
+  Offloaded(const c10::Storage& storage, Bytes bytes, Tiers& tiers, Tier tier)
+      : Offloaded(sent(storage, bytes, tiers, tier)) {
+    left_.wait();
+  }
   /// Into the nearest tier.
   Offloaded(const c10::Storage& storage, Bytes bytes, Tiers& tiers)
       : Offloaded(storage, bytes, tiers, tiers.nearest(storage.device())) {}
+  /// The same, but the copy may still go on (see Links): until it has left(), the storage has to stay as it is.
+  [[nodiscard]] static Offloaded sent(const c10::Storage& storage, Bytes bytes, Tiers& tiers, Tier tier);
+  [[nodiscard]] const StreamMark& left() const noexcept { return left_; }
 
-  /// A new storage on the device, with the contents as they were. Throws Error when they cannot be read.
-  [[nodiscard]] c10::Storage load() const;
+  /// Contents on their way back.
+  struct Arriving {
+    c10::Storage storage;  ///< a new one, on the device
+    StreamMark there;      ///< from then on it has the contents as they were; before, it has to stay
+  };
+  /// Throws Error when they cannot be read.
+  [[nodiscard]] Arriving fetch() const;
   /// Writes the contents over those of `storage`, which is of the same device and at least as large. On the CPU this
   /// takes no memory.
   void write_to(const c10::Storage& storage) const;
@@ -31,11 +44,14 @@ class Offloaded {
     SpillFile::Block block;
   };
   using Place = std::variant<HostPool::Block, OnDisk>;
-  static Place placed(const c10::Storage& storage, Bytes bytes, Tiers& tiers, Tier tier);
+  Offloaded(c10::Device device, Bytes bytes, Links& links, Place place, StreamMark left)
+      : device_(device), bytes_(bytes), links_(&links), place_(std::move(place)), left_(std::move(left)) {}
 
   c10::Device device_;
   Bytes bytes_;
+  Links* links_;
   Place place_;
+  StreamMark left_;
 };
 
 }  // namespace snug::memory

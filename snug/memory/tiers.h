@@ -10,6 +10,7 @@
 
 #include "snug/base/bytes.h"
 #include "snug/memory/host_pool.h"
+#include "snug/memory/links.h"
 #include "snug/memory/spill_file.h"
 
 namespace snug::memory {
@@ -36,6 +37,8 @@ class Tiers {
   /// Of page-locked memory for contents of an accelerator.
   HostPool& host(c10::DeviceType contents_of);
   SpillFile& disk();
+  /// By which contents come and go that nobody waits for.
+  Links& links() noexcept { return links_; }
 
   /// The first place out of the device's memory: of an accelerator's the host, of the CPU's the disk; or the host,
   /// where it has a budget, as that is memory which the CPU's limit does not count.
@@ -52,6 +55,7 @@ class Tiers {
   mutable std::mutex mutex_;
   std::map<c10::DeviceType, std::unique_ptr<HostPool>> hosts_;
   std::unique_ptr<SpillFile> disk_;
+  Links links_;  // whose copies are over before the memory goes
 };
 
 }  // namespace snug::memory

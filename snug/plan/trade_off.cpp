@@ -1,6 +1,8 @@
 #include "snug/plan/trade_off.h"
 
 #include <algorithm>
+#include <array>
+#include <iterator>
 #include <memory>
 #include <utility>
 
@@ -13,8 +15,10 @@
 #include "snug/plan/search/descent.h"
 #include "snug/plan/search/every_plan.h"
 #include "snug/plan/search/front.h"
+#include "snug/plan/search/hidden_copies.h"
 #include "snug/plan/search/lowest_peak.h"
 #include "snug/plan/search/price_search.h"
+#include "snug/plan/step/legal_actions.h"
 
 namespace snug::plan {
 namespace {
@@ -23,6 +27,43 @@ constexpr std::size_t kPieces = 48;
 constexpr std::int64_t kPlansTried = 20'000;
 constexpr std::int64_t kLeastEffort = 600'000, kMostEffort = 6'000'000;
 constexpr std::int64_t kMostOpsToSearch = 1000;  // with thousands of simulations
+
+/// Shares of their seconds that copies may take of a step which computes meanwhile.
+constexpr std::array kSharesOfCopies = {0.4, 0.15, 0.03};
+constexpr std::size_t kPlansFilled = 32;
+constexpr std::int64_t kHiddenEffort = 600'000;
+
+/// Plans that count on copies that the step does not wait for. `front`: plans without any.
+std::vector<MemoryPlan> plans_with_hidden_copies(const StepGraph& graph, std::vector<MemoryPlan> front, Bytes most) {
+  const auto effort = [&] { return Effort{kHiddenEffort}; };
+  std::vector<MemoryPlan> found;
+  const auto add = [&](std::vector<MemoryPlan> plans) {
+    std::vector<MemoryPlan> useful;
+    for (MemoryPlan& plan : plans) {
+      if (auto one = predicted_if_useful(graph, std::move(plan))) useful.push_back(std::move(*one));
+    }
+    Effort left = effort();
+    std::ranges::move(with_copies_staged(graph, std::move(useful), left), std::back_inserter(found));
+    found = front_of(std::move(found));
+  };
+  add(offloading_plans(graph));
+  for (const double share : kSharesOfCopies) {
+    const StepGraph quicker = with_quicker_copies(graph, share);
+    add(priced_plans(quicker));
+    add(chain_plans(quicker, make_chain(quicker, kPieces), lower_bound_of_peak(quicker), most));
+  }
+  Bytes largest = 0;
+  for (ValueId v = 0; v < graph.flow.values(); ++v)
+    largest = std::max(largest, may_move(graph, v) ? graph.step_bytes(v) : 0);
+  std::vector<MemoryPlan> filled;
+  const std::size_t stride = 1 + front.size() / kPlansFilled;
+  for (std::size_t i = 0; i < front.size(); i += stride) {
+    for (const Bytes leaving : {largest / 4, largest, 4 * largest})
+      filled.push_back(with_link_filled(graph, front[i], leaving));
+  }
+  add(std::move(filled));
+  return found;
+}
 
 }  // namespace
 
@@ -51,6 +92,10 @@ TradeOff::TradeOff(const StepGraph& graph, SearchOptions options) : static_bytes
   if (without_moves_) found.insert(found.end(), without_moves_->plans_.begin(), without_moves_->plans_.end());
   std::ranges::move(priced_plans(graph), std::back_inserter(found));
   add(chain_plans(graph, make_chain(graph, kPieces), lower_bound_of_peak(graph), most));
+  const bool overlaps = graph.host && graph.host->overlaps;
+  if (overlaps) {
+    std::ranges::move(plans_with_hidden_copies(graph, without_moves_->plans_, most), std::back_inserter(found));
+  }
   plans_ = front_of(std::move(found));
   const auto ops = static_cast<std::int64_t>(graph.ops.size());
   const bool searched = !tiny && ops <= kMostOpsToSearch;
@@ -62,6 +107,11 @@ TradeOff::TradeOff(const StepGraph& graph, SearchOptions options) : static_bytes
   plans_ = with_gaps_filled(graph, std::move(plans_), {effort.left / 4});
   plans_ = with_actions_changed(graph, std::move(plans_), effort);
   if (searched) plans_ = with_annealing(graph, std::move(plans_), search);
+  if (overlaps) {
+    Effort left = effort;
+    plans_ = front_of(with_copies_staged(graph, std::move(plans_), left));
+    plans_ = with_actions_changed(graph, std::move(plans_), effort);
+  }
   for (MemoryPlan& plan : plans_) plan.strategy = "optimal";
   lowest_.strategy = "optimal";
 }
@@ -109,6 +159,7 @@ MemoryPlan TradeOff::best_of_front(const StepGraph& graph, Budget budget) const 
     if (const auto better = std::ranges::find_if(found, fits); better != found.end()) chosen = *better;
   }
   chosen.strategy = "optimal";
+  std::erase_if(chosen.staging.order, [&](ValueId v) { return chosen.action(v) != kMove; });
   chosen.predicted_peak += more_static;
   chosen.budget = budget.limit;
   return chosen;

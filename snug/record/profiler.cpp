@@ -58,8 +58,9 @@ void Profiler::push(Event::Kind kind, std::int32_t id, const std::vector<MemoryG
 std::int32_t Profiler::device_index(c10::Device device) {
   const std::string name = device.str();
   const auto known = std::ranges::find(graph_.devices, name);
+  const auto index = static_cast<std::int32_t>(known - graph_.devices.begin());
   if (known == graph_.devices.end()) graph_.devices.push_back(name);
-  return static_cast<std::int32_t>(known - graph_.devices.begin());
+  return index;
 }
 
 MemoryGauge* Profiler::gauge_of(plan::ValueId value) {

@@ -78,6 +78,17 @@ void StreamOrder::wait_for_all(c10::Device device) {
   }
 }
 
+void StreamOrder::let_wait(c10::Device device, const memory::StreamMark& mark) {
+  if (!device.is_cpu()) mark.let_wait(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+}
+
+void StreamOrder::let_all_wait(c10::Device device, const memory::StreamMark& mark) {
+  if (device.is_cpu()) return;
+  OfDevice& on = of(device);
+  current(on);
+  for (const Known& known : on.streams) mark.let_wait(known.stream);
+}
+
 void StreamOrder::finish(c10::Device device) {
   if (device.is_cpu()) return;
   c10::Event reached(device.type());

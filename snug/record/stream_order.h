@@ -8,6 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "snug/memory/stream_mark.h"
+
 namespace snug::record {
 
 /// Keeps a step that uses several streams of an accelerator as safe as it is without replays. LibTorch goes backward in
@@ -45,6 +47,9 @@ class StreamOrder {
   /// Somebody is about to read, in the device's current stream, what any stream of the step may have made: it waits for
   /// all of them.
   void wait_for_all(c10::Device device);
+  /// What the device's current stream, or any stream of the step, is given from now on begins once the mark is reached.
+  static void let_wait(c10::Device device, const memory::StreamMark& mark);
+  void let_all_wait(c10::Device device, const memory::StreamMark& mark);
   /// The host is about to read what the device's current stream makes: it waits.
   static void finish(c10::Device device);
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "snug/base/errors.h"
 #include "snug/base/patient_lock.h"
 
 namespace snug::record {
@@ -66,6 +67,7 @@ void Tape::finish() {
   for (plan::ValueId v = 0; v < flow().values(); ++v) {
     if (!flow().is_leaf(v)) versions_.look_again(v);
   }
+  values_.all_gone();
   observers_.tell_recording(&TapeObserver::settle_begins, *this);
   values_.settle(planned() ? plan::Leaves::Stay : plan::Leaves::Go);  // those may be evicted later
   observers_.tell(&TapeObserver::settle_ends);
@@ -78,7 +80,10 @@ void Tape::written_elsewhere(c10::StorageImpl* storage) {
   const plan::ValueId value = values_.in(storage);
   if (value == plan::kNoValue) return;
   values_.forget_storage(storage);
-  if (ledger().fetchable(value)) return;  // its contents are elsewhere
+  if (ledger().fetchable(value)) {  // its contents are elsewhere
+    values_.gone(value);
+    return;
+  }
   if (flow().is_leaf(value)) return values_.copy_leaf(value);
   lookup_.displace(value);
 }
@@ -99,7 +104,9 @@ bool Tape::keeps_when_saved(plan::ValueId value) const {
 void Tape::keep(plan::ValueId value, const c10::Storage& storage) {
   if (values_.moves(value)) {
     try {
-      return values_.offload(value, storage);
+      const KnownStep* known = follower_.known_step();
+      const Bytes most = known != nullptr ? known->plan->staging.leaving : 0;
+      return values_.offload(value, storage, {.bytes = planned_bytes(value), .most = most});
     } catch (const Error&) {
       // Of the operator that runs, if any. A planned step goes on, and drops the value where memory runs out.
       if (follower_.known_step() == nullptr) failure_ = std::current_exception();
@@ -110,7 +117,29 @@ void Tape::keep(plan::ValueId value, const c10::Storage& storage) {
   values_.hold(value, storage);
 }
 
+Bytes Tape::planned_bytes(plan::ValueId value) const {
+  const KnownStep* known = follower_.known_step();
+  return known != nullptr && plan::at(value) < known->graph->values.size() ? known->graph->step_bytes(value)
+                                                                           : values_.nbytes(value);
+}
+
 // --- replay --------------------------------------------------------------------------------------------------------
+
+void Tape::load(plan::ValueId value) {
+  c10::Storage storage = values_.fetch(value);
+  if (verified_.remembers(value)) values_.arrived(value);
+  put(value, std::move(storage));
+}
+
+void Tape::begin_fetching_ahead() {
+  const KnownStep* known = follower_.known_step();
+  prefetch_ = plan::Prefetch(known != nullptr ? known->plan->staging : plan::Staging());
+}
+
+void Tape::asked_for(plan::ValueId value) {
+  prefetch_.asked_for(value);
+  values_.arrived(value);
+}
 
 void Tape::replayed(plan::OpId op) {
   ++replayed_ops_;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "snug/plan/run/ledger.h"
+#include "snug/plan/run/prefetch.h"
 #include "snug/plan/step/dataflow.h"
 #include "snug/record/call_log.h"
 #include "snug/record/pending_call.h"
@@ -109,7 +110,17 @@ class Tape {
   /// are others (see verify_replays).
   void put(plan::ValueId value, c10::Storage storage);
   /// Fetches an offloaded value, as if a replay had made it. Throws Error when it cannot be read.
-  void load(plan::ValueId value) { put(value, values_.fetch(value)); }
+  void load(plan::ValueId value);
+  /// A backward pass begins to unpack: what the plan fetches ahead of it, from the beginning.
+  void begin_fetching_ahead();
+  /// A tensor is unpacked: calls load(value) for what is fetched ahead now, until that returns false.
+  template <class Load>
+  void fetch_ahead(const Load& load) {
+    prefetch_.unpacked(
+        ledger(), [this](plan::ValueId value) { return planned_bytes(value); }, load);
+  }
+  /// A value that is there is about to be read in its device's current stream.
+  void asked_for(plan::ValueId value);
   /// Drops a resident value that can be made again. Only through the pressure handler.
   void evict(plan::ValueId value);
 
@@ -161,19 +172,21 @@ class Tape {
   void bind(SavedTensor& saved);
   void bind_before(const OperatorTraits& traits, const c10::IValue* arguments);
   void keep(plan::ValueId value, const c10::Storage& storage);
+  [[nodiscard]] Bytes planned_bytes(plan::ValueId value) const;
   [[nodiscard]] bool escapes(plan::ValueId value) const;
   [[nodiscard]] bool keeps_when_saved(plan::ValueId value) const;
 
   mutable TapeMutex mutex_;
   TapeObservers observers_;
   CallLog calls_;
-  ValueStore values_{mutex_, observers_};
+  StreamOrder streams_;
+  ValueStore values_{mutex_, observers_, streams_};
   VersionTracker versions_;
   ValueLookup lookup_{values_, versions_, calls_, observers_};
   VerifiedContents verified_{calls_, values_};
   PlanFollower follower_;
   RegionStack regions_;
-  StreamOrder streams_;
+  plan::Prefetch prefetch_;
 
   PendingLists lists_;                 // of the call that is being recorded
   std::exception_ptr failure_;         // of a policy, or of moving; thrown when the call has been recorded whole

@@ -86,6 +86,7 @@ void Tape::prepare(PendingCall& pending, const c10::IValue* arguments) {
   if (pending.traits.raises == OperatorTraits::Raises::BeforeTheKernel) excuse(pending.traits, arguments);
   capture_arguments(pending, arguments);
   for (const WrittenTensor& w : pending.lists.written) {
+    values_.gone(w.before);
     // Its contents from before may be needed again.
     if (flow().is_leaf(w.before) && (!w.whole || values_.was_read(w.before))) values_.copy_leaf(w.before);
   }

@@ -12,8 +12,11 @@
 
 namespace snug::record {
 
-ValueStore::ValueStore(TapeMutex& mutex, const TapeObservers& observers)
-    : mutex_(mutex), observers_(observers), ledger_(flow_, [this](plan::ValueId value) { let_go(value); }) {
+ValueStore::ValueStore(TapeMutex& mutex, const TapeObservers& observers, StreamOrder& streams)
+    : mutex_(mutex),
+      observers_(observers),
+      ledger_(flow_, [this](plan::ValueId value) { let_go(value); }),
+      moved_(streams) {
   constexpr std::size_t kTypicalValues = 1024;
   values_.reserve(kTypicalValues);
   current_.reserve(kTypicalValues);
@@ -79,13 +82,13 @@ void ValueStore::discard(plan::ValueId value) {
   let_go(value);
 }
 
-void ValueStore::offload(plan::ValueId value, const c10::Storage& storage) {
+void ValueStore::offload(plan::ValueId value, const c10::Storage& storage, OnTheWay on_the_way) {
   Value& v = at(value);
   v.moves = false;  // once, if at all
   {
     const at::AutoDispatchBelowADInplaceOrView below;
     const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
-    offloaded_.emplace(value, memory::Offloaded(storage, v.nbytes, *tiers_));
+    moved_.send(value, storage, v.nbytes, on_the_way);
   }
   offloaded_bytes_ += v.nbytes;
   v.copied = true;
@@ -93,9 +96,24 @@ void ValueStore::offload(plan::ValueId value, const c10::Storage& storage) {
   let_go(value);
 }
 
+Bytes ValueStore::gone(plan::ValueId value) {
+  const c10::Storage storage = moved_.gone(value);
+  return storage && storage.use_count() == 1 ? static_cast<Bytes>(storage.nbytes()) : 0;
+}
+
+Bytes ValueStore::all_gone_from(c10::Device device) {
+  Bytes freed = 0;
+  for (const plan::ValueId value : moved_.on_their_way()) freed += at(value).device == device ? gone(value) : 0;
+  return freed;
+}
+
 c10::Storage ValueStore::fetch(plan::ValueId value) {
-  const TapeMutex::Lent lent(mutex_);
-  return offloaded_.at(value).load();
+  memory::Offloaded::Arriving arriving = [&] {
+    const TapeMutex::Lent lent(mutex_);
+    return moved_.fetch(value);
+  }();
+  moved_.arrives(value, at(value).device, std::move(arriving.there));
+  return std::move(arriving.storage);
 }
 
 void ValueStore::copy_leaf(plan::ValueId value) {
@@ -115,6 +133,7 @@ void ValueStore::copy_leaf(plan::ValueId value) {
 void ValueStore::let_go(plan::ValueId value) {
   c10::Storage& storage = at(value).storage;
   if (!storage) return;
+  moved_.lose(value);
   std::optional<Bytes> freed;
   if (observers_.any_sees_recording() && storage.use_count() == 1) freed = static_cast<Bytes>(storage.nbytes());
   storage = c10::Storage();
@@ -132,7 +151,7 @@ bool ValueStore::only_ours(plan::ValueId value) const {
 }
 
 bool ValueStore::program_let_go(plan::ValueId value) const {
-  return at(value).identity.use_count() <= (at(value).storage ? 1U : 0U);
+  return at(value).identity.use_count() <= (at(value).storage ? 1U : 0U) + (moved_.leaving(value) ? 1U : 0U);
 }
 
 // --- need ----------------------------------------------------------------------------------------------------------
@@ -140,7 +159,7 @@ bool ValueStore::program_let_go(plan::ValueId value) const {
 void ValueStore::release(plan::ValueId value, int unpacked_in) {
   const bool now = unpacked_in != kNoPass && unpacked_in == pass_;
   ledger_.release(value, now ? plan::Unpacked::Now : plan::Unpacked::Not);
-  if (ledger_.settled() && ledger_.useless(value) && offloaded_.erase(value) > 0) ledger_.forget(value);
+  if (ledger_.settled() && ledger_.useless(value) && moved_.forget(value)) ledger_.forget(value);
 }
 
 bool ValueStore::enter_pass(int pass) {
@@ -151,9 +170,9 @@ bool ValueStore::enter_pass(int pass) {
 }
 
 void ValueStore::forget_unneeded() {
-  std::erase_if(offloaded_, [&](const auto& entry) {
-    if (!ledger_.useless(entry.first)) return false;
-    ledger_.forget(entry.first);
+  moved_.forget_if([&](plan::ValueId value) {
+    if (!ledger_.useless(value)) return false;
+    ledger_.forget(value);
     return true;
   });
 }

@@ -8,14 +8,13 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "snug/base/bytes.h"
-#include "snug/memory/offloaded.h"
 #include "snug/plan/run/ledger.h"
 #include "snug/plan/step/action.h"
 #include "snug/plan/step/dataflow.h"
+#include "snug/record/moved_contents.h"
 #include "snug/record/tape_mutex.h"
 #include "snug/record/tape_observer.h"
 
@@ -31,13 +30,13 @@ inline constexpr int kNoPass = -1;
 /// Synchronized by the tape's mutex, which it lends while it copies or reads contents.
 class ValueStore {
  public:
-  ValueStore(TapeMutex& mutex, const TapeObservers& observers);
+  ValueStore(TapeMutex& mutex, const TapeObservers& observers, StreamOrder& streams);
   ValueStore(const ValueStore&) = delete;
   ValueStore& operator=(const ValueStore&) = delete;
 
   [[nodiscard]] const plan::Dataflow& flow() const noexcept { return flow_; }
   /// Where contents go that leave the device's memory; before any does. Others may share them.
-  void use(std::shared_ptr<memory::Tiers> tiers) { tiers_ = std::move(tiers); }
+  void use(std::shared_ptr<memory::Tiers> tiers) { moved_.use(std::move(tiers)); }
   /// For operators and segments; values come by add_leaf and add_output.
   [[nodiscard]] plan::Dataflow& flow() noexcept { return flow_; }
   [[nodiscard]] const plan::Ledger& ledger() const noexcept { return ledger_; }
@@ -99,11 +98,20 @@ class ValueStore {
   c10::Storage take(plan::ValueId value);
   /// The value is absent: what is in its storage is not its contents any more.
   void discard(plan::ValueId value);
-  /// Moves a value's contents out of the device's memory. Throws Error, and nothing has changed, when they cannot be
-  /// written there.
-  void offload(plan::ValueId value, const c10::Storage& storage);
-  /// What has been moved, in a new storage. Throws Error when it cannot be read.
+  /// Moves a value's contents out of the device's memory: the value is absent, and its storage stays until they are
+  /// gone(). Throws Error, and nothing has changed, when they cannot be written there.
+  void offload(plan::ValueId value, const c10::Storage& storage, OnTheWay on_the_way = {});
+  /// Contents that have been moved have left, and the storage that they were in may go, or be written. Returns bytes
+  /// that this frees on the device: none where the program refers to them, or they had been gone.
+  Bytes gone(plan::ValueId value);
+  void all_gone() { moved_.all_gone(); }
+  /// All of a device.
+  Bytes all_gone_from(c10::Device device);
+  /// What has been moved, in a new storage: whoever reads that waits (see arrived). Throws Error when it cannot be
+  /// read.
   [[nodiscard]] c10::Storage fetch(plan::ValueId value);
+  /// The value is about to be read in its device's current stream, which waits for it where it has been fetched.
+  void arrived(plan::ValueId value) const { moved_.arrived(value); }
   /// A held leaf that is about to be written keeps its contents in a copy. May find no memory: then nothing has
   /// changed.
   void copy_leaf(plan::ValueId leaf);
@@ -179,10 +187,9 @@ class ValueStore {
   plan::Dataflow flow_;
   plan::Ledger ledger_;
   std::vector<Value> values_;
-  std::vector<plan::ValueId> held_results_;                                   // and some that no longer are
-  ska::flat_hash_map<c10::StorageImpl*, plan::ValueId> current_;              // the version that a storage holds now
-  std::shared_ptr<memory::Tiers> tiers_ = std::make_shared<memory::Tiers>();  // outlives what is in them
-  std::unordered_map<plan::ValueId, memory::Offloaded> offloaded_;
+  std::vector<plan::ValueId> held_results_;                       // and some that no longer are
+  ska::flat_hash_map<c10::StorageImpl*, plan::ValueId> current_;  // the version that a storage holds now
+  MovedContents moved_;
   Bytes offloaded_bytes_ = 0;
   int pass_ = kNoPass;
 };

@@ -109,7 +109,7 @@ bool Evictor::make_room(Bytes bytes, memory::Patience patience) noexcept {
                                                                                   : std::chrono::seconds(0)))
     return false;
   const std::lock_guard lock(tape_->mutex(), std::adopt_lock);
-  Bytes freed = 0;
+  Bytes freed = tape_->values().all_gone_from(memory_.device());
   // What a running replay is going to read only if there is nothing else.
   for (const plan::Resort resort : {plan::Resort::First, plan::Resort::Last}) {
     if (freed > 0) break;

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -65,6 +66,31 @@ class PinScope {
   ValueStore& values_;
   const plan::ReplaySchedule& replay_;
   std::size_t finished_ = 0;
+};
+
+/// What runs is a replay's: observers know, and autograd, autocast and the recorder do not see it.
+class ReplayScope {
+ public:
+  explicit ReplayScope(Tape& tape) : tape_(tape), below_(handled()) {
+    tape_.observers().tell_recording(&TapeObserver::replay_begins);
+  }
+  /// Not after a failure, which ends the step.
+  ~ReplayScope() {
+    if (std::uncaught_exceptions() == failures_) tape_.observers().tell_recording(&TapeObserver::replay_ends);
+  }
+  ReplayScope(const ReplayScope&) = delete;
+  ReplayScope& operator=(const ReplayScope&) = delete;
+
+ private:
+  static const c10::DispatchKeySet& handled() {
+    static const c10::DispatchKeySet keys = handled_keys();
+    return keys;
+  }
+
+  Tape& tape_;
+  int failures_ = std::uncaught_exceptions();
+  c10::impl::ExcludeDispatchKeyGuard below_;
+  memory::TagScope tag_{memory::Tag::Activations};
 };
 
 /// What other streams wait for from the end of the scope on.
@@ -234,6 +260,7 @@ void check_made(const Tape& tape, plan::OpId op, ValueId value, const c10::Stora
 void enter_streams(Tape& tape, plan::OpId op) {
   for (const ValueId input : tape.flow().inputs(op)) {
     tape.streams().enter(tape.values().device(input));
+    tape.asked_for(input);
     tape.streams().used(tape.values().storage(input).unsafeGetStorageImpl());
   }
   for (const Output& out : tape.flow().outputs(op)) tape.streams().enter(tape.values().device(out.value));
@@ -328,30 +355,39 @@ bool do_step(Tape& tape, const plan::ReplaySchedule::Step& step) {
 
 }  // namespace
 
+void fetch_ahead(Tape& tape) {
+  std::optional<ReplayScope> scope;
+  tape.fetch_ahead([&](ValueId value) {
+    if (!scope) scope.emplace(tape);
+    const StreamScope streams(tape);
+    tape.streams().enter(tape.values().device(value));
+    try {
+      tape.load(value);
+    } catch (const OutOfBudget&) {  // when it is asked for, there may be
+      return false;
+    }
+    return true;
+  });
+}
+
 void materialize(Tape& tape, ValueId value) {
-  tape.observers().tell_recording(&TapeObserver::replay_begins);
-  {
-    static const c10::DispatchKeySet handled = handled_keys();
-    const c10::impl::ExcludeDispatchKeyGuard below(handled);
-    const memory::TagScope tag(memory::Tag::Activations);
-    // In need, eviction takes what a replay would still have read. The rest of it is scheduled again then; what a
-    // schedule has made so far is a source of the next one.
-    Starved starved{tape.flow().producer(value)};
-    for (int attempt = 0; !tape.ledger().resident(value); ++attempt) {
-      if (attempt == kMostSchedules) refuse(tape, starved);
-      const plan::ReplaySchedule replay = tape.ledger().schedule(value);
-      PinScope pins(tape.values(), replay);
-      const StreamScope streams(tape);
-      for (const plan::ReplaySchedule::Step& step : replay.steps) {
-        if (!do_step(tape, step)) {
-          starved = Starved::at(tape, std::get<RunAgain>(step).op);
-          break;
-        }
-        pins.step_done();
+  const ReplayScope scope(tape);
+  // In need, eviction takes what a replay would still have read. The rest of it is scheduled again then; what a
+  // schedule has made so far is a source of the next one.
+  Starved starved{tape.flow().producer(value)};
+  for (int attempt = 0; !tape.ledger().resident(value); ++attempt) {
+    if (attempt == kMostSchedules) refuse(tape, starved);
+    const plan::ReplaySchedule replay = tape.ledger().schedule(value);
+    PinScope pins(tape.values(), replay);
+    const StreamScope streams(tape);
+    for (const plan::ReplaySchedule::Step& step : replay.steps) {
+      if (!do_step(tape, step)) {
+        starved = Starved::at(tape, std::get<RunAgain>(step).op);
+        break;
       }
+      pins.step_done();
     }
   }
-  tape.observers().tell_recording(&TapeObserver::replay_ends);
 }
 
 }  // namespace snug::replay

@@ -16,4 +16,9 @@ namespace snug::replay {
 /// or type; OutOfBudget when evictions that make room for an operand take another, over and over.
 void materialize(record::Tape& tape, plan::ValueId value);
 
+/// What the plan fetches before backward asks for it, as backward unpacks another tensor: copies that begin now. Where
+/// there is no memory for that, it is fetched when it is asked for. The caller holds the tape's mutex. Throws Error
+/// when contents cannot be read.
+void fetch_ahead(record::Tape& tape);
+
 }  // namespace snug::replay

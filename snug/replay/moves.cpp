@@ -64,6 +64,7 @@ plan::MoveCost measured(memory::DeviceMemory& memory) {
   plan::MoveCost cost{.out_seconds_per_byte = per_byte(small.out, large.out),
                       .in_seconds_per_byte = per_byte(small.in, large.in),
                       .seconds_per_copy = 0,
+                      .overlaps = !memory.device().is_cpu(),
                       .budget = {}};
   const auto call = [](double seconds, double per_byte_of_it) {
     return seconds - per_byte_of_it * static_cast<double>(kSmall);

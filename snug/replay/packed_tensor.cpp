@@ -58,12 +58,14 @@ at::Tensor PackedTensor::unpack() {
     torch::autograd::Engine::get_default_engine().queue_callback([tape = std::weak_ptr(tape_)] {
       if (const auto alive = tape.lock()) alive->leave_pass();
     });
+    tape_->begin_fetching_ahead();
   }
   if (const plan::OpId producer = tape_->flow().producer(value); producer != plan::kNoOp) tape_->move_to(producer);
   if (!values.ledger().resident(value)) {
     if (!tape_->finished()) tape_->notice_writes();
     materialize(*tape_, value);
   }
+  tape_->asked_for(value);
   tape_->streams().catch_up(values.device(value));
   tape_->streams().used(values.storage(value).unsafeGetStorageImpl());
   at::Tensor tensor = tape_->calls().geometry().tensor(saved_.view, values.storage(value));
@@ -73,6 +75,7 @@ at::Tensor PackedTensor::unpack() {
     consumed_in_ = pass;
     values.consume(value);
   }
+  if (pass != record::kNoPass && tape_->finished()) fetch_ahead(*tape_);  // while the node computes
   tape_->observers().tell_recording(&record::TapeObserver::unpacked, value, values.ledger().residency(value));
   return tensor;
 }

@@ -11,6 +11,7 @@
 
 #include "tests/device/launch.h"
 #include "tests/device/lowered.h"
+#include "tests/device/roofline.h"
 #include "tests/device/simulated_device.h"
 
 namespace snug::testing {
@@ -79,6 +80,9 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch
     places.push_back(is_new ? as_cpu(of_device) : at::Tensor());
     results.push_back(std::move(of_device));
   }
+  const std::size_t count = op.schema().arguments().size();
+  const double seconds =
+      kernel_seconds(op, c10::ArrayRef<c10::IValue>(stack->data() + stack->size() - count, count), made.results);
   if (later) {
     const auto run = [call = *std::move(later), places] {
       Made now;
@@ -88,15 +92,15 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch
       }
       fill(places, tensors_in(now.results));
     };
-    streams.put(stream, run, simulated_speed().kernel_seconds);
+    streams.put(stream, run, seconds);
   } else if (!call.is_view()) {
     const auto write = [&] { fill(places, found); };
-    streams.put(stream, write, simulated_speed().kernel_seconds);
+    streams.put(stream, write, seconds);
     streams.catch_up(stream);
   }
   if (found.empty() && !call.writes()) streams.wait_for(stream);  // what the host reads
   replace_tensors(made.results, results);
-  stack->erase(stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()), stack->end());
+  stack->erase(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
   stack->insert(stack->end(), made.results.begin(), made.results.end());
 }
 

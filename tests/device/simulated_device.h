@@ -4,6 +4,7 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 
 #include "snug/memory/accelerator_memory.h"
@@ -34,7 +35,9 @@ const at::Generator& simulated_generator(c10::DeviceIndex index);
 struct SimulatedSpeed {
   double bytes_per_second = 16e9;  ///< of the link between a device and the host, each way
   double copy_latency = 10e-6;
-  double kernel_seconds = 5e-6;
+  double kernel_seconds = 5e-6;  ///< at least
+  double flops_per_second = std::numeric_limits<double>::infinity();
+  double memory_bytes_per_second = std::numeric_limits<double>::infinity();
 };
 void set_simulated_speed(const SimulatedSpeed& speed);
 [[nodiscard]] SimulatedSpeed simulated_speed();

@@ -35,7 +35,7 @@ Ticket Streams::put(c10::Stream stream, Task task, double seconds) {
 Ticket Streams::last(c10::Stream stream) {
   const std::lock_guard lock(mutex_);
   Queue& q = queue(stream);
-  double clock = q.clock;
+  double clock = std::max(q.clock, host_clock_);  // nothing is reached before it is put there
   for (const Ticket& ticket : q.after) clock = std::max(clock, ticket.seconds);
   // What it is to wait for is part of what has been put there.
   if (!q.after.empty()) return put(stream, [] {});

@@ -26,7 +26,7 @@ TEST(Offloaded, ComesBackFromEachTier) {
       const Offloaded contents(x.storage(), bytes_of(x), tiers, tier);
       EXPECT_EQ(contents.bytes(), bytes_of(x));
       EXPECT_GE(tiers.stats(tier).taken, bytes_of(x));
-      EXPECT_TRUE(same_bits(x, contents.load()));
+      EXPECT_TRUE(same_bits(x, contents.fetch().storage));
       at::Tensor other = torch::zeros_like(x);
       contents.write_to(other.storage());
       EXPECT_TRUE(same_bits(x, other.storage()));

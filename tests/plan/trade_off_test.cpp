@@ -13,6 +13,7 @@
 #include "snug/plan/search/chain_program.h"
 #include "snug/plan/search/every_plan.h"
 #include "snug/plan/search/front.h"
+#include "snug/plan/search/hidden_copies.h"
 #include "tests/plan/random_graph.h"
 
 namespace snug::plan {
@@ -269,6 +270,78 @@ TEST(TradeOff, IsTheBestOfAllPlansThatMoveOrRecompute) {
   EXPECT_GT(points, 500);
   EXPECT_GT(moving, 100);
   EXPECT_GT(recomputing, 50);
+}
+
+TEST(TradeOff, AndTheBoundHoldForAllPlansWhoseCopiesHide) {
+  int graphs = 0, points = 0, better = 0;
+  for (std::uint64_t seed = 0; graphs < 120; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    StepGraph graph = synthetic::random_graph(seed, 2 + static_cast<int>(seed % 3));
+    graph.host.emplace();
+    if (count_plans(graph, 3'000) >= 3'000) continue;
+    ++graphs;
+    const double of_all = graph.step_seconds / static_cast<double>(plan_none(graph).predicted_peak + 1);
+    const double price = std::pow(10.0, static_cast<double>(seed % 7) / 3 - 1);
+    graph.host = MoveCost{.out_seconds_per_byte = price * of_all,
+                          .in_seconds_per_byte = price * of_all / 2,
+                          .seconds_per_copy = price * graph.step_seconds / 1000,
+                          .overlaps = true,
+                          .budget = std::nullopt};
+    std::vector<MemoryPlan> all = plans_by_brute_force(graph);
+    const auto waiting = front_of(all);
+    Effort effort{100'000'000};
+    all = with_copies_staged(graph, std::move(all), effort);
+    const TradeOff trade_off(graph);
+    for (const MemoryPlan& best : front_of(all)) {
+      ++points;
+      ASSERT_LE(lower_bound(graph, best.predicted_peak).step_seconds, best.predicted_seconds * (1 + 1e-12));
+      const auto* beside = std::ranges::find_if(waiting, [&](const MemoryPlan& plan) {
+                             return plan.predicted_peak <= best.predicted_peak;
+                           }).base();
+      ASSERT_NE(beside, waiting.end().base());
+      const MemoryPlan ours = trade_off.best(graph, {best.predicted_peak, 0});
+      ASSERT_LE(ours.predicted_peak, best.predicted_peak);
+      ASSERT_LE(ours.predicted_seconds, beside->predicted_seconds * (1 + 1e-12));
+      better += ours.predicted_seconds < beside->predicted_seconds * (1 - 1e-9);
+      ASSERT_NEAR(simulate(graph, ours).seconds, ours.predicted_seconds, 1e-12 * ours.predicted_seconds);
+    }
+  }
+  EXPECT_GT(points, 120);
+  EXPECT_GT(better, 20);
+}
+
+TEST(TradeOff, OfCopiesThatHideIsNoWorseThanEitherAloneAndBetterInTheLeast) {
+  for (const int blocks : {8}) {
+    const StepGraph without = synthetic::gpt_like({.blocks = blocks});
+    for (const double seconds : {0.3, 2.0}) {  // of 1 MiB, each way; a block makes 17 MiB in 17 seconds
+      SCOPED_TRACE(testing::Message() << blocks << " blocks, " << seconds);
+      StepGraph with = without;
+      with.host = MoveCost{.out_seconds_per_byte = seconds / 1_MiB,
+                           .in_seconds_per_byte = seconds / 1_MiB,
+                           .seconds_per_copy = 0.001,
+                           .overlaps = true,
+                           .budget = std::nullopt};
+      const TradeOff recompute(without), both(with);
+      std::vector<MemoryPlan> offloading{plan_none(with)};
+      for (MemoryPlan& plan : offloading_plans(with)) offloading.push_back(predicted(with, std::move(plan)));
+      Effort effort{100'000'000};
+      offloading = front_of(with_copies_staged(with, std::move(offloading), effort));
+      const Bytes most = plan_none(without).predicted_peak;
+      for (int i = 0; i < 20; ++i) {
+        const Budget budget{most - (most - recompute.floor()) * i / 19, 0};
+        const MemoryPlan plan = both.best(with, budget);
+        EXPECT_LE(plan.predicted_peak, budget.limit);
+        EXPECT_LE(plan.predicted_seconds, recompute.best(without, budget).predicted_seconds) << i;
+        if (offloading.back().predicted_peak <= budget.limit) {
+          EXPECT_LE(plan.predicted_seconds, fastest_within(offloading, budget.limit).predicted_seconds) << i;
+        }
+        EXPECT_LE(lower_bound(with, budget.limit).step_seconds, plan.predicted_seconds * (1 + 1e-12));
+      }
+      const Budget smallest{recompute.floor(), 0};
+      EXPECT_LT(both.best(with, smallest).predicted_seconds,
+                0.98 * recompute.best(without, smallest).predicted_seconds);
+    }
+  }
 }
 
 TEST(TradeOff, IsNeverWorseForBeingAbleToMove) {

@@ -36,7 +36,8 @@ class Lookup : public ::testing::Test {
   std::lock_guard<TapeMutex> lock{mutex};
   TapeObservers observers;
   CallLog calls;
-  ValueStore values{mutex, observers};
+  StreamOrder streams;
+  ValueStore values{mutex, observers, streams};
   VersionTracker versions;
   ValueLookup lookup{values, versions, calls, observers};
 };

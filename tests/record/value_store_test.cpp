@@ -34,7 +34,8 @@ class Values : public ::testing::Test {
   TapeMutex mutex;
   std::lock_guard<TapeMutex> lock{mutex};
   TapeObservers observers;
-  ValueStore values{mutex, observers};
+  StreamOrder streams;
+  ValueStore values{mutex, observers, streams};
 };
 
 TEST_F(Values, AreFoundByTheirStorageUntilItHoldsAnother) {

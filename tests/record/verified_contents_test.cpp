@@ -36,7 +36,8 @@ class Verified : public ::testing::Test {
   std::lock_guard<TapeMutex> lock{mutex};
   TapeObservers observers;
   CallLog calls;
-  ValueStore values{mutex, observers};
+  StreamOrder streams;
+  ValueStore values{mutex, observers, streams};
   VerifiedContents verified{calls, values};
   plan::ValueId value = plan::kNoValue;
 };

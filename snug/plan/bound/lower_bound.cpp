@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "snug/plan/bound/relaxation.h"
@@ -33,18 +35,84 @@ Bytes highest(const StepGraph& graph, const std::vector<Bytes>& unavoidable) {
 
 /// A moment and what a plan must fit there.
 struct TightMoment {
+  std::size_t event = 0;
   Moment moment;
   double room = 0;
   std::vector<double> weights;  // of values that take room there, unless an operator runs again after it
 };
 
 TightMoment tight_moment(const StepGraph& graph, std::size_t event, Bytes room) {
-  TightMoment tight{Moment(graph, event), static_cast<double>(room), {}};
+  TightMoment tight{event, Moment(graph, event), static_cast<double>(room), {}};
   for (ValueId v = 0; v < graph.flow.values(); ++v) {
     const bool made = !graph.flow.is_leaf(v) && graph.flow.producer(v) < tight.moment.ops;
     tight.weights.push_back(made && !tight.moment.free[at(v)] ? static_cast<double>(graph.step_bytes(v)) : 0);
   }
   return tight;
+}
+
+/// Where copies go on beside what the step computes they hide, but not all of them: before a moment there are no fewer
+/// seconds than the copies last that are over by then, and after it none than those of what is fetched later, whatever
+/// else the step does. So are there of any mixture of both, and of what it computes; each mixture gives a bound.
+class WithHiddenCopies {
+ public:
+  WithHiddenCopies(const StepGraph& graph, const TightMoment& tight) : graph_(graph), tight_(tight) {
+    for (std::size_t i = 0; i <= tight.event; ++i) {
+      before_ = after_;
+      after_ += graph.events[i].seconds;
+    }
+  }
+
+  /// More than the step's own seconds; `out` and `in`: shares of what is computed before and after that give way to
+  /// copies.
+  [[nodiscard]] double bound(double out, double in) const {
+    const Relaxation relaxation(graph_, tight_.moment, {.replay = 1 - in, .out = out, .in = in});
+    const auto given_up = [&](double moment) { return out * moment + in * (graph_.step_seconds - moment); };
+    return relaxation.least_seconds(tight_.room).seconds - std::max(given_up(before_), given_up(after_));
+  }
+  /// Of a few mixtures, to see whether the moment matters.
+  [[nodiscard]] double guess() const { return std::max(bound(0.1, 0), bound(0.3, 0)); }
+  /// The highest of all mixtures, about: along the one share and the other in turns.
+  [[nodiscard]] double best() const {
+    double out = 0, in = 0, most = 0;
+    for (int i = 0; i < kTurns; ++i) {
+      std::tie(out, most) = highest([&](double share) { return bound(share, in); }, out);
+      std::tie(in, most) = highest([&](double share) { return bound(out, share); }, in);
+    }
+    return most;
+  }
+
+ private:
+  static constexpr int kRounds = 6, kTurns = 2;
+  /// Where a concave function of a share is highest, about, and no lower than at `start`.
+  template <class Function>
+  static std::pair<double, double> highest(const Function& function, double start) {
+    double low = 0, high = 1;
+    std::pair<double, double> best{start, function(start)};
+    for (int i = 0; i < kRounds; ++i) {
+      const double left = low + (high - low) / 3, right = high - (high - low) / 3;
+      const double at_left = function(left), at_right = function(right);
+      for (const auto& [share, value] : {std::pair(left, at_left), std::pair(right, at_right)}) {
+        if (value > best.second) best = {share, value};
+      }
+      (at_left < at_right ? low : high) = at_left < at_right ? left : right;
+    }
+    return best;
+  }
+
+  const StepGraph& graph_;
+  const TightMoment& tight_;
+  double before_ = 0, after_ = 0;  // seconds of the step when the moment's event begins, and is over
+};
+
+double with_hidden_copies(const StepGraph& graph, const std::vector<TightMoment>& moments) {
+  constexpr std::size_t kLookedAtClosely = 2;
+  std::vector<std::pair<double, const TightMoment*>> by_guess;
+  for (const TightMoment& tight : moments) by_guess.emplace_back(WithHiddenCopies(graph, tight).guess(), &tight);
+  std::ranges::stable_sort(by_guess, std::ranges::greater(), &std::pair<double, const TightMoment*>::first);
+  double most = 0;
+  for (std::size_t i = 0; i < std::min(kLookedAtClosely, by_guess.size()); ++i)
+    most = std::max(most, WithHiddenCopies(graph, *by_guess[i].second).best());
+  return most;
 }
 
 /// The bound from two moments together: a mixture of both constraints holds too, so each mixture gives a bound.
@@ -117,6 +185,10 @@ LowerBound lower_bound(const StepGraph& graph, Bytes peak) {
     if (everything[event] > peak) moments.push_back(tight_moment(graph, event, peak - unavoidable[event]));
   }
   double most = 0;
+  if (graph.host && graph.host->overlaps) {
+    bound.step_seconds += with_hidden_copies(graph, moments);
+    return bound;
+  }
   std::size_t first = 0;
   Relaxation::Bound alone;
   for (std::size_t i = 0; i < moments.size(); ++i) {

@@ -38,14 +38,15 @@ Moment::Moment(const StepGraph& graph, std::size_t event)
   }
 }
 
-Relaxation::Relaxation(const StepGraph& graph, Moment moment)
+Relaxation::Relaxation(const StepGraph& graph, Moment moment, SecondsCount count)
     : graph_(graph), moment_(std::move(moment)), readers_(graph.values.size()), relevant_(graph.ops.size(), 0) {
   for (ValueId v = 0; v < graph.flow.values(); ++v) {
     const Bytes bytes = graph.step_bytes(v);
     weights_.push_back(static_cast<double>(bytes));
-    const bool may_move = std::ranges::find(legal_actions(graph, v), kMove) != legal_actions(graph, v).end();
-    move_seconds_.push_back(may_move ? graph.host->out(bytes) + graph.host->in(bytes) : kImpossible);
+    move_seconds_.push_back(may_move(graph, v) ? count.out * graph.host->out(bytes) + count.in * graph.host->in(bytes)
+                                               : kImpossible);
   }
+  for (const OpInfo& op : graph.ops) op_seconds_.push_back(count.replay * op.seconds);
   double all = 0;
   for (OpId op = moment_.ops - 1; op >= 0; --op) {
     // Readers stand after producers: all who could ask for this operator's outputs are known.
@@ -54,7 +55,7 @@ Relaxation::Relaxation(const StepGraph& graph, Moment moment)
       if (!moment_.free[v] && (moment_.saved[v] || !readers_[v].empty())) relevant_[at(op)] = 1;
     }
     if (!relevant_[at(op)]) continue;
-    all += graph.ops[at(op)].seconds;
+    all += op_seconds_[at(op)];
     for (ValueId input : graph.flow.inputs(op)) {
       auto& readers = readers_[at(input)];
       if (!moment_.free[at(input)] && (readers.empty() || readers.back() != op)) readers.push_back(op);
@@ -88,7 +89,7 @@ Relaxation::Priced Relaxation::solve(double price) const {
   for (OpId op = 0; op < moment_.ops; ++op) {
     const std::int32_t node = node_of[at(op)];
     if (node < 0) continue;
-    network.to_sink(node, static_cast<CutNetwork::Capacity>(graph_.ops[at(op)].seconds * scale_));
+    network.to_sink(node, static_cast<CutNetwork::Capacity>(op_seconds_[at(op)] * scale_));
     for (const Output& out : graph_.flow.outputs(op)) {
       const std::size_t v = at(out.value);
       if (moment_.free[v]) continue;
@@ -122,7 +123,7 @@ RelaxedChoice Relaxation::weighed(std::vector<char> replayed, double price) cons
   choice.moved.assign(weights_.size(), 0);
   for (OpId op = 0; op < moment_.ops; ++op) {
     if (replayed[at(op)]) {
-      choice.seconds += graph_.ops[at(op)].seconds;
+      choice.seconds += op_seconds_[at(op)];
       continue;
     }
     for (const Output& out : graph_.flow.outputs(op)) {

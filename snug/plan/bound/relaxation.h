@@ -31,19 +31,25 @@ struct RelaxedChoice {
   std::vector<char> moved;     ///< by ValueId
 };
 
+/// How much a second counts of what a choice does.
+struct SecondsCount {
+  double replay = 1, out = 1, in = 1;  ///< of operators that run again, and of copies to the host and back
+};
+
 /// The choice that every plan makes at one moment of a step, and nothing else of it: each value that backward asks for
 /// later is there, or elsewhere and fetched, or its operator runs again, and then that operator's inputs are there or
 /// made again too. Each
 /// operator counts once, however often a plan would run it. So the fewest seconds of a choice within some bytes are a
 /// lower bound for every plan that has no more bytes at that moment; and choices are good plans themselves when memory
-/// is scarce at that moment only. Values weigh their bytes, unless they are given other weights.
+/// is scarce at that moment only. Values weigh their bytes, unless they are given other weights, and seconds count as
+/// they are, unless it is told otherwise.
 ///
 /// Weighing seconds and bytes against each other makes it a minimum cut (a closure problem, Picard 1976). The weights
 /// that matter form the lower convex hull of seconds over bytes.
 class Relaxation {
  public:
   /// `graph` must outlive this.
-  Relaxation(const StepGraph& graph, Moment moment);
+  Relaxation(const StepGraph& graph, Moment moment, SecondsCount count = {});
 
   /// By ValueId, not negative.
   void set_weights(std::vector<double> weights) { weights_ = std::move(weights); }
@@ -87,6 +93,7 @@ class Relaxation {
   const StepGraph& graph_;
   Moment moment_;
   std::vector<double> weights_;
+  std::vector<double> op_seconds_;          // by OpId, to run again
   std::vector<double> move_seconds_;        // out and back; infinite where it cannot be moved
   std::vector<std::vector<OpId>> readers_;  // by ValueId, of the operators below
   std::vector<char> relevant_;              // operators that some choice may run again

@@ -96,6 +96,11 @@ class Ledger {
   [[nodiscard]] bool waited_for(ValueId value) const {
     return has(value) && entry(value).pending > 0 && !resident(value);
   }
+  /// This backward pass has still a use for it: a saved tensor will be unpacked, or an operator that would be replayed
+  /// reads it.
+  [[nodiscard]] bool has_use(ValueId value) const {
+    return has(value) && (entry(value).pending > 0 || entry(value).readers > 0);
+  }
   /// How many of the operator's results are needed and rely on its running again.
   [[nodiscard]] int demand(OpId op) const { return at(op) < state_.demand.size() ? state_.demand[at(op)] : 0; }
   /// A saved tensor stands for it, or an operator that would be replayed reads it.

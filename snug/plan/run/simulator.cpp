@@ -1,9 +1,13 @@
 #include "snug/plan/run/simulator.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "snug/base/match.h"
+#include "snug/plan/run/departures.h"
 #include "snug/plan/run/ledger.h"
+#include "snug/plan/run/link_clock.h"
+#include "snug/plan/run/prefetch.h"
 #include "snug/plan/step/legal_actions.h"
 #include "snug/plan/step/segments.h"
 #include "snug/plan/step/step_walk.h"
@@ -24,10 +28,9 @@ class Run : public StepVisitor {
         flow_(with_segments(graph.flow, plan.segments)),
         ledger_(flow_, [this](ValueId v) { dropped(v); }),
         walk_(graph),
-        second_(graph.values.size(), 0),
-        borrowed_(graph.values.size(), 0),
-        consumed_(graph.values.size(), 0),
-        moved_(graph.values.size(), 0),
+        values_(graph.values.size()),
+        prefetch_(plan.staging),
+        link_(graph.host, graph.values.size()),
         live_(graph.static_bytes) {
     for (ValueId v = 0; v < flow_.values(); ++v) {
       if (flow_.is_leaf(v)) ledger_.hold(v);
@@ -43,16 +46,16 @@ class Run : public StepVisitor {
   std::optional<Simulation> to_the_end(Detail detail, std::int64_t replays, Bytes on_host) {
     while (!walk_.at_end()) {
       highest_ = live_;
+      events_seconds_ += graph_.events[walk_.position()].seconds;
       walk_.step(*this);
       if (result_.replayed_ops > replays || result_.host_peak > on_host) return std::nullopt;
       if (detail == Detail::Timeline) {
         result_.timeline.push_back(live_);
         result_.peaks.push_back(std::max(highest_, live_));
-        clock_ += graph_.events[result_.times.size()].seconds;
-        result_.times.push_back(clock_ + replay_seconds_ + result_.moving_seconds);
+        result_.times.push_back(now());
       }
     }
-    result_.seconds = graph_.step_seconds + replay_seconds_ + result_.moving_seconds;
+    result_.seconds = graph_.step_seconds + replay_seconds_ + result_.waiting_seconds;
     return std::move(result_);
   }
 
@@ -65,6 +68,8 @@ class Run : public StepVisitor {
       if (out.overwrites == kNoValue) {
         live_ += bytes(out.value);
       } else if (walk_.alive(out.overwrites) && !flow_.is_leaf(out.overwrites)) {
+        departures_.end(out.overwrites);
+        gone(out.overwrites);
         // The storage changes hands: the old value's contents are gone. A leaf's are in a copy.
         ledger_.lose(out.overwrites);
       }
@@ -74,27 +79,29 @@ class Run : public StepVisitor {
 
   void unpack(ValueId v) {
     if (!ledger_.resident(v)) replay(v);
+    asked_for(v);
     unpacking_ = v;
-    ++consumed_[at(v)];
+    ++of(v).consumed;
     ledger_.consume(v);
     unpacking_ = kNoValue;
+    // While the node computes.
+    prefetch_.unpacked(
+        ledger_, [this](ValueId next) { return bytes(next); }, [this](ValueId next) { return fetch(next), true; });
   }
 
   void release(ValueId v) {
-    const bool consumed = consumed_[at(v)] > 0;
-    if (consumed) --consumed_[at(v)];
+    const bool consumed = of(v).consumed > 0;
+    if (consumed) --of(v).consumed;
     ledger_.release(v, consumed ? Unpacked::Now : Unpacked::Not);
     if (walk_.settled()) forget_if_useless(v);
-    if (borrowed_[at(v)]) {
-      borrowed_[at(v)] = 0;
+    if (of(v).borrowed) {
+      of(v).borrowed = false;
       live_ -= bytes(v);
     }
   }
 
   void die(ValueId v) {
-    if (!walk_.alive(v)) return;
-    if (!ledger_.resident(v) || second_[at(v)]) live_ -= bytes(v);
-    second_[at(v)] = 0;
+    if (walk_.alive(v) && !of(v).leaving) original_goes(v);
   }
 
   void save(ValueId v) {
@@ -104,6 +111,7 @@ class Run : public StepVisitor {
   }
 
   void settle() {
+    for (const ValueId v : departures_.end_all()) gone(v);
     ledger_.settle(Leaves::Stay);
     for (ValueId v = 0; v < flow_.values(); ++v) forget_if_useless(v);
     result_.after_forward = live_;
@@ -115,20 +123,67 @@ class Run : public StepVisitor {
   }
 
  private:
+  struct OfValue {
+    std::int32_t consumed = 0;
+    bool borrowed = false;  // dropped, but a backward node still uses the unpacked tensor
+    bool second = false;    // its storage is there, and a replay has made it again, or fetched it, in another
+    bool moved = false;     // its contents are on the host
+    bool leaving = false;   // and nobody has waited for that
+    bool asked = false;
+  };
+  OfValue& of(ValueId v) { return values_[at(v)]; }
+  [[nodiscard]] const OfValue& of(ValueId v) const { return values_[at(v)]; }
+
   Bytes bytes(ValueId v) const { return graph_.step_bytes(v); }
   bool moves(ValueId v) const { return !flow_.is_leaf(v) && decided(graph_, plan_, v).home == Home::Host; }
 
   void move(ValueId v) {
     ledger_.offload(v);
-    moved_[at(v)] = 1;
+    of(v).moved = true;
     on_host_ += whole_pages(bytes(v));
     result_.host_peak = std::max(result_.host_peak, on_host_);
-    if (graph_.host) result_.moving_seconds += graph_.host->out(bytes(v));
+    link_.send(v, bytes(v), now());
+    of(v).leaving = true;
+    for (const ValueId other : departures_.begin(v, bytes(v), plan_.staging.leaving)) gone(other);
   }
+  /// Its copy to the host is over, and waited for.
+  void gone(ValueId v) {
+    if (!std::exchange(of(v).leaving, false)) return;
+    wait_until(link_.left(v));
+    if (!walk_.alive(v)) original_goes(v);
+  }
+  /// The storage in which it was made.
+  void original_goes(ValueId v) {
+    if (!ledger_.resident(v) || of(v).second) live_ -= bytes(v);
+    of(v).second = false;
+  }
+  [[nodiscard]] bool has_original(ValueId v) const { return walk_.alive(v) || of(v).leaving; }
+
+  void fetch(ValueId v) {
+    live_ += bytes(v);
+    reach(live_, kNoOp);
+    link_.fetch(v, bytes(v), now());
+    ledger_.cache(v);
+    if (has_original(v)) of(v).second = true;
+  }
+  /// What was fetched is read.
+  void asked_for(ValueId v) {
+    note_asked(v);
+    prefetch_.asked_for(v);
+    if (ledger_.cached(v)) wait_until(link_.there(v));
+  }
+
+  void note_asked(ValueId v) {
+    if (!std::exchange(of(v).asked, true)) result_.asked.push_back(v);
+  }
+
+  [[nodiscard]] double now() const { return events_seconds_ + replay_seconds_ + result_.waiting_seconds; }
+  void wait_until(double time) { result_.waiting_seconds += std::max(time - now(), 0.0); }
+
   /// What has been moved goes when nobody needs it.
   void forget_if_useless(ValueId v) {
-    if (!moved_[at(v)] || !ledger_.useless(v)) return;
-    moved_[at(v)] = 0;
+    if (!of(v).moved || !ledger_.useless(v)) return;
+    of(v).moved = false;
     on_host_ -= whole_pages(bytes(v));
   }
 
@@ -141,11 +196,11 @@ class Run : public StepVisitor {
   }
 
   void dropped(ValueId v) {
-    if (walk_.alive(v) && !second_[at(v)]) return;
-    second_[at(v)] = 0;
+    if (has_original(v) && !of(v).second) return;
+    of(v).second = false;
     // An unpacked tensor lives until its node is done, which is when the saved tensor is released.
     if (unpacking_ == v) {
-      borrowed_[at(v)] = 1;
+      of(v).borrowed = true;
     } else {
       live_ -= bytes(v);
     }
@@ -172,14 +227,12 @@ class Run : public StepVisitor {
 
   void do_step(const Fetch& fetch) {
     if (ledger_.resident(fetch.value)) return;
-    live_ += bytes(fetch.value);
-    reach(live_, kNoOp);
-    if (graph_.host) result_.moving_seconds += graph_.host->in(bytes(fetch.value));
-    ledger_.cache(fetch.value);
+    this->fetch(fetch.value);
   }
 
   void do_step(const RunAgain& step) {
     const OpInfo& info = graph_.ops[at(step.op)];
+    for (const ValueId input : flow_.inputs(step.op)) asked_for(input);
     for (const Output& out : flow_.outputs(step.op)) {
       if (written_anew(step, out)) live_ += bytes(out.value);
     }
@@ -194,10 +247,11 @@ class Run : public StepVisitor {
         live_ += bytes(out.value);
       } else if (!anew) {
         ledger_.lose(out.overwrites);
-        second_[at(out.overwrites)] = 0;
+        of(out.overwrites).second = false;
       }
       ledger_.cache(out.value);
-      if (walk_.alive(out.value)) second_[at(out.value)] = 1;
+      note_asked(out.value);
+      if (has_original(out.value)) of(out.value).second = true;
     }
     ledger_.finish(step);
     replay_seconds_ += info.seconds;
@@ -210,15 +264,15 @@ class Run : public StepVisitor {
   const Dataflow flow_;
   Ledger ledger_;
   StepWalk walk_;
-  std::vector<char> second_;    // it does, and a replay has made the value again in another storage
-  std::vector<char> borrowed_;  // dropped, but a backward node still uses the unpacked tensor
-  std::vector<std::int32_t> consumed_;
-  std::vector<char> moved_;  // its contents are on the host
+  std::vector<OfValue> values_;
+  Departures departures_;
+  Prefetch prefetch_;
+  LinkClock link_;
   Bytes live_;
   Bytes on_host_ = 0;
   Bytes highest_ = 0;  // during the event
   ValueId unpacking_ = kNoValue;
-  double replay_seconds_ = 0, clock_ = 0;
+  double replay_seconds_ = 0, events_seconds_ = 0;
   Simulation result_;
 };
 
@@ -232,6 +286,21 @@ std::optional<Simulation> simulate_within(const StepGraph& graph, const MemoryPl
                                           Detail detail) {
   const Bytes on_host = graph.host ? graph.host->budget.value_or(kNoLimit) : kNoLimit;
   return Run(graph, plan).to_the_end(detail, replays, on_host);
+}
+
+MemoryPlan staged(const StepGraph& graph, MemoryPlan plan, Bytes leaving, Bytes arriving, FetchFrom from) {
+  plan.staging = {.leaving = leaving};
+  if (arriving == 0) return plan;
+  const Simulation run = simulate(graph, plan);
+  plan.staging.arriving = arriving;
+  plan.staging.order = run.asked;
+  std::erase_if(plan.staging.order, [&](ValueId v) { return !may_move(graph, v); });
+  if (from == FetchFrom::ThePeak) {
+    const auto at_peak = graph.events.begin() + static_cast<std::ptrdiff_t>(run.peak_event);
+    plan.staging.first = static_cast<std::int32_t>(
+        std::count_if(graph.events.begin(), at_peak, [](const Event& e) { return e.kind == Event::Kind::Unpack; }));
+  }
+  return plan;
 }
 
 MemoryPlan predicted(const StepGraph& graph, MemoryPlan plan) {

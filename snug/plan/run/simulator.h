@@ -17,10 +17,11 @@ struct Simulation {
   std::size_t peak_event = 0;  ///< position in StepGraph::events
   OpId peak_op = kNoOp;        ///< the operator that ran or was replayed there, kNoOp between operators
   Bytes after_forward = 0;
-  double seconds = 0;  ///< of forward and backward: as recorded, what is replayed, and what is moved
+  double seconds = 0;  ///< of forward and backward: as recorded, what is replayed, and waiting for what is moved
   std::int64_t replayed_ops = 0;
-  double moving_seconds = 0;          ///< of `seconds`: of copies out of the device's memory and back
+  double waiting_seconds = 0;         ///< of `seconds`: for copies out of the device's memory and back
   Bytes host_peak = 0;                ///< of what has been moved there
+  std::vector<ValueId> asked;         ///< values in the order in which backward first reads them, or makes them again
   std::vector<Bytes> timeline;        ///< memory after each event; filled on request
   std::vector<Bytes> peaks;           ///< highest memory during each event; filled on request
   std::vector<double> times;          ///< when each event was over, after the step's beginning; filled on request
@@ -41,6 +42,17 @@ Simulation simulate(const StepGraph& graph, const MemoryPlan& plan, Detail detai
 /// have no use for such plans.
 std::optional<Simulation> simulate_within(const StepGraph& graph, const MemoryPlan& plan, std::int64_t replays,
                                           Detail detail = Detail::Totals);
+
+/// From when on a plan fetches ahead.
+enum class FetchFrom : std::uint8_t {
+  TheBeginning,  ///< of backward
+  ThePeak        ///< once the plan's peak is over
+};
+
+/// The plan with memory for copies that nobody waits for; what it fetches ahead comes in the order in which backward
+/// asks for it, with a place for all that it could move. Its predictions are out of date.
+MemoryPlan staged(const StepGraph& graph, MemoryPlan plan, Bytes leaving, Bytes arriving,
+                  FetchFrom from = FetchFrom::TheBeginning);
 
 /// The plan with predicted_peak and predicted_seconds filled in.
 MemoryPlan predicted(const StepGraph& graph, MemoryPlan plan);

@@ -1,5 +1,6 @@
 #include "snug/plan/step/legal_actions.h"
 
+#include <algorithm>
 #include <array>
 
 namespace snug::plan {
@@ -22,8 +23,12 @@ std::span<const Action> legal_actions(const StepGraph& graph, ValueId value) {
     case Must::Nothing:
       break;
   }
-  const bool may_move = graph.host && graph.values[at(value)].saved && graph.step_bytes(value) > 0;
-  return may_move ? std::span(kFree) : std::span(kFree).first(kWithoutMoving);
+  const bool can_leave = graph.host && graph.values[at(value)].saved && graph.step_bytes(value) > 0;
+  return can_leave ? std::span(kFree) : std::span(kFree).first(kWithoutMoving);
+}
+
+bool may_move(const StepGraph& graph, ValueId value) {
+  return std::ranges::find(legal_actions(graph, value), kMove) != legal_actions(graph, value).end();
 }
 
 std::vector<Action> other_actions(const StepGraph& graph, const MemoryPlan& plan, ValueId value) {

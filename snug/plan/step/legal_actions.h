@@ -18,6 +18,9 @@ namespace snug::plan {
   return legal_actions(graph, value).size() > 1;
 }
 
+/// kMove is among them.
+[[nodiscard]] bool may_move(const StepGraph& graph, ValueId value);
+
 /// Those but the one that the plan has for it.
 [[nodiscard]] std::vector<Action> other_actions(const StepGraph& graph, const MemoryPlan& plan, ValueId value);
 

@@ -62,6 +62,11 @@ Json to_json(const MemoryPlan& plan) {
                {"unplanned_step_seconds", plan.unplanned_seconds},
                {"actions", actions},
                {"segments", segments}};
+  if (plan.staging != Staging{})
+    json["staging"] = {{"leaving_bytes", plan.staging.leaving},
+                       {"arriving_bytes", plan.staging.arriving},
+                       {"first_fetch", plan.staging.first},
+                       {"fetch_order", plan.staging.order}};
   for (const PlannedPart& part : plan.others) {
     json["others"].push_back({{"device", part.device},
                               {"budget_bytes", part.budget},
@@ -90,6 +95,13 @@ MemoryPlan memory_plan_from(const JsonField& json) {
   for (const JsonField& range : json.at("segments").items()) {
     const auto begin = range.at(0).as<OpId>(kNotNegative);
     plan.segments.push_back({begin, range.at(1).as<OpId>({.low = static_cast<double>(begin)})});
+  }
+  if (const auto staging = json.find("staging")) {
+    plan.staging = {.leaving = staging->required<Bytes>("leaving_bytes", kNotNegative),
+                    .arriving = staging->required<Bytes>("arriving_bytes", kNotNegative),
+                    .first = staging->required<std::int32_t>("first_fetch", kNotNegative)};
+    for (const JsonField& value : staging->at("fetch_order").items())
+      plan.staging.order.push_back(value.as<ValueId>(kNotNegative));
   }
   if (const auto others = json.find("others")) {
     for (const JsonField& part : others->items()) {

@@ -20,6 +20,15 @@ struct SegmentRange {
   friend bool operator==(const SegmentRange&, const SegmentRange&) = default;
 };
 
+/// Memory for copies that the step does not wait for.
+struct Staging {
+  Bytes leaving = 0;       ///< of values on their way to the host: with more, the step waits for the oldest of them
+  Bytes arriving = 0;      ///< of values that are fetched before backward asks for them
+  std::int32_t first = 0;  ///< so many tensors are unpacked before one is
+  std::vector<ValueId> order{};  ///< in which they are: see staged()
+  friend bool operator==(const Staging&, const Staging&) = default;
+};
+
 /// What a plan takes of a further device that has a budget of its own.
 struct PlannedPart {
   std::string device;
@@ -35,6 +44,7 @@ struct MemoryPlan {
   std::uint64_t fingerprint = 0;  ///< of the StepGraph that it is for
   std::vector<Action> actions;    ///< by ValueId
   std::vector<SegmentRange> segments;
+  Staging staging{};
   Bytes budget = 0;              ///< 0: made without one
   Bytes predicted_peak = 0;      ///< all memory of the device, static bytes included
   Bytes unplanned_peak = 0;      ///< of the same step with everything kept

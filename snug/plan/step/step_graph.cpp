@@ -151,7 +151,8 @@ void estimate_clock(StepGraph& graph) {
 Json to_json(const MoveCost& cost) {
   Json json = {{"out_seconds_per_byte", cost.out_seconds_per_byte},
                {"in_seconds_per_byte", cost.in_seconds_per_byte},
-               {"seconds_per_copy", cost.seconds_per_copy}};
+               {"seconds_per_copy", cost.seconds_per_copy},
+               {"overlaps", cost.overlaps}};
   if (cost.budget) json["budget"] = *cost.budget;
   return json;
 }
@@ -161,6 +162,7 @@ MoveCost move_cost_from(const JsonField& json) {
                 .in_seconds_per_byte = json.required<double>("in_seconds_per_byte", kNotNegative),
                 .seconds_per_copy = json.required<double>("seconds_per_copy", kNotNegative),
                 .budget = std::nullopt};
+  if (const auto overlaps = json.find("overlaps")) cost.overlaps = overlaps->as<bool>();
   if (const auto budget = json.find("budget")) cost.budget = budget->as<Bytes>(kNotNegative);
   return cost;
 }

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "snug/memory/stream_mark.h"
+
+namespace snug::memory {
+
+/// Copies between devices' memory and the host's, which go on beside what the devices compute: for each accelerator a
+/// stream of its own each way, made when something goes there first. Copies of the CPU's memory are over when their
+/// call returns. Any thread.
+class Links {
+ public:
+  Links() = default;
+  Links(const Links&) = delete;
+  Links& operator=(const Links&) = delete;
+  /// Waits until all copies are over.
+  ~Links();
+
+  /// `copies` puts copies from the device to the host into its current stream. They begin after what the stream that is
+  /// current now has, and after what others still fetch: memory of the host's that was read may be written.
+  StreamMark to_host(c10::Device device, const std::function<void()>& copies);
+  /// The other way, once `after` is reached.
+  StreamMark to_device(c10::Device device, const StreamMark& after, const std::function<void()>& copies);
+
+ private:
+  struct Streams {
+    c10::Stream out, in;
+    StreamMark last_in{};
+  };
+  Streams& streams(c10::Device device);
+  static StreamMark run(c10::Stream stream, const std::function<void()>& copies);
+
+  std::mutex mutex_;
+  std::map<c10::DeviceType, std::map<c10::DeviceIndex, Streams>> streams_;
+};
+
+}  // namespace snug::memory

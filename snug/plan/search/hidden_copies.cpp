@@ -1,0 +1,142 @@
+#include "snug/plan/search/hidden_copies.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+
+#include "snug/plan/run/presets.h"
+#include "snug/plan/run/simulator.h"
+#include "snug/plan/step/legal_actions.h"
+
+namespace snug::plan {
+namespace {
+
+/// Memory for copies, in sizes of the largest value that is moved: there is more time to fetch.
+struct Times {
+  double leaving, arriving;
+};
+constexpr std::array kStagings = {Times{0.25, 0.25}, Times{1, 0.25}, Times{2, 0.25}, Times{2, 1},
+                                  Times{4, 0.25},    Times{4, 1},    Times{4, 2}};
+
+Bytes largest_moved(const StepGraph& graph, const MemoryPlan& plan) {
+  Bytes largest = 0;
+  for (ValueId v = 0; v < graph.flow.values(); ++v) {
+    if (plan.action(v) == kMove) largest = std::max(largest, graph.step_bytes(v));
+  }
+  return largest;
+}
+
+/// When autograd first saves each value, in seconds after the step's beginning; infinite where it never does.
+std::vector<double> first_saves(const StepGraph& graph) {
+  std::vector<double> saves(graph.values.size(), std::numeric_limits<double>::infinity());
+  double now = 0;
+  for (const Event& event : graph.events) {
+    now += event.seconds;
+    if (event.kind == Event::Kind::Save) saves[at(event.id)] = std::min(saves[at(event.id)], now);
+  }
+  return saves;
+}
+
+/// Copies to the host one after the other, in the order in which they begin.
+class OutgoingQueue {
+ public:
+  OutgoingQueue(const StepGraph& graph, double most_late) : graph_(graph), most_late_(most_late) {}
+
+  /// False, and it is not in the queue, where a copy would be over too late after it could begin.
+  bool add(ValueId value, double begins) {
+    const auto place = std::ranges::upper_bound(queue_, begins, {}, &Copy::begins);
+    const auto added = queue_.insert(place, {value, begins});
+    double free = 0;
+    for (const Copy& copy : queue_) {
+      free = std::max(free, copy.begins) + graph_.host->out(graph_.step_bytes(copy.value));
+      if (free <= copy.begins + most_late_) continue;
+      queue_.erase(added);
+      return false;
+    }
+    return true;
+  }
+
+ private:
+  struct Copy {
+    ValueId value;
+    double begins;
+  };
+  const StepGraph& graph_;
+  double most_late_;
+  std::vector<Copy> queue_;
+};
+
+}  // namespace
+
+StepGraph with_quicker_copies(const StepGraph& graph, double share) {
+  StepGraph quicker = graph;
+  if (!quicker.host) return quicker;
+  quicker.host->out_seconds_per_byte *= share;
+  quicker.host->in_seconds_per_byte *= share;
+  quicker.host->seconds_per_copy *= share;
+  return quicker;
+}
+
+std::vector<MemoryPlan> offloading_plans(const StepGraph& graph) {
+  constexpr int kLevelsTried = 16;
+  const MemoryPlan none = plan_none(graph);
+  Bytes all = 0;
+  for (ValueId v = 0; v < graph.flow.values(); ++v) all += may_move(graph, v) ? graph.step_bytes(v) : 0;
+  std::vector<MemoryPlan> plans;
+  for (int level = kLevelsTried; level > 0 && all > 0; --level) {
+    MemoryPlan plan = none;
+    Bytes moved = 0;
+    for (ValueId v = 0; v < graph.flow.values() && moved < all / kLevelsTried * level; ++v) {  // in their order
+      if (!may_move(graph, v)) continue;
+      plan.actions[at(v)] = kMove;
+      moved += graph.step_bytes(v);
+    }
+    plans.push_back(std::move(plan));
+  }
+  return plans;
+}
+
+MemoryPlan with_link_filled(const StepGraph& graph, MemoryPlan plan, Bytes leaving) {
+  struct Candidate {
+    ValueId value;
+    double seconds_per_byte;
+  };
+  const Simulation run = simulate(graph, plan);
+  const std::vector<double> saves = first_saves(graph);
+  OutgoingQueue queue(graph, graph.host->out(leaving));
+  std::vector<Candidate> candidates;
+  for (ValueId v = 0; v < graph.flow.values(); ++v) {
+    if (!may_move(graph, v)) continue;
+    if (plan.action(v) == kMove) queue.add(v, saves[at(v)]);
+    const OpId op = graph.flow.producer(v);
+    const double again = graph.ops[at(op)].seconds * run.replays[at(op)];
+    if (plan.action(v) == kRecompute && again > 0)
+      candidates.push_back({v, again / static_cast<double>(graph.step_bytes(v))});
+  }
+  std::ranges::stable_sort(candidates, std::ranges::greater(), &Candidate::seconds_per_byte);
+  for (const Candidate& c : candidates) {
+    if (queue.add(c.value, saves[at(c.value)])) plan.actions[at(c.value)] = kMove;
+  }
+  return plan;
+}
+
+std::vector<MemoryPlan> with_copies_staged(const StepGraph& graph, std::vector<MemoryPlan> plans, Effort& effort) {
+  const std::size_t count = plans.size();
+  for (std::size_t i = 0; i < count && effort.left > 0; ++i) {
+    const Bytes largest = largest_moved(graph, plans[i]);
+    if (largest == 0) continue;
+    for (const FetchFrom from : {FetchFrom::ThePeak, FetchFrom::TheBeginning}) {
+      MemoryPlan more = staged(graph, plans[i], largest, largest, from);
+      effort.left -= static_cast<std::int64_t>(graph.ops.size());
+      for (const auto [leaving, arriving] : kStagings) {
+        more.staging.leaving = static_cast<Bytes>(leaving * static_cast<double>(largest));
+        more.staging.arriving = static_cast<Bytes>(arriving * static_cast<double>(largest));
+        if (auto useful = predicted_if_useful(graph, more, &effort)) plans.push_back(std::move(*useful));
+      }
+    }
+  }
+  return plans;
+}
+
+}  // namespace snug::plan

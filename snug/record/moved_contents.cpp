@@ -1,0 +1,56 @@
+#include "snug/record/moved_contents.h"
+
+#include <utility>
+
+namespace snug::record {
+
+MovedContents::~MovedContents() {
+  all_gone();
+  while (!arriving_.empty()) lose(arriving_.begin()->first);
+}
+
+void MovedContents::send(plan::ValueId value, const c10::Storage& storage, Bytes bytes, OnTheWay on_the_way) {
+  const auto [sent, is_new] =
+      contents_.emplace(value, memory::Offloaded::sent(storage, bytes, *tiers_, tiers_->nearest(storage.device())));
+  if (!is_new || !sent->second.left()) return;
+  leaving_.emplace(value, storage);
+  for (const plan::ValueId other : departures_.begin(value, on_the_way.bytes, on_the_way.most)) gone(other);
+}
+
+c10::Storage MovedContents::gone(plan::ValueId value) {
+  if (leaving_.empty()) return {};
+  const auto left = leaving_.find(value);
+  if (left == leaving_.end()) return {};
+  c10::Storage storage = std::move(left->second);
+  leaving_.erase(left);
+  departures_.end(value);
+  streams_.let_all_wait(storage.device(), contents_.at(value).left());
+  return storage;
+}
+
+void MovedContents::all_gone() {
+  for (const plan::ValueId value : on_their_way()) gone(value);
+}
+
+void MovedContents::arrives(plan::ValueId value, c10::Device device, memory::StreamMark there) {
+  if (there) arriving_.insert_or_assign(value, Arriving{device, std::move(there)});
+}
+
+void MovedContents::arrived(plan::ValueId value) const {
+  const auto found = arriving_.find(value);
+  if (found != arriving_.end()) StreamOrder::let_wait(found->second.device, found->second.there);
+}
+
+void MovedContents::lose(plan::ValueId value) {
+  const auto found = arriving_.find(value);
+  if (found == arriving_.end()) return;
+  streams_.let_all_wait(found->second.device, found->second.there);
+  arriving_.erase(found);
+}
+
+bool MovedContents::forget(plan::ValueId value) {
+  gone(value);
+  return contents_.erase(value) > 0;
+}
+
+}  // namespace snug::record

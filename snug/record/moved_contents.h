@@ -1,0 +1,83 @@
+#pragma once
+
+#include <c10/core/Storage.h>
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/memory/offloaded.h"
+#include "snug/memory/stream_mark.h"
+#include "snug/memory/tiers.h"
+#include "snug/plan/run/departures.h"
+#include "snug/plan/step/ids.h"
+#include "snug/record/stream_order.h"
+
+namespace snug::record {
+
+/// How much of the device's memory copies to the host may take.
+struct OnTheWay {
+  Bytes bytes = 0;  ///< that the plan counts for this value
+  Bytes most = 0;   ///< that may be on their way at once
+};
+
+/// What has left the device's memory of a tape's values: on its way out, elsewhere, and on its way back. Nobody waits
+/// for copies but streams of the device, which do so when a storage is to go, or to be read, whose copy may not be
+/// over.
+///
+/// Synchronized by the tape's mutex.
+class MovedContents {
+ public:
+  explicit MovedContents(StreamOrder& streams) : streams_(streams) {}
+  ~MovedContents();
+  MovedContents(const MovedContents&) = delete;
+  MovedContents& operator=(const MovedContents&) = delete;
+
+  /// Where contents go; before any does. Others may share them.
+  void use(std::shared_ptr<memory::Tiers> tiers) { tiers_ = std::move(tiers); }
+
+  /// The contents of a value's storage go to the nearest tier. The storage stays until they are gone(): at the latest
+  /// when more is on its way than may be. Throws Error, and nothing has changed, when they do not fit there, or cannot
+  /// be written.
+  void send(plan::ValueId value, const c10::Storage& storage, Bytes bytes, OnTheWay on_the_way);
+  /// The device waits until they have left, and the storage may go, or be written. Returns the storage; none where they
+  /// had been gone before.
+  c10::Storage gone(plan::ValueId value);
+  void all_gone();
+  /// Those that are not, the oldest first.
+  [[nodiscard]] std::vector<plan::ValueId> on_their_way() const { return departures_.on_their_way(); }
+  [[nodiscard]] bool leaving(plan::ValueId value) const { return leaving_.contains(value); }
+  /// In a new storage. The caller keeps that, and what reads it waits (see arrived). Throws Error when the contents
+  /// cannot be read.
+  [[nodiscard]] memory::Offloaded::Arriving fetch(plan::ValueId value) const { return contents_.at(value).fetch(); }
+  void arrives(plan::ValueId value, c10::Device device, memory::StreamMark there);
+  /// What the device's current stream does from now on comes after the contents are there.
+  void arrived(plan::ValueId value) const;
+  /// The storage that was fetched goes.
+  void lose(plan::ValueId value);
+
+  /// Nobody needs them any more. Returns whether there were any.
+  bool forget(plan::ValueId value);
+  template <class Useless>
+  void forget_if(const Useless& useless);
+
+ private:
+  StreamOrder& streams_;
+  std::shared_ptr<memory::Tiers> tiers_ = std::make_shared<memory::Tiers>();  // outlives what is in them
+  std::unordered_map<plan::ValueId, memory::Offloaded> contents_;
+  std::unordered_map<plan::ValueId, c10::Storage> leaving_;
+  plan::Departures departures_;
+  struct Arriving {
+    c10::Device device;
+    memory::StreamMark there;
+  };
+  std::unordered_map<plan::ValueId, Arriving> arriving_;
+};
+
+template <class Useless>
+void MovedContents::forget_if(const Useless& useless) {
+  std::erase_if(contents_, [&](const auto& entry) { return !leaving_.contains(entry.first) && useless(entry.first); });
+}
+
+}  // namespace snug::record

@@ -1,0 +1,60 @@
+#include "tests/device/roofline.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <string_view>
+#include <vector>
+
+#include "tests/device/simulated_device.h"
+
+namespace snug::testing {
+namespace {
+
+double bytes_of(c10::ArrayRef<c10::IValue> values) {
+  double bytes = 0;
+  for (const c10::IValue& value : values) {
+    if (value.isTensor()) {
+      if (value.toTensor().defined()) bytes += static_cast<double>(value.toTensor().nbytes());
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& t : value.toTensorVector()) bytes += t.defined() ? static_cast<double>(t.nbytes()) : 0;
+    }
+  }
+  return bytes;
+}
+
+double elements(const at::Tensor& t) { return static_cast<double>(t.numel()); }
+
+/// Multiplications and additions.
+double arithmetic(std::string_view name, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results) {
+  const auto is = [&](std::string_view prefix) { return name.starts_with(prefix); };
+  const auto tensor = [&](std::size_t i) { return arguments[i].toTensor(); };
+  const auto product = [&](std::size_t left) {
+    return 2 * elements(results[0].toTensor()) * static_cast<double>(tensor(left).size(-1));
+  };
+  if (is("aten::mm") || is("aten::bmm")) return product(0);
+  if (is("aten::addmm") || is("aten::baddbmm")) return product(1);
+  // Each element of the output is a sum over those of a filter.
+  const auto filter = [](const at::Tensor& weight) { return elements(weight) / static_cast<double>(weight.size(0)); };
+  if (is("aten::convolution_backward")) return 4 * elements(tensor(0)) * filter(tensor(2));
+  if (is("aten::convolution")) return 2 * elements(results[0].toTensor()) * filter(tensor(1));
+  if (is("aten::_scaled_dot_product_flash_attention_for_cpu")) {
+    constexpr double kForward = 2, kBackward = 5;  // products of every query with every key
+    const bool backward = name.find("backward") != std::string_view::npos;
+    const std::size_t query = backward ? 1 : 0;
+    return 2 * (backward ? kBackward : kForward) * elements(tensor(query)) *
+           static_cast<double>(tensor(query + 1).size(-2));
+  }
+  return 0;
+}
+
+}  // namespace
+
+double kernel_seconds(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments,
+                      c10::ArrayRef<c10::IValue> results) {
+  const SimulatedSpeed speed = simulated_speed();
+  return std::max({speed.kernel_seconds, arithmetic(op.schema().name(), arguments, results) / speed.flops_per_second,
+                   (bytes_of(arguments) + bytes_of(results)) / speed.memory_bytes_per_second});
+}
+
+}  // namespace snug::testing
