@@ -165,6 +165,9 @@ nlohmann::ordered_json to_json(const PlanReport& r, const plan::Explanation& why
       {"kept_bytes", why.all.kept},
       {"moved_bytes", why.all.moved},
       {"host_peak_bytes", why.host_peak},
+      {"leaving_bytes", r.plan.staging.leaving},
+      {"arriving_bytes", r.plan.staging.arriving},
+      {"waiting_seconds", why.waiting},
       {"recomputed_bytes", why.all.recomputed},
       {"strategy", r.plan.strategy}};
   json["choices"] = to_json(r.choices);
@@ -195,9 +198,16 @@ void print_plan_summary(const PlanReport& r, const plan::Explanation& why) {
   rows.push_back({"smallest budget",
                   fmt::format("{}, no plan has a peak below {}", format_bytes(r.floor), format_bytes(r.bound.peak))});
   rows.push_back({"kept for backward", format_bytes(why.all.kept)});
-  if (why.all.moved > 0)
+  if (why.all.moved > 0) {
     rows.push_back(
-        {"moved to the host", fmt::format("{}, {} at once", format_bytes(why.all.moved), format_bytes(why.host_peak))});
+        {"moved to the host", fmt::format("{}, {} at once; the step waits {:.3f} s for copies",
+                                          format_bytes(why.all.moved), format_bytes(why.host_peak), why.waiting)});
+  }
+  if (p.staging.leaving + p.staging.arriving > 0) {
+    rows.push_back(
+        {"memory for copies", fmt::format("{} on their way there, {} fetched ahead", format_bytes(p.staging.leaving),
+                                          format_bytes(p.staging.arriving))});
+  }
   rows.push_back(
       {"recomputed", fmt::format("{}, {} operators replayed", format_bytes(why.all.recomputed), why.all.replayed_ops)});
   rows.push_back({r.micro_batches > 1 ? "predicted micro-batch" : "predicted step",

@@ -30,20 +30,24 @@ constexpr std::int64_t kMostOpsToSearch = 1000;  // with thousands of simulation
 
 /// Shares of their seconds that copies may take of a step which computes meanwhile.
 constexpr std::array kSharesOfCopies = {0.4, 0.15, 0.03};
-constexpr std::size_t kPlansFilled = 32;
 constexpr std::int64_t kHiddenEffort = 600'000;
 
+/// Those of the plans, with and without memory for copies, that are worth having.
+std::vector<MemoryPlan> staged_as_is_best(const StepGraph& graph, std::vector<MemoryPlan> plans) {
+  std::vector<MemoryPlan> useful;
+  for (MemoryPlan& plan : plans) {
+    if (auto one = predicted_if_useful(graph, std::move(plan))) useful.push_back(std::move(*one));
+  }
+  Effort effort{kHiddenEffort};
+  return front_of(with_copies_staged(graph, std::move(useful), effort));
+}
+
 /// Plans that count on copies that the step does not wait for. `front`: plans without any.
-std::vector<MemoryPlan> plans_with_hidden_copies(const StepGraph& graph, std::vector<MemoryPlan> front, Bytes most) {
-  const auto effort = [&] { return Effort{kHiddenEffort}; };
+std::vector<MemoryPlan> plans_with_hidden_copies(const StepGraph& graph, const std::vector<MemoryPlan>& front,
+                                                 Bytes most) {
   std::vector<MemoryPlan> found;
   const auto add = [&](std::vector<MemoryPlan> plans) {
-    std::vector<MemoryPlan> useful;
-    for (MemoryPlan& plan : plans) {
-      if (auto one = predicted_if_useful(graph, std::move(plan))) useful.push_back(std::move(*one));
-    }
-    Effort left = effort();
-    std::ranges::move(with_copies_staged(graph, std::move(useful), left), std::back_inserter(found));
+    std::ranges::move(staged_as_is_best(graph, std::move(plans)), std::back_inserter(found));
     found = front_of(std::move(found));
   };
   add(offloading_plans(graph));
@@ -52,16 +56,7 @@ std::vector<MemoryPlan> plans_with_hidden_copies(const StepGraph& graph, std::ve
     add(priced_plans(quicker));
     add(chain_plans(quicker, make_chain(quicker, kPieces), lower_bound_of_peak(quicker), most));
   }
-  Bytes largest = 0;
-  for (ValueId v = 0; v < graph.flow.values(); ++v)
-    largest = std::max(largest, may_move(graph, v) ? graph.step_bytes(v) : 0);
-  std::vector<MemoryPlan> filled;
-  const std::size_t stride = 1 + front.size() / kPlansFilled;
-  for (std::size_t i = 0; i < front.size(); i += stride) {
-    for (const Bytes leaving : {largest / 4, largest, 4 * largest})
-      filled.push_back(with_link_filled(graph, front[i], leaving));
-  }
-  add(std::move(filled));
+  add(with_links_filled(graph, front));
   return found;
 }
 
@@ -108,8 +103,7 @@ TradeOff::TradeOff(const StepGraph& graph, SearchOptions options) : static_bytes
   plans_ = with_actions_changed(graph, std::move(plans_), effort);
   if (searched) plans_ = with_annealing(graph, std::move(plans_), search);
   if (overlaps) {
-    Effort left = effort;
-    plans_ = front_of(with_copies_staged(graph, std::move(plans_), left));
+    plans_ = staged_as_is_best(graph, std::move(plans_));
     plans_ = with_actions_changed(graph, std::move(plans_), effort);
   }
   for (MemoryPlan& plan : plans_) plan.strategy = "optimal";

@@ -10,8 +10,8 @@
 namespace snug::replay {
 
 /// What it takes to copy contents of the device's memory to the host's and back, the host's memory being there already:
-/// measured, once for each type of device, with blocks of a few MiB; on the CPU with 96 MiB of them, which no cache
-/// holds. Where there is no room for that it is taken to be slow.
+/// measured, once for each type of device, by the device's clock; on the CPU with more than its caches hold. Where
+/// there is no room for that it is taken to be slow.
 plan::MoveCost measured_move_cost(memory::DeviceMemory& memory);
 
 /// Lets plans for the steps move values to the host, within its budget; nothing where it has none.

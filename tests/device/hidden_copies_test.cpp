@@ -276,9 +276,14 @@ TEST(HiddenCopies, OfWhatIsWrittenAfterwardsAreOverBefore) {
   EXPECT_GE(seen, 2);
 }
 
-TEST(HiddenCopies, AreMeasuredAsWhatTheDeviceDoesBeside) {
-  EXPECT_TRUE(replay::measured_move_cost(linked_memory()).overlaps);
+TEST(HiddenCopies, AreMeasuredByTheDevicesClock) {
+  const plan::MoveCost cost = replay::measured_move_cost(linked_memory());
+  EXPECT_TRUE(cost.overlaps);
   EXPECT_FALSE(replay::measured_move_cost(memory::device_memory(c10::kCPU)).overlaps);
+  const SimulatedSpeed speed = simulated_speed();
+  EXPECT_NEAR(cost.out_seconds_per_byte * speed.bytes_per_second, 1, 0.02);
+  EXPECT_NEAR(cost.in_seconds_per_byte * speed.bytes_per_second, 1, 0.02);
+  EXPECT_NEAR(cost.seconds_per_copy / speed.copy_latency, 1, 0.1);
 }
 
 }  // namespace

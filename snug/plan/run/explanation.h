@@ -26,6 +26,7 @@ struct Explanation {
   std::vector<Share> operators;  ///< by name, of those that are replayed or whose results are dropped; dearest first
   Share all;
   Bytes host_peak = 0;      ///< the most that is on the host at once
+  double waiting = 0;       ///< seconds, for copies there and back
   double peak_seconds = 0;  ///< when the step's peak comes, after its beginning, replays included
 };
 

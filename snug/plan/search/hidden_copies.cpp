@@ -27,6 +27,9 @@ Bytes largest_moved(const StepGraph& graph, const MemoryPlan& plan) {
   return largest;
 }
 
+constexpr std::size_t kPlansFilled = 32, kFewFilled = 3;
+constexpr std::size_t kManyOps = 1000;  // whose copies take long to put in order
+
 /// When autograd first saves each value, in seconds after the step's beginning; infinite where it never does.
 std::vector<double> first_saves(const StepGraph& graph) {
   std::vector<double> saves(graph.values.size(), std::numeric_limits<double>::infinity());
@@ -67,6 +70,24 @@ class OutgoingQueue {
   std::vector<Copy> queue_;
 };
 
+struct MovedIfThereIsTime {
+  ValueId value;
+  double seconds_per_byte;  // that are saved where it is not made again
+};
+
+std::vector<MovedIfThereIsTime> dearest_first(const StepGraph& graph, const MemoryPlan& plan) {
+  const Simulation run = simulate(graph, plan);
+  std::vector<MovedIfThereIsTime> candidates;
+  for (ValueId v = 0; v < graph.flow.values(); ++v) {
+    if (!may_move(graph, v) || plan.action(v) != kRecompute) continue;
+    const OpId op = graph.flow.producer(v);
+    const double again = graph.ops[at(op)].seconds * run.replays[at(op)];
+    if (again > 0) candidates.push_back({v, again / static_cast<double>(graph.step_bytes(v))});
+  }
+  std::ranges::stable_sort(candidates, std::ranges::greater(), &MovedIfThereIsTime::seconds_per_byte);
+  return candidates;
+}
+
 }  // namespace
 
 StepGraph with_quicker_copies(const StepGraph& graph, double share) {
@@ -97,28 +118,28 @@ std::vector<MemoryPlan> offloading_plans(const StepGraph& graph) {
   return plans;
 }
 
-MemoryPlan with_link_filled(const StepGraph& graph, MemoryPlan plan, Bytes leaving) {
-  struct Candidate {
-    ValueId value;
-    double seconds_per_byte;
-  };
-  const Simulation run = simulate(graph, plan);
+std::vector<MemoryPlan> with_links_filled(const StepGraph& graph, const std::vector<MemoryPlan>& plans) {
   const std::vector<double> saves = first_saves(graph);
-  OutgoingQueue queue(graph, graph.host->out(leaving));
-  std::vector<Candidate> candidates;
-  for (ValueId v = 0; v < graph.flow.values(); ++v) {
-    if (!may_move(graph, v)) continue;
-    if (plan.action(v) == kMove) queue.add(v, saves[at(v)]);
-    const OpId op = graph.flow.producer(v);
-    const double again = graph.ops[at(op)].seconds * run.replays[at(op)];
-    if (plan.action(v) == kRecompute && again > 0)
-      candidates.push_back({v, again / static_cast<double>(graph.step_bytes(v))});
+  Bytes largest = 0;
+  for (ValueId v = 0; v < graph.flow.values(); ++v)
+    largest = std::max(largest, may_move(graph, v) ? graph.step_bytes(v) : 0);
+  std::vector<MemoryPlan> filled;
+  const std::size_t stride = 1 + plans.size() / (graph.ops.size() > kManyOps ? kFewFilled : kPlansFilled);
+  for (std::size_t i = 0; i < plans.size(); i += stride) {
+    MemoryPlan bare = plans[i];
+    bare.staging = {};
+    std::ranges::replace(bare.actions, kMove, kRecompute);
+    const std::vector<MovedIfThereIsTime> candidates = dearest_first(graph, bare);
+    for (const Bytes leaving : {largest / 4, largest, 4 * largest}) {
+      OutgoingQueue queue(graph, graph.host->out(leaving));
+      MemoryPlan plan = bare;
+      for (const MovedIfThereIsTime& c : candidates) {
+        if (queue.add(c.value, saves[at(c.value)])) plan.actions[at(c.value)] = kMove;
+      }
+      filled.push_back(std::move(plan));
+    }
   }
-  std::ranges::stable_sort(candidates, std::ranges::greater(), &Candidate::seconds_per_byte);
-  for (const Candidate& c : candidates) {
-    if (queue.add(c.value, saves[at(c.value)])) plan.actions[at(c.value)] = kMove;
-  }
-  return plan;
+  return filled;
 }
 
 std::vector<MemoryPlan> with_copies_staged(const StepGraph& graph, std::vector<MemoryPlan> plans, Effort& effort) {

@@ -16,9 +16,9 @@ StepGraph with_quicker_copies(const StepGraph& graph, double share);
 /// Plans that recompute nothing and move what is saved first: all of it, and less and less.
 std::vector<MemoryPlan> offloading_plans(const StepGraph& graph);
 
-/// The plan with as much moved of what it makes again as the copies to the host have time for while the forward pass
-/// computes, the dearest per byte first; `leaving`: bytes that may be on their way at once.
-MemoryPlan with_link_filled(const StepGraph& graph, MemoryPlan plan, Bytes leaving);
+/// Some of the plans, evenly spread, with as much moved of what they move or make again as the copies to the host have
+/// time for while the forward pass computes, the dearest per byte first: with little and with more memory for copies.
+std::vector<MemoryPlan> with_links_filled(const StepGraph& graph, const std::vector<MemoryPlan>& plans);
 
 /// The plans, and beside each that moves anything the same with memory for copies on their way, as far as it is worth
 /// having.
