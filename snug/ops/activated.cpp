@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/memory/parallel_for.h"
 #include "snug/ops/cpu_kernels.h"
 #include "snug/ops/registered.h"
 
@@ -73,7 +74,7 @@ at::Tensor gated_kernel(const at::Tensor& x, const at::Tensor& factor, std::int6
   if (!has_kernel(activation, x) || !alike(x, factor)) return activated(x, activation) * factor;
   at::Tensor y = at::empty_like(x);
   const kernels::Activated at{.x = x.const_data_ptr(), .factor = factor.const_data_ptr(), .y = y.mutable_data_ptr()};
-  at::parallel_for(0, x.numel() / kWidest, kNumbersAThread / kWidest, [&](std::int64_t first, std::int64_t last) {
+  memory::parallel_for(0, x.numel() / kWidest, kNumbersAThread / kWidest, [&](std::int64_t first, std::int64_t last) {
     cpu_kernels().activated(x.scalar_type(), activation, at, first * kWidest, last * kWidest);
   });
   return y;
@@ -184,7 +185,7 @@ ActivationGradients differentiate(const at::Tensor& x, const at::Tensor& factor,
   const kernels::Activated at{.x = x.const_data_ptr(), .factor = data(factor), .y = data(all.y)};
   const kernels::ActivatedGradients gradients{
       .of_y = of_y.const_data_ptr(), .of_x = data(all.of_x), .of_factor = data(all.of_factor)};
-  at::parallel_for(0, x.numel() / kWidest, kNumbersAThread / kWidest, [&](std::int64_t first, std::int64_t last) {
+  memory::parallel_for(0, x.numel() / kWidest, kNumbersAThread / kWidest, [&](std::int64_t first, std::int64_t last) {
     cpu_kernels().differentiated(x.scalar_type(), f, at, gradients, first * kWidest, last * kWidest);
   });
   return all;

@@ -1,6 +1,5 @@
 #include "snug/ops/attention.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -14,6 +13,7 @@
 
 #include "snug/base/bytes.h"
 #include "snug/base/errors.h"
+#include "snug/memory/parallel_for.h"
 #include "snug/ops/cpu_kernels.h"
 #include "snug/ops/registered.h"
 
@@ -107,8 +107,8 @@ class Scores {
                                      .first_row = rows.first,
                                      .is_causal = is_causal_,
                                      .scale = 1 / std::sqrt(static_cast<double>(key_.size(3)))};
-    at::parallel_for(0, scores.size(0) * rows.count, kRowsAThread,
-                     [&](std::int64_t from, std::int64_t to) { kernel(scores.scalar_type(), all, from, to); });
+    memory::parallel_for(0, scores.size(0) * rows.count, kRowsAThread,
+                         [&](std::int64_t from, std::int64_t to) { kernel(scores.scalar_type(), all, from, to); });
   }
 
  private:

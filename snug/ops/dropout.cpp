@@ -1,13 +1,13 @@
 #include "snug/ops/dropout.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 #include <torch/types.h>
 
 #include <tuple>
 
+#include "snug/memory/parallel_for.h"
 #include "snug/ops/cpu_kernels.h"
 #include "snug/ops/found_apart.h"
 #include "snug/ops/registered.h"
@@ -35,7 +35,7 @@ at::Tensor times_bits_kernel(const at::Tensor& x, const at::Tensor& bits, double
                                    .bits = bits.const_data_ptr<std::uint8_t>(),
                                    .kept = kept_factor(x, probability),
                                    .count = in.numel()};
-  at::parallel_for(0, bits.numel(), kBytesOfAThread, [&](std::int64_t first, std::int64_t last) {
+  memory::parallel_for(0, bits.numel(), kBytesOfAThread, [&](std::int64_t first, std::int64_t last) {
     cpu_kernels().times_bits(in.scalar_type(), all, first, last);
   });
   return y;
@@ -50,7 +50,7 @@ std::tuple<at::Tensor, at::Tensor> dropout_kernel(const at::Tensor& x, double pr
     const at::Tensor drawn = at::empty({8 * bytes}, x.options().dtype(at::kByte));
     drawn.narrow(0, x.numel(), 8 * bytes - x.numel()).zero_();
     drawn.narrow(0, 0, x.numel()).bernoulli_(1 - probability);
-    at::parallel_for(0, bytes, kBytesOfAThread, [&](std::int64_t first, std::int64_t last) {
+    memory::parallel_for(0, bytes, kBytesOfAThread, [&](std::int64_t first, std::int64_t last) {
       cpu_kernels().pack_bits(drawn.const_data_ptr<std::uint8_t>(), bits.mutable_data_ptr<std::uint8_t>(), first, last);
     });
   }

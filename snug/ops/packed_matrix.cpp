@@ -1,6 +1,5 @@
 #include "snug/ops/packed_matrix.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -10,6 +9,7 @@
 #include <algorithm>
 
 #include "snug/base/errors.h"
+#include "snug/memory/parallel_for.h"
 #include "snug/ops/cpu_kernels.h"
 #include "snug/ops/registered.h"
 
@@ -33,8 +33,8 @@ at::Tensor unpack_on_cpu(const at::Tensor& blocks, std::int64_t number, at::Scal
   const kernels::PackedNumbers all{
       .format = layout->format, .blocks = from.const_data_ptr<std::uint8_t>(), .out = out.mutable_data_ptr()};
   const auto bytes = static_cast<std::int64_t>(layout->bytes), elements = static_cast<std::int64_t>(layout->elements);
-  at::parallel_for(0, from.numel() / bytes, std::max<std::int64_t>(kNumbersATask / elements, 1),
-                   [&](std::int64_t first, std::int64_t last) { cpu_kernels().decode(dtype, all, first, last); });
+  memory::parallel_for(0, from.numel() / bytes, std::max<std::int64_t>(kNumbersATask / elements, 1),
+                       [&](std::int64_t first, std::int64_t last) { cpu_kernels().decode(dtype, all, first, last); });
   return out;
 }
 

@@ -1,6 +1,5 @@
 #include "snug/ops/rms_norm.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -14,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "snug/memory/parallel_for.h"
 #include "snug/ops/cpu_kernels.h"
 #include "snug/ops/registered.h"
 
@@ -34,7 +34,7 @@ const void* data_or_null(const at::Tensor& t) { return t.defined() ? t.const_dat
 template <class Work>
 void for_rows(const at::Tensor& x, const Work& work) {
   const std::int64_t grain = std::max<std::int64_t>(1, kNormalizedByAThread / x.size(-1));
-  at::parallel_for(0, rows_of(x), grain, work);
+  memory::parallel_for(0, rows_of(x), grain, work);
 }
 
 /// The weight in the type that sums are in: those of a module may have another.

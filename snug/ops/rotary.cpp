@@ -1,6 +1,5 @@
 #include "snug/ops/rotary.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -11,6 +10,7 @@
 #include <algorithm>
 
 #include "snug/base/errors.h"
+#include "snug/memory/parallel_for.h"
 #include "snug/ops/cpu_kernels.h"
 #include "snug/ops/registered.h"
 
@@ -56,7 +56,7 @@ kernels::RotatedHeads heads_of(const at::Tensor& x, const at::Tensor& y, const a
 template <class Work>
 void for_heads(const at::Tensor& x, const Work& work) {
   const std::int64_t grain = std::max<std::int64_t>(1, kTurnedByAThread / x.size(3));
-  at::parallel_for(0, x.numel() / x.size(3), grain, work);
+  memory::parallel_for(0, x.numel() / x.size(3), grain, work);
 }
 
 at::Tensor rotate_kernel(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines) {

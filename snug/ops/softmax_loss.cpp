@@ -1,10 +1,10 @@
 #include "snug/ops/softmax_loss.h"
 
-#include <ATen/Parallel.h>
 #include <torch/types.h>
 
 #include <algorithm>
 
+#include "snug/memory/parallel_for.h"
 #include "snug/ops/cpu_kernels.h"
 
 namespace snug::ops {
@@ -27,7 +27,7 @@ at::Tensor on_cpu(const Logits& logits, const CrossEntropyTerms& terms, double t
                                  .times = times};
   const auto type = logits.values.scalar_type();
   const std::int64_t grain = std::max<std::int64_t>(kLogitsAThread / std::max<std::int64_t>(columns, 1), 1);
-  at::parallel_for(0, rows, grain, [&](std::int64_t first, std::int64_t last) {
+  memory::parallel_for(0, rows, grain, [&](std::int64_t first, std::int64_t last) {
     cpu_kernels().softmax_loss(type, terms, given, first, last);
   });
   return losses;

@@ -1,6 +1,5 @@
 #include "snug/optim/adamw_8bit.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -11,6 +10,7 @@
 #include <span>
 
 #include "snug/base/errors.h"
+#include "snug/memory/parallel_for.h"
 #include "snug/memory/tag.h"
 #include "snug/optim/blockwise_code.h"
 
@@ -106,7 +106,7 @@ void AdamW8bit::update(Update& u) {
     const at::Tensor weights = parameter.contiguous(), gradient = u.gradients[k].contiguous();
     auto* const w = weights.mutable_data_ptr<float>();
     const auto* const g = gradient.const_data_ptr<float>();
-    at::parallel_for(0, blocks_of(parameter), kBlocksPerTask, [&](std::int64_t begin, std::int64_t end) {
+    memory::parallel_for(0, blocks_of(parameter), kBlocksPerTask, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t b = begin; b < end; ++b) {
         const auto size = static_cast<std::size_t>(std::min(kBlock, weights.numel() - b * kBlock));
         const auto block_of = [&](Moment& moment, const BlockwiseCode& code) {

@@ -1,11 +1,12 @@
 #include "snug/optim/stochastic_rounding.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/BFloat16.h>
 
 #include <bit>
 #include <cmath>
+
+#include "snug/memory/parallel_for.h"
 
 namespace snug::optim {
 namespace {
@@ -36,7 +37,7 @@ void round_stochastically(const at::Tensor& from, const at::Tensor& to, const Ro
   const auto* const in = numbers.const_data_ptr<float>();
   auto* const out = whole.mutable_data_ptr<at::BFloat16>();
   const std::uint64_t stream = mixed(mixed(mixed(chances.seed) ^ chances.step) ^ chances.tensor);
-  at::parallel_for(0, numbers.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+  memory::parallel_for(0, numbers.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const auto chance = static_cast<std::uint32_t>(mixed(stream + static_cast<std::uint64_t>(i)) & 0xffffU);
       out[i] = rounded(in[i], chance);

@@ -1,6 +1,5 @@
 #include "snug/record/contents_hash.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <cstring>
 
 #include "snug/base/hash.h"
+#include "snug/memory/parallel_for.h"
 #include "snug/record/recording.h"
 
 namespace snug::record {
@@ -50,12 +50,13 @@ BlockHashes BlockHashes::of(const at::Tensor& tensor) {
   result.blocks.resize(static_cast<std::size_t>((bytes + kBlock - 1) / kBlock));
   // A grain is worth a thread's while.
   constexpr std::int64_t kGrain = 64;
-  at::parallel_for(0, static_cast<std::int64_t>(result.blocks.size()), kGrain, [&](std::int64_t from, std::int64_t to) {
-    for (std::int64_t i = from; i < to; ++i) {
-      const Bytes length = std::min(kBlock, bytes - i * kBlock);
-      result.blocks[static_cast<std::size_t>(i)] = hash_64({data + i * kBlock, static_cast<std::size_t>(length)});
-    }
-  });
+  memory::parallel_for(
+      0, static_cast<std::int64_t>(result.blocks.size()), kGrain, [&](std::int64_t from, std::int64_t to) {
+        for (std::int64_t i = from; i < to; ++i) {
+          const Bytes length = std::min(kBlock, bytes - i * kBlock);
+          result.blocks[static_cast<std::size_t>(i)] = hash_64({data + i * kBlock, static_cast<std::size_t>(length)});
+        }
+      });
   return result;
 }
 
