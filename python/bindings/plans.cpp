@@ -26,6 +26,8 @@ py::dict to_dict(const plan::Share& share) {
   dict["name"] = share.name;
   dict["kept_bytes"] = share.kept;
   dict["moved_bytes"] = share.moved;
+  dict["compressed_bytes"] = share.compressed;
+  dict["encoded_bytes"] = share.encoded;
   dict["recomputed_bytes"] = share.recomputed;
   dict["seconds"] = share.seconds;
   dict["replayed_ops"] = share.replayed_ops;

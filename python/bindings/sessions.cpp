@@ -62,6 +62,7 @@ void bind_step_report(py::module_& m) {
   py::class_<Session::StepReport>(m, "StepReport", "What the latest step did.")
       .def_readonly("replayed_ops", &Session::StepReport::replayed_ops)
       .def_readonly("moved_bytes", &Session::StepReport::moved_bytes, "Out of the device's memory, as the plan says.")
+      .def_readonly("compressed_bytes", &Session::StepReport::compressed_bytes, "Put there in fewer, as the plan says.")
       .def_readonly("evictions", &Session::StepReport::evictions,
                     "Values dropped because the limit was near, not because the plan says so.")
       .def_readonly("followed_plan", &Session::StepReport::followed_plan)
@@ -74,6 +75,7 @@ void bind_step_report(py::module_& m) {
       .def("__repr__", [](const Session::StepReport& r) {
         return "StepReport(replayed_ops=" + std::to_string(r.replayed_ops) +
                (r.moved_bytes > 0 ? ", moved_bytes=" + std::to_string(r.moved_bytes) : "") +
+               (r.compressed_bytes > 0 ? ", compressed_bytes=" + std::to_string(r.compressed_bytes) : "") +
                ", evictions=" + std::to_string(r.evictions) +
                ", followed_plan=" + (r.followed_plan ? "True" : "False") +
                (r.divergence.empty() ? "" : ", divergence='" + r.divergence + "'") + ")";

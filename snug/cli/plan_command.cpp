@@ -133,6 +133,8 @@ nlohmann::ordered_json share_to_json(const plan::Share& share) {
   if (!share.module.empty()) json["module"] = share.module;
   json.update({{"kept_bytes", share.kept},
                {"moved_bytes", share.moved},
+               {"compressed_bytes", share.compressed},
+               {"encoded_bytes", share.encoded},
                {"recomputed_bytes", share.recomputed},
                {"seconds", share.seconds},
                {"replayed_ops", share.replayed_ops}});
@@ -168,6 +170,8 @@ nlohmann::ordered_json to_json(const PlanReport& r, const plan::Explanation& why
       {"leaving_bytes", r.plan.staging.leaving},
       {"arriving_bytes", r.plan.staging.arriving},
       {"waiting_seconds", why.waiting},
+      {"compressed_bytes", why.all.compressed},
+      {"encoded_bytes", why.all.encoded},
       {"recomputed_bytes", why.all.recomputed},
       {"strategy", r.plan.strategy}};
   json["choices"] = to_json(r.choices);
@@ -198,6 +202,10 @@ void print_plan_summary(const PlanReport& r, const plan::Explanation& why) {
   rows.push_back({"smallest budget",
                   fmt::format("{}, no plan has a peak below {}", format_bytes(r.floor), format_bytes(r.bound.peak))});
   rows.push_back({"kept for backward", format_bytes(why.all.kept)});
+  if (why.all.compressed > 0) {
+    rows.push_back({"compressed, the same bits",
+                    fmt::format("{} in {}", format_bytes(why.all.compressed), format_bytes(why.all.encoded))});
+  }
   if (why.all.moved > 0) {
     rows.push_back(
         {"moved to the host", fmt::format("{}, {} at once; the step waits {:.3f} s for copies",

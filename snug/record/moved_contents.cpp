@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "snug/base/match.h"
+
 namespace snug::record {
 
 MovedContents::~MovedContents() {
@@ -10,11 +12,23 @@ MovedContents::~MovedContents() {
 }
 
 void MovedContents::send(plan::ValueId value, const c10::Storage& storage, Bytes bytes, OnTheWay on_the_way) {
-  const auto [sent, is_new] =
-      contents_.emplace(value, memory::Offloaded::sent(storage, bytes, *tiers_, tiers_->nearest(storage.device())));
-  if (!is_new || !sent->second.left()) return;
+  auto sent = memory::Offloaded::sent(storage, bytes, *tiers_, tiers_->nearest(storage.device()));
+  const bool is_on_its_way = static_cast<bool>(sent.left());
+  if (!contents_.emplace(value, std::move(sent)).second || !is_on_its_way) return;
   leaving_.emplace(value, storage);
   for (const plan::ValueId other : departures_.begin(value, on_the_way.bytes, on_the_way.most)) gone(other);
+}
+
+void MovedContents::compress(plan::ValueId value, const c10::Storage& storage, Bytes bytes, memory::Compressed::As as) {
+  contents_.emplace(value, memory::Compressed(storage, bytes, as));
+}
+
+memory::Offloaded::Arriving MovedContents::fetch(plan::ValueId value) const {
+  return std::visit(Match{[](const memory::Offloaded& moved) { return moved.fetch(); },
+                          [](const memory::Compressed& there) {
+                            return memory::Offloaded::Arriving{there.expand(), {}};
+                          }},
+                    contents_.at(value));
 }
 
 c10::Storage MovedContents::gone(plan::ValueId value) {
@@ -24,7 +38,7 @@ c10::Storage MovedContents::gone(plan::ValueId value) {
   c10::Storage storage = std::move(left->second);
   leaving_.erase(left);
   departures_.end(value);
-  streams_.let_all_wait(storage.device(), contents_.at(value).left());
+  streams_.let_all_wait(storage.device(), std::get<memory::Offloaded>(contents_.at(value)).left());
   return storage;
 }
 

@@ -4,9 +4,11 @@
 
 #include <memory>
 #include <unordered_map>
+#include <variant>
 #include <vector>
 
 #include "snug/base/bytes.h"
+#include "snug/memory/compressed.h"
 #include "snug/memory/offloaded.h"
 #include "snug/memory/stream_mark.h"
 #include "snug/memory/tiers.h"
@@ -22,7 +24,8 @@ struct OnTheWay {
   Bytes most = 0;   ///< that may be on their way at once
 };
 
-/// What has left the device's memory of a tape's values: on its way out, elsewhere, and on its way back. Nobody waits
+/// What has left the device's memory of a tape's values: on its way out, elsewhere, and on its way back; or is there in
+/// fewer bytes. Nobody waits
 /// for copies but streams of the device, which do so when a storage is to go, or to be read, whose copy may not be
 /// over.
 ///
@@ -41,6 +44,9 @@ class MovedContents {
   /// when more is on its way than may be. Throws Error, and nothing has changed, when they do not fit there, or cannot
   /// be written.
   void send(plan::ValueId value, const c10::Storage& storage, Bytes bytes, OnTheWay on_the_way);
+  /// They stay on the device in fewer bytes, and the storage may go. Throws Error, and nothing has changed, when they
+  /// do not fit into those, or there is no memory for them.
+  void compress(plan::ValueId value, const c10::Storage& storage, Bytes bytes, memory::Compressed::As as);
   /// The device waits until they have left, and the storage may go, or be written. Returns the storage; none where they
   /// had been gone before.
   c10::Storage gone(plan::ValueId value);
@@ -50,7 +56,7 @@ class MovedContents {
   [[nodiscard]] bool leaving(plan::ValueId value) const { return leaving_.contains(value); }
   /// In a new storage. The caller keeps that, and what reads it waits (see arrived). Throws Error when the contents
   /// cannot be read.
-  [[nodiscard]] memory::Offloaded::Arriving fetch(plan::ValueId value) const { return contents_.at(value).fetch(); }
+  [[nodiscard]] memory::Offloaded::Arriving fetch(plan::ValueId value) const;
   void arrives(plan::ValueId value, c10::Device device, memory::StreamMark there);
   /// What the device's current stream does from now on comes after the contents are there.
   void arrived(plan::ValueId value) const;
@@ -65,7 +71,7 @@ class MovedContents {
  private:
   StreamOrder& streams_;
   std::shared_ptr<memory::Tiers> tiers_ = std::make_shared<memory::Tiers>();  // outlives what is in them
-  std::unordered_map<plan::ValueId, memory::Offloaded> contents_;
+  std::unordered_map<plan::ValueId, std::variant<memory::Offloaded, memory::Compressed>> contents_;
   std::unordered_map<plan::ValueId, c10::Storage> leaving_;
   plan::Departures departures_;
   struct Arriving {

@@ -8,6 +8,7 @@
 
 #include "snug/base/patient_lock.h"
 #include "snug/memory/tag.h"
+#include "snug/record/encodings.h"
 #include "snug/record/tape.h"
 
 namespace snug::record {
@@ -242,6 +243,9 @@ void Profiler::settle_begins(const Tape& tape) {
   poll(tape);
   mark();
   push(Event::Kind::Settle, -1);
+  const StepClock::Moment began = clocks_.front().now();
+  measure_encodings(tape, gauges_.front().memory(), graph_);
+  clocks_.front().leave_out(began, clocks_.front().now());
 }
 
 void Profiler::rehearse(const Tape& tape, const std::function<bool()>& update) {

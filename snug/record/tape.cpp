@@ -6,6 +6,24 @@
 #include "snug/base/patient_lock.h"
 
 namespace snug::record {
+namespace {
+
+memory::Codec codec_of(plan::Codec codec) {
+  switch (codec) {
+    case plan::Codec::Bits:
+      return memory::Codec::Bits;
+    case plan::Codec::Narrow:
+      return memory::Codec::Narrow;
+    case plan::Codec::Exponents:
+      return memory::Codec::Exponents;
+    case plan::Codec::Zeros:
+    case plan::Codec::None:
+      break;
+  }
+  return memory::Codec::Zeros;
+}
+
+}  // namespace
 
 Tape::Tape(Policy policy, std::shared_ptr<TapeObserver> observer) : follower_(std::move(policy)) {
   if (observer) observers_.add(std::move(observer));
@@ -100,13 +118,11 @@ bool Tape::keeps_when_saved(plan::ValueId value) const {
   return regions_.keeps_when_saved(flow(), value, values_.must(value));
 }
 
-/// A replay will need it: it is held, or leaves the device's memory.
+/// A replay will need it: it is held, or goes away.
 void Tape::keep(plan::ValueId value, const c10::Storage& storage) {
-  if (values_.moves(value)) {
+  if (const auto how = values_.away(value)) {
     try {
-      const KnownStep* known = follower_.known_step();
-      const Bytes most = known != nullptr ? known->plan->staging.leaving : 0;
-      return values_.offload(value, storage, {.bytes = planned_bytes(value), .most = most});
+      return put_away(value, storage, *how);
     } catch (const Error&) {
       // Of the operator that runs, if any. A planned step goes on, and drops the value where memory runs out.
       if (follower_.known_step() == nullptr) failure_ = std::current_exception();
@@ -115,6 +131,21 @@ void Tape::keep(plan::ValueId value, const c10::Storage& storage) {
     }
   }
   values_.hold(value, storage);
+}
+
+void Tape::put_away(plan::ValueId value, const c10::Storage& storage, plan::Action how) {
+  const KnownStep* known = follower_.known_step();
+  if (!plan::is_compressed(how)) {
+    const Bytes most = known != nullptr ? known->plan->staging.leaving : 0;
+    return values_.offload(value, storage, {.bytes = planned_bytes(value), .most = most});
+  }
+  const auto& encoding = known != nullptr ? known->graph->values.at(plan::at(value)).encoding : std::nullopt;
+  // On an accelerator, or by a plan that was made by hand.
+  if (!encoding || encoding->codec != how.codec || !values_.device(value).is_cpu()) return values_.hold(value, storage);
+  values_.compress(value, storage,
+                   {.codec = codec_of(how.codec),
+                    .element = static_cast<std::size_t>(encoding->element),
+                    .bytes = encoding->content_bytes});
 }
 
 Bytes Tape::planned_bytes(plan::ValueId value) const {

@@ -172,6 +172,7 @@ class Tape {
   void bind(SavedTensor& saved);
   void bind_before(const OperatorTraits& traits, const c10::IValue* arguments);
   void keep(plan::ValueId value, const c10::Storage& storage);
+  void put_away(plan::ValueId value, const c10::Storage& storage, plan::Action how);
   [[nodiscard]] Bytes planned_bytes(plan::ValueId value) const;
   [[nodiscard]] bool escapes(plan::ValueId value) const;
   [[nodiscard]] bool keeps_when_saved(plan::ValueId value) const;

@@ -217,16 +217,11 @@ plan::ValueId Tape::add_output(const PendingCall& pending, const at::Tensor& ten
 /// Where the plan or the region will have a value that has just been made.
 void Tape::place(const PendingCall& pending, plan::ValueId value, const c10::Storage& storage) {
   const RegionVerdict& verdict = pending.verdict;
-  switch (plan::decide(verdict.must, follower_.action(value, verdict.preferred)).home) {
-    case plan::Home::Device:
-      values_.hold(value, storage);
-      break;
-    case plan::Home::Host:  // once it is saved
-      if (follower_.known_step() != nullptr || regions_.moves(values_.nbytes(value))) values_.let_move(value);
-      break;
-    case plan::Home::Nowhere:
-      break;
-  }
+  const plan::Action action = plan::decide(verdict.must, follower_.action(value, verdict.preferred));
+  if (action == plan::kKeep) return values_.hold(value, storage);
+  if (action == plan::kRecompute) return;
+  // Once it is saved.
+  if (follower_.known_step() != nullptr || regions_.moves(values_.nbytes(value))) values_.let_go_away(value, action);
 }
 
 void Tape::tell_results(plan::OpId op) {

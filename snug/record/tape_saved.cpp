@@ -35,8 +35,9 @@ void Tape::bind(SavedTensor& saved) {
   verified_.note(value, saved.view);
   if (!ledger().held(value) && !ledger().fetchable(value)) {
     // What saves it may have left the stream that made it.
-    if (values_.moves(value) || verified_.remembers(value)) streams_.wait_for_all(values_.device(value));
-    if (values_.moves(value) || keeps_when_saved(value)) {
+    const bool goes_away = values_.away(value).has_value();
+    if (goes_away || verified_.remembers(value)) streams_.wait_for_all(values_.device(value));
+    if (goes_away || keeps_when_saved(value)) {
       keep(value, saved.storage);
     } else {
       verified_.remember(value, saved.storage);

@@ -84,7 +84,7 @@ void ValueStore::discard(plan::ValueId value) {
 
 void ValueStore::offload(plan::ValueId value, const c10::Storage& storage, OnTheWay on_the_way) {
   Value& v = at(value);
-  v.moves = false;  // once, if at all
+  v.away.reset();  // once, if at all
   {
     const at::AutoDispatchBelowADInplaceOrView below;
     const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
@@ -92,6 +92,20 @@ void ValueStore::offload(plan::ValueId value, const c10::Storage& storage, OnThe
   }
   offloaded_bytes_ += v.nbytes;
   v.copied = true;
+  ledger_.offload(value);
+  let_go(value);
+}
+
+void ValueStore::compress(plan::ValueId value, const c10::Storage& storage, memory::Compressed::As as) {
+  Value& v = at(value);
+  v.away.reset();
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
+    const TapeMutex::Lent lent(mutex_);
+    moved_.compress(value, storage, v.nbytes, as);
+  }
+  compressed_bytes_ += v.nbytes;
   ledger_.offload(value);
   let_go(value);
 }

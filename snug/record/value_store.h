@@ -65,9 +65,9 @@ class ValueStore {
   /// What a region's policy said of it.
   [[nodiscard]] plan::Must must(plan::ValueId value) const { return at(value).must; }
   void set_must(plan::ValueId value, plan::Must must) { at(value).must = must; }
-  /// Whether it leaves the device's memory once a saved tensor, or a replay, will need it.
-  [[nodiscard]] bool moves(plan::ValueId value) const { return at(value).moves; }
-  void let_move(plan::ValueId value) { at(value).moves = true; }
+  /// What becomes of it once a saved tensor, or a replay, will need it, where it does not stay as it is.
+  [[nodiscard]] std::optional<plan::Action> away(plan::ValueId value) const { return at(value).away; }
+  void let_go_away(plan::ValueId value, plan::Action how) { at(value).away = how; }
   /// Whether it is memory without contents, as of `empty`, that nothing which was seen has written yet.
   [[nodiscard]] bool unfilled(plan::ValueId value) const { return at(value).unfilled; }
   void set_unfilled(plan::ValueId value) { at(value).unfilled = true; }
@@ -101,6 +101,9 @@ class ValueStore {
   /// Moves a value's contents out of the device's memory: the value is absent, and its storage stays until they are
   /// gone(). Throws Error, and nothing has changed, when they cannot be written there.
   void offload(plan::ValueId value, const c10::Storage& storage, OnTheWay on_the_way = {});
+  /// The same, but they stay on the device, compressed. Throws Error where they do not fit, or there is no memory for
+  /// them.
+  void compress(plan::ValueId value, const c10::Storage& storage, memory::Compressed::As as);
   /// Contents that have been moved have left, and the storage that they were in may go, or be written. Returns bytes
   /// that this frees on the device: none where the program refers to them, or they had been gone.
   Bytes gone(plan::ValueId value);
@@ -158,6 +161,8 @@ class ValueStore {
   [[nodiscard]] bool made(c10::StorageImpl* storage) const;
   /// Bytes that have been moved out of the device's memory.
   [[nodiscard]] Bytes offloaded_bytes() const noexcept { return offloaded_bytes_; }
+  /// Bytes that have been compressed, as many as they were.
+  [[nodiscard]] Bytes compressed_bytes() const noexcept { return compressed_bytes_; }
 
  private:
   struct Value {
@@ -171,7 +176,7 @@ class ValueStore {
     bool unfilled = false;
     bool of_result = false;  // a leaf: contents that something unseen left in a result
     bool written_over = false;
-    bool moves = false;
+    std::optional<plan::Action> away;
     bool read = false;
     plan::Must must = plan::Must::Nothing;
   };
@@ -190,7 +195,7 @@ class ValueStore {
   std::vector<plan::ValueId> held_results_;                       // and some that no longer are
   ska::flat_hash_map<c10::StorageImpl*, plan::ValueId> current_;  // the version that a storage holds now
   MovedContents moved_;
-  Bytes offloaded_bytes_ = 0;
+  Bytes offloaded_bytes_ = 0, compressed_bytes_ = 0;
   int pass_ = kNoPass;
 };
 

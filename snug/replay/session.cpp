@@ -265,6 +265,7 @@ at::Tensor Session::run(const replay::Forward& forward) {
   s.trace = tracer->take();
   s.last = {.replayed_ops = s.trace.replayed_ops(),
             .moved_bytes = tape->values().offloaded_bytes(),
+            .compressed_bytes = tape->values().compressed_bytes(),
             .evictions = s.trace.evictions(),
             .followed_plan = !tape->divergence().has_value(),
             .divergence = {},

@@ -42,6 +42,7 @@ class Session {
   struct StepReport {
     std::int64_t replayed_ops = 0;
     Bytes moved_bytes = 0;       ///< out of the device's memory
+    Bytes compressed_bytes = 0;  ///< that were put there in fewer
     std::int64_t evictions = 0;  ///< values dropped because the limit was near, not because the plan says so
     bool followed_plan = true;
     std::string divergence;  ///< where it first differed from all known steps, or why it had no plan, else empty

@@ -205,8 +205,11 @@ std::vector<MemoryPlan> plans_by_brute_force(const StepGraph& graph) {
     const auto with_actions = [&](const auto& self, std::size_t i) -> void {
       if (i == values.size()) return plans.push_back(predicted(graph, plan));
       const auto v = static_cast<std::size_t>(values[i]);
-      for (const Action action : {kKeep, kRecompute, kMove}) {
-        if (action == kMove && (!graph.host || !graph.values[v].saved || graph.values[v].bytes == 0)) continue;
+      const bool may_go = graph.values[v].saved && graph.values[v].bytes > 0;
+      std::vector<Action> possible{kKeep, kRecompute};
+      if (may_go && graph.host) possible.push_back(kMove);
+      if (may_go && graph.values[v].encoding) possible.push_back(compressed(graph.values[v].encoding->codec));
+      for (const Action action : possible) {
         plan.actions[v] = action;
         self(self, i + 1);
       }
@@ -270,6 +273,46 @@ TEST(TradeOff, IsTheBestOfAllPlansThatMoveOrRecompute) {
   EXPECT_GT(points, 500);
   EXPECT_GT(moving, 100);
   EXPECT_GT(recomputing, 50);
+}
+
+TEST(TradeOff, IsTheBestOfAllPlansThatCompressMoveOrRecompute) {
+  int graphs = 0, points = 0, compressing = 0;
+  for (std::uint64_t seed = 0; graphs < 250; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    StepGraph graph = synthetic::random_graph(seed, 2 + static_cast<int>(seed % 3));
+    const double of_all = graph.step_seconds / static_cast<double>(plan_none(graph).predicted_peak + 1);
+    const double price = std::pow(10.0, static_cast<double>(seed % 7) / 2 - 2);
+    for (std::size_t v = 0; v < graph.values.size(); ++v) {
+      const Bytes bytes = graph.values[v].bytes;
+      if ((seed + v) % 3 == 0 || bytes == 0) continue;
+      graph.values[v].encoding = Encoding{.codec = v % 2 == 0 ? Codec::Zeros : Codec::Narrow,
+                                          .element = 4,
+                                          .content_bytes = bytes / 2,
+                                          .bytes = bytes / 2,
+                                          .encode_seconds = price * of_all * static_cast<double>(bytes),
+                                          .decode_seconds = price * of_all * static_cast<double>(bytes) / 2};
+    }
+    if (seed % 2 == 0) {
+      graph.host = MoveCost{.out_seconds_per_byte = 2 * price * of_all,
+                            .in_seconds_per_byte = 2 * price * of_all,
+                            .seconds_per_copy = 0,
+                            .budget = std::nullopt};
+    }
+    if (count_plans(graph, 20'000) >= 20'000) continue;
+    ++graphs;
+    const auto all = plans_by_brute_force(graph);
+    const TradeOff trade_off(graph);
+    for (const MemoryPlan& best : front_of(all)) {
+      ++points;
+      const MemoryPlan ours = trade_off.best(graph, {best.predicted_peak, 0});
+      ASSERT_NEAR(ours.predicted_seconds, best.predicted_seconds, 1e-9);
+      ASSERT_LE(lower_bound(graph, best.predicted_peak).step_seconds, best.predicted_seconds * (1 + 1e-12));
+      compressing += std::ranges::any_of(ours.actions, is_compressed);
+    }
+    ASSERT_EQ(trade_off.floor(), front_of(all).back().predicted_peak);
+  }
+  EXPECT_GT(points, 300);
+  EXPECT_GT(compressing, 60);
 }
 
 TEST(TradeOff, AndTheBoundHoldForAllPlansWhoseCopiesHide) {

@@ -86,11 +86,11 @@ TEST_F(Values, HaveAStorageExactlyWhileTheLedgerCallsThemResident) {
 
 TEST_F(Values, ComeBackWithTheirBitsWhenTheyHaveBeenMoved) {
   const ValueId result = output(y);
-  values.let_move(result);
+  values.let_go_away(result, plan::kMove);
   values.pack(result);
   values.offload(result, y.storage());
   expect_agreement("offload");
-  EXPECT_FALSE(values.moves(result)) << "it has";
+  EXPECT_FALSE(values.away(result)) << "it has";
   EXPECT_TRUE(values.ledger().fetchable(result));
   EXPECT_EQ(values.offloaded_bytes(), 256);
   const at::Tensor contents = y.clone();
@@ -116,7 +116,7 @@ TEST_F(Values, ThatAReplayHasMadeAreGoneWhenTheyAreMoved) {
 
 TEST_F(Values, StayWhereTheyAreWhenTheyCannotBeMoved) {
   const ValueId result = output(y);
-  values.let_move(result);
+  values.let_go_away(result, plan::kMove);
   const char* tmpdir = std::getenv("TMPDIR");
   const std::string before = tmpdir != nullptr ? tmpdir : "";
   ::setenv("TMPDIR", "/no/such/folder", 1);

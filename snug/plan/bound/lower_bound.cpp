@@ -65,7 +65,8 @@ class WithHiddenCopies {
   /// More than the step's own seconds; `out` and `in`: shares of what is computed before and after that give way to
   /// copies.
   [[nodiscard]] double bound(double out, double in) const {
-    const Relaxation relaxation(graph_, tight_.moment, {.replay = 1 - in, .out = out, .in = in});
+    const Relaxation relaxation(graph_, tight_.moment,
+                                {.replay = 1 - in, .out = out, .in = in, .encode = 1 - out, .decode = 1 - in});
     const auto given_up = [&](double moment) { return out * moment + in * (graph_.step_seconds - moment); };
     return relaxation.least_seconds(tight_.room).seconds - std::max(given_up(before_), given_up(after_));
   }

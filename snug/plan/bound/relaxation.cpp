@@ -46,6 +46,14 @@ Relaxation::Relaxation(const StepGraph& graph, Moment moment, SecondsCount count
     move_seconds_.push_back(may_move(graph, v) ? count.out * graph.host->out(bytes) + count.in * graph.host->in(bytes)
                                                : kImpossible);
   }
+  for (ValueId v = 0; v < graph.flow.values(); ++v) {
+    const auto actions = legal_actions(graph, v);
+    const bool may = std::ranges::any_of(actions, is_compressed);
+    const auto& encoding = graph.values[at(v)].encoding;
+    code_seconds_.push_back(may ? count.encode * encoding->encode_seconds + count.decode * encoding->decode_seconds
+                                : kImpossible);
+    code_share_.push_back(may ? static_cast<double>(encoding->bytes) / static_cast<double>(graph.step_bytes(v)) : 1);
+  }
   for (const OpInfo& op : graph.ops) op_seconds_.push_back(count.replay * op.seconds);
   double all = 0;
   for (OpId op = moment_.ops - 1; op >= 0; --op) {
@@ -80,9 +88,8 @@ Relaxation::Priced Relaxation::solve(double price) const {
   }
   // Beyond the price of everything a capacity makes no more difference.
   const auto capacity = [&](std::size_t v) {
-    double units = moment_.lost[v] ? kImpossible : price * weights_[v] * scale_;
-    units = std::min({units, move_seconds_[v] * scale_, 4 * kCapacityOfAllSeconds});
-    return static_cast<CutNetwork::Capacity>(units);
+    const double units = cheapest(v, price).cost(price) * scale_;
+    return static_cast<CutNetwork::Capacity>(std::min(units, 4 * kCapacityOfAllSeconds));
   };
   CutNetwork network(nodes);
   std::int32_t next = operators;
@@ -114,13 +121,24 @@ Relaxation::Priced Relaxation::solve(double price) const {
   return {weighed(std::move(replayed), price), static_cast<double>(cut.capacity) / scale_};
 }
 
+Relaxation::Away Relaxation::cheapest(std::size_t v, double price) const {
+  Away best{kKeep, moment_.lost[v] ? kImpossible : 0, weights_[v]};
+  const auto offer = [&](const Away& other) {
+    if (other.cost(price) < best.cost(price)) best = other;
+  };
+  if (code_share_[v] < 1)
+    offer({compressed(graph_.values[v].encoding->codec), code_seconds_[v], code_share_[v] * weights_[v]});
+  offer({kMove, move_seconds_[v], 0});
+  return best;
+}
+
 bool Relaxation::needed(ValueId v, const std::vector<char>& replayed) const {
   return moment_.saved[at(v)] || std::ranges::any_of(readers_[at(v)], [&](OpId op) { return replayed[at(op)] != 0; });
 }
 
 RelaxedChoice Relaxation::weighed(std::vector<char> replayed, double price) const {
   RelaxedChoice choice;
-  choice.moved.assign(weights_.size(), 0);
+  choice.away.assign(weights_.size(), kKeep);
   for (OpId op = 0; op < moment_.ops; ++op) {
     if (replayed[at(op)]) {
       choice.seconds += op_seconds_[at(op)];
@@ -129,8 +147,10 @@ RelaxedChoice Relaxation::weighed(std::vector<char> replayed, double price) cons
     for (const Output& out : graph_.flow.outputs(op)) {
       const std::size_t v = at(out.value);
       if (moment_.free[v] || !needed(out.value, replayed)) continue;
-      choice.moved[v] = moves(v, price);
-      (choice.moved[v] ? choice.seconds : choice.weight) += choice.moved[v] ? move_seconds_[v] : weights_[v];
+      const Away away = cheapest(v, price);
+      choice.away[v] = away.action;
+      choice.seconds += away.seconds;
+      choice.weight += away.weight;
     }
   }
   choice.replayed = std::move(replayed);
@@ -139,7 +159,10 @@ RelaxedChoice Relaxation::weighed(std::vector<char> replayed, double price) cons
 
 RelaxedChoice Relaxation::best(double price) const {
   if (std::isfinite(price)) return solve(price).choice;
-  return graph_.host ? solve(kAnyPrice).choice : everything_again();
+  const auto elsewhere = [](double seconds) { return std::isfinite(seconds); };
+  const bool all_again =
+      std::ranges::none_of(move_seconds_, elsewhere) && std::ranges::none_of(code_seconds_, elsewhere);
+  return all_again ? everything_again() : solve(kAnyPrice).choice;
 }
 
 RelaxedChoice Relaxation::everything_again() const {
@@ -203,7 +226,7 @@ std::vector<Action> Relaxation::actions(const RelaxedChoice& choice) const {
     const OpId op = graph_.flow.producer(v);
     const bool there = graph_.flow.is_leaf(v) || (op < moment_.ops && needed(v, choice.replayed) &&
                                                   (moment_.free[at(v)] || !choice.replayed[at(op)]));
-    if (there) actions[at(v)] = choice.moved[at(v)] ? kMove : kKeep;
+    if (there) actions[at(v)] = choice.away[at(v)];
   }
   return actions;
 }

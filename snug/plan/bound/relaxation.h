@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cmath>
 #include <cstddef>
 #include <utility>
 #include <vector>
@@ -25,24 +24,25 @@ struct Moment {
 
 /// What a relaxed plan does.
 struct RelaxedChoice {
-  double seconds = 0;          ///< of the operators that run again, and of the values that are moved and fetched
-  double weight = 0;           ///< of the values that are there, the free ones not
+  double seconds = 0;          ///< of the operators that run again, and of the values that are moved or compressed
+  double weight = 0;           ///< of the values that are there, the free ones not, and of what is compressed
   std::vector<char> replayed;  ///< by OpId
-  std::vector<char> moved;     ///< by ValueId
+  std::vector<Action> away;    ///< by ValueId: kMove, compressed, or kKeep
 };
 
 /// How much a second counts of what a choice does.
 struct SecondsCount {
-  double replay = 1, out = 1, in = 1;  ///< of operators that run again, and of copies to the host and back
+  double replay = 1;              ///< of operators that run again
+  double out = 1, in = 1;         ///< of copies to the host and back
+  double encode = 1, decode = 1;  ///< of compressing, and back
 };
 
 /// The choice that every plan makes at one moment of a step, and nothing else of it: each value that backward asks for
-/// later is there, or elsewhere and fetched, or its operator runs again, and then that operator's inputs are there or
-/// made again too. Each
-/// operator counts once, however often a plan would run it. So the fewest seconds of a choice within some bytes are a
-/// lower bound for every plan that has no more bytes at that moment; and choices are good plans themselves when memory
-/// is scarce at that moment only. Values weigh their bytes, unless they are given other weights, and seconds count as
-/// they are, unless it is told otherwise.
+/// later is there, as it is or in fewer bytes, or elsewhere and fetched, or its operator runs again, and then that
+/// operator's inputs are there or made again too. Each operator counts once, however often a plan would run it. So the
+/// fewest seconds of a choice within some bytes are a lower bound for every plan that has no more bytes at that moment;
+/// and choices are good plans themselves when memory is scarce at that moment only. Values weigh their bytes, unless
+/// they are given other weights, and seconds count as they are, unless it is told otherwise.
 ///
 /// Weighing seconds and bytes against each other makes it a minimum cut (a closure problem, Picard 1976). The weights
 /// that matter form the lower convex hull of seconds over bytes.
@@ -84,10 +84,14 @@ class Relaxation {
   };
   [[nodiscard]] Priced solve(double price) const;
   [[nodiscard]] RelaxedChoice weighed(std::vector<char> replayed, double price) const;
-  /// Also of what backward has asked for already, as long as a replay may read it.
-  [[nodiscard]] bool moves(std::size_t v, double price) const {
-    return std::isfinite(move_seconds_[v]) && (moment_.lost[v] || price * weights_[v] > move_seconds_[v]);
-  }
+  /// What a value that an operator does not make again takes for being had later: the cheapest at that price. Also of
+  /// what backward has asked for already, as long as a replay may read it.
+  struct Away {
+    Action action = kKeep;
+    double seconds = 0, weight = 0;
+    [[nodiscard]] double cost(double price) const { return seconds + (weight > 0 ? price * weight : 0); }
+  };
+  [[nodiscard]] Away cheapest(std::size_t v, double price) const;
   [[nodiscard]] bool needed(ValueId v, const std::vector<char>& replayed) const;
 
   const StepGraph& graph_;
@@ -95,6 +99,8 @@ class Relaxation {
   std::vector<double> weights_;
   std::vector<double> op_seconds_;          // by OpId, to run again
   std::vector<double> move_seconds_;        // out and back; infinite where it cannot be moved
+  std::vector<double> code_seconds_;        // the same for compressing
+  std::vector<double> code_share_;          // of its weight that is left then
   std::vector<std::vector<OpId>> readers_;  // by ValueId, of the operators below
   std::vector<char> relevant_;              // operators that some choice may run again
   double scale_ = 1;                        // capacities per second

@@ -67,13 +67,15 @@ Explanation explain(const StepGraph& graph, const MemoryPlan& plan) {
       Share& named = by_name[info.name];
       named.name = info.name;
       const auto replays = run.replays[at(op)];
-      Bytes kept = 0, moved = 0, recomputed = 0;
+      Bytes kept = 0, moved = 0, compressed = 0, encoded = 0, recomputed = 0;
       for (const Output& out : graph.flow.outputs(op)) {
         if (!graph.values[at(out.value)].saved) continue;
         const Bytes bytes = graph.step_bytes(out.value);
-        switch (decided(graph, plan, out.value).home) {
+        const Action action = decided(graph, plan, out.value);
+        switch (action.home) {
           case Home::Device:
-            kept += bytes;
+            (is_compressed(action) ? compressed : kept) += bytes;
+            if (is_compressed(action)) encoded += bytes_held(graph, out.value, action);
             break;
           case Home::Host:
             moved += bytes;
@@ -86,6 +88,8 @@ Explanation explain(const StepGraph& graph, const MemoryPlan& plan) {
       for (Share* share : {&piece, &named, &result.all}) {
         share->kept += kept;
         share->moved += moved;
+        share->compressed += compressed;
+        share->encoded += encoded;
         share->recomputed += recomputed;
         share->seconds += replays * info.seconds;
         share->replayed_ops += replays;

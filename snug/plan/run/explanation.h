@@ -16,6 +16,8 @@ struct Share {
   OpId begin = 0, end = 0;  ///< operators, of a piece
   Bytes kept = 0;           ///< bytes of saved values that are there when backward begins
   Bytes moved = 0;          ///< of those that are elsewhere then, and are fetched
+  Bytes compressed = 0;     ///< of those that are there in fewer bytes then,
+  Bytes encoded = 0;        ///< these
   Bytes recomputed = 0;     ///< of those that are made again
   double seconds = 0;       ///< of replayed operators
   std::int64_t replayed_ops = 0;

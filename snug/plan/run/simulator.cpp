@@ -55,7 +55,7 @@ class Run : public StepVisitor {
         result_.times.push_back(now());
       }
     }
-    result_.seconds = graph_.step_seconds + replay_seconds_ + result_.waiting_seconds;
+    result_.seconds = graph_.step_seconds + own_seconds();
     return std::move(result_);
   }
 
@@ -73,7 +73,7 @@ class Run : public StepVisitor {
         // The storage changes hands: the old value's contents are gone. A leaf's are in a copy.
         ledger_.lose(out.overwrites);
       }
-      if (flow_.is_leaf(out.value) || decided(graph_, plan_, out.value).home == Home::Device) ledger_.hold(out.value);
+      if (flow_.is_leaf(out.value) || decided(graph_, plan_, out.value) == kKeep) ledger_.hold(out.value);
     }
   }
 
@@ -107,7 +107,10 @@ class Run : public StepVisitor {
   void save(ValueId v) {
     ledger_.pack(v);
     // Its contents leave the device's memory, but for what the program still refers to.
-    if (!ledger_.at_hand(v) && moves(v)) move(v);
+    if (ledger_.at_hand(v) || flow_.is_leaf(v)) return;
+    const Action action = decided(graph_, plan_, v);
+    if (action.home == Home::Host) move(v);
+    if (is_compressed(action)) compress(v);
   }
 
   void settle() {
@@ -125,6 +128,7 @@ class Run : public StepVisitor {
  private:
   struct OfValue {
     std::int32_t consumed = 0;
+    Bytes encoded = 0;      // that its compressed contents take
     bool borrowed = false;  // dropped, but a backward node still uses the unpacked tensor
     bool second = false;    // its storage is there, and a replay has made it again, or fetched it, in another
     bool moved = false;     // its contents are on the host
@@ -135,7 +139,6 @@ class Run : public StepVisitor {
   [[nodiscard]] const OfValue& of(ValueId v) const { return values_[at(v)]; }
 
   Bytes bytes(ValueId v) const { return graph_.step_bytes(v); }
-  bool moves(ValueId v) const { return !flow_.is_leaf(v) && decided(graph_, plan_, v).home == Home::Host; }
 
   void move(ValueId v) {
     ledger_.offload(v);
@@ -145,6 +148,13 @@ class Run : public StepVisitor {
     link_.send(v, bytes(v), now());
     of(v).leaving = true;
     for (const ValueId other : departures_.begin(v, bytes(v), plan_.staging.leaving)) gone(other);
+  }
+  void compress(ValueId v) {
+    ledger_.offload(v);
+    live_ += of(v).encoded = bytes_held(graph_, v, decided(graph_, plan_, v));
+    reach(live_, kNoOp);
+    if (graph_.values[at(v)].encoding) result_.coding_seconds += graph_.values[at(v)].encoding->encode_seconds;
+    if (!walk_.alive(v)) original_goes(v);
   }
   /// Its copy to the host is over, and waited for.
   void gone(ValueId v) {
@@ -162,7 +172,11 @@ class Run : public StepVisitor {
   void fetch(ValueId v) {
     live_ += bytes(v);
     reach(live_, kNoOp);
-    link_.fetch(v, bytes(v), now());
+    if (of(v).moved) {
+      link_.fetch(v, bytes(v), now());
+    } else if (const auto& encoding = graph_.values[at(v)].encoding) {
+      result_.coding_seconds += encoding->decode_seconds;
+    }
     ledger_.cache(v);
     if (has_original(v)) of(v).second = true;
   }
@@ -177,14 +191,18 @@ class Run : public StepVisitor {
     if (!std::exchange(of(v).asked, true)) result_.asked.push_back(v);
   }
 
-  [[nodiscard]] double now() const { return events_seconds_ + replay_seconds_ + result_.waiting_seconds; }
+  [[nodiscard]] double now() const { return events_seconds_ + own_seconds(); }
+  /// That the plan adds.
+  [[nodiscard]] double own_seconds() const {
+    return replay_seconds_ + result_.waiting_seconds + result_.coding_seconds;
+  }
   void wait_until(double time) { result_.waiting_seconds += std::max(time - now(), 0.0); }
 
-  /// What has been moved goes when nobody needs it.
+  /// What has been moved, or compressed, goes when nobody needs it.
   void forget_if_useless(ValueId v) {
-    if (!of(v).moved || !ledger_.useless(v)) return;
-    of(v).moved = false;
-    on_host_ -= whole_pages(bytes(v));
+    if (!ledger_.useless(v)) return;
+    live_ -= std::exchange(of(v).encoded, 0);
+    if (std::exchange(of(v).moved, false)) on_host_ -= whole_pages(bytes(v));
   }
 
   void reach(Bytes level, OpId op) {

@@ -20,6 +20,7 @@ struct Simulation {
   double seconds = 0;  ///< of forward and backward: as recorded, what is replayed, and waiting for what is moved
   std::int64_t replayed_ops = 0;
   double waiting_seconds = 0;         ///< of `seconds`: for copies out of the device's memory and back
+  double coding_seconds = 0;          ///< of `seconds`: to compress, and back
   Bytes host_peak = 0;                ///< of what has been moved there
   std::vector<ValueId> asked;         ///< values in the order in which backward first reads them, or makes them again
   std::vector<Bytes> timeline;        ///< memory after each event; filled on request

@@ -8,6 +8,7 @@
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
 #include "snug/plan/step/excerpt.h"
+#include "snug/plan/step/legal_actions.h"
 #include "snug/plan/step/pieces.h"
 #include "snug/plan/step/step_walk.h"
 
@@ -239,7 +240,7 @@ class PieceWeigher {
     for (std::size_t v = 0; v < actions.size(); ++v) {
       if (actions[v] == kRecompute || local.flow.is_leaf(static_cast<ValueId>(v))) continue;
       result.actions.emplace_back(excerpt_.values[v], actions[v]);
-      if (actions[v].home == Home::Device) result.kept += local.step_bytes(static_cast<ValueId>(v));
+      result.kept += bytes_held(local, static_cast<ValueId>(v), actions[v]);
     }
     plan.segments = segments;
     const Simulation run = simulate(local, plan, Detail::Timeline);

@@ -104,6 +104,11 @@ std::vector<MemoryPlan> low_plans(const StepGraph& graph, std::size_t pieces, Ef
     for (const Output& out : timeless.flow.outputs(op)) bytes += timeless.values[at(out.value)].bytes;
     timeless.ops[at(op)].seconds = timeless_seconds(timeless.ops[at(op)].name, bytes);
   }
+  for (ValueInfo& value : timeless.values) {
+    if (value.encoding)
+      value.encoding->encode_seconds = value.encoding->decode_seconds =
+          kTimelessCopy * static_cast<double>(value.bytes);
+  }
   timeless.step_seconds = 1;
   if (timeless.host) {
     // Between what is cheap to make again and what is not.

@@ -6,14 +6,18 @@ namespace snug::plan {
 
 /// Where the contents of a value are between its making and its last use in the backward pass.
 enum class Home : std::uint8_t {
-  Device,   ///< where they were made
+  Device,   ///< where they were made; with a codec from when autograd saves them on
   Host,     ///< they leave the device's memory when autograd saves them, and are fetched when backward asks
   Nowhere,  ///< they are dropped when the program lets go of them, and made again by replay when backward asks
 };
 
-/// How they are written there.
+/// How they are written there: every codec gives back the same bits.
 enum class Codec : std::uint8_t {
-  None,  ///< as they are
+  None,       ///< as they are
+  Zeros,      ///< a bit for each number that says whether it is 0, and those that are not
+  Bits,       ///< a bit for each byte that is 0 or 1
+  Narrow,     ///< integers in as many bytes as the largest needs
+  Exponents,  ///< half a byte for the exponent of each number, as most lie close together
 };
 
 /// What happens to a value. Closed: whoever decides by it names every case.
@@ -26,6 +30,10 @@ struct Action {
 inline constexpr Action kKeep{Home::Device};
 inline constexpr Action kMove{Home::Host};
 inline constexpr Action kRecompute{Home::Nowhere};
+[[nodiscard]] constexpr Action compressed(Codec codec) { return {Home::Device, codec}; }
+[[nodiscard]] constexpr bool is_compressed(Action action) {
+  return action.home == Home::Device && action.codec != Codec::None;
+}
 
 /// What a plan has no say in: the program's policy has decided (see Choice), or nothing else is possible.
 enum class Must : std::uint8_t { Nothing, Keep, Recompute };

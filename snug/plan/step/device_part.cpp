@@ -12,6 +12,7 @@ StepGraph seen_from(const StepGraph& graph, const DevicePart& part) {
   seen.host.reset();  // whose cost and budget are of the first
   std::swap(seen.devices.front(), seen.devices[static_cast<std::size_t>(part.device)]);
   for (ValueInfo& value : seen.values) {
+    value.encoding.reset();
     if (value.device == part.device) {
       value.device = 0;
     } else if (value.device == 0) {

@@ -6,8 +6,14 @@
 namespace snug::plan {
 namespace {
 
-constexpr std::array kFree = {kKeep, kRecompute, kMove};
-constexpr std::size_t kWithoutMoving = 2;
+// By codec: keep, recompute and move, compress, or the first two and compress.
+constexpr std::array<std::array<Action, 4>, 5> kFree{{
+    {kKeep, kRecompute, kMove, kMove},
+    {kKeep, kRecompute, compressed(Codec::Zeros), kMove},
+    {kKeep, kRecompute, compressed(Codec::Bits), kMove},
+    {kKeep, kRecompute, compressed(Codec::Narrow), kMove},
+    {kKeep, kRecompute, compressed(Codec::Exponents), kMove},
+}};
 constexpr std::array kOnlyKeep = {kKeep};
 constexpr std::array kOnlyRecompute = {kRecompute};
 
@@ -23,12 +29,21 @@ std::span<const Action> legal_actions(const StepGraph& graph, ValueId value) {
     case Must::Nothing:
       break;
   }
-  const bool can_leave = graph.host && graph.values[at(value)].saved && graph.step_bytes(value) > 0;
-  return can_leave ? std::span(kFree) : std::span(kFree).first(kWithoutMoving);
+  const ValueInfo& info = graph.values[at(value)];
+  const bool takes_memory = info.saved && graph.step_bytes(value) > 0;
+  const Codec codec = takes_memory && info.encoding ? info.encoding->codec : Codec::None;
+  const std::size_t count = 2 + (codec != Codec::None ? 1 : 0) + (takes_memory && graph.host ? 1 : 0);
+  return std::span(kFree[static_cast<std::size_t>(codec)]).first(count);
 }
 
 bool may_move(const StepGraph& graph, ValueId value) {
   return std::ranges::find(legal_actions(graph, value), kMove) != legal_actions(graph, value).end();
+}
+
+Bytes bytes_held(const StepGraph& graph, ValueId value, Action action) {
+  if (action == kKeep) return graph.step_bytes(value);
+  const auto& encoding = graph.values[at(value)].encoding;
+  return is_compressed(action) && encoding ? encoding->bytes : 0;
 }
 
 std::vector<Action> other_actions(const StepGraph& graph, const MemoryPlan& plan, ValueId value) {

@@ -21,6 +21,9 @@ namespace snug::plan {
 /// kMove is among them.
 [[nodiscard]] bool may_move(const StepGraph& graph, ValueId value);
 
+/// Bytes of the first device that the value takes while nothing reads it, under the action.
+[[nodiscard]] Bytes bytes_held(const StepGraph& graph, ValueId value, Action action);
+
 /// Those but the one that the plan has for it.
 [[nodiscard]] std::vector<Action> other_actions(const StepGraph& graph, const MemoryPlan& plan, ValueId value);
 

@@ -21,7 +21,15 @@ struct Letter {
   char letter;
   Action action;
 };
-constexpr std::array kLetters = {Letter{'k', kKeep}, Letter{'m', kMove}, Letter{'r', kRecompute}};
+constexpr std::array kLetters = {
+    Letter{'k', kKeep},
+    Letter{'m', kMove},
+    Letter{'r', kRecompute},
+    Letter{'z', compressed(Codec::Zeros)},
+    Letter{'b', compressed(Codec::Bits)},
+    Letter{'n', compressed(Codec::Narrow)},
+    Letter{'e', compressed(Codec::Exponents)},
+};
 
 using Json = nlohmann::ordered_json;
 
@@ -34,7 +42,8 @@ char letter_of(const Action& action) {
 Action action_of(char letter, const JsonField& actions) {
   const auto* found = std::ranges::find(kLetters, letter, &Letter::letter);
   if (found == kLetters.end()) {
-    actions.refuse("a letter for each value: k keeps it, m moves it to the host, r recomputes it");
+    actions.refuse(
+        "a letter for each value: k keeps it, m moves it to the host, r recomputes it, z, b, n or e compresses it");
   }
   return found->action;
 }

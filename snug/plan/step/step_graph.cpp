@@ -71,6 +71,24 @@ std::string word_of(Must must) {
   return std::string(std::ranges::find(kMusts, must, &std::pair<std::string_view, Must>::second)->first);
 }
 
+constexpr std::array<std::pair<std::string_view, Codec>, 4> kCodecs{
+    {{"zeros", Codec::Zeros}, {"bits", Codec::Bits}, {"narrow", Codec::Narrow}, {"exponents", Codec::Exponents}}};
+
+Json to_json(const Encoding& encoding) {
+  const auto* const word = std::ranges::find(kCodecs, encoding.codec, &std::pair<std::string_view, Codec>::second);
+  return {word->first,    encoding.element,        encoding.content_bytes,
+          encoding.bytes, encoding.encode_seconds, encoding.decode_seconds};
+}
+
+Encoding encoding_from(const JsonField& json) {
+  return {.codec = json.at(0).one_of(kCodecs),
+          .element = json.at(1).as<std::int32_t>({.low = 1, .high = 8}),
+          .content_bytes = json.at(2).as<Bytes>(kNotNegative),
+          .bytes = json.at(3).as<Bytes>(kNotNegative),
+          .encode_seconds = json.at(4).as<double>(kNotNegative),
+          .decode_seconds = json.at(5).as<double>(kNotNegative)};
+}
+
 OpInfo op_from(const JsonField& op) {
   OpInfo info{op.at(0).as<std::string>(), op.at(1).as<std::uint64_t>(), op.at(2).as<double>(), op.at(3).as<Bytes>(),
               op.at(4).as<Bytes>()};
@@ -85,6 +103,7 @@ ValueInfo value_info_from(const JsonField& value) {
   if (value.size() > 2) info.must = value.at(2).one_of(kMusts);
   if (value.size() > 3) info.device = value.at(3).as<std::int32_t>();
   if (value.size() > 4) info.leaf_bytes = value.at(4).as<Bytes>();
+  if (value.size() > 5) info.encoding = encoding_from(value.at(5));
   return info;
 }
 
@@ -294,9 +313,10 @@ Json to_json(const StepGraph& graph) {
   Json values = Json::array();
   for (const ValueInfo& value : graph.values) {
     Json entry = {value.bytes, value.saved};
-    const bool located = value.device != 0 || value.leaf_bytes != 0;
+    const bool located = value.device != 0 || value.leaf_bytes != 0 || value.encoding;
     if (value.must != Must::Nothing || located) entry.push_back(word_of(value.must));
     if (located) entry.insert(entry.end(), {value.device, value.leaf_bytes});
+    if (value.encoding) entry.push_back(to_json(*value.encoding));
     values.push_back(std::move(entry));
   }
   Json events = Json::array();

@@ -14,6 +14,7 @@
 #include "snug/plan/step/action.h"
 #include "snug/plan/step/dataflow.h"
 #include "snug/plan/step/device_part.h"
+#include "snug/plan/step/encoding.h"
 #include "snug/plan/step/move_cost.h"
 
 namespace snug::plan {
@@ -27,6 +28,7 @@ struct ValueInfo {
   std::int32_t device = 0;    ///< in StepGraph::devices
   Bytes leaf_bytes = 0;       ///< of the storage of a leaf; most leaves were there before the step, and are counted in
                               ///< StepGraph::static_bytes too
+  std::optional<Encoding> encoding{};  ///< plans may compress it
   friend bool operator==(const ValueInfo&, const ValueInfo&) = default;
 };
 

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstdint>
+
+#include "snug/base/bytes.h"
+#include "snug/plan/step/action.h"
+
+namespace snug::plan {
+
+/// A codec that suits what a value had in the recorded step, and what it takes: as measured, with something on top of
+/// the bytes, as other steps have other contents. Where those do not fit, the value is kept.
+struct Encoding {
+  Codec codec = Codec::None;
+  std::int32_t element = 0;  ///< bytes of one of its numbers
+  Bytes content_bytes = 0;   ///< that the encoded contents may take
+  Bytes bytes = 0;           ///< that the step takes for them, as the allocator rounds them
+  double encode_seconds = 0, decode_seconds = 0;
+  friend bool operator==(const Encoding&, const Encoding&) = default;
+};
+
+}  // namespace snug::plan

@@ -1,0 +1,14 @@
+#pragma once
+
+#include "snug/memory/device_memory.h"
+#include "snug/plan/step/step_graph.h"
+
+namespace snug::record {
+class Tape;
+
+/// Notes codecs that suit what saved results of the CPU's memory hold now, of those that the tape holds: how many bytes
+/// are left, and how long it takes to encode and decode them. Takes memory that nobody counts, of the largest of them,
+/// twice. The tape's mutex is held.
+void measure_encodings(const Tape& tape, const memory::DeviceMemory& memory, plan::StepGraph& graph);
+
+}  // namespace snug::record

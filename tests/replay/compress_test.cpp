@@ -1,0 +1,138 @@
+// Plans that compress what autograd saves, with the same bits: what a ReLU makes, masks, indices.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "snug/plan/run/explanation.h"
+#include "snug/plan/run/simulator.h"
+#include "snug/plan/step/legal_actions.h"
+#include "snug/snug.h"
+#include "tests/device/test_device.h"
+#include "tests/equivalence/bitwise.h"
+
+namespace snug {
+namespace {
+
+using testing::expect_same;
+using testing::test_memory;
+
+/// Convolutions and ReLUs, of which half is zero; a pooling, which has indices; a mask.
+struct Pictures {
+  Pictures() {
+    torch::manual_seed(13);
+    for (const int channels : {3, 16, 16, 16, 16, 16, 16, 16})
+      layers->push_back(torch::nn::Conv2d(torch::nn::Conv2dOptions(channels, 16, 3).padding(1)));
+  }
+  at::Tensor loss(const at::Tensor& x) {
+    at::Tensor h = x;
+    for (const auto& layer : *layers) h = torch::relu(layer->as<torch::nn::Conv2d>()->forward(h));
+    h = torch::max_pool2d(h, 2);
+    const at::Tensor mask = h.detach() > 0.1;
+    return torch::where(mask, h.square(), h).mean();
+  }
+  std::vector<at::Tensor> gradients() {
+    std::vector<at::Tensor> all;
+    for (const auto& p : layers->parameters()) all.push_back(p.grad().clone());
+    layers->zero_grad();
+    return all;
+  }
+  std::vector<at::Tensor> plain(const at::Tensor& x) {
+    loss(x).backward();
+    return gradients();
+  }
+  torch::nn::ModuleList layers;
+};
+
+/// All that can be compressed is, and the rest kept.
+plan::MemoryPlan compressing_all(const plan::StepGraph& graph) {
+  plan::MemoryPlan plan = plan::make_plan(graph, "none", std::nullopt);
+  for (plan::ValueId v = 0; v < graph.flow.values(); ++v) {
+    for (const plan::Action action : plan::legal_actions(graph, v)) {
+      if (plan::is_compressed(action)) plan.actions[plan::at(v)] = action;
+    }
+  }
+  return plan::predicted(graph, std::move(plan));
+}
+
+replay::RecordedStep recorded(Pictures& net, const at::Tensor& x) {
+  return replay::record_step([&] { return net.loss(x); }, test_memory());
+}
+
+TEST(Compress, GivesThePlainBitsInTheBytesThatThePlanSays) {
+  SNUG_ONLY_ON_THE_CPU("codecs");
+  Pictures net;
+  const at::Tensor x = torch::randn({8, 3, 64, 64});
+  const auto expected = net.plain(x);
+  const replay::RecordedStep step = recorded(net, x);
+  const plan::MemoryPlan plan = compressing_all(step.graph);
+  std::set<plan::Codec> codecs;
+  for (const plan::Action action : plan.actions) codecs.insert(action.codec);
+  EXPECT_GE(codecs.size(), 4U) << "zeros, bits, narrow, and what stays";
+  const plan::Explanation why = plan::explain(step.graph, plan);
+  EXPECT_LT(why.all.encoded, why.all.compressed * 7 / 10);
+  EXPECT_LT(plan.predicted_peak, plan::make_plan(step.graph, "none", std::nullopt).predicted_peak);
+  Session session(step, plan::Planner(step.graph, plan), std::nullopt, test_memory());
+  for (int i = 0; i < 5; ++i) {
+    test_memory().reset_peak();
+    session.backward([&] { return net.loss(x); });
+    expect_same(expected, net.gradients());
+    EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
+    EXPECT_EQ(session.last_step().replayed_ops, 0);
+    const auto compressed = static_cast<double>(why.all.compressed);
+    EXPECT_NEAR(static_cast<double>(session.last_step().compressed_bytes), compressed, 0.01 * compressed);
+    EXPECT_EQ(test_memory().stats().allocated_peak, plan.predicted_peak);
+  }
+}
+
+TEST(Compress, KeepsWhatDoesNotFitIntoItsBytes) {
+  SNUG_ONLY_ON_THE_CPU("codecs");
+  Pictures net;
+  const at::Tensor x = torch::randn({8, 3, 64, 64});
+  const replay::RecordedStep step = recorded(net, x);
+  const plan::MemoryPlan plan = compressing_all(step.graph);
+  Session session(step, plan::Planner(step.graph, plan), std::nullopt, test_memory());
+  session.backward([&] { return net.loss(x); });
+  net.layers->zero_grad();
+  const Bytes all = session.last_step().compressed_bytes;
+  const torch::NoGradGuard none;
+  for (at::Tensor& p : net.layers->parameters()) {
+    if (p.dim() == 1) p.fill_(3);  // nothing is zero behind a ReLU any more
+  }
+  const torch::AutoGradMode on(true);
+  const auto expected = net.plain(x);
+  session.backward([&] { return net.loss(x); });
+  expect_same(expected, net.gradients());
+  EXPECT_LT(session.last_step().compressed_bytes, all / 2);
+  EXPECT_TRUE(session.last_step().followed_plan);
+}
+
+TEST(Compress, IsChosenWhereItIsCheaperThanMakingItAgain) {
+  SNUG_ONLY_ON_THE_CPU("codecs");
+  Pictures net;
+  const at::Tensor x = torch::randn({8, 3, 64, 64});
+  const auto expected = net.plain(x);
+  replay::RecordedStep step = recorded(net, x);
+  for (plan::OpInfo& op : step.graph.ops) op.seconds = 1;
+  for (plan::ValueInfo& value : step.graph.values) {
+    if (value.encoding) value.encoding->encode_seconds = value.encoding->decode_seconds = 1e-6;
+  }
+  plan::StepGraph without = step.graph;
+  for (plan::ValueInfo& value : without.values) value.encoding.reset();
+  const plan::TradeOff both(step.graph), recompute(without);
+  EXPECT_LE(both.floor(), recompute.floor());
+  const Bytes most = plan::make_plan(without, "none", std::nullopt).predicted_peak;
+  const plan::Budget budget{recompute.floor() + (most - recompute.floor()) / 2, 0};
+  const plan::MemoryPlan plan = both.best(step.graph, budget);
+  EXPECT_LT(plan.predicted_seconds, recompute.best(without, budget).predicted_seconds);
+  EXPECT_GT(plan::explain(step.graph, plan).all.compressed, 0);
+  Session session(step, plan::Planner(step.graph, plan), std::nullopt, test_memory());
+  test_memory().reset_peak();
+  session.backward([&] { return net.loss(x); });
+  expect_same(expected, net.gradients());
+  EXPECT_GT(session.last_step().compressed_bytes, 0);
+  EXPECT_LE(test_memory().stats().allocated_peak, budget.limit);
+}
+
+}  // namespace
+}  // namespace snug
