@@ -23,7 +23,8 @@ std::span<std::byte> room_in(const c10::Storage& storage, Bytes bytes) {
 
 Compressed::Compressed(const c10::Storage& storage, Bytes bytes, As as)
     : bytes_(bytes), as_(as), encoded_(room_for(as.bytes)) {
-  if (encode(as.codec, as.element, contents_of(storage, bytes), room_in(encoded_, as.bytes))) return;
+  const bool is_whole = static_cast<Bytes>(storage.nbytes()) >= bytes;  // nobody has taken its memory away
+  if (is_whole && encode(as.codec, as.element, contents_of(storage, bytes), room_in(encoded_, as.bytes))) return;
   throw Error(fmt::format("compress: {} do not fit into the {} that the plan has for them; they are kept",
                           format_bytes(bytes), format_bytes(as.bytes)));
 }

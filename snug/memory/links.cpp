@@ -39,8 +39,11 @@ StreamMark Links::to_host(c10::Device device, const std::function<void()>& copie
   const std::lock_guard lock(mutex_);
   Streams& mine = streams(device);
   StreamMark(c10::impl::VirtualGuardImpl(device.type()).getStream(device)).let_wait(mine.out);
-  for (const auto& [index, others] : streams_[device.type()]) others.last_in.let_wait(mine.out);
-  return run(mine.out, copies);
+  for (const auto& [index, others] : streams_[device.type()]) {
+    others.last_in.let_wait(mine.out);
+    if (index != device.index()) others.last_out.let_wait(mine.out);
+  }
+  return mine.last_out = run(mine.out, copies);
 }
 
 StreamMark Links::to_device(c10::Device device, const StreamMark& after, const std::function<void()>& copies) {

@@ -24,7 +24,8 @@ class Links {
   ~Links();
 
   /// `copies` puts copies from the device to the host into its current stream. They begin after what the stream that is
-  /// current now has, and after what others still fetch: memory of the host's that was read may be written.
+  /// current now has, and after what is still fetched, or on its way from other devices: memory of the host's that was
+  /// given back may be written.
   StreamMark to_host(c10::Device device, const std::function<void()>& copies);
   /// The other way, once `after` is reached.
   StreamMark to_device(c10::Device device, const StreamMark& after, const std::function<void()>& copies);
@@ -32,7 +33,7 @@ class Links {
  private:
   struct Streams {
     c10::Stream out, in;
-    StreamMark last_in{};
+    StreamMark last_in{}, last_out{};
   };
   Streams& streams(c10::Device device);
   static StreamMark run(c10::Stream stream, const std::function<void()>& copies);

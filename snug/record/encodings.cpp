@@ -12,8 +12,8 @@
 namespace snug::record {
 namespace {
 
-constexpr Bytes kSmallestWorthIt = 16_KiB;
-constexpr Bytes kOnTopOfZeros = 24, kOnTop = 128;  // a 24th of what there is now, or a 128th
+constexpr Bytes kSmallestWorthIt = 256_KiB;        // what smaller ones have differs more from step to step
+constexpr Bytes kOnTopOfZeros = 16, kOnTop = 128;  // a 16th of what there is now, or a 128th
 
 struct Candidate {
   memory::Codec codec;

@@ -76,7 +76,11 @@ class PlanFollower {
   /// What the plan says of a value, or `otherwise` where none is followed.
   [[nodiscard]] plan::Action action(plan::ValueId value, plan::Action otherwise) const {
     const KnownStep* known = known_step();
-    return known != nullptr ? known->plan->action(value) : otherwise;
+    if (known == nullptr) return otherwise;
+    const plan::Action action = known->plan->action(value);
+    if (!plan::is_compressed(action)) return action;
+    const bool is_known = plan::at(value) < known->graph->values.size();
+    return plan::as_possible(action, is_known ? known->graph->values[plan::at(value)].encoding : std::nullopt);
   }
   /// No further operator comes.
   void finish(const CallLog& calls);

@@ -4,6 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 namespace snug::record {
@@ -82,11 +83,14 @@ void StreamOrder::let_wait(c10::Device device, const memory::StreamMark& mark) {
   if (!device.is_cpu()) mark.let_wait(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
 }
 
-void StreamOrder::let_all_wait(c10::Device device, const memory::StreamMark& mark) {
+void StreamOrder::let_all_wait(c10::Device device, const memory::StreamMark& mark) noexcept {
   if (device.is_cpu()) return;
-  OfDevice& on = of(device);
-  current(on);
-  for (const Known& known : on.streams) mark.let_wait(known.stream);
+  try {
+    OfDevice& on = of(device);
+    current(on);
+    for (const Known& known : on.streams) mark.let_wait(known.stream);
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the device has failed, and does nothing any more
+  }
 }
 
 void StreamOrder::finish(c10::Device device) {

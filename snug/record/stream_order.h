@@ -49,7 +49,7 @@ class StreamOrder {
   void wait_for_all(c10::Device device);
   /// What the device's current stream, or any stream of the step, is given from now on begins once the mark is reached.
   static void let_wait(c10::Device device, const memory::StreamMark& mark);
-  void let_all_wait(c10::Device device, const memory::StreamMark& mark);
+  void let_all_wait(c10::Device device, const memory::StreamMark& mark) noexcept;
   /// The host is about to read what the device's current stream makes: it waits.
   static void finish(c10::Device device);
 

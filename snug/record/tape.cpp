@@ -4,9 +4,22 @@
 
 #include "snug/base/errors.h"
 #include "snug/base/patient_lock.h"
+#include "snug/memory/out_of_budget.h"
 
 namespace snug::record {
 namespace {
+
+/// On the device, as front ends throw that, or elsewhere.
+bool is_want_of_room(const std::exception_ptr& thrown) {
+  if (memory::refusal_in(thrown)) return true;
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Error&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
 
 memory::Codec codec_of(plan::Codec codec) {
   switch (codec) {
@@ -123,11 +136,11 @@ void Tape::keep(plan::ValueId value, const c10::Storage& storage) {
   if (const auto how = values_.away(value)) {
     try {
       return put_away(value, storage, *how);
-    } catch (const Error&) {
-      // Of the operator that runs, if any. A planned step goes on, and drops the value where memory runs out.
-      if (follower_.known_step() == nullptr) failure_ = std::current_exception();
     } catch (...) {
-      failure_ = std::current_exception();
+      // A planned step goes on where there is no room, and drops the value where memory runs out. Else it is a failure
+      // of the operator that runs, if any.
+      if (follower_.known_step() == nullptr || !is_want_of_room(std::current_exception()))
+        failure_ = std::current_exception();
     }
   }
   values_.hold(value, storage);
@@ -139,13 +152,13 @@ void Tape::put_away(plan::ValueId value, const c10::Storage& storage, plan::Acti
     const Bytes most = known != nullptr ? known->plan->staging.leaving : 0;
     return values_.offload(value, storage, {.bytes = planned_bytes(value), .most = most});
   }
-  const auto& encoding = known != nullptr ? known->graph->values.at(plan::at(value)).encoding : std::nullopt;
-  // On an accelerator, or by a plan that was made by hand.
-  if (!encoding || encoding->codec != how.codec || !values_.device(value).is_cpu()) return values_.hold(value, storage);
+  // Where a plan will be made of what this step takes, that is of the step as it is.
+  if (known == nullptr || observers_.measure() || !values_.device(value).is_cpu()) return values_.hold(value, storage);
+  const plan::Encoding& encoding = *known->graph->values.at(plan::at(value)).encoding;  // see PlanFollower::action
   values_.compress(value, storage,
                    {.codec = codec_of(how.codec),
-                    .element = static_cast<std::size_t>(encoding->element),
-                    .bytes = encoding->content_bytes});
+                    .element = static_cast<std::size_t>(encoding.element),
+                    .bytes = encoding.content_bytes});
 }
 
 Bytes Tape::planned_bytes(plan::ValueId value) const {

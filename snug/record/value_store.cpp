@@ -73,6 +73,7 @@ void ValueStore::cache(plan::ValueId value, c10::Storage storage) {
 }
 
 c10::Storage ValueStore::take(plan::ValueId value) {
+  moved_.lose(value);
   ledger_.lose(value);
   return std::exchange(at(value).storage, c10::Storage());
 }

@@ -363,8 +363,9 @@ void fetch_ahead(Tape& tape) {
     tape.streams().enter(tape.values().device(value));
     try {
       tape.load(value);
-    } catch (const OutOfBudget&) {  // when it is asked for, there may be
-      return false;
+    } catch (...) {
+      if (!memory::refusal_in(std::current_exception())) throw;
+      return false;  // when it is asked for, there may be room
     }
     return true;
   });

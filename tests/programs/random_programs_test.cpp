@@ -9,6 +9,7 @@
 #include <fmt/ranges.h>
 #include <rapidcheck.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -58,6 +59,7 @@ struct Outcome {
 struct Totals {
   std::int64_t programs = 0, refused_by_plain = 0, without_gradient = 0, second_order = 0, instructions = 0,
                skipped = 0;
+  Bytes compressed = 0, moved = 0;
   std::int64_t replayed = 0, reruns = 0, planned = 0, written_afterwards = 0, leaks_of_plain = 0;
   std::map<std::string, std::int64_t> operators, refusals;
 } totals;
@@ -170,8 +172,19 @@ Outcome run_in_regions(World& world, const Program& program, bool backward_insid
   });
 }
 
-/// Any choice of values to keep, in any nested segments.
-plan::MemoryPlan random_plan(const plan::StepGraph& graph, std::uint32_t seed) {
+/// A codec and numbers of any size, into which most contents do not fit, or do, whatever they are.
+plan::Encoding random_encoding(Bytes bytes, std::mt19937& random) {
+  constexpr std::array kCodecs = {plan::Codec::Zeros, plan::Codec::Bits, plan::Codec::Narrow, plan::Codec::Exponents};
+  const plan::Codec codec = kCodecs[random() % kCodecs.size()];
+  const auto element = codec == plan::Codec::Bits ? 1 : static_cast<std::int32_t>(random() % 2 == 0 ? 4 : 8);
+  return {.codec = codec,
+          .element = codec == plan::Codec::Exponents ? element / 2 : element,
+          .content_bytes = random() % 4 == 0 ? bytes / 2 : 2 * bytes + 64,
+          .bytes = 2 * bytes + 64};
+}
+
+/// Any choice of what to keep, compress, move and make again, in any nested segments, with any memory for copies.
+plan::MemoryPlan random_plan(plan::StepGraph& graph, std::uint32_t seed) {
   std::mt19937 random(seed);
   const auto roll = [&](std::size_t sides) {
     return static_cast<plan::OpId>(random() % std::max<std::size_t>(sides, 1));
@@ -181,6 +194,10 @@ plan::MemoryPlan random_plan(const plan::StepGraph& graph, std::uint32_t seed) {
   for (plan::ValueId v = 0; v < graph.flow.values(); ++v) {
     if (graph.flow.is_leaf(v) || random() % 100 >= percent) continue;
     plan.actions[plan::at(v)] = random() % 4 == 0 ? plan::kMove : plan::kKeep;
+    plan::ValueInfo& info = graph.values[plan::at(v)];
+    if (random() % 4 != 0 || !info.saved || info.bytes == 0) continue;
+    info.encoding = random_encoding(info.bytes, random);
+    plan.actions[plan::at(v)] = plan::compressed(info.encoding->codec);
   }
   plan.segments.clear();
   for (int tries = roll(6); tries > 0; --tries) {
@@ -192,6 +209,11 @@ plan::MemoryPlan random_plan(const plan::StepGraph& graph, std::uint32_t seed) {
     };
     if (end <= graph.flow.ops() && std::ranges::all_of(plan.segments, nests)) plan.segments.push_back({begin, end});
   }
+  plan = plan::staged(graph, std::move(plan), 1 << roll(14), random() % 3 == 0 ? 0 : 1 << roll(14));
+  for (plan::ValueId v = 0; v < graph.flow.values(); ++v) {
+    if (plan.action(v) == plan::kMove) plan.staging.order.push_back(v);
+  }
+  std::ranges::shuffle(plan.staging.order, random);
   return plan::predicted(graph, std::move(plan));
 }
 
@@ -208,6 +230,8 @@ Outcome run_planned(World& world, const Program& program) {
     Session session(std::move(step), std::move(planner), std::nullopt, memory);
     session.backward(forward);
     totals.replayed += session.last_step().replayed_ops;
+    totals.compressed += session.last_step().compressed_bytes;
+    totals.moved += session.last_step().moved_bytes;
     RC_ASSERT(session.last_step().followed_plan);
     std::vector<at::Tensor> gradients;
     for (const at::Tensor& w : world.weights()) gradients.push_back(w.grad());
@@ -335,12 +359,13 @@ int main(int argc, char** argv) {
                                 [](const snug::programs::Program& program) { snug::programs::check(program); });
   std::cout << fmt::format(
       "{} programs: {} instructions, {} of them refused by LibTorch; {} of second order, {} with a random plan, {} "
-      "without a gradient, {} whose backward LibTorch refuses; {} operators replayed, {} functions called again; {} "
+      "without a gradient, {} whose backward LibTorch refuses; {} operators replayed, {} bytes moved and {} "
+      "compressed, {} functions called again; {} "
       "different operators; {} runs refused because an argument of a rerun was written afterwards; {} whose plain run "
       "leaks memory\n",
       totals.programs, totals.instructions, totals.skipped, totals.second_order, totals.planned,
-      totals.without_gradient, totals.refused_by_plain, totals.replayed, totals.reruns, totals.operators.size(),
-      totals.written_afterwards, totals.leaks_of_plain);
+      totals.without_gradient, totals.refused_by_plain, totals.replayed, totals.moved, totals.compressed, totals.reruns,
+      totals.operators.size(), totals.written_afterwards, totals.leaks_of_plain);
   for (const auto& [text, count] : totals.refusals) std::cout << fmt::format("refused {} x: {}\n", count, text);
   // With so many, all that models use must have come up.
   constexpr std::int64_t kEnoughForAll = 5000;
@@ -349,6 +374,7 @@ int main(int argc, char** argv) {
     std::cout << fmt::format("operators of layers and models not run: {}\n", fmt::join(missing, ", "));
   if (totals.programs >= kEnoughForAll && !missing.empty() && snug::testing::test_device().is_cpu()) return 1;
   constexpr std::int64_t kRarely = 50;  // one in so many
+  if (totals.programs >= kRarely && (totals.moved == 0 || totals.compressed == 0)) return 1;
   if (totals.programs >= kRarely && totals.written_afterwards > totals.programs / kRarely) {
     std::cout << "too many runs were refused\n";
     return 1;

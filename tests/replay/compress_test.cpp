@@ -62,7 +62,7 @@ replay::RecordedStep recorded(Pictures& net, const at::Tensor& x) {
 TEST(Compress, GivesThePlainBitsInTheBytesThatThePlanSays) {
   SNUG_ONLY_ON_THE_CPU("codecs");
   Pictures net;
-  const at::Tensor x = torch::randn({8, 3, 64, 64});
+  const at::Tensor x = torch::randn({32, 3, 64, 64});
   const auto expected = net.plain(x);
   const replay::RecordedStep step = recorded(net, x);
   const plan::MemoryPlan plan = compressing_all(step.graph);
@@ -88,7 +88,7 @@ TEST(Compress, GivesThePlainBitsInTheBytesThatThePlanSays) {
 TEST(Compress, KeepsWhatDoesNotFitIntoItsBytes) {
   SNUG_ONLY_ON_THE_CPU("codecs");
   Pictures net;
-  const at::Tensor x = torch::randn({8, 3, 64, 64});
+  const at::Tensor x = torch::randn({32, 3, 64, 64});
   const replay::RecordedStep step = recorded(net, x);
   const plan::MemoryPlan plan = compressing_all(step.graph);
   Session session(step, plan::Planner(step.graph, plan), std::nullopt, test_memory());
@@ -110,7 +110,7 @@ TEST(Compress, KeepsWhatDoesNotFitIntoItsBytes) {
 TEST(Compress, IsChosenWhereItIsCheaperThanMakingItAgain) {
   SNUG_ONLY_ON_THE_CPU("codecs");
   Pictures net;
-  const at::Tensor x = torch::randn({8, 3, 64, 64});
+  const at::Tensor x = torch::randn({32, 3, 64, 64});
   const auto expected = net.plain(x);
   replay::RecordedStep step = recorded(net, x);
   for (plan::OpInfo& op : step.graph.ops) op.seconds = 1;

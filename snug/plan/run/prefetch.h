@@ -45,7 +45,9 @@ void Prefetch::unpacked(const Ledger& ledger, const BytesOf& bytes, const Fetch&
     if (ahead_ + more > staging_.arriving) return;
     ahead_ += more;
     early_.emplace(value, more);
-    if (!fetch(value)) return;
+    if (fetch(value)) continue;
+    asked_for(value);
+    return;
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "snug/base/bytes.h"
 #include "snug/plan/step/action.h"
@@ -17,5 +18,12 @@ struct Encoding {
   double encode_seconds = 0, decode_seconds = 0;
   friend bool operator==(const Encoding&, const Encoding&) = default;
 };
+
+/// What becomes of a value for which a plan says `action`: one that was made for other contents may compress what
+/// cannot be, which is kept.
+[[nodiscard]] inline Action as_possible(Action action, const std::optional<Encoding>& encoding) {
+  const bool possible = !is_compressed(action) || (encoding && encoding->codec == action.codec);
+  return possible ? action : kKeep;
+}
 
 }  // namespace snug::plan

@@ -29,7 +29,8 @@ namespace snug::plan {
 
 /// What happens to the value in a step of `graph` under `plan`.
 [[nodiscard]] inline Action decided(const StepGraph& graph, const MemoryPlan& plan, ValueId value) {
-  return decide(graph.values[at(value)].must, plan.action(value));
+  const ValueInfo& info = graph.values[at(value)];
+  return as_possible(decide(info.must, plan.action(value)), info.encoding);
 }
 
 }  // namespace snug::plan
