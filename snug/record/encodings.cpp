@@ -37,6 +37,8 @@ Bytes to_plan_with(const Candidate& candidate, Bytes needed) {
          (depends_on_numbers ? needed / (candidate.codec == memory::Codec::Zeros ? kOnTopOfZeros : kOnTop) : 0);
 }
 
+constexpr std::size_t kTried = 512_KiB;  // of contents, to see how long it takes: it is beside all budgets
+
 class Measurement {
  public:
   explicit Measurement(const memory::DeviceMemory& memory) : memory_(memory) {}
@@ -57,23 +59,23 @@ class Measurement {
                .bytes = bytes};
     }
     if (!candidate) return std::nullopt;
-    const auto size = static_cast<std::size_t>(found.content_bytes);
-    if (encoded_.size() < size) encoded_.resize(size);
-    if (decoded_.size() < contents.size()) decoded_.resize(contents.size());
-    // Once, as a step does it: the contents are in no cache any more.
+    // A piece, once, as a step does it: the contents are in no cache any more.
+    const std::span some = contents.first(std::min(contents.size(), kTried));
     const double began = monotonic_seconds();
-    if (!memory::encode(candidate->codec, element, contents, std::span(encoded_).first(size))) return std::nullopt;
+    const bool fits = memory::encode(candidate->codec, element, some, encoded_);
     const double encoded = monotonic_seconds();
-    memory::decode(candidate->codec, element, std::span(encoded_).first(size),
-                   std::span(decoded_).first(contents.size()));
-    found.encode_seconds = encoded - began;
-    found.decode_seconds = monotonic_seconds() - encoded;
+    if (!fits) return std::nullopt;  // dense where it begins
+    memory::decode(candidate->codec, element, encoded_, std::span(decoded_).first(some.size()));
+    const double decoded = monotonic_seconds();
+    const double pieces = static_cast<double>(contents.size()) / static_cast<double>(some.size());
+    found.encode_seconds = pieces * (encoded - began);
+    found.decode_seconds = pieces * (decoded - encoded);
     return found;
   }
 
  private:
   const memory::DeviceMemory& memory_;
-  std::vector<std::byte> encoded_, decoded_;
+  std::vector<std::byte> encoded_ = std::vector<std::byte>(2 * kTried), decoded_ = std::vector<std::byte>(kTried);
 };
 
 }  // namespace

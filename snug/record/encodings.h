@@ -7,8 +7,8 @@ namespace snug::record {
 class Tape;
 
 /// Notes codecs that suit what saved results of the CPU's memory hold now, of those that the tape holds: how many bytes
-/// are left, and how long it takes to encode and decode them. Takes memory that nobody counts, of the largest of them,
-/// twice. The tape's mutex is held.
+/// are left, and how long it takes to encode and decode them. Takes a MiB or two that nobody counts. The
+/// tape's mutex is held.
 void measure_encodings(const Tape& tape, const memory::DeviceMemory& memory, plan::StepGraph& graph);
 
 }  // namespace snug::record
