@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "snug/plan/run/departures.h"
+#include "snug/plan/run/prefetch.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
 #include "snug/plan/step/legal_actions.h"
@@ -35,6 +36,31 @@ TEST(Departures, EndWithTheOldestWhereMoreIsOnItsWayThanMayBe) {
   EXPECT_THAT(leaving.begin(8, 30, 100), IsEmpty()) << "what has ended takes nothing";
   EXPECT_THAT(leaving.end_all(), ElementsAre(7, 8));
   EXPECT_THAT(leaving.end_all(), IsEmpty());
+}
+
+TEST(Prefetch, ThatIsRefusedCountsForNothing) {
+  Dataflow flow;
+  const ValueId leaf = flow.add_leaf();
+  std::vector<ValueId> values;
+  for (int i = 0; i < 2; ++i) {
+    flow.add_op(std::vector<ValueId>{leaf}, kRootSegment);
+    values.push_back(flow.add_output(kNoValue));
+  }
+  Ledger ledger(flow, [](ValueId) {});
+  ledger.hold(leaf);
+  for (const ValueId v : values) ledger.pack(v), ledger.offload(v);
+  ledger.settle(Leaves::Stay);
+  ledger.begin_pass();
+  Prefetch prefetch({.leaving = 0, .arriving = 100, .first = 1, .order = values});
+  const auto bytes = [](ValueId) { return Bytes{50}; };
+  std::vector<ValueId> fetched;
+  const auto refuse = [](ValueId) { return false; };
+  const auto fetch = [&](ValueId v) { return fetched.push_back(v), ledger.cache(v), true; };
+  prefetch.unpacked(ledger, bytes, fetch);
+  EXPECT_THAT(fetched, IsEmpty()) << "not before the second";
+  for (int i = 0; i < 3; ++i) prefetch.unpacked(ledger, bytes, refuse);
+  prefetch.unpacked(ledger, bytes, fetch);
+  EXPECT_EQ(fetched, values) << "there is room for both";
 }
 
 /// Six operators of a second and 100 bytes, each of which saves what it makes, and their backward pass: 12 seconds.
