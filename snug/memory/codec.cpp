@@ -186,7 +186,8 @@ void with_width(std::int64_t bytes, const Call& call) {
 template <class From, class To>
 void convert(const From* from, To* to, std::int64_t count) {
   for_blocks(count, [&](std::int64_t, std::int64_t first, std::int64_t last) {
-    for (std::int64_t i = first; i < last; ++i) to[i] = static_cast<To>(from[i]);
+    for (std::int64_t i = first; i < last; ++i)
+      to[i] = static_cast<To>(from[i]);  // NOLINT(bugprone-signed-char-misuse): numbers of a byte, with a sign
   });
 }
 

@@ -10,7 +10,7 @@
 namespace snug::memory {
 namespace {
 
-constexpr std::int64_t kWord = 64;
+constexpr std::int64_t kBitsOfWord = 64;
 
 template <class Number>
 std::int64_t count_nonzero_of(const Number* numbers, std::int64_t count) {
@@ -47,16 +47,16 @@ template <class Number>
 std::int64_t compress_plainly(const Number* numbers, std::int64_t count, std::uint64_t* words, Number* values,
                               const Number* end) {
   const Number* const first = values;
-  for (std::int64_t i = 0; i < count; i += kWord)
-    compress_word(numbers + i, std::min(kWord, count - i), words[i / kWord], values, end);
+  for (std::int64_t i = 0; i < count; i += kBitsOfWord)
+    compress_word(numbers + i, std::min(kBitsOfWord, count - i), words[i / kBitsOfWord], values, end);
   return values - first;
 }
 
 template <class Number>
 void expand_plainly(const std::uint64_t* words, const Number* values, const Number* end, Number* numbers,
                     std::int64_t count) {
-  for (std::int64_t i = 0; i < count; i += kWord)
-    expand_word(words[i / kWord], values, end, numbers + i, std::min(kWord, count - i));
+  for (std::int64_t i = 0; i < count; i += kBitsOfWord)
+    expand_word(words[i / kBitsOfWord], values, end, numbers + i, std::min(kBitsOfWord, count - i));
 }
 
 #if defined(__x86_64__)
@@ -66,21 +66,21 @@ bool has_avx512() {
   return has;
 }
 
-constexpr std::int64_t kLanes = 16;
+constexpr std::int64_t kAtOnceBy16 = 16;
 
 __attribute__((target("avx512f,popcnt"))) std::int64_t compress_by_16(const std::uint32_t* numbers, std::int64_t count,
                                                                       std::uint64_t* words, std::uint32_t* values,
                                                                       const std::uint32_t* end) {
   const std::uint32_t* const first = values;
   std::int64_t i = 0;
-  for (; i + kWord <= count; i += kWord) {
+  for (; i + kBitsOfWord <= count; i += kBitsOfWord) {
     std::uint64_t word = 0;
-    for (std::int64_t k = 0; k < kWord; k += kLanes) {
+    for (std::int64_t k = 0; k < kBitsOfWord; k += kAtOnceBy16) {
       const __m512i some = _mm512_loadu_si512(numbers + i + k);
       const __mmask16 is = _mm512_test_epi32_mask(some, some);
       const __m512i packed = _mm512_maskz_compress_epi32(is, some);
       const auto found = static_cast<unsigned>(__builtin_popcount(is));
-      if (end - values >= kLanes) {
+      if (end - values >= kAtOnceBy16) {
         _mm512_storeu_si512(values, packed);
       } else {
         _mm512_mask_storeu_epi32(values, static_cast<__mmask16>((1U << found) - 1U), packed);
@@ -88,29 +88,29 @@ __attribute__((target("avx512f,popcnt"))) std::int64_t compress_by_16(const std:
       values += found;
       word |= static_cast<std::uint64_t>(is) << static_cast<unsigned>(k);
     }
-    words[i / kWord] = word;
+    words[i / kBitsOfWord] = word;
   }
   const std::int64_t found = values - first;
-  return i < count ? found + compress_plainly(numbers + i, count - i, words + i / kWord, values, end) : found;
+  return i < count ? found + compress_plainly(numbers + i, count - i, words + i / kBitsOfWord, values, end) : found;
 }
 
 __attribute__((target("avx512f,popcnt"))) void expand_by_16(const std::uint64_t* words, const std::uint32_t* values,
                                                             const std::uint32_t* end, std::uint32_t* numbers,
                                                             std::int64_t count) {
   std::int64_t i = 0;
-  for (; i + kWord <= count; i += kWord) {
-    const std::uint64_t word = words[i / kWord];
-    for (std::int64_t k = 0; k < kWord; k += kLanes) {
+  for (; i + kBitsOfWord <= count; i += kBitsOfWord) {
+    const std::uint64_t word = words[i / kBitsOfWord];
+    for (std::int64_t k = 0; k < kBitsOfWord; k += kAtOnceBy16) {
       const auto is = static_cast<__mmask16>(word >> static_cast<unsigned>(k));
       const auto found = static_cast<unsigned>(__builtin_popcount(is));
-      const __m512i packed = end - values >= kLanes
+      const __m512i packed = end - values >= kAtOnceBy16
                                  ? _mm512_loadu_si512(values)
                                  : _mm512_maskz_loadu_epi32(static_cast<__mmask16>((1U << found) - 1U), values);
       _mm512_storeu_si512(numbers + i + k, _mm512_maskz_expand_epi32(is, packed));
       values += found;
     }
   }
-  if (i < count) expand_plainly(words + i / kWord, values, end, numbers + i, count - i);
+  if (i < count) expand_plainly(words + i / kBitsOfWord, values, end, numbers + i, count - i);
 }
 
 #endif
