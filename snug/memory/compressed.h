@@ -22,6 +22,8 @@ class Compressed {
 
   /// A new storage with the contents as they were.
   [[nodiscard]] c10::Storage expand() const;
+  /// Of memory that they take.
+  [[nodiscard]] Bytes bytes() const noexcept { return as_.bytes; }
 
  private:
   Bytes bytes_;

@@ -18,7 +18,6 @@ class StreamMark {
 
   /// Whether it is in a stream.
   explicit operator bool() const noexcept { return event_ != nullptr; }
-  [[nodiscard]] bool reached() const { return !event_ || event_->query(); }
   /// What the stream is given from now on begins once it is reached.
   void let_wait(c10::Stream stream) const {
     if (event_) event_->block(stream);

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <vector>
 
 #include "snug/base/clock.h"
-#include "snug/memory/codec.h"
 #include "snug/record/tape.h"
 
 namespace snug::record {
@@ -15,26 +15,27 @@ namespace {
 constexpr Bytes kSmallestWorthIt = 256_KiB;        // what smaller ones have differs more from step to step
 constexpr Bytes kOnTopOfZeros = 16, kOnTop = 128;  // a 16th of what there is now, or a 128th
 
-struct Candidate {
-  memory::Codec codec;
-  plan::Codec planned;
-};
-constexpr Candidate kBits{memory::Codec::Bits, plan::Codec::Bits}, kNarrow{memory::Codec::Narrow, plan::Codec::Narrow},
-    kZeros{memory::Codec::Zeros, plan::Codec::Zeros}, kExponents{memory::Codec::Exponents, plan::Codec::Exponents};
-
-std::vector<Candidate> candidates_for(c10::ScalarType type) {
-  if (type == at::kBool) return {kBits};
-  if (type == at::kLong || type == at::kInt) return {kNarrow};
-  if (type == at::kFloat || type == at::kBFloat16) return {kZeros, kExponents};
-  return c10::isFloatingType(type) ? std::vector{kZeros} : std::vector<Candidate>();
+std::vector<plan::Codec> candidates_for(c10::ScalarType type) {
+  using plan::Codec;
+  if (type == at::kBool) return {Codec::Bits};
+  if (type == at::kLong || type == at::kInt) return {Codec::Narrow};
+  if (type == at::kFloat || type == at::kBFloat16) return {Codec::Zeros, Codec::Exponents};
+  return c10::isFloatingType(type) ? std::vector{Codec::Zeros} : std::vector<Codec>();
 }
 
 /// With something on top for what other steps have.
-Bytes to_plan_with(const Candidate& candidate, Bytes needed) {
-  const bool depends_on_numbers =
-      candidate.codec == memory::Codec::Zeros || candidate.codec == memory::Codec::Exponents;
-  return needed +
-         (depends_on_numbers ? needed / (candidate.codec == memory::Codec::Zeros ? kOnTopOfZeros : kOnTop) : 0);
+Bytes to_plan_with(plan::Codec codec, Bytes needed) {
+  switch (codec) {
+    case plan::Codec::Zeros:
+      return needed + needed / kOnTopOfZeros;
+    case plan::Codec::Exponents:
+      return needed + needed / kOnTop;
+    case plan::Codec::Bits:
+    case plan::Codec::Narrow:
+    case plan::Codec::None:
+      break;
+  }
+  return needed;
 }
 
 constexpr std::size_t kTried = 512_KiB;  // of contents, to see how long it takes: it is beside all budgets
@@ -46,26 +47,23 @@ class Measurement {
   std::optional<plan::Encoding> of(std::span<const std::byte> contents, c10::ScalarType type) {
     const Bytes all = std::ssize(contents);
     const std::size_t element = c10::elementSize(type);
-    std::optional<Candidate> candidate;
     plan::Encoding found{.bytes = memory_.rounded(all) * 9 / 10};
-    for (const Candidate& possible : candidates_for(type)) {
-      const Bytes planned = to_plan_with(possible, memory::encoded_bytes(possible.codec, element, contents));
+    for (const plan::Codec possible : candidates_for(type)) {
+      const Bytes planned = to_plan_with(possible, memory::encoded_bytes(codec_of(possible), element, contents));
       const Bytes bytes = memory_.rounded(planned);
       if (bytes >= found.bytes) continue;
-      candidate = possible;
-      found = {.codec = possible.planned,
-               .element = static_cast<std::int32_t>(element),
-               .content_bytes = planned,
-               .bytes = bytes};
+      found = {
+          .codec = possible, .element = static_cast<std::int32_t>(element), .content_bytes = planned, .bytes = bytes};
     }
-    if (!candidate) return std::nullopt;
+    if (found.codec == plan::Codec::None) return std::nullopt;
+    const memory::Codec codec = codec_of(found.codec);
     // A piece, once, as a step does it: the contents are in no cache any more.
     const std::span some = contents.first(std::min(contents.size(), kTried));
     const double began = monotonic_seconds();
-    const bool fits = memory::encode(candidate->codec, element, some, encoded_);
+    const bool fits = memory::encode(codec, element, some, encoded_);
     const double encoded = monotonic_seconds();
     if (!fits) return std::nullopt;  // dense where it begins
-    memory::decode(candidate->codec, element, encoded_, std::span(decoded_).first(some.size()));
+    memory::decode(codec, element, encoded_, std::span(decoded_).first(some.size()));
     const double decoded = monotonic_seconds();
     const double pieces = static_cast<double>(contents.size()) / static_cast<double>(some.size());
     found.encode_seconds = pieces * (encoded - began);
@@ -79,6 +77,22 @@ class Measurement {
 };
 
 }  // namespace
+
+memory::Codec codec_of(plan::Codec codec) {
+  switch (codec) {
+    case plan::Codec::Zeros:
+      return memory::Codec::Zeros;
+    case plan::Codec::Bits:
+      return memory::Codec::Bits;
+    case plan::Codec::Narrow:
+      return memory::Codec::Narrow;
+    case plan::Codec::Exponents:
+      return memory::Codec::Exponents;
+    case plan::Codec::None:
+      break;
+  }
+  throw std::logic_error("encodings: what is kept as it is has no codec");
+}
 
 void measure_encodings(const Tape& tape, const memory::DeviceMemory& memory, plan::StepGraph& graph) {
   if (!memory.device().is_cpu()) return;

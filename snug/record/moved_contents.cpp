@@ -31,6 +31,12 @@ memory::Offloaded::Arriving MovedContents::fetch(plan::ValueId value) const {
                     contents_.at(value));
 }
 
+Bytes MovedContents::compressed_to(plan::ValueId value) const {
+  const auto found = contents_.find(value);
+  const auto* const there = found != contents_.end() ? std::get_if<memory::Compressed>(&found->second) : nullptr;
+  return there != nullptr ? there->bytes() : 0;
+}
+
 c10::Storage MovedContents::gone(plan::ValueId value) {
   if (leaving_.empty()) return {};
   const auto left = leaving_.find(value);

@@ -25,9 +25,8 @@ struct OnTheWay {
 };
 
 /// What has left the device's memory of a tape's values: on its way out, elsewhere, and on its way back; or is there in
-/// fewer bytes. Nobody waits
-/// for copies but streams of the device, which do so when a storage is to go, or to be read, whose copy may not be
-/// over.
+/// fewer bytes. Nobody waits for copies but streams of the device, which do so when a storage is to go, or to be read,
+/// whose copy may not be over.
 ///
 /// Synchronized by the tape's mutex.
 class MovedContents {
@@ -57,6 +56,8 @@ class MovedContents {
   /// In a new storage. The caller keeps that, and what reads it waits (see arrived). Throws Error when the contents
   /// cannot be read.
   [[nodiscard]] memory::Offloaded::Arriving fetch(plan::ValueId value) const;
+  /// Bytes of its device's memory that its compressed contents take; 0 where there are none.
+  [[nodiscard]] Bytes compressed_to(plan::ValueId value) const;
   void arrives(plan::ValueId value, c10::Device device, memory::StreamMark there);
   /// What the device's current stream does from now on comes after the contents are there.
   void arrived(plan::ValueId value) const;

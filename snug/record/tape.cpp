@@ -5,6 +5,7 @@
 #include "snug/base/errors.h"
 #include "snug/base/patient_lock.h"
 #include "snug/memory/out_of_budget.h"
+#include "snug/record/encodings.h"
 
 namespace snug::record {
 namespace {
@@ -19,21 +20,6 @@ bool is_want_of_room(const std::exception_ptr& thrown) {
   } catch (...) {
     return false;
   }
-}
-
-memory::Codec codec_of(plan::Codec codec) {
-  switch (codec) {
-    case plan::Codec::Bits:
-      return memory::Codec::Bits;
-    case plan::Codec::Narrow:
-      return memory::Codec::Narrow;
-    case plan::Codec::Exponents:
-      return memory::Codec::Exponents;
-    case plan::Codec::Zeros:
-    case plan::Codec::None:
-      break;
-  }
-  return memory::Codec::Zeros;
 }
 
 }  // namespace
@@ -195,11 +181,17 @@ void Tape::put(plan::ValueId value, c10::Storage storage) {
   values_.cache(value, std::move(storage));
 }
 
-void Tape::evict(plan::ValueId value) {
+Bytes Tape::evict(plan::ValueId value) {
+  if (const Bytes compressed = values_.compressed_to(value); compressed > 0) {
+    values_.give_up(value);
+    observers_.tell(&TapeObserver::evicted, *this, value);
+    return compressed;
+  }
   if (verified_.remembers(value)) streams_.wait_for_all(values_.device(value));
   verified_.remember(value, values_.storage(value));
   values_.evict(value);
   observers_.tell(&TapeObserver::evicted, *this, value);
+  return values_.nbytes(value);
 }
 
 void Tape::leave_pass() {

@@ -121,8 +121,9 @@ class Tape {
   }
   /// A value that is there is about to be read in its device's current stream.
   void asked_for(plan::ValueId value);
-  /// Drops a resident value that can be made again. Only through the pressure handler.
-  void evict(plan::ValueId value);
+  /// Drops a resident value that can be made again, or an absent one's compressed contents. Only through the pressure
+  /// handler. Returns the bytes that it takes no more.
+  Bytes evict(plan::ValueId value);
 
   /// The end of a backward pass that ValueStore::enter_pass has begun.
   void leave_pass();

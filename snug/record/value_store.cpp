@@ -111,6 +111,11 @@ void ValueStore::compress(plan::ValueId value, const c10::Storage& storage, memo
   let_go(value);
 }
 
+void ValueStore::give_up(plan::ValueId value) {
+  ledger_.give_up(value);
+  moved_.forget(value);
+}
+
 Bytes ValueStore::gone(plan::ValueId value) {
   const c10::Storage storage = moved_.gone(value);
   return storage && storage.use_count() == 1 ? static_cast<Bytes>(storage.nbytes()) : 0;
@@ -124,6 +129,11 @@ Bytes ValueStore::all_gone_from(c10::Device device) {
 
 c10::Storage ValueStore::fetch(plan::ValueId value) {
   memory::Offloaded::Arriving arriving = [&] {
+    struct Reading {
+      plan::ValueId& which;
+      plan::ValueId before;
+      ~Reading() { which = before; }
+    } const reading{fetching_, std::exchange(fetching_, value)};
     const TapeMutex::Lent lent(mutex_);
     return moved_.fetch(value);
   }();

@@ -120,6 +120,12 @@ class ValueStore {
   void copy_leaf(plan::ValueId leaf);
   /// Drops what can be made again or fetched (see Ledger::evictable).
   void evict(plan::ValueId value) { ledger_.evict(value); }
+  /// Bytes of its device's memory that an absent value's compressed contents take, if they may go (see give_up).
+  [[nodiscard]] Bytes compressed_to(plan::ValueId value) const {
+    return ledger_.may_give_up(value) && value != fetching_ ? moved_.compressed_to(value) : 0;
+  }
+  /// Compressed contents go, as the value can be made again.
+  void give_up(plan::ValueId value);
 
   /// Results that are held as the program has them.
   [[nodiscard]] std::span<const plan::ValueId> held_results();
@@ -197,6 +203,7 @@ class ValueStore {
   MovedContents moved_;
   Bytes offloaded_bytes_ = 0, compressed_bytes_ = 0;
   int pass_ = kNoPass;
+  plan::ValueId fetching_ = plan::kNoValue;  // whose contents are being read while the mutex is lent
 };
 
 }  // namespace snug::record

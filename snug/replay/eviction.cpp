@@ -72,16 +72,24 @@ std::vector<Victim> victims(const record::Tape& tape, c10::Device device, plan::
   const record::ValueStore& values = tape.values();
   const std::vector<double> chain = ledger.recovery_seconds([&](plan::OpId op) { return seconds_of(tape, op, by); });
   const auto position = static_cast<double>(tape.position());
+  const auto bytes = [&](plan::ValueId v) {
+    const Bytes compressed = values.compressed_to(v);
+    return compressed > 0 ? compressed : values.nbytes(v);
+  };
   const auto cost = [&](plan::ValueId v, double seconds) {
     const double distance = std::abs(position - static_cast<double>(tape.flow().producer(v))) + 1;
-    return seconds / (static_cast<double>(values.nbytes(v)) * distance);
+    return seconds / (static_cast<double>(bytes(v)) * distance);
+  };
+  const auto may_go = [&](plan::ValueId v) {
+    return values.compressed_to(v) > 0 || (ledger.evictable(v, resort) && values.only_ours(v));
   };
   std::vector<Victim> found;
   for (plan::ValueId v = 0; v < tape.flow().values(); ++v) {
     if (values.must(v) == plan::Must::Keep || values.device(v) != device) continue;
-    if (!ledger.evictable(v, resort) || values.nbytes(v) < kSmallestWorthIt || !values.only_ours(v)) continue;
+    if (bytes(v) < kSmallestWorthIt || !may_go(v)) continue;
     // Along the longest chain of absent inputs: quick, and infinite when it cannot be made again.
-    const double seconds = ledger.fetchable(v) ? 0 : chain[static_cast<std::size_t>(tape.flow().producer(v))];
+    const bool comes_back = ledger.resident(v) && ledger.fetchable(v);
+    const double seconds = comes_back ? 0 : chain[static_cast<std::size_t>(tape.flow().producer(v))];
     if (std::isfinite(seconds)) found.push_back({v, cost(v, seconds)});
   }
   std::ranges::sort(found, {}, &Victim::cost);
@@ -115,8 +123,7 @@ bool Evictor::make_room(Bytes bytes, memory::Patience patience) noexcept {
     if (freed > 0) break;
     for (const Victim& victim : victims(*tape_, memory_.device(), resort, cost_)) {
       if (freed >= bytes) break;
-      freed += memory_.rounded(tape_->values().nbytes(victim.value));
-      tape_->evict(victim.value);
+      freed += memory_.rounded(tape_->evict(victim.value));
     }
   }
   return freed > 0;

@@ -34,10 +34,11 @@ struct Seconds {
 /// The shortest of a few times that it takes to copy so many blocks each way, by block and by the device's clock. The
 /// first takes the host's memory from the system.
 Seconds copying(Bytes bytes, std::size_t blocks, c10::Device device) {
-  memory::Tiers tiers;  // of its own, without a budget
   const at::NoGradGuard no_grad;
   const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);
   std::vector<at::Tensor> tensors;
+  std::vector<memory::Offloaded::Arriving> back;
+  memory::Tiers tiers;  // without a budget; before those go, which copies may still read and write, it waits for all
   for (std::size_t i = 0; i < blocks; ++i) {
     tensors.push_back(at::empty({bytes}, at::TensorOptions(at::kByte).device(device)));
     tensors.back().fill_(1);
@@ -45,7 +46,7 @@ Seconds copying(Bytes bytes, std::size_t blocks, c10::Device device) {
   Seconds least;
   for (int i = 0; i <= kTries; ++i) {
     std::vector<memory::Offloaded> contents;
-    std::vector<memory::Offloaded::Arriving> back;
+    back.clear();
     record::StepClock clock(device);
     const auto began = clock.now();
     for (const at::Tensor& t : tensors)

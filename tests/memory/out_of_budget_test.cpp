@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tests/base/front_end_scope.h"
+#include "tests/memory/translating_front_end.h"
 
 namespace snug {
 namespace {
@@ -46,33 +47,6 @@ TEST(OutOfBudget, DoesWithoutAnOperationAndBlocks) {
   EXPECT_NE(text.find("largest blocks: none"), std::string::npos) << text;
 }
 
-/// What a language of its own might hand through LibTorch.
-struct Translated {
-  OutOfBudget::Details details;
-};
-
-constexpr FrontEnd kOther{
-    .translate =
-        [](const std::exception_ptr& error) {
-          try {
-            std::rethrow_exception(error);
-          } catch (const OutOfBudget& refusal) {
-            throw Translated{refusal.details()};
-          } catch (...) {  // has no translation
-          }
-        },
-    .untranslate =
-        [](const std::exception_ptr& error) {
-          try {
-            std::rethrow_exception(error);
-          } catch (const Translated& translated) {
-            return std::make_exception_ptr(OutOfBudget(translated.details));
-          } catch (...) {
-            return std::exception_ptr();
-          }
-        },
-};
-
 TEST(RefusalIn, ReadsARefusalAsItIsAndAsTheFrontEndHasIt) {
   const auto refused = [] {
     try {
@@ -84,10 +58,10 @@ TEST(RefusalIn, ReadsARefusalAsItIsAndAsTheFrontEndHasIt) {
     }
   };
   const std::exception_ptr own = refused();
-  const testing::FrontEndScope scope(kOther);
+  const testing::FrontEndScope scope(testing::kTranslating);
   const std::exception_ptr translated = refused();
   EXPECT_THROW(std::rethrow_exception(own), OutOfBudget);
-  EXPECT_THROW(std::rethrow_exception(translated), Translated);
+  EXPECT_THROW(std::rethrow_exception(translated), testing::Translated);
   for (const std::exception_ptr& error : {own, translated}) {
     const auto details = memory::refusal_in(error);
     ASSERT_TRUE(details);

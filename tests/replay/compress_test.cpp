@@ -4,12 +4,15 @@
 
 #include <set>
 
+#include "snug/memory/held_limit.h"
 #include "snug/plan/run/explanation.h"
 #include "snug/plan/run/simulator.h"
 #include "snug/plan/step/legal_actions.h"
 #include "snug/snug.h"
+#include "tests/base/front_end_scope.h"
 #include "tests/device/test_device.h"
 #include "tests/equivalence/bitwise.h"
+#include "tests/memory/translating_front_end.h"
 
 namespace snug {
 namespace {
@@ -105,6 +108,26 @@ TEST(Compress, KeepsWhatDoesNotFitIntoItsBytes) {
   expect_same(expected, net.gradients());
   EXPECT_LT(session.last_step().compressed_bytes, all / 2);
   EXPECT_TRUE(session.last_step().followed_plan);
+}
+
+TEST(Compress, GoesWhereMemoryRunsOut) {
+  SNUG_ONLY_ON_THE_CPU("codecs");
+  Pictures net;
+  const at::Tensor x = torch::randn({32, 3, 64, 64});
+  const auto expected = net.plain(x);
+  const replay::RecordedStep step = recorded(net, x);
+  const plan::MemoryPlan plan = compressing_all(step.graph);
+  Session session(step, plan::Planner(step.graph, plan), std::nullopt, test_memory());
+  const Bytes before = test_memory().stats().allocated, limit = before + (plan.predicted_peak - before) * 7 / 10;
+  for (const FrontEnd* const front : {&front_end(), &testing::kTranslating}) {
+    const testing::FrontEndScope scope(*front);
+    const memory::HeldLimit held(test_memory(), limit);
+    test_memory().release_cached();
+    session.backward([&] { return net.loss(x); });
+    expect_same(expected, net.gradients());
+    EXPECT_TRUE(session.last_step().followed_plan);
+    EXPECT_GT(session.last_step().evictions, 0);
+  }
 }
 
 TEST(Compress, IsChosenWhereItIsCheaperThanMakingItAgain) {

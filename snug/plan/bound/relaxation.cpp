@@ -45,14 +45,11 @@ Relaxation::Relaxation(const StepGraph& graph, Moment moment, SecondsCount count
     weights_.push_back(static_cast<double>(bytes));
     move_seconds_.push_back(may_move(graph, v) ? count.out * graph.host->out(bytes) + count.in * graph.host->in(bytes)
                                                : kImpossible);
-  }
-  for (ValueId v = 0; v < graph.flow.values(); ++v) {
-    const auto actions = legal_actions(graph, v);
-    const bool may = std::ranges::any_of(actions, is_compressed);
+    const bool may = std::ranges::any_of(legal_actions(graph, v), is_compressed);
     const auto& encoding = graph.values[at(v)].encoding;
     code_seconds_.push_back(may ? count.encode * encoding->encode_seconds + count.decode * encoding->decode_seconds
                                 : kImpossible);
-    code_share_.push_back(may ? static_cast<double>(encoding->bytes) / static_cast<double>(graph.step_bytes(v)) : 1);
+    code_share_.push_back(may ? static_cast<double>(encoding->bytes) / static_cast<double>(bytes) : 1);
   }
   for (const OpInfo& op : graph.ops) op_seconds_.push_back(count.replay * op.seconds);
   double all = 0;

@@ -198,4 +198,9 @@ void Ledger::evict(ValueId value) {
   if (was_held && state_.settled && needed(value) && !fetchable(value)) want(flow_.producer(value));
 }
 
+void Ledger::give_up(ValueId value) {
+  entry(value).source = Source::Recompute;
+  if (state_.settled && needed(value)) want(flow_.producer(value));
+}
+
 }  // namespace snug::plan

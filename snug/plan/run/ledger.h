@@ -150,6 +150,12 @@ class Ledger {
   /// or infinity where a source is gone. What can be fetched costs nothing. One pass over the recording.
   [[nodiscard]] std::vector<double> recovery_seconds(const std::function<double(OpId)>& seconds) const;
   [[nodiscard]] bool evictable(ValueId value, Resort resort = Resort::First) const;
+  /// An absent value's contents elsewhere may go, as its operator can bring it back (its recovery must be finite).
+  [[nodiscard]] bool may_give_up(ValueId value) const {
+    return fetchable(value) && !resident(value) && idle(entry(value)) && !flow_.is_leaf(value);
+  }
+  /// The caller can fetch it no more, though it may be needed: it is made again.
+  void give_up(ValueId value);
   /// Drops a resident value that is still needed. It must be evictable, and fetchable or its operator's recovery
   /// finite.
   void evict(ValueId value);

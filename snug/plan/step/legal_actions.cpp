@@ -37,7 +37,8 @@ std::span<const Action> legal_actions(const StepGraph& graph, ValueId value) {
 }
 
 bool may_move(const StepGraph& graph, ValueId value) {
-  return std::ranges::find(legal_actions(graph, value), kMove) != legal_actions(graph, value).end();
+  const auto actions = legal_actions(graph, value);
+  return std::ranges::find(actions, kMove) != actions.end();
 }
 
 Bytes bytes_held(const StepGraph& graph, ValueId value, Action action) {

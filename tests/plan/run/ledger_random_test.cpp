@@ -98,7 +98,7 @@ class Machine {
     }
   }
 
-  int replayed = 0, taken_over = 0, copied = 0, evicted = 0, fetched = 0;
+  int replayed = 0, taken_over = 0, copied = 0, evicted = 0, fetched = 0, given_up = 0;
 
  private:
   using Contents = std::vector<std::uint64_t>;
@@ -238,9 +238,25 @@ class Machine {
       if (ledger_.fetchable(v) || std::isfinite(seconds[static_cast<std::size_t>(flow_.producer(v))]))
         victims.push_back(v);
     }
-    if (victims.empty()) return;
-    ledger_.evict(dice_.pick(victims));
-    ++evicted;
+    if (!victims.empty()) {
+      ledger_.evict(dice_.pick(victims));
+      ++evicted;
+    }
+    give_up_one(seconds);
+  }
+
+  /// Contents elsewhere go, too: the value is made again from then on.
+  void give_up_one(const std::vector<double>& seconds) {
+    std::vector<ValueId> victims;
+    for (const auto& [v, contents] : elsewhere_) {
+      if (ledger_.may_give_up(v) && std::isfinite(seconds[static_cast<std::size_t>(flow_.producer(v))]))
+        victims.push_back(v);
+    }
+    if (victims.empty() || !dice_.chance(30)) return;
+    const ValueId victim = dice_.pick(victims);
+    elsewhere_.erase(victim);
+    ledger_.give_up(victim);
+    ++given_up;
   }
 
   std::set<ValueId> residents() const {
@@ -271,7 +287,7 @@ class Machine {
 };
 
 void run_seeds(Happens happens, int passes) {
-  int replayed = 0, taken_over = 0, copied = 0, evicted = 0, fetched = 0;
+  int replayed = 0, taken_over = 0, copied = 0, evicted = 0, fetched = 0, given_up = 0;
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Machine machine(seed, happens);
@@ -283,6 +299,7 @@ void run_seeds(Happens happens, int passes) {
     taken_over += machine.taken_over;
     copied += machine.copied;
     evicted += machine.evicted;
+    given_up += machine.given_up;
     fetched += machine.fetched;
   }
   // Not vacuous.
@@ -294,6 +311,7 @@ void run_seeds(Happens happens, int passes) {
   }
   if (happens.offloads) {
     EXPECT_GT(fetched, 500);
+    EXPECT_TRUE(given_up > 100 || !happens.evictions) << given_up;
   }
 }
 

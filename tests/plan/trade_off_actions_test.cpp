@@ -1,0 +1,271 @@
+// What plans do with values: keep, make again, move, also while the step computes, and compress. For small steps beside
+// all plans there are.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "snug/plan/bound/lower_bound.h"
+#include "snug/plan/run/presets.h"
+#include "snug/plan/run/simulator.h"
+#include "snug/plan/search/every_plan.h"
+#include "snug/plan/search/front.h"
+#include "snug/plan/search/hidden_copies.h"
+#include "snug/plan/trade_off.h"
+#include "tests/plan/random_graph.h"
+
+namespace snug::plan {
+namespace {
+
+/// Does with each value what can be done with it, under each set of ranges that nest: written another way than
+/// every_plan().
+std::vector<MemoryPlan> plans_by_brute_force(const StepGraph& graph) {
+  const OpId ops = graph.flow.ops();
+  std::vector<SegmentRange> ranges;
+  for (OpId begin = 0; begin < ops; ++begin) {
+    for (OpId end = begin + 1; end <= ops; ++end) ranges.push_back({begin, end});
+  }
+  const auto nest = [](const SegmentRange& a, const SegmentRange& b) {
+    return a.end <= b.begin || b.end <= a.begin || (a.begin <= b.begin && b.end <= a.end) ||
+           (b.begin <= a.begin && a.end <= b.end);
+  };
+  std::vector<ValueId> values;
+  for (ValueId v = 0; v < graph.flow.values(); ++v) {
+    if (!graph.flow.is_leaf(v)) values.push_back(v);
+  }
+  std::vector<MemoryPlan> plans;
+  for (std::uint32_t chosen = 0; chosen < 1U << ranges.size(); ++chosen) {
+    MemoryPlan plan;
+    for (std::size_t i = 0; i < ranges.size(); ++i) {
+      if (chosen >> i & 1U) plan.segments.push_back(ranges[i]);
+    }
+    bool nests = true;
+    for (const SegmentRange& a : plan.segments) {
+      for (const SegmentRange& b : plan.segments) nests = nests && nest(a, b);
+    }
+    if (!nests) continue;
+    const auto with_actions = [&](const auto& self, std::size_t i) -> void {
+      if (i == values.size()) return plans.push_back(predicted(graph, plan));
+      const auto v = static_cast<std::size_t>(values[i]);
+      const bool may_go = graph.values[v].saved && graph.values[v].bytes > 0;
+      std::vector<Action> possible{kKeep, kRecompute};
+      if (may_go && graph.host) possible.push_back(kMove);
+      if (may_go && graph.values[v].encoding) possible.push_back(compressed(graph.values[v].encoding->codec));
+      for (const Action action : possible) {
+        plan.actions[v] = action;
+        self(self, i + 1);
+      }
+    };
+    plan.actions.assign(graph.values.size(), kKeep);
+    with_actions(with_actions, 0);
+  }
+  return plans;
+}
+
+/// Copies of all of a step's memory take `price` of its seconds to the host, and half of that back.
+MoveCost copies_at(const StepGraph& graph, double price) {
+  const double of_all = graph.step_seconds / static_cast<double>(plan_none(graph).predicted_peak + 1);
+  return {.out_seconds_per_byte = price * of_all,
+          .in_seconds_per_byte = price * of_all / 2,
+          .seconds_per_copy = price * graph.step_seconds / 1000,
+          .budget = std::nullopt};
+}
+
+TEST(TradeOff, IsTheBestOfAllPlansOfASmallStep) {
+  int graphs = 0, points = 0;
+  std::size_t plans = 0;
+  for (std::uint64_t seed = 0; graphs < 1000; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    const StepGraph graph = synthetic::random_graph(seed, 2 + static_cast<int>(seed % 3));
+    if (graph.flow.values() > 9) continue;
+    ++graphs;
+    const auto all = plans_by_brute_force(graph);
+    plans += all.size();
+    const TradeOff trade_off(graph);
+    for (const MemoryPlan& best : front_of(all)) {
+      ++points;
+      const MemoryPlan ours = trade_off.best(graph, {best.predicted_peak, 0});
+      ASSERT_NEAR(ours.predicted_seconds, best.predicted_seconds, 1e-9);
+      ASSERT_LE(lower_bound(graph, best.predicted_peak).step_seconds, best.predicted_seconds * (1 + 1e-12));
+    }
+    ASSERT_EQ(trade_off.floor(), front_of(all).back().predicted_peak);
+  }
+  EXPECT_GT(points, 1100);
+  EXPECT_GT(plans, 1'000'000U);
+}
+
+TEST(TradeOff, IsTheBestOfAllPlansThatMoveOrRecompute) {
+  int graphs = 0, points = 0, moving = 0, recomputing = 0;
+  for (std::uint64_t seed = 0; graphs < 400; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    StepGraph graph = synthetic::random_graph(seed, 2 + static_cast<int>(seed % 3));
+    graph.host.emplace();
+    if (count_plans(graph, 20'000) >= 20'000) continue;
+    ++graphs;
+    // From cheap to dear, as seconds of its operators go.
+    graph.host = copies_at(graph, std::pow(10.0, static_cast<double>(seed % 7) / 2 - 2));
+    const auto all = plans_by_brute_force(graph);
+    const TradeOff trade_off(graph);
+    for (const MemoryPlan& best : front_of(all)) {
+      ++points;
+      const MemoryPlan ours = trade_off.best(graph, {best.predicted_peak, 0});
+      ASSERT_NEAR(ours.predicted_seconds, best.predicted_seconds, 1e-9);
+      ASSERT_LE(lower_bound(graph, best.predicted_peak).step_seconds, best.predicted_seconds * (1 + 1e-12));
+      moving += std::ranges::find(ours.actions, kMove) != ours.actions.end();
+      recomputing += simulate(graph, ours).replayed_ops > 0;
+    }
+    ASSERT_EQ(trade_off.floor(), front_of(all).back().predicted_peak);
+  }
+  EXPECT_GT(points, 500);
+  EXPECT_GT(moving, 100);
+  EXPECT_GT(recomputing, 50);
+}
+
+TEST(TradeOff, IsTheBestOfAllPlansThatCompressMoveOrRecompute) {
+  int graphs = 0, points = 0, compressing = 0;
+  for (std::uint64_t seed = 0; graphs < 250; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    StepGraph graph = synthetic::random_graph(seed, 2 + static_cast<int>(seed % 3));
+    const double price = std::pow(10.0, static_cast<double>(seed % 7) / 2 - 2);
+    const MoveCost copies = copies_at(graph, price);
+    for (std::size_t v = 0; v < graph.values.size(); ++v) {
+      const Bytes bytes = graph.values[v].bytes;
+      if ((seed + v) % 3 == 0 || bytes == 0) continue;
+      graph.values[v].encoding = Encoding{.codec = v % 2 == 0 ? Codec::Zeros : Codec::Narrow,
+                                          .element = 4,
+                                          .content_bytes = bytes / 2,
+                                          .bytes = bytes / 2,
+                                          .encode_seconds = copies.out(bytes),
+                                          .decode_seconds = copies.in(bytes)};
+    }
+    if (seed % 2 == 0) graph.host = copies_at(graph, 2 * price);
+    if (count_plans(graph, 20'000) >= 20'000) continue;
+    ++graphs;
+    const auto all = plans_by_brute_force(graph);
+    const TradeOff trade_off(graph);
+    for (const MemoryPlan& best : front_of(all)) {
+      ++points;
+      const MemoryPlan ours = trade_off.best(graph, {best.predicted_peak, 0});
+      ASSERT_NEAR(ours.predicted_seconds, best.predicted_seconds, 1e-9);
+      ASSERT_LE(lower_bound(graph, best.predicted_peak).step_seconds, best.predicted_seconds * (1 + 1e-12));
+      compressing += std::ranges::any_of(ours.actions, is_compressed);
+    }
+    ASSERT_EQ(trade_off.floor(), front_of(all).back().predicted_peak);
+  }
+  EXPECT_GT(points, 300);
+  EXPECT_GT(compressing, 60);
+}
+
+TEST(TradeOff, AndTheBoundHoldForAllPlansWhoseCopiesHide) {
+  int graphs = 0, points = 0, better = 0;
+  for (std::uint64_t seed = 0; graphs < 120; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    StepGraph graph = synthetic::random_graph(seed, 2 + static_cast<int>(seed % 3));
+    graph.host.emplace();
+    if (count_plans(graph, 3'000) >= 3'000) continue;
+    ++graphs;
+    graph.host = copies_at(graph, std::pow(10.0, static_cast<double>(seed % 7) / 3 - 1));
+    graph.host->overlaps = true;
+    std::vector<MemoryPlan> all = plans_by_brute_force(graph);
+    const auto waiting = front_of(all);
+    Effort effort{100'000'000};
+    all = with_copies_staged(graph, std::move(all), effort);
+    const TradeOff trade_off(graph);
+    for (const MemoryPlan& best : front_of(all)) {
+      ++points;
+      ASSERT_LE(lower_bound(graph, best.predicted_peak).step_seconds, best.predicted_seconds * (1 + 1e-12));
+      const auto* beside = std::ranges::find_if(waiting, [&](const MemoryPlan& plan) {
+                             return plan.predicted_peak <= best.predicted_peak;
+                           }).base();
+      ASSERT_NE(beside, waiting.end().base());
+      const MemoryPlan ours = trade_off.best(graph, {best.predicted_peak, 0});
+      ASSERT_LE(ours.predicted_peak, best.predicted_peak);
+      ASSERT_LE(ours.predicted_seconds, beside->predicted_seconds * (1 + 1e-12));
+      better += ours.predicted_seconds < beside->predicted_seconds * (1 - 1e-9);
+      ASSERT_NEAR(simulate(graph, ours).seconds, ours.predicted_seconds, 1e-12 * ours.predicted_seconds);
+    }
+  }
+  EXPECT_GT(points, 120);
+  EXPECT_GT(better, 20);
+}
+
+TEST(TradeOff, OfCopiesThatHideIsNoWorseThanEitherAloneAndBetterInTheLeast) {
+  for (const int blocks : {8}) {
+    const StepGraph without = synthetic::gpt_like({.blocks = blocks});
+    for (const double seconds : {0.3, 2.0}) {  // of 1 MiB, each way; a block makes 17 MiB in 17 seconds
+      SCOPED_TRACE(testing::Message() << blocks << " blocks, " << seconds);
+      StepGraph with = without;
+      with.host = MoveCost{.out_seconds_per_byte = seconds / 1_MiB,
+                           .in_seconds_per_byte = seconds / 1_MiB,
+                           .seconds_per_copy = 0.001,
+                           .overlaps = true,
+                           .budget = std::nullopt};
+      const TradeOff recompute(without), both(with);
+      std::vector<MemoryPlan> offloading{plan_none(with)};
+      for (MemoryPlan& plan : offloading_plans(with)) offloading.push_back(predicted(with, std::move(plan)));
+      Effort effort{100'000'000};
+      offloading = front_of(with_copies_staged(with, std::move(offloading), effort));
+      const Bytes most = plan_none(without).predicted_peak;
+      for (int i = 0; i < 20; ++i) {
+        const Budget budget{most - (most - recompute.floor()) * i / 19, 0};
+        const MemoryPlan plan = both.best(with, budget);
+        EXPECT_LE(plan.predicted_peak, budget.limit);
+        EXPECT_LE(plan.predicted_seconds, recompute.best(without, budget).predicted_seconds) << i;
+        if (offloading.back().predicted_peak <= budget.limit) {
+          EXPECT_LE(plan.predicted_seconds, fastest_within(offloading, budget.limit).predicted_seconds) << i;
+        }
+        EXPECT_LE(lower_bound(with, budget.limit).step_seconds, plan.predicted_seconds * (1 + 1e-12));
+      }
+      const Budget smallest{recompute.floor(), 0};
+      EXPECT_LT(both.best(with, smallest).predicted_seconds,
+                0.98 * recompute.best(without, smallest).predicted_seconds);
+    }
+  }
+}
+
+TEST(TradeOff, IsNeverWorseForBeingAbleToMove) {
+  for (const int blocks : {3, 8}) {
+    const StepGraph without = synthetic::gpt_like({.blocks = blocks});
+    for (const double seconds : {0.5, 5.0, 50.0}) {  // of 8 MiB, each way; a block's operators take 17
+      SCOPED_TRACE(testing::Message() << blocks << " blocks, " << seconds);
+      StepGraph with = without;
+      with.host = MoveCost{.out_seconds_per_byte = seconds / 8_MiB,
+                           .in_seconds_per_byte = seconds / 8_MiB,
+                           .seconds_per_copy = 0.001,
+                           .budget = std::nullopt};
+      const TradeOff recompute(without), both(with);
+      EXPECT_LE(both.floor(), recompute.floor());
+      const Bytes most = plan_none(without).predicted_peak;
+      for (int i = 0; i <= 10; ++i) {
+        const Budget budget{most - (most - recompute.floor()) * i / 10, 0};
+        const MemoryPlan plan = both.best(with, budget);
+        EXPECT_LE(plan.predicted_seconds, recompute.best(without, budget).predicted_seconds) << i;
+        EXPECT_LE(lower_bound(with, budget.limit).step_seconds, plan.predicted_seconds * (1 + 1e-12));
+      }
+      const Budget smallest{recompute.floor(), 0};
+      if (seconds < 50) {
+        EXPECT_LT(both.best(with, smallest).predicted_seconds, recompute.best(without, smallest).predicted_seconds);
+      }
+    }
+  }
+}
+
+TEST(TradeOff, MovesNoMoreThanTheHostHasRoomFor) {
+  StepGraph graph = synthetic::gpt_like({.blocks = 8});
+  graph.host = MoveCost{
+      .out_seconds_per_byte = 1e-9, .in_seconds_per_byte = 1e-9, .seconds_per_copy = 0, .budget = std::nullopt};
+  const Bytes free = TradeOff(graph).floor();
+  Bytes floor = 0;
+  for (const Bytes budget : {0_MiB, 8_MiB, 40_MiB}) {
+    graph.host->budget = budget;
+    const TradeOff trade_off(graph);
+    for (const MemoryPlan& plan : trade_off.plans()) EXPECT_LE(simulate(graph, plan).host_peak, budget);
+    EXPECT_TRUE(floor == 0 || trade_off.floor() <= floor);
+    floor = trade_off.floor();
+    EXPECT_GE(floor, free);
+  }
+}
+
+}  // namespace
+}  // namespace snug::plan
