@@ -10,7 +10,9 @@
 namespace snug::memory {
 namespace {
 
-c10::Storage room_for(Bytes bytes) { return at::empty({bytes}, at::TensorOptions(at::kByte)).storage(); }
+c10::Storage room_for(Bytes bytes) {
+  return at::empty({bytes}, at::TensorOptions(at::kByte).device(at::kCPU)).storage();
+}
 
 std::span<const std::byte> contents_of(const c10::Storage& storage, Bytes bytes) {
   return {static_cast<const std::byte*>(storage.data()), static_cast<std::size_t>(bytes)};

@@ -60,7 +60,7 @@ void Offloaded::write_to(const c10::Storage& storage) const {
     file->read(block, {static_cast<std::byte*>(storage.mutable_data()), static_cast<std::size_t>(bytes_)});
     return;
   }
-  const at::Tensor read = at::empty({bytes_}, at::TensorOptions(at::kByte));
+  const at::Tensor read = at::empty({bytes_}, at::TensorOptions(at::kByte).device(at::kCPU));
   file->read(block, {static_cast<std::byte*>(read.storage().mutable_data()), static_cast<std::size_t>(bytes_)});
   contents.copy_(read);
 }

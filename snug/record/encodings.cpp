@@ -104,6 +104,7 @@ void measure_encodings(const Tape& tape, const memory::DeviceMemory& memory, pla
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       const plan::ValueId v = outputs[i].value;
       plan::ValueInfo& info = graph.values[plan::at(v)];
+      info.encoding = values.encoding(v);  // where the step began as another one, by the plan of that
       if (!info.saved || tape.flow().is_leaf(v) || !values.device(v).is_cpu() || !values.storage(v)) continue;
       const Bytes bytes = values.nbytes(v);
       if (info.bytes < kSmallestWorthIt || static_cast<Bytes>(values.storage(v).nbytes()) < bytes) continue;

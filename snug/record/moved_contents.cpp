@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "snug/base/match.h"
+#include "snug/record/encodings.h"
 
 namespace snug::record {
 
@@ -19,22 +20,32 @@ void MovedContents::send(plan::ValueId value, const c10::Storage& storage, Bytes
   for (const plan::ValueId other : departures_.begin(value, on_the_way.bytes, on_the_way.most)) gone(other);
 }
 
-void MovedContents::compress(plan::ValueId value, const c10::Storage& storage, Bytes bytes, memory::Compressed::As as) {
-  contents_.emplace(value, memory::Compressed(storage, bytes, as));
+void MovedContents::compress(plan::ValueId value, const c10::Storage& storage, Bytes bytes,
+                             const plan::Encoding& encoding) {
+  const memory::Compressed::As as{.codec = codec_of(encoding.codec),
+                                  .element = static_cast<std::size_t>(encoding.element),
+                                  .bytes = encoding.content_bytes};
+  contents_.emplace(value, InFewerBytes{memory::Compressed(storage, bytes, as), encoding});
 }
 
 memory::Offloaded::Arriving MovedContents::fetch(plan::ValueId value) const {
   return std::visit(Match{[](const memory::Offloaded& moved) { return moved.fetch(); },
-                          [](const memory::Compressed& there) {
-                            return memory::Offloaded::Arriving{there.expand(), {}};
+                          [](const InFewerBytes& there) {
+                            return memory::Offloaded::Arriving{there.contents.expand(), {}};
                           }},
                     contents_.at(value));
 }
 
 Bytes MovedContents::compressed_to(plan::ValueId value) const {
   const auto found = contents_.find(value);
-  const auto* const there = found != contents_.end() ? std::get_if<memory::Compressed>(&found->second) : nullptr;
-  return there != nullptr ? there->bytes() : 0;
+  const auto* const there = found != contents_.end() ? std::get_if<InFewerBytes>(&found->second) : nullptr;
+  return there != nullptr ? there->contents.bytes() : 0;
+}
+
+std::optional<plan::Encoding> MovedContents::encoding(plan::ValueId value) const {
+  const auto found = contents_.find(value);
+  const auto* const there = found != contents_.end() ? std::get_if<InFewerBytes>(&found->second) : nullptr;
+  return there != nullptr ? std::optional(there->encoding) : std::nullopt;
 }
 
 c10::Storage MovedContents::gone(plan::ValueId value) {

@@ -3,6 +3,7 @@
 #include <c10/core/Storage.h>
 
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <variant>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "snug/memory/stream_mark.h"
 #include "snug/memory/tiers.h"
 #include "snug/plan/run/departures.h"
+#include "snug/plan/step/encoding.h"
 #include "snug/plan/step/ids.h"
 #include "snug/record/stream_order.h"
 
@@ -45,7 +47,7 @@ class MovedContents {
   void send(plan::ValueId value, const c10::Storage& storage, Bytes bytes, OnTheWay on_the_way);
   /// They stay on the device in fewer bytes, and the storage may go. Throws Error, and nothing has changed, when they
   /// do not fit into those, or there is no memory for them.
-  void compress(plan::ValueId value, const c10::Storage& storage, Bytes bytes, memory::Compressed::As as);
+  void compress(plan::ValueId value, const c10::Storage& storage, Bytes bytes, const plan::Encoding& encoding);
   /// The device waits until they have left, and the storage may go, or be written. Returns the storage; none where they
   /// had been gone before.
   c10::Storage gone(plan::ValueId value);
@@ -58,6 +60,8 @@ class MovedContents {
   [[nodiscard]] memory::Offloaded::Arriving fetch(plan::ValueId value) const;
   /// Bytes of its device's memory that its compressed contents take; 0 where there are none.
   [[nodiscard]] Bytes compressed_to(plan::ValueId value) const;
+  /// How they are compressed, if they are.
+  [[nodiscard]] std::optional<plan::Encoding> encoding(plan::ValueId value) const;
   void arrives(plan::ValueId value, c10::Device device, memory::StreamMark there);
   /// What the device's current stream does from now on comes after the contents are there.
   void arrived(plan::ValueId value) const;
@@ -72,7 +76,11 @@ class MovedContents {
  private:
   StreamOrder& streams_;
   std::shared_ptr<memory::Tiers> tiers_ = std::make_shared<memory::Tiers>();  // outlives what is in them
-  std::unordered_map<plan::ValueId, std::variant<memory::Offloaded, memory::Compressed>> contents_;
+  struct InFewerBytes {
+    memory::Compressed contents;
+    plan::Encoding encoding;
+  };
+  std::unordered_map<plan::ValueId, std::variant<memory::Offloaded, InFewerBytes>> contents_;
   std::unordered_map<plan::ValueId, c10::Storage> leaving_;
   plan::Departures departures_;
   struct Arriving {

@@ -200,12 +200,12 @@ void Profiler::unpacked(plan::ValueId value, plan::Residency now) {
   push(Event::Kind::Unpack, value);
 }
 
-void Profiler::replay_begins() {
+void Profiler::aside_begins() {
   mark();
   replay_ = clocks_.front().now();
 }
 
-void Profiler::replay_ends() {
+void Profiler::aside_ends() {
   rebase();
   clocks_.front().leave_out(replay_, clocks_.front().now());
 }
@@ -244,7 +244,13 @@ void Profiler::settle_begins(const Tape& tape) {
   mark();
   push(Event::Kind::Settle, -1);
   const StepClock::Moment began = clocks_.front().now();
-  measure_encodings(tape, gauges_.front().memory(), graph_);
+  const KnownStep* known = tape.known_step();
+  if (known != nullptr && !tape.divergence()) {
+    for (std::size_t v = 0; v < std::min(graph_.values.size(), known->graph->values.size()); ++v)
+      graph_.values[v].encoding = known->graph->values[v].encoding;
+  } else {
+    measure_encodings(tape, gauges_.front().memory(), graph_);
+  }
   clocks_.front().leave_out(began, clocks_.front().now());
 }
 

@@ -39,8 +39,8 @@ class Profiler final : public TapeObserver {
   void settle_ends() override { rebase(); }
   void unpacked(plan::ValueId value, plan::Residency now) override;
   // What a replay allocates and frees is not the step's own.
-  void replay_begins() override;
-  void replay_ends() override;
+  void aside_begins() override;
+  void aside_ends() override;
   void release_begins(plan::ValueId value) override;
   void release_ends() override;
   void dropped(plan::ValueId value, std::optional<Bytes> freed) override;

@@ -138,13 +138,8 @@ void Tape::put_away(plan::ValueId value, const c10::Storage& storage, plan::Acti
     const Bytes most = known != nullptr ? known->plan->staging.leaving : 0;
     return values_.offload(value, storage, {.bytes = planned_bytes(value), .most = most});
   }
-  // Where a plan will be made of what this step takes, that is of the step as it is.
-  if (known == nullptr || observers_.measure() || !values_.device(value).is_cpu()) return values_.hold(value, storage);
-  const plan::Encoding& encoding = *known->graph->values.at(plan::at(value)).encoding;  // see PlanFollower::action
-  values_.compress(value, storage,
-                   {.codec = codec_of(how.codec),
-                    .element = static_cast<std::size_t>(encoding.element),
-                    .bytes = encoding.content_bytes});
+  if (known == nullptr || !values_.device(value).is_cpu()) return values_.hold(value, storage);
+  values_.compress(value, storage, *known->graph->values.at(plan::at(value)).encoding);  // see PlanFollower::action
 }
 
 Bytes Tape::planned_bytes(plan::ValueId value) const {

@@ -65,10 +65,10 @@ class TapeObserver {
   /// A backward node asked for a value. `now`: absent when the node alone has it from here on. May throw: then it does
   /// not get it.
   virtual void unpacked(plan::ValueId /*value*/, plan::Residency /*now*/) {}
-  /// Around making an absent value again, or fetching it. They may nest; of the order of nested ones nothing is
-  /// promised.
-  virtual void replay_begins() {}
-  virtual void replay_ends() {}
+  /// Around what is no part of the step as it is: making an absent value again, or fetching it, or compressing one.
+  /// They may nest; of the order of nested ones nothing is promised.
+  virtual void aside_begins() {}
+  virtual void aside_ends() {}
   /// An operator has run again. Told whether it sees the recording or not.
   virtual void replayed(const Tape& /*tape*/, plan::OpId /*op*/) {}
   /// Around the end of a saved tensor, and of what nothing needs then.

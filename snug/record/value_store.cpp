@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/clone.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <utility>
@@ -97,14 +98,16 @@ void ValueStore::offload(plan::ValueId value, const c10::Storage& storage, OnThe
   let_go(value);
 }
 
-void ValueStore::compress(plan::ValueId value, const c10::Storage& storage, memory::Compressed::As as) {
+void ValueStore::compress(plan::ValueId value, const c10::Storage& storage, const plan::Encoding& encoding) {
   Value& v = at(value);
   v.away.reset();
   {
+    observers_.tell_recording(&TapeObserver::aside_begins);
+    const auto over = c10::make_scope_exit([&] { observers_.tell_recording(&TapeObserver::aside_ends); });
     const at::AutoDispatchBelowADInplaceOrView below;
     const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
     const TapeMutex::Lent lent(mutex_);
-    moved_.compress(value, storage, v.nbytes, as);
+    moved_.compress(value, storage, v.nbytes, encoding);
   }
   compressed_bytes_ += v.nbytes;
   ledger_.offload(value);
@@ -112,8 +115,10 @@ void ValueStore::compress(plan::ValueId value, const c10::Storage& storage, memo
 }
 
 void ValueStore::give_up(plan::ValueId value) {
+  const Bytes freed = moved_.compressed_to(value);
   ledger_.give_up(value);
   moved_.forget(value);
+  observers_.tell_recording(&TapeObserver::dropped, value, std::optional(freed));
 }
 
 Bytes ValueStore::gone(plan::ValueId value) {

@@ -103,7 +103,7 @@ class ValueStore {
   void offload(plan::ValueId value, const c10::Storage& storage, OnTheWay on_the_way = {});
   /// The same, but they stay on the device, compressed. Throws Error where they do not fit, or there is no memory for
   /// them.
-  void compress(plan::ValueId value, const c10::Storage& storage, memory::Compressed::As as);
+  void compress(plan::ValueId value, const c10::Storage& storage, const plan::Encoding& encoding);
   /// Contents that have been moved have left, and the storage that they were in may go, or be written. Returns bytes
   /// that this frees on the device: none where the program refers to them, or they had been gone.
   Bytes gone(plan::ValueId value);
@@ -124,6 +124,8 @@ class ValueStore {
   [[nodiscard]] Bytes compressed_to(plan::ValueId value) const {
     return ledger_.may_give_up(value) && value != fetching_ ? moved_.compressed_to(value) : 0;
   }
+  /// How an absent value is compressed, if it is.
+  [[nodiscard]] std::optional<plan::Encoding> encoding(plan::ValueId value) const { return moved_.encoding(value); }
   /// Compressed contents go, as the value can be made again.
   void give_up(plan::ValueId value);
 

@@ -72,11 +72,11 @@ class PinScope {
 class ReplayScope {
  public:
   explicit ReplayScope(Tape& tape) : tape_(tape), below_(handled()) {
-    tape_.observers().tell_recording(&TapeObserver::replay_begins);
+    tape_.observers().tell_recording(&TapeObserver::aside_begins);
   }
   /// Not after a failure, which ends the step.
   ~ReplayScope() {
-    if (std::uncaught_exceptions() == failures_) tape_.observers().tell_recording(&TapeObserver::replay_ends);
+    if (std::uncaught_exceptions() == failures_) tape_.observers().tell_recording(&TapeObserver::aside_ends);
   }
   ReplayScope(const ReplayScope&) = delete;
   ReplayScope& operator=(const ReplayScope&) = delete;

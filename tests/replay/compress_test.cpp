@@ -130,6 +130,53 @@ TEST(Compress, GoesWhereMemoryRunsOut) {
   }
 }
 
+TEST(Compress, GoesOnWhenStepsOfOtherSizesHaveComeUp) {
+  SNUG_ONLY_ON_THE_CPU("codecs");
+  Pictures net;
+  const at::Tensor x = torch::randn({32, 3, 64, 64}), fewer = x.narrow(0, 0, 20);
+  const auto expected = net.plain(x);
+  const replay::RecordedStep step = recorded(net, x);
+  const plan::MemoryPlan plan = compressing_all(step.graph);
+  Session session(step, plan::Planner(step.graph, plan), std::nullopt, test_memory());
+  const auto run = [&](const at::Tensor& batch) {
+    test_memory().reset_peak();
+    session.backward([&] { return net.loss(batch); });
+    return net.gradients();
+  };
+  expect_same(expected, run(x));
+  const Bytes compressed = session.last_step().compressed_bytes;
+  EXPECT_GT(compressed, 0);
+  for (int i = 0; i < 3; ++i) run(fewer);  // a surprise, an unknown step, a known one
+  EXPECT_EQ(session.last_step().known, 2U);
+  expect_same(expected, run(x));
+  EXPECT_EQ(test_memory().stats().allocated_peak, plan.predicted_peak);
+  EXPECT_EQ(session.last_step().compressed_bytes, compressed);
+}
+
+TEST(Compress, IsNotWhatAStepTakesThatIsRecordedAsItRuns) {
+  SNUG_ONLY_ON_THE_CPU("codecs");
+  Pictures net;
+  const at::Tensor x = torch::randn({32, 3, 64, 64});
+  const auto doubled = [&] { return net.loss(x) * 2; };  // begins as the step that is known
+  const replay::RecordedStep step = recorded(net, x), other = replay::record_step(doubled, test_memory());
+  doubled().backward();
+  const auto expected = net.gradients();
+  Session session(step, plan::Planner(step.graph, compressing_all(step.graph)), std::nullopt, test_memory());
+  for (int i = 0; i < 2; ++i) {  // the first time it is a surprise
+    session.backward(doubled);
+    expect_same(expected, net.gradients());
+    EXPECT_FALSE(session.last_step().followed_plan);
+    EXPECT_GT(session.last_step().compressed_bytes, 0);
+    EXPECT_EQ(session.last_step().planned_anew, i == 1);
+  }
+  const auto activations = [](const plan::StepGraph& graph) {
+    return plan::make_plan(graph, "none", std::nullopt).predicted_peak - graph.static_bytes;
+  };
+  EXPECT_EQ(activations(session.graph()), activations(other.graph));
+  for (std::size_t v = 0; v < other.graph.values.size(); ++v)
+    EXPECT_EQ(session.graph().values[v].encoding.has_value(), other.graph.values[v].encoding.has_value());
+}
+
 TEST(Compress, IsChosenWhereItIsCheaperThanMakingItAgain) {
   SNUG_ONLY_ON_THE_CPU("codecs");
   Pictures net;
