@@ -114,8 +114,9 @@ void measure(const Accelerator& accelerator, double share_of_peak) {
   memory::DeviceMemory& memory = memory::device_memory(kDevice);
   replay::RecordedStep recorded = replay::record_step([&] { return step.loss(); }, memory);
   const plan::StepGraph without = recorded.graph;
-  recorded.graph.host = replay::measured_move_cost(memory);
-  recorded.graph.host->out_seconds_per_byte = recorded.graph.host->in_seconds_per_byte = 1 / speed.bytes_per_second;
+  recorded.graph.moves.host = replay::measured_move_cost(memory);
+  recorded.graph.moves.host->out_seconds_per_byte = recorded.graph.moves.host->in_seconds_per_byte =
+      1 / speed.bytes_per_second;
   const plan::StepGraph& graph = recorded.graph;
   step.loss().backward();
   const std::vector<at::Tensor> expected = step.gradients();
@@ -129,7 +130,7 @@ void measure(const Accelerator& accelerator, double share_of_peak) {
       "The plain step takes {:.2f} ms and {:.1f} MiB, {:.1f} MiB of them between forward and backward; to move "
       "those takes {:.2f} ms each way.\n\n",
       1e3 * graph.step_seconds, static_cast<double>(none.predicted_peak) / kMiB, static_cast<double>(all) / kMiB,
-      1e3 * graph.host->out(all));
+      1e3 * graph.moves.host->out(all));
   fmt::print(
       "| budget, MiB | activations | moved, MiB | recomputed again | move and recompute | recompute alone | "
       "offload alone | no plan is faster than | run: time | peak | tensors that differ |\n"

@@ -6,6 +6,8 @@ find_package(nlohmann_json 3.11 REQUIRED)          # JSON: plans, metrics, --jso
 find_package(tomlplusplus 3.3 REQUIRED)            # TOML configuration files [libtomlplusplus-dev]
 # base/hash.cpp only.
 find_package(xxHash 0.8 REQUIRED)                  # hashes: what a step is, replays, training state [libxxhash-dev]
+# memory/uring_io.cpp only; without it a few threads wait for the disk.
+find_package(Liburing)                             # io_uring: moving contents to a disk and back [liburing-dev]
 # plan/bound/minimum_cut.cpp only.
 find_package(Boost 1.74 REQUIRED)                  # Boost.Graph, header-only: minimum cuts [libboost-dev]
 if(SNUG_BUILD_TRAINING)

@@ -34,7 +34,7 @@ foreach(_target IN LISTS _exported)
   list(APPEND _links ${_of_target})
 endforeach()
 set(SNUG_FIND_DEPENDENCIES "")
-foreach(_package IN ITEMS fmt nlohmann_json tomlplusplus CLI11 PCRE2 Utf8proc SentencePiece JPEG PNG Threads)
+foreach(_package IN ITEMS fmt nlohmann_json tomlplusplus CLI11 PCRE2 Utf8proc SentencePiece JPEG PNG Liburing Threads)
   if("${_links}" MATCHES "${_package}::")
     string(APPEND SNUG_FIND_DEPENDENCIES "find_dependency(${_package})\n")
   endif()
@@ -47,6 +47,7 @@ install(FILES
   "${PROJECT_BINARY_DIR}/snugConfig.cmake"
   "${PROJECT_BINARY_DIR}/snugConfigVersion.cmake"
   "${CMAKE_CURRENT_LIST_DIR}/FindLibTorch.cmake"
+  "${CMAKE_CURRENT_LIST_DIR}/FindLiburing.cmake"
   "${CMAKE_CURRENT_LIST_DIR}/FindPCRE2.cmake"
   "${CMAKE_CURRENT_LIST_DIR}/FindSentencePiece.cmake"
   "${CMAKE_CURRENT_LIST_DIR}/FindUtf8proc.cmake"

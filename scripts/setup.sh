@@ -25,7 +25,7 @@ fail() {
 # A tool counts when its command is there, wherever it came from; a library only as a package.
 tools=(g++:c++ cmake ninja-build:ninja make python3 git ccache mold pkg-config)
 libraries=(libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev libboost-dev
-           libxxhash-dev libpcre2-dev libutf8proc-dev libsentencepiece-dev libjpeg-dev libpng-dev)
+           libxxhash-dev libpcre2-dev libutf8proc-dev libsentencepiece-dev libjpeg-dev libpng-dev liburing-dev)
 python_headers=false
 for what in "$@"; do
   case "$what" in

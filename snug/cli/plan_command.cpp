@@ -77,7 +77,7 @@ PlanReport report_on(std::vector<replay::PlannedStep> kinds, std::optional<plan:
   report.floor = replay::smallest_budget(kinds);
   report.gap = plan::optimality_gap(report.plan.predicted_seconds, report.bound.step_seconds, graph.step_seconds);
   // The bound of a graph without a place to move to knows no plan that moves values.
-  if (!graph.host && std::ranges::find(report.plan.actions, plan::kMove) != report.plan.actions.end())
+  if (!graph.moves.any() && std::ranges::any_of(report.plan.actions, plan::is_moved))
     report.bound.step_seconds = report.gap = std::numeric_limits<double>::infinity();
   report.planning_seconds = planning_seconds + monotonic_seconds() - started;
   report.graph = std::move(graph);
@@ -167,6 +167,7 @@ nlohmann::ordered_json to_json(const PlanReport& r, const plan::Explanation& why
       {"kept_bytes", why.all.kept},
       {"moved_bytes", why.all.moved},
       {"host_peak_bytes", why.host_peak},
+      {"disk_peak_bytes", why.disk_peak},
       {"leaving_bytes", r.plan.staging.leaving},
       {"arriving_bytes", r.plan.staging.arriving},
       {"waiting_seconds", why.waiting},
@@ -207,9 +208,11 @@ void print_plan_summary(const PlanReport& r, const plan::Explanation& why) {
                     fmt::format("{} in {}", format_bytes(why.all.compressed), format_bytes(why.all.encoded))});
   }
   if (why.all.moved > 0) {
-    rows.push_back(
-        {"moved to the host", fmt::format("{}, {} at once; the step waits {:.3f} s for copies",
-                                          format_bytes(why.all.moved), format_bytes(why.host_peak), why.waiting)});
+    std::vector<std::string> where;
+    if (why.host_peak > 0) where.push_back(format_bytes(why.host_peak) + " at once on the host");
+    if (why.disk_peak > 0) where.push_back(format_bytes(why.disk_peak) + " at once on the disk");
+    rows.push_back({"moved", fmt::format("{}, {}; the step waits {:.3f} s for copies", format_bytes(why.all.moved),
+                                         fmt::join(where, ", "), why.waiting)});
   }
   if (p.staging.leaving + p.staging.arriving > 0) {
     rows.push_back(

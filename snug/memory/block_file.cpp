@@ -4,24 +4,98 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "snug/base/errors.h"
+#include "snug/memory/piece_io.h"
 
 namespace snug::memory {
 namespace {
 
-[[noreturn]] void fail(int error, const char* what) { throw std::system_error(error, std::generic_category(), what); }
+constexpr Bytes kLargestPiece = 1_MiB;
+
+/// Whole pages of memory that are nobody else's.
+class Pages {
+ public:
+  explicit Pages(Bytes bytes)
+      : bytes_(static_cast<std::byte*>(::operator new(static_cast<std::size_t>(bytes), kAligned))) {}
+  ~Pages() { ::operator delete(bytes_, kAligned); }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+  [[nodiscard]] std::byte* begin() const noexcept { return bytes_; }
+
+ private:
+  static constexpr std::align_val_t kAligned{static_cast<std::size_t>(BlockFile::kPage)};
+  std::byte* bytes_;
+};
+
+/// A range of a file and of memory as pieces of whole pages: what is not a whole page of both goes by way of another
+/// one.
+class InPieces {
+ public:
+  InPieces(Bytes offset, std::span<std::byte> contents, Way way) : way_(way) {
+    const auto address = static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(contents.data()));
+    const bool lies_so = (address - offset) % BlockFile::kPage == 0;
+    const Bytes end = offset + std::ssize(contents);
+    while (offset < end) {
+      const Bytes within = offset % BlockFile::kPage;
+      const bool whole = lies_so && within == 0 && end - offset >= BlockFile::kPage;
+      const Bytes most = whole     ? std::min((end - offset) / BlockFile::kPage * BlockFile::kPage, kLargestPiece)
+                         : lies_so ? BlockFile::kPage - within
+                                   : kLargestPiece - within;
+      const auto part = contents.first(static_cast<std::size_t>(std::min(most, end - offset)));
+      if (whole) {
+        pieces_.push_back({offset, part.data(), std::ssize(part)});
+      } else {
+        add_detour(offset - within, part, within);
+      }
+      contents = contents.subspan(part.size());
+      offset += std::ssize(part);
+    }
+  }
+  [[nodiscard]] std::span<const Piece> all() const noexcept { return pieces_; }
+  /// They have been read, or written.
+  void done() const {
+    if (way_ == Way::ToFile) return;
+    for (const Detour& d : detours_) std::memcpy(d.contents.data(), d.pages->begin() + d.within, d.contents.size());
+  }
+
+ private:
+  struct Detour {
+    std::unique_ptr<Pages> pages;
+    std::span<std::byte> contents;
+    Bytes within;
+  };
+  void add_detour(Bytes page, std::span<std::byte> contents, Bytes within) {
+    const Bytes length = (within + std::ssize(contents) + BlockFile::kPage - 1) / BlockFile::kPage * BlockFile::kPage;
+    const Detour& d = detours_.emplace_back(Detour{std::make_unique<Pages>(length), contents, within});
+    if (way_ == Way::ToFile) std::memcpy(d.pages->begin() + within, contents.data(), contents.size());
+    pieces_.push_back({page, d.pages->begin(), length});
+  }
+
+  Way way_;
+  std::vector<Piece> pieces_;
+  std::vector<Detour> detours_;
+};
 
 class UnnamedFile final : public BlockFile {
  public:
   UnnamedFile() {
     const char* const folder = std::getenv("TMPDIR");
     folder_ = folder != nullptr && *folder != '\0' ? folder : "/tmp";
-    file_ = ::open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR);
-    if (file_ >= 0) return;
+    for (const int direct : {O_DIRECT, 0}) {
+      file_ = ::open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | direct, S_IRUSR | S_IWUSR);
+      if (file_ >= 0) return;
+    }
     // Not every file system has files without a name.
     std::string name = folder_ + "/snug-XXXXXX";
     file_ = ::mkostemp(name.data(), O_CLOEXEC);
@@ -37,29 +111,34 @@ class UnnamedFile final : public BlockFile {
   UnnamedFile& operator=(const UnnamedFile&) = delete;
 
   void write(Bytes offset, std::span<const std::byte> contents) override {
-    while (!contents.empty()) {
-      const ssize_t count = ::pwrite(file_, contents.data(), contents.size(), static_cast<off_t>(offset));
-      if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) fail(count < 0 ? errno : ENOSPC, "pwrite");
-      contents = contents.subspan(static_cast<std::size_t>(count));
-      offset += count;
-    }
+    // It is not written to by what writes it to a file.
+    transfer(Way::ToFile, offset, {const_cast<std::byte*>(contents.data()), contents.size()});  // NOLINT(*-const-cast)
   }
-  void read(Bytes offset, std::span<std::byte> contents) override {
-    while (!contents.empty()) {
-      const ssize_t count = ::pread(file_, contents.data(), contents.size(), static_cast<off_t>(offset));
-      if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) fail(count < 0 ? errno : EIO, "pread");
-      contents = contents.subspan(static_cast<std::size_t>(count));
-      offset += count;
-    }
-  }
+  void read(Bytes offset, std::span<std::byte> contents) override { transfer(Way::FromFile, offset, contents); }
   void cut_off(Bytes size) noexcept override {
     if (::ftruncate(file_, static_cast<off_t>(size)) != 0) return;  // it is longer than it has to be
   }
   [[nodiscard]] std::string where() const override { return folder_; }
 
  private:
+  void transfer(Way way, Bytes offset, std::span<std::byte> contents) {
+    InPieces pieces(offset, contents, way);
+    std::unique_ptr<PieceIo> io = take_io();
+    io->transfer(file_, way, pieces.all());
+    pieces.done();
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(io));
+  }
+  std::unique_ptr<PieceIo> take_io() {
+    const std::lock_guard lock(mutex_);
+    if (idle_.empty()) return piece_io();
+    std::unique_ptr<PieceIo> io = std::move(idle_.back());
+    idle_.pop_back();
+    return io;
+  }
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<PieceIo>> idle_;
   std::string folder_;
   int file_ = -1;
 };

@@ -10,11 +10,14 @@
 namespace snug::memory {
 
 /// Bytes on a disk, by offset. What a tier does with them is a matter of its own (see SpillFile); tests put one that
-/// fails in its place. Reads and writes of ranges apart may go on at once.
+/// fails in its place. Reads and writes of pages apart may go on at once.
 class BlockFile {
  public:
+  static constexpr Bytes kPage = 4096;
+
   virtual ~BlockFile() = default;
-  /// Writes all of it, making the file longer where that takes it. Throws std::system_error.
+  /// Writes all of it, making the file longer where that takes it. What else is in the pages that it touches may be
+  /// anything then. Throws std::system_error.
   virtual void write(Bytes offset, std::span<const std::byte> contents) = 0;
   /// Fills all of it. Throws std::system_error.
   virtual void read(Bytes offset, std::span<std::byte> contents) = 0;
@@ -24,8 +27,9 @@ class BlockFile {
   [[nodiscard]] virtual std::string where() const = 0;
 };
 
-/// A file without a name in the folder that TMPDIR names, or /tmp: gone with its owner, however that ends. Throws Error
-/// naming the folder when it cannot be made.
+/// A file without a name in the folder that TMPDIR names, or /tmp: gone with its owner, however that ends. By direct
+/// I/O where the file system has it, past its page cache: fastest where contents lie in their pages of memory as at
+/// that offset in those of the file. Throws Error naming the folder when it cannot be made.
 std::unique_ptr<BlockFile> unnamed_file();
 
 }  // namespace snug::memory

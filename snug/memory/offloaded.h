@@ -2,6 +2,7 @@
 
 #include <c10/core/Storage.h>
 
+#include <memory>
 #include <utility>
 #include <variant>
 
@@ -22,14 +23,16 @@ class Offloaded {
   /// Into the nearest tier.
   Offloaded(const c10::Storage& storage, Bytes bytes, Tiers& tiers)
       : Offloaded(storage, bytes, tiers, tiers.nearest(storage.device())) {}
-  /// The same, but the copy may still go on (see Links): until it has left(), the storage has to stay as it is.
+  /// The same, but the copy may still go on (see Links): until it has left(), the storage has to stay as it is. Of
+  /// what cannot be written left() tells, and the contents are in the storage alone.
   [[nodiscard]] static Offloaded sent(const c10::Storage& storage, Bytes bytes, Tiers& tiers, Tier tier);
   [[nodiscard]] const StreamMark& left() const noexcept { return left_; }
 
   /// Contents on their way back.
   struct Arriving {
     c10::Storage storage;  ///< a new one, on the device
-    StreamMark there;      ///< from then on it has the contents as they were; before, it has to stay
+    StreamMark there;      ///< from then on it has the contents as they were; before, it has to stay. Waiting for it
+                           ///< throws Error when they cannot be read
   };
   /// Throws Error when they cannot be read.
   [[nodiscard]] Arriving fetch() const;
@@ -41,7 +44,7 @@ class Offloaded {
  private:
   struct OnDisk {
     SpillFile* file;
-    SpillFile::Block block;
+    std::shared_ptr<SpillFile::Block> block;  // also of the threads that write and read it
   };
   using Place = std::variant<HostPool::Block, OnDisk>;
   Offloaded(c10::Device device, Bytes bytes, Links& links, Place place, StreamMark left)

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <system_error>
 
 #include "snug/base/errors.h"
@@ -12,10 +13,18 @@
 namespace snug::memory {
 namespace {
 
-constexpr Bytes kAlignment = 4096;  // of blocks: whole pages of the file
 constexpr int kTries = 3;
 
-Bytes rounded(Bytes bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+/// What lies before it in its first page: as much as in memory, so that whole pages lie alike (see BlockFile).
+Bytes shift_of(std::span<const std::byte> contents) {
+  return static_cast<Bytes>(reinterpret_cast<std::uintptr_t>(contents.data()) %
+                            static_cast<std::uintptr_t>(BlockFile::kPage));
+}
+Bytes first_page(Bytes offset) { return offset / BlockFile::kPage * BlockFile::kPage; }
+/// Whole pages.
+Bytes length_of(Bytes offset, Bytes bytes) {
+  return (offset + bytes + BlockFile::kPage - 1) / BlockFile::kPage * BlockFile::kPage - first_page(offset);
+}
 
 }  // namespace
 
@@ -60,30 +69,42 @@ Bytes SpillFile::take(Bytes length) {
   return offset;
 }
 
-void SpillFile::give(Bytes offset, Bytes bytes) noexcept {
-  const Bytes length = rounded(bytes);
-  if (length == 0) return;
+void SpillFile::give(const Block& block) noexcept {
+  if (block.bytes_ == 0) return;
+  const Bytes length = length_of(block.offset_, block.bytes_);
   const std::lock_guard lock(mutex_);
-  free_.give(offset, length);
+  free_.give(first_page(block.offset_), length);
   taken_ -= length;
 }
 
-SpillFile::Block SpillFile::write(std::span<const std::byte> contents) {
+SpillFile::Block SpillFile::reserve(std::span<const std::byte> contents) {
   const Bytes bytes = std::ssize(contents);
-  if (bytes == 0) return {*this, 0, 0, hash_64(contents)};
-  Block block(*this, take(rounded(bytes)), bytes, hash_64(contents));
+  if (bytes == 0) return {*this, 0, 0};
+  const Bytes shift = shift_of(contents);
+  return {*this, take(length_of(shift, bytes)) + shift, bytes};
+}
+
+SpillFile::Block SpillFile::write(std::span<const std::byte> contents) {
+  Block block = reserve(contents);
+  write(block, contents);
+  return block;
+}
+
+void SpillFile::write(Block& block, std::span<const std::byte> contents) {
+  block.hash_ = hash_64(contents);
+  if (block.bytes_ == 0) return;
   try {
-    insist("writing", bytes, [&] { file_->write(block.offset_, contents); });
+    insist("writing", block.bytes_, [&] { file_->write(block.offset_, contents); });
   } catch (const Error&) {
     const std::lock_guard lock(mutex_);
     // A part of it may be behind all others, on a disk that is full.
-    if (block.offset_ + rounded(bytes) == end_) {
-      file_->cut_off(block.offset_);
-      length_ = std::min(length_, block.offset_);
+    const Bytes first = first_page(block.offset_);
+    if (first + length_of(block.offset_, block.bytes_) == end_) {
+      file_->cut_off(first);
+      length_ = std::min(length_, first);
     }
     throw;
   }
-  return block;
 }
 
 void SpillFile::read(const Block& block, std::span<std::byte> contents) const {

@@ -41,21 +41,24 @@ class SpillFile {
       return *this;
     }
     ~Block() {
-      if (file_ != nullptr) file_->give(offset_, bytes_);
+      if (file_ != nullptr) file_->give(*this);
     }
     [[nodiscard]] Bytes bytes() const noexcept { return bytes_; }
 
    private:
     friend class SpillFile;
-    Block(SpillFile& file, Bytes offset, Bytes bytes, std::uint64_t hash)
-        : file_(&file), offset_(offset), bytes_(bytes), hash_(hash) {}
+    Block(SpillFile& file, Bytes offset, Bytes bytes) : file_(&file), offset_(offset), bytes_(bytes) {}
     SpillFile* file_;
     Bytes offset_, bytes_;
-    std::uint64_t hash_;
+    std::uint64_t hash_ = 0;
   };
 
   /// Throws Error, and is as before, when that passes the budget, the disk is full, or it fails more than a few times.
   Block write(std::span<const std::byte> contents);
+  /// The same in two steps, of which the second, that takes long, may be another thread's. The room that is taken suits
+  /// these addresses.
+  Block reserve(std::span<const std::byte> contents);
+  void write(Block& block, std::span<const std::byte> contents);
   /// Fills `contents`, which is as long as the block. Throws Error when the disk fails more than a few times, or what
   /// it has is not what was written.
   void read(const Block& block, std::span<std::byte> contents) const;
@@ -64,7 +67,7 @@ class SpillFile {
 
  private:
   Bytes take(Bytes length);
-  void give(Bytes offset, Bytes bytes) noexcept;
+  void give(const Block& block) noexcept;
   [[noreturn]] void fail(const char* what, Bytes bytes, const char* why) const;
   /// Does it once more where the system reports an error of the medium.
   template <class Access>

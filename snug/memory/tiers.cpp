@@ -8,7 +8,8 @@
 
 namespace snug::memory {
 
-Tiers::Tiers(TierBudgets budgets) : budgets_(budgets) {
+Tiers::Tiers(TierBudgets budgets, std::function<std::unique_ptr<BlockFile>()> make_file)
+    : budgets_(budgets), make_file_(std::move(make_file)) {
   for (const auto& [what, budget] : {std::pair("host", budgets.host), std::pair("disk", budgets.disk)}) {
     if (budget && *budget <= 0)
       throw UsageError(fmt::format(
@@ -25,7 +26,7 @@ HostPool& Tiers::host(c10::DeviceType contents_of) {
 
 SpillFile& Tiers::disk() {
   const std::lock_guard lock(mutex_);
-  if (!disk_) disk_ = std::make_unique<SpillFile>(budgets_.disk);
+  if (!disk_) disk_ = std::make_unique<SpillFile>(make_file_(), budgets_.disk);
   return *disk_;
 }
 

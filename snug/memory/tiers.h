@@ -3,6 +3,7 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -31,8 +32,8 @@ struct TierBudgets {
 /// Any thread.
 class Tiers {
  public:
-  /// Throws UsageError for a budget that is not positive.
-  explicit Tiers(TierBudgets budgets = {});
+  /// `make_file`: of the disk's contents. Throws UsageError for a budget that is not positive.
+  explicit Tiers(TierBudgets budgets = {}, std::function<std::unique_ptr<BlockFile>()> make_file = &unnamed_file);
 
   /// Of page-locked memory for contents of an accelerator.
   HostPool& host(c10::DeviceType contents_of);
@@ -52,6 +53,7 @@ class Tiers {
 
  private:
   const TierBudgets budgets_;
+  const std::function<std::unique_ptr<BlockFile>()> make_file_;
   mutable std::mutex mutex_;
   std::map<c10::DeviceType, std::unique_ptr<HostPool>> hosts_;
   std::unique_ptr<SpillFile> disk_;

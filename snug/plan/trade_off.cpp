@@ -73,9 +73,9 @@ TradeOff::TradeOff(const StepGraph& graph, SearchOptions options) : static_bytes
       if (auto useful = predicted_if_useful(graph, std::move(plan))) found.push_back(std::move(*useful));
     }
   };
-  if (graph.host) {
+  if (graph.moves.any()) {
     StepGraph without = graph;
-    without.host.reset();
+    without.moves = {};
     without_moves_ = std::make_shared<const TradeOff>(without, options);
     found.push_back(without_moves_->lowest_);
   }
@@ -87,7 +87,7 @@ TradeOff::TradeOff(const StepGraph& graph, SearchOptions options) : static_bytes
   if (without_moves_) found.insert(found.end(), without_moves_->plans_.begin(), without_moves_->plans_.end());
   std::ranges::move(priced_plans(graph), std::back_inserter(found));
   add(chain_plans(graph, make_chain(graph, kPieces), lower_bound_of_peak(graph), most));
-  const bool overlaps = graph.host && graph.host->overlaps;
+  const bool overlaps = graph.moves.overlapping() != Home::Device;
   if (overlaps) {
     std::ranges::move(plans_with_hidden_copies(graph, without_moves_->plans_, most), std::back_inserter(found));
   }
@@ -148,12 +148,12 @@ MemoryPlan TradeOff::best_of_front(const StepGraph& graph, Budget budget) const 
     // Searched for with the static bytes of then.
     StepGraph then = graph;
     then.static_bytes = static_bytes_;
-    if (!without_moves_) then.host.reset();
+    if (!without_moves_) then.moves = {};
     const auto found = between(then, static_cast<std::size_t>(fastest - plans_.begin()) - 1);
     if (const auto better = std::ranges::find_if(found, fits); better != found.end()) chosen = *better;
   }
   chosen.strategy = "optimal";
-  std::erase_if(chosen.staging.order, [&](ValueId v) { return chosen.action(v) != kMove; });
+  std::erase_if(chosen.staging.order, [&](ValueId v) { return !is_moved(chosen.action(v)); });
   chosen.predicted_peak += more_static;
   chosen.budget = budget.limit;
   return chosen;

@@ -8,16 +8,20 @@
 namespace snug::record {
 
 MovedContents::~MovedContents() {
-  all_gone();
+  for (const plan::ValueId value : on_their_way()) gone(value);
   while (!arriving_.empty()) lose(arriving_.begin()->first);
 }
 
-void MovedContents::send(plan::ValueId value, const c10::Storage& storage, Bytes bytes, OnTheWay on_the_way) {
-  auto sent = memory::Offloaded::sent(storage, bytes, *tiers_, tiers_->nearest(storage.device()));
+std::vector<plan::ValueId> MovedContents::send(plan::ValueId value, const c10::Storage& storage, Bytes bytes,
+                                               OnTheWay on_the_way) {
+  auto sent =
+      memory::Offloaded::sent(storage, bytes, *tiers_, on_the_way.to.value_or(tiers_->nearest(storage.device())));
+  const bool waits = on_the_way.bytes > on_the_way.most;
+  if (waits && storage.device().is_cpu()) sent.left().wait();
   const bool is_on_its_way = static_cast<bool>(sent.left());
-  if (!contents_.emplace(value, std::move(sent)).second || !is_on_its_way) return;
+  if (!contents_.emplace(value, std::move(sent)).second || !is_on_its_way) return {};
   leaving_.emplace(value, storage);
-  for (const plan::ValueId other : departures_.begin(value, on_the_way.bytes, on_the_way.most)) gone(other);
+  return departures_.begin(value, on_the_way.bytes, on_the_way.most);
 }
 
 void MovedContents::compress(plan::ValueId value, const c10::Storage& storage, Bytes bytes,
@@ -48,19 +52,15 @@ std::optional<plan::Encoding> MovedContents::encoding(plan::ValueId value) const
   return there != nullptr ? std::optional(there->encoding) : std::nullopt;
 }
 
-c10::Storage MovedContents::gone(plan::ValueId value) {
-  if (leaving_.empty()) return {};
-  const auto left = leaving_.find(value);
-  if (left == leaving_.end()) return {};
-  c10::Storage storage = std::move(left->second);
-  leaving_.erase(left);
+MovedContents::Left MovedContents::gone(plan::ValueId value) {
+  const auto leaving = leaving_.find(value);
+  if (leaving == leaving_.end()) return {};
+  Left left{std::move(leaving->second)};
+  leaving_.erase(leaving);
   departures_.end(value);
-  streams_.let_all_wait(storage.device(), std::get<memory::Offloaded>(contents_.at(value)).left());
-  return storage;
-}
-
-void MovedContents::all_gone() {
-  for (const plan::ValueId value : on_their_way()) gone(value);
+  left.lost = !streams_.let_all_wait(left.storage.device(), std::get<memory::Offloaded>(contents_.at(value)).left());
+  if (left.lost) contents_.erase(value);
+  return left;
 }
 
 void MovedContents::arrives(plan::ValueId value, c10::Device device, memory::StreamMark there) {
@@ -80,8 +80,8 @@ void MovedContents::lose(plan::ValueId value) {
 }
 
 bool MovedContents::forget(plan::ValueId value) {
-  gone(value);
-  return contents_.erase(value) > 0;
+  const bool lost = gone(value).lost;
+  return contents_.erase(value) > 0 || lost;
 }
 
 }  // namespace snug::record

@@ -20,10 +20,11 @@
 
 namespace snug::record {
 
-/// How much of the device's memory copies to the host may take.
+/// Where contents go, and how much of the device's memory copies on their way there may take.
 struct OnTheWay {
-  Bytes bytes = 0;  ///< that the plan counts for this value
-  Bytes most = 0;   ///< that may be on their way at once
+  std::optional<memory::Tier> to{};  ///< none: the nearest
+  Bytes bytes = 0;                   ///< that the plan counts for this value
+  Bytes most = 0;                    ///< that may be on their way at once
 };
 
 /// What has left the device's memory of a tape's values: on its way out, elsewhere, and on its way back; or is there in
@@ -41,17 +42,19 @@ class MovedContents {
   /// Where contents go; before any does. Others may share them.
   void use(std::shared_ptr<memory::Tiers> tiers) { tiers_ = std::move(tiers); }
 
-  /// The contents of a value's storage go to the nearest tier. The storage stays until they are gone(): at the latest
-  /// when more is on its way than may be. Throws Error, and nothing has changed, when they do not fit there, or cannot
-  /// be written.
-  void send(plan::ValueId value, const c10::Storage& storage, Bytes bytes, OnTheWay on_the_way);
+  /// The contents of a value's storage go to a tier. The storage stays until they are gone(). Returns those
+  /// that must be gone now, so that no more is on its way than may be. Throws Error, and nothing has changed, when they
+  /// do not fit there, or cannot be written though they must be now.
+  std::vector<plan::ValueId> send(plan::ValueId value, const c10::Storage& storage, Bytes bytes, OnTheWay on_the_way);
   /// They stay on the device in fewer bytes, and the storage may go. Throws Error, and nothing has changed, when they
   /// do not fit into those, or there is no memory for them.
   void compress(plan::ValueId value, const c10::Storage& storage, Bytes bytes, const plan::Encoding& encoding);
-  /// The device waits until they have left, and the storage may go, or be written. Returns the storage; none where they
-  /// had been gone before.
-  c10::Storage gone(plan::ValueId value);
-  void all_gone();
+  struct Left {
+    c10::Storage storage;  ///< none where they had been gone before
+    bool lost = false;     ///< they could not be written, and are in the storage alone
+  };
+  /// The device waits until they have left, and the storage may go, or be written.
+  Left gone(plan::ValueId value);
   /// Those that are not, the oldest first.
   [[nodiscard]] std::vector<plan::ValueId> on_their_way() const { return departures_.on_their_way(); }
   [[nodiscard]] bool leaving(plan::ValueId value) const { return leaving_.contains(value); }
@@ -63,7 +66,8 @@ class MovedContents {
   /// How they are compressed, if they are.
   [[nodiscard]] std::optional<plan::Encoding> encoding(plan::ValueId value) const;
   void arrives(plan::ValueId value, c10::Device device, memory::StreamMark there);
-  /// What the device's current stream does from now on comes after the contents are there.
+  /// What the device's current stream does from now on comes after the contents are there. Throws Error when they
+  /// could not be read.
   void arrived(plan::ValueId value) const;
   /// The storage that was fetched goes.
   void lose(plan::ValueId value);

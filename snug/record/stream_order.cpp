@@ -80,16 +80,22 @@ void StreamOrder::wait_for_all(c10::Device device) {
 }
 
 void StreamOrder::let_wait(c10::Device device, const memory::StreamMark& mark) {
-  if (!device.is_cpu()) mark.let_wait(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  if (device.is_cpu()) return mark.wait();
+  mark.let_wait(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
 }
 
-void StreamOrder::let_all_wait(c10::Device device, const memory::StreamMark& mark) noexcept {
-  if (device.is_cpu()) return;
+bool StreamOrder::let_all_wait(c10::Device device, const memory::StreamMark& mark) noexcept {
   try {
+    if (device.is_cpu()) {
+      mark.wait();
+      return true;
+    }
     OfDevice& on = of(device);
     current(on);
     for (const Known& known : on.streams) mark.let_wait(known.stream);
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the device has failed, and does nothing any more
+    return true;
+  } catch (const std::exception&) {
+    return !device.is_cpu();  // a device that has failed does nothing any more
   }
 }
 

@@ -47,9 +47,10 @@ class StreamOrder {
   /// Somebody is about to read, in the device's current stream, what any stream of the step may have made: it waits for
   /// all of them.
   void wait_for_all(c10::Device device);
-  /// What the device's current stream, or any stream of the step, is given from now on begins once the mark is reached.
+  /// What the device's current stream, or any stream of the step, is given from now on begins once the mark is reached;
+  /// the CPU waits. Throws what a thread throws that the mark is of; the second returns whether there was none.
   static void let_wait(c10::Device device, const memory::StreamMark& mark);
-  void let_all_wait(c10::Device device, const memory::StreamMark& mark) noexcept;
+  bool let_all_wait(c10::Device device, const memory::StreamMark& mark) noexcept;
   /// The host is about to read what the device's current stream makes: it waits.
   static void finish(c10::Device device);
 

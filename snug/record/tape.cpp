@@ -99,7 +99,7 @@ void Tape::written_elsewhere(c10::StorageImpl* storage) {
   values_.forget_storage(storage);
   if (ledger().fetchable(value)) {  // its contents are elsewhere
     values_.gone(value);
-    return;
+    if (ledger().fetchable(value)) return;
   }
   if (flow().is_leaf(value)) return values_.copy_leaf(value);
   lookup_.displace(value);
@@ -135,8 +135,12 @@ void Tape::keep(plan::ValueId value, const c10::Storage& storage) {
 void Tape::put_away(plan::ValueId value, const c10::Storage& storage, plan::Action how) {
   const KnownStep* known = follower_.known_step();
   if (!plan::is_compressed(how)) {
-    const Bytes most = known != nullptr ? known->plan->staging.leaving : 0;
-    return values_.offload(value, storage, {.bytes = planned_bytes(value), .most = most});
+    OnTheWay on_the_way{.bytes = planned_bytes(value)};
+    if (known != nullptr) {
+      on_the_way.to = how.home == plan::Home::Disk ? memory::Tier::Disk : memory::Tier::Host;
+      on_the_way.most = known->plan->staging.leaving;
+    }
+    return values_.offload(value, storage, on_the_way);
   }
   if (known == nullptr || !values_.device(value).is_cpu()) return values_.hold(value, storage);
   values_.compress(value, storage, *known->graph->values.at(plan::at(value)).encoding);  // see PlanFollower::action
@@ -150,10 +154,27 @@ Bytes Tape::planned_bytes(plan::ValueId value) const {
 
 // --- replay --------------------------------------------------------------------------------------------------------
 
-void Tape::load(plan::ValueId value) {
-  c10::Storage storage = values_.fetch(value);
-  if (verified_.remembers(value)) values_.arrived(value);
+/// Of moved contents that `read` reads, or waits for.
+template <class Read>
+bool Tape::readable(plan::ValueId value, const Read& read) {
+  try {
+    read();
+    return true;
+  } catch (const Error&) {
+    if (memory::refusal_in(std::current_exception()) || !values_.make_again(value)) throw;
+    return false;
+  }
+}
+
+bool Tape::load(plan::ValueId value) {
+  c10::Storage storage;
+  const auto fetch = [&] {
+    storage = values_.fetch(value);
+    if (verified_.remembers(value)) values_.arrived(value);
+  };
+  if (!readable(value, fetch)) return false;
   put(value, std::move(storage));
+  return true;
 }
 
 void Tape::begin_fetching_ahead() {
@@ -161,9 +182,9 @@ void Tape::begin_fetching_ahead() {
   prefetch_ = plan::Prefetch(known != nullptr ? known->plan->staging : plan::Staging());
 }
 
-void Tape::asked_for(plan::ValueId value) {
+bool Tape::asked_for(plan::ValueId value) {
   prefetch_.asked_for(value);
-  values_.arrived(value);
+  return readable(value, [&] { values_.arrived(value); });
 }
 
 void Tape::replayed(plan::OpId op) {

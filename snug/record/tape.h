@@ -109,8 +109,9 @@ class Tape {
   /// An operator that ran again has made the value, which stays until the ledger drops it. Throws Error when its bits
   /// are others (see verify_replays).
   void put(plan::ValueId value, c10::Storage storage);
-  /// Fetches an offloaded value, as if a replay had made it. Throws Error when it cannot be read.
-  void load(plan::ValueId value);
+  /// Fetches an offloaded value, as if a replay had made it. False: it cannot be read, and is made again where it is
+  /// needed. Throws Error when that cannot be, either.
+  [[nodiscard]] bool load(plan::ValueId value);
   /// A backward pass begins to unpack: what the plan fetches ahead of it, from the beginning.
   void begin_fetching_ahead();
   /// A tensor is unpacked: calls load(value) for what is fetched ahead now, until that returns false.
@@ -119,8 +120,9 @@ class Tape {
     prefetch_.unpacked(
         ledger(), [this](plan::ValueId value) { return planned_bytes(value); }, load);
   }
-  /// A value that is there is about to be read in its device's current stream.
-  void asked_for(plan::ValueId value);
+  /// A value that is there is about to be read in its device's current stream. False, as of load(): it has been
+  /// fetched, could not be read, and is absent.
+  [[nodiscard]] bool asked_for(plan::ValueId value);
   /// Drops a resident value that can be made again, or an absent one's compressed contents. Only through the pressure
   /// handler. Returns the bytes that it takes no more.
   Bytes evict(plan::ValueId value);
@@ -174,6 +176,8 @@ class Tape {
   void bind_before(const OperatorTraits& traits, const c10::IValue* arguments);
   void keep(plan::ValueId value, const c10::Storage& storage);
   void put_away(plan::ValueId value, const c10::Storage& storage, plan::Action how);
+  template <class Read>
+  bool readable(plan::ValueId value, const Read& read);
   [[nodiscard]] Bytes planned_bytes(plan::ValueId value) const;
   [[nodiscard]] bool escapes(plan::ValueId value) const;
   [[nodiscard]] bool keeps_when_saved(plan::ValueId value) const;

@@ -6,6 +6,7 @@
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "snug/memory/byte_tensor.h"
@@ -87,15 +88,16 @@ void ValueStore::discard(plan::ValueId value) {
 void ValueStore::offload(plan::ValueId value, const c10::Storage& storage, OnTheWay on_the_way) {
   Value& v = at(value);
   v.away.reset();  // once, if at all
-  {
+  const std::vector<plan::ValueId> too_many = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
     const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
-    moved_.send(value, storage, v.nbytes, on_the_way);
-  }
+    return moved_.send(value, storage, v.nbytes, on_the_way);
+  }();
   offloaded_bytes_ += v.nbytes;
   v.copied = true;
   ledger_.offload(value);
   let_go(value);
+  for (const plan::ValueId other : too_many) gone(other);
 }
 
 void ValueStore::compress(plan::ValueId value, const c10::Storage& storage, const plan::Encoding& encoding) {
@@ -122,8 +124,29 @@ void ValueStore::give_up(plan::ValueId value) {
 }
 
 Bytes ValueStore::gone(plan::ValueId value) {
-  const c10::Storage storage = moved_.gone(value);
+  const auto [storage, lost] = moved_.gone(value);
+  if (lost) {
+    offloaded_bytes_ -= at(value).nbytes;
+    at(value).copied = false;
+    ledger_.take_back(value);
+    hold(value, storage);
+    return 0;
+  }
   return storage && storage.use_count() == 1 ? static_cast<Bytes>(storage.nbytes()) : 0;
+}
+
+void ValueStore::all_gone() {
+  for (const plan::ValueId value : moved_.on_their_way()) gone(value);
+}
+
+bool ValueStore::make_again(plan::ValueId value) {
+  if (flow_.is_leaf(value)) return false;
+  const std::vector<double> steps = ledger_.recovery_seconds([](plan::OpId) { return 1.0; });
+  if (!std::isfinite(steps[plan::at(flow_.producer(value))])) return false;
+  if (ledger_.resident(value)) ledger_.evict(value);
+  ledger_.give_up(value);
+  moved_.forget(value);
+  return true;
 }
 
 Bytes ValueStore::all_gone_from(c10::Device device) {

@@ -99,7 +99,8 @@ class ValueStore {
   /// The value is absent: what is in its storage is not its contents any more.
   void discard(plan::ValueId value);
   /// Moves a value's contents out of the device's memory: the value is absent, and its storage stays until they are
-  /// gone(). Throws Error, and nothing has changed, when they cannot be written there.
+  /// gone(). Throws Error, and nothing has changed, when they cannot be written there. Where that shows later, the
+  /// value is held in its storage.
   void offload(plan::ValueId value, const c10::Storage& storage, OnTheWay on_the_way = {});
   /// The same, but they stay on the device, compressed. Throws Error where they do not fit, or there is no memory for
   /// them.
@@ -107,14 +108,18 @@ class ValueStore {
   /// Contents that have been moved have left, and the storage that they were in may go, or be written. Returns bytes
   /// that this frees on the device: none where the program refers to them, or they had been gone.
   Bytes gone(plan::ValueId value);
-  void all_gone() { moved_.all_gone(); }
+  void all_gone();
   /// All of a device.
   Bytes all_gone_from(c10::Device device);
   /// What has been moved, in a new storage: whoever reads that waits (see arrived). Throws Error when it cannot be
   /// read.
   [[nodiscard]] c10::Storage fetch(plan::ValueId value);
-  /// The value is about to be read in its device's current stream, which waits for it where it has been fetched.
+  /// The value is about to be read in its device's current stream, which waits for it where it has been fetched. Throws
+  /// Error when it could not be read.
   void arrived(plan::ValueId value) const { moved_.arrived(value); }
+  /// Moved contents cannot be read: the value is absent, and made again. False, and nothing has changed, where it
+  /// cannot be.
+  [[nodiscard]] bool make_again(plan::ValueId value);
   /// A held leaf that is about to be written keeps its contents in a copy. May find no memory: then nothing has
   /// changed.
   void copy_leaf(plan::ValueId leaf);

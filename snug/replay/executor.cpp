@@ -260,7 +260,6 @@ void check_made(const Tape& tape, plan::OpId op, ValueId value, const c10::Stora
 void enter_streams(Tape& tape, plan::OpId op) {
   for (const ValueId input : tape.flow().inputs(op)) {
     tape.streams().enter(tape.values().device(input));
-    tape.asked_for(input);
     tape.streams().used(tape.values().storage(input).unsafeGetStorageImpl());
   }
   for (const Output& out : tape.flow().outputs(op)) tape.streams().enter(tape.values().device(out.value));
@@ -336,15 +335,18 @@ struct Starved {
                      .in_step = true});
 }
 
-/// False: what it would read has been evicted.
+/// False: what it would read has been evicted, or cannot be read and is to be made again.
 bool do_step(Tape& tape, const plan::ReplaySchedule::Step& step) {
   return std::visit(Match{
                         [&](const plan::Fetch& fetch) {
                           tape.streams().enter(tape.values().device(fetch.value));
-                          if (!tape.ledger().resident(fetch.value)) tape.load(fetch.value);
-                          return true;
+                          return tape.ledger().resident(fetch.value) || tape.load(fetch.value);
                         },
                         [&](const RunAgain& run) {
+                          for (const ValueId input : tape.flow().inputs(run.op)) {
+                            tape.streams().enter(tape.values().device(input));
+                            if (tape.ledger().resident(input) && !tape.asked_for(input)) return false;
+                          }
                           const RunScope scope(tape.values(), run);
                           if (scope.begun()) run_again(tape, run);
                           return scope.begun();
@@ -362,12 +364,11 @@ void fetch_ahead(Tape& tape) {
     const StreamScope streams(tape);
     tape.streams().enter(tape.values().device(value));
     try {
-      tape.load(value);
+      return tape.load(value);
     } catch (...) {
       if (!memory::refusal_in(std::current_exception())) throw;
       return false;  // when it is asked for, there may be room
     }
-    return true;
   });
 }
 
@@ -383,7 +384,7 @@ void materialize(Tape& tape, ValueId value) {
     const StreamScope streams(tape);
     for (const plan::ReplaySchedule::Step& step : replay.steps) {
       if (!do_step(tape, step)) {
-        starved = Starved::at(tape, std::get<RunAgain>(step).op);
+        if (const auto* const run = std::get_if<RunAgain>(&step)) starved = Starved::at(tape, run->op);
         break;
       }
       pins.step_done();

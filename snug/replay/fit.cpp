@@ -124,7 +124,8 @@ Session fit(const Forward& forward, FitOptions options, std::optional<c10::Devic
   memory::DeviceMemory& memory = or_tell(
       *options.agreement, [&]() -> auto& { return checked(options, device_of_sample); });
   const auto tiers = or_tell(*options.agreement, [&] {
-    return std::make_shared<memory::Tiers>(memory::TierBudgets{.host = options.host_budget});
+    return std::make_shared<memory::Tiers>(
+        memory::TierBudgets{.host = options.host_budget, .disk = options.disk_budget});
   });
   options.other_budgets = with_indices(std::move(options.other_budgets));
   std::vector<RecordedStep> kinds =

@@ -28,6 +28,9 @@ struct FitOptions {
   /// Memory of the host outside of all budgets, to which the plan may move what autograd saves, where that is quicker
   /// than making it again; page-locked beside an accelerator. None: nothing is moved.
   std::optional<Bytes> host_budget = {};
+  /// The same of a disk: room in a file without a name in the folder that TMPDIR names. Steps go on while it is written
+  /// and read, but for those of accelerators.
+  std::optional<Bytes> disk_budget = {};
   std::string strategy = "optimal";  ///< as plan::strategy_from reads it
   /// The optimizer, so that the plan counts what its update takes and the state that it will make: one of LibTorch's,
   /// or one with a `rehearse()` of its own. It must outlive fit(), which leaves it as it was.

@@ -10,8 +10,10 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "snug/base/clock.h"
 #include "snug/memory/offloaded.h"
 #include "snug/record/recording_key.h"
 #include "snug/record/step_clock.h"
@@ -27,13 +29,34 @@ constexpr std::size_t kInARow = 4;
 constexpr int kTries = 3;
 constexpr double kSlow = 1e-9;  // seconds for a byte
 
+/// Whether a step does nothing else while contents are copied.
+bool waits(c10::Device device, memory::Tier tier) { return device.is_cpu() == (tier == memory::Tier::Host); }
+
 struct Seconds {
   double out = std::numeric_limits<double>::infinity(), in = std::numeric_limits<double>::infinity();
 };
 
+Seconds least_of(const Seconds& a, const Seconds& b) { return {std::min(a.out, b.out), std::min(a.in, b.in)}; }
+Seconds per(const Seconds& all, std::size_t count) {
+  return {all.out / static_cast<double>(count), all.in / static_cast<double>(count)};
+}
+
+struct Copying {
+  Seconds seconds;
+  Seconds own;  // of a processor, of the threads that copy beside the step
+};
+
+/// How long a processor has worked for the threads of the disk.
+Seconds of_threads(memory::Links& links) {
+  Seconds seconds;
+  links.to_disk([&] { seconds.out = thread_seconds(); }).wait();
+  links.from_disk([&] { seconds.in = thread_seconds(); }).wait();
+  return seconds;
+}
+
 /// The shortest of a few times that it takes to copy so many blocks each way, by block and by the device's clock. The
-/// first takes the host's memory from the system.
-Seconds copying(Bytes bytes, std::size_t blocks, c10::Device device) {
+/// first takes the host's memory, or the disk's room, from the system.
+Copying copying(Bytes bytes, std::size_t blocks, c10::Device device, memory::Tier tier) {
   const at::NoGradGuard no_grad;
   const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);
   std::vector<at::Tensor> tensors;
@@ -43,44 +66,50 @@ Seconds copying(Bytes bytes, std::size_t blocks, c10::Device device) {
     tensors.push_back(at::empty({bytes}, at::TensorOptions(at::kByte).device(device)));
     tensors.back().fill_(1);
   }
-  Seconds least;
+  Copying least;
   for (int i = 0; i <= kTries; ++i) {
     std::vector<memory::Offloaded> contents;
     back.clear();
+    const Seconds before = of_threads(tiers.links());
     record::StepClock clock(device);
     const auto began = clock.now();
-    for (const at::Tensor& t : tensors)
-      contents.push_back(memory::Offloaded::sent(t.storage(), bytes, tiers, memory::Tier::Host));
+    for (const at::Tensor& t : tensors) contents.push_back(memory::Offloaded::sent(t.storage(), bytes, tiers, tier));
     record::StreamOrder::let_wait(device, contents.back().left());
     const auto there = clock.now();
     for (const memory::Offloaded& c : contents) {
-      if (device.is_cpu()) back.clear();  // which takes as much memory as one
+      if (waits(device, tier)) back.clear();  // which takes as much memory as one
       back.push_back(c.fetch());
     }
     record::StreamOrder::let_wait(device, back.back().there);
     const auto over = clock.now();
     clock.settle();
-    if (i > 0)
-      least = {std::min(least.out, clock.seconds(began, there)), std::min(least.in, clock.seconds(there, over))};
+    const Seconds after = of_threads(tiers.links());
+    if (i == 0) continue;
+    least.seconds = least_of(least.seconds, {clock.seconds(began, there), clock.seconds(there, over)});
+    least.own = least_of(least.own, {after.out - before.out, after.in - before.in});
   }
-  return {least.out / static_cast<double>(blocks), least.in / static_cast<double>(blocks)};
+  return {per(least.seconds, blocks), per(least.own, blocks)};
 }
 
 /// Throws where there is no room for a block, there or on the host.
-plan::MoveCost measured(memory::DeviceMemory& memory) {
+plan::MoveCost measured(memory::DeviceMemory& memory, memory::Tier tier) {
   // What a step moves is in no cache of the processor's; elsewhere one copy follows the other.
   const c10::Device device = memory.device();
-  const Seconds small = copying(kSmall, device.is_cpu() ? 1 : kInARow, device);
+  const bool by_cache = device.is_cpu() && tier == memory::Tier::Host;
+  const Seconds small = copying(kSmall, by_cache ? 1 : kInARow, device, tier).seconds;
   const Bytes block = device.is_cpu() ? kLarge : kOnALink;
-  const Seconds large = copying(block, device.is_cpu() ? kBeyondCaches / kLarge : kInARow, device);
+  const auto [large, own] = copying(block, by_cache ? kBeyondCaches / kLarge : kInARow, device, tier);
   const auto per_byte = [&](double of_small, double of_large) {
     return std::max(of_large - of_small, of_large / 2) / static_cast<double>(block - kSmall);
   };
   plan::MoveCost cost{.out_seconds_per_byte = per_byte(small.out, large.out),
                       .in_seconds_per_byte = per_byte(small.in, large.in),
-                      .seconds_per_copy = 0,
-                      .overlaps = !device.is_cpu(),
+                      .overlaps = !waits(device, tier),
                       .budget = {}};
+  if (cost.overlaps && device.is_cpu()) {
+    cost.own_out_seconds_per_byte = own.out / static_cast<double>(block);
+    cost.own_in_seconds_per_byte = own.in / static_cast<double>(block);
+  }
   const auto call = [](double seconds, double per_byte_of_it) {
     return seconds - per_byte_of_it * static_cast<double>(kSmall);
   };
@@ -91,25 +120,33 @@ plan::MoveCost measured(memory::DeviceMemory& memory) {
 
 }  // namespace
 
-plan::MoveCost measured_move_cost(memory::DeviceMemory& memory) {
+plan::MoveCost measured_move_cost(memory::DeviceMemory& memory, memory::Tier tier) {
   static std::mutex mutex;
-  static std::map<c10::DeviceType, plan::MoveCost> known;
+  static std::map<std::pair<c10::DeviceType, memory::Tier>, plan::MoveCost> known;
   const std::lock_guard lock(mutex);
-  const auto found = known.find(memory.device().type());
+  const std::pair key(memory.device().type(), tier);
+  const auto found = known.find(key);
   if (found != known.end()) return found->second;
   try {
-    return known[memory.device().type()] = measured(memory);
+    return known[key] = measured(memory, tier);
   } catch (const std::exception&) {
-    known.erase(memory.device().type());
+    known.erase(key);
     return {.out_seconds_per_byte = kSlow, .in_seconds_per_byte = kSlow, .seconds_per_copy = 0, .budget = {}};
   }
 }
 
-void let_move(std::vector<RecordedStep>& kinds, memory::DeviceMemory& memory, const memory::Tiers& tiers) {
-  if (!tiers.budgets().host) return;
-  plan::MoveCost cost = measured_move_cost(memory);
-  cost.budget = tiers.budgets().host;
-  for (RecordedStep& kind : kinds) kind.graph.host = cost;
+void let_move(std::vector<RecordedStep>& kinds, memory::DeviceMemory& memory, memory::Tiers& tiers) {
+  plan::Moves moves;
+  const auto to = [&](memory::Tier tier, const std::optional<Bytes>& budget) {
+    std::optional<plan::MoveCost> cost;
+    if (budget) cost = measured_move_cost(memory, tier);
+    if (cost) cost->budget = budget;
+    return cost;
+  };
+  moves.host = to(memory::Tier::Host, tiers.budgets().host);
+  if (tiers.budgets().disk) tiers.disk();  // which tells where there is none
+  moves.disk = to(memory::Tier::Disk, tiers.budgets().disk);
+  for (RecordedStep& kind : kinds) kind.graph.moves = moves;
 }
 
 }  // namespace snug::replay

@@ -9,12 +9,13 @@
 
 namespace snug::replay {
 
-/// What it takes to copy contents of the device's memory to the host's and back, the host's memory being there already:
-/// measured, once for each type of device, by the device's clock; on the CPU with more than its caches hold. Where
-/// there is no room for that it is taken to be slow.
-plan::MoveCost measured_move_cost(memory::DeviceMemory& memory);
+/// What it takes to copy contents of the device's memory to a tier and back, the host's memory being there already:
+/// measured, once for each type of device, by the device's clock; between the CPU's memory and the host's with more
+/// than its caches hold. Where there is no room for that it is taken to be slow.
+plan::MoveCost measured_move_cost(memory::DeviceMemory& memory, memory::Tier tier = memory::Tier::Host);
 
-/// Lets plans for the steps move values to the host, within its budget; nothing where it has none.
-void let_move(std::vector<RecordedStep>& kinds, memory::DeviceMemory& memory, const memory::Tiers& tiers);
+/// Lets plans for the steps move values to the tiers that have budgets, within those. Throws Error where there is no
+/// folder for the disk's.
+void let_move(std::vector<RecordedStep>& kinds, memory::DeviceMemory& memory, memory::Tiers& tiers);
 
 }  // namespace snug::replay

@@ -61,11 +61,11 @@ at::Tensor PackedTensor::unpack() {
     tape_->begin_fetching_ahead();
   }
   if (const plan::OpId producer = tape_->flow().producer(value); producer != plan::kNoOp) tape_->move_to(producer);
-  if (!values.ledger().resident(value)) {
+  do {
+    if (values.ledger().resident(value)) continue;
     if (!tape_->finished()) tape_->notice_writes();
     materialize(*tape_, value);
-  }
-  tape_->asked_for(value);
+  } while (!tape_->asked_for(value));
   tape_->streams().catch_up(values.device(value));
   tape_->streams().used(values.storage(value).unsafeGetStorageImpl());
   at::Tensor tensor = tape_->calls().geometry().tensor(saved_.view, values.storage(value));

@@ -113,7 +113,7 @@ void StepBook::add(plan::StepGraph graph, StepKind kind) {
   const auto of_kind = std::ranges::find(known_, kind, &Known::kind);
   const plan::StepGraph& like = of_kind != known_.end() ? *of_kind->graph : *known_.front().graph;
   if (like.update_seconds > 0) graph.end_with_update(like.all_update_bytes(), like.update_seconds);
-  graph.host = like.host;
+  graph.moves = like.moves;
   auto step = std::make_shared<plan::StepGraph>(std::move(graph));
   plan::Planner planner = planner_for(*step, known_.front().planner.strategy());
   std::shared_ptr<const plan::MemoryPlan> plan;

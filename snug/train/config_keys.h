@@ -21,7 +21,7 @@ namespace snug::train {
 /// * width, in bytes, inside 63 bits.
 template <class AnyConfig, class Visit>
 void visit_keys(AnyConfig& c, Visit&& to) {
-  using rules::Anything, rules::Budget, rules::HostBudget, rules::Groups, rules::KnobNames, rules::NameOf, rules::OneOf,
+  using rules::Anything, rules::Budget, rules::TierBudget, rules::Groups, rules::KnobNames, rules::NameOf, rules::OneOf,
       rules::StrategyText;
   const auto declared_as = [&to](Resumed resumed) {
     return [&to, resumed](std::string_view section, std::string_view key, auto& member, std::string_view help,
@@ -178,7 +178,10 @@ void visit_keys(AnyConfig& c, Visit&& to) {
          Budget{});
   varies("memory", "host_budget", c.memory.host_budget,
          "memory of the host, outside of all budgets, that a plan within one may move to; empty: nothing is moved",
-         HostBudget{});
+         TierBudget{});
+  varies("memory", "disk_budget", c.memory.disk_budget,
+         "room on a disk, in the folder that TMPDIR names, that a plan may move to; empty: nothing is moved there",
+         TierBudget{});
   varies("memory", "strategy", c.memory.strategy, "how the plan is made", StrategyText{});
   varies("memory", "allow", c.memory.allow,
          "what may be changed to fit the budget in less time, with commas between: " + knob_names(), KnobNames{},

@@ -17,7 +17,7 @@ namespace snug::train::rules {
 std::string one_of(const std::vector<std::string>& words) { return fmt::format("one of {}", fmt::join(words, ", ")); }
 
 std::string describe(const Budget&) { return "empty, bytes such as 400MiB, or a percentage such as 60%"; }
-std::string describe(const HostBudget&) { return "empty, or bytes such as 4GiB"; }
+std::string describe(const TierBudget&) { return "empty, or bytes such as 4GiB"; }
 std::string describe(const StrategyText&) { return fmt::format("one of {}", fmt::join(plan::strategy_forms(), ", ")); }
 std::string describe(const Groups&) { return "PATTERN: weight_decay=NUMBER learning_rate=NUMBER, ; between"; }
 
@@ -26,7 +26,7 @@ bool keeps(const Budget&, const std::optional<plan::BudgetRequest>& value) {
   const auto* percent = std::get_if<plan::Percent>(&*value);
   return percent != nullptr ? percent->value > 0 && percent->value <= 100 : std::get<Bytes>(*value) > 0;
 }
-bool keeps(const HostBudget&, const std::optional<plan::BudgetRequest>& value) {
+bool keeps(const TierBudget&, const std::optional<plan::BudgetRequest>& value) {
   const auto* const bytes = value ? std::get_if<Bytes>(&*value) : nullptr;
   return !value || (bytes != nullptr && *bytes > 0);
 }

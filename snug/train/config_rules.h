@@ -18,7 +18,7 @@ namespace snug::train::rules {
 
 struct Anything {};
 struct Budget {};
-struct HostBudget {};
+struct TierBudget {};
 struct StrategyText {};
 struct Groups {};
 struct KnobNames {};
@@ -49,7 +49,7 @@ inline std::vector<std::string> words_of(const NameOf& rule) { return rule.names
 
 inline std::string describe(const Anything&) { return ""; }
 std::string describe(const Budget&);
-std::string describe(const HostBudget&);
+std::string describe(const TierBudget&);
 std::string describe(const StrategyText&);
 std::string describe(const Groups&);
 inline std::string describe(const KnobNames&) { return ""; }
@@ -65,7 +65,7 @@ bool keeps(const Anything&, const Value&) {
   return true;
 }
 bool keeps(const Budget&, const std::optional<plan::BudgetRequest>& value);
-bool keeps(const HostBudget&, const std::optional<plan::BudgetRequest>& value);
+bool keeps(const TierBudget&, const std::optional<plan::BudgetRequest>& value);
 bool keeps(const StrategyText&, const std::string& value);
 bool keeps(const Groups&, const std::string& value);
 bool keeps(const KnobNames&, const std::string& value);

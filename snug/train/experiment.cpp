@@ -100,7 +100,8 @@ std::optional<c10::ScalarType> autocast_dtype(const Config& config) {
 Experiment::Experiment(const Config& config)
     : config_(prepared(config)),
       device_(device_of(config)),
-      tiers_(std::make_shared<memory::Tiers>(memory::TierBudgets{.host = plan::limit_of(config.memory.host_budget)})),
+      tiers_(std::make_shared<memory::Tiers>(memory::TierBudgets{.host = plan::limit_of(config.memory.host_budget),
+                                                                 .disk = plan::limit_of(config.memory.disk_budget)})),
       task_(config, open_pretrained(config).get()),  // whose pages would count as this process's memory
       optimizer_(make_optimizer(config, model())),
       schedule_(make_schedule(config)),

@@ -91,11 +91,11 @@ class SpeedScope {
 replay::RecordedStep recorded_with_link(Dropouts& net) {
   replay::RecordedStep step = replay::record_step([&] { return net.loss(); }, linked_memory());
   const SimulatedSpeed speed = simulated_speed();
-  step.graph.host = plan::MoveCost{.out_seconds_per_byte = 1 / speed.bytes_per_second,
-                                   .in_seconds_per_byte = 1 / speed.bytes_per_second,
-                                   .seconds_per_copy = speed.copy_latency,
-                                   .overlaps = true,
-                                   .budget = std::nullopt};
+  step.graph.moves.host = plan::MoveCost{.out_seconds_per_byte = 1 / speed.bytes_per_second,
+                                         .in_seconds_per_byte = 1 / speed.bytes_per_second,
+                                         .seconds_per_copy = speed.copy_latency,
+                                         .overlaps = true,
+                                         .budget = std::nullopt};
   return step;
 }
 
@@ -152,7 +152,7 @@ TEST(HiddenCopies, AreBesideReplaysInAPlanForABudget) {
   const auto expected = net.step([&] { return net.plain(); });
   const replay::RecordedStep step = recorded_with_link(net);
   plan::StepGraph without = step.graph;
-  without.host.reset();
+  without.moves.host.reset();
   const Bytes floor = plan::TradeOff(without).floor(),
               most = plan::make_plan(without, "none", std::nullopt).predicted_peak;
   const plan::Budget budget = plan::Budget::for_limit(plan::Budget::for_limit(1).floor_for(floor + (most - floor) / 4));
@@ -255,7 +255,7 @@ TEST(HiddenCopies, OfWhatIsWrittenAfterwardsAreOverBefore) {
     return value;
   });
   replay::RecordedStep step = replay::record_step(loss, linked_memory());
-  step.graph.host = plan::MoveCost{.overlaps = true, .budget = std::nullopt};
+  step.graph.moves.host = plan::MoveCost{.overlaps = true, .budget = std::nullopt};
   plan::MemoryPlan plan = plan::make_plan(step.graph, "none", std::nullopt);
   for (plan::OpId op = 0; op < step.graph.flow.ops(); ++op) {
     const plan::ValueId made = step.graph.flow.outputs(op).front().value;

@@ -26,7 +26,9 @@ TEST(Offloaded, ComesBackFromEachTier) {
       const Offloaded contents(x.storage(), bytes_of(x), tiers, tier);
       EXPECT_EQ(contents.bytes(), bytes_of(x));
       EXPECT_GE(tiers.stats(tier).taken, bytes_of(x));
-      EXPECT_TRUE(same_bits(x, contents.fetch().storage));
+      const Offloaded::Arriving back = contents.fetch();
+      back.there.wait();
+      EXPECT_TRUE(same_bits(x, back.storage));
       at::Tensor other = torch::zeros_like(x);
       contents.write_to(other.storage());
       EXPECT_TRUE(same_bits(x, other.storage()));
@@ -50,13 +52,13 @@ TEST(Offloaded, BudgetsArePositive) {
 }
 
 TEST(Offloaded, ThatDoesNotFitLeavesNothing) {
-  Tiers tiers({.host = 1_MiB, .disk = 1_MiB});
+  Tiers tiers({.host = 1_MiB, .disk = 1_MiB + 4_KiB});
   const at::Tensor x = torch::ones({512, 1024});
   for (const Tier tier : {Tier::Host, Tier::Disk}) {
     EXPECT_THROW(Offloaded(x.storage(), bytes_of(x), tiers, tier), Error);
     EXPECT_EQ(tiers.stats(tier).taken, 0);
     EXPECT_NO_THROW(Offloaded(x.storage(), 1_MiB, tiers, tier));
-    EXPECT_EQ(tiers.stats(tier).budget, 1_MiB);
+    EXPECT_GE(tiers.stats(tier).budget, 1_MiB);
   }
 }
 

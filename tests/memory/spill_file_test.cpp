@@ -11,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <new>
 #include <optional>
 #include <random>
 #include <system_error>
@@ -24,14 +25,25 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-std::vector<std::byte> pattern(std::size_t size, int from) {
-  std::vector<std::byte> bytes(size);
+/// From the beginning of a page, so that the disk takes no page for how it lies.
+template <class T>
+struct AtAPage {
+  using value_type = T;
+  static constexpr std::align_val_t kPage{static_cast<std::size_t>(BlockFile::kPage)};
+  T* allocate(std::size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), kPage)); }
+  void deallocate(T* first, std::size_t /*count*/) { ::operator delete(first, kPage); }
+  friend bool operator==(AtAPage, AtAPage) { return true; }
+};
+using Contents = std::vector<std::byte, AtAPage<std::byte>>;
+
+Contents pattern(std::size_t size, int from) {
+  Contents bytes(size);
   for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(from + static_cast<int>(i));
   return bytes;
 }
 
-std::vector<std::byte> read(const SpillFile& file, const SpillFile::Block& block) {
-  std::vector<std::byte> bytes(static_cast<std::size_t>(block.bytes()));
+Contents read(const SpillFile& file, const SpillFile::Block& block) {
+  Contents bytes(static_cast<std::size_t>(block.bytes()));
   file.read(block, bytes);
   return bytes;
 }
@@ -72,6 +84,28 @@ TEST(SpillFile, GivesBackWhatWasWritten) {
   EXPECT_EQ(read(file, two), second);
   EXPECT_TRUE(read(file, none).empty());
   EXPECT_EQ(file.stats().taken, 25 * 4096 + 4096);
+}
+
+/// Whole pages past the page cache, and what lies otherwise by way of other pages.
+TEST(SpillFile, GivesBackContentsThatLieInAnyWay) {
+  SpillFile file;
+  constexpr std::size_t kSizes[] = {1, 4032, 4096, 4097, 9000, (1U << 20U) + 100, (3U << 20U) - 64};
+  for (const std::size_t size : kSizes) {
+    const Contents all = pattern(size + 5000, static_cast<int>(size));
+    for (const std::size_t written_at : {0U, 64U, 4095U}) {
+      const std::span contents = std::span(all).subspan(written_at, size);
+      const SpillFile::Block block = file.write(contents);
+      for (const std::size_t read_at : {0U, 64U, 100U}) {
+        Contents back(size + 200, std::byte{7});
+        file.read(block, std::span(back).subspan(read_at, size));
+        ASSERT_TRUE(std::ranges::equal(std::span(back).subspan(read_at, size), contents))
+            << size << " written at " << written_at << ", read at " << read_at;
+        EXPECT_TRUE(std::ranges::all_of(std::span(back).first(read_at), [](std::byte b) { return b == std::byte{7}; }));
+        EXPECT_TRUE(std::ranges::all_of(std::span(back).subspan(read_at + size),
+                                        [](std::byte b) { return b == std::byte{7}; }));
+      }
+    }
+  }
 }
 
 TEST(SpillFile, UsesRoomAgain) {

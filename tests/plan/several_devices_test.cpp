@@ -150,10 +150,10 @@ TEST(SeveralDevices, DevicesThatWereNotMeasuredAreLeftToEvictions) {
 
 TEST(SeveralDevices, OnlyValuesOfTheFirstAreMoved) {
   StepGraph graph = chain_on_two(16);
-  graph.host =
+  graph.moves.host =
       MoveCost{.out_seconds_per_byte = 1e-12, .in_seconds_per_byte = 1e-12, .seconds_per_copy = 0, .budget = 8_MiB};
   EXPECT_EQ(step_graph_from_json(nlohmann::json(to_json(graph))), graph);
-  EXPECT_EQ(seen_from(graph, graph.parts.front()).host, std::nullopt);
+  EXPECT_EQ(seen_from(graph, graph.parts.front()).moves.host, std::nullopt);
   const MemoryPlan none = plan_none(graph);
   const Bytes first = peak_on(graph, none, "gpu:0"), second = peak_on(graph, none, "gpu:1");
   const MemoryPlan plan = Planner(graph, "optimal").plan(graph, budgets(first - 4_MiB, second - 4_MiB));

@@ -50,7 +50,7 @@ std::vector<MemoryPlan> plans_by_brute_force(const StepGraph& graph) {
       const auto v = static_cast<std::size_t>(values[i]);
       const bool may_go = graph.values[v].saved && graph.values[v].bytes > 0;
       std::vector<Action> possible{kKeep, kRecompute};
-      if (may_go && graph.host) possible.push_back(kMove);
+      if (may_go && graph.moves.host) possible.push_back(kMove);
       if (may_go && graph.values[v].encoding) possible.push_back(compressed(graph.values[v].encoding->codec));
       for (const Action action : possible) {
         plan.actions[v] = action;
@@ -100,11 +100,11 @@ TEST(TradeOff, IsTheBestOfAllPlansThatMoveOrRecompute) {
   for (std::uint64_t seed = 0; graphs < 400; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     StepGraph graph = synthetic::random_graph(seed, 2 + static_cast<int>(seed % 3));
-    graph.host.emplace();
+    graph.moves.host.emplace();
     if (count_plans(graph, 20'000) >= 20'000) continue;
     ++graphs;
     // From cheap to dear, as seconds of its operators go.
-    graph.host = copies_at(graph, std::pow(10.0, static_cast<double>(seed % 7) / 2 - 2));
+    graph.moves.host = copies_at(graph, std::pow(10.0, static_cast<double>(seed % 7) / 2 - 2));
     const auto all = plans_by_brute_force(graph);
     const TradeOff trade_off(graph);
     for (const MemoryPlan& best : front_of(all)) {
@@ -139,7 +139,7 @@ TEST(TradeOff, IsTheBestOfAllPlansThatCompressMoveOrRecompute) {
                                           .encode_seconds = copies.out(bytes),
                                           .decode_seconds = copies.in(bytes)};
     }
-    if (seed % 2 == 0) graph.host = copies_at(graph, 2 * price);
+    if (seed % 2 == 0) graph.moves.host = copies_at(graph, 2 * price);
     if (count_plans(graph, 20'000) >= 20'000) continue;
     ++graphs;
     const auto all = plans_by_brute_force(graph);
@@ -162,11 +162,11 @@ TEST(TradeOff, AndTheBoundHoldForAllPlansWhoseCopiesHide) {
   for (std::uint64_t seed = 0; graphs < 120; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     StepGraph graph = synthetic::random_graph(seed, 2 + static_cast<int>(seed % 3));
-    graph.host.emplace();
+    graph.moves.host.emplace();
     if (count_plans(graph, 3'000) >= 3'000) continue;
     ++graphs;
-    graph.host = copies_at(graph, std::pow(10.0, static_cast<double>(seed % 7) / 3 - 1));
-    graph.host->overlaps = true;
+    graph.moves.host = copies_at(graph, std::pow(10.0, static_cast<double>(seed % 7) / 3 - 1));
+    graph.moves.host->overlaps = true;
     std::vector<MemoryPlan> all = plans_by_brute_force(graph);
     const auto waiting = front_of(all);
     Effort effort{100'000'000};
@@ -196,11 +196,11 @@ TEST(TradeOff, OfCopiesThatHideIsNoWorseThanEitherAloneAndBetterInTheLeast) {
     for (const double seconds : {0.3, 2.0}) {  // of 1 MiB, each way; a block makes 17 MiB in 17 seconds
       SCOPED_TRACE(testing::Message() << blocks << " blocks, " << seconds);
       StepGraph with = without;
-      with.host = MoveCost{.out_seconds_per_byte = seconds / 1_MiB,
-                           .in_seconds_per_byte = seconds / 1_MiB,
-                           .seconds_per_copy = 0.001,
-                           .overlaps = true,
-                           .budget = std::nullopt};
+      with.moves.host = MoveCost{.out_seconds_per_byte = seconds / 1_MiB,
+                                 .in_seconds_per_byte = seconds / 1_MiB,
+                                 .seconds_per_copy = 0.001,
+                                 .overlaps = true,
+                                 .budget = std::nullopt};
       const TradeOff recompute(without), both(with);
       std::vector<MemoryPlan> offloading{plan_none(with)};
       for (MemoryPlan& plan : offloading_plans(with)) offloading.push_back(predicted(with, std::move(plan)));
@@ -230,10 +230,10 @@ TEST(TradeOff, IsNeverWorseForBeingAbleToMove) {
     for (const double seconds : {0.5, 5.0, 50.0}) {  // of 8 MiB, each way; a block's operators take 17
       SCOPED_TRACE(testing::Message() << blocks << " blocks, " << seconds);
       StepGraph with = without;
-      with.host = MoveCost{.out_seconds_per_byte = seconds / 8_MiB,
-                           .in_seconds_per_byte = seconds / 8_MiB,
-                           .seconds_per_copy = 0.001,
-                           .budget = std::nullopt};
+      with.moves.host = MoveCost{.out_seconds_per_byte = seconds / 8_MiB,
+                                 .in_seconds_per_byte = seconds / 8_MiB,
+                                 .seconds_per_copy = 0.001,
+                                 .budget = std::nullopt};
       const TradeOff recompute(without), both(with);
       EXPECT_LE(both.floor(), recompute.floor());
       const Bytes most = plan_none(without).predicted_peak;
@@ -253,12 +253,12 @@ TEST(TradeOff, IsNeverWorseForBeingAbleToMove) {
 
 TEST(TradeOff, MovesNoMoreThanTheHostHasRoomFor) {
   StepGraph graph = synthetic::gpt_like({.blocks = 8});
-  graph.host = MoveCost{
+  graph.moves.host = MoveCost{
       .out_seconds_per_byte = 1e-9, .in_seconds_per_byte = 1e-9, .seconds_per_copy = 0, .budget = std::nullopt};
   const Bytes free = TradeOff(graph).floor();
   Bytes floor = 0;
   for (const Bytes budget : {0_MiB, 8_MiB, 40_MiB}) {
-    graph.host->budget = budget;
+    graph.moves.host->budget = budget;
     const TradeOff trade_off(graph);
     for (const MemoryPlan& plan : trade_off.plans()) EXPECT_LE(simulate(graph, plan).host_peak, budget);
     EXPECT_TRUE(floor == 0 || trade_off.floor() <= floor);

@@ -22,7 +22,7 @@ using testing::unplanned_peak;
 /// Copies take next to nothing, so that plans move whatever they need not keep.
 replay::RecordedStep with_quick_copies(Net& net, const at::Tensor& x, std::optional<Bytes> host) {
   replay::RecordedStep step = replay::record_step([&] { return net(x); }, test_memory());
-  step.graph.host = plan::MoveCost{
+  step.graph.moves.host = plan::MoveCost{
       .out_seconds_per_byte = 1e-15, .in_seconds_per_byte = 1e-15, .seconds_per_copy = 1e-12, .budget = host};
   return step;
 }
@@ -71,7 +71,7 @@ TEST(Moves, TakeTheReplaysAwayAtTheFloor) {
   const auto expected = net.plain(x);
   const auto step = with_quick_copies(net, x, std::nullopt);
   plan::StepGraph without = step.graph;
-  without.host.reset();
+  without.moves.host.reset();
   const Bytes floor = plan::TradeOff(without).floor();
   EXPECT_LE(plan::TradeOff(step.graph).floor(), floor);
   const plan::Budget budget = plan::Budget::for_limit(plan::Budget::for_limit(1).floor_for(floor));
@@ -106,13 +106,14 @@ TEST(Moves, AreMeasuredAndOffWithoutABudgetForThem) {
   const at::Tensor x = torch::randn({2048, 256});
   const auto expected = net.plain(x);
   const Bytes budget = unplanned_peak(net, x) * 7 / 10;
-  EXPECT_EQ(fit(net, x, {.budget = budget}).graph().host, std::nullopt);
+  EXPECT_EQ(fit(net, x, {.budget = budget}).graph().moves.host, std::nullopt);
   EXPECT_THROW(fit(net, x, {.budget = budget, .host_budget = 0}), UsageError);
   Session session = fit(net, x, {.budget = budget, .host_budget = 64_MiB});
-  ASSERT_TRUE(session.graph().host);
-  EXPECT_EQ(session.graph().host->budget, 64_MiB);
+  ASSERT_TRUE(session.graph().moves.host);
+  EXPECT_EQ(session.graph().moves.host->budget, 64_MiB);
   // Between 10 MB/s and 1 TB/s.
-  for (const double seconds : {session.graph().host->out_seconds_per_byte, session.graph().host->in_seconds_per_byte}) {
+  for (const double seconds :
+       {session.graph().moves.host->out_seconds_per_byte, session.graph().moves.host->in_seconds_per_byte}) {
     EXPECT_GT(seconds, 1e-12);
     EXPECT_LT(seconds, 1e-7);
   }

@@ -38,8 +38,8 @@ TEST(HostBudget, IsInTheGraphsThatPlansAreMadeFrom) {
   Experiment experiment(with_host("host_graph"));
   TrainingStep step(experiment);
   for (const replay::RecordedStep& kind : step.record(experiment.train_batch(0), std::nullopt)) {
-    ASSERT_TRUE(kind.graph.host);
-    EXPECT_EQ(kind.graph.host->budget, 64_MiB);
+    ASSERT_TRUE(kind.graph.moves.host);
+    EXPECT_EQ(kind.graph.moves.host->budget, 64_MiB);
   }
   EXPECT_EQ(experiment.tiers()->budgets().host, 64_MiB);
 }

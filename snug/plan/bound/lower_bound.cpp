@@ -186,7 +186,7 @@ LowerBound lower_bound(const StepGraph& graph, Bytes peak) {
     if (everything[event] > peak) moments.push_back(tight_moment(graph, event, peak - unavoidable[event]));
   }
   double most = 0;
-  if (graph.host && graph.host->overlaps) {
+  if (graph.moves.overlapping() != Home::Device) {
     bound.step_seconds += with_hidden_copies(graph, moments);
     return bound;
   }

@@ -18,6 +18,22 @@ constexpr double kCapacityOfAllSeconds = 1e12;
 constexpr double kImpossible = std::numeric_limits<double>::infinity();
 constexpr double kAnyPrice = 1e100;  // seconds for a byte, of which 0 are still free
 
+double seconds_of(const MoveCost& cost, Bytes bytes, const SecondsCount& count) {
+  const double own = count.encode * cost.own_out(bytes) + count.decode * cost.own_in(bytes);
+  return cost.overlaps ? count.out * cost.out(bytes) + count.in * cost.in(bytes) + own
+                       : count.encode * cost.out(bytes) + count.decode * cost.in(bytes);
+}
+
+/// Where copies to two homes go on at once, neither hides more than its own; together they take no fewer seconds than a
+/// mixture of both, of which this is the share that makes both alike for large contents.
+double share_of(const Moves& moves, Home home) {
+  if (!moves.host || !moves.disk || !moves.host->overlaps || !moves.disk->overlaps) return 1;
+  const auto per_byte = [](const MoveCost& cost) { return cost.out_seconds_per_byte + cost.in_seconds_per_byte; };
+  const double host = per_byte(*moves.host), disk = per_byte(*moves.disk);
+  if (host + disk <= 0) return 0.5;
+  return (home == Home::Host ? disk : host) / (host + disk);
+}
+
 }  // namespace
 
 Moment::Moment(const StepGraph& graph, std::size_t event)
@@ -43,8 +59,13 @@ Relaxation::Relaxation(const StepGraph& graph, Moment moment, SecondsCount count
   for (ValueId v = 0; v < graph.flow.values(); ++v) {
     const Bytes bytes = graph.step_bytes(v);
     weights_.push_back(static_cast<double>(bytes));
-    move_seconds_.push_back(may_move(graph, v) ? count.out * graph.host->out(bytes) + count.in * graph.host->in(bytes)
-                                               : kImpossible);
+    moving_.push_back({kMove, kImpossible});
+    for (const Action action : legal_actions(graph, v)) {
+      if (!is_moved(action)) continue;
+      const double seconds =
+          seconds_of(*graph.moves.to(action.home), bytes, count) * share_of(graph.moves, action.home);
+      if (seconds < moving_.back().seconds) moving_.back() = {action, seconds};
+    }
     const bool may = std::ranges::any_of(legal_actions(graph, v), is_compressed);
     const auto& encoding = graph.values[at(v)].encoding;
     code_seconds_.push_back(may ? count.encode * encoding->encode_seconds + count.decode * encoding->decode_seconds
@@ -125,7 +146,7 @@ Relaxation::Away Relaxation::cheapest(std::size_t v, double price) const {
   };
   if (code_share_[v] < 1)
     offer({compressed(graph_.values[v].encoding->codec), code_seconds_[v], code_share_[v] * weights_[v]});
-  offer({kMove, move_seconds_[v], 0});
+  offer({moving_[v].action, moving_[v].seconds, 0});
   return best;
 }
 
@@ -158,7 +179,7 @@ RelaxedChoice Relaxation::best(double price) const {
   if (std::isfinite(price)) return solve(price).choice;
   const auto elsewhere = [](double seconds) { return std::isfinite(seconds); };
   const bool all_again =
-      std::ranges::none_of(move_seconds_, elsewhere) && std::ranges::none_of(code_seconds_, elsewhere);
+      std::ranges::none_of(moving_, elsewhere, &Moving::seconds) && std::ranges::none_of(code_seconds_, elsewhere);
   return all_again ? everything_again() : solve(kAnyPrice).choice;
 }
 

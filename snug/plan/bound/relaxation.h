@@ -27,14 +27,15 @@ struct RelaxedChoice {
   double seconds = 0;          ///< of the operators that run again, and of the values that are moved or compressed
   double weight = 0;           ///< of the values that are there, the free ones not, and of what is compressed
   std::vector<char> replayed;  ///< by OpId
-  std::vector<Action> away;    ///< by ValueId: kMove, compressed, or kKeep
+  std::vector<Action> away;    ///< by ValueId: moved, compressed, or kKeep
 };
 
 /// How much a second counts of what a choice does.
 struct SecondsCount {
   double replay = 1;              ///< of operators that run again
-  double out = 1, in = 1;         ///< of copies to the host and back
-  double encode = 1, decode = 1;  ///< of compressing, and back
+  double out = 1, in = 1;         ///< of copies that go on beside the step, and back
+  double encode = 1, decode = 1;  ///< of compressing, of copies that the step waits for, and of the
+                                  ///< processor's part of others, and back
 };
 
 /// The choice that every plan makes at one moment of a step, and nothing else of it: each value that backward asks for
@@ -97,8 +98,12 @@ class Relaxation {
   const StepGraph& graph_;
   Moment moment_;
   std::vector<double> weights_;
-  std::vector<double> op_seconds_;          // by OpId, to run again
-  std::vector<double> move_seconds_;        // out and back; infinite where it cannot be moved
+  std::vector<double> op_seconds_;  // by OpId, to run again
+  struct Moving {
+    Action action = kMove;
+    double seconds;  // out and back; infinite where it cannot be moved
+  };
+  std::vector<Moving> moving_;              // the quickest way
   std::vector<double> code_seconds_;        // the same for compressing
   std::vector<double> code_share_;          // of its weight that is left then
   std::vector<std::vector<OpId>> readers_;  // by ValueId, of the operators below

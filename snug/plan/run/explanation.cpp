@@ -56,6 +56,7 @@ Explanation explain(const StepGraph& graph, const MemoryPlan& plan) {
   result.all.name = "the step";
   result.all.end = graph.flow.ops();
   result.host_peak = run.host_peak;
+  result.disk_peak = run.disk_peak;
   result.waiting = run.waiting_seconds;
   std::map<std::string, Share> by_name;
   if (!run.times.empty()) result.peak_seconds = run.times[run.peak_event];
@@ -78,6 +79,7 @@ Explanation explain(const StepGraph& graph, const MemoryPlan& plan) {
             if (is_compressed(action)) encoded += bytes_held(graph, out.value, action);
             break;
           case Home::Host:
+          case Home::Disk:
             moved += bytes;
             break;
           case Home::Nowhere:

@@ -27,9 +27,9 @@ struct Explanation {
   std::vector<Share> pieces;     ///< the repeated blocks and what lies around them, in the order of the step
   std::vector<Share> operators;  ///< by name, of those that are replayed or whose results are dropped; dearest first
   Share all;
-  Bytes host_peak = 0;      ///< the most that is on the host at once
-  double waiting = 0;       ///< seconds, for copies there and back
-  double peak_seconds = 0;  ///< when the step's peak comes, after its beginning, replays included
+  Bytes host_peak = 0, disk_peak = 0;  ///< the most that is on the host, and on the disk, at once
+  double waiting = 0;                  ///< seconds, for copies there and back
+  double peak_seconds = 0;             ///< when the step's peak comes, after its beginning, replays included
 };
 
 /// Pure; the plan must be for the graph.

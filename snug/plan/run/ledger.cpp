@@ -26,6 +26,11 @@ void Ledger::offload(ValueId value) {
   retire_unneeded();
 }
 
+void Ledger::take_back(ValueId value) {
+  entry(value).source = Source::Recompute;
+  hold(value);
+}
+
 void Ledger::forget(ValueId value) { entry(value).source = Source::Recompute; }
 
 void Ledger::lose(ValueId value) { entry(value).residency = Residency::Absent; }

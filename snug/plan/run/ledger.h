@@ -80,6 +80,8 @@ class Ledger {
 
   /// The value is absent from here on, and the caller can fetch it whenever a replay asks for it. `drop` is not called.
   void offload(ValueId value);
+  /// The caller could not move it, and has it as before.
+  void take_back(ValueId value);
   /// The caller can fetch it no more. Nothing may need it.
   void forget(ValueId value);
 

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <optional>
 #include <vector>
 
 #include "snug/base/bytes.h"
@@ -11,11 +10,10 @@
 namespace snug::plan {
 
 /// When copies between the device and the host are over, which go on beside what the step computes: each way one at a
-/// time, in the order in which they begin. Seconds after the step's beginning. Without a cost they take none.
+/// time, in the order in which they begin. Seconds after the step's beginning.
 class LinkClock {
  public:
-  LinkClock(const std::optional<MoveCost>& cost, std::size_t values)
-      : cost_(cost ? *cost : MoveCost{}), left_(values, 0), there_(values, 0) {}
+  LinkClock(const MoveCost& cost, std::size_t values) : cost_(cost), left_(values, 0), there_(values, 0) {}
 
   void send(ValueId value, Bytes bytes, double now) {
     left_[at(value)] = out_ = std::max(now, out_) + cost_.out(bytes);

@@ -16,9 +16,16 @@ namespace snug::plan {
 namespace {
 
 constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max();
-constexpr Bytes kHostPage = 4_KiB;  // what the host's memory is handed out in
+Bytes limit_of(const std::optional<MoveCost>& cost) { return cost ? cost->budget.value_or(kNoLimit) : kNoLimit; }
 
-Bytes whole_pages(Bytes bytes) { return (bytes + kHostPage - 1) / kHostPage * kHostPage; }
+/// One home outside of the device during a step.
+struct Away {
+  Away(const std::optional<MoveCost>& known, std::size_t values)
+      : cost(known.value_or(MoveCost{.overlaps = true, .budget = {}})), link(cost, values) {}
+  MoveCost cost;
+  LinkClock link;
+  Bytes there = 0;
+};
 
 class Run : public StepVisitor {
  public:
@@ -30,7 +37,8 @@ class Run : public StepVisitor {
         walk_(graph),
         values_(graph.values.size()),
         prefetch_(plan.staging),
-        link_(graph.host, graph.values.size()),
+        host_(graph.moves.host, graph.values.size()),
+        disk_(graph.moves.disk, graph.values.size()),
         live_(graph.static_bytes) {
     for (ValueId v = 0; v < flow_.values(); ++v) {
       if (flow_.is_leaf(v)) ledger_.hold(v);
@@ -43,12 +51,13 @@ class Run : public StepVisitor {
     result_.peak = live_;
   }
 
-  std::optional<Simulation> to_the_end(Detail detail, std::int64_t replays, Bytes on_host) {
+  std::optional<Simulation> to_the_end(Detail detail, std::int64_t replays, Bytes on_host, Bytes on_disk) {
     while (!walk_.at_end()) {
       highest_ = live_;
       events_seconds_ += graph_.events[walk_.position()].seconds;
       walk_.step(*this);
-      if (result_.replayed_ops > replays || result_.host_peak > on_host) return std::nullopt;
+      if (result_.replayed_ops > replays || result_.host_peak > on_host || result_.disk_peak > on_disk)
+        return std::nullopt;
       if (detail == Detail::Timeline) {
         result_.timeline.push_back(live_);
         result_.peaks.push_back(std::max(highest_, live_));
@@ -109,7 +118,7 @@ class Run : public StepVisitor {
     // Its contents leave the device's memory, but for what the program still refers to.
     if (ledger_.at_hand(v) || flow_.is_leaf(v)) return;
     const Action action = decided(graph_, plan_, v);
-    if (action.home == Home::Host) move(v);
+    if (is_moved(action)) move(v, action.home);
     if (is_compressed(action)) compress(v);
   }
 
@@ -128,11 +137,11 @@ class Run : public StepVisitor {
  private:
   struct OfValue {
     std::int32_t consumed = 0;
-    Bytes encoded = 0;      // that its compressed contents take
-    bool borrowed = false;  // dropped, but a backward node still uses the unpacked tensor
-    bool second = false;    // its storage is there, and a replay has made it again, or fetched it, in another
-    bool moved = false;     // its contents are on the host
-    bool leaving = false;   // and nobody has waited for that
+    Bytes encoded = 0;         // that its compressed contents take
+    bool borrowed = false;     // dropped, but a backward node still uses the unpacked tensor
+    bool second = false;       // its storage is there, and a replay has made it again, or fetched it, in another
+    Home home = Home::Device;  // of its contents, where they have been moved
+    bool leaving = false;      // and nobody has waited for that
     bool asked = false;
   };
   OfValue& of(ValueId v) { return values_[at(v)]; }
@@ -140,13 +149,19 @@ class Run : public StepVisitor {
 
   Bytes bytes(ValueId v) const { return graph_.step_bytes(v); }
 
-  void move(ValueId v) {
+  Away& at_home(Home home) { return home == Home::Disk ? disk_ : host_; }
+
+  void move(ValueId v, Home home) {
     ledger_.offload(v);
-    of(v).moved = true;
-    on_host_ += whole_pages(bytes(v));
-    result_.host_peak = std::max(result_.host_peak, on_host_);
-    link_.send(v, bytes(v), now());
+    of(v).home = home;
+    Away& away = at_home(home);
+    away.there += room_for(bytes(v), home);
+    Bytes& peak = home == Home::Disk ? result_.disk_peak : result_.host_peak;
+    peak = std::max(peak, away.there);
+    away.link.send(v, bytes(v), now());
     of(v).leaving = true;
+    if (!away.cost.overlaps) return gone(v);
+    result_.copying_seconds += away.cost.own_out(bytes(v));
     for (const ValueId other : departures_.begin(v, bytes(v), plan_.staging.leaving)) gone(other);
   }
   void compress(ValueId v) {
@@ -159,7 +174,7 @@ class Run : public StepVisitor {
   /// Its copy to the host is over, and waited for.
   void gone(ValueId v) {
     if (!std::exchange(of(v).leaving, false)) return;
-    wait_until(link_.left(v));
+    wait_until(at_home(of(v).home).link.left(v));
     if (!walk_.alive(v)) original_goes(v);
   }
   /// The storage in which it was made.
@@ -172,8 +187,14 @@ class Run : public StepVisitor {
   void fetch(ValueId v) {
     live_ += bytes(v);
     reach(live_, kNoOp);
-    if (of(v).moved) {
-      link_.fetch(v, bytes(v), now());
+    if (of(v).home != Home::Device) {
+      Away& away = at_home(of(v).home);
+      away.link.fetch(v, bytes(v), now());
+      if (away.cost.overlaps) {
+        result_.copying_seconds += away.cost.own_in(bytes(v));
+      } else {
+        wait_until(away.link.there(v));
+      }
     } else if (const auto& encoding = graph_.values[at(v)].encoding) {
       result_.coding_seconds += encoding->decode_seconds;
     }
@@ -184,7 +205,7 @@ class Run : public StepVisitor {
   void asked_for(ValueId v) {
     note_asked(v);
     prefetch_.asked_for(v);
-    if (ledger_.cached(v)) wait_until(link_.there(v));
+    if (ledger_.cached(v)) wait_until(at_home(of(v).home).link.there(v));
   }
 
   void note_asked(ValueId v) {
@@ -194,7 +215,7 @@ class Run : public StepVisitor {
   [[nodiscard]] double now() const { return events_seconds_ + own_seconds(); }
   /// That the plan adds.
   [[nodiscard]] double own_seconds() const {
-    return replay_seconds_ + result_.waiting_seconds + result_.coding_seconds;
+    return replay_seconds_ + result_.waiting_seconds + result_.coding_seconds + result_.copying_seconds;
   }
   void wait_until(double time) { result_.waiting_seconds += std::max(time - now(), 0.0); }
 
@@ -202,7 +223,8 @@ class Run : public StepVisitor {
   void forget_if_useless(ValueId v) {
     if (!ledger_.useless(v)) return;
     live_ -= std::exchange(of(v).encoded, 0);
-    if (std::exchange(of(v).moved, false)) on_host_ -= whole_pages(bytes(v));
+    if (const Home home = std::exchange(of(v).home, Home::Device); home != Home::Device)
+      at_home(home).there -= room_for(bytes(v), home);
   }
 
   void reach(Bytes level, OpId op) {
@@ -285,9 +307,8 @@ class Run : public StepVisitor {
   std::vector<OfValue> values_;
   Departures departures_;
   Prefetch prefetch_;
-  LinkClock link_;
+  Away host_, disk_;
   Bytes live_;
-  Bytes on_host_ = 0;
   Bytes highest_ = 0;  // during the event
   ValueId unpacking_ = kNoValue;
   double replay_seconds_ = 0, events_seconds_ = 0;
@@ -296,14 +317,18 @@ class Run : public StepVisitor {
 
 }  // namespace
 
+Bytes room_for(Bytes bytes, Home home) {
+  constexpr Bytes kPage = 4_KiB;  // what the host's memory is handed out in, and the disk's room
+  return (bytes + kPage - 1) / kPage * kPage + (home == Home::Disk ? kPage : 0);
+}
+
 Simulation simulate(const StepGraph& graph, const MemoryPlan& plan, Detail detail) {
-  return *Run(graph, plan).to_the_end(detail, std::numeric_limits<std::int64_t>::max(), kNoLimit);
+  return *Run(graph, plan).to_the_end(detail, std::numeric_limits<std::int64_t>::max(), kNoLimit, kNoLimit);
 }
 
 std::optional<Simulation> simulate_within(const StepGraph& graph, const MemoryPlan& plan, std::int64_t replays,
                                           Detail detail) {
-  const Bytes on_host = graph.host ? graph.host->budget.value_or(kNoLimit) : kNoLimit;
-  return Run(graph, plan).to_the_end(detail, replays, on_host);
+  return Run(graph, plan).to_the_end(detail, replays, limit_of(graph.moves.host), limit_of(graph.moves.disk));
 }
 
 MemoryPlan staged(const StepGraph& graph, MemoryPlan plan, Bytes leaving, Bytes arriving, FetchFrom from) {
@@ -312,7 +337,11 @@ MemoryPlan staged(const StepGraph& graph, MemoryPlan plan, Bytes leaving, Bytes 
   const Simulation run = simulate(graph, plan);
   plan.staging.arriving = arriving;
   plan.staging.order = run.asked;
-  std::erase_if(plan.staging.order, [&](ValueId v) { return !may_move(graph, v); });
+  // What the step waits for would only come too early.
+  std::erase_if(plan.staging.order, [&](ValueId v) {
+    const auto& cost = graph.moves.to(plan.action(v).home);
+    return !may_move(graph, v) || (is_moved(plan.action(v)) && cost && !cost->overlaps);
+  });
   if (from == FetchFrom::ThePeak) {
     const auto at_peak = graph.events.begin() + static_cast<std::ptrdiff_t>(run.peak_event);
     plan.staging.first = static_cast<std::int32_t>(

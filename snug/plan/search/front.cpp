@@ -38,11 +38,29 @@ MemoryPlan between(const StepGraph& graph, const MemoryPlan& slower, const Memor
   return plan;
 }
 
+/// The same with values moved to the disk for which the host has no room, as far as it would all be there at once:
+/// those that autograd saves first, as there is most time to fetch them.
+MemoryPlan within_host(const StepGraph& graph, MemoryPlan plan) {
+  if (!graph.moves.disk || !graph.moves.host || !graph.moves.host->budget) return plan;
+  Bytes left = *graph.moves.host->budget;
+  for (ValueId v = graph.flow.values() - 1; v >= 0; --v) {
+    if (plan.action(v) != kMove) continue;
+    const Bytes room = room_for(graph.step_bytes(v), Home::Host);
+    if (room <= left) {
+      left -= room;
+    } else if (may_move(graph, v)) {
+      plan.actions[at(v)] = kMoveToDisk;
+    }
+  }
+  return plan;
+}
+
 }  // namespace
 
 std::int64_t most_replays(const StepGraph& graph) { return 12 * static_cast<std::int64_t>(graph.ops.size()) + 20'000; }
 
 std::optional<MemoryPlan> predicted_if_useful(const StepGraph& graph, MemoryPlan plan, Effort* effort) {
+  plan = within_host(graph, std::move(plan));
   const auto run = simulate_within(graph, plan, most_replays(graph));
   if (effort != nullptr) {
     effort->left -= static_cast<std::int64_t>(graph.ops.size()) + (run ? run->replayed_ops : most_replays(graph));

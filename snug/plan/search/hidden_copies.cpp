@@ -22,7 +22,7 @@ constexpr std::array kStagings = {Times{0.25, 0.25}, Times{1, 0.25}, Times{2, 0.
 Bytes largest_moved(const StepGraph& graph, const MemoryPlan& plan) {
   Bytes largest = 0;
   for (ValueId v = 0; v < graph.flow.values(); ++v) {
-    if (plan.action(v) == kMove) largest = std::max(largest, graph.step_bytes(v));
+    if (is_moved(plan.action(v))) largest = std::max(largest, graph.step_bytes(v));
   }
   return largest;
 }
@@ -44,7 +44,9 @@ std::vector<double> first_saves(const StepGraph& graph) {
 /// Copies to the host one after the other, in the order in which they begin.
 class OutgoingQueue {
  public:
-  OutgoingQueue(const StepGraph& graph, double most_late) : graph_(graph), most_late_(most_late) {}
+  /// `late`: by as much as it takes to copy so many bytes.
+  OutgoingQueue(const StepGraph& graph, Bytes late)
+      : graph_(graph), cost_(*graph.moves.to(graph.moves.overlapping())), most_late_(cost_.out(late)) {}
 
   /// False, and it is not in the queue, where a copy would be over too late after it could begin.
   bool add(ValueId value, double begins) {
@@ -52,7 +54,7 @@ class OutgoingQueue {
     const auto added = queue_.insert(place, {value, begins});
     double free = 0;
     for (const Copy& copy : queue_) {
-      free = std::max(free, copy.begins) + graph_.host->out(graph_.step_bytes(copy.value));
+      free = std::max(free, copy.begins) + cost_.out(graph_.step_bytes(copy.value));
       if (free <= copy.begins + most_late_) continue;
       queue_.erase(added);
       return false;
@@ -66,6 +68,7 @@ class OutgoingQueue {
     double begins;
   };
   const StepGraph& graph_;
+  const MoveCost& cost_;
   double most_late_;
   std::vector<Copy> queue_;
 };
@@ -92,10 +95,12 @@ std::vector<MovedIfThereIsTime> dearest_first(const StepGraph& graph, const Memo
 
 StepGraph with_quicker_copies(const StepGraph& graph, double share) {
   StepGraph quicker = graph;
-  if (!quicker.host) return quicker;
-  quicker.host->out_seconds_per_byte *= share;
-  quicker.host->in_seconds_per_byte *= share;
-  quicker.host->seconds_per_copy *= share;
+  for (std::optional<MoveCost>* const cost : {&quicker.moves.host, &quicker.moves.disk}) {
+    if (!*cost || !(*cost)->overlaps) continue;
+    (*cost)->out_seconds_per_byte *= share;
+    (*cost)->in_seconds_per_byte *= share;
+    (*cost)->seconds_per_copy *= share;
+  }
   return quicker;
 }
 
@@ -110,7 +115,7 @@ std::vector<MemoryPlan> offloading_plans(const StepGraph& graph) {
     Bytes moved = 0;
     for (ValueId v = 0; v < graph.flow.values() && moved < all / kLevelsTried * level; ++v) {  // in their order
       if (!may_move(graph, v)) continue;
-      plan.actions[at(v)] = kMove;
+      plan.actions[at(v)] = {graph.moves.overlapping()};
       moved += graph.step_bytes(v);
     }
     plans.push_back(std::move(plan));
@@ -128,13 +133,13 @@ std::vector<MemoryPlan> with_links_filled(const StepGraph& graph, const std::vec
   for (std::size_t i = 0; i < plans.size(); i += stride) {
     MemoryPlan bare = plans[i];
     bare.staging = {};
-    std::ranges::replace(bare.actions, kMove, kRecompute);
+    std::ranges::replace_if(bare.actions, is_moved, kRecompute);
     const std::vector<MovedIfThereIsTime> candidates = dearest_first(graph, bare);
     for (const Bytes leaving : {largest / 4, largest, 4 * largest}) {
-      OutgoingQueue queue(graph, graph.host->out(leaving));
+      OutgoingQueue queue(graph, leaving);
       MemoryPlan plan = bare;
       for (const MovedIfThereIsTime& c : candidates) {
-        if (queue.add(c.value, saves[at(c.value)])) plan.actions[at(c.value)] = kMove;
+        if (queue.add(c.value, saves[at(c.value)])) plan.actions[at(c.value)] = {graph.moves.overlapping()};
       }
       filled.push_back(std::move(plan));
     }

@@ -110,10 +110,11 @@ std::vector<MemoryPlan> low_plans(const StepGraph& graph, std::size_t pieces, Ef
           kTimelessCopy * static_cast<double>(value.bytes);
   }
   timeless.step_seconds = 1;
-  if (timeless.host) {
+  for (std::optional<MoveCost>* const cost : {&timeless.moves.host, &timeless.moves.disk}) {
     // Between what is cheap to make again and what is not.
-    timeless.host->seconds_per_copy = 0;
-    timeless.host->out_seconds_per_byte = timeless.host->in_seconds_per_byte = kTimelessCopy;
+    if (!*cost) continue;
+    (*cost)->seconds_per_copy = 0;
+    (*cost)->out_seconds_per_byte = (*cost)->in_seconds_per_byte = kTimelessCopy;
   }
   std::vector<MemoryPlan> plans{plan_every_block(timeless)};
   const Bytes least = lower_bound_of_peak(timeless), most = plan_none(timeless).predicted_peak;

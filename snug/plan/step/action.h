@@ -8,6 +8,7 @@ namespace snug::plan {
 enum class Home : std::uint8_t {
   Device,   ///< where they were made; with a codec from when autograd saves them on
   Host,     ///< they leave the device's memory when autograd saves them, and are fetched when backward asks
+  Disk,     ///< the same, to a file
   Nowhere,  ///< they are dropped when the program lets go of them, and made again by replay when backward asks
 };
 
@@ -29,8 +30,10 @@ struct Action {
 
 inline constexpr Action kKeep{Home::Device};
 inline constexpr Action kMove{Home::Host};
+inline constexpr Action kMoveToDisk{Home::Disk};
 inline constexpr Action kRecompute{Home::Nowhere};
 [[nodiscard]] constexpr Action compressed(Codec codec) { return {Home::Device, codec}; }
+[[nodiscard]] constexpr bool is_moved(Action action) { return action.home == Home::Host || action.home == Home::Disk; }
 [[nodiscard]] constexpr bool is_compressed(Action action) {
   return action.home == Home::Device && action.codec != Codec::None;
 }

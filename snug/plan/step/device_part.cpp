@@ -9,7 +9,7 @@ namespace snug::plan {
 StepGraph seen_from(const StepGraph& graph, const DevicePart& part) {
   StepGraph seen = graph;
   seen.parts.clear();
-  seen.host.reset();  // whose cost and budget are of the first
+  seen.moves = {};  // whose costs and budgets are of the first
   std::swap(seen.devices.front(), seen.devices[static_cast<std::size_t>(part.device)]);
   for (ValueInfo& value : seen.values) {
     value.encoding.reset();

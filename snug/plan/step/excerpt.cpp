@@ -11,7 +11,7 @@ std::vector<Excerpt> excerpts(const StepGraph& graph, std::span<const OpId> cuts
   std::vector<std::size_t> piece_of(at(flow.ops()), 0);  // by operator
   for (std::size_t p = 0; p < count; ++p) {
     result[p].begin = cuts[p];
-    result[p].graph.host = graph.host;
+    result[p].graph.moves = graph.moves;
     std::fill(piece_of.begin() + cuts[p], piece_of.begin() + cuts[p + 1], p);
   }
   // The id of each value in the piece that makes it.

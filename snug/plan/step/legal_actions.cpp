@@ -6,14 +6,29 @@
 namespace snug::plan {
 namespace {
 
-// By codec: keep, recompute and move, compress, or the first two and compress.
-constexpr std::array<std::array<Action, 4>, 5> kFree{{
-    {kKeep, kRecompute, kMove, kMove},
-    {kKeep, kRecompute, compressed(Codec::Zeros), kMove},
-    {kKeep, kRecompute, compressed(Codec::Bits), kMove},
-    {kKeep, kRecompute, compressed(Codec::Narrow), kMove},
-    {kKeep, kRecompute, compressed(Codec::Exponents), kMove},
-}};
+struct Actions {
+  std::array<Action, 5> all;
+  std::size_t count;
+};
+constexpr std::size_t kCodecs = 5;
+
+constexpr Actions free_actions(Codec codec, bool to_host, bool to_disk) {
+  Actions actions{{kKeep, kRecompute}, 2};
+  if (codec != Codec::None) actions.all[actions.count++] = compressed(codec);
+  if (to_host) actions.all[actions.count++] = kMove;
+  if (to_disk) actions.all[actions.count++] = kMoveToDisk;
+  return actions;
+}
+// By codec, and by whether there is a host and a disk.
+constexpr auto kFree = [] {
+  std::array<std::array<std::array<Actions, 2>, 2>, kCodecs> free{};
+  for (std::size_t codec = 0; codec < kCodecs; ++codec) {
+    for (const bool host : {false, true}) {
+      for (const bool disk : {false, true}) free[codec][host][disk] = free_actions(Codec(codec), host, disk);
+    }
+  }
+  return free;
+}();
 constexpr std::array kOnlyKeep = {kKeep};
 constexpr std::array kOnlyRecompute = {kRecompute};
 
@@ -32,13 +47,13 @@ std::span<const Action> legal_actions(const StepGraph& graph, ValueId value) {
   const ValueInfo& info = graph.values[at(value)];
   const bool takes_memory = info.saved && graph.step_bytes(value) > 0;
   const Codec codec = takes_memory && info.encoding ? info.encoding->codec : Codec::None;
-  const std::size_t count = 2 + (codec != Codec::None ? 1 : 0) + (takes_memory && graph.host ? 1 : 0);
-  return std::span(kFree[static_cast<std::size_t>(codec)]).first(count);
+  const bool to_host = takes_memory && graph.moves.host, to_disk = takes_memory && graph.moves.disk;
+  const Actions& actions = kFree[static_cast<std::size_t>(codec)][to_host][to_disk];
+  return std::span(actions.all).first(actions.count);
 }
 
 bool may_move(const StepGraph& graph, ValueId value) {
-  const auto actions = legal_actions(graph, value);
-  return std::ranges::find(actions, kMove) != actions.end();
+  return std::ranges::any_of(legal_actions(graph, value), is_moved);
 }
 
 Bytes bytes_held(const StepGraph& graph, ValueId value, Action action) {

@@ -9,7 +9,7 @@
 namespace snug::plan {
 
 /// What a plan may say of the value, in an order that is always the same: all searches choose among these. One action
-/// where there is no choice. Home::Host is among them for what autograd saves where the graph knows what moving takes;
+/// where there is no choice. Moving is among them for what autograd saves where the graph knows what it takes;
 /// elsewhere only plans that were made by hand say it.
 [[nodiscard]] std::span<const Action> legal_actions(const StepGraph& graph, ValueId value);
 
@@ -18,7 +18,7 @@ namespace snug::plan {
   return legal_actions(graph, value).size() > 1;
 }
 
-/// kMove is among them.
+/// Moving is among them.
 [[nodiscard]] bool may_move(const StepGraph& graph, ValueId value);
 
 /// Bytes of the first device that the value takes while nothing reads it, under the action.

@@ -24,6 +24,7 @@ struct Letter {
 constexpr std::array kLetters = {
     Letter{'k', kKeep},
     Letter{'m', kMove},
+    Letter{'d', kMoveToDisk},
     Letter{'r', kRecompute},
     Letter{'z', compressed(Codec::Zeros)},
     Letter{'b', compressed(Codec::Bits)},
@@ -43,7 +44,8 @@ Action action_of(char letter, const JsonField& actions) {
   const auto* found = std::ranges::find(kLetters, letter, &Letter::letter);
   if (found == kLetters.end()) {
     actions.refuse(
-        "a letter for each value: k keeps it, m moves it to the host, r recomputes it, z, b, n or e compresses it");
+        "a letter for each value: k keeps it, m moves it to the host, d to the disk, r recomputes it, z, b, n or e "
+        "compresses it");
   }
   return found->action;
 }

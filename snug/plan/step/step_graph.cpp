@@ -172,6 +172,8 @@ Json to_json(const MoveCost& cost) {
                {"in_seconds_per_byte", cost.in_seconds_per_byte},
                {"seconds_per_copy", cost.seconds_per_copy},
                {"overlaps", cost.overlaps}};
+  if (cost.own_out_seconds_per_byte > 0) json["own_out_seconds_per_byte"] = cost.own_out_seconds_per_byte;
+  if (cost.own_in_seconds_per_byte > 0) json["own_in_seconds_per_byte"] = cost.own_in_seconds_per_byte;
   if (cost.budget) json["budget"] = *cost.budget;
   return json;
 }
@@ -180,6 +182,8 @@ MoveCost move_cost_from(const JsonField& json) {
   MoveCost cost{.out_seconds_per_byte = json.required<double>("out_seconds_per_byte", kNotNegative),
                 .in_seconds_per_byte = json.required<double>("in_seconds_per_byte", kNotNegative),
                 .seconds_per_copy = json.required<double>("seconds_per_copy", kNotNegative),
+                .own_out_seconds_per_byte = json.optional<double>("own_out_seconds_per_byte", 0, kNotNegative),
+                .own_in_seconds_per_byte = json.optional<double>("own_in_seconds_per_byte", 0, kNotNegative),
                 .budget = std::nullopt};
   if (const auto overlaps = json.find("overlaps")) cost.overlaps = overlaps->as<bool>();
   if (const auto budget = json.find("budget")) cost.budget = budget->as<Bytes>(kNotNegative);
@@ -335,7 +339,8 @@ Json to_json(const StepGraph& graph) {
                {"values", values},
                {"events", events}};
   for (const DevicePart& part : graph.parts) json["parts"].push_back(part_to_json(part));
-  if (graph.host) json["host"] = to_json(*graph.host);
+  if (graph.moves.host) json["host"] = to_json(*graph.moves.host);
+  if (graph.moves.disk) json["disk"] = to_json(*graph.moves.disk);
   return json;
 }
 
@@ -364,7 +369,8 @@ StepGraph step_graph_from(const JsonField& json) {
   if (const auto parts = json.find("parts")) {
     for (const JsonField& part : parts->items()) graph.parts.push_back(part_from(part, graph));
   }
-  if (const auto host = json.find("host")) graph.host = move_cost_from(*host);
+  if (const auto host = json.find("host")) graph.moves.host = move_cost_from(*host);
+  if (const auto disk = json.find("disk")) graph.moves.disk = move_cost_from(*disk);
   check(graph, json);
   if (version == 2) estimate_clock(graph);
   return graph;

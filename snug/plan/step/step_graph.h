@@ -73,7 +73,7 @@ struct StepGraph {
   std::vector<std::string> devices{
       "cpu"};                            ///< that its values are on; the bytes of operators and events are the first's
   std::vector<DevicePart> parts;         ///< of further devices whose memory was measured
-  std::optional<MoveCost> host;          ///< plans may move values there (Home::Host)
+  Moves moves;                           ///< where plans may move values
   Bytes static_bytes = 0;                ///< allocated there before the step: weights, optimizer state, the batch
   std::array<Bytes, 6> static_by_tag{};  ///< the same by memory::Tag
   double step_seconds = 0;               ///< forward and backward of the recorded step: what its events add up to

@@ -59,7 +59,7 @@ TEST(LowerBound, HoldsForWhatIsMovedAndReadByReplaysAlone) {
   g.node({wide}, 1_KiB);
   g.die(loss);
   StepGraph graph = g.take();
-  graph.host =
+  graph.moves.host =
       MoveCost{.out_seconds_per_byte = 1e-9, .in_seconds_per_byte = 1e-9, .seconds_per_copy = 0, .budget = 1_MiB};
   MemoryPlan plan = plan_none(graph);
   plan.actions[at(dear)] = kMove;

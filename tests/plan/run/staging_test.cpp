@@ -82,11 +82,11 @@ SixOps six_ops(double seconds_per_byte, bool overlaps) {
   g.settle();
   for (int i = 5; i >= 0; --i) g.node({six.values[static_cast<std::size_t>(i)]}, 0);
   six.graph = g.take();
-  six.graph.host = MoveCost{.out_seconds_per_byte = seconds_per_byte,
-                            .in_seconds_per_byte = seconds_per_byte,
-                            .seconds_per_copy = 0,
-                            .overlaps = overlaps,
-                            .budget = std::nullopt};
+  six.graph.moves.host = MoveCost{.out_seconds_per_byte = seconds_per_byte,
+                                  .in_seconds_per_byte = seconds_per_byte,
+                                  .seconds_per_copy = 0,
+                                  .overlaps = overlaps,
+                                  .budget = std::nullopt};
   return six;
 }
 
@@ -154,11 +154,11 @@ TEST(Staging, IsAsIfTheStepWaitedWhereNothingIsOnItsWay) {
   // Whatever the device can do: a plan without memory for copies waits for each.
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
     StepGraph graph = synthetic::random_graph(seed, 4 + static_cast<int>(seed % 12));
-    graph.host = MoveCost{.out_seconds_per_byte = 1e-3,
-                          .in_seconds_per_byte = 2e-3,
-                          .seconds_per_copy = 1e-4,
-                          .overlaps = seed % 2 == 0,
-                          .budget = std::nullopt};
+    graph.moves.host = MoveCost{.out_seconds_per_byte = 1e-3,
+                                .in_seconds_per_byte = 2e-3,
+                                .seconds_per_copy = 1e-4,
+                                .overlaps = seed % 2 == 0,
+                                .budget = std::nullopt};
     MemoryPlan plan = plan_none(graph);
     std::uint64_t bits = seed * 0x9E3779B97F4A7C15;
     double seconds = 0;
@@ -167,7 +167,7 @@ TEST(Staging, IsAsIfTheStepWaitedWhereNothingIsOnItsWay) {
     }
     const Simulation run = simulate(graph, plan);
     for (const ValueId v : run.asked) {
-      if (plan.action(v) == kMove) seconds += graph.host->in(graph.step_bytes(v));
+      if (plan.action(v) == kMove) seconds += graph.moves.host->in(graph.step_bytes(v));
     }
     EXPECT_GE(run.waiting_seconds, seconds * (1 - 1e-12)) << seed;
     const Simulation more = simulate(graph, staged(graph, plan, 1_MiB, 1_MiB));
