@@ -129,10 +129,10 @@ void bind_recorded_step(py::module_& m) {
 
 void bind_tiers(py::module_& m) {
   py::class_<memory::Tiers, std::shared_ptr<memory::Tiers>>(m, "Tiers")
-      .def(py::init([](std::optional<Bytes> host) {
-             return std::make_shared<memory::Tiers>(memory::TierBudgets{.host = host});
+      .def(py::init([](std::optional<Bytes> host, std::optional<Bytes> disk) {
+             return std::make_shared<memory::Tiers>(memory::TierBudgets{.host = host, .disk = disk});
            }),
-           py::arg("host_budget"));
+           py::arg("host_budget"), py::arg("disk_budget"));
 }
 
 /// All kinds of steps that training is made of, and their planners.

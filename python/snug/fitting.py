@@ -184,8 +184,12 @@ class _Fitted:
         micro_batches: int = 1,
         other_budgets: Mapping[str | torch.device, Size] | None = None,
         host_budget: Size | None = None,
+        disk_budget: Size | None = None,
     ) -> None:
-        self.tiers = _core.Tiers(None if host_budget is None else _bytes_of("host_budget", host_budget))
+        self.tiers = _core.Tiers(
+            None if host_budget is None else _bytes_of("host_budget", host_budget),
+            None if disk_budget is None else _bytes_of("disk_budget", disk_budget),
+        )
         self.other_budgets = [(device_named(d), _bytes_of(f"other_budgets of {d}", size)) for d, size in (other_budgets or {}).items()]
         self.allowed = Allowed(allow)
         if isinstance(micro_batches, bool) or not isinstance(micro_batches, int):
@@ -325,6 +329,7 @@ def fit(
     *,
     other_budgets: Mapping[str | torch.device, Size] | None = None,
     host_budget: Size | None = None,
+    disk_budget: Size | None = None,
     device: str | torch.device | None = None,
     optimizer: Any = None,
     strategy: str = "optimal",
@@ -346,7 +351,8 @@ def fit(
     (the recording itself is without a limit then; "100%" always fits). other_budgets: the same of
     further devices that the step uses, or of the CPU beside an accelerator, as {"cuda:1": "8GiB", "cpu": "16GiB"}: the plan
     fits all of them, and each is capped. host_budget: memory of the host outside of all budgets, to which the plan may move
-    what autograd saves, where that is quicker than making it again; without it nothing is moved. device: "cpu",
+    what autograd saves, where that is quicker than making it again; without it nothing is moved. disk_budget:
+    the same of a disk, room in a file without a name in the folder that TMPDIR names. device: "cpu",
     "cuda:1", or "cuda" for the one in use; by default where the sample's tensors are. optimizer: the optimizer, or several,
     that are run outside of the step: one update is rehearsed, so that the plan counts what it takes and the state that it
     will make, and nothing is changed; those that the step runs itself are found. update: in place of that, a function that
@@ -365,7 +371,7 @@ def fit(
     Raises DoesNotFit, naming the smallest budget and its parts, and UsageError.
     """
     where = device_of(device, sample, by_device(other_budgets))
-    return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches, other_budgets, host_budget))
+    return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches, other_budgets, host_budget, disk_budget))
 
 
 def plan(
@@ -383,9 +389,10 @@ def plan(
     micro_batches: int = 1,
     other_budgets: Mapping[str | torch.device, Size] | None = None,
     host_budget: Size | None = None,
+    disk_budget: Size | None = None,
 ) -> Plan:
     """What fit would do, without a session: records the step and plans it. Without a budget, the fastest plan."""
     where = device_of(device, sample, by_device(other_budgets))
-    fitted = _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches, other_budgets, host_budget)
+    fitted = _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches, other_budgets, host_budget, disk_budget)
     kinds = fitted.kinds
     return Plan(kinds.graph, kinds.planner, kinds.plan(fitted.budget, fitted.other_budgets), kinds.floor)

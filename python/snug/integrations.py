@@ -31,6 +31,7 @@ class SnugCallback(transformers.TrainerCallback):
         device: str | torch.device | None = None,
         other_budgets: Mapping[str | torch.device, Size] | None = None,
         host_budget: Size | None = None,
+        disk_budget: Size | None = None,
         allow: Sequence[str] = (),
     ) -> None:
         self._allow = allow
@@ -39,6 +40,7 @@ class SnugCallback(transformers.TrainerCallback):
         self._device = device
         self._other_budgets = other_budgets
         self._host_budget = host_budget
+        self._disk_budget = disk_budget
         self._optimizer: Any = None
         self._micro_batches = 1
         self.session: Session | None = None
@@ -63,6 +65,7 @@ class SnugCallback(transformers.TrainerCallback):
                     device=self._device,
                     other_budgets=self._other_budgets,
                     host_budget=self._host_budget,
+                    disk_budget=self._disk_budget,
                     optimizer=self._optimizer,
                     allow=self._allow,
                     micro_batches=self._micro_batches,

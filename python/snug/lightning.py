@@ -48,6 +48,7 @@ class SnugCallback(pl.Callback):
         device: str | torch.device | None = None,
         other_budgets: Mapping[str | torch.device, Size] | None = None,
         host_budget: Size | None = None,
+        disk_budget: Size | None = None,
         allow: Sequence[str] = (),
     ) -> None:
         self._allow = allow
@@ -56,6 +57,7 @@ class SnugCallback(pl.Callback):
         self._device = device
         self._other_budgets = other_budgets
         self._host_budget = host_budget
+        self._disk_budget = disk_budget
         self._leave: Callable[[], None] | None = None
         self.session: Session | None = None
         self.plan: Plan | None = None
@@ -126,7 +128,7 @@ class SnugCallback(pl.Callback):
         try:
             self.session = fit(
                 lambda _: _loss_of(step_fn()), inputs, self._budget, strategy=self._strategy,
-                device=self._device, other_budgets=self._other_budgets, host_budget=self._host_budget, optimizer=trainer.optimizers, allow=self._allow,
+                device=self._device, other_budgets=self._other_budgets, host_budget=self._host_budget, disk_budget=self._disk_budget, optimizer=trainer.optimizers, allow=self._allow,
                 micro_batches=trainer.accumulate_grad_batches,
             )
         finally:

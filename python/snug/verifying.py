@@ -104,18 +104,19 @@ def verify(
     device: str | torch.device | None = None,
     other_budgets: Mapping[str | torch.device, Size] | None = None,
     host_budget: Size | None = None,
+    disk_budget: Size | None = None,
 ) -> list[str]:
     """Proves that a session changes nothing: runs the step plain and under the plan, from the same state, and compares
     loss, gradients, buffers and random numbers bit by bit. Leaves everything as it was. A step that updates runs as far
     as where its first optimizer would step, or a parameter would be written, and gradients are compared as they are then.
 
-    model: the module, or the parameters, whose gradients count. Give a budget, with device, other_budgets and host_budget as fit
+    model: the module, or the parameters, whose gradients count. Give a budget, with device, other_budgets, host_budget and disk_budget as fit
     has them, or a session of the same step. On accelerators torch's deterministic algorithms are on in between, where a
     budget is given; with a session of your own turn them on yourself, before fit. Returns the names of all that was compared; raises Mismatch naming what differs. The plain step takes what it takes: verify
     where that fits, before the budget matters. What is compared stays beside the step: within a session's budget there
     must be room for a second set of gradients, so zero those that are there.
     """
-    if session is not None and (budget is not None or strategy != "optimal" or device is not None or other_budgets or host_budget is not None):
+    if session is not None and (budget is not None or strategy != "optimal" or device is not None or other_budgets or host_budget is not None or disk_budget is not None):
         raise UsageError("verify: the session has its budgets, its device and its strategy; leave them out, or the session")
     if session is not None and session._updates is not None:
         raise UsageError(
@@ -145,7 +146,7 @@ def verify(
                 del loss
                 world.reset()
             if session is None:
-                session = own = fit(step, sample, budget if budget is not None else "60%", strategy=strategy, device=where, other_budgets=other_budgets, host_budget=host_budget)
+                session = own = fit(step, sample, budget if budget is not None else "60%", strategy=strategy, device=where, other_budgets=other_budgets, host_budget=host_budget, disk_budget=disk_budget)
             with up_to_the_update, _core.UndoneDraws():
                 loss = session.backward(sample, step)
                 with _without_limits(devices):

@@ -54,7 +54,7 @@ class InPieces {
                                    : kLargestPiece - within;
       const auto part = contents.first(static_cast<std::size_t>(std::min(most, end - offset)));
       if (whole) {
-        pieces_.push_back({offset, part.data(), std::ssize(part)});
+        add(offset, part);
       } else {
         add_detour(offset - within, part, within);
       }
@@ -75,11 +75,20 @@ class InPieces {
     std::span<std::byte> contents;
     Bytes within;
   };
+  /// Behind the last piece, or with it: whole pages.
+  void add(Bytes offset, std::span<std::byte> pages) {
+    const iovec part{pages.data(), pages.size()};
+    if (!pieces_.empty() && pieces_.back().length() + std::ssize(pages) <= kLargestPiece + 2 * BlockFile::kPage) {
+      pieces_.back().memory.push_back(part);
+    } else {
+      pieces_.push_back({offset, {part}});
+    }
+  }
   void add_detour(Bytes page, std::span<std::byte> contents, Bytes within) {
     const Bytes length = (within + std::ssize(contents) + BlockFile::kPage - 1) / BlockFile::kPage * BlockFile::kPage;
     const Detour& d = detours_.emplace_back(Detour{std::make_unique<Pages>(length), contents, within});
     if (way_ == Way::ToFile) std::memcpy(d.pages->begin() + within, contents.data(), contents.size());
-    pieces_.push_back({page, d.pages->begin(), length});
+    add(page, {d.pages->begin(), static_cast<std::size_t>(length)});
   }
 
   Way way_;

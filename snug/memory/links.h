@@ -8,14 +8,14 @@
 #include <mutex>
 #include <utility>
 
-#include "snug/memory/host_thread.h"
+#include "snug/memory/host_threads.h"
 #include "snug/memory/stream_mark.h"
 
 namespace snug::memory {
 
 /// Copies between devices' memory and the host's, which go on beside what the devices compute: for each accelerator a
 /// stream of its own each way, made when something goes there first. Copies of the CPU's memory are over when their
-/// call returns. To the disk and back there is a thread of the host each way. Any thread.
+/// call returns. To the disk and back there are a few threads of the host each way. Any thread.
 class Links {
  public:
   Links() = default;
@@ -31,9 +31,12 @@ class Links {
   /// The other way, once `after` is reached.
   StreamMark to_device(c10::Device device, const StreamMark& after, const std::function<void()>& copies);
 
-  /// `write`, or `read`, is done by the thread of that way, once it has done all before.
+  /// `write`, or `read`, is done by the threads of that way, which begin one after the other.
   StreamMark to_disk(std::function<void()> write) { return StreamMark(to_disk_.run(std::move(write))); }
   StreamMark from_disk(std::function<void()> read) { return StreamMark(from_disk_.run(std::move(read))); }
+  /// That a processor has worked for those of each way that are over.
+  [[nodiscard]] double seconds_to_disk() const { return to_disk_.seconds(); }
+  [[nodiscard]] double seconds_from_disk() const { return from_disk_.seconds(); }
 
  private:
   struct Streams {
@@ -43,7 +46,8 @@ class Links {
   Streams& streams(c10::Device device);
   static StreamMark run(c10::Stream stream, const std::function<void()>& copies);
 
-  HostThread to_disk_, from_disk_;
+  // Some sum up contents while others wait for the disk.
+  HostThreads to_disk_{4}, from_disk_{4};
   std::mutex mutex_;  // of what follows
   std::map<c10::DeviceType, std::map<c10::DeviceIndex, Streams>> streams_;
 };

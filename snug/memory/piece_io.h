@@ -1,9 +1,12 @@
 #pragma once
 
+#include <sys/uio.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "snug/base/bytes.h"
 
@@ -11,12 +14,15 @@ namespace snug::memory {
 
 enum class Way : std::uint8_t { ToFile, FromFile };
 
-/// A part of a file, and the memory that it is written from or read into: whole pages at page boundaries of both, as
-/// direct I/O wants them (open(2), O_DIRECT).
+/// A range of a file, and the memory that it is written from or read into, in parts: whole pages at page boundaries of
+/// both, as direct I/O wants them (open(2), O_DIRECT).
 struct Piece {
   Bytes offset;
-  std::byte* memory;
-  Bytes length;
+  std::vector<iovec> memory;
+
+  [[nodiscard]] Bytes length() const noexcept;
+  /// What is left of it behind the first so many bytes.
+  [[nodiscard]] Piece behind(Bytes bytes) const;
 };
 
 /// Moves pieces of files, several at once. One thread at a time.

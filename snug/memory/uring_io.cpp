@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <deque>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "snug/memory/piece_io.h"
@@ -54,16 +56,16 @@ class UringIo final : public PieceIo {
  private:
   void begin() {
     io_uring_sqe* const entry = ::io_uring_get_sqe(&ring_);  // as many are free as are not under way
-    const Piece piece = left_.back();
+    const Piece& piece = under_way_.emplace_back(std::move(left_.back()));
     left_.pop_back();
-    const auto length = static_cast<unsigned>(piece.length);
+    const auto parts = static_cast<unsigned>(piece.memory.size());
+    const auto offset = static_cast<std::uint64_t>(piece.offset);
     if (way_ == Way::ToFile) {
-      ::io_uring_prep_write(entry, file_, piece.memory, length, static_cast<std::uint64_t>(piece.offset));
+      ::io_uring_prep_writev(entry, file_, piece.memory.data(), parts, offset);
     } else {
-      ::io_uring_prep_read(entry, file_, piece.memory, length, static_cast<std::uint64_t>(piece.offset));
+      ::io_uring_prep_readv(entry, file_, piece.memory.data(), parts, offset);
     }
-    ::io_uring_sqe_set_data64(entry, under_way_.size());
-    under_way_.push_back(piece);
+    ::io_uring_sqe_set_data64(entry, under_way_.size() - 1);
   }
 
   void end(const Piece& piece, int result) {
@@ -71,8 +73,8 @@ class UringIo final : public PieceIo {
       left_.push_back(piece);
     } else if (result <= 0) {
       fail(result < 0 ? -result : way_ == Way::ToFile ? ENOSPC : EIO);
-    } else if (result < piece.length) {
-      left_.push_back({piece.offset + result, piece.memory + result, piece.length - result});
+    } else if (result < piece.length()) {
+      left_.push_back(piece.behind(result));
     }
   }
   /// What is under way ends first.
@@ -84,8 +86,8 @@ class UringIo final : public PieceIo {
   io_uring ring_{};
   int file_ = -1, error_ = 0;
   Way way_ = Way::ToFile;
-  std::vector<Piece> left_;       // the next one last
-  std::vector<Piece> under_way_;  // all that have begun, as what completes names its place
+  std::vector<Piece> left_;      // the next one last
+  std::deque<Piece> under_way_;  // all that have begun, as what completes names its place
 };
 
 }  // namespace

@@ -16,7 +16,7 @@ std::vector<plan::ValueId> MovedContents::send(plan::ValueId value, const c10::S
                                                OnTheWay on_the_way) {
   auto sent =
       memory::Offloaded::sent(storage, bytes, *tiers_, on_the_way.to.value_or(tiers_->nearest(storage.device())));
-  const bool waits = on_the_way.bytes > on_the_way.most;
+  const bool waits = on_the_way.most == 0 || on_the_way.bytes > on_the_way.most;
   if (waits && storage.device().is_cpu()) sent.left().wait();
   const bool is_on_its_way = static_cast<bool>(sent.left());
   if (!contents_.emplace(value, std::move(sent)).second || !is_on_its_way) return {};

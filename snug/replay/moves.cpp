@@ -46,13 +46,7 @@ struct Copying {
   Seconds own;  // of a processor, of the threads that copy beside the step
 };
 
-/// How long a processor has worked for the threads of the disk.
-Seconds of_threads(memory::Links& links) {
-  Seconds seconds;
-  links.to_disk([&] { seconds.out = thread_seconds(); }).wait();
-  links.from_disk([&] { seconds.in = thread_seconds(); }).wait();
-  return seconds;
-}
+Seconds of_threads(const memory::Links& links) { return {links.seconds_to_disk(), links.seconds_from_disk()}; }
 
 /// The shortest of a few times that it takes to copy so many blocks each way, by block and by the device's clock. The
 /// first takes the host's memory, or the disk's room, from the system.
@@ -74,13 +68,13 @@ Copying copying(Bytes bytes, std::size_t blocks, c10::Device device, memory::Tie
     record::StepClock clock(device);
     const auto began = clock.now();
     for (const at::Tensor& t : tensors) contents.push_back(memory::Offloaded::sent(t.storage(), bytes, tiers, tier));
-    record::StreamOrder::let_wait(device, contents.back().left());
+    for (const memory::Offloaded& c : contents) record::StreamOrder::let_wait(device, c.left());
     const auto there = clock.now();
     for (const memory::Offloaded& c : contents) {
       if (waits(device, tier)) back.clear();  // which takes as much memory as one
       back.push_back(c.fetch());
     }
-    record::StreamOrder::let_wait(device, back.back().there);
+    for (const memory::Offloaded::Arriving& b : back) record::StreamOrder::let_wait(device, b.there);
     const auto over = clock.now();
     clock.settle();
     const Seconds after = of_threads(tiers.links());

@@ -1,8 +1,11 @@
 #include "snug/memory/spill_file.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -18,10 +21,15 @@
 #include <vector>
 
 #include "snug/base/errors.h"
+#include "snug/memory/piece_io.h"
+#include "tests/memory/disk_in_memory.h"
 
 namespace snug::memory {
 namespace {
 
+using snug::testing::Access;
+using snug::testing::DiskInMemory;
+using snug::testing::fail_with;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
@@ -47,34 +55,6 @@ Contents read(const SpillFile& file, const SpillFile::Block& block) {
   file.read(block, bytes);
   return bytes;
 }
-
-/// A disk in memory, with what is to happen at each access.
-class Disk final : public BlockFile {
- public:
-  explicit Disk(std::function<void(Bytes, std::span<std::byte>)> at_access = {}) : at_access_(std::move(at_access)) {}
-  void write(Bytes offset, std::span<const std::byte> contents) override {
-    ++accesses;
-    if (at_access_) at_access_(offset, {});
-    const auto end = static_cast<std::size_t>(offset) + contents.size();
-    if (bytes_.size() < end) bytes_.resize(end);
-    std::ranges::copy(contents, bytes_.begin() + offset);
-  }
-  void read(Bytes offset, std::span<std::byte> contents) override {
-    ++accesses;
-    std::memcpy(contents.data(), bytes_.data() + offset, contents.size());
-    if (at_access_) at_access_(offset, contents);
-  }
-  void cut_off(Bytes size) noexcept override { bytes_.resize(std::min(bytes_.size(), static_cast<std::size_t>(size))); }
-  [[nodiscard]] std::string where() const override { return "a test"; }
-
-  int accesses = 0;
-
- private:
-  std::function<void(Bytes, std::span<std::byte>)> at_access_;
-  std::vector<std::byte> bytes_;
-};
-
-[[noreturn]] void fail_with(int error) { throw std::system_error(error, std::generic_category()); }
 
 TEST(SpillFile, GivesBackWhatWasWritten) {
   SpillFile file;
@@ -124,7 +104,7 @@ TEST(SpillFile, UsesRoomAgain) {
 }
 
 TEST(SpillFile, KeepsBlocksApartInAnyOrder) {
-  SpillFile file(std::make_unique<Disk>());
+  SpillFile file(std::make_unique<DiskInMemory>());
   std::mt19937 random(1);
   std::vector<std::pair<SpillFile::Block, int>> blocks;
   for (int i = 0; i < 3000; ++i) {
@@ -144,7 +124,7 @@ TEST(SpillFile, KeepsBlocksApartInAnyOrder) {
 }
 
 TEST(SpillFile, HasABudget) {
-  SpillFile file(std::make_unique<Disk>(), 3 * 4096);
+  SpillFile file(std::make_unique<DiskInMemory>(), 3 * 4096);
   std::optional<SpillFile::Block> first = file.write(pattern(8000, 1));
   EXPECT_THAT([&] { (void)file.write(pattern(5000, 1)); },
               ThrowsMessage<Error>(HasSubstr("budget of 12.0 KiB 8.0 KiB are taken")));
@@ -166,6 +146,72 @@ TEST(SpillFile, LeavesNoNameBehind) {
   }
   ::unsetenv("TMPDIR");
   std::filesystem::remove_all(folder);
+}
+
+/// At any moment: as the file has no name, there is nothing that anybody would have to remove.
+TEST(SpillFile, LeavesNothingBehindWhenItIsKilled) {
+  const auto folder = std::filesystem::temp_directory_path() / "snug-killed-test";
+  std::filesystem::create_directories(folder);
+  ::setenv("TMPDIR", folder.c_str(), 1);
+  std::mt19937 random(3);
+  for (int i = 0; i < 100; ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      for (int k = 0;; ++k) {
+        SpillFile file;
+        const SpillFile::Block block = file.write(pattern(300'000, k));
+        (void)read(file, block);
+      }
+    }
+    ::usleep(random() % 8000);
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    ASSERT_TRUE(std::filesystem::is_empty(folder)) << i;
+  }
+  ::unsetenv("TMPDIR");
+  std::filesystem::remove_all(folder);
+}
+
+/// Each way that a kernel may have, with more pieces than are under way at once.
+TEST(PieceIo, MovesAllPiecesByARingAndByThreads) {
+  constexpr std::size_t kPieces = 70, kLength = 3 * 4096;
+  for (auto* const make : {&uring_io, &threaded_io}) {
+    const std::unique_ptr<PieceIo> io = make();
+    if (!io) continue;  // the kernel has none
+    const int file = ::open("/tmp", O_TMPFILE | O_RDWR | O_DIRECT, S_IRUSR | S_IWUSR);
+    ASSERT_GE(file, 0);
+    Contents out(kPieces * kLength), back(kPieces * kLength);
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<std::byte>(i / 512 * 7 + i);
+    const auto parts_of = [](std::byte* first) {
+      return std::vector<iovec>{{first, 4096}, {first + 4096, kLength - 4096}};
+    };
+    const auto pieces_of = [&](Contents& all) {
+      std::vector<Piece> pieces;
+      for (std::size_t i = 0; i < kPieces; ++i)  // the last first
+        pieces.push_back(
+            {static_cast<Bytes>((kPieces - 1 - i) * kLength), parts_of(all.data() + (kPieces - 1 - i) * kLength)});
+      return pieces;
+    };
+    io->transfer(file, Way::ToFile, pieces_of(out));
+    io->transfer(file, Way::FromFile, pieces_of(back));
+    EXPECT_EQ(out, back);
+    ::close(file);
+    const int only_read = ::open("/proc/self/exe", O_RDONLY);
+    EXPECT_THROW(io->transfer(only_read, Way::ToFile, pieces_of(out)), std::system_error);
+    ::close(only_read);
+  }
+}
+
+TEST(PieceIo, WhatIsLeftOfAPieceIsBehindIt) {
+  Contents pages(4 * 4096);
+  const Piece piece{8192, {{pages.data(), 4096}, {pages.data() + 8192, 8192}}};
+  EXPECT_EQ(piece.length(), 3 * 4096);
+  const Piece rest = piece.behind(5000);
+  EXPECT_EQ(rest.offset, 8192 + 5000);
+  ASSERT_EQ(rest.memory.size(), 1U);
+  EXPECT_EQ(rest.memory.front().iov_base, pages.data() + 8192 + 904);
+  EXPECT_EQ(rest.length(), 3 * 4096 - 5000);
+  EXPECT_TRUE(piece.behind(3 * 4096).memory.empty());
 }
 
 TEST(SpillFile, NamesAFolderThatIsNotThere) {
@@ -199,7 +245,7 @@ TEST(SpillFile, IsAsBeforeWhenThereIsNoRoom) {
 TEST(SpillFile, TriesOnceMoreWhenTheMediumFails) {
   for (const int failures : {1, 2, 3}) {
     int left = failures;
-    SpillFile file(std::make_unique<Disk>([&](Bytes, std::span<std::byte>) {
+    SpillFile file(std::make_unique<DiskInMemory>([&](Access, std::span<std::byte>) {
       if (left > 0 && left-- > 0) fail_with(EIO);
     }));
     const auto write = [&] { return file.write(pattern(100, 1)); };
@@ -214,8 +260,8 @@ TEST(SpillFile, TriesOnceMoreWhenTheMediumFails) {
 }
 
 TEST(SpillFile, AFullDiskIsNotAskedAgain) {
-  auto disk = std::make_unique<Disk>([](Bytes, std::span<std::byte>) { fail_with(ENOSPC); });
-  const Disk& seen = *disk;
+  auto disk = std::make_unique<DiskInMemory>([](Access, std::span<std::byte>) { fail_with(ENOSPC); });
+  const DiskInMemory& seen = *disk;
   SpillFile file(std::move(disk));
   EXPECT_THAT([&] { (void)file.write(pattern(100, 1)); }, ThrowsMessage<Error>(HasSubstr("No space left")));
   EXPECT_EQ(seen.accesses, 1);
@@ -226,7 +272,7 @@ TEST(SpillFile, RefusesWhatIsNotWhatWasWritten) {
   for (int bit = 0; bit < 200; ++bit) {
     int flips = bit % 4;  // of the reads, the first so many
     const bool is_read_right = flips < 3;
-    SpillFile file(std::make_unique<Disk>([&](Bytes, std::span<std::byte> read) {
+    SpillFile file(std::make_unique<DiskInMemory>([&](Access, std::span<std::byte> read) {
       if (!read.empty() && flips-- > 0) read[static_cast<std::size_t>(bit) % read.size()] ^= std::byte(1 << bit % 8);
     }));
     const SpillFile::Block block = file.write(pattern(150, bit));

@@ -51,6 +51,7 @@ std::vector<MemoryPlan> plans_by_brute_force(const StepGraph& graph) {
       const bool may_go = graph.values[v].saved && graph.values[v].bytes > 0;
       std::vector<Action> possible{kKeep, kRecompute};
       if (may_go && graph.moves.host) possible.push_back(kMove);
+      if (may_go && graph.moves.disk) possible.push_back(kMoveToDisk);
       if (may_go && graph.values[v].encoding) possible.push_back(compressed(graph.values[v].encoding->codec));
       for (const Action action : possible) {
         plan.actions[v] = action;
@@ -70,6 +71,20 @@ MoveCost copies_at(const StepGraph& graph, double price) {
           .in_seconds_per_byte = price * of_all / 2,
           .seconds_per_copy = price * graph.step_seconds / 1000,
           .budget = std::nullopt};
+}
+
+/// An accelerator's host; the CPU's host, for which it waits, and its disk; both beside an accelerator.
+Moves overlapping_moves(const StepGraph& graph, double price, int which) {
+  Moves moves{.host = copies_at(graph, price), .disk = {}};
+  moves.host->overlaps = which != 1;
+  if (which == 0) return moves;
+  moves.disk = copies_at(graph, which == 1 ? price : 3 * price);
+  moves.disk->overlaps = true;
+  if (which == 1) {
+    moves.disk->own_out_seconds_per_byte = moves.disk->out_seconds_per_byte / 10;
+    moves.disk->own_in_seconds_per_byte = moves.disk->in_seconds_per_byte / 5;
+  }
+  return moves;
 }
 
 TEST(TradeOff, IsTheBestOfAllPlansOfASmallStep) {
@@ -122,6 +137,36 @@ TEST(TradeOff, IsTheBestOfAllPlansThatMoveOrRecompute) {
   EXPECT_GT(recomputing, 50);
 }
 
+/// A host that is near and has little room, and a disk.
+TEST(TradeOff, IsTheBestOfAllPlansThatMoveToTwoHomes) {
+  int graphs = 0, points = 0, both = 0;
+  for (std::uint64_t seed = 0; graphs < 150; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    StepGraph graph = synthetic::random_graph(seed, 2 + static_cast<int>(seed % 3));
+    graph.moves = {.host = MoveCost{.budget = std::nullopt}, .disk = MoveCost{.budget = std::nullopt}};
+    if (count_plans(graph, 20'000) >= 20'000) continue;
+    ++graphs;
+    const double price = std::pow(10.0, static_cast<double>(seed % 7) / 2 - 2);
+    graph.moves = {.host = copies_at(graph, price), .disk = copies_at(graph, 1.5 * price)};
+    graph.moves.host->budget = 128_KiB;  // a value or two
+    std::vector<MemoryPlan> all = plans_by_brute_force(graph);
+    std::erase_if(all,
+                  [&](const MemoryPlan& plan) { return simulate(graph, plan).host_peak > *graph.moves.host->budget; });
+    const TradeOff trade_off(graph);
+    for (const MemoryPlan& best : front_of(all)) {
+      ++points;
+      const MemoryPlan ours = trade_off.best(graph, {best.predicted_peak, 0});
+      ASSERT_LE(simulate(graph, ours).host_peak, *graph.moves.host->budget);
+      ASSERT_NEAR(ours.predicted_seconds, best.predicted_seconds, 1e-9);
+      ASSERT_LE(lower_bound(graph, best.predicted_peak).step_seconds, best.predicted_seconds * (1 + 1e-12));
+      const auto has = [&](Action action) { return std::ranges::find(ours.actions, action) != ours.actions.end(); };
+      both += has(kMove) && has(kMoveToDisk);
+    }
+  }
+  EXPECT_GT(points, 200);
+  EXPECT_GE(both, 5);
+}
+
 TEST(TradeOff, IsTheBestOfAllPlansThatCompressMoveOrRecompute) {
   int graphs = 0, points = 0, compressing = 0;
   for (std::uint64_t seed = 0; graphs < 250; ++seed) {
@@ -165,8 +210,8 @@ TEST(TradeOff, AndTheBoundHoldForAllPlansWhoseCopiesHide) {
     graph.moves.host.emplace();
     if (count_plans(graph, 3'000) >= 3'000) continue;
     ++graphs;
-    graph.moves.host = copies_at(graph, std::pow(10.0, static_cast<double>(seed % 7) / 3 - 1));
-    graph.moves.host->overlaps = true;
+    const double price = std::pow(10.0, static_cast<double>(seed % 7) / 3 - 1);
+    graph.moves = overlapping_moves(graph, price, static_cast<int>(seed % 3));
     std::vector<MemoryPlan> all = plans_by_brute_force(graph);
     const auto waiting = front_of(all);
     Effort effort{100'000'000};

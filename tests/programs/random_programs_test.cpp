@@ -193,7 +193,8 @@ plan::MemoryPlan random_plan(plan::StepGraph& graph, std::uint32_t seed) {
   const auto percent = random() % 100;
   for (plan::ValueId v = 0; v < graph.flow.values(); ++v) {
     if (graph.flow.is_leaf(v) || random() % 100 >= percent) continue;
-    plan.actions[plan::at(v)] = random() % 4 == 0 ? plan::kMove : plan::kKeep;
+    plan.actions[plan::at(v)] =
+        std::array{plan::kMove, plan::kMoveToDisk, plan::kKeep, plan::kKeep, plan::kKeep}[random() % 5];
     plan::ValueInfo& info = graph.values[plan::at(v)];
     if (random() % 4 != 0 || !info.saved || info.bytes == 0) continue;
     info.encoding = random_encoding(info.bytes, random);
@@ -211,7 +212,7 @@ plan::MemoryPlan random_plan(plan::StepGraph& graph, std::uint32_t seed) {
   }
   plan = plan::staged(graph, std::move(plan), 1 << roll(14), random() % 3 == 0 ? 0 : 1 << roll(14));
   for (plan::ValueId v = 0; v < graph.flow.values(); ++v) {
-    if (plan.action(v) == plan::kMove) plan.staging.order.push_back(v);
+    if (plan::is_moved(plan.action(v))) plan.staging.order.push_back(v);
   }
   std::ranges::shuffle(plan.staging.order, random);
   return plan::predicted(graph, std::move(plan));

@@ -4,15 +4,21 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cerrno>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 
 #include "snug/base/errors.h"
+#include "tests/memory/disk_in_memory.h"
 
 namespace snug::record {
 namespace {
 
 using plan::ValueId;
+using testing::Access;
+using testing::DiskInMemory;
+using testing::fail_with;
 
 class Values : public ::testing::Test {
  protected:
@@ -96,6 +102,7 @@ TEST_F(Values, ComeBackWithTheirBitsWhenTheyHaveBeenMoved) {
   const at::Tensor contents = y.clone();
   y.zero_();
   c10::Storage fetched = values.fetch(result);
+  values.arrived(result);
   EXPECT_TRUE(holds(fetched, contents));
   values.cache(result, std::move(fetched));
   values.settle(plan::Leaves::Stay);
@@ -127,6 +134,46 @@ TEST_F(Values, StayWhereTheyAreWhenTheyCannotBeMoved) {
   expect_agreement("an offload that failed");
   values.hold(result, y.storage());
   EXPECT_TRUE(values.ledger().held(result));
+}
+
+/// What cannot be written shows when it must be gone; what cannot be read, when it is read.
+TEST_F(Values, ThatTheDiskLosesAreHeldOrMadeAgainWhereTheyCanBe) {
+  bool writes_fail = true, reads_fail = true;
+  values.use(std::make_shared<memory::Tiers>(memory::TierBudgets{}, [&] {
+    return std::make_unique<DiskInMemory>([&](Access access, std::span<std::byte>) {
+      if (access == Access::Write ? writes_fail : reads_fail) fail_with(EIO);
+    });
+  }));
+  const ValueId result = output(y), leaf = values.add_leaf(x.storage());
+  values.pack(result);
+  values.pack(leaf);
+  const OnTheWay beside{.bytes = 256, .most = 1024};
+  values.offload(result, y.storage(), beside);
+  EXPECT_EQ(values.gone(result), 0);
+  EXPECT_TRUE(values.ledger().held(result)) << "as it could not be written";
+  EXPECT_FALSE(values.ledger().fetchable(result));
+  EXPECT_EQ(values.storage(result).data(), y.storage().data());
+  EXPECT_EQ(values.offloaded_bytes(), 0);
+  EXPECT_THROW(values.offload(result, y.storage()), Error) << "without waiting it would not show";
+  EXPECT_TRUE(values.ledger().held(result));
+  expect_agreement("lost on its way");
+
+  writes_fail = false;
+  values.offload(result, y.storage(), beside);
+  values.offload(leaf, x.storage(), beside);
+  values.all_gone();
+  values.settle(plan::Leaves::Stay);
+  EXPECT_TRUE(values.ledger().fetchable(result));
+  for (const ValueId v : {result, leaf}) {
+    values.cache(v, values.fetch(v));
+    EXPECT_THROW(values.arrived(v), Error);
+  }
+  EXPECT_FALSE(values.make_again(leaf)) << "no operator makes it";
+  EXPECT_TRUE(values.make_again(result));
+  EXPECT_FALSE(values.ledger().resident(result));
+  EXPECT_FALSE(values.ledger().fetchable(result));
+  EXPECT_EQ(values.ledger().demand(values.flow().producer(result)), 1) << "it is to run again";
+  expect_agreement("lost");
 }
 
 TEST_F(Values, OfALeafThatIsCopiedAreWhatTheyWere) {

@@ -38,8 +38,10 @@ MemoryPlan between(const StepGraph& graph, const MemoryPlan& slower, const Memor
   return plan;
 }
 
-/// The same with values moved to the disk for which the host has no room, as far as it would all be there at once:
-/// those that autograd saves first, as there is most time to fetch them.
+}  // namespace
+
+std::int64_t most_replays(const StepGraph& graph) { return 12 * static_cast<std::int64_t>(graph.ops.size()) + 20'000; }
+
 MemoryPlan within_host(const StepGraph& graph, MemoryPlan plan) {
   if (!graph.moves.disk || !graph.moves.host || !graph.moves.host->budget) return plan;
   Bytes left = *graph.moves.host->budget;
@@ -54,10 +56,6 @@ MemoryPlan within_host(const StepGraph& graph, MemoryPlan plan) {
   }
   return plan;
 }
-
-}  // namespace
-
-std::int64_t most_replays(const StepGraph& graph) { return 12 * static_cast<std::int64_t>(graph.ops.size()) + 20'000; }
 
 std::optional<MemoryPlan> predicted_if_useful(const StepGraph& graph, MemoryPlan plan, Effort* effort) {
   plan = within_host(graph, std::move(plan));

@@ -60,6 +60,7 @@ class Search {
         relaxation_(graph, Moment(graph, settle)) {}
 
   std::vector<MemoryPlan> run() {
+    add(plan_none(graph_));
     // At one price for all moments first.
     for (const RelaxedChoice& choice : relaxation_.hull(kHull)) try_choice(choice);
     // Then at two moments at a time, of those where plans have their peaks.
@@ -116,6 +117,7 @@ class Search {
   }
 
   std::vector<Bytes> add(MemoryPlan plan) {
+    plan = within_host(graph_, std::move(plan));
     auto run = simulate_within(graph_, plan, most_replays(graph_), Detail::Timeline);
     if (!run) return {};
     plan.predicted_peak = run->peak;

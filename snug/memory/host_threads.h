@@ -1,0 +1,45 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <future>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace snug::memory {
+
+/// Threads of the host that do one task after the other, in the order in which they get them, beside what their owner
+/// does. They begin with the first. Any thread may give them tasks.
+class HostThreads {
+ public:
+  explicit HostThreads(std::size_t count) : count_(count) {}
+  HostThreads(const HostThreads&) = delete;
+  HostThreads& operator=(const HostThreads&) = delete;
+  /// Once all are done.
+  ~HostThreads();
+
+  /// What the task throws comes out of the future. It is gone, with all that it holds, when the future is ready.
+  std::shared_future<void> run(std::function<void()> task);
+  /// That a processor has worked for tasks that are done.
+  [[nodiscard]] double seconds() const;
+
+ private:
+  struct Task {
+    std::function<void()> work;
+    std::promise<void> done;
+  };
+  void work();
+
+  const std::size_t count_;
+  mutable std::mutex mutex_;  // of what follows
+  std::condition_variable some_;
+  std::deque<Task> tasks_;
+  bool over_ = false;
+  std::vector<std::thread> threads_;
+  double seconds_ = 0;
+};
+
+}  // namespace snug::memory
