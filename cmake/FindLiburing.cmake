@@ -1,6 +1,12 @@
 # liburing, as Liburing::liburing. Debian's package brings no CMake files of its own.
 find_path(Liburing_INCLUDE_DIR liburing.h)
 find_library(Liburing_LIBRARY uring)
+if(Liburing_INCLUDE_DIR)
+  file(STRINGS "${Liburing_INCLUDE_DIR}/liburing.h" _liburing_data64 REGEX "io_uring_sqe_set_data64" LIMIT_COUNT 1)
+  if(NOT _liburing_data64)  # before 2.2
+    set(Liburing_INCLUDE_DIR Liburing_INCLUDE_DIR-NOTFOUND)
+  endif()
+endif()
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(Liburing REQUIRED_VARS Liburing_LIBRARY Liburing_INCLUDE_DIR)
 if(Liburing_FOUND AND NOT TARGET Liburing::liburing)

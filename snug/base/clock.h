@@ -1,8 +1,7 @@
 #pragma once
 
-#include <time.h>
-
 #include <chrono>
+#include <ctime>
 
 namespace snug {
 

@@ -15,13 +15,14 @@ namespace snug::memory {
 /// does. They begin with the first. Any thread may give them tasks.
 class HostThreads {
  public:
-  explicit HostThreads(std::size_t count) : count_(count) {}
+  explicit HostThreads(std::size_t count);
   HostThreads(const HostThreads&) = delete;
   HostThreads& operator=(const HostThreads&) = delete;
-  /// Once all are done.
+  /// Once all are done. In a process that was forked meanwhile, at once: the threads are the other's.
   ~HostThreads();
 
-  /// What the task throws comes out of the future. It is gone, with all that it holds, when the future is ready.
+  /// What the task throws comes out of the future. It is gone, with all that it holds, when the future is ready. Throws
+  /// Error, and the task is not done, when the system has no thread for it, and in a process that was forked meanwhile.
   std::shared_future<void> run(std::function<void()> task);
   /// That a processor has worked for tasks that are done.
   [[nodiscard]] double seconds() const;
@@ -34,6 +35,7 @@ class HostThreads {
   void work();
 
   const std::size_t count_;
+  const int process_;         // which has the threads
   mutable std::mutex mutex_;  // of what follows
   std::condition_variable some_;
   std::deque<Task> tasks_;

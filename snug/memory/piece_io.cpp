@@ -10,19 +10,15 @@ Bytes Piece::length() const noexcept {
   return length;
 }
 
-Piece Piece::behind(Bytes bytes) const {
-  Piece rest{offset + bytes, {}};
-  for (const iovec& part : memory) {
-    const auto length = static_cast<Bytes>(part.iov_len);
-    if (bytes < length) {
-      rest.memory.push_back(
-          {static_cast<std::byte*>(part.iov_base) + bytes, part.iov_len - static_cast<std::size_t>(bytes)});
-      bytes = 0;
-    } else {
-      bytes -= length;
-    }
-  }
-  return rest;
+void Piece::skip(Bytes bytes) noexcept {
+  offset += bytes;
+  auto first = memory.begin();
+  for (; first != memory.end() && bytes >= static_cast<Bytes>(first->iov_len); ++first)
+    bytes -= static_cast<Bytes>(first->iov_len);
+  memory.erase(memory.begin(), first);
+  if (memory.empty()) return;
+  memory.front().iov_base = static_cast<std::byte*>(memory.front().iov_base) + bytes;
+  memory.front().iov_len -= static_cast<std::size_t>(bytes);
 }
 
 std::unique_ptr<PieceIo> piece_io() {

@@ -17,12 +17,12 @@ enum class Way : std::uint8_t { ToFile, FromFile };
 /// A range of a file, and the memory that it is written from or read into, in parts: whole pages at page boundaries of
 /// both, as direct I/O wants them (open(2), O_DIRECT).
 struct Piece {
-  Bytes offset;
+  Bytes offset = 0;
   std::vector<iovec> memory;
 
   [[nodiscard]] Bytes length() const noexcept;
-  /// What is left of it behind the first so many bytes.
-  [[nodiscard]] Piece behind(Bytes bytes) const;
+  /// The first so many bytes are done with. Allocates nothing.
+  void skip(Bytes bytes) noexcept;
 };
 
 /// Moves pieces of files, several at once. One thread at a time.

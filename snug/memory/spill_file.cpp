@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <new>
 #include <system_error>
 
 #include "snug/base/errors.h"
@@ -44,6 +45,8 @@ void SpillFile::insist(const char* what, Bytes bytes, const Access& access) cons
     } catch (const std::system_error& error) {
       const bool may_pass = error.code().value() == EIO || error.code().value() == EAGAIN;
       if (!may_pass || tries == kTries) fail(what, bytes, error.code().message().c_str());
+    } catch (const std::bad_alloc&) {
+      fail(what, bytes, "the system has no memory for it");
     }
   }
 }

@@ -2,10 +2,14 @@
 
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <future>
 #include <memory>
 #include <utility>
+
+#include "snug/base/errors.h"
 
 namespace snug::memory {
 
@@ -17,24 +21,34 @@ class StreamMark {
   explicit StreamMark(c10::Stream stream) : event_(std::make_shared<c10::Event>(stream.device_type())) {
     event_->record(stream);
   }
-  explicit StreamMark(std::shared_future<void> task) : task_(std::move(task)) {}
+  explicit StreamMark(std::shared_future<void> task) : task_(std::move(task)), process_(::getpid()) {}
 
   /// Whether it may not have been reached yet.
   explicit operator bool() const noexcept { return event_ != nullptr || task_.valid(); }
   /// What the stream is given from now on begins once it is reached. For a thread's the host waits, as it does below.
   void let_wait(c10::Stream stream) const {
     if (event_) event_->block(stream);
-    if (task_.valid()) task_.get();
+    wait_for_task();
   }
-  /// The host waits. Throws what the thread has thrown.
+  /// The host waits. Throws what the thread has thrown; Error in a process that was forked meanwhile, where it has
+  /// none.
   void wait() const {
     if (event_) event_->synchronize();
-    if (task_.valid()) task_.get();
+    wait_for_task();
   }
 
  private:
   std::shared_ptr<c10::Event> event_;
+  void wait_for_task() const {
+    if (!task_.valid()) return;
+    const bool is_over = task_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+    if (!is_over && ::getpid() != process_)
+      throw Error("offload: this process was forked while contents were on their way, which the other one has");
+    task_.get();
+  }
+
   std::shared_future<void> task_;
+  int process_ = 0;
 };
 
 }  // namespace snug::memory

@@ -23,7 +23,7 @@ void transfer_whole(int file, Way way, Piece piece) {
       const int error = count < 0 ? errno : way == Way::ToFile ? ENOSPC : EIO;
       throw std::system_error(error, std::generic_category(), way == Way::ToFile ? "pwritev" : "preadv");
     }
-    piece = piece.behind(count);
+    piece.skip(count);
   }
 }
 

@@ -2,8 +2,9 @@
 #include <liburing.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
-#include <deque>
+#include <cstddef>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -13,50 +14,53 @@
 namespace snug::memory {
 namespace {
 
-constexpr unsigned kAtOnce = 16;
+constexpr unsigned kPieces = 16;  // under way at once
 
 class UringIo final : public PieceIo {
  public:
   /// Throws std::system_error.
   UringIo() {
-    const int error = ::io_uring_queue_init(kAtOnce, &ring_, 0);
+    const int error = ::io_uring_queue_init(kPieces, &ring_, 0);
     if (error < 0) throw std::system_error(-error, std::generic_category(), "io_uring_setup");
+    for (std::size_t place = 0; place < kPieces; ++place) free_.push_back(place);
   }
   ~UringIo() override { ::io_uring_queue_exit(&ring_); }
   UringIo(const UringIo&) = delete;
   UringIo& operator=(const UringIo&) = delete;
 
   void transfer(int file, Way way, std::span<const Piece> pieces) override {
+    // Nothing is allocated while anything is under way.
+    left_.assign(pieces.rbegin(), pieces.rend());
     file_ = file;
     way_ = way;
-    left_.assign(pieces.rbegin(), pieces.rend());
-    under_way_.clear();
     error_ = 0;
-    unsigned prepared = 0, submitted = 0;
+    std::size_t prepared = 0, submitted = 0;
     while (!left_.empty() || prepared + submitted > 0) {
-      for (; !left_.empty() && prepared + submitted < kAtOnce; ++prepared) begin();
+      for (; !left_.empty() && !free_.empty(); ++prepared) begin();
       const int result = ::io_uring_submit_and_wait(&ring_, 1);
       if (result >= 0) {
-        submitted += static_cast<unsigned>(result);
-        prepared -= static_cast<unsigned>(result);
+        submitted += static_cast<std::size_t>(result);
+        prepared -= static_cast<std::size_t>(result);
       } else if (result != -EINTR && result != -EAGAIN && result != -EBUSY) {
         fail(-result);
-        prepared = 0;  // never: the ring is not used again
+        break;
       }
+      submitted -= take_completed();
+    }
+    // What was prepared and not submitted never is: the ring is not used again.
+    for (; submitted > 0; submitted -= take_completed()) {
       io_uring_cqe* done = nullptr;
-      while (::io_uring_peek_cqe(&ring_, &done) == 0) {
-        end(under_way_[::io_uring_cqe_get_data64(done)], done->res);
-        ::io_uring_cqe_seen(&ring_, done);
-        --submitted;
-      }
+      ::io_uring_wait_cqe(&ring_, &done);
     }
     if (error_ != 0) throw std::system_error(error_, std::generic_category(), way == Way::ToFile ? "write" : "read");
   }
 
  private:
   void begin() {
-    io_uring_sqe* const entry = ::io_uring_get_sqe(&ring_);  // as many are free as are not under way
-    const Piece& piece = under_way_.emplace_back(std::move(left_.back()));
+    io_uring_sqe* const entry = ::io_uring_get_sqe(&ring_);  // there are as many as places
+    const std::size_t place = free_.back();
+    free_.pop_back();
+    Piece& piece = under_way_[place] = std::move(left_.back());
     left_.pop_back();
     const auto parts = static_cast<unsigned>(piece.memory.size());
     const auto offset = static_cast<std::uint64_t>(piece.offset);
@@ -65,17 +69,28 @@ class UringIo final : public PieceIo {
     } else {
       ::io_uring_prep_readv(entry, file_, piece.memory.data(), parts, offset);
     }
-    ::io_uring_sqe_set_data64(entry, under_way_.size() - 1);
+    ::io_uring_sqe_set_data64(entry, place);
   }
 
-  void end(const Piece& piece, int result) {
-    if (result == -EINTR || result == -EAGAIN) {
-      left_.push_back(piece);
-    } else if (result <= 0) {
-      fail(result < 0 ? -result : way_ == Way::ToFile ? ENOSPC : EIO);
-    } else if (result < piece.length()) {
-      left_.push_back(piece.behind(result));
+  std::size_t take_completed() {
+    std::size_t count = 0;
+    io_uring_cqe* done = nullptr;
+    for (; ::io_uring_peek_cqe(&ring_, &done) == 0; ++count) {
+      const std::size_t place = ::io_uring_cqe_get_data64(done);
+      end(std::move(under_way_[place]), done->res);
+      free_.push_back(place);
+      ::io_uring_cqe_seen(&ring_, done);
     }
+    return count;
+  }
+
+  void end(Piece piece, int result) {
+    if (result == 0 || (result < 0 && result != -EINTR && result != -EAGAIN)) {
+      fail(result < 0 ? -result : way_ == Way::ToFile ? ENOSPC : EIO);
+      return;
+    }
+    piece.skip(std::max(result, 0));
+    if (error_ == 0 && !piece.memory.empty()) left_.push_back(std::move(piece));
   }
   /// What is under way ends first.
   void fail(int error) {
@@ -86,8 +101,9 @@ class UringIo final : public PieceIo {
   io_uring ring_{};
   int file_ = -1, error_ = 0;
   Way way_ = Way::ToFile;
-  std::vector<Piece> left_;      // the next one last
-  std::deque<Piece> under_way_;  // all that have begun, as what completes names its place
+  std::vector<Piece> left_;  // the next one last
+  std::array<Piece, kPieces> under_way_;
+  std::vector<std::size_t> free_;  // places there
 };
 
 }  // namespace

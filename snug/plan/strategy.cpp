@@ -35,15 +35,23 @@ Written parse(std::string_view text) {
   return written;
 }
 
-int count_of(const Written& written) {
+int count_of(const Written& written, int least = 1) {
   int count = 0;
   if (written.arguments.size() == 1) {
     const std::string& text = written.arguments.front();
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
-    if (error == std::errc() && end == text.data() + text.size() && count >= 1) return count;
+    if (error == std::errc() && end == text.data() + text.size() && count >= least) return count;
   }
-  throw UsageError(
-      fmt::format("strategy: {} takes one whole number from 1 on, as in {}(4)", written.name, written.name));
+  throw UsageError(fmt::format("strategy: {} takes one whole number from {} on, as in {}({})", written.name, least,
+                               written.name, least == 0 ? 1 : 4));
+}
+
+Bytes bytes_of(const Written& written) {
+  try {
+    if (written.arguments.size() == 1) return parse_bytes(written.arguments.front());
+  } catch (const UsageError&) {  // NOLINT(bugprone-empty-catch): as with too many of them
+  }
+  throw UsageError(fmt::format("strategy: {} takes a number of bytes, as in {}(1KiB)", written.name, written.name));
 }
 
 struct Form {
@@ -63,6 +71,8 @@ const std::vector<Form>& forms() {
       {"full_uniform", "(N)", [](const Written& w) -> Strategy { return FullUniform{count_of(w)}; }},
       {"full_block", "(N)", [](const Written& w) -> Strategy { return FullBlock{count_of(w)}; }},
       {"core_attention", "", [](const Written&) -> Strategy { return CoreAttention{}; }},
+      {"offload", "(BYTES)", [](const Written& w) -> Strategy { return Offload{bytes_of(w)}; }},
+      {"offloaded_blocks", "(N)", [](const Written& w) -> Strategy { return OffloadedBlocks{count_of(w, 0)}; }},
       {"eviction", "", [](const Written&) -> Strategy { return Eviction{}; }},
   };
   return all;

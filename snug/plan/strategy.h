@@ -5,10 +5,12 @@
 #include <variant>
 #include <vector>
 
+#include "snug/base/bytes.h"
+
 namespace snug::plan {
 
-/// How a plan is made: the best one that is found for a budget (TradeOff), or one of the known schemes (presets.h). See
-/// Planner.
+/// How a plan is made: the best one that is found for a budget (TradeOff), or one of the known schemes (presets.h,
+/// offload_presets.h). See Planner.
 namespace strategies {
 struct Optimal {};
 struct None {};
@@ -30,13 +32,19 @@ struct FullBlock {
   int layers = 1;
 };
 struct CoreAttention {};
+struct Offload {
+  Bytes min_bytes = 0;
+};
+struct OffloadedBlocks {
+  int kept = 0;
+};
 /// Keeps everything, as None does, and leaves it to eviction to stay under the budget.
 struct Eviction {};
 }  // namespace strategies
-using Strategy =
-    std::variant<strategies::Optimal, strategies::None, strategies::EveryBlock, strategies::ChenSqrt,
-                 strategies::Revolve, strategies::Sequential, strategies::SelectiveBlocks, strategies::FullUniform,
-                 strategies::FullBlock, strategies::CoreAttention, strategies::Eviction>;
+using Strategy = std::variant<strategies::Optimal, strategies::None, strategies::EveryBlock, strategies::ChenSqrt,
+                              strategies::Revolve, strategies::Sequential, strategies::SelectiveBlocks,
+                              strategies::FullUniform, strategies::FullBlock, strategies::CoreAttention,
+                              strategies::Offload, strategies::OffloadedBlocks, strategies::Eviction>;
 
 /// How strategies are written: "optimal", "sequential(N)", ...
 std::vector<std::string> strategy_forms();

@@ -24,12 +24,12 @@ std::vector<plan::ValueId> MovedContents::send(plan::ValueId value, const c10::S
   return departures_.begin(value, on_the_way.bytes, on_the_way.most);
 }
 
-void MovedContents::compress(plan::ValueId value, const c10::Storage& storage, Bytes bytes,
-                             const plan::Encoding& encoding) {
+MovedContents::InFewerBytes MovedContents::compressed(const c10::Storage& storage, Bytes bytes,
+                                                      const plan::Encoding& encoding) {
   const memory::Compressed::As as{.codec = codec_of(encoding.codec),
                                   .element = static_cast<std::size_t>(encoding.element),
                                   .bytes = encoding.content_bytes};
-  contents_.emplace(value, InFewerBytes{memory::Compressed(storage, bytes, as), encoding});
+  return {memory::Compressed(storage, bytes, as), encoding};
 }
 
 memory::Offloaded::Arriving MovedContents::fetch(plan::ValueId value) const {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -46,9 +47,15 @@ class MovedContents {
   /// that must be gone now, so that no more is on its way than may be. Throws Error, and nothing has changed, when they
   /// do not fit there, or cannot be written though they must be now.
   std::vector<plan::ValueId> send(plan::ValueId value, const c10::Storage& storage, Bytes bytes, OnTheWay on_the_way);
-  /// They stay on the device in fewer bytes, and the storage may go. Throws Error, and nothing has changed, when they
-  /// do not fit into those, or there is no memory for them.
-  void compress(plan::ValueId value, const c10::Storage& storage, Bytes bytes, const plan::Encoding& encoding);
+  struct InFewerBytes {
+    memory::Compressed contents;
+    plan::Encoding encoding;
+  };
+  /// What a storage holds in fewer bytes. Throws Error when it does not fit into those, or there is no memory for it.
+  /// Needs no mutex.
+  static InFewerBytes compressed(const c10::Storage& storage, Bytes bytes, const plan::Encoding& encoding);
+  /// The contents stay on the device like that, and the storage may go.
+  void keep(plan::ValueId value, InFewerBytes contents) { contents_.emplace(value, std::move(contents)); }
   struct Left {
     c10::Storage storage;  ///< none where they had been gone before
     bool lost = false;     ///< they could not be written, and are in the storage alone
@@ -80,10 +87,6 @@ class MovedContents {
  private:
   StreamOrder& streams_;
   std::shared_ptr<memory::Tiers> tiers_ = std::make_shared<memory::Tiers>();  // outlives what is in them
-  struct InFewerBytes {
-    memory::Compressed contents;
-    plan::Encoding encoding;
-  };
   std::unordered_map<plan::ValueId, std::variant<memory::Offloaded, InFewerBytes>> contents_;
   std::unordered_map<plan::ValueId, c10::Storage> leaving_;
   plan::Departures departures_;

@@ -78,13 +78,13 @@ void Tape::finish() {
   const PatientLock lock(mutex_);
   bind_all();
   follower_.finish(calls_);
+  values_.all_gone();
   notice_writes();
   streams_.forward_over();
   // From now on versions are asked only of what is held as the program has it.
   for (plan::ValueId v = 0; v < flow().values(); ++v) {
     if (!flow().is_leaf(v)) versions_.look_again(v);
   }
-  values_.all_gone();
   observers_.tell_recording(&TapeObserver::settle_begins, *this);
   values_.settle(planned() ? plan::Leaves::Stay : plan::Leaves::Go);  // those may be evicted later
   observers_.tell(&TapeObserver::settle_ends);
@@ -161,8 +161,8 @@ bool Tape::readable(plan::ValueId value, const Read& read) {
     read();
     return true;
   } catch (const Error&) {
-    if (memory::refusal_in(std::current_exception()) || !values_.make_again(value)) throw;
-    return false;
+    if (memory::refusal_in(std::current_exception()) || !values_.do_without(value)) throw;
+    return ledger().resident(value);
   }
 }
 
@@ -170,9 +170,10 @@ bool Tape::load(plan::ValueId value) {
   c10::Storage storage;
   const auto fetch = [&] {
     storage = values_.fetch(value);
-    if (verified_.remembers(value)) values_.arrived(value);
+    if (verified_.remembers(value) || verified_.compares(value)) values_.arrived(value);
   };
   if (!readable(value, fetch)) return false;
+  if (ledger().resident(value)) return true;  // where it was, as it has not left
   put(value, std::move(storage));
   return true;
 }

@@ -46,6 +46,7 @@ plan::ValueId ValueLookup::value_of(const c10::Storage& storage, const SeenVersi
     return leaf;
   }
   if (written_since(before) || refilled(before, storage) || !accepts(before, reader)) {
+    values_.gone(before);  // a copy that goes on reads what the next operator may write
     if (can_be_lost(before)) report(before, Opaque::Case::WrittenOver);
     displace(before);
     const plan::ValueId leaf = values_.add_leaf(storage);

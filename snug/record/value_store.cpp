@@ -108,8 +108,10 @@ void ValueStore::compress(plan::ValueId value, const c10::Storage& storage, cons
     const auto over = c10::make_scope_exit([&] { observers_.tell_recording(&TapeObserver::aside_ends); });
     const at::AutoDispatchBelowADInplaceOrView below;
     const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
-    const TapeMutex::Lent lent(mutex_);
-    moved_.compress(value, storage, v.nbytes, encoding);
+    moved_.keep(value, [&] {
+      const TapeMutex::Lent lent(mutex_);
+      return MovedContents::compressed(storage, v.nbytes, encoding);
+    }());
   }
   compressed_bytes_ += v.nbytes;
   ledger_.offload(value);
@@ -126,6 +128,7 @@ void ValueStore::give_up(plan::ValueId value) {
 Bytes ValueStore::gone(plan::ValueId value) {
   const auto [storage, lost] = moved_.gone(value);
   if (lost) {
+    moved_.lose(value);
     offloaded_bytes_ -= at(value).nbytes;
     at(value).copied = false;
     ledger_.take_back(value);
@@ -139,8 +142,11 @@ void ValueStore::all_gone() {
   for (const plan::ValueId value : moved_.on_their_way()) gone(value);
 }
 
-bool ValueStore::make_again(plan::ValueId value) {
-  if (flow_.is_leaf(value)) return false;
+bool ValueStore::do_without(plan::ValueId value) {
+  gone(value);
+  moved_.lose(value);
+  if (ledger_.held(value)) return true;
+  if (flow_.is_leaf(value) || !ledger_.fetchable(value)) return false;
   const std::vector<double> steps = ledger_.recovery_seconds([](plan::OpId) { return 1.0; });
   if (!std::isfinite(steps[plan::at(flow_.producer(value))])) return false;
   if (ledger_.resident(value)) ledger_.evict(value);
@@ -151,7 +157,8 @@ bool ValueStore::make_again(plan::ValueId value) {
 
 Bytes ValueStore::all_gone_from(c10::Device device) {
   Bytes freed = 0;
-  for (const plan::ValueId value : moved_.on_their_way()) freed += at(value).device == device ? gone(value) : 0;
+  for (const plan::ValueId value : moved_.on_their_way())
+    freed += at(value).device == device && value != fetching_ ? gone(value) : 0;
   return freed;
 }
 

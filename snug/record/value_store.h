@@ -117,9 +117,9 @@ class ValueStore {
   /// The value is about to be read in its device's current stream, which waits for it where it has been fetched. Throws
   /// Error when it could not be read.
   void arrived(plan::ValueId value) const { moved_.arrived(value); }
-  /// Moved contents cannot be read: the value is absent, and made again. False, and nothing has changed, where it
-  /// cannot be.
-  [[nodiscard]] bool make_again(plan::ValueId value);
+  /// Moved contents cannot be read: the value is held where they are still in its storage, or else is absent, and made
+  /// again. False, where it can be neither.
+  [[nodiscard]] bool do_without(plan::ValueId value);
   /// A held leaf that is about to be written keeps its contents in a copy. May find no memory: then nothing has
   /// changed.
   void copy_leaf(plan::ValueId leaf);

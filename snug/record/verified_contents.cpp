@@ -36,10 +36,15 @@ void VerifiedContents::remember(plan::ValueId value, const c10::Storage& storage
   }
 }
 
-void VerifiedContents::check(plan::ValueId value, const c10::Storage& made) const {
-  if (how_ == VerifyReplay::Off) return;
+bool VerifiedContents::compares(plan::ValueId value) const {
+  if (how_ == VerifyReplay::Off) return false;
   const auto found = verified_.find(value);
-  if (found == verified_.end() || !found->second.then) return;
+  return found != verified_.end() && found->second.then;
+}
+
+void VerifiedContents::check(plan::ValueId value, const c10::Storage& made) const {
+  if (!compares(value)) return;
+  const auto found = verified_.find(value);
   const at::Tensor now = calls_.geometry().tensor(found->second.view, made);
   const auto difference = found->second.then->difference(now);
   if (!difference) return;

@@ -27,6 +27,8 @@ class VerifiedContents {
   void remember(plan::ValueId value, const c10::Storage& storage);
   /// Whether it will: it reads the contents.
   [[nodiscard]] bool remembers(plan::ValueId value) const;
+  /// Whether check() reads the contents.
+  [[nodiscard]] bool compares(plan::ValueId value) const;
   /// It is there again. Throws Error when it has other bits, naming the operator, its module and the place.
   void check(plan::ValueId value, const c10::Storage& made) const;
 

@@ -335,21 +335,27 @@ struct Starved {
                      .in_step = true});
 }
 
-/// False: what it would read has been evicted, or cannot be read and is to be made again.
-bool do_step(Tape& tape, const plan::ReplaySchedule::Step& step) {
+enum class Outcome : std::uint8_t {
+  Done,
+  Starved,  ///< what it would read has been evicted
+  Lost,     ///< it cannot be read, and is to be made again
+};
+
+Outcome do_step(Tape& tape, const plan::ReplaySchedule::Step& step) {
   return std::visit(Match{
                         [&](const plan::Fetch& fetch) {
                           tape.streams().enter(tape.values().device(fetch.value));
-                          return tape.ledger().resident(fetch.value) || tape.load(fetch.value);
+                          const bool there = tape.ledger().resident(fetch.value) || tape.load(fetch.value);
+                          return there ? Outcome::Done : Outcome::Lost;
                         },
                         [&](const RunAgain& run) {
                           for (const ValueId input : tape.flow().inputs(run.op)) {
                             tape.streams().enter(tape.values().device(input));
-                            if (tape.ledger().resident(input) && !tape.asked_for(input)) return false;
+                            if (tape.ledger().resident(input) && !tape.asked_for(input)) return Outcome::Lost;
                           }
                           const RunScope scope(tape.values(), run);
                           if (scope.begun()) run_again(tape, run);
-                          return scope.begun();
+                          return scope.begun() ? Outcome::Done : Outcome::Starved;
                         },
                     },
                     step);
@@ -377,16 +383,18 @@ void materialize(Tape& tape, ValueId value) {
   // In need, eviction takes what a replay would still have read. The rest of it is scheduled again then; what a
   // schedule has made so far is a source of the next one.
   Starved starved{tape.flow().producer(value)};
-  for (int attempt = 0; !tape.ledger().resident(value); ++attempt) {
+  for (int attempt = 0; !tape.ledger().resident(value);) {
     if (attempt == kMostSchedules) refuse(tape, starved);
     const plan::ReplaySchedule replay = tape.ledger().schedule(value);
     PinScope pins(tape.values(), replay);
     const StreamScope streams(tape);
     for (const plan::ReplaySchedule::Step& step : replay.steps) {
-      if (!do_step(tape, step)) {
-        if (const auto* const run = std::get_if<RunAgain>(&step)) starved = Starved::at(tape, run->op);
-        break;
+      const Outcome outcome = do_step(tape, step);
+      if (outcome == Outcome::Starved) {
+        starved = Starved::at(tape, std::get<RunAgain>(step).op);
+        ++attempt;
       }
+      if (outcome != Outcome::Done) break;  // what is lost is fetched no more, so that this comes to an end
       pins.step_done();
     }
   }

@@ -204,14 +204,17 @@ TEST(PieceIo, MovesAllPiecesByARingAndByThreads) {
 
 TEST(PieceIo, WhatIsLeftOfAPieceIsBehindIt) {
   Contents pages(4 * 4096);
-  const Piece piece{8192, {{pages.data(), 4096}, {pages.data() + 8192, 8192}}};
+  Piece piece{8192, {{pages.data(), 4096}, {pages.data() + 8192, 8192}}};
   EXPECT_EQ(piece.length(), 3 * 4096);
-  const Piece rest = piece.behind(5000);
-  EXPECT_EQ(rest.offset, 8192 + 5000);
-  ASSERT_EQ(rest.memory.size(), 1U);
-  EXPECT_EQ(rest.memory.front().iov_base, pages.data() + 8192 + 904);
-  EXPECT_EQ(rest.length(), 3 * 4096 - 5000);
-  EXPECT_TRUE(piece.behind(3 * 4096).memory.empty());
+  piece.skip(0);
+  EXPECT_EQ(piece.length(), 3 * 4096);
+  piece.skip(5000);
+  EXPECT_EQ(piece.offset, 8192 + 5000);
+  ASSERT_EQ(piece.memory.size(), 1U);
+  EXPECT_EQ(piece.memory.front().iov_base, pages.data() + 8192 + 904);
+  EXPECT_EQ(piece.length(), 3 * 4096 - 5000);
+  piece.skip(piece.length());
+  EXPECT_TRUE(piece.memory.empty());
 }
 
 TEST(SpillFile, NamesAFolderThatIsNotThere) {

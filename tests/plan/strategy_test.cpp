@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "snug/base/bytes.h"
 #include "snug/base/errors.h"
 
 namespace snug::plan {
@@ -30,6 +31,8 @@ TEST(Strategy, ReadsEveryForm) {
   EXPECT_EQ(std::get<strategies::Sequential>(strategy_from("sequential( 12 )")).segments, 12);
   EXPECT_EQ(std::get<strategies::FullUniform>(strategy_from("full_uniform(2)")).layers, 2);
   EXPECT_EQ(std::get<strategies::FullBlock>(strategy_from("full_block(5)")).layers, 5);
+  EXPECT_EQ(std::get<strategies::Offload>(strategy_from("offload(2MiB)")).min_bytes, 2_MiB);
+  EXPECT_EQ(std::get<strategies::OffloadedBlocks>(strategy_from("offloaded_blocks(0)")).kept, 0);
   EXPECT_THAT(std::get<strategies::SelectiveBlocks>(strategy_from("selective(aten::mm, aten::addmm)")).operators,
               ElementsAre("aten::mm", "aten::addmm"));
 }
@@ -39,6 +42,7 @@ TEST(Strategy, ReadsBackWhatItListsOnceArgumentsAreFilledIn) {
   std::size_t alternative = 0;
   for (std::string form : strategy_forms()) {
     if (const auto at = form.find("(N)"); at != std::string::npos) form.replace(at, 3, "(2)");
+    if (const auto at = form.find("(BYTES)"); at != std::string::npos) form.replace(at, 7, "(1KiB)");
     EXPECT_EQ(strategy_from(form).index(), alternative++) << form;
   }
 }
@@ -50,6 +54,10 @@ TEST(Strategy, SaysWhatIsWrong) {
   EXPECT_EQ(mistake_in("selective()"), "strategy: selective needs its arguments: selective(OPERATOR,...)");
   EXPECT_EQ(mistake_in("optimal(2)"), "strategy: optimal takes no arguments");
   EXPECT_EQ(mistake_in("sequential(4"), "strategy: \"sequential(4\" has no closing parenthesis");
+  for (const char* text : {"offload(much)", "offload(-1)", "offload(1,2)"})
+    EXPECT_EQ(mistake_in(text), "strategy: offload takes a number of bytes, as in offload(1KiB)") << text;
+  EXPECT_EQ(mistake_in("offloaded_blocks(-1)"),
+            "strategy: offloaded_blocks takes one whole number from 0 on, as in offloaded_blocks(1)");
   for (const char* text : {"sequential(0)", "sequential(-1)", "sequential(two)", "sequential(2,3)", "sequential(2x)",
                            "sequential(99999999999)"}) {
     EXPECT_EQ(mistake_in(text), "strategy: sequential takes one whole number from 1 on, as in sequential(4)") << text;

@@ -168,8 +168,8 @@ TEST_F(Values, ThatTheDiskLosesAreHeldOrMadeAgainWhereTheyCanBe) {
     values.cache(v, values.fetch(v));
     EXPECT_THROW(values.arrived(v), Error);
   }
-  EXPECT_FALSE(values.make_again(leaf)) << "no operator makes it";
-  EXPECT_TRUE(values.make_again(result));
+  EXPECT_FALSE(values.do_without(leaf)) << "no operator makes it";
+  EXPECT_TRUE(values.do_without(result));
   EXPECT_FALSE(values.ledger().resident(result));
   EXPECT_FALSE(values.ledger().fetchable(result));
   EXPECT_EQ(values.ledger().demand(values.flow().producer(result)), 1) << "it is to run again";

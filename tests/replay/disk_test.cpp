@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
+#include <fstream>
 
 #include "snug/memory/held_limit.h"
 #include "snug/plan/run/explanation.h"
@@ -87,6 +88,43 @@ TEST(Disk, PlansKeepTheirBytesWhateverIsOnItsWay) {
       held = there.held;
     }
   }
+}
+
+/// Of the process: what a pool takes and does not count is in it too.
+Bytes resident_bytes() {
+  std::ifstream status("/proc/self/statm");
+  Bytes all = 0, resident = 0;
+  status >> all >> resident;
+  return resident * 4_KiB;
+}
+
+TEST(Disk, AndTheHostTakeNothingMoreInAThousandSteps) {
+  SNUG_ONLY_ON_THE_CPU("copies to the disk beside the step");
+  OnDisk disk(64, 2);
+  int to_host = 0;
+  for (plan::Action& action : disk.plan.actions) {
+    if (plan::is_moved(action) && ++to_host % 2 == 0) action = plan::kMove;
+  }
+  ASSERT_GT(to_host, 10);
+  Session session = disk.session(std::make_shared<memory::Tiers>(memory::TierBudgets{.host = 1_GiB, .disk = 1_GiB}));
+  struct Held {
+    Bytes host, disk, mapped, resident;
+  };
+  const auto run = [&](int steps) {
+    for (int i = 0; i < steps; ++i) {
+      session.backward(disk.net, disk.x);
+      disk.net.layers->zero_grad();
+    }
+    return Held{session.tiers().stats(memory::Tier::Host).held, session.tiers().stats(memory::Tier::Disk).held,
+                test_memory().stats().mapped_peak, resident_bytes()};
+  };
+  const Held early = run(20), late = run(1000);
+  EXPECT_GT(early.host, 0);
+  EXPECT_GT(early.disk, 0);
+  EXPECT_EQ(late.host, early.host);
+  EXPECT_EQ(late.disk, early.disk);
+  EXPECT_EQ(late.mapped, early.mapped);
+  EXPECT_LT(late.resident - early.resident, 2_MiB);
 }
 
 /// Each access in turn fails for good, or a few times, or has other bits, or there is no room.

@@ -5,6 +5,7 @@
 
 #include "snug/base/match.h"
 #include "snug/plan/run/departures.h"
+#include "snug/plan/run/homes.h"
 #include "snug/plan/run/ledger.h"
 #include "snug/plan/run/link_clock.h"
 #include "snug/plan/run/prefetch.h"
@@ -332,6 +333,7 @@ std::optional<Simulation> simulate_within(const StepGraph& graph, const MemoryPl
 }
 
 MemoryPlan staged(const StepGraph& graph, MemoryPlan plan, Bytes leaving, Bytes arriving, FetchFrom from) {
+  plan = within_host(graph, std::move(plan));
   plan.staging = {.leaving = leaving};
   if (arriving == 0) return plan;
   const Simulation run = simulate(graph, plan);

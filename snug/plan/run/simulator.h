@@ -55,8 +55,8 @@ enum class FetchFrom : std::uint8_t {
   ThePeak        ///< once the plan's peak is over
 };
 
-/// The plan with memory for copies that nobody waits for; what it fetches ahead comes in the order in which backward
-/// asks for it, with a place for all that it could move. Its predictions are out of date.
+/// The plan, within_host(), with memory for copies that nobody waits for; what it fetches ahead comes in the order in
+/// which backward asks for it, with a place for all that it could move. Its predictions are out of date.
 MemoryPlan staged(const StepGraph& graph, MemoryPlan plan, Bytes leaving, Bytes arriving,
                   FetchFrom from = FetchFrom::TheBeginning);
 

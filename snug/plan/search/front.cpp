@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "snug/plan/bound/lower_bound.h"
+#include "snug/plan/run/homes.h"
 #include "snug/plan/run/simulator.h"
 #include "snug/plan/step/legal_actions.h"
 
@@ -41,21 +42,6 @@ MemoryPlan between(const StepGraph& graph, const MemoryPlan& slower, const Memor
 }  // namespace
 
 std::int64_t most_replays(const StepGraph& graph) { return 12 * static_cast<std::int64_t>(graph.ops.size()) + 20'000; }
-
-MemoryPlan within_host(const StepGraph& graph, MemoryPlan plan) {
-  if (!graph.moves.disk || !graph.moves.host || !graph.moves.host->budget) return plan;
-  Bytes left = *graph.moves.host->budget;
-  for (ValueId v = graph.flow.values() - 1; v >= 0; --v) {
-    if (plan.action(v) != kMove) continue;
-    const Bytes room = room_for(graph.step_bytes(v), Home::Host);
-    if (room <= left) {
-      left -= room;
-    } else if (may_move(graph, v)) {
-      plan.actions[at(v)] = kMoveToDisk;
-    }
-  }
-  return plan;
-}
 
 std::optional<MemoryPlan> predicted_if_useful(const StepGraph& graph, MemoryPlan plan, Effort* effort) {
   plan = within_host(graph, std::move(plan));

@@ -17,10 +17,6 @@ struct Effort {
   std::int64_t left = 0;
 };
 
-/// The plan with values moved to the disk, where there is one, for which the host has no room, as far as they would all
-/// be there at once: those that autograd saves first, as there is most time to fetch them.
-MemoryPlan within_host(const StepGraph& graph, MemoryPlan plan);
-
 /// The plan, within_host(), with its predictions, unless it replays more than most_replays(). Takes from `effort` if
 /// there is one.
 std::optional<MemoryPlan> predicted_if_useful(const StepGraph& graph, MemoryPlan plan, Effort* effort = nullptr);

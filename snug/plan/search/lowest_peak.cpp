@@ -113,7 +113,7 @@ std::vector<MemoryPlan> low_plans(const StepGraph& graph, std::size_t pieces, Ef
   for (std::optional<MoveCost>* const cost : {&timeless.moves.host, &timeless.moves.disk}) {
     // Between what is cheap to make again and what is not.
     if (!*cost) continue;
-    (*cost)->seconds_per_copy = 0;
+    (*cost)->seconds_per_copy = (*cost)->own_out_seconds_per_byte = (*cost)->own_in_seconds_per_byte = 0;
     (*cost)->out_seconds_per_byte = (*cost)->in_seconds_per_byte = kTimelessCopy;
   }
   std::vector<MemoryPlan> plans{plan_every_block(timeless)};

@@ -9,6 +9,7 @@
 
 #include "snug/plan/bound/lower_bound.h"
 #include "snug/plan/bound/relaxation.h"
+#include "snug/plan/run/homes.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
 #include "snug/plan/search/front.h"

@@ -10,7 +10,7 @@ struct Actions {
   std::array<Action, 5> all;
   std::size_t count;
 };
-constexpr std::size_t kCodecs = 5;
+constexpr std::size_t kCodecCount = 5;
 
 constexpr Actions free_actions(Codec codec, bool to_host, bool to_disk) {
   Actions actions{{kKeep, kRecompute}, 2};
@@ -21,8 +21,8 @@ constexpr Actions free_actions(Codec codec, bool to_host, bool to_disk) {
 }
 // By codec, and by whether there is a host and a disk.
 constexpr auto kFree = [] {
-  std::array<std::array<std::array<Actions, 2>, 2>, kCodecs> free{};
-  for (std::size_t codec = 0; codec < kCodecs; ++codec) {
+  std::array<std::array<std::array<Actions, 2>, 2>, kCodecCount> free{};
+  for (std::size_t codec = 0; codec < kCodecCount; ++codec) {
     for (const bool host : {false, true}) {
       for (const bool disk : {false, true}) free[codec][host][disk] = free_actions(Codec(codec), host, disk);
     }

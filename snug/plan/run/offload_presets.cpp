@@ -1,0 +1,98 @@
+#include "snug/plan/run/offload_presets.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "snug/base/errors.h"
+#include "snug/plan/run/homes.h"
+#include "snug/plan/run/presets.h"
+#include "snug/plan/run/simulator.h"
+#include "snug/plan/step/legal_actions.h"
+#include "snug/plan/step/pieces.h"
+
+namespace snug::plan {
+namespace {
+
+void check_room(Bytes taken, const std::optional<MoveCost>& there, const char* name, const std::string& strategy) {
+  if (!there || !there->budget || taken <= *there->budget) return;
+  throw UsageError(fmt::format("plan: {} moves {} at once, and the {} budget is {}; give more, or another strategy",
+                               strategy, format_bytes(taken), name, format_bytes(*there->budget)));
+}
+
+/// Moves those values that may be, with memory for so many of them on their way out, and one on its way back.
+MemoryPlan moving(const StepGraph& graph, MemoryPlan plan, const std::vector<ValueId>& values, int on_their_way,
+                  const std::string& strategy) {
+  if (!graph.moves.any()) {
+    throw UsageError(fmt::format(
+        "plan: {} moves what autograd saves, and there is no place for it; give a host budget or a disk budget",
+        strategy));
+  }
+  Bytes largest = 0;
+  for (const ValueId v : values) {
+    if (!may_move(graph, v)) continue;
+    plan.actions[at(v)] = graph.moves.host ? kMove : kMoveToDisk;
+    largest = std::max(largest, graph.step_bytes(v));
+  }
+  plan = within_host(graph, std::move(plan));
+  plan = staged(graph, std::move(plan), on_their_way * largest, largest, FetchFrom::TheBeginning);
+  std::erase_if(plan.staging.order, [&](ValueId v) { return !is_moved(plan.action(v)); });
+  const Simulation run = simulate(graph, plan);
+  check_room(run.host_peak, graph.moves.host, "host", strategy);
+  check_room(run.disk_peak, graph.moves.disk, "disk", strategy);
+  plan.strategy = strategy;
+  plan.predicted_peak = run.peak;
+  plan.predicted_seconds = run.seconds;
+  return plan;
+}
+
+/// Which of the ranges the operator is in; -1: none.
+std::ptrdiff_t range_of(const std::vector<SegmentRange>& ranges, OpId op) {
+  const auto found = std::ranges::find_if(ranges, [&](const SegmentRange& r) { return r.begin <= op && op < r.end; });
+  return found == ranges.end() ? -1 : found - ranges.begin();
+}
+
+}  // namespace
+
+MemoryPlan plan_offload(const StepGraph& graph, Bytes min_bytes) {
+  const std::vector<SegmentRange> blocks = repeated_blocks(graph);
+  const OpId head = blocks.empty() ? graph.flow.ops() : blocks.back().end;
+  std::vector<ValueId> values;
+  for (ValueId v = 0; v < graph.flow.values(); ++v) {
+    if (graph.flow.is_leaf(v) || graph.flow.producer(v) >= head || graph.step_bytes(v) < min_bytes) continue;
+    values.push_back(v);
+  }
+  constexpr int kOnTheirWay = 5;
+  return moving(graph, plan_none(graph), values, kOnTheirWay, fmt::format("offload({})", min_bytes));
+}
+
+MemoryPlan plan_offloaded_blocks(const StepGraph& graph, int kept) {
+  const std::vector<SegmentRange> blocks = repeated_blocks(graph);
+  const auto count = static_cast<int>(blocks.size());
+  if (blocks.empty()) throw UsageError("plan: offloaded_blocks: the step has no repeated blocks");
+  if (kept < 0 || kept > count) {
+    throw UsageError(fmt::format(
+        "plan: offloaded_blocks: {} blocks keep what they begin with; it must be from 0 to {}, the number of blocks",
+        kept, count));
+  }
+  // What one block alone reads that another one made, or what is in front of them: masks, say, are of all.
+  constexpr std::ptrdiff_t kNobody = -1, kSeveral = -2;
+  std::vector<std::ptrdiff_t> reader(graph.values.size(), kNobody);
+  for (OpId op = 0; op < graph.flow.ops(); ++op) {
+    for (const ValueId v : graph.flow.inputs(op)) {
+      const std::ptrdiff_t block = range_of(blocks, op);
+      if (graph.flow.is_leaf(v) || block == range_of(blocks, graph.flow.producer(v))) continue;
+      reader[at(v)] = reader[at(v)] == kNobody || reader[at(v)] == block ? block : kSeveral;
+    }
+  }
+  std::vector<ValueId> values;
+  for (ValueId v = 0; v < graph.flow.values(); ++v) {
+    if (reader[at(v)] >= 0 && reader[at(v)] < count - kept) values.push_back(v);
+  }
+  constexpr int kOnTheirWay = 2;
+  return moving(graph, plan_every_block(graph), values, kOnTheirWay, fmt::format("offloaded_blocks({})", kept));
+}
+
+}  // namespace snug::plan

@@ -1,0 +1,20 @@
+#pragma once
+
+#include "snug/plan/step/memory_plan.h"
+#include "snug/plan/step/step_graph.h"
+
+// Known schemes that move what autograd saves out of the device's memory, each as the plan that it amounts to: to the
+// host, or where that has no budget or no room to the disk. They throw UsageError where plans may move to neither, or
+// have no room there.
+namespace snug::plan {
+
+/// torchtune's OffloadActivations: all of `min_bytes` or more that is saved is moved, but what the output head makes,
+/// which is what comes behind the repeated blocks; five of them may be on their way (max_fwd_stash_size).
+MemoryPlan plan_offload(const StepGraph& graph, Bytes min_bytes);
+
+/// DeepSpeed's cpu_checkpointing and Unsloth's gradient checkpointing: every block is checkpointed, and what the blocks
+/// begin with is moved, but for the last `kept` of them; two of those may be on their way. Unsloth keeps one.
+/// 0 <= kept <= n.
+MemoryPlan plan_offloaded_blocks(const StepGraph& graph, int kept);
+
+}  // namespace snug::plan
