@@ -1,4 +1,5 @@
 #include "snug/replay/executor.h"
+#include "snug/replay/starved.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
@@ -305,36 +306,6 @@ void run_again(Tape& tape, const RunAgain& step) {
   tape.values().finish(step);
 }
 
-/// An operator whose operands are not all there: eviction has taken some for others.
-struct Starved {
-  plan::OpId op;
-  Bytes missing = 0;
-  c10::Device device = c10::kCPU;  // of the largest that is missing
-
-  static Starved at(const Tape& tape, plan::OpId op) {
-    Starved starved{op};
-    Bytes most = 0;
-    for (const ValueId input : tape.flow().inputs(op)) {
-      if (tape.ledger().resident(input)) continue;
-      const Bytes bytes = tape.values().nbytes(input);
-      starved.missing += bytes;
-      if (bytes < most) continue;
-      most = bytes;
-      starved.device = tape.values().device(input);
-    }
-    return starved;
-  }
-};
-
-[[noreturn]] void refuse(const Tape& tape, const Starved& starved) {
-  throw OutOfBudget({.requested = starved.missing,
-                     .device = starved.device,
-                     .operation = tape.calls().call(starved.op).traits->name,
-                     .stats = memory::device_memory(starved.device).stats(),
-                     .largest = {},
-                     .in_step = true});
-}
-
 enum class Outcome : std::uint8_t {
   Done,
   Starved,  ///< what it would read has been evicted
@@ -384,7 +355,7 @@ void materialize(Tape& tape, ValueId value) {
   // schedule has made so far is a source of the next one.
   Starved starved{tape.flow().producer(value)};
   for (int attempt = 0; !tape.ledger().resident(value);) {
-    if (attempt == kMostSchedules) refuse(tape, starved);
+    if (attempt == kMostSchedules) starved.refuse(tape);
     const plan::ReplaySchedule replay = tape.ledger().schedule(value);
     PinScope pins(tape.values(), replay);
     const StreamScope streams(tape);

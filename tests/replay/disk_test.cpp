@@ -169,6 +169,53 @@ TEST(Disk, ThatFailsIsMetByKeepingOrMakingAgain) {
   EXPECT_GE(went_on, 64) << "what fails once does not fail";
 }
 
+/// A chain in which each result is made of one that cannot be read either.
+TEST(Disk, ThatLosesAllOfALongChainIsMetByMakingItAgain) {
+  SNUG_ONLY_ON_THE_CPU("copies to the disk beside the step");
+  constexpr int kOps = 130;
+  const at::Tensor w = torch::randn({64, 64}, at::requires_grad());
+  const auto forward = [&] {
+    at::Tensor h = w;
+    for (int i = 0; i < kOps; ++i) h = h.sin();
+    return h.sum();
+  };
+  forward().backward();
+  const at::Tensor expected = w.grad().clone();
+  w.mutable_grad().reset();
+  replay::RecordedStep step = replay::record_step(forward, test_memory());
+  step.graph.moves.disk =
+      plan::MoveCost{.out_seconds_per_byte = 1e-12, .in_seconds_per_byte = 1e-12, .overlaps = true, .budget = {}};
+  const plan::MemoryPlan plan = plan::make_plan(step.graph, "offload(1)", std::nullopt);
+  Session session(step, plan::Planner(step.graph, plan), std::nullopt, test_memory());
+  session.use(tiers_on([](Access access, std::span<std::byte>) {
+    if (access == Access::Read) fail_with(EIO);
+  }));
+  session.backward(forward);
+  EXPECT_GE(session.last_step().replayed_ops, kOps - 2);
+  EXPECT_TRUE(testing::same_bits(expected, w.grad()));
+}
+
+/// Contents that were fetched and evicted come a second time, and are compared with what they were the first.
+TEST(Disk, IsVerifiedOnceItIsThere) {
+  SNUG_ONLY_ON_THE_CPU("copies to the disk beside the step");
+  OnDisk disk(1024, 6);
+  Session session = disk.session(std::make_shared<memory::Tiers>());
+  session.verify_replays(VerifyReplay::Hashes);
+  const Bytes before = test_memory().stats().allocated;
+  std::int64_t evictions = 0;
+  for (int i = 0; i < 10; ++i) {
+    {
+      const memory::HeldLimit held(test_memory(), before + (disk.plan.predicted_peak - before) * 8 / 10);
+      test_memory().release_cached();
+      session.backward(disk.net, disk.x);
+      evictions += session.last_step().evictions;
+    }
+    expect_same(disk.expected, disk.net.gradients());
+    disk.net.layers->zero_grad();
+  }
+  EXPECT_GT(evictions, 0);
+}
+
 TEST(Disk, IsMeasuredAndOffWithoutABudgetForIt) {
   Net net;
   const at::Tensor x = torch::randn({2048, 256});

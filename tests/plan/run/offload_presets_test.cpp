@@ -90,7 +90,8 @@ TEST(OffloadPresets, GoToTheDiskWhereTheHostHasNoBudgetOrNoRoom) {
 }
 
 TEST(OffloadPresets, SayWhatIsMissing) {
-  EXPECT_THAT(refusal_of_offload([] { plan_offload(graph_moving({}), 1); }), HasSubstr("give a host budget or a disk budget"));
+  EXPECT_THAT(refusal_of_offload([] { plan_offload(graph_moving({}), 1); }),
+              HasSubstr("give a host budget or a disk budget"));
   Moves moves{.host = beside(), .disk = {}};
   moves.host->budget = 8_KiB;
   EXPECT_THAT(refusal_of_offload([&] { plan_offload(graph_moving(moves), 1); }),
