@@ -16,50 +16,51 @@ HostThreads::HostThreads(std::size_t count) : count_(count), process_(::getpid()
 
 HostThreads::~HostThreads() {
   if (::getpid() != process_) {
-    for (std::thread& thread : threads_) thread.detach();
+    (void)shared_.release();  // a condition for which threads wait that are not here would wait for them in turn
     return;
   }
   {
-    const std::lock_guard lock(mutex_);
-    over_ = true;
+    const std::lock_guard lock(shared_->mutex);
+    shared_->over = true;
   }
-  some_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
+  shared_->some.notify_all();
+  for (std::thread& thread : shared_->threads) thread.join();
 }
 
 std::shared_future<void> HostThreads::run(std::function<void()> task) {
   if (::getpid() != process_)
     throw Error("offload: this process was forked, and has no threads that copy; make a session in it");
+  Shared& shared = *shared_;
   std::promise<void> promise;
   std::shared_future<void> done = promise.get_future().share();
   {
-    const std::lock_guard lock(mutex_);
-    if (threads_.size() < count_) {
+    const std::lock_guard lock(shared.mutex);
+    if (shared.threads.size() < count_) {
       try {
-        threads_.emplace_back([this] { work(); });
+        shared.threads.emplace_back([&shared] { work(shared); });
       } catch (const std::system_error& error) {  // those that there are do it
-        if (threads_.empty())
+        if (shared.threads.empty())
           throw Error(fmt::format("offload: the system has no thread for copies: {}", error.code().message()));
       }
     }
-    tasks_.push_back({std::move(task), std::move(promise)});
+    shared.tasks.push_back({std::move(task), std::move(promise)});
   }
-  some_.notify_one();
+  shared.some.notify_one();
   return done;
 }
 
 double HostThreads::seconds() const {
-  const std::lock_guard lock(mutex_);
-  return seconds_;
+  const std::lock_guard lock(shared_->mutex);
+  return shared_->seconds;
 }
 
-void HostThreads::work() {
-  std::unique_lock lock(mutex_);
+void HostThreads::work(Shared& shared) {
+  std::unique_lock lock(shared.mutex);
   while (true) {
-    some_.wait(lock, [this] { return over_ || !tasks_.empty(); });
-    if (tasks_.empty()) return;
-    Task task = std::move(tasks_.front());
-    tasks_.pop_front();
+    shared.some.wait(lock, [&] { return shared.over || !shared.tasks.empty(); });
+    if (shared.tasks.empty()) return;
+    Task task = std::move(shared.tasks.front());
+    shared.tasks.pop_front();
     lock.unlock();
     const double began = thread_seconds();
     std::exception_ptr failure;
@@ -70,7 +71,7 @@ void HostThreads::work() {
     }
     task.work = nullptr;
     lock.lock();
-    seconds_ += thread_seconds() - began;
+    shared.seconds += thread_seconds() - began;
     if (failure) {
       task.done.set_exception(failure);
     } else {

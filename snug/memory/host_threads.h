@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <future>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -32,16 +33,20 @@ class HostThreads {
     std::function<void()> work;
     std::promise<void> done;
   };
-  void work();
+  /// Of all of them, synchronized by its mutex.
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable some;
+    std::deque<Task> tasks;
+    bool over = false;
+    std::vector<std::thread> threads;
+    double seconds = 0;
+  };
+  static void work(Shared& shared);
 
   const std::size_t count_;
-  const int process_;         // which has the threads
-  mutable std::mutex mutex_;  // of what follows
-  std::condition_variable some_;
-  std::deque<Task> tasks_;
-  bool over_ = false;
-  std::vector<std::thread> threads_;
-  double seconds_ = 0;
+  const int process_;  // which has the threads
+  std::unique_ptr<Shared> shared_ = std::make_unique<Shared>();
 };
 
 }  // namespace snug::memory

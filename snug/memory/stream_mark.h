@@ -38,7 +38,6 @@ class StreamMark {
   }
 
  private:
-  std::shared_ptr<c10::Event> event_;
   void wait_for_task() const {
     if (!task_.valid()) return;
     const bool is_over = task_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
@@ -47,8 +46,9 @@ class StreamMark {
     task_.get();
   }
 
+  std::shared_ptr<c10::Event> event_;
   std::shared_future<void> task_;
-  int process_ = 0;
+  int process_ = 0;  // whose task it is
 };
 
 }  // namespace snug::memory

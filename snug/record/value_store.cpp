@@ -128,14 +128,20 @@ void ValueStore::give_up(plan::ValueId value) {
 Bytes ValueStore::gone(plan::ValueId value) {
   const auto [storage, lost] = moved_.gone(value);
   if (lost) {
-    moved_.lose(value);
-    offloaded_bytes_ -= at(value).nbytes;
-    at(value).copied = false;
-    ledger_.take_back(value);
-    hold(value, storage);
+    take_back(value, storage);
     return 0;
   }
   return storage && storage.use_count() == 1 ? static_cast<Bytes>(storage.nbytes()) : 0;
+}
+
+/// It is in the storage that it was to leave.
+void ValueStore::take_back(plan::ValueId value, const c10::Storage& storage) {
+  moved_.lose(value);
+  moved_.forget(value);
+  offloaded_bytes_ -= at(value).nbytes;
+  at(value).copied = false;
+  ledger_.take_back(value);
+  hold(value, storage);
 }
 
 void ValueStore::all_gone() {
@@ -143,9 +149,11 @@ void ValueStore::all_gone() {
 }
 
 bool ValueStore::do_without(plan::ValueId value) {
-  gone(value);
+  if (const c10::Storage storage = moved_.gone(value).storage) {
+    take_back(value, storage);
+    return true;
+  }
   moved_.lose(value);
-  if (ledger_.held(value)) return true;
   if (flow_.is_leaf(value) || !ledger_.fetchable(value)) return false;
   const std::vector<double> steps = ledger_.recovery_seconds([](plan::OpId) { return 1.0; });
   if (!std::isfinite(steps[plan::at(flow_.producer(value))])) return false;

@@ -199,6 +199,7 @@ class ValueStore {
   void add(plan::ValueId value, const c10::Storage& storage);
   void mark_leaf(plan::ValueId value);
   void let_go(plan::ValueId value);
+  void take_back(plan::ValueId value, const c10::Storage& storage);
 
   TapeMutex& mutex_;
   const TapeObservers& observers_;

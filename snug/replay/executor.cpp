@@ -1,5 +1,4 @@
 #include "snug/replay/executor.h"
-#include "snug/replay/starved.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
@@ -24,6 +23,7 @@
 #include "snug/memory/tag.h"
 #include "snug/record/recording.h"
 #include "snug/record/tape.h"
+#include "snug/replay/starved.h"
 
 namespace snug::replay {
 namespace {

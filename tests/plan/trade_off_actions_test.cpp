@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <vector>
 
 #include "snug/plan/bound/lower_bound.h"
@@ -73,6 +74,21 @@ MoveCost copies_at(const StepGraph& graph, double price) {
           .budget = std::nullopt};
 }
 
+/// At each peak that is worth having, the plan is as fast as the best of `all`, and no faster than the bound. Calls
+/// `seen` for each.
+void expect_best_of(const std::vector<MemoryPlan>& all, const StepGraph& graph,
+                    const std::function<void(const MemoryPlan&)>& seen) {
+  const TradeOff trade_off(graph);
+  const std::vector<MemoryPlan> front = front_of(all);
+  for (const MemoryPlan& best : front) {
+    const MemoryPlan ours = trade_off.best(graph, {best.predicted_peak, 0});
+    ASSERT_NEAR(ours.predicted_seconds, best.predicted_seconds, 1e-9);
+    ASSERT_LE(lower_bound(graph, best.predicted_peak).step_seconds, best.predicted_seconds * (1 + 1e-12));
+    seen(ours);
+  }
+  ASSERT_EQ(trade_off.floor(), front.back().predicted_peak);
+}
+
 /// An accelerator's host; the CPU's host, for which it waits, and its disk; both beside an accelerator.
 Moves overlapping_moves(const StepGraph& graph, double price, int which) {
   Moves moves{.host = copies_at(graph, price), .disk = {}};
@@ -97,14 +113,7 @@ TEST(TradeOff, IsTheBestOfAllPlansOfASmallStep) {
     ++graphs;
     const auto all = plans_by_brute_force(graph);
     plans += all.size();
-    const TradeOff trade_off(graph);
-    for (const MemoryPlan& best : front_of(all)) {
-      ++points;
-      const MemoryPlan ours = trade_off.best(graph, {best.predicted_peak, 0});
-      ASSERT_NEAR(ours.predicted_seconds, best.predicted_seconds, 1e-9);
-      ASSERT_LE(lower_bound(graph, best.predicted_peak).step_seconds, best.predicted_seconds * (1 + 1e-12));
-    }
-    ASSERT_EQ(trade_off.floor(), front_of(all).back().predicted_peak);
+    ASSERT_NO_FATAL_FAILURE(expect_best_of(all, graph, [&](const MemoryPlan&) { ++points; }));
   }
   EXPECT_GT(points, 1100);
   EXPECT_GT(plans, 1'000'000U);
@@ -120,17 +129,12 @@ TEST(TradeOff, IsTheBestOfAllPlansThatMoveOrRecompute) {
     ++graphs;
     // From cheap to dear, as seconds of its operators go.
     graph.moves.host = copies_at(graph, std::pow(10.0, static_cast<double>(seed % 7) / 2 - 2));
-    const auto all = plans_by_brute_force(graph);
-    const TradeOff trade_off(graph);
-    for (const MemoryPlan& best : front_of(all)) {
+    const auto seen = [&](const MemoryPlan& ours) {
       ++points;
-      const MemoryPlan ours = trade_off.best(graph, {best.predicted_peak, 0});
-      ASSERT_NEAR(ours.predicted_seconds, best.predicted_seconds, 1e-9);
-      ASSERT_LE(lower_bound(graph, best.predicted_peak).step_seconds, best.predicted_seconds * (1 + 1e-12));
       moving += std::ranges::find(ours.actions, kMove) != ours.actions.end();
       recomputing += simulate(graph, ours).replayed_ops > 0;
-    }
-    ASSERT_EQ(trade_off.floor(), front_of(all).back().predicted_peak);
+    };
+    ASSERT_NO_FATAL_FAILURE(expect_best_of(plans_by_brute_force(graph), graph, seen));
   }
   EXPECT_GT(points, 500);
   EXPECT_GT(moving, 100);
@@ -152,16 +156,13 @@ TEST(TradeOff, IsTheBestOfAllPlansThatMoveToTwoHomes) {
     std::vector<MemoryPlan> all = plans_by_brute_force(graph);
     std::erase_if(all,
                   [&](const MemoryPlan& plan) { return simulate(graph, plan).host_peak > *graph.moves.host->budget; });
-    const TradeOff trade_off(graph);
-    for (const MemoryPlan& best : front_of(all)) {
+    const auto seen = [&](const MemoryPlan& ours) {
       ++points;
-      const MemoryPlan ours = trade_off.best(graph, {best.predicted_peak, 0});
-      ASSERT_LE(simulate(graph, ours).host_peak, *graph.moves.host->budget);
-      ASSERT_NEAR(ours.predicted_seconds, best.predicted_seconds, 1e-9);
-      ASSERT_LE(lower_bound(graph, best.predicted_peak).step_seconds, best.predicted_seconds * (1 + 1e-12));
+      EXPECT_LE(simulate(graph, ours).host_peak, *graph.moves.host->budget);
       const auto has = [&](Action action) { return std::ranges::find(ours.actions, action) != ours.actions.end(); };
       both += has(kMove) && has(kMoveToDisk);
-    }
+    };
+    ASSERT_NO_FATAL_FAILURE(expect_best_of(all, graph, seen));
   }
   EXPECT_GT(points, 200);
   EXPECT_GE(both, 5);
@@ -187,16 +188,11 @@ TEST(TradeOff, IsTheBestOfAllPlansThatCompressMoveOrRecompute) {
     if (seed % 2 == 0) graph.moves.host = copies_at(graph, 2 * price);
     if (count_plans(graph, 20'000) >= 20'000) continue;
     ++graphs;
-    const auto all = plans_by_brute_force(graph);
-    const TradeOff trade_off(graph);
-    for (const MemoryPlan& best : front_of(all)) {
+    const auto seen = [&](const MemoryPlan& ours) {
       ++points;
-      const MemoryPlan ours = trade_off.best(graph, {best.predicted_peak, 0});
-      ASSERT_NEAR(ours.predicted_seconds, best.predicted_seconds, 1e-9);
-      ASSERT_LE(lower_bound(graph, best.predicted_peak).step_seconds, best.predicted_seconds * (1 + 1e-12));
       compressing += std::ranges::any_of(ours.actions, is_compressed);
-    }
-    ASSERT_EQ(trade_off.floor(), front_of(all).back().predicted_peak);
+    };
+    ASSERT_NO_FATAL_FAILURE(expect_best_of(plans_by_brute_force(graph), graph, seen));
   }
   EXPECT_GT(points, 300);
   EXPECT_GT(compressing, 60);

@@ -160,6 +160,14 @@ TEST_F(Values, ThatTheDiskLosesAreHeldOrMadeAgainWhereTheyCanBe) {
 
   writes_fail = false;
   values.offload(result, y.storage(), beside);
+  values.cache(result, values.fetch(result));
+  EXPECT_THROW(values.arrived(result), Error);
+  EXPECT_TRUE(values.do_without(result));
+  EXPECT_TRUE(values.ledger().held(result)) << "where it still was";
+  EXPECT_EQ(values.storage(result).data(), y.storage().data());
+  expect_agreement("a read that failed before it had left");
+
+  values.offload(result, y.storage(), beside);
   values.offload(leaf, x.storage(), beside);
   values.all_gone();
   values.settle(plan::Leaves::Stay);

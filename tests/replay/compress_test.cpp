@@ -62,20 +62,28 @@ replay::RecordedStep recorded(Pictures& net, const at::Tensor& x) {
   return replay::record_step([&] { return net.loss(x); }, test_memory());
 }
 
-TEST(Compress, GivesThePlainBitsInTheBytesThatThePlanSays) {
-  SNUG_ONLY_ON_THE_CPU("codecs");
+class Compress : public ::testing::Test {
+ protected:
+  void SetUp() override { SNUG_ONLY_ON_THE_CPU("codecs"); }
+  [[nodiscard]] Session compressing() const {
+    return {step, plan::Planner(step.graph, plan), std::nullopt, test_memory()};
+  }
+
   Pictures net;
   const at::Tensor x = torch::randn({32, 3, 64, 64});
-  const auto expected = net.plain(x);
-  const replay::RecordedStep step = recorded(net, x);
+  const std::vector<at::Tensor> expected = net.plain(x);
+  replay::RecordedStep step = recorded(net, x);
   const plan::MemoryPlan plan = compressing_all(step.graph);
+};
+
+TEST_F(Compress, GivesThePlainBitsInTheBytesThatThePlanSays) {
   std::set<plan::Codec> codecs;
   for (const plan::Action action : plan.actions) codecs.insert(action.codec);
   EXPECT_GE(codecs.size(), 4U) << "zeros, bits, narrow, and what stays";
   const plan::Explanation why = plan::explain(step.graph, plan);
   EXPECT_LT(why.all.encoded, why.all.compressed * 7 / 10);
   EXPECT_LT(plan.predicted_peak, plan::make_plan(step.graph, "none", std::nullopt).predicted_peak);
-  Session session(step, plan::Planner(step.graph, plan), std::nullopt, test_memory());
+  Session session = compressing();
   for (int i = 0; i < 5; ++i) {
     test_memory().reset_peak();
     session.backward([&] { return net.loss(x); });
@@ -88,13 +96,8 @@ TEST(Compress, GivesThePlainBitsInTheBytesThatThePlanSays) {
   }
 }
 
-TEST(Compress, KeepsWhatDoesNotFitIntoItsBytes) {
-  SNUG_ONLY_ON_THE_CPU("codecs");
-  Pictures net;
-  const at::Tensor x = torch::randn({32, 3, 64, 64});
-  const replay::RecordedStep step = recorded(net, x);
-  const plan::MemoryPlan plan = compressing_all(step.graph);
-  Session session(step, plan::Planner(step.graph, plan), std::nullopt, test_memory());
+TEST_F(Compress, KeepsWhatDoesNotFitIntoItsBytes) {
+  Session session = compressing();
   session.backward([&] { return net.loss(x); });
   net.layers->zero_grad();
   const Bytes all = session.last_step().compressed_bytes;
@@ -103,21 +106,15 @@ TEST(Compress, KeepsWhatDoesNotFitIntoItsBytes) {
     if (p.dim() == 1) p.fill_(3);  // nothing is zero behind a ReLU any more
   }
   const torch::AutoGradMode on(true);
-  const auto expected = net.plain(x);
+  const auto of_those = net.plain(x);
   session.backward([&] { return net.loss(x); });
-  expect_same(expected, net.gradients());
+  expect_same(of_those, net.gradients());
   EXPECT_LT(session.last_step().compressed_bytes, all / 2);
   EXPECT_TRUE(session.last_step().followed_plan);
 }
 
-TEST(Compress, GoesWhereMemoryRunsOut) {
-  SNUG_ONLY_ON_THE_CPU("codecs");
-  Pictures net;
-  const at::Tensor x = torch::randn({32, 3, 64, 64});
-  const auto expected = net.plain(x);
-  const replay::RecordedStep step = recorded(net, x);
-  const plan::MemoryPlan plan = compressing_all(step.graph);
-  Session session(step, plan::Planner(step.graph, plan), std::nullopt, test_memory());
+TEST_F(Compress, GoesWhereMemoryRunsOut) {
+  Session session = compressing();
   const Bytes before = test_memory().stats().allocated, limit = before + (plan.predicted_peak - before) * 7 / 10;
   for (const FrontEnd* const front : {&front_end(), &testing::kTranslating}) {
     const testing::FrontEndScope scope(*front);
@@ -130,14 +127,9 @@ TEST(Compress, GoesWhereMemoryRunsOut) {
   }
 }
 
-TEST(Compress, GoesOnWhenStepsOfOtherSizesHaveComeUp) {
-  SNUG_ONLY_ON_THE_CPU("codecs");
-  Pictures net;
-  const at::Tensor x = torch::randn({32, 3, 64, 64}), fewer = x.narrow(0, 0, 20);
-  const auto expected = net.plain(x);
-  const replay::RecordedStep step = recorded(net, x);
-  const plan::MemoryPlan plan = compressing_all(step.graph);
-  Session session(step, plan::Planner(step.graph, plan), std::nullopt, test_memory());
+TEST_F(Compress, GoesOnWhenStepsOfOtherSizesHaveComeUp) {
+  const at::Tensor fewer = x.narrow(0, 0, 20);
+  Session session = compressing();
   const auto run = [&](const at::Tensor& batch) {
     test_memory().reset_peak();
     session.backward([&] { return net.loss(batch); });
@@ -153,18 +145,15 @@ TEST(Compress, GoesOnWhenStepsOfOtherSizesHaveComeUp) {
   EXPECT_EQ(session.last_step().compressed_bytes, compressed);
 }
 
-TEST(Compress, IsNotWhatAStepTakesThatIsRecordedAsItRuns) {
-  SNUG_ONLY_ON_THE_CPU("codecs");
-  Pictures net;
-  const at::Tensor x = torch::randn({32, 3, 64, 64});
+TEST_F(Compress, IsNotWhatAStepTakesThatIsRecordedAsItRuns) {
   const auto doubled = [&] { return net.loss(x) * 2; };  // begins as the step that is known
-  const replay::RecordedStep step = recorded(net, x), other = replay::record_step(doubled, test_memory());
+  const replay::RecordedStep other = replay::record_step(doubled, test_memory());
   doubled().backward();
-  const auto expected = net.gradients();
-  Session session(step, plan::Planner(step.graph, compressing_all(step.graph)), std::nullopt, test_memory());
+  const auto doubles = net.gradients();
+  Session session = compressing();
   for (int i = 0; i < 2; ++i) {  // the first time it is a surprise
     session.backward(doubled);
-    expect_same(expected, net.gradients());
+    expect_same(doubles, net.gradients());
     EXPECT_FALSE(session.last_step().followed_plan);
     EXPECT_GT(session.last_step().compressed_bytes, 0);
     EXPECT_EQ(session.last_step().planned_anew, i == 1);
@@ -177,12 +166,7 @@ TEST(Compress, IsNotWhatAStepTakesThatIsRecordedAsItRuns) {
     EXPECT_EQ(session.graph().values[v].encoding.has_value(), other.graph.values[v].encoding.has_value());
 }
 
-TEST(Compress, IsChosenWhereItIsCheaperThanMakingItAgain) {
-  SNUG_ONLY_ON_THE_CPU("codecs");
-  Pictures net;
-  const at::Tensor x = torch::randn({32, 3, 64, 64});
-  const auto expected = net.plain(x);
-  replay::RecordedStep step = recorded(net, x);
+TEST_F(Compress, IsChosenWhereItIsCheaperThanMakingItAgain) {
   for (plan::OpInfo& op : step.graph.ops) op.seconds = 1;
   for (plan::ValueInfo& value : step.graph.values) {
     if (value.encoding) value.encoding->encode_seconds = value.encoding->decode_seconds = 1e-6;
@@ -193,10 +177,10 @@ TEST(Compress, IsChosenWhereItIsCheaperThanMakingItAgain) {
   EXPECT_LE(both.floor(), recompute.floor());
   const Bytes most = plan::make_plan(without, "none", std::nullopt).predicted_peak;
   const plan::Budget budget{recompute.floor() + (most - recompute.floor()) / 2, 0};
-  const plan::MemoryPlan plan = both.best(step.graph, budget);
-  EXPECT_LT(plan.predicted_seconds, recompute.best(without, budget).predicted_seconds);
-  EXPECT_GT(plan::explain(step.graph, plan).all.compressed, 0);
-  Session session(step, plan::Planner(step.graph, plan), std::nullopt, test_memory());
+  const plan::MemoryPlan chosen = both.best(step.graph, budget);
+  EXPECT_LT(chosen.predicted_seconds, recompute.best(without, budget).predicted_seconds);
+  EXPECT_GT(plan::explain(step.graph, chosen).all.compressed, 0);
+  Session session(step, plan::Planner(step.graph, chosen), std::nullopt, test_memory());
   test_memory().reset_peak();
   session.backward([&] { return net.loss(x); });
   expect_same(expected, net.gradients());

@@ -9,8 +9,8 @@
 
 namespace snug::plan {
 
-/// When copies between the device and the host are over, which go on beside what the step computes: each way one at a
-/// time, in the order in which they begin. Seconds after the step's beginning.
+/// When copies between the device and another home are over, which go on beside what the step computes: each way one at
+/// a time, in the order in which they begin. Seconds after the step's beginning.
 class LinkClock {
  public:
   LinkClock(const MoveCost& cost, std::size_t values) : cost_(cost), left_(values, 0), there_(values, 0) {}

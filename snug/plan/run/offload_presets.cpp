@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "snug/base/errors.h"
-#include "snug/plan/run/homes.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
 #include "snug/plan/step/legal_actions.h"
@@ -36,7 +35,6 @@ MemoryPlan moving(const StepGraph& graph, MemoryPlan plan, const std::vector<Val
     plan.actions[at(v)] = graph.moves.host ? kMove : kMoveToDisk;
     largest = std::max(largest, graph.step_bytes(v));
   }
-  plan = within_host(graph, std::move(plan));
   plan = staged(graph, std::move(plan), on_their_way * largest, largest, FetchFrom::TheBeginning);
   std::erase_if(plan.staging.order, [&](ValueId v) { return !is_moved(plan.action(v)); });
   const Simulation run = simulate(graph, plan);

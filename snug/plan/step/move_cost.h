@@ -11,7 +11,7 @@ namespace snug::plan {
 struct MoveCost {
   double out_seconds_per_byte = 0, in_seconds_per_byte = 0;
   double seconds_per_copy = 0;
-  /// Of the processor that computes the step, which does so later where copies go on beside it.
+  /// By which copies that go on beside the step make it longer: of the processor that computes it.
   double own_out_seconds_per_byte = 0, own_in_seconds_per_byte = 0;
   bool overlaps = false;        ///< copies go on while the device computes, one at a time each way; else the step does
                                 ///< nothing else meanwhile

@@ -4,14 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
+#include <string>
 
-#include "snug/base/errors.h"
 #include "snug/plan/planner.h"
 #include "snug/plan/run/explanation.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
 #include "snug/plan/step/pieces.h"
+#include "tests/plan/mistake_of.h"
 #include "tests/plan/synthetic_graph.h"
 
 namespace snug::plan {
@@ -28,15 +28,6 @@ StepGraph graph_moving(const Moves& moves) {
 }
 MoveCost beside() {
   return {.out_seconds_per_byte = 1e-9, .in_seconds_per_byte = 1e-9, .overlaps = true, .budget = std::nullopt};
-}
-
-std::string refusal_of_offload(const std::function<void()>& make) {
-  try {
-    make();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "none";
 }
 
 std::ptrdiff_t moved(const MemoryPlan& plan) { return std::ranges::count_if(plan.actions, is_moved); }
@@ -72,7 +63,7 @@ TEST(OffloadPresets, MoveWhatCheckpointedBlocksBeginWithButTheLast) {
       EXPECT_TRUE(is_moved(plan.action(v)) ? every.keeps(v) : plan.action(v) == every.action(v)) << v;
   }
   EXPECT_LT(simulate(graph, plan_offloaded_blocks(graph, 1)).after_forward, simulate(graph, every).after_forward);
-  EXPECT_THAT(refusal_of_offload([&] { plan_offloaded_blocks(graph, kOffloadBlocks + 1); }), HasSubstr("from 0 to 5"));
+  EXPECT_THAT(mistake_of([&] { plan_offloaded_blocks(graph, kOffloadBlocks + 1); }), HasSubstr("from 0 to 5"));
 }
 
 TEST(OffloadPresets, GoToTheDiskWhereTheHostHasNoBudgetOrNoRoom) {
@@ -90,13 +81,12 @@ TEST(OffloadPresets, GoToTheDiskWhereTheHostHasNoBudgetOrNoRoom) {
 }
 
 TEST(OffloadPresets, SayWhatIsMissing) {
-  EXPECT_THAT(refusal_of_offload([] { plan_offload(graph_moving({}), 1); }),
-              HasSubstr("give a host budget or a disk budget"));
+  EXPECT_THAT(mistake_of([] { plan_offload(graph_moving({}), 1); }), HasSubstr("give a host budget or a disk budget"));
   Moves moves{.host = beside(), .disk = {}};
   moves.host->budget = 8_KiB;
-  EXPECT_THAT(refusal_of_offload([&] { plan_offload(graph_moving(moves), 1); }),
+  EXPECT_THAT(mistake_of([&] { plan_offload(graph_moving(moves), 1); }),
               HasSubstr("at once, and the host budget is 8.0 KiB"));
-  EXPECT_THAT(refusal_of_offload([&] { plan_offloaded_blocks(graph_moving(moves), -1); }), HasSubstr("from 0 to 5"));
+  EXPECT_THAT(mistake_of([&] { plan_offloaded_blocks(graph_moving(moves), -1); }), HasSubstr("from 0 to 5"));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "snug/base/errors.h"
 #include "snug/plan/run/simulator.h"
 #include "snug/plan/step/pieces.h"
+#include "tests/plan/mistake_of.h"
 #include "tests/plan/random_graph.h"
 #include "tests/plan/synthetic_graph.h"
 
@@ -94,15 +95,6 @@ TEST(PlanSegments, KeepsWhatIsReadOrSavedAcrossTheRangesAndDropsTheRest) {
   EXPECT_TRUE(plan.keeps(b));
   EXPECT_FALSE(plan.keeps(c));
   EXPECT_FALSE(plan.keeps(d));
-}
-
-std::string mistake_of(const std::function<MemoryPlan()>& make) {
-  try {
-    make();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "none";
 }
 
 TEST(PlanSequential, LeavesTheLastSegmentAloneAsCheckpointSequentialDoes) {
