@@ -3,6 +3,8 @@
 #include <functional>
 #include <vector>
 
+#include "snug/ops/activated_linear.h"
+#include "snug/ops/dropout.h"
 #include "tests/programs/layers.h"
 #include "tests/programs/state.h"
 
@@ -96,6 +98,15 @@ const std::vector<Layer>& layers() {
        {3, 2, 4},
        [](nn::Module& m, const at::Tensor& x) {
          return std::get<0>(dynamic_cast<nn::MultiheadAttentionImpl&>(m).forward(x, x, x));
+       }},
+      {[] { return std::make_shared<nn::DropoutImpl>(); },
+       {3, 4},
+       [](nn::Module&, const at::Tensor& x) { return ops::dropout(x, 0.3); }},
+      {[] { return std::make_shared<nn::LinearImpl>(nn::LinearOptions(4, 5)); },
+       {3, 4},
+       [](nn::Module& m, const at::Tensor& x) {
+         const auto& linear = dynamic_cast<nn::LinearImpl&>(m);
+         return ops::activated_linear({.x = x}, linear.weight, linear.bias);
        }},
       {[] { return std::make_shared<nn::BilinearImpl>(nn::BilinearOptions(2, 2, 3)); },
        {3, 2},
