@@ -7,8 +7,8 @@
 
 namespace snug::memory {
 
-/// A storage's first `bytes`, as a tensor that takes no memory of its own; made without an operator, which somebody
-/// might see. The storage must have as many.
-at::Tensor byte_tensor(const c10::Storage& storage, Bytes bytes);
+/// `bytes` of a storage, from `offset` on, as a tensor that takes no memory of its own; made without an operator, which
+/// somebody might see. The storage must have as many.
+at::Tensor byte_tensor(const c10::Storage& storage, Bytes bytes, Bytes offset = 0);
 
 }  // namespace snug::memory

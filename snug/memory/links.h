@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "snug/memory/host_threads.h"
 #include "snug/memory/stream_mark.h"
@@ -28,8 +29,8 @@ class Links {
   /// current now has, and after what is still fetched, or on its way from other devices: memory of the host's that was
   /// given back may be written.
   StreamMark to_host(c10::Device device, const std::function<void()>& copies);
-  /// The other way, once `after` is reached.
-  StreamMark to_device(c10::Device device, const StreamMark& after, const std::function<void()>& copies);
+  /// The other way, once all of `after` are reached.
+  StreamMark to_device(c10::Device device, const std::vector<StreamMark>& after, const std::function<void()>& copies);
 
   /// `write`, or `read`, is done by the threads of that way, which begin one after the other.
   StreamMark to_disk(std::function<void()> write) { return StreamMark(to_disk_.run(std::move(write))); }

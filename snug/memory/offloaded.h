@@ -2,12 +2,11 @@
 
 #include <c10/core/Storage.h>
 
-#include <memory>
 #include <utility>
-#include <variant>
 
 #include "snug/base/bytes.h"
 #include "snug/memory/stream_mark.h"
+#include "snug/memory/tier_room.h"
 #include "snug/memory/tiers.h"
 
 namespace snug::memory {
@@ -18,7 +17,7 @@ class Offloaded {
   /// Copies the first `bytes`. Throws Error when they do not fit there, or it cannot be written.
   Offloaded(const c10::Storage& storage, Bytes bytes, Tiers& tiers, Tier tier)
       : Offloaded(sent(storage, bytes, tiers, tier)) {
-    left_.wait();
+    left().wait();
   }
   /// Into the nearest tier.
   Offloaded(const c10::Storage& storage, Bytes bytes, Tiers& tiers)
@@ -26,7 +25,7 @@ class Offloaded {
   /// The same, but the copy may still go on (see Links): until it has left(), the storage has to stay as it is. Of
   /// what cannot be written left() tells, and the contents are in the storage alone.
   [[nodiscard]] static Offloaded sent(const c10::Storage& storage, Bytes bytes, Tiers& tiers, Tier tier);
-  [[nodiscard]] const StreamMark& left() const noexcept { return left_; }
+  [[nodiscard]] const StreamMark& left() const noexcept { return room_.written(); }
 
   /// Contents on their way back.
   struct Arriving {
@@ -39,22 +38,12 @@ class Offloaded {
   /// Writes the contents over those of `storage`, which is of the same device and at least as large. On the CPU this
   /// takes no memory.
   void write_to(const c10::Storage& storage) const;
-  [[nodiscard]] Bytes bytes() const noexcept { return bytes_; }
+  [[nodiscard]] Bytes bytes() const noexcept { return room_.bytes(); }
 
  private:
-  struct OnDisk {
-    SpillFile* file;
-    std::shared_ptr<SpillFile::Block> block;  // also of the threads that write and read it
-  };
-  using Place = std::variant<HostPool::Block, OnDisk>;
-  Offloaded(c10::Device device, Bytes bytes, Links& links, Place place, StreamMark left)
-      : device_(device), bytes_(bytes), links_(&links), place_(std::move(place)), left_(std::move(left)) {}
+  explicit Offloaded(TierRoom room) : room_(std::move(room)) {}
 
-  c10::Device device_;
-  Bytes bytes_;
-  Links* links_;
-  Place place_;
-  StreamMark left_;
+  TierRoom room_;
 };
 
 }  // namespace snug::memory

@@ -25,6 +25,11 @@ class StreamMark {
 
   /// Whether it may not have been reached yet.
   explicit operator bool() const noexcept { return event_ != nullptr || task_.valid(); }
+  /// Whether nothing would have to wait for it, even if what it is of has failed.
+  [[nodiscard]] bool reached() const {
+    return (!event_ || event_->query()) &&
+           (!task_.valid() || task_.wait_for(std::chrono::seconds(0)) == std::future_status::ready);
+  }
   /// What the stream is given from now on begins once it is reached. For a thread's the host waits, as it does below.
   void let_wait(c10::Stream stream) const {
     if (event_) event_->block(stream);

@@ -1,0 +1,56 @@
+#include "snug/memory/owned_contents.h"
+
+#include <utility>
+
+namespace snug::memory {
+namespace {
+
+/// A storage's deleter, by which it is known.
+void gone(void* context) {
+  const std::unique_ptr<Ownership> ownership(static_cast<Ownership*>(context));
+  ownership->owner->forget(ownership->which);
+}
+
+}  // namespace
+
+const Ownership* ownership_of(const c10::StorageImpl& storage) noexcept {
+  const c10::DataPtr& data = const_cast<c10::StorageImpl&>(storage)._mutable_data_ptr_no_checks();
+  return data.get_deleter() == &gone ? static_cast<const Ownership*>(data.get_context()) : nullptr;
+}
+
+bool has_owner(const at::Tensor& tensor) noexcept {
+  return tensor.defined() && tensor.has_storage() && ownership_of(*tensor.storage().unsafeGetStorageImpl()) != nullptr;
+}
+
+void give_contents(c10::StorageImpl& storage, Ownership to) {
+  auto context = std::make_unique<Ownership>(std::move(to));
+  storage.set_data_ptr_noswap({nullptr, context.release(), &gone, storage.device()});
+}
+
+void set_address(c10::StorageImpl& storage, void* address) noexcept {
+  c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
+  const c10::Device device = data.device();
+  void* const context = data.release_context();
+  storage.set_data_ptr_noswap({address, context, &gone, device});
+}
+
+void take_contents_back(c10::StorageImpl& storage, c10::DataPtr memory) noexcept {
+  const std::unique_ptr<Ownership> ownership(
+      static_cast<Ownership*>(storage._mutable_data_ptr_no_checks().release_context()));
+  storage.set_data_ptr_noswap(std::move(memory));
+}
+
+ContentsThere::ContentsThere(const c10::Storage& storage, Access access) : storage_(storage) {
+  const Ownership* const ownership = storage ? ownership_of(*storage.unsafeGetStorageImpl()) : nullptr;
+  if (ownership == nullptr) return;
+  std::shared_ptr<ContentsOwner> owner = ownership->owner;
+  which_ = ownership->which;
+  owner->hold(which_, access);
+  owner_ = std::move(owner);
+}
+
+ContentsThere::~ContentsThere() {
+  if (owner_) owner_->release(which_);
+}
+
+}  // namespace snug::memory
