@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "snug/base/hash.h"
+#include "snug/memory/owned_contents.h"
 #include "snug/memory/parallel_for.h"
 #include "snug/record/recording.h"
 
@@ -24,7 +25,8 @@ std::uint64_t contents_hash(const at::Tensor& tensor) {
 
 std::optional<std::uint64_t> contents_sample(const c10::Storage& storage) {
   if (!storage || !storage.device().is_cpu() || storage.data() == nullptr) return std::nullopt;
-  constexpr std::size_t kPlaces = 64, kPlace = 64;  // a cache line each
+  if (memory::ownership_of(*storage.unsafeGetStorageImpl()) != nullptr) return std::nullopt;  // it comes and goes
+  constexpr std::size_t kPlaces = 64, kPlace = 64;                                            // a cache line each
   const auto* data = static_cast<const std::byte*>(storage.data());
   const std::size_t bytes = storage.nbytes();
   if (bytes <= kPlaces * kPlace) return hash_64({data, bytes});

@@ -37,6 +37,45 @@ const std::unordered_set<std::string_view>& uninitialized() {
   return names;
 }
 
+/// Those that make views whatever they are given, and those that look at sizes and types. Others, such as `reshape`,
+/// may copy.
+const std::unordered_set<std::string_view>& lookers() {
+  static const std::unordered_set<std::string_view> names = {
+      "aten::alias",
+      "aten::as_strided",
+      "aten::detach",
+      "aten::diagonal",
+      "aten::empty_like",
+      "aten::empty_permuted",
+      "aten::expand",
+      "aten::full_like",
+      "aten::is_same_size",
+      "aten::new_empty",
+      "aten::new_full",
+      "aten::new_ones",
+      "aten::new_zeros",
+      "aten::ones_like",
+      "aten::permute",
+      "aten::select",
+      "aten::slice",
+      "aten::split",
+      "aten::squeeze",
+      "aten::split_with_sizes",
+      "aten::t",
+      "aten::transpose",
+      "aten::unbind",
+      "aten::unfold",
+      "aten::unsqueeze",
+      "aten::view",
+      "aten::view_as_real",
+      "aten::view_as_complex",
+      "aten::zeros_like",
+      "aten::new_empty_strided",
+      "aten::_reshape_alias",
+  };
+  return names;
+}
+
 /// Whose operators talk to other processes. Their schemas say little of what they write, and no version rises.
 bool is_collective(std::string_view name) {
   constexpr std::array<std::string_view, 6> kNamespaces = {"c10d",     "_c10d_functional", "_c10d_functional_autograd",
@@ -105,6 +144,7 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
     traits->writes_any = traits->writes_any || written;
   }
   traits->uninitialized = uninitialized().contains(traits->name);
+  traits->looks_only = !traits->writes_any && lookers().contains(traits->name);
   traits->collective = is_collective(traits->name);
   traits->annotation = traits->name.starts_with("profiler::");
   traits->rebinds = traits->name == "aten::set_" || traits->name == "aten::set_data";

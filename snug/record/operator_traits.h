@@ -36,6 +36,7 @@ struct OperatorTraits {
   enum class Raises : std::uint8_t { Never, BeforeTheKernel, AfterTheKernel } raises = Raises::Never;
   bool rebinds = false;                      ///< gives a tensor another storage (set_)
   bool collective = false;                   ///< runs together with other processes
+  bool looks_only = false;                   ///< reads no contents of its tensors, as views, and `empty_like`
   bool annotation = false;                   ///< begins or ends a range of a profiler, and computes nothing
   std::vector<int> hidden_writes;            ///< arguments that are written though the schema does not say so
   std::optional<int> hidden_writes_only_if;  ///< ... when this boolean argument is true

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -76,9 +77,11 @@ void direct_operators() {
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   // Only the outermost call is seen: what a composite kernel calls is part of it.
   const c10::impl::ExcludeDispatchKeyGuard once(kRecordingKey);
+  std::optional<OperatorGate::Around> around;
   if (Gates::anywhere()) {
     try {
       OperatorGate::tell_before(op, *stack);
+      around.emplace(op, *stack);
     } catch (const Error&) {
       throw_into_libtorch();
     }
@@ -105,13 +108,14 @@ const std::shared_ptr<Tape>& recording_tape() {
   return t_tape;
 }
 
-OperatorGate::OperatorGate(Calls calls) : calls_(std::move(calls)) {
+OperatorGate::OperatorGate(Calls calls)
+    : calls_(std::move(calls)), leave_([this, gates = Gates::of_this_thread()] { gates->remove(this); }) {
   Gates::of_this_thread()->add(this);
   direct_operators();
 }
 
 OperatorGate::~OperatorGate() {
-  Gates::of_this_thread()->remove(this);
+  leave_();
   direct_operators();
 }
 
@@ -129,6 +133,23 @@ void OperatorGate::tell_before(const c10::OperatorHandle& op, const torch::jit::
     const OperatorTraits& traits = traits_of(op);
     for_each_written(traits, arguments_on(stack, traits), calls.before_write);
   });
+}
+
+OperatorGate::Around::Around(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (!Gates::anywhere()) return;
+  try {
+    for_each([&](const Calls& calls) {
+      if (!calls.around) return;
+      if (Over over = calls.around(op, stack)) over_.push_back(std::move(over));
+    });
+  } catch (...) {
+    for (const Over& over : over_) over();
+    throw;
+  }
+}
+
+OperatorGate::Around::~Around() {
+  for (const Over& over : over_) over();
 }
 
 void OperatorGate::tell_before_write(const at::Tensor& tensor) {

@@ -40,10 +40,14 @@ class PythonHooksOutside {
 class OperatorGate {
  public:
   using Call = std::function<void(const c10::OperatorHandle& op, const torch::jit::Stack& stack)>;
+  using Over = std::function<void()>;
   /// Those that are empty are not called.
   struct Calls {
     /// In front of an operator; its arguments are the last ones of the stack. May throw: it does not run then.
     Call before = {};
+    /// The same, and also of an operator that runs again in a replay. What it returns, if anything, is called when the
+    /// operator is over, and its results are the last ones of the stack, or has failed; it must not throw.
+    std::function<Over(const c10::OperatorHandle& op, const torch::jit::Stack& stack)> around = {};
     /// In front of whatever writes a tensor of a storage: an operator, or code that announces it (see Unrecorded). May
     /// throw, as before.
     std::function<void(const at::Tensor&)> before_write = {};
@@ -55,6 +59,17 @@ class OperatorGate {
 
   /// What scopes are told that see what this thread does.
   static void tell_before(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+  /// Its life is the operator's.
+  class Around {
+   public:
+    Around(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+    ~Around();
+    Around(const Around&) = delete;
+    Around& operator=(const Around&) = delete;
+
+   private:
+    std::vector<Over> over_;
+  };
   static void tell_before_write(const at::Tensor& tensor);
 
  private:
@@ -62,6 +77,7 @@ class OperatorGate {
   static void for_each(const Tell& tell);
 
   Calls calls_;
+  std::function<void()> leave_;  // the thread's, be it this one or not
 };
 
 /// Records this thread's operators on a tape for the life of the scope. Scopes nest; the innermost tape

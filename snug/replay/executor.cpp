@@ -233,6 +233,7 @@ void call_again(Tape& tape, plan::OpId op, torch::jit::Stack& stack) {
   bool drew_the_same = true;
   {
     const record::TapeMutex::Lent lent(tape.mutex());
+    const record::OperatorGate::Around around(call.op, stack);
     call.op.callBoxed(&stack);
     memory::rethrow_swallowed_refusal();
     if (draws) drew_the_same = draws->finish();
