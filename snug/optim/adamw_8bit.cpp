@@ -10,6 +10,7 @@
 #include <span>
 
 #include "snug/base/errors.h"
+#include "snug/memory/owned_contents.h"
 #include "snug/memory/parallel_for.h"
 #include "snug/memory/tag.h"
 #include "snug/optim/blockwise_code.h"
@@ -104,6 +105,13 @@ void AdamW8bit::update(Update& u) {
                     .rate = static_cast<float>(u.learning_rate / (1 - std::pow(options_.beta1, step_number))),
                     .root_correction = static_cast<float>(std::sqrt(1 - std::pow(options_.beta2, step_number)))};
     const at::Tensor weights = parameter.contiguous(), gradient = u.gradients[k].contiguous();
+    using memory::ContentsThere;
+    const std::array there{ContentsThere(weights.storage(), memory::Access::Write),
+                           ContentsThere(gradient.storage()),
+                           ContentsThere(first.values.storage(), memory::Access::Write),
+                           ContentsThere(first.absmax.storage(), memory::Access::Write),
+                           ContentsThere(second.values.storage(), memory::Access::Write),
+                           ContentsThere(second.absmax.storage(), memory::Access::Write)};
     auto* const w = weights.mutable_data_ptr<float>();
     const auto* const g = gradient.const_data_ptr<float>();
     memory::parallel_for(0, blocks_of(parameter), kBlocksPerTask, [&](std::int64_t begin, std::int64_t end) {

@@ -11,8 +11,10 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <utility>
 
 #include "snug/base/match.h"
+#include "snug/memory/owned_contents.h"
 #include "snug/optim/few_bits.h"
 
 namespace snug::optim {
@@ -26,11 +28,21 @@ std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) 
   return gradients;
 }
 
+/// All at once, but for those that are not all in memory at once: one after the other.
+template <class Call>
+void in_groups(const std::vector<at::Tensor>& gradients, const Call& call) {
+  if (std::ranges::none_of(gradients, memory::has_owner)) return call(gradients);
+  for (const at::Tensor& gradient : gradients) call(std::vector<at::Tensor>{gradient});
+}
+
 double norm_of(const std::vector<at::Tensor>& gradients, double order) {
   if (gradients.empty()) return 0;
   // A norm in bf16 is rounded before it is added up, and those of adapters beside it are in fp32.
   const auto dtype = std::ranges::any_of(gradients, has_few_bits) ? std::optional(at::kFloat) : std::nullopt;
-  std::vector<at::Tensor> norms = at::_foreach_norm(gradients, order, dtype);
+  std::vector<at::Tensor> norms;
+  in_groups(gradients, [&](const std::vector<at::Tensor>& group) {
+    for (at::Tensor& norm : at::_foreach_norm(group, order, dtype)) norms.push_back(std::move(norm));
+  });
   for (at::Tensor& norm : norms) norm = norm.to(norms.front().device());
   return at::linalg_vector_norm(at::stack(norms), order).item<double>();
 }
@@ -50,12 +62,16 @@ double clip_gradients(const std::vector<at::Tensor>& parameters, const Clipping&
   if (gradients.empty()) return norm;
   std::visit(Match{[](const NoClipping&) {},
                    [&](const ClipNorm& clip) {
-                     if (norm > clip.limit && std::isfinite(norm))
-                       at::_foreach_mul_(gradients, clip.limit / (norm + 1e-6));
+                     if (norm <= clip.limit || !std::isfinite(norm)) return;
+                     in_groups(gradients, [&](const std::vector<at::Tensor>& group) {
+                       at::_foreach_mul_(group, clip.limit / (norm + 1e-6));
+                     });
                    },
                    [&](const ClipValue& clip) {
-                     at::_foreach_clamp_min_(gradients, -clip.limit);
-                     at::_foreach_clamp_max_(gradients, clip.limit);
+                     in_groups(gradients, [&](const std::vector<at::Tensor>& group) {
+                       at::_foreach_clamp_min_(group, -clip.limit);
+                       at::_foreach_clamp_max_(group, clip.limit);
+                     });
                    }},
              clipping);
   return norm;

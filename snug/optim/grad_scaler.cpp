@@ -16,6 +16,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/base/json_field.h"
+#include "snug/memory/owned_contents.h"
 #include "snug/memory/tag.h"
 #include "snug/optim/optimizer.h"
 
@@ -84,7 +85,17 @@ void GradScaler::unscale_for(const void* optimizer, const std::vector<at::Tensor
   const at::Tensor inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
   for (const Alike& group : alike(parameters)) {
     at::Tensor found = at::zeros({}, at::TensorOptions(group.device).dtype(at::kFloat));
-    at::_amp_foreach_non_finite_check_and_unscale_(group.gradients, found, inverse.to(group.device));
+    const at::Tensor there = inverse.to(group.device);
+    std::vector<at::Tensor> together;
+    for (const at::Tensor& gradient : group.gradients) {
+      if (!memory::has_owner(gradient)) {
+        together.push_back(gradient);
+        continue;
+      }
+      std::vector<at::Tensor> alone{gradient};  // as all of those need not have room in the device's memory
+      at::_amp_foreach_non_finite_check_and_unscale_(alone, found, there);
+    }
+    if (!together.empty()) at::_amp_foreach_non_finite_check_and_unscale_(together, found, there);
     now.found_inf.push_back(found);
   }
   optimizers_[optimizer] = std::move(now);

@@ -12,6 +12,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/memory/offloaded.h"
+#include "snug/memory/owned_contents.h"
 #include "snug/memory/tag.h"
 #include "snug/optim/few_bits.h"
 #include "snug/optim/stochastic_rounding.h"
@@ -93,16 +94,28 @@ void Optimizer::update_members(const ParameterGroup& group, const std::vector<st
       update_in_fp32(settings(), i);  // one at a time, so that one gradient at most is there in fp32
       continue;
     }
-    Update& u = beside(parameters_[i]);
+    Update alone = settings();
+    const bool is_alone = is_streamed(i);
+    Update& u = is_alone ? alone : beside(parameters_[i]);
     u.members.push_back(i);
     u.parameters.push_back(parameters_[i]);
     u.gradients.push_back(gradient);
+    if (is_alone) run_and_tell(u);
   }
-  for (Update& u : together) {
-    run(u);
-    // Fused kernels write parameters without telling autograd's version counters of it in every build.
-    for (at::Tensor& p : u.parameters) p.unsafeGetTensorImpl()->bump_version();
-  }
+  for (Update& u : together) run_and_tell(u);
+}
+
+void Optimizer::run_and_tell(Update& u) {
+  run(u);
+  // Fused kernels write parameters without telling autograd's version counters of it in every build.
+  for (at::Tensor& p : u.parameters) p.unsafeGetTensorImpl()->bump_version();
+}
+
+/// Those of all parameters together need not have room in the device's memory.
+bool Optimizer::is_streamed(std::size_t parameter) const {
+  const at::Tensor& p = parameters_[parameter];
+  return memory::has_owner(p) || memory::has_owner(p.grad()) ||
+         std::ranges::any_of(own_state(parameter), [](const auto& named) { return memory::has_owner(named.second); });
 }
 
 void Optimizer::step(double learning_rate) {

@@ -76,6 +76,8 @@ class Optimizer {
 
  private:
   void run(Update& u);
+  void run_and_tell(Update& u);
+  [[nodiscard]] bool is_streamed(std::size_t parameter) const;
   /// Those that have a gradient, all of one group.
   void update_members(const ParameterGroup& group, const std::vector<std::size_t>& members, double learning_rate);
   void update_in_fp32(Update alone, std::size_t parameter);

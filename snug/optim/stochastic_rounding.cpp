@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 
+#include "snug/memory/owned_contents.h"
 #include "snug/memory/parallel_for.h"
 
 namespace snug::optim {
@@ -34,6 +35,7 @@ c10::BFloat16 rounded(float number, std::uint32_t chance) {
 void round_stochastically(const at::Tensor& from, const at::Tensor& to, const RoundingChances& chances) {
   const at::Tensor numbers = from.contiguous();
   const at::Tensor whole = to.is_contiguous() ? to : at::empty(to.sizes(), to.options());
+  const memory::ContentsThere from_there(numbers.storage()), to_there(whole.storage(), memory::Access::Write);
   const auto* const in = numbers.const_data_ptr<float>();
   auto* const out = whole.mutable_data_ptr<at::BFloat16>();
   const std::uint64_t stream = mixed(mixed(mixed(chances.seed) ^ chances.step) ^ chances.tensor);

@@ -10,6 +10,7 @@
 #include "snug/replay/moves.h"
 #include "snug/replay/other_devices.h"
 #include "snug/replay/record_evicting.h"
+#include "snug/replay/window_choice.h"
 
 namespace snug::replay {
 
@@ -87,6 +88,17 @@ memory::DeviceMemory& checked(FitOptions& options, std::optional<c10::Device> de
   return memory::device_memory(*options.device);
 }
 
+std::shared_ptr<memory::Tiers> tiers_of(const FitOptions& options) {
+  const memory::TierBudgets budgets{.host = options.host_budget, .disk = options.disk_budget};
+  if (!options.streamed) return std::make_shared<memory::Tiers>(budgets);
+  if (budgets != memory::TierBudgets()) {
+    throw UsageError(
+        "fit: values go to the tiers of what is streamed, which have budgets of their own; leave host_budget and "
+        "disk_budget to StreamOptions");
+  }
+  return options.streamed->tiers();
+}
+
 }  // namespace
 
 std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional<Bytes> limit, const Forward& forward,
@@ -123,20 +135,26 @@ std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional
 Session fit(const Forward& forward, FitOptions options, std::optional<c10::Device> device_of_sample) {
   memory::DeviceMemory& memory = or_tell(
       *options.agreement, [&]() -> auto& { return checked(options, device_of_sample); });
-  const auto tiers = or_tell(*options.agreement, [&] {
-    return std::make_shared<memory::Tiers>(
-        memory::TierBudgets{.host = options.host_budget, .disk = options.disk_budget});
-  });
+  const auto tiers = or_tell(*options.agreement, [&] { return tiers_of(options); });
   options.other_budgets = with_indices(std::move(options.other_budgets));
   std::vector<RecordedStep> kinds =
       record_micro_batches(options.micro_batches, options.budget, forward, memory,
                            {.update = options.optimizer ? options.optimizer : options.update,
                             .agreement = options.agreement,
-                            .other_budgets = options.other_budgets});
+                            .other_budgets = options.other_budgets,
+                            .streamed = options.streamed});
   let_move(kinds, memory, *tiers);
-  Session session(std::move(kinds), options.strategy, plan::Budget::for_limit(options.budget), memory,
-                  options.agreement, std::move(options.other_budgets));
+  const plan::Budget budget = plan::Budget::for_limit(options.budget);
+  std::vector<PlannedStep> steps = or_tell(*options.agreement, [&] {
+    std::vector<PlannedStep> all = planned(std::move(kinds), options.strategy);
+    if (options.streamed)
+      open_best_window(*options.streamed, all, budgets_of(budget, options.other_budgets), memory,
+                       options.micro_batches);
+    return all;
+  });
+  Session session(std::move(steps), budget, memory, options.agreement, std::move(options.other_budgets));
   session.use(tiers);
+  if (options.streamed) session.use(options.streamed);
   return session;
 }
 

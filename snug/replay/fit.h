@@ -13,6 +13,7 @@
 
 #include "snug/base/bytes.h"
 #include "snug/replay/session.h"
+#include "snug/replay/streamed_tensors.h"
 
 namespace snug {
 
@@ -31,6 +32,9 @@ struct FitOptions {
   /// The same of a disk: room in a file without a name in the folder that TMPDIR names. Steps go on while it is written
   /// and read, but for those of accelerators.
   std::optional<Bytes> disk_budget = {};
+  /// Weights, and what the optimizer keeps of them, whose contents are not all in the device's memory: the plan says
+  /// how many bytes of the budget are their window, and values go to the same tiers, which have the budgets of theirs.
+  std::shared_ptr<StreamedTensors> streamed = nullptr;
   std::string strategy = "optimal";  ///< as plan::strategy_from reads it
   /// The optimizer, so that the plan counts what its update takes and the state that it will make: one of LibTorch's,
   /// or one with a `rehearse()` of its own. It must outlive fit(), which leaves it as it was.

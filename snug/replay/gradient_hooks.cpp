@@ -16,26 +16,31 @@ using torch::autograd::impl::post_acc_grad_hooks;
 
 class UseGradient final : public PostAccumulateGradHook {
  public:
-  UseGradient(std::unique_ptr<PostAccumulateGradHook> before, GradientHooks::Use use)
-      : before_(std::move(before)), use_(std::move(use)) {}
+  UseGradient(std::unique_ptr<PostAccumulateGradHook> before, GradientHooks::Use use, GradientHooks::For what)
+      : before_(std::move(before)), use_(std::move(use)), what_(what) {}
   void operator()(const torch::autograd::Variable& leaf) override {
     if (before_) (*before_)(leaf);
     const at::NoGradGuard no_grad;
     use_(leaf);
   }
   std::unique_ptr<PostAccumulateGradHook> take_before() { return std::move(before_); }
+  [[nodiscard]] static bool updates(const PostAccumulateGradHook* hook) {
+    const auto* const own = dynamic_cast<const UseGradient*>(hook);
+    return own != nullptr && (own->what_ == GradientHooks::For::Updates || updates(own->before_.get()));
+  }
 
  private:
   std::unique_ptr<PostAccumulateGradHook> before_;
   GradientHooks::Use use_;
+  GradientHooks::For what_;
 };
 
 }  // namespace
 
-GradientHooks::GradientHooks(const std::vector<at::Tensor>& leaves, const Use& use) : leaves_(leaves) {
+GradientHooks::GradientHooks(const std::vector<at::Tensor>& leaves, const Use& use, For what) : leaves_(leaves) {
   for (const at::Tensor& leaf : leaves_) {
     auto before = std::exchange(post_acc_grad_hooks(leaf), nullptr);
-    torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<UseGradient>(std::move(before), use));
+    torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<UseGradient>(std::move(before), use, what));
   }
 }
 
@@ -48,9 +53,8 @@ GradientHooks::~GradientHooks() {
 }
 
 bool has_gradient_hooks(const std::vector<at::Tensor>& leaves) {
-  return std::ranges::any_of(leaves, [](const at::Tensor& leaf) {
-    return dynamic_cast<const UseGradient*>(post_acc_grad_hooks(leaf).get()) != nullptr;
-  });
+  return std::ranges::any_of(
+      leaves, [](const at::Tensor& leaf) { return UseGradient::updates(post_acc_grad_hooks(leaf).get()); });
 }
 
 }  // namespace snug::replay

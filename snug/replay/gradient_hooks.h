@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
 #include <vector>
 
@@ -14,7 +15,11 @@ namespace snug::replay {
 class GradientHooks {
  public:
   using Use = std::function<void(const at::Tensor& leaf)>;
-  GradientHooks(const std::vector<at::Tensor>& leaves, const Use& use);
+  enum class For : std::uint8_t {
+    Updates,
+    Else,  ///< they use no gradient up
+  };
+  GradientHooks(const std::vector<at::Tensor>& leaves, const Use& use, For what = For::Updates);
   ~GradientHooks();
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
@@ -23,7 +28,7 @@ class GradientHooks {
   std::vector<at::Tensor> leaves_;
 };
 
-/// Whether one of these leaves has any now.
+/// Whether one of these leaves has any for updates now.
 bool has_gradient_hooks(const std::vector<at::Tensor>& leaves);
 
 }  // namespace snug::replay

@@ -133,8 +133,9 @@ void let_move(std::vector<RecordedStep>& kinds, memory::DeviceMemory& memory, me
   plan::Moves moves;
   const auto to = [&](memory::Tier tier, const std::optional<Bytes>& budget) {
     std::optional<plan::MoveCost> cost;
-    if (budget) cost = measured_move_cost(memory, tier);
-    if (cost) cost->budget = budget;
+    const Bytes left = budget ? *budget - tiers.stats(tier).taken : 0;
+    if (left > 0) cost = measured_move_cost(memory, tier);
+    if (cost) cost->budget = left;
     return cost;
   };
   moves.host = to(memory::Tier::Host, tiers.budgets().host);

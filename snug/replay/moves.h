@@ -14,8 +14,8 @@ namespace snug::replay {
 /// than its caches hold. Where there is no room for that it is taken to be slow.
 plan::MoveCost measured_move_cost(memory::DeviceMemory& memory, memory::Tier tier = memory::Tier::Host);
 
-/// Lets plans for the steps move values to the tiers that have budgets, within those. Throws Error where there is no
-/// folder for the disk's.
+/// Lets plans for the steps move values to the tiers that have budgets, within what is left of those. Throws Error
+/// where there is no folder for the disk's.
 void let_move(std::vector<RecordedStep>& kinds, memory::DeviceMemory& memory, memory::Tiers& tiers);
 
 }  // namespace snug::replay

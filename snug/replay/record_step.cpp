@@ -19,13 +19,16 @@
 #include "snug/record/profiler.h"
 #include "snug/record/recording.h"
 #include "snug/replay/gradient_hooks.h"
+#include "snug/replay/gradients_aside.h"
 #include "snug/replay/other_devices.h"
 #include "snug/replay/record_evicting.h"
 #include "snug/replay/saved_tensor_hooks.h"
 #include "snug/replay/step_run.h"
 #include "snug/replay/stop_asked.h"
+#include "snug/replay/streamed_tensors.h"
 #include "snug/replay/undone_draws.h"
 #include "snug/replay/undone_writes.h"
+#include "snug/replay/uses_measured.h"
 
 namespace snug::replay {
 namespace {
@@ -80,45 +83,18 @@ std::vector<at::Tensor> leaves_of(const StepRun::Roots& roots, const std::vector
   return leaves;
 }
 
-/// Puts gradients aside, and back at the end of the scope, with what runs when one has arrived, which may be an
-/// optimizer.
-class GradientsAside {
- public:
-  explicit GradientsAside(const std::vector<at::Tensor>& parameters) { put(parameters); }
-  ~GradientsAside() {
-    for (Aside& a : aside_) {
-      a.parameter.mutable_grad() = std::move(a.gradient);
-      torch::autograd::impl::post_acc_grad_hooks(a.parameter) = std::move(a.hooks);
-    }
-  }
-  GradientsAside(const GradientsAside&) = delete;
-  GradientsAside& operator=(const GradientsAside&) = delete;
-
-  /// Those that have not been put aside before.
-  void put(const std::vector<at::Tensor>& parameters) {
-    for (const at::Tensor& p : parameters) {
-      if (!known_.insert(p.unsafeGetTensorImpl()).second) continue;
-      aside_.push_back({p, std::exchange(p.mutable_grad(), at::Tensor()),
-                        std::exchange(torch::autograd::impl::post_acc_grad_hooks(p), nullptr)});
-    }
-  }
-
- private:
-  struct Aside {
-    at::Tensor parameter, gradient;
-    std::unique_ptr<torch::autograd::PostAccumulateGradHook> hooks;
-  };
-  std::vector<Aside> aside_;
-  std::unordered_set<const void*> known_;
-};
-
 /// The update as it is rehearsed, once in a recording: where a step function is about to run its own, or at the end.
 class RehearsedUpdate {
  public:
   /// `parameters`: those that have gradients when it runs.
   RehearsedUpdate(const Rehearsal& rehearsal, record::Profiler& profiler, const record::Tape& tape,
-                  UndoneWrites& writes, const std::vector<at::Tensor>& parameters)
-      : rehearsal_(rehearsal), profiler_(profiler), tape_(tape), writes_(writes), parameters_(parameters) {}
+                  UndoneWrites& writes, const std::vector<at::Tensor>& parameters, UsesMeasured& uses)
+      : rehearsal_(rehearsal),
+        profiler_(profiler),
+        tape_(tape),
+        writes_(writes),
+        parameters_(parameters),
+        uses_(uses) {}
   ~RehearsedUpdate() {
     try {
       forget();
@@ -139,7 +115,9 @@ class RehearsedUpdate {
     for (const at::Tensor& p : parameters_) gradients.push_back(p.grad());
     std::optional<UndoneWrites::Pause> trusted;
     if (rehearsal_.writes == Rehearsal::Writes::Nothing) trusted.emplace(writes_);
+    const UsesMeasured::Count before = uses_.count();
     profiler_.rehearse(tape_, [&] {
+      uses_.forget_after(before);  // those of the first run
       for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].mutable_grad() = gradients[i];
       return rehearsal_.run();
     });
@@ -170,6 +148,7 @@ class RehearsedUpdate {
   const record::Tape& tape_;
   UndoneWrites& writes_;
   const std::vector<at::Tensor>& parameters_;
+  UsesMeasured& uses_;
   bool begun_ = false;
   bool made_ = false;
 };
@@ -213,7 +192,10 @@ struct RecordingScope {
     aside.put(with);
     const std::vector<Bytes> without = allocated_on(devices);
     const memory::TagScope tag(memory::Tag::Gradients);
-    for (const at::Tensor& p : with) p.mutable_grad() = at::zeros_like(p);
+    for (const at::Tensor& p : with) {
+      p.mutable_grad() = at::zeros_like(p);
+      if (options.streamed) options.streamed->take_gradient(p);
+    }
     gradients = more_than(without, devices);
   }
   ~RecordingScope() { tape->detach(); }
@@ -257,13 +239,22 @@ struct Recorded {
   std::vector<c10::Storage> leaves;  ///< that it read
 };
 
+/// The window that it is recorded with is no part of it.
+void leave_window_out(plan::StepGraph& graph, const memory::DeviceMemory& memory, const RecordOptions& options) {
+  const auto window = options.streamed ? options.streamed->window() : nullptr;
+  if (!window || window->device() != memory.device()) return;
+  const Bytes taken = memory.rounded(WindowSlab::memory_for(window->window().bytes));
+  graph.add_static(0, static_cast<std::size_t>(memory::Tag::Weights), -taken);
+}
+
 Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
                      const RecordOptions& options) {
   RecordingScope scope(cost, memory, options);
   Recorded recorded;
   RecordedStep& step = recorded.step;
   if (!options.have_gradients.empty()) step.kind = options.update.each ? StepKind::Last : StepKind::Later;
-  RehearsedUpdate update(options.update, *scope.profiler, *scope.tape, scope.writes, step.parameters);
+  UsesMeasured uses(options.streamed, scope.profiler->clock());
+  RehearsedUpdate update(options.update, *scope.profiler, *scope.tape, scope.writes, step.parameters, uses);
   const std::vector<Bytes> prepared = update.prepare(scope.devices);
   const auto update_begins = [&](StepRun& run) {
     update.run();
@@ -284,7 +275,13 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
                                  std::erase_if(step.parameters,
                                                [&](const at::Tensor& leaf) { return is_made_by(*scope.tape, leaf); });
                                  scope.aside.put(step.parameters);
-                                 if (options.update.each) scope.update_each(options.update, step.parameters);
+                                 if (options.update.each) {
+                                   scope.update_each(options.update, step.parameters);
+                                 } else if (options.streamed) {
+                                   scope.in_backward.emplace(step.parameters, [&](const at::Tensor& parameter) {
+                                     options.streamed->take_gradient(parameter);
+                                   });
+                                 }
                                },
                            .backward_over =
                                [&](StepRun& it) {
@@ -311,6 +308,8 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
         {.state_to_come = prepared[i] + scope.profiler->state_to_come()[i], .gradients = scope.gradients[i]});
   }
   step.graph = scope.profiler->finish(*scope.tape);
+  step.streamed = uses.finish(step.kind, step.graph.step_seconds + step.graph.update_seconds);
+  leave_window_out(step.graph, memory, options);
   update.forget();
   scope.writes.undo();
   agree(options);
@@ -331,6 +330,7 @@ RecordedStep record_forward(EvictionCost cost, const Forward& forward, memory::D
   step.kind = StepKind::Evaluation;
   step.passing.resize(scope.devices.size());
   step.graph = scope.profiler->finish(*scope.tape);
+  leave_window_out(step.graph, memory, options);
   scope.writes.undo();
   agree(options);
   return step;
@@ -363,13 +363,15 @@ RecordedStep record_step_evicting(EvictionCost cost, const Forward& forward, mem
   RecordOptions options = as_given;
   options.other_budgets = with_indices(std::move(options.other_budgets));
   if (options.until == RecordUntil::Loss) return record_forward(cost, forward, memory, options);
-  // The first run pays for page faults and the kernels' own set-up.
+  // The first run pays for page faults and the kernels' own set-up, and shows what is used at once.
+  if (options.streamed) options.streamed->open({});
   Recorded once = record_once(cost, forward, memory, options);
   const plan::StepGraph first = std::move(once.step.graph);
   // What is older than the allocator counts from here on.
   for (const c10::Storage& leaf : once.leaves) memory::adopt(leaf);
   tag_weights(once.step.parameters);
   once = {};
+  if (options.streamed) options.streamed->open({.bytes = options.streamed->totals().most_at_once});
   RecordedStep step = record_once(cost, forward, memory, options).step;
   if (first.fingerprint() != step.graph.fingerprint()) return step;
   for (std::size_t i = 0; i < step.graph.ops.size(); ++i) {

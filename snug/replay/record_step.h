@@ -8,25 +8,23 @@
 #include <vector>
 
 #include "snug/memory/device_memory.h"
+#include "snug/plan/run/window_cost.h"
 #include "snug/plan/step/step_graph.h"
 #include "snug/replay/agreement.h"
 #include "snug/replay/device_budget.h"
 #include "snug/replay/outside_memory.h"
 #include "snug/replay/rehearsal.h"
+#include "snug/replay/step_kind.h"
+
+namespace snug {
+class StreamedTensors;
+}
 
 namespace snug::replay {
 
 /// A step function: runs the forward pass and returns the loss, a defined tensor of one element that requires a
 /// gradient. Or calls backward() on it where it stands, and goes on to update; then what it returns may be undefined.
 using Forward = std::function<at::Tensor()>;
-
-/// The kinds of steps that training is made of. Each has a plan of its own.
-enum class StepKind : std::uint8_t {
-  First,      ///< gradients are made: a step of its own, or the first micro-batch of one
-  Later,      ///< gradients are there before, and backward adds to them: a later micro-batch
-  Last,       ///< as Later, and its backward pass updates the parameters and lets go of the gradients
-  Evaluation  ///< forward only
-};
 
 struct RecordedStep {
   plan::StepGraph graph;
@@ -35,6 +33,7 @@ struct RecordedStep {
   /// say.
   std::vector<PassingBytes> passing{1};
   StepKind kind = StepKind::First;
+  plan::StreamedStep streamed{};  ///< how it uses what is streamed; whose window the graph does not count
 };
 
 /// How far a step is recorded, and so a step function that goes backward itself runs, that it leaves no trace.
@@ -55,6 +54,9 @@ struct RecordOptions {
   std::vector<at::Tensor> have_gradients = {};
   /// Of further devices that the step uses: they are capped, and values there are evicted and replayed as needed.
   std::vector<DeviceBudget> other_budgets = {};
+  /// Tensors of the device that the step uses and whose contents are not all there. How they are used is a part of
+  /// what is recorded; their window, which holds what is used at once afterwards, is not: see open_best_window.
+  std::shared_ptr<StreamedTensors> streamed = nullptr;
   /// Asked again and again while the step runs, by any of its threads, and runs no operators itself: where it says true
   /// the recording throws Stopped, and leaves no trace either.
   std::function<bool()> stop = {};

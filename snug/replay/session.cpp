@@ -10,6 +10,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/memory/held_limit.h"
+#include "snug/memory/owned_contents.h"
 #include "snug/memory/tag.h"
 #include "snug/record/profiler.h"
 #include "snug/record/recording.h"
@@ -21,6 +22,7 @@
 #include "snug/replay/step_book.h"
 #include "snug/replay/step_run.h"
 #include "snug/replay/step_trace.h"
+#include "snug/replay/streamed_tensors.h"
 
 namespace snug {
 namespace {
@@ -44,6 +46,21 @@ replay::StepKind kind_of(const std::vector<at::Tensor>& parameters) {
   return replay::has_gradient_hooks(parameters) ? replay::StepKind::Last : replay::StepKind::Later;
 }
 
+/// For its life, a step's, gradients of streamed weights leave as they do.
+class GradientsLeave {
+ public:
+  GradientsLeave(const std::shared_ptr<StreamedTensors>& streamed, const std::vector<at::Tensor>& parameters) {
+    if (!streamed) return;
+    streamed->next_step(kind_of(parameters));
+    hooks_.emplace(
+        parameters, [streamed](const at::Tensor& parameter) { streamed->take_gradient(parameter); },
+        replay::GradientHooks::For::Else);
+  }
+
+ private:
+  std::optional<replay::GradientHooks> hooks_;
+};
+
 /// On the device. Several may be views of one storage, as DistributedDataParallel has them.
 Bytes gradient_bytes(const std::vector<at::Tensor>& parameters, const memory::DeviceMemory& memory) {
   std::unordered_set<const c10::StorageImpl*> storages;
@@ -51,6 +68,7 @@ Bytes gradient_bytes(const std::vector<at::Tensor>& parameters, const memory::De
   for (const at::Tensor& p : parameters) {
     const at::Tensor& gradient = p.grad();
     if (!gradient.defined() || !gradient.has_storage() || gradient.device() != memory.device()) continue;
+    if (memory::has_owner(gradient)) continue;  // it takes none
     if (storages.insert(gradient.storage().unsafeGetStorageImpl()).second)
       bytes += memory.rounded(static_cast<Bytes>(gradient.storage().nbytes()));
   }
@@ -115,6 +133,20 @@ std::shared_ptr<record::Profiler> profiler_of(const std::vector<memory::DeviceMe
   return std::make_shared<record::Profiler>(std::move(gauges));
 }
 
+/// Throws what `refusal` is set to meanwhile, even where the function catches it.
+at::Tensor run_unless_refused(replay::StepRun& step, const replay::Forward& forward,
+                              const std::exception_ptr& refusal) {
+  at::Tensor result;
+  try {
+    result = step(forward);
+  } catch (...) {
+    if (refusal) std::rethrow_exception(refusal);
+    throw;
+  }
+  if (refusal) std::rethrow_exception(refusal);
+  return result;
+}
+
 template <class T>
 std::vector<T> only(T one) {
   std::vector<T> all;
@@ -137,6 +169,7 @@ struct Session::State {
   VerifyReplay verify = VerifyReplay::Off;
   Anomalies anomalies = Anomalies::Ignored;
   std::shared_ptr<memory::Tiers> tiers = std::make_shared<memory::Tiers>();
+  std::shared_ptr<StreamedTensors> streamed{};
   StepReport last;
   replay::StepTrace trace;
 
@@ -202,6 +235,8 @@ void Session::verify_replays(VerifyReplay how) noexcept { state_->verify = how; 
 void Session::use(std::shared_ptr<memory::Tiers> tiers) noexcept { state_->tiers = std::move(tiers); }
 const memory::Tiers& Session::tiers() const noexcept { return *state_->tiers; }
 
+void Session::use(std::shared_ptr<StreamedTensors> streamed) noexcept { state_->streamed = std::move(streamed); }
+
 void Session::anomalies(Anomalies become) noexcept { state_->anomalies = become; }
 
 const plan::MemoryPlan& Session::plan() const { return state_->book.plan(); }
@@ -213,6 +248,7 @@ const replay::StepTrace& Session::last_trace() const { return state_->trace; }
 
 at::Tensor Session::run(const replay::Forward& forward) {
   State& s = *state_;
+  const GradientsLeave gradients(s.streamed, s.parameters);
   // A younger session, of another model perhaps, has its own budget.
   std::optional<memory::HeldLimit> for_this_step;
   if (s.limit && !s.limit->newest()) for_this_step.emplace(s.memory, s.budget->limit);
@@ -253,15 +289,8 @@ at::Tensor Session::run(const replay::Forward& forward) {
                                     if (watches) replay::watch_backward(roots, tape);
                                   },
                               .backward_over = [&](replay::StepRun&) { unknown.end(*tape); }});
-  at::Tensor result;
-  try {
-    result = step(forward);
-  } catch (...) {
-    if (refusal) std::rethrow_exception(refusal);
-    throw;
-  }
-  if (refusal) std::rethrow_exception(refusal);  // which the function caught
-  tape->remove_observer(*tracer);                // other threads may evict
+  const at::Tensor result = run_unless_refused(step, forward, refusal);
+  tape->remove_observer(*tracer);  // other threads may evict
   s.trace = tracer->take();
   s.last = {.replayed_ops = s.trace.replayed_ops(),
             .moved_bytes = tape->values().offloaded_bytes(),

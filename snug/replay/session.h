@@ -24,6 +24,7 @@
 #include "snug/replay/step_trace.h"
 
 namespace snug {
+class StreamedTensors;
 
 /// What becomes of NaN and infinities in a step.
 enum class Anomalies : std::uint8_t {
@@ -90,6 +91,10 @@ class Session {
   /// Where the contents go that plans move, and regions: of the next steps. As it is made, tiers without budgets.
   void use(std::shared_ptr<memory::Tiers> tiers) noexcept;
   [[nodiscard]] const memory::Tiers& tiers() const noexcept;
+
+  /// Tensors that the next steps use and whose contents are not all in the device's memory: each step is expected to
+  /// use them in the order of the last one, and gradients of those go where they are. They have a window already.
+  void use(std::shared_ptr<StreamedTensors> streamed) noexcept;
 
   /// Of the next steps.
   void anomalies(Anomalies become) noexcept;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/memory/owned_contents.h"
 #include "snug/record/recording_key.h"
 
 namespace snug::replay {
@@ -68,7 +69,8 @@ void UndoneWrites::copy(const at::Tensor& written) {
   if (pauses_ > 0) return;
   const c10::Storage& storage = written.storage();
   // Of tensors that a compiler traces, not even sizes are known.
-  if (storage.device().is_meta() || storage.nbytes() == 0 || storage.data() == nullptr) return;
+  if (storage.device().is_meta() || storage.nbytes() == 0) return;
+  if (storage.data() == nullptr && !memory::has_owner(written)) return;
   const std::lock_guard lock(mutex_);
   if (copied_.contains(storage.unsafeGetStorageImpl()) || memory::allocated_since(storage, began_)) return;
   const auto clock = left_out(clock_);

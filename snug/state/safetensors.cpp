@@ -16,6 +16,7 @@
 #include "snug/base/errors.h"
 #include "snug/base/json_field.h"
 #include "snug/base/text_file.h"
+#include "snug/memory/owned_contents.h"
 #include "snug/state/mapped_weights.h"
 #include "snug/state/safetensors_header.h"
 
@@ -139,6 +140,7 @@ void write_safetensors(const fs::path& path, const std::vector<std::pair<std::st
     file.write(std::as_bytes(std::span(header)));
     for (const SafetensorsEntry& e : entries) {
       const at::Tensor whole = by_name.at(e.name).detach().cpu().contiguous().resolve_conj().resolve_neg();
+      const memory::ContentsThere there(whole.storage());
       file.write({static_cast<const std::byte*>(whole.const_data_ptr()), whole.nbytes()});
     }
     file.finish();

@@ -1,0 +1,238 @@
+#include "snug/replay/stream_window.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "snug/base/errors.h"
+#include "snug/memory/byte_tensor.h"
+#include "snug/record/recording_key.h"
+#include "snug/record/stream_order.h"
+
+namespace snug::replay {
+namespace {
+
+Bytes whole_pages(Bytes bytes) { return WindowSlab::whole_pages(bytes); }
+
+}  // namespace
+
+memory::TierRoom StreamWindow::room_for(Bytes bytes) {
+  const memory::Tier nearest = tiers_->nearest(device_);
+  try {
+    return {bytes, device_, *tiers_, nearest};
+  } catch (const Error&) {
+    if (nearest == memory::Tier::Disk || !tiers_->budgets().disk) throw;
+    return {bytes, device_, *tiers_, memory::Tier::Disk};
+  }
+}
+
+std::int32_t StreamWindow::add_room(Bytes bytes) {
+  auto streamed = std::make_unique<Streamed>(Streamed{.storage = nullptr, .bytes = bytes, .room = room_for(bytes)});
+  all_.push_back(std::move(streamed));
+  totals_.bytes += bytes;
+  totals_.largest = std::max(totals_.largest, whole_pages(bytes));
+  return book_.add(whole_pages(bytes));
+}
+
+void StreamWindow::take(const c10::Storage& storage, std::int32_t which) {
+  at(which).room.write(memory::byte_tensor(storage, at(which).bytes)).wait();
+  at(which).storage = storage.unsafeGetStorageImpl();
+  memory::give_contents(*storage.unsafeGetStorageImpl(), {shared_from_this(), which});
+}
+
+std::int32_t StreamWindow::add(const c10::Storage& storage) {
+  const Unseen unseen;
+  const std::lock_guard lock(mutex_);
+  const std::int32_t which = add_room(static_cast<Bytes>(storage.nbytes()));
+  try {
+    take(storage, which);
+  } catch (...) {
+    remove(which);
+    throw;
+  }
+  return which;
+}
+
+std::int32_t StreamWindow::reserve(Bytes bytes) {
+  const std::lock_guard lock(mutex_);
+  const std::int32_t which = add_room(bytes);
+  at(which).reserved = true;
+  book_.lose(which);
+  return which;
+}
+
+void StreamWindow::give(const c10::Storage& storage, std::int32_t which) {
+  const Unseen unseen;
+  const std::lock_guard lock(mutex_);
+  if (all_[static_cast<std::size_t>(which)] == nullptr || at(which).storage != nullptr)
+    throw Error("stream: another tensor has that number");
+  const plan::StreamedUse made{which, plan::StreamedUse::Does::Makes};
+  uses_.note(made);
+  const UsesLog::Aside aside(uses_);
+  Streamed& s = at(which);
+  try {
+    if (const auto place = book_.bring_made(which)) {
+      for (const memory::StreamMark& mark : make_room(*place)) record::StreamOrder::let_wait(device_, mark);
+      slab_.part(place->offset, s.bytes).copy_(memory::byte_tensor(storage, s.bytes));
+      offsets_.insert_or_assign(which, place->offset);
+      s.storage = storage.unsafeGetStorageImpl();
+      s.dirty = true;
+      used_here(s);
+      memory::give_contents(*s.storage, {shared_from_this(), which});
+    } else {
+      take(storage, which);
+      totals_.out += s.bytes;
+    }
+  } catch (...) {
+    book_.lose(which);
+    throw;
+  }
+}
+
+void StreamWindow::remove(std::int32_t which) {
+  totals_.bytes -= at(which).bytes;
+  uses_.forget(which);
+  book_.remove(which);
+  all_[static_cast<std::size_t>(which)] = nullptr;
+}
+
+void StreamWindow::open(plan::Window window) {
+  const Unseen unseen;
+  {
+    const std::lock_guard lock(mutex_);
+    empty_window();
+    slab_.open({});
+    book_.resize({});
+  }
+  if (window.bytes == 0) return;
+  window.bytes = whole_pages(window.bytes);
+  c10::Storage memory = WindowSlab::new_memory(WindowSlab::memory_for(window.bytes), device_);
+  const std::lock_guard lock(mutex_);
+  slab_.open(std::move(memory));
+  book_.resize(window);
+}
+
+/// All that was changed is written back.
+void StreamWindow::empty_window() {
+  while (!offsets_.empty()) {
+    const auto [which, offset] = *offsets_.begin();
+    leave(which, offset);
+  }
+  slab_.wait();
+}
+
+void StreamWindow::bring_back() {
+  const Unseen unseen;
+  open({});
+  for (std::size_t i = 0; i < all_.size(); ++i) {
+    Bytes bytes = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      if (all_[i] == nullptr || all_[i]->storage == nullptr) continue;
+      bytes = all_[i]->bytes;
+    }
+    const c10::Storage fresh = WindowSlab::new_memory(bytes, device_);
+    const std::lock_guard lock(mutex_);
+    if (all_[i] == nullptr || all_[i]->storage == nullptr) continue;
+    all_[i]->room.read_now(memory::byte_tensor(fresh, bytes));
+    memory::take_contents_back(*all_[i]->storage,
+                               std::move(fresh.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks()));
+    remove(static_cast<std::int32_t>(i));
+  }
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < all_.size(); ++i) {
+    if (all_[i] != nullptr) remove(static_cast<std::int32_t>(i));  // nobody's now
+  }
+}
+
+/// It is in the book no more.
+void StreamWindow::leave(std::int32_t which, Bytes offset) {
+  Streamed& s = at(which);
+  offsets_.erase(which);
+  memory::set_address(*s.storage, nullptr);
+  // What other streams have been given with it comes first.
+  for (const c10::Stream stream : std::exchange(s.streams, {}))
+    memory::StreamMark(stream).let_wait(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  slab_.goes_on(offset, s.bytes, std::exchange(s.arriving, {}));
+  if (!std::exchange(s.dirty, false)) return;
+  totals_.out += s.bytes;
+  slab_.goes_on(offset, s.bytes, s.room.write(slab_.part(offset, s.bytes)));
+}
+
+/// Those leave that are in its place. Returns what goes on there.
+std::vector<memory::StreamMark> StreamWindow::make_room(const plan::WindowBook::Place& place) {
+  for (const plan::StreamedId other : place.leave) leave(other, offsets_.at(other));
+  return slab_.going_on(place.offset, at(place.tensor).bytes);
+}
+
+/// It is on its way.
+void StreamWindow::come(const plan::WindowBook::Place& place) {
+  Streamed& s = at(place.tensor);
+  s.arriving = s.room.read(slab_.part(place.offset, s.bytes), make_room(place));
+  offsets_.insert_or_assign(place.tensor, place.offset);
+  totals_.in += s.bytes;
+  ++totals_.came;
+}
+
+void StreamWindow::forget(std::int32_t which) noexcept {
+  const Unseen unseen;
+  const std::lock_guard lock(mutex_);
+  Streamed& s = at(which);
+  // Copies may still go on, of its room or its place.
+  for (const memory::StreamMark& mark : {s.room.written(), s.arriving}) {
+    try {
+      mark.wait();
+      for (const c10::Stream stream : s.streams) memory::StreamMark(stream).wait();
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): nobody wants the contents any more
+    }
+  }
+  offsets_.erase(which);
+  while (s.users > 0) end_one(which);  // an operator's last reference was its own
+  if (!s.reserved) return remove(which);
+  book_.lose(which);
+  s.storage = nullptr;
+  s.dirty = false;
+  s.arriving = {};
+  s.streams.clear();
+}
+
+void StreamWindow::next_step(StepKind kind) {
+  const std::lock_guard lock(mutex_);
+  if (const std::vector<plan::StreamedUse>& order = uses_.next_step(kind); !order.empty()) book_.expect(order);
+  book_.restart();
+}
+
+std::vector<Bytes> StreamWindow::places() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Bytes> bytes;
+  for (const auto& s : all_) bytes.push_back(s ? whole_pages(s->bytes) : 0);
+  return bytes;
+}
+
+StreamWindow::Totals StreamWindow::totals() const {
+  const std::lock_guard lock(mutex_);
+  Totals totals = totals_;
+  totals.most_at_once = uses_.at_once();
+  for (const auto& s : all_) {
+    if (s != nullptr && s->room.tier() == memory::Tier::Disk) totals.on_disk += s->bytes;
+  }
+  return totals;
+}
+
+bool StreamWindow::is_free(std::int32_t which, Bytes bytes) const {
+  const std::lock_guard lock(mutex_);
+  const auto& s = all_[static_cast<std::size_t>(which)];
+  return s && s->reserved && s->bytes == bytes && s->storage == nullptr;
+}
+
+plan::Window StreamWindow::window() const {
+  const std::lock_guard lock(mutex_);
+  return book_.window();
+}
+
+}  // namespace snug::replay

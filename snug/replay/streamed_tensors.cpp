@@ -1,0 +1,155 @@
+#include "snug/replay/streamed_tensors.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/SmallVector.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "snug/base/errors.h"
+#include "snug/memory/device_memory.h"
+#include "snug/memory/owned_contents.h"
+#include "snug/record/operator_traits.h"
+#include "snug/record/view.h"
+
+namespace snug {
+namespace {
+
+using Uses = c10::SmallVector<plan::StreamedUse, 4>;
+
+constexpr int kNoBackward = -1;
+
+/// Those among an operator's tensors that the window has, each once.
+Uses used_by(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const replay::StreamWindow& window) {
+  Uses uses;
+  const record::OperatorTraits& traits = record::traits_of(op);
+  if (traits.looks_only) return uses;
+  const c10::IValue* const arguments = record::arguments_on(stack, traits);
+  for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
+    record::for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+      if (!tensor.has_storage()) return;
+      const auto* const ownership = memory::ownership_of(*tensor.storage().unsafeGetStorageImpl());
+      if (ownership == nullptr || ownership->owner.get() != &window) return;
+      using Does = plan::StreamedUse::Does;
+      const Does does = record::writes(traits, arguments, i) ? Does::Writes : Does::Reads;
+      const auto known = std::ranges::find(uses, ownership->which, &plan::StreamedUse::tensor);
+      if (known == uses.end()) {
+        uses.push_back({ownership->which, does});
+      } else {
+        known->does = std::max(known->does, does);
+      }
+    });
+  }
+  return uses;
+}
+
+/// What optimizers keep of a parameter most often begins so, in their first step: not in a forward or a backward pass.
+bool makes_state(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const replay::StreamWindow& window) {
+  const record::OperatorTraits& traits = record::traits_of(op);
+  if (traits.name != "aten::zeros_like" || record::recording_tape() ||
+      torch::autograd::get_current_graph_task_id() != kNoBackward)
+    return false;
+  const c10::IValue& like = *record::arguments_on(stack, traits);
+  const auto* const ownership = like.isTensor() && like.toTensor().has_storage()
+                                    ? memory::ownership_of(*like.toTensor().storage().unsafeGetStorageImpl())
+                                    : nullptr;
+  return ownership != nullptr && ownership->owner.get() == &window;
+}
+
+/// It goes where the parameter is, if there is room.
+void stream_too(replay::StreamWindow& window, const torch::jit::Stack& results, Bytes at_least) {
+  if (results.empty() || !results.back().isTensor()) return;  // it has failed
+  const at::Tensor& made = results.back().toTensor();
+  if (!made.defined() || !record::is_plain(made) || made.device() != window.device() ||
+      static_cast<Bytes>(made.storage().nbytes()) < at_least || memory::has_owner(made))
+    return;
+  try {
+    (void)window.add(made.storage());
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): it stays in the device's memory
+  }
+}
+
+record::OperatorGate::Calls around_operators(std::shared_ptr<replay::StreamWindow> window, Bytes at_least) {
+  return {.around = [window = std::move(window), at_least](
+                        const c10::OperatorHandle& op, const torch::jit::Stack& stack) -> record::OperatorGate::Over {
+    if (makes_state(op, stack, *window))
+      return [window, at_least, results = &stack] { stream_too(*window, *results, at_least); };
+    Uses uses = used_by(op, stack, *window);
+    if (uses.empty()) return {};
+    window->begin(uses);
+    return [window, uses = std::move(uses)] { window->end(uses); };
+  }};
+}
+
+}  // namespace
+
+StreamedTensors::StreamedTensors(StreamOptions options)
+    : StreamedTensors(options, std::make_shared<memory::Tiers>(
+                                   memory::TierBudgets{.host = options.host_budget, .disk = options.disk_budget})) {}
+
+StreamedTensors::StreamedTensors(StreamOptions options, std::shared_ptr<memory::Tiers> tiers)
+    : options_(options), tiers_(std::move(tiers)) {
+  if (options_.device) options_.device = memory::with_index(*options_.device);
+}
+
+StreamedTensors::~StreamedTensors() {
+  try {
+    bring_back();
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): there is not the memory
+  }
+}
+
+void StreamedTensors::move_to_device(const at::Tensor& tensor, c10::Device device) {
+  const at::NoGradGuard no_grad;
+  at::Tensor(tensor).set_data(tensor.detach().to(device));
+}
+
+void StreamedTensors::add(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& t : tensors) {
+    if (!t.defined() || !record::is_plain(t) || static_cast<Bytes>(t.storage().nbytes()) < options_.min_bytes) continue;
+    if (memory::ownership_of(*t.storage().unsafeGetStorageImpl()) != nullptr) continue;
+    if (!options_.device) options_.device = t.device();
+    if (t.device() != *options_.device) move_to_device(t, *options_.device);
+    if (!window_) {
+      window_ = std::make_shared<replay::StreamWindow>(*options_.device, tiers_);
+      gate_.emplace(around_operators(window_, options_.min_bytes));
+    }
+    window_->add(t.storage());
+  }
+}
+
+void StreamedTensors::take_gradient(const at::Tensor& parameter) {
+  const at::Tensor& gradient = parameter.grad();
+  if (!window_ || !parameter.has_storage() || !gradient.defined() || !record::is_plain(gradient)) return;
+  const auto* const ownership = memory::ownership_of(*parameter.storage().unsafeGetStorageImpl());
+  if (ownership == nullptr || ownership->owner != window_ || memory::has_owner(gradient)) return;
+  const auto bytes = static_cast<Bytes>(gradient.storage().nbytes());
+  if (gradient.device() != window_->device() || gradient.storage().use_count() > 1 || bytes < options_.min_bytes)
+    return;
+  auto known = gradients_.find(parameter.unsafeGetTensorImpl());
+  if (known == gradients_.end())
+    known = gradients_.emplace(parameter.unsafeGetTensorImpl(), window_->reserve(bytes)).first;
+  if (window_->is_free(known->second, bytes)) window_->give(gradient.storage(), known->second);
+}
+
+void StreamedTensors::bring_back() {
+  gradients_.clear();
+  if (window_) window_->bring_back();
+}
+
+void StreamedTensors::open(plan::Window window) {
+  if (window_) window_->open(window);
+}
+
+void StreamedTensors::next_step(replay::StepKind kind) {
+  if (window_) window_->next_step(kind);
+}
+
+replay::StreamWindow::Totals StreamedTensors::totals() const {
+  return window_ ? window_->totals() : replay::StreamWindow::Totals();
+}
+
+}  // namespace snug
