@@ -56,7 +56,8 @@ struct PlanReport {
   Bytes highest_peak = 0;  ///< of the plans of all kinds of steps: each micro-batch's, and evaluation's
   double planning_seconds = 0;
   std::int64_t micro_batches = 1;  ///< of a step; times are of one that adds to gradients
-  double whole_step_seconds = 0;   ///< of all of them and the update
+  double whole_step_seconds = 0;   ///< of all of them and the update, and waiting for streamed weights
+  replay::OpenedWindow window;     ///< of those
   std::vector<train::Choice> choices;
 };
 
@@ -121,6 +122,8 @@ PlanReport plan_configuration(const PlanOptions& options) {
     PlanReport report =
         report_on(std::move(planned.kinds), planned.budget, planned.planning_seconds, chosen.config.train.accumulate);
     report.choices = std::move(chosen.choices);
+    report.window = planned.window;
+    report.whole_step_seconds += planned.window.cost.seconds;
     return report;
   } catch (const DoesNotFit& refusal) {
     if (file) throw;
@@ -162,6 +165,9 @@ nlohmann::ordered_json to_json(const PlanReport& r, const plan::Explanation& why
       {"micro_batches", r.micro_batches},
       {"whole_step_seconds", r.whole_step_seconds},
       {"update_bytes", r.graph.update_bytes},
+      {"streamed_bytes", r.window.streamed},
+      {"window_bytes", r.window.window.bytes},
+      {"window_seconds", r.window.cost.seconds},
       {"planning_seconds", r.planning_seconds},
       {"graph_ops", r.graph.ops.size()},
       {"kept_bytes", why.all.kept},
@@ -234,9 +240,19 @@ void print_plan_summary(const PlanReport& r, const plan::Explanation& why) {
     rows.push_back({"optimizer step", fmt::format("{:.3f} s more, {} above the gradients", r.graph.update_seconds,
                                                   format_bytes(r.graph.update_bytes))});
   }
-  if (r.micro_batches > 1) {
-    rows.push_back({"the whole step", fmt::format("{:.3f} s, {} micro-batches as above and the optimizer step",
-                                                  r.whole_step_seconds, r.micro_batches)});
+  const replay::OpenedWindow& streamed = r.window;
+  if (streamed.streamed > 0) {
+    rows.push_back(
+        {"streamed weights and state",
+         fmt::format("{} in a window of {}; {} come and {} leave in a step, which waits {:.3f} s",
+                     format_bytes(streamed.streamed), format_bytes(streamed.window.bytes),
+                     format_bytes(streamed.cost.in), format_bytes(streamed.cost.out), streamed.cost.seconds)});
+  }
+  if (r.micro_batches > 1 || streamed.streamed > 0) {
+    const std::string micros =
+        r.micro_batches > 1 ? fmt::format("{} micro-batches as above", r.micro_batches) : "the step";
+    rows.push_back({"the whole step", fmt::format("{:.3f} s, {} and the optimizer step{}", r.whole_step_seconds, micros,
+                                                  streamed.streamed > 0 ? ", with waiting" : "")});
   }
   rows.push_back({"planned in", fmt::format("{:.3f} s", r.planning_seconds)});
   print(report::render_table("snug plan: " + p.strategy, rows, report::terminal_columns(stdout)));

@@ -231,6 +231,11 @@ BenchResult bench(const Config& config, const BenchOptions& options, report::Pro
   (void)read(options);  // what cannot be read is refused before anything is made
   warm_up(config);
   Experiment experiment(choose(config, progress).config);
+  if (experiment.streamed()) {
+    throw UsageError(
+        "bench: memory.weights = \"streamed\" has the plain step, too, wait for its weights; leave it out, or compare "
+        "the times of two runs of train");
+  }
   const data::Batch batch = experiment.train_batch(0);
   TrainingStep step(experiment);
   // Which TrainingStep::make_gradients() has beside the step, so that a budget does for both or for none.

@@ -53,6 +53,12 @@ enum class NormOrder : unsigned char { Sum, Euclidean, Largest };
 /// How what is made again is compared with what was dropped; see VerifyReplay.
 enum class VerifyBy : unsigned char { Hashes, Values };
 
+/// Where weights, their gradients and what the optimizer keeps of them are; see StreamedTensors.
+enum class WeightsIn : unsigned char {
+  Device,    ///< in the device's memory, all the time
+  Streamed,  ///< in tiers, and in a window of it while they are used
+};
+
 /// How training state is written.
 enum class StateWrite : unsigned char {
   Background,  ///< while training goes on, as far as there is room for a copy
@@ -97,6 +103,9 @@ inline constexpr std::array kWords<NormOrder>{std::pair{"1", NormOrder::Sum}, st
 template <>
 inline constexpr std::array kWords<VerifyBy>{std::pair{"hashes", VerifyBy::Hashes},
                                              std::pair{"values", VerifyBy::Values}};
+template <>
+inline constexpr std::array kWords<WeightsIn>{std::pair{"device", WeightsIn::Device},
+                                              std::pair{"streamed", WeightsIn::Streamed}};
 template <>
 inline constexpr std::array kWords<StateWrite>{std::pair{"background", StateWrite::Background},
                                                std::pair{"wait", StateWrite::Wait}};

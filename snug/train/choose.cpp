@@ -34,7 +34,7 @@ Taken take(const Config& config) {
     };
     taken.unplanned_seconds = in_all([&](std::size_t i) { return planned.kinds[i].step.graph.step_seconds; });
     const auto plans = replay::plan_all(planned.kinds, planned.budget);
-    taken.seconds = in_all([&](std::size_t i) { return plans[i].predicted_seconds; });
+    taken.seconds = planned.window.cost.seconds + in_all([&](std::size_t i) { return plans[i].predicted_seconds; });
   } catch (const DoesNotFit& error) {
     taken.floor = std::max(taken.floor, error.floor().floor);
   }

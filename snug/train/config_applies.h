@@ -110,6 +110,8 @@ Applies with_optimizers_of(const OwnKey& key);
 std::string families_help(const OwnKey& key);
 std::string optimizers_help(const OwnKey& key);
 
+/// What weights that are streamed need and a configuration has not, and what to do: the end of "but ...".
+std::optional<std::string> why_not_streamed(const Config& config);
 /// What of a configuration optimizer.in_backward cannot be with, and what to do: the end of "but ...".
 std::optional<std::string> why_not_in_backward(const Config& config);
 

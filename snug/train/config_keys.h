@@ -182,6 +182,11 @@ void visit_keys(AnyConfig& c, Visit&& to) {
   varies("memory", "disk_budget", c.memory.disk_budget,
          "room on a disk, in the folder that TMPDIR names, that a plan may move to; empty: nothing is moved there",
          TierBudget{});
+  varies(
+      "memory", "weights", c.memory.weights,
+      "where weights, gradients and optimizer state are: in the device's memory, or on the host or the disk, and in a "
+      "window of it while they are used",
+      OneOf<WeightsIn>{}, kWithBudget);
   varies("memory", "strategy", c.memory.strategy, "how the plan is made", StrategyText{});
   varies("memory", "allow", c.memory.allow,
          "what may be changed to fit the budget in less time, with commas between: " + knob_names(), KnobNames{},

@@ -104,8 +104,9 @@ struct MemoryConfig {
   std::optional<plan::BudgetRequest> budget;
   std::optional<plan::BudgetRequest> host_budget;  ///< In bytes,
   std::optional<plan::BudgetRequest> disk_budget;  ///< as this is.
-  std::string strategy = "optimal";                ///< As plan::strategy_from reads it.
-  std::string allow;                               ///< Knobs that may be turned; commas between.
+  WeightsIn weights = WeightsIn::Device;
+  std::string strategy = "optimal";      ///< As plan::strategy_from reads it.
+  std::string allow;                     ///< Knobs that may be turned; commas between.
   std::int64_t verify_replay_every = 0;  ///< Each so many steps what is dropped is remembered and compared; 0: never.
   VerifyBy verify_replay_by = VerifyBy::Hashes;
 

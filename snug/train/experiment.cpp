@@ -110,6 +110,10 @@ Experiment::Experiment(const Config& config)
   std::vector<std::pair<std::string, at::Tensor>> names;
   for (const auto& p : model().named_parameters()) names.emplace_back(p.key(), p.value());
   record::name_tensors(names);
+  if (config.memory.weights == WeightsIn::Streamed) {
+    streamed_ = std::make_shared<StreamedTensors>(StreamOptions{.device = device_}, tiers_);
+    stream_again();
+  }
   if (config.train.validate_every > 0 && task_.validation_batches() == 0) {
     throw UsageError(fmt::format(
         "train: train.validate_every = {}, but the validation split, {:g} of the tokens of {}, has no window of {} "
@@ -117,6 +121,13 @@ Experiment::Experiment(const Config& config)
         "raise data.validation_fraction, lower model.sequence, or leave train.validate_every out",
         config.train.validate_every, config.data.validation_fraction, config.data.path, config.model.sequence));
   }
+}
+
+void Experiment::stream_again() {
+  if (!streamed_) return;
+  streamed_->add(model().parameters());
+  streamed_->add(optimizer_->state());
+  memory().release_cached();
 }
 
 at::Tensor Experiment::loss(const data::Batch& batch) {

@@ -13,6 +13,7 @@
 #include "snug/optim/optimizer.h"
 #include "snug/optim/schedule.h"
 #include "snug/record/random_state.h"
+#include "snug/replay/streamed_tensors.h"
 #include "snug/train/config.h"
 #include "snug/train/language_task.h"
 
@@ -54,6 +55,11 @@ class Experiment {
   [[nodiscard]] memory::DeviceMemory& memory() const { return memory::device_memory(device_); }
   /// Where plans may move what is in it: for the sessions of its steps.
   [[nodiscard]] const std::shared_ptr<memory::Tiers>& tiers() const noexcept { return tiers_; }
+  /// Weights, their gradients and what the optimizer keeps of them, where they are not all in it; else nullptr. By
+  /// operators of the thread that has made this.
+  [[nodiscard]] const std::shared_ptr<StreamedTensors>& streamed() const noexcept { return streamed_; }
+  /// The same, of which bring_back() has brought all.
+  void stream_again();
   /// What steps draw from.
   [[nodiscard]] at::Generator generator() const { return record::default_generator(device_); }
   [[nodiscard]] torch::nn::Module& model() const noexcept { return task_.module(); }
@@ -75,6 +81,7 @@ class Experiment {
   Config config_;
   c10::Device device_;
   std::shared_ptr<memory::Tiers> tiers_;
+  std::shared_ptr<StreamedTensors> streamed_;  // whose tensors go first, as nobody wants them back then
   LanguageTask task_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::Schedule schedule_;

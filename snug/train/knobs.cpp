@@ -35,6 +35,12 @@ std::optional<Config> updated_in_backward(Config c) {
 /// Of half an update, of a run that fails, there is no state.
 bool is_saved_before(const Config& c) { return c.output.folder.empty() || c.state.every > 0; }
 
+std::optional<Config> with_streamed_weights(Config c) {
+  if (c.memory.weights == WeightsIn::Streamed || why_not_streamed(c)) return std::nullopt;
+  c.memory.weights = WeightsIn::Streamed;
+  return c;
+}
+
 std::optional<Config> with_tiled_loss(Config c) {
   if (has_tiled_loss(c.model)) return std::nullopt;
   c.model.loss = LossKind::Tiled;
@@ -84,6 +90,10 @@ const std::vector<Knob>& knobs() {
        "optimizer.in_backward", updated_in_backward,
        [](const Config& c) { return hindrance_in_backward(c).value_or(""); },
        [](const Config& from, Config& to) { to.optimizer.in_backward = from.optimizer.in_backward; }, is_saved_before},
+      {"streamed_weights", "memory.weights = \"streamed\": weights and optimizer state come while they are used",
+       Knob::Changes::Nothing, "memory.weights", with_streamed_weights,
+       [](const Config& c) { return why_not_streamed(c).value_or("they are already"); },
+       [](const Config& from, Config& to) { to.memory.weights = from.memory.weights; }},
       {"tiled_loss", "model.loss = \"tiled\": the loss of a few rows of logits at a time", Knob::Changes::OrderOfSums,
        "model.loss", with_tiled_loss,
        [](const Config&) -> std::string { return "it needs a plain loss of a model whose family has a tiled one"; },

@@ -11,6 +11,7 @@
 #include "snug/plan/run/presets.h"
 #include "snug/plan/strategy.h"
 #include "snug/record/random_state.h"
+#include "snug/replay/other_devices.h"
 #include "snug/train/training_step.h"
 
 namespace snug::train {
@@ -78,6 +79,11 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
   const double started = monotonic_seconds();
   planned.kinds = file ? replay::planned(std::move(recorded), file->plan)
                        : replay::planned(std::move(recorded), config.memory.strategy);
+  if (experiment.streamed()) {
+    planned.window =
+        replay::open_best_window(*experiment.streamed(), planned.kinds, replay::budgets_of(planned.budget, {}),
+                                 experiment.memory(), config.train.accumulate);
+  }
   planned.planning_seconds = monotonic_seconds() - started;
   return planned;
 }
@@ -86,6 +92,7 @@ Session plan_session(Experiment& experiment, Kinds kinds, const std::optional<pl
   PlannedExperiment planned = plan_experiment(experiment, kinds, file);
   Session session(std::move(planned.kinds), planned.budget, experiment.memory());
   session.use(experiment.tiers());
+  if (experiment.streamed()) session.use(experiment.streamed());
   return session;
 }
 

@@ -8,6 +8,7 @@
 #include "snug/plan/plan_file.h"
 #include "snug/replay/planned_step.h"
 #include "snug/replay/session.h"
+#include "snug/replay/window_choice.h"
 #include "snug/train/experiment.h"
 
 namespace snug::train {
@@ -27,6 +28,7 @@ struct PlannedExperiment {
   std::vector<replay::PlannedStep> kinds;  ///< the training step first
   std::optional<plan::Budget> budget;      ///< that the configuration asks for
   double planning_seconds = 0;             ///< the search, without recording
+  replay::OpenedWindow window;             ///< of weights that are streamed
 };
 
 /// Records and prepares plans. A budget in bytes caps the recording too; one in percent is of the unplanned peak of the

@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "snug/base/errors.h"
 #include "snug/memory/device_memory.h"
@@ -92,9 +93,10 @@ std::vector<replay::RecordedStep> TrainingStep::record(const data::Batch& sample
 std::vector<replay::RecordedStep> TrainingStep::record_kinds(const data::Batch& sample, std::optional<Bytes> limit) {
   const at::Tensor sum = at::zeros({}, experiment_.device());  // of losses, which is there beside later micro-batches
   const std::vector<MicroBatch> micros = micro_batches(sample, experiment_.config().train.accumulate);
-  const auto recorded = [&](std::size_t i, const replay::RecordOptions& options) {
+  const auto recorded = [&](std::size_t i, replay::RecordOptions options) {
+    options.streamed = experiment_.streamed();
     return record_within(
-        limit, experiment_.memory(), [&] { return weighted_loss(micros[i]); }, options);
+        limit, experiment_.memory(), [&] { return weighted_loss(micros[i]); }, std::move(options));
   };
   std::vector<replay::RecordedStep> kinds;
   if (micros.size() == 1) {
@@ -113,7 +115,7 @@ std::vector<replay::RecordedStep> TrainingStep::record_all(const data::Batch& sa
   std::vector<replay::RecordedStep> kinds = record(sample, limit);
   if (const std::optional<data::Batch> validation = experiment_.validation_sample()) {
     kinds.push_back(record_within(limit, experiment_.memory(), [&] { return experiment_.evaluate(*validation); },
-                                  {.until = replay::RecordUntil::Loss}));
+                                  {.until = replay::RecordUntil::Loss, .streamed = experiment_.streamed()}));
   }
   return kinds;
 }

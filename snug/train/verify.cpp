@@ -12,6 +12,7 @@
 
 #include "snug/memory/device_clock.h"
 #include "snug/memory/device_memory.h"
+#include "snug/memory/owned_contents.h"
 #include "snug/record/random_state.h"
 #include "snug/train/choose.h"
 #include "snug/train/experiment.h"
@@ -52,6 +53,7 @@ class Copies {
  public:
   void add(std::string name, const at::Tensor& tensor) {
     const at::Tensor whole = tensor.detach().cpu().contiguous();
+    const memory::ContentsThere there(whole.storage());
     const auto* bytes = static_cast<const char*>(whole.data_ptr());
     entries_.push_back({std::move(name), whole.scalar_type(), {bytes, bytes + whole.nbytes()}});
   }
@@ -119,6 +121,18 @@ Copies outcome(Experiment& experiment, TrainingStep& training, const at::Tensor&
   return copies;
 }
 
+/// Streamed weights are in the device's memory meanwhile, as a plain step has them.
+template <class Plain>
+void with_all_there(Experiment& experiment, const Plain& plain) {
+  StreamedTensors* const streamed = experiment.streamed().get();
+  if (streamed == nullptr || !streamed->window()) return plain();
+  const plan::Window window = streamed->window()->window();
+  streamed->bring_back();
+  plain();
+  experiment.stream_again();
+  streamed->open(window);
+}
+
 void compare(const Copies& plain, const Copies& planned, std::int64_t step, VerifyResult& result) {
   const std::size_t count = std::max(plain.entries().size(), planned.entries().size());
   for (std::size_t i = 0; i < count; ++i) {
@@ -184,10 +198,12 @@ VerifyResult verify_chosen(const Config& config, std::int64_t steps, std::int64_
     Copies plain;
     {
       memory.set_limit(std::nullopt);
-      const double started = memory::seconds_when_done(memory.device());
-      const at::Tensor loss = training.backward_plain(batch, step);
-      plain_seconds.push_back(memory::seconds_when_done(memory.device()) - started);
-      plain = outcome(experiment, training, loss, step);
+      with_all_there(experiment, [&] {
+        const double started = memory::seconds_when_done(memory.device());
+        const at::Tensor loss = training.backward_plain(batch, step);
+        plain_seconds.push_back(memory::seconds_when_done(memory.device()) - started);
+        plain = outcome(experiment, training, loss, step);
+      });
     }
     before.restore();
     // The plain step's cached pages would count against the cap.

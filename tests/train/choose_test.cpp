@@ -108,6 +108,7 @@ TEST(Knobs, ThatAreNotKnownAreRefused) {
             "memory.allow = \"tiled_loss,,adam8bit\" has a comma with no name beside it");
   EXPECT_EQ(snug::testing::fault([] { (void)allowed_knobs("tiled_los"); }),
             "memory.allow has \"tiled_los\", which is not known; did you mean \"tiled_loss\"? it takes in_backward, "
+            "streamed_weights, "
             "tiled_loss, loss_tile, mlp_tile, attention, micro_batch, adam8bit");
 }
 

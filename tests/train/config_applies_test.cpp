@@ -97,7 +97,8 @@ TEST(Config, IsAnotherOneWithAnyKeyAnother) {
                                     "inf",       "stochastic",
                                     "products",  "tiled_loss",
                                     "-0.5",      "0.25",
-                                    "cuda",      "*: weight_decay=0"}) {
+                                    "cuda",      "*: weight_decay=0",
+                                    "streamed"}) {
       Config config;
       try {
         set_key(config, key.key + "=" + value);
