@@ -26,6 +26,7 @@
 #include "tests/equivalence/bitwise.h"
 #include "tests/programs/layers.h"
 #include "tests/programs/program.h"
+#include "tests/programs/random_plan.h"
 
 namespace rc {
 template <>
@@ -59,7 +60,7 @@ struct Outcome {
 struct Totals {
   std::int64_t programs = 0, refused_by_plain = 0, without_gradient = 0, second_order = 0, instructions = 0,
                skipped = 0;
-  Bytes compressed = 0, moved = 0;
+  Bytes compressed = 0, moved = 0, streamed = 0;
   std::int64_t replayed = 0, reruns = 0, planned = 0, written_afterwards = 0, leaks_of_plain = 0;
   std::map<std::string, std::int64_t> operators, refusals;
 } totals;
@@ -172,52 +173,6 @@ Outcome run_in_regions(World& world, const Program& program, bool backward_insid
   });
 }
 
-/// A codec and numbers of any size, into which most contents do not fit, or do, whatever they are.
-plan::Encoding random_encoding(Bytes bytes, std::mt19937& random) {
-  constexpr std::array kCodecs = {plan::Codec::Zeros, plan::Codec::Bits, plan::Codec::Narrow, plan::Codec::Exponents};
-  const plan::Codec codec = kCodecs[random() % kCodecs.size()];
-  const auto element = codec == plan::Codec::Bits ? 1 : static_cast<std::int32_t>(random() % 2 == 0 ? 4 : 8);
-  return {.codec = codec,
-          .element = codec == plan::Codec::Exponents ? element / 2 : element,
-          .content_bytes = random() % 4 == 0 ? bytes / 2 : 2 * bytes + 64,
-          .bytes = 2 * bytes + 64};
-}
-
-/// Any choice of what to keep, compress, move and make again, in any nested segments, with any memory for copies.
-plan::MemoryPlan random_plan(plan::StepGraph& graph, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  const auto roll = [&](std::size_t sides) {
-    return static_cast<plan::OpId>(random() % std::max<std::size_t>(sides, 1));
-  };
-  plan::MemoryPlan plan = plan::bare_plan(graph);
-  const auto percent = random() % 100;
-  for (plan::ValueId v = 0; v < graph.flow.values(); ++v) {
-    if (graph.flow.is_leaf(v) || random() % 100 >= percent) continue;
-    plan.actions[plan::at(v)] =
-        std::array{plan::kMove, plan::kMoveToDisk, plan::kKeep, plan::kKeep, plan::kKeep}[random() % 5];
-    plan::ValueInfo& info = graph.values[plan::at(v)];
-    if (random() % 4 != 0 || !info.saved || info.bytes == 0) continue;
-    info.encoding = random_encoding(info.bytes, random);
-    plan.actions[plan::at(v)] = plan::compressed(info.encoding->codec);
-  }
-  plan.segments.clear();
-  for (int tries = roll(6); tries > 0; --tries) {
-    const plan::OpId begin = roll(graph.ops.size()), end = begin + 1 + roll(12);
-    const auto nests = [&](const plan::SegmentRange& s) {
-      return end <= s.begin || s.end <= begin ||
-             (begin >= s.begin && end <= s.end && (begin > s.begin || end < s.end)) ||
-             (s.begin >= begin && s.end <= end && (s.begin > begin || s.end < end));
-    };
-    if (end <= graph.flow.ops() && std::ranges::all_of(plan.segments, nests)) plan.segments.push_back({begin, end});
-  }
-  plan = plan::staged(graph, std::move(plan), 1 << roll(14), random() % 3 == 0 ? 0 : 1 << roll(14));
-  for (plan::ValueId v = 0; v < graph.flow.values(); ++v) {
-    if (plan::is_moved(plan.action(v))) plan.staging.order.push_back(v);
-  }
-  std::ranges::shuffle(plan.staging.order, random);
-  return plan::predicted(graph, std::move(plan));
-}
-
 /// Gradients go into .grad there.
 Outcome run_planned(World& world, const Program& program) {
   return outcome_of(world, program, [&](Outcome& outcome) {
@@ -237,6 +192,31 @@ Outcome run_planned(World& world, const Program& program) {
     std::vector<at::Tensor> gradients;
     for (const at::Tensor& w : world.weights()) gradients.push_back(w.grad());
     add_all(outcome, "gradient", gradients);
+  });
+}
+
+/// Weights and buffers come while they are used, into windows of any size.
+Outcome run_streamed(World& world, const Program& program) {
+  return outcome_of(world, program, [&](Outcome& outcome) {
+    std::mt19937 random(program.seed);
+    StreamedTensors streamed({.host_budget = 1_GiB, .min_bytes = 1});
+    std::vector<at::Tensor> tensors = world.weights();
+    for (const at::Tensor& buffer : world.buffers()) tensors.push_back(buffer);
+    std::erase_if(tensors, [](const at::Tensor& t) { return t.device() != testing::test_device(); });
+    streamed.add(tensors);
+    constexpr Bytes kPlace = 4_KiB;
+    const Bytes places = random() % 8, rotating = places > 0 ? random() % places : 0;
+    streamed.open({.bytes = places * kPlace, .rotating = rotating * kPlace});
+    for (int i = 0; i < 2; ++i) {  // the second in an order that is known
+      if (i > 0) world.reset(program.seed);
+      streamed.next_step();
+      Outcome again;
+      std::optional<Region> dropped;
+      if (random() % 2 == 0) dropped.emplace(Recompute{});
+      const at::Tensor loss = world.run(program);
+      differentiate(world, program, loss, i > 0 ? outcome : again);
+    }
+    totals.streamed += streamed.totals().in;
   });
 }
 
@@ -291,6 +271,7 @@ void check(const Program& program) {
   const Bytes before = settled_bytes();
   const bool plain_leaks = before != at_first;
   totals.leaks_of_plain += plain_leaks;
+  must_be_equal("streamed", plain, run_streamed(world, program));
   must_be_equal("everything dropped", plain, run_in_regions(world, program, program.seed % 2 == 0));
   if (!has_loss) {
     ++totals.without_gradient;
@@ -360,13 +341,13 @@ int main(int argc, char** argv) {
                                 [](const snug::programs::Program& program) { snug::programs::check(program); });
   std::cout << fmt::format(
       "{} programs: {} instructions, {} of them refused by LibTorch; {} of second order, {} with a random plan, {} "
-      "without a gradient, {} whose backward LibTorch refuses; {} operators replayed, {} bytes moved and {} "
-      "compressed, {} functions called again; {} "
+      "without a gradient, {} whose backward LibTorch refuses; {} operators replayed, {} bytes moved, {} "
+      "compressed and {} streamed, {} functions called again; {} "
       "different operators; {} runs refused because an argument of a rerun was written afterwards; {} whose plain run "
       "leaks memory\n",
       totals.programs, totals.instructions, totals.skipped, totals.second_order, totals.planned,
-      totals.without_gradient, totals.refused_by_plain, totals.replayed, totals.moved, totals.compressed, totals.reruns,
-      totals.operators.size(), totals.written_afterwards, totals.leaks_of_plain);
+      totals.without_gradient, totals.refused_by_plain, totals.replayed, totals.moved, totals.compressed,
+      totals.streamed, totals.reruns, totals.operators.size(), totals.written_afterwards, totals.leaks_of_plain);
   for (const auto& [text, count] : totals.refusals) std::cout << fmt::format("refused {} x: {}\n", count, text);
   // With so many, all that models use must have come up.
   constexpr std::int64_t kEnoughForAll = 5000;

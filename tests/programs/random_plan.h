@@ -1,0 +1,14 @@
+#pragma once
+
+#include <cstdint>
+
+#include "snug/plan/step/memory_plan.h"
+#include "snug/plan/step/step_graph.h"
+
+namespace snug::programs {
+
+/// Any choice of what to keep, compress, move and make again, in any nested segments, with any memory for copies. Gives
+/// values of the graph encodings.
+plan::MemoryPlan random_plan(plan::StepGraph& graph, std::uint32_t seed);
+
+}  // namespace snug::programs
