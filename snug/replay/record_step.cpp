@@ -319,6 +319,7 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
 RecordedStep record_forward(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
                             const RecordOptions& options) {
   RecordingScope scope(cost, memory, {.other_budgets = options.other_budgets, .stop = options.stop});
+  if (options.streamed) options.streamed->next_step(StepKind::Evaluation);
   {
     const at::NoGradGuard no_grad;
     const record::Recording recording(scope.tape);
@@ -326,6 +327,7 @@ RecordedStep record_forward(EvictionCost cost, const Forward& forward, memory::D
     (void)forward();
   }
   scope.finish_forward();
+  if (options.streamed) options.streamed->next_step(StepKind::Evaluation);  // which is over
   RecordedStep step;
   step.kind = StepKind::Evaluation;
   step.passing.resize(scope.devices.size());

@@ -107,7 +107,6 @@ void StreamWindow::open(plan::Window window) {
     const std::lock_guard lock(mutex_);
     empty_window();
     slab_.open({});
-    book_.resize({});
   }
   if (window.bytes == 0) return;
   window.bytes = whole_pages(window.bytes);
@@ -123,6 +122,7 @@ void StreamWindow::empty_window() {
     const auto [which, offset] = *offsets_.begin();
     leave(which, offset);
   }
+  book_.resize({});
   slab_.wait();
 }
 
@@ -170,10 +170,15 @@ std::vector<memory::StreamMark> StreamWindow::make_room(const plan::WindowBook::
   return slab_.going_on(place.offset, at(place.tensor).bytes);
 }
 
-/// It is on its way.
+/// It is on its way; where it throws, elsewhere.
 void StreamWindow::come(const plan::WindowBook::Place& place) {
   Streamed& s = at(place.tensor);
-  s.arriving = s.room.read(slab_.part(place.offset, s.bytes), make_room(place));
+  try {
+    s.arriving = s.room.read(slab_.part(place.offset, s.bytes), make_room(place));
+  } catch (...) {
+    book_.take_back(place.tensor);
+    throw;
+  }
   offsets_.insert_or_assign(place.tensor, place.offset);
   totals_.in += s.bytes;
   ++totals_.came;
@@ -192,10 +197,10 @@ void StreamWindow::forget(std::int32_t which) noexcept {
     }
   }
   offsets_.erase(which);
+  s.storage = nullptr;                 // which may be about to have other memory
   while (s.users > 0) end_one(which);  // an operator's last reference was its own
   if (!s.reserved) return remove(which);
   book_.lose(which);
-  s.storage = nullptr;
   s.dirty = false;
   s.arriving = {};
   s.streams.clear();

@@ -30,6 +30,7 @@ void StreamWindow::bring_outside(std::int32_t which, std::unique_lock<std::mutex
   if (s.outside || book_.inside(which)) return;  // another thread has brought it
   s.room.read_now(memory::byte_tensor(memory, bytes));
   s.outside = std::move(memory);
+  book_.stay_out(which);
   totals_.in += bytes;
   ++totals_.outside;
 }
@@ -37,12 +38,7 @@ void StreamWindow::bring_outside(std::int32_t which, std::unique_lock<std::mutex
 void StreamWindow::begin_one(std::int32_t which, std::unique_lock<std::mutex>& lock) {
   if (!at(which).outside && !book_.inside(which)) {
     if (const auto place = book_.bring(which)) {
-      try {
-        come(*place);
-      } catch (...) {
-        book_.take_back(which);
-        throw;
-      }
+      come(*place);
     } else {
       bring_outside(which, lock);
     }
@@ -71,6 +67,7 @@ void StreamWindow::end_one(std::int32_t which) noexcept {
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): whoever reads it next is told
   }
   s.outside = c10::Storage();
+  book_.may_come(which);
 }
 
 /// Where one of them would have no place beside the others, though all together have room: side by side, in the place
@@ -136,13 +133,8 @@ void StreamWindow::bring(std::span<const plan::StreamedUse> uses, std::unique_lo
     begin_all(uses, lock, begun);
     for (const plan::StreamedUse& use : uses) book_.used(use.tensor);
     while (const auto ahead = book_.bring_ahead()) {
-      try {
-        come(*ahead);
-        ++totals_.came_ahead;
-      } catch (...) {
-        book_.take_back(ahead->tensor);
-        throw;
-      }
+      come(*ahead);
+      ++totals_.came_ahead;
     }
     for (const plan::StreamedUse& use : uses) arrive(use);
   } catch (...) {

@@ -35,8 +35,9 @@ struct WholeStep {
             .others = micro_batches - 1};
   }
   template <class Of>
-  double sum(const Of& of) const {
-    return of(update) + static_cast<double>(others) * of(other);
+  auto sum(const Of& of) const {
+    using Number = decltype(of(update));
+    return of(update) + (others > 0 ? static_cast<Number>(others) * of(other) : Number());
   }
 };
 
@@ -77,13 +78,10 @@ OpenedWindow open_best_window(StreamedTensors& streamed, std::vector<PlannedStep
       const std::vector<plan::MemoryPlan> plans = plan_all(kinds, budgets);
       const plan::Window one = plan::cheapest_window(step, bytes, copies);
       plan::WindowCost cost;
-      cost.seconds = whole.sum([&](std::size_t kind) {
-        const plan::WindowCost of_kind = plan::window_cost(kinds[kind].step.streamed, one, copies);
-        const std::int64_t times = kind == whole.other && whole.others > 0 ? whole.others : 1;
-        cost.in += times * of_kind.in;
-        cost.out += times * of_kind.out;
-        return of_kind.seconds;
-      });
+      const auto cost_of = [&](std::size_t kind) { return plan::window_cost(kinds[kind].step.streamed, one, copies); };
+      cost.seconds = whole.sum([&](std::size_t kind) { return cost_of(kind).seconds; });
+      cost.in = whole.sum([&](std::size_t kind) { return cost_of(kind).in; });
+      cost.out = whole.sum([&](std::size_t kind) { return cost_of(kind).out; });
       const double seconds = cost.seconds + whole.sum([&](std::size_t kind) { return plans[kind].predicted_seconds; });
       if (seconds >= least) continue;
       least = seconds;

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <cstdint>
+#include <exception>
 #include <utility>
 
 #include "snug/memory/block_file.h"
@@ -45,7 +46,15 @@ std::vector<memory::StreamMark> WindowSlab::going_on(Bytes offset, Bytes bytes) 
 }
 
 void WindowSlab::wait() {
-  for (const Copy& copy : std::exchange(copies_, {})) copy.mark.wait();
+  std::exception_ptr failure;
+  for (const Copy& copy : std::exchange(copies_, {})) {
+    try {
+      copy.mark.wait();
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace snug::replay

@@ -32,7 +32,7 @@ class WindowSlab {
   void goes_on(Bytes offset, Bytes bytes, memory::StreamMark mark);
   /// All that go on in a part.
   [[nodiscard]] std::vector<memory::StreamMark> going_on(Bytes offset, Bytes bytes);
-  /// Until none does. Throws what one of them has thrown.
+  /// Until none does. Throws what the first of them has thrown that has failed.
   void wait();
 
  private:

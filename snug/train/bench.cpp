@@ -230,10 +230,13 @@ BenchResult bench(const BenchStep& step, const BenchOptions& options, report::Pr
 BenchResult bench(const Config& config, const BenchOptions& options, report::Progress& progress) {
   (void)read(options);  // what cannot be read is refused before anything is made
   warm_up(config);
-  Experiment experiment(choose(config, progress).config);
+  Config resident = config;
+  if (config.memory.budget) resident.given.insert("memory.weights");  // nobody chooses that here
+  Experiment experiment(choose(resident, progress).config);
   if (experiment.streamed()) {
     throw UsageError(
-        "bench: memory.weights = \"streamed\" has the plain step, too, wait for its weights; leave it out, or compare "
+        "bench: memory.weights = \"streamed\" has the plain step, too, wait for its weights; set it to \"device\", or "
+        "compare "
         "the times of two runs of train");
   }
   const data::Batch batch = experiment.train_batch(0);

@@ -177,6 +177,7 @@ std::optional<double> Experiment::validation_loss(const std::function<void()>& b
   if (batches == 0) return std::nullopt;
   double sum = 0;
   for (std::int64_t i = 0; i < batches; ++i) {
+    if (streamed_) streamed_->next_step(replay::StepKind::Evaluation);
     sum += evaluate(to_device(task_.validation_batch(i))).item<double>();
     if (between) between();
   }

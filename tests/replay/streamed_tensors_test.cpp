@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cerrno>
 
 #include "snug/memory/held_limit.h"
@@ -267,6 +268,31 @@ TEST(StreamedTensors, TellWhatADiskDoesToThem) {
   EXPECT_THROW((void)t.sum(), Error) << "and it is not taken for read";
   fails = false;
   EXPECT_EQ(t.sum().item<float>(), 65536);
+}
+
+TEST(StreamedTensors, TellThatTheirContentsCouldNotBeWritten) {
+  SNUG_ONLY_ON_THE_CPU("a disk of its own");
+  std::atomic<bool> fails = false;
+  const auto tiers = std::make_shared<memory::Tiers>(memory::TierBudgets{}, [&] {
+    return std::make_unique<DiskInMemory>([&](Access access, std::span<std::byte>) {
+      if (fails && access == Access::Write) fail_with(EIO);
+    });
+  });
+  const at::Tensor changed = torch::ones({256, 256}), other = torch::full({256, 256}, 2.0);
+  {
+    StreamedTensors streamed({}, tiers);
+    streamed.add({changed, other});
+    streamed.open({.bytes = 2 * kWeight});
+    changed.add_(1);
+    (void)other.sum();
+    fails = true;
+    EXPECT_THROW(streamed.open({.bytes = kWeight}), Error);
+    fails = false;
+    EXPECT_NO_THROW(streamed.open({.bytes = kWeight})) << "nothing is on its way any more";
+    EXPECT_THROW((void)changed.sum(), Error) << "it is lost, and no other contents are taken for it";
+    EXPECT_THROW((void)changed.sum(), Error);
+    EXPECT_EQ(other.sum().item<float>(), 2 * 65536);
+  }
 }
 
 TEST(StreamedTensors, RefuseWhatNoTierHasRoomFor) {

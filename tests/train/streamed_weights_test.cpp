@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "snug/base/errors.h"
@@ -111,6 +112,27 @@ TEST(StreamedWeights, AreNothingThatBenchCompares) {
   EXPECT_THROW(
       bench(streamed(six_blocks("bench"), with(24_MiB)), {.budgets = {plan::BudgetRequest(Bytes{1_GiB})}}, silent),
       UsageError);
+}
+
+TEST(StreamedWeights, ComeAndGoAsPredicted) {
+  const Config config = streamed(six_blocks("predicted"), with(20_MiB));
+  Experiment experiment(config);
+  PlannedExperiment planned = plan_experiment(experiment, Kinds::Training);
+  Session session(std::move(planned.kinds), planned.budget, experiment.memory());
+  session.use(experiment.tiers());
+  session.use(experiment.streamed());
+  TrainingStep step(experiment);
+  replay::StreamWindow::Totals before;
+  for (std::int64_t i = 0; i < 3; ++i) {
+    before = experiment.streamed()->totals();
+    (void)step.make_gradients(session, experiment.train_batch(i), i, i);
+    step.update(i);
+  }
+  const replay::StreamWindow::Totals after = experiment.streamed()->totals();
+  const auto in = static_cast<double>(after.in - before.in), out = static_cast<double>(after.out - before.out);
+  EXPECT_GT(planned.window.cost.in, 0);
+  EXPECT_NEAR(in, static_cast<double>(planned.window.cost.in), 0.25 * in);
+  EXPECT_NEAR(out, static_cast<double>(planned.window.cost.out), 0.25 * out);
 }
 
 TEST(StreamedWeights, NeedABudgetInBytesAndATier) {

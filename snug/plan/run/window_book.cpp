@@ -124,7 +124,10 @@ std::optional<WindowBook::Place> WindowBook::find(StreamedId tensor, Bytes begin
     Run run{first == 0 ? begin : std::max(begin, slots[first - 1].end), first, first, {}};
     while (run.end < slots.size() && std::min(end, slots[run.end].begin) - run.begin < bytes) {
       const Slot& slot = slots[run.end++];
-      if (slot.stays) run.begin = end;  // it is none
+      if (slot.stays) {
+        run.begin = end;  // it is none
+        break;
+      }
       run.score = {std::min(run.score.distance, slot.score.distance),
                    std::max(run.score.last_use, slot.score.last_use)};
     }
@@ -183,7 +186,7 @@ std::optional<WindowBook::Place> WindowBook::bring_ahead() {
   if (window_.rotating == 0 || none_to_come_) return std::nullopt;
   for (std::size_t i = 0; i < order_.size(); ++i) {
     const StreamedId next = order_[(next_ + i) % order_.size()].tensor;
-    if (!entry(next).empty && !inside(next)) return take(find(next, i));
+    if (!entry(next).empty && !entry(next).out && !inside(next)) return take(find(next, i));
   }
   none_to_come_ = true;
   return std::nullopt;

@@ -90,6 +90,12 @@ class WindowBook {
   void lose(StreamedId tensor);
   /// For a tensor that is elsewhere and has been made, if only such leave as are used after it.
   std::optional<Place> bring_made(StreamedId tensor);
+  /// It does not come ahead from here on, as it is in use somewhere else, or may again.
+  void stay_out(StreamedId tensor) { entry(tensor).out = true; }
+  void may_come(StreamedId tensor) {
+    entry(tensor).out = false;
+    none_to_come_ = false;
+  }
   /// It could not come, and is elsewhere as before.
   void take_back(StreamedId tensor) { leave(tensor); }
 
@@ -102,6 +108,7 @@ class WindowBook {
     std::int32_t users = 0;
     Bytes own_place = kElsewhere;   // of one that stays
     bool empty = false;             // until it is made
+    bool out = false;               // see stay_out
     bool written = false;           // in each step
     std::uint64_t last_use = 0;     // by clock_
     std::vector<std::size_t> uses;  // positions in order_
