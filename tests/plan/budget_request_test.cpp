@@ -24,18 +24,18 @@ TEST(ParseBudget, ReadsNothingBytesAndPercent) {
 TEST(ParseBudget, RefusesWhatIsNoBudget) {
   for (const std::string text : {"0%", "-5%", "101%", "nan%", "%", "6x%", "+60%", "6_0%"}) {
     EXPECT_THAT([&] { (void)parse_budget(text); },
-                testing::ThrowsMessage<UsageError>("budget: \"" + text +
-                                                   "\" is not a percentage above 0 and up to 100; write it as in 60%"));
+                ::testing::ThrowsMessage<UsageError>(
+                    "budget: \"" + text + "\" is not a percentage above 0 and up to 100; write it as in 60%"));
   }
   EXPECT_THAT([] { (void)parse_budget("40"); },
-              testing::ThrowsMessage<UsageError>(testing::HasSubstr("write 40%, 40MiB")));
+              ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr("write 40%, 40MiB")));
   EXPECT_EQ(parse_budget("40B"), BudgetRequest(Bytes{40}));
   EXPECT_EQ(parse_budget("8589934592"), BudgetRequest(8_GiB));
   EXPECT_THAT([] { (void)parse_budget("0"); },
-              testing::ThrowsMessage<UsageError>(
+              ::testing::ThrowsMessage<UsageError>(
                   "budget: \"0\" leaves no memory at all; give more than 0 bytes, or leave it empty for no budget"));
   EXPECT_THAT([] { (void)parse_budget("-1"); },
-              testing::ThrowsMessage<UsageError>(testing::HasSubstr("is not a size")));
+              ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr("is not a size")));
 }
 
 TEST(BudgetRequest, IsWrittenAsWhatReadsTheSame) {

@@ -15,7 +15,7 @@
 namespace snug::plan {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 const StepGraph& graph() {
   static const StepGraph chain = synthetic::gpt_like({.blocks = 6});

@@ -9,8 +9,8 @@
 namespace snug::plan {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 std::string mistake_in(std::string_view text) {
   try {

@@ -107,7 +107,7 @@ TEST(TradeOff, IsTheBestOfAllPlansOfASmallStep) {
   int graphs = 0, points = 0;
   std::size_t plans = 0;
   for (std::uint64_t seed = 0; graphs < 1000; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     const StepGraph graph = synthetic::random_graph(seed, 2 + static_cast<int>(seed % 3));
     if (graph.flow.values() > 9) continue;
     ++graphs;
@@ -122,7 +122,7 @@ TEST(TradeOff, IsTheBestOfAllPlansOfASmallStep) {
 TEST(TradeOff, IsTheBestOfAllPlansThatMoveOrRecompute) {
   int graphs = 0, points = 0, moving = 0, recomputing = 0;
   for (std::uint64_t seed = 0; graphs < 400; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     StepGraph graph = synthetic::random_graph(seed, 2 + static_cast<int>(seed % 3));
     graph.moves.host.emplace();
     if (count_plans(graph, 20'000) >= 20'000) continue;
@@ -145,7 +145,7 @@ TEST(TradeOff, IsTheBestOfAllPlansThatMoveOrRecompute) {
 TEST(TradeOff, IsTheBestOfAllPlansThatMoveToTwoHomes) {
   int graphs = 0, points = 0, both = 0;
   for (std::uint64_t seed = 0; graphs < 150; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     StepGraph graph = synthetic::random_graph(seed, 2 + static_cast<int>(seed % 3));
     graph.moves = {.host = MoveCost{.budget = std::nullopt}, .disk = MoveCost{.budget = std::nullopt}};
     if (count_plans(graph, 20'000) >= 20'000) continue;
@@ -171,7 +171,7 @@ TEST(TradeOff, IsTheBestOfAllPlansThatMoveToTwoHomes) {
 TEST(TradeOff, IsTheBestOfAllPlansThatCompressMoveOrRecompute) {
   int graphs = 0, points = 0, compressing = 0;
   for (std::uint64_t seed = 0; graphs < 250; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     StepGraph graph = synthetic::random_graph(seed, 2 + static_cast<int>(seed % 3));
     const double price = std::pow(10.0, static_cast<double>(seed % 7) / 2 - 2);
     const MoveCost copies = copies_at(graph, price);
@@ -201,7 +201,7 @@ TEST(TradeOff, IsTheBestOfAllPlansThatCompressMoveOrRecompute) {
 TEST(TradeOff, AndTheBoundHoldForAllPlansWhoseCopiesHide) {
   int graphs = 0, points = 0, better = 0;
   for (std::uint64_t seed = 0; graphs < 120; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     StepGraph graph = synthetic::random_graph(seed, 2 + static_cast<int>(seed % 3));
     graph.moves.host.emplace();
     if (count_plans(graph, 3'000) >= 3'000) continue;
@@ -235,7 +235,7 @@ TEST(TradeOff, OfCopiesThatHideIsNoWorseThanEitherAloneAndBetterInTheLeast) {
   for (const int blocks : {8}) {
     const StepGraph without = synthetic::gpt_like({.blocks = blocks});
     for (const double seconds : {0.3, 2.0}) {  // of 1 MiB, each way; a block makes 17 MiB in 17 seconds
-      SCOPED_TRACE(testing::Message() << blocks << " blocks, " << seconds);
+      SCOPED_TRACE(::testing::Message() << blocks << " blocks, " << seconds);
       StepGraph with = without;
       with.moves.host = MoveCost{.out_seconds_per_byte = seconds / 1_MiB,
                                  .in_seconds_per_byte = seconds / 1_MiB,
@@ -269,7 +269,7 @@ TEST(TradeOff, IsNeverWorseForBeingAbleToMove) {
   for (const int blocks : {3, 8}) {
     const StepGraph without = synthetic::gpt_like({.blocks = blocks});
     for (const double seconds : {0.5, 5.0, 50.0}) {  // of 8 MiB, each way; a block's operators take 17
-      SCOPED_TRACE(testing::Message() << blocks << " blocks, " << seconds);
+      SCOPED_TRACE(::testing::Message() << blocks << " blocks, " << seconds);
       StepGraph with = without;
       with.moves.host = MoveCost{.out_seconds_per_byte = seconds / 8_MiB,
                                  .in_seconds_per_byte = seconds / 8_MiB,

@@ -29,7 +29,7 @@ DoesNotFit::Floor floor_under(const TradeOff& trade_off, const StepGraph& graph,
   return {};
 }
 
-class TradeOffOfAChain : public testing::Test {
+class TradeOffOfAChain : public ::testing::Test {
  protected:
   const StepGraph graph = synthetic::gpt_like({.blocks = 8});
   const MemoryPlan none = plan_none(graph);

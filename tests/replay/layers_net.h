@@ -9,11 +9,11 @@
 
 namespace snug::testing {
 
-/// Sixteen layers of one width.
+/// Layers of one width, each with an activation.
 struct Net {
-  Net() : layers(torch::nn::Sequential()) {
+  explicit Net(int linear_layers = 8) : layers(torch::nn::Sequential()) {
     torch::manual_seed(5);
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < linear_layers; ++i) {
       layers->push_back(torch::nn::Linear(256, 256));
       layers->push_back(torch::nn::GELU());
     }

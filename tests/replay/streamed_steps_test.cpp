@@ -8,57 +8,23 @@
 #include "snug/replay/gradient_hooks.h"
 #include "snug/snug.h"
 #include "tests/replay/all_tiers.h"
-#include "tests/replay/layers_net.h"
+#include "tests/replay/by_hand.h"
 
 namespace snug {
 namespace {
 
 using testing::all_tiers;
+using testing::batch;
 using testing::expect_same;
+using testing::kWeight;
 using testing::test_memory;
 
-constexpr Bytes kWeightOfLarge = 256 * 256 * 4;
-
-/// Sixteen layers and the momentum of each weight: eight times what a step gets.
-struct Large {
-  Large() : layers(torch::nn::Sequential()) {
-    torch::manual_seed(6);
-    for (int i = 0; i < 16; ++i) {
-      layers->push_back(torch::nn::Linear(256, 256));
-      layers->push_back(torch::nn::Tanh());
-    }
-    for (const at::Tensor& p : layers->parameters()) momenta.push_back(torch::zeros_like(p));
-  }
-  at::Tensor operator()(const at::Tensor& x) { return layers->forward(x).pow(2).mean(); }
-  void update_one(std::size_t i) {
-    const torch::NoGradGuard no_grad;
-    const at::Tensor p = layers->parameters()[i];
-    momenta[i].mul_(0.9).add_(p.grad());
-    at::Tensor(p).sub_(momenta[i], 0.1);
-  }
-  void update() {
-    for (std::size_t i = 0; i < momenta.size(); ++i) update_one(i);
-  }
-  std::vector<at::Tensor> state() const {
-    std::vector<at::Tensor> all = layers->parameters();
-    all.insert(all.end(), momenta.begin(), momenta.end());
-    return all;
-  }
-  torch::nn::Sequential layers;
-  std::vector<at::Tensor> momenta;
+/// Sixteen weights and the momentum of each: four times what a step gets.
+struct Large : testing::ByHand {
+  Large() : ByHand(16) {}
 };
 
-at::Tensor batch(int step) { return torch::full({64, 256}, 0.1 * (step + 1)); }
-
-std::vector<at::Tensor> large_trained_plainly(int steps) {
-  Large plain;
-  for (int i = 0; i < steps; ++i) {
-    plain(batch(i)).backward();
-    plain.update();
-    plain.layers->zero_grad();
-  }
-  return plain.state();
-}
+std::vector<at::Tensor> large_trained_plainly(int steps) { return testing::trained_plainly(16, steps); }
 
 Bytes bytes_of(const std::vector<at::Tensor>& tensors) {
   Bytes bytes = 0;
@@ -78,14 +44,14 @@ TEST(StreamedSteps, AModelOfFourTimesTheBudgetTrainsToTheSameBits) {
     streamed->add(large.state());
     Session session = fit([&](const at::Tensor& x) { return large(x); }, batch(0),
                           {.budget = budget, .streamed = streamed, .update = [&] { large.update(); }});
-    EXPECT_GE(streamed->window()->window().bytes, 2 * kWeightOfLarge);
+    EXPECT_GE(streamed->window()->window().bytes, 2 * kWeight);
     const std::int64_t outside = streamed->totals().outside;
     for (int i = 0; i < kSteps; ++i) {
       test_memory().reset_peak();
       session.backward([&](const at::Tensor& x) { return large(x); }, batch(i));
       EXPECT_LE(test_memory().stats().allocated_peak, session.predicted_peak()) << "in backward";
       large.update();
-      large.layers->zero_grad();
+      large.zero_grad();
       EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
       EXPECT_LE(test_memory().stats().mapped_peak, budget);
       EXPECT_LE(test_memory().stats().allocated_peak, session.predicted_peak());
@@ -104,7 +70,7 @@ TEST(StreamedSteps, UpdatesInTheBackwardPassFindThem) {
   const auto streamed = std::make_shared<StreamedTensors>(StreamOptions{.host_budget = 1_GiB});
   const Bytes budget = test_memory().stats().allocated - bytes_of(large.state()) + 2_MiB;
   streamed->add(large.state());
-  const std::vector<at::Tensor> parameters = large.layers->parameters();
+  const std::vector<at::Tensor> parameters = large.parameters();
   const auto each = [&](const at::Tensor& p) {
     const auto found = std::ranges::find_if(parameters, [&](const at::Tensor& t) { return t.is_same(p); });
     large.update_one(static_cast<std::size_t>(found - parameters.begin()));
@@ -120,7 +86,7 @@ TEST(StreamedSteps, UpdatesInTheBackwardPassFindThem) {
     session.backward([&](const at::Tensor& x) { return large(x); }, batch(i));
     EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
   }
-  EXPECT_LE(streamed->totals().out - out, kSteps * 32 * kWeightOfLarge) << "gradients are used where they arrive";
+  EXPECT_LE(streamed->totals().out - out, kSteps * 32 * kWeight) << "gradients are used where they arrive";
   { const Session over = std::move(session); }
   streamed->bring_back();
   expect_same(expected, large.state());
@@ -131,7 +97,7 @@ TEST(StreamedSteps, AccumulateGradientsOverMicroBatches) {
     for (int i = 0; i < 3; ++i) {
       for (int k = 0; k < 2; ++k) backward(batch(2 * i + k));
       large.update();
-      large.layers->zero_grad();
+      large.zero_grad();
     }
   };
   Large plain, large;
@@ -158,19 +124,19 @@ TEST(StreamedSteps, OptimizersOfLibTorchHaveTheirMomentsStreamedAsTheyMakeThem) 
     for (int i = 0; i < 4; ++i) {
       backward(batch(i));
       optimizer.step();
-      large.layers->zero_grad();
+      large.zero_grad();
     }
   };
   Large plain;
-  torch::optim::AdamW plain_optimizer(plain.layers->parameters());
+  torch::optim::AdamW plain_optimizer(plain.parameters());
   train(plain, plain_optimizer, [&](const at::Tensor& x) { plain(x).backward(); });
   Large large;
   large.momenta.clear();
-  torch::optim::AdamW optimizer(large.layers->parameters());
+  torch::optim::AdamW optimizer(large.parameters());
   const auto streamed = std::make_shared<StreamedTensors>(StreamOptions{.host_budget = 1_GiB});
   // Weights, gradients and two moments are 16 MiB.
   const Bytes budget = test_memory().stats().allocated - bytes_of(large.state()) + 3_MiB;
-  streamed->add(large.layers->parameters());
+  streamed->add(large.parameters());
   Session session = fit([&](const at::Tensor& x) { return large(x); }, batch(0),
                         {.budget = budget, .streamed = streamed, .optimizer = optimizer});
   train(large, optimizer, [&](const at::Tensor& x) {
@@ -179,7 +145,7 @@ TEST(StreamedSteps, OptimizersOfLibTorchHaveTheirMomentsStreamedAsTheyMakeThem) 
   });
   { const Session over = std::move(session); }
   streamed->bring_back();
-  expect_same(plain.layers->parameters(), large.layers->parameters());
+  expect_same(plain.parameters(), large.parameters());
 }
 
 TEST(StreamedSteps, SomebodyMayKeepAGradientAndFitAgain) {
@@ -188,7 +154,7 @@ TEST(StreamedSteps, SomebodyMayKeepAGradientAndFitAgain) {
     for (int k = 0; k < 2; ++k) {
       plain(batch(i + k)).backward();
       plain.update();
-      plain.layers->zero_grad();
+      plain.zero_grad();
     }
   }
   Large large;
@@ -202,11 +168,11 @@ TEST(StreamedSteps, SomebodyMayKeepAGradientAndFitAgain) {
     Session session = fit(step, batch(0), options);  // which hooks what the last one did
     for (int k = 0; k < 2; ++k) {
       session.backward(step, batch(i + k));
-      EXPECT_EQ(large.layers->parameters().back().grad().defined(), true);
-      EXPECT_EQ(large.layers->parameters()[2].grad().storage().data(), nullptr) << "it has left";
-      kept = {large.layers->parameters().front().grad()};
+      EXPECT_EQ(large.parameters().back().grad().defined(), true);
+      EXPECT_EQ(large.parameters()[2].grad().storage().data(), nullptr) << "it has left";
+      kept = {large.parameters().front().grad()};
       large.update();
-      large.layers->zero_grad();
+      large.zero_grad();
     }
   }
   streamed->bring_back();
@@ -216,7 +182,7 @@ TEST(StreamedSteps, SomebodyMayKeepAGradientAndFitAgain) {
 TEST(StreamedSteps, WithLessThanTheSmallestWindowDoNotFit) {
   Large large;
   const auto streamed = std::make_shared<StreamedTensors>(StreamOptions{.host_budget = 1_GiB});
-  const Bytes budget = test_memory().stats().allocated - bytes_of(large.state()) + 2 * kWeightOfLarge;
+  const Bytes budget = test_memory().stats().allocated - bytes_of(large.state()) + 2 * kWeight;
   streamed->add(large.state());
   EXPECT_THROW(fit([&](const at::Tensor& x) { return large(x); }, batch(0),
                    {.budget = budget, .streamed = streamed, .update = [&] { large.update(); }}),
@@ -237,7 +203,7 @@ TEST(StreamedSteps, ThatFitWholeCostNothing) {
   const auto step = [&](int i) {
     session.backward([&](const at::Tensor& x) { return large(x); }, batch(i));
     large.update();
-    large.layers->zero_grad();
+    large.zero_grad();
   };
   for (int i = 0; i < 2; ++i) step(i);
   const auto before = streamed->totals();

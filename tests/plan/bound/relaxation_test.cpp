@@ -37,7 +37,7 @@ Cost cost_of(const StepGraph& graph, const Moment& moment, const std::vector<cha
 
 TEST(Relaxation, IsTheBestOfAllChoicesAtEveryPrice) {
   for (std::uint64_t seed = 0; seed < 150; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     const StepGraph graph = synthetic::random_graph(seed, 8);
     const std::size_t event = graph.settle_event() + seed % 5;
     const Moment moment(graph, event);
@@ -61,7 +61,7 @@ TEST(Relaxation, IsTheBestOfAllChoicesAtEveryPrice) {
 
 TEST(Relaxation, BoundsTheSecondsOfEveryChoiceWithinSomeBytes) {
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     const StepGraph graph = synthetic::random_graph(seed, 7);
     const Moment moment(graph, graph.settle_event());
     const Relaxation relaxation(graph, moment);

@@ -9,7 +9,7 @@ namespace snug::plan {
 namespace {
 
 using synthetic::GraphBuilder;
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 TEST(UnavoidableBytes, CountWhatAnOperatorTakesAndWhatTheProgramRefersTo) {
   GraphBuilder b(100);

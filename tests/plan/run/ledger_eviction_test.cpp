@@ -15,8 +15,8 @@ using synthetic::Books;
 using synthetic::ops_of;
 using synthetic::Row;
 using synthetic::run_at;
-using testing::ElementsAre;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 TEST(LedgerUnderWay, AReplayThatIsCutShortLeavesNothingPinned) {
   Row r;

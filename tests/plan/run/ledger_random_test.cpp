@@ -289,12 +289,12 @@ class Machine {
 void run_seeds(Happens happens, int passes) {
   int replayed = 0, taken_over = 0, copied = 0, evicted = 0, fetched = 0, given_up = 0;
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     Machine machine(seed, happens);
     machine.record();
-    for (int pass = 1; pass <= passes && !testing::Test::HasFailure(); ++pass) machine.backward(pass == passes);
-    if (!testing::Test::HasFailure()) machine.expect_nothing_left();
-    if (testing::Test::HasFailure()) return;
+    for (int pass = 1; pass <= passes && !::testing::Test::HasFailure(); ++pass) machine.backward(pass == passes);
+    if (!::testing::Test::HasFailure()) machine.expect_nothing_left();
+    if (::testing::Test::HasFailure()) return;
     replayed += machine.replayed;
     taken_over += machine.taken_over;
     copied += machine.copied;

@@ -139,7 +139,7 @@ Dataflow nested_segment() {
   return flow;
 }
 
-class LedgerStates : public testing::TestWithParam<Shape> {};
+class LedgerStates : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(LedgerStates, KeepWhatIsNeededDropWhatIsNotAndGetEveryValueBack) {
   const Shape& shape = GetParam();
@@ -153,22 +153,23 @@ TEST_P(LedgerStates, KeepWhatIsNeededDropWhatIsNotAndGetEveryValueBack) {
 
 INSTANTIATE_TEST_SUITE_P(
     Shapes, LedgerStates,
-    testing::Values(Shape{"Chain", leaf_then({{0}, {1}}), {}, 24'859},
-                    Shape{"ChainWithoutLeaf", drawn_then({{0}, {1}}), {}, 47'575},
-                    Shape{"FanOutOfALeaf", leaf_then({{0}, {0}}), {}, 19'256},
-                    Shape{"FanOut", drawn_then({{0}, {0}}), {}, 42'483},
-                    Shape{"Diamond", drawn_then({{0}, {0, 1}}), {}, 57'691},
-                    Shape{"ReadTwice", drawn_then({{0, 0}, {1}}), {}, 47'575},
-                    Shape{"OverwrittenInPlace", overwritten(true), {}, 42'269},
-                    Shape{"ReplacedWhole", overwritten(false), {}, 24'237},
-                    Shape{"OverwrittenTwice", overwritten_twice(), {}, 37'127},
-                    Shape{"TwoResultsOfALeaf", two_results_of_a_leaf(), {}, 25'244},
-                    Shape{"TwoResultsAndOneOverwritten", two_results_and_one_overwritten(), {}, 48'989},
-                    Shape{"NestedSegment", nested_segment(), {}, 45'147},
-                    Shape{"TwoSavedTensorsEach", leaf_then({{0}, {1}}), {.saved = 2, .offloads = false}, 26'877},
-                    Shape{"TwoPasses", leaf_then({{0}, {1}}), {.passes = 2}, 49'546},
-                    Shape{"UnpackedWhileRecording", leaf_then({{0}, {1}}), {.unpacks_while_recording = true}, 357'010}),
-    [](const testing::TestParamInfo<Shape>& shape) { return shape.param.name; });
+    ::testing::Values(Shape{"Chain", leaf_then({{0}, {1}}), {}, 24'859},
+                      Shape{"ChainWithoutLeaf", drawn_then({{0}, {1}}), {}, 47'575},
+                      Shape{"FanOutOfALeaf", leaf_then({{0}, {0}}), {}, 19'256},
+                      Shape{"FanOut", drawn_then({{0}, {0}}), {}, 42'483},
+                      Shape{"Diamond", drawn_then({{0}, {0, 1}}), {}, 57'691},
+                      Shape{"ReadTwice", drawn_then({{0, 0}, {1}}), {}, 47'575},
+                      Shape{"OverwrittenInPlace", overwritten(true), {}, 42'269},
+                      Shape{"ReplacedWhole", overwritten(false), {}, 24'237},
+                      Shape{"OverwrittenTwice", overwritten_twice(), {}, 37'127},
+                      Shape{"TwoResultsOfALeaf", two_results_of_a_leaf(), {}, 25'244},
+                      Shape{"TwoResultsAndOneOverwritten", two_results_and_one_overwritten(), {}, 48'989},
+                      Shape{"NestedSegment", nested_segment(), {}, 45'147},
+                      Shape{"TwoSavedTensorsEach", leaf_then({{0}, {1}}), {.saved = 2, .offloads = false}, 26'877},
+                      Shape{"TwoPasses", leaf_then({{0}, {1}}), {.passes = 2}, 49'546},
+                      Shape{
+                          "UnpackedWhileRecording", leaf_then({{0}, {1}}), {.unpacks_while_recording = true}, 357'010}),
+    [](const ::testing::TestParamInfo<Shape>& shape) { return shape.param.name; });
 
 }  // namespace
 }  // namespace snug::plan

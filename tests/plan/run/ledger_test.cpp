@@ -17,9 +17,9 @@ using synthetic::fetched_by;
 using synthetic::ops_of;
 using synthetic::Row;
 using synthetic::run_at;
-using testing::ElementsAre;
-using testing::IsEmpty;
-using testing::UnorderedElementsAre;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
 
 TEST(Ledger, DropsHeldValuesOnSettleThatNothingNeeds) {
   Row r;

@@ -11,7 +11,7 @@
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
 #include "snug/plan/step/pieces.h"
-#include "tests/plan/mistake_of.h"
+#include "tests/base/fault.h"
 #include "tests/plan/synthetic_graph.h"
 
 namespace snug::plan {
@@ -63,7 +63,7 @@ TEST(OffloadPresets, MoveWhatCheckpointedBlocksBeginWithButTheLast) {
       EXPECT_TRUE(is_moved(plan.action(v)) ? every.keeps(v) : plan.action(v) == every.action(v)) << v;
   }
   EXPECT_LT(simulate(graph, plan_offloaded_blocks(graph, 1)).after_forward, simulate(graph, every).after_forward);
-  EXPECT_THAT(mistake_of([&] { plan_offloaded_blocks(graph, kOffloadBlocks + 1); }), HasSubstr("from 0 to 5"));
+  EXPECT_THAT(testing::fault([&] { plan_offloaded_blocks(graph, kOffloadBlocks + 1); }), HasSubstr("from 0 to 5"));
 }
 
 TEST(OffloadPresets, GoToTheDiskWhereTheHostHasNoBudgetOrNoRoom) {
@@ -81,12 +81,13 @@ TEST(OffloadPresets, GoToTheDiskWhereTheHostHasNoBudgetOrNoRoom) {
 }
 
 TEST(OffloadPresets, SayWhatIsMissing) {
-  EXPECT_THAT(mistake_of([] { plan_offload(graph_moving({}), 1); }), HasSubstr("give a host budget or a disk budget"));
+  EXPECT_THAT(testing::fault([] { plan_offload(graph_moving({}), 1); }),
+              HasSubstr("give a host budget or a disk budget"));
   Moves moves{.host = beside(), .disk = {}};
   moves.host->budget = 8_KiB;
-  EXPECT_THAT(mistake_of([&] { plan_offload(graph_moving(moves), 1); }),
+  EXPECT_THAT(testing::fault([&] { plan_offload(graph_moving(moves), 1); }),
               HasSubstr("at once, and the host budget is 8.0 KiB"));
-  EXPECT_THAT(mistake_of([&] { plan_offloaded_blocks(graph_moving(moves), -1); }), HasSubstr("from 0 to 5"));
+  EXPECT_THAT(testing::fault([&] { plan_offloaded_blocks(graph_moving(moves), -1); }), HasSubstr("from 0 to 5"));
 }
 
 }  // namespace

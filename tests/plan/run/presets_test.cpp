@@ -9,15 +9,15 @@
 #include "snug/base/errors.h"
 #include "snug/plan/run/simulator.h"
 #include "snug/plan/step/pieces.h"
-#include "tests/plan/mistake_of.h"
+#include "tests/base/fault.h"
 #include "tests/plan/random_graph.h"
 #include "tests/plan/synthetic_graph.h"
 
 namespace snug::plan {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 const synthetic::Chain kChain{.blocks = 9, .width = 1_MiB, .static_bytes = 10_MiB};
 constexpr Bytes kSavedPerBlock = 16_MiB;  // x, norm1, 3 qkv, attended, middle, norm2, 4 wide, 4 active
@@ -107,9 +107,9 @@ TEST(PlanSequential, LeavesTheLastSegmentAloneAsCheckpointSequentialDoes) {
               ElementsAre(SegmentRange{blocks[0].begin, blocks[1].end}, SegmentRange{blocks[2].begin, blocks[3].end},
                           SegmentRange{blocks[4].begin, blocks[5].end}));
   EXPECT_EQ(plan_sequential(graph, 1).actions, plan_none(graph).actions);
-  EXPECT_EQ(mistake_of([&] { return plan_sequential(graph, 10); }),
+  EXPECT_EQ(testing::fault([&] { return plan_sequential(graph, 10); }),
             "plan: sequential: segments is 10; it must be from 1 to 9, the number of blocks");
-  EXPECT_THAT(mistake_of([&] { return plan_sequential(graph, 0); }), HasSubstr("segments is 0"));
+  EXPECT_THAT(testing::fault([&] { return plan_sequential(graph, 0); }), HasSubstr("segments is 0"));
 }
 
 TEST(PlanFullUniform, ChecksPointsChunksOfWhichTheLastMayBeShorter) {
@@ -118,8 +118,8 @@ TEST(PlanFullUniform, ChecksPointsChunksOfWhichTheLastMayBeShorter) {
   EXPECT_THAT(plan_full_uniform(graph, 3).segments,
               ElementsAre(SegmentRange{blocks[0].begin, blocks[2].end}, SegmentRange{blocks[3].begin, blocks[4].end}));
   EXPECT_EQ(plan_full_uniform(graph, 1).segments, blocks);
-  EXPECT_THAT(mistake_of([&] { return plan_full_uniform(graph, 0); }), HasSubstr("layers is 0"));
-  EXPECT_THAT(mistake_of([&] { return plan_full_uniform(graph, 6); }), HasSubstr("layers is 6"));
+  EXPECT_THAT(testing::fault([&] { return plan_full_uniform(graph, 0); }), HasSubstr("layers is 0"));
+  EXPECT_THAT(testing::fault([&] { return plan_full_uniform(graph, 6); }), HasSubstr("layers is 6"));
 }
 
 TEST(PlanFullBlock, CheckpointsTheFirstBlocksOnly) {
@@ -127,7 +127,7 @@ TEST(PlanFullBlock, CheckpointsTheFirstBlocksOnly) {
   const auto blocks = repeated_blocks(graph);
   EXPECT_THAT(plan_full_block(graph, 2).segments, ElementsAre(blocks[0], blocks[1]));
   EXPECT_EQ(plan_full_block(graph, 5).actions, plan_every_block(graph).actions);
-  EXPECT_THAT(mistake_of([&] { return plan_full_block(graph, 6); }), HasSubstr("layers is 6"));
+  EXPECT_THAT(testing::fault([&] { return plan_full_block(graph, 6); }), HasSubstr("layers is 6"));
 }
 
 TEST(PlanSelectiveBlocks, KeepsTheNamedResultsAndReplaysTheRest) {
@@ -144,7 +144,7 @@ TEST(PlanSelectiveBlocks, KeepsTheNamedResultsAndReplaysTheRest) {
   }
   // Both norms, the first addition and the gelu of each block.
   EXPECT_EQ(run.replayed_ops, 9 * 4);
-  EXPECT_EQ(mistake_of([&] { return plan_selective_blocks(graph, std::vector<std::string>{"aten::bmm"}); }),
+  EXPECT_EQ(testing::fault([&] { return plan_selective_blocks(graph, std::vector<std::string>{"aten::bmm"}); }),
             "plan: selective: the step has no operator \"aten::bmm\"; those it has are aten::add, aten::addmm, "
             "aten::embedding, aten::gelu, "
             "aten::loss, aten::native_layer_norm, aten::scaled_dot_product_attention");
@@ -170,7 +170,7 @@ TEST(PlanCoreAttention, ReplaysTheAttentionAlone) {
   EXPECT_FALSE(unfused.keeps(weights));
   EXPECT_TRUE(unfused.keeps(out));
   EXPECT_EQ(simulate(g.graph(), unfused).replayed_ops, 2);
-  EXPECT_THAT(mistake_of([&] { return plan_core_attention(synthetic::random_graph(1, 5)); }),
+  EXPECT_THAT(testing::fault([&] { return plan_core_attention(synthetic::random_graph(1, 5)); }),
               HasSubstr("no attention"));
 }
 
@@ -219,10 +219,10 @@ TEST(AllPresets, HaveEachOfFewCheckpointsForManyBlocks) {
   std::vector<std::string> names;
   for (const MemoryPlan& plan : all_presets(synthetic::gpt_like({.blocks = 90}))) names.push_back(plan.strategy);
   for (const char* name : {"revolve(2)", "revolve(3)", "revolve(4)", "revolve(12)", "revolve(89)"}) {
-    EXPECT_THAT(names, testing::Contains(name));
+    EXPECT_THAT(names, ::testing::Contains(name));
   }
-  EXPECT_THAT(names, testing::Not(testing::Contains("revolve(1)")));  // 45 forward passes
-  EXPECT_THAT(names, testing::Not(testing::Contains("revolve(14)")));
+  EXPECT_THAT(names, ::testing::Not(::testing::Contains("revolve(1)")));  // 45 forward passes
+  EXPECT_THAT(names, ::testing::Not(::testing::Contains("revolve(14)")));
 }
 
 TEST(PlanSegments, WithoutRangesKeepsEverything) {

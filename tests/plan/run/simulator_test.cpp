@@ -204,7 +204,7 @@ TEST(Simulate, EndsWithNothingButStaticBytesOnAChain) {
 TEST(Simulate, AgreesWithTheInterpreterOnRandomStepsAndPlans) {
   int replays = 0, in_place = 0;
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     const StepGraph graph = synthetic::random_graph(seed, 5 + static_cast<int>(seed % 40));
     const MemoryPlan plan = synthetic::random_plan(seed + 1'000'000, graph);
     synthetic::StepInterpreter expected(graph, plan);

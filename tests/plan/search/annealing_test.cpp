@@ -11,7 +11,7 @@
 namespace snug::plan {
 namespace {
 
-class Annealed : public testing::Test {
+class Annealed : public ::testing::Test {
  protected:
   const StepGraph graph = synthetic::residual_net();
   const std::vector<MemoryPlan> before = front_of(all_presets(graph));

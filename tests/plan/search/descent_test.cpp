@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kPieces = 48;
 
-class DescendingPlans : public testing::Test {
+class DescendingPlans : public ::testing::Test {
  protected:
   const StepGraph graph = synthetic::residual_net();
   const std::vector<MemoryPlan> front = front_of(all_presets(graph));

@@ -12,7 +12,7 @@
 namespace snug::plan {
 namespace {
 
-class OtherDevices : public testing::Test {
+class OtherDevices : public ::testing::Test {
  protected:
   OtherDevices() {
     elsewhere.devices = {"cuda:0", "cpu"};

@@ -10,7 +10,7 @@
 namespace snug::plan {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 ValueId add(Dataflow& flow, const std::vector<ValueId>& inputs, ValueId overwrites = kNoValue) {
   flow.add_op(inputs, kRootSegment);

@@ -9,7 +9,7 @@
 namespace snug::plan {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 TEST(Decide, WhatMustBeGoesBeforeWhatIsPlanned) {
   for (const Action& planned : {kKeep, kMove, kRecompute}) {

@@ -12,7 +12,7 @@ namespace {
 
 using synthetic::Json;
 using synthetic::message_of;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 MemoryPlan example() {
   MemoryPlan plan;
@@ -86,7 +86,7 @@ TEST(MemoryPlanJson, RefusesDamageOrLoadsAPlan) {
   const Json whole = to_json(example());
   int refused = 0;
   for (std::uint64_t seed = 0; seed < 2000; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     synthetic::Dice dice(seed);
     Json json = whole;
     synthetic::damage(json, dice);

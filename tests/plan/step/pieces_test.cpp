@@ -14,7 +14,7 @@ namespace {
 using synthetic::GraphBuilder;
 using synthetic::kOpsBefore;
 using synthetic::kOpsPerBlock;
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 /// How many values that operators before p made are read by operators from p on.
 int crossing(const Dataflow& flow, OpId p) {
@@ -62,7 +62,7 @@ TEST(CutPoints, OfAnEmptyStepAreItsStart) { EXPECT_THAT(cut_points(GraphBuilder(
 TEST(CutPoints, AreWhereFewValuesCrossInRandomSteps) {
   int inner = 0;
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     const StepGraph graph = synthetic::random_graph(seed, 20);
     for (int limit = 1; limit <= 3; ++limit) {
       const std::vector<OpId> cuts = cut_points(graph, limit);
@@ -170,7 +170,7 @@ TEST(ChainCuts, AreInEachRunOfBlocks) {
 TEST(RepeatedBlocks, AreAlikeInEachRunOnRandomSteps) {
   int found = 0, several = 0;
   for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     const StepGraph graph = synthetic::random_graph(seed, 4 + static_cast<int>(seed % 30));
     const std::vector<SegmentRange> blocks = repeated_blocks(graph);
     ASSERT_NE(blocks.size(), 1U);

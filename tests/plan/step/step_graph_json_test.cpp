@@ -11,7 +11,7 @@ namespace {
 
 using synthetic::Json;
 using synthetic::message_of;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::string error_of_graph(const Json& json) {
   return message_of([&] { step_graph_from_json(json); });
@@ -22,7 +22,7 @@ TEST(StepGraphJson, ComesBackEqualThroughText) {
   EXPECT_EQ(step_graph_from_json(Json::parse(to_json(chain).dump())), chain);
   EXPECT_EQ(step_graph_from_json(to_json(StepGraph{})), StepGraph{});
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     const StepGraph graph = synthetic::random_graph(seed, 30);
     const StepGraph loaded = step_graph_from_json(Json::parse(to_json(graph).dump()));
     ASSERT_EQ(loaded, graph);
@@ -121,7 +121,7 @@ TEST(StepGraphJson, NamesWhatIsMissing) {
   }
 }
 
-class DamagedStepGraph : public testing::Test {
+class DamagedStepGraph : public ::testing::Test {
  protected:
   static Json example() {
     synthetic::GraphBuilder g(5);
@@ -223,7 +223,7 @@ TEST_F(DamagedStepGraph, RefusesOtherFormatsAndVersions) {
 TEST_F(DamagedStepGraph, IsRefusedOrIsAGraph) {
   int refused = 0;
   for (std::uint64_t seed = 0; seed < 3000; ++seed) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
     synthetic::Dice dice(seed);
     Json damaged = json;
     synthetic::damage(damaged, dice);
