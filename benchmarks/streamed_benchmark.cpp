@@ -53,9 +53,7 @@ void measure(const train::Config& config, const std::string& tier, Bytes budget,
   const double predicted = planned.window.cost.seconds + graph.update_seconds +
                            replay::plan_all(planned.kinds, planned.budget).front().predicted_seconds;
   const double unplanned = graph.step_seconds + graph.update_seconds;
-  Session session(std::move(planned.kinds), planned.budget, memory);
-  session.use(streamed.tiers());
-  session.use(streamed.streamed());
+  Session session = train::session_of(streamed, std::move(planned.kinds), planned.budget);
   std::vector<double> ratios;
   Bytes peak = 0;
   for (int i = 0; i <= rounds; ++i) {

@@ -63,19 +63,21 @@ struct PlanReport {
 
 /// For the first of all kinds of steps.
 PlanReport report_on(std::vector<replay::PlannedStep> kinds, std::optional<plan::Budget> budget,
-                     double planning_seconds, std::int64_t micro_batches = 1) {
+                     double planning_seconds, std::int64_t micro_batches = 1, const replay::OpenedWindow& window = {}) {
   PlanReport report;
+  report.window = window;
   const double started = monotonic_seconds();
   const std::vector<plan::MemoryPlan> plans = replay::plan_all(kinds, budget);
   report.plan = plans.front();
   report.highest_peak = replay::highest_peak(plans);
   report.micro_batches = micro_batches;
   report.whole_step_seconds =
-      kinds.front().step.graph.update_seconds +
+      window.cost.seconds + kinds.front().step.graph.update_seconds +
       train::whole_step_seconds(kinds, micro_batches, [&](std::size_t i) { return plans[i].predicted_seconds; });
   plan::StepGraph& graph = kinds.front().step.graph;
   report.bound = plan::lower_bound(graph, budget ? budget->for_blocks() : report.plan.predicted_peak);
-  report.floor = replay::smallest_budget(kinds);
+  report.bound.peak -= window.spare;
+  report.floor = train::smallest_budget(kinds, window);
   report.gap = plan::optimality_gap(report.plan.predicted_seconds, report.bound.step_seconds, graph.step_seconds);
   // The bound of a graph without a place to move to knows no plan that moves values.
   if (!graph.moves.any() && std::ranges::any_of(report.plan.actions, plan::is_moved))
@@ -119,11 +121,9 @@ PlanReport plan_configuration(const PlanOptions& options) {
   try {
     train::Experiment experiment(chosen.config);
     train::PlannedExperiment planned = train::plan_experiment(experiment, train::Kinds::Run, file);
-    PlanReport report =
-        report_on(std::move(planned.kinds), planned.budget, planned.planning_seconds, chosen.config.train.accumulate);
+    PlanReport report = report_on(std::move(planned.kinds), planned.budget, planned.planning_seconds,
+                                  chosen.config.train.accumulate, planned.window);
     report.choices = std::move(chosen.choices);
-    report.window = planned.window;
-    report.whole_step_seconds += planned.window.cost.seconds;
     return report;
   } catch (const DoesNotFit& refusal) {
     if (file) throw;
@@ -167,6 +167,8 @@ nlohmann::ordered_json to_json(const PlanReport& r, const plan::Explanation& why
       {"update_bytes", r.graph.update_bytes},
       {"streamed_bytes", r.window.streamed},
       {"window_bytes", r.window.window.bytes},
+      {"window_in_bytes", r.window.cost.in},
+      {"window_out_bytes", r.window.cost.out},
       {"window_seconds", r.window.cost.seconds},
       {"planning_seconds", r.planning_seconds},
       {"graph_ops", r.graph.ops.size()},

@@ -278,9 +278,10 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
                                  if (options.update.each) {
                                    scope.update_each(options.update, step.parameters);
                                  } else if (options.streamed) {
-                                   scope.in_backward.emplace(step.parameters, [&](const at::Tensor& parameter) {
-                                     options.streamed->take_gradient(parameter);
-                                   });
+                                   scope.in_backward.emplace(
+                                       step.parameters,
+                                       [&](const at::Tensor& parameter) { options.streamed->take_gradient(parameter); },
+                                       GradientHooks::For::Else);
                                  }
                                },
                            .backward_over =

@@ -35,7 +35,6 @@ std::int32_t StreamWindow::add_room(Bytes bytes) {
   auto streamed = std::make_unique<Streamed>(Streamed{.storage = nullptr, .bytes = bytes, .room = room_for(bytes)});
   all_.push_back(std::move(streamed));
   totals_.bytes += bytes;
-  totals_.largest = std::max(totals_.largest, whole_pages(bytes));
   return book_.add(whole_pages(bytes));
 }
 
@@ -45,7 +44,7 @@ void StreamWindow::take(const c10::Storage& storage, std::int32_t which) {
   memory::give_contents(*storage.unsafeGetStorageImpl(), {shared_from_this(), which});
 }
 
-std::int32_t StreamWindow::add(const c10::Storage& storage) {
+void StreamWindow::add(const c10::Storage& storage) {
   const Unseen unseen;
   const std::lock_guard lock(mutex_);
   const std::int32_t which = add_room(static_cast<Bytes>(storage.nbytes()));
@@ -55,7 +54,6 @@ std::int32_t StreamWindow::add(const c10::Storage& storage) {
     remove(which);
     throw;
   }
-  return which;
 }
 
 std::int32_t StreamWindow::reserve(Bytes bytes) {
@@ -79,7 +77,6 @@ void StreamWindow::give(const c10::Storage& storage, std::int32_t which) {
     if (const auto place = book_.bring_made(which)) {
       for (const memory::StreamMark& mark : make_room(*place)) record::StreamOrder::let_wait(device_, mark);
       slab_.part(place->offset, s.bytes).copy_(memory::byte_tensor(storage, s.bytes));
-      offsets_.insert_or_assign(which, place->offset);
       s.storage = storage.unsafeGetStorageImpl();
       s.dirty = true;
       used_here(s);
@@ -118,9 +115,9 @@ void StreamWindow::open(plan::Window window) {
 
 /// All that was changed is written back.
 void StreamWindow::empty_window() {
-  while (!offsets_.empty()) {
-    const auto [which, offset] = *offsets_.begin();
-    leave(which, offset);
+  for (std::size_t i = 0; i < all_.size(); ++i) {
+    const auto which = static_cast<std::int32_t>(i);
+    if (all_[i] != nullptr && book_.inside(which)) leave(which, book_.offset(which));
   }
   book_.resize({});
   slab_.wait();
@@ -150,10 +147,9 @@ void StreamWindow::bring_back() {
   }
 }
 
-/// It is in the book no more.
+/// From where it was, or is; the book is for the caller.
 void StreamWindow::leave(std::int32_t which, Bytes offset) {
   Streamed& s = at(which);
-  offsets_.erase(which);
   memory::set_address(*s.storage, nullptr);
   // What other streams have been given with it comes first.
   for (const c10::Stream stream : std::exchange(s.streams, {}))
@@ -166,7 +162,7 @@ void StreamWindow::leave(std::int32_t which, Bytes offset) {
 
 /// Those leave that are in its place. Returns what goes on there.
 std::vector<memory::StreamMark> StreamWindow::make_room(const plan::WindowBook::Place& place) {
-  for (const plan::StreamedId other : place.leave) leave(other, offsets_.at(other));
+  for (const auto& [other, offset] : place.leave) leave(other, offset);
   return slab_.going_on(place.offset, at(place.tensor).bytes);
 }
 
@@ -179,7 +175,6 @@ void StreamWindow::come(const plan::WindowBook::Place& place) {
     book_.take_back(place.tensor);
     throw;
   }
-  offsets_.insert_or_assign(place.tensor, place.offset);
   totals_.in += s.bytes;
   ++totals_.came;
 }
@@ -196,7 +191,6 @@ void StreamWindow::forget(std::int32_t which) noexcept {
     } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): nobody wants the contents any more
     }
   }
-  offsets_.erase(which);
   s.storage = nullptr;                 // which may be about to have other memory
   while (s.users > 0) end_one(which);  // an operator's last reference was its own
   if (!s.reserved) return remove(which);

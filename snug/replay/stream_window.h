@@ -8,10 +8,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -38,9 +36,8 @@ class StreamWindow final : public memory::ContentsOwner, public std::enable_shar
   StreamWindow(c10::Device device, std::shared_ptr<memory::Tiers> tiers)
       : device_(device), tiers_(std::move(tiers)), book_({}) {}
 
-  /// The contents leave the device's memory. Throws Error where no tier has room, and the storage is as before. Returns
-  /// its number.
-  std::int32_t add(const c10::Storage& storage);
+  /// The contents leave the device's memory. Throws Error where no tier has room, and the storage is as before.
+  void add(const c10::Storage& storage);
   /// For storages of one size that come one after the other, as the gradients of a parameter do: a number with room in
   /// a tier, which a storage may have, until it goes, and then another. Throws Error where there is none.
   std::int32_t reserve(Bytes bytes);
@@ -78,13 +75,11 @@ class StreamWindow final : public memory::ContentsOwner, public std::enable_shar
   struct Totals {
     Bytes bytes = 0;              ///< of all storages
     Bytes on_disk = 0;            ///< of them; the others are on the host
-    Bytes largest = 0;            ///< of one, and
     Bytes most_at_once = 0;       ///< of those that were used together, as places are rounded
     Bytes in = 0, out = 0;        ///< that were copied
     std::int64_t came = 0;        ///< storages,
     std::int64_t came_ahead = 0;  ///< of them before their use,
     std::int64_t outside = 0;     ///< and beside the window
-    friend bool operator==(const Totals&, const Totals&) = default;
   };
   [[nodiscard]] Totals totals() const;
   [[nodiscard]] plan::Window window() const;
@@ -138,7 +133,6 @@ class StreamWindow final : public memory::ContentsOwner, public std::enable_shar
   mutable std::mutex mutex_;  // of what follows
   plan::WindowBook book_;
   std::vector<std::unique_ptr<Streamed>> all_;  // by number; gone ones are null
-  std::map<std::int32_t, Bytes> offsets_;       // of those in the window
   WindowSlab slab_;
   UsesLog uses_;
   Bytes in_use_ = 0;  // as places are rounded

@@ -75,9 +75,8 @@ void StreamWindow::end_one(std::int32_t which) noexcept {
 void StreamWindow::bring_together(std::span<const plan::StreamedUse> uses) {
   std::vector<plan::StreamedId> tensors;
   for (const plan::StreamedUse& use : uses) {
-    const auto inside = offsets_.find(use.tensor);
-    if (inside != offsets_.end()) {
-      leave(use.tensor, inside->second);
+    if (book_.inside(use.tensor)) {
+      leave(use.tensor, book_.offset(use.tensor));
       book_.take_back(use.tensor);
     }
     tensors.push_back(use.tensor);
@@ -165,7 +164,7 @@ void StreamWindow::arrive(const plan::StreamedUse& use) {
 void StreamWindow::give_up(std::int32_t which) {
   at(which).lost = false;
   at(which).arriving = {};
-  if (offsets_.erase(which) > 0) book_.take_back(which);
+  if (book_.inside(which)) book_.take_back(which);
 }
 
 void StreamWindow::begin(std::span<const plan::StreamedUse> uses) {

@@ -67,7 +67,7 @@ void stream_too(replay::StreamWindow& window, const torch::jit::Stack& results, 
       static_cast<Bytes>(made.storage().nbytes()) < at_least || memory::has_owner(made))
     return;
   try {
-    (void)window.add(made.storage());
+    window.add(made.storage());
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): it stays in the device's memory
   }
 }
@@ -111,11 +111,16 @@ void StreamedTensors::add(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& t : tensors) {
     if (!t.defined() || !record::is_plain(t) || static_cast<Bytes>(t.storage().nbytes()) < options_.min_bytes) continue;
     if (memory::ownership_of(*t.storage().unsafeGetStorageImpl()) != nullptr) continue;
-    if (!options_.device) options_.device = t.device();
-    if (t.device() != *options_.device) move_to_device(t, *options_.device);
+    if (options_.device && t.device() != *options_.device) move_to_device(t, *options_.device);
     if (!window_) {
-      window_ = std::make_shared<replay::StreamWindow>(*options_.device, tiers_);
+      window_ = std::make_shared<replay::StreamWindow>(t.device(), tiers_);
       gate_.emplace(around_operators(window_, options_.min_bytes));
+    }
+    if (t.device() != window_->device()) {
+      throw UsageError(fmt::format(
+          "stream: a tensor is of {}, and those before it are of {}; set StreamOptions::device, to have all there, or "
+          "give each device StreamedTensors of its own",
+          t.device().str(), window_->device().str()));
     }
     window_->add(t.storage());
   }

@@ -70,6 +70,9 @@ OpenedWindow open_best_window(StreamedTensors& streamed, std::vector<PlannedStep
     count_in_all(kinds, taken - std::exchange(counted, taken));
   };
   OpenedWindow best{.streamed = totals.bytes, .window = {}, .cost = {}};
+  count(sizes.front());
+  best.floor = smallest_budget(kinds);
+  const Bytes smallest = counted;
   double least = std::numeric_limits<double>::infinity();
   std::optional<DoesNotFit> refusal;
   for (const Bytes bytes : sizes) {
@@ -94,6 +97,7 @@ OpenedWindow open_best_window(StreamedTensors& streamed, std::vector<PlannedStep
   }
   if (least == std::numeric_limits<double>::infinity()) throw DoesNotFit(refusal.value());
   count(best.window.bytes);
+  best.spare = counted - smallest;
   streamed.open(best.window);
   return best;
 }

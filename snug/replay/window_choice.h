@@ -13,9 +13,11 @@ namespace snug::replay {
 /// A window, and what a step that is run again and again is predicted to copy and wait for it, beside what its plan
 /// says.
 struct OpenedWindow {
-  Bytes streamed = 0;  ///< all that it is for
+  Bytes streamed = 0;  ///< all that it is for; where that is nothing, there is no window
   plan::Window window;
   plan::WindowCost cost;
+  Bytes floor = 0;  ///< the smallest budget, which has the smallest window
+  Bytes spare = 0;  ///< what this window takes more than that
 };
 
 /// Opens the window with which these steps take the least time within the budgets, plans and window together; its

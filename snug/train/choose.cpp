@@ -27,7 +27,7 @@ Taken take(const Config& config) {
     Experiment experiment(config);
     const PlannedExperiment planned = plan_experiment(experiment, Kinds::Run);
     taken.unplanned_peak = plan::plan_none(planned.kinds.front().step.graph).predicted_peak;
-    taken.floor = replay::smallest_budget(planned.kinds);
+    taken.floor = smallest_budget(planned.kinds, planned.window);
     const auto in_all = [&](const auto& of_kind) {
       return planned.kinds.front().step.graph.update_seconds +
              whole_step_seconds(planned.kinds, config.train.accumulate, of_kind);

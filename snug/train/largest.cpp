@@ -19,6 +19,7 @@
 #include "snug/plan/run/presets.h"
 #include "snug/replay/planned_step.h"
 #include "snug/train/experiment.h"
+#include "snug/train/planned_experiment.h"
 #include "snug/train/training_step.h"
 
 namespace snug::train {
@@ -76,7 +77,8 @@ class Steps {
       TrainingStep step(made);
       const data::Batch batch = random_batch(made, size);
       std::vector<replay::PlannedStep> kinds = replay::planned(step.record(batch, budget_), "optimal");
-      result.floor = replay::smallest_budget(kinds);
+      const replay::OpenedWindow window = open_window(made, kinds, plan::Budget::for_limit(budget_));
+      result.floor = smallest_budget(kinds, window);
       result.ran = run(step, batch, std::move(kinds));
       result.ran->size = size;
     } catch (const DoesNotFit&) {
@@ -118,8 +120,7 @@ class Steps {
     Largest found;
     found.unplanned_peak = plan::plan_none(kinds.front().step.graph).predicted_peak;
     auto& memory = experiment_->memory();
-    Session session(std::move(kinds), plan::Budget::for_limit(budget_), memory);
-    session.use(experiment_->tiers());
+    Session session = session_of(*experiment_, std::move(kinds), plan::Budget::for_limit(budget_));
     found.predicted_peak = session.predicted_peak();
     memory.reset_peak();
     const double started = memory::seconds_when_done(memory.device());

@@ -11,7 +11,6 @@
 #include "snug/plan/run/presets.h"
 #include "snug/plan/strategy.h"
 #include "snug/record/random_state.h"
-#include "snug/replay/other_devices.h"
 #include "snug/train/training_step.h"
 
 namespace snug::train {
@@ -79,21 +78,33 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
   const double started = monotonic_seconds();
   planned.kinds = file ? replay::planned(std::move(recorded), file->plan)
                        : replay::planned(std::move(recorded), config.memory.strategy);
-  if (experiment.streamed()) {
-    planned.window =
-        replay::open_best_window(*experiment.streamed(), planned.kinds, replay::budgets_of(planned.budget, {}),
-                                 experiment.memory(), config.train.accumulate);
-  }
+  planned.window = open_window(experiment, planned.kinds, planned.budget);
   planned.planning_seconds = monotonic_seconds() - started;
   return planned;
 }
 
-Session plan_session(Experiment& experiment, Kinds kinds, const std::optional<plan::PlanFile>& file) {
-  PlannedExperiment planned = plan_experiment(experiment, kinds, file);
-  Session session(std::move(planned.kinds), planned.budget, experiment.memory());
+replay::OpenedWindow open_window(Experiment& experiment, std::vector<replay::PlannedStep>& kinds,
+                                 const std::optional<plan::Budget>& budget) {
+  if (!experiment.streamed()) return {};
+  return replay::open_best_window(*experiment.streamed(), kinds, budget, experiment.memory(),
+                                  experiment.config().train.accumulate);
+}
+
+Bytes smallest_budget(const std::vector<replay::PlannedStep>& kinds, const replay::OpenedWindow& window) {
+  return window.streamed > 0 ? window.floor : replay::smallest_budget(kinds);
+}
+
+Session session_of(Experiment& experiment, std::vector<replay::PlannedStep> kinds,
+                   const std::optional<plan::Budget>& budget) {
+  Session session(std::move(kinds), budget, experiment.memory());
   session.use(experiment.tiers());
   if (experiment.streamed()) session.use(experiment.streamed());
   return session;
+}
+
+Session plan_session(Experiment& experiment, Kinds kinds, const std::optional<plan::PlanFile>& file) {
+  PlannedExperiment planned = plan_experiment(experiment, kinds, file);
+  return session_of(experiment, std::move(planned.kinds), planned.budget);
 }
 
 }  // namespace snug::train

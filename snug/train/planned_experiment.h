@@ -38,6 +38,18 @@ struct PlannedExperiment {
 /// eviction.
 PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std::optional<plan::PlanFile>& file = {});
 
+/// The smallest budget that all of these have plans for, with whatever window.
+Bytes smallest_budget(const std::vector<replay::PlannedStep>& kinds, const replay::OpenedWindow& window);
+
+/// Opens the window of the experiment's streamed weights, where there are any, for its steps, whose graphs count it
+/// from here on. Throws DoesNotFit.
+replay::OpenedWindow open_window(Experiment& experiment, std::vector<replay::PlannedStep>& kinds,
+                                 const std::optional<plan::Budget>& budget);
+
+/// A session for these steps of the experiment. Throws DoesNotFit.
+Session session_of(Experiment& experiment, std::vector<replay::PlannedStep> kinds,
+                   const std::optional<plan::Budget>& budget);
+
 /// The session of plan_experiment(). Throws DoesNotFit.
 Session plan_session(Experiment& experiment, Kinds kinds, const std::optional<plan::PlanFile>& file = {});
 

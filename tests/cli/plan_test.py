@@ -50,6 +50,18 @@ class PlanAndBench(Command):
         file.write_text(Path(self.config).read_text() + '\n[memory]\nstrategy = "every_block"\n')
         self.assert_refused(run("plan", file, "--largest", "batch", "--budget", str(budget)), 2, 'memory.strategy is "every_block"')
 
+    def test_streamed_weights_and_their_window(self):
+        whole = self.plan(self.config)
+        self.assertEqual((whole["streamed_bytes"], whole["window_bytes"]), (0, 0))
+        sets = ("--set", f"memory.budget={whole['unplanned_peak_bytes']}", "--set", "memory.host_budget=1GiB", "--set", "memory.weights=streamed")
+        found = self.plan(self.config, *sets)
+        self.assertGreater(found["streamed_bytes"], 0)
+        self.assertGreater(found["window_bytes"], 0)
+        self.assertAlmostEqual(found["whole_step_seconds"], found["predicted_step_seconds"] + found["update_seconds"] + found["window_seconds"])
+        self.assertLessEqual(found["floor_bytes"], found["budget_bytes"])
+        self.assertIn("streamed weights and state", run("plan", self.config, *sets).stdout)
+        self.assert_refused(run("plan", self.config, "--set", "memory.budget=50%", *sets[2:]), 2, "set it, in bytes")
+
     def test_times_are_of_a_micro_batch_and_of_the_whole_step(self):
         whole = self.plan(self.config)
         self.assertEqual(whole["micro_batches"], 1)

@@ -13,77 +13,36 @@
 #include "snug/snug.h"
 #include "tests/memory/disk_in_memory.h"
 #include "tests/replay/all_tiers.h"
-#include "tests/replay/layers_net.h"
+#include "tests/replay/by_hand.h"
 
 namespace snug {
 namespace {
 
 using testing::Access;
 using testing::all_tiers;
+using testing::ByHand;
 using testing::DiskInMemory;
 using testing::expect_same;
 using testing::fail_with;
+using testing::kWeight;
 using testing::Net;
 using testing::test_memory;
 
-constexpr Bytes kWeight = 256 * 256 * 4;
-
-/// A net that is trained by hand, with momentum.
-struct ByHand {
-  ByHand() : momenta(net.layers->parameters()) {
-    for (at::Tensor& m : momenta) m = torch::zeros_like(m);
-  }
-  Net net;
-  std::vector<at::Tensor> momenta;
-
-  std::vector<at::Tensor> state() const {
-    std::vector<at::Tensor> all = net.layers->parameters();
-    all.insert(all.end(), momenta.begin(), momenta.end());
-    return all;
-  }
-  void update() {
-    const torch::NoGradGuard no_grad;
-    const auto parameters = net.layers->parameters();
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      momenta[i].mul_(0.9).add_(parameters[i].grad());
-      at::Tensor(parameters[i]).sub_(momenta[i], 0.1);
-    }
-  }
-  template <class Backward>
-  void train(int steps, const Backward& backward) {
-    for (int i = 0; i < steps; ++i) {
-      backward(torch::full({64, 256}, 0.1 * (i + 1)));
-      update();
-      net.layers->zero_grad();
-    }
-  }
-  void train_plainly(int steps) {
-    train(steps, [this](const at::Tensor& x) { net(x).backward(); });
-  }
-};
-
-/// What training plainly makes of them.
-std::vector<at::Tensor> trained_plainly(int steps) {
-  ByHand plain;
-  plain.train_plainly(steps);
-  return plain.state();
-}
-
 TEST(StreamedTensors, TrainToTheSameBitsFromEachTierWithWindowsOfEverySize) {
-  const std::vector<at::Tensor> expected = trained_plainly(4);
+  const std::vector<at::Tensor> expected = testing::trained_plainly(8, 4);
   for (const StreamOptions& options : all_tiers()) {
     for (const plan::Window window :
          {plan::Window{}, plan::Window{kWeight}, plan::Window{2 * kWeight}, plan::Window{3 * kWeight, 3 * kWeight},
           plan::Window{6 * kWeight, 3 * kWeight}, plan::Window{16 * kWeight, 2 * kWeight}}) {
       SCOPED_TRACE(::testing::Message() << window.bytes << " of which " << window.rotating);
-      ByHand training;
+      ByHand training(8);
       StreamedTensors streamed(options);
       streamed.add(training.state());
       EXPECT_EQ(streamed.totals().bytes, 16 * kWeight);
       streamed.open(window);
       training.train(4, [&](const at::Tensor& x) {
         streamed.next_step();
-        training.net(x).backward();
+        training(x).backward();
       });
       EXPECT_EQ(streamed.totals().out > 8 * kWeight, window.bytes < 16 * kWeight);
       streamed.bring_back();
@@ -93,7 +52,7 @@ TEST(StreamedTensors, TrainToTheSameBitsFromEachTierWithWindowsOfEverySize) {
 }
 
 TEST(StreamedTensors, TakeNoMoreMemoryThanTheWindow) {
-  ByHand training;
+  ByHand training(8);
   const Bytes before = test_memory().stats().allocated;
   StreamedTensors streamed({.host_budget = 1_GiB});
   streamed.add(training.state());
@@ -293,6 +252,17 @@ TEST(StreamedTensors, TellThatTheirContentsCouldNotBeWritten) {
     EXPECT_THROW((void)changed.sum(), Error);
     EXPECT_EQ(other.sum().item<float>(), 2 * 65536);
   }
+}
+
+TEST(StreamedTensors, OfAnotherDeviceMoveOnlyWhereThatIsAskedFor) {
+  if (testing::test_device().is_cpu()) GTEST_SKIP() << "there is one device";
+  const at::Tensor here = torch::ones({256, 256}), there = torch::ones({256, 256}, at::kCPU);
+  StreamedTensors streamed({.host_budget = 1_GiB}), moving({.device = testing::test_device(), .host_budget = 1_GiB});
+  EXPECT_THROW(streamed.add({here, there}), UsageError);
+  EXPECT_TRUE(there.is_cpu());
+  moving.add({there});
+  EXPECT_EQ(there.device(), testing::test_device());
+  EXPECT_EQ(there.sum().item<float>(), 65536);
 }
 
 TEST(StreamedTensors, RefuseWhatNoTierHasRoomFor) {

@@ -15,6 +15,7 @@
 #include "snug/train/bench.h"
 #include "snug/train/choose.h"
 #include "snug/train/experiment.h"
+#include "snug/train/largest.h"
 #include "snug/train/planned_experiment.h"
 #include "snug/train/trainer.h"
 #include "snug/train/training_step.h"
@@ -118,9 +119,7 @@ TEST(StreamedWeights, ComeAndGoAsPredicted) {
   const Config config = streamed(six_blocks("predicted"), with(20_MiB));
   Experiment experiment(config);
   PlannedExperiment planned = plan_experiment(experiment, Kinds::Training);
-  Session session(std::move(planned.kinds), planned.budget, experiment.memory());
-  session.use(experiment.tiers());
-  session.use(experiment.streamed());
+  Session session = session_of(experiment, std::move(planned.kinds), planned.budget);
   TrainingStep step(experiment);
   replay::StreamWindow::Totals before;
   for (std::int64_t i = 0; i < 3; ++i) {
@@ -133,6 +132,30 @@ TEST(StreamedWeights, ComeAndGoAsPredicted) {
   EXPECT_GT(planned.window.cost.in, 0);
   EXPECT_NEAR(in, static_cast<double>(planned.window.cost.in), 0.25 * in);
   EXPECT_NEAR(out, static_cast<double>(planned.window.cost.out), 0.25 * out);
+}
+
+TEST(StreamedWeights, TheSmallestBudgetDoesNotDependOnTheOneThatIsAsked) {
+  std::vector<Bytes> floors;
+  Bytes asked = 0;
+  for (const Bytes budget : {20_MiB, 30_MiB}) {
+    Experiment experiment(streamed(six_blocks("floor"), with(budget)));
+    const PlannedExperiment planned = plan_experiment(experiment, Kinds::Training);
+    EXPECT_GT(planned.window.spare, 0);
+    floors.push_back(smallest_budget(planned.kinds, planned.window));
+    asked = asked > 0 ? asked : planned.budget->limit;
+  }
+  EXPECT_LT(floors[1], asked);
+  EXPECT_NEAR(static_cast<double>(floors[1]), static_cast<double>(floors[0]), 0.02 * static_cast<double>(floors[0]));
+}
+
+TEST(StreamedWeights, TheLargestBatchFitsWithItsWindow) {
+  const Bytes budget = memory::device_memory(testing::test_device()).stats().allocated + 24_MiB;
+  report::Progress silent = report::Progress::silent();
+  const Largest found = largest(streamed(six_blocks("largest"), std::to_string(budget)), Extent::Batch, budget, silent);
+  EXPECT_GT(found.size, 2);
+  EXPECT_LE(found.measured_peak, budget);
+  EXPECT_LE(found.predicted_peak, budget);
+  EXPECT_GT(found.predicted_peak, budget / 2);
 }
 
 TEST(StreamedWeights, NeedABudgetInBytesAndATier) {

@@ -136,7 +136,7 @@ std::optional<WindowBook::Place> WindowBook::find(StreamedId tensor, Bytes begin
   }
   if (!best) return std::nullopt;
   Place found{tensor, best->begin, {}};
-  for (std::size_t i = best->first; i < best->end; ++i) found.leave.push_back(slots[i].tensor);
+  for (std::size_t i = best->first; i < best->end; ++i) found.leave.push_back({slots[i].tensor, slots[i].begin});
   return found;
 }
 
@@ -153,7 +153,7 @@ std::optional<WindowBook::Place> WindowBook::find_anywhere(StreamedId tensor) co
 
 std::optional<WindowBook::Place> WindowBook::take(std::optional<Place> place) {
   if (!place) return place;
-  for (const StreamedId id : place->leave) leave(id);
+  for (const Place::Left& left : place->leave) leave(left.tensor);
   entry(place->tensor).offset = place->offset;
   inside_.emplace(place->offset, place->tensor);
   return place;

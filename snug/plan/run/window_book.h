@@ -70,11 +70,16 @@ class WindowBook {
   [[nodiscard]] Bytes bytes(StreamedId tensor) const { return entry(tensor).bytes; }
   [[nodiscard]] Window window() const noexcept { return window_; }
 
-  /// Room that is made for a tensor: it is inside from here on, and those that leave are elsewhere.
+  /// Room that is made for a tensor: it is inside from here on, and those that leave, from where they were, elsewhere.
   struct Place {
+    struct Left {
+      StreamedId tensor = 0;
+      Bytes offset = 0;
+      friend bool operator==(const Left&, const Left&) = default;
+    };
     StreamedId tensor = 0;
     Bytes offset = 0;
-    std::vector<StreamedId> leave;
+    std::vector<Left> leave;
     friend bool operator==(const Place&, const Place&) = default;
   };
   /// For a tensor that is elsewhere and is about to be used. None: those that must not leave are in the way.

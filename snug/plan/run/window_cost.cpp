@@ -12,12 +12,7 @@ namespace {
 class WindowRun {
  public:
   WindowRun(const StreamedStep& step, Window window, const MoveCost& copies)
-      : step_(step),
-        copies_(copies),
-        book_(window),
-        dirty_(step.places.size(), 0),
-        there_(step.places.size(), 0),
-        offsets_(step.places.size(), 0) {
+      : step_(step), copies_(copies), book_(window), dirty_(step.places.size(), 0), there_(step.places.size(), 0) {
     std::vector<StreamedUse> order;
     for (const Bytes bytes : step.places) book_.add(bytes);
     for (const StreamedStep::Use& use : step.uses) {
@@ -110,8 +105,7 @@ class WindowRun {
   /// Returns when nobody copies from or to it any more.
   double make_room(const WindowBook::Place& place) {
     const Bytes end = place.offset + step_.places[index(place.tensor)];
-    for (const StreamedId other : place.leave) leave(other, offsets_[index(other)]);
-    offsets_[index(place.tensor)] = place.offset;
+    for (const auto& [other, offset] : place.leave) leave(other, offset);
     double free = now_;
     std::erase_if(pending_, [&](const Pending& p) { return p.until <= now_; });
     for (const Pending& p : pending_) {
@@ -138,9 +132,8 @@ class WindowRun {
   const StreamedStep& step_;
   const MoveCost& copies_;
   WindowBook book_;
-  std::vector<char> dirty_;     // by tensor
-  std::vector<double> there_;   // when it is
-  std::vector<Bytes> offsets_;  // where it was placed last
+  std::vector<char> dirty_;    // by tensor
+  std::vector<double> there_;  // when it is
   std::vector<Pending> pending_;
   double now_ = 0, in_free_ = 0, out_free_ = 0;
 };
