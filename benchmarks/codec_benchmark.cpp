@@ -42,7 +42,7 @@ plan::MemoryPlan compressing(const plan::StepGraph& graph, double share) {
   for (plan::ValueId v = 0; v < graph.flow.values(); ++v) {
     for (const plan::Action action : plan::legal_actions(graph, v)) {
       if (!plan::is_compressed(action)) continue;
-      const plan::Encoding& encoding = *graph.values[plan::at(v)].encoding;
+      const plan::Encoding& encoding = *plan::find_encoding(graph.values[plan::at(v)].encodings, action.codec);
       candidates.push_back({v, action,
                             (encoding.encode_seconds + encoding.decode_seconds) /
                                 static_cast<double>(graph.step_bytes(v) - encoding.bytes)});

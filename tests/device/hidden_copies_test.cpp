@@ -10,6 +10,7 @@
 #include "snug/memory/held_limit.h"
 #include "snug/plan/run/explanation.h"
 #include "snug/plan/run/simulator.h"
+#include "snug/plan/run/staging.h"
 #include "snug/plan/step/legal_actions.h"
 #include "snug/replay/moves.h"
 #include "snug/snug.h"

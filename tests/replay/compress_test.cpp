@@ -163,16 +163,16 @@ TEST_F(Compress, IsNotWhatAStepTakesThatIsRecordedAsItRuns) {
   };
   EXPECT_EQ(activations(session.graph()), activations(other.graph));
   for (std::size_t v = 0; v < other.graph.values.size(); ++v)
-    EXPECT_EQ(session.graph().values[v].encoding.has_value(), other.graph.values[v].encoding.has_value());
+    EXPECT_EQ(session.graph().values[v].encodings.size(), other.graph.values[v].encodings.size());
 }
 
 TEST_F(Compress, IsChosenWhereItIsCheaperThanMakingItAgain) {
   for (plan::OpInfo& op : step.graph.ops) op.seconds = 1;
   for (plan::ValueInfo& value : step.graph.values) {
-    if (value.encoding) value.encoding->encode_seconds = value.encoding->decode_seconds = 1e-6;
+    for (plan::Encoding& encoding : value.encodings) encoding.encode_seconds = encoding.decode_seconds = 1e-6;
   }
   plan::StepGraph without = step.graph;
-  for (plan::ValueInfo& value : without.values) value.encoding.reset();
+  for (plan::ValueInfo& value : without.values) value.encodings.clear();
   const plan::TradeOff both(step.graph), recompute(without);
   EXPECT_LE(both.floor(), recompute.floor());
   const Bytes most = plan::make_plan(without, "none", std::nullopt).predicted_peak;

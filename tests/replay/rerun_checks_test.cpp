@@ -1,6 +1,7 @@
 // Reruns that save something else than the first run did.
 #include <gtest/gtest.h>
 
+#include "tests/device/test_device.h"
 #include "tests/replay/rerun_cases.h"
 
 namespace snug {

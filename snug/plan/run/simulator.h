@@ -49,17 +49,6 @@ Simulation simulate(const StepGraph& graph, const MemoryPlan& plan, Detail detai
 std::optional<Simulation> simulate_within(const StepGraph& graph, const MemoryPlan& plan, std::int64_t replays,
                                           Detail detail = Detail::Totals);
 
-/// From when on a plan fetches ahead.
-enum class FetchFrom : std::uint8_t {
-  TheBeginning,  ///< of backward
-  ThePeak        ///< once the plan's peak is over
-};
-
-/// The plan, within_host(), with memory for copies that nobody waits for; what it fetches ahead comes in the order in
-/// which backward asks for it, with a place for all that it could move. Its predictions are out of date.
-MemoryPlan staged(const StepGraph& graph, MemoryPlan plan, Bytes leaving, Bytes arriving,
-                  FetchFrom from = FetchFrom::TheBeginning);
-
 /// The plan with predicted_peak and predicted_seconds filled in.
 MemoryPlan predicted(const StepGraph& graph, MemoryPlan plan);
 

@@ -7,6 +7,7 @@
 
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
+#include "snug/plan/run/staging.h"
 #include "snug/plan/step/legal_actions.h"
 
 namespace snug::plan {

@@ -105,9 +105,8 @@ std::vector<MemoryPlan> low_plans(const StepGraph& graph, std::size_t pieces, Ef
     timeless.ops[at(op)].seconds = timeless_seconds(timeless.ops[at(op)].name, bytes);
   }
   for (ValueInfo& value : timeless.values) {
-    if (value.encoding)
-      value.encoding->encode_seconds = value.encoding->decode_seconds =
-          kTimelessCopy * static_cast<double>(value.bytes);
+    for (Encoding& encoding : value.encodings)
+      encoding.encode_seconds = encoding.decode_seconds = kTimelessCopy * static_cast<double>(value.bytes);
   }
   timeless.step_seconds = 1;
   for (std::optional<MoveCost>* const cost : {&timeless.moves.host, &timeless.moves.disk}) {

@@ -12,7 +12,7 @@ StepGraph seen_from(const StepGraph& graph, const DevicePart& part) {
   seen.moves = {};  // whose costs and budgets are of the first
   std::swap(seen.devices.front(), seen.devices[static_cast<std::size_t>(part.device)]);
   for (ValueInfo& value : seen.values) {
-    value.encoding.reset();
+    value.encodings.clear();
     if (value.device == part.device) {
       value.device = 0;
     } else if (value.device == 0) {

@@ -1,7 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <optional>
+#include <vector>
 
 #include "snug/base/bytes.h"
 #include "snug/plan/step/action.h"
@@ -19,11 +20,19 @@ struct Encoding {
   friend bool operator==(const Encoding&, const Encoding&) = default;
 };
 
+/// Those of a value, each with a codec of its own.
+using Encodings = std::vector<Encoding>;
+
+/// The one with this codec; nullptr where there is none.
+[[nodiscard]] inline const Encoding* find_encoding(const Encodings& encodings, Codec codec) {
+  const auto found = std::ranges::find(encodings, codec, &Encoding::codec);
+  return found != encodings.end() ? &*found : nullptr;
+}
+
 /// What becomes of a value for which a plan says `action`: one that was made for other contents may compress what
 /// cannot be, which is kept.
-[[nodiscard]] inline Action as_possible(Action action, const std::optional<Encoding>& encoding) {
-  const bool possible = !is_compressed(action) || (encoding && encoding->codec == action.codec);
-  return possible ? action : kKeep;
+[[nodiscard]] inline Action as_possible(Action action, const Encodings& encodings) {
+  return !is_compressed(action) || find_encoding(encodings, action.codec) != nullptr ? action : kKeep;
 }
 
 }  // namespace snug::plan

@@ -28,7 +28,7 @@ struct ValueInfo {
   std::int32_t device = 0;    ///< in StepGraph::devices
   Bytes leaf_bytes = 0;       ///< of the storage of a leaf; most leaves were there before the step, and are counted in
                               ///< StepGraph::static_bytes too
-  std::optional<Encoding> encoding{};  ///< plans may compress it
+  Encodings encodings{};      ///< plans may compress it so
   friend bool operator==(const ValueInfo&, const ValueInfo&) = default;
 };
 
@@ -74,6 +74,7 @@ struct StepGraph {
       "cpu"};                            ///< that its values are on; the bytes of operators and events are the first's
   std::vector<DevicePart> parts;         ///< of further devices whose memory was measured
   Moves moves;                           ///< where plans may move values
+  Codec lossy = Codec::None;             ///< that plans may use, beside those that give back the same bits
   Bytes static_bytes = 0;                ///< allocated there before the step: weights, optimizer state, the batch
   std::array<Bytes, 6> static_by_tag{};  ///< the same by memory::Tag
   double step_seconds = 0;               ///< forward and backward of the recorded step: what its events add up to

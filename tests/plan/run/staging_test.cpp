@@ -10,6 +10,7 @@
 #include "snug/plan/run/prefetch.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
+#include "snug/plan/run/staging.h"
 #include "snug/plan/step/legal_actions.h"
 #include "tests/plan/random_graph.h"
 #include "tests/plan/synthetic_graph.h"

@@ -43,6 +43,15 @@ TEST(StepGraphJson, KeepsClockDevicesModulesStreamsAndBytesOfLeaves) {
   graph.values[at(a)].device = 1;
   graph.ops[0].module = "layers.0";
   graph.ops[0].stream = 7;
+  graph.lossy = Codec::Int4;
+  for (const Codec codec : {Codec::Exponents, Codec::Int4}) {
+    graph.values[at(a)].encodings.push_back({.codec = codec,
+                                             .element = 4,
+                                             .content_bytes = 50,
+                                             .bytes = 64,
+                                             .encode_seconds = 0.25,
+                                             .decode_seconds = 0.125});
+  }
   const StepGraph loaded = step_graph_from_json(Json::parse(to_json(graph).dump()));
   EXPECT_EQ(loaded, graph);
   EXPECT_EQ(loaded.ops[0].module, "layers.0");
