@@ -1,0 +1,15 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "snug/base/bytes.h"
+
+// memory::Codec::Exponents, of fp32 (element: 4) or bf16 numbers (2): see codec.h.
+namespace snug::memory {
+
+[[nodiscard]] Bytes exponents_bytes(std::size_t element, std::span<const std::byte> contents);
+[[nodiscard]] bool encode_exponents(std::size_t element, std::span<const std::byte> contents, std::span<std::byte> to);
+void decode_exponents(std::size_t element, std::span<const std::byte> from, std::span<std::byte> contents);
+
+}  // namespace snug::memory
