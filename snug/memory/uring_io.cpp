@@ -1,5 +1,6 @@
 // Direct I/O by way of io_uring. Where liburing is missing, no_uring_io.cpp stands in for this file.
 #include <liburing.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -20,8 +21,7 @@ class UringIo final : public PieceIo {
  public:
   /// Throws std::system_error.
   UringIo() {
-    const int error = ::io_uring_queue_init(kPieces, &ring_, 0);
-    if (error < 0) throw std::system_error(-error, std::generic_category(), "io_uring_setup");
+    make_ring();
     for (std::size_t place = 0; place < kPieces; ++place) free_.push_back(place);
   }
   ~UringIo() override { ::io_uring_queue_exit(&ring_); }
@@ -29,6 +29,8 @@ class UringIo final : public PieceIo {
   UringIo& operator=(const UringIo&) = delete;
 
   void transfer(int file, Way way, std::span<const Piece> pieces) override {
+    // A forked process would take what is completed from the one that it comes of.
+    if (process_ != ::getpid()) make_ring();
     // Nothing is allocated while anything is under way.
     left_.assign(pieces.rbegin(), pieces.rend());
     file_ = file;
@@ -56,6 +58,13 @@ class UringIo final : public PieceIo {
   }
 
  private:
+  void make_ring() {
+    ring_ = {};
+    const int error = ::io_uring_queue_init(kPieces, &ring_, 0);
+    if (error < 0) throw std::system_error(-error, std::generic_category(), "io_uring_setup");
+    process_ = ::getpid();
+  }
+
   void begin() {
     io_uring_sqe* const entry = ::io_uring_get_sqe(&ring_);  // there are as many as places
     const std::size_t place = free_.back();
@@ -99,6 +108,7 @@ class UringIo final : public PieceIo {
   }
 
   io_uring ring_{};
+  ::pid_t process_ = 0;  // whose it is
   int file_ = -1, error_ = 0;
   Way way_ = Way::ToFile;
   std::vector<Piece> left_;  // the next one last

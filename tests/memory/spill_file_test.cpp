@@ -172,6 +172,20 @@ TEST(SpillFile, LeavesNothingBehindWhenItIsKilled) {
   std::filesystem::remove_all(folder);
 }
 
+TEST(SpillFile, IsReadByAForkedProcessBesideTheOneThatItComesOf) {
+  SpillFile file;
+  const SpillFile::Block block = file.write(pattern(300'000, 5));
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(read(file, block) == pattern(300'000, 5) ? 0 : 1);
+  ::alarm(60);  // what the other one had taken would never come
+  EXPECT_EQ(read(file, block), pattern(300'000, 5));
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(read(file, block), pattern(300'000, 5));
+  ::alarm(0);
+}
+
 /// Each way that a kernel may have, with more pieces than are under way at once.
 TEST(PieceIo, MovesAllPiecesByARingAndByThreads) {
   constexpr std::size_t kPieces = 70, kLength = 3 * 4096;
