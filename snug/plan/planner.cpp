@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "snug/plan/does_not_fit.h"
+#include "snug/plan/run/module_presets.h"
 #include "snug/plan/run/offload_presets.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
@@ -31,6 +32,9 @@ Planner::Plans Planner::plans_of(const StepGraph& graph, const Strategy& strateg
                         [&](const FullUniform& s) -> Plans { return plan_full_uniform(graph, s.layers); },
                         [&](const FullBlock& s) -> Plans { return plan_full_block(graph, s.layers); },
                         [&](const CoreAttention&) -> Plans { return plan_core_attention(graph); },
+                        [&](const RecomputeModules& s) -> Plans { return plan_modules(graph, s.names); },
+                        [&](const RecomputeOutputs& s) -> Plans { return plan_module_outputs(graph, s.names); },
+                        [&](const OffloadModules& s) -> Plans { return plan_offloaded_modules(graph, s.names); },
                         [&](const Offload& s) -> Plans { return plan_offload(graph, s.min_bytes); },
                         [&](const OffloadedBlocks& s) -> Plans { return plan_offloaded_blocks(graph, s.kept); },
                         [&](const Eviction&) -> Plans { return Evicted{lower_bound_of_peak(graph)}; },

@@ -10,7 +10,7 @@
 namespace snug::plan {
 
 /// How a plan is made: the best one that is found for a budget (TradeOff), or one of the known schemes (presets.h,
-/// offload_presets.h). See Planner.
+/// module_presets.h, offload_presets.h). See Planner.
 namespace strategies {
 struct Optimal {};
 struct None {};
@@ -32,6 +32,15 @@ struct FullBlock {
   int layers = 1;
 };
 struct CoreAttention {};
+struct RecomputeModules {
+  std::vector<std::string> names;
+};
+struct RecomputeOutputs {
+  std::vector<std::string> names;
+};
+struct OffloadModules {
+  std::vector<std::string> names;
+};
 struct Offload {
   Bytes min_bytes = 0;
 };
@@ -44,6 +53,7 @@ struct Eviction {};
 using Strategy = std::variant<strategies::Optimal, strategies::None, strategies::EveryBlock, strategies::ChenSqrt,
                               strategies::Revolve, strategies::Sequential, strategies::SelectiveBlocks,
                               strategies::FullUniform, strategies::FullBlock, strategies::CoreAttention,
+                              strategies::RecomputeModules, strategies::RecomputeOutputs, strategies::OffloadModules,
                               strategies::Offload, strategies::OffloadedBlocks, strategies::Eviction>;
 
 /// How strategies are written: "optimal", "sequential(N)", ...

@@ -33,6 +33,11 @@ TEST(Strategy, ReadsEveryForm) {
   EXPECT_EQ(std::get<strategies::FullBlock>(strategy_from("full_block(5)")).layers, 5);
   EXPECT_EQ(std::get<strategies::Offload>(strategy_from("offload(2MiB)")).min_bytes, 2_MiB);
   EXPECT_EQ(std::get<strategies::OffloadedBlocks>(strategy_from("offloaded_blocks(0)")).kept, 0);
+  EXPECT_THAT(std::get<strategies::RecomputeModules>(strategy_from("recompute_modules(mlp,norm)")).names,
+              ElementsAre("mlp", "norm"));
+  EXPECT_THAT(std::get<strategies::RecomputeOutputs>(strategy_from("recompute_outputs(norm)")).names,
+              ElementsAre("norm"));
+  EXPECT_THAT(std::get<strategies::OffloadModules>(strategy_from("offload_modules(mlp)")).names, ElementsAre("mlp"));
   EXPECT_THAT(std::get<strategies::SelectiveBlocks>(strategy_from("selective(aten::mm, aten::addmm)")).operators,
               ElementsAre("aten::mm", "aten::addmm"));
 }

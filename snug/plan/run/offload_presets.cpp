@@ -1,6 +1,7 @@
 #include "snug/plan/run/offload_presets.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <utility>
@@ -9,8 +10,11 @@
 #include "snug/base/errors.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
+#include "snug/plan/run/staging.h"
 #include "snug/plan/step/legal_actions.h"
+#include "snug/plan/step/module_calls.h"
 #include "snug/plan/step/pieces.h"
+#include "snug/plan/step/savers.h"
 
 namespace snug::plan {
 namespace {
@@ -91,6 +95,23 @@ MemoryPlan plan_offloaded_blocks(const StepGraph& graph, int kept) {
   }
   constexpr int kOnTheirWay = 2;
   return moving(graph, plan_every_block(graph), values, kOnTheirWay, fmt::format("offloaded_blocks({})", kept));
+}
+
+MemoryPlan plan_offloaded_modules(const StepGraph& graph, std::span<const std::string> names) {
+  const std::vector<SegmentRange> calls = calls_of_modules(graph, names);
+  std::vector<char> saved(graph.values.size(), 0);
+  for (const Saver& saver : possible_savers(graph.flow, graph.events)) {
+    // What a module makes may be saved by who reads it behind the module.
+    const bool is_it = saver.by == Saver::By::Reading || saver.alone;
+    if (is_it && range_of(calls, saver.op) >= 0) saved[at(saver.value)] = 1;
+  }
+  std::vector<ValueId> values;
+  for (ValueId v = 0; v < graph.flow.values(); ++v) {
+    if (saved[at(v)] != 0) values.push_back(v);
+  }
+  constexpr int kOnTheirWay = 2;
+  return moving(graph, plan_none(graph), values, kOnTheirWay,
+                fmt::format("offload_modules({})", fmt::join(names, ",")));
 }
 
 }  // namespace snug::plan

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <span>
+#include <string>
+
 #include "snug/plan/step/memory_plan.h"
 #include "snug/plan/step/step_graph.h"
 
@@ -16,5 +19,9 @@ MemoryPlan plan_offload(const StepGraph& graph, Bytes min_bytes);
 /// begin with is moved, but for the last `kept` of them; two of those may be on their way. Unsloth keeps one.
 /// 0 <= kept <= n.
 MemoryPlan plan_offloaded_blocks(const StepGraph& graph, int kept);
+
+/// Megatron-Core's fine-grained activation offloading: what autograd saves in modules of these names (see
+/// calls_of_modules), their inputs as well, is moved; two modules' largest may be on their way.
+MemoryPlan plan_offloaded_modules(const StepGraph& graph, std::span<const std::string> names);
 
 }  // namespace snug::plan
