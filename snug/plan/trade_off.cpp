@@ -4,6 +4,7 @@
 #include <array>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "snug/plan/bound/lower_bound.h"
@@ -60,9 +61,32 @@ std::vector<MemoryPlan> plans_with_hidden_copies(const StepGraph& graph, const s
   return found;
 }
 
+bool has_lossy(const StepGraph& graph) {
+  return std::ranges::any_of(graph.values, [](const ValueInfo& value) {
+    return std::ranges::any_of(value.encodings, [](const Encoding& e) { return is_lossy(e.codec); });
+  });
+}
+
+StepGraph without_lossy(StepGraph graph) {
+  for (ValueInfo& value : graph.values)
+    std::erase_if(value.encodings, [](const Encoding& e) { return is_lossy(e.codec); });
+  return graph;
+}
+
+/// Without one of the means that a search may get lost among; nullopt where there is none.
+std::optional<StepGraph> with_less_to_choose(const StepGraph& graph) {
+  if (graph.moves.any()) {
+    StepGraph less = graph;
+    less.moves = {};
+    return less;
+  }
+  return has_lossy(graph) ? std::optional(without_lossy(graph)) : std::nullopt;
+}
+
 }  // namespace
 
-TradeOff::TradeOff(const StepGraph& graph, SearchOptions options) : static_bytes_(graph.static_bytes) {
+TradeOff::TradeOff(const StepGraph& graph, SearchOptions options)
+    : static_bytes_(graph.static_bytes), moves_(graph.moves.any()), lossy_(has_lossy(graph)) {
   // Small steps are done with before this is used up; for large ones a few passes over the graph are not much.
   const Effort effort{
       std::clamp<std::int64_t>(100 * static_cast<std::int64_t>(graph.ops.size()), kLeastEffort, kMostEffort)};
@@ -73,23 +97,21 @@ TradeOff::TradeOff(const StepGraph& graph, SearchOptions options) : static_bytes
       if (auto useful = predicted_if_useful(graph, std::move(plan))) found.push_back(std::move(*useful));
     }
   };
-  if (graph.moves.any()) {
-    StepGraph without = graph;
-    without.moves = {};
-    without_moves_ = std::make_shared<const TradeOff>(without, options);
-    found.push_back(without_moves_->lowest_);
+  if (const auto with_less = with_less_to_choose(graph)) {
+    with_less_ = std::make_shared<const TradeOff>(*with_less, options);
+    found.push_back(with_less_->lowest_);
   }
   add(low_plans(graph, kPieces, {graph.ops.size() < 500 ? 2 * effort.left : effort.left / 2}));
   const bool tiny = count_plans(graph, kPlansTried) < kPlansTried;
   if (tiny) add(every_plan(graph));
   // So far nothing depends on seconds.
   lowest_ = *std::ranges::min_element(found, {}, &MemoryPlan::predicted_peak);
-  if (without_moves_) found.insert(found.end(), without_moves_->plans_.begin(), without_moves_->plans_.end());
+  if (with_less_) found.insert(found.end(), with_less_->plans_.begin(), with_less_->plans_.end());
   std::ranges::move(priced_plans(graph), std::back_inserter(found));
   add(chain_plans(graph, make_chain(graph, kPieces), lower_bound_of_peak(graph), most));
   const bool overlaps = graph.moves.overlapping() != Home::Device;
   if (overlaps) {
-    std::ranges::move(plans_with_hidden_copies(graph, without_moves_->plans_, most), std::back_inserter(found));
+    std::ranges::move(plans_with_hidden_copies(graph, with_less_->plans_, most), std::back_inserter(found));
   }
   plans_ = front_of(std::move(found));
   const auto ops = static_cast<std::int64_t>(graph.ops.size());
@@ -127,10 +149,10 @@ std::vector<MemoryPlan> TradeOff::between(const StepGraph& graph, std::size_t fa
 
 MemoryPlan TradeOff::best(const StepGraph& graph, Budget budget) const {
   MemoryPlan chosen = best_of_front(graph, budget);
-  if (!without_moves_) return chosen;
+  if (!with_less_) return chosen;
   const Bytes more_static = graph.static_bytes - static_bytes_;
-  if (budget.for_blocks() < without_moves_->floor() + more_static) return chosen;
-  MemoryPlan other = without_moves_->best(graph, budget);
+  if (budget.for_blocks() < with_less_->floor() + more_static) return chosen;
+  MemoryPlan other = with_less_->best(graph, budget);
   return other.predicted_seconds < chosen.predicted_seconds ? other : chosen;
 }
 
@@ -148,7 +170,8 @@ MemoryPlan TradeOff::best_of_front(const StepGraph& graph, Budget budget) const 
     // Searched for with the static bytes of then.
     StepGraph then = graph;
     then.static_bytes = static_bytes_;
-    if (!without_moves_) then.moves = {};
+    if (!moves_) then.moves = {};
+    if (!lossy_) then = without_lossy(std::move(then));
     const auto found = between(then, static_cast<std::size_t>(fastest - plans_.begin()) - 1);
     if (const auto better = std::ranges::find_if(found, fits); better != found.end()) chosen = *better;
   }

@@ -19,7 +19,7 @@ struct SearchOptions {
 
 /// The plans that are worth having for one step: each has a smaller peak than all that are faster. They do not depend
 /// on a budget, so a smaller budget never gets a larger peak, and a larger one never a slower plan. Where values may be
-/// moved (StepGraph::host), none is slower than what moves nothing.
+/// moved (StepGraph::moves), or are left to a lossy codec, none is slower than what does nothing of it.
 class TradeOff {
  public:
   /// Searches: the relaxation of the whole step, the dynamic program over its chain of pieces, the presets, descents
@@ -44,9 +44,10 @@ class TradeOff {
   [[nodiscard]] std::vector<MemoryPlan> between(const StepGraph& graph, std::size_t faster) const;
 
   std::vector<MemoryPlan> plans_;
-  Bytes static_bytes_;                             // of the graph that was searched
-  MemoryPlan lowest_;                              // that sets the floor
-  std::shared_ptr<const TradeOff> without_moves_;  // where plans may move: of those that do not
+  Bytes static_bytes_;                         // of the graph that was searched
+  bool moves_, lossy_;                         // it had such actions
+  MemoryPlan lowest_;                          // that sets the floor
+  std::shared_ptr<const TradeOff> with_less_;  // of plans that do not move, or are not lossy, where others may
 };
 
 }  // namespace snug::plan

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "snug/base/clock.h"
+#include "snug/record/lossy_values.h"
 #include "snug/record/tape.h"
 
 namespace snug::record {
@@ -32,6 +33,10 @@ Bytes to_plan_with(plan::Codec codec, Bytes needed) {
       return needed + needed / kOnTop;
     case plan::Codec::Bits:
     case plan::Codec::Narrow:
+    case plan::Codec::BFloat16:
+    case plan::Codec::Float8:
+    case plan::Codec::Int8:
+    case plan::Codec::Int4:
     case plan::Codec::None:
       break;
   }
@@ -44,11 +49,11 @@ class Measurement {
  public:
   explicit Measurement(const memory::DeviceMemory& memory) : memory_(memory) {}
 
-  std::optional<plan::Encoding> of(std::span<const std::byte> contents, c10::ScalarType type) {
-    const Bytes all = std::ssize(contents);
-    const std::size_t element = c10::elementSize(type);
-    plan::Encoding found{.bytes = memory_.rounded(all) * 9 / 10};
-    for (const plan::Codec possible : candidates_for(type)) {
+  /// With the one of these that takes the fewest bytes, where they are fewer by a tenth.
+  std::optional<plan::Encoding> best_of(const std::vector<plan::Codec>& codecs, std::span<const std::byte> contents,
+                                        std::size_t element) {
+    plan::Encoding found{.bytes = memory_.rounded(std::ssize(contents)) * 9 / 10};
+    for (const plan::Codec possible : codecs) {
       const Bytes planned = to_plan_with(possible, memory::encoded_bytes(codec_of(possible), element, contents));
       const Bytes bytes = memory_.rounded(planned);
       if (bytes >= found.bytes) continue;
@@ -88,6 +93,14 @@ memory::Codec codec_of(plan::Codec codec) {
       return memory::Codec::Narrow;
     case plan::Codec::Exponents:
       return memory::Codec::Exponents;
+    case plan::Codec::BFloat16:
+      return memory::Codec::BFloat16;
+    case plan::Codec::Float8:
+      return memory::Codec::Float8;
+    case plan::Codec::Int8:
+      return memory::Codec::Int8;
+    case plan::Codec::Int4:
+      return memory::Codec::Int4;
     case plan::Codec::None:
       break;
   }
@@ -97,6 +110,8 @@ memory::Codec codec_of(plan::Codec codec) {
 void measure_encodings(const Tape& tape, const memory::DeviceMemory& memory, plan::StepGraph& graph) {
   if (!memory.device().is_cpu()) return;
   Measurement measurement(memory);
+  std::optional<LossyValues> lossy;
+  if (graph.lossy != plan::Codec::None) lossy.emplace(tape, graph.events, graph.lossy);
   const ValueStore& values = tape.values();
   const CallLog& calls = tape.calls();
   for (plan::OpId op = 0; op < tape.flow().ops(); ++op) {
@@ -104,13 +119,20 @@ void measure_encodings(const Tape& tape, const memory::DeviceMemory& memory, pla
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       const plan::ValueId v = outputs[i].value;
       plan::ValueInfo& info = graph.values[plan::at(v)];
-      info.encoding = values.encoding(v);  // where the step began as another one, by the plan of that
+      info.encodings = values.encodings(v);  // where the step began as another one, by the plan of that
       if (!info.saved || tape.flow().is_leaf(v) || !values.device(v).is_cpu() || !values.storage(v)) continue;
       const Bytes bytes = values.nbytes(v);
       if (info.bytes < kSmallestWorthIt || static_cast<Bytes>(values.storage(v).nbytes()) < bytes) continue;
       const std::span contents(static_cast<const std::byte*>(values.storage(v).data()),
                                static_cast<std::size_t>(bytes));
-      info.encoding = measurement.of(contents, calls.output_slot(calls.call(op), i).dtype);
+      const c10::ScalarType type = calls.output_slot(calls.call(op), i).dtype;
+      info.encodings.clear();
+      const auto note = [&](const std::vector<plan::Codec>& codecs) {
+        if (const auto found = measurement.best_of(codecs, contents, c10::elementSize(type)))
+          info.encodings.push_back(*found);
+      };
+      note(candidates_for(type));
+      if (lossy && lossy->allows(op, i)) note({graph.lossy});
     }
   }
 }

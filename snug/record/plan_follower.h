@@ -80,7 +80,7 @@ class PlanFollower {
     const plan::Action action = known->plan->action(value);
     if (!plan::is_compressed(action)) return action;
     const bool is_known = plan::at(value) < known->graph->values.size();
-    return plan::as_possible(action, is_known ? known->graph->values[plan::at(value)].encoding : std::nullopt);
+    return is_known ? plan::as_possible(action, known->graph->values[plan::at(value)].encodings) : plan::kKeep;
   }
   /// No further operator comes.
   void finish(const CallLog& calls);

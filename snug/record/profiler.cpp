@@ -22,8 +22,9 @@ std::int64_t stream_on(c10::Device device) { return c10::impl::VirtualGuardImpl(
 
 }  // namespace
 
-Profiler::Profiler(std::vector<MemoryGauge> devices)
+Profiler::Profiler(std::vector<MemoryGauge> devices, plan::Codec lossy)
     : gauges_(std::move(devices)), kernel_(gauges_.size()), state_to_come_(gauges_.size(), 0) {
+  graph_.lossy = lossy;
   graph_.devices.clear();
   for (const MemoryGauge& gauge : gauges_) {
     clocks_.emplace_back(gauge.memory().device());
@@ -247,7 +248,7 @@ void Profiler::settle_begins(const Tape& tape) {
   const KnownStep* known = tape.known_step();
   if (known != nullptr && !tape.divergence()) {
     for (std::size_t v = 0; v < std::min(graph_.values.size(), known->graph->values.size()); ++v)
-      graph_.values[v].encoding = known->graph->values[v].encoding;
+      graph_.values[v].encodings = known->graph->values[v].encodings;
   } else {
     measure_encodings(tape, gauges_.front().memory(), graph_);
   }

@@ -22,8 +22,9 @@ namespace snug::record {
 /// allocated when the first one comes is not the step's.
 class Profiler final : public TapeObserver {
  public:
-  /// Of these devices' memory, the first of which the step is planned for. One at least, each once.
-  explicit Profiler(std::vector<MemoryGauge> devices);
+  /// Of these devices' memory, the first of which the step is planned for. One at least, each once. `lossy`: the codec
+  /// that plans may use beside those that give back the same bits.
+  explicit Profiler(std::vector<MemoryGauge> devices, plan::Codec lossy = plan::Codec::None);
 
   [[nodiscard]] bool measures() const override { return true; }
   void op_begins(const Tape& tape) override;

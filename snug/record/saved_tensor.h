@@ -14,6 +14,7 @@ struct SavedTensor {
   c10::Storage storage;  // until it is bound
   SeenVersion version;   // when it was packed
   bool bound = false;
+  bool of_image = false;  // it stands for the value's image
 };
 
 }  // namespace snug::record

@@ -143,7 +143,17 @@ void Tape::put_away(plan::ValueId value, const c10::Storage& storage, plan::Acti
     return values_.offload(value, storage, on_the_way);
   }
   if (known == nullptr || !values_.device(value).is_cpu()) return values_.hold(value, storage);
-  values_.compress(value, storage, *known->graph->values.at(plan::at(value)).encoding);  // see PlanFollower::action
+  const plan::Encoding* const encoding = planned_encoding(value, how.codec);
+  // Of what is lossy there would be an image, if there could be one.
+  if (encoding == nullptr || plan::is_lossy(how)) return values_.hold(value, storage);
+  values_.compress(value, storage, *encoding);
+}
+
+/// Of the known step that this one is now, which need not be the one whose plan said so: nullptr where that has none.
+const plan::Encoding* Tape::planned_encoding(plan::ValueId value, plan::Codec codec) const {
+  const KnownStep* known = follower_.known_step();
+  if (known == nullptr || plan::at(value) >= known->graph->values.size()) return nullptr;
+  return plan::find_encoding(known->graph->values[plan::at(value)].encodings, codec);
 }
 
 Bytes Tape::planned_bytes(plan::ValueId value) const {

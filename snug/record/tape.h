@@ -173,12 +173,14 @@ class Tape {
   void tell_results(plan::OpId op);
 
   void bind(SavedTensor& saved);
+  bool stands_for_image(const SavedTensor& saved);
   void bind_before(const OperatorTraits& traits, const c10::IValue* arguments);
   void keep(plan::ValueId value, const c10::Storage& storage);
   void put_away(plan::ValueId value, const c10::Storage& storage, plan::Action how);
   template <class Read>
   bool readable(plan::ValueId value, const Read& read);
   [[nodiscard]] Bytes planned_bytes(plan::ValueId value) const;
+  [[nodiscard]] const plan::Encoding* planned_encoding(plan::ValueId value, plan::Codec codec) const;
   [[nodiscard]] bool escapes(plan::ValueId value) const;
   [[nodiscard]] bool keeps_when_saved(plan::ValueId value) const;
 

@@ -29,15 +29,21 @@ void Tape::bind(SavedTensor& saved) {
     lookup_.make_leaf(value, saved.version);
   }
   saved.view.value = value;
-  saved.bound = true;
-  values_.pack(value);
-  ++bound_;
+  values_.set_saved_as(value, saved.view.dtype);
   verified_.note(value, saved.view);
+  saved.of_image = stands_for_image(saved);
+  saved.bound = true;
+  if (saved.of_image) {
+    values_.images().pack(value);
+  } else {
+    values_.pack(value);
+  }
+  ++bound_;
   if (!ledger().held(value) && !ledger().fetchable(value)) {
     // What saves it may have left the stream that made it.
     const bool goes_away = values_.away(value).has_value();
     if (goes_away || verified_.remembers(value)) streams_.wait_for_all(values_.device(value));
-    if (goes_away || keeps_when_saved(value)) {
+    if (goes_away || (!saved.of_image && keeps_when_saved(value))) {
       keep(value, saved.storage);
     } else {
       verified_.remember(value, saved.storage);
@@ -45,6 +51,28 @@ void Tape::bind(SavedTensor& saved) {
   }
   observers_.tell_recording(&TapeObserver::saved, value);
   saved.storage = c10::Storage();
+}
+
+/// Whether the plan leaves backward an image of what it shows; makes that for the first.
+bool Tape::stands_for_image(const SavedTensor& saved) {
+  const plan::ValueId value = saved.view.value;
+  const auto shows_numbers_of = [&](const plan::Encoding& encoding) {
+    return saved.view.dtype == (encoding.element == sizeof(float) ? at::kFloat : at::kBFloat16);
+  };
+  if (values_.images().has(value)) return shows_numbers_of(values_.images().encoding(value));
+  const auto away = values_.away(value);
+  const KnownStep* const known = follower_.known_step();
+  if (!away || !plan::is_lossy(*away) || ledger().held(value) || known == nullptr || !values_.device(value).is_cpu())
+    return false;
+  const plan::Encoding* const encoding = planned_encoding(value, away->codec);
+  if (encoding == nullptr || !shows_numbers_of(*encoding)) return false;
+  try {
+    values_.make_image(value, saved.storage, *encoding);
+  } catch (...) {  // it is kept, as what cannot be moved
+    if (!is_want_of_room(std::current_exception())) failure_ = std::current_exception();
+    return false;
+  }
+  return true;
 }
 
 /// A saved tensor that an operator is about to write waits until it has: it was packed for this operator.
@@ -80,7 +108,11 @@ void Tape::forget(SavedTensor& saved, int unpacked_in) {
     return;
   }
   observers_.tell_recording(&TapeObserver::release_begins, saved.view.value);
-  values_.release(saved.view.value, unpacked_in);
+  if (saved.of_image) {
+    values_.release_image(saved.view.value, unpacked_in);
+  } else {
+    values_.release(saved.view.value, unpacked_in);
+  }
   observers_.tell_recording(&TapeObserver::release_ends);
   if (--bound_ == 0 && finished()) calls_.forget_draws();
 }

@@ -18,7 +18,8 @@ ValueStore::ValueStore(TapeMutex& mutex, const TapeObservers& observers, StreamO
     : mutex_(mutex),
       observers_(observers),
       ledger_(flow_, [this](plan::ValueId value) { let_go(value); }),
-      moved_(streams) {
+      moved_(streams),
+      images_(mutex, observers) {
   constexpr std::size_t kTypicalValues = 1024;
   values_.reserve(kTypicalValues);
   current_.reserve(kTypicalValues);
@@ -52,6 +53,11 @@ plan::ValueId ValueStore::add_output(const c10::Storage& storage, plan::ValueId 
   const plan::ValueId value = flow_.add_output(overwrites);
   add(value, storage);
   return value;
+}
+
+void ValueStore::set_saved_as(plan::ValueId value, c10::ScalarType type) {
+  Value& v = at(value);
+  v.saved_as = !std::exchange(v.saved, true) || v.saved_as == type ? type : c10::ScalarType::Undefined;
 }
 
 void ValueStore::make_leaf(plan::ValueId value) {
@@ -116,6 +122,18 @@ void ValueStore::compress(plan::ValueId value, const c10::Storage& storage, cons
   compressed_bytes_ += v.nbytes;
   ledger_.offload(value);
   let_go(value);
+}
+
+void ValueStore::make_image(plan::ValueId value, const c10::Storage& storage, const plan::Encoding& encoding) {
+  images_.add(value, storage, at(value).nbytes, encoding);
+  at(value).away.reset();
+}
+
+plan::Encodings ValueStore::encodings(plan::ValueId value) const {
+  plan::Encodings encodings;
+  if (const auto moved = moved_.encoding(value)) encodings.push_back(*moved);
+  if (images_.has(value)) encodings.push_back(images_.encoding(value));
+  return encodings;
 }
 
 void ValueStore::give_up(plan::ValueId value) {
@@ -225,16 +243,23 @@ bool ValueStore::program_let_go(plan::ValueId value) const {
 // --- need ----------------------------------------------------------------------------------------------------------
 
 void ValueStore::release(plan::ValueId value, int unpacked_in) {
-  const bool now = unpacked_in != kNoPass && unpacked_in == pass_;
-  ledger_.release(value, now ? plan::Unpacked::Now : plan::Unpacked::Not);
+  ledger_.release(value, unpacked(unpacked_in));
   if (ledger_.settled() && ledger_.useless(value) && moved_.forget(value)) ledger_.forget(value);
 }
+
+void ValueStore::release_image(plan::ValueId value, int unpacked_in) { images_.release(value, unpacked(unpacked_in)); }
 
 bool ValueStore::enter_pass(int pass) {
   if (pass_ == pass) return false;
   pass_ = pass;
   ledger_.begin_pass();
+  images_.begin_pass();
   return true;
+}
+
+void ValueStore::end_pass() {
+  ledger_.end_pass();
+  images_.end_pass();
 }
 
 void ValueStore::forget_unneeded() {
@@ -247,6 +272,7 @@ void ValueStore::forget_unneeded() {
 
 void ValueStore::settle(plan::Leaves leaves) {
   ledger_.settle(leaves);
+  images_.settle();
   forget_unneeded();
 }
 

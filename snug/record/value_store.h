@@ -14,6 +14,7 @@
 #include "snug/plan/run/ledger.h"
 #include "snug/plan/step/action.h"
 #include "snug/plan/step/dataflow.h"
+#include "snug/record/image_store.h"
 #include "snug/record/moved_contents.h"
 #include "snug/record/tape_mutex.h"
 #include "snug/record/tape_observer.h"
@@ -74,6 +75,9 @@ class ValueStore {
   /// Whether a recorded operator has read it, or a saved tensor stands for it.
   [[nodiscard]] bool was_read(plan::ValueId value) const { return at(value).read; }
   void set_read(plan::ValueId value) { at(value).read = true; }
+  /// The type of the numbers that all its saved tensors show; Undefined where they differ, or there are none.
+  [[nodiscard]] c10::ScalarType saved_as(plan::ValueId value) const { return at(value).saved_as; }
+  void set_saved_as(plan::ValueId value, c10::ScalarType type);
   /// Whether an operator made the storage, be it that something unseen has written it since.
   [[nodiscard]] bool of_result(plan::ValueId value) const { return !flow_.is_leaf(value) || at(value).of_result; }
   void set_of_result(plan::ValueId leaf) { at(leaf).of_result = true; }
@@ -129,8 +133,8 @@ class ValueStore {
   [[nodiscard]] Bytes compressed_to(plan::ValueId value) const {
     return ledger_.may_give_up(value) && value != fetching_ ? moved_.compressed_to(value) : 0;
   }
-  /// How an absent value is compressed, if it is.
-  [[nodiscard]] std::optional<plan::Encoding> encoding(plan::ValueId value) const { return moved_.encoding(value); }
+  /// How an absent value, or its image, is compressed, if it is.
+  [[nodiscard]] plan::Encodings encodings(plan::ValueId value) const;
   /// Compressed contents go, as the value can be made again.
   void give_up(plan::ValueId value);
 
@@ -141,15 +145,22 @@ class ValueStore {
   /// Whether the program's own references to a value are gone: no tensor outside the tape uses its storage.
   [[nodiscard]] bool program_let_go(plan::ValueId value) const;
 
+  /// What saved tensors stand for in place of values.
+  [[nodiscard]] ImageStore& images() noexcept { return images_; }
+  [[nodiscard]] const ImageStore& images() const noexcept { return images_; }
+  /// Makes the image of a value that is in this storage, as ImageStore::add does.
+  void make_image(plan::ValueId value, const c10::Storage& storage, const plan::Encoding& encoding);
+
   // --- need: see Ledger ----------------------------------------------------------------------------------------------
 
   void pack(plan::ValueId value) { ledger_.pack(value); }
   void consume(plan::ValueId value) { ledger_.consume(value); }
   /// `unpacked_in`: the backward pass that has unpacked the saved tensor, or kNoPass.
   void release(plan::ValueId value, int unpacked_in);
+  void release_image(plan::ValueId value, int unpacked_in);
   /// A backward pass unpacks. Returns whether it is a new one.
   bool enter_pass(int pass);
-  void end_pass() { ledger_.end_pass(); }
+  void end_pass();
   /// Lets go of moved contents that nothing needs. Once the recording is over: before, an operator that reads them may
   /// still come.
   void forget_unneeded();
@@ -190,7 +201,8 @@ class ValueStore {
     bool of_result = false;  // a leaf: contents that something unseen left in a result
     bool written_over = false;
     std::optional<plan::Action> away;
-    bool read = false;
+    bool read = false, saved = false;
+    c10::ScalarType saved_as = c10::ScalarType::Undefined;
     plan::Must must = plan::Must::Nothing;
   };
 
@@ -199,6 +211,9 @@ class ValueStore {
   void add(plan::ValueId value, const c10::Storage& storage);
   void mark_leaf(plan::ValueId value);
   void let_go(plan::ValueId value);
+  [[nodiscard]] plan::Unpacked unpacked(int in) const {
+    return in != kNoPass && in == pass_ ? plan::Unpacked::Now : plan::Unpacked::Not;
+  }
   void take_back(plan::ValueId value, const c10::Storage& storage);
 
   TapeMutex& mutex_;
@@ -209,6 +224,7 @@ class ValueStore {
   std::vector<plan::ValueId> held_results_;                       // and some that no longer are
   ska::flat_hash_map<c10::StorageImpl*, plan::ValueId> current_;  // the version that a storage holds now
   MovedContents moved_;
+  ImageStore images_;
   Bytes offloaded_bytes_ = 0, compressed_bytes_ = 0;
   int pass_ = kNoPass;
   plan::ValueId fetching_ = plan::kNoValue;  // whose contents are being read while the mutex is lent

@@ -73,6 +73,15 @@ RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forwa
 
 namespace {
 
+void check_lossy(plan::Codec codec, c10::Device device) {
+  if (codec == plan::Codec::None) return;
+  if (!plan::is_lossy(codec))
+    throw UsageError("fit: `lossy` takes BFloat16, Float8, Int8 or Int4; other codecs need not be allowed");
+  if (device.is_cpu()) return;
+  throw UsageError(fmt::format(
+      "fit: lossy codecs are for the CPU's memory, and the budget is for that of {}; leave them out", device.str()));
+}
+
 /// The memory that the budget is for. Of several devices the CPU would be the wrong one to guess.
 memory::DeviceMemory& checked(FitOptions& options, std::optional<c10::Device> device_of_sample) {
   if (!options.device) options.device = device_of_sample;
@@ -85,6 +94,10 @@ memory::DeviceMemory& checked(FitOptions& options, std::optional<c10::Device> de
   if (!options.device) options.device = c10::kCPU;
   if (options.optimizer && options.update)
     throw UsageError("fit: it has an optimizer and an update; give one of them, the update if it runs the optimizer");
+  if (options.lossy != plan::Codec::None && options.strategy != "optimal") {
+    throw UsageError(
+        fmt::format("fit: the strategy \"{}\" leaves nothing to codecs; leave `lossy` out", options.strategy));
+  }
   return memory::device_memory(*options.device);
 }
 
@@ -106,6 +119,7 @@ std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional
   or_tell(*options.agreement, [&] {
     if (count < 1) throw UsageError(fmt::format("fit: {} micro-batches; there is one at least", count));
     check_other_budgets(options.other_budgets, memory.device());
+    check_lossy(options.lossy, memory.device());
   });
   const auto record = [&](const RecordOptions& how) {
     RecordedStep step = record_step_within(limit, forward, memory, how);
@@ -142,7 +156,8 @@ Session fit(const Forward& forward, FitOptions options, std::optional<c10::Devic
                            {.update = options.optimizer ? options.optimizer : options.update,
                             .agreement = options.agreement,
                             .other_budgets = options.other_budgets,
-                            .streamed = options.streamed});
+                            .streamed = options.streamed,
+                            .lossy = options.lossy});
   let_move(kinds, memory, *tiers);
   const plan::Budget budget = plan::Budget::for_limit(options.budget);
   std::vector<PlannedStep> steps = or_tell(*options.agreement, [&] {

@@ -25,6 +25,9 @@ class PackedTensor {
 
  private:
   void check_version(plan::ValueId value) const;
+  [[nodiscard]] plan::Residency residency() const;
+  /// Of the value, once it is there.
+  c10::Storage contents(plan::ValueId value);
 
   std::shared_ptr<record::Tape> tape_;
   record::SavedTensor saved_;

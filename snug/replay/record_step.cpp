@@ -54,10 +54,10 @@ std::vector<Bytes> more_than(const std::vector<Bytes>& before, const std::vector
 }
 
 std::shared_ptr<record::Profiler> profiler_of(const std::vector<memory::DeviceMemory*>& devices,
-                                              const std::vector<Bytes>& aside) {
+                                              const std::vector<Bytes>& aside, plan::Codec lossy) {
   std::vector<record::MemoryGauge> gauges;
   for (std::size_t i = 0; i < devices.size(); ++i) gauges.emplace_back(*devices[i], aside[i]);
-  return std::make_shared<record::Profiler>(std::move(gauges));
+  return std::make_shared<record::Profiler>(std::move(gauges), lossy);
 }
 
 /// The leaves that backward may give gradients to: those at the end of the autograd graph, and those that the
@@ -183,7 +183,7 @@ struct RecordingScope {
       : devices(devices_of(memory, options)),
         before(allocated_on(devices)),
         aside(options.update.parameters),
-        profiler(profiler_of(devices, more_than(before, devices))),
+        profiler(profiler_of(devices, more_than(before, devices), options.lossy)),
         evictor(tape, memory, cost),
         others(options.other_budgets, tape, cost) {
     const std::vector<at::Tensor>& with = options.have_gradients;

@@ -57,6 +57,8 @@ struct RecordOptions {
   /// Tensors of the device that the step uses and whose contents are not all there. How they are used is a part of
   /// what is recorded; their window, which holds what is used at once afterwards, is not: see open_best_window.
   std::shared_ptr<StreamedTensors> streamed = nullptr;
+  /// A codec that plans may use beside those that give back the same bits: see FitOptions::lossy.
+  plan::Codec lossy = plan::Codec::None;
   /// Asked again and again while the step runs, by any of its threads, and runs no operators itself: where it says true
   /// the recording throws Stopped, and leaves no trace either.
   std::function<bool()> stop = {};

@@ -12,6 +12,7 @@
 #include "snug/memory/held_limit.h"
 #include "snug/memory/owned_contents.h"
 #include "snug/memory/tag.h"
+#include "snug/plan/run/presets.h"
 #include "snug/record/profiler.h"
 #include "snug/record/recording.h"
 #include "snug/replay/anomaly.h"
@@ -127,10 +128,17 @@ std::vector<replay::StepBook::Now> now_on(const std::vector<memory::DeviceMemory
   return now;
 }
 
-std::shared_ptr<record::Profiler> profiler_of(const std::vector<memory::DeviceMemory*>& devices) {
+std::shared_ptr<record::Profiler> profiler_of(const std::vector<memory::DeviceMemory*>& devices, plan::Codec lossy) {
   std::vector<record::MemoryGauge> gauges;
   for (memory::DeviceMemory* device : devices) gauges.emplace_back(*device);
-  return std::make_shared<record::Profiler>(std::move(gauges));
+  return std::make_shared<record::Profiler>(std::move(gauges), lossy);
+}
+
+std::vector<record::KnownStep> as_followed(std::vector<record::KnownStep> steps, Follow what) {
+  if (what == Follow::All) return steps;
+  for (record::KnownStep& step : steps)
+    step.plan = std::make_shared<plan::MemoryPlan>(plan::plan_lossy_alone(*step.graph, *step.plan));
+  return steps;
 }
 
 /// Throws what `refusal` is set to meanwhile, even where the function catches it.
@@ -168,6 +176,7 @@ struct Session::State {
   bool steps_vary = false;  // an unknown step has come up
   VerifyReplay verify = VerifyReplay::Off;
   Anomalies anomalies = Anomalies::Ignored;
+  Follow follow = Follow::All;
   std::shared_ptr<memory::Tiers> tiers = std::make_shared<memory::Tiers>();
   std::shared_ptr<StreamedTensors> streamed{};
   StepReport last;
@@ -238,6 +247,7 @@ const memory::Tiers& Session::tiers() const noexcept { return *state_->tiers; }
 void Session::use(std::shared_ptr<StreamedTensors> streamed) noexcept { state_->streamed = std::move(streamed); }
 
 void Session::anomalies(Anomalies become) noexcept { state_->anomalies = become; }
+void Session::follow(Follow what) noexcept { state_->follow = what; }
 
 const plan::MemoryPlan& Session::plan() const { return state_->book.plan(); }
 const plan::StepGraph& Session::graph() const { return state_->book.graph(); }
@@ -251,7 +261,11 @@ at::Tensor Session::run(const replay::Forward& forward) {
   const GradientsLeave gradients(s.streamed, s.parameters);
   // A younger session, of another model perhaps, has its own budget.
   std::optional<memory::HeldLimit> for_this_step;
-  if (s.limit && !s.limit->newest()) for_this_step.emplace(s.memory, s.budget->limit);
+  if (s.follow == Follow::LossyAlone) {
+    for_this_step.emplace(s.memory, std::nullopt);
+  } else if (s.limit && !s.limit->newest()) {
+    for_this_step.emplace(s.memory, s.budget->limit);
+  }
   const std::vector<memory::DeviceMemory*> devices = memories_of(s.memory, s.others);
   auto kind = replay::StepKind::First;
   Unknown unknown;
@@ -270,8 +284,8 @@ at::Tensor Session::run(const replay::Forward& forward) {
       throw;
     }
     unknown.unexpected = !s.book.expects(kind);
-    if (s.steps_vary || unknown.unexpected) unknown.profiler = profiler_of(devices);
-    return {record::FollowPlan{s.book.steps(kind)}, unknown.profiler};
+    if (s.steps_vary || unknown.unexpected) unknown.profiler = profiler_of(devices, s.book.graph().lossy);
+    return {record::FollowPlan{as_followed(s.book.steps(kind), s.follow)}, unknown.profiler};
   };
   const auto tape = std::make_shared<record::Tape>(record::DecideLater{decide});
   tape->values().use(s.tiers);
@@ -295,6 +309,7 @@ at::Tensor Session::run(const replay::Forward& forward) {
   s.last = {.replayed_ops = s.trace.replayed_ops(),
             .moved_bytes = tape->values().offloaded_bytes(),
             .compressed_bytes = tape->values().compressed_bytes(),
+            .lossy_bytes = tape->values().images().bytes(),
             .evictions = s.trace.evictions(),
             .followed_plan = !tape->divergence().has_value(),
             .divergence = {},

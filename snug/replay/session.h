@@ -32,6 +32,12 @@ enum class Anomalies : std::uint8_t {
   Refused  ///< the first result or gradient that holds one throws Error, naming the operator and its module. Slow
 };
 
+/// What of their plans steps follow.
+enum class Follow : std::uint8_t {
+  All,
+  LossyAlone  ///< what is left to lossy codecs; all else is kept: the step that one under the whole plan is, to the bit
+};
+
 /// Runs training steps under a plan and a hard limit. Steps may differ in shapes and operators. Those that were
 /// recorded before have plans from the start; any other gets one when it comes up: the first unknown one is only
 /// noticed, from then on each is recorded as it runs. While a session lives, the device's allocator hands out no more
@@ -43,7 +49,8 @@ class Session {
   struct StepReport {
     std::int64_t replayed_ops = 0;
     Bytes moved_bytes = 0;       ///< out of the device's memory
-    Bytes compressed_bytes = 0;  ///< that were put there in fewer
+    Bytes compressed_bytes = 0;  ///< that were put there in fewer, with the same bits
+    Bytes lossy_bytes = 0;       ///< of which backward got what a lossy codec had left of them
     std::int64_t evictions = 0;  ///< values dropped because the limit was near, not because the plan says so
     bool followed_plan = true;
     std::string divergence;  ///< where it first differed from all known steps, or why it had no plan, else empty
@@ -98,6 +105,9 @@ class Session {
 
   /// Of the next steps.
   void anomalies(Anomalies become) noexcept;
+
+  /// Of the next steps. Those that keep all else run without a limit on the budget's device.
+  void follow(Follow what) noexcept;
 
   /// Of the step that ran last, and was known or planned.
   [[nodiscard]] const plan::MemoryPlan& plan() const;

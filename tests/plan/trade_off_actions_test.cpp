@@ -10,6 +10,7 @@
 #include "snug/plan/bound/lower_bound.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
+#include "snug/plan/run/staging.h"
 #include "snug/plan/search/every_plan.h"
 #include "snug/plan/search/front.h"
 #include "snug/plan/search/hidden_copies.h"
@@ -53,7 +54,9 @@ std::vector<MemoryPlan> plans_by_brute_force(const StepGraph& graph) {
       std::vector<Action> possible{kKeep, kRecompute};
       if (may_go && graph.moves.host) possible.push_back(kMove);
       if (may_go && graph.moves.disk) possible.push_back(kMoveToDisk);
-      if (may_go && graph.values[v].encoding) possible.push_back(compressed(graph.values[v].encoding->codec));
+      for (const Encoding& encoding : graph.values[v].encodings) {
+        if (may_go) possible.push_back(compressed(encoding.codec));
+      }
       for (const Action action : possible) {
         plan.actions[v] = action;
         self(self, i + 1);
@@ -169,7 +172,7 @@ TEST(TradeOff, IsTheBestOfAllPlansThatMoveToTwoHomes) {
 }
 
 TEST(TradeOff, IsTheBestOfAllPlansThatCompressMoveOrRecompute) {
-  int graphs = 0, points = 0, compressing = 0;
+  int graphs = 0, points = 0, compressing = 0, lossy = 0;
   for (std::uint64_t seed = 0; graphs < 250; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     StepGraph graph = synthetic::random_graph(seed, 2 + static_cast<int>(seed % 3));
@@ -178,12 +181,16 @@ TEST(TradeOff, IsTheBestOfAllPlansThatCompressMoveOrRecompute) {
     for (std::size_t v = 0; v < graph.values.size(); ++v) {
       const Bytes bytes = graph.values[v].bytes;
       if ((seed + v) % 3 == 0 || bytes == 0) continue;
-      graph.values[v].encoding = Encoding{.codec = v % 2 == 0 ? Codec::Zeros : Codec::Narrow,
-                                          .element = 4,
-                                          .content_bytes = bytes / 2,
-                                          .bytes = bytes / 2,
-                                          .encode_seconds = copies.out(bytes),
-                                          .decode_seconds = copies.in(bytes)};
+      const auto encoding = [&](Codec codec, Bytes share, double slower) {
+        return Encoding{.codec = codec,
+                        .element = 4,
+                        .content_bytes = bytes / share,
+                        .bytes = bytes / share,
+                        .encode_seconds = slower * copies.out(bytes),
+                        .decode_seconds = slower * copies.in(bytes)};
+      };
+      if (seed % 5 != 1) graph.values[v].encodings.push_back(encoding(v % 2 == 0 ? Codec::Zeros : Codec::Narrow, 2, 1));
+      if (seed % 5 <= 1) graph.values[v].encodings.push_back(encoding(Codec::Int4, 7, 1.5));
     }
     if (seed % 2 == 0) graph.moves.host = copies_at(graph, 2 * price);
     if (count_plans(graph, 20'000) >= 20'000) continue;
@@ -191,11 +198,13 @@ TEST(TradeOff, IsTheBestOfAllPlansThatCompressMoveOrRecompute) {
     const auto seen = [&](const MemoryPlan& ours) {
       ++points;
       compressing += std::ranges::any_of(ours.actions, is_compressed);
+      lossy += std::ranges::any_of(ours.actions, [](Action action) { return is_lossy(action); });
     };
     ASSERT_NO_FATAL_FAILURE(expect_best_of(plans_by_brute_force(graph), graph, seen));
   }
   EXPECT_GT(points, 300);
   EXPECT_GT(compressing, 60);
+  EXPECT_GT(lossy, 20);
 }
 
 TEST(TradeOff, AndTheBoundHoldForAllPlansWhoseCopiesHide) {

@@ -6,24 +6,25 @@
 
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
+#include "snug/plan/run/staging.h"
 
 namespace snug::programs {
 namespace {
 
 /// A codec and numbers of any size, into which most contents do not fit, or do, whatever they are.
-plan::Encoding random_encoding(Bytes bytes, std::mt19937& random) {
-  constexpr std::array kCodecs = {plan::Codec::Zeros, plan::Codec::Bits, plan::Codec::Narrow, plan::Codec::Exponents};
-  const plan::Codec codec = kCodecs[random() % kCodecs.size()];
+plan::Encoding random_encoding(Bytes bytes, Codecs codecs, std::mt19937& random) {
+  constexpr auto kExact = static_cast<std::size_t>(plan::Codec::Exponents);
+  const auto codec = static_cast<plan::Codec>(1 + random() % (codecs == Codecs::Exact ? kExact : plan::kCodecs - 1));
   const auto element = codec == plan::Codec::Bits ? 1 : static_cast<std::int32_t>(random() % 2 == 0 ? 4 : 8);
   return {.codec = codec,
-          .element = codec == plan::Codec::Exponents ? element / 2 : element,
+          .element = codec >= plan::Codec::Exponents ? element / 2 : element,
           .content_bytes = random() % 4 == 0 ? bytes / 2 : 2 * bytes + 64,
           .bytes = 2 * bytes + 64};
 }
 
 }  // namespace
 
-plan::MemoryPlan random_plan(plan::StepGraph& graph, std::uint32_t seed) {
+plan::MemoryPlan random_plan(plan::StepGraph& graph, std::uint32_t seed, Codecs codecs) {
   std::mt19937 random(seed);
   const auto roll = [&](std::size_t sides) {
     return static_cast<plan::OpId>(random() % std::max<std::size_t>(sides, 1));
@@ -36,8 +37,8 @@ plan::MemoryPlan random_plan(plan::StepGraph& graph, std::uint32_t seed) {
         std::array{plan::kMove, plan::kMoveToDisk, plan::kKeep, plan::kKeep, plan::kKeep}[random() % 5];
     plan::ValueInfo& info = graph.values[plan::at(v)];
     if (random() % 4 != 0 || !info.saved || info.bytes == 0) continue;
-    info.encoding = random_encoding(info.bytes, random);
-    plan.actions[plan::at(v)] = plan::compressed(info.encoding->codec);
+    info.encodings = {random_encoding(info.bytes, codecs, random)};
+    plan.actions[plan::at(v)] = plan::compressed(info.encodings.front().codec);
   }
   plan.segments.clear();
   for (int tries = roll(6); tries > 0; --tries) {

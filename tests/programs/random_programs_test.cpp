@@ -60,7 +60,7 @@ struct Outcome {
 struct Totals {
   std::int64_t programs = 0, refused_by_plain = 0, without_gradient = 0, second_order = 0, instructions = 0,
                skipped = 0;
-  Bytes compressed = 0, moved = 0, streamed = 0;
+  Bytes compressed = 0, moved = 0, streamed = 0, lossy = 0;
   std::int64_t replayed = 0, reruns = 0, planned = 0, written_afterwards = 0, leaks_of_plain = 0;
   std::map<std::string, std::int64_t> operators, refusals;
 } totals;
@@ -174,7 +174,8 @@ Outcome run_in_regions(World& world, const Program& program, bool backward_insid
 }
 
 /// Gradients go into .grad there.
-Outcome run_planned(World& world, const Program& program) {
+template <class MakePlan>
+Outcome run_planned(World& world, const Program& program, const MakePlan& make_plan) {
   return outcome_of(world, program, [&](Outcome& outcome) {
     RegionCalls calls;
     if (program.seed % 2 == 0) calls.checkpoint = &checkpointed;
@@ -182,12 +183,14 @@ Outcome run_planned(World& world, const Program& program) {
     auto& memory = testing::test_memory();
     auto step = replay::record_step(forward, memory);
     for (const plan::OpInfo& op : step.graph.ops) ++totals.operators[op.name];
-    plan::Planner planner(step.graph, random_plan(step.graph, program.seed));
+    plan::MemoryPlan plan = make_plan(step.graph);
+    plan::Planner planner(step.graph, std::move(plan));
     Session session(std::move(step), std::move(planner), std::nullopt, memory);
     session.backward(forward);
     totals.replayed += session.last_step().replayed_ops;
     totals.compressed += session.last_step().compressed_bytes;
     totals.moved += session.last_step().moved_bytes;
+    totals.lossy += session.last_step().lossy_bytes;
     RC_ASSERT(session.last_step().followed_plan);
     std::vector<at::Tensor> gradients;
     for (const at::Tensor& w : world.weights()) gradients.push_back(w.grad());
@@ -242,6 +245,22 @@ void must_be_equal(const std::string& how, const Outcome& plain, const Outcome& 
   }
 }
 
+/// Lossy codecs change what backward is given, and nothing else does: not what is beside them in a plan, and nothing
+/// but gradients.
+void check_lossy(World& world, const Program& program, const Outcome& plain) {
+  const auto lossy_plan = [&](plan::StepGraph& graph) { return random_plan(graph, program.seed, Codecs::AlsoLossy); };
+  const Outcome alone = run_planned(world, program, [&](plan::StepGraph& graph) {
+    const plan::MemoryPlan plan = lossy_plan(graph);
+    return plan::plan_lossy_alone(graph, plan);
+  });
+  must_be_equal("a plan with lossy codecs", alone, run_planned(world, program, lossy_plan));
+  const auto but_gradients = [](Outcome outcome) {
+    std::erase_if(outcome.tensors, [](const auto& named) { return named.first.starts_with("gradient"); });
+    return outcome;
+  };
+  must_be_equal("lossy codecs, but for gradients,", but_gradients(plain), but_gradients(alone));
+}
+
 void check(const Program& program) {
   World& world = world_of(program);
   const Outcome plain = run_plain(world, program);
@@ -277,7 +296,10 @@ void check(const Program& program) {
     ++totals.without_gradient;
   } else if (!program.second_order) {
     ++totals.planned;
-    must_be_equal("a random plan", plain, run_planned(world, program));
+    must_be_equal("a random plan", plain, run_planned(world, program, [&](plan::StepGraph& graph) {
+                    return random_plan(graph, program.seed, Codecs::Exact);
+                  }));
+    check_lossy(world, program, plain);
   }
   if (!plain_leaks) RC_ASSERT(settled_bytes() == before);
 }
@@ -342,11 +364,11 @@ int main(int argc, char** argv) {
   std::cout << fmt::format(
       "{} programs: {} instructions, {} of them refused by LibTorch; {} of second order, {} with a random plan, {} "
       "without a gradient, {} whose backward LibTorch refuses; {} operators replayed, {} bytes moved, {} "
-      "compressed and {} streamed, {} functions called again; {} "
+      "compressed, {} with loss, and {} streamed, {} functions called again; {} "
       "different operators; {} runs refused because an argument of a rerun was written afterwards; {} whose plain run "
       "leaks memory\n",
       totals.programs, totals.instructions, totals.skipped, totals.second_order, totals.planned,
-      totals.without_gradient, totals.refused_by_plain, totals.replayed, totals.moved, totals.compressed,
+      totals.without_gradient, totals.refused_by_plain, totals.replayed, totals.moved, totals.compressed, totals.lossy,
       totals.streamed, totals.reruns, totals.operators.size(), totals.written_afterwards, totals.leaks_of_plain);
   for (const auto& [text, count] : totals.refusals) std::cout << fmt::format("refused {} x: {}\n", count, text);
   // With so many, all that models use must have come up.
@@ -358,7 +380,7 @@ int main(int argc, char** argv) {
   constexpr std::int64_t kRarely = 50;  // one in so many
   constexpr std::int64_t kEnoughForBoth = 200;
   if (totals.programs >= kEnoughForBoth && snug::testing::test_device().is_cpu() &&
-      (totals.moved == 0 || totals.compressed == 0))
+      (totals.moved == 0 || totals.compressed == 0 || totals.lossy == 0))
     return 1;
   if (totals.programs >= kRarely && totals.written_afterwards > totals.programs / kRarely) {
     std::cout << "too many runs were refused\n";

@@ -141,6 +141,7 @@ double with_second_moment(const StepGraph& graph, const std::vector<TightMoment>
   const TightMoment& late = earlier ? *other : best_moment;
   Moment both = late.moment;
   both.lost = early.moment.lost;
+  both.several = true;
   for (std::size_t v = 0; v < both.saved.size(); ++v) {
     both.saved[v] = both.saved[v] || early.moment.saved[v];
     both.free[v] = early.moment.free[v] && late.moment.free[v];

@@ -57,20 +57,8 @@ Moment::Moment(const StepGraph& graph, std::size_t event)
 Relaxation::Relaxation(const StepGraph& graph, Moment moment, SecondsCount count)
     : graph_(graph), moment_(std::move(moment)), readers_(graph.values.size()), relevant_(graph.ops.size(), 0) {
   for (ValueId v = 0; v < graph.flow.values(); ++v) {
-    const Bytes bytes = graph.step_bytes(v);
-    weights_.push_back(static_cast<double>(bytes));
-    moving_.push_back({kMove, kImpossible});
-    for (const Action action : legal_actions(graph, v)) {
-      if (!is_moved(action)) continue;
-      const double seconds =
-          seconds_of(*graph.moves.to(action.home), bytes, count) * share_of(graph.moves, action.home);
-      if (seconds < moving_.back().seconds) moving_.back() = {action, seconds};
-    }
-    const bool may = std::ranges::any_of(legal_actions(graph, v), is_compressed);
-    const auto& encoding = graph.values[at(v)].encoding;
-    code_seconds_.push_back(may ? count.encode * encoding->encode_seconds + count.decode * encoding->decode_seconds
-                                : kImpossible);
-    code_share_.push_back(may ? static_cast<double>(encoding->bytes) / static_cast<double>(bytes) : 1);
+    weights_.push_back(static_cast<double>(graph.step_bytes(v)));
+    add_ways(v, count);
   }
   for (const OpInfo& op : graph.ops) op_seconds_.push_back(count.replay * op.seconds);
   double all = 0;
@@ -90,6 +78,21 @@ Relaxation::Relaxation(const StepGraph& graph, Moment moment, SecondsCount count
   if (all > 0) scale_ = kCapacityOfAllSeconds / all;
 }
 
+void Relaxation::add_ways(ValueId v, const SecondsCount& count) {
+  const Bytes bytes = graph_.step_bytes(v);
+  for (const Action action : legal_actions(graph_, v)) {
+    if (is_moved(action)) {
+      ways_.push_back(
+          {action, seconds_of(*graph_.moves.to(action.home), bytes, count) * share_of(graph_.moves, action.home), 0});
+    } else if (is_compressed(action)) {
+      const Encoding& encoding = *find_encoding(graph_.values[at(v)].encodings, action.codec);
+      ways_.push_back({action, count.encode * encoding.encode_seconds + count.decode * encoding.decode_seconds,
+                       static_cast<double>(encoding.bytes) / static_cast<double>(bytes)});
+    }
+  }
+  first_way_.push_back(ways_.size());
+}
+
 Relaxation::Priced Relaxation::solve(double price) const {
   // A node on the source's side is an operator that runs again, or a value that such an operator reads.
   std::vector<std::int32_t> node_of(at(moment_.ops), -1);
@@ -101,12 +104,12 @@ Relaxation::Priced Relaxation::solve(double price) const {
   for (OpId op = 0; op < moment_.ops; ++op) {
     if (!relevant_[at(op)]) continue;
     for (const Output& out : graph_.flow.outputs(op)) {
-      if (!moment_.free[at(out.value)] && !moment_.saved[at(out.value)] && readers_[at(out.value)].size() > 1) ++nodes;
+      if (!moment_.free[at(out.value)] && readers_[at(out.value)].size() > 1) ++nodes;
     }
   }
   // Beyond the price of everything a capacity makes no more difference.
-  const auto capacity = [&](std::size_t v) {
-    const double units = cheapest(v, price).cost(price) * scale_;
+  const auto capacity = [&](std::size_t v, For whom) {
+    const double units = cheapest(v, price, whom).cost(price) * scale_;
     return static_cast<CutNetwork::Capacity>(std::min(units, 4 * kCapacityOfAllSeconds));
   };
   CutNetwork network(nodes);
@@ -118,11 +121,15 @@ Relaxation::Priced Relaxation::solve(double price) const {
     for (const Output& out : graph_.flow.outputs(op)) {
       const std::size_t v = at(out.value);
       if (moment_.free[v]) continue;
-      const CutNetwork::Capacity weight = capacity(v);
-      if (weight <= 0) continue;
+      CutNetwork::Capacity weight = capacity(v, For::ReplaysToo);
       if (moment_.saved[v]) {
-        network.from_source(node, weight);
-      } else if (readers_[v].size() == 1) {
+        // What it takes for backward alone, and what more where a replay reads it.
+        const CutNetwork::Capacity saved = capacity(v, For::BackwardAlone);
+        if (saved > 0) network.from_source(node, saved);
+        weight -= saved;
+      }
+      if (weight <= 0) continue;
+      if (readers_[v].size() == 1) {
         network.edge(node_of[at(readers_[v].front())], node, weight);
       } else if (readers_[v].size() > 1) {
         const std::int32_t value = next++;
@@ -139,19 +146,25 @@ Relaxation::Priced Relaxation::solve(double price) const {
   return {weighed(std::move(replayed), price), static_cast<double>(cut.capacity) / scale_};
 }
 
-Relaxation::Away Relaxation::cheapest(std::size_t v, double price) const {
+Relaxation::For Relaxation::for_whom(ValueId v, const std::vector<char>& replayed) const {
+  const bool read = std::ranges::any_of(readers_[at(v)], [&](OpId op) { return replayed[at(op)] != 0; });
+  return read ? For::ReplaysToo : For::BackwardAlone;
+}
+
+Relaxation::Away Relaxation::cheapest(std::size_t v, double price, For whom) const {
   Away best{kKeep, moment_.lost[v] ? kImpossible : 0, weights_[v]};
-  const auto offer = [&](const Away& other) {
+  for (std::size_t i = first_way_[v]; i < first_way_[v + 1]; ++i) {
+    const Way& way = ways_[i];
+    // At a later moment nothing but the image may be there, of what a replay read before.
+    if (is_lossy(way.action) && whom == For::ReplaysToo && !moment_.several) continue;
+    const Away other{way.action, way.seconds, way.share * weights_[v]};
     if (other.cost(price) < best.cost(price)) best = other;
-  };
-  if (code_share_[v] < 1)
-    offer({compressed(graph_.values[v].encoding->codec), code_seconds_[v], code_share_[v] * weights_[v]});
-  offer({moving_[v].action, moving_[v].seconds, 0});
+  }
   return best;
 }
 
 bool Relaxation::needed(ValueId v, const std::vector<char>& replayed) const {
-  return moment_.saved[at(v)] || std::ranges::any_of(readers_[at(v)], [&](OpId op) { return replayed[at(op)] != 0; });
+  return moment_.saved[at(v)] || for_whom(v, replayed) == For::ReplaysToo;
 }
 
 RelaxedChoice Relaxation::weighed(std::vector<char> replayed, double price) const {
@@ -165,7 +178,7 @@ RelaxedChoice Relaxation::weighed(std::vector<char> replayed, double price) cons
     for (const Output& out : graph_.flow.outputs(op)) {
       const std::size_t v = at(out.value);
       if (moment_.free[v] || !needed(out.value, replayed)) continue;
-      const Away away = cheapest(v, price);
+      const Away away = cheapest(v, price, for_whom(out.value, replayed));
       choice.away[v] = away.action;
       choice.seconds += away.seconds;
       choice.weight += away.weight;
@@ -177,10 +190,7 @@ RelaxedChoice Relaxation::weighed(std::vector<char> replayed, double price) cons
 
 RelaxedChoice Relaxation::best(double price) const {
   if (std::isfinite(price)) return solve(price).choice;
-  const auto elsewhere = [](double seconds) { return std::isfinite(seconds); };
-  const bool all_again =
-      std::ranges::none_of(moving_, elsewhere, &Moving::seconds) && std::ranges::none_of(code_seconds_, elsewhere);
-  return all_again ? everything_again() : solve(kAnyPrice).choice;
+  return ways_.empty() ? everything_again() : solve(kAnyPrice).choice;
 }
 
 RelaxedChoice Relaxation::everything_again() const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct Moment {
   std::vector<char>
       free;  ///< it is there whatever a plan says: leaves, and what the program or a backward node refers to
   std::vector<char> lost;  ///< it was overwritten, and nothing has been replayed yet
+  bool several = false;    ///< it stands for several moments: a replay may be over at the later ones
 };
 
 /// What a relaxed plan does.
@@ -40,10 +42,11 @@ struct SecondsCount {
 
 /// The choice that every plan makes at one moment of a step, and nothing else of it: each value that backward asks for
 /// later is there, as it is or in fewer bytes, or elsewhere and fetched, or its operator runs again, and then that
-/// operator's inputs are there or made again too. Each operator counts once, however often a plan would run it. So the
-/// fewest seconds of a choice within some bytes are a lower bound for every plan that has no more bytes at that moment;
-/// and choices are good plans themselves when memory is scarce at that moment only. Values weigh their bytes, unless
-/// they are given other weights, and seconds count as they are, unless it is told otherwise.
+/// operator's inputs are there, and not as a lossy codec left them, or made again too. Each operator counts once,
+/// however often a plan would run it. So the fewest seconds of a choice within some bytes are a lower bound for every
+/// plan that has no more bytes at that moment; and choices are good plans themselves when memory is scarce at that
+/// moment only. Values weigh their bytes, unless they are given other weights, and seconds count as they are, unless it
+/// is told otherwise.
 ///
 /// Weighing seconds and bytes against each other makes it a minimum cut (a closure problem, Picard 1976). The weights
 /// that matter form the lower convex hull of seconds over bytes.
@@ -92,20 +95,25 @@ class Relaxation {
     double seconds = 0, weight = 0;
     [[nodiscard]] double cost(double price) const { return seconds + (weight > 0 ? price * weight : 0); }
   };
-  [[nodiscard]] Away cheapest(std::size_t v, double price) const;
+  void add_ways(ValueId v, const SecondsCount& count);
+  /// Who has it then: what a lossy codec leaves is for backward alone.
+  enum class For : std::uint8_t { BackwardAlone, ReplaysToo };
+  [[nodiscard]] Away cheapest(std::size_t v, double price, For whom) const;
+  /// One that backward asks for, and replays or not, as the others are replayed.
+  [[nodiscard]] For for_whom(ValueId v, const std::vector<char>& replayed) const;
   [[nodiscard]] bool needed(ValueId v, const std::vector<char>& replayed) const;
 
   const StepGraph& graph_;
   Moment moment_;
   std::vector<double> weights_;
   std::vector<double> op_seconds_;  // by OpId, to run again
-  struct Moving {
+  struct Way {
     Action action = kMove;
-    double seconds;  // out and back; infinite where it cannot be moved
+    double seconds = 0;  // there and back
+    double share = 0;    // of its weight that is left then
   };
-  std::vector<Moving> moving_;              // the quickest way
-  std::vector<double> code_seconds_;        // the same for compressing
-  std::vector<double> code_share_;          // of its weight that is left then
+  std::vector<Way> ways_;                   // for a value not to be there as it is
+  std::vector<std::size_t> first_way_{0};   // by ValueId, and the end
   std::vector<std::vector<OpId>> readers_;  // by ValueId, of the operators below
   std::vector<char> relevant_;              // operators that some choice may run again
   double scale_ = 1;                        // capacities per second

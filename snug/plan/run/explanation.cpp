@@ -68,31 +68,40 @@ Explanation explain(const StepGraph& graph, const MemoryPlan& plan) {
       Share& named = by_name[info.name];
       named.name = info.name;
       const auto replays = run.replays[at(op)];
-      Bytes kept = 0, moved = 0, compressed = 0, encoded = 0, recomputed = 0;
+      Share here;
       for (const Output& out : graph.flow.outputs(op)) {
         if (!graph.values[at(out.value)].saved) continue;
         const Bytes bytes = graph.step_bytes(out.value);
         const Action action = decided(graph, plan, out.value);
         switch (action.home) {
           case Home::Device:
-            (is_compressed(action) ? compressed : kept) += bytes;
-            if (is_compressed(action)) encoded += bytes_held(graph, out.value, action);
+            if (is_lossy(action)) {
+              here.lossy += bytes;
+              here.lossy_encoded += bytes_held(graph, out.value, action);
+            } else if (is_compressed(action)) {
+              here.compressed += bytes;
+              here.encoded += bytes_held(graph, out.value, action);
+            } else {
+              here.kept += bytes;
+            }
             break;
           case Home::Host:
           case Home::Disk:
-            moved += bytes;
+            here.moved += bytes;
             break;
           case Home::Nowhere:
-            recomputed += bytes;
+            here.recomputed += bytes;
             break;
         }
       }
       for (Share* share : {&piece, &named, &result.all}) {
-        share->kept += kept;
-        share->moved += moved;
-        share->compressed += compressed;
-        share->encoded += encoded;
-        share->recomputed += recomputed;
+        share->kept += here.kept;
+        share->moved += here.moved;
+        share->compressed += here.compressed;
+        share->encoded += here.encoded;
+        share->lossy += here.lossy;
+        share->lossy_encoded += here.lossy_encoded;
+        share->recomputed += here.recomputed;
         share->seconds += replays * info.seconds;
         share->replayed_ops += replays;
       }

@@ -18,6 +18,8 @@ struct Share {
   Bytes moved = 0;          ///< of those that are elsewhere then, and are fetched
   Bytes compressed = 0;     ///< of those that are there in fewer bytes then,
   Bytes encoded = 0;        ///< these
+  Bytes lossy = 0;          ///< of those of which backward gets what a lossy codec leaves of them,
+  Bytes lossy_encoded = 0;  ///< in these
   Bytes recomputed = 0;     ///< of those that are made again
   double seconds = 0;       ///< of replayed operators
   std::int64_t replayed_ops = 0;

@@ -11,6 +11,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/plan/run/simulator.h"
+#include "snug/plan/step/legal_actions.h"
 #include "snug/plan/step/operator_name.h"
 #include "snug/plan/step/pieces.h"
 
@@ -118,6 +119,14 @@ MemoryPlan bare_plan(const StepGraph& graph) {
 }
 
 MemoryPlan plan_none(const StepGraph& graph) { return predicted(graph, keep_saved(graph)); }
+
+MemoryPlan plan_lossy_alone(const StepGraph& graph, const MemoryPlan& plan) {
+  MemoryPlan alone = keep_saved(graph);
+  for (ValueId v = 0; v < graph.flow.values(); ++v) {
+    if (is_lossy(decided(graph, plan, v))) alone.actions[at(v)] = plan.action(v);
+  }
+  return predicted(graph, std::move(alone));
+}
 
 MemoryPlan plan_segments(const StepGraph& graph, std::span<const SegmentRange> segments) {
   return finished(graph, drop_inside(graph, segments), "segments");

@@ -18,6 +18,9 @@ MemoryPlan bare_plan(const StepGraph& graph);
 /// Keeps everything that autograd saves: the step as PyTorch runs it.
 MemoryPlan plan_none(const StepGraph& graph);
 
+/// The same, but for what `plan` leaves to a lossy codec: the step whose gradients those under `plan` are, to the bit.
+MemoryPlan plan_lossy_alone(const StepGraph& graph, const MemoryPlan& plan);
+
 /// Drops what is saved inside the given ranges, which are replayed one by one; what crosses from one to the next is
 /// kept. What torch.utils.checkpoint around each range does.
 MemoryPlan plan_segments(const StepGraph& graph, std::span<const SegmentRange> segments);

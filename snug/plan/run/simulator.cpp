@@ -5,7 +5,7 @@
 
 #include "snug/base/match.h"
 #include "snug/plan/run/departures.h"
-#include "snug/plan/run/homes.h"
+#include "snug/plan/run/images.h"
 #include "snug/plan/run/ledger.h"
 #include "snug/plan/run/link_clock.h"
 #include "snug/plan/run/prefetch.h"
@@ -88,12 +88,12 @@ class Run : public StepVisitor {
   }
 
   void unpack(ValueId v) {
-    if (!ledger_.resident(v)) replay(v);
-    asked_for(v);
-    unpacking_ = v;
     ++of(v).consumed;
-    ledger_.consume(v);
-    unpacking_ = kNoValue;
+    if (images_.has(v)) {
+      unpack_image(v);
+    } else {
+      unpack_contents(v);
+    }
     // While the node computes.
     prefetch_.unpacked(
         ledger_, [this](ValueId next) { return bytes(next); }, [this](ValueId next) { return fetch(next), true; });
@@ -102,8 +102,13 @@ class Run : public StepVisitor {
   void release(ValueId v) {
     const bool consumed = of(v).consumed > 0;
     if (consumed) --of(v).consumed;
-    ledger_.release(v, consumed ? Unpacked::Now : Unpacked::Not);
-    if (walk_.settled()) forget_if_useless(v);
+    const Unpacked unpacked = consumed ? Unpacked::Now : Unpacked::Not;
+    if (images_.has(v)) {
+      release_image(v, unpacked);
+    } else {
+      ledger_.release(v, unpacked);
+      if (walk_.settled()) forget_if_useless(v);
+    }
     if (of(v).borrowed) {
       of(v).borrowed = false;
       live_ -= bytes(v);
@@ -115,6 +120,7 @@ class Run : public StepVisitor {
   }
 
   void save(ValueId v) {
+    if (is_lossy(decided(graph_, plan_, v))) return save_image(v);
     ledger_.pack(v);
     // Its contents leave the device's memory, but for what the program still refers to.
     if (ledger_.at_hand(v) || flow_.is_leaf(v)) return;
@@ -127,6 +133,7 @@ class Run : public StepVisitor {
     for (const ValueId v : departures_.end_all()) gone(v);
     ledger_.settle(Leaves::Stay);
     for (ValueId v = 0; v < flow_.values(); ++v) forget_if_useless(v);
+    for (const ValueId v : images_.settle()) live_ -= std::exchange(of(v).image, 0);
     result_.after_forward = live_;
   }
 
@@ -139,6 +146,7 @@ class Run : public StepVisitor {
   struct OfValue {
     std::int32_t consumed = 0;
     Bytes encoded = 0;         // that its compressed contents take
+    Bytes image = 0;           // that its image takes
     bool borrowed = false;     // dropped, but a backward node still uses the unpacked tensor
     bool second = false;       // its storage is there, and a replay has made it again, or fetched it, in another
     Home home = Home::Device;  // of its contents, where they have been moved
@@ -165,12 +173,51 @@ class Run : public StepVisitor {
     result_.copying_seconds += away.cost.own_out(bytes(v));
     for (const ValueId other : departures_.begin(v, bytes(v), plan_.staging.leaving)) gone(other);
   }
+  [[nodiscard]] const Encoding& encoding(ValueId v) const {
+    return *find_encoding(graph_.values[at(v)].encodings, decided(graph_, plan_, v).codec);
+  }
+  /// Returns the bytes that it takes then.
+  Bytes encode(ValueId v) {
+    live_ += encoding(v).bytes;
+    reach(live_, kNoOp);
+    result_.coding_seconds += encoding(v).encode_seconds;
+    return encoding(v).bytes;
+  }
   void compress(ValueId v) {
     ledger_.offload(v);
-    live_ += of(v).encoded = bytes_held(graph_, v, decided(graph_, plan_, v));
-    reach(live_, kNoOp);
-    if (graph_.values[at(v)].encoding) result_.coding_seconds += graph_.values[at(v)].encoding->encode_seconds;
+    of(v).encoded = encode(v);
     if (!walk_.alive(v)) original_goes(v);
+  }
+
+  void save_image(ValueId v) {
+    if (!images_.has(v)) {
+      images_.add(v);
+      of(v).image = encode(v);
+    }
+    images_.pack(v);
+  }
+  void unpack_image(ValueId v) {
+    if (!images_.decoded(v)) {
+      images_.set_decoded(v);
+      live_ += bytes(v);
+      reach(live_, kNoOp);
+      result_.coding_seconds += encoding(v).decode_seconds;
+    }
+    // As what is unpacked of other values.
+    if (images_.consume(v).decoded) of(v).borrowed = true;
+  }
+  void release_image(ValueId v, Unpacked unpacked) {
+    const Images::Gone gone = images_.release(v, unpacked);
+    if (gone.decoded) live_ -= bytes(v);
+    if (gone.image) live_ -= std::exchange(of(v).image, 0);
+  }
+
+  void unpack_contents(ValueId v) {
+    if (!ledger_.resident(v)) replay(v);
+    asked_for(v);
+    unpacking_ = v;
+    ledger_.consume(v);
+    unpacking_ = kNoValue;
   }
   /// Its copy to the host is over, and waited for.
   void gone(ValueId v) {
@@ -196,8 +243,8 @@ class Run : public StepVisitor {
       } else {
         wait_until(away.link.there(v));
       }
-    } else if (const auto& encoding = graph_.values[at(v)].encoding) {
-      result_.coding_seconds += encoding->decode_seconds;
+    } else if (of(v).encoded > 0) {
+      result_.coding_seconds += encoding(v).decode_seconds;
     }
     ledger_.cache(v);
     if (has_original(v)) of(v).second = true;
@@ -306,6 +353,7 @@ class Run : public StepVisitor {
   Ledger ledger_;
   StepWalk walk_;
   std::vector<OfValue> values_;
+  Images images_;
   Departures departures_;
   Prefetch prefetch_;
   Away host_, disk_;
@@ -330,26 +378,6 @@ Simulation simulate(const StepGraph& graph, const MemoryPlan& plan, Detail detai
 std::optional<Simulation> simulate_within(const StepGraph& graph, const MemoryPlan& plan, std::int64_t replays,
                                           Detail detail) {
   return Run(graph, plan).to_the_end(detail, replays, limit_of(graph.moves.host), limit_of(graph.moves.disk));
-}
-
-MemoryPlan staged(const StepGraph& graph, MemoryPlan plan, Bytes leaving, Bytes arriving, FetchFrom from) {
-  plan = within_host(graph, std::move(plan));
-  plan.staging = {.leaving = leaving};
-  if (arriving == 0) return plan;
-  const Simulation run = simulate(graph, plan);
-  plan.staging.arriving = arriving;
-  plan.staging.order = run.asked;
-  // What the step waits for would only come too early.
-  std::erase_if(plan.staging.order, [&](ValueId v) {
-    const auto& cost = graph.moves.to(plan.action(v).home);
-    return !may_move(graph, v) || (is_moved(plan.action(v)) && cost && !cost->overlaps);
-  });
-  if (from == FetchFrom::ThePeak) {
-    const auto at_peak = graph.events.begin() + static_cast<std::ptrdiff_t>(run.peak_event);
-    plan.staging.first = static_cast<std::int32_t>(
-        std::count_if(graph.events.begin(), at_peak, [](const Event& e) { return e.kind == Event::Kind::Unpack; }));
-  }
-  return plan;
 }
 
 MemoryPlan predicted(const StepGraph& graph, MemoryPlan plan) {

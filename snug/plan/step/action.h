@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace snug::plan {
@@ -12,14 +13,22 @@ enum class Home : std::uint8_t {
   Nowhere,  ///< they are dropped when the program lets go of them, and made again by replay when backward asks
 };
 
-/// How they are written there: every codec gives back the same bits.
+/// How they are written there.
 enum class Codec : std::uint8_t {
-  None,       ///< as they are
+  None,  ///< as they are
+  // With the same bits.
   Zeros,      ///< a bit for each number that says whether it is 0, and those that are not
   Bits,       ///< a bit for each byte that is 0 or 1
   Narrow,     ///< integers in as many bytes as the largest needs
   Exponents,  ///< half a byte for the exponent of each number, as most lie close together
+  // Lossy: what backward gets are other numbers, and only that; what is made again is made of what it was made of.
+  BFloat16,
+  Float8,
+  Int8,
+  Int4,
 };
+inline constexpr std::size_t kCodecs = 9;
+[[nodiscard]] constexpr bool is_lossy(Codec codec) { return codec >= Codec::BFloat16; }
 
 /// What happens to a value. Closed: whoever decides by it names every case.
 struct Action {
@@ -37,6 +46,7 @@ inline constexpr Action kRecompute{Home::Nowhere};
 [[nodiscard]] constexpr bool is_compressed(Action action) {
   return action.home == Home::Device && action.codec != Codec::None;
 }
+[[nodiscard]] constexpr bool is_lossy(Action action) { return is_lossy(action.codec); }
 
 /// What a plan has no say in: the program's policy has decided (see Choice), or nothing else is possible.
 enum class Must : std::uint8_t { Nothing, Keep, Recompute };

@@ -30,7 +30,7 @@ namespace snug::plan {
 /// What happens to the value in a step of `graph` under `plan`.
 [[nodiscard]] inline Action decided(const StepGraph& graph, const MemoryPlan& plan, ValueId value) {
   const ValueInfo& info = graph.values[at(value)];
-  return as_possible(decide(info.must, plan.action(value)), info.encoding);
+  return as_possible(decide(info.must, plan.action(value)), info.encodings);
 }
 
 }  // namespace snug::plan

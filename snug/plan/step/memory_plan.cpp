@@ -30,6 +30,10 @@ constexpr std::array kLetters = {
     Letter{'b', compressed(Codec::Bits)},
     Letter{'n', compressed(Codec::Narrow)},
     Letter{'e', compressed(Codec::Exponents)},
+    Letter{'h', compressed(Codec::BFloat16)},
+    Letter{'f', compressed(Codec::Float8)},
+    Letter{'i', compressed(Codec::Int8)},
+    Letter{'q', compressed(Codec::Int4)},
 };
 
 using Json = nlohmann::ordered_json;
@@ -45,7 +49,7 @@ Action action_of(char letter, const JsonField& actions) {
   if (found == kLetters.end()) {
     actions.refuse(
         "a letter for each value: k keeps it, m moves it to the host, d to the disk, r recomputes it, z, b, n or e "
-        "compresses it");
+        "compresses it, h, f, i or q with loss");
   }
   return found->action;
 }

@@ -10,4 +10,7 @@ namespace snug::plan {
   return full.starts_with(written) && (full.size() == written.size() || full[written.size()] == '.');
 }
 
+/// "aten::add" of "aten::add.Tensor".
+[[nodiscard]] inline std::string_view without_overload(std::string_view full) { return full.substr(0, full.find('.')); }
+
 }  // namespace snug::plan

@@ -77,6 +77,51 @@ TEST(Simulate, FetchesWhatAReplayReads) {
   EXPECT_EQ(run.timeline.back(), 1000);
 }
 
+/// With an encoding of a tenth of its bytes, that takes a second each way.
+StepGraph with_encoding(StepGraph graph, ValueId v, Codec codec) {
+  graph.values[at(v)].encodings = {
+      {.codec = codec, .bytes = graph.values[at(v)].bytes / 10, .encode_seconds = 1, .decode_seconds = 1}};
+  return graph;
+}
+
+TEST(Simulate, LeavesAnImageForItsNodeAndNothingForReplays) {
+  const ThreeOps t = three_ops();
+  for (const Codec codec : {Codec::Zeros, Codec::Int4}) {
+    const StepGraph graph = with_encoding(t.graph, t.a, codec);
+    MemoryPlan plan = with_action(plan_none(graph), t.a, compressed(codec));
+    const Simulation alone = simulate(graph, plan, Detail::Timeline);
+    // As what has moved, and a tenth of it, which stays until its release.
+    EXPECT_EQ(alone.timeline, (std::vector<Bytes>{1100, 1300, 1310, 1710, 1710, 1610, 1610, 1610, 1610, 1610, 1410,
+                                                  1510, 1510, 1400, 1000}));
+    EXPECT_EQ(alone.coding_seconds, 2);
+    EXPECT_EQ(alone.replayed_ops, 0);
+    plan = with_action(std::move(plan), t.b, kRecompute);
+    const Simulation with_replay = simulate(graph, plan, Detail::Timeline);
+    // What replays read has all its bits.
+    EXPECT_EQ(with_replay.replays, (std::vector<std::int32_t>{is_lossy(codec) ? 1 : 0, 1, 0}));
+    EXPECT_EQ(with_replay.timeline.back(), 1000);
+    EXPECT_EQ(with_replay.seconds, graph.step_seconds + 2 + (is_lossy(codec) ? 3 : 2));
+  }
+}
+
+TEST(Simulate, DecodesAnImageOnceForThoseWhoWaitForIt) {
+  GraphBuilder g(0);
+  const ValueId a = g.op("a", {g.leaf()}, 1000, 1);
+  g.save(a);
+  g.op("b", {a}, 0, 1);
+  g.save(a);
+  g.die(a);
+  g.settle();
+  g.node({a}, 10);
+  g.node({a}, 10);
+  const StepGraph graph = with_encoding(g.take(), a, Codec::Int4);
+  const Simulation run = simulate(graph, with_action(plan_none(graph), a, compressed(Codec::Int4)), Detail::Timeline);
+  EXPECT_EQ(run.coding_seconds, 2);
+  EXPECT_EQ(run.after_forward, 100);
+  EXPECT_EQ(run.peak, 1100 + 10);
+  EXPECT_EQ(run.timeline.back(), 0);
+}
+
 TEST(Simulate, DropsWhatIsRecomputedAndReplaysItForItsNode) {
   const ThreeOps t = three_ops();
   const Simulation run = simulate(t.graph, dropping(t.graph, {t.a, t.b}), Detail::Timeline);

@@ -37,6 +37,27 @@ TEST(LegalActions, AreOneWhereThereIsNoChoice) {
   EXPECT_FALSE(has_choice(graph, b));
 }
 
+TEST(LegalActions, HaveACodecOfEachKindForWhatIsSaved) {
+  synthetic::GraphBuilder g(0);
+  const ValueId a = g.op("a", {g.leaf()}, 100, 1);
+  const ValueId b = g.op("b", {a}, 100, 1);
+  g.save(a);
+  g.settle();
+  g.node({a}, 10);
+  StepGraph graph = g.take();
+  for (const ValueId v : {a, b}) {
+    graph.values[at(v)].encodings = {{.codec = Codec::Zeros, .bytes = 50, .encode_seconds = 1, .decode_seconds = 1},
+                                     {.codec = Codec::Int4, .bytes = 15, .encode_seconds = 1, .decode_seconds = 1}};
+  }
+  graph.moves.disk.emplace();
+  EXPECT_THAT(legal_actions(graph, a),
+              ElementsAre(kKeep, kRecompute, compressed(Codec::Zeros), compressed(Codec::Int4), kMoveToDisk));
+  EXPECT_THAT(legal_actions(graph, b), ElementsAre(kKeep, kRecompute)) << "nobody saves it";
+  EXPECT_EQ(bytes_held(graph, a, compressed(Codec::Zeros)), 50);
+  EXPECT_EQ(bytes_held(graph, a, compressed(Codec::Int4)), 15);
+  EXPECT_EQ(decided(graph, with_action(plan_none(graph), a, compressed(Codec::Int8)), a), kKeep) << "it has none";
+}
+
 TEST(OtherActions, LeaveOutTheOneThatThePlanHas) {
   const StepGraph graph = synthetic::residual_net();
   const MemoryPlan plan = plan_none(graph);
