@@ -10,6 +10,7 @@
 #include "python/bindings/regions.h"
 #include "python/bindings/sessions.h"
 #include "python/bindings/steps.h"
+#include "python/bindings/streaming.h"
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The core of snug. Use the names of the package snug.";
@@ -20,6 +21,7 @@ PYBIND11_MODULE(_core, m) {
   snug::python::bind_operators(m);
   snug::python::bind_regions(m);
   snug::python::bind_plans(m);
+  snug::python::bind_streaming(m);
   snug::python::bind_steps(m);
   snug::python::bind_sessions(m);
 }
