@@ -28,6 +28,8 @@ py::dict to_dict(const plan::Share& share) {
   dict["moved_bytes"] = share.moved;
   dict["compressed_bytes"] = share.compressed;
   dict["encoded_bytes"] = share.encoded;
+  dict["lossy_bytes"] = share.lossy;
+  dict["lossy_in_bytes"] = share.lossy_encoded;
   dict["recomputed_bytes"] = share.recomputed;
   dict["seconds"] = share.seconds;
   dict["replayed_ops"] = share.replayed_ops;

@@ -17,6 +17,7 @@
 #include "snug/base/patient_lock.h"
 #include "snug/memory/device_memory.h"
 #include "snug/replay/session.h"
+#include "snug/replay/streamed_tensors.h"
 
 namespace snug::python {
 namespace {
@@ -63,6 +64,8 @@ void bind_step_report(py::module_& m) {
       .def_readonly("replayed_ops", &Session::StepReport::replayed_ops)
       .def_readonly("moved_bytes", &Session::StepReport::moved_bytes, "Out of the device's memory, as the plan says.")
       .def_readonly("compressed_bytes", &Session::StepReport::compressed_bytes, "Put there in fewer, as the plan says.")
+      .def_readonly("lossy_bytes", &Session::StepReport::lossy_bytes,
+                    "Of which backward got what a lossy codec had left of them.")
       .def_readonly("evictions", &Session::StepReport::evictions,
                     "Values dropped because the limit was near, not because the plan says so.")
       .def_readonly("followed_plan", &Session::StepReport::followed_plan)
@@ -76,6 +79,7 @@ void bind_step_report(py::module_& m) {
         return "StepReport(replayed_ops=" + std::to_string(r.replayed_ops) +
                (r.moved_bytes > 0 ? ", moved_bytes=" + std::to_string(r.moved_bytes) : "") +
                (r.compressed_bytes > 0 ? ", compressed_bytes=" + std::to_string(r.compressed_bytes) : "") +
+               (r.lossy_bytes > 0 ? ", lossy_bytes=" + std::to_string(r.lossy_bytes) : "") +
                ", evictions=" + std::to_string(r.evictions) +
                ", followed_plan=" + (r.followed_plan ? "True" : "False") +
                (r.divergence.empty() ? "" : ", divergence='" + r.divergence + "'") + ")";
@@ -86,15 +90,16 @@ void bind_session(py::module_& m) {
   py::class_<PySession>(m, "Session")
       .def(py::init([](const Kinds& kinds, std::optional<Bytes> budget, const std::string& device,
                        const NamedBudgets& others, const std::shared_ptr<Agreement>& agreement,
-                       std::shared_ptr<memory::Tiers> tiers) {
+                       std::shared_ptr<memory::Tiers> tiers, std::shared_ptr<StreamedTensors> streamed) {
              auto made = std::make_unique<PySession>();
              made->session.emplace(kinds.all, budget_of(budget), memory::device_memory(c10::Device(device)), agreement,
                                    budgets_of(others));
              made->session->use(std::move(tiers));
+             if (streamed) made->session->use(std::move(streamed));
              return made;
            }),
            NoGil(), py::arg("kinds"), py::arg("budget"), py::arg("device"), py::arg("others"), py::arg("agreement"),
-           py::arg("tiers"))
+           py::arg("tiers"), py::arg("streamed"))
       .def("backward", &PySession::backward, py::arg("step"))
       .def("close", &PySession::close)
       .def_property_readonly("closed", [](const PySession& s) { return !s.session; })
@@ -106,6 +111,8 @@ void bind_session(py::module_& m) {
       .def_property_readonly("last_step",
                              [](PySession& s) { return s.read([](Session& open) { return open.last_step(); }); })
       .def("verify_replays", [](PySession& s, VerifyReplay how) { s.open().verify_replays(how); })
+      .def("follow_lossy_alone",
+           [](PySession& s, bool alone) { s.open().follow(alone ? Follow::LossyAlone : Follow::All); })
       .def("detect_anomalies",
            [](PySession& s, bool detect) { s.open().anomalies(detect ? Anomalies::Refused : Anomalies::Ignored); });
 }

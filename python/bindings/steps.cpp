@@ -20,7 +20,9 @@
 #include "snug/replay/moves.h"
 #include "snug/replay/other_devices.h"
 #include "snug/replay/step_run.h"
+#include "snug/replay/streamed_tensors.h"
 #include "snug/replay/undone_draws.h"
+#include "snug/replay/window_choice.h"
 
 namespace snug::python {
 namespace {
@@ -103,12 +105,15 @@ void update_begins() {
 std::vector<Recorded> record_step(const py::function& step, const std::string& device,
                                   const std::optional<plan::BudgetRequest>& budget, const py::object& update,
                                   const std::shared_ptr<Agreement>& agreement, std::int64_t micro_batches,
-                                  const NamedBudgets& others, const std::shared_ptr<memory::Tiers>& tiers) {
+                                  const NamedBudgets& others, const std::shared_ptr<memory::Tiers>& tiers,
+                                  plan::Codec lossy, const std::shared_ptr<StreamedTensors>& streamed) {
   const replay::Forward forward = forward_of(step);
   const replay::RecordOptions options{.update = rehearsal_of(update),
                                       .until = replay::RecordUntil::UpdateBegins,
                                       .agreement = agreement,
-                                      .other_budgets = budgets_of(others)};
+                                      .other_budgets = budgets_of(others),
+                                      .streamed = streamed,
+                                      .lossy = lossy};
   const py::gil_scoped_release release;
   memory::DeviceMemory& memory = memory::device_memory(c10::Device(device));
   std::vector<replay::RecordedStep> recorded =
@@ -123,8 +128,15 @@ void bind_recorded_step(py::module_& m) {
   // The graph by value: whoever has it does not keep the parameters alive.
   py::class_<replay::RecordedStep, Recorded>(m, "RecordedStep")
       .def_property_readonly("graph", [](const replay::RecordedStep& s) { return s.graph; });
+  py::enum_<plan::Codec>(m, "Lossy", "Codecs that give back other numbers.")
+      .value("Off", plan::Codec::None)
+      .value("BFloat16", plan::Codec::BFloat16)
+      .value("Float8", plan::Codec::Float8)
+      .value("Int8", plan::Codec::Int8)
+      .value("Int4", plan::Codec::Int4);
   m.def("record_step", &record_step, py::arg("step"), py::arg("device"), py::arg("budget"), py::arg("update"),
-        py::arg("agreement"), py::arg("micro_batches"), py::arg("others"), py::arg("tiers"));
+        py::arg("agreement"), py::arg("micro_batches"), py::arg("others"), py::arg("tiers"), py::arg("lossy"),
+        py::arg("streamed"));
 }
 
 void bind_tiers(py::module_& m) {
@@ -144,6 +156,15 @@ void bind_kinds(py::module_& m) {
              return std::make_unique<Kinds>(Kinds{replay::planned(std::move(kinds), strategy)});
            }),
            NoGil(), py::arg("steps"), py::arg("strategy"))
+      .def(
+          "open_window",
+          [](Kinds& k, StreamedTensors& streamed, Bytes budget, const NamedBudgets& others, const std::string& device,
+             std::int64_t micro_batches) {
+            replay::open_best_window(streamed, k.all, replay::budgets_of(budget_of(budget), budgets_of(others)),
+                                     memory::device_memory(c10::Device(device)), micro_batches);
+          },
+          NoGil(), py::arg("streamed"), py::arg("budget"), py::arg("others"), py::arg("device"),
+          py::arg("micro_batches"))
       .def_property_readonly("graph", [](const Kinds& k) { return k.all.front().step.graph; })
       .def_property_readonly("planner", [](const Kinds& k) { return k.all.front().planner; })
       .def_property_readonly("floor", [](const Kinds& k) { return replay::smallest_budget(k.all); })

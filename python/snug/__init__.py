@@ -47,7 +47,8 @@ from .fusing import Fused, fuse, unfuse  # noqa: E402
 from .lazy_logits import LazyLogits, tiled_loss  # noqa: E402
 from .monitoring import Alarm, MemoryAlarm, Monitor, memory_stats, release_cached, set_memory_limit  # noqa: E402
 from .sizes import format_bytes, parse_bytes  # noqa: E402
-from .verifying import verify  # noqa: E402
+from .streaming import StreamedTensors  # noqa: E402
+from .verifying import gradient_errors, verify  # noqa: E402
 
 __all__ = [
     "Alarm",
@@ -72,6 +73,7 @@ __all__ = [
     "Selective",
     "Session",
     "StepReport",
+    "StreamedTensors",
     "UsageError",
     "VerifyReplay",
     "checkpoint",
@@ -81,6 +83,7 @@ __all__ = [
     "fit",
     "format_bytes",
     "fuse",
+    "gradient_errors",
     "memory_stats",
     "name_modules",
     "parse_bytes",

@@ -7,11 +7,19 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from . import _core
 from .errors import UsageError
 from .lazy_logits import tiled_loss
 
 # The names that `allow` takes, and what a step then runs inside of.
 CHOICES: dict[str, Callable[[], Any]] = {"tiled_loss": tiled_loss}
+# Those that allow plans a lossy codec.
+LOSSY = {
+    "bf16_activations": _core.Lossy.BFloat16,
+    "fp8_activations": _core.Lossy.Float8,
+    "int8_activations": _core.Lossy.Int8,
+    "int4_activations": _core.Lossy.Int4,
+}
 
 
 def check_names(call: str, names: Any, known: Collection[str]) -> None:
@@ -32,8 +40,12 @@ class Allowed:
     """Choices by their names. Raises UsageError for what is none."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        check_names("fit", names, CHOICES)
-        self._names = list(dict.fromkeys(names))
+        check_names("fit", names, [*CHOICES, *LOSSY])
+        lossy = [name for name in dict.fromkeys(names) if name in LOSSY]
+        if len(lossy) > 1:
+            raise UsageError(f"fit: allow has {' and '.join(lossy)}; a plan has one lossy codec, so name one of them")
+        self.lossy = LOSSY[lossy[0]] if lossy else _core.Lossy.Off
+        self._names = [name for name in dict.fromkeys(names) if name in CHOICES]
 
     def __call__(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The step with what is allowed."""

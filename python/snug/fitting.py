@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,128 +17,11 @@ from ._updates import UpdatesInBackward, refuse_hooks
 from .choices import Allowed
 from .devices import device_named, device_of
 from .errors import UsageError
-from .sizes import Size, format_bytes, parse_bytes
+from .plans import Plan
+from .sizes import Size, parse_bytes
+from .streaming import StreamedTensors
 
 Step = Callable[[Any], Any]
-
-
-class Plan:
-    """What is done with every value of one recorded step, and what that is predicted to cost. A plain value."""
-
-    def __init__(self, graph: _core.StepGraph, planner: _core.Planner, plan: _core.MemoryPlan, floor_of_all: int = 0) -> None:
-        self._floor_of_all = floor_of_all
-        self._graph = graph
-        self._planner = planner
-        self._plan = plan
-
-    @property
-    def strategy(self) -> str:
-        return self._plan.strategy
-
-    @property
-    def budget(self) -> int | None:
-        """Bytes; None when it was made without one."""
-        return self._plan.budget or None
-
-    @property
-    def predicted_peak(self) -> int:
-        """Bytes: all memory of the device, what was there before the step included. What comes to be there later, outside
-        of the step, is beside it as long as both fit the budget; then the step is planned again."""
-        return self._plan.predicted_peak
-
-    @property
-    def unplanned_peak(self) -> int:
-        """Bytes, of the same step with everything kept."""
-        return self._plan.unplanned_peak
-
-    @property
-    def predicted_seconds(self) -> float:
-        return self._plan.predicted_seconds
-
-    @property
-    def unplanned_seconds(self) -> float:
-        return self._plan.unplanned_seconds
-
-    @property
-    def others(self) -> list[_core.PlannedPart]:
-        """What it takes of further devices that have a budget: device, budget, predicted_peak, unplanned_peak."""
-        return self._plan.others
-
-    @property
-    def floor(self) -> int:
-        """The smallest budget, in bytes, that a plan of this strategy fits."""
-        return max(self._planner.floor(self._graph), self._floor_of_all)
-
-    @property
-    def operators(self) -> int:
-        """Operators that the forward pass runs."""
-        return self._graph.operators
-
-    def lower_bound(self) -> tuple[int, float]:
-        """Bytes and seconds that no plan can be below: for any budget, and for this one (infinite if none fits)."""
-        return _core.lower_bound(self._graph, self.budget)
-
-    def explain(self) -> dict[str, Any]:
-        """What is kept and recomputed, in bytes and seconds: in all, by piece of the step, by operator."""
-        return _core.explain(self._graph, self._plan)
-
-    def timeline(self) -> list[int]:
-        """The highest memory, in bytes, during each event of the step, as it is predicted."""
-        return _core.timeline(self._graph, self._plan)
-
-    def curve(self, points: int = 16) -> list[tuple[int, float]]:
-        """What other budgets would take: (budget in bytes, predicted seconds of a step), by falling budget."""
-        if points < 2:
-            raise UsageError(f"curve: {points} points; it takes two at least")
-        most, least = self.unplanned_peak, self.floor
-        most = max(most + most // 16, least)  # with the reserve of the allocator
-        budgets = [most - (most - least) * i // (points - 1) for i in range(points)]
-        return [(b, self._planner.plan(self._graph, b).predicted_seconds) for b in budgets]
-
-    def save(self, path: str) -> None:
-        """Writes the plan as JSON: with the graph, what `snug plan --graph G --plan P` explains."""
-        _core.write_plan(str(path), self._graph, self._plan)
-
-    def save_graph(self, path: str) -> None:
-        """Writes the recorded step as JSON: what `snug plan --graph` reads."""
-        _core.write_step_graph(str(path), self._graph)
-
-    def _over(self) -> str:
-        """What is to be said of a step that no plan brings under the budget."""
-        fits = self.budget is None or self.predicted_peak <= self.budget
-        return "" if fits else ", no plan fits: evictions hold the budget"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Plan) and self._plan == other._plan
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return (
-            f"Plan({self.strategy}: peak {format_bytes(self.predicted_peak)} of {format_bytes(self.unplanned_peak)}, "
-            f"step {self.predicted_seconds:.3f} s of {self.unplanned_seconds:.3f} s{self._over()})"
-        )
-
-    def __str__(self) -> str:
-        why = self.explain()
-        bound_peak, bound_seconds = self.lower_bound()
-        more = self.predicted_seconds / self.unplanned_seconds - 1 if self.unplanned_seconds > 0 else 0.0
-        percent = 100 * self.predicted_peak / max(self.unplanned_peak, 1)
-        rows = [
-            ("operators", f"{self.operators}"),
-            ("unplanned peak", format_bytes(self.unplanned_peak)),
-            ("predicted peak", f"{format_bytes(self.predicted_peak)} ({percent:.1f} %){self._over()}"),
-            ("smallest budget", f"{format_bytes(self.floor)}, no plan has a peak below {format_bytes(bound_peak)}"),
-            ("kept for backward", format_bytes(why["kept_bytes"])),
-            ("recomputed", f"{format_bytes(why['recomputed_bytes'])}, {why['replayed_ops']} operators replayed"),
-            ("predicted step", f"{self.predicted_seconds:.3f} s (+{100 * more:.2f} %)"),
-        ]
-        if self.budget:
-            rows.insert(2, ("budget", format_bytes(self.budget)))
-        if math.isfinite(bound_seconds):
-            rows.append(("no plan is faster than", f"{bound_seconds:.3f} s"))
-        width = max(len(name) for name, _ in rows)
-        return "\n".join([f"snug plan: {self.strategy}"] + [f"  {name:<{width}}  {text}" for name, text in rows])
 
 
 def _request(budget: Size | None) -> int | _core.Percent | None:
@@ -166,6 +48,18 @@ def _bytes_of(what: str, size: Size) -> int:
         raise UsageError(f"fit: {what} is in bytes, no share of what the step takes, which session.plan tells: {error}") from None
 
 
+def _check_streamed(streamed: StreamedTensors | None, host_budget: Size | None, disk_budget: Size | None, in_backward: bool) -> None:
+    if streamed is not None and (host_budget is not None or disk_budget is not None):
+        raise UsageError(
+            "fit: values go where the streamed tensors are, which have budgets of their own; leave host_budget and "
+            "disk_budget to StreamedTensors"
+        )
+    if streamed is not None and in_backward:
+        raise UsageError(
+            "fit: in_backward is True with streamed tensors, whose optimizer's state would stay in the device's memory; leave one out"
+        )
+
+
 class _Fitted:
     """A recorded step, its planner, and the budget in bytes."""
 
@@ -185,13 +79,18 @@ class _Fitted:
         other_budgets: Mapping[str | torch.device, Size] | None = None,
         host_budget: Size | None = None,
         disk_budget: Size | None = None,
+        streamed: StreamedTensors | None = None,
     ) -> None:
-        self.tiers = _core.Tiers(
+        _check_streamed(streamed, host_budget, disk_budget, in_backward)
+        self.streamed = None if streamed is None else streamed._core
+        self.tiers = self.streamed.tiers if self.streamed is not None else _core.Tiers(
             None if host_budget is None else _bytes_of("host_budget", host_budget),
             None if disk_budget is None else _bytes_of("disk_budget", disk_budget),
         )
         self.other_budgets = [(device_named(d), _bytes_of(f"other_budgets of {d}", size)) for d, size in (other_budgets or {}).items()]
         self.allowed = Allowed(allow)
+        if self.allowed.lossy != _core.Lossy.Off and strategy != "optimal":
+            raise UsageError(f'fit: the strategy "{strategy}" leaves nothing to codecs; leave them out of allow')
         if isinstance(micro_batches, bool) or not isinstance(micro_batches, int):
             raise UsageError(f"fit: micro_batches is {micro_batches!r}; give how many steps' gradients are added up, 1 or more")
         if not isinstance(strategy, str):
@@ -212,6 +111,8 @@ class _Fitted:
         if update is not None and not callable(update):
             raise UsageError(f"fit: the update is a {type(update).__name__}; give a function that does what your update does")
         request = _request(budget)
+        if streamed is not None and not isinstance(request, int):
+            raise UsageError("fit: the window of streamed tensors is a part of the budget; give that in bytes")
         if in_backward and isinstance(optimizer, Sequence) and not optimizer:
             raise UsageError("fit: in_backward is True and the list of optimizers is empty; give those that update")
         rehearsals = Rehearsals(optimizer, update, in_backward)
@@ -229,10 +130,12 @@ class _Fitted:
         with leaves_kept(), group.found_in_step(), Recorded(update_begins):
             recorded = _core.record_step(
                 lambda: loss_of(chosen, sample), device, request, rehearsals, self.agreement, micro_batches,
-                self.other_budgets, self.tiers,
+                self.other_budgets, self.tiers, self.allowed.lossy, self.streamed,
             )
         self.kinds = _core.Kinds(recorded, strategy)
         self.budget = _core.limit_for(request, self.kinds.graph)
+        if self.streamed is not None and self.budget is not None:
+            self.kinds.open_window(self.streamed, self.budget, self.other_budgets, device, micro_batches)
         self.device = device
 
 
@@ -249,7 +152,8 @@ class Session:
         self._allowed = fitted.allowed
         self._devices = [fitted.device, *(d for d, _ in fitted.other_budgets)]
         self._core = _core.Session(
-            fitted.kinds, fitted.budget, fitted.device, fitted.other_budgets, fitted.agreement, fitted.tiers
+            fitted.kinds, fitted.budget, fitted.device, fitted.other_budgets, fitted.agreement, fitted.tiers,
+            fitted.streamed,
         )
         self._updates = UpdatesInBackward(fitted.updates) if fitted.updates is not None else None
         if self._updates is not None:
@@ -338,6 +242,7 @@ def fit(
     allow: Sequence[str] = (),
     in_backward: bool = False,
     micro_batches: int = 1,
+    streamed: StreamedTensors | None = None,
 ) -> Session:
     """Plans and caps the training step of any model.
 
@@ -360,18 +265,22 @@ def fit(
     "selective(aten::mm)". process_group: of torch.distributed, whose processes run the step together, each with a fit and
     a session of its own: what one of them cannot record or plan is recorded again, or refused, in all. By default that of
     the DistributedDataParallel model that the step runs, else this process alone. allow: what may be done to the step that
-    changes the order of sums, by name; "tiled_loss": the cross-entropy of logits over a large vocabulary is computed a few
-    rows at a time, whatever the model (see snug.tiled_loss). in_backward: `optimizer` updates each parameter in the backward
+    does not leave every bit as it is, by name; "tiled_loss": the cross-entropy of logits over a large vocabulary is computed a few
+    rows at a time, whatever the model (see snug.tiled_loss); or one of "bf16_activations", "fp8_activations",
+    "int8_activations", "int4_activations": backward may get what so many bits leave of some of what autograd saved, where
+    the step does not fit or is slower without, on the CPU. Gradients are other ones then (see gradient_errors), and nothing
+    else is. in_backward: `optimizer` updates each parameter in the backward
     pass, as soon as its gradient is there, and the gradient goes: all of them are never there at once, and no bit is
     different, as long as it treats each parameter by itself. Nothing can look at all gradients then, so neither clip their
     norm nor use a GradScaler, and do not call optimizer.step(). micro_batches: steps whose gradients are added up before an
-    update. With more than one, those that find gradients have a plan from the beginning, and the budget is one for all. Hooks of
-    register_post_accumulate_grad_hook, where optimizers are run too, do not run while the step is recorded.
+    update. With more than one, those that find gradients have a plan from the beginning, and the budget is one for all. streamed: weights, and what
+    the optimizer keeps of them, that are larger than the budget, in place of host_budget and disk_budget (see
+    StreamedTensors). Hooks of register_post_accumulate_grad_hook, where optimizers are run too, do not run while the step is recorded.
 
     Raises DoesNotFit, naming the smallest budget and its parts, and UsageError.
     """
     where = device_of(device, sample, by_device(other_budgets))
-    return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches, other_budgets, host_budget, disk_budget))
+    return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches, other_budgets, host_budget, disk_budget, streamed))
 
 
 def plan(

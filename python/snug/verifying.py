@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,8 @@ def bits_of(tensor: torch.Tensor | None) -> bytes | None:
     if plain.layout != torch.strided:
         plain = plain.to_dense()
     plain = plain.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    if plain.numel() and plain.data_ptr() == 0:  # it is streamed
+        plain = plain.clone()
     # Not by way of NumPy, which may not be there.
     return f"{tensor.dtype} {tuple(tensor.shape)} ".encode() + (
         ctypes.string_at(plain.data_ptr(), plain.nbytes) if plain.numel() else b""
@@ -87,10 +90,86 @@ class _World:
                 found[f"random numbers of device {i} afterwards"] = bits_of(state)
         return found
 
+    def finite_gradients(self) -> set[str]:
+        """The names of parameters that have one."""
+        return {name for name, p in self.parameters if p.grad is not None and bool(p.grad.isfinite().all())}
+
     def restore(self) -> None:
         self.reset()
         for (_, parameter), gradient in zip(self.parameters, self._gradients, strict=True):
             parameter.grad = gradient
+
+
+@contextlib.contextmanager
+def _following_lossy_alone(session: Session) -> Iterator[None]:
+    session._core.follow_lossy_alone(True)
+    try:
+        yield
+    finally:
+        session._core.follow_lossy_alone(False)
+
+
+def _gradients_of_lossy_alone(
+    session: Session, step: Step, sample: Any, world: _World, finite: set[str]
+) -> dict[str, bytes | None]:
+    """Those of a step that has the lossy codec and nothing else of the plan. `finite`: the names of those that are, without."""
+    if session.last_step.planned_anew:
+        raise UsageError("verify: the session has made its plan for this step only now; verify once more")
+    world.reset()
+    with _core.UndoneDraws(), _following_lossy_alone(session):
+        session.backward(sample, step)
+        with _without_limits(session._devices):
+            alone, still_finite = world.outcome(None), world.finite_gradients()
+    spoilt = sorted(finite - still_finite)
+    if spoilt:
+        raise Mismatch(
+            f"verify: gradients of {', '.join(spoilt[:5])} are finite without the lossy codec, and not with it; allow one "
+            "of more bits, or none",
+            spoilt,
+        )
+    return {name: bits for name, bits in alone.items() if name.startswith("gradient of ")}
+
+
+def gradient_errors(step: Step, sample: Any, model: torch.nn.Module, *, session: Session) -> dict[str, float]:
+    """How far the gradients of a session with a lossy codec are from exact ones, by the name of the parameter: the norm of
+    the difference over that of the exact gradient. Runs the step plain and under the plan, from the same state, and leaves
+    everything as it was; the plain one takes what it takes. All are 0 where the plan is not lossy."""
+    if session._updates is not None:
+        raise UsageError("gradient_errors: the session updates in the backward pass and leaves no gradients; give one without in_backward")
+    parameters = list(model.named_parameters())
+    up_to_the_update = Recorded(lambda _: None, [p for _, p in parameters])
+    with _without_limits(session._devices):
+        world = _World(parameters, list(model.named_buffers()))
+        found = []
+        try:
+            for run in (lambda: run_plain(session._allowed(step), sample), lambda: session.backward(sample, step)):
+                world.reset()
+                with up_to_the_update, _core.UndoneDraws():
+                    run()
+                found.append([_copied(p.grad) for _, p in parameters])
+        finally:
+            world.reset()
+            world.restore()
+        return {
+            name: _relative((a.double() - b.double()).norm().item(), a.double().norm().item())
+            for (name, _), a, b in zip(parameters, *found, strict=True)
+            if a is not None and b is not None
+        }
+
+
+def _copied(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """In memory that no budget counts."""
+    if gradient is None:
+        return None
+    plain = gradient.detach().cpu().contiguous().clone()
+    contents = bytearray(ctypes.string_at(plain.data_ptr(), plain.nbytes))
+    return torch.frombuffer(contents, dtype=plain.dtype) if contents else None
+
+
+def _relative(difference: float, size: float) -> float:
+    if not math.isfinite(difference):
+        return math.nan
+    return difference / size if size > 0 else math.inf if difference > 0 else 0.0
 
 
 def verify(
@@ -108,7 +187,8 @@ def verify(
 ) -> list[str]:
     """Proves that a session changes nothing: runs the step plain and under the plan, from the same state, and compares
     loss, gradients, buffers and random numbers bit by bit. Leaves everything as it was. A step that updates runs as far
-    as where its first optimizer would step, or a parameter would be written, and gradients are compared as they are then.
+    as where its first optimizer would step, or a parameter would be written, and gradients are compared as they are then;
+    those of a session with a lossy codec with a third run, which follows nothing else of the plan (see gradient_errors).
 
     model: the module, or the parameters, whose gradients count. Give a budget, with device, other_budgets, host_budget and disk_budget as fit
     has them, or a session of the same step. On accelerators torch's deterministic algorithms are on in between, where a
@@ -141,7 +221,7 @@ def verify(
                 world.reset()
                 with _core.UndoneDraws():
                     loss = run_plain(session._allowed(step) if session is not None else step, sample)
-                    expected = world.outcome(loss)
+                    expected, finite = world.outcome(loss), world.finite_gradients()
                 returns_loss = loss is not None
                 del loss
                 world.reset()
@@ -151,6 +231,9 @@ def verify(
                 loss = session.backward(sample, step)
                 with _without_limits(devices):
                     found = world.outcome(loss if returns_loss else None)
+            if session.last_step.lossy_bytes > 0:
+                with up_to_the_update:
+                    expected |= _gradients_of_lossy_alone(session, step, sample, world, finite)
         finally:
             if own is not None:
                 own.close()

@@ -138,6 +138,8 @@ nlohmann::ordered_json share_to_json(const plan::Share& share) {
                {"moved_bytes", share.moved},
                {"compressed_bytes", share.compressed},
                {"encoded_bytes", share.encoded},
+               {"lossy_bytes", share.lossy},
+               {"lossy_in_bytes", share.lossy_encoded},
                {"recomputed_bytes", share.recomputed},
                {"seconds", share.seconds},
                {"replayed_ops", share.replayed_ops}});
@@ -181,6 +183,8 @@ nlohmann::ordered_json to_json(const PlanReport& r, const plan::Explanation& why
       {"waiting_seconds", why.waiting},
       {"compressed_bytes", why.all.compressed},
       {"encoded_bytes", why.all.encoded},
+      {"lossy_bytes", why.all.lossy},
+      {"lossy_in_bytes", why.all.lossy_encoded},
       {"recomputed_bytes", why.all.recomputed},
       {"strategy", r.plan.strategy}};
   json["choices"] = to_json(r.choices);
@@ -211,6 +215,10 @@ void print_plan_summary(const PlanReport& r, const plan::Explanation& why) {
   rows.push_back({"smallest budget",
                   fmt::format("{}, no plan has a peak below {}", format_bytes(r.floor), format_bytes(r.bound.peak))});
   rows.push_back({"kept for backward", format_bytes(why.all.kept)});
+  if (why.all.lossy > 0) {
+    rows.push_back({"in fewer bits, not the same",
+                    fmt::format("{} in {}", format_bytes(why.all.lossy), format_bytes(why.all.lossy_encoded))});
+  }
   if (why.all.compressed > 0) {
     rows.push_back({"compressed, the same bits",
                     fmt::format("{} in {}", format_bytes(why.all.compressed), format_bytes(why.all.encoded))});

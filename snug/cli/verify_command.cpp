@@ -1,8 +1,11 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "snug/base/errors.h"
 #include "snug/cli/command.h"
@@ -26,11 +29,29 @@ void print_verify_summary(const train::VerifyResult& r) {
   rows.push_back({"replayed operators", fmt::format("{}", r.replayed_ops)});
   rows.push_back({"tensors compared", fmt::format("{} in {} of {} steps", r.tensors, r.compared, r.steps)});
   rows.push_back({"tensors that differ", fmt::format("{}", r.different)});
+  if (r.lossy > 0) {
+    rows.push_back({"left to a lossy codec", format_bytes(r.lossy) + " a step"});
+    rows.push_back({"error of all gradients", r.gradient_error.empty()
+                                                  ? "not measured, as none are left"
+                                                  : fmt::format("{:.3g} %", 100 * r.gradient_error_of_all)});
+  }
   if (r.different > 0) {
     rows.push_back({"first difference", r.first_different});
     rows.push_back({"largest difference", fmt::format("{:g}", r.max_abs_difference)});
   }
   print(report::render_table("snug verify", rows, report::terminal_columns(stdout)));
+}
+
+/// The layers whose gradients are least exact.
+void print_gradient_errors(const train::VerifyResult& r) {
+  constexpr std::size_t kShown = 12;
+  if (r.gradient_error.empty()) return;
+  std::vector<report::TableRow> rows;
+  for (std::size_t i = 0; i < std::min(kShown, r.gradient_error.size()); ++i)
+    rows.push_back({r.gradient_error[i].layer, fmt::format("{:.3g} %", 100 * r.gradient_error[i].relative)});
+  if (r.gradient_error.size() > kShown)
+    rows.push_back({fmt::format("{} more", r.gradient_error.size() - kShown), "less"});
+  print(report::render_table("error of the gradients, by layer", rows, report::terminal_columns(stdout)));
 }
 
 }  // namespace
@@ -57,10 +78,17 @@ void add_verify(CLI::App& app, Action& action) {
         print(to_json(result).dump() + "\n");
       } else {
         print_verify_summary(result);
+        print_gradient_errors(result);
       }
       if (result.different > 0) {
         throw Error(fmt::format("verify: {} of {} tensors differ, the first at {}, by at most {:g}", result.different,
                                 result.tensors, result.first_different, result.max_abs_difference));
+      }
+      if (std::isnan(result.gradient_error_of_all)) {
+        throw Error(
+            fmt::format("verify: what memory.activations leaves makes gradients of {} infinite, or no numbers, that "
+                        "are finite without it; take a codec of more bits, or leave it out",
+                        result.gradient_error.front().layer));
       }
       if (result.steps < *steps) {
         throw Error(

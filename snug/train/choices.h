@@ -59,6 +59,15 @@ enum class WeightsIn : unsigned char {
   Streamed,  ///< in tiers, and in a window of it while they are used
 };
 
+/// What backward may get of what autograd saves: see FitOptions::lossy.
+enum class Activations : unsigned char {
+  Exact,  ///< the same bits
+  Bf16,
+  Fp8,
+  Int8,
+  Int4,
+};
+
 /// How training state is written.
 enum class StateWrite : unsigned char {
   Background,  ///< while training goes on, as far as there is room for a copy
@@ -106,6 +115,10 @@ inline constexpr std::array kWords<VerifyBy>{std::pair{"hashes", VerifyBy::Hashe
 template <>
 inline constexpr std::array kWords<WeightsIn>{std::pair{"device", WeightsIn::Device},
                                               std::pair{"streamed", WeightsIn::Streamed}};
+template <>
+inline constexpr std::array kWords<Activations>{
+    std::pair{"exact", Activations::Exact}, std::pair{"bf16", Activations::Bf16}, std::pair{"fp8", Activations::Fp8},
+    std::pair{"int8", Activations::Int8}, std::pair{"int4", Activations::Int4}};
 template <>
 inline constexpr std::array kWords<StateWrite>{std::pair{"background", StateWrite::Background},
                                                std::pair{"wait", StateWrite::Wait}};

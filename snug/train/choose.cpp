@@ -165,6 +165,7 @@ DoesNotFit with_cheapest_change(const DoesNotFit& refusal, const Config& config,
   capped.memory.budget = floor.budget;
   std::optional<Choice> cheapest;
   for (const Knob& knob : knobs()) {
+    if (knob.changes == Knob::Changes::Gradients) continue;
     std::optional<Choice> choice;
     try {
       choice = try_knob(knob, capped, {}, progress);

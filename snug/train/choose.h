@@ -41,7 +41,7 @@ struct Chosen {
 Chosen choose(const Config& config, report::Progress& progress);
 
 /// The same refusal with the cheapest change that memory.allow does not name yet and with which a plan fits, where
-/// there is one. What was refused must be gone: each change is recorded.
+/// there is one that does not make gradients less exact. What was refused must be gone: each change is recorded.
 DoesNotFit with_cheapest_change(const DoesNotFit& refusal, const Config& config, report::Progress& progress);
 
 /// The choices of a run that a state is of, for it to go on with; keys that were set by name, to what no choice leads

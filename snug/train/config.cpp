@@ -252,6 +252,9 @@ void validate_model(const Config& config) {
     throw UsageError("configuration: optimizer.in_backward = true, but " + *why);
   if (const auto why = why_not_streamed(config); why && config.memory.weights == WeightsIn::Streamed)
     throw UsageError("configuration: memory.weights = \"streamed\", but " + *why);
+  if (const auto why = why_not_lossy(config); why && config.memory.activations != Activations::Exact)
+    throw UsageError(
+        fmt::format("configuration: memory.activations = \"{}\", but {}", word(config.memory.activations), *why));
   if (config.precision.weights == TrainedWeights::Bf16 && computed_in(config) != Compute::Bf16) {
     throw UsageError(fmt::format(
         "configuration: precision.weights = \"bf16\", but precision.compute = \"{}\"{}, which bf16 has no more bits "

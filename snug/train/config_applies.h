@@ -112,6 +112,8 @@ std::string optimizers_help(const OwnKey& key);
 
 /// What weights that are streamed need and a configuration has not, and what to do: the end of "but ...".
 std::optional<std::string> why_not_streamed(const Config& config);
+/// What memory.activations in fewer bits need and a configuration has not, and what to do: the end of "but ...".
+std::optional<std::string> why_not_lossy(const Config& config);
 /// What of a configuration optimizer.in_backward cannot be with, and what to do: the end of "but ...".
 std::optional<std::string> why_not_in_backward(const Config& config);
 

@@ -108,6 +108,18 @@ std::optional<std::string> why_not_streamed(const Config& config) {
   return std::nullopt;
 }
 
+std::optional<std::string> why_not_lossy(const Config& config) {
+  if (!c10::Device(config.train.device).is_cpu()) {
+    return fmt::format("train.device = \"{}\", and codecs are for the CPU's memory; leave one of them out",
+                       config.train.device);
+  }
+  if (config.memory.strategy != "optimal") {
+    return fmt::format("memory.strategy = \"{}\" leaves nothing to codecs; leave one of them out",
+                       config.memory.strategy);
+  }
+  return std::nullopt;
+}
+
 bool has_tiled_loss(const ModelConfig& model) {
   return std::holds_alternative<models::TiledLoss>(vocabulary_loss(model));
 }

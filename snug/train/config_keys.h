@@ -187,6 +187,10 @@ void visit_keys(AnyConfig& c, Visit&& to) {
       "where weights, gradients and optimizer state are: in the device's memory, or on the host or the disk, and in a "
       "window of it while they are used",
       OneOf<WeightsIn>{}, kWithBudget);
+  varies("memory", "activations", c.memory.activations,
+         "what backward may get of the tensors that autograd saves, where a step does not fit or is slower without: "
+         "the same bits, or what so many leave; of the CPU's memory alone",
+         OneOf<Activations>{});
   varies("memory", "strategy", c.memory.strategy, "how the plan is made", StrategyText{});
   varies("memory", "allow", c.memory.allow,
          "what may be changed to fit the budget in less time, with commas between: " + knob_names(), KnobNames{},

@@ -105,6 +105,7 @@ struct MemoryConfig {
   std::optional<plan::BudgetRequest> host_budget;  ///< In bytes,
   std::optional<plan::BudgetRequest> disk_budget;  ///< as this is.
   WeightsIn weights = WeightsIn::Device;
+  Activations activations = Activations::Exact;
   std::string strategy = "optimal";      ///< As plan::strategy_from reads it.
   std::string allow;                     ///< Knobs that may be turned; commas between.
   std::int64_t verify_replay_every = 0;  ///< Each so many steps what is dropped is remembered and compared; 0: never.

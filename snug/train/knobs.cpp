@@ -82,6 +82,24 @@ std::optional<Config> with_8_bits(Config c) {
   return c;
 }
 
+template <Activations kTo>
+std::optional<Config> with_activations(Config c) {
+  if (c.memory.activations >= kTo || why_not_lossy(c)) return std::nullopt;
+  c.memory.activations = kTo;
+  return c;
+}
+
+template <Activations kTo>
+Knob activations_in(std::string_view name, std::string_view help) {
+  return {name,
+          help,
+          Knob::Changes::Gradients,
+          "memory.activations",
+          with_activations<kTo>,
+          [](const Config& c) { return why_not_lossy(c).value_or("they have as few bits already"); },
+          [](const Config& from, Config& to) { to.memory.activations = from.memory.activations; }};
+}
+
 }  // namespace
 
 const std::vector<Knob>& knobs() {
@@ -118,6 +136,14 @@ const std::vector<Knob>& knobs() {
        "train.accumulate", in_smaller_parts,
        [](const Config&) -> std::string { return "it needs a train.batch that twice as many parts divide"; },
        [](const Config& from, Config& to) { to.train.accumulate = from.train.accumulate; }},
+      activations_in<Activations::Bf16>("bf16_activations",
+                                        "memory.activations = \"bf16\": backward gets saved tensors in bf16"),
+      activations_in<Activations::Fp8>("fp8_activations",
+                                       "memory.activations = \"fp8\": backward gets saved tensors in 8 bits (E4M3)"),
+      activations_in<Activations::Int8>("int8_activations",
+                                        "memory.activations = \"int8\": backward gets saved tensors in 256 levels"),
+      activations_in<Activations::Int4>("int4_activations",
+                                        "memory.activations = \"int4\": backward gets saved tensors in 16 levels"),
       {"adam8bit", "optimizer.kind = \"adamw_8bit\": moments in 8 bits", Knob::Changes::Numerics, "optimizer.kind",
        with_8_bits, [](const Config&) -> std::string { return "it needs optimizer.kind = \"adamw\""; },
        [](const Config& from, Config& to) { to.optimizer.kind = from.optimizer.kind; }},

@@ -16,7 +16,8 @@ struct Knob {
   enum class Changes : std::uint8_t {
     Nothing,      ///< not a bit: it is free to use
     OrderOfSums,  ///< the same in exact numbers
-    Numerics
+    Numerics,
+    Gradients,  ///< those alone, within bounds that the codec states: what nobody should be talked into
   };
   std::string_view name;  ///< what memory.allow takes
   std::string_view help;  ///< one line

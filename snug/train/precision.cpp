@@ -40,4 +40,20 @@ Compute computed_in(const Config& config) {
   return computed_in(config.precision.compute, memory::device_named(config.train.device).type());
 }
 
+plan::Codec codec_of(Activations activations) {
+  switch (activations) {
+    case Activations::Exact:
+      break;
+    case Activations::Bf16:
+      return plan::Codec::BFloat16;
+    case Activations::Fp8:
+      return plan::Codec::Float8;
+    case Activations::Int8:
+      return plan::Codec::Int8;
+    case Activations::Int4:
+      return plan::Codec::Int4;
+  }
+  return plan::Codec::None;
+}
+
 }  // namespace snug::train

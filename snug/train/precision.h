@@ -2,6 +2,7 @@
 
 #include <c10/core/DeviceType.h>
 
+#include "snug/plan/step/action.h"
 #include "snug/train/choices.h"
 
 namespace snug::train {
@@ -15,5 +16,8 @@ bool multiplies_bf16(c10::DeviceType device);
 Compute computed_in(Compute compute, c10::DeviceType device);
 /// That of a configuration, on its device.
 Compute computed_in(const Config& config);
+
+/// The lossy codec that plans may use; None of what is exact.
+plan::Codec codec_of(Activations activations);
 
 }  // namespace snug::train

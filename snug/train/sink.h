@@ -22,6 +22,7 @@ struct StepRecord {
   Bytes peak = 0;               ///< highest so far, of what was allocated
   std::optional<Bytes> budget;  ///< that its plan was made for
   std::int64_t replayed_ops = 0;
+  Bytes lossy_bytes = 0;  ///< of values that are left to a lossy codec
   std::int64_t evictions = 0;
   bool overflowed = false;                ///< it had no update, see optim::GradScaler
   std::optional<double> loss_scale;       ///< of this step, where losses are scaled

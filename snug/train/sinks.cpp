@@ -50,6 +50,7 @@ void MetricsSink::step(const StepRecord& record) {
                                  {"tokens_per_second", record.tokens_per_second},
                                  {"peak_bytes", record.peak},
                                  {"replayed_ops", record.replayed_ops},
+                                 {"lossy_bytes", record.lossy_bytes},
                                  {"evictions", record.evictions}};
   if (record.loss_scale) {
     line["loss_scale"] = *record.loss_scale;

@@ -230,6 +230,7 @@ class Run {
     state_.loss_last = made.loss;
     const TrainingStep::Report& report = step_.last();
     record.replayed_ops = report.replayed_ops;
+    record.lossy_bytes = report.lossy_bytes;
     record.evictions = report.evictions;
     if (!report.divergence.empty() && !std::exchange(said_so_, true))
       progress_.note(fmt::format("step {}: not the planned step, run under pressure ({})", step, report.divergence));

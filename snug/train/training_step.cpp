@@ -95,6 +95,7 @@ std::vector<replay::RecordedStep> TrainingStep::record_kinds(const data::Batch& 
   const std::vector<MicroBatch> micros = micro_batches(sample, experiment_.config().train.accumulate);
   const auto recorded = [&](std::size_t i, replay::RecordOptions options) {
     options.streamed = experiment_.streamed();
+    options.lossy = codec_of(experiment_.config().memory.activations);
     return record_within(
         limit, experiment_.memory(), [&] { return weighted_loss(micros[i]); }, std::move(options));
   };
@@ -156,6 +157,7 @@ at::Tensor TrainingStep::backward(Session& session, const data::Batch& batch, st
     const Session::StepReport& report = session.last_step();
     last_.replayed_ops += report.replayed_ops;
     last_.evictions += report.evictions;
+    last_.lossy_bytes += report.lossy_bytes;
     if (!report.followed_plan && last_.divergence.empty()) last_.divergence = report.divergence;
     return loss;
   });

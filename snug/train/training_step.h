@@ -42,6 +42,7 @@ class TrainingStep {
   struct Report {
     std::int64_t replayed_ops = 0;
     std::int64_t evictions = 0;
+    Bytes lossy_bytes = 0;
     std::string divergence;  ///< of the first that did not follow a plan; empty: all did
   };
   [[nodiscard]] const Report& last() const noexcept { return last_; }

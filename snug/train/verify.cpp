@@ -63,17 +63,35 @@ class Copies {
     std::vector<char> bytes;
   };
   [[nodiscard]] const std::vector<Entry>& entries() const { return entries_; }
+  template <class Is>
+  void erase_if(const Is& is) {
+    std::erase_if(entries_, [&](const Entry& entry) { return is(entry.name); });
+  }
 
  private:
   std::vector<Entry> entries_;
 };
 
+constexpr std::string_view kGradient = "gradient of ", kWeight = "weight ";
+
+at::Tensor tensor_of(const Copies::Entry& e) {
+  const auto count = static_cast<std::int64_t>(e.bytes.size() / c10::elementSize(e.dtype));
+  return at::from_blob(const_cast<char*>(e.bytes.data()), {count}, e.dtype);
+}
+
 double largest_difference(const Copies::Entry& a, const Copies::Entry& b) {
-  const auto tensor = [](const Copies::Entry& e) {
-    const auto count = static_cast<std::int64_t>(e.bytes.size() / c10::elementSize(e.dtype));
-    return at::from_blob(const_cast<char*>(e.bytes.data()), {count}, e.dtype).to(at::kDouble);
-  };
-  return a.bytes.size() == b.bytes.size() && !a.bytes.empty() ? (tensor(a) - tensor(b)).abs().max().item<double>() : 0;
+  if (a.bytes.size() != b.bytes.size() || a.bytes.empty()) return 0;
+  return (tensor_of(a).to(at::kDouble) - tensor_of(b).to(at::kDouble)).abs().max().item<double>();
+}
+
+/// Of what is not exact where a codec is lossy.
+void measure_gradients(const Copies& exact, const Copies& found, GradientErrors& errors) {
+  const std::size_t count = std::min(exact.entries().size(), found.entries().size());
+  for (std::size_t i = 0; i < count; ++i) {
+    const Copies::Entry &a = exact.entries()[i], &b = found.entries()[i];
+    if (a.name == b.name && a.bytes.size() == b.bytes.size() && a.name.starts_with(kGradient))
+      errors.add(a.name.substr(kGradient.size()), tensor_of(a), tensor_of(b));
+  }
 }
 
 /// Everything a step changes, so that it can be run a second time.
@@ -111,13 +129,13 @@ Copies outcome(Experiment& experiment, TrainingStep& training, const at::Tensor&
   Copies copies;
   copies.add("loss", loss);
   for (const auto& p : experiment.model().named_parameters()) {
-    if (p.value().grad().defined()) copies.add("gradient of " + p.key(), p.value().grad());
+    if (p.value().grad().defined()) copies.add(std::string(kGradient) + p.key(), p.value().grad());
   }
   for (const auto& b : experiment.model().named_buffers()) copies.add("buffer " + b.key(), b.value());
   copies.add("random state", record::save_random_state(experiment.generator()).state);
   training.clip();
   training.update(step);
-  for (const auto& p : experiment.model().named_parameters()) copies.add("weight " + p.key(), p.value());
+  for (const auto& p : experiment.model().named_parameters()) copies.add(std::string(kWeight) + p.key(), p.value());
   return copies;
 }
 
@@ -131,6 +149,12 @@ void with_all_there(Experiment& experiment, const Plain& plain) {
   plain();
   experiment.stream_again();
   streamed->open(window);
+}
+
+/// What no plan may change, lossy or not: neither gradients, nor weights that have been updated with them.
+Copies but_for_gradients(Copies copies) {
+  copies.erase_if([](const std::string& name) { return name.starts_with(kGradient) || name.starts_with(kWeight); });
+  return copies;
 }
 
 void compare(const Copies& plain, const Copies& planned, std::int64_t step, VerifyResult& result) {
@@ -163,10 +187,15 @@ nlohmann::ordered_json to_json(const VerifyResult& r) {
       {"max_abs_difference", r.max_abs_difference},
       {"first_different",
        r.first_different.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(r.first_different)},
+      {"lossy_bytes", r.lossy},
       {"replayed_ops", r.replayed_ops},
       {"evictions", r.evictions},
       {"plain_step_seconds_median", r.plain_seconds_median},
       {"planned_step_seconds_median", r.planned_seconds_median}};
+  if (!r.gradient_error.empty()) {
+    json["gradient_error"] = r.gradient_error_of_all;
+    for (const GradientError& error : r.gradient_error) json["gradient_error_by_layer"][error.layer] = error.relative;
+  }
   json.update(plan_figures(r.plan, r.predicted_peak, r.memory));
   return json;
 }
@@ -182,6 +211,7 @@ VerifyResult verify_chosen(const Config& config, std::int64_t steps, std::int64_
   Session session = plan_session(experiment, Kinds::Training);
   const std::optional<Bytes> limit = memory.stats().limit;
   std::vector<double> plain_seconds, planned_seconds;
+  GradientErrors errors;
   for (std::int64_t step = 0; step < steps && !interrupted(); ++step) {
     const data::Batch batch = experiment.train_batch(step);
     if (step % every != 0) {
@@ -216,14 +246,30 @@ VerifyResult verify_chosen(const Config& config, std::int64_t steps, std::int64_
     planned_seconds.push_back(memory::seconds_when_done(memory.device()) - started);
     result.memory = memory.stats();
     if (peaks.allocated_peak > result.memory.allocated_peak) result.memory = peaks;
-    compare(plain, outcome(experiment, training, loss, step), step, result);
     result.replayed_ops += training.last().replayed_ops;
     result.evictions += training.last().evictions;
+    const Bytes lossy = training.last().lossy_bytes;
+    const Copies planned = outcome(experiment, training, loss, step);
+    if (lossy == 0) {
+      compare(plain, planned, step, result);
+    } else {
+      result.lossy = std::max(result.lossy, lossy);
+      measure_gradients(plain, planned, errors);
+      compare(but_for_gradients(std::move(plain)), but_for_gradients(planned), step, result);
+      before.restore();
+      session.follow(Follow::LossyAlone);
+      const at::Tensor loss_alone = training.backward(session, batch, step);
+      compare(outcome(experiment, training, loss_alone, step), planned, step, result);
+      session.follow(Follow::All);
+      memory.release_cached();
+    }
     result.steps = step + 1;
     ++result.compared;
     progress.note(fmt::format("step {}: loss {:.4f}, {} tensors compared, {} differ", step, loss.item<double>(),
                               result.tensors, result.different));
   }
+  result.gradient_error = errors.by_layer();
+  result.gradient_error_of_all = errors.all().relative;
   result.plan = session.plan();
   result.predicted_peak = session.predicted_peak();
   result.plain_seconds_median = median(plain_seconds);

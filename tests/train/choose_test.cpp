@@ -109,7 +109,8 @@ TEST(Knobs, ThatAreNotKnownAreRefused) {
   EXPECT_EQ(snug::testing::fault([] { (void)allowed_knobs("tiled_los"); }),
             "memory.allow has \"tiled_los\", which is not known; did you mean \"tiled_loss\"? it takes in_backward, "
             "streamed_weights, "
-            "tiled_loss, loss_tile, mlp_tile, attention, micro_batch, adam8bit");
+            "tiled_loss, loss_tile, mlp_tile, attention, micro_batch, bf16_activations, fp8_activations, "
+            "int8_activations, int4_activations, adam8bit");
 }
 
 TEST(Choose, TakesWhatMakesTheStepFit) {
