@@ -1,5 +1,5 @@
 # Shorthands for what CMakePresets.json and scripts/ hold; nothing is decided here.
-.PHONY: help setup build test test-long test-opinfo test-programs test-demo mutants demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python bench-lora bench-ladder bench-long cuda-check gpu-check format clean
+.PHONY: help setup build test test-long test-opinfo test-programs test-demo test-kill mutants demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python bench-lora bench-ladder bench-long cuda-check gpu-check format clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -118,8 +118,11 @@ test-programs: ## 20,000 random programs, bitwise (10 min); ARGS="COUNT SEED" fo
 	@cmake --build --preset release -j $(JOBS) --target random_programs_test
 	@build/release/tests/random_programs_test $(or $(ARGS),20000)
 
-test-demo: build ## 300 steps of the demo, with and without what changes no bit, with 8-bit AdamW, and in fp16 (1 h); ARGS as tests/demo/long_runs.py has them
+test-demo: build ## 300 steps of the demo, with and without what changes no bit, with 8-bit AdamW, with saved tensors in 4 bits, and in fp16 (70 min); ARGS as tests/demo/long_runs.py has them
 	@python3 tests/demo/long_runs.py build/release/snug examples build/release/long_runs $(ARGS)
+
+test-kill: build ## A run with everything on a disk, killed at 100 random moments, ends as one that is left alone (10 min); ARGS as tests/demo/killed_runs.py has them
+	@python3 tests/demo/killed_runs.py build/release/snug examples build/release/killed_runs $(ARGS)
 
 cuda-check: ## Compile the CUDA code against a CUDA build of LibTorch, without a GPU
 	@scripts/setup.sh
