@@ -259,9 +259,9 @@ VerifyResult verify_chosen(const Config& config, std::int64_t steps, std::int64_
       before.restore();
       session.follow(Follow::LossyAlone);
       const at::Tensor loss_alone = training.backward(session, batch, step);
+      memory.release_cached();  // what it took without a limit
       compare(outcome(experiment, training, loss_alone, step), planned, step, result);
       session.follow(Follow::All);
-      memory.release_cached();
     }
     result.steps = step + 1;
     ++result.compared;

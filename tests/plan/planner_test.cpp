@@ -29,7 +29,8 @@ const std::vector<std::string> kStrategies{
     "full_block(4)", "core_attention", "eviction"};
 
 TEST(MakePlan, MakesAPlanByEveryStrategy) {
-  ASSERT_EQ(kStrategies.size() + 2, strategy_forms().size());  // and two that move, see offload_presets_test
+  // And those that move, or name modules: see offload_presets_test and module_presets_test.
+  ASSERT_EQ(kStrategies.size() + 5, strategy_forms().size());
   const MemoryPlan none = plan_none(graph());
   for (const std::string& name : kStrategies) {
     SCOPED_TRACE(name);
