@@ -13,7 +13,8 @@
 namespace snug::memory {
 namespace {
 
-static_assert(kBlock % kGroup == 0 && kGroup == kGroupOfNumbers);
+constexpr std::int64_t kGroup = kGroupOfNumbers;
+static_assert(kBlock % kGroup == 0);
 
 using Codes = std::array<std::uint8_t, kGroup + 1>;  // a byte each, and one for the half of a last byte
 

@@ -5,9 +5,6 @@
 // What one thread does of the lossy codecs, of a group of numbers. The same bits on every processor.
 namespace snug::memory {
 
-/// Numbers that share a scale.
-inline constexpr std::int64_t kGroup = 128;
-
 /// A group's smallest number, and how far its levels are apart.
 struct Levels {
   float lowest = 0, step = 0;

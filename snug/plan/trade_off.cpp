@@ -61,32 +61,22 @@ std::vector<MemoryPlan> plans_with_hidden_copies(const StepGraph& graph, const s
   return found;
 }
 
-bool has_lossy(const StepGraph& graph) {
-  return std::ranges::any_of(graph.values, [](const ValueInfo& value) {
-    return std::ranges::any_of(value.encodings, [](const Encoding& e) { return is_lossy(e.codec); });
-  });
-}
-
-StepGraph without_lossy(StepGraph graph) {
-  for (ValueInfo& value : graph.values)
-    std::erase_if(value.encodings, [](const Encoding& e) { return is_lossy(e.codec); });
-  return graph;
-}
-
 /// Without one of the means that a search may get lost among; nullopt where there is none.
 std::optional<StepGraph> with_less_to_choose(const StepGraph& graph) {
+  StepGraph less = graph;
   if (graph.moves.any()) {
-    StepGraph less = graph;
     less.moves = {};
     return less;
   }
-  return has_lossy(graph) ? std::optional(without_lossy(graph)) : std::nullopt;
+  std::size_t lossy = 0;
+  for (ValueInfo& value : less.values)
+    lossy += std::erase_if(value.encodings, [](const Encoding& e) { return is_lossy(e.codec); });
+  return lossy > 0 ? std::optional(std::move(less)) : std::nullopt;
 }
 
 }  // namespace
 
-TradeOff::TradeOff(const StepGraph& graph, SearchOptions options)
-    : static_bytes_(graph.static_bytes), moves_(graph.moves.any()), lossy_(has_lossy(graph)) {
+TradeOff::TradeOff(const StepGraph& graph, SearchOptions options) : static_bytes_(graph.static_bytes) {
   // Small steps are done with before this is used up; for large ones a few passes over the graph are not much.
   const Effort effort{
       std::clamp<std::int64_t>(100 * static_cast<std::int64_t>(graph.ops.size()), kLeastEffort, kMostEffort)};
@@ -149,10 +139,10 @@ std::vector<MemoryPlan> TradeOff::between(const StepGraph& graph, std::size_t fa
 
 MemoryPlan TradeOff::best(const StepGraph& graph, Budget budget) const {
   MemoryPlan chosen = best_of_front(graph, budget);
-  if (!with_less_) return chosen;
+  const auto less = with_less_ ? with_less_to_choose(graph) : std::nullopt;
   const Bytes more_static = graph.static_bytes - static_bytes_;
-  if (budget.for_blocks() < with_less_->floor() + more_static) return chosen;
-  MemoryPlan other = with_less_->best(graph, budget);
+  if (!less || budget.for_blocks() < with_less_->floor() + more_static) return chosen;
+  MemoryPlan other = with_less_->best(*less, budget);
   return other.predicted_seconds < chosen.predicted_seconds ? other : chosen;
 }
 
@@ -170,8 +160,6 @@ MemoryPlan TradeOff::best_of_front(const StepGraph& graph, Budget budget) const 
     // Searched for with the static bytes of then.
     StepGraph then = graph;
     then.static_bytes = static_bytes_;
-    if (!moves_) then.moves = {};
-    if (!lossy_) then = without_lossy(std::move(then));
     const auto found = between(then, static_cast<std::size_t>(fastest - plans_.begin()) - 1);
     if (const auto better = std::ranges::find_if(found, fits); better != found.end()) chosen = *better;
   }

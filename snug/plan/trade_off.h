@@ -45,7 +45,6 @@ class TradeOff {
 
   std::vector<MemoryPlan> plans_;
   Bytes static_bytes_;                         // of the graph that was searched
-  bool moves_, lossy_;                         // it had such actions
   MemoryPlan lowest_;                          // that sets the floor
   std::shared_ptr<const TradeOff> with_less_;  // of plans that do not move, or are not lossy, where others may
 };

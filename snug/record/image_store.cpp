@@ -1,27 +1,18 @@
 #include "snug/record/image_store.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/ScopeExit.h>
-
 #include <utility>
 
-#include "snug/record/recording_key.h"
+#include "snug/record/aside_scope.h"
 
 namespace snug::record {
 
-template <class Work>
-auto ImageStore::aside(const Work& work) {
-  observers_.tell_recording(&TapeObserver::aside_begins);
-  const auto over = c10::make_scope_exit([&] { observers_.tell_recording(&TapeObserver::aside_ends); });
-  const at::AutoDispatchBelowADInplaceOrView below;
-  const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
-  const TapeMutex::Lent lent(mutex_);
-  return work();
-}
-
 void ImageStore::add(plan::ValueId value, const c10::Storage& storage, Bytes bytes, const plan::Encoding& encoding) {
-  Image image{.contents = aside([&] { return MovedContents::compressed(storage, bytes, encoding); }), .decoded = {}};
+  Image image{.contents =
+                  [&] {
+                    const AsideScope aside(mutex_, observers_);
+                    return MovedContents::compressed(storage, bytes, encoding);
+                  }(),
+              .decoded = {}};
   if (!images_.emplace(value, std::move(image)).second) return;  // another thread was quicker
   book_.add(value);
   bytes_ += bytes;
@@ -30,7 +21,10 @@ void ImageStore::add(plan::ValueId value, const c10::Storage& storage, Bytes byt
 c10::Storage ImageStore::contents(plan::ValueId value) {
   if (!book_.decoded(value)) {
     const memory::Compressed encoded = images_.at(value).contents.contents;  // saved tensors may be released meanwhile
-    c10::Storage decoded = aside([&] { return encoded.expand(); });
+    c10::Storage decoded = [&] {
+      const AsideScope aside(mutex_, observers_);
+      return encoded.expand();
+    }();
     if (!book_.has(value) || book_.decoded(value)) return decoded;
     images_.at(value).decoded = std::move(decoded);
     book_.set_decoded(value);

@@ -52,9 +52,6 @@ class ImageStore {
     MovedContents::InFewerBytes contents;
     c10::Storage decoded;  // where the book says so
   };
-  /// Around what takes memory that is no part of the step as it is.
-  template <class Work>
-  auto aside(const Work& work);
 
   TapeMutex& mutex_;
   const TapeObservers& observers_;

@@ -1,14 +1,12 @@
 #include "snug/record/lossy_values.h"
 
-#include <algorithm>
 #include <cstddef>
-#include <map>
+#include <cstdint>
 #include <string_view>
 #include <unordered_set>
-#include <utility>
 
 #include "snug/plan/step/operator_name.h"
-#include "snug/plan/step/savers.h"
+#include "snug/plan/step/saves.h"
 #include "snug/record/tape.h"
 
 namespace snug::record {
@@ -21,7 +19,7 @@ const std::unordered_set<std::string_view>& known_operators() {
       // products
       "aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm", "aten::addbmm", "aten::addmv", "aten::mv",
       "aten::linear", "aten::mkldnn_linear", "aten::convolution", "aten::_convolution", "aten::mkldnn_convolution",
-      "aten::mkldnn_rnn_layer", "aten::mul", "aten::addcmul", "snug::packed_linear",
+      "aten::mul", "aten::addcmul", "snug::packed_linear",
       // norms of what they read
       "aten::native_layer_norm", "aten::native_group_norm", "aten::native_batch_norm", "aten::_native_batch_norm_legit",
       "aten::_native_batch_norm_legit_functional", "aten::_fused_rms_norm", "snug::rms_norm",
@@ -37,9 +35,9 @@ const std::unordered_set<std::string_view>& known_operators() {
       "aten::native_dropout", "aten::bernoulli", "snug::dropout", "snug::times_bits",
       // sums, copies and choices of what there is
       "aten::add", "aten::sub", "aten::rsub", "aten::neg", "aten::sum", "aten::mean", "aten::cat", "aten::stack",
-      "aten::clone", "aten::_to_copy", "aten::copy", "aten::contiguous", "aten::embedding", "aten::index_select",
-      "aten::constant_pad_nd", "aten::repeat", "aten::roll", "aten::flip", "aten::avg_pool2d",
-      "aten::_adaptive_avg_pool2d", "aten::upsample_nearest2d", "aten::upsample_bilinear2d", "aten::mse_loss"};
+      "aten::clone", "aten::_to_copy", "aten::copy", "aten::embedding", "aten::index_select", "aten::constant_pad_nd",
+      "aten::repeat", "aten::roll", "aten::flip", "aten::avg_pool2d", "aten::_adaptive_avg_pool2d",
+      "aten::upsample_nearest2d", "aten::upsample_bilinear2d", "aten::mse_loss"};
   return known;
 }
 
@@ -81,19 +79,17 @@ bool compares(std::string_view name) {
          name == "aten::hardsigmoid";
 }
 
+/// What an operator has saved: what it reads, or what it has made.
+enum class By : std::uint8_t { Reading, Making };
+
 /// Whether numbers so near are enough for the backward of an operator that has saved them. Attention takes the
 /// exponential of products of what it reads, beside a sum of the exact ones; a log-softmax that of its result.
-bool is_near_enough(std::string_view name, plan::Saver::By by, plan::Codec codec) {
+bool is_near_enough(std::string_view name, By by, plan::Codec codec) {
   const bool levels = codec == plan::Codec::Int8 || codec == plan::Codec::Int4;
   const bool coarse = codec == plan::Codec::Float8 || codec == plan::Codec::Int4;
-  if (is_attention(name) && by == plan::Saver::By::Reading) return !coarse && !levels;
+  if (is_attention(name) && by == By::Reading) return !coarse && !levels;
   if (name == "aten::_log_softmax") return !coarse;
   return !compares(name) || !levels;
-}
-
-template <class Values>
-std::ptrdiff_t times(const Values& values, plan::ValueId value) {
-  return std::ranges::count(values, value);
 }
 
 }  // namespace
@@ -103,46 +99,38 @@ LossyValues::LossyValues(const Tape& tape, const std::vector<plan::Event>& event
       codec_(codec),
       saved_by_known_(plan::at(tape.flow().values()), 0),
       refused_(saved_by_known_.size(), 0) {
-  std::map<plan::ValueId, std::ptrdiff_t> saved;  // since the operator before, how often
-  plan::OpId last = plan::kNoOp;
   for (const plan::Event& event : events) {
     if (event.kind == plan::Event::Kind::Unpack) refused_[plan::at(event.id)] = 1;
-    if (event.kind == plan::Event::Kind::Save) ++saved[event.id];
-    if (event.kind != plan::Event::Kind::Run) continue;
-    for (const auto& [value, count] : std::exchange(saved, {})) note(value, count, last, event.id);
-    last = event.id;
   }
-  for (const auto& [value, count] : saved) note(value, count, last, plan::kNoOp);
+  for (const plan::SavedBetween& saved : plan::saves_between_operators(events)) note(saved);
 }
 
-/// A value was saved so often between two operators. What neither of them can have saved somebody else has: a function
-/// that differentiates for itself, and whose backward nobody knows.
-void LossyValues::note(plan::ValueId value, std::ptrdiff_t count, plan::OpId last, plan::OpId next) {
-  using By = plan::Saver::By;
+/// What neither of the operators around it can have saved somebody else has: a function that differentiates for itself,
+/// and whose backward nobody knows.
+void LossyValues::note(const plan::SavedBetween& saved) {
   const plan::Dataflow& flow = tape_.flow();
-  const auto by = [&](std::string_view name, By how, bool known) {
-    (known && is_near_enough(name, how, codec_) ? saved_by_known_ : refused_)[plan::at(value)] = 1;
+  std::ptrdiff_t unexplained = saved.times;
+  const auto by = [&](plan::OpId op, By how, bool known) {
+    const bool may = known && is_near_enough(name_of(tape_.calls().call(op)), how, codec_);
+    (may ? saved_by_known_ : refused_)[plan::at(saved.value)] = 1;
   };
-  if (next != plan::kNoOp) {
-    const std::ptrdiff_t reads = times(flow.inputs(next), value);
-    const std::string_view name = name_of(tape_.calls().call(next));
-    if (reads > 0) by(name, By::Reading, known_operators().contains(name));
-    count -= reads;
-  }
-  if (last != plan::kNoOp) {
-    const std::string_view name = name_of(tape_.calls().call(last));
-    const auto is_it = [&](const plan::Output& out) { return out.value == value; };
-    if (std::ranges::any_of(flow.outputs(last), is_it) && !known_makers().contains(name)) {
+  const auto by_reading = [&](plan::OpId op) {
+    const std::ptrdiff_t reads = plan::times_read(flow, op, saved.value);
+    if (reads > 0) by(op, By::Reading, known_operators().contains(name_of(tape_.calls().call(op))));
+    unexplained -= reads;
+  };
+  by_reading(saved.next);
+  if (saved.last != plan::kNoOp) {
+    const std::string_view name = name_of(tape_.calls().call(saved.last));
+    if (plan::makes(flow, saved.last, saved.value) && !known_makers().contains(name)) {
       const bool saves = savers_of_results().contains(name);
-      if (saves || !known_operators().contains(name)) by(name, By::Making, saves);
-      count -= saves ? 1 : 0;
+      if (saves || !known_operators().contains(name)) by(saved.last, By::Making, saves);
+      unexplained -= saves ? 1 : 0;
     } else if (name.starts_with("snug::")) {  // written by hand, and known
-      const std::ptrdiff_t reads = times(flow.inputs(last), value);
-      if (reads > 0) by(name, By::Reading, known_operators().contains(name));
-      count -= reads;
+      by_reading(saved.last);
     }
   }
-  if (count > 0) refused_[plan::at(value)] = 1;
+  if (unexplained > 0) refused_[plan::at(saved.value)] = 1;
 }
 
 bool LossyValues::allows(plan::OpId op, std::size_t output) const {

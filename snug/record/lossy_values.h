@@ -5,6 +5,7 @@
 
 #include "snug/plan/step/action.h"
 #include "snug/plan/step/ids.h"
+#include "snug/plan/step/saves.h"
 #include "snug/plan/step/step_graph.h"
 
 namespace snug::record {
@@ -24,7 +25,7 @@ class LossyValues {
   [[nodiscard]] bool allows(plan::OpId op, std::size_t output) const;
 
  private:
-  void note(plan::ValueId value, std::ptrdiff_t count, plan::OpId last, plan::OpId next);
+  void note(const plan::SavedBetween& saved);
 
   const Tape& tape_;
   plan::Codec codec_;

@@ -173,7 +173,7 @@ class Tape {
   void tell_results(plan::OpId op);
 
   void bind(SavedTensor& saved);
-  bool stands_for_image(const SavedTensor& saved);
+  StandsFor what_is_left_for(const SavedTensor& saved);
   void bind_before(const OperatorTraits& traits, const c10::IValue* arguments);
   void keep(plan::ValueId value, const c10::Storage& storage);
   void put_away(plan::ValueId value, const c10::Storage& storage, plan::Action how);

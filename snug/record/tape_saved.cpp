@@ -31,19 +31,15 @@ void Tape::bind(SavedTensor& saved) {
   saved.view.value = value;
   values_.set_saved_as(value, saved.view.dtype);
   verified_.note(value, saved.view);
-  saved.of_image = stands_for_image(saved);
+  saved.stands_for = what_is_left_for(saved);
   saved.bound = true;
-  if (saved.of_image) {
-    values_.images().pack(value);
-  } else {
-    values_.pack(value);
-  }
+  values_.pack(value, saved.stands_for);
   ++bound_;
   if (!ledger().held(value) && !ledger().fetchable(value)) {
     // What saves it may have left the stream that made it.
     const bool goes_away = values_.away(value).has_value();
     if (goes_away || verified_.remembers(value)) streams_.wait_for_all(values_.device(value));
-    if (goes_away || (!saved.of_image && keeps_when_saved(value))) {
+    if (goes_away || (saved.stands_for == StandsFor::Value && keeps_when_saved(value))) {
       keep(value, saved.storage);
     } else {
       verified_.remember(value, saved.storage);
@@ -53,26 +49,26 @@ void Tape::bind(SavedTensor& saved) {
   saved.storage = c10::Storage();
 }
 
-/// Whether the plan leaves backward an image of what it shows; makes that for the first.
-bool Tape::stands_for_image(const SavedTensor& saved) {
+/// What the plan leaves backward of what it shows; makes the image for the first of several.
+StandsFor Tape::what_is_left_for(const SavedTensor& saved) {
   const plan::ValueId value = saved.view.value;
-  const auto shows_numbers_of = [&](const plan::Encoding& encoding) {
-    return saved.view.dtype == (encoding.element == sizeof(float) ? at::kFloat : at::kBFloat16);
+  const auto if_it_shows_numbers_of = [&](const plan::Encoding& encoding) {
+    const bool shows = saved.view.dtype == (encoding.element == sizeof(float) ? at::kFloat : at::kBFloat16);
+    return shows ? StandsFor::Image : StandsFor::Value;
   };
-  if (values_.images().has(value)) return shows_numbers_of(values_.images().encoding(value));
+  if (values_.images().has(value)) return if_it_shows_numbers_of(values_.images().encoding(value));
   const auto away = values_.away(value);
-  const KnownStep* const known = follower_.known_step();
-  if (!away || !plan::is_lossy(*away) || ledger().held(value) || known == nullptr || !values_.device(value).is_cpu())
-    return false;
+  if (!away || !plan::is_lossy(*away) || ledger().held(value) || !values_.device(value).is_cpu())
+    return StandsFor::Value;
   const plan::Encoding* const encoding = planned_encoding(value, away->codec);
-  if (encoding == nullptr || !shows_numbers_of(*encoding)) return false;
+  if (encoding == nullptr || if_it_shows_numbers_of(*encoding) == StandsFor::Value) return StandsFor::Value;
   try {
     values_.make_image(value, saved.storage, *encoding);
   } catch (...) {  // it is kept, as what cannot be moved
     if (!is_want_of_room(std::current_exception())) failure_ = std::current_exception();
-    return false;
+    return StandsFor::Value;
   }
-  return true;
+  return StandsFor::Image;
 }
 
 /// A saved tensor that an operator is about to write waits until it has: it was packed for this operator.
@@ -108,11 +104,7 @@ void Tape::forget(SavedTensor& saved, int unpacked_in) {
     return;
   }
   observers_.tell_recording(&TapeObserver::release_begins, saved.view.value);
-  if (saved.of_image) {
-    values_.release_image(saved.view.value, unpacked_in);
-  } else {
-    values_.release(saved.view.value, unpacked_in);
-  }
+  values_.release(saved.view.value, unpacked_in, saved.stands_for);
   observers_.tell_recording(&TapeObserver::release_ends);
   if (--bound_ == 0 && finished()) calls_.forget_draws();
 }

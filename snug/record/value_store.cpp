@@ -3,13 +3,13 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/clone.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "snug/memory/byte_tensor.h"
+#include "snug/record/aside_scope.h"
 #include "snug/record/recording_key.h"
 
 namespace snug::record {
@@ -56,8 +56,8 @@ plan::ValueId ValueStore::add_output(const c10::Storage& storage, plan::ValueId 
 }
 
 void ValueStore::set_saved_as(plan::ValueId value, c10::ScalarType type) {
-  Value& v = at(value);
-  v.saved_as = !std::exchange(v.saved, true) || v.saved_as == type ? type : c10::ScalarType::Undefined;
+  std::optional<c10::ScalarType>& as = at(value).saved_as;
+  as = as.value_or(type) == type ? type : c10::ScalarType::Undefined;
 }
 
 void ValueStore::make_leaf(plan::ValueId value) {
@@ -109,16 +109,10 @@ void ValueStore::offload(plan::ValueId value, const c10::Storage& storage, OnThe
 void ValueStore::compress(plan::ValueId value, const c10::Storage& storage, const plan::Encoding& encoding) {
   Value& v = at(value);
   v.away.reset();
-  {
-    observers_.tell_recording(&TapeObserver::aside_begins);
-    const auto over = c10::make_scope_exit([&] { observers_.tell_recording(&TapeObserver::aside_ends); });
-    const at::AutoDispatchBelowADInplaceOrView below;
-    const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
-    moved_.keep(value, [&] {
-      const TapeMutex::Lent lent(mutex_);
-      return MovedContents::compressed(storage, v.nbytes, encoding);
-    }());
-  }
+  moved_.keep(value, [&] {
+    const AsideScope aside(mutex_, observers_);
+    return MovedContents::compressed(storage, v.nbytes, encoding);
+  }());
   compressed_bytes_ += v.nbytes;
   ledger_.offload(value);
   let_go(value);
@@ -242,12 +236,26 @@ bool ValueStore::program_let_go(plan::ValueId value) const {
 
 // --- need ----------------------------------------------------------------------------------------------------------
 
-void ValueStore::release(plan::ValueId value, int unpacked_in) {
-  ledger_.release(value, unpacked(unpacked_in));
-  if (ledger_.settled() && ledger_.useless(value) && moved_.forget(value)) ledger_.forget(value);
+void ValueStore::pack(plan::ValueId value, StandsFor what) {
+  what == StandsFor::Image ? images_.pack(value) : ledger_.pack(value);
 }
 
-void ValueStore::release_image(plan::ValueId value, int unpacked_in) { images_.release(value, unpacked(unpacked_in)); }
+void ValueStore::consume(plan::ValueId value, StandsFor what) {
+  what == StandsFor::Image ? images_.consume(value) : ledger_.consume(value);
+}
+
+plan::Residency ValueStore::residency(plan::ValueId value, StandsFor what) const {
+  if (what == StandsFor::Value) return ledger_.residency(value);
+  return images_.decoded(value) ? plan::Residency::Cached : plan::Residency::Absent;
+}
+
+void ValueStore::release(plan::ValueId value, int unpacked_in, StandsFor what) {
+  const bool now = unpacked_in != kNoPass && unpacked_in == pass_;
+  const plan::Unpacked unpacked = now ? plan::Unpacked::Now : plan::Unpacked::Not;
+  if (what == StandsFor::Image) return images_.release(value, unpacked);
+  ledger_.release(value, unpacked);
+  if (ledger_.settled() && ledger_.useless(value) && moved_.forget(value)) ledger_.forget(value);
+}
 
 bool ValueStore::enter_pass(int pass) {
   if (pass_ == pass) return false;

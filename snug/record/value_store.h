@@ -16,6 +16,7 @@
 #include "snug/plan/step/dataflow.h"
 #include "snug/record/image_store.h"
 #include "snug/record/moved_contents.h"
+#include "snug/record/saved_tensor.h"
 #include "snug/record/tape_mutex.h"
 #include "snug/record/tape_observer.h"
 
@@ -76,7 +77,9 @@ class ValueStore {
   [[nodiscard]] bool was_read(plan::ValueId value) const { return at(value).read; }
   void set_read(plan::ValueId value) { at(value).read = true; }
   /// The type of the numbers that all its saved tensors show; Undefined where they differ, or there are none.
-  [[nodiscard]] c10::ScalarType saved_as(plan::ValueId value) const { return at(value).saved_as; }
+  [[nodiscard]] c10::ScalarType saved_as(plan::ValueId value) const {
+    return at(value).saved_as.value_or(c10::ScalarType::Undefined);
+  }
   void set_saved_as(plan::ValueId value, c10::ScalarType type);
   /// Whether an operator made the storage, be it that something unseen has written it since.
   [[nodiscard]] bool of_result(plan::ValueId value) const { return !flow_.is_leaf(value) || at(value).of_result; }
@@ -153,11 +156,12 @@ class ValueStore {
 
   // --- need: see Ledger ----------------------------------------------------------------------------------------------
 
-  void pack(plan::ValueId value) { ledger_.pack(value); }
-  void consume(plan::ValueId value) { ledger_.consume(value); }
+  void pack(plan::ValueId value, StandsFor what = StandsFor::Value);
+  void consume(plan::ValueId value, StandsFor what = StandsFor::Value);
   /// `unpacked_in`: the backward pass that has unpacked the saved tensor, or kNoPass.
-  void release(plan::ValueId value, int unpacked_in);
-  void release_image(plan::ValueId value, int unpacked_in);
+  void release(plan::ValueId value, int unpacked_in, StandsFor what = StandsFor::Value);
+  /// Of what backward gets.
+  [[nodiscard]] plan::Residency residency(plan::ValueId value, StandsFor what) const;
   /// A backward pass unpacks. Returns whether it is a new one.
   bool enter_pass(int pass);
   void end_pass();
@@ -201,8 +205,8 @@ class ValueStore {
     bool of_result = false;  // a leaf: contents that something unseen left in a result
     bool written_over = false;
     std::optional<plan::Action> away;
-    bool read = false, saved = false;
-    c10::ScalarType saved_as = c10::ScalarType::Undefined;
+    bool read = false;
+    std::optional<c10::ScalarType> saved_as;
     plan::Must must = plan::Must::Nothing;
   };
 
@@ -211,9 +215,6 @@ class ValueStore {
   void add(plan::ValueId value, const c10::Storage& storage);
   void mark_leaf(plan::ValueId value);
   void let_go(plan::ValueId value);
-  [[nodiscard]] plan::Unpacked unpacked(int in) const {
-    return in != kNoPass && in == pass_ ? plan::Unpacked::Now : plan::Unpacked::Not;
-  }
   void take_back(plan::ValueId value, const c10::Storage& storage);
 
   TapeMutex& mutex_;

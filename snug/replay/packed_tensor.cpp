@@ -61,7 +61,7 @@ at::Tensor PackedTensor::unpack() {
     tape_->begin_fetching_ahead();
   }
   if (const plan::OpId producer = tape_->flow().producer(value); producer != plan::kNoOp) tape_->move_to(producer);
-  const c10::Storage storage = saved_.of_image ? values.images().contents(value) : contents(value);
+  const c10::Storage storage = contents();
   tape_->streams().catch_up(values.device(value));
   tape_->streams().used(storage.unsafeGetStorageImpl());
   at::Tensor tensor = tape_->calls().geometry().tensor(saved_.view, storage);
@@ -69,26 +69,17 @@ at::Tensor PackedTensor::unpack() {
     values.end_pass();  // somebody looks at a saved tensor outside of backward
   } else if (consumed_in_ != pass) {
     consumed_in_ = pass;
-    if (saved_.of_image) {
-      values.images().consume(value);
-    } else {
-      values.consume(value);
-    }
+    values.consume(value, saved_.stands_for);
   }
   if (pass != record::kNoPass && tape_->finished()) fetch_ahead(*tape_);  // while the node computes
-  tape_->observers().tell_recording(&record::TapeObserver::unpacked, value, residency());
+  tape_->observers().tell_recording(&record::TapeObserver::unpacked, value, values.residency(value, saved_.stands_for));
   return tensor;
 }
 
-plan::Residency PackedTensor::residency() const {
+c10::Storage PackedTensor::contents() {
   const plan::ValueId value = saved_.view.value;
-  const record::ValueStore& values = tape_->values();
-  if (!saved_.of_image) return values.ledger().residency(value);
-  return values.images().decoded(value) ? plan::Residency::Cached : plan::Residency::Absent;
-}
-
-c10::Storage PackedTensor::contents(plan::ValueId value) {
-  const record::ValueStore& values = tape_->values();
+  record::ValueStore& values = tape_->values();
+  if (saved_.stands_for == record::StandsFor::Image) return values.images().contents(value);
   do {
     if (values.ledger().resident(value)) continue;
     if (!tape_->finished()) tape_->notice_writes();

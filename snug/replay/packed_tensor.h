@@ -25,9 +25,8 @@ class PackedTensor {
 
  private:
   void check_version(plan::ValueId value) const;
-  [[nodiscard]] plan::Residency residency() const;
-  /// Of the value, once it is there.
-  c10::Storage contents(plan::ValueId value);
+  /// That it stands for, once they are there.
+  c10::Storage contents();
 
   std::shared_ptr<record::Tape> tape_;
   record::SavedTensor saved_;

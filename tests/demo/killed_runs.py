@@ -29,6 +29,11 @@ def command(options, folder, *more):
     return [str(options.snug), "train", str(options.examples / "gpt-demo.toml"), *(w for s in settings for w in ("--set", s)), *more]
 
 
+def going_on(folder):
+    """The option for it, where there is a state to go on from."""
+    return ["--resume"] if any((folder / "state").glob("step-*")) else []
+
+
 def weights_of(folder):
     newest = max((folder / "state").glob("step-*"))
     return newest.name, (newest / "weights.safetensors").read_bytes()
@@ -57,7 +62,7 @@ def main():
     chance = random.Random(options.seed)
     kills, left_alone, at_states = 0, 0, set()
     while kills < options.kills:
-        resume = ["--resume"] if (killed / "state").exists() and any((killed / "state").glob("step-*")) else []
+        resume = going_on(killed)
         if not resume:
             shutil.rmtree(killed, ignore_errors=True)  # nothing was saved: it begins anew
         process = subprocess.Popen(command(options, killed, *resume), **quiet)
@@ -74,11 +79,9 @@ def main():
             kills += 1
             if any(scratch.iterdir()):
                 sys.exit(f"kill {kills} has left {[p.name for p in scratch.iterdir()]} in TMPDIR")
-            if (killed / "state").exists():
-                at_states |= {p.name for p in (killed / "state").glob("step-*")}
+            at_states |= {p.name for p in (killed / "state").glob("step-*")}
         process.stderr.close()
-    resume = ["--resume"] if (killed / "state").exists() and any((killed / "state").glob("step-*")) else []
-    last = subprocess.run(command(options, killed, *resume), **quiet)
+    last = subprocess.run(command(options, killed, *going_on(killed)), **quiet)
     if last.returncode != 0:
         sys.exit(f"the last start failed: {last.stderr}")
     files = [sorted(str(p.relative_to(run)) for p in run.rglob("*")) for run in (alone, killed)]

@@ -227,7 +227,7 @@ TEST_F(LossyNet, GraphsThatAreKeptGiveTheSameGradientsAgain) {
   expect_same(expected, net.gradients());
 }
 
-TEST_F(LossyNet, IsChosenOnlyWhereItIsNeeded) {
+TEST_F(LossyNet, IsLeftOutWhereTheStepFitsWithoutIt) {
   const auto fitted = [&](Bytes budget, Codec lossy) {
     return fit([&](const at::Tensor& batch) { return net.loss(batch); }, x, {.budget = budget, .lossy = lossy});
   };

@@ -14,7 +14,7 @@
 #include "snug/plan/step/legal_actions.h"
 #include "snug/plan/step/module_calls.h"
 #include "snug/plan/step/pieces.h"
-#include "snug/plan/step/savers.h"
+#include "snug/plan/step/saves.h"
 
 namespace snug::plan {
 namespace {
@@ -99,15 +99,13 @@ MemoryPlan plan_offloaded_blocks(const StepGraph& graph, int kept) {
 
 MemoryPlan plan_offloaded_modules(const StepGraph& graph, std::span<const std::string> names) {
   const std::vector<SegmentRange> calls = calls_of_modules(graph, names);
-  std::vector<char> saved(graph.values.size(), 0);
-  for (const Saver& saver : possible_savers(graph.flow, graph.events)) {
-    // What a module makes may be saved by who reads it behind the module.
-    const bool is_it = saver.by == Saver::By::Reading || saver.alone;
-    if (is_it && range_of(calls, saver.op) >= 0) saved[at(saver.value)] = 1;
-  }
+  const auto inside = [&](OpId op) { return op != kNoOp && range_of(calls, op) >= 0; };
   std::vector<ValueId> values;
-  for (ValueId v = 0; v < graph.flow.values(); ++v) {
-    if (saved[at(v)] != 0) values.push_back(v);
+  for (const auto& [value, times, last, next] : saves_between_operators(graph.events)) {
+    const bool next_reads = times_read(graph.flow, next, value) > 0;
+    // What a module makes may be saved by who reads it behind the module.
+    const bool last_saves = times_read(graph.flow, last, value) > 0 || (makes(graph.flow, last, value) && !next_reads);
+    if ((next_reads && inside(next)) || (last_saves && inside(last))) values.push_back(value);
   }
   constexpr int kOnTheirWay = 2;
   return moving(graph, plan_none(graph), values, kOnTheirWay,

@@ -27,7 +27,7 @@ enum class Codec : std::uint8_t {
   Int8,
   Int4,
 };
-inline constexpr std::size_t kCodecs = 9;
+inline constexpr std::size_t kCodecs = static_cast<std::size_t>(Codec::Int4) + 1;
 [[nodiscard]] constexpr bool is_lossy(Codec codec) { return codec >= Codec::BFloat16; }
 
 /// What happens to a value. Closed: whoever decides by it names every case.
