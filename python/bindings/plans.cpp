@@ -14,6 +14,7 @@
 #include "snug/plan/run/explanation.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
+#include "snug/plan/strategy.h"
 
 namespace snug::python {
 namespace {
@@ -110,6 +111,7 @@ std::optional<Bytes> limit_for(const std::optional<plan::BudgetRequest>& budget,
 /// What can be asked of a graph, or of a plan for it.
 void bind_questions(py::module_& m) {
   m.def("limit_for", &limit_for, py::arg("budget"), py::arg("graph"));
+  m.def("may_compress", &plan::may_compress, py::arg("strategy"));
   m.def("explain", &explain, py::arg("graph"), py::arg("plan"));
   m.def(
       "lower_bound",

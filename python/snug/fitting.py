@@ -89,12 +89,12 @@ class _Fitted:
         )
         self.other_budgets = [(device_named(d), _bytes_of(f"other_budgets of {d}", size)) for d, size in (other_budgets or {}).items()]
         self.allowed = Allowed(allow)
-        if self.allowed.lossy != _core.Lossy.Off and strategy != "optimal":
-            raise UsageError(f'fit: the strategy "{strategy}" leaves nothing to codecs; leave them out of allow')
         if isinstance(micro_batches, bool) or not isinstance(micro_batches, int):
             raise UsageError(f"fit: micro_batches is {micro_batches!r}; give how many steps' gradients are added up, 1 or more")
         if not isinstance(strategy, str):
             raise UsageError(f'fit: the strategy is a {type(strategy).__name__}; give its name, as "optimal"')
+        if self.allowed.lossy != _core.Lossy.Off and not _core.may_compress(strategy):
+            raise UsageError(f'fit: the strategy "{strategy}" leaves nothing to codecs; leave them out of allow')
         if in_backward and micro_batches > 1:
             raise UsageError(
                 f"fit: in_backward is True with {micro_batches} micro-batches, whose gradients are there until the last; leave one out"

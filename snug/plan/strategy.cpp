@@ -107,4 +107,6 @@ Strategy strategy_from(std::string_view text) {
                                did_you_mean(written.name, names), fmt::join(strategy_forms(), ", ")));
 }
 
+bool may_compress(std::string_view text) { return std::holds_alternative<Optimal>(strategy_from(text)); }
+
 }  // namespace snug::plan

@@ -7,6 +7,7 @@
 #include "snug/memory/out_of_budget.h"
 #include "snug/memory/tiers.h"
 #include "snug/plan/does_not_fit.h"
+#include "snug/plan/strategy.h"
 #include "snug/replay/moves.h"
 #include "snug/replay/other_devices.h"
 #include "snug/replay/record_evicting.h"
@@ -94,7 +95,7 @@ memory::DeviceMemory& checked(FitOptions& options, std::optional<c10::Device> de
   if (!options.device) options.device = c10::kCPU;
   if (options.optimizer && options.update)
     throw UsageError("fit: it has an optimizer and an update; give one of them, the update if it runs the optimizer");
-  if (options.lossy != plan::Codec::None && options.strategy != "optimal") {
+  if (options.lossy != plan::Codec::None && !plan::may_compress(options.strategy)) {
     throw UsageError(
         fmt::format("fit: the strategy \"{}\" leaves nothing to codecs; leave `lossy` out", options.strategy));
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "snug/memory/device_memory.h"
+#include "snug/plan/strategy.h"
 #include "snug/train/knobs.h"
 #include "snug/train/language_model.h"
 
@@ -113,7 +114,7 @@ std::optional<std::string> why_not_lossy(const Config& config) {
     return fmt::format("train.device = \"{}\", and codecs are for the CPU's memory; leave one of them out",
                        config.train.device);
   }
-  if (config.memory.strategy != "optimal") {
+  if (!plan::may_compress(config.memory.strategy)) {
     return fmt::format("memory.strategy = \"{}\" leaves nothing to codecs; leave one of them out",
                        config.memory.strategy);
   }

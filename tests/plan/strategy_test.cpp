@@ -52,6 +52,11 @@ TEST(Strategy, ReadsBackWhatItListsOnceArgumentsAreFilledIn) {
   }
 }
 
+TEST(Strategy, OptimalAloneMayCompress) {
+  EXPECT_TRUE(may_compress(" optimal "));
+  for (const char* text : {"none", "every_block", "offload(1KiB)", "eviction"}) EXPECT_FALSE(may_compress(text));
+}
+
 TEST(Strategy, SaysWhatIsWrong) {
   EXPECT_THAT(mistake_in("optimum"), HasSubstr("unknown strategy \"optimum\"; did you mean \"optimal\"?"));
   EXPECT_THAT(mistake_in(""), HasSubstr("it must be one of optimal, none, every_block"));
