@@ -17,6 +17,7 @@
 #include "snug/base/patient_lock.h"
 #include "snug/memory/device_memory.h"
 #include "snug/replay/session.h"
+#include "snug/replay/step_arena.h"
 #include "snug/replay/streamed_tensors.h"
 
 namespace snug::python {
@@ -86,6 +87,23 @@ void bind_step_report(py::module_& m) {
       });
 }
 
+void bind_arena(py::module_& m) {
+  using Stats = replay::StepArena::Stats;
+  py::class_<Stats>(m, "ArenaStats", "What lies in a session's arena.")
+      .def_readonly("bytes", &Stats::bytes, "Of the arena; 0: no two steps have asked for the same yet.")
+      .def_readonly("highest", &Stats::highest, "What takes most at one time of what lies there.")
+      .def_readonly("placed", &Stats::placed, "Blocks of the latest step, and after it, at their places.")
+      .def_readonly("elsewhere", &Stats::elsewhere, "Others of those, as what outlives a step.")
+      .def("__repr__", [](const Stats& s) {
+        return "ArenaStats(bytes=" + std::to_string(s.bytes) + ", highest=" + std::to_string(s.highest) +
+               ", placed=" + std::to_string(s.placed) + ", elsewhere=" + std::to_string(s.elsewhere) + ")";
+      });
+  m.def(
+      "check_arena",
+      [](const std::string& device) { (void)replay::StepArena(memory::device_memory(c10::Device(device))); },
+      py::arg("device"), "Raises UsageError where the device's memory needs none.");
+}
+
 void bind_session(py::module_& m) {
   py::class_<PySession>(m, "Session")
       .def(py::init([](const Kinds& kinds, std::optional<Bytes> budget, const std::string& device,
@@ -113,6 +131,8 @@ void bind_session(py::module_& m) {
       .def("verify_replays", [](PySession& s, VerifyReplay how) { s.open().verify_replays(how); })
       .def("follow_lossy_alone",
            [](PySession& s, bool alone) { s.open().follow(alone ? Follow::LossyAlone : Follow::All); })
+      .def("use_arena", [](PySession& s) { s.open().use_arena(); })
+      .def_property_readonly("arena", [](PySession& s) { return s.read([](Session& open) { return open.arena(); }); })
       .def("detect_anomalies",
            [](PySession& s, bool detect) { s.open().anomalies(detect ? Anomalies::Refused : Anomalies::Ignored); });
 }
@@ -121,6 +141,7 @@ void bind_session(py::module_& m) {
 
 void bind_sessions(py::module_& m) {
   bind_step_report(m);
+  bind_arena(m);
   bind_session(m);
 }
 

@@ -42,7 +42,7 @@ from .checkpointing import (  # noqa: E402
 from .declaring import declare_operator  # noqa: E402
 from .doctoring import doctor  # noqa: E402
 from .errors import DoesNotFit, Error, Mismatch, OutOfBudget, UsageError  # noqa: E402
-from .fitting import Plan, Session, StepReport, fit, plan  # noqa: E402
+from .fitting import ArenaStats, Plan, Session, StepReport, fit, plan  # noqa: E402
 from .fusing import Fused, fuse, unfuse  # noqa: E402
 from .lazy_logits import LazyLogits, tiled_loss  # noqa: E402
 from .monitoring import Alarm, MemoryAlarm, Monitor, memory_stats, release_cached, set_memory_limit  # noqa: E402
@@ -52,6 +52,7 @@ from .verifying import gradient_errors, verify  # noqa: E402
 
 __all__ = [
     "Alarm",
+    "ArenaStats",
     "Choice",
     "DoesNotFit",
     "Error",

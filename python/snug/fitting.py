@@ -11,7 +11,7 @@ import torch
 from . import _core
 from ._agreement import Group
 from ._capture import Recorded, loss_of
-from ._core import StepReport
+from ._core import ArenaStats, StepReport
 from ._rehearsal import Rehearsals, leaves_kept
 from ._updates import UpdatesInBackward, refuse_hooks
 from .choices import Allowed
@@ -80,8 +80,12 @@ class _Fitted:
         host_budget: Size | None = None,
         disk_budget: Size | None = None,
         streamed: StreamedTensors | None = None,
+        arena: bool = False,
     ) -> None:
         _check_streamed(streamed, host_budget, disk_budget, in_backward)
+        if arena:
+            _core.check_arena(device)
+        self.arena = arena
         self.streamed = None if streamed is None else streamed._core
         self.tiers = self.streamed.tiers if self.streamed is not None else _core.Tiers(
             None if host_budget is None else _bytes_of("host_budget", host_budget),
@@ -155,6 +159,8 @@ class Session:
             fitted.kinds, fitted.budget, fitted.device, fitted.other_budgets, fitted.agreement, fitted.tiers,
             fitted.streamed,
         )
+        if fitted.arena:
+            self._core.use_arena()
         self._updates = UpdatesInBackward(fitted.updates) if fitted.updates is not None else None
         if self._updates is not None:
             weakref.finalize(self, self._updates.remove)
@@ -198,6 +204,11 @@ class Session:
     def last_step(self) -> StepReport:
         """What the latest step did: operators replayed, evictions, whether it followed the plan."""
         return self._core.last_step
+
+    @property
+    def arena(self) -> ArenaStats | None:
+        """Where blocks of the latest step lie, with fit(arena=True)."""
+        return self._core.arena
 
     def verify_replays(self, how: _core.VerifyReplay | bool = True) -> None:
         """Whether the next steps remember what they drop and compare it when it is made again (see VerifyReplay)."""
@@ -243,6 +254,7 @@ def fit(
     in_backward: bool = False,
     micro_batches: int = 1,
     streamed: StreamedTensors | None = None,
+    arena: bool = False,
 ) -> Session:
     """Plans and caps the training step of any model.
 
@@ -275,12 +287,13 @@ def fit(
     norm nor use a GradScaler, and do not call optimizer.step(). micro_batches: steps whose gradients are added up before an
     update. With more than one, those that find gradients have a plan from the beginning, and the budget is one for all. streamed: weights, and what
     the optimizer keeps of them, that are larger than the budget, in place of host_budget and disk_budget (see
-    StreamedTensors). Hooks of register_post_accumulate_grad_hook, where optimizers are run too, do not run while the step is recorded.
+    StreamedTensors). arena: what steps ask an accelerator's memory for lies in one range of it, at places that are chosen
+    once two steps have asked for the same (see Session.arena), so that no memory is lost between blocks. Hooks of register_post_accumulate_grad_hook, where optimizers are run too, do not run while the step is recorded.
 
     Raises DoesNotFit, naming the smallest budget and its parts, and UsageError.
     """
     where = device_of(device, sample, by_device(other_budgets))
-    return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches, other_budgets, host_budget, disk_budget, streamed))
+    return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches, other_budgets, host_budget, disk_budget, streamed, arena))
 
 
 def plan(

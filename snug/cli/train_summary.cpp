@@ -29,8 +29,9 @@ std::string summary(std::string_view title, const train::TrainResult& r, std::op
   }
   rows.push_back(
       {"step time (median)", fmt::format("{:.3f} s, {:.0f} tokens/s", r.step_seconds_median, r.tokens_per_second)});
-  if (r.loss_scale) {
-    rows.push_back({"loss scale at the end", fmt::format("{:g}, {} steps skipped", *r.loss_scale, r.skipped_steps)});
+  if (r.scaled.loss_scale) {
+    rows.push_back(
+        {"loss scale at the end", fmt::format("{:g}, {} steps skipped", *r.scaled.loss_scale, r.scaled.skipped_steps)});
   }
   rows.push_back({"unplanned peak", format_bytes(r.plan.unplanned_peak)});
   if (r.plan.budget > 0) rows.push_back({"budget", report::budget_text(r.plan.budget, r.plan.unplanned_peak)});
@@ -39,6 +40,11 @@ std::string summary(std::string_view title, const train::TrainResult& r, std::op
   if (r.recording_peak > r.memory.allocated_peak)
     recording = fmt::format(" ({} while it was recorded)", format_bytes(r.recording_peak));
   rows.push_back({"measured peak", format_bytes(r.memory.allocated_peak) + recording});
+  if (r.arena) {
+    rows.push_back({"arena", fmt::format("{}, {} of {} blocks of a step at their places", format_bytes(r.arena->bytes),
+                                         r.arena->placed, r.arena->placed + r.arena->elsewhere)});
+    rows.push_back({"reserved of the device", format_bytes(r.memory.mapped_peak)});
+  }
   if (const Bytes saved = r.plan.unplanned_peak - r.memory.allocated_peak; saved > 0) {
     rows.push_back({"saved", fmt::format("{:.0f} % of the unplanned peak, {}",
                                          100 * static_cast<double>(saved) / static_cast<double>(r.plan.unplanned_peak),

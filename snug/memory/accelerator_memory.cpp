@@ -19,16 +19,16 @@ c10::DataPtr AcceleratorMemory::allocate(std::size_t bytes) {
   if (bytes > kLargestRequest) refuse(static_cast<Bytes>(kLargestRequest));
   const Bytes block = rounded(static_cast<Bytes>(bytes));
   bool kept_any = true;  // by the supply, as far as is known
+  const std::shared_ptr<Arena> arena = supply_->must_serve() ? nullptr : this->arena();
+  const Arena::Request request = arena ? arena->ask(block) : Arena::Request();
   // Once more when nobody could help: another thread may have made room in the meantime.
   for (bool helped = true;;) {
     Bytes missing = promise(block);
     if (missing == 0) {
       try {
-        c10::DataPtr taken = supply_->take(bytes);
-        void* const data = taken.get();
-        hand_out(data, block);
-        (void)taken.release_context();  // freed() gives it back
-        return {data, data, free_, device_};
+        const Taken taken = take(bytes, arena, request);
+        hand_out(taken, block);
+        return {taken.data, taken.data, free_, device_};
       } catch (const c10::OutOfMemoryError&) {
         take_back_promise(block);
         if (!limited() && !handlers_.any()) throw;  // nobody has asked for anything but LibTorch's own answer
@@ -46,6 +46,47 @@ c10::DataPtr AcceleratorMemory::allocate(std::size_t bytes) {
     helped = handlers_.ask(missing);
     kept_any = true;
   }
+}
+
+/// In the arena, at its place; else of the supply; else in the arena, wherever there is room.
+AcceleratorMemory::Taken AcceleratorMemory::take(std::size_t bytes, const std::shared_ptr<Arena>& arena,
+                                                 const Arena::Request& request) {
+  if (!arena) return {supply_->take(bytes).release_context(), nullptr};
+  if (void* const data = arena->take(request)) return {data, arena};
+  try {
+    void* const data = supply_->take(bytes).release_context();
+    arena->lies_at(request, data);
+    return {data, arena};
+  } catch (const c10::OutOfMemoryError&) {
+    if (void* const data = arena->take_any(request)) return {data, arena};
+    throw;
+  }
+}
+
+std::shared_ptr<Arena> AcceleratorMemory::arena() const {
+  const std::lock_guard lock(mutex_);
+  return arena_;
+}
+
+void AcceleratorMemory::use(std::shared_ptr<Arena> arena) {
+  const std::lock_guard lock(mutex_);
+  arena_.swap(arena);  // what was in use goes when nothing lies there any more
+}
+
+void AcceleratorMemory::leave(const Arena& arena) {
+  std::shared_ptr<Arena> left;  // goes once the lock has
+  const std::lock_guard lock(mutex_);
+  if (arena_.get() == &arena) left = std::move(arena_);
+}
+
+bool AcceleratorMemory::record_stream(const void* data, c10::Stream stream) {
+  std::shared_ptr<Arena> arena;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto block = blocks_.find(data);
+    if (block != blocks_.end()) arena = block->second.arena;
+  }
+  return arena && arena->record_stream(data, stream);
 }
 
 bool AcceleratorMemory::limited() const {
@@ -66,24 +107,26 @@ void AcceleratorMemory::take_back_promise(Bytes bytes) {
   promised_ -= bytes;
 }
 
-void AcceleratorMemory::hand_out(void* data, Bytes promised) {
+void AcceleratorMemory::hand_out(Taken taken, Bytes promised) {
   const Bytes reserved = supply_->reserved();
   const Tag tag = current_tag();
   const std::lock_guard lock(mutex_);
-  blocks_.insert_or_assign(data, Block{promised, tag, next_allocation_time()});
+  blocks_.insert_or_assign(taken.data, Block{promised, tag, next_allocation_time(), std::move(taken.arena)});
   promised_ -= promised;
   accounts_.take(promised, tag, reserved);
 }
 
 bool AcceleratorMemory::freed(void* data) noexcept {
+  std::shared_ptr<Arena> arena;
   {
     const std::lock_guard lock(mutex_);
     const auto block = blocks_.find(data);
     if (block == blocks_.end()) return false;
     accounts_.give(block->second.size, block->second.tag);
+    arena = std::move(block->second.arena);
     blocks_.erase(block);
   }
-  supply_->give(data);
+  if (!arena || !arena->give(data)) supply_->give(data);
   return true;
 }
 
@@ -150,7 +193,7 @@ void AcceleratorMemory::adopt(const c10::Storage& storage) {
   const Bytes size = supply_->rounded(static_cast<Bytes>(storage.nbytes()));
   const Bytes reserved = supply_->reserved();
   const std::lock_guard lock(mutex_);
-  blocks_.insert_or_assign(address, Block{size, Tag::Weights, 0});
+  blocks_.insert_or_assign(address, Block{size, Tag::Weights, 0, nullptr});
   accounts_.take(size, Tag::Weights, reserved);
 }
 

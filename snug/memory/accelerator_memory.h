@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "snug/memory/accounts.h"
+#include "snug/memory/arena.h"
 #include "snug/memory/device_memory.h"
 #include "snug/memory/pressure_handlers.h"
 
@@ -33,6 +34,15 @@ class Supply {
   [[nodiscard]] virtual MachineMemory capacity() const = 0;
   /// See DeviceMemory::model().
   [[nodiscard]] virtual std::string model() const { return {}; }
+  /// Whether all that the calling thread takes must be of this supply's own making at the moment, as where a graph is
+  /// captured, whose memory nobody else may use.
+  [[nodiscard]] virtual bool must_serve() const { return false; }
+  /// From where the stream is now on nobody reads these bytes of a block, which is another's to divide.
+  virtual void emptied(void* data, Bytes bytes, c10::Stream stream) {
+    static_cast<void>(data);
+    static_cast<void>(bytes);
+    static_cast<void>(stream);
+  }
   /// Whether take() has returned it, to whoever.
   [[nodiscard]] virtual bool has_given(const c10::DataPtr& data) const = 0;
 };
@@ -51,6 +61,8 @@ class AcceleratorMemory final : public DeviceMemory {
   c10::DataPtr allocate(std::size_t bytes);
   /// Returns what allocate() has handed out. False: this is none of its blocks, and nothing is done.
   bool freed(void* data) noexcept;
+  /// What another stream does with a block ends before it is another's. False: that is the supply's to see to.
+  bool record_stream(const void* data, c10::Stream stream);
 
   // DeviceMemory
   [[nodiscard]] c10::Device device() const override { return device_; }
@@ -67,18 +79,28 @@ class AcceleratorMemory final : public DeviceMemory {
   void add_pressure_handler(PressureHandler* handler) override { handlers_.add(handler); }
   void remove_pressure_handler(PressureHandler* handler) override { handlers_.remove(handler); }
   [[nodiscard]] std::unique_ptr<Meter> meter() override { return accounts_.meter(); }
+  [[nodiscard]] std::shared_ptr<Arena> make_arena() override { return std::make_shared<Arena>(device_, *supply_); }
+  void use(std::shared_ptr<Arena> arena) override;
+  void leave(const Arena& arena) override;
 
  private:
   struct Block {
     Bytes size;
     Tag tag;
     AllocationTime born;
+    std::shared_ptr<Arena> arena;  // that it lies in, or may lie beside
+  };
+  struct Taken {
+    void* data;
+    std::shared_ptr<Arena> arena;
   };
 
   [[nodiscard]] bool limited() const;
   /// How much is missing so that `bytes` stay within the limit; 0: nothing, and they are promised.
   Bytes promise(Bytes bytes);
-  void hand_out(void* data, Bytes promised);
+  [[nodiscard]] std::shared_ptr<Arena> arena() const;
+  Taken take(std::size_t bytes, const std::shared_ptr<Arena>& arena, const Arena::Request& request);
+  void hand_out(Taken taken, Bytes promised);
   void take_back_promise(Bytes bytes);
   [[noreturn]] void refuse(Bytes bytes) const;
 
@@ -89,7 +111,8 @@ class AcceleratorMemory final : public DeviceMemory {
   Accounts accounts_{mutex_};
   std::unordered_map<const void*, Block> blocks_;
   std::optional<Bytes> limit_;
-  Bytes promised_ = 0;  // to allocations that are under way
+  Bytes promised_ = 0;            // to allocations that are under way
+  std::shared_ptr<Arena> arena_;  // in use
   PressureHandlers handlers_;
 };
 

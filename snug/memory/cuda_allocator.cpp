@@ -65,8 +65,12 @@ class CudaAllocator final : public cca::CUDAAllocator {
   cca::SnapshotInfo snapshot(Pool pool, bool traces) override { return own_.snapshot(pool, traces); }
   void beginAllocateToPool(Index device, Pool pool, std::function<bool(cudaStream_t)> filter) override {
     own_.beginAllocateToPool(device, pool, std::move(filter));
+    supply(device).pool_begins();
   }
-  void endAllocateToPool(Index device, Pool pool) override { own_.endAllocateToPool(device, pool); }
+  void endAllocateToPool(Index device, Pool pool) override {
+    own_.endAllocateToPool(device, pool);
+    supply(device).pool_ends();
+  }
   void releasePool(Index device, Pool pool) override { own_.releasePool(device, pool); }
   int getPoolUseCount(Index device, Pool pool) override { return own_.getPoolUseCount(device, pool); }
   void createOrIncrefPool(Index device, Pool pool, std::shared_ptr<CUDAAllocator> allocator) override {
@@ -129,10 +133,15 @@ class CudaAllocator final : public cca::CUDAAllocator {
   explicit CudaAllocator(CUDAAllocator& own) : own_(own) {}
   static void free(void* data);
   const Memories& memories();
+  CudaSupply& supply(Index device) {
+    (void)memories();
+    return *supplies_.at(static_cast<std::size_t>(device));
+  }
 
   CUDAAllocator& own_;
   std::once_flag counted_devices_;
-  Memories memories_;  // by device
+  Memories memories_;                    // by device
+  std::vector<CudaSupply*> supplies_{};  // of those
 };
 
 c10::DeviceIndex current_device() {
@@ -154,8 +163,9 @@ CudaAllocator& CudaAllocator::instance() {
 const CudaAllocator::Memories& CudaAllocator::memories() {
   std::call_once(counted_devices_, [&] {
     for (c10::DeviceIndex i = 0; i < c10::cuda::device_count(); ++i) {
-      memories_.push_back(std::make_unique<AcceleratorMemory>(c10::Device(c10::kCUDA, i),
-                                                              std::make_unique<CudaSupply>(own_, i), &free));
+      auto supply = std::make_unique<CudaSupply>(own_, i);
+      supplies_.push_back(supply.get());
+      memories_.push_back(std::make_unique<AcceleratorMemory>(c10::Device(c10::kCUDA, i), std::move(supply), &free));
     }
   });
   return memories_;
@@ -183,6 +193,9 @@ void CudaAllocator::free(void* data) {
 /// LibTorch's own looks at no blocks but those with its own deleter.
 void CudaAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) {
   if (data.get_deleter() != &free) return own_.recordStream(data, stream);
+  if (AcceleratorMemory* const of = memory(data.device().index());
+      of != nullptr && of->record_stream(data.get_context(), stream))
+    return;
   c10::DataPtr as_own(data.get(), data.get_context(), own_.raw_deleter(), data.device());
   own_.recordStream(as_own, stream);
   (void)as_own.release_context();

@@ -2,6 +2,8 @@
 
 #include <c10/cuda/CUDACachingAllocator.h>
 
+#include <atomic>
+
 #include "snug/memory/accelerator_memory.h"
 
 namespace snug::memory {
@@ -24,11 +26,17 @@ class CudaSupply final : public Supply {
   void release_cached() override;
   [[nodiscard]] MachineMemory capacity() const override;
   [[nodiscard]] std::string model() const override;
+  [[nodiscard]] bool must_serve() const override { return pools_ > 0; }
   [[nodiscard]] bool has_given(const c10::DataPtr& data) const override;
+
+  /// A pool of somebody's own takes what is allocated from now on, or no longer.
+  void pool_begins() { ++pools_; }
+  void pool_ends() { --pools_; }
 
  private:
   c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator_;
   const c10::DeviceIndex device_;
+  std::atomic<int> pools_ = 0;             // that take what is allocated
   std::optional<double> fraction_before_;  // of the card, somebody's own, while there is a limit
 };
 

@@ -19,6 +19,8 @@ struct Storage;
 
 namespace snug::memory {
 
+class Arena;
+
 /// A moment in the order of all allocations of the process.
 using AllocationTime = std::uint64_t;
 /// Now: the time of the latest allocation of any DeviceMemory. Any thread.
@@ -99,6 +101,14 @@ class DeviceMemory {
   virtual void remove_pressure_handler(PressureHandler* handler) = 0;
 
   [[nodiscard]] virtual std::unique_ptr<Meter> meter() = 0;
+
+  /// A range of this memory that places are chosen in; nullptr where addresses do not matter, as pages move (the
+  /// CPU's).
+  [[nodiscard]] virtual std::shared_ptr<Arena> make_arena() { return nullptr; }
+  /// New blocks lie in this one from now on, in place of another that was in use.
+  virtual void use(std::shared_ptr<Arena> arena) { static_cast<void>(arena); }
+  /// Not in this one any more, if it is in use.
+  virtual void leave(const Arena& arena) { static_cast<void>(arena); }
 };
 
 /// The device that a text such as "cpu", "cuda" or "cuda:1" names, whether it is there or not; without an index it has

@@ -27,6 +27,13 @@ std::optional<Bytes> RangeHeap::take(Bytes length) {
   return fit->first;
 }
 
+bool RangeHeap::has(Bytes offset, Bytes length) const {
+  auto range = by_offset_.upper_bound(offset);
+  if (range == by_offset_.begin()) return false;
+  --range;
+  return range->first + range->second >= offset + length;
+}
+
 void RangeHeap::take_at(Bytes offset, Bytes length) {
   auto range = by_offset_.upper_bound(offset);
   --range;

@@ -15,6 +15,9 @@ class RangeHeap {
   /// Takes `length` bytes from the smallest range that holds them (the lowest of equals); nullopt when none does.
   std::optional<Bytes> take(Bytes length);
 
+  /// Whether all of [offset, offset + length) is free.
+  [[nodiscard]] bool has(Bytes offset, Bytes length) const;
+
   /// Takes exactly [offset, offset + length), which must be free.
   void take_at(Bytes offset, Bytes length);
 

@@ -11,6 +11,7 @@
 #include "snug/replay/moves.h"
 #include "snug/replay/other_devices.h"
 #include "snug/replay/record_evicting.h"
+#include "snug/replay/step_arena.h"
 #include "snug/replay/window_choice.h"
 
 namespace snug::replay {
@@ -95,6 +96,7 @@ memory::DeviceMemory& checked(FitOptions& options, std::optional<c10::Device> de
   if (!options.device) options.device = c10::kCPU;
   if (options.optimizer && options.update)
     throw UsageError("fit: it has an optimizer and an update; give one of them, the update if it runs the optimizer");
+  if (options.arena) (void)StepArena(memory::device_memory(*options.device));  // throws where it has none
   if (options.lossy != plan::Codec::None && !plan::may_compress(options.strategy)) {
     throw UsageError(
         fmt::format("fit: the strategy \"{}\" leaves nothing to codecs; leave `lossy` out", options.strategy));
@@ -170,6 +172,7 @@ Session fit(const Forward& forward, FitOptions options, std::optional<c10::Devic
   });
   Session session(std::move(steps), budget, memory, options.agreement, std::move(options.other_budgets));
   session.use(tiers);
+  if (options.arena) session.use_arena();
   if (options.streamed) session.use(options.streamed);
   return session;
 }

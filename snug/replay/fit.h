@@ -40,6 +40,8 @@ struct FitOptions {
   /// Weights, and what the optimizer keeps of them, whose contents are not all in the device's memory: the plan says
   /// how many bytes of the budget are their window, and values go to the same tiers, which have the budgets of theirs.
   std::shared_ptr<StreamedTensors> streamed = nullptr;
+  /// Whether what steps take of an accelerator's memory lies in one range of it, see Session::use_arena().
+  bool arena = false;
   std::string strategy = "optimal";  ///< as plan::strategy_from reads it
   /// The optimizer, so that the plan counts what its update takes and the state that it will make: one of LibTorch's,
   /// or one with a `rehearse()` of its own. It must outlive fit(), which leaves it as it was.

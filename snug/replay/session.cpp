@@ -179,6 +179,7 @@ struct Session::State {
   Follow follow = Follow::All;
   std::shared_ptr<memory::Tiers> tiers = std::make_shared<memory::Tiers>();
   std::shared_ptr<StreamedTensors> streamed{};
+  std::unique_ptr<replay::StepArena> arena{};
   StepReport last;
   replay::StepTrace trace;
 
@@ -246,6 +247,11 @@ const memory::Tiers& Session::tiers() const noexcept { return *state_->tiers; }
 
 void Session::use(std::shared_ptr<StreamedTensors> streamed) noexcept { state_->streamed = std::move(streamed); }
 
+void Session::use_arena() { state_->arena = std::make_unique<replay::StepArena>(state_->memory); }
+std::optional<replay::StepArena::Stats> Session::arena() const {
+  return state_->arena ? std::optional(state_->arena->stats()) : std::nullopt;
+}
+
 void Session::anomalies(Anomalies become) noexcept { state_->anomalies = become; }
 void Session::follow(Follow what) noexcept { state_->follow = what; }
 
@@ -279,6 +285,7 @@ at::Tensor Session::run(const replay::Forward& forward) {
       const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);  // what an agreement runs
       kind = kind_of(s.parameters);
       s.book.begin(now_on(devices, s.parameters), kind);
+      if (s.arena) s.arena->begin();
     } catch (...) {
       refusal = std::current_exception();
       throw;

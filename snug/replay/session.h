@@ -21,6 +21,7 @@
 #include "snug/replay/device_budget.h"
 #include "snug/replay/planned_step.h"
 #include "snug/replay/record_step.h"
+#include "snug/replay/step_arena.h"
 #include "snug/replay/step_trace.h"
 
 namespace snug {
@@ -102,6 +103,13 @@ class Session {
   /// Tensors that the next steps use and whose contents are not all in the device's memory: each step is expected to
   /// use them in the order of the last one, and gradients of those go where they are. They have a window already.
   void use(std::shared_ptr<StreamedTensors> streamed) noexcept;
+
+  /// What the next steps ask the device's memory for lies in one range of it, at places that are chosen once two steps
+  /// have asked alike, so that no free memory lies between where it is of no use. Throws UsageError for the CPU, where
+  /// pages are moved.
+  void use_arena();
+  /// None without one.
+  [[nodiscard]] std::optional<replay::StepArena::Stats> arena() const;
 
   /// Of the next steps.
   void anomalies(Anomalies become) noexcept;

@@ -247,7 +247,7 @@ BenchResult bench(const Config& config, const BenchOptions& options, report::Pro
                 .plain = [&] { (void)step.backward_plain(batch, 0); },
                 .planned =
                     [&](Session& session) {
-                      session.use(experiment.tiers());
+                      let_use(session, experiment);
                       (void)step.backward(session, batch, 0);
                       return step.last().replayed_ops;
                     },

@@ -95,6 +95,9 @@ inline const Applies kOrderOfNorm{
     kByNorm.with, "with optimizer.clip_norm above 0 and no optimizer.clip_value",
     Switch{"optimizer.clip_norm", [](const Config& c) { return c.optimizer.clip_norm > 0; }}};
 inline const Applies kWithBudget{[](const Config& c) { return c.memory.budget.has_value(); }, "with memory.budget"};
+inline const Applies kOnAccelerators{[](const Config& c) { return !c10::Device(c.train.device).is_cpu(); },
+                                     "to accelerators (train.device), as pages of the CPU's memory are moved to where "
+                                     "a range is needed"};
 /// Whether the loss of a configuration is tiled.
 bool has_tiled_loss(const ModelConfig& model);
 inline const Applies kTiled{[](const Config& c) { return has_tiled_loss(c.model); }, "with a tiled model.loss"};

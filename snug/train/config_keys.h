@@ -191,6 +191,10 @@ void visit_keys(AnyConfig& c, Visit&& to) {
          "what backward may get of the tensors that autograd saves, where a step does not fit or is slower without: "
          "the same bits, or what so many leave; of the CPU's memory alone",
          OneOf<Activations>{});
+  varies("memory", "arena", c.memory.arena,
+         "let what steps take of an accelerator's memory lie in one range of it, at places that are chosen once two "
+         "steps have asked for the same, so that none is lost between; changes no bit",
+         Anything{}, kOnAccelerators);
   varies("memory", "strategy", c.memory.strategy, "how the plan is made", StrategyText{});
   varies("memory", "allow", c.memory.allow,
          "what may be changed to fit the budget in less time, with commas between: " + knob_names(), KnobNames{},

@@ -106,6 +106,7 @@ struct MemoryConfig {
   std::optional<plan::BudgetRequest> disk_budget;  ///< as this is.
   WeightsIn weights = WeightsIn::Device;
   Activations activations = Activations::Exact;
+  bool arena = false;                    ///< What steps take of an accelerator's memory lies in one range of it.
   std::string strategy = "optimal";      ///< As plan::strategy_from reads it.
   std::string allow;                     ///< Knobs that may be turned; commas between.
   std::int64_t verify_replay_every = 0;  ///< Each so many steps what is dropped is remembered and compared; 0: never.

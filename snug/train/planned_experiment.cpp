@@ -94,10 +94,15 @@ Bytes smallest_budget(const std::vector<replay::PlannedStep>& kinds, const repla
   return window.streamed > 0 ? window.floor : replay::smallest_budget(kinds);
 }
 
+void let_use(Session& session, const Experiment& experiment) {
+  session.use(experiment.tiers());
+  if (experiment.config().memory.arena && !session.arena()) session.use_arena();
+}
+
 Session session_of(Experiment& experiment, std::vector<replay::PlannedStep> kinds,
                    const std::optional<plan::Budget>& budget) {
   Session session(std::move(kinds), budget, experiment.memory());
-  session.use(experiment.tiers());
+  let_use(session, experiment);
   if (experiment.streamed()) session.use(experiment.streamed());
   return session;
 }

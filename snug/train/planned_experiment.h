@@ -46,6 +46,9 @@ Bytes smallest_budget(const std::vector<replay::PlannedStep>& kinds, const repla
 replay::OpenedWindow open_window(Experiment& experiment, std::vector<replay::PlannedStep>& kinds,
                                  const std::optional<plan::Budget>& budget);
 
+/// What the configuration gives a session's steps beside a plan: tiers, and an arena.
+void let_use(Session& session, const Experiment& experiment);
+
 /// A session for these steps of the experiment. Throws DoesNotFit.
 Session session_of(Experiment& experiment, std::vector<replay::PlannedStep> kinds,
                    const std::optional<plan::Budget>& budget);

@@ -46,12 +46,18 @@ nlohmann::ordered_json to_json(const TrainResult& r) {
                                  {"resident_peak_bytes", r.resident.peak},
                                  {"replayed_ops", r.replayed_ops},
                                  {"evictions", r.evictions},
-                                 {"skipped_steps", r.skipped_steps},
-                                 {"loss_scale", or_null(r.loss_scale)},
+                                 {"skipped_steps", r.scaled.skipped_steps},
+                                 {"loss_scale", or_null(r.scaled.loss_scale)},
                                  {"interrupted", r.interrupted},
                                  {"resumed_from", r.resumed_from},
                                  {"states_saved", r.states_saved}};
   json.update(plan_figures(r.plan, r.predicted_peak, r.memory));
+  if (r.arena) {
+    json["arena"] = {{"bytes", r.arena->bytes},
+                     {"highest_bytes", r.arena->highest},
+                     {"placed", r.arena->placed},
+                     {"elsewhere", r.arena->elsewhere}};
+  }
   return json;
 }
 

@@ -9,6 +9,7 @@
 #include "snug/base/bytes.h"
 #include "snug/memory/stats.h"
 #include "snug/plan/step/memory_plan.h"
+#include "snug/replay/step_arena.h"
 
 namespace snug::train {
 
@@ -22,18 +23,21 @@ struct TrainResult {
   double loss_first = 0;
   double loss_last = 0;
   std::optional<double> validation_loss;
-  plan::MemoryPlan plan;     ///< of the step that ran last
-  Bytes predicted_peak = 0;  ///< the highest of all kinds of steps
-  memory::Stats memory;      ///< since the steps began
+  plan::MemoryPlan plan;                          ///< of the step that ran last
+  Bytes predicted_peak = 0;                       ///< the highest of all kinds of steps
+  memory::Stats memory;                           ///< since the steps began
+  std::optional<replay::StepArena::Stats> arena;  ///< of the step that ran last, with memory.arena
   Bytes recording_peak = 0;  ///< before, while a step was recorded: within a budget in bytes, without one else
   struct Resident {
     Bytes start = 0;  ///< after warm_up(), before the experiment is made
     Bytes peak = 0;
-  } resident;                        ///< of the process
-  std::int64_t replayed_ops = 0;     ///< of the last step
-  std::int64_t evictions = 0;        ///< of all steps
-  std::int64_t skipped_steps = 0;    ///< of the whole run, whose gradients overflowed
-  std::optional<double> loss_scale;  ///< at the end, where losses are scaled
+  } resident;                     ///< of the process
+  std::int64_t replayed_ops = 0;  ///< of the last step
+  std::int64_t evictions = 0;     ///< of all steps
+  struct Scaled {
+    std::int64_t skipped_steps = 0;    ///< of the whole run, whose gradients overflowed
+    std::optional<double> loss_scale;  ///< at the end, where losses are scaled
+  } scaled;
   bool interrupted = false;
   std::int64_t resumed_from = 0;  ///< steps that an earlier run had done
   std::int64_t states_saved = 0;

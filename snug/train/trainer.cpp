@@ -287,8 +287,8 @@ class Run {
     result_.steps = done_;
     result_.loss_first = state_.loss_first.value_or(0);
     result_.loss_last = state_.loss_last.value_or(0);
-    result_.skipped_steps = state_.skipped;
-    if (scales_) result_.loss_scale = experiment_.scaler().get_scale();
+    result_.scaled.skipped_steps = state_.skipped;
+    if (scales_) result_.scaled.loss_scale = experiment_.scaler().get_scale();
     result_.interrupted = interrupted();
     if (result_.interrupted) {
       progress_.note(fmt::format("stopped after {} of {} steps{}", done_, config_.train.steps,
@@ -299,6 +299,7 @@ class Run {
     result_.plan = session_.plan();
     result_.predicted_peak = session_.predicted_peak();
     result_.memory = experiment_.memory().stats();
+    result_.arena = session_.arena();
     result_.resident.peak = memory::process_memory().resident_peak;
   }
 

@@ -67,6 +67,11 @@ void free_block(void* data) {
   }
 }
 
+void record_stream(const c10::DataPtr& data, c10::Stream stream) {
+  const Memories::One& of = memory_of(data.device().index());
+  if (!of.memory->record_stream(data.get_context(), stream)) of.supply->record_stream(data.get_context(), stream);
+}
+
 /// LibTorch's allocator of the devices.
 class Allocator final : public c10::DeviceAllocator {
  public:
@@ -77,9 +82,7 @@ class Allocator final : public c10::DeviceAllocator {
   void emptyCache(c10::MempoolId_t /*pool*/) override {
     for (c10::DeviceIndex i = 0; i < kSimulatedDevices; ++i) memory_of(i).memory->release_cached();
   }
-  void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
-    memory_of(data.device().index()).supply->record_stream(data.get_context(), stream);
-  }
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override { record_stream(data, stream); }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex /*device*/) override { return {}; }
   void resetAccumulatedStats(c10::DeviceIndex /*device*/) override {}
   void resetPeakStats(c10::DeviceIndex device) override { memory_of(device).memory->reset_peak(); }
@@ -147,7 +150,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const c10::Stream& stream) const override { Streams::instance().wait_for(stream); }
   void synchronizeDevice(const c10::DeviceIndex /*device*/) const override { Streams::instance().wait_for_all(); }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
-    memory_of(data.device().index()).supply->record_stream(data.get_context(), stream);
+    record_stream(data, stream);
   }
 
  private:

@@ -89,6 +89,10 @@ void SimulatedSupply::give(void* data) noexcept {
   free_[{own->id(), bytes}].push_back(std::move(free));
 }
 
+void SimulatedSupply::emptied(void* data, Bytes bytes, c10::Stream stream) {
+  Streams::instance().put(stream, [data, bytes] { overwrite(data, bytes); });
+}
+
 void SimulatedSupply::record_stream(const void* data, c10::Stream stream) {
   const std::lock_guard lock(mutex_);
   const auto block = blocks_.find(data);

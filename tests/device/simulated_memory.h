@@ -30,6 +30,7 @@ class SimulatedSupply final : public memory::Supply {
   void limit_reserved(std::optional<Bytes> limit) override;
   void release_cached() override;
   [[nodiscard]] memory::MachineMemory capacity() const override;
+  void emptied(void* data, Bytes bytes, c10::Stream stream) override;
   [[nodiscard]] bool has_given(const c10::DataPtr& data) const override;
 
   /// What another stream than its own does with the block ends before the block serves again.

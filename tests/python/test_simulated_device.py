@@ -213,3 +213,44 @@ def test_without_a_build_for_tests_it_says_so(monkeypatch):
 
     with pytest.raises(snug.UsageError, match="make test"):
         testing.simulated_device()
+
+
+def test_steps_lie_in_an_arena_with_the_plain_bits():
+    run("""
+        def trained(backward_of):
+            model = net().to(device)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+            x = torch.randn(512, 64, generator=torch.Generator().manual_seed(1)).to(device)
+            backward = backward_of(lambda batch: model(batch).square().mean(), x, optimizer)
+            torch.manual_seed(1)
+            for _ in range(6):
+                backward(x)
+                optimizer.step()
+                optimizer.zero_grad()
+            return [p.detach().cpu() for p in model.parameters()]
+
+        def plainly(step, x, optimizer):
+            return lambda batch: step(batch).backward()
+
+        def planned(step, x, optimizer):
+            global session
+            session = snug.fit(step, x, "80%", optimizer=optimizer, arena=True)
+            assert session.arena.bytes == 0
+            return session.backward
+
+        expected, found = trained(plainly), trained(planned)
+        assert all(torch.equal(a, b) for a, b in zip(expected, found))
+        arena = session.arena
+        assert arena.highest <= arena.bytes <= 1.05 * arena.highest, arena
+        assert arena.placed > 10 * arena.elsewhere, arena
+        stats = snug.memory_stats(device)
+        assert stats["mapped"] <= stats["limit"], stats
+    """)
+
+
+def test_the_cpu_has_no_arena():
+    x = torch.ones(8, requires_grad=True)
+    with pytest.raises(snug.UsageError, match="it is for accelerators"):
+        snug.fit(lambda batch: (batch * x).sum(), torch.ones(8), "1GiB", device="cpu", arena=True)
+    with snug.fit(lambda batch: (batch * x).sum(), torch.ones(8), "1GiB", device="cpu") as session:
+        assert session.arena is None

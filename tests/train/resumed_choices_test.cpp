@@ -52,10 +52,10 @@ TEST(Resumed, ALossScaleThatRisesAndFallsGoesOn) {
   config.train.accumulate = 2;
   const auto folder = snug::testing::scratch("resume/scale");
   const TrainResult result = run_in(config, folder);
-  EXPECT_GT(result.skipped_steps, 2);
-  EXPECT_LT(result.skipped_steps, 30);
-  ASSERT_TRUE(result.loss_scale);
-  EXPECT_NE(*result.loss_scale, 1e9);
+  EXPECT_GT(result.scaled.skipped_steps, 2);
+  EXPECT_LT(result.scaled.skipped_steps, 30);
+  ASSERT_TRUE(result.scaled.loss_scale);
+  EXPECT_NE(*result.scaled.loss_scale, 1e9);
   expect_same(outcome(folder), resumed(folder, "scale-again", config));
 }
 

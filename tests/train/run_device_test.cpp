@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "snug/report/progress.h"
 #include "snug/train/experiment.h"
+#include "snug/train/trainer.h"
 #include "tests/base/fault.h"
 #include "tests/train/two_blocks.h"
 
@@ -51,6 +53,30 @@ TEST(RunDevice, HasTheWeightsAndBatchesThatTheCpuWouldHave) {
   const auto there = of("there", snug::testing::test_device().str()), here = of("here", "cpu");
   ASSERT_EQ(there.size(), here.size());
   for (std::size_t i = 0; i < here.size(); ++i) EXPECT_TRUE(at::equal(there[i], here[i])) << i;
+}
+
+TEST(RunDevice, ItsStepsLieInAnArenaWhereThatIsAskedFor) {
+  if (snug::testing::test_device().is_cpu()) {
+    Config config = two_blocks("run_device/arena");
+    set_key(config, "memory.arena=true");
+    EXPECT_THAT(fault([&] { validate(config); }),
+                HasSubstr("memory.arena = true does nothing here: it applies to accelerators"));
+    return;
+  }
+  const auto run = [](bool arena) {
+    Config config = two_blocks(arena ? "run_device/arena" : "run_device/no_arena");
+    config.train.steps = 6;
+    config.memory.arena = arena;
+    set_key(config, "memory.budget=80%");
+    report::Progress silent = report::Progress::silent();
+    return train(config, silent);
+  };
+  const TrainResult with = run(true), without = run(false);
+  EXPECT_EQ(with.loss_last, without.loss_last);
+  ASSERT_TRUE(with.arena);
+  EXPECT_FALSE(without.arena);
+  EXPECT_GE(with.arena->bytes, with.arena->highest);
+  EXPECT_GT(with.arena->placed, with.arena->elsewhere);
 }
 
 }  // namespace

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/memory/arena.h"
+#include "snug/memory/device_memory.h"
+
+namespace snug::replay {
+
+/// Has steps lie in an arena: notes what each asks the device's memory for, and when it gives that back; where two have
+/// asked alike, chooses the places of all that is given back before the next step begins, and from then on steps that
+/// ask so get them. For a session's steps, by one thread.
+class StepArena {
+ public:
+  /// Throws UsageError where addresses do not matter.
+  explicit StepArena(memory::DeviceMemory& memory);
+  /// Blocks lie wherever they did before.
+  ~StepArena();
+  StepArena(const StepArena&) = delete;
+  StepArena& operator=(const StepArena&) = delete;
+
+  /// A step begins, and the last one, with all that came after it, is over.
+  void begin();
+
+  struct Stats {
+    Bytes bytes = 0;             ///< of the arena; 0: no two steps have asked alike yet
+    Bytes highest = 0;           ///< what takes most at one time of what lies there: no arena is smaller
+    std::int64_t placed = 0;     ///< blocks of the last step, and after it, at their places
+    std::int64_t elsewhere = 0;  ///< others of those, as what outlives a step
+  };
+  /// Since the last step began.
+  [[nodiscard]] Stats stats() const;
+
+ private:
+  using Occupied = std::vector<std::pair<Bytes, Bytes>>;
+  using Places = std::shared_ptr<const memory::Arena::Places>;
+  /// Steps that ask alike.
+  struct Kind {
+    std::uint64_t hash = 0;
+    std::vector<memory::Arena::Asked> asked{};  // with the latest that each was given back, of all such steps
+    int chosen = 0;                             // times that places were
+    Places places{};                            // of what does not outlive the step; once there were two such steps
+    Bytes bytes = 0, highest = 0;               // of those
+    Bytes outliving = 0;
+    Occupied occupied{};  // by what had outlived other steps, all the same, when the places beside that were chosen
+    Places beside{};
+  };
+  void note(std::vector<memory::Arena::Asked> asked);
+  void resize();
+  static const Places& places_beside(Kind& kind, const Occupied& occupied);
+
+  memory::DeviceMemory& memory_;
+  std::shared_ptr<memory::Arena> arena_;
+  std::vector<Kind> kinds_;  // the last first
+  Bytes wanted_ = 0;         // when the arena was made
+};
+
+}  // namespace snug::replay
