@@ -16,12 +16,6 @@
 namespace snug::memory {
 namespace {
 
-constexpr Bytes kSlab = 32_MiB;
-
-Bytes power_of_two_from(Bytes bytes) {
-  return static_cast<Bytes>(std::bit_ceil(static_cast<std::uint64_t>(std::max(bytes, PageHeap::kPage))));
-}
-
 Bytes whole_pages(Bytes bytes) { return (bytes + PageHeap::kPage - 1) / PageHeap::kPage * PageHeap::kPage; }
 
 }  // namespace
@@ -31,54 +25,38 @@ Bytes whole_pages(Bytes bytes) { return (bytes + PageHeap::kPage - 1) / PageHeap
 HostPool::Slabs::Slabs(c10::DeviceType copies_with, std::optional<Bytes> budget)
     : copies_with_(copies_with),
       allocator_(*at::globalContext().getAcceleratorHooksInterface(copies_with).getPinnedMemoryAllocator()),
-      budget_(budget) {}
+      book_(budget) {}
 
 std::byte* HostPool::Slabs::take(Bytes length) {
-  const auto from = [&](Slab& slab) -> std::byte* {
-    const auto offset = slab.free.take(length);
-    return offset ? static_cast<std::byte*>(slab.memory.get()) + *offset : nullptr;
-  };
-  for (Slab& slab : slabs_) {
-    if (std::byte* const block = from(slab)) return block;
+  const auto taken = book_.take(length);
+  if (!taken) return nullptr;
+  const SlabBook::Id slab = taken->block.slab;
+  if (taken->is_new) {
+    try {
+      free(taken->gone);
+      memory_[slab] = allocator_.allocate(static_cast<std::size_t>(book_.size(slab)));  // rounds up to powers of two
+    } catch (const std::exception&) {
+      memory_.erase(slab);
+      book_.drop(slab);
+      return nullptr;
+    }
   }
-  const auto room = [&] { return budget_ ? std::max<Bytes>(*budget_ - held_, 0) : std::numeric_limits<Bytes>::max(); };
-  // LibTorch rounds up to powers of two.
-  const Bytes least = power_of_two_from(length);
-  if (least > room()) release_cached();  // slabs that were too small
-  if (least > room()) return nullptr;
-  Bytes size = std::max(least, kSlab);
-  while (size > room()) size /= 2;
-  c10::DataPtr memory;
-  try {
-    memory = allocator_.allocate(static_cast<std::size_t>(size));
-  } catch (const c10::Error&) {
-    return nullptr;
-  }
-  slabs_.push_back({std::move(memory), size, {}});
-  slabs_.back().free.give(0, size);
-  held_ += size;
-  return from(slabs_.back());
+  return static_cast<std::byte*>(memory_.at(slab).get()) + taken->block.offset;
 }
 
 void HostPool::Slabs::give(std::byte* address, Bytes length) {
-  const auto slab = std::ranges::find_if(slabs_, [&](const Slab& s) {
-    const auto* const begin = static_cast<const std::byte*>(s.memory.get());
-    return address >= begin && address < begin + s.size;
-  });
-  slab->free.give(address - static_cast<std::byte*>(slab->memory.get()), length);
+  for (const auto& [slab, memory] : memory_) {
+    const auto* const begin = static_cast<const std::byte*>(memory.get());
+    if (address >= begin && address < begin + book_.size(slab)) return book_.give({slab, address - begin}, length);
+  }
 }
 
-void HostPool::Slabs::release_cached() {
-  const auto unused = [](const Slab& slab) { return slab.free.total() == slab.size; };
-  if (std::ranges::none_of(slabs_, unused)) return;
+void HostPool::Slabs::free(const std::vector<SlabBook::Id>& slabs) {
+  if (slabs.empty()) return;
   // LibTorch knows nothing of copies that may still read what was given back.
   const c10::impl::VirtualGuardImpl guard(copies_with_);
   for (c10::DeviceIndex i = 0; i < guard.deviceCount(); ++i) guard.synchronizeDevice(i);
-  std::erase_if(slabs_, [&](const Slab& slab) {
-    if (!unused(slab)) return false;
-    held_ -= slab.size;
-    return true;
-  });
+  for (const SlabBook::Id slab : slabs) memory_.erase(slab);
 }
 
 // --- the pool ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 #include <c10/core/Device.h>
 
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "snug/base/bytes.h"
+#include "snug/base/slab_book.h"
 #include "snug/memory/page_heap.h"
 #include "snug/memory/tier_stats.h"
 
@@ -55,26 +57,21 @@ class HostPool {
   [[nodiscard]] TierStats stats() const;
 
  private:
-  /// Of memory that is dear to get, in large pieces.
+  /// Of memory that is dear to get, in large pieces, where a SlabBook says.
   class Slabs {
    public:
     Slabs(c10::DeviceType copies_with, std::optional<Bytes> budget);
     std::byte* take(Bytes length);
     void give(std::byte* address, Bytes length);
-    void release_cached();
-    [[nodiscard]] Bytes held() const noexcept { return held_; }
+    [[nodiscard]] Bytes held() const noexcept { return book_.held(); }
 
    private:
-    struct Slab {
-      c10::DataPtr memory;
-      Bytes size;
-      RangeHeap free;
-    };
+    void free(const std::vector<SlabBook::Id>& slabs);
+
     c10::DeviceType copies_with_;
     c10::Allocator& allocator_;
-    std::optional<Bytes> budget_;
-    std::vector<Slab> slabs_;
-    Bytes held_ = 0;
+    SlabBook book_;
+    std::map<SlabBook::Id, c10::DataPtr> memory_;
   };
   static std::variant<PageHeap, Slabs> source_for(c10::DeviceType type, std::optional<Bytes> budget);
   [[nodiscard]] Bytes held() const;

@@ -46,15 +46,20 @@ StreamMark Links::to_host(c10::Device device, const std::function<void()>& copie
   return mine.last_out = run(mine.out, copies);
 }
 
-StreamMark Links::to_device(c10::Device device, const std::vector<StreamMark>& after,
-                            const std::function<void()>& copies) {
+StreamMark Links::to_device(c10::Device device, std::vector<StreamMark> after, const std::function<void()>& copies) {
+  if (!device.is_cpu()) after.emplace_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  return to_device_after(device, after, copies);
+}
+
+StreamMark Links::to_device_after(c10::Device device, const std::vector<StreamMark>& after,
+                                  const std::function<void()>& copies) {
   if (device.is_cpu()) {
     for (const StreamMark& mark : after) mark.wait();
     return copies(), StreamMark();
   }
+  for (const StreamMark& mark : after) mark.wait_for_thread();  // which may need the mutex
   const std::lock_guard lock(mutex_);
   Streams& mine = streams(device);
-  StreamMark(c10::impl::VirtualGuardImpl(device.type()).getStream(device)).let_wait(mine.in);
   for (const StreamMark& mark : after) mark.let_wait(mine.in);
   mine.last_in = run(mine.in, copies);
   return mine.last_in;

@@ -16,7 +16,8 @@ namespace snug::memory {
 
 /// Copies between devices' memory and the host's, which go on beside what the devices compute: for each accelerator a
 /// stream of its own each way, made when something goes there first. Copies of the CPU's memory are over when their
-/// call returns. To the disk and back there are a few threads of the host each way. Any thread.
+/// call returns. To the disk and back there are a few threads of the host each way, which wait for a device's copies
+/// to and from the host where those are part of theirs. Any thread.
 class Links {
  public:
   Links() = default;
@@ -29,8 +30,11 @@ class Links {
   /// current now has, and after what is still fetched, or on its way from other devices: memory of the host's that was
   /// given back may be written.
   StreamMark to_host(c10::Device device, const std::function<void()>& copies);
-  /// The other way, once all of `after` are reached.
-  StreamMark to_device(c10::Device device, const std::vector<StreamMark>& after, const std::function<void()>& copies);
+  /// The other way, once all of `after` are reached, and what the stream that is current now has.
+  StreamMark to_device(c10::Device device, std::vector<StreamMark> after, const std::function<void()>& copies);
+  /// The same for a thread of the host, whose current stream has nothing to do with it.
+  StreamMark to_device_after(c10::Device device, const std::vector<StreamMark>& after,
+                             const std::function<void()>& copies);
 
   /// `write`, or `read`, is done by the threads of that way, which begin one after the other.
   StreamMark to_disk(std::function<void()> write) { return StreamMark(to_disk_.run(std::move(write))); }
@@ -47,10 +51,10 @@ class Links {
   Streams& streams(c10::Device device);
   static StreamMark run(c10::Stream stream, const std::function<void()>& copies);
 
-  // Some sum up contents while others wait for the disk.
+  std::mutex mutex_;
+  std::map<c10::DeviceType, std::map<c10::DeviceIndex, Streams>> streams_;  // under it
+  // Some sum up contents while others wait for the disk. The last, as they use the streams.
   HostThreads to_disk_{4}, from_disk_{4};
-  std::mutex mutex_;  // of what follows
-  std::map<c10::DeviceType, std::map<c10::DeviceIndex, Streams>> streams_;
 };
 
 }  // namespace snug::memory

@@ -4,8 +4,8 @@
 #include <optional>
 
 #include "snug/base/bytes.h"
+#include "snug/base/range_heap.h"
 #include "snug/memory/address_range.h"
-#include "snug/memory/range_heap.h"
 
 namespace snug::memory {
 

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "snug/base/bytes.h"
+#include "snug/base/range_heap.h"
 #include "snug/memory/block_file.h"
-#include "snug/memory/range_heap.h"
 #include "snug/memory/tier_stats.h"
 
 namespace snug::memory {

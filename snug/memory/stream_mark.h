@@ -23,6 +23,13 @@ class StreamMark {
   }
   explicit StreamMark(std::shared_future<void> task) : task_(std::move(task)), process_(::getpid()) {}
 
+  /// The same place, for who waits for it and does not need what is done there: nobody is told if that has failed.
+  [[nodiscard]] StreamMark without_outcome() const {
+    StreamMark mark = *this;
+    mark.tells_ = false;
+    return mark;
+  }
+
   /// Whether it may not have been reached yet.
   explicit operator bool() const noexcept { return event_ != nullptr || task_.valid(); }
   /// Whether nothing would have to wait for it, even if what it is of has failed.
@@ -35,6 +42,8 @@ class StreamMark {
     if (event_) event_->block(stream);
     wait_for_task();
   }
+  /// The host waits for a thread, if it is the end of what one does. Throws as wait().
+  void wait_for_thread() const { wait_for_task(); }
   /// The host waits. Throws what the thread has thrown; Error in a process that was forked meanwhile, where it has
   /// none.
   void wait() const {
@@ -48,12 +57,13 @@ class StreamMark {
     const bool is_over = task_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
     if (!is_over && ::getpid() != process_)
       throw Error("offload: this process was forked while contents were on their way, which the other one has");
-    task_.get();
+    tells_ ? task_.get() : task_.wait();
   }
 
   std::shared_ptr<c10::Event> event_;
   std::shared_future<void> task_;
   int process_ = 0;  // whose task it is
+  bool tells_ = true;
 };
 
 }  // namespace snug::memory

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstddef>
 #include <exception>
@@ -27,8 +28,10 @@ std::span<std::byte> room_of(const at::Tensor& tensor) {
 TierRoom::Place TierRoom::place(Bytes bytes, c10::Device device, Tiers& tiers, Tier tier, const void* for_memory_at) {
   if (tier == Tier::Host) return tiers.host(device.type()).take(bytes);
   SpillFile& file = tiers.disk();
-  const std::span like(static_cast<const std::byte*>(for_memory_at), static_cast<std::size_t>(bytes));
-  return OnDisk{&file, std::make_shared<SpillFile::Block>(file.reserve(like))};
+  HostPool* const passage = device.is_cpu() ? nullptr : &tiers.passage(device.type());
+  const std::span like(static_cast<const std::byte*>(passage == nullptr ? for_memory_at : nullptr),
+                       static_cast<std::size_t>(bytes));  // blocks of the passage are pages
+  return OnDisk{&file, std::make_shared<SpillFile::Block>(file.reserve(like)), passage};
 }
 
 TierRoom::TierRoom(Bytes bytes, c10::Device device, Tiers& tiers, Tier tier, const void* for_memory_at)
@@ -48,36 +51,46 @@ StreamMark TierRoom::write(const at::Tensor& contents) {
 }
 
 StreamMark TierRoom::begin_writing(const at::Tensor& contents) {
-  if (const auto* const block = std::get_if<HostPool::Block>(&place_)) {
-    return links_->to_host(device_,
-                           [&] { tensor_of(block->bytes()).copy_(contents, /*non_blocking=*/!device_.is_cpu()); });
-  }
-  // By way of the host where the device's memory cannot be read from there.
-  const at::Tensor readable = device_.is_cpu() ? contents : contents.cpu();
-  const auto write = [there = std::get<OnDisk>(place_), data = contents_of(readable)] {
-    there.file->write(*there.block, data);
+  const auto copy_to = [&](std::span<std::byte> bytes) {
+    return links_->to_host(device_, [&] { tensor_of(bytes).copy_(contents, /*non_blocking=*/!device_.is_cpu()); });
   };
-  if (device_.is_cpu()) return links_->to_disk(write);
-  write();
-  return {};
+  if (const auto* const block = std::get_if<HostPool::Block>(&place_)) return copy_to(block->bytes());
+  const OnDisk& there = std::get<OnDisk>(place_);
+  if (there.passage == nullptr) {
+    return links_->to_disk([there, data = contents_of(contents)] { there.file->write(*there.block, data); });
+  }
+  const auto on_the_way = std::make_shared<HostPool::Block>(there.passage->take(bytes_));
+  return links_->to_disk([there, on_the_way, copied = copy_to(on_the_way->bytes())] {
+    copied.wait();
+    there.file->write(*there.block, on_the_way->bytes());
+  });
 }
 
 StreamMark TierRoom::read(const at::Tensor& contents, std::vector<StreamMark> after) const {
-  after.push_back(written_);
   if (const auto* const block = std::get_if<HostPool::Block>(&place_)) {
+    after.push_back(written_);
     return links_->to_device(device_, after, [&] {
       at::Tensor(contents).copy_(tensor_of(block->bytes()), /*non_blocking=*/!device_.is_cpu());
     });
   }
-  if (device_.is_cpu()) {
-    return links_->from_disk([there = std::get<OnDisk>(place_), after = std::move(after), room = room_of(contents)] {
+  const OnDisk& there = std::get<OnDisk>(place_);
+  if (there.passage == nullptr) {
+    after.push_back(written_);
+    return links_->from_disk([there, after = std::move(after), room = room_of(contents)] {
       for (const StreamMark& mark : after) mark.wait();
       there.file->read(*there.block, room);
     });
   }
-  for (const StreamMark& mark : after) mark.wait();
-  read_now(contents);
-  return {};
+  // Memory of the contents may be in use by what the stream has been given before.
+  after.emplace_back(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  auto on_the_way = std::make_shared<HostPool::Block>(there.passage->take(bytes_));
+  return links_->from_disk(
+      [there, contents, on_the_way, after = std::move(after), written = written_, links = links_, device = device_] {
+        written.wait();
+        there.file->read(*there.block, on_the_way->bytes());
+        links->to_device_after(device, after, [&] { at::Tensor(contents).copy_(tensor_of(on_the_way->bytes()), true); })
+            .wait();
+      });
 }
 
 void TierRoom::read_now(const at::Tensor& contents) const {

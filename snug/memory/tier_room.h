@@ -42,6 +42,7 @@ class TierRoom {
   struct OnDisk {
     SpillFile* file;
     std::shared_ptr<SpillFile::Block> block;  // also of the threads that write and read it
+    HostPool* passage = nullptr;              // of an accelerator's contents
   };
   using Place = std::variant<HostPool::Block, OnDisk>;
   StreamMark begin_writing(const at::Tensor& contents);

@@ -30,6 +30,13 @@ SpillFile& Tiers::disk() {
   return *disk_;
 }
 
+HostPool& Tiers::passage(c10::DeviceType contents_of) {
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<HostPool>& pool = passages_[contents_of];
+  if (!pool) pool = std::make_unique<HostPool>(contents_of);
+  return *pool;
+}
+
 TierStats Tiers::stats(Tier tier) const {
   const std::lock_guard lock(mutex_);
   if (tier == Tier::Disk) return disk_ ? disk_->stats() : TierStats{.budget = budgets_.disk};

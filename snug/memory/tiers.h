@@ -38,6 +38,9 @@ class Tiers {
   /// Of page-locked memory for contents of an accelerator.
   HostPool& host(c10::DeviceType contents_of);
   SpillFile& disk();
+  /// Page-locked memory by which contents of an accelerator come to the disk and back, outside of all budgets: as much
+  /// as has been on its way at once.
+  HostPool& passage(c10::DeviceType contents_of);
   /// By which contents come and go that nobody waits for.
   Links& links() noexcept { return links_; }
 
@@ -55,7 +58,7 @@ class Tiers {
   const TierBudgets budgets_;
   const std::function<std::unique_ptr<BlockFile>()> make_file_;
   mutable std::mutex mutex_;
-  std::map<c10::DeviceType, std::unique_ptr<HostPool>> hosts_;
+  std::map<c10::DeviceType, std::unique_ptr<HostPool>> hosts_, passages_;
   std::unique_ptr<SpillFile> disk_;
   Links links_;  // whose copies are over before the memory goes
 };

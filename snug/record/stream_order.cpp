@@ -94,8 +94,10 @@ bool StreamOrder::let_all_wait(c10::Device device, const memory::StreamMark& mar
     current(on);
     for (const Known& known : on.streams) mark.let_wait(known.stream);
     return true;
-  } catch (const std::exception&) {
+  } catch (const c10::Error&) {
     return !device.is_cpu();  // a device that has failed does nothing any more
+  } catch (const std::exception&) {
+    return false;
   }
 }
 

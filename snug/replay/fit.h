@@ -30,7 +30,7 @@ struct FitOptions {
   /// than making it again; page-locked beside an accelerator. None: nothing is moved.
   std::optional<Bytes> host_budget = {};
   /// The same of a disk: room in a file without a name in the folder that TMPDIR names. Steps go on while it is written
-  /// and read, but for those of accelerators.
+  /// and read.
   std::optional<Bytes> disk_budget = {};
   /// A lossy codec (BFloat16, Float8, Int8, Int4) that plans may use where a step does not fit, or is slower, without:
   /// backward then gets other numbers in place of some of what autograd saves, within memory::error_bound, and nothing

@@ -30,7 +30,10 @@ constexpr int kTries = 3;
 constexpr double kSlow = 1e-9;  // seconds for a byte
 
 /// Whether a step does nothing else while contents are copied.
-bool waits(c10::Device device, memory::Tier tier) { return device.is_cpu() == (tier == memory::Tier::Host); }
+bool waits(c10::Device device, memory::Tier tier) { return device.is_cpu() && tier == memory::Tier::Host; }
+
+/// Whether the tier's memory comes in large pieces.
+bool in_slabs(c10::Device device, memory::Tier tier) { return tier == memory::Tier::Host && !device.is_cpu(); }
 
 struct Seconds {
   double out = std::numeric_limits<double>::infinity(), in = std::numeric_limits<double>::infinity();
@@ -99,7 +102,8 @@ plan::MoveCost measured(memory::DeviceMemory& memory, memory::Tier tier) {
   plan::MoveCost cost{.out_seconds_per_byte = per_byte(small.out, large.out),
                       .in_seconds_per_byte = per_byte(small.in, large.in),
                       .overlaps = !waits(device, tier),
-                      .budget = {}};
+                      .budget = {},
+                      .in_slabs = in_slabs(device, tier)};
   if (cost.overlaps && device.is_cpu()) {
     cost.own_out_seconds_per_byte = own.out / static_cast<double>(block);
     cost.own_in_seconds_per_byte = own.in / static_cast<double>(block);
@@ -125,7 +129,11 @@ plan::MoveCost measured_move_cost(memory::DeviceMemory& memory, memory::Tier tie
     return known[key] = measured(memory, tier);
   } catch (const std::exception&) {
     known.erase(key);
-    return {.out_seconds_per_byte = kSlow, .in_seconds_per_byte = kSlow, .seconds_per_copy = 0, .budget = {}};
+    return {.out_seconds_per_byte = kSlow,
+            .in_seconds_per_byte = kSlow,
+            .seconds_per_copy = 0,
+            .budget = {},
+            .in_slabs = in_slabs(memory.device(), tier)};
   }
 }
 
@@ -133,7 +141,10 @@ void let_move(std::vector<RecordedStep>& kinds, memory::DeviceMemory& memory, me
   plan::Moves moves;
   const auto to = [&](memory::Tier tier, const std::optional<Bytes>& budget) {
     std::optional<plan::MoveCost> cost;
-    const Bytes left = budget ? *budget - tiers.stats(tier).taken : 0;
+    // Of pieces that others have begun nobody knows here how much there is.
+    const memory::TierStats there = tiers.stats(tier);
+    const bool begun = there.taken > 0 && in_slabs(memory.device(), tier);
+    const Bytes left = budget ? *budget - (begun ? there.held : there.taken) : 0;
     if (left > 0) cost = measured_move_cost(memory, tier);
     if (cost) cost->budget = left;
     return cost;

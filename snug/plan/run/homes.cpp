@@ -1,6 +1,6 @@
 #include "snug/plan/run/homes.h"
 
-#include "snug/plan/run/simulator.h"
+#include "snug/plan/run/away.h"
 #include "snug/plan/step/legal_actions.h"
 
 namespace snug::plan {

@@ -1,13 +1,14 @@
 #include "snug/plan/run/simulator.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "snug/base/match.h"
+#include "snug/plan/run/away.h"
 #include "snug/plan/run/departures.h"
 #include "snug/plan/run/images.h"
 #include "snug/plan/run/ledger.h"
-#include "snug/plan/run/link_clock.h"
 #include "snug/plan/run/prefetch.h"
 #include "snug/plan/step/legal_actions.h"
 #include "snug/plan/step/segments.h"
@@ -19,15 +20,6 @@ namespace {
 constexpr Bytes kNoLimit = std::numeric_limits<Bytes>::max();
 Bytes limit_of(const std::optional<MoveCost>& cost) { return cost ? cost->budget.value_or(kNoLimit) : kNoLimit; }
 
-/// One home outside of the device during a step.
-struct Away {
-  Away(const std::optional<MoveCost>& known, std::size_t values)
-      : cost(known.value_or(MoveCost{.overlaps = true, .budget = {}})), link(cost, values) {}
-  MoveCost cost;
-  LinkClock link;
-  Bytes there = 0;
-};
-
 class Run : public StepVisitor {
  public:
   Run(const StepGraph& graph, const MemoryPlan& plan)
@@ -38,8 +30,8 @@ class Run : public StepVisitor {
         walk_(graph),
         values_(graph.values.size()),
         prefetch_(plan.staging),
-        host_(graph.moves.host, graph.values.size()),
-        disk_(graph.moves.disk, graph.values.size()),
+        host_(Home::Host, graph.moves.host, graph.values.size()),
+        disk_(Home::Disk, graph.moves.disk, graph.values.size()),
         live_(graph.static_bytes) {
     for (ValueId v = 0; v < flow_.values(); ++v) {
       if (flow_.is_leaf(v)) ledger_.hold(v);
@@ -95,6 +87,7 @@ class Run : public StepVisitor {
       unpack_contents(v);
     }
     // While the node computes.
+    if (!walk_.settled()) return;
     prefetch_.unpacked(
         ledger_, [this](ValueId next) { return bytes(next); }, [this](ValueId next) { return fetch(next), true; });
   }
@@ -135,6 +128,10 @@ class Run : public StepVisitor {
     for (ValueId v = 0; v < flow_.values(); ++v) forget_if_useless(v);
     for (const ValueId v : images_.settle()) live_ -= std::exchange(of(v).image, 0);
     result_.after_forward = live_;
+    // A pass of the step's own may have asked before.
+    ledger_.begin_pass();
+    images_.begin_pass();
+    for (const ValueId v : std::exchange(result_.asked, {})) of(v).asked = false;
   }
 
   void other(Bytes peak, Bytes net) {
@@ -164,9 +161,8 @@ class Run : public StepVisitor {
     ledger_.offload(v);
     of(v).home = home;
     Away& away = at_home(home);
-    away.there += room_for(bytes(v), home);
     Bytes& peak = home == Home::Disk ? result_.disk_peak : result_.host_peak;
-    peak = std::max(peak, away.there);
+    peak = std::max(peak, away.take(v, bytes(v)));
     away.link.send(v, bytes(v), now());
     of(v).leaving = true;
     if (!away.cost.overlaps) return gone(v);
@@ -272,7 +268,7 @@ class Run : public StepVisitor {
     if (!ledger_.useless(v)) return;
     live_ -= std::exchange(of(v).encoded, 0);
     if (const Home home = std::exchange(of(v).home, Home::Device); home != Home::Device)
-      at_home(home).there -= room_for(bytes(v), home);
+      at_home(home).give(v, bytes(v));
   }
 
   void reach(Bytes level, OpId op) {
@@ -365,11 +361,6 @@ class Run : public StepVisitor {
 };
 
 }  // namespace
-
-Bytes room_for(Bytes bytes, Home home) {
-  constexpr Bytes kPage = 4_KiB;  // what the host's memory is handed out in, and the disk's room
-  return (bytes + kPage - 1) / kPage * kPage + (home == Home::Disk ? kPage : 0);
-}
 
 Simulation simulate(const StepGraph& graph, const MemoryPlan& plan, Detail detail) {
   return *Run(graph, plan).to_the_end(detail, std::numeric_limits<std::int64_t>::max(), kNoLimit, kNoLimit);

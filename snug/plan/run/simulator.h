@@ -22,7 +22,7 @@ struct Simulation {
   double waiting_seconds = 0;         ///< of `seconds`: for copies out of the device's memory and back
   double coding_seconds = 0;          ///< of `seconds`: to compress, and back
   double copying_seconds = 0;         ///< of `seconds`: the processor's part of copies that go on beside the step
-  Bytes host_peak = 0;                ///< of what has been moved there,
+  Bytes host_peak = 0;                ///< of what has been moved there, in slabs where its memory comes in those,
   Bytes disk_peak = 0;                ///< or there
   std::vector<ValueId> asked;         ///< values in the order in which backward first reads them, or makes them again
   std::vector<Bytes> timeline;        ///< memory after each event; filled on request
@@ -36,9 +36,6 @@ enum class Detail : std::uint8_t {
   Totals,
   Timeline  ///< also what is filled on request
 };
-
-/// What moved contents take there, in whole pages: on the disk they lie in them as they do in memory.
-[[nodiscard]] Bytes room_for(Bytes bytes, Home home);
 
 /// Walks the events of `graph` as the executor would under `plan`, with the same Ledger. Pure; the plan must be for
 /// the graph. Where the allocator is deterministic, the peak is that of the run.

@@ -23,8 +23,9 @@ MemoryPlan staged(const StepGraph& graph, MemoryPlan plan, Bytes leaving, Bytes 
   });
   if (from == FetchFrom::ThePeak) {
     const auto at_peak = graph.events.begin() + static_cast<std::ptrdiff_t>(run.peak_event);
+    const auto settled = std::ranges::find(graph.events.begin(), at_peak, Event::Kind::Settle, &Event::kind);
     plan.staging.first = static_cast<std::int32_t>(
-        std::count_if(graph.events.begin(), at_peak, [](const Event& e) { return e.kind == Event::Kind::Unpack; }));
+        std::count_if(settled, at_peak, [](const Event& e) { return e.kind == Event::Kind::Unpack; }));
   }
   return plan;
 }

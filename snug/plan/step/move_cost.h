@@ -16,6 +16,7 @@ struct MoveCost {
   bool overlaps = false;        ///< copies go on while the device computes, one at a time each way; else the step does
                                 ///< nothing else meanwhile
   std::optional<Bytes> budget;  ///< for all that is there at once; none: as much as there is
+  bool in_slabs = false;        ///< its memory comes in large pieces, which count (see SlabBook); else in pages
 
   [[nodiscard]] double out(Bytes bytes) const {
     return seconds_per_copy + out_seconds_per_byte * static_cast<double>(bytes);

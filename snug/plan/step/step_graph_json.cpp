@@ -184,6 +184,7 @@ Json to_json(const MoveCost& cost) {
   if (cost.own_out_seconds_per_byte > 0) json["own_out_seconds_per_byte"] = cost.own_out_seconds_per_byte;
   if (cost.own_in_seconds_per_byte > 0) json["own_in_seconds_per_byte"] = cost.own_in_seconds_per_byte;
   if (cost.budget) json["budget"] = *cost.budget;
+  if (cost.in_slabs) json["in_slabs"] = true;
   return json;
 }
 
@@ -195,6 +196,7 @@ MoveCost move_cost_from(const JsonField& json) {
                 .own_in_seconds_per_byte = json.optional<double>("own_in_seconds_per_byte", 0, kNotNegative),
                 .budget = std::nullopt};
   if (const auto overlaps = json.find("overlaps")) cost.overlaps = overlaps->as<bool>();
+  if (const auto slabs = json.find("in_slabs")) cost.in_slabs = slabs->as<bool>();
   if (const auto budget = json.find("budget")) cost.budget = budget->as<Bytes>(kNotNegative);
   return cost;
 }

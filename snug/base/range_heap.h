@@ -7,7 +7,7 @@
 
 #include "snug/base/bytes.h"
 
-namespace snug::memory {
+namespace snug {
 
 /// Free ranges of an address space, best fit, neighbours merged. Offsets and lengths in bytes. Not synchronized.
 class RangeHeap {
@@ -46,4 +46,4 @@ class RangeHeap {
   Bytes total_ = 0;
 };
 
-}  // namespace snug::memory
+}  // namespace snug

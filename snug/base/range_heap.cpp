@@ -1,6 +1,6 @@
-#include "snug/memory/range_heap.h"
+#include "snug/base/range_heap.h"
 
-namespace snug::memory {
+namespace snug {
 
 void RangeHeap::insert(Bytes offset, Bytes length) {
   by_offset_.emplace(offset, length);
@@ -82,4 +82,4 @@ std::optional<std::pair<Bytes, Bytes>> RangeHeap::ending_at(Bytes offset) const 
   return *range;
 }
 
-}  // namespace snug::memory
+}  // namespace snug

@@ -1,4 +1,4 @@
-#include "snug/memory/range_heap.h"
+#include "snug/base/range_heap.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-namespace snug::memory {
+namespace snug {
 namespace {
 
 using ::testing::ElementsAre;
@@ -130,4 +130,4 @@ TEST(RangeHeap, AgreesWithANaiveModel) {
 }
 
 }  // namespace
-}  // namespace snug::memory
+}  // namespace snug
