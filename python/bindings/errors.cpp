@@ -5,6 +5,7 @@
 #include <exception>
 #include <string>
 
+#include "python/bindings/memory.h"
 #include "snug/base/errors.h"
 #include "snug/base/front_end.h"
 #include "snug/memory/out_of_budget.h"
@@ -17,12 +18,6 @@ namespace {
 namespace py = pybind11;
 
 py::object error_type(const char* name) { return py::module_::import("snug.errors").attr(name); }
-
-py::dict to_dict(const memory::ByTag& bytes) {
-  py::dict dict;
-  for (std::size_t i = 0; i < memory::kTags; ++i) dict[std::string(memory::kTagNames[i]).c_str()] = bytes[i];
-  return dict;
-}
 
 py::object to_python(const OutOfBudget& error) {
   const auto& d = error.details();

@@ -16,7 +16,6 @@
 #include "snug/memory/monitor.h"
 
 namespace snug::python {
-namespace {
 
 namespace py = pybind11;
 
@@ -24,11 +23,13 @@ memory::DeviceMemory& device_memory(const std::string& device) {
   return memory::device_memory(memory::device_named(device));
 }
 
-py::dict by_tag(const memory::ByTag& bytes) {
+py::dict to_dict(const memory::ByTag& bytes) {
   py::dict dict;
   for (std::size_t i = 0; i < memory::kTags; ++i) dict[std::string(memory::kTagNames[i]).c_str()] = bytes[i];
   return dict;
 }
+
+namespace {
 
 py::dict stats(const std::string& device) {
   const memory::Stats s = device_memory(device).stats();
@@ -38,8 +39,8 @@ py::dict stats(const std::string& device) {
   dict["mapped"] = s.mapped;
   dict["mapped_peak"] = s.mapped_peak;
   dict["limit"] = s.limit;
-  dict["by_tag"] = by_tag(s.by_tag);
-  dict["at_peak_by_tag"] = by_tag(s.at_peak_by_tag);
+  dict["by_tag"] = to_dict(s.by_tag);
+  dict["at_peak_by_tag"] = to_dict(s.at_peak_by_tag);
   dict["allocations"] = s.allocations;
   return dict;
 }

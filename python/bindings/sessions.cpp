@@ -11,6 +11,7 @@
 #include <tuple>
 #include <utility>
 
+#include "python/bindings/memory.h"
 #include "python/bindings/plans.h"
 #include "python/bindings/steps.h"
 #include "snug/base/errors.h"
@@ -99,8 +100,7 @@ void bind_arena(py::module_& m) {
                ", placed=" + std::to_string(s.placed) + ", elsewhere=" + std::to_string(s.elsewhere) + ")";
       });
   m.def(
-      "check_arena",
-      [](const std::string& device) { (void)replay::StepArena(memory::device_memory(c10::Device(device))); },
+      "check_arena", [](const std::string& device) { (void)replay::StepArena::of(device_memory(device)); },
       py::arg("device"), "Raises UsageError where the device's memory needs none.");
 }
 
@@ -110,8 +110,7 @@ void bind_session(py::module_& m) {
                        const NamedBudgets& others, const std::shared_ptr<Agreement>& agreement,
                        std::shared_ptr<memory::Tiers> tiers, std::shared_ptr<StreamedTensors> streamed) {
              auto made = std::make_unique<PySession>();
-             made->session.emplace(kinds.all, budget_of(budget), memory::device_memory(c10::Device(device)), agreement,
-                                   budgets_of(others));
+             made->session.emplace(kinds.all, budget_of(budget), device_memory(device), agreement, budgets_of(others));
              made->session->use(std::move(tiers));
              if (streamed) made->session->use(std::move(streamed));
              return made;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "python/bindings/errors.h"
+#include "python/bindings/memory.h"
 #include "python/bindings/plans.h"
 #include "snug/base/errors.h"
 #include "snug/memory/device_memory.h"
@@ -115,7 +116,7 @@ std::vector<Recorded> record_step(const py::function& step, const std::string& d
                                       .streamed = streamed,
                                       .lossy = lossy};
   const py::gil_scoped_release release;
-  memory::DeviceMemory& memory = memory::device_memory(c10::Device(device));
+  memory::DeviceMemory& memory = device_memory(device);
   std::vector<replay::RecordedStep> recorded =
       replay::record_micro_batches(micro_batches, plan::limit_of(budget), forward, memory, options);
   replay::let_move(recorded, memory, *tiers);
@@ -147,6 +148,22 @@ void bind_tiers(py::module_& m) {
            py::arg("host_budget"), py::arg("disk_budget"));
 }
 
+void bind_opened_window(py::module_& m) {
+  using Opened = replay::OpenedWindow;
+  py::class_<Opened>(m, "OpenedWindow", "The part of the budget that streamed tensors come into, and what that costs.")
+      .def_readonly("streamed", &Opened::streamed, "Bytes of all that is streamed.")
+      .def_property_readonly(
+          "bytes", [](const Opened& o) { return o.window.bytes; }, "Of the window.")
+      .def_property_readonly(
+          "seconds", [](const Opened& o) { return o.cost.seconds; }, "That a step waits for it.")
+      .def_property_readonly(
+          "copied_in", [](const Opened& o) { return o.cost.in; }, "Bytes that come to it in a step.")
+      .def_property_readonly(
+          "copied_out", [](const Opened& o) { return o.cost.out; }, "Bytes that leave it.")
+      .def_readonly("floor", &Opened::floor, "The smallest budget, which has the smallest window.")
+      .def_readonly("spare", &Opened::spare, "Bytes that this window has more than that.");
+}
+
 /// All kinds of steps that training is made of, and their planners.
 void bind_kinds(py::module_& m) {
   py::class_<Kinds>(m, "Kinds")
@@ -160,8 +177,8 @@ void bind_kinds(py::module_& m) {
           "open_window",
           [](Kinds& k, StreamedTensors& streamed, Bytes budget, const NamedBudgets& others, const std::string& device,
              std::int64_t micro_batches) {
-            replay::open_best_window(streamed, k.all, replay::budgets_of(budget_of(budget), budgets_of(others)),
-                                     memory::device_memory(c10::Device(device)), micro_batches);
+            return replay::open_best_window(streamed, k.all, replay::budgets_of(budget_of(budget), budgets_of(others)),
+                                            device_memory(device), micro_batches);
           },
           NoGil(), py::arg("streamed"), py::arg("budget"), py::arg("others"), py::arg("device"),
           py::arg("micro_batches"))
@@ -224,6 +241,7 @@ replay::Forward forward_of(const py::function& step) {
 }
 
 void bind_steps(py::module_& m) {
+  bind_opened_window(m);
   bind_kinds(m);
   bind_tiers(m);
   bind_recorded_step(m);

@@ -25,6 +25,7 @@ void bind_streaming(pybind11::module_& m) {
            }),
            py::arg("device"), py::arg("host_budget"), py::arg("disk_budget"), py::arg("min_bytes"))
       .def("add", &StreamedTensors::add, NoGil(), py::arg("tensors"))
+      .def("reopen", &StreamedTensors::reopen, py::call_guard<py::gil_scoped_release>())
       .def("bring_back", &StreamedTensors::bring_back, NoGil())
       .def_property_readonly("tiers", [](const StreamedTensors& s) { return s.tiers(); })
       .def_property_readonly("bytes", [](const StreamedTensors& s) { return s.totals().bytes; })

@@ -22,30 +22,32 @@ LOSSY = {
 }
 
 
-def check_names(call: str, names: Any, known: Collection[str]) -> None:
-    """Raises UsageError for what `allow` of a call does not take."""
+def checked_names(call: str, names: Any, known: Collection[str]) -> list[str]:
+    """What `allow` of a call has, each once. Raises UsageError for what it does not take."""
     if isinstance(names, str):
         raise UsageError(f'{call}: allow is the text "{names}"; give a list: allow=["{names}"]')
     if not isinstance(names, Iterable):
         raise UsageError(f"{call}: allow is {names!r}; give a list of names: {', '.join(known)}")
+    names = list(dict.fromkeys(names))
     for name in names:
         if name in known:
             continue
         near = difflib.get_close_matches(str(name), known, 1)
         hint = f'did you mean "{near[0]}"? ' if near else ""
         raise UsageError(f"{call}: allow has {name!r}, which is not known; {hint}it takes {', '.join(known)}")
+    return names
 
 
 class Allowed:
     """Choices by their names. Raises UsageError for what is none."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        check_names("fit", names, [*CHOICES, *LOSSY])
-        lossy = [name for name in dict.fromkeys(names) if name in LOSSY]
+        names = checked_names("fit", names, [*CHOICES, *LOSSY])
+        lossy = [name for name in names if name in LOSSY]
         if len(lossy) > 1:
             raise UsageError(f"fit: allow has {' and '.join(lossy)}; a plan has one lossy codec, so name one of them")
         self.lossy = LOSSY[lossy[0]] if lossy else _core.Lossy.Off
-        self._names = [name for name in dict.fromkeys(names) if name in CHOICES]
+        self._names = [name for name in names if name in CHOICES]
 
     def __call__(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The step with what is allowed."""

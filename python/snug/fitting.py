@@ -18,7 +18,7 @@ from .choices import Allowed
 from .devices import device_named, device_of
 from .errors import UsageError
 from .plans import Plan
-from .sizes import Size, parse_bytes
+from .sizes import Size, bytes_of, parse_bytes
 from .streaming import StreamedTensors
 
 Step = Callable[[Any], Any]
@@ -27,8 +27,11 @@ Step = Callable[[Any], Any]
 def _request(budget: Size | None) -> int | _core.Percent | None:
     """What is asked for: bytes, a share of what the step takes unplanned, or None. Reads a text as the command does."""
     if not isinstance(budget, str):
-        return None if budget is None else parse_bytes(budget)
-    request = _core.parse_budget(budget)
+        return None if budget is None else bytes_of("fit: budget", budget)
+    try:
+        request = _core.parse_budget(budget)
+    except UsageError as error:
+        raise UsageError(f"fit: budget: {error}") from None
     if request is None:
         raise UsageError('fit: the budget is an empty text; write "8GiB", or "60%" of what the step takes unplanned')
     return request
@@ -49,6 +52,8 @@ def _bytes_of(what: str, size: Size) -> int:
 
 
 def _check_streamed(streamed: StreamedTensors | None, host_budget: Size | None, disk_budget: Size | None, in_backward: bool) -> None:
+    if streamed is not None and not isinstance(streamed, StreamedTensors):
+        raise UsageError(f"fit: streamed is a {type(streamed).__name__}; give a snug.StreamedTensors, as snug.StreamedTensors(model.parameters())")
     if streamed is not None and (host_budget is not None or disk_budget is not None):
         raise UsageError(
             "fit: values go where the streamed tensors are, which have budgets of their own; leave host_budget and "
@@ -131,16 +136,26 @@ class _Fitted:
             rehearsals.add(stepping)
             _core.update_begins()
 
-        with leaves_kept(), group.found_in_step(), Recorded(update_begins):
-            recorded = _core.record_step(
-                lambda: loss_of(chosen, sample), device, request, rehearsals, self.agreement, micro_batches,
-                self.other_budgets, self.tiers, self.allowed.lossy, self.streamed,
-            )
-        self.kinds = _core.Kinds(recorded, strategy)
-        self.budget = _core.limit_for(request, self.kinds.graph)
-        if self.streamed is not None and self.budget is not None:
-            self.kinds.open_window(self.streamed, self.budget, self.other_budgets, device, micro_batches)
+        try:
+            with leaves_kept(), group.found_in_step(), Recorded(update_begins):
+                recorded = _core.record_step(
+                    lambda: loss_of(chosen, sample), device, request, rehearsals, self.agreement, micro_batches,
+                    self.other_budgets, self.tiers, self.allowed.lossy, self.streamed,
+                )
+            self._plan(_core.Kinds(recorded, strategy), request, device, micro_batches)
+        except BaseException:
+            if self.streamed is not None:
+                self.streamed.reopen()  # what the session before had
+            raise
         self.device = device
+
+    def _plan(self, kinds: _core.Kinds, request: int | _core.Percent | None, device: str, micro_batches: int) -> None:
+        self.kinds = kinds
+        self.budget = _core.limit_for(request, self.kinds.graph)
+        self.floor = self.kinds.floor if micro_batches > 1 else 0  # of each kind, that of all
+        self.window = None
+        if self.streamed is not None and self.budget is not None:
+            self.window = self.kinds.open_window(self.streamed, self.budget, self.other_budgets, device, micro_batches)
 
 
 class Session:
@@ -154,6 +169,7 @@ class Session:
     def __init__(self, step: Step, fitted: _Fitted) -> None:
         self._step: Step | None = step
         self._allowed = fitted.allowed
+        self._floor, self._window = fitted.floor, fitted.window
         self._devices = [fitted.device, *(d for d, _ in fitted.other_budgets)]
         self._core = _core.Session(
             fitted.kinds, fitted.budget, fitted.device, fitted.other_budgets, fitted.agreement, fitted.tiers,
@@ -164,6 +180,11 @@ class Session:
         self._updates = UpdatesInBackward(fitted.updates) if fitted.updates is not None else None
         if self._updates is not None:
             weakref.finalize(self, self._updates.remove)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if callable(getattr(type(self), name, None)):
+            raise UsageError(f"session: {name} is called and not set: session.{name}({value!r})")
+        super().__setattr__(name, value)
 
     def _forget_step(self) -> None:
         """Lets go of the step that fit was given, and of what it refers to: backward() is always given another."""
@@ -198,7 +219,7 @@ class Session:
     @property
     def plan(self) -> Plan:
         """Of the step that ran last, and was known or planned."""
-        return Plan(*self._core.planned)
+        return Plan(*self._core.planned, self._floor, self._window)
 
     @property
     def last_step(self) -> StepReport:

@@ -16,7 +16,7 @@ from torch import nn
 
 from . import _core
 from .checkpointing import is_naming
-from .choices import check_names
+from .choices import checked_names
 from .errors import UsageError
 
 
@@ -215,7 +215,7 @@ def fuse(model: nn.Module, *, allow: Sequence[str] = (), mlp_rows: int | None = 
     in another order, products of fewer rows may round differently, and hooks of their layers run once for each part. Those with
     dropout inside, as adapters may have it, stay whole in training. What is fused already is tiled by another call.
     """
-    check_names("fuse", allow, _ALLOWED)
+    allow = checked_names("fuse", allow, _ALLOWED)
     if mlp_rows is not None and "tiled_mlp" not in allow:
         raise UsageError(f'fuse: mlp_rows is {mlp_rows}, and nothing is tiled; add allow=["tiled_mlp"]')
     rows = 512 if mlp_rows is None else mlp_rows

@@ -13,8 +13,16 @@ from .sizes import format_bytes
 class Plan:
     """What is done with every value of one recorded step, and what that is predicted to cost. A plain value."""
 
-    def __init__(self, graph: _core.StepGraph, planner: _core.Planner, plan: _core.MemoryPlan, floor_of_all: int = 0) -> None:
+    def __init__(
+        self,
+        graph: _core.StepGraph,
+        planner: _core.Planner,
+        plan: _core.MemoryPlan,
+        floor_of_all: int = 0,
+        window: _core.OpenedWindow | None = None,
+    ) -> None:
         self._floor_of_all = floor_of_all
+        self._window = window
         self._graph = graph
         self._planner = planner
         self._plan = plan
@@ -41,7 +49,13 @@ class Plan:
 
     @property
     def predicted_seconds(self) -> float:
+        """Of the step, beside what it waits for streamed tensors (window.seconds)."""
         return self._plan.predicted_seconds
+
+    @property
+    def window(self) -> _core.OpenedWindow | None:
+        """The part of the budget that streamed tensors come into, and what that costs; None: nothing is streamed."""
+        return self._window
 
     @property
     def unplanned_seconds(self) -> float:
@@ -54,7 +68,10 @@ class Plan:
 
     @property
     def floor(self) -> int:
-        """The smallest budget, in bytes, that a plan of this strategy fits."""
+        """The smallest budget, in bytes, that plans of this strategy fit: of all kinds of steps, and with the smallest window
+        where tensors are streamed."""
+        if self._window is not None:
+            return self._window.floor
         return max(self._planner.floor(self._graph), self._floor_of_all)
 
     @property
@@ -64,7 +81,8 @@ class Plan:
 
     def lower_bound(self) -> tuple[int, float]:
         """Bytes and seconds that no plan can be below: for any budget, and for this one (infinite if none fits)."""
-        return _core.lower_bound(self._graph, self.budget)
+        peak, seconds = _core.lower_bound(self._graph, self.budget)
+        return peak - (self._window.spare if self._window is not None else 0), seconds
 
     def explain(self) -> dict[str, Any]:
         """What is kept and recomputed, in bytes and seconds: in all, by piece of the step, by operator."""
@@ -78,7 +96,7 @@ class Plan:
         """What other budgets would take: (budget in bytes, predicted seconds of a step), by falling budget."""
         if points < 2:
             raise UsageError(f"curve: {points} points; it takes two at least")
-        most, least = self.unplanned_peak, self.floor
+        most, least = self.unplanned_peak, self._planner.floor(self._graph)
         most = max(most + most // 16, least)  # with the reserve of the allocator
         budgets = [most - (most - least) * i // (points - 1) for i in range(points)]
         return [(b, self._planner.plan(self._graph, b).predicted_seconds) for b in budgets]
@@ -118,10 +136,19 @@ class Plan:
             ("predicted peak", f"{format_bytes(self.predicted_peak)} ({percent:.1f} %){self._over()}"),
             ("smallest budget", f"{format_bytes(self.floor)}, no plan has a peak below {format_bytes(bound_peak)}"),
             ("kept for backward", format_bytes(why["kept_bytes"])),
+            *([("moved", format_bytes(why["moved_bytes"]))] if why["moved_bytes"] else []),
+            *([("in fewer bytes", f"{format_bytes(why['compressed_bytes'])} in {format_bytes(why['encoded_bytes'])}")] if why["compressed_bytes"] else []),
             *([("in fewer bits, not the same", f"{format_bytes(why['lossy_bytes'])} in {format_bytes(why['lossy_in_bytes'])}")] if why["lossy_bytes"] else []),
             ("recomputed", f"{format_bytes(why['recomputed_bytes'])}, {why['replayed_ops']} operators replayed"),
             ("predicted step", f"{self.predicted_seconds:.3f} s (+{100 * more:.2f} %)"),
         ]
+        if self._window is not None:
+            w = self._window
+            rows.append((
+                "streamed",
+                f"{format_bytes(w.streamed)} in a window of {format_bytes(w.bytes)}; {format_bytes(w.copied_in)} come and "
+                f"{format_bytes(w.copied_out)} leave in a step, which waits {w.seconds:.3f} s",
+            ))
         if self.budget:
             rows.insert(2, ("budget", format_bytes(self.budget)))
         if math.isfinite(bound_seconds):

@@ -22,6 +22,16 @@ def parse_bytes(size: Size) -> int:
     return size
 
 
+def bytes_of(what: str, size: Size) -> int:
+    """parse_bytes of what has that name in errors."""
+    from .errors import UsageError
+
+    try:
+        return parse_bytes(size)
+    except UsageError as error:
+        raise UsageError(f"{what}: {error}") from None
+
+
 def format_bytes(size: int) -> str:
     """ "8.0 GiB" """
     return _core.format_bytes(size)

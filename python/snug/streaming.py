@@ -9,7 +9,7 @@ import torch
 from . import _core
 from .devices import device_named
 from .errors import UsageError
-from .sizes import Size, parse_bytes
+from .sizes import Size, bytes_of
 
 
 class StreamedTensors:
@@ -43,9 +43,9 @@ class StreamedTensors:
     ) -> None:
         self._core = _core.StreamedTensors(
             None if device is None else device_named(device),
-            None if host_budget is None else parse_bytes(host_budget),
-            None if disk_budget is None else parse_bytes(disk_budget),
-            parse_bytes(min_bytes),
+            None if host_budget is None else bytes_of("streamed: host_budget", host_budget),
+            None if disk_budget is None else bytes_of("streamed: disk_budget", disk_budget),
+            bytes_of("streamed: min_bytes", min_bytes),
         )
         self.add(tensors)
 

@@ -221,6 +221,11 @@ def verify(
                 world.reset()
                 with _core.UndoneDraws():
                     loss = run_plain(session._allowed(step) if session is not None else step, sample)
+                    if all(p.grad is None for _, p in parameters):
+                        raise UsageError(
+                            f"verify: the step has gradients for none of the {len(parameters)} parameters of the model; give the one "
+                            "that the step trains"
+                        )
                     expected, finite = world.outcome(loss), world.finite_gradients()
                 returns_loss = loss is not None
                 del loss

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "snug/base/system_error.h"
 
@@ -18,11 +19,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::string_view kUnfinished = ".unfinished-", kLetters = "abcdefghijklmnopqrstuvwxyz0123456789";
+constexpr std::size_t kOwnLetters = 6;
+
 std::string name_of_its_own(const fs::path& path) {
-  constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyz0123456789";
   std::random_device random;
-  std::string name = path.string() + ".unfinished-";
-  for (int i = 0; i < 6; ++i) name.push_back(kLetters[random() % kLetters.size()]);
+  std::string name = path.string();
+  name += kUnfinished;
+  for (std::size_t i = 0; i < kOwnLetters; ++i) name.push_back(kLetters[random() % kLetters.size()]);
   return name;
 }
 
@@ -113,6 +117,19 @@ void DurableFile::finish() {
     throw_system_error(error);
   }
   sync_folder(path_.parent_path());
+}
+
+void remove_unfinished(const fs::path& folder) {
+  std::error_code error;
+  std::vector<fs::path> left;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.size() <= kOwnLetters) continue;
+    const std::string_view before = std::string_view(name).substr(0, name.size() - kOwnLetters);
+    const bool own = name.find_first_not_of(kLetters, before.size()) == std::string::npos;
+    if (own && before.ends_with(kUnfinished) && entry.is_regular_file(error)) left.push_back(entry.path());
+  }
+  for (const fs::path& path : left) fs::remove(path, error);
 }
 
 void sync_folder(const fs::path& folder) {

@@ -32,6 +32,10 @@ class DurableFile {
   int descriptor_;
 };
 
+/// Removes what writers that died have left in a folder: nobody may be writing there. A folder that is not there has
+/// none.
+void remove_unfinished(const std::filesystem::path& folder);
+
 /// Has the system put a folder's list of names on the disk, so that what was made, renamed or removed there stays so.
 void sync_folder(const std::filesystem::path& folder);
 

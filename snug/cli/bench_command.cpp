@@ -11,10 +11,12 @@
 
 #include "snug/base/comma_list.h"
 #include "snug/base/errors.h"
+#include "snug/base/read_at.h"
 #include "snug/base/text_file.h"
 #include "snug/cli/command.h"
 #include "snug/cli/output.h"
 #include "snug/plan/budget_request.h"
+#include "snug/plan/strategy.h"
 #include "snug/report/curve.h"
 #include "snug/report/terminal.h"
 #include "snug/train/bench.h"
@@ -63,7 +65,7 @@ void write_picture(const std::string& path, const report::Curve& curve) {
 std::vector<plan::BudgetRequest> budgets_in(const std::string& text) {
   std::vector<plan::BudgetRequest> budgets;
   for (const std::string& part : split_at_commas(text)) {
-    const std::optional<plan::BudgetRequest> budget = plan::parse_budget(part);
+    const std::optional<plan::BudgetRequest> budget = read_at("--budgets", [&] { return plan::parse_budget(part); });
     if (!budget) throw UsageError("bench: a budget is empty; write --budgets as in 40%,60%,400MiB");
     budgets.push_back(*budget);
   }
@@ -95,10 +97,13 @@ void add_bench(CLI::App& app, Action& action) {
     action = [=] {
       refuse_setting(*options, "memory.budget", "--budgets has those that are measured");
       refuse_setting(*options, "memory.strategy", "--strategies has those that are measured");
-      const train::Config config = configuration_of_steps(*options);
       train::BenchOptions bench;
       bench.budgets = budgets_in(*budgets);
       bench.strategies = split_at_commas(*strategies);
+      for (const std::string& strategy : bench.strategies)
+        read_at("--strategies", [&] { return plan::strategy_from(strategy); });
+      if (!svg->empty()) check_can_be_written("--svg", *svg);
+      const train::Config config = configuration_of_steps(*options);
       bench.rounds = *rounds;
       const train::InterruptScope interruptible;
       report::Progress progress = report::Progress::for_terminal();

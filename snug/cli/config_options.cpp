@@ -26,7 +26,7 @@ std::string keys_help() {
 void add_config_options(CLI::App& command, ConfigOptions& options) {
   command.add_option("config", options.file, "The configuration, a TOML file")->required()->type_name("CONFIG.toml");
   const auto read_budget = [&options](const std::string& text) {
-    options.budget = plan::parse_budget(text);
+    options.budget = read_at("--budget", [&] { return plan::parse_budget(text); });
     if (options.budget) return;
     throw CLI::ValidationError("--budget", "a budget is empty; write 400MiB or 40%, or leave it out");
   };

@@ -87,11 +87,13 @@ void add_finetune(CLI::App& app, Action& action) {
   CLI::App* command =
       app.add_subcommand("finetune", "Train a pretrained model inside a memory budget, with adapters (LoRA) or whole");
   add_config_options(*command, *options);
-  command->add_option("--prompt", prompts->texts, "Show how this text goes on before and after; may be repeated")
-      ->take_all()
-      ->allow_extra_args(false)
-      ->type_name("TEXT");
+  CLI::Option* prompt =
+      command->add_option("--prompt", prompts->texts, "Show how this text goes on before and after; may be repeated")
+          ->take_all()
+          ->allow_extra_args(false)
+          ->type_name("TEXT");
   command->add_option("--tokens", prompts->tokens, "Tokens to show of each")
+      ->needs(prompt)
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1000000}))
       ->capture_default_str();
   auto resume = std::make_shared<bool>(false);

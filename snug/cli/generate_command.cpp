@@ -11,6 +11,7 @@
 
 #include "snug/base/clock.h"
 #include "snug/base/errors.h"
+#include "snug/base/read_at.h"
 #include "snug/cli/command.h"
 #include "snug/cli/output.h"
 #include "snug/data/tokenizer_format.h"
@@ -135,9 +136,16 @@ void add_generate(CLI::App& app, Action& action) {
       ->type_name("PATH");
   command->add_option("--adapter", o->config.lora.adapter, "Folder of an adapter as PEFT or snug finetune saves it")
       ->type_name("FOLDER");
-  command->add_option("--device", o->config.train.device, "Where it is decoded: cpu, or an accelerator such as cuda:0")
+  command
+      ->add_option_function<std::string>(
+          "--device",
+          [o](const std::string& name) {
+            read_at("--device", [&] { return memory::device_named(name); });
+            o->config.train.device = name;
+          },
+          "Where it is decoded: cpu, or an accelerator such as cuda:0")
       ->type_name("DEVICE")
-      ->capture_default_str();
+      ->default_str(o->config.train.device);
   constexpr train::rules::OneOf<train::BaseWeights> weights{};
   command
       ->add_option_function<std::string>(

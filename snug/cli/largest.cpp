@@ -14,6 +14,8 @@
 #include "snug/report/table.h"
 #include "snug/report/terminal.h"
 #include "snug/train/experiment.h"
+#include "snug/train/planned_experiment.h"
+#include "snug/train/run_device.h"
 
 namespace snug::cli {
 namespace {
@@ -85,6 +87,7 @@ int find_largest(const ConfigOptions& options, train::Extent extent) {
   }
   const std::optional<Bytes> budget = plan::limit_of(config.memory.budget);
   if (!budget) throw UsageError("plan: --largest needs a budget in bytes; give one with --budget, as in 2GiB");
+  train::check_machine_has(budget, config, memory::device_memory(train::device_of(config)));
   train::warm_up(config);
   report::Progress progress = report::Progress::for_terminal();
   const train::Largest found = train::largest(config, extent, *budget, progress);

@@ -270,14 +270,27 @@ void print_plan_summary(const PlanReport& r, const plan::Explanation& why) {
 
 void print_shares(const std::string& title, const std::string& label, const std::vector<plan::Share>& shares,
                   double step_seconds) {
-  const std::vector<std::string> header = {label, "kept", "recomputed", "replayed", "costs", "ms per MiB"};
+  struct Column {
+    const char* name;
+    Bytes plan::Share::*bytes;
+  };
+  std::vector<Column> columns = {{"kept", &plan::Share::kept}};
+  for (const Column& column : {Column{"moved", &plan::Share::moved}, Column{"compressed", &plan::Share::compressed},
+                               Column{"in fewer bits", &plan::Share::lossy}}) {
+    if (std::ranges::any_of(shares, [&](const plan::Share& s) { return s.*column.bytes > 0; }))
+      columns.push_back(column);
+  }
+  columns.push_back({"recomputed", &plan::Share::recomputed});
+  std::vector<std::string> header = {label};
+  for (const Column& column : columns) header.emplace_back(column.name);
+  header.insert(header.end(), {"replayed", "costs", "ms per MiB"});
   std::vector<std::vector<std::string>> rows;
   for (const plan::Share& s : shares) {
     const double mib = static_cast<double>(s.recomputed) / static_cast<double>(1_MiB);
-    const std::string name = s.module.empty() ? s.name : fmt::format("{} ({})", s.name, s.module);
-    rows.push_back({name, format_bytes(s.kept), format_bytes(s.recomputed), fmt::format("{}", s.replayed_ops),
-                    more_time(s.seconds, step_seconds),
-                    s.recomputed > 0 ? fmt::format("{:.3f}", 1000 * s.seconds / mib) : ""});
+    rows.push_back({s.module.empty() ? s.name : fmt::format("{} ({})", s.name, s.module)});
+    for (const Column& column : columns) rows.back().push_back(format_bytes(s.*column.bytes));
+    rows.back().insert(rows.back().end(), {fmt::format("{}", s.replayed_ops), more_time(s.seconds, step_seconds),
+                                           s.recomputed > 0 ? fmt::format("{:.3f}", 1000 * s.seconds / mib) : ""});
   }
   print(report::render_table(title, header, rows, report::terminal_columns(stdout)));
 }
@@ -316,6 +329,8 @@ int run(const PlanOptions& options) {
   if (!options.plan.empty()) refuse_setting(options.config, "memory.strategy", "--plan is a plan already");
   if (options.strategy) refuse_setting(options.config, "memory.strategy", "--strategy has the last word");
   if (options.strategy) check_strategy(*options.strategy);
+  if (!options.graph_out.empty()) check_can_be_written("--graph-out", options.graph_out);
+  if (!options.out.empty()) check_can_be_written("--out", options.out);
   const PlanReport report = options.graph.empty() ? plan_configuration(options) : plan_graph(options);
   if (!options.graph_out.empty()) plan::write_step_graph(options.graph_out, report.graph);
   if (!options.out.empty()) plan::write_plan(options.out, plan::plan_file_for(report.graph, report.plan));

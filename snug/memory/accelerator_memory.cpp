@@ -20,7 +20,7 @@ c10::DataPtr AcceleratorMemory::allocate(std::size_t bytes) {
   const Bytes block = rounded(static_cast<Bytes>(bytes));
   bool kept_any = true;  // by the supply, as far as is known
   const std::shared_ptr<Arena> arena = supply_->must_serve() ? nullptr : this->arena();
-  const Arena::Request request = arena ? arena->ask(block) : Arena::Request();
+  Arena::Request request = arena ? arena->ask(block) : Arena::Request();
   // Once more when nobody could help: another thread may have made room in the meantime.
   for (bool helped = true;;) {
     Bytes missing = promise(block);
@@ -50,13 +50,13 @@ c10::DataPtr AcceleratorMemory::allocate(std::size_t bytes) {
 
 /// In the arena, at its place; else of the supply; else in the arena, wherever there is room.
 AcceleratorMemory::Taken AcceleratorMemory::take(std::size_t bytes, const std::shared_ptr<Arena>& arena,
-                                                 const Arena::Request& request) {
+                                                 Arena::Request& request) {
   if (!arena) return {supply_->take(bytes).release_context(), nullptr};
   if (void* const data = arena->take(request)) return {data, arena};
   try {
     void* const data = supply_->take(bytes).release_context();
     arena->lies_at(request, data);
-    return {data, arena};
+    return {data, nullptr};
   } catch (const c10::OutOfMemoryError&) {
     if (void* const data = arena->take_any(request)) return {data, arena};
     throw;
@@ -65,18 +65,12 @@ AcceleratorMemory::Taken AcceleratorMemory::take(std::size_t bytes, const std::s
 
 std::shared_ptr<Arena> AcceleratorMemory::arena() const {
   const std::lock_guard lock(mutex_);
-  return arena_;
+  return arena_.lock();
 }
 
-void AcceleratorMemory::use(std::shared_ptr<Arena> arena) {
+void AcceleratorMemory::use(const std::shared_ptr<Arena>& arena) {
   const std::lock_guard lock(mutex_);
-  arena_.swap(arena);  // what was in use goes when nothing lies there any more
-}
-
-void AcceleratorMemory::leave(const Arena& arena) {
-  std::shared_ptr<Arena> left;  // goes once the lock has
-  const std::lock_guard lock(mutex_);
-  if (arena_.get() == &arena) left = std::move(arena_);
+  arena_ = arena;
 }
 
 bool AcceleratorMemory::record_stream(const void* data, c10::Stream stream) {
@@ -117,16 +111,22 @@ void AcceleratorMemory::hand_out(Taken taken, Bytes promised) {
 }
 
 bool AcceleratorMemory::freed(void* data) noexcept {
-  std::shared_ptr<Arena> arena;
+  std::shared_ptr<Arena> arena, in_use;
   {
     const std::lock_guard lock(mutex_);
     const auto block = blocks_.find(data);
     if (block == blocks_.end()) return false;
+    in_use = arena_.lock();
     accounts_.give(block->second.size, block->second.tag);
     arena = std::move(block->second.arena);
     blocks_.erase(block);
   }
-  if (!arena || !arena->give(data)) supply_->give(data);
+  if (arena) {
+    arena->give(data);
+  } else {
+    if (in_use) in_use->gone(data);
+    supply_->give(data);
+  }
   return true;
 }
 

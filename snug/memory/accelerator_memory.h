@@ -80,15 +80,14 @@ class AcceleratorMemory final : public DeviceMemory {
   void remove_pressure_handler(PressureHandler* handler) override { handlers_.remove(handler); }
   [[nodiscard]] std::unique_ptr<Meter> meter() override { return accounts_.meter(); }
   [[nodiscard]] std::shared_ptr<Arena> make_arena() override { return std::make_shared<Arena>(device_, *supply_); }
-  void use(std::shared_ptr<Arena> arena) override;
-  void leave(const Arena& arena) override;
+  void use(const std::shared_ptr<Arena>& arena) override;
 
  private:
   struct Block {
     Bytes size;
     Tag tag;
     AllocationTime born;
-    std::shared_ptr<Arena> arena;  // that it lies in, or may lie beside
+    std::shared_ptr<Arena> arena;  // that it lies in
   };
   struct Taken {
     void* data;
@@ -99,7 +98,7 @@ class AcceleratorMemory final : public DeviceMemory {
   /// How much is missing so that `bytes` stay within the limit; 0: nothing, and they are promised.
   Bytes promise(Bytes bytes);
   [[nodiscard]] std::shared_ptr<Arena> arena() const;
-  Taken take(std::size_t bytes, const std::shared_ptr<Arena>& arena, const Arena::Request& request);
+  Taken take(std::size_t bytes, const std::shared_ptr<Arena>& arena, Arena::Request& request);
   void hand_out(Taken taken, Bytes promised);
   void take_back_promise(Bytes bytes);
   [[noreturn]] void refuse(Bytes bytes) const;
@@ -111,8 +110,8 @@ class AcceleratorMemory final : public DeviceMemory {
   Accounts accounts_{mutex_};
   std::unordered_map<const void*, Block> blocks_;
   std::optional<Bytes> limit_;
-  Bytes promised_ = 0;            // to allocations that are under way
-  std::shared_ptr<Arena> arena_;  // in use
+  Bytes promised_ = 0;          // to allocations that are under way
+  std::weak_ptr<Arena> arena_;  // in use, as long as somebody has it or something lies there
   PressureHandlers handlers_;
 };
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "snug/memory/accelerator_memory.h"
@@ -12,8 +13,8 @@
 namespace snug::memory {
 namespace {
 
-constexpr int kTries = 3;
-constexpr Bytes kLess = 32_MiB;
+/// Of what is wanted, one after the other: a supply may reserve more than it is asked for.
+constexpr std::array kShares = {1.0, 0.9, 0.75, 0.5};
 
 c10::Stream current_stream(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
@@ -21,19 +22,23 @@ c10::Stream current_stream(c10::Device device) { return c10::impl::VirtualGuardI
 
 Arena::~Arena() {
   try {
-    give_back();
+    give_back(take_out());
   } catch (const std::exception&) {  // a device that has failed, or is gone: it has the memory, too
   }
 }
 
-/// Its supply does not know who uses it.
-void Arena::give_back() {
-  if (base_ == nullptr) return;
-  for (const InUse& part : std::exchange(in_use_, {})) part.mark.wait();
-  if (stream_) StreamMark(*stream_).wait();
-  supply_.give(std::exchange(base_, nullptr));
+Arena::Base Arena::take_out() {
   bytes_ = 0;
   free_ = {};
+  return {std::exchange(base_, nullptr), std::exchange(in_use_, {}), stream_};
+}
+
+/// Its supply does not know who uses it. Without the lock, as others wait for that where this waits.
+void Arena::give_back(const Base& base) {
+  if (base.data == nullptr) return;
+  for (const InUse& part : base.in_use) part.mark.wait();
+  if (base.stream) StreamMark(*base.stream).wait();
+  supply_.give(base.data);
 }
 
 std::vector<Arena::Asked> Arena::end() {
@@ -41,7 +46,14 @@ std::vector<Arena::Asked> Arena::end() {
   ++step_;
   open_.clear();
   known_.clear();
-  return std::exchange(asked_, {});
+  std::vector<Asked> asked = std::exchange(asked_, {});
+  return asked.size() < kMostAsked ? asked : std::vector<Asked>();
+}
+
+void Arena::close() {
+  const std::lock_guard lock(mutex_);
+  thread_ = {};
+  closed_ = true;
 }
 
 void Arena::begin(std::vector<std::shared_ptr<const Places>> known) {
@@ -53,6 +65,7 @@ void Arena::begin(std::vector<std::shared_ptr<const Places>> known) {
   }
   stream_ = stream;
   thread_ = std::this_thread::get_id();
+  closed_ = false;
   known_ = std::move(known);
   at_end_ = false;
   placed_ = elsewhere_ = 0;
@@ -63,17 +76,25 @@ void Arena::begin(std::vector<std::shared_ptr<const Places>> known) {
 }
 
 bool Arena::resize(Bytes bytes, std::optional<Bytes> limit) {
-  const std::lock_guard lock(mutex_);
-  if (!here_.empty()) return false;
-  give_back();
+  Base before;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!here_.empty()) return false;
+    before = take_out();
+  }
+  give_back(before);
   supply_.release_cached();
   if (limit) bytes = std::min(bytes, *limit - supply_.reserved());
-  // A supply may reserve more than it is asked for.
-  for (int tries = 0; base_ == nullptr && bytes > 0 && tries < kTries; ++tries, bytes -= kLess) {
+  for (const double share : kShares) {
+    const auto tried = static_cast<Bytes>(share * static_cast<double>(bytes));
+    if (tried <= 0) break;
     try {
-      base_ = supply_.take(static_cast<std::size_t>(bytes)).release_context();
-      bytes_ = bytes;
-      free_.give(0, bytes);
+      void* const taken = supply_.take(static_cast<std::size_t>(tried)).release_context();
+      const std::lock_guard lock(mutex_);
+      base_ = taken;
+      bytes_ = tried;
+      free_.give(0, tried);
+      break;
     } catch (const c10::OutOfMemoryError&) {  // else blocks lie where the supply puts them, as before
     }
   }
@@ -100,7 +121,7 @@ bool Arena::serves() const { return base_ != nullptr && current_stream(device_) 
 Arena::Request Arena::ask(Bytes bytes) {
   const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
   const std::lock_guard lock(mutex_);
-  if (std::this_thread::get_id() != thread_ && !in_backward) return {bytes};
+  if (closed_ || asked_.size() == kMostAsked || (std::this_thread::get_id() != thread_ && !in_backward)) return {bytes};
   asked_.push_back({bytes});
   return {bytes, step_, asked_.size() - 1};
 }
@@ -113,16 +134,16 @@ bool Arena::agrees_with_known(const Request& request) {
   return !known_.empty();
 }
 
-void* Arena::take(const Request& request) {
+void* Arena::take(Request& request) {
   const std::lock_guard lock(mutex_);
   if (request.step != step_) return nullptr;
   const bool agrees = agrees_with_known(request);
   const Bytes offset = agrees ? (*known_.front())[request.place].offset : kElsewhere;
   if (offset != kElsewhere && serves() && free_.has(offset, request.bytes)) {
-    ++placed_;
+    placed_ += request.counted ? 0 : 1;
     return put(request, offset);
   }
-  if (agrees || !at_end_) ++elsewhere_;
+  if ((agrees || !at_end_) && !std::exchange(request.counted, true)) ++elsewhere_;
   return agrees || !serves() ? nullptr : put_anywhere(request);
 }
 
@@ -156,24 +177,32 @@ void Arena::lies_at(const Request& request, const void* data) {
   if (request.step == step_) open_.insert_or_assign(data, request.place);
 }
 
-bool Arena::give(const void* data) noexcept {
+void Arena::note_end(const void* data) {
+  const auto open = open_.find(data);
+  if (open == open_.end()) return;
+  asked_[open->second].until = std::ssize(asked_);
+  open_.erase(open);
+}
+
+void Arena::gone(const void* data) noexcept {
   const std::lock_guard lock(mutex_);
-  if (const auto open = open_.find(data); open != open_.end()) {
-    asked_[open->second].until = std::ssize(asked_);
-    open_.erase(open);
-  }
+  note_end(data);
+}
+
+void Arena::give(const void* data) noexcept {
+  const std::lock_guard lock(mutex_);
+  note_end(data);
   const auto block = here_.find(data);
-  if (block == here_.end()) return false;
+  if (block == here_.end()) return;
   const Here here = std::move(block->second);
   here_.erase(block);
   try {
     for (const c10::Stream stream : here.used_by) in_use_.push_back({here.offset, here.bytes, StreamMark(stream)});
     if (here.used_by.empty()) supply_.emptied(const_cast<void*>(data), here.bytes, *stream_);
   } catch (const std::exception&) {
-    return true;  // nobody knows when those streams are done with it: it is not used again
+    return;  // nobody knows when those streams are done with it: it is not used again
   }
   free_.give(here.offset, here.bytes);
-  return true;
 }
 
 bool Arena::record_stream(const void* data, c10::Stream stream) {

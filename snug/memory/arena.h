@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "snug/base/bytes.h"
-#include "snug/memory/range_heap.h"
+#include "snug/base/range_heap.h"
 #include "snug/memory/stream_mark.h"
 
 namespace snug::memory {
@@ -31,6 +31,7 @@ class Arena {
  public:
   static constexpr Bytes kElsewhere = -1;
   static constexpr std::int64_t kStays = std::numeric_limits<std::int64_t>::max();
+  static constexpr std::size_t kMostAsked = 50'000;  ///< that are noted of a step, with all that comes after it
 
   /// What was asked for.
   struct Asked {
@@ -47,12 +48,15 @@ class Arena {
   /// `supply`: of its memory. It must outlive this.
   Arena(c10::Device device, Supply& supply) : device_(device), supply_(supply) {}
   /// Nothing lies there any more.
+  /// Waits for who may use it still.
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// A step is over: returns all that was asked for since it began.
+  /// A step is over: returns all that was asked for since it began; nothing where that was too much.
   std::vector<Asked> end();
+  /// No more steps begin: what the supply has no room for may lie there as long as something does.
+  void close();
   /// A step begins. As long as what is asked for agrees with one of `known`, it gets the places of the first that does;
   /// then, and where none does, a place where there is room.
   void begin(std::vector<std::shared_ptr<const Places>> known);
@@ -74,19 +78,22 @@ class Arena {
   // For AcceleratorMemory.
   struct Request {
     Bytes bytes = 0;
-    std::uint64_t step = 0;  // in which it was made; 0: by a thread that has no part in steps
+    std::uint64_t step = 0;  // in which it was made; 0: it has no part in one
     std::size_t place = 0;   // in the order of that
+    bool counted = false;
   };
   /// A block of so many bytes, as the supply rounds them, is asked for.
   Request ask(Bytes bytes);
   /// Its place; nullptr where it lies elsewhere.
-  void* take(const Request& request);
+  void* take(Request& request);
   /// The supply has none left: any place, or nullptr.
   void* take_any(const Request& request);
   /// It lies elsewhere, at this address.
   void lies_at(const Request& request, const void* data);
-  /// What lies at this address, here or elsewhere, is given back. Whether it lies here. Must not throw.
-  bool give(const void* data) noexcept;
+  /// What lies here, at this address, is given back. Must not throw.
+  void give(const void* data) noexcept;
+  /// What lies elsewhere, at this address, was given back.
+  void gone(const void* data) noexcept;
   /// What another stream does with it ends before it is another's. False: it does not lie here.
   bool record_stream(const void* data, c10::Stream stream);
 
@@ -101,7 +108,15 @@ class Arena {
     StreamMark mark;
   };
 
-  void give_back();
+  /// The range, and who may use it.
+  struct Base {
+    void* data = nullptr;
+    std::vector<InUse> in_use{};
+    std::optional<c10::Stream> stream{};
+  };
+  Base take_out();
+  void give_back(const Base& base);
+  void note_end(const void* data);
   [[nodiscard]] bool serves() const;
   [[nodiscard]] bool agrees_with_known(const Request& request);
   void* put_anywhere(const Request& request);
@@ -122,7 +137,8 @@ class Arena {
   std::vector<Asked> asked_;                           // since it began
   std::unordered_map<const void*, std::size_t> open_;  // of that, what is there
   std::vector<std::shared_ptr<const Places>> known_;   // that agree so far
-  bool at_end_ = false;                                // all that one of them has was asked for
+  bool closed_ = false;
+  bool at_end_ = false;  // all that one of them has was asked for
   std::int64_t placed_ = 0, elsewhere_ = 0;
 };
 

@@ -31,7 +31,10 @@ class CudaSupply final : public Supply {
 
   /// A pool of somebody's own takes what is allocated from now on, or no longer.
   void pool_begins() { ++pools_; }
-  void pool_ends() { --pools_; }
+  void pool_ends() {
+    for (int pools = pools_; pools > 0 && !pools_.compare_exchange_weak(pools, pools - 1);) {
+    }  // one that began before this was there ends too
+  }
 
  private:
   c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator_;

@@ -105,10 +105,8 @@ class DeviceMemory {
   /// A range of this memory that places are chosen in; nullptr where addresses do not matter, as pages move (the
   /// CPU's).
   [[nodiscard]] virtual std::shared_ptr<Arena> make_arena() { return nullptr; }
-  /// New blocks lie in this one from now on, in place of another that was in use.
-  virtual void use(std::shared_ptr<Arena> arena) { static_cast<void>(arena); }
-  /// Not in this one any more, if it is in use.
-  virtual void leave(const Arena& arena) { static_cast<void>(arena); }
+  /// New blocks lie in this one from now on, in place of another that was in use, as long as somebody has it.
+  virtual void use(const std::shared_ptr<Arena>& arena) { static_cast<void>(arena); }
 };
 
 /// The device that a text such as "cpu", "cuda" or "cuda:1" names, whether it is there or not; without an index it has

@@ -49,6 +49,9 @@ ContentsThere::ContentsThere(const c10::Storage& storage, Access access) : stora
   owner_ = std::move(owner);
 }
 
+ContentsThere::ContentsThere(const at::Tensor& tensor, Access access)
+    : ContentsThere(tensor.has_storage() ? tensor.storage() : c10::Storage(), access) {}
+
 ContentsThere::~ContentsThere() {
   if (owner_) owner_->release(which_);
 }

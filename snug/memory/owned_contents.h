@@ -46,6 +46,8 @@ void take_contents_back(c10::StorageImpl& storage, c10::DataPtr memory) noexcept
 class ContentsThere {
  public:
   explicit ContentsThere(const c10::Storage& storage, Access access = Access::Read);
+  /// Of the tensor's storage, where it has one.
+  explicit ContentsThere(const at::Tensor& tensor, Access access = Access::Read);
   ~ContentsThere();
   ContentsThere(const ContentsThere&) = delete;
   ContentsThere& operator=(const ContentsThere&) = delete;

@@ -28,9 +28,12 @@ std::string share_that_fits(const DoesNotFit::Floor& floor) {
                      std::ceil(100.0 * least / static_cast<double>(floor.unplanned_peak)));
 }
 
-/// What was there before the step does not get smaller with it.
+/// What was there before the step does not get smaller with it, but for batches.
 std::string what_helps(const DoesNotFit::Floor& floor) {
-  if (static_bytes(floor) < floor.budget) return ", or use a smaller batch or sequence";
+  constexpr std::size_t kOfTheModel = 3;  // the first parts
+  const Bytes of_model =
+      std::accumulate(floor.static_by_tag.begin(), floor.static_by_tag.begin() + kOfTheModel, Bytes{0});
+  if (of_model < floor.budget) return ", or use a smaller batch or sequence";
   return fmt::format("; no smaller step helps, as what is there before it takes {}", format_bytes(static_bytes(floor)));
 }
 
@@ -48,10 +51,11 @@ std::string message(const DoesNotFit::Floor& floor) {
   if (floor.only_begun) {
     return fmt::format(
         "does not fit: the budget{} is {}, and the step cannot be recorded within it: where that stopped it would have "
-        "taken {} ({} bytes: {}), and all of it takes more; a plan without a budget records it all and says the "
-        "smallest (snug plan, snug.plan); raise the budget{}{}",
-        of_device, format_bytes(floor.budget), format_bytes(floor.floor), floor.floor, parts, what_helps(floor),
-        floor.change);
+        "taken {} ({} bytes: {}), and all of it takes more; {}raise the budget{}{}",
+        of_device, format_bytes(floor.budget), format_bytes(floor.floor), floor.floor, parts,
+        floor.needs_a_budget ? ""
+                             : "a plan without a budget records it all and says the smallest (snug plan, snug.plan); ",
+        what_helps(floor), floor.change);
   }
   std::string budget = format_bytes(floor.budget);
   if (budget == format_bytes(floor.floor)) budget += fmt::format(" ({} bytes)", floor.budget);

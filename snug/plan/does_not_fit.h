@@ -26,6 +26,7 @@ class DoesNotFit : public Error {
     /// The step could not be recorded within the budget, with evictions alone: the floor is what it would have taken
     /// where the recording stopped. A plan may do with a little less, and the rest of the step may take more.
     bool only_begun = false;
+    bool needs_a_budget = false;  ///< the step cannot be recorded without one, as tensors are streamed
     std::string device{};  ///< a further one that the step uses and that all of this is of; empty: the step's own
     std::string change{};  ///< what would make it fit, behind the message; may be empty
   };

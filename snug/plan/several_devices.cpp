@@ -129,6 +129,7 @@ class DeviceByDevice {
         MemoryPlan better = planned_again(*worst, plan);
         plan.actions = std::move(better.actions);
         plan.segments = std::move(better.segments);
+        if (is_first(*worst, graph_)) plan.staging = std::move(better.staging);  // others have none
       } catch (const DoesNotFit& error) {
         // What the plans of other devices make it take is the step's, too.
         DoesNotFit::Floor floor = error.floor();

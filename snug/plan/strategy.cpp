@@ -109,4 +109,17 @@ Strategy strategy_from(std::string_view text) {
 
 bool may_compress(std::string_view text) { return std::holds_alternative<Optimal>(strategy_from(text)); }
 
+bool may_move(std::string_view text) {
+  const Strategy strategy = strategy_from(text);
+  return std::holds_alternative<Optimal>(strategy) || std::holds_alternative<OffloadModules>(strategy) ||
+         std::holds_alternative<Offload>(strategy) || std::holds_alternative<OffloadedBlocks>(strategy);
+}
+
+bool drops_without_budget(std::string_view text) {
+  const Strategy strategy = strategy_from(text);
+  return !std::holds_alternative<Optimal>(strategy) && !std::holds_alternative<None>(strategy) &&
+         !std::holds_alternative<Eviction>(strategy) && !std::holds_alternative<Offload>(strategy) &&
+         !std::holds_alternative<OffloadModules>(strategy);
+}
+
 }  // namespace snug::plan

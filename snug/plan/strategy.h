@@ -63,6 +63,10 @@ std::vector<std::string> strategy_forms();
 /// UsageError naming what is wrong; whether an argument suits a step is seen when the plan is made.
 Strategy strategy_from(std::string_view text);
 
+/// Whether its plans may move values where they are given room. Throws as strategy_from does.
+[[nodiscard]] bool may_move(std::string_view text);
+/// Whether its plans drop values where there is no budget. Throws as strategy_from does.
+[[nodiscard]] bool drops_without_budget(std::string_view text);
 /// Whether its plans may compress what autograd saves. Throws as strategy_from does.
 [[nodiscard]] bool may_compress(std::string_view text);
 

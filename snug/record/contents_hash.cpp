@@ -17,6 +17,7 @@ namespace snug::record {
 std::uint64_t contents_hash(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
+  const memory::ContentsThere there(tensor);
   at::Tensor plain = tensor.detach();
   if (plain.layout() != c10::kStrided) plain = plain.to_dense();
   plain = plain.resolve_conj().resolve_neg().to(at::kCPU).contiguous();
@@ -46,6 +47,7 @@ at::Tensor dense_on_cpu(const at::Tensor& tensor) {
 BlockHashes BlockHashes::of(const at::Tensor& tensor) {
   BlockHashes result;
   result.item_size = static_cast<std::int64_t>(tensor.itemsize());
+  const memory::ContentsThere there(tensor);
   const at::Tensor plain = dense_on_cpu(tensor);
   const auto bytes = static_cast<Bytes>(plain.nbytes());
   const auto* data = static_cast<const std::byte*>(plain.const_data_ptr());

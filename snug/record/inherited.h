@@ -19,6 +19,10 @@ class Inherited {
     auto* const holder = static_cast<Holder*>(c10::ThreadLocalDebugInfo::get(kind()));
     return holder != nullptr ? holder->what.get() : nullptr;
   }
+  static std::shared_ptr<T> shared() noexcept {
+    auto* const holder = static_cast<Holder*>(c10::ThreadLocalDebugInfo::get(kind()));
+    return holder != nullptr ? holder->what : nullptr;
+  }
 
   /// From now on it is this thread's. Whoever ends a c10::DebugInfoGuard that began before takes it away again.
   static void set(std::shared_ptr<T> what) {

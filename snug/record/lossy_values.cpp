@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <string_view>
 #include <unordered_set>
 
@@ -73,10 +74,11 @@ const std::unordered_set<std::string_view>& savers_of_results() {
 
 bool is_attention(std::string_view name) { return name.find("attention") != std::string_view::npos; }
 
-/// Whether backward asks on which side of a threshold a saved number is: rounding may bring it across.
+/// Whether backward asks on which side of a threshold a saved number is, and jumps there (elu: SELU's does): rounding
+/// may bring it across.
 bool compares(std::string_view name) {
   return name == "aten::relu" || name == "aten::leaky_relu" || name == "aten::hardtanh" || name == "aten::threshold" ||
-         name == "aten::hardsigmoid";
+         name == "aten::hardsigmoid" || name == "aten::hardswish" || name == "aten::elu";
 }
 
 /// What an operator has saved: what it reads, or what it has made.
@@ -85,11 +87,24 @@ enum class By : std::uint8_t { Reading, Making };
 /// Whether numbers so near are enough for the backward of an operator that has saved them. Attention takes the
 /// exponential of products of what it reads, beside a sum of the exact ones; a log-softmax that of its result.
 bool is_near_enough(std::string_view name, By by, plan::Codec codec) {
-  const bool levels = codec == plan::Codec::Int8 || codec == plan::Codec::Int4;
-  const bool coarse = codec == plan::Codec::Float8 || codec == plan::Codec::Int4;
-  if (is_attention(name) && by == By::Reading) return !coarse && !levels;
-  if (name == "aten::_log_softmax") return !coarse;
-  return !compares(name) || !levels;
+  const bool read_by_attention = is_attention(name) && by == By::Reading;
+  switch (codec) {
+    case plan::Codec::BFloat16:
+      return true;
+    case plan::Codec::Float8:
+      return !read_by_attention && name != "aten::_log_softmax";
+    case plan::Codec::Int8:
+      return !read_by_attention && !compares(name);
+    case plan::Codec::Int4:
+      return !read_by_attention && name != "aten::_log_softmax" && !compares(name);
+    case plan::Codec::None:
+    case plan::Codec::Zeros:
+    case plan::Codec::Bits:
+    case plan::Codec::Narrow:
+    case plan::Codec::Exponents:
+      break;
+  }
+  throw std::logic_error("lossy values: a codec that gives back the same bits asks nobody");
 }
 
 }  // namespace

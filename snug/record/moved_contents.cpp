@@ -32,10 +32,10 @@ MovedContents::InFewerBytes MovedContents::compressed(const c10::Storage& storag
   return {memory::Compressed(storage, bytes, as), encoding};
 }
 
-memory::Offloaded::Arriving MovedContents::fetch(plan::ValueId value) const {
-  return std::visit(Match{[](const memory::Offloaded& moved) { return moved.fetch(); },
-                          [](const InFewerBytes& there) {
-                            return memory::Offloaded::Arriving{there.contents.expand(), {}};
+MovedContents::Fetch MovedContents::fetch(plan::ValueId value) const {
+  return std::visit(Match{[](const memory::Offloaded& moved) -> Fetch { return [&moved] { return moved.fetch(); }; },
+                          [](const InFewerBytes& there) -> Fetch {
+                            return [&there] { return memory::Offloaded::Arriving{there.contents.expand(), {}}; };
                           }},
                     contents_.at(value));
 }

@@ -2,6 +2,7 @@
 
 #include <c10/core/Storage.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -65,9 +66,10 @@ class MovedContents {
   /// Those that are not, the oldest first.
   [[nodiscard]] std::vector<plan::ValueId> on_their_way() const { return departures_.on_their_way(); }
   [[nodiscard]] bool leaving(plan::ValueId value) const { return leaving_.contains(value); }
-  /// In a new storage. The caller keeps that, and what reads it waits (see arrived). Throws Error when the contents
-  /// cannot be read.
-  [[nodiscard]] memory::Offloaded::Arriving fetch(plan::ValueId value) const;
+  /// What fetches it into a new storage, while others may be given up, but not this one. The caller keeps that, and
+  /// what reads it waits (see arrived). Throws Error when the contents cannot be read.
+  using Fetch = std::function<memory::Offloaded::Arriving()>;
+  [[nodiscard]] Fetch fetch(plan::ValueId value) const;
   /// Bytes of its device's memory that its compressed contents take; 0 where there are none.
   [[nodiscard]] Bytes compressed_to(plan::ValueId value) const;
   /// How they are compressed, if they are.

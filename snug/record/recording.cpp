@@ -30,7 +30,7 @@ struct GatesSlot {
   static constexpr int kNumber = 101;
 };
 
-/// A thread's, the oldest first.
+/// A thread's, the oldest first; where it works for another one's backward pass, that one's before them.
 class Gates {
  public:
   using Inherit = Inherited<Gates, GatesSlot>;
@@ -48,12 +48,29 @@ class Gates {
   /// Whether any thread has some. One that has, or works for one that has, sees that.
   static bool anywhere() { return s_of_all_threads.load(std::memory_order_relaxed) > 0; }
   [[nodiscard]] std::vector<OperatorGate*> newest_first() {
+    std::unique_lock lock(mutex_);
+    std::vector<OperatorGate*> gates{all_.rbegin(), all_.rend()};
+    const std::shared_ptr<Gates> outer = outer_;
+    lock.unlock();
+    if (!outer) return gates;
+    const std::vector<OperatorGate*> before = outer->newest_first();
+    gates.insert(gates.end(), before.begin(), before.end());
+    return gates;
+  }
+  /// Those come before its own from now on; nullptr: none. Returns what has until now.
+  std::shared_ptr<Gates> come_after(std::shared_ptr<Gates> outer) {
     const std::lock_guard lock(mutex_);
-    return {all_.rbegin(), all_.rend()};
+    return std::exchange(outer_, std::move(outer));
+  }
+  /// Whether it is these, or those come before its own.
+  [[nodiscard]] bool includes(const Gates& others) {
+    if (this == &others) return true;
+    const std::lock_guard lock(mutex_);
+    return outer_ && outer_->includes(others);
   }
   [[nodiscard]] bool any() {
     const std::lock_guard lock(mutex_);
-    return !all_.empty();
+    return !all_.empty() || (outer_ && outer_->any());
   }
 
   static const std::shared_ptr<Gates>& of_this_thread() {
@@ -64,14 +81,22 @@ class Gates {
  private:
   std::mutex mutex_;
   std::vector<OperatorGate*> all_;
+  std::shared_ptr<Gates> outer_;
   inline static std::atomic<int> s_of_all_threads = 0;  // asked in front of every operator
 };
 
 /// This thread's operators come by the recorder's key as long as somebody is there who sees them, whoever goes first.
 void direct_operators() {
   const std::shared_ptr<Gates>& gates = Gates::of_this_thread();
-  if (gates->any()) Gates::Inherit::set(gates);
-  c10::impl::tls_set_dispatch_key_included(kRecordingKey, t_tape != nullptr || gates->any());
+  const std::shared_ptr<Gates> now = Gates::Inherit::shared();
+  if (gates->any()) {
+    if (now && !now->includes(*gates)) (void)gates->come_after(now);
+    Gates::Inherit::set(gates);
+  } else if (auto outer = gates->come_after(nullptr); outer && now == gates) {
+    Gates::Inherit::set(std::move(outer));
+  }
+  Gates* const told = Gates::Inherit::get();
+  c10::impl::tls_set_dispatch_key_included(kRecordingKey, t_tape != nullptr || (told != nullptr && told->any()));
 }
 
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {

@@ -9,12 +9,15 @@
 #include <complex>
 
 #include "snug/base/bytes.h"
+#include "snug/memory/owned_contents.h"
 #include "snug/record/recording_key.h"
 
 namespace snug::record {
 namespace {
 
-std::vector<std::byte> bytes_of(const at::Tensor& dense) {
+std::vector<std::byte> bytes_of(const at::Tensor& tensor) {
+  const memory::ContentsThere there(tensor);
+  const at::Tensor dense = dense_on_cpu(tensor);
   const auto* data = static_cast<const std::byte*>(dense.const_data_ptr());
   return {data, data + dense.nbytes()};
 }
@@ -67,13 +70,14 @@ Remembered::Remembered(const at::Tensor& tensor, VerifyReplay how) {
   if (how == VerifyReplay::Hashes) {
     contents_ = BlockHashes::of(tensor);
   } else {
-    contents_ = bytes_of(dense_on_cpu(tensor));
+    contents_ = bytes_of(tensor);
   }
 }
 
 std::optional<std::string> Remembered::difference(const at::Tensor& now) const {
   const at::NoGradGuard no_grad;
   const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
+  const memory::ContentsThere there(now);
   return std::visit(Comparison{dense_on_cpu(now)}, contents_);
 }
 

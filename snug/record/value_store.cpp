@@ -189,8 +189,9 @@ c10::Storage ValueStore::fetch(plan::ValueId value) {
       plan::ValueId before;
       ~Reading() { which = before; }
     } const reading{fetching_, std::exchange(fetching_, value)};
-    const TapeMutex::Lent lent(mutex_);
-    return moved_.fetch(value);
+    const auto fetch = moved_.fetch(value);
+    const TapeMutex::Lent lent(mutex_);  // to who may give up others
+    return fetch();
   }();
   moved_.arrives(value, at(value).device, std::move(arriving.there));
   return std::move(arriving.storage);

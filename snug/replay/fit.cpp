@@ -70,6 +70,7 @@ RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forwa
                     .peak_op = least->operation,
                     .strategy = "eviction",
                     .only_begun = true,
+                    .needs_a_budget = options.streamed != nullptr,
                     .device = least->device == memory.device() ? std::string() : least->device.str()});
 }
 
@@ -96,7 +97,7 @@ memory::DeviceMemory& checked(FitOptions& options, std::optional<c10::Device> de
   if (!options.device) options.device = c10::kCPU;
   if (options.optimizer && options.update)
     throw UsageError("fit: it has an optimizer and an update; give one of them, the update if it runs the optimizer");
-  if (options.arena) (void)StepArena(memory::device_memory(*options.device));  // throws where it has none
+  if (options.arena) (void)StepArena::of(memory::device_memory(*options.device));  // throws where it has none
   if (options.lossy != plan::Codec::None && !plan::may_compress(options.strategy)) {
     throw UsageError(
         fmt::format("fit: the strategy \"{}\" leaves nothing to codecs; leave `lossy` out", options.strategy));
@@ -153,6 +154,7 @@ Session fit(const Forward& forward, FitOptions options, std::optional<c10::Devic
   memory::DeviceMemory& memory = or_tell(
       *options.agreement, [&]() -> auto& { return checked(options, device_of_sample); });
   const auto tiers = or_tell(*options.agreement, [&] { return tiers_of(options); });
+  const WindowAfterFailure as_before(options.streamed.get());
   options.other_budgets = with_indices(std::move(options.other_budgets));
   std::vector<RecordedStep> kinds =
       record_micro_batches(options.micro_batches, options.budget, forward, memory,

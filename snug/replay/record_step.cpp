@@ -193,6 +193,7 @@ struct RecordingScope {
     const std::vector<Bytes> without = allocated_on(devices);
     const memory::TagScope tag(memory::Tag::Gradients);
     for (const at::Tensor& p : with) {
+      const c10::impl::ExcludeDispatchKeyGuard no_state_of_an_optimizer(record::kRecordingKey);
       p.mutable_grad() = at::zeros_like(p);
       if (options.streamed) options.streamed->take_gradient(p);
     }
@@ -367,14 +368,15 @@ RecordedStep record_step_evicting(EvictionCost cost, const Forward& forward, mem
   options.other_budgets = with_indices(std::move(options.other_budgets));
   if (options.until == RecordUntil::Loss) return record_forward(cost, forward, memory, options);
   // The first run pays for page faults and the kernels' own set-up, and shows what is used at once.
-  if (options.streamed) options.streamed->open({});
+  const WindowAfterFailure as_before(options.streamed.get());
+  if (options.streamed) options.streamed->try_out({});
   Recorded once = record_once(cost, forward, memory, options);
   const plan::StepGraph first = std::move(once.step.graph);
   // What is older than the allocator counts from here on.
   for (const c10::Storage& leaf : once.leaves) memory::adopt(leaf);
   tag_weights(once.step.parameters);
   once = {};
-  if (options.streamed) options.streamed->open({.bytes = options.streamed->totals().most_at_once});
+  if (options.streamed) options.streamed->try_out({.bytes = options.streamed->totals().most_at_once});
   RecordedStep step = record_once(cost, forward, memory, options).step;
   if (first.fingerprint() != step.graph.fingerprint()) return step;
   for (std::size_t i = 0; i < step.graph.ops.size(); ++i) {

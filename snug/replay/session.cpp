@@ -179,7 +179,7 @@ struct Session::State {
   Follow follow = Follow::All;
   std::shared_ptr<memory::Tiers> tiers = std::make_shared<memory::Tiers>();
   std::shared_ptr<StreamedTensors> streamed{};
-  std::unique_ptr<replay::StepArena> arena{};
+  std::shared_ptr<replay::StepArena> arena{};
   StepReport last;
   replay::StepTrace trace;
 
@@ -247,7 +247,7 @@ const memory::Tiers& Session::tiers() const noexcept { return *state_->tiers; }
 
 void Session::use(std::shared_ptr<StreamedTensors> streamed) noexcept { state_->streamed = std::move(streamed); }
 
-void Session::use_arena() { state_->arena = std::make_unique<replay::StepArena>(state_->memory); }
+void Session::use_arena() { state_->arena = replay::StepArena::of(state_->memory); }
 std::optional<replay::StepArena::Stats> Session::arena() const {
   return state_->arena ? std::optional(state_->arena->stats()) : std::nullopt;
 }

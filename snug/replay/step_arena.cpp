@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <span>
 #include <utility>
 
@@ -78,9 +79,21 @@ StepArena::StepArena(memory::DeviceMemory& memory) : memory_(memory), arena_(mem
                   memory.device().str()));
 }
 
-StepArena::~StepArena() { memory_.leave(*arena_); }
+StepArena::~StepArena() { arena_->close(); }
+
+std::shared_ptr<StepArena> StepArena::of(memory::DeviceMemory& memory) {
+  static std::mutex mutex;
+  static std::map<const memory::DeviceMemory*, std::weak_ptr<StepArena>> known;
+  const std::lock_guard lock(mutex);
+  std::weak_ptr<StepArena>& there = known[&memory];
+  if (auto arena = there.lock()) return arena;
+  auto made = std::make_shared<StepArena>(memory);
+  there = made;
+  return made;
+}
 
 void StepArena::begin() {
+  const std::lock_guard lock(mutex_);
   if (Asked asked = arena_->end(); !asked.empty()) note(std::move(asked));
   resize();
   const Occupied occupied = arena_->occupied();
@@ -117,6 +130,7 @@ void StepArena::note(Asked asked) {
 const StepArena::Places& StepArena::places_beside(Kind& kind, const Occupied& occupied) {
   if (occupied.empty()) return kind.places;
   if (kind.beside && kind.occupied == occupied) return kind.beside;
+  if (++kind.chosen_beside > kMostChosen) return kind.places;  // those that are free
   kind.beside = choose_places(kind.asked, occupied).places;
   kind.occupied = occupied;
   return kind.beside;
@@ -135,6 +149,7 @@ void StepArena::resize() {
 }
 
 StepArena::Stats StepArena::stats() const {
+  const std::lock_guard lock(mutex_);
   const memory::Arena::Stats arena = arena_->stats();
   Bytes highest = 0;
   for (const Kind& kind : kinds_) highest = std::max(highest, kind.highest);

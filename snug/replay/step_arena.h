@@ -2,7 +2,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
+#include <mutex>
 #include <vector>
 
 #include "snug/base/bytes.h"
@@ -13,12 +13,13 @@ namespace snug::replay {
 
 /// Has steps lie in an arena: notes what each asks the device's memory for, and when it gives that back; where two have
 /// asked alike, chooses the places of all that is given back before the next step begins, and from then on steps that
-/// ask so get them. For a session's steps, by one thread.
+/// ask so get them. All sessions of a device have the same one. Any thread.
 class StepArena {
  public:
-  /// Throws UsageError where addresses do not matter.
+  /// That of the device, which is there as long as somebody has it. Throws UsageError where addresses do not matter.
+  static std::shared_ptr<StepArena> of(memory::DeviceMemory& memory);
   explicit StepArena(memory::DeviceMemory& memory);
-  /// Blocks lie wherever they did before.
+  /// Blocks lie wherever they did before. The range goes with the last that lies there.
   ~StepArena();
   StepArena(const StepArena&) = delete;
   StepArena& operator=(const StepArena&) = delete;
@@ -42,7 +43,7 @@ class StepArena {
   struct Kind {
     std::uint64_t hash = 0;
     std::vector<memory::Arena::Asked> asked{};  // with the latest that each was given back, of all such steps
-    int chosen = 0;                             // times that places were
+    int chosen = 0, chosen_beside = 0;          // times that places were
     Places places{};                            // of what does not outlive the step; once there were two such steps
     Bytes bytes = 0, highest = 0;               // of those
     Bytes outliving = 0;
@@ -54,6 +55,7 @@ class StepArena {
   static const Places& places_beside(Kind& kind, const Occupied& occupied);
 
   memory::DeviceMemory& memory_;
+  mutable std::mutex mutex_;  // of what follows
   std::shared_ptr<memory::Arena> arena_;
   std::vector<Kind> kinds_;  // the last first
   Bytes wanted_ = 0;         // when the arena was made

@@ -64,6 +64,13 @@ std::int32_t StreamWindow::reserve(Bytes bytes) {
   return which;
 }
 
+void StreamWindow::give_up_reserved(std::int32_t which) {
+  const std::lock_guard lock(mutex_);
+  if (all_[static_cast<std::size_t>(which)] == nullptr) return;
+  at(which).reserved = false;
+  if (at(which).storage == nullptr) remove(which);
+}
+
 void StreamWindow::give(const c10::Storage& storage, std::int32_t which) {
   const Unseen unseen;
   const std::lock_guard lock(mutex_);

@@ -41,6 +41,8 @@ class StreamWindow final : public memory::ContentsOwner, public std::enable_shar
   /// For storages of one size that come one after the other, as the gradients of a parameter do: a number with room in
   /// a tier, which a storage may have, until it goes, and then another. Throws Error where there is none.
   std::int32_t reserve(Bytes bytes);
+  /// The number and its room are for others again, once no storage has it.
+  void give_up_reserved(std::int32_t which);
   /// The contents of the storage, which is of that size, leave: for the window, where they may stay until they are
   /// used, or for the tier. Throws Error where they cannot be written, or another has the number, and the storage is as
   /// before.

@@ -1,15 +1,18 @@
 #include "snug/replay/streamed_tensors.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <exception>
+#include <unordered_map>
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/memory/byte_tensor.h"
 #include "snug/memory/device_memory.h"
 #include "snug/memory/owned_contents.h"
 #include "snug/record/operator_traits.h"
@@ -84,6 +87,30 @@ record::OperatorGate::Calls around_operators(std::shared_ptr<replay::StreamWindo
   }};
 }
 
+c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak(const at::Tensor& tensor) {
+  return c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr());
+}
+
+/// Storages that have become another device's, each once: what shares one shares it there.
+class MovedStorages {
+ public:
+  void move(const at::Tensor& tensor, c10::Device device) {
+    const at::NoGradGuard no_grad;
+    const c10::Storage& from = tensor.storage();
+    const auto [known, first] = there_.try_emplace(from.unsafeGetStorageImpl(), Moved{from, {}});
+    if (first) known->second.there = memory::byte_tensor(from, static_cast<Bytes>(from.nbytes())).to(device).storage();
+    const at::Tensor moved = at::empty({0}, tensor.options().device(device).requires_grad(false))
+                                 .set_(known->second.there, tensor.storage_offset(), tensor.sizes(), tensor.strides());
+    at::Tensor(tensor).set_data(moved);
+  }
+
+ private:
+  struct Moved {
+    c10::Storage from, there;
+  };
+  std::unordered_map<const c10::StorageImpl*, Moved> there_;
+};
+
 }  // namespace
 
 StreamedTensors::StreamedTensors(StreamOptions options)
@@ -93,6 +120,7 @@ StreamedTensors::StreamedTensors(StreamOptions options)
 StreamedTensors::StreamedTensors(StreamOptions options, std::shared_ptr<memory::Tiers> tiers)
     : options_(options), tiers_(std::move(tiers)) {
   if (options_.device) options_.device = memory::with_index(*options_.device);
+  options_.min_bytes = std::max<Bytes>(options_.min_bytes, 1);  // there is no place of none
 }
 
 StreamedTensors::~StreamedTensors() {
@@ -102,16 +130,14 @@ StreamedTensors::~StreamedTensors() {
   }
 }
 
-void StreamedTensors::move_to_device(const at::Tensor& tensor, c10::Device device) {
-  const at::NoGradGuard no_grad;
-  at::Tensor(tensor).set_data(tensor.detach().to(device));
-}
-
 void StreamedTensors::add(const std::vector<at::Tensor>& tensors) {
+  forget_gone();
+  MovedStorages moved;
   for (const at::Tensor& t : tensors) {
     if (!t.defined() || !record::is_plain(t) || static_cast<Bytes>(t.storage().nbytes()) < options_.min_bytes) continue;
-    if (memory::ownership_of(*t.storage().unsafeGetStorageImpl()) != nullptr) continue;
-    if (options_.device && t.device() != *options_.device) move_to_device(t, *options_.device);
+    if (memory::has_owner(t)) continue;
+    if (options_.device && t.device() != *options_.device) moved.move(t, *options_.device);
+    if (memory::has_owner(t)) continue;  // as what shares its storage has left
     if (!window_) {
       window_ = std::make_shared<replay::StreamWindow>(t.device(), tiers_);
       gate_.emplace(around_operators(window_, options_.min_bytes));
@@ -135,18 +161,45 @@ void StreamedTensors::take_gradient(const at::Tensor& parameter) {
   if (gradient.device() != window_->device() || gradient.storage().use_count() > 1 || bytes < options_.min_bytes)
     return;
   auto known = gradients_.find(parameter.unsafeGetTensorImpl());
+  if (known != gradients_.end() && (known->second.of.expired() || known->second.bytes != bytes)) {
+    window_->give_up_reserved(known->second.which);
+    gradients_.erase(known);
+    known = gradients_.end();
+  }
   if (known == gradients_.end())
-    known = gradients_.emplace(parameter.unsafeGetTensorImpl(), window_->reserve(bytes)).first;
-  if (window_->is_free(known->second, bytes)) window_->give(gradient.storage(), known->second);
+    known =
+        gradients_
+            .try_emplace(parameter.unsafeGetTensorImpl(), Gradients{weak(parameter), window_->reserve(bytes), bytes})
+            .first;
+  if (window_->is_free(known->second.which, bytes)) window_->give(gradient.storage(), known->second.which);
+}
+
+/// Of parameters that are gone nobody has gradients any more.
+void StreamedTensors::forget_gone() {
+  std::erase_if(gradients_, [&](const auto& known) {
+    if (!known.second.of.expired()) return false;
+    window_->give_up_reserved(known.second.which);
+    return true;
+  });
 }
 
 void StreamedTensors::bring_back() {
   gradients_.clear();
+  window_to_be_ = {};
   if (window_) window_->bring_back();
 }
 
 void StreamedTensors::open(plan::Window window) {
   if (window_) window_->open(window);
+  window_to_be_ = window;
+}
+
+void StreamedTensors::try_out(plan::Window window) {
+  if (window_) window_->open(window);
+}
+
+void StreamedTensors::reopen() {
+  if (window_ && window_->window() != window_to_be_) window_->open(window_to_be_);
 }
 
 void StreamedTensors::next_step(replay::StepKind kind) {
@@ -156,5 +209,17 @@ void StreamedTensors::next_step(replay::StepKind kind) {
 replay::StreamWindow::Totals StreamedTensors::totals() const {
   return window_ ? window_->totals() : replay::StreamWindow::Totals();
 }
+
+namespace replay {
+
+WindowAfterFailure::~WindowAfterFailure() {
+  if (streamed_ == nullptr || std::uncaught_exceptions() == exceptions_) return;
+  try {
+    if (streamed_->window() && streamed_->window()->window() != before_) streamed_->open(before_);
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): without the memory for it it is as it is
+  }
+}
+
+}  // namespace replay
 
 }  // namespace snug

@@ -2,8 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/UndefinedTensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -62,6 +65,10 @@ class StreamedTensors {
   /// The window from here on; see replay::StreamWindow::open. Without one each operator's tensors take memory as long
   /// as it runs.
   void open(plan::Window window);
+  /// The same for a recording, until the next open(), or reopen(), which opens what was before.
+  void try_out(plan::Window window);
+  void reopen();
+  [[nodiscard]] plan::Window window_to_be() const noexcept { return window_to_be_; }
   /// A step of that kind begins, which uses them in the order in which the last one of the kind did. A session says so
   /// itself.
   void next_step(replay::StepKind kind = replay::StepKind::First);
@@ -72,13 +79,41 @@ class StreamedTensors {
   [[nodiscard]] const std::shared_ptr<replay::StreamWindow>& window() const noexcept { return window_; }
 
  private:
-  void move_to_device(const at::Tensor& tensor, c10::Device device);
+  struct Gradients {
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> of;  // the parameter
+    std::int32_t which;
+    Bytes bytes;
+  };
+  void forget_gone();
 
   StreamOptions options_;
   std::shared_ptr<memory::Tiers> tiers_;
   std::shared_ptr<replay::StreamWindow> window_;
   std::optional<record::OperatorGate> gate_;
-  std::unordered_map<const c10::TensorImpl*, std::int32_t> gradients_;  // by parameter
+  std::unordered_map<const c10::TensorImpl*, Gradients> gradients_;  // by parameter
+  plan::Window window_to_be_;                                        // as it was opened last
 };
+
+namespace replay {
+
+/// Where the scope is left by an exception the window is what it was before it was tried out.
+class WindowAfterFailure {
+ public:
+  /// Nullptr: there is none.
+  explicit WindowAfterFailure(StreamedTensors* streamed)
+      : streamed_(streamed),
+        before_(streamed != nullptr ? streamed->window_to_be() : plan::Window()),
+        exceptions_(std::uncaught_exceptions()) {}
+  ~WindowAfterFailure();
+  WindowAfterFailure(const WindowAfterFailure&) = delete;
+  WindowAfterFailure& operator=(const WindowAfterFailure&) = delete;
+
+ private:
+  StreamedTensors* streamed_;
+  plan::Window before_;
+  int exceptions_;
+};
+
+}  // namespace replay
 
 }  // namespace snug

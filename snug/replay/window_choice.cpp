@@ -69,6 +69,7 @@ OpenedWindow open_best_window(StreamedTensors& streamed, std::vector<PlannedStep
     const Bytes taken = memory.rounded(WindowSlab::memory_for(bytes));
     count_in_all(kinds, taken - std::exchange(counted, taken));
   };
+  const WindowAfterFailure as_before(&streamed);
   OpenedWindow best{.streamed = totals.bytes, .window = {}, .cost = {}};
   count(sizes.front());
   best.floor = smallest_budget(kinds);

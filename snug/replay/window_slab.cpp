@@ -40,7 +40,7 @@ std::vector<memory::StreamMark> WindowSlab::going_on(Bytes offset, Bytes bytes) 
   std::erase_if(copies_, [](const Copy& copy) { return copy.mark.reached(); });
   std::vector<memory::StreamMark> marks;
   for (const Copy& copy : copies_) {
-    if (copy.begin < offset + whole_pages(bytes) && offset < copy.end) marks.push_back(copy.mark);
+    if (copy.begin < offset + whole_pages(bytes) && offset < copy.end) marks.push_back(copy.mark.without_outcome());
   }
   return marks;
 }

@@ -30,7 +30,7 @@ class WindowSlab {
 
   /// A copy of a part goes on until the mark is reached.
   void goes_on(Bytes offset, Bytes bytes, memory::StreamMark mark);
-  /// All that go on in a part.
+  /// All that go on in a part. Whether they fail is told to who reads what they copy.
   [[nodiscard]] std::vector<memory::StreamMark> going_on(Bytes offset, Bytes bytes);
   /// Until none does. Throws what the first of them has thrown that has failed.
   void wait();

@@ -195,8 +195,7 @@ void warm_up(const Config& config) {
   Config of_all = config;
   // By the names of the model itself.
   of_all.optimizer.groups.clear();
-  const OwnValues defaults = own_defaults(optim::optimizer_kinds());
-  of_all.optimizer.own.set("muon_except", defaults.text("muon_except"));
+  of_all.optimizer.own = own_defaults(optim::optimizer_kinds());
   const auto optimizer = make_optimizer(of_all, model->module());
   const at::Tensor tokens = torch::randint(0, 256, {2, 16}).to(device);
   model->loss({tokens, tokens}).backward();

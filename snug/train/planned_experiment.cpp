@@ -41,23 +41,54 @@ class BatchesAhead {
   Bytes bytes_ = 0;
 };
 
+/// Keys of memory that no plan of this configuration would follow.
+void refuse_what_does_nothing(const Config& config, bool has_budget) {
+  const MemoryConfig& memory = config.memory;
+  const auto refuse = [](const std::string& key, std::string_view why) {
+    throw UsageError(fmt::format("plan: {} does nothing here: {}", key, why));
+  };
+  const bool plans_nothing = !has_budget && memory.strategy == MemoryConfig().strategy;
+  constexpr std::string_view kGive = "a plan is for a budget, and there is none; give memory.budget, or leave it out";
+  if (!has_budget && std::holds_alternative<plan::strategies::Eviction>(plan::strategy_from(memory.strategy))) {
+    throw UsageError(fmt::format(
+        "plan: memory.strategy = \"{}\" drops values when a budget runs out, and there is none; give memory.budget",
+        memory.strategy));
+  }
+  if (memory.activations != Activations::Exact && !has_budget)
+    refuse(fmt::format("memory.activations = \"{}\"", word(memory.activations)), kGive);
+  const bool may_stream =
+      memory.weights == WeightsIn::Streamed || memory.allow.find("streamed_weights") != std::string::npos;
+  const bool moves = may_stream || plan::may_move(memory.strategy);
+  for (const auto& [key, budget] :
+       {std::pair("memory.host_budget", memory.host_budget), std::pair("memory.disk_budget", memory.disk_budget)}) {
+    if (!budget) continue;
+    if (plans_nothing) refuse(key, kGive);
+    if (!moves)
+      refuse(key, fmt::format("memory.strategy = \"{}\" moves nothing; leave one of them out", memory.strategy));
+  }
+  if (memory.verify_replay_every > 0 && !has_budget && !plan::drops_without_budget(memory.strategy))
+    refuse("memory.verify_replay_every", "nothing is made again without a budget; give memory.budget, or leave it out");
+}
+
 }  // namespace
+
+void check_machine_has(std::optional<Bytes> budget, const Config& config, const memory::DeviceMemory& memory) {
+  const auto check = [](std::string_view what, std::optional<Bytes> asked, Bytes total, const std::string& owner) {
+    if (!asked || total <= 0 || *asked <= total) return;
+    throw UsageError(fmt::format("{}: {} is more than the {} that {} has; give less, or leave it out", what,
+                                 format_bytes(*asked), format_bytes(total), owner));
+  };
+  check("budget", budget, memory.capacity().total, memory.device().is_cpu() ? "this machine" : memory.device().str());
+  check("memory.host_budget", plan::limit_of(config.memory.host_budget), memory::machine_memory().total,
+        "this machine");
+}
 
 PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std::optional<plan::PlanFile>& file) {
   const Config& config = experiment.config();
   const std::optional<plan::BudgetRequest> request = requested_budget(config.memory.budget, file);
   const std::optional<Bytes> cap = plan::limit_of(request);
-  if (const Bytes total = experiment.memory().capacity().total; cap && total > 0 && *cap > total) {
-    throw UsageError(fmt::format("budget: {} is more than the {} that {} has; give less, or leave the budget out",
-                                 format_bytes(*cap), format_bytes(total),
-                                 experiment.device().is_cpu() ? "this machine" : experiment.device().str()));
-  }
-  if (!request && !file &&
-      std::holds_alternative<plan::strategies::Eviction>(plan::strategy_from(config.memory.strategy))) {
-    throw UsageError(fmt::format(
-        "plan: memory.strategy = \"{}\" drops values when a budget runs out, and there is none; give memory.budget",
-        config.memory.strategy));
-  }
+  check_machine_has(cap, config, experiment.memory());
+  if (!file) refuse_what_does_nothing(config, request.has_value());
   TrainingStep step(experiment);
   const data::Batch sample = experiment.train_batch(0);
   std::optional<BatchesAhead> ahead;

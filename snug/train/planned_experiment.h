@@ -31,6 +31,9 @@ struct PlannedExperiment {
   replay::OpenedWindow window;             ///< of weights that are streamed
 };
 
+/// Throws UsageError where the device, or the machine whose memory plans move to, has less than the budgets for it.
+void check_machine_has(std::optional<Bytes> budget, const Config& config, const memory::DeviceMemory& memory);
+
 /// Records and prepares plans. A budget in bytes caps the recording too; one in percent is of the unplanned peak of the
 /// training step, which takes an uncapped recording to know; without one nothing is capped. `file`: a plan to use in
 /// place of the configured strategy; its budget holds when the configuration has none. Throws UsageError when it is for

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "snug/base/durable_file.h"
 #include "snug/base/errors.h"
 #include "snug/base/text_file.h"
 #include "snug/data/tokenizer_format.h"
@@ -104,6 +105,7 @@ void check_can_save(const Experiment& experiment) {
 }
 
 std::string save_trained(const Experiment& experiment, const fs::path& folder, const SaveOptions& options) {
+  for (const char* const name : {"adapter", "model"}) remove_unfinished(folder / name);  // of a run that was killed
   if (!models::lora_parameters(experiment.model()).empty()) {
     save_adapter(experiment.model(), experiment.config().model.path, folder / "adapter");  // as PEFT names it
     return (folder / "adapter").string();

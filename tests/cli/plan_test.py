@@ -137,8 +137,8 @@ class PlanAndBench(Command):
 
     def test_a_plan_that_cannot_be_written_leaves_nothing(self):
         out = self.folder / "missing" / "plan.json"
-        self.assert_refused(run("plan", self.config, "--budget", "70%", "--out", out), 1, "plan.json")
-        self.assert_refused(run("plan", self.config, "--budget", "70%", "--out", "/dev/full/x"), 1)
+        self.assert_refused(run("plan", self.config, "--budget", "70%", "--out", out), 2, "--out", "plan.json")
+        self.assert_refused(run("plan", self.config, "--budget", "70%", "--out", "/dev/full/x"), 2, "--out")
 
     def test_what_is_no_regular_file_is_written_in_place(self):
         # Through links: what replaces its target would replace the machine's device.

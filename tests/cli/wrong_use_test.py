@@ -60,6 +60,34 @@ class WrongUse(Command):
     def test_budget_larger_than_the_machine(self):
         for command in ("train", "plan", "verify"):
             self.assert_refused(run(command, self.config, "--budget", "900TiB"), 2, "900.0 TiB", "this machine has")
+        largest = run("plan", self.config, "--largest", "batch", "--budget", "900TiB")
+        self.assert_refused(largest, 2, "900.0 TiB", "this machine has")
+        more = run("plan", self.config, "--budget", "1GiB", "--set", "memory.host_budget=900TiB")
+        self.assert_refused(more, 2, "memory.host_budget", "900.0 TiB", "this machine has")
+
+    def test_keys_of_memory_that_do_nothing_without_a_budget_are_refused(self):
+        for key in ("memory.activations=int4", "memory.host_budget=1GiB", "memory.disk_budget=1GiB"):
+            self.assert_refused(run("verify", self.config, "--set", key), 2, key.split("=")[0], "does nothing here", "memory.budget")
+        self.assert_refused(run("train", self.config, "--set", "memory.verify_replay_every=1"), 2, "memory.budget")
+        recomputes = run("train", self.config, "--set", "memory.verify_replay_every=1", "--set", "train.steps=1",
+                         "--set", "memory.strategy=every_block", "--json")
+        self.assertEqual(recomputes.returncode, 0, recomputes.stderr)
+        nowhere = run("plan", self.config, "--set", "memory.host_budget=1GiB", "--strategy", "none", "--budget", "1GiB",
+                      "--set", "memory.strategy=every_block")
+        self.assert_refused(nowhere, 2)
+
+    def test_files_that_cannot_be_written_are_refused_before_anything_is_recorded(self):
+        for option in ("--out", "--graph-out"):
+            self.assert_refused(run("plan", self.config, option, "/nowhere/x.json"), 2, option, "/nowhere/x.json", "cannot be written")
+            self.assert_refused(run("plan", self.config, option, self.folder), 2, option, "cannot be written")
+        self.assert_refused(run("bench", self.config, "--svg", "/nowhere/x.svg"), 2, "--svg", "cannot be written")
+
+    def test_options_name_themselves(self):
+        self.assert_refused(run("plan", self.config, "--budget", "12 parsecs"), 2, "--budget", "parsecs")
+        self.assert_refused(run("bench", self.config, "--budgets", "60%,12 parsecs"), 2, "--budgets", "parsecs")
+        self.assert_refused(run("bench", self.config, "--strategies", "optimum"), 2, "--strategies", "optimal")
+        self.assert_refused(run("generate", "--model", self.config, "--prompt", "a", "--device", "gpu0"), 2, "--device", "gpu0")
+        self.assert_refused(run("finetune", self.config, "--tokens", "3"), 2, "--prompt")
 
     def test_budget_below_the_floor_names_it_and_its_parts(self):
         result = run("train", self.config, "--budget", "3MiB")

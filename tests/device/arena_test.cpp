@@ -42,7 +42,7 @@ class InUse {
     arena_memory().use(arena_);
     begin(places);
   }
-  ~InUse() { arena_memory().leave(*arena_); }
+  ~InUse() { arena_->close(); }
   InUse(const InUse&) = delete;
   InUse& operator=(const InUse&) = delete;
 
@@ -126,15 +126,17 @@ TEST(Arena, GoesWithTheLastThatLiesThere) {
   arena_memory().release_cached();
   const Bytes before = arena_memory().stats().mapped;
   std::optional<at::Tensor> stays;
+  at::Tensor beside;
   {
-    const InUse arena(64_KiB, {{1024, 0}});
+    const InUse arena(64_KiB, {{1024, 0}, {512, memory::Arena::kElsewhere}});
     stays = bytes_there(1024);
+    beside = bytes_there(512);
   }
   arena_memory().release_cached();
-  EXPECT_EQ(arena_memory().stats().mapped, before + 64_KiB);
+  EXPECT_EQ(arena_memory().stats().mapped, before + 64_KiB + 512);
   stays.reset();
   arena_memory().release_cached();
-  EXPECT_EQ(arena_memory().stats().mapped, before);
+  EXPECT_EQ(arena_memory().stats().mapped, before + 512) << "what lies elsewhere does not hold it";
 }
 
 // Whenever the streams come to their work, what another one reads is not written before.
@@ -324,6 +326,30 @@ TEST(StepsInAnArena, HavePlainBitsWheneverStreamsComeToTheirWork) {
     Streams::instance().set_order(std::nullopt);
     expect_same(found, expected);
   }
+}
+
+TEST(StepsInAnArena, OfTwoModelsShareIt) {
+  const auto expected = Trained().train_plainly(8, &eight_rows);
+  Trained one, other;
+  Planned first(one, 1.8, true), second(other, 1.8, true);
+  const auto of_one = one.train(
+      8, &eight_rows,
+      [&](const at::Tensor& tokens) {
+        torch::manual_seed(17 + static_cast<int>(508 - tokens.max().item<std::int64_t>()));
+        return first(tokens);
+      },
+      [&](int step) {
+        const at::Tensor tokens = other.batch(8, step);
+        other.optimizer->zero_grad();
+        torch::manual_seed(17 + step);
+        second(tokens);
+        other.optimizer->step();
+        EXPECT_EQ(second.session().last_step().evictions, 0);
+      });
+  expect_same(of_one, expected);
+  for (std::size_t i = 0; i < other.model->parameters().size(); ++i)
+    EXPECT_TRUE(same_bits(other.model->parameters()[i].detach().cpu(), expected[8 + i])) << i;
+  EXPECT_GT(second.arena().placed, 150);
 }
 
 TEST(StepsInAnArena, LeaveWhatTheProgramKeepsAlone) {

@@ -57,6 +57,17 @@ TEST(Strategy, OptimalAloneMayCompress) {
   for (const char* text : {"none", "every_block", "offload(1KiB)", "eviction"}) EXPECT_FALSE(may_compress(text));
 }
 
+TEST(Strategy, SaysWhatItsPlansMayDo) {
+  for (const char* text : {"optimal", "offload(1KiB)", "offload_modules(mlp)", "offloaded_blocks(1)"})
+    EXPECT_TRUE(may_move(text)) << text;
+  for (const char* text : {"none", "every_block", "eviction", "selective(aten::mm)"})
+    EXPECT_FALSE(may_move(text)) << text;
+  for (const char* text : {"every_block", "sequential(2)", "offloaded_blocks(1)", "recompute_modules(mlp)"})
+    EXPECT_TRUE(drops_without_budget(text)) << text;
+  for (const char* text : {"optimal", "none", "eviction", "offload(1KiB)"})
+    EXPECT_FALSE(drops_without_budget(text)) << text;
+}
+
 TEST(Strategy, SaysWhatIsWrong) {
   EXPECT_THAT(mistake_in("optimum"), HasSubstr("unknown strategy \"optimum\"; did you mean \"optimal\"?"));
   EXPECT_THAT(mistake_in(""), HasSubstr("it must be one of optimal, none, every_block"));

@@ -77,6 +77,10 @@ def test_leaves_no_strategy_without_effect():
         snug.fit(step, x, "60%", strategy="every_block", allow=["int4_activations"])
 
 
+def test_names_may_come_one_by_one():
+    assert snug.choices.Allowed(name for name in ["int4_activations"]).lossy == snug._core.Lossy.Int4
+
+
 @only_on_the_cpu("codecs")
 def test_has_one_codec():
     _, x, step = made()

@@ -45,6 +45,13 @@ def test_all_micro_batches_follow_their_plans_at_the_floor_of_all():
             assert step.followed_plan and step.evictions == 0 and not step.planned_anew, step
 
         found = accumulated(model, batches, run)
+        for p in model.parameters():
+            p.grad = None
+        session.backward(x)  # a first one
+        assert session.plan.floor == floor
+        for p in model.parameters():
+            p.grad = None
+        accumulated(model, batches, run)
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
         optimizer.step()
     with pytest.raises(snug.DoesNotFit) as refused:

@@ -249,8 +249,8 @@ def test_steps_lie_in_an_arena_with_the_plain_bits():
 
 
 def test_the_cpu_has_no_arena():
-    x = torch.ones(8, requires_grad=True)
+    x = torch.ones(8, device="cpu", requires_grad=True)
     with pytest.raises(snug.UsageError, match="it is for accelerators"):
-        snug.fit(lambda batch: (batch * x).sum(), torch.ones(8), "1GiB", device="cpu", arena=True)
-    with snug.fit(lambda batch: (batch * x).sum(), torch.ones(8), "1GiB", device="cpu") as session:
+        snug.fit(lambda batch: (batch * x).sum(), torch.ones(8, device="cpu"), "1GiB", device="cpu", arena=True)
+    with snug.fit(lambda batch: (batch * x).sum(), torch.ones(8, device="cpu"), "1GiB", device="cpu") as session:
         assert session.arena is None

@@ -68,8 +68,32 @@ def test_is_verified_like_any_other_session():
         assert "gradient of 0.weight" in snug.verify(step_of(model), x, model, session=session)
 
 
+def test_its_plan_has_the_window_and_the_smallest_budget_that_fit_takes():
+    model, x = net(), torch.randn(64, 512)
+    optimizer = torch.optim.AdamW(model.parameters())
+    streamed = snug.StreamedTensors(model.parameters(), host_budget="1GiB")
+    with snug.fit(step_of(model), x, "12MiB", optimizer=optimizer, streamed=streamed) as session:
+        plan = session.plan
+        assert plan.window.bytes == streamed.window > 0
+        assert plan.window.streamed == streamed.bytes
+        assert plan.floor < plan.budget - plan.window.spare
+        assert "in a window of" in str(plan) and "a step, which waits" in str(plan)
+        assert plan.lower_bound()[0] <= plan.floor
+        floor = plan.floor
+    with snug.fit(step_of(model), x, floor, optimizer=optimizer, streamed=streamed) as session:
+        assert session.plan.floor == floor
+        session.backward(x)
+    with pytest.raises(snug.DoesNotFit):
+        snug.fit(step_of(model), x, floor - (256 << 10), optimizer=optimizer, streamed=streamed)
+
+
 def test_says_what_it_needs():
     model, x = net(), torch.randn(8, 512)
+    for wrong in (model, list(model.parameters())):
+        with pytest.raises(snug.UsageError, match=f"streamed is a {type(wrong).__name__}; give a snug.StreamedTensors"):
+            snug.fit(step_of(model), x, "24MiB", streamed=wrong)
+    with pytest.raises(snug.UsageError, match="streamed: host_budget: .*60%"):
+        snug.StreamedTensors(model.parameters(), host_budget="60%")
     for wrong in (next(model.parameters()), model, model.state_dict(), 3):
         with pytest.raises(snug.UsageError, match=f"it is a {type(wrong).__name__}; give a list of tensors"):
             snug.StreamedTensors(wrong)
@@ -80,8 +104,9 @@ def test_says_what_it_needs():
         snug.fit(step_of(model), x, "60%", streamed=streamed)
     with pytest.raises(snug.UsageError, match="leave host_budget and disk_budget to StreamedTensors"):
         snug.fit(step_of(model), x, "24MiB", streamed=streamed, host_budget="1GiB")
-    with pytest.raises(snug.DoesNotFit):
+    with pytest.raises(snug.DoesNotFit) as refused:
         snug.fit(step_of(model), x, "1MiB", streamed=streamed)
+    assert "a plan without a budget" not in str(refused.value)  # there is none
     with pytest.raises(snug.UsageError, match="in_backward is True with streamed tensors"):
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         snug.fit(step_of(model), x, "24MiB", streamed=streamed, optimizer=optimizer, in_backward=True)

@@ -115,6 +115,40 @@ TEST_F(LossyValues, WhatAttentionReadsIsLeftToBf16AloneAndAReLUsResultToNoLevels
   }
 }
 
+/// Smooth ones, and those whose slope jumps somewhere.
+TEST_F(LossyValues, NoActivationWhoseSlopeJumpsIsLeftToLevels) {
+  using Of = at::Tensor (*)(const at::Tensor&);
+  const std::vector<std::pair<const char*, Of>> activations{
+      {"relu", [](const at::Tensor& x) { return torch::relu(x); }},
+      {"leaky_relu", [](const at::Tensor& x) { return at::leaky_relu(x); }},
+      {"relu6", [](const at::Tensor& x) { return at::relu6(x); }},
+      {"hardtanh", [](const at::Tensor& x) { return at::hardtanh(x); }},
+      {"hardsigmoid", [](const at::Tensor& x) { return at::hardsigmoid(x); }},
+      {"hardswish", [](const at::Tensor& x) { return at::hardswish(x); }},
+      {"threshold", [](const at::Tensor& x) { return at::threshold(x, 0.5, 0); }},
+      {"selu", [](const at::Tensor& x) { return at::selu(x); }},
+      {"celu", [](const at::Tensor& x) { return at::celu(x, 2); }},
+      {"elu", [](const at::Tensor& x) { return at::elu(x, 2); }},
+      {"gelu", [](const at::Tensor& x) { return at::gelu(x); }},
+      {"silu", [](const at::Tensor& x) { return at::silu(x); }},
+      {"mish", [](const at::Tensor& x) { return at::mish(x); }},
+      {"softplus", [](const at::Tensor& x) { return at::softplus(x); }},
+      {"tanh", [](const at::Tensor& x) { return at::tanh(x); }},
+      {"sigmoid", [](const at::Tensor& x) { return at::sigmoid(x); }}};
+  const at::Tensor w = torch::linspace(-8, 8, 400'000).requires_grad_();
+  for (const auto& [name, of] : activations) {
+    w.mutable_grad() = at::Tensor();
+    of(w).sum().backward();
+    const bool jumps = w.grad().diff().abs().max().item<float>() > 0.01;
+    const auto loss = [&, of = of] { return of(w * 1).sum(); };
+    const plan::StepGraph graph = recorded_lossy(loss, Codec::Int4).graph;
+    const bool left = std::ranges::any_of(graph.values, [](const plan::ValueInfo& value) {
+      return plan::find_encoding(value.encodings, Codec::Int4) != nullptr;
+    });
+    EXPECT_FALSE(jumps && left) << name;
+  }
+}
+
 TEST_F(LossyValues, WhatReachesTheLossByAGradientInTheStepIsKept) {
   const at::Tensor w = torch::randn({300, 1000}).requires_grad_();
   const auto loss = [&] {

@@ -87,7 +87,11 @@ TEST(StreamedWeights, AreTakenWhereTheStepDoesNotFitWithoutAndNotWhereItDoes) {
 TEST(StreamedWeights, AreSavedAndResumedAsOthersAre) {
   const auto trained = [](Config config, const std::string& folder, const std::string& budget) {
     config.output.folder = testing::scratch("streamed_" + folder);
-    if (!budget.empty()) config = streamed(config, budget);
+    if (budget.empty()) {
+      config.memory.host_budget.reset();
+    } else {
+      config = streamed(config, budget);
+    }
     report::Progress silent = report::Progress::silent();
     for (const std::int64_t steps : {3, 5}) {
       config.train.steps = steps;

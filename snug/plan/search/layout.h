@@ -30,8 +30,9 @@ struct Occupied {
 
 /// A layout of few bytes, beside what is occupied. Which has the fewest is NP-hard (Garey and Johnson 1979, SR2,
 /// "dynamic storage allocation"): of several orders, with each block at the lowest place or in the smallest gap, the
-/// best, and better ones of it, in which the blocks at the top are placed first, until it is as low as highest() or a
-/// second has been spent. The same for the same blocks.
+/// best, and better ones of it, in which the blocks at the top are placed first, until it is as low as highest() or
+/// about a second has been spent, or what one order takes, which grows with the square of the blocks. The same for the
+/// same blocks.
 [[nodiscard]] Layout lay_out(std::span<const TimedBlock> blocks, std::span<const Occupied> occupied = {});
 
 }  // namespace snug::plan
