@@ -47,6 +47,8 @@ std::string summary(std::string_view title, const train::TrainResult& result,
 
 /// The configuration: defaults, then the file, then --set in order, then --budget; checked.
 train::Config configuration(const ConfigOptions& options);
+/// The same before it is checked, for what is to be said first.
+train::Config unchecked_configuration(const ConfigOptions& options);
 /// The same for commands that train nothing to its end. Throws UsageError where --set names a key that is for those
 /// that do.
 train::Config configuration_of_steps(const ConfigOptions& options);

@@ -66,11 +66,16 @@ train::Config configuration_of_steps(const ConfigOptions& options) {
   return configuration(options);
 }
 
-train::Config configuration(const ConfigOptions& options) {
+train::Config unchecked_configuration(const ConfigOptions& options) {
   train::Config config = train::load_config(options.file);
   for (const std::string& setting : options.settings) train::set_key(config, setting);
   if (options.budget) config.memory.budget = options.budget;
   if (options.device) config.train.device = *options.device;
+  return config;
+}
+
+train::Config configuration(const ConfigOptions& options) {
+  train::Config config = unchecked_configuration(options);
   train::validate(config);
   return config;
 }

@@ -100,10 +100,10 @@ void add_finetune(CLI::App& app, Action& action) {
   command->add_flag("--resume", *resume, "Go on from the newest training state in output.folder");
   command->callback([options, prompts, resume, &action] {
     action = [options, prompts, resume] {
-      const train::Config config = configuration(*options);
-      if (config.model.path.empty()) {
+      if (unchecked_configuration(*options).model.path.empty()) {
         throw UsageError("finetune: model.path is not set; name the files of a pretrained model, or use snug train");
       }
+      const train::Config config = configuration(*options);
       const train::InterruptScope interruptible;
       Shown shown;
       const train::TrainResult result =

@@ -82,6 +82,10 @@ class WrongUse(Command):
             self.assert_refused(run("plan", self.config, option, self.folder), 2, option, "cannot be written")
         self.assert_refused(run("bench", self.config, "--svg", "/nowhere/x.svg"), 2, "--svg", "cannot be written")
 
+    def test_finetune_asks_for_the_model_first(self):
+        self.config.write_text(SMALL + "[lora]\nrank = 16\n")
+        self.assert_refused(run("finetune", self.config), 2, "model.path is not set; name the files of a pretrained model")
+
     def test_options_name_themselves(self):
         self.assert_refused(run("plan", self.config, "--budget", "12 parsecs"), 2, "--budget", "parsecs")
         self.assert_refused(run("bench", self.config, "--budgets", "60%,12 parsecs"), 2, "--budgets", "parsecs")
