@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -132,19 +133,23 @@ void measure_tiled(const testing::SimulatedSpeed& speed, Bytes of_plain, double 
     const plan::StepGraph& graph = made.recorded.graph;
     const plan::TradeOff plans(graph);
     const Bytes floor = plans.floor(), most = plan::plan_none(graph).predicted_peak;
-    double best = 1e9, bound = 0;
-    Bytes peak = 0;
+    struct Best {
+      double seconds, bound;
+      Bytes peak;
+    };
+    std::optional<Best> best;
     for (int i = 0; i <= 40; ++i) {
       const Bytes budget = floor + (most - floor) * i / 40;
       const plan::MemoryPlan plan = plans.best(graph, {budget, 0});
       const plan::Simulation simulation = plan::simulate(graph, plan);
-      if (simulation.after_forward - graph.static_bytes > of_plain / 5 || plan.predicted_seconds >= best) continue;
-      best = plan.predicted_seconds;
-      bound = plan::lower_bound(graph, budget).step_seconds;
-      peak = plan.predicted_peak;
+      if (simulation.after_forward - graph.static_bytes > of_plain / 5) continue;
+      if (best && plan.predicted_seconds >= best->seconds) continue;
+      best = {plan.predicted_seconds, plan::lower_bound(graph, budget).step_seconds, plan.predicted_peak};
     }
-    fmt::print("| {} | x {:.3f} | x {:.3f} | x {:.3f} | {:.1f} |\n", tile, graph.step_seconds / plain_seconds,
-               best / plain_seconds, bound / plain_seconds, static_cast<double>(peak) / kMiB);
+    fmt::print("| {} | x {:.3f} | {} |\n", tile, graph.step_seconds / plain_seconds,
+               best ? fmt::format("x {:.3f} | x {:.3f} | {:.1f}", best->seconds / plain_seconds,
+                                  best->bound / plain_seconds, static_cast<double>(best->peak) / kMiB)
+                    : "- | - | -");
     std::fflush(stdout);
   }
 }
@@ -153,13 +158,11 @@ void measure(const Accelerator& accelerator, double share_of_peak) {
   testing::SimulatedSpeed speed = accelerator.speed;
   speed.flops_per_second *= share_of_peak;
   testing::set_simulated_speed(speed);
-  Step step;
-  memory::DeviceMemory& memory = memory::device_memory(kDevice);
-  replay::RecordedStep recorded = replay::record_step([&] { return step.loss(); }, memory);
-  const plan::StepGraph without = recorded.graph;
-  recorded.graph.moves.host = replay::measured_move_cost(memory);
-  recorded.graph.moves.host->out_seconds_per_byte = recorded.graph.moves.host->in_seconds_per_byte =
-      1 / speed.bytes_per_second;
+  RecordedWithLink made = recorded_with_link(speed, models::PlainLoss{});
+  Step& step = made.step;
+  const replay::RecordedStep& recorded = made.recorded;
+  plan::StepGraph without = recorded.graph;
+  without.moves = {};
   const plan::StepGraph& graph = recorded.graph;
   step.loss().backward();
   const std::vector<at::Tensor> expected = step.gradients();

@@ -40,19 +40,17 @@ class StreamMark {
   /// What the stream is given from now on begins once it is reached. For a thread's the host waits, as it does below.
   void let_wait(c10::Stream stream) const {
     if (event_) event_->block(stream);
-    wait_for_task();
+    wait_for_thread();
   }
-  /// The host waits for a thread, if it is the end of what one does. Throws as wait().
-  void wait_for_thread() const { wait_for_task(); }
   /// The host waits. Throws what the thread has thrown; Error in a process that was forked meanwhile, where it has
   /// none.
   void wait() const {
     if (event_) event_->synchronize();
-    wait_for_task();
+    wait_for_thread();
   }
 
- private:
-  void wait_for_task() const {
+  /// The host waits for the thread alone, where there is one. Throws as wait().
+  void wait_for_thread() const {
     if (!task_.valid()) return;
     const bool is_over = task_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
     if (!is_over && ::getpid() != process_)
@@ -60,6 +58,7 @@ class StreamMark {
     tells_ ? task_.get() : task_.wait();
   }
 
+ private:
   std::shared_ptr<c10::Event> event_;
   std::shared_future<void> task_;
   int process_ = 0;  // whose task it is

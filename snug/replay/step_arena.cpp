@@ -38,37 +38,6 @@ bool merge(Asked& known, const Asked& asked) {
   return changed;
 }
 
-struct Chosen {
-  std::shared_ptr<const memory::Arena::Places> places;
-  Bytes bytes = 0, highest = 0, outliving = 0;
-};
-
-/// Places of all that does not outlive the step.
-Chosen choose_places(const Asked& asked, const std::vector<std::pair<Bytes, Bytes>>& occupied) {
-  Chosen chosen;
-  std::vector<plan::TimedBlock> blocks;
-  std::vector<std::size_t> of_blocks;
-  memory::Arena::Places places;
-  for (std::size_t i = 0; i < asked.size(); ++i) {
-    const auto& [bytes, until] = asked[i];
-    places.push_back({bytes});
-    if (until == memory::Arena::kStays) {
-      chosen.outliving += bytes;
-      continue;
-    }
-    blocks.push_back({bytes, static_cast<std::int64_t>(i), until});
-    of_blocks.push_back(i);
-  }
-  std::vector<plan::Occupied> parts;
-  for (const auto& [offset, bytes] : occupied) parts.push_back({offset, bytes});
-  const plan::Layout layout = plan::lay_out(blocks, parts);
-  for (std::size_t i = 0; i < blocks.size(); ++i) places[of_blocks[i]].offset = layout.offsets[i];
-  chosen.places = std::make_shared<const memory::Arena::Places>(std::move(places));
-  chosen.bytes = layout.bytes;
-  chosen.highest = plan::highest(blocks);
-  return chosen;
-}
-
 }  // namespace
 
 StepArena::StepArena(memory::DeviceMemory& memory) : memory_(memory), arena_(memory.make_arena()) {
@@ -100,10 +69,35 @@ void StepArena::begin() {
   std::vector<Places> known;
   for (std::size_t i = 0; i < kinds_.size(); ++i) {
     Kind& kind = kinds_[i];
-    if (kind.places) known.push_back(i < kExpected ? places_beside(kind, occupied) : kind.places);
+    if (kind.chosen.places) known.push_back(i < kExpected ? places_beside(kind, occupied) : kind.chosen.places);
   }
   arena_->begin(std::move(known));
   memory_.use(arena_);
+}
+
+StepArena::Chosen StepArena::choose(const Asked& asked, const Occupied& occupied) {
+  Chosen chosen;
+  std::vector<plan::TimedBlock> blocks;
+  std::vector<std::size_t> of_blocks;
+  memory::Arena::Places places;
+  for (std::size_t i = 0; i < asked.size(); ++i) {
+    const auto& [bytes, until] = asked[i];
+    places.push_back({bytes});
+    if (until == memory::Arena::kStays) {
+      chosen.outliving += bytes;
+      continue;
+    }
+    blocks.push_back({bytes, static_cast<std::int64_t>(i), until});
+    of_blocks.push_back(i);
+  }
+  std::vector<plan::Occupied> parts;
+  for (const auto& [offset, bytes] : occupied) parts.push_back({offset, bytes});
+  const plan::Layout layout = plan::lay_out(blocks, parts);
+  for (std::size_t i = 0; i < blocks.size(); ++i) places[of_blocks[i]].offset = layout.offsets[i];
+  chosen.places = std::make_shared<const memory::Arena::Places>(std::move(places));
+  chosen.bytes = layout.bytes;
+  chosen.highest = plan::highest(blocks);
+  return chosen;
 }
 
 void StepArena::note(Asked asked) {
@@ -116,22 +110,18 @@ void StepArena::note(Asked asked) {
   }
   std::rotate(kinds_.begin(), found, found + 1);
   Kind& kind = kinds_.front();
-  const bool changed = kind.chosen < kMostChosen && merge(kind.asked, asked);
-  if (kind.places && !changed) return;
-  ++kind.chosen;
-  const Chosen chosen = choose_places(kind.asked, {});
-  kind.places = chosen.places;
-  kind.bytes = chosen.bytes;
-  kind.highest = chosen.highest;
-  kind.outliving = chosen.outliving;
+  const bool changed = kind.times_chosen < kMostChosen && merge(kind.asked, asked);
+  if (kind.chosen.places && !changed) return;
+  ++kind.times_chosen;
+  kind.chosen = choose(kind.asked, {});
   kind.beside = nullptr;
 }
 
 const StepArena::Places& StepArena::places_beside(Kind& kind, const Occupied& occupied) {
-  if (occupied.empty()) return kind.places;
+  if (occupied.empty()) return kind.chosen.places;
   if (kind.beside && kind.occupied == occupied) return kind.beside;
-  if (++kind.chosen_beside > kMostChosen) return kind.places;  // those that are free
-  kind.beside = choose_places(kind.asked, occupied).places;
+  if (++kind.times_beside > kMostChosen) return kind.chosen.places;  // those that are free
+  kind.beside = choose(kind.asked, occupied).places;
   kind.occupied = occupied;
   return kind.beside;
 }
@@ -139,8 +129,8 @@ const StepArena::Places& StepArena::places_beside(Kind& kind, const Occupied& oc
 void StepArena::resize() {
   Bytes wanted = 0, outliving = 0;
   for (const Kind& kind : kinds_) {
-    wanted = std::max(wanted, kind.bytes);
-    outliving = std::max(outliving, kind.outliving);
+    wanted = std::max(wanted, kind.chosen.bytes);
+    outliving = std::max(outliving, kind.chosen.outliving);
   }
   if (wanted <= wanted_) return;
   auto limit = memory_.stats().limit;
@@ -152,7 +142,7 @@ StepArena::Stats StepArena::stats() const {
   const std::lock_guard lock(mutex_);
   const memory::Arena::Stats arena = arena_->stats();
   Bytes highest = 0;
-  for (const Kind& kind : kinds_) highest = std::max(highest, kind.highest);
+  for (const Kind& kind : kinds_) highest = std::max(highest, kind.chosen.highest);
   return {.bytes = arena.bytes, .highest = highest, .placed = arena.placed, .elsewhere = arena.elsewhere};
 }
 

@@ -39,17 +39,22 @@ class StepArena {
  private:
   using Occupied = std::vector<std::pair<Bytes, Bytes>>;
   using Places = std::shared_ptr<const memory::Arena::Places>;
+  /// Where the blocks of a step lie that do not outlive it.
+  struct Chosen {
+    Places places{};
+    Bytes bytes = 0, highest = 0;
+    Bytes outliving = 0;  // of the others
+  };
   /// Steps that ask alike.
   struct Kind {
     std::uint64_t hash = 0;
     std::vector<memory::Arena::Asked> asked{};  // with the latest that each was given back, of all such steps
-    int chosen = 0, chosen_beside = 0;          // times that places were
-    Places places{};                            // of what does not outlive the step; once there were two such steps
-    Bytes bytes = 0, highest = 0;               // of those
-    Bytes outliving = 0;
+    int times_chosen = 0, times_beside = 0;
+    Chosen chosen{};      // once there were two such steps
     Occupied occupied{};  // by what had outlived other steps, all the same, when the places beside that were chosen
     Places beside{};
   };
+  static Chosen choose(const std::vector<memory::Arena::Asked>& asked, const Occupied& occupied);
   void note(std::vector<memory::Arena::Asked> asked);
   void resize();
   static const Places& places_beside(Kind& kind, const Occupied& occupied);

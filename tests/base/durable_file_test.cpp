@@ -2,6 +2,7 @@
 #include "snug/base/durable_file.h"
 
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -15,6 +16,7 @@
 #include <iterator>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "snug/base/mapped_file.h"
 
@@ -238,6 +240,21 @@ TEST(MappedFile, ReadsAndWritesPrivately) {
   EXPECT_TRUE(file.bytes().empty());  // NOLINT(bugprone-use-after-move): it is empty then
   shared = std::move(moved);
   EXPECT_EQ(shared.bytes()[0], 'n');
+}
+
+TEST(DurableFile, WhatADeadWriterHasLeftIsRemovedAndNothingElse) {
+  const fs::path folder = scratch("left");
+  fs::remove_all(folder);
+  fs::create_directories(folder / "model.unfinished-folder");
+  for (const char* name : {"model.unfinished-ab12cd", "x.unfinished-zzzzzz", "model.unfinished-short",
+                           "model.unfinished-AB12CD", "model", "unfinished-ab12cd"})
+    std::ofstream(folder / name) << "text";
+  remove_unfinished(folder);
+  std::vector<std::string> there;
+  for (const auto& entry : fs::directory_iterator(folder)) there.push_back(entry.path().filename().string());
+  EXPECT_THAT(there, ::testing::UnorderedElementsAre("model.unfinished-folder", "model.unfinished-short",
+                                                     "model.unfinished-AB12CD", "model", "unfinished-ab12cd"));
+  remove_unfinished(folder / "none");
 }
 
 TEST(MappedFile, NoFileAFolderAndAnEmptyFile) {

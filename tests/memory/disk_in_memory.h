@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "snug/memory/block_file.h"
+#include "snug/memory/tiers.h"
 
 namespace snug::testing {
 
@@ -49,6 +51,12 @@ class DiskInMemory final : public memory::BlockFile {
   AtAccess at_access_;
   std::vector<std::byte> bytes_;
 };
+
+/// Whose disk it is.
+inline std::shared_ptr<memory::Tiers> tiers_on(DiskInMemory::AtAccess at_access) {
+  return std::make_shared<memory::Tiers>(
+      memory::TierBudgets{}, [at_access = std::move(at_access)] { return std::make_unique<DiskInMemory>(at_access); });
+}
 
 [[noreturn]] inline void fail_with(int error) { throw std::system_error(error, std::generic_category()); }
 

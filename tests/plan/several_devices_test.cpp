@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "snug/plan/does_not_fit.h"
@@ -165,6 +166,19 @@ TEST(SeveralDevices, OnlyValuesOfTheFirstAreMoved) {
   }
   EXPECT_GE(moved, 4_MiB);
   EXPECT_LE(simulate(graph, plan).host_peak, 8_MiB);
+}
+
+TEST(SeveralDevices, MemoryForCopiesIsThatOfTheActionsItWasFoundWith) {
+  StepGraph graph = chain_on_two(16);
+  const double per_byte = graph.ops.front().seconds / static_cast<double>(graph.values.back().bytes + 1_MiB);
+  graph.moves.host =
+      MoveCost{.out_seconds_per_byte = per_byte, .in_seconds_per_byte = per_byte, .overlaps = true, .budget = 64_MiB};
+  const MemoryPlan none = plan_none(graph);
+  const Budgets limits = budgets(peak_on(graph, none, "gpu:0") - 6_MiB, 1_GiB);
+  const MemoryPlan plan = plan_everywhere(graph, none, limits, {});
+  EXPECT_LE(peak_on(graph, plan, "gpu:0"), limits.own->limit);
+  EXPECT_GT(std::ranges::count_if(plan.actions, is_moved), 0);
+  EXPECT_GT(plan.staging.leaving + plan.staging.arriving, 0) << "and nobody waits for each copy";
 }
 
 TEST(SeveralDevices, TheirFiguresAreWrittenAndRead) {

@@ -27,6 +27,7 @@ using testing::expect_same;
 using testing::fail_with;
 using testing::Net;
 using testing::test_memory;
+using testing::tiers_on;
 
 constexpr Bytes kRow = 256 * 4;
 constexpr int kResults = 16;  // that are saved
@@ -58,11 +59,6 @@ struct OnDisk {
   replay::RecordedStep step;
   plan::MemoryPlan plan;
 };
-
-std::shared_ptr<memory::Tiers> tiers_on(const DiskInMemory::AtAccess& at_access) {
-  return std::make_shared<memory::Tiers>(memory::TierBudgets{},
-                                         [=] { return std::make_unique<DiskInMemory>(at_access); });
-}
 
 TEST(Disk, PlansKeepTheirBytesWhateverIsOnItsWay) {
   for (const int on_their_way : {0, 1, 3}) {

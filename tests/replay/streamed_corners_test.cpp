@@ -18,11 +18,11 @@ namespace {
 using testing::Access;
 using testing::batch;
 using testing::ByHand;
-using testing::DiskInMemory;
 using testing::expect_same;
 using testing::fail_with;
 using testing::kWeight;
 using testing::test_memory;
+using testing::tiers_on;
 
 std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> all;
@@ -103,10 +103,8 @@ TEST(StreamedCorners, AModelThatIsGoneLeavesRoomForAnother) {
 TEST(StreamedCorners, AWriteThatFailsIsNoMatterOfWhatComesIntoItsPlace) {
   SNUG_ONLY_ON_THE_CPU("a disk of its own");
   std::atomic<bool> fails = false;
-  const auto tiers = std::make_shared<memory::Tiers>(memory::TierBudgets{}, [&] {
-    return std::make_unique<DiskInMemory>([&](Access access, std::span<std::byte>) {
-      if (fails && access == Access::Write) fail_with(EIO);
-    });
+  const auto tiers = tiers_on([&](Access access, std::span<std::byte>) {
+    if (fails && access == Access::Write) fail_with(EIO);
   });
   const at::Tensor changed = torch::ones({256, 256}), other = torch::full({256, 256}, 2.0);
   StreamedTensors streamed({}, tiers);

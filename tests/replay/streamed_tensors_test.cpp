@@ -21,12 +21,12 @@ namespace {
 using testing::Access;
 using testing::all_tiers;
 using testing::ByHand;
-using testing::DiskInMemory;
 using testing::expect_same;
 using testing::fail_with;
 using testing::kWeight;
 using testing::Net;
 using testing::test_memory;
+using testing::tiers_on;
 
 TEST(StreamedTensors, TrainToTheSameBitsFromEachTierWithWindowsOfEverySize) {
   const std::vector<at::Tensor> expected = testing::trained_plainly(8, 4);
@@ -213,10 +213,8 @@ TEST(StreamedTensors, ThatAreBackCanLeaveAgain) {
 TEST(StreamedTensors, TellWhatADiskDoesToThem) {
   SNUG_ONLY_ON_THE_CPU("a disk of its own");
   bool fails = false;
-  const auto tiers = std::make_shared<memory::Tiers>(memory::TierBudgets{}, [&] {
-    return std::make_unique<DiskInMemory>([&](Access access, std::span<std::byte>) {
-      if (fails && access == Access::Read) fail_with(EIO);
-    });
+  const auto tiers = tiers_on([&](Access access, std::span<std::byte>) {
+    if (fails && access == Access::Read) fail_with(EIO);
   });
   const at::Tensor t = torch::ones({256, 256});
   StreamedTensors streamed({}, tiers);
@@ -232,10 +230,8 @@ TEST(StreamedTensors, TellWhatADiskDoesToThem) {
 TEST(StreamedTensors, TellThatTheirContentsCouldNotBeWritten) {
   SNUG_ONLY_ON_THE_CPU("a disk of its own");
   std::atomic<bool> fails = false;
-  const auto tiers = std::make_shared<memory::Tiers>(memory::TierBudgets{}, [&] {
-    return std::make_unique<DiskInMemory>([&](Access access, std::span<std::byte>) {
-      if (fails && access == Access::Write) fail_with(EIO);
-    });
+  const auto tiers = tiers_on([&](Access access, std::span<std::byte>) {
+    if (fails && access == Access::Write) fail_with(EIO);
   });
   const at::Tensor changed = torch::ones({256, 256}), other = torch::full({256, 256}, 2.0);
   {
