@@ -35,7 +35,9 @@ MovedContents::InFewerBytes MovedContents::compressed(const c10::Storage& storag
 MovedContents::Fetch MovedContents::fetch(plan::ValueId value) const {
   return std::visit(Match{[](const memory::Offloaded& moved) -> Fetch { return [&moved] { return moved.fetch(); }; },
                           [](const InFewerBytes& there) -> Fetch {
-                            return [&there] { return memory::Offloaded::Arriving{there.contents.expand(), {}}; };
+                            return [contents = there.contents] {  // it may be given up meanwhile
+                              return memory::Offloaded::Arriving{contents.expand(), {}};
+                            };
                           }},
                     contents_.at(value));
 }

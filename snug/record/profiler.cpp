@@ -8,7 +8,6 @@
 
 #include "snug/base/patient_lock.h"
 #include "snug/memory/tag.h"
-#include "snug/record/encodings.h"
 #include "snug/record/tape.h"
 
 namespace snug::record {
@@ -23,7 +22,10 @@ std::int64_t stream_on(c10::Device device) { return c10::impl::VirtualGuardImpl(
 }  // namespace
 
 Profiler::Profiler(std::vector<MemoryGauge> devices, plan::Codec lossy)
-    : gauges_(std::move(devices)), kernel_(gauges_.size()), state_to_come_(gauges_.size(), 0) {
+    : gauges_(std::move(devices)),
+      encodings_(gauges_.front().memory(), lossy),
+      kernel_(gauges_.size()),
+      state_to_come_(gauges_.size(), 0) {
   graph_.lossy = lossy;
   graph_.devices.clear();
   for (const MemoryGauge& gauge : gauges_) {
@@ -186,7 +188,15 @@ plan::ValueInfo& Profiler::info(plan::ValueId value) {
   return graph_.values[static_cast<std::size_t>(value)];
 }
 
-void Profiler::saved(plan::ValueId value) {
+bool Profiler::measures_encodings(const Tape& tape) { return tape.known_step() == nullptr || tape.divergence(); }
+
+void Profiler::saved(const Tape& tape, plan::ValueId value) {
+  const MeasuredEncodings::Taken taken{value, info(value).bytes};
+  if (measures_encodings(tape) && encodings_.depends_on_contents(tape, taken)) {  // later they may have been evicted
+    aside_begins();
+    encodings_.measure_saved(tape, taken);
+    aside_ends();
+  }
   info(value).saved = true;
   push(Event::Kind::Save, value);
 }
@@ -231,6 +241,15 @@ void Profiler::release_ends() {
   rebase();
 }
 
+void Profiler::evicts(const Tape& tape, plan::ValueId value) {
+  // Before it is settled which step this is, and which values have been saved: later nobody can look at this one.
+  if (tape.finished() || tape.ledger().packs(value) == 0 || !measures_encodings(tape)) return;
+  if (!tape.values().device(value).is_cpu()) return;  // where it would take memory
+  const StepClock::Moment began = clocks_.front().now();
+  encodings_.measure(tape, {value, info(value).bytes});
+  clocks_.front().leave_out(began, clocks_.front().now());
+}
+
 void Profiler::dropped(plan::ValueId value, std::optional<Bytes> freed) {
   if (freed) {
     if (MemoryGauge* gauge = gauge_of(value)) gauge->evicted(*freed);
@@ -245,12 +264,12 @@ void Profiler::settle_begins(const Tape& tape) {
   mark();
   push(Event::Kind::Settle, -1);
   const StepClock::Moment began = clocks_.front().now();
-  const KnownStep* known = tape.known_step();
-  if (known != nullptr && !tape.divergence()) {
+  if (!measures_encodings(tape)) {
+    const KnownStep* known = tape.known_step();
     for (std::size_t v = 0; v < std::min(graph_.values.size(), known->graph->values.size()); ++v)
       graph_.values[v].encodings = known->graph->values[v].encodings;
   } else {
-    measure_encodings(tape, gauges_.front().memory(), graph_);
+    encodings_.note(tape, graph_);
   }
   clocks_.front().leave_out(began, clocks_.front().now());
 }
@@ -322,6 +341,7 @@ plan::StepGraph Profiler::finish(const Tape& tape) {
     graph_.values[plan::at(v)].leaf_bytes =
         (gauge != nullptr ? gauge->memory() : gauges_.front().memory()).rounded(tape.values().nbytes(v));
   }
+  encodings_.try_all(tape, graph_);
   return std::move(graph_);
 }
 

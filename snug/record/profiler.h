@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "snug/plan/step/step_graph.h"
+#include "snug/record/encodings.h"
 #include "snug/record/memory_gauge.h"
 #include "snug/record/step_clock.h"
 #include "snug/record/tape_observer.h"
@@ -33,7 +34,7 @@ class Profiler final : public TapeObserver {
   void kernel_ends() override;
   void op_recorded(const Tape& tape, plan::OpId op) override;
   void op_not_recorded() override;
-  void saved(plan::ValueId value) override;
+  void saved(const Tape& tape, plan::ValueId value) override;
   void displaced(plan::ValueId value) override;
   void settle_begins(const Tape& tape) override;
   // What the tape frees on account of an event is part of that event.
@@ -44,6 +45,7 @@ class Profiler final : public TapeObserver {
   void aside_ends() override;
   void release_begins(plan::ValueId value) override;
   void release_ends() override;
+  void evicts(const Tape& tape, plan::ValueId value) override;
   void dropped(plan::ValueId value, std::optional<Bytes> freed) override;
 
   /// Leaves that gradients are for and that operators read, in the order of their first use.
@@ -69,6 +71,8 @@ class Profiler final : public TapeObserver {
   /// Writes down how long everything took.
   void note_seconds();
   std::int32_t device_index(c10::Device device);
+  /// Of a step that is known what is known of it is taken.
+  static bool measures_encodings(const Tape& tape);
   /// Memory between two events becomes an event of its own.
   void mark();
   void poll(const Tape& tape);
@@ -81,6 +85,7 @@ class Profiler final : public TapeObserver {
   MemoryGauge::Taken taken_by(const plan::Dataflow& flow, plan::OpId op, std::size_t device);
 
   std::vector<MemoryGauge> gauges_;  // by device: the graph's first ones are these
+  MeasuredEncodings encodings_;
   plan::StepGraph graph_;
   std::vector<at::Tensor> leaves_;
   std::unordered_set<const void*> noted_;

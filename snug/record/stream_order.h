@@ -40,6 +40,17 @@ class StreamOrder {
   void enter(c10::Device device);
   /// The replay is over.
   void leave();
+  /// A replay: who enters while this lives leaves with it.
+  class Scope {
+   public:
+    explicit Scope(StreamOrder& streams) : streams_(streams) {}
+    ~Scope() { streams_.leave(); }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    StreamOrder& streams_;
+  };
 
   /// Accelerators that the step has come to.
   [[nodiscard]] std::vector<c10::Device> devices() const;

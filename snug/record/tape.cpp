@@ -142,7 +142,6 @@ void Tape::put_away(plan::ValueId value, const c10::Storage& storage, plan::Acti
     }
     return values_.offload(value, storage, on_the_way);
   }
-  if (known == nullptr || !values_.device(value).is_cpu()) return values_.hold(value, storage);
   const plan::Encoding* const encoding = planned_encoding(value, how.codec);
   // Of what is lossy there would be an image, if there could be one.
   if (encoding == nullptr || plan::is_lossy(how)) return values_.hold(value, storage);
@@ -214,6 +213,7 @@ Bytes Tape::evict(plan::ValueId value) {
     observers_.tell(&TapeObserver::evicted, *this, value);
     return compressed;
   }
+  observers_.tell_recording(&TapeObserver::evicts, *this, value);
   if (verified_.remembers(value)) streams_.wait_for_all(values_.device(value));
   verified_.remember(value, values_.storage(value));
   values_.evict(value);

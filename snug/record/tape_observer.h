@@ -53,7 +53,7 @@ class TapeObserver {
   virtual void made(const Tape& /*tape*/, plan::OpId /*op*/, const at::Tensor& /*result*/, Run /*run*/) {}
 
   /// A saved tensor stands for the value.
-  virtual void saved(plan::ValueId /*value*/) {}
+  virtual void saved(const Tape& /*tape*/, plan::ValueId /*value*/) {}
   /// Something unseen has written over it: no plan can keep it.
   virtual void displaced(plan::ValueId /*value*/) {}
   /// Around the end of the recording, where all goes that nothing needs.
@@ -80,6 +80,8 @@ class TapeObserver {
 
   // --- memory ------------------------------------------------------------------------------------------------------
 
+  /// Memory is short, and the contents of a resident value are about to be dropped.
+  virtual void evicts(const Tape& /*tape*/, plan::ValueId /*value*/) {}
   /// Memory was short, and the value has been dropped. Told whether it sees the recording or not.
   virtual void evicted(const Tape& /*tape*/, plan::ValueId /*value*/) {}
   /// The tape has let go of the contents. `freed`: the bytes of a storage that nobody else had.

@@ -31,21 +31,24 @@ void Tape::bind(SavedTensor& saved) {
   saved.view.value = value;
   values_.set_saved_as(value, saved.view.dtype);
   verified_.note(value, saved.view);
+  const auto is_there = [&] { return ledger().held(value) || ledger().fetchable(value); };
+  // What saves it may have left the stream that made it.
+  const bool is_read = values_.away(value) || verified_.remembers(value) ||
+                       (observers_.measure() && c10::isIntegralType(saved.view.dtype, /*includeBool=*/false));
+  if (!is_there() && is_read) streams_.wait_for_all(values_.device(value));
   saved.stands_for = what_is_left_for(saved);
   saved.bound = true;
   values_.pack(value, saved.stands_for);
   ++bound_;
-  if (!ledger().held(value) && !ledger().fetchable(value)) {
-    // What saves it may have left the stream that made it.
+  if (!is_there()) {
     const bool goes_away = values_.away(value).has_value();
-    if (goes_away || verified_.remembers(value)) streams_.wait_for_all(values_.device(value));
     if (goes_away || (saved.stands_for == StandsFor::Value && keeps_when_saved(value))) {
       keep(value, saved.storage);
     } else {
       verified_.remember(value, saved.storage);
     }
   }
-  observers_.tell_recording(&TapeObserver::saved, value);
+  observers_.tell_recording(&TapeObserver::saved, *this, value);
   saved.storage = c10::Storage();
 }
 
@@ -58,8 +61,7 @@ StandsFor Tape::what_is_left_for(const SavedTensor& saved) {
   };
   if (values_.images().has(value)) return if_it_shows_numbers_of(values_.images().encoding(value));
   const auto away = values_.away(value);
-  if (!away || !plan::is_lossy(*away) || ledger().held(value) || !values_.device(value).is_cpu())
-    return StandsFor::Value;
+  if (!away || !plan::is_lossy(*away) || ledger().held(value)) return StandsFor::Value;
   const plan::Encoding* const encoding = planned_encoding(value, away->codec);
   if (encoding == nullptr || if_it_shows_numbers_of(*encoding) == StandsFor::Value) return StandsFor::Value;
   try {

@@ -94,18 +94,6 @@ class ReplayScope {
   memory::TagScope tag_{memory::Tag::Activations};
 };
 
-/// What other streams wait for from the end of the scope on.
-class StreamScope {
- public:
-  explicit StreamScope(Tape& tape) : tape_(tape) {}
-  ~StreamScope() { tape_.streams().leave(); }
-  StreamScope(const StreamScope&) = delete;
-  StreamScope& operator=(const StreamScope&) = delete;
-
- private:
-  Tape& tape_;
-};
-
 /// Keeps the inputs of an operator from eviction while it runs.
 class RunScope {
  public:
@@ -339,7 +327,7 @@ void fetch_ahead(Tape& tape) {
   std::optional<ReplayScope> scope;
   tape.fetch_ahead([&](ValueId value) {
     if (!scope) scope.emplace(tape);
-    const StreamScope streams(tape);
+    const record::StreamOrder::Scope streams(tape.streams());
     tape.streams().enter(tape.values().device(value));
     try {
       return tape.load(value);
@@ -359,7 +347,7 @@ void materialize(Tape& tape, ValueId value) {
     if (attempt == kMostSchedules) starved.refuse(tape);
     const plan::ReplaySchedule replay = tape.ledger().schedule(value);
     PinScope pins(tape.values(), replay);
-    const StreamScope streams(tape);
+    const record::StreamOrder::Scope streams(tape.streams());
     for (const plan::ReplaySchedule::Step& step : replay.steps) {
       const Outcome outcome = do_step(tape, step);
       if (outcome == Outcome::Starved) {

@@ -76,13 +76,9 @@ RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forwa
 
 namespace {
 
-void check_lossy(plan::Codec codec, c10::Device device) {
-  if (codec == plan::Codec::None) return;
-  if (!plan::is_lossy(codec))
+void check_lossy(plan::Codec codec) {
+  if (codec != plan::Codec::None && !plan::is_lossy(codec))
     throw UsageError("fit: `lossy` takes BFloat16, Float8, Int8 or Int4; other codecs need not be allowed");
-  if (device.is_cpu()) return;
-  throw UsageError(fmt::format(
-      "fit: lossy codecs are for the CPU's memory, and the budget is for that of {}; leave them out", device.str()));
 }
 
 /// The memory that the budget is for. Of several devices the CPU would be the wrong one to guess.
@@ -123,7 +119,7 @@ std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional
   or_tell(*options.agreement, [&] {
     if (count < 1) throw UsageError(fmt::format("fit: {} micro-batches; there is one at least", count));
     check_other_budgets(options.other_budgets, memory.device());
-    check_lossy(options.lossy, memory.device());
+    check_lossy(options.lossy);
   });
   const auto record = [&](const RecordOptions& how) {
     RecordedStep step = record_step_within(limit, forward, memory, how);

@@ -34,8 +34,7 @@ struct FitOptions {
   std::optional<Bytes> disk_budget = {};
   /// A lossy codec (BFloat16, Float8, Int8, Int4) that plans may use where a step does not fit, or is slower, without:
   /// backward then gets other numbers in place of some of what autograd saves, within memory::error_bound, and nothing
-  /// else is of other bits: not the forward pass, nor what is made again. None: all gradients have the plain bits. Of
-  /// the CPU's memory alone.
+  /// else is of other bits: not the forward pass, nor what is made again. None: all gradients have the plain bits.
   plan::Codec lossy = plan::Codec::None;
   /// Weights, and what the optimizer keeps of them, whose contents are not all in the device's memory: the plan says
   /// how many bytes of the budget are their window, and values go to the same tiers, which have the budgets of theirs.

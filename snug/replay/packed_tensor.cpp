@@ -79,7 +79,11 @@ at::Tensor PackedTensor::unpack() {
 c10::Storage PackedTensor::contents() {
   const plan::ValueId value = saved_.view.value;
   record::ValueStore& values = tape_->values();
-  if (saved_.stands_for == record::StandsFor::Image) return values.images().contents(value);
+  if (saved_.stands_for == record::StandsFor::Image) {
+    const record::StreamOrder::Scope decodes(tape_->streams());
+    tape_->streams().enter(values.device(value));
+    return values.images().contents(value);
+  }
   do {
     if (values.ledger().resident(value)) continue;
     if (!tape_->finished()) tape_->notice_writes();

@@ -110,10 +110,6 @@ std::optional<std::string> why_not_streamed(const Config& config) {
 }
 
 std::optional<std::string> why_not_lossy(const Config& config) {
-  if (!c10::Device(config.train.device).is_cpu()) {
-    return fmt::format("train.device = \"{}\", and codecs are for the CPU's memory; leave one of them out",
-                       config.train.device);
-  }
   if (!plan::may_compress(config.memory.strategy)) {
     return fmt::format("memory.strategy = \"{}\" leaves nothing to codecs; leave one of them out",
                        config.memory.strategy);

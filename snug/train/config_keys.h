@@ -189,7 +189,7 @@ void visit_keys(AnyConfig& c, Visit&& to) {
       OneOf<WeightsIn>{}, kWithBudget);
   varies("memory", "activations", c.memory.activations,
          "what backward may get of the tensors that autograd saves, where a step does not fit or is slower without: "
-         "the same bits, or what so many leave; of the CPU's memory alone",
+         "the same bits, or what so many leave",
          OneOf<Activations>{});
   varies("memory", "arena", c.memory.arena,
          "let what steps take of an accelerator's memory lie in one range of it, at places that are chosen once two "

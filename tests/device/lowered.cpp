@@ -81,6 +81,8 @@ void grow(const StandIn& operand) {
   c10::StorageImpl* const storage = operand.simulated.storage().unsafeGetStorageImpl();
   const c10::DeviceGuard on(operand.simulated.device());
   c10::DataPtr fresh = c10::GetAllocator(kSimulated)->allocate(now.nbytes());
+  // What else its stream still does to that memory comes before its contents.
+  Streams::instance().catch_up(current_simulated_stream(operand.simulated.device()));
   if (now.nbytes() > 0) std::memcpy(fresh.get(), now.data(), now.nbytes());
   storage->set_data_ptr_noswap(std::move(fresh));
   storage->set_nbytes(now.nbytes());

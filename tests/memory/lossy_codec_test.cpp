@@ -6,13 +6,13 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <random>
 #include <vector>
 
 #include "snug/base/hash.h"
 #include "snug/memory/codec.h"
+#include "tests/memory/kinds_of_numbers.h"
 
 namespace snug::memory {
 namespace {
@@ -46,18 +46,6 @@ std::vector<T> given_back(Codec codec, const std::vector<T>& numbers) {
   std::vector<T> back(numbers.size());
   decode(codec, sizeof(T), to, std::as_writable_bytes(std::span(back)));
   return back;
-}
-
-/// Normal, of all sizes, all alike, with one far away, tiny, zero.
-std::vector<std::function<float(std::size_t)>> kinds_of_numbers(std::mt19937& random) {
-  static std::normal_distribution<float> normal;
-  return {[&random](std::size_t) { return normal(random); },
-          [&random](std::size_t) { return std::ldexp(normal(random), static_cast<int>(random() % 200) - 100); },
-          [](std::size_t) { return 3.25F; },
-          [&random](std::size_t i) { return i % 50 == 7 ? -1e20F : normal(random); },
-          [&random](std::size_t) { return 1000.0F + 1e-3F * normal(random); },
-          [&random](std::size_t) { return 1e-39F * normal(random); },
-          [](std::size_t i) { return i % 2 == 0 ? 0.0F : -0.0F; }};
 }
 
 template <class T>

@@ -64,7 +64,7 @@ replay::RecordedStep recorded(Pictures& net, const at::Tensor& x) {
 
 class Compress : public ::testing::Test {
  protected:
-  void SetUp() override { SNUG_ONLY_ON_THE_CPU("codecs"); }
+  const bool on_the_cpu = testing::test_device().is_cpu();
   [[nodiscard]] Session compressing() const {
     return {step, plan::Planner(step.graph, plan), std::nullopt, test_memory()};
   }
@@ -79,10 +79,11 @@ class Compress : public ::testing::Test {
 TEST_F(Compress, GivesThePlainBitsInTheBytesThatThePlanSays) {
   std::set<plan::Codec> codecs;
   for (const plan::Action action : plan.actions) codecs.insert(action.codec);
-  EXPECT_GE(codecs.size(), 4U) << "zeros, bits, narrow, and what stays";
+  EXPECT_GE(codecs.size(), on_the_cpu ? 4U : 3U) << "zeros on the CPU, bits, narrow, and what stays";
   const plan::Explanation why = plan::explain(step.graph, plan);
   EXPECT_LT(why.all.encoded, why.all.compressed * 7 / 10);
-  EXPECT_LT(plan.predicted_peak, plan::make_plan(step.graph, "none", std::nullopt).predicted_peak);
+  const Bytes kept = plan::make_plan(step.graph, "none", std::nullopt).predicted_peak;
+  EXPECT_LT(plan.predicted_peak, kept + (on_the_cpu ? 0 : 1)) << "elsewhere it is far from the peak";
   Session session = compressing();
   for (int i = 0; i < 5; ++i) {
     test_memory().reset_peak();
@@ -97,6 +98,7 @@ TEST_F(Compress, GivesThePlainBitsInTheBytesThatThePlanSays) {
 }
 
 TEST_F(Compress, KeepsWhatDoesNotFitIntoItsBytes) {
+  SNUG_ONLY_ON_THE_CPU("a codec of zeros");
   Session session = compressing();
   session.backward([&] { return net.loss(x); });
   net.layers->zero_grad();
@@ -110,6 +112,34 @@ TEST_F(Compress, KeepsWhatDoesNotFitIntoItsBytes) {
   session.backward([&] { return net.loss(x); });
   expect_same(of_those, net.gradients());
   EXPECT_LT(session.last_step().compressed_bytes, all / 2);
+  EXPECT_TRUE(session.last_step().followed_plan);
+}
+
+TEST_F(Compress, IsMeasuredOfWhatGoesWhileTheStepIsRecordedUnderALimit) {
+  const Bytes floor = plan::Planner(step.graph, "optimal").floor(step.graph);
+  const Bytes budget = plan::Budget::for_limit(floor).floor_for(floor);
+  EXPECT_LT(budget, plan::make_plan(step.graph, "none", std::nullopt).predicted_peak * 7 / 10);
+  replay::RecordedStep under_it = [&] {
+    const memory::HeldLimit held(test_memory(), budget);
+    test_memory().release_cached();
+    return recorded(net, x);
+  }();
+  std::size_t encodings = 0;
+  for (plan::ValueId v = 0; v < step.graph.flow.values(); ++v) {
+    const plan::Encodings& all = step.graph.values[plan::at(v)].encodings;
+    const plan::Encodings& found = under_it.graph.values[plan::at(v)].encodings;
+    ASSERT_EQ(found.size(), all.size()) << "of value " << v;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      EXPECT_EQ(found[i].codec, all[i].codec);
+      EXPECT_EQ(found[i].content_bytes, all[i].content_bytes);
+    }
+    encodings += all.size();
+  }
+  EXPECT_GE(encodings, on_the_cpu ? 8U : 2U);
+  const auto step_of = [&](const at::Tensor& batch) { return net.loss(batch); };
+  Session session = fit(step_of, x, {.budget = budget});
+  session.backward(step_of, x);
+  expect_same(expected, net.gradients());
   EXPECT_TRUE(session.last_step().followed_plan);
 }
 
@@ -178,6 +208,7 @@ TEST_F(Compress, IsChosenWhereItIsCheaperThanMakingItAgain) {
   const Bytes most = plan::make_plan(without, "none", std::nullopt).predicted_peak;
   const plan::Budget budget{recompute.floor() + (most - recompute.floor()) / 2, 0};
   const plan::MemoryPlan chosen = both.best(step.graph, budget);
+  if (!on_the_cpu) GTEST_SKIP() << "what can be compressed there is far from the peak";
   EXPECT_LT(chosen.predicted_seconds, recompute.best(without, budget).predicted_seconds);
   EXPECT_GT(plan::explain(step.graph, chosen).all.compressed, 0);
   Session session(step, plan::Planner(step.graph, chosen), std::nullopt, test_memory());

@@ -38,10 +38,7 @@ inline Session following_lossy(replay::RecordedStep step, const plan::MemoryPlan
 
 class Lossy : public ::testing::Test {
  protected:
-  void SetUp() override {
-    SNUG_ONLY_ON_THE_CPU("codecs");
-    torch::manual_seed(4);
-  }
+  void SetUp() override { torch::manual_seed(4); }
 };
 
 }  // namespace snug::testing

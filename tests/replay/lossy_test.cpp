@@ -38,7 +38,7 @@ using testing::test_memory;
 /// What a codec gives back for a tensor.
 at::Tensor through(Codec codec, const at::Tensor& tensor) {
   const memory::Codec how = record::codec_of(codec);
-  const at::Tensor from = tensor.contiguous(), to = at::empty_like(from);
+  const at::Tensor from = tensor.to(at::kCPU).contiguous(), to = at::empty_like(from);
   const auto bytes = [](const at::Tensor& t) {
     return std::span(static_cast<std::byte*>(t.data_ptr()), static_cast<std::size_t>(t.nbytes()));
   };
@@ -46,7 +46,7 @@ at::Tensor through(Codec codec, const at::Tensor& tensor) {
   std::vector<std::byte> encoded(static_cast<std::size_t>(memory::encoded_bytes(how, element, bytes(from))));
   EXPECT_TRUE(memory::encode(how, element, bytes(from), encoded));
   memory::decode(how, element, encoded, bytes(to));
-  return to;
+  return to.to(tensor.device());
 }
 
 TEST_F(Lossy, GradientsAreThoseOfWhatTheCodecGivesBack) {

@@ -175,9 +175,14 @@ class Run : public StepVisitor {
   /// Returns the bytes that it takes then.
   Bytes encode(ValueId v) {
     live_ += encoding(v).bytes;
-    reach(live_, kNoOp);
+    reach(live_ + encoding(v).encode_scratch, kNoOp);
     result_.coding_seconds += encoding(v).encode_seconds;
     return encoding(v).bytes;
+  }
+  /// Into bytes that are there.
+  void decode(ValueId v) {
+    reach(live_ + encoding(v).decode_scratch, kNoOp);
+    result_.coding_seconds += encoding(v).decode_seconds;
   }
   void compress(ValueId v) {
     ledger_.offload(v);
@@ -196,8 +201,7 @@ class Run : public StepVisitor {
     if (!images_.decoded(v)) {
       images_.set_decoded(v);
       live_ += bytes(v);
-      reach(live_, kNoOp);
-      result_.coding_seconds += encoding(v).decode_seconds;
+      decode(v);
     }
     // As what is unpacked of other values.
     if (images_.consume(v).decoded) of(v).borrowed = true;
@@ -240,7 +244,7 @@ class Run : public StepVisitor {
         wait_until(away.link.there(v));
       }
     } else if (of(v).encoded > 0) {
-      result_.coding_seconds += encoding(v).decode_seconds;
+      decode(v);
     }
     ledger_.cache(v);
     if (has_original(v)) of(v).second = true;

@@ -17,6 +17,7 @@ struct Encoding {
   Bytes content_bytes = 0;   ///< that the encoded contents may take
   Bytes bytes = 0;           ///< that the step takes for them, as the allocator rounds them
   double encode_seconds = 0, decode_seconds = 0;
+  Bytes encode_scratch = 0, decode_scratch = 0;  ///< that the step takes beside contents and code, meanwhile
   friend bool operator==(const Encoding&, const Encoding&) = default;
 };
 

@@ -85,17 +85,23 @@ std::string word_of(Codec codec) {
 }
 
 Json to_json(const Encoding& encoding) {
-  return {word_of(encoding.codec), encoding.element,        encoding.content_bytes,
-          encoding.bytes,          encoding.encode_seconds, encoding.decode_seconds};
+  Json json = {word_of(encoding.codec), encoding.element,        encoding.content_bytes,
+               encoding.bytes,          encoding.encode_seconds, encoding.decode_seconds};
+  if (encoding.encode_scratch != 0 || encoding.decode_scratch != 0)
+    json.insert(json.end(), {encoding.encode_scratch, encoding.decode_scratch});
+  return json;
 }
 
 Encoding encoding_from(const JsonField& json) {
+  const auto scratch = [&](std::size_t i) { return json.size() > i ? json.at(i).as<Bytes>(kNotNegative) : 0; };
   return {.codec = json.at(0).one_of(kCodecWords),
           .element = json.at(1).as<std::int32_t>({.low = 1, .high = 8}),
           .content_bytes = json.at(2).as<Bytes>(kNotNegative),
           .bytes = json.at(3).as<Bytes>(kNotNegative),
           .encode_seconds = json.at(4).as<double>(kNotNegative),
-          .decode_seconds = json.at(5).as<double>(kNotNegative)};
+          .decode_seconds = json.at(5).as<double>(kNotNegative),
+          .encode_scratch = scratch(6),
+          .decode_scratch = scratch(7)};
 }
 
 OpInfo op_from(const JsonField& op) {
