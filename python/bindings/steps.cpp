@@ -57,6 +57,7 @@ replay::Rehearsal rehearsal_of(const py::object& update) {
     rehearsal.run = [call] { return call("run"); };
   }
   rehearsal.forget = [call] { call("forget"); };
+  rehearsal.writes_to = update.attr("parameters").cast<std::vector<at::Tensor>>();
   return rehearsal;
 }
 

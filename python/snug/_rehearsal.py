@@ -79,6 +79,24 @@ def _rehearse(twin: Any) -> None:
             step(twin)
 
 
+def _make_state_of_the_rest(twin: Any) -> None:
+    """Of parameters that this step has no gradient for, as other steps may, one at a time: with gradients of zeros, which take no
+    memory where no fused kernel reads them. What optimizers that are not PyTorch's do with one parameter is not known."""
+    if isinstance(twin, (torch.optim.LBFGS, torch.optim.SparseAdam)) or not type(twin).__module__.startswith("torch.optim."):
+        return
+    steps = ParameterSteps([twin], _rehearse)
+    is_fused = any(group.get("fused") for group in twin.param_groups)
+    for parameter in steps.parameters:
+        if parameter.grad is not None:
+            continue
+        zero = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+        parameter.grad = zero.expand(parameter.shape).contiguous() if is_fused else zero.expand(parameter.shape)
+        try:
+            steps.step(parameter)
+        finally:
+            parameter.grad = None
+
+
 def _grow_old(twin: Any) -> None:
     """Late updates may take another way than early ones: RAdam's do after five."""
     for state in twin.state.values():
@@ -121,6 +139,12 @@ class Rehearsals:
         if all(known is not optimizer for known in self._optimizers):
             self._optimizers.append(optimizer)
 
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """That the optimizers write; none where one of them is not a plain tensor, whose operators see others."""
+        all_of_them = [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
+        return all_of_them if all(type(p) in (torch.Tensor, torch.nn.Parameter) for p in all_of_them) else []
+
     def run(self) -> bool:
         with unrecorded():
             return self._run()
@@ -134,6 +158,8 @@ class Rehearsals:
             self._twins.append(_twin(optimizer))
         for twin in self._twins:
             _rehearse(twin)
+        for twin in self._twins[made:]:
+            _make_state_of_the_rest(twin)
         for twin in self._twins[:made]:
             _grow_old(twin)
             _rehearse(twin)

@@ -106,6 +106,7 @@ class RehearsedUpdate {
 
   void run() {
     if (!rehearsal_ || std::exchange(begun_, true)) return;
+    check_updates_any(rehearsal_, parameters_);
     // Perhaps on the way into an operator, where no other one would be seen.
     const auto keys = c10::impl::tls_local_dispatch_key_set();
     const c10::impl::ForceDispatchKeyGuard seen(keys.included_, keys.excluded_.remove(record::kRecordingKey));

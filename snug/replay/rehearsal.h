@@ -32,6 +32,7 @@ struct Rehearsal {
   std::function<void(const at::Tensor& parameter)> each = {};
   std::function<void()> forget = {};        ///< lets go of the state that run() has made, so that it is as before
   std::vector<at::Tensor> parameters = {};  ///< whose gradients are put aside before the step runs, where known
+  std::vector<at::Tensor> writes_to = {};   ///< what it updates, where known; none: the parameters
   Writes writes = Writes::Anything;
 
   Rehearsal() = default;
@@ -41,7 +42,8 @@ struct Rehearsal {
           update();
           return true;
         }) {}
-  /// A step of one of LibTorch's optimizers, which must outlive this.
+  /// A step of one of LibTorch's optimizers, which must outlive this. State that it will make of parameters which this
+  /// step has no gradient for, as other steps may, is made as well.
   Rehearsal(torch::optim::Optimizer& optimizer);  // NOLINT(google-explicit-constructor)
   /// Of one that can rehearse a step itself: rehearse() takes the memory of a step and changes nothing but gradients.
   template <class Optimizer>
@@ -54,5 +56,9 @@ struct Rehearsal {
 
   explicit operator bool() const noexcept { return run != nullptr; }
 };
+
+/// After a backward pass: throws UsageError where all that the update is known to write belongs to another model, as no
+/// gradient is for it, and it is neither of the step's parameters nor master copies of those.
+void check_updates_any(const Rehearsal& update, const std::vector<at::Tensor>& of_step);
 
 }  // namespace snug::replay

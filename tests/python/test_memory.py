@@ -291,3 +291,39 @@ def test_a_limit_is_positive(size):
     with pytest.raises(snug.UsageError, match="must be positive"):
         snug.set_memory_limit(size)
     assert snug.memory_stats()["limit"] is None
+
+
+@pytest.mark.parametrize("optimizer_of", [torch.optim.AdamW, torch.optim.Adagrad, lambda p: torch.optim.SGD(p, momentum=0.9)], ids=["adamw", "adagrad", "momentum"])
+def test_state_of_parameters_that_other_steps_have_gradients_for_is_counted(optimizer_of):
+    always, sometimes = nn.Linear(512, 512), nn.Linear(512, 512)
+    x = torch.randn(64, 512)
+
+    def run(step, parameters):
+        before = snug.memory_stats()["by_tag"]["optimizer"]
+        optimizer = optimizer_of([p for p in parameters if p.requires_grad])
+        with snug.fit(step, x, "1GiB", optimizer=optimizer) as session:
+            planned = session.plan.unplanned_peak
+        step(x).backward()
+        optimizer.step()
+        kept = snug.memory_stats()["by_tag"]["optimizer"] - before
+        optimizer.zero_grad()
+        return planned, kept
+
+    both = [*always.parameters(), *sometimes.parameters()]
+    weight = sometimes.weight.detach().clone()
+    planned, _ = run(lambda x: always(x).square().mean(), both)
+    assert sometimes.weight.grad is None and torch.equal(sometimes.weight, weight)
+    alone, _ = run(lambda x: always(x).square().mean(), always.parameters())
+    for p in always.parameters():
+        p.requires_grad_(False)
+    _, kept = run(lambda x: sometimes(x).square().mean(), sometimes.parameters())
+    assert kept > 512 * 512 * 4
+    assert abs(planned - alone - kept) < 65536
+
+
+def test_the_optimizer_of_another_model_is_refused():
+    model, other = nn.Linear(8, 8), nn.Linear(8, 8)
+    with pytest.raises(snug.UsageError, match="has gradients for none of the optimizer's 2 tensors, as those of another model"):
+        snug.fit(lambda x: model(x).sum(), torch.ones(4, 8), "1GiB", optimizer=torch.optim.SGD(other.parameters()))
+    with snug.fit(lambda x: model(x).sum(), torch.ones(4, 8), "1GiB", optimizer=[torch.optim.SGD(other.parameters()), torch.optim.SGD(model.parameters())]):
+        pass

@@ -22,31 +22,6 @@ using testing::same_bits;
 using testing::test_memory;
 using testing::unplanned_peak;
 
-TEST(Fit, CountsAnOptimizerStepThatIsRehearsed) {
-  Net net;
-  const at::Tensor x = torch::randn({2048, 256});
-  constexpr Bytes kWorkspace = 256_MiB;
-  int rehearsed = 0;
-  const auto update = [&] {
-    for (const at::Tensor& g : net.gradients()) EXPECT_TRUE(g.defined());
-    const at::Tensor workspace = at::empty({kWorkspace}, at::kByte);
-    ++rehearsed;
-  };
-  const Bytes before = test_memory().stats().allocated;
-  {
-    const Session session = fit(net, x, {.budget = before + kWorkspace + 64_MiB, .update = update});
-    EXPECT_GT(rehearsed, 0);
-    EXPECT_EQ(session.graph().update_bytes, test_memory().rounded(kWorkspace));
-    EXPECT_GT(session.graph().update_seconds, 0);
-    // It comes when the gradients are there.
-    EXPECT_GT(session.plan().unplanned_peak, before + kWorkspace + 2_MiB);
-  }
-  EXPECT_EQ(test_memory().stats().allocated, before);
-  // Forward and backward alone would fit.
-  EXPECT_NO_THROW(fit(net, x, {.budget = before + kWorkspace / 2}));
-  EXPECT_THROW(fit(net, x, {.budget = before + kWorkspace / 2, .update = update}), DoesNotFit);
-}
-
 TEST(Fit, KeepsUnderTheBudgetWithTheSameGradients) {
   Net net;
   const at::Tensor x = torch::randn({2048, 256});
