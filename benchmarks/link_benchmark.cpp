@@ -24,6 +24,7 @@
 #include "snug/replay/moves.h"
 #include "snug/snug.h"
 #include "tests/device/simulated_device.h"
+#include "tests/device/test_device.h"
 #include "tests/equivalence/bitwise.h"
 
 namespace snug {
@@ -113,8 +114,9 @@ struct RecordedWithLink {
 };
 
 RecordedWithLink recorded_with_link(const testing::SimulatedSpeed& speed, const models::VocabularyLoss& loss) {
-  RecordedWithLink made{.step = Step(loss), .recorded = {}};
   memory::DeviceMemory& memory = memory::device_memory(kDevice);
+  testing::settled(memory);  // of what was measured before
+  RecordedWithLink made{.step = Step(loss), .recorded = {}};
   made.recorded = replay::record_step([&] { return made.step.loss(); }, memory);
   made.recorded.graph.moves.host = replay::measured_move_cost(memory);
   made.recorded.graph.moves.host->out_seconds_per_byte = made.recorded.graph.moves.host->in_seconds_per_byte =
@@ -122,39 +124,46 @@ RecordedWithLink recorded_with_link(const testing::SimulatedSpeed& speed, const 
   return made;
 }
 
-/// The fastest plan that leaves a fifth of what the plain step has between forward and backward.
-void measure_tiled(const testing::SimulatedSpeed& speed, Bytes of_plain, double plain_seconds) {
+/// The loss in tiles, of which all logits are never there: a fifth of what else is kept.
+void measure_tiled(double plain_seconds) {
   fmt::print(
-      "\nWith the loss in tiles, a fifth of those bytes left; times over those of the plain step:\n\n"
-      "| tile, MiB | everything kept | move and recompute | no plan is faster than | peak, MiB "
-      "|\n|---|---|---|---|---|\n");
-  for (const std::int64_t tile : {8, 16}) {
-    RecordedWithLink made = recorded_with_link(speed, models::TiledLoss{.logits = tile * 1_MiB});
+      "\nWith the loss in tiles; the fastest plan that leaves at most a fifth of what this step keeps between forward "
+      "and "
+      "backward:\n\n"
+      "| tile, MiB | everything kept, over the plain step | keeps, MiB | left | time over its own step | over the "
+      "plain "
+      "step | no plan of that budget is faster than, over its own | budget, MiB "
+      "|\n|---|---|---|---|---|---|---|---|\n");
+  for (const std::int64_t tile : {8, 16, 32}) {
+    RecordedWithLink made = recorded_with_link(testing::simulated_speed(), models::TiledLoss{.logits = tile * 1_MiB});
     const plan::StepGraph& graph = made.recorded.graph;
     const plan::TradeOff plans(graph);
-    const Bytes floor = plans.floor(), most = plan::plan_none(graph).predicted_peak;
-    struct Best {
-      double seconds, bound;
-      Bytes peak;
+    const plan::MemoryPlan none = plan::plan_none(graph);
+    const auto kept = [&](const plan::MemoryPlan& plan) {
+      return plan::simulate(graph, plan).after_forward - graph.static_bytes;
     };
-    std::optional<Best> best;
-    for (int i = 0; i <= 40; ++i) {
-      const Bytes budget = floor + (most - floor) * i / 40;
+    const Bytes all = kept(none);
+    std::optional<plan::MemoryPlan> best;
+    for (Bytes budget = plans.floor(); budget < none.predicted_peak && budget < plans.floor() + 64_MiB;
+         budget += 1_MiB) {
       const plan::MemoryPlan plan = plans.best(graph, {budget, 0});
-      const plan::Simulation simulation = plan::simulate(graph, plan);
-      if (simulation.after_forward - graph.static_bytes > of_plain / 5) continue;
-      if (best && plan.predicted_seconds >= best->seconds) continue;
-      best = {plan.predicted_seconds, plan::lower_bound(graph, budget).step_seconds, plan.predicted_peak};
+      if (kept(plan) > all / 5 || (best && plan.predicted_seconds >= best->predicted_seconds)) continue;
+      best = plan;
     }
-    fmt::print("| {} | x {:.3f} | {} |\n", tile, graph.step_seconds / plain_seconds,
-               best ? fmt::format("x {:.3f} | x {:.3f} | {:.1f}", best->seconds / plain_seconds,
-                                  best->bound / plain_seconds, static_cast<double>(best->peak) / kMiB)
-                    : "- | - | -");
+    const double own = graph.step_seconds;
+    fmt::print("| {} | x {:.3f} | {:.1f} | {} |\n", tile, own / plain_seconds, static_cast<double>(all) / kMiB,
+               best ? fmt::format("{:.0f} % | x {:.3f} | x {:.3f} | x {:.3f} | {:.1f}",
+                                  100 * static_cast<double>(kept(*best)) / static_cast<double>(all),
+                                  best->predicted_seconds / own, best->predicted_seconds / plain_seconds,
+                                  plan::lower_bound(graph, best->predicted_peak).step_seconds / own,
+                                  static_cast<double>(best->predicted_peak) / kMiB)
+                    : "- | - | - | - | -");
     std::fflush(stdout);
   }
 }
 
-void measure(const Accelerator& accelerator, double share_of_peak) {
+/// Returns the plain step's seconds.
+double measure(const Accelerator& accelerator, double share_of_peak) {
   testing::SimulatedSpeed speed = accelerator.speed;
   speed.flops_per_second *= share_of_peak;
   testing::set_simulated_speed(speed);
@@ -201,7 +210,7 @@ void measure(const Accelerator& accelerator, double share_of_peak) {
         i % kRunEvery == 0 ? run(step, recorded, plan, expected) : " | | ");
     std::fflush(stdout);
   }
-  measure_tiled(speed, all, graph.step_seconds);
+  return graph.step_seconds;
 }
 
 int run_all(int argc, char** argv) {
@@ -211,7 +220,7 @@ int run_all(int argc, char** argv) {
   if (shares.empty()) shares = {1, 0.6};
   fmt::print("# gpt-12x384 in fp32 on simulated accelerators: moving, recomputing, and both\n");
   for (const Accelerator& accelerator : kAccelerators) {
-    for (const double share : shares) measure(accelerator, share);
+    for (const double share : shares) measure_tiled(measure(accelerator, share));
   }
   return 0;
 }

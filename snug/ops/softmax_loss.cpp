@@ -40,22 +40,28 @@ at::Tensor softmax_loss(const Logits& logits, const CrossEntropyTerms& terms, do
 }
 
 at::Tensor softmax_loss_of_operators(const Logits& logits, const CrossEntropyTerms& terms, double times) {
+  const at::NoGradGuard no_grad;
   const at::Tensor counted = logits.targets.ne(logits.ignored), picked = logits.targets.where(counted, 0).unsqueeze(1);
   const auto math = logits.values.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   at::Tensor x = logits.values.to(math);
   if (logits.bias) x = x + logits.bias->to(math);
   if (terms.soft_cap != 0) x = (x / terms.soft_cap).tanh_().mul_(terms.soft_cap);
-  const at::Tensor log_sum = x.logsumexp(1, true);
-  at::Tensor losses = (log_sum - x.gather(1, picked)).to(at::kDouble).mul_(1 - terms.label_smoothing);
-  if (terms.label_smoothing != 0) losses.add_((log_sum - x).mean(1, true), terms.label_smoothing);
+  // As few passes over all logits as there can be: they are what it takes.
+  at::Tensor log_shares = at::log_softmax(x, 1);
+  const at::Tensor of_target = log_shares.gather(1, picked);
+  at::Tensor log_sum;
+  if (terms.z_loss != 0) log_sum = x.gather(1, picked) - of_target;
+  at::Tensor losses = of_target.to(at::kDouble).mul_(terms.label_smoothing - 1);
+  if (terms.label_smoothing != 0) losses.sub_(log_shares.mean(1, true), terms.label_smoothing);
   if (terms.z_loss != 0) losses.add_(log_sum.to(at::kDouble).square(), terms.z_loss);
   if (times != 0) {
-    at::Tensor gradient = (x - log_sum).exp_();
+    at::Tensor gradient = log_shares.exp_();
     if (terms.z_loss != 0) gradient.mul_(log_sum * (2 * terms.z_loss) + 1);
-    gradient.sub_(terms.label_smoothing / static_cast<double>(x.size(1)));
-    gradient.scatter_add_(1, picked, at::full({1, 1}, terms.label_smoothing - 1, x.options()).expand_as(picked));
+    if (terms.label_smoothing != 0) gradient.sub_(terms.label_smoothing / static_cast<double>(x.size(1)));
+    gradient.scatter_(1, picked, terms.label_smoothing - 1, "add");
     if (terms.soft_cap != 0) gradient.mul_(1 - (x / terms.soft_cap).square_());
-    logits.values.copy_(gradient.mul_(counted.unsqueeze(1)).mul_(times));
+    at::Tensor values = logits.values;
+    at::mul_out(values, gradient, at::where(counted, times, 0.0).to(math).unsqueeze(1));
   }
   return losses.squeeze(1).where(counted, 0);
 }

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 #include <vector>
 
@@ -21,6 +22,21 @@ double bytes_of(c10::ArrayRef<c10::IValue> values) {
     }
   }
   return bytes;
+}
+
+/// Operators that read, or write, a few places of their first operand, as many as there are in what stands for the
+/// places, or comes out.
+bool picks(std::string_view name) {
+  constexpr std::array kThose = {"aten::gather",       "aten::scatter_",  "aten::scatter_add_",
+                                 "aten::index_select", "aten::embedding", "aten::nll_loss_forward"};
+  return std::ranges::find(kThose, name) != kThose.end();
+}
+
+/// That a kernel reads and writes.
+double traffic(std::string_view name, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results) {
+  if (!picks(name)) return bytes_of(arguments) + bytes_of(results);
+  const bool in_place = name.ends_with('_');
+  return bytes_of(arguments.slice(1)) + (in_place ? bytes_of(arguments.slice(1)) : 2 * bytes_of(results));
 }
 
 double elements(const at::Tensor& t) { return static_cast<double>(t.numel()); }
@@ -54,7 +70,7 @@ double kernel_seconds(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> 
                       c10::ArrayRef<c10::IValue> results) {
   const SimulatedSpeed speed = simulated_speed();
   return std::max({speed.kernel_seconds, arithmetic(op.schema().name(), arguments, results) / speed.flops_per_second,
-                   (bytes_of(arguments) + bytes_of(results)) / speed.memory_bytes_per_second});
+                   traffic(op.schema().name(), arguments, results) / speed.memory_bytes_per_second});
 }
 
 }  // namespace snug::testing
