@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from . import _core
 from ._core import Choice, DeterminismCheck, Keep, Offload, OperatorContext, Recompute, Selective, VerifyReplay
+from .choices import check_module
 from .errors import UsageError
 
 _FATES = ("dropped", "kept", "leaf", "layout")
@@ -124,6 +125,7 @@ def is_naming(hook: Callable[..., Any]) -> bool:
 def name_modules(model: torch.nn.Module) -> _Names:
     """Names the operators of every submodule by its path ("layers.3.attention"), as ModuleScope does, by hooks around
     their calls. For policies, Selective.keep_modules and messages. Returns what removes the hooks."""
+    check_module("name_modules", model)
     stacks = threading.local()
     handles: list[Any] = []
 

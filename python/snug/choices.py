@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import torch
+
 from . import _core
 from .errors import UsageError
 from .lazy_logits import tiled_loss
@@ -36,6 +38,11 @@ def checked_names(call: str, names: Any, known: Collection[str]) -> list[str]:
         hint = f'did you mean "{near[0]}"? ' if near else ""
         raise UsageError(f"{call}: allow has {name!r}, which is not known; {hint}it takes {', '.join(known)}")
     return names
+
+
+def check_module(call: str, model: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"{call}: the model is a {type(model).__name__}; give a torch.nn.Module")
 
 
 class Allowed:

@@ -16,7 +16,7 @@ from torch import nn
 
 from . import _core
 from .checkpointing import is_naming
-from .choices import checked_names
+from .choices import check_module, checked_names
 from .errors import UsageError
 
 
@@ -216,6 +216,7 @@ def fuse(model: nn.Module, *, allow: Sequence[str] = (), mlp_rows: int | None = 
     dropout inside, as adapters may have it, stay whole in training. What is fused already is tiled by another call.
     """
     allow = checked_names("fuse", allow, _ALLOWED)
+    check_module("fuse", model)
     if mlp_rows is not None and "tiled_mlp" not in allow:
         raise UsageError(f'fuse: mlp_rows is {mlp_rows}, and nothing is tiled; add allow=["tiled_mlp"]')
     rows = 512 if mlp_rows is None else mlp_rows
@@ -242,6 +243,7 @@ def fuse(model: nn.Module, *, allow: Sequence[str] = (), mlp_rows: int | None = 
 
 def unfuse(model: nn.Module) -> None:
     """Takes out what `fuse` put in."""
+    check_module("unfuse", model)
     for module in model.modules():
         if isinstance(module, _Kind):
             module.__class__ = type(module).__bases__[1]

@@ -13,6 +13,7 @@ import torch
 
 from . import _core
 from ._capture import Recorded, run_plain
+from .choices import check_module
 from .devices import device_named, device_of
 from .errors import Mismatch, UsageError
 from .fitting import Session, Step, by_device, fit
@@ -136,6 +137,7 @@ def gradient_errors(step: Step, sample: Any, model: torch.nn.Module, *, session:
     everything as it was; the plain one takes what it takes. All are 0 where the plan is not lossy."""
     if session._updates is not None:
         raise UsageError("gradient_errors: the session updates in the backward pass and leaves no gradients; give one without in_backward")
+    check_module("gradient_errors", model)
     parameters = list(model.named_parameters())
     up_to_the_update = Recorded(lambda _: None, [p for _, p in parameters])
     with _without_limits(session._devices):
@@ -172,6 +174,18 @@ def _relative(difference: float, size: float) -> float:
     return difference / size if size > 0 else math.inf if difference > 0 else 0.0
 
 
+Named = list[tuple[str, torch.Tensor]]
+
+
+def _parts_of(model: torch.nn.Module | Iterable[torch.Tensor]) -> tuple[Named, Named]:
+    """Parameters and buffers."""
+    if isinstance(model, torch.nn.Module):
+        return list(model.named_parameters()), list(model.named_buffers())
+    if not isinstance(model, Iterable):
+        raise UsageError(f"verify: the model is a {type(model).__name__}; give a torch.nn.Module, or its parameters")
+    return [(f"parameter {i}", p) for i, p in enumerate(model)], []
+
+
 def verify(
     step: Step,
     sample: Any,
@@ -203,10 +217,7 @@ def verify(
             "verify: the session updates in the backward pass and leaves no gradients; give a session of the same step without "
             "in_backward, or the budget alone"
         )
-    if isinstance(model, torch.nn.Module):
-        parameters, buffers = list(model.named_parameters()), list(model.named_buffers())
-    else:
-        parameters, buffers = [(f"parameter {i}", p) for i, p in enumerate(model)], []
+    parameters, buffers = _parts_of(model)
     others = by_device(other_budgets)
     where = device_of(device, [sample, *(p for _, p in parameters)], others)
     devices = [where, *map(device_named, others)] if session is None else session._devices

@@ -99,8 +99,6 @@ class InPieces {
 class UnnamedFile final : public BlockFile {
  public:
   UnnamedFile() {
-    const char* const folder = std::getenv("TMPDIR");
-    folder_ = folder != nullptr && *folder != '\0' ? folder : "/tmp";
     for (const int direct : {O_DIRECT, 0}) {
       file_ = ::open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | direct, S_IRUSR | S_IWUSR);
       if (file_ >= 0) return;
@@ -148,11 +146,16 @@ class UnnamedFile final : public BlockFile {
 
   std::mutex mutex_;
   std::vector<std::unique_ptr<PieceIo>> idle_;
-  std::string folder_;
+  std::string folder_ = folder_of_unnamed_files();
   int file_ = -1;
 };
 
 }  // namespace
+
+std::string folder_of_unnamed_files() {
+  const char* const folder = std::getenv("TMPDIR");
+  return folder != nullptr && *folder != '\0' ? folder : "/tmp";
+}
 
 std::unique_ptr<BlockFile> unnamed_file() { return std::make_unique<UnnamedFile>(); }
 

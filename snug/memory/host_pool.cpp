@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <limits>
 
-#include "snug/base/errors.h"
 #include "snug/base/match.h"
+#include "snug/memory/tier_full.h"
 
 namespace snug::memory {
 namespace {
@@ -76,8 +76,8 @@ HostPool::Block HostPool::take(Bytes bytes) {
   const std::lock_guard lock(mutex_);
   std::byte* const memory = std::visit([&](auto& source) { return source.take(length); }, source_);
   if (memory == nullptr) {
-    throw Error(
-        fmt::format("offload: {} do not fit into the host's memory, of which {} of {} are taken; raise the host "
+    throw TierFull(
+        fmt::format("{} do not fit into the host's memory, of which {} of {} are taken; raise the host "
                     "budget",
                     format_bytes(length), format_bytes(taken_), budget_ ? format_bytes(*budget_) : "all"));
   }

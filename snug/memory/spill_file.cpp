@@ -10,6 +10,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/base/hash.h"
+#include "snug/memory/tier_full.h"
 
 namespace snug::memory {
 namespace {
@@ -54,9 +55,8 @@ void SpillFile::insist(const char* what, Bytes bytes, const Access& access) cons
 Bytes SpillFile::take(Bytes length) {
   const std::lock_guard lock(mutex_);
   if (budget_ && taken_ + length > *budget_) {
-    throw Error(
-        fmt::format("offload: {} do not fit on the disk, of whose budget of {} {} are taken; raise the disk budget",
-                    format_bytes(length), format_bytes(*budget_), format_bytes(taken_)));
+    throw TierFull(fmt::format("{} do not fit on the disk, of whose budget of {} {} are taken; raise the disk budget",
+                               format_bytes(length), format_bytes(*budget_), format_bytes(taken_)));
   }
   taken_ += length;
   taken_peak_ = std::max(taken_peak_, taken_);

@@ -32,7 +32,8 @@ struct TierBudgets {
 /// Any thread.
 class Tiers {
  public:
-  /// `make_file`: of the disk's contents. Throws UsageError for a budget that is not positive.
+  /// `make_file`: of the disk's contents. Throws UsageError for a budget that is not positive, or more than the machine
+  /// has memory, or the file system of TMPDIR has room in all.
   explicit Tiers(TierBudgets budgets = {}, std::function<std::unique_ptr<BlockFile>()> make_file = &unnamed_file);
 
   /// Of page-locked memory for contents of an accelerator.

@@ -53,6 +53,7 @@ struct Selective {
 
 namespace record {
 
+/// Throws UsageError for an operator that there is none of.
 SelectivePolicy policy_of(Selective selective);
 
 }  // namespace record

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <string>
+
 #include "snug/base/errors.h"
 #include "snug/memory/held_limit.h"
 #include "snug/memory/out_of_budget.h"
@@ -15,6 +17,19 @@
 #include "snug/replay/window_choice.h"
 
 namespace snug::replay {
+
+namespace {
+
+std::string what_room_would_change(Bytes without_room) {
+  if (without_room == 0) return {};
+  return fmt::format(
+      "; or raise the host's or the disk's budget for what is streamed: {} that the optimizer keeps found no room "
+      "there, "
+      "and had to stay",
+      format_bytes(without_room));
+}
+
+}  // namespace
 
 RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forward, memory::DeviceMemory& memory,
                                 const RecordOptions& options) {
@@ -36,7 +51,9 @@ RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forwa
     }
     return std::nullopt;
   };
+  Bytes without_room = 0;
   for (const EvictionCost cost : {EvictionCost::Timeless, EvictionCost::Measured}) {
+    const Bytes before = options.streamed ? options.streamed->totals().without_room : 0;
     try {
       const memory::HeldLimit held(memory, limit);
       memory.release_cached();
@@ -51,6 +68,7 @@ RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forwa
       }
       (void)ask(group, Vote::No);
       const auto taken = [](const OutOfBudget::Details& d) { return d.stats.allocated + d.requested; };
+      if (options.streamed) without_room = options.streamed->totals().without_room - before;
       if (!least || (refusal->device == least->device && taken(*refusal) < taken(*least))) least = refusal;
     }
   }
@@ -71,7 +89,8 @@ RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forwa
                     .strategy = "eviction",
                     .only_begun = true,
                     .needs_a_budget = options.streamed != nullptr,
-                    .device = least->device == memory.device() ? std::string() : least->device.str()});
+                    .device = least->device == memory.device() ? std::string() : least->device.str(),
+                    .change = what_room_would_change(without_room)});
 }
 
 namespace {

@@ -11,6 +11,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/memory/byte_tensor.h"
+#include "snug/memory/tier_full.h"
 #include "snug/record/recording_key.h"
 #include "snug/record/stream_order.h"
 
@@ -130,8 +131,25 @@ void StreamWindow::empty_window() {
   slab_.wait();
 }
 
+void StreamWindow::check_room_for_all() const {
+  const memory::DeviceMemory& memory = memory::device_memory(device_);
+  const memory::Stats stats = memory.stats();
+  if (!stats.limit) return;
+  const std::lock_guard lock(mutex_);
+  Bytes all = 0;
+  for (const auto& s : all_) all += s && s->storage != nullptr ? memory.rounded(s->bytes) : 0;
+  const Bytes window = book_.window().bytes;
+  const Bytes room = *stats.limit - stats.allocated + (window > 0 ? memory.rounded(WindowSlab::memory_for(window)) : 0);
+  if (all <= room) return;
+  throw UsageError(
+      fmt::format("stream: {} cannot come back within the budget of {}, which has room for {}: close the session that "
+                  "holds it first",
+                  format_bytes(all), format_bytes(*stats.limit), format_bytes(std::max<Bytes>(room, 0))));
+}
+
 void StreamWindow::bring_back() {
   const Unseen unseen;
+  check_room_for_all();
   open({});
   for (std::size_t i = 0; i < all_.size(); ++i) {
     Bytes bytes = 0;
@@ -211,6 +229,16 @@ void StreamWindow::next_step(StepKind kind) {
   const std::lock_guard lock(mutex_);
   if (const std::vector<plan::StreamedUse>& order = uses_.next_step(kind); !order.empty()) book_.expect(order);
   book_.restart();
+}
+
+void StreamWindow::add_if_there_is_room(const c10::Storage& storage) {
+  try {
+    add(storage);
+  } catch (const memory::TierFull&) {
+    const std::lock_guard lock(mutex_);
+    totals_.without_room += static_cast<Bytes>(storage.nbytes());
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): it cannot be written, and is as before
+  }
 }
 
 std::vector<Bytes> StreamWindow::places() const {

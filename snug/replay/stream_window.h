@@ -38,6 +38,8 @@ class StreamWindow final : public memory::ContentsOwner, public std::enable_shar
 
   /// The contents leave the device's memory. Throws Error where no tier has room, and the storage is as before.
   void add(const c10::Storage& storage);
+  /// The same of one that may stay where it is, if there is no room, which is counted.
+  void add_if_there_is_room(const c10::Storage& storage);
   /// For storages of one size that come one after the other, as the gradients of a parameter do: a number with room in
   /// a tier, which a storage may have, until it goes, and then another. Throws Error where there is none.
   std::int32_t reserve(Bytes bytes);
@@ -50,8 +52,9 @@ class StreamWindow final : public memory::ContentsOwner, public std::enable_shar
   /// From here on the window is that, empty. None may be in use. 0 bytes: none, and its memory is given back. Throws
   /// where there is no memory for it.
   void open(plan::Window window);
-  /// Those that are left have their contents in memory of their own, as they had before add(). Throws where there is
-  /// none, or they cannot be read: those that are back are, and the others as before.
+  /// Those that are left have their contents in memory of their own, as they had before add(). Throws UsageError, and
+  /// nothing has changed, where the device's limit has no room for them; where there is no memory, or they cannot be
+  /// read: those that are back are, and the others as before.
   void bring_back();
 
   /// Somebody is about to use these, each named once, until end(), in the device's current stream. Throws, and none is
@@ -77,6 +80,7 @@ class StreamWindow final : public memory::ContentsOwner, public std::enable_shar
   struct Totals {
     Bytes bytes = 0;              ///< of all storages
     Bytes on_disk = 0;            ///< of them; the others are on the host
+    Bytes without_room = 0;       ///< made since, as an optimizer's state, and kept on the device, as no tier had room
     Bytes most_at_once = 0;       ///< of those that were used together, as places are rounded
     Bytes in = 0, out = 0;        ///< that were copied
     std::int64_t came = 0;        ///< storages,
@@ -127,6 +131,7 @@ class StreamWindow final : public memory::ContentsOwner, public std::enable_shar
   void arrive(const plan::StreamedUse& use);
   void give_up(std::int32_t which);
   void end_one(std::int32_t which) noexcept;
+  void check_room_for_all() const;
   void bring(std::span<const plan::StreamedUse> uses, std::unique_lock<std::mutex>& lock);
   void empty_window();
 

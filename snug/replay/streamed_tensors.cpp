@@ -15,6 +15,7 @@
 #include "snug/memory/byte_tensor.h"
 #include "snug/memory/device_memory.h"
 #include "snug/memory/owned_contents.h"
+#include "snug/memory/tier_full.h"
 #include "snug/record/operator_traits.h"
 #include "snug/record/view.h"
 
@@ -69,10 +70,7 @@ void stream_too(replay::StreamWindow& window, const torch::jit::Stack& results, 
   if (!made.defined() || !record::is_plain(made) || made.device() != window.device() ||
       static_cast<Bytes>(made.storage().nbytes()) < at_least || memory::has_owner(made))
     return;
-  try {
-    window.add(made.storage());
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): it stays in the device's memory
-  }
+  window.add_if_there_is_room(made.storage());
 }
 
 record::OperatorGate::Calls around_operators(std::shared_ptr<replay::StreamWindow> window, Bytes at_least) {
@@ -89,6 +87,12 @@ record::OperatorGate::Calls around_operators(std::shared_ptr<replay::StreamWindo
 
 c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak(const at::Tensor& tensor) {
   return c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr());
+}
+
+Bytes bytes_of(const std::vector<at::Tensor>& tensors) {
+  Bytes all = 0;
+  for (const at::Tensor& t : tensors) all += t.defined() ? static_cast<Bytes>(t.nbytes()) : 0;
+  return all;
 }
 
 /// Storages that have become another device's, each once: what shares one shares it there.
@@ -148,7 +152,12 @@ void StreamedTensors::add(const std::vector<at::Tensor>& tensors) {
           "give each device StreamedTensors of its own",
           t.device().str(), window_->device().str()));
     }
-    window_->add(t.storage());
+    try {
+      window_->add(t.storage());
+    } catch (const memory::TierFull& full) {
+      throw memory::TierFull(fmt::format("stream: {} tensors of {} in all do not find room: {}", tensors.size(),
+                                         format_bytes(bytes_of(tensors)), full.what()));
+    }
   }
 }
 
@@ -166,11 +175,18 @@ void StreamedTensors::take_gradient(const at::Tensor& parameter) {
     gradients_.erase(known);
     known = gradients_.end();
   }
-  if (known == gradients_.end())
+  if (known == gradients_.end()) {
+    const auto reserved = [&] {
+      try {
+        return window_->reserve(bytes);
+      } catch (const memory::TierFull& full) {
+        throw memory::TierFull(fmt::format(
+            "stream: gradients, which take as much as what they are of, do not find room: {}", full.what()));
+      }
+    };
     known =
-        gradients_
-            .try_emplace(parameter.unsafeGetTensorImpl(), Gradients{weak(parameter), window_->reserve(bytes), bytes})
-            .first;
+        gradients_.try_emplace(parameter.unsafeGetTensorImpl(), Gradients{weak(parameter), reserved(), bytes}).first;
+  }
   if (window_->is_free(known->second.which, bytes)) window_->give(gradient.storage(), known->second.which);
 }
 

@@ -46,11 +46,13 @@ inline const Applies kAlways{kAnyway, "always"};
 inline const Applies kInRuns{kAnyway, "in runs", {}, Commands::Runs};
 inline const Applies kNewModel{[](const Config& c) { return c.model.path.empty(); },
                                "to new models, and the files of model.path decide on theirs"};
-inline const Applies kAdapter{[](const Config& c) { return !c.model.path.empty(); },
-                              "to pretrained models (model.path), as a new one would stay at its random weights"};
-inline const Applies kOwnRank{[](const Config& c) { return c.lora.adapter.empty() && !c.model.path.empty(); },
-                              "to new adapters of pretrained models (model.path): that of lora.adapter has its own, "
-                              "and a new model would stay at its random weights"};
+inline const Applies kAdapter{
+    [](const Config& c) { return !c.model.path.empty(); },
+    "to pretrained models (model.path, as snug finetune has them), as a new one would stay at its random weights"};
+inline const Applies kOwnRank{
+    [](const Config& c) { return c.lora.adapter.empty() && !c.model.path.empty(); },
+    "to new adapters of pretrained models (model.path, as snug finetune has them): that of lora.adapter has its own, "
+    "and a new model would stay at its random weights"};
 inline const Applies kNewAdapter{[](const Config& c) { return c.lora.adapter.empty(); },
                                  "with lora.rank above 0 and no lora.adapter, whose own settings hold",
                                  Switch{"lora.rank", [](const Config& c) { return c.lora.rank > 0; }}};

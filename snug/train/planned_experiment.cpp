@@ -7,7 +7,7 @@
 #include "snug/base/clock.h"
 #include "snug/base/errors.h"
 #include "snug/memory/device_memory.h"
-#include "snug/memory/process_memory.h"
+#include "snug/memory/tiers.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/strategy.h"
 #include "snug/record/random_state.h"
@@ -73,14 +73,13 @@ void refuse_what_does_nothing(const Config& config, bool has_budget) {
 }  // namespace
 
 void check_machine_has(std::optional<Bytes> budget, const Config& config, const memory::DeviceMemory& memory) {
-  const auto check = [](std::string_view what, std::optional<Bytes> asked, Bytes total, const std::string& owner) {
-    if (!asked || total <= 0 || *asked <= total) return;
-    throw UsageError(fmt::format("{}: {} is more than the {} that {} has; give less, or leave it out", what,
-                                 format_bytes(*asked), format_bytes(total), owner));
-  };
-  check("budget", budget, memory.capacity().total, memory.device().is_cpu() ? "this machine" : memory.device().str());
-  check("memory.host_budget", plan::limit_of(config.memory.host_budget), memory::machine_memory().total,
-        "this machine");
+  if (const Bytes total = memory.capacity().total; budget && total > 0 && *budget > total) {
+    throw UsageError(fmt::format("budget: {} is more than the {} that {} has; give less, or leave it out",
+                                 format_bytes(*budget), format_bytes(total),
+                                 memory.device().is_cpu() ? "this machine" : memory.device().str()));
+  }
+  const memory::Tiers checked(
+      {.host = plan::limit_of(config.memory.host_budget), .disk = plan::limit_of(config.memory.disk_budget)});
 }
 
 PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std::optional<plan::PlanFile>& file) {

@@ -62,8 +62,10 @@ class WrongUse(Command):
             self.assert_refused(run(command, self.config, "--budget", "900TiB"), 2, "900.0 TiB", "this machine has")
         largest = run("plan", self.config, "--largest", "batch", "--budget", "900TiB")
         self.assert_refused(largest, 2, "900.0 TiB", "this machine has")
-        more = run("plan", self.config, "--budget", "1GiB", "--set", "memory.host_budget=900TiB")
-        self.assert_refused(more, 2, "memory.host_budget", "900.0 TiB", "this machine has")
+        for place, owner in (("host", "this machine"), ("disk", "the disk of ")):
+            for how in ([], ["--largest", "batch"]):
+                more = run("plan", self.config, "--budget", "1GiB", "--set", f"memory.{place}_budget=900000TiB", *how)
+                self.assert_refused(more, 2, f"{place} budget", "900000.0 TiB", owner)
 
     def test_keys_of_memory_that_do_nothing_without_a_budget_are_refused(self):
         for key in ("memory.activations=int4", "memory.host_budget=1GiB", "memory.disk_budget=1GiB"):

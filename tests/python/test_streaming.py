@@ -130,3 +130,44 @@ def test_is_saved_tensor_by_tensor_and_goes_on_after_it_was_brought_back(tmp_pat
     with snug.fit(step_of(model), x, "12MiB", optimizer=optimizer, streamed=streamed) as session:
         trained(model, optimizer, x, 2, session)
         assert session.last_step.followed_plan
+
+
+def test_nothing_comes_back_where_the_budget_has_no_room_for_all():
+    x = torch.randn(64, 512)
+    expected, expected_weights = plainly(torch.optim.AdamW, x)
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    streamed = snug.StreamedTensors(model.parameters(), host_budget="1GiB")
+    with snug.fit(step_of(model), x, "8MiB", optimizer=optimizer, streamed=streamed) as session:
+        losses = trained(model, optimizer, x, 2, session)
+        before = streamed.bytes
+        with pytest.raises(snug.UsageError, match=r"stream: 24.[01] MiB cannot come back within the budget of 8.0 MiB, .*: close the session"):
+            streamed.bring_back()
+        assert streamed.bytes == before
+        assert losses + trained(model, optimizer, x, 2, session) == expected
+    streamed.bring_back()
+    assert [bits_of(p) for p in model.parameters()] == expected_weights
+
+
+@pytest.mark.parametrize("tier", ["host_budget", "disk_budget"])
+def test_too_little_room_to_stream_to_is_told_as_such(tier):
+    if tier == "disk_budget" and torch.get_default_device().type != "cpu":
+        pytest.skip("what there is no room for goes to the host, which has no budget")
+    x = torch.randn(32, 512)
+    model = net()  # 8 MiB of weights, and as much of gradients and of each moment
+    where = "the host's memory" if tier == "host_budget" else "on the disk"
+    with pytest.raises(snug.Error, match=f"stream: 16 tensors of 8.0 MiB in all do not find room: .*{where}"):
+        snug.StreamedTensors(model.parameters(), **{tier: "2MiB"})
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    streamed = snug.StreamedTensors(model.parameters(), **{tier: "20MiB"})
+    with pytest.raises(snug.DoesNotFit, match="budget for what is streamed: [0-9.]+ MiB that the optimizer keeps found no room there"):
+        snug.fit(step_of(model), x, "10MiB", optimizer=optimizer, streamed=streamed)
+    streamed.bring_back()
+    streamed = snug.StreamedTensors(model.parameters(), **{tier: "10MiB"})
+    with pytest.raises(snug.Error, match=f"stream: gradients, which take as much as what they are of, do not find room: .*{where}"):
+        snug.fit(step_of(model), x, "10MiB", optimizer=optimizer, streamed=streamed)
+    streamed.bring_back()
+    with pytest.raises(snug.DoesNotFit) as refused:
+        snug.fit(step_of(model), x, "10MiB", optimizer=optimizer)
+    assert "what is streamed" not in str(refused.value)

@@ -19,3 +19,32 @@ def test_a_method_of_a_session_is_not_set():
         with pytest.raises(snug.UsageError, match=r"session: detect_anomalies is called and not set: session.detect_anomalies\(True\)"):
             session.detect_anomalies = True
         assert session.backward(torch.ones(8)).item() == 8
+
+
+def test_a_model_is_a_module():
+    for name, call in (
+        ("fuse", lambda: snug.fuse(3)),
+        ("unfuse", lambda: snug.unfuse([torch.nn.Linear(2, 2)])),
+        ("name_modules", lambda: snug.name_modules("model")),
+    ):
+        with pytest.raises(snug.UsageError, match=rf"{name}: the model is a \w+; give a torch.nn.Module"):
+            call()
+    with pytest.raises(snug.UsageError, match="verify: the model is a int; give a torch.nn.Module, or its parameters"):
+        snug.verify(lambda x: x.sum(), torch.ones(8), 3, "1GiB")
+
+
+def test_operators_that_are_kept_are_some_that_there_are():
+    x = torch.ones(8, 8, requires_grad=True)
+    for name, meant in (("aten.mm", "aten::mm"), ("aten::add.Tenser", "aten::add.Tensor")):
+        with pytest.raises(snug.UsageError, match=f'keep has "{name}", and no operator is called so; did you mean "{meant}"'):
+            with snug.Region(snug.Selective(keep=[name])):
+                x.sum()
+    with snug.Region(snug.Selective(keep=["aten::mm", "aten::add.Tensor"])):
+        (x @ x).exp().sum().backward()
+
+
+def test_budgets_of_tiers_are_no_more_than_there_is():
+    weight = torch.ones(8, requires_grad=True)
+    for tier, owner in (("host", "this machine"), ("disk", "the disk of ")):
+        with pytest.raises(snug.UsageError, match=f"{tier} budget: 900000.0 TiB is more than the .* that {owner}.* has; give less"):
+            snug.fit(lambda x: (x * weight).sum(), torch.ones(8), "1GiB", **{f"{tier}_budget": "900000TiB"})
