@@ -30,9 +30,9 @@ class BlockFile {
 /// That TMPDIR names, or /tmp.
 std::string folder_of_unnamed_files();
 
-/// A file without a name in that folder: gone with its owner, however that ends. By direct
-/// I/O where the file system has it, past its page cache: fastest where contents lie in their pages of memory as at
-/// that offset in those of the file. Throws Error naming the folder when it cannot be made.
+/// A file without a name in that folder: gone with its owner, however that ends. By direct I/O where the file system
+/// has it, past its page cache: fastest where contents lie in their pages of memory as at that offset in those of the
+/// file. Throws Error naming the folder when it cannot be made.
 std::unique_ptr<BlockFile> unnamed_file();
 
 }  // namespace snug::memory

@@ -214,6 +214,24 @@ bool suits(Codec codec, std::size_t element, std::size_t bytes) {
 
 }  // namespace
 
+std::optional<Bytes> code_bytes(Codec codec, std::size_t element, Bytes bytes) {
+  if (bytes == 0 || !suits(codec, element, static_cast<std::size_t>(bytes))) return std::nullopt;
+  switch (codec) {
+    case Codec::Bits:
+      return static_cast<Bytes>(bytes_of_bits(bytes));
+    case Codec::BFloat16:
+    case Codec::Float8:
+    case Codec::Int8:
+    case Codec::Int4:
+      return rounded_code_bytes(codec, bytes / static_cast<Bytes>(element));
+    case Codec::Zeros:
+    case Codec::Narrow:
+    case Codec::Exponents:
+      break;
+  }
+  return std::nullopt;
+}
+
 Bytes encoded_bytes(Codec codec, std::size_t element, std::span<const std::byte> contents) {
   const Bytes all = std::ssize(contents);
   if (all == 0 || !suits(codec, element, contents.size())) return all;

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "snug/base/bytes.h"
@@ -33,6 +34,11 @@ struct ErrorBound {
 [[nodiscard]] ErrorBound error_bound(Codec codec);
 /// Numbers of a group.
 inline constexpr std::int64_t kGroupOfNumbers = 128;
+
+/// How many bytes `bytes` of contents, numbers of `element` bytes each, take then, whatever they are: by Bits and the
+/// lossy ones. nullopt for the others, which depend on them, and where the codec does not suit such numbers (see
+/// below).
+[[nodiscard]] std::optional<Bytes> code_bytes(Codec codec, std::size_t element, Bytes bytes);
 
 /// How many bytes `contents`, numbers of `element` bytes each, take then; their own number where they cannot be written
 /// so. Zeros: of 2, 4 or 8 bytes; Bits: of 1; Narrow: of 4 or 8; Exponents and the lossy ones: of 2 (bf16) or 4 (fp32),

@@ -77,8 +77,7 @@ HostPool::Block HostPool::take(Bytes bytes) {
   std::byte* const memory = std::visit([&](auto& source) { return source.take(length); }, source_);
   if (memory == nullptr) {
     throw TierFull(
-        fmt::format("{} do not fit into the host's memory, of which {} of {} are taken; raise the host "
-                    "budget",
+        fmt::format("{} do not fit into the host's memory, of which {} of {} are taken; raise the host budget",
                     format_bytes(length), format_bytes(taken_), budget_ ? format_bytes(*budget_) : "all"));
   }
   taken_ += length;

@@ -193,14 +193,17 @@ ErrorBound error_bound(Codec codec) {
   return {};
 }
 
+Bytes rounded_code_bytes(Codec codec, std::int64_t numbers) {
+  return with_code(codec, [&](auto code) { return static_cast<Bytes>(decltype(code)::bytes(numbers)); });
+}
+
 Bytes rounded_bytes(Codec codec, std::size_t element, std::span<const std::byte> contents) {
   constexpr unsigned kInfinite = 255;
   const unsigned below = codec == Codec::Float8 ? kInfinite : kInfinite - 1;  // the largest may come back as infinity
   const bool possible =
       element == sizeof(float) ? are_below<std::uint32_t>(below, contents) : are_below<std::uint16_t>(below, contents);
   if (!possible) return std::ssize(contents);
-  return with_code(
-      codec, [&](auto code) { return static_cast<Bytes>(decltype(code)::bytes(count_of(element, contents.size()))); });
+  return rounded_code_bytes(codec, count_of(element, contents.size()));
 }
 
 bool encode_rounded(Codec codec, std::size_t element, std::span<const std::byte> contents, std::span<std::byte> to) {

@@ -15,12 +15,9 @@
 namespace snug::memory {
 namespace {
 
-// --- bits: eight bytes are one number, whose products have each of them where it has to go
-// ----------------------------
+// --- bits: eight bytes are one number, whose products have each of them where it has to go ------------------------
 
 constexpr std::int64_t kWord = 8;
-
-std::int64_t bytes_for_bits(std::int64_t numbers) { return (numbers + 63) / 64 * 8; }
 
 /// Whole words: [words * 8] to [words].
 void pack(const at::Tensor& bytes, const at::Tensor& to) {
@@ -79,6 +76,9 @@ c10::ScalarType integers_of(std::int64_t width) {
   }
 }
 
+/// Above those of so many bytes, and its negative is the lowest of them.
+std::int64_t limit_of(std::int64_t width) { return std::int64_t{1} << (8 * width - 1); }
+
 at::Tensor wide_numbers(std::size_t element, const at::Tensor& contents) {
   return contents.view(integers_of(static_cast<std::int64_t>(element)));
 }
@@ -95,7 +95,7 @@ bool encode_narrow(std::size_t element, const at::Tensor& contents, const at::Te
   const at::Tensor wide = wide_numbers(element, contents);
   const auto narrow = narrow_numbers(to, wide.numel());
   if (!narrow) return false;
-  const std::int64_t limit = std::int64_t{1} << (8 * narrow->element_size() - 1);
+  const std::int64_t limit = limit_of(narrow->element_size());
   fits.only_if(wide.amin().ge(-limit));
   fits.only_if(wide.amax().lt(limit));
   narrow->copy_(wide);
@@ -115,37 +115,12 @@ bool are_integers(std::size_t element, const at::Tensor& contents) {
 
 }  // namespace
 
-std::optional<Bytes> tensor_code_bytes(Codec codec, std::size_t element, Bytes bytes) {
-  const auto size = static_cast<Bytes>(element);
-  if (bytes == 0 || bytes % size != 0) return std::nullopt;
-  switch (codec) {
-    case Codec::Bits:
-      return element == 1 ? std::optional(bytes_for_bits(bytes)) : std::nullopt;
-    case Codec::BFloat16:
-      if (element != sizeof(float)) return std::nullopt;
-      [[fallthrough]];
-    case Codec::Float8:
-    case Codec::Int8:
-    case Codec::Int4:
-      if (element != 2 && element != sizeof(float)) return std::nullopt;
-      return rounded_tensor_bytes(codec, bytes / size);
-    case Codec::Zeros:
-    case Codec::Narrow:
-    case Codec::Exponents:
-      break;
-  }
-  return std::nullopt;
-}
-
 Bytes narrowed_bytes(std::size_t element, const at::Tensor& contents) {
   if (!are_integers(element, contents)) return contents.numel();
   const at::Tensor wide = wide_numbers(element, contents);
   const auto least = wide.amin().item<std::int64_t>(), most = wide.amax().item<std::int64_t>();
   std::int64_t width = 1;
-  for (; width < wide.element_size(); width *= 2) {
-    const std::int64_t limit = std::int64_t{1} << (8 * width - 1);
-    if (least >= -limit && most < limit) break;
-  }
+  while (width < wide.element_size() && (least < -limit_of(width) || most >= limit_of(width))) width *= 2;
   return wide.numel() * width;
 }
 
@@ -155,7 +130,7 @@ bool encode(Codec codec, std::size_t element, const at::Tensor& contents, const 
     const bool possible = are_integers(element, contents) && encode_narrow(element, contents, to, fits);
     return possible && fits.told();
   }
-  const std::optional<Bytes> bytes = tensor_code_bytes(codec, element, contents.numel());
+  const std::optional<Bytes> bytes = code_bytes(codec, element, contents.numel());
   if (!bytes || *bytes > to.numel()) return false;
   const at::Tensor code = to.narrow(0, 0, *bytes);
   codec == Codec::Bits ? encode_bits(contents, code, fits) : encode_rounded(codec, element, contents, code, fits);

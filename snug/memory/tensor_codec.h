@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
-#include <optional>
 
 #include "snug/base/bytes.h"
 #include "snug/memory/codec.h"
@@ -11,13 +10,11 @@
 // Codecs for memory that the host cannot read: operators on tensors of any device, in its current stream. Contents and
 // what they are encoded to are bytes, one after the other. The caller sees to it that nobody takes the operators for
 // the program's. Beside what they write these take memory of the device while they run, and the same each time for as
-// many contents: a piece is done at a time, a sixteenth of them.
+// many contents: a piece is done at a time, a sixteenth of them, but no fewer than 256 Ki numbers.
 namespace snug::memory {
 
-/// How many bytes `bytes` of contents take, numbers of `element` bytes each, whatever those are: by Bits, and the lossy
-/// codecs, as in codec.h. nullopt for the others, and where the codec does not suit such numbers.
-[[nodiscard]] std::optional<Bytes> tensor_code_bytes(Codec codec, std::size_t element, Bytes bytes);
-/// The same by Narrow, which depends on what they are: integers of 4 or 8 bytes. The host waits.
+/// How many bytes contents take by Narrow, integers of 4 or 8 bytes: code_bytes() says it of what does not depend on
+/// them. The host waits.
 [[nodiscard]] Bytes narrowed_bytes(std::size_t element, const at::Tensor& contents);
 
 /// Writes them to the front of `to`; by Narrow with as many bytes each as it has room for. What Bits and the lossy

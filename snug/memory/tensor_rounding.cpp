@@ -69,8 +69,7 @@ at::Tensor random_from(const at::Tensor& numbers, std::int64_t first, const at::
   return random.copy_(where).mul_(0x1p-24F);
 }
 
-// --- codes of groups: numbers [groups, length] of fp32, scales [groups, as many as there are], a byte each
-// ------------
+// --- codes of groups: numbers [groups, length], scales [groups, as many as there are], a byte each ----------------
 
 struct TensorFloat8 {
   static constexpr std::int64_t kScales = 1, kBits = 8;
@@ -117,7 +116,6 @@ struct RoundedTensor {
   static std::int64_t bytes_of_scales(std::int64_t count) {
     return groups_in(count) * As::kScales * static_cast<std::int64_t>(sizeof(float));
   }
-  static Bytes bytes(std::int64_t count) { return bytes_of_scales(count) + (count * As::kBits + 7) / 8; }
 
   static at::Tensor scales_of(const at::Tensor& code, std::int64_t first, std::int64_t groups) {
     return numbers_of(code, at::kFloat, bytes_of_scales(first), groups * As::kScales).view({groups, As::kScales});
@@ -171,7 +169,6 @@ struct RoundedTensor {
 
 /// fp32 numbers, and no others.
 struct TensorBFloat16 {
-  static Bytes bytes(std::int64_t count) { return count * 2; }
   static void encode(std::size_t, const at::Tensor& contents, const at::Tensor& to, Fits& fits) {
     constexpr float kInfinite = std::numeric_limits<float>::infinity();
     for_pieces(contents.numel() / 4, [&](std::int64_t first, std::int64_t count) {
@@ -201,10 +198,6 @@ auto with_tensor_code(Codec codec, const Call& call) {
 }
 
 }  // namespace
-
-Bytes rounded_tensor_bytes(Codec codec, std::int64_t numbers) {
-  return with_tensor_code(codec, [&](auto code) { return decltype(code)::bytes(numbers); });
-}
 
 void encode_rounded(Codec codec, std::size_t element, const at::Tensor& contents, const at::Tensor& to, Fits& fits) {
   with_tensor_code(codec, [&](auto code) { decltype(code)::encode(element, contents, to, fits); });

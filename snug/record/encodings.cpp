@@ -201,9 +201,9 @@ plan::Encodings MeasuredEncodings::of_accelerator(const Contents& of) const {
     const bool must_look = possible == plan::Codec::Narrow;
     if (must_look && !of.storage) continue;
     note(possible, must_look ? narrowed(of.storage, of.bytes, element)
-                             : memory::tensor_code_bytes(codec_of(possible), element, of.bytes));
+                             : memory::code_bytes(codec_of(possible), element, of.bytes));
   }
-  if (may_be_lossy(of.type)) note(lossy_, memory::tensor_code_bytes(codec_of(lossy_), element, of.bytes));
+  if (may_be_lossy(of.type)) note(lossy_, memory::code_bytes(codec_of(lossy_), element, of.bytes));
   return found;
 }
 

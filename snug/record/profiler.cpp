@@ -244,7 +244,7 @@ void Profiler::release_ends() {
 void Profiler::evicts(const Tape& tape, plan::ValueId value) {
   // Before it is settled which step this is, and which values have been saved: later nobody can look at this one.
   if (tape.finished() || tape.ledger().packs(value) == 0 || !measures_encodings(tape)) return;
-  if (!tape.values().device(value).is_cpu()) return;  // where it would take memory
+  if (!gauges_.front().memory().device().is_cpu()) return;  // whose clock takes memory, as that of an encoding does
   const StepClock::Moment began = clocks_.front().now();
   encodings_.measure(tape, {value, info(value).bytes});
   clocks_.front().leave_out(began, clocks_.front().now());

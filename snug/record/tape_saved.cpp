@@ -33,9 +33,9 @@ void Tape::bind(SavedTensor& saved) {
   verified_.note(value, saved.view);
   const auto is_there = [&] { return ledger().held(value) || ledger().fetchable(value); };
   // What saves it may have left the stream that made it.
-  const bool is_read = values_.away(value) || verified_.remembers(value) ||
-                       (observers_.measure() && c10::isIntegralType(saved.view.dtype, /*includeBool=*/false));
-  if (!is_there() && is_read) streams_.wait_for_all(values_.device(value));
+  const bool is_read_now = values_.away(value) || verified_.remembers(value) ||
+                           (observers_.measure() && c10::isIntegralType(saved.view.dtype, /*includeBool=*/false));
+  if (!is_there() && is_read_now) streams_.wait_for_all(values_.device(value));
   saved.stands_for = what_is_left_for(saved);
   saved.bound = true;
   values_.pack(value, saved.stands_for);

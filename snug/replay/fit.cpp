@@ -24,8 +24,7 @@ std::string what_room_would_change(Bytes without_room) {
   if (without_room == 0) return {};
   return fmt::format(
       "; or raise the host's or the disk's budget for what is streamed: {} that the optimizer keeps found no room "
-      "there, "
-      "and had to stay",
+      "there, and had to stay",
       format_bytes(without_room));
 }
 

@@ -45,7 +45,7 @@ std::vector<std::byte> in_memory(const std::vector<float>& numbers, std::size_t 
 /// Of both ways: the code, and what it gives back.
 void expect_alike(Codec codec, std::size_t element, const std::vector<std::byte>& contents, Bytes written) {
   const Bytes bytes = encoded_bytes(codec, element, contents);
-  ASSERT_EQ(tensor_code_bytes(codec, element, std::ssize(contents)), bytes);
+  ASSERT_EQ(code_bytes(codec, element, std::ssize(contents)), bytes);
   std::vector<std::byte> code(static_cast<std::size_t>(bytes));
   ASSERT_TRUE(encode(codec, element, contents, code));
   const at::Tensor of_tensor = at::empty({bytes}, at::kByte), from = tensor_of(contents);
@@ -92,7 +92,7 @@ TEST(TensorCodec, RefusesWhatIsNotFinite) {
       for (float& number : numbers) number = normal(random);
       numbers[290'000] = bad;
       const auto contents = in_memory(numbers, sizeof(float));
-      const Bytes bytes = *tensor_code_bytes(codec, sizeof(float), std::ssize(contents));
+      const Bytes bytes = *code_bytes(codec, sizeof(float), std::ssize(contents));
       std::vector<std::byte> code(static_cast<std::size_t>(bytes));
       const bool fits = encode(codec, sizeof(float), std::span<const std::byte>(contents), std::span(code));
       EXPECT_EQ(fits, codec == Codec::Float8 && std::isfinite(bad)) << bad;
@@ -108,7 +108,7 @@ TEST(TensorCodec, PacksMasksAsOnTheHost) {
     for (std::byte& b : mask) b = static_cast<std::byte>(random() & 1U);
     ASSERT_NO_FATAL_FAILURE(expect_alike(Codec::Bits, 1, mask, static_cast<Bytes>((count + 7) / 8)));
     mask[count / 2] = std::byte{2};
-    const Bytes bytes = *tensor_code_bytes(Codec::Bits, 1, std::ssize(mask));
+    const Bytes bytes = *code_bytes(Codec::Bits, 1, std::ssize(mask));
     EXPECT_FALSE(encode(Codec::Bits, 1, tensor_of(mask), at::empty({bytes}, at::kByte)));
   }
 }
@@ -149,7 +149,7 @@ TEST(TensorCodec, TakesAPieceBesideWhatItWrites) {
   DeviceMemory& memory = device_memory(c10::kCPU);
   for (const Codec codec : kLossy) {
     const at::Tensor contents = at::randn({8 * 1024 * 1024}).view(at::kByte);
-    const at::Tensor to = at::empty({*tensor_code_bytes(codec, sizeof(float), contents.numel())}, at::kByte);
+    const at::Tensor to = at::empty({*code_bytes(codec, sizeof(float), contents.numel())}, at::kByte);
     const Bytes before = memory.stats().allocated;
     memory.reset_peak();
     ASSERT_TRUE(encode(codec, sizeof(float), contents, to));
@@ -177,13 +177,13 @@ TEST(TensorCodec, TakesNoMoreThanTheRoomThereIs) {
 }
 
 TEST(TensorCodec, KnowsWhatSuitsIt) {
-  EXPECT_EQ(tensor_code_bytes(Codec::Zeros, 4, 4000), std::nullopt);
-  EXPECT_EQ(tensor_code_bytes(Codec::Exponents, 4, 4000), std::nullopt);
-  EXPECT_EQ(tensor_code_bytes(Codec::Narrow, 8, 4000), std::nullopt) << "it depends";
-  EXPECT_EQ(tensor_code_bytes(Codec::BFloat16, 2, 4000), std::nullopt) << "they are bf16";
-  EXPECT_EQ(tensor_code_bytes(Codec::Int8, 8, 4000), std::nullopt);
-  EXPECT_EQ(tensor_code_bytes(Codec::Int8, 4, 4001), std::nullopt);
-  EXPECT_EQ(tensor_code_bytes(Codec::Bits, 1, 0), std::nullopt);
+  EXPECT_EQ(code_bytes(Codec::Zeros, 4, 4000), std::nullopt);
+  EXPECT_EQ(code_bytes(Codec::Exponents, 4, 4000), std::nullopt);
+  EXPECT_EQ(code_bytes(Codec::Narrow, 8, 4000), std::nullopt) << "it depends";
+  EXPECT_EQ(code_bytes(Codec::BFloat16, 2, 4000), std::nullopt) << "they are bf16";
+  EXPECT_EQ(code_bytes(Codec::Int8, 8, 4000), std::nullopt);
+  EXPECT_EQ(code_bytes(Codec::Int8, 4, 4001), std::nullopt);
+  EXPECT_EQ(code_bytes(Codec::Bits, 1, 0), std::nullopt);
 }
 
 }  // namespace
