@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <functional>
-#include <map>
 #include <memory>
 #include <vector>
 
@@ -16,9 +16,11 @@
 #include "snug/plan/step/legal_actions.h"
 #include "snug/record/encodings.h"
 #include "snug/snug.h"
+#include "tests/device/seeded_step.h"
 #include "tests/device/simulated_device.h"
 #include "tests/device/test_device.h"
 #include "tests/equivalence/bitwise.h"
+#include "tests/replay/compressing_plan.h"
 
 namespace snug::testing {
 namespace {
@@ -27,19 +29,6 @@ namespace {
 const c10::Device kCoded(kSimulated, 0);
 
 memory::DeviceMemory& coded_memory() { return memory::device_memory(kCoded); }
-
-class KernelsTake {
- public:
-  explicit KernelsTake(double seconds) : before_(simulated_speed()) {
-    set_simulated_speed({.kernel_seconds = seconds});
-  }
-  ~KernelsTake() { set_simulated_speed(before_); }
-  KernelsTake(const KernelsTake&) = delete;
-  KernelsTake& operator=(const KernelsTake&) = delete;
-
- private:
-  SimulatedSpeed before_;
-};
 
 /// Layers and their masks, the second half of which two streams may share.
 struct Masked {
@@ -76,14 +65,7 @@ struct Masked {
     return (first + second).square().mean();
   }
   /// The loss and all gradients, as the host has them; leaves none.
-  std::vector<at::Tensor> step(const std::function<at::Tensor()>& run) {
-    torch::manual_seed(5);
-    layers->zero_grad();
-    std::vector<at::Tensor> found{run().detach().cpu()};
-    for (const at::Tensor& p : layers->parameters()) found.push_back(p.grad().cpu());
-    layers->zero_grad();
-    return found;
-  }
+  std::vector<at::Tensor> step(const std::function<at::Tensor()>& run) { return seeded_step(*layers, run); }
   std::vector<at::Tensor> plain() {
     return step([&] {
       const at::Tensor value = loss();
@@ -96,17 +78,6 @@ struct Masked {
   at::Tensor x;
   bool two;
 };
-
-/// All that can be is compressed, with a loss only where it may be.
-plan::MemoryPlan coding_all(const plan::StepGraph& graph) {
-  plan::MemoryPlan plan = plan::make_plan(graph, "none", std::nullopt);
-  for (plan::ValueId v = 0; v < graph.flow.values(); ++v) {
-    for (const plan::Action action : plan::legal_actions(graph, v)) {
-      if (plan::is_compressed(action)) plan.actions[plan::at(v)] = action;
-    }
-  }
-  return plan::predicted(graph, std::move(plan));
-}
 
 Session following_codes(const replay::RecordedStep& step, const plan::MemoryPlan& plan) {
   return {step, plan::Planner(step.graph, plan), std::nullopt, coded_memory()};
@@ -123,8 +94,7 @@ replay::RecordedStep recorded_small(Masked& net, plan::Codec lossy) {
       const plan::Codec codec = is_mask ? plan::Codec::Bits : lossy;
       if (!info.saved || codec == plan::Codec::None || info.bytes < net.x.numel()) continue;
       const std::int32_t element = is_mask ? 1 : 4;
-      const Bytes bytes =
-          *memory::tensor_code_bytes(record::codec_of(codec), static_cast<std::size_t>(element), info.bytes);
+      const Bytes bytes = *memory::code_bytes(record::codec_of(codec), static_cast<std::size_t>(element), info.bytes);
       info.encodings = {
           {.codec = codec, .element = element, .content_bytes = bytes, .bytes = coded_memory().rounded(bytes)}};
     }
@@ -133,14 +103,14 @@ replay::RecordedStep recorded_small(Masked& net, plan::Codec lossy) {
 }
 
 TEST(CodecsOfAccelerators, TakeTheTimeAndTheMemoryThatThePlanSays) {
-  const KernelsTake time(1e-4);
+  const SpeedScope time({.kernel_seconds = 1e-4});
   Masked net(64, 4096, /*two_streams=*/false);
   const auto plain = net.plain();
   for (const plan::Codec lossy :
        {plan::Codec::None, plan::Codec::BFloat16, plan::Codec::Float8, plan::Codec::Int8, plan::Codec::Int4}) {
     SCOPED_TRACE(static_cast<int>(lossy));
     const replay::RecordedStep step = replay::record_step([&] { return net.loss(); }, coded_memory(), {.lossy = lossy});
-    const plan::MemoryPlan plan = coding_all(step.graph);
+    const plan::MemoryPlan plan = compressing_all(step.graph);
     const plan::Simulation run = plan::simulate(step.graph, plan);
     const plan::MemoryPlan kept = plan::make_plan(step.graph, "none", std::nullopt);
     EXPECT_LT(plan.predicted_peak, kept.predicted_peak - (lossy != plan::Codec::None ? 1_MiB : 0));
@@ -176,11 +146,12 @@ TEST(CodecsOfAccelerators, GiveTheSameBitsWheneverTheirStreamsComeToThem) {
     const auto plain = net.plain();
     for (const plan::Codec lossy : {plan::Codec::None, plan::Codec::Float8, plan::Codec::Int4}) {
       const replay::RecordedStep step = recorded_small(net, lossy);
-      const plan::MemoryPlan plan = coding_all(step.graph);
+      const plan::MemoryPlan plan = compressing_all(step.graph);
       Session alone = following_codes(step, plan);
       const auto expected = net.step([&] { return alone.backward([&] { return net.loss(); }); });
-      EXPECT_GT(alone.last_step().compressed_bytes, 4 * net.x.numel());
-      EXPECT_EQ(alone.last_step().lossy_bytes > 0, lossy != plan::Codec::None);
+      const Bytes exact = alone.last_step().compressed_bytes, images = alone.last_step().lossy_bytes;
+      EXPECT_GT(exact, 4 * net.x.numel());
+      EXPECT_EQ(images > 0, lossy != plan::Codec::None);
       if (lossy == plan::Codec::None) expect_same(plain, expected);
       for (std::uint64_t seed = 0; seed < 40; ++seed) {
         const OrderOfChance order(seed);
@@ -188,8 +159,82 @@ TEST(CodecsOfAccelerators, GiveTheSameBitsWheneverTheirStreamsComeToThem) {
                      << "seed " << seed << ", codec " << static_cast<int>(lossy) << ", streams " << 1 + two_streams);
         expect_same(expected, net.step([&] { return alone.backward([&] { return net.loss(); }); }));
         EXPECT_EQ(alone.last_step().divergence, "");
+        EXPECT_EQ(alone.last_step().compressed_bytes, exact) << "what is read too early does not fit";
+        EXPECT_EQ(alone.last_step().lossy_bytes, images);
       }
     }
+  }
+}
+
+/// Asks for what it has saved, and does nothing with it.
+struct Asking : torch::autograd::Function<Asking> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
+    context->save_for_backward({x});
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    (void)context->get_saved_variables();
+    return gradients;
+  }
+};
+
+TEST(CodecsOfAccelerators, AreWaitedForByOtherStreams) {
+  // The first encodes what the second makes, and the second reads in backward what has just been decoded in the first.
+  torch::manual_seed(3);
+  const at::Tensor w = torch::randn({16, 16}).to(kCoded).requires_grad_();
+  const at::Tensor batch = torch::randn({64, 16}).to(kCoded), other_batch = torch::randn({64, 16}).to(kCoded);
+  at::Tensor x = batch;
+  const c10::Stream side = c10::impl::VirtualGuardImpl(kSimulated).getStreamFromGlobalPool(kCoded);
+  const auto let_wait = [](c10::Stream stream, c10::Stream on) {
+    c10::Event event(kSimulated);
+    event.record(on);
+    event.block(stream);
+  };
+  const auto loss = [&] {
+    const c10::Stream main = current_simulated_stream(kCoded);
+    const at::Tensor h = x.mm(w).add(1);
+    let_wait(side, main);
+    h.record_stream(side);
+    at::Tensor squares;
+    {
+      const c10::StreamGuard in(side);
+      squares = h * h;
+    }
+    at::Tensor asking = Asking::apply(h);
+    {
+      const c10::StreamGuard in(side);
+      squares = squares.tanh();  // with which the second stream begins in backward
+    }
+    squares.record_stream(main);
+    asking = asking + 1;  // in front of which that is encoded
+    let_wait(main, side);
+    return (squares + asking).sum();
+  };
+  replay::RecordedStep step = replay::record_step(loss, coded_memory());
+  plan::MemoryPlan plan = plan::make_plan(step.graph, "none", std::nullopt);
+  for (plan::ValueId v = 0; v < step.graph.flow.values(); ++v) {
+    plan::ValueInfo& info = step.graph.values[plan::at(v)];
+    if (step.graph.flow.is_leaf(v) || !info.saved) continue;
+    const Bytes bytes = *memory::code_bytes(memory::Codec::BFloat16, 4, info.bytes);
+    info.encodings = {{.codec = plan::Codec::BFloat16, .element = 4, .content_bytes = bytes, .bytes = bytes}};
+    plan.actions[plan::at(v)] = plan::compressed(plan::Codec::BFloat16);
+  }
+  Session session = following_codes(step, plan);
+  const auto gradient = [&] {
+    w.mutable_grad() = at::Tensor();
+    session.backward(loss);
+    EXPECT_EQ(session.last_step().lossy_bytes, 2 * 64 * 16 * 4);
+    return w.grad().cpu();
+  };
+  const at::Tensor expected = gradient();
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    x = other_batch;  // memory that is read too early has the numbers of this one
+    (void)gradient();
+    x = batch;
+    const OrderOfChance order(seed);
+    SCOPED_TRACE(seed);
+    expect_same({expected}, {gradient()});
   }
 }
 
@@ -197,7 +242,7 @@ TEST(CodecsOfAccelerators, ThatFindNoRoomKeepWhatTheyWouldHaveCoded) {
   Masked net(64, 4096, /*two_streams=*/false);
   const auto plain = net.plain();
   const replay::RecordedStep step = replay::record_step([&] { return net.loss(); }, coded_memory());
-  const plan::MemoryPlan plan = coding_all(step.graph);
+  const plan::MemoryPlan plan = compressing_all(step.graph);
   Session session = following_codes(step, plan);
   for (const Bytes less : {100_KiB, 400_KiB, 1000_KiB, 2000_KiB}) {
     const memory::HeldLimit held(coded_memory(), plan.predicted_peak - less);
@@ -212,7 +257,7 @@ TEST(CodecsOfAccelerators, LieInAnArena) {
   Masked net(64, 4096, /*two_streams=*/false);
   const replay::RecordedStep step =
       replay::record_step([&] { return net.loss(); }, coded_memory(), {.lossy = plan::Codec::Int8});
-  const plan::MemoryPlan plan = coding_all(step.graph);
+  const plan::MemoryPlan plan = compressing_all(step.graph);
   Session session = following_codes(step, plan);
   const auto run = [&] { return net.step([&] { return session.backward([&] { return net.loss(); }); }); };
   const auto expected = run();
@@ -222,9 +267,37 @@ TEST(CodecsOfAccelerators, LieInAnArena) {
   EXPECT_GT(session.arena()->bytes, 0);
 }
 
+TEST(CodecsOfAccelerators, AreNotMeasuredAgainInStepsThatAreKnown) {
+  const SpeedScope time({.kernel_seconds = 1e-3});
+  torch::manual_seed(2);
+  const at::Tensor all = torch::randn({256, 256}).to(kCoded), w = torch::ones({1, 256}).to(kCoded).requires_grad_();
+  const auto loss = [&](std::int64_t rows) {
+    const at::Tensor x = all.narrow(0, 0, rows), indices = (x * 100).to(at::kLong).abs().remainder(100);
+    return (x * w).gather(1, indices).square().sum();
+  };
+  const replay::RecordedStep step = replay::record_step([&] { return loss(256); }, coded_memory());
+  const plan::MemoryPlan plan = compressing_all(step.graph);
+  EXPECT_EQ(std::ranges::count(plan.actions, plan::compressed(plan::Codec::Narrow)), 1);
+  for (const plan::MemoryPlan& way : {plan, plan::make_plan(step.graph, "none", std::nullopt)}) {
+    Session session = following_codes(step, way);
+    const auto seconds_of = [&](std::int64_t rows) {
+      Streams::instance().wait_for_all();
+      const double began = Streams::instance().host_clock();
+      w.mutable_grad() = at::Tensor();
+      session.backward([&] { return loss(rows); });
+      Streams::instance().wait_for_all();
+      return Streams::instance().host_clock() - began;
+    };
+    const double before = seconds_of(256);
+    for (int i = 0; i < 3; ++i) seconds_of(200);  // from here on any step may be another one
+    EXPECT_NEAR(seconds_of(256), before, 1e-6) << "a kernel takes a thousand times as long";
+    EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
+  }
+}
+
 TEST(CodecsOfAccelerators, AreChosenByFitForABudget) {
   // Copies of values that backward reads are worth a codec where all that is made again takes longer.
-  const KernelsTake time(1e-3);
+  const SpeedScope time({.kernel_seconds = 1e-3});
   Masked net(64, 4096, /*two_streams=*/false);
   const auto plain = net.plain();
   const replay::RecordedStep step = replay::record_step([&] { return net.loss(); }, coded_memory());

@@ -15,6 +15,7 @@
 #include "snug/replay/moves.h"
 #include "snug/snug.h"
 #include "tests/base/front_end_scope.h"
+#include "tests/device/seeded_step.h"
 #include "tests/device/simulated_device.h"
 #include "tests/device/test_device.h"
 #include "tests/equivalence/bitwise.h"
@@ -55,14 +56,7 @@ struct Dropouts {
     return value;
   }
   /// The loss and all gradients, as the host has them.
-  std::vector<at::Tensor> step(const std::function<at::Tensor()>& run) {
-    torch::manual_seed(5);
-    layers->zero_grad();
-    std::vector<at::Tensor> found{run().detach().cpu()};
-    for (const at::Tensor& p : layers->parameters()) found.push_back(p.grad().cpu());
-    layers->zero_grad();
-    return found;
-  }
+  std::vector<at::Tensor> step(const std::function<at::Tensor()>& run) { return seeded_step(*layers, run); }
 
   /// By the simulated clock; leaves no gradient.
   double seconds_of_a_step(Session& session) {
@@ -74,18 +68,6 @@ struct Dropouts {
 
   torch::nn::ModuleList layers;
   at::Tensor x;
-};
-
-/// Sets the speed of simulated devices for the life of the scope.
-class SpeedScope {
- public:
-  explicit SpeedScope(const SimulatedSpeed& speed) : before_(simulated_speed()) { set_simulated_speed(speed); }
-  ~SpeedScope() { set_simulated_speed(before_); }
-  SpeedScope(const SpeedScope&) = delete;
-  SpeedScope& operator=(const SpeedScope&) = delete;
-
- private:
-  SimulatedSpeed before_;
 };
 
 /// A recorded step whose plans may move for what the device's link takes.

@@ -42,6 +42,18 @@ struct SimulatedSpeed {
 void set_simulated_speed(const SimulatedSpeed& speed);
 [[nodiscard]] SimulatedSpeed simulated_speed();
 
+/// For the life of the scope they take this.
+class SpeedScope {
+ public:
+  explicit SpeedScope(const SimulatedSpeed& speed) : before_(simulated_speed()) { set_simulated_speed(speed); }
+  ~SpeedScope() { set_simulated_speed(before_); }
+  SpeedScope(const SpeedScope&) = delete;
+  SpeedScope& operator=(const SpeedScope&) = delete;
+
+ private:
+  SimulatedSpeed before_;
+};
+
 /// For the life of the scope chance says when streams do what they have to do (see Streams).
 class OrderOfChance {
  public:

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "snug/snug.h"
+#include "tests/device/seeded_step.h"
 #include "tests/device/simulated_device.h"
 #include "tests/device/test_device.h"
 #include "tests/equivalence/bitwise.h"
@@ -105,14 +106,7 @@ class StreamOrder : public ::testing::Test {
   }
 
   /// The loss and all gradients of a step from a seed, which leaves no gradient.
-  std::vector<at::Tensor> step(const std::function<at::Tensor()>& run) {
-    torch::manual_seed(5);
-    net_->zero_grad();
-    std::vector<at::Tensor> found{run().detach().cpu()};
-    for (const at::Tensor& p : net_->parameters()) found.push_back(p.grad().cpu());
-    net_->zero_grad();
-    return found;
-  }
+  std::vector<at::Tensor> step(const std::function<at::Tensor()>& run) { return seeded_step(*net_, run); }
 
   [[nodiscard]] bool is_expected(const std::vector<at::Tensor>& found) const {
     for (std::size_t i = 0; i < found.size(); ++i) {

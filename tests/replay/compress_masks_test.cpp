@@ -9,6 +9,7 @@
 #include "snug/snug.h"
 #include "tests/device/test_device.h"
 #include "tests/equivalence/bitwise.h"
+#include "tests/replay/compressing_plan.h"
 
 namespace snug {
 namespace {
@@ -18,13 +19,7 @@ using testing::test_memory;
 
 /// What this codec suits is compressed, and the rest kept.
 plan::MemoryPlan compressing_by(plan::Codec codec, const plan::StepGraph& graph) {
-  plan::MemoryPlan plan = plan::make_plan(graph, "none", std::nullopt);
-  for (plan::ValueId v = 0; v < graph.flow.values(); ++v) {
-    for (const plan::Action action : plan::legal_actions(graph, v)) {
-      if (action == plan::compressed(codec)) plan.actions[plan::at(v)] = action;
-    }
-  }
-  return plan::predicted(graph, std::move(plan));
+  return testing::compressing(graph, [&](plan::Action action) { return action.codec == codec; });
 }
 
 at::Tensor random_numbers(at::IntArrayRef sizes) {

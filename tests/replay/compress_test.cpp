@@ -13,10 +13,12 @@
 #include "tests/device/test_device.h"
 #include "tests/equivalence/bitwise.h"
 #include "tests/memory/translating_front_end.h"
+#include "tests/replay/compressing_plan.h"
 
 namespace snug {
 namespace {
 
+using testing::compressing_all;
 using testing::expect_same;
 using testing::test_memory;
 
@@ -46,17 +48,6 @@ struct Pictures {
   }
   torch::nn::ModuleList layers;
 };
-
-/// All that can be compressed is, and the rest kept.
-plan::MemoryPlan compressing_all(const plan::StepGraph& graph) {
-  plan::MemoryPlan plan = plan::make_plan(graph, "none", std::nullopt);
-  for (plan::ValueId v = 0; v < graph.flow.values(); ++v) {
-    for (const plan::Action action : plan::legal_actions(graph, v)) {
-      if (plan::is_compressed(action)) plan.actions[plan::at(v)] = action;
-    }
-  }
-  return plan::predicted(graph, std::move(plan));
-}
 
 replay::RecordedStep recorded(Pictures& net, const at::Tensor& x) {
   return replay::record_step([&] { return net.loss(x); }, test_memory());

@@ -11,6 +11,7 @@
 #include "snug/plan/step/legal_actions.h"
 #include "snug/snug.h"
 #include "tests/device/test_device.h"
+#include "tests/replay/compressing_plan.h"
 
 namespace snug::testing {
 
@@ -18,13 +19,7 @@ inline constexpr std::array kLossy = {plan::Codec::BFloat16, plan::Codec::Float8
 
 /// As lossy as can be, and the rest kept.
 inline plan::MemoryPlan lossy_all(const plan::StepGraph& graph) {
-  plan::MemoryPlan plan = plan::make_plan(graph, "none", std::nullopt);
-  for (plan::ValueId v = 0; v < graph.flow.values(); ++v) {
-    for (const plan::Action action : plan::legal_actions(graph, v)) {
-      if (plan::is_lossy(action)) plan.actions[plan::at(v)] = action;
-    }
-  }
-  return plan::predicted(graph, std::move(plan));
+  return compressing(graph, [](plan::Action action) { return plan::is_lossy(action); });
 }
 
 inline replay::RecordedStep recorded_lossy(const replay::Forward& forward, plan::Codec lossy) {
