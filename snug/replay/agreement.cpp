@@ -7,13 +7,8 @@
 #include <string>
 #include <string_view>
 
-namespace snug {
+namespace snug::replay {
 namespace {
-
-class Alone final : public Agreement {
- public:
-  std::vector<Vote> votes(Vote mine) override { return {mine}; }
-};
 
 std::vector<Vote> all_votes(Agreement& group, Vote mine) {
   std::string why = "an unknown exception";
@@ -24,20 +19,13 @@ std::vector<Vote> all_votes(Agreement& group, Vote mine) {
     why = text.substr(0, text.find('\n'));
   } catch (...) {
   }
-  throw replay::GroupEnded(fmt::format(
+  throw GroupEnded(fmt::format(
       "agreement: a process of the group has ended or cannot be reached, and if it failed it says why itself; "
       "begin again in all of them ({})",
       why));
 }
 
 }  // namespace
-
-const std::shared_ptr<Agreement>& alone() {
-  static const std::shared_ptr<Agreement> only = std::make_shared<Alone>();
-  return only;
-}
-
-namespace replay {
 
 Vote ask(Agreement& group, Vote mine) {
   const std::vector<Vote> votes = all_votes(group, mine);
@@ -63,5 +51,4 @@ void tell_failure(Agreement& group) noexcept {
   }
 }
 
-}  // namespace replay
-}  // namespace snug
+}  // namespace snug::replay

@@ -1,40 +1,9 @@
 #pragma once
 
-#include <cstdint>
-#include <memory>
-#include <vector>
-
+#include "snug/base/agreement.h"
 #include "snug/base/errors.h"
 
-namespace snug {
-
-/// What one process has to say about going on as it is.
-enum class Vote : std::uint8_t {
-  No,
-  Yes,
-  Failed  ///< it has thrown something that the others know nothing of, and votes on this no more
-};
-
-/// How processes that train one model together, and wait for each other in collectives, decide what changes what runs
-/// in each of them: to record a step again, to plan it again, to refuse it, to give up. Each of them asks for every
-/// decision, in the same order. Called by the thread that records or runs a step, perhaps while a first operator waits;
-/// operators that it runs are recorded by nobody.
-class Agreement {
- public:
-  Agreement() = default;
-  virtual ~Agreement() = default;
-  Agreement(const Agreement&) = delete;
-  Agreement& operator=(const Agreement&) = delete;
-
-  /// What every process of the group says, `mine` among them, in an order that is the same in all: an all-gather of a
-  /// byte. Waits for all of them. What it throws ends what this process was doing; it is not asked again for that.
-  virtual std::vector<Vote> votes(Vote mine) = 0;
-};
-
-/// Of a process that trains alone: its own word.
-const std::shared_ptr<Agreement>& alone();
-
-namespace replay {
+namespace snug::replay {
 
 /// Ends what the processes of a group do together, in each of them that has no error of its own to throw.
 class GroupEnded : public Error {
@@ -61,5 +30,4 @@ decltype(auto) or_tell(Agreement& group, const Run& run) {
   }
 }
 
-}  // namespace replay
-}  // namespace snug
+}  // namespace snug::replay
