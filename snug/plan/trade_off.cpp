@@ -11,6 +11,7 @@
 #include "snug/plan/does_not_fit.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
+#include "snug/plan/run/staging.h"
 #include "snug/plan/search/annealing.h"
 #include "snug/plan/search/chain_program.h"
 #include "snug/plan/search/descent.h"
@@ -113,7 +114,8 @@ TradeOff::TradeOff(const StepGraph& graph, SearchOptions options) : static_bytes
   }
   plans_ = with_gaps_filled(graph, std::move(plans_), {effort.left / 4});
   plans_ = with_actions_changed(graph, std::move(plans_), effort);
-  if (searched) plans_ = with_annealing(graph, std::move(plans_), search);
+  // Where copies hide, the memory for them is one more thing to look for.
+  if (searched) plans_ = with_annealing(graph, std::move(plans_), {overlaps ? 2 * search.left : search.left});
   if (overlaps) {
     plans_ = staged_as_is_best(graph, std::move(plans_));
     plans_ = with_actions_changed(graph, std::move(plans_), effort);
@@ -164,7 +166,7 @@ MemoryPlan TradeOff::best_of_front(const StepGraph& graph, Budget budget) const 
     if (const auto better = std::ranges::find_if(found, fits); better != found.end()) chosen = *better;
   }
   chosen.strategy = "optimal";
-  std::erase_if(chosen.staging.order, [&](ValueId v) { return !is_moved(chosen.action(v)); });
+  chosen.staging = staging_of(graph, chosen);
   chosen.predicted_peak += more_static;
   chosen.budget = budget.limit;
   return chosen;

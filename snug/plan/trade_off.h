@@ -12,8 +12,8 @@
 namespace snug::plan {
 
 struct SearchOptions {
-  /// Operators that descents may simulate, and annealing again as many, in steps of up to 1000 operators.
-  /// The default takes about a second.
+  /// Operators that descents may simulate, and annealing again as many, twice where copies hide, in steps of up to 1000
+  /// operators. The default takes about a second, or a few where copies hide.
   std::int64_t simulated_ops = 4'000'000;
 };
 

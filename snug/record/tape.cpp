@@ -5,6 +5,7 @@
 #include "snug/base/errors.h"
 #include "snug/base/patient_lock.h"
 #include "snug/memory/out_of_budget.h"
+#include "snug/plan/run/staging.h"
 #include "snug/record/encodings.h"
 
 namespace snug::record {
@@ -189,7 +190,7 @@ bool Tape::load(plan::ValueId value) {
 
 void Tape::begin_fetching_ahead() {
   const KnownStep* known = follower_.known_step();
-  prefetch_ = plan::Prefetch(known != nullptr ? known->plan->staging : plan::Staging());
+  prefetch_ = plan::Prefetch(known != nullptr ? plan::staging_of(*known->graph, *known->plan) : plan::Staging());
 }
 
 bool Tape::asked_for(plan::ValueId value) {

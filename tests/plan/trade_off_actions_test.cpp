@@ -207,6 +207,35 @@ TEST(TradeOff, IsTheBestOfAllPlansThatCompressMoveOrRecompute) {
   EXPECT_GT(lossy, 20);
 }
 
+/// What is compressed comes back when it is asked for, and no sooner: it is in no order of what is fetched ahead.
+TEST(TradeOff, SaysOfPlansThatCompressAndHideCopiesWhatTheyTake) {
+  int both = 0;
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    StepGraph graph = synthetic::gpt_like({.blocks = 4});
+    graph.moves = overlapping_moves(graph, 0.2 + 0.1 * static_cast<double>(seed % 4), 0);
+    for (std::size_t v = seed % 3; v < graph.values.size(); v += 3) {
+      const Bytes bytes = graph.values[v].bytes;
+      Encoding bits;
+      bits.codec = Codec::Bits;
+      bits.content_bytes = bits.bytes = bytes / 8;
+      bits.encode_seconds = bits.decode_seconds = 0.05;
+      if (graph.values[v].saved && bytes > 0) graph.values[v].encodings = {bits};
+    }
+    const TradeOff trade_off(graph);
+    const Bytes most = plan_none(graph).predicted_peak;
+    for (int i = 0; i < 12; ++i) {
+      const MemoryPlan plan = trade_off.best(graph, {trade_off.floor() + (most - trade_off.floor()) * i / 12, 0});
+      const MemoryPlan again = predicted(graph, plan);
+      ASSERT_EQ(plan.predicted_peak, again.predicted_peak);
+      ASSERT_EQ(plan.predicted_seconds, again.predicted_seconds);
+      ASSERT_EQ(plan.staging, staging_of(graph, plan));
+      both += std::ranges::any_of(plan.actions, is_compressed) && !plan.staging.order.empty() ? 1 : 0;
+    }
+  }
+  EXPECT_GT(both, 5);
+}
+
 TEST(TradeOff, AndTheBoundHoldForAllPlansWhoseCopiesHide) {
   int graphs = 0, points = 0, better = 0;
   for (std::uint64_t seed = 0; graphs < 120; ++seed) {

@@ -10,6 +10,7 @@
 #include "snug/plan/run/images.h"
 #include "snug/plan/run/ledger.h"
 #include "snug/plan/run/prefetch.h"
+#include "snug/plan/run/staging.h"
 #include "snug/plan/step/legal_actions.h"
 #include "snug/plan/step/segments.h"
 #include "snug/plan/step/step_walk.h"
@@ -29,7 +30,7 @@ class Run : public StepVisitor {
         ledger_(flow_, [this](ValueId v) { dropped(v); }),
         walk_(graph),
         values_(graph.values.size()),
-        prefetch_(plan.staging),
+        prefetch_(staging_of(graph, plan)),
         host_(Home::Host, graph.moves.host, graph.values.size()),
         disk_(Home::Disk, graph.moves.disk, graph.values.size()),
         live_(graph.static_bytes) {

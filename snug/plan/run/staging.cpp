@@ -9,6 +9,14 @@
 
 namespace snug::plan {
 
+Staging staging_of(const StepGraph& graph, const MemoryPlan& plan) {
+  Staging staging = plan.staging;
+  std::erase_if(staging.order, [&](ValueId v) { return !is_moved(decided(graph, plan, v)); });
+  if (staging.order.empty()) staging.arriving = staging.first = 0;
+  if (std::ranges::none_of(plan.actions, is_moved)) staging.leaving = 0;
+  return staging;
+}
+
 MemoryPlan staged(const StepGraph& graph, MemoryPlan plan, Bytes leaving, Bytes arriving, FetchFrom from) {
   plan = within_host(graph, std::move(plan));
   plan.staging = {.leaving = leaving};

@@ -8,6 +8,10 @@
 
 namespace snug::plan {
 
+/// What a step of `graph` under `plan` does of its staging: it fetches what moves ahead, and nothing else, and has no
+/// memory for copies where it makes none. The step and the simulator go by it.
+Staging staging_of(const StepGraph& graph, const MemoryPlan& plan);
+
 /// From when on a plan fetches ahead.
 enum class FetchFrom : std::uint8_t {
   TheBeginning,  ///< of backward

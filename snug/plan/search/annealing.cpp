@@ -3,46 +3,33 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
-#include <random>
 #include <utility>
 
-#include "snug/plan/search/change.h"
-#include "snug/plan/step/legal_actions.h"
+#include "snug/plan/search/chance.h"
+#include "snug/plan/search/neighbourhood.h"
 
 namespace snug::plan {
 namespace {
 
-// Temperatures, in shares of the unplanned step's seconds.
-constexpr double kHottest = 0.02, kColdest = 1e-5;
+// Temperatures, in shares of the unplanned step's seconds. What one value costs is a few thousandths of them; at a
+// tenth of that a plan is left for a slower one often enough to go on, and not for any.
+constexpr double kHottest = 5e-4, kColdest = 1e-5;
 // What a plan costs, in the same shares, for a peak that is over the cap by the whole span between the unplanned peak
 // and the floor.
 constexpr double kOverPenalty = 4;
 // Values of which more would fit into that span are too small to try.
 constexpr Bytes kValuesInSpan = 500;
-constexpr OpId kLongestNewSegment = 40;
-
-/// Each range once, and none across another.
-bool nest_or_are_disjoint(const std::vector<SegmentRange>& ranges) {
-  for (std::size_t i = 0; i < ranges.size(); ++i) {
-    for (std::size_t k = 0; k < i; ++k) {
-      if (ranges[i] == ranges[k] || !nest_or_apart(ranges[i], ranges[k])) return false;
-    }
-  }
-  return true;
-}
+constexpr std::uint32_t kSeed = 20'06;
 
 class Annealing {
  public:
-  Annealing(const StepGraph& graph, Bytes highest, Bytes lowest) : graph_(graph), span_(highest - lowest) {
-    for (ValueId v = 0; v < graph.flow.values(); ++v) {
-      if (has_choice(graph, v) && graph.step_bytes(v) > span_ / kValuesInSpan) values_.push_back(v);
-    }
-  }
+  /// `front`: is better with whatever it comes by.
+  Annealing(const StepGraph& graph, Bytes span, std::vector<MemoryPlan>& front)
+      : graph_(graph), span_(span), near_(graph, span / kValuesInSpan), front_(front) {}
 
-  /// The fastest plan with a peak within `cap` that is found from `start`, whose peak may be larger.
-  std::optional<MemoryPlan> run(const MemoryPlan& start, Bytes cap, Effort effort) {
-    std::optional<MemoryPlan> best;
-    if (values_.empty()) return best;
+  /// Looks for plans with a peak within `cap` from `start`, whose peak may be larger.
+  void run(const MemoryPlan& start, Bytes cap, Effort effort) {
+    if (near_.empty()) return;
     const auto cost = [&](const MemoryPlan& plan) {
       const auto over = static_cast<double>(std::max<Bytes>(plan.predicted_peak - cap, 0));
       return plan.predicted_seconds / graph_.step_seconds + kOverPenalty * over / static_cast<double>(span_);
@@ -52,66 +39,55 @@ class Annealing {
     const auto all = static_cast<double>(effort.left);
     while (effort.left > 0) {
       const double heat = kHottest * static_cast<double>(effort.left) / all + kColdest;
-      std::optional<MemoryPlan> next = neighbour(current);
+      std::optional<MemoryPlan> next = near_.near(current, chance_);
       if (!next) {
         --effort.left;
         continue;
       }
       next = predicted_if_useful(graph_, std::move(*next), &effort);
       if (!next) continue;
-      if (next->predicted_peak <= cap && (!best || next->predicted_seconds < best->predicted_seconds)) best = next;
+      join(front_, *next);
       const double next_cost = cost(*next);
-      if (next_cost < current_cost || std::exp((current_cost - next_cost) / heat) > chance()) {
+      if (next_cost < current_cost || std::exp((current_cost - next_cost) / heat) > chance_.fraction()) {
         current = std::move(*next);
         current_cost = next_cost;
       }
     }
-    return best;
   }
 
  private:
-  // The standard's distributions differ between libraries; plans must not.
-  std::uint32_t roll(std::size_t sides) { return static_cast<std::uint32_t>(random_() % sides); }
-  double chance() { return static_cast<double>(random_()) / 4294967296.0; }
-
-  void set_any_action(MemoryPlan& plan) {
-    const ValueId value = values_[roll(values_.size())];
-    const std::vector<Action> others = other_actions(graph_, plan, value);
-    plan.actions[at(value)] = others.size() == 1 ? others.front() : others[roll(others.size())];
-  }
-
-  std::optional<MemoryPlan> neighbour(const MemoryPlan& plan) {
-    const std::uint32_t move = roll(10);
-    MemoryPlan next = plan;
-    if (move < 7) {
-      set_any_action(next);
-      if (move >= 5) set_any_action(next);
-      return next;
-    }
-    auto& segments = next.segments;
-    const auto ops = graph_.flow.ops();
-    if (move == 7) {
-      if (segments.empty()) return std::nullopt;
-      segments.erase(segments.begin() + roll(segments.size()));
-      return next;
-    }
-    if (move == 8 || segments.empty()) {
-      const auto begin = static_cast<OpId>(roll(at(ops)));
-      segments.push_back({begin, begin + 1 + static_cast<OpId>(roll(at(kLongestNewSegment)))});
-    } else {
-      SegmentRange& range = segments[roll(segments.size())];
-      (roll(2) == 0 ? range.begin : range.end) += static_cast<OpId>(roll(7)) - 3;
-    }
-    const auto possible = [&](const SegmentRange& r) { return r.begin >= 0 && r.begin < r.end && r.end <= ops; };
-    if (!std::ranges::all_of(segments, possible) || !nest_or_are_disjoint(segments)) return std::nullopt;
-    return next;
-  }
-
   const StepGraph& graph_;
   Bytes span_;
-  std::vector<ValueId> values_;
-  std::mt19937 random_{20'06};  // NOLINT: reproducible on purpose
+  Neighbourhood near_;
+  std::vector<MemoryPlan>& front_;
+  Chance chance_{kSeed};
 };
+
+// Shares of the step's seconds and of the span, of which less is a trifle.
+constexpr double kTriflingSeconds = 1e-4;
+constexpr Bytes kTriflesInSpan = 500;
+
+/// Without plans that save both less time than a trifle over the next slower one that stays, and less memory over the
+/// next larger; but for those of before.
+std::vector<MemoryPlan> thinned(const StepGraph& graph, std::vector<MemoryPlan> front,
+                                const std::vector<MemoryPlan>& before, Bytes span) {
+  const double seconds = kTriflingSeconds * graph.step_seconds;
+  const Bytes bytes = span / kTriflesInSpan;
+  const auto was_there = [&](const MemoryPlan& plan) {
+    const auto found =
+        std::ranges::lower_bound(before, plan.predicted_peak, std::ranges::greater(), &MemoryPlan::predicted_peak);
+    return found != before.end() && found->predicted_peak == plan.predicted_peak &&
+           found->predicted_seconds == plan.predicted_seconds;
+  };
+  std::vector<MemoryPlan> kept;  // by falling peak
+  for (std::size_t i = 0; i < front.size(); ++i) {
+    const bool is_end = i == 0 || i + 1 == front.size();
+    const bool differs = !is_end && (kept.back().predicted_peak - front[i].predicted_peak >= bytes ||
+                                     front[i + 1].predicted_seconds - front[i].predicted_seconds >= seconds);
+    if (is_end || differs || was_there(front[i])) kept.push_back(std::move(front[i]));
+  }
+  return kept;
+}
 
 }  // namespace
 
@@ -131,7 +107,8 @@ std::vector<MemoryPlan> with_annealing(const StepGraph& graph, std::vector<Memor
     levels.push_back({cap, gap});
     all_gaps += gap;
   }
-  Annealing annealing(graph, highest, lowest);
+  const std::vector<MemoryPlan> before = front;
+  Annealing annealing(graph, highest - lowest, front);
   Bytes above = highest;
   for (const Level& level : levels) {
     const auto share = static_cast<std::int64_t>(static_cast<double>(effort.left) * level.gap / all_gaps);
@@ -141,13 +118,10 @@ std::vector<MemoryPlan> with_annealing(const StepGraph& graph, std::vector<Memor
     loose.segments.clear();
     std::vector<MemoryPlan> starts{fastest_within(front, above), fastest_within(front, level.cap)};
     if (auto useful = predicted_if_useful(graph, std::move(loose))) starts.push_back(std::move(*useful));
-    for (const MemoryPlan& start : starts) {
-      if (auto found = annealing.run(start, level.cap, {share / 3})) front.push_back(std::move(*found));
-    }
-    front = front_of(std::move(front));
+    for (const MemoryPlan& start : starts) annealing.run(start, level.cap, {share / 3});
     above = level.cap;
   }
-  return front;
+  return thinned(graph, std::move(front), before, highest - lowest);
 }
 
 }  // namespace snug::plan

@@ -8,9 +8,10 @@
 
 namespace snug::plan {
 
-/// Simulated annealing (Kirkpatrick, Gelatt and Vecchi 1983) over kept values and segments, at peaks where the front is
-/// far above the lower bound on the step time, the more the further. It takes thousands of simulations. Deterministic:
-/// the seed and the number of tries are fixed by the graph.
+/// Simulated annealing (Kirkpatrick, Gelatt and Vecchi 1983) through a Neighbourhood, at peaks where the front is far
+/// above the lower bound on the step time, the more the further. It takes thousands of simulations, and whatever is
+/// worth having of what it comes by joins the front, unless its neighbours there are as good but for a trifle.
+/// Deterministic: the seed is always the same, and the number of tries follows from `effort`.
 std::vector<MemoryPlan> with_annealing(const StepGraph& graph, std::vector<MemoryPlan> front, Effort effort);
 
 }  // namespace snug::plan

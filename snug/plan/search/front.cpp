@@ -1,6 +1,7 @@
 #include "snug/plan/search/front.h"
 
 #include <algorithm>
+#include <iterator>
 #include <queue>
 #include <utility>
 
@@ -66,6 +67,16 @@ std::vector<MemoryPlan> front_of(std::vector<MemoryPlan> plans) {
   }
   std::ranges::reverse(front);
   return front;
+}
+
+bool join(std::vector<MemoryPlan>& front, const MemoryPlan& plan) {
+  auto end = std::ranges::lower_bound(front, plan.predicted_peak, std::ranges::greater(), &MemoryPlan::predicted_peak);
+  if (end != front.end() && end->predicted_seconds <= plan.predicted_seconds) return false;
+  if (end != front.end() && end->predicted_peak == plan.predicted_peak) ++end;
+  auto begin = end;
+  while (begin != front.begin() && std::prev(begin)->predicted_seconds >= plan.predicted_seconds) --begin;
+  front.insert(front.erase(begin, end), plan);
+  return true;
 }
 
 const MemoryPlan& fastest_within(const std::vector<MemoryPlan>& front, Bytes peak) {

@@ -25,6 +25,10 @@ std::optional<MemoryPlan> predicted_if_useful(const StepGraph& graph, MemoryPlan
 /// must be filled in.
 std::vector<MemoryPlan> front_of(std::vector<MemoryPlan> plans);
 
+/// Adds the plan to a front if it is worth having there, and what it makes useless goes. False: the front is as it was.
+/// `plan` is not of the front itself.
+bool join(std::vector<MemoryPlan>& front, const MemoryPlan& plan);
+
 /// The fastest plan of a front with such a peak; there must be one.
 const MemoryPlan& fastest_within(const std::vector<MemoryPlan>& front, Bytes peak);
 

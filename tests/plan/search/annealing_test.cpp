@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
+#include "snug/plan/search/hidden_copies.h"
 #include "tests/plan/synthetic_graph.h"
 
 namespace snug::plan {
@@ -42,6 +46,27 @@ TEST_F(Annealed, FindsPlansThatNoPresetIs) {
   const auto fits = std::ranges::find_if(
       after, [&](const MemoryPlan& plan) { return plan.predicted_peak <= before.back().predicted_peak; });
   EXPECT_LT(fits->predicted_seconds - graph.step_seconds, 0.8 * preset);
+}
+
+TEST(Annealing, FindsHowMuchMemoryCopiesShouldHave) {
+  StepGraph step = synthetic::gpt_like({.blocks = 6});
+  step.moves.host = MoveCost{.out_seconds_per_byte = 0.3 / 1_MiB,
+                             .in_seconds_per_byte = 0.3 / 1_MiB,
+                             .overlaps = true,
+                             .budget = std::nullopt};
+  std::vector<MemoryPlan> plans{plan_none(step)};
+  for (MemoryPlan& plan : offloading_plans(step)) plans.push_back(predicted(step, std::move(plan)));
+  const std::vector<MemoryPlan> without = front_of(std::move(plans));
+  ASSERT_TRUE(std::ranges::all_of(without, [](const MemoryPlan& plan) { return plan.staging.leaving == 0; }));
+  const auto after = with_annealing(step, without, {2'000'000});
+  int with_memory = 0;
+  for (const MemoryPlan& plan : after) with_memory += plan.staging.leaving > 0 && !plan.staging.order.empty() ? 1 : 0;
+  EXPECT_GT(with_memory, 0);
+  const Bytes half = (without.front().predicted_peak + without.back().predicted_peak) / 2;
+  const MemoryPlan& plan = fastest_within(after, half);
+  MemoryPlan waiting = plan;
+  waiting.staging = {};
+  EXPECT_LT(plan.predicted_seconds, predicted(step, std::move(waiting)).predicted_seconds);
 }
 
 TEST_F(Annealed, IsTheSameEachTime) {
