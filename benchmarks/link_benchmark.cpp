@@ -4,7 +4,8 @@
 // Usage: link_benchmark [SHARE-OF-PEAK...]. Kernels take as long as their arithmetic at that share of the device's peak
 // (1 and 0.6 unless given), or their operands at its memory's bandwidth; nothing is measured, all is counted on the
 // simulated clock (see tests/device/streams.h). Of 20 budgets from the floor to the unplanned peak every fourth is run,
-// and compared with the plain step bit by bit.
+// and compared with the plain step bit by bit; so are plans that leave a fifth of the activations, with the plain loss
+// and with the loss in tiles. It takes about a quarter of an hour.
 #include <fmt/format.h>
 #include <torch/torch.h>
 
@@ -42,6 +43,8 @@ struct Accelerator {
 const std::vector<Accelerator> kAccelerators = {
     {"12 GB/s (PCIe 3), 8.1 Tflop/s and 320 GB/s (T4)",
      {.bytes_per_second = 12e9, .kernel_seconds = 5e-6, .flops_per_second = 8.1e12, .memory_bytes_per_second = 320e9}},
+    {"55 GB/s (PCIe 5), 30.9 Tflop/s and 672 GB/s (RTX 5070)",
+     {.bytes_per_second = 55e9, .kernel_seconds = 3e-6, .flops_per_second = 30.9e12, .memory_bytes_per_second = 672e9}},
     {"55 GB/s (PCIe 5), 51 Tflop/s and 2 TB/s (H100 PCIe)",
      {.bytes_per_second = 55e9, .kernel_seconds = 3e-6, .flops_per_second = 51e12, .memory_bytes_per_second = 2e12}},
 };
@@ -124,41 +127,64 @@ RecordedWithLink recorded_with_link(const testing::SimulatedSpeed& speed, const 
   return made;
 }
 
-/// The loss in tiles, of which all logits are never there: a fifth of what else is kept.
-void measure_tiled(double plain_seconds) {
-  fmt::print(
-      "\nWith the loss in tiles; the fastest plan that leaves at most a fifth of what this step keeps between forward "
-      "and "
-      "backward:\n\n"
-      "| tile, MiB | everything kept, over the plain step | keeps, MiB | left | time over its own step | over the "
-      "plain "
-      "step | no plan of that budget is faster than, over its own | budget, MiB "
-      "|\n|---|---|---|---|---|---|---|---|\n");
+/// The step as if something else needed so much memory between forward and backward that a plan within `budget` has no
+/// more than `most` there of its own.
+plan::StepGraph with_no_more_between(plan::StepGraph graph, Bytes budget, Bytes most) {
+  plan::Event other;
+  other.peak = std::max<Bytes>(budget - graph.static_bytes - most, 0);
+  graph.events.insert(graph.events.begin() + static_cast<std::ptrdiff_t>(graph.settle_event()) + 1, other);
+  return graph;
+}
+
+constexpr const char* kFifthHeader =
+    "\nThe fastest plan that leaves at most a fifth of what the step has between forward and backward:\n\n"
+    "| loss | the step, over the plain one | has, MiB | budget, MiB | left | moved, MiB | time over its own step | "
+    "over "
+    "the plain step | no plan is faster than, over its own | run: time | peak | tensors that differ |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|---|\n";
+
+Bytes moved_by(const plan::StepGraph& graph, const plan::MemoryPlan& plan) {
+  Bytes moved = 0;
+  for (plan::ValueId v = 0; v < graph.flow.values(); ++v)
+    moved += plan.action(v) == plan::kMove ? graph.step_bytes(v) : 0;
+  return moved;
+}
+
+/// Of budgets a little above the floor.
+void measure_fifth(RecordedWithLink& made, const std::string& loss, double plain_seconds) {
+  const plan::StepGraph& graph = made.recorded.graph;
+  made.step.loss().backward();
+  const std::vector<at::Tensor> expected = made.step.gradients();
+  const plan::MemoryPlan none = plan::plan_none(graph);
+  const auto between = [&](const plan::MemoryPlan& plan) {
+    return plan::simulate(graph, plan).after_forward - graph.static_bytes;
+  };
+  const Bytes all = between(none);
+  const Bytes floor = plan::TradeOff(graph).floor();
+  const double own = graph.step_seconds;
+  for (const Bytes above : {16_MiB, 64_MiB}) {
+    const plan::StepGraph asked = with_no_more_between(graph, floor + above, all / 5);
+    const plan::TradeOff plans(asked);
+    if (plans.floor() > floor + above) {
+      fmt::print("| {} | x {:.3f} | {:.1f} | {:.1f} | - | | | | | | | |\n", loss, own / plain_seconds,
+                 static_cast<double>(all) / kMiB, static_cast<double>(floor + above) / kMiB);
+      continue;
+    }
+    const plan::MemoryPlan plan = plans.best(asked, {floor + above, 0});
+    fmt::print("| {} | x {:.3f} | {:.1f} | {:.1f} | {:.1f} % | {:.0f} | x {:.3f} | x {:.3f} | x {:.3f} | {} |\n", loss,
+               own / plain_seconds, static_cast<double>(all) / kMiB, static_cast<double>(floor + above) / kMiB,
+               100 * static_cast<double>(between(plan)) / static_cast<double>(all),
+               static_cast<double>(moved_by(graph, plan)) / kMiB, plan.predicted_seconds / own,
+               plan.predicted_seconds / plain_seconds, plan::lower_bound(asked, floor + above).step_seconds / own,
+               run(made.step, made.recorded, plan::predicted(graph, plan), expected));
+    std::fflush(stdout);
+  }
+}
+
+void measure_fifths_of_tiled(double plain_seconds) {
   for (const std::int64_t tile : {8, 16, 32}) {
     RecordedWithLink made = recorded_with_link(testing::simulated_speed(), models::TiledLoss{.logits = tile * 1_MiB});
-    const plan::StepGraph& graph = made.recorded.graph;
-    const plan::TradeOff plans(graph);
-    const plan::MemoryPlan none = plan::plan_none(graph);
-    const auto kept = [&](const plan::MemoryPlan& plan) {
-      return plan::simulate(graph, plan).after_forward - graph.static_bytes;
-    };
-    const Bytes all = kept(none);
-    std::optional<plan::MemoryPlan> best;
-    for (Bytes budget = plans.floor(); budget < none.predicted_peak && budget < plans.floor() + 64_MiB;
-         budget += 1_MiB) {
-      const plan::MemoryPlan plan = plans.best(graph, {budget, 0});
-      if (kept(plan) > all / 5 || (best && plan.predicted_seconds >= best->predicted_seconds)) continue;
-      best = plan;
-    }
-    const double own = graph.step_seconds;
-    fmt::print("| {} | x {:.3f} | {:.1f} | {} |\n", tile, own / plain_seconds, static_cast<double>(all) / kMiB,
-               best ? fmt::format("{:.0f} % | x {:.3f} | x {:.3f} | x {:.3f} | {:.1f}",
-                                  100 * static_cast<double>(kept(*best)) / static_cast<double>(all),
-                                  best->predicted_seconds / own, best->predicted_seconds / plain_seconds,
-                                  plan::lower_bound(graph, best->predicted_peak).step_seconds / own,
-                                  static_cast<double>(best->predicted_peak) / kMiB)
-                    : "- | - | - | - | -");
-    std::fflush(stdout);
+    measure_fifth(made, fmt::format("in tiles of {} MiB", tile), plain_seconds);
   }
 }
 
@@ -195,21 +221,20 @@ double measure(const Accelerator& accelerator, double share_of_peak) {
     const Bytes budget = floor + (none.predicted_peak - floor) * i / kBudgets;
     const plan::MemoryPlan plan = both.best(graph, {budget, 0});
     const plan::Simulation simulation = plan::simulate(graph, plan);
-    Bytes moved = 0;
-    for (plan::ValueId v = 0; v < graph.flow.values(); ++v)
-      moved += plan.action(v) == plan::kMove ? graph.step_bytes(v) : 0;
     const auto times = [&](double seconds) { return fmt::format("x {:.3f}", seconds / graph.step_seconds); };
     const bool offloads = offload.back().predicted_peak <= budget;
     fmt::print(
         "| {:.1f} | -{:.0f} % | {:.0f} | {} | {} | {} | {} | {} | {} |\n", static_cast<double>(budget) / kMiB,
         100 - 100 * static_cast<double>(simulation.after_forward - graph.static_bytes) / static_cast<double>(all),
-        static_cast<double>(moved) / kMiB, simulation.replayed_ops, times(plan.predicted_seconds),
+        static_cast<double>(moved_by(graph, plan)) / kMiB, simulation.replayed_ops, times(plan.predicted_seconds),
         times(seconds_within(recompute, without, budget)),
         offloads ? times(plan::fastest_within(offload, budget).predicted_seconds) : "-",
         times(plan::lower_bound(graph, budget).step_seconds),
         i % kRunEvery == 0 ? run(step, recorded, plan, expected) : " | | ");
     std::fflush(stdout);
   }
+  fmt::print("{}", kFifthHeader);
+  measure_fifth(made, "plain", graph.step_seconds);
   return graph.step_seconds;
 }
 
@@ -220,7 +245,7 @@ int run_all(int argc, char** argv) {
   if (shares.empty()) shares = {1, 0.6};
   fmt::print("# gpt-12x384 in fp32 on simulated accelerators: moving, recomputing, and both\n");
   for (const Accelerator& accelerator : kAccelerators) {
-    for (const double share : shares) measure_tiled(measure(accelerator, share));
+    for (const double share : shares) measure_fifths_of_tiled(measure(accelerator, share));
   }
   return 0;
 }
