@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "snug/record/trial_gradients.h"
+
 namespace snug::replay {
 
 /// Puts gradients aside, and back at the end of the scope, with what runs when one has arrived, which may be an
@@ -29,6 +31,7 @@ class GradientsAside {
   void put(const std::vector<at::Tensor>& parameters) {
     for (const at::Tensor& p : parameters) {
       if (!known_.insert(p.unsafeGetTensorImpl()).second) continue;
+      trial_.add(p);
       aside_.push_back({p, std::exchange(p.mutable_grad(), at::Tensor()),
                         std::exchange(torch::autograd::impl::post_acc_grad_hooks(p), nullptr)});
     }
@@ -39,6 +42,7 @@ class GradientsAside {
     at::Tensor parameter, gradient;
     std::unique_ptr<torch::autograd::PostAccumulateGradHook> hooks;
   };
+  record::TrialGradients trial_;
   std::vector<Aside> aside_;
   std::unordered_set<const void*> known_;
 };

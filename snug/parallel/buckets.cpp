@@ -1,0 +1,31 @@
+#include "snug/parallel/buckets.h"
+
+#include <map>
+#include <string>
+#include <utility>
+
+namespace snug::parallel {
+
+std::vector<Bucket> buckets_of(const std::vector<at::Tensor>& parameters, Bytes most) {
+  struct Open {
+    std::size_t bucket;
+    Bytes bytes;
+  };
+  std::vector<Bucket> buckets;
+  std::map<std::pair<at::ScalarType, std::string>, Open> open;
+  for (std::size_t i = parameters.size(); i-- > 0;) {
+    const at::Tensor& parameter = parameters[i];
+    const auto bytes = static_cast<Bytes>(parameter.nbytes());
+    const auto [kind, fresh] = open.try_emplace({parameter.scalar_type(), parameter.device().str()}, Open{0, 0});
+    Open& last = kind->second;
+    if (fresh || last.bytes + bytes > most) {
+      last = {buckets.size(), 0};
+      buckets.emplace_back();
+    }
+    buckets[last.bucket].push_back(i);
+    last.bytes += bytes;
+  }
+  return buckets;
+}
+
+}  // namespace snug::parallel

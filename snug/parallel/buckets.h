@@ -1,0 +1,19 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "snug/base/bytes.h"
+
+namespace snug::parallel {
+
+/// Parameters whose gradients are handed in together, in one collective.
+using Bucket = std::vector<std::size_t>;
+
+/// Divides parameters into buckets of one type and device and at most `most` bytes, or one parameter that is larger; in
+/// the order in which gradients are expected: the last parameter's first.
+std::vector<Bucket> buckets_of(const std::vector<at::Tensor>& parameters, Bytes most);
+
+}  // namespace snug::parallel

@@ -1,0 +1,216 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "snug/base/match.h"
+#include "snug/parallel/world.h"
+
+namespace snug::parallel {
+namespace {
+
+using Work = c10::intrusive_ptr<c10d::Work>;
+
+class C10dWorks final : public Pending {
+ public:
+  explicit C10dWorks(std::vector<Work> works) : works_(std::move(works)) {}
+  void wait() override {
+    for (Work& work : works_) {
+      if (!work) continue;
+      work->wait();
+      // Gloo's thread lets go of it, and so of its tensors, a little later: what a step takes would depend on when.
+      const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+      while (work.use_count() > 1 && std::chrono::steady_clock::now() < patience) std::this_thread::yield();
+      work.reset();
+    }
+  }
+
+  // Gloo's buffers block until the other process has done its part.
+  void abandon() noexcept override {
+    for (Work& work : works_) (void)work.release();
+  }
+
+ private:
+  std::vector<Work> works_;
+};
+
+c10d::ReduceOp reduce_op(Reduce how) {
+  switch (how) {
+    case Reduce::Sum:
+      return c10d::ReduceOp::SUM;
+    case Reduce::Max:
+      return c10d::ReduceOp::MAX;
+    case Reduce::Min:
+      return c10d::ReduceOp::MIN;
+  }
+  throw std::logic_error("parallel: unknown reduction");
+}
+
+// LibTorch 2.13 has another name for it.
+template <class Group>
+Work reduce_into(Group& group, at::Tensor mine, at::Tensor all, const c10d::ReduceScatterOptions& options) {
+  if constexpr (requires { group.reduce_scatter_single(mine, all, options); }) {
+    return group.reduce_scatter_single(mine, all, options);
+  } else {
+    return group._reduce_scatter_base(mine, all, options);
+  }
+}
+
+/// By LibTorch's operators, so that what records a step sees what they write.
+class C10dGroup final : public ProcessGroup {
+ public:
+  C10dGroup(c10::intrusive_ptr<c10d::ProcessGroup> group, int rank, int size)
+      : ProcessGroup(rank, size), group_(std::move(group)) {}
+  ~C10dGroup() override {
+    if (has_failed()) (void)group_.release();  // it would wait for its threads, and those for others
+  }
+  C10dGroup(const C10dGroup&) = delete;
+  C10dGroup& operator=(const C10dGroup&) = delete;
+
+ private:
+  std::unique_ptr<Pending> start(const Collective& what) override {
+    const at::NoGradGuard no_grad;
+    return std::make_unique<C10dWorks>(std::visit(Match{[&](const auto& c) { return of(c); }}, what));
+  }
+
+  using Works = std::vector<Work>;
+  Works of(const AllReduce& c) {
+    std::vector<at::Tensor> tensors{c.tensor};
+    c10d::AllreduceOptions options;
+    options.reduceOp = reduce_op(c.how);
+    return {group_->allreduce(tensors, options)};
+  }
+  // Gloo's own all-gather takes as much memory again as what is gathered; by pairs none is taken.
+  Works of(const AllGather& c) {
+    return by_pairs(c.all.view({size(), -1}),
+                    [mine = c.mine.view(-1)](int /*to*/) -> const at::Tensor& { return mine; });
+  }
+  Works of(const AllToAll& c) {
+    const at::Tensor received = c.received.view({size(), -1}), sent = c.sent.view({size(), -1});
+    return by_pairs(received, [&](int to) { return sent[to]; });
+  }
+  Works of(const ReduceScatter& c) {
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = reduce_op(c.how);
+    return {reduce_into(*group_, c.mine.view(-1), c.all.view(-1), options)};
+  }
+  Works of(const Broadcast& c) {
+    std::vector<at::Tensor> tensors{c.tensor};
+    c10d::BroadcastOptions options;
+    options.rootRank = c.root;
+    return {group_->broadcast(tensors, options)};
+  }
+  Works of(const Send& c) { return {send(c.tensor, c.to, 0)}; }
+  Works of(const Receive& c) { return {receive(c.tensor, c.from, 0)}; }
+  Works of(const Barrier& /*unused*/) { return {group_->barrier()}; }
+
+  Work send(const at::Tensor& tensor, int to, int tag) {
+    std::vector<at::Tensor> tensors{tensor};
+    return group_->send(tensors, to, tag);
+  }
+  Work receive(const at::Tensor& tensor, int from, int tag) {
+    std::vector<at::Tensor> tensors{tensor};
+    return group_->recv(tensors, from, tag);
+  }
+  /// Each sends to each; the nearest ranks behind first, so that not all begin with the same one.
+  template <class SentTo>
+  Works by_pairs(const at::Tensor& received, const SentTo& sent_to) {
+    constexpr int kTags = 1 << 30;
+    next_tag_ = next_tag_ % kTags + 1;  // 0 is what is sent and received alone
+    Works works;
+    received[rank()].copy_(sent_to(rank()));
+    if (received.numel() == 0) return works;
+    try {
+      for (int distance = 1; distance < size(); ++distance) {
+        const int from = (rank() + size() - distance) % size();
+        works.push_back(receive(received[from], from, next_tag_));
+      }
+      for (int distance = 1; distance < size(); ++distance) {
+        const int to = (rank() + distance) % size();
+        works.push_back(send(sent_to(to), to, next_tag_));
+      }
+    } catch (...) {
+      C10dWorks(std::move(works)).abandon();
+      throw;
+    }
+    return works;
+  }
+
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  int next_tag_ = 0;
+};
+
+class C10dWorld final : public World {
+ public:
+  C10dWorld(const Launched& launched, const MeetOptions& options) : World(launched), timeout_(options.timeout) {
+    c10d::TCPStoreOptions meeting;
+    meeting.port = static_cast<std::uint16_t>(launched.port);
+    meeting.isServer = launched.rank == 0 && !launched.host_waits;
+    meeting.numWorkers = static_cast<std::size_t>(launched.size);
+    meeting.waitWorkers = !launched.host_waits;
+    meeting.timeout = timeout_;
+    meeting.useLibUV = false;
+    const auto store = c10::make_intrusive<c10d::TCPStore>(launched.host, meeting);
+    // What an attempt before has left there, or these processes when they met before, is not this meeting's.
+    const std::string attempt = fmt::format("snug/{}", launched.host_waits ? 0 : launched.attempt);
+    const std::int64_t met = store->add(fmt::format("{}/met/{}", attempt, launched.rank), 1);
+    store_ = c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}/{}", attempt, met), store);
+    std::vector<int> ranks(static_cast<std::size_t>(launched.size));
+    for (int rank = 0; rank < launched.size; ++rank) ranks[static_cast<std::size_t>(rank)] = rank;
+    all_ = make(ranks, launched.rank);
+  }
+
+ private:
+  std::shared_ptr<ProcessGroup> make(const std::vector<int>& ranks, int rank) override {
+    std::string name = fmt::format("{}", fmt::join(ranks, ","));
+    name += fmt::format("/{}", made_[name]++);
+    const auto options = c10d::ProcessGroupGloo::Options::create(timeout_);
+    options->devices.push_back(device());
+    const auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_);
+    const int size = static_cast<int>(ranks.size());
+    const auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
+    auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
+    group->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::GLOO, gloo);
+    group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
+    group->setGroupName(name);
+    return std::make_shared<C10dGroup>(std::move(group), rank, size);
+  }
+
+  std::shared_ptr<::gloo::transport::Device> device() const {
+    if (const char* const interface = std::getenv("GLOO_SOCKET_IFNAME"))  // NOLINT(concurrency-mt-unsafe)
+      return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
+    if (launched().local_size == launched().size) return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+    return c10d::ProcessGroupGloo::createDefaultDevice();
+  }
+
+  std::chrono::milliseconds timeout_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::map<std::string, int> made_;  // groups, by their ranks
+};
+
+}  // namespace
+
+std::shared_ptr<World> World::meet(const Launched& launched, const MeetOptions& options) {
+  try {
+    return std::make_shared<C10dWorld>(launched, options);
+  } catch (const std::exception& error) {
+    const std::string_view text = error.what();
+    throw GroupFailed(fmt::format(
+        "parallel: rank {} of {} processes has not met the others at {}, port {}, within {} s at most: {}; see whether "
+        "all "
+        "were started, and can reach that machine; MASTER_ADDR and MASTER_PORT say another place",
+        launched.rank, launched.size, launched.host, launched.port,
+        std::chrono::duration_cast<std::chrono::seconds>(options.timeout).count(), text.substr(0, text.find('\n'))));
+  }
+}
+
+}  // namespace snug::parallel

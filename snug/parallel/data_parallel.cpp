@@ -1,0 +1,226 @@
+#include "snug/parallel/data_parallel.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <unordered_set>
+#include <utility>
+
+#include "snug/base/errors.h"
+#include "snug/memory/tag.h"
+#include "snug/parallel/bucket_gradients.h"
+#include "snug/record/trial_gradients.h"
+
+namespace snug::parallel {
+namespace {
+
+/// Beside the backward pass go on: the first half of a bucket's reduction, and the second of the one before.
+constexpr std::size_t kUnderWay = 2;
+
+Bytes usual_bucket(const std::vector<at::Tensor>& parameters) {
+  constexpr Bytes kParts = 16;
+  Bytes all = 0;
+  for (const at::Tensor& p : parameters) all += static_cast<Bytes>(p.nbytes());
+  return std::clamp(all / kParts, 64_KiB, 25_MiB);
+}
+
+class WhenAccumulated final : public torch::autograd::FunctionPostHook {
+ public:
+  explicit WhenAccumulated(std::function<void()> call) : call_(std::move(call)) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list& /*inputs*/) override {
+    call_();
+    return outputs;
+  }
+
+ private:
+  std::function<void()> call_;
+};
+
+}  // namespace
+
+class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::Passes> {
+ public:
+  Passes(std::vector<at::Tensor> parameters, std::shared_ptr<ProcessGroup> group, const DataParallelOptions& options)
+      : parameters_(std::move(parameters)), group_(std::move(group)), options_(options) {
+    for (Bucket& members : buckets_of(parameters_, options_.bucket.value_or(usual_bucket(parameters_)))) {
+      for (const std::size_t i : members) bucket_of_.resize(std::max(bucket_of_.size(), i + 1));
+      for (const std::size_t i : members) bucket_of_[i] = buckets_.size();
+      buckets_.emplace_back(std::move(members));
+    }
+  }
+
+  void hook_up() {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      auto node = torch::autograd::impl::grad_accumulator(parameters_[i]);
+      const auto call = [self = weak_from_this(), i] {
+        if (const auto passes = self.lock()) passes->accumulated(i);
+      };
+      const auto key = node->add_post_hook(std::make_unique<WhenAccumulated>(call));
+      hooks_.emplace_back(std::move(node), key);
+    }
+  }
+  void unhook() {
+    for (auto& [node, key] : hooks_) node->del_post_hook(key);
+    hooks_.clear();
+  }
+
+  void take_no_part() {
+    const std::lock_guard lock(mutex_);
+    start(kNoTask, Reduction::Purpose::Sums);
+    finish();
+  }
+
+  void accumulate(int levels) {
+    const std::lock_guard lock(mutex_);
+    accumulating_ += levels;
+  }
+  [[nodiscard]] const Counts& counts() const noexcept { return counts_; }
+  [[nodiscard]] std::size_t buckets() const noexcept { return buckets_.size(); }
+
+ private:
+  /// The gradient of parameter `i` is whole.
+  void accumulated(std::size_t i) {
+    const std::lock_guard lock(mutex_);
+    if (accumulating_ > 0) return;
+    begin_pass(i);
+    ++arrived_[bucket_of_[i]];
+    while (next_ < buckets_.size() && arrived_[next_] == buckets_[next_].size()) {
+      if (purpose_ == Reduction::Purpose::Sums) ++counts_.early;
+      hand_in_next();
+    }
+  }
+
+  /// The engine holds it as long as a pass goes on, or has thrown and is being left.
+  struct Pass {
+    std::weak_ptr<Passes> of;
+    int task;
+    Pass(std::weak_ptr<Passes> whose, int id) : of(std::move(whose)), task(id) {}
+    ~Pass() {
+      if (const auto passes = of.lock()) passes->left(task);
+    }
+    Pass(const Pass&) = delete;
+    Pass& operator=(const Pass&) = delete;
+  };
+
+  /// Unless this is the one that goes on.
+  void begin_pass(std::size_t first) {
+    const int task = torch::autograd::get_current_graph_task_id();
+    if (task == task_) return;
+    if (task_ != kNoTask && !pass_.expired()) {
+      throw Error(
+          "parallel: a backward pass has begun inside of another that hands in the same gradients, as a reentrant "
+          "checkpoint does; use snug::checkpoint, which needs none");
+    }
+    const auto pass = std::make_shared<Pass>(weak_from_this(), task);
+    pass_ = pass;
+    start(task, record::TrialGradients::on(parameters_[first]) ? Reduction::Purpose::Trial : Reduction::Purpose::Sums);
+    torch::autograd::Engine::get_default_engine().queue_callback([pass] {
+      if (const auto passes = pass->of.lock()) passes->end_pass(pass->task);
+    });
+  }
+  /// What a pass that threw has handed in is of no use.
+  void left(int task) {
+    const std::lock_guard lock(mutex_);
+    if (task != task_) return;
+    under_way_.clear();
+    task_ = kNoTask;
+  }
+
+  void start(int task, Reduction::Purpose purpose) {
+    task_ = task;
+    purpose_ = purpose;
+    next_ = 0;
+    under_way_.clear();
+    arrived_.assign(buckets_.size(), 0);
+  }
+
+  void hand_in_next() {
+    // In an order that is the same in all processes, and with no more of them in memory.
+    if (under_way_.size() == kUnderWay) {
+      under_way_.front().finish();
+      under_way_.pop_front();
+    }
+    if (!under_way_.empty()) under_way_.back().advance();
+    under_way_.emplace_back(*group_, parameters_, buckets_[next_], options_, purpose_);
+    ++next_;
+    if (purpose_ == Reduction::Purpose::Sums) ++counts_.buckets;
+  }
+
+  void end_pass(int task) {
+    const std::lock_guard lock(mutex_);
+    if (task == task_) finish();
+  }
+
+  void finish() {
+    while (next_ < buckets_.size()) hand_in_next();
+    for (BucketGradients& gradients : under_way_) gradients.finish();
+    under_way_.clear();
+    task_ = kNoTask;
+    if (purpose_ == Reduction::Purpose::Sums) ++counts_.passes;
+  }
+
+  static constexpr int kNoTask = -1;
+
+  std::vector<at::Tensor> parameters_;
+  std::shared_ptr<ProcessGroup> group_;
+  DataParallelOptions options_;
+  std::vector<Bucket> buckets_;
+  std::vector<std::size_t> bucket_of_;  // by parameter
+  std::vector<std::pair<decltype(torch::autograd::Edge::function), std::uintptr_t>> hooks_;
+  std::mutex mutex_;
+  int accumulating_ = 0;
+  // Of the pass that goes on:
+  int task_ = kNoTask;
+  std::weak_ptr<Pass> pass_;
+  Reduction::Purpose purpose_ = Reduction::Purpose::Sums;
+  std::size_t next_ = 0;              // bucket to be handed in
+  std::vector<std::size_t> arrived_;  // by bucket
+  std::deque<BucketGradients> under_way_;
+  Counts counts_;
+};
+
+DataParallel::DataParallel(std::vector<at::Tensor> parameters, std::shared_ptr<ProcessGroup> group,
+                           const DataParallelOptions& options) {
+  std::unordered_set<const void*> once;  // tied weights come twice
+  std::erase_if(parameters, [&](const at::Tensor& p) {
+    return !p.requires_grad() || !once.insert(p.unsafeGetTensorImpl()).second;
+  });
+  for (const at::Tensor& p : parameters) {
+    if (!p.is_leaf() || p.layout() != at::kStrided)
+      throw UsageError(
+          fmt::format("parallel: a tensor of shape {} is no parameter: a dense leaf", c10::str(p.sizes())));
+  }
+  passes_ = std::make_shared<Passes>(std::move(parameters), std::move(group), options);
+  passes_->hook_up();
+}
+DataParallel::~DataParallel() { passes_->unhook(); }
+
+const DataParallel::Counts& DataParallel::counts() const noexcept { return passes_->counts(); }
+std::size_t DataParallel::buckets() const noexcept { return passes_->buckets(); }
+
+void DataParallel::take_no_part() { passes_->take_no_part(); }
+
+DataParallel::Accumulating::Accumulating(DataParallel& of) : of_(of) { of_.passes_->accumulate(1); }
+DataParallel::Accumulating::~Accumulating() { of_.passes_->accumulate(-1); }
+
+void copy_from_first(ProcessGroup& group, const std::vector<at::Tensor>& tensors) {
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor dense = tensor.detach().contiguous();
+    group.run(Broadcast{dense, 0});
+    if (!dense.is_alias_of(tensor)) tensor.detach().copy_(dense);
+  }
+}
+
+}  // namespace snug::parallel

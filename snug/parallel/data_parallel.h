@@ -1,0 +1,85 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/parallel/process_group.h"
+#include "snug/parallel/reduction.h"
+
+namespace snug::parallel {
+
+struct DataParallelOptions {
+  /// What becomes of the gradients of all processes.
+  enum class Combine : std::uint8_t {
+    Mean,  ///< each is divided by their number first, as DistributedDataParallel does: of losses that are means
+    Sum,   ///< of losses that are shares of one
+  };
+  Combine combine = Combine::Mean;
+  Order order = Order::ByRank;
+  /// Gradients that go together: with fewer bytes more of them overlap with the backward pass, at more calls; up to
+  /// four times as many are in memory beside the gradients, or eight where they are added up in a wider type. None: a
+  /// sixteenth of all, within 64 KiB and 25 MiB.
+  std::optional<Bytes> bucket = {};
+  /// The type in which they are added up; none: that of each gradient.
+  std::optional<at::ScalarType> reduce_in = {};
+};
+
+/// Processes that train one model, each on data of its own: while it lives, the gradients that a backward pass leaves
+/// are those of all processes together, and the same bits in each. They are handed in bucket by bucket as they are
+/// made, and are there when backward() returns; then they are views of their buckets. All processes go backward equally
+/// often, and reach the same parameters in total: what none of them reaches has no gradient, what some do not is as if
+/// theirs were zero there; one whose pass reaches none calls take_no_part(). Gradients of a pass that threw are of no
+/// use. Sparse gradients are refused. Steps that fit() and sessions record are tried out by each
+/// process alone: the same memory is taken, and nothing is handed in. One thread at a time.
+///
+/// The semantics are those of torch.nn.parallel.DistributedDataParallel with find_unused_parameters and
+/// gradient_as_bucket_view (Li et al. 2020, arXiv:2006.15704), but for Order::ByRank.
+class DataParallel {
+ public:
+  /// Parameters of one model, the same in each process: see copy_from_first(). Those that want no gradient are left
+  /// out, and one that comes twice counts once.
+  DataParallel(std::vector<at::Tensor> parameters, std::shared_ptr<ProcessGroup> group,
+               const DataParallelOptions& options = {});
+  ~DataParallel();
+  DataParallel(const DataParallel&) = delete;
+  DataParallel& operator=(const DataParallel&) = delete;
+
+  /// For a process that has nothing to go backward from where the others do: as if its gradients, or those of earlier
+  /// passes if there are any, were what a pass has left.
+  void take_no_part();
+
+  /// While one lives, backward passes leave this process's own gradients, which those of the first pass after it are
+  /// added to: of all micro-batches of a step but the last (DistributedDataParallel.no_sync).
+  class Accumulating {
+   public:
+    explicit Accumulating(DataParallel& of);
+    ~Accumulating();
+    Accumulating(const Accumulating&) = delete;
+    Accumulating& operator=(const Accumulating&) = delete;
+
+   private:
+    DataParallel& of_;
+  };
+
+  struct Counts {
+    std::int64_t passes = 0;   ///< backward passes whose gradients were handed in
+    std::int64_t buckets = 0;  ///< of all of them
+    std::int64_t early = 0;    ///< of those: before the pass was over
+  };
+  [[nodiscard]] const Counts& counts() const noexcept;
+  [[nodiscard]] std::size_t buckets() const noexcept;
+
+ private:
+  class Passes;
+  std::shared_ptr<Passes> passes_;  // its hooks hold it too
+};
+
+/// Every process has the contents that the first has, and so the same bits.
+void copy_from_first(ProcessGroup& group, const std::vector<at::Tensor>& tensors);
+
+}  // namespace snug::parallel

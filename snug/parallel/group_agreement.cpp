@@ -1,0 +1,35 @@
+#include "snug/parallel/group_agreement.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+
+#include <utility>
+
+namespace snug::parallel {
+namespace {
+
+class OfGroup final : public Agreement {
+ public:
+  explicit OfGroup(std::shared_ptr<ProcessGroup> group) : group_(std::move(group)) {}
+
+  std::vector<Vote> votes(Vote mine) override {
+    const at::Tensor vote = at::full({1}, static_cast<int>(mine), at::kByte),
+                     all = at::empty({group_->size()}, at::kByte);
+    group_->run(AllGather{all, vote});
+    std::vector<Vote> votes;
+    for (int rank = 0; rank < group_->size(); ++rank)
+      votes.push_back(static_cast<Vote>(all.const_data_ptr<std::uint8_t>()[rank]));
+    return votes;
+  }
+
+ private:
+  std::shared_ptr<ProcessGroup> group_;
+};
+
+}  // namespace
+
+std::shared_ptr<Agreement> agreement_of(std::shared_ptr<ProcessGroup> group) {
+  return std::make_shared<OfGroup>(std::move(group));
+}
+
+}  // namespace snug::parallel

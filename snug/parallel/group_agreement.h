@@ -1,0 +1,13 @@
+#pragma once
+
+#include <memory>
+
+#include "snug/base/agreement.h"
+#include "snug/parallel/process_group.h"
+
+namespace snug::parallel {
+
+/// The agreement of a group's processes: an all-gather of a byte for each vote. For FitOptions::agreement.
+std::shared_ptr<Agreement> agreement_of(std::shared_ptr<ProcessGroup> group);
+
+}  // namespace snug::parallel

@@ -1,0 +1,121 @@
+#include "snug/parallel/process_group.h"
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include <exception>
+#include <string_view>
+#include <utility>
+
+#include "snug/base/match.h"
+
+namespace snug::parallel {
+namespace {
+
+class Over final : public Pending {
+ public:
+  void wait() override {}
+  void abandon() noexcept override {}
+};
+
+class One final : public ProcessGroup {
+ public:
+  One() : ProcessGroup(0, 1) {}
+
+ private:
+  std::unique_ptr<Pending> start(const Collective& what) override {
+    const at::NoGradGuard no_grad;
+    std::visit(Match{
+                   [](const AllGather& c) { c.all.view(-1).copy_(c.mine.view(-1)); },
+                   [](const ReduceScatter& c) { c.mine.view(-1).copy_(c.all.view(-1)); },
+                   [](const AllToAll& c) { c.received.view(-1).copy_(c.sent.view(-1)); },
+                   [](const Send&) { throw UsageError("parallel: one process alone has nobody to send to"); },
+                   [](const Receive&) { throw UsageError("parallel: one process alone has nobody to receive from"); },
+                   [](const auto&) {},
+               },
+               what);
+    return std::make_unique<Over>();
+  }
+};
+
+}  // namespace
+
+ProcessGroup::ProcessGroup(int rank, int size) : rank_(rank), size_(size) {}
+
+void ProcessGroup::failed(const Collective& what) {
+  std::string why = "an unknown exception";
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    const std::string_view text = error.what();
+    why = text.substr(0, text.find('\n'));
+  } catch (...) {  // NOLINT(bugprone-empty-catch): why says so
+  }
+  failure_ = fmt::format(
+      "parallel: {} of {} among {} processes, of which this is rank {}, has failed: a process has ended, hangs or "
+      "cannot "
+      "be reached ({}); end all of them, and resume",
+      name_of(what), format_bytes(bytes_of(what)), size_, rank_, why);
+  throw GroupFailed(failure_);
+}
+
+ProcessGroup::Begun ProcessGroup::begin(const Collective& what) {
+  if (!failure_.empty()) throw GroupFailed(failure_);
+  check(what, size_);
+  try {
+    if (watcher_) watcher_(what);
+    Begun begun(*this, what, start(what));
+    Count& count = counts_.at(what.index());
+    ++count.calls;
+    count.bytes += bytes_of(what);
+    return begun;
+  } catch (const UsageError&) {
+    throw;
+  } catch (...) {
+    failed(what);
+  }
+}
+
+ProcessGroup::Begun::Begun(ProcessGroup& group, Collective what, std::unique_ptr<Pending> pending)
+    : group_(&group), what_(std::move(what)), pending_(std::move(pending)) {}
+
+ProcessGroup::Begun::Begun(Begun&& other) noexcept
+    : group_(other.group_), what_(std::exchange(other.what_, Barrier{})), pending_(std::move(other.pending_)) {}
+
+ProcessGroup::Begun& ProcessGroup::Begun::operator=(Begun&& other) noexcept {
+  if (this == &other) return *this;
+  end();
+  group_ = other.group_;
+  what_ = std::exchange(other.what_, Barrier{});
+  pending_ = std::move(other.pending_);
+  return *this;
+}
+
+ProcessGroup::Begun::~Begun() { end(); }
+
+void ProcessGroup::Begun::end() noexcept {
+  try {
+    wait();
+  } catch (...) {  // NOLINT(bugprone-empty-catch): the group remembers
+  }
+}
+
+void ProcessGroup::Begun::wait() {
+  if (!pending_) return;
+  const std::unique_ptr<Pending> pending = std::move(pending_);
+  if (group_->has_failed()) {
+    pending->abandon();
+    throw GroupFailed(group_->failure_);
+  }
+  try {
+    pending->wait();
+  } catch (...) {
+    pending->abandon();
+    group_->failed(what_);
+  }
+  what_ = Barrier{};  // its tensors are let go of
+}
+
+std::shared_ptr<ProcessGroup> group_of_one() { return std::make_shared<One>(); }
+
+}  // namespace snug::parallel

@@ -1,0 +1,26 @@
+#include "snug/parallel/world.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <set>
+
+#include "snug/base/errors.h"
+
+namespace snug::parallel {
+
+std::shared_ptr<ProcessGroup> World::group(const std::vector<int>& ranks) {
+  const auto here = std::ranges::find(ranks, launched_.rank);
+  const bool exist = std::ranges::all_of(ranks, [&](int rank) { return rank >= 0 && rank < launched_.size; });
+  if (!exist || here == ranks.end() || std::set<int>(ranks.begin(), ranks.end()).size() != ranks.size()) {
+    throw UsageError(
+        fmt::format("parallel: a group of the ranks {} in the process of rank {} of {}: each must be there, once, and "
+                    "this one among them",
+                    fmt::join(ranks, ", "), launched_.rank, launched_.size));
+  }
+  if (ranks.size() == 1) return group_of_one();
+  return make(ranks, static_cast<int>(here - ranks.begin()));
+}
+
+}  // namespace snug::parallel

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "snug/parallel/launch.h"
+#include "snug/parallel/process_group.h"
+
+namespace snug::parallel {
+
+struct MeetOptions {
+  /// How long processes wait for each other: to meet, and in each collective. Longer than what one of them may do alone
+  /// in between, such as writing a file.
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+};
+
+/// The processes that one launcher has started, which have met, and the groups of them. Collectives go through c10d:
+/// Gloo for tensors of the CPU.
+class World {
+ public:
+  /// Waits for all of them. The interface that GLOO_SOCKET_IFNAME names is used, or the local one where all are on one
+  /// machine, or that of the machine's name. Throws GroupFailed where they are not all here in time.
+  static std::shared_ptr<World> meet(const Launched& launched, const MeetOptions& options = {});
+
+  virtual ~World() = default;
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  [[nodiscard]] const Launched& launched() const noexcept { return launched_; }
+  [[nodiscard]] const std::shared_ptr<ProcessGroup>& all() const noexcept { return all_; }
+
+  /// Of those with these ranks, among them this process; their place in the list is their rank in the group. All of
+  /// them call it, in one order where several lists are the same. Throws UsageError for ranks that there are not, or
+  /// twice.
+  [[nodiscard]] std::shared_ptr<ProcessGroup> group(const std::vector<int>& ranks);
+
+ protected:
+  explicit World(Launched launched) : launched_(std::move(launched)) {}
+  std::shared_ptr<ProcessGroup> all_;
+
+ private:
+  virtual std::shared_ptr<ProcessGroup> make(const std::vector<int>& ranks, int rank) = 0;
+  Launched launched_;
+};
+
+}  // namespace snug::parallel
