@@ -11,6 +11,7 @@
 #include "snug/base/errors.h"
 #include "snug/plan/budget_request.h"
 #include "snug/train/config.h"
+#include "snug/train/team.h"
 #include "snug/train/trainer.h"
 
 namespace snug::cli {
@@ -40,6 +41,9 @@ struct ConfigOptions {
 void add_config_options(CLI::App& command, ConfigOptions& options);
 /// Throws UsageError where --set names a key that another option has the last word about.
 void refuse_setting(const ConfigOptions& options, std::string_view key, std::string_view why);
+
+/// On the terminal for the first of several processes; silent for the others.
+report::Progress progress_of(const train::Team& team);
 
 /// The table that `train` ends with. `validation_before`: of the model that training began with, where it was measured.
 std::string summary(std::string_view title, const train::TrainResult& result,

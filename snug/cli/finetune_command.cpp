@@ -37,15 +37,18 @@ void print_continuations(const char* when, const train::Prompts& prompts, const 
 }
 
 train::TrainResult finetuned(const train::Config& config, const train::Prompts& prompts, const ConfigOptions& options,
-                             train::Start start, Shown& shown) {
-  report::Progress progress = report::Progress::for_terminal();
+                             train::Start start, const train::Team& team, Shown& shown) {
+  report::Progress progress = progress_of(team);
   train::TrainOptions how;
   how.start = start;
+  how.team = team;
+  if (!team.is_first()) return train::train(config, progress, how);
   how.before = [&](train::Experiment& experiment) {
     if (!config.output.folder.empty()) train::check_can_save(experiment);  // and not after the last step
     shown.before = train::continuations(experiment, prompts, progress);
     try {
-      shown.validation_before = experiment.validation_loss();
+      // The other processes of a team are not asked for their part.
+      if (team.size() == 1) shown.validation_before = experiment.validation_loss();
     } catch (const OutOfBudget&) {
       // Which the plan will not fit either, and that says what it takes.
     }
@@ -105,10 +108,12 @@ void add_finetune(CLI::App& app, Action& action) {
       }
       const train::Config config = configuration(*options);
       const train::InterruptScope interruptible;
+      const train::Team team = train::Team::of_launcher(config);
       Shown shown;
       const train::TrainResult result =
-          finetuned(config, *prompts, *options, *resume ? train::Start::Resume : train::Start::Anew, shown);
-      if (options->json) {
+          finetuned(config, *prompts, *options, *resume ? train::Start::Resume : train::Start::Anew, team, shown);
+      if (!team.is_first()) {  // the first tells
+      } else if (options->json) {
         print_json(result, *prompts, shown);
       } else {
         print(summary("snug finetune", result, shown.validation_before));

@@ -37,9 +37,11 @@ void add_train(CLI::App& app, Action& action) {
       }
       if (*resume) how.start = train::Start::Resume;
       const train::InterruptScope interruptible;
-      report::Progress progress = report::Progress::for_terminal();
+      how.team = train::Team::of_launcher(config);
+      report::Progress progress = progress_of(how.team);
       const train::TrainResult result = train::train(config, progress, how);
-      if (options->json) {
+      if (!how.team.is_first()) {  // the first tells
+      } else if (options->json) {
         print(to_json(result).dump() + "\n");
       } else {
         print(summary("snug train", result));

@@ -14,6 +14,10 @@
 
 namespace snug::cli {
 
+report::Progress progress_of(const train::Team& team) {
+  return team.is_first() ? report::Progress::for_terminal() : report::Progress::silent();
+}
+
 std::string summary(std::string_view title, const train::TrainResult& r, std::optional<double> validation_before) {
   std::vector<report::TableRow> rows = {
       {"parameters", report::format_count(r.parameters)},

@@ -53,6 +53,13 @@ enum class NormOrder : unsigned char { Sum, Euclidean, Largest };
 /// How what is made again is compared with what was dropped; see VerifyReplay.
 enum class VerifyBy : unsigned char { Hashes, Values };
 
+/// The type in which processes add up their gradients.
+enum class ReduceIn : unsigned char {
+  Gradient,  ///< their own
+  Fp32,
+  Bf16,
+};
+
 /// Where weights, their gradients and what the optimizer keeps of them are; see StreamedTensors.
 enum class WeightsIn : unsigned char {
   Device,    ///< in the device's memory, all the time
@@ -99,6 +106,9 @@ inline constexpr std::array kWords<Compute>{std::pair{"fp32", Compute::Fp32}, st
 template <>
 inline constexpr std::array kWords<TrainedWeights>{std::pair{"fp32", TrainedWeights::Fp32},
                                                    std::pair{"bf16", TrainedWeights::Bf16}};
+template <>
+inline constexpr std::array kWords<ReduceIn>{std::pair{"gradient", ReduceIn::Gradient},
+                                             std::pair{"fp32", ReduceIn::Fp32}, std::pair{"bf16", ReduceIn::Bf16}};
 template <>
 inline constexpr std::array kWords<Updates>{std::pair{"master", Updates::Master},
                                             std::pair{"stochastic", Updates::Stochastic}};

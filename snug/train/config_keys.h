@@ -205,6 +205,14 @@ void visit_keys(AnyConfig& c, Visit&& to) {
          "hashes: a difference is found to the 4 KiB; values: to the element, in memory that no budget counts",
          OneOf<VerifyBy>{}, kVerifying);
 
+  varies("parallel", "timeout", c.parallel.timeout,
+         "seconds that processes of one run wait for each other, to meet and in each collective",
+         Range{.low = 0, .high = 1e6, .low_excluded = true}, kInRuns);
+  fixed("parallel", "reduce", c.parallel.reduce,
+        "type in which processes of one run add up their gradients: that of each, or another; bf16 is half the traffic "
+        "of fp32, and fewer bits",
+        OneOf<ReduceIn>{}, kInRuns);
+
   varies("state", "every", c.state.every,
          "steps between savings of the training state in output.folder; 0: one alone, where a run ends, is stopped or "
          "fails",

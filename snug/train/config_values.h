@@ -115,6 +115,13 @@ struct MemoryConfig {
   bool operator==(const MemoryConfig&) const = default;
 };
 
+struct ParallelConfig {
+  double timeout = 600;  ///< Seconds that processes wait for each other.
+  ReduceIn reduce = ReduceIn::Gradient;
+
+  bool operator==(const ParallelConfig&) const = default;
+};
+
 struct StateConfig {
   std::int64_t every = 0;  ///< Steps between savings of the training state; 0: only where the run ends.
   std::int64_t last = 2;   ///< How many of the newest stay.
@@ -154,6 +161,7 @@ struct Config {
   OptimizerConfig optimizer;
   PrecisionConfig precision;
   MemoryConfig memory;
+  ParallelConfig parallel;
   StateConfig state;
   MonitorConfig monitor;
   OutputConfig output;

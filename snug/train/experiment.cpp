@@ -4,10 +4,13 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/base/hash.h"
 #include "snug/memory/tag.h"
 #include "snug/models/autocast.h"
 #include "snug/models/evaluation_scope.h"
@@ -97,8 +100,9 @@ std::optional<c10::ScalarType> autocast_dtype(const Config& config) {
 
 }  // namespace
 
-Experiment::Experiment(const Config& config)
+Experiment::Experiment(const Config& config, Team team)
     : config_(prepared(config)),
+      team_(std::move(team)),
       device_(device_of(config)),
       tiers_(std::make_shared<memory::Tiers>(memory::TierBudgets{.host = plan::limit_of(config.memory.host_budget),
                                                                  .disk = plan::limit_of(config.memory.disk_budget)})),
@@ -114,6 +118,10 @@ Experiment::Experiment(const Config& config)
     streamed_ = std::make_shared<StreamedTensors>(StreamOptions{.device = device_}, tiers_);
     stream_again();
   }
+  if (team_.size() > 1) {
+    team_.copy_from_first(optimizer_->parameters());  // the others come from files, or from the seed
+    draw_apart(0);
+  }
   if (config.train.validate_every > 0 && task_.validation_batches() == 0) {
     throw UsageError(fmt::format(
         "train: train.validate_every = {}, but the validation split, {:g} of the tokens of {}, has no window of {} "
@@ -121,6 +129,12 @@ Experiment::Experiment(const Config& config)
         "raise data.validation_fraction, lower model.sequence, or leave train.validate_every out",
         config.train.validate_every, config.data.validation_fraction, config.data.path, config.model.sequence));
   }
+}
+
+void Experiment::draw_apart(std::int64_t update) {
+  if (team_.is_first()) return;  // it draws what one process does
+  const std::array<std::int64_t, 3> of = {config_.train.seed, team_.rank(), update};
+  torch::manual_seed(hash_64(std::as_bytes(std::span(of))));
 }
 
 void Experiment::stream_again() {
@@ -159,7 +173,7 @@ at::Tensor Experiment::evaluate(const data::Batch& batch) {
   const torch::NoGradGuard no_grad;
   const models::EvaluationScope evaluation(model());
   at::Tensor sum;
-  for (const MicroBatch& micro : micro_batches(batch, config_.train.accumulate)) {
+  for (const MicroBatch& micro : micro_batches(batch, team_.size() * config_.train.accumulate)) {
     const at::Tensor part = loss(micro.batch);
     sum = micro.share == 1 ? part : sum.defined() ? sum + part * micro.share : part * micro.share;
   }
@@ -175,12 +189,15 @@ std::optional<data::Batch> Experiment::validation_sample() const {
 std::optional<double> Experiment::validation_loss(const std::function<void()>& between) {
   const std::int64_t batches = std::min(task_.validation_batches(), config_.train.validation_batches);
   if (batches == 0) return std::nullopt;
-  double sum = 0;
-  for (std::int64_t i = 0; i < batches; ++i) {
+  std::vector<double> losses(static_cast<std::size_t>(batches));
+  for (std::int64_t i = team_.rank(); i < batches; i += team_.size()) {
     if (streamed_) streamed_->next_step(replay::StepKind::Evaluation);
-    sum += evaluate(to_device(task_.validation_batch(i))).item<double>();
+    losses[static_cast<std::size_t>(i)] = evaluate(to_device(task_.validation_batch(i))).item<double>();
     if (between) between();
   }
+  const std::vector<double> all = team_.gather(losses);
+  double sum = 0;  // in the order of one process
+  for (std::int64_t i = 0; i < batches; ++i) sum += all[static_cast<std::size_t>(i % team_.size() * batches + i)];
   return sum / static_cast<double>(batches);
 }
 

@@ -16,6 +16,7 @@
 #include "snug/replay/streamed_tensors.h"
 #include "snug/train/config.h"
 #include "snug/train/language_task.h"
+#include "snug/train/team.h"
 
 namespace snug::train {
 
@@ -24,7 +25,8 @@ namespace snug::train {
 class Experiment {
  public:
   /// Throws UsageError for a configuration that cannot be: see validate(), TextCorpus::open and TextDataset.
-  explicit Experiment(const Config& config);
+  /// Those of a team have the first's weights, and generators of their own.
+  explicit Experiment(const Config& config, Team team = {});
 
   /// The loss of one batch, in the configured precision: a scalar on the autograd graph.
   at::Tensor loss(const data::Batch& batch);
@@ -45,11 +47,16 @@ class Experiment {
   /// A batch as validation has them; nullopt when there is none, see validation_loss().
   [[nodiscard]] std::optional<data::Batch> validation_sample() const;
 
-  /// Mean of evaluate() over the validation split; nullopt when there is none: rows of documents have none.
+  /// Mean of evaluate() over the validation split, of which each process of a team has its part; nullopt when there is
+  /// none: rows of documents have none.
   /// `between` is called after each of its batches; may be empty.
   std::optional<double> validation_loss(const std::function<void()>& between = {});
 
   [[nodiscard]] const Config& config() const noexcept { return config_; }
+  /// With which it is trained.
+  [[nodiscard]] const Team& team() const noexcept { return team_; }
+  /// So that this process of several draws what no other does, from that update on.
+  void draw_apart(std::int64_t update);
   /// Where the model, its batches and what is made of them are, and the memory there.
   [[nodiscard]] c10::Device device() const noexcept { return device_; }
   [[nodiscard]] memory::DeviceMemory& memory() const { return memory::device_memory(device_); }
@@ -79,6 +86,7 @@ class Experiment {
 
  private:
   Config config_;
+  Team team_;
   c10::Device device_;
   std::shared_ptr<memory::Tiers> tiers_;
   std::shared_ptr<StreamedTensors> streamed_;  // whose tensors go first, as nobody wants them back then

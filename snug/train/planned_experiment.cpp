@@ -131,7 +131,7 @@ void let_use(Session& session, const Experiment& experiment) {
 
 Session session_of(Experiment& experiment, std::vector<replay::PlannedStep> kinds,
                    const std::optional<plan::Budget>& budget) {
-  Session session(std::move(kinds), budget, experiment.memory());
+  Session session(std::move(kinds), budget, experiment.memory(), experiment.team().agreement());
   let_use(session, experiment);
   if (experiment.streamed()) session.use(experiment.streamed());
   return session;

@@ -69,6 +69,19 @@ RunState::RunState(Experiment& experiment, std::filesystem::path folder)
         const JsonFile file = JsonFile::parsed(value, {.name = "resuming: the state of the random generator"});
         record::restore({experiment_.generator(), bytes_of(file.root().as<std::string>())});
       });
+  if (experiment.team().size() > 1) {
+    const auto of_all = [this] {
+      json all = json::array();
+      for (const std::string& one : random_of_team) {
+        const at::Tensor bytes = at::empty({static_cast<std::int64_t>(one.size())}, at::kByte);
+        std::memcpy(bytes.mutable_data_ptr(), one.data(), one.size());
+        all.push_back(hexadecimal(bytes));
+      }
+      return all;
+    };
+    state_.add_value(
+        "random_of_team", of_all, [](const json&) {}, [] {});
+  }
   if (experiment.scaler().options().enabled) {
     state_.add_value(
         "scaler", [this] { return experiment_.scaler().state_dict(); },
@@ -133,13 +146,26 @@ std::optional<std::int64_t> RunState::find(report::Progress& progress) {
 void RunState::restore() {
   if (!found_) return;
   state_.restore(found_->path);
+  restore_own_random();
+  if (!experiment_.team().is_first()) return;
   // They would pass for states newer than those that follow.
   std::error_code ignored;
   for (const fs::path& path : damaged_) fs::rename(path, path.string() + ".damaged", ignored);
 }
 
+/// Of another process than the first, whose random state is that of a process alone.
+void RunState::restore_own_random() {
+  const auto rank = static_cast<std::size_t>(experiment_.team().rank());
+  if (rank == 0) return;
+  const json of_team = state::values_in(*found_).value("random_of_team", json::array());
+  if (rank >= of_team.size()) return experiment_.draw_apart(found_->manifest.step);  // saved by fewer processes
+  const JsonFile file = JsonFile::parsed(of_team[rank], {.name = "resuming: the state of a random generator"});
+  record::restore({experiment_.generator(), bytes_of(file.root().as<std::string>())});
+}
+
 void RunState::save(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room,
                     report::Progress& progress) {
+  if (!experiment_.team().is_first()) return;
   wait();
   if (failure_) progress.note(*failure_);  // of the state before; this one may be luckier
   try {

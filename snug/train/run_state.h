@@ -32,7 +32,7 @@ class RunState {
   void restore();
 
   /// Saves what is there after `step` steps, and the plan that is followed; see StateWriter::write for `room`. A
-  /// failure is noted, and the run goes on; finish() tells of it at the end.
+  /// failure is noted, and the run goes on; finish() tells of it at the end. Of a team the first process saves.
   void save(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room,
             report::Progress& progress);
 
@@ -45,12 +45,15 @@ class RunState {
   std::optional<double> loss_first, loss_last;
   /// Steps of the run without an update, as gradients overflowed: the schedule does not count them.
   std::int64_t skipped = 0;
+  /// States of the generators of a team's processes after the last step, by rank; none of one alone.
+  std::vector<std::string> random_of_team;
 
   [[nodiscard]] std::int64_t saved() const { return saved_; }
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
 
  private:
   void add_loss(const char* name, std::optional<double>& loss);
+  void restore_own_random();
 
   Experiment& experiment_;
   std::filesystem::path folder_;

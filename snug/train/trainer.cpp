@@ -81,6 +81,7 @@ Config chosen_for(const Config& config, const TrainOptions& options, report::Pro
     throw UsageError(
         "train: memory.allow may change the step, and --plan is of the step as it is; leave one of them out");
   }
+  if (options.team.size() > 1) return config;  // each would choose by itself
   if (options.start == Start::Resume) {
     const auto before = RunState::config_in(std::filesystem::path(config.output.folder) / "state");
     if (before) return adopt_choices(config, *before);
@@ -115,7 +116,8 @@ class Run {
   /// Before the first step.
   void begin() {
     // Only now: what cannot be planned, or is stopped before, leaves the run before as it was.
-    const bool writes = saves() && !interrupted();
+    team_stops_ = experiment_.team().interrupted_anywhere();
+    const bool writes = saves() && !stops();
     if (writes && done_ == 0) put_earlier_run_aside(config_.output.folder, progress_);
     state_.restore();
     const auto existing = done_ > 0 ? JsonLines::Existing::Append : JsonLines::Existing::Replace;
@@ -145,8 +147,9 @@ class Run {
   }
 
  private:
-  [[nodiscard]] bool saves() const { return !config_.output.folder.empty(); }
-  [[nodiscard]] bool is_last() const { return done_ == config_.train.steps || interrupted(); }
+  [[nodiscard]] bool saves() const { return !config_.output.folder.empty() && experiment_.team().is_first(); }
+  [[nodiscard]] bool stops() const { return experiment_.team().size() > 1 ? team_stops_ : interrupted(); }
+  [[nodiscard]] bool is_last() const { return done_ == config_.train.steps || stops(); }
 
   void run_steps() {
     data::Prefetcher<data::Batch> batches([&](std::int64_t step) { return experiment_.train_batch(step); },
@@ -155,7 +158,7 @@ class Run {
                                            .first_step = done_,
                                            .pinned = false});
     started_ = monotonic_seconds();
-    while (done_ < config_.train.steps && !interrupted()) {
+    while (!is_last()) {
       const StepRecord record = run_step(batches);
       for (const auto& sink : sinks_) sink->step(record);
       if (config_.state.every > 0 && done_ % config_.state.every == 0) save();
@@ -211,6 +214,8 @@ class Run {
     step_.update(update);
     whole_ = true;
     done_ = step + 1;
+    team_stops_ = made.stops;
+    state_.random_of_team = made.random;
     if (made.overflowed) ++state_.skipped;
     validated_.reset();
     StepRecord record;
@@ -268,7 +273,7 @@ class Run {
     const std::int64_t every = config_.train.validate_every;
     // Who sends a signal may not wait for a validation.
     const auto save_if_stopped = [this] {
-      if (interrupted()) save();
+      if (stops()) save();
     };
     save_if_stopped();
     if (is_last() || (every > 0 && done_ % every == 0)) validated_ = experiment_.validation_loss(save_if_stopped);
@@ -289,7 +294,7 @@ class Run {
     result_.loss_last = state_.loss_last.value_or(0);
     result_.scaled.skipped_steps = state_.skipped;
     if (scales_) result_.scaled.loss_scale = experiment_.scaler().get_scale();
-    result_.interrupted = interrupted();
+    result_.interrupted = stops();
     if (result_.interrupted) {
       progress_.note(fmt::format("stopped after {} of {} steps{}", done_, config_.train.steps,
                                  !saves()     ? "; without output.folder nothing is saved"
@@ -319,6 +324,7 @@ class Run {
   bool whole_ = true;                // the weights are those after so many steps
   bool ended_ = false;               // no step follows
   bool said_so_ = false;             // that a step is not the planned one
+  bool team_stops_ = false;          // behind the last step: one of its processes was asked to
   double started_ = 0;
 };
 
@@ -332,12 +338,15 @@ void train_chosen(const Config& asked, report::Progress& progress, const TrainOp
   warm_up(asked);
   result.resident.start = memory::process_memory().resident;
   const std::filesystem::path folder = asked.output.folder;
-  const std::optional<FolderLock> alone = lock_output_folder(folder);
+  check_for_team(asked, options.team);
+  std::optional<FolderLock> alone;
+  if (options.team.is_first()) alone = lock_output_folder(folder);
   const Config config = chosen_for(asked, options, progress);
-  Experiment experiment(config);
+  Experiment experiment(config, options.team);
   RunState state(experiment, folder / "state");
   if (options.start == Start::Resume)
     result.resumed_from = result.steps = find_state(state, config.train.steps, progress);
+  check_same_in_team(config, options.team, experiment.fingerprint(), result.resumed_from);
   // Of a run that goes on nothing may change.
   if (result.resumed_from == 0 && !options.plan) unplanned = config;
   result.parameters = count(experiment.model().parameters());
@@ -376,8 +385,11 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
   try {
     train_chosen(config, progress, options, result, unplanned);
   } catch (const DoesNotFit& refusal) {
-    if (!unplanned) throw;
+    if (!unplanned || options.team.size() > 1) throw;
     throw with_cheapest_change(refusal, *unplanned, progress);
+  } catch (const replay::GroupEnded&) {
+    if (!interrupted()) throw;  // as others of the team were
+    result.interrupted = true;
   } catch (const Stopped&) {
     result.interrupted = true;
     progress.note("stopped while a step was recorded; nothing was trained");

@@ -6,6 +6,7 @@
 #include "snug/plan/plan_file.h"
 #include "snug/report/progress.h"
 #include "snug/train/config.h"
+#include "snug/train/team.h"
 #include "snug/train/train_result.h"
 
 namespace snug::train {
@@ -21,6 +22,7 @@ enum class Start : unsigned char {
 struct TrainOptions {
   std::optional<plan::PlanFile> plan;  ///< to follow; see plan_experiment
   Start start = Start::Anew;
+  Team team = {};  ///< that trains together; its first process alone writes and tells
   /// Called with the experiment before the first step is recorded: under the budget where that is in bytes, as one in
   /// percent is not known yet. What it takes is not in the result. May be empty.
   std::function<void(Experiment&)> before;

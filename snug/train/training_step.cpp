@@ -20,6 +20,11 @@
 namespace snug::train {
 namespace {
 
+/// Those of this process.
+std::vector<MicroBatch> micros_of(const Experiment& experiment, const data::Batch& batch) {
+  return experiment.team().part_of(batch, experiment.config().train.accumulate);
+}
+
 constexpr const char* kHowToFind = "train.detect_anomaly = true names the operator that made it";
 
 [[noreturn]] void refuse_loss(Experiment& experiment, const data::Batch& batch, std::int64_t step, double loss,
@@ -28,7 +33,7 @@ constexpr const char* kHowToFind = "train.detect_anomaly = true names the operat
   if (experiment.config().train.detect_anomaly) {
     const record::RandomStateScope as_then(random);
     std::optional<std::string> found;
-    for (const MicroBatch& micro : micro_batches(batch, experiment.config().train.accumulate)) {
+    for (const MicroBatch& micro : micros_of(experiment, batch)) {
       if (!found) found = replay::first_non_finite([&] { return experiment.loss(micro.batch); });
     }
     cause = found ? "the first operator with a non-finite output is " + *found
@@ -66,10 +71,11 @@ class NonFiniteLoss : public Error {
   double loss;
 };
 
-replay::RecordedStep record_within(std::optional<Bytes> limit, memory::DeviceMemory& memory,
+replay::RecordedStep record_within(std::optional<Bytes> limit, const Experiment& experiment,
                                    const replay::Forward& forward, replay::RecordOptions options) {
   options.stop = interrupted;
-  return replay::record_step_within(limit, forward, memory, options);
+  options.agreement = experiment.team().agreement();
+  return replay::record_step_within(limit, forward, experiment.memory(), options);
 }
 
 }  // namespace
@@ -82,6 +88,7 @@ at::Tensor run_plain(const replay::Forward& forward) {
 
 TrainingStep::TrainingStep(Experiment& experiment) : experiment_(experiment) {
   if (experiment.config().optimizer.in_backward) in_backward_.emplace(experiment);
+  together_ = experiment.team().data_parallel(experiment.optimizer().parameters(), experiment.config());
 }
 
 std::vector<replay::RecordedStep> TrainingStep::record(const data::Batch& sample, std::optional<Bytes> limit) {
@@ -92,19 +99,22 @@ std::vector<replay::RecordedStep> TrainingStep::record(const data::Batch& sample
 
 std::vector<replay::RecordedStep> TrainingStep::record_kinds(const data::Batch& sample, std::optional<Bytes> limit) {
   const at::Tensor sum = at::zeros({}, experiment_.device());  // of losses, which is there beside later micro-batches
-  const std::vector<MicroBatch> micros = micro_batches(sample, experiment_.config().train.accumulate);
+  const std::vector<MicroBatch> micros = micros_of(experiment_, sample);
   const auto recorded = [&](std::size_t i, replay::RecordOptions options) {
     options.streamed = experiment_.streamed();
     options.lossy = codec_of(experiment_.config().memory.activations);
     return record_within(
-        limit, experiment_.memory(), [&] { return weighted_loss(micros[i]); }, std::move(options));
+        limit, experiment_, [&] { return weighted_loss(micros[i]); }, std::move(options));
   };
   std::vector<replay::RecordedStep> kinds;
   if (micros.size() == 1) {
     kinds.push_back(recorded(0, {.update = rehearsal()}));
     return kinds;
   }
+  std::optional<parallel::DataParallel::Accumulating> not_the_last;
+  if (together_) not_the_last.emplace(*together_);
   replay::RecordedStep first = recorded(0, {});
+  not_the_last.reset();
   kinds.push_back(recorded(1, {.update = rehearsal(), .have_gradients = first.parameters}));
   // Those in between update nothing, and keep their gradients.
   if (in_backward_ && micros.size() > 2) kinds.push_back(recorded(1, {.have_gradients = first.parameters}));
@@ -115,7 +125,7 @@ std::vector<replay::RecordedStep> TrainingStep::record_kinds(const data::Batch& 
 std::vector<replay::RecordedStep> TrainingStep::record_all(const data::Batch& sample, std::optional<Bytes> limit) {
   std::vector<replay::RecordedStep> kinds = record(sample, limit);
   if (const std::optional<data::Batch> validation = experiment_.validation_sample()) {
-    kinds.push_back(record_within(limit, experiment_.memory(), [&] { return experiment_.evaluate(*validation); },
+    kinds.push_back(record_within(limit, experiment_, [&] { return experiment_.evaluate(*validation); },
                                   {.until = replay::RecordUntil::Loss, .streamed = experiment_.streamed()}));
   }
   return kinds;
@@ -126,7 +136,7 @@ at::Tensor TrainingStep::weighted_loss(const MicroBatch& micro) {
   // Later the weights would have been updated with what comes of it.
   if (const double now = in_backward_ ? loss.item<double>() : 0; !std::isfinite(now)) throw NonFiniteLoss(now);
   const optim::GradScaler& scaler = experiment_.scaler();
-  if (experiment_.config().train.accumulate == 1) return scaler.scale(loss);
+  if (experiment_.config().train.accumulate == 1 && experiment_.team().size() == 1) return scaler.scale(loss);
   // A tensor and not a number: another share is no other operator.
   return loss * at::full({}, micro.share * scaler.get_scale(), loss.options().requires_grad(false));
 }
@@ -134,10 +144,12 @@ at::Tensor TrainingStep::weighted_loss(const MicroBatch& micro) {
 template <class Run>
 at::Tensor TrainingStep::sum_of_losses(const data::Batch& batch, std::int64_t update, const Run& run) {
   at::Tensor sum;
-  const std::vector<MicroBatch> micros = micro_batches(batch, experiment_.config().train.accumulate);
+  const std::vector<MicroBatch> micros = micros_of(experiment_, batch);
   for (const MicroBatch& micro : micros) {
     std::optional<replay::GradientHooks> updates;
     if (in_backward_ && &micro == &micros.back()) in_backward_->begin(update, updates);
+    std::optional<parallel::DataParallel::Accumulating> not_the_last;
+    if (together_ && &micro != &micros.back()) not_the_last.emplace(*together_);
     const at::Tensor loss = run([&] {
       at::Tensor weighted = weighted_loss(micro);
       whole_ = !updates;  // from the backward pass on
@@ -167,19 +179,47 @@ at::Tensor TrainingStep::backward_plain(const data::Batch& batch, std::int64_t u
   return sum_of_losses(batch, update, [](const replay::Forward& forward) { return run_plain(forward); });
 }
 
+TrainingStep::Gradients TrainingStep::gathered(const at::Tensor& loss) {
+  Gradients made;
+  if (!together_) {
+    made.loss = loss.item<double>();
+    return made;
+  }
+  const at::Tensor state = record::save_random_state(experiment_.generator()).state;
+  const Team::Word mine{
+      .loss = loss.item<double>(),
+      .stops = interrupted(),
+      .random = {reinterpret_cast<const char*>(state.const_data_ptr()), static_cast<std::size_t>(state.numel())}};
+  at::Tensor sum;  // in the loss's type and order, as one process adds up
+  for (const Team::Word& word : experiment_.team().tell(mine)) {
+    const at::Tensor one = at::full({}, word.loss, loss.options().device(at::kCPU));
+    sum = sum.defined() ? sum + one : one;
+    made.stops |= word.stops;
+    made.random.push_back(word.random);
+  }
+  made.loss = sum.item<double>();
+  return made;
+}
+
 TrainingStep::Gradients TrainingStep::make_gradients(Session& session, const data::Batch& batch, std::int64_t step,
                                                      std::int64_t update) {
   const record::RandomState random = record::save_random_state(experiment_.generator());
   try {
-    Gradients made;
-    made.loss = backward(session, batch, update).item<double>();
+    Gradients made = gathered(backward(session, batch, update));
     made.norm = clip();
     made.overflowed = overflowed();
     if (made.overflowed) return made;
     if (!std::isfinite(made.loss)) refuse_loss(experiment_, batch, step, made.loss, random);
     if (!std::isfinite(made.norm)) {
       refuse_gradients(
-          experiment_, session, [&] { backward(session, batch, update); }, step, made.norm, random);
+          experiment_, session,
+          [&] {
+            // Each process by itself: the first that finds something goes no further.
+            std::optional<parallel::DataParallel::Accumulating> alone;
+            if (together_) alone.emplace(*together_);
+            backward(session, batch, update);
+          },
+          step, made.norm, random);
     }
     return made;
   } catch (const NonFiniteLoss& found) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -49,8 +50,10 @@ class TrainingStep {
 
   struct Gradients {
     double loss = 0;
-    double norm = 0;          ///< before clipping
-    bool overflowed = false;  ///< there will be no update; the norm is none
+    double norm = 0;                       ///< before clipping
+    bool overflowed = false;               ///< there will be no update; the norm is none
+    bool stops = false;                    ///< a process of the team has been asked to stop: all do behind this step
+    std::vector<std::string> random = {};  ///< states of all their generators, by rank
   };
   /// The step as far as its update: the gradients are clipped. `step` names it in messages; `update`: as backward().
   /// Throws Error when the loss or a gradient is not finite and no scaled loss accounts for it, naming the operator
@@ -75,6 +78,8 @@ class TrainingStep {
 
  private:
   std::vector<replay::RecordedStep> record_kinds(const data::Batch& sample, std::optional<Bytes> limit);
+  /// What all processes have made of a step, of which this one has that loss.
+  Gradients gathered(const at::Tensor& loss);
   /// The loss times its share and the loss scale, where they are not one.
   at::Tensor weighted_loss(const MicroBatch& micro);
   /// `run` runs each micro-batch.
@@ -83,6 +88,7 @@ class TrainingStep {
 
   Experiment& experiment_;
   std::optional<UpdateInBackward> in_backward_;
+  std::unique_ptr<parallel::DataParallel> together_;  // with the other processes
   bool whole_ = true;
   Report last_;
 };

@@ -1,0 +1,329 @@
+// Runs of several processes, beside that of one which does all of their work in their order.
+#include "snug/train/team.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <random>
+#include <string>
+
+#include "snug/base/errors.h"
+#include "snug/base/text_file.h"
+#include "snug/report/progress.h"
+#include "snug/state/training_state.h"
+#include "snug/train/interrupt.h"
+#include "snug/train/trainer.h"
+#include "tests/base/scratch.h"
+#include "tests/parallel/processes.h"
+
+namespace snug::train {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::Ended;
+using ::testing::HasSubstr;
+using testing::in_processes;
+using testing::outcomes_of;
+
+constexpr std::int64_t kSixSteps = 6;
+
+/// Made anew by the test's own process.
+fs::path folder_of(const std::string& name) {
+  const fs::path folder = fs::path(::testing::TempDir()) / ("snug_team/" + name);
+  if (testing::is_started_by_test()) return folder;
+  testing::scratch("team/" + name);
+  std::string text;
+  for (int i = 0; i < 2000; ++i) text += std::to_string(i * i) + " and ";
+  write_text(folder / "text", text);
+  return folder;
+}
+
+Config six_steps(const fs::path& folder, double dropout = 0) {
+  Config c;
+  c.model.blocks = 3;
+  c.model.width = 48;
+  c.model.heads = 3;
+  c.model.sequence = 64;
+  c.model.own.set("dropout", dropout);
+  c.data.path = folder / "text";
+  c.train.batch = 8;
+  c.train.steps = kSixSteps;
+  c.train.threads = 1;  // sums are divided among them
+  c.train.validate_every = 3;
+  c.train.validation_batches = 3;
+  c.optimizer.warmup_steps = 0;
+  c.state.every = 3;
+  c.state.last = 9;
+  return c;
+}
+
+TrainResult run_in(Config config, const fs::path& folder, const Team& team, Start start = Start::Anew) {
+  config.output.folder = folder;
+  report::Progress silent = report::Progress::silent();
+  TrainOptions options;
+  options.start = start;
+  options.team = team;
+  const int threads = at::get_num_threads();
+  TrainResult result = train(config, silent, options);
+  at::set_num_threads(threads);  // as other tests have it
+  return result;
+}
+
+Team team_of(parallel::World& world) {
+  return Team(std::shared_ptr<parallel::World>(&world, [](auto*) {}));
+}
+
+using Lines = std::map<std::int64_t, nlohmann::ordered_json>;
+
+Lines lines_of(const fs::path& folder) {
+  Lines steps;
+  std::ifstream lines(folder / "metrics.jsonl");
+  for (std::string line; std::getline(lines, line);) {
+    const auto json = nlohmann::ordered_json::parse(line);
+    if (!json.contains("step")) continue;
+    steps[json["step"]] = {json["loss"], json["gradient_norm"],
+                           json.value("validation_loss", nlohmann::ordered_json())};
+  }
+  return steps;
+}
+
+std::string weights_after(const fs::path& folder, std::int64_t steps) {
+  return read_text(folder / "state" / state::state_name(steps) / "weights.safetensors");
+}
+
+/// Losses, norms and weights, each step under a budget, without dropout.
+void is_one_process_with_as_many_micro_batches(int count, std::int64_t accumulate, const std::string& name) {
+  const fs::path folder = folder_of(name);
+  Config config = six_steps(folder);
+  in_processes(count, [&](parallel::World& world) {
+    Config within = config;
+    within.train.accumulate = accumulate;
+    within.memory.budget = plan::parse_budget("90%");
+    const TrainResult result = run_in(within, folder / "team", team_of(world));
+    EXPECT_EQ(result.steps, kSixSteps);
+    EXPECT_LE(result.memory.allocated_peak, result.plan.budget);
+    EXPECT_EQ(fs::exists(folder / "team" / "metrics.jsonl"), true);
+  });
+  config.train.accumulate = count;
+  (void)run_in(config, folder / "one", Team());
+  EXPECT_EQ(lines_of(folder / "team"), lines_of(folder / "one"));
+  EXPECT_EQ(lines_of(folder / "team").size(), kSixSteps);
+  EXPECT_TRUE(weights_after(folder / "team", kSixSteps) == weights_after(folder / "one", kSixSteps));
+}
+
+TEST(Team, OfTwoHasTheBitsOfOneProcessWithTwoMicroBatches) { is_one_process_with_as_many_micro_batches(2, 1, "two"); }
+TEST(Team, OfFourHasTheBitsOfOneProcessWithFourMicroBatches) {
+  is_one_process_with_as_many_micro_batches(4, 1, "four");
+}
+
+/// A run of two that is resumed draws what it would have drawn: in each process other numbers.
+TEST(Team, GoesOnBitwiseWithDropout) {
+  const fs::path folder = folder_of("resumed");
+  const Config config = six_steps(folder, 0.2);
+  in_processes(2, [&](parallel::World& world) {
+    const Team team = team_of(world);
+    Config half = config;
+    EXPECT_EQ(run_in(config, folder / "whole", team).steps, kSixSteps);
+    if (team.is_first()) {
+      fs::create_directories(folder / "half");
+      fs::copy(folder / "whole" / "state", folder / "half" / "state", fs::copy_options::recursive);
+      fs::remove_all(folder / "half" / "state" / state::state_name(kSixSteps));
+    }
+    world.all()->run(parallel::Barrier{});
+    const TrainResult result = run_in(half, folder / "half", team, Start::Resume);
+    EXPECT_EQ(result.resumed_from, 3);
+  });
+  EXPECT_TRUE(weights_after(folder / "whole", kSixSteps) == weights_after(folder / "half", kSixSteps));
+  const auto values = [&](const char* run) {
+    return nlohmann::json::parse(read_text(folder / run / "state" / state::state_name(kSixSteps) / "values.json"));
+  };
+  const nlohmann::json random = values("whole")["random_of_team"];
+  ASSERT_EQ(random.size(), 2U);
+  EXPECT_NE(random[0], random[1]);
+  EXPECT_EQ(random, values("half")["random_of_team"]);
+  // One process goes on from it alone, and two from what one has left.
+  Config alone = config;
+  alone.train.steps = kSixSteps + 1;
+  EXPECT_EQ(run_in(alone, folder / "half", Team(), Start::Resume).resumed_from, kSixSteps);
+}
+
+TEST(Team, GoesOnFromWhatOneProcessHasLeft) {
+  const fs::path folder = folder_of("grown");
+  Config config = six_steps(folder, 0.2);
+  if (!testing::is_started_by_test()) {
+    config.train.steps = 3;
+    (void)run_in(config, folder / "run", Team());
+  }
+  config.train.steps = kSixSteps;
+  in_processes(2, [&](parallel::World& world) {
+    const TrainResult result = run_in(config, folder / "run", team_of(world), Start::Resume);
+    EXPECT_EQ(result.resumed_from, 3);
+    EXPECT_EQ(result.steps, kSixSteps);
+  });
+  EXPECT_EQ(lines_of(folder / "run").size(), kSixSteps);
+}
+
+TEST(Team, StopsTogetherWhenOneIsAskedTo) {
+  const fs::path folder = folder_of("stopped");
+  const Config config = six_steps(folder);
+  in_processes(2, [&](parallel::World& world) {
+    const InterruptScope interruptible;
+    Config long_run = config;
+    long_run.train.steps = 1000;
+    long_run.train.validate_every = 0;
+    long_run.output.folder = folder / "team";
+    TrainOptions options;
+    options.team = team_of(world);
+    int passes = 0;
+    options.before = [&](Experiment& experiment) {
+      if (world.all()->rank() == 0) return;
+      experiment.optimizer().parameters().front().register_hook([&](const at::Tensor&) {
+        if (++passes == 5) std::raise(SIGTERM);  // two of them are recordings
+      });
+    };
+    report::Progress silent = report::Progress::silent();
+    const TrainResult result = train(long_run, silent, options);
+    EXPECT_TRUE(result.interrupted);
+    EXPECT_EQ(result.steps, 3);
+  });
+  EXPECT_FALSE(weights_after(folder / "team", 3).empty());
+}
+
+/// All say the same of a batch of which one of them has nothing.
+TEST(Team, RefusesAPartWithoutTargets) {
+  in_processes(2, [](parallel::World& world) {
+    const Team team = team_of(world);
+    data::Batch batch;
+    batch.input = torch::arange(32).view({4, 8});
+    batch.target = batch.input.clone();
+    batch.target.slice(0, 0, 1).slice(1, 0, 4).fill_(data::kNoTarget);
+    const auto parts = team.part_of(batch, 2);
+    ASSERT_EQ(parts.size(), 2U);
+    EXPECT_EQ(parts[0].share, team.is_first() ? 4.0 / 28 : 8.0 / 28);
+    EXPECT_TRUE(at::equal(parts[1].batch.input, batch.input.slice(0, 2 * team.rank() + 1, 2 * team.rank() + 2)));
+    batch.target.slice(0, 3, 4).fill_(data::kNoTarget);
+    EXPECT_THROW((void)team.part_of(batch, 2), UsageError);
+    EXPECT_EQ(team.part_of(batch, 1).size(), 1U);
+  });
+}
+
+TEST(Team, RefusesProcessesThatAreNotAlike) {
+  const fs::path folder = folder_of("unlike");
+  in_processes(2, [&](parallel::World& world) {
+    const Team team = team_of(world);
+    const auto refusal = [&](const auto& change, std::int64_t done = 0) -> std::string {
+      Config config = six_steps(folder);
+      if (!team.is_first()) change(config);
+      try {
+        check_same_in_team(config, team, config.data.path, done);
+      } catch (const UsageError& error) {
+        return error.what();
+      }
+      return "taken";
+    };
+    EXPECT_EQ(refusal([](Config&) {}), "taken");
+    EXPECT_EQ(refusal([](Config& c) { c.memory.budget = plan::parse_budget("70%"); }), "taken");
+    EXPECT_THAT(refusal([](Config& c) { c.optimizer.learning_rate = 1; }), HasSubstr("other settings"));
+    EXPECT_THAT(refusal([](Config& c) { c.data.path += "x"; }), HasSubstr("rank 0 and 1 have other"));
+    EXPECT_THAT(refusal([](Config&) {}, team.rank()), HasSubstr("other steps"));
+    at::set_num_threads(1 + team.rank());
+    EXPECT_THAT(refusal([](Config&) {}), HasSubstr("train.threads"));
+  });
+}
+
+TEST(Team, RefusesWhatItCannotDo) {
+  const fs::path folder = folder_of("refused");
+  in_processes(2, [&](parallel::World& world) {
+    const Team team = team_of(world);
+    const auto refusal = [&](const auto& change) -> std::string {
+      Config config = six_steps(folder);
+      change(config);
+      try {
+        check_for_team(config, team);
+      } catch (const UsageError& error) {
+        return error.what();
+      }
+      return "taken";
+    };
+    EXPECT_EQ(refusal([](Config&) {}), "taken");
+    EXPECT_THAT(refusal([](Config& c) { c.train.batch = 5; }), HasSubstr("train.batch = 5 and 2 processes"));
+    EXPECT_THAT(refusal([](Config& c) { c.train.accumulate = 8; }), HasSubstr("a multiple of 16"));
+    EXPECT_THAT(refusal([](Config& c) { c.optimizer.in_backward = true; }), HasSubstr("in_backward"));
+    EXPECT_THAT(refusal([](Config& c) { c.memory.weights = WeightsIn::Streamed; }), HasSubstr("streamed"));
+    EXPECT_THAT(refusal([](Config& c) { c.memory.allow = "micro_batch"; }), HasSubstr("memory.allow"));
+    EXPECT_THAT(refusal([](Config& c) { c.train.device = "cuda"; }), HasSubstr("train.device"));
+  });
+}
+
+/// Ends, or stops, a process at any time: the others end too, and what is there is whole.
+TEST(Team, GoesOnBitwiseAfterAnyOfThemIsKilledOrHangs) {
+  const char* const asked = std::getenv("SNUG_KILLS");
+  const int kills = asked != nullptr ? std::atoi(asked) : 4;
+  const fs::path folder = folder_of("killed");
+  Config config = six_steps(folder, 0.1);
+  config.train.steps = 24;
+  config.state.every = 1;
+  config.parallel.timeout = 3;
+  const auto run = [&](const fs::path& where, Start start) {
+    return [&config, where, start](const parallel::Launched&) {
+      (void)run_in(config, where, Team::of_launcher(config), start);
+    };
+  };
+  for (const Ended& ended : outcomes_of(2, run(folder / "whole", Start::Anew)))
+    EXPECT_EQ(ended.exit_code, 0) << ended.output;
+  std::mt19937 random(7);  // NOLINT: the same each time
+  int in_the_middle = 0;
+  for (int i = 0; i < kills; ++i) {
+    const fs::path where = folder / std::to_string(i);
+    const auto victim = static_cast<std::size_t>(random() % 2);
+    const int signal = random() % 4 == 0 ? SIGSTOP : SIGKILL;
+    const std::int64_t step = 1 + static_cast<std::int64_t>(random() % 20);
+    const auto later = std::chrono::microseconds(random() % 20'000);
+    std::optional<std::chrono::steady_clock::time_point> when;
+    bool sent = false;
+    const auto hurt = [&](const std::vector<int>& ids) {
+      if (!when && fs::exists(where / "state" / state::state_name(step)))
+        when = std::chrono::steady_clock::now() + later;
+      if (!sent && when && std::chrono::steady_clock::now() >= *when) {
+        ::kill(ids[victim], signal);
+        sent = true;
+      } else if (sent && signal == SIGSTOP && ::kill(ids[1 - victim], 0) != 0) {
+        ::kill(ids[victim], SIGKILL);  // the other has ended
+      }
+    };
+    const auto ended = outcomes_of(2, run(where, Start::Anew), 40, hurt);
+    const Ended& other = ended[1 - victim];
+    EXPECT_EQ(other.signal, 0) << "it ends by itself and in time:\n" << other.output;
+    in_the_middle += other.exit_code != 0 ? 1 : 0;
+    for (const Ended& again : outcomes_of(2, run(where, Start::Resume))) EXPECT_EQ(again.exit_code, 0) << again.output;
+    if (testing::is_started_by_test()) continue;
+    EXPECT_TRUE(weights_after(where, 24) == weights_after(folder / "whole", 24)) << i;
+    fs::remove_all(where);
+  }
+  EXPECT_TRUE(2 * in_the_middle > kills || testing::is_started_by_test());
+}
+
+/// What does not fit in one of them is refused in all, and none hangs.
+TEST(Team, IsRefusedTogether) {
+  const fs::path folder = folder_of("too_small");
+  const auto ended = outcomes_of(2, [&](const parallel::Launched& launched) {
+    Config config = six_steps(folder);
+    config.memory.budget = plan::parse_budget(launched.rank == 0 ? "30%" : "100%");
+    (void)run_in(config, folder / "team", Team(parallel::World::meet(launched)));
+  });
+  EXPECT_EQ(ended[0].exit_code, 12) << ended[0].output;  // wrong use
+  EXPECT_EQ(ended[1].exit_code, 11) << ended[1].output;
+  EXPECT_THAT(ended[0].output, HasSubstr("does not fit"));
+  EXPECT_THAT(ended[1].output, HasSubstr("another process"));
+}
+
+}  // namespace
+}  // namespace snug::train
