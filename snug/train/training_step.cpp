@@ -158,11 +158,19 @@ at::Tensor TrainingStep::sum_of_losses(const data::Batch& batch, std::int64_t up
     whole_ = true;
     sum = sum.defined() ? sum + loss : loss;
   }
+  return sum;
+}
+
+at::Tensor TrainingStep::unscaled(const at::Tensor& loss) const {
   const double scale = experiment_.scaler().get_scale();
-  return scale == 1 ? sum : sum / scale;
+  return scale == 1 ? loss : loss / scale;
 }
 
 at::Tensor TrainingStep::backward(Session& session, const data::Batch& batch, std::int64_t update) {
+  return unscaled(scaled_backward(session, batch, update));
+}
+
+at::Tensor TrainingStep::scaled_backward(Session& session, const data::Batch& batch, std::int64_t update) {
   last_ = {};
   return sum_of_losses(batch, update, [&](const replay::Forward& forward) {
     at::Tensor loss = session.backward(forward);
@@ -176,13 +184,13 @@ at::Tensor TrainingStep::backward(Session& session, const data::Batch& batch, st
 }
 
 at::Tensor TrainingStep::backward_plain(const data::Batch& batch, std::int64_t update) {
-  return sum_of_losses(batch, update, [](const replay::Forward& forward) { return run_plain(forward); });
+  return unscaled(sum_of_losses(batch, update, [](const replay::Forward& forward) { return run_plain(forward); }));
 }
 
 TrainingStep::Gradients TrainingStep::gathered(const at::Tensor& loss) {
   Gradients made;
   if (!together_) {
-    made.loss = loss.item<double>();
+    made.loss = unscaled(loss).item<double>();
     return made;
   }
   const at::Tensor state = record::save_random_state(experiment_.generator()).state;
@@ -197,7 +205,7 @@ TrainingStep::Gradients TrainingStep::gathered(const at::Tensor& loss) {
     made.stops |= word.stops;
     made.random.push_back(word.random);
   }
-  made.loss = sum.item<double>();
+  made.loss = unscaled(sum).item<double>();
   return made;
 }
 
@@ -205,7 +213,7 @@ TrainingStep::Gradients TrainingStep::make_gradients(Session& session, const dat
                                                      std::int64_t update) {
   const record::RandomState random = record::save_random_state(experiment_.generator());
   try {
-    Gradients made = gathered(backward(session, batch, update));
+    Gradients made = gathered(scaled_backward(session, batch, update));
     made.norm = clip();
     made.overflowed = overflowed();
     if (made.overflowed) return made;

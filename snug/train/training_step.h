@@ -78,7 +78,10 @@ class TrainingStep {
 
  private:
   std::vector<replay::RecordedStep> record_kinds(const data::Batch& sample, std::optional<Bytes> limit);
-  /// What all processes have made of a step, of which this one has that loss.
+  /// The sum of its losses as they were weighted, and in fp16 scaled: as processes and micro-batches add them up.
+  at::Tensor scaled_backward(Session& session, const data::Batch& batch, std::int64_t update);
+  [[nodiscard]] at::Tensor unscaled(const at::Tensor& loss) const;
+  /// What all processes have made of a step, of which this one has that loss, scaled.
   Gradients gathered(const at::Tensor& loss);
   /// The loss times its share and the loss scale, where they are not one.
   at::Tensor weighted_loss(const MicroBatch& micro);

@@ -3,6 +3,7 @@ import contextlib
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,24 @@ def command_line(arguments):
 def run(*arguments, **options):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return subprocess.run(command_line(arguments), text=True, timeout=300, **pipes)
+
+
+def run_together(count, *arguments):
+    """The same command in so many processes, as torchrun would start them; by rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for rank in range(count):
+        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank),
+                       "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        processes.append(subprocess.Popen(command_line(arguments), text=True, env=environment,
+                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    results = []
+    for process in processes:
+        stdout, stderr = process.communicate(timeout=300)
+        results.append(subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr))
+    return results
 
 
 def run_shell(command):

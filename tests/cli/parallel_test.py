@@ -1,0 +1,86 @@
+"""snug train and snug finetune in several processes.
+
+Usage: parallel_test.py SNUG SOURCE_DIR [unittest arguments]
+"""
+import json
+import os
+import pathlib
+
+from command import SOURCE, Command, main, run, run_together
+
+# The same for one process and for several: sums are divided among threads.
+ALIKE = ("--set", "train.threads=1")
+
+
+class Together(Command):
+    def lines(self, folder):
+        lines = [json.loads(line) for line in (self.folder / folder / "metrics.jsonl").read_text().splitlines()]
+        return [(line["loss"], line["gradient_norm"]) for line in lines if "step" in line]
+
+    def test_train_as_one_process_with_as_many_micro_batches(self):
+        to = lambda name: ("--set", f"output.folder={self.folder / name}")  # noqa: E731
+        first, second = run_together(2, "train", self.config, "--budget", "90%", "--json", *ALIKE, *to("two"))
+        self.assertEqual((first.returncode, second.returncode), (0, 0), first.stderr + second.stderr)
+        self.assertEqual((second.stdout, second.stderr), ("", ""), "the first tells")
+        found = json.loads(first.stdout)
+        self.assertEqual(found["steps"], 6)
+        self.assertLessEqual(found["measured_peak_bytes"], found["budget_bytes"])
+        one = run("train", self.config, *ALIKE, "--set", "train.accumulate=2", *to("one"))
+        self.assertEqual(one.returncode, 0, one.stderr)
+        self.assertEqual(self.lines("two"), self.lines("one"))
+        self.assertEqual(len(self.lines("two")), 6)
+
+    def test_a_loss_scale_falls_in_all(self):
+        scaled = ("--set", "precision.compute=fp16", "--set", "precision.init_scale=1e9", *ALIKE)
+        results = run_together(2, "train", self.config, *scaled, "--set", f"output.folder={self.folder / 'two'}")
+        self.assertEqual([r.returncode for r in results], [0, 0], results[0].stderr + results[1].stderr)
+        one = run("train", self.config, *scaled, "--set", "train.accumulate=2",
+                  "--set", f"output.folder={self.folder / 'one'}")
+        self.assertEqual(one.returncode, 0, one.stderr)
+        for name in ("two", "one"):
+            text = (self.folder / name / "metrics.jsonl").read_text()
+            overflows = [line.get("overflowed") for line in map(json.loads, text.splitlines()) if "step" in line]
+            self.assertIn(True, overflows)
+        self.assertEqual(str(self.lines("two")), str(self.lines("one")))
+
+    def test_gradients_can_be_added_up_in_fewer_bits(self):
+        together = [json.loads(run_together(2, "train", self.config, "--json", *ALIKE, "--set",
+                                            f"parallel.reduce={kind}")[0].stdout) for kind in ("gradient", "bf16")]
+        self.assertNotEqual(together[0]["loss_last"], together[1]["loss_last"])
+        self.assertAlmostEqual(together[0]["loss_last"], together[1]["loss_last"], delta=0.02)
+
+    def test_finetune_saves_the_adapter_of_all(self):
+        text = self.folder / "text.txt"
+        text.write_text("the rain in another town and the sun in the other. " * 200)
+        options = ("--set", "model.kind=llama", "--set", f"model.path={SOURCE / 'tests' / 'train' / 'tiny.gguf'}",
+                   "--set", "model.sequence=48", "--set", "lora.rank=4", "--set", f"data.path={text}", *ALIKE)
+        empty = self.folder / "empty.toml"
+        empty.write_text("[train]\nbatch = 4\nsteps = 5\nvalidation_batches = 1\n")
+        out = {name: self.folder / name for name in ("two", "one")}
+        results = run_together(2, "finetune", empty, *options, "--set", f"output.folder={out['two']}", "--json")
+        self.assertEqual([r.returncode for r in results], [0, 0], results[0].stderr + results[1].stderr)
+        self.assertEqual(results[1].stdout, "")
+        saved = json.loads(results[0].stdout)["saved"]
+        one = run("finetune", empty, *options, "--set", "train.accumulate=2", "--set", f"output.folder={out['one']}",
+                  "--json")
+        self.assertEqual(one.returncode, 0, one.stderr)
+        alone = json.loads(one.stdout)["saved"]
+        names = sorted(os.listdir(saved))
+        self.assertEqual(names, sorted(os.listdir(alone)))
+        ours, theirs = (pathlib.Path(folder, "adapter_model.safetensors").read_bytes() for folder in (saved, alone))
+        self.assertGreater(len(ours), 1000)
+        self.assertEqual(ours, theirs)
+
+    def test_wrong_use_ends_all_with_2_and_one_line(self):
+        for settings, part in ((("train.batch=9",), "train.batch = 9 and 2 processes"),
+                               (("memory.allow=micro_batch", "memory.budget=90%"), "memory.allow and 2 processes")):
+            with self.subTest(part):
+                sets = [word for setting in settings for word in ("--set", setting)]
+                for result in run_together(2, "train", self.config, *sets):
+                    self.assertEqual(result.returncode, 2, result.stderr)
+                    self.assertIn(part, result.stderr)
+                    self.assertEqual(len(result.stderr.strip().splitlines()), 1, result.stderr)
+
+
+if __name__ == "__main__":
+    main()
