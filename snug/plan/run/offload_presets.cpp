@@ -40,7 +40,7 @@ MemoryPlan moving(const StepGraph& graph, MemoryPlan plan, const std::vector<Val
     largest = std::max(largest, graph.step_bytes(v));
   }
   plan = staged(graph, std::move(plan), on_their_way * largest, largest, FetchFrom::TheBeginning);
-  std::erase_if(plan.staging.order, [&](ValueId v) { return !is_moved(plan.action(v)); });
+  plan.staging = staging_of(graph, plan);
   const Simulation run = simulate(graph, plan);
   check_room(run.host_peak, graph.moves.host, "host", strategy);
   check_room(run.disk_peak, graph.moves.disk, "disk", strategy);

@@ -40,6 +40,12 @@ MemoryPlan between(const StepGraph& graph, const MemoryPlan& slower, const Memor
   return plan;
 }
 
+/// Whether a plan with these figures is worth having in the front.
+bool worth_having(const std::vector<MemoryPlan>& front, Bytes peak, double seconds) {
+  const auto next = std::ranges::lower_bound(front, peak, std::ranges::greater(), &MemoryPlan::predicted_peak);
+  return next == front.end() || next->predicted_seconds > seconds;
+}
+
 }  // namespace
 
 std::int64_t most_replays(const StepGraph& graph) { return 12 * static_cast<std::int64_t>(graph.ops.size()) + 20'000; }
@@ -70,8 +76,8 @@ std::vector<MemoryPlan> front_of(std::vector<MemoryPlan> plans) {
 }
 
 bool join(std::vector<MemoryPlan>& front, const MemoryPlan& plan) {
+  if (!worth_having(front, plan.predicted_peak, plan.predicted_seconds)) return false;
   auto end = std::ranges::lower_bound(front, plan.predicted_peak, std::ranges::greater(), &MemoryPlan::predicted_peak);
-  if (end != front.end() && end->predicted_seconds <= plan.predicted_seconds) return false;
   if (end != front.end() && end->predicted_peak == plan.predicted_peak) ++end;
   auto begin = end;
   while (begin != front.begin() && std::prev(begin)->predicted_seconds >= plan.predicted_seconds) --begin;
@@ -128,11 +134,6 @@ std::vector<MemoryPlan> with_actions_changed(const StepGraph& graph, std::vector
     if (graph.values[at(v)].saved && has_choice(graph, v) && graph.step_bytes(v) > 0) values.push_back(v);
   }
   std::ranges::stable_sort(values, std::ranges::greater(), [&](ValueId v) { return graph.step_bytes(v); });
-  // Whether a plan with these figures would join the front.
-  const auto joins = [](const std::vector<MemoryPlan>& plans, Bytes peak, double seconds) {
-    const auto next = std::ranges::lower_bound(plans, peak, std::ranges::greater(), &MemoryPlan::predicted_peak);
-    return next == plans.end() || next->predicted_seconds > seconds;
-  };
   std::vector<MemoryPlan> fresh = front;  // whose neighbours have not been looked at
   while (effort.left > 0 && !fresh.empty()) {
     std::vector<MemoryPlan> found;
@@ -144,7 +145,7 @@ std::vector<MemoryPlan> with_actions_changed(const StepGraph& graph, std::vector
       for (std::size_t k = i % stride; k < values.size() && effort.left > 0; k += stride) {
         for (const Action& action : other_actions(graph, fresh[i], values[k])) {
           auto useful = predicted_if_useful(graph, with_action(fresh[i], values[k], action), &effort);
-          if (useful && joins(front, useful->predicted_peak, useful->predicted_seconds))
+          if (useful && worth_having(front, useful->predicted_peak, useful->predicted_seconds))
             found.push_back(std::move(*useful));
         }
       }
