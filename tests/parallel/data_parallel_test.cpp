@@ -172,6 +172,25 @@ TEST(DataParallel, KnowsParametersThatAreNotUsed) {
   });
 }
 
+TEST(DataParallel, CountsAProcessThatTakesNoPartAsZero) {
+  in_processes(2, [](World& world) {
+    const at::Tensor weight = torch::ones({3}).requires_grad_(), early = torch::ones({2}).requires_grad_();
+    DataParallel parallel({weight, early}, world.all(), {.combine = Combine::Sum});
+    {
+      const DataParallel::Accumulating accumulating(parallel);
+      (early * 2).sum().backward();
+    }
+    if (world.all()->rank() == 0) {
+      (weight * 5).sum().backward();
+    } else {
+      parallel.take_no_part();
+    }
+    EXPECT_TRUE(same_bits(weight.grad(), torch::full({3}, 5.F)));
+    EXPECT_TRUE(same_bits(early.grad(), torch::full({2}, 4.F))) << "of the micro-batch before, in both";
+    EXPECT_EQ(parallel.counts().passes, 1);
+  });
+}
+
 TEST(DataParallel, HandsATiedParameterInOnce) {
   in_processes(2, [](World& world) {
     const at::Tensor tied = torch::ones({300}).requires_grad_(), other = torch::ones({300}).requires_grad_();
