@@ -206,8 +206,7 @@ std::shared_ptr<World> World::meet(const Launched& launched, const MeetOptions& 
     const std::string_view text = error.what();
     throw GroupFailed(fmt::format(
         "parallel: rank {} of {} processes has not met the others at {}, port {}, within {} s at most: {}; see whether "
-        "all "
-        "were started, and can reach that machine; MASTER_ADDR and MASTER_PORT say another place",
+        "all were started, and can reach that machine; MASTER_ADDR and MASTER_PORT say another place",
         launched.rank, launched.size, launched.host, launched.port,
         std::chrono::duration_cast<std::chrono::seconds>(options.timeout).count(), text.substr(0, text.find('\n'))));
   }

@@ -11,7 +11,7 @@ struct Launched {
   int rank = 0;             ///< among all, from 0 on
   int size = 1;             ///< of all
   int local_rank = 0;       ///< among those of its machine
-  int local_size = 1;       ///< of those
+  int local_size = 1;       ///< of those, as far as the launcher says; more than local_rank
   std::string host;         ///< where they meet: a machine of theirs,
   int port = 0;             ///< and a port of it
   int attempt = 0;          ///< how often they have been started again

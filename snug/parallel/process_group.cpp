@@ -53,8 +53,7 @@ void ProcessGroup::failed(const Collective& what) {
   }
   failure_ = fmt::format(
       "parallel: {} of {} among {} processes, of which this is rank {}, has failed: a process has ended, hangs or "
-      "cannot "
-      "be reached ({}); end all of them, and resume",
+      "cannot be reached ({}); end all of them, and resume",
       name_of(what), format_bytes(bytes_of(what)), size_, rank_, why);
   throw GroupFailed(failure_);
 }

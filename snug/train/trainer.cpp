@@ -388,7 +388,7 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
     if (!unplanned || options.team.size() > 1) throw;
     throw with_cheapest_change(refusal, *unplanned, progress);
   } catch (const replay::GroupEnded&) {
-    if (!interrupted()) throw;  // as others of the team were
+    if (!interrupted()) throw;  // another process was stopped too, and said so first
     result.interrupted = true;
   } catch (const Stopped&) {
     result.interrupted = true;
