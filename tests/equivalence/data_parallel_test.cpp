@@ -5,10 +5,10 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
+#include "tests/parallel/reducer.h"
 
 namespace snug {
 namespace {
@@ -43,26 +43,11 @@ class OneProcess final : public c10d::Backend {
   int reduced = 0;
 };
 
-using Reducer = c10d::Reducer;
-
-/// LibTorch 2.12 and newer take a list of bucket sizes too.
-template <class R = Reducer>
-std::unique_ptr<R> reducer_for(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::ProcessGroup> group,
-                               bool find_unused) {
+std::unique_ptr<c10d::Reducer> reducer_for(const std::vector<at::Tensor>& parameters,
+                                           c10::intrusive_ptr<c10d::ProcessGroup> group, bool find_unused) {
   std::vector<std::vector<std::size_t>> buckets;
   for (std::size_t i = parameters.size(); i-- > 0;) buckets.push_back({i});
-  const std::vector<bool> dense(parameters.size(), false);
-  const std::unordered_map<std::size_t, std::string> names;
-  constexpr std::int64_t kBytes = 1 << 20;
-  using Sizes = std::vector<std::int64_t>;
-  if constexpr (std::is_constructible_v<R, decltype(parameters), decltype(buckets), decltype(group), decltype(dense),
-                                        std::int64_t, bool, bool, decltype(names), std::int64_t, bool, bool, Sizes>) {
-    return std::make_unique<R>(parameters, buckets, std::move(group), dense, kBytes, find_unused, false, names, kBytes,
-                               false, false, Sizes{});
-  } else {
-    return std::make_unique<R>(parameters, buckets, std::move(group), dense, kBytes, find_unused, false, names, kBytes,
-                               false, false);
-  }
+  return testing::reducer_of(parameters, buckets, std::move(group), find_unused, false);
 }
 
 struct NetImpl : nn::Module {
