@@ -79,8 +79,9 @@ TEST(Applies, KeysOfRunsAreMarked) {
   }
   EXPECT_EQ(of_runs,
             (std::set<std::string>{"memory.verify_replay_by", "memory.verify_replay_every", "monitor.growth_steps",
-                                   "monitor.headroom", "monitor.interval", "output.folder", "state.best", "state.every",
-                                   "state.last", "state.write", "train.detect_anomaly", "train.validate_every"}));
+                                   "monitor.headroom", "monitor.interval", "output.folder", "parallel.reduce",
+                                   "parallel.timeout", "state.best", "state.every", "state.last", "state.write",
+                                   "train.detect_anomaly", "train.validate_every"}));
 }
 
 TEST(Config, IsAnotherOneWithAnyKeyAnother) {

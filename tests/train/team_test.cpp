@@ -271,7 +271,7 @@ TEST(Team, GoesOnBitwiseAfterAnyOfThemIsKilledOrHangs) {
   Config config = six_steps(folder, 0.1);
   config.train.steps = 24;
   config.state.every = 1;
-  config.parallel.timeout = 3;
+  config.parallel.timeout = 6;  // a busy machine is no failure
   const auto run = [&](const fs::path& where, Start start) {
     return [&config, where, start](const parallel::Launched&) {
       (void)run_in(config, where, Team::of_launcher(config), start);
