@@ -32,6 +32,7 @@ at::Tensor mean_square(const at::Tensor& t, std::int64_t dimension) {
 
 Adafactor::Adafactor(const Parameters& parameters, AdafactorOptions options)
     : Optimizer(parameters, options.weight_decay), options_(options) {
+  refuse_parts(parameters, "adafactor");
   const memory::TagScope tag(memory::Tag::Optimizer);
   for (std::size_t i = 0; i < parameters.tensors.size(); ++i) {
     const at::Tensor& p = parameters.tensors[i];
@@ -79,7 +80,7 @@ void Adafactor::update(Update& u) {
   }
 }
 
-std::vector<std::pair<std::string_view, at::Tensor>> Adafactor::own_state(std::size_t parameter) const {
+std::vector<Optimizer::OwnState> Adafactor::own_state(std::size_t parameter) const {
   const SecondMoment& second = second_moments_[parameter];
   if (second.whole.defined()) return {{"variance", second.whole}};
   return {{"row_var", second.rows}, {"col_var", second.columns}};
@@ -88,6 +89,7 @@ std::vector<std::pair<std::string_view, at::Tensor>> Adafactor::own_state(std::s
 const OptimizerKind& adafactor_kind() {
   static const OptimizerKind kind{
       .name = "adafactor",
+      .updates_by = UpdatesBy::Matrices,
       .keys = {kWeightDecay,
                {"beta2_decay",
                 -0.8,

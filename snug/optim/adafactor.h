@@ -27,7 +27,7 @@ class Adafactor final : public Optimizer {
   void update(Update& u) override;
   void update_one(at::Tensor& parameter, const at::Tensor& gradient, SecondMoment& second, double step,
                   const Update& settings) const;
-  [[nodiscard]] std::vector<std::pair<std::string_view, at::Tensor>> own_state(std::size_t parameter) const override;
+  [[nodiscard]] std::vector<OwnState> own_state(std::size_t parameter) const override;
 
   AdafactorOptions options_;
   std::vector<SecondMoment> second_moments_;

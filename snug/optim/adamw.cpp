@@ -26,7 +26,7 @@ void AdamW::update(Update& u) {
                     options_.beta2, u.weight_decay, options_.epsilon, /*amsgrad=*/false, /*maximize=*/false);
 }
 
-std::vector<std::pair<std::string_view, at::Tensor>> AdamW::own_state(std::size_t parameter) const {
+std::vector<Optimizer::OwnState> AdamW::own_state(std::size_t parameter) const {
   return {{"exp_avg", first_moments_[parameter]}, {"exp_avg_sq", second_moments_[parameter]}};
 }
 

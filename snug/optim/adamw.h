@@ -19,7 +19,7 @@ class AdamW final : public Optimizer {
 
  private:
   void update(Update& u) override;
-  [[nodiscard]] std::vector<std::pair<std::string_view, at::Tensor>> own_state(std::size_t parameter) const override;
+  [[nodiscard]] std::vector<OwnState> own_state(std::size_t parameter) const override;
 
   AdamWOptions options_;
   std::vector<at::Tensor> first_moments_, second_moments_;

@@ -18,9 +18,10 @@
 namespace snug::optim {
 namespace {
 
-constexpr std::int64_t kBlock = 256, kSmallest = 4096;
+constexpr std::int64_t kBlock = kStateBlock, kSmallest = 4096;
 constexpr std::int64_t kBlocksPerTask = 32;
 
+/// Of the parameter, of which there may be a part.
 bool is_coded(const at::Tensor& parameter) {
   return parameter.numel() >= kSmallest && parameter.scalar_type() != at::kDouble;
 }
@@ -72,11 +73,12 @@ AdamW8bit::AdamW8bit(const Parameters& parameters, AdamWOptions options)
   const memory::TagScope tag(memory::Tag::Optimizer);
   for (std::size_t i = 0; i < parameters.tensors.size(); ++i) {
     const at::Tensor& p = parameters.tensors[i];
-    if (is_coded(p) && !p.is_cpu()) {
+    const bool coded = is_coded(parameters.part(i).whole);
+    if (coded && !p.is_cpu()) {
       throw UsageError("optimizer: adamw_8bit runs on the CPU alone, and a parameter is elsewhere; use adamw");
     }
     const auto moment = [&](const BlockwiseCode& code) -> Moment {
-      if (!is_coded(p)) return {zeros_for(i), {}};
+      if (!coded) return {zeros_for(i), {}};
       return {at::full({p.numel()}, code.nearest(0), p.options().dtype(at::kByte)),
               at::zeros({blocks_of(p)}, p.options().dtype(at::kFloat))};
     };
@@ -131,14 +133,14 @@ void AdamW8bit::update(Update& u) {
   }
 }
 
-std::vector<std::pair<std::string_view, at::Tensor>> AdamW8bit::own_state(std::size_t parameter) const {
+std::vector<Optimizer::OwnState> AdamW8bit::own_state(std::size_t parameter) const {
   const Moment& first = first_moments_[parameter];
   const Moment& second = second_moments_[parameter];
   if (!first.absmax.defined()) return {{"exp_avg", first.values}, {"exp_avg_sq", second.values}};
-  return {{"exp_avg", first.values},
-          {"exp_avg_absmax", first.absmax},
-          {"exp_avg_sq", second.values},
-          {"exp_avg_sq_absmax", second.absmax}};
+  return {{"exp_avg", first.values, StateShape::Elements},
+          {"exp_avg_absmax", first.absmax, StateShape::Blocks},
+          {"exp_avg_sq", second.values, StateShape::Elements},
+          {"exp_avg_sq_absmax", second.absmax, StateShape::Blocks}};
 }
 
 const OptimizerKind& adamw_8bit_kind() {

@@ -18,7 +18,7 @@ class AdamW8bit final : public Optimizer {
     at::Tensor values, absmax;
   };
   void update(Update& u) override;
-  [[nodiscard]] std::vector<std::pair<std::string_view, at::Tensor>> own_state(std::size_t parameter) const override;
+  [[nodiscard]] std::vector<OwnState> own_state(std::size_t parameter) const override;
 
   AdamWOptions options_;
   std::vector<Moment> first_moments_, second_moments_;

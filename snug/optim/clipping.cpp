@@ -4,18 +4,12 @@
 #include <ATen/ops/_foreach_clamp_max.h>
 #include <ATen/ops/_foreach_clamp_min.h>
 #include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/_foreach_norm.h>
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/stack.h>
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
-#include <utility>
 
 #include "snug/base/match.h"
 #include "snug/memory/owned_contents.h"
-#include "snug/optim/few_bits.h"
 
 namespace snug::optim {
 namespace {
@@ -35,30 +29,17 @@ void in_groups(const std::vector<at::Tensor>& gradients, const Call& call) {
   for (const at::Tensor& gradient : gradients) call(std::vector<at::Tensor>{gradient});
 }
 
-double norm_of(const std::vector<at::Tensor>& gradients, double order) {
-  if (gradients.empty()) return 0;
-  // A norm in bf16 is rounded before it is added up, and those of adapters beside it are in fp32.
-  const auto dtype = std::ranges::any_of(gradients, has_few_bits) ? std::optional(at::kFloat) : std::nullopt;
-  std::vector<at::Tensor> norms;
-  in_groups(gradients, [&](const std::vector<at::Tensor>& group) {
-    for (at::Tensor& norm : at::_foreach_norm(group, order, dtype)) norms.push_back(std::move(norm));
-  });
-  for (at::Tensor& norm : norms) norm = norm.to(norms.front().device());
-  return at::linalg_vector_norm(at::stack(norms), order).item<double>();
-}
-
 }  // namespace
 
-double gradient_norm(const std::vector<at::Tensor>& parameters, double order) {
-  const at::NoGradGuard no_grad;
-  return norm_of(gradients_of(parameters), order);
+double gradient_norm(const std::vector<at::Tensor>& parameters, double order, const OtherParts& others) {
+  return joint_norm(gradients_of(parameters), order, others);
 }
 
-double clip_gradients(const std::vector<at::Tensor>& parameters, const Clipping& clipping) {
+double clip_gradients(const std::vector<at::Tensor>& parameters, const Clipping& clipping, const OtherParts& others) {
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> gradients = gradients_of(parameters);
   const auto* const by_norm = std::get_if<ClipNorm>(&clipping);
-  const double norm = norm_of(gradients, by_norm != nullptr ? by_norm->order : 2);
+  const double norm = joint_norm(gradients, by_norm != nullptr ? by_norm->order : 2, others);
   if (gradients.empty()) return norm;
   std::visit(Match{[](const NoClipping&) {},
                    [&](const ClipNorm& clip) {

@@ -5,6 +5,8 @@
 #include <variant>
 #include <vector>
 
+#include "snug/optim/gradient_norm.h"
+
 namespace snug::optim {
 
 /// Gradients stay as they are.
@@ -20,11 +22,12 @@ struct ClipValue {
 };
 using Clipping = std::variant<NoClipping, ClipNorm, ClipValue>;
 
-/// The joint norm of all gradients, of those of few bits in fp32; 0 without any.
-double gradient_norm(const std::vector<at::Tensor>& parameters, double order = 2);
+/// The joint norm of all gradients; see joint_norm().
+double gradient_norm(const std::vector<at::Tensor>& parameters, double order = 2, const OtherParts& others = {});
 
 /// Clips the gradients in place. Returns their joint norm before: of the order that they are clipped by, else the
 /// 2-norm. What is not finite is not clipped by a norm.
-double clip_gradients(const std::vector<at::Tensor>& parameters, const Clipping& clipping);
+double clip_gradients(const std::vector<at::Tensor>& parameters, const Clipping& clipping,
+                      const OtherParts& others = {});
 
 }  // namespace snug::optim

@@ -98,6 +98,12 @@ void GradScaler::unscale_for(const void* optimizer, const std::vector<at::Tensor
     if (!together.empty()) at::_amp_foreach_non_finite_check_and_unscale_(together, found, there);
     now.found_inf.push_back(found);
   }
+  if (others_.largest) {
+    const auto is_set = [](const at::Tensor& found) { return found.item<float>() != 0; };
+    std::int64_t any = std::ranges::any_of(now.found_inf, is_set) ? 1 : 0;
+    others_.largest({&any, 1});
+    now.found_inf = {at::full({}, static_cast<double>(any), at::kFloat)};
+  }
   optimizers_[optimizer] = std::move(now);
 }
 

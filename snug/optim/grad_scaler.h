@@ -7,7 +7,10 @@
 #include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <utility>
 #include <vector>
+
+#include "snug/optim/gradient_norm.h"
 
 namespace torch::optim {
 class Optimizer;
@@ -50,6 +53,9 @@ class GradScaler {
     unscale_for(&optimizer, parameters_of(optimizer));
   }
 
+  /// From here on a gradient that is not finite in one process is so in all: of shards, of which each has its own.
+  void agree_with(OtherParts others) { others_ = std::move(others); }
+
   /// Calls `run` unless a gradient is not finite, having called unscale() unless that has been. Returns whether it ran.
   /// Throws Error when it has been called for this optimizer since the last update(), or it has no gradient at all.
   template <class AnyOptimizer>
@@ -90,6 +96,7 @@ class GradScaler {
 
   GradScalerOptions options_;
   at::Tensor scale_, growth_tracker_;
+  OtherParts others_;
   std::map<const void*, OfOptimizer> optimizers_;
 };
 

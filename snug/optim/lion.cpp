@@ -24,7 +24,7 @@ void Lion::update(Update& u) {
   }
 }
 
-std::vector<std::pair<std::string_view, at::Tensor>> Lion::own_state(std::size_t parameter) const {
+std::vector<Optimizer::OwnState> Lion::own_state(std::size_t parameter) const {
   return {{"exp_avg", moments_[parameter]}};
 }
 

@@ -19,7 +19,7 @@ class Lion final : public Optimizer {
 
  private:
   void update(Update& u) override;
-  [[nodiscard]] std::vector<std::pair<std::string_view, at::Tensor>> own_state(std::size_t parameter) const override;
+  [[nodiscard]] std::vector<OwnState> own_state(std::size_t parameter) const override;
 
   LionOptions options_;
   std::vector<at::Tensor> moments_;

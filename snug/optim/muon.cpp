@@ -42,6 +42,7 @@ at::Tensor orthogonal(const at::Tensor& matrix) {
 
 Muon::Muon(const Parameters& parameters, MuonOptions options)
     : Optimizer(parameters, options.others.weight_decay), options_(std::move(options)) {
+  refuse_parts(parameters, "muon");
   if (!options_.not_matrices.empty() && parameters.names.size() != parameters.tensors.size())
     throw std::logic_error("Muon: not_matrices needs a name for every parameter");
   const memory::TagScope tag(memory::Tag::Optimizer);
@@ -77,7 +78,7 @@ void Muon::update(Update& u) {
   }
 }
 
-std::vector<std::pair<std::string_view, at::Tensor>> Muon::own_state(std::size_t parameter) const {
+std::vector<Optimizer::OwnState> Muon::own_state(std::size_t parameter) const {
   const Kept& kept = kept_[parameter];
   if (kept.momentum.defined()) return {{"momentum_buffer", kept.momentum}};
   return {{"exp_avg", kept.first}, {"exp_avg_sq", kept.second}};
@@ -116,6 +117,7 @@ const OptimizerKind& muon_kind() {
   }();
   static const OptimizerKind kind{
       .name = "muon",
+      .updates_by = UpdatesBy::Matrices,
       .keys = keys,
       .make = [](const Parameters& parameters, const OwnValues& values) -> std::unique_ptr<Optimizer> {
         return std::make_unique<Muon>(

@@ -26,7 +26,7 @@ class Muon final : public Optimizer {
     at::Tensor first, second;  // of others
   };
   void update(Update& u) override;
-  [[nodiscard]] std::vector<std::pair<std::string_view, at::Tensor>> own_state(std::size_t parameter) const override;
+  [[nodiscard]] std::vector<OwnState> own_state(std::size_t parameter) const override;
 
   MuonOptions options_;
   std::vector<Kept> kept_;

@@ -30,6 +30,7 @@ Optimizer::Optimizer(const Parameters& parameters, double weight_decay)
     if (!groups_[g].weight_decay) groups_[g].weight_decay = weight_decay;
     for (const std::size_t i : groups_[g].members) group_of_[i] = g;
   }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) parts_.push_back(parameters.part(i));
   const bool masters = std::holds_alternative<MasterWeights>(few_bits_);
   for (const at::Tensor& p : parameters_) {
     if (!masters && p.scalar_type() == at::kHalf) {
@@ -66,7 +67,11 @@ void Optimizer::update_in_fp32(Update alone, std::size_t parameter) {
   run(alone);
   if (const auto* const rounding = std::get_if<StochasticRounding>(&few_bits_)) {
     const auto step = static_cast<std::uint64_t>(steps_[parameter].item<float>());
-    round_stochastically(alone.parameters.front(), p, {rounding->seed, step, parameter});
+    round_stochastically(alone.parameters.front(), p,
+                         {.seed = rounding->seed,
+                          .step = step,
+                          .tensor = parts_[parameter].index,
+                          .first = static_cast<std::uint64_t>(parts_[parameter].first)});
   } else {
     p.copy_(masters_[parameter]);
   }
@@ -115,7 +120,7 @@ void Optimizer::run_and_tell(Update& u) {
 bool Optimizer::is_streamed(std::size_t parameter) const {
   const at::Tensor& p = parameters_[parameter];
   return memory::has_owner(p) || memory::has_owner(p.grad()) ||
-         std::ranges::any_of(own_state(parameter), [](const auto& named) { return memory::has_owner(named.second); });
+         std::ranges::any_of(own_state(parameter), [](const OwnState& own) { return memory::has_owner(own.tensor); });
 }
 
 void Optimizer::step(double learning_rate) {
@@ -160,7 +165,7 @@ void Optimizer::rehearse_of(std::size_t first, std::size_t end, const Step& step
     // Moments that are not zero decay, and turn a weight's negative zero.
     aside.add(parameters_[i]);
     if (i < masters_.size()) aside.add(masters_[i]);
-    for (const auto& [name, tensor] : own_state(i)) aside.add(tensor);
+    for (const OwnState& own : own_state(i)) aside.add(own.tensor);
     aside.add(steps_[i]);
   }
   // Counted up before the kernel runs, which may find no memory.
@@ -191,6 +196,29 @@ void Optimizer::rehearse(std::size_t parameter) {
   rehearse_of(parameter, parameter + 1, [&] { step(parameter, 0.0); });
 }
 
+namespace {
+
+void place_in_whole(PartOfState& part, StateShape shape, const PartOf& of) {
+  switch (shape) {
+    case StateShape::AsParameter:
+      part.shape = of.whole.sizes().vec();
+      part.first = of.first;
+      break;
+    case StateShape::Elements:
+      part.shape = {of.whole.numel()};
+      part.first = of.first;
+      break;
+    case StateShape::Blocks:
+      part.shape = {(of.whole.numel() + kStateBlock - 1) / kStateBlock};
+      part.first = of.first / kStateBlock;
+      break;
+    case StateShape::One:
+      break;
+  }
+}
+
+}  // namespace
+
 void Optimizer::zero_grad() {
   for (at::Tensor& p : parameters_) p.mutable_grad() = at::Tensor();
 }
@@ -203,19 +231,27 @@ std::vector<at::Tensor> Optimizer::state() const {
 
 std::vector<std::pair<std::string, at::Tensor>> Optimizer::named_state(
     const std::vector<std::string>& parameter_names) const {
+  std::vector<std::pair<std::string, at::Tensor>> named;
+  for (PartOfState& part : parts_of_state(parameter_names)) named.emplace_back(std::move(part.name), part.tensor);
+  return named;
+}
+
+std::vector<PartOfState> Optimizer::parts_of_state(const std::vector<std::string>& parameter_names) const {
   if (parameter_names.size() != parameters_.size()) {
     throw std::logic_error("Optimizer::named_state: a name for every parameter");
   }
-  std::vector<std::pair<std::string, at::Tensor>> named;
-  const auto add = [&](std::string_view what, std::size_t i, const at::Tensor& tensor) {
-    named.emplace_back(std::string(what) + "." + parameter_names[i], tensor);
-  };
+  std::vector<PartOfState> parts;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    for (const auto& [what, tensor] : own_state(i)) add(what, i, tensor);
-    add("step", i, steps_[i]);
-    if (masters_[i].defined()) add("master", i, masters_[i]);
+    const auto add = [&](const OwnState& own) {
+      PartOfState part{std::string(own.name) + "." + parameter_names[i], own.tensor, own.tensor.sizes().vec(), 0};
+      if (!parts_[i].whole.is_same(parameters_[i])) place_in_whole(part, own.shape, parts_[i]);
+      parts.push_back(std::move(part));
+    };
+    for (const OwnState& own : own_state(i)) add(own);
+    add({"step", steps_[i], StateShape::One});
+    if (masters_[i].defined()) add({"master", masters_[i]});
   }
-  return named;
+  return parts;
 }
 
 }  // namespace snug::optim

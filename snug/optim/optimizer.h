@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -12,6 +13,24 @@
 #include "snug/optim/parameter_groups.h"
 
 namespace snug::optim {
+
+/// How something that is kept of a parameter follows from its shape, and so what of it belongs to a part.
+enum class StateShape : std::uint8_t {
+  AsParameter,  ///< the same
+  Elements,     ///< one for each element, in one dimension
+  Blocks,       ///< one for each 256 of them, or fewer at the end
+  One           ///< one in all, the same for each part
+};
+
+inline constexpr std::int64_t kStateBlock = 256;
+
+/// What is kept of a parameter, or of this part of it.
+struct PartOfState {
+  std::string name;
+  at::Tensor tensor;
+  std::vector<std::int64_t> shape;  ///< of what is kept of the whole
+  std::int64_t first = 0;           ///< element of that which the tensor begins with
+};
 
 /// Updates parameters from their gradients. What it keeps is made when it is made and not at the first step, so that a
 /// plan made in between knows of it. Parameters in bf16 or fp16 are updated in fp32, as FewBitWeights says; to put
@@ -50,6 +69,8 @@ class Optimizer {
   /// "step" and, where there is one, "master". Throws std::logic_error when there are more or fewer names.
   [[nodiscard]] std::vector<std::pair<std::string, at::Tensor>> named_state(
       const std::vector<std::string>& parameter_names) const;
+  /// The same, with where in the whole each belongs; where parameters are whole, all of it.
+  [[nodiscard]] std::vector<PartOfState> parts_of_state(const std::vector<std::string>& parameter_names) const;
 
  protected:
   /// `weight_decay`: of the groups that have none of their own. Throws UsageError as grouped() does, and for stochastic
@@ -68,8 +89,14 @@ class Optimizer {
   /// in the call. Of gradients and a learning rate of zero, before the first step, nothing may come: see rehearse().
   virtual void update(Update& u) = 0;
 
-  /// What is kept of one parameter, and under which names; always the same tensors.
-  [[nodiscard]] virtual std::vector<std::pair<std::string_view, at::Tensor>> own_state(std::size_t parameter) const = 0;
+  /// What is kept of one parameter.
+  struct OwnState {
+    std::string_view name;
+    at::Tensor tensor;
+    StateShape shape = StateShape::AsParameter;
+  };
+  /// Always the same tensors.
+  [[nodiscard]] virtual std::vector<OwnState> own_state(std::size_t parameter) const = 0;
 
   /// Of a parameter's shape, in the type that it is updated in.
   [[nodiscard]] at::Tensor zeros_for(std::size_t parameter) const;
@@ -85,6 +112,7 @@ class Optimizer {
   void rehearse_of(std::size_t first, std::size_t end, const Step& step);
 
   std::vector<at::Tensor> parameters_;
+  std::vector<PartOf> parts_;  // one for each
   std::vector<ParameterGroup> groups_;
   std::vector<std::size_t> group_of_;
   FewBitWeights few_bits_;
@@ -92,9 +120,16 @@ class Optimizer {
   std::vector<at::Tensor> steps_;
 };
 
+/// What an optimizer looks at to update an element.
+enum class UpdatesBy : std::uint8_t {
+  Elements,  ///< that element, or its block of 256: parts of parameters can be updated apart
+  Matrices   ///< the whole parameter
+};
+
 /// An optimizer that can be chosen by its name.
 struct OptimizerKind {
-  std::string_view name;     ///< what optimizer.kind takes
+  std::string_view name;  ///< what optimizer.kind takes
+  UpdatesBy updates_by = UpdatesBy::Elements;
   std::vector<OwnKey> keys;  ///< of the section [optimizer], beside those of all
   std::unique_ptr<Optimizer> (*make)(const Parameters& parameters, const OwnValues& values);
 };

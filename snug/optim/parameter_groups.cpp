@@ -70,6 +70,15 @@ std::vector<GroupRule> parse_group_rules(std::string_view text) {
   return rules;
 }
 
+void refuse_parts(const Parameters& parameters, std::string_view optimizer) {
+  if (parameters.parts.empty()) return;
+  throw UsageError(
+      fmt::format("optimizer: {} updates whole matrices, and these are shards of them; use adamw, adamw_8bit, lion or "
+                  "sgd, or leave "
+                  "parameters whole",
+                  optimizer));
+}
+
 std::vector<ParameterGroup> grouped(const Parameters& parameters) {
   if (!parameters.rules.empty() && parameters.names.size() != parameters.tensors.size())
     throw std::logic_error("optim::grouped: rules need a name for every parameter");
@@ -77,7 +86,7 @@ std::vector<ParameterGroup> grouped(const Parameters& parameters) {
   std::vector<bool> used(parameters.rules.size(), false);
   for (std::size_t i = 0; i < parameters.tensors.size(); ++i) {
     ParameterGroup own;
-    if (parameters.tensors[i].dim() < 2) own.weight_decay = 0;
+    if (parameters.part(i).whole.dim() < 2) own.weight_decay = 0;
     for (std::size_t r = 0; r < parameters.rules.size(); ++r) {
       const GroupRule& rule = parameters.rules[r];
       if (!name_matches(rule.pattern, parameters.names[i])) continue;
@@ -91,7 +100,8 @@ std::vector<ParameterGroup> grouped(const Parameters& parameters) {
     (same == groups.end() ? groups.emplace_back(own) : *same).members.push_back(i);
   }
   for (std::size_t r = 0; r < used.size(); ++r) {
-    if (used[r]) continue;
+    const auto is_named = [&](const auto& name) { return name_matches(parameters.rules[r].pattern, name); };
+    if (used[r] || std::ranges::any_of(parameters.names_elsewhere, is_named)) continue;
     throw UsageError(
         fmt::format("optimizer.groups: no parameter that trains has a name of the pattern \"{}\"; {}patterns "
                     "are of whole names, or of their ends behind a dot",

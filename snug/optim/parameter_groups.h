@@ -37,6 +37,14 @@ struct StochasticRounding {
 };
 using FewBitWeights = std::variant<MasterWeights, StochasticRounding>;
 
+/// What a tensor in one dimension is a part of, where several processes update parts of one parameter: elements in
+/// their order, from a multiple of 256 on.
+struct PartOf {
+  at::Tensor whole;
+  std::size_t index = 0;   ///< of the whole, among all whole parameters
+  std::int64_t first = 0;  ///< element of it
+};
+
 /// What an optimizer is made for.
 struct Parameters {
   // NOLINTBEGIN(google-explicit-constructor): parameters alone are all that most have
@@ -48,7 +56,17 @@ struct Parameters {
   std::vector<std::string> names;  ///< of each of them; none where there are no rules
   std::vector<GroupRule> rules;    ///< later ones win
   FewBitWeights few_bits;
+  /// Of each of them; none where all are whole. What becomes of an element is what would become of it in the whole.
+  std::vector<PartOf> parts;
+  /// Names of those of which other processes have all parts, beside `names`: rules may be of them.
+  std::vector<std::string> names_elsewhere;
+
+  /// What tensor `i` is, or is a part of.
+  [[nodiscard]] PartOf part(std::size_t i) const { return parts.empty() ? PartOf{tensors[i], i, 0} : parts[i]; }
 };
+
+/// Throws UsageError where there are parts: of an optimizer that has to see a parameter whole.
+void refuse_parts(const Parameters& parameters, std::string_view optimizer);
 
 /// Parameters that are updated with the same settings.
 struct ParameterGroup {

@@ -27,7 +27,7 @@ void Sgd::update(Update& u) {
   at::_foreach_add_(u.parameters, sums, -u.learning_rate);
 }
 
-std::vector<std::pair<std::string_view, at::Tensor>> Sgd::own_state(std::size_t parameter) const {
+std::vector<Optimizer::OwnState> Sgd::own_state(std::size_t parameter) const {
   if (sums_.empty()) return {};
   return {{"momentum_buffer", sums_[parameter]}};
 }

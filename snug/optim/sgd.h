@@ -18,7 +18,7 @@ class Sgd final : public Optimizer {
 
  private:
   void update(Update& u) override;
-  [[nodiscard]] std::vector<std::pair<std::string_view, at::Tensor>> own_state(std::size_t parameter) const override;
+  [[nodiscard]] std::vector<OwnState> own_state(std::size_t parameter) const override;
 
   double momentum_;
   std::vector<at::Tensor> sums_;  // none without momentum

@@ -41,7 +41,8 @@ void round_stochastically(const at::Tensor& from, const at::Tensor& to, const Ro
   const std::uint64_t stream = mixed(mixed(mixed(chances.seed) ^ chances.step) ^ chances.tensor);
   memory::parallel_for(0, numbers.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
-      const auto chance = static_cast<std::uint32_t>(mixed(stream + static_cast<std::uint64_t>(i)) & 0xffffU);
+      const auto chance =
+          static_cast<std::uint32_t>(mixed(stream + chances.first + static_cast<std::uint64_t>(i)) & 0xffffU);
       out[i] = rounded(in[i], chance);
     }
   });

@@ -9,6 +9,7 @@ namespace snug::optim {
 /// What the chances of one rounding come from.
 struct RoundingChances {
   std::uint64_t seed = 0, step = 0, tensor = 0;
+  std::uint64_t first = 0;  ///< element of the tensor, where it is a part
 };
 
 /// Writes fp32 numbers to a tensor in bf16 of the same shape, each as one of its two neighbours there, with the chances

@@ -40,14 +40,18 @@ std::vector<at::Tensor> trained_on(const std::vector<c10::Device>& devices) {
   return found;
 }
 
-TEST(TwoDevices, GradientsAreClippedTogetherAndUpdatedWhereTheyAreWithTheBitsOfTheCpu) {
+TEST(TwoDevices, GradientsAreClippedTogetherAndUpdatedWhereTheyAre) {
   const c10::Device cpu(c10::kCPU), first(kSimulated, 0), second(kSimulated, 1);
-  const auto expected = trained_on({cpu, cpu, cpu});
+  const auto expected = trained_on({cpu, cpu, cpu}), on_one = trained_on({first, first, first});
   EXPECT_GT(expected[0].item<double>(), 0.5);  // so that it is clipped
   for (const auto& devices : {std::vector{cpu, first, second}, std::vector{second, first, second}}) {
     const auto found = trained_on(devices);
     ASSERT_EQ(found.size(), expected.size());
-    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(found[i], expected[i])) << i;
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      // Elsewhere the norm of each tensor is LibTorch's, rounded to fp32, and here blocks are added up exactly.
+      EXPECT_TRUE(at::allclose(found[i], expected[i], /*rtol=*/0x1p-22, /*atol=*/0x1p-22)) << i;
+      EXPECT_TRUE(devices.front().is_cpu() || at::equal(found[i], on_one[i])) << i << ": as on one device";
+    }
   }
 }
 

@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <vector>
 
 #include "snug/base/errors.h"
@@ -53,6 +55,30 @@ TEST(GradScaler, DoesWhatTorchsDoes) {
     EXPECT_EQ(first.weight[0].item<double>(), expected("first")) << step;
     EXPECT_EQ(second.weight[0].item<double>(), expected("second")) << step;
   }
+}
+
+/// Of shards, one of which is another process's.
+TEST(GradScaler, SkipsAStepThatOverflowsInAnotherProcess) {
+  Trained one(2), none(0);
+  GradScaler scaler(kSmall);
+  std::int64_t elsewhere = 0, told = -1;
+  scaler.agree_with({.add_up = {}, .largest = [&](std::span<std::int64_t> numbers) {
+                       told = numbers[0];
+                       numbers[0] = std::max(numbers[0], elsewhere);
+                     }});
+  for (const bool overflows : {false, true}) {
+    elsewhere = overflows ? 1 : 0;
+    one.optimizer.zero_grad();
+    scaler.scale(one.weight.sum()).backward();
+    EXPECT_EQ(scaler.step(one.optimizer, [&] { one.optimizer.step(0.125); }), !overflows);
+    EXPECT_EQ(told, 0) << "here it was finite";
+    const double before = scaler.get_scale();
+    scaler.update();
+    EXPECT_EQ(scaler.get_scale() < before, overflows);
+  }
+  elsewhere = 0;
+  EXPECT_TRUE(scaler.step(none.optimizer, [] {})) << "though this process has no gradient";
+  scaler.update();
 }
 
 TEST(GradScaler, IsToBeCalledInItsOrder) {
