@@ -9,6 +9,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
+#include <stdexcept>
 #include <system_error>
 
 #include "snug/base/damaged_file.h"
@@ -125,23 +127,32 @@ StoredTensors open_sharded_safetensors(const fs::path& path) {
 
 void write_safetensors(const fs::path& path, const std::vector<std::pair<std::string, at::Tensor>>& tensors,
                        const std::map<std::string, std::string>& metadata) {
-  std::map<std::string, at::Tensor> by_name;
-  std::vector<SafetensorsEntry> entries;
+  TensorSources sources;
   for (const auto& [name, tensor] : tensors) {
-    if (!by_name.emplace(name, tensor).second) {
+    if (!sources.emplace(name, source_of(tensor)).second) {
       throw UsageError(fmt::format("writing {}: two tensors have the name {}", path.string(), name));
     }
-    entries.push_back({name, tensor.scalar_type(), tensor.sizes().vec(), 0, 0});
   }
+  write_safetensors(path, sources, metadata);
+}
+
+void write_safetensors(const fs::path& path, const TensorSources& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  std::vector<SafetensorsEntry> entries;
+  for (const auto& [name, source] : tensors) entries.push_back({name, source.dtype, source.shape, 0, 0});
   std::ranges::sort(entries, safetensors_order);
   const std::string header = format_safetensors_header(entries, metadata);
   try {
     DurableFile file(path);
     file.write(std::as_bytes(std::span(header)));
     for (const SafetensorsEntry& e : entries) {
-      const at::Tensor whole = by_name.at(e.name).detach().cpu().contiguous().resolve_conj().resolve_neg();
-      const memory::ContentsThere there(whole.storage());
-      file.write({static_cast<const std::byte*>(whole.const_data_ptr()), whole.nbytes()});
+      std::size_t left = c10::elementSize(e.dtype);
+      for (const std::int64_t size : e.shape) left *= static_cast<std::size_t>(size);
+      tensors.at(e.name).bytes([&](std::span<const std::byte> bytes) {
+        file.write(bytes);
+        left -= bytes.size();
+      });
+      if (left != 0) throw std::logic_error(fmt::format("writing {}: {} has other bytes", path.string(), e.name));
     }
     file.finish();
   } catch (const std::system_error& error) {

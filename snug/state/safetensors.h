@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "snug/base/bytes.h"
+#include "snug/state/divided_tensors.h"
 #include "snug/state/stored_tensor.h"
 
 namespace snug::state {
@@ -33,6 +34,10 @@ StoredTensors open_sharded_safetensors(const std::filesystem::path& path);
 /// format has no name for and for a name given twice, Error when the file cannot be written.
 void write_safetensors(const std::filesystem::path& path,
                        const std::vector<std::pair<std::string, at::Tensor>>& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+/// The same, of tensors that need not be there as a whole. Throws std::logic_error where one has other bytes than its
+/// type and shape say, and what a source throws; the file is as it was then.
+void write_safetensors(const std::filesystem::path& path, const TensorSources& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
 /// Writes what open_sharded_safetensors and Hugging Face's libraries read: model.safetensors when the tensors take at

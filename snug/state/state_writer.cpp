@@ -96,6 +96,11 @@ class StateWriter::Unfinished {
     write_safetensors(path_ / file, tensors);
     note(file);
   }
+  void add(const std::string& name, const TensorSources& tensors) {
+    const std::string file = name + ".safetensors";
+    write_safetensors(path_ / file, tensors);
+    note(file);
+  }
 
   void add_text(const std::string& file, const std::string& text) {
     write_text(file, text);
@@ -179,6 +184,7 @@ void StateWriter::write(const TrainingState& state, std::int64_t step, std::opti
   auto unfinished = std::make_shared<Unfinished>(folder_, step, metric);
   unfinished->add_text(kValues, state.values().dump(2) + "\n");
   for (const auto& [file, text] : texts) unfinished->add_text(file, text);
+  for (const auto& [name, tensors] : state.divided()) unfinished->add(name, tensors.all);
   std::map<std::string, NamedTensors> copies;
   copied_ = 0;
   for (const auto& [name, tensors] : state.tensors()) {

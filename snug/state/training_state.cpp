@@ -48,23 +48,27 @@ void check_file(const fs::path& path, const Manifest::File& expected) {
 }
 
 /// Faults of one file's tensors against those that are registered.
-void compare(const std::string& file, const StoredTensors& stored, const NamedTensors& own,
+void compare(const std::string& file, const StoredTensors& stored, const TensorSources& own,
              std::vector<std::string>& faults) {
-  std::set<std::string> names;
   for (const auto& [name, tensor] : own) {
-    names.insert(name);
     const auto found = stored.find(name);
     if (found == stored.end()) {
       faults.push_back(fmt::format("{} has no {}", file, name));
-    } else if (at::IntArrayRef(found->second.shape) != tensor.sizes() || found->second.dtype != tensor.scalar_type()) {
+    } else if (found->second.shape != tensor.shape || found->second.dtype != tensor.dtype) {
       faults.push_back(fmt::format("{} has {} as {} {}, and here it is {} {}", file, name,
                                    c10::toString(found->second.dtype), fmt::join(found->second.shape, "x"),
-                                   c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), "x")));
+                                   c10::toString(tensor.dtype), fmt::join(tensor.shape, "x")));
     }
   }
   for (const auto& [name, tensor] : stored) {
-    if (!names.contains(name)) faults.push_back(fmt::format("{} has {}, which is not here", file, name));
+    if (!own.contains(name)) faults.push_back(fmt::format("{} has {}, which is not here", file, name));
   }
+}
+
+TensorSources sources_of(const NamedTensors& tensors) {
+  TensorSources sources;
+  for (const auto& [name, tensor] : tensors) sources.emplace(name, source_of(tensor));
+  return sources;
 }
 
 json read_values(const fs::path& folder) {
@@ -88,6 +92,10 @@ void TrainingState::add_value(const std::string& name, std::function<json()> sav
   if (otherwise) value_defaults_.emplace(name, std::move(otherwise));
 }
 
+void TrainingState::add_divided(const std::string& name, DividedTensors tensors) {
+  divided_.insert_or_assign(name, std::move(tensors));
+}
+
 json TrainingState::values() const {
   json all = json::object();
   for (const auto& [name, value] : values_) all[name] = value.save();
@@ -104,11 +112,21 @@ void TrainingState::restore(const fs::path& folder) {
       continue;
     }
     files.emplace(name, open_safetensors(folder / file).tensors);
-    compare(file, files.at(name), own, faults);
+    compare(file, files.at(name), sources_of(own), faults);
+  }
+  for (const auto& [name, own] : divided_) {
+    const std::string file = name + std::string(kSuffix);
+    if (!fs::exists(folder / file)) {
+      faults.push_back(fmt::format("there is no {}", file));
+      continue;
+    }
+    files.emplace(name, open_safetensors(folder / file).tensors);
+    compare(file, files.at(name), own.all, faults);
   }
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string file = entry.path().filename().string();
-    if (file.ends_with(kSuffix) && !tensors_.contains(file.substr(0, file.size() - kSuffix.size()))) {
+    const std::string name = file.substr(0, file.size() - std::min(file.size(), kSuffix.size()));
+    if (file.ends_with(kSuffix) && !tensors_.contains(name) && !divided_.contains(name)) {
       faults.push_back(fmt::format("{} is of no use here", file));
     }
   }
@@ -123,8 +141,16 @@ void TrainingState::restore(const fs::path& folder) {
                                  faults.size(), listed(faults, "; ")));
   }
   const at::NoGradGuard no_grad;
-  for (const auto& [name, stored] : files) {
-    for (const auto& [tensor_name, tensor] : tensors_.at(name)) at::Tensor(tensor).copy_(stored.at(tensor_name).read());
+  for (const auto& [name, tensors] : tensors_) {
+    const auto stored = files.find(name);
+    if (stored == files.end()) continue;
+    for (const auto& [tensor_name, tensor] : tensors) at::Tensor(tensor).copy_(stored->second.at(tensor_name).read());
+  }
+  for (const auto& [name, tensors] : divided_) {
+    for (const TensorPart& p : tensors.mine) {
+      const at::Tensor whole = files.at(name).at(p.name).read().view(-1);
+      at::Tensor(p.part).copy_(whole.narrow(0, p.first, p.part.numel()).view(p.part.sizes()));
+    }
   }
   for (const auto& [name, value] : values_) {
     if (all.contains(name)) value.restore(all[name]);

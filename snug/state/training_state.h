@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "snug/state/divided_tensors.h"
 #include "snug/state/manifest.h"
 
 namespace snug::state {
@@ -30,11 +31,16 @@ class TrainingState {
   /// Types, shapes and names must be the same then.
   void add_tensors(const std::string& name, NamedTensors tensors, Default otherwise = {});
 
+  /// Tensors of which this process has parts, and others the rest: they are saved as those of one process would be, and
+  /// restored with parts of any sizes, or whole. The process that saves them waits for what others have.
+  void add_divided(const std::string& name, DividedTensors tensors);
+
   /// A value: `save` gives it as JSON, and `restore` gets what it gave.
   void add_value(const std::string& name, std::function<nlohmann::json()> save,
                  std::function<void(const nlohmann::json&)> restore, Default otherwise = {});
 
   [[nodiscard]] const std::map<std::string, NamedTensors>& tensors() const { return tensors_; }
+  [[nodiscard]] const std::map<std::string, DividedTensors>& divided() const { return divided_; }
   /// All values as they are now.
   [[nodiscard]] nlohmann::json values() const;
 
@@ -48,6 +54,7 @@ class TrainingState {
     std::function<void(const nlohmann::json&)> restore;
   };
   std::map<std::string, NamedTensors> tensors_;
+  std::map<std::string, DividedTensors> divided_;
   std::map<std::string, Value> values_;
   std::map<std::string, Default> tensor_defaults_, value_defaults_;  // of parts that have one
 };
