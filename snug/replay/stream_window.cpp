@@ -11,7 +11,9 @@
 
 #include "snug/base/errors.h"
 #include "snug/memory/byte_tensor.h"
+#include "snug/memory/device_memory.h"
 #include "snug/memory/tier_full.h"
+#include "snug/memory/tier_room.h"
 #include "snug/record/recording_key.h"
 #include "snug/record/stream_order.h"
 
@@ -22,33 +24,36 @@ Bytes whole_pages(Bytes bytes) { return WindowSlab::whole_pages(bytes); }
 
 }  // namespace
 
-memory::TierRoom StreamWindow::room_for(Bytes bytes) {
+std::unique_ptr<memory::ContentsRoom> StreamWindow::room_for(Bytes bytes) {
   const memory::Tier nearest = tiers_->nearest(device_);
   try {
-    return {bytes, device_, *tiers_, nearest};
+    return std::make_unique<memory::TierRoom>(bytes, device_, *tiers_, nearest);
   } catch (const Error&) {
     if (nearest == memory::Tier::Disk || !tiers_->budgets().disk) throw;
-    return {bytes, device_, *tiers_, memory::Tier::Disk};
+    return std::make_unique<memory::TierRoom>(bytes, device_, *tiers_, memory::Tier::Disk);
   }
 }
 
-std::int32_t StreamWindow::add_room(Bytes bytes) {
-  auto streamed = std::make_unique<Streamed>(Streamed{.storage = nullptr, .bytes = bytes, .room = room_for(bytes)});
+std::int32_t StreamWindow::add_room(std::unique_ptr<memory::ContentsRoom> room) {
+  const Bytes bytes = room->bytes();
+  auto streamed = std::make_unique<Streamed>(Streamed{.storage = nullptr, .bytes = bytes, .room = std::move(room)});
   all_.push_back(std::move(streamed));
   totals_.bytes += bytes;
   return book_.add(whole_pages(bytes));
 }
 
 void StreamWindow::take(const c10::Storage& storage, std::int32_t which) {
-  at(which).room.write(memory::byte_tensor(storage, at(which).bytes)).wait();
+  at(which).room->write(memory::byte_tensor(storage, static_cast<Bytes>(storage.nbytes()))).wait();
   at(which).storage = storage.unsafeGetStorageImpl();
   memory::give_contents(*storage.unsafeGetStorageImpl(), {shared_from_this(), which});
 }
 
-void StreamWindow::add(const c10::Storage& storage) {
+void StreamWindow::add(const c10::Storage& storage) { add(storage, room_for(static_cast<Bytes>(storage.nbytes()))); }
+
+void StreamWindow::add(const c10::Storage& storage, std::unique_ptr<memory::ContentsRoom> room) {
   const Unseen unseen;
   const std::lock_guard lock(mutex_);
-  const std::int32_t which = add_room(static_cast<Bytes>(storage.nbytes()));
+  const std::int32_t which = add_room(std::move(room));
   try {
     take(storage, which);
   } catch (...) {
@@ -59,7 +64,7 @@ void StreamWindow::add(const c10::Storage& storage) {
 
 std::int32_t StreamWindow::reserve(Bytes bytes) {
   const std::lock_guard lock(mutex_);
-  const std::int32_t which = add_room(bytes);
+  const std::int32_t which = add_room(room_for(bytes));
   at(which).reserved = true;
   book_.lose(which);
   return which;
@@ -110,7 +115,7 @@ void StreamWindow::open(plan::Window window) {
   const Unseen unseen;
   {
     const std::lock_guard lock(mutex_);
-    empty_window();
+    empty_window({});
     slab_.open({});
   }
   if (window.bytes == 0) return;
@@ -122,13 +127,24 @@ void StreamWindow::open(plan::Window window) {
 }
 
 /// All that was changed is written back.
-void StreamWindow::empty_window() {
+void StreamWindow::empty_window(plan::Window next) {
   for (std::size_t i = 0; i < all_.size(); ++i) {
     const auto which = static_cast<std::int32_t>(i);
     if (all_[i] != nullptr && book_.inside(which)) leave(which, book_.offset(which));
   }
-  book_.resize({});
+  book_.resize(next);
   slab_.wait();
+}
+
+void StreamWindow::forget_copies() {
+  const Unseen unseen;
+  const std::lock_guard lock(mutex_);
+  empty_window(book_.window());
+}
+
+bool StreamWindow::takes_gradients(std::int32_t which) const {
+  const std::lock_guard lock(mutex_);
+  return all_[static_cast<std::size_t>(which)]->room->takes_gradients();
 }
 
 void StreamWindow::check_room_for_all() const {
@@ -161,7 +177,7 @@ void StreamWindow::bring_back() {
     const c10::Storage fresh = WindowSlab::new_memory(bytes, device_);
     const std::lock_guard lock(mutex_);
     if (all_[i] == nullptr || all_[i]->storage == nullptr) continue;
-    all_[i]->room.read_now(memory::byte_tensor(fresh, bytes));
+    all_[i]->room->read_now(memory::byte_tensor(fresh, bytes));
     memory::take_contents_back(*all_[i]->storage,
                                std::move(fresh.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks()));
     remove(static_cast<std::int32_t>(i));
@@ -182,7 +198,7 @@ void StreamWindow::leave(std::int32_t which, Bytes offset) {
   slab_.goes_on(offset, s.bytes, std::exchange(s.arriving, {}));
   if (!std::exchange(s.dirty, false)) return;
   totals_.out += s.bytes;
-  slab_.goes_on(offset, s.bytes, s.room.write(slab_.part(offset, s.bytes)));
+  slab_.goes_on(offset, s.bytes, s.room->write(slab_.part(offset, s.bytes)));
 }
 
 /// Those leave that are in its place. Returns what goes on there.
@@ -195,7 +211,7 @@ std::vector<memory::StreamMark> StreamWindow::make_room(const plan::WindowBook::
 void StreamWindow::come(const plan::WindowBook::Place& place) {
   Streamed& s = at(place.tensor);
   try {
-    s.arriving = s.room.read(slab_.part(place.offset, s.bytes), make_room(place));
+    s.arriving = s.room->read(slab_.part(place.offset, s.bytes), make_room(place));
   } catch (...) {
     book_.take_back(place.tensor);
     throw;
@@ -209,7 +225,7 @@ void StreamWindow::forget(std::int32_t which) noexcept {
   const std::lock_guard lock(mutex_);
   Streamed& s = at(which);
   // Copies may still go on, of its room or its place.
-  for (const memory::StreamMark& mark : {s.room.written(), s.arriving}) {
+  for (const memory::StreamMark& mark : {s.room->written(), s.arriving}) {
     try {
       mark.wait();
       for (const c10::Stream stream : s.streams) memory::StreamMark(stream).wait();
@@ -253,7 +269,7 @@ StreamWindow::Totals StreamWindow::totals() const {
   Totals totals = totals_;
   totals.most_at_once = uses_.at_once();
   for (const auto& s : all_) {
-    if (s != nullptr && s->room.tier() == memory::Tier::Disk) totals.on_disk += s->bytes;
+    if (s != nullptr) totals.on_disk += s->room->on_disk();
   }
   return totals;
 }

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "snug/base/bytes.h"
+#include "snug/memory/contents_room.h"
 #include "snug/memory/owned_contents.h"
 #include "snug/memory/stream_mark.h"
-#include "snug/memory/tier_room.h"
 #include "snug/memory/tiers.h"
 #include "snug/plan/run/window_book.h"
 #include "snug/plan/run/window_cost.h"
@@ -38,6 +38,10 @@ class StreamWindow final : public memory::ContentsOwner, public std::enable_shar
 
   /// The contents leave the device's memory. Throws Error where no tier has room, and the storage is as before.
   void add(const c10::Storage& storage);
+  /// For that room, which has as many bytes, or more than the storage: the rest is of no meaning.
+  void add(const c10::Storage& storage, std::unique_ptr<memory::ContentsRoom> room);
+  /// What rooms hold has been changed there: what the window has of it is given up. None may be in use.
+  void forget_copies();
   /// The same of one that may stay where it is, if there is no room, which is counted.
   void add_if_there_is_room(const c10::Storage& storage);
   /// For storages of one size that come one after the other, as the gradients of a parameter do: a number with room in
@@ -90,6 +94,8 @@ class StreamWindow final : public memory::ContentsOwner, public std::enable_shar
   [[nodiscard]] Totals totals() const;
   [[nodiscard]] plan::Window window() const;
   [[nodiscard]] c10::Device device() const noexcept { return device_; }
+  /// Whether gradients of that one may leave, too.
+  [[nodiscard]] bool takes_gradients(std::int32_t which) const;
   /// Whether it is the number of a reserve() of so many bytes, and no storage has it now.
   [[nodiscard]] bool is_free(std::int32_t which, Bytes bytes) const;
 
@@ -102,7 +108,7 @@ class StreamWindow final : public memory::ContentsOwner, public std::enable_shar
   struct Streamed {
     c10::StorageImpl* storage;  // lives at least until forget() has the mutex; null: none has the number now
     Bytes bytes;
-    memory::TierRoom room;
+    std::unique_ptr<memory::ContentsRoom> room;
     bool dirty = false;                  // the window has newer contents than the room
     bool lost = false;                   // it could not be read
     memory::StreamMark arriving{};       // until it was used
@@ -112,8 +118,8 @@ class StreamWindow final : public memory::ContentsOwner, public std::enable_shar
     bool reserved = false;  // for other storages after this one
   };
   Streamed& at(std::int32_t which) { return *all_[static_cast<std::size_t>(which)]; }
-  [[nodiscard]] memory::TierRoom room_for(Bytes bytes);
-  std::int32_t add_room(Bytes bytes);
+  [[nodiscard]] std::unique_ptr<memory::ContentsRoom> room_for(Bytes bytes);
+  std::int32_t add_room(std::unique_ptr<memory::ContentsRoom> room);
   void take(const c10::Storage& storage, std::int32_t which);
   void remove(std::int32_t which);
   void leave(std::int32_t which, Bytes offset);
@@ -133,7 +139,7 @@ class StreamWindow final : public memory::ContentsOwner, public std::enable_shar
   void end_one(std::int32_t which) noexcept;
   void check_room_for_all() const;
   void bring(std::span<const plan::StreamedUse> uses, std::unique_lock<std::mutex>& lock);
-  void empty_window();
+  void empty_window(plan::Window next);
 
   const c10::Device device_;
   const std::shared_ptr<memory::Tiers> tiers_;

@@ -28,7 +28,7 @@ void StreamWindow::bring_outside(std::int32_t which, std::unique_lock<std::mutex
   lock.lock();
   Streamed& s = at(which);
   if (s.outside || book_.inside(which)) return;  // another thread has brought it
-  s.room.read_now(memory::byte_tensor(memory, bytes));
+  s.room->read_now(memory::byte_tensor(memory, bytes));
   s.outside = std::move(memory);
   book_.stay_out(which);
   totals_.in += bytes;
@@ -62,7 +62,7 @@ void StreamWindow::end_one(std::int32_t which) noexcept {
   try {
     if (std::exchange(s.dirty, false)) {
       totals_.out += s.bytes;
-      s.room.write(memory::byte_tensor(s.outside, s.bytes)).wait();
+      s.room->write(memory::byte_tensor(s.outside, s.bytes)).wait();
     }
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): whoever reads it next is told
   }

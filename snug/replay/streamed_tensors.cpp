@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <stdexcept>
 #include <unordered_map>
 #include <utility>
 
@@ -142,16 +143,7 @@ void StreamedTensors::add(const std::vector<at::Tensor>& tensors) {
     if (memory::has_owner(t)) continue;
     if (options_.device && t.device() != *options_.device) moved.move(t, *options_.device);
     if (memory::has_owner(t)) continue;  // as what shares its storage has left
-    if (!window_) {
-      window_ = std::make_shared<replay::StreamWindow>(t.device(), tiers_);
-      gate_.emplace(around_operators(window_, options_.min_bytes));
-    }
-    if (t.device() != window_->device()) {
-      throw UsageError(fmt::format(
-          "stream: a tensor is of {}, and those before it are of {}; set StreamOptions::device, to have all there, or "
-          "give each device StreamedTensors of its own",
-          t.device().str(), window_->device().str()));
-    }
+    begin_on(t.device());
     try {
       window_->add(t.storage());
     } catch (const memory::TierFull& full) {
@@ -161,11 +153,36 @@ void StreamedTensors::add(const std::vector<at::Tensor>& tensors) {
   }
 }
 
+void StreamedTensors::begin_on(c10::Device device) {
+  if (!window_) {
+    window_ = std::make_shared<replay::StreamWindow>(device, tiers_);
+    gate_.emplace(around_operators(window_, options_.min_bytes));
+  }
+  if (device == window_->device()) return;
+  throw UsageError(fmt::format(
+      "stream: a tensor is of {}, and those before it are of {}; set StreamOptions::device, to have all there, or "
+      "give each device StreamedTensors of its own",
+      device.str(), window_->device().str()));
+}
+
+void StreamedTensors::add_with_room(const at::Tensor& tensor, std::unique_ptr<memory::ContentsRoom> room) {
+  if (!record::is_plain(tensor) || memory::has_owner(tensor) ||
+      static_cast<Bytes>(tensor.storage().nbytes()) > room->bytes())
+    throw std::logic_error("StreamedTensors::add_with_room: the tensor is not alone in a storage of its own");
+  begin_on(tensor.device());
+  window_->add(tensor.storage(), std::move(room));
+}
+
+void StreamedTensors::forget_copies() {
+  if (window_) window_->forget_copies();
+}
+
 void StreamedTensors::take_gradient(const at::Tensor& parameter) {
   const at::Tensor& gradient = parameter.grad();
   if (!window_ || !parameter.has_storage() || !gradient.defined() || !record::is_plain(gradient)) return;
   const auto* const ownership = memory::ownership_of(*parameter.storage().unsafeGetStorageImpl());
   if (ownership == nullptr || ownership->owner != window_ || memory::has_owner(gradient)) return;
+  if (!window_->takes_gradients(ownership->which)) return;
   const auto bytes = static_cast<Bytes>(gradient.storage().nbytes());
   if (gradient.device() != window_->device() || gradient.storage().use_count() > 1 || bytes < options_.min_bytes)
     return;

@@ -13,8 +13,10 @@
 #include <vector>
 
 #include "snug/base/bytes.h"
+#include "snug/memory/contents_room.h"
 #include "snug/memory/tiers.h"
 #include "snug/plan/run/window_book.h"
+#include "snug/plan/step/move_cost.h"
 #include "snug/record/recording.h"
 #include "snug/replay/stream_window.h"
 
@@ -55,6 +57,14 @@ class StreamedTensors {
   /// left already. Throws Error where no tier has room, and UsageError for tensors of several devices where the options
   /// name none: those that have left by then have left.
   void add(const std::vector<at::Tensor>& tensors);
+  /// The same of one, whatever its size, for that room, which has as many bytes or more, and elements in the order in
+  /// which they are in memory. It must be alone in its storage. In all that follows there is no difference.
+  void add_with_room(const at::Tensor& tensor, std::unique_ptr<memory::ContentsRoom> room);
+  /// Rooms have other contents than they had.
+  void forget_copies();
+  /// What it takes to fetch contents from rooms that were given, for who chooses a window; none: as from tiers.
+  void set_cost(const plan::MoveCost& cost) { cost_ = cost; }
+  [[nodiscard]] const std::optional<plan::MoveCost>& cost() const noexcept { return cost_; }
   /// Where the gradient of one of them has been accumulated: it leaves, too. A session, and a recording, say so
   /// themselves, behind whoever uses gradients where they arrive (replay::GradientHooks). Does nothing where it is a
   /// part of something larger, or somebody still has the parameter's last one.
@@ -85,6 +95,7 @@ class StreamedTensors {
     Bytes bytes;
   };
   void forget_gone();
+  void begin_on(c10::Device device);
 
   StreamOptions options_;
   std::shared_ptr<memory::Tiers> tiers_;
@@ -92,6 +103,7 @@ class StreamedTensors {
   std::optional<record::OperatorGate> gate_;
   std::unordered_map<const c10::TensorImpl*, Gradients> gradients_;  // by parameter
   plan::Window window_to_be_;                                        // as it was opened last
+  std::optional<plan::MoveCost> cost_;
 };
 
 namespace replay {

@@ -57,7 +57,7 @@ OpenedWindow open_best_window(StreamedTensors& streamed, std::vector<PlannedStep
                                  window->device().str(), memory.device().str()));
   }
   const StreamWindow::Totals totals = streamed.totals();
-  const plan::MoveCost copies = cost_of_copies(totals, memory);
+  const plan::MoveCost copies = streamed.cost() ? *streamed.cost() : cost_of_copies(totals, memory);
   const WholeStep whole = WholeStep::of(kinds, micro_batches);
   plan::StreamedStep step = kinds.front().step.streamed;
   for (const PlannedStep& kind : kinds) step.at_once = std::max(step.at_once, kind.step.streamed.at_once);
