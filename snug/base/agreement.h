@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 namespace snug {
@@ -27,6 +29,12 @@ class Agreement {
   /// What every process of the group says, `mine` among them, in an order that is the same in all: an all-gather of a
   /// byte. Waits for all of them. What it throws ends what this process was doing; it is not asked again for that.
   virtual std::vector<Vote> votes(Vote mine) = 0;
+
+  // What makes plans the same in all of them. Without it each has plans of its own.
+  /// The text that the first process of the group has.
+  virtual std::string from_first(std::string mine) { return mine; }
+  /// Each number becomes the largest that one of them has. As many in each.
+  virtual void largest(std::span<double> /*numbers*/) {}
 };
 
 /// Of a process that trains alone: its own word.

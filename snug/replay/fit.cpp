@@ -10,6 +10,7 @@
 #include "snug/memory/tiers.h"
 #include "snug/plan/does_not_fit.h"
 #include "snug/plan/strategy.h"
+#include "snug/replay/agreed_recording.h"
 #include "snug/replay/moves.h"
 #include "snug/replay/other_devices.h"
 #include "snug/replay/record_evicting.h"
@@ -153,11 +154,11 @@ std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional
   of_first.update = {};
   of_first.update.parameters = options.update.parameters;
   RecordedStep first = record(of_first);
-  of_later.have_gradients = first.parameters;
+  of_later.have_gradients = first.with_gradients;
   kinds.push_back(record(of_later));
   if (options.update.each && count > 2) {  // those in between update nothing
     RecordOptions of_middle = of_first;
-    of_middle.have_gradients = first.parameters;
+    of_middle.have_gradients = first.with_gradients;
     kinds.push_back(record(of_middle));
   }
   kinds.push_back(std::move(first));
@@ -178,6 +179,7 @@ Session fit(const Forward& forward, FitOptions options, std::optional<c10::Devic
                             .streamed = options.streamed,
                             .lossy = options.lossy});
   let_move(kinds, memory, *tiers);
+  agree_on(kinds, *options.agreement);
   const plan::Budget budget = plan::Budget::for_limit(options.budget);
   std::vector<PlannedStep> steps = or_tell(*options.agreement, [&] {
     std::vector<PlannedStep> all = planned(std::move(kinds), options.strategy);

@@ -20,6 +20,7 @@
 #include "snug/record/recording.h"
 #include "snug/replay/gradient_hooks.h"
 #include "snug/replay/gradients_aside.h"
+#include "snug/replay/leaves_with_gradients.h"
 #include "snug/replay/other_devices.h"
 #include "snug/replay/record_evicting.h"
 #include "snug/replay/saved_tensor_hooks.h"
@@ -258,8 +259,12 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
   UsesMeasured uses(options.streamed, scope.profiler->clock());
   RehearsedUpdate update(options.update, *scope.profiler, *scope.tape, scope.writes, step.parameters, uses);
   const std::vector<Bytes> prepared = update.prepare(scope.devices);
-  const auto update_begins = [&](StepRun& run) {
+  const auto run_update = [&] {
+    if (step.with_gradients.empty()) step.with_gradients = with_gradients(step.parameters, options.update.parameters);
     update.run();
+  };
+  const auto update_begins = [&](StepRun& run) {
+    run_update();
     run.stop();
   };
   std::exception_ptr ended;  // by the group
@@ -276,6 +281,7 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
                                  step.parameters = leaves_of(roots, scope.profiler->leaves());
                                  std::erase_if(step.parameters,
                                                [&](const at::Tensor& leaf) { return is_made_by(*scope.tape, leaf); });
+                                 add_missing(options.have_gradients, step.parameters);
                                  scope.aside.put(step.parameters);
                                  if (options.update.each) {
                                    scope.update_each(options.update, step.parameters);
@@ -304,7 +310,7 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
         "step: its backward pass failed and the function went on; while it is recorded that has to succeed: try a "
         "smaller sample, or let the exception pass, which says why");
   }
-  update.run();
+  run_update();
   step.passing.clear();
   for (std::size_t i = 0; i < scope.devices.size(); ++i) {
     step.passing.push_back(

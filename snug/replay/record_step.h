@@ -28,7 +28,10 @@ using Forward = std::function<at::Tensor()>;
 
 struct RecordedStep {
   plan::StepGraph graph;
-  std::vector<at::Tensor> parameters;  ///< the leaves that the step may give gradients to
+  std::vector<at::Tensor> parameters;  ///< the leaves that the step may give gradients to, and those that had some
+  /// Those of them, and of what the update is known to be of, that have gradients when its backward pass is over,
+  /// before an update.
+  std::vector<at::Tensor> with_gradients;
   /// By device, of the static bytes of the graph and then of its parts. What is beside the steps is for who records to
   /// say.
   std::vector<PassingBytes> passing{1};
@@ -49,8 +52,8 @@ struct RecordOptions {
   RecordUntil until = RecordUntil::Backward;
   std::shared_ptr<Agreement> agreement = alone();  ///< with those that record the same step at the same time
   /// Leaves that have gradients before the step, which are zeros while it is recorded: a step of the kind Later, where
-  /// there are any, and of the kind Last where `update` is of each as its gradient arrives. What parameters an earlier
-  /// recording says, if not fewer.
+  /// there are any, and of the kind Last where `update` is of each as its gradient arrives. What `with_gradients`
+  /// of an earlier recording says, if not fewer.
   std::vector<at::Tensor> have_gradients = {};
   /// Of further devices that the step uses: they are capped, and values there are evicted and replayed as needed.
   std::vector<DeviceBudget> other_budgets = {};

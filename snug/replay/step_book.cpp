@@ -180,9 +180,26 @@ void StepBook::begin(const std::vector<Now>& devices, StepKind kind) {
   const bool planned = has_budget() && expected != known_.end();
   const bool stands = !planned || !outdated(*expected, devices);
   if (ask(*agreement_, stands ? Vote::Yes : Vote::No) == Vote::Yes) return;
+  const std::vector<Now> of_all = most_of_all(devices);
   agree(refusal_of([&] {
-    if (planned) plan_again(kind, devices);
+    if (planned) plan_again(kind, of_all);
   }));
+}
+
+/// Plans are made for what the process has that has most.
+std::vector<StepBook::Now> StepBook::most_of_all(std::vector<Now> devices) const {
+  std::vector<double> numbers;
+  for (const Now& now : devices) {
+    numbers.push_back(static_cast<double>(now.stats.allocated));
+    for (const Bytes bytes : now.stats.by_tag) numbers.push_back(static_cast<double>(bytes));
+  }
+  agreement_->largest(numbers);
+  auto next = numbers.begin();
+  for (Now& now : devices) {
+    now.stats.allocated = static_cast<Bytes>(*next++);
+    for (Bytes& bytes : now.stats.by_tag) bytes = static_cast<Bytes>(*next++);
+  }
+  return devices;
 }
 
 /// The one that ran last is expected; where no plan fits that any more, another may come that has one.

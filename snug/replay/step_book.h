@@ -80,6 +80,7 @@ class StepBook {
   [[nodiscard]] std::exception_ptr refusal_of(const std::function<void()>& plan) const;
   /// Throws `refusal`, which may be none, or Error when another process of the group has one.
   void agree(const std::exception_ptr& refusal) const;
+  [[nodiscard]] std::vector<Now> most_of_all(std::vector<Now> devices) const;
   /// With what is yet to come of state, and beside the steps.
   void count_missing(plan::StepGraph& graph) const;
   /// Whether the memory outside of the step calls for another plan.

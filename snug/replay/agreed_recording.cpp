@@ -1,0 +1,79 @@
+#include "snug/replay/agreed_recording.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+namespace snug::replay {
+namespace {
+
+/// Of so many bits that a double has them.
+double as_number(std::uint64_t hash) { return static_cast<double>(hash >> 12U); }
+
+/// visit(number) of what there is beside a step.
+template <class Visit>
+void each_beside(RecordedStep& step, const Visit& visit) {
+  visit(step.graph.static_bytes);
+  for (auto& bytes : step.graph.static_by_tag) visit(bytes);
+  for (auto& part : step.graph.parts) {
+    visit(part.static_bytes);
+    for (auto& bytes : part.static_by_tag) visit(bytes);
+  }
+  for (PassingBytes& passing : step.passing) {
+    visit(passing.state_to_come);
+    visit(passing.gradients);
+  }
+  for (auto& use : step.streamed.uses) visit(use.at);
+  visit(step.streamed.seconds);
+  visit(step.streamed.at_once);
+}
+
+/// The budgets of tiers are each process's own.
+plan::StepGraph with_budgets_of(plan::StepGraph graph, const plan::Moves& own) {
+  if (graph.moves.host && own.host) graph.moves.host->budget = own.host->budget;
+  if (graph.moves.disk && own.disk) graph.moves.disk->budget = own.disk->budget;
+  return graph;
+}
+
+void agree_on(RecordedStep& step, Agreement& group) {
+  const std::string first = group.from_first(to_json(step.graph).dump());
+  std::vector<double> beside;
+  each_beside(step, [&](const auto& number) { beside.push_back(static_cast<double>(number)); });
+  group.largest(beside);
+  step.graph = with_budgets_of(plan::step_graph_from_json(nlohmann::json::parse(first)), step.graph.moves);
+  std::size_t next = 0;
+  each_beside(step,
+              [&](auto& number) { number = static_cast<std::remove_reference_t<decltype(number)>>(beside[next++]); });
+}
+
+/// Whether all have the same numbers.
+bool all_have(const std::vector<double>& numbers, Agreement& group) {
+  std::vector<double> both = numbers;
+  for (const double number : numbers) both.push_back(-number);
+  group.largest(both);
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    if (both[i] != -both[numbers.size() + i]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool agree_on(std::vector<RecordedStep>& kinds, Agreement& group) {
+  if (&group == alone().get()) return true;
+  (void)ask(group, Vote::Yes);  // which one that has failed meanwhile answers
+  std::uint64_t hash = kinds.size();
+  for (RecordedStep& step : kinds) {
+    std::size_t beside = 0;
+    each_beside(step, [&](const auto&) { ++beside; });
+    for (const std::uint64_t part :
+         {step.graph.fingerprint(), static_cast<std::uint64_t>(beside), static_cast<std::uint64_t>(step.kind)})
+      hash = (hash ^ part) * 0x9e3779b97f4a7c15ULL;
+  }
+  if (!all_have({as_number(hash)}, group)) return false;
+  for (RecordedStep& step : kinds) agree_on(step, group);
+  return true;
+}
+
+}  // namespace snug::replay

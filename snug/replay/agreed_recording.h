@@ -1,0 +1,16 @@
+#pragma once
+
+#include <vector>
+
+#include "snug/replay/agreement.h"
+#include "snug/replay/record_step.h"
+
+namespace snug::replay {
+
+/// What processes of a group have recorded of the same steps becomes the same in all of them, so that they make the
+/// same plans of it within the same budgets: times are the first process's, and what there is beside the steps is the
+/// most of all. Where one of them has recorded other operators, each keeps its own, and false is returned, in all.
+/// Throws GroupEnded where one of them has failed.
+bool agree_on(std::vector<RecordedStep>& kinds, Agreement& group);
+
+}  // namespace snug::replay
