@@ -18,6 +18,7 @@
 #include "snug/optim/schedule.h"
 #include "snug/optim/sgd.h"
 #include "snug/parallel/data_parallel.h"
+#include "snug/parallel/divide.h"
 #include "snug/parallel/group_agreement.h"
 #include "snug/parallel/world.h"
 #include "snug/plan/bound/lower_bound.h"

@@ -4,19 +4,11 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
-#include <utility>
-
 #include "snug/base/errors.h"
 #include "snug/memory/tag.h"
 
 namespace snug::parallel {
 namespace {
-
-std::int64_t elements_of(const std::vector<at::Tensor>& parameters, const Bucket& bucket) {
-  std::int64_t elements = 0;
-  for (const std::size_t i : bucket) elements += parameters[i].numel();
-  return elements;
-}
 
 /// The place of a gradient, as the engine lays gradients out: like the parameter, where that is dense.
 at::Tensor place_of(const at::Tensor& gradients, const at::Tensor& parameter, std::int64_t offset) {
@@ -25,41 +17,61 @@ at::Tensor place_of(const at::Tensor& gradients, const at::Tensor& parameter, st
   return gradients.narrow(0, offset, parameter.numel()).view(parameter.sizes());
 }
 
-at::Tensor filled(const std::vector<at::Tensor>& parameters, const Bucket& bucket, int processes, bool mean) {
-  const at::NoGradGuard no_grad;
-  const memory::TagScope tag(memory::Tag::Gradients);
-  const std::int64_t elements = elements_of(parameters, bucket), flags = static_cast<std::int64_t>(bucket.size());
-  const std::int64_t each = (elements + flags + processes - 1) / processes;
-  at::Tensor gradients = at::empty({each * processes}, parameters[bucket.front()].options().requires_grad(false));
-  gradients.narrow(0, elements, gradients.numel() - elements).zero_();
-  std::int64_t offset = 0, flag = elements;
-  for (const std::size_t i : bucket) {
-    at::Tensor& gradient = at::Tensor(parameters[i]).mutable_grad();
-    const at::Tensor place = place_of(gradients, parameters[i], offset);
-    if (!gradient.defined()) {
-      place.zero_();
-    } else if (gradient.layout() != at::kStrided) {
-      throw UsageError(fmt::format("parallel: the gradient of a parameter of shape {} is sparse; make it dense",
-                                   c10::str(parameters[i].sizes())));
-    } else {
-      place.copy_(gradient);
-      gradients[flag].fill_(1);
-    }
-    gradient = place;
-    offset += parameters[i].numel();
-    ++flag;
+void refuse_sparse(const at::Tensor& gradient) {
+  if (gradient.layout() == at::kStrided) return;
+  throw UsageError(fmt::format("parallel: the gradient of a parameter of shape {} is sparse; make it dense",
+                               c10::str(gradient.sizes())));
+}
+
+void put(const at::Tensor& place, const at::Tensor& gradient) {
+  if (gradient.defined()) {
+    place.copy_(gradient);
+  } else {
+    place.zero_();
   }
-  if (mean && processes > 1) gradients.narrow(0, 0, elements).div_(processes);
-  return gradients;
+}
+
+void clear_between(const at::Tensor& all, const BucketLayout& layout) {
+  std::int64_t end = 0;
+  for (const Piece& piece : layout.pieces()) {
+    all.narrow(0, end, piece.at - end).zero_();
+    end = piece.at + piece.count;
+  }
+  all.narrow(0, end, layout.size() - end).zero_();
 }
 
 }  // namespace
 
-BucketGradients::BucketGradients(ProcessGroup& group, const std::vector<at::Tensor>& parameters, const Bucket& bucket,
-                                 const DataParallelOptions& options, Reduction::Purpose purpose)
-    : parameters_(&parameters),
-      bucket_(&bucket),
-      gradients_(filled(parameters, bucket, group.size(), options.combine == DataParallelOptions::Combine::Mean)),
+at::Tensor packed_gradients(const BucketOf& bucket, const DataParallelOptions& options, int processes, Copied copied) {
+  const at::NoGradGuard no_grad;
+  const memory::TagScope tag(memory::Tag::Gradients);
+  const auto& [parameters, members, layout] = bucket;
+  at::Tensor all = at::empty({layout.size()}, parameters[members.front()].options().requires_grad(false));
+  clear_between(all, layout);
+  for (const std::size_t i : members) {
+    at::Tensor& gradient = at::Tensor(parameters[i]).mutable_grad();
+    if (gradient.defined()) refuse_sparse(gradient);
+    if (copied == Copied::Views) {
+      const at::Tensor place = place_of(all, parameters[i], layout.offset(i));
+      put(place, gradient);
+      gradient = place;
+      continue;
+    }
+    const at::Tensor elements = gradient.defined() ? gradient.contiguous().view(-1) : at::Tensor();
+    for (const Piece& piece : layout.pieces()) {
+      if (piece.parameter != i) continue;
+      put(all.narrow(0, piece.at, piece.count),
+          elements.defined() ? elements.narrow(0, piece.first, piece.count) : elements);
+    }
+    gradient = at::Tensor();
+  }
+  if (options.combine == DataParallelOptions::Combine::Mean && processes > 1) all.div_(processes);
+  return all;
+}
+
+BucketGradients::BucketGradients(ProcessGroup& group, const BucketOf& bucket, const DataParallelOptions& options,
+                                 Reduction::Purpose purpose)
+    : gradients_(packed_gradients(bucket, options, group.size(), Copied::Views)),
       sums_(options.reduce_in ? gradients_.to(*options.reduce_in) : gradients_),
       reduction_(group, sums_, options.order, purpose) {}
 
@@ -67,12 +79,6 @@ void BucketGradients::finish() {
   reduction_.finish();
   const at::NoGradGuard no_grad;
   if (!sums_.is_same(gradients_)) gradients_.copy_(sums_);
-  const std::int64_t elements = elements_of(*parameters_, *bucket_), flags = static_cast<std::int64_t>(bucket_->size());
-  const at::Tensor have = gradients_.narrow(0, elements, flags).to(at::kDouble).cpu();
-  for (std::int64_t i = 0; i < flags; ++i) {
-    if (have.const_data_ptr<double>()[i] > 0) continue;
-    at::Tensor((*parameters_)[(*bucket_)[static_cast<std::size_t>(i)]]).mutable_grad() = at::Tensor();
-  }
 }
 
 }  // namespace snug::parallel

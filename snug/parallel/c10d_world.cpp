@@ -8,6 +8,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <map>
+#include <numeric>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,14 +24,15 @@ using Work = c10::intrusive_ptr<c10d::Work>;
 
 class C10dWorks final : public Pending {
  public:
-  explicit C10dWorks(std::vector<Work> works) : works_(std::move(works)) {}
+  explicit C10dWorks(std::vector<Work> works, std::optional<std::chrono::milliseconds> patience = {})
+      : works_(std::move(works)), patience_(patience) {}
   void wait() override {
     for (Work& work : works_) {
       if (!work) continue;
-      work->wait();
+      patience_ ? work->wait(*patience_) : work->wait();
       // Gloo's thread lets go of it, and so of its tensors, a little later: what a step takes would depend on when.
-      const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-      while (work.use_count() > 1 && std::chrono::steady_clock::now() < patience) std::this_thread::yield();
+      const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+      while (work.use_count() > 1 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
       work.reset();
     }
   }
@@ -41,6 +44,7 @@ class C10dWorks final : public Pending {
 
  private:
   std::vector<Work> works_;
+  std::optional<std::chrono::milliseconds> patience_;
 };
 
 c10d::ReduceOp reduce_op(Reduce how) {
@@ -68,8 +72,10 @@ Work reduce_into(Group& group, at::Tensor mine, at::Tensor all, const c10d::Redu
 /// By LibTorch's operators, so that what records a step sees what they write.
 class C10dGroup final : public ProcessGroup {
  public:
-  C10dGroup(c10::intrusive_ptr<c10d::ProcessGroup> group, int rank, int size)
-      : ProcessGroup(rank, size), group_(std::move(group)) {}
+  /// `patience`: of each wait; none: the group's own.
+  C10dGroup(c10::intrusive_ptr<c10d::ProcessGroup> group, int rank, int size,
+            std::optional<std::chrono::milliseconds> patience = {})
+      : ProcessGroup(rank, size), group_(std::move(group)), patience_(patience) {}
   ~C10dGroup() override {
     if (has_failed()) (void)group_.release();  // it would wait for its threads, and those for others
   }
@@ -79,7 +85,7 @@ class C10dGroup final : public ProcessGroup {
  private:
   std::unique_ptr<Pending> start(const Collective& what) override {
     const at::NoGradGuard no_grad;
-    return std::make_unique<C10dWorks>(std::visit(Match{[&](const auto& c) { return of(c); }}, what));
+    return std::make_unique<C10dWorks>(std::visit(Match{[&](const auto& c) { return of(c); }}, what), patience_);
   }
 
   using Works = std::vector<Work>;
@@ -109,8 +115,8 @@ class C10dGroup final : public ProcessGroup {
     options.rootRank = c.root;
     return {group_->broadcast(tensors, options)};
   }
-  Works of(const Send& c) { return {send(c.tensor, c.to, 0)}; }
-  Works of(const Receive& c) { return {receive(c.tensor, c.from, 0)}; }
+  Works of(const Send& c) { return {send(c.tensor, c.to, c.tag)}; }
+  Works of(const Receive& c) { return {receive(c.tensor, c.from, c.tag)}; }
   Works of(const Barrier& /*unused*/) { return {group_->barrier()}; }
 
   Work send(const at::Tensor& tensor, int to, int tag) {
@@ -119,7 +125,7 @@ class C10dGroup final : public ProcessGroup {
   }
   Work receive(const at::Tensor& tensor, int from, int tag) {
     std::vector<at::Tensor> tensors{tensor};
-    return group_->recv(tensors, from, tag);
+    return from == kAnyRank ? group_->recvAnysource(tensors, tag) : group_->recv(tensors, from, tag);
   }
   /// Each sends to each; the nearest ranks behind first, so that not all begin with the same one.
   template <class SentTo>
@@ -146,6 +152,7 @@ class C10dGroup final : public ProcessGroup {
   }
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::optional<std::chrono::milliseconds> patience_;
   int next_tag_ = 0;
 };
 
@@ -170,10 +177,25 @@ class C10dWorld final : public World {
   }
 
  private:
+  using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+
   std::shared_ptr<ProcessGroup> make(const std::vector<int>& ranks, int rank) override {
+    return std::make_shared<C10dGroup>(group_of(ranks, rank, timeout_), rank, static_cast<int>(ranks.size()));
+  }
+
+  Channel channel() override {
+    constexpr auto kForever = std::chrono::hours(24 * 3650);  // of who answers, which nobody may ask for long
+    std::vector<int> ranks(static_cast<std::size_t>(launched().size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    const Group group = group_of(ranks, launched().rank, kForever);
+    return {std::make_shared<C10dGroup>(group, launched().rank, launched().size, timeout_),
+            std::make_shared<C10dGroup>(group, launched().rank, launched().size, kForever), timeout_};
+  }
+
+  Group group_of(const std::vector<int>& ranks, int rank, std::chrono::milliseconds timeout) {
     std::string name = fmt::format("{}", fmt::join(ranks, ","));
     name += fmt::format("/{}", made_[name]++);
-    const auto options = c10d::ProcessGroupGloo::Options::create(timeout_);
+    const auto options = c10d::ProcessGroupGloo::Options::create(timeout);
     options->devices.push_back(device());
     const auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_);
     const int size = static_cast<int>(ranks.size());
@@ -182,7 +204,7 @@ class C10dWorld final : public World {
     group->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::GLOO, gloo);
     group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
     group->setGroupName(name);
-    return std::make_shared<C10dGroup>(std::move(group), rank, size);
+    return group;
   }
 
   std::shared_ptr<::gloo::transport::Device> device() const {

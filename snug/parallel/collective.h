@@ -39,15 +39,18 @@ struct Broadcast {
   at::Tensor tensor;
   int root = 0;
 };
-/// Two processes alone. Those of one pair arrive in the order in which they were sent.
+/// Two processes alone. Those of one pair, with one tag, arrive in the order in which they were sent.
 struct Send {
   at::Tensor tensor;
   int to = 0;
+  int tag = 0;
 };
 struct Receive {
   at::Tensor tensor;
-  int from = 0;
+  int from = 0;  ///< or kAnyRank
+  int tag = 0;
 };
+inline constexpr int kAnyRank = -1;
 /// None goes on before all are here.
 struct Barrier {};
 

@@ -1,7 +1,7 @@
 #include "snug/parallel/data_parallel.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -13,12 +13,16 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <set>
 #include <unordered_set>
 #include <utility>
+#include <variant>
 
 #include "snug/base/errors.h"
 #include "snug/memory/tag.h"
 #include "snug/parallel/bucket_gradients.h"
+#include "snug/parallel/bucket_layout.h"
+#include "snug/parallel/bucket_shards.h"
 #include "snug/record/trial_gradients.h"
 
 namespace snug::parallel {
@@ -53,11 +57,23 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
  public:
   Passes(std::vector<at::Tensor> parameters, std::shared_ptr<ProcessGroup> group, const DataParallelOptions& options)
       : parameters_(std::move(parameters)), group_(std::move(group)), options_(options) {
-    for (Bucket& members : buckets_of(parameters_, options_.bucket.value_or(usual_bucket(parameters_)))) {
-      for (const std::size_t i : members) bucket_of_.resize(std::max(bucket_of_.size(), i + 1));
-      for (const std::size_t i : members) bucket_of_[i] = buckets_.size();
-      buckets_.emplace_back(std::move(members));
+    std::vector<std::int64_t> elements;
+    for (const at::Tensor& p : parameters_) elements.push_back(p.numel());
+    bucket_of_.resize(parameters_.size());
+    std::set<std::size_t> divided;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (shard_of(parameters_[i]).defined()) divided.insert(i);
     }
+    const Bytes most = options_.bucket.value_or(usual_bucket(parameters_));
+    for (Bucket& members : buckets_of(parameters_, most, divided)) {
+      for (const std::size_t i : members) bucket_of_[i] = buckets_.size();
+      const Divided how = options_.leaves == DataParallelOptions::Leaves::Gradients ? Divided::Not
+                          : divided.contains(members.front())                       ? Divided::Each
+                                                                                    : Divided::Whole;
+      BucketLayout layout(elements, members, group_->size(), how);
+      buckets_.push_back({std::move(members), std::move(layout), how, {}});
+    }
+    if (options_.leaves == DataParallelOptions::Leaves::Shards) own_shards();
   }
 
   void hook_up() {
@@ -85,17 +101,63 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
     const std::lock_guard lock(mutex_);
     accumulating_ += levels;
   }
+  [[nodiscard]] const std::vector<Shard>& shards() const noexcept { return shards_; }
+  void gather(Reduction::Purpose purpose) {
+    std::deque<BucketWeights> under_way;
+    for (const OneBucket& bucket : buckets_) {
+      if (bucket.divided == Divided::Each) continue;
+      under_way.emplace_back(*group_, of(bucket), bucket.owned, purpose);
+      if (under_way.size() < 2) continue;
+      under_way.front().finish();
+      under_way.pop_front();
+    }
+    for (BucketWeights& weights : under_way) weights.finish();
+    // Nobody fetches a shard that another process has not updated yet.
+    if (!options_.divided.empty() && purpose == Reduction::Purpose::Sums) group_->run(Barrier{});
+  }
   [[nodiscard]] const Counts& counts() const noexcept { return counts_; }
   [[nodiscard]] std::size_t buckets() const noexcept { return buckets_.size(); }
 
  private:
+  struct OneBucket {
+    Bucket members;
+    BucketLayout layout;
+    Divided divided = Divided::Whole;
+    std::vector<Owned> owned;  // none where gradients are left whole
+  };
+  [[nodiscard]] BucketOf of(const OneBucket& bucket) const { return {parameters_, bucket.members, bucket.layout}; }
+
+  /// Of one whose contents are divided; else undefined.
+  [[nodiscard]] at::Tensor shard_of(const at::Tensor& parameter) const {
+    for (const DividedParameter& divided : options_.divided) {
+      if (divided.parameter.is_same(parameter)) return divided.shard;
+    }
+    return {};
+  }
+
+  void own_shards() {
+    std::vector<std::pair<std::size_t, Shard>> shards;
+    for (OneBucket& bucket : buckets_) {
+      for (const Piece& piece : bucket.layout.pieces_of(group_->rank())) {
+        const at::Tensor& whole = parameters_[piece.parameter];
+        const at::Tensor part = bucket.divided == Divided::Each
+                                    ? shard_of(whole)
+                                    : flat(whole).narrow(0, piece.first, piece.count).requires_grad_();
+        bucket.owned.push_back({piece, part});
+        shards.emplace_back(piece.parameter, Shard{part, whole, piece.first});
+      }
+    }
+    std::ranges::sort(shards, {}, [](const auto& one) { return one.first; });  // of each one at most
+    for (auto& [parameter, shard] : shards) shards_.push_back(std::move(shard));
+  }
+
   /// The gradient of parameter `i` is whole.
   void accumulated(std::size_t i) {
     const std::lock_guard lock(mutex_);
     if (accumulating_ > 0) return;
     begin_pass(i);
     ++arrived_[bucket_of_[i]];
-    while (next_ < buckets_.size() && arrived_[next_] == buckets_[next_].size()) {
+    while (next_ < buckets_.size() && arrived_[next_] == buckets_[next_].members.size()) {
       if (purpose_ == Reduction::Purpose::Sums) ++counts_.early;
       hand_in_next();
     }
@@ -143,16 +205,25 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
     next_ = 0;
     under_way_.clear();
     arrived_.assign(buckets_.size(), 0);
+    has_gradient_.assign(parameters_.size(), 0);
+    had_gradient_.clear();
+    for (const Shard& shard : shards_) had_gradient_.push_back(shard.tensor.grad().defined());
   }
 
   void hand_in_next() {
     // In an order that is the same in all processes, and with no more of them in memory.
     if (under_way_.size() == kUnderWay) {
-      under_way_.front().finish();
+      std::visit([](auto& gradients) { gradients.finish(); }, under_way_.front());
       under_way_.pop_front();
     }
-    if (!under_way_.empty()) under_way_.back().advance();
-    under_way_.emplace_back(*group_, parameters_, buckets_[next_], options_, purpose_);
+    if (!under_way_.empty()) std::visit([](auto& gradients) { gradients.advance(); }, under_way_.back());
+    const OneBucket& bucket = buckets_[next_];
+    for (const std::size_t i : bucket.members) has_gradient_[i] = parameters_[i].grad().defined() ? 1 : 0;
+    if (options_.leaves == DataParallelOptions::Leaves::Shards) {
+      under_way_.emplace_back(std::in_place_type<BucketShards>, *group_, of(bucket), bucket.owned, options_, purpose_);
+    } else {
+      under_way_.emplace_back(std::in_place_type<BucketGradients>, *group_, of(bucket), options_, purpose_);
+    }
     ++next_;
     if (purpose_ == Reduction::Purpose::Sums) ++counts_.buckets;
   }
@@ -164,10 +235,32 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
 
   void finish() {
     while (next_ < buckets_.size()) hand_in_next();
-    for (BucketGradients& gradients : under_way_) gradients.finish();
+    const memory::TagScope tag(memory::Tag::Workspace);
+    const at::Tensor any = at::zeros({static_cast<std::int64_t>(has_gradient_.size())}, at::kByte);
+    std::ranges::copy(has_gradient_, any.mutable_data_ptr<std::uint8_t>());
+    ProcessGroup::Begun agreed;
+    if (purpose_ == Reduction::Purpose::Sums && any.numel() > 0) agreed = group_->begin(AllReduce{any, Reduce::Max});
+    for (auto& of_bucket : under_way_) std::visit([](auto& gradients) { gradients.finish(); }, of_bucket);
     under_way_.clear();
+    agreed.wait();
+    forget_where_none(any.const_data_ptr<std::uint8_t>());
     task_ = kNoTask;
     if (purpose_ == Reduction::Purpose::Sums) ++counts_.passes;
+  }
+
+  /// What no process has a gradient for has none, and not one of zeros.
+  void forget_where_none(const std::uint8_t* any) {
+    std::unordered_set<const void*> none;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (any[i] != 0) continue;
+      parameters_[i].mutable_grad() = at::Tensor();
+      none.insert(parameters_[i].unsafeGetTensorImpl());
+    }
+    for (std::size_t k = 0; k < shards_.size(); ++k) {
+      Shard& shard = shards_[k];
+      if (!had_gradient_[k] && none.contains(shard.of.unsafeGetTensorImpl()))
+        shard.tensor.mutable_grad() = at::Tensor();
+    }
   }
 
   static constexpr int kNoTask = -1;
@@ -175,7 +268,8 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
   std::vector<at::Tensor> parameters_;
   std::shared_ptr<ProcessGroup> group_;
   DataParallelOptions options_;
-  std::vector<Bucket> buckets_;
+  std::vector<OneBucket> buckets_;
+  std::vector<Shard> shards_;
   std::vector<std::size_t> bucket_of_;  // by parameter
   std::vector<std::pair<decltype(torch::autograd::Edge::function), std::uintptr_t>> hooks_;
   std::mutex mutex_;
@@ -184,9 +278,11 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
   int task_ = kNoTask;
   std::weak_ptr<Pass> pass_;
   Reduction::Purpose purpose_ = Reduction::Purpose::Sums;
-  std::size_t next_ = 0;              // bucket to be handed in
-  std::vector<std::size_t> arrived_;  // by bucket
-  std::deque<BucketGradients> under_way_;
+  std::size_t next_ = 0;                    // bucket to be handed in
+  std::vector<std::size_t> arrived_;        // by bucket
+  std::vector<std::uint8_t> has_gradient_;  // by parameter, in this process
+  std::vector<bool> had_gradient_;          // by shard, before the pass
+  std::deque<std::variant<BucketGradients, BucketShards>> under_way_;
   Counts counts_;
 };
 
@@ -200,6 +296,11 @@ DataParallel::DataParallel(std::vector<at::Tensor> parameters, std::shared_ptr<P
     if (!p.is_leaf() || p.layout() != at::kStrided)
       throw UsageError(
           fmt::format("parallel: a tensor of shape {} is no parameter: a dense leaf", c10::str(p.sizes())));
+    if (options.leaves == DataParallelOptions::Leaves::Shards && !p.is_contiguous()) {
+      throw UsageError(fmt::format(
+          "parallel: a parameter of shape {} and strides {} cannot be divided into shards; make it contiguous",
+          c10::str(p.sizes()), c10::str(p.strides())));
+    }
   }
   passes_ = std::make_shared<Passes>(std::move(parameters), std::move(group), options);
   passes_->hook_up();
@@ -208,6 +309,9 @@ DataParallel::~DataParallel() { passes_->unhook(); }
 
 const DataParallel::Counts& DataParallel::counts() const noexcept { return passes_->counts(); }
 std::size_t DataParallel::buckets() const noexcept { return passes_->buckets(); }
+
+const std::vector<Shard>& DataParallel::shards() const noexcept { return passes_->shards(); }
+void DataParallel::gather(Reduction::Purpose purpose) { passes_->gather(purpose); }
 
 void DataParallel::take_no_part() { passes_->take_no_part(); }
 

@@ -13,6 +13,12 @@
 
 namespace snug::parallel {
 
+/// A parameter whose contents each process has a shard of, evenly (see EvenShards).
+struct DividedParameter {
+  at::Tensor parameter;
+  at::Tensor shard;  ///< this process's; of no elements where it has none
+};
+
 struct DataParallelOptions {
   /// What becomes of the gradients of all processes.
   enum class Combine : std::uint8_t {
@@ -21,12 +27,27 @@ struct DataParallelOptions {
   };
   Combine combine = Combine::Mean;
   Order order = Order::ByRank;
+  /// Where the gradients of all processes are, behind a pass.
+  enum class Leaves : std::uint8_t {
+    Gradients,  ///< in each process, of all parameters
+    Shards,     ///< each process has those of its shards alone, and parameters have none (ZeRO, see DataParallel)
+  };
+  Leaves leaves = Leaves::Gradients;
+  /// With shards: parameters whose contents are in shards themselves (ZeRO 3, see divide()), which are updated there.
+  std::vector<DividedParameter> divided = {};
   /// Gradients that go together: with fewer bytes more of them overlap with the backward pass, at more calls; up to
   /// four times as many are in memory beside the gradients, or eight where they are added up in a wider type. None: a
   /// sixteenth of all, within 64 KiB and 25 MiB.
   std::optional<Bytes> bucket = {};
   /// The type in which they are added up; none: that of each gradient.
   std::optional<at::ScalarType> reduce_in = {};
+};
+
+/// A part of a parameter that one process updates, and no other.
+struct Shard {
+  at::Tensor tensor;       ///< a leaf that is a view of it, in one dimension: an optimizer's parameter
+  at::Tensor of;           ///< the parameter
+  std::int64_t first = 0;  ///< element of it that the shard begins with
 };
 
 /// Processes that train one model, each on data of its own: while it lives, the gradients that a backward pass leaves
@@ -37,12 +58,19 @@ struct DataParallelOptions {
 /// use. Sparse gradients are refused. Steps that fit() and sessions record are tried out by each
 /// process alone: the same memory is taken, and nothing is handed in. One thread at a time.
 ///
+/// Where gradients are left in shards, each process updates a part of the model: it makes its optimizer of shards(),
+/// and calls gather() behind each of its steps. So what optimizers keep is divided among the processes, and gradients
+/// are from where they have been handed in (ZeRO, Rajbhandari et al. 2020, arXiv:1910.02054): stage 1 with
+/// micro-batches under Accumulating, stage 2 without, where each pass adds what all processes have to the gradients of
+/// the shards: the bits of one process that adds up the first micro-batch of each, then the second of each, ...
+///
 /// The semantics are those of torch.nn.parallel.DistributedDataParallel with find_unused_parameters and
 /// gradient_as_bucket_view (Li et al. 2020, arXiv:2006.15704), but for Order::ByRank.
 class DataParallel {
  public:
   /// Parameters of one model, the same in each process: see copy_from_first(). Those that want no gradient are left
-  /// out, and one that comes twice counts once.
+  /// out, and one that comes twice counts once. Throws UsageError for what is no parameter, and in shards for one that
+  /// is not contiguous.
   DataParallel(std::vector<at::Tensor> parameters, std::shared_ptr<ProcessGroup> group,
                const DataParallelOptions& options = {});
   ~DataParallel();
@@ -65,6 +93,13 @@ class DataParallel {
    private:
     DataParallel& of_;
   };
+
+  /// This process's, in the order of the parameters; none where gradients are left whole.
+  [[nodiscard]] const std::vector<Shard>& shards() const noexcept;
+  /// Where all processes have updated their shards: all parameters that are not divided are whole again in each, and
+  /// shards of the others may be fetched. Takes up to two buckets of memory meanwhile. A trial takes the same, and
+  /// changes nothing.
+  void gather(Reduction::Purpose purpose = Reduction::Purpose::Sums);
 
   struct Counts {
     std::int64_t passes = 0;   ///< backward passes whose gradients were handed in

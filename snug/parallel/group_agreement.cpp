@@ -1,6 +1,7 @@
 #include "snug/parallel/group_agreement.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 
 #include <utility>
@@ -20,6 +21,19 @@ class OfGroup final : public Agreement {
     for (int rank = 0; rank < group_->size(); ++rank)
       votes.push_back(static_cast<Vote>(all.const_data_ptr<std::uint8_t>()[rank]));
     return votes;
+  }
+
+  std::string from_first(std::string mine) override {
+    const at::Tensor length = at::full({}, static_cast<std::int64_t>(mine.size()), at::kLong);
+    group_->run(Broadcast{length, 0});
+    mine.resize(static_cast<std::size_t>(length.item<std::int64_t>()));
+    if (!mine.empty()) group_->run(Broadcast{at::from_blob(mine.data(), {length.item<std::int64_t>()}, at::kByte), 0});
+    return mine;
+  }
+
+  void largest(std::span<double> numbers) override {
+    if (numbers.empty()) return;
+    group_->run(AllReduce{at::from_blob(numbers.data(), {std::ssize(numbers)}, at::kDouble), Reduce::Max});
   }
 
  private:

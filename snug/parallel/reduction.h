@@ -23,7 +23,8 @@ class Reduction {
   /// What it is done for.
   enum class Purpose : std::uint8_t {
     Sums,
-    Trial  ///< the memory that it takes: nothing is handed in, and there are no sums (see record::TrialGradients)
+    Trial  ///< the memory that it takes: nothing is handed in or gathered, and there are no sums (see
+           ///< record::TrialGradients)
   };
   Reduction(ProcessGroup& group, at::Tensor tensor, Order order, Purpose purpose);
 

@@ -35,6 +35,16 @@ class World {
   /// twice.
   [[nodiscard]] std::shared_ptr<ProcessGroup> group(const std::vector<int>& ranks);
 
+  /// Two ends of one group of all, for two threads at once: what the one sends may be received by the other of another
+  /// process. They do sends and receives alone.
+  struct Channel {
+    std::shared_ptr<ProcessGroup> asks;     ///< waits as long as others do
+    std::shared_ptr<ProcessGroup> answers;  ///< waits for ever
+    std::chrono::milliseconds patience;     ///< of who asks
+  };
+  /// All processes call it at once.
+  [[nodiscard]] virtual Channel channel() = 0;
+
  protected:
   explicit World(Launched launched) : launched_(std::move(launched)) {}
   std::shared_ptr<ProcessGroup> all_;

@@ -8,60 +8,29 @@
 #include <string>
 #include <vector>
 
-#include "snug/models/gpt.h"
 #include "snug/parallel/buckets.h"
 #include "snug/parallel/group_agreement.h"
 #include "snug/replay/fit.h"
-#include "tests/equivalence/bitwise.h"
 #include "tests/parallel/processes.h"
 #include "tests/parallel/torch_ddp.h"
+#include "tests/parallel/trained_gpt.h"
 
 namespace snug::parallel {
 namespace {
 
+using testing::batch_of;
+using testing::expect_same;
 using testing::in_processes;
 using testing::same_bits;
+using testing::Trained;
 using Combine = DataParallelOptions::Combine;
-
-constexpr std::int64_t kVocabulary = 96;
-
-struct Trained {
-  explicit Trained(double dropout = 0) {
-    torch::manual_seed(1);
-    model = models::Gpt(models::GptOptions{
-        .blocks = 3, .width = 48, .heads = 3, .sequence = 32, .vocabulary = kVocabulary, .dropout = dropout});
-  }
-  std::vector<at::Tensor> parameters() { return model->parameters(); }
-  void backward(const at::Tensor& batch, double share = 1) { (share * loss(batch)).backward(); }
-  at::Tensor loss(const at::Tensor& batch) { return model->loss(batch, batch.roll(1, 1)); }
-  std::vector<at::Tensor> take_gradients() {
-    std::vector<at::Tensor> gradients;
-    for (const at::Tensor& p : model->parameters())
-      gradients.push_back(p.grad().defined() ? p.grad().clone() : at::Tensor());
-    model->zero_grad();
-    return gradients;
-  }
-  models::Gpt model{nullptr};
-};
-
-at::Tensor batch_of(int rank, int micro = 0) {
-  torch::manual_seed(100 + 10 * rank + micro);
-  return torch::randint(0, kVocabulary, {12, 32});
-}
-
-void expect_same(const std::vector<at::Tensor>& expected, const std::vector<at::Tensor>& found,
-                 const std::string& what) {
-  ASSERT_EQ(expected.size(), found.size());
-  int differ = 0;
-  for (std::size_t i = 0; i < expected.size(); ++i) differ += same_bits(expected[i], found[i]) ? 0 : 1;
-  EXPECT_EQ(differ, 0) << what;
-}
 
 TEST(Buckets, HoldOneTypeAndNoMoreThanTheirBytesLastParametersFirst) {
   const std::vector<at::Tensor> parameters = {torch::ones({4}), torch::ones({4}), torch::ones({4}, at::kDouble),
                                               torch::ones({100}), torch::ones({2})};
   EXPECT_EQ(buckets_of(parameters, 32), (std::vector<Bucket>{{4}, {3}, {2}, {1, 0}}));
-  EXPECT_EQ(buckets_of(parameters, 1_MiB), (std::vector<Bucket>{{4, 3, 1, 0}, {2}}));
+  EXPECT_EQ(buckets_of(parameters, 1_MiB), (std::vector<Bucket>{{2}, {4, 3, 1, 0}})) << "as they become whole";
+  EXPECT_EQ(buckets_of(parameters, 1_MiB, {3, 1}), (std::vector<Bucket>{{2}, {3, 1}, {4, 0}}));
   EXPECT_TRUE(buckets_of({}, 32).empty());
 }
 

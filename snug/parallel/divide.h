@@ -1,0 +1,29 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/parallel/data_parallel.h"
+#include "snug/parallel/sharded_room.h"
+#include "snug/plan/step/move_cost.h"
+
+namespace snug::parallel {
+
+/// Takes over a parameter's contents, which from then on are where the room has them: StreamedTensors::add_with_room().
+using GiveRoom = std::function<void(const at::Tensor& parameter, std::unique_ptr<memory::ContentsRoom> room)>;
+
+/// Divides the contents of parameters among the processes of a group, each parameter evenly, but for those of fewer
+/// bytes than `at_least`, which stay whole in each process (ZeRO 3, Rajbhandari et al. 2020, arXiv:1910.02054). All
+/// processes have the same parameters with the same contents, and call this at once. Returns those that are divided, in
+/// their order, one that comes twice once. Parameters must be contiguous, and alone in their storages.
+std::vector<DividedParameter> divide(const std::vector<at::Tensor>& parameters, World& world, Bytes at_least,
+                                     const GiveRoom& give);
+
+/// What it takes to put contents together, by a few that all do at once: the same in all.
+plan::MoveCost measured_gather_cost(World& world);
+
+}  // namespace snug::parallel
