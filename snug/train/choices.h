@@ -60,6 +60,14 @@ enum class ReduceIn : unsigned char {
   Bf16,
 };
 
+/// What each process of a run has a part of, and no other; see parallel::DataParallel.
+enum class ShardOf : unsigned char {
+  None,
+  Optimizer,   ///< what the optimizer keeps, and gradients of the whole step's batch
+  Gradients,   ///< the same, and gradients of each micro-batch
+  Parameters,  ///< the same, and weights
+};
+
 /// Where weights, their gradients and what the optimizer keeps of them are; see StreamedTensors.
 enum class WeightsIn : unsigned char {
   Device,    ///< in the device's memory, all the time
@@ -109,6 +117,10 @@ inline constexpr std::array kWords<TrainedWeights>{std::pair{"fp32", TrainedWeig
 template <>
 inline constexpr std::array kWords<ReduceIn>{std::pair{"gradient", ReduceIn::Gradient},
                                              std::pair{"fp32", ReduceIn::Fp32}, std::pair{"bf16", ReduceIn::Bf16}};
+template <>
+inline constexpr std::array kWords<ShardOf>{
+    std::pair{"none", ShardOf::None}, std::pair{"optimizer", ShardOf::Optimizer},
+    std::pair{"gradients", ShardOf::Gradients}, std::pair{"parameters", ShardOf::Parameters}};
 template <>
 inline constexpr std::array kWords<Updates>{std::pair{"master", Updates::Master},
                                             std::pair{"stochastic", Updates::Stochastic}};

@@ -212,6 +212,10 @@ void visit_keys(AnyConfig& c, Visit&& to) {
         "type in which processes of one run add up their gradients: that of each, or another; bf16 is half the traffic "
         "of fp32, and fewer bits",
         OneOf<ReduceIn>{}, kInRuns);
+  varies("parallel", "shard", c.parallel.shard,
+         "what is divided among the processes of one run (ZeRO 1, 2, 3): the optimizer's state, or gradients of each "
+         "micro-batch too, or weights as well",
+         OneOf<ShardOf>{}, kInRuns);
 
   varies("state", "every", c.state.every,
          "steps between savings of the training state in output.folder; 0: one alone, where a run ends, is stopped or "

@@ -118,6 +118,7 @@ struct MemoryConfig {
 struct ParallelConfig {
   double timeout = 600;  ///< Seconds that processes wait for each other.
   ReduceIn reduce = ReduceIn::Gradient;
+  ShardOf shard = ShardOf::None;
 
   bool operator==(const ParallelConfig&) const = default;
 };

@@ -32,13 +32,31 @@ Config prepared(const Config& config) {
   return resolved;
 }
 
-std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config, const torch::nn::Module& model) {
+optim::Parameters trained_of(const torch::nn::Module& model) {
   optim::Parameters trained{};
   for (const auto& p : model.named_parameters()) {
     if (!p.value().requires_grad()) continue;
     trained.tensors.push_back(p.value());
     trained.names.push_back(p.key());
   }
+  return trained;
+}
+
+/// This process's parts of them.
+optim::Parameters shards_of(const optim::Parameters& trained, const std::vector<parallel::Shard>& shards) {
+  optim::Parameters parts{};
+  parts.names_elsewhere = trained.names;
+  for (const parallel::Shard& shard : shards) {
+    const auto whole = std::ranges::find_if(trained.tensors, [&](const at::Tensor& p) { return p.is_same(shard.of); });
+    const auto index = static_cast<std::size_t>(whole - trained.tensors.begin());
+    parts.tensors.push_back(shard.tensor);
+    parts.names.push_back(trained.names[index]);
+    parts.parts.push_back({shard.of, index, shard.first});
+  }
+  return parts;
+}
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config, optim::Parameters trained) {
   const OptimizerConfig& o = config.optimizer;
   trained.rules = optim::parse_group_rules(o.groups);
   if (config.precision.updates == Updates::Stochastic)
@@ -107,9 +125,22 @@ Experiment::Experiment(const Config& config, Team team)
       tiers_(std::make_shared<memory::Tiers>(memory::TierBudgets{.host = plan::limit_of(config.memory.host_budget),
                                                                  .disk = plan::limit_of(config.memory.disk_budget)})),
       task_(config, open_pretrained(config).get()),  // whose pages would count as this process's memory
-      optimizer_(make_optimizer(config, model())),
       schedule_(make_schedule(config)),
       scaler_(scaling(config)) {
+  optim::Parameters trained = trained_of(model());
+  team_.copy_from_first(trained.tensors);  // the others come from files, or from the seed
+  if (team_.size() > 1 && config.parallel.shard == ShardOf::Parameters) {
+    streamed_ = std::make_shared<StreamedTensors>(StreamOptions{.device = device_}, tiers_);
+    divided_ = team_.divide(model().parameters(), *streamed_);
+    memory().release_cached();
+  }
+  together_ = team_.data_parallel(trained.tensors, config, divided_);
+  if (is_sharded()) {
+    trained = shards_of(trained, together_->shards());
+    scaler_.agree_with(team_.other_parts());
+  }
+  trained_names_ = trained.names;
+  optimizer_ = make_optimizer(config, std::move(trained));
   if (scaler_.options().enabled) task_.model().expect_loss_scale(scaler_.scale_tensor());
   std::vector<std::pair<std::string, at::Tensor>> names;
   for (const auto& p : model().named_parameters()) names.emplace_back(p.key(), p.value());
@@ -118,10 +149,7 @@ Experiment::Experiment(const Config& config, Team team)
     streamed_ = std::make_shared<StreamedTensors>(StreamOptions{.device = device_}, tiers_);
     stream_again();
   }
-  if (team_.size() > 1) {
-    team_.copy_from_first(optimizer_->parameters());  // the others come from files, or from the seed
-    draw_apart(0);
-  }
+  if (team_.size() > 1) draw_apart(0);
   if (config.train.validate_every > 0 && task_.validation_batches() == 0) {
     throw UsageError(fmt::format(
         "train: train.validate_every = {}, but the validation split, {:g} of the tokens of {}, has no window of {} "
@@ -129,6 +157,12 @@ Experiment::Experiment(const Config& config, Team team)
         "raise data.validation_fraction, lower model.sequence, or leave train.validate_every out",
         config.train.validate_every, config.data.validation_fraction, config.data.path, config.model.sequence));
   }
+}
+
+void Experiment::gather_weights(parallel::Reduction::Purpose purpose) {
+  if (!is_sharded()) return;
+  together_->gather(purpose);
+  if (has_sharded_weights() && purpose == parallel::Reduction::Purpose::Sums) streamed_->forget_copies();
 }
 
 void Experiment::draw_apart(std::int64_t update) {
@@ -213,7 +247,7 @@ void warm_up(const Config& config) {
   // By the names of the model itself.
   of_all.optimizer.groups.clear();
   of_all.optimizer.own = own_defaults(optim::optimizer_kinds());
-  const auto optimizer = make_optimizer(of_all, model->module());
+  const auto optimizer = make_optimizer(of_all, trained_of(model->module()));
   const at::Tensor tokens = torch::randint(0, 256, {2, 16}).to(device);
   model->loss({tokens, tokens}).backward();
   optim::clip_gradients(optimizer->parameters(), optim::ClipNorm{});

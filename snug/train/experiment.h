@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "snug/memory/device_memory.h"
 #include "snug/memory/tiers.h"
@@ -79,7 +80,22 @@ class Experiment {
   [[nodiscard]] const std::vector<data::TokenId>& ends() const noexcept { return task_.ends(); }
   /// The token that begins a text, where a GGUF file names one.
   [[nodiscard]] std::optional<data::TokenId> begin() const noexcept { return task_.begin(); }
+  /// Of the parameters that train, or of this process's shards of them.
   [[nodiscard]] optim::Optimizer& optimizer() noexcept { return *optimizer_; }
+  /// The names of its parameters, or of those that its shards are of.
+  [[nodiscard]] const std::vector<std::string>& trained_names() const noexcept { return trained_names_; }
+  /// What adds up gradients with the other processes of the team; nullptr for one alone.
+  [[nodiscard]] parallel::DataParallel* together() const noexcept { return together_.get(); }
+  /// Whether this process updates shards, and others the rest.
+  [[nodiscard]] bool is_sharded() const noexcept { return together_ && config_.parallel.shard != ShardOf::None; }
+  /// Whether weights are in shards, too.
+  [[nodiscard]] bool has_sharded_weights() const noexcept {
+    return together_ && config_.parallel.shard == ShardOf::Parameters;
+  }
+  /// Of the parameters whose contents are.
+  [[nodiscard]] const std::vector<parallel::DividedParameter>& divided() const noexcept { return divided_; }
+  /// All processes have updated their shards: so have all weights been.
+  void gather_weights(parallel::Reduction::Purpose purpose);
   /// Enabled where losses are scaled: in fp16.
   [[nodiscard]] optim::GradScaler& scaler() noexcept { return scaler_; }
   [[nodiscard]] std::int64_t tokens_per_step() const { return task_.units_per_step(); }
@@ -91,6 +107,9 @@ class Experiment {
   std::shared_ptr<memory::Tiers> tiers_;
   std::shared_ptr<StreamedTensors> streamed_;  // whose tensors go first, as nobody wants them back then
   LanguageTask task_;
+  std::vector<parallel::DividedParameter> divided_;
+  std::unique_ptr<parallel::DataParallel> together_;
+  std::vector<std::string> trained_names_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::Schedule schedule_;
   optim::GradScaler scaler_;

@@ -11,6 +11,7 @@
 #include "snug/plan/run/presets.h"
 #include "snug/plan/strategy.h"
 #include "snug/record/random_state.h"
+#include "snug/replay/agreed_recording.h"
 #include "snug/train/training_step.h"
 
 namespace snug::train {
@@ -102,6 +103,7 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
     recorded = step.record(sample, cap);
   }
   for (replay::RecordedStep& kind : recorded) kind.passing.front().beside = ahead ? ahead->bytes() : 0;
+  replay::agree_on(recorded, *experiment.team().agreement());
   if (file) plan::check_is_for(*file, recorded.front().graph);
   PlannedExperiment planned;
   planned.budget = plan::budget_for(request, plan::plan_none(recorded.front().graph).predicted_peak);

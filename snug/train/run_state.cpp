@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -40,7 +41,13 @@ at::Tensor bytes_of(const std::string& text) {
   return bytes;
 }
 
-void check_same_run(const json& before, const Config& now) {
+/// Processes that have their micro-batches together may be more or fewer, with as many in all: `was` and `is` of them.
+void check_same_run(json before, const Config& now, std::size_t was, int is) {
+  const json train = before.value("train", json::object());
+  const json accumulate = train.is_object() ? train.value("accumulate", json(1)) : json();
+  if (accumulate.is_number_integer() &&
+      accumulate.get<std::int64_t>() * static_cast<std::int64_t>(was) == now.train.accumulate * is)
+    before["train"]["accumulate"] = now.train.accumulate;
   const std::vector<std::string> different = changed_when_resumed(before, now);
   if (different.empty()) return;
   throw UsageError(
@@ -53,16 +60,9 @@ void check_same_run(const json& before, const Config& now) {
 
 RunState::RunState(Experiment& experiment, std::filesystem::path folder)
     : experiment_(experiment), folder_(std::move(folder)) {
-  state::NamedTensors weights;
-  std::vector<std::string> trained;
-  for (const auto& p : experiment.model().named_parameters()) {
-    if (!p.value().requires_grad()) continue;
-    weights.emplace_back(p.key(), p.value());
-    trained.push_back(p.key());
-  }
-  for (const auto& b : experiment.model().named_buffers()) weights.emplace_back(b.key(), b.value());
-  state_.add_tensors("weights", std::move(weights));
-  state_.add_tensors("optimizer", experiment.optimizer().named_state(trained));
+  if (!experiment.has_sharded_weights()) state_.add_tensors("weights", weights());
+  if (!experiment.is_sharded())
+    state_.add_tensors("optimizer", experiment.optimizer().named_state(experiment.trained_names()));
   state_.add_value(
       "random", [this] { return json(hexadecimal(record::save_random_state(experiment_.generator()).state)); },
       [this](const json& value) {
@@ -108,6 +108,43 @@ RunState::RunState(Experiment& experiment, std::filesystem::path folder)
       "config", [this] { return json(to_json(experiment_.config())); }, [](const json&) {}, [] {});
 }
 
+void RunState::share() {
+  if (!experiment_.is_sharded()) return;
+  const optim::Optimizer& optimizer = experiment_.optimizer();
+  std::vector<state::TensorPart> parts;
+  for (optim::PartOfState& part : optimizer.parts_of_state(experiment_.trained_names()))
+    parts.push_back({std::move(part.name), part.tensor, std::move(part.shape), part.first});
+  std::map<std::string, std::vector<state::TensorPart>> files{{"optimizer", std::move(parts)}};
+  if (experiment_.has_sharded_weights()) files.emplace("weights", parts_of_weights());
+  in_shards_.emplace(experiment_.team(), std::move(files));
+  for (auto& [file, tensors] : in_shards_->divided()) state_.add_divided(file, std::move(tensors));
+}
+
+/// What trains, and buffers.
+state::NamedTensors RunState::weights() const {
+  state::NamedTensors weights;
+  for (const auto& p : experiment_.model().named_parameters()) {
+    if (p.value().requires_grad()) weights.emplace_back(p.key(), p.value());
+  }
+  for (const auto& b : experiment_.model().named_buffers()) weights.emplace_back(b.key(), b.value());
+  return weights;
+}
+
+std::vector<state::TensorPart> RunState::parts_of_weights() const {
+  std::vector<state::TensorPart> parts;
+  const int rank = experiment_.team().rank(), size = experiment_.team().size();
+  for (auto& [name, tensor] : weights()) {
+    state::TensorPart part{name, tensor, tensor.sizes().vec(), 0};
+    for (const parallel::DividedParameter& divided : experiment_.divided()) {
+      if (!divided.parameter.is_same(tensor)) continue;
+      part.part = divided.shard;
+      part.first = parallel::EvenShards(tensor.numel(), size).first(rank);
+    }
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
 void RunState::add_loss(const char* name, std::optional<double>& loss) {
   state_.add_value(
       name, [&loss] { return loss ? json(*loss) : json(); },
@@ -134,7 +171,8 @@ std::optional<std::int64_t> RunState::find(report::Progress& progress) {
   }
   if (!found_) return std::nullopt;
   const json values = state::values_in(*found_);
-  check_same_run(values.value("config", json::object()), experiment_.config());
+  const std::size_t processes = std::max<std::size_t>(values.value("random_of_team", json::array()).size(), 1);
+  check_same_run(values.value("config", json::object()), experiment_.config(), processes, experiment_.team().size());
   if (const json files = values.value("files", json()); !files.is_null() && files != json(experiment_.fingerprint())) {
     throw UsageError(
         "resuming: what data.path, model.path or lora.adapter names is not what it was when the state was saved; put "
@@ -143,9 +181,27 @@ std::optional<std::int64_t> RunState::find(report::Progress& progress) {
   return found_->manifest.step;
 }
 
+std::int64_t RunState::find_for(std::int64_t steps, report::Progress& progress) {
+  const auto found = find(progress);
+  const std::int64_t done = found.value_or(0);
+  progress.note(found ? fmt::format("resuming after {} steps", done)
+                      : fmt::format("no training state in {}; beginning at the first step", folder_.string()));
+  if (done > steps) {
+    throw UsageError(
+        fmt::format("train: the state in {} is of {} steps, and train.steps = {} are to be done in all; set "
+                    "it to {} or more, or use another output.folder",
+                    folder_.string(), done, steps, done));
+  }
+  return done;
+}
+
 void RunState::restore() {
   if (!found_) return;
   state_.restore(found_->path);
+  if (experiment_.has_sharded_weights()) {
+    experiment_.team().group().run(parallel::Barrier{});  // nobody fetches what another has yet to restore
+    experiment_.streamed()->forget_copies();
+  }
   restore_own_random();
   if (!experiment_.team().is_first()) return;
   // They would pass for states newer than those that follow.
@@ -165,21 +221,35 @@ void RunState::restore_own_random() {
 
 void RunState::save(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room,
                     report::Progress& progress) {
-  if (!experiment_.team().is_first()) return;
+  if (!experiment_.team().is_first()) {
+    if (in_shards_) in_shards_->serve();
+    return;
+  }
   wait();
   if (failure_) progress.note(*failure_);  // of the state before; this one may be luckier
+  if (in_shards_) in_shards_->begin();
   try {
-    if (!writer_) {
-      const StateConfig& c = experiment_.config().state;
-      writer_.emplace(folder_, state::Retention{.last = c.last, .best = c.best});
-    }
-    writer_->write(state_, step, metric, {{"plan.json", plan}},
-                   experiment_.config().state.write == StateWrite::Background ? room : 0);
+    write(step, metric, plan, room);
     failure_.reset();
     ++saved_;
+  } catch (const parallel::GroupFailed&) {
+    throw;
   } catch (const Error& error) {
     failure_ = error.what();  // told when the run goes on without it, or by finish()
+  } catch (...) {
+    if (in_shards_) in_shards_->done();
+    throw;
   }
+  if (in_shards_) in_shards_->done();
+}
+
+void RunState::write(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room) {
+  if (!writer_) {
+    const StateConfig& c = experiment_.config().state;
+    writer_.emplace(folder_, state::Retention{.last = c.last, .best = c.best});
+  }
+  writer_->write(state_, step, metric, {{"plan.json", plan}},
+                 experiment_.config().state.write == StateWrite::Background ? room : 0);
 }
 
 void RunState::wait() {

@@ -10,6 +10,7 @@
 #include "snug/state/state_writer.h"
 #include "snug/state/training_state.h"
 #include "snug/train/experiment.h"
+#include "snug/train/state_of_team.h"
 
 namespace snug::train {
 
@@ -27,12 +28,18 @@ class RunState {
   /// there is no state. Throws UsageError when the state is of another run: of another model, data or order; Error when
   /// there are states and none is whole.
   std::optional<std::int64_t> find(report::Progress& progress);
+  /// The same of a run that is to have so many steps in all, telling what was found: 0 where nothing was. Throws
+  /// UsageError for a state of more steps, too.
+  std::int64_t find_for(std::int64_t steps, report::Progress& progress);
+  /// Of a team whose state is in shards, all at once: they know what each has. Where they are known to be alike.
+  void share();
   /// Goes on from the state that was found, if one was. To be called when the step has been recorded, which is done
   /// with an optimizer that has not begun.
   void restore();
 
   /// Saves what is there after `step` steps, and the plan that is followed; see StateWriter::write for `room`. A
-  /// failure is noted, and the run goes on; finish() tells of it at the end. Of a team the first process saves.
+  /// failure is noted, and the run goes on; finish() tells of it at the end. Of a team the first process saves, and
+  /// where their state is in shards all of them call it.
   void save(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room,
             report::Progress& progress);
 
@@ -52,12 +59,16 @@ class RunState {
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
 
  private:
+  [[nodiscard]] state::NamedTensors weights() const;
+  [[nodiscard]] std::vector<state::TensorPart> parts_of_weights() const;
+  void write(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room);
   void add_loss(const char* name, std::optional<double>& loss);
   void restore_own_random();
 
   Experiment& experiment_;
   std::filesystem::path folder_;
   state::TrainingState state_;
+  std::optional<StateOfTeam> in_shards_;
   std::optional<state::StateFolder> found_;
   std::vector<std::filesystem::path> damaged_;
   std::optional<state::StateWriter> writer_;

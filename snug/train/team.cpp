@@ -4,6 +4,8 @@
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,6 +19,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/base/hash.h"
+#include "snug/optim/optimizer.h"
 #include "snug/parallel/group_agreement.h"
 #include "snug/parallel/launch.h"
 #include "snug/train/config.h"
@@ -25,25 +28,29 @@
 namespace snug::train {
 namespace {
 
-constexpr std::int64_t kHead = sizeof(double) + 1;  // of a word: the loss, and whether it stops
-
+/// Whether it stops, its losses, and its generator's state, of which all have the same numbers.
 at::Tensor as_bytes(const Team::Word& word) {
-  at::Tensor bytes = at::empty({kHead + static_cast<std::int64_t>(word.random.size())}, at::kByte);
+  const std::size_t losses = word.losses.size() * sizeof(double);
+  at::Tensor bytes = at::empty({static_cast<std::int64_t>(1 + losses + word.random.size())}, at::kByte);
   auto* const at = bytes.mutable_data_ptr<std::uint8_t>();
-  std::memcpy(at, &word.loss, sizeof(double));
-  at[sizeof(double)] = word.stops ? 1 : 0;
-  std::ranges::copy(word.random, at + kHead);
+  at[0] = word.stops ? 1 : 0;
+  std::memcpy(at + 1, word.losses.data(), losses);
+  std::ranges::copy(word.random, at + 1 + losses);
   return bytes;
 }
 
-Team::Word word_of(const at::Tensor& bytes) {
+Team::Word word_of(const at::Tensor& bytes, std::size_t losses) {
   Team::Word word;
   const auto* const at = bytes.const_data_ptr<std::uint8_t>();
-  std::memcpy(&word.loss, at, sizeof(double));
-  word.stops = at[sizeof(double)] != 0;
-  word.random.assign(at + kHead, at + bytes.numel());
+  word.stops = at[0] != 0;
+  word.losses.resize(losses);
+  std::memcpy(word.losses.data(), at + 1, losses * sizeof(double));
+  word.random.assign(at + 1 + losses * sizeof(double), at + bytes.numel());
   return word;
 }
+
+/// What is smaller stays whole in each process: gathering it takes longer than it is worth.
+constexpr Bytes kSmallestDivided = 64_KiB;
 
 /// As a number of few enough bits for a double.
 double hash_of(std::string_view text) {
@@ -53,7 +60,10 @@ double hash_of(std::string_view text) {
 /// What each process may have its own way.
 std::string settings_of(const Config& config) {
   nlohmann::ordered_json all = to_json(config);
-  for (const char* const section : {"memory", "monitor", "state", "output"}) all.erase(section);
+  for (const char* const section : {"memory", "monitor"}) all.erase(section);
+  if (config.parallel.shard == ShardOf::None) {  // else they save together
+    for (const char* const section : {"state", "output"}) all.erase(section);
+  }
   all["train"].erase("threads");
   all["parallel"].erase("timeout");
   return all.dump();
@@ -65,6 +75,16 @@ std::shared_ptr<Agreement> Team::agreement() const {
   return size() > 1 ? parallel::agreement_of(world_->all()) : alone();
 }
 
+std::vector<parallel::DividedParameter> Team::divide(const std::vector<at::Tensor>& parameters,
+                                                     StreamedTensors& streamed) const {
+  auto divided = parallel::divide(parameters, *world_, kSmallestDivided,
+                                  [&](const at::Tensor& parameter, std::unique_ptr<memory::ContentsRoom> room) {
+                                    streamed.add_with_room(parameter, std::move(room));
+                                  });
+  streamed.set_cost(parallel::measured_gather_cost(*world_));
+  return divided;
+}
+
 Team Team::of_launcher(const Config& config) {
   const auto launched = parallel::launched();
   if (!launched) return {};
@@ -73,11 +93,14 @@ Team Team::of_launcher(const Config& config) {
 }
 
 std::unique_ptr<parallel::DataParallel> Team::data_parallel(const std::vector<at::Tensor>& parameters,
-                                                            const Config& config) const {
+                                                            const Config& config,
+                                                            std::vector<parallel::DividedParameter> divided) const {
   if (size() == 1) return nullptr;
   parallel::DataParallelOptions options{.combine = parallel::DataParallelOptions::Combine::Sum};
   if (config.parallel.reduce == ReduceIn::Fp32) options.reduce_in = at::kFloat;
   if (config.parallel.reduce == ReduceIn::Bf16) options.reduce_in = at::kBFloat16;
+  if (config.parallel.shard != ShardOf::None) options.leaves = parallel::DataParallelOptions::Leaves::Shards;
+  options.divided = std::move(divided);
   return std::make_unique<parallel::DataParallel>(parameters, world_->all(), options);
 }
 
@@ -95,8 +118,9 @@ std::vector<MicroBatch> Team::part_of(const data::Batch& batch, std::int64_t acc
                     "or fewer of them",
                     parts, size(), parts - static_cast<std::int64_t>(all.size())));
   }
-  const auto first = all.begin() + rank() * accumulate;
-  return {first, first + accumulate};
+  std::vector<MicroBatch> mine;
+  for (std::int64_t i = rank(); i < parts; i += size()) mine.push_back(std::move(all[static_cast<std::size_t>(i)]));
+  return mine;
 }
 
 std::vector<Team::Word> Team::tell(const Word& mine) const {
@@ -104,7 +128,7 @@ std::vector<Team::Word> Team::tell(const Word& mine) const {
   const at::Tensor bytes = as_bytes(mine), all = at::empty({size(), bytes.numel()}, at::kByte);
   world_->all()->run(parallel::AllGather{all, bytes});
   std::vector<Word> words;
-  for (int rank = 0; rank < size(); ++rank) words.push_back(word_of(all[rank]));
+  for (int rank = 0; rank < size(); ++rank) words.push_back(word_of(all[rank], mine.losses.size()));
   return words;
 }
 
@@ -118,13 +142,44 @@ std::vector<double> Team::gather(const std::vector<double>& mine) const {
   return {first, first + all.numel()};
 }
 
+std::vector<std::string> Team::gather_texts(const std::string& mine) const {
+  if (size() == 1) return {mine};
+  std::size_t most = 0;
+  const std::vector<double> lengths = gather({static_cast<double>(mine.size())});
+  for (const double length : lengths) most = std::max(most, static_cast<std::size_t>(length));
+  const at::Tensor bytes = at::zeros({static_cast<std::int64_t>(most)}, at::kByte);
+  std::memcpy(bytes.mutable_data_ptr(), mine.data(), mine.size());
+  const at::Tensor all = at::empty({size(), bytes.numel()}, at::kByte);
+  group().run(parallel::AllGather{all, bytes});
+  std::vector<std::string> texts;
+  const auto* at = all.const_data_ptr<std::uint8_t>();
+  for (const double length : lengths) {
+    texts.emplace_back(at, at + static_cast<std::size_t>(length));
+    at += most;
+  }
+  return texts;
+}
+
+optim::OtherParts Team::other_parts() const {
+  if (size() == 1) return {};
+  const auto together = [this](parallel::Reduce how) {
+    return [this, how](std::span<std::int64_t> numbers) {
+      group().run(parallel::AllReduce{
+          at::from_blob(numbers.data(), {static_cast<std::int64_t>(numbers.size())}, at::kLong), how});
+    };
+  };
+  return {.add_up = together(parallel::Reduce::Sum), .largest = together(parallel::Reduce::Max)};
+}
+
 bool Team::interrupted_anywhere() const { return std::ranges::count(gather({interrupted() ? 1.0 : 0.0}), 1.0) > 0; }
 
 void check_same_in_team(const Config& config, const Team& team, const std::string& fingerprint, std::int64_t done) {
   if (team.size() == 1) return;
   const std::array<std::pair<const char*, const char*>, 5> what = {{
       {"go on from other steps", "is output.folder the same for all?"},
-      {"have other settings", "give all the same, but for memory, monitor, state and output"},
+      {"have other settings", config.parallel.shard == ShardOf::None
+                                  ? "give all the same, but for memory, monitor, state and output"
+                                  : "give all the same, but for memory and monitor"},
       {"have other data or another pretrained model", "give all the same files"},
       {"have other numbers of threads, and so other bits", "set train.threads"},
       {"have other vector instructions, and so other bits", "set ATEN_CPU_CAPABILITY to what all have"},
@@ -145,6 +200,12 @@ void check_for_team(const Config& config, const Team& team) {
     throw UsageError(fmt::format("train: {} and {} processes: {}", key, team.size(), why));
   };
   if (!config.memory.allow.empty()) refuse("memory.allow", "each would choose by itself; choose in one process first");
+  if (config.parallel.shard != ShardOf::None &&
+      optim::optimizer_kind(config.optimizer.kind).updates_by == optim::UpdatesBy::Matrices) {
+    refuse(fmt::format("parallel.shard = \"{}\" with optimizer.kind = \"{}\"", word(config.parallel.shard),
+                       config.optimizer.kind),
+           "it updates whole matrices; use adamw, adamw_8bit, lion or sgd, or leave parallel.shard out");
+  }
   if (config.optimizer.in_backward)
     refuse("optimizer.in_backward = true",
            "weights would be updated before the gradients of all are there; leave it out");

@@ -47,21 +47,6 @@ Bytes room_beside(const Session& session) {
   return std::max<Bytes>(budget - session.predicted_peak() - plan::Budget::for_limit(budget).reserve, 0);
 }
 
-/// Finds the training state that a run goes on from. Returns the steps that were done.
-std::int64_t find_state(RunState& state, std::int64_t steps, report::Progress& progress) {
-  const auto found = state.find(progress);
-  const std::int64_t done = found.value_or(0);
-  progress.note(found ? fmt::format("resuming after {} steps", done)
-                      : fmt::format("no training state in {}; beginning at the first step", state.folder().string()));
-  if (done > steps) {
-    throw UsageError(
-        fmt::format("train: the state in {} is of {} steps, and train.steps = {} are to be done in all; set "
-                    "it to {} or more, or use another output.folder",
-                    state.folder().string(), done, steps, done));
-  }
-  return done;
-}
-
 std::string describe(const Session& session) {
   const plan::MemoryPlan& p = session.plan();
   return fmt::format("plan \"{}\": {} operators, unplanned peak {}, predicted peak {}{}", p.strategy,
@@ -139,8 +124,11 @@ class Run {
       run_steps();
       state_.wait();
       if (options.after && done_ > 0) options.after(experiment_, result_);
+    } catch (const FailedInAll&) {
+      leave(Alone::No);
+      throw;
     } catch (...) {
-      leave();
+      leave(Alone::Yes);
       throw;
     }
     end();
@@ -185,8 +173,11 @@ class Run {
     if (failure) std::rethrow_exception(failure);
   }
 
+  /// Whether what has failed here may go on in other processes.
+  enum class Alone : std::uint8_t { No, Yes };
+
   /// After a failure, which is told by others: here only what goes wrong beside it.
-  void leave() {
+  void leave(Alone alone) {
     const auto attempt = [&](const auto& action) {
       try {
         action();
@@ -194,7 +185,11 @@ class Run {
         progress_.note(error.what());
       }
     };
-    if (whole_ && step_.whole()) {
+    if (experiment_.is_sharded() && alone == Alone::Yes) {
+      if (saves() && done_ != saved_at_)
+        progress_.note(
+            "the processes have the state in shards, and one alone saves none; the newest that is there stays");
+    } else if (whole_ && step_.whole()) {
       attempt([&] { save(); });
     } else {
       progress_.note(fmt::format("the update of step {} did not come to its end: no state is saved of it", done_));
@@ -253,7 +248,7 @@ class Run {
   void check_scale() const {
     // Gradients that are not scaled up any more overflow by themselves.
     if (overflows_in_a_row_ < kTooManyOverflows || experiment_.scaler().get_scale() >= 1) return;
-    throw Error(fmt::format(
+    throw FailedInAll(fmt::format(
         "train: the gradients of {} steps in a row, up to step {}, were not finite, and the loss scale has "
         "fallen to {:g}: the loss itself, or an operator on the way back, exceeds what fp16 holds (65504) "
         "whatever the scale is; a lower optimizer.learning_rate often helps, and in a new run precision.compute = "
@@ -281,7 +276,8 @@ class Run {
 
   /// Unless there is a state of these steps, or none is asked for.
   void save() {
-    if (!saves() || done_ == saved_at_) return;
+    // In shards all of them have to do with it.
+    if (config_.output.folder.empty() || (!saves() && !experiment_.is_sharded()) || done_ == saved_at_) return;
     saved_at_ = done_;
     // Of now: a session plans anew when a step or the memory around it changes.
     const std::string plan = to_json(plan::plan_file_for(session_.graph(), session_.plan())).dump() + "\n";
@@ -344,13 +340,15 @@ void train_chosen(const Config& asked, report::Progress& progress, const TrainOp
   const Config config = chosen_for(asked, options, progress);
   Experiment experiment(config, options.team);
   RunState state(experiment, folder / "state");
-  if (options.start == Start::Resume)
-    result.resumed_from = result.steps = find_state(state, config.train.steps, progress);
+  if (options.start == Start::Resume) result.resumed_from = result.steps = state.find_for(config.train.steps, progress);
   check_same_in_team(config, options.team, experiment.fingerprint(), result.resumed_from);
+  state.share();
   // Of a run that goes on nothing may change.
   if (result.resumed_from == 0 && !options.plan) unplanned = config;
   result.parameters = count(experiment.model().parameters());
-  result.trained_parameters = count(experiment.optimizer().parameters());
+  std::vector<at::Tensor> trained = experiment.model().parameters();
+  std::erase_if(trained, [](const at::Tensor& p) { return !p.requires_grad(); });
+  result.trained_parameters = count(trained);
 
   auto& memory = experiment.memory();
   const std::optional<Bytes> cap = cap_of(config, options.plan);

@@ -25,6 +25,10 @@ std::vector<MicroBatch> micros_of(const Experiment& experiment, const data::Batc
   return experiment.team().part_of(batch, experiment.config().train.accumulate);
 }
 
+optim::OtherParts other_parts(const Experiment& experiment) {
+  return experiment.is_sharded() ? experiment.team().other_parts() : optim::OtherParts();
+}
+
 constexpr const char* kHowToFind = "train.detect_anomaly = true names the operator that made it";
 
 [[noreturn]] void refuse_loss(Experiment& experiment, const data::Batch& batch, std::int64_t step, double loss,
@@ -39,8 +43,8 @@ constexpr const char* kHowToFind = "train.detect_anomaly = true names the operat
     cause = found ? "the first operator with a non-finite output is " + *found
                   : "running the step again gave finite values";
   }
-  throw Error(fmt::format("train: the loss of step {} is {}; {}; a lower optimizer.learning_rate often helps", step,
-                          loss, cause));
+  throw FailedInAll(fmt::format("train: the loss of step {} is {}; {}; a lower optimizer.learning_rate often helps",
+                                step, loss, cause));
 }
 
 /// The weights are still those that the step began with.
@@ -58,7 +62,7 @@ constexpr const char* kHowToFind = "train.detect_anomaly = true names the operat
       cause = error.what();
     }
   }
-  throw Error(
+  throw FailedInAll(
       fmt::format("train: the norm of the gradients of step {} is {}; {}; a lower optimizer.learning_rate often "
                   "helps",
                   step, norm, cause));
@@ -86,9 +90,14 @@ at::Tensor run_plain(const replay::Forward& forward) {
   return loss.detach();
 }
 
-TrainingStep::TrainingStep(Experiment& experiment) : experiment_(experiment) {
+TrainingStep::TrainingStep(Experiment& experiment) : experiment_(experiment), together_(experiment.together()) {
   if (experiment.config().optimizer.in_backward) in_backward_.emplace(experiment);
-  together_ = experiment.team().data_parallel(experiment.optimizer().parameters(), experiment.config());
+}
+
+std::unique_ptr<parallel::DataParallel::Accumulating> TrainingStep::not_the_last() const {
+  const ShardOf shard = experiment_.config().parallel.shard;
+  if (together_ == nullptr || shard == ShardOf::Gradients || shard == ShardOf::Parameters) return nullptr;
+  return std::make_unique<parallel::DataParallel::Accumulating>(*together_);
 }
 
 std::vector<replay::RecordedStep> TrainingStep::record(const data::Batch& sample, std::optional<Bytes> limit) {
@@ -111,13 +120,15 @@ std::vector<replay::RecordedStep> TrainingStep::record_kinds(const data::Batch& 
     kinds.push_back(recorded(0, {.update = rehearsal()}));
     return kinds;
   }
-  std::optional<parallel::DataParallel::Accumulating> not_the_last;
-  if (together_) not_the_last.emplace(*together_);
-  replay::RecordedStep first = recorded(0, {});
-  not_the_last.reset();
-  kinds.push_back(recorded(1, {.update = rehearsal(), .have_gradients = first.parameters}));
+  replay::Rehearsal none;  // but what it would update may have gradients from the first on
+  none.parameters = experiment_.optimizer().parameters();
+  auto alone = not_the_last();
+  replay::RecordedStep first = recorded(0, {.update = std::move(none)});
+  alone.reset();
+  const std::vector<at::Tensor> have = first.with_gradients;
+  kinds.push_back(recorded(1, {.update = rehearsal(), .have_gradients = have}));
   // Those in between update nothing, and keep their gradients.
-  if (in_backward_ && micros.size() > 2) kinds.push_back(recorded(1, {.have_gradients = first.parameters}));
+  if (in_backward_ && micros.size() > 2) kinds.push_back(recorded(1, {.have_gradients = have}));
   kinds.push_back(std::move(first));
   return kinds;
 }
@@ -142,23 +153,23 @@ at::Tensor TrainingStep::weighted_loss(const MicroBatch& micro) {
 }
 
 template <class Run>
-at::Tensor TrainingStep::sum_of_losses(const data::Batch& batch, std::int64_t update, const Run& run) {
-  at::Tensor sum;
+TrainingStep::Losses TrainingStep::losses_of(const data::Batch& batch, std::int64_t update, const Run& run) {
+  Losses losses;
   const std::vector<MicroBatch> micros = micros_of(experiment_, batch);
   for (const MicroBatch& micro : micros) {
     std::optional<replay::GradientHooks> updates;
     if (in_backward_ && &micro == &micros.back()) in_backward_->begin(update, updates);
-    std::optional<parallel::DataParallel::Accumulating> not_the_last;
-    if (together_ && &micro != &micros.back()) not_the_last.emplace(*together_);
+    const auto alone = &micro != &micros.back() ? not_the_last() : nullptr;
     const at::Tensor loss = run([&] {
       at::Tensor weighted = weighted_loss(micro);
       whole_ = !updates;  // from the backward pass on
       return weighted;
     });
     whole_ = true;
-    sum = sum.defined() ? sum + loss : loss;
+    losses.sum = losses.sum.defined() ? losses.sum + loss : loss;
+    if (together_ != nullptr) losses.each.push_back(loss.item<double>());
   }
-  return sum;
+  return losses;
 }
 
 at::Tensor TrainingStep::unscaled(const at::Tensor& loss) const {
@@ -167,12 +178,12 @@ at::Tensor TrainingStep::unscaled(const at::Tensor& loss) const {
 }
 
 at::Tensor TrainingStep::backward(Session& session, const data::Batch& batch, std::int64_t update) {
-  return unscaled(scaled_backward(session, batch, update));
+  return unscaled(scaled_backward(session, batch, update).sum);
 }
 
-at::Tensor TrainingStep::scaled_backward(Session& session, const data::Batch& batch, std::int64_t update) {
+TrainingStep::Losses TrainingStep::scaled_backward(Session& session, const data::Batch& batch, std::int64_t update) {
   last_ = {};
-  return sum_of_losses(batch, update, [&](const replay::Forward& forward) {
+  return losses_of(batch, update, [&](const replay::Forward& forward) {
     at::Tensor loss = session.backward(forward);
     const Session::StepReport& report = session.last_step();
     last_.replayed_ops += report.replayed_ops;
@@ -184,26 +195,31 @@ at::Tensor TrainingStep::scaled_backward(Session& session, const data::Batch& ba
 }
 
 at::Tensor TrainingStep::backward_plain(const data::Batch& batch, std::int64_t update) {
-  return unscaled(sum_of_losses(batch, update, [](const replay::Forward& forward) { return run_plain(forward); }));
+  return unscaled(losses_of(batch, update, [](const replay::Forward& forward) { return run_plain(forward); }).sum);
 }
 
-TrainingStep::Gradients TrainingStep::gathered(const at::Tensor& loss) {
+TrainingStep::Gradients TrainingStep::gathered(const Losses& losses) {
   Gradients made;
-  if (!together_) {
-    made.loss = unscaled(loss).item<double>();
+  if (together_ == nullptr) {
+    made.loss = unscaled(losses.sum).item<double>();
     return made;
   }
   const at::Tensor state = record::save_random_state(experiment_.generator()).state;
   const Team::Word mine{
-      .loss = loss.item<double>(),
       .stops = interrupted(),
+      .losses = losses.each,
       .random = {reinterpret_cast<const char*>(state.const_data_ptr()), static_cast<std::size_t>(state.numel())}};
-  at::Tensor sum;  // in the loss's type and order, as one process adds up
-  for (const Team::Word& word : experiment_.team().tell(mine)) {
-    const at::Tensor one = at::full({}, word.loss, loss.options().device(at::kCPU));
-    sum = sum.defined() ? sum + one : one;
+  const std::vector<Team::Word> words = experiment_.team().tell(mine);
+  for (const Team::Word& word : words) {
     made.stops |= word.stops;
     made.random.push_back(word.random);
+  }
+  at::Tensor sum;  // in the losses' type and order, as one process adds up
+  for (std::size_t i = 0; i < losses.each.size(); ++i) {
+    for (const Team::Word& word : words) {
+      const at::Tensor one = at::full({}, word.losses[i], losses.sum.options().device(at::kCPU));
+      sum = sum.defined() ? sum + one : one;
+    }
   }
   made.loss = unscaled(sum).item<double>();
   return made;
@@ -224,7 +240,15 @@ TrainingStep::Gradients TrainingStep::make_gradients(Session& session, const dat
           [&] {
             // Each process by itself: the first that finds something goes no further.
             std::optional<parallel::DataParallel::Accumulating> alone;
-            if (together_) alone.emplace(*together_);
+            if (together_ != nullptr) alone.emplace(*together_);
+            // Nobody wants them, and plans of shards have no room for all.
+            std::optional<replay::GradientHooks> gone;
+            if (experiment_.is_sharded()) {
+              gone.emplace(
+                  experiment_.model().parameters(),
+                  [](const at::Tensor& leaf) { at::Tensor(leaf).mutable_grad() = at::Tensor(); },
+                  replay::GradientHooks::For::Else);
+            }
             backward(session, batch, update);
           },
           step, made.norm, random);
@@ -248,7 +272,7 @@ double TrainingStep::clip() {
   optim::Optimizer& optimizer = experiment_.optimizer();
   if (experiment_.scaler().options().enabled) experiment_.scaler().unscale(optimizer);
   return overflowed() ? std::numeric_limits<double>::quiet_NaN()
-                      : optim::clip_gradients(optimizer.parameters(), experiment_.clipping());
+                      : optim::clip_gradients(optimizer.parameters(), experiment_.clipping(), other_parts(experiment_));
 }
 
 bool TrainingStep::overflowed() const { return experiment_.scaler().overflowed(&experiment_.optimizer()); }
@@ -256,12 +280,18 @@ bool TrainingStep::overflowed() const { return experiment_.scaler().overflowed(&
 void TrainingStep::update(std::int64_t update) {
   if (in_backward_) return forget_gradients();  // of weights that took no part
   optim::Optimizer& optimizer = experiment_.optimizer();
-  experiment_.scaler().step(optimizer, [&] { optimizer.step(experiment_.learning_rate(update)); });
+  experiment_.scaler().step(optimizer, [&] {
+    optimizer.step(experiment_.learning_rate(update));
+    experiment_.gather_weights(parallel::Reduction::Purpose::Sums);
+  });
   experiment_.scaler().update();
   forget_gradients();
 }
 
-void TrainingStep::forget_gradients() { experiment_.optimizer().zero_grad(); }
+void TrainingStep::forget_gradients() {
+  experiment_.optimizer().zero_grad();
+  if (experiment_.is_sharded()) experiment_.model().zero_grad();  // of a step that has failed
+}
 
 replay::Rehearsal TrainingStep::rehearsal() {
   if (in_backward_) {
@@ -273,7 +303,9 @@ replay::Rehearsal TrainingStep::rehearsal() {
   replay::Rehearsal rehearsal([this] {
     optim::clip_gradients(experiment_.optimizer().parameters(), experiment_.clipping());
     experiment_.optimizer().rehearse();
+    experiment_.gather_weights(parallel::Reduction::Purpose::Trial);
   });
+  rehearsal.parameters = experiment_.optimizer().parameters();
   rehearsal.writes = replay::Rehearsal::Writes::Nothing;
   return rehearsal;
 }

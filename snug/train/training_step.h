@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "snug/base/bytes.h"
+#include "snug/base/errors.h"
 #include "snug/replay/record_step.h"
 #include "snug/replay/session.h"
 #include "snug/train/experiment.h"
@@ -14,6 +15,12 @@
 #include "snug/train/update_in_backward.h"
 
 namespace snug::train {
+
+/// What the processes of a team have all found at the same place: they may still do something together.
+class FailedInAll : public Error {
+ public:
+  using Error::Error;
+};
 
 /// Forward and backward as PyTorch does them. Returns the loss, detached.
 at::Tensor run_plain(const replay::Forward& forward);
@@ -78,20 +85,26 @@ class TrainingStep {
 
  private:
   std::vector<replay::RecordedStep> record_kinds(const data::Batch& sample, std::optional<Bytes> limit);
-  /// The sum of its losses as they were weighted, and in fp16 scaled: as processes and micro-batches add them up.
-  at::Tensor scaled_backward(Session& session, const data::Batch& batch, std::int64_t update);
+  /// Of a step's micro-batches, as they were weighted, and in fp16 scaled: as processes and micro-batches add them up.
+  struct Losses {
+    at::Tensor sum;
+    std::vector<double> each{};  // to be told other processes
+  };
+  Losses scaled_backward(Session& session, const data::Batch& batch, std::int64_t update);
   [[nodiscard]] at::Tensor unscaled(const at::Tensor& loss) const;
-  /// What all processes have made of a step, of which this one has that loss, scaled.
-  Gradients gathered(const at::Tensor& loss);
+  /// What all processes have made of a step, of which this one has those losses.
+  Gradients gathered(const Losses& losses);
+  /// While it lives the gradients of a micro-batch that is not the last stay with this process, if they are to.
+  [[nodiscard]] std::unique_ptr<parallel::DataParallel::Accumulating> not_the_last() const;
   /// The loss times its share and the loss scale, where they are not one.
   at::Tensor weighted_loss(const MicroBatch& micro);
   /// `run` runs each micro-batch.
   template <class Run>
-  at::Tensor sum_of_losses(const data::Batch& batch, std::int64_t update, const Run& run);
+  Losses losses_of(const data::Batch& batch, std::int64_t update, const Run& run);
 
   Experiment& experiment_;
   std::optional<UpdateInBackward> in_backward_;
-  std::unique_ptr<parallel::DataParallel> together_;  // with the other processes
+  parallel::DataParallel* together_;  // with the other processes; nullptr: there are none
   bool whole_ = true;
   Report last_;
 };

@@ -30,6 +30,22 @@ class Together(Command):
         self.assertEqual(self.lines("two"), self.lines("one"))
         self.assertEqual(len(self.lines("two")), 6)
 
+    def test_shards_take_less_and_change_no_bit(self):
+        to = lambda name: ("--set", f"output.folder={self.folder / name}")  # noqa: E731
+        peaks = {}
+        for shard in ("none", "optimizer", "gradients", "parameters"):
+            results = run_together(2, "train", self.config, "--json", *ALIKE, "--set", "train.accumulate=2",
+                                   "--set", f"parallel.shard={shard}", *to(shard))
+            self.assertEqual([r.returncode for r in results], [0, 0], results[0].stderr + results[1].stderr)
+            peaks[shard] = json.loads(results[0].stdout)["measured_peak_bytes"]
+        self.assertLess(peaks["optimizer"], peaks["none"])
+        self.assertLess(peaks["gradients"], peaks["optimizer"])
+        self.assertEqual(self.lines("optimizer"), self.lines("none"), "gradients are added up as without")
+        one = run("train", self.config, *ALIKE, "--set", "train.accumulate=4", *to("one"))
+        self.assertEqual(one.returncode, 0, one.stderr)
+        self.assertEqual(self.lines("gradients"), self.lines("one"))
+        self.assertEqual(self.lines("parameters"), self.lines("one"))
+
     def test_a_loss_scale_falls_in_all(self):
         scaled = ("--set", "precision.compute=fp16", "--set", "precision.init_scale=1e9", *ALIKE)
         results = run_together(2, "train", self.config, *scaled, "--set", f"output.folder={self.folder / 'two'}")
@@ -48,6 +64,26 @@ class Together(Command):
                                             f"parallel.reduce={kind}")[0].stdout) for kind in ("gradient", "bf16")]
         self.assertNotEqual(together[0]["loss_last"], together[1]["loss_last"])
         self.assertAlmostEqual(together[0]["loss_last"], together[1]["loss_last"], delta=0.02)
+
+    def test_finetune_saves_the_whole_model_from_shards(self):
+        text = self.folder / "text.txt"
+        text.write_text("the rain in another town and the sun in the other. " * 200)
+        options = ("--set", "model.kind=llama", "--set", f"model.path={SOURCE / 'tests' / 'train' / 'tiny.gguf'}",
+                   "--set", "model.sequence=48", "--set", f"data.path={text}", "--prompt", "the rain", *ALIKE)
+        empty = self.folder / "empty.toml"
+        empty.write_text("[train]\nbatch = 4\nsteps = 5\nvalidation_batches = 1\n")
+        out = {name: self.folder / name for name in ("two", "one")}
+        results = run_together(2, "finetune", empty, *options, "--set", f"output.folder={out['two']}", "--json",
+                               "--set", "parallel.shard=parameters")
+        self.assertEqual([r.returncode for r in results], [0, 0], results[0].stderr + results[1].stderr)
+        one = run("finetune", empty, *options, "--set", "train.accumulate=2", "--set", f"output.folder={out['one']}",
+                  "--json")
+        self.assertEqual(one.returncode, 0, one.stderr)
+        found, alone = json.loads(results[0].stdout), json.loads(one.stdout)
+        self.assertEqual(found["continuations"], alone["continuations"])
+        ours, theirs = (pathlib.Path(r["saved"], "model.safetensors").read_bytes() for r in (found, alone))
+        self.assertGreater(len(ours), 100_000)
+        self.assertEqual(ours, theirs)
 
     def test_finetune_saves_the_adapter_of_all(self):
         text = self.folder / "text.txt"
@@ -73,7 +109,8 @@ class Together(Command):
 
     def test_wrong_use_ends_all_with_2_and_one_line(self):
         for settings, part in ((("train.batch=9",), "train.batch = 9 and 2 processes"),
-                               (("memory.allow=micro_batch", "memory.budget=90%"), "memory.allow and 2 processes")):
+                               (("memory.allow=micro_batch", "memory.budget=90%"), "memory.allow and 2 processes"),
+                               (("optimizer.kind=muon", "parallel.shard=optimizer"), "it updates whole matrices")):
             with self.subTest(part):
                 sets = [word for setting in settings for word in ("--set", setting)]
                 for result in run_together(2, "train", self.config, *sets):

@@ -80,8 +80,8 @@ TEST(Applies, KeysOfRunsAreMarked) {
   EXPECT_EQ(of_runs,
             (std::set<std::string>{"memory.verify_replay_by", "memory.verify_replay_every", "monitor.growth_steps",
                                    "monitor.headroom", "monitor.interval", "output.folder", "parallel.reduce",
-                                   "parallel.timeout", "state.best", "state.every", "state.last", "state.write",
-                                   "train.detect_anomaly", "train.validate_every"}));
+                                   "parallel.shard", "parallel.timeout", "state.best", "state.every", "state.last",
+                                   "state.write", "train.detect_anomaly", "train.validate_every"}));
 }
 
 TEST(Config, IsAnotherOneWithAnyKeyAnother) {
@@ -99,7 +99,7 @@ TEST(Config, IsAnotherOneWithAnyKeyAnother) {
                                     "products",  "tiled_loss",
                                     "-0.5",      "0.25",
                                     "cuda",      "*: weight_decay=0",
-                                    "streamed"}) {
+                                    "gradients", "streamed"}) {
       Config config;
       try {
         set_key(config, key.key + "=" + value);

@@ -5,15 +5,18 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <array>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
 #include <string>
+#include <string_view>
 
 #include "snug/base/errors.h"
 #include "snug/base/text_file.h"
@@ -23,105 +26,30 @@
 #include "snug/train/trainer.h"
 #include "tests/base/scratch.h"
 #include "tests/parallel/processes.h"
+#include "tests/train/team_run.h"
 
 namespace snug::train {
 namespace {
 
 namespace fs = std::filesystem;
 using testing::Ended;
+using testing::folder_of;
 using ::testing::HasSubstr;
 using testing::in_processes;
+using testing::is_one_process_with_as_many_micro_batches;
+using testing::kSixSteps;
+using testing::lines_of;
 using testing::outcomes_of;
+using testing::run_in;
+using testing::six_steps;
+using testing::team_of;
+using testing::weights_after;
 
-constexpr std::int64_t kSixSteps = 6;
-
-/// Made anew by the test's own process.
-fs::path folder_of(const std::string& name) {
-  const fs::path folder = fs::path(::testing::TempDir()) / ("snug_team/" + name);
-  if (testing::is_started_by_test()) return folder;
-  testing::scratch("team/" + name);
-  std::string text;
-  for (int i = 0; i < 2000; ++i) text += std::to_string(i * i) + " and ";
-  write_text(folder / "text", text);
-  return folder;
+TEST(Team, OfTwoHasTheBitsOfOneProcessWithTwoMicroBatches) {
+  is_one_process_with_as_many_micro_batches(2, "two", six_steps(folder_of("two")));
 }
-
-Config six_steps(const fs::path& folder, double dropout = 0) {
-  Config c;
-  c.model.blocks = 3;
-  c.model.width = 48;
-  c.model.heads = 3;
-  c.model.sequence = 64;
-  c.model.own.set("dropout", dropout);
-  c.data.path = folder / "text";
-  c.train.batch = 8;
-  c.train.steps = kSixSteps;
-  c.train.threads = 1;  // sums are divided among them
-  c.train.validate_every = 3;
-  c.train.validation_batches = 3;
-  c.optimizer.warmup_steps = 0;
-  c.state.every = 3;
-  c.state.last = 9;
-  return c;
-}
-
-TrainResult run_in(Config config, const fs::path& folder, const Team& team, Start start = Start::Anew) {
-  config.output.folder = folder;
-  report::Progress silent = report::Progress::silent();
-  TrainOptions options;
-  options.start = start;
-  options.team = team;
-  const int threads = at::get_num_threads();
-  TrainResult result = train(config, silent, options);
-  at::set_num_threads(threads);  // as other tests have it
-  return result;
-}
-
-Team team_of(parallel::World& world) {
-  return Team(std::shared_ptr<parallel::World>(&world, [](auto*) {}));
-}
-
-using Lines = std::map<std::int64_t, nlohmann::ordered_json>;
-
-Lines lines_of(const fs::path& folder) {
-  Lines steps;
-  std::ifstream lines(folder / "metrics.jsonl");
-  for (std::string line; std::getline(lines, line);) {
-    const auto json = nlohmann::ordered_json::parse(line);
-    if (!json.contains("step")) continue;
-    steps[json["step"]] = {json["loss"], json["gradient_norm"],
-                           json.value("validation_loss", nlohmann::ordered_json())};
-  }
-  return steps;
-}
-
-std::string weights_after(const fs::path& folder, std::int64_t steps) {
-  return read_text(folder / "state" / state::state_name(steps) / "weights.safetensors");
-}
-
-/// Losses, norms and weights, each step under a budget, without dropout.
-void is_one_process_with_as_many_micro_batches(int count, std::int64_t accumulate, const std::string& name) {
-  const fs::path folder = folder_of(name);
-  Config config = six_steps(folder);
-  in_processes(count, [&](parallel::World& world) {
-    Config within = config;
-    within.train.accumulate = accumulate;
-    within.memory.budget = plan::parse_budget("90%");
-    const TrainResult result = run_in(within, folder / "team", team_of(world));
-    EXPECT_EQ(result.steps, kSixSteps);
-    EXPECT_LE(result.memory.allocated_peak, result.plan.budget);
-    EXPECT_EQ(fs::exists(folder / "team" / "metrics.jsonl"), true);
-  });
-  config.train.accumulate = count;
-  (void)run_in(config, folder / "one", Team());
-  EXPECT_EQ(lines_of(folder / "team"), lines_of(folder / "one"));
-  EXPECT_EQ(lines_of(folder / "team").size(), kSixSteps);
-  EXPECT_TRUE(weights_after(folder / "team", kSixSteps) == weights_after(folder / "one", kSixSteps));
-}
-
-TEST(Team, OfTwoHasTheBitsOfOneProcessWithTwoMicroBatches) { is_one_process_with_as_many_micro_batches(2, 1, "two"); }
 TEST(Team, OfFourHasTheBitsOfOneProcessWithFourMicroBatches) {
-  is_one_process_with_as_many_micro_batches(4, 1, "four");
+  is_one_process_with_as_many_micro_batches(4, "four", six_steps(folder_of("four")));
 }
 
 /// A run of two that is resumed draws what it would have drawn: in each process other numbers.
@@ -171,9 +99,10 @@ TEST(Team, GoesOnFromWhatOneProcessHasLeft) {
   EXPECT_EQ(lines_of(folder / "run").size(), kSixSteps);
 }
 
-TEST(Team, StopsTogetherWhenOneIsAskedTo) {
-  const fs::path folder = folder_of("stopped");
-  const Config config = six_steps(folder);
+void stops_together(ShardOf shard, const std::string& name) {
+  const fs::path folder = folder_of(name);
+  Config config = six_steps(folder);
+  config.parallel.shard = shard;
   in_processes(2, [&](parallel::World& world) {
     const InterruptScope interruptible;
     Config long_run = config;
@@ -185,7 +114,7 @@ TEST(Team, StopsTogetherWhenOneIsAskedTo) {
     int passes = 0;
     options.before = [&](Experiment& experiment) {
       if (world.all()->rank() == 0) return;
-      experiment.optimizer().parameters().front().register_hook([&](const at::Tensor&) {
+      experiment.model().parameters().front().register_hook([&](const at::Tensor&) {
         if (++passes == 5) std::raise(SIGTERM);  // two of them are recordings
       });
     };
@@ -196,6 +125,9 @@ TEST(Team, StopsTogetherWhenOneIsAskedTo) {
   });
   EXPECT_FALSE(weights_after(folder / "team", 3).empty());
 }
+
+TEST(Team, StopsTogetherWhenOneIsAskedTo) { stops_together(ShardOf::None, "stopped"); }
+TEST(Team, InShardsStopsTogetherAndSaves) { stops_together(ShardOf::Gradients, "stopped_in_shards"); }
 
 /// All say the same of a batch of which one of them has nothing.
 TEST(Team, RefusesAPartWithoutTargets) {
@@ -208,7 +140,7 @@ TEST(Team, RefusesAPartWithoutTargets) {
     const auto parts = team.part_of(batch, 2);
     ASSERT_EQ(parts.size(), 2U);
     EXPECT_EQ(parts[0].share, team.is_first() ? 4.0 / 28 : 8.0 / 28);
-    EXPECT_TRUE(at::equal(parts[1].batch.input, batch.input.slice(0, 2 * team.rank() + 1, 2 * team.rank() + 2)));
+    EXPECT_TRUE(at::equal(parts[1].batch.input, batch.input.slice(0, team.rank() + 2, team.rank() + 3)));
     batch.target.slice(0, 3, 4).fill_(data::kNoTarget);
     EXPECT_THROW((void)team.part_of(batch, 2), UsageError);
     EXPECT_EQ(team.part_of(batch, 1).size(), 1U);
@@ -260,6 +192,11 @@ TEST(Team, RefusesWhatItCannotDo) {
     EXPECT_THAT(refusal([](Config& c) { c.memory.weights = WeightsIn::Streamed; }), HasSubstr("streamed"));
     EXPECT_THAT(refusal([](Config& c) { c.memory.allow = "micro_batch"; }), HasSubstr("memory.allow"));
     EXPECT_THAT(refusal([](Config& c) { c.train.device = "cuda"; }), HasSubstr("train.device"));
+    EXPECT_THAT(refusal([](Config& c) {
+                  c.parallel.shard = ShardOf::Optimizer;
+                  c.optimizer.kind = "muon";
+                }),
+                HasSubstr("parallel.shard = \"optimizer\" with optimizer.kind = \"muon\""));
   });
 }
 
@@ -269,13 +206,14 @@ TEST(Team, GoesOnBitwiseAfterAnyOfThemIsKilledOrHangs) {
   const int kills = asked != nullptr ? std::atoi(asked) : 4;
   const fs::path folder = folder_of("killed");
   Config config = six_steps(folder, 0.1);
+  config.model.width = 96;
   config.train.steps = 24;
   config.state.every = 1;
   config.parallel.timeout = 6;  // a busy machine is no failure
-  const auto run = [&](const fs::path& where, Start start) {
-    return [&config, where, start](const parallel::Launched&) {
-      (void)run_in(config, where, Team::of_launcher(config), start);
-    };
+  const auto run = [&](const fs::path& where, Start start, ShardOf shard = ShardOf::None) {
+    Config as = config;
+    as.parallel.shard = shard;
+    return [as, where, start](const parallel::Launched&) { (void)run_in(as, where, Team::of_launcher(as), start); };
   };
   for (const Ended& ended : outcomes_of(2, run(folder / "whole", Start::Anew)))
     EXPECT_EQ(ended.exit_code, 0) << ended.output;
@@ -299,11 +237,14 @@ TEST(Team, GoesOnBitwiseAfterAnyOfThemIsKilledOrHangs) {
         ::kill(ids[victim], SIGKILL);  // the other has ended
       }
     };
-    const auto ended = outcomes_of(2, run(where, Start::Anew), 40, hurt);
+    const ShardOf shard =
+        std::array{ShardOf::None, ShardOf::Gradients, ShardOf::Parameters}.at(static_cast<std::size_t>(i) % 3);
+    const auto ended = outcomes_of(2, run(where, Start::Anew, shard), 40, hurt);
     const Ended& other = ended[1 - victim];
     EXPECT_EQ(other.signal, 0) << "it ends by itself and in time:\n" << other.output;
     in_the_middle += other.exit_code != 0 ? 1 : 0;
-    for (const Ended& again : outcomes_of(2, run(where, Start::Resume))) EXPECT_EQ(again.exit_code, 0) << again.output;
+    for (const Ended& again : outcomes_of(2, run(where, Start::Resume, shard)))
+      EXPECT_EQ(again.exit_code, 0) << again.output;
     if (testing::is_started_by_test()) continue;
     EXPECT_TRUE(weights_after(where, 24) == weights_after(folder / "whole", 24)) << i;
     fs::remove_all(where);

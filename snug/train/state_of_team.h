@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "snug/base/bytes.h"
+#include "snug/state/divided_tensors.h"
+#include "snug/train/team.h"
+
+namespace snug::train {
+
+/// Training state of which each process of a team has parts, in the hands of the first, which saves it as one process
+/// would have it: the others send theirs, piece by piece, when it asks. So a run goes on with any number of processes.
+class StateOfTeam {
+ public:
+  /// All processes at once: by the names of the files that they are saved in. The parts must stay the same tensors.
+  /// `piece`: the most bytes of a message. Throws std::logic_error where they are not parts of the same wholes.
+  StateOfTeam(const Team& team, std::map<std::string, std::vector<state::TensorPart>> files, Bytes piece = 4_MiB);
+
+  /// To be saved, and restored. Of the first process it may be written until done().
+  [[nodiscard]] std::map<std::string, state::DividedTensors> divided();
+
+  /// The first process begins to write: until it has written all, or done().
+  void begin() { left_ = to_fetch_; }
+  /// It writes no more. Does nothing where it has written all.
+  void done();
+  /// Of the other processes, while the first one writes: sends what it asks for until it is done.
+  void serve() const;
+
+ private:
+  /// Where elements of a whole are.
+  struct Place {
+    int rank;
+    std::size_t index;   // among that process's parts
+    std::int64_t count;  // of elements
+  };
+  struct Whole {
+    std::string file, name;
+    at::ScalarType dtype;
+    std::vector<std::int64_t> shape;
+    std::vector<Place> places;  // one behind the other
+  };
+  using Write = std::function<void(std::span<const std::byte>)>;
+  using Wholes = std::map<std::pair<std::string, std::string>, Whole>;  // by file and name
+  static Wholes wholes_of(const std::vector<std::string>& told);
+  void write(const Whole& whole, const Write& write);
+  void tell_done() const;
+  void fetch(const Place& place, at::ScalarType dtype, const Write& write);
+
+  Team team_;
+  std::map<std::string, std::vector<state::TensorPart>> files_;
+  std::vector<state::TensorPart> mine_;  // of all files, in their order
+  Wholes wholes_;
+  std::int64_t piece_;
+  std::size_t to_fetch_ = 0, left_ = 0;  // parts of others, of all and in what is being written
+};
+
+}  // namespace snug::train
