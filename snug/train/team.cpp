@@ -163,8 +163,8 @@ std::vector<std::string> Team::gather_texts(const std::string& mine) const {
 optim::OtherParts Team::other_parts() const {
   if (size() == 1) return {};
   const auto together = [this](parallel::Reduce how) {
-    return [this, how](std::span<std::int64_t> numbers) {
-      group().run(parallel::AllReduce{
+    return [world = world_, how](std::span<std::int64_t> numbers) {
+      world->all()->run(parallel::AllReduce{
           at::from_blob(numbers.data(), {static_cast<std::int64_t>(numbers.size())}, at::kLong), how});
     };
   };

@@ -64,7 +64,7 @@ class Team {
   [[nodiscard]] std::vector<Word> tell(const Word& mine) const;
   /// A text of each process, by rank.
   [[nodiscard]] std::vector<std::string> gather_texts(const std::string& mine) const;
-  /// What parts of gradients contribute in the others. The team must outlive it.
+  /// What parts of gradients contribute in the others.
   [[nodiscard]] optim::OtherParts other_parts() const;
   /// All processes, where there are others.
   [[nodiscard]] parallel::ProcessGroup& group() const { return *world_->all(); }
