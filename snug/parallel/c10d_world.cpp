@@ -187,7 +187,7 @@ class C10dWorld final : public World {
     constexpr auto kForever = std::chrono::hours(24 * 3650);  // of who answers, which nobody may ask for long
     std::vector<int> ranks(static_cast<std::size_t>(launched().size));
     std::iota(ranks.begin(), ranks.end(), 0);
-    const Group group = group_of(ranks, launched().rank, kForever);
+    const Group group = group_of(ranks, launched().rank, timeout_);
     return {std::make_shared<C10dGroup>(group, launched().rank, launched().size, timeout_),
             std::make_shared<C10dGroup>(group, launched().rank, launched().size, kForever), timeout_};
   }

@@ -12,6 +12,7 @@
 #include "snug/plan/strategy.h"
 #include "snug/record/random_state.h"
 #include "snug/replay/agreed_recording.h"
+#include "snug/replay/agreement.h"
 #include "snug/train/training_step.h"
 
 namespace snug::train {
@@ -104,15 +105,18 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
   }
   for (replay::RecordedStep& kind : recorded) kind.passing.front().beside = ahead ? ahead->bytes() : 0;
   replay::agree_on(recorded, *experiment.team().agreement());
-  if (file) plan::check_is_for(*file, recorded.front().graph);
-  PlannedExperiment planned;
-  planned.budget = plan::budget_for(request, plan::plan_none(recorded.front().graph).predicted_peak);
-  const double started = monotonic_seconds();
-  planned.kinds = file ? replay::planned(std::move(recorded), file->plan)
-                       : replay::planned(std::move(recorded), config.memory.strategy);
-  planned.window = open_window(experiment, planned.kinds, planned.budget);
-  planned.planning_seconds = monotonic_seconds() - started;
-  return planned;
+  // The others wait for this process's word on it.
+  return replay::or_tell(*experiment.team().agreement(), [&] {
+    if (file) plan::check_is_for(*file, recorded.front().graph);
+    PlannedExperiment planned;
+    planned.budget = plan::budget_for(request, plan::plan_none(recorded.front().graph).predicted_peak);
+    const double started = monotonic_seconds();
+    planned.kinds = file ? replay::planned(std::move(recorded), file->plan)
+                         : replay::planned(std::move(recorded), config.memory.strategy);
+    planned.window = open_window(experiment, planned.kinds, planned.budget);
+    planned.planning_seconds = monotonic_seconds() - started;
+    return planned;
+  });
 }
 
 replay::OpenedWindow open_window(Experiment& experiment, std::vector<replay::PlannedStep>& kinds,

@@ -126,10 +126,11 @@ void StateOfTeam::fetch(const Place& place, at::ScalarType dtype, const Write& w
 }
 
 void StateOfTeam::done() {
-  if (std::exchange(left_, 0) > 0) tell_done();
+  if (is_due_) tell_done();
 }
 
-void StateOfTeam::tell_done() const {
+void StateOfTeam::tell_done() {
+  is_due_ = false;
   for (int rank = 1; rank < team_.size(); ++rank)
     team_.group().run(parallel::Send{at::full({}, kDone, at::kLong), rank});
 }

@@ -26,7 +26,10 @@ class StateOfTeam {
   [[nodiscard]] std::map<std::string, state::DividedTensors> divided();
 
   /// The first process begins to write: until it has written all, or done().
-  void begin() { left_ = to_fetch_; }
+  void begin() {
+    left_ = to_fetch_;
+    is_due_ = true;
+  }
   /// It writes no more. Does nothing where it has written all.
   void done();
   /// Of the other processes, while the first one writes: sends what it asks for until it is done.
@@ -49,7 +52,7 @@ class StateOfTeam {
   using Wholes = std::map<std::pair<std::string, std::string>, Whole>;  // by file and name
   static Wholes wholes_of(const std::vector<std::string>& told);
   void write(const Whole& whole, const Write& write);
-  void tell_done() const;
+  void tell_done();
   void fetch(const Place& place, at::ScalarType dtype, const Write& write);
 
   Team team_;
@@ -57,6 +60,7 @@ class StateOfTeam {
   std::vector<state::TensorPart> mine_;  // of all files, in their order
   Wholes wholes_;
   std::int64_t piece_;
+  bool is_due_ = false;                  // the others wait to be told that it is over
   std::size_t to_fetch_ = 0, left_ = 0;  // parts of others, of all and in what is being written
 };
 

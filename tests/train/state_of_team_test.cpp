@@ -57,6 +57,18 @@ TEST(StateOfTeam, IsReadInPiecesAndGoesOnAfterAFailureInTheMiddle) {
   });
 }
 
+/// Nothing is to be asked of the others, who wait all the same.
+TEST(StateOfTeam, IsOverWhereTheFirstHasAll) {
+  in_processes(2, [](parallel::World& world) {
+    const Team team(std::shared_ptr<parallel::World>(&world, [](auto*) {}));
+    StateOfTeam state(team, {{"file", {{"count", torch::full({}, 3.0F), {}, 0}}}});
+    if (!team.is_first()) return state.serve();
+    state.begin();
+    EXPECT_EQ(read(state.divided().at("file").all.at("count")).item<float>(), 3);
+    state.done();
+  });
+}
+
 TEST(StateOfTeam, RefusesPartsThatAreNotOfOneWhole) {
   in_processes(2, [](parallel::World& world) {
     const Team team(std::shared_ptr<parallel::World>(&world, [](auto*) {}));

@@ -239,6 +239,21 @@ TEST(Team, InShardsSavesWhereAllHaveFailed) {
   });
 }
 
+TEST(Team, WithWeightsInShardsIsRefusedTogether) {
+  const fs::path folder = folder_of("zero3_too_small");
+  const auto ended = outcomes_of(2, [&](const parallel::Launched& launched) {
+    Config config = six_steps(folder);
+    config.model.width = 96;
+    config.parallel.shard = ShardOf::Parameters;
+    config.memory.budget = plan::parse_budget(launched.rank == 0 ? "30%" : "100%");
+    (void)run_in(config, folder / "team", Team(parallel::World::meet(launched)));
+  });
+  EXPECT_EQ(ended[0].exit_code, 12) << ended[0].output;
+  EXPECT_THAT(ended[0].output, HasSubstr("does not fit"));
+  EXPECT_EQ(ended[1].exit_code, 11) << ended[1].output;
+  EXPECT_THAT(ended[1].output, HasSubstr("process 0 of the group's 2"));
+}
+
 TEST(Team, InShardsIsRefusedByTrainWhereProcessesAreNotAlike) {
   const fs::path folder = folder_of("zero_unlike");
   const auto ended = outcomes_of(2, [&](const parallel::Launched& launched) {
