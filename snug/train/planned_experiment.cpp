@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "snug/base/clock.h"
 #include "snug/base/errors.h"
@@ -97,8 +99,9 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
   // Which make_gradients() has beside the step.
   const record::RandomState random = record::save_random_state(experiment.generator());
   std::vector<replay::RecordedStep> recorded;
-  // Without a budget nothing can be refused, and an evaluation pass has nothing to decide.
-  if (kinds == Kinds::Run && request) {
+  // Without a budget nothing can be refused, and an evaluation pass has nothing to decide. All record the same.
+  const std::vector<double> have_budgets = experiment.team().gather({request ? 1.0 : 0.0});
+  if (kinds == Kinds::Run && std::ranges::count(have_budgets, 1.0) > 0) {
     recorded = step.record_all(sample, cap);
   } else {
     recorded = step.record(sample, cap);

@@ -12,6 +12,7 @@
 #include "snug/memory/device_memory.h"
 #include "snug/optim/optimizer.h"
 #include "snug/record/random_state.h"
+#include "snug/replay/agreement.h"
 #include "snug/replay/anomaly.h"
 #include "snug/replay/fit.h"
 #include "snug/replay/moves.h"
@@ -58,6 +59,8 @@ constexpr const char* kHowToFind = "train.detect_anomaly = true names the operat
     const record::RandomStateScope as_then(random);
     try {
       again();
+    } catch (const replay::GroupEnded&) {
+      throw;  // another process has gone another way
     } catch (const Error& error) {
       cause = error.what();
     }

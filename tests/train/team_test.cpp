@@ -252,6 +252,15 @@ TEST(Team, GoesOnBitwiseAfterAnyOfThemIsKilledOrHangs) {
   EXPECT_TRUE(2 * in_the_middle > kills || testing::is_started_by_test());
 }
 
+TEST(Team, TrainsWhereOneAloneHasABudget) {
+  const fs::path folder = folder_of("one_budget");
+  in_processes(2, [&](parallel::World& world) {
+    Config config = six_steps(folder);
+    if (world.all()->rank() == 0) config.memory.budget = plan::parse_budget("90%");
+    EXPECT_EQ(run_in(config, folder / "team", team_of(world)).steps, kSixSteps);
+  });
+}
+
 /// What does not fit in one of them is refused in all, and none hangs.
 TEST(Team, IsRefusedTogether) {
   const fs::path folder = folder_of("too_small");
