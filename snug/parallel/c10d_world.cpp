@@ -73,9 +73,9 @@ Work reduce_into(Group& group, at::Tensor mine, at::Tensor all, const c10d::Redu
 class C10dGroup final : public ProcessGroup {
  public:
   /// `patience`: of each wait; none: the group's own.
-  C10dGroup(c10::intrusive_ptr<c10d::ProcessGroup> group, int rank, int size,
+  C10dGroup(c10::intrusive_ptr<c10d::ProcessGroup> group, int rank, const std::vector<int>& members,
             std::optional<std::chrono::milliseconds> patience = {})
-      : ProcessGroup(rank, size), group_(std::move(group)), patience_(patience) {}
+      : ProcessGroup(rank, static_cast<int>(members.size()), members), group_(std::move(group)), patience_(patience) {}
   ~C10dGroup() override {
     if (has_failed()) (void)group_.release();  // it would wait for its threads, and those for others
   }
@@ -125,7 +125,7 @@ class C10dGroup final : public ProcessGroup {
   }
   Work receive(const at::Tensor& tensor, int from, int tag) {
     std::vector<at::Tensor> tensors{tensor};
-    return from == kAnyRank ? group_->recvAnysource(tensors, tag) : group_->recv(tensors, from, tag);
+    return group_->recv(tensors, from, tag);
   }
   /// Each sends to each; the nearest ranks behind first, so that not all begin with the same one.
   template <class SentTo>
@@ -180,7 +180,7 @@ class C10dWorld final : public World {
   using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
   std::shared_ptr<ProcessGroup> make(const std::vector<int>& ranks, int rank) override {
-    return std::make_shared<C10dGroup>(group_of(ranks, rank, timeout_), rank, static_cast<int>(ranks.size()));
+    return std::make_shared<C10dGroup>(group_of(ranks, rank, timeout_), rank, ranks);
   }
 
   Channel channel() override {
@@ -188,8 +188,15 @@ class C10dWorld final : public World {
     std::vector<int> ranks(static_cast<std::size_t>(launched().size));
     std::iota(ranks.begin(), ranks.end(), 0);
     const Group group = group_of(ranks, launched().rank, timeout_);
-    return {std::make_shared<C10dGroup>(group, launched().rank, launched().size, timeout_),
-            std::make_shared<C10dGroup>(group, launched().rank, launched().size, kForever), timeout_};
+    const auto end = [&](std::chrono::milliseconds patience) {
+      return std::make_shared<C10dGroup>(group, launched().rank, ranks, patience);
+    };
+    Channel channel{.asks = {}, .answers = {}, .patience = timeout_};
+    for (int rank = 0; rank < launched().size; ++rank) {
+      channel.asks.push_back(end(timeout_));
+      channel.answers.push_back(end(kForever));
+    }
+    return channel;
   }
 
   Group group_of(const std::vector<int>& ranks, int rank, std::chrono::milliseconds timeout) {

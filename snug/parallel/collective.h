@@ -47,10 +47,9 @@ struct Send {
 };
 struct Receive {
   at::Tensor tensor;
-  int from = 0;  ///< or kAnyRank
+  int from = 0;
   int tag = 0;
 };
-inline constexpr int kAnyRank = -1;
 /// None goes on before all are here.
 struct Barrier {};
 

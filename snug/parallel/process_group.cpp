@@ -40,7 +40,8 @@ class One final : public ProcessGroup {
 
 }  // namespace
 
-ProcessGroup::ProcessGroup(int rank, int size) : rank_(rank), size_(size) {}
+ProcessGroup::ProcessGroup(int rank, int size, std::vector<int> members)
+    : rank_(rank), size_(size), members_(std::move(members)) {}
 
 void ProcessGroup::failed(const Collective& what) {
   std::string why = "an unknown exception";

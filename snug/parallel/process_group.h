@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "snug/base/errors.h"
 #include "snug/parallel/collective.h"
@@ -38,14 +39,15 @@ class Pending {
 /// Processes that do collectives together: all that snug does go through here. One thread at a time.
 class ProcessGroup {
  public:
-  /// `rank` among `size`.
-  ProcessGroup(int rank, int size);
+  /// `rank` among `size`. `members`: their ranks in the world.
+  ProcessGroup(int rank, int size, std::vector<int> members = {});
   virtual ~ProcessGroup() = default;
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
+  [[nodiscard]] const std::vector<int>& members() const noexcept { return members_; }
 
   /// One that has begun. Waits when it goes out of scope, unless the group has failed, and forgets what that throws.
   class Begun {
@@ -95,6 +97,7 @@ class ProcessGroup {
   [[noreturn]] void failed(const Collective& what);
 
   int rank_, size_;
+  std::vector<int> members_;
   std::string failure_;  // of the first that failed; empty: none has
   std::array<Count, std::variant_size_v<Collective>> counts_{};
   std::function<void(const Collective&)> watcher_;

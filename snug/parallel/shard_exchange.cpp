@@ -7,6 +7,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -16,95 +17,106 @@
 namespace snug::parallel {
 namespace {
 
-/// Who asks, for which number, and the tag of the answer.
-using Request = std::array<std::int64_t, 3>;
+/// For which number, and the tag of the answer.
+using Request = std::array<std::int64_t, 2>;
 
 constexpr std::int64_t kNoMore = -1;  // as a number: who asks will ask for nothing more
 constexpr int kTagOfRequests = 1;     // answers have those behind it
 constexpr int kTagsOfAnswers = 1 << 30;
 
-at::Tensor as_tensor(Request& request) {
-  return at::from_blob(request.data(), {static_cast<std::int64_t>(request.size())}, at::kLong);
+/// In memory of its own, beside what a budget counts, which stays as long as somebody sends it.
+at::Tensor as_tensor(const Request& request) {
+  auto* const own = new Request(request);  // NOLINT(cppcoreguidelines-owning-memory): the tensor's
+  return at::from_blob(
+      own->data(), {static_cast<std::int64_t>(own->size())}, [own](void*) { delete own; },  // NOLINT
+      at::TensorOptions(at::kLong));
 }
 
 }  // namespace
 
+/// What this process offers, and its threads that answer, one for each that may ask: so that one which is gone ends its
+/// own alone.
 class ShardExchange::Server {
  public:
-  explicit Server(std::shared_ptr<ProcessGroup> answers) : answers_(std::move(answers)) {}
-
-  static std::thread start(const std::shared_ptr<Server>& server) {
-    return std::thread([server] { server->run(); });
-  }
   void offer(std::int64_t number, const at::Tensor& shard) {
     const std::lock_guard lock(mutex_);
     offered_.insert_or_assign(number, shard);
   }
-  /// Whether all of them have said that they ask for nothing more, and it has ended.
+  static std::thread answer(const std::shared_ptr<Server>& server, std::shared_ptr<ProcessGroup> group, int who) {
+    {
+      const std::lock_guard lock(server->mutex_);
+      ++server->answering_;
+    }
+    return std::thread([server, group = std::move(group), who] {
+      try {
+        server->answer_all(*group, who);
+      } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): that process is gone, or hangs
+      }
+      const std::lock_guard lock(server->mutex_);
+      if (--server->answering_ == 0) server->offered_.clear();
+      server->over_.notify_all();
+    });
+  }
+  /// Whether nobody asks for anything any more.
   bool ends_within(std::chrono::milliseconds patience) {
     std::unique_lock lock(mutex_);
-    return over_.wait_for(lock, patience, [&] { return has_ended_; }) && !has_failed_;
+    return over_.wait_for(lock, patience, [&] { return answering_ == 0; });
   }
 
  private:
-  void run() {
-    bool failed = false;
-    try {
-      const at::NoGradGuard no_grad;
-      int may_ask = answers_->size() - 1;
-      while (may_ask > 0) {
-        Request request{};
-        answers_->run(Receive{as_tensor(request), kAnyRank, kTagOfRequests});
-        const auto& [who, number, tag] = request;
-        if (number == kNoMore) {
-          --may_ask;
-        } else {
-          answers_->run(Send{offered(number), static_cast<int>(who), static_cast<int>(tag)});
-        }
-      }
-    } catch (const std::exception&) {  // who asks is told: nobody answers
-      failed = true;
+  void answer_all(ProcessGroup& group, int who) {
+    const at::NoGradGuard no_grad;
+    for (;;) {
+      Request request{};
+      group.run(Receive{at::from_blob(request.data(), {static_cast<std::int64_t>(request.size())}, at::kLong), who,
+                        kTagOfRequests});
+      const auto& [number, tag] = request;
+      if (number == kNoMore) return;
+      group.run(Send{offered(number), who, static_cast<int>(tag)});
     }
-    const std::lock_guard lock(mutex_);
-    has_ended_ = true;
-    has_failed_ = failed;
-    over_.notify_all();
   }
-
   at::Tensor offered(std::int64_t number) {
     const std::lock_guard lock(mutex_);
     return offered_.at(number);
   }
 
-  std::shared_ptr<ProcessGroup> answers_;
   std::mutex mutex_;  // of what follows
   std::map<std::int64_t, at::Tensor> offered_;
-  bool has_ended_ = false, has_failed_ = false;
+  int answering_ = 0;
   std::condition_variable over_;
 };
 
-ShardExchange::ShardExchange(World& world) : all_(world.all()), patience_(0) {
+ShardExchange::ShardExchange(World& world) : all_(world.all()), server_(std::make_shared<Server>()) {
   World::Channel channel = world.channel();
   asks_ = std::move(channel.asks);
   patience_ = channel.patience;
-  server_ = std::make_shared<Server>(std::move(channel.answers));
-  Server::start(server_).detach();
+  try {
+    for (int who = 0; who < size(); ++who) {
+      if (who != rank())
+        threads_.push_back(Server::answer(server_, std::move(channel.answers[static_cast<std::size_t>(who)]), who));
+    }
+  } catch (...) {  // no more threads
+    for (std::thread& thread : threads_) thread.detach();
+    throw;
+  }
 }
 
 ShardExchange::~ShardExchange() {
-  // Somebody who has failed ends, and others find that out. A thread that still answers keeps what it needs.
-  if (std::uncaught_exceptions() > 0) return;
-  try {
-    std::vector<Request> requests(static_cast<std::size_t>(size()), Request{rank(), kNoMore, 0});
-    std::vector<ProcessGroup::Begun> told;
-    for (int to = 0; to < size(); ++to) {
-      if (to == rank()) continue;
-      told.push_back(asks_->begin(Send{as_tensor(requests[static_cast<std::size_t>(to)]), to, kTagOfRequests}));
+  std::vector<ProcessGroup::Begun> told;
+  const auto unless_gone = [](const auto& does) {
+    try {
+      does();
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): that one is gone
     }
-    for (ProcessGroup::Begun& one : told) one.wait();
-    (void)server_->ends_within(patience_);
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): one has failed
+  };
+  for (int to = 0; to < size(); ++to) {
+    if (to == rank()) continue;
+    unless_gone([&] { told.push_back(of(to).begin(Send{as_tensor({kNoMore, 0}), to, kTagOfRequests})); });
   }
+  for (ProcessGroup::Begun& one : told) unless_gone([&] { one.wait(); });
+  // Who has failed does not wait for the others. A thread that still answers keeps what it needs.
+  const bool is_over = std::uncaught_exceptions() == 0 && server_->ends_within(patience_);
+  for (std::thread& thread : threads_) is_over ? thread.join() : thread.detach();
 }
 
 void ShardExchange::offer(std::int64_t number, const at::Tensor& shard) { server_->offer(number, shard); }
@@ -114,10 +126,10 @@ void ShardExchange::meet() { all_->run(Barrier{}); }
 ShardExchange::Fetch ShardExchange::fetch(int from, std::int64_t number, const at::Tensor& shard) {
   next_tag_ = next_tag_ % kTagsOfAnswers + 1;
   const int tag = kTagOfRequests + next_tag_;
+  ++fetches_;
   Fetch fetch;
-  fetch.request_ = std::make_unique<Request>(Request{rank(), number, tag});
-  fetch.answered_ = asks_->begin(Receive{shard, from, tag});
-  fetch.asked_ = asks_->begin(Send{as_tensor(*fetch.request_), from, kTagOfRequests});
+  fetch.answered_ = of(from).begin(Receive{shard, from, tag});
+  fetch.asked_ = of(from).begin(Send{as_tensor({number, tag}), from, kTagOfRequests});
   return fetch;
 }
 

@@ -35,12 +35,13 @@ class World {
   /// twice.
   [[nodiscard]] std::shared_ptr<ProcessGroup> group(const std::vector<int>& ranks);
 
-  /// Two ends of one group of all, for two threads at once: what the one sends may be received by the other of another
-  /// process. They do sends and receives alone.
+  /// Ends of one group of all, for a thread each: what the one sends may be received by another of another process.
+  /// They do sends and receives alone. (c10d's groups may be used by several threads so, but for a counter that
+  /// describes them.)
   struct Channel {
-    std::shared_ptr<ProcessGroup> asks;     ///< waits as long as others do
-    std::shared_ptr<ProcessGroup> answers;  ///< waits for ever
-    std::chrono::milliseconds patience;     ///< of who asks
+    std::vector<std::shared_ptr<ProcessGroup>> asks;     ///< by the rank of who is asked; wait as long as others do
+    std::vector<std::shared_ptr<ProcessGroup>> answers;  ///< by the rank of who asks; wait for ever, if that one lives
+    std::chrono::milliseconds patience;                  ///< of who asks
   };
   /// All processes call it at once.
   [[nodiscard]] virtual Channel channel() = 0;

@@ -43,7 +43,7 @@ std::int32_t StreamWindow::add_room(std::unique_ptr<memory::ContentsRoom> room) 
 }
 
 void StreamWindow::take(const c10::Storage& storage, std::int32_t which) {
-  at(which).room->write(memory::byte_tensor(storage, static_cast<Bytes>(storage.nbytes()))).wait();
+  at(which).room->write(memory::byte_tensor(storage, at(which).bytes)).wait();
   at(which).storage = storage.unsafeGetStorageImpl();
   memory::give_contents(*storage.unsafeGetStorageImpl(), {shared_from_this(), which});
 }

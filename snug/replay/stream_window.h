@@ -38,7 +38,7 @@ class StreamWindow final : public memory::ContentsOwner, public std::enable_shar
 
   /// The contents leave the device's memory. Throws Error where no tier has room, and the storage is as before.
   void add(const c10::Storage& storage);
-  /// For that room, which has as many bytes, or more than the storage: the rest is of no meaning.
+  /// For that room, which has as many bytes.
   void add(const c10::Storage& storage, std::unique_ptr<memory::ContentsRoom> room);
   /// What rooms hold has been changed there: what the window has of it is given up. None may be in use.
   void forget_copies();

@@ -167,7 +167,7 @@ void StreamedTensors::begin_on(c10::Device device) {
 
 void StreamedTensors::add_with_room(const at::Tensor& tensor, std::unique_ptr<memory::ContentsRoom> room) {
   if (!record::is_plain(tensor) || memory::has_owner(tensor) ||
-      static_cast<Bytes>(tensor.storage().nbytes()) > room->bytes())
+      static_cast<Bytes>(tensor.storage().nbytes()) != room->bytes())
     throw std::logic_error("StreamedTensors::add_with_room: the tensor is not alone in a storage of its own");
   begin_on(tensor.device());
   window_->add(tensor.storage(), std::move(room));

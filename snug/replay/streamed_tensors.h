@@ -57,8 +57,9 @@ class StreamedTensors {
   /// left already. Throws Error where no tier has room, and UsageError for tensors of several devices where the options
   /// name none: those that have left by then have left.
   void add(const std::vector<at::Tensor>& tensors);
-  /// The same of one, whatever its size, for that room, which has as many bytes or more, and elements in the order in
-  /// which they are in memory. It must be alone in its storage. In all that follows there is no difference.
+  /// The same of one, whatever its size, for that room, which has as many bytes, and elements in the order in which
+  /// they are in memory. It must be alone in its storage, else std::logic_error is thrown. In all that follows there is
+  /// no difference.
   void add_with_room(const at::Tensor& tensor, std::unique_ptr<memory::ContentsRoom> room);
   /// Rooms have other contents than they had.
   void forget_copies();

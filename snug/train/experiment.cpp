@@ -14,6 +14,8 @@
 #include "snug/memory/tag.h"
 #include "snug/models/autocast.h"
 #include "snug/models/evaluation_scope.h"
+#include "snug/optim/block_norms.h"
+#include "snug/parallel/bucket_layout.h"
 #include "snug/record/leaf_names.h"
 #include "snug/train/micro_batches.h"
 #include "snug/train/model_family.h"
@@ -41,6 +43,9 @@ optim::Parameters trained_of(const torch::nn::Module& model) {
   }
   return trained;
 }
+
+// What belongs to blocks of a parameter is whole in one shard.
+static_assert(parallel::kShardUnit % optim::kNormBlock == 0 && parallel::kShardUnit % optim::kStateBlock == 0);
 
 /// This process's parts of them.
 optim::Parameters shards_of(const optim::Parameters& trained, const std::vector<parallel::Shard>& shards) {

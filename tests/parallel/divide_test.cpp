@@ -91,7 +91,7 @@ TEST(ShardExchange, AnswersWhoeverAsksWheneverTheyDo) {
       }
     }
     world.all()->run(Barrier{});
-    EXPECT_EQ(exchange.asks().count_of<Receive>().calls, rank == 3 ? 0 : 300);
+    EXPECT_EQ(exchange.fetches(), rank == 3 ? 0 : 300);
   });
 }
 
@@ -118,12 +118,38 @@ TEST(ShardExchange, TellsWhoAsksThatTheOtherIsGoneOrHangs) {
   }
 }
 
+/// Nor does one that is gone keep others from asking each other, or from ending.
+TEST(ShardExchange, GoesOnAmongThoseThatAreLeft) {
+  for (const int gone : {0, 1, 2}) {
+    const auto began = std::chrono::steady_clock::now();
+    const std::vector<Ended> ended = outcomes_of(3, [gone](const Launched& launched) {
+      const auto world = World::meet(launched, {.timeout = std::chrono::seconds(20)});
+      ShardExchange exchange(*world);
+      const at::Tensor mine = offered_by(launched.rank, 0), other = torch::empty({1000});
+      exchange.offer(0, mine);
+      exchange.meet();
+      if (launched.rank == gone) ::raise(SIGKILL);
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      const int left = 3 - gone - launched.rank;
+      EXPECT_THROW(exchange.fetch(gone, 0, other).wait(), GroupFailed);
+      for (int i = 0; i < 20; ++i) exchange.fetch(left, 0, other).wait();
+      EXPECT_TRUE(same_bits(other, offered_by(left, 0)));
+    });
+    if (testing::is_started_by_test()) continue;
+    for (int rank = 0; rank < 3; ++rank) {
+      const Ended& one = ended[static_cast<std::size_t>(rank)];
+      EXPECT_EQ(one.exit_code, rank == gone ? one.exit_code : 0) << one.output;
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(15)) << "nobody waits for it";
+  }
+}
+
 constexpr Bytes kSmallest = 16_KiB;
 
 /// A model of which each process has a part of the weights, of the gradients, and of what the optimizer keeps.
 struct InShards {
-  explicit InShards(World& world, double dropout = 0) : trained(dropout) {
-    divided = divide(trained.parameters(), world, kSmallest,
+  explicit InShards(World& world, Bytes smallest = kSmallest, Bytes bucket = 64_KiB) {
+    divided = divide(trained.parameters(), world, smallest,
                      [&](const at::Tensor& parameter, std::unique_ptr<memory::ContentsRoom> room) {
                        streamed->add_with_room(parameter, std::move(room));
                      });
@@ -132,7 +158,7 @@ struct InShards {
                                               DataParallelOptions{.combine = DataParallelOptions::Combine::Sum,
                                                                   .leaves = DataParallelOptions::Leaves::Shards,
                                                                   .divided = divided,
-                                                                  .bucket = 64_KiB});
+                                                                  .bucket = bucket});
     optim::Parameters parts{};
     const std::vector<at::Tensor> all = trained.parameters();
     for (const Shard& shard : together->shards()) {
@@ -177,12 +203,14 @@ std::vector<at::Tensor> after_steps_of_one(int size, int steps) {
   return one.parameters();
 }
 
-void without_a_plan(World& world) {
+void without_a_plan(World& world, Bytes smallest, std::size_t divided, Bytes bucket = 64_KiB) {
   const int size = world.all()->size();
-  InShards mine(world);
-  EXPECT_EQ(mine.divided.size(), 10U);
+  InShards mine(world, smallest, bucket);
+  EXPECT_EQ(mine.divided.size(), divided);
   for (int step = 0; step < 3; ++step) {
     mine.trained.backward(batch_of(world.all()->rank(), step), 1.0 / size);
+    // The others must not go on with what this one has yet to update.
+    if (world.all()->rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
     mine.update();
   }
   mine.streamed->bring_back();
@@ -207,8 +235,16 @@ TEST(Divided, ProcessesMayRunWhatOthersDoNot) {
   });
 }
 
-TEST(Divided, WeightsAreThoseOfOneProcessInTwo) { in_processes(2, without_a_plan); }
-TEST(Divided, WeightsAreThoseOfOneProcessInThree) { in_processes(3, without_a_plan); }
+TEST(Divided, WeightsAreThoseOfOneProcessInTwo) {
+  in_processes(2, [](World& world) { without_a_plan(world, kSmallest, 10); });
+}
+TEST(Divided, WeightsAreThoseOfOneProcessInThree) {
+  in_processes(3, [](World& world) { without_a_plan(world, kSmallest, 10, 4_KiB); });
+}
+/// Nothing that all do behind an update has them wait for each other, but for what is there for that.
+TEST(Divided, WeightsAreThoseOfOneProcessWhereAllOfThemAre) {
+  in_processes(2, [](World& world) { without_a_plan(world, 1, Trained().parameters().size()); });
+}
 
 /// Plans, window and gathers: the cap holds in each, and all have the same plan, though one of them is slower.
 void within_a_budget_of_weights(World& world) {

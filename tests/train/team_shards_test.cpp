@@ -310,20 +310,27 @@ TEST(Team, HoldsItsCapOrIsRefusedWhateverIsAskedFor) {
 }
 
 /// A disk that is full where the first writes ends nobody's run, and nobody waits for it.
-TEST(Team, GoesOnWhereAStateInShardsCannotBeSaved) {
-  const fs::path folder = folder_of("unsaved");
+void goes_on_where_no_state_can_be_saved(ShardOf shard) {
+  const fs::path folder = folder_of("unsaved_" + std::string(word(shard)));
   const auto ended = outcomes_of(2, [&](const parallel::Launched& launched) {
     Config config = six_steps(folder);
-    config.parallel.shard = ShardOf::Gradients;
+    config.model.width = 96;
+    config.parallel.shard = shard;
     config.state.every = 1;
     fs::create_directories(folder / "team");
     if (launched.rank == 0) write_text(folder / "team" / "state", "no folder");
     (void)run_in(config, folder / "team", Team(parallel::World::meet(launched)));
   });
+  if (testing::is_started_by_test()) return;
   EXPECT_EQ(ended[1].exit_code, 0) << ended[1].output;
   EXPECT_NE(ended[0].exit_code, 0);
   EXPECT_THAT(ended[0].output, HasSubstr("saving training state"));
   EXPECT_EQ(lines_of(folder / "team").size(), kSixSteps);
+}
+
+TEST(Team, GoesOnWhereAStateInShardsCannotBeSaved) {
+  goes_on_where_no_state_can_be_saved(ShardOf::Gradients);
+  goes_on_where_no_state_can_be_saved(ShardOf::Parameters);
 }
 
 }  // namespace
