@@ -20,15 +20,12 @@ struct BucketOf {
   const BucketLayout& layout;
 };
 
-/// What becomes of gradients that have been copied.
-enum class Copied : std::uint8_t {
-  Views,  ///< they are views of where they have been copied to
-  Gone    ///< their parameters have none
-};
-
-/// Copies the gradients of a bucket's parameters into one tensor, one after the other, with zeros for those that there
-/// are not and in between; as parts of a mean where that is wanted. Throws UsageError for a sparse one.
-at::Tensor packed_gradients(const BucketOf& bucket, const DataParallelOptions& options, int processes, Copied copied);
+/// Copies the elements of a gradient to a place, or zeros where there is none. Throws UsageError for a sparse one.
+void put(const at::Tensor& place, const at::Tensor& gradient);
+/// Zeros where there is no piece.
+void clear_between(const at::Tensor& all, const std::vector<Piece>& pieces);
+/// As parts of a mean, where that is wanted.
+void share(const at::Tensor& gradients, const DataParallelOptions& options, int processes);
 
 /// The gradients of one bucket, from where this process has its own to where it has those of all: views of one tensor.
 class BucketGradients {

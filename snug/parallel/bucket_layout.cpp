@@ -42,14 +42,26 @@ BucketLayout::BucketLayout(const std::vector<std::int64_t>& elements, const Buck
   std::ranges::sort(pieces_, {}, &Piece::at);
 }
 
-std::vector<Piece> BucketLayout::pieces_of(int rank) const {
-  const std::int64_t begin = rank * part_, end = begin + part_;
+std::vector<Piece> BucketLayout::pieces_of(int rank, const Strip& strip) const {
+  const std::int64_t begin = rank * part_ + strip.first, end = begin + strip.count;
   std::vector<Piece> mine;
   for (const Piece& piece : pieces_) {
     const std::int64_t from = std::max(begin, piece.at), to = std::min(end, piece.at + piece.count);
     if (from < to) mine.push_back({piece.parameter, piece.first + from - piece.at, to - from, from - begin});
   }
   return mine;
+}
+
+std::vector<Strip> BucketLayout::strips(std::int64_t about) const {
+  const std::int64_t count = std::max<std::int64_t>(size() / std::max<std::int64_t>(about, 1), 1);
+  const std::int64_t each = in_units((part_ + count - 1) / count);
+  std::vector<Strip> all;
+  std::int64_t first = 0;
+  do {  // one where there is nothing, too
+    all.push_back({first, std::min(each, part_ - first)});
+    first += each;
+  } while (first < part_);
+  return all;
 }
 
 std::int64_t BucketLayout::offset(std::size_t parameter) const {

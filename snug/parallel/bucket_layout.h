@@ -34,6 +34,14 @@ struct EvenShards {
   [[nodiscard]] std::int64_t count(int rank) const;
 };
 
+/// Elements of each process's part of a bucket: the same ones in every part.
+struct Strip {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+
+  bool operator==(const Strip&) const = default;
+};
+
 /// How a bucket is divided.
 enum class Divided : std::uint8_t {
   Not,    ///< but for who adds up which part of it: in elements, and not in units
@@ -54,7 +62,12 @@ class BucketLayout {
   /// Where all of it lies, in the flat tensor's order.
   [[nodiscard]] const std::vector<Piece>& pieces() const noexcept { return pieces_; }
   /// What lies in that process's part, in its order.
-  [[nodiscard]] std::vector<Piece> pieces_of(int rank) const;
+  [[nodiscard]] std::vector<Piece> pieces_of(int rank) const { return pieces_of(rank, {0, part_}); }
+  /// The same of a strip of that part: `at` is in the strip.
+  [[nodiscard]] std::vector<Piece> pieces_of(int rank, const Strip& strip) const;
+  /// All of it in strips of about as many elements in all processes together, so that a large parameter needs no memory
+  /// as large where it is put together: up to twice as many, in whole units.
+  [[nodiscard]] std::vector<Strip> strips(std::int64_t about) const;
   /// Of a parameter that lies there in one piece.
   [[nodiscard]] std::int64_t offset(std::size_t parameter) const;
 

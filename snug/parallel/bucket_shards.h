@@ -16,14 +16,16 @@ namespace snug::parallel {
 struct Owned {
   Piece piece;
   at::Tensor tensor;
+  bool had_gradient = false;  ///< before the pass that goes on: what comes is added to it
 };
 
-/// The gradients of one bucket, from where this process has its own to where it has those of all of its pieces: added
-/// to the gradients that the pieces have, row by row, where they have any.
+/// The gradients of a strip of one bucket, from where this process has its own to where it has those of all of its
+/// pieces: added to the gradients that the pieces had, row by row, where they had any. A parameter whose elements are
+/// all in this strip, or in those before it, has no gradient from then on.
 class BucketShards {
  public:
   /// `owned` must outlive it.
-  BucketShards(ProcessGroup& group, const BucketOf& bucket, const std::vector<Owned>& owned,
+  BucketShards(ProcessGroup& group, const BucketOf& bucket, const Strip& strip, const std::vector<Owned>& owned,
                const DataParallelOptions& options, Reduction::Purpose purpose);
 
   /// Waits for what other processes have of them, and adds it up.
@@ -32,20 +34,23 @@ class BucketShards {
 
  private:
   const std::vector<Owned>* owned_;
+  Strip strip_;
   at::Tensor handed_in_, received_;
   ProcessGroup::Begun begun_;
 };
 
-/// The contents of one bucket's parameters, from where each process has those of its pieces to where all have all.
+/// The contents of a strip of one bucket's parameters, from where each process has those of its pieces to where all
+/// have all.
 class BucketWeights {
  public:
-  BucketWeights(ProcessGroup& group, const BucketOf& bucket, const std::vector<Owned>& owned,
+  BucketWeights(ProcessGroup& group, const BucketOf& bucket, const Strip& strip, const std::vector<Owned>& owned,
                 Reduction::Purpose purpose);
 
   void finish();
 
  private:
   BucketOf bucket_;
+  Strip strip_;
   Reduction::Purpose purpose_;
   at::Tensor all_;
   ProcessGroup::Begun begun_;

@@ -71,7 +71,8 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
                           : divided.contains(members.front())                       ? Divided::Each
                                                                                     : Divided::Whole;
       BucketLayout layout(elements, members, group_->size(), how);
-      buckets_.push_back({std::move(members), std::move(layout), how, {}});
+      std::vector<Strip> strips = layout.strips(most / static_cast<Bytes>(parameters_[members.front()].element_size()));
+      buckets_.push_back({std::move(members), std::move(layout), std::move(strips), how, {}});
     }
     if (options_.leaves == DataParallelOptions::Leaves::Shards) own_shards();
   }
@@ -106,10 +107,12 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
     std::deque<BucketWeights> under_way;
     for (const OneBucket& bucket : buckets_) {
       if (bucket.divided == Divided::Each) continue;
-      under_way.emplace_back(*group_, of(bucket), bucket.owned, purpose);
-      if (under_way.size() < 2) continue;
-      under_way.front().finish();
-      under_way.pop_front();
+      for (const Strip& strip : bucket.strips) {
+        under_way.emplace_back(*group_, of(bucket), strip, bucket.owned, purpose);
+        if (under_way.size() < 2) continue;
+        under_way.front().finish();
+        under_way.pop_front();
+      }
     }
     for (BucketWeights& weights : under_way) weights.finish();
     // Nobody fetches a shard that another process has not updated yet.
@@ -122,6 +125,7 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
   struct OneBucket {
     Bucket members;
     BucketLayout layout;
+    std::vector<Strip> strips;  // in which parts of it go, where gradients are left in shards
     Divided divided = Divided::Whole;
     std::vector<Owned> owned;  // none where gradients are left whole
   };
@@ -197,6 +201,12 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
     if (task != task_) return;
     under_way_.clear();
     task_ = kNoTask;
+    // Of which some strips may be there, and others not.
+    for (OneBucket& bucket : buckets_) {
+      for (Owned& owned : bucket.owned) {
+        if (!owned.had_gradient) owned.tensor.mutable_grad() = at::Tensor();
+      }
+    }
   }
 
   void start(int task, Reduction::Purpose purpose) {
@@ -206,22 +216,31 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
     under_way_.clear();
     arrived_.assign(buckets_.size(), 0);
     has_gradient_.assign(parameters_.size(), 0);
-    had_gradient_.clear();
-    for (const Shard& shard : shards_) had_gradient_.push_back(shard.tensor.grad().defined());
+    for (OneBucket& bucket : buckets_) {
+      for (Owned& owned : bucket.owned) owned.had_gradient = owned.tensor.grad().defined();
+    }
   }
 
-  void hand_in_next() {
-    // In an order that is the same in all processes, and with no more of them in memory.
+  /// In an order that is the same in all processes, and with no more of them in memory.
+  void make_room_for_one() {
     if (under_way_.size() == kUnderWay) {
       std::visit([](auto& gradients) { gradients.finish(); }, under_way_.front());
       under_way_.pop_front();
     }
     if (!under_way_.empty()) std::visit([](auto& gradients) { gradients.advance(); }, under_way_.back());
+  }
+
+  void hand_in_next() {
     const OneBucket& bucket = buckets_[next_];
     for (const std::size_t i : bucket.members) has_gradient_[i] = parameters_[i].grad().defined() ? 1 : 0;
     if (options_.leaves == DataParallelOptions::Leaves::Shards) {
-      under_way_.emplace_back(std::in_place_type<BucketShards>, *group_, of(bucket), bucket.owned, options_, purpose_);
+      for (const Strip& strip : bucket.strips) {
+        make_room_for_one();
+        under_way_.emplace_back(std::in_place_type<BucketShards>, *group_, of(bucket), strip, bucket.owned, options_,
+                                purpose_);
+      }
     } else {
+      make_room_for_one();
       under_way_.emplace_back(std::in_place_type<BucketGradients>, *group_, of(bucket), options_, purpose_);
     }
     ++next_;
@@ -256,10 +275,11 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
       parameters_[i].mutable_grad() = at::Tensor();
       none.insert(parameters_[i].unsafeGetTensorImpl());
     }
-    for (std::size_t k = 0; k < shards_.size(); ++k) {
-      Shard& shard = shards_[k];
-      if (!had_gradient_[k] && none.contains(shard.of.unsafeGetTensorImpl()))
-        shard.tensor.mutable_grad() = at::Tensor();
+    for (OneBucket& bucket : buckets_) {
+      for (Owned& owned : bucket.owned) {
+        if (!owned.had_gradient && none.contains(parameters_[owned.piece.parameter].unsafeGetTensorImpl()))
+          owned.tensor.mutable_grad() = at::Tensor();
+      }
     }
   }
 
@@ -281,7 +301,6 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
   std::size_t next_ = 0;                    // bucket to be handed in
   std::vector<std::size_t> arrived_;        // by bucket
   std::vector<std::uint8_t> has_gradient_;  // by parameter, in this process
-  std::vector<bool> had_gradient_;          // by shard, before the pass
   std::deque<std::variant<BucketGradients, BucketShards>> under_way_;
   Counts counts_;
 };

@@ -37,7 +37,8 @@ struct DataParallelOptions {
   std::vector<DividedParameter> divided = {};
   /// Gradients that go together: with fewer bytes more of them overlap with the backward pass, at more calls; up to
   /// four times as many are in memory beside the gradients, or eight where they are added up in a wider type. None: a
-  /// sixteenth of all, within 64 KiB and 25 MiB.
+  /// sixteenth of all, within 64 KiB and 25 MiB. With shards a larger parameter goes in strips, of up to twice as many
+  /// bytes each.
   std::optional<Bytes> bucket = {};
   /// The type in which they are added up; none: that of each gradient.
   std::optional<at::ScalarType> reduce_in = {};
@@ -97,8 +98,8 @@ class DataParallel {
   /// This process's, in the order of the parameters; none where gradients are left whole.
   [[nodiscard]] const std::vector<Shard>& shards() const noexcept;
   /// Where all processes have updated their shards: all parameters that are not divided are whole again in each, and
-  /// shards of the others may be fetched. Takes up to two buckets of memory meanwhile. A trial takes the same, and
-  /// changes nothing.
+  /// shards of the others may be fetched. Takes up to two buckets, or strips, of memory meanwhile. A trial takes the
+  /// same, and changes nothing.
   void gather(Reduction::Purpose purpose = Reduction::Purpose::Sums);
 
   struct Counts {

@@ -50,6 +50,40 @@ TEST(BucketLayout, DividesEachParameterAtUnitsAndEachElementOnce) {
   }
 }
 
+/// What lies in the strips of a part is what lies in the part.
+TEST(BucketLayout, GoesInStripsThatAreAsLargeAsAskedFor) {
+  std::mt19937 random(4);  // NOLINT: the same each time
+  for (int trial = 0; trial < 300; ++trial) {
+    const std::vector<std::int64_t> elements = {1 + static_cast<std::int64_t>(random() % 200'000),
+                                                1 + static_cast<std::int64_t>(random() % 3000)};
+    const int processes = 1 + static_cast<int>(random() % 6);
+    const BucketLayout layout(elements, {1, 0}, processes, trial % 2 == 0 ? Divided::Whole : Divided::Each);
+    const std::int64_t about = 1 + static_cast<std::int64_t>(random() % 30'000);
+    std::int64_t end = 0;
+    std::vector<std::vector<Piece>> found(static_cast<std::size_t>(processes));
+    for (const Strip& strip : layout.strips(about)) {
+      EXPECT_EQ(strip.first, end);
+      EXPECT_GT(strip.count, 0);
+      EXPECT_LE(strip.count * processes, 2 * about + kShardUnit * processes);
+      end += strip.count;
+      for (int rank = 0; rank < processes; ++rank) {
+        for (Piece piece : layout.pieces_of(rank, strip)) {
+          EXPECT_LE(piece.at + piece.count, strip.count);
+          piece.at += strip.first;
+          auto& so_far = found[static_cast<std::size_t>(rank)];
+          const bool goes_on = !so_far.empty() && so_far.back().parameter == piece.parameter &&
+                               so_far.back().first + so_far.back().count == piece.first;
+          goes_on ? void(so_far.back().count += piece.count) : so_far.push_back(piece);
+        }
+      }
+    }
+    EXPECT_EQ(end, layout.part());
+    for (int rank = 0; rank < processes; ++rank)
+      EXPECT_EQ(found[static_cast<std::size_t>(rank)], layout.pieces_of(rank));
+  }
+  EXPECT_EQ(BucketLayout({0}, {0}, 2, Divided::Each).strips(100).size(), 1U) << "all take part in one";
+}
+
 TEST(BucketLayout, GivesEachProcessAsMuch) {
   const std::vector<std::int64_t> elements(40, 100'000);
   Bucket bucket;

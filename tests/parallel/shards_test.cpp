@@ -30,6 +30,13 @@ using testing::Trained;
 constexpr DataParallelOptions kShards{
     .combine = DataParallelOptions::Combine::Sum, .leaves = DataParallelOptions::Leaves::Shards, .bucket = 64_KiB};
 
+/// Of a few KiB, so that matrices go in several strips.
+constexpr DataParallelOptions in_strips() {
+  DataParallelOptions options = kShards;
+  options.bucket = 4_KiB;
+  return options;
+}
+
 /// What each shard should have of whole tensors.
 std::vector<at::Tensor> in_shards(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& whole,
                                   const std::vector<Shard>& shards) {
@@ -60,7 +67,7 @@ bool none_has_gradient(Trained& trained) {
   return std::ranges::none_of(trained.parameters(), [](const at::Tensor& p) { return p.grad().defined(); });
 }
 
-void gradients_are_those_of_one(World& world) {
+void gradients_are_those_of_one(World& world, const DataParallelOptions& options = kShards) {
   const int size = world.all()->size();
   Trained one, mine;
   // As one process has them that takes the first micro-batch of each, then the second of each.
@@ -68,7 +75,7 @@ void gradients_are_those_of_one(World& world) {
     for (int rank = 0; rank < size; ++rank) one.backward(batch_of(rank, micro), 0.5 / size);
   }
   const auto expected = one.take_gradients();
-  DataParallel parallel(mine.parameters(), world.all(), kShards);
+  DataParallel parallel(mine.parameters(), world.all(), options);
   const auto parts = in_shards(mine.parameters(), expected, parallel.shards());
   std::int64_t elements = 0;
   for (const Shard& shard : parallel.shards()) elements += shard.tensor.numel();
@@ -90,8 +97,15 @@ void gradients_are_those_of_one(World& world) {
   EXPECT_EQ(all.item<std::int64_t>(), of_model);
 }
 
-TEST(Shards, HaveTheGradientsOfOneProcessWithTheMicroBatchesOfTwo) { in_processes(2, gradients_are_those_of_one); }
-TEST(Shards, HaveTheGradientsOfOneProcessWithTheMicroBatchesOfFour) { in_processes(4, gradients_are_those_of_one); }
+TEST(Shards, HaveTheGradientsOfOneProcessWithTheMicroBatchesOfTwo) {
+  in_processes(2, [](World& world) { gradients_are_those_of_one(world); });
+}
+TEST(Shards, HaveTheGradientsOfOneProcessWithTheMicroBatchesOfFour) {
+  in_processes(4, [](World& world) { gradients_are_those_of_one(world); });
+}
+TEST(Shards, HaveTheGradientsOfOneProcessInStrips) {
+  in_processes(3, [](World& world) { gradients_are_those_of_one(world, in_strips()); });
+}
 
 /// Stage 1: what earlier micro-batches leave stays with each process, as without shards.
 TEST(Shards, HaveWhatDataParallelHasWhereMicroBatchesAccumulate) {
@@ -149,7 +163,7 @@ Bytes bytes_of(const optim::Optimizer& optimizer) {
 }
 
 /// Weights and norms after three steps, clipped.
-void steps_are_those_of_one(World& world) {
+void steps_are_those_of_one(World& world, const DataParallelOptions& options = kShards) {
   const int size = world.all()->size(), rank = world.all()->rank();
   const optim::OtherParts others{.add_up =
                                      [&](auto numbers) {
@@ -167,7 +181,7 @@ void steps_are_those_of_one(World& world) {
     Trained one, mine;
     one.model->to(rule.weights);
     mine.model->to(rule.weights);
-    DataParallel parallel(mine.parameters(), world.all(), kShards);
+    DataParallel parallel(mine.parameters(), world.all(), options);
     const auto whole = optimizer_of(rule, one.parameters());
     const auto parts = optimizer_of(rule, parameters_of(mine.parameters(), parallel));
     EXPECT_LE(static_cast<double>(bytes_of(*parts)), 1.5 * static_cast<double>(bytes_of(*whole)) / size)
@@ -188,8 +202,15 @@ void steps_are_those_of_one(World& world) {
   }
 }
 
-TEST(Shards, AreUpdatedAsOneProcessUpdatesAllInTwo) { in_processes(2, steps_are_those_of_one); }
-TEST(Shards, AreUpdatedAsOneProcessUpdatesAllInFour) { in_processes(4, steps_are_those_of_one); }
+TEST(Shards, AreUpdatedAsOneProcessUpdatesAllInTwo) {
+  in_processes(2, [](World& world) { steps_are_those_of_one(world); });
+}
+TEST(Shards, AreUpdatedAsOneProcessUpdatesAllInFour) {
+  in_processes(4, [](World& world) { steps_are_those_of_one(world); });
+}
+TEST(Shards, AreUpdatedAsOneProcessUpdatesAllInStrips) {
+  in_processes(3, [](World& world) { steps_are_those_of_one(world, in_strips()); });
+}
 
 TEST(Shards, AreUpdatedByLibTorchsOptimizersToo) {
   in_processes(2, [](World& world) {
@@ -251,28 +272,6 @@ TEST(Shards, MayBeNoneInAProcess) {
       parts->zero_grad();
       parallel.gather();
       EXPECT_TRUE(same_bits(mine, one));
-    }
-  });
-}
-
-/// What none reaches has no gradient, and keeps what earlier passes have left.
-TEST(Shards, KnowParametersThatAreNotUsed) {
-  in_processes(2, [](World& world) {
-    const at::Tensor both = torch::ones({1000}).requires_grad_(), second = torch::ones({1000}).requires_grad_(),
-                     none = torch::ones({1000}).requires_grad_();
-    const DataParallel parallel({both, second, none}, world.all(), kShards);
-    for (int pass = 0; pass < 2; ++pass) {
-      at::Tensor loss = (both * 3).sum();
-      if (world.all()->rank() == 1 && pass == 0) loss = loss + (second * 7).sum();
-      loss.backward();
-    }
-    for (const Shard& shard : parallel.shards()) {
-      if (shard.of.is_same(none)) {
-        EXPECT_FALSE(shard.tensor.grad().defined());
-      } else {
-        const float expected = shard.of.is_same(both) ? 12 : 7;
-        EXPECT_TRUE(same_bits(shard.tensor.grad(), torch::full({shard.tensor.numel()}, expected)));
-      }
     }
   });
 }
