@@ -1,5 +1,5 @@
 # Shorthands for what CMakePresets.json and scripts/ hold; nothing is decided here.
-.PHONY: help setup build test test-long test-opinfo test-programs test-demo test-kill mutants demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python bench-lora bench-ladder bench-long cuda-check gpu-check format clean
+.PHONY: help setup build test test-long test-opinfo test-programs test-demo test-kill mutants demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python bench-shards bench-lora bench-ladder bench-long cuda-check gpu-check format clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -83,6 +83,12 @@ bench-peers: ## Compare with other memory savers; ARGS=... as benchmarks/peers/m
 	@cmake --build --preset release -j $(JOBS) --target gpt_step snug_cli snug_python
 	@benchmarks/peers/run.sh rotor build/release/snug examples/gpt-12x384.toml benchmarks/results
 	@benchmarks/peers/run.sh methods build/release/benchmarks/gpt_step benchmarks/results --package build/release/python $(ARGS)
+
+bench-shards: ## Compare weights in shards with FSDP2; ARGS=... as benchmarks/peers/shards.py has them
+	@scripts/setup.sh tests benchmarks
+	@cmake --preset release $(WITH_BENCHMARKS)
+	@cmake --build --preset release -j $(JOBS) --target shards_step
+	@benchmarks/peers/run.sh shards build/release/benchmarks/shards_step benchmarks/results $(ARGS)
 
 bench-peers-python: ## Compare with gradient checkpointing in Python; ARGS=... as benchmarks/peers_python/peers.py has them
 	@scripts/setup.sh tests benchmarks
