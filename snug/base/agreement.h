@@ -33,6 +33,9 @@ class Agreement {
   // What makes plans the same in all of them. Without it each has plans of its own.
   /// The text that the first process of the group has.
   virtual std::string from_first(std::string mine) { return mine; }
+  /// Whether all processes that do collectives inside of steps of this one are among those of the group: then their
+  /// plans may have all of them do some of these again.
+  [[nodiscard]] virtual bool covers_collectives() const { return false; }
   /// Each number becomes the largest that one of them has. As many in each.
   virtual void largest(std::span<double> /*numbers*/) {}
 };

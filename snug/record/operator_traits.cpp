@@ -13,6 +13,7 @@
 #include <unordered_set>
 
 #include "snug/base/hash.h"
+#include "snug/plan/step/together.h"
 #include "snug/record/declared_operators.h"
 #include "snug/record/view.h"
 
@@ -146,6 +147,7 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
   traits->uninitialized = uninitialized().contains(traits->name);
   traits->looks_only = !traits->writes_any && lookers().contains(traits->name);
   traits->collective = is_collective(traits->name);
+  traits->runs = plan::runs_of(traits->name);
   traits->annotation = traits->name.starts_with("profiler::");
   traits->rebinds = traits->name == "aten::set_" || traits->name == "aten::set_data";
   if (traits->writes_any &&

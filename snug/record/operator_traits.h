@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "snug/plan/step/dataflow.h"
+
 namespace snug::record {
 
 /// What the recorder has to know of an operator: read from its schema once, and, for what schemas do not tell, from the
@@ -35,7 +37,8 @@ struct OperatorTraits {
   /// runs, after it, or not at all (but inside of the kernel).
   enum class Raises : std::uint8_t { Never, BeforeTheKernel, AfterTheKernel } raises = Raises::Never;
   bool rebinds = false;                      ///< gives a tensor another storage (set_)
-  bool collective = false;                   ///< runs together with other processes
+  bool collective = false;                   ///< runs together with other processes, once
+  plan::Runs runs = plan::Runs::Alone;       ///< of one that may run again
   bool looks_only = false;                   ///< reads no contents of its tensors, as views, and `empty_like`
   bool annotation = false;                   ///< begins or ends a range of a profiler, and computes nothing
   std::vector<int> hidden_writes;            ///< arguments that are written though the schema does not say so

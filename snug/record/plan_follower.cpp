@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "snug/plan/step/together.h"
+
 namespace snug::record {
 namespace {
 
@@ -75,6 +77,8 @@ void PlanFollower::finish(const CallLog& calls) {
 /// The step is not the one that was followed: goes on with another known one that agrees, if any.
 bool PlanFollower::follow_another(Agrees& agrees, const CallLog& calls) {
   auto& steps = std::get<FollowPlan>(policy_).steps;
+  // What the plan so far has left absent all make again together, by that plan alone.
+  if (plan::may_replay_together(*steps.front().graph, calls.size() - 1)) return false;
   const auto other =
       std::find_if(steps.begin() + 1, steps.end(), [&](const KnownStep& step) { return agrees(step, calls); });
   if (other == steps.end()) return false;

@@ -169,6 +169,7 @@ class Tape {
   void add_result(PendingCall& pending, const at::Tensor& tensor, OutputSlot slot);
   plan::ValueId add_output(const PendingCall& pending, const at::Tensor& tensor, plan::ValueId overwrites,
                            OutputSlot slot);
+  [[nodiscard]] plan::Must must_of(const PendingCall& pending, plan::ValueId value) const;
   void place(const PendingCall& pending, plan::ValueId value, const c10::Storage& storage);
   void tell_results(plan::OpId op);
 

@@ -149,7 +149,7 @@ void Tape::commit(PendingCall& pending, const torch::jit::Stack& stack) {
     regions_.add_planned_segments(flow().segments());
   }
   ask_region(pending);  // may allocate, and evict: values and ledger are whole
-  values_.flow().add_op(lists.inputs, segment);
+  values_.flow().add_op(lists.inputs, segment, pending.traits.runs);
   for (const WrittenTensor& w : lists.written) add_written(pending, w);
   for_each_result(stack, first, [&](const at::Tensor& t, OutputSlot slot) {
     if (is_new(t, lists)) add_result(pending, t, slot);
@@ -209,15 +209,24 @@ plan::ValueId Tape::add_output(const PendingCall& pending, const at::Tensor& ten
   slot.dtype = tensor.scalar_type();
   calls_.add_output(slot);
   if (pending.traits.uninitialized) values_.set_unfilled(value);
-  values_.set_must(value, pending.verdict.must);
+  values_.set_must(value, must_of(pending, value));
   versions_.set(value, SeenVersion(tensor));
   return value;
+}
+
+/// What a region demands, or else what was known when the step was planned, as where processes keep what they make
+/// together.
+plan::Must Tape::must_of(const PendingCall& pending, plan::ValueId value) const {
+  const KnownStep* known = follower_.known_step();
+  const bool is_known = known != nullptr && plan::at(value) < known->graph->values.size();
+  const bool is_asked = is_known && pending.verdict.must == plan::Must::Nothing;
+  return is_asked ? known->graph->values[plan::at(value)].must : pending.verdict.must;
 }
 
 /// Where the plan or the region will have a value that has just been made.
 void Tape::place(const PendingCall& pending, plan::ValueId value, const c10::Storage& storage) {
   const RegionVerdict& verdict = pending.verdict;
-  const plan::Action action = plan::decide(verdict.must, follower_.action(value, verdict.preferred));
+  const plan::Action action = plan::decide(values_.must(value), follower_.action(value, verdict.preferred));
   if (action == plan::kKeep) return values_.hold(value, storage);
   if (action == plan::kRecompute) return;
   // Once it is saved.

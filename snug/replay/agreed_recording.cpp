@@ -1,9 +1,12 @@
 #include "snug/replay/agreed_recording.h"
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
+
+#include "snug/plan/step/together.h"
 
 namespace snug::replay {
 namespace {
@@ -61,7 +64,13 @@ bool all_have(const std::vector<double>& numbers, Agreement& group) {
 }  // namespace
 
 bool agree_on(std::vector<RecordedStep>& kinds, Agreement& group) {
-  if (&group == alone().get()) return true;
+  const auto keep_together = [&] {
+    for (RecordedStep& step : kinds) plan::keep_what_is_made_together(step.graph);
+  };
+  if (&group == alone().get()) {
+    keep_together();
+    return true;
+  }
   (void)ask(group, Vote::Yes);  // which one that has failed meanwhile answers
   std::uint64_t hash = kinds.size();
   for (RecordedStep& step : kinds) {
@@ -71,8 +80,17 @@ bool agree_on(std::vector<RecordedStep>& kinds, Agreement& group) {
          {step.graph.fingerprint(), static_cast<std::uint64_t>(beside), static_cast<std::uint64_t>(step.kind)})
       hash = (hash ^ part) * 0x9e3779b97f4a7c15ULL;
   }
-  if (!all_have({as_number(hash)}, group)) return false;
-  for (RecordedStep& step : kinds) agree_on(step, group);
+  if (!all_have({as_number(hash)}, group)) {
+    keep_together();
+    return false;
+  }
+  for (RecordedStep& step : kinds) {
+    agree_on(step, group);
+    plan::let_go_of_what_is_written_over(step.graph);
+  }
+  std::array<double, 1> beyond{group.covers_collectives() ? 0.0 : 1.0};
+  group.largest(beyond);
+  if (beyond.front() > 0) keep_together();
   return true;
 }
 

@@ -27,6 +27,13 @@ class OutsideMemory {
   /// What is away now and counts.
   [[nodiscard]] Bytes to_come() const noexcept { return state_to_come_ + missing_; }
 
+  /// visit(bytes) of its parts, for processes that agree on them.
+  template <class Visit>
+  void each_passing(const Visit& visit) {
+    visit(state_to_come_);
+    visit(missing_);
+  }
+
   /// Counts that in.
   void count_missing(Bytes& static_bytes, memory::ByTag& by_tag) const;
 

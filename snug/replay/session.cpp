@@ -262,6 +262,17 @@ Bytes Session::predicted_peak() const { return state_->book.predicted_peak(); }
 const Session::StepReport& Session::last_step() const { return state_->last; }
 const replay::StepTrace& Session::last_trace() const { return state_->trace; }
 
+namespace {
+
+void finish_forward(record::Tape& tape, const replay::StepBook& book) {
+  tape.finish();
+  // From its beginning to its end.
+  const record::KnownStep* const known = tape.divergence() ? nullptr : tape.known_step();
+  book.forward_over(known != nullptr ? known->graph.get() : nullptr);
+}
+
+}  // namespace
+
 at::Tensor Session::run(const replay::Forward& forward) {
   State& s = *state_;
   const GradientsLeave gradients(s.streamed, s.parameters);
@@ -306,7 +317,7 @@ at::Tensor Session::run(const replay::Forward& forward) {
   const replay::OtherDevices others(s.others, tape, replay::EvictionCost::Measured);
   replay::StepRun step(tape, {.forward_over =
                                   [&](const replay::StepRun::Roots& roots) {
-                                    tape->finish();
+                                    finish_forward(*tape, s.book);
                                     if (watches) replay::watch_backward(roots, tape);
                                   },
                               .backward_over = [&](replay::StepRun&) { unknown.end(*tape); }});

@@ -1,11 +1,20 @@
 #include "snug/replay/step_book.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <array>
+#include <cstddef>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/base/hash.h"
 #include "snug/memory/tag.h"
 #include "snug/plan/does_not_fit.h"
+#include "snug/plan/step/together.h"
 
 namespace snug::replay {
 namespace {
@@ -35,6 +44,25 @@ void for_each_part(Graph& graph, const plan::Budgets& budgets, const Visit& visi
         visit(i + 1, k + 1, part.static_bytes, part.static_by_tag);
     }
   }
+}
+
+/// A hash of what a plan has the step do.
+std::uint64_t decisions_of(const plan::MemoryPlan& plan) {
+  const nlohmann::ordered_json all = to_json(plan);
+  std::string text;
+  for (const char* const part : {"fingerprint", "actions", "segments", "staging"}) {
+    if (const auto found = all.find(part); found != all.end()) text += found->dump();
+  }
+  return hash_64(std::as_bytes(std::span(text)));
+}
+
+/// Of so many bits that a double has them.
+double as_number(std::uint64_t hash) { return static_cast<double>(hash >> 12U); }
+
+bool same_in_all(double mine, Agreement& group) {
+  std::array<double, 2> both{mine, -mine};
+  group.largest(both);
+  return both[0] == -both[1];
 }
 
 Bytes predicted_peak_on(const plan::MemoryPlan& plan, const std::string& device) {
@@ -71,6 +99,21 @@ StepBook::StepBook(std::vector<PlannedStep> kinds, plan::Budgets budgets, const 
                       .planner = std::move(planner),
                       .kind = step.kind});
   }
+  replays_together_ =
+      std::ranges::any_of(known_, [](const Known& known) { return plan::may_replay_together(*known.graph); });
+  check_same_plans();
+}
+
+void StepBook::check_same_plans() const {
+  if (!replays_together_) return;
+  std::uint64_t hash = 0;  // whatever order they have run in
+  for (const Known& known : known_) {
+    if (plan::may_replay_together(*known.graph)) hash += decisions_of(*known.plan);
+  }
+  if (same_in_all(as_number(hash), *agreement_)) return;
+  throw Error(
+      "session: processes that make again together what they have made together have other plans of it; give all of "
+      "them the same budgets, and plans from one file");
 }
 
 std::exception_ptr StepBook::refusal_of(const std::function<void()>& plan) const {
@@ -95,6 +138,15 @@ void StepBook::agree(const std::exception_ptr& refusal) const {
   }
 }
 
+void StepBook::forward_over(const plan::StepGraph* followed) const {
+  if (!replays_together_) return;
+  if (same_in_all(followed != nullptr ? as_number(followed->fingerprint()) : 0.0, *agreement_)) return;
+  throw Error(fmt::format(
+      "session: the step {} here, and not so in another process of the group; what its plan has all of them make again "
+      "together cannot be: run the same operators in all of them, or leave out the budget",
+      followed != nullptr ? "has followed a plan" : "has differed from all plans"));
+}
+
 void StepBook::count_missing(plan::StepGraph& graph) const {
   for_each_part(graph, budgets_, [&](std::size_t device, std::size_t, Bytes& bytes, memory::ByTag& by_tag) {
     outside_[device].count_missing(bytes, by_tag);
@@ -114,6 +166,7 @@ void StepBook::add(plan::StepGraph graph, StepKind kind) {
   const plan::StepGraph& like = of_kind != known_.end() ? *of_kind->graph : *known_.front().graph;
   if (like.update_seconds > 0) graph.end_with_update(like.all_update_bytes(), like.update_seconds);
   graph.moves = like.moves;
+  plan::keep_what_is_made_together(graph);  // planned by each process by itself
   auto step = std::make_shared<plan::StepGraph>(std::move(graph));
   plan::Planner planner = planner_for(*step, known_.front().planner.strategy());
   std::shared_ptr<const plan::MemoryPlan> plan;
@@ -184,21 +237,26 @@ void StepBook::begin(const std::vector<Now>& devices, StepKind kind) {
   agree(refusal_of([&] {
     if (planned) plan_again(kind, of_all);
   }));
+  check_same_plans();
 }
 
 /// Plans are made for what the process has that has most.
-std::vector<StepBook::Now> StepBook::most_of_all(std::vector<Now> devices) const {
+std::vector<StepBook::Now> StepBook::most_of_all(std::vector<Now> devices) {
   std::vector<double> numbers;
   for (const Now& now : devices) {
     numbers.push_back(static_cast<double>(now.stats.allocated));
     for (const Bytes bytes : now.stats.by_tag) numbers.push_back(static_cast<double>(bytes));
   }
+  for (OutsideMemory& outside : outside_)
+    outside.each_passing([&](Bytes& bytes) { numbers.push_back(static_cast<double>(bytes)); });
   agreement_->largest(numbers);
   auto next = numbers.begin();
   for (Now& now : devices) {
     now.stats.allocated = static_cast<Bytes>(*next++);
     for (Bytes& bytes : now.stats.by_tag) bytes = static_cast<Bytes>(*next++);
   }
+  for (OutsideMemory& outside : outside_)
+    outside.each_passing([&](Bytes& bytes) { bytes = static_cast<Bytes>(*next++); });
   return devices;
 }
 

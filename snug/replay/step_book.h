@@ -59,6 +59,9 @@ class StepBook {
   /// The highest of those that fit, and of those that only evaluate; of the first where there is none.
   [[nodiscard]] Bytes predicted_peak() const;
   [[nodiscard]] std::size_t size() const noexcept { return known_.size(); }
+  /// The forward pass is over, and was that of this known step, or of none (nullptr). Throws Error, in all processes,
+  /// where steps make something again together with others, and theirs was another one.
+  void forward_over(const plan::StepGraph* followed) const;
   /// Whether it decides by itself.
   [[nodiscard]] bool asks_nobody() const noexcept { return agreement_ == alone(); }
 
@@ -80,7 +83,9 @@ class StepBook {
   [[nodiscard]] std::exception_ptr refusal_of(const std::function<void()>& plan) const;
   /// Throws `refusal`, which may be none, or Error when another process of the group has one.
   void agree(const std::exception_ptr& refusal) const;
-  [[nodiscard]] std::vector<Now> most_of_all(std::vector<Now> devices) const;
+  /// Throws Error where steps make something again together with other processes and these have other plans.
+  void check_same_plans() const;
+  [[nodiscard]] std::vector<Now> most_of_all(std::vector<Now> devices);
   /// With what is yet to come of state, and beside the steps.
   void count_missing(plan::StepGraph& graph) const;
   /// Whether the memory outside of the step calls for another plan.
@@ -94,6 +99,7 @@ class StepBook {
   std::shared_ptr<Agreement> agreement_;
   Bytes of_evaluation_ = 0;             // the highest peak of steps that only evaluate
   std::vector<OutsideMemory> outside_;  // by device, in the order of the budgets
+  bool replays_together_ = false;       // some of the steps that all have planned alike
 };
 
 }  // namespace snug::replay

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "snug/plan/step/step_graph.h"
+#include "snug/plan/step/together.h"
 
 namespace snug::plan::synthetic {
 
@@ -35,7 +36,7 @@ class GraphBuilder {
 
   /// For operators with several outputs: begin_op, then fresh() and written() for each.
   void begin_op(const std::string& name, const std::vector<ValueId>& inputs, double seconds, Bytes workspace) {
-    const OpId id = graph_.flow.add_op(inputs, kRootSegment);
+    const OpId id = graph_.flow.add_op(inputs, kRootSegment, runs_of(name));
     OpInfo info;
     info.name = name;
     info.signature = std::hash<std::string>()(name) + inputs.size();

@@ -44,7 +44,7 @@ void Ledger::pack(ValueId value) {
 void Ledger::consume(ValueId value) {
   Entry& e = entry(value);
   if (e.pending > 0) --e.pending;
-  if (e.pending == 0 && cached(value) && idle(e)) drop_resident(value);
+  if (e.pending == 0 && cached(value) && idle(e) && !stays_for_readers(value)) drop_resident(value);
 }
 
 void Ledger::release(ValueId value, Unpacked unpacked) {
@@ -52,7 +52,7 @@ void Ledger::release(ValueId value, Unpacked unpacked) {
   --e.packs;
   if (unpacked == Unpacked::Not && e.pending > 0) --e.pending;
   if (!state_.settled) return;
-  if (e.pending == 0 && cached(value) && idle(e)) drop_resident(value);
+  if (e.pending == 0 && cached(value) && idle(e) && !stays_for_readers(value)) drop_resident(value);
   if (e.packs == 0 && e.readers == 0) {
     unneeded_.push_back(value);
     retire_unneeded();
@@ -173,7 +173,7 @@ void Ledger::unpin(const ReplaySchedule& replay, std::size_t finished) {
     Entry& e = entry(v);
     if (--e.wanted > 0 || e.pins > 0) continue;
     drop_if_useless(v);
-    if (cached(v) && e.pending == 0) drop_resident(v);
+    if (cached(v) && e.pending == 0 && !stays_for_readers(v)) drop_resident(v);
   }
 }
 
@@ -186,7 +186,7 @@ std::vector<double> Ledger::recovery_seconds(const std::function<double(OpId)>& 
       if (held(input) || fetchable(input)) continue;
       inputs = std::max(inputs, flow_.is_leaf(input) ? kGone : cost[at(flow_.producer(input))]);
     }
-    cost[at(op)] = seconds(op) + inputs;
+    cost[at(op)] = flow_.runs_together(op) ? kGone : seconds(op) + inputs;
   }
   return cost;
 }

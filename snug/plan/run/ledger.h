@@ -149,7 +149,8 @@ class Ledger {
   void end(const RunAgain& step);
 
   /// By operator: the seconds that making its outputs again would take now, along the longest chain of absent inputs,
-  /// or infinity where a source is gone. What can be fetched costs nothing. One pass over the recording.
+  /// or infinity where a source is gone, or other processes would have to take part. What can be fetched costs nothing.
+  /// One pass over the recording.
   [[nodiscard]] std::vector<double> recovery_seconds(const std::function<double(OpId)>& seconds) const;
   [[nodiscard]] bool evictable(ValueId value, Resort resort = Resort::First) const;
   /// An absent value's contents elsewhere may go, as its operator can bring it back (its recovery must be finite).
@@ -174,6 +175,12 @@ class Ledger {
   /// It is not there to stay, and its operator alone brings it back.
   bool relies_on_operator(ValueId value) const { return !held(value) && !fetchable(value); }
   static bool idle(const Entry& e) { return e.pins == 0 && e.wanted == 0; }
+  /// Made together with other processes, and still read by what will be made again: it is there until then. What is
+  /// made along with a replay is each process's affair, as it depends on evictions; when all make this again is not.
+  bool stays_for_readers(ValueId value) const {
+    const OpId producer = flow_.producer(value);
+    return producer != kNoOp && flow_.runs_together(producer) && entry(value).readers > 0 && !fetchable(value);
+  }
   bool stays(ValueId value) const { return state_.keep_leaves && flow_.is_leaf(value); }
   void want(OpId op);
   void unwant(OpId op);

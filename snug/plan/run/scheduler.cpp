@@ -75,6 +75,8 @@ class Scheduler::Search {
   void add_what_waits() {
     for (OpId op = first_; op < last_; ++op) {
       if (chosen(op) || ledger_.demand(op) == 0 || !encloses(flow_.segment(op))) continue;
+      // Whether something is computed here may be this process's affair, as after an eviction.
+      if (flow_.runs_together(op)) continue;
       bool reads_ours = false;
       bool ready = true;
       for (ValueId input : flow_.inputs(op)) {
@@ -89,13 +91,14 @@ class Scheduler::Search {
   }
 
   /// What those segments know of stays: values that saved tensors wait for, and inputs of a nested segment, so that it
-  /// can be replayed on its own when its turn comes.
+  /// can be replayed on its own when its turn comes. And what is made together with other processes, once in a pass.
   void mark_what_stays() {
     for (OpId op = first_; op <= last_; ++op) {
       if (!chosen(op)) continue;
       const SegmentId here = flow_.segment(op);
       for (const Output& out : flow_.outputs(op)) {
-        if (ledger_.waited_for(out.value) && encloses(flow_.scope(out.value))) values_.add(at(out.value), kStays);
+        const bool waits = ledger_.waited_for(out.value) && encloses(flow_.scope(out.value));
+        if (waits || flow_.runs_together(op)) values_.add(at(out.value), kStays);
       }
       if (ledger_.demand(op) == 0 || encloses(here)) continue;
       for (ValueId input : flow_.inputs(op)) {

@@ -12,11 +12,12 @@ ValueId Dataflow::add_leaf() {
   return values() - 1;
 }
 
-OpId Dataflow::add_op(std::span<const ValueId> inputs, SegmentId segment) {
+OpId Dataflow::add_op(std::span<const ValueId> inputs, SegmentId segment, Runs runs) {
   inputs_.insert(inputs_.end(), inputs.begin(), inputs.end());
   input_begin_.push_back(static_cast<std::int32_t>(inputs_.size()));
   output_begin_.push_back(static_cast<std::int32_t>(outputs_.size()));
   segment_of_.push_back(segment);
+  runs_.push_back(runs);
   widen_scopes(ops() - 1);
   return ops() - 1;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -15,6 +16,12 @@ struct Output {
   friend bool operator==(const Output&, const Output&) = default;
 };
 
+/// Who has to take part when an operator runs again.
+enum class Runs : std::uint8_t {
+  Alone,
+  Together  ///< other processes as well, at the same place: a collective
+};
+
 /// Which operator reads and makes which values: the skeleton that recording, replay and simulation share. Grows at the
 /// end only. Values that no operator made are leaves.
 class Dataflow {
@@ -24,7 +31,7 @@ class Dataflow {
   ValueId add_leaf();
 
   /// Appends an operator that reads `inputs` (repeats allowed) inside `segment`. Outputs follow with add_output().
-  OpId add_op(std::span<const ValueId> inputs, SegmentId segment);
+  OpId add_op(std::span<const ValueId> inputs, SegmentId segment, Runs runs = Runs::Alone);
 
   /// Appends an output to the newest operator and returns its value. `overwrites` as in Output.
   ValueId add_output(ValueId overwrites = kNoValue);
@@ -46,6 +53,7 @@ class Dataflow {
   [[nodiscard]] std::span<const Output> outputs(OpId op) const { return part(outputs_, output_begin_, op); }
   [[nodiscard]] OpId producer(ValueId value) const { return producer_[static_cast<std::size_t>(value)]; }
   [[nodiscard]] bool is_leaf(ValueId value) const { return producer(value) == kNoOp; }
+  [[nodiscard]] bool runs_together(OpId op) const { return runs_[static_cast<std::size_t>(op)] == Runs::Together; }
   [[nodiscard]] SegmentId segment(OpId op) const { return segment_of_[static_cast<std::size_t>(op)]; }
 
   [[nodiscard]] SegmentId parent(SegmentId segment) const { return parent_[static_cast<std::size_t>(segment)]; }
@@ -71,6 +79,7 @@ class Dataflow {
   std::vector<std::int32_t> output_begin_;  // likewise
   std::vector<Output> outputs_;
   std::vector<SegmentId> segment_of_;
+  std::vector<Runs> runs_;  // by OpId
   std::vector<OpId> producer_;
   std::vector<SegmentId> scope_;   // by ValueId
   std::vector<SegmentId> parent_;  // by SegmentId

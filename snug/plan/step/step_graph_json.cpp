@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "snug/base/json_field.h"
+#include "snug/plan/step/together.h"
 
 namespace snug::plan {
 namespace {
@@ -37,7 +38,7 @@ ValueId value_from(const JsonField& field, ValueId values) {
 }
 
 /// Values are numbered as they were first seen, so leaves are those that no operator makes.
-Dataflow flow_from(const JsonField& ops, const JsonField& leaves, ValueId values) {
+Dataflow flow_from(const JsonField& ops, const JsonField& leaves, const std::vector<OpInfo>& infos, ValueId values) {
   Dataflow flow;
   std::vector<char> is_leaf(static_cast<std::size_t>(values), 0);
   for (const JsonField& leaf : leaves.items()) is_leaf[static_cast<std::size_t>(value_from(leaf, values))] = 1;
@@ -52,7 +53,7 @@ Dataflow flow_from(const JsonField& ops, const JsonField& leaves, ValueId values
     }
     const std::vector<JsonField> outputs = op.at("outputs").items();
     if (!outputs.empty()) add_leaves_up_to(value_from(outputs.front().at(0), values));
-    flow.add_op(inputs, kRootSegment);
+    flow.add_op(inputs, kRootSegment, runs_of(at(flow.ops()) < infos.size() ? infos[at(flow.ops())].name : ""));
     for (const JsonField& out : outputs) {
       const ValueId v = value_from(out.at(0), values);
       if (v != flow.values()) out.at(0).refuse(fmt::format("{}, as values are numbered in order", flow.values()));
@@ -331,7 +332,7 @@ StepGraph step_graph_from(const JsonField& json) {
   graph.update_bytes = json.required<Bytes>("update_bytes", kNotNegative);
   for (const JsonField& op : json.at("ops").items()) graph.ops.push_back(op_from(op));
   for (const JsonField& value : json.at("values").items()) graph.values.push_back(value_info_from(value));
-  graph.flow = flow_from(json.at("flow"), json.at("leaves"), static_cast<ValueId>(graph.values.size()));
+  graph.flow = flow_from(json.at("flow"), json.at("leaves"), graph.ops, static_cast<ValueId>(graph.values.size()));
   if (static_cast<std::size_t>(graph.flow.ops()) != graph.ops.size()) {
     json.fail(
         fmt::format("{} operators in \"flow\" but {} in \"ops\"; {}", graph.flow.ops(), graph.ops.size(), kGraphCure));
