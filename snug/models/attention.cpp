@@ -17,7 +17,7 @@ void check_heads(std::string_view model, std::int64_t width, std::int64_t heads)
   }
 }
 
-at::Tensor split_heads(const at::Tensor& x, std::int64_t heads) { return x.unflatten(2, {heads, -1}).transpose(1, 2); }
+at::Tensor split_heads(const at::Tensor& x, std::int64_t width) { return x.unflatten(2, {-1, width}).transpose(1, 2); }
 
 at::Tensor merge_heads(const at::Tensor& x) { return x.transpose(1, 2).flatten(2); }
 
@@ -37,17 +37,20 @@ at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, cons
 }
 
 SelfAttentionImpl::SelfAttentionImpl(std::int64_t width, std::int64_t heads, double dropout)
-    : heads_(heads),
+    : head_width_(width / heads),
       dropout_(dropout),
       query_(register_module("query", Linear(width, width, true))),
       key_(register_module("key", Linear(width, width, true))),
       value_(register_module("value", Linear(width, width, true))) {}
 
 at::Tensor SelfAttentionImpl::forward(const at::Tensor& x, const at::Tensor& mask) {
-  const auto heads = [&](Linear& projection) { return split_heads(projection(x), heads_); };
+  const at::Tensor in = query_->enter(x);
+  const auto heads = [&](Linear& projection) { return split_heads(projection(in), head_width_); };
   const at::Tensor query = heads(query_), key = heads(key_), value = heads(value_);
   const std::optional<at::Tensor> given = mask.defined() ? std::optional(mask) : std::nullopt;
-  return merge_heads(at::scaled_dot_product_attention(query, key, value, given, is_training() ? dropout_ : 0.0));
+  const double dropout = is_training() ? dropout_ : 0;
+  const auto random = dropout > 0 ? query_->random_inside() : nullptr;
+  return merge_heads(at::scaled_dot_product_attention(query, key, value, given, dropout));
 }
 
 }  // namespace snug::models

@@ -13,8 +13,8 @@ namespace snug::models {
 /// Throws UsageError that begins with the name of the model unless the width is a multiple of the heads.
 void check_heads(std::string_view model, std::int64_t width, std::int64_t heads);
 
-/// (batch, sequence, heads * width) -> (batch, heads, sequence, width), a view.
-at::Tensor split_heads(const at::Tensor& x, std::int64_t heads);
+/// (batch, sequence, heads * width) -> (batch, heads, sequence, width), a view, of as many heads as there are.
+at::Tensor split_heads(const at::Tensor& x, std::int64_t width);
 /// The other way round.
 at::Tensor merge_heads(const at::Tensor& x);
 
@@ -36,7 +36,7 @@ class SelfAttentionImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x, const at::Tensor& mask = {});
 
  private:
-  std::int64_t heads_;
+  std::int64_t head_width_;
   double dropout_;
   Linear query_, key_, value_;
 };

@@ -3,15 +3,25 @@
 #include <fmt/format.h>
 #include <torch/types.h>
 
+#include <algorithm>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "snug/base/errors.h"
 #include "snug/base/module_scope.h"
+#include "snug/models/lora.h"
 #include "snug/models/module_path.h"
 #include "snug/ops/dropout.h"
 #include "snug/ops/packed_linear.h"
 
 namespace snug::models {
+namespace {
+
+constexpr std::int64_t kSequence = 1;    // the dimension of (batch, sequence, ...)
+constexpr std::int64_t kIgnored = -100;  // no target
+
+}  // namespace
 
 CausalLmImpl::CausalLmImpl(DecoderParts parts) : parts_(std::move(parts)) {}
 
@@ -23,7 +33,9 @@ void CausalLmImpl::register_blocks(const std::string& path) {
 
 Task CausalLmImpl::task() const { return Task::causal_lm(); }
 
-std::int64_t CausalLmImpl::vocabulary() const { return ops::rows_of(output_matrix()); }
+std::int64_t CausalLmImpl::vocabulary() const {
+  return in_parts_ ? in_parts_->vocabulary : ops::rows_of(output_matrix());
+}
 
 ops::Matrix CausalLmImpl::output_matrix() const {
   return parts_.head ? parts_.head->matrix() : parts_.tokens->matrix();
@@ -34,17 +46,57 @@ at::Tensor CausalLmImpl::forward(const at::Tensor& tokens, KeyValueCache* cache)
 }
 
 at::Tensor CausalLmImpl::forward_last(const at::Tensor& tokens, KeyValueCache* cache) {
+  if (context_)
+    throw UsageError(fmt::format("context parallel: {}: the last token is in one process alone", parts_.family));
   return logits(hidden(tokens, cache).narrow(1, tokens.size(1) - 1, 1)).squeeze(1);
 }
 
 at::Tensor CausalLmImpl::hidden(const at::Tensor& tokens, KeyValueCache* cache) { return run(tokens, cache, nullptr); }
 
 at::Tensor CausalLmImpl::logits(const at::Tensor& hidden) {
+  at::Tensor own = own_logits(hidden);
+  if (!in_parts_) return own;
+  // The last process may have fewer.
+  own = at::constant_pad_nd(own, {0, in_parts_->each - own.size(-1)});
+  return ops::all_parts(own, own.dim() - 1, in_parts_->how.group).narrow(-1, 0, in_parts_->vocabulary);
+}
+
+at::Tensor CausalLmImpl::own_logits(const at::Tensor& hidden) {
   const ModuleScope scope("lm_head");
   if (parts_.head) return parts_.head(hidden);
   const ops::Matrix embedding = parts_.tokens->matrix();
   const auto* const packed = std::get_if<ops::PackedMatrix>(&embedding);
   return packed != nullptr ? ops::packed_linear(hidden, *packed) : at::linear(hidden, std::get<at::Tensor>(embedding));
+}
+
+ModelInParts CausalLmImpl::divide(const LayerParts& parts) {
+  const std::int64_t size = parts.group->size(), rank = parts.group->rank(), all = vocabulary();
+  const std::int64_t each = (all + size - 1) / size, first = rank * each;
+  const auto refuse = [&](const std::string& why) {
+    throw UsageError(fmt::format("tensor parallel: {}: {}", parts_.family, why));
+  };
+  if (in_parts_ || context_) refuse("it is in parts already");
+  if (each * (size - 1) >= all) refuse(fmt::format("{} processes for a vocabulary of {}", size, all));
+  if (output_adapted()) refuse("the output projection has an adapter; train it whole, or leave it");
+  if (!std::holds_alternative<at::Tensor>(parts_.tokens->matrix()))
+    refuse("its weights are packed; load them in fp32 or bf16");
+  ModelInParts found = divide_layers(*this, layouts(), heads(), parts);
+  const std::int64_t count = std::min(each, all - first);
+  keep_part(parts_.tokens->weight, 0, first, count);
+  found.divided.push_back(parts_.tokens->weight);
+  if (parts_.head) {
+    parts_.head->keep_rows(first, count);
+    found.divided.push_back(parts_.head->weight);
+  }
+  if (parts.sequences) {
+    for (const at::Tensor& one : parameters()) {
+      const auto is_it = [&](const at::Tensor& other) { return other.is_same(one); };
+      if (std::ranges::none_of(found.divided, is_it) && std::ranges::none_of(found.summands, is_it))
+        found.summands.push_back(one);
+    }
+  }
+  in_parts_ = InParts{parts, first, each, all};
+  return found;
 }
 
 at::Tensor CausalLmImpl::loss(const at::Tensor& tokens, const at::Tensor& targets) {
@@ -55,29 +107,65 @@ at::Tensor CausalLmImpl::loss(const at::Tensor& tokens, const at::Tensor& target
   return loss_of(run(tokens, nullptr, &rows), targets);
 }
 
+ModelInParts CausalLmImpl::divide_sequences(const ops::LayerGroup& group) {
+  if (in_parts_ || context_)
+    throw UsageError(fmt::format("context parallel: {}: it is in parts already", parts_.family));
+  if (heads() % group->size() != 0) {
+    throw UsageError(fmt::format(
+        "context parallel: {}: {} processes cannot have as many of {} heads each; choose another number of them",
+        parts_.family, group->size(), heads()));
+  }
+  context_ = group;
+  return {.summands = parameters(), .divided = {}};
+}
+
+/// Of all processes: each has its targets' share of it.
 at::Tensor CausalLmImpl::loss_of(at::Tensor hidden, const at::Tensor& targets) {
+  if (!context_) return whole_loss_of(std::move(hidden), targets);
+  const at::Tensor own = targets.ne(kIgnored).sum().to(at::kFloat), all = context_->sum(own);
+  const at::Tensor mean = whole_loss_of(std::move(hidden), targets);
+  // The mean of no targets is no number.
+  return ops::leave_parts(at::where(own.gt(0), mean, at::zeros_like(mean)) * (own / all), context_);
+}
+
+at::Tensor CausalLmImpl::whole_loss_of(at::Tensor hidden, const at::Tensor& targets) {
   const auto* const tile = std::get_if<TiledLoss>(&parts_.loss);
-  if (tile != nullptr && !output_adapted()) {
+  if (tile != nullptr && !output_adapted() && !in_parts_) {
     const ModuleScope scope("loss");
     return ops::linear_cross_entropy(hidden, output_matrix(), targets, {.tile = *tile, .scale = loss_scale_});
   }
-  const at::Tensor all = logits(hidden);
+  const at::Tensor all = own_logits(hidden);
   hidden = at::Tensor();  // not to be there beside the logits' softmax
   const ModuleScope scope("loss");
-  return plain_loss(all, targets);
+  return in_parts_ ? ops::loss_in_parts(all, targets, {in_parts_->first, in_parts_->vocabulary}, in_parts_->how.group)
+                   : plain_loss(all, targets);
+}
+
+at::Tensor CausalLmImpl::vectors(const at::Tensor& tokens) {
+  if (!in_parts_) return parts_.tokens(tokens);
+  const auto& [group, sequences] = in_parts_->how;
+  const at::Tensor own =
+      ops::embedding_in_parts(parts_.tokens->weight, tokens, {in_parts_->first, in_parts_->vocabulary});
+  return sequences ? ops::leave_parts_to(own, kSequence, group) : ops::leave_parts(own, group);
 }
 
 at::Tensor CausalLmImpl::embed(const at::Tensor& tokens, const DocumentRows* rows, BlockInput& input) {
+  const at::Tensor x = vectors(tokens);
   if (const auto* const learned = std::get_if<LearnedPositions>(&parts_.positions)) {
+    // Of x's part of the sequence.
+    const std::int64_t count = x.size(1), first = count == tokens.size(1) ? 0 : in_parts_->how.group->rank() * count;
     const at::Tensor& table = learned->table->weight;
-    const at::Tensor x = rows != nullptr ? parts_.tokens(tokens) + at::embedding(table, rows->positions)
-                                         : parts_.tokens(tokens) + table.narrow(0, input.seen, tokens.size(1));
-    return ops::dropout(x, is_training() ? learned->dropout : 0);
+    const at::Tensor positions = rows != nullptr ? at::embedding(table, rows->positions.narrow(kSequence, first, count))
+                                                 : table.narrow(0, input.seen + first, count);
+    const double dropout = is_training() ? learned->dropout : 0;
+    std::optional<RandomOfParts> random;
+    if (dropout > 0 && in_parts_ && in_parts_->how.sequences) random.emplace(in_parts_->how.group->rank(), x.device());
+    return ops::dropout(x + positions, dropout);
   }
-  const at::Tensor x = parts_.tokens(tokens);
   // In the type of the weights, and not that of autocast, as the reference has it.
-  RotaryTable table =
-      rotary_table(std::get<RotaryOptions>(parts_.positions), input.seen, tokens.size(1), tokens.device());
+  Positions positions{input.seen, tokens.size(1)};
+  if (context_) positions.length = context_->size() * tokens.size(1);
+  RotaryTable table = rotary_table(std::get<RotaryOptions>(parts_.positions), positions, tokens.device());
   table = {table.cosines.to(x.scalar_type()), table.sines.to(x.scalar_type())};
   if (rows != nullptr) {
     const auto at_positions = [&](const at::Tensor& t) { return at::embedding(t, rows->positions).unsqueeze(1); };
@@ -87,12 +175,24 @@ at::Tensor CausalLmImpl::embed(const at::Tensor& tokens, const DocumentRows* row
   return x;
 }
 
+void CausalLmImpl::check_run(const at::Tensor& tokens, const KeyValueCache* cache, const DocumentRows* rows) const {
+  const std::int64_t parts = context_ ? context_->size() : 1, seen = cache != nullptr ? cache->length : 0;
+  if (const std::int64_t length = seen + parts * tokens.size(1); length > parts_.sequence) {
+    throw UsageError(fmt::format("{}: a sequence of {} is longer than the model's {}; cut it", parts_.family, length,
+                                 parts_.sequence));
+  }
+  if (context_ && (rows != nullptr || cache != nullptr))
+    throw UsageError(
+        fmt::format("context parallel: {}: rows of documents, and generation, need whole sequences", parts_.family));
+}
+
 at::Tensor CausalLmImpl::run(const at::Tensor& tokens, KeyValueCache* cache, const DocumentRows* rows) {
   BlockInput input{
       .seen = cache == nullptr ? 0 : cache->length, .method = attention_, .feed_forward_rows = feed_forward_rows_};
-  if (const std::int64_t length = input.seen + tokens.size(1); length > parts_.sequence) {
-    throw UsageError(fmt::format("{}: a sequence of {} is longer than the model's {}; cut it", parts_.family, length,
-                                 parts_.sequence));
+  check_run(tokens, cache, rows);
+  if (context_) {
+    input.context = context_;
+    input.seen = context_->rank() * tokens.size(1);
   }
   if (cache != nullptr) cache->layers.resize(parts_.blocks.size());
   if (rows != nullptr) input.mask = rows->mask;
@@ -103,7 +203,10 @@ at::Tensor CausalLmImpl::run(const at::Tensor& tokens, KeyValueCache* cache, con
     x = parts_.blocks[i]->forward(std::move(x), input);
   }
   if (cache != nullptr) cache->length += tokens.size(1);
-  return std::visit([&](auto& norm) { return norm(x); }, parts_.norm);
+  x = std::visit([&](auto& norm) { return norm(x); }, parts_.norm);
+  if (!in_parts_) return x;
+  const auto& [group, sequences] = in_parts_->how;
+  return sequences ? ops::enter_parts_from(x, kSequence, group) : ops::enter_parts(x, group);
 }
 
 }  // namespace snug::models

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -12,6 +13,7 @@
 #include "snug/models/decoder_block.h"
 #include "snug/models/embedding.h"
 #include "snug/models/layer_norm.h"
+#include "snug/models/layer_parts.h"
 #include "snug/models/linear.h"
 #include "snug/models/rms_norm.h"
 #include "snug/models/task.h"
@@ -73,6 +75,23 @@ class CausalLmImpl : public torch::nn::Module, public HasTask {
   /// one. Losses that keep gradients keep them times it (see ops::linear_cross_entropy).
   void expect_loss_scale(at::Tensor scale) { loss_scale_ = std::move(scale); }
 
+  /// Leaves this process its part of every layer, of the heads and of the vocabulary, as all processes of the group do
+  /// with the same weights: from then on they go forward and backward together, with the same tokens, and have the same
+  /// loss, which is that of all logits at once, whatever the options say. Dropout between layers is the same in all
+  /// whose generators are, but with sequences in parts; these must be multiples of as many tokens. Throws UsageError
+  /// where it cannot be divided.
+  ModelInParts divide(const LayerParts& parts);
+  /// Each process of the group has from now on a part of every sequence, as long as those of the others, the first the
+  /// first one, with positions and attention that are those of all of it: context parallel, by some of the heads over
+  /// all positions (Jacobs et al. 2023, arXiv:2309.14509). loss() takes this process's tokens and targets, and is that
+  /// of all, the same in each; random numbers are each process's generator's. Weights are whole in each process, which
+  /// has a summand of every gradient. Throws UsageError for heads that cannot be divided.
+  ModelInParts divide_sequences(const ops::LayerGroup& group);
+  /// Which layers are divided, and how.
+  [[nodiscard]] virtual std::vector<NamedLayout> layouts() const = 0;
+  /// Of which each process has as many: those of keys, where there are fewer.
+  [[nodiscard]] virtual std::int64_t heads() const = 0;
+
   /// How its blocks attend from now on.
   void attend_by(AttentionMethod method) { attention_ = method; }
 
@@ -95,11 +114,21 @@ class CausalLmImpl : public torch::nn::Module, public HasTask {
   void register_blocks(const std::string& path);
 
  private:
+  struct InParts {
+    LayerParts how;
+    std::int64_t first, each, vocabulary;  // rows of the vocabulary: here, in each, in all
+  };
   at::Tensor run(const at::Tensor& tokens, KeyValueCache* cache, const DocumentRows* rows);
+  at::Tensor vectors(const at::Tensor& tokens);
+  at::Tensor whole_loss_of(at::Tensor hidden, const at::Tensor& targets);
+  void check_run(const at::Tensor& tokens, const KeyValueCache* cache, const DocumentRows* rows) const;
+  at::Tensor own_logits(const at::Tensor& hidden);
   at::Tensor embed(const at::Tensor& tokens, const DocumentRows* rows, BlockInput& input);
   at::Tensor loss_of(at::Tensor hidden, const at::Tensor& targets);
 
   DecoderParts parts_;
+  std::optional<InParts> in_parts_;
+  ops::LayerGroup context_;
   AttentionMethod attention_ = AttentionMethod::LibTorch;
   std::int64_t feed_forward_rows_ = 0;
   at::Tensor loss_scale_;

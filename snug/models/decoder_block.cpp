@@ -7,6 +7,12 @@
 namespace snug::models {
 
 at::Tensor attend(const at::Tensor& query, at::Tensor key, at::Tensor value, const BlockInput& input, double dropout) {
+  if (input.context) {
+    constexpr std::int64_t kHeads = 1, kPositions = 2;
+    const auto whole = [&](const at::Tensor& x) { return ops::exchange_parts(x, kHeads, kPositions, input.context); };
+    const at::Tensor attended = causal_attention(whole(query), whole(key), whole(value), dropout, input.method);
+    return merge_heads(ops::exchange_parts(attended, kPositions, kHeads, input.context));
+  }
   if (input.cache != nullptr) append(*input.cache, input.seen, key, value);
   if (!input.mask.defined()) return merge_heads(causal_attention(query, key, value, dropout, input.method));
   return merge_heads(at::scaled_dot_product_attention(query, key, value, input.mask, dropout, /*is_causal=*/false,

@@ -13,7 +13,7 @@ class DenseImpl : public torch::nn::Module {
   DenseImpl(std::int64_t in, std::int64_t out) : dense_(register_module("dense", Linear(in, out, true))) {}
 
   /// x (..., in) -> (..., out)
-  at::Tensor forward(const at::Tensor& x) { return dense_(x); }
+  at::Tensor forward(const at::Tensor& x) { return dense_(dense_->enter(x)); }
 
  private:
   Linear dense_;

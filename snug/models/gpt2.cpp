@@ -17,7 +17,7 @@ namespace {
 class Gpt2Block : public DecoderBlock {
  public:
   explicit Gpt2Block(const Gpt2Options& o)
-      : heads_(o.heads),
+      : head_width_(o.width / o.heads),
         attention_dropout_(o.attention_dropout),
         residual_dropout_(o.residual_dropout),
         attention_scope_(o.layout == Gpt2Layout::Flat ? "attention" : "attn"),
@@ -57,23 +57,36 @@ class Gpt2Block : public DecoderBlock {
 
   at::Tensor attention(const at::Tensor& x, const BlockInput& input) {
     const ModuleScope scope(attention_scope_);
-    const auto parts = query_key_value_(attention_norm_(x)).split(x.size(2), 2);
+    const at::Tensor all = query_key_value_(query_key_value_->enter(attention_norm_(x)));
+    const auto parts = all.split(all.size(2) / 3, 2);
     // In the order that the plans of the small GPT have them.
-    const at::Tensor value = split_heads(parts[2], heads_), key = split_heads(parts[1], heads_);
-    const at::Tensor query = split_heads(parts[0], heads_);
+    const at::Tensor value = split_heads(parts[2], head_width_), key = split_heads(parts[1], head_width_);
+    const at::Tensor query = split_heads(parts[0], head_width_);
     const double dropout = is_training() ? attention_dropout_ : 0.0;
-    return ops::dropout(output_(attend(query, key, value, input, dropout)), is_training() ? residual_dropout_ : 0);
+    at::Tensor attended;
+    {
+      const auto random = dropout > 0 ? query_key_value_->random_inside() : nullptr;
+      attended = attend(query, key, value, input, dropout);
+    }
+    return residual(output_, output_(attended));
+  }
+
+  /// What a part of the block adds, some of it dropped.
+  at::Tensor residual(Linear& made_by, const at::Tensor& y) {
+    if (!is_training() || residual_dropout_ == 0) return y;
+    const auto random = made_by->random_outside();
+    return ops::dropout(y, residual_dropout_);
   }
 
   at::Tensor feed_forward(const at::Tensor& x, std::int64_t rows) {
     const ModuleScope scope("mlp");
-    const at::Tensor y = in_parts(feed_forward_norm_(x), rows, [this](const at::Tensor& part) {
-      return down_->after({.x = up_(part), .f = ops::Activation::GeluTanh});
+    const at::Tensor y = in_parts(up_->enter(feed_forward_norm_(x)), rows, [this](const at::Tensor& part) {
+      return down_->product_after({.x = up_(part), .f = ops::Activation::GeluTanh});
     });
-    return ops::dropout(y, is_training() ? residual_dropout_ : 0);
+    return residual(down_, down_->leave(y));
   }
 
-  std::int64_t heads_;
+  std::int64_t head_width_;
   double attention_dropout_, residual_dropout_;
   const char* attention_scope_;
   Linear query_key_value_, output_, up_, down_;
@@ -112,6 +125,13 @@ Gpt2Impl::Gpt2Impl(const Gpt2Options& options) : CausalLmImpl(parts_of(options))
     register_blocks("transformer.h");
     register_at(*this, "transformer.ln_f", norm);
   }
+}
+
+std::vector<NamedLayout> Gpt2Impl::layouts() const {
+  if (options_.layout == Gpt2Layout::Flat)
+    return {{"qkv", Columns{.pieces = 3}}, {"projection", Rows{}}, {"up", Columns{}}, {"down", Rows{}}};
+  return {
+      {"attn.c_attn", Columns{.pieces = 3}}, {"attn.c_proj", Rows{}}, {"mlp.c_fc", Columns{}}, {"mlp.c_proj", Rows{}}};
 }
 
 }  // namespace snug::models

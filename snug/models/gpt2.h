@@ -51,6 +51,8 @@ class Gpt2Impl : public CausalLmImpl {
   explicit Gpt2Impl(const Gpt2Options& options);
 
   [[nodiscard]] const Gpt2Options& options() const { return options_; }
+  [[nodiscard]] std::vector<NamedLayout> layouts() const override;
+  [[nodiscard]] std::int64_t heads() const override { return options_.heads; }
 
  private:
   Gpt2Options options_;

@@ -15,6 +15,11 @@
 #include "snug/ops/packed_linear.h"
 
 namespace snug::models {
+namespace {
+
+constexpr std::int64_t kPositionsOfX = 1;  // the dimension of (batch, sequence, width)
+
+}  // namespace
 
 struct LinearImpl::Adapter {
   Linear down, up;
@@ -28,27 +33,29 @@ LinearImpl::LinearImpl(std::int64_t in, std::int64_t out, bool has_bias, double 
   if (has_bias) bias = register_parameter("bias", constant_parameter({out}, 0));
 }
 
-at::Tensor LinearImpl::forward(const at::Tensor& x) {
+at::Tensor LinearImpl::product(const at::Tensor& x) {
   at::Tensor y;
   if (packed_) {
     y = ops::packed_linear(x, *packed_);
-    if (bias.defined()) y = y + bias;
+    if (own_bias().defined()) y = y + bias;
   } else {
-    y = at::linear(x, out_in(), bias);
+    y = at::linear(x, out_in(), own_bias());
   }
   if (!adapter_) return y;
   Adapter& a = *adapter_;
   // Autocast casts to what it multiplies in: x, which is of that type, need not be raised for it.
   const bool is_cast = at::autocast::is_autocast_enabled(x.device().type());
   const at::Tensor in = is_cast ? x : x.to(a.down->weight.scalar_type());
-  const at::Tensor narrow = a.down(ops::dropout(in, is_training() ? a.options.dropout : 0));
+  const double dropout = is_training() ? a.options.dropout : 0;
+  const auto random = adds_up() && dropout > 0 ? random_inside() : nullptr;
+  const at::Tensor narrow = a.down(ops::dropout(in, dropout));
   return (y + a.up(narrow * a.options.factor())).to(y.scalar_type());
 }
 
-at::Tensor LinearImpl::after(const ops::ActivatedInput& input) {
-  if (!packed_ && !adapter_) return ops::activated_linear(input, out_in(), bias);
+at::Tensor LinearImpl::product_after(const ops::ActivatedInput& input) {
+  if (!packed_ && !adapter_) return ops::activated_linear(input, out_in(), own_bias());
   const auto& [x, f, factor] = input;
-  return forward(factor.defined() ? ops::gated(x, factor, f) : ops::activated(x, f));
+  return product(factor.defined() ? ops::gated(x, factor, f) : ops::activated(x, f));
 }
 
 void LinearImpl::pack(ops::PackedMatrix packed) {
@@ -63,6 +70,8 @@ void LinearImpl::pack(ops::PackedMatrix packed) {
 
 void LinearImpl::adapt(const LoraOptions& options) {
   if (adapter_) throw Error("linear: there is an adapter already");
+  if (in_parts())
+    throw UsageError("adding an adapter: the layer is in parts; add adapters to the whole model, and divide it then");
   Linear down(in_, options.rank, false), up(options.rank, out_, false);
   {
     // As the reference begins: the product is zero, and its first factor what torch::nn::Linear begins with.
@@ -92,6 +101,79 @@ void LinearImpl::merge() {
 }
 
 const LoraOptions* LinearImpl::adapter_options() const { return adapter_ ? &adapter_->options : nullptr; }
+
+at::Tensor LinearImpl::enter(const at::Tensor& x) const {
+  if (!part_ || adds_up()) return x;
+  const auto& [group, sequences] = part_->parts;
+  return sequences ? ops::enter_parts_from(x, kPositionsOfX, group) : ops::enter_parts(x, group);
+}
+
+at::Tensor LinearImpl::leave(const at::Tensor& product) const {
+  if (!adds_up()) return product;
+  const auto& [group, sequences] = part_->parts;
+  const at::Tensor y =
+      sequences ? ops::leave_parts_to(product, kPositionsOfX, group) : ops::leave_parts(product, group);
+  return bias.defined() ? y + bias.to(y.scalar_type()) : y;
+}
+
+std::unique_ptr<RandomOfParts> LinearImpl::random_inside() const {
+  if (!part_) return nullptr;
+  return std::make_unique<RandomOfParts>(part_->parts.group->rank(), (bias.defined() ? bias : weight).device());
+}
+std::unique_ptr<RandomOfParts> LinearImpl::random_outside() const {
+  return part_ && part_->parts.sequences ? random_inside() : nullptr;
+}
+
+void LinearImpl::check_part(const std::string& name, const LayerLayout& layout, int processes) const {
+  if (part_) throw UsageError(fmt::format("tensor parallel: {} is in parts already", name));
+  if (packed_) throw UsageError(fmt::format("tensor parallel: {} is packed; load the weights in fp32 or bf16", name));
+  const auto* const columns = std::get_if<Columns>(&layout);
+  const std::int64_t size = columns != nullptr ? out_ : in_, pieces = columns != nullptr ? columns->pieces : 1;
+  if (size % (pieces * processes) == 0) return;
+  throw UsageError(fmt::format(
+      "tensor parallel: {} has {} {}, which {} processes cannot have in even parts; choose another number of them",
+      name, size, columns != nullptr ? "outputs" : "inputs", pieces * processes));
+}
+
+void LinearImpl::keep_part(const LayerLayout& layout, const LayerParts& parts) {
+  const int rank = parts.group->rank(), size = parts.group->size();
+  const bool out_first = layout_ == WeightLayout::OutIn;
+  if (const auto* const columns = std::get_if<Columns>(&layout)) {
+    const auto keep = [&](const at::Tensor& parameter, std::int64_t dimension) {
+      keep_piecewise_part(parameter, dimension, columns->pieces, rank, size);
+    };
+    keep(weight, out_first ? 0 : 1);
+    if (bias.defined()) keep(bias, 0);
+    if (adapter_) keep(adapter_->up->weight, 0), adapter_->up->out_ /= size;
+    out_ /= size;
+  } else {
+    keep_piecewise_part(weight, out_first ? 1 : 0, 1, rank, size);
+    if (adapter_) keep_piecewise_part(adapter_->down->weight, 1, 1, rank, size), adapter_->down->in_ /= size;
+    in_ /= size;
+  }
+  part_ = Part{layout, parts};
+}
+
+void LinearImpl::keep_rows(std::int64_t first, std::int64_t count) {
+  models::keep_part(weight, layout_ == WeightLayout::OutIn ? 0 : 1, first, count);
+  out_ = count;
+  rows_cut_ = true;
+}
+
+std::vector<at::Tensor> LinearImpl::summands() const {
+  std::vector<at::Tensor> all;
+  if (!part_) return all;
+  if (adapter_) all.push_back(adds_up() ? adapter_->up->weight : adapter_->down->weight);
+  if (adds_up() && part_->parts.sequences && bias.defined()) all.push_back(bias);
+  return all;
+}
+std::vector<at::Tensor> LinearImpl::divided() const {
+  if (!part_) return {};
+  std::vector<at::Tensor> all{weight};
+  if (bias.defined() && !adds_up()) all.push_back(bias);
+  if (adapter_) all.push_back(adds_up() ? adapter_->down->weight : adapter_->up->weight);
+  return all;
+}
 
 ops::Matrix LinearImpl::matrix() const {
   if (packed_) return *packed_;

@@ -5,7 +5,11 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <variant>
+#include <vector>
 
+#include "snug/models/layer_parts.h"
 #include "snug/models/parameter.h"
 #include "snug/ops/activated_linear.h"
 #include "snug/ops/row_tiles.h"
@@ -30,9 +34,36 @@ class LinearImpl : public torch::nn::Module {
              WeightLayout layout = WeightLayout::OutIn);
 
   /// x (..., in) -> (..., out)
-  at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward(const at::Tensor& x) { return leave(product(x)); }
   /// Of f(x), times the factor if there is one: see ops::activated_linear.
-  at::Tensor after(const ops::ActivatedInput& input);
+  at::Tensor after(const ops::ActivatedInput& input) { return leave(product_after(input)); }
+
+  // Of a layer that is in parts: forward() and after() are what follows, but for enter(), as several layers may have
+  // one input. Of others the first and the last do nothing.
+
+  /// The input of a layer of Columns, where all have it, or a part of its sequences.
+  [[nodiscard]] at::Tensor enter(const at::Tensor& x) const;
+  /// What this process has of the outputs, or a summand of them without the bias.
+  at::Tensor product(const at::Tensor& x);
+  at::Tensor product_after(const ops::ActivatedInput& input);
+  /// The outputs of a layer of Rows, with the bias, or a part of their sequences.
+  [[nodiscard]] at::Tensor leave(const at::Tensor& product) const;
+  /// Where random numbers are drawn inside of parts, of what is between layers of Columns and of Rows, ...
+  [[nodiscard]] std::unique_ptr<RandomOfParts> random_inside() const;
+  /// ... and outside of them, of what leave() returns: nullptr but for parts of sequences.
+  [[nodiscard]] std::unique_ptr<RandomOfParts> random_outside() const;
+
+  /// Throws UsageError where this cannot be divided among as many; `name` for its message.
+  void check_part(const std::string& name, const LayerLayout& layout, int processes) const;
+  /// This process's part of it from now on, and of its adapter.
+  void keep_part(const LayerLayout& layout, const LayerParts& parts);
+  /// These outputs alone from now on, as of an output projection whose vocabulary is in parts.
+  void keep_rows(std::int64_t first, std::int64_t count);
+  [[nodiscard]] bool in_parts() const { return part_.has_value() || rows_cut_; }
+  /// Whole in each process, of which each has a summand of the gradient: of the adapter, or a bias behind a sum of
+  /// which this process has a part.
+  [[nodiscard]] std::vector<at::Tensor> summands() const;
+  [[nodiscard]] std::vector<at::Tensor> divided() const;
 
   /// The parameter `weight` is no more, and this is used in its place, frozen. Throws Error when shapes differ.
   void pack(ops::PackedMatrix packed);
@@ -59,12 +90,20 @@ class LinearImpl : public torch::nn::Module {
  private:
   struct Adapter;
 
+  struct Part {
+    LayerLayout layout;
+    LayerParts parts;
+  };
+  [[nodiscard]] bool adds_up() const { return part_ && std::holds_alternative<Rows>(part_->layout); }
+  [[nodiscard]] at::Tensor own_bias() const { return adds_up() ? at::Tensor() : bias; }
   [[nodiscard]] at::Tensor out_in() const { return layout_ == WeightLayout::OutIn ? weight : weight.t(); }
 
   std::int64_t in_, out_;
   WeightLayout layout_;
   std::optional<ops::PackedMatrix> packed_;
   std::shared_ptr<Adapter> adapter_;
+  std::optional<Part> part_;
+  bool rows_cut_ = false;
 };
 TORCH_MODULE(Linear);
 

@@ -17,8 +17,7 @@ namespace {
 class LlamaAttentionImpl : public torch::nn::Module {
  public:
   explicit LlamaAttentionImpl(const LlamaOptions& o)
-      : heads_(o.heads),
-        key_heads_(o.key_heads),
+      : head_width_(o.rotary.width),
         query_(register_module("q_proj", Linear(o.width, o.heads * o.rotary.width, false))),
         key_(register_module("k_proj", Linear(o.width, o.key_heads * o.rotary.width, false))),
         value_(register_module("v_proj", Linear(o.width, o.key_heads * o.rotary.width, false))),
@@ -26,13 +25,14 @@ class LlamaAttentionImpl : public torch::nn::Module {
 
   at::Tensor forward(const at::Tensor& x, const BlockInput& input) {
     const ModuleScope scope("self_attn");
-    const at::Tensor query = rotate(split_heads(query_(x), heads_), input.rotary);
-    const at::Tensor key = rotate(split_heads(key_(x), key_heads_), input.rotary);
-    return output_(attend(query, key, split_heads(value_(x), key_heads_), input, 0.0));
+    const at::Tensor in = query_->enter(x);
+    const at::Tensor query = rotate(split_heads(query_(in), head_width_), input.rotary);
+    const at::Tensor key = rotate(split_heads(key_(in), head_width_), input.rotary);
+    return output_(attend(query, key, split_heads(value_(in), head_width_), input, 0.0));
   }
 
  private:
-  std::int64_t heads_, key_heads_;
+  std::int64_t head_width_;
   Linear query_, key_, value_, output_;
 };
 TORCH_MODULE(LlamaAttention);
@@ -47,10 +47,10 @@ class LlamaFeedForwardImpl : public torch::nn::Module {
   /// So many rows at a time: see in_parts().
   at::Tensor forward(const at::Tensor& x, std::int64_t rows) {
     const ModuleScope scope("mlp");
-    return in_parts(x, rows, [this](const at::Tensor& part) {
+    return down_->leave(in_parts(gate_->enter(x), rows, [this](const at::Tensor& part) {
       const at::Tensor gate = gate_(part);
-      return down_->after({.x = gate, .f = ops::Activation::Silu, .factor = up_(part)});
-    });
+      return down_->product_after({.x = gate, .f = ops::Activation::Silu, .factor = up_(part)});
+    }));
   }
 
  private:
@@ -120,6 +120,11 @@ LlamaImpl::LlamaImpl(const LlamaOptions& options) : CausalLmImpl(parts_of(option
   register_blocks("model.layers");
   register_at(*this, "model.norm", std::get<RmsNorm>(parts().norm).ptr());
   if (parts().head) register_module("lm_head", parts().head);
+}
+
+std::vector<NamedLayout> LlamaImpl::layouts() const {
+  return {{"q_proj", Columns{}},    {"k_proj", Columns{}},  {"v_proj", Columns{}}, {"o_proj", Rows{}},
+          {"gate_proj", Columns{}}, {"up_proj", Columns{}}, {"down_proj", Rows{}}};
 }
 
 }  // namespace snug::models

@@ -39,6 +39,8 @@ class LlamaImpl : public CausalLmImpl {
   explicit LlamaImpl(const LlamaOptions& options);
 
   [[nodiscard]] const LlamaOptions& options() const { return options_; }
+  [[nodiscard]] std::vector<NamedLayout> layouts() const override;
+  [[nodiscard]] std::int64_t heads() const override { return options_.key_heads; }
 
  private:
   LlamaOptions options_;

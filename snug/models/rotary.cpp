@@ -82,10 +82,10 @@ struct FrequenciesOf {
 
 }  // namespace
 
-RotaryTable rotary_table(const RotaryOptions& options, std::int64_t first, std::int64_t count, at::Device device) {
+RotaryTable rotary_table(const RotaryOptions& options, const Positions& of, at::Device device) {
   const at::NoGradGuard no_grad;
-  const Frequencies frequencies = std::visit(FrequenciesOf{options, first + count}, options.scaling);
-  const at::Tensor positions = at::arange(first, first + count, at::kFloat);
+  const Frequencies frequencies = std::visit(FrequenciesOf{options, of.length}, options.scaling);
+  const at::Tensor positions = at::arange(of.first, of.first + of.count, at::kFloat);
   const at::Tensor half = at::outer(positions, frequencies.turns);
   const at::Tensor angles = at::cat({half, half}, 1);
   return {(angles.cos() * frequencies.amplitude).to(device), (angles.sin() * frequencies.amplitude).to(device)};

@@ -61,8 +61,14 @@ struct RotaryTable {
   at::Tensor cosines, sines;
 };
 
-/// The table for positions `first` to `first + count - 1` on a device. Not differentiable.
-RotaryTable rotary_table(const RotaryOptions& options, std::int64_t first, std::int64_t count, at::Device device);
+/// Positions of a sequence: `first` to `first + count - 1` of one that reaches as far as `length`, or no farther.
+struct Positions {
+  std::int64_t first = 0, count = 0;
+  std::int64_t length = first + count;
+};
+
+/// The table for positions on a device. Not differentiable.
+RotaryTable rotary_table(const RotaryOptions& options, const Positions& of, at::Device device);
 
 /// Turns x (batch, heads, positions, width). The result has the wider type of the two.
 at::Tensor rotate(const at::Tensor& x, const RotaryTable& table);

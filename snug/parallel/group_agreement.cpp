@@ -6,6 +6,8 @@
 
 #include <utility>
 
+#include "snug/parallel/tensor_group.h"
+
 namespace snug::parallel {
 namespace {
 
@@ -30,6 +32,8 @@ class OfGroup final : public Agreement {
     if (!mine.empty()) group_->run(Broadcast{at::from_blob(mine.data(), {length.item<std::int64_t>()}, at::kByte), 0});
     return mine;
   }
+
+  bool covers_collectives() const override { return tensor_groups_are_within(group_->members()); }
 
   void largest(std::span<double> numbers) override {
     if (numbers.empty()) return;

@@ -33,7 +33,7 @@ LlamaOptions options_of(const json& config) {
 
 /// Cosines and sines of position 1, one after the other.
 std::vector<float> first_turn(const RotaryOptions& options) {
-  const RotaryTable table = rotary_table(options, 1, 1, at::kCPU);
+  const RotaryTable table = rotary_table(options, {1, 1}, at::kCPU);
   const at::Tensor both = at::cat({table.cosines, table.sines}, 1).contiguous();
   return {both.const_data_ptr<float>(), both.const_data_ptr<float>() + both.numel()};
 }

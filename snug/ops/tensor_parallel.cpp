@@ -1,0 +1,222 @@
+#include "snug/ops/tensor_parallel.h"
+
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "snug/base/errors.h"
+#include "snug/ops/registered.h"
+
+namespace snug::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr std::int64_t kIgnored = -100;
+
+/// What autograd keeps of a group.
+struct HeldGroup : torch::CustomClassHolder {
+  explicit HeldGroup(LayerGroup held) : group(std::move(held)) {}
+  LayerGroup group;
+};
+
+void hold(AutogradContext* context, const LayerGroup& group, std::int64_t dimension = 0) {
+  context->saved_data["group"] = c10::IValue::make_capsule(c10::make_intrusive<HeldGroup>(group));
+  context->saved_data["dimension"] = dimension;
+}
+TensorGroup& group_of(AutogradContext* context) {
+  const auto capsule = context->saved_data["group"].toCapsule();
+  return *static_cast<HeldGroup*>(capsule.get())->group;  // NOLINT(cppcoreguidelines-pro-type-static-cast-downcast)
+}
+std::int64_t dimension_of(AutogradContext* context) { return context->saved_data["dimension"].toInt(); }
+
+at::Tensor own_part(const at::Tensor& x, std::int64_t dimension, const TensorGroup& group) {
+  const std::int64_t each = x.size(dimension) / group.size();
+  return x.narrow(dimension, group.rank() * each, each).contiguous();
+}
+
+// Pairs of what is each other's backward pass.
+
+class Enter : public torch::autograd::Function<Enter> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const LayerGroup& group) {
+    hold(context, group);
+    return x.view_as(x);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    return {group_of(context).sum(gradients[0]), {}};
+  }
+};
+
+class Leave : public torch::autograd::Function<Leave> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const LayerGroup& group) {
+    hold(context, group);  // for replays
+    return group->sum(x);
+  }
+  static variable_list backward(AutogradContext* /*context*/, const variable_list& gradients) {
+    return {gradients[0], {}};
+  }
+};
+
+class EnterFrom : public torch::autograd::Function<EnterFrom> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& part, std::int64_t dimension,
+                            const LayerGroup& group) {
+    hold(context, group, dimension);
+    return group->gather(part, dimension);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    return {group_of(context).sum_part(gradients[0], dimension_of(context)), {}, {}};
+  }
+};
+
+class LeaveTo : public torch::autograd::Function<LeaveTo> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, std::int64_t dimension,
+                            const LayerGroup& group) {
+    hold(context, group, dimension);
+    return group->sum_part(x, dimension);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    return {group_of(context).gather(gradients[0], dimension_of(context)), {}, {}};
+  }
+};
+
+class PartOfAll : public torch::autograd::Function<PartOfAll> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, std::int64_t dimension,
+                            const LayerGroup& group) {
+    hold(context, group, dimension);
+    return own_part(x, dimension, *group);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    return {group_of(context).gather(gradients[0], dimension_of(context)), {}, {}};
+  }
+};
+
+class AllParts : public torch::autograd::Function<AllParts> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& part, std::int64_t dimension,
+                            const LayerGroup& group) {
+    hold(context, group, dimension);
+    return group->gather(part, dimension);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    return {own_part(gradients[0], dimension_of(context), group_of(context)), {}, {}};
+  }
+};
+
+class Exchange : public torch::autograd::Function<Exchange> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, std::int64_t divided, std::int64_t gathered,
+                            const LayerGroup& group) {
+    hold(context, group, divided);
+    context->saved_data["gathered"] = gathered;
+    return group->exchange(x, divided, gathered);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const std::int64_t gathered = context->saved_data["gathered"].toInt();
+    return {group_of(context).exchange(gradients[0], gathered, dimension_of(context)), {}, {}, {}};
+  }
+};
+
+/// Which of the whole vocabulary this process has, of as many in each.
+struct VocabularyRows {
+  std::int64_t first, count;
+  /// Of each token its row here, 0 of those that others have, and whether it is here.
+  [[nodiscard]] std::pair<at::Tensor, at::Tensor> of(const at::Tensor& tokens) const {
+    const at::Tensor own = tokens - first;
+    const at::Tensor here = own.ge(0).logical_and_(own.lt(count));
+    return {own.mul_(here), here};
+  }
+};
+
+/// Elsewhere nobody would see that they are in no part. On accelerators a look would wait for the stream.
+void check_ids(const at::Tensor& ids, std::int64_t vocabulary, const char* what) {
+  if (!ids.device().is_cpu()) return;
+  const at::Tensor dense = ids.contiguous();
+  const auto* const first = dense.const_data_ptr<std::int64_t>();
+  const auto is_none = [&](std::int64_t id) { return (id < 0 || id >= vocabulary) && id != kIgnored; };
+  const auto* const found = std::find_if(first, first + dense.numel(), is_none);
+  if (found == first + dense.numel()) return;
+  throw UsageError(
+      fmt::format("tensor parallel: {} {} is not in a vocabulary of {}; look at the data", what, *found, vocabulary));
+}
+
+class LossInParts : public torch::autograd::Function<LossInParts> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& logits, const at::Tensor& targets,
+                            std::int64_t first, const LayerGroup& group) {
+    const at::Tensor flat = logits.reshape({-1, logits.size(-1)}), wanted = targets.reshape(-1);
+    const VocabularyRows rows{.first = first, .count = flat.size(1)};
+    const at::Tensor counts = wanted.ne(kIgnored);
+    const at::Tensor largest = group->max(flat.amax(1).to(at::kFloat));
+    at::Tensor of_target, log_sum;
+    {
+      const auto [row, here] = rows.of(wanted);
+      of_target = group->sum(flat.gather(1, row.unsqueeze(1)).squeeze(1).to(at::kFloat).mul_(here));
+      log_sum = group->sum((flat - largest.unsqueeze(1)).exp_().sum(1)).log().add_(largest);
+    }
+    const at::Tensor count = counts.sum().to(at::kFloat);
+    at::Tensor loss = (log_sum - of_target).mul_(counts).sum().div_(count);
+    context->save_for_backward({logits, targets, log_sum});
+    context->saved_data["first"] = first;
+    hold(context, group);  // for replays
+    return loss;
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    only_once("the loss of a vocabulary in parts");
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &logits = saved[0], &log_sum = saved[2];
+    const at::Tensor flat = logits.reshape({-1, logits.size(-1)}), wanted = saved[1].reshape(-1);
+    const VocabularyRows rows{.first = context->saved_data["first"].toInt(), .count = flat.size(1)};
+    const at::Tensor counts = wanted.ne(kIgnored);
+    const at::Tensor share = (gradients[0] / counts.sum()).mul(counts);
+    at::Tensor gradient = flat.to(at::kFloat).sub(log_sum.unsqueeze(1)).exp_();
+    const auto [row, here] = rows.of(wanted);
+    gradient.scatter_add_(1, row.unsqueeze(1), here.to(gradient.scalar_type()).neg_().unsqueeze(1));
+    gradient.mul_(share.unsqueeze(1));
+    return {gradient.to(logits.scalar_type()).view(logits.sizes()), {}, {}, {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor enter_parts(const at::Tensor& x, const LayerGroup& group) { return Enter::apply(x, group); }
+at::Tensor leave_parts(const at::Tensor& x, const LayerGroup& group) { return Leave::apply(x, group); }
+at::Tensor enter_parts_from(const at::Tensor& part, std::int64_t dimension, const LayerGroup& group) {
+  return EnterFrom::apply(part, dimension, group);
+}
+at::Tensor leave_parts_to(const at::Tensor& x, std::int64_t dimension, const LayerGroup& group) {
+  return LeaveTo::apply(x, dimension, group);
+}
+at::Tensor part_of(const at::Tensor& x, std::int64_t dimension, const LayerGroup& group) {
+  return PartOfAll::apply(x, dimension, group);
+}
+at::Tensor all_parts(const at::Tensor& part, std::int64_t dimension, const LayerGroup& group) {
+  return AllParts::apply(part, dimension, group);
+}
+
+at::Tensor exchange_parts(const at::Tensor& x, std::int64_t divided, std::int64_t gathered, const LayerGroup& group) {
+  return Exchange::apply(x, divided, gathered, group);
+}
+
+at::Tensor embedding_in_parts(const at::Tensor& weight, const at::Tensor& tokens, const VocabularyPart& part) {
+  check_ids(tokens, part.all, "token");
+  const VocabularyRows rows{.first = part.first, .count = weight.size(0)};
+  const auto [row, here] = rows.of(tokens);
+  return at::embedding(weight, row).mul(here.unsqueeze(-1));
+}
+
+at::Tensor loss_in_parts(const at::Tensor& logits, const at::Tensor& targets, const VocabularyPart& part,
+                         const LayerGroup& group) {
+  check_ids(targets, part.all, "target");
+  return LossInParts::apply(logits, targets, part.first, group);
+}
+
+}  // namespace snug::ops

@@ -1,0 +1,112 @@
+#pragma once
+
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "snug/models/gpt.h"
+#include "snug/models/llama.h"
+#include "snug/models/lora.h"
+#include "snug/parallel/data_parallel.h"
+#include "snug/parallel/tensor_group.h"
+
+/// Small models, in parts.
+namespace snug::testing {
+
+using models::CausalLmImpl;
+using models::LayerParts;
+using models::ModelInParts;
+using parallel::DataParallel;
+using parallel::DataParallelOptions;
+using parallel::ProcessGroup;
+
+using Model = std::shared_ptr<CausalLmImpl>;
+
+constexpr std::int64_t kSequence = 64;
+/// Tokens: as many in each process, or not.
+constexpr std::int64_t kEven = 96, kUneven = 97;
+
+inline Model gpt(std::int64_t vocabulary) {
+  torch::manual_seed(1);
+  return models::Gpt(
+             models::GptOptions{.blocks = 3, .width = 64, .heads = 4, .sequence = kSequence, .vocabulary = vocabulary})
+      .ptr();
+}
+inline Model gpt2(std::int64_t vocabulary, double dropout = 0) {
+  torch::manual_seed(2);
+  return models::Gpt2(models::Gpt2Options{.layers = 3,
+                                          .width = 64,
+                                          .inner_width = 256,
+                                          .heads = 4,
+                                          .vocabulary = vocabulary,
+                                          .sequence = kSequence,
+                                          .embedding_dropout = dropout,
+                                          .residual_dropout = dropout,
+                                          .attention_dropout = dropout})
+      .ptr();
+}
+inline Model llama(std::int64_t vocabulary, bool lora = false) {
+  torch::manual_seed(3);
+  models::LlamaOptions options;
+  options.layers = 3;
+  options.width = 64;
+  options.inner_width = 160;
+  options.heads = 8;
+  options.key_heads = 4;
+  options.rotary.width = 8;
+  options.vocabulary = vocabulary;
+  options.sequence = kSequence;
+  options.tied = false;
+  models::Llama model(options);
+  if (!lora) return model.ptr();
+  (void)models::add_lora(*model, {.targets = {"all-linear"}, .rank = 4});
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, parameter] : models::lora_parameters(*model)) at::Tensor(parameter).normal_(0, 0.02);
+  return model.ptr();
+}
+
+struct Made {
+  std::string name;
+  std::function<Model()> make;
+};
+inline std::vector<Made> all_models(std::int64_t vocabulary) {
+  return {{"gpt", [=] { return gpt(vocabulary); }},
+          {"gpt2", [=] { return gpt2(vocabulary); }},
+          {"llama", [=] { return llama(vocabulary); }},
+          {"llama with adapters", [=] { return llama(vocabulary, true); }}};
+}
+
+inline at::Tensor tokens_of(int step) {
+  torch::manual_seed(50 + step);
+  return torch::randint(0, kEven, {8, kSequence});
+}
+inline at::Tensor targets_of(const at::Tensor& batch) {
+  at::Tensor targets = batch.roll(-1, 1);
+  targets.select(1, kSequence - 1).fill_(-100);
+  return targets;
+}
+inline at::Tensor loss_of(CausalLmImpl& model, const at::Tensor& batch) { return model.loss(batch, targets_of(batch)); }
+
+/// A model in parts, and what adds up its summands.
+struct Parts {
+  Parts(const std::shared_ptr<ProcessGroup>& group, Model whole, bool sequences)
+      : model(std::move(whole)),
+        found(model->divide(LayerParts{.group = parallel::tensor_group(group), .sequences = sequences})),
+        together(found.summands, group, {.combine = DataParallelOptions::Combine::Sum}) {}
+  std::vector<at::Tensor> take_gradients() {
+    std::vector<at::Tensor> gradients;
+    for (const at::Tensor& p : model->parameters()) {
+      gradients.push_back(p.grad().defined() ? p.grad().clone() : at::Tensor());
+      at::Tensor(p).mutable_grad() = at::Tensor();
+    }
+    return gradients;
+  }
+  Model model;
+  ModelInParts found;
+  DataParallel together;
+};
+
+}  // namespace snug::testing
