@@ -1,0 +1,269 @@
+#include "snug/parallel/pipeline.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <list>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <utility>
+
+#include "snug/base/errors.h"
+#include "snug/parallel/reduction.h"
+
+namespace snug::parallel {
+namespace {
+
+using Kind = plan::PipelineAction::Kind;
+
+/// What is said of a tensor that comes: its type, the number of dimensions, and these.
+constexpr std::int64_t kMostDimensions = 8, kHeader = 2 + kMostDimensions;
+
+enum class Way : std::uint8_t { Onward, Back };
+
+at::Tensor header_of(const at::Tensor& tensor) {
+  if (tensor.dim() > kMostDimensions) {
+    throw UsageError(fmt::format("pipeline: a stage hands on a tensor of {} dimensions; it may have {} at most",
+                                 tensor.dim(), kMostDimensions));
+  }
+  at::Tensor header = at::zeros({kHeader}, at::kLong);
+  auto* const fields = header.mutable_data_ptr<std::int64_t>();
+  fields[0] = static_cast<std::int64_t>(tensor.scalar_type());
+  fields[1] = tensor.dim();
+  std::ranges::copy(tensor.sizes(), fields + 2);
+  return header;
+}
+
+at::Tensor room_for(const at::Tensor& header, c10::Device device) {
+  const auto* const fields = header.const_data_ptr<std::int64_t>();
+  const std::vector<std::int64_t> sizes(fields + 2, fields + 2 + fields[1]);
+  return at::empty(sizes, at::TensorOptions(static_cast<at::ScalarType>(fields[0])).device(device));
+}
+
+/// Where backward leaves the gradient of what a stage was given.
+using Slot = std::shared_ptr<at::Tensor>;
+struct HeldSlot : torch::CustomClassHolder {
+  explicit HeldSlot(Slot held) : slot(std::move(held)) {}
+  Slot slot;
+};
+
+/// What a stage was given, as something that gets a gradient. The graph does not hold it, as it would a leaf.
+class Given : public torch::autograd::Function<Given> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& /*root*/,
+                            const at::Tensor& contents, const Slot& slot) {
+    context->saved_data["slot"] = c10::IValue::make_capsule(c10::make_intrusive<HeldSlot>(slot));
+    return contents.alias();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto held = context->saved_data["slot"].toCapsule();
+    *static_cast<HeldSlot*>(held.get())->slot =
+        gradients[0];  // NOLINT(cppcoreguidelines-pro-type-static-cast-downcast)
+    return {at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+/// One engine run from where a tensor has been made, which itself may be gone.
+void backward_from(const torch::autograd::Edge& edge, const at::Tensor& gradient) {
+  torch::autograd::Engine::get_default_engine().execute({edge}, {gradient}, /*keep_graph=*/false,
+                                                        /*create_graph=*/false, /*accumulate_grad=*/true);
+}
+
+}  // namespace
+
+/// The messages and activations of one step.
+class Pipeline::Step {
+ public:
+  Step(Pipeline& of, int micro_batches)
+      : group_(*of.group_),
+        pipeline_(of),
+        actions_(plan::actions_of(of.schedule_, {.processes = group_.size(), .micro_batches = micro_batches})),
+        done_(actions_.size(), -1),
+        last_(group_.size() * static_cast<int>(of.stages_.size()) - 1),
+        losses_(of.has_loss() ? static_cast<std::size_t>(micro_batches) : 0) {
+    for (std::size_t rank = 0; rank < actions_.size(); ++rank) {
+      for (std::size_t i = 0; i < actions_[rank].size(); ++i) {
+        const auto& [kind, micro_batch, chunk] = actions_[rank][i];
+        const int stage = chunk * group_.size() + static_cast<int>(rank);
+        place_.emplace(std::tuple{kind, stage, micro_batch}, static_cast<int>(i));
+      }
+    }
+  }
+
+  std::vector<at::Tensor> run() {
+    for (const plan::PipelineAction& action : actions_[static_cast<std::size_t>(group_.rank())]) {
+      const int stage = action.chunk * group_.size() + group_.rank();
+      action.kind == Kind::Forward ? forward(action, stage) : backward(action, stage);
+    }
+    for (Sent& one : sent_) one.wait();
+    return std::move(losses_);
+  }
+  ~Step() {
+    // Nobody may receive it any more; who has failed does not wait.
+    if (std::uncaught_exceptions() > exceptions_) (void)new std::list<Sent>(std::move(sent_));  // NOLINT: stays
+  }
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+  [[nodiscard]] int most_alive() const noexcept { return most_alive_; }
+
+ private:
+  struct Alive {
+    std::shared_ptr<at::Tensor> of_input = std::make_shared<at::Tensor>();  // its gradient
+    torch::autograd::Edge made;
+    at::Tensor first_gradient;  // of the loss
+  };
+  struct Sent {
+    ProcessGroup::Begun header, contents;
+    int to, place;  // of the action that receives it, among its process's
+    void wait() {
+      header.wait();
+      contents.wait();
+    }
+  };
+
+  void forward(const plan::PipelineAction& action, int stage) {
+    Alive alive;
+    at::Tensor made;
+    {
+      at::Tensor input;
+      if (stage > 0) {
+        const at::Tensor root = at::zeros({}).requires_grad_();
+        input = Given::apply(root, take(stage - 1, action.micro_batch, Way::Onward), alive.of_input);
+      }
+      made = pipeline_.stages_[static_cast<std::size_t>(action.chunk)](input, action.micro_batch);
+    }
+    if (!made.defined() || !made.requires_grad())
+      throw UsageError(fmt::format("pipeline: stage {} has made nothing that needs a gradient", stage));
+    alive.made = torch::autograd::impl::gradient_edge(made);
+    if (stage == last_) {
+      if (made.numel() != 1)
+        throw UsageError(fmt::format("pipeline: the last stage has made {}, and no scalar", c10::str(made.sizes())));
+      const at::NoGradGuard no_grad;
+      alive.first_gradient = at::ones_like(made);
+      losses_[static_cast<std::size_t>(action.micro_batch)] = made.detach();
+    } else {
+      give(made.detach().contiguous(), stage, action.micro_batch, Way::Onward);
+    }
+    alive_.emplace(std::pair{action.chunk, action.micro_batch}, std::move(alive));
+    most_alive_ = std::max(most_alive_, static_cast<int>(alive_.size()));
+  }
+
+  void backward(const plan::PipelineAction& action, int stage) {
+    const auto found = alive_.find({action.chunk, action.micro_batch});
+    const at::Tensor gradient =
+        stage == last_ ? found->second.first_gradient : take(stage + 1, action.micro_batch, Way::Back);
+    backward_from(found->second.made, gradient);
+    if (stage > 0) {
+      const at::Tensor of_input = std::exchange(*found->second.of_input, at::Tensor());
+      if (!of_input.defined())
+        throw UsageError(fmt::format("pipeline: stage {} has made no gradient of what it was given", stage));
+      give(of_input.contiguous(), stage, action.micro_batch, Way::Back);
+    }
+    alive_.erase(found);
+  }
+
+  [[nodiscard]] int rank_of(int stage) const { return stage % group_.size(); }
+  /// By the stage that sends, one for what is said of it and one for itself.
+  [[nodiscard]] int tag_of(int stage, int micro_batch, Way way) const {
+    return 1 + 2 * (2 * (micro_batch * (last_ + 1) + stage) + static_cast<int>(way));
+  }
+
+  void give(const at::Tensor& tensor, int stage, int micro_batch, Way way) {
+    const bool onward = way == Way::Onward;
+    const int for_stage = onward ? stage + 1 : stage - 1, to = rank_of(for_stage),
+              tag = tag_of(stage, micro_batch, way);
+    if (to == group_.rank()) {
+      at_home_.emplace(tag, tensor);
+      return;
+    }
+    const Kind receives = onward ? Kind::Forward : Kind::Backward;
+    sent_.push_back({group_.begin(Send{header_of(tensor), to, tag}), group_.begin(Send{tensor, to, tag + 1}), to,
+                     place_.at({receives, for_stage, micro_batch})});
+  }
+  at::Tensor take(int from_stage, int micro_batch, Way way) {
+    const int from = rank_of(from_stage), tag = tag_of(from_stage, micro_batch, way);
+    if (from == group_.rank()) return at_home_.extract(tag).mapped();
+    const at::NoGradGuard no_grad;
+    const at::Tensor header = at::zeros({kHeader}, at::kLong);
+    group_.run(Receive{header, from, tag});
+    at::Tensor tensor = room_for(header, c10::kCPU);
+    group_.run(Receive{tensor, from, tag + 1});
+    const Kind sends = way == Way::Onward ? Kind::Forward : Kind::Backward;
+    has_come_to(from, place_.at({sends, from_stage, micro_batch}));
+    return tensor;
+  }
+  /// What it has received by then is held no longer.
+  void has_come_to(int rank, int place) {
+    int& done = done_[static_cast<std::size_t>(rank)];
+    done = std::max(done, place);
+    std::erase_if(sent_, [&](Sent& one) {
+      if (one.to != rank || one.place > done) return false;
+      one.wait();
+      return true;
+    });
+  }
+
+  ProcessGroup& group_;
+  Pipeline& pipeline_;
+  std::vector<std::vector<plan::PipelineAction>> actions_;  // by rank
+  std::map<std::tuple<Kind, int, int>, int> place_;         // by kind, stage and micro-batch
+  std::vector<int> done_;                                   // by rank: the last action that it is known to have done
+  int last_;                                                // stage
+  std::vector<at::Tensor> losses_;
+  std::map<std::pair<int, int>, Alive> alive_;  // by chunk and micro-batch
+  std::map<int, at::Tensor> at_home_;           // between stages of this process, by tag
+  std::list<Sent> sent_;
+  int most_alive_ = 0;
+  int exceptions_ = std::uncaught_exceptions();
+};
+
+Pipeline::Pipeline(std::shared_ptr<ProcessGroup> group, plan::PipelineSchedule schedule,
+                   std::vector<PipelineStage> stages, std::vector<SharedParameter> shared)
+    : group_(std::move(group)), schedule_(schedule), stages_(std::move(stages)), shared_(std::move(shared)) {
+  if (std::holds_alternative<plan::ZeroBubble>(schedule_)) {
+    throw UsageError(
+        "pipeline: zero_bubble needs the gradients of weights apart from those of inputs, which autograd makes at "
+        "once; choose 1f1b or interleaved");
+  }
+  if (static_cast<int>(stages_.size()) != plan::chunks_of(schedule_)) {
+    throw UsageError(fmt::format("pipeline: {} stages in this process, and {} are needed for {}", stages_.size(),
+                                 plan::chunks_of(schedule_), plan::name_of(schedule_)));
+  }
+}
+
+std::vector<at::Tensor> Pipeline::step(int micro_batches) {
+  std::vector<at::Tensor> before;  // of shared parameters: what is there has been added up
+  for (const SharedParameter& shared : shared_)
+    before.push_back(std::exchange(at::Tensor(shared.parameter).mutable_grad(), at::Tensor()));
+  Step step(*this, micro_batches);
+  std::vector<at::Tensor> losses = step.run();
+  most_alive_ = step.most_alive();
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < shared_.size(); ++i) {
+    const SharedParameter& shared = shared_[i];
+    at::Tensor& gradient = at::Tensor(shared.parameter).mutable_grad();
+    if (!gradient.defined()) gradient = at::zeros_like(shared.parameter);
+    const std::int64_t count = gradient.numel(), size = shared.group->size();
+    at::Tensor all = at::zeros({(count + size - 1) / size * size}, gradient.options());
+    all.narrow(0, 0, count).view(gradient.sizes()).copy_(gradient);
+    Reduction(*shared.group, all, Order::ByRank, Reduction::Purpose::Sums).finish();
+    gradient.copy_(all.narrow(0, 0, count).view(gradient.sizes()));
+    if (before[i].defined()) gradient = before[i].add_(gradient);
+  }
+  return losses;
+}
+
+}  // namespace snug::parallel

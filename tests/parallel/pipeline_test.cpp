@@ -1,0 +1,250 @@
+// Stages in several processes, beside one process that has all of them.
+#include "snug/parallel/pipeline.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "snug/base/errors.h"
+#include "snug/replay/region.h"
+#include "tests/equivalence/bitwise.h"
+#include "tests/parallel/processes.h"
+
+namespace snug::parallel {
+namespace {
+
+using plan::FThenB;
+using plan::Interleaved;
+using plan::OneFOneB;
+using plan::PipelineSchedule;
+using ::testing::HasSubstr;
+using testing::in_processes;
+using testing::same_bits;
+
+constexpr std::int64_t kWidth = 24, kTokens = 40;
+constexpr int kLayers = 8;
+
+/// Parts of a small language model: an embedding, eight layers with dropout, and a projection with a loss.
+struct InStages {
+  explicit InStages(bool shared) : is_shared(shared) {
+    torch::manual_seed(11);
+    embedding = torch::nn::Embedding(kTokens, kWidth);
+    for (int i = 0; i < kLayers; ++i) {
+      layers.push_back(torch::nn::Sequential(torch::nn::Linear(kWidth, 4 * kWidth), torch::nn::GELU(),
+                                             torch::nn::Linear(4 * kWidth, kWidth), torch::nn::Dropout(0.1)));
+    }
+    head = torch::nn::Linear(torch::nn::LinearOptions(kWidth, kTokens).bias(false));
+    if (shared) head->weight = embedding->weight;
+  }
+  static at::Tensor batch(int micro_batch) {
+    return torch::arange(18, at::kLong).view({3, 6}).mul(5 * micro_batch + 3).remainder(kTokens);
+  }
+  /// `stages`: how many the layers are divided into.
+  at::Tensor run(int stage, int stages, const at::Tensor& input, int micro_batch, bool recompute) {
+    torch::manual_seed(100 * micro_batch + stage);  // the same random numbers wherever it runs
+    at::Tensor x = stage == 0 ? embedding(batch(micro_batch)) : input;
+    const int each = kLayers / stages;
+    {
+      std::optional<Region> region;
+      if (recompute) region.emplace(Recompute{});
+      for (int i = stage * each; i < (stage + 1) * each; ++i) x = x + layers[static_cast<std::size_t>(i)]->forward(x);
+    }
+    if (stage != stages - 1) return x;
+    return torch::cross_entropy_loss(head(x).view({-1, kTokens}), batch(micro_batch).roll(-1, 1).view(-1));
+  }
+  [[nodiscard]] std::vector<at::Tensor> parameters_of(int stage, int stages) const {
+    std::vector<at::Tensor> all;
+    if (stage == 0) all.push_back(embedding->weight);
+    const int each = kLayers / stages;
+    for (int i = stage * each; i < (stage + 1) * each; ++i) {
+      for (const at::Tensor& p : layers[static_cast<std::size_t>(i)]->parameters()) all.push_back(p);
+    }
+    if (stage == stages - 1 && !is_shared) all.push_back(head->weight);
+    return all;
+  }
+  bool is_shared;
+  torch::nn::Embedding embedding{nullptr};
+  std::vector<torch::nn::Sequential> layers;
+  torch::nn::Linear head{nullptr};
+};
+
+struct PipelineTerms {
+  PipelineSchedule schedule;
+  bool recompute = false;
+  bool shared = false;
+};
+
+void is_that_of_one(World& world, const PipelineTerms& terms) {
+  constexpr int kMicroBatches = 8;
+  const int rank = world.all()->rank(), size = world.all()->size();
+  const int chunks = plan::chunks_of(terms.schedule), stages = size * chunks;
+  InStages one(terms.shared), mine(terms.shared);
+  std::vector<at::Tensor> expected;
+  for (int m = 0; m < kMicroBatches; ++m) {
+    at::Tensor x;
+    for (int stage = 0; stage < stages; ++stage) x = one.run(stage, stages, x, m, false);
+    x.backward();
+    expected.push_back(x.detach());
+  }
+  std::vector<PipelineStage> own;
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    own.emplace_back([&mine, &terms, stage = chunk * size + rank, stages](const at::Tensor& input, int m) {
+      return mine.run(stage, stages, input, m, terms.recompute);
+    });
+  }
+  std::vector<SharedParameter> shared;
+  if (terms.shared) {
+    const auto ends = std::vector<int>{0, size - 1};
+    if (rank == 0 || rank == size - 1) shared.push_back({mine.embedding->weight, world.group(ends)});
+  }
+  Pipeline pipeline(world.all(), terms.schedule, own, shared);
+  for (int step = 0; step < 2; ++step) {
+    const std::vector<at::Tensor> losses = pipeline.step(kMicroBatches);
+    ASSERT_EQ(losses.size(), pipeline.has_loss() ? 8U : 0U);
+    for (std::size_t m = 0; m < losses.size(); ++m) EXPECT_TRUE(same_bits(losses[m], expected[m])) << m;
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      const int stage = chunk * size + rank;
+      const auto wanted = one.parameters_of(stage, stages), found = mine.parameters_of(stage, stages);
+      for (std::size_t i = 0; i < wanted.size(); ++i) {
+        if (terms.shared && found[i].is_same(mine.embedding->weight)) {
+          EXPECT_TRUE(torch::allclose(found[i].grad(), wanted[i].grad(), 1e-5, 1e-7));
+        } else {
+          EXPECT_TRUE(same_bits(found[i].grad(), wanted[i].grad())) << "stage " << stage << ", " << i;
+        }
+        found[i].mutable_grad() = at::Tensor();
+      }
+    }
+    mine.embedding->zero_grad();
+    const plan::PipelineRun run = plan::run_pipeline(plan::actions_of(terms.schedule, {size, kMicroBatches}), {{}});
+    EXPECT_EQ(pipeline.most_alive(), run.most_alive[static_cast<std::size_t>(rank)]);
+  }
+}
+
+TEST(Pipeline, GradientsAreThoseOfOneProcessInTwo) {
+  in_processes(2, [](World& world) {
+    for (const PipelineSchedule& schedule : std::vector<PipelineSchedule>{FThenB{}, OneFOneB{}, Interleaved{2}})
+      is_that_of_one(world, {schedule});
+  });
+}
+TEST(Pipeline, GradientsAreThoseOfOneProcessInFour) {
+  in_processes(4, [](World& world) {
+    for (const PipelineSchedule& schedule : std::vector<PipelineSchedule>{FThenB{}, OneFOneB{}, Interleaved{2}})
+      is_that_of_one(world, {schedule});
+  });
+}
+/// Several recordings of one stage are alive at once.
+TEST(Pipeline, StagesMayBeRecomputed) {
+  in_processes(2, [](World& world) {
+    is_that_of_one(world, {OneFOneB{}, true});
+    is_that_of_one(world, {Interleaved{2}, true});
+  });
+}
+/// Gradients are added to what there is, also where it is the sum of a step before.
+TEST(Pipeline, SharedParametersAccumulate) {
+  in_processes(2, [](World& world) {
+    const at::Tensor weight = torch::ones({5}).requires_grad_();
+    const bool first = world.all()->rank() == 0;
+    const PipelineStage stage = [&](const at::Tensor& input, int m) -> at::Tensor {
+      return first ? weight * static_cast<double>(m + 1) : (input * weight).sum();
+    };
+    Pipeline pipeline(world.all(), OneFOneB{}, {stage}, {{weight, world.all()}});
+    for (int step = 1; step <= 3; ++step) {
+      (void)pipeline.step(4);
+      // The square of ones, times 1 + 2 + 3 + 4.
+      EXPECT_TRUE(same_bits(weight.grad(), torch::full({5}, 20.0F * static_cast<float>(step)))) << step;
+    }
+  });
+}
+
+/// Whoever fails says so at once, though what it has sent may never be received.
+TEST(Pipeline, AStageThatFailsDoesNotWaitForTheOthers) {
+  const auto began = std::chrono::steady_clock::now();
+  const std::vector<testing::Ended> ended = testing::outcomes_of(2, [](const Launched& launched) {
+    const auto world = World::meet(launched, {.timeout = std::chrono::seconds(4)});
+    const at::Tensor weight = torch::ones({100}).requires_grad_();
+    const PipelineStage stage = [&](const at::Tensor& input, int m) -> at::Tensor {
+      if (launched.rank == 1) std::this_thread::sleep_for(std::chrono::seconds(2));
+      if (launched.rank == 0 && m == 3) throw UsageError("the stage has failed");
+      return launched.rank == 0 ? weight * static_cast<double>(m + 1) : (input * weight).sum();
+    };
+    Pipeline pipeline(world->all(), FThenB{}, {stage});
+    const auto from = std::chrono::steady_clock::now();
+    try {
+      (void)pipeline.step(4);
+      ADD_FAILURE() << "it went on";
+    } catch (const UsageError& error) {
+      EXPECT_EQ(launched.rank, 0) << error.what();
+      EXPECT_LT(std::chrono::steady_clock::now() - from, std::chrono::seconds(1));
+    } catch (const GroupFailed&) {
+      EXPECT_EQ(launched.rank, 1);
+    }
+  });
+  if (testing::is_started_by_test()) return;
+  for (const testing::Ended& one : ended) EXPECT_EQ(one.exit_code, 0) << one.output;
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20));
+}
+
+TEST(Pipeline, SharedParametersHaveTheSumOfAllStages) {
+  in_processes(4, [](World& world) { is_that_of_one(world, {.schedule = OneFOneB{}, .shared = true}); });
+}
+TEST(Pipeline, OfOneProcessHasAllStages) {
+  in_processes(1, [](World& world) {
+    is_that_of_one(world, {OneFOneB{}});
+    is_that_of_one(world, {Interleaved{4}});
+  });
+}
+
+/// What has been sent and received is not held until the end of the step, and of what is handed on only the graph is.
+TEST(Pipeline, HoldsAsManyActivationsAsTheScheduleSays) {
+  in_processes(2, [](World& world) {
+    memory::DeviceMemory& memory = testing::cpu();
+    constexpr std::int64_t kElements = 1 << 16;
+    constexpr Bytes kActivation = kElements * 4;
+    const at::Tensor weight = torch::ones({1}).requires_grad_();
+    const bool first = world.all()->rank() == 0;
+    const PipelineStage stage = [&](const at::Tensor& input, int m) -> at::Tensor {
+      if (first) return (torch::full({kElements}, m, at::kFloat) * weight).sin();
+      return (input * weight).sum();
+    };
+    for (const PipelineSchedule& schedule : std::vector<PipelineSchedule>{FThenB{}, OneFOneB{}}) {
+      Pipeline pipeline(world.all(), schedule, {stage});
+      (void)pipeline.step(12);
+      const Bytes before = memory.stats().allocated;
+      memory.reset_peak();
+      (void)pipeline.step(12);
+      const auto held = static_cast<double>(memory.stats().allocated_peak - before) / static_cast<double>(kActivation);
+      if (schedule == PipelineSchedule(FThenB{})) {
+        EXPECT_GT(held, 12);
+      } else {
+        EXPECT_LT(held, 9) << "of twelve micro-batches two are alive";
+      }
+      EXPECT_EQ(memory.stats().allocated, before);
+    }
+  });
+}
+
+TEST(Pipeline, RefusesWhatItCannotDo) {
+  const auto said = [](const auto& does) -> std::string {
+    try {
+      does();
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "nothing";
+  };
+  const PipelineStage stage = [](const at::Tensor&, int) { return torch::ones({2}).requires_grad_() * 2; };
+  EXPECT_THAT(said([&] { Pipeline(group_of_one(), plan::ZeroBubble{}, {stage}); }), HasSubstr("zero_bubble"));
+  EXPECT_THAT(said([&] { Pipeline(group_of_one(), Interleaved{2}, {stage}); }), HasSubstr("1 stages in this process"));
+  EXPECT_THAT(said([&] { (void)Pipeline(group_of_one(), OneFOneB{}, {stage}).step(2); }), HasSubstr("no scalar"));
+  EXPECT_THAT(said([&] { (void)Pipeline(group_of_one(), OneFOneB{}, {stage}).step(0); }), HasSubstr("0 micro-batches"));
+}
+
+}  // namespace
+}  // namespace snug::parallel
