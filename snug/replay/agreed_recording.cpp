@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "snug/plan/step/other_memory.h"
 #include "snug/plan/step/together.h"
 
 namespace snug::replay {
@@ -39,7 +40,23 @@ plan::StepGraph with_budgets_of(plan::StepGraph graph, const plan::Moves& own) {
   return graph;
 }
 
+/// What all have beside the values of the same step becomes what is there in any of them, from one moment to the next.
+void agree_on_memory(plan::OtherMemory& memory, Agreement& group) {
+  std::vector<double> numbers;
+  const auto each = [&](const auto& visit) {
+    for (Bytes& bytes : memory.ends) visit(bytes);
+    for (Bytes& bytes : memory.peaks) visit(bytes);
+    visit(memory.update);
+  };
+  each([&](Bytes& bytes) { numbers.push_back(static_cast<double>(bytes)); });
+  group.largest(numbers);
+  auto next = numbers.begin();
+  each([&](Bytes& bytes) { bytes = static_cast<Bytes>(*next++); });
+}
+
 void agree_on(RecordedStep& step, Agreement& group) {
+  plan::OtherMemory memory = plan::other_memory_of(step.graph);
+  agree_on_memory(memory, group);
   const std::string first = group.from_first(to_json(step.graph).dump());
   std::vector<double> beside;
   each_beside(step, [&](const auto& number) { beside.push_back(static_cast<double>(number)); });
@@ -48,6 +65,7 @@ void agree_on(RecordedStep& step, Agreement& group) {
   std::size_t next = 0;
   each_beside(step,
               [&](auto& number) { number = static_cast<std::remove_reference_t<decltype(number)>>(beside[next++]); });
+  plan::set_other_memory(step.graph, memory);
 }
 
 /// Whether all have the same numbers.
@@ -76,8 +94,8 @@ bool agree_on(std::vector<RecordedStep>& kinds, Agreement& group) {
   for (RecordedStep& step : kinds) {
     std::size_t beside = 0;
     each_beside(step, [&](const auto&) { ++beside; });
-    for (const std::uint64_t part :
-         {step.graph.fingerprint(), static_cast<std::uint64_t>(beside), static_cast<std::uint64_t>(step.kind)})
+    for (const std::uint64_t part : {step.graph.fingerprint(), plan::hash_of_uses(step.graph),
+                                     static_cast<std::uint64_t>(beside), static_cast<std::uint64_t>(step.kind)})
       hash = (hash ^ part) * 0x9e3779b97f4a7c15ULL;
   }
   if (!all_have({as_number(hash)}, group)) {
