@@ -5,6 +5,8 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <stdexcept>
 #include <utility>
 
 #include "snug/base/errors.h"
@@ -63,51 +65,31 @@ class Leave : public torch::autograd::Function<Leave> {
   }
 };
 
-class EnterFrom : public torch::autograd::Function<EnterFrom> {
- public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& part, std::int64_t dimension,
-                            const LayerGroup& group) {
-    hold(context, group, dimension);
-    return group->gather(part, dimension);
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    return {group_of(context).sum_part(gradients[0], dimension_of(context)), {}, {}};
-  }
-};
+/// What a process does along a dimension; what another one does is its backward pass.
+enum class Way : std::uint8_t { Gather, SumPart, Own };
 
-class LeaveTo : public torch::autograd::Function<LeaveTo> {
+at::Tensor go(Way way, TensorGroup& group, const at::Tensor& x, std::int64_t dimension) {
+  switch (way) {
+    case Way::Gather:
+      return group.gather(x, dimension);
+    case Way::SumPart:
+      return group.sum_part(x, dimension);
+    case Way::Own:
+      return own_part(x, dimension, group);
+  }
+  throw std::logic_error("tensor parallel: unknown way");
+}
+
+template <Way kThere, Way kBack>
+class Along : public torch::autograd::Function<Along<kThere, kBack>> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, std::int64_t dimension,
                             const LayerGroup& group) {
     hold(context, group, dimension);
-    return group->sum_part(x, dimension);
+    return go(kThere, *group, x, dimension);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    return {group_of(context).gather(gradients[0], dimension_of(context)), {}, {}};
-  }
-};
-
-class PartOfAll : public torch::autograd::Function<PartOfAll> {
- public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, std::int64_t dimension,
-                            const LayerGroup& group) {
-    hold(context, group, dimension);
-    return own_part(x, dimension, *group);
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    return {group_of(context).gather(gradients[0], dimension_of(context)), {}, {}};
-  }
-};
-
-class AllParts : public torch::autograd::Function<AllParts> {
- public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& part, std::int64_t dimension,
-                            const LayerGroup& group) {
-    hold(context, group, dimension);
-    return group->gather(part, dimension);
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    return {own_part(gradients[0], dimension_of(context), group_of(context)), {}, {}};
+    return {go(kBack, group_of(context), gradients[0], dimension_of(context)), {}, {}};
   }
 };
 
@@ -190,16 +172,16 @@ class LossInParts : public torch::autograd::Function<LossInParts> {
 at::Tensor enter_parts(const at::Tensor& x, const LayerGroup& group) { return Enter::apply(x, group); }
 at::Tensor leave_parts(const at::Tensor& x, const LayerGroup& group) { return Leave::apply(x, group); }
 at::Tensor enter_parts_from(const at::Tensor& part, std::int64_t dimension, const LayerGroup& group) {
-  return EnterFrom::apply(part, dimension, group);
+  return Along<Way::Gather, Way::SumPart>::apply(part, dimension, group);
 }
 at::Tensor leave_parts_to(const at::Tensor& x, std::int64_t dimension, const LayerGroup& group) {
-  return LeaveTo::apply(x, dimension, group);
+  return Along<Way::SumPart, Way::Gather>::apply(x, dimension, group);
 }
 at::Tensor part_of(const at::Tensor& x, std::int64_t dimension, const LayerGroup& group) {
-  return PartOfAll::apply(x, dimension, group);
+  return Along<Way::Own, Way::Gather>::apply(x, dimension, group);
 }
 at::Tensor all_parts(const at::Tensor& part, std::int64_t dimension, const LayerGroup& group) {
-  return AllParts::apply(part, dimension, group);
+  return Along<Way::Gather, Way::Own>::apply(part, dimension, group);
 }
 
 at::Tensor exchange_parts(const at::Tensor& x, std::int64_t divided, std::int64_t gathered, const LayerGroup& group) {
