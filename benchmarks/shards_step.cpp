@@ -44,11 +44,9 @@ struct InShards {
         model->parameters(), world.all(),
         parallel::DataParallelOptions{.leaves = parallel::DataParallelOptions::Leaves::Shards, .divided = divided});
     optim::Parameters parts{};
-    const std::vector<at::Tensor> all = model->parameters();
     for (const parallel::Shard& shard : together->shards()) {
-      const auto whole = std::ranges::find_if(all, [&](const at::Tensor& p) { return p.is_same(shard.of); });
       parts.tensors.push_back(shard.tensor);
-      parts.parts.push_back({shard.of, static_cast<std::size_t>(whole - all.begin()), shard.first});
+      parts.parts.push_back({shard.of, shard.index, shard.first});
     }
     optimizer = std::make_unique<optim::AdamW>(parts, optim::AdamWOptions{});
   }

@@ -38,6 +38,17 @@ Bytes usual_bucket(const std::vector<at::Tensor>& parameters) {
   return std::clamp(all / kParts, 64_KiB, 25_MiB);
 }
 
+void check(const at::Tensor& parameter, const DataParallelOptions& options) {
+  if (!parameter.is_leaf() || parameter.layout() != at::kStrided)
+    throw UsageError(
+        fmt::format("parallel: a tensor of shape {} is no parameter: a dense leaf", c10::str(parameter.sizes())));
+  if (options.leaves == DataParallelOptions::Leaves::Shards && !parameter.is_contiguous()) {
+    throw UsageError(fmt::format(
+        "parallel: a parameter of shape {} and strides {} cannot be divided into shards; make it contiguous",
+        c10::str(parameter.sizes()), c10::str(parameter.strides())));
+  }
+}
+
 class WhenAccumulated final : public torch::autograd::FunctionPostHook {
  public:
   explicit WhenAccumulated(std::function<void()> call) : call_(std::move(call)) {}
@@ -55,8 +66,16 @@ class WhenAccumulated final : public torch::autograd::FunctionPostHook {
 
 class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::Passes> {
  public:
-  Passes(std::vector<at::Tensor> parameters, std::shared_ptr<ProcessGroup> group, const DataParallelOptions& options)
-      : parameters_(std::move(parameters)), group_(std::move(group)), options_(options) {
+  /// `given`: the parameters, some of which may come twice, or need no gradient.
+  Passes(const std::vector<at::Tensor>& given, std::shared_ptr<ProcessGroup> group, const DataParallelOptions& options)
+      : group_(std::move(group)), options_(options) {
+    std::unordered_set<const void*> once;  // tied weights come twice
+    for (std::size_t i = 0; i < given.size(); ++i) {
+      if (!given[i].requires_grad() || !once.insert(given[i].unsafeGetTensorImpl()).second) continue;
+      check(given[i], options);
+      parameters_.push_back(given[i]);
+      given_as_.push_back(i);
+    }
     std::vector<std::int64_t> elements;
     for (const at::Tensor& p : parameters_) elements.push_back(p.numel());
     bucket_of_.resize(parameters_.size());
@@ -148,7 +167,7 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
                                     ? shard_of(whole)
                                     : flat(whole).narrow(0, piece.first, piece.count).requires_grad_();
         bucket.owned.push_back({piece, part});
-        shards.emplace_back(piece.parameter, Shard{part, whole, piece.first});
+        shards.emplace_back(piece.parameter, Shard{part, whole, given_as_[piece.parameter], piece.first});
       }
     }
     std::ranges::sort(shards, {}, [](const auto& one) { return one.first; });  // of each one at most
@@ -286,6 +305,7 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
   static constexpr int kNoTask = -1;
 
   std::vector<at::Tensor> parameters_;
+  std::vector<std::size_t> given_as_;  // by parameter: its index in the list that was given
   std::shared_ptr<ProcessGroup> group_;
   DataParallelOptions options_;
   std::vector<OneBucket> buckets_;
@@ -305,23 +325,9 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
   Counts counts_;
 };
 
-DataParallel::DataParallel(std::vector<at::Tensor> parameters, std::shared_ptr<ProcessGroup> group,
+DataParallel::DataParallel(const std::vector<at::Tensor>& parameters, std::shared_ptr<ProcessGroup> group,
                            const DataParallelOptions& options) {
-  std::unordered_set<const void*> once;  // tied weights come twice
-  std::erase_if(parameters, [&](const at::Tensor& p) {
-    return !p.requires_grad() || !once.insert(p.unsafeGetTensorImpl()).second;
-  });
-  for (const at::Tensor& p : parameters) {
-    if (!p.is_leaf() || p.layout() != at::kStrided)
-      throw UsageError(
-          fmt::format("parallel: a tensor of shape {} is no parameter: a dense leaf", c10::str(p.sizes())));
-    if (options.leaves == DataParallelOptions::Leaves::Shards && !p.is_contiguous()) {
-      throw UsageError(fmt::format(
-          "parallel: a parameter of shape {} and strides {} cannot be divided into shards; make it contiguous",
-          c10::str(p.sizes()), c10::str(p.strides())));
-    }
-  }
-  passes_ = std::make_shared<Passes>(std::move(parameters), std::move(group), options);
+  passes_ = std::make_shared<Passes>(parameters, std::move(group), options);
   passes_->hook_up();
 }
 DataParallel::~DataParallel() { passes_->unhook(); }

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -48,6 +49,7 @@ struct DataParallelOptions {
 struct Shard {
   at::Tensor tensor;       ///< a leaf that is a view of it, in one dimension: an optimizer's parameter
   at::Tensor of;           ///< the parameter
+  std::size_t index = 0;   ///< of the parameter, where it comes first in the list that was given
   std::int64_t first = 0;  ///< element of it that the shard begins with
 };
 
@@ -72,7 +74,7 @@ class DataParallel {
   /// Parameters of one model, the same in each process: see copy_from_first(). Those that want no gradient are left
   /// out, and one that comes twice counts once. Throws UsageError for what is no parameter, and in shards for one that
   /// is not contiguous.
-  DataParallel(std::vector<at::Tensor> parameters, std::shared_ptr<ProcessGroup> group,
+  DataParallel(const std::vector<at::Tensor>& parameters, std::shared_ptr<ProcessGroup> group,
                const DataParallelOptions& options = {});
   ~DataParallel();
   DataParallel(const DataParallel&) = delete;

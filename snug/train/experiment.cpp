@@ -52,11 +52,9 @@ optim::Parameters shards_of(const optim::Parameters& trained, const std::vector<
   optim::Parameters parts{};
   parts.names_elsewhere = trained.names;
   for (const parallel::Shard& shard : shards) {
-    const auto whole = std::ranges::find_if(trained.tensors, [&](const at::Tensor& p) { return p.is_same(shard.of); });
-    const auto index = static_cast<std::size_t>(whole - trained.tensors.begin());
     parts.tensors.push_back(shard.tensor);
-    parts.names.push_back(trained.names[index]);
-    parts.parts.push_back({shard.of, index, shard.first});
+    parts.names.push_back(trained.names[shard.index]);
+    parts.parts.push_back({shard.of, shard.index, shard.first});
   }
   return parts;
 }

@@ -160,11 +160,9 @@ struct InShards {
                                                                   .divided = divided,
                                                                   .bucket = bucket});
     optim::Parameters parts{};
-    const std::vector<at::Tensor> all = trained.parameters();
     for (const Shard& shard : together->shards()) {
-      const auto whole = std::ranges::find_if(all, [&](const at::Tensor& p) { return p.is_same(shard.of); });
       parts.tensors.push_back(shard.tensor);
-      parts.parts.push_back({shard.of, static_cast<std::size_t>(whole - all.begin()), shard.first});
+      parts.parts.push_back({shard.of, shard.index, shard.first});
     }
     optimizer = std::make_unique<optim::AdamW>(parts, optim::AdamWOptions{});
   }

@@ -134,12 +134,11 @@ TEST(Shards, HaveWhatDataParallelHasWhereMicroBatchesAccumulate) {
 }
 
 /// Parameters in shards, as optimizers want them.
-optim::Parameters parameters_of(const std::vector<at::Tensor>& all, const DataParallel& parallel) {
+optim::Parameters parameters_of(const DataParallel& parallel) {
   optim::Parameters parts{};
   for (const Shard& shard : parallel.shards()) {
-    const auto whole = std::ranges::find_if(all, [&](const at::Tensor& p) { return p.is_same(shard.of); });
     parts.tensors.push_back(shard.tensor);
-    parts.parts.push_back({shard.of, static_cast<std::size_t>(whole - all.begin()), shard.first});
+    parts.parts.push_back({shard.of, shard.index, shard.first});
   }
   return parts;
 }
@@ -183,7 +182,7 @@ void steps_are_those_of_one(World& world, const DataParallelOptions& options = k
     mine.model->to(rule.weights);
     DataParallel parallel(mine.parameters(), world.all(), options);
     const auto whole = optimizer_of(rule, one.parameters());
-    const auto parts = optimizer_of(rule, parameters_of(mine.parameters(), parallel));
+    const auto parts = optimizer_of(rule, parameters_of(parallel));
     EXPECT_LE(static_cast<double>(bytes_of(*parts)), 1.5 * static_cast<double>(bytes_of(*whole)) / size)
         << "a part of it each: " << rule.optimizer;
     for (int step = 0; step < 3; ++step) {
@@ -216,7 +215,7 @@ TEST(Shards, AreUpdatedByLibTorchsOptimizersToo) {
   in_processes(2, [](World& world) {
     Trained one, mine;
     DataParallel parallel(mine.parameters(), world.all(), kShards);
-    torch::optim::AdamW whole(one.parameters()), parts(parameters_of(mine.parameters(), parallel).tensors);
+    torch::optim::AdamW whole(one.parameters()), parts(parameters_of(parallel).tensors);
     for (int step = 0; step < 3; ++step) {
       for (int rank = 0; rank < 2; ++rank) one.backward(batch_of(rank, step), 0.5);
       mine.backward(batch_of(world.all()->rank(), step), 0.5);
@@ -235,7 +234,7 @@ TEST(Shards, AreNotForOptimizersThatSeeWholeMatrices) {
   const DataParallel parallel(mine.parameters(), group_of_one(), kShards);
   for (const std::string name : {"adafactor", "muon"}) {
     try {
-      (void)optimizer_of({name}, parameters_of(mine.parameters(), parallel));
+      (void)optimizer_of({name}, parameters_of(parallel));
       ADD_FAILURE() << name;
     } catch (const UsageError& error) {
       EXPECT_THAT(error.what(), ::testing::HasSubstr(name + " updates whole matrices"));
@@ -262,7 +261,7 @@ TEST(Shards, MayBeNoneInAProcess) {
     const at::Tensor one = torch::ones({300}).requires_grad_(), mine = torch::ones({300}).requires_grad_();
     DataParallel parallel({mine}, world.all(), kShards);
     EXPECT_EQ(parallel.shards().size(), world.all()->rank() < 2 ? 1U : 0U);
-    const auto whole = optimizer_of({"adamw"}, {one}), parts = optimizer_of({"adamw"}, parameters_of({mine}, parallel));
+    const auto whole = optimizer_of({"adamw"}, {one}), parts = optimizer_of({"adamw"}, parameters_of(parallel));
     for (int step = 0; step < 2; ++step) {
       (one * torch::arange(300)).sum().backward();
       (mine * torch::arange(300) / 4).sum().backward();
@@ -316,7 +315,7 @@ void within_a_budget_in_shards(World& world) {
     }
   }
   DataParallel parallel(mine.parameters(), world.all(), kShards);
-  const auto optimizer = optimizer_of({"adamw"}, parameters_of(mine.parameters(), parallel));
+  const auto optimizer = optimizer_of({"adamw"}, parameters_of(parallel));
   replay::Rehearsal update([&] {
     optimizer->rehearse();
     parallel.gather(Reduction::Purpose::Trial);
@@ -376,7 +375,7 @@ TEST(Shards, TakeWhatZeroSays) {
     DataParallel parallel(
         model->parameters(), world.all(),
         {.combine = DataParallelOptions::Combine::Sum, .leaves = DataParallelOptions::Leaves::Shards});
-    const auto optimizer = optimizer_of({"adamw"}, parameters_of(model->parameters(), parallel));
+    const auto optimizer = optimizer_of({"adamw"}, parameters_of(parallel));
     {
       const at::Tensor batch = torch::randint(0, 4096, {2, 32});
       model->loss(batch, batch).backward();
