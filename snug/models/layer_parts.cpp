@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -21,6 +22,13 @@ constexpr std::uint64_t kAway = 2718;
 
 bool ends_with_name(const std::string& path, std::string_view name) {
   return path.ends_with(name) && (path.size() == name.size() || path[path.size() - name.size() - 1] == '.');
+}
+
+/// A graph of before, which may be there still, accumulates gradients of the size that it had.
+void become(const at::Tensor& parameter, const at::Tensor& part) {
+  parameter.mutable_grad() = at::Tensor();
+  if (auto* const autograd = torch::autograd::impl::get_autograd_meta(parameter)) autograd->grad_accumulator_.reset();
+  parameter.set_data(part);
 }
 
 }  // namespace
@@ -47,8 +55,7 @@ RandomOfParts::~RandomOfParts() {
 
 void keep_part(const at::Tensor& parameter, std::int64_t dimension, std::int64_t first, std::int64_t count) {
   const at::NoGradGuard no_grad;
-  parameter.mutable_grad() = at::Tensor();
-  parameter.set_data(parameter.detach().narrow(dimension, first, count).clone(at::MemoryFormat::Contiguous));
+  become(parameter, parameter.detach().narrow(dimension, first, count).clone(at::MemoryFormat::Contiguous));
 }
 
 void keep_piecewise_part(const at::Tensor& parameter, std::int64_t dimension, std::int64_t pieces, int rank, int size) {
@@ -56,8 +63,7 @@ void keep_piecewise_part(const at::Tensor& parameter, std::int64_t dimension, st
   std::vector<at::Tensor> own;
   for (const at::Tensor& piece : parameter.detach().chunk(pieces, dimension))
     own.push_back(piece.chunk(size, dimension)[rank]);
-  parameter.mutable_grad() = at::Tensor();
-  parameter.set_data(at::cat(own, dimension));
+  become(parameter, at::cat(own, dimension));
 }
 
 ModelInParts divide_layers(torch::nn::Module& model, const std::vector<NamedLayout>& table, std::int64_t heads,
@@ -87,6 +93,15 @@ ModelInParts divide_layers(torch::nn::Module& model, const std::vector<NamedLayo
     for (const at::Tensor& one : linear->summands()) found.summands.push_back(one);
   }
   return found;
+}
+
+std::vector<at::Tensor> others_than(const std::vector<at::Tensor>& summands, const torch::nn::Module& model) {
+  std::vector<at::Tensor> others;
+  for (const at::Tensor& p : model.parameters()) {
+    const auto is_it = [&](const at::Tensor& summand) { return summand.is_same(p); };
+    if (p.requires_grad() && std::ranges::none_of(summands, is_it)) others.push_back(p);
+  }
+  return others;
 }
 
 std::vector<NamedLayout> encoder_layouts() {

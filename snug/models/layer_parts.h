@@ -62,6 +62,10 @@ struct ModelInParts {
   std::vector<at::Tensor> divided;
 };
 
+/// The parameters that train and are no summands: each process has their gradients, of its part, or as all have them.
+[[nodiscard]] std::vector<at::Tensor> others_than(const std::vector<at::Tensor>& summands,
+                                                  const torch::nn::Module& model);
+
 /// Leaves each process its part of the Linear layers that the table names; all have the same weights before. `heads`:
 /// of attention, of which each process has as many. Of a module of one's own, whose forward() calls LinearImpl::enter()
 /// with what its layers of Columns have together. Throws UsageError, with the model as it was, where something cannot

@@ -68,15 +68,10 @@ TEST(Mesh, LayersInPartsAndDataParallelAreThoseOfOneProcess) {
         const testing::Model one = made.make(), mine = made.make(), as_weights = made.make();
         const models::LayerParts parts{.group = tensor_group(mesh.group({"tensor"})), .sequences = sequences};
         const models::ModelInParts found = mine->divide(parts);
-        std::vector<at::Tensor> others;
-        for (const at::Tensor& p : mine->parameters()) {
-          const auto is_it = [&](const at::Tensor& summand) { return summand.is_same(p); };
-          if (std::ranges::none_of(found.summands, is_it)) others.push_back(p);
-        }
         constexpr DataParallelOptions kSum{.combine = DataParallelOptions::Combine::Sum};
         {
           const DataParallel summands(found.summands, mesh.group({"data", "tensor"}), kSum);
-          const DataParallel rest(others, mesh.group({"data"}), kSum);
+          const DataParallel rest(models::others_than(found.summands, *mine), mesh.group({"data"}), kSum);
           (0.5 * testing::loss_of(*mine, testing::tokens_of(mesh.at("data")))).backward();
         }
         for (int m = 0; m < 2; ++m) (0.5 * testing::loss_of(*one, testing::tokens_of(m))).backward();

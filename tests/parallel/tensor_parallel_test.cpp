@@ -153,6 +153,50 @@ TEST(TensorParallel, EncodersAreThoseOfOneProcess) {
   });
 }
 
+/// A feed-forward part of torch::nn's layers, as the documentation has it, with whole sequences or parts of them.
+TEST(TensorParallel, ModulesOfOnesOwnAreThoseOfOneProcess) {
+  in_processes(2, [](World& world) {
+    const ops::LayerGroup group = tensor_group(world.all());
+    const std::int64_t rank = group->rank();
+    torch::manual_seed(8);
+    torch::nn::Linear up(16, 32), down(32, 16);
+    const at::Tensor input = torch::randn({2, 6, 16});
+    const auto run = [&](const at::Tensor& x, const auto& enter, const auto& leave) {
+      return leave(torch::gelu(torch::linear(enter(x), up->weight, up->bias)));
+    };
+    at::Tensor whole = input.clone().requires_grad_();
+    const at::Tensor expected = run(
+        whole, [](const at::Tensor& x) { return x; },
+        [&](const at::Tensor& y) { return torch::linear(y, down->weight, down->bias); });
+    (expected * expected).sum().backward();
+    const at::Tensor of_up = up->weight.grad().chunk(2, 0)[static_cast<std::size_t>(rank)].clone();
+    const at::Tensor of_down = down->weight.grad().chunk(2, 1)[static_cast<std::size_t>(rank)].clone();
+    models::keep_piecewise_part(up->weight, 0, 1, static_cast<int>(rank), 2);
+    models::keep_piecewise_part(up->bias, 0, 1, static_cast<int>(rank), 2);
+    models::keep_piecewise_part(down->weight, 1, 1, static_cast<int>(rank), 2);
+    for (const bool sequences : {false, true}) {
+      for (torch::nn::Linear& layer : std::vector<torch::nn::Linear>{up, down}) layer->zero_grad();
+      at::Tensor mine = input.clone().requires_grad_();
+      const at::Tensor begins = sequences ? ops::part_of(mine, 1, group) : mine;
+      const at::Tensor ends = run(
+          begins,
+          [&](const at::Tensor& x) {
+            return sequences ? ops::enter_parts_from(x, 1, group) : ops::enter_parts(x, group);
+          },
+          [&](const at::Tensor& y) {
+            const at::Tensor product = torch::linear(y, down->weight);
+            return (sequences ? ops::leave_parts_to(product, 1, group) : ops::leave_parts(product, group)) + down->bias;
+          });
+      const at::Tensor found = sequences ? ops::all_parts(ends, 1, group) : ends;
+      expect_close(expected.detach(), found.detach(), "outputs");
+      (found * found).sum().backward();
+      expect_close(whole.grad(), mine.grad(), "gradients of inputs");
+      expect_close(of_up, up->weight.grad(), "columns");
+      expect_close(of_down, down->weight.grad(), "rows");
+    }
+  });
+}
+
 TEST(TensorParallel, RefusesWhatCannotBeDivided) {
   in_processes(2, [](World& world) {
     const LayerParts parts{.group = tensor_group(world.all())};
