@@ -256,11 +256,7 @@ std::vector<at::Tensor> Pipeline::step(int micro_batches) {
     const SharedParameter& shared = shared_[i];
     at::Tensor& gradient = at::Tensor(shared.parameter).mutable_grad();
     if (!gradient.defined()) gradient = at::zeros_like(shared.parameter);
-    const std::int64_t count = gradient.numel(), size = shared.group->size();
-    at::Tensor all = at::zeros({(count + size - 1) / size * size}, gradient.options());
-    all.narrow(0, 0, count).view(gradient.sizes()).copy_(gradient);
-    Reduction(*shared.group, all, Order::ByRank, Reduction::Purpose::Sums).finish();
-    gradient.copy_(all.narrow(0, 0, count).view(gradient.sizes()));
+    gradient = sum_by_rank(*shared.group, gradient);
     if (before[i].defined()) gradient = before[i].add_(gradient);
   }
   return losses;

@@ -1,6 +1,7 @@
 #include "snug/parallel/reduction.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include <utility>
@@ -36,6 +37,17 @@ void Reduction::finish() {
   advance();
   begun_.wait();
   received_ = at::Tensor();
+}
+
+at::Tensor sum_by_rank(ProcessGroup& group, const at::Tensor& mine) {
+  const at::NoGradGuard no_grad;
+  const std::int64_t count = mine.numel(), size = group.size();
+  const std::int64_t whole = (count + size - 1) / size * size;
+  at::Tensor all = at::empty({whole}, mine.options());
+  all.narrow(0, 0, count).view(mine.sizes()).copy_(mine);
+  all.narrow(0, count, whole - count).zero_();
+  Reduction(group, all, Order::ByRank, Reduction::Purpose::Sums).finish();
+  return whole == count ? all.view(mine.sizes()) : all.narrow(0, 0, count).clone().view(mine.sizes());
 }
 
 }  // namespace snug::parallel

@@ -42,4 +42,7 @@ class Reduction {
   ProcessGroup::Begun begun_;
 };
 
+/// The sum of what all have, of any size, by rank: new, of its sizes.
+at::Tensor sum_by_rank(ProcessGroup& group, const at::Tensor& mine);
+
 }  // namespace snug::parallel

@@ -5,7 +5,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 #include <torch/library.h>
@@ -24,16 +23,6 @@ namespace snug::parallel {
 namespace {
 
 enum class What : std::uint8_t { Sum, Max, Gather, SumPart, Exchange };
-
-at::Tensor sum_of(ProcessGroup& group, const at::Tensor& mine) {
-  const std::int64_t count = mine.numel(), size = group.size();
-  const std::int64_t whole = (count + size - 1) / size * size;
-  at::Tensor all = at::empty({whole}, mine.options());
-  all.narrow(0, 0, count).view(mine.sizes()).copy_(mine);
-  all.narrow(0, count, whole - count).zero_();
-  Reduction(group, all, Order::ByRank, Reduction::Purpose::Sums).finish();
-  return whole == count ? all.view(mine.sizes()) : all.narrow(0, 0, count).clone().view(mine.sizes());
-}
 
 at::Tensor max_of(ProcessGroup& group, const at::Tensor& mine) {
   at::Tensor all = mine.clone(at::MemoryFormat::Contiguous);
@@ -104,7 +93,7 @@ at::Tensor together(const at::Tensor& mine, std::int64_t group, std::int64_t wha
   const std::shared_ptr<ProcessGroup> processes = group_of(group);
   switch (static_cast<What>(what)) {
     case What::Sum:
-      return sum_of(*processes, mine);
+      return sum_by_rank(*processes, mine);
     case What::Max:
       return max_of(*processes, mine);
     case What::Gather:
