@@ -45,8 +45,8 @@ class BlockImpl : public torch::nn::Module {
       add(s.width, out, 3, 1);
     }
     if (s.stride != 1 || s.in != out) {
-      past_ = register_module("downsample",
-                              torch::nn::Sequential(convolution(s.in, out, 1, s.stride), torch::nn::BatchNorm2d(out)));
+      past_ =
+          register_module("downsample", torch::nn::Sequential(convolution(s.in, out, 1, s.stride), BatchNorm2d(out)));
     }
   }
 
@@ -63,11 +63,11 @@ class BlockImpl : public torch::nn::Module {
   void add(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride) {
     const std::size_t number = convolutions_.size() + 1;
     convolutions_.push_back(register_module(fmt::format("conv{}", number), convolution(in, out, kernel, stride)));
-    norms_.push_back(register_module(fmt::format("bn{}", number), torch::nn::BatchNorm2d(out)));
+    norms_.push_back(register_module(fmt::format("bn{}", number), BatchNorm2d(out)));
   }
 
   std::vector<torch::nn::Conv2d> convolutions_;
-  std::vector<torch::nn::BatchNorm2d> norms_;
+  std::vector<BatchNorm2d> norms_;
   torch::nn::Sequential past_;  // empty when the input has the shape of the output
 };
 TORCH_MODULE(Block);
@@ -90,7 +90,7 @@ torch::nn::Conv2d stem(const ResnetOptions& o) {
 ResnetImpl::ResnetImpl(const ResnetOptions& options)
     : options_(options),
       stem_(register_module("conv1", stem(options))),
-      stem_norm_(register_module("bn1", torch::nn::BatchNorm2d(options.width))),
+      stem_norm_(register_module("bn1", BatchNorm2d(options.width))),
       classifier_(nullptr) {
   std::int64_t in = options_.width, width = options_.width;
   for (std::size_t stage = 0; stage < stages_.size(); ++stage, width *= 2) {

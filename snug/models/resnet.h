@@ -1,7 +1,6 @@
 #pragma once
 
 #include <torch/nn/module.h>
-#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
@@ -13,6 +12,8 @@
 #include <string_view>
 #include <variant>
 #include <vector>
+
+#include "snug/models/batch_norm.h"
 
 namespace snug::models {
 
@@ -39,7 +40,7 @@ ResnetOptions resnet_options(std::string_view name);
 std::vector<std::string> resnet_names();
 
 /// A residual network (He et al. 2016). Parameters and buffers have the names and shapes of torchvision's ResNet. A
-/// plain LibTorch module that knows nothing of memory.
+/// plain LibTorch module that knows nothing of memory. In several processes: synchronize_batch_norms().
 class ResnetImpl : public torch::nn::Module {
  public:
   /// Throws UsageError for a stage without blocks, and for a width below 1.
@@ -56,7 +57,7 @@ class ResnetImpl : public torch::nn::Module {
  private:
   ResnetOptions options_;
   torch::nn::Conv2d stem_;
-  torch::nn::BatchNorm2d stem_norm_;
+  BatchNorm2d stem_norm_;
   std::array<torch::nn::Sequential, 4> stages_;
   torch::nn::Linear classifier_;
 };

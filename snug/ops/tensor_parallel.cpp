@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/ops/held_group.h"
 #include "snug/ops/registered.h"
 
 namespace snug::ops {
@@ -20,20 +21,11 @@ using torch::autograd::variable_list;
 
 constexpr std::int64_t kIgnored = -100;
 
-/// What autograd keeps of a group.
-struct HeldGroup : torch::CustomClassHolder {
-  explicit HeldGroup(LayerGroup held) : group(std::move(held)) {}
-  LayerGroup group;
-};
-
 void hold(AutogradContext* context, const LayerGroup& group, std::int64_t dimension = 0) {
-  context->saved_data["group"] = c10::IValue::make_capsule(c10::make_intrusive<HeldGroup>(group));
+  hold_group(context, group);
   context->saved_data["dimension"] = dimension;
 }
-TensorGroup& group_of(AutogradContext* context) {
-  const auto capsule = context->saved_data["group"].toCapsule();
-  return *static_cast<HeldGroup*>(capsule.get())->group;  // NOLINT(cppcoreguidelines-pro-type-static-cast-downcast)
-}
+TensorGroup& group_of(AutogradContext* context) { return held_group(context); }
 std::int64_t dimension_of(AutogradContext* context) { return context->saved_data["dimension"].toInt(); }
 
 at::Tensor own_part(const at::Tensor& x, std::int64_t dimension, const TensorGroup& group) {
