@@ -2,13 +2,16 @@
 #include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <random>
 #include <thread>
 #include <vector>
 
+#include "snug/memory/awaited_frees.h"
 #include "snug/memory/cpu_memory.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/memory/process_memory.h"
@@ -235,6 +238,24 @@ TEST_F(CpuMemoryLimit, AsksOnTheThreadThatAllocates) {
     EXPECT_THROW(block(2_MiB), OutOfBudget);
   }).join();
   EXPECT_EQ(asked_on, other);
+}
+
+/// Threads of process groups have tensors until somewhat after a collective is over.
+TEST_F(CpuMemoryLimit, IsWaitedForWhileAnotherThreadLetsGo) {
+  const AwaitedFrees awaited(memory);
+  leave(10_MiB);
+  std::optional<c10::DataPtr> held = block(10_MiB);
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    held.reset();
+  });
+  const c10::DataPtr found = block(8_MiB);
+  other.join();
+  EXPECT_NE(found.get(), nullptr);
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_THROW(block(8_MiB), OutOfBudget) << "nobody does";
+  const auto waited = std::chrono::steady_clock::now() - began;
+  EXPECT_GE(waited, std::chrono::milliseconds(50));
 }
 
 }  // namespace
