@@ -77,6 +77,11 @@ const std::unordered_set<std::string_view>& lookers() {
   return names;
 }
 
+/// Of collectives whose results others fill until somebody waits for them.
+bool is_functional_collective(std::string_view name) {
+  return name.starts_with("_c10d_functional::") || name.starts_with("c10d_functional::");
+}
+
 /// Whose operators talk to other processes. Their schemas say little of what they write, and no version rises.
 bool is_collective(std::string_view name) {
   constexpr std::array<std::string_view, 6> kNamespaces = {"c10d",     "_c10d_functional", "_c10d_functional_autograd",
@@ -147,6 +152,8 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
   traits->uninitialized = uninitialized().contains(traits->name);
   traits->looks_only = !traits->writes_any && lookers().contains(traits->name);
   traits->collective = is_collective(traits->name);
+  traits->waits = is_functional_collective(traits->name) && traits->name.ends_with("::wait_tensor");
+  traits->fills_later = is_functional_collective(traits->name) && !traits->waits;
   traits->runs = plan::runs_of(traits->name);
   traits->annotation = traits->name.starts_with("profiler::");
   traits->rebinds = traits->name == "aten::set_" || traits->name == "aten::set_data";

@@ -38,6 +38,8 @@ struct OperatorTraits {
   enum class Raises : std::uint8_t { Never, BeforeTheKernel, AfterTheKernel } raises = Raises::Never;
   bool rebinds = false;                      ///< gives a tensor another storage (set_)
   bool collective = false;                   ///< runs together with other processes, once
+  bool fills_later = false;                  ///< a collective whose results are there when somebody waits for them
+  bool waits = false;                        ///< for what such a one has returned, its first argument
   plan::Runs runs = plan::Runs::Alone;       ///< of one that may run again
   bool looks_only = false;                   ///< reads no contents of its tensors, as views, and `empty_like`
   bool annotation = false;                   ///< begins or ends a range of a profiler, and computes nothing

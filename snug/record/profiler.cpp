@@ -105,7 +105,15 @@ void Profiler::op_begins(const Tape& tape) {
 
 void Profiler::reads(const at::Tensor& argument) {
   if (argument.requires_grad() && argument.is_leaf() && noted_.insert(argument.unsafeGetTensorImpl()).second)
-    leaves_.push_back(argument);
+    leaves_.emplace_back(argument.getIntrusivePtr());
+}
+
+std::vector<at::Tensor> Profiler::leaves() const {
+  std::vector<at::Tensor> alive;
+  for (const auto& leaf : leaves_) {
+    if (auto tensor = leaf.lock()) alive.emplace_back(std::move(tensor));
+  }
+  return alive;
 }
 
 void Profiler::kernel_begins() {
@@ -335,6 +343,9 @@ plan::StepGraph Profiler::finish(const Tape& tape) {
     for (const plan::Output& out : graph_.flow.outputs(op)) made[plan::at(out.value)] = 1;
   }
   for (plan::ValueId v = 0; v < graph_.flow.values(); ++v) {
+    // As turned out later: see UnshardedWeights.
+    plan::Must& must = graph_.values[plan::at(v)].must;
+    if (must == plan::Must::Nothing) must = tape.values().must(v);
     if (made[plan::at(v)] != 0 || tape.values().of_result(v)) continue;
     graph_.values[plan::at(v)].device = device_index(tape.values().device(v));
     MemoryGauge* const gauge = gauge_of(v);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/SmallVector.h>
 
 #include <deque>
@@ -49,7 +50,7 @@ class Profiler final : public TapeObserver {
   void dropped(plan::ValueId value, std::optional<Bytes> freed) override;
 
   /// Leaves that gradients are for and that operators read, in the order of their first use.
-  [[nodiscard]] const std::vector<at::Tensor>& leaves() const noexcept { return leaves_; }
+  [[nodiscard]] std::vector<at::Tensor> leaves() const;
 
   /// The optimizer step comes here. Runs `update` twice: what the first run leaves behind is state that later steps
   /// have from the beginning, and counts as memory that was there before the step; the second takes what each update
@@ -87,7 +88,8 @@ class Profiler final : public TapeObserver {
   std::vector<MemoryGauge> gauges_;  // by device: the graph's first ones are these
   MeasuredEncodings encodings_;
   plan::StepGraph graph_;
-  std::vector<at::Tensor> leaves_;
+  // Weak: what a front end hides inside of others dies with them.
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> leaves_;
   std::unordered_set<const void*> noted_;
   std::vector<char> borrowed_;        // unpacked, no longer on the tape, and not released yet
   bool releasing_ = false;            // between release_begins and release_ends

@@ -14,6 +14,7 @@
 #include "snug/base/errors.h"
 #include "snug/record/inherited.h"
 #include "snug/record/operator_traits.h"
+#include "snug/record/unshard_range.h"
 
 namespace snug::record {
 namespace {
@@ -99,6 +100,26 @@ void direct_operators() {
   c10::impl::tls_set_dispatch_key_included(kRecordingKey, t_tape != nullptr || (told != nullptr && told->any()));
 }
 
+/// It begins or ends a range of a profiler.
+void run_annotation(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
+  const std::string& name = op.schema().name();
+  const bool begins = name == "profiler::_record_function_enter_new";
+  const bool ends = name == "profiler::_record_function_exit";
+  const c10::IValue argument = begins || ends ? stack[stack.size() - op.schema().arguments().size()] : c10::IValue();
+  if (ends) UnshardRange::ended(argument);
+  // Nothing has been freed yet that what was saved before is looked at by.
+  if (const auto& tape = recording_tape()) {
+    try {
+      tape->bind_all();
+    } catch (const Error&) {
+      throw_into_libtorch();
+    }
+  }
+
+  op.redispatchBoxed(keys, &stack);
+  if (begins) UnshardRange::begun(argument.toStringRef(), stack.back());
+}
+
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   // Only the outermost call is seen: what a composite kernel calls is part of it.
   const c10::impl::ExcludeDispatchKeyGuard once(kRecordingKey);
@@ -112,7 +133,9 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     }
   }
   const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRecordingKey);
-  if (const auto& tape = recording_tape()) {
+  if (traits_of(op).annotation) {
+    run_annotation(op, below, *stack);
+  } else if (const auto& tape = recording_tape()) {
     try {
       tape->record(op, below, *stack);
     } catch (const Error&) {
@@ -154,7 +177,7 @@ void OperatorGate::for_each(const Tell& tell) {
 void OperatorGate::tell_before(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   for_each([&](const Calls& calls) {
     if (calls.before) calls.before(op, stack);
-    if (!calls.before_write) return;
+    if (!calls.before_write || UnshardRange::gathers()) return;
     const OperatorTraits& traits = traits_of(op);
     for_each_written(traits, arguments_on(stack, traits), calls.before_write);
   });

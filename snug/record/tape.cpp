@@ -228,6 +228,13 @@ void Tape::leave_pass() {
   if (finished()) values_.forget_unneeded();
 }
 
+std::optional<plan::ValueId> Tape::resized_leaf() const {
+  for (plan::ValueId value = 0; value < flow().values(); ++value) {
+    if (values_.resized(value) && !unsharded_.is_weight(value)) return value;
+  }
+  return std::nullopt;
+}
+
 double Tape::seconds(plan::OpId op) const {
   const KnownStep* known = follower_.known_step();
   if (known != nullptr && plan::at(op) < known->graph->ops.size()) return known->graph->ops[plan::at(op)].seconds;

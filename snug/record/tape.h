@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "snug/record/stream_order.h"
 #include "snug/record/tape_mutex.h"
 #include "snug/record/tape_observer.h"
+#include "snug/record/unsharded_weights.h"
 #include "snug/record/value_lookup.h"
 #include "snug/record/value_store.h"
 #include "snug/record/verified_contents.h"
@@ -114,6 +116,9 @@ class Tape {
   [[nodiscard]] bool load(plan::ValueId value);
   /// A backward pass begins to unpack: what the plan fetches ahead of it, from the beginning.
   void begin_fetching_ahead();
+  /// A node asks for the value. Where weights that it takes to make it again are not there now, plans that are made of
+  /// this recording have to keep it.
+  void asked_by_backward(plan::ValueId value) { (void)leaves_weights(value); }
   /// A tensor is unpacked: calls load(value) for what is fetched ahead now, until that returns false.
   template <class Load>
   void fetch_ahead(const Load& load) {
@@ -145,6 +150,8 @@ class Tape {
   /// What is kept because something outside of ATen filled it, in the order of the recording.
   [[nodiscard]] const std::vector<Opaque>& opaque() const noexcept { return lookup_.opaque(); }
   [[nodiscard]] SavedCounts saved_counts() const;
+  /// A leaf whose storage has been resized since it was read, and that nothing was seen to gather into it.
+  [[nodiscard]] std::optional<plan::ValueId> resized_leaf() const;
   [[nodiscard]] std::int64_t replayed_ops() const noexcept { return replayed_ops_; }
 
  private:
@@ -155,6 +162,10 @@ class Tape {
   void run_once(const c10::OperatorHandle& op, const OperatorTraits& traits, c10::DispatchKeySet keys,
                 torch::jit::Stack& stack);
 
+  bool gathers(const at::Tensor& written);
+  void keep_what_is_made_of(plan::ValueId value);
+  void note_filling(const OperatorTraits& traits, const torch::jit::Stack& results);
+
   void prepare(PendingCall& pending, const c10::IValue* arguments);
   void run(PendingCall& pending, const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack);
   void commit(PendingCall& pending, const torch::jit::Stack& stack);
@@ -164,6 +175,10 @@ class Tape {
   void capture_random_state(PendingCall& pending, const c10::IValue* arguments);
   void excuse(const OperatorTraits& traits, const c10::IValue* arguments);
   plan::ValueId read(const at::Tensor& tensor, Use use);
+  bool leaves_weights(plan::ValueId value);
+  void must_be_kept(plan::ValueId value);
+
+  [[nodiscard]] plan::GroupId group_of(std::span<const plan::ValueId> inputs) const;
   void ask_region(PendingCall& pending);
   void add_written(PendingCall& pending, const WrittenTensor& written);
   void add_result(PendingCall& pending, const at::Tensor& tensor, OutputSlot slot);
@@ -193,6 +208,7 @@ class Tape {
   VersionTracker versions_;
   ValueLookup lookup_{values_, versions_, calls_, observers_};
   VerifiedContents verified_{calls_, values_};
+  UnshardedWeights unsharded_;
   PlanFollower follower_;
   RegionStack regions_;
   plan::Prefetch prefetch_;

@@ -101,12 +101,26 @@ plan::ValueId Tape::read(const at::Tensor& tensor, Use use) {
     if (use == Use::Read) lookup_.report(value, Opaque::Case::Filled);
     lookup_.make_leaf(value, version);
     values_.hold(value, tensor.storage());
-  } else if (!ledger().held(value) && !ledger().fetchable(value) && escapes(value)) {
-    keep(value, tensor.storage());
+  } else if (const bool leaves = leaves_weights(value); !ledger().held(value) && !ledger().fetchable(value)) {
+    if (leaves || escapes(value)) keep(value, tensor.storage());
   }
+  if (unsharded_.any() && flow().is_leaf(value)) unsharded_.add_weight(value, tensor.storage());
   // The memory may be anybody's, as a batch's is NumPy's, and of a parameter `.data` writes without a version.
   if (flow().is_leaf(value)) lookup_.watch(value, tensor.storage());
   return value;
+}
+
+/// Whether it is read where the weights that it is made of are not there: then it must be kept.
+bool Tape::leaves_weights(plan::ValueId value) {
+  if (!unsharded_.any() || unsharded_.can_be_made_here(value)) return false;
+  must_be_kept(value);
+  return true;
+}
+
+/// Whatever plans say.
+void Tape::must_be_kept(plan::ValueId value) {
+  values_.set_must(value, plan::Must::Keep);
+  unsharded_.kept(value);
 }
 
 void Tape::capture_random_state(PendingCall& pending, const c10::IValue* arguments) {

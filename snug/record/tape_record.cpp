@@ -9,6 +9,7 @@
 #include "snug/memory/out_of_budget.h"
 #include "snug/memory/swallowed_refusal.h"
 #include "snug/record/tape.h"
+#include "snug/record/unshard_range.h"
 
 namespace snug::record {
 namespace {
@@ -37,9 +38,9 @@ bool is_new(const at::Tensor& result, const PendingLists& lists) {
 
 void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
   const OperatorTraits& traits = traits_of(op);
-  if (traits.collective || is_beyond_values(traits, arguments_on(stack, traits)))
+  if (UnshardRange::here() || traits.collective || is_beyond_values(traits, arguments_on(stack, traits)))
     return run_once(op, traits, keys, stack);
-  if (traits.annotation) return op.redispatchBoxed(keys, &stack);  // an optimizer's zero_grad() has one
+
   decide();
   lists_.clear();
   PendingCall pending{.traits = traits, .mark = calls_.mark(), .call = calls_.begin(op, traits), .lists = lists_};
@@ -56,7 +57,9 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
 
 /// Runs, and is in no replay: the other processes of a collective would not be there, and of tensors that are beyond
 /// values nobody knows whether they are still what they were. What it writes is another value from here on, of a
-/// collective perhaps only when somebody has waited for it; that and its results are leaves when they are read.
+/// collective perhaps only when somebody has waited for it; that and its results are leaves when they are read. Weights
+/// that are gathered are what they were before.
+
 void Tape::run_once(const c10::OperatorHandle& op, const OperatorTraits& traits, c10::DispatchKeySet keys,
                     torch::jit::Stack& stack) {
   decide();
@@ -64,16 +67,53 @@ void Tape::run_once(const c10::OperatorHandle& op, const OperatorTraits& traits,
     const PatientLock lock(mutex_);
     observers_.tell_recording(&TapeObserver::op_begins, *this);
     if (traits.raises == OperatorTraits::Raises::BeforeTheKernel) excuse(traits, arguments_on(stack, traits));
-    for_each_written(traits, arguments_on(stack, traits),
-                     [&](const at::Tensor& written) { written_elsewhere(written.storage().unsafeGetStorageImpl()); });
+    for_each_written(traits, arguments_on(stack, traits), [&](const at::Tensor& written) {
+      if (!gathers(written)) written_elsewhere(written.storage().unsafeGetStorageImpl());
+    });
   }
   observers_.tell_recording(&TapeObserver::kernel_begins);
   op.redispatchBoxed(keys, &stack);
   memory::rethrow_swallowed_refusal();
+  if (traits.fills_later || traits.waits) note_filling(traits, stack);
   if (!observers_.any_sees_recording()) return;
   observers_.tell_recording(&TapeObserver::kernel_ends);
   const PatientLock lock(mutex_);
   observers_.tell_recording(&TapeObserver::op_not_recorded);
+}
+
+/// Whether the storage is one that weights are gathered into.
+bool Tape::gathers(const at::Tensor& written) {
+  if (!UnshardRange::here()) return false;
+  const plan::ValueId value = values_.in(written.storage().unsafeGetStorageImpl());
+  if (value != plan::kNoValue && !flow().is_leaf(value)) return false;
+  unsharded_.gathered(written.storage(), UnshardRange::number());
+  return true;
+}
+
+/// It is about to be written over, and cannot be made again where those are that made it.
+void Tape::keep_what_is_made_of(plan::ValueId value) {
+  for (plan::OpId op = flow().producer(value) + 1; op < flow().ops(); ++op) {
+    if (std::ranges::find(flow().inputs(op), value) == flow().inputs(op).end()) continue;
+    for (const plan::Output& out : flow().outputs(op)) {
+      if (!flow().is_leaf(out.value)) must_be_kept(out.value);
+    }
+  }
+}
+
+/// What a functional collective returns is filled by another thread until somebody waits for it, and views of it may be
+/// taken before.
+void Tape::note_filling(const OperatorTraits& traits, const torch::jit::Stack& results) {
+  const PatientLock lock(mutex_);
+  for (const c10::IValue& result : results) {
+    for_each_tensor(result, [&](const at::Tensor& tensor) {
+      if (!is_plain(tensor)) return;
+      if (traits.waits) {
+        lookup_.filled(tensor.storage());
+      } else {
+        lookup_.being_filled(tensor.storage());
+      }
+    });
+  }
 }
 
 // --- before it runs ------------------------------------------------------------------------------------------------
@@ -87,7 +127,9 @@ void Tape::prepare(PendingCall& pending, const c10::IValue* arguments) {
   capture_arguments(pending, arguments);
   for (const WrittenTensor& w : pending.lists.written) {
     values_.gone(w.before);
+    if (unsharded_.is_kept(w.before)) keep_what_is_made_of(w.before);
     // Its contents from before may be needed again.
+
     if (flow().is_leaf(w.before) && (!w.whole || values_.was_read(w.before))) values_.copy_leaf(w.before);
   }
   if (outer_ != nullptr) {
@@ -150,6 +192,7 @@ void Tape::commit(PendingCall& pending, const torch::jit::Stack& stack) {
   }
   ask_region(pending);  // may allocate, and evict: values and ledger are whole
   values_.flow().add_op(lists.inputs, segment, pending.traits.runs);
+  values_.flow().reads_group(group_of(lists.inputs));
   for (const WrittenTensor& w : lists.written) add_written(pending, w);
   for_each_result(stack, first, [&](const at::Tensor& t, OutputSlot slot) {
     if (is_new(t, lists)) add_result(pending, t, slot);
@@ -158,6 +201,15 @@ void Tape::commit(PendingCall& pending, const torch::jit::Stack& stack) {
   observers_.tell_recording(&TapeObserver::op_recorded, *this, op);
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   if (observers_.see_results()) tell_results(op);
+}
+
+/// Of weights that were gathered before the step began a plan's step knows more.
+plan::GroupId Tape::group_of(std::span<const plan::ValueId> inputs) const {
+  const plan::GroupId group = unsharded_.group_of(inputs);
+  const KnownStep* known = follower_.known_step();
+  const plan::OpId op = calls_.size() - 1;
+  if (group != plan::kAlwaysThere || known == nullptr || op >= known->graph->flow.ops()) return group;
+  return known->graph->flow.group(op);
 }
 
 void Tape::ask_region(PendingCall& pending) {
@@ -210,6 +262,12 @@ plan::ValueId Tape::add_output(const PendingCall& pending, const at::Tensor& ten
   calls_.add_output(slot);
   if (pending.traits.uninitialized) values_.set_unfilled(value);
   values_.set_must(value, must_of(pending, value));
+  if (unsharded_.is_kept(overwrites)) {
+    must_be_kept(value);  // in the place of one that could not be made again here
+  } else if (unsharded_.any() && values_.must(value) != plan::Must::Keep) {
+    unsharded_.add_result(value, pending.lists.inputs);
+  }
+
   versions_.set(value, SeenVersion(tensor));
   return value;
 }

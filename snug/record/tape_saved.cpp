@@ -40,9 +40,10 @@ void Tape::bind(SavedTensor& saved) {
   saved.bound = true;
   values_.pack(value, saved.stands_for);
   ++bound_;
+  const bool leaves = leaves_weights(value);
   if (!is_there()) {
     const bool goes_away = values_.away(value).has_value();
-    if (goes_away || (saved.stands_for == StandsFor::Value && keeps_when_saved(value))) {
+    if (leaves || goes_away || (saved.stands_for == StandsFor::Value && keeps_when_saved(value))) {
       keep(value, saved.storage);
     } else {
       verified_.remember(value, saved.storage);

@@ -15,12 +15,27 @@ bool ValueLookup::written_since(plan::ValueId value) const {
 
 /// Whether its memory has changed without a version's rising.
 bool ValueLookup::refilled(plan::ValueId value, const c10::Storage& storage) const {
+  if (storage.nbytes() == 0) return false;  // freed, as weights that are gathered again: see UnshardedWeights
   const auto sample = samples_.find(value);
   return sample != samples_.end() && contents_sample(storage) != sample->second;
 }
 
+bool ValueLookup::is_being_filled(const c10::Storage& storage) const {
+  return !being_filled_.empty() && being_filled_.find(storage.unsafeGetStorageImpl()) != being_filled_.end();
+}
+
+void ValueLookup::being_filled(const c10::Storage& storage) {
+  being_filled_.emplace(storage.unsafeGetStorageImpl(), storage.getWeakStorageImpl());
+}
+
+void ValueLookup::filled(const c10::Storage& storage) {
+  c10::StorageImpl* const key = storage.unsafeGetStorageImpl();
+  if (being_filled_.erase(key) == 0) return;
+  if (const plan::ValueId value = values_.in(key); value != plan::kNoValue) versions_.look_again(value);
+}
+
 void ValueLookup::watch(plan::ValueId leaf, const c10::Storage& storage) {
-  if (samples_.find(leaf) != samples_.end()) return;
+  if (samples_.find(leaf) != samples_.end() || is_being_filled(storage)) return;
   if (const auto sample = contents_sample(storage)) samples_.emplace(leaf, *sample);
 }
 
@@ -45,7 +60,8 @@ plan::ValueId ValueLookup::value_of(const c10::Storage& storage, const SeenVersi
     versions_.set(leaf, reader);
     return leaf;
   }
-  if (written_since(before) || refilled(before, storage) || !accepts(before, reader)) {
+  const bool is_as_it_was = !written_since(before) && !refilled(before, storage) && accepts(before, reader);
+  if (!is_as_it_was && !is_being_filled(storage)) {
     values_.gone(before);  // a copy that goes on reads what the next operator may write
     if (can_be_lost(before)) report(before, Opaque::Case::WrittenOver);
     displace(before);

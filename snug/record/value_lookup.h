@@ -37,6 +37,10 @@ class ValueLookup {
 
   /// The value of a storage that is read or written through a tensor with this version. Held if it is a leaf.
   plan::ValueId value_of(const c10::Storage& storage, const SeenVersion& reader);
+  /// Somebody else fills the storage until filled() is called, as the result of a collective until it is waited for: it
+  /// is one value, however many versions and contents it is seen with meanwhile, through views.
+  void being_filled(const c10::Storage& storage);
+  void filled(const c10::Storage& storage);
   /// The value, a leaf on the CPU, is in this storage as its reader needs it.
   void watch(plan::ValueId leaf, const c10::Storage& storage);
   /// For a value that is read though nothing that was seen has written it: something else must have filled it, so that
@@ -59,6 +63,7 @@ class ValueLookup {
   [[nodiscard]] const std::vector<Opaque>& opaque() const noexcept { return opaque_; }
 
  private:
+  [[nodiscard]] bool is_being_filled(const c10::Storage& storage) const;
   [[nodiscard]] bool written_since(plan::ValueId value) const;
   [[nodiscard]] bool refilled(plan::ValueId value, const c10::Storage& storage) const;
   bool accepts(plan::ValueId value, const SeenVersion& reader);
@@ -70,6 +75,8 @@ class ValueLookup {
   const TapeObservers& observers_;
   std::vector<Opaque> opaque_;
   ska::flat_hash_map<plan::ValueId, std::uint64_t> samples_;  // of what is watched
+  // Weak pointers keep the addresses from being another storage's.
+  ska::flat_hash_map<c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> being_filled_;
 };
 
 }  // namespace snug::record

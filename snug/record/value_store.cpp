@@ -300,13 +300,6 @@ bool ValueStore::resized(plan::ValueId value) const {
   return v.leaf && !copied(value) && v.storage && static_cast<Bytes>(v.storage.nbytes()) != v.nbytes;
 }
 
-std::optional<plan::ValueId> ValueStore::resized_leaf() const {
-  for (plan::ValueId value = 0; value < flow_.values(); ++value) {
-    if (resized(value)) return value;
-  }
-  return std::nullopt;
-}
-
 bool ValueStore::made(c10::StorageImpl* storage) const {
   const auto is_leaf = [&](const Value& v) { return v.leaf && v.identity._unsafe_get_target() == storage; };
   return in(storage) != plan::kNoValue && std::ranges::none_of(values_, is_leaf);

@@ -32,8 +32,14 @@ namespace {
 PackedTensor::PackedTensor(std::shared_ptr<record::Tape> tape, const at::Tensor& tensor)
     : tape_(std::move(tape)), on_tape_(tape_->save(tensor, saved_)), consumed_in_(record::kNoPass) {
   if (on_tape_) return;
-  kept_ = tensor.detach();  // not the variable itself: it would keep its own graph alive
-  kept_version_ = record::SeenVersion(kept_);
+  kept_version_ = record::SeenVersion(tensor);
+  wrapped_ = unwrapped(tensor);
+  if (!wrapped_) {
+    kept_ = tensor.detach();  // not the variable itself: it would keep its own graph alive
+    return;
+  }
+  for (const at::Tensor& inside : std::exchange(wrapped_->inside, {}))
+    inside_.push_back(std::make_unique<PackedTensor>(tape_, inside));
 }
 
 PackedTensor::~PackedTensor() {
@@ -45,14 +51,16 @@ at::Tensor PackedTensor::unpack() {
   if (!on_tape_) {
     // LibTorch leaves that to those who have hooks.
     if (kept_version_.raised())
-      refuse(fmt::format("a tensor of shape [{}]", fmt::join(kept_.sizes(), ", ")), kept_version_);
-    return kept_;
+      refuse(wrapped_ ? "a tensor" : fmt::format("a tensor of shape [{}]", fmt::join(kept_.sizes(), ", ")),
+             kept_version_);
+    return wrapped_ ? wrap_again() : kept_;
   }
   const PatientLock lock(tape_->mutex());
   if (!saved_.bound) tape_->bind_all();
   record::ValueStore& values = tape_->values();
   const plan::ValueId value = saved_.view.value;
   check_version(value);
+  tape_->asked_by_backward(value);
   const int pass = torch::autograd::get_current_graph_task_id();
   if (pass != record::kNoPass && values.enter_pass(pass)) {
     torch::autograd::Engine::get_default_engine().queue_callback([tape = std::weak_ptr(tape_)] {
@@ -74,6 +82,12 @@ at::Tensor PackedTensor::unpack() {
   if (pass != record::kNoPass && tape_->finished()) fetch_ahead(*tape_);  // while the node computes
   tape_->observers().tell_recording(&record::TapeObserver::unpacked, value, values.residency(value, saved_.stands_for));
   return tensor;
+}
+
+at::Tensor PackedTensor::wrap_again() {
+  std::vector<at::Tensor> inside;
+  for (const auto& packed : inside_) inside.push_back(packed->unpack());
+  return wrapped_->wrap(inside);
 }
 
 c10::Storage PackedTensor::contents() {

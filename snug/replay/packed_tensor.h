@@ -4,8 +4,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "snug/record/tape.h"
+#include "snug/replay/wrapped_tensor.h"
 
 namespace snug::replay {
 
@@ -25,13 +28,16 @@ class PackedTensor {
 
  private:
   void check_version(plan::ValueId value) const;
+  at::Tensor wrap_again();
   /// That it stands for, once they are there.
   c10::Storage contents();
 
   std::shared_ptr<record::Tape> tape_;
   record::SavedTensor saved_;
-  at::Tensor kept_;  // beyond values
-  record::SeenVersion kept_version_;
+  at::Tensor kept_;                       // beyond values
+  std::optional<WrappedTensor> wrapped_;  // in place of that: made again of
+  std::vector<std::unique_ptr<PackedTensor>> inside_;
+  record::SeenVersion kept_version_;  // of either
   bool on_tape_ = false;
   int consumed_in_;
 };

@@ -4,17 +4,16 @@
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <exception>
 #include <memory>
 #include <optional>
-#include <unordered_set>
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/memory/awaited_frees.h"
 #include "snug/memory/tag.h"
 #include "snug/record/profiler.h"
 #include "snug/record/recording.h"
@@ -59,29 +58,6 @@ std::shared_ptr<record::Profiler> profiler_of(const std::vector<memory::DeviceMe
   std::vector<record::MemoryGauge> gauges;
   for (std::size_t i = 0; i < devices.size(); ++i) gauges.emplace_back(*devices[i], aside[i]);
   return std::make_shared<record::Profiler>(std::move(gauges), lossy);
-}
-
-/// The leaves that backward may give gradients to: those at the end of the autograd graph, and those that the
-/// forward pass has read, as a function that differentiates in backward for itself hides what it is made of.
-std::vector<at::Tensor> leaves_of(const StepRun::Roots& roots, const std::vector<at::Tensor>& read) {
-  std::vector<at::Tensor> leaves;
-  std::unordered_set<const torch::autograd::Node*> seen;
-  std::unordered_set<const void*> known;
-  std::vector<torch::autograd::Node*> stack;
-  for (const torch::autograd::Edge& root : roots) stack.push_back(root.function.get());
-  while (!stack.empty()) {
-    torch::autograd::Node* node = stack.back();
-    stack.pop_back();
-    if (node == nullptr || !seen.insert(node).second) continue;
-    if (auto* accumulate = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) leaves.push_back(accumulate->variable);
-    for (const auto& edge : node->next_edges()) stack.push_back(edge.function.get());
-  }
-  for (const at::Tensor& leaf : leaves) known.insert(leaf.unsafeGetTensorImpl());
-  for (const at::Tensor& leaf : read) {
-    // What was a leaf when it was read may have been written in place since.
-    if (leaf.is_leaf() && known.insert(leaf.unsafeGetTensorImpl()).second) leaves.push_back(leaf);
-  }
-  return leaves;
 }
 
 /// The update as it is rehearsed, once in a recording: where a step function is about to run its own, or at the end.
@@ -155,14 +131,14 @@ class RehearsedUpdate {
   bool made_ = false;
 };
 
-/// FSDP2 gathers a module's weights for its forward pass, frees them, and gathers them again for its backward pass.
-/// A replay may ask for them at any time.
+/// Weights that are gathered again for their backward pass, as those of fully_shard (FSDP2), are known to the tape.
+/// Others may be there, or not, when a replay asks for them.
 void refuse_freed_weights(const record::Tape& tape) {
-  const auto freed = tape.values().resized_leaf();
+  const auto freed = tape.resized_leaf();
   if (!freed) return;
   throw UsageError(fmt::format(
-      "step: {} has been freed since an operator read it, as fully_shard (FSDP2) does, and a plan could not make "
-      "it again; use reshard_after_forward=False, or DistributedDataParallel",
+      "step: {} has been freed since an operator read it, as FullyShardedDataParallel (FSDP1) does, and a plan could "
+      "not make it again; use fully_shard (FSDP2), or DistributedDataParallel",
       tape.lookup().name_of(*freed)));
 }
 
@@ -187,11 +163,14 @@ struct RecordingScope {
         aside(options.update.parameters),
         profiler(profiler_of(devices, more_than(before, devices), options.lossy)),
         evictor(tape, memory, cost),
-        others(options.other_budgets, tape, cost) {
+        others(options.other_budgets, tape, cost),
+        awaited(memory) {
     const std::vector<at::Tensor>& with = options.have_gradients;
     if (options.stop) tape->add_observer(std::make_shared<StopAsked>(options.stop));
     tag_weights(options.update.parameters);
+    aside.put(options.leaves);
     aside.put(with);
+
     const std::vector<Bytes> without = allocated_on(devices);
     const memory::TagScope tag(memory::Tag::Gradients);
     for (const at::Tensor& p : with) {
@@ -228,6 +207,7 @@ struct RecordingScope {
   std::shared_ptr<record::Tape> tape = std::make_shared<record::Tape>(record::KeepSaved{}, profiler);
   Evictor evictor;
   OtherDevices others;
+  memory::AwaitedFrees awaited;
   std::optional<GradientHooks> in_backward;
   std::vector<Bytes> gradients;  // that are there from the first, by device
 };
@@ -260,7 +240,12 @@ Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMe
   RehearsedUpdate update(options.update, *scope.profiler, *scope.tape, scope.writes, step.parameters, uses);
   const std::vector<Bytes> prepared = update.prepare(scope.devices);
   const auto run_update = [&] {
-    if (step.with_gradients.empty()) step.with_gradients = with_gradients(step.parameters, options.update.parameters);
+    if (step.with_gradients.empty()) {
+      std::vector<at::Tensor> others = options.update.parameters;
+      others.insert(others.end(), options.leaves.begin(), options.leaves.end());
+      step.with_gradients = with_gradients(step.parameters, others);
+    }
+
     update.run();
   };
   const auto update_begins = [&](StepRun& run) {
@@ -347,6 +332,14 @@ RecordedStep record_forward(EvictionCost cost, const Forward& forward, memory::D
   return step;
 }
 
+constexpr std::size_t kMostRuns = 4;
+
+/// One of the same operators, or nullptr.
+const plan::StepGraph* like(const plan::StepGraph& graph, const std::vector<plan::StepGraph>& others) {
+  const auto found = std::ranges::find(others, graph.fingerprint(), &plan::StepGraph::fingerprint);
+  return found == others.end() ? nullptr : &*found;
+}
+
 }  // namespace
 
 RefusedElsewhere::RefusedElsewhere()
@@ -378,19 +371,23 @@ RecordedStep record_step_evicting(EvictionCost cost, const Forward& forward, mem
   const WindowAfterFailure as_before(options.streamed.get());
   if (options.streamed) options.streamed->try_out({});
   Recorded once = record_once(cost, forward, memory, options);
-  const plan::StepGraph first = std::move(once.step.graph);
+  std::vector<plan::StepGraph> before;
+  before.push_back(std::move(once.step.graph));
+
   // What is older than the allocator counts from here on.
   for (const c10::Storage& leaf : once.leaves) memory::adopt(leaf);
   tag_weights(once.step.parameters);
   once = {};
   if (options.streamed) options.streamed->try_out({.bytes = options.streamed->totals().most_at_once});
   RecordedStep step = record_once(cost, forward, memory, options).step;
-  if (first.fingerprint() != step.graph.fingerprint()) return step;
-  for (std::size_t i = 0; i < step.graph.ops.size(); ++i) {
-    step.graph.ops[i].seconds = std::min(step.graph.ops[i].seconds, first.ops[i].seconds);
+  // What is done once is in no step that comes, as where DistributedDataParallel makes its buckets anew.
+  while (before.size() + 1 < kMostRuns &&
+         ask(*options.agreement, like(step.graph, before) ? Vote::Yes : Vote::No) == Vote::No) {
+    before.push_back(std::move(step.graph));
+    step = {};
+    step = record_once(cost, forward, memory, options).step;
   }
-  step.graph.set_step_seconds(std::min(step.graph.step_seconds, first.step_seconds));
-  step.graph.update_seconds = std::min(step.graph.update_seconds, first.update_seconds);
+  if (const plan::StepGraph* other = like(step.graph, before)) step.graph.take_shorter_times(*other);
   return step;
 }
 

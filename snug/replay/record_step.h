@@ -51,6 +51,10 @@ struct RecordOptions {
   Rehearsal update = {};
   RecordUntil until = RecordUntil::Backward;
   std::shared_ptr<Agreement> agreement = alone();  ///< with those that record the same step at the same time
+                                                   /// Leaves beside those of the update that the step may give
+                                                   /// gradients to in ways of its own, as FSDP2 does to shards:
+  /// these gradients are put aside before it runs.
+  std::vector<at::Tensor> leaves = {};
   /// Leaves that have gradients before the step, which are zeros while it is recorded: a step of the kind Later, where
   /// there are any, and of the kind Last where `update` is of each as its gradient arrives. What `with_gradients`
   /// of an earlier recording says, if not fewer.
@@ -67,7 +71,8 @@ struct RecordOptions {
   std::function<bool()> stop = {};
 };
 
-/// Runs forward and backward twice, records them, and takes every operator's shorter time. Leaves no trace: gradients,
+/// Runs forward and backward twice, records them, and takes every operator's shorter time; up to four times, in all
+/// processes, where none of the runs before had the same operators in one of them. Leaves no trace: gradients,
 /// what operators write (see UndoneWrites) and random generators (see UndoneDraws) are afterwards as before; hooks for
 /// when a gradient has been accumulated, where optimizers are run, do not run. (A step function that frees gradients
 /// before its backward pass has freed those of parameters that the rehearsal does not know.) Under a limit of `memory`

@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "snug/base/errors.h"
+#include "snug/memory/awaited_frees.h"
 #include "snug/memory/held_limit.h"
 #include "snug/memory/owned_contents.h"
 #include "snug/memory/tag.h"
@@ -24,6 +25,7 @@
 #include "snug/replay/step_run.h"
 #include "snug/replay/step_trace.h"
 #include "snug/replay/streamed_tensors.h"
+#include "snug/replay/wrapped_tensor.h"
 
 namespace snug {
 namespace {
@@ -67,11 +69,14 @@ Bytes gradient_bytes(const std::vector<at::Tensor>& parameters, const memory::De
   std::unordered_set<const c10::StorageImpl*> storages;
   Bytes bytes = 0;
   for (const at::Tensor& p : parameters) {
-    const at::Tensor& gradient = p.grad();
-    if (!gradient.defined() || !gradient.has_storage() || gradient.device() != memory.device()) continue;
-    if (memory::has_owner(gradient)) continue;  // it takes none
-    if (storages.insert(gradient.storage().unsafeGetStorageImpl()).second)
-      bytes += memory.rounded(static_cast<Bytes>(gradient.storage().nbytes()));
+    if (!p.grad().defined()) continue;
+    const std::optional<replay::WrappedTensor> wrapped = replay::unwrapped(p.grad());
+    for (const at::Tensor& gradient : wrapped ? wrapped->inside : std::vector{p.grad()}) {
+      if (!gradient.has_storage() || gradient.device() != memory.device()) continue;
+      if (memory::has_owner(gradient)) continue;  // it takes none
+      if (storages.insert(gradient.storage().unsafeGetStorageImpl()).second)
+        bytes += memory.rounded(static_cast<Bytes>(gradient.storage().nbytes()));
+    }
   }
   return bytes;
 }
@@ -315,6 +320,8 @@ at::Tensor Session::run(const replay::Forward& forward) {
   const Detached detached{*tape, *tracer};
   const replay::Evictor evictor(tape, s.memory, replay::EvictionCost::Measured);
   const replay::OtherDevices others(s.others, tape, replay::EvictionCost::Measured);
+  const memory::AwaitedFrees awaited(s.memory);
+
   replay::StepRun step(tape, {.forward_over =
                                   [&](const replay::StepRun::Roots& roots) {
                                     finish_forward(*tape, s.book);

@@ -114,5 +114,13 @@ TEST(OperatorTraits, RefuseDeclarationsOfNothing) {
               ThrowsMessage<UsageError>(HasSubstr("it has no result 7")));
 }
 
+TEST(OperatorTraits, KnowWhoseResultsAreThereWhenSomebodyHasWaited) {
+  EXPECT_TRUE(traits_of_name("_c10d_functional::all_reduce").fills_later);
+  EXPECT_FALSE(traits_of_name("_c10d_functional::all_reduce").waits);
+  EXPECT_TRUE(traits_of_name("_c10d_functional::wait_tensor").waits);
+  EXPECT_FALSE(traits_of_name("_c10d_functional::wait_tensor").fills_later);
+  EXPECT_FALSE(traits_of_name("c10d::allreduce_").fills_later) << "what it returns says when";
+}
+
 }  // namespace
 }  // namespace snug::record

@@ -141,5 +141,33 @@ TEST_F(Lookup, NamesAResultByItsOperator) {
   EXPECT_EQ(lookup.name_of(output(y)), "a tensor of 256 B, a result of aten::sin");
 }
 
+/// As the result of a collective that goes on, of which views are taken.
+TEST_F(Lookup, WhatSomebodyElseFillsIsOneValueFromTheFirstViewToItsEnd) {
+  lookup.being_filled(y.storage());
+  const ValueId value = value_of(y.view({8, 8}));
+  lookup.watch(value, y.storage());
+  y.add_(1);
+  EXPECT_EQ(value_of(y.view({4, 16})), value) << "in the middle of it";
+  y.add_(1);
+  lookup.filled(y.storage());
+  EXPECT_EQ(value_of(y), value);
+  lookup.watch(value, y.storage());
+  y.add_(1);
+  EXPECT_NE(value_of(y), value) << "from then on it is a tensor as any other";
+}
+
+TEST_F(Lookup, AStorageThatIsFreedAndComesBackWithTheSameContentsIsTheSameValue) {
+  const ValueId leaf = value_of(x);
+  lookup.watch(leaf, x.storage());
+  c10::StorageImpl* storage = x.storage().unsafeGetStorageImpl();
+  const std::size_t bytes = storage->nbytes();
+  storage->set_nbytes(0);
+  EXPECT_EQ(value_of(x), leaf);
+  storage->set_nbytes(bytes);
+  EXPECT_EQ(value_of(x), leaf);
+  x.mutable_data_ptr<float>()[0] += 1;  // without a version
+  EXPECT_NE(value_of(x), leaf) << "with other contents";
+}
+
 }  // namespace
 }  // namespace snug::record

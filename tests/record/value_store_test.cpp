@@ -224,11 +224,11 @@ TEST_F(Values, TellWhetherTheProgramHasLetGo) {
   EXPECT_TRUE(values.program_let_go(result));
 }
 
-TEST_F(Values, OfALeafThatHasBeenFreedAreNamed) {
+TEST_F(Values, KnowWhetherTheStorageOfALeafHasBeenFreed) {
   const ValueId leaf = values.add_leaf(x.storage());
-  EXPECT_EQ(values.resized_leaf(), std::nullopt);
+  EXPECT_FALSE(values.resized(leaf));
   x.storage().unsafeGetStorageImpl()->set_nbytes(0);
-  EXPECT_EQ(values.resized_leaf(), leaf);
+  EXPECT_TRUE(values.resized(leaf));
 }
 
 TEST_F(Values, AreReportedWhenTheyAreDroppedWithWhatThatFreed) {

@@ -264,5 +264,36 @@ TEST(Agreement, SessionsAreMadeByAllOrNone) {
   EXPECT_EQ(test_memory().stats().limit, limit);
 }
 
+/// As DistributedDataParallel makes its buckets anew in its second pass.
+TEST(Agreement, AStepIsRecordedUntilItIsOneThatWasBeforeInAllProcesses) {
+  struct Case {
+    int odd_run;  // of the first process, which does more then
+    int runs;     // of all of them
+  };
+  for (const auto& [odd_run, runs] : {Case{0, 2}, {1, 3}, {2, 3}, {-1, 4}}) {
+    SCOPED_TRACE(odd_run);
+    Process other;
+    const Bytes limit = test_memory().stats().allocated + 64_MiB;
+    int mine = 0;
+    std::size_t operators = 0;
+    GroupOfTwo group;
+    group.run(
+        [&](const std::shared_ptr<Agreement>& agreement) {
+          const at::Tensor weight = at::ones({64, 64}).requires_grad_();
+          const auto step = [&] {
+            ++mine;
+            at::Tensor out = weight.tanh();
+            for (int i = 0; i < (odd_run < 0 ? mine : mine == odd_run ? 1 : 0); ++i) out = out.sin();
+            return out.sum();
+          };
+          operators = replay::record_step_within(limit, step, test_memory(), {.agreement = agreement}).graph.ops.size();
+        },
+        [&](const auto& agreement) { other.record(limit, agreement); });
+    EXPECT_EQ(mine, runs);
+    EXPECT_EQ(other.forwards, runs);
+    EXPECT_EQ(operators, odd_run < 0 ? 7U : 3U) << "of the last";
+  }
+}
+
 }  // namespace
 }  // namespace snug

@@ -52,6 +52,16 @@ class Scheduler::Search {
   /// Segments that hold the target: what is made in them stays for its turn. Others are only passed through.
   bool encloses(SegmentId s) const { return s == segment_ || flow_.common_segment(s, segment_) == s; }
 
+  /// What the target is made of is, so those of the same groups are.
+  [[nodiscard]] bool its_leaves_are_there(OpId op) const {
+    const GroupId group = flow_.group(op);
+    if (group < 0) return group == kAlwaysThere;
+    for (OpId other = first_; other <= last_; ++other) {
+      if (ops_.get(at(other)) == kPath && flow_.group(other) == group) return true;
+    }
+    return false;
+  }
+
   /// The operators that the target depends on.
   void find_path() {
     stack_.assign(1, last_);
@@ -76,7 +86,7 @@ class Scheduler::Search {
     for (OpId op = first_; op < last_; ++op) {
       if (chosen(op) || ledger_.demand(op) == 0 || !encloses(flow_.segment(op))) continue;
       // Whether something is computed here may be this process's affair, as after an eviction.
-      if (flow_.runs_together(op)) continue;
+      if (flow_.runs_together(op) || !its_leaves_are_there(op)) continue;
       bool reads_ours = false;
       bool ready = true;
       for (ValueId input : flow_.inputs(op)) {

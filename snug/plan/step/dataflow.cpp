@@ -18,6 +18,7 @@ OpId Dataflow::add_op(std::span<const ValueId> inputs, SegmentId segment, Runs r
   output_begin_.push_back(static_cast<std::int32_t>(outputs_.size()));
   segment_of_.push_back(segment);
   runs_.push_back(runs);
+  group_.push_back(kAlwaysThere);
   widen_scopes(ops() - 1);
   return ops() - 1;
 }

@@ -22,6 +22,11 @@ enum class Runs : std::uint8_t {
   Together  ///< other processes as well, at the same place: a collective
 };
 
+/// Leaves that come and go together in a step, as weights that FSDP2 gathers for a module: a number for each group.
+using GroupId = std::int32_t;
+inline constexpr GroupId kAlwaysThere = -1;
+inline constexpr GroupId kSeveralGroups = -2;
+
 /// Which operator reads and makes which values: the skeleton that recording, replay and simulation share. Grows at the
 /// end only. Values that no operator made are leaves.
 class Dataflow {
@@ -32,6 +37,9 @@ class Dataflow {
 
   /// Appends an operator that reads `inputs` (repeats allowed) inside `segment`. Outputs follow with add_output().
   OpId add_op(std::span<const ValueId> inputs, SegmentId segment, Runs runs = Runs::Alone);
+
+  /// The newest operator reads leaves of that group: it runs again where these are there, and nobody else says when.
+  void reads_group(GroupId group) { group_.back() = group; }
 
   /// Appends an output to the newest operator and returns its value. `overwrites` as in Output.
   ValueId add_output(ValueId overwrites = kNoValue);
@@ -53,7 +61,9 @@ class Dataflow {
   [[nodiscard]] std::span<const Output> outputs(OpId op) const { return part(outputs_, output_begin_, op); }
   [[nodiscard]] OpId producer(ValueId value) const { return producer_[static_cast<std::size_t>(value)]; }
   [[nodiscard]] bool is_leaf(ValueId value) const { return producer(value) == kNoOp; }
-  [[nodiscard]] bool runs_together(OpId op) const { return runs_[static_cast<std::size_t>(op)] == Runs::Together; }
+  [[nodiscard]] Runs runs(OpId op) const { return runs_[static_cast<std::size_t>(op)]; }
+  [[nodiscard]] bool runs_together(OpId op) const { return runs(op) == Runs::Together; }
+  [[nodiscard]] GroupId group(OpId op) const { return group_[static_cast<std::size_t>(op)]; }
   [[nodiscard]] SegmentId segment(OpId op) const { return segment_of_[static_cast<std::size_t>(op)]; }
 
   [[nodiscard]] SegmentId parent(SegmentId segment) const { return parent_[static_cast<std::size_t>(segment)]; }
@@ -79,7 +89,8 @@ class Dataflow {
   std::vector<std::int32_t> output_begin_;  // likewise
   std::vector<Output> outputs_;
   std::vector<SegmentId> segment_of_;
-  std::vector<Runs> runs_;  // by OpId
+  std::vector<Runs> runs_;      // by OpId
+  std::vector<GroupId> group_;  // by OpId
   std::vector<OpId> producer_;
   std::vector<SegmentId> scope_;   // by ValueId
   std::vector<SegmentId> parent_;  // by SegmentId

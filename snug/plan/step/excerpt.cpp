@@ -32,7 +32,8 @@ std::vector<Excerpt> excerpts(const StepGraph& graph, std::span<const OpId> cuts
       for (const Output& out : flow.outputs(op)) {
         if (out.overwrites != kNoValue) local(out.overwrites);
       }
-      piece.graph.flow.add_op(inputs, kRootSegment, flow.runs_together(op) ? Runs::Together : Runs::Alone);
+      piece.graph.flow.add_op(inputs, kRootSegment, flow.runs(op));
+      piece.graph.flow.reads_group(flow.group(op));
       for (const Output& out : flow.outputs(op)) {
         const ValueId v = piece.graph.flow.add_output(out.overwrites == kNoValue ? kNoValue : local(out.overwrites));
         if (flow.is_leaf(out.value)) piece.graph.flow.make_leaf(v);

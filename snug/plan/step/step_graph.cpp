@@ -7,6 +7,12 @@
 
 namespace snug::plan {
 
+void StepGraph::take_shorter_times(const StepGraph& other) {
+  for (std::size_t i = 0; i < ops.size(); ++i) ops[i].seconds = std::min(ops[i].seconds, other.ops[i].seconds);
+  set_step_seconds(std::min(step_seconds, other.step_seconds));
+  update_seconds = std::min(update_seconds, other.update_seconds);
+}
+
 void StepGraph::set_step_seconds(double seconds) {
   double sum = 0;
   for (const Event& e : events) sum += e.seconds;

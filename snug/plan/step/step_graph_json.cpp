@@ -29,6 +29,7 @@ Json flow_to_json(const Dataflow& flow) {
     Json outputs = Json::array();
     for (const Output& out : flow.outputs(op)) outputs.push_back({out.value, out.overwrites});
     ops.push_back({{"inputs", flow.inputs(op)}, {"outputs", outputs}});
+    if (flow.group(op) != kAlwaysThere) ops.back()["group"] = flow.group(op);
   }
   return ops;
 }
@@ -54,6 +55,7 @@ Dataflow flow_from(const JsonField& ops, const JsonField& leaves, const std::vec
     const std::vector<JsonField> outputs = op.at("outputs").items();
     if (!outputs.empty()) add_leaves_up_to(value_from(outputs.front().at(0), values));
     flow.add_op(inputs, kRootSegment, runs_of(at(flow.ops()) < infos.size() ? infos[at(flow.ops())].name : ""));
+    flow.reads_group(op.optional<GroupId>("group", kAlwaysThere, {.low = kSeveralGroups}));
     for (const JsonField& out : outputs) {
       const ValueId v = value_from(out.at(0), values);
       if (v != flow.values()) out.at(0).refuse(fmt::format("{}, as values are numbered in order", flow.values()));

@@ -287,5 +287,24 @@ TEST(Ledger, RefusesToMakeALeafOrWhatItsLeafIsGoneFor) {
   EXPECT_THROW((void)r.ledger.schedule(r.a), std::logic_error);
 }
 
+/// Whose leaves are there as those of the target are, and no others: these may have been freed.
+TEST(Ledger, MakesAlongWhatReadsLeavesOfTheSameGroup) {
+  for (const GroupId group : {kAlwaysThere, 1, 2, kSeveralGroups}) {
+    Books r;
+    const ValueId l = r.leaf(), a = r.op({l}), side = r.op({a});
+    r.flow.reads_group(group);
+    const ValueId b = r.op({a});
+    r.flow.reads_group(1);
+    for (ValueId v : {side, b}) r.ledger.pack(v);
+    r.ledger.settle();
+    if (group == kAlwaysThere || group == 1) {
+      EXPECT_THAT(ops_of(r.replay(b)), ElementsAre(0, 1, 2));
+    } else {
+      EXPECT_THAT(ops_of(r.replay(b)), ElementsAre(0, 2));
+      EXPECT_THAT(ops_of(r.replay(side)), ElementsAre(0, 1)) << "in its turn";
+    }
+  }
+}
+
 }  // namespace
 }  // namespace snug::plan

@@ -248,5 +248,23 @@ TEST_F(DamagedStepGraph, IsRefusedOrIsAGraph) {
   EXPECT_GT(refused, 1500);
 }
 
+TEST(StepGraphJson, KeepsGroupsOfLeaves) {
+  StepGraph graph;
+  const ValueId leaf = graph.flow.add_leaf();
+  for (const GroupId group : {3, kAlwaysThere, kSeveralGroups}) {
+    graph.flow.add_op(std::vector{leaf}, kRootSegment);
+    graph.flow.reads_group(group);
+    graph.flow.add_output();
+    graph.ops.push_back({.name = "aten::mm"});
+    graph.events.push_back({Event::Kind::Run, graph.flow.ops() - 1});
+  }
+  graph.events.push_back({Event::Kind::Settle, -1});
+  graph.values.resize(at(graph.flow.values()));
+  const StepGraph loaded = step_graph_from_json(Json::parse(to_json(graph).dump()));
+  EXPECT_EQ(loaded, graph);
+  EXPECT_EQ(loaded.flow.group(0), 3);
+  EXPECT_EQ(loaded.flow.group(2), kSeveralGroups);
+}
+
 }  // namespace
 }  // namespace snug::plan
