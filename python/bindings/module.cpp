@@ -11,6 +11,7 @@
 #include "python/bindings/sessions.h"
 #include "python/bindings/steps.h"
 #include "python/bindings/streaming.h"
+#include "python/bindings/wrapped.h"
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The core of snug. Use the names of the package snug.";
@@ -24,4 +25,5 @@ PYBIND11_MODULE(_core, m) {
   snug::python::bind_streaming(m);
   snug::python::bind_steps(m);
   snug::python::bind_sessions(m);
+  snug::python::bind_wrapped(m);
 }

@@ -108,11 +108,13 @@ std::vector<Recorded> record_step(const py::function& step, const std::string& d
                                   const std::optional<plan::BudgetRequest>& budget, const py::object& update,
                                   const std::shared_ptr<Agreement>& agreement, std::int64_t micro_batches,
                                   const NamedBudgets& others, const std::shared_ptr<memory::Tiers>& tiers,
-                                  plan::Codec lossy, const std::shared_ptr<StreamedTensors>& streamed) {
+                                  plan::Codec lossy, const std::shared_ptr<StreamedTensors>& streamed,
+                                  const std::vector<at::Tensor>& leaves) {
   const replay::Forward forward = forward_of(step);
   const replay::RecordOptions options{.update = rehearsal_of(update),
                                       .until = replay::RecordUntil::UpdateBegins,
                                       .agreement = agreement,
+                                      .leaves = leaves,
                                       .other_budgets = budgets_of(others),
                                       .streamed = streamed,
                                       .lossy = lossy};
@@ -138,7 +140,7 @@ void bind_recorded_step(py::module_& m) {
       .value("Int4", plan::Codec::Int4);
   m.def("record_step", &record_step, py::arg("step"), py::arg("device"), py::arg("budget"), py::arg("update"),
         py::arg("agreement"), py::arg("micro_batches"), py::arg("others"), py::arg("tiers"), py::arg("lossy"),
-        py::arg("streamed"));
+        py::arg("streamed"), py::arg("leaves"));
 }
 
 void bind_tiers(py::module_& m) {

@@ -23,7 +23,7 @@ from ._version import version as __version__
 _build_check.check(_built_for)
 _build_check.check_is_built(__path__)
 
-from . import _compiled, _core  # noqa: E402
+from . import _compiled, _core, _wrapped  # noqa: E402
 from ._core import Choice, OperatorContext, VerifyReplay  # noqa: E402
 from .checkpointing import (  # noqa: E402
     Keep,

@@ -3,21 +3,59 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from . import _core
 from .errors import UsageError
 
 
+def _meshes_of(module: nn.Module) -> list[Any]:
+    """Of the parameters that are DTensors."""
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())  # nobody has one before it is imported
+    meshes = [p.device_mesh for p in module.parameters() if isinstance(p, kind)]
+    return [mesh for mesh in meshes if mesh.get_coordinate() is not None]
+
+
+def _group_of(module: nn.Module) -> Any:
+    """The processes that it runs together with, as far as it says: None for a module that runs alone, and a UsageError where
+    they have no group."""
+    groups = [m.process_group for m in module.modules() if isinstance(m, DistributedDataParallel)]
+    if meshes := _meshes_of(module):
+        mesh = max(meshes, key=lambda m: m.size())
+        whole = getattr(mesh, "_get_root_mesh", lambda: mesh)()
+        if mesh.size() < dist.get_world_size() and (mesh.ndim > 1 or whole.size() > mesh.size()):
+            return UsageError(
+                f"fit: the step runs a model that is divided over {mesh.size()} processes of {dist.get_world_size()}, and does not "
+                f"say which of the others run it together with these; give fit a group of all that do, by process_group="
+            )
+
+        groups.append(mesh.get_group() if mesh.ndim == 1 else dist.group.WORLD)
+    return max(groups, key=dist.get_world_size, default=None)
+
+
+def _refuse_untried(model: Any, _arguments: Any) -> None:
+    """A static graph is learned in a first iteration, which a recording must not be."""
+    if model.static_graph and not getattr(model, "_static_graph_delay_allreduce_enqueued", True):
+        raise UsageError(
+            "fit: the step runs a DistributedDataParallel model with static_graph=True that has had no iteration yet; run the "
+            "step once before fit, or leave static_graph out"
+        )
+
+
 class Group:
-    """The processes that vote: those of the process group that is given, else of the DistributedDataParallel model that
-    the step runs while it is recorded, from there on; before, and without either, this one alone."""
+
+    """The processes that vote: those of the process group that is given, else of the models that the step runs with others
+    while it is recorded, from there on: DistributedDataParallel, or with parameters that are DTensors, as fully_shard and
+    parallelize_module make them. Before, and without any, this one alone."""
 
     def __init__(self, process_group: Any) -> None:
         self._given = process_group is not None
@@ -38,24 +76,40 @@ class Group:
 
     @contextmanager
     def found_in_step(self) -> Iterator[None]:
-        """Looks for that model in what runs inside."""
+        """Looks for such modules in what runs inside."""
         handles = []
-        if not self._given and dist.is_available() and dist.is_initialized():
-            models = [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
-            handles = [model.register_forward_pre_hook(self._runs) for model in models]
+        if dist.is_available() and dist.is_initialized():
+            for thing in gc.get_objects():
+                if not issubclass(type(thing), nn.Module) or "_modules" not in thing.__dict__:  # half made
+                    continue
+                if isinstance(thing, DistributedDataParallel):
+                    handles.append(thing.register_forward_pre_hook(_refuse_untried))
+                # Now: while it runs, weights in shards are others.
+                if not self._given and (group := _group_of(thing)) is not None:
+                    handles.append(thing.register_forward_pre_hook(partial(self._runs, group), prepend=True))
+
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _runs(self, model: Any, _: Any) -> None:
-        if self._group is not None and self._group is not model.process_group:
+    def _runs(self, group: Any, _module: Any, _arguments: Any) -> None:
+        if isinstance(group, UsageError):
+            if self._group is None:
+                raise group
+            return  # a part of a model whose group is known
+
+        if self._group is None:
+            self._group = group
+        if self._group is group:
+            return
+        mine, others = (set(dist.get_process_group_ranks(g)) for g in (self._group, group))
+        if not others <= mine:
             raise UsageError(
-                "fit: the step runs DistributedDataParallel models of several process groups; give fit the one whose "
-                "processes all run it, by process_group="
+                "fit: the step runs models of several process groups; give fit the one whose processes all run it, by "
+                "process_group="
             )
-        self._group = model.process_group
 
     def _gather(self, vote: int) -> list[int]:
         """What all processes say, this one among them."""

@@ -89,8 +89,12 @@ def _make_state_of_the_rest(twin: Any) -> None:
     for parameter in steps.parameters:
         if parameter.grad is not None:
             continue
-        zero = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
-        parameter.grad = zero.expand(parameter.shape).contiguous() if is_fused else zero.expand(parameter.shape)
+        if type(parameter) not in (torch.Tensor, torch.nn.Parameter):  # around another tensor, as a DTensor
+            parameter.grad = torch.zeros_like(parameter)
+        else:
+            zero = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+            parameter.grad = zero.expand(parameter.shape).contiguous() if is_fused else zero.expand(parameter.shape)
+
         try:
             steps.step(parameter)
         finally:
@@ -194,23 +198,32 @@ def _is_leaf_with_gradient(tensor: torch.Tensor) -> bool:
 
 
 @contextmanager
-def leaves_kept() -> Iterator[None]:
+def leaves_kept() -> Iterator[list[torch.Tensor]]:
     """No leaf tensor of the process has a gradient inside, so that a step may free or zero them; all have the same as
-    before afterwards, and the same data, as a step may put other data in its place. No other thread may train meanwhile.
+        before afterwards, and the same data, as a step may put other data in its place. No other thread may train meanwhile.
+    Gives those that are tensors around others, as DTensors: FSDP2 puts gradients there by itself.
     """
     kept = []
     for thing in gc.get_objects():
         if not issubclass(type(thing), torch.Tensor) or not _is_leaf_with_gradient(thing):
             continue
         plain = type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout == torch.strided
-        kept.append((thing, thing.detach() if plain else None, thing.grad))
+        # FSDP2 runs hooks of its shards by itself; the core puts those of plain tensors aside.
+        hooks = None if plain else getattr(thing, "_post_accumulate_grad_hooks", None)
+        kept.append((thing, thing.detach() if plain else None, thing.grad, hooks))
         if thing.grad is not None:
             thing.grad = None
-    _core.tag([thing for thing, data, _ in kept if data is not None and isinstance(thing, torch.nn.Parameter)], "weights")
+        if hooks:
+            thing._post_accumulate_grad_hooks = None
+
+    _core.tag([thing for thing, data, *_ in kept if data is not None and isinstance(thing, torch.nn.Parameter)], "weights")
     try:
-        yield
+        yield [thing for thing, data, *_ in kept if data is None and thing.layout == torch.strided]
     finally:
-        for tensor, data, gradient in kept:
+        for tensor, data, gradient, hooks in kept:
+            if hooks:
+                tensor._post_accumulate_grad_hooks = hooks
+
             if data is not None and tensor.data_ptr() != data.data_ptr():
                 tensor.data = data
             if gradient is not None or tensor.grad is not None:

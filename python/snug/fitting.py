@@ -11,7 +11,10 @@ import torch
 from . import _core
 from ._agreement import Group
 from ._capture import Recorded, loss_of
+
 from ._core import ArenaStats, StepReport
+from ._fsdp import Attempts, forget_iterations, refuse_accumulated
+
 from ._rehearsal import Rehearsals, leaves_kept
 from ._updates import UpdatesInBackward, refuse_hooks
 from .choices import Allowed
@@ -131,22 +134,30 @@ class _Fitted:
         chosen = self.allowed(step)
         group = Group(process_group)
         self.agreement = group.agreement()
+        if distributed:
+            refuse_accumulated()
+        run = Attempts(lambda: loss_of(chosen, sample)) if distributed else lambda: loss_of(chosen, sample)
+
 
         def update_begins(stepping: Any) -> None:
             rehearsals.add(stepping)
             _core.update_begins()
 
         try:
-            with leaves_kept(), group.found_in_step(), Recorded(update_begins):
+            with leaves_kept() as wrapped, group.found_in_step(), Recorded(update_begins):
                 recorded = _core.record_step(
-                    lambda: loss_of(chosen, sample), device, request, rehearsals, self.agreement, micro_batches,
-                    self.other_budgets, self.tiers, self.allowed.lossy, self.streamed,
+                    run, device, request, rehearsals, self.agreement, micro_batches,
+                    self.other_budgets, self.tiers, self.allowed.lossy, self.streamed, wrapped,
                 )
             self._plan(_core.Kinds(recorded, strategy), request, device, micro_batches)
         except BaseException:
             if self.streamed is not None:
                 self.streamed.reopen()  # what the session before had
             raise
+        finally:
+            if distributed:
+                forget_iterations()
+
         self.device = device
 
     def _plan(self, kinds: _core.Kinds, request: int | _core.Percent | None, device: str, micro_batches: int) -> None:
@@ -209,12 +220,18 @@ class Session:
                 "do not call the optimizer there"
             )
         chosen = self._allowed(run)
-        if self._updates is None or not update:
-            return self._core.backward(lambda: loss_of(chosen, batch))
-        with self._updates:
-            loss = self._core.backward(lambda: loss_of(chosen, batch))
+        try:
+            if self._updates is None or not update:
+                return self._core.backward(lambda: loss_of(chosen, batch))
+            with self._updates:
+                loss = self._core.backward(lambda: loss_of(chosen, batch))
+        except BaseException:
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                forget_iterations()
+            raise
         self._updates.finish()
         return loss
+
 
     @property
     def plan(self) -> Plan:
@@ -281,7 +298,7 @@ def fit(
 
     step(sample) returns the loss: a tensor of one element, or an object that has it as `loss`. Or it calls backward() on
     the loss itself, once, and goes on as people write it: clipping, GradScaler, optimizer, schedule, moving averages. It
-    runs twice, to be recorded, as far as its backward pass, or to where its first optimizer would step, and leaves no
+    runs twice, to be recorded (up to four times, if it did something else each time), as far as its backward pass, or to where its first optimizer would step, and leaves no
     trace: gradients, buffers and the random generators are as before. Then every session.backward(batch) stays within the
     budget, with gradients bitwise those of the plain step.
 
@@ -297,7 +314,8 @@ def fit(
     does what the update does. strategy: "optimal", or a preset such as "every_block", "sequential(4)",
     "selective(aten::mm)". process_group: of torch.distributed, whose processes run the step together, each with a fit and
     a session of its own: what one of them cannot record or plan is recorded again, or refused, in all. By default that of
-    the DistributedDataParallel model that the step runs, else this process alone. allow: what may be done to the step that
+    the model that the step runs with others, by DistributedDataParallel or with parameters that are DTensors, as fully_shard and
+    parallelize_module make them, else this process alone. allow: what may be done to the step that
     does not leave every bit as it is, by name; "tiled_loss": the cross-entropy of logits over a large vocabulary is computed a few
     rows at a time, whatever the model (see snug.tiled_loss); or one of "bf16_activations", "fp8_activations",
     "int8_activations", "int4_activations": backward may get what so many bits leave of some of what autograd saved, where

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ._wrapped import unwrapped
 from . import _core
 from ._capture import Recorded, run_plain
 from .choices import check_module
@@ -25,6 +26,8 @@ def bits_of(tensor: torch.Tensor | None) -> bytes | None:
     if tensor is None:
         return None
     plain = tensor.detach()
+    if (apart := unwrapped(plain)) is not None:  # a DTensor: what this process has of it
+        return b"".join(bits_of(part) or b"" for part in apart[0])
     if plain.layout != torch.strided:
         plain = plain.to_dense()
     plain = plain.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)

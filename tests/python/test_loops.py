@@ -105,53 +105,33 @@ def test_ddp_on_gloo():
         assert dict(results) == {0: True, 1: True}
 
 
-def _fsdp2(rank, port, results):
+def _fsdp1(rank, port, results):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=2)
     torch.set_num_threads(1)
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FullyShardedDataParallel
 
     import snug
 
-    def sharded(reshard):
-        torch.manual_seed(0)
-        model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)))
-        mesh = init_device_mesh("cpu", (2,))
-        for block in model:
-            fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
-        return fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+    torch.manual_seed(0)
+    blocks = (nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4))
+    model = nn.Sequential(*(FullyShardedDataParallel(block, device_id=torch.device("cpu")) for block in blocks))
+    model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))  # which keeps its own
 
-    torch.manual_seed(rank)
-    x = torch.randn(512, 64)
-    found = []
-    model = sharded(True)
     try:
-        snug.fit(lambda b: model(b).square().mean(), x, budget="60%")
+        snug.fit(lambda b: model(b).square().mean(), torch.randn(512, 64), budget="60%", process_group=dist.group.WORLD)
     except snug.UsageError as error:
-        found.append("reshard_after_forward" in str(error))
-    twins = [sharded(False), sharded(False)]
-    for step in range(3):
-        twins[0].zero_grad()
-        twins[0](x).square().mean().backward()
-    with snug.fit(lambda b: twins[1](b).square().mean(), x, budget="70%") as session:
-        for step in range(3):
-            twins[1].zero_grad()
-            session.backward(x)
-        replayed = session.last_step.replayed_ops
-    one, other = ([p.grad.to_local() for p in m.parameters()] for m in twins)
-    found.append(all(torch.equal(a, b) for a, b in zip(one, other, strict=True)))
-    found.append(replayed > 0)
-    results[rank] = found
+        results[rank] = str(error)
     dist.destroy_process_group()
 
 
 @only_on_the_cpu("collectives")
-def test_fsdp2_says_what_is_not_supported():
+def test_fsdp1_is_refused():
     with mp.get_context("spawn").Manager() as manager:
         results = manager.dict()
-        mp.spawn(_fsdp2, args=(29500 + os.getpid() % 1000 + 2, results), nprocs=2)
-        assert dict(results) == {0: [True, True, True], 1: [True, True, True]}
+        mp.spawn(_fsdp1, args=(29500 + os.getpid() % 1000 + 2, results), nprocs=2)
+        for message in (results[0], results[1]):
+            assert "has been freed since an operator read it, as FullyShardedDataParallel (FSDP1) does" in message
 
 
 def _collectives(rank, port, results):

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import snug
 
@@ -19,21 +21,26 @@ def small():
 
 
 def gradients(model):
-    return [p.grad.clone() for p in model.parameters()]
+    return [getattr(p.grad, "to_local", p.grad.clone)().clone() for p in model.parameters()]
 
 
-def _refused(rank, port, results, explicit):
+def _refused(rank, port, results, how):
+    explicit = how == "a group"
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
     torch.set_num_threads(1)
     model, x = small()
     part = x.chunk(2)[rank]
-    ddp = None if explicit else nn.parallel.DistributedDataParallel(model)
+    divided = None
+    if how == "ddp":
+        divided = nn.parallel.DistributedDataParallel(model)
+    elif how == "fsdp":
+        divided = fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     calls = [0]
 
     def step(batch):
         calls[0] += 1
-        loss = (model if explicit else ddp)(batch).square().mean()
+        loss = (model if explicit else divided)(batch).square().mean()
         # Only one of them finds no room, and only in the second run of its recording.
         if rank == 1 and calls[0] == 2:
             torch.empty(1 << 28)
@@ -59,12 +66,115 @@ def _refused(rank, port, results, explicit):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("explicit", [False, True])
-def test_what_one_process_refuses_is_recorded_again_in_all(explicit):
+@pytest.mark.parametrize("how", ["ddp", "fsdp", "a group"])
+def test_what_one_process_refuses_is_recorded_again_in_all(how):
     with mp.get_context("spawn").Manager() as manager:
         results = manager.dict()
-        mp.spawn(_refused, args=(29500 + os.getpid() % 1000 + 3, results, explicit), nprocs=2)
+        mp.spawn(_refused, args=(29500 + os.getpid() % 1000 + 3, results, how), nprocs=2)
         assert dict(results) == {0: (2 + 2, True), 1: (2 + 2, True)}
+
+
+def _static_graph(rank, port, results):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    torch.set_num_threads(1)
+
+    def trained(planned):
+        model, x = small()
+        part = x.chunk(2)[rank]
+        ddp = nn.parallel.DistributedDataParallel(model, static_graph=True)
+
+        def step(batch):
+            return ddp(batch).square().mean()
+
+        if planned:
+            with pytest.raises(snug.UsageError, match="static_graph=True that has had no iteration yet"):
+                snug.fit(step, part, "70%")
+        step(part).backward()
+        session = snug.fit(step, part, "70%") if planned else None
+        model.zero_grad()
+        torch.manual_seed(3)
+        session.backward(part) if planned else step(part).backward()
+        if planned:
+            session.close()
+        return gradients(model)
+
+    results[rank] = all(torch.equal(a, b) for a, b in zip(trained(False), trained(True), strict=True))
+    dist.destroy_process_group()
+
+
+def test_a_static_graph_of_ddp_has_to_have_had_its_first_iteration():
+    with mp.get_context("spawn").Manager() as manager:
+        results = manager.dict()
+        mp.spawn(_static_graph, args=(29500 + os.getpid() % 1000 + 7, results), nprocs=2)
+        assert dict(results) == {0: True, 1: True}
+
+
+class Ended(Exception):
+    pass
+
+
+def _ends(rank, port, results):
+    """Steps of which one ends in the middle of its backward pass, in all processes."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    torch.set_num_threads(1)
+
+    def trained(planned):
+        model, x = small()
+        part = x.chunk(2)[rank]
+        mesh = init_device_mesh("cpu", (2,))
+        for block in model:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters())
+        hooks = []
+        for p in model.parameters():  # which FSDP2 calls itself
+            p.register_post_accumulate_grad_hook(lambda p: hooks.append(p))
+        ends = [False]
+
+        def end(gradient):
+            if ends[0]:
+                raise Ended
+
+        model[1].register_forward_hook(lambda module, inputs, output: output.register_hook(end) and None)
+
+        def step(batch):
+            return model(batch).square().mean()
+
+        # In percent: without a limit.
+        session = snug.fit(step, part, "70%", optimizer=optimizer) if planned else None
+        assert not hooks, "a recording leaves no trace"
+        told = []
+        for i in range(4):
+            torch.manual_seed(i)
+            ends[0] = i == 1
+            try:
+                session.backward(part) if planned else step(part).backward()
+            except Ended:
+                if not planned:
+                    model.reset_iter_state()
+                optimizer.zero_grad()
+                continue
+            told += [g.clone() for g in gradients(model)]
+            optimizer.step()
+            optimizer.zero_grad()
+        assert len(hooks) > 3 * len(list(model.parameters())) - 1
+        if planned:
+            assert session.last_step.followed_plan and session.last_step.replayed_ops > 0, session.last_step
+            session.close()
+        return told
+
+    plain, under = trained(False), trained(True)
+    results[rank] = len(plain) == len(under) > 0 and all(torch.equal(a, b) for a, b in zip(plain, under))
+    dist.destroy_process_group()
+
+
+def test_steps_under_fsdp2_go_on_after_one_that_ended_in_its_backward_pass():
+    with mp.get_context("spawn").Manager() as manager:
+        results = manager.dict()
+        mp.spawn(_ends, args=(29500 + os.getpid() % 1000 + 5, results), nprocs=2)
+        assert dict(results) == {0: True, 1: True}
 
 
 def test_a_process_group_that_is_none_is_refused():
