@@ -87,7 +87,7 @@ bench-peers: ## Compare with other memory savers; ARGS=... as benchmarks/peers/m
 bench-shards: ## Compare weights in shards with FSDP2; ARGS=... as benchmarks/peers/shards.py has them
 	@scripts/setup.sh tests benchmarks
 	@cmake --preset release $(WITH_BENCHMARKS)
-	@cmake --build --preset release -j $(JOBS) --target shards_step
+	@cmake --build --preset release -j $(JOBS) --target shards_step snug_python
 	@benchmarks/peers/run.sh shards build/release/benchmarks/shards_step benchmarks/results $(ARGS)
 
 bench-peers-python: ## Compare with gradient checkpointing in Python; ARGS=... as benchmarks/peers_python/peers.py has them

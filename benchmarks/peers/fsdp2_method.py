@@ -1,8 +1,8 @@
 """Training steps of gpt-12x384 under FSDP2 on Gloo, weights, gradients and AdamW's moments in shards: counted bytes and
 seconds.
 
-Usage: fsdp2_method.py ALLOCATOR.so ROWS CHECKPOINTED, under a launcher's variables. The first CHECKPOINTED blocks are
-checkpointed. Prints one JSON object, then trains a step for every line of input and answers with its seconds, and ends
+Usage: fsdp2_method.py ALLOCATOR.so ROWS CHECKPOINTED [CAP], under a launcher's variables. The first CHECKPOINTED blocks are
+checkpointed. With CAP, in bytes, steps run under snug.fit, within that, and snug counts. Prints one JSON object, then trains a step for every line of input and answers with its seconds, and ends
 with another JSON object. Peaks are of all that tensors take, weights and all.
 """
 import ctypes
@@ -16,6 +16,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils import checkpoint as ac
+
+if len(sys.argv) > 4:
+    import snug
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import gpt_12x384 as gpt
@@ -32,10 +35,25 @@ class CheckpointedGpt(gpt.Gpt):
         return x
 
 
-def main(library, rows, checkpointed):
+class CountedBySnug:
+    """As the library that counts for those without."""
+
+    def bytes_peak(self):
+        return snug.memory_stats()["allocated_peak"]
+
+    def reset_peak(self):
+        snug._core.reset_peak(snug.devices.device_named(None))
+
+
+def counted_by(library):
     counter = ctypes.CDLL(library)
     counter.bytes_used.restype = counter.bytes_peak.restype = ctypes.c_int64
     counter.count_allocations()
+    return counter
+
+
+def main(library, rows, checkpointed, cap):
+    counter = counted_by(library) if cap is None else CountedBySnug()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -49,12 +67,22 @@ def main(library, rows, checkpointed):
     tokens = torch.randint(0, gpt.VOCABULARY, (rows, gpt.SEQUENCE))
     targets = torch.randint(0, gpt.VOCABULARY, (rows, gpt.SEQUENCE))
     loss = None
+    session = None
+    if cap is not None:
+        try:
+            session = snug.fit(lambda batch: model(*batch), (tokens, targets), cap, optimizer=optimizer)
+        except snug.DoesNotFit as refused:
+            print(json.dumps({"fits": False, "problem": str(refused)}), flush=True)
+            return
 
     def step():
         nonlocal loss
         started = time.perf_counter()
-        loss = model(tokens, targets)
-        loss.backward()
+        if session is None:
+            loss = model(tokens, targets)
+            loss.backward()
+        else:
+            loss = session.backward((tokens, targets))
         optimizer.step()
         optimizer.zero_grad()
         return time.perf_counter() - started
@@ -69,4 +97,4 @@ def main(library, rows, checkpointed):
     dist.destroy_process_group()
 
 
-main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]) if len(sys.argv) > 4 else None)
