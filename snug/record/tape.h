@@ -116,6 +116,8 @@ class Tape {
   [[nodiscard]] bool load(plan::ValueId value);
   /// A backward pass begins to unpack: what the plan fetches ahead of it, from the beginning.
   void begin_fetching_ahead();
+  /// Whether plans have to keep the value, as has turned out since it was made (see UnshardedWeights).
+  [[nodiscard]] bool turned_out_kept(plan::ValueId value) const { return unsharded_.is_kept(value); }
   /// A node asks for the value. Where weights that it takes to make it again are not there now, plans that are made of
   /// this recording have to keep it.
   void asked_by_backward(plan::ValueId value) { (void)leaves_weights(value); }

@@ -20,15 +20,19 @@ def small():
     return model, torch.randn(8192, 64)
 
 
+def meet(rank, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    torch.set_num_threads(1)
+
+
 def gradients(model):
     return [getattr(p.grad, "to_local", p.grad.clone)().clone() for p in model.parameters()]
 
 
 def _refused(rank, port, results, how):
     explicit = how == "a group"
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    torch.set_num_threads(1)
+    meet(rank, port)
     model, x = small()
     part = x.chunk(2)[rank]
     divided = None
@@ -75,9 +79,7 @@ def test_what_one_process_refuses_is_recorded_again_in_all(how):
 
 
 def _static_graph(rank, port, results):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    torch.set_num_threads(1)
+    meet(rank, port)
 
     def trained(planned):
         model, x = small()
@@ -116,9 +118,7 @@ class Ended(Exception):
 
 def _ends(rank, port, results):
     """Steps of which one ends in the middle of its backward pass, in all processes."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    torch.set_num_threads(1)
+    meet(rank, port)
 
     def trained(planned):
         model, x = small()
