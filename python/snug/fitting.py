@@ -68,6 +68,17 @@ def _check_streamed(streamed: StreamedTensors | None, host_budget: Size | None, 
         )
 
 
+def _check_in_backward(in_backward: bool, micro_batches: int, optimizer: Any) -> None:
+    if in_backward and micro_batches > 1:
+        raise UsageError(
+            f"fit: in_backward is True with {micro_batches} micro-batches, whose gradients are there until the last; leave one out"
+        )
+    if in_backward and optimizer is None:
+        raise UsageError("fit: in_backward is True and there is no optimizer; give the one that updates")
+    if in_backward and isinstance(optimizer, Sequence) and not optimizer:
+        raise UsageError("fit: in_backward is True and the list of optimizers is empty; give those that update")
+
+
 class _Fitted:
     """A recorded step, its planner, and the budget in bytes."""
 
@@ -107,12 +118,7 @@ class _Fitted:
             raise UsageError(f'fit: the strategy is a {type(strategy).__name__}; give its name, as "optimal"')
         if self.allowed.lossy != _core.Lossy.Off and not _core.may_compress(strategy):
             raise UsageError(f'fit: the strategy "{strategy}" leaves nothing to codecs; leave them out of allow')
-        if in_backward and micro_batches > 1:
-            raise UsageError(
-                f"fit: in_backward is True with {micro_batches} micro-batches, whose gradients are there until the last; leave one out"
-            )
-        if in_backward and optimizer is None:
-            raise UsageError("fit: in_backward is True and there is no optimizer; give the one that updates")
+        _check_in_backward(in_backward, micro_batches, optimizer)
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if in_backward and distributed and torch.distributed.get_world_size(process_group) > 1:
             raise UsageError(
@@ -125,8 +131,6 @@ class _Fitted:
         request = _request(budget)
         if streamed is not None and not isinstance(request, int):
             raise UsageError("fit: the window of streamed tensors is a part of the budget; give that in bytes")
-        if in_backward and isinstance(optimizer, Sequence) and not optimizer:
-            raise UsageError("fit: in_backward is True and the list of optimizers is empty; give those that update")
         rehearsals = Rehearsals(optimizer, update, in_backward)
         self.updates = rehearsals.steps() if in_backward else None
         if self.updates is not None:
@@ -134,9 +138,8 @@ class _Fitted:
         chosen = self.allowed(step)
         group = Group(process_group)
         self.agreement = group.agreement()
-        if distributed:
-            refuse_accumulated()
-        run = Attempts(lambda: loss_of(chosen, sample)) if distributed else lambda: loss_of(chosen, sample)
+        refuse_accumulated()
+        run = Attempts(lambda: loss_of(chosen, sample))
 
 
         def update_begins(stepping: Any) -> None:

@@ -218,8 +218,10 @@ class Tape {
   PendingLists lists_;                 // of the call that is being recorded
   std::exception_ptr failure_;         // of a policy, or of moving; thrown when the call has been recorded whole
   std::vector<SavedTensor*> waiting_;  // for their operator
-  std::int64_t unplain_saved_ = 0;
-  std::int64_t bound_ = 0;   // saved tensors that stand for a value
+  struct {
+    std::int64_t unplain = 0;
+    std::int64_t bound = 0;  // that stand for a value
+  } saved_now_;              // tensors
   Tape* outer_ = nullptr;    // that records when this one does not
   plan::OpId position_ = 0;  // of backward
   bool timed_ = false;

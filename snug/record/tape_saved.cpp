@@ -10,7 +10,7 @@ namespace snug::record {
 bool Tape::save(const at::Tensor& tensor, SavedTensor& saved) {
   const PatientLock lock(mutex_);
   if (!is_plain(tensor)) {
-    ++unplain_saved_;
+    ++saved_now_.unplain;
     return false;
   }
   saved.view = calls_.look(tensor);
@@ -39,7 +39,7 @@ void Tape::bind(SavedTensor& saved) {
   saved.stands_for = what_is_left_for(saved);
   saved.bound = true;
   values_.pack(value, saved.stands_for);
-  ++bound_;
+  ++saved_now_.bound;
   const bool leaves = leaves_weights(value);
   if (!is_there()) {
     const bool goes_away = values_.away(value).has_value();
@@ -109,13 +109,13 @@ void Tape::forget(SavedTensor& saved, int unpacked_in) {
   observers_.tell_recording(&TapeObserver::release_begins, saved.view.value);
   values_.release(saved.view.value, unpacked_in, saved.stands_for);
   observers_.tell_recording(&TapeObserver::release_ends);
-  if (--bound_ == 0 && finished()) calls_.forget_draws();
+  if (--saved_now_.bound == 0 && finished()) calls_.forget_draws();
 }
 
 SavedCounts Tape::saved_counts() const {
   const PatientLock lock(mutex_);
   SavedCounts counts;
-  counts.layout = unplain_saved_;
+  counts.layout = saved_now_.unplain;
   for (plan::ValueId v = 0; v < flow().values(); ++v) {
     const int saved = ledger().packs(v);
     (ledger().fetchable(v) ? counts.dropped

@@ -118,6 +118,18 @@ struct Detached {
   }
 };
 
+/// Whom allocations of a step ask for room.
+struct RoomMakers {
+  RoomMakers(const std::shared_ptr<record::Tape>& tape, memory::DeviceMemory& own,
+             const std::vector<DeviceBudget>& budgets)
+      : evictor(tape, own, replay::EvictionCost::Measured),
+        others(budgets, tape, replay::EvictionCost::Measured),
+        awaited(own) {}
+  replay::Evictor evictor;
+  replay::OtherDevices others;
+  memory::AwaitedFrees awaited;
+};
+
 /// In the order of their budgets.
 std::vector<memory::DeviceMemory*> memories_of(memory::DeviceMemory& own, const std::vector<DeviceBudget>& others) {
   std::vector<memory::DeviceMemory*> all{&own};
@@ -318,9 +330,7 @@ at::Tensor Session::run(const replay::Forward& forward) {
   const auto tracer = std::make_shared<replay::StepTracer>(s.memory);
   tape->add_observer(tracer);
   const Detached detached{*tape, *tracer};
-  const replay::Evictor evictor(tape, s.memory, replay::EvictionCost::Measured);
-  const replay::OtherDevices others(s.others, tape, replay::EvictionCost::Measured);
-  const memory::AwaitedFrees awaited(s.memory);
+  const RoomMakers room(tape, s.memory, s.others);
 
   replay::StepRun step(tape, {.forward_over =
                                   [&](const replay::StepRun::Roots& roots) {
