@@ -345,7 +345,7 @@ plan::StepGraph Profiler::finish(const Tape& tape) {
   for (plan::ValueId v = 0; v < graph_.flow.values(); ++v) {
     // As turned out later: see UnshardedWeights.
     plan::Must& must = graph_.values[plan::at(v)].must;
-    if (tape.turned_out_kept(v)) must = plan::Must::Keep;
+    if (must == plan::Must::Nothing && tape.turned_out_kept(v)) must = plan::Must::Keep;
     if (made[plan::at(v)] != 0 || tape.values().of_result(v)) continue;
     graph_.values[plan::at(v)].device = device_index(tape.values().device(v));
     MemoryGauge* const gauge = gauge_of(v);

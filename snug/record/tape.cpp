@@ -103,6 +103,7 @@ void Tape::written_elsewhere(c10::StorageImpl* storage) {
     if (ledger().fetchable(value)) return;
   }
   if (flow().is_leaf(value)) return values_.copy_leaf(value);
+  if (unsharded_.is_kept(value)) keep_what_is_made_of(value);
   lookup_.displace(value);
 }
 

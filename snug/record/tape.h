@@ -221,7 +221,7 @@ class Tape {
   struct {
     std::int64_t unplain = 0;
     std::int64_t bound = 0;  // that stand for a value
-  } saved_now_;              // tensors
+  } saved_;                  // tensors
   Tape* outer_ = nullptr;    // that records when this one does not
   plan::OpId position_ = 0;  // of backward
   bool timed_ = false;

@@ -10,7 +10,7 @@ namespace snug::record {
 bool Tape::save(const at::Tensor& tensor, SavedTensor& saved) {
   const PatientLock lock(mutex_);
   if (!is_plain(tensor)) {
-    ++saved_now_.unplain;
+    ++saved_.unplain;
     return false;
   }
   saved.view = calls_.look(tensor);
@@ -39,7 +39,7 @@ void Tape::bind(SavedTensor& saved) {
   saved.stands_for = what_is_left_for(saved);
   saved.bound = true;
   values_.pack(value, saved.stands_for);
-  ++saved_now_.bound;
+  ++saved_.bound;
   const bool leaves = leaves_weights(value);
   if (!is_there()) {
     const bool goes_away = values_.away(value).has_value();
@@ -109,13 +109,13 @@ void Tape::forget(SavedTensor& saved, int unpacked_in) {
   observers_.tell_recording(&TapeObserver::release_begins, saved.view.value);
   values_.release(saved.view.value, unpacked_in, saved.stands_for);
   observers_.tell_recording(&TapeObserver::release_ends);
-  if (--saved_now_.bound == 0 && finished()) calls_.forget_draws();
+  if (--saved_.bound == 0 && finished()) calls_.forget_draws();
 }
 
 SavedCounts Tape::saved_counts() const {
   const PatientLock lock(mutex_);
   SavedCounts counts;
-  counts.layout = saved_now_.unplain;
+  counts.layout = saved_.unplain;
   for (plan::ValueId v = 0; v < flow().values(); ++v) {
     const int saved = ledger().packs(v);
     (ledger().fetchable(v) ? counts.dropped
