@@ -13,7 +13,6 @@ bool AwaitedFrees::make_room(Bytes bytes, Patience patience) noexcept {
   constexpr std::chrono::milliseconds kLongest(50);
   constexpr std::chrono::microseconds kLook(100);
   const Bytes before = memory_.stats().allocated;
-
   const auto until = std::chrono::steady_clock::now() + kLongest;
   while (std::chrono::steady_clock::now() < until) {
     std::this_thread::sleep_for(kLook);

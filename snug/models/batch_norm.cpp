@@ -28,13 +28,10 @@ BatchNorm2dImpl::BatchNorm2dImpl(std::int64_t channels) {
 }
 
 at::Tensor BatchNorm2dImpl::forward(const at::Tensor& x) {
-  if (!is_training() || !group_) {
-    if (is_training()) num_batches_tracked += 1;
-    return at::batch_norm(x, weight, bias, running_mean, running_var, is_training(), kMomentum, kEpsilon,
-                          at::globalContext().userEnabledCuDNN());
-  }
-  num_batches_tracked += 1;
-  return of_all(x);
+  if (is_training()) num_batches_tracked += 1;
+  if (is_training() && group_) return of_all(x);
+  return at::batch_norm(x, weight, bias, running_mean, running_var, is_training(), kMomentum, kEpsilon,
+                        at::globalContext().userEnabledCuDNN());
 }
 
 at::Tensor BatchNorm2dImpl::of_all(const at::Tensor& x) {

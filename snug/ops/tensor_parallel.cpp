@@ -25,7 +25,6 @@ void hold(AutogradContext* context, const LayerGroup& group, std::int64_t dimens
   hold_group(context, group);
   context->saved_data["dimension"] = dimension;
 }
-TensorGroup& group_of(AutogradContext* context) { return held_group(context); }
 std::int64_t dimension_of(AutogradContext* context) { return context->saved_data["dimension"].toInt(); }
 
 at::Tensor own_part(const at::Tensor& x, std::int64_t dimension, const TensorGroup& group) {
@@ -42,7 +41,7 @@ class Enter : public torch::autograd::Function<Enter> {
     return x.view_as(x);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    return {group_of(context).sum(gradients[0]), {}};
+    return {held_group(context).sum(gradients[0]), {}};
   }
 };
 
@@ -81,7 +80,7 @@ class Along : public torch::autograd::Function<Along<kThere, kBack>> {
     return go(kThere, *group, x, dimension);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    return {go(kBack, group_of(context), gradients[0], dimension_of(context)), {}, {}};
+    return {go(kBack, held_group(context), gradients[0], dimension_of(context)), {}, {}};
   }
 };
 
@@ -95,7 +94,7 @@ class Exchange : public torch::autograd::Function<Exchange> {
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const std::int64_t gathered = context->saved_data["gathered"].toInt();
-    return {group_of(context).exchange(gradients[0], gathered, dimension_of(context)), {}, {}, {}};
+    return {held_group(context).exchange(gradients[0], gathered, dimension_of(context)), {}, {}, {}};
   }
 };
 

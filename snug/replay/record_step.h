@@ -51,8 +51,8 @@ struct RecordOptions {
   Rehearsal update = {};
   RecordUntil until = RecordUntil::Backward;
   std::shared_ptr<Agreement> agreement = alone();  ///< with those that record the same step at the same time
-                                                   /// Leaves beside those of the update that the step may give
-                                                   /// gradients to in ways of its own, as FSDP2 does to shards:
+
+  /// Leaves beside those of the update that the step may give gradients to in ways of its own, as FSDP2 does to shards:
   /// these gradients are put aside before it runs.
   std::vector<at::Tensor> leaves = {};
   /// Leaves that have gradients before the step, which are zeros while it is recorded: a step of the kind Later, where
