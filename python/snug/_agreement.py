@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,13 +14,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from . import _core
+from ._if_imported import is_a
 from .errors import UsageError
 
 
 def _meshes_of(module: nn.Module) -> list[Any]:
     """Of the parameters that are DTensors."""
-    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())  # nobody has one before it is imported
-    meshes = [p.device_mesh for p in module.parameters() if isinstance(p, kind)]
+    meshes = [p.device_mesh for p in module.parameters() if is_a(p, "torch.distributed.tensor", "DTensor")]
     return [mesh for mesh in meshes if mesh.get_coordinate() is not None]
 
 
@@ -37,7 +36,6 @@ def _group_of(module: nn.Module) -> Any:
                 f"fit: the step runs a model that is divided over {mesh.size()} processes of {dist.get_world_size()}, and does not "
                 f"say which of the others run it together with these; give fit a group of all that do, by process_group="
             )
-
         groups.append(mesh.get_group() if mesh.ndim == 1 else dist.group.WORLD)
     return max(groups, key=dist.get_world_size, default=None)
 
@@ -52,7 +50,6 @@ def _refuse_untried(model: Any, _arguments: Any) -> None:
 
 
 class Group:
-
     """The processes that vote: those of the process group that is given, else of the models that the step runs with others
     while it is recorded, from there on: DistributedDataParallel, or with parameters that are DTensors, as fully_shard and
     parallelize_module make them. Before, and without any, this one alone."""
@@ -87,7 +84,6 @@ class Group:
                 # Now: while it runs, weights in shards are others.
                 if not self._given and (group := _group_of(thing)) is not None:
                     handles.append(thing.register_forward_pre_hook(partial(self._runs, group), prepend=True))
-
         try:
             yield
         finally:
@@ -99,7 +95,6 @@ class Group:
             if self._group is None:
                 raise group
             return  # a part of a model whose group is known
-
         if self._group is None:
             self._group = group
         if self._group is group:

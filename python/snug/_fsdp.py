@@ -7,20 +7,21 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ._if_imported import is_a
 from .errors import UsageError
 
 
 def _modules() -> list[Any]:
     """All that fully_shard has wrapped in this process."""
-    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)  # nobody has one before it is imported
-    if kind is None:
+    if "torch.distributed.fsdp" not in sys.modules:
         return []
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind) and "_modules" in thing.__dict__]
+    return [thing for thing in gc.get_objects() if is_a(thing, "torch.distributed.fsdp", "FSDPModule") and "_modules" in thing.__dict__]
 
 
 def _groups(module: Any) -> list[Any]:
     state = module._get_fsdp_state()
-    return getattr(state, "_fsdp_param_groups", None) or [group for group in [getattr(state, "_fsdp_param_group", None)] if group]
+    one = getattr(state, "_fsdp_param_group", None)  # before PyTorch 2.13
+    return getattr(state, "_fsdp_param_groups", [one] if one is not None else [])
 
 
 def forget_iterations() -> None:
@@ -46,12 +47,11 @@ def refuse_accumulated() -> None:
                 )
 
 
-class Attempts:
+def begun_anew(run: Callable[[], Any]) -> Callable[[], Any]:
     """A step function that is run again after runs that have failed, or are to leave nothing behind."""
 
-    def __init__(self, run: Callable[[], Any]) -> None:
-        self._run = run
-
-    def __call__(self) -> Any:
+    def run_anew() -> Any:
         forget_iterations()
-        return self._run()
+        return run()
+
+    return run_anew

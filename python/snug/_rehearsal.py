@@ -94,7 +94,6 @@ def _make_state_of_the_rest(twin: Any) -> None:
         else:
             zero = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
             parameter.grad = zero.expand(parameter.shape).contiguous() if is_fused else zero.expand(parameter.shape)
-
         try:
             steps.step(parameter)
         finally:
@@ -200,7 +199,7 @@ def _is_leaf_with_gradient(tensor: torch.Tensor) -> bool:
 @contextmanager
 def leaves_kept() -> Iterator[list[torch.Tensor]]:
     """No leaf tensor of the process has a gradient inside, so that a step may free or zero them; all have the same as
-        before afterwards, and the same data, as a step may put other data in its place. No other thread may train meanwhile.
+    before afterwards, and the same data, as a step may put other data in its place. No other thread may train meanwhile.
     Gives those that are tensors around others, as DTensors: FSDP2 puts gradients there by itself.
     """
     kept = []
@@ -215,7 +214,6 @@ def leaves_kept() -> Iterator[list[torch.Tensor]]:
             thing.grad = None
         if hooks:
             thing._post_accumulate_grad_hooks = None
-
     _core.tag([thing for thing, data, *_ in kept if data is not None and isinstance(thing, torch.nn.Parameter)], "weights")
     try:
         yield [thing for thing, data, *_ in kept if data is None and thing.layout == torch.strided]
@@ -223,7 +221,6 @@ def leaves_kept() -> Iterator[list[torch.Tensor]]:
         for tensor, data, gradient, hooks in kept:
             if hooks:
                 tensor._post_accumulate_grad_hooks = hooks
-
             if data is not None and tensor.data_ptr() != data.data_ptr():
                 tensor.data = data
             if gradient is not None or tensor.grad is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import _core
+from ._if_imported import is_a
 
 
 def _wrapping(kind: Any, spec: Any) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
@@ -27,12 +27,12 @@ def unwrapped(tensor: Any) -> tuple[list[torch.Tensor], Callable[[Sequence[torch
     __tensor_flatten__, which PyTorch's own compiler asks for)."""
     if not is_traceable_wrapper_subclass(tensor) or tensor.layout != torch.strided:
         return None
+    if is_a(tensor, "torch.distributed.tensor", "DTensor"):
+        return [tensor.detach()._local_tensor], _wrapping(type(tensor), tensor._spec)
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         names, context = tensor.detach().__tensor_flatten__()
         parts = {name: getattr(tensor, name) for name in names}
     kind, size, stride = type(tensor), tensor.size(), tensor.stride()
-    if kind is getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None):
-        return [tensor.detach()._local_tensor], _wrapping(kind, tensor._spec)
     inside = [name for name, part in parts.items() if isinstance(part, torch.Tensor)]
     others = {name: part for name, part in parts.items() if name not in inside}
 

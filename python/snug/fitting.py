@@ -11,10 +11,8 @@ import torch
 from . import _core
 from ._agreement import Group
 from ._capture import Recorded, loss_of
-
 from ._core import ArenaStats, StepReport
-from ._fsdp import Attempts, forget_iterations, refuse_accumulated
-
+from ._fsdp import begun_anew, forget_iterations, refuse_accumulated
 from ._rehearsal import Rehearsals, leaves_kept
 from ._updates import UpdatesInBackward, refuse_hooks
 from .choices import Allowed
@@ -139,7 +137,7 @@ class _Fitted:
         group = Group(process_group)
         self.agreement = group.agreement()
         refuse_accumulated()
-        run = Attempts(lambda: loss_of(chosen, sample))
+        run = begun_anew(lambda: loss_of(chosen, sample))
 
 
         def update_begins(stepping: Any) -> None:
@@ -158,8 +156,7 @@ class _Fitted:
                 self.streamed.reopen()  # what the session before had
             raise
         finally:
-            if distributed:
-                forget_iterations()
+            forget_iterations()
 
         self.device = device
 
@@ -229,8 +226,7 @@ class Session:
             with self._updates:
                 loss = self._core.backward(lambda: loss_of(chosen, batch))
         except BaseException:
-            if torch.distributed.is_available() and torch.distributed.is_initialized():
-                forget_iterations()
+            forget_iterations()
             raise
         self._updates.finish()
         return loss

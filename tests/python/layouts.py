@@ -2,15 +2,12 @@
 
 import gc
 import hashlib
-import os
 import warnings
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import partial
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -21,6 +18,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import snug
+from processes import in_processes
 
 VOCABULARY, WIDTH, LENGTH, ROWS = 256, 64, 64, 8
 
@@ -42,14 +40,14 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, blocks=4, repeated=1, turns=1, writes=False):
+    def __init__(self, blocks=4, repeated=1, turns=1, writes=False, reduces=False):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.blocks = nn.ModuleList([Block() for _ in range(blocks)])
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY)
         self.repeated, self.turns = repeated, turns  # each block, one behind the other; all blocks
-        self.writes = writes  # in place, over what blocks have made
+        self.writes, self.reduces = writes, reduces  # in place, over what blocks have made; the latter by a collective
 
     def forward(self, tokens):
         x = self.embedding(tokens)
@@ -62,6 +60,10 @@ class Model(nn.Module):
                 x += other
                 other = x.exp().clamp(max=2)
                 x = x.relu_() + other * 0.1
+            if self.reduces:
+                other = x.exp().clamp(max=2)
+                dist.all_reduce(x.detach())
+                x = x / dist.get_world_size() + other.tanh()
         return self.head(self.norm(x))
 
 
@@ -139,6 +141,7 @@ TWO = {
     "fsdp, blocks twice": Layout(fsdp, model={"blocks": 2, "repeated": 2}),
     "fsdp, blocks in turns": Layout(partial(fsdp, reshard_after_forward=False), model={"blocks": 2, "turns": 2}, budgets=("80%",)),
     "fsdp, written in place": Layout(fsdp, model={"writes": True}),
+    "fsdp, reduced in place": Layout(fsdp, model={"reduces": True}),
     "fsdp, columns": Layout(partial(fsdp, shard_placement_fn=last_dimension)),
         "fsdp, two micro-batches": Layout(fsdp, accumulate=2),
     "tensor": Layout(tensor_parallel, same_batch=("all",)),
@@ -221,11 +224,8 @@ def run(layout, budget, steps=3):
     return bits, said
 
 
-def _process(rank, processes, port, layouts, results):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def _all_of(rank, results, layouts):
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
-    dist.init_process_group("gloo", rank=rank, world_size=processes, timeout=timedelta(seconds=120))
-    torch.set_num_threads(1)
     for name, layout in layouts.items():
         plain, _ = run(layout, None)
         for budget in layout.budgets:
@@ -239,13 +239,8 @@ def _process(rank, processes, port, layouts, results):
                 "buffer": 2 * buffer_bytes() if layout.divide is not data_parallel else 0,
                 "peaks": [(peak, plan.predicted_peak, limit, plan.unplanned_peak) for _, plan, peak, limit in said],
             }
-    dist.destroy_process_group()
 
 
 def run_all(processes, layouts):
     """What became of each: by name, budget and rank."""
-    with mp.get_context("spawn").Manager() as manager:
-        results = manager.dict()
-        port = 29500 + os.getpid() % 1000 + 10 * processes
-        mp.spawn(_process, args=(processes, port, layouts, results), nprocs=processes)
-        return dict(results)
+    return in_processes(processes, _all_of, layouts)

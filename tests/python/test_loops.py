@@ -14,6 +14,7 @@ from torch import nn
 
 import snug
 from architectures import make
+from processes import in_processes
 
 
 def small():
@@ -105,10 +106,7 @@ def test_ddp_on_gloo():
         assert dict(results) == {0: True, 1: True}
 
 
-def _fsdp1(rank, port, results):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    torch.set_num_threads(1)
+def _fsdp1(rank, results):
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     import snug
@@ -122,16 +120,13 @@ def _fsdp1(rank, port, results):
         snug.fit(lambda b: model(b).square().mean(), torch.randn(512, 64), budget="60%", process_group=dist.group.WORLD)
     except snug.UsageError as error:
         results[rank] = str(error)
-    dist.destroy_process_group()
 
 
 @only_on_the_cpu("collectives")
 def test_fsdp1_is_refused():
-    with mp.get_context("spawn").Manager() as manager:
-        results = manager.dict()
-        mp.spawn(_fsdp1, args=(29500 + os.getpid() % 1000 + 2, results), nprocs=2)
-        for message in (results[0], results[1]):
-            assert "has been freed since an operator read it, as FullyShardedDataParallel (FSDP1) does" in message
+    results = in_processes(2, _fsdp1)
+    for message in (results[0], results[1]):
+        assert "has been freed since an operator read it, as FullyShardedDataParallel (FSDP1) does" in message
 
 
 def _collectives(rank, port, results):

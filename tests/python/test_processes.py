@@ -1,17 +1,14 @@
 """Processes that train one model together decide together what changes what each of them runs."""
 
-import os
-from datetime import timedelta
-
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import snug
+from processes import in_processes
 
 
 def small():
@@ -20,19 +17,12 @@ def small():
     return model, torch.randn(8192, 64)
 
 
-def meet(rank, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    torch.set_num_threads(1)
-
-
 def gradients(model):
     return [getattr(p.grad, "to_local", p.grad.clone)().clone() for p in model.parameters()]
 
 
-def _refused(rank, port, results, how):
+def _refused(rank, results, how):
     explicit = how == "a group"
-    meet(rank, port)
     model, x = small()
     part = x.chunk(2)[rank]
     divided = None
@@ -67,19 +57,14 @@ def _refused(rank, port, results, how):
         planned = gradients_of(lambda: session.backward(part))
     plain = gradients_of((lambda: step(part)) if explicit else lambda: step(part).backward())
     results[rank] = (recorded, all(torch.equal(a, b) for a, b in zip(plain, planned)))
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp", "a group"])
 def test_what_one_process_refuses_is_recorded_again_in_all(how):
-    with mp.get_context("spawn").Manager() as manager:
-        results = manager.dict()
-        mp.spawn(_refused, args=(29500 + os.getpid() % 1000 + 3, results, how), nprocs=2)
-        assert dict(results) == {0: (2 + 2, True), 1: (2 + 2, True)}
+    assert in_processes(2, _refused, how) == {0: (2 + 2, True), 1: (2 + 2, True)}
 
 
-def _static_graph(rank, port, results):
-    meet(rank, port)
+def _static_graph(rank, results):
 
     def trained(planned):
         model, x = small()
@@ -102,23 +87,18 @@ def _static_graph(rank, port, results):
         return gradients(model)
 
     results[rank] = all(torch.equal(a, b) for a, b in zip(trained(False), trained(True), strict=True))
-    dist.destroy_process_group()
 
 
 def test_a_static_graph_of_ddp_has_to_have_had_its_first_iteration():
-    with mp.get_context("spawn").Manager() as manager:
-        results = manager.dict()
-        mp.spawn(_static_graph, args=(29500 + os.getpid() % 1000 + 7, results), nprocs=2)
-        assert dict(results) == {0: True, 1: True}
+    assert in_processes(2, _static_graph) == {0: True, 1: True}
 
 
 class Ended(Exception):
     pass
 
 
-def _ends(rank, port, results):
+def _ends(rank, results):
     """Steps of which one ends in the middle of its backward pass, in all processes."""
-    meet(rank, port)
 
     def trained(planned):
         model, x = small()
@@ -167,14 +147,10 @@ def _ends(rank, port, results):
 
     plain, under = trained(False), trained(True)
     results[rank] = len(plain) == len(under) > 0 and all(torch.equal(a, b) for a, b in zip(plain, under))
-    dist.destroy_process_group()
 
 
 def test_steps_under_fsdp2_go_on_after_one_that_ended_in_its_backward_pass():
-    with mp.get_context("spawn").Manager() as manager:
-        results = manager.dict()
-        mp.spawn(_ends, args=(29500 + os.getpid() % 1000 + 5, results), nprocs=2)
-        assert dict(results) == {0: True, 1: True}
+    assert in_processes(2, _ends) == {0: True, 1: True}
 
 
 def test_a_process_group_that_is_none_is_refused():
