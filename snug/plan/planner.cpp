@@ -46,14 +46,14 @@ Planner::Planner(const StepGraph& graph, std::string_view strategy, SearchOption
     : strategy_(strategy),
       none_(plan_none(graph)),
       plans_(plans_of(graph, strategy_from(strategy), options)),
-      static_bytes_(graph.static_bytes),
+      outside_(graph.outside()),
       options_(options) {}
 
 Planner::Planner(const StepGraph& graph, MemoryPlan plan)
-    : none_(plan_none(graph)), plans_(predicted(graph, std::move(plan))), static_bytes_(graph.static_bytes) {}
+    : none_(plan_none(graph)), plans_(predicted(graph, std::move(plan))), outside_(graph.outside()) {}
 
 MemoryPlan Planner::plan_of_first(const StepGraph& now, std::optional<Budget> budget) const {
-  const Bytes more_static = now.static_bytes - static_bytes_;
+  const Bytes more_static = now.outside() - outside_;
   const auto moved = [&](MemoryPlan plan) {
     plan.predicted_peak += more_static;
     return plan;
@@ -101,7 +101,7 @@ Bytes Planner::floor(const StepGraph& now) const {
                                     [](const Evicted& e) { return e.least; },
                                 },
                                 plans_);
-  return then + now.static_bytes - static_bytes_;
+  return then + now.outside() - outside_;
 }
 
 LowerBound lower_bound_within(const StepGraph& graph, std::optional<Budget> budget) {

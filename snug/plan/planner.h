@@ -23,9 +23,9 @@ class Planner {
   /// Always the given plan, which must be for the graph; its predictions are made anew.
   Planner(const StepGraph& graph, MemoryPlan plan);
 
-  /// `now`: the graph that the planner was made for; its static bytes may have changed. Without a budget, Optimal keeps
-  /// everything. Of further devices the graph must have figures: see plan_everywhere. Throws DoesNotFit when the
-  /// strategy has no plan under these budgets.
+  /// `now`: the graph that the planner was made for; its static bytes may have changed, and what others hold. Without a
+  /// budget, Optimal keeps everything. Of further devices the graph must have figures: see plan_everywhere. Throws
+  /// DoesNotFit when the strategy has no plan under these budgets.
   [[nodiscard]] MemoryPlan plan(const StepGraph& now, const Budgets& budgets) const;
 
   /// As it was given; "optimal" for a given plan.
@@ -45,7 +45,7 @@ class Planner {
   std::string strategy_ = "optimal";
   MemoryPlan none_;
   Plans plans_;
-  Bytes static_bytes_;
+  Bytes outside_;  // see StepGraph::outside
   SearchOptions options_;
 };
 

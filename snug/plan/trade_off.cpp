@@ -77,7 +77,8 @@ std::optional<StepGraph> with_less_to_choose(const StepGraph& graph) {
 
 }  // namespace
 
-TradeOff::TradeOff(const StepGraph& graph, SearchOptions options) : static_bytes_(graph.static_bytes) {
+TradeOff::TradeOff(const StepGraph& graph, SearchOptions options)
+    : static_bytes_(graph.static_bytes), others_held_(graph.others_held) {
   // Small steps are done with before this is used up; for large ones a few passes over the graph are not much.
   const Effort effort{
       std::clamp<std::int64_t>(100 * static_cast<std::int64_t>(graph.ops.size()), kLeastEffort, kMostEffort)};
@@ -142,14 +143,14 @@ std::vector<MemoryPlan> TradeOff::between(const StepGraph& graph, std::size_t fa
 MemoryPlan TradeOff::best(const StepGraph& graph, Budget budget) const {
   MemoryPlan chosen = best_of_front(graph, budget);
   const auto less = with_less_ ? with_less_to_choose(graph) : std::nullopt;
-  const Bytes more_static = graph.static_bytes - static_bytes_;
+  const Bytes more_static = graph.outside() - static_bytes_ - others_held_;
   if (!less || budget.for_blocks() < with_less_->floor() + more_static) return chosen;
   MemoryPlan other = with_less_->best(*less, budget);
   return other.predicted_seconds < chosen.predicted_seconds ? other : chosen;
 }
 
 MemoryPlan TradeOff::best_of_front(const StepGraph& graph, Budget budget) const {
-  const Bytes more_static = graph.static_bytes - static_bytes_;
+  const Bytes more_static = graph.outside() - static_bytes_ - others_held_;
   const auto fits = [&](const MemoryPlan& plan) { return plan.predicted_peak + more_static <= budget.for_blocks(); };
   const auto fastest = std::ranges::find_if(plans_, fits);
   if (budget.for_blocks() < floor() + more_static) {
@@ -162,6 +163,7 @@ MemoryPlan TradeOff::best_of_front(const StepGraph& graph, Budget budget) const 
     // Searched for with the static bytes of then.
     StepGraph then = graph;
     then.static_bytes = static_bytes_;
+    then.others_held = others_held_;
     const auto found = between(then, static_cast<std::size_t>(fastest - plans_.begin()) - 1);
     if (const auto better = std::ranges::find_if(found, fits); better != found.end()) chosen = *better;
   }

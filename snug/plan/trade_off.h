@@ -44,7 +44,7 @@ class TradeOff {
   [[nodiscard]] std::vector<MemoryPlan> between(const StepGraph& graph, std::size_t faster) const;
 
   std::vector<MemoryPlan> plans_;
-  Bytes static_bytes_;                         // of the graph that was searched
+  Bytes static_bytes_, others_held_;           // of the graph that was searched
   MemoryPlan lowest_;                          // that sets the floor
   std::shared_ptr<const TradeOff> with_less_;  // of plans that do not move, or are not lossy, where others may
 };

@@ -106,6 +106,19 @@ Moves overlapping_moves(const StepGraph& graph, double price, int which) {
   return moves;
 }
 
+TEST(TradeOff, IsTheBestOfAllPlansWhereMicroBatchesAreInFlight) {
+  int graphs = 0, points = 0;
+  for (std::uint64_t seed = 0; graphs < 200; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    StepGraph graph = synthetic::random_graph(seed, 2 + static_cast<int>(seed % 3));
+    if (graph.flow.values() > 9) continue;
+    graph.in_flight = 2 + static_cast<int>(seed % 4);
+    ++graphs;
+    ASSERT_NO_FATAL_FAILURE(expect_best_of(plans_by_brute_force(graph), graph, [&](const MemoryPlan&) { ++points; }));
+  }
+  EXPECT_GE(points, 300);
+}
+
 TEST(TradeOff, IsTheBestOfAllPlansOfASmallStep) {
   int graphs = 0, points = 0;
   std::size_t plans = 0;

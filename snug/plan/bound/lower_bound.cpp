@@ -43,6 +43,8 @@ struct TightMoment {
 
 TightMoment tight_moment(const StepGraph& graph, std::size_t event, Bytes room) {
   TightMoment tight{event, Moment(graph, event), static_cast<double>(room), {}};
+  // What one holds there all in flight do.
+  if (graph.in_flight > 1 && event + 1 == graph.turn_event()) tight.room /= graph.in_flight;
   for (ValueId v = 0; v < graph.flow.values(); ++v) {
     const bool made = !graph.flow.is_leaf(v) && graph.flow.producer(v) < tight.moment.ops;
     tight.weights.push_back(made && !tight.moment.free[at(v)] ? static_cast<double>(graph.step_bytes(v)) : 0);
@@ -183,7 +185,12 @@ LowerBound lower_bound(const StepGraph& graph, Bytes peak) {
   // A moment can only ask for replays if keeping everything is too much there.
   const std::vector<Bytes> everything = simulate(graph, plan_none(graph), Detail::Timeline).peaks;
   std::vector<TightMoment> moments;
-  for (const std::size_t event : tight_moments(everything)) {
+  std::vector<std::size_t> events = tight_moments(everything);
+  if (const std::size_t turn = graph.turn_event(); graph.in_flight > 1 && turn > 0 && turn <= everything.size()) {
+    std::erase(events, turn - 1);
+    events.insert(std::ranges::lower_bound(events, turn - 1), turn - 1);
+  }
+  for (const std::size_t event : events) {
     if (everything[event] > peak) moments.push_back(tight_moment(graph, event, peak - unavoidable[event]));
   }
   double most = 0;

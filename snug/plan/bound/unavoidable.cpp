@@ -41,7 +41,10 @@ std::vector<Bytes> unavoidable_bytes(const StepGraph& graph) {
   result.reserve(graph.events.size());
   Touched touched(graph);
   Bytes of_values = 0;
+  const std::size_t turn = graph.turn_event();
+  Bytes held = 0;
   for (StepWalk walk(graph); !walk.at_end();) {
+    if (walk.position() == turn) held = walk.unowned() + of_values - graph.static_bytes;
     const Bytes before = walk.unowned() + of_values;
     touched.clear();
     walk.step(touched);
@@ -54,6 +57,9 @@ std::vector<Bytes> unavoidable_bytes(const StepGraph& graph) {
     }
     result.push_back(std::max(before + touched.transient, walk.unowned() + of_values));
   }
+  const Bytes of_others = (graph.in_flight - 1) * held + graph.others_held;
+  const std::size_t over = std::min(of_others != 0 ? graph.backward_end() : 0, result.size());
+  for (std::size_t i = 0; i < over; ++i) result[i] += of_others;
   return result;
 }
 

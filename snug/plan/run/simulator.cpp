@@ -8,6 +8,7 @@
 #include "snug/plan/run/away.h"
 #include "snug/plan/run/departures.h"
 #include "snug/plan/run/images.h"
+#include "snug/plan/run/in_flight.h"
 #include "snug/plan/run/ledger.h"
 #include "snug/plan/run/prefetch.h"
 #include "snug/plan/run/staging.h"
@@ -46,11 +47,16 @@ class Run : public StepVisitor {
   }
 
   std::optional<Simulation> to_the_end(Detail detail, std::int64_t replays, Bytes on_host, Bytes on_disk) {
+    const std::int32_t in_flight = graph_.in_flight;
+    std::optional<OthersInFlight> others;
+    if (in_flight > 1 || graph_.others_held > 0) others.emplace(graph_);
     while (!walk_.at_end()) {
+      if (others) others->before_event(walk_.position(), live_, result_);
       highest_ = live_;
       events_seconds_ += graph_.events[walk_.position()].seconds;
       walk_.step(*this);
-      if (result_.replayed_ops > replays || result_.host_peak > on_host || result_.disk_peak > on_disk)
+      if (result_.replayed_ops > replays || result_.host_peak * in_flight > on_host ||
+          result_.disk_peak * in_flight > on_disk)
         return std::nullopt;
       if (detail == Detail::Timeline) {
         result_.timeline.push_back(live_);
@@ -59,6 +65,7 @@ class Run : public StepVisitor {
       }
     }
     result_.seconds = graph_.step_seconds + own_seconds();
+    if (others) others->at_end(live_, result_);
     return std::move(result_);
   }
 

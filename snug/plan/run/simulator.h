@@ -13,7 +13,7 @@ namespace snug::plan {
 
 /// What a step would take under a plan.
 struct Simulation {
-  Bytes peak = 0;              ///< static bytes included
+  Bytes peak = 0;              ///< static bytes included, and what other micro-batches in flight hold
   std::size_t peak_event = 0;  ///< position in StepGraph::events
   OpId peak_op = kNoOp;        ///< the operator that ran or was replayed there, kNoOp between operators
   Bytes after_forward = 0;
@@ -38,7 +38,8 @@ enum class Detail : std::uint8_t {
 };
 
 /// Walks the events of `graph` as the executor would under `plan`, with the same Ledger. Pure; the plan must be for
-/// the graph. Where the allocator is deterministic, the peak is that of the run.
+/// the graph. Where the allocator is deterministic, the peak is that of the run. Micro-batches in flight
+/// (StepGraph::in_flight) hold what this one does where its backward pass begins, all the time until it is over.
 Simulation simulate(const StepGraph& graph, const MemoryPlan& plan, Detail detail = Detail::Totals);
 
 /// The same, given up when more than `replays` operators run again, or more is moved than may be: for searches, which

@@ -146,13 +146,16 @@ class Search {
       const auto next = std::ranges::lower_bound(sorted, event, {}, &Price::event);
       return before[static_cast<std::size_t>(next - sorted.begin())];
     };
+    // What is there between forward and backward, other micro-batches in flight hold too, at each of the moments.
+    const std::size_t turn = graph_.turn_event();
+    const double of_others = (graph_.in_flight - 1) * before.back();
     std::vector<double> weights(graph_.values.size(), 0);
     for (std::size_t v = 0; v < weights.size(); ++v) {
       const Stay& stay = stays_[v];
-      if (stay.end > stay.begin + 1) {
-        weights[v] =
-            (until(stay.end) - until(stay.begin + 1)) * static_cast<double>(graph_.step_bytes(static_cast<ValueId>(v)));
-      }
+      if (stay.end <= stay.begin + 1) continue;
+      const bool in_between = stay.begin < turn && turn <= stay.end;
+      const double price = until(stay.end) - until(stay.begin + 1) + (in_between ? of_others : 0.0);
+      weights[v] = price * static_cast<double>(graph_.step_bytes(static_cast<ValueId>(v)));
     }
     return weights;
   }

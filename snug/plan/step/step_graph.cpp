@@ -10,7 +10,7 @@ namespace snug::plan {
 void StepGraph::take_shorter_times(const StepGraph& other) {
   for (std::size_t i = 0; i < ops.size(); ++i) ops[i].seconds = std::min(ops[i].seconds, other.ops[i].seconds);
   set_step_seconds(std::min(step_seconds, other.step_seconds));
-  update_seconds = std::min(update_seconds, other.update_seconds);
+  if (other.update_seconds > 0) update_seconds = std::min(update_seconds, other.update_seconds);
 }
 
 void StepGraph::set_step_seconds(double seconds) {
@@ -23,6 +23,21 @@ void StepGraph::set_step_seconds(double seconds) {
 std::size_t StepGraph::settle_event() const {
   const auto settle = std::ranges::find(events, Event::Kind::Settle, &Event::kind);
   return static_cast<std::size_t>(settle - events.begin());
+}
+
+std::size_t StepGraph::turn_event() const {
+  std::size_t next = std::min(settle_event() + 1, events.size());
+  while (next < events.size() && events[next].kind == Event::Kind::Die) ++next;
+  return next;
+}
+
+std::size_t StepGraph::backward_end() const {
+  const std::size_t settle = settle_event();
+  for (std::size_t i = events.size(); i > settle; --i) {
+    const Event::Kind kind = events[i - 1].kind;
+    if (kind == Event::Kind::Unpack || kind == Event::Kind::Release) return i;
+  }
+  return settle;
 }
 
 void StepGraph::add_static(std::size_t device, std::size_t tag, Bytes bytes) {

@@ -64,6 +64,13 @@ struct Event {
   friend bool operator==(const Event&, const Event&) = default;
 };
 
+/// So many micro-batches of a kind that are in flight.
+struct InFlight {
+  std::uint64_t kind = 0;  ///< its fingerprint
+  std::int32_t count = 0;
+  friend bool operator==(const InFlight&, const InFlight&) = default;
+};
+
 /// One training step, as recorded: all that a planner needs. A plain value; see to_json for the file.
 struct StepGraph {
   Dataflow flow;
@@ -80,6 +87,14 @@ struct StepGraph {
   double step_seconds = 0;               ///< forward and backward of the recorded step: what its events add up to
   double update_seconds = 0;             ///< of the optimizer step; 0 when none was recorded
   Bytes update_bytes = 0;                ///< highest memory during it above that before it; also its event's
+  /// Micro-batches of a larger step, with the same events as this one, that have gone forward and not backward when
+  /// this one runs, at most, and this one.
+  std::int32_t in_flight = 1;
+  /// Where there are several kinds of them: what is in flight at once, this one among them, while it goes forward or
+  /// backward. One for each that is not less than another.
+  std::vector<std::vector<InFlight>> in_flight_with{};
+  std::vector<std::int32_t> stages{};  ///< of those micro-batches, as the step numbers them: others may begin alike
+  Bytes others_held = 0;  ///< what micro-batches of other kinds hold meanwhile, until this one's backward pass is over
 
   /// Counts more that is there before the step, by memory::Tag: of the first device, or from 1 on of `parts`.
   void add_static(std::size_t device, std::size_t tag, Bytes bytes);
@@ -96,6 +111,9 @@ struct StepGraph {
     return info.device == 0 ? info.bytes : 0;
   }
 
+  /// What is there beside the step while it goes forward and backward.
+  [[nodiscard]] Bytes outside() const noexcept { return static_bytes + others_held; }
+
   /// Scales the clock so that the events add up to `seconds`, and sets step_seconds.
   void set_step_seconds(double seconds);
 
@@ -107,6 +125,11 @@ struct StepGraph {
 
   /// The position in `events` where forward ends and backward begins; their number when there is none.
   [[nodiscard]] std::size_t settle_event() const;
+
+  /// The position in `events` where backward begins to work, behind what the program lets go of before.
+  [[nodiscard]] std::size_t turn_event() const;
+  /// The position behind the last event of backward nodes; that of settle_event() where there is none.
+  [[nodiscard]] std::size_t backward_end() const;
 
   /// Tells graphs apart: a hash of all signatures.
   [[nodiscard]] std::uint64_t fingerprint() const;

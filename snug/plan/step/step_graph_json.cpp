@@ -18,6 +18,7 @@
 namespace snug::plan {
 namespace {
 
+constexpr std::int32_t kMostInFlight = 1 << 20;
 constexpr int kGraphVersion = 3, kOldestGraphVersion = 2;  // 2 had no clock, no bytes of leaves, no devices
 constexpr const char* kGraphFormat = "snug step graph";
 
@@ -215,6 +216,7 @@ double sum_of_bytes(const StepGraph& graph) {
   double sum = 0;
   const auto add = [&](Bytes bytes) { sum += std::abs(static_cast<double>(bytes)); };
   add(graph.static_bytes);
+  add(graph.others_held);
   add(graph.update_bytes);
   for (const Bytes bytes : graph.static_by_tag) add(bytes);
   for (const OpInfo& op : graph.ops) add(op.peak_bytes), add(op.other_bytes);
@@ -257,7 +259,7 @@ void check(const StepGraph& graph, const JsonField& json) {
     if (value.device < 0 || static_cast<std::size_t>(value.device) >= graph.devices.size())
       refuse(fmt::format("value {} is on device {} of {}", v, value.device, graph.devices.size()));
   }
-  if (const double sum = sum_of_bytes(graph); sum > 0x1p60)
+  if (const double sum = sum_of_bytes(graph) * graph.in_flight; sum > 0x1p60)
     refuse(fmt::format("its memory adds up to {:g} bytes; planners count up to 2^60", sum));
   for (const DevicePart& part : graph.parts) check(part, graph, refuse);
   OpId next = 0;
@@ -315,6 +317,14 @@ Json to_json(const StepGraph& graph) {
   if (graph.moves.host) json["host"] = to_json(*graph.moves.host);
   if (graph.moves.disk) json["disk"] = to_json(*graph.moves.disk);
   if (graph.lossy != Codec::None) json["lossy"] = word_of(graph.lossy);
+  if (graph.in_flight > 1) json["in_flight"] = graph.in_flight;
+  if (!graph.stages.empty()) json["stages"] = graph.stages;
+  if (graph.others_held > 0) json["others_held"] = graph.others_held;
+  for (const std::vector<InFlight>& at_once : graph.in_flight_with) {
+    Json entry = Json::array();
+    for (const auto& [kind, count] : at_once) entry.push_back({kind, count});
+    json["in_flight_with"].push_back(std::move(entry));
+  }
   return json;
 }
 
@@ -346,6 +356,16 @@ StepGraph step_graph_from(const JsonField& json) {
   if (const auto host = json.find("host")) graph.moves.host = move_cost_from(*host);
   if (const auto disk = json.find("disk")) graph.moves.disk = move_cost_from(*disk);
   if (const auto lossy = json.find("lossy")) graph.lossy = lossy->one_of(kCodecWords);
+  graph.in_flight = json.optional<std::int32_t>("in_flight", 1, {.low = 1, .high = kMostInFlight});
+  graph.others_held = json.optional<Bytes>("others_held", 0, kNotNegative);
+  if (const auto stages = json.find("stages")) graph.stages = stages->as<std::vector<std::int32_t>>();
+  if (const auto with = json.find("in_flight_with")) {
+    for (const JsonField& at_once : with->items()) {
+      std::vector<InFlight>& entry = graph.in_flight_with.emplace_back();
+      for (const JsonField& one : at_once.items())
+        entry.push_back({one.at(0).as<std::uint64_t>(), one.at(1).as<std::int32_t>({.low = 0, .high = kMostInFlight})});
+    }
+  }
   check(graph, json);
   if (version == 2) estimate_clock(graph);
   return graph;

@@ -44,6 +44,10 @@ TEST(StepGraphJson, KeepsClockDevicesModulesStreamsAndBytesOfLeaves) {
   graph.ops[0].module = "layers.0";
   graph.ops[0].stream = 7;
   graph.lossy = Codec::Int4;
+  graph.in_flight = 4;
+  graph.others_held = 123;
+  graph.stages = {0, 2};
+  graph.in_flight_with = {{{graph.fingerprint(), 4}, {17, 2}}, {{17, 3}}};
   for (const Codec codec : {Codec::Exponents, Codec::Int4}) {
     graph.values[at(a)].encodings.push_back({.codec = codec,
                                              .element = 4,
