@@ -31,6 +31,7 @@
 #include "snug/plan/planner.h"
 #include "snug/plan/step/memory_plan.h"
 #include "snug/record/declared_operators.h"
+#include "snug/record/micro_batch.h"
 #include "snug/replay/checkpoint.h"
 #include "snug/replay/checkpointed.h"
 #include "snug/replay/fit.h"

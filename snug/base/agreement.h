@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "snug/base/errors.h"
+
 namespace snug {
 
 /// What one process has to say about going on as it is.
@@ -38,6 +40,13 @@ class Agreement {
   [[nodiscard]] virtual bool covers_collectives() const { return false; }
   /// Each number becomes the largest that one of them has. As many in each.
   virtual void largest(std::span<double> /*numbers*/) {}
+};
+
+/// Ends what this process does together with others, as one of them has failed and says so: on what comes of that they
+/// have still to vote.
+class EndedByAnother : public Error {
+ public:
+  using Error::Error;
 };
 
 /// Of a process that trains alone: its own word.

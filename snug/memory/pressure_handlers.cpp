@@ -18,9 +18,9 @@ bool PressureHandlers::ask(Bytes bytes) {
   // Shared, so that an allocation inside a handler's frees cannot deadlock.
   const std::shared_lock lock(mutex_);
   for (const Patience patience : {Patience::None, Patience::AMoment}) {
-    for (PressureHandler* handler : handlers_) {
+    for (auto handler = handlers_.rbegin(); handler != handlers_.rend(); ++handler) {
       calls_ += patience == Patience::None ? 1 : 0;
-      if (handler->make_room(bytes, patience)) return true;
+      if ((*handler)->make_room(bytes, patience)) return true;
     }
   }
   return false;

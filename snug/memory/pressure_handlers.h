@@ -17,7 +17,8 @@ class PressureHandlers {
   /// Waits for a running call on another thread.
   void remove(PressureHandler* handler);
 
-  /// Asks them in the order of their registration, all without patience first, until one has freed something.
+  /// Asks them, the newest first, all without patience first, until one has freed something: of several forward passes
+  /// that are kept the newest is mostly needed last.
   bool ask(Bytes bytes);
   [[nodiscard]] bool any() const {
     const std::shared_lock lock(mutex_);

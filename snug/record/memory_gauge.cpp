@@ -12,6 +12,7 @@ memory::Stats MemoryGauge::begin() {
   memory::Stats stats = memory_.stats();
   stats.allocated -= aside_;
   rebase();
+  entered_ = level_;
   return stats;
 }
 
@@ -39,8 +40,36 @@ MemoryGauge::Taken MemoryGauge::take() {
   return taken;
 }
 
+void MemoryGauge::leave() {
+  own_ += memory_.stats().allocated - entered_;
+  died_ = 0;
+  away_ = true;
+}
+
+void MemoryGauge::enter() {
+  rebase();
+  entered_ = level_;
+  away_ = false;
+}
+
+void MemoryGauge::evicted_of_others(Bytes bytes) {
+  const Bytes block = memory_.rounded(bytes);
+  evicted_ += block;
+  entered_ -= block;
+}
+
+void MemoryGauge::died_of_others(Bytes bytes) noexcept {
+  died_ += bytes;
+  entered_ -= bytes;
+}
+
 void MemoryGauge::evicted(Bytes bytes) {
   const Bytes block = memory_.rounded(bytes);
+  if (away_) {
+    own_ -= block;
+    return;
+  }
+
   meter_->keep(block);
   evicted_ += block;
 }

@@ -32,10 +32,20 @@ class MemoryGauge {
   /// What is allocated now above that at the last mark.
   [[nodiscard]] Bytes grown() const;
 
+  /// Others take their turn from here on, or this step does again: what they take is none of it.
+  void leave();
+  void enter();
+  /// What the step has of the device while others take their turn.
+  [[nodiscard]] Bytes own() const noexcept { return own_; }
+
   /// So many bytes have been freed, which an event of their own says.
-  void died(Bytes bytes) noexcept { died_ += bytes; }
+  void died(Bytes bytes) noexcept { (away_ ? own_ : died_) += away_ ? -bytes : bytes; }
   /// So many bytes of contents have been evicted, by the calling thread: without a limit they would still be there.
   void evicted(Bytes bytes);
+  /// The same of those of others whose turn it is not: at once, by any thread, and then, by this one, in the books.
+  void keep_of_others(Bytes bytes) { meter_->keep(memory_.rounded(bytes)); }
+  void evicted_of_others(Bytes bytes);
+  void died_of_others(Bytes bytes) noexcept;
 
  private:
   memory::DeviceMemory& memory_;
@@ -44,6 +54,9 @@ class MemoryGauge {
   Bytes level_ = 0;    // allocated at the last mark
   Bytes evicted_ = 0;  // since then
   Bytes died_ = 0;     // since then
+  Bytes own_ = 0;      // that the step had taken when it left
+  Bytes entered_ = 0;  // allocated when its turn began
+  bool away_ = false;
 };
 
 }  // namespace snug::record

@@ -37,6 +37,7 @@ Profiler::Profiler(std::vector<MemoryGauge> devices, plan::Codec lossy)
 
 void Profiler::begin() {
   begun_ = true;
+  if (turns_ != nullptr) begin_turn();
   const memory::Stats stats = gauges_.front().begin();
   graph_.static_bytes = stats.allocated;
   graph_.static_by_tag = stats.by_tag;
@@ -78,6 +79,10 @@ void Profiler::died(plan::ValueId value) {
 
 void Profiler::mark() {
   if (!begun_) return begin();
+  if (waits_) return;
+
+  count_evicted_of_others();
+
   std::vector<MemoryGauge::Taken> taken;
   bool any = false;
   for (MemoryGauge& gauge : gauges_) {
@@ -99,6 +104,7 @@ void Profiler::poll(const Tape& tape) {
 }
 
 void Profiler::op_begins(const Tape& tape) {
+  look_at_others();
   poll(tape);
   mark();
 }
@@ -182,6 +188,8 @@ c10::SmallVector<Profiler::OnClock, 2> Profiler::last_kernel(const Tape& tape, p
 }
 
 MemoryGauge::Taken Profiler::taken_by(const plan::Dataflow& flow, plan::OpId op, std::size_t device) {
+  count_evicted_of_others();
+
   const auto [peak, net] = gauges_[device].take_of_operator();
   Bytes outputs = 0;
   for (const plan::Output& out : flow.outputs(op)) {
@@ -220,16 +228,20 @@ void Profiler::unpacked(plan::ValueId value, plan::Residency now) {
 }
 
 void Profiler::aside_begins() {
+  if (Profiler* const other = one_in_turn()) return other->aside_begins();
   mark();
   replay_ = clocks_.front().now();
 }
 
 void Profiler::aside_ends() {
+  if (Profiler* const other = one_in_turn()) return other->aside_ends();
   rebase();
   clocks_.front().leave_out(replay_, clocks_.front().now());
 }
 
 void Profiler::rebase() {
+  count_evicted_of_others();
+
   for (MemoryGauge& gauge : gauges_) gauge.rebase();
 }
 
@@ -260,7 +272,11 @@ void Profiler::evicts(const Tape& tape, plan::ValueId value) {
 
 void Profiler::dropped(plan::ValueId value, std::optional<Bytes> freed) {
   if (freed) {
-    if (MemoryGauge* gauge = gauge_of(value)) gauge->evicted(*freed);
+    MemoryGauge* const gauge = gauge_of(value);
+    if (gauge == nullptr) return;
+    gauge->evicted(*freed);
+    if (!waits_) return;
+    turns_->evicted(gauge->memory(), *freed);
     return;
   }
   // The node has handed on what it saved, as the gradient of something: the Release event frees it, and it is there.
@@ -268,6 +284,7 @@ void Profiler::dropped(plan::ValueId value, std::optional<Bytes> freed) {
 }
 
 void Profiler::settle_begins(const Tape& tape) {
+  look_at_others();
   poll(tape);
   mark();
   push(Event::Kind::Settle, -1);
@@ -334,7 +351,12 @@ void Profiler::note_seconds() {
 plan::StepGraph Profiler::finish(const Tape& tape) {
   const PatientLock lock(tape.mutex());  // others may evict
   poll(tape);
-  mark();
+  if (waits_) {
+    waited();
+  } else {
+    mark();
+  }
+
   note_seconds();
   graph_.flow = tape.flow();
   graph_.values.resize(static_cast<std::size_t>(graph_.flow.values()));
@@ -352,6 +374,7 @@ plan::StepGraph Profiler::finish(const Tape& tape) {
     graph_.values[plan::at(v)].leaf_bytes =
         (gauge != nullptr ? gauge->memory() : gauges_.front().memory()).rounded(tape.values().nbytes(v));
   }
+  let_go_of_referred();
   encodings_.try_all(tape, graph_);
   return std::move(graph_);
 }

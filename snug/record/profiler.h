@@ -6,8 +6,11 @@
 
 #include <deque>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <unordered_set>
+#include <utility>
+
 #include <vector>
 
 #include "snug/plan/step/step_graph.h"
@@ -27,6 +30,9 @@ class Profiler final : public TapeObserver {
   /// Of these devices' memory, the first of which the step is planned for. One at least, each once. `lossy`: the codec
   /// that plans may use beside those that give back the same bits.
   explicit Profiler(std::vector<MemoryGauge> devices, plan::Codec lossy = plan::Codec::None);
+  ~Profiler() override;
+  Profiler(const Profiler&) = delete;
+  Profiler& operator=(const Profiler&) = delete;
 
   [[nodiscard]] bool measures() const override { return true; }
   void op_begins(const Tape& tape) override;
@@ -61,8 +67,32 @@ class Profiler final : public TapeObserver {
   /// Bytes of that state, by device.
   [[nodiscard]] const std::vector<Bytes>& state_to_come() const noexcept { return state_to_come_; }
 
-  /// The step is over, its saved tensors are gone. Backward ran from settle_begins() until now.
+  /// The step is over, its saved tensors are gone. Backward ran from settle_begins() until now, where it was its turn.
   plan::StepGraph finish(const Tape& tape);
+
+  /// Micro-batches of one step, each on a tape and with a profiler of its own, whose passes run by turns. What one
+  /// takes while it is not its turn is none of the others', and they take none of its time. Outlives them.
+  /// Any thread may evict meanwhile.
+  class Turns {
+   public:
+    /// What those have of a device that have run, and whose turn it is not, but for what is there because the program
+    /// refers to it, and for no other reason: that is as if it were not theirs. By device.
+    [[nodiscard]] Bytes held(std::size_t device);
+
+   private:
+    friend class Profiler;
+    /// Of one that waits; by any thread.
+    void evicted(const memory::DeviceMemory& memory, Bytes bytes);
+    std::vector<Profiler*> waiting_;
+    std::mutex mutex_;  // of what follows
+    Profiler* now_ = nullptr;
+    std::vector<std::pair<const memory::DeviceMemory*, Bytes>> evicted_;  // of those that wait, and not counted yet
+  };
+  /// Before the first event. It is this one's turn from its first operator on.
+  void take_turns(Turns& turns) { turns_ = &turns; }
+  /// It is the turn of others from here on, until its own comes again.
+  void wait(const Tape& tape);
+  void go_on();
 
  private:
   void begin();
@@ -82,6 +112,20 @@ class Profiler final : public TapeObserver {
   MemoryGauge* gauge_of(plan::ValueId value);
   /// What the step takes for the value has been freed, which an event of its own says.
   void died(plan::ValueId value);
+  /// What those have let go of whose turn it is not is none of this one's.
+  void look_at_others();
+  void count_evicted_of_others();
+
+  /// Where this one waits: a backward pass of that one may go through what this one has noted.
+  [[nodiscard]] Profiler* one_in_turn() const;
+  /// Results that are there because the program refers to them, and for no other reason.
+  [[nodiscard]] std::vector<plan::ValueId> referred(const Tape& tape) const;
+  /// What is none of its own where it waits goes at the end of the forward pass.
+  void let_go_of_referred();
+  void begin_turn();
+
+  void waited();
+
   /// What an operator took of a device, whose outputs there are no part of what it left behind.
   MemoryGauge::Taken taken_by(const plan::Dataflow& flow, plan::OpId op, std::size_t device);
 
@@ -111,6 +155,13 @@ class Profiler final : public TapeObserver {
   StepClock::Moment replay_ = 0;                       // its begin
   Span update_;
   std::vector<Bytes> state_to_come_;
+  struct Waits {
+    const Tape* tape;
+    StepClock::Moment since;
+  };
+  std::optional<Waits> waits_;
+  Turns* turns_ = nullptr;
+  std::vector<plan::ValueId> referred_;  // by the program alone, when its forward pass was over
 };
 
 }  // namespace snug::record

@@ -26,6 +26,7 @@ void each_beside(RecordedStep& step, const Visit& visit) {
   }
   for (PassingBytes& passing : step.passing) {
     visit(passing.state_to_come);
+    visit(passing.beside);
     visit(passing.gradients);
   }
   for (auto& use : step.streamed.uses) visit(use.at);
@@ -94,8 +95,9 @@ bool agree_on(std::vector<RecordedStep>& kinds, Agreement& group) {
   for (RecordedStep& step : kinds) {
     std::size_t beside = 0;
     each_beside(step, [&](const auto&) { ++beside; });
-    for (const std::uint64_t part : {step.graph.fingerprint(), plan::hash_of_uses(step.graph),
-                                     static_cast<std::uint64_t>(beside), static_cast<std::uint64_t>(step.kind)})
+    for (const std::uint64_t part :
+         {step.graph.fingerprint(), plan::hash_of_uses(step.graph), static_cast<std::uint64_t>(beside),
+          static_cast<std::uint64_t>(step.kind), static_cast<std::uint64_t>(step.graph.in_flight)})
       hash = (hash ^ part) * 0x9e3779b97f4a7c15ULL;
   }
   if (!all_have({as_number(hash)}, group)) {

@@ -13,6 +13,7 @@
 #include "snug/replay/agreed_recording.h"
 #include "snug/replay/moves.h"
 #include "snug/replay/other_devices.h"
+#include "snug/replay/planned_step.h"
 #include "snug/replay/record_evicting.h"
 #include "snug/replay/step_arena.h"
 #include "snug/replay/window_choice.h"
@@ -59,6 +60,8 @@ RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forwa
       memory.release_cached();
       return record_step_evicting(cost, forward, memory, options);
     } catch (const RefusedElsewhere&) {
+    } catch (const EndedByAnother&) {
+      (void)ask(group, Vote::No);
     } catch (...) {
       const auto refusal = memory::refusal_in(std::current_exception());
       // Of a device without a budget here somebody else has set the limit.
@@ -148,12 +151,17 @@ std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional
   std::vector<RecordedStep> kinds;
   if (count == 1) {
     kinds.push_back(record(options));
-    return kinds;
+    return each_a_kind(std::move(kinds));
   }
   RecordOptions of_first = options, of_later = options;
   of_first.update = {};
   of_first.update.parameters = options.update.parameters;
   RecordedStep first = record(of_first);
+  if (first.kind == StepKind::MicroBatch) {  // which know of their gradients
+    kinds.push_back(record(options));
+    return each_a_kind(std::move(kinds));
+  }
+
   of_later.have_gradients = first.with_gradients;
   kinds.push_back(record(of_later));
   if (options.update.each && count > 2) {  // those in between update nothing

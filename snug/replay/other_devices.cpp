@@ -47,14 +47,19 @@ void check_all_have_budgets(const std::vector<at::Tensor>& parameters, const std
   }
 }
 
-OtherDevices::OtherDevices(const std::vector<DeviceBudget>& budgets, const std::shared_ptr<record::Tape>& tape,
-                           EvictionCost cost) {
+OtherLimits::OtherLimits(const std::vector<DeviceBudget>& budgets) {
   for (const auto& [device, bytes] : budgets) {
     memory::DeviceMemory& memory = memory::device_memory(device);
     // A session's own, mostly.
     if (memory.stats().limit != bytes) limits_.push_back(std::make_unique<memory::HeldLimit>(memory, bytes));
-    evictors_.push_back(std::make_unique<Evictor>(tape, memory, cost));
   }
+}
+
+TapeEvictors::TapeEvictors(const std::shared_ptr<record::Tape>& tape, memory::DeviceMemory& own,
+                           const std::vector<DeviceBudget>& budgets, EvictionCost cost) {
+  evictors_.push_back(std::make_unique<Evictor>(tape, own, cost));
+  for (const DeviceBudget& other : budgets)
+    evictors_.push_back(std::make_unique<Evictor>(tape, memory::device_memory(other.device), cost));
 }
 
 }  // namespace snug::replay

@@ -30,14 +30,23 @@ void check_other_budgets(const std::vector<DeviceBudget>& budgets, c10::Device o
 void check_all_have_budgets(const std::vector<at::Tensor>& parameters, const std::vector<DeviceBudget>& budgets,
                             c10::Device own);
 
-/// Caps further devices that a step uses while it lives, and drops what the tape has there when they are full.
-class OtherDevices {
+/// Caps further devices that a step uses while it lives.
+class OtherLimits {
  public:
   /// The budgets are as with_indices() and check_other_budgets() have them.
-  OtherDevices(const std::vector<DeviceBudget>& budgets, const std::shared_ptr<record::Tape>& tape, EvictionCost cost);
+  explicit OtherLimits(const std::vector<DeviceBudget>& budgets);
 
  private:
   std::vector<std::unique_ptr<memory::HeldLimit>> limits_;
+};
+
+/// Drops what a tape has on the device, and on further ones, when they are full.
+class TapeEvictors {
+ public:
+  TapeEvictors(const std::shared_ptr<record::Tape>& tape, memory::DeviceMemory& own,
+               const std::vector<DeviceBudget>& budgets, EvictionCost cost);
+
+ private:
   std::vector<std::unique_ptr<Evictor>> evictors_;
 };
 

@@ -1,11 +1,14 @@
 #include "snug/replay/planned_step.h"
 
 #include <algorithm>
+#include <optional>
+
 #include <utility>
 
 #include "snug/memory/tag.h"
 #include "snug/plan/does_not_fit.h"
 #include "snug/plan/run/presets.h"
+#include "snug/plan/several_stages.h"
 
 namespace snug::replay {
 namespace {
@@ -29,6 +32,8 @@ void count_state(std::vector<RecordedStep>& kinds, std::size_t device) {
 
 template <class First>
 std::vector<PlannedStep> planned_by(std::vector<RecordedStep> kinds, const First& first, std::string_view strategy) {
+  kinds = each_a_kind(std::move(kinds));
+
   for (std::size_t device = 0; !kinds.empty() && device < kinds.front().passing.size(); ++device)
     count_state(kinds, device);
   std::vector<PlannedStep> all;
@@ -43,6 +48,20 @@ std::vector<PlannedStep> planned_by(std::vector<RecordedStep> kinds, const First
 
 }  // namespace
 
+std::vector<RecordedStep> each_a_kind(std::vector<RecordedStep> kinds) {
+  std::vector<RecordedStep> all;
+  for (RecordedStep& kind : kinds) {
+    std::vector<plan::StepGraph> further = std::exchange(kind.further, {});
+    all.push_back(std::move(kind));
+    RecordedStep other = all.back();
+    for (plan::StepGraph& graph : further) {
+      other.graph = std::move(graph);
+      all.push_back(other);
+    }
+  }
+  return all;
+}
+
 std::vector<PlannedStep> planned(std::vector<RecordedStep> kinds, std::string_view strategy) {
   return planned_by(std::move(kinds), strategy, strategy);
 }
@@ -51,15 +70,54 @@ std::vector<PlannedStep> planned(std::vector<RecordedStep> kinds, const plan::Me
   return planned_by(std::move(kinds), first, "optimal");
 }
 
+namespace {
+
+/// Of those whose micro-batches are in flight at the same time, where there are several; copies of their graphs.
+class Stages {
+ public:
+  explicit Stages(const std::vector<PlannedStep>& kinds) {
+    for (const auto& [step, planner] : kinds) {
+      if (step.kind == StepKind::MicroBatch) graphs_.push_back(step.graph);
+    }
+    if (graphs_.size() < 2) return;
+    std::size_t next = 0;
+    for (const auto& [step, planner] : kinds) {
+      if (step.kind == StepKind::MicroBatch) all_.push_back({&graphs_[next++], &planner});
+    }
+  }
+  Stages(const Stages&) = delete;
+  Stages& operator=(const Stages&) = delete;
+  /// None where there is one at most.
+  [[nodiscard]] const std::vector<plan::StageSteps>& all() const noexcept { return all_; }
+
+ private:
+  std::vector<plan::StepGraph> graphs_;
+  std::vector<plan::StageSteps> all_;
+};
+
+}  // namespace
+
 std::vector<plan::MemoryPlan> plan_all(const std::vector<PlannedStep>& kinds, const plan::Budgets& budgets) {
   std::vector<plan::MemoryPlan> plans;
   std::optional<DoesNotFit> refusal;
-  for (const auto& [step, planner] : kinds) {
+  const auto or_refused = [&](const auto& plan) {
     try {
-      plans.push_back(planner.plan(step.graph, budgets));
+      plan();
     } catch (const DoesNotFit& error) {
       const DoesNotFit::Floor &floor = error.floor(), *known = refusal ? &refusal->floor() : nullptr;
       if (known == nullptr || (floor.device == known->device && floor.floor > known->floor)) refusal.emplace(error);
+    }
+  };
+  const Stages stages(kinds);
+  const bool together = !stages.all().empty();
+  std::vector<plan::MemoryPlan> of_stages;
+  if (together) or_refused([&] { of_stages = plan::plan_stages(stages.all(), budgets); });
+  std::size_t next = 0;
+  for (const auto& [step, planner] : kinds) {
+    if (!together || step.kind != StepKind::MicroBatch) {
+      or_refused([&] { plans.push_back(planner.plan(step.graph, budgets)); });
+    } else if (next < of_stages.size()) {
+      plans.push_back(std::move(of_stages[next++]));
     }
   }
   if (!refusal) return plans;
@@ -76,9 +134,12 @@ Bytes highest_peak(const std::vector<plan::MemoryPlan>& plans) {
 }
 
 Bytes smallest_budget(const std::vector<PlannedStep>& kinds) {
-  Bytes most = 0;
-  for (const auto& [step, planner] : kinds)
+  const Stages stages(kinds);
+  Bytes most = stages.all().empty() ? 0 : plan::Budget::for_limit(1).floor_for(plan::floor_of_stages(stages.all()));
+  for (const auto& [step, planner] : kinds) {
+    if (step.kind == StepKind::MicroBatch && !stages.all().empty()) continue;
     most = std::max(most, plan::Budget::for_limit(1).floor_for(planner.floor(step.graph)));
+  }
   return most;
 }
 

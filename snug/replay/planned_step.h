@@ -17,6 +17,9 @@ struct PlannedStep {
   plan::Planner planner;
 };
 
+/// Each of the graphs of a step of several micro-batches (RecordedStep::further) as a kind of its own, behind it.
+std::vector<RecordedStep> each_a_kind(std::vector<RecordedStep> kinds);
+
 /// Planners by a strategy (see plan::Planner) for all kinds of steps of one run. The state that its updates will make
 /// is counted in each of them. A pass without a backward one has nothing to decide, and keeps everything.
 std::vector<PlannedStep> planned(std::vector<RecordedStep> kinds, std::string_view strategy);

@@ -36,13 +36,16 @@ struct RecordedStep {
   /// say.
   std::vector<PassingBytes> passing{1};
   StepKind kind = StepKind::First;
-  plan::StreamedStep streamed{};  ///< how it uses what is streamed; whose window the graph does not count
+  std::vector<plan::StepGraph> further{};  ///< of the kind MicroBatch: those of other operators, as of other stages
+  plan::StreamedStep streamed{};           ///< how it uses what is streamed; whose window the graph does not count
 };
 
 /// How far a step is recorded, and so a step function that goes backward itself runs, that it leaves no trace.
 enum class RecordUntil : std::uint8_t {
-  Loss,          ///< without gradients, once, and nothing is rehearsed: a step of the kind Evaluation
-  Backward,      ///< UpdateBegins is thrown where the function's backward() returns
+  Loss,      ///< without gradients, once, and nothing is rehearsed: a step of the kind Evaluation
+  Backward,  ///< UpdateBegins is thrown where the function's backward() returns; one with micro-batches runs to its
+             ///< end, and may not update
+
   UpdateBegins,  ///< somebody stops it where its update begins (see StepRun), or it is stopped where it first writes
                  ///< a parameter
 };

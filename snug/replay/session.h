@@ -83,10 +83,11 @@ class Session {
   Session& operator=(Session&&) noexcept;
 
   /// Runs step(batch...), which returns the loss, and its backward pass; gradients are accumulated into .grad as
-  /// usual. A step may call backward() itself, once, and go on to clip, update and what else it likes. Returns the
-  /// loss, detached (what such a step returned). Throws OutOfBudget when even eviction cannot make room, DoesNotFit
-  /// when more is allocated outside of the step than when the plan was made and no plan fits any more (Error when that
-  /// is so in another process of the group), and whatever the step throws; the session can be used again after each.
+  /// usual. A step may call backward() itself, once for each forward pass (MicroBatch), and go on to clip, update and
+  /// what else it likes. Returns the loss, detached (what such a step returned). Throws OutOfBudget when even eviction
+  /// cannot make room, DoesNotFit when more is allocated outside of the step than when the plan was made and no plan
+  /// fits any more (Error when that is so in another process of the group), and whatever the step throws; the session
+  /// can be used again after each.
   template <class Step, class... Batch>
   at::Tensor backward(Step&& step, Batch&&... batch) {
     return run([&]() -> at::Tensor { return std::invoke(step, std::forward<Batch>(batch)...); });
@@ -130,6 +131,7 @@ class Session {
 
  private:
   at::Tensor run(const replay::Forward& forward);
+  class Step;
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -14,6 +14,7 @@
 #include "snug/base/hash.h"
 #include "snug/memory/tag.h"
 #include "snug/plan/does_not_fit.h"
+#include "snug/plan/several_stages.h"
 #include "snug/plan/step/together.h"
 
 namespace snug::replay {
@@ -97,11 +98,36 @@ StepBook::StepBook(std::vector<PlannedStep> kinds, plan::Budgets budgets, const 
     known_.push_back({.graph = std::make_shared<plan::StepGraph>(std::move(step.graph)),
                       .plan = std::make_shared<plan::MemoryPlan>(std::move(plans[i])),
                       .planner = std::move(planner),
-                      .kind = step.kind});
+                      .kind = step.kind,
+                      .stage = step.kind == StepKind::MicroBatch});
   }
+  count_others_held();
   replays_together_ =
       std::ranges::any_of(known_, [](const Known& known) { return plan::may_replay_together(*known.graph); });
   check_same_plans();
+}
+
+std::vector<StepBook::Known*> StepBook::stages() {
+  std::vector<Known*> stages;
+  for (Known& known : known_) {
+    if (known.stage) stages.push_back(&known);
+  }
+  if (stages.size() < 2) stages.clear();
+  return stages;
+}
+
+void StepBook::count_others_held() {
+  const std::vector<Known*> all = stages();
+
+  std::vector<std::shared_ptr<plan::StepGraph>> graphs;
+  std::vector<plan::StepGraph*> bare;
+  std::vector<plan::MemoryPlan> plans;
+  for (const Known* const known : all) {
+    bare.push_back(graphs.emplace_back(std::make_shared<plan::StepGraph>(*known->graph)).get());
+    plans.push_back(*known->plan);
+  }
+  plan::set_others_held(bare, plans);
+  for (std::size_t i = 0; i < all.size(); ++i) all[i]->graph = std::move(graphs[i]);
 }
 
 void StepBook::check_same_plans() const {
@@ -166,6 +192,11 @@ void StepBook::add(plan::StepGraph graph, StepKind kind) {
   const plan::StepGraph& like = of_kind != known_.end() ? *of_kind->graph : *known_.front().graph;
   if (like.update_seconds > 0) graph.end_with_update(like.all_update_bytes(), like.update_seconds);
   graph.moves = like.moves;
+  // Others are in flight when it begins, and gradients come.
+  if (kind == StepKind::MicroBatch && of_kind != known_.end()) {
+    graph.static_bytes = like.static_bytes;
+    graph.static_by_tag = like.static_by_tag;
+  }
   plan::keep_what_is_made_together(graph);  // planned by each process by itself
   auto step = std::make_shared<plan::StepGraph>(std::move(graph));
   plan::Planner planner = planner_for(*step, known_.front().planner.strategy());
@@ -231,7 +262,11 @@ void StepBook::begin(const std::vector<Now>& devices, StepKind kind) {
   const auto expected = std::ranges::find(known_, kind, &Known::kind);
   // Without a budget every plan stands, but the others of the group may have one.
   const bool planned = has_budget() && expected != known_.end();
-  const bool stands = !planned || !outdated(*expected, devices);
+  const auto is_outdated = [&](const Known& known) {
+    return &known == &*expected || (expected->stage && known.stage) ? outdated(known, devices) : false;
+  };
+  const bool stands = !planned || std::ranges::none_of(known_, is_outdated);
+
   if (ask(*agreement_, stands ? Vote::Yes : Vote::No) == Vote::Yes) return;
   const std::vector<Now> of_all = most_of_all(devices);
   agree(refusal_of([&] {
@@ -260,8 +295,23 @@ std::vector<StepBook::Now> StepBook::most_of_all(std::vector<Now> devices) {
   return devices;
 }
 
+void StepBook::plan_stages_again(const std::vector<Known*>& stages, const std::vector<Now>& devices) {
+  std::vector<std::shared_ptr<plan::StepGraph>> graphs;
+  std::vector<plan::StageSteps> steps;
+  for (const Known* const known : stages)
+    steps.push_back({graphs.emplace_back(moved_to(*known->graph, devices)).get(), &known->planner});
+  std::vector<plan::MemoryPlan> plans = plan::plan_stages(steps, budgets_);
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    stages[i]->graph = std::move(graphs[i]);
+    stages[i]->plan = std::make_shared<plan::MemoryPlan>(std::move(plans[i]));
+  }
+}
+
 /// The one that ran last is expected; where no plan fits that any more, another may come that has one.
 void StepBook::plan_again(StepKind kind, const std::vector<Now>& devices) {
+  const auto expected = std::ranges::find(known_, kind, &Known::kind);
+  if (const std::vector<Known*> all = stages(); expected->stage && !all.empty()) return plan_stages_again(all, devices);
+
   std::exception_ptr refusal;
   std::vector<Known*> misfits;
   for (Known& known : known_) {
@@ -299,8 +349,8 @@ void StepBook::plan_again(Known& known, const std::vector<Now>& devices) {
   known.fits = true;
 }
 
-std::shared_ptr<const plan::StepGraph> StepBook::moved_to(const plan::StepGraph& graph,
-                                                          const std::vector<Now>& devices) const {
+std::shared_ptr<plan::StepGraph> StepBook::moved_to(const plan::StepGraph& graph,
+                                                    const std::vector<Now>& devices) const {
   auto moved = std::make_shared<plan::StepGraph>(graph);
   for_each_part(*moved, budgets_, [&](std::size_t device, std::size_t, Bytes& bytes, memory::ByTag& by_tag) {
     if (device >= devices.size()) return;

@@ -71,14 +71,20 @@ class StepBook {
     std::shared_ptr<const plan::MemoryPlan> plan;
     plan::Planner planner;
     StepKind kind = StepKind::First;
-    bool fits = true;  // else it keeps everything, and evictions hold the cap
+    bool fits = true;    // else it keeps everything, and evictions hold the cap
+    bool stage = false;  // of one step with others, all of which are in flight at the same time
   };
   void forget_old();
+  /// Those whose micro-batches are in flight at the same time; none where there is one.
+  [[nodiscard]] std::vector<Known*> stages();
+  void count_others_held();
+  void plan_stages_again(const std::vector<Known*>& stages, const std::vector<Now>& devices);
+
   void plan_again(StepKind kind, const std::vector<Now>& devices);
   void plan_again(Known& known, const std::vector<Now>& devices);
   /// The step beside what is there now.
-  [[nodiscard]] std::shared_ptr<const plan::StepGraph> moved_to(const plan::StepGraph& graph,
-                                                                const std::vector<Now>& devices) const;
+  [[nodiscard]] std::shared_ptr<plan::StepGraph> moved_to(const plan::StepGraph& graph,
+                                                          const std::vector<Now>& devices) const;
   /// What `plan` is refused with, if it is. Anything else that it throws is told to the group, and thrown.
   [[nodiscard]] std::exception_ptr refusal_of(const std::function<void()>& plan) const;
   /// Throws `refusal`, which may be none, or Error when another process of the group has one.

@@ -1,9 +1,12 @@
 #include "snug/replay/step_run.h"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -17,6 +20,26 @@ namespace snug::replay {
 namespace {
 
 thread_local StepRun* t_run = nullptr;
+
+/// For each node of autograd's graph below these, by its sequence number, as far as `visit` says to go on.
+void walk(const StepRun::Roots& roots, const std::function<bool(std::uint64_t node)>& visit) {
+  std::vector<torch::autograd::Node*> next;
+  std::unordered_set<torch::autograd::Node*> seen;
+  const auto add = [&](const torch::autograd::Edge& edge) {
+    if (edge.function && seen.insert(edge.function.get()).second) next.push_back(edge.function.get());
+  };
+  std::ranges::for_each(roots, add);
+  while (!next.empty()) {
+    const torch::autograd::Node* const node = next.back();
+    next.pop_back();
+    if (visit(node->sequence_nr())) std::ranges::for_each(node->next_edges(), add);
+  }
+}
+
+/// For forward passes.
+auto made_node(std::uint64_t node) {
+  return [node](const auto& pass) { return pass.first_node <= node && node < pass.end_node; };
+}
 
 }  // namespace
 
@@ -34,8 +57,7 @@ record::OperatorGate::Calls before_writes_of(const std::vector<at::Tensor>& tens
   }};
 }
 
-StepRun::StepRun(std::shared_ptr<record::Tape> tape, Phases phases)
-    : tape_(std::move(tape)), phases_(std::move(phases)), task_(torch::autograd::get_current_graph_task_id()) {}
+StepRun::StepRun(Phases phases) : phases_(std::move(phases)), task_(torch::autograd::get_current_graph_task_id()) {}
 
 StepRun* StepRun::here() {
   return t_run != nullptr && t_run->task_ == torch::autograd::get_current_graph_task_id() ? t_run : nullptr;
@@ -44,10 +66,12 @@ StepRun* StepRun::here() {
 /// While it lives, this thread runs the step.
 class StepRun::OnThisThread {
  public:
-  explicit OnThisThread(StepRun& run) : run_(run), outer_(std::exchange(t_run, &run)) {}
+  explicit OnThisThread(StepRun& run)
+      : run_(run), outer_(std::exchange(t_run, &run)), outer_listener_(MicroBatchListener::exchange(&run)) {}
   ~OnThisThread() {
     run_.leave();
     t_run = outer_;
+    MicroBatchListener::exchange(outer_listener_);
   }
   OnThisThread(const OnThisThread&) = delete;
   OnThisThread& operator=(const OnThisThread&) = delete;
@@ -55,12 +79,14 @@ class StepRun::OnThisThread {
  private:
   StepRun& run_;
   StepRun* outer_;
+  MicroBatchListener* outer_listener_;
 };
 
 bool StepRun::went_backward() const noexcept {
-  return std::visit(Match{[](const Idle&) { return false; }, [](const InForward&) { return false; },
-                          [](const InBackward&) { return false; }, [](const auto&) { return true; }},
-                    state_);
+  return std::visit(
+      Match{[&](const Idle&) { return micro_batches_ && any_went_; }, [](const InForward&) { return false; },
+            [](const InBackward&) { return false; }, [](const auto&) { return true; }},
+      state_);
 }
 
 void StepRun::leave() noexcept {
@@ -71,30 +97,35 @@ void StepRun::leave() noexcept {
 }
 
 void StepRun::forget_backward() noexcept {
+  const Pass failed = std::move(std::get<InBackward>(state_).pass);
   state_.emplace<Idle>();
+  if (phases_.failed) phases_.failed(*failed.tape);
   // The engine is asked for a pass of its own, which is no step's.
   StepRun* const here = std::exchange(t_run, nullptr);
   std::vector<c10::Device> devices;
   {
-    const PatientLock lock(tape_->mutex());
-    devices = tape_->streams().devices();
+    const PatientLock lock(failed.tape->mutex());
+    devices = failed.tape->streams().devices();
   }
   release_abandoned_tasks(std::move(devices));
   t_run = here;
 }
 
-void StepRun::rethrow_refusal() const {
-  const auto* const refused = std::get_if<Refused>(&state_);
-  const auto* const stopped = std::get_if<Stopped>(&state_);
-  if (refused != nullptr) std::rethrow_exception(refused->why);
-  if (stopped != nullptr && stopped->refused) std::rethrow_exception(stopped->refused);
+void StepRun::rethrow() {
+  if (refused_) std::rethrow_exception(refused_);
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+void StepRun::refuse(const UsageError& why) {
+  if (!refused_) refused_ = std::make_exception_ptr(why);
+  throw UsageError(why);
 }
 
 at::Tensor StepRun::operator()(const Forward& step) {
   const at::AutoGradMode as_before(at::GradMode::is_enabled());  // a function that is left may have changed it
   const OnThisThread here(*this);
   memory::forget_refusal();
-  state_.emplace<InForward>(tape_);
+  begin_forward();
   at::Tensor loss;
   try {
     loss = step();
@@ -103,38 +134,127 @@ at::Tensor StepRun::operator()(const Forward& step) {
   } catch (...) {
     if (!std::holds_alternative<Stopped>(state_)) throw;  // a function that is stopped may make another error of it
   }
-  rethrow_refusal();
-  if (std::holds_alternative<InForward>(state_)) {
-    phases_.backward_over = nullptr;  // of a function that is over
+  rethrow();
+  // A loss of a micro-batch, too, where the function has not gone backward from it.
+  const bool returned = micro_batches_ && !std::holds_alternative<Stopped>(state_) && loss.defined() &&
+                        loss.requires_grad() &&
+                        made({torch::autograd::impl::gradient_edge(loss)}) != forward_over_.end();
+  if (std::holds_alternative<InForward>(state_) || returned || (micro_batches_ && !any_went_)) {
+    function_is_over_ = true;
     check_loss(loss);
     loss.backward();  // comes back by way of the engine
   }
   return loss.defined() ? loss.detach() : loss;
 }
 
+void StepRun::begin_forward(int stage) {
+  // Before the tape: what makes it may throw.
+  std::shared_ptr<record::Tape> tape = phases_.forward_begins(stage);
+  state_.emplace<InForward>(
+      Pass{.tape = std::move(tape), .first_node = at::sequence_number::peek(), .is_micro_batch = micro_batches_});
+}
+
+void StepRun::end_forward() {
+  Pass pass = std::get<InForward>(state_).pass;
+  state_.emplace<Idle>();  // nothing is recorded from here on
+  pass.end_node = at::sequence_number::peek();
+  phases_.forward_over(*pass.tape);
+  forward_over_.push_back(std::move(pass));
+}
+
+void StepRun::micro_batch_begins(int stage) {
+  if (std::holds_alternative<Stopped>(state_)) stop();
+  rethrow();
+  if (torch::autograd::get_current_graph_task_id() != task_)
+    throw UsageError("step: a micro-batch begins inside of a backward pass; begin it in front of its forward pass");
+  if (std::holds_alternative<InBackward>(state_)) forget_backward();  // it failed, and the function went on
+  micro_batches_ = true;
+  if (std::holds_alternative<InForward>(state_)) end_forward();
+  try {
+    begin_forward(stage);
+  } catch (const UsageError& error) {
+    refuse(error);
+  }
+}
+
+void StepRun::micro_batch_ends() noexcept {
+  const auto* const forward = std::get_if<InForward>(&state_);
+  if (forward == nullptr || !forward->pass.is_micro_batch) return;
+  if (torch::autograd::get_current_graph_task_id() != task_) return;
+  try {
+    end_forward();
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+}
+
+void StepRun::micro_batch_fails() noexcept {
+  const auto* const forward = std::get_if<InForward>(&state_);
+  if (forward == nullptr || !forward->pass.is_micro_batch) return;
+  const Pass failed = forward->pass;
+  state_.emplace<Idle>();
+  if (phases_.failed) phases_.failed(*failed.tape);
+}
+
+std::vector<StepRun::Pass>::iterator StepRun::made(const Roots& roots) {
+  bool gone = false;
+  auto found = forward_over_.end();
+  walk(roots, [&](std::uint64_t node) {
+    if (found != forward_over_.end()) return false;
+    found = std::ranges::find_if(forward_over_, made_node(node));
+    // What is made of one that has gone backward is looked at no further.
+    const bool has_gone = std::ranges::any_of(went_, made_node(node));
+    gone = gone || has_gone;
+    return !has_gone;
+  });
+  if (found != forward_over_.end()) return found;
+  return gone || forward_over_.size() != 1 ? forward_over_.end() : forward_over_.begin();
+}
+
+void StepRun::reach_others(const Roots& roots) {
+  if (std::ranges::none_of(forward_over_, &Pass::is_micro_batch)) return;
+  walk(roots, [&](std::uint64_t node) {
+    const auto found = std::ranges::find_if(forward_over_, made_node(node));
+    if (found == forward_over_.end() || !found->is_micro_batch) return true;
+    const Pass other = std::move(*found);
+    forward_over_.erase(found);
+    went_.push_back({.tape = nullptr, .first_node = other.first_node, .end_node = other.end_node});
+    if (phases_.reached) phases_.reached(*other.tape);
+    return true;
+  });
+}
+
 void StepRun::backward_begins(const Roots& roots) {
   if (std::holds_alternative<Stopped>(state_)) stop();
-  if (!std::holds_alternative<InForward>(state_)) {
-    if (std::holds_alternative<InBackward>(state_)) forget_backward();  // it failed, and the function went on
-    const auto why = std::make_exception_ptr(UsageError(
+  if (std::holds_alternative<InBackward>(state_)) forget_backward();  // it failed, and the function went on
+  rethrow();
+  if (std::holds_alternative<InForward>(state_)) end_forward();
+  const auto found = made(roots);
+  if (found == forward_over_.end()) {
+    refuse(UsageError(
         "step: it goes backward a second time; a step has one backward pass: add the losses up, make two steps of "
-        "it, or, to accumulate gradients, call session.backward for each micro-batch and update after the last"));
-    state_ = Refused{why};
-    std::rethrow_exception(why);
+        "it, call session.backward for each micro-batch and update after the last, or say where each forward pass "
+        "is (MicroBatch; in Python: with snug.micro_batch())"));
   }
   auto& backward = state_.emplace<InBackward>();
-  phases_.forward_over(roots);
+  backward.pass = std::move(*found);
+  forward_over_.erase(found);
+  went_.push_back({.tape = nullptr, .first_node = backward.pass.first_node, .end_node = backward.pass.end_node});
+  if (phases_.backward_begins) phases_.backward_begins(*backward.pass.tape, roots);
+  reach_others(roots);
   backward.tag.emplace(memory::Tag::Workspace);
 }
 
 void StepRun::backward_ends() {
   if (auto refused = memory::take_swallowed_refusal()) throw OutOfBudget(*std::move(refused));
+  const Pass pass = std::move(std::get<InBackward>(state_).pass);
   state_.emplace<Past>();
+  any_went_ = true;
   {
-    const PatientLock lock(tape_->mutex());
-    tape_->observers().tell(&record::TapeObserver::backward_ends);
+    const PatientLock lock(pass.tape->mutex());
+    pass.tape->observers().tell(&record::TapeObserver::backward_ends);
   }
-  if (phases_.backward_over) phases_.backward_over(*this);
+  if (phases_.backward_over) phases_.backward_over(*this, *pass.tape);
 }
 
 void StepRun::update_begins() {
@@ -147,14 +267,19 @@ void StepRun::update_begins() {
 }
 
 void StepRun::update_begins_at_writes_of(const std::vector<at::Tensor>& tensors) {
-  writes_.emplace(before_writes_of(tensors, [this] { update_begins(); }));
+  std::unordered_map<const c10::StorageImpl*, at::Tensor> by_storage;
+  for (const at::Tensor& t : tensors) {
+    if (t.has_storage()) by_storage.emplace(t.storage().unsafeGetStorageImpl(), t);
+  }
+  writes_.emplace(record::OperatorGate::Calls{
+      .before_write = [this, by_storage = std::move(by_storage)](const at::Tensor& written) {
+        const auto found = by_storage.find(written.storage().unsafeGetStorageImpl());
+        if (found != by_storage.end() && (!micro_batches_ || found->second.grad().defined())) update_begins();
+      }});
 }
 
 void StepRun::stop() {
-  if (!std::holds_alternative<Stopped>(state_)) {
-    const auto* const refused = std::get_if<Refused>(&state_);
-    state_ = Stopped{refused != nullptr ? refused->why : nullptr};
-  }
+  state_.emplace<Stopped>();
   throw UpdateBegins();
 }
 

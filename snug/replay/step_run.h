@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/function.h>
 
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -11,6 +12,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/memory/tag.h"
+#include "snug/record/micro_batch.h"
 #include "snug/record/recording.h"
 #include "snug/replay/record_step.h"
 
@@ -28,20 +30,29 @@ record::OperatorGate::Calls before_writes_of(const std::vector<at::Tensor>& tens
 
 /// One call of a step function. Its forward pass is recorded until the backward pass begins: where the function calls
 /// backward() itself, or else when it has returned the loss. What it does after a backward() of its own (clipping, the
-/// optimizer, a schedule) is its own affair, and is not recorded. The functions are called by the thread that runs the
-/// step.
-class StepRun {
+/// optimizer, a schedule) is its own affair, and is not recorded. A function that says where its micro-batches begin
+/// (MicroBatch) has a forward pass of each, on a tape of its own, and a backward pass of each at any time
+/// after that. The functions are called by the thread that runs the step.
+class StepRun : private record::MicroBatchListener {
  public:
   using Roots = torch::autograd::edge_list;
   struct Phases {
-    /// The forward pass is over, and nothing is recorded any more. `roots`: where backward begins.
-    std::function<void(const Roots& roots)> forward_over;
-    /// The backward pass that the function itself has called is over. May stop the run.
-    std::function<void(StepRun& run)> backward_over = {};
+    /// A forward pass is about to be recorded, that of the step or of its next micro-batch: on this tape.
+    std::function<std::shared_ptr<record::Tape>(int stage)> forward_begins;
+    /// It is over, and nothing is recorded any more.
+    std::function<void(record::Tape& tape)> forward_over;
+    /// The backward pass begins that belongs to it, at `roots`.
+    std::function<void(record::Tape& tape, const Roots& roots)> backward_begins = {};
+    /// It is over, and has not failed. May stop the run, unless the function is over (function_is_over()).
+    std::function<void(StepRun& run, record::Tape& tape)> backward_over = {};
+    /// A backward pass that belongs to another one goes through it, too: it has no other.
+    std::function<void(record::Tape& tape)> reached = {};
+    /// The forward pass of a micro-batch has failed, or a backward pass, and will not go on.
+    std::function<void(record::Tape& tape)> failed = {};
     /// The function is about to run its update. May stop the run.
     std::function<void(StepRun& run)> update_begins = {};
   };
-  StepRun(std::shared_ptr<record::Tape> tape, Phases phases);
+  explicit StepRun(Phases phases);
 
   /// Calls the function, and goes backward from what it returned unless it has done so itself; then what it returned
   /// may be undefined. Returns the loss, detached. Throws what the function throws, but for UpdateBegins, and a refusal
@@ -51,49 +62,75 @@ class StepRun {
   /// The step that this thread runs, or nullptr: not inside of a backward pass either.
   static StepRun* here();
 
-  /// Around a backward pass that accumulates gradients. Throws UsageError for a second one.
+  /// Around a backward pass that accumulates gradients. Throws UsageError for a second one of the same forward pass.
   void backward_begins(const Roots& roots);
   void backward_ends();
-  /// Whether its backward pass is over.
+  /// Whether its backward pass is over; of several, one of them, and it is in none now.
   [[nodiscard]] bool went_backward() const noexcept;
+  /// Whether the function is over, which has not gone backward itself.
+  [[nodiscard]] bool function_is_over() const noexcept { return function_is_over_; }
+  /// Whether it has said where a micro-batch begins.
+  [[nodiscard]] bool has_micro_batches() const noexcept { return micro_batches_; }
   /// The step function is about to update; see Phases.
   void update_begins();
-  /// As long as the function runs, it is about to update where it would write one of these tensors.
+  /// As long as the function runs, it is about to update where it would write one of these tensors; of micro-batches,
+  /// where that has a gradient: what stages of a pipeline receive is written, too.
   void update_begins_at_writes_of(const std::vector<at::Tensor>& tensors);
   /// Ends the function, which is only recorded: throws UpdateBegins, and again where it is caught and the function goes
   /// on to another backward pass or update.
   [[noreturn]] void stop();
 
  private:
-  struct Idle {};  // not begun, or its pass has failed
+  /// One forward pass, and the nodes of autograd that it has made, by their sequence numbers.
+  struct Pass {
+    std::shared_ptr<record::Tape> tape;
+    std::uint64_t first_node = 0, end_node = 0;
+    bool is_micro_batch = false;
+  };
+  struct Idle {};  // not begun, between micro-batches, or its pass has failed
   struct InForward {
-    explicit InForward(const std::shared_ptr<record::Tape>& tape) : recording(tape) {}
+    explicit InForward(Pass of) : pass(std::move(of)), recording(pass.tape) {}
+    Pass pass;
     record::Recording recording;
     memory::TagScope tag{memory::Tag::Activations};
   };
   struct InBackward {
+    Pass pass;
     std::optional<memory::TagScope> tag;
   };
-  struct Past {};  // of the backward pass
-  struct Refused {
-    std::exception_ptr why;  // it went backward again
-  };
-  struct Stopped {
-    std::exception_ptr refused;  // before that
-  };
+  struct Past {};  // of a backward pass
+  struct Stopped {};
   class OnThisThread;
 
+  void micro_batch_begins(int stage) override;
+  void micro_batch_ends() noexcept override;
+  void micro_batch_fails() noexcept override;
+
+  void begin_forward(int stage = 0);
+  void end_forward();
+  /// The one that has made the roots, or what these are made of, among those that have not gone backward; none: all of
+  /// what they are made of has gone backward.
+  std::vector<Pass>::iterator made(const Roots& roots);
+  /// Those that a backward pass from these roots goes through have gone backward, where they are micro-batches.
+  void reach_others(const Roots& roots);
+  [[noreturn]] void refuse(const UsageError& why);
   /// The function is over.
   void leave() noexcept;
   /// Lets go of what a backward pass has left in the engine that failed.
   void forget_backward() noexcept;
-  void rethrow_refusal() const;
+  /// A refusal, or a failure that nobody has seen yet.
+  void rethrow();
 
-  std::shared_ptr<record::Tape> tape_;
   Phases phases_;
-  std::variant<Idle, InForward, InBackward, Past, Refused, Stopped> state_;
+  std::variant<Idle, InForward, InBackward, Past, Stopped> state_;
+  std::vector<Pass> forward_over_;  // and not gone backward
+  std::vector<Pass> went_;          // backward, without their tapes
+  std::exception_ptr refused_;      // it went backward again, which stays so
+
   std::optional<record::OperatorGate> writes_;
-  int task_;  // the backward pass that the step is part of
+  std::exception_ptr failure_;  // of the end of a micro-batch
+  int task_;                    // the backward pass that the step is part of
+  bool micro_batches_ = false, any_went_ = false, function_is_over_ = false;
 };
 
 }  // namespace snug::replay

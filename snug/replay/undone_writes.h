@@ -32,6 +32,9 @@ class UndoneWrites {
   UndoneWrites(const UndoneWrites&) = delete;
   UndoneWrites& operator=(const UndoneWrites&) = delete;
 
+  /// From now on that clock does, if any.
+  void use(record::StepClock* clock) noexcept { clock_ = clock; }
+
   /// What is written while this lives is not copied.
   class Pause {
    public:

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "snug/memory/device_memory.h"
+#include "snug/memory/held_limit.h"
+#include "snug/memory/tiers.h"
+#include "snug/replay/session.h"
+#include "snug/replay/step_arena.h"
+#include "snug/replay/step_book.h"
+#include "snug/replay/streamed_tensors.h"
+
+namespace snug {
+
+/// What a session has from step to step.
+struct Session::State {
+  memory::DeviceMemory& memory;
+  replay::StepBook book;
+  std::vector<at::Tensor> parameters;
+  std::vector<at::Tensor> hooked;
+  std::optional<plan::Budget> budget;
+  std::unique_ptr<memory::HeldLimit> limit;
+  std::vector<DeviceBudget> others;
+  std::vector<std::unique_ptr<memory::HeldLimit>> other_limits;
+  bool steps_vary = false;        // an unknown step has come up
+  bool in_micro_batches = false;  // the last step was, or the one that was recorded
+
+  VerifyReplay verify = VerifyReplay::Off;
+  Anomalies anomalies = Anomalies::Ignored;
+  Follow follow = Follow::All;
+  std::shared_ptr<memory::Tiers> tiers = std::make_shared<memory::Tiers>();
+  std::shared_ptr<StreamedTensors> streamed{};
+  std::shared_ptr<replay::StepArena> arena{};
+  StepReport last;
+  replay::StepTrace trace;
+
+  /// In the order of their budgets.
+  [[nodiscard]] std::vector<memory::DeviceMemory*> devices() const;
+  ~State();
+};
+
+}  // namespace snug

@@ -1,0 +1,267 @@
+#include "snug/replay/session_step.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "snug/base/errors.h"
+#include "snug/plan/run/presets.h"
+#include "snug/record/recording_key.h"
+#include "snug/replay/anomaly.h"
+#include "snug/replay/gradient_bytes.h"
+#include "snug/replay/opaque_values.h"
+
+namespace snug {
+namespace {
+
+bool have_gradients(const std::vector<at::Tensor>& parameters) {
+  return std::ranges::any_of(parameters, [](const at::Tensor& p) { return p.grad().defined(); });
+}
+
+/// Of the step that begins.
+replay::StepKind kind_of(const std::vector<at::Tensor>& parameters) {
+  if (!have_gradients(parameters)) return replay::StepKind::First;
+  return replay::has_gradient_hooks(parameters) ? replay::StepKind::Last : replay::StepKind::Later;
+}
+
+std::vector<replay::StepBook::Now> now_on(const std::vector<memory::DeviceMemory*>& devices,
+                                          const std::vector<at::Tensor>& parameters) {
+  std::vector<replay::StepBook::Now> now;
+  for (const memory::DeviceMemory* device : devices)
+    now.push_back({device->stats(), replay::gradient_bytes(parameters, *device)});
+  return now;
+}
+
+std::shared_ptr<record::Profiler> profiler_of(const std::vector<memory::DeviceMemory*>& devices, plan::Codec lossy) {
+  std::vector<record::MemoryGauge> gauges;
+  for (memory::DeviceMemory* device : devices) gauges.emplace_back(*device);
+  return std::make_shared<record::Profiler>(std::move(gauges), lossy);
+}
+
+std::vector<record::KnownStep> as_followed(std::vector<record::KnownStep> steps, Follow what) {
+  if (what == Follow::All) return steps;
+  for (record::KnownStep& step : steps)
+    step.plan = std::make_shared<plan::MemoryPlan>(plan::plan_lossy_alone(*step.graph, *step.plan));
+  return steps;
+}
+
+}  // namespace
+
+void Session::Step::Unknown::end(record::Tape& tape) {
+  const auto noted = std::exchange(profiler, nullptr);
+  if (!noted) return;
+  tape.remove_observer(*noted);
+  if (unexpected || tape.divergence()) graph = noted->finish(tape);
+}
+
+Session::Step::Step(State& state)
+    : state_(state),
+      devices_(state.devices()),
+      other_limits_(state.others),
+      awaited_(state.memory),
+      tracer_(std::make_shared<replay::StepTracer>(state.memory)),
+      step_({.forward_begins = [this](int stage) { return forward_begins(stage); },
+             .forward_over = [this](record::Tape& tape) { forward_over(tape); },
+             .backward_begins = [this](record::Tape& tape,
+                                       const replay::StepRun::Roots& roots) { backward_begins(tape, roots); },
+             .backward_over = [this](replay::StepRun&, record::Tape& tape) { backward_over(tape); },
+             .reached = [this](record::Tape& tape) { reached(tape); },
+             .failed = [this](record::Tape& tape) { failed(tape); }}) {
+  if (const auto& streamed = state.streamed) {
+    streamed->next_step(kind_of(state.parameters));
+    gradients_leave_.emplace(
+        state.parameters, [streamed](const at::Tensor& parameter) { streamed->take_gradient(parameter); },
+        replay::GradientHooks::For::Else);
+  }
+  if (state.follow == Follow::LossyAlone) {
+    for_this_step_.emplace(state.memory, std::nullopt);
+  } else if (state.limit && !state.limit->newest()) {
+    for_this_step_.emplace(state.memory, state.budget->limit);
+  }
+}
+
+Session::Step::~Step() {
+  for (const auto& pass : passes_) release(*pass);
+}
+
+at::Tensor Session::Step::run(const replay::Forward& forward) {
+  // Their gradients come while the step runs. Now: in the midst of it others may wait for what this process makes.
+  if (state_.in_micro_batches) begin(replay::StepKind::MicroBatch);
+  at::Tensor result = run_unless_refused(forward);
+  for (const auto& pass : passes_) pass->tape->remove_observer(*tracer_);  // other threads may evict
+  for (const auto& pass : passes_) {
+    if (pass->went_backward || !step_.has_micro_batches()) conclude(*pass);
+  }
+  learn();
+  state_.in_micro_batches = step_.has_micro_batches();
+  report_.known = state_.book.size();
+  state_.trace = tracer_->take();
+  report_.replayed_ops = state_.trace.replayed_ops();
+  report_.evictions = state_.trace.evictions();
+  state_.last = std::move(report_);
+  return result;
+}
+
+at::Tensor Session::Step::run_unless_refused(const replay::Forward& forward) {
+  at::Tensor result;
+  try {
+    result = step_(forward);
+  } catch (...) {
+    if (refusal_) std::rethrow_exception(refusal_);
+    throw;
+  }
+  if (refusal_) std::rethrow_exception(refusal_);
+  return result;
+}
+
+std::shared_ptr<record::Tape> Session::Step::forward_begins(int stage) {
+  auto pass = std::make_unique<Pass>();
+  pass->is_micro_batch = step_.has_micro_batches();
+  pass->stage = stage;
+  pass->tape = std::make_shared<record::Tape>(record::DecideLater{[this, one = pass.get()] { return decide(*one); }});
+  pass->tape->values().use(state_.tiers);
+  if (state_.verify != VerifyReplay::Off) pass->tape->verify_replays(state_.verify);
+  if (state_.anomalies == Anomalies::Refused) replay::watch_operators(*pass->tape);
+  pass->tape->add_observer(tracer_);
+  pass->evictors =
+      std::make_unique<replay::TapeEvictors>(pass->tape, state_.memory, state_.others, replay::EvictionCost::Measured);
+  passes_.push_back(std::move(pass));
+  return passes_.back()->tape;
+}
+
+void Session::Step::begin(replay::StepKind kind) {
+  const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);  // what an agreement runs
+  const bool gradients_come = kind == replay::StepKind::MicroBatch;
+  state_.book.begin(now_on(devices_, gradients_come ? std::vector<at::Tensor>() : state_.parameters), kind);
+  if (state_.arena) state_.arena->begin();
+  begun_ = true;
+}
+
+// Steps begin by letting go of their gradients, or not: the first operator shows which kind this one is.
+record::DecideLater::Decision Session::Step::decide(Pass& pass) {
+  // A function may have made room for itself. The others of a group have given this step up.
+  if (refusal_ && !state_.book.asks_nobody()) std::rethrow_exception(refusal_);
+  refusal_ = nullptr;
+  pass.kind = pass.is_micro_batch ? replay::StepKind::MicroBatch : kind_of(state_.parameters);
+  if (!begun_) {
+    try {
+      begin(pass.kind);
+    } catch (...) {
+      refusal_ = std::current_exception();
+      throw;
+    }
+  }
+  pass.unknown.unexpected = !state_.book.expects(pass.kind);
+  if (state_.steps_vary || pass.unknown.unexpected) {
+    pass.unknown.profiler = profiler_of(devices_, state_.book.graph().lossy);
+    if (pass.is_micro_batch) pass.unknown.profiler->take_turns(turns_);
+  }
+  // What comes in front of the first micro-batch is none.
+  if (state_.in_micro_batches && !pass.is_micro_batch && pass.unknown.unexpected)
+    return {record::KeepSaved{}, pass.unknown.profiler};
+  std::vector<record::KnownStep> steps = as_followed(state_.book.steps(pass.kind), state_.follow);
+  // Those of several stages may begin alike.
+  std::ranges::stable_partition(steps, [&](const record::KnownStep& step) {
+    return std::ranges::find(step.graph->stages, pass.stage) != step.graph->stages.end();
+  });
+  return {record::FollowPlan{std::move(steps)}, pass.unknown.profiler};
+}
+
+Session::Step::Passes::iterator Session::Step::find(const record::Tape& tape) {
+  return std::ranges::find_if(passes_, [&](const auto& pass) { return pass->tape.get() == &tape; });
+}
+
+void Session::Step::forward_over(record::Tape& tape) {
+  tape.finish();
+  // From its beginning to its end.
+  const record::KnownStep* const known = tape.divergence() ? nullptr : tape.known_step();
+  state_.book.forward_over(known != nullptr ? known->graph.get() : nullptr);
+  const Pass& pass = **find(tape);
+  if (pass.unknown.profiler) pass.unknown.profiler->wait(tape);
+  if (pass.is_micro_batch) most_in_flight_ = std::max(most_in_flight_, ++in_flight_);
+}
+
+void Session::Step::backward_begins(record::Tape& tape, const replay::StepRun::Roots& roots) {
+  const Pass& pass = **find(tape);
+  if (pass.unknown.profiler) pass.unknown.profiler->go_on();
+  if (state_.anomalies == Anomalies::Refused) replay::watch_backward(roots, pass.tape);
+}
+
+void Session::Step::backward_over(record::Tape& tape) {
+  const auto found = find(tape);
+  Pass& pass = **found;
+  pass.went_backward = true;
+  pass.unknown.end(tape);
+  if (!pass.is_micro_batch || step_.function_is_over()) return;
+  // What it holds, as its inputs, goes now.
+  --in_flight_;
+  conclude(pass);
+  release(pass);
+  passes_.erase(found);
+}
+
+void Session::Step::reached(record::Tape& tape) {
+  --in_flight_;
+  (*find(tape))->unknown.profiler.reset();  // whose turn it is not
+}
+
+void Session::Step::failed(record::Tape& tape) {
+  const auto found = find(tape);
+  if (!(*found)->is_micro_batch) return;
+  if (tape.finished()) --in_flight_;
+  release(**found);
+  passes_.erase(found);
+}
+
+void Session::Step::release(Pass& pass) const {
+  // Saved tensors may keep the tape alive, but nobody is told of it any more.
+  pass.tape->remove_observer(*tracer_);
+  pass.tape->detach();
+}
+
+void Session::Step::conclude(Pass& pass) {
+  record::Tape& tape = *pass.tape;
+  replay::StepBook& book = state_.book;
+  report_.moved_bytes += tape.values().offloaded_bytes();
+  report_.compressed_bytes += tape.values().compressed_bytes();
+  report_.lossy_bytes += tape.values().images().bytes();
+  for (std::string& line : replay::opaque_lines(tape)) {
+    if (std::ranges::find(report_.opaque, line) == report_.opaque.end()) report_.opaque.push_back(std::move(line));
+  }
+  if (const auto& d = tape.divergence()) {
+    report_.followed_plan = false;
+    if (report_.divergence.empty())
+      report_.divergence = fmt::format("operator {}: recorded {}, ran {}", d->op, d->expected, d->found);
+    state_.steps_vary = true;
+  } else if (const record::KnownStep* known = tape.known_step(); known != nullptr && pass.went_backward) {
+    book.ran(known->graph.get());
+    if (!book.fits()) {
+      report_.followed_plan = false;
+      report_.divergence = "no plan of this step fits the budget";
+    }
+  } else if (known == nullptr) {
+    report_.followed_plan = false;
+    report_.divergence = "it has no micro-batches, and the steps before it had some";
+  }
+  // One whose backward pass failed, and which caught that, is half a step.
+  if (pass.went_backward) pass.unknown.end(tape);
+  if (pass.unknown.graph) new_.push_back({*std::exchange(pass.unknown.graph, std::nullopt), pass.kind, pass.stage});
+}
+
+void Session::Step::learn() {
+  std::set<std::pair<std::uint64_t, replay::StepKind>> known;
+  for (New& one : new_) {
+    // Several micro-batches may be new, and alike.
+    if (!known.emplace(one.graph.fingerprint(), one.kind).second) continue;
+    if (one.kind == replay::StepKind::MicroBatch) {
+      one.graph.in_flight = most_in_flight_;
+      one.graph.stages = {one.stage};
+    }
+    state_.book.add(std::move(one.graph), one.kind);
+    report_.planned_anew = true;
+  }
+}
+
+}  // namespace snug
