@@ -20,36 +20,40 @@
 #include <tuple>
 #include <utility>
 
+#include "snug/base/agreement.h"
 #include "snug/base/errors.h"
 #include "snug/parallel/reduction.h"
+#include "snug/record/micro_batch.h"
 
 namespace snug::parallel {
 namespace {
 
 using Kind = plan::PipelineAction::Kind;
 
-/// What is said of a tensor that comes: its type, the number of dimensions, and these.
-constexpr std::int64_t kMostDimensions = 8, kHeader = 2 + kMostDimensions;
+/// What is said of a tensor that comes: which step it is of, its type, the number of dimensions, and these. Of what
+/// does not come any more, as its stage has failed: kFailed in place of a type, and the stage.
+constexpr std::int64_t kMostDimensions = 8, kHeader = 3 + kMostDimensions, kFailed = -1;
 
 enum class Way : std::uint8_t { Onward, Back };
 
-at::Tensor header_of(const at::Tensor& tensor) {
+at::Tensor header_of(const at::Tensor& tensor, std::int64_t step) {
   if (tensor.dim() > kMostDimensions) {
     throw UsageError(fmt::format("pipeline: a stage hands on a tensor of {} dimensions; it may have {} at most",
                                  tensor.dim(), kMostDimensions));
   }
   at::Tensor header = at::zeros({kHeader}, at::kLong);
   auto* const fields = header.mutable_data_ptr<std::int64_t>();
-  fields[0] = static_cast<std::int64_t>(tensor.scalar_type());
-  fields[1] = tensor.dim();
-  std::ranges::copy(tensor.sizes(), fields + 2);
+  fields[0] = step;
+  fields[1] = static_cast<std::int64_t>(tensor.scalar_type());
+  fields[2] = tensor.dim();
+  std::ranges::copy(tensor.sizes(), fields + 3);
   return header;
 }
 
 at::Tensor room_for(const at::Tensor& header, c10::Device device) {
   const auto* const fields = header.const_data_ptr<std::int64_t>();
-  const std::vector<std::int64_t> sizes(fields + 2, fields + 2 + fields[1]);
-  return at::empty(sizes, at::TensorOptions(static_cast<at::ScalarType>(fields[0])).device(device));
+  const std::vector<std::int64_t> sizes(fields + 3, fields + 3 + fields[2]);
+  return at::empty(sizes, at::TensorOptions(static_cast<at::ScalarType>(fields[1])).device(device));
 }
 
 /// Where backward leaves the gradient of what a stage was given.
@@ -104,9 +108,15 @@ class Pipeline::Step {
   }
 
   std::vector<at::Tensor> run() {
-    for (const plan::PipelineAction& action : actions_[static_cast<std::size_t>(group_.rank())]) {
-      const int stage = action.chunk * group_.size() + group_.rank();
-      action.kind == Kind::Forward ? forward(action, stage) : backward(action, stage);
+    const auto& own = actions_[static_cast<std::size_t>(group_.rank())];
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      const int stage = own[i].chunk * group_.size() + group_.rank();
+      try {
+        own[i].kind == Kind::Forward ? forward(own[i], stage) : backward(own[i], stage);
+      } catch (...) {
+        tell_others(i);
+        throw;
+      }
     }
     for (Sent& one : sent_) one.wait();
     return std::move(losses_);
@@ -139,10 +149,9 @@ class Pipeline::Step {
     at::Tensor made;
     {
       at::Tensor input;
-      if (stage > 0) {
-        const at::Tensor root = at::zeros({}).requires_grad_();
-        input = Given::apply(root, take(stage - 1, action.micro_batch, Way::Onward), alive.of_input);
-      }
+      if (stage > 0) input = take(stage - 1, action.micro_batch, Way::Onward);
+      const MicroBatch here(action.chunk);  // behind what comes and goes between processes
+      if (stage > 0) input = Given::apply(at::zeros({}).requires_grad_(), input, alive.of_input);
       made = pipeline_.stages_[static_cast<std::size_t>(action.chunk)](input, action.micro_batch);
     }
     if (!made.defined() || !made.requires_grad())
@@ -190,20 +199,58 @@ class Pipeline::Step {
       return;
     }
     const Kind receives = onward ? Kind::Forward : Kind::Backward;
-    sent_.push_back({group_.begin(Send{header_of(tensor), to, tag}), group_.begin(Send{tensor, to, tag + 1}), to,
-                     place_.at({receives, for_stage, micro_batch})});
+    sent_.push_back({group_.begin(Send{header_of(tensor, number_), to, tag}), group_.begin(Send{tensor, to, tag + 1}),
+                     to, place_.at({receives, for_stage, micro_batch})});
   }
   at::Tensor take(int from_stage, int micro_batch, Way way) {
     const int from = rank_of(from_stage), tag = tag_of(from_stage, micro_batch, way);
     if (from == group_.rank()) return at_home_.extract(tag).mapped();
     const at::NoGradGuard no_grad;
-    const at::Tensor header = at::zeros({kHeader}, at::kLong);
-    group_.run(Receive{header, from, tag});
-    at::Tensor tensor = room_for(header, c10::kCPU);
-    group_.run(Receive{tensor, from, tag + 1});
+    at::Tensor tensor;
+    do {
+      const at::Tensor header = at::zeros({kHeader}, at::kLong);
+      group_.run(Receive{header, from, tag});
+      tensor = contents_of(header, from, tag + 1);
+    } while (!tensor.defined());
     const Kind sends = way == Way::Onward ? Kind::Forward : Kind::Backward;
     has_come_to(from, place_.at({sends, from_stage, micro_batch}));
     return tensor;
+  }
+  /// Of a step that has ended early what comes is received, and is nothing.
+  at::Tensor contents_of(const at::Tensor& header, int from, int tag) {
+    const auto* const fields = header.const_data_ptr<std::int64_t>();
+    const bool is_now = fields[0] == number_;
+    if (fields[1] == kFailed) {
+      if (!is_now) return {};
+      throw EndedByAnother(
+          fmt::format("pipeline: the step ends here, as stage {} in process {} of {} has failed, or has been ended by "
+                      "another; what has "
+                      "failed says why",
+                      fields[2], from, group_.size()));
+    }
+    at::Tensor tensor = room_for(header, c10::kCPU);
+    group_.run(Receive{tensor, from, tag});
+    return is_now ? tensor : at::Tensor();
+  }
+  /// Those that wait for what would come from here on; they may not receive it before another step.
+  void tell_others(std::size_t from_action) noexcept {
+    const auto& own = actions_[static_cast<std::size_t>(group_.rank())];
+    try {
+      for (std::size_t i = from_action; i < own.size(); ++i) {
+        const int stage = own[i].chunk * group_.size() + group_.rank();
+        const Way way = own[i].kind == Kind::Forward ? Way::Onward : Way::Back;
+        const int for_stage = way == Way::Onward ? stage + 1 : stage - 1;
+        if (for_stage < 0 || for_stage > last_ || rank_of(for_stage) == group_.rank()) continue;
+        const at::Tensor header = at::zeros({kHeader}, at::kLong);
+        auto* const fields = header.mutable_data_ptr<std::int64_t>();
+        fields[0] = number_;
+        fields[1] = kFailed;
+        fields[2] = stage;
+        sent_.push_back(
+            {group_.begin(Send{header, rank_of(for_stage), tag_of(stage, own[i].micro_batch, way)}), {}, 0, 0});
+      }
+    } catch (...) {  // what has failed is reported
+    }
   }
   /// What it has received by then is held no longer.
   void has_come_to(int rank, int place) {
@@ -222,6 +269,8 @@ class Pipeline::Step {
   std::map<std::tuple<Kind, int, int>, int> place_;         // by kind, stage and micro-batch
   std::vector<int> done_;                                   // by rank: the last action that it is known to have done
   int last_;                                                // stage
+  std::int64_t number_ = group_.number_step();              // of the step
+
   std::vector<at::Tensor> losses_;
   std::map<std::pair<int, int>, Alive> alive_;  // by chunk and micro-batch
   std::map<int, at::Tensor> at_home_;           // between stages of this process, by tag

@@ -38,7 +38,7 @@ class Pipeline {
 
   /// Forward and backward with all of them; gradients are added to what parameters have. Returns the losses of the
   /// micro-batches in the process that has the last stage, and nothing in others. Throws GroupFailed, and what a stage
-  /// throws: then the others fail by their timeout.
+  /// throws: then it ends in the others with EndedByAnother, and another step may begin in all of them.
   std::vector<at::Tensor> step(int micro_batches);
 
   /// Whether this process has the last stage.

@@ -85,6 +85,9 @@ class ProcessGroup {
     return counts_.at(Collective(Kind{}).index());
   }
 
+  /// A number for what its processes do next together, that is the same in all of them.
+  std::int64_t number_step() noexcept { return ++steps_; }
+
   /// Called in front of each collective; what it throws ends that one as if it had failed. May be empty.
   void watch(std::function<void(const Collective&)> watcher) { watcher_ = std::move(watcher); }
 
@@ -99,6 +102,8 @@ class ProcessGroup {
   int rank_, size_;
   std::vector<int> members_;
   std::string failure_;  // of the first that failed; empty: none has
+  std::int64_t steps_ = 0;
+
   std::array<Count, std::variant_size_v<Collective>> counts_{};
   std::function<void(const Collective&)> watcher_;
 };
