@@ -17,6 +17,7 @@
 #include "snug/memory/device_memory.h"
 #include "snug/memory/tiers.h"
 #include "snug/plan/budget_request.h"
+#include "snug/record/micro_batch.h"
 #include "snug/replay/fit.h"
 #include "snug/replay/moves.h"
 #include "snug/replay/other_devices.h"
@@ -103,6 +104,17 @@ void update_begins() {
   if (replay::StepRun* step = replay::StepRun::here()) step->update_begins();
 }
 
+void micro_batch_begins(int stage) {
+  if (record::MicroBatchListener* step = record::MicroBatchListener::here()) step->micro_batch_begins(stage);
+}
+void micro_batch_ends() {
+  if (record::MicroBatchListener* step = record::MicroBatchListener::here()) step->micro_batch_ends();
+}
+void micro_batch_fails() {
+  if (record::MicroBatchListener* step = record::MicroBatchListener::here()) step->micro_batch_fails();
+}
+bool runs_a_step() { return record::MicroBatchListener::here() != nullptr; }
+
 /// See replay::record_micro_batches.
 std::vector<Recorded> record_step(const py::function& step, const std::string& device,
                                   const std::optional<plan::BudgetRequest>& budget, const py::object& update,
@@ -187,6 +199,7 @@ void bind_kinds(py::module_& m) {
           py::arg("micro_batches"))
       .def_property_readonly("graph", [](const Kinds& k) { return k.all.front().step.graph; })
       .def_property_readonly("planner", [](const Kinds& k) { return k.all.front().planner; })
+      .def_property_readonly("count", [](const Kinds& k) { return k.all.size(); })
       .def_property_readonly("floor", [](const Kinds& k) { return replay::smallest_budget(k.all); })
       .def(
           "plan",
@@ -215,6 +228,10 @@ void bind_phases(py::module_& m) {
   m.def("backward_begins", &backward_begins, NoGil(), py::arg("roots"));
   m.def("backward_ends", &backward_ends, NoGil());
   m.def("update_begins", &update_begins, NoGil());
+  m.def("micro_batch_begins", &micro_batch_begins, NoGil(), py::arg("stage"));
+  m.def("micro_batch_ends", &micro_batch_ends, NoGil());
+  m.def("micro_batch_fails", &micro_batch_fails, NoGil());
+  m.def("runs_a_step", &runs_a_step);
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ _build_check.check_is_built(__path__)
 
 from . import _compiled, _core, _wrapped  # noqa: E402
 from ._core import Choice, OperatorContext, VerifyReplay  # noqa: E402
+from ._pipelining import micro_batch  # noqa: E402
 from .checkpointing import (  # noqa: E402
     Keep,
     ModuleScope,
@@ -41,6 +42,7 @@ from .checkpointing import (  # noqa: E402
 )
 from .declaring import declare_operator  # noqa: E402
 from .doctoring import doctor  # noqa: E402
+
 from .errors import DoesNotFit, Error, Mismatch, OutOfBudget, UsageError  # noqa: E402
 from .fitting import ArenaStats, Plan, Session, StepReport, fit, plan  # noqa: E402
 from .fusing import Fused, fuse, unfuse  # noqa: E402
@@ -86,6 +88,7 @@ __all__ = [
     "fuse",
     "gradient_errors",
     "memory_stats",
+    "micro_batch",
     "name_modules",
     "parse_bytes",
     "patch",

@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import _core
 from ._if_imported import is_a
+from ._pipelining import stages_found
+
 from .errors import UsageError
 
 
@@ -52,7 +54,7 @@ def _refuse_untried(model: Any, _arguments: Any) -> None:
 class Group:
     """The processes that vote: those of the process group that is given, else of the models that the step runs with others
     while it is recorded, from there on: DistributedDataParallel, or with parameters that are DTensors, as fully_shard and
-    parallelize_module make them. Before, and without any, this one alone."""
+    parallelize_module make them, or as stages of a pipeline. Before, and without any, this one alone."""
 
     def __init__(self, process_group: Any) -> None:
         self._given = process_group is not None
@@ -73,7 +75,13 @@ class Group:
 
     @contextmanager
     def found_in_step(self) -> Iterator[None]:
-        """Looks for such modules in what runs inside."""
+        """Looks for such modules, and stages of pipelines, in what runs inside."""
+        with stages_found(lambda stage: None if self._given else self._runs(stage.group or dist.group.WORLD, None, None)):
+            with self._found_among_modules():
+                yield
+
+    @contextmanager
+    def _found_among_modules(self) -> Iterator[None]:
         handles = []
         if dist.is_available() and dist.is_initialized():
             for thing in gc.get_objects():

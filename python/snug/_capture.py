@@ -98,6 +98,11 @@ def _before_a_step(optimizer: Any, *_: Any) -> None:
         recorded.step(optimizer)
 
 
+def _losses_of(roots: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Of several backward passes: what stages of a pipeline hand on is not to be held."""
+    return [root for root in roots if root.numel() == 1]
+
+
 def _around_backward() -> None:
     plain = torch.autograd._engine_run_backward  # what backward() and grad() of all kinds go through, by this name
 
@@ -110,7 +115,7 @@ def _around_backward() -> None:
         is_step = all(t.requires_grad for t in tensors) and _core.backward_begins(tensors)
         result = plain(roots, *args, **kwargs)
         if is_step:
-            _here.roots = tensors
+            _here.roots = [*map(_losses_of, getattr(_here, "roots", None) or []), tensors]
             _core.backward_ends()
         if recorded := _recorded():
             recorded.backward_is_over()
@@ -149,28 +154,44 @@ _around_scaler()
 register_optimizer_step_pre_hook(_before_a_step)
 
 
+def micro_batch_begins(stage: int = 0) -> None:
+    """The step function that runs on this thread, if any, has some."""
+    _here.micro_batches = True
+    _core.micro_batch_begins(stage)
+
+
 def returned_loss(result: Any) -> Any:
     """The loss that a step returned: a tensor, or the `loss` of an output."""
     return result if isinstance(result, torch.Tensor) else getattr(result, "loss", result)
 
 
-def _leads_to(roots: list[torch.Tensor], other: torch.Tensor) -> bool:
-    """Whether `other` is one of the roots or on the way to one."""
-    wanted, seen, nodes = other.grad_fn, set(), [root.grad_fn for root in roots]
+def _nodes_of(tensors: list[torch.Tensor], stop: set[Any]) -> set[Any]:
+    """Of autograd, that lead to these; what comes behind one of `stop` is left out."""
+    seen: set[Any] = set()
+    nodes = [tensor.grad_fn for tensor in tensors]
     while nodes:
         node = nodes.pop()
-        if node is wanted:
-            return True
-        if node is None or node in seen:
+        if node is None or node in seen or node in stop:
             continue
         seen.add(node)
         nodes += [next_node for next_node, _ in node.next_functions]
-    return False
+    return seen
+
+
+def _gone(roots: list[list[torch.Tensor]], result: torch.Tensor) -> tuple[bool, bool]:
+    """Whether some of what the result is made of is part of what backward passes went through, or of what leads to that; and
+    whether all of it is."""
+    gone = _nodes_of([root for each in roots for root in each], set())
+    gone = {node for node in gone if node.next_functions}  # a parameter is part of anything
+    nodes = _nodes_of([result], gone)
+    some = result.grad_fn in gone or any(following in gone for node in nodes for following, _ in node.next_functions)
+    return some, all(node.next_functions for node in nodes)
 
 
 def loss_of(step: Callable[[Any], Any], batch: Any) -> torch.Tensor | None:
     """Runs the step and returns its loss: what it returned, or else the one that it called backward() on."""
     outer, _here.roots = getattr(_here, "roots", None), None
+    outer_micro_batches, _here.micro_batches = getattr(_here, "micro_batches", False), False
     if recorded := _recorded():
         recorded.begin()
     try:
@@ -183,15 +204,20 @@ def loss_of(step: Callable[[Any], Any], batch: Any) -> torch.Tensor | None:
         if roots is None:
             return result
         if not isinstance(result, torch.Tensor):
-            return roots[0].detach() if len(roots) == 1 else None
-        if result.requires_grad and not _leads_to(roots, result):
+            return roots[0][0].detach() if len(roots) == 1 and len(roots[0]) == 1 else None
+        if not result.requires_grad:
+            return result
+        some, everything = _gone(roots, result)
+        if not some and getattr(_here, "micro_batches", False):
+            return result  # that of the last, say: it is gone backward from
+        if not everything:
             raise UsageError(
                 "step: it calls backward() on one loss and returns another, whose gradient would be missing; return their "
                 "sum, or call backward() on it, or return it detached"
             )
         return result
     finally:
-        _here.roots = outer
+        _here.roots, _here.micro_batches = outer, outer_micro_batches
 
 
 def run_plain(step: Callable[[Any], Any], batch: Any) -> torch.Tensor | None:

@@ -13,6 +13,8 @@ from ._agreement import Group
 from ._capture import Recorded, loss_of
 from ._core import ArenaStats, StepReport
 from ._fsdp import begun_anew, forget_iterations, refuse_accumulated
+from ._pipelining import know_pipelines
+
 from ._rehearsal import Rehearsals, leaves_kept
 from ._updates import UpdatesInBackward, refuse_hooks
 from .choices import Allowed
@@ -137,6 +139,7 @@ class _Fitted:
         group = Group(process_group)
         self.agreement = group.agreement()
         refuse_accumulated()
+        know_pipelines()
         run = begun_anew(lambda: loss_of(chosen, sample))
 
 
@@ -163,7 +166,7 @@ class _Fitted:
     def _plan(self, kinds: _core.Kinds, request: int | _core.Percent | None, device: str, micro_batches: int) -> None:
         self.kinds = kinds
         self.budget = _core.limit_for(request, self.kinds.graph)
-        self.floor = self.kinds.floor if micro_batches > 1 else 0  # of each kind, that of all
+        self.floor = self.kinds.floor if self.kinds.count > 1 else 0  # of each kind, that of all
         self.window = None
         if self.streamed is not None and self.budget is not None:
             self.window = self.kinds.open_window(self.streamed, self.budget, self.other_budgets, device, micro_batches)
@@ -220,6 +223,7 @@ class Session:
                 "do not call the optimizer there"
             )
         chosen = self._allowed(run)
+        know_pipelines()
         try:
             if self._updates is None or not update:
                 return self._core.backward(lambda: loss_of(chosen, batch))
