@@ -56,7 +56,8 @@ void bind_step_graph(py::module_& m) {
   py::class_<plan::StepGraph>(m, "StepGraph")
       .def_property_readonly("operators", [](const plan::StepGraph& g) { return g.ops.size(); })
       .def_readonly("step_seconds", &plan::StepGraph::step_seconds)
-      .def_readonly("static_bytes", &plan::StepGraph::static_bytes);
+      .def_readonly("static_bytes", &plan::StepGraph::static_bytes)
+      .def_property_readonly("one_of_several", [](const plan::StepGraph& g) { return !g.in_flight_with.empty(); });
 }
 
 void bind_memory_plan(py::module_& m) {

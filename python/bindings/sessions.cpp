@@ -125,6 +125,8 @@ void bind_session(py::module_& m) {
           [](PySession& s) {
             return s.read([](Session& open) { return std::make_tuple(open.graph(), open.planner(), open.plan()); });
           })
+      .def_property_readonly("predicted_peak",
+                             [](PySession& s) { return s.read([](Session& open) { return open.predicted_peak(); }); })
       .def_property_readonly("last_step",
                              [](PySession& s) { return s.read([](Session& open) { return open.last_step(); }); })
       .def("verify_replays", [](PySession& s, VerifyReplay how) { s.open().verify_replays(how); })

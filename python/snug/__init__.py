@@ -42,7 +42,6 @@ from .checkpointing import (  # noqa: E402
 )
 from .declaring import declare_operator  # noqa: E402
 from .doctoring import doctor  # noqa: E402
-
 from .errors import DoesNotFit, Error, Mismatch, OutOfBudget, UsageError  # noqa: E402
 from .fitting import ArenaStats, Plan, Session, StepReport, fit, plan  # noqa: E402
 from .fusing import Fused, fuse, unfuse  # noqa: E402

@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 from . import _core
 from ._if_imported import is_a
 from ._pipelining import stages_found
-
 from .errors import UsageError
 
 

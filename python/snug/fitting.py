@@ -142,7 +142,6 @@ class _Fitted:
         know_pipelines()
         run = begun_anew(lambda: loss_of(chosen, sample))
 
-
         def update_begins(stepping: Any) -> None:
             rehearsals.add(stepping)
             _core.update_begins()
@@ -235,11 +234,15 @@ class Session:
         self._updates.finish()
         return loss
 
-
     @property
     def plan(self) -> Plan:
         """Of the step that ran last, and was known or planned."""
         return Plan(*self._core.planned, self._floor, self._window)
+
+    @property
+    def predicted_peak(self) -> int:
+        """The highest that a plan predicts, in bytes, of all kinds of steps and micro-batches that are known; plan is of one of them."""
+        return self._core.predicted_peak
 
     @property
     def last_step(self) -> StepReport:

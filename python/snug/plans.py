@@ -72,6 +72,8 @@ class Plan:
         where tensors are streamed."""
         if self._window is not None:
             return self._window.floor
+        if self._graph.one_of_several:  # whose smallest peak depends on the plans of the others
+            return self._floor_of_all
         return max(self._planner.floor(self._graph), self._floor_of_all)
 
     @property

@@ -224,8 +224,7 @@ class Pipeline::Step {
       if (!is_now) return {};
       throw EndedByAnother(
           fmt::format("pipeline: the step ends here, as stage {} in process {} of {} has failed, or has been ended by "
-                      "another; what has "
-                      "failed says why",
+                      "another; what has failed says why",
                       fields[2], from, group_.size()));
     }
     at::Tensor tensor = room_for(header, c10::kCPU);
@@ -270,7 +269,6 @@ class Pipeline::Step {
   std::vector<int> done_;                                   // by rank: the last action that it is known to have done
   int last_;                                                // stage
   std::int64_t number_ = group_.number_step();              // of the step
-
   std::vector<at::Tensor> losses_;
   std::map<std::pair<int, int>, Alive> alive_;  // by chunk and micro-batch
   std::map<int, at::Tensor> at_home_;           // between stages of this process, by tag

@@ -103,7 +103,6 @@ class ProcessGroup {
   std::vector<int> members_;
   std::string failure_;  // of the first that failed; empty: none has
   std::int64_t steps_ = 0;
-
   std::array<Count, std::variant_size_v<Collective>> counts_{};
   std::function<void(const Collective&)> watcher_;
 };

@@ -63,13 +63,18 @@ void MemoryGauge::died_of_others(Bytes bytes) noexcept {
   entered_ -= bytes;
 }
 
+std::vector<MemoryGauge> gauges_of(const std::vector<memory::DeviceMemory*>& devices, const std::vector<Bytes>& aside) {
+  std::vector<MemoryGauge> gauges;
+  for (std::size_t i = 0; i < devices.size(); ++i) gauges.emplace_back(*devices[i], i < aside.size() ? aside[i] : 0);
+  return gauges;
+}
+
 void MemoryGauge::evicted(Bytes bytes) {
   const Bytes block = memory_.rounded(bytes);
   if (away_) {
     own_ -= block;
     return;
   }
-
   meter_->keep(block);
   evicted_ += block;
 }

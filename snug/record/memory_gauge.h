@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "snug/memory/device_memory.h"
 #include "snug/plan/step/device_part.h"
@@ -58,5 +59,9 @@ class MemoryGauge {
   Bytes entered_ = 0;  // allocated when its turn began
   bool away_ = false;
 };
+
+/// Of these devices. `aside`: by device; empty: none.
+std::vector<MemoryGauge> gauges_of(const std::vector<memory::DeviceMemory*>& devices,
+                                   const std::vector<Bytes>& aside = {});
 
 }  // namespace snug::record

@@ -80,9 +80,7 @@ void Profiler::died(plan::ValueId value) {
 void Profiler::mark() {
   if (!begun_) return begin();
   if (waits_) return;
-
   count_evicted_of_others();
-
   std::vector<MemoryGauge::Taken> taken;
   bool any = false;
   for (MemoryGauge& gauge : gauges_) {
@@ -189,7 +187,6 @@ c10::SmallVector<Profiler::OnClock, 2> Profiler::last_kernel(const Tape& tape, p
 
 MemoryGauge::Taken Profiler::taken_by(const plan::Dataflow& flow, plan::OpId op, std::size_t device) {
   count_evicted_of_others();
-
   const auto [peak, net] = gauges_[device].take_of_operator();
   Bytes outputs = 0;
   for (const plan::Output& out : flow.outputs(op)) {
@@ -241,7 +238,6 @@ void Profiler::aside_ends() {
 
 void Profiler::rebase() {
   count_evicted_of_others();
-
   for (MemoryGauge& gauge : gauges_) gauge.rebase();
 }
 
@@ -275,8 +271,7 @@ void Profiler::dropped(plan::ValueId value, std::optional<Bytes> freed) {
     MemoryGauge* const gauge = gauge_of(value);
     if (gauge == nullptr) return;
     gauge->evicted(*freed);
-    if (!waits_) return;
-    turns_->evicted(gauge->memory(), *freed);
+    if (waits_) turns_->evicted(gauge->memory(), *freed);
     return;
   }
   // The node has handed on what it saved, as the gradient of something: the Release event frees it, and it is there.
@@ -356,7 +351,6 @@ plan::StepGraph Profiler::finish(const Tape& tape) {
   } else {
     mark();
   }
-
   note_seconds();
   graph_.flow = tape.flow();
   graph_.values.resize(static_cast<std::size_t>(graph_.flow.values()));

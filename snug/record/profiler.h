@@ -10,7 +10,6 @@
 #include <optional>
 #include <unordered_set>
 #include <utility>
-
 #include <vector>
 
 #include "snug/plan/step/step_graph.h"
@@ -115,7 +114,6 @@ class Profiler final : public TapeObserver {
   /// What those have let go of whose turn it is not is none of this one's.
   void look_at_others();
   void count_evicted_of_others();
-
   /// Where this one waits: a backward pass of that one may go through what this one has noted.
   [[nodiscard]] Profiler* one_in_turn() const;
   /// Results that are there because the program refers to them, and for no other reason.
@@ -123,9 +121,7 @@ class Profiler final : public TapeObserver {
   /// What is none of its own where it waits goes at the end of the forward pass.
   void let_go_of_referred();
   void begin_turn();
-
   void waited();
-
   /// What an operator took of a device, whose outputs there are no part of what it left behind.
   MemoryGauge::Taken taken_by(const plan::Dataflow& flow, plan::OpId op, std::size_t device);
 

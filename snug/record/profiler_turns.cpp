@@ -75,6 +75,7 @@ void Profiler::wait(const Tape& tape) {
   const PatientLock lock(tape.mutex());
   poll(tape);
   mark();
+  // Its forward pass is over, and not its backward pass, too.
   if (std::ranges::find(graph_.events, plan::Event::Kind::Unpack, &plan::Event::kind) == graph_.events.end())
     referred_ = referred(tape);
   for (MemoryGauge& gauge : gauges_) gauge.leave();

@@ -161,7 +161,6 @@ std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional
     kinds.push_back(record(options));
     return each_a_kind(std::move(kinds));
   }
-
   of_later.have_gradients = first.with_gradients;
   kinds.push_back(record(of_later));
   if (options.update.each && count > 2) {  // those in between update nothing

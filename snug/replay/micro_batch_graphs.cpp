@@ -4,17 +4,14 @@
 #include <functional>
 #include <iterator>
 #include <set>
-#include <span>
 #include <utility>
 
-#include "snug/base/hash.h"
 #include "snug/memory/tag.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/several_stages.h"
 #include "snug/replay/gradient_bytes.h"
 
 namespace snug::replay {
-
 namespace {
 
 /// Than another of them: of no kind more.
@@ -39,22 +36,21 @@ void MicroBatchGraphs::sample(const std::vector<at::Tensor>& parameters) {
 
 void MicroBatchGraphs::went_forward(const record::Tape& tape, int stage) {
   const Id id = fingerprints_.size();
-  const std::vector<std::uint64_t> signatures(tape.calls().signatures().begin(), tape.calls().signatures().end());
-  fingerprints_.push_back(hash_64(std::as_bytes(std::span(signatures))));  // as the graph's
+  fingerprints_.push_back(plan::fingerprint_of(tape.calls().signatures()));
   stages_.push_back(stage);
   ids_[&tape] = id;
   open_.push_back(id);
-  at_once_.push_back({ids_.at(&tape), open_});
+  at_once_.push_back({id, open_});
 }
 
 void MicroBatchGraphs::went_backward(const record::Tape& tape) {
-  at_once_.push_back({ids_.at(&tape), open_});
-  std::erase(open_, ids_.at(&tape));
+  const Id id = ids_.at(&tape);
+  at_once_.push_back({id, open_});
+  std::erase(open_, id);
 }
 
 void MicroBatchGraphs::add(const record::Tape& tape, plan::StepGraph graph) {
-  const Id id = ids_.at(&tape);
-  noted_.push_back({id, std::move(graph), noted_.empty()});
+  noted_.push_back({std::move(graph), noted_.empty()});
   ids_.erase(&tape);
 }
 

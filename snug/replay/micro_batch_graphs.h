@@ -41,12 +41,10 @@ class MicroBatchGraphs {
     std::vector<memory::ByTag> by_tag;
   };
   struct Noted {
-    Id id;
     plan::StepGraph graph;
     bool makes_gradients;  // the first that has gone backward
   };
   void set_in_flight(std::vector<plan::StepGraph>& kinds) const;
-
   /// By their end they have these gradients of a device.
   void set_static(plan::StepGraph& graph, std::size_t device, Bytes gradients) const;
   [[nodiscard]] Bytes static_bytes(std::size_t device, Bytes gradients) const;
@@ -57,14 +55,12 @@ class MicroBatchGraphs {
   std::vector<std::uint64_t> fingerprints_;  // by id
   std::vector<std::int32_t> stages_;         // by id
   std::vector<Bytes> gradients_;             // in front of the update, by device
-
   std::vector<Id> open_;
   struct AtOnce {
     Id runs;
     std::vector<Id> in_flight;
   };
   std::vector<AtOnce> at_once_;  // at each end of a forward pass, and each beginning of a backward pass
-
   std::vector<Noted> noted_;
 };
 

@@ -47,6 +47,12 @@ void check_all_have_budgets(const std::vector<at::Tensor>& parameters, const std
   }
 }
 
+std::vector<memory::DeviceMemory*> memories_of(memory::DeviceMemory& own, const std::vector<DeviceBudget>& others) {
+  std::vector<memory::DeviceMemory*> all{&own};
+  for (const DeviceBudget& other : others) all.push_back(&memory::device_memory(other.device));
+  return all;
+}
+
 OtherLimits::OtherLimits(const std::vector<DeviceBudget>& budgets) {
   for (const auto& [device, bytes] : budgets) {
     memory::DeviceMemory& memory = memory::device_memory(device);
@@ -57,9 +63,8 @@ OtherLimits::OtherLimits(const std::vector<DeviceBudget>& budgets) {
 
 TapeEvictors::TapeEvictors(const std::shared_ptr<record::Tape>& tape, memory::DeviceMemory& own,
                            const std::vector<DeviceBudget>& budgets, EvictionCost cost) {
-  evictors_.push_back(std::make_unique<Evictor>(tape, own, cost));
-  for (const DeviceBudget& other : budgets)
-    evictors_.push_back(std::make_unique<Evictor>(tape, memory::device_memory(other.device), cost));
+  for (memory::DeviceMemory* const memory : memories_of(own, budgets))
+    evictors_.push_back(std::make_unique<Evictor>(tape, *memory, cost));
 }
 
 }  // namespace snug::replay

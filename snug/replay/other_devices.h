@@ -21,6 +21,9 @@ std::vector<DeviceBudget> with_indices(std::vector<DeviceBudget> budgets);
 /// Of the device that steps are planned for, and of others, which are as with_indices() has them.
 plan::Budgets budgets_of(std::optional<plan::Budget> own, const std::vector<DeviceBudget>& others);
 
+/// In the order of budgets_of().
+std::vector<memory::DeviceMemory*> memories_of(memory::DeviceMemory& own, const std::vector<DeviceBudget>& others);
+
 /// Throws UsageError for budgets that are not positive, for a device that has two or that nobody knows the memory of,
 /// and for `own`, which has another.
 void check_other_budgets(const std::vector<DeviceBudget>& budgets, c10::Device own);

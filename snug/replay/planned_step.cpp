@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <optional>
-
 #include <utility>
 
 #include "snug/memory/tag.h"
@@ -33,7 +32,6 @@ void count_state(std::vector<RecordedStep>& kinds, std::size_t device) {
 template <class First>
 std::vector<PlannedStep> planned_by(std::vector<RecordedStep> kinds, const First& first, std::string_view strategy) {
   kinds = each_a_kind(std::move(kinds));
-
   for (std::size_t device = 0; !kinds.empty() && device < kinds.front().passing.size(); ++device)
     count_state(kinds, device);
   std::vector<PlannedStep> all;
@@ -52,11 +50,12 @@ std::vector<RecordedStep> each_a_kind(std::vector<RecordedStep> kinds) {
   std::vector<RecordedStep> all;
   for (RecordedStep& kind : kinds) {
     std::vector<plan::StepGraph> further = std::exchange(kind.further, {});
+    const std::size_t first = all.size();
     all.push_back(std::move(kind));
-    RecordedStep other = all.back();
     for (plan::StepGraph& graph : further) {
+      RecordedStep other = all[first];
       other.graph = std::move(graph);
-      all.push_back(other);
+      all.push_back(std::move(other));
     }
   }
   return all;

@@ -42,10 +42,9 @@ struct RecordedStep {
 
 /// How far a step is recorded, and so a step function that goes backward itself runs, that it leaves no trace.
 enum class RecordUntil : std::uint8_t {
-  Loss,      ///< without gradients, once, and nothing is rehearsed: a step of the kind Evaluation
-  Backward,  ///< UpdateBegins is thrown where the function's backward() returns; one with micro-batches runs to its
-             ///< end, and may not update
-
+  Loss,          ///< without gradients, once, and nothing is rehearsed: a step of the kind Evaluation
+  Backward,      ///< UpdateBegins is thrown where the function's backward() returns; one with micro-batches runs to its
+                 ///< end, and may not update
   UpdateBegins,  ///< somebody stops it where its update begins (see StepRun), or it is stopped where it first writes
                  ///< a parameter
 };

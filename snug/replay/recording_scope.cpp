@@ -13,12 +13,6 @@
 
 namespace snug::replay {
 
-std::vector<memory::DeviceMemory*> devices_of(memory::DeviceMemory& first, const RecordOptions& options) {
-  std::vector<memory::DeviceMemory*> devices{&first};
-  for (const DeviceBudget& other : options.other_budgets) devices.push_back(&memory::device_memory(other.device));
-  return devices;
-}
-
 std::vector<Bytes> allocated_on(const std::vector<memory::DeviceMemory*>& devices) {
   std::vector<Bytes> all;
   for (const memory::DeviceMemory* device : devices) all.push_back(device->stats().allocated);
@@ -39,13 +33,6 @@ void tag_weights(const std::vector<at::Tensor>& parameters) {
 
 namespace {
 
-std::shared_ptr<record::Profiler> profiler_of(const std::vector<memory::DeviceMemory*>& devices,
-                                              const std::vector<Bytes>& aside, plan::Codec lossy) {
-  std::vector<record::MemoryGauge> gauges;
-  for (std::size_t i = 0; i < devices.size(); ++i) gauges.emplace_back(*devices[i], aside[i]);
-  return std::make_shared<record::Profiler>(std::move(gauges), lossy);
-}
-
 /// Weights that are gathered again for their backward pass, as those of fully_shard (FSDP2), are known to the tape.
 /// Others may be there, or not, when a replay asks for them.
 void refuse_freed_weights(const record::Tape& tape) {
@@ -62,7 +49,7 @@ void refuse_freed_weights(const record::Tape& tape) {
 RecordingScope::RecordingScope(EvictionCost cost, memory::DeviceMemory& memory, const RecordOptions& options)
     : options_(options),
       cost_(cost),
-      devices_(devices_of(memory, options)),
+      devices_(memories_of(memory, options.other_budgets)),
       before_(allocated_on(devices_)),
       aside_(options.update.parameters),
       not_of_steps_(more_than(before_, devices_)),
@@ -90,8 +77,7 @@ RecordingScope::~RecordingScope() {
 
 RecordedPass& RecordingScope::begin_pass() {
   auto pass = std::make_unique<RecordedPass>();
-  pass->profiler = profiler_of(devices_, not_of_steps_, options_.lossy);
-
+  pass->profiler = std::make_shared<record::Profiler>(record::gauges_of(devices_, not_of_steps_), options_.lossy);
   pass->tape = std::make_shared<record::Tape>(record::KeepSaved{}, pass->profiler);
   if (options_.stop) pass->tape->add_observer(std::make_shared<StopAsked>(options_.stop));
   pass->evictors = std::make_unique<TapeEvictors>(pass->tape, *devices_.front(), options_.other_budgets, cost_);
@@ -104,7 +90,6 @@ RecordedPass& RecordingScope::begin_micro_batch() {
   RecordedPass& pass = begin_pass();
   pass.profiler->take_turns(turns_);
   pass.is_micro_batch = true;
-
   return pass;
 }
 

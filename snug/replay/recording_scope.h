@@ -20,8 +20,6 @@
 
 namespace snug::replay {
 
-/// The first, and the others that have budgets.
-std::vector<memory::DeviceMemory*> devices_of(memory::DeviceMemory& first, const RecordOptions& options);
 std::vector<Bytes> allocated_on(const std::vector<memory::DeviceMemory*>& devices);
 /// What has come since.
 std::vector<Bytes> more_than(const std::vector<Bytes>& before, const std::vector<memory::DeviceMemory*>& devices);
@@ -65,7 +63,6 @@ class RecordingScope {
 
   /// That micro-batches have of a device now, which have gone forward and not backward. By device.
   [[nodiscard]] Bytes held(std::size_t device) { return turns_.held(device); }
-
   [[nodiscard]] const std::vector<memory::DeviceMemory*>& devices() const noexcept { return devices_; }
   /// What stands in for what the planned step will not have. By device.
   [[nodiscard]] const std::vector<Bytes>& not_of_steps() const noexcept { return not_of_steps_; }

@@ -45,12 +45,6 @@ std::vector<T> only(T one) {
 
 }  // namespace
 
-std::vector<memory::DeviceMemory*> Session::State::devices() const {
-  std::vector<memory::DeviceMemory*> all{&memory};
-  for (const DeviceBudget& other : others) all.push_back(&memory::device_memory(other.device));
-  return all;
-}
-
 Session::State::~State() {
   for (const at::Tensor& p : hooked) {
     // Somebody may have put another in its place.
@@ -79,9 +73,9 @@ Session::Session(std::vector<replay::PlannedStep> kinds, std::optional<plan::Bud
   others = replay::with_indices(std::move(others));
   replay::or_tell(*agreement, [&] { replay::check_other_budgets(others, memory.device()); });
   std::vector<at::Tensor> parameters = parameters_of(kinds);
-  std::vector<Bytes> gradients{replay::gradient_bytes(parameters, memory)};
-  for (const DeviceBudget& other : others)
-    gradients.push_back(replay::gradient_bytes(parameters, memory::device_memory(other.device)));
+  std::vector<Bytes> gradients;
+  for (const memory::DeviceMemory* const device : replay::memories_of(memory, others))
+    gradients.push_back(replay::gradient_bytes(parameters, *device));
   replay::StepBook book(std::move(kinds), replay::budgets_of(budget, others), gradients, std::move(agreement));
   state_.reset(new State{.memory = memory,
                          .book = std::move(book),

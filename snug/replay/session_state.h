@@ -36,8 +36,6 @@ struct Session::State {
   StepReport last;
   replay::StepTrace trace;
 
-  /// In the order of their budgets.
-  [[nodiscard]] std::vector<memory::DeviceMemory*> devices() const;
   ~State();
 };
 

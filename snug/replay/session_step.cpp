@@ -34,12 +34,6 @@ std::vector<replay::StepBook::Now> now_on(const std::vector<memory::DeviceMemory
   return now;
 }
 
-std::shared_ptr<record::Profiler> profiler_of(const std::vector<memory::DeviceMemory*>& devices, plan::Codec lossy) {
-  std::vector<record::MemoryGauge> gauges;
-  for (memory::DeviceMemory* device : devices) gauges.emplace_back(*device);
-  return std::make_shared<record::Profiler>(std::move(gauges), lossy);
-}
-
 std::vector<record::KnownStep> as_followed(std::vector<record::KnownStep> steps, Follow what) {
   if (what == Follow::All) return steps;
   for (record::KnownStep& step : steps)
@@ -58,7 +52,7 @@ void Session::Step::Unknown::end(record::Tape& tape) {
 
 Session::Step::Step(State& state)
     : state_(state),
-      devices_(state.devices()),
+      devices_(replay::memories_of(state.memory, state.others)),
       other_limits_(state.others),
       awaited_(state.memory),
       tracer_(std::make_shared<replay::StepTracer>(state.memory)),
@@ -155,7 +149,7 @@ record::DecideLater::Decision Session::Step::decide(Pass& pass) {
   }
   pass.unknown.unexpected = !state_.book.expects(pass.kind);
   if (state_.steps_vary || pass.unknown.unexpected) {
-    pass.unknown.profiler = profiler_of(devices_, state_.book.graph().lossy);
+    pass.unknown.profiler = std::make_shared<record::Profiler>(record::gauges_of(devices_), state_.book.graph().lossy);
     if (pass.is_micro_batch) pass.unknown.profiler->take_turns(turns_);
   }
   // What comes in front of the first micro-batch is none.

@@ -11,7 +11,6 @@ enum class StepKind : std::uint8_t {
   Last,        ///< as Later, and its backward pass updates the parameters and lets go of the gradients
   MicroBatch,  ///< one of those that a step function goes backward with one by one (MicroBatch), in any order
   Evaluation   ///< forward only
-
 };
 
 }  // namespace snug::replay

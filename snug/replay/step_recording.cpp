@@ -10,7 +10,6 @@
 #include "snug/replay/streamed_tensors.h"
 
 namespace snug::replay {
-
 namespace {
 
 /// Whether the step has made the tensor.
@@ -83,10 +82,9 @@ void StepRecording::refuse(const UsageError& why) {
 
 void StepRecording::update_begins(StepRun& run) {
   if (options_.until == RecordUntil::Backward && run.has_micro_batches()) {
-    refuse(
-        UsageError("step: it updates behind its micro-batches, and nobody knows which was the last before the "
-                   "optimizer has begun; run the "
-                   "optimizer outside of the step, behind session.backward"));
+    refuse(UsageError(
+        "step: it updates behind its micro-batches, and nobody knows which was the last before the optimizer has "
+        "begun; run the optimizer outside of the step, behind session.backward"));
   }
   run_update();
   run.stop();
@@ -95,16 +93,14 @@ void StepRecording::update_begins(StepRun& run) {
 std::shared_ptr<record::Tape> StepRecording::forward_begins(int stage) {
   if (!run_->has_micro_batches()) return whole_->tape;
   if (options_.streamed) {
-    refuse(
-        UsageError("step: it has micro-batches of its own and streamed weights, which are expected in the order of one "
-                   "pass; leave "
-                   "one of them out"));
+    refuse(UsageError(
+        "step: it has micro-batches of its own and streamed weights, which are expected in the order of one pass; "
+        "leave one of them out"));
   }
   if (options_.update.each) {
-    refuse(
-        UsageError("step: it has micro-batches of its own and updates in the backward pass, where gradients are not "
-                   "complete; leave "
-                   "one of them out"));
+    refuse(UsageError(
+        "step: it has micro-batches of its own and updates in the backward pass, where gradients are not complete; "
+        "leave one of them out"));
   }
   if (!options_.have_gradients.empty()) {
     refuse(

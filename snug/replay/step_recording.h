@@ -40,7 +40,6 @@ class StepRecording {
   void backward_over(StepRun& run, record::Tape& tape);
   void reached(record::Tape& tape);
   void failed(record::Tape& tape);
-
   void update_begins(StepRun& run);
   void run_update();
   /// The last pass that has gone backward is over: its graph is noted.

@@ -105,7 +105,6 @@ class StepRun : private record::MicroBatchListener {
   void micro_batch_begins(int stage) override;
   void micro_batch_ends() noexcept override;
   void micro_batch_fails() noexcept override;
-
   void begin_forward(int stage = 0);
   void end_forward();
   /// The one that has made the roots, or what these are made of, among those that have not gone backward; none: all of
@@ -126,7 +125,6 @@ class StepRun : private record::MicroBatchListener {
   std::vector<Pass> forward_over_;  // and not gone backward
   std::vector<Pass> went_;          // backward, without their tapes
   std::exception_ptr refused_;      // it went backward again, which stays so
-
   std::optional<record::OperatorGate> writes_;
   std::exception_ptr failure_;  // of the end of a micro-batch
   int task_;                    // the backward pass that the step is part of

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import snug
-from processes import in_processes
+from processes import in_processes, what_became
 
 VOCABULARY, WIDTH, LENGTH, ROWS = 256, 64, 64, 8
 
@@ -212,7 +212,7 @@ def run(layout, budget, steps=3):
                 snug._core.reset_peak(snug.devices.device_named(None))
                 loss = session.backward(batch)
                 stats = snug.memory_stats()
-                said.append((session.last_step, session.plan, stats["allocated_peak"], stats["limit"]))
+                said.append((session.last_step, session.plan, session.predicted_peak, stats["allocated_peak"], stats["limit"]))
             bits.append(digest(loss))
             del loss
         bits += [digest(p.grad) for p in model.parameters()]
@@ -230,15 +230,8 @@ def _all_of(rank, results, layouts):
         plain, _ = run(layout, None)
         for budget in layout.budgets:
             bits, said = run(layout, budget)
-            assert len(bits) == len(plain)
-            results[name, budget, rank] = {
-                "same": sum(a == b for a, b in zip(plain, bits)) / len(bits),
-                "replayed": [report.replayed_ops for report, *_ in said],
-                "evictions": [report.evictions for report, *_ in said],
-                "followed": [report.divergence or report.followed_plan for report, *_ in said],
-                "buffer": 2 * buffer_bytes() if layout.divide is not data_parallel else 0,
-                "peaks": [(peak, plan.predicted_peak, limit, plan.unplanned_peak) for _, plan, peak, limit in said],
-            }
+            buffer = 2 * buffer_bytes() if layout.divide is not data_parallel else 0
+            results[name, budget, rank] = {**what_became(plain, bits, said), "buffer": buffer}
 
 
 def run_all(processes, layouts):

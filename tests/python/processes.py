@@ -29,3 +29,16 @@ def in_processes(count, body, *arguments):
         results = manager.dict()
         mp.spawn(_run, args=(body, count, _free_port(), results, arguments), nprocs=count)
         return dict(results)
+
+
+def what_became(plain, bits, said):
+    """Of a run under plans, beside a plain one: digests of both, and for each step its report, the plan, and the peak that is
+    predicted, that was, and that is allowed."""
+    assert len(bits) == len(plain)
+    return {
+        "same": sum(a == b for a, b in zip(plain, bits)) / len(bits),
+        "replayed": [report.replayed_ops for report, *_ in said],
+        "evictions": [report.evictions for report, *_ in said],
+        "followed": [report.divergence or report.followed_plan for report, *_ in said],
+        "peaks": [(peak, predicted, limit, plan.unplanned_peak) for _, plan, predicted, peak, limit in said],
+    }

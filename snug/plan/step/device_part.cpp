@@ -31,7 +31,6 @@ StepGraph seen_from(const StepGraph& graph, const DevicePart& part) {
   seen.static_by_tag = part.static_by_tag;
   seen.update_bytes = part.update_bytes;
   seen.others_held = 0;  // of the first
-
   return seen;
 }
 

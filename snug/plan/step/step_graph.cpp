@@ -1,7 +1,6 @@
 #include "snug/plan/step/step_graph.h"
 
 #include <algorithm>
-#include <span>
 
 #include "snug/base/hash.h"
 
@@ -72,7 +71,9 @@ std::uint64_t StepGraph::fingerprint() const {
   std::vector<std::uint64_t> signatures;
   signatures.reserve(ops.size());
   for (const OpInfo& op : ops) signatures.push_back(op.signature);
-  return hash_64(std::as_bytes(std::span(signatures)));
+  return fingerprint_of(signatures);
 }
+
+std::uint64_t fingerprint_of(std::span<const std::uint64_t> signatures) { return hash_64(std::as_bytes(signatures)); }
 
 }  // namespace snug::plan

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -71,6 +72,9 @@ struct InFlight {
   friend bool operator==(const InFlight&, const InFlight&) = default;
 };
 
+/// Of operators with these signatures, in order.
+std::uint64_t fingerprint_of(std::span<const std::uint64_t> signatures);
+
 /// One training step, as recorded: all that a planner needs. A plain value; see to_json for the file.
 struct StepGraph {
   Dataflow flow;
@@ -131,7 +135,7 @@ struct StepGraph {
   /// The position behind the last event of backward nodes; that of settle_event() where there is none.
   [[nodiscard]] std::size_t backward_end() const;
 
-  /// Tells graphs apart: a hash of all signatures.
+  /// Tells graphs apart: fingerprint_of() all signatures.
   [[nodiscard]] std::uint64_t fingerprint() const;
   friend bool operator==(const StepGraph&, const StepGraph&) = default;
 };
