@@ -96,7 +96,7 @@ class DeviceMemory {
   /// tagged as weights. Others are left alone. Not while another thread uses the storage.
   virtual void adopt(const c10::Storage& storage) { static_cast<void>(storage); }
 
-  /// Handlers are asked in the order of their registration. Removing waits for a running call on another thread.
+  /// Handlers are asked the newest first (PressureHandlers). Removing waits for a running call on another thread.
   virtual void add_pressure_handler(PressureHandler* handler) = 0;
   virtual void remove_pressure_handler(PressureHandler* handler) = 0;
 

@@ -133,23 +133,25 @@ TEST_F(CpuMemoryLimit, RefusesWhenNoHandlerFreesAnything) {
   EXPECT_EQ(other.asked, std::vector<Bytes>{1_MiB});
 }
 
-TEST_F(CpuMemoryLimit, AsksHandlersInTheOrderOfTheirRegistrationAndForgetsThoseThatLeft) {
+TEST_F(CpuMemoryLimit, AsksTheNewestHandlerFirstAndForgetsThoseThatLeft) {
   leave(2_MiB);
   c10::DataPtr cached = block(2_MiB);
+  Handler oldest(memory, [](Bytes) { return false; });
+  Handler middle(memory, [&](Bytes) {
+    cached = c10::DataPtr();
+    return true;
+  });
+  Handler newest(memory, [](Bytes) { return false; });
   {
     Handler gone(memory, [](Bytes) {
       ADD_FAILURE() << "asked after it left";
       return false;
     });
   }
-  Handler first(memory, [&](Bytes) {
-    cached = c10::DataPtr();
-    return true;
-  });
-  Handler second(memory, [](Bytes) { return false; });
   const c10::DataPtr a = block(2_MiB);
-  EXPECT_EQ(first.asked.size(), 1U);
-  EXPECT_TRUE(second.asked.empty());
+  EXPECT_EQ(newest.asked.size(), 1U);
+  EXPECT_EQ(middle.asked.size(), 1U);
+  EXPECT_TRUE(oldest.asked.empty());
 }
 
 TEST_F(CpuMemoryLimit, AsksNobodyWhileItFits) {
