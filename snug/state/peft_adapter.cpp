@@ -152,8 +152,7 @@ PeftAdapter open_peft_adapter(const fs::path& folder) {
   return adapter;
 }
 
-void write_peft_adapter(const fs::path& folder, const PeftAdapter& adapter,
-                        const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+void write_peft_adapter(const fs::path& folder, const PeftAdapter& adapter, const NamedSources& tensors) {
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) throw Error(fmt::format("adapter: {} cannot be made: {}", folder.string(), error.message()));
@@ -173,7 +172,7 @@ void write_peft_adapter(const fs::path& folder, const PeftAdapter& adapter,
                                        {"task_type", none_if_empty(adapter.task_type)},
                                        {"use_dora", false},
                                        {"use_rslora", adapter.root_of_rank}};
-  std::vector<std::pair<std::string, at::Tensor>> named;
+  NamedSources named;
   for (const auto& [name, tensor] : tensors) named.emplace_back(std::string(kPeftPrefix) + name, tensor);
   write_safetensors(folder / kWeights, named, {{"format", "pt"}});
   try {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "snug/state/divided_tensors.h"
 #include "snug/state/stored_tensor.h"
 
 namespace snug::state {
@@ -37,7 +38,6 @@ PeftAdapter open_peft_adapter(const std::filesystem::path& folder);
 
 /// Writes one that PEFT reads; each file is whole or not there. `tensors`: by name, in place of `adapter.tensors` and
 /// `adapter.whole`. Throws as write_safetensors does.
-void write_peft_adapter(const std::filesystem::path& folder, const PeftAdapter& adapter,
-                        const std::vector<std::pair<std::string, at::Tensor>>& tensors);
+void write_peft_adapter(const std::filesystem::path& folder, const PeftAdapter& adapter, const NamedSources& tensors);
 
 }  // namespace snug::state

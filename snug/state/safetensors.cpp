@@ -30,13 +30,13 @@ namespace fs = std::filesystem;
 constexpr const char* kWhole = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
-using NamedTensor = std::pair<std::string, at::Tensor>;
+using NamedSource = NamedSources::value_type;
 
 /// Runs of tensors that take at most so many bytes.
-std::vector<std::vector<NamedTensor>> shards_of(const std::vector<NamedTensor>& tensors, Bytes limit) {
-  std::vector<std::vector<NamedTensor>> shards(1);
+std::vector<NamedSources> shards_of(const NamedSources& tensors, Bytes limit) {
+  std::vector<NamedSources> shards(1);
   Bytes taken = 0;
-  for (const NamedTensor& tensor : tensors) {
+  for (const NamedSource& tensor : tensors) {
     const auto bytes = static_cast<Bytes>(tensor.second.nbytes());
     if (!shards.back().empty() && taken + bytes > limit) {
       shards.emplace_back();
@@ -125,30 +125,24 @@ StoredTensors open_sharded_safetensors(const fs::path& path) {
   return path.extension() == ".json" ? open_index(path) : open_safetensors(path).tensors;
 }
 
-void write_safetensors(const fs::path& path, const std::vector<std::pair<std::string, at::Tensor>>& tensors,
+void write_safetensors(const fs::path& path, const NamedSources& tensors,
                        const std::map<std::string, std::string>& metadata) {
-  TensorSources sources;
-  for (const auto& [name, tensor] : tensors) {
-    if (!sources.emplace(name, source_of(tensor)).second) {
-      throw UsageError(fmt::format("writing {}: two tensors have the name {}", path.string(), name));
-    }
-  }
-  write_safetensors(path, sources, metadata);
-}
-
-void write_safetensors(const fs::path& path, const TensorSources& tensors,
-                       const std::map<std::string, std::string>& metadata) {
+  std::map<std::string_view, const TensorSource*> sources;
   std::vector<SafetensorsEntry> entries;
-  for (const auto& [name, source] : tensors) entries.push_back({name, source.dtype, source.shape, 0, 0});
+  for (const auto& [name, source] : tensors) {
+    if (!sources.emplace(name, &source).second)
+      throw UsageError(fmt::format("writing {}: two tensors have the name {}", path.string(), name));
+    entries.push_back({name, source.dtype, source.shape, 0, 0});
+  }
   std::ranges::sort(entries, safetensors_order);
   const std::string header = format_safetensors_header(entries, metadata);
   try {
     DurableFile file(path);
     file.write(std::as_bytes(std::span(header)));
     for (const SafetensorsEntry& e : entries) {
-      std::size_t left = c10::elementSize(e.dtype);
-      for (const std::int64_t size : e.shape) left *= static_cast<std::size_t>(size);
-      tensors.at(e.name).bytes([&](std::span<const std::byte> bytes) {
+      const TensorSource& source = *sources.at(e.name);
+      std::size_t left = source.nbytes();
+      source.bytes([&](std::span<const std::byte> bytes) {
         file.write(bytes);
         left -= bytes.size();
       });
@@ -160,7 +154,7 @@ void write_safetensors(const fs::path& path, const TensorSources& tensors,
   }
 }
 
-void write_sharded_safetensors(const fs::path& folder, const std::vector<NamedTensor>& tensors, Bytes limit,
+void write_sharded_safetensors(const fs::path& folder, const NamedSources& tensors, Bytes limit,
                                const std::map<std::string, std::string>& metadata) {
   const auto shards = shards_of(tensors, limit);
   std::set<std::string> written;

@@ -29,23 +29,18 @@ Safetensors open_safetensors(const std::filesystem::path& path);
 /// names a tensor that its file does not have; what a file holds beyond the index is left out.
 StoredTensors open_sharded_safetensors(const std::filesystem::path& path);
 
-/// Writes tensors of any device and strides, whole or not at all, as the reference implementation would, to the byte.
-/// Memory: a copy of one tensor at a time where it is not contiguous on the CPU. Throws UsageError for a type the
-/// format has no name for and for a name given twice, Error when the file cannot be written.
-void write_safetensors(const std::filesystem::path& path,
-                       const std::vector<std::pair<std::string, at::Tensor>>& tensors,
-                       const std::map<std::string, std::string>& metadata = {});
-/// The same, of tensors that need not be there as a whole. Throws std::logic_error where one has other bytes than its
-/// type and shape say, and what a source throws; the file is as it was then.
-void write_safetensors(const std::filesystem::path& path, const TensorSources& tensors,
+/// Writes tensors, whole or not at all, as the reference implementation would, to the byte. Memory: a copy of one
+/// tensor at a time where it is not contiguous on the CPU. Throws UsageError for a type the format has no name for and
+/// for a name given twice, Error when the file cannot be written, std::logic_error where a source has other bytes than
+/// its type and shape say, and what a source throws; the file is as it was then.
+void write_safetensors(const std::filesystem::path& path, const NamedSources& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
 /// Writes what open_sharded_safetensors and Hugging Face's libraries read: model.safetensors when the tensors take at
 /// most `limit` bytes, else files of at most so much, in the order given, and model.safetensors.index.json; a tensor
 /// that is larger has a file of its own. What an earlier save of the folder left beyond that is removed. Throws as
 /// write_safetensors does; what can be read in the folder then is the earlier save, this one, or neither.
-void write_sharded_safetensors(const std::filesystem::path& folder,
-                               const std::vector<std::pair<std::string, at::Tensor>>& tensors, Bytes limit = 5_GiB,
+void write_sharded_safetensors(const std::filesystem::path& folder, const NamedSources& tensors, Bytes limit = 5_GiB,
                                const std::map<std::string, std::string>& metadata = {});
 
 }  // namespace snug::state

@@ -91,14 +91,11 @@ class StateWriter::Unfinished {
     fs::remove_all(path_, ignored);
   }
 
-  void add(const std::string& name, const NamedTensors& tensors) {
+  /// Tensors, or sources of them, by name.
+  template <class Tensors>
+  void add(const std::string& name, const Tensors& tensors) {
     const std::string file = name + ".safetensors";
-    write_safetensors(path_ / file, tensors);
-    note(file);
-  }
-  void add(const std::string& name, const TensorSources& tensors) {
-    const std::string file = name + ".safetensors";
-    write_safetensors(path_ / file, tensors);
+    write_safetensors(path_ / file, {tensors.begin(), tensors.end()});
     note(file);
   }
 

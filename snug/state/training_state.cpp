@@ -67,7 +67,7 @@ void compare(const std::string& file, const StoredTensors& stored, const TensorS
 
 TensorSources sources_of(const NamedTensors& tensors) {
   TensorSources sources;
-  for (const auto& [name, tensor] : tensors) sources.emplace(name, source_of(tensor));
+  for (const auto& [name, tensor] : tensors) sources.emplace(name, tensor);
   return sources;
 }
 
@@ -147,10 +147,7 @@ void TrainingState::restore(const fs::path& folder) {
     for (const auto& [tensor_name, tensor] : tensors) at::Tensor(tensor).copy_(stored->second.at(tensor_name).read());
   }
   for (const auto& [name, tensors] : divided_) {
-    for (const TensorPart& p : tensors.mine) {
-      const at::Tensor whole = files.at(name).at(p.name).read().view(-1);
-      at::Tensor(p.part).copy_(whole.narrow(0, p.first, p.part.numel()).view(p.part.sizes()));
-    }
+    for (const TensorPart& p : tensors.mine) copy_from_whole(files.at(name).at(p.name).read().view(-1), p);
   }
   for (const auto& [name, value] : values_) {
     if (all.contains(name)) value.restore(all[name]);

@@ -40,7 +40,7 @@ class Files {
 
   void write(const torch::nn::Module& model, Named found) const {
     for (const auto& p : model.named_parameters()) found.emplace_back("gradient." + p.key(), p.value().grad());
-    state::write_safetensors(folder_ / (name_ + "-found.safetensors"), found);
+    state::write_safetensors(folder_ / (name_ + "-found.safetensors"), {found.begin(), found.end()});
   }
 
  private:

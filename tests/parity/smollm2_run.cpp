@@ -94,7 +94,7 @@ int main(int argc, char** argv) {
     snug::Named found;
     snug::infer(*files, given, found);
     snug::finetune(*files, given, folder, found);
-    snug::state::write_safetensors(folder / "found.safetensors", found);
+    snug::state::write_safetensors(folder / "found.safetensors", {found.begin(), found.end()});
   } catch (const std::exception& error) {
     fmt::print(stderr, "smollm2_run: {}\n", error.what());
     return 1;

@@ -22,8 +22,8 @@ DividedTensors divided(const at::Tensor& matrix, std::int64_t first, std::int64_
   DividedTensors tensors;
   tensors.mine.push_back({"matrix", torch::zeros({count}), {6, 4}, first});
   tensors.mine.push_back({"count", torch::zeros({}), {}, 0});
-  tensors.all.emplace("matrix", source_of(matrix));
-  tensors.all.emplace("count", source_of(torch::full({}, 7.0F)));
+  tensors.all.emplace("matrix", matrix);
+  tensors.all.emplace("count", torch::full({}, 7.0F));
   return tensors;
 }
 
@@ -77,12 +77,12 @@ TEST(DividedTensors, OfAnotherShapeAreRefused) {
 TEST(DividedTensors, AreWrittenWholeOrNotAtAll) {
   const auto folder = testing::scratch("divided_half");
   const auto of = [](std::size_t bytes, bool fails) {
-    TensorSources sources;
-    sources.emplace("numbers", TensorSource{at::kFloat, {4}, [=](const auto& write) {
-                                              const std::vector<std::byte> some(bytes);
-                                              write(std::span(some));
-                                              if (fails) throw Error("the other process has ended");
-                                            }});
+    NamedSources sources;
+    sources.emplace_back("numbers", TensorSource{at::kFloat, {4}, [=](const auto& write) {
+                                                   const std::vector<std::byte> some(bytes);
+                                                   write(std::span(some));
+                                                   if (fails) throw Error("the other process has ended");
+                                                 }});
     return sources;
   };
   const auto path = folder / "half.safetensors";

@@ -72,7 +72,7 @@ TEST(Safetensors, WritesTheSameBytesAsTheReferenceImplementation) {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   for (const auto& [name, tensor] : all.tensors) tensors.emplace_back(name, tensor.read());
   const fs::path path = path_for("same.safetensors");
-  write_safetensors(path, tensors, all.metadata);
+  write_safetensors(path, {tensors.begin(), tensors.end()}, all.metadata);
   EXPECT_EQ(bytes_of(path), bytes_of(reference()));
   EXPECT_FALSE(fs::exists(path.string() + ".unfinished"));
 }
