@@ -36,10 +36,10 @@ struct InShards {
   explicit InShards(parallel::World& world)
       : model(models::GptOptions{
             .blocks = 12, .width = 384, .heads = 6, .sequence = kSequence, .vocabulary = kVocabulary}) {
-    const auto divided = parallel::divide(model->parameters(), world, 64_KiB, [&](const auto& parameter, auto room) {
-      streamed->add_with_room(parameter, std::move(room));
-    });
-    streamed->set_cost(parallel::measured_gather_cost(world));
+    const auto divided = parallel::divide(
+        model->parameters(), world, world.all(), 64_KiB,
+        [&](const auto& parameter, auto room) { streamed->add_with_room(parameter, std::move(room)); });
+    streamed->set_cost(parallel::measured_gather_cost(world, world.all()));
     together = std::make_unique<parallel::DataParallel>(
         model->parameters(), world.all(),
         parallel::DataParallelOptions{.leaves = parallel::DataParallelOptions::Leaves::Shards, .divided = divided});

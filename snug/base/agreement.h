@@ -38,6 +38,10 @@ class Agreement {
   /// Whether all processes that do collectives inside of steps of this one are among those of the group: then their
   /// plans may have all of them do some of these again.
   [[nodiscard]] virtual bool covers_collectives() const { return false; }
+  /// Whether there are such, and who leaves a step in its midst may be waited for: end_collectives().
+  [[nodiscard]] virtual bool has_collectives() const { return false; }
+  /// This process has left a step in its midst: who waits for it in a collective inside of the step waits no more.
+  virtual void end_collectives() noexcept {}
   /// Each number becomes the largest that one of them has. As many in each.
   virtual void largest(std::span<double> /*numbers*/) {}
 };

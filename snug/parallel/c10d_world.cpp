@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <map>
@@ -15,6 +16,7 @@
 #include <utility>
 
 #include "snug/base/match.h"
+#include "snug/parallel/roll_call.h"
 #include "snug/parallel/world.h"
 
 namespace snug::parallel {
@@ -72,12 +74,15 @@ Work reduce_into(Group& group, at::Tensor mine, at::Tensor all, const c10d::Redu
 /// By LibTorch's operators, so that what records a step sees what they write.
 class C10dGroup final : public ProcessGroup {
  public:
-  /// `patience`: of each wait; none: the group's own.
-  C10dGroup(c10::intrusive_ptr<c10d::ProcessGroup> group, int rank, const std::vector<int>& members,
-            std::optional<std::chrono::milliseconds> patience = {})
-      : ProcessGroup(rank, static_cast<int>(members.size()), members), group_(std::move(group)), patience_(patience) {}
+  /// `roll`: to be called when it has failed; may be null. `patience`: of each wait; none: the group's own.
+  C10dGroup(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<RollCall> roll, int rank,
+            const std::vector<int>& members, std::optional<std::chrono::milliseconds> patience = {})
+      : ProcessGroup(rank, static_cast<int>(members.size()), members),
+        group_(std::move(group)),
+        roll_(std::move(roll)),
+        patience_(patience) {}
   ~C10dGroup() override {
-    if (has_failed()) (void)group_.release();  // it would wait for its threads, and those for others
+    if (has_failed() && group_) (void)group_.release();  // it would wait for its threads, and those for others
   }
   C10dGroup(const C10dGroup&) = delete;
   C10dGroup& operator=(const C10dGroup&) = delete;
@@ -86,6 +91,16 @@ class C10dGroup final : public ProcessGroup {
   std::unique_ptr<Pending> start(const Collective& what) override {
     const at::NoGradGuard no_grad;
     return std::make_unique<C10dWorks>(std::visit(Match{[&](const auto& c) { return of(c); }}, what), patience_);
+  }
+
+  std::string who_is_missing() noexcept override { return roll_ ? roll_->missing(members()) : std::string(); }
+  /// Its connections are closed with it. Apart, as it waits for what is under way.
+  void disconnect() noexcept override {
+    if (roll_) roll_->leave();
+    try {
+      std::thread([group = std::move(group_)]() mutable { group.reset(); }).detach();
+    } catch (...) {  // NOLINT(bugprone-empty-catch): others find out by their timeout
+    }
   }
 
   using Works = std::vector<Work>;
@@ -152,6 +167,7 @@ class C10dGroup final : public ProcessGroup {
   }
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::shared_ptr<RollCall> roll_;
   std::optional<std::chrono::milliseconds> patience_;
   int next_tag_ = 0;
 };
@@ -173,14 +189,22 @@ class C10dWorld final : public World {
     store_ = c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}/{}", attempt, met), store);
     std::vector<int> ranks(static_cast<std::size_t>(launched.size));
     for (int rank = 0; rank < launched.size; ++rank) ranks[static_cast<std::size_t>(rank)] = rank;
+    constexpr std::chrono::milliseconds kPatience{3000};
+    roll_ = std::make_shared<RollCall>(store_, launched.rank, std::min(kPatience, timeout_ / 4));
     all_ = make(ranks, launched.rank);
   }
+
+  ~C10dWorld() override { roll_->leave(); }
+  C10dWorld(const C10dWorld&) = delete;
+  C10dWorld& operator=(const C10dWorld&) = delete;
+
+  void doing(const std::string& what) override { roll_->doing(what); }
 
  private:
   using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
   std::shared_ptr<ProcessGroup> make(const std::vector<int>& ranks, int rank) override {
-    return std::make_shared<C10dGroup>(group_of(ranks, rank, timeout_), rank, ranks);
+    return std::make_shared<C10dGroup>(group_of(ranks, rank, timeout_), roll_, rank, ranks);
   }
 
   Channel channel() override {
@@ -188,13 +212,13 @@ class C10dWorld final : public World {
     std::vector<int> ranks(static_cast<std::size_t>(launched().size));
     std::iota(ranks.begin(), ranks.end(), 0);
     const Group group = group_of(ranks, launched().rank, timeout_);
-    const auto end = [&](std::chrono::milliseconds patience) {
-      return std::make_shared<C10dGroup>(group, launched().rank, ranks, patience);
+    const auto end = [&](std::shared_ptr<RollCall> roll, std::chrono::milliseconds patience) {
+      return std::make_shared<C10dGroup>(group, std::move(roll), launched().rank, ranks, patience);
     };
     Channel channel{.asks = {}, .answers = {}, .patience = timeout_};
     for (int rank = 0; rank < launched().size; ++rank) {
-      channel.asks.push_back(end(timeout_));
-      channel.answers.push_back(end(kForever));
+      channel.asks.push_back(end(roll_, timeout_));
+      channel.answers.push_back(end(nullptr, kForever));
     }
     return channel;
   }
@@ -221,6 +245,7 @@ class C10dWorld final : public World {
     return c10d::ProcessGroupGloo::createDefaultDevice();
   }
 
+  std::shared_ptr<RollCall> roll_;
   std::chrono::milliseconds timeout_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::map<std::string, int> made_;  // groups, by their ranks

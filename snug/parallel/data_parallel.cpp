@@ -111,9 +111,10 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
     hooks_.clear();
   }
 
-  void take_no_part() {
+  void hand_in() {
     const std::lock_guard lock(mutex_);
-    start(kNoTask, Reduction::Purpose::Sums);
+    if (accumulating_ > 0) return;
+    start(kNoTask, purpose_of(0));
     finish();
   }
 
@@ -209,10 +210,15 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
     }
     const auto pass = std::make_shared<Pass>(weak_from_this(), task);
     pass_ = pass;
-    start(task, record::TrialGradients::on(parameters_[first]) ? Reduction::Purpose::Trial : Reduction::Purpose::Sums);
+    start(task, purpose_of(first));
     torch::autograd::Engine::get_default_engine().queue_callback([pass] {
       if (const auto passes = pass->of.lock()) passes->end_pass(pass->task);
     });
+  }
+  /// Of gradients among which is that of a parameter.
+  [[nodiscard]] Reduction::Purpose purpose_of(std::size_t parameter) const {
+    const bool is_trial = parameter < parameters_.size() && record::TrialGradients::on(parameters_[parameter]);
+    return is_trial ? Reduction::Purpose::Trial : Reduction::Purpose::Sums;
   }
   /// What a pass that threw has handed in is of no use.
   void left(int task) {
@@ -338,7 +344,7 @@ std::size_t DataParallel::buckets() const noexcept { return passes_->buckets(); 
 const std::vector<Shard>& DataParallel::shards() const noexcept { return passes_->shards(); }
 void DataParallel::gather(Reduction::Purpose purpose) { passes_->gather(purpose); }
 
-void DataParallel::take_no_part() { passes_->take_no_part(); }
+void DataParallel::hand_in() { passes_->hand_in(); }
 
 DataParallel::Accumulating::Accumulating(DataParallel& of) : of_(of) { of_.passes_->accumulate(1); }
 DataParallel::Accumulating::~Accumulating() { of_.passes_->accumulate(-1); }

@@ -57,7 +57,7 @@ struct Shard {
 /// are those of all processes together, and the same bits in each. They are handed in bucket by bucket as they are
 /// made, and are there when backward() returns; then they are views of their buckets. All processes go backward equally
 /// often, and reach the same parameters in total: what none of them reaches has no gradient, what some do not is as if
-/// theirs were zero there; one whose pass reaches none calls take_no_part(). Gradients of a pass that threw are of no
+/// theirs were zero there; one whose pass reaches none calls hand_in(). Gradients of a pass that threw are of no
 /// use. Sparse gradients are refused. Steps that fit() and sessions record are tried out by each
 /// process alone: the same memory is taken, and nothing is handed in. One thread at a time.
 ///
@@ -80,9 +80,10 @@ class DataParallel {
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
-  /// For a process that has nothing to go backward from where the others do: as if its gradients, or those of earlier
-  /// passes if there are any, were what a pass has left.
-  void take_no_part();
+  /// As if the gradients that are there, or none, were what a pass has left: of passes under Accumulating, behind the
+  /// last of them, or of a process that has nothing to go backward from where the others do. Nothing under
+  /// Accumulating.
+  void hand_in();
 
   /// While one lives, backward passes leave this process's own gradients, which those of the first pass after it are
   /// added to: of all micro-batches of a step but the last (DistributedDataParallel.no_sync).

@@ -30,10 +30,10 @@ double least_seconds(ProcessGroup& group, const Run& run) {
 
 }  // namespace
 
-std::vector<DividedParameter> divide(const std::vector<at::Tensor>& parameters, World& world, Bytes at_least,
-                                     const GiveRoom& give) {
+std::vector<DividedParameter> divide(const std::vector<at::Tensor>& parameters, World& world,
+                                     const std::shared_ptr<ProcessGroup>& group, Bytes at_least, const GiveRoom& give) {
   std::vector<DividedParameter> all;
-  const auto exchange = std::make_shared<ShardExchange>(world);
+  const auto exchange = std::make_shared<ShardExchange>(world, group);
   std::unordered_set<const void*> once;
   for (const at::Tensor& parameter : parameters) {
     if (static_cast<Bytes>(parameter.nbytes()) < at_least || !once.insert(parameter.unsafeGetTensorImpl()).second)
@@ -46,11 +46,11 @@ std::vector<DividedParameter> divide(const std::vector<at::Tensor>& parameters, 
   return all;
 }
 
-plan::MoveCost measured_gather_cost(World& world) {
+plan::MoveCost measured_gather_cost(World& world, const std::shared_ptr<ProcessGroup>& among) {
   constexpr std::int64_t kSmall = 64, kLarge = 1 << 20, kSide = 192;
   ProcessGroup& group = *world.all();
-  const auto exchange = std::make_shared<ShardExchange>(world);
-  const ShardedRoom small(exchange, at::empty({kSmall * group.size()}), 0), large(exchange, at::empty({kLarge}), 1);
+  const auto exchange = std::make_shared<ShardExchange>(world, among);
+  const ShardedRoom small(exchange, at::empty({kSmall * among->size()}), 0), large(exchange, at::empty({kLarge}), 1);
   exchange->meet();
   const at::Tensor there = at::empty({large.bytes()}, at::kByte), little = at::empty({small.bytes()}, at::kByte);
   const at::Tensor matrix = at::ones({kSide, kSide});

@@ -19,11 +19,12 @@ using GiveRoom = std::function<void(const at::Tensor& parameter, std::unique_ptr
 /// Divides the contents of parameters among the processes of a group, each parameter evenly, but for those of fewer
 /// bytes than `at_least`, which stay whole in each process (ZeRO 3, Rajbhandari et al. 2020, arXiv:1910.02054). All
 /// processes have the same parameters with the same contents, and call this at once. Returns those that are divided, in
-/// their order, one that comes twice once. Parameters must be contiguous, and alone in their storages.
-std::vector<DividedParameter> divide(const std::vector<at::Tensor>& parameters, World& world, Bytes at_least,
-                                     const GiveRoom& give);
+/// their order, one that comes twice once. Parameters must be contiguous, and alone in their storages. All processes of
+/// the world have groups that call this at once (hybrid shard), as of one machine each, or all are one.
+std::vector<DividedParameter> divide(const std::vector<at::Tensor>& parameters, World& world,
+                                     const std::shared_ptr<ProcessGroup>& group, Bytes at_least, const GiveRoom& give);
 
-/// What it takes to put contents together, by a few that all do at once: the same in all.
-plan::MoveCost measured_gather_cost(World& world);
+/// What it takes to put contents together, by a few that all of the world do at once: the same in all.
+plan::MoveCost measured_gather_cost(World& world, const std::shared_ptr<ProcessGroup>& group);
 
 }  // namespace snug::parallel

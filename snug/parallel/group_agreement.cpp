@@ -35,6 +35,11 @@ class OfGroup final : public Agreement {
 
   bool covers_collectives() const override { return tensor_groups_are_within(group_->members()); }
 
+  bool has_collectives() const override { return covers_collectives() && tensor_groups() > 0; }
+  void end_collectives() noexcept override {
+    if (has_collectives()) end_tensor_groups();
+  }
+
   void largest(std::span<double> numbers) override {
     if (numbers.empty()) return;
     group_->run(AllReduce{at::from_blob(numbers.data(), {std::ssize(numbers)}, at::kDouble), Reduce::Max});

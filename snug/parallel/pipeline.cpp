@@ -91,14 +91,18 @@ void backward_from(const torch::autograd::Edge& edge, const at::Tensor& gradient
 /// The messages and activations of one step.
 class Pipeline::Step {
  public:
-  Step(Pipeline& of, int micro_batches)
+  enum class Does : std::uint8_t { Forward, Both };
+  Step(Pipeline& of, int micro_batches, Does does)
       : group_(*of.group_),
         pipeline_(of),
+        does_(does),
         actions_(plan::actions_of(of.schedule_, {.processes = group_.size(), .micro_batches = micro_batches})),
         done_(actions_.size(), -1),
         last_(group_.size() * static_cast<int>(of.stages_.size()) - 1),
         losses_(of.has_loss() ? static_cast<std::size_t>(micro_batches) : 0) {
     for (std::size_t rank = 0; rank < actions_.size(); ++rank) {
+      if (does == Does::Forward)
+        std::erase_if(actions_[rank], [](const auto& one) { return one.kind != Kind::Forward; });
       for (std::size_t i = 0; i < actions_[rank].size(); ++i) {
         const auto& [kind, micro_batch, chunk] = actions_[rank][i];
         const int stage = chunk * group_.size() + static_cast<int>(rank);
@@ -112,7 +116,9 @@ class Pipeline::Step {
     for (std::size_t i = 0; i < own.size(); ++i) {
       const int stage = own[i].chunk * group_.size() + group_.rank();
       try {
-        own[i].kind == Kind::Forward ? forward(own[i], stage) : backward(own[i], stage);
+        does_ == Does::Forward         ? evaluate(own[i], stage)
+        : own[i].kind == Kind::Forward ? forward(own[i], stage)
+                                       : backward(own[i], stage);
       } catch (...) {
         tell_others(i);
         throw;
@@ -144,6 +150,23 @@ class Pipeline::Step {
     }
   };
 
+  void evaluate(const plan::PipelineAction& action, int stage) {
+    const at::NoGradGuard no_grad;
+    at::Tensor input;
+    if (stage > 0) input = take(stage - 1, action.micro_batch, Way::Onward);
+    const at::Tensor made = pipeline_.stages_[static_cast<std::size_t>(action.chunk)](input, action.micro_batch);
+    if (stage == last_) {
+      losses_[static_cast<std::size_t>(action.micro_batch)] = made;
+    } else {
+      // So many have come to who waits for them, whatever the schedule: no more need be there.
+      while (sent_.size() > 2 * done_.size() * pipeline_.stages_.size()) {
+        sent_.front().wait();
+        sent_.pop_front();
+      }
+      give(made.contiguous(), stage, action.micro_batch, Way::Onward);
+    }
+  }
+
   void forward(const plan::PipelineAction& action, int stage) {
     Alive alive;
     at::Tensor made;
@@ -153,6 +176,9 @@ class Pipeline::Step {
       const MicroBatch here(action.chunk);  // behind what comes and goes between processes
       if (stage > 0) input = Given::apply(at::zeros({}).requires_grad_(), input, alive.of_input);
       made = pipeline_.stages_[static_cast<std::size_t>(action.chunk)](input, action.micro_batch);
+      // Nothing in front of the first that trains wants one; it comes all the same.
+      if (stage == 0 && made.defined() && !made.requires_grad())
+        made = Given::apply(at::zeros({}).requires_grad_(), made, alive.of_input);
     }
     if (!made.defined() || !made.requires_grad())
       throw UsageError(fmt::format("pipeline: stage {} has made nothing that needs a gradient", stage));
@@ -264,6 +290,7 @@ class Pipeline::Step {
 
   ProcessGroup& group_;
   Pipeline& pipeline_;
+  Does does_;
   std::vector<std::vector<plan::PipelineAction>> actions_;  // by rank
   std::map<std::tuple<Kind, int, int>, int> place_;         // by kind, stage and micro-batch
   std::vector<int> done_;                                   // by rank: the last action that it is known to have done
@@ -291,11 +318,15 @@ Pipeline::Pipeline(std::shared_ptr<ProcessGroup> group, plan::PipelineSchedule s
   }
 }
 
+std::vector<at::Tensor> Pipeline::evaluate(int micro_batches) {
+  return Step(*this, micro_batches, Step::Does::Forward).run();
+}
+
 std::vector<at::Tensor> Pipeline::step(int micro_batches) {
   std::vector<at::Tensor> before;  // of shared parameters: what is there has been added up
   for (const SharedParameter& shared : shared_)
     before.push_back(std::exchange(at::Tensor(shared.parameter).mutable_grad(), at::Tensor()));
-  Step step(*this, micro_batches);
+  Step step(*this, micro_batches, Step::Does::Both);
   std::vector<at::Tensor> losses = step.run();
   most_alive_ = step.most_alive();
   const at::NoGradGuard no_grad;

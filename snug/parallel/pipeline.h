@@ -41,6 +41,10 @@ class Pipeline {
   /// throws: then it ends in the others with EndedByAnother, and another step may begin in all of them.
   std::vector<at::Tensor> step(int micro_batches);
 
+  /// Forward alone, without gradients: what the last stage makes of each micro-batch, in the process that has it, and
+  /// nothing in others. Throws as step().
+  std::vector<at::Tensor> evaluate(int micro_batches);
+
   /// Whether this process has the last stage.
   [[nodiscard]] bool has_loss() const noexcept { return group_->rank() == group_->size() - 1; }
   /// Micro-batches of its stages that were alive at once in the last step.

@@ -20,7 +20,7 @@ class Over final : public Pending {
 
 class One final : public ProcessGroup {
  public:
-  One() : ProcessGroup(0, 1) {}
+  explicit One(int rank) : ProcessGroup(0, 1, {rank}) {}
 
  private:
   std::unique_ptr<Pending> start(const Collective& what) override {
@@ -52,10 +52,12 @@ void ProcessGroup::failed(const Collective& what) {
     why = text.substr(0, text.find('\n'));
   } catch (...) {  // NOLINT(bugprone-empty-catch): why says so
   }
+  const std::string missing = who_is_missing();
   failure_ = fmt::format(
-      "parallel: {} of {} among {} processes, of which this is rank {}, has failed: a process has ended, hangs or "
-      "cannot be reached ({}); end all of them, and resume",
-      name_of(what), format_bytes(bytes_of(what)), size_, rank_, why);
+      "parallel: {} of {} among {} processes, of which this is rank {}, has failed: {} ended, hangs or cannot be "
+      "reached "
+      "({}); end all of them, and resume",
+      name_of(what), format_bytes(bytes_of(what)), size_, rank_, missing.empty() ? "a process has" : missing, why);
   throw GroupFailed(failure_);
 }
 
@@ -116,6 +118,13 @@ void ProcessGroup::Begun::wait() {
   what_ = Barrier{};  // its tensors are let go of
 }
 
-std::shared_ptr<ProcessGroup> group_of_one() { return std::make_shared<One>(); }
+void ProcessGroup::end() noexcept {
+  if (has_failed()) return;
+  failure_ =
+      fmt::format("parallel: this process has ended the group of {} processes of which it is rank {}", size_, rank_);
+  disconnect();
+}
+
+std::shared_ptr<ProcessGroup> group_of_one(int rank) { return std::make_shared<One>(rank); }
 
 }  // namespace snug::parallel

@@ -85,6 +85,10 @@ class ProcessGroup {
     return counts_.at(Collective(Kind{}).index());
   }
 
+  /// This process does its part in the group's collectives no more: who waits for it in one fails at once. Must not
+  /// block.
+  void end() noexcept;
+
   /// A number for what its processes do next together, that is the same in all of them.
   std::int64_t number_step() noexcept { return ++steps_; }
 
@@ -97,6 +101,10 @@ class ProcessGroup {
 
  private:
   virtual std::unique_ptr<Pending> start(const Collective& what) = 0;
+  virtual void disconnect() noexcept {}
+  /// Ranks in the world of members that do not answer, as far as that can be known within seconds, and what they said
+  /// last that they are doing: words for a message. Empty: not known.
+  virtual std::string who_is_missing() noexcept { return {}; }
   [[noreturn]] void failed(const Collective& what);
 
   int rank_, size_;
@@ -107,7 +115,7 @@ class ProcessGroup {
   std::function<void(const Collective&)> watcher_;
 };
 
-/// This process alone.
-std::shared_ptr<ProcessGroup> group_of_one();
+/// This process alone, by its rank in the world.
+std::shared_ptr<ProcessGroup> group_of_one(int rank = 0);
 
 }  // namespace snug::parallel

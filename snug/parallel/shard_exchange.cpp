@@ -86,13 +86,15 @@ class ShardExchange::Server {
   std::condition_variable over_;
 };
 
-ShardExchange::ShardExchange(World& world) : all_(world.all()), server_(std::make_shared<Server>()) {
+ShardExchange::ShardExchange(World& world, std::shared_ptr<ProcessGroup> group)
+    : group_(std::move(group)), server_(std::make_shared<Server>()) {
   World::Channel channel = world.channel();
-  asks_ = std::move(channel.asks);
+  for (const int member : group_->members()) asks_.push_back(channel.asks[static_cast<std::size_t>(member)]);
   patience_ = channel.patience;
   try {
-    for (int who = 0; who < size(); ++who) {
-      if (who != rank())
+    for (int i = 0; i < size(); ++i) {
+      const int who = in_world(i);
+      if (i != rank())
         threads_.push_back(Server::answer(server_, std::move(channel.answers[static_cast<std::size_t>(who)]), who));
     }
   } catch (...) {  // no more threads
@@ -111,7 +113,7 @@ ShardExchange::~ShardExchange() {
   };
   for (int to = 0; to < size(); ++to) {
     if (to == rank()) continue;
-    unless_gone([&] { told.push_back(of(to).begin(Send{as_tensor({kNoMore, 0}), to, kTagOfRequests})); });
+    unless_gone([&] { told.push_back(of(to).begin(Send{as_tensor({kNoMore, 0}), in_world(to), kTagOfRequests})); });
   }
   for (ProcessGroup::Begun& one : told) unless_gone([&] { one.wait(); });
   // Who has failed does not wait for the others. A thread that still answers keeps what it needs.
@@ -121,15 +123,16 @@ ShardExchange::~ShardExchange() {
 
 void ShardExchange::offer(std::int64_t number, const at::Tensor& shard) { server_->offer(number, shard); }
 
-void ShardExchange::meet() { all_->run(Barrier{}); }
+void ShardExchange::meet() { group_->run(Barrier{}); }
 
 ShardExchange::Fetch ShardExchange::fetch(int from, std::int64_t number, const at::Tensor& shard) {
   next_tag_ = next_tag_ % kTagsOfAnswers + 1;
   const int tag = kTagOfRequests + next_tag_;
   ++fetches_;
   Fetch fetch;
-  fetch.answered_ = of(from).begin(Receive{shard, from, tag});
-  fetch.asked_ = of(from).begin(Send{as_tensor({number, tag}), from, kTagOfRequests});
+  const int who = in_world(from);
+  fetch.answered_ = of(from).begin(Receive{shard, who, tag});
+  fetch.asked_ = of(from).begin(Send{as_tensor({number, tag}), who, kTagOfRequests});
   return fetch;
 }
 

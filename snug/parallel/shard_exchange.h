@@ -18,8 +18,9 @@ namespace snug::parallel {
 /// does not come to. Who changes a shard has to know that nobody fetches it meanwhile: see DataParallel::gather().
 class ShardExchange {
  public:
-  /// All processes make one at once.
-  explicit ShardExchange(World& world);
+  /// Those of a group exchange with each other; by its ranks. All processes make one at once, each for its own group.
+  ShardExchange(World& world, std::shared_ptr<ProcessGroup> group);
+  explicit ShardExchange(World& world) : ShardExchange(world, world.all()) {}
   /// Waits until all have come so far, or are gone: until then they may ask for this one's shards. Not where it is left
   /// by an exception: threads go on to answer then, as long as this process lives.
   ~ShardExchange();
@@ -45,18 +46,21 @@ class ShardExchange {
   /// What that process has of that number, which is as long as `shard`, dense: its memory must stay until it is there.
   [[nodiscard]] Fetch fetch(int from, std::int64_t number, const at::Tensor& shard);
 
-  [[nodiscard]] int rank() const noexcept { return all_->rank(); }
-  [[nodiscard]] int size() const noexcept { return all_->size(); }
+  [[nodiscard]] int rank() const noexcept { return group_->rank(); }
+  [[nodiscard]] int size() const noexcept { return group_->size(); }
   /// Of this process's own questions.
   [[nodiscard]] std::int64_t fetches() const noexcept { return fetches_; }
 
  private:
   class Server;
+  /// Its rank among all processes.
+  [[nodiscard]] int in_world(int rank) const { return group_->members()[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] ProcessGroup& of(int rank) const { return *asks_[static_cast<std::size_t>(rank)]; }
 
-  std::shared_ptr<ProcessGroup> all_;
-  std::vector<std::shared_ptr<ProcessGroup>> asks_;  // one for each, so that one that is gone fails its own alone
-  std::shared_ptr<Server> server_;                   // its threads hold it too
+  std::shared_ptr<ProcessGroup> group_;
+  // By rank, of all processes each: one for each of the group, so that one that is gone fails its own alone.
+  std::vector<std::shared_ptr<ProcessGroup>> asks_;
+  std::shared_ptr<Server> server_;  // its threads hold it too
   std::vector<std::thread> threads_;
   std::chrono::milliseconds patience_{};
   int next_tag_ = 0;

@@ -149,6 +149,16 @@ TORCH_LIBRARY_IMPL(snug_collective, CompositeExplicitAutograd, library) { librar
 
 }  // namespace
 
+std::size_t tensor_groups() {
+  const std::scoped_lock lock(numbered().mutex);
+  return numbered().groups.size();
+}
+
+void end_tensor_groups() noexcept {
+  const std::scoped_lock lock(numbered().mutex);
+  for (const auto& [number, group] : numbered().groups) group->end();
+}
+
 bool tensor_groups_are_within(const std::vector<int>& members) {
   const std::scoped_lock lock(numbered().mutex);
   return std::ranges::all_of(numbered().groups, [&](const auto& numbered_group) {

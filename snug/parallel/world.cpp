@@ -19,7 +19,7 @@ std::shared_ptr<ProcessGroup> World::group(const std::vector<int>& ranks) {
                     "this one among them",
                     fmt::join(ranks, ", "), launched_.rank, launched_.size));
   }
-  if (ranks.size() == 1) return group_of_one();
+  if (ranks.size() == 1) return group_of_one(ranks.front());
   return make(ranks, static_cast<int>(here - ranks.begin()));
 }
 

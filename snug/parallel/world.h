@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "snug/parallel/launch.h"
@@ -29,6 +30,9 @@ class World {
 
   [[nodiscard]] const Launched& launched() const noexcept { return launched_; }
   [[nodiscard]] const std::shared_ptr<ProcessGroup>& all() const noexcept { return all_; }
+
+  /// What this process does from here on, as "step 12", for the messages of others when it is missing.
+  virtual void doing(const std::string& /*what*/) {}
 
   /// Of those with these ranks, among them this process; their place in the list is their rank in the group. All of
   /// them call it, in one order where several lists are the same. Throws UsageError for ranks that there are not, or

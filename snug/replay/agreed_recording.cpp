@@ -84,7 +84,10 @@ bool all_have(const std::vector<double>& numbers, Agreement& group) {
 
 bool agree_on(std::vector<RecordedStep>& kinds, Agreement& group) {
   const auto keep_together = [&] {
-    for (RecordedStep& step : kinds) plan::keep_what_is_made_together(step.graph);
+    for (RecordedStep& step : kinds) {
+      if (step.kind != StepKind::Evaluation)  // which makes nothing again
+        plan::keep_what_is_made_together(step.graph);
+    }
   };
   if (&group == alone().get()) {
     keep_together();

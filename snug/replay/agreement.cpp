@@ -45,6 +45,7 @@ void tell_failure(Agreement& group) noexcept {
     return;
   } catch (...) {
   }
+  group.end_collectives();
   try {
     (void)group.votes(Vote::Failed);
   } catch (...) {  // what was caught is reported

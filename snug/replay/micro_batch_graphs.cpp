@@ -84,8 +84,11 @@ void MicroBatchGraphs::set_in_flight(std::vector<plan::StepGraph>& kinds) const 
 
 void MicroBatchGraphs::note_gradients(const std::vector<at::Tensor>& with_gradients) {
   gradients_.clear();
-  for (const memory::DeviceMemory* const device : scope_.devices())
-    gradients_.push_back(gradient_bytes(with_gradients, *device));
+  for (std::size_t i = 0; i < scope_.devices().size(); ++i) {
+    gradients_.push_back(gradient_bytes(with_gradients, *scope_.devices()[i]));
+    // What has been handed in to others by now was there.
+    for (const Sample& sample : samples_) gradients_.back() = std::max(gradients_.back(), sample.gradients[i]);
+  }
 }
 
 void MicroBatchGraphs::finish(RecordedStep& step, const std::vector<Bytes>& state_to_come) {

@@ -54,7 +54,7 @@ class MicroBatchGraphs {
   std::map<const record::Tape*, Id> ids_;
   std::vector<std::uint64_t> fingerprints_;  // by id
   std::vector<std::int32_t> stages_;         // by id
-  std::vector<Bytes> gradients_;             // in front of the update, by device
+  std::vector<Bytes> gradients_;             // in front of the update, or the most before, by device
   std::vector<Id> open_;
   struct AtOnce {
     Id runs;

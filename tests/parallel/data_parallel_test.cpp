@@ -152,7 +152,7 @@ TEST(DataParallel, CountsAProcessThatTakesNoPartAsZero) {
     if (world.all()->rank() == 0) {
       (weight * 5).sum().backward();
     } else {
-      parallel.take_no_part();
+      parallel.hand_in();
     }
     EXPECT_TRUE(same_bits(weight.grad(), torch::full({3}, 5.F)));
     EXPECT_TRUE(same_bits(early.grad(), torch::full({2}, 4.F))) << "of the micro-batch before, in both";

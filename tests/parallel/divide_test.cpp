@@ -149,11 +149,11 @@ constexpr Bytes kSmallest = 16_KiB;
 /// A model of which each process has a part of the weights, of the gradients, and of what the optimizer keeps.
 struct InShards {
   explicit InShards(World& world, Bytes smallest = kSmallest, Bytes bucket = 64_KiB) {
-    divided = divide(trained.parameters(), world, smallest,
+    divided = divide(trained.parameters(), world, world.all(), smallest,
                      [&](const at::Tensor& parameter, std::unique_ptr<memory::ContentsRoom> room) {
                        streamed->add_with_room(parameter, std::move(room));
                      });
-    streamed->set_cost(measured_gather_cost(world));
+    streamed->set_cost(measured_gather_cost(world, world.all()));
     together = std::make_unique<DataParallel>(trained.parameters(), world.all(),
                                               DataParallelOptions{.combine = DataParallelOptions::Combine::Sum,
                                                                   .leaves = DataParallelOptions::Leaves::Shards,
@@ -301,7 +301,7 @@ TEST(Divided, TakeWhatZeroSays) {
     std::int64_t elements = 0;
     for (const at::Tensor& p : model->parameters()) elements += p.numel();
     StreamedTensors streamed;
-    const auto divided = divide(model->parameters(), world, 64_KiB,
+    const auto divided = divide(model->parameters(), world, world.all(), 64_KiB,
                                 [&](const at::Tensor& p, auto room) { streamed.add_with_room(p, std::move(room)); });
     DataParallel parallel(model->parameters(), world.all(),
                           {.leaves = DataParallelOptions::Leaves::Shards, .divided = divided});

@@ -135,6 +135,7 @@ TEST(ProcessGroup, EndsInAllWhereOneIsKilled) {
     const auto world = World::meet(launched, {.timeout = std::chrono::seconds(20)});
     const at::Tensor ones = torch::ones({1000});
     world->all()->run(AllReduce{ones});
+    world->doing("in step 7");
     if (launched.rank == 1) ::raise(SIGKILL);
     world->all()->run(AllReduce{ones});
   });
@@ -142,7 +143,29 @@ TEST(ProcessGroup, EndsInAllWhereOneIsKilled) {
   for (const std::size_t rank : {0, 2}) {
     EXPECT_EQ(ended[rank].exit_code, 11) << ended[rank].output;
     EXPECT_THAT(ended[rank].output, HasSubstr("all-reduce of 3.9 KiB among 3 processes"));
+    EXPECT_THAT(ended[rank].output,
+                HasSubstr("the process of rank 1 (in step 7) has ended, hangs or cannot be reached"));
   }
+}
+
+/// Of two groups of the same processes one is ended, and the other goes on.
+TEST(ProcessGroup, EndsAtOnceWhereOneSaysSo) {
+  in_processes(3, [](World& world) {
+    const auto group = world.group({0, 1, 2});
+    group->run(Barrier{});
+    const at::Tensor ones = torch::ones({1000});
+    const auto began = std::chrono::steady_clock::now();
+    if (group->rank() == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the others wait
+      group->end();
+    }
+    EXPECT_THROW(group->run(AllReduce{ones}), GroupFailed);
+    EXPECT_THROW(group->run(Barrier{}), GroupFailed) << "for good";
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(10));
+    const at::Tensor all = torch::ones({1});
+    world.all()->run(AllReduce{all});
+    EXPECT_EQ(all.item<float>(), 3);
+  });
 }
 
 TEST(ProcessGroup, EndsInTimeWhereOneHangs) {
