@@ -1,6 +1,7 @@
 #include "snug/models/causal_lm.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -46,7 +47,7 @@ at::Tensor CausalLmImpl::forward(const at::Tensor& tokens, KeyValueCache* cache)
 }
 
 at::Tensor CausalLmImpl::forward_last(const at::Tensor& tokens, KeyValueCache* cache) {
-  if (context_)
+  if (context_ && cache == nullptr)
     throw UsageError(fmt::format("context parallel: {}: the last token is in one process alone", parts_.family));
   return logits(hidden(tokens, cache).narrow(1, tokens.size(1) - 1, 1)).squeeze(1);
 }
@@ -78,20 +79,16 @@ ModelInParts CausalLmImpl::divide(const LayerParts& parts) {
   if (in_parts_ || context_) refuse("it is in parts already");
   if (each * (size - 1) >= all) refuse(fmt::format("{} processes for a vocabulary of {}", size, all));
   if (output_adapted()) refuse("the output projection has an adapter; train it whole, or leave it");
-  if (!std::holds_alternative<at::Tensor>(parts_.tokens->matrix()))
-    refuse("its weights are packed; load them in fp32 or bf16");
   ModelInParts found = divide_layers(*this, layouts(), heads(), parts);
   const std::int64_t count = std::min(each, all - first);
-  keep_part(parts_.tokens->weight, 0, first, count);
-  found.divided.push_back(parts_.tokens->weight);
-  if (parts_.head) {
-    parts_.head->keep_rows(first, count);
-    found.divided.push_back(parts_.head->weight);
-  }
+  if (auto part = parts_.tokens->keep_rows(first, count)) found.divided.push_back(std::move(*part));
+  if (auto part = parts_.head ? parts_.head->keep_rows(first, count) : std::nullopt)
+    found.divided.push_back(std::move(*part));
   if (parts.sequences) {
     for (const at::Tensor& one : parameters()) {
       const auto is_it = [&](const at::Tensor& other) { return other.is_same(one); };
-      if (std::ranges::none_of(found.divided, is_it) && std::ranges::none_of(found.summands, is_it))
+      if (std::ranges::none_of(found.divided, is_it, &ParameterPart::parameter) &&
+          std::ranges::none_of(found.summands, is_it))
         found.summands.push_back(one);
     }
   }
@@ -145,12 +142,12 @@ at::Tensor CausalLmImpl::vectors(const at::Tensor& tokens) {
   if (!in_parts_) return parts_.tokens(tokens);
   const auto& [group, sequences] = in_parts_->how;
   const at::Tensor own =
-      ops::embedding_in_parts(parts_.tokens->weight, tokens, {in_parts_->first, in_parts_->vocabulary});
+      ops::embedding_in_parts(parts_.tokens->matrix(), tokens, {in_parts_->first, in_parts_->vocabulary});
   return sequences ? ops::leave_parts_to(own, kSequence, group) : ops::leave_parts(own, group);
 }
 
-at::Tensor CausalLmImpl::embed(const at::Tensor& tokens, const DocumentRows* rows, BlockInput& input) {
-  const at::Tensor x = vectors(tokens);
+at::Tensor CausalLmImpl::embed(const at::Tensor& tokens, const DocumentRows* rows, const BlockInput& input) {
+  at::Tensor x = vectors(tokens);
   if (const auto* const learned = std::get_if<LearnedPositions>(&parts_.positions)) {
     // Of x's part of the sequence.
     const std::int64_t count = x.size(1), first = count == tokens.size(1) ? 0 : in_parts_->how.group->rank() * count;
@@ -162,47 +159,130 @@ at::Tensor CausalLmImpl::embed(const at::Tensor& tokens, const DocumentRows* row
     if (dropout > 0 && in_parts_ && in_parts_->how.sequences) random.emplace(in_parts_->how.group->rank(), x.device());
     return ops::dropout(x + positions, dropout);
   }
+  return x;
+}
+
+void CausalLmImpl::set_rotary(BlockInput& input, const at::Tensor& tokens, const at::Tensor& x,
+                              const DocumentRows* rows) const {
+  const auto* const options = std::get_if<RotaryOptions>(&parts_.positions);
+  if (options == nullptr) return;
   // In the type of the weights, and not that of autocast, as the reference has it.
   Positions positions{input.seen, tokens.size(1)};
-  if (context_) positions.length = context_->size() * tokens.size(1);
-  RotaryTable table = rotary_table(std::get<RotaryOptions>(parts_.positions), positions, tokens.device());
+  if (input.context) positions.length = context_->size() * tokens.size(1);
+  RotaryTable table = rotary_table(*options, positions, tokens.device());
   table = {table.cosines.to(x.scalar_type()), table.sines.to(x.scalar_type())};
   if (rows != nullptr) {
     const auto at_positions = [&](const at::Tensor& t) { return at::embedding(t, rows->positions).unsqueeze(1); };
     table = {at_positions(table.cosines), at_positions(table.sines)};
   }
   input.rotary = std::move(table);
-  return x;
 }
 
 void CausalLmImpl::check_run(const at::Tensor& tokens, const KeyValueCache* cache, const DocumentRows* rows) const {
-  const std::int64_t parts = context_ ? context_->size() : 1, seen = cache != nullptr ? cache->length : 0;
+  const std::int64_t parts = context_ && cache == nullptr ? context_->size() : 1,
+                     seen = cache != nullptr ? cache->length : 0;
   if (const std::int64_t length = seen + parts * tokens.size(1); length > parts_.sequence) {
     throw UsageError(fmt::format("{}: a sequence of {} is longer than the model's {}; cut it", parts_.family, length,
                                  parts_.sequence));
   }
-  if (context_ && (rows != nullptr || cache != nullptr))
-    throw UsageError(
-        fmt::format("context parallel: {}: rows of documents, and generation, need whole sequences", parts_.family));
+  if (context_ && rows != nullptr)
+    throw UsageError(fmt::format("context parallel: {}: rows of documents need whole sequences", parts_.family));
 }
 
-at::Tensor CausalLmImpl::run(const at::Tensor& tokens, KeyValueCache* cache, const DocumentRows* rows) {
+BlockInput CausalLmImpl::input_of(const at::Tensor& tokens, const KeyValueCache* cache,
+                                  const DocumentRows* rows) const {
   BlockInput input{
       .seen = cache == nullptr ? 0 : cache->length, .method = attention_, .feed_forward_rows = feed_forward_rows_};
   check_run(tokens, cache, rows);
-  if (context_) {
+  if (context_ && cache == nullptr) {
     input.context = context_;
     input.seen = context_->rank() * tokens.size(1);
   }
-  if (cache != nullptr) cache->layers.resize(parts_.blocks.size());
   if (rows != nullptr) input.mask = rows->mask;
-  at::Tensor x = embed(tokens, rows, input);
-  for (std::size_t i = 0; i < parts_.blocks.size(); ++i) {
+  return input;
+}
+
+at::Tensor CausalLmImpl::run_blocks(at::Tensor x, BlockInput& input, KeyValueCache* cache, std::size_t first,
+                                    std::size_t end) {
+  for (std::size_t i = first; i < end; ++i) {
     const ModuleScope scope(fmt::format("{}.{}", parts_.blocks_scope, i));
     if (cache != nullptr) input.cache = &cache->layers[i];
     x = parts_.blocks[i]->forward(std::move(x), input);
   }
+  return x;
+}
+
+at::Tensor CausalLmImpl::run(const at::Tensor& tokens, KeyValueCache* cache, const DocumentRows* rows) {
+  if (in_stages_) throw UsageError(fmt::format("pipeline: {}: it is in stages; run_stage() runs one", parts_.family));
+  BlockInput input = input_of(tokens, cache, rows);
+  if (cache != nullptr) cache->layers.resize(parts_.blocks.size());
+  at::Tensor x = embed(tokens, rows, input);
+  set_rotary(input, tokens, x, rows);
+  x = run_blocks(std::move(x), input, cache, 0, parts_.blocks.size());
   if (cache != nullptr) cache->length += tokens.size(1);
+  return finish(std::move(x));
+}
+
+ModelInStages CausalLmImpl::keep_stages(const std::vector<int>& blocks, const std::vector<int>& stages) {
+  InStages in{.first_block = {0}, .own = stages};
+  for (const int count : blocks) in.first_block.push_back(in.first_block.back() + count);
+  if (in.first_block.back() != std::ssize(parts_.blocks) || std::ranges::any_of(blocks, [](int n) { return n < 1; })) {
+    throw UsageError(fmt::format("pipeline: {}: stages of {} blocks, and it has {}", parts_.family,
+                                 fmt::join(blocks, ", "), parts_.blocks.size()));
+  }
+  const auto has = [&](std::size_t stage) { return std::ranges::count(stages, static_cast<int>(stage)) > 0; };
+  const std::size_t last = blocks.size() - 1;
+  const bool is_tied = !parts_.head;
+  ModelInStages found;
+  if (is_tied && last > 0 && parts_.tokens->weight.defined()) found.shared.push_back(parts_.tokens->weight);
+  const auto leave = [&](const torch::nn::Module& module) {
+    for (const at::Tensor& one : module.parameters()) found.elsewhere.push_back(keep_nothing(one));
+    for (const auto& [name, linear] : linear_modules(module)) linear->drop_packed();
+  };
+  for (std::size_t stage = 0; stage <= last; ++stage) {
+    if (has(stage)) continue;
+    for (int i = in.first_block[stage]; i < in.first_block[stage + 1]; ++i)
+      leave(*parts_.blocks[static_cast<std::size_t>(i)]);
+  }
+  if (!has(0) && !(is_tied && has(last))) leave(*parts_.tokens), parts_.tokens->drop_packed();
+  if (const auto* const learned = std::get_if<LearnedPositions>(&parts_.positions); learned != nullptr && !has(0))
+    leave(*learned->table);
+  if (!has(last)) {
+    std::visit([&](const auto& norm) { leave(*norm); }, parts_.norm);
+    if (parts_.head) leave(*parts_.head), parts_.head->drop_packed();
+  }
+  in_stages_ = std::move(in);
+  return found;
+}
+
+at::Tensor CausalLmImpl::run_stage(int stage, at::Tensor input, const at::Tensor& tokens, const at::Tensor& targets,
+                                   const DocumentRows* rows) {
+  const auto index = static_cast<std::size_t>(stage);
+  BlockInput to_blocks = input_of(tokens, nullptr, rows);
+  at::Tensor x = stage == 0 ? embed(tokens, rows, to_blocks) : std::move(input);
+  set_rotary(to_blocks, tokens, x, rows);
+  const std::vector<int>& first = in_stages_->first_block;
+  x = run_blocks(std::move(x), to_blocks, nullptr, static_cast<std::size_t>(first.at(index)),
+                 static_cast<std::size_t>(first.at(index + 1)));
+  return index + 2 < first.size() ? x : loss_of(finish(std::move(x)), targets);
+}
+
+CausalLmImpl::Work CausalLmImpl::work() const {
+  const auto size_of = [](const LinearImpl& linear) {
+    return static_cast<double>(linear.in()) * static_cast<double>(linear.out());
+  };
+  Work work;
+  for (const auto& block : parts_.blocks) {
+    double all = 0;
+    for (const auto& [name, linear] : linear_modules(*block)) all += size_of(*linear);
+    work.blocks.push_back(all);
+  }
+  work.behind =
+      static_cast<double>(ops::rows_of(output_matrix())) * static_cast<double>(ops::columns_of(output_matrix()));
+  return work;
+}
+
+at::Tensor CausalLmImpl::finish(at::Tensor x) {
   x = std::visit([&](auto& norm) { return norm(x); }, parts_.norm);
   if (!in_parts_) return x;
   const auto& [group, sequences] = in_parts_->how;

@@ -85,8 +85,24 @@ class CausalLmImpl : public torch::nn::Module, public HasTask {
   /// first one, with positions and attention that are those of all of it: context parallel, by some of the heads over
   /// all positions (Jacobs et al. 2023, arXiv:2309.14509). loss() takes this process's tokens and targets, and is that
   /// of all, the same in each; random numbers are each process's generator's. Weights are whole in each process, which
-  /// has a summand of every gradient. Throws UsageError for heads that cannot be divided.
+  /// has a summand of every gradient. With a cache a process goes forward by itself, and sequences are whole. Throws
+  /// UsageError for heads that cannot be divided.
   ModelInParts divide_sequences(const ops::LayerGroup& group);
+  /// Leaves this process some stages of a pipeline, of as many blocks as `blocks` says of each stage, in their order:
+  /// parameters of others become empty and want no gradient. Returns parts of these, and what more than one of all
+  /// stages has, as an embedding that is the output projection too. Layers may be in parts then. Throws UsageError
+  /// where numbers of blocks do not add up.
+  ModelInStages keep_stages(const std::vector<int>& blocks, const std::vector<int>& stages);
+  /// One of these: of what the stage before has made, (batch, sequence, width) or a part of the sequences; of the
+  /// tokens themselves in the first one, which takes no input. The last one has the loss.
+  at::Tensor run_stage(int stage, at::Tensor input, const at::Tensor& tokens, const at::Tensor& targets,
+                       const DocumentRows* rows);
+  /// What its blocks compute, and its output projection, as amounts of parameters that are multiplied with.
+  struct Work {
+    std::vector<double> blocks;
+    double behind = 0;
+  };
+  [[nodiscard]] Work work() const;
   /// Which layers are divided, and how.
   [[nodiscard]] virtual std::vector<NamedLayout> layouts() const = 0;
   /// Of which each process has as many: those of keys, where there are fewer.
@@ -118,16 +134,26 @@ class CausalLmImpl : public torch::nn::Module, public HasTask {
     LayerParts how;
     std::int64_t first, each, vocabulary;  // rows of the vocabulary: here, in each, in all
   };
+  struct InStages {
+    std::vector<int> first_block;  // of each stage, and behind the last
+    std::vector<int> own;
+  };
   at::Tensor run(const at::Tensor& tokens, KeyValueCache* cache, const DocumentRows* rows);
+  BlockInput input_of(const at::Tensor& tokens, const KeyValueCache* cache, const DocumentRows* rows) const;
+  at::Tensor run_blocks(at::Tensor x, BlockInput& input, KeyValueCache* cache, std::size_t first, std::size_t end);
+  /// What is behind the blocks.
+  at::Tensor finish(at::Tensor x);
   at::Tensor vectors(const at::Tensor& tokens);
   at::Tensor whole_loss_of(at::Tensor hidden, const at::Tensor& targets);
   void check_run(const at::Tensor& tokens, const KeyValueCache* cache, const DocumentRows* rows) const;
   at::Tensor own_logits(const at::Tensor& hidden);
-  at::Tensor embed(const at::Tensor& tokens, const DocumentRows* rows, BlockInput& input);
+  at::Tensor embed(const at::Tensor& tokens, const DocumentRows* rows, const BlockInput& input);
+  void set_rotary(BlockInput& input, const at::Tensor& tokens, const at::Tensor& x, const DocumentRows* rows) const;
   at::Tensor loss_of(at::Tensor hidden, const at::Tensor& targets);
 
   DecoderParts parts_;
   std::optional<InParts> in_parts_;
+  std::optional<InStages> in_stages_;
   ops::LayerGroup context_;
   AttentionMethod attention_ = AttentionMethod::LibTorch;
   std::int64_t feed_forward_rows_ = 0;

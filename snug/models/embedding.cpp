@@ -30,6 +30,13 @@ void EmbeddingImpl::pack(ops::PackedMatrix packed) {
   if (parameters_.contains("weight")) parameters_.erase("weight");
 }
 
+std::optional<ParameterPart> EmbeddingImpl::keep_rows(std::int64_t first, std::int64_t count) {
+  vocabulary_ = count;
+  if (!packed_) return keep_part(weight, 0, first, count);
+  packed_ = ops::part_of(*packed_, 0, first, count);
+  return std::nullopt;
+}
+
 ops::Matrix EmbeddingImpl::matrix() const {
   if (packed_) return *packed_;
   return weight;

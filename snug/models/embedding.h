@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "snug/models/layer_parts.h"
 #include "snug/ops/row_tiles.h"
 
 namespace snug::models {
@@ -19,6 +20,12 @@ class EmbeddingImpl : public torch::nn::Module {
 
   /// As LinearImpl::pack.
   void pack(ops::PackedMatrix packed);
+
+  /// These rows alone from now on. What has become of the parameter; nullopt for a packed one, which is none.
+  std::optional<ParameterPart> keep_rows(std::int64_t first, std::int64_t count);
+
+  /// As LinearImpl::drop_packed.
+  void drop_packed() { packed_.reset(); }
 
   [[nodiscard]] ops::Matrix matrix() const;
 

@@ -24,6 +24,14 @@ bool ends_with_name(const std::string& path, std::string_view name) {
   return path.ends_with(name) && (path.size() == name.size() || path[path.size() - name.size() - 1] == '.');
 }
 
+/// Of each of so many pieces along a dimension, `count` from `first` on.
+PartRuns runs_along(const at::Tensor& whole, std::int64_t dimension, std::int64_t pieces, std::int64_t first,
+                    std::int64_t count) {
+  std::int64_t inner = 1;
+  for (std::int64_t i = dimension + 1; i < whole.dim(); ++i) inner *= whole.size(i);
+  return {.first = first * inner, .length = count * inner, .stride = whole.size(dimension) / pieces * inner};
+}
+
 /// A graph of before, which may be there still, accumulates gradients of the size that it had.
 void become(const at::Tensor& parameter, const at::Tensor& part) {
   parameter.mutable_grad() = at::Tensor();
@@ -53,17 +61,31 @@ RandomOfParts::~RandomOfParts() {
   generator_.set_state(outside_);
 }
 
-void keep_part(const at::Tensor& parameter, std::int64_t dimension, std::int64_t first, std::int64_t count) {
+ParameterPart keep_nothing(const at::Tensor& parameter) {
   const at::NoGradGuard no_grad;
-  become(parameter, parameter.detach().narrow(dimension, first, count).clone(at::MemoryFormat::Contiguous));
+  ParameterPart part{parameter, parameter.sizes().vec()};
+  at::Tensor(parameter).requires_grad_(false);
+  become(parameter, at::empty({0}, parameter.options().requires_grad(false)));
+  return part;
 }
 
-void keep_piecewise_part(const at::Tensor& parameter, std::int64_t dimension, std::int64_t pieces, int rank, int size) {
+ParameterPart keep_part(const at::Tensor& parameter, std::int64_t dimension, std::int64_t first, std::int64_t count) {
   const at::NoGradGuard no_grad;
+  ParameterPart part{parameter, parameter.sizes().vec(), runs_along(parameter, dimension, 1, first, count)};
+  become(parameter, parameter.detach().narrow(dimension, first, count).clone(at::MemoryFormat::Contiguous));
+  return part;
+}
+
+ParameterPart keep_piecewise_part(const at::Tensor& parameter, std::int64_t dimension, std::int64_t pieces, int rank,
+                                  int size) {
+  const at::NoGradGuard no_grad;
+  const std::int64_t each = parameter.size(dimension) / pieces / size;
+  ParameterPart part{parameter, parameter.sizes().vec(), runs_along(parameter, dimension, pieces, rank * each, each)};
   std::vector<at::Tensor> own;
   for (const at::Tensor& piece : parameter.detach().chunk(pieces, dimension))
-    own.push_back(piece.chunk(size, dimension)[rank]);
+    own.push_back(piece.narrow(dimension, rank * each, each));
   become(parameter, at::cat(own, dimension));
+  return part;
 }
 
 ModelInParts divide_layers(torch::nn::Module& model, const std::vector<NamedLayout>& table, std::int64_t heads,
@@ -89,7 +111,7 @@ ModelInParts divide_layers(torch::nn::Module& model, const std::vector<NamedLayo
   ModelInParts found;
   for (const auto& [linear, layout] : layers) {
     linear->keep_part(layout, parts);
-    for (const at::Tensor& one : linear->divided()) found.divided.push_back(one);
+    for (const ParameterPart& one : linear->divided()) found.divided.push_back(one);
     for (const at::Tensor& one : linear->summands()) found.summands.push_back(one);
   }
   return found;

@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "snug/base/part_runs.h"
 #include "snug/ops/tensor_parallel.h"
 
 namespace snug::models {
@@ -51,15 +52,28 @@ struct NamedLayout {
   LayerLayout layout;
 };
 
+/// A parameter of which this process has a part under the name of the whole.
+struct ParameterPart {
+  at::Tensor parameter;
+  std::vector<std::int64_t> shape;  ///< of the whole
+  PartRuns runs{};                  ///< which of its elements the parameter has
+};
+
 /// What has become of a model.
 struct ModelInParts {
   /// Whole in each process, with gradients of which each process has a summand: to be added up over the group, as by
   /// parallel::DataParallel with Combine::Sum. With parts of sequences all that is between layers in parts is such,
   /// too: CausalLmImpl::divide() has it here, and divide_layers() leaves it to whoever has made the module.
   std::vector<at::Tensor> summands;
-  /// In parts, under the names of the whole: their norms are those of all processes together, and a file of them would
-  /// have those of this process alone.
-  std::vector<at::Tensor> divided;
+  /// Their norms are those of all processes together, and a file of them would have those of this process alone.
+  std::vector<ParameterPart> divided;
+};
+
+/// What has become of a model of which a process has some stages of a pipeline.
+struct ModelInStages {
+  std::vector<ParameterPart> elsewhere;  ///< empty here
+  /// Parameters that the first and the last stage have, where they are two, whether they are in this process or not.
+  std::vector<at::Tensor> shared;
 };
 
 /// The parameters that train and are no summands: each process has their gradients, of its part, or as all have them.
@@ -75,9 +89,12 @@ ModelInParts divide_layers(torch::nn::Module& model, const std::vector<NamedLayo
 /// The layers of BERT and ViT, which have whole sequences in between: divide_layers().
 [[nodiscard]] std::vector<NamedLayout> encoder_layouts();
 
-/// A parameter becomes `count` of its elements along a dimension, from `first` on, in memory of its own.
-void keep_part(const at::Tensor& parameter, std::int64_t dimension, std::int64_t first, std::int64_t count);
+/// A parameter becomes empty, and wants no gradient: others have it.
+ParameterPart keep_nothing(const at::Tensor& parameter);
+/// A contiguous parameter becomes `count` of its elements along a dimension, from `first` on, in memory of its own.
+ParameterPart keep_part(const at::Tensor& parameter, std::int64_t dimension, std::int64_t first, std::int64_t count);
 /// The same of part `rank` of `size` of each of its pieces.
-void keep_piecewise_part(const at::Tensor& parameter, std::int64_t dimension, std::int64_t pieces, int rank, int size);
+ParameterPart keep_piecewise_part(const at::Tensor& parameter, std::int64_t dimension, std::int64_t pieces, int rank,
+                                  int size);
 
 }  // namespace snug::models

@@ -11,6 +11,7 @@
 #include "snug/models/lora.h"
 #include "snug/models/parameter.h"
 #include "snug/ops/activated.h"
+#include "snug/ops/block_format.h"
 #include "snug/ops/dropout.h"
 #include "snug/ops/packed_linear.h"
 
@@ -118,7 +119,7 @@ at::Tensor LinearImpl::leave(const at::Tensor& product) const {
 
 std::unique_ptr<RandomOfParts> LinearImpl::random_inside() const {
   if (!part_) return nullptr;
-  return std::make_unique<RandomOfParts>(part_->parts.group->rank(), (bias.defined() ? bias : weight).device());
+  return std::make_unique<RandomOfParts>(part_->parts.group->rank(), device());
 }
 std::unique_ptr<RandomOfParts> LinearImpl::random_outside() const {
   return part_ && part_->parts.sequences ? random_inside() : nullptr;
@@ -126,9 +127,17 @@ std::unique_ptr<RandomOfParts> LinearImpl::random_outside() const {
 
 void LinearImpl::check_part(const std::string& name, const LayerLayout& layout, int processes) const {
   if (part_) throw UsageError(fmt::format("tensor parallel: {} is in parts already", name));
-  if (packed_) throw UsageError(fmt::format("tensor parallel: {} is packed; load the weights in fp32 or bf16", name));
   const auto* const columns = std::get_if<Columns>(&layout);
   const std::int64_t size = columns != nullptr ? out_ : in_, pieces = columns != nullptr ? columns->pieces : 1;
+  const auto block = packed_ && columns == nullptr
+                         ? static_cast<std::int64_t>(ops::block_layout(packed_->format).elements)
+                         : std::int64_t{1};
+  if (size % (pieces * processes) == 0 && size / processes % block != 0) {
+    throw UsageError(
+        fmt::format("tensor parallel: {} has {} inputs, packed in blocks of {}, which {} processes cannot have in even "
+                    "parts; choose another number of them, or load the weights in fp32 or bf16",
+                    name, size, block, processes));
+  }
   if (size % (pieces * processes) == 0) return;
   throw UsageError(fmt::format(
       "tensor parallel: {} has {} {}, which {} processes cannot have in even parts; choose another number of them",
@@ -138,26 +147,40 @@ void LinearImpl::check_part(const std::string& name, const LayerLayout& layout, 
 void LinearImpl::keep_part(const LayerLayout& layout, const LayerParts& parts) {
   const int rank = parts.group->rank(), size = parts.group->size();
   const bool out_first = layout_ == WeightLayout::OutIn;
-  if (const auto* const columns = std::get_if<Columns>(&layout)) {
-    const auto keep = [&](const at::Tensor& parameter, std::int64_t dimension) {
-      keep_piecewise_part(parameter, dimension, columns->pieces, rank, size);
-    };
-    keep(weight, out_first ? 0 : 1);
+  const auto* const columns = std::get_if<Columns>(&layout);
+  part_ = Part{layout, parts};
+  const auto keep = [&](const at::Tensor& parameter, std::int64_t dimension) {
+    const std::int64_t pieces = columns != nullptr ? columns->pieces : 1;
+    part_->own.push_back(keep_piecewise_part(parameter, dimension, pieces, rank, size));
+  };
+  if (packed_) {
+    const std::int64_t dimension = columns != nullptr ? 0 : 1, pieces = columns != nullptr ? columns->pieces : 1;
+    const std::int64_t each = (columns != nullptr ? out_ : in_) / pieces, own = each / size;
+    std::vector<at::Tensor> parts_of_pieces;
+    for (std::int64_t piece = 0; piece < pieces; ++piece)
+      parts_of_pieces.push_back(ops::part_of(*packed_, dimension, piece * each + rank * own, own).blocks);
+    packed_->blocks = pieces == 1 ? parts_of_pieces.front() : at::cat(parts_of_pieces, 0);
+  }
+  if (columns != nullptr) {
+    if (!packed_) keep(weight, out_first ? 0 : 1);
     if (bias.defined()) keep(bias, 0);
     if (adapter_) keep(adapter_->up->weight, 0), adapter_->up->out_ /= size;
     out_ /= size;
   } else {
-    keep_piecewise_part(weight, out_first ? 1 : 0, 1, rank, size);
-    if (adapter_) keep_piecewise_part(adapter_->down->weight, 1, 1, rank, size), adapter_->down->in_ /= size;
+    if (!packed_) keep(weight, out_first ? 1 : 0);
+    if (adapter_) keep(adapter_->down->weight, 1), adapter_->down->in_ /= size;
     in_ /= size;
   }
-  part_ = Part{layout, parts};
 }
 
-void LinearImpl::keep_rows(std::int64_t first, std::int64_t count) {
-  models::keep_part(weight, layout_ == WeightLayout::OutIn ? 0 : 1, first, count);
+std::optional<ParameterPart> LinearImpl::keep_rows(std::int64_t first, std::int64_t count) {
   out_ = count;
   rows_cut_ = true;
+  if (packed_) {
+    packed_ = ops::part_of(*packed_, 0, first, count);
+    return std::nullopt;
+  }
+  return models::keep_part(weight, layout_ == WeightLayout::OutIn ? 0 : 1, first, count);
 }
 
 std::vector<at::Tensor> LinearImpl::summands() const {
@@ -165,13 +188,6 @@ std::vector<at::Tensor> LinearImpl::summands() const {
   if (!part_) return all;
   if (adapter_) all.push_back(adds_up() ? adapter_->up->weight : adapter_->down->weight);
   if (adds_up() && part_->parts.sequences && bias.defined()) all.push_back(bias);
-  return all;
-}
-std::vector<at::Tensor> LinearImpl::divided() const {
-  if (!part_) return {};
-  std::vector<at::Tensor> all{weight};
-  if (bias.defined() && !adds_up()) all.push_back(bias);
-  if (adapter_) all.push_back(adds_up() ? adapter_->down->weight : adapter_->up->weight);
   return all;
 }
 

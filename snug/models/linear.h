@@ -58,15 +58,19 @@ class LinearImpl : public torch::nn::Module {
   /// This process's part of it from now on, and of its adapter.
   void keep_part(const LayerLayout& layout, const LayerParts& parts);
   /// These outputs alone from now on, as of an output projection whose vocabulary is in parts.
-  void keep_rows(std::int64_t first, std::int64_t count);
+  /// What has become of the parameter; nullopt for a packed weight, which is none.
+  std::optional<ParameterPart> keep_rows(std::int64_t first, std::int64_t count);
   [[nodiscard]] bool in_parts() const { return part_.has_value() || rows_cut_; }
   /// Whole in each process, of which each has a summand of the gradient: of the adapter, or a bias behind a sum of
   /// which this process has a part.
   [[nodiscard]] std::vector<at::Tensor> summands() const;
-  [[nodiscard]] std::vector<at::Tensor> divided() const;
+  [[nodiscard]] std::vector<ParameterPart> divided() const { return part_ ? part_->own : std::vector<ParameterPart>(); }
 
   /// The parameter `weight` is no more, and this is used in its place, frozen. Throws Error when shapes differ.
   void pack(ops::PackedMatrix packed);
+
+  /// A packed weight is gone: another process has it.
+  void drop_packed() { packed_.reset(); }
 
   /// An adapter of low rank beside the weight, parameters lora_A.weight (rank, in) and lora_B.weight (out, rank): see
   /// add_lora. Throws Error when there is one.
@@ -93,8 +97,10 @@ class LinearImpl : public torch::nn::Module {
   struct Part {
     LayerLayout layout;
     LayerParts parts;
+    std::vector<ParameterPart> own{};
   };
   [[nodiscard]] bool adds_up() const { return part_ && std::holds_alternative<Rows>(part_->layout); }
+  [[nodiscard]] c10::Device device() const { return packed_ ? packed_->blocks.device() : weight.device(); }
   [[nodiscard]] at::Tensor own_bias() const { return adds_up() ? at::Tensor() : bias; }
   [[nodiscard]] at::Tensor out_in() const { return layout_ == WeightLayout::OutIn ? weight : weight.t(); }
 

@@ -45,6 +45,19 @@ TORCH_LIBRARY_IMPL(snug, CPU, library) { library.impl("unpack", unpack_on_cpu); 
 
 std::int64_t PackedMatrix::columns() const { return columns_of(blocks.size(1), block_layout(format)); }
 
+PackedMatrix part_of(const PackedMatrix& matrix, std::int64_t dimension, std::int64_t first, std::int64_t count) {
+  if (dimension == 0) return {matrix.format, matrix.blocks.narrow(0, first, count).clone(at::MemoryFormat::Contiguous)};
+  const BlockLayout& layout = block_layout(matrix.format);
+  const auto elements = static_cast<std::int64_t>(layout.elements), bytes = static_cast<std::int64_t>(layout.bytes);
+  if (first % elements != 0 || count % elements != 0) {
+    throw Error(fmt::format("packed matrix: columns {} to {} are not of whole blocks of {}, as {} has them", first,
+                            first + count, elements, layout.name));
+  }
+  return {
+      matrix.format,
+      matrix.blocks.narrow(1, first / elements * bytes, count / elements * bytes).clone(at::MemoryFormat::Contiguous)};
+}
+
 PackedMatrix packed_matrix(BlockFormat format, const std::vector<std::int64_t>& shape, const at::Tensor& bytes) {
   const BlockLayout& layout = block_layout(format);
   if (shape.size() != 2 || shape[0] < 1 || bytes.numel() % shape[0] != 0 ||

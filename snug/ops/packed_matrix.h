@@ -18,6 +18,10 @@ struct PackedMatrix {
   [[nodiscard]] std::int64_t columns() const;
 };
 
+/// `count` of its rows (dimension 0), or of its columns (1), from `first` on, in memory of its own. Throws Error for
+/// columns that are not whole blocks.
+PackedMatrix part_of(const PackedMatrix& matrix, std::int64_t dimension, std::int64_t first, std::int64_t count);
+
 /// Of the bytes of a file, a view of them. Throws Error when they are not those of a matrix of that shape.
 PackedMatrix packed_matrix(BlockFormat format, const std::vector<std::int64_t>& shape, const at::Tensor& bytes);
 

@@ -179,11 +179,14 @@ at::Tensor exchange_parts(const at::Tensor& x, std::int64_t divided, std::int64_
   return Exchange::apply(x, divided, gathered, group);
 }
 
-at::Tensor embedding_in_parts(const at::Tensor& weight, const at::Tensor& tokens, const VocabularyPart& part) {
+at::Tensor embedding_in_parts(const Matrix& matrix, const at::Tensor& tokens, const VocabularyPart& part) {
   check_ids(tokens, part.all, "token");
-  const VocabularyRows rows{.first = part.first, .count = weight.size(0)};
+  const VocabularyRows rows{.first = part.first, .count = rows_of(matrix)};
   const auto [row, here] = rows.of(tokens);
-  return at::embedding(weight, row).mul(here.unsqueeze(-1));
+  const auto* const packed = std::get_if<PackedMatrix>(&matrix);
+  const at::Tensor vectors =
+      packed != nullptr ? packed_embedding(*packed, row) : at::embedding(std::get<at::Tensor>(matrix), row);
+  return vectors.mul(here.unsqueeze(-1));
 }
 
 at::Tensor loss_in_parts(const at::Tensor& logits, const at::Tensor& targets, const VocabularyPart& part,

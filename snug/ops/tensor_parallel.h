@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "snug/ops/row_tiles.h"
 #include "snug/ops/tensor_group.h"
 
 /// What is done where a layer's parts begin, and where they end (Shoeybi et al. 2019, arXiv:1909.08053; with sequences
@@ -42,7 +43,7 @@ struct VocabularyPart {
 
 /// Vectors of tokens, int64 of any shape, where each process has some of the vocabulary's rows: (..., width), which are
 /// to be added up (leave_parts()). Throws UsageError, on a CPU, for a token that is not in the vocabulary.
-at::Tensor embedding_in_parts(const at::Tensor& weight, const at::Tensor& tokens, const VocabularyPart& part);
+at::Tensor embedding_in_parts(const Matrix& matrix, const at::Tensor& tokens, const VocabularyPart& part);
 
 /// Mean cross-entropy in nats of logits (..., some of the vocabulary) against `targets`, int64 of the other dimensions,
 /// of the whole vocabulary; those of -100 do not count. A scalar, fp32, the same in all. The backward pass needs no

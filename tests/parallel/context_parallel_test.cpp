@@ -156,6 +156,21 @@ TEST(ContextParallel, UnderABudgetTheBitsAreTheSame) {
   });
 }
 
+/// Of whole sequences, in one process while the other does something else.
+TEST(ContextParallel, GeneratesByItself) {
+  in_processes(2, [](World& world) {
+    const Model whole = testing::llama(kEven), model = testing::llama(kEven);
+    (void)model->divide_sequences(tensor_group(world.all()));
+    if (world.all()->rank() == 1) return;
+    const torch::NoGradGuard no_grad;
+    models::KeyValueCache expected, cache;
+    for (const std::int64_t first : {0, 20}) {  // a prompt, and what comes behind it
+      const at::Tensor tokens = testing::tokens_of(0).narrow(1, first, 20);
+      EXPECT_TRUE(same_bits(model->forward_last(tokens, &cache), whole->forward_last(tokens, &expected)));
+    }
+  });
+}
+
 TEST(ContextParallel, RefusesWhatNeedsWholeSequences) {
   in_processes(2, [](World& world) {
     const auto group = tensor_group(world.all());
@@ -171,8 +186,6 @@ TEST(ContextParallel, RefusesWhatNeedsWholeSequences) {
     (void)model->divide_sequences(group);
     const at::Tensor half = testing::tokens_of(0).narrow(1, 0, kSequence / 2);
     EXPECT_THAT(said([&] { (void)model->loss(testing::tokens_of(0), testing::tokens_of(0)); }), HasSubstr("is longer"));
-    models::KeyValueCache cache;
-    EXPECT_THAT(said([&] { (void)model->forward(half, &cache); }), HasSubstr("generation, need whole sequences"));
     EXPECT_THAT(said([&] { (void)model->forward_last(half); }), HasSubstr("in one process alone"));
     EXPECT_THAT(said([&] { (void)model->divide({.group = group}); }), HasSubstr("in parts already"));
     models::Gpt odd(models::GptOptions{.blocks = 1, .width = 48, .heads = 3, .sequence = 8, .vocabulary = 8});

@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "snug/models/embedding.h"
 #include "snug/models/gpt.h"
+#include "snug/models/linear.h"
 #include "snug/models/llama.h"
 #include "snug/models/lora.h"
 #include "snug/parallel/data_parallel.h"
@@ -68,6 +70,39 @@ inline Model llama(std::int64_t vocabulary, bool lora = false) {
   return model.ptr();
 }
 
+/// Rounded to blocks of 8 bits.
+inline ops::PackedMatrix packed_of(const at::Tensor& weight) {
+  constexpr std::int64_t kBlock = 32;
+  const at::Tensor blocks = weight.detach().view({weight.size(0), -1, kBlock});
+  const at::Tensor scale = (blocks.abs().amax(-1, true) / 127).to(at::kHalf);
+  const at::Tensor numbers = (blocks / scale.to(at::kFloat).clamp_min(1e-9)).round().to(at::kChar);
+  const at::Tensor bytes = torch::cat({scale.view(at::kByte), numbers.view(at::kByte)}, -1).view({weight.size(0), -1});
+  return ops::packed_matrix(ops::BlockFormat::Q8_0, weight.sizes().vec(), bytes.contiguous().view(-1));
+}
+/// A Llama whose weights are packed, with adapters (QLoRA).
+inline Model packed_llama(std::int64_t vocabulary) {
+  torch::manual_seed(4);
+  models::LlamaOptions options;
+  options.layers = 2;
+  options.width = 128;
+  options.inner_width = 256;
+  options.heads = 8;
+  options.key_heads = 4;
+  options.rotary.width = 16;
+  options.vocabulary = vocabulary;
+  options.sequence = kSequence;
+  options.tied = true;
+  models::Llama model(options);
+  for (const auto& [name, linear] : models::linear_modules(*model)) linear->pack(packed_of(linear->weight));
+  for (const auto& module : model->modules()) {
+    if (auto* const table = module->as<models::Embedding>()) table->pack(packed_of(table->weight));
+  }
+  (void)models::add_lora(*model, {.targets = {"all-linear"}, .rank = 2, .dropout = 0});
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, parameter] : models::lora_parameters(*model)) at::Tensor(parameter).normal_(0, 0.02);
+  return model.ptr();
+}
+
 struct Made {
   std::string name;
   std::function<Model()> make;
@@ -77,6 +112,25 @@ inline std::vector<Made> all_models(std::int64_t vocabulary) {
           {"gpt2", [=] { return gpt2(vocabulary); }},
           {"llama", [=] { return llama(vocabulary); }},
           {"llama with adapters", [=] { return llama(vocabulary, true); }}};
+}
+inline std::vector<Made> with_packed(std::int64_t vocabulary) {
+  std::vector<Made> all = all_models(vocabulary);
+  all.push_back({"packed llama with adapters", [=] { return packed_llama(vocabulary); }});
+  return all;
+}
+/// Of parameters, and of packed weights.
+inline Bytes bytes_of_weights(const CausalLmImpl& model) {
+  Bytes all = 0;
+  for (const at::Tensor& p : model.parameters()) all += static_cast<Bytes>(p.nbytes());
+  const auto count = [&](const ops::Matrix& matrix) {
+    if (const auto* const packed = std::get_if<ops::PackedMatrix>(&matrix))
+      all += static_cast<Bytes>(packed->blocks.nbytes());
+  };
+  for (const auto& [name, linear] : models::linear_modules(model)) count(linear->matrix());
+  for (const auto& module : model.modules()) {
+    if (const auto* const table = module->as<models::Embedding>()) count(table->matrix());
+  }
+  return all;
 }
 
 inline at::Tensor tokens_of(int step) {

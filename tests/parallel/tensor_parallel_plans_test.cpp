@@ -154,7 +154,7 @@ testing::Model adapted_in_bf16() {
 
 TEST(TensorParallelPlans, UnderABudgetInTwoProcesses) {
   in_processes(2, [](World& world) {
-    for (const Made& made : all_models(kEven)) (void)within_a_budget_in_parts(world, made, {.share = 65});
+    for (const Made& made : testing::with_packed(kEven)) (void)within_a_budget_in_parts(world, made, {.share = 65});
   });
 }
 TEST(TensorParallelPlans, UnderABudgetWithSequencesInPartsInFourProcesses) {

@@ -32,6 +32,7 @@ using testing::Model;
 using testing::Parts;
 using testing::same_bits;
 using testing::tokens_of;
+using testing::with_packed;
 
 /// What each process should have of the gradients of a whole model.
 std::vector<at::Tensor> parts_of_gradients(World& world, const Made& made, CausalLmImpl& one, bool sequences) {
@@ -55,7 +56,7 @@ void expect_close(const at::Tensor& expected, const at::Tensor& found, const std
 }
 
 void are_those_of_one(World& world, bool sequences) {
-  for (const Made& made : all_models(kUneven)) {
+  for (const Made& made : with_packed(kUneven)) {
     const Model one = made.make();
     Parts mine(world.all(), made.make(), sequences);
     const at::Tensor batch = tokens_of(0);
@@ -69,16 +70,15 @@ void are_those_of_one(World& world, bool sequences) {
     const auto parts = parts_of_gradients(world, made, *one, sequences);
     const auto gradients = mine.take_gradients();
     const auto names = mine.model->named_parameters();
-    Bytes bytes = 0, whole = 0;
     for (std::size_t i = 0; i < parts.size(); ++i) {
-      bytes += static_cast<Bytes>(parts[i].nbytes());
-      whole += static_cast<Bytes>(one->parameters()[i].nbytes());
       if (!names[i].value().requires_grad()) continue;
       ASSERT_TRUE(gradients[i].defined()) << made.name << " " << names[i].key();
       expect_close(parts[i], gradients[i], made.name + " " + names[i].key());
     }
     // Positions, norms, biases behind sums and adapters' inner sides are whole.
-    EXPECT_LE(static_cast<double>(bytes), 1.2 * static_cast<double>(whole) / world.all()->size()) << made.name;
+    const auto bytes = static_cast<double>(testing::bytes_of_weights(*mine.model)),
+               whole = static_cast<double>(testing::bytes_of_weights(*one));
+    EXPECT_LE(bytes, 1.2 * whole / world.all()->size()) << made.name;
   }
 }
 
