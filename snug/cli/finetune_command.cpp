@@ -42,6 +42,10 @@ train::TrainResult finetuned(const train::Config& config, const train::Prompts& 
   train::TrainOptions how;
   how.start = start;
   how.team = team;
+  const auto save = [&](train::Experiment& experiment, const train::TrainResult&) {
+    if (!config.output.folder.empty()) shown.saved = train::save_trained(experiment, config.output.folder);
+  };
+  how.after = save;
   if (!team.is_first()) return train::train(config, progress, how);
   how.before = [&](train::Experiment& experiment) {
     if (!config.output.folder.empty()) train::check_can_save(experiment);  // and not after the last step
@@ -54,11 +58,9 @@ train::TrainResult finetuned(const train::Config& config, const train::Prompts& 
     }
     if (!options.json) print_continuations("before", prompts, shown.before);
   };
-  how.after = [&](train::Experiment& experiment, const train::TrainResult&) {
-    if (!config.output.folder.empty()) {
-      shown.saved = train::save_trained(experiment, config.output.folder);
-      progress.note(fmt::format("what was trained is in {}", shown.saved));  // whatever comes behind
-    }
+  how.after = [&](train::Experiment& experiment, const train::TrainResult& result) {
+    save(experiment, result);
+    if (!shown.saved.empty()) progress.note(fmt::format("what was trained is in {}", shown.saved));
     shown.after = train::continuations(experiment, prompts, progress);
   };
   return train::train(config, progress, how);

@@ -146,6 +146,7 @@ std::vector<Optimizer::OwnState> AdamW8bit::own_state(std::size_t parameter) con
 const OptimizerKind& adamw_8bit_kind() {
   static const OptimizerKind kind{
       .name = "adamw_8bit",
+      .updates_by = UpdatesBy::Blocks,
       .keys = adamw_keys(),
       .make = [](const Parameters& parameters, const OwnValues& values) -> std::unique_ptr<Optimizer> {
         return std::make_unique<AdamW8bit>(parameters, adamw_options(values));

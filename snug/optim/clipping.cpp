@@ -22,6 +22,16 @@ std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) 
   return gradients;
 }
 
+/// Of those that count in their joint norm.
+double norm_of(const std::vector<at::Tensor>& parameters, double order, const OtherParts& others) {
+  std::vector<at::Tensor> gradients;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (parameters[i].grad().defined() && (!others.counts || others.counts(i)))
+      gradients.push_back(parameters[i].grad());
+  }
+  return joint_norm(gradients, order, others);
+}
+
 /// All at once, but for those that are not all in memory at once: one after the other.
 template <class Call>
 void in_groups(const std::vector<at::Tensor>& gradients, const Call& call) {
@@ -32,14 +42,14 @@ void in_groups(const std::vector<at::Tensor>& gradients, const Call& call) {
 }  // namespace
 
 double gradient_norm(const std::vector<at::Tensor>& parameters, double order, const OtherParts& others) {
-  return joint_norm(gradients_of(parameters), order, others);
+  return norm_of(parameters, order, others);
 }
 
 double clip_gradients(const std::vector<at::Tensor>& parameters, const Clipping& clipping, const OtherParts& others) {
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> gradients = gradients_of(parameters);
   const auto* const by_norm = std::get_if<ClipNorm>(&clipping);
-  const double norm = joint_norm(gradients, by_norm != nullptr ? by_norm->order : 2, others);
+  const double norm = norm_of(parameters, by_norm != nullptr ? by_norm->order : 2, others);
   if (gradients.empty()) return norm;
   std::visit(Match{[](const NoClipping&) {},
                    [&](const ClipNorm& clip) {

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -12,7 +13,10 @@ namespace snug::optim {
 /// What puts together what processes have of which each has a part of the gradients: of each number the sum, or the
 /// largest, over all of them, in place. Empty: there are no others.
 struct OtherParts {
-  std::function<void(std::span<std::int64_t>)> add_up, largest;
+  std::function<void(std::span<std::int64_t>)> add_up{}, largest{};
+  /// Whether a parameter, by its place among them, counts here: not where another process has the same gradient, and
+  /// says so. Empty: all do. Of what is called with parameters.
+  std::function<bool(std::size_t parameter)> counts{};
 };
 
 /// The joint norm of tensors, of order 1, 2 or infinity, in fp64; 0 without any, NaN or infinity where an element is.

@@ -89,12 +89,14 @@ namespace {
 constexpr const char* kSeldomMatrices = "*wte*, *wpe*, *embed*, *head*, *classifier*";
 
 /// The default is for any model; what somebody writes is for this one.
-std::vector<std::string> not_matrices(const std::string& text, const std::vector<std::string>& names) {
+std::vector<std::string> not_matrices(const std::string& text, const std::vector<std::string>& names,
+                                      const std::vector<std::string>& elsewhere) {
   if (names.empty() && text == kSeldomMatrices) return {};
   std::vector<std::string> patterns = split_at_commas(text);
   for (const std::string& pattern : patterns) {
     const auto matches = [&](const std::string& name) { return name_matches(pattern, name); };
-    if (text == kSeldomMatrices || std::ranges::any_of(names, matches)) continue;
+    if (text == kSeldomMatrices || std::ranges::any_of(names, matches) || std::ranges::any_of(elsewhere, matches))
+      continue;
     throw UsageError(fmt::format(
         "optimizer.muon_except: no parameter that trains has a name of the pattern \"{}\"; {}patterns are of "
         "whole names, or of their ends behind a dot",
@@ -123,7 +125,8 @@ const OptimizerKind& muon_kind() {
         return std::make_unique<Muon>(
             parameters, MuonOptions{.momentum = values.number("muon_momentum"),
                                     .others = adamw_options(values),
-                                    .not_matrices = not_matrices(values.text("muon_except"), parameters.names)});
+                                    .not_matrices = not_matrices(values.text("muon_except"), parameters.names,
+                                                                 parameters.names_elsewhere)});
       }};
   return kind;
 }

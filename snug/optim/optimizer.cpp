@@ -243,7 +243,12 @@ std::vector<PartOfState> Optimizer::parts_of_state(const std::vector<std::string
   std::vector<PartOfState> parts;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto add = [&](const OwnState& own) {
-      PartOfState part{std::string(own.name) + "." + parameter_names[i], own.tensor, own.tensor.sizes().vec(), 0};
+      PartOfState part{std::string(own.name) + "." + parameter_names[i],
+                       own.tensor,
+                       own.tensor.sizes().vec(),
+                       0,
+                       parts_[i].whole,
+                       own.shape};
       if (!parts_[i].whole.is_same(parameters_[i])) place_in_whole(part, own.shape, parts_[i]);
       parts.push_back(std::move(part));
     };

@@ -30,6 +30,8 @@ struct PartOfState {
   at::Tensor tensor;
   std::vector<std::int64_t> shape;  ///< of what is kept of the whole
   std::int64_t first = 0;           ///< element of that which the tensor begins with
+  at::Tensor parameter;             ///< that it is kept of: the whole one
+  StateShape follows = StateShape::AsParameter;
 };
 
 /// Updates parameters from their gradients. What it keeps is made when it is made and not at the first step, so that a
@@ -122,7 +124,8 @@ class Optimizer {
 
 /// What an optimizer looks at to update an element.
 enum class UpdatesBy : std::uint8_t {
-  Elements,  ///< that element, or its block of 256: parts of parameters can be updated apart
+  Elements,  ///< that element: parts of parameters can be updated apart
+  Blocks,    ///< its block of kStateBlock, too: parts of whole blocks can be
   Matrices   ///< the whole parameter
 };
 

@@ -17,6 +17,7 @@
 #include "snug/base/read_at.h"
 #include "snug/base/toml.h"
 #include "snug/data/token_file.h"
+#include "snug/train/parallel_rules.h"
 
 namespace snug::train {
 namespace {
@@ -248,6 +249,7 @@ void validate_model(const Config& config) {
         config.train.accumulate, config.train.batch,
         (config.train.batch / config.train.accumulate + 1) * config.train.accumulate));
   }
+  validate_parallel(config);
   if (const auto why = why_not_in_backward(config); why && config.optimizer.in_backward)
     throw UsageError("configuration: optimizer.in_backward = true, but " + *why);
   if (const auto why = why_not_streamed(config); why && config.memory.weights == WeightsIn::Streamed)

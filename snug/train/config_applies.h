@@ -44,6 +44,10 @@ struct KeyAbout {
 inline const std::function<bool(const Config&)> kAnyway = [](const Config& /*config*/) { return true; };
 inline const Applies kAlways{kAnyway, "always"};
 inline const Applies kInRuns{kAnyway, "in runs", {}, Commands::Runs};
+inline const Applies kWithLayersInParts{
+    [](const Config& c) { return c.parallel.tensor > 1; }, "beside parallel.tensor above 1", {}, Commands::Runs};
+inline const Applies kWithStages{
+    [](const Config& c) { return c.parallel.pipeline > 1; }, "beside parallel.pipeline above 1", {}, Commands::Runs};
 inline const Applies kNewModel{[](const Config& c) { return c.model.path.empty(); },
                                "to new models, and the files of model.path decide on theirs"};
 inline const Applies kAdapter{

@@ -22,7 +22,7 @@ namespace snug::train {
 template <class AnyConfig, class Visit>
 void visit_keys(AnyConfig& c, Visit&& to) {
   using rules::Anything, rules::Budget, rules::TierBudget, rules::Groups, rules::KnobNames, rules::NameOf, rules::OneOf,
-      rules::StrategyText;
+      rules::ScheduleText, rules::StrategyText;
   const auto declared_as = [&to](Resumed resumed) {
     return [&to, resumed](std::string_view section, std::string_view key, auto& member, std::string_view help,
                           const auto& rule, const Applies& applies = kAlways) {
@@ -216,6 +216,26 @@ void visit_keys(AnyConfig& c, Visit&& to) {
          "what is divided among the processes of one run (ZeRO 1, 2, 3): the optimizer's state, or gradients of each "
          "micro-batch too, or weights as well",
          OneOf<ShardOf>{}, kInRuns);
+  varies(
+      "parallel", "tensor", c.parallel.tensor,
+      "processes that have a part of every layer each (tensor parallel): of its heads, its feed-forward part and the "
+      "vocabulary",
+      Range{1, 1024}, kInRuns);
+  varies("parallel", "sequence_parallel", c.parallel.sequence_parallel,
+         "between layers in parts each of these processes has a part of every sequence, which divides activations "
+         "there, too",
+         Anything{}, kWithLayersInParts);
+  varies("parallel", "context", c.parallel.context,
+         "processes that have a part of every sequence each, and attend to all of it by some of the heads (context "
+         "parallel)",
+         Range{1, 1024}, kInRuns);
+  varies(
+      "parallel", "pipeline", c.parallel.pipeline,
+      "processes that have some of the layers each, through which the train.accumulate micro-batches of a step go one "
+      "behind the other (pipeline)",
+      Range{1, 1024}, kInRuns);
+  varies("parallel", "schedule", c.parallel.schedule, "order in which they go forward and backward there",
+         ScheduleText{}, kWithStages);
 
   varies("state", "every", c.state.every,
          "steps between savings of the training state in output.folder; 0: one alone, where a run ends, is stopped or "

@@ -8,6 +8,7 @@
 
 #include "snug/memory/device_memory.h"
 #include "snug/optim/parameter_groups.h"
+#include "snug/plan/run/pipeline_schedule.h"
 #include "snug/plan/strategy.h"
 #include "snug/train/config.h"
 #include "snug/train/knobs.h"
@@ -19,6 +20,7 @@ std::string one_of(const std::vector<std::string>& words) { return fmt::format("
 std::string describe(const Budget&) { return "empty, bytes such as 400MiB, or a percentage such as 60%"; }
 std::string describe(const TierBudget&) { return "empty, or bytes such as 4GiB"; }
 std::string describe(const StrategyText&) { return fmt::format("one of {}", fmt::join(plan::strategy_forms(), ", ")); }
+std::string describe(const ScheduleText&) { return "one of f_then_b, 1f1b, interleaved(V)"; }
 std::string describe(const Groups&) { return "PATTERN: weight_decay=NUMBER learning_rate=NUMBER, ; between"; }
 
 bool keeps(const Budget&, const std::optional<plan::BudgetRequest>& value) {
@@ -31,6 +33,9 @@ bool keeps(const TierBudget&, const std::optional<plan::BudgetRequest>& value) {
   return !value || (bytes != nullptr && *bytes > 0);
 }
 bool keeps(const StrategyText&, const std::string& value) { return (plan::strategy_from(value), true); }
+bool keeps(const ScheduleText&, const std::string& value) {
+  return !std::holds_alternative<plan::ZeroBubble>(plan::pipeline_schedule_from(value));
+}
 bool keeps(const Groups&, const std::string& value) { return (optim::parse_group_rules(value), true); }
 bool keeps(const KnobNames&, const std::string& value) { return (allowed_knobs(value), true); }
 bool keeps(const DeviceName&, const std::string& value) { return (memory::device_named(value), true); }

@@ -20,6 +20,7 @@ struct Anything {};
 struct Budget {};
 struct TierBudget {};
 struct StrategyText {};
+struct ScheduleText {};
 struct Groups {};
 struct KnobNames {};
 struct DeviceName {
@@ -51,6 +52,7 @@ inline std::string describe(const Anything&) { return ""; }
 std::string describe(const Budget&);
 std::string describe(const TierBudget&);
 std::string describe(const StrategyText&);
+std::string describe(const ScheduleText&);
 std::string describe(const Groups&);
 inline std::string describe(const KnobNames&) { return ""; }
 inline std::string describe(const DeviceName&) { return ""; }
@@ -67,6 +69,7 @@ bool keeps(const Anything&, const Value&) {
 bool keeps(const Budget&, const std::optional<plan::BudgetRequest>& value);
 bool keeps(const TierBudget&, const std::optional<plan::BudgetRequest>& value);
 bool keeps(const StrategyText&, const std::string& value);
+bool keeps(const ScheduleText&, const std::string& value);
 bool keeps(const Groups&, const std::string& value);
 bool keeps(const KnobNames&, const std::string& value);
 bool keeps(const DeviceName&, const std::string& value);

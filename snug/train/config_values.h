@@ -119,6 +119,11 @@ struct ParallelConfig {
   double timeout = 600;  ///< Seconds that processes wait for each other.
   ReduceIn reduce = ReduceIn::Gradient;
   ShardOf shard = ShardOf::None;
+  std::int64_t tensor = 1;         ///< Processes with a part of every layer each.
+  bool sequence_parallel = false;  ///< Between these layers, with a part of every sequence.
+  std::int64_t pipeline = 1;       ///< Processes that have some of the layers each.
+  std::string schedule = "1f1b";   ///< See plan::PipelineSchedule.
+  std::int64_t context = 1;        ///< Processes with a part of every sequence each, and whole layers.
 
   bool operator==(const ParallelConfig&) const = default;
 };

@@ -16,6 +16,7 @@
 #include "snug/models/evaluation_scope.h"
 #include "snug/optim/block_norms.h"
 #include "snug/parallel/bucket_layout.h"
+#include "snug/plan/run/stage_cut.h"
 #include "snug/record/leaf_names.h"
 #include "snug/train/micro_batches.h"
 #include "snug/train/model_family.h"
@@ -54,7 +55,7 @@ optim::Parameters shards_of(const optim::Parameters& trained, const std::vector<
   for (const parallel::Shard& shard : shards) {
     parts.tensors.push_back(shard.tensor);
     parts.names.push_back(trained.names[shard.index]);
-    parts.parts.push_back({shard.of, shard.index, shard.first});
+    parts.parts.push_back({shard.of, trained.part(shard.index).index, shard.first});
   }
   return parts;
 }
@@ -131,17 +132,9 @@ Experiment::Experiment(const Config& config, Team team)
       schedule_(make_schedule(config)),
       scaler_(scaling(config)) {
   optim::Parameters trained = trained_of(model());
-  team_.copy_from_first(trained.tensors);  // the others come from files, or from the seed
-  if (team_.size() > 1 && config.parallel.shard == ShardOf::Parameters) {
-    streamed_ = std::make_shared<StreamedTensors>(StreamOptions{.device = device_}, tiers_);
-    divided_ = team_.divide(model().parameters(), *streamed_);
-    memory().release_cached();
-  }
-  together_ = team_.data_parallel(trained.tensors, config, divided_);
-  if (is_sharded()) {
-    trained = shards_of(trained, together_->shards());
-    scaler_.agree_with(team_.other_parts());
-  }
+  for (const at::Tensor& one : model().parameters()) elements_.all += one.numel();
+  for (const at::Tensor& one : trained.tensors) elements_.trained += one.numel();
+  if (team_.size() > 1) join_team(trained);
   trained_names_ = trained.names;
   optimizer_ = make_optimizer(config, std::move(trained));
   if (scaler_.options().enabled) task_.model().expect_loss_scale(scaler_.scale_tensor());
@@ -162,6 +155,104 @@ Experiment::Experiment(const Config& config, Team team)
   }
 }
 
+void Experiment::join_team(optim::Parameters& trained) {
+  team_.copy_from_first(trained.tensors);  // the others come from files, or from the seed
+  const memory::TagScope tag(memory::Tag::Weights);
+  const models::CausalLmImpl::Work work = task_.model().work();  // of the whole, the same in all
+  if (const ops::LayerGroup layers = team_.layer_group()) {
+    in_parts_ = task_.model().divide({.group = layers, .sequences = team_.layout().sequences});
+    memory().release_cached();
+  } else if (const ops::LayerGroup sequences = team_.sequence_group()) {
+    in_parts_ = task_.model().divide_sequences(sequences);
+  }
+  if (team_.pipeline()) keep_stages(work, trained);
+  if (config_.parallel.shard == ShardOf::Parameters) {
+    streamed_ = std::make_shared<StreamedTensors>(StreamOptions{.device = device_}, tiers_);
+    std::vector<at::Tensor> alike = model().parameters();  // in the same processes
+    if (team_.layer_group()) {
+      std::erase_if(alike, [&](const at::Tensor& one) {
+        return std::ranges::any_of(in_parts_.summands, [&](const at::Tensor& other) { return other.is_same(one); });
+      });
+    }
+    divided_ = team_.divide(alike, *streamed_);
+    memory().release_cached();
+  }
+  std::vector<at::Tensor> parts;
+  for (const models::ParameterPart& part : in_parts_.divided) parts.push_back(part.parameter);
+  together_ = team_.gradients(trained.tensors, {in_parts_.summands, shared_, std::move(parts)}, config_, divided_);
+  if (is_sharded()) {
+    std::vector<std::string> elsewhere = std::move(trained.names_elsewhere);
+    trained = shards_of(trained, together_->shards());
+    if (!elsewhere.empty()) trained.names_elsewhere = std::move(elsewhere);
+  }
+  other_parts_ = other_parts_of(trained);
+  if (has_part_of_state()) scaler_.agree_with(other_parts_);
+}
+
+optim::OtherParts Experiment::other_parts_of(const optim::Parameters& trained) const {
+  if (!has_part_of_state()) return {};
+  optim::OtherParts others = is_sharded() ? team_.all_parts() : team_.parts_of_replica();
+  if (parts_of_layers().empty()) return others;
+  // What is whole in each process of the layers' group counts in its first, and what two stages share in the first of
+  // them; but shards are of all that have it.
+  const ops::LayerGroup layers = team_.layer_group();
+  const bool is_first = !layers || layers->rank() == 0, begins = !team_.pipeline() || team_.pipeline()->rank() == 0;
+  std::vector<bool> counts;
+  for (std::size_t i = 0; i < trained.tensors.size(); ++i) {
+    const at::Tensor of = trained.part(i).whole;
+    const auto is_it = [&](const at::Tensor& one) { return one.is_same(of); };
+    const bool is_divided = std::ranges::any_of(in_parts_.divided, is_it, &models::ParameterPart::parameter),
+               is_summand = std::ranges::any_of(in_parts_.summands, is_it),
+               is_shared = std::ranges::any_of(shared_, is_it);
+    counts.push_back((is_first || is_divided || (is_sharded() && is_summand)) &&
+                     (begins || is_sharded() || !is_shared));
+  }
+  others.counts = [counts = std::move(counts)](std::size_t i) { return counts[i]; };
+  return others;
+}
+
+void Experiment::keep_stages(const models::CausalLmImpl::Work& work, optim::Parameters& trained) {
+  const plan::PipelineSchedule schedule = plan::pipeline_schedule_from(config_.parallel.schedule);
+  const std::shared_ptr<parallel::ProcessGroup> group = team_.pipeline();
+  const std::vector<int> blocks =
+      plan::cut_into_stages(work.blocks, group->size() * plan::chunks_of(schedule), 0, work.behind);
+  models::ModelInStages found = task_.model().keep_stages(blocks, stages_at(group->rank(), group->size(), schedule));
+  memory().release_cached();
+  trained.names_elsewhere = trained.names;
+  optim::Parameters here{};
+  for (std::size_t i = 0; i < trained.tensors.size(); ++i) {
+    if (!trained.tensors[i].requires_grad()) continue;  // others have it
+    here.tensors.push_back(trained.tensors[i]);
+    here.names.push_back(trained.names[i]);
+    here.parts.push_back({trained.tensors[i], i, 0});
+  }
+  trained.tensors = std::move(here.tensors);
+  trained.names = std::move(here.names);
+  trained.parts = std::move(here.parts);
+  shared_ = std::move(found.shared);
+  for (models::ParameterPart& part : found.elsewhere) {
+    const auto is_it = [&](const models::ParameterPart& one) { return one.parameter.is_same(part.parameter); };
+    if (std::ranges::none_of(in_parts_.divided, is_it)) in_parts_.divided.push_back(std::move(part));
+  }
+  stages_ = std::make_unique<StagedModel>(
+      group, schedule, [this](int stage, const at::Tensor& input, const MicroBatch& micro) {
+        const models::AutocastScope autocast(autocast_dtype(config_), device_.type(), models::WeightCasts::Dropped);
+        return task_.model().run_stage(stage, input, team_.part_of_sequences(micro.batch));
+      });
+}
+
+std::vector<at::Tensor> Experiment::step_in_stages(
+    const std::vector<MicroBatch>& micros,
+    const std::function<at::Tensor(const at::Tensor& loss, const MicroBatch& micro)>& weigh) {
+  std::vector<at::Tensor> losses;
+  {
+    const TeamGradients::Accumulating alone(*together_);
+    losses = stages_->step(micros, weigh);
+  }
+  together_->hand_in();
+  return losses;
+}
+
 void Experiment::gather_weights(parallel::Reduction::Purpose purpose) {
   if (!is_sharded()) return;
   together_->gather(purpose);
@@ -169,8 +260,8 @@ void Experiment::gather_weights(parallel::Reduction::Purpose purpose) {
 }
 
 void Experiment::draw_apart(std::int64_t update) {
-  if (team_.is_first()) return;  // it draws what one process does
-  const std::array<std::int64_t, 3> of = {config_.train.seed, team_.rank(), update};
+  if (team_.drawer() == 0) return;  // what one process does
+  const std::array<std::int64_t, 3> of = {config_.train.seed, team_.drawer(), update};
   torch::manual_seed(hash_64(std::as_bytes(std::span(of))));
 }
 
@@ -184,7 +275,7 @@ void Experiment::stream_again() {
 at::Tensor Experiment::loss(const data::Batch& batch) {
   // Decoders cast each weight once.
   const models::AutocastScope autocast(autocast_dtype(config_), device_.type(), models::WeightCasts::Dropped);
-  return task_.loss(batch);
+  return task_.loss(team_.part_of_sequences(batch));
 }
 
 data::Batch Experiment::train_batch(std::int64_t step) const {
@@ -209,9 +300,16 @@ optim::Clipping Experiment::clipping() const {
 at::Tensor Experiment::evaluate(const data::Batch& batch) {
   const torch::NoGradGuard no_grad;
   const models::EvaluationScope evaluation(model());
+  const std::vector<MicroBatch> micros = micro_batches(batch, team_.replicas() * config_.train.accumulate);
+  std::vector<at::Tensor> losses;
+  if (is_in_stages()) {
+    losses = evaluate_in_stages(micros);
+    if (losses.empty()) return at::zeros({}, at::TensorOptions(device_));  // another process has them
+  }
   at::Tensor sum;
-  for (const MicroBatch& micro : micro_batches(batch, team_.size() * config_.train.accumulate)) {
-    const at::Tensor part = loss(micro.batch);
+  for (std::size_t i = 0; i < micros.size(); ++i) {
+    const MicroBatch& micro = micros[i];
+    const at::Tensor part = is_in_stages() ? losses[i] : loss(micro.batch);
     sum = micro.share == 1 ? part : sum.defined() ? sum + part * micro.share : part * micro.share;
   }
   return sum;
@@ -227,14 +325,16 @@ std::optional<double> Experiment::validation_loss(const std::function<void()>& b
   const std::int64_t batches = std::min(task_.validation_batches(), config_.train.validation_batches);
   if (batches == 0) return std::nullopt;
   std::vector<double> losses(static_cast<std::size_t>(batches));
-  for (std::int64_t i = team_.rank(); i < batches; i += team_.size()) {
+  const std::int64_t replicas = team_.replicas();
+  for (std::int64_t i = team_.replica(); i < batches; i += replicas) {
     if (streamed_) streamed_->next_step(replay::StepKind::Evaluation);
     losses[static_cast<std::size_t>(i)] = evaluate(to_device(task_.validation_batch(i))).item<double>();
     if (between) between();
   }
   const std::vector<double> all = team_.gather(losses);
   double sum = 0;  // in the order of one process
-  for (std::int64_t i = 0; i < batches; ++i) sum += all[static_cast<std::size_t>(i % team_.size() * batches + i)];
+  for (std::int64_t i = 0; i < batches; ++i)
+    sum += all[static_cast<std::size_t>(team_.teller_of(static_cast<int>(i % replicas)) * batches + i)];
   return sum / static_cast<double>(batches);
 }
 

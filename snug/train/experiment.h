@@ -17,6 +17,8 @@
 #include "snug/replay/streamed_tensors.h"
 #include "snug/train/config.h"
 #include "snug/train/language_task.h"
+#include "snug/train/micro_batches.h"
+#include "snug/train/staged_model.h"
 #include "snug/train/team.h"
 
 namespace snug::train {
@@ -28,9 +30,24 @@ class Experiment {
   /// Throws UsageError for a configuration that cannot be: see validate(), TextCorpus::open and TextDataset.
   /// Those of a team have the first's weights, and generators of their own.
   explicit Experiment(const Config& config, Team team = {});
+  Experiment(const Experiment&) = delete;
+  Experiment& operator=(const Experiment&) = delete;
 
   /// The loss of one batch, in the configured precision: a scalar on the autograd graph.
   at::Tensor loss(const data::Batch& batch);
+
+  /// Of a model in stages: forward and backward with the micro-batches of this process's replica, whose rows are whole.
+  /// Returns what `weigh` makes of each loss, in the process that has the last stage, and nothing in others. Gradients
+  /// of all processes are there behind it.
+  std::vector<at::Tensor> step_in_stages(
+      const std::vector<MicroBatch>& micros,
+      const std::function<at::Tensor(const at::Tensor& loss, const MicroBatch& micro)>& weigh);
+  /// Forward alone.
+  std::vector<at::Tensor> evaluate_in_stages(const std::vector<MicroBatch>& micros) {
+    return stages_->evaluate(micros);
+  }
+  /// Whether this process has some stages of the model: then there is no loss() of it alone.
+  [[nodiscard]] bool is_in_stages() const noexcept { return stages_ != nullptr; }
 
   /// On the device, as all batches that others give it have to be; see to_device(). Safe from any number of threads.
   [[nodiscard]] data::Batch train_batch(std::int64_t step) const;
@@ -42,7 +59,7 @@ class Experiment {
   [[nodiscard]] optim::Clipping clipping() const;
 
   /// The loss of a batch that nothing is learned from: in evaluation mode, and without gradients, one micro-batch after
-  /// the other.
+  /// the other. Zero where another process has the last stage.
   at::Tensor evaluate(const data::Batch& batch);
 
   /// A batch as validation has them; nullopt when there is none, see validation_loss().
@@ -82,12 +99,23 @@ class Experiment {
   [[nodiscard]] std::optional<data::TokenId> begin() const noexcept { return task_.begin(); }
   /// Of the parameters that train, or of this process's shards of them.
   [[nodiscard]] optim::Optimizer& optimizer() noexcept { return *optimizer_; }
+  /// Of the parameters of the whole model; packed weights are none.
+  struct Elements {
+    std::int64_t all = 0, trained = 0;
+  };
+  [[nodiscard]] const Elements& elements() const noexcept { return elements_; }
   /// The names of its parameters, or of those that its shards are of.
   [[nodiscard]] const std::vector<std::string>& trained_names() const noexcept { return trained_names_; }
   /// What adds up gradients with the other processes of the team; nullptr for one alone.
-  [[nodiscard]] parallel::DataParallel* together() const noexcept { return together_.get(); }
+  [[nodiscard]] TeamGradients* together() const noexcept { return together_.get(); }
   /// Whether this process updates shards, and others the rest.
   [[nodiscard]] bool is_sharded() const noexcept { return together_ && config_.parallel.shard != ShardOf::None; }
+  /// Of the model's parameters, of which others have the rest, or all; none where they are whole.
+  [[nodiscard]] const std::vector<models::ParameterPart>& parts_of_layers() const noexcept { return in_parts_.divided; }
+  /// Whether this process has a part of the training state, and others the rest.
+  [[nodiscard]] bool has_part_of_state() const noexcept { return is_sharded() || !parts_of_layers().empty(); }
+  /// What is needed of others for what is of all gradients.
+  [[nodiscard]] const optim::OtherParts& other_parts() const noexcept { return other_parts_; }
   /// Whether weights are in shards, too.
   [[nodiscard]] bool has_sharded_weights() const noexcept {
     return together_ && config_.parallel.shard == ShardOf::Parameters;
@@ -101,14 +129,24 @@ class Experiment {
   [[nodiscard]] std::int64_t tokens_per_step() const { return task_.units_per_step(); }
 
  private:
+  /// What this process of a team has of the model, and adds up with others.
+  void join_team(optim::Parameters& trained);
+  void keep_stages(const models::CausalLmImpl::Work& work, optim::Parameters& trained);
+  [[nodiscard]] optim::OtherParts other_parts_of(const optim::Parameters& trained) const;
+
   Config config_;
   Team team_;
   c10::Device device_;
   std::shared_ptr<memory::Tiers> tiers_;
   std::shared_ptr<StreamedTensors> streamed_;  // whose tensors go first, as nobody wants them back then
   LanguageTask task_;
+  Elements elements_;
+  models::ModelInParts in_parts_;
+  std::vector<at::Tensor> shared_;  // of the first and the last stage
+  std::unique_ptr<StagedModel> stages_;
   std::vector<parallel::DividedParameter> divided_;
-  std::unique_ptr<parallel::DataParallel> together_;
+  std::unique_ptr<TeamGradients> together_;
+  optim::OtherParts other_parts_;
   std::vector<std::string> trained_names_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::Schedule schedule_;

@@ -82,6 +82,12 @@ at::Tensor LanguageModel::loss(const data::Batch& batch) const {
   return model_->loss(batch.input, batch.target, {batch.positions, data::document_mask(batch.documents)});
 }
 
+at::Tensor LanguageModel::run_stage(int stage, const at::Tensor& input, const data::Batch& batch) const {
+  if (!batch.documents.defined()) return model_->run_stage(stage, input, batch.input, batch.target, nullptr);
+  const models::DocumentRows rows{batch.positions, data::document_mask(batch.documents)};
+  return model_->run_stage(stage, input, batch.input, batch.target, &rows);
+}
+
 models::VocabularyLoss vocabulary_loss(const ModelConfig& model) {
   const models::TiledLoss tile{.logits = model.loss_tile * 1_MiB};
   switch (model.loss) {
@@ -222,6 +228,13 @@ void load_adapter(torch::nn::Module& model, const std::filesystem::path& folder)
 }
 
 void save_adapter(const torch::nn::Module& model, const std::string& base, const std::filesystem::path& folder) {
+  auto tensors = models::lora_parameters(model);
+  for (auto& whole : models::whole_modules(model)) tensors.push_back(std::move(whole));
+  save_adapter(model, base, folder, {tensors.begin(), tensors.end()});
+}
+
+void save_adapter(const torch::nn::Module& model, const std::string& base, const std::filesystem::path& folder,
+                  const state::NamedSources& tensors) {
   const models::LoraOptions* const options = models::lora_options(model);
   if (options == nullptr) throw UsageError("adapter: the model has none to save");
   state::PeftAdapter adapter;
@@ -236,8 +249,6 @@ void save_adapter(const torch::nn::Module& model, const std::string& base, const
   adapter.fan_in_fan_out = std::ranges::any_of(models::linear_modules(model), [](const auto& l) {
     return l.second->adapted() && l.second->layout() == models::WeightLayout::InOut;
   });
-  auto tensors = models::lora_parameters(model);
-  for (auto& whole : models::whole_modules(model)) tensors.push_back(std::move(whole));
   state::write_peft_adapter(folder, adapter, tensors);
 }
 

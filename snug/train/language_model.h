@@ -15,6 +15,7 @@
 #include "snug/data/tokenizer.h"
 #include "snug/models/causal_lm.h"
 #include "snug/models/generation.h"
+#include "snug/state/divided_tensors.h"
 #include "snug/train/config.h"
 
 namespace snug::train {
@@ -36,6 +37,14 @@ class LanguageModel {
   [[nodiscard]] at::Tensor loss(const data::Batch& batch) const;
   /// As models::CausalLmImpl has it.
   void expect_loss_scale(at::Tensor scale) const { model_->expect_loss_scale(std::move(scale)); }
+  models::ModelInParts divide(const models::LayerParts& parts) const { return model_->divide(parts); }
+  models::ModelInParts divide_sequences(const ops::LayerGroup& group) const { return model_->divide_sequences(group); }
+  models::ModelInStages keep_stages(const std::vector<int>& blocks, const std::vector<int>& stages) const {
+    return model_->keep_stages(blocks, stages);
+  }
+  [[nodiscard]] models::CausalLmImpl::Work work() const { return model_->work(); }
+  /// As models::CausalLmImpl::run_stage; the last one has the loss.
+  [[nodiscard]] at::Tensor run_stage(int stage, const at::Tensor& input, const data::Batch& batch) const;
   void feed_forward_by(std::int64_t rows) const { model_->feed_forward_by(rows); }
   void attend_by(models::AttentionMethod method) const { model_->attend_by(method); }
   /// Different tokens.
@@ -89,5 +98,8 @@ void load_adapter(torch::nn::Module& model, const std::filesystem::path& folder)
 /// Writes the model's adapter as PEFT would, with the settings that it was made or loaded with. `base`: the name of the
 /// model it is for. Throws UsageError when the model has none.
 void save_adapter(const torch::nn::Module& model, const std::string& base, const std::filesystem::path& folder);
+/// The same, of `tensors`: the adapter's, and those of the modules that train whole beside it.
+void save_adapter(const torch::nn::Module& model, const std::string& base, const std::filesystem::path& folder,
+                  const state::NamedSources& tensors);
 
 }  // namespace snug::train

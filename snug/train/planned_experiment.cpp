@@ -106,13 +106,16 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
   } else {
     recorded = step.record(sample, cap);
   }
-  for (replay::RecordedStep& kind : recorded) kind.passing.front().beside = ahead ? ahead->bytes() : 0;
+  for (replay::RecordedStep& kind : recorded) kind.passing.front().beside += ahead ? ahead->bytes() : 0;
   replay::agree_on(recorded, *experiment.team().agreement());
   // The others wait for this process's word on it.
   return replay::or_tell(*experiment.team().agreement(), [&] {
     if (file) plan::check_is_for(*file, recorded.front().graph);
     PlannedExperiment planned;
-    planned.budget = plan::budget_for(request, plan::plan_none(recorded.front().graph).predicted_peak);
+    Bytes unplanned = 0;  // of all kinds: a share of it is one of what the run takes
+    for (const replay::RecordedStep& kind : recorded)
+      unplanned = std::max(unplanned, plan::plan_none(kind.graph).predicted_peak);
+    planned.budget = plan::budget_for(request, unplanned);
     const double started = monotonic_seconds();
     planned.kinds = file ? replay::planned(std::move(recorded), file->plan)
                          : replay::planned(std::move(recorded), config.memory.strategy);

@@ -15,6 +15,7 @@
 #include "snug/base/errors.h"
 #include "snug/base/json_field.h"
 #include "snug/record/random_state.h"
+#include "snug/train/tensor_parts.h"
 
 namespace snug::train {
 namespace {
@@ -41,12 +42,18 @@ at::Tensor bytes_of(const std::string& text) {
   return bytes;
 }
 
-/// Processes that have their micro-batches together may be more or fewer, with as many in all: `was` and `is` of them.
-void check_same_run(json before, const Config& now, std::size_t was, int is) {
+/// Processes that have their micro-batches together may be more or fewer, with as many in all: there were `drawers`
+/// (see Team), and there are `is` replicas.
+void check_same_run(json before, const Config& now, std::size_t drawers, int is) {
+  std::int64_t was = static_cast<std::int64_t>(drawers);
+  const json parallel = before.value("parallel", json::object());
+  for (const char* const key : {"context", "pipeline"}) {
+    const json size = parallel.is_object() ? parallel.value(key, json(1)) : json();
+    if (size.is_number_integer()) was /= std::max<std::int64_t>(size.get<std::int64_t>(), 1);
+  }
   const json train = before.value("train", json::object());
   const json accumulate = train.is_object() ? train.value("accumulate", json(1)) : json();
-  if (accumulate.is_number_integer() &&
-      accumulate.get<std::int64_t>() * static_cast<std::int64_t>(was) == now.train.accumulate * is)
+  if (accumulate.is_number_integer() && accumulate.get<std::int64_t>() * was == now.train.accumulate * is)
     before["train"]["accumulate"] = now.train.accumulate;
   const std::vector<std::string> different = changed_when_resumed(before, now);
   if (different.empty()) return;
@@ -60,8 +67,8 @@ void check_same_run(json before, const Config& now, std::size_t was, int is) {
 
 RunState::RunState(Experiment& experiment, std::filesystem::path folder)
     : experiment_(experiment), folder_(std::move(folder)) {
-  if (!experiment.has_sharded_weights()) state_.add_tensors("weights", weights());
-  if (!experiment.is_sharded())
+  if (!has_part_of_weights()) state_.add_tensors("weights", weights());
+  if (!experiment.has_part_of_state())
     state_.add_tensors("optimizer", experiment.optimizer().named_state(experiment.trained_names()));
   state_.add_value(
       "random", [this] { return json(hexadecimal(record::save_random_state(experiment_.generator()).state)); },
@@ -108,14 +115,14 @@ RunState::RunState(Experiment& experiment, std::filesystem::path folder)
       "config", [this] { return json(to_json(experiment_.config())); }, [](const json&) {}, [] {});
 }
 
+bool RunState::has_part_of_weights() const {
+  return experiment_.has_sharded_weights() || !experiment_.parts_of_layers().empty();
+}
+
 void RunState::share() {
-  if (!experiment_.is_sharded()) return;
-  const optim::Optimizer& optimizer = experiment_.optimizer();
-  std::vector<state::TensorPart> parts;
-  for (optim::PartOfState& part : optimizer.parts_of_state(experiment_.trained_names()))
-    parts.push_back({std::move(part.name), part.tensor, std::move(part.shape), part.first});
-  std::map<std::string, std::vector<state::TensorPart>> files{{"optimizer", std::move(parts)}};
-  if (experiment_.has_sharded_weights()) files.emplace("weights", parts_of_weights());
+  if (!experiment_.has_part_of_state()) return;
+  std::map<std::string, std::vector<state::TensorPart>> files{{"optimizer", parts_of_optimizer(experiment_)}};
+  if (has_part_of_weights()) files.emplace("weights", parts_of(experiment_, weights()));
   in_shards_.emplace(experiment_.team(), std::move(files));
   for (auto& [file, tensors] : in_shards_->divided()) state_.add_divided(file, std::move(tensors));
 }
@@ -128,21 +135,6 @@ state::NamedTensors RunState::weights() const {
   }
   for (const auto& b : experiment_.model().named_buffers()) weights.emplace_back(b.key(), b.value());
   return weights;
-}
-
-std::vector<state::TensorPart> RunState::parts_of_weights() const {
-  std::vector<state::TensorPart> parts;
-  const int rank = experiment_.team().rank(), size = experiment_.team().size();
-  for (auto& [name, tensor] : weights()) {
-    state::TensorPart part{name, tensor, tensor.sizes().vec(), 0};
-    for (const parallel::DividedParameter& divided : experiment_.divided()) {
-      if (!divided.parameter.is_same(tensor)) continue;
-      part.part = divided.shard;
-      part.first = parallel::EvenShards(tensor.numel(), size).first(rank);
-    }
-    parts.push_back(std::move(part));
-  }
-  return parts;
 }
 
 void RunState::add_loss(const char* name, std::optional<double>& loss) {
@@ -171,8 +163,8 @@ std::optional<std::int64_t> RunState::find(report::Progress& progress) {
   }
   if (!found_) return std::nullopt;
   const json values = state::values_in(*found_);
-  const std::size_t processes = std::max<std::size_t>(values.value("random_of_team", json::array()).size(), 1);
-  check_same_run(values.value("config", json::object()), experiment_.config(), processes, experiment_.team().size());
+  const std::size_t drawers = std::max<std::size_t>(values.value("random_of_team", json::array()).size(), 1);
+  check_same_run(values.value("config", json::object()), experiment_.config(), drawers, experiment_.team().replicas());
   if (const json files = values.value("files", json()); !files.is_null() && files != json(experiment_.fingerprint())) {
     throw UsageError(
         "resuming: what data.path, model.path or lora.adapter names is not what it was when the state was saved; put "
@@ -211,11 +203,11 @@ void RunState::restore() {
 
 /// Of another process than the first, whose random state is that of a process alone.
 void RunState::restore_own_random() {
-  const auto rank = static_cast<std::size_t>(experiment_.team().rank());
-  if (rank == 0) return;
+  const auto drawer = static_cast<std::size_t>(experiment_.team().drawer());
+  if (drawer == 0) return;
   const json of_team = state::values_in(*found_).value("random_of_team", json::array());
-  if (rank >= of_team.size()) return experiment_.draw_apart(found_->manifest.step);  // saved by fewer processes
-  const JsonFile file = JsonFile::parsed(of_team[rank], {.name = "resuming: the state of a random generator"});
+  if (drawer >= of_team.size()) return experiment_.draw_apart(found_->manifest.step);  // saved by fewer of them
+  const JsonFile file = JsonFile::parsed(of_team[drawer], {.name = "resuming: the state of a random generator"});
   record::restore({experiment_.generator(), bytes_of(file.root().as<std::string>())});
 }
 

@@ -31,7 +31,7 @@ class RunState {
   /// The same of a run that is to have so many steps in all, telling what was found: 0 where nothing was. Throws
   /// UsageError for a state of more steps, too.
   std::int64_t find_for(std::int64_t steps, report::Progress& progress);
-  /// Of a team whose state is in shards, all at once: they know what each has. Where they are known to be alike.
+  /// Of a team that has the state in parts, all at once: they know what each has. Where they are known to be alike.
   void share();
   /// Goes on from the state that was found, if one was. To be called when the step has been recorded, which is done
   /// with an optimizer that has not begun.
@@ -52,7 +52,7 @@ class RunState {
   std::optional<double> loss_first, loss_last;
   /// Steps of the run without an update, as gradients overflowed: the schedule does not count them.
   std::int64_t skipped = 0;
-  /// States of the generators of a team's processes after the last step, by rank; none of one alone.
+  /// States of the generators of a team after the last step, by Team::drawer(); none of one process alone.
   std::vector<std::string> random_of_team;
 
   [[nodiscard]] std::int64_t saved() const { return saved_; }
@@ -60,7 +60,7 @@ class RunState {
 
  private:
   [[nodiscard]] state::NamedTensors weights() const;
-  [[nodiscard]] std::vector<state::TensorPart> parts_of_weights() const;
+  [[nodiscard]] bool has_part_of_weights() const;
   void write(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room);
   void add_loss(const char* name, std::optional<double>& loss);
   void restore_own_random();

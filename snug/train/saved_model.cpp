@@ -18,6 +18,8 @@
 #include "snug/models/lora.h"
 #include "snug/state/safetensors.h"
 #include "snug/train/experiment.h"
+#include "snug/train/state_of_team.h"
+#include "snug/train/tensor_parts.h"
 
 namespace snug::train {
 namespace {
@@ -63,15 +65,13 @@ std::optional<std::string> config_json(const Experiment& experiment, c10::Scalar
   return config.dump(2) + "\n";
 }
 
-void save_model(const Experiment& experiment, const fs::path& folder, const SaveOptions& options) {
-  std::vector<std::pair<std::string, at::Tensor>> tensors;
-  for (const auto& p : experiment.model().named_parameters()) tensors.emplace_back(p.key(), p.value());
-  for (const auto& b : experiment.model().named_buffers()) tensors.emplace_back(b.key(), b.value());
+void save_model(const Experiment& experiment, const state::NamedSources& tensors, const fs::path& folder,
+                const SaveOptions& options) {
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) fail(folder, error);
   state::write_sharded_safetensors(folder, tensors, options.shard, {{"format", "pt"}});
-  if (const auto config = config_json(experiment, tensors.front().second.scalar_type())) {
+  if (const auto config = config_json(experiment, tensors.front().second.dtype)) {
     try {
       write_text(folder / "config.json", *config);
     } catch (const std::system_error& failed) {
@@ -98,6 +98,56 @@ void save_model(const Experiment& experiment, const fs::path& folder, const Save
   }
 }
 
+/// What is saved of it: the adapter, or the model.
+state::NamedTensors what_is_saved(const Experiment& experiment) {
+  state::NamedTensors tensors = models::lora_parameters(experiment.model());
+  if (!tensors.empty()) {
+    for (auto& whole : models::whole_modules(experiment.model())) tensors.push_back(std::move(whole));
+    return tensors;
+  }
+  for (const auto& p : experiment.model().named_parameters()) tensors.emplace_back(p.key(), p.value());
+  for (const auto& b : experiment.model().named_buffers()) tensors.emplace_back(b.key(), b.value());
+  return tensors;
+}
+
+std::string save(const Experiment& experiment, const state::NamedSources& tensors, const fs::path& folder,
+                 const SaveOptions& options) {
+  for (const char* const name : {"adapter", "model"}) remove_unfinished(folder / name);  // of a run that was killed
+  if (!models::lora_parameters(experiment.model()).empty()) {
+    save_adapter(experiment.model(), experiment.config().model.path, folder / "adapter", tensors);  // as PEFT names it
+    return (folder / "adapter").string();
+  }
+  save_model(experiment, tensors, folder / "model", options);
+  return (folder / "model").string();
+}
+
+constexpr const char* kFile = "model";
+
+/// The first process writes what the others send it.
+std::string save_together(const Experiment& experiment, const fs::path& folder, const SaveOptions& options) {
+  const state::NamedTensors tensors = what_is_saved(experiment);
+  StateOfTeam team(experiment.team(), {{kFile, parts_of(experiment, tensors)}});
+  if (!experiment.team().is_first()) {
+    team.serve();
+    return "";
+  }
+  const state::TensorSources whole = team.divided().at(kFile).all;
+  state::NamedSources in_order;
+  for (const auto& [name, tensor] : tensors) in_order.emplace_back(name, whole.at(name));
+  team.begin();
+  std::string path;
+  try {
+    path = save(experiment, in_order, folder, options);
+  } catch (const parallel::GroupFailed&) {
+    throw;
+  } catch (...) {
+    team.done();
+    throw;
+  }
+  team.done();
+  return path;
+}
+
 }  // namespace
 
 void check_can_save(const Experiment& experiment) {
@@ -105,13 +155,10 @@ void check_can_save(const Experiment& experiment) {
 }
 
 std::string save_trained(const Experiment& experiment, const fs::path& folder, const SaveOptions& options) {
-  for (const char* const name : {"adapter", "model"}) remove_unfinished(folder / name);  // of a run that was killed
-  if (!models::lora_parameters(experiment.model()).empty()) {
-    save_adapter(experiment.model(), experiment.config().model.path, folder / "adapter");  // as PEFT names it
-    return (folder / "adapter").string();
-  }
-  save_model(experiment, folder / "model", options);
-  return (folder / "model").string();
+  if (!experiment.parts_of_layers().empty()) return save_together(experiment, folder, options);
+  if (!experiment.team().is_first()) return "";
+  const state::NamedTensors tensors = what_is_saved(experiment);
+  return save(experiment, {tensors.begin(), tensors.end()}, folder, options);
 }
 
 }  // namespace snug::train

@@ -19,7 +19,8 @@ struct SaveOptions {
 
 /// Writes what was trained into a folder, in place of what was there: the adapter as PEFT does ("adapter"), or the
 /// model as transformers does ("model": config.json, model.safetensors or its shards, and unchanged what its folder had
-/// of tokenizer, chat templates and settings of generation). Other files that are there stay. Returns the path. Throws
+/// of tokenizer, chat templates and settings of generation). Other files that are there stay. Returns the path. Of a
+/// team the first process writes, and all call it: it asks them for their parts, where layers are in parts. Throws
 /// Error with the system's reason when something cannot be written.
 std::string save_trained(const Experiment& experiment, const std::filesystem::path& folder,
                          const SaveOptions& options = {});

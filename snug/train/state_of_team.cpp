@@ -6,9 +6,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <exception>
+#include <cstring>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 
 #include "snug/base/bytes.h"
@@ -16,7 +19,12 @@
 namespace snug::train {
 namespace {
 
-constexpr std::int64_t kDone = -1;
+/// Which part, from which of its elements on, and how many.
+constexpr std::int64_t kNumbersOfRequest = 3, kDone = -1;
+
+std::int64_t elements_of(const std::vector<std::int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+}
 
 std::string described(const std::map<std::string, std::vector<state::TensorPart>>& files) {
   nlohmann::json all = nlohmann::json::array();
@@ -26,6 +34,7 @@ std::string described(const std::map<std::string, std::vector<state::TensorPart>
                      {"name", p.name},
                      {"dtype", static_cast<int>(p.part.scalar_type())},
                      {"shape", p.shape},
+                     {"runs", {p.runs.first, p.runs.length, p.runs.stride}},
                      {"first", p.first},
                      {"count", p.part.numel()}});
     }
@@ -51,9 +60,28 @@ StateOfTeam::StateOfTeam(const Team& team, std::map<std::string, std::vector<sta
         static_cast<std::size_t>(std::ranges::count_if(whole.places, [](const Place& p) { return p.rank != 0; }));
 }
 
+void StateOfTeam::check_is_whole(const Whole& whole) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> runs;  // where each begins and ends
+  for (const Place& place : whole.places) {
+    place.runs.each_run(place.first, place.first + place.count,
+                        [&](auto, std::int64_t at, std::int64_t count) { runs.emplace_back(at, at + count); });
+  }
+  std::ranges::sort(runs);
+  std::int64_t there = 0;
+  for (const auto& [begins, ends] : runs) {
+    if (begins != there) break;
+    there = ends;
+  }
+  if (const std::int64_t elements = elements_of(whole.shape);
+      there != elements || (!runs.empty() && runs.back().second != elements))
+    throw std::logic_error(
+        fmt::format("training state: of {} the first {} of {} elements are there once", whole.name, there, elements));
+}
+
 StateOfTeam::Wholes StateOfTeam::wholes_of(const std::vector<std::string>& told) {
   Wholes wholes;
-  std::map<std::pair<std::string, std::string>, std::multimap<std::int64_t, Place>> places;  // by the first element
+  using Which = std::tuple<PartRuns, std::int64_t, std::int64_t>;
+  std::map<std::pair<std::string, std::string>, std::map<Which, Place>> places;
   for (std::size_t rank = 0; rank < told.size(); ++rank) {
     const nlohmann::json parts = nlohmann::json::parse(told[rank]);
     for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -64,21 +92,16 @@ StateOfTeam::Wholes StateOfTeam::wholes_of(const std::vector<std::string>& told)
       const auto [whole, fresh] = wholes.try_emplace(key, said);
       if (whole->second.dtype != said.dtype || whole->second.shape != said.shape)
         throw std::logic_error(fmt::format("training state: rank {} has another {} than others", rank, said.name));
-      if (const std::int64_t count = part["count"]; count > 0)
-        places[key].emplace(part["first"].get<std::int64_t>(), Place{static_cast<int>(rank), i, count});
+      const std::int64_t first = part["first"], count = part["count"];
+      const PartRuns runs{part["runs"][0], part["runs"][1], part["runs"][2]};
+      // What others have too is of the first of them.
+      if (count > 0)
+        places[key].try_emplace({runs, first, count}, Place{static_cast<int>(rank), i, runs, first, count});
     }
   }
   for (auto& [key, whole] : wholes) {
-    std::int64_t elements = 1, end = 0;
-    for (const std::int64_t size : whole.shape) elements *= size;
-    for (const auto& [first, place] : places[key]) {
-      if (first != end) continue;  // what others have too
-      whole.places.push_back(place);
-      end += place.count;
-    }
-    if (end != elements)
-      throw std::logic_error(
-          fmt::format("training state: of {} there are {} of {} elements", whole.name, end, elements));
+    for (const auto& [which, place] : places[key]) whole.places.push_back(place);
+    check_is_whole(whole);
   }
   return wholes;
 }
@@ -95,34 +118,46 @@ std::map<std::string, state::DividedTensors> StateOfTeam::divided() {
 }
 
 void StateOfTeam::write(const Whole& whole, const Write& write) {
-  for (const Place& place : whole.places) {
-    if (place.rank != 0) {
-      fetch(place, whole.dtype, write);
-      continue;
-    }
-    const at::Tensor bytes = bytes_of(mine_[place.index].part);
-    write({static_cast<const std::byte*>(bytes.const_data_ptr()), bytes.nbytes()});
+  const std::size_t size = c10::elementSize(whole.dtype);
+  const std::int64_t elements = elements_of(whole.shape);
+  const std::int64_t each = std::max<std::int64_t>(piece_ / static_cast<std::int64_t>(size), 1);
+  std::vector<std::byte> window(static_cast<std::size_t>(std::min(each, elements)) * size);  // no budget counts it
+  for (std::int64_t begin = 0; begin < elements; begin += each) {
+    const std::int64_t end = std::min(begin + each, elements);
+    for (const Place& place : whole.places) put(place, begin, end, size, window);
+    write(std::span(window).first(static_cast<std::size_t>(end - begin) * size));
   }
 }
 
-void StateOfTeam::fetch(const Place& place, at::ScalarType dtype, const Write& write) {
-  const std::int64_t bytes = place.count * static_cast<std::int64_t>(c10::elementSize(dtype));
-  std::vector<std::byte> piece(static_cast<std::size_t>(std::min(bytes, piece_)));  // beside what a budget counts
-  team_.group().run(parallel::Send{at::full({}, static_cast<std::int64_t>(place.index), at::kLong), place.rank});
-  std::exception_ptr failure;  // a full disk: the other process sends the rest all the same
-  for (std::int64_t at = 0; at < bytes; at += piece_) {
-    const std::int64_t count = std::min(piece_, bytes - at);
-    team_.group().run(parallel::Receive{at::from_blob(piece.data(), {count}, at::kByte), place.rank});
-    if (failure) continue;
-    try {
-      write(std::span(piece).first(static_cast<std::size_t>(count)));
-    } catch (...) {
-      failure = std::current_exception();
-    }
+void StateOfTeam::put(const Place& place, std::int64_t begin, std::int64_t end, std::size_t element_size,
+                      std::span<std::byte> window) {
+  const std::int64_t last = place.first + place.count;
+  const std::int64_t from = std::clamp(place.runs.before(begin), place.first, last);
+  const std::int64_t to = std::clamp(place.runs.before(end), place.first, last);
+  if (from == to) return;
+  const std::size_t bytes = static_cast<std::size_t>(to - from) * element_size;
+  std::vector<std::byte> fetched;
+  const std::byte* elements = nullptr;
+  if (place.rank == 0) {
+    const std::size_t at = static_cast<std::size_t>(from - place.first) * element_size;
+    elements = static_cast<const std::byte*>(bytes_of(mine_[place.index].part).const_data_ptr()) + at;
+  } else {
+    fetched.resize(bytes);
+    const at::Tensor request = at::empty({kNumbersOfRequest}, at::kLong);
+    auto* const numbers = request.mutable_data_ptr<std::int64_t>();
+    numbers[0] = static_cast<std::int64_t>(place.index), numbers[1] = from - place.first, numbers[2] = to - from;
+    team_.group().run(parallel::Send{request, place.rank});
+    team_.group().run(
+        parallel::Receive{at::from_blob(fetched.data(), {static_cast<std::int64_t>(bytes)}, at::kByte), place.rank});
+    elements = fetched.data();
   }
-  if (failure) std::rethrow_exception(failure);
+  place.runs.each_run(from, to, [&](std::int64_t i, std::int64_t at, std::int64_t count) {
+    std::memcpy(window.data() + static_cast<std::size_t>(at - begin) * element_size,
+                elements + static_cast<std::size_t>(i - from) * element_size,
+                static_cast<std::size_t>(count) * element_size);
+  });
   // So that nobody waits for files that are written and read again.
-  if (--left_ == 0) tell_done();
+  if (place.rank != 0 && to == last && --left_ == 0) tell_done();
 }
 
 void StateOfTeam::done() {
@@ -132,18 +167,18 @@ void StateOfTeam::done() {
 void StateOfTeam::tell_done() {
   is_due_ = false;
   for (int rank = 1; rank < team_.size(); ++rank)
-    team_.group().run(parallel::Send{at::full({}, kDone, at::kLong), rank});
+    team_.group().run(parallel::Send{at::full({kNumbersOfRequest}, kDone, at::kLong), rank});
 }
 
 void StateOfTeam::serve() const {
   for (;;) {
-    const at::Tensor asked = at::empty({}, at::kLong);
+    const at::Tensor asked = at::empty({kNumbersOfRequest}, at::kLong);
     team_.group().run(parallel::Receive{asked, 0});
-    const auto index = asked.item<std::int64_t>();
-    if (index == kDone) return;
-    const at::Tensor bytes = bytes_of(mine_.at(static_cast<std::size_t>(index)).part);
-    for (std::int64_t at = 0; at < bytes.numel(); at += piece_)
-      team_.group().run(parallel::Send{bytes.narrow(0, at, std::min(piece_, bytes.numel() - at)), 0});
+    const auto* const numbers = asked.const_data_ptr<std::int64_t>();
+    if (numbers[0] == kDone) return;
+    const at::Tensor& part = mine_.at(static_cast<std::size_t>(numbers[0])).part;
+    const auto size = static_cast<std::int64_t>(part.itemsize());
+    team_.group().run(parallel::Send{bytes_of(part).narrow(0, numbers[1] * size, numbers[2] * size), 0});
   }
 }
 

@@ -19,7 +19,7 @@ namespace snug::train {
 class StateOfTeam {
  public:
   /// All processes at once: by the names of the files that they are saved in. The parts must stay the same tensors.
-  /// `piece`: the most bytes of a message. Throws std::logic_error where they are not parts of the same wholes.
+  /// `piece`: the most bytes of a message. Throws std::logic_error where they do not make up the same wholes.
   StateOfTeam(const Team& team, std::map<std::string, std::vector<state::TensorPart>> files, Bytes piece = 4_MiB);
 
   /// To be saved, and restored. Of the first process it may be written until done().
@@ -39,21 +39,25 @@ class StateOfTeam {
   /// Where elements of a whole are.
   struct Place {
     int rank;
-    std::size_t index;   // among that process's parts
-    std::int64_t count;  // of elements
+    std::size_t index;          // among that process's parts
+    PartRuns runs;              // of the whole
+    std::int64_t first, count;  // of the elements of the runs
   };
   struct Whole {
     std::string file, name;
     at::ScalarType dtype;
     std::vector<std::int64_t> shape;
-    std::vector<Place> places;  // one behind the other
+    std::vector<Place> places;  // of which each has other elements
   };
   using Write = std::function<void(std::span<const std::byte>)>;
   using Wholes = std::map<std::pair<std::string, std::string>, Whole>;  // by file and name
   static Wholes wholes_of(const std::vector<std::string>& told);
+  static void check_is_whole(const Whole& whole);
   void write(const Whole& whole, const Write& write);
   void tell_done();
-  void fetch(const Place& place, at::ScalarType dtype, const Write& write);
+  /// Puts what a place has of the elements from `begin` to `end` of a whole where they belong in `window`.
+  void put(const Place& place, std::int64_t begin, std::int64_t end, std::size_t element_size,
+           std::span<std::byte> window);
 
   Team team_;
   std::map<std::string, std::vector<state::TensorPart>> files_;

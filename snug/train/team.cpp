@@ -19,11 +19,12 @@
 
 #include "snug/base/errors.h"
 #include "snug/base/hash.h"
-#include "snug/optim/optimizer.h"
 #include "snug/parallel/group_agreement.h"
 #include "snug/parallel/launch.h"
+#include "snug/parallel/tensor_group.h"
 #include "snug/train/config.h"
 #include "snug/train/interrupt.h"
+#include "snug/train/parallel_rules.h"
 
 namespace snug::train {
 namespace {
@@ -57,11 +58,16 @@ double hash_of(std::string_view text) {
   return static_cast<double>(hash_64(std::as_bytes(std::span(text.data(), text.size()))) >> 12U);
 }
 
+/// Whether each has a part of the training state.
+bool saves_together(const Config& config) {
+  return config.parallel.shard != ShardOf::None || config.parallel.tensor > 1 || config.parallel.pipeline > 1;
+}
+
 /// What each process may have its own way.
 std::string settings_of(const Config& config) {
   nlohmann::ordered_json all = to_json(config);
   for (const char* const section : {"memory", "monitor"}) all.erase(section);
-  if (config.parallel.shard == ShardOf::None) {  // else they save together
+  if (!saves_together(config)) {
     for (const char* const section : {"state", "output"}) all.erase(section);
   }
   all["train"].erase("threads");
@@ -69,7 +75,49 @@ std::string settings_of(const Config& config) {
   return all.dump();
 }
 
+constexpr std::int64_t kSequence = 1;  // the dimension of (batch, sequence)
+
 }  // namespace
+
+TeamLayout layout_of(const ParallelConfig& config) {
+  return {.tensor = static_cast<int>(config.tensor),
+          .context = static_cast<int>(config.context),
+          .pipeline = static_cast<int>(config.pipeline),
+          .sequences = config.sequence_parallel};
+}
+
+Team::Team(std::shared_ptr<parallel::World> world, const TeamLayout& layout)
+    : world_(std::move(world)), layout_(layout) {
+  constexpr std::array kKeys = {"parallel.tensor", "parallel.context", "parallel.pipeline"};
+  const std::vector<double> all = gather(
+      {static_cast<double>(layout.tensor), static_cast<double>(layout.context), static_cast<double>(layout.pipeline)});
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i] == all[i % kKeys.size()]) continue;
+    throw UsageError(
+        fmt::format("train: {} is {:.0f} in the process of rank 0, and {:.0f} in that of rank {}; give all "
+                    "the same",
+                    kKeys.at(i % kKeys.size()), all[i % kKeys.size()], all[i], i / kKeys.size()));
+  }
+  if (size() % layout.per_replica() != 0) {
+    throw UsageError(
+        fmt::format("train: {} processes, and {}; start a multiple of {} of them (torchrun --no-python "
+                    "--nproc-per-node {} snug train ...)",
+                    size(), parts_in_words(layout), layout.per_replica(), layout.per_replica()));
+  }
+  mesh_ = std::make_shared<parallel::Mesh>(
+      world_,
+      std::vector<parallel::Mesh::Axis>{
+          {"data", replicas()}, {"pipeline", layout.pipeline}, {"context", layout.context}, {"tensor", layout.tensor}});
+}
+
+std::shared_ptr<parallel::ProcessGroup> Team::pipeline() const {
+  return layout_.pipeline > 1 ? mesh_->group({"pipeline"}) : nullptr;
+}
+
+ops::LayerGroup Team::group_of_replica(const char* axis) const {
+  if (!mesh_ || mesh_->size(axis) == 1) return nullptr;
+  return parallel::tensor_group(mesh_->group({axis}));
+}
 
 std::shared_ptr<Agreement> Team::agreement() const {
   return size() > 1 ? parallel::agreement_of(world_->all()) : alone();
@@ -77,31 +125,70 @@ std::shared_ptr<Agreement> Team::agreement() const {
 
 std::vector<parallel::DividedParameter> Team::divide(const std::vector<at::Tensor>& parameters,
                                                      StreamedTensors& streamed) const {
-  auto divided = parallel::divide(parameters, *world_, kSmallestDivided,
+  const std::shared_ptr<parallel::ProcessGroup> group = same_parts();
+  auto divided = parallel::divide(parameters, *world_, group, kSmallestDivided,
                                   [&](const at::Tensor& parameter, std::unique_ptr<memory::ContentsRoom> room) {
                                     streamed.add_with_room(parameter, std::move(room));
                                   });
-  streamed.set_cost(parallel::measured_gather_cost(*world_));
+  streamed.set_cost(parallel::measured_gather_cost(*world_, group));
   return divided;
 }
 
 Team Team::of_launcher(const Config& config) {
   const auto launched = parallel::launched();
-  if (!launched) return {};
+  const TeamLayout layout = layout_of(config.parallel);
+  if (!launched) {
+    if (layout.per_replica() == 1) return {};
+    throw UsageError(
+        fmt::format("train: {}, and this process is alone; start it with others, as by torchrun "
+                    "--no-python --nproc-per-node {} snug train ...",
+                    parts_in_words(layout), layout.per_replica()));
+  }
   const std::chrono::duration<double> timeout(config.parallel.timeout);
-  return Team(parallel::World::meet(*launched, {.timeout = std::chrono::ceil<std::chrono::milliseconds>(timeout)}));
+  return Team(parallel::World::meet(*launched, {.timeout = std::chrono::ceil<std::chrono::milliseconds>(timeout)}),
+              layout);
 }
 
-std::unique_ptr<parallel::DataParallel> Team::data_parallel(const std::vector<at::Tensor>& parameters,
-                                                            const Config& config,
-                                                            std::vector<parallel::DividedParameter> divided) const {
+std::unique_ptr<TeamGradients> Team::gradients(const std::vector<at::Tensor>& trained, const Held& held,
+                                               const Config& config,
+                                               std::vector<parallel::DividedParameter> divided) const {
   if (size() == 1) return nullptr;
   parallel::DataParallelOptions options{.combine = parallel::DataParallelOptions::Combine::Sum};
   if (config.parallel.reduce == ReduceIn::Fp32) options.reduce_in = at::kFloat;
   if (config.parallel.reduce == ReduceIn::Bf16) options.reduce_in = at::kBFloat16;
   if (config.parallel.shard != ShardOf::None) options.leaves = parallel::DataParallelOptions::Leaves::Shards;
   options.divided = std::move(divided);
-  return std::make_unique<parallel::DataParallel>(parameters, world_->all(), options);
+  const auto is_in = [](const std::vector<at::Tensor>& all, const at::Tensor& one) {
+    return std::ranges::any_of(all, [&](const at::Tensor& other) { return other.is_same(one); });
+  };
+  // Parts apart: shards of what is whole in a layer group are the same in all of it.
+  std::vector<TeamGradients::Sum> sums(4);
+  enum : std::size_t { Wholes, Parts, Summands, Shared };
+  for (const at::Tensor& one : trained) {
+    const std::size_t which = is_in(held.shared, one)     ? Shared
+                              : is_in(held.summands, one) ? Summands
+                              : is_in(held.parts, one)    ? Parts
+                                                          : Wholes;
+    sums[which].parameters.push_back(one);
+  }
+  sums[Wholes].over = sums[Parts].over = same_parts();
+  sums[Summands].over = mesh_->group({"data", "context", "tensor"});
+  if (!sums[Shared].parameters.empty()) sums[Shared].over = ends_of_pipelines();
+  return std::make_unique<TeamGradients>(trained, sums, options);
+}
+
+std::shared_ptr<parallel::ProcessGroup> Team::same_parts() const { return mesh_->group({"data", "context"}); }
+
+std::shared_ptr<parallel::ProcessGroup> Team::ends_of_pipelines() const {
+  const int stage = layout_.context * layout_.tensor, tensor = mesh_->at("tensor");
+  std::vector<int> ranks;
+  for (int first = 0; first < size(); first += layout_.per_replica()) {
+    for (const int begins : {first, first + layout_.per_replica() - stage}) {
+      for (int context = 0; context < layout_.context; ++context)
+        ranks.push_back(begins + context * layout_.tensor + tensor);
+    }
+  }
+  return world_->group(ranks);
 }
 
 void Team::copy_from_first(const std::vector<at::Tensor>& tensors) const {
@@ -109,18 +196,29 @@ void Team::copy_from_first(const std::vector<at::Tensor>& tensors) const {
 }
 
 std::vector<MicroBatch> Team::part_of(const data::Batch& batch, std::int64_t accumulate) const {
-  const std::int64_t parts = size() * accumulate;
+  const std::int64_t parts = replicas() * accumulate;
   std::vector<MicroBatch> all = micro_batches(batch, parts);
-  if (size() == 1) return all;
+  if (replicas() == 1 && layout_.pipeline == 1) return all;
   if (static_cast<std::int64_t>(all.size()) < parts) {
     throw UsageError(
         fmt::format("train: of the {} parts of a batch for {} processes, {} have no target; use a larger train.batch, "
                     "or fewer of them",
                     parts, size(), parts - static_cast<std::int64_t>(all.size())));
   }
+  if (replicas() == 1) return all;
   std::vector<MicroBatch> mine;
-  for (std::int64_t i = rank(); i < parts; i += size()) mine.push_back(std::move(all[static_cast<std::size_t>(i)]));
+  for (std::int64_t i = replica(); i < parts; i += replicas())
+    mine.push_back(std::move(all[static_cast<std::size_t>(i)]));
   return mine;
+}
+
+data::Batch Team::part_of_sequences(data::Batch batch) const {
+  if (layout_.context == 1) return batch;
+  for (at::Tensor* const tensor : tensors_of(batch)) {
+    const std::int64_t each = tensor->size(kSequence) / layout_.context;
+    *tensor = tensor->narrow(kSequence, mesh_->at("context") * each, each);
+  }
+  return batch;
 }
 
 std::vector<Team::Word> Team::tell(const Word& mine) const {
@@ -160,15 +258,20 @@ std::vector<std::string> Team::gather_texts(const std::string& mine) const {
   return texts;
 }
 
-optim::OtherParts Team::other_parts() const {
-  if (size() == 1) return {};
-  const auto together = [this](parallel::Reduce how) {
-    return [world = world_, how](std::span<std::int64_t> numbers) {
-      world->all()->run(parallel::AllReduce{
+optim::OtherParts Team::parts_over(const std::shared_ptr<parallel::ProcessGroup>& group) const {
+  if (group->size() == 1) return {};
+  const auto together = [group](parallel::Reduce how) {
+    return [group, how](std::span<std::int64_t> numbers) {
+      group->run(parallel::AllReduce{
           at::from_blob(numbers.data(), {static_cast<std::int64_t>(numbers.size())}, at::kLong), how});
     };
   };
   return {.add_up = together(parallel::Reduce::Sum), .largest = together(parallel::Reduce::Max)};
+}
+
+optim::OtherParts Team::all_parts() const { return mesh_ ? parts_over(world_->all()) : optim::OtherParts(); }
+optim::OtherParts Team::parts_of_replica() const {
+  return mesh_ ? parts_over(mesh_->group({"pipeline", "tensor"})) : optim::OtherParts();
 }
 
 bool Team::interrupted_anywhere() const { return std::ranges::count(gather({interrupted() ? 1.0 : 0.0}), 1.0) > 0; }
@@ -177,9 +280,8 @@ void check_same_in_team(const Config& config, const Team& team, const std::strin
   if (team.size() == 1) return;
   const std::array<std::pair<const char*, const char*>, 5> what = {{
       {"go on from other steps", "is output.folder the same for all?"},
-      {"have other settings", config.parallel.shard == ShardOf::None
-                                  ? "give all the same, but for memory, monitor, state and output"
-                                  : "give all the same, but for memory and monitor"},
+      {"have other settings", saves_together(config) ? "give all the same, but for memory and monitor"
+                                                     : "give all the same, but for memory, monitor, state and output"},
       {"have other data or another pretrained model", "give all the same files"},
       {"have other numbers of threads, and so other bits", "set train.threads"},
       {"have other vector instructions, and so other bits", "set ATEN_CPU_CAPABILITY to what all have"},
@@ -192,31 +294,6 @@ void check_same_in_team(const Config& config, const Team& team, const std::strin
     const auto& [differ, cure] = what.at(i % what.size());
     throw UsageError(fmt::format("train: the processes of rank 0 and {} {}; {}", i / what.size(), differ, cure));
   }
-}
-
-void check_for_team(const Config& config, const Team& team) {
-  if (team.size() == 1) return;
-  const auto refuse = [&](std::string_view key, std::string_view why) {
-    throw UsageError(fmt::format("train: {} and {} processes: {}", key, team.size(), why));
-  };
-  if (!config.memory.allow.empty()) refuse("memory.allow", "each would choose by itself; choose in one process first");
-  if (config.parallel.shard != ShardOf::None &&
-      optim::optimizer_kind(config.optimizer.kind).updates_by == optim::UpdatesBy::Matrices) {
-    refuse(fmt::format("parallel.shard = \"{}\" with optimizer.kind = \"{}\"", word(config.parallel.shard),
-                       config.optimizer.kind),
-           "it updates whole matrices; use adamw, adamw_8bit, lion or sgd, or leave parallel.shard out");
-  }
-  if (config.optimizer.in_backward)
-    refuse("optimizer.in_backward = true",
-           "weights would be updated before the gradients of all are there; leave it out");
-  if (config.memory.weights == WeightsIn::Streamed)
-    refuse("memory.weights = \"streamed\"", "gradients leave before those of all are there; leave it out");
-  if (const std::int64_t parts = team.size() * config.train.accumulate; config.train.batch % parts != 0) {
-    refuse(fmt::format("train.batch = {}", config.train.batch),
-           fmt::format("it must be a multiple of {}, the number of processes times train.accumulate", parts));
-  }
-  if (!c10::Device(config.train.device).is_cpu())
-    refuse(fmt::format("train.device = \"{}\"", config.train.device), "only those of a CPU train together so far");
 }
 
 }  // namespace snug::train

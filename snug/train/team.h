@@ -8,50 +8,81 @@
 #include <vector>
 
 #include "snug/base/agreement.h"
+#include "snug/ops/tensor_parallel.h"
 #include "snug/optim/gradient_norm.h"
 #include "snug/parallel/data_parallel.h"
 #include "snug/parallel/divide.h"
+#include "snug/parallel/mesh.h"
 #include "snug/parallel/world.h"
 #include "snug/replay/streamed_tensors.h"
 #include "snug/train/micro_batches.h"
+#include "snug/train/team_gradients.h"
+#include "snug/train/team_layout.h"
 
 namespace snug::train {
 
 struct Config;
 
-/// The processes that train one model together, each with a part of every batch (data parallel). One that trains alone
-/// is a team, too.
+/// The processes that train one model together: replicas of the model, each with a part of every batch (data parallel),
+/// of one process or of several that have parts of it (see TeamLayout), whose ranks follow each other. One process that
+/// trains alone is a team, too.
 class Team {
  public:
   /// Alone.
   Team() = default;
-  explicit Team(std::shared_ptr<parallel::World> world) : world_(std::move(world)) {}
+  /// All at once. Throws UsageError, in all of them, where their layouts differ, or are not of as many processes.
+  explicit Team(std::shared_ptr<parallel::World> world, const TeamLayout& layout = {});
   /// Those that a launcher has started with this one, when they have met, which takes up to parallel.timeout; alone
-  /// where there are none. Throws as parallel::launched() and World::meet().
+  /// where there are none. Throws as parallel::launched(), World::meet() and the constructor.
   static Team of_launcher(const Config& config);
 
   [[nodiscard]] int rank() const { return world_ ? world_->all()->rank() : 0; }
   [[nodiscard]] int size() const { return world_ ? world_->all()->size() : 1; }
   /// This process writes, and tells.
   [[nodiscard]] bool is_first() const { return rank() == 0; }
+  [[nodiscard]] const TeamLayout& layout() const noexcept { return layout_; }
+  /// How many there are, and which one this process is in.
+  [[nodiscard]] int replicas() const { return size() / layout_.per_replica(); }
+  [[nodiscard]] int replica() const { return rank() / layout_.per_replica(); }
+  /// The process of a replica that has its loss, or the first of those.
+  [[nodiscard]] int teller_of(int replica) const {
+    return (replica + 1) * layout_.per_replica() - layout_.context * layout_.tensor;
+  }
+  /// Processes that draw random numbers of their own: those with parts of the same layers draw the same ones between
+  /// these, and are one drawer.
+  [[nodiscard]] int drawers() const { return size() / layout_.tensor; }
+  [[nodiscard]] int drawer() const { return rank() / layout_.tensor; }
+  /// Those that have the same part of the layers, this process among them.
+  [[nodiscard]] std::shared_ptr<parallel::ProcessGroup> same_parts() const;
+  /// Those of this process's replica that have parts of its layers, or of its sequences; nullptr where there are none.
+  [[nodiscard]] ops::LayerGroup layer_group() const { return group_of_replica("tensor"); }
+  [[nodiscard]] ops::LayerGroup sequence_group() const { return group_of_replica("context"); }
+  /// Those that have its other stages, with the same parts, in their order; nullptr where there are none.
+  [[nodiscard]] std::shared_ptr<parallel::ProcessGroup> pipeline() const;
 
   /// For recordings and sessions.
   [[nodiscard]] std::shared_ptr<Agreement> agreement() const;
-  /// What adds up the gradients of all processes as long as it lives, and leaves them as parallel.shard says; nullptr
-  /// for one alone.
-  [[nodiscard]] std::unique_ptr<parallel::DataParallel> data_parallel(
-      const std::vector<at::Tensor>& parameters, const Config& config,
-      std::vector<parallel::DividedParameter> divided) const;
-  /// Divides the contents of parameters, which all have alike, among the processes; they are in `streamed` from then
-  /// on.
+  /// Of the parameters that train, those that more processes have than others.
+  struct Held {
+    std::vector<at::Tensor> summands;  ///< whole in each process of a layer group, with a summand of the gradient
+    std::vector<at::Tensor> shared;    ///< of the first and the last stage
+    std::vector<at::Tensor> parts;     ///< in parts in a layer group
+  };
+  /// What adds up the gradients of all processes as long as it lives, and leaves them as parallel.shard says: of each
+  /// parameter over those that have the same part of it. nullptr for one alone.
+  [[nodiscard]] std::unique_ptr<TeamGradients> gradients(const std::vector<at::Tensor>& trained, const Held& held,
+                                                         const Config& config,
+                                                         std::vector<parallel::DividedParameter> divided) const;
+  /// Divides the contents of parameters among same_parts(), which all of these have alike; they are in `streamed` from
+  /// then on.
   [[nodiscard]] std::vector<parallel::DividedParameter> divide(const std::vector<at::Tensor>& parameters,
                                                                StreamedTensors& streamed) const;
   /// All have the first's.
   void copy_from_first(const std::vector<at::Tensor>& tensors) const;
 
-  /// This process's micro-batches of a batch, which is divided into `accumulate` for each: the first ones of all
-  /// processes come first in the batch, by rank, then their second ones. Throws UsageError, in all processes, where one
-  /// of them has no target.
+  /// This process's micro-batches of a batch, which is divided into `accumulate` for each replica: the first ones of
+  /// all come first in the batch, then their second ones. Sequences are whole. Throws UsageError, in all processes,
+  /// where one of them has no target.
   [[nodiscard]] std::vector<MicroBatch> part_of(const data::Batch& batch, std::int64_t accumulate) const;
 
   /// What a process says of a step when its gradients are there.
@@ -64,24 +95,34 @@ class Team {
   [[nodiscard]] std::vector<Word> tell(const Word& mine) const;
   /// A text of each process, by rank.
   [[nodiscard]] std::vector<std::string> gather_texts(const std::string& mine) const;
-  /// What parts of gradients contribute in the others.
-  [[nodiscard]] optim::OtherParts other_parts() const;
+  /// This process's part of whole sequences; the same, where they are not in parts.
+  [[nodiscard]] data::Batch part_of_sequences(data::Batch batch) const;
+  /// What puts together what is in parts: in shards all over the team, or in parts and stages of a replica.
+  [[nodiscard]] optim::OtherParts all_parts() const;
+  [[nodiscard]] optim::OtherParts parts_of_replica() const;
   /// All processes, where there are others.
   [[nodiscard]] parallel::ProcessGroup& group() const { return *world_->all(); }
   /// The same number of numbers of each process, one behind the other by rank.
   [[nodiscard]] std::vector<double> gather(const std::vector<double>& mine) const;
+  /// For messages of the others, where this one is missing.
+  void doing(const std::string& what) const {
+    if (world_) world_->doing(what);
+  }
   /// Whether interrupted() says so in any of them.
   [[nodiscard]] bool interrupted_anywhere() const;
 
  private:
+  [[nodiscard]] ops::LayerGroup group_of_replica(const char* axis) const;
+  [[nodiscard]] std::shared_ptr<parallel::ProcessGroup> ends_of_pipelines() const;
+  [[nodiscard]] optim::OtherParts parts_over(const std::shared_ptr<parallel::ProcessGroup>& group) const;
+
   std::shared_ptr<parallel::World> world_;
+  TeamLayout layout_;
+  std::shared_ptr<parallel::Mesh> mesh_;  // "data", "pipeline", "context", "tensor"; nullptr for one alone
 };
 
 /// Throws UsageError, in all processes, where they are not about to do the same: they have other settings, data,
 /// numbers of threads or instructions, or go on from other steps.
 void check_same_in_team(const Config& config, const Team& team, const std::string& fingerprint, std::int64_t done);
-
-/// Throws UsageError for what several processes cannot do yet, or not together.
-void check_for_team(const Config& config, const Team& team);
 
 }  // namespace snug::train

@@ -23,6 +23,7 @@
 #include "snug/train/experiment.h"
 #include "snug/train/interrupt.h"
 #include "snug/train/output_folder.h"
+#include "snug/train/parallel_rules.h"
 #include "snug/train/planned_experiment.h"
 #include "snug/train/run_state.h"
 #include "snug/train/sinks.h"
@@ -30,12 +31,6 @@
 
 namespace snug::train {
 namespace {
-
-std::int64_t count(const std::vector<at::Tensor>& tensors) {
-  std::int64_t count = 0;
-  for (const at::Tensor& t : tensors) count += t.numel();
-  return count;
-}
 
 // From a loss scale of 65,536, forty halvings lead below what fp16 tells from zero.
 constexpr std::int64_t kTooManyOverflows = 40;
@@ -185,10 +180,10 @@ class Run {
         progress_.note(error.what());
       }
     };
-    if (experiment_.is_sharded() && alone == Alone::Yes) {
+    if (experiment_.has_part_of_state() && alone == Alone::Yes) {
       if (saves() && done_ != saved_at_)
         progress_.note(
-            "the processes have the state in shards, and one alone saves none; the newest that is there stays");
+            "each process has a part of the state, and one alone saves none; the newest that is there stays");
     } else if (whole_ && step_.whole()) {
       attempt([&] { save(); });
     } else {
@@ -200,6 +195,7 @@ class Run {
   StepRecord run_step(data::Prefetcher<data::Batch>& batches) {
     const double began = monotonic_seconds();
     const std::int64_t step = done_;
+    experiment_.team().doing(fmt::format("in step {}", step));
     const data::Batch batch = batches.next();
     verify_replays(step);
     const double scale = experiment_.scaler().get_scale();
@@ -276,11 +272,12 @@ class Run {
 
   /// Unless there is a state of these steps, or none is asked for.
   void save() {
-    // In shards all of them have to do with it.
-    if (config_.output.folder.empty() || (!saves() && !experiment_.is_sharded()) || done_ == saved_at_) return;
+    // In parts all of them have to do with it.
+    if (config_.output.folder.empty() || (!saves() && !experiment_.has_part_of_state()) || done_ == saved_at_) return;
     saved_at_ = done_;
     // Of now: a session plans anew when a step or the memory around it changes.
     const std::string plan = to_json(plan::plan_file_for(session_.graph(), session_.plan())).dump() + "\n";
+    experiment_.team().doing(fmt::format("saving behind step {}", done_ - 1));
     state_.save(done_, validated_, plan, room_beside(session_), progress_);
   }
 
@@ -335,6 +332,7 @@ void train_chosen(const Config& asked, report::Progress& progress, const TrainOp
   result.resident.start = memory::process_memory().resident;
   const std::filesystem::path folder = asked.output.folder;
   check_for_team(asked, options.team);
+  if (options.plan) check_plan_for_team(options.team);
   std::optional<FolderLock> alone;
   if (options.team.is_first()) alone = lock_output_folder(folder);
   const Config config = chosen_for(asked, options, progress);
@@ -345,10 +343,8 @@ void train_chosen(const Config& asked, report::Progress& progress, const TrainOp
   state.share();
   // Of a run that goes on nothing may change.
   if (result.resumed_from == 0 && !options.plan) unplanned = config;
-  result.parameters = count(experiment.model().parameters());
-  std::vector<at::Tensor> trained = experiment.model().parameters();
-  std::erase_if(trained, [](const at::Tensor& p) { return !p.requires_grad(); });
-  result.trained_parameters = count(trained);
+  result.parameters = experiment.elements().all;
+  result.trained_parameters = experiment.elements().trained;
 
   auto& memory = experiment.memory();
   const std::optional<Bytes> cap = cap_of(config, options.plan);
@@ -387,6 +383,9 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
     throw with_cheapest_change(refusal, *unplanned, progress);
   } catch (const replay::GroupEnded&) {
     if (!interrupted()) throw;  // another process was stopped too, and said so first
+    result.interrupted = true;
+  } catch (const parallel::GroupFailed&) {
+    if (!interrupted()) throw;  // another process has left a collective, as it was stopped too
     result.interrupted = true;
   } catch (const Stopped&) {
     result.interrupted = true;

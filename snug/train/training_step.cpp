@@ -16,6 +16,7 @@
 #include "snug/replay/anomaly.h"
 #include "snug/replay/fit.h"
 #include "snug/replay/moves.h"
+#include "snug/replay/planned_step.h"
 #include "snug/train/interrupt.h"
 
 namespace snug::train {
@@ -26,10 +27,6 @@ std::vector<MicroBatch> micros_of(const Experiment& experiment, const data::Batc
   return experiment.team().part_of(batch, experiment.config().train.accumulate);
 }
 
-optim::OtherParts other_parts(const Experiment& experiment) {
-  return experiment.is_sharded() ? experiment.team().other_parts() : optim::OtherParts();
-}
-
 constexpr const char* kHowToFind = "train.detect_anomaly = true names the operator that made it";
 
 [[noreturn]] void refuse_loss(Experiment& experiment, const data::Batch& batch, std::int64_t step, double loss,
@@ -38,8 +35,19 @@ constexpr const char* kHowToFind = "train.detect_anomaly = true names the operat
   if (experiment.config().train.detect_anomaly) {
     const record::RandomStateScope as_then(random);
     std::optional<std::string> found;
-    for (const MicroBatch& micro : micros_of(experiment, batch)) {
-      if (!found) found = replay::first_non_finite([&] { return experiment.loss(micro.batch); });
+    const std::vector<MicroBatch> micros = micros_of(experiment, batch);
+    if (experiment.is_in_stages()) {  // of which each process looks at its own
+      found = replay::first_non_finite([&] {
+        const std::vector<at::Tensor> losses = experiment.evaluate_in_stages(micros);
+        return losses.empty() ? at::zeros({}) : losses.front();
+      });
+      for (const std::string& one : experiment.team().gather_texts(found.value_or(""))) {
+        if (!found && !one.empty()) found = one;
+      }
+    }
+    for (const MicroBatch& micro : micros) {
+      if (!found && !experiment.is_in_stages())
+        found = replay::first_non_finite([&] { return experiment.loss(micro.batch); });
     }
     cause = found ? "the first operator with a non-finite output is " + *found
                   : "running the step again gave finite values";
@@ -52,7 +60,9 @@ constexpr const char* kHowToFind = "train.detect_anomaly = true names the operat
 [[noreturn]] void refuse_gradients(Experiment& experiment, Session& session, const std::function<void()>& again,
                                    std::int64_t step, double norm, const record::RandomState& random) {
   std::string cause = kHowToFind;
-  if (experiment.config().train.detect_anomaly) {
+  if (experiment.team().layout().per_replica() > 1) {
+    cause = "which operator has made it is found without parallel.tensor, parallel.context and parallel.pipeline alone";
+  } else if (experiment.config().train.detect_anomaly) {
     cause = "running the step again gave finite gradients";
     experiment.optimizer().zero_grad();
     session.anomalies(Anomalies::Refused);
@@ -88,7 +98,8 @@ replay::RecordedStep record_within(std::optional<Bytes> limit, const Experiment&
 }  // namespace
 
 at::Tensor run_plain(const replay::Forward& forward) {
-  const at::Tensor loss = forward();
+  at::Tensor loss = forward();
+  if (!loss.defined()) return loss;  // which has gone backward
   loss.backward();
   return loss.detach();
 }
@@ -97,10 +108,10 @@ TrainingStep::TrainingStep(Experiment& experiment) : experiment_(experiment), to
   if (experiment.config().optimizer.in_backward) in_backward_.emplace(experiment);
 }
 
-std::unique_ptr<parallel::DataParallel::Accumulating> TrainingStep::not_the_last() const {
+std::unique_ptr<TeamGradients::Accumulating> TrainingStep::not_the_last() const {
   const ShardOf shard = experiment_.config().parallel.shard;
   if (together_ == nullptr || shard == ShardOf::Gradients || shard == ShardOf::Parameters) return nullptr;
-  return std::make_unique<parallel::DataParallel::Accumulating>(*together_);
+  return std::make_unique<TeamGradients::Accumulating>(*together_);
 }
 
 std::vector<replay::RecordedStep> TrainingStep::record(const data::Batch& sample, std::optional<Bytes> limit) {
@@ -119,6 +130,19 @@ std::vector<replay::RecordedStep> TrainingStep::record_kinds(const data::Batch& 
         limit, experiment_, [&] { return weighted_loss(micros[i]); }, std::move(options));
   };
   std::vector<replay::RecordedStep> kinds;
+  if (experiment_.is_in_stages()) {
+    replay::RecordOptions options{.update = rehearsal()};
+    options.lossy = codec_of(experiment_.config().memory.activations);
+    kinds.push_back(record_within(
+        limit, experiment_,
+        [&] {
+          (void)experiment_.step_in_stages(
+              micros, [&](const at::Tensor& loss, const MicroBatch& micro) { return weighted(loss, micro); });
+          return at::Tensor();
+        },
+        std::move(options)));
+    return replay::each_a_kind(std::move(kinds));
+  }
   if (micros.size() == 1) {
     kinds.push_back(recorded(0, {.update = rehearsal()}));
     return kinds;
@@ -149,16 +173,35 @@ at::Tensor TrainingStep::weighted_loss(const MicroBatch& micro) {
   const at::Tensor loss = experiment_.loss(micro.batch);
   // Later the weights would have been updated with what comes of it.
   if (const double now = in_backward_ ? loss.item<double>() : 0; !std::isfinite(now)) throw NonFiniteLoss(now);
+  return weighted(loss, micro);
+}
+
+at::Tensor TrainingStep::weighted(const at::Tensor& loss, const MicroBatch& micro) const {
   const optim::GradScaler& scaler = experiment_.scaler();
-  if (experiment_.config().train.accumulate == 1 && experiment_.team().size() == 1) return scaler.scale(loss);
+  if (experiment_.config().train.accumulate == 1 && experiment_.team().replicas() == 1) return scaler.scale(loss);
   // A tensor and not a number: another share is no other operator.
   return loss * at::full({}, micro.share * scaler.get_scale(), loss.options().requires_grad(false));
+}
+
+template <class Run>
+TrainingStep::Losses TrainingStep::losses_in_stages(const std::vector<MicroBatch>& micros, const Run& run) {
+  std::vector<at::Tensor> each;
+  run([&] {
+    each = experiment_.step_in_stages(
+        micros, [&](const at::Tensor& loss, const MicroBatch& micro) { return weighted(loss, micro); });
+    return at::Tensor();
+  });
+  Losses losses{.sum = at::zeros({}, at::TensorOptions(experiment_.device()))};
+  losses.each.assign(micros.size(), 0.0);  // where another process has them
+  for (std::size_t i = 0; i < each.size(); ++i) losses.each[i] = each[i].item<double>();
+  return losses;
 }
 
 template <class Run>
 TrainingStep::Losses TrainingStep::losses_of(const data::Batch& batch, std::int64_t update, const Run& run) {
   Losses losses;
   const std::vector<MicroBatch> micros = micros_of(experiment_, batch);
+  if (experiment_.is_in_stages()) return losses_in_stages(micros, run);
   for (const MicroBatch& micro : micros) {
     std::optional<replay::GradientHooks> updates;
     if (in_backward_ && &micro == &micros.back()) in_backward_->begin(update, updates);
@@ -213,13 +256,15 @@ TrainingStep::Gradients TrainingStep::gathered(const Losses& losses) {
       .losses = losses.each,
       .random = {reinterpret_cast<const char*>(state.const_data_ptr()), static_cast<std::size_t>(state.numel())}};
   const std::vector<Team::Word> words = experiment_.team().tell(mine);
-  for (const Team::Word& word : words) {
-    made.stops |= word.stops;
-    made.random.push_back(word.random);
-  }
+  const Team& team = experiment_.team();
+  for (const Team::Word& word : words) made.stops |= word.stops;
+  for (int drawer = 0; drawer < team.drawers(); ++drawer)
+    made.random.push_back(
+        words[static_cast<std::size_t>(drawer) * static_cast<std::size_t>(team.layout().tensor)].random);
   at::Tensor sum;  // in the losses' type and order, as one process adds up
   for (std::size_t i = 0; i < losses.each.size(); ++i) {
-    for (const Team::Word& word : words) {
+    for (int replica = 0; replica < team.replicas(); ++replica) {
+      const Team::Word& word = words[static_cast<std::size_t>(team.teller_of(replica))];
       const at::Tensor one = at::full({}, word.losses[i], losses.sum.options().device(at::kCPU));
       sum = sum.defined() ? sum + one : one;
     }
@@ -242,7 +287,7 @@ TrainingStep::Gradients TrainingStep::make_gradients(Session& session, const dat
           experiment_, session,
           [&] {
             // Each process by itself: the first that finds something goes no further.
-            std::optional<parallel::DataParallel::Accumulating> alone;
+            std::optional<TeamGradients::Accumulating> alone;
             if (together_ != nullptr) alone.emplace(*together_);
             // Nobody wants them, and plans of shards have no room for all.
             std::optional<replay::GradientHooks> gone;
@@ -274,8 +319,9 @@ double TrainingStep::clip() {
   if (in_backward_) return in_backward_->norm();
   optim::Optimizer& optimizer = experiment_.optimizer();
   if (experiment_.scaler().options().enabled) experiment_.scaler().unscale(optimizer);
-  return overflowed() ? std::numeric_limits<double>::quiet_NaN()
-                      : optim::clip_gradients(optimizer.parameters(), experiment_.clipping(), other_parts(experiment_));
+  return overflowed()
+             ? std::numeric_limits<double>::quiet_NaN()
+             : optim::clip_gradients(optimizer.parameters(), experiment_.clipping(), experiment_.other_parts());
 }
 
 bool TrainingStep::overflowed() const { return experiment_.scaler().overflowed(&experiment_.optimizer()); }
@@ -304,7 +350,8 @@ replay::Rehearsal TrainingStep::rehearsal() {
     return each;
   }
   replay::Rehearsal rehearsal([this] {
-    optim::clip_gradients(experiment_.optimizer().parameters(), experiment_.clipping());
+    optim::clip_gradients(experiment_.optimizer().parameters(), experiment_.clipping(),
+                          {.counts = experiment_.other_parts().counts});
     experiment_.optimizer().rehearse();
     experiment_.gather_weights(parallel::Reduction::Purpose::Trial);
   });

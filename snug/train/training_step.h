@@ -42,7 +42,7 @@ class TrainingStep {
 
   /// Forward and backward of all micro-batches, under the session's plans or without. With optimizer.in_backward the
   /// last of them makes update number `update` (see Experiment::learning_rate), and no gradient is left. Return the
-  /// loss, detached.
+  /// loss, detached; of a model in stages zero.
   at::Tensor backward(Session& session, const data::Batch& batch, std::int64_t update);
   at::Tensor backward_plain(const data::Batch& batch, std::int64_t update);
 
@@ -60,7 +60,7 @@ class TrainingStep {
     double norm = 0;                       ///< before clipping
     bool overflowed = false;               ///< there will be no update; the norm is none
     bool stops = false;                    ///< a process of the team has been asked to stop: all do behind this step
-    std::vector<std::string> random = {};  ///< states of all their generators, by rank
+    std::vector<std::string> random = {};  ///< states of all their generators, by Team::drawer()
   };
   /// The step as far as its update: the gradients are clipped. `step` names it in messages; `update`: as backward().
   /// Throws Error when the loss or a gradient is not finite and no scaled loss accounts for it, naming the operator
@@ -95,16 +95,20 @@ class TrainingStep {
   /// What all processes have made of a step, of which this one has those losses.
   Gradients gathered(const Losses& losses);
   /// While it lives the gradients of a micro-batch that is not the last stay with this process, if they are to.
-  [[nodiscard]] std::unique_ptr<parallel::DataParallel::Accumulating> not_the_last() const;
+  [[nodiscard]] std::unique_ptr<TeamGradients::Accumulating> not_the_last() const;
   /// The loss times its share and the loss scale, where they are not one.
   at::Tensor weighted_loss(const MicroBatch& micro);
+  [[nodiscard]] at::Tensor weighted(const at::Tensor& loss, const MicroBatch& micro) const;
   /// `run` runs each micro-batch.
   template <class Run>
   Losses losses_of(const data::Batch& batch, std::int64_t update, const Run& run);
+  /// The same of a model in stages, which goes backward by itself: `run` runs all micro-batches at once.
+  template <class Run>
+  Losses losses_in_stages(const std::vector<MicroBatch>& micros, const Run& run);
 
   Experiment& experiment_;
   std::optional<UpdateInBackward> in_backward_;
-  parallel::DataParallel* together_;  // with the other processes; nullptr: there are none
+  TeamGradients* together_;  // with the other processes; nullptr: there are none
   bool whole_ = true;
   Report last_;
 };

@@ -46,6 +46,24 @@ class Together(Command):
         self.assertEqual(self.lines("gradients"), self.lines("one"))
         self.assertEqual(self.lines("parameters"), self.lines("one"))
 
+    def test_layers_in_parts_and_stages_are_close_to_one_process(self):
+        to = lambda name: ("--set", f"output.folder={self.folder / name}")  # noqa: E731
+        one = run("train", self.config, *ALIKE, "--set", "train.accumulate=2", *to("one"))
+        self.assertEqual(one.returncode, 0, one.stderr)
+        for name, keys in {"parts": ("parallel.tensor=2", "parallel.sequence_parallel=true", "train.accumulate=2"),
+                           "stages": ("parallel.pipeline=2", "train.accumulate=2")}.items():
+            settings = [a for key in keys for a in ("--set", key)]
+            results = run_together(2, "train", self.config, "--budget", "90%", *ALIKE, *settings, *to(name))
+            self.assertEqual([r.returncode for r in results], [0, 0], results[0].stderr + results[1].stderr)
+            self.assertEqual(len(self.lines(name)), 6)
+            for found, expected in zip(self.lines(name), self.lines("one")):
+                for a, b in zip(found, expected):
+                    self.assertAlmostEqual(a / b, 1, delta=2e-5)
+
+    def test_parts_need_other_processes(self):
+        alone = run("train", self.config, "--set", "parallel.pipeline=4", "--set", "train.accumulate=4")
+        self.assert_refused(alone, 2, "parallel.pipeline = 4", "alone", "--nproc-per-node 4")
+
     def test_a_loss_scale_falls_in_all(self):
         scaled = ("--set", "precision.compute=fp16", "--set", "precision.init_scale=1e9", *ALIKE)
         results = run_together(2, "train", self.config, *scaled, "--set", f"output.folder={self.folder / 'two'}")

@@ -77,11 +77,26 @@ TEST(Applies, KeysOfRunsAreMarked) {
   for (const KeyHelp& key : config_keys()) {
     if (key.commands == Commands::Runs) of_runs.insert(key.key);
   }
-  EXPECT_EQ(of_runs,
-            (std::set<std::string>{"memory.verify_replay_by", "memory.verify_replay_every", "monitor.growth_steps",
-                                   "monitor.headroom", "monitor.interval", "output.folder", "parallel.reduce",
-                                   "parallel.shard", "parallel.timeout", "state.best", "state.every", "state.last",
-                                   "state.write", "train.detect_anomaly", "train.validate_every"}));
+  EXPECT_EQ(of_runs, (std::set<std::string>{"memory.verify_replay_by",
+                                            "memory.verify_replay_every",
+                                            "monitor.growth_steps",
+                                            "monitor.headroom",
+                                            "monitor.interval",
+                                            "output.folder",
+                                            "parallel.context",
+                                            "parallel.pipeline",
+                                            "parallel.reduce",
+                                            "parallel.schedule",
+                                            "parallel.sequence_parallel",
+                                            "parallel.shard",
+                                            "parallel.tensor",
+                                            "parallel.timeout",
+                                            "state.best",
+                                            "state.every",
+                                            "state.last",
+                                            "state.write",
+                                            "train.detect_anomaly",
+                                            "train.validate_every"}));
 }
 
 TEST(Config, IsAnotherOneWithAnyKeyAnother) {
@@ -99,7 +114,8 @@ TEST(Config, IsAnotherOneWithAnyKeyAnother) {
                                     "products",  "tiled_loss",
                                     "-0.5",      "0.25",
                                     "cuda",      "*: weight_decay=0",
-                                    "gradients", "streamed"}) {
+                                    "gradients", "streamed",
+                                    "f_then_b"}) {
       Config config;
       try {
         set_key(config, key.key + "=" + value);

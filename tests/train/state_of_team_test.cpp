@@ -57,6 +57,42 @@ TEST(StateOfTeam, IsReadInPiecesAndGoesOnAfterAFailureInTheMiddle) {
   });
 }
 
+/// Two columns of parts, of which two processes each have half a row-wise shard, as of ZeRO over tensor parallel; and
+/// uneven rows.
+TEST(StateOfTeam, PutsColumnsAndShardsOfThemTogether) {
+  in_processes(4, [](parallel::World& world) {
+    const Team team(std::shared_ptr<parallel::World>(&world, [](auto*) {}));
+    const at::Tensor matrix = torch::arange(10 * 6, at::kFloat).view({10, 6});
+    const std::int64_t column = team.rank() % 2, shard = team.rank() / 2;
+    const at::Tensor columns = matrix.narrow(1, 3 * column, 3).contiguous().view(-1);
+    const std::int64_t first = shard * 14, count = shard == 0 ? 14 : 16;
+    const std::int64_t rows = team.rank() == 3 ? 1 : 3, row = 3 * team.rank();
+    const at::Tensor of_columns = columns.narrow(0, first, count).clone();
+    const at::Tensor of_rows = matrix.narrow(0, row, rows).clone();
+    const std::vector<state::TensorPart> mine = {
+        {"columns", of_columns, {10, 6}, first, {.first = 3 * column, .length = 3, .stride = 6}},
+        {"rows", of_rows, {10, 6}, 0, {.first = 6 * row, .length = 6 * rows, .stride = 60}}};
+    for (const Bytes piece : {Bytes{4}, Bytes{44}, 1_MiB}) {
+      StateOfTeam state(team, {{"file", mine}}, piece);
+      if (team.is_first()) {
+        state.begin();
+        const state::DividedTensors divided = state.divided().at("file");
+        EXPECT_TRUE(at::equal(read(divided.all.at("columns")), matrix));
+        EXPECT_TRUE(at::equal(read(divided.all.at("rows")), matrix));
+        state.done();
+      } else {
+        state.serve();
+      }
+    }
+    for (const state::TensorPart& part : mine) {
+      const at::Tensor was = part.part.clone();
+      part.part.zero_();
+      copy_from_whole(matrix.view(-1), part);
+      EXPECT_TRUE(at::equal(part.part, was));
+    }
+  });
+}
+
 /// Nothing is to be asked of the others, who wait all the same.
 TEST(StateOfTeam, IsOverWhereTheFirstHasAll) {
   in_processes(2, [](parallel::World& world) {

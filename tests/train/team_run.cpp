@@ -64,8 +64,8 @@ TrainResult run_in(Config config, const fs::path& folder, const Team& team, Star
   return result;
 }
 
-Team team_of(parallel::World& world) {
-  return Team(std::shared_ptr<parallel::World>(&world, [](auto*) {}));
+Team team_of(parallel::World& world, const train::TeamLayout& layout) {
+  return Team(std::shared_ptr<parallel::World>(&world, [](auto*) {}), layout);
 }
 
 Lines lines_of(const fs::path& folder) {

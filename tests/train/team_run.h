@@ -24,7 +24,7 @@ train::Config six_steps(const std::filesystem::path& folder, double dropout = 0)
 train::TrainResult run_in(train::Config config, const std::filesystem::path& folder, const train::Team& team,
                           train::Start start = train::Start::Anew);
 /// All of the world, which must outlive it.
-train::Team team_of(parallel::World& world);
+train::Team team_of(parallel::World& world, const train::TeamLayout& layout = {});
 
 /// Losses and norms, by step.
 using Lines = std::map<std::int64_t, nlohmann::ordered_json>;

@@ -280,21 +280,33 @@ TEST(Team, HoldsItsCapOrIsRefusedWhateverIsAskedFor) {
   int trained = 0;
   for (int i = 0; i < trials; ++i) {
     Config config = six_steps(folder, one_of(0.0, 0.1));
-    const int processes = one_of(2, 3, 4);
-    config.model.blocks = one_of(1, 2, 5);
+    const auto& [processes, layout] =
+        one_of(std::pair{2, TeamLayout{}}, std::pair{3, TeamLayout{}}, std::pair{4, TeamLayout{}},
+               std::pair{2, TeamLayout{.tensor = 2}}, std::pair{4, TeamLayout{.tensor = 2, .sequences = true}},
+               std::pair{3, TeamLayout{.tensor = 3, .sequences = false}}, std::pair{2, TeamLayout{.context = 2}},
+               std::pair{2, TeamLayout{.pipeline = 2}}, std::pair{4, TeamLayout{.pipeline = 2}},
+               std::pair{4, TeamLayout{.tensor = 2, .pipeline = 2}}, std::pair{3, TeamLayout{.pipeline = 3}});
+    config.parallel.tensor = layout.tensor;
+    config.parallel.context = layout.context;
+    config.parallel.pipeline = layout.pipeline;
+    config.parallel.sequence_parallel = layout.sequences;
+    config.model.blocks = layout.pipeline > 1 ? one_of(3, 5) : one_of(1, 2, 5);
     config.model.width = one_of(48, 96, 192);
+    config.model.heads = 12;
     config.train.accumulate = one_of(1, 2);
-    config.train.batch = processes * config.train.accumulate * one_of(1, 4);
+    config.train.batch = processes / layout.per_replica() * config.train.accumulate * one_of(1, 4);
     config.model.sequence = one_of(64, 128);
     config.train.steps = 3;
-    config.optimizer.kind = one_of("adamw", "adamw_8bit", "sgd");
+    config.optimizer.kind = layout.tensor > 1 ? one_of("adamw", "sgd") : one_of("adamw", "adamw_8bit", "sgd");
     config.precision.compute = one_of(Compute::Fp32, Compute::Bf16);
     config.parallel.shard = one_of(ShardOf::None, ShardOf::Optimizer, ShardOf::Gradients, ShardOf::Parameters);
+    if (layout.pipeline > 1 && config.parallel.shard == ShardOf::Parameters) config.parallel.shard = ShardOf::Gradients;
     config.memory.budget = plan::parse_budget(std::to_string(one_of(75, 85, 95, 100)) + "%");
     config.state.every = 0;
     const std::string what = fmt::format("trial {}: {} processes\n{}", i, processes, to_json(config).dump());
     const auto ended = outcomes_of(processes, [&](const parallel::Launched& launched) {
-      const TrainResult result = run_in(config, folder / std::to_string(i), Team(parallel::World::meet(launched)));
+      const TrainResult result =
+          run_in(config, folder / std::to_string(i), Team(parallel::World::meet(launched), layout_of(config.parallel)));
       EXPECT_LE(result.memory.allocated_peak, result.plan.budget);
       EXPECT_EQ(result.steps, 3);
     });

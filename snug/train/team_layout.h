@@ -1,0 +1,22 @@
+#pragma once
+
+namespace snug::train {
+
+struct ParallelConfig;
+
+/// How many processes of a team have parts of the same rows: of layers (tensor parallel), of sequences (context
+/// parallel), or some of the layers (pipeline). The rest of their number has rows of its own (data parallel).
+struct TeamLayout {
+  int tensor = 1;
+  int context = 1;
+  int pipeline = 1;
+  bool sequences = false;  ///< see models::LayerParts
+
+  /// Processes that have the same rows.
+  [[nodiscard]] int per_replica() const { return tensor * context * pipeline; }
+  bool operator==(const TeamLayout&) const = default;
+};
+
+[[nodiscard]] TeamLayout layout_of(const ParallelConfig& config);
+
+}  // namespace snug::train

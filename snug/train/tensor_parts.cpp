@@ -1,0 +1,56 @@
+#include "snug/train/tensor_parts.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "snug/optim/optimizer.h"
+#include "snug/parallel/bucket_layout.h"
+#include "snug/train/experiment.h"
+
+namespace snug::train {
+namespace {
+
+/// Its part of a parameter of which others have the rest, or all; nullptr for one that is whole, or in shards.
+const models::ParameterPart* part_of_layer(const Experiment& experiment, const at::Tensor& parameter) {
+  const std::vector<models::ParameterPart>& parts = experiment.parts_of_layers();
+  const auto part = std::ranges::find_if(parts, [&](const auto& p) { return p.parameter.is_same(parameter); });
+  return part == parts.end() ? nullptr : &*part;
+}
+
+}  // namespace
+
+std::vector<state::TensorPart> parts_of(const Experiment& experiment, const state::NamedTensors& tensors) {
+  std::vector<state::TensorPart> parts;
+  for (const auto& [name, tensor] : tensors) {
+    state::TensorPart part{name, tensor, tensor.sizes().vec(), 0};
+    if (const models::ParameterPart* const layer = part_of_layer(experiment, tensor)) {
+      part.shape = layer->shape;
+      part.runs = layer->runs;
+    }
+    for (const parallel::DividedParameter& divided : experiment.divided()) {
+      if (!divided.parameter.is_same(tensor)) continue;
+      part.part = divided.shard;
+      const auto group = experiment.team().same_parts();
+      part.first = parallel::EvenShards(tensor.numel(), group->size()).first(group->rank());
+    }
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
+std::vector<state::TensorPart> parts_of_optimizer(Experiment& experiment) {
+  std::vector<state::TensorPart> parts;
+  for (optim::PartOfState& kept : experiment.optimizer().parts_of_state(experiment.trained_names())) {
+    state::TensorPart part{std::move(kept.name), kept.tensor, std::move(kept.shape), kept.first};
+    if (const auto* const layer = part_of_layer(experiment, kept.parameter);
+        layer != nullptr && kept.follows != optim::StateShape::One) {
+      const bool flat = kept.follows == optim::StateShape::Elements;
+      part.shape = flat ? std::vector<std::int64_t>{c10::multiply_integers(layer->shape)} : layer->shape;
+      part.runs = layer->runs;
+    }
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
+}  // namespace snug::train
