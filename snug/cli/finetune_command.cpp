@@ -49,6 +49,10 @@ train::TrainResult finetuned(const train::Config& config, const train::Prompts& 
   if (!team.is_first()) return train::train(config, progress, how);
   how.before = [&](train::Experiment& experiment) {
     if (!config.output.folder.empty()) train::check_can_save(experiment);  // and not after the last step
+    if (!experiment.parameter_parts().empty() && !prompts.texts.empty())
+      progress.note(
+          "prompts are not continued where each process has a part of the model; snug generate does so with what is "
+          "saved");
     shown.before = train::continuations(experiment, prompts, progress);
     try {
       // The other processes of a team are not asked for their part.

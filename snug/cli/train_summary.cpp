@@ -37,9 +37,9 @@ std::string summary(std::string_view title, const train::TrainResult& r, std::op
     rows.push_back(
         {"loss scale at the end", fmt::format("{:g}, {} steps skipped", *r.scaled.loss_scale, r.scaled.skipped_steps)});
   }
-  rows.push_back({"unplanned peak", format_bytes(r.plan.unplanned_peak)});
-  if (r.plan.budget > 0) rows.push_back({"budget", report::budget_text(r.plan.budget, r.plan.unplanned_peak)});
-  rows.push_back({"predicted peak", format_bytes(r.predicted_peak)});
+  rows.push_back({"unplanned peak", format_bytes(r.peaks.unplanned)});
+  if (r.plan.budget > 0) rows.push_back({"budget", report::budget_text(r.plan.budget, r.peaks.unplanned)});
+  rows.push_back({"predicted peak", format_bytes(r.peaks.predicted)});
   std::string recording;
   if (r.recording_peak > r.memory.allocated_peak)
     recording = fmt::format(" ({} while it was recorded)", format_bytes(r.recording_peak));
@@ -49,9 +49,9 @@ std::string summary(std::string_view title, const train::TrainResult& r, std::op
                                          r.arena->placed, r.arena->placed + r.arena->elsewhere)});
     rows.push_back({"reserved of the device", format_bytes(r.memory.mapped_peak)});
   }
-  if (const Bytes saved = r.plan.unplanned_peak - r.memory.allocated_peak; saved > 0) {
+  if (const Bytes saved = r.peaks.unplanned - r.memory.allocated_peak; saved > 0) {
     rows.push_back({"saved", fmt::format("{:.0f} % of the unplanned peak, {}",
-                                         100 * static_cast<double>(saved) / static_cast<double>(r.plan.unplanned_peak),
+                                         100 * static_cast<double>(saved) / static_cast<double>(r.peaks.unplanned),
                                          format_bytes(saved))});
   }
   rows.push_back({"resident high water",

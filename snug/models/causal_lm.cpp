@@ -86,10 +86,7 @@ ModelInParts CausalLmImpl::divide(const LayerParts& parts) {
     found.divided.push_back(std::move(*part));
   if (parts.sequences) {
     for (const at::Tensor& one : parameters()) {
-      const auto is_it = [&](const at::Tensor& other) { return other.is_same(one); };
-      if (std::ranges::none_of(found.divided, is_it, &ParameterPart::parameter) &&
-          std::ranges::none_of(found.summands, is_it))
-        found.summands.push_back(one);
+      if (part_of(found.divided, one) == nullptr && !is_among(found.summands, one)) found.summands.push_back(one);
     }
   }
   in_parts_ = InParts{parts, first, each, all};
@@ -224,7 +221,7 @@ at::Tensor CausalLmImpl::run(const at::Tensor& tokens, KeyValueCache* cache, con
 }
 
 ModelInStages CausalLmImpl::keep_stages(const std::vector<int>& blocks, const std::vector<int>& stages) {
-  InStages in{.first_block = {0}, .own = stages};
+  InStages in{.own = stages, .first_block = {0}};
   for (const int count : blocks) in.first_block.push_back(in.first_block.back() + count);
   if (in.first_block.back() != std::ssize(parts_.blocks) || std::ranges::any_of(blocks, [](int n) { return n < 1; })) {
     throw UsageError(fmt::format("pipeline: {}: stages of {} blocks, and it has {}", parts_.family,
@@ -257,6 +254,8 @@ ModelInStages CausalLmImpl::keep_stages(const std::vector<int>& blocks, const st
 
 at::Tensor CausalLmImpl::run_stage(int stage, at::Tensor input, const at::Tensor& tokens, const at::Tensor& targets,
                                    const DocumentRows* rows) {
+  if (!in_stages_ || std::ranges::count(in_stages_->own, stage) == 0)
+    throw UsageError(fmt::format("pipeline: {}: stage {} is none of this process's", parts_.family, stage));
   const auto index = static_cast<std::size_t>(stage);
   BlockInput to_blocks = input_of(tokens, nullptr, rows);
   at::Tensor x = stage == 0 ? embed(tokens, rows, to_blocks) : std::move(input);

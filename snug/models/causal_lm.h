@@ -94,7 +94,8 @@ class CausalLmImpl : public torch::nn::Module, public HasTask {
   /// where numbers of blocks do not add up.
   ModelInStages keep_stages(const std::vector<int>& blocks, const std::vector<int>& stages);
   /// One of these: of what the stage before has made, (batch, sequence, width) or a part of the sequences; of the
-  /// tokens themselves in the first one, which takes no input. The last one has the loss.
+  /// tokens themselves in the first one, which takes no input. The last one has the loss. Throws UsageError for one
+  /// that keep_stages() has not left.
   at::Tensor run_stage(int stage, at::Tensor input, const at::Tensor& tokens, const at::Tensor& targets,
                        const DocumentRows* rows);
   /// What its blocks compute, and its output projection, as amounts of parameters that are multiplied with.
@@ -135,8 +136,8 @@ class CausalLmImpl : public torch::nn::Module, public HasTask {
     std::int64_t first, each, vocabulary;  // rows of the vocabulary: here, in each, in all
   };
   struct InStages {
+    std::vector<int> own;          // stages of this process
     std::vector<int> first_block;  // of each stage, and behind the last
-    std::vector<int> own;
   };
   at::Tensor run(const at::Tensor& tokens, KeyValueCache* cache, const DocumentRows* rows);
   BlockInput input_of(const at::Tensor& tokens, const KeyValueCache* cache, const DocumentRows* rows) const;

@@ -117,11 +117,20 @@ ModelInParts divide_layers(torch::nn::Module& model, const std::vector<NamedLayo
   return found;
 }
 
+bool is_among(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor) {
+  return std::ranges::any_of(tensors, [&](const at::Tensor& one) { return one.is_same(tensor); });
+}
+
+const ParameterPart* part_of(const std::vector<ParameterPart>& parts, const at::Tensor& parameter) {
+  const auto found =
+      std::ranges::find_if(parts, [&](const ParameterPart& one) { return one.parameter.is_same(parameter); });
+  return found == parts.end() ? nullptr : &*found;
+}
+
 std::vector<at::Tensor> others_than(const std::vector<at::Tensor>& summands, const torch::nn::Module& model) {
   std::vector<at::Tensor> others;
   for (const at::Tensor& p : model.parameters()) {
-    const auto is_it = [&](const at::Tensor& summand) { return summand.is_same(p); };
-    if (p.requires_grad() && std::ranges::none_of(summands, is_it)) others.push_back(p);
+    if (p.requires_grad() && !is_among(summands, p)) others.push_back(p);
   }
   return others;
 }

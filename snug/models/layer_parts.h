@@ -76,6 +76,11 @@ struct ModelInStages {
   std::vector<at::Tensor> shared;
 };
 
+/// Whether it is one of them, and not one like it.
+[[nodiscard]] bool is_among(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor);
+/// What this process has of it; nullptr where it is none of their parameters.
+[[nodiscard]] const ParameterPart* part_of(const std::vector<ParameterPart>& parts, const at::Tensor& parameter);
+
 /// The parameters that train and are no summands: each process has their gradients, of its part, or as all have them.
 [[nodiscard]] std::vector<at::Tensor> others_than(const std::vector<at::Tensor>& summands,
                                                   const torch::nn::Module& model);

@@ -55,8 +55,7 @@ void ProcessGroup::failed(const Collective& what) {
   const std::string missing = who_is_missing();
   failure_ = fmt::format(
       "parallel: {} of {} among {} processes, of which this is rank {}, has failed: {} ended, hangs or cannot be "
-      "reached "
-      "({}); end all of them, and resume",
+      "reached ({}); end all of them, and resume",
       name_of(what), format_bytes(bytes_of(what)), size_, rank_, missing.empty() ? "a process has" : missing, why);
   throw GroupFailed(failure_);
 }

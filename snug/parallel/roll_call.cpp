@@ -70,7 +70,12 @@ std::string call(c10d::Store& store, int own, const std::vector<int>& ranks, std
 
 }  // namespace
 
-void RollCall::doing(std::string_view what) const { store_->set(doing_key(rank_), bytes_of(what)); }
+void RollCall::doing(std::string_view what) const noexcept {
+  try {
+    store_->set(doing_key(rank_), bytes_of(what));
+  } catch (...) {  // NOLINT(bugprone-empty-catch): it is for messages alone; who needs the store finds out
+  }
+}
 
 void RollCall::leave() const noexcept {
   try {

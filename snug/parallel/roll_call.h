@@ -19,8 +19,9 @@ class RollCall {
   RollCall(c10::intrusive_ptr<c10d::Store> store, int rank, std::chrono::milliseconds patience)
       : store_(std::move(store)), rank_(rank), patience_(patience) {}
 
-  /// What this process does from here on, as "step 12", for the messages of others. A message to the store.
-  void doing(std::string_view what) const;
+  /// What this process does from here on, as "step 12", for the messages of others. A message to the store, if it can
+  /// be reached.
+  void doing(std::string_view what) const noexcept;
   /// This process does no more, and is not waited for. If the store answers.
   void leave() const noexcept;
   /// "the process of rank 3 (step 12) has", of these ranks; empty where all have noticed, or the store does not answer

@@ -65,15 +65,17 @@ RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forwa
     } catch (...) {
       const auto refusal = memory::refusal_in(std::current_exception());
       // Of a device without a budget here somebody else has set the limit.
-      const bool is_ours = refusal && budget_on(refusal->device);
+      if (!refusal || !budget_on(refusal->device)) {
+        tell_failure(group);
+        throw;
+      }
       // Others may wait for this process in a collective of the step: they cannot try once more.
-      if (!is_ours || group.has_collectives()) tell_failure(group);
-      if (!is_ours) throw;
-      if (!group.has_collectives()) (void)ask(group, Vote::No);
+      const bool was_the_last = group.has_collectives();
+      was_the_last ? tell_failure(group) : static_cast<void>(ask(group, Vote::No));
       const auto taken = [](const OutOfBudget::Details& d) { return d.stats.allocated + d.requested; };
       if (options.streamed) without_room = options.streamed->totals().without_room - before;
       if (!least || (refusal->device == least->device && taken(*refusal) < taken(*least))) least = refusal;
-      if (group.has_collectives()) break;
+      if (was_the_last) break;
     }
   }
   if (!least) {

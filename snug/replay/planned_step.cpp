@@ -121,9 +121,16 @@ std::vector<plan::MemoryPlan> plan_all(const std::vector<PlannedStep>& kinds, co
   }
   if (!refusal) return plans;
   DoesNotFit::Floor floor = refusal->floor();
-  if (floor.device.empty())
-    floor.unplanned_peak = plan::plan_none(kinds.front().step.graph).predicted_peak;  // which budgets are shares of
+  if (floor.device.empty()) floor.unplanned_peak = unplanned_peak(kinds);
   throw DoesNotFit(std::move(floor));
+}
+
+Bytes unplanned_peak(const std::vector<PlannedStep>& kinds) {
+  Bytes highest = 0;
+  for (const auto& [step, planner] : kinds) {
+    if (step.kind != StepKind::Evaluation) highest = std::max(highest, plan::plan_none(step.graph).predicted_peak);
+  }
+  return highest;
 }
 
 Bytes highest_peak(const std::vector<plan::MemoryPlan>& plans) {

@@ -32,6 +32,9 @@ std::vector<plan::MemoryPlan> plan_all(const std::vector<PlannedStep>& kinds, co
 /// The smallest budget that all of them have plans for.
 Bytes smallest_budget(const std::vector<PlannedStep>& kinds);
 
+/// What those of them that train take without a plan: budgets in percent are shares of it.
+Bytes unplanned_peak(const std::vector<PlannedStep>& kinds);
+
 /// Of a run whose steps follow these.
 Bytes highest_peak(const std::vector<plan::MemoryPlan>& plans);
 

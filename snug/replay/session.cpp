@@ -121,6 +121,7 @@ const plan::MemoryPlan& Session::plan() const { return state_->book.plan(); }
 const plan::StepGraph& Session::graph() const { return state_->book.graph(); }
 const plan::Planner& Session::planner() const { return state_->book.planner(); }
 Bytes Session::predicted_peak() const { return state_->book.predicted_peak(); }
+Bytes Session::unplanned_peak() const { return state_->book.unplanned_peak(); }
 const Session::StepReport& Session::last_step() const { return state_->last; }
 const replay::StepTrace& Session::last_trace() const { return state_->trace; }
 

@@ -125,6 +125,8 @@ class Session {
   /// The highest peak that a plan predicts, of all kinds of steps that it knows: of a whole run, whose last micro-batch
   /// may take more than its first or less, where plan() is of one of them. Those that no plan fits are left out.
   [[nodiscard]] Bytes predicted_peak() const;
+  /// The highest that one of them that trains would have without a plan: budgets in percent are shares of it.
+  [[nodiscard]] Bytes unplanned_peak() const;
   [[nodiscard]] const StepReport& last_step() const;
   /// What happened in it, one by one: what last_step() counts.
   [[nodiscard]] const replay::StepTrace& last_trace() const;

@@ -254,6 +254,12 @@ Bytes StepBook::predicted_peak() const {
   return highest > 0 ? highest : known_.front().plan->predicted_peak;
 }
 
+Bytes StepBook::unplanned_peak() const {
+  Bytes highest = 0;
+  for (const Known& known : known_) highest = std::max(highest, known.plan->unplanned_peak);
+  return highest;
+}
+
 bool StepBook::expects(StepKind kind) const { return std::ranges::find(known_, kind, &Known::kind) != known_.end(); }
 
 void StepBook::begin(const std::vector<Now>& devices, StepKind kind) {

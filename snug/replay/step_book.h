@@ -58,6 +58,8 @@ class StepBook {
   [[nodiscard]] bool fits() const { return known_.front().fits; }
   /// The highest of those that fit, and of those that only evaluate; of the first where there is none.
   [[nodiscard]] Bytes predicted_peak() const;
+  /// The highest that any of them that trains would have without a plan.
+  [[nodiscard]] Bytes unplanned_peak() const;
   [[nodiscard]] std::size_t size() const noexcept { return known_.size(); }
   /// The forward pass is over, and was that of this known step, or of none (nullptr). Throws Error, in all processes,
   /// where steps make something again together with others, and theirs was another one.

@@ -26,7 +26,7 @@ Taken take(const Config& config) {
   try {
     Experiment experiment(config);
     const PlannedExperiment planned = plan_experiment(experiment, Kinds::Run);
-    taken.unplanned_peak = plan::plan_none(planned.kinds.front().step.graph).predicted_peak;
+    taken.unplanned_peak = replay::unplanned_peak(planned.kinds);
     taken.floor = smallest_budget(planned.kinds, planned.window);
     const auto in_all = [&](const auto& of_kind) {
       return planned.kinds.front().step.graph.update_seconds +

@@ -11,12 +11,7 @@ namespace snug::train {
 
 std::vector<std::optional<std::string>> continuations(const Experiment& experiment, const Prompts& prompts,
                                                       report::Progress& progress) {
-  if (!experiment.parts_of_layers().empty() && !prompts.texts.empty()) {
-    progress.note(
-        "prompts are not continued where each process has a part of the model; snug generate does so with what is "
-        "saved");
-    return std::vector<std::optional<std::string>>(prompts.texts.size());
-  }
+  if (!experiment.parameter_parts().empty()) return std::vector<std::optional<std::string>>(prompts.texts.size());
   const data::Tokenizer& tokenizer = experiment.tokenizer();
   const models::GenerationOptions options{
       .tokens = prompts.tokens, .below = tokenizer.size(), .ends = experiment.ends()};

@@ -17,7 +17,8 @@ struct Prompts {
 };
 
 /// How each prompt goes on, greedily, so that a difference between two calls is the training's. nullopt for one that
-/// the limit of the memory has no room for, which `progress` is told. Throws UsageError as models::generate.
+/// the limit of the memory has no room for, which `progress` is told, and for all where the process has a part of the
+/// model alone. Throws UsageError as models::generate.
 std::vector<std::optional<std::string>> continuations(const Experiment& experiment, const Prompts& prompts,
                                                       report::Progress& progress);
 

@@ -159,27 +159,22 @@ void Experiment::join_team(optim::Parameters& trained) {
   team_.copy_from_first(trained.tensors);  // the others come from files, or from the seed
   const memory::TagScope tag(memory::Tag::Weights);
   const models::CausalLmImpl::Work work = task_.model().work();  // of the whole, the same in all
-  if (const ops::LayerGroup layers = team_.layer_group()) {
-    in_parts_ = task_.model().divide({.group = layers, .sequences = team_.layout().sequences});
+  if (team_.layer_group()) {
+    in_parts_ = task_.model().divide({.group = team_.layer_group(), .sequences = team_.layout().sequences});
     memory().release_cached();
-  } else if (const ops::LayerGroup sequences = team_.sequence_group()) {
-    in_parts_ = task_.model().divide_sequences(sequences);
+  } else if (team_.sequence_group()) {
+    in_parts_ = task_.model().divide_sequences(team_.sequence_group());
   }
   if (team_.pipeline()) keep_stages(work, trained);
   if (config_.parallel.shard == ShardOf::Parameters) {
     streamed_ = std::make_shared<StreamedTensors>(StreamOptions{.device = device_}, tiers_);
     std::vector<at::Tensor> alike = model().parameters();  // in the same processes
-    if (team_.layer_group()) {
-      std::erase_if(alike, [&](const at::Tensor& one) {
-        return std::ranges::any_of(in_parts_.summands, [&](const at::Tensor& other) { return other.is_same(one); });
-      });
-    }
+    if (team_.layer_group())
+      std::erase_if(alike, [&](const at::Tensor& one) { return models::is_among(in_parts_.summands, one); });
     divided_ = team_.divide(alike, *streamed_);
     memory().release_cached();
   }
-  std::vector<at::Tensor> parts;
-  for (const models::ParameterPart& part : in_parts_.divided) parts.push_back(part.parameter);
-  together_ = team_.gradients(trained.tensors, {in_parts_.summands, shared_, std::move(parts)}, config_, divided_);
+  together_ = team_.gradients(trained.tensors, {in_parts_.summands, shared_, in_parts_.divided}, config_, divided_);
   if (is_sharded()) {
     std::vector<std::string> elsewhere = std::move(trained.names_elsewhere);
     trained = shards_of(trained, together_->shards());
@@ -192,18 +187,16 @@ void Experiment::join_team(optim::Parameters& trained) {
 optim::OtherParts Experiment::other_parts_of(const optim::Parameters& trained) const {
   if (!has_part_of_state()) return {};
   optim::OtherParts others = is_sharded() ? team_.all_parts() : team_.parts_of_replica();
-  if (parts_of_layers().empty()) return others;
+  if (parameter_parts().empty()) return others;
   // What is whole in each process of the layers' group counts in its first, and what two stages share in the first of
   // them; but shards are of all that have it.
-  const ops::LayerGroup layers = team_.layer_group();
-  const bool is_first = !layers || layers->rank() == 0, begins = !team_.pipeline() || team_.pipeline()->rank() == 0;
+  const bool is_first = !team_.layer_group() || team_.layer_group()->rank() == 0,
+             begins = !team_.pipeline() || team_.pipeline()->rank() == 0;
   std::vector<bool> counts;
   for (std::size_t i = 0; i < trained.tensors.size(); ++i) {
     const at::Tensor of = trained.part(i).whole;
-    const auto is_it = [&](const at::Tensor& one) { return one.is_same(of); };
-    const bool is_divided = std::ranges::any_of(in_parts_.divided, is_it, &models::ParameterPart::parameter),
-               is_summand = std::ranges::any_of(in_parts_.summands, is_it),
-               is_shared = std::ranges::any_of(shared_, is_it);
+    const bool is_divided = models::part_of(in_parts_.divided, of) != nullptr,
+               is_summand = models::is_among(in_parts_.summands, of), is_shared = models::is_among(shared_, of);
     counts.push_back((is_first || is_divided || (is_sharded() && is_summand)) &&
                      (begins || is_sharded() || !is_shared));
   }
@@ -231,8 +224,7 @@ void Experiment::keep_stages(const models::CausalLmImpl::Work& work, optim::Para
   trained.parts = std::move(here.parts);
   shared_ = std::move(found.shared);
   for (models::ParameterPart& part : found.elsewhere) {
-    const auto is_it = [&](const models::ParameterPart& one) { return one.parameter.is_same(part.parameter); };
-    if (std::ranges::none_of(in_parts_.divided, is_it)) in_parts_.divided.push_back(std::move(part));
+    if (models::part_of(in_parts_.divided, part.parameter) == nullptr) in_parts_.divided.push_back(std::move(part));
   }
   stages_ = std::make_unique<StagedModel>(
       group, schedule, [this](int stage, const at::Tensor& input, const MicroBatch& micro) {

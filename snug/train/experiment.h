@@ -111,9 +111,9 @@ class Experiment {
   /// Whether this process updates shards, and others the rest.
   [[nodiscard]] bool is_sharded() const noexcept { return together_ && config_.parallel.shard != ShardOf::None; }
   /// Of the model's parameters, of which others have the rest, or all; none where they are whole.
-  [[nodiscard]] const std::vector<models::ParameterPart>& parts_of_layers() const noexcept { return in_parts_.divided; }
+  [[nodiscard]] const std::vector<models::ParameterPart>& parameter_parts() const noexcept { return in_parts_.divided; }
   /// Whether this process has a part of the training state, and others the rest.
-  [[nodiscard]] bool has_part_of_state() const noexcept { return is_sharded() || !parts_of_layers().empty(); }
+  [[nodiscard]] bool has_part_of_state() const noexcept { return is_sharded() || !parameter_parts().empty(); }
   /// What is needed of others for what is of all gradients.
   [[nodiscard]] const optim::OtherParts& other_parts() const noexcept { return other_parts_; }
   /// Whether weights are in shards, too.

@@ -118,7 +118,7 @@ class Steps {
 
   Largest run(TrainingStep& step, const data::Batch& batch, std::vector<replay::PlannedStep> kinds) const {
     Largest found;
-    found.unplanned_peak = plan::plan_none(kinds.front().step.graph).predicted_peak;
+    found.unplanned_peak = replay::unplanned_peak(kinds);
     auto& memory = experiment_->memory();
     Session session = session_of(*experiment_, std::move(kinds), plan::Budget::for_limit(budget_));
     found.predicted_peak = session.predicted_peak();

@@ -112,13 +112,10 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
   return replay::or_tell(*experiment.team().agreement(), [&] {
     if (file) plan::check_is_for(*file, recorded.front().graph);
     PlannedExperiment planned;
-    Bytes unplanned = 0;  // of all kinds: a share of it is one of what the run takes
-    for (const replay::RecordedStep& kind : recorded)
-      unplanned = std::max(unplanned, plan::plan_none(kind.graph).predicted_peak);
-    planned.budget = plan::budget_for(request, unplanned);
     const double started = monotonic_seconds();
     planned.kinds = file ? replay::planned(std::move(recorded), file->plan)
                          : replay::planned(std::move(recorded), config.memory.strategy);
+    planned.budget = plan::budget_for(request, replay::unplanned_peak(planned.kinds));
     planned.window = open_window(experiment, planned.kinds, planned.budget);
     planned.planning_seconds = monotonic_seconds() - started;
     return planned;

@@ -116,7 +116,7 @@ RunState::RunState(Experiment& experiment, std::filesystem::path folder)
 }
 
 bool RunState::has_part_of_weights() const {
-  return experiment_.has_sharded_weights() || !experiment_.parts_of_layers().empty();
+  return experiment_.has_sharded_weights() || !experiment_.parameter_parts().empty();
 }
 
 void RunState::share() {
@@ -201,7 +201,7 @@ void RunState::restore() {
   for (const fs::path& path : damaged_) fs::rename(path, path.string() + ".damaged", ignored);
 }
 
-/// Of another process than the first, whose random state is that of a process alone.
+/// Of another drawer than the first, whose random state is that of a process alone.
 void RunState::restore_own_random() {
   const auto drawer = static_cast<std::size_t>(experiment_.team().drawer());
   if (drawer == 0) return;
@@ -213,26 +213,24 @@ void RunState::restore_own_random() {
 
 void RunState::save(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room,
                     report::Progress& progress) {
-  if (!experiment_.team().is_first()) {
-    if (in_shards_) in_shards_->serve();
-    return;
+  const auto by_first = [&] {
+    wait();
+    if (failure_) progress.note(*failure_);  // of the state before; this one may be luckier
+    try {
+      write(step, metric, plan, room);
+      failure_.reset();
+      ++saved_;
+    } catch (const parallel::GroupFailed&) {
+      throw;
+    } catch (const Error& error) {
+      failure_ = error.what();  // told when the run goes on without it, or by finish()
+    }
+  };
+  if (in_shards_) {
+    in_shards_->write_together(by_first);
+  } else if (experiment_.team().is_first()) {
+    by_first();
   }
-  wait();
-  if (failure_) progress.note(*failure_);  // of the state before; this one may be luckier
-  if (in_shards_) in_shards_->begin();
-  try {
-    write(step, metric, plan, room);
-    failure_.reset();
-    ++saved_;
-  } catch (const parallel::GroupFailed&) {
-    throw;
-  } catch (const Error& error) {
-    failure_ = error.what();  // told when the run goes on without it, or by finish()
-  } catch (...) {
-    if (in_shards_) in_shards_->done();
-    throw;
-  }
-  if (in_shards_) in_shards_->done();
 }
 
 void RunState::write(std::int64_t step, std::optional<double> metric, const std::string& plan, Bytes room) {

@@ -127,24 +127,13 @@ constexpr const char* kFile = "model";
 std::string save_together(const Experiment& experiment, const fs::path& folder, const SaveOptions& options) {
   const state::NamedTensors tensors = what_is_saved(experiment);
   StateOfTeam team(experiment.team(), {{kFile, parts_of(experiment, tensors)}});
-  if (!experiment.team().is_first()) {
-    team.serve();
-    return "";
-  }
-  const state::TensorSources whole = team.divided().at(kFile).all;
-  state::NamedSources in_order;
-  for (const auto& [name, tensor] : tensors) in_order.emplace_back(name, whole.at(name));
-  team.begin();
   std::string path;
-  try {
+  team.write_together([&] {
+    const state::TensorSources whole = team.divided().at(kFile).all;
+    state::NamedSources in_order;
+    for (const auto& [name, tensor] : tensors) in_order.emplace_back(name, whole.at(name));
     path = save(experiment, in_order, folder, options);
-  } catch (const parallel::GroupFailed&) {
-    throw;
-  } catch (...) {
-    team.done();
-    throw;
-  }
-  team.done();
+  });
   return path;
 }
 
@@ -155,7 +144,7 @@ void check_can_save(const Experiment& experiment) {
 }
 
 std::string save_trained(const Experiment& experiment, const fs::path& folder, const SaveOptions& options) {
-  if (!experiment.parts_of_layers().empty()) return save_together(experiment, folder, options);
+  if (!experiment.parameter_parts().empty()) return save_together(experiment, folder, options);
   if (!experiment.team().is_first()) return "";
   const state::NamedTensors tensors = what_is_saved(experiment);
   return save(experiment, {tensors.begin(), tensors.end()}, folder, options);

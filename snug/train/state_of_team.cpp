@@ -160,7 +160,18 @@ void StateOfTeam::put(const Place& place, std::int64_t begin, std::int64_t end, 
   if (place.rank != 0 && to == last && --left_ == 0) tell_done();
 }
 
-void StateOfTeam::done() {
+void StateOfTeam::write_together(const std::function<void()>& write) {
+  if (!team_.is_first()) return serve();
+  left_ = to_fetch_;
+  is_due_ = true;
+  try {
+    write();
+  } catch (const parallel::GroupFailed&) {
+    throw;  // nobody can be told
+  } catch (...) {
+    if (is_due_) tell_done();
+    throw;
+  }
   if (is_due_) tell_done();
 }
 

@@ -22,18 +22,12 @@ class StateOfTeam {
   /// `piece`: the most bytes of a message. Throws std::logic_error where they do not make up the same wholes.
   StateOfTeam(const Team& team, std::map<std::string, std::vector<state::TensorPart>> files, Bytes piece = 4_MiB);
 
-  /// To be saved, and restored. Of the first process it may be written until done().
+  /// To be saved, and restored: of the first process it may be read where all write_together().
   [[nodiscard]] std::map<std::string, state::DividedTensors> divided();
 
-  /// The first process begins to write: until it has written all, or done().
-  void begin() {
-    left_ = to_fetch_;
-    is_due_ = true;
-  }
-  /// It writes no more. Does nothing where it has written all.
-  void done();
-  /// Of the other processes, while the first one writes: sends what it asks for until it is done.
-  void serve() const;
+  /// All processes at once: the first one calls `write`, which may read all of divided(), and the others send it what
+  /// they have until it has read all, or is over. Throws what `write` throws, in the first.
+  void write_together(const std::function<void()>& write);
 
  private:
   /// Where elements of a whole are.
@@ -54,6 +48,7 @@ class StateOfTeam {
   static Wholes wholes_of(const std::vector<std::string>& told);
   static void check_is_whole(const Whole& whole);
   void write(const Whole& whole, const Write& write);
+  void serve() const;
   void tell_done();
   /// Puts what a place has of the elements from `begin` to `end` of a whole where they belong in `window`.
   void put(const Place& place, std::int64_t begin, std::int64_t end, std::size_t element_size,

@@ -108,15 +108,12 @@ Team::Team(std::shared_ptr<parallel::World> world, const TeamLayout& layout)
       world_,
       std::vector<parallel::Mesh::Axis>{
           {"data", replicas()}, {"pipeline", layout.pipeline}, {"context", layout.context}, {"tensor", layout.tensor}});
+  if (layout.tensor > 1) layers_ = parallel::tensor_group(mesh_->group({"tensor"}));
+  if (layout.context > 1) sequences_ = parallel::tensor_group(mesh_->group({"context"}));
 }
 
 std::shared_ptr<parallel::ProcessGroup> Team::pipeline() const {
   return layout_.pipeline > 1 ? mesh_->group({"pipeline"}) : nullptr;
-}
-
-ops::LayerGroup Team::group_of_replica(const char* axis) const {
-  if (!mesh_ || mesh_->size(axis) == 1) return nullptr;
-  return parallel::tensor_group(mesh_->group({axis}));
 }
 
 std::shared_ptr<Agreement> Team::agreement() const {
@@ -158,17 +155,14 @@ std::unique_ptr<TeamGradients> Team::gradients(const std::vector<at::Tensor>& tr
   if (config.parallel.reduce == ReduceIn::Bf16) options.reduce_in = at::kBFloat16;
   if (config.parallel.shard != ShardOf::None) options.leaves = parallel::DataParallelOptions::Leaves::Shards;
   options.divided = std::move(divided);
-  const auto is_in = [](const std::vector<at::Tensor>& all, const at::Tensor& one) {
-    return std::ranges::any_of(all, [&](const at::Tensor& other) { return other.is_same(one); });
-  };
   // Parts apart: shards of what is whole in a layer group are the same in all of it.
   std::vector<TeamGradients::Sum> sums(4);
   enum : std::size_t { Wholes, Parts, Summands, Shared };
   for (const at::Tensor& one : trained) {
-    const std::size_t which = is_in(held.shared, one)     ? Shared
-                              : is_in(held.summands, one) ? Summands
-                              : is_in(held.parts, one)    ? Parts
-                                                          : Wholes;
+    const std::size_t which = models::is_among(held.shared, one)            ? Shared
+                              : models::is_among(held.summands, one)        ? Summands
+                              : models::part_of(held.parts, one) != nullptr ? Parts
+                                                                            : Wholes;
     sums[which].parameters.push_back(one);
   }
   sums[Wholes].over = sums[Parts].over = same_parts();

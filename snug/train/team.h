@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "snug/base/agreement.h"
+#include "snug/models/layer_parts.h"
 #include "snug/ops/tensor_parallel.h"
 #include "snug/optim/gradient_norm.h"
 #include "snug/parallel/data_parallel.h"
@@ -55,8 +56,8 @@ class Team {
   /// Those that have the same part of the layers, this process among them.
   [[nodiscard]] std::shared_ptr<parallel::ProcessGroup> same_parts() const;
   /// Those of this process's replica that have parts of its layers, or of its sequences; nullptr where there are none.
-  [[nodiscard]] ops::LayerGroup layer_group() const { return group_of_replica("tensor"); }
-  [[nodiscard]] ops::LayerGroup sequence_group() const { return group_of_replica("context"); }
+  [[nodiscard]] const ops::LayerGroup& layer_group() const noexcept { return layers_; }
+  [[nodiscard]] const ops::LayerGroup& sequence_group() const noexcept { return sequences_; }
   /// Those that have its other stages, with the same parts, in their order; nullptr where there are none.
   [[nodiscard]] std::shared_ptr<parallel::ProcessGroup> pipeline() const;
 
@@ -64,9 +65,10 @@ class Team {
   [[nodiscard]] std::shared_ptr<Agreement> agreement() const;
   /// Of the parameters that train, those that more processes have than others.
   struct Held {
-    std::vector<at::Tensor> summands;  ///< whole in each process of a layer group, with a summand of the gradient
-    std::vector<at::Tensor> shared;    ///< of the first and the last stage
-    std::vector<at::Tensor> parts;     ///< in parts in a layer group
+    const std::vector<at::Tensor>&
+        summands;                           ///< whole in each process of a layer group, with a summand of the gradient
+    const std::vector<at::Tensor>& shared;  ///< of the first and the last stage
+    const std::vector<models::ParameterPart>& parts;  ///< in a layer group
   };
   /// What adds up the gradients of all processes as long as it lives, and leaves them as parallel.shard says: of each
   /// parameter over those that have the same part of it. nullptr for one alone.
@@ -112,12 +114,12 @@ class Team {
   [[nodiscard]] bool interrupted_anywhere() const;
 
  private:
-  [[nodiscard]] ops::LayerGroup group_of_replica(const char* axis) const;
   [[nodiscard]] std::shared_ptr<parallel::ProcessGroup> ends_of_pipelines() const;
   [[nodiscard]] optim::OtherParts parts_over(const std::shared_ptr<parallel::ProcessGroup>& group) const;
 
   std::shared_ptr<parallel::World> world_;
   TeamLayout layout_;
+  ops::LayerGroup layers_, sequences_;
   std::shared_ptr<parallel::Mesh> mesh_;  // "data", "pipeline", "context", "tensor"; nullptr for one alone
 };
 

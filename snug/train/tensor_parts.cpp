@@ -1,6 +1,5 @@
 #include "snug/train/tensor_parts.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "snug/optim/optimizer.h"
@@ -8,24 +7,13 @@
 #include "snug/train/experiment.h"
 
 namespace snug::train {
-namespace {
-
-/// Its part of a parameter of which others have the rest, or all; nullptr for one that is whole, or in shards.
-const models::ParameterPart* part_of_layer(const Experiment& experiment, const at::Tensor& parameter) {
-  const std::vector<models::ParameterPart>& parts = experiment.parts_of_layers();
-  const auto part = std::ranges::find_if(parts, [&](const auto& p) { return p.parameter.is_same(parameter); });
-  return part == parts.end() ? nullptr : &*part;
-}
-
-}  // namespace
-
 std::vector<state::TensorPart> parts_of(const Experiment& experiment, const state::NamedTensors& tensors) {
   std::vector<state::TensorPart> parts;
   for (const auto& [name, tensor] : tensors) {
     state::TensorPart part{name, tensor, tensor.sizes().vec(), 0};
-    if (const models::ParameterPart* const layer = part_of_layer(experiment, tensor)) {
-      part.shape = layer->shape;
-      part.runs = layer->runs;
+    if (const models::ParameterPart* const mine = models::part_of(experiment.parameter_parts(), tensor)) {
+      part.shape = mine->shape;
+      part.runs = mine->runs;
     }
     for (const parallel::DividedParameter& divided : experiment.divided()) {
       if (!divided.parameter.is_same(tensor)) continue;
@@ -42,11 +30,11 @@ std::vector<state::TensorPart> parts_of_optimizer(Experiment& experiment) {
   std::vector<state::TensorPart> parts;
   for (optim::PartOfState& kept : experiment.optimizer().parts_of_state(experiment.trained_names())) {
     state::TensorPart part{std::move(kept.name), kept.tensor, std::move(kept.shape), kept.first};
-    if (const auto* const layer = part_of_layer(experiment, kept.parameter);
-        layer != nullptr && kept.follows != optim::StateShape::One) {
+    if (const auto* const mine = models::part_of(experiment.parameter_parts(), kept.parameter);
+        mine != nullptr && kept.follows != optim::StateShape::One) {
       const bool flat = kept.follows == optim::StateShape::Elements;
-      part.shape = flat ? std::vector<std::int64_t>{c10::multiply_integers(layer->shape)} : layer->shape;
-      part.runs = layer->runs;
+      part.shape = flat ? std::vector<std::int64_t>{c10::multiply_integers(mine->shape)} : mine->shape;
+      part.runs = mine->runs;
     }
     parts.push_back(std::move(part));
   }

@@ -16,13 +16,13 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-nlohmann::ordered_json plan_figures(const plan::MemoryPlan& plan, Bytes predicted_peak, const memory::Stats& memory) {
+nlohmann::ordered_json plan_figures(const plan::MemoryPlan& plan, const StepPeaks& peaks, const memory::Stats& memory) {
   return {{"strategy", plan.strategy},
           {"budget_bytes", plan.budget > 0 ? nlohmann::ordered_json(plan.budget) : nlohmann::ordered_json()},
-          {"predicted_peak_bytes", predicted_peak},
+          {"predicted_peak_bytes", peaks.predicted},
           {"measured_peak_bytes", memory.allocated_peak},
           {"mapped_peak_bytes", memory.mapped_peak},
-          {"unplanned_peak_bytes", plan.unplanned_peak}};
+          {"unplanned_peak_bytes", peaks.unplanned}};
 }
 
 nlohmann::ordered_json to_json(const TrainResult& r) {
@@ -51,7 +51,7 @@ nlohmann::ordered_json to_json(const TrainResult& r) {
                                  {"interrupted", r.interrupted},
                                  {"resumed_from", r.resumed_from},
                                  {"states_saved", r.states_saved}};
-  json.update(plan_figures(r.plan, r.predicted_peak, r.memory));
+  json.update(plan_figures(r.plan, r.peaks, r.memory));
   if (r.arena) {
     json["arena"] = {{"bytes", r.arena->bytes},
                      {"highest_bytes", r.arena->highest},

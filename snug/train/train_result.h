@@ -13,6 +13,11 @@
 
 namespace snug::train {
 
+/// The highest of all kinds of steps, with their plans and without.
+struct StepPeaks {
+  Bytes predicted = 0, unplanned = 0;
+};
+
 /// What a training run did. Seconds are of whole steps, optimizer included.
 struct TrainResult {
   std::int64_t steps = 0;
@@ -24,7 +29,7 @@ struct TrainResult {
   double loss_last = 0;
   std::optional<double> validation_loss;
   plan::MemoryPlan plan;                          ///< of the step that ran last
-  Bytes predicted_peak = 0;                       ///< the highest of all kinds of steps
+  StepPeaks peaks;                                ///< as predicted
   memory::Stats memory;                           ///< since the steps began
   std::optional<replay::StepArena::Stats> arena;  ///< of the step that ran last, with memory.arena
   Bytes recording_peak = 0;  ///< before, while a step was recorded: within a budget in bytes, without one else
@@ -44,7 +49,7 @@ struct TrainResult {
 };
 
 /// What every result says of its plan, and of the memory that following it took.
-nlohmann::ordered_json plan_figures(const plan::MemoryPlan& plan, Bytes predicted_peak, const memory::Stats& memory);
+nlohmann::ordered_json plan_figures(const plan::MemoryPlan& plan, const StepPeaks& peaks, const memory::Stats& memory);
 
 nlohmann::ordered_json to_json(const TrainResult& result);
 

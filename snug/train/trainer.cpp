@@ -45,7 +45,8 @@ Bytes room_beside(const Session& session) {
 std::string describe(const Session& session) {
   const plan::MemoryPlan& p = session.plan();
   return fmt::format("plan \"{}\": {} operators, unplanned peak {}, predicted peak {}{}", p.strategy,
-                     session.graph().ops.size(), format_bytes(p.unplanned_peak), format_bytes(session.predicted_peak()),
+                     session.graph().ops.size(), format_bytes(session.unplanned_peak()),
+                     format_bytes(session.predicted_peak()),
                      p.budget > 0 ? ", budget " + format_bytes(p.budget) : std::string());
 }
 
@@ -295,7 +296,7 @@ class Run {
                                               : "; --resume goes on from there"));
     }
     result_.plan = session_.plan();
-    result_.predicted_peak = session_.predicted_peak();
+    result_.peaks = {.predicted = session_.predicted_peak(), .unplanned = session_.unplanned_peak()};
     result_.memory = experiment_.memory().stats();
     result_.arena = session_.arena();
     result_.resident.peak = memory::process_memory().resident_peak;

@@ -61,7 +61,8 @@ constexpr const char* kHowToFind = "train.detect_anomaly = true names the operat
                                    std::int64_t step, double norm, const record::RandomState& random) {
   std::string cause = kHowToFind;
   if (experiment.team().layout().per_replica() > 1) {
-    cause = "which operator has made it is found without parallel.tensor, parallel.context and parallel.pipeline alone";
+    // One that finds something would leave the others waiting.
+    cause = "train.detect_anomaly = true names the operator that made it where each process has the whole model";
   } else if (experiment.config().train.detect_anomaly) {
     cause = "running the step again gave finite gradients";
     experiment.optimizer().zero_grad();
@@ -123,24 +124,18 @@ std::vector<replay::RecordedStep> TrainingStep::record(const data::Batch& sample
 std::vector<replay::RecordedStep> TrainingStep::record_kinds(const data::Batch& sample, std::optional<Bytes> limit) {
   const at::Tensor sum = at::zeros({}, experiment_.device());  // of losses, which is there beside later micro-batches
   const std::vector<MicroBatch> micros = micros_of(experiment_, sample);
-  const auto recorded = [&](std::size_t i, replay::RecordOptions options) {
+  const auto recorded_of = [&](const replay::Forward& forward, replay::RecordOptions options) {
     options.streamed = experiment_.streamed();
     options.lossy = codec_of(experiment_.config().memory.activations);
-    return record_within(
-        limit, experiment_, [&] { return weighted_loss(micros[i]); }, std::move(options));
+    return record_within(limit, experiment_, forward, std::move(options));
+  };
+  const auto recorded = [&](std::size_t i, replay::RecordOptions options) {
+    return recorded_of([&] { return weighted_loss(micros[i]); }, std::move(options));
   };
   std::vector<replay::RecordedStep> kinds;
   if (experiment_.is_in_stages()) {
-    replay::RecordOptions options{.update = rehearsal()};
-    options.lossy = codec_of(experiment_.config().memory.activations);
-    kinds.push_back(record_within(
-        limit, experiment_,
-        [&] {
-          (void)experiment_.step_in_stages(
-              micros, [&](const at::Tensor& loss, const MicroBatch& micro) { return weighted(loss, micro); });
-          return at::Tensor();
-        },
-        std::move(options)));
+    std::vector<at::Tensor> losses;
+    kinds.push_back(recorded_of(through_stages(micros, losses), {.update = rehearsal()}));
     return replay::each_a_kind(std::move(kinds));
   }
   if (micros.size() == 1) {
@@ -183,14 +178,18 @@ at::Tensor TrainingStep::weighted(const at::Tensor& loss, const MicroBatch& micr
   return loss * at::full({}, micro.share * scaler.get_scale(), loss.options().requires_grad(false));
 }
 
+replay::Forward TrainingStep::through_stages(const std::vector<MicroBatch>& micros, std::vector<at::Tensor>& losses) {
+  return [&] {
+    losses = experiment_.step_in_stages(
+        micros, [&](const at::Tensor& loss, const MicroBatch& micro) { return weighted(loss, micro); });
+    return at::Tensor();  // which has gone backward
+  };
+}
+
 template <class Run>
 TrainingStep::Losses TrainingStep::losses_in_stages(const std::vector<MicroBatch>& micros, const Run& run) {
   std::vector<at::Tensor> each;
-  run([&] {
-    each = experiment_.step_in_stages(
-        micros, [&](const at::Tensor& loss, const MicroBatch& micro) { return weighted(loss, micro); });
-    return at::Tensor();
-  });
+  run(through_stages(micros, each));
   Losses losses{.sum = at::zeros({}, at::TensorOptions(experiment_.device()))};
   losses.each.assign(micros.size(), 0.0);  // where another process has them
   for (std::size_t i = 0; i < each.size(); ++i) losses.each[i] = each[i].item<double>();

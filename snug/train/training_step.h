@@ -102,7 +102,9 @@ class TrainingStep {
   /// `run` runs each micro-batch.
   template <class Run>
   Losses losses_of(const data::Batch& batch, std::int64_t update, const Run& run);
-  /// The same of a model in stages, which goes backward by itself: `run` runs all micro-batches at once.
+  /// A step of a model in stages, which goes backward by itself, and leaves this process's losses there.
+  replay::Forward through_stages(const std::vector<MicroBatch>& micros, std::vector<at::Tensor>& losses);
+  /// The same of a model in stages: `run` runs all micro-batches at once.
   template <class Run>
   Losses losses_in_stages(const std::vector<MicroBatch>& micros, const Run& run);
 

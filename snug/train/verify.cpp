@@ -196,7 +196,7 @@ nlohmann::ordered_json to_json(const VerifyResult& r) {
     json["gradient_error"] = r.gradient_error_of_all;
     for (const GradientError& error : r.gradient_error) json["gradient_error_by_layer"][error.layer] = error.relative;
   }
-  json.update(plan_figures(r.plan, r.predicted_peak, r.memory));
+  json.update(plan_figures(r.plan, {r.predicted_peak, r.plan.unplanned_peak}, r.memory));
   return json;
 }
 
