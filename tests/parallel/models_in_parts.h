@@ -50,24 +50,34 @@ inline Model gpt2(std::int64_t vocabulary, double dropout = 0) {
                                           .attention_dropout = dropout})
       .ptr();
 }
-inline Model llama(std::int64_t vocabulary, bool lora = false) {
-  torch::manual_seed(3);
+/// Of 8 heads, 4 of them of keys.
+inline models::Llama llama_of(std::int64_t vocabulary, std::int64_t width, std::int64_t inner_width, bool tied) {
   models::LlamaOptions options;
   options.layers = 3;
-  options.width = 64;
-  options.inner_width = 160;
+  options.width = width;
+  options.inner_width = inner_width;
   options.heads = 8;
   options.key_heads = 4;
-  options.rotary.width = 8;
+  options.rotary.width = width / options.heads;
   options.vocabulary = vocabulary;
   options.sequence = kSequence;
-  options.tied = false;
-  models::Llama model(options);
-  if (!lora) return model.ptr();
-  (void)models::add_lora(*model, {.targets = {"all-linear"}, .rank = 4});
+  options.tied = tied;
+  return models::Llama(options);
+}
+/// As if they had been trained for a while: a new one multiplies by zero.
+inline Model with_adapters(models::Llama model, std::int64_t rank) {
+  (void)models::add_lora(*model, {.targets = {"all-linear"}, .rank = rank});
   const torch::NoGradGuard no_grad;
   for (const auto& [name, parameter] : models::lora_parameters(*model)) at::Tensor(parameter).normal_(0, 0.02);
   return model.ptr();
+}
+inline Model llama(std::int64_t vocabulary) {
+  torch::manual_seed(3);
+  return llama_of(vocabulary, 64, 160, false).ptr();
+}
+inline Model adapted_llama(std::int64_t vocabulary) {
+  torch::manual_seed(3);
+  return with_adapters(llama_of(vocabulary, 64, 160, false), 4);
 }
 
 /// Rounded to blocks of 8 bits.
@@ -82,25 +92,12 @@ inline ops::PackedMatrix packed_of(const at::Tensor& weight) {
 /// A Llama whose weights are packed, with adapters (QLoRA).
 inline Model packed_llama(std::int64_t vocabulary) {
   torch::manual_seed(4);
-  models::LlamaOptions options;
-  options.layers = 2;
-  options.width = 128;
-  options.inner_width = 256;
-  options.heads = 8;
-  options.key_heads = 4;
-  options.rotary.width = 16;
-  options.vocabulary = vocabulary;
-  options.sequence = kSequence;
-  options.tied = true;
-  models::Llama model(options);
+  models::Llama model = llama_of(vocabulary, 128, 256, true);  // inputs are whole blocks in 4 processes
   for (const auto& [name, linear] : models::linear_modules(*model)) linear->pack(packed_of(linear->weight));
   for (const auto& module : model->modules()) {
     if (auto* const table = module->as<models::Embedding>()) table->pack(packed_of(table->weight));
   }
-  (void)models::add_lora(*model, {.targets = {"all-linear"}, .rank = 2, .dropout = 0});
-  const torch::NoGradGuard no_grad;
-  for (const auto& [name, parameter] : models::lora_parameters(*model)) at::Tensor(parameter).normal_(0, 0.02);
-  return model.ptr();
+  return with_adapters(model, 2);
 }
 
 struct Made {
@@ -111,7 +108,7 @@ inline std::vector<Made> all_models(std::int64_t vocabulary) {
   return {{"gpt", [=] { return gpt(vocabulary); }},
           {"gpt2", [=] { return gpt2(vocabulary); }},
           {"llama", [=] { return llama(vocabulary); }},
-          {"llama with adapters", [=] { return llama(vocabulary, true); }}};
+          {"llama with adapters", [=] { return adapted_llama(vocabulary); }}};
 }
 inline std::vector<Made> with_packed(std::int64_t vocabulary) {
   std::vector<Made> all = all_models(vocabulary);

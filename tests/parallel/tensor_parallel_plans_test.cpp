@@ -21,6 +21,7 @@
 namespace snug::parallel {
 namespace {
 
+using testing::adapted_llama;
 using testing::all_models;
 using testing::gpt2;
 using testing::in_processes;
@@ -145,7 +146,7 @@ std::int64_t within_a_budget_in_parts(World& world, const Made& made, const Term
 
 /// Frozen weights, whose casts under autocast are the cheapest to evict, with adapters.
 testing::Model adapted_in_bf16() {
-  const testing::Model model = llama(kEven, true);
+  const testing::Model model = adapted_llama(kEven);
   for (auto& named : model->named_parameters()) {
     if (named.key().find("lora") == std::string::npos) named.value().set_requires_grad(false);
   }
@@ -167,7 +168,7 @@ TEST(TensorParallelPlans, UnderABudgetWithSequencesInPartsInFourProcesses) {
 /// sequences.
 TEST(TensorParallelPlans, APlanMayHaveAllDoCollectivesAgain) {
   in_processes(2, [](World& world) {
-    const Made of_llama{"llama", [] { return llama(kEven); }}, adapted{"adapted", [] { return llama(kEven, true); }};
+    const Made of_llama{"llama", [] { return llama(kEven); }}, adapted{"adapted", [] { return adapted_llama(kEven); }};
     for (const Made& made : {of_llama, adapted}) {
       for (const bool sequences : {false, true}) {
         const Terms terms{.sequences = sequences, .share = 85, .strategy = kModules};

@@ -39,18 +39,16 @@ TEST(StateOfTeam, IsReadInPiecesAndGoesOnAfterAFailureInTheMiddle) {
     EXPECT_EQ(divided.all.size(), 2U);
     for (const std::size_t fails_behind :
          {std::size_t{400}, std::size_t{1} << 20U, std::size_t{0}, std::size_t{1} << 20U}) {
-      if (!team.is_first()) {
-        state.serve();
-        continue;
+      bool failed = false;
+      try {
+        state.write_together([&] {
+          EXPECT_TRUE(at::equal(read(divided.all.at("numbers"), fails_behind), torch::arange(100, at::kDouble)));
+          EXPECT_EQ(read(divided.all.at("count")).item<float>(), 3);
+        });
+      } catch (const Error&) {
+        failed = true;
       }
-      state.begin();
-      if (fails_behind < 1000) {
-        EXPECT_THROW((void)read(divided.all.at("numbers"), fails_behind), Error);
-      } else {
-        EXPECT_TRUE(at::equal(read(divided.all.at("numbers")), torch::arange(100, at::kDouble)));
-        EXPECT_EQ(read(divided.all.at("count")).item<float>(), 3);
-      }
-      state.done();
+      EXPECT_EQ(failed, team.is_first() && fails_behind < 1000) << "the others are told that it is over";
     }
     // All of them are as far.
     EXPECT_EQ(team.gather({1.0}).size(), 3U);
@@ -74,15 +72,14 @@ TEST(StateOfTeam, PutsColumnsAndShardsOfThemTogether) {
         {"rows", of_rows, {10, 6}, 0, {.first = 6 * row, .length = 6 * rows, .stride = 60}}};
     for (const Bytes piece : {Bytes{4}, Bytes{44}, 1_MiB}) {
       StateOfTeam state(team, {{"file", mine}}, piece);
-      if (team.is_first()) {
-        state.begin();
+      bool was_read = false;
+      state.write_together([&] {
         const state::DividedTensors divided = state.divided().at("file");
         EXPECT_TRUE(at::equal(read(divided.all.at("columns")), matrix));
         EXPECT_TRUE(at::equal(read(divided.all.at("rows")), matrix));
-        state.done();
-      } else {
-        state.serve();
-      }
+        was_read = true;
+      });
+      EXPECT_EQ(was_read, team.is_first());
     }
     for (const state::TensorPart& part : mine) {
       const at::Tensor was = part.part.clone();
@@ -98,10 +95,7 @@ TEST(StateOfTeam, IsOverWhereTheFirstHasAll) {
   in_processes(2, [](parallel::World& world) {
     const Team team(std::shared_ptr<parallel::World>(&world, [](auto*) {}));
     StateOfTeam state(team, {{"file", {{"count", torch::full({}, 3.0F), {}, 0}}}});
-    if (!team.is_first()) return state.serve();
-    state.begin();
-    EXPECT_EQ(read(state.divided().at("file").all.at("count")).item<float>(), 3);
-    state.done();
+    state.write_together([&] { EXPECT_EQ(read(state.divided().at("file").all.at("count")).item<float>(), 3); });
   });
 }
 

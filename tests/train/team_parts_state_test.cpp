@@ -112,6 +112,18 @@ TEST(TeamInParts, GoesOnFromStages) {
   }
 }
 
+/// Of a model in files, which say what it is.
+Config finetuning(const fs::path& folder, const fs::path& model, const InParts& parts) {
+  Config config = config_of(folder, parts);
+  const std::int64_t sequence = config.model.sequence;
+  config.model = {};
+  config.model.kind = parts.kind;
+  config.model.path = model;
+  config.model.sequence = sequence;
+  config.data.tokenizer = "bytes";
+  return config;
+}
+
 /// What is saved behind a run is the whole model, or the whole adapter.
 TEST(TeamInParts, SavesWhatOneProcessWould) {
   const fs::path folder = folder_of("saved_parts");
@@ -122,15 +134,9 @@ TEST(TeamInParts, SavesWhatOneProcessWould) {
   }
   for (const std::int64_t rank : {0, 4}) {
     const auto finetuned = [&](const InParts& parts) {
-      Config config = config_of(folder, parts);
-      const Config defaults;
-      config.model.blocks = defaults.model.blocks, config.model.width = defaults.model.width;
-      config.model.heads = defaults.model.heads, config.model.own = defaults.model.own;
-      config.model.path = folder / "base" / "model";
-      config.data.tokenizer = "bytes";
+      Config config = finetuning(folder, folder / "base" / "model", parts);
       config.lora.rank = rank;
-      config.state.every = 0;
-      config.state.last = defaults.state.last;
+      config.state = {};
       return config;
     };
     const auto train_and_save = [&](const Config& config, const Team& team, const fs::path& to) {
@@ -169,12 +175,7 @@ TEST(TeamInParts, OfStagesHasTheBitsOfAllItsMicroBatches) {
   }
   std::string targets = "all-linear";
   const auto finetuned = [&](const InParts& parts) {
-    Config config = config_of(folder, parts);
-    const Config defaults;
-    config.model.blocks = defaults.model.blocks, config.model.width = defaults.model.width;
-    config.model.heads = defaults.model.heads, config.model.own = defaults.model.own;
-    config.model.path = folder / "base" / "model";
-    config.data.tokenizer = "bytes";
+    Config config = finetuning(folder, folder / "base" / "model", parts);
     config.lora.rank = 4;
     config.lora.targets = targets;
     config.train.accumulate = 4;
@@ -210,6 +211,29 @@ TEST(TeamInParts, OfStagesHasTheBitsOfAllItsMicroBatches) {
     EXPECT_TRUE(weights_after(folder / other, kSixSteps) == weights_after(folder / "one", kSixSteps)) << other;
     EXPECT_TRUE(optimizer_after(folder / other, kSixSteps) == optimizer_after(folder / "one", kSixSteps)) << other;
   }
+}
+
+/// Weights in blocks of a GGUF file, which stages that others have leave (QLoRA).
+TEST(TeamInParts, OfStagesHasTheBitsWithPackedWeights) {
+  const fs::path folder = folder_of("packed_stages");
+  const auto packed = [&](const InParts& parts) {
+    Config config = finetuning(folder, fs::path(SNUG_TESTS) / "train" / "tiny.gguf", parts);
+    config.model.weights = BaseWeights::Packed;
+    config.model.sequence = 64;
+    config.lora.rank = 4;
+    config.lora.targets = "all-linear";
+    config.train.accumulate = 2;
+    return config;
+  };
+  in_processes(2, [&](parallel::World& world) {
+    const TrainResult result =
+        run_parts(packed({.kind = "llama", .processes = 2, .pipeline = 2}), folder / "stages", world);
+    EXPECT_EQ(result.steps, kSixSteps);
+  });
+  if (testing::is_started_by_test()) return;
+  (void)run_in(packed({.kind = "llama"}), folder / "one", Team());
+  EXPECT_EQ(lines_of(folder / "stages"), lines_of(folder / "one"));
+  EXPECT_TRUE(weights_after(folder / "stages", kSixSteps) == weights_after(folder / "one", kSixSteps));
 }
 
 /// In each of so many processes.
