@@ -1,5 +1,6 @@
 #include "snug/parallel/bucket_gradients.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -10,8 +11,10 @@
 namespace snug::parallel {
 namespace {
 
-/// The place of a gradient, as the engine lays gradients out: like the parameter, where that is dense.
+/// The place of a gradient, as the engine lays gradients out: like the parameter, where that is dense. No view to
+/// autograd, which LibTorch's Optimizer::zero_grad() could not detach.
 at::Tensor place_of(const at::Tensor& gradients, const at::Tensor& parameter, std::int64_t offset) {
+  const at::AutoDispatchBelowADInplaceOrView no_view;
   if (parameter.is_non_overlapping_and_dense())
     return gradients.as_strided(parameter.sizes(), parameter.strides(), offset);
   return gradients.narrow(0, offset, parameter.numel()).view(parameter.sizes());
