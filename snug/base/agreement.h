@@ -42,6 +42,8 @@ class Agreement {
   [[nodiscard]] virtual bool has_collectives() const { return false; }
   /// This process has left a step in its midst: who waits for it in a collective inside of the step waits no more.
   virtual void end_collectives() noexcept {}
+  /// Whether others are known to record other steps, without being asked: in a rehearsal, where nobody can be.
+  [[nodiscard]] virtual bool is_unlike_others() const { return false; }
   /// Each number becomes the largest that one of them has. As many in each.
   virtual void largest(std::span<double> /*numbers*/) {}
 };

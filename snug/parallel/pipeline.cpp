@@ -129,7 +129,8 @@ class Pipeline::Step {
   }
   ~Step() {
     // Nobody may receive it any more; who has failed does not wait.
-    if (std::uncaught_exceptions() > exceptions_) (void)new std::list<Sent>(std::move(sent_));  // NOLINT: stays
+    if (std::uncaught_exceptions() > exceptions_ && group_.has_others())
+      (void)new std::list<Sent>(std::move(sent_));  // NOLINT: stays
   }
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
@@ -259,6 +260,7 @@ class Pipeline::Step {
   }
   /// Those that wait for what would come from here on; they may not receive it before another step.
   void tell_others(std::size_t from_action) noexcept {
+    if (!group_.has_others()) return;
     const auto& own = actions_[static_cast<std::size_t>(group_.rank())];
     try {
       for (std::size_t i = from_action; i < own.size(); ++i) {

@@ -89,8 +89,11 @@ class ProcessGroup {
   /// block.
   void end() noexcept;
 
+  /// Whether there are others who may wait for this process: there are none in a rehearsal.
+  [[nodiscard]] virtual bool has_others() const noexcept { return size_ > 1; }
+
   /// A number for what its processes do next together, that is the same in all of them.
-  std::int64_t number_step() noexcept { return ++steps_; }
+  virtual std::int64_t number_step() noexcept { return ++steps_; }
 
   /// Called in front of each collective; what it throws ends that one as if it had failed. May be empty.
   void watch(std::function<void(const Collective&)> watcher) { watcher_ = std::move(watcher); }

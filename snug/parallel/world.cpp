@@ -7,8 +7,11 @@
 #include <set>
 
 #include "snug/base/errors.h"
+#include "snug/parallel/group_agreement.h"
 
 namespace snug::parallel {
+
+std::shared_ptr<Agreement> World::agreement() { return agreement_of(all_); }
 
 std::shared_ptr<ProcessGroup> World::group(const std::vector<int>& ranks) {
   const auto here = std::ranges::find(ranks, launched_.rank);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "snug/base/agreement.h"
 #include "snug/parallel/launch.h"
 #include "snug/parallel/process_group.h"
 
@@ -30,6 +31,9 @@ class World {
 
   [[nodiscard]] const Launched& launched() const noexcept { return launched_; }
   [[nodiscard]] const std::shared_ptr<ProcessGroup>& all() const noexcept { return all_; }
+
+  /// Of all of them.
+  [[nodiscard]] virtual std::shared_ptr<Agreement> agreement();
 
   /// What this process does from here on, as "step 12", for the messages of others when it is missing.
   virtual void doing(const std::string& /*what*/) {}

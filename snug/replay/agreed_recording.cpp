@@ -103,7 +103,7 @@ bool agree_on(std::vector<RecordedStep>& kinds, Agreement& group) {
           static_cast<std::uint64_t>(step.kind), static_cast<std::uint64_t>(step.graph.in_flight)})
       hash = (hash ^ part) * 0x9e3779b97f4a7c15ULL;
   }
-  if (!all_have({as_number(hash)}, group)) {
+  if (group.is_unlike_others() || !all_have({as_number(hash)}, group)) {
     keep_together();
     return false;
   }

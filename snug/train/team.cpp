@@ -19,7 +19,6 @@
 
 #include "snug/base/errors.h"
 #include "snug/base/hash.h"
-#include "snug/parallel/group_agreement.h"
 #include "snug/parallel/launch.h"
 #include "snug/parallel/tensor_group.h"
 #include "snug/train/config.h"
@@ -116,9 +115,7 @@ std::shared_ptr<parallel::ProcessGroup> Team::pipeline() const {
   return layout_.pipeline > 1 ? mesh_->group({"pipeline"}) : nullptr;
 }
 
-std::shared_ptr<Agreement> Team::agreement() const {
-  return size() > 1 ? parallel::agreement_of(world_->all()) : alone();
-}
+std::shared_ptr<Agreement> Team::agreement() const { return size() > 1 ? world_->agreement() : alone(); }
 
 std::vector<parallel::DividedParameter> Team::divide(const std::vector<at::Tensor>& parameters,
                                                      StreamedTensors& streamed) const {

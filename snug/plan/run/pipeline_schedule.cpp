@@ -105,16 +105,17 @@ Actions zero_bubble(const PipelineShape& shape, int rank) {
 /// When what an action needs has been made, or infinity; by stage and micro-batch.
 class Clock {
  public:
-  Clock(int stages, int micro_batches)
+  Clock(int stages, int micro_batches, const std::vector<double>& hand_over)
       : stages_(stages),
         micro_batches_(micro_batches),
+        hand_over_(hand_over),
         forward_(static_cast<std::size_t>(stages) * static_cast<std::size_t>(micro_batches), kNever),
         backward_(forward_) {}
 
   [[nodiscard]] double ready(Kind kind, int stage, int m) const {
-    if (kind == Kind::Forward) return stage == 0 ? 0 : forward_[at(stage - 1, m)];
+    if (kind == Kind::Forward) return stage == 0 ? 0 : forward_[at(stage - 1, m)] + behind(stage - 1);
     if (kind == Kind::BackwardWeights) return backward_[at(stage, m)];
-    return std::max(forward_[at(stage, m)], stage == stages_ - 1 ? 0 : backward_[at(stage + 1, m)]);
+    return std::max(forward_[at(stage, m)], stage == stages_ - 1 ? 0 : backward_[at(stage + 1, m)] + behind(stage));
   }
   void made(Kind kind, int stage, int m, double when) {
     if (kind == Kind::Forward) forward_[at(stage, m)] = when;
@@ -123,10 +124,14 @@ class Clock {
   static constexpr double kNever = std::numeric_limits<double>::infinity();
 
  private:
+  [[nodiscard]] double behind(int stage) const {
+    return hand_over_.empty() ? 0 : hand_over_.at(static_cast<std::size_t>(stage));
+  }
   [[nodiscard]] std::size_t at(int stage, int m) const {
     return static_cast<std::size_t>(stage) * static_cast<std::size_t>(micro_batches_) + static_cast<std::size_t>(m);
   }
   int stages_, micro_batches_;
+  const std::vector<double>& hand_over_;
   std::vector<double> forward_, backward_;
 };
 
@@ -188,7 +193,7 @@ std::vector<std::vector<PipelineAction>> actions_of(const PipelineSchedule& sche
 }
 
 PipelineRun run_pipeline(const std::vector<std::vector<PipelineAction>>& actions,
-                         const std::vector<StageSeconds>& seconds) {
+                         const std::vector<StageSeconds>& seconds, const std::vector<double>& hand_over) {
   const int processes = static_cast<int>(actions.size());
   int stages = processes, micro_batches = 1;
   for (const Actions& of_one : actions) {
@@ -197,7 +202,7 @@ PipelineRun run_pipeline(const std::vector<std::vector<PipelineAction>>& actions
       micro_batches = std::max(micro_batches, action.micro_batch + 1);
     }
   }
-  Clock clock(stages, micro_batches);
+  Clock clock(stages, micro_batches, hand_over);
   PipelineRun run{
       .seconds = 0, .busy = std::vector<double>(actions.size(), 0), .most_alive = std::vector<int>(actions.size(), 0)};
   std::vector<double> free(actions.size(), 0);

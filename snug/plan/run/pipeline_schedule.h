@@ -67,15 +67,16 @@ struct StageSeconds {
   double backward_weights = 1;
 };
 
-/// What becomes of a schedule when every action begins as soon as its process is free and what it needs has been made;
-/// it comes over in no time.
+/// What becomes of a schedule when every action begins as soon as its process is free and what it needs is there.
 struct PipelineRun {
   double seconds = 0;           ///< from the first action to the end of the last
   std::vector<double> busy;     ///< by process
   std::vector<int> most_alive;  ///< by process: micro-batches of stages whose activations are there at once
 };
-/// `seconds`: by stage, or one for all. Throws std::logic_error where processes would wait for each other.
+/// `seconds`: by stage, or one for all. `hand_over`: by stage, how long what it has made is on its way to the next one,
+/// and from that back, which keeps neither busy; none: no time. Throws std::logic_error where processes would wait for
+/// each other.
 PipelineRun run_pipeline(const std::vector<std::vector<PipelineAction>>& actions,
-                         const std::vector<StageSeconds>& seconds);
+                         const std::vector<StageSeconds>& seconds, const std::vector<double>& hand_over = {});
 
 }  // namespace snug::plan

@@ -135,6 +135,24 @@ TEST(PipelineSchedule, WaitsForTheSlowestStage) {
   EXPECT_DOUBLE_EQ(run.busy[2], 16 * 6.0);
 }
 
+/// Once onward and once back through all stages, where nothing else has to wait.
+TEST(PipelineSchedule, WhatIsHandedOverIsOnItsWayTwiceBetweenAllStages) {
+  constexpr double kHandOver = 0.5;
+  for (int p = 1; p <= 6; ++p) {
+    for (int m = 1; m <= 12; ++m) {
+      const std::vector<double> ways(static_cast<std::size_t>(p), kHandOver);
+      const PipelineRun all_first = run_pipeline(actions_of(FThenB{}, {p, m}), {kSeconds}, ways),
+                        one_by_one = run_pipeline(actions_of(OneFOneB{}, {p, m}), {kSeconds}, ways);
+      EXPECT_DOUBLE_EQ(all_first.seconds, (m + p - 1) * kAll + 2 * (p - 1) * kHandOver) << p << " " << m;
+      EXPECT_GE(one_by_one.seconds, all_first.seconds) << "who waits for what comes back waits longer";
+      for (const double busy : one_by_one.busy) EXPECT_DOUBLE_EQ(busy, m * kAll);
+      if (m == 1) {
+        EXPECT_DOUBLE_EQ(one_by_one.seconds, all_first.seconds);
+      }
+    }
+  }
+}
+
 TEST(PipelineSchedule, IsReadAndWritten) {
   for (const std::string text : {"f_then_b", "1f1b", "interleaved(3)", "zero_bubble"})
     EXPECT_EQ(name_of(pipeline_schedule_from(text)), text);

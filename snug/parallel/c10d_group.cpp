@@ -1,0 +1,155 @@
+#include "snug/parallel/c10d_group.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "snug/base/match.h"
+
+namespace snug::parallel {
+namespace {
+
+c10d::ReduceOp reduce_op(Reduce how) {
+  switch (how) {
+    case Reduce::Sum:
+      return c10d::ReduceOp::SUM;
+    case Reduce::Max:
+      return c10d::ReduceOp::MAX;
+    case Reduce::Min:
+      return c10d::ReduceOp::MIN;
+  }
+  throw std::logic_error("parallel: unknown reduction");
+}
+
+// LibTorch 2.13 has another name for it.
+template <class Group>
+c10::intrusive_ptr<c10d::Work> reduce_into(Group& group, at::Tensor mine, at::Tensor all,
+                                           const c10d::ReduceScatterOptions& options) {
+  if constexpr (requires { group.reduce_scatter_single(mine, all, options); }) {
+    return group.reduce_scatter_single(mine, all, options);
+  } else {
+    return group._reduce_scatter_base(mine, all, options);
+  }
+}
+
+}  // namespace
+
+class C10dGroup::Waited final : public Pending {
+ public:
+  explicit Waited(Works works, std::optional<std::chrono::milliseconds> patience = {})
+      : works_(std::move(works)), patience_(patience) {}
+  void wait() override {
+    for (Work& work : works_) {
+      if (!work) continue;
+      patience_ ? work->wait(*patience_) : work->wait();
+      // Gloo's thread lets go of it, and so of its tensors, a little later: what a step takes would depend on when.
+      const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+      while (work.use_count() > 1 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+      work.reset();
+    }
+  }
+
+  // Gloo's buffers block until the other process has done its part.
+  void abandon() noexcept override {
+    for (Work& work : works_) (void)work.release();
+  }
+
+ private:
+  Works works_;
+  std::optional<std::chrono::milliseconds> patience_;
+};
+
+C10dGroup::C10dGroup(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<RollCall> roll, int rank,
+                     const std::vector<int>& members, std::optional<std::chrono::milliseconds> patience)
+    : ProcessGroup(rank, static_cast<int>(members.size()), members),
+      group_(std::move(group)),
+      roll_(std::move(roll)),
+      patience_(patience) {}
+
+C10dGroup::~C10dGroup() {
+  if (has_failed() && group_) (void)group_.release();  // it would wait for its threads, and those for others
+}
+
+std::unique_ptr<Pending> C10dGroup::start(const Collective& what) {
+  const at::NoGradGuard no_grad;
+  return std::make_unique<Waited>(std::visit(Match{[&](const auto& c) { return of(c); }}, what), patience_);
+}
+
+/// Its connections are closed with it. Apart, as it waits for what is under way.
+void C10dGroup::disconnect() noexcept {
+  if (roll_) roll_->leave();
+  try {
+    std::thread([group = std::move(group_)]() mutable { group.reset(); }).detach();
+  } catch (...) {  // NOLINT(bugprone-empty-catch): others find out by their timeout
+  }
+}
+
+C10dGroup::Works C10dGroup::of(const AllReduce& c) {
+  std::vector<at::Tensor> tensors{c.tensor};
+  c10d::AllreduceOptions options;
+  options.reduceOp = reduce_op(c.how);
+  return {group_->allreduce(tensors, options)};
+}
+
+// Gloo's own all-gather takes as much memory again as what is gathered; by pairs none is taken.
+C10dGroup::Works C10dGroup::of(const AllGather& c) {
+  return by_pairs(c.all.view({size(), -1}), [mine = c.mine.view(-1)](int /*to*/) { return mine; });
+}
+
+C10dGroup::Works C10dGroup::of(const AllToAll& c) {
+  const at::Tensor received = c.received.view({size(), -1}), sent = c.sent.view({size(), -1});
+  return by_pairs(received, [&](int to) { return sent[to]; });
+}
+
+C10dGroup::Works C10dGroup::of(const ReduceScatter& c) {
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = reduce_op(c.how);
+  return {reduce_into(*group_, c.mine.view(-1), c.all.view(-1), options)};
+}
+
+C10dGroup::Works C10dGroup::of(const Broadcast& c) {
+  std::vector<at::Tensor> tensors{c.tensor};
+  c10d::BroadcastOptions options;
+  options.rootRank = c.root;
+  return {group_->broadcast(tensors, options)};
+}
+
+C10dGroup::Works C10dGroup::of(const Send& c) { return {send(c.tensor, c.to, c.tag)}; }
+C10dGroup::Works C10dGroup::of(const Receive& c) { return {receive(c.tensor, c.from, c.tag)}; }
+C10dGroup::Works C10dGroup::of(const Barrier& /*unused*/) { return {group_->barrier()}; }
+
+C10dGroup::Work C10dGroup::send(const at::Tensor& tensor, int to, int tag) {
+  std::vector<at::Tensor> tensors{tensor};
+  return group_->send(tensors, to, tag);
+}
+
+C10dGroup::Work C10dGroup::receive(const at::Tensor& tensor, int from, int tag) {
+  std::vector<at::Tensor> tensors{tensor};
+  return group_->recv(tensors, from, tag);
+}
+
+C10dGroup::Works C10dGroup::by_pairs(const at::Tensor& received, const std::function<at::Tensor(int to)>& sent_to) {
+  constexpr int kTags = 1 << 30;
+  next_tag_ = next_tag_ % kTags + 1;  // 0 is what is sent and received alone
+  Works works;
+  received[rank()].copy_(sent_to(rank()));
+  if (received.numel() == 0) return works;
+  try {
+    for (int distance = 1; distance < size(); ++distance) {
+      const int from = (rank() + size() - distance) % size();
+      works.push_back(receive(received[from], from, next_tag_));
+    }
+    for (int distance = 1; distance < size(); ++distance) {
+      const int to = (rank() + distance) % size();
+      works.push_back(send(sent_to(to), to, next_tag_));
+    }
+  } catch (...) {
+    Waited(std::move(works)).abandon();
+    throw;
+  }
+  return works;
+}
+
+}  // namespace snug::parallel
