@@ -207,9 +207,9 @@ optim::OtherParts Experiment::other_parts_of(const optim::Parameters& trained) c
 void Experiment::keep_stages(const models::CausalLmImpl::Work& work, optim::Parameters& trained) {
   const plan::PipelineSchedule schedule = plan::pipeline_schedule_from(config_.parallel.schedule);
   const std::shared_ptr<parallel::ProcessGroup> group = team_.pipeline();
-  const std::vector<int> blocks =
-      plan::cut_into_stages(work.blocks, group->size() * plan::chunks_of(schedule), 0, work.behind);
-  models::ModelInStages found = task_.model().keep_stages(blocks, stages_at(group->rank(), group->size(), schedule));
+  blocks_by_stage_ = plan::cut_into_stages(work.blocks, group->size() * plan::chunks_of(schedule), 0, work.behind);
+  models::ModelInStages found =
+      task_.model().keep_stages(blocks_by_stage_, stages_at(group->rank(), group->size(), schedule));
   memory().release_cached();
   trained.names_elsewhere = trained.names;
   optim::Parameters here{};

@@ -46,6 +46,8 @@ class Experiment {
   std::vector<at::Tensor> evaluate_in_stages(const std::vector<MicroBatch>& micros) {
     return stages_->evaluate(micros);
   }
+  /// How many blocks all stages have; none where the model is in no stages.
+  [[nodiscard]] const std::vector<int>& blocks_by_stage() const noexcept { return blocks_by_stage_; }
   /// Whether this process has some stages of the model: then there is no loss() of it alone.
   [[nodiscard]] bool is_in_stages() const noexcept { return stages_ != nullptr; }
 
@@ -144,6 +146,7 @@ class Experiment {
   models::ModelInParts in_parts_;
   std::vector<at::Tensor> shared_;  // of the first and the last stage
   std::unique_ptr<StagedModel> stages_;
+  std::vector<int> blocks_by_stage_;
   std::vector<parallel::DividedParameter> divided_;
   std::unique_ptr<TeamGradients> together_;
   optim::OtherParts other_parts_;

@@ -23,7 +23,7 @@ LEVELS = [
     ["base"],
 ]
 # Folders of a room, in the same way; "" is the room's own files.
-FOLDERS = {"plan": ["", "search", "bound", "run", "step"], "ops": ["", "kernels"], "train": ["families", ""]}
+FOLDERS = {"plan": ["", "search", "bound", "run", "step"], "ops": ["", "kernels"], "train": ["mesh", "families", ""]}
 # Files of snug/ itself, and the highest level that they may include.
 TOP_FILES = {"snug.h": 1, "precompiled.cpp": len(LEVELS)}
 WITHOUT_LIBTORCH = ["plan", "base"]

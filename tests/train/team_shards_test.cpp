@@ -16,6 +16,7 @@
 #include "snug/base/errors.h"
 #include "snug/base/text_file.h"
 #include "snug/report/progress.h"
+#include "snug/train/experiment.h"
 #include "snug/train/trainer.h"
 #include "tests/parallel/processes.h"
 #include "tests/train/team_run.h"

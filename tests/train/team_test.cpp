@@ -22,6 +22,7 @@
 #include "snug/base/text_file.h"
 #include "snug/report/progress.h"
 #include "snug/state/training_state.h"
+#include "snug/train/experiment.h"
 #include "snug/train/interrupt.h"
 #include "snug/train/parallel_rules.h"
 #include "snug/train/trainer.h"

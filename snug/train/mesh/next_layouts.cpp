@@ -1,0 +1,144 @@
+#include "snug/train/mesh/next_layouts.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <string_view>
+#include <utility>
+
+#include "snug/plan/run/pipeline_schedule.h"
+#include "snug/train/team_layout.h"
+
+namespace snug::train {
+namespace {
+
+bool is_set(const Config& config, std::string_view key) { return config.given.contains(key); }
+
+/// Keys that say nothing of this layout are as if they had never been set.
+void forget(Config& config, const std::string& key) { config.given.erase(key); }
+
+/// The next number of micro-batches behind `from`, whatever its schedule needs; nullopt: there is none.
+std::optional<Config> with_more_micro_batches(Config config, const Devices& devices, std::int64_t from) {
+  const std::int64_t replicas = replicas_of(config, devices), pipeline = config.parallel.pipeline;
+  const bool in_rounds = pipeline > 1 && plan::chunks_of(plan::pipeline_schedule_from(config.parallel.schedule)) > 1;
+  for (std::int64_t count = from + 1; count * replicas <= config.train.batch; ++count) {
+    if (config.train.batch % (replicas * count) != 0 || (in_rounds && count % pipeline != 0)) continue;
+    config.train.accumulate = count;
+    return config;
+  }
+  return std::nullopt;
+}
+
+std::optional<Config> first_with(const Config& asked, const Devices& devices, const TeamLayout& layout) {
+  Config config = asked;
+  ParallelConfig& p = config.parallel;
+  const auto differs = [&](std::string_view key, std::int64_t set, std::int64_t now) {
+    return is_set(asked, key) && set != now;
+  };
+  if (differs("parallel.tensor", p.tensor, layout.tensor) || differs("parallel.context", p.context, layout.context) ||
+      differs("parallel.pipeline", p.pipeline, layout.pipeline))
+    return std::nullopt;
+  if (!is_set(asked, "parallel.tensor") && devices.links.per_machine % layout.tensor != 0) return std::nullopt;
+  p.tensor = layout.tensor;
+  p.context = layout.context;
+  p.pipeline = layout.pipeline;
+  if (layout.pipeline == 1) {
+    p.schedule = ParallelConfig().schedule;
+    forget(config, "parallel.schedule");
+  }
+  if (layout.tensor == 1) {
+    p.sequence_parallel = false;
+    forget(config, "parallel.sequence_parallel");
+  } else if (!is_set(asked, "parallel.sequence_parallel")) {
+    p.sequence_parallel = config.model.sequence % layout.tensor == 0;
+  }
+  if (is_set(asked, "train.accumulate")) return config;
+  return with_more_micro_batches(config, devices, layout.pipeline - 1);
+}
+
+std::optional<Config> with_more_shards(Config config, const Devices& devices) {
+  ParallelConfig& p = config.parallel;
+  const bool are_alike = replicas_of(config, devices) * p.context > 1,
+             is_last = p.shard == (p.pipeline > 1 ? ShardOf::Gradients : ShardOf::Parameters);
+  if (!are_alike || is_last) return std::nullopt;
+  p.shard = static_cast<ShardOf>(static_cast<unsigned char>(p.shard) + 1);
+  return config;
+}
+
+std::optional<Config> with_more_stages(Config config, std::int64_t blocks) {
+  ParallelConfig& p = config.parallel;
+  if (p.pipeline == 1) return std::nullopt;
+  const int chunks = 2 * plan::chunks_of(plan::pipeline_schedule_from(p.schedule));
+  if (chunks * p.pipeline > blocks || config.train.accumulate % p.pipeline != 0) return std::nullopt;
+  p.schedule = plan::name_of(plan::Interleaved{chunks});
+  return config;
+}
+
+}  // namespace
+
+std::int64_t replicas_of(const Config& config, const Devices& devices) {
+  return devices.count / layout_of(config.parallel).per_replica();
+}
+
+std::vector<Config> first_layouts(const Config& config, const Devices& devices) {
+  std::vector<Config> all;
+  for (int tensor = 1; tensor <= devices.count; ++tensor) {
+    for (int context = 1; context * tensor <= devices.count; ++context) {
+      if (tensor > 1 && context > 1) break;  // these do not go together
+      for (int pipeline = 1; pipeline * context * tensor <= devices.count; ++pipeline) {
+        if (devices.count % (tensor * context * pipeline) != 0) continue;
+        const TeamLayout layout{.tensor = tensor, .context = context, .pipeline = pipeline};
+        if (auto first = first_with(config, devices, layout)) all.push_back(*std::move(first));
+      }
+    }
+  }
+  return all;
+}
+
+std::vector<Further> ways_further(const Config& config, const Devices& devices) {
+  std::vector<Further> all;
+  if (!is_set(config, "parallel.shard")) {
+    all.emplace_back(
+        [devices](const Config& from, std::int64_t /*blocks*/) { return with_more_shards(from, devices); });
+  }
+  if (!is_set(config, "train.accumulate")) {
+    all.emplace_back([devices](const Config& from, std::int64_t /*blocks*/) {
+      return with_more_micro_batches(from, devices, from.train.accumulate);
+    });
+  }
+  if (!is_set(config, "parallel.schedule")) {
+    all.emplace_back([](const Config& from, std::int64_t blocks) { return with_more_stages(from, blocks); });
+  }
+  return all;
+}
+
+std::string layout_in_words(const Config& config, const Devices& devices) {
+  const ParallelConfig& p = config.parallel;
+  std::vector<std::string> parts;
+  if (p.tensor > 1) parts.push_back(fmt::format("tensor {}{}", p.tensor, p.sequence_parallel ? " with sequences" : ""));
+  if (p.context > 1) parts.push_back(fmt::format("context {}", p.context));
+  if (p.pipeline > 1) parts.push_back(fmt::format("pipeline {} {}", p.pipeline, p.schedule));
+  if (const std::int64_t replicas = replicas_of(config, devices); replicas > 1)
+    parts.push_back(fmt::format("data {}", replicas));
+  if (p.shard != ShardOf::None) parts.push_back(fmt::format("{} in shards", word(p.shard)));
+  if (config.train.accumulate > 1) parts.push_back(fmt::format("{} micro-batches", config.train.accumulate));
+  return parts.empty() ? "one process" : fmt::format("{}", fmt::join(parts, ", "));
+}
+
+std::vector<std::string> settings_between(const Config& from, const Config& to) {
+  std::vector<std::string> settings;
+  const auto add = [&](std::string_view key, const auto& before, const auto& now) {
+    if (before != now) settings.push_back(fmt::format("{}={}", key, now));
+  };
+  add("parallel.tensor", from.parallel.tensor, to.parallel.tensor);
+  add("parallel.sequence_parallel", from.parallel.sequence_parallel, to.parallel.sequence_parallel);
+  add("parallel.context", from.parallel.context, to.parallel.context);
+  add("parallel.pipeline", from.parallel.pipeline, to.parallel.pipeline);
+  add("parallel.schedule", from.parallel.schedule, to.parallel.schedule);
+  add("parallel.shard", word(from.parallel.shard), word(to.parallel.shard));
+  add("train.accumulate", from.train.accumulate, to.train.accumulate);
+  add("train.threads", from.train.threads, to.train.threads);
+  return settings;
+}
+
+}  // namespace snug::train
