@@ -4,9 +4,13 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "snug/base/clock.h"
 #include "snug/cli/command.h"
@@ -18,6 +22,9 @@
 #include "snug/memory/held_limit.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/memory/process_memory.h"
+#include "snug/parallel/launch.h"
+#include "snug/parallel/link_text.h"
+#include "snug/parallel/measured_links.h"
 #include "snug/replay/checkpoint.h"
 #include "snug/report/table.h"
 #include "snug/report/terminal.h"
@@ -75,6 +82,28 @@ std::string check_bf16(c10::Device device) {
   return "matmul works";
 }
 
+/// What the processes that a launcher has started with this one send each other; nothing for one alone.
+struct Reached {
+  std::optional<parallel::Links> links;
+  std::optional<Check> failed{};  ///< where there are others, and no links
+  bool is_first = true;
+  [[nodiscard]] std::string text() const {
+    return parallel::to_text(links->between) + "," + parallel::to_text(links->within);
+  }
+};
+Reached measure_links() {
+  const auto launched = parallel::launched();
+  if (!launched || launched->size == 1) return {};
+  Reached reached{.links = {}, .is_first = launched->rank == 0};
+  const Check met = check("links", [&] {
+    const auto world = parallel::World::meet(*launched, {.timeout = std::chrono::minutes(1)});
+    reached.links = parallel::measured_links(*world);
+    return std::string();
+  });
+  if (!met.works) reached.failed = met;
+  return reached;
+}
+
 /// All that is checked, of each device.
 std::vector<Check> run_checks(const std::vector<c10::Device>& devices) {
   std::vector<Check> checks;
@@ -101,8 +130,11 @@ void add_doctor(CLI::App& app, Action& action) {
   command->add_flag("--json", *json, "Print one JSON object on standard output and nothing else there");
   command->callback([json, &action] {
     action = [json] {
+      const Reached reached = measure_links();
+      if (!reached.is_first) return reached.failed ? 1 : 0;
       const std::vector<c10::Device> devices = memory::devices();
-      const std::vector<Check> checks = run_checks(devices);
+      std::vector<Check> checks = run_checks(devices);
+      if (reached.failed) checks.push_back(*reached.failed);
       bool all = true;
       for (const Check& c : checks) all = all && c.works;
       const memory::MachineMemory machine = memory::machine_memory();
@@ -117,15 +149,17 @@ void add_doctor(CLI::App& app, Action& action) {
                             {"memory_bytes", memory.total},
                             {"available_bytes", memory.available}});
         }
-        const nlohmann::ordered_json report = {{"snug", SNUG_VERSION},
-                                               {"libtorch", TORCH_VERSION},
-                                               {"cuda", memory::built_for_cuda()},
-                                               {"devices", listed},
-                                               {"cpu_capability", at::get_cpu_capability()},
-                                               {"threads", at::get_num_threads()},
-                                               {"memory_bytes", machine.total},
-                                               {"available_bytes", machine.available},
-                                               {"checks", found}};
+        const nlohmann::ordered_json report = {
+            {"snug", SNUG_VERSION},
+            {"libtorch", TORCH_VERSION},
+            {"cuda", memory::built_for_cuda()},
+            {"devices", listed},
+            {"cpu_capability", at::get_cpu_capability()},
+            {"threads", at::get_num_threads()},
+            {"memory_bytes", machine.total},
+            {"available_bytes", machine.available},
+            {"link", reached.links ? nlohmann::ordered_json(reached.text()) : nlohmann::ordered_json()},
+            {"checks", found}};
         print(report.dump() + "\n");
       } else {
         std::vector<report::TableRow> rows = {
@@ -140,6 +174,11 @@ void add_doctor(CLI::App& app, Action& action) {
           const memory::DeviceMemory& memory = memory::device_memory(device);
           const std::string model = memory.model();
           rows.push_back({device.str(), (model.empty() ? "" : model + ", ") + memory_of(memory.capacity())});
+        }
+        if (reached.links) {
+          rows.push_back({"within a machine", parallel::in_words(reached.links->within)});
+          rows.push_back({"between machines", parallel::in_words(reached.links->between)});
+          rows.push_back({"for snug plan", "--link " + reached.text()});
         }
         for (const Check& c : checks) rows.push_back({c.name, (c.works ? "✓ " : "✗ ") + c.detail});
         print(report::render_table("snug doctor", rows, report::terminal_columns(stdout)));

@@ -16,6 +16,7 @@
 #include "snug/cli/command.h"
 #include "snug/cli/largest.h"
 #include "snug/cli/output.h"
+#include "snug/cli/plan_mesh.h"
 #include "snug/plan/bound/lower_bound.h"
 #include "snug/plan/plan_file.h"
 #include "snug/plan/planner.h"
@@ -44,6 +45,7 @@ struct PlanOptions {
   std::string graph_out;
   bool explain = false;
   std::optional<train::Extent> largest;
+  MeshOptions mesh;
 };
 
 /// A plan and what is said about it.
@@ -304,9 +306,18 @@ void check_strategy(const std::string& strategy) {
 }
 
 int run(const PlanOptions& options) {
+  const bool more =
+      options.explain || !(options.out + options.graph + options.graph_out + options.plan).empty() || options.strategy;
+  if (options.mesh.any()) {
+    if (more || options.largest) {
+      throw UsageError(
+          "plan: --devices looks for a layout; it takes --nodes, --device-memory, --host-memory, --link, --budget, "
+          "--set "
+          "and --json");
+    }
+    return plan_mesh(options.config, options.mesh);
+  }
   if (options.largest) {
-    const bool more = options.explain || !(options.out + options.graph + options.graph_out + options.plan).empty() ||
-                      options.strategy;
     if (more) throw UsageError("plan: --largest makes optimal plans of its own; it takes --budget, --set and --json");
     return find_largest(options.config, *options.largest);
   }
@@ -369,6 +380,7 @@ void add_plan(CLI::App& app, Action& action) {
           "--largest", [options](const std::string& name) { options->largest = extent_named(name); },
           "Tell the largest batch, sequence or number of blocks that fits the budget, and run one step of it")
       ->type_name("batch|sequence|blocks");
+  add_mesh_options(*command, options->mesh);
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

@@ -60,6 +60,55 @@ class Together(Command):
                 for a, b in zip(found, expected):
                     self.assertAlmostEqual(a / b, 1, delta=2e-5)
 
+    def test_a_layout_is_found_and_its_command_runs_as_foretold(self):
+        free = json.loads(run("plan", self.config, "--devices", "2", "--json", "--set", "parallel.pipeline=1",
+                              "--set", "parallel.context=1", "--set", "train.accumulate=1").stdout)
+        self.assertEqual({(l["tensor"], l["data"]) for l in free["layouts"]}, {(1, 2), (2, 1)})
+        tensor = next(l for l in free["layouts"] if l["tensor"] == 2)
+        self.assertTrue(tensor["sequence_parallel"])
+        # Of one layout, with less memory than it takes without a plan.
+        process = tensor["processes"][0]
+        memory = (process["floor_bytes"] + process["unplanned_peak_bytes"]) // 2
+        found = run("plan", self.config, "--devices", "2", "--device-memory", f"{memory}B", "--link", "1GBps/1us",
+                    "--set", "parallel.tensor=2", "--set", "train.accumulate=1", "--json")
+        self.assertEqual(found.returncode, 0, found.stderr)
+        found = json.loads(found.stdout)
+        self.assertEqual(len(found["layouts"]), 1)
+        self.assertEqual(found["within"], {"bytes_per_second": 1e9, "seconds_per_message": 1e-6})
+        self.assertEqual(found["layouts"][0]["processes"][0]["unplanned_peak_bytes"], process["unplanned_peak_bytes"])
+        launch, _, arguments = found["command"].partition(" snug train ")
+        self.assertEqual(launch, "torchrun --no-python --nproc-per-node 2")
+        first, second = run_together(2, "train", *arguments.split(), "--json", "--set",
+                                     f"output.folder={self.folder / 'found'}")
+        self.assertEqual((first.returncode, second.returncode), (0, 0), first.stderr + second.stderr)
+        real = json.loads(first.stdout)
+        self.assertEqual(real["unplanned_peak_bytes"], process["unplanned_peak_bytes"])
+        self.assertLessEqual(real["measured_peak_bytes"], memory)
+        self.assertGreater(real["replayed_ops"], 0)
+
+    def test_layouts_that_cannot_be_are_refused(self):
+        plan = lambda *arguments: run("plan", self.config, *arguments)  # noqa: E731
+        self.assert_refused(plan("--nodes", "2"), 2, "--devices", "which is not there")
+        self.assert_refused(plan("--devices", "3", "--nodes", "2"), 2, "--devices 3 and --nodes 2")
+        self.assert_refused(plan("--devices", "0"), 2, "--devices 0")
+        self.assert_refused(plan("--devices", "2", "--link", "fast"), 2, 'link: "fast" is no link')
+        self.assert_refused(plan("--devices", "2", "--device-memory", "8"), 2, "--device-memory", "write a unit")
+        self.assert_refused(plan("--devices", "2", "--explain"), 2, "--devices looks for a layout; it takes --nodes")
+        self.assert_refused(plan("--devices", "2", "--device-memory", "1GiB", "--budget", "1GiB"), 2,
+                            "leave one of them out")
+        self.assert_refused(plan("--devices", "2", "--set", "parallel.timeout=3"), 2, "parallel.timeout=3")
+        self.assert_refused(plan("--devices", "2", "--set", "state.every=3"), 2, "state.every=3")
+        self.assert_refused(run("plan", "--devices", "2"), 2, "--devices needs a configuration")
+        none = plan("--devices", "2", "--device-memory", "1MiB", "--set", "parallel.tensor=2")
+        self.assertEqual(none.returncode, 2, none.stderr)
+        self.assertIn("no layout fits; the one that takes least takes ", none.stderr)
+        self.assertIn("takes ", none.stdout)
+        for one in run_together(2, "plan", self.config, "--devices", "2"):
+            self.assert_refused(one, 2, "without a launcher")
+        heads = plan("--devices", "8", "--set", "parallel.tensor=8", "--set", "train.accumulate=1")
+        self.assertEqual(heads.returncode, 2, heads.stderr)
+        self.assertIn("4 heads", heads.stderr)
+
     def test_parts_need_other_processes(self):
         alone = run("train", self.config, "--set", "parallel.pipeline=4", "--set", "train.accumulate=4")
         self.assert_refused(alone, 2, "parallel.pipeline = 4", "alone", "--nproc-per-node 4")
