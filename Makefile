@@ -1,5 +1,5 @@
 # Shorthands for what CMakePresets.json and scripts/ hold; nothing is decided here.
-.PHONY: help setup build test test-long test-opinfo test-programs test-demo test-kill mutants demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python bench-shards bench-lora bench-ladder bench-long cuda-check gpu-check format clean
+.PHONY: help setup build test test-long test-opinfo test-programs test-demo test-kill mutants demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python bench-shards bench-layouts bench-lora bench-ladder bench-long cuda-check gpu-check format clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -89,6 +89,12 @@ bench-shards: ## Compare weights in shards with FSDP2; ARGS=... as benchmarks/pe
 	@cmake --preset release $(WITH_BENCHMARKS)
 	@cmake --build --preset release -j $(JOBS) --target shards_step snug_python
 	@benchmarks/peers/run.sh shards build/release/benchmarks/shards_step benchmarks/results $(ARGS)
+
+bench-layouts: ## What snug plan --devices foretells beside runs of two processes; ARGS=... as benchmarks/layouts.py has them
+	@scripts/setup.sh tests benchmarks
+	@cmake --preset release $(WITH_BENCHMARKS)
+	@cmake --build --preset release -j $(JOBS) --target snug_cli
+	@OMP_WAIT_POLICY=passive python3 benchmarks/layouts.py build/release/snug examples/gpt-demo.toml $(ARGS)
 
 bench-peers-python: ## Compare with gradient checkpointing in Python; ARGS=... as benchmarks/peers_python/peers.py has them
 	@scripts/setup.sh tests benchmarks
