@@ -216,11 +216,8 @@ void Profiler::saved(const Tape& tape, plan::ValueId value) {
 
 void Profiler::displaced(plan::ValueId value) { info(value).must = plan::Must::Recompute; }
 
-void Profiler::unpacked(plan::ValueId value, plan::Residency now) {
+void Profiler::unpacked(plan::ValueId value) {
   mark();
-  const auto index = static_cast<std::size_t>(value);
-  if (borrowed_.size() <= index) borrowed_.resize(index + 1, 0);
-  if (now == plan::Residency::Absent) borrowed_[index] = 1;
   push(Event::Kind::Unpack, value);
 }
 
@@ -242,11 +239,6 @@ void Profiler::rebase() {
 }
 
 void Profiler::release_begins(plan::ValueId value) {
-  if (const auto index = static_cast<std::size_t>(value); index < borrowed_.size() && borrowed_[index]) {
-    // The node that unpacked it has freed memory whose allocation did not count either.
-    borrowed_[index] = 0;
-    died(value);
-  }
   mark();
   push(Event::Kind::Release, value);
   releasing_ = true;

@@ -45,7 +45,7 @@ class Profiler final : public TapeObserver {
   void settle_begins(const Tape& tape) override;
   // What the tape frees on account of an event is part of that event.
   void settle_ends() override { rebase(); }
-  void unpacked(plan::ValueId value, plan::Residency now) override;
+  void unpacked(plan::ValueId value) override;
   // What a replay allocates and frees is not the step's own.
   void aside_begins() override;
   void aside_ends() override;
@@ -131,7 +131,6 @@ class Profiler final : public TapeObserver {
   // Weak: what a front end hides inside of others dies with them.
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> leaves_;
   std::unordered_set<const void*> noted_;
-  std::vector<char> borrowed_;        // unpacked, no longer on the tape, and not released yet
   bool releasing_ = false;            // between release_begins and release_ends
   std::vector<plan::ValueId> alive_;  // the program refers to them
   bool begun_ = false;

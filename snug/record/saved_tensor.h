@@ -16,8 +16,9 @@ enum class StandsFor : std::uint8_t { Value, Image };
 /// pack has finished.
 struct SavedTensor {
   View view;
-  c10::Storage storage;  // until it is bound
-  SeenVersion version;   // when it was packed
+  c10::Storage storage;     // until it is bound
+  c10::Storage handed_out;  // to a node, and no longer on the tape: there until the node is released, as all others are
+  SeenVersion version;      // when it was packed
   bool bound = false;
   StandsFor stands_for = StandsFor::Value;
 };

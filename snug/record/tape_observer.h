@@ -62,9 +62,8 @@ class TapeObserver {
 
   // --- backward ----------------------------------------------------------------------------------------------------
 
-  /// A backward node asked for a value. `now`: absent when the node alone has it from here on. May throw: then it does
-  /// not get it.
-  virtual void unpacked(plan::ValueId /*value*/, plan::Residency /*now*/) {}
+  /// A backward node asked for a value. May throw: then it does not get it.
+  virtual void unpacked(plan::ValueId /*value*/) {}
   /// Around what is no part of the step as it is: making an absent value again, or fetching it, or compressing one.
   /// They may nest; of the order of nested ones nothing is promised.
   virtual void aside_begins() {}

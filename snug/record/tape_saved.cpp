@@ -108,6 +108,7 @@ void Tape::forget(SavedTensor& saved, int unpacked_in) {
   }
   observers_.tell_recording(&TapeObserver::release_begins, saved.view.value);
   values_.release(saved.view.value, unpacked_in, saved.stands_for);
+  saved.handed_out = {};
   observers_.tell_recording(&TapeObserver::release_ends);
   if (--saved_.bound == 0 && finished()) calls_.forget_draws();
 }

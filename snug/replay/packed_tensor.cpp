@@ -80,7 +80,9 @@ at::Tensor PackedTensor::unpack() {
     values.consume(value, saved_.stands_for);
   }
   if (pass != record::kNoPass && tape_->finished()) fetch_ahead(*tape_);  // while the node computes
-  tape_->observers().tell_recording(&record::TapeObserver::unpacked, value, values.residency(value, saved_.stands_for));
+  const bool absent = values.residency(value, saved_.stands_for) == plan::Residency::Absent;
+  if (absent && !torch::autograd::get_current_graph_task_keep_graph()) saved_.handed_out = storage;
+  tape_->observers().tell_recording(&record::TapeObserver::unpacked, value);
   return tensor;
 }
 

@@ -15,7 +15,7 @@ class StopAsked : public record::TapeObserver {
   explicit StopAsked(std::function<bool()> stop) : stop_(std::move(stop)) {}
 
   void op_begins(const record::Tape& /*tape*/) override { ask(); }
-  void unpacked(plan::ValueId /*value*/, plan::Residency /*now*/) override { ask(); }
+  void unpacked(plan::ValueId /*value*/) override { ask(); }
 
  private:
   void ask() const {

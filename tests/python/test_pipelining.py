@@ -21,7 +21,8 @@ def check(results, processes, table):
         assert min(found["replayed"]) > 0, where
         for peak, predicted, limit, unplanned in found["peaks"]:
             assert peak <= limit < 0.85 * unplanned, where
-            assert peak <= predicted + 256, (where, "what torch.autograd.backward makes is no micro-batch's")
+            # What torch.autograd.backward makes of losses is no micro-batch's.
+            assert peak <= predicted + (256 if rank == processes - 1 else 0), where
         if table[name].exact:
             assert found["peaks"][-1][0] >= found["peaks"][-1][1] - 4096, where
 

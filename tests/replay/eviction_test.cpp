@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+#include <vector>
+
 #include "snug/record/recording.h"
 #include "snug/replay/saved_tensor_hooks.h"
 #include "snug/snug.h"
@@ -88,6 +91,32 @@ TEST(Eviction, AndWhatItMakesRunAgainAreNoPartOfTheStepThatIsRecorded) {
   EXPECT_EQ(limited.fingerprint(), free.fingerprint());
   EXPECT_EQ(plan::make_plan(limited, "none", std::nullopt).predicted_peak, none.predicted_peak);
   EXPECT_GT(limited.step_seconds, 0.0);
+}
+
+/// What a node has unpacked is there until it is released, though under a limit the node alone has it, and lets go of
+/// it before the gradient of a bias is summed up.
+TEST(Eviction, LeavesThePeakOfEveryMomentAsItIsWithoutALimit) {
+  torch::manual_seed(5);
+  std::vector<torch::nn::Linear> layers;
+  for (int i = 0; i < 4; ++i) layers.emplace_back(256, 256);
+  const at::Tensor x = torch::randn({8, 64, 256});
+  const auto step = [&] {
+    at::Tensor y = x;
+    for (torch::nn::Linear& layer : layers) y = torch::gelu(layer(y));
+    return y.square().mean();
+  };
+  const auto moments_of = [](const plan::StepGraph& graph) {
+    std::vector<std::tuple<plan::Event::Kind, std::int32_t, Bytes, Bytes>> all;
+    for (const plan::Event& e : graph.events) all.emplace_back(e.kind, e.id, e.peak, e.net);
+    return all;
+  };
+  const plan::StepGraph free = replay::record_step(step, test_memory()).graph;
+  const Bytes added = plan::make_plan(free, "none", std::nullopt).predicted_peak - free.static_bytes;
+  for (const int percent : {50, 60, 70, 80, 90}) {
+    test_memory().release_cached();
+    const Bytes limit = test_memory().stats().mapped + added * percent / 100;
+    EXPECT_EQ(moments_of(replay::record_step_within(limit, step, test_memory()).graph), moments_of(free)) << percent;
+  }
 }
 
 TEST(Eviction, ThatUndoesItselfIsARefusal) {
