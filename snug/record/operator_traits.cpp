@@ -135,12 +135,21 @@ void declare(const OperatorDeclaration& declared, const c10::FunctionSchema& sch
   if (declared.scratch_result && *declared.scratch_result < results) traits.scratch_result = *declared.scratch_result;
 }
 
+/// LibTorch 2.11 has no such tag.
+template <class Tag>
+bool is_tagged_out(const c10::OperatorHandle& op) {
+  if constexpr (requires { Tag::out; })
+    return op.hasTag(Tag::out);
+  else
+    return false;
+}
+
 std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
   auto traits = std::make_unique<OperatorTraits>();
   const c10::FunctionSchema& schema = op.schema();
   traits->name = schema.name();
   // In LibTorch's own names what is written and has to be named is an `out`; others say so by a tag.
-  const bool has_outs = traits->name.starts_with("aten::") || op.hasTag(at::Tag::out);
+  const bool has_outs = traits->name.starts_with("aten::") || is_tagged_out<at::Tag>(op);
   const bool overwrites = overwriters().contains(traits->name);
   for (const c10::Argument& argument : schema.arguments()) {
     traits->arguments.push_back(argument_kind(argument));
