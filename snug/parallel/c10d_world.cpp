@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <map>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <thread>
@@ -37,11 +36,9 @@ class C10dWorld final : public World {
     const std::string attempt = fmt::format("snug/{}", launched.host_waits ? 0 : launched.attempt);
     const std::int64_t met = store->add(fmt::format("{}/met/{}", attempt, launched.rank), 1);
     store_ = c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}/{}", attempt, met), store);
-    std::vector<int> ranks(static_cast<std::size_t>(launched.size));
-    for (int rank = 0; rank < launched.size; ++rank) ranks[static_cast<std::size_t>(rank)] = rank;
     constexpr std::chrono::milliseconds kPatience{3000};
     roll_ = std::make_shared<RollCall>(store_, launched.rank, std::min(kPatience, timeout_ / 4));
-    all_ = make(ranks, launched.rank);
+    all_ = make(everybody(), launched.rank);
   }
 
   ~C10dWorld() override { roll_->leave(); }
@@ -59,8 +56,7 @@ class C10dWorld final : public World {
 
   Channel channel() override {
     constexpr auto kForever = std::chrono::hours(24 * 3650);  // of who answers, which nobody may ask for long
-    std::vector<int> ranks(static_cast<std::size_t>(launched().size));
-    std::iota(ranks.begin(), ranks.end(), 0);
+    const std::vector<int> ranks = everybody();
     const Group group = group_of(ranks, launched().rank, timeout_);
     const auto end = [&](std::shared_ptr<RollCall> roll, std::chrono::milliseconds patience) {
       return std::make_shared<C10dGroup>(group, std::move(roll), launched().rank, ranks, patience);

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "snug/base/errors.h"
@@ -12,6 +13,12 @@
 namespace snug::parallel {
 
 std::shared_ptr<Agreement> World::agreement() { return agreement_of(all_); }
+
+std::vector<int> World::everybody() const {
+  std::vector<int> ranks(static_cast<std::size_t>(launched_.size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
 
 std::shared_ptr<ProcessGroup> World::group(const std::vector<int>& ranks) {
   const auto here = std::ranges::find(ranks, launched_.rank);

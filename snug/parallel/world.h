@@ -56,6 +56,7 @@ class World {
 
  protected:
   explicit World(Launched launched) : launched_(std::move(launched)) {}
+  [[nodiscard]] std::vector<int> everybody() const;
   std::shared_ptr<ProcessGroup> all_;
 
  private:

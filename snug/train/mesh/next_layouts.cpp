@@ -14,9 +14,6 @@ namespace {
 
 bool is_set(const Config& config, std::string_view key) { return config.given.contains(key); }
 
-/// Keys that say nothing of this layout are as if they had never been set.
-void forget(Config& config, const std::string& key) { config.given.erase(key); }
-
 /// The next number of micro-batches behind `from`, whatever its schedule needs; nullopt: there is none.
 std::optional<Config> with_more_micro_batches(Config config, const Devices& devices, std::int64_t from) {
   const std::int64_t replicas = replicas_of(config, devices), pipeline = config.parallel.pipeline;
@@ -38,20 +35,16 @@ std::optional<Config> first_with(const Config& asked, const Devices& devices, co
   if (differs("parallel.tensor", p.tensor, layout.tensor) || differs("parallel.context", p.context, layout.context) ||
       differs("parallel.pipeline", p.pipeline, layout.pipeline))
     return std::nullopt;
+  // What is set is to do something.
+  if ((layout.pipeline == 1 && is_set(asked, "parallel.schedule")) ||
+      (layout.tensor == 1 && is_set(asked, "parallel.sequence_parallel")))
+    return std::nullopt;
   if (!is_set(asked, "parallel.tensor") && devices.links.per_machine % layout.tensor != 0) return std::nullopt;
   p.tensor = layout.tensor;
   p.context = layout.context;
   p.pipeline = layout.pipeline;
-  if (layout.pipeline == 1) {
-    p.schedule = ParallelConfig().schedule;
-    forget(config, "parallel.schedule");
-  }
-  if (layout.tensor == 1) {
-    p.sequence_parallel = false;
-    forget(config, "parallel.sequence_parallel");
-  } else if (!is_set(asked, "parallel.sequence_parallel")) {
-    p.sequence_parallel = config.model.sequence % layout.tensor == 0;
-  }
+  if (!is_set(asked, "parallel.sequence_parallel"))
+    p.sequence_parallel = layout.tensor > 1 && config.model.sequence % layout.tensor == 0;
   if (is_set(asked, "train.accumulate")) return config;
   return with_more_micro_batches(config, devices, layout.pipeline - 1);
 }

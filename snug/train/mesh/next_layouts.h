@@ -14,7 +14,8 @@ namespace snug::train {
 [[nodiscard]] std::int64_t replicas_of(const Config& config, const Devices& devices);
 
 /// Every division of the processes into parts of layers, of sequences, stages and replicas, each without shards, with
-/// fewest micro-batches and 1f1b, but with what is set by name of [parallel] and train.accumulate. Layers are in parts
+/// fewest micro-batches and 1f1b, but with what is set by name of [parallel], where that does something, and
+/// train.accumulate. Layers are in parts
 /// within a machine alone, unless that is set.
 std::vector<Config> first_layouts(const Config& config, const Devices& devices);
 
