@@ -1,5 +1,5 @@
 # Shorthands for what CMakePresets.json and scripts/ hold; nothing is decided here.
-.PHONY: help setup build test test-long test-opinfo test-programs test-demo test-kill mutants demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python bench-shards bench-layouts bench-lora bench-ladder bench-long cuda-check gpu-check format clean
+.PHONY: help setup build test test-long test-opinfo test-programs test-demo test-kill mutants demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python bench-shards bench-layouts bench-megatron bench-lora bench-ladder bench-long cuda-check gpu-check format clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -95,6 +95,9 @@ bench-layouts: ## What snug plan --devices foretells beside runs of two processe
 	@cmake --preset release $(WITH_BENCHMARKS)
 	@cmake --build --preset release -j $(JOBS) --target snug_cli
 	@OMP_WAIT_POLICY=passive python3 benchmarks/layouts.py build/release/snug examples/gpt-demo.toml $(ARGS)
+
+bench-megatron: build ## What snug plan --devices --on foretells beside Megatron-LM's table; ARGS=... as benchmarks/megatron.py has them
+	@python3 benchmarks/megatron.py build/release/snug examples/gpt-demo.toml $(ARGS)
 
 bench-peers-python: ## Compare with gradient checkpointing in Python; ARGS=... as benchmarks/peers_python/peers.py has them
 	@scripts/setup.sh tests benchmarks

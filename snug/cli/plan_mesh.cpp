@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <thread>
@@ -30,9 +31,13 @@ constexpr const char* kWithin = "2GBps/50us";
 constexpr double kLatency = 50e-6;  // where only the rate is given
 constexpr Bytes kLeast = 64_KiB;    // of a device, or of a machine's processes: less is a unit that was left out
 
-/// "BETWEEN,WITHIN", or one for both.
-void read_links(const std::optional<std::string>& text, parallel::Links& links) {
-  const std::string both = text.value_or(fmt::format("{},{}", kBetween, kWithin));
+/// "BETWEEN,WITHIN", or one for both. Devices that are not here talk to each other as to their host, if nobody says
+/// how.
+void read_links(const MeshOptions& mesh, parallel::Links& links) {
+  const std::string within =
+      mesh.on ? parallel::to_text({.bytes_per_second = mesh.on->host_bytes_per_second, .seconds_per_message = kLatency})
+              : kWithin;
+  const std::string both = mesh.link.value_or(fmt::format("{},{}", kBetween, within));
   const std::size_t comma = both.find(',');
   links.between = parallel::parse_link(both.substr(0, comma), kLatency);
   const std::size_t second = comma == std::string::npos ? comma : both.find_first_not_of(' ', comma + 1);
@@ -52,7 +57,7 @@ train::Devices devices_of(const MeshOptions& mesh) {
   }
   train::Devices devices{.count = count, .links = {}};
   devices.links.per_machine = count / nodes;
-  read_links(mesh.link, devices.links);
+  read_links(mesh, devices.links);
   return devices;
 }
 
@@ -66,7 +71,8 @@ train::Config configured(const ConfigOptions& options, const MeshOptions& mesh, 
   train::Config config = unchecked_configuration(options);
   config.state = {};  // as nothing is saved
   config.output = {};
-  const Bytes here = memory::machine_memory().total;
+  // What is rehearsed here takes no more than there is, but what is not here takes nothing.
+  const Bytes here = mesh.on ? std::numeric_limits<Bytes>::max() : memory::machine_memory().total;
   if (mesh.device_memory) config.memory.budget = plan::BudgetRequest(std::min(*mesh.device_memory, here));
   if (mesh.host_memory)
     config.memory.host_budget = plan::BudgetRequest(std::min(*mesh.host_memory / devices.links.per_machine, here));
@@ -105,7 +111,7 @@ std::string how_to_run(const ConfigOptions& options, const MeshOptions& mesh, co
     add("--set", fmt::format("memory.host_budget={}B", *mesh.host_memory / devices.links.per_machine));
   if (mesh.device_memory) add("--budget", fmt::format("{}B", *mesh.device_memory));
   if (options.budget) add("--budget", plan::to_text(options.budget));
-  if (options.device) add("--device", *options.device);
+  if (options.device) add("--device", mesh.on ? "cuda" : *options.device);
   return fmt::format("{}", fmt::join(words, " "));
 }
 
@@ -194,13 +200,15 @@ int plan_mesh(const ConfigOptions& options, const MeshOptions& mesh) {
   if (fits) line = how_to_run(options, mesh, unchecked_configuration(options), trials.front().config, devices);
   if (options.json) {
     if (!fits) refuse(trials, config, devices.count);
-    nlohmann::ordered_json json = {{"devices", devices.count},
-                                   {"nodes", devices.count / devices.links.per_machine},
-                                   {"between", to_json(devices.links.between)},
-                                   {"within", to_json(devices.links.within)},
-                                   {"threads", config.train.threads},
-                                   {"layouts", nlohmann::ordered_json::array()},
-                                   {"command", line}};
+    nlohmann::ordered_json json = {
+        {"devices", devices.count},
+        {"nodes", devices.count / devices.links.per_machine},
+        {"between", to_json(devices.links.between)},
+        {"within", to_json(devices.links.within)},
+        {"device", mesh.on ? nlohmann::ordered_json(mesh.on->name) : nlohmann::ordered_json()},
+        {"threads", config.train.threads},
+        {"layouts", nlohmann::ordered_json::array()},
+        {"command", line}};
     for (const train::LayoutTrial& trial : trials) {
       json["layouts"].push_back(to_json(trial, devices));
       json["layouts"].back()["settings"] = train::settings_between(unchecked_configuration(options), trial.config);
@@ -211,13 +219,15 @@ int plan_mesh(const ConfigOptions& options, const MeshOptions& mesh) {
   if (!trials.empty()) print(train::render(trials, devices, report::terminal_columns(stdout)));
   if (!fits) refuse(trials, config, devices.count);
   const bool is_one_machine = devices.count == devices.links.per_machine;
-  std::string about =
-      fmt::format("each computes with {} thread{}", config.train.threads, config.train.threads == 1 ? "" : "s");
+  std::string about = mesh.on ? fmt::format("each on {}, which is not here: times by its data sheet", mesh.on->name)
+                              : fmt::format("each computes with {} thread{}", config.train.threads,
+                                            config.train.threads == 1 ? "" : "s");
   if (devices.links.per_machine > 1) about += "; within a node " + parallel::in_words(devices.links.within);
   if (!is_one_machine) about += "; between nodes " + parallel::in_words(devices.links.between);
   if (!mesh.link && devices.count > 1) about += " (assumed: snug doctor measures, where a launcher starts it)";
   print(about + "\n\n" + line + "\n");
   if (!is_one_machine) print("on each node, with its NODE from 0 on, and the HOST of NODE 0\n");
+  if (mesh.on) print("snug itself trains several processes on CPUs alone so far\n");
   return 0;
 }
 

@@ -5,6 +5,7 @@
 
 #include "snug/base/bytes.h"
 #include "snug/cli/command.h"
+#include "snug/described/device_description.h"
 
 namespace snug::cli {
 
@@ -13,7 +14,8 @@ struct MeshOptions {
   std::optional<int> devices;
   std::optional<int> nodes;
   std::optional<Bytes> device_memory, host_memory;
-  std::optional<std::string> link;  ///< between machines and within one
+  std::optional<std::string> link;                   ///< between machines and within one
+  std::optional<described::DeviceDescription> on{};  ///< not here
 
   [[nodiscard]] bool any() const { return devices || nodes || device_memory || host_memory || link; }
 };

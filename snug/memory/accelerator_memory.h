@@ -34,6 +34,8 @@ class Supply {
   [[nodiscard]] virtual MachineMemory capacity() const = 0;
   /// See DeviceMemory::model().
   [[nodiscard]] virtual std::string model() const { return {}; }
+  /// See DeviceMemory::own_seconds().
+  [[nodiscard]] virtual std::optional<double> own_seconds() const { return {}; }
   /// Whether all that the calling thread takes must be of this supply's own making at the moment, as where a graph is
   /// captured, whose memory nobody else may use.
   [[nodiscard]] virtual bool must_serve() const { return false; }
@@ -67,6 +69,7 @@ class AcceleratorMemory final : public DeviceMemory {
   // DeviceMemory
   [[nodiscard]] c10::Device device() const override { return device_; }
   [[nodiscard]] std::string model() const override { return supply_->model(); }
+  [[nodiscard]] std::optional<double> own_seconds() const override { return supply_->own_seconds(); }
   [[nodiscard]] Stats stats() const override;
   void reset_peak() override;
   void set_limit(std::optional<Bytes> limit) override;

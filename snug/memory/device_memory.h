@@ -65,6 +65,9 @@ class DeviceMemory {
   [[nodiscard]] virtual c10::Device device() const = 0;
   /// What is printed on it; empty where nobody tells.
   [[nodiscard]] virtual std::string model() const { return {}; }
+  /// When the device has done all that it was given, by a clock of its own that is counted and not measured; nullopt
+  /// where it has none.
+  [[nodiscard]] virtual std::optional<double> own_seconds() const { return {}; }
 
   [[nodiscard]] virtual Stats stats() const = 0;
 

@@ -1,6 +1,7 @@
 #include "snug/memory/host_pool.h"
 
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/detail/AcceleratorHooksInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
@@ -62,7 +63,7 @@ void HostPool::Slabs::free(const std::vector<SlabBook::Id>& slabs) {
 // --- the pool ------------------------------------------------------------------------------------------------------
 
 std::variant<PageHeap, HostPool::Slabs> HostPool::source_for(c10::DeviceType type, std::optional<Bytes> budget) {
-  if (type == c10::kCPU) return std::variant<PageHeap, Slabs>(std::in_place_type<PageHeap>);
+  if (type == c10::kCPU || !at::isAccelerator(type)) return std::variant<PageHeap, Slabs>(std::in_place_type<PageHeap>);
   return std::variant<PageHeap, Slabs>(std::in_place_type<Slabs>, type, budget);
 }
 

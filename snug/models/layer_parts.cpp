@@ -2,6 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/types.h>
@@ -41,10 +42,12 @@ void become(const at::Tensor& parameter, const at::Tensor& part) {
 
 }  // namespace
 
-RandomOfParts::RandomOfParts(int rank, c10::Device device) : generator_(at::globalContext().defaultGenerator(device)) {
+RandomOfParts::RandomOfParts(int rank, c10::Device device)
+    : generator_(at::globalContext().defaultGenerator(
+          device.is_cpu() || at::isAccelerator(device.type()) ? device : c10::Device(c10::kCPU))) {
   const std::scoped_lock lock(generator_.mutex());
   std::uint64_t drawn = 0;
-  if (device.is_cpu()) {
+  if (generator_.device().is_cpu()) {
     drawn = generator_.get<at::CPUGeneratorImpl>()->random64();
   } else {  // counters: seeds far apart for each state
     constexpr std::uint64_t kStep = 4, kFar = 0x9e3779b97f4a7c15;

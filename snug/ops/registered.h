@@ -20,7 +20,8 @@ template <class Function>
 void in_mixed_precision(torch::Library& library, const char* name, Function* function) {
   for (const c10::DispatchKey key :
        {c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA, c10::DispatchKey::AutocastXPU,
-        c10::DispatchKey::AutocastHPU, c10::DispatchKey::AutocastMPS, c10::DispatchKey::AutocastPrivateUse1})
+        c10::DispatchKey::AutocastHPU, c10::DispatchKey::AutocastMPS, c10::DispatchKey::AutocastMAIA,
+        c10::DispatchKey::AutocastPrivateUse1})
     library.impl(name, torch::dispatch(key, function));
 }
 

@@ -32,7 +32,7 @@ using Kind = plan::PipelineAction::Kind;
 
 /// What is said of a tensor that comes: which step it is of, its type, the number of dimensions, and these. Of what
 /// does not come any more, as its stage has failed: kFailed in place of a type, and the stage.
-constexpr std::int64_t kMostDimensions = 8, kHeader = 3 + kMostDimensions, kFailed = -1;
+constexpr std::int64_t kMostDimensions = 8, kHeader = 4 + kMostDimensions, kFailed = -1;
 
 enum class Way : std::uint8_t { Onward, Back };
 
@@ -46,13 +46,16 @@ at::Tensor header_of(const at::Tensor& tensor, std::int64_t step) {
   fields[0] = step;
   fields[1] = static_cast<std::int64_t>(tensor.scalar_type());
   fields[2] = tensor.dim();
-  std::ranges::copy(tensor.sizes(), fields + 3);
+  fields[3] = static_cast<std::int64_t>(tensor.device().type());
+  std::ranges::copy(tensor.sizes(), fields + 4);
   return header;
 }
 
-at::Tensor room_for(const at::Tensor& header, c10::Device device) {
+/// On the device of the sender's type that this process uses.
+at::Tensor room_for(const at::Tensor& header) {
   const auto* const fields = header.const_data_ptr<std::int64_t>();
-  const std::vector<std::int64_t> sizes(fields + 3, fields + 3 + fields[2]);
+  const std::vector<std::int64_t> sizes(fields + 4, fields + 4 + fields[2]);
+  const auto device = static_cast<c10::DeviceType>(fields[3]);
   return at::empty(sizes, at::TensorOptions(static_cast<at::ScalarType>(fields[1])).device(device));
 }
 
@@ -254,7 +257,7 @@ class Pipeline::Step {
                       "another; what has failed says why",
                       fields[2], from, group_.size()));
     }
-    at::Tensor tensor = room_for(header, c10::kCPU);
+    at::Tensor tensor = room_for(header);
     group_.run(Receive{tensor, from, tag});
     return is_now ? tensor : at::Tensor();
   }

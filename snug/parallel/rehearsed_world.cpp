@@ -3,6 +3,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
+#include <torch/library.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -16,39 +17,37 @@
 #include <functional>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <random>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "snug/base/errors.h"
 #include "snug/base/match.h"
+#include "snug/described/described_device.h"
 #include "snug/parallel/c10d_group.h"
 #include "snug/parallel/group_agreement.h"
+#include "snug/parallel/rehearsed_time.h"
 #include "snug/record/recording_key.h"
 
 namespace snug::parallel {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 class UnderWay final : public Pending {
  public:
   /// `waited`: to which the time is added that somebody waits for it; may be null.
-  UnderWay(Clock::time_point over, std::atomic<double>* waited) : over_(over), waited_(waited) {}
+  UnderWay(std::shared_ptr<RehearsedTime> time, double over, std::atomic<double>* waited)
+      : time_(std::move(time)), over_(over), waited_(waited) {}
   void wait() override {
-    const Clock::time_point began = Clock::now();
-    constexpr std::chrono::microseconds kLate{200};  // by which the system wakes up
-    std::this_thread::sleep_until(over_ - kLate);
-    while (Clock::now() < over_) std::this_thread::yield();
-    if (waited_ != nullptr) *waited_ += std::chrono::duration<double>(Clock::now() - began).count();
+    const double began = time_->now();
+    time_->wait_until(over_);
+    if (waited_ != nullptr) *waited_ += time_->now() - began;
   }
   void abandon() noexcept override {}
 
  private:
-  Clock::time_point over_;
+  std::shared_ptr<RehearsedTime> time_;
+  double over_;
   std::atomic<double>* waited_;
 };
 
@@ -78,6 +77,37 @@ class OwnWord final : public Agreement {
   std::function<bool()> is_unlike_others_;
 };
 
+/// Nothing is on its way.
+class Done final : public c10d::Work {
+ public:
+  bool wait(std::chrono::milliseconds /*patience*/) override { return true; }
+};
+
+// Collectives of a described device, whose tensors have no contents: what they write is what they were given.
+
+void write_nothing(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const c10::FunctionSchema& schema = op.schema();
+  const auto begin = stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size());
+  const c10::IValue written = *begin;
+  stack->erase(begin, stack->end());
+  for (const c10::Argument& result : schema.returns()) {
+    const bool is_work = result.type()->kind() == c10::TypeKind::ClassType;
+    stack->push_back(is_work ? c10::IValue(c10::intrusive_ptr<c10d::Work>(c10::make_intrusive<Done>())) : written);
+  }
+}
+
+c10::intrusive_ptr<c10d::Work> send(at::TensorList tensors, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                                    std::int64_t to, std::int64_t tag) {
+  std::vector<at::Tensor> all = tensors.vec();
+  return group->getBackend(described::kDescribed)->send(all, static_cast<int>(to), static_cast<int>(tag));
+}
+
+TORCH_LIBRARY_IMPL(c10d, MAIA, library) {
+  for (const char* const name : {"allreduce_", "broadcast_", "_reduce_scatter_base_", "recv_"})
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&write_nothing>());
+  library.impl("send", &send);
+}
+
 }  // namespace
 
 /// What comes of sends, and how the others are: in memory of its own, beside what a budget counts.
@@ -92,13 +122,14 @@ class Rehearsal::Shared {
   void sent(const at::Tensor& tensor) {
     const std::lock_guard lock(mutex_);
     largest_ = std::max(largest_, static_cast<Bytes>(tensor.nbytes()));
-    if (static_cast<Bytes>(tensor.nbytes()) > kSmall) return;
+    if (static_cast<Bytes>(tensor.nbytes()) > kSmall || !tensor.is_cpu()) return;
     std::vector<std::byte>& bytes = small_[{tensor.scalar_type(), tensor.numel()}];
     bytes.resize(tensor.nbytes());
     std::memcpy(bytes.data(), tensor.const_data_ptr(), bytes.size());
   }
 
   void receive(const at::Tensor& tensor) {
+    if (!tensor.is_cpu()) return;  // it has no contents
     const std::lock_guard lock(mutex_);
     if (const auto found = small_.find({tensor.scalar_type(), tensor.numel()}); found != small_.end()) {
       std::memcpy(tensor.mutable_data_ptr(), found->second.data(), found->second.size());
@@ -136,24 +167,25 @@ class Rehearsal::Shared {
 /// When the ways of one process are free again.
 class Rehearsal::Ways {
  public:
-  explicit Ways(const Links& links) : links_(links) {}
+  Ways(const Links& links, std::shared_ptr<RehearsedTime> time) : links_(links), time_(std::move(time)) {}
 
   std::unique_ptr<Pending> begin(const Collective& what, const std::vector<int>& members, int rank,
                                  std::atomic<double>& waited_for_messages) {
-    const std::chrono::duration<double> seconds(seconds_of(what, members, rank, links_));
+    const double seconds = seconds_of(what, members, rank, links_);
     const std::lock_guard lock(mutex_);
     // Both directions at once.
     const bool comes = std::holds_alternative<Receive>(what);
     const std::size_t way = 2 * std::size_t{leaves_machine(what, members, rank, links_)} + std::size_t{comes};
-    Clock::time_point& free = free_.at(way);
-    free = std::max(free, Clock::now()) + std::chrono::duration_cast<Clock::duration>(seconds);
-    return std::make_unique<UnderWay>(free, comes ? &waited_for_messages : nullptr);
+    double& free = free_.at(way);
+    free = std::max(free, time_->now()) + seconds;
+    return std::make_unique<UnderWay>(time_, free, comes ? &waited_for_messages : nullptr);
   }
 
  private:
   const Links links_;
+  const std::shared_ptr<RehearsedTime> time_;
   std::mutex mutex_;
-  std::array<Clock::time_point, 4> free_{};
+  std::array<double, 4> free_{};
 };
 
 /// What comes of collectives, at once: below LibTorch's operators for them, as those of a real one are.
@@ -185,6 +217,7 @@ class Rehearsal::Backend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& /*options*/) override { return done(); }
   c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& mine, at::Tensor& all,
                                                       const c10d::ReduceScatterOptions& /*options*/) override {
+    if (!mine.is_cpu()) return done();  // it has no contents
     const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);
     mine.view(-1).copy_(all.view({getSize(), -1})[getRank()]);
     return done();
@@ -194,8 +227,9 @@ class Rehearsal::Backend final : public c10d::Backend {
     return done();
   }
   c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from, int /*tag*/) override {
-    const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);
     const at::Tensor& tensor = tensors.front();
+    if (!tensor.is_cpu()) return done();
+    const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);
     std::visit(Match{
                    [&](const AllGather& c) { tensor.view(-1).copy_(c.mine.view(-1)); },
                    [&](const AllToAll& c) {
@@ -208,10 +242,6 @@ class Rehearsal::Backend final : public c10d::Backend {
   }
 
  private:
-  class Done final : public c10d::Work {
-   public:
-    bool wait(std::chrono::milliseconds /*patience*/) override { return true; }
-  };
   static c10::intrusive_ptr<c10d::Work> done() { return c10::make_intrusive<Done>(); }
 
   std::shared_ptr<Shared> shared_;
@@ -240,7 +270,7 @@ class Rehearsal::Group final : public C10dGroup {
     constexpr auto kKind = c10d::ProcessGroup::BackendType::CUSTOM;
     auto group = c10::make_intrusive<c10d::ProcessGroup>(c10::make_intrusive<c10d::HashStore>(), backend->getRank(),
                                                          backend->getSize());
-    group->setBackend(c10::kCPU, kKind, backend);
+    for (const c10::DeviceType device : {c10::kCPU, described::kDescribed}) group->setBackend(device, kKind, backend);
     group->setDefaultBackend(kKind);
     group->setGroupName("rehearsal");
     return group;
@@ -268,7 +298,7 @@ class Rehearsal::OfOne final : public World {
                .local_size = std::min(of.links_.per_machine, of.processes_),
                .host = {},
                .launcher = "a rehearsal"}),
-        ways_(std::make_shared<Ways>(of.links_)),
+        ways_(std::make_shared<Ways>(of.links_, of.time_)),
         shared_(of.shared_) {
     all_ = make(everybody(), rank);
   }
@@ -293,18 +323,13 @@ class Rehearsal::OfOne final : public World {
   std::shared_ptr<ProcessGroup> make(const std::vector<int>& ranks, int rank) override {
     return std::make_shared<Group>(ways_, shared_, rank, ranks);
   }
-  [[nodiscard]] std::vector<int> everybody() const {
-    std::vector<int> ranks(static_cast<std::size_t>(launched().size));
-    std::iota(ranks.begin(), ranks.end(), 0);
-    return ranks;
-  }
 
   std::shared_ptr<Ways> ways_;
   std::shared_ptr<Shared> shared_;
 };
 
-Rehearsal::Rehearsal(int processes, const Links& links)
-    : processes_(processes), links_(links), shared_(std::make_shared<Shared>()) {
+Rehearsal::Rehearsal(int processes, const Links& links, c10::Device device)
+    : processes_(processes), links_(links), time_(rehearsed_time(device)), shared_(std::make_shared<Shared>()) {
   for (const Link& link : {links.within, links.between}) {
     if (link.bytes_per_second > 0 && link.seconds_per_message >= 0) continue;
     throw UsageError(fmt::format(

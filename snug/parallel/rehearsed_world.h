@@ -1,9 +1,12 @@
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <memory>
 
 #include "snug/parallel/links.h"
+#include "snug/parallel/rehearsed_time.h"
 #include "snug/parallel/world.h"
 
 namespace snug::parallel {
@@ -23,8 +26,9 @@ class Rehearsal {
     Alike,  ///< they record the same steps
     Unlike
   };
-  /// Throws UsageError for what there cannot be.
-  Rehearsal(int processes, const Links& links);
+  /// `device`: that they compute on, the CPU or a described one, on whose clock collectives take their time. Throws
+  /// UsageError for what there cannot be.
+  Rehearsal(int processes, const Links& links, c10::Device device = c10::Device(c10::kCPU));
 
   /// The world of the process of that rank. The first stage of a pipeline comes before others, whose messages are as
   /// long as its own.
@@ -45,6 +49,7 @@ class Rehearsal {
   class Group;
   int processes_;
   Links links_;
+  std::shared_ptr<RehearsedTime> time_;
   std::shared_ptr<Shared> shared_;
 };
 

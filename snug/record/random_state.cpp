@@ -45,7 +45,10 @@ void restore(const RandomState& recorded) {
   generator.set_state(recorded.state);
 }
 
-at::Generator default_generator(c10::Device device) { return at::globalContext().defaultGenerator(device); }
+at::Generator default_generator(c10::Device device) {
+  const bool has_own = device.is_cpu() || at::isAccelerator(device.type());
+  return at::globalContext().defaultGenerator(has_own ? device : c10::Device(c10::kCPU));
+}
 
 std::vector<at::Generator> default_generators() {
   std::vector<at::Generator> all{default_generator(c10::Device(c10::kCPU))};

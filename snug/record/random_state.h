@@ -20,7 +20,7 @@ RandomState save_random_state(at::Generator generator);
 /// Puts the generator back to where it stood.
 void restore(const RandomState& recorded);
 
-/// The default generator of a device.
+/// The default generator of a device: the CPU's for one that is no accelerator to LibTorch.
 at::Generator default_generator(c10::Device device);
 
 /// Those of the CPU and of all devices of the accelerator.

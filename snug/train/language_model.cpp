@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "snug/data/end_token.h"
 #include "snug/data/packed_dataset.h"
 #include "snug/data/tokenizer_format.h"
+#include "snug/described/described_device.h"
 #include "snug/memory/tag.h"
 #include "snug/models/lora.h"
 #include "snug/models/task.h"
@@ -115,6 +117,8 @@ std::unique_ptr<const Pretrained> open_pretrained(const Config& config) {
 }
 
 std::unique_ptr<LanguageModel> make_model(const Config& config, const Pretrained* pretrained) {
+  std::optional<described::NewTensorsThere> there;
+  if (device_of(config).type() == described::kDescribed) there.emplace();
   auto model = make_base(config, pretrained);
   if (config.precision.weights == TrainedWeights::Bf16) {
     const memory::TagScope tag(memory::Tag::Weights);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "snug/base/errors.h"
+#include "snug/described/described_device.h"
 #include "snug/optim/optimizer.h"
 #include "snug/plan/run/pipeline_schedule.h"
 #include "snug/train/config.h"
@@ -106,7 +107,7 @@ void check_for_team(const Config& config, const Team& team) {
            fmt::format("it must be a multiple of {}, the number of {} times train.accumulate", parts,
                        team.replicas() == team.size() ? "processes" : "replicas of the model"));
   }
-  if (!c10::Device(config.train.device).is_cpu())
+  if (const c10::Device device(config.train.device); !device.is_cpu() && device.type() != described::kDescribed)
     refuse(fmt::format("train.device = \"{}\"", config.train.device), "only those of a CPU train together so far");
 }
 

@@ -78,9 +78,10 @@ void refuse_what_does_nothing(const Config& config, bool has_budget) {
 
 void check_machine_has(std::optional<Bytes> budget, const Config& config, const memory::DeviceMemory& memory) {
   if (const Bytes total = memory.capacity().total; budget && total > 0 && *budget > total) {
+    const std::string whose = memory.device().is_cpu() ? "this machine" : memory.model();
     throw UsageError(fmt::format("budget: {} is more than the {} that {} has; give less, or leave it out",
                                  format_bytes(*budget), format_bytes(total),
-                                 memory.device().is_cpu() ? "this machine" : memory.device().str()));
+                                 whose.empty() ? memory.device().str() : whose));
   }
   const memory::Tiers checked(
       {.host = plan::limit_of(config.memory.host_budget), .disk = plan::limit_of(config.memory.disk_budget)});

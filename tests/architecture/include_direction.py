@@ -18,7 +18,7 @@ LEVELS = [
     ["train"],
     ["report"],
     ["replay", "optim", "models", "data", "state", "parallel"],
-    ["record", "ops"],
+    ["record", "ops", "described"],
     ["plan", "memory"],
     ["base"],
 ]

@@ -86,6 +86,47 @@ class Together(Command):
         self.assertLessEqual(real["measured_peak_bytes"], memory)
         self.assertGreater(real["replayed_ops"], 0)
 
+    def test_what_hosts_and_machines_have_is_in_the_command(self):
+        fixed = [a for key in ("tensor=1", "context=1", "pipeline=1", "shard=none")
+                 for a in ("--set", f"parallel.{key}")] + ["--set", "train.accumulate=1"]
+        free = json.loads(run("plan", self.config, "--devices", "2", "--json", *fixed).stdout)
+        process = free["layouts"][0]["processes"][0]
+        memory = (process["floor_bytes"] + process["unplanned_peak_bytes"]) // 2
+        moved = json.loads(run("plan", self.config, "--devices", "2", "--device-memory", f"{memory}B",
+                               "--host-memory", "64MiB", "--json", *fixed).stdout)
+        self.assertIn(f"--set memory.host_budget={32 * 2**20}B --budget {memory}B", moved["command"])
+        arguments = moved["command"].partition(" snug train ")[2]
+        for one in run_together(2, "train", *arguments.split(), "--set", "output.folder=", "--set", "train.steps=2"):
+            self.assertEqual(one.returncode, 0, one.stderr)
+        nodes = run("plan", self.config, "--devices", "2", "--nodes", "2", *fixed)
+        self.assertEqual(nodes.returncode, 0, nodes.stderr)
+        self.assertIn("torchrun --no-python --nnodes 2 --node-rank NODE --master-addr HOST --nproc-per-node 1 snug train",
+                      nodes.stdout)
+        self.assertIn("between nodes 1.25 GB/s, 50 us a message (assumed", nodes.stdout)
+
+    def test_layouts_of_a_thousand_devices_that_are_not_here(self):
+        arguments = ("plan", self.config, "--devices", "1024", "--nodes", "128", "--on", "a100-80gb", "--link",
+                     "200Gbps/5us,300GBps/3us", "--set", "train.batch=4096", "--set", "parallel.tensor=2",
+                     "--set", "parallel.pipeline=2", "--set", "parallel.context=1", "--set", "parallel.shard=none",
+                     "--set", "parallel.schedule=1f1b", "--set", "train.accumulate=4")
+        found = json.loads(run(*arguments, "--json").stdout)
+        self.assertEqual((found["device"], found["devices"], found["nodes"]), ("a100-80gb", 1024, 128))
+        self.assertIn("--nproc-per-node 8", found["command"])
+        self.assertGreater(found["layouts"][0]["tokens_per_second"], 0)
+        text = run(*arguments).stdout
+        self.assertIn("each on a100-80gb, which is not here", text)
+        self.assertIn("on CPUs alone so far", text)
+
+    def test_doctor_measures_links_as_plan_takes_them(self):
+        first, second = run_together(2, "doctor", "--json")
+        self.assertEqual((first.returncode, second.returncode, second.stdout), (0, 0, ""), first.stderr + second.stderr)
+        link = json.loads(first.stdout)["link"]
+        found = run("plan", self.config, "--devices", "2", "--link", link, "--json", "--set", "parallel.tensor=2",
+                    "--set", "parallel.shard=none", "--set", "train.accumulate=1")
+        self.assertEqual(found.returncode, 0, found.stderr)
+        self.assertGreater(json.loads(found.stdout)["within"]["bytes_per_second"], 1e6)
+        self.assertIsNone(json.loads(run("doctor", "--json").stdout)["link"])
+
     def test_layouts_that_cannot_be_are_refused(self):
         plan = lambda *arguments: run("plan", self.config, *arguments)  # noqa: E731
         self.assert_refused(plan("--nodes", "2"), 2, "--devices", "which is not there")

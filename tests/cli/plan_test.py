@@ -79,6 +79,44 @@ class PlanAndBench(Command):
         self.assertIn("optimizer.clip_norm = 0", found["in_backward"]["why_not"])
         self.assertIn("changes nothing here", run("plan", file, "--budget", budget).stdout)
 
+    def test_a_device_that_is_not_here(self):
+        found = self.plan(self.config, "--on", "RTX-4090")
+        self.assertEqual(found["device"], "rtx-4090")
+        self.assertEqual(found["budget_bytes"], (24564 - 512) * 2**20)
+        self.assertEqual(found["recomputed_bytes"], 0)
+        within = self.plan(self.config, "--on", "rtx-4090", "--budget", "60%")
+        self.assertEqual(within["unplanned_peak_bytes"], found["unplanned_peak_bytes"])
+        self.assertGreater(within["recomputed_bytes"], 0)
+        self.assertAlmostEqual(within["unplanned_step_seconds"], found["unplanned_step_seconds"], places=7)
+        self.assertIsNone(self.plan(self.config)["device"])
+        text = run("plan", self.config, "--on", "t4", "--explain").stdout
+        for word in ("t4, which is not here", "block 2"):
+            self.assertIn(word, text)
+
+    def test_a_model_that_is_larger_than_this_machine(self):
+        large = [a for key in ("model.blocks=32", "model.width=8192", "model.heads=64", "model.sequence=2048",
+                               "precision.compute=bf16", "data.validation_fraction=0.9") for a in ("--set", key)]
+        found = self.plan(self.config, *large, "--on", "2PFLOPS/8TBps/1TiB")
+        self.assertGreater(found["unplanned_peak_bytes"], 300 * 2**30)
+        slower = self.plan(self.config, *large, "--on", "500TFLOPS/2TBps/1TiB")
+        self.assertEqual(slower["unplanned_peak_bytes"], found["unplanned_peak_bytes"])
+        self.assertAlmostEqual(slower["unplanned_step_seconds"] / found["unplanned_step_seconds"], 4, delta=0.1)
+        self.assert_refused(run("plan", self.config, *large, "--on", "t4"), 1, "t4", "GiB")
+        self.assert_refused(run("plan", self.config, "--on", "t4", "--budget", "100GiB"), 2,
+                            "100.0 GiB is more than the 14.5 GiB that t4 has")
+
+    def test_the_largest_batch_on_a_device_that_is_not_here(self):
+        batch = lambda device: self.plan(self.config, "--on", device, "--largest", "batch",  # noqa: E731
+                                         "--set", "memory.host_budget=1GiB")["largest"]
+        self.assertGreater(batch("1TFLOPS/100GBps/1024MiB"), batch("1TFLOPS/100GBps/768MiB"))
+
+    def test_devices_that_cannot_be_are_refused(self):
+        plan = lambda *arguments: run("plan", *arguments)  # noqa: E731
+        self.assert_refused(plan(self.config, "--on", "rtx-9999"), 2, '--on: device: "rtx-9999"', "rtx-4090", "312TFLOPS/2TBps/80GiB")
+        self.assert_refused(plan(self.config, "--on", "t4", "--device", "cpu"), 2, "--on and --device")
+        self.assert_refused(plan(self.config, "--on", "t4", "--set", "train.device=cpu"), 2, "train.device=cpu")
+        self.assert_refused(plan("--on", "t4", "--graph", "graph.json"), 2, "--on", "configuration")
+
     def test_a_recorded_step_can_be_planned_elsewhere(self):
         graph = self.folder / "graph.json"
         here = self.plan(self.config, "--budget", "70%", "--graph-out", graph)

@@ -4,10 +4,12 @@
 #include <cstddef>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <utility>
 
-#include "snug/base/clock.h"
 #include "snug/base/errors.h"
+#include "snug/described/described_device.h"
+#include "snug/memory/device_clock.h"
 #include "snug/parallel/rehearsed_world.h"
 #include "snug/plan/run/presets.h"
 #include "snug/plan/run/simulator.h"
@@ -17,6 +19,7 @@
 #include "snug/train/interrupt.h"
 #include "snug/train/parallel_rules.h"
 #include "snug/train/planned_experiment.h"
+#include "snug/train/run_device.h"
 #include "snug/train/training_step.h"
 #include "snug/train/whole_step.h"
 
@@ -106,18 +109,20 @@ class OneProcess {
       if (interrupted()) throw Stopped("plan: interrupted while layouts were rehearsed");
       const data::Batch batch = experiment_.train_batch(i);
       const record::RandomState random = record::save_random_state(experiment_.generator());  // as make_gradients()
-      const double began = monotonic_seconds(), waited = rehearsal_.seconds_of_messages();
+      const double began = now(), waited = rehearsal_.seconds_of_messages();
       step.backward(session, batch, i);
       tell(random);
       step.clip();
       step.update(i);
-      double took = monotonic_seconds() - began;
+      double took = now() - began;
       if (experiment_.is_in_stages()) took -= rehearsal_.seconds_of_messages() - waited;
       if (i == 1 || (i > 1 && took < shortest)) shortest = took;  // the first sets things up
     }
     found.measured_peak = experiment_.memory().stats().allocated_peak;
     return shortest;
   }
+
+  [[nodiscard]] double now() const { return memory::seconds_when_done(experiment_.device()); }
 
   /// As processes tell each other of a step.
   void tell(const record::RandomState& random) const {
@@ -172,7 +177,8 @@ RehearsedLayout rehearse_layout(const Config& config, const Devices& devices) {
   validate(config);
   const TeamLayout layout = layout_of(config.parallel);
   RehearsedLayout found;
-  parallel::Rehearsal rehearsal(devices.count, devices.links);
+  const c10::Device device = device_of(config);
+  parallel::Rehearsal rehearsal(devices.count, devices.links, device);
   const int of_stage = layout.context * layout.tensor;
   std::int64_t tokens = 0;
   std::map<std::vector<int>, int> like;  // places in the middle, by the blocks of their stages
@@ -189,7 +195,10 @@ RehearsedLayout rehearse_layout(const Config& config, const Devices& devices) {
         continue;
       }
     }
+    std::optional<described::AnyAmountOfMemory> whole_models;
+    if (device.type() == described::kDescribed) whole_models.emplace();
     OneProcess process(config, rehearsal, place * of_stage);
+    whole_models.reset();
     blocks = process.blocks_by_stage();
     found.blocks = std::accumulate(blocks.begin(), blocks.end(), 0);
     tokens = process.tokens_per_step();

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "snug/base/bytes.h"
+
+namespace snug::described {
+
+/// What an accelerator can do, as its maker says it: so that steps can be planned for one that is not here.
+struct DeviceDescription {
+  std::string name;
+  double flops = 0;                  ///< a second, dense products of 16-bit numbers
+  double flops_of_fp32 = 0;          ///< the same of 32-bit ones, without TF32
+  double bytes_per_second = 0;       ///< of its memory
+  Bytes memory = 0;                  ///< that its driver says it has
+  double host_bytes_per_second = 0;  ///< between it and the host, each way
+
+  /// What a process has of it: a context of its driver takes half a GiB.
+  [[nodiscard]] Bytes usable() const;
+};
+
+/// Those that are known by name.
+const std::vector<DeviceDescription>& known_devices();
+
+/// Of a known name, in any case, or of what somebody's own has: FLOPS/BYTES-A-SECOND/MEMORY, as in
+/// "312TFLOPS/2TBps/80GiB"; 32-bit products are then as fast, and a PCIe 4.0 link with 16 lanes leads to the host.
+/// Throws UsageError for another text.
+DeviceDescription describe(std::string_view text);
+
+}  // namespace snug::described
