@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "snug/base/errors.h"
+#include "snug/described/described_device.h"
 #include "snug/plan/budget_request.h"
 #include "snug/train/mesh/next_layouts.h"
 #include "tests/train/parts_run.h"
@@ -31,8 +33,10 @@ Devices machines(int count, int per_machine) {
   return {.count = count, .links = {.within = kWay, .between = kWay, .per_machine = per_machine}};
 }
 
+/// On a device that is not here, whose clock says the same each time: what is found depends on seconds.
 Config small(const fs::path& folder) {
   Config config = config_of(folder, {.kind = "gpt", .processes = 1});
+  config.train.device = described::install(described::describe("t4")).str();
   config.model.blocks = 4;
   config.train.batch = 8;
   config.train.accumulate = 1;
@@ -58,10 +62,14 @@ TEST(ChooseLayout, LooksAtEveryDivisionAndTellsTheFastestFirst) {
   EXPECT_EQ(divisions(trials),
             (std::set<std::vector<std::int64_t>>{
                 {1, 1, 1}, {1, 1, 2}, {1, 1, 4}, {1, 2, 1}, {1, 2, 2}, {1, 4, 1}, {2, 1, 1}, {2, 1, 2}, {4, 1, 1}}));
+  double fastest = std::numeric_limits<double>::infinity();
+  for (const LayoutTrial& one : trials) fastest = std::min(fastest, one.made ? one.made->seconds : fastest);
+  // Those within 5 % of the fastest are in the order of how simple they are.
+  const auto as_fast = [&](double seconds) { return seconds <= 1.05 * fastest ? fastest : seconds; };
   for (std::size_t i = 0; i < trials.size(); ++i) {
     ASSERT_TRUE(trials[i].made) << trials[i].why_not;
     if (i > 0) {
-      EXPECT_GE(trials[i].made->seconds, trials[i - 1].made->seconds);
+      EXPECT_GE(as_fast(trials[i].made->seconds), as_fast(trials[i - 1].made->seconds));
     }
     const ParallelConfig& p = trials[i].config.parallel;
     EXPECT_EQ(trials[i].config.train.accumulate % p.pipeline, 0);
@@ -154,6 +162,25 @@ TEST(NextLayouts, LayersLieWithinAMachineUnlessThatIsSet) {
   tensors.clear();
   for (const Config& one : first_layouts(config, machines(6, 3))) tensors.insert(one.parallel.tensor);
   EXPECT_EQ(tensors, (std::set<std::int64_t>{2}));
+}
+
+TEST(NextLayouts, WhatIsSetIsOfLayoutsInWhichItDoesSomething) {
+  const Config config = small(folder_of("layouts_applies"));
+  Config staged = config, in_sequences = config;
+  staged.parallel.schedule = "f_then_b";
+  staged.given.insert("parallel.schedule");
+  for (const Config& one : first_layouts(staged, machines(4, 4))) {
+    EXPECT_GT(one.parallel.pipeline, 1);
+    EXPECT_EQ(one.parallel.schedule, "f_then_b");
+  }
+  in_sequences.parallel.sequence_parallel = false;
+  in_sequences.given.insert("parallel.sequence_parallel");
+  const std::vector<Config> in_parts = first_layouts(in_sequences, machines(4, 4));
+  EXPECT_FALSE(in_parts.empty());
+  for (const Config& one : in_parts) {
+    EXPECT_GT(one.parallel.tensor, 1);
+    EXPECT_FALSE(one.parallel.sequence_parallel);
+  }
 }
 
 /// Neither more shards nor more micro-batches alone are enough.
