@@ -7,23 +7,9 @@
 #include "snug/memory/out_of_budget.h"
 #include "snug/plan/run/staging.h"
 #include "snug/record/encodings.h"
+#include "snug/record/want_of_room.h"
 
 namespace snug::record {
-namespace {
-
-/// On the device, as front ends throw that, or elsewhere.
-bool is_want_of_room(const std::exception_ptr& thrown) {
-  if (memory::refusal_in(thrown)) return true;
-  try {
-    std::rethrow_exception(thrown);
-  } catch (const Error&) {
-    return true;
-  } catch (...) {
-    return false;
-  }
-}
-
-}  // namespace
 
 Tape::Tape(Policy policy, std::shared_ptr<TapeObserver> observer) : follower_(std::move(policy)) {
   if (observer) observers_.add(std::move(observer));

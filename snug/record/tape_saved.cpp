@@ -4,6 +4,7 @@
 
 #include "snug/base/patient_lock.h"
 #include "snug/record/tape.h"
+#include "snug/record/want_of_room.h"
 
 namespace snug::record {
 
