@@ -4,13 +4,11 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
-#include <cmath>
-#include <optional>
 #include <utility>
 
 #include "snug/base/errors.h"
 #include "snug/base/lower_case.h"
+#include "snug/base/quantity.h"
 
 namespace snug::described {
 namespace {
@@ -18,35 +16,8 @@ namespace {
 constexpr Bytes kContext = 512_MiB;
 constexpr double kPcie3 = 16e9, kPcie4 = 32e9, kPcie5 = 64e9;  // 16 lanes, each way
 
-/// The number at the front, which is taken from `text`.
-std::optional<double> take_number(std::string_view& text) {
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || !std::isfinite(number) || number <= 0) return std::nullopt;
-  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
-  return number;
-}
-
-std::optional<double> flops_of(std::string_view text) {
-  const std::optional<double> number = take_number(text);
-  constexpr std::array<std::pair<std::string_view, double>, 3> kUnits = {
-      {{"gflops", 1e9}, {"tflops", 1e12}, {"pflops", 1e15}}};
-  for (const auto& [unit, factor] : kUnits) {
-    if (number && text == unit) return *number * factor;
-  }
-  return std::nullopt;
-}
-
-/// Of a text in lower case.
-std::optional<double> rate_of(std::string_view text) {
-  const std::optional<double> number = take_number(text);
-  constexpr std::array<std::pair<std::string_view, double>, 3> kUnits = {
-      {{"gbps", 1e9}, {"tbps", 1e12}, {"mbps", 1e6}}};
-  for (const auto& [unit, factor] : kUnits) {
-    if (number && text == unit) return *number * factor;
-  }
-  return std::nullopt;
-}
+constexpr std::array<std::pair<std::string_view, double>, 3> kFlops = {
+    {{"GFLOPS", 1e9}, {"TFLOPS", 1e12}, {"PFLOPS", 1e15}}};
 
 [[noreturn]] void refuse(std::string_view text) {
   std::string names;
@@ -85,25 +56,22 @@ DeviceDescription describe(std::string_view text) {
   for (const DeviceDescription& one : known_devices()) {
     if (one.name == lower) return one;
   }
-  const std::string_view whole = lower;
-  const std::size_t first = whole.find('/'),
-                    second = first == std::string_view::npos ? first : whole.find('/', first + 1);
-  if (second == std::string_view::npos) refuse(text);
-  const std::optional<double> flops = flops_of(whole.substr(0, first));
-  const std::optional<double> rate = rate_of(whole.substr(first + 1, second - first - 1));
-  if (!flops || !rate) refuse(text);
+  const std::size_t first = text.find('/'), second = text.rfind('/');
+  if (first == second) refuse(text);
+  const double flops = read_quantity(text.substr(0, first), kFlops).value_or(0);
+  const double rate = read_rate(text.substr(first + 1, second - first - 1)).value_or(0);
   DeviceDescription own{.name = std::string(text),
-                        .flops = *flops,
-                        .flops_of_fp32 = *flops,
-                        .bytes_per_second = *rate,
+                        .flops = flops,
+                        .flops_of_fp32 = flops,
+                        .bytes_per_second = rate,
                         .memory = 0,
                         .host_bytes_per_second = kPcie4};
   try {
-    own.memory = parse_bytes(whole.substr(second + 1));
+    own.memory = parse_bytes(text.substr(second + 1));
   } catch (const UsageError&) {
     refuse(text);
   }
-  if (own.usable() == 0) refuse(text);
+  if (flops <= 0 || rate <= 0 || own.usable() == 0) refuse(text);
   return own;
 }
 

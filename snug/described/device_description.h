@@ -25,8 +25,8 @@ struct DeviceDescription {
 const std::vector<DeviceDescription>& known_devices();
 
 /// Of a known name, in any case, or of what somebody's own has: FLOPS/BYTES-A-SECOND/MEMORY, as in
-/// "312TFLOPS/2TBps/80GiB"; 32-bit products are then as fast, and a PCIe 4.0 link with 16 lanes leads to the host.
-/// Throws UsageError for another text.
+/// "312TFLOPS/2TBps/80GiB" (rates as read_rate() has them); 32-bit products are then as fast, and a PCIe 4.0 link with
+/// 16 lanes leads to the host. Throws UsageError for another text.
 DeviceDescription describe(std::string_view text);
 
 }  // namespace snug::described

@@ -28,12 +28,15 @@ TEST(DeviceDescription, MayBeWhatSomebodysOwnCanDo) {
   EXPECT_EQ(own.memory, 80_GiB);
   EXPECT_EQ(describe("2PFLOPS/900GBps/16GB").flops, 2e15);
   EXPECT_EQ(describe("500GFLOPS/900MBps/16GB").bytes_per_second, 900e6);
+  EXPECT_EQ(describe("312TFLOPS/2GB/s/80GiB").bytes_per_second, 2e9);
+  EXPECT_EQ(describe("312TFLOPS/2Tbps/80GiB").bytes_per_second, 2e12 / 8) << "bits";
 }
 
 TEST(DeviceDescription, OfAnotherTextIsRefusedWithThoseThatAreKnown) {
-  for (const char* const text : {"", "rtx", "312/2TBps/80GiB", "312TFLOPS/2TBps", "312TFLOPS/2TBps/",
-                                 "0TFLOPS/2TBps/80GiB", "-1TFLOPS/2TBps/80GiB", "312TFLOPS/2TB/80GiB",
-                                 "312TFLOPS/2TBps/much", "312TFLOPS/2TBps/512MiB", "nanTFLOPS/2TBps/80GiB"}) {
+  for (const char* const text :
+       {"", "rtx", "312/2TBps/80GiB", "312tflops/2TBps/80GiB", "312TFLOPS/0TBps/80GiB", "312TFLOPS/2TBps",
+        "312TFLOPS/2TBps/", "0TFLOPS/2TBps/80GiB", "-1TFLOPS/2TBps/80GiB", "312TFLOPS/2TB/80GiB",
+        "312TFLOPS/2TBps/much", "312TFLOPS/2TBps/512MiB", "nanTFLOPS/2TBps/80GiB"}) {
     try {
       (void)describe(text);
       ADD_FAILURE() << text;
