@@ -1,17 +1,11 @@
 #include "snug/described/described_device.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <fmt/format.h>
-#include <torch/library.h>
 
-#include <algorithm>
-#include <array>
 #include <atomic>
 #include <memory>
-#include <string>
-#include <string_view>
 
 #include "snug/base/errors.h"
 #include "snug/described/address_supply.h"
@@ -130,50 +124,6 @@ c10::Device install(const DeviceDescription& description) {
 const DeviceDescription& description() { return there().description; }
 StreamClock& stream_clock() { return there().clock; }
 c10::StreamId current_stream() { return t_stream; }
-
-namespace {
-
-/// A factory: where no device is said, the described one.
-void make_there(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
-  const auto& arguments = op.schema().arguments();
-  c10::Device device = kDevice;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    c10::IValue& value = (*stack)[stack->size() - arguments.size() + i];
-    if (arguments[i].name() != "device") continue;
-    if (value.isNone()) value = device;
-    device = value.toDevice();
-  }
-  op.redispatchBoxed(c10::DispatchKeySet(c10::computeDispatchKey(std::nullopt, std::nullopt, device)), stack);
-}
-
-bool is_dense_factory(const c10::OperatorName& name) {
-  constexpr std::array<std::string_view, 4> kOthers{"sparse", "quantized", "_to_copy", "_affine"};
-  return name.name.starts_with("aten::") && std::ranges::none_of(kOthers, [&](std::string_view part) {
-           return name.name.find(part) != std::string::npos;
-         });
-}
-
-}  // namespace
-
-struct NewTensorsThere::Library {
-  torch::Library factories{torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__};
-};
-
-NewTensorsThere::NewTensorsThere() {
-  struct Silent final : c10::WarningHandler {
-    void process(const c10::Warning& /*warning*/) override {}  // that kernels are overridden
-  } silent;
-  const c10::WarningUtils::WarningHandlerGuard unheard(&silent);
-  auto library = std::make_unique<Library>();
-  for (const c10::OperatorName& name :
-       c10::Dispatcher::singleton().getRegistrationsForDispatchKey(c10::DispatchKey::BackendSelect)) {
-    if (!is_dense_factory(name)) continue;
-    library->factories.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&make_there>());
-  }
-  library_ = library.release();
-}
-
-NewTensorsThere::~NewTensorsThere() { delete library_; }
 
 AnyAmountOfMemory::AnyAmountOfMemory() { there().supply->lift_capacity(); }
 AnyAmountOfMemory::~AnyAmountOfMemory() { there().supply->lower_capacity(); }

@@ -30,20 +30,6 @@ StreamClock& stream_clock();
 /// The calling thread's.
 c10::StreamId current_stream();
 
-/// A device for which new tensors are made where LibTorch's factories are told none, by any thread, as long as this
-/// lives: models are made there, and not moved there from the host, whose memory has no room for them.
-class NewTensorsThere {
- public:
-  NewTensorsThere();
-  ~NewTensorsThere();
-  NewTensorsThere(const NewTensorsThere&) = delete;
-  NewTensorsThere& operator=(const NewTensorsThere&) = delete;
-
- private:
-  struct Library;
-  Library* library_;
-};
-
 /// As long as this lives the device has as much memory as is asked for: whole models are made there before each process
 /// of several keeps its part.
 class AnyAmountOfMemory {

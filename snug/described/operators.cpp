@@ -17,6 +17,7 @@
 #include "snug/described/kernel_seconds.h"
 #include "snug/described/shape_rules.h"
 #include "snug/described/stand_ins.h"
+#include "snug/described/transform_tensors.h"
 
 namespace snug::described {
 namespace {
@@ -24,8 +25,8 @@ namespace {
 /// What kernels reach of what a device can do: a product of 8192 x 8192 numbers of bf16 runs at 80 % on an H100, and a
 /// copy at 90 % of what its memory moves.
 constexpr double kOfProducts = 0.8, kOfMemory = 0.9;
-constexpr double kMuch = 1 << 20;
 constexpr double kLeast = 4e-6, kLatency = 10e-6;  // of a kernel, and of a copy to or from the host
+constexpr double kMuch = 1 << 20;                  // bytes, of which nobody reads single numbers
 
 KernelSpeed speed() {
   const DeviceDescription& device = description();
@@ -96,18 +97,6 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool /*non_bl
   return to;
 }
 
-const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
-  const at::Tensor shape = at::empty(sizes, self.options().device(at::kMeta).memory_format(format));
-  c10::StorageImpl* const storage = self.storage().unsafeGetStorageImpl();
-  const std::size_t bytes = static_cast<std::size_t>(self.storage_offset()) * self.itemsize() + shape.nbytes();
-  if (bytes > storage->nbytes()) {
-    storage->set_data_ptr_noswap(c10::GetAllocator(kDescribed)->allocate(bytes));
-    storage->set_nbytes(bytes);
-  }
-  self.unsafeGetTensorImpl()->set_sizes_and_strides(shape.sizes(), shape.strides());
-  return self;
-}
-
 at::Tensor& set_storage(at::Tensor& self, at::Storage storage, std::int64_t offset, at::IntArrayRef sizes,
                         at::IntArrayRef strides) {
   self.unsafeGetTensorImpl()->set_storage_keep_dtype(std::move(storage));
@@ -155,7 +144,6 @@ TORCH_LIBRARY_IMPL(aten, MAIA, library) {
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);
   library.impl("_copy_from", &copy_from);
-  library.impl("resize_", &resize);
   library.impl("set_.source_Storage_storage_offset", &set_storage);
   library.impl("set_.source_Storage", &set_whole_storage);
   library.impl("scaled_dot_product_attention", &attention);

@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
+#include <utility>
 
 #include "snug/described/described_device.h"
+#include "snug/described/transform_tensors.h"
 
 namespace snug::described {
 namespace {
-
-const c10::DispatchKeySet kKeys(c10::DispatchKey::MAIA);
 
 /// CUDA's operators read no memory of the host, but for a few: indices and lengths.
 bool reads_host(std::string_view name) {
@@ -20,11 +20,17 @@ bool reads_host(std::string_view name) {
   return std::ranges::find(kThose, name) != kThose.end();
 }
 
-at::Tensor over(c10::Storage storage, c10::DispatchKeySet keys, const at::Tensor& like) {
-  at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, like.dtype());
-  made.unsafeGetTensorImpl()->set_storage_offset(like.storage_offset());
-  made.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides());
-  return made;
+/// With the same sizes, over as much of nothing.
+at::Tensor meta_of(const at::Tensor& t) {
+  c10::Storage storage(c10::Storage::use_byte_size_t(), t.storage().nbytes(), c10::GetAllocator(c10::kMeta),
+                       /*resizable=*/true);
+  at::Tensor meta = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
+                                                             c10::DispatchKeySet(c10::DispatchKey::Meta), t.dtype());
+  meta.unsafeGetTensorImpl()->set_storage_offset(t.storage_offset());
+  meta.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides());
+  meta._set_conj(t.is_conj());
+  meta._set_neg(t.is_neg());
+  return meta;
 }
 
 /// What the operator has made of what stood for it.
@@ -56,20 +62,12 @@ at::Tensor StandIns::stand_in(const at::Tensor& t) {
   if (!t.defined() || t.is_meta()) return t;
   if (t.device().type() != kDescribed) {
     on_host_ = on_host_ || t.dim() > 0;
-    return over(c10::Storage(c10::Storage::use_byte_size_t(), t.storage().nbytes(), c10::GetAllocator(c10::kMeta),
-                             /*resizable=*/true),
-                c10::DispatchKeySet(c10::DispatchKey::Meta), t);
+    return meta_of(t);
   }
   for (const auto& [operand, meta] : operands_) {
     if (operand.is_same(t)) return meta;
   }
-  c10::Storage storage(c10::Storage::use_byte_size_t(), t.storage().nbytes(), c10::GetAllocator(c10::kMeta),
-                       /*resizable=*/true);
-  operands_.emplace_back(t, over(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::Meta), t));
-  at::Tensor& meta = operands_.back().second;
-  meta._set_conj(t.is_conj());
-  meta._set_neg(t.is_neg());
-  return meta;
+  return operands_.emplace_back(t, meta_of(t)).second;
 }
 
 at::Tensor StandIns::in_place_of(const at::Tensor& made) const {
@@ -89,8 +87,8 @@ at::Tensor StandIns::in_place_of(const at::Tensor& made) const {
     view._set_neg(made.is_neg());
     return view;
   }
-  return at::detail::empty_strided_generic(made.sizes(), made.strides(), c10::GetAllocator(kDescribed), kKeys,
-                                           made.scalar_type());
+  return at::detail::empty_strided_generic(made.sizes(), made.strides(), c10::GetAllocator(kDescribed),
+                                           c10::DispatchKeySet(c10::DispatchKey::MAIA), made.scalar_type());
 }
 
 }  // namespace snug::described

@@ -15,6 +15,7 @@
 #include "snug/data/packed_dataset.h"
 #include "snug/data/tokenizer_format.h"
 #include "snug/described/described_device.h"
+#include "snug/described/new_tensors.h"
 #include "snug/memory/tag.h"
 #include "snug/models/lora.h"
 #include "snug/models/task.h"
@@ -117,8 +118,8 @@ std::unique_ptr<const Pretrained> open_pretrained(const Config& config) {
 }
 
 std::unique_ptr<LanguageModel> make_model(const Config& config, const Pretrained* pretrained) {
-  std::optional<described::NewTensorsThere> there;
-  if (device_of(config).type() == described::kDescribed) there.emplace();
+  std::optional<described::NewTensorsOn> there;
+  if (const c10::Device device = device_of(config); device.type() == described::kDescribed) there.emplace(device);
   auto model = make_base(config, pretrained);
   if (config.precision.weights == TrainedWeights::Bf16) {
     const memory::TagScope tag(memory::Tag::Weights);

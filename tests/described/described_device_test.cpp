@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "snug/base/errors.h"
+#include "snug/described/new_tensors.h"
 #include "snug/memory/device_memory.h"
 
 namespace snug::described {
@@ -213,7 +214,7 @@ TEST_F(DescribedDevice, SaysWhatCannotBeToldWithoutContents) {
 
 TEST_F(DescribedDevice, NewTensorsAreMadeThereWhereNobodySaysWhere) {
   {
-    const NewTensorsThere there;
+    const NewTensorsOn there(device);
     const torch::nn::Linear layer(8, 4);
     EXPECT_EQ(layer->weight.device(), device);
     EXPECT_TRUE(at::ones({2}, at::kCPU).is_cpu());

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "snug/described/kernel_seconds.h"
 #include "tests/device/launch.h"
 #include "tests/device/lowered.h"
-#include "tests/device/roofline.h"
 #include "tests/device/simulated_device.h"
 
 namespace snug::testing {
@@ -81,8 +81,13 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch
     results.push_back(std::move(of_device));
   }
   const std::size_t count = op.schema().arguments().size();
-  const double seconds =
-      kernel_seconds(op, c10::ArrayRef<c10::IValue>(stack->data() + stack->size() - count, count), made.results);
+  const SimulatedSpeed speed = simulated_speed();
+  const double seconds = described::kernel_seconds(
+      {.least_seconds = speed.kernel_seconds,
+       .flops = speed.flops_per_second,
+       .flops_of_fp32 = speed.flops_per_second,
+       .bytes_per_second = speed.memory_bytes_per_second},
+      op, c10::ArrayRef<c10::IValue>(stack->data() + stack->size() - count, count), made.results);
   if (later) {
     const auto run = [call = *std::move(later), places] {
       Made now;

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "snug/described/transform_tensors.h"
 #include "tests/device/launch.h"
 #include "tests/device/simulated_device.h"
 #include "tests/device/simulated_generator.h"
@@ -17,22 +18,7 @@
 namespace snug::testing {
 namespace {
 
-/// `f` of each tensor among the values, in place.
-template <class F>
-void transform_tensors(c10::IValue& value, const F& f) {
-  if (value.isTensor()) {
-    value = f(value.toTensor());
-  } else if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& t : value.toTensorVector()) list.push_back(f(t));
-    value = list;
-  } else if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const std::optional<at::Tensor>& t : value.toOptionalTensorVector())
-      list.push_back(t && t->defined() ? std::optional(f(*t)) : t);
-    value = list;
-  }
-}
+using described::transform_tensors;
 
 /// Copies of tensors of the CPU; those that share memory share their copies'.
 class Copies {
