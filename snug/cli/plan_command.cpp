@@ -116,10 +116,8 @@ int run(PlanOptions options) {
   if (options.mesh.any()) {
     if (more || options.largest) {
       throw UsageError(
-          "plan: --devices looks for a layout; it takes --nodes, --device-memory, "
-          "--host-memory, --link, --budget, "
-          "--set "
-          "and --json");
+          "plan: --devices looks for a layout; it takes --nodes, --device-memory, --host-memory, --link, --on, "
+          "--budget, --set and --json");
     }
     return plan_mesh(options.config, options.mesh);
   }

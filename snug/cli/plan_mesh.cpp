@@ -125,7 +125,8 @@ nlohmann::ordered_json to_json(const parallel::Link& link) {
     throw UsageError(
         fmt::format("plan: {} processes cannot train this: parallel.tensor, context and pipeline, where they are set, "
                     "must divide that number, and train.batch = {} must be a multiple of the replicas times "
-                    "train.accumulate",
+                    "train.accumulate; parallel.sequence_parallel, where it is set, is of layers in parts, and "
+                    "parallel.schedule of stages",
                     devices, config.train.batch));
   }
   Bytes least = 0;

@@ -129,6 +129,8 @@ class Together(Command):
 
     def test_layouts_that_cannot_be_are_refused(self):
         plan = lambda *arguments: run("plan", self.config, *arguments)  # noqa: E731
+        self.assert_refused(plan("--devices", "2", "--set", "parallel.tensor=1", "--set",
+                                 "parallel.sequence_parallel=false"), 2, "is of layers in parts")
         self.assert_refused(plan("--nodes", "2"), 2, "--devices", "which is not there")
         self.assert_refused(plan("--devices", "3", "--nodes", "2"), 2, "--devices 3 and --nodes 2")
         self.assert_refused(plan("--devices", "0"), 2, "--devices 0")

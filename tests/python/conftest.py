@@ -22,13 +22,13 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "long: more of the same, in make test-long")
 
 
-# What a device may change: all others run there in make test-long alone.
+# What a device may change: of the others, the simulated one's are in make test-long alone.
 OF_DEVICES = {"test_in_backward", "test_memory", "test_micro_batches", "test_models", "test_moving", "test_session",
               "test_simulated_device", "test_steps", "test_streaming"}
 
 
 def pytest_collection_modifyitems(items):
-    if DEVICE == "cpu":
+    if chosen != "simulated":
         return
     for item in items:
         if item.module.__name__ not in OF_DEVICES:

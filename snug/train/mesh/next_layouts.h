@@ -15,8 +15,7 @@ namespace snug::train {
 
 /// Every division of the processes into parts of layers, of sequences, stages and replicas, each without shards, with
 /// fewest micro-batches and 1f1b, but with what is set by name of [parallel], where that does something, and
-/// train.accumulate. Layers are in parts
-/// within a machine alone, unless that is set.
+/// train.accumulate. Layers are in parts within a machine alone, unless that is set.
 std::vector<Config> first_layouts(const Config& config, const Devices& devices);
 
 /// The next one of a layout in some way, if there is one. `blocks`: of the model.

@@ -43,7 +43,7 @@ TEST(DescribedLayout, HasTheSameSecondsAndPeaksEveryTime) {
     const Devices devices = devices_of(parts.processes, 2);
     const RehearsedLayout first = rehearse_layout(config, devices), second = rehearse_layout(config, devices);
     EXPECT_GT(first.seconds, 0);
-    EXPECT_NEAR(second.seconds, first.seconds, 1e-3 * first.seconds);
+    EXPECT_NEAR(second.seconds, first.seconds, 1e-9);
     for (std::size_t i = 0; i < first.processes.size(); ++i) {
       EXPECT_GT(first.processes[i].measured_peak, 0);
       EXPECT_EQ(second.processes[i].measured_peak, first.processes[i].measured_peak);
