@@ -40,6 +40,8 @@ std::string summary(std::string_view title, const train::TrainResult& r, std::op
   rows.push_back({"unplanned peak", format_bytes(r.peaks.unplanned)});
   if (r.plan.budget > 0) rows.push_back({"budget", report::budget_text(r.plan.budget, r.peaks.unplanned)});
   rows.push_back({"predicted peak", format_bytes(r.peaks.predicted)});
+  if (r.memory.allocated_peak > r.peaks.predicted && r.peaks.copies > 0)
+    rows.push_back({"copies of saved state", format_bytes(r.peaks.copies) + " beside it, while they were written"});
   std::string recording;
   if (r.recording_peak > r.memory.allocated_peak)
     recording = fmt::format(" ({} while it was recorded)", format_bytes(r.recording_peak));

@@ -21,6 +21,7 @@
 #include "snug/base/file_hash.h"
 #include "snug/base/mapped_file.h"
 #include "snug/base/text_file.h"
+#include "snug/memory/device_memory.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/memory/tag.h"
 #include "snug/state/safetensors.h"
@@ -35,9 +36,11 @@ namespace fs = std::filesystem;
                           path.string(), what, error.message()));
 }
 
-Bytes bytes_of(const NamedTensors& tensors) {
+/// Of the blocks that a copy of them takes.
+Bytes copied_bytes(const NamedTensors& tensors) {
   Bytes sum = 0;
-  for (const auto& [name, tensor] : tensors) sum += static_cast<Bytes>(tensor.nbytes());
+  for (const auto& [name, tensor] : tensors)
+    sum += memory::device_memory(tensor.device()).rounded(static_cast<Bytes>(tensor.nbytes()));
   return sum;
 }
 
@@ -185,7 +188,7 @@ void StateWriter::write(const TrainingState& state, std::int64_t step, std::opti
   std::map<std::string, NamedTensors> copies;
   copied_ = 0;
   for (const auto& [name, tensors] : state.tensors()) {
-    const Bytes bytes = bytes_of(tensors);
+    const Bytes bytes = copied_bytes(tensors);
     if (bytes > room - copied_) {
       unfinished->add(name, tensors);
       continue;

@@ -34,11 +34,11 @@ class StateWriter {
   ~StateWriter();
 
   /// Saves the state after `step` steps. Tensors are copied first, file by file, as long as the copies take at most
-  /// `room` bytes together; what is copied goes to the disk in the background, the rest before this returns. No room:
-  /// all of it does. Copies come from LibTorch's allocator, tagged as staging, and count towards the budget until they
-  /// are written; what finds no room after all is written at once. A state of the same step is replaced. Waits for the
-  /// write before, and throws what that failed with, or its own failure: Error, with the system's reason. The states
-  /// that were there stay.
+  /// `room` bytes of its blocks together; what is copied goes to the disk in the background, the rest before this
+  /// returns. No room: all of it does. Copies come from LibTorch's allocator, tagged as staging, and count towards the
+  /// budget until they are written; what finds no room after all is written at once. A state of the same step is
+  /// replaced. Waits for the write before, and throws what that failed with, or its own failure: Error, with the
+  /// system's reason. The states that were there stay.
   void write(const TrainingState& state, std::int64_t step, std::optional<double> metric = std::nullopt,
              const std::map<std::string, std::string>& texts = {}, Bytes room = 0);
 
@@ -46,7 +46,7 @@ class StateWriter {
   void wait();
 
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
-  /// How many bytes the last write copied.
+  /// How many bytes the copies of the last write took, in blocks of LibTorch's allocator.
   [[nodiscard]] Bytes copied() const { return copied_; }
 
  private:

@@ -240,6 +240,7 @@ void RunState::write(std::int64_t step, std::optional<double> metric, const std:
   }
   writer_->write(state_, step, metric, {{"plan.json", plan}},
                  experiment_.config().state.write == StateWrite::Background ? room : 0);
+  most_copied_ = std::max(most_copied_, writer_->copied());
 }
 
 void RunState::wait() {

@@ -56,6 +56,8 @@ class RunState {
   std::vector<std::string> random_of_team;
 
   [[nodiscard]] std::int64_t saved() const { return saved_; }
+  /// Bytes of the largest copy that was written in the background.
+  [[nodiscard]] Bytes most_copied() const { return most_copied_; }
   [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
 
  private:
@@ -74,6 +76,7 @@ class RunState {
   std::optional<state::StateWriter> writer_;
   std::optional<std::string> failure_;
   std::int64_t saved_ = 0;
+  Bytes most_copied_ = 0;
 };
 
 }  // namespace snug::train

@@ -50,7 +50,8 @@ nlohmann::ordered_json to_json(const TrainResult& r) {
                                  {"loss_scale", or_null(r.scaled.loss_scale)},
                                  {"interrupted", r.interrupted},
                                  {"resumed_from", r.resumed_from},
-                                 {"states_saved", r.states_saved}};
+                                 {"states_saved", r.states_saved},
+                                 {"state_copy_bytes", r.peaks.copies}};
   json.update(plan_figures(r.plan, r.peaks, r.memory));
   if (r.arena) {
     json["arena"] = {{"bytes", r.arena->bytes},

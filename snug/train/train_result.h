@@ -13,9 +13,10 @@
 
 namespace snug::train {
 
-/// The highest of all kinds of steps, with their plans and without.
+/// The highest of all kinds of steps, with their plans and without. Measured ones are at most `predicted + copies`.
 struct StepPeaks {
   Bytes predicted = 0, unplanned = 0;
+  Bytes copies = 0;  ///< beside them while saved state is written in the background: the most of any save
 };
 
 /// What a training run did. Seconds are of whole steps, optimizer included.

@@ -296,7 +296,8 @@ class Run {
                                               : "; --resume goes on from there"));
     }
     result_.plan = session_.plan();
-    result_.peaks = {.predicted = session_.predicted_peak(), .unplanned = session_.unplanned_peak()};
+    result_.peaks = {
+        .predicted = session_.predicted_peak(), .unplanned = session_.unplanned_peak(), .copies = state_.most_copied()};
     result_.memory = experiment_.memory().stats();
     result_.arena = session_.arena();
     result_.resident.peak = memory::process_memory().resident_peak;

@@ -135,12 +135,13 @@ TEST(TrainingState, IsWrittenInTheBackgroundAsFarAsThereIsRoomForACopy) {
   Job run;
   StateWriter writer(folder);
   run.be_at(1);
-  const Bytes of_optimizer = 64 * 32 * 4;
+  const auto& memory = memory::device_memory(c10::kCPU);
+  const Bytes of_optimizer = memory.rounded(64 * 32 * 4);
   for (const Bytes room : {Bytes{0}, of_optimizer, of_optimizer + 1, Bytes{1} << 20}) {
     writer.write(run.state, 1, std::nullopt, {}, room);
     const Bytes copied = writer.copied();
     EXPECT_LE(copied, room);
-    EXPECT_EQ(copied, room == 0 ? 0 : room < Bytes{1} << 20 ? of_optimizer : 2 * of_optimizer + 32 * 4);
+    EXPECT_EQ(copied, room == 0 ? 0 : room < Bytes{1} << 20 ? of_optimizer : 2 * of_optimizer + memory.rounded(32 * 4));
     run.be_at(2);  // the copy is what is saved
     writer.wait();
     run.state.restore(newest(folder)->path);

@@ -59,6 +59,20 @@ TEST(Resume, TwentyStepsAndTwentyMoreAreForty) {
   expect_same(whole, resumed(folder, "gpt-workers", loaded));
 }
 
+TEST(Resume, CopiesOfWhatIsSavedAreToldBesideThePeak) {
+  Config config = forty_steps();
+  for (const StateWrite write : {StateWrite::Background, StateWrite::Wait}) {
+    config.state.write = write;
+    const TrainResult result = run_in(config, scratch("resume/copies"));
+    if (write == StateWrite::Background) {
+      EXPECT_GT(result.peaks.copies, 3 * result.parameters * 4) << "weights and two moments";
+    } else {
+      EXPECT_EQ(result.peaks.copies, 0);
+    }
+    EXPECT_LE(result.memory.allocated_peak, result.peaks.predicted + result.peaks.copies);
+  }
+}
+
 TEST(Resume, AdaptersBesideFrozenWeights) {
   for (const BaseWeights weights : {BaseWeights::Fp32, BaseWeights::Packed}) {
     if (weights == BaseWeights::Packed && !testing::test_device().is_cpu()) continue;  // which only the CPU has
