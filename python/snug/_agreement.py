@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from . import _core
-from ._if_imported import is_a
+from ._if_imported import is_a, objects_of
 from ._pipelining import stages_found
 from .errors import UsageError
 
@@ -83,8 +82,8 @@ class Group:
     def _found_among_modules(self) -> Iterator[None]:
         handles = []
         if dist.is_available() and dist.is_initialized():
-            for thing in gc.get_objects():
-                if not issubclass(type(thing), nn.Module) or "_modules" not in thing.__dict__:  # half made
+            for thing in objects_of(nn.Module):
+                if "_modules" not in thing.__dict__:  # half made
                     continue
                 if isinstance(thing, DistributedDataParallel):
                     handles.append(thing.register_forward_pre_hook(_refuse_untried))

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from ._if_imported import is_a
+from ._if_imported import objects_of
 from .errors import UsageError
 
 
 def _modules() -> list[Any]:
     """All that fully_shard has wrapped in this process."""
-    if "torch.distributed.fsdp" not in sys.modules:
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    # Each class that is wrapped gets one of its own.
+    if kind is None or not kind.__subclasses__():
         return []
-    return [thing for thing in gc.get_objects() if is_a(thing, "torch.distributed.fsdp", "FSDPModule") and "_modules" in thing.__dict__]
+    return [thing for thing in objects_of(kind) if "_modules" in thing.__dict__]
 
 
 def _groups(module: Any) -> list[Any]:

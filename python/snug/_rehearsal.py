@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import torch
 
 from . import _core
 from ._capture import unrecorded
+from ._if_imported import objects_of
 from ._updates import ParameterSteps
 from .errors import UsageError
 
@@ -196,15 +196,11 @@ def _is_leaf_with_gradient(tensor: torch.Tensor) -> bool:
         return False
 
 
-@contextmanager
-def leaves_kept() -> Iterator[list[torch.Tensor]]:
-    """No leaf tensor of the process has a gradient inside, so that a step may free or zero them; all have the same as
-    before afterwards, and the same data, as a step may put other data in its place. No other thread may train meanwhile.
-    Gives those that are tensors around others, as DTensors: FSDP2 puts gradients there by itself.
-    """
+def _put_aside() -> list[tuple[Any, ...]]:
+    """Leaves, and their data, gradients and hooks. In a function: the last tensor looked at would be there beside the step."""
     kept = []
-    for thing in gc.get_objects():
-        if not issubclass(type(thing), torch.Tensor) or not _is_leaf_with_gradient(thing):
+    for thing in objects_of(torch.Tensor):
+        if not _is_leaf_with_gradient(thing):
             continue
         plain = type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout == torch.strided
         # FSDP2 runs hooks of its shards by itself; the core puts those of plain tensors aside.
@@ -214,6 +210,16 @@ def leaves_kept() -> Iterator[list[torch.Tensor]]:
             thing.grad = None
         if hooks:
             thing._post_accumulate_grad_hooks = None
+    return kept
+
+
+@contextmanager
+def leaves_kept() -> Iterator[list[torch.Tensor]]:
+    """No leaf tensor of the process has a gradient inside, so that a step may free or zero them; all have the same as
+    before afterwards, and the same data, as a step may put other data in its place. No other thread may train meanwhile.
+    Gives those that are tensors around others, as DTensors: FSDP2 puts gradients there by itself.
+    """
+    kept = _put_aside()
     _core.tag([thing for thing, data, *_ in kept if data is not None and isinstance(thing, torch.nn.Parameter)], "weights")
     try:
         yield [thing for thing, data, *_ in kept if data is None and thing.layout == torch.strided]
