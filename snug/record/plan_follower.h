@@ -18,6 +18,8 @@ namespace snug::record {
 
 /// The policy to hold whatever autograd saves, as PyTorch does.
 struct KeepSaved {};
+/// The policy of a pass that nobody goes backward through: leaves, of which nothing is made again, are not held.
+struct KeepNothing {};
 /// A step that was recorded before, and its plan.
 struct KnownStep {
   std::shared_ptr<const plan::MemoryPlan> plan;
@@ -38,7 +40,7 @@ struct DecideLater {
   std::function<Decision()> decide;  ///< may throw; is asked again then
 };
 /// What a tape holds of the values that regions say nothing about.
-using Policy = std::variant<KeepSaved, FollowPlan, DecideLater>;
+using Policy = std::variant<KeepSaved, KeepNothing, FollowPlan, DecideLater>;
 
 /// Where a step first differed from its plan.
 struct Divergence {
@@ -53,6 +55,7 @@ class PlanFollower {
  public:
   explicit PlanFollower(Policy policy);
 
+  [[nodiscard]] bool keeps_nothing() const noexcept { return std::holds_alternative<KeepNothing>(policy_); }
   /// What still has to be asked, before anything else, for the policy; nullptr when that is known.
   [[nodiscard]] const DecideLater* undecided() const noexcept { return std::get_if<DecideLater>(&policy_); }
   /// The answer.

@@ -12,6 +12,7 @@
 namespace snug::record {
 
 Tape::Tape(Policy policy, std::shared_ptr<TapeObserver> observer) : follower_(std::move(policy)) {
+  if (follower_.keeps_nothing()) values_.hold_no_leaves();
   if (observer) observers_.add(std::move(observer));
 }
 

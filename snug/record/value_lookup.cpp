@@ -73,7 +73,7 @@ plan::ValueId ValueLookup::value_of(const c10::Storage& storage, const SeenVersi
   }
   const plan::Ledger& ledger = values_.ledger();
   if (values_.flow().is_leaf(before) && !ledger.held(before) && !ledger.fetchable(before))
-    values_.hold(before, storage);
+    values_.hold_leaf(before, storage);
   return before;
 }
 

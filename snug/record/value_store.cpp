@@ -45,7 +45,7 @@ plan::ValueId ValueStore::add_leaf(const c10::Storage& storage) {
   const plan::ValueId value = flow_.add_leaf();
   add(value, storage);
   mark_leaf(value);
-  hold(value, storage);
+  hold_leaf(value, storage);
   return value;
 }
 

@@ -45,8 +45,14 @@ class ValueStore {
 
   // --- values ------------------------------------------------------------------------------------------------------
 
-  /// What the storage holds now becomes a leaf, and is held.
+  /// From now on leaves are not held: the program may free them.
+  void hold_no_leaves() noexcept { holds_leaves_ = false; }
+  /// What the storage holds now becomes a leaf, and is held, where leaves are.
   plan::ValueId add_leaf(const c10::Storage& storage);
+  /// The leaf is read from there, and nobody holds it: as add_leaf.
+  void hold_leaf(plan::ValueId value, const c10::Storage& storage) {
+    if (holds_leaves_) hold(value, storage);
+  }
   /// The newest operator made what the storage holds now; it is absent. `overwrites` as in plan::Output.
   plan::ValueId add_output(const c10::Storage& storage, plan::ValueId overwrites);
   /// An operator's value becomes a leaf: something unseen filled it.
@@ -228,6 +234,7 @@ class ValueStore {
   ImageStore images_;
   Bytes offloaded_bytes_ = 0, compressed_bytes_ = 0;
   int pass_ = kNoPass;
+  bool holds_leaves_ = true;
   plan::ValueId fetching_ = plan::kNoValue;  // whose contents are being read while the mutex is lent
 };
 

@@ -41,7 +41,7 @@ RecordedStep record_forward(EvictionCost cost, const Forward& forward, memory::D
                             const RecordOptions& options) {
   const RecordOptions bare{.other_budgets = options.other_budgets, .stop = options.stop};
   RecordingScope scope(cost, memory, bare);
-  RecordedPass& pass = scope.begin_pass();
+  RecordedPass& pass = scope.begin_pass(record::KeepNothing{});
   if (options.streamed) options.streamed->next_step(StepKind::Evaluation);
   {
     const at::NoGradGuard no_grad;

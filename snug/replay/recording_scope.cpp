@@ -75,10 +75,10 @@ RecordingScope::~RecordingScope() {
   for (const auto& pass : passes_) pass->tape->detach();
 }
 
-RecordedPass& RecordingScope::begin_pass() {
+RecordedPass& RecordingScope::begin_pass(record::Policy policy) {
   auto pass = std::make_unique<RecordedPass>();
   pass->profiler = std::make_shared<record::Profiler>(record::gauges_of(devices_, not_of_steps_), options_.lossy);
-  pass->tape = std::make_shared<record::Tape>(record::KeepSaved{}, pass->profiler);
+  pass->tape = std::make_shared<record::Tape>(std::move(policy), pass->profiler);
   if (options_.stop) pass->tape->add_observer(std::make_shared<StopAsked>(options_.stop));
   pass->evictors = std::make_unique<TapeEvictors>(pass->tape, *devices_.front(), options_.other_budgets, cost_);
   writes_.use(&pass->profiler->clock());

@@ -46,7 +46,7 @@ class RecordingScope {
   RecordingScope& operator=(const RecordingScope&) = delete;
 
   /// What records the step.
-  RecordedPass& begin_pass();
+  RecordedPass& begin_pass(record::Policy policy = record::KeepSaved{});
   /// What records its next micro-batch, where what is there beside these is none of them.
   RecordedPass& begin_micro_batch();
   [[nodiscard]] RecordedPass& pass_of(const record::Tape& tape);

@@ -1,10 +1,12 @@
 // Steps of several kinds: recorded before, planned from the start, one floor for all.
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <gtest/gtest.h>
 
 #include <utility>
 #include <vector>
 
 #include "snug/plan/run/presets.h"
+#include "snug/record/recording_key.h"
 #include "snug/snug.h"
 #include "tests/equivalence/bitwise.h"
 #include "tests/replay/layers_net.h"
@@ -147,6 +149,33 @@ TEST(Kinds, RecordingPredictsThePeakOfAPassWithoutGradients) {
     (void)net(x);
   }
   EXPECT_EQ(plan::plan_none(step.graph).predicted_peak, test_memory().stats().allocated_peak);
+}
+
+/// As micro-batches that come from other processes.
+TEST(Kinds, RecordingAPassWithoutGradientsHoldsNoneOfItsInputs) {
+  Net net;
+  const auto pass = [&](int parts) {
+    at::Tensor sum = torch::zeros({});
+    for (int i = 0; i < parts; ++i) {
+      const at::Tensor x = [] {
+        const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);
+        return torch::randn({2048, 256});
+      }();
+      sum += net(x);
+    }
+    return sum;
+  };
+  test_memory().reset_peak();
+  {
+    const at::NoGradGuard no_grad;
+    (void)pass(8);
+  }
+  const Bytes measured = test_memory().stats().allocated_peak;
+  for (const int parts : {2, 8}) {
+    const replay::RecordedStep step =
+        replay::record_step([&] { return pass(parts); }, test_memory(), {.until = replay::RecordUntil::Loss});
+    EXPECT_EQ(plan::plan_none(step.graph).predicted_peak, measured) << parts;
+  }
 }
 
 TEST(Kinds, RecordingAPassWithoutGradientsLeavesNoTrace) {
