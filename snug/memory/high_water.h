@@ -14,8 +14,8 @@ namespace snug::memory {
 /// as if it were there until the window ends. The highest level that there was is beside it. The caller locks.
 class HighWater {
  public:
-  /// At once, in one process.
-  static constexpr std::size_t kMost = 16;
+  /// At once, in one process: one for each micro-batch that is in flight while it is recorded.
+  static constexpr std::size_t kMost = 1024;
 
   /// Begins at `level` bytes. Throws Error when there are kMost already.
   explicit HighWater(Bytes level);

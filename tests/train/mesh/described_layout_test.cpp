@@ -68,6 +68,23 @@ TEST(DescribedLayout, TakesTheTimeOfItsLinks) {
   EXPECT_GT(seconds_with(stages, kFast, kLate), seconds_with(stages, kFast, 0) + 2 * kLate);
 }
 
+TEST(DescribedLayout, HasAsManyMicroBatchesInFlightAsStages) {
+  constexpr int kStages = 20;
+  const auto found_with = [&](std::int64_t micro_batches) {
+    const InParts parts{.kind = "gpt", .processes = kStages, .pipeline = kStages, .micro_batches = micro_batches};
+    Config config = described_config("stages", parts);
+    config.model.blocks = kStages;
+    config.train.batch = 4 * micro_batches;
+    return rehearse_layout(config, devices_of(kStages, kStages));
+  };
+  const auto of_first = [](const RehearsedLayout& found) { return found.processes.front().measured_peak; };
+  const RehearsedLayout ten = found_with(10), fifteen = found_with(15), twenty = found_with(20), forty = found_with(40);
+  ASSERT_EQ(forty.processes.size(), static_cast<std::size_t>(kStages));
+  const Bytes of_five = of_first(fifteen) - of_first(ten);
+  EXPECT_NEAR(static_cast<double>(of_first(twenty) - of_first(fifteen)), static_cast<double>(of_five), 4096);
+  EXPECT_LT(of_first(forty) - of_first(twenty), of_five / 10) << "tokens alone, as no more are in flight";
+}
+
 /// More than a device has, of which each process keeps a part.
 TEST(DescribedLayout, OfAModelThatNoDeviceHasRoomFor) {
   const InParts parts{.kind = "gpt", .processes = 64, .tensor = 8, .pipeline = 8, .vocabulary = 256};
