@@ -12,24 +12,49 @@ namespace {
 constexpr OpId kFar = 64;      // operators
 constexpr Bytes kLighter = 4;  // blocks of one model, such as those of encoder and decoder, differ by no more
 
-std::vector<OpId> last_reads(const Dataflow& flow) {
-  std::vector<OpId> last_read(at(flow.values()), kNoOp);
-  for (OpId op = 0; op < flow.ops(); ++op) {
-    for (ValueId v : flow.inputs(op)) last_read[at(v)] = op;
+constexpr OpId kFirst = 4;  // operators
+
+/// The operators from which on each value is carried, and up to which: kNoOp where it is not.
+struct Carried {
+  std::vector<OpId> from, to;
+};
+
+/// Leaves are not.
+Carried carried_by(const Dataflow& flow) {
+  Carried carried{std::vector<OpId>(at(flow.values()), kNoOp), std::vector<OpId>(at(flow.values()), kNoOp)};
+  for (ValueId v = 0; v < flow.values(); ++v) {
+    if (!flow.is_leaf(v)) carried.from[at(v)] = flow.producer(v);
   }
-  return last_read;
+  for (OpId op = 0; op < flow.ops(); ++op) {
+    for (ValueId v : flow.inputs(op)) carried.to[at(v)] = op;
+  }
+  return carried;
 }
 
-/// By position p: values that operators before p made and operators from p on read, the last at most `reach` operators
-/// after the one that made it.
-std::vector<std::int32_t> crossing_values(const Dataflow& flow, OpId reach) {
-  const std::vector<OpId> last_read = last_reads(flow);
+/// Of a stage: leaves that one of the first operators reads, and others later, are too, unless they are read up to the
+/// end as shared weights are: the input of a pipeline's stage is for its first block what that block's result is for
+/// the second.
+Carried carried_with_inputs(const StepGraph& graph) {
+  const Dataflow& flow = graph.flow;
+  Carried carried = carried_by(flow);
+  if (graph.stages.empty()) return carried;
+  for (OpId op = std::min(kFirst, flow.ops()) - 1; op >= 0; --op) {
+    for (ValueId v : flow.inputs(op)) {
+      if (flow.is_leaf(v) && carried.to[at(v)] > op && carried.to[at(v)] < flow.ops() / 2)
+        carried.from[at(v)] = std::max<OpId>(op - 1, 0);  // it is there in front of it
+    }
+  }
+  return carried;
+}
+
+/// By position p: values that are carried past it, for at most `reach` operators.
+std::vector<std::int32_t> crossing_values(const Dataflow& flow, const Carried& carried, OpId reach) {
   std::vector<std::int32_t> crossing(at(flow.ops()) + 2, 0);
   for (ValueId v = 0; v < flow.values(); ++v) {
-    const OpId producer = flow.producer(v);
-    if (flow.is_leaf(v) || last_read[at(v)] <= producer || last_read[at(v)] - producer > reach) continue;
-    ++crossing[at(producer) + 1];
-    --crossing[at(last_read[at(v)]) + 1];
+    const OpId from = carried.from[at(v)], to = carried.to[at(v)];
+    if (from == kNoOp || to <= from || to - from > reach) continue;
+    ++crossing[at(from) + 1];
+    --crossing[at(to) + 1];
   }
   for (std::size_t p = 1; p < crossing.size(); ++p) crossing[p] += crossing[p - 1];
   return crossing;
@@ -92,7 +117,8 @@ Run longest_run(const std::vector<OpId>& cuts, const std::vector<std::size_t>& k
 
 /// Runs of blocks in their order: the longest, and those before and behind it whose blocks weigh as much as blocks do.
 std::vector<Run> runs_of_blocks(const StepGraph& graph) {
-  const std::vector<OpId> cuts = cuts_where(graph.flow, crossing_values(graph.flow, far(graph.flow)), 1);
+  const std::vector<OpId> cuts =
+      cuts_where(graph.flow, crossing_values(graph.flow, carried_with_inputs(graph), far(graph.flow)), 1);
   const std::size_t pieces = cuts.size() - 1;
   // What a piece does, regardless of which values it does it to.
   std::vector<std::size_t> kind(pieces);
@@ -182,7 +208,7 @@ std::vector<OpId> evenly(const StepGraph& graph, const std::vector<OpId>& cuts, 
 }  // namespace
 
 std::vector<OpId> cut_points(const StepGraph& graph, int crossing) {
-  return cuts_where(graph.flow, crossing_values(graph.flow, graph.flow.ops()), crossing);
+  return cuts_where(graph.flow, crossing_values(graph.flow, carried_by(graph.flow), graph.flow.ops()), crossing);
 }
 
 std::vector<OpId> chain_cuts(const StepGraph& graph, std::size_t limit) {
@@ -195,7 +221,7 @@ std::vector<OpId> chain_cuts(const StepGraph& graph, std::size_t limit) {
       for (OpId p = flow.producer(out.overwrites) + 1; p <= op; ++p) inside_write[at(p)] = 1;
     }
   }
-  const std::vector<std::int32_t> crossing = crossing_values(flow, far(flow));
+  const std::vector<std::int32_t> crossing = crossing_values(flow, carried_by(flow), far(flow));
   std::vector<OpId> cuts;
   // As many values as it takes to find a few cuts.
   for (std::int32_t most = 1; most <= 4 && cuts.size() < 3; ++most) {

@@ -18,9 +18,9 @@ std::vector<OpId> cut_points(const StepGraph& graph, int crossing = 1);
 std::vector<OpId> chain_cuts(const StepGraph& graph, std::size_t limit);
 
 /// The blocks of a model, found without a word from it: the longest run that repeats with the same operators of pieces
-/// between positions that one value crosses, those with readers far away not counted; and such runs before and behind
-/// it whose blocks save a quarter as much or more (encoder and decoder, a model on two devices). In their order, with
-/// what is between runs left out. Empty when nothing repeats.
+/// between positions that one value crosses, a stage's input too and those with readers far away not; and such runs
+/// before and behind it whose blocks save a quarter as much or more (encoder and decoder, a model on two devices). In
+/// their order, with what is between runs left out. Empty when nothing repeats.
 std::vector<SegmentRange> repeated_blocks(const StepGraph& graph);
 
 }  // namespace snug::plan

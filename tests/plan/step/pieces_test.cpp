@@ -100,6 +100,30 @@ TEST(RepeatedBlocks, AreFoundThoughAllOfThemReadTheSameTables) {
   }
 }
 
+/// Of pre-norm blocks, of which the first reads what another process has sent.
+TEST(RepeatedBlocks, OfAStageBeginWithWhatItIsGiven) {
+  for (const int blocks : {2, 3, 8}) {
+    SCOPED_TRACE(blocks);
+    GraphBuilder g;
+    g.op("zeros", {}, 4);  // of an autograd function that hands it on
+    ValueId x = g.leaf();
+    const auto branch = [&](std::initializer_list<const char*> names) {
+      ValueId v = x;
+      for (const char* name : names) v = g.op(name, {v, g.leaf()}, 1_MiB);
+      x = g.op("add", {x, v}, 1_MiB);
+    };
+    for (int i = 0; i < blocks; ++i) {
+      branch({"norm", "qkv", "attend", "out"});
+      branch({"norm", "up", "gelu", "down"});
+    }
+    StepGraph graph = g.graph();
+    graph.stages = {1};
+    const std::vector<SegmentRange> found = repeated_blocks(graph);
+    ASSERT_EQ(found.size(), static_cast<std::size_t>(blocks));
+    for (int i = 0; i < blocks; ++i) EXPECT_EQ(found[at(i)], (SegmentRange{10 * i + 1, 10 * (i + 1) + 1}));
+  }
+}
+
 TEST(ChainCuts, CutEachBlockAlikeWhereThereIsRoomForIt) {
   const StepGraph graph = synthetic::gpt_like({.blocks = 30});
   for (const std::size_t limit : {32U, 40U, 62U}) {
