@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What snug plan --devices --on foretells beside what Megatron-LM measured on 32 to 3,072 GPUs.
 
-    megatron.py SNUG CONFIG [--rows 1.7,3.6] [--schedule 1f1b] [--micro-batch 1] [--out FOLDER]
+    megatron.py SNUG CONFIG [--rows 1.7,3.6] [--schedule 1f1b] [--micro-batch 1] [--on a100-80gb]
+                [--device-memory 79GiB] [--out FOLDER]
 
 The models, layouts and figures are those of table 1 of Narayanan et al. 2021 (arXiv:2104.04473): GPT with a vocabulary of
 51,200 and 2,048 tokens, mixed precision, all activations made again, on A100s with 80 GB, eight in a node with NVLink and
@@ -32,7 +33,7 @@ def operations(layers, width, batch):
         1 + SEQUENCE / (6 * width) + VOCABULARY / (16 * layers * width))
 
 
-def foretold(snug, config, row, micro_batch, schedule):
+def foretold(snug, config, row, micro_batch, schedule, device, memory):
     _, heads, width, layers, tensor, pipeline, gpus, batch, _ = row
     accumulate = batch // (gpus // (tensor * pipeline) * micro_batch)
     sets = {"model.blocks": layers, "model.width": width, "model.heads": heads, "model.sequence": SEQUENCE,
@@ -43,8 +44,8 @@ def foretold(snug, config, row, micro_batch, schedule):
         sets["parallel.sequence_parallel"] = "false"
     if pipeline > 1:
         sets["parallel.schedule"] = schedule
-    command = [snug, "plan", config, "--devices", str(gpus), "--nodes", str(math.ceil(gpus / 8)), "--on", "a100-80gb",
-               "--link", LINKS, "--device-memory", "79GiB", "--json"]
+    command = [snug, "plan", config, "--devices", str(gpus), "--nodes", str(math.ceil(gpus / 8)), "--on", device,
+               "--link", LINKS, "--device-memory", memory, "--json"]
     for key, value in sets.items():
         command += ["--set", f"{key}={value}"]
     found = subprocess.run(command, capture_output=True, text=True)
@@ -60,6 +61,8 @@ def main():
     parser.add_argument("--rows", help="billions of weights of the rows, with commas; all")
     parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--micro-batch", type=int, default=1, help="sequences")
+    parser.add_argument("--on", default="a100-80gb", help="the device, as of snug plan --on")
+    parser.add_argument("--device-memory", default="79GiB", help="of it, for each process")
     parser.add_argument("--out", help="a folder for the table")
     options = parser.parse_args()
     wanted = [float(one) for one in options.rows.split(",")] if options.rows else [row[0] for row in TABLE]
@@ -70,7 +73,8 @@ def main():
     for row in TABLE:
         if row[0] not in wanted:
             continue
-        made = foretold(options.snug, options.config, row, options.micro_batch, options.schedule)
+        made = foretold(options.snug, options.config, row, options.micro_batch, options.schedule,
+                        options.on, options.device_memory)
         rate = operations(row[3], row[2], row[7]) / made["step_seconds"] / row[6] / 1e12
         ratios.append(rate / row[8])
         lines.append(f"| {row[0]} | {row[6]} | {row[4]}, {row[5]}, {row[6] // (row[4] * row[5])} | {made['step_seconds']:.2f} s | "
