@@ -24,7 +24,7 @@ from pathlib import Path
 
 SKIPPED = 77
 COMMITS = 12  # of main
-MOST_FILES = 16
+MOST_FILES = 10
 FILES_AT_ONCE = 16
 JOBS = 2  # 1 GiB each
 FINDING = re.compile(r"^(?P<place>\S+:\d+:\d+): (?:warning|error): .* \[(?P<check>[\w.,-]+)\]$", re.M)
