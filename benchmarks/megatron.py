@@ -61,7 +61,7 @@ def main():
     parser.add_argument("--rows", help="billions of weights of the rows, with commas; all")
     parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--micro-batch", type=int, default=1, help="sequences")
-    parser.add_argument("--on", default="a100-80gb", help="the device, as of snug plan --on")
+    parser.add_argument("--on", default="a100-80gb", help=f"the device, as of snug plan --on; percentages are of {PEAK} TFLOP/s")
     parser.add_argument("--device-memory", default="79GiB", help="of it, for each process")
     parser.add_argument("--out", help="a folder for the table")
     options = parser.parse_args()

@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from . import _core
-from ._if_imported import is_a, objects_of
+from ._if_imported import is_a
+from ._objects import objects_of
 from ._pipelining import stages_found
 from .errors import UsageError
 

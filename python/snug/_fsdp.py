@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from ._if_imported import objects_of
+from ._if_imported import class_of
+from ._objects import objects_of
 from .errors import UsageError
 
 
 def _modules() -> list[Any]:
     """All that fully_shard has wrapped in this process."""
-    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    kind = class_of("torch.distributed.fsdp", "FSDPModule")
     # Each class that is wrapped gets one of its own.
     if kind is None or not kind.__subclasses__():
         return []

@@ -11,7 +11,7 @@ import torch
 
 from . import _core
 from ._capture import unrecorded
-from ._if_imported import objects_of
+from ._objects import objects_of
 from ._updates import ParameterSteps
 from .errors import UsageError
 

@@ -49,7 +49,7 @@ class ValueStore {
   void hold_no_leaves() noexcept { holds_leaves_ = false; }
   /// What the storage holds now becomes a leaf, and is held, where leaves are.
   plan::ValueId add_leaf(const c10::Storage& storage);
-  /// The leaf is read from there, and nobody holds it: as add_leaf.
+  /// A leaf that is read and not held: it is from now on, where leaves are.
   void hold_leaf(plan::ValueId value, const c10::Storage& storage) {
     if (holds_leaves_) hold(value, storage);
   }
