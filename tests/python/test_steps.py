@@ -1,6 +1,7 @@
 """Steps as people write them: backward, clipping, scaler, optimizer, schedule and averages where they stand."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -74,12 +75,18 @@ def test_trains_bitwise_as_plain_pytorch_does():
     assert torch.equal(random, expected[2])
 
 
-def test_recording_leaves_no_trace_of_the_update():
+@pytest.mark.parametrize("frozen", [False, True])
+def test_recording_leaves_no_trace_of_the_update(frozen):
     loop = Loop()
     x, y = batches(3)
     loop.step((x[:512], y[:512]))  # there is state, there are gradients
     before = loop.everything()
-    snug.fit(loop.step, (x[:512], y[:512]), budget="70%").close()
+    if frozen:
+        gc.freeze()  # out of sight of the garbage collector
+    try:
+        snug.fit(loop.step, (x[:512], y[:512]), budget="70%").close()
+    finally:
+        gc.unfreeze()
     tensors, numbers, random = loop.everything()
     same(tensors, before[0])
     assert numbers == before[1] and torch.equal(random, before[2])
