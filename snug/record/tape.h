@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "snug/memory/device_memory.h"
 #include "snug/plan/run/ledger.h"
 #include "snug/plan/run/prefetch.h"
 #include "snug/plan/step/dataflow.h"
@@ -88,8 +89,11 @@ class Tape {
   void add_observer(std::shared_ptr<TapeObserver> observer);
   /// The observer is told nothing from now on. Does nothing for one that was not added.
   void remove_observer(const TapeObserver& observer) noexcept;
-  /// From now on notes how long operators take.
-  void time_operators() noexcept { timed_ = true; }
+  /// From now on notes how long operators take: the host, or that device where it has a clock of its own. The first
+  /// that is asked for counts.
+  void time_operators(const memory::DeviceMemory& memory) noexcept {
+    if (timed_by_ == nullptr) timed_by_ = &memory;
+  }
   /// Whoever drives the step is done with it, though saved tensors may keep the tape alive: what DecideLater puts off
   /// is asked no more, and observers that measure are told nothing.
   void detach() noexcept;
@@ -224,7 +228,7 @@ class Tape {
   } saved_;                  // tensors
   Tape* outer_ = nullptr;    // that records when this one does not
   plan::OpId position_ = 0;  // of backward
-  bool timed_ = false;
+  const memory::DeviceMemory* timed_by_ = nullptr;
   std::int64_t replayed_ops_ = 0;
 };
 

@@ -157,13 +157,14 @@ void Tape::roll_back(PendingCall& pending) {
 void Tape::run(PendingCall& pending, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                torch::jit::Stack& stack) {
   observers_.tell_recording(&TapeObserver::kernel_begins);
-  const double started = timed_ ? monotonic_seconds() : 0;
+  const auto now = [&] { return timed_by_->own_seconds().value_or(monotonic_seconds()); };
+  const double started = timed_by_ != nullptr ? now() : 0;
   {
     const memory::OperationScope operation(&pending.traits.name);
     op.redispatchBoxed(keys, &stack);
     memory::rethrow_swallowed_refusal();
   }
-  if (timed_) pending.seconds = monotonic_seconds() - started;
+  if (timed_by_ != nullptr) pending.seconds = now() - started;
   if (pending.call.random >= 0) calls_.note_drawn(pending.call);  // nobody else reads it before it is committed
   observers_.tell_recording(&TapeObserver::kernel_ends);
 }
@@ -183,7 +184,7 @@ void Tape::commit(PendingCall& pending, const torch::jit::Stack& stack) {
     return;
   }
   const plan::OpId op = calls_.add(pending.call, pending.signature);
-  if (timed_) calls_.note_seconds(pending.seconds);
+  if (timed_by_ != nullptr) calls_.note_seconds(pending.seconds);
   if (observers_.see_results()) calls_.note_sequence_number();
   plan::SegmentId segment = regions_.segment();
   if (follower_.planned()) {

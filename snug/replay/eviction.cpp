@@ -106,7 +106,7 @@ std::vector<Victim> victims(const record::Tape& tape, c10::Device device, plan::
 
 Evictor::Evictor(std::shared_ptr<record::Tape> tape, memory::DeviceMemory& memory, EvictionCost cost)
     : tape_(std::move(tape)), memory_(memory), cost_(cost) {
-  if (cost == EvictionCost::Measured) tape_->time_operators();
+  if (cost == EvictionCost::Measured) tape_->time_operators(memory);
   memory_.add_pressure_handler(this);
 }
 

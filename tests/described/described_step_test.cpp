@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,8 @@
 #include "snug/models/autocast.h"
 #include "snug/models/gpt.h"
 #include "snug/plan/run/presets.h"
+#include "snug/record/recording.h"
+#include "snug/record/tape.h"
 #include "snug/snug.h"
 #include "tests/device/simulated_device.h"
 
@@ -98,6 +101,23 @@ TEST(DescribedStep, TakesTheSameTimeEveryTimeAndLessOnAFasterDevice) {
     return replay::record_step(step, memory::device_memory(device)).graph.step_seconds;
   };
   EXPECT_LT(10 * seconds_of_product("h100-sxm"), seconds_of_product("t4"));
+}
+
+/// What is evicted first while a step is recorded depends on it, and so which budgets are refused.
+TEST(DescribedStep, OperatorsHaveTheSecondsOfItsClockForEvictions) {
+  const c10::Device device = install(describe("t4"));
+  const memory::DeviceMemory& memory = memory::device_memory(device);
+  const at::Tensor weight = at::empty({4096, 4096}, at::TensorOptions(device).dtype(at::kBFloat16));
+  const auto tape = std::make_shared<record::Tape>(record::KeepSaved{});
+  tape->time_operators(memory);
+  const double before = memory.own_seconds().value();
+  {
+    const record::Recording recording(tape);
+    (void)at::mm(weight, weight);
+  }
+  ASSERT_EQ(tape->calls().size(), 1);
+  EXPECT_GT(tape->calls().seconds(0), 2e-3);
+  EXPECT_NEAR(tape->calls().seconds(0), memory.own_seconds().value() - before, 1e-6);
 }
 
 TEST(DescribedStep, OfManyGigabytesTakesNoMemoryHere) {
