@@ -14,6 +14,7 @@
 #include "snug/memory/tag.h"
 #include "snug/models/autocast.h"
 #include "snug/models/evaluation_scope.h"
+#include "snug/models/weights.h"
 #include "snug/optim/block_norms.h"
 #include "snug/parallel/bucket_layout.h"
 #include "snug/plan/run/stage_cut.h"
@@ -168,7 +169,7 @@ void Experiment::join_team(optim::Parameters& trained) {
   if (team_.pipeline()) keep_stages(work, trained);
   if (config_.parallel.shard == ShardOf::Parameters) {
     streamed_ = std::make_shared<StreamedTensors>(StreamOptions{.device = device_}, tiers_);
-    std::vector<at::Tensor> alike = model().parameters();  // in the same processes
+    std::vector<at::Tensor> alike = models::weights_of(model());  // in the same processes
     if (team_.layer_group())
       std::erase_if(alike, [&](const at::Tensor& one) { return models::is_among(in_parts_.summands, one); });
     divided_ = team_.divide(alike, *streamed_);
@@ -259,7 +260,7 @@ void Experiment::draw_apart(std::int64_t update) {
 
 void Experiment::stream_again() {
   if (!streamed_) return;
-  streamed_->add(model().parameters());
+  streamed_->add(models::weights_of(model()));
   streamed_->add(optimizer_->state());
   memory().release_cached();
 }

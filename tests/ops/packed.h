@@ -14,6 +14,16 @@ inline ops::PackedMatrix random_packed(std::int64_t rows, std::int64_t columns) 
   return {ops::BlockFormat::Q4_1, blocks};
 }
 
+/// Rounded to blocks of 8 bits.
+inline ops::PackedMatrix packed_of(const at::Tensor& weight) {
+  constexpr std::int64_t kBlock = 32;
+  const at::Tensor blocks = weight.detach().view({weight.size(0), -1, kBlock});
+  const at::Tensor scale = (blocks.abs().amax(-1, true) / 127).to(at::kHalf);
+  const at::Tensor numbers = (blocks / scale.to(at::kFloat).clamp_min(1e-9)).round().to(at::kChar);
+  const at::Tensor bytes = torch::cat({scale.view(at::kByte), numbers.view(at::kByte)}, -1).view({weight.size(0), -1});
+  return ops::packed_matrix(ops::BlockFormat::Q8_0, weight.sizes().vec(), bytes.contiguous().view(-1));
+}
+
 inline at::Tensor plain(const ops::PackedMatrix& m) { return ops::unpack(m.blocks, m.format); }
 
 }  // namespace snug::testing

@@ -14,6 +14,7 @@
 #include "snug/models/lora.h"
 #include "snug/parallel/data_parallel.h"
 #include "snug/parallel/tensor_group.h"
+#include "tests/ops/packed.h"
 
 /// Small models, in parts.
 namespace snug::testing {
@@ -80,15 +81,6 @@ inline Model adapted_llama(std::int64_t vocabulary) {
   return with_adapters(llama_of(vocabulary, 64, 160, false), 4);
 }
 
-/// Rounded to blocks of 8 bits.
-inline ops::PackedMatrix packed_of(const at::Tensor& weight) {
-  constexpr std::int64_t kBlock = 32;
-  const at::Tensor blocks = weight.detach().view({weight.size(0), -1, kBlock});
-  const at::Tensor scale = (blocks.abs().amax(-1, true) / 127).to(at::kHalf);
-  const at::Tensor numbers = (blocks / scale.to(at::kFloat).clamp_min(1e-9)).round().to(at::kChar);
-  const at::Tensor bytes = torch::cat({scale.view(at::kByte), numbers.view(at::kByte)}, -1).view({weight.size(0), -1});
-  return ops::packed_matrix(ops::BlockFormat::Q8_0, weight.sizes().vec(), bytes.contiguous().view(-1));
-}
 /// A Llama whose weights are packed, with adapters (QLoRA).
 inline Model packed_llama(std::int64_t vocabulary) {
   torch::manual_seed(4);

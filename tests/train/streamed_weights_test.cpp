@@ -21,10 +21,13 @@
 #include "snug/train/training_step.h"
 #include "snug/train/verify.h"
 #include "tests/equivalence/bitwise.h"
+#include "tests/train/packed_file.h"
 #include "tests/train/two_blocks.h"
 
 namespace snug::train {
 namespace {
+
+namespace fs = std::filesystem;
 
 /// Weights and moments of 56 MiB.
 Config six_blocks(const std::string& name) {
@@ -72,6 +75,28 @@ TEST(StreamedWeights, OfFourTimesTheBudgetChangeNoBit) {
     EXPECT_LE(result.memory.mapped_peak, result.plan.budget);
     EXPECT_LE(result.memory.allocated_peak, result.predicted_peak);
   }
+}
+
+/// Blocks of a GGUF file are larger than the budget, too.
+TEST(StreamedWeights, ThatArePackedChangeNoBit) {
+  Config config = two_blocks("streamed_packed");
+  config.model = {};
+  config.model.kind = "llama";
+  config.model.path = fs::path(config.data.path).parent_path() / "packed.gguf";
+  testing::write_packed_llama(config.model.path, {.layers = 6});
+  config.model.weights = BaseWeights::Packed;
+  config.model.sequence = 64;
+  config.lora.rank = 4;
+  config.data.tokenizer = "bytes";
+  config.train.batch = 1;
+  set_key(config, "memory.host_budget=1GiB");
+  const auto packed = static_cast<Bytes>(fs::file_size(config.model.path));
+  EXPECT_GT(packed, 3_MiB);
+  report::Progress silent = report::Progress::silent();
+  const VerifyResult result = verify(streamed(config, with(3_MiB)), 3, 1, silent);
+  EXPECT_EQ(result.different, 0) << result.first_different;
+  EXPECT_EQ(result.compared, 3);
+  EXPECT_LE(result.memory.mapped_peak, result.plan.budget);
 }
 
 TEST(StreamedWeights, AreTakenWhereTheStepDoesNotFitWithoutAndNotWhereItDoes) {

@@ -15,6 +15,7 @@
 #include "snug/report/progress.h"
 #include "snug/state/safetensors.h"
 #include "snug/state/training_state.h"
+#include "snug/train/experiment.h"
 #include "snug/train/saved_model.h"
 #include "snug/train/trainer.h"
 #include "tests/parallel/processes.h"

@@ -202,68 +202,6 @@ TEST(Team, RefusesWhatItCannotDo) {
   });
 }
 
-/// Ends, or stops, a process at any time: the others end too, and what is there is whole.
-TEST(Team, GoesOnBitwiseAfterAnyOfThemIsKilledOrHangs) {
-  const char* const asked = std::getenv("SNUG_KILLS");
-  const int kills = asked != nullptr ? std::atoi(asked) : 5;
-  const fs::path folder = folder_of("killed");
-  Config config = six_steps(folder, 0.1);
-  config.model.width = 96;
-  config.model.heads = 4;
-  config.train.steps = 24;
-  config.state.every = 1;
-  config.parallel.timeout = 6;  // a busy machine is no failure
-  const auto run = [&](const fs::path& where, Start start, const ParallelConfig& parallel) {
-    Config as = config;
-    as.parallel = parallel;
-    as.parallel.timeout = config.parallel.timeout;
-    if (parallel.pipeline > 1) as.train.accumulate = 2;
-    return [as, where, start](const parallel::Launched&) { (void)run_in(as, where, Team::of_launcher(as), start); };
-  };
-  // What has the same bits has one name.
-  const std::vector<std::pair<std::string, ParallelConfig>> layouts = {{"replicas", {}},
-                                                                       {"replicas", {.shard = ShardOf::Gradients}},
-                                                                       {"replicas", {.shard = ShardOf::Parameters}},
-                                                                       {"parts", {.tensor = 2}},
-                                                                       {"stages", {.pipeline = 2}}};
-  for (const std::size_t i : {0U, 3U, 4U}) {
-    for (const Ended& ended : outcomes_of(2, run(folder / layouts[i].first, Start::Anew, layouts[i].second)))
-      EXPECT_EQ(ended.exit_code, 0) << ended.output;
-  }
-  std::mt19937 random(7);  // NOLINT: the same each time
-  int in_the_middle = 0;
-  for (int i = 0; i < kills; ++i) {
-    const fs::path where = folder / std::to_string(i);
-    const auto victim = static_cast<std::size_t>(random() % 2);
-    const int signal = random() % 4 == 0 ? SIGSTOP : SIGKILL;
-    const std::int64_t step = 1 + static_cast<std::int64_t>(random() % 20);
-    const auto later = std::chrono::microseconds(random() % 20'000);
-    std::optional<std::chrono::steady_clock::time_point> when;
-    bool sent = false;
-    const auto hurt = [&](const std::vector<int>& ids) {
-      if (!when && fs::exists(where / "state" / state::state_name(step)))
-        when = std::chrono::steady_clock::now() + later;
-      if (!sent && when && std::chrono::steady_clock::now() >= *when) {
-        ::kill(ids[victim], signal);
-        sent = true;
-      } else if (sent && signal == SIGSTOP && ::kill(ids[1 - victim], 0) != 0) {
-        ::kill(ids[victim], SIGKILL);  // the other has ended
-      }
-    };
-    const auto& [name, parallel] = layouts[static_cast<std::size_t>(i) % layouts.size()];
-    const auto ended = outcomes_of(2, run(where, Start::Anew, parallel), 40, hurt);
-    const Ended& other = ended[1 - victim];
-    EXPECT_EQ(other.signal, 0) << "it ends by itself and in time:\n" << other.output;
-    in_the_middle += other.exit_code != 0 ? 1 : 0;
-    for (const Ended& again : outcomes_of(2, run(where, Start::Resume, parallel)))
-      EXPECT_EQ(again.exit_code, 0) << again.output;
-    if (testing::is_started_by_test()) continue;
-    EXPECT_TRUE(weights_after(where, 24) == weights_after(folder / name, 24)) << i << " " << name;
-    fs::remove_all(where);
-  }
-  EXPECT_TRUE(2 * in_the_middle > kills || testing::is_started_by_test());
-}
-
 TEST(Team, TrainsWhereOneAloneHasABudget) {
   const fs::path folder = folder_of("one_budget");
   in_processes(2, [&](parallel::World& world) {
