@@ -111,10 +111,10 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
     hooks_.clear();
   }
 
-  void hand_in() {
+  void hand_in(Reduction::Purpose purpose) {
     const std::lock_guard lock(mutex_);
     if (accumulating_ > 0) return;
-    start(kNoTask, purpose_of(0));
+    start(kNoTask, purpose == Reduction::Purpose::Trial ? purpose : purpose_of(0));
     finish();
   }
 
@@ -344,7 +344,7 @@ std::size_t DataParallel::buckets() const noexcept { return passes_->buckets(); 
 const std::vector<Shard>& DataParallel::shards() const noexcept { return passes_->shards(); }
 void DataParallel::gather(Reduction::Purpose purpose) { passes_->gather(purpose); }
 
-void DataParallel::hand_in() { passes_->hand_in(); }
+void DataParallel::hand_in(Reduction::Purpose purpose) { passes_->hand_in(purpose); }
 
 DataParallel::Accumulating::Accumulating(DataParallel& of) : of_(of) { of_.passes_->accumulate(1); }
 DataParallel::Accumulating::~Accumulating() { of_.passes_->accumulate(-1); }

@@ -66,6 +66,9 @@ struct Shard {
 /// are from where they have been handed in (ZeRO, Rajbhandari et al. 2020, arXiv:1910.02054): stage 1 with
 /// micro-batches under Accumulating, stage 2 without, where each pass adds what all processes have to the gradients of
 /// the shards: the bits of one process that adds up the first micro-batch of each, then the second of each, ...
+/// With several groups that have shards of all of it each (hybrid shard, as of one machine each), a second one over
+/// the processes with the same shard adds up the gradients of shards(), as its parameters, by hand_in() behind a step's
+/// last pass.
 ///
 /// The semantics are those of torch.nn.parallel.DistributedDataParallel with find_unused_parameters and
 /// gradient_as_bucket_view (Li et al. 2020, arXiv:2006.15704), but for Order::ByRank.
@@ -82,8 +85,8 @@ class DataParallel {
 
   /// As if the gradients that are there, or none, were what a pass has left: of passes under Accumulating, behind the
   /// last of them, or of a process that has nothing to go backward from where the others do. Nothing under
-  /// Accumulating.
-  void hand_in();
+  /// Accumulating. A trial takes the same memory, and hands in nothing.
+  void hand_in(Reduction::Purpose purpose = Reduction::Purpose::Sums);
 
   /// While one lives, backward passes leave this process's own gradients, which those of the first pass after it are
   /// added to: of all micro-batches of a step but the last (DistributedDataParallel.no_sync).

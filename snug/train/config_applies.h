@@ -44,6 +44,8 @@ struct KeyAbout {
 inline const std::function<bool(const Config&)> kAnyway = [](const Config& /*config*/) { return true; };
 inline const Applies kAlways{kAnyway, "always"};
 inline const Applies kInRuns{kAnyway, "in runs", {}, Commands::Runs};
+inline const Applies kWithShards{
+    [](const Config& c) { return c.parallel.shard != ShardOf::None; }, "beside parallel.shard", {}, Commands::Runs};
 inline const Applies kWithLayersInParts{
     [](const Config& c) { return c.parallel.tensor > 1; }, "beside parallel.tensor above 1", {}, Commands::Runs};
 inline const Applies kWithStages{

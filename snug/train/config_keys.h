@@ -216,6 +216,10 @@ void visit_keys(AnyConfig& c, Visit&& to) {
          "what is divided among the processes of one run (ZeRO 1, 2, 3): the optimizer's state, or gradients of each "
          "micro-batch too, or weights as well",
          OneOf<ShardOf>{}, kInRuns);
+  varies("parallel", "shard_degree", c.parallel.shard_degree,
+         "replicas that divide it among them, neighbours by rank as those of a machine, while others have it again "
+         "(hybrid shard); 0: all",
+         Range{0, 65536}, kWithShards);
   varies(
       "parallel", "tensor", c.parallel.tensor,
       "processes that have a part of every layer each (tensor parallel): of its heads, its feed-forward part and the "

@@ -119,6 +119,7 @@ struct ParallelConfig {
   double timeout = 600;  ///< Seconds that processes wait for each other.
   ReduceIn reduce = ReduceIn::Gradient;
   ShardOf shard = ShardOf::None;
+  std::int64_t shard_degree = 0;   ///< Replicas that share shards; 0: all.
   std::int64_t tensor = 1;         ///< Processes with a part of every layer each.
   bool sequence_parallel = false;  ///< Between these layers, with a part of every sequence.
   std::int64_t pipeline = 1;       ///< Processes that have some of the layers each.

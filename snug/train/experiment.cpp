@@ -187,7 +187,7 @@ void Experiment::join_team(optim::Parameters& trained) {
 
 optim::OtherParts Experiment::other_parts_of(const optim::Parameters& trained) const {
   if (!has_part_of_state()) return {};
-  optim::OtherParts others = is_sharded() ? team_.all_parts() : team_.parts_of_replica();
+  optim::OtherParts others = is_sharded() ? team_.all_shards() : team_.parts_of_replica();
   if (parameter_parts().empty()) return others;
   // What is whole in each process of the layers' group counts in its first, and what two stages share in the first of
   // them; but shards are of all that have it.
@@ -244,6 +244,10 @@ std::vector<at::Tensor> Experiment::step_in_stages(
   }
   together_->hand_in();
   return losses;
+}
+
+void Experiment::add_up_copies(parallel::Reduction::Purpose purpose) {
+  if (is_sharded()) together_->add_up_copies(purpose);
 }
 
 void Experiment::gather_weights(parallel::Reduction::Purpose purpose) {

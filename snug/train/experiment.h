@@ -124,6 +124,8 @@ class Experiment {
   }
   /// Of the parameters whose contents are.
   [[nodiscard]] const std::vector<parallel::DividedParameter>& divided() const noexcept { return divided_; }
+  /// Gradients of shards are there: they are those of all replicas from then on.
+  void add_up_copies(parallel::Reduction::Purpose purpose);
   /// All processes have updated their shards: so have all weights been.
   void gather_weights(parallel::Reduction::Purpose purpose);
   /// Enabled where losses are scaled: in fp16.

@@ -82,14 +82,16 @@ TeamLayout layout_of(const ParallelConfig& config) {
   return {.tensor = static_cast<int>(config.tensor),
           .context = static_cast<int>(config.context),
           .pipeline = static_cast<int>(config.pipeline),
-          .sequences = config.sequence_parallel};
+          .sequences = config.sequence_parallel,
+          .shard_degree = config.shard == ShardOf::None ? 0 : static_cast<int>(config.shard_degree)};
 }
 
 Team::Team(std::shared_ptr<parallel::World> world, const TeamLayout& layout)
     : world_(std::move(world)), layout_(layout) {
-  constexpr std::array kKeys = {"parallel.tensor", "parallel.context", "parallel.pipeline"};
-  const std::vector<double> all = gather(
-      {static_cast<double>(layout.tensor), static_cast<double>(layout.context), static_cast<double>(layout.pipeline)});
+  constexpr std::array kKeys = {"parallel.tensor", "parallel.context", "parallel.pipeline", "parallel.shard_degree"};
+  const std::vector<double> all =
+      gather({static_cast<double>(layout.tensor), static_cast<double>(layout.context),
+              static_cast<double>(layout.pipeline), static_cast<double>(layout.shard_degree)});
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (all[i] == all[i % kKeys.size()]) continue;
     throw UsageError(
@@ -103,10 +105,16 @@ Team::Team(std::shared_ptr<parallel::World> world, const TeamLayout& layout)
                     "--nproc-per-node {} snug train ...)",
                     size(), parts_in_words(layout), layout.per_replica(), layout.per_replica()));
   }
-  mesh_ = std::make_shared<parallel::Mesh>(
-      world_,
-      std::vector<parallel::Mesh::Axis>{
-          {"data", replicas()}, {"pipeline", layout.pipeline}, {"context", layout.context}, {"tensor", layout.tensor}});
+  if (replicas() % shard_degree() != 0) {
+    throw UsageError(fmt::format(
+        "train: parallel.shard_degree = {}, and {} replicas of the model; set it to a number that divides them",
+        layout.shard_degree, replicas()));
+  }
+  mesh_ = std::make_shared<parallel::Mesh>(world_, std::vector<parallel::Mesh::Axis>{{"copy", copies()},
+                                                                                     {"data", shard_degree()},
+                                                                                     {"pipeline", layout.pipeline},
+                                                                                     {"context", layout.context},
+                                                                                     {"tensor", layout.tensor}});
   if (layout.tensor > 1) layers_ = parallel::tensor_group(mesh_->group({"tensor"}));
   if (layout.context > 1) sequences_ = parallel::tensor_group(mesh_->group({"context"}));
 }
@@ -119,7 +127,7 @@ std::shared_ptr<Agreement> Team::agreement() const { return size() > 1 ? world_-
 
 std::vector<parallel::DividedParameter> Team::divide(const std::vector<at::Tensor>& parameters,
                                                      StreamedTensors& streamed) const {
-  const std::shared_ptr<parallel::ProcessGroup> group = same_parts();
+  const std::shared_ptr<parallel::ProcessGroup> group = sharers();
   auto divided = parallel::divide(parameters, *world_, group, kSmallestDivided,
                                   [&](const at::Tensor& parameter, std::unique_ptr<memory::ContentsRoom> room) {
                                     streamed.add_with_room(parameter, std::move(room));
@@ -162,18 +170,20 @@ std::unique_ptr<TeamGradients> Team::gradients(const std::vector<at::Tensor>& tr
                                                                             : Wholes;
     sums[which].parameters.push_back(one);
   }
-  sums[Wholes].over = sums[Parts].over = same_parts();
+  sums[Wholes].over = sums[Parts].over = sharers();
   sums[Summands].over = mesh_->group({"data", "context", "tensor"});
   if (!sums[Shared].parameters.empty()) sums[Shared].over = ends_of_pipelines();
+  for (TeamGradients::Sum& sum : sums) sum.copies = mesh_->group({"copy"});
   return std::make_unique<TeamGradients>(trained, sums, options);
 }
 
-std::shared_ptr<parallel::ProcessGroup> Team::same_parts() const { return mesh_->group({"data", "context"}); }
+std::shared_ptr<parallel::ProcessGroup> Team::sharers() const { return mesh_->group({"data", "context"}); }
 
 std::shared_ptr<parallel::ProcessGroup> Team::ends_of_pipelines() const {
   const int stage = layout_.context * layout_.tensor, tensor = mesh_->at("tensor");
   std::vector<int> ranks;
-  for (int first = 0; first < size(); first += layout_.per_replica()) {
+  const int of_copy = shard_degree() * layout_.per_replica(), begin = mesh_->at("copy") * of_copy;
+  for (int first = begin; first < begin + of_copy; first += layout_.per_replica()) {
     for (const int begins : {first, first + layout_.per_replica() - stage}) {
       for (int context = 0; context < layout_.context; ++context)
         ranks.push_back(begins + context * layout_.tensor + tensor);
@@ -260,7 +270,9 @@ optim::OtherParts Team::parts_over(const std::shared_ptr<parallel::ProcessGroup>
   return {.add_up = together(parallel::Reduce::Sum), .largest = together(parallel::Reduce::Max)};
 }
 
-optim::OtherParts Team::all_parts() const { return mesh_ ? parts_over(world_->all()) : optim::OtherParts(); }
+optim::OtherParts Team::all_shards() const {
+  return mesh_ ? parts_over(mesh_->group({"data", "pipeline", "context", "tensor"})) : optim::OtherParts();
+}
 optim::OtherParts Team::parts_of_replica() const {
   return mesh_ ? parts_over(mesh_->group({"pipeline", "tensor"})) : optim::OtherParts();
 }

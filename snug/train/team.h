@@ -53,8 +53,9 @@ class Team {
   /// these, and are one drawer.
   [[nodiscard]] int drawers() const { return size() / layout_.tensor; }
   [[nodiscard]] int drawer() const { return rank() / layout_.tensor; }
-  /// Those that have the same part of the layers, this process among them.
-  [[nodiscard]] std::shared_ptr<parallel::ProcessGroup> same_parts() const;
+  /// Of the processes that have the same part of the layers, those that have it in shards together, this one among
+  /// them: all of these, unless replicas share in groups.
+  [[nodiscard]] std::shared_ptr<parallel::ProcessGroup> sharers() const;
   /// Those of this process's replica that have parts of its layers, or of its sequences; nullptr where there are none.
   [[nodiscard]] const ops::LayerGroup& layer_group() const noexcept { return layers_; }
   [[nodiscard]] const ops::LayerGroup& sequence_group() const noexcept { return sequences_; }
@@ -75,7 +76,7 @@ class Team {
   [[nodiscard]] std::unique_ptr<TeamGradients> gradients(const std::vector<at::Tensor>& trained, const Held& held,
                                                          const Config& config,
                                                          std::vector<parallel::DividedParameter> divided) const;
-  /// Divides the contents of parameters among same_parts(), which all of these have alike; they are in `streamed` from
+  /// Divides the contents of parameters among sharers(), which all of these have alike; they are in `streamed` from
   /// then on.
   [[nodiscard]] std::vector<parallel::DividedParameter> divide(const std::vector<at::Tensor>& parameters,
                                                                StreamedTensors& streamed) const;
@@ -99,8 +100,8 @@ class Team {
   [[nodiscard]] std::vector<std::string> gather_texts(const std::string& mine) const;
   /// This process's part of whole sequences; the same, where they are not in parts.
   [[nodiscard]] data::Batch part_of_sequences(data::Batch batch) const;
-  /// What puts together what is in parts: in shards all over the team, or in parts and stages of a replica.
-  [[nodiscard]] optim::OtherParts all_parts() const;
+  /// What puts together what is in parts: in shards, parts and stages, or in parts and stages of a replica.
+  [[nodiscard]] optim::OtherParts all_shards() const;
   [[nodiscard]] optim::OtherParts parts_of_replica() const;
   /// All processes, where there are others.
   [[nodiscard]] parallel::ProcessGroup& group() const { return *world_->all(); }
@@ -114,13 +115,16 @@ class Team {
   [[nodiscard]] bool interrupted_anywhere() const;
 
  private:
+  /// Replicas that have shards together, and groups of them.
+  [[nodiscard]] int shard_degree() const { return layout_.shard_degree == 0 ? replicas() : layout_.shard_degree; }
+  [[nodiscard]] int copies() const { return replicas() / shard_degree(); }
   [[nodiscard]] std::shared_ptr<parallel::ProcessGroup> ends_of_pipelines() const;
   [[nodiscard]] optim::OtherParts parts_over(const std::shared_ptr<parallel::ProcessGroup>& group) const;
 
   std::shared_ptr<parallel::World> world_;
   TeamLayout layout_;
   ops::LayerGroup layers_, sequences_;
-  std::shared_ptr<parallel::Mesh> mesh_;  // "data", "pipeline", "context", "tensor"; nullptr for one alone
+  std::shared_ptr<parallel::Mesh> mesh_;  // "copy", "data", "pipeline", "context", "tensor"; nullptr for one alone
 };
 
 /// Throws UsageError, in all processes, where they are not about to do the same: they have other settings, data,

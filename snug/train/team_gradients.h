@@ -18,6 +18,8 @@ class TeamGradients {
   struct Sum {
     std::vector<at::Tensor> parameters;  ///< those that want no gradient are left out
     std::shared_ptr<parallel::ProcessGroup> over;
+    /// With shards: those that have the same ones of other groups (hybrid shard); nullptr: there are none.
+    std::shared_ptr<parallel::ProcessGroup> copies = nullptr;
   };
   /// `trained`: those of all sums, each once. Sums of nothing are left out, and those of one process alone that leave
   /// gradients whole.
@@ -37,11 +39,13 @@ class TeamGradients {
   [[nodiscard]] const std::vector<parallel::Shard>& shards() const noexcept { return shards_; }
   /// As parallel::DataParallel::hand_in().
   void hand_in();
+  /// Behind a step's last pass: gradients of shards are those of all copies from then on.
+  void add_up_copies(parallel::Reduction::Purpose purpose);
   /// As parallel::DataParallel::gather().
   void gather(parallel::Reduction::Purpose purpose);
 
  private:
-  std::vector<std::unique_ptr<parallel::DataParallel>> all_;
+  std::vector<std::unique_ptr<parallel::DataParallel>> all_, over_copies_;
   std::vector<parallel::Shard> shards_;
 };
 

@@ -11,6 +11,9 @@ struct TeamLayout {
   int context = 1;
   int pipeline = 1;
   bool sequences = false;  ///< see models::LayerParts
+  /// Of the replicas, those that divide among them what is in shards, neighbours by rank; others have it again (hybrid
+  /// shard). 0: all of them.
+  int shard_degree = 0;
 
   /// Processes that have the same rows.
   [[nodiscard]] int per_replica() const { return tensor * context * pipeline; }

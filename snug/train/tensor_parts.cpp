@@ -18,7 +18,7 @@ std::vector<state::TensorPart> parts_of(const Experiment& experiment, const stat
     for (const parallel::DividedParameter& divided : experiment.divided()) {
       if (!divided.parameter.is_same(tensor)) continue;
       part.part = divided.shard;
-      const auto group = experiment.team().same_parts();
+      const auto group = experiment.team().sharers();
       part.first = parallel::EvenShards(tensor.numel(), group->size()).first(group->rank());
     }
     parts.push_back(std::move(part));

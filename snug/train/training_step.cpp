@@ -316,6 +316,7 @@ TrainingStep::Gradients TrainingStep::make_gradients(Session& session, const dat
 
 double TrainingStep::clip() {
   if (in_backward_) return in_backward_->norm();
+  experiment_.add_up_copies(parallel::Reduction::Purpose::Sums);
   optim::Optimizer& optimizer = experiment_.optimizer();
   if (experiment_.scaler().options().enabled) experiment_.scaler().unscale(optimizer);
   return overflowed()
@@ -349,6 +350,7 @@ replay::Rehearsal TrainingStep::rehearsal() {
     return each;
   }
   replay::Rehearsal rehearsal([this] {
+    experiment_.add_up_copies(parallel::Reduction::Purpose::Trial);
     optim::clip_gradients(experiment_.optimizer().parameters(), experiment_.clipping(),
                           {.counts = experiment_.other_parts().counts});
     experiment_.optimizer().rehearse();

@@ -89,6 +89,7 @@ TEST(Applies, KeysOfRunsAreMarked) {
                                             "parallel.schedule",
                                             "parallel.sequence_parallel",
                                             "parallel.shard",
+                                            "parallel.shard_degree",
                                             "parallel.tensor",
                                             "parallel.timeout",
                                             "state.best",

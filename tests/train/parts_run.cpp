@@ -29,6 +29,7 @@ Config config_of(const fs::path& folder, const InParts& parts, double dropout) {
   config.parallel.pipeline = parts.pipeline;
   config.parallel.schedule = parts.schedule;
   config.parallel.shard = parts.shard;
+  config.parallel.shard_degree = parts.shard_degree;
   if (parts.pipeline > 1) {
     config.model.blocks = 4;
     config.model.sequence = 128;
@@ -69,8 +70,8 @@ void expect_close(const fs::path& found, const fs::path& expected, const std::st
 }
 
 std::string name_of(const InParts& p) {
-  return fmt::format("{}_{}_t{}_c{}_p{}_{}_{}_{}_v{}_m{}", p.kind, p.processes, p.tensor, p.context, p.pipeline,
-                     p.schedule, p.sequences, train::word(p.shard), p.vocabulary, p.micro_batches);
+  return fmt::format("{}_{}_t{}_c{}_p{}_{}_{}_{}{}_v{}_m{}", p.kind, p.processes, p.tensor, p.context, p.pipeline,
+                     p.schedule, p.sequences, train::word(p.shard), p.shard_degree, p.vocabulary, p.micro_batches);
 }
 
 }  // namespace snug::testing

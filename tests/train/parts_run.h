@@ -14,6 +14,7 @@ struct InParts {
   int processes = 2, tensor = 1, context = 1, pipeline = 1;
   bool sequences = false;
   train::ShardOf shard = train::ShardOf::None;
+  std::int64_t shard_degree = 0;
   std::string schedule = train::ParallelConfig().schedule;
   std::int64_t vocabulary = train::ModelConfig().vocabulary;
   int percent = 80;

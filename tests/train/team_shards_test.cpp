@@ -21,6 +21,7 @@
 #include "snug/train/trainer.h"
 #include "tests/parallel/processes.h"
 #include "tests/train/packed_file.h"
+#include "tests/train/parts_run.h"
 #include "tests/train/team_run.h"
 
 namespace snug::train {
@@ -132,6 +133,59 @@ TEST(Team, ScalesLossesOfShardsAsOneProcessDoes) {
   config.precision.compute = Compute::Fp16;
   config.precision.init_scale = 1e9;  // too much: it falls
   is_one_process_with_as_many_micro_batches(2, "zero2_fp16", config);
+}
+
+/// Pairs have all of it in shards each: a half of what the optimizer keeps, and of weights, and not a quarter. Which
+/// replica has which part changes no bit, and a run goes on where all have parts.
+TEST(Team, SharesInPairsWhatPairsHaveTwice) {
+  const fs::path folder = folder_of("hybrid");
+  const auto config_of = [&](std::int64_t degree, std::int64_t steps) {
+    Config config = six_steps(folder);
+    config.model.width = 96;
+    config.parallel.shard = ShardOf::Parameters;
+    config.parallel.shard_degree = degree;
+    config.train.steps = steps;
+    config.train.validate_every = 0;
+    config.optimizer.schedule = LearningRate::Constant;
+    return config;
+  };
+  in_processes(4, [&](parallel::World& world) {
+    const auto team = [&](const Config& config) { return team_of(world, layout_of(config.parallel)); };
+    std::map<std::int64_t, std::int64_t> kept, weights;
+    for (const std::int64_t degree : {0, 1, 2}) {
+      Config config = config_of(degree, kSixSteps);
+      config.state = {};
+      Experiment experiment(config, team(config));
+      for (const at::Tensor& tensor : experiment.optimizer().state()) kept[degree] += tensor.numel();
+      for (const auto& [parameter, shard] : experiment.divided()) weights[degree] += shard.numel();
+    }
+    EXPECT_NEAR(static_cast<double>(kept[2]) / static_cast<double>(kept[1]), 0.5, 0.01);
+    EXPECT_NEAR(static_cast<double>(kept[0]) / static_cast<double>(kept[1]), 0.25, 0.01);
+    EXPECT_NEAR(static_cast<double>(weights[2]) / static_cast<double>(weights[1]), 0.5, 0.01);
+    const Config pairs = config_of(2, kSixSteps), begun = config_of(2, 3), other = config_of(0, kSixSteps);
+    (void)run_in(pairs, folder / "pairs", team(pairs));
+    (void)run_in(begun, folder / "resumed", team(begun));
+    EXPECT_EQ(run_in(pairs, folder / "resumed", team(pairs), Start::Resume).resumed_from, 3);
+    (void)run_in(begun, folder / "other", team(begun));
+    EXPECT_EQ(run_in(other, folder / "other", team(other), Start::Resume).resumed_from, 3);
+  });
+  EXPECT_TRUE(weights_after(folder / "resumed", kSixSteps) == weights_after(folder / "pairs", kSixSteps));
+  EXPECT_TRUE(optimizer_after(folder / "resumed", kSixSteps) == optimizer_after(folder / "pairs", kSixSteps));
+  testing::expect_close(folder / "other", folder / "resumed", "sums of pairs, or of all");
+}
+
+TEST(Team, RefusesPairsOfThree) {
+  const fs::path folder = folder_of("hybrid_refused");
+  for (const Ended& one : outcomes_of(3, [&](const parallel::Launched& launched) {
+         Config config = six_steps(folder);
+         config.parallel.shard = ShardOf::Optimizer;
+         config.parallel.shard_degree = 2;
+         (void)run_in(config, folder / "team", Team(parallel::World::meet(launched), layout_of(config.parallel)));
+       })) {
+    if (testing::is_started_by_test()) continue;
+    EXPECT_EQ(one.exit_code, 12) << one.output;
+    EXPECT_THAT(one.output, HasSubstr("parallel.shard_degree = 2, and 3 replicas of the model"));
+  }
 }
 
 /// What the optimizer keeps, and gradients behind the backward pass, are a part each.
@@ -352,6 +406,8 @@ TEST(Team, HoldsItsCapOrIsRefusedWhateverIsAskedFor) {
     config.precision.compute = one_of(Compute::Fp32, Compute::Bf16);
     config.parallel.shard = one_of(ShardOf::None, ShardOf::Optimizer, ShardOf::Gradients, ShardOf::Parameters);
     if (layout.pipeline > 1 && config.parallel.shard == ShardOf::Parameters) config.parallel.shard = ShardOf::Gradients;
+    if (config.parallel.shard != ShardOf::None && processes == 4 && layout.per_replica() == 1)
+      config.parallel.shard_degree = one_of(0, 1, 2);
     config.memory.budget = plan::parse_budget(std::to_string(one_of(75, 85, 95, 100)) + "%");
     config.state.every = 0;
     const std::string what = fmt::format("trial {}: {} processes\n{}", i, processes, to_json(config).dump());

@@ -143,6 +143,7 @@ nlohmann::ordered_json to_json(const LayoutTrial& trial, const Devices& devices)
                                  {"schedule", p.schedule},
                                  {"data", replicas_of(trial.config, devices)},
                                  {"shard", word(p.shard)},
+                                 {"shard_degree", p.shard_degree},
                                  {"micro_batches", trial.config.train.accumulate},
                                  {"fits", trial.made.has_value()}};
   if (!trial.made) {

@@ -40,6 +40,7 @@ std::optional<Config> first_with(const Config& asked, const Devices& devices, co
       (layout.tensor == 1 && is_set(asked, "parallel.sequence_parallel")))
     return std::nullopt;
   if (!is_set(asked, "parallel.tensor") && devices.links.per_machine % layout.tensor != 0) return std::nullopt;
+  if (is_set(asked, "parallel.shard_degree") && !is_set(asked, "parallel.shard")) p.shard = ShardOf::Optimizer;
   p.tensor = layout.tensor;
   p.context = layout.context;
   p.pipeline = layout.pipeline;
@@ -55,6 +56,18 @@ std::optional<Config> with_more_shards(Config config, const Devices& devices) {
              is_last = p.shard == (p.pipeline > 1 ? ShardOf::Gradients : ShardOf::Parameters);
   if (!are_alike || is_last) return std::nullopt;
   p.shard = static_cast<ShardOf>(static_cast<unsigned char>(p.shard) + 1);
+  return config;
+}
+
+/// Shards within a machine, of which others have the same.
+std::optional<Config> with_shards_in_machines(Config config, const Devices& devices) {
+  const std::int64_t of_replica = layout_of(config.parallel).per_replica(),
+                     within = devices.links.per_machine / of_replica;
+  ParallelConfig& p = config.parallel;
+  if (p.shard == ShardOf::None || p.shard_degree != 0 || devices.links.per_machine % of_replica != 0 || within < 2 ||
+      within >= replicas_of(config, devices))
+    return std::nullopt;
+  p.shard_degree = within;
   return config;
 }
 
@@ -102,6 +115,10 @@ std::vector<Further> ways_further(const Config& config, const Devices& devices) 
   if (!is_set(config, "parallel.schedule")) {
     all.emplace_back([](const Config& from, std::int64_t blocks) { return with_more_stages(from, blocks); });
   }
+  if (devices.links.per_machine < devices.count && !is_set(config, "parallel.shard_degree")) {
+    all.emplace_back(
+        [devices](const Config& from, std::int64_t /*blocks*/) { return with_shards_in_machines(from, devices); });
+  }
   return all;
 }
 
@@ -113,7 +130,10 @@ std::string layout_in_words(const Config& config, const Devices& devices) {
   if (p.pipeline > 1) parts.push_back(fmt::format("pipeline {} {}", p.pipeline, p.schedule));
   if (const std::int64_t replicas = replicas_of(config, devices); replicas > 1)
     parts.push_back(fmt::format("data {}", replicas));
-  if (p.shard != ShardOf::None) parts.push_back(fmt::format("{} in shards", word(p.shard)));
+  if (p.shard != ShardOf::None) {
+    parts.push_back(fmt::format("{} in shards", word(p.shard)));
+    if (p.shard_degree > 0) parts.back() += fmt::format(" of {}", p.shard_degree);
+  }
   if (config.train.accumulate > 1) parts.push_back(fmt::format("{} micro-batches", config.train.accumulate));
   return parts.empty() ? "one process" : fmt::format("{}", fmt::join(parts, ", "));
 }
@@ -129,6 +149,7 @@ std::vector<std::string> settings_between(const Config& from, const Config& to) 
   add("parallel.pipeline", from.parallel.pipeline, to.parallel.pipeline);
   add("parallel.schedule", from.parallel.schedule, to.parallel.schedule);
   add("parallel.shard", word(from.parallel.shard), word(to.parallel.shard));
+  add("parallel.shard_degree", from.parallel.shard_degree, to.parallel.shard_degree);
   add("train.accumulate", from.train.accumulate, to.train.accumulate);
   add("train.threads", from.train.threads, to.train.threads);
   return settings;

@@ -150,6 +150,24 @@ TEST(NextLayouts, GoFurtherInEachWayAsFarAsItLeads) {
   EXPECT_EQ(ways_further(config, devices).size(), 2U);
 }
 
+/// Of 8 processes on 2 machines: what crosses between them is then the shards' gradients alone.
+TEST(NextLayouts, ShardsStayWithinAMachineWhereThereAreSeveral) {
+  Config config = small(folder_of("layouts_hybrid"));
+  config.train.batch = 8;
+  const Devices devices = machines(8, 4);
+  EXPECT_TRUE(all_further(config, devices, 3, 16).empty()) << "there are no shards";
+  config.parallel.shard = ShardOf::Gradients;
+  const std::vector<Config> found = all_further(config, devices, 3, 16);
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found[0].parallel.shard_degree, 4);
+  EXPECT_EQ(layout_in_words(found[0], devices), "data 8, gradients in shards of 4");
+  EXPECT_EQ(settings_between(config, found[0]), (std::vector<std::string>{"parallel.shard_degree=4"}));
+  config.parallel.tensor = 2;
+  EXPECT_EQ(all_further(config, devices, 3, 16).at(0).parallel.shard_degree, 2);
+  config.parallel.tensor = 4;
+  EXPECT_TRUE(all_further(config, devices, 3, 16).empty()) << "one replica on each";
+}
+
 /// 6 processes on 2 machines: pairs would lie across them.
 TEST(NextLayouts, LayersLieWithinAMachineUnlessThatIsSet) {
   Config config = small(folder_of("layouts_machines"));
