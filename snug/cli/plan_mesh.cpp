@@ -190,8 +190,8 @@ int plan_mesh(const ConfigOptions& options, const MeshOptions& mesh) {
   train::Config plain = config;
   plain.parallel = {};
   plain.train.accumulate = 1;
-  for (const char* const key :
-       {"tensor", "sequence_parallel", "context", "pipeline", "schedule", "shard", "shard_degree", "reduce"})
+  for (const char* const key : {"tensor", "sequence_parallel", "context", "context_by", "pipeline", "schedule", "shard",
+                                "shard_degree", "reduce"})
     plain.given.erase(std::string("parallel.") + key);
   train::validate(plain);
   train::warm_up(plain);

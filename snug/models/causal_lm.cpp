@@ -101,25 +101,26 @@ at::Tensor CausalLmImpl::loss(const at::Tensor& tokens, const at::Tensor& target
   return loss_of(run(tokens, nullptr, &rows), targets);
 }
 
-ModelInParts CausalLmImpl::divide_sequences(const ops::LayerGroup& group) {
+ModelInParts CausalLmImpl::divide_sequences(const ops::LayerGroup& group, ContextMethod method) {
   if (in_parts_ || context_)
     throw UsageError(fmt::format("context parallel: {}: it is in parts already", parts_.family));
-  if (heads() % group->size() != 0) {
+  if (method == ContextMethod::Heads && heads() % group->size() != 0) {
     throw UsageError(fmt::format(
-        "context parallel: {}: {} processes cannot have as many of {} heads each; choose another number of them",
+        "context parallel: {}: {} processes cannot have as many of {} heads each; choose another number of them, or a "
+        "ring",
         parts_.family, group->size(), heads()));
   }
-  context_ = group;
+  context_ = {group, method};
   return {.summands = parameters(), .divided = {}};
 }
 
 /// Of all processes: each has its targets' share of it.
 at::Tensor CausalLmImpl::loss_of(at::Tensor hidden, const at::Tensor& targets) {
   if (!context_) return whole_loss_of(std::move(hidden), targets);
-  const at::Tensor own = targets.ne(kIgnored).sum().to(at::kFloat), all = context_->sum(own);
+  const at::Tensor own = targets.ne(kIgnored).sum().to(at::kFloat), all = context_.group->sum(own);
   const at::Tensor mean = whole_loss_of(std::move(hidden), targets);
   // The mean of no targets is no number.
-  return ops::leave_parts(at::where(own.gt(0), mean, at::zeros_like(mean)) * (own / all), context_);
+  return ops::leave_parts(at::where(own.gt(0), mean, at::zeros_like(mean)) * (own / all), context_.group);
 }
 
 at::Tensor CausalLmImpl::whole_loss_of(at::Tensor hidden, const at::Tensor& targets) {
@@ -150,6 +151,7 @@ at::Tensor CausalLmImpl::embed(const at::Tensor& tokens, const DocumentRows* row
     const std::int64_t count = x.size(1), first = count == tokens.size(1) ? 0 : in_parts_->how.group->rank() * count;
     const at::Tensor& table = learned->table->weight;
     const at::Tensor positions = rows != nullptr ? at::embedding(table, rows->positions.narrow(kSequence, first, count))
+                                 : input.context ? take_pieces(table, 0, input.pieces)
                                                  : table.narrow(0, input.seen + first, count);
     const double dropout = is_training() ? learned->dropout : 0;
     std::optional<RandomOfParts> random;
@@ -164,10 +166,22 @@ void CausalLmImpl::set_rotary(BlockInput& input, const at::Tensor& tokens, const
   const auto* const options = std::get_if<RotaryOptions>(&parts_.positions);
   if (options == nullptr) return;
   // In the type of the weights, and not that of autocast, as the reference has it.
-  Positions positions{input.seen, tokens.size(1)};
-  if (input.context) positions.length = context_->size() * tokens.size(1);
-  RotaryTable table = rotary_table(*options, positions, tokens.device());
-  table = {table.cosines.to(x.scalar_type()), table.sines.to(x.scalar_type())};
+  const auto table_of = [&](const Positions& positions) {
+    const RotaryTable of_type = rotary_table(*options, positions, tokens.device());
+    return RotaryTable{of_type.cosines.to(x.scalar_type()), of_type.sines.to(x.scalar_type())};
+  };
+  RotaryTable table;
+  if (input.context) {
+    const std::int64_t length = context_.group->size() * tokens.size(1);
+    std::vector<at::Tensor> cosines, sines;
+    for (const std::int64_t first : input.pieces.first) {
+      const RotaryTable of_piece = table_of({.first = first, .count = input.pieces.each, .length = length});
+      cosines.push_back(of_piece.cosines), sines.push_back(of_piece.sines);
+    }
+    table = {cosines.size() == 1 ? cosines[0] : at::cat(cosines), sines.size() == 1 ? sines[0] : at::cat(sines)};
+  } else {
+    table = table_of({.first = input.seen, .count = tokens.size(1)});
+  }
   if (rows != nullptr) {
     const auto at_positions = [&](const at::Tensor& t) { return at::embedding(t, rows->positions).unsqueeze(1); };
     table = {at_positions(table.cosines), at_positions(table.sines)};
@@ -176,7 +190,7 @@ void CausalLmImpl::set_rotary(BlockInput& input, const at::Tensor& tokens, const
 }
 
 void CausalLmImpl::check_run(const at::Tensor& tokens, const KeyValueCache* cache, const DocumentRows* rows) const {
-  const std::int64_t parts = context_ && cache == nullptr ? context_->size() : 1,
+  const std::int64_t parts = context_ && cache == nullptr ? context_.group->size() : 1,
                      seen = cache != nullptr ? cache->length : 0;
   if (const std::int64_t length = seen + parts * tokens.size(1); length > parts_.sequence) {
     throw UsageError(fmt::format("{}: a sequence of {} is longer than the model's {}; cut it", parts_.family, length,
@@ -193,7 +207,8 @@ BlockInput CausalLmImpl::input_of(const at::Tensor& tokens, const KeyValueCache*
   check_run(tokens, cache, rows);
   if (context_ && cache == nullptr) {
     input.context = context_;
-    input.seen = context_->rank() * tokens.size(1);
+    input.pieces = pieces_of(context_.method, context_.group->size() * tokens.size(1), context_.group->rank(),
+                             context_.group->size());
   }
   if (rows != nullptr) input.mask = rows->mask;
   return input;

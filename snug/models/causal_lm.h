@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "snug/models/context_parts.h"
 #include "snug/models/decoder_block.h"
 #include "snug/models/embedding.h"
 #include "snug/models/layer_norm.h"
@@ -81,13 +82,12 @@ class CausalLmImpl : public torch::nn::Module, public HasTask {
   /// whose generators are, but with sequences in parts; these must be multiples of as many tokens. Throws UsageError
   /// where it cannot be divided.
   ModelInParts divide(const LayerParts& parts);
-  /// Each process of the group has from now on a part of every sequence, as long as those of the others, the first the
-  /// first one, with positions and attention that are those of all of it: context parallel, by some of the heads over
-  /// all positions (Jacobs et al. 2023, arXiv:2309.14509). loss() takes this process's tokens and targets, and is that
-  /// of all, the same in each; random numbers are each process's generator's. Weights are whole in each process, which
-  /// has a summand of every gradient. With a cache a process goes forward by itself, and sequences are whole. Throws
-  /// UsageError for heads that cannot be divided.
-  ModelInParts divide_sequences(const ops::LayerGroup& group);
+  /// Each process of the group has from now on a part of every sequence, as long as those of the others, which
+  /// pieces_of() says, with positions and attention that are those of all of it: context parallel. loss() takes this
+  /// process's tokens and targets, and is that of all, the same in each; random numbers are each process's generator's.
+  /// Weights are whole in each process, which has a summand of every gradient. With a cache a process goes forward by
+  /// itself, and sequences are whole. Throws UsageError for heads that cannot be divided.
+  ModelInParts divide_sequences(const ops::LayerGroup& group, ContextMethod method = ContextMethod::Heads);
   /// Leaves this process some stages of a pipeline, of as many blocks as `blocks` says of each stage, in their order:
   /// parameters of others become empty and want no gradient. Returns parts of these, and what more than one of all
   /// stages has, as an embedding that is the output projection too. Layers may be in parts then. Throws UsageError
@@ -155,7 +155,7 @@ class CausalLmImpl : public torch::nn::Module, public HasTask {
   DecoderParts parts_;
   std::optional<InParts> in_parts_;
   std::optional<InStages> in_stages_;
-  ops::LayerGroup context_;
+  Context context_;
   AttentionMethod attention_ = AttentionMethod::LibTorch;
   std::int64_t feed_forward_rows_ = 0;
   at::Tensor loss_scale_;

@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "snug/models/attention.h"
+#include "snug/models/context_parts.h"
 #include "snug/models/key_value_cache.h"
 #include "snug/models/rotary.h"
-#include "snug/ops/tensor_parallel.h"
 
 namespace snug::models {
 
@@ -19,7 +19,8 @@ struct BlockInput {
   std::int64_t seen = 0;                  ///< positions that it holds
   AttentionMethod method = AttentionMethod::LibTorch;
   std::int64_t feed_forward_rows = 0;  ///< see in_parts()
-  ops::LayerGroup context{};           ///< of processes with a part of every sequence each; null: sequences are whole
+  Context context{};                   ///< of processes with a part of every sequence each
+  SequencePieces pieces{};             ///< that this one has, where there are others
 };
 
 /// One block of a decoder: attention and a feed-forward part.

@@ -29,6 +29,8 @@ class TensorGroup {
   [[nodiscard]] virtual at::Tensor gather(const at::Tensor& mine, std::int64_t dimension) = 0;
   /// Part `rank` of the sum of what all have, which is divided evenly along that dimension.
   [[nodiscard]] virtual at::Tensor sum_part(const at::Tensor& mine, std::int64_t dimension) = 0;
+  /// What the process before has, and the first one what the last has.
+  [[nodiscard]] virtual at::Tensor shift(const at::Tensor& mine) = 0;
   /// Part `rank` of what each has along `divided`, one behind the other along `gathered`.
   [[nodiscard]] virtual at::Tensor exchange(const at::Tensor& mine, std::int64_t divided, std::int64_t gathered) = 0;
 

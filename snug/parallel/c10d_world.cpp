@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <map>
 #include <optional>
@@ -20,6 +21,14 @@
 
 namespace snug::parallel {
 namespace {
+
+/// Gloo writes to connections whose other end may be gone, and takes that for an error where it lives to see it.
+void outlive_broken_connections() {
+  struct sigaction now {};
+  if (::sigaction(SIGPIPE, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) return;
+  now.sa_handler = SIG_IGN;
+  (void)::sigaction(SIGPIPE, &now, nullptr);
+}
 
 class C10dWorld final : public World {
  public:
@@ -100,6 +109,7 @@ class C10dWorld final : public World {
 }  // namespace
 
 std::shared_ptr<World> World::meet(const Launched& launched, const MeetOptions& options) {
+  outlive_broken_connections();
   try {
     return std::make_shared<C10dWorld>(launched, options);
   } catch (const std::exception& error) {

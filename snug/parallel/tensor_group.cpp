@@ -22,7 +22,7 @@
 namespace snug::parallel {
 namespace {
 
-enum class What : std::uint8_t { Sum, Max, Gather, SumPart, Exchange };
+enum class What : std::uint8_t { Sum, Max, Gather, SumPart, Exchange, Shift };
 
 at::Tensor max_of(ProcessGroup& group, const at::Tensor& mine) {
   at::Tensor all = mine.clone(at::MemoryFormat::Contiguous);
@@ -61,6 +61,16 @@ at::Tensor part_of_sum(ProcessGroup& group, const at::Tensor& mine, std::int64_t
   at::Tensor sum = group.size() == 1 ? received[0].clone() : at::add(received[0], received[1]);
   for (int rank = 2; rank < group.size(); ++rank) sum.add_(received[rank]);
   return sum;
+}
+
+at::Tensor from_before(ProcessGroup& group, const at::Tensor& mine) {
+  const int size = group.size();
+  if (size == 1) return mine.clone(at::MemoryFormat::Contiguous);
+  const at::Tensor sent = mine.contiguous(), received = at::empty_like(sent);
+  ProcessGroup::Begun leaves = group.begin(Send{sent, (group.rank() + 1) % size});
+  group.run(Receive{received, (group.rank() + size - 1) % size});
+  leaves.wait();
+  return received;
 }
 
 /// Groups by number, which is what an operator can be given.
@@ -102,6 +112,8 @@ at::Tensor together(const at::Tensor& mine, std::int64_t group, std::int64_t wha
       return part_of_sum(*processes, mine, dimension);
     case What::Exchange:
       return exchanged(*processes, mine, dimension, other_dimension);
+    case What::Shift:
+      return from_before(*processes, mine);
   }
   throw std::logic_error("parallel: unknown collective of layers");
 }
@@ -128,6 +140,7 @@ class GroupOfLayers final : public ops::TensorGroup {
   at::Tensor sum_part(const at::Tensor& mine, std::int64_t dimension) override {
     return call(mine, What::SumPart, dimension);
   }
+  at::Tensor shift(const at::Tensor& mine) override { return call(mine, What::Shift, 0); }
   at::Tensor exchange(const at::Tensor& mine, std::int64_t divided, std::int64_t gathered) override {
     return call(mine, What::Exchange, divided, gathered);
   }

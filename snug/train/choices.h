@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "snug/models/attention_method.h"
+#include "snug/models/context_method.h"
 #include "snug/models/lora_scale.h"
 
 /// Values of configuration keys that are one of a few words: an enum each, and its words in one table.
@@ -105,6 +106,9 @@ inline constexpr std::array kWords<models::LoraScale>{
 template <>
 inline constexpr std::array kWords<models::AttentionMethod>{std::pair{"libtorch", models::AttentionMethod::LibTorch},
                                                             std::pair{"products", models::AttentionMethod::Products}};
+template <>
+inline constexpr std::array kWords<models::ContextMethod>{std::pair{"heads", models::ContextMethod::Heads},
+                                                          std::pair{"ring", models::ContextMethod::Ring}};
 template <>
 inline constexpr std::array kWords<Packing>{std::pair{"none", Packing::None},
                                             std::pair{"documents", Packing::Documents}};

@@ -48,6 +48,8 @@ inline const Applies kWithShards{
     [](const Config& c) { return c.parallel.shard != ShardOf::None; }, "beside parallel.shard", {}, Commands::Runs};
 inline const Applies kWithLayersInParts{
     [](const Config& c) { return c.parallel.tensor > 1; }, "beside parallel.tensor above 1", {}, Commands::Runs};
+inline const Applies kWithSequencesInParts{
+    [](const Config& c) { return c.parallel.context > 1; }, "beside parallel.context above 1", {}, Commands::Runs};
 inline const Applies kWithStages{
     [](const Config& c) { return c.parallel.pipeline > 1; }, "beside parallel.pipeline above 1", {}, Commands::Runs};
 inline const Applies kNewModel{[](const Config& c) { return c.model.path.empty(); },

@@ -230,9 +230,12 @@ void visit_keys(AnyConfig& c, Visit&& to) {
          "there, too",
          Anything{}, kWithLayersInParts);
   varies("parallel", "context", c.parallel.context,
-         "processes that have a part of every sequence each, and attend to all of it by some of the heads (context "
-         "parallel)",
+         "processes that have a part of every sequence each, and attend to all of it (context parallel)",
          Range{1, 1024}, kInRuns);
+  varies("parallel", "context_by", c.parallel.context_by,
+         "how they attend to it: each by some of the heads; or by all, to the keys of one process after the other, "
+         "for any number of heads (ring attention)",
+         OneOf<models::ContextMethod>{}, kWithSequencesInParts);
   varies(
       "parallel", "pipeline", c.parallel.pipeline,
       "processes that have some of the layers each, through which the train.accumulate micro-batches of a step go one "

@@ -125,6 +125,7 @@ struct ParallelConfig {
   std::int64_t pipeline = 1;       ///< Processes that have some of the layers each.
   std::string schedule = "1f1b";   ///< See plan::PipelineSchedule.
   std::int64_t context = 1;        ///< Processes with a part of every sequence each, and whole layers.
+  models::ContextMethod context_by = models::ContextMethod::Heads;
 
   bool operator==(const ParallelConfig&) const = default;
 };

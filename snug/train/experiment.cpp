@@ -164,7 +164,7 @@ void Experiment::join_team(optim::Parameters& trained) {
     in_parts_ = task_.model().divide({.group = team_.layer_group(), .sequences = team_.layout().sequences});
     memory().release_cached();
   } else if (team_.sequence_group()) {
-    in_parts_ = task_.model().divide_sequences(team_.sequence_group());
+    in_parts_ = task_.model().divide_sequences(team_.sequence_group(), team_.layout().context_by);
   }
   if (team_.pipeline()) keep_stages(work, trained);
   if (config_.parallel.shard == ShardOf::Parameters) {

@@ -38,7 +38,9 @@ class LanguageModel {
   /// As models::CausalLmImpl has it.
   void expect_loss_scale(at::Tensor scale) const { model_->expect_loss_scale(std::move(scale)); }
   models::ModelInParts divide(const models::LayerParts& parts) const { return model_->divide(parts); }
-  models::ModelInParts divide_sequences(const ops::LayerGroup& group) const { return model_->divide_sequences(group); }
+  models::ModelInParts divide_sequences(const ops::LayerGroup& group, models::ContextMethod method) const {
+    return model_->divide_sequences(group, method);
+  }
   models::ModelInStages keep_stages(const std::vector<int>& blocks, const std::vector<int>& stages) const {
     return model_->keep_stages(blocks, stages);
   }

@@ -49,7 +49,8 @@ void validate_parallel(const Config& config) {
                                    parallel.pipeline, config.train.accumulate, error.what()));
     }
   }
-  check_sequence("parallel.context", parallel.context);
+  const bool is_ring = parallel.context > 1 && parallel.context_by == models::ContextMethod::Ring;
+  check_sequence(is_ring ? "twice parallel.context" : "parallel.context", (is_ring ? 2 : 1) * parallel.context);
   if (parallel.sequence_parallel) check_sequence("parallel.tensor", parallel.tensor);
   if (parallel.context > 1 && config.data.packing == Packing::Documents) {
     throw UsageError(

@@ -19,6 +19,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/base/hash.h"
+#include "snug/models/context_parts.h"
 #include "snug/parallel/launch.h"
 #include "snug/parallel/tensor_group.h"
 #include "snug/train/config.h"
@@ -81,6 +82,7 @@ constexpr std::int64_t kSequence = 1;  // the dimension of (batch, sequence)
 TeamLayout layout_of(const ParallelConfig& config) {
   return {.tensor = static_cast<int>(config.tensor),
           .context = static_cast<int>(config.context),
+          .context_by = config.context_by,
           .pipeline = static_cast<int>(config.pipeline),
           .sequences = config.sequence_parallel,
           .shard_degree = config.shard == ShardOf::None ? 0 : static_cast<int>(config.shard_degree)};
@@ -216,8 +218,9 @@ std::vector<MicroBatch> Team::part_of(const data::Batch& batch, std::int64_t acc
 data::Batch Team::part_of_sequences(data::Batch batch) const {
   if (layout_.context == 1) return batch;
   for (at::Tensor* const tensor : tensors_of(batch)) {
-    const std::int64_t each = tensor->size(kSequence) / layout_.context;
-    *tensor = tensor->narrow(kSequence, mesh_->at("context") * each, each);
+    *tensor = models::take_pieces(
+        *tensor, kSequence,
+        models::pieces_of(layout_.context_by, tensor->size(kSequence), mesh_->at("context"), layout_.context));
   }
   return batch;
 }

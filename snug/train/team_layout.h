@@ -1,5 +1,7 @@
 #pragma once
 
+#include "snug/models/context_method.h"
+
 namespace snug::train {
 
 struct ParallelConfig;
@@ -9,6 +11,7 @@ struct ParallelConfig;
 struct TeamLayout {
   int tensor = 1;
   int context = 1;
+  models::ContextMethod context_by = models::ContextMethod::Heads;
   int pipeline = 1;
   bool sequences = false;  ///< see models::LayerParts
   /// Of the replicas, those that divide among them what is in shards, neighbours by rank; others have it again (hybrid

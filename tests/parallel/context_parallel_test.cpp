@@ -16,6 +16,7 @@
 namespace snug::parallel {
 namespace {
 
+using models::ContextMethod;
 using ::testing::HasSubstr;
 using testing::in_processes;
 using testing::kEven;
@@ -26,16 +27,17 @@ using testing::same_bits;
 
 /// A model of which this process has a part of every sequence.
 struct OfSequences {
-  OfSequences(World& world, const Made& made)
+  OfSequences(World& world, const Made& made, ContextMethod method_given = ContextMethod::Heads)
       : rank(world.all()->rank()),
         size(world.all()->size()),
         model(made.make()),
-        found(model->divide_sequences(tensor_group(world.all()))),
+        method(method_given),
+        found(model->divide_sequences(tensor_group(world.all()), method_given)),
         together(found.summands, world.all(), {.combine = DataParallelOptions::Combine::Sum}) {}
-  at::Tensor loss(const at::Tensor& batch) {
-    const auto part = [&](const at::Tensor& whole) { return whole.chunk(size, 1)[static_cast<std::size_t>(rank)]; };
-    return model->loss(part(batch), part(testing::targets_of(batch)));
+  [[nodiscard]] at::Tensor part(const at::Tensor& whole) const {
+    return models::take_pieces(whole, 1, models::pieces_of(method, whole.size(1), rank, size));
   }
+  at::Tensor loss(const at::Tensor& batch) { return model->loss(part(batch), part(testing::targets_of(batch))); }
   std::vector<at::Tensor> take_gradients() {
     std::vector<at::Tensor> gradients;
     for (const at::Tensor& p : model->parameters()) {
@@ -46,14 +48,28 @@ struct OfSequences {
   }
   int rank, size;
   Model model;
+  ContextMethod method;
   models::ModelInParts found;
   DataParallel together;
 };
 
-void is_that_of_one_process(World& world) {
-  for (const Made& made : testing::all_models(kEven)) {
+/// Of 3 heads, which 2 processes cannot divide.
+std::vector<Made> also_of_three_heads() {
+  std::vector<Made> all = testing::all_models(kEven);
+  all.push_back(
+      {"gpt of 3 heads", [] {
+         torch::manual_seed(1);
+         return Model(models::Gpt(models::GptOptions{
+                                      .blocks = 2, .width = 48, .heads = 3, .sequence = kSequence, .vocabulary = kEven})
+                          .ptr());
+       }});
+  return all;
+}
+
+void is_that_of_one_process(World& world, ContextMethod method) {
+  for (const Made& made : method == ContextMethod::Ring ? also_of_three_heads() : testing::all_models(kEven)) {
     const Model one = made.make();
-    OfSequences mine(world, made);
+    OfSequences mine(world, made, method);
     const at::Tensor batch = testing::tokens_of(0);
     const at::Tensor expected = testing::loss_of(*one, batch), loss = mine.loss(batch);
     EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 2e-6) << made.name;
@@ -71,8 +87,18 @@ void is_that_of_one_process(World& world) {
   }
 }
 
-TEST(ContextParallel, LossesAndGradientsAreThoseOfOneProcessInTwo) { in_processes(2, is_that_of_one_process); }
-TEST(ContextParallel, LossesAndGradientsAreThoseOfOneProcessInFour) { in_processes(4, is_that_of_one_process); }
+TEST(ContextParallel, LossesAndGradientsAreThoseOfOneProcessInTwo) {
+  in_processes(2, [](World& world) { is_that_of_one_process(world, ContextMethod::Heads); });
+}
+TEST(ContextParallel, LossesAndGradientsAreThoseOfOneProcessInFour) {
+  in_processes(4, [](World& world) { is_that_of_one_process(world, ContextMethod::Heads); });
+}
+TEST(ContextParallel, LossesAndGradientsOfARingAreThoseOfOneProcessInTwo) {
+  in_processes(2, [](World& world) { is_that_of_one_process(world, ContextMethod::Ring); });
+}
+TEST(ContextParallel, LossesAndGradientsOfARingAreThoseOfOneProcessInFour) {
+  in_processes(4, [](World& world) { is_that_of_one_process(world, ContextMethod::Ring); });
+}
 
 /// Frequencies that follow from the length of the whole sequence are the same in all.
 TEST(ContextParallel, PositionsAreThoseOfTheWholeSequence) {
@@ -91,9 +117,11 @@ TEST(ContextParallel, PositionsAreThoseOfTheWholeSequence) {
                       return Model(models::Llama(options).ptr());
                     }};
     const Model one = made.make();
-    OfSequences mine(world, made);
     const at::Tensor batch = testing::tokens_of(0);
-    EXPECT_NEAR(mine.loss(batch).item<double>(), testing::loss_of(*one, batch).item<double>(), 2e-6);
+    for (const ContextMethod method : {ContextMethod::Heads, ContextMethod::Ring}) {
+      OfSequences mine(world, made, method);
+      EXPECT_NEAR(mine.loss(batch).item<double>(), testing::loss_of(*one, batch).item<double>(), 2e-6);
+    }
   });
 }
 
@@ -107,8 +135,7 @@ TEST(ContextParallel, PartsMayHaveNoTargets) {
     const at::Tensor targets = testing::targets_of(batch);
     targets.narrow(1, 0, kSequence / 2).fill_(-100);
     const at::Tensor expected = one->loss(batch, targets);
-    const auto part = [&](const at::Tensor& whole) { return whole.chunk(2, 1)[static_cast<std::size_t>(mine.rank)]; };
-    const at::Tensor loss = mine.model->loss(part(batch), part(targets));
+    const at::Tensor loss = mine.model->loss(mine.part(batch), mine.part(targets));
     EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 2e-6);
     expected.backward();
     loss.backward();
@@ -120,17 +147,17 @@ TEST(ContextParallel, PartsMayHaveNoTargets) {
   });
 }
 
-TEST(ContextParallel, UnderABudgetTheBitsAreTheSame) {
-  in_processes(2, [](World& world) {
+void is_the_same_under_a_budget(ContextMethod method) {
+  in_processes(2, [method](World& world) {
     memory::DeviceMemory& memory = testing::cpu();
     for (const Made& made : testing::all_models(kEven)) {
       std::vector<at::Tensor> expected;
       {
-        OfSequences plain(world, made);
+        OfSequences plain(world, made, method);
         plain.loss(testing::tokens_of(1)).backward();
         expected = plain.take_gradients();
       }
-      OfSequences mine(world, made);
+      OfSequences mine(world, made, method);
       const auto step = [&](const at::Tensor& batch) { return mine.loss(batch); };
       const auto fitted = [&](Bytes budget) {
         return fit(step, testing::tokens_of(0), {.budget = budget, .agreement = agreement_of(world.all())});
@@ -155,6 +182,9 @@ TEST(ContextParallel, UnderABudgetTheBitsAreTheSame) {
     }
   });
 }
+
+TEST(ContextParallel, UnderABudgetTheBitsAreTheSame) { is_the_same_under_a_budget(ContextMethod::Heads); }
+TEST(ContextParallel, UnderABudgetTheBitsOfARingAreTheSame) { is_the_same_under_a_budget(ContextMethod::Ring); }
 
 /// Of whole sequences, in one process while the other does something else.
 TEST(ContextParallel, GeneratesByItself) {
@@ -190,6 +220,10 @@ TEST(ContextParallel, RefusesWhatNeedsWholeSequences) {
     EXPECT_THAT(said([&] { (void)model->divide({.group = group}); }), HasSubstr("in parts already"));
     models::Gpt odd(models::GptOptions{.blocks = 1, .width = 48, .heads = 3, .sequence = 8, .vocabulary = 8});
     EXPECT_THAT(said([&] { (void)odd->divide_sequences(group); }), HasSubstr("3 heads"));
+    const Model dropped = testing::gpt2(kEven, 0.1);
+    (void)dropped->divide_sequences(group, ContextMethod::Ring);
+    EXPECT_THAT(said([&] { (void)dropped->loss(half, half); }), HasSubstr("a ring has no dropout of attention"));
+    EXPECT_THAT(said([] { (void)models::pieces_of(ContextMethod::Ring, 6, 0, 2); }), HasSubstr("in 4 pieces"));
   });
 }
 

@@ -203,6 +203,21 @@ TEST(World, MeetsAgain) {
   for (const testing::Ended& one : ended) EXPECT_EQ(one.exit_code, 0) << one.output;
 }
 
+/// What another one's end may send to this one ends nothing; who handles it goes on to do so.
+TEST(World, OutlivesBrokenConnections) {
+  for (const bool is_handled : {false, true}) {
+    for (const Ended& one : outcomes_of(2, [=](const Launched& launched) {
+           static int seen = 0;
+           if (is_handled) std::signal(SIGPIPE, [](int) { ++seen; });
+           const auto world = World::meet(launched, {.timeout = std::chrono::seconds(20)});
+           std::raise(SIGPIPE);
+           EXPECT_EQ(seen, is_handled ? 1 : 0);
+           world->all()->run(Barrier{});
+         }))
+      EXPECT_TRUE(one.exit_code == 0 && one.signal == 0) << one.signal << one.output;
+  }
+}
+
 TEST(World, SaysWhereTheyWereToMeet) {
   const auto ended = outcomes_of(2, [](const Launched& launched) {
     if (launched.rank == 1) return;

@@ -148,6 +148,7 @@ TEST(SyncBatchNorm, OfAProcessAloneIsLibTorchs) {
     at::Tensor max(const at::Tensor& mine) override { return mine.clone(); }
     at::Tensor gather(const at::Tensor& mine, std::int64_t /*dimension*/) override { return mine.clone(); }
     at::Tensor sum_part(const at::Tensor& mine, std::int64_t /*dimension*/) override { return mine.clone(); }
+    at::Tensor shift(const at::Tensor& mine) override { return mine.clone(); }
     at::Tensor exchange(const at::Tensor& mine, std::int64_t, std::int64_t) override { return mine.clone(); }
   };
   torch::manual_seed(1);

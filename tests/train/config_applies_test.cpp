@@ -84,6 +84,7 @@ TEST(Applies, KeysOfRunsAreMarked) {
                                             "monitor.interval",
                                             "output.folder",
                                             "parallel.context",
+                                            "parallel.context_by",
                                             "parallel.pipeline",
                                             "parallel.reduce",
                                             "parallel.schedule",
@@ -116,7 +117,7 @@ TEST(Config, IsAnotherOneWithAnyKeyAnother) {
                                     "-0.5",      "0.25",
                                     "cuda",      "*: weight_decay=0",
                                     "gradients", "streamed",
-                                    "f_then_b"}) {
+                                    "f_then_b",  "ring"}) {
       Config config;
       try {
         set_key(config, key.key + "=" + value);

@@ -15,6 +15,7 @@ struct InParts {
   bool sequences = false;
   train::ShardOf shard = train::ShardOf::None;
   std::int64_t shard_degree = 0;
+  models::ContextMethod context_by = models::ContextMethod::Heads;
   std::string schedule = train::ParallelConfig().schedule;
   std::int64_t vocabulary = train::ModelConfig().vocabulary;
   int percent = 80;

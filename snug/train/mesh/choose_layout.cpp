@@ -139,6 +139,7 @@ nlohmann::ordered_json to_json(const LayoutTrial& trial, const Devices& devices)
   nlohmann::ordered_json json = {{"tensor", p.tensor},
                                  {"sequence_parallel", p.sequence_parallel},
                                  {"context", p.context},
+                                 {"context_by", word(p.context_by)},
                                  {"pipeline", p.pipeline},
                                  {"schedule", p.schedule},
                                  {"data", replicas_of(trial.config, devices)},

@@ -37,7 +37,8 @@ std::optional<Config> first_with(const Config& asked, const Devices& devices, co
     return std::nullopt;
   // What is set is to do something.
   if ((layout.pipeline == 1 && is_set(asked, "parallel.schedule")) ||
-      (layout.tensor == 1 && is_set(asked, "parallel.sequence_parallel")))
+      (layout.tensor == 1 && is_set(asked, "parallel.sequence_parallel")) ||
+      (layout.context == 1 && is_set(asked, "parallel.context_by")))
     return std::nullopt;
   if (!is_set(asked, "parallel.tensor") && devices.links.per_machine % layout.tensor != 0) return std::nullopt;
   if (is_set(asked, "parallel.shard_degree") && !is_set(asked, "parallel.shard")) p.shard = ShardOf::Optimizer;
@@ -68,6 +69,14 @@ std::optional<Config> with_shards_in_machines(Config config, const Devices& devi
       within >= replicas_of(config, devices))
     return std::nullopt;
   p.shard_degree = within;
+  return config;
+}
+
+std::optional<Config> with_a_ring(Config config) {
+  ParallelConfig& p = config.parallel;
+  if (p.context == 1 || p.context_by == models::ContextMethod::Ring || config.model.sequence % (2 * p.context) != 0)
+    return std::nullopt;
+  p.context_by = models::ContextMethod::Ring;
   return config;
 }
 
@@ -119,6 +128,8 @@ std::vector<Further> ways_further(const Config& config, const Devices& devices) 
     all.emplace_back(
         [devices](const Config& from, std::int64_t /*blocks*/) { return with_shards_in_machines(from, devices); });
   }
+  if (!is_set(config, "parallel.context_by"))
+    all.emplace_back([](const Config& from, std::int64_t /*blocks*/) { return with_a_ring(from); });
   return all;
 }
 
@@ -126,7 +137,10 @@ std::string layout_in_words(const Config& config, const Devices& devices) {
   const ParallelConfig& p = config.parallel;
   std::vector<std::string> parts;
   if (p.tensor > 1) parts.push_back(fmt::format("tensor {}{}", p.tensor, p.sequence_parallel ? " with sequences" : ""));
-  if (p.context > 1) parts.push_back(fmt::format("context {}", p.context));
+  if (p.context > 1) {
+    parts.push_back(fmt::format("context {}", p.context));
+    if (p.context_by == models::ContextMethod::Ring) parts.back() += " in a ring";
+  }
   if (p.pipeline > 1) parts.push_back(fmt::format("pipeline {} {}", p.pipeline, p.schedule));
   if (const std::int64_t replicas = replicas_of(config, devices); replicas > 1)
     parts.push_back(fmt::format("data {}", replicas));
@@ -146,6 +160,7 @@ std::vector<std::string> settings_between(const Config& from, const Config& to) 
   add("parallel.tensor", from.parallel.tensor, to.parallel.tensor);
   add("parallel.sequence_parallel", from.parallel.sequence_parallel, to.parallel.sequence_parallel);
   add("parallel.context", from.parallel.context, to.parallel.context);
+  add("parallel.context_by", word(from.parallel.context_by), word(to.parallel.context_by));
   add("parallel.pipeline", from.parallel.pipeline, to.parallel.pipeline);
   add("parallel.schedule", from.parallel.schedule, to.parallel.schedule);
   add("parallel.shard", word(from.parallel.shard), word(to.parallel.shard));

@@ -47,6 +47,7 @@ TEST(RehearsedLayout, HasThePeaksOfTheRealRunToTheByte) {
       {.kind = "gpt", .processes = 2, .shard = ShardOf::Parameters},
       {.kind = "gpt", .processes = 4, .tensor = 2, .shard = ShardOf::Optimizer, .vocabulary = 257},
       {.kind = "llama", .processes = 2, .context = 2},
+      {.kind = "gpt", .processes = 2, .context = 2, .context_by = models::ContextMethod::Ring},
       {.kind = "llama", .processes = 4, .shard = ShardOf::Parameters, .shard_degree = 2},
       {.kind = "gpt2", .processes = 2, .pipeline = 2, .schedule = "interleaved(2)"},
       {.kind = "llama", .processes = 4, .tensor = 2, .pipeline = 2, .sequences = true},

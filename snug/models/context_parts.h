@@ -1,0 +1,33 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "snug/models/context_method.h"
+#include "snug/ops/tensor_parallel.h"
+
+namespace snug::models {
+
+/// Processes that have a part of every sequence each, as the blocks of a model see them; none where these are whole.
+struct Context {
+  ops::LayerGroup group{};
+  ContextMethod method = ContextMethod::Heads;
+  explicit operator bool() const { return group != nullptr; }
+};
+
+/// Where pieces of a sequence begin that one process has, one behind the other, of `each` positions.
+struct SequencePieces {
+  std::vector<std::int64_t> first;
+  std::int64_t each = 0;
+};
+
+/// What the process of that rank has of `length` positions: by heads one piece, in a ring one of the beginning and one
+/// of the end. Throws UsageError where they cannot be divided evenly.
+SequencePieces pieces_of(ContextMethod method, std::int64_t length, int rank, int processes);
+
+/// The pieces of a tensor along that dimension; a view of it where there is one.
+at::Tensor take_pieces(const at::Tensor& whole, std::int64_t dimension, const SequencePieces& pieces);
+
+}  // namespace snug::models
