@@ -29,13 +29,16 @@ at::Tensor in_shape_of(const at::Tensor& x, const at::Tensor& of_channels) {
   return of_channels.view(sizes);
 }
 
+/// What moments have: fp32, or as many bits as x.
+at::ScalarType of_moments(const at::Tensor& x) { return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+
 struct Moments {
   at::Tensor mean, variance, count;
 };
 
 /// Of all processes' rows, by each one's own (Chan et al. 1979).
 Moments moments_of_all(const at::Tensor& x, TensorGroup& group) {
-  const auto [variance, mean] = at::var_mean(x.to(at::kFloat), reduced(x), /*unbiased=*/false);
+  const auto [variance, mean] = at::var_mean(x.to(of_moments(x)), reduced(x), /*unbiased=*/false);
   const std::int64_t rows = x.numel() / x.size(1);
   const at::Tensor count = at::full_like(mean, static_cast<double>(rows));
   const at::Tensor mine = at::stack({count, mean, variance}).to(at::kDouble).unsqueeze(0);
@@ -44,7 +47,8 @@ Moments moments_of_all(const at::Tensor& x, TensorGroup& group) {
   const at::Tensor total = counts.sum(0);
   const at::Tensor middle = (counts * means).sum(0) / total;
   const at::Tensor squares = (counts * (variances + (means - middle).square())).sum(0);
-  return {middle.to(at::kFloat), (squares / total).to(at::kFloat), total.select(0, 0).to(at::kFloat)};
+  const at::ScalarType type = of_moments(x);
+  return {middle.to(type), (squares / total).to(type), total.select(0, 0).to(type)};
 }
 
 class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
@@ -74,8 +78,8 @@ class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
     at::Tensor of_x;
     if (context->needs_input_grad(0)) {
       const at::Tensor mine = at::stack({of_gradients, of_products}).to(at::kDouble);
-      const at::Tensor means = (held_group(context).sum(mine) / count).to(at::kFloat);
-      const at::Tensor inverse = (variance + epsilon).rsqrt(), slope = scale.to(at::kFloat) * inverse;
+      const at::Tensor means = (held_group(context).sum(mine) / count).to(mean.scalar_type());
+      const at::Tensor inverse = (variance + epsilon).rsqrt(), slope = scale.to(mean.scalar_type()) * inverse;
       // slope * (gradient - mean of gradients - normalized * mean of products)
       of_x = (x - in_shape_of(x, mean)).mul_(in_shape_of(x, inverse * means.select(0, 1)));
       of_x.add_(in_shape_of(x, means.select(0, 0)));

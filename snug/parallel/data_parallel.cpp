@@ -124,6 +124,7 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
   }
   [[nodiscard]] const std::vector<Shard>& shards() const noexcept { return shards_; }
   void gather(Reduction::Purpose purpose) {
+    if (options_.leaves == DataParallelOptions::Leaves::Gradients) return;  // each has updated all of it
     std::deque<BucketWeights> under_way;
     for (const OneBucket& bucket : buckets_) {
       if (bucket.divided == Divided::Each) continue;

@@ -104,8 +104,8 @@ class DataParallel {
   /// This process's, in the order of the parameters; none where gradients are left whole.
   [[nodiscard]] const std::vector<Shard>& shards() const noexcept;
   /// Where all processes have updated their shards: all parameters that are not divided are whole again in each, and
-  /// shards of the others may be fetched. Takes up to two buckets, or strips, of memory meanwhile. A trial takes the
-  /// same, and changes nothing.
+  /// shards of the others may be fetched. Nothing where gradients are left whole. Takes up to two buckets, or strips,
+  /// of memory meanwhile. A trial takes the same, and changes nothing.
   void gather(Reduction::Purpose purpose = Reduction::Purpose::Sums);
 
   struct Counts {

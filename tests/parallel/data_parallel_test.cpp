@@ -59,6 +59,17 @@ void adds_up_by_rank(World& world) {
 TEST(DataParallel, HasTheBitsOfOneProcessThatAddsUpWhatTwoHave) { in_processes(2, adds_up_by_rank); }
 TEST(DataParallel, HasTheBitsOfOneProcessThatAddsUpWhatFourHave) { in_processes(4, adds_up_by_rank); }
 
+/// Each process has updated all of it then.
+TEST(DataParallel, GathersNothingWhereGradientsAreWhole) {
+  in_processes(2, [](World& world) {
+    Trained one, mine;
+    DataParallel parallel(mine.parameters(), world.all());
+    parallel.gather();
+    EXPECT_EQ(world.all()->count_of<AllGather>().calls, 0);
+    expect_same(one.parameters(), mine.parameters(), "as they were");
+  });
+}
+
 TEST(DataParallel, MeansDivideEachFirst) {
   in_processes(3, [](World& world) {
     Trained one, mine;
