@@ -14,9 +14,9 @@
 #include "snug/optim/optimizer.h"
 #include "snug/parallel/data_parallel.h"
 #include "snug/parallel/group_agreement.h"
-#include "snug/parallel/mesh.h"
 #include "snug/replay/fit.h"
 #include "tests/parallel/processes.h"
+#include "tests/parallel/shards_of.h"
 #include "tests/parallel/trained_gpt.h"
 
 namespace snug::parallel {
@@ -25,7 +25,9 @@ namespace {
 using testing::batch_of;
 using testing::expect_same;
 using testing::in_processes;
+using testing::in_shards;
 using testing::same_bits;
+using testing::take_shards;
 using testing::Trained;
 
 constexpr DataParallelOptions kShards{
@@ -36,32 +38,6 @@ constexpr DataParallelOptions in_strips() {
   DataParallelOptions options = kShards;
   options.bucket = 4_KiB;
   return options;
-}
-
-/// What each shard should have of whole tensors.
-std::vector<at::Tensor> in_shards(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& whole,
-                                  const std::vector<Shard>& shards) {
-  std::vector<at::Tensor> parts;
-  for (const Shard& shard : shards) {
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      if (!parameters[i].is_same(shard.of)) continue;
-      parts.push_back(whole[i].defined() ? whole[i].view(-1).narrow(0, shard.first, shard.tensor.numel()) : whole[i]);
-    }
-  }
-  return parts;
-}
-
-std::vector<at::Tensor> take_shards(const std::vector<Shard>& shards) {
-  std::vector<at::Tensor> gradients;
-  for (at::Tensor shard : [&] {
-         std::vector<at::Tensor> all;
-         for (const Shard& s : shards) all.push_back(s.tensor);
-         return all;
-       }()) {
-    gradients.push_back(shard.grad());
-    shard.mutable_grad() = at::Tensor();
-  }
-  return gradients;
 }
 
 bool none_has_gradient(Trained& trained) {
@@ -106,41 +82,6 @@ TEST(Shards, HaveTheGradientsOfOneProcessWithTheMicroBatchesOfFour) {
 }
 TEST(Shards, HaveTheGradientsOfOneProcessInStrips) {
   in_processes(3, [](World& world) { gradients_are_those_of_one(world, in_strips()); });
-}
-
-/// Hybrid shards: each pair has all of it, and sums of pairs are added up once, behind the last micro-batch.
-TEST(Shards, OfPairsAreThoseOfAllOnceTheirSumsAreAddedUp) {
-  in_processes(4, [](World& world) {
-    Trained one, mine;
-    std::vector<at::Tensor> expected;
-    for (const int pair : {0, 1}) {
-      for (int micro = 0; micro < 2; ++micro) {
-        for (const int rank : {2 * pair, 2 * pair + 1}) one.backward(batch_of(rank, micro), 0.125);
-      }
-      const auto of_pair = one.take_gradients();
-      for (std::size_t i = 0; i < of_pair.size(); ++i)
-        pair == 0 ? expected.push_back(of_pair[i]) : void(expected[i] += of_pair[i]);
-    }
-    Mesh mesh(std::shared_ptr<World>(&world, [](auto*) {}), {{"copy", 2}, {"shard", 2}});
-    DataParallel parallel(mine.parameters(), mesh.group({"shard"}), kShards);
-    std::vector<at::Tensor> own;
-    std::int64_t elements = 0, of_model = 0;
-    for (const Shard& shard : parallel.shards()) own.push_back(shard.tensor), elements += shard.tensor.numel();
-    for (const at::Tensor& p : mine.parameters()) of_model += p.numel();
-    const at::Tensor of_pair = torch::full({}, elements, at::kLong);
-    mesh.group({"shard"})->run(AllReduce{of_pair});
-    EXPECT_EQ(of_pair.item<std::int64_t>(), of_model);
-    DataParallelOptions whole = kShards;
-    whole.leaves = DataParallelOptions::Leaves::Gradients;
-    DataParallel over_copies(own, mesh.group({"copy"}), whole);
-    for (int step = 0; step < 2; ++step) {
-      for (int micro = 0; micro < 2; ++micro) mine.backward(batch_of(world.all()->rank(), micro), 0.125);
-      over_copies.hand_in(Reduction::Purpose::Trial);
-      over_copies.hand_in();
-      expect_same(in_shards(mine.parameters(), expected, parallel.shards()), take_shards(parallel.shards()), "pairs");
-    }
-    EXPECT_EQ(over_copies.counts().passes, 2) << "a trial is none";
-  });
 }
 
 /// Stage 1: what earlier micro-batches leave stays with each process, as without shards.

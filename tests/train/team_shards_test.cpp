@@ -15,13 +15,10 @@
 
 #include "snug/base/errors.h"
 #include "snug/base/text_file.h"
-#include "snug/models/weights.h"
 #include "snug/report/progress.h"
 #include "snug/train/experiment.h"
 #include "snug/train/trainer.h"
 #include "tests/parallel/processes.h"
-#include "tests/train/packed_file.h"
-#include "tests/train/parts_run.h"
 #include "tests/train/team_run.h"
 
 namespace snug::train {
@@ -70,54 +67,6 @@ TEST(Team, OfFourWithWeightsInShardsHasTheSameBits) {
   is_one_process_with_as_many_micro_batches(4, "zero3_four", with_weights_in_shards("zero3_four"));
 }
 
-/// Frozen blocks of a GGUF file, of which each process has a part (QLoRA), beside adapters that are too small for that.
-Config packed_in_shards(const std::string& name) {
-  Config config = in_shards(name, ShardOf::Parameters);
-  config.model = {};
-  config.model.kind = "llama";
-  config.model.path = folder_of(name) / "packed.gguf";
-  config.model.weights = BaseWeights::Packed;
-  config.model.sequence = 64;
-  config.lora.rank = 4;
-  config.lora.targets = "all-linear";
-  config.data.tokenizer = "bytes";
-  if (!testing::is_started_by_test()) testing::write_packed_llama(config.model.path, {.key_heads = 4});
-  return config;
-}
-TEST(Team, WithPackedWeightsInShardsHasTheBitsOfAllItsMicroBatches) {
-  is_one_process_with_as_many_micro_batches(2, "zero3_packed", packed_in_shards("zero3_packed"), 2, "95%");
-}
-TEST(Team, OfFourWithPackedWeightsInShardsHasTheSameBits) {
-  is_one_process_with_as_many_micro_batches(4, "zero3_packed_four", packed_in_shards("zero3_packed_four"));
-}
-TEST(Team, TakesLessMemoryWithPackedWeightsInShards) {
-  const Config config = packed_in_shards("zero3_packed_memory");
-  const fs::path folder = fs::path(config.data.path).parent_path();
-  in_processes(2, [&](parallel::World& world) {
-    Config whole = config;
-    whole.parallel.shard = ShardOf::Gradients;
-    const Bytes peak = run_in(whole, folder / "whole", team_of(world)).memory.allocated_peak;
-    Bytes packed = 0, divided = 0;
-    {
-      Config unsaved = config;
-      unsaved.state = {};
-      const Experiment experiment(unsaved, team_of(world));
-      for (const at::Tensor& one : models::weights_of(experiment.model()))
-        packed += one.scalar_type() == at::kByte ? static_cast<Bytes>(one.nbytes()) : 0;
-      for (const auto& [parameter, shard] : experiment.divided()) divided += static_cast<Bytes>(shard.nbytes());
-    }
-    EXPECT_GT(packed, 1_MiB);
-    EXPECT_NEAR(static_cast<double>(divided), static_cast<double>(packed) / 2, 4096) << "all matrices are large enough";
-    Config within = config;
-    within.memory.budget = peak - packed / 3;
-    const TrainResult result = run_in(within, folder / "divided", team_of(world));
-    EXPECT_LE(result.memory.allocated_peak, peak - packed / 3);
-    EXPECT_EQ(result.steps, kSixSteps);
-  });
-  EXPECT_EQ(lines_of(folder / "divided"), lines_of(folder / "whole"));
-  EXPECT_TRUE(weights_after(folder / "divided", kSixSteps) == weights_after(folder / "whole", kSixSteps));
-}
-
 TEST(Team, UpdatesShardsByEightBitsAndByChanceAsOneProcessDoes) {
   Config config = in_shards("zero2_bits", ShardOf::Gradients);
   config.optimizer.kind = "adamw_8bit";
@@ -133,59 +82,6 @@ TEST(Team, ScalesLossesOfShardsAsOneProcessDoes) {
   config.precision.compute = Compute::Fp16;
   config.precision.init_scale = 1e9;  // too much: it falls
   is_one_process_with_as_many_micro_batches(2, "zero2_fp16", config);
-}
-
-/// Pairs have all of it in shards each: a half of what the optimizer keeps, and of weights, and not a quarter. Which
-/// replica has which part changes no bit, and a run goes on where all have parts.
-TEST(Team, SharesInPairsWhatPairsHaveTwice) {
-  const fs::path folder = folder_of("hybrid");
-  const auto config_of = [&](std::int64_t degree, std::int64_t steps) {
-    Config config = six_steps(folder);
-    config.model.width = 96;
-    config.parallel.shard = ShardOf::Parameters;
-    config.parallel.shard_degree = degree;
-    config.train.steps = steps;
-    config.train.validate_every = 0;
-    config.optimizer.schedule = LearningRate::Constant;
-    return config;
-  };
-  in_processes(4, [&](parallel::World& world) {
-    const auto team = [&](const Config& config) { return team_of(world, layout_of(config.parallel)); };
-    std::map<std::int64_t, std::int64_t> kept, weights;
-    for (const std::int64_t degree : {0, 1, 2}) {
-      Config config = config_of(degree, kSixSteps);
-      config.state = {};
-      Experiment experiment(config, team(config));
-      for (const at::Tensor& tensor : experiment.optimizer().state()) kept[degree] += tensor.numel();
-      for (const auto& [parameter, shard] : experiment.divided()) weights[degree] += shard.numel();
-    }
-    EXPECT_NEAR(static_cast<double>(kept[2]) / static_cast<double>(kept[1]), 0.5, 0.01);
-    EXPECT_NEAR(static_cast<double>(kept[0]) / static_cast<double>(kept[1]), 0.25, 0.01);
-    EXPECT_NEAR(static_cast<double>(weights[2]) / static_cast<double>(weights[1]), 0.5, 0.01);
-    const Config pairs = config_of(2, kSixSteps), begun = config_of(2, 3), other = config_of(0, kSixSteps);
-    (void)run_in(pairs, folder / "pairs", team(pairs));
-    (void)run_in(begun, folder / "resumed", team(begun));
-    EXPECT_EQ(run_in(pairs, folder / "resumed", team(pairs), Start::Resume).resumed_from, 3);
-    (void)run_in(begun, folder / "other", team(begun));
-    EXPECT_EQ(run_in(other, folder / "other", team(other), Start::Resume).resumed_from, 3);
-  });
-  EXPECT_TRUE(weights_after(folder / "resumed", kSixSteps) == weights_after(folder / "pairs", kSixSteps));
-  EXPECT_TRUE(optimizer_after(folder / "resumed", kSixSteps) == optimizer_after(folder / "pairs", kSixSteps));
-  testing::expect_close(folder / "other", folder / "resumed", "sums of pairs, or of all");
-}
-
-TEST(Team, RefusesPairsOfThree) {
-  const fs::path folder = folder_of("hybrid_refused");
-  for (const Ended& one : outcomes_of(3, [&](const parallel::Launched& launched) {
-         Config config = six_steps(folder);
-         config.parallel.shard = ShardOf::Optimizer;
-         config.parallel.shard_degree = 2;
-         (void)run_in(config, folder / "team", Team(parallel::World::meet(launched), layout_of(config.parallel)));
-       })) {
-    if (testing::is_started_by_test()) continue;
-    EXPECT_EQ(one.exit_code, 12) << one.output;
-    EXPECT_THAT(one.output, HasSubstr("parallel.shard_degree = 2, and 3 replicas of the model"));
-  }
 }
 
 /// What the optimizer keeps, and gradients behind the backward pass, are a part each.
