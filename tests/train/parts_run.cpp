@@ -31,6 +31,8 @@ Config config_of(const fs::path& folder, const InParts& parts, double dropout) {
   config.parallel.schedule = parts.schedule;
   config.parallel.shard = parts.shard;
   config.parallel.shard_degree = parts.shard_degree;
+  config.train.steps = parts.steps;
+  config.state.every = parts.steps / 2;
   if (parts.pipeline > 1) {
     config.model.blocks = 4;
     config.model.sequence = 128;
@@ -44,7 +46,7 @@ TrainResult run_parts(const Config& config, const fs::path& folder, parallel::Wo
 }
 
 /// Sums over parts are added up in another order than those of one process.
-void expect_close(const fs::path& found, const fs::path& expected, const std::string& what) {
+void expect_close(const fs::path& found, const fs::path& expected, const std::string& what, std::int64_t steps) {
   const Lines one = lines_of(expected), team = lines_of(found);
   ASSERT_EQ(team.size(), one.size()) << what;
   for (const auto& [step, numbers] : one) {
@@ -56,7 +58,7 @@ void expect_close(const fs::path& found, const fs::path& expected, const std::st
       EXPECT_NEAR(number.get<double>(), expected_number, 2e-5 * std::abs(expected_number)) << what << ", step " << step;
     }
   }
-  const auto file = fs::path("state") / state::state_name(kSixSteps) / "weights.safetensors";
+  const auto file = fs::path("state") / state::state_name(steps) / "weights.safetensors";
   const auto weights = state::open_safetensors(expected / file).tensors;
   const auto together = state::open_safetensors(found / file).tensors;
   ASSERT_EQ(together.size(), weights.size()) << what;

@@ -20,6 +20,7 @@ struct InParts {
   std::int64_t vocabulary = train::ModelConfig().vocabulary;
   int percent = 80;
   std::int64_t micro_batches = 4;  ///< of a pipeline's step, in all
+  std::int64_t steps = kSixSteps;
 
   [[nodiscard]] int replicas() const { return processes / tensor / context / pipeline; }
 };
@@ -31,7 +32,9 @@ std::string name_of(const InParts& parts);
 train::TrainResult run_parts(const train::Config& config, const std::filesystem::path& folder, parallel::World& world,
                              train::Start start = train::Start::Anew);
 
-/// Losses, norms and weights of a run are those of another but for the order in which parts are added up.
-void expect_close(const std::filesystem::path& found, const std::filesystem::path& expected, const std::string& what);
+/// Losses, norms and weights of a run of so many steps are those of another but for the order in which parts are added
+/// up.
+void expect_close(const std::filesystem::path& found, const std::filesystem::path& expected, const std::string& what,
+                  std::int64_t steps = kSixSteps);
 
 }  // namespace snug::testing

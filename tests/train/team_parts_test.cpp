@@ -94,7 +94,7 @@ void is_the_same_under_a_plan(const InParts& parts, const fs::path& folder, doub
     Config plain = config_of(folder, parts, dropout);
     plain.state.write = StateWrite::Wait;  // whether copies of it are there still is by chance
     const TrainResult free = run_parts(plain, folder / "free", world);
-    EXPECT_EQ(free.steps, kSixSteps) << name;
+    EXPECT_EQ(free.steps, parts.steps) << name;
     EXPECT_EQ(free.trained_parameters, free.parameters) << "whole ones";
     EXPECT_LE(free.memory.allocated_peak, free.peaks.predicted) << name;
     const std::vector<double> peaks = team_of(world).gather({static_cast<double>(free.memory.allocated_peak)});
@@ -114,11 +114,12 @@ void is_the_same_under_a_plan(const InParts& parts, const fs::path& folder, doub
     EXPECT_LE(result.memory.allocated_peak, result.peaks.predicted) << name;
   });
   EXPECT_EQ(lines_of(folder / "planned"), lines_of(folder / "free")) << name;
-  EXPECT_TRUE(weights_after(folder / "planned", kSixSteps) == weights_after(folder / "free", kSixSteps)) << name;
-  EXPECT_TRUE(optimizer_after(folder / "planned", kSixSteps) == optimizer_after(folder / "free", kSixSteps)) << name;
+  EXPECT_TRUE(weights_after(folder / "planned", parts.steps) == weights_after(folder / "free", parts.steps)) << name;
+  EXPECT_TRUE(optimizer_after(folder / "planned", parts.steps) == optimizer_after(folder / "free", parts.steps))
+      << name;
 }
 
-/// Losses, norms of gradients, validation and weights, after AdamW has clipped and updated six times.
+/// Losses, norms of gradients, validation and weights, after AdamW has clipped and updated a few times.
 void are_close_to_one_process_and_the_same_under_a_plan(const std::vector<InParts>& all) {
   for (const InParts& parts : all) {
     const std::string name = name_of(parts);
@@ -129,7 +130,7 @@ void are_close_to_one_process_and_the_same_under_a_plan(const std::vector<InPart
     one.parallel = {};
     one.train.accumulate *= parts.replicas();
     (void)run_in(one, folder / "one", Team());
-    expect_close(folder / "free", folder / "one", name);
+    expect_close(folder / "free", folder / "one", name, parts.steps);
   }
 }
 
@@ -138,6 +139,15 @@ TEST(TeamInParts, IsCloseToOneProcessAndTheSameUnderAPlan) {
 }
 
 TEST(TeamInParts, IsSoInMoreLayouts) { are_close_to_one_process_and_the_same_under_a_plan(more_layouts()); }
+
+/// All of them, ten steps, and with dropout under a plan.
+TEST(TeamInParts, IsSoAfterTenSteps) {
+  std::vector<InParts> all = layouts();
+  all.insert(all.end(), more_layouts().begin(), more_layouts().end());
+  for (InParts& parts : all) parts.steps = 10;
+  are_close_to_one_process_and_the_same_under_a_plan(all);
+  for (const InParts& parts : all) is_the_same_under_a_plan(parts, folder_of("ten_dropped_" + name_of(parts)), 0.1);
+}
 
 TEST(TeamInParts, IsTheSameUnderAPlanWithDropout) {
   for (const InParts& parts : {InParts{.processes = 2, .tensor = 2, .sequences = true},

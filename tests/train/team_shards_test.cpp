@@ -285,10 +285,12 @@ TEST(Team, HoldsItsCapOrIsRefusedWhateverIsAskedFor) {
         one_of(std::pair{2, TeamLayout{}}, std::pair{3, TeamLayout{}}, std::pair{4, TeamLayout{}},
                std::pair{2, TeamLayout{.tensor = 2}}, std::pair{4, TeamLayout{.tensor = 2, .sequences = true}},
                std::pair{3, TeamLayout{.tensor = 3, .sequences = false}}, std::pair{2, TeamLayout{.context = 2}},
+               std::pair{4, TeamLayout{.context = 2, .context_by = models::ContextMethod::Ring}},
                std::pair{2, TeamLayout{.pipeline = 2}}, std::pair{4, TeamLayout{.pipeline = 2}},
                std::pair{4, TeamLayout{.tensor = 2, .pipeline = 2}}, std::pair{3, TeamLayout{.pipeline = 3}});
     config.parallel.tensor = layout.tensor;
     config.parallel.context = layout.context;
+    config.parallel.context_by = layout.context_by;
     config.parallel.pipeline = layout.pipeline;
     config.parallel.sequence_parallel = layout.sequences;
     config.model.blocks = layout.pipeline > 1 ? one_of(3, 5) : one_of(1, 2, 5);
