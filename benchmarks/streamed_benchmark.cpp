@@ -45,7 +45,7 @@ void measure(const train::Config& config, const std::string& tier, Bytes budget,
   memory::DeviceMemory& memory = plain.memory();
   train::set_key(of_streamed, fmt::format("memory.budget={}", memory.stats().allocated + budget));
   train::set_key(of_streamed, fmt::format("memory.{}_budget=64GiB", tier));
-  of_streamed.memory.weights = train::WeightsIn::Streamed;
+  of_streamed.memory.weights = train::KeptIn::Streamed;
   train::Experiment streamed(of_streamed);
   train::TrainingStep streamed_step(streamed);
   train::PlannedExperiment planned = train::plan_experiment(streamed, train::Kinds::Training);

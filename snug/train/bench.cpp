@@ -235,8 +235,9 @@ BenchResult bench(const Config& config, const BenchOptions& options, report::Pro
   Experiment experiment(choose(resident, progress).config);
   if (experiment.streamed()) {
     throw UsageError(
-        "bench: memory.weights = \"streamed\" has the plain step, too, wait for its weights; set it to \"device\", and "
-        "leave streamed_weights out of memory.allow, or compare the times of two runs of train");
+        "bench: memory.weights = \"streamed\", or memory.optimizer, has the plain step, too, wait for what is "
+        "streamed; set "
+        "it to \"device\", and leave streamed_weights out of memory.allow, or compare the times of two runs of train");
   }
   const data::Batch batch = experiment.train_batch(0);
   TrainingStep step(experiment);

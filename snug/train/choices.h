@@ -69,8 +69,8 @@ enum class ShardOf : unsigned char {
   Parameters,  ///< the same, and weights
 };
 
-/// Where weights, their gradients and what the optimizer keeps of them are; see StreamedTensors.
-enum class WeightsIn : unsigned char {
+/// Where what stays between steps is: weights, or what the optimizer keeps; see StreamedTensors.
+enum class KeptIn : unsigned char {
   Device,    ///< in the device's memory, all the time
   Streamed,  ///< in tiers, and in a window of it while they are used
 };
@@ -139,8 +139,8 @@ template <>
 inline constexpr std::array kWords<VerifyBy>{std::pair{"hashes", VerifyBy::Hashes},
                                              std::pair{"values", VerifyBy::Values}};
 template <>
-inline constexpr std::array kWords<WeightsIn>{std::pair{"device", WeightsIn::Device},
-                                              std::pair{"streamed", WeightsIn::Streamed}};
+inline constexpr std::array kWords<KeptIn>{std::pair{"device", KeptIn::Device},
+                                           std::pair{"streamed", KeptIn::Streamed}};
 template <>
 inline constexpr std::array kWords<Activations>{
     std::pair{"exact", Activations::Exact}, std::pair{"bf16", Activations::Bf16}, std::pair{"fp8", Activations::Fp8},

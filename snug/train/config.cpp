@@ -252,8 +252,10 @@ void validate_model(const Config& config) {
   validate_parallel(config);
   if (const auto why = why_not_in_backward(config); why && config.optimizer.in_backward)
     throw UsageError("configuration: optimizer.in_backward = true, but " + *why);
-  if (const auto why = why_not_streamed(config); why && config.memory.weights == WeightsIn::Streamed)
+  if (const auto why = why_not_streamed(config); why && config.memory.weights == KeptIn::Streamed)
     throw UsageError("configuration: memory.weights = \"streamed\", but " + *why);
+  if (const auto why = why_not_streamed(config); why && config.memory.optimizer == KeptIn::Streamed)
+    throw UsageError("configuration: memory.optimizer = \"streamed\", but " + *why);
   if (const auto why = why_not_lossy(config); why && config.memory.activations != Activations::Exact)
     throw UsageError(
         fmt::format("configuration: memory.activations = \"{}\", but {}", word(config.memory.activations), *why));

@@ -103,9 +103,10 @@ std::optional<std::string> why_not_in_backward(const Config& config) {
 }
 
 std::optional<std::string> why_not_streamed(const Config& config) {
-  if (!plan::limit_of(config.memory.budget)) return "their window is a part of memory.budget; set it, in bytes";
+  if (!plan::limit_of(config.memory.budget))
+    return "what is streamed has its window in memory.budget; set it, in bytes";
   if (!config.memory.host_budget && !config.memory.disk_budget)
-    return "there is nowhere to stream them from; set memory.host_budget or memory.disk_budget";
+    return "there is nowhere to stream from; set memory.host_budget or memory.disk_budget";
   return std::nullopt;
 }
 

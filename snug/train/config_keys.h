@@ -186,7 +186,11 @@ void visit_keys(AnyConfig& c, Visit&& to) {
       "memory", "weights", c.memory.weights,
       "where weights, gradients and optimizer state are: in the device's memory, or on the host or the disk, and in a "
       "window of it while they are used",
-      OneOf<WeightsIn>{}, kWithBudget);
+      OneOf<KeptIn>{}, kWithBudget);
+  varies("memory", "optimizer", c.memory.optimizer,
+         "where optimizer state alone is: in the device's memory, or on the host or the disk, and in a window of it "
+         "while weights are updated",
+         OneOf<KeptIn>{}, kWithBudget);
   varies("memory", "activations", c.memory.activations,
          "what backward may get of the tensors that autograd saves, where a step does not fit or is slower without: "
          "the same bits, or what so many leave",

@@ -104,7 +104,8 @@ struct MemoryConfig {
   std::optional<plan::BudgetRequest> budget;
   std::optional<plan::BudgetRequest> host_budget;  ///< In bytes,
   std::optional<plan::BudgetRequest> disk_budget;  ///< as this is.
-  WeightsIn weights = WeightsIn::Device;
+  KeptIn weights = KeptIn::Device;                 ///< With their gradients and what the optimizer keeps of them.
+  KeptIn optimizer = KeptIn::Device;               ///< What it keeps alone.
   Activations activations = Activations::Exact;
   bool arena = false;                    ///< What steps take of an accelerator's memory lies in one range of it.
   std::string strategy = "optimal";      ///< As plan::strategy_from reads it.

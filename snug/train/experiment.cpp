@@ -142,8 +142,8 @@ Experiment::Experiment(const Config& config, Team team)
   std::vector<std::pair<std::string, at::Tensor>> names;
   for (const auto& p : model().named_parameters()) names.emplace_back(p.key(), p.value());
   record::name_tensors(names);
-  if (config.memory.weights == WeightsIn::Streamed) {
-    streamed_ = std::make_shared<StreamedTensors>(StreamOptions{.device = device_}, tiers_);
+  if (config.memory.weights == KeptIn::Streamed || config.memory.optimizer == KeptIn::Streamed) {
+    if (!streamed_) streamed_ = std::make_shared<StreamedTensors>(StreamOptions{.device = device_}, tiers_);
     stream_again();
   }
   if (team_.size() > 1) draw_apart(0);
@@ -264,7 +264,7 @@ void Experiment::draw_apart(std::int64_t update) {
 
 void Experiment::stream_again() {
   if (!streamed_) return;
-  streamed_->add(models::weights_of(model()));
+  if (config_.memory.weights == KeptIn::Streamed) streamed_->add(models::weights_of(model()));
   streamed_->add(optimizer_->state());
   memory().release_cached();
 }

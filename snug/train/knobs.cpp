@@ -36,8 +36,8 @@ std::optional<Config> updated_in_backward(Config c) {
 bool is_saved_before(const Config& c) { return c.output.folder.empty() || c.state.every > 0; }
 
 std::optional<Config> with_streamed_weights(Config c) {
-  if (c.memory.weights == WeightsIn::Streamed || why_not_streamed(c)) return std::nullopt;
-  c.memory.weights = WeightsIn::Streamed;
+  if (c.memory.weights == KeptIn::Streamed || why_not_streamed(c)) return std::nullopt;
+  c.memory.weights = KeptIn::Streamed;
   return c;
 }
 

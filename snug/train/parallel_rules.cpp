@@ -101,7 +101,7 @@ void check_for_team(const Config& config, const Team& team) {
   if (config.optimizer.in_backward)
     refuse("optimizer.in_backward = true",
            "weights would be updated before the gradients of all are there; leave it out");
-  if (config.memory.weights == WeightsIn::Streamed)
+  if (config.memory.weights == KeptIn::Streamed)
     refuse("memory.weights = \"streamed\"", "gradients leave before those of all are there; leave it out");
   if (const std::int64_t parts = team.replicas() * config.train.accumulate; config.train.batch % parts != 0) {
     refuse(fmt::format("train.batch = {}", config.train.batch),

@@ -60,8 +60,8 @@ void refuse_what_does_nothing(const Config& config, bool has_budget) {
   }
   if (memory.activations != Activations::Exact && !has_budget)
     refuse(fmt::format("memory.activations = \"{}\"", word(memory.activations)), kGive);
-  const bool may_stream =
-      memory.weights == WeightsIn::Streamed || memory.allow.find("streamed_weights") != std::string::npos;
+  const bool may_stream = memory.weights == KeptIn::Streamed || memory.optimizer == KeptIn::Streamed ||
+                          memory.allow.find("streamed_weights") != std::string::npos;
   const bool moves = may_stream || plan::may_move(memory.strategy);
   for (const auto& [key, budget] :
        {std::pair("memory.host_budget", memory.host_budget), std::pair("memory.disk_budget", memory.disk_budget)}) {

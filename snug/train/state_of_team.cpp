@@ -10,11 +10,13 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <stdexcept>
 #include <tuple>
 #include <utility>
 
 #include "snug/base/bytes.h"
+#include "snug/memory/owned_contents.h"
 
 namespace snug::train {
 namespace {
@@ -138,8 +140,10 @@ void StateOfTeam::put(const Place& place, std::int64_t begin, std::int64_t end, 
   const std::size_t bytes = static_cast<std::size_t>(to - from) * element_size;
   std::vector<std::byte> fetched;
   const std::byte* elements = nullptr;
+  std::optional<memory::ContentsThere> there;
   if (place.rank == 0) {
     const std::size_t at = static_cast<std::size_t>(from - place.first) * element_size;
+    there.emplace(mine_[place.index].part);
     elements = static_cast<const std::byte*>(bytes_of(mine_[place.index].part).const_data_ptr()) + at;
   } else {
     fetched.resize(bytes);
@@ -189,6 +193,7 @@ void StateOfTeam::serve() const {
     if (numbers[0] == kDone) return;
     const at::Tensor& part = mine_.at(static_cast<std::size_t>(numbers[0])).part;
     const auto size = static_cast<std::int64_t>(part.itemsize());
+    const memory::ContentsThere there(part);
     team_.group().run(parallel::Send{bytes_of(part).narrow(0, numbers[1] * size, numbers[2] * size), 0});
   }
 }

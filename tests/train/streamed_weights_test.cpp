@@ -43,7 +43,7 @@ Config six_blocks(const std::string& name) {
 
 Config streamed(Config c, const std::string& budget) {
   set_key(c, "memory.budget=" + budget);
-  c.memory.weights = WeightsIn::Streamed;
+  c.memory.weights = KeptIn::Streamed;
   return c;
 }
 
@@ -77,6 +77,25 @@ TEST(StreamedWeights, OfFourTimesTheBudgetChangeNoBit) {
   }
 }
 
+/// What the optimizer keeps alone: a half of what there is, and weights stay where they are.
+TEST(StreamedWeights, OfTheOptimizersStateAloneChangeNoBit) {
+  report::Progress silent = report::Progress::silent();
+  Config config = six_blocks("optimizer");
+  const Experiment whole(config);
+  const Bytes weights = bytes_of(whole) / 3;
+  for (const char* const kind : {"adamw", "adamw_8bit"}) {
+    config.optimizer.kind = kind;
+    // Weights, gradients, and little else: not two moments more in fp32.
+    set_key(config, "memory.budget=" + with(2 * weights + 8_MiB));
+    config.memory.optimizer = KeptIn::Streamed;
+    const VerifyResult result = verify(config, 3, 1, silent);
+    EXPECT_EQ(result.different, 0) << result.first_different;
+    EXPECT_EQ(result.compared, 3);
+    EXPECT_LE(result.memory.mapped_peak, result.plan.budget) << kind;
+    EXPECT_LE(result.memory.allocated_peak, result.predicted_peak) << kind;
+  }
+}
+
 /// Blocks of a GGUF file are larger than the budget, too.
 TEST(StreamedWeights, ThatArePackedChangeNoBit) {
   Config config = two_blocks("streamed_packed");
@@ -105,7 +124,7 @@ TEST(StreamedWeights, AreTakenWhereTheStepDoesNotFitWithoutAndNotWhereItDoes) {
     Config config = six_blocks("choice");
     config.optimizer.clip_norm = 1;
     set_key(config, "memory.budget=" + with(fits ? 1_GiB : 24_MiB));
-    EXPECT_EQ(choose(config, silent).config.memory.weights, fits ? WeightsIn::Device : WeightsIn::Streamed);
+    EXPECT_EQ(choose(config, silent).config.memory.weights, fits ? KeptIn::Device : KeptIn::Streamed);
   }
 }
 
@@ -189,7 +208,7 @@ TEST(StreamedWeights, TheLargestBatchFitsWithItsWindow) {
 
 TEST(StreamedWeights, NeedABudgetInBytesAndATier) {
   Config config = six_blocks("needs");
-  config.memory.weights = WeightsIn::Streamed;
+  config.memory.weights = KeptIn::Streamed;
   for (const char* budget : {"", "50%"}) {
     set_key(config, std::string("memory.budget=") + budget);
     EXPECT_THROW(validate(config), UsageError) << budget;

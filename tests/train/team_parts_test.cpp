@@ -146,7 +146,10 @@ TEST(TeamInParts, IsSoAfterTenSteps) {
   all.insert(all.end(), more_layouts().begin(), more_layouts().end());
   for (InParts& parts : all) parts.steps = 10;
   are_close_to_one_process_and_the_same_under_a_plan(all);
-  for (const InParts& parts : all) is_the_same_under_a_plan(parts, folder_of("ten_dropped_" + name_of(parts)), 0.1);
+  for (InParts& parts : all) {
+    if (parts.kind != "gpt2" || parts.context_by == models::ContextMethod::Ring) parts.kind = "gpt";  // has dropout
+    is_the_same_under_a_plan(parts, folder_of("ten_dropped_" + name_of(parts)), 0.1);
+  }
 }
 
 TEST(TeamInParts, IsTheSameUnderAPlanWithDropout) {

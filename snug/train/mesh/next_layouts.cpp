@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "snug/plan/run/pipeline_schedule.h"
+#include "snug/train/config_applies.h"
 #include "snug/train/team_layout.h"
 
 namespace snug::train {
@@ -80,6 +81,14 @@ std::optional<Config> with_a_ring(Config config) {
   return config;
 }
 
+std::optional<Config> with_optimizer_on_host(Config config) {
+  if (config.memory.weights == KeptIn::Streamed || config.memory.optimizer == KeptIn::Streamed ||
+      why_not_streamed(config))
+    return std::nullopt;
+  config.memory.optimizer = KeptIn::Streamed;
+  return config;
+}
+
 std::optional<Config> with_more_stages(Config config, std::int64_t blocks) {
   ParallelConfig& p = config.parallel;
   if (p.pipeline == 1) return std::nullopt;
@@ -130,6 +139,8 @@ std::vector<Further> ways_further(const Config& config, const Devices& devices) 
   }
   if (!is_set(config, "parallel.context_by"))
     all.emplace_back([](const Config& from, std::int64_t /*blocks*/) { return with_a_ring(from); });
+  if (!is_set(config, "memory.optimizer"))
+    all.emplace_back([](const Config& from, std::int64_t /*blocks*/) { return with_optimizer_on_host(from); });
   return all;
 }
 
@@ -148,6 +159,7 @@ std::string layout_in_words(const Config& config, const Devices& devices) {
     parts.push_back(fmt::format("{} in shards", word(p.shard)));
     if (p.shard_degree > 0) parts.back() += fmt::format(" of {}", p.shard_degree);
   }
+  if (config.memory.optimizer == KeptIn::Streamed) parts.emplace_back("optimizer on the host");
   if (config.train.accumulate > 1) parts.push_back(fmt::format("{} micro-batches", config.train.accumulate));
   return parts.empty() ? "one process" : fmt::format("{}", fmt::join(parts, ", "));
 }
@@ -165,6 +177,7 @@ std::vector<std::string> settings_between(const Config& from, const Config& to) 
   add("parallel.schedule", from.parallel.schedule, to.parallel.schedule);
   add("parallel.shard", word(from.parallel.shard), word(to.parallel.shard));
   add("parallel.shard_degree", from.parallel.shard_degree, to.parallel.shard_degree);
+  add("memory.optimizer", word(from.memory.optimizer), word(to.memory.optimizer));
   add("train.accumulate", from.train.accumulate, to.train.accumulate);
   add("train.threads", from.train.threads, to.train.threads);
   return settings;

@@ -21,8 +21,8 @@ std::vector<Config> first_layouts(const Config& config, const Devices& devices);
 /// The next one of a layout in some way, if there is one. `blocks`: of the model.
 using Further = std::function<std::optional<Config>(const Config& config, std::int64_t blocks)>;
 
-/// Ways to one that may be faster, or fit: more in shards, or these within a machine, more micro-batches, more stages;
-/// of what is not set.
+/// Ways to one that may be faster, or fit: more in shards, more micro-batches, more stages, shards within a machine, a
+/// ring, the optimizer's state on the host; of what is not set.
 std::vector<Further> ways_further(const Config& config, const Devices& devices);
 
 /// "tensor 2, data 4, gradients in shards".

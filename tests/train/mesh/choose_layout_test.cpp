@@ -147,7 +147,7 @@ TEST(NextLayouts, GoFurtherInEachWayAsFarAsItLeads) {
   for (const Config& one : all_further(config, devices, 1, 16)) counts.push_back(one.train.accumulate);
   EXPECT_EQ(counts, (std::vector<std::int64_t>{4, 6, 8, 12, 24})) << "rounds of all stages";
   config.given.insert("parallel.shard");
-  EXPECT_EQ(ways_further(config, devices).size(), 3U);
+  EXPECT_EQ(ways_further(config, devices).size(), 4U);
 }
 
 /// Of 8 processes on 2 machines: what crosses between them is then the shards' gradients alone.
@@ -166,6 +166,18 @@ TEST(NextLayouts, ShardsStayWithinAMachineWhereThereAreSeveral) {
   EXPECT_EQ(all_further(config, devices, 3, 16).at(0).parallel.shard_degree, 2);
   config.parallel.tensor = 4;
   EXPECT_TRUE(all_further(config, devices, 3, 16).empty()) << "one replica on each";
+}
+
+TEST(NextLayouts, TheOptimizersStateMayBeOnTheHostWhereItHasMemory) {
+  Config config = small(folder_of("layouts_offload"));
+  const Devices devices = machines(4, 4);
+  EXPECT_TRUE(all_further(config, devices, 4, 16).empty());
+  config.memory.budget = plan::BudgetRequest(1_GiB);
+  config.memory.host_budget = plan::BudgetRequest(1_GiB);
+  const std::vector<Config> found = all_further(config, devices, 4, 16);
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(settings_between(config, found[0]), (std::vector<std::string>{"memory.optimizer=streamed"}));
+  EXPECT_THAT(layout_in_words(found[0], devices), HasSubstr("optimizer on the host"));
 }
 
 /// Where heads cannot be divided it is the only way.
