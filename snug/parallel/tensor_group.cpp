@@ -66,7 +66,8 @@ at::Tensor part_of_sum(ProcessGroup& group, const at::Tensor& mine, std::int64_t
 at::Tensor from_before(ProcessGroup& group, const at::Tensor& mine) {
   const int size = group.size();
   if (size == 1) return mine.clone(at::MemoryFormat::Contiguous);
-  const at::Tensor sent = mine.contiguous(), received = at::empty_like(sent);
+  const at::Tensor sent = mine.contiguous();
+  at::Tensor received = at::empty_like(sent);
   ProcessGroup::Begun leaves = group.begin(Send{sent, (group.rank() + 1) % size});
   group.run(Receive{received, (group.rank() + size - 1) % size});
   leaves.wait();

@@ -111,11 +111,13 @@ inline const Applies kOnAccelerators{[](const Config& c) { return !c10::Device(c
 /// Whether the loss of a configuration is tiled.
 bool has_tiled_loss(const ModelConfig& model);
 inline const Applies kTiled{[](const Config& c) { return has_tiled_loss(c.model); }, "with a tiled model.loss"};
-/// Whether attention has neither masks nor dropout, and is not in fp16: then model.attention has a choice.
+bool drops_attention(const Config& config);
+bool attends_in_a_ring(const Config& config);
+/// Whether attention has neither masks nor dropout, is not in fp16, and in no ring: then model.attention has a choice.
 bool has_plain_attention(const Config& config);
 inline const Applies kPlainAttention{has_plain_attention,
                                      "to attention without dropout (model.dropout of \"gpt2\") and masks (data.packing "
-                                     "= \"documents\"), and not in fp16"};
+                                     "= \"documents\"), and not in fp16 or a ring"};
 /// A key that families, or optimizers, declare: with those that do.
 Applies with_families_of(const OwnKey& key);
 Applies with_optimizers_of(const OwnKey& key);

@@ -122,10 +122,18 @@ bool has_tiled_loss(const ModelConfig& model) {
   return std::holds_alternative<models::TiledLoss>(vocabulary_loss(model));
 }
 
-bool has_plain_attention(const Config& config) {
+bool drops_attention(const Config& config) {
   const ModelConfig& m = config.model;
-  const bool drops = m.path.empty() && model_family(m.kind).drops_attention && m.own.number("dropout") > 0;
-  return !drops && config.data.packing == Packing::None && computed_in(config) != Compute::Fp16;
+  return m.path.empty() && model_family(m.kind).drops_attention && m.own.number("dropout") > 0;
+}
+
+bool attends_in_a_ring(const Config& config) {
+  return config.parallel.context > 1 && config.parallel.context_by == models::ContextMethod::Ring;
+}
+
+bool has_plain_attention(const Config& config) {
+  return !drops_attention(config) && config.data.packing == Packing::None && computed_in(config) != Compute::Fp16 &&
+         !attends_in_a_ring(config);
 }
 
 bool same_loss(LossKind a, LossKind b, const Config& config) {

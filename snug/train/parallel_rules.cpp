@@ -12,6 +12,7 @@
 #include "snug/optim/optimizer.h"
 #include "snug/plan/run/pipeline_schedule.h"
 #include "snug/train/config.h"
+#include "snug/train/config_applies.h"
 #include "snug/train/team.h"
 
 namespace snug::train {
@@ -49,7 +50,18 @@ void validate_parallel(const Config& config) {
                                    parallel.pipeline, config.train.accumulate, error.what()));
     }
   }
-  const bool is_ring = parallel.context > 1 && parallel.context_by == models::ContextMethod::Ring;
+  if (parallel.shard_degree == 1 && parallel.context == 1) {
+    throw UsageError(
+        "configuration: parallel.shard_degree = 1 leaves each replica all that parallel.shard would divide; set it to "
+        "2 or more, or leave both out");
+  }
+  const bool is_ring = attends_in_a_ring(config);
+  if (is_ring && drops_attention(config)) {
+    throw UsageError(fmt::format(
+        "configuration: parallel.context_by = \"ring\" and model.dropout = {:g}, which \"{}\" has of attention, too: a "
+        "ring has none; set model.dropout to 0, or parallel.context_by to \"heads\"",
+        config.model.own.number("dropout"), config.model.kind));
+  }
   check_sequence(is_ring ? "twice parallel.context" : "parallel.context", (is_ring ? 2 : 1) * parallel.context);
   if (parallel.sequence_parallel) check_sequence("parallel.tensor", parallel.tensor);
   if (parallel.context > 1 && config.data.packing == Packing::Documents) {

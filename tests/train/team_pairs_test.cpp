@@ -7,6 +7,8 @@
 #include <map>
 #include <string>
 
+#include "snug/base/errors.h"
+#include "snug/train/config.h"
 #include "snug/train/experiment.h"
 #include "snug/train/trainer.h"
 #include "tests/parallel/processes.h"
@@ -46,16 +48,18 @@ TEST(Team, SharesInPairsWhatPairsHaveTwice) {
   in_processes(4, [&](parallel::World& world) {
     const auto team = [&](const Config& config) { return team_of(world, layout_of(config.parallel)); };
     std::map<std::int64_t, std::int64_t> kept, weights;
-    for (const std::int64_t degree : {0, 1, 2}) {
+    double elements = 0;
+    for (const std::int64_t degree : {0, 2}) {
       Config config = config_of(degree, kSixSteps);
       config.state = {};
       Experiment experiment(config, team(config));
       for (const at::Tensor& tensor : experiment.optimizer().state()) kept[degree] += tensor.numel();
       for (const auto& [parameter, shard] : experiment.divided()) weights[degree] += shard.numel();
+      elements = static_cast<double>(experiment.elements().trained);
     }
-    EXPECT_NEAR(static_cast<double>(kept[2]) / static_cast<double>(kept[1]), 0.5, 0.01);
-    EXPECT_NEAR(static_cast<double>(kept[0]) / static_cast<double>(kept[1]), 0.25, 0.01);
-    EXPECT_NEAR(static_cast<double>(weights[2]) / static_cast<double>(weights[1]), 0.5, 0.01);
+    EXPECT_NEAR(static_cast<double>(kept[2]) / elements, 1, 0.01) << "a half of two moments";
+    EXPECT_NEAR(static_cast<double>(kept[0]) / elements, 0.5, 0.01);
+    EXPECT_NEAR(static_cast<double>(weights[2]) / static_cast<double>(weights[0]), 2, 0.01);
     const Config pairs = config_of(2, kSixSteps), begun = config_of(2, 3), other = config_of(0, kSixSteps);
     (void)run_in(pairs, folder / "pairs", team(pairs));
     (void)run_in(begun, folder / "resumed", team(begun));
@@ -80,6 +84,51 @@ TEST(Team, RefusesPairsOfThree) {
     EXPECT_EQ(one.exit_code, 12) << one.output;
     EXPECT_THAT(one.output, HasSubstr("parallel.shard_degree = 2, and 3 replicas of the model"));
   }
+}
+
+TEST(Team, RefusesSettingsOfPartsThatDoNothing) {
+  const auto refusal = [](const auto& change) -> std::string {
+    Config config = six_steps(folder_of("hybrid_settings"));
+    config.state = {};
+    change(config);
+    try {
+      validate(config);
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "taken";
+  };
+  const auto ring = [](Config& c) {
+    c.parallel.context = 2;
+    c.parallel.context_by = models::ContextMethod::Ring;
+  };
+  EXPECT_THAT(refusal([](Config& c) {
+                c.parallel.shard = ShardOf::Gradients;
+                c.parallel.shard_degree = 1;
+              }),
+              HasSubstr("parallel.shard_degree = 1 leaves each replica all"));
+  EXPECT_EQ(refusal([&](Config& c) {
+              ring(c);
+              c.parallel.shard = ShardOf::Gradients;
+              c.parallel.shard_degree = 1;
+            }),
+            "taken");
+  EXPECT_THAT(refusal([&](Config& c) {
+                ring(c);
+                c.model.sequence = 66;
+              }),
+              HasSubstr("which twice parallel.context = 4 cannot divide evenly"));
+  EXPECT_THAT(refusal([&](Config& c) {
+                ring(c);
+                c.model.kind = "gpt2";
+                c.model.own.set("dropout", 0.1);
+              }),
+              HasSubstr("set model.dropout to 0, or parallel.context_by to \"heads\""));
+  EXPECT_THAT(refusal([&](Config& c) {
+                ring(c);
+                set_key(c, "model.attention=products");
+              }),
+              HasSubstr("not in fp16 or a ring"));
 }
 
 }  // namespace

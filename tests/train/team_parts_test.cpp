@@ -79,8 +79,8 @@ const std::vector<InParts>& more_layouts() {
       {.kind = "gpt2", .processes = 4, .tensor = 4, .sequences = true},
       {.kind = "gpt", .processes = 4, .tensor = 2, .shard = ShardOf::Optimizer, .vocabulary = 257},
       {.kind = "gpt", .processes = 4, .shard = ShardOf::Optimizer, .shard_degree = 2},
-      {.kind = "gpt2", .processes = 4, .tensor = 2, .sequences = true, .shard = ShardOf::Gradients, .shard_degree = 1},
-      {.kind = "gpt", .processes = 4, .pipeline = 2, .shard = ShardOf::Gradients, .shard_degree = 1},
+      {.kind = "gpt2", .processes = 8, .tensor = 2, .sequences = true, .shard = ShardOf::Gradients, .shard_degree = 2},
+      {.kind = "gpt", .processes = 4, .context = 2, .shard = ShardOf::Parameters, .shard_degree = 1, .percent = 95},
       {.kind = "gpt", .processes = 2, .pipeline = 2},
       {.kind = "llama", .processes = 4, .pipeline = 2, .shard = ShardOf::Optimizer, .percent = 90, .micro_batches = 8},
   };

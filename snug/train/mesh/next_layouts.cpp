@@ -66,9 +66,10 @@ std::optional<Config> with_shards_in_machines(Config config, const Devices& devi
   const std::int64_t of_replica = layout_of(config.parallel).per_replica(),
                      within = devices.links.per_machine / of_replica;
   ParallelConfig& p = config.parallel;
-  if (p.shard == ShardOf::None || p.shard_degree != 0 || devices.links.per_machine % of_replica != 0 || within < 2 ||
+  if (p.shard_degree != 0 || devices.links.per_machine % of_replica != 0 || within < 2 ||
       within >= replicas_of(config, devices))
     return std::nullopt;
+  if (p.shard == ShardOf::None) p.shard = ShardOf::Optimizer;  // those of all may be slower than none
   p.shard_degree = within;
   return config;
 }
@@ -135,7 +136,10 @@ std::vector<Further> ways_further(const Config& config, const Devices& devices) 
   }
   if (devices.links.per_machine < devices.count && !is_set(config, "parallel.shard_degree")) {
     all.emplace_back(
-        [devices](const Config& from, std::int64_t /*blocks*/) { return with_shards_in_machines(from, devices); });
+        [devices, may_shard = !is_set(config, "parallel.shard")](const Config& from, std::int64_t /*blocks*/) {
+          const bool has_shards = may_shard || from.parallel.shard != ShardOf::None;
+          return has_shards ? with_shards_in_machines(from, devices) : std::nullopt;
+        });
   }
   if (!is_set(config, "parallel.context_by"))
     all.emplace_back([](const Config& from, std::int64_t /*blocks*/) { return with_a_ring(from); });

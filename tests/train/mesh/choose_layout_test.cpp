@@ -155,7 +155,10 @@ TEST(NextLayouts, ShardsStayWithinAMachineWhereThereAreSeveral) {
   Config config = small(folder_of("layouts_hybrid"));
   config.train.batch = 8;
   const Devices devices = machines(8, 4);
-  EXPECT_TRUE(all_further(config, devices, 3, 16).empty()) << "there are no shards";
+  EXPECT_EQ(layout_in_words(all_further(config, devices, 3, 16).at(0), devices), "data 8, optimizer in shards of 4");
+  Config unsharded = config;
+  unsharded.given.insert("parallel.shard");
+  EXPECT_TRUE(all_further(unsharded, devices, 3, 16).empty()) << "there are no shards";
   config.parallel.shard = ShardOf::Gradients;
   const std::vector<Config> found = all_further(config, devices, 3, 16);
   ASSERT_EQ(found.size(), 1U);
