@@ -151,7 +151,7 @@ at::Tensor CausalLmImpl::embed(const at::Tensor& tokens, const DocumentRows* row
     const std::int64_t count = x.size(1), first = count == tokens.size(1) ? 0 : in_parts_->how.group->rank() * count;
     const at::Tensor& table = learned->table->weight;
     const at::Tensor positions = rows != nullptr ? at::embedding(table, rows->positions.narrow(kSequence, first, count))
-                                 : input.context ? take_pieces(table, 0, input.pieces)
+                                 : input.context ? take_pieces(table, 0, context_.pieces(tokens.size(1)))
                                                  : table.narrow(0, input.seen + first, count);
     const double dropout = is_training() ? learned->dropout : 0;
     std::optional<RandomOfParts> random;
@@ -172,10 +172,10 @@ void CausalLmImpl::set_rotary(BlockInput& input, const at::Tensor& tokens, const
   };
   RotaryTable table;
   if (input.context) {
-    const std::int64_t length = context_.group->size() * tokens.size(1);
+    const auto [begins, each] = context_.pieces(tokens.size(1));
     std::vector<at::Tensor> cosines, sines;
-    for (const std::int64_t first : input.pieces.first) {
-      const RotaryTable of_piece = table_of({.first = first, .count = input.pieces.each, .length = length});
+    for (const std::int64_t first : begins) {
+      const RotaryTable of_piece = table_of({.first = first, .count = each, .length = context_.whole(tokens.size(1))});
       cosines.push_back(of_piece.cosines), sines.push_back(of_piece.sines);
     }
     table = {cosines.size() == 1 ? cosines[0] : at::cat(cosines), sines.size() == 1 ? sines[0] : at::cat(sines)};
@@ -205,11 +205,7 @@ BlockInput CausalLmImpl::input_of(const at::Tensor& tokens, const KeyValueCache*
   BlockInput input{
       .seen = cache == nullptr ? 0 : cache->length, .method = attention_, .feed_forward_rows = feed_forward_rows_};
   check_run(tokens, cache, rows);
-  if (context_ && cache == nullptr) {
-    input.context = context_;
-    input.pieces = pieces_of(context_.method, context_.group->size() * tokens.size(1), context_.group->rank(),
-                             context_.group->size());
-  }
+  if (context_ && cache == nullptr) input.context = context_;
   if (rows != nullptr) input.mask = rows->mask;
   return input;
 }

@@ -20,7 +20,6 @@ struct BlockInput {
   AttentionMethod method = AttentionMethod::LibTorch;
   std::int64_t feed_forward_rows = 0;  ///< see in_parts()
   Context context{};                   ///< of processes with a part of every sequence each
-  SequencePieces pieces{};             ///< that this one has, where there are others
 };
 
 /// One block of a decoder: attention and a feed-forward part.
