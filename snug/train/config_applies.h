@@ -104,6 +104,9 @@ inline const Applies kByNorm{[](const Config& c) { return c.optimizer.clip_value
 inline const Applies kOrderOfNorm{
     kByNorm.with, "with optimizer.clip_norm above 0 and no optimizer.clip_value",
     Switch{"optimizer.clip_norm", [](const Config& c) { return c.optimizer.clip_norm > 0; }}};
+inline const Applies kWithResidentWeights{
+    [](const Config& c) { return c.memory.budget && c.memory.weights != KeptIn::Streamed; },
+    "with memory.budget, where memory.weights is not streamed, which is optimizer state too"};
 inline const Applies kWithBudget{[](const Config& c) { return c.memory.budget.has_value(); }, "with memory.budget"};
 inline const Applies kOnAccelerators{[](const Config& c) { return !c10::Device(c.train.device).is_cpu(); },
                                      "to accelerators (train.device), as pages of the CPU's memory are moved to where "

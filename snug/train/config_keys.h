@@ -190,7 +190,7 @@ void visit_keys(AnyConfig& c, Visit&& to) {
   varies("memory", "optimizer", c.memory.optimizer,
          "where optimizer state alone is: in the device's memory, or on the host or the disk, and in a window of it "
          "while weights are updated",
-         OneOf<KeptIn>{}, kWithBudget);
+         OneOf<KeptIn>{}, kWithResidentWeights);
   varies("memory", "activations", c.memory.activations,
          "what backward may get of the tensors that autograd saves, where a step does not fit or is slower without: "
          "the same bits, or what so many leave",

@@ -36,7 +36,8 @@ std::optional<Config> updated_in_backward(Config c) {
 bool is_saved_before(const Config& c) { return c.output.folder.empty() || c.state.every > 0; }
 
 std::optional<Config> with_streamed_weights(Config c) {
-  if (c.memory.weights == KeptIn::Streamed || why_not_streamed(c)) return std::nullopt;
+  const bool is_streamed = c.memory.weights == KeptIn::Streamed || c.memory.optimizer == KeptIn::Streamed;
+  if (is_streamed || why_not_streamed(c)) return std::nullopt;
   c.memory.weights = KeptIn::Streamed;
   return c;
 }
@@ -110,7 +111,7 @@ const std::vector<Knob>& knobs() {
        [](const Config& from, Config& to) { to.optimizer.in_backward = from.optimizer.in_backward; }, is_saved_before},
       {"streamed_weights", "memory.weights = \"streamed\": weights and optimizer state come while they are used",
        Knob::Changes::Nothing, "memory.weights", with_streamed_weights,
-       [](const Config& c) { return why_not_streamed(c).value_or("they are already"); },
+       [](const Config& c) { return why_not_streamed(c).value_or("they are already, or memory.optimizer is"); },
        [](const Config& from, Config& to) { to.memory.weights = from.memory.weights; }},
       {"tiled_loss", "model.loss = \"tiled\": the loss of a few rows of logits at a time", Knob::Changes::OrderOfSums,
        "model.loss", with_tiled_loss,

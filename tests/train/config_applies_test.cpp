@@ -72,6 +72,15 @@ TEST(Applies, TheBestStatesAreThoseThatWereValidated) {
   EXPECT_EQ(fault_in(folder + "[state]\nbest = 0"), "none") << "which asks for nothing";
 }
 
+TEST(Applies, OptimizerStateIsStreamedAloneOrWithItsWeights) {
+  const auto kept = [](const std::string& more) {
+    return fault_in("[memory]\nbudget = \"1GiB\"\nhost_budget = \"1GiB\"\noptimizer = \"streamed\"\n" + more);
+  };
+  EXPECT_EQ(kept(""), "none");
+  EXPECT_THAT(kept("weights = \"streamed\""), HasSubstr("memory.optimizer = \"streamed\" does nothing here"));
+  EXPECT_THAT(fault_in("[memory]\nbudget = \"1GiB\"\noptimizer = \"streamed\""), HasSubstr("nowhere to stream from"));
+}
+
 TEST(Applies, KeysOfRunsAreMarked) {
   std::set<std::string> of_runs;
   for (const KeyHelp& key : config_keys()) {

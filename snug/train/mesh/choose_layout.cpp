@@ -146,7 +146,7 @@ nlohmann::ordered_json to_json(const LayoutTrial& trial, const Devices& devices)
                                  {"shard", word(p.shard)},
                                  {"shard_degree", p.shard_degree},
                                  {"micro_batches", trial.config.train.accumulate},
-                                 {"optimizer", word(trial.config.memory.optimizer)},
+                                 {"optimizer_in", word(trial.config.memory.optimizer)},
                                  {"fits", trial.made.has_value()}};
   if (!trial.made) {
     if (trial.floor) json["floor_bytes"] = *trial.floor;
