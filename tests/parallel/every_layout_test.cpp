@@ -258,7 +258,9 @@ class Member {
 };
 
 /// One process that has all rows: in micro-batches, in the order of the processes, or at once where norms are of all.
-Outcome of_one_process(const Example& example, int replicas) {
+/// `divide`: what its weights are compared in, if not whole.
+Outcome of_one_process(const Example& example, int replicas,
+                       const std::function<void(torch::nn::Module&)>& divide = {}) {
   const auto model = example.make(0);
   const auto optimizer = optimizer_for(example.has_batch_norms, model->parameters());
   Outcome found;
@@ -282,6 +284,7 @@ Outcome of_one_process(const Example& example, int replicas) {
     optimizer->step(rate_for(example.has_batch_norms));
     optimizer->zero_grad();
   }
+  if (divide) divide(*model);
   for (const at::Tensor& one : model->parameters()) found.weights.push_back(one.detach());
   for (const at::Tensor& one : model->buffers()) found.buffers.push_back(one);
   return found;
@@ -316,10 +319,15 @@ void is_that_of_one_process(World& world, const Outcome& plain, const Example& e
     const Example exact = resnet(at::kDouble);
     return are_close(Member(world, exact, layout, 0).run({}), of_one_process(exact, world.all()->size()), 1e-9, what);
   }
-  const Outcome one = of_one_process(example, world.all()->size() / (layout == Layout::Layers ? 2 : 1));
   if (layout == Layout::Layers) {
-    EXPECT_NEAR(plain.losses.back(), one.losses.back(), 1e-4 * one.losses.back()) << what;  // weights are parts
-  } else if (layout == Layout::WeightsInPairs) {
+    Mesh mesh(std::shared_ptr<World>(&world, [](auto*) {}), {{"data", world.all()->size() / 2}, {"tensor", 2}});
+    const auto in_parts = [&](torch::nn::Module& model) {
+      (void)models::divide_layers(model, models::encoder_layouts(), 4, {.group = tensor_group(mesh.group({"tensor"}))});
+    };
+    return are_close(plain, of_one_process(example, world.all()->size() / 2, in_parts), 1e-4, what);
+  }
+  const Outcome one = of_one_process(example, world.all()->size());
+  if (layout == Layout::WeightsInPairs) {
     are_close(plain, one, 1e-4, what);
   } else {
     for (std::size_t i = 0; i < one.weights.size(); ++i)

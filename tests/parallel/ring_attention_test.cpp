@@ -61,9 +61,13 @@ void is_that_of_one_process(World& world, at::ScalarType type, const Sizes& size
   const ops::LayerGroup group = tensor_group(processes);
   const at::Tensor out = ops::ring_attention(mine[0], mine[1], mine[2], group);
   EXPECT_EQ(out.scalar_type(), type);
+  const auto of_keys = static_cast<Bytes>(mine[1].nbytes() + mine[2].nbytes());
   EXPECT_EQ(processes->count_of<Send>().calls, size - 1);
+  EXPECT_EQ(processes->count_of<Send>().bytes, (size - 1) * of_keys);
   out.backward(own(gradient));
   EXPECT_EQ(processes->count_of<Send>().calls, size - 1 + size - 1 + size) << "gradients go home";
+  const Bytes of_gradients = type == at::kBFloat16 ? 2 * of_keys : of_keys;
+  EXPECT_EQ(processes->count_of<Send>().bytes, 2 * (size - 1) * of_keys + size * of_gradients);
   const at::Tensor expected = plain(whole);
   expected.backward(gradient.to(at::kDouble));
   is_close(out, own(expected), bound, "forward");
@@ -122,7 +126,7 @@ TEST(RingAttention, TakesAsMuchInEachProcessAndInARehearsal) {
 }
 
 /// Pieces of the beginning and of the end: all processes have as many pairs of positions.
-TEST(RingAttention, HasAsMuchToDoInEachProcess) {
+TEST(RingAttention, HasAsManyPairsOfPositionsInEachProcess) {
   for (const int size : {1, 2, 3, 8}) {
     const std::int64_t length = std::int64_t{4} * size;
     std::int64_t positions = 0;
