@@ -84,7 +84,7 @@ ModelInParts CausalLmImpl::divide(const LayerParts& parts) {
   if (auto part = parts_.tokens->keep_rows(first, count)) found.divided.push_back(std::move(*part));
   if (auto part = parts_.head ? parts_.head->keep_rows(first, count) : std::nullopt)
     found.divided.push_back(std::move(*part));
-  if (parts.sequences) {
+  if (parts.sequences()) {
     for (const at::Tensor& one : parameters()) {
       if (part_of(found.divided, one) == nullptr && !is_among(found.summands, one)) found.summands.push_back(one);
     }
@@ -138,7 +138,8 @@ at::Tensor CausalLmImpl::whole_loss_of(at::Tensor hidden, const at::Tensor& targ
 
 at::Tensor CausalLmImpl::vectors(const at::Tensor& tokens) {
   if (!in_parts_) return parts_.tokens(tokens);
-  const auto& [group, sequences] = in_parts_->how;
+  const ops::LayerGroup& group = in_parts_->how.group;
+  const bool sequences = in_parts_->how.sequences();
   const at::Tensor own =
       ops::embedding_in_parts(parts_.tokens->matrix(), tokens, {in_parts_->first, in_parts_->vocabulary});
   return sequences ? ops::leave_parts_to(own, kSequence, group) : ops::leave_parts(own, group);
@@ -155,7 +156,7 @@ at::Tensor CausalLmImpl::embed(const at::Tensor& tokens, const DocumentRows* row
                                                  : table.narrow(0, input.seen + first, count);
     const double dropout = is_training() ? learned->dropout : 0;
     std::optional<RandomOfParts> random;
-    if (dropout > 0 && in_parts_ && in_parts_->how.sequences) random.emplace(in_parts_->how.group->rank(), x.device());
+    if (dropout > 0 && in_parts_ && in_parts_->how.sequences()) random.emplace(in_parts_->how.group->rank(), x.device());
     return ops::dropout(x + positions, dropout);
   }
   return x;
@@ -212,8 +213,12 @@ BlockInput CausalLmImpl::input_of(const at::Tensor& tokens, const KeyValueCache*
 
 at::Tensor CausalLmImpl::run_blocks(at::Tensor x, BlockInput& input, KeyValueCache* cache, std::size_t first,
                                     std::size_t end) {
+  const bool in_parts = in_parts_ && in_parts_->how.between == Between::KeptInParts && at::GradMode::is_enabled();
   for (std::size_t i = first; i < end; ++i) {
+    at::Tensor part;  // of none of the blocks: what they begin with
+    if (in_parts) part = ops::part_to_keep(x, in_parts_->how.group);
     const ModuleScope scope(fmt::format("{}.{}", parts_.blocks_scope, i));
+    if (in_parts) x = ops::keep_in_parts(x, part, in_parts_->how.group);
     if (cache != nullptr) input.cache = &cache->layers[i];
     x = parts_.blocks[i]->forward(std::move(x), input);
   }
@@ -295,8 +300,8 @@ CausalLmImpl::Work CausalLmImpl::work() const {
 at::Tensor CausalLmImpl::finish(at::Tensor x) {
   x = std::visit([&](auto& norm) { return norm(x); }, parts_.norm);
   if (!in_parts_) return x;
-  const auto& [group, sequences] = in_parts_->how;
-  return sequences ? ops::enter_parts_from(x, kSequence, group) : ops::enter_parts(x, group);
+  const ops::LayerGroup& group = in_parts_->how.group;
+  return in_parts_->how.sequences() ? ops::enter_parts_from(x, kSequence, group) : ops::enter_parts(x, group);
 }
 
 }  // namespace snug::models

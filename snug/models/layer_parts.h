@@ -15,12 +15,18 @@
 
 namespace snug::models {
 
+/// What each process has between the layers that are in parts: norms, dropout and the residual stream.
+enum class Between : std::uint8_t {
+  Whole,        ///< all have all of it, alike
+  KeptInParts,  ///< the same, and of what a block begins with a plan may keep a part in each: ops::keep_in_parts()
+  Sequences     ///< of a part of every sequence (Korthikanti et al. 2022, arXiv:2205.05198): activations are divided
+};
+
 /// The processes that have a model's layers in parts (tensor parallel, Shoeybi et al. 2019, arXiv:1909.08053).
 struct LayerParts {
   ops::LayerGroup group;
-  /// Between the layers that are in parts each process has a part of every sequence, with norms, dropout and the
-  /// residual stream of it (Korthikanti et al. 2022, arXiv:2205.05198): activations there are divided, too.
-  bool sequences = false;
+  Between between = Between::Whole;
+  [[nodiscard]] bool sequences() const noexcept { return between == Between::Sequences; }
 };
 
 /// Random numbers of what is in parts, of which each process draws its own, while what is outside goes on with the same

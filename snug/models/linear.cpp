@@ -105,15 +105,15 @@ const LoraOptions* LinearImpl::adapter_options() const { return adapter_ ? &adap
 
 at::Tensor LinearImpl::enter(const at::Tensor& x) const {
   if (!part_ || adds_up()) return x;
-  const auto& [group, sequences] = part_->parts;
-  return sequences ? ops::enter_parts_from(x, kPositionsOfX, group) : ops::enter_parts(x, group);
+  const ops::LayerGroup& group = part_->parts.group;
+  return part_->parts.sequences() ? ops::enter_parts_from(x, kPositionsOfX, group) : ops::enter_parts(x, group);
 }
 
 at::Tensor LinearImpl::leave(const at::Tensor& product) const {
   if (!adds_up()) return product;
-  const auto& [group, sequences] = part_->parts;
+  const ops::LayerGroup& group = part_->parts.group;
   const at::Tensor y =
-      sequences ? ops::leave_parts_to(product, kPositionsOfX, group) : ops::leave_parts(product, group);
+      part_->parts.sequences() ? ops::leave_parts_to(product, kPositionsOfX, group) : ops::leave_parts(product, group);
   return bias.defined() ? y + bias.to(y.scalar_type()) : y;
 }
 
@@ -122,7 +122,7 @@ std::unique_ptr<RandomOfParts> LinearImpl::random_inside() const {
   return std::make_unique<RandomOfParts>(part_->parts.group->rank(), device());
 }
 std::unique_ptr<RandomOfParts> LinearImpl::random_outside() const {
-  return part_ && part_->parts.sequences ? random_inside() : nullptr;
+  return part_ && part_->parts.sequences() ? random_inside() : nullptr;
 }
 
 void LinearImpl::check_part(const std::string& name, const LayerLayout& layout, int processes) const {
@@ -187,7 +187,7 @@ std::vector<at::Tensor> LinearImpl::summands() const {
   std::vector<at::Tensor> all;
   if (!part_) return all;
   if (adapter_) all.push_back(adds_up() ? adapter_->up->weight : adapter_->down->weight);
-  if (adds_up() && part_->parts.sequences && bias.defined()) all.push_back(bias);
+  if (adds_up() && part_->parts.sequences() && bias.defined()) all.push_back(bias);
   return all;
 }
 

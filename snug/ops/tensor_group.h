@@ -33,6 +33,9 @@ class TensorGroup {
   [[nodiscard]] virtual at::Tensor shift(const at::Tensor& mine) = 0;
   /// Part `rank` of what each has along `divided`, one behind the other along `gathered`.
   [[nodiscard]] virtual at::Tensor exchange(const at::Tensor& mine, std::int64_t divided, std::int64_t gathered) = 0;
+  /// `whole`, which is there and of which all have one `part` of each, dense and behind one another: of one dimension.
+  /// Where a step is replayed it is gathered.
+  [[nodiscard]] virtual at::Tensor gather_again(const at::Tensor& part, const at::Tensor& whole) = 0;
 
  private:
   int rank_, size_;

@@ -1,5 +1,6 @@
 #include "snug/ops/tensor_parallel.h"
 
+#include <ATen/ops/slice_copy.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/types.h>
@@ -81,6 +82,19 @@ class Along : public torch::autograd::Function<Along<kThere, kBack>> {
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     return {go(kBack, held_group(context), gradients[0], dimension_of(context)), {}, {}};
+  }
+};
+
+class KeepInParts : public torch::autograd::Function<KeepInParts> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& part,
+                            const LayerGroup& group) {
+    hold(context, group);                // for replays
+    context->save_for_backward({part});  // until then: what is made of it is
+    return group->gather_again(part, x).view(x.sizes());
+  }
+  static variable_list backward(AutogradContext* /*context*/, const variable_list& gradients) {
+    return {gradients[0], {}, {}};
   }
 };
 
@@ -173,6 +187,24 @@ at::Tensor part_of(const at::Tensor& x, std::int64_t dimension, const LayerGroup
 }
 at::Tensor all_parts(const at::Tensor& part, std::int64_t dimension, const LayerGroup& group) {
   return Along<Way::Gather, Way::Own>::apply(part, dimension, group);
+}
+
+at::Tensor part_to_keep(const at::Tensor& x, const LayerGroup& group) {
+  if (x.numel() % group->size() != 0) {
+    throw UsageError(fmt::format("tensor parallel: the {} elements of a tensor of {} cannot be divided evenly among {} "
+                                 "processes, of which each is to keep its part",
+                                 x.numel(), c10::str(x.sizes()), group->size()));
+  }
+  const at::NoGradGuard no_grad;
+  // By numbers, as views at other places would be other steps.
+  const std::int64_t each = x.numel() / group->size(), first = group->rank() * each;
+  return at::slice_copy(x.reshape({-1}), 0, first, first + each);
+}
+at::Tensor keep_in_parts(const at::Tensor& x, const at::Tensor& part, const LayerGroup& group) {
+  return at::GradMode::is_enabled() ? KeepInParts::apply(x, part, group) : x;
+}
+at::Tensor keep_in_parts(const at::Tensor& x, const LayerGroup& group) {
+  return at::GradMode::is_enabled() ? keep_in_parts(x, part_to_keep(x, group), group) : x;
 }
 
 at::Tensor exchange_parts(const at::Tensor& x, std::int64_t divided, std::int64_t gathered, const LayerGroup& group) {

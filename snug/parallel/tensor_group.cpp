@@ -6,6 +6,7 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <torch/library.h>
 
@@ -16,6 +17,7 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/parallel/kept_parts.h"
 #include "snug/parallel/reduction.h"
 #include "snug/record/recording_key.h"
 
@@ -119,6 +121,23 @@ at::Tensor together(const at::Tensor& mine, std::int64_t group, std::int64_t wha
   throw std::logic_error("parallel: unknown collective of layers");
 }
 
+/// That a part is of, while what is there already is asked for as if it had to be gathered.
+struct There {
+  const at::Tensor& part;
+  const at::Tensor& whole;
+  KeptParts& kept;
+};
+thread_local const There* there = nullptr;
+
+at::Tensor gather_again(const at::Tensor& part, std::int64_t group) {
+  const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);
+  const std::shared_ptr<ProcessGroup> processes = group_of(group);
+  // What is replayed meanwhile is not there.
+  return there != nullptr && there->part.is_same(part) ? there->kept.whole_of(*processes, part, there->whole)
+                                                       : gathered(*processes, part);
+}
+
 class GroupOfLayers final : public ops::TensorGroup {
  public:
   explicit GroupOfLayers(std::shared_ptr<ProcessGroup> group) : TensorGroup(group->rank(), group->size()) {
@@ -145,6 +164,16 @@ class GroupOfLayers final : public ops::TensorGroup {
   at::Tensor exchange(const at::Tensor& mine, std::int64_t divided, std::int64_t gathered) override {
     return call(mine, What::Exchange, divided, gathered);
   }
+  at::Tensor gather_again(const at::Tensor& part, const at::Tensor& whole) override {
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("snug_collective::gather_again", "")
+                               .typed<decltype(parallel::gather_again)>();
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const There now{part, whole, kept_};
+    const There* const before = std::exchange(there, &now);
+    const auto restore = c10::make_scope_exit([before] { there = before; });
+    return op.call(part, number_);
+  }
 
  private:
   at::Tensor call(const at::Tensor& mine, What what, std::int64_t dimension, std::int64_t other_dimension = 0) const {
@@ -154,12 +183,17 @@ class GroupOfLayers final : public ops::TensorGroup {
     return op.call(mine, number_, static_cast<std::int64_t>(what), dimension, other_dimension);
   }
   std::int64_t number_ = 0;
+  KeptParts kept_;
 };
 
 TORCH_LIBRARY(snug_collective, library) {
   library.def("together(Tensor mine, int group, int what, int dimension, int other_dimension) -> Tensor");
+  library.def("gather_again(Tensor part, int group) -> Tensor");
 }
-TORCH_LIBRARY_IMPL(snug_collective, CompositeExplicitAutograd, library) { library.impl("together", together); }
+TORCH_LIBRARY_IMPL(snug_collective, CompositeExplicitAutograd, library) { 
+  library.impl("together", together);
+  library.impl("gather_again", gather_again);
+}
 
 }  // namespace
 

@@ -8,6 +8,7 @@
 
 #include "snug/base/patient_lock.h"
 #include "snug/memory/tag.h"
+#include "snug/record/seconds_again.h"
 #include "snug/record/tape.h"
 
 namespace snug::record {
@@ -121,6 +122,7 @@ std::vector<at::Tensor> Profiler::leaves() const {
 }
 
 void Profiler::kernel_begins() {
+  (void)take_seconds_again();
   for (std::size_t i = 0; i < clocks_.size(); ++i) kernel_[i].from = clocks_[i].now();
 }
 void Profiler::kernel_ends() {
@@ -154,7 +156,7 @@ void Profiler::op_recorded(const Tape& tape, plan::OpId op) {
     value.must = values.must(out.value);
     alive_.push_back(out.value);
   }
-  kernels_.push_back(last_kernel(tape, op));
+  kernels_.push_back({last_kernel(tape, op), take_seconds_again()});
   const auto [peak, net] = taken_by(tape.flow(), op, 0);
   info.peak_bytes = peak;
   info.other_bytes = net;
@@ -322,8 +324,8 @@ void Profiler::note_seconds() {
   for (std::size_t op = 0; op < kernels_.size(); ++op) {
     // A copy waits on one of its devices for what the other has still to do.
     double least = std::numeric_limits<double>::infinity();
-    for (const auto& [of, span] : kernels_[op]) least = std::min(least, clocks_[of].seconds(span.from, span.to));
-    graph_.ops[op].seconds = least;
+    for (const auto& [of, span] : kernels_[op].spans) least = std::min(least, clocks_[of].seconds(span.from, span.to));
+    graph_.ops[op].seconds = kernels_[op].again.value_or(least);
   }
   graph_.update_seconds = clock.seconds(update_.from, update_.to);
   StepClock::Moment before = 0;

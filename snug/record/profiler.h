@@ -142,12 +142,16 @@ class Profiler final : public TapeObserver {
     std::size_t clock = 0;
     Span span;
   };
+  struct Kernel {
+    c10::SmallVector<OnClock, 2> spans;
+    std::optional<double> again;  // seconds: see say_seconds_again()
+  };
   /// The one that ran last, by the clocks of its operands' devices.
   c10::SmallVector<OnClock, 2> last_kernel(const Tape& tape, plan::OpId op) const;
-  std::vector<Span> kernel_;                           // the one that ran last, by clock
-  std::vector<c10::SmallVector<OnClock, 2>> kernels_;  // by operator
-  std::vector<StepClock::Moment> pushed_;              // by event
-  StepClock::Moment replay_ = 0;                       // its begin
+  std::vector<Span> kernel_;               // the one that ran last, by clock
+  std::vector<Kernel> kernels_;            // by operator
+  std::vector<StepClock::Moment> pushed_;  // by event
+  StepClock::Moment replay_ = 0;           // its begin
   Span update_;
   std::vector<Bytes> state_to_come_;
   struct Waits {

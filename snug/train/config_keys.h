@@ -233,6 +233,10 @@ void visit_keys(AnyConfig& c, Visit&& to) {
          "between layers in parts each of these processes has a part of every sequence, which divides activations "
          "there, too",
          Anything{}, kWithLayersInParts);
+  varies("parallel", "partition_activations", c.parallel.partition_activations,
+         "what blocks in parts begin with, which all these processes have alike, may be kept in parts, and gathered in the "
+         "backward pass, as plans have it",
+         Anything{}, kWithLayersInParts);
   varies("parallel", "context", c.parallel.context,
          "processes that have a part of every sequence each, and attend to all of it (context parallel)",
          Range{1, 1024}, kInRuns);

@@ -161,7 +161,7 @@ void Experiment::join_team(optim::Parameters& trained) {
   const memory::TagScope tag(memory::Tag::Weights);
   const models::CausalLmImpl::Work work = task_.model().work();  // of the whole, the same in all
   if (team_.layer_group()) {
-    in_parts_ = task_.model().divide({.group = team_.layer_group(), .sequences = team_.layout().sequences});
+    in_parts_ = task_.model().divide({.group = team_.layer_group(), .between = team_.layout().between});
     memory().release_cached();
   } else if (team_.sequence_group()) {
     in_parts_ = task_.model().divide_sequences(team_.sequence_group(), team_.layout().context_by);

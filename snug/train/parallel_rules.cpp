@@ -63,6 +63,11 @@ void validate_parallel(const Config& config) {
         config.model.own.number("dropout"), config.model.kind));
   }
   check_sequence(is_ring ? "twice parallel.context" : "parallel.context", (is_ring ? 2 : 1) * parallel.context);
+  if (parallel.sequence_parallel && parallel.partition_activations) {
+    throw UsageError(
+        "configuration: parallel.sequence_parallel and parallel.partition_activations: with parts of sequences nothing "
+        "is alike in all processes, and activations are in parts anyway; set one of them");
+  }
   if (parallel.sequence_parallel) check_sequence("parallel.tensor", parallel.tensor);
   if (parallel.context > 1 && config.data.packing == Packing::Documents) {
     throw UsageError(

@@ -84,7 +84,9 @@ TeamLayout layout_of(const ParallelConfig& config) {
           .context = static_cast<int>(config.context),
           .context_by = config.context_by,
           .pipeline = static_cast<int>(config.pipeline),
-          .sequences = config.sequence_parallel,
+          .between = config.sequence_parallel       ? models::Between::Sequences
+                     : config.partition_activations ? models::Between::KeptInParts
+                                                    : models::Between::Whole,
           .shard_degree = config.shard == ShardOf::None ? 0 : static_cast<int>(config.shard_degree)};
 }
 

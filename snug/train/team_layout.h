@@ -13,7 +13,7 @@ struct TeamLayout {
   int context = 1;
   models::ContextMethod context_by = models::ContextMethod::Heads;
   int pipeline = 1;
-  bool sequences = false;  ///< see models::LayerParts
+  models::Between between = models::Between::Whole;
   /// Of the replicas, those that divide among them what is in shards, neighbours by rank; others have it again (hybrid
   /// shard). 0: all of them.
   int shard_degree = 0;

@@ -52,9 +52,10 @@ inline Model gpt2(std::int64_t vocabulary, double dropout = 0) {
       .ptr();
 }
 /// Of 8 heads, 4 of them of keys.
-inline models::Llama llama_of(std::int64_t vocabulary, std::int64_t width, std::int64_t inner_width, bool tied) {
+inline models::Llama llama_of(std::int64_t vocabulary, std::int64_t width, std::int64_t inner_width, bool tied,
+                              std::int64_t blocks = 3) {
   models::LlamaOptions options;
-  options.layers = 3;
+  options.layers = blocks;
   options.width = width;
   options.inner_width = inner_width;
   options.heads = 8;
@@ -72,9 +73,9 @@ inline Model with_adapters(models::Llama model, std::int64_t rank) {
   for (const auto& [name, parameter] : models::lora_parameters(*model)) at::Tensor(parameter).normal_(0, 0.02);
   return model.ptr();
 }
-inline Model llama(std::int64_t vocabulary) {
+inline Model llama(std::int64_t vocabulary, std::int64_t blocks = 3) {
   torch::manual_seed(3);
-  return llama_of(vocabulary, 64, 160, false).ptr();
+  return llama_of(vocabulary, 64, 160, false, blocks).ptr();
 }
 inline Model adapted_llama(std::int64_t vocabulary) {
   torch::manual_seed(3);
@@ -135,9 +136,9 @@ inline at::Tensor loss_of(CausalLmImpl& model, const at::Tensor& batch) { return
 
 /// A model in parts, and what adds up its summands.
 struct Parts {
-  Parts(const std::shared_ptr<ProcessGroup>& group, Model whole, bool sequences)
+  Parts(const std::shared_ptr<ProcessGroup>& group, Model whole, models::Between between)
       : model(std::move(whole)),
-        found(model->divide(LayerParts{.group = parallel::tensor_group(group), .sequences = sequences})),
+        found(model->divide(LayerParts{.group = parallel::tensor_group(group), .between = between})),
         together(found.summands, group, {.combine = DataParallelOptions::Combine::Sum}) {}
   std::vector<at::Tensor> take_gradients() {
     std::vector<at::Tensor> gradients;

@@ -60,7 +60,7 @@ void expect_nearly(const at::Tensor& expected, const at::Tensor& found, const st
   EXPECT_LE(error, 2e-5 * norm + 1e-7) << what << ": " << error / norm;
 }
 
-void are_those_of_one_process(World& world) {
+void norms_are_those_of_one_process(World& world) {
   const auto group = tensor_group(world.all());
   const Rows rows(world);
   models::Resnet one = residual_net(), mine = residual_net();
@@ -86,8 +86,8 @@ void are_those_of_one_process(World& world) {
 }
 
 TEST(SyncBatchNorm, OfTwoAndFourProcessesIsThatOfOne) {
-  in_processes(2, are_those_of_one_process);
-  in_processes(4, are_those_of_one_process);
+  in_processes(2, norms_are_those_of_one_process);
+  in_processes(4, norms_are_those_of_one_process);
 }
 
 /// Losses, gradients and buffers after a few steps of DataParallel.
@@ -150,6 +150,7 @@ TEST(SyncBatchNorm, OfAProcessAloneIsLibTorchs) {
     at::Tensor sum_part(const at::Tensor& mine, std::int64_t /*dimension*/) override { return mine.clone(); }
     at::Tensor shift(const at::Tensor& mine) override { return mine.clone(); }
     at::Tensor exchange(const at::Tensor& mine, std::int64_t, std::int64_t) override { return mine.clone(); }
+    at::Tensor gather_again(const at::Tensor& part, const at::Tensor&) override { return part.clone(); }
   };
   torch::manual_seed(1);
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {

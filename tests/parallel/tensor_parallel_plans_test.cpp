@@ -37,7 +37,7 @@ using testing::tokens_of;
 constexpr const char* kModules = "recompute_modules(self_attn,mlp)";
 
 struct Terms {
-  bool sequences = false;
+  models::Between between = models::Between::Whole;
   Bytes share = 60;  ///< of what the step takes beside what is there before, in percent
   std::string strategy = "optimal";
   bool crowded = false;   ///< the second process has more in its steps than there is room for, and has not planned it
@@ -76,7 +76,7 @@ struct Plain {
 
 Plain without_a_plan(const std::shared_ptr<ProcessGroup>& group, const Made& made, const Terms& terms) {
   Plain plain;
-  Parts parts(group, made.make(), terms.sequences);
+  Parts parts(group, made.make(), terms.between);
   const std::int64_t before = calls_of(*group);
   for (int i = 0; i < kSteps; ++i) {
     plain.outcomes.push_back(outcome_of(parts, i, [&](const at::Tensor& batch) {
@@ -97,7 +97,7 @@ std::int64_t within_a_budget_in_parts(World& world, const Made& made, const Term
   for (int rank = 0; rank < world.all()->size(); ++rank) ranks.push_back(rank);
   const std::shared_ptr<ProcessGroup> group = world.group(ranks);  // beside that of all, in which sessions agree
   const Plain plain = without_a_plan(group, made, terms);
-  Parts planned(group, made.make(), terms.sequences);
+  Parts planned(group, made.make(), terms.between);
   const auto step = [&](const at::Tensor& batch) { return computed(*planned.model, batch, terms); };
   const auto fitted = [&](Bytes limit, const std::string& strategy) {
     return fit(step, tokens_of(0), {.budget = limit, .strategy = strategy, .agreement = agreement_of(world.all())});
@@ -161,7 +161,7 @@ TEST(TensorParallelPlans, UnderABudgetInTwoProcesses) {
 TEST(TensorParallelPlans, UnderABudgetWithSequencesInPartsInFourProcesses) {
   in_processes(4, [](World& world) {
     for (const Made& made : all_models(kEven))
-      (void)within_a_budget_in_parts(world, made, {.sequences = true, .share = 85});
+      (void)within_a_budget_in_parts(world, made, {.between = models::Between::Sequences, .share = 85});
   });
 }
 /// What parts of blocks begin with is kept alone: what they gather is gathered again, where there are parts of
@@ -171,7 +171,7 @@ TEST(TensorParallelPlans, APlanMayHaveAllDoCollectivesAgain) {
     const Made of_llama{"llama", [] { return llama(kEven); }}, adapted{"adapted", [] { return adapted_llama(kEven); }};
     for (const Made& made : {of_llama, adapted}) {
       for (const bool sequences : {false, true}) {
-        const Terms terms{.sequences = sequences, .share = 85, .strategy = kModules};
+        const Terms terms{.between = sequences ? models::Between::Sequences : models::Between::Whole, .share = 85, .strategy = kModules};
         EXPECT_EQ(within_a_budget_in_parts(world, made, terms), sequences ? 6 : 0) << made.name;
       }
     }
@@ -184,7 +184,7 @@ TEST(TensorParallelPlans, EvictionsInOneProcessAreItsOwn) {
     for (const std::string strategy : {kModules, "optimal", "eviction"}) {
       for (const bool sequences : {false, true}) {
         (void)within_a_budget_in_parts(world, {strategy, [] { return llama(kEven); }},
-                                       {.sequences = sequences, .share = 90, .strategy = strategy, .crowded = true});
+                                       {.between = sequences ? models::Between::Sequences : models::Between::Whole, .share = 90, .strategy = strategy, .crowded = true});
       }
     }
   });
@@ -192,7 +192,7 @@ TEST(TensorParallelPlans, EvictionsInOneProcessAreItsOwn) {
 TEST(TensorParallelPlans, EvictionsOfCastsOfFrozenWeightsAreEachProcessesOwn) {
   in_processes(2, [](World& world) {
     for (const std::string strategy : {kModules, "optimal"}) {
-      const Terms terms{.sequences = true, .share = 92, .strategy = strategy, .crowded = true, .autocast = true};
+      const Terms terms{.between = models::Between::Sequences, .share = 92, .strategy = strategy, .crowded = true, .autocast = true};
       (void)within_a_budget_in_parts(world, {strategy, adapted_in_bf16}, terms);
     }
   });
@@ -201,7 +201,7 @@ TEST(TensorParallelPlans, EvictionsOfCastsOfFrozenWeightsAreEachProcessesOwn) {
 /// One runs an operator more than it has recorded, and would keep what the others gather again: that ends in all.
 TEST(TensorParallelPlans, AStepThatIsAnotherInOneProcessEndsInAll) {
   in_processes(2, [](World& world) {
-    const Parts parts(world.group({0, 1}), llama(kEven), true);
+    const Parts parts(world.group({0, 1}), llama(kEven), models::Between::Sequences);
     bool logs = false;
     const auto step = [&](const at::Tensor& batch) {
       if (!logs) return loss_of(*parts.model, batch);
@@ -248,7 +248,7 @@ TEST(TensorParallelPlans, AnAgreementOfSomeKeepsWhatOthersMakeToo) {
   in_processes(4, [](World& all) {
     Mesh mesh(std::shared_ptr<World>(&all, [](World*) {}), {{"data", 2}, {"tensor", 2}});
     const auto tensors = mesh.group({"tensor"});
-    const Parts parts(tensors, llama(kEven), true);
+    const Parts parts(tensors, llama(kEven), models::Between::Sequences);
     const auto step = [&](const at::Tensor& batch) { return loss_of(*parts.model, batch); };
     for (const bool of_all : {true, false}) {
       const auto agreement = agreement_of(of_all ? all.all() : mesh.group({"data"}));
@@ -275,17 +275,17 @@ TEST(TensorParallelPlans, AnAgreementOfSomeKeepsWhatOthersMakeToo) {
 TEST(TensorParallelPlans, UnderABudgetWithAnUnevenVocabularyNothingIsGatheredAgain) {
   in_processes(2, [](World& world) {
     const Made made{"llama", [] { return llama(kUneven); }};
-    EXPECT_EQ(within_a_budget_in_parts(world, made, {.sequences = true, .share = 85}), 0);
-    EXPECT_EQ(within_a_budget_in_parts(world, made, {.sequences = true, .share = 90, .strategy = kModules}), 0);
+    EXPECT_EQ(within_a_budget_in_parts(world, made, {.between = models::Between::Sequences, .share = 85}), 0);
+    EXPECT_EQ(within_a_budget_in_parts(world, made, {.between = models::Between::Sequences, .share = 90, .strategy = kModules}), 0);
   });
 }
 TEST(TensorParallelPlans, DropoutUnderABudgetHasTheSameBits) {
   in_processes(2, [](World& world) {
     for (const bool sequences : {false, true}) {
       const Made made{"gpt2 with dropout", [] { return gpt2(kEven, 0.1); }};
-      (void)within_a_budget_in_parts(world, made, {.sequences = sequences, .share = 70});
+      (void)within_a_budget_in_parts(world, made, {.between = sequences ? models::Between::Sequences : models::Between::Whole, .share = 70});
       const std::string modules = "recompute_modules(attn,mlp)";
-      (void)within_a_budget_in_parts(world, made, {.sequences = sequences, .share = 75, .strategy = modules});
+      (void)within_a_budget_in_parts(world, made, {.between = sequences ? models::Between::Sequences : models::Between::Whole, .share = 75, .strategy = modules});
     }
   });
 }

@@ -44,7 +44,7 @@ std::vector<at::Tensor> parts_of_gradients(World& world, const Made& made, Causa
       if (from[i].grad().defined()) to[i].copy_(from[i].grad());
     }
   }
-  (void)as_weights->divide(LayerParts{.group = tensor_group(world.all()), .sequences = sequences});
+  (void)as_weights->divide(LayerParts{.group = tensor_group(world.all()), .between = sequences ? models::Between::Sequences : models::Between::Whole});
   return as_weights->parameters();
 }
 
@@ -58,7 +58,7 @@ void expect_close(const at::Tensor& expected, const at::Tensor& found, const std
 void are_those_of_one(World& world, bool sequences) {
   for (const Made& made : with_packed(kUneven)) {
     const Model one = made.make();
-    Parts mine(world.all(), made.make(), sequences);
+    Parts mine(world.all(), made.make(), sequences ? models::Between::Sequences : models::Between::Whole);
     const at::Tensor batch = tokens_of(0);
     const at::Tensor expected = loss_of(*one, batch), loss = loss_of(*mine.model, batch);
     EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 2e-6) << made.name;
@@ -217,7 +217,7 @@ TEST(TensorParallel, RefusesWhatCannotBeDivided) {
     models::Gpt none(models::GptOptions{.blocks = 1, .width = 8, .heads = 2, .sequence = 8, .vocabulary = 8});
     EXPECT_THROW((void)models::divide_layers(*none, {{"no_such_layer", models::Rows{}}}, 2, parts), UsageError);
     const Model sequences = gpt(kEven);
-    (void)sequences->divide({.group = parts.group, .sequences = true});
+    (void)sequences->divide({.group = parts.group, .between = models::Between::Sequences});
     EXPECT_THROW((void)sequences->loss(tokens_of(0).narrow(1, 0, 31), tokens_of(0).narrow(1, 0, 31)), UsageError);
   });
 }
@@ -275,7 +275,7 @@ TEST(TensorParallel, LogitsAreThoseOfAllTokens) {
     for (const Made& made : all_models(kUneven)) {
       const torch::NoGradGuard no_grad;
       const Model one = made.make();
-      const Parts mine(world.all(), made.make(), false);
+      const Parts mine(world.all(), made.make(), models::Between::Whole);
       const at::Tensor expected = one->forward(tokens_of(0)), found = mine.model->forward(tokens_of(0));
       EXPECT_EQ(found.sizes(), expected.sizes());
       EXPECT_TRUE(torch::allclose(expected, found, 1e-4, 1e-5)) << made.name;

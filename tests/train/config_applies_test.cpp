@@ -94,6 +94,7 @@ TEST(Applies, KeysOfRunsAreMarked) {
                                             "output.folder",
                                             "parallel.context",
                                             "parallel.context_by",
+                                            "parallel.partition_activations",
                                             "parallel.pipeline",
                                             "parallel.reduce",
                                             "parallel.schedule",

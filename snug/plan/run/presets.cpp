@@ -31,7 +31,8 @@ MemoryPlan keep_saved(const StepGraph& graph) {
   return plan;
 }
 
-/// plan_segments without the prediction. Segments may nest; what crosses inner ones is not kept in the first pass.
+/// plan_segments without the prediction. Segments may nest; what crosses inner ones is not kept in the first pass. Outside
+/// of all of them nothing is replayed, so what is read there is kept only where it is saved.
 MemoryPlan drop_inside(const StepGraph& graph, std::span<const SegmentRange> segments) {
   MemoryPlan plan = keep_saved(graph);
   plan.segments.assign(segments.begin(), segments.end());
@@ -51,7 +52,8 @@ MemoryPlan drop_inside(const StepGraph& graph, std::span<const SegmentRange> seg
   }
   for (OpId op = 0; op < flow.ops(); ++op) {
     for (ValueId v : flow.inputs(op)) {
-      if (!flow.is_leaf(v) && outermost[at(flow.producer(v))] != outermost[at(op)]) plan.actions[at(v)] = kKeep;
+      if (flow.is_leaf(v) || outermost[at(flow.producer(v))] == outermost[at(op)]) continue;
+      if (outermost[at(op)] != kNoOp || graph.values[at(v)].saved) plan.actions[at(v)] = kKeep;
     }
   }
   return plan;
