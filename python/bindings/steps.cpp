@@ -134,13 +134,22 @@ std::vector<Recorded> record_step(const py::function& step, const std::string& d
   memory::DeviceMemory& memory = device_memory(device);
   std::vector<replay::RecordedStep> recorded =
       replay::record_micro_batches(micro_batches, plan::limit_of(budget), forward, memory, options);
-  replay::let_move(recorded, memory, *tiers);
+  replay::or_tell(*agreement, [&] { replay::let_move(recorded, memory, *tiers, plan::limit_of(budget)); });
   std::vector<Recorded> kinds;
   for (replay::RecordedStep& kind : recorded) kinds.push_back(std::make_shared<replay::RecordedStep>(std::move(kind)));
   return kinds;
 }
 
 void bind_recorded_step(py::module_& m) {
+  m.def(
+      "tell_failure",
+      [](Agreement& group) {
+        try {
+          (void)group.votes(Vote::Failed);
+        } catch (...) {  // NOLINT(bugprone-empty-catch): what has failed is reported
+        }
+      },
+      NoGil(), py::arg("agreement"), "What fails between two votes: the others do not wait for the next one.");
   // The graph by value: whoever has it does not keep the parameters alive.
   py::class_<replay::RecordedStep, Recorded>(m, "RecordedStep")
       .def_property_readonly("graph", [](const replay::RecordedStep& s) { return s.graph; });

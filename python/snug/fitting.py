@@ -152,7 +152,11 @@ class _Fitted:
                     run, device, request, rehearsals, self.agreement, micro_batches,
                     self.other_budgets, self.tiers, self.allowed.lossy, self.streamed, wrapped,
                 )
-            self._plan(_core.Kinds(recorded, strategy), request, device, micro_batches)
+            try:
+                self._plan(_core.Kinds(recorded, strategy), request, device, micro_batches)
+            except BaseException:
+                _core.tell_failure(self.agreement)  # the others wait for a word on their plans
+                raise
         except BaseException:
             if self.streamed is not None:
                 self.streamed.reopen()  # what the session before had

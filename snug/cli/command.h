@@ -53,8 +53,10 @@ std::string summary(std::string_view title, const train::TrainResult& result,
 train::Config configuration(const ConfigOptions& options);
 /// The same before it is checked, for what is to be said first.
 train::Config unchecked_configuration(const ConfigOptions& options);
-/// The same for commands that train nothing to its end. Throws UsageError where --set names a key that is for those
-/// that do.
+/// Throws UsageError where a launcher has started several processes, of which each would do the same.
+void refuse_launcher();
+/// The same for commands that train nothing to its end, and are of one process: refuse_launcher(). Throws UsageError
+/// where --set names a key that is for those that do.
 train::Config configuration_of_steps(const ConfigOptions& options);
 
 }  // namespace snug::cli

@@ -60,10 +60,20 @@ void refuse_setting(const ConfigOptions& options, std::string_view key, std::str
 }
 
 train::Config configuration_of_steps(const ConfigOptions& options) {
+  refuse_launcher();
   for (const train::KeyHelp& key : train::config_keys()) {
     if (key.commands == train::Commands::Runs) refuse_setting(options, key.key, "it is for train and finetune");
   }
   return configuration(options);
+}
+
+void refuse_launcher() {
+  const auto launched = parallel::launched();
+  if (!launched || launched->size == 1) return;
+  throw UsageError(
+      fmt::format("launcher: it has started {} processes, and each would do all of this by itself; train, finetune and "
+                  "doctor are of several; start this one without a launcher",
+                  launched->size));
 }
 
 train::Config unchecked_configuration(const ConfigOptions& options) {

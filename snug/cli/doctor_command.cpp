@@ -87,8 +87,10 @@ struct Reached {
   std::optional<parallel::Links> links;
   std::optional<Check> failed{};  ///< where there are others, and no links
   bool is_first = true;
+  bool on_one_machine = false, one_on_each = false;  ///< which leaves a link that is not measured
   [[nodiscard]] std::string text() const {
-    return parallel::to_text(links->between) + "," + parallel::to_text(links->within);
+    if (on_one_machine) return parallel::to_text(links->within);
+    return parallel::to_text(links->between) + (one_on_each ? "" : "," + parallel::to_text(links->within));
   }
 };
 Reached measure_links() {
@@ -98,6 +100,8 @@ Reached measure_links() {
   const Check met = check("links", [&] {
     const auto world = parallel::World::meet(*launched, {.timeout = std::chrono::minutes(1)});
     reached.links = parallel::measured_links(*world);
+    reached.on_one_machine = reached.links->per_machine == launched->size;
+    reached.one_on_each = reached.links->per_machine == 1;
     return std::string();
   });
   if (!met.works) reached.failed = met;
@@ -176,8 +180,10 @@ void add_doctor(CLI::App& app, Action& action) {
           rows.push_back({device.str(), (model.empty() ? "" : model + ", ") + memory_of(memory.capacity())});
         }
         if (reached.links) {
-          rows.push_back({"within a machine", parallel::in_words(reached.links->within)});
-          rows.push_back({"between machines", parallel::in_words(reached.links->between)});
+          rows.push_back({"within a machine", reached.one_on_each ? "not measured: each has one"
+                                                                  : parallel::in_words(reached.links->within)});
+          rows.push_back({"between machines", reached.on_one_machine ? "not measured: all are on this one"
+                                                                     : parallel::in_words(reached.links->between)});
           rows.push_back({"for snug plan", "--link " + reached.text()});
         }
         for (const Check& c : checks) rows.push_back({c.name, (c.works ? "✓ " : "✗ ") + c.detail});

@@ -24,6 +24,7 @@
 #include "snug/train/choose.h"
 #include "snug/train/config.h"
 #include "snug/train/experiment.h"
+#include "snug/train/interrupt.h"
 #include "snug/train/planned_experiment.h"
 
 namespace snug::cli {
@@ -119,6 +120,7 @@ int run(PlanOptions options) {
           "plan: --devices looks for a layout; it takes --nodes, --device-memory, --host-memory, --link, --on, "
           "--budget, --set and --json");
     }
+    const train::InterruptScope interruptible;
     return plan_mesh(options.config, options.mesh);
   }
   if (options.largest) {

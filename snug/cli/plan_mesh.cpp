@@ -1,5 +1,6 @@
 #include "snug/cli/plan_mesh.h"
 
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -7,18 +8,17 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include "snug/base/errors.h"
 #include "snug/base/read_at.h"
 #include "snug/cli/output.h"
 #include "snug/memory/process_memory.h"
-#include "snug/parallel/launch.h"
 #include "snug/parallel/link_text.h"
 #include "snug/report/progress.h"
 #include "snug/report/terminal.h"
 #include "snug/train/experiment.h"
+#include "snug/train/interrupt.h"
 #include "snug/train/mesh/choose_layout.h"
 #include "snug/train/mesh/next_layouts.h"
 
@@ -77,8 +77,7 @@ train::Config configured(const ConfigOptions& options, const MeshOptions& mesh, 
   if (mesh.host_memory)
     config.memory.host_budget = plan::BudgetRequest(std::min(*mesh.host_memory / devices.links.per_machine, here));
   if (config.train.threads == 0) {  // as many for each as there would be
-    const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-    config.train.threads = std::max(cores / devices.links.per_machine, 1);
+    config.train.threads = std::max(at::get_num_threads() / devices.links.per_machine, 1);
   }
   return config;
 }
@@ -106,7 +105,9 @@ std::string how_to_run(const ConfigOptions& options, const MeshOptions& mesh, co
     words.push_back(quoted(value));
   };
   for (const std::string& setting : options.settings) add("--set", setting);
-  for (const std::string& setting : train::settings_between(asked, found)) add("--set", setting);
+  train::Config there = found;
+  if (mesh.on) there.train.threads = asked.train.threads;  // as many as that machine has
+  for (const std::string& setting : train::settings_between(asked, there)) add("--set", setting);
   if (mesh.host_memory)
     add("--set", fmt::format("memory.host_budget={}B", *mesh.host_memory / devices.links.per_machine));
   if (mesh.device_memory) add("--budget", fmt::format("{}B", *mesh.device_memory));
@@ -179,9 +180,13 @@ int plan_mesh(const ConfigOptions& options, const MeshOptions& mesh) {
   if (options.file.empty()) throw UsageError("plan: --devices needs a configuration");
   if (mesh.device_memory && options.budget)
     throw UsageError("plan: --device-memory is the budget of each process, and so is --budget; leave one of them out");
-  if (const auto launched = parallel::launched(); launched && launched->size > 1)
-    throw UsageError("plan: --devices rehearses all processes in one; start it by itself, without a launcher");
+  refuse_launcher();
   const train::Config config = configured(options, mesh, devices);
+  if (!config.memory.allow.empty()) {
+    throw UsageError(fmt::format(
+        "plan: memory.allow = \"{}\" may change the step, and --devices rehearses it as it is; leave one of them out",
+        config.memory.allow));
+  }
   if (mesh.host_memory && !config.memory.budget) {
     throw UsageError(
         "plan: --host-memory is for what leaves a device's memory, and there is no budget for that; give "
@@ -190,9 +195,7 @@ int plan_mesh(const ConfigOptions& options, const MeshOptions& mesh) {
   train::Config plain = config;
   plain.parallel = {};
   plain.train.accumulate = 1;
-  for (const char* const key : {"tensor", "sequence_parallel", "context", "context_by", "pipeline", "schedule", "shard",
-                                "shard_degree", "reduce"})
-    plain.given.erase(std::string("parallel.") + key);
+  std::erase_if(plain.given, [](const std::string& key) { return key.starts_with("parallel."); });
   train::validate(plain);
   train::warm_up(plain);
   report::Progress progress = report::Progress::for_terminal();
@@ -216,7 +219,7 @@ int plan_mesh(const ConfigOptions& options, const MeshOptions& mesh) {
       json["layouts"].back()["settings"] = train::settings_between(unchecked_configuration(options), trial.config);
     }
     print(json.dump() + "\n");
-    return 0;
+    return train::interrupted() ? kInterrupted : 0;
   }
   if (!trials.empty()) print(train::render(trials, devices, report::terminal_columns(stdout)));
   if (!fits) refuse(trials, config, devices.count);
@@ -230,7 +233,7 @@ int plan_mesh(const ConfigOptions& options, const MeshOptions& mesh) {
   print(about + "\n\n" + line + "\n");
   if (!is_one_machine) print("on each node, with its NODE from 0 on, and the HOST of NODE 0\n");
   if (mesh.on) print("snug itself trains several processes on CPUs alone so far\n");
-  return 0;
+  return train::interrupted() ? kInterrupted : 0;
 }
 
 }  // namespace snug::cli

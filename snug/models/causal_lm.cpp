@@ -156,7 +156,8 @@ at::Tensor CausalLmImpl::embed(const at::Tensor& tokens, const DocumentRows* row
                                                  : table.narrow(0, input.seen + first, count);
     const double dropout = is_training() ? learned->dropout : 0;
     std::optional<RandomOfParts> random;
-    if (dropout > 0 && in_parts_ && in_parts_->how.sequences()) random.emplace(in_parts_->how.group->rank(), x.device());
+    if (dropout > 0 && in_parts_ && in_parts_->how.sequences())
+      random.emplace(in_parts_->how.group->rank(), x.device());
     return ops::dropout(x + positions, dropout);
   }
   return x;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "snug/ops/held_group.h"
+#include "snug/ops/registered.h"
 
 namespace snug::ops {
 namespace {
@@ -38,8 +39,10 @@ struct Moments {
 
 /// Of all processes' rows, by each one's own (Chan et al. 1979).
 Moments moments_of_all(const at::Tensor& x, TensorGroup& group) {
-  const auto [variance, mean] = at::var_mean(x.to(of_moments(x)), reduced(x), /*unbiased=*/false);
   const std::int64_t rows = x.numel() / x.size(1);
+  const auto none = [&] { return at::zeros({x.size(1)}, x.options().dtype(of_moments(x))); };  // which has no moments
+  const auto [variance, mean] =
+      rows == 0 ? std::tuple(none(), none()) : at::var_mean(x.to(of_moments(x)), reduced(x), /*unbiased=*/false);
   const at::Tensor count = at::full_like(mean, static_cast<double>(rows));
   const at::Tensor mine = at::stack({count, mean, variance}).to(at::kDouble).unsqueeze(0);
   const at::Tensor all = group.gather(mine, 0);  // by rank: how many, mean, variance
@@ -57,8 +60,11 @@ class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
                                const at::Tensor& bias, double epsilon, const LayerGroup& group) {
     hold_group(context, group);
     const Moments all = moments_of_all(x, *group);
-    at::Tensor values = std::get<0>(at::native_batch_norm(x, weight, bias, all.mean, all.variance, /*training=*/false,
-                                                          /*momentum=*/0, epsilon));
+    // LibTorch's kernels divide by the number of rows.
+    at::Tensor values = x.numel() == 0
+                            ? at::empty_like(x)
+                            : std::get<0>(at::native_batch_norm(x, weight, bias, all.mean, all.variance,
+                                                                /*training=*/false, /*momentum=*/0, epsilon));
     context->save_for_backward({x, weight, all.mean, all.variance, all.count});
     context->saved_data["epsilon"] = epsilon;
     context->mark_non_differentiable({all.mean, all.variance, all.count});
@@ -66,14 +72,17 @@ class SyncBatchNorm : public torch::autograd::Function<SyncBatchNorm> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    only_once("a batch norm of several processes' rows");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &mean = saved[2], &variance = saved[3], &count = saved[4];
     const double epsilon = context->saved_data["epsilon"].toDouble();
     const at::Tensor gradient = gradients[0].contiguous(x.suggest_memory_format());
     const at::Tensor scale = weight.defined() ? weight : at::ones_like(mean);
     // Sums over the rows: of the gradient times what was normalized, and of the gradient.
-    const auto sums = at::native_batch_norm_backward(gradient, x, scale, mean, variance, {}, {}, /*train=*/false,
-                                                     epsilon, std::array<bool, 3>{false, true, true});
+    const auto sums = x.numel() == 0
+                          ? std::tuple(at::Tensor(), at::zeros_like(mean), at::zeros_like(mean))
+                          : at::native_batch_norm_backward(gradient, x, scale, mean, variance, {}, {}, /*train=*/false,
+                                                           epsilon, std::array<bool, 3>{false, true, true});
     const at::Tensor &of_products = std::get<1>(sums), &of_gradients = std::get<2>(sums);
     at::Tensor of_x;
     if (context->needs_input_grad(0)) {

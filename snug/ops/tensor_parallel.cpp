@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -29,6 +30,11 @@ void hold(AutogradContext* context, const LayerGroup& group, std::int64_t dimens
 std::int64_t dimension_of(AutogradContext* context) { return context->saved_data["dimension"].toInt(); }
 
 at::Tensor own_part(const at::Tensor& x, std::int64_t dimension, const TensorGroup& group) {
+  if (x.size(dimension) % group.size() != 0) {
+    throw UsageError(
+        fmt::format("tensor parallel: {} along dimension {} of {} cannot be divided evenly among {} processes",
+                    x.size(dimension), dimension, c10::str(x.sizes()), group.size()));
+  }
   const std::int64_t each = x.size(dimension) / group.size();
   return x.narrow(dimension, group.rank() * each, each).contiguous();
 }
@@ -42,6 +48,7 @@ class Enter : public torch::autograd::Function<Enter> {
     return x.view_as(x);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    only_once("the beginning of a layer's parts");
     return {held_group(context).sum(gradients[0]), {}};
   }
 };
@@ -81,6 +88,7 @@ class Along : public torch::autograd::Function<Along<kThere, kBack>> {
     return go(kThere, *group, x, dimension);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    only_once("what begins or ends a layer's parts");
     return {go(kBack, held_group(context), gradients[0], dimension_of(context)), {}, {}};
   }
 };
@@ -107,6 +115,7 @@ class Exchange : public torch::autograd::Function<Exchange> {
     return group->exchange(x, divided, gathered);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    only_once("an exchange of parts");
     const std::int64_t gathered = context->saved_data["gathered"].toInt();
     return {held_group(context).exchange(gradients[0], gathered, dimension_of(context)), {}, {}, {}};
   }
@@ -123,12 +132,14 @@ struct VocabularyRows {
   }
 };
 
-/// Elsewhere nobody would see that they are in no part. On accelerators a look would wait for the stream.
-void check_ids(const at::Tensor& ids, std::int64_t vocabulary, const char* what) {
+/// Elsewhere nobody would see that they are in no part. On accelerators a look would wait for the stream. `beside`: one
+/// that may be there, and is in none.
+void check_ids(const at::Tensor& ids, std::int64_t vocabulary, const char* what,
+               std::optional<std::int64_t> beside = std::nullopt) {
   if (!ids.device().is_cpu()) return;
   const at::Tensor dense = ids.contiguous();
   const auto* const first = dense.const_data_ptr<std::int64_t>();
-  const auto is_none = [&](std::int64_t id) { return (id < 0 || id >= vocabulary) && id != kIgnored; };
+  const auto is_none = [&](std::int64_t id) { return (id < 0 || id >= vocabulary) && id != beside; };
   const auto* const found = std::find_if(first, first + dense.numel(), is_none);
   if (found == first + dense.numel()) return;
   throw UsageError(
@@ -191,9 +202,10 @@ at::Tensor all_parts(const at::Tensor& part, std::int64_t dimension, const Layer
 
 at::Tensor part_to_keep(const at::Tensor& x, const LayerGroup& group) {
   if (x.numel() % group->size() != 0) {
-    throw UsageError(fmt::format("tensor parallel: the {} elements of a tensor of {} cannot be divided evenly among {} "
-                                 "processes, of which each is to keep its part",
-                                 x.numel(), c10::str(x.sizes()), group->size()));
+    throw UsageError(
+        fmt::format("tensor parallel: the {} elements of a tensor of {} cannot be divided evenly among {} "
+                    "processes, of which each is to keep its part",
+                    x.numel(), c10::str(x.sizes()), group->size()));
   }
   const at::NoGradGuard no_grad;
   // By numbers, as views at other places would be other steps.
@@ -223,7 +235,7 @@ at::Tensor embedding_in_parts(const Matrix& matrix, const at::Tensor& tokens, co
 
 at::Tensor loss_in_parts(const at::Tensor& logits, const at::Tensor& targets, const VocabularyPart& part,
                          const LayerGroup& group) {
-  check_ids(targets, part.all, "target");
+  check_ids(targets, part.all, "target", kIgnored);
   return LossInParts::apply(logits, targets, part.first, group);
 }
 

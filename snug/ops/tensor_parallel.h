@@ -33,8 +33,8 @@ at::Tensor all_parts(const at::Tensor& part, std::int64_t dimension, const Layer
 
 /// x, which all have alike, and of which a plan may keep this process's part alone: all gather it where a replay needs
 /// it (partitioned activations: Rajbhandari et al. 2020, arXiv:1910.02054, section 6.1). Its elements are to be divided
-/// evenly. Of a step without gradients, x itself. The first of each size are sent and compared in the forward pass, too:
-/// throws Error, in all, where x is not the same in all.
+/// evenly. Of a step without gradients, x itself. The first of each size are sent and compared in the forward pass,
+/// too: throws Error, in all, where x is not the same in all.
 at::Tensor keep_in_parts(const at::Tensor& x, const LayerGroup& group);
 /// The part of it, and x again of that, where these are of two modules.
 at::Tensor part_to_keep(const at::Tensor& x, const LayerGroup& group);

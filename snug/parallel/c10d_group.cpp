@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <limits>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -131,19 +132,21 @@ C10dGroup::Work C10dGroup::receive(const at::Tensor& tensor, int from, int tag) 
 }
 
 C10dGroup::Works C10dGroup::by_pairs(const at::Tensor& received, const std::function<at::Tensor(int to)>& sent_to) {
-  constexpr int kTags = 1 << 30;
-  next_tag_ = next_tag_ % kTags + 1;  // 0 is what is sent and received alone
+  // Behind those of what is sent and received alone.
+  constexpr int kFirst = 1 << 30, kTags = std::numeric_limits<int>::max() - kFirst;
+  next_tag_ = next_tag_ % kTags + 1;
+  const int tag = kFirst + next_tag_;
   Works works;
   received[rank()].copy_(sent_to(rank()));
   if (received.numel() == 0) return works;
   try {
     for (int distance = 1; distance < size(); ++distance) {
       const int from = (rank() + size() - distance) % size();
-      works.push_back(receive(received[from], from, next_tag_));
+      works.push_back(receive(received[from], from, tag));
     }
     for (int distance = 1; distance < size(); ++distance) {
       const int to = (rank() + distance) % size();
-      works.push_back(send(sent_to(to), to, next_tag_));
+      works.push_back(send(sent_to(to), to, tag));
     }
   } catch (...) {
     Waited(std::move(works)).abandon();

@@ -24,10 +24,10 @@ void check_is_alike(ProcessGroup& group, const at::Tensor& whole) {
   const at::Tensor both = at::tensor({hash, -hash}, at::kLong);
   group.run(AllReduce{both, Reduce::Max});
   if (both[0].item<std::int64_t>() == -both[1].item<std::int64_t>()) return;
-  throw Error(
-      fmt::format("tensor parallel: a tensor of {}, of which each of {} processes was to keep its part, is not the same "
-                  "in all of them; keep parts of what all have alike",
-                  c10::str(whole.sizes()), group.size()));
+  throw Error(fmt::format(
+      "tensor parallel: a tensor of {}, of which each of {} processes was to keep its part, is not the same "
+      "in all of them; keep parts of what all have alike",
+      c10::str(whole.sizes()), group.size()));
 }
 
 }  // namespace

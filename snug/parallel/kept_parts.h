@@ -19,8 +19,8 @@ at::Tensor gathered(ProcessGroup& group, const at::Tensor& part);
 /// (record::say_seconds_again()), and compared, as later nobody looks.
 class KeptParts {
  public:
-  /// What all have one part of each, as a copy of `whole`, which it is. All processes of the group call it alike. Throws
-  /// Error, in all, where it is not the same in all of them.
+  /// What all have one part of each, as a copy of `whole`, which it is. All processes of the group call it alike.
+  /// Throws Error, in all, where it is not the same in all of them.
   at::Tensor whole_of(ProcessGroup& group, const at::Tensor& part, const at::Tensor& whole);
 
  private:

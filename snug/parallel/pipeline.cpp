@@ -13,16 +13,17 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <exception>
 #include <list>
 #include <map>
 #include <memory>
+#include <set>
 #include <tuple>
 #include <utility>
 
 #include "snug/base/agreement.h"
 #include "snug/base/errors.h"
 #include "snug/parallel/reduction.h"
+#include "snug/parallel/tensor_group.h"
 #include "snug/record/micro_batch.h"
 
 namespace snug::parallel {
@@ -31,7 +32,8 @@ namespace {
 using Kind = plan::PipelineAction::Kind;
 
 /// What is said of a tensor that comes: which step it is of, its type, the number of dimensions, and these. Of what
-/// does not come any more, as its stage has failed: kFailed in place of a type, and the stage.
+/// does not come any more, as its stage has failed: kFailed in place of a type, and the stage. Each comes once in a
+/// step, whatever fails.
 constexpr std::int64_t kMostDimensions = 8, kHeader = 4 + kMostDimensions, kFailed = -1;
 
 enum class Way : std::uint8_t { Onward, Back };
@@ -115,7 +117,7 @@ class Pipeline::Step {
   }
 
   std::vector<at::Tensor> run() {
-    const auto& own = actions_[static_cast<std::size_t>(group_.rank())];
+    const auto& own = actions_.at(static_cast<std::size_t>(group_.rank()));
     for (std::size_t i = 0; i < own.size(); ++i) {
       const int stage = own[i].chunk * group_.size() + group_.rank();
       try {
@@ -123,18 +125,14 @@ class Pipeline::Step {
         : own[i].kind == Kind::Forward ? forward(own[i], stage)
                                        : backward(own[i], stage);
       } catch (...) {
-        tell_others(i);
+        end_early(i);
         throw;
       }
     }
     for (Sent& one : sent_) one.wait();
     return std::move(losses_);
   }
-  ~Step() {
-    // Nobody may receive it any more; who has failed does not wait.
-    if (std::uncaught_exceptions() > exceptions_ && group_.has_others())
-      (void)new std::list<Sent>(std::move(sent_));  // NOLINT: stays
-  }
+  ~Step() = default;
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
   [[nodiscard]] int most_alive() const noexcept { return most_alive_; }
@@ -229,57 +227,93 @@ class Pipeline::Step {
       return;
     }
     const Kind receives = onward ? Kind::Forward : Kind::Backward;
-    sent_.push_back({group_.begin(Send{header_of(tensor, number_), to, tag}), group_.begin(Send{tensor, to, tag + 1}),
-                     to, place_.at({receives, for_stage, micro_batch})});
+    const at::Tensor header = header_of(tensor, number_);
+    given_.insert(tag);
+    sent_.push_back({group_.begin(Send{header, to, tag}), group_.begin(Send{tensor, to, tag + 1}), to,
+                     place_.at({receives, for_stage, micro_batch})});
   }
   at::Tensor take(int from_stage, int micro_batch, Way way) {
     const int from = rank_of(from_stage), tag = tag_of(from_stage, micro_batch, way);
     if (from == group_.rank()) return at_home_.extract(tag).mapped();
-    const at::NoGradGuard no_grad;
-    at::Tensor tensor;
-    do {
-      const at::Tensor header = at::zeros({kHeader}, at::kLong);
-      group_.run(Receive{header, from, tag});
-      tensor = contents_of(header, from, tag + 1);
-    } while (!tensor.defined());
+    const at::Tensor tensor = receive(from, tag);
     const Kind sends = way == Way::Onward ? Kind::Forward : Kind::Backward;
     has_come_to(from, place_.at({sends, from_stage, micro_batch}));
     return tensor;
   }
-  /// Of a step that has ended early what comes is received, and is nothing.
-  at::Tensor contents_of(const at::Tensor& header, int from, int tag) {
+  at::Tensor receive(int from, int tag) {
+    const at::NoGradGuard no_grad;
+    at::Tensor& header = headers_[tag];
+    if (!header.defined()) {
+      const at::Tensor comes = at::zeros({kHeader}, at::kLong);
+      group_.run(Receive{comes, from, tag});
+      header = comes;
+    }
     const auto* const fields = header.const_data_ptr<std::int64_t>();
-    const bool is_now = fields[0] == number_;
+    if (fields[0] != number_) {
+      throw Error(
+          fmt::format("pipeline: process {} of {} is in its step {}, and this one in its {}; all of them run the "
+                      "same steps",
+                      from, group_.size(), fields[0], number_));
+    }
     if (fields[1] == kFailed) {
-      if (!is_now) return {};
+      received_.insert(tag);
       throw EndedByAnother(
           fmt::format("pipeline: the step ends here, as stage {} in process {} of {} has failed, or has been ended by "
                       "another; what has failed says why",
                       fields[2], from, group_.size()));
     }
     at::Tensor tensor = room_for(header);
-    group_.run(Receive{tensor, from, tag});
-    return is_now ? tensor : at::Tensor();
+    group_.run(Receive{tensor, from, tag + 1});
+    received_.insert(tag);
+    return tensor;
   }
-  /// Those that wait for what would come from here on; they may not receive it before another step.
-  void tell_others(std::size_t from_action) noexcept {
+  /// Whatever would come from here on, and go, does all the same, as nothing: nobody is left waiting, and the next step
+  /// finds nothing of this one on its way.
+  void end_early(std::size_t from_action) noexcept {
     if (!group_.has_others()) return;
-    const auto& own = actions_[static_cast<std::size_t>(group_.rank())];
+    alive_.clear();  // there has to be room for what comes
+    at_home_.clear();
+    losses_.clear();
+    // Who shares layers with this process would wait for it, and so would not come to what is received here.
+    if (tensor_groups() > 0) end_tensor_groups();
     try {
-      for (std::size_t i = from_action; i < own.size(); ++i) {
-        const int stage = own[i].chunk * group_.size() + group_.rank();
-        const Way way = own[i].kind == Kind::Forward ? Way::Onward : Way::Back;
-        const int for_stage = way == Way::Onward ? stage + 1 : stage - 1;
-        if (for_stage < 0 || for_stage > last_ || rank_of(for_stage) == group_.rank()) continue;
-        const at::Tensor header = at::zeros({kHeader}, at::kLong);
-        auto* const fields = header.mutable_data_ptr<std::int64_t>();
-        fields[0] = number_;
-        fields[1] = kFailed;
-        fields[2] = stage;
-        sent_.push_back(
-            {group_.begin(Send{header, rank_of(for_stage), tag_of(stage, own[i].micro_batch, way)}), {}, 0, 0});
+      tell_others(from_action);
+      receive_the_rest(from_action);
+      for (Sent& one : sent_) one.wait();
+    } catch (...) {  // what has failed is reported; that not even this goes, the others see at once
+      group_.end();
+    }
+  }
+  void receive_the_rest(std::size_t from_action) {
+    const auto& own = actions_.at(static_cast<std::size_t>(group_.rank()));
+    for (std::size_t i = from_action; i < own.size(); ++i) {
+      const int stage = own[i].chunk * group_.size() + group_.rank();
+      const Way way = own[i].kind == Kind::Forward ? Way::Onward : Way::Back;
+      const int from_stage = way == Way::Onward ? stage - 1 : stage + 1;
+      if (from_stage < 0 || from_stage > last_ || rank_of(from_stage) == group_.rank()) continue;
+      const int tag = tag_of(from_stage, own[i].micro_batch, way);
+      if (received_.contains(tag)) continue;
+      try {
+        (void)receive(rank_of(from_stage), tag);
+      } catch (const EndedByAnother&) {  // nor does it come
       }
-    } catch (...) {  // what has failed is reported
+    }
+  }
+  void tell_others(std::size_t from_action) {
+    const auto& own = actions_.at(static_cast<std::size_t>(group_.rank()));
+    for (std::size_t i = from_action; i < own.size(); ++i) {
+      const int stage = own[i].chunk * group_.size() + group_.rank();
+      const Way way = own[i].kind == Kind::Forward ? Way::Onward : Way::Back;
+      const int for_stage = way == Way::Onward ? stage + 1 : stage - 1;
+      if (for_stage < 0 || for_stage > last_ || rank_of(for_stage) == group_.rank()) continue;
+      const int tag = tag_of(stage, own[i].micro_batch, way);
+      if (given_.contains(tag)) continue;
+      const at::Tensor header = at::zeros({kHeader}, at::kLong);
+      auto* const fields = header.mutable_data_ptr<std::int64_t>();
+      fields[0] = number_;
+      fields[1] = kFailed;
+      fields[2] = stage;
+      sent_.push_back({group_.begin(Send{header, rank_of(for_stage), tag}), {}, 0, 0});
     }
   }
   /// What it has received by then is held no longer.
@@ -304,9 +338,10 @@ class Pipeline::Step {
   std::vector<at::Tensor> losses_;
   std::map<std::pair<int, int>, Alive> alive_;  // by chunk and micro-batch
   std::map<int, at::Tensor> at_home_;           // between stages of this process, by tag
+  std::map<int, at::Tensor> headers_;           // that have come, by tag
+  std::set<int> received_, given_;              // tags
   std::list<Sent> sent_;
   int most_alive_ = 0;
-  int exceptions_ = std::uncaught_exceptions();
 };
 
 Pipeline::Pipeline(std::shared_ptr<ProcessGroup> group, plan::PipelineSchedule schedule,

@@ -190,7 +190,7 @@ TORCH_LIBRARY(snug_collective, library) {
   library.def("together(Tensor mine, int group, int what, int dimension, int other_dimension) -> Tensor");
   library.def("gather_again(Tensor part, int group) -> Tensor");
 }
-TORCH_LIBRARY_IMPL(snug_collective, CompositeExplicitAutograd, library) { 
+TORCH_LIBRARY_IMPL(snug_collective, CompositeExplicitAutograd, library) {
   library.impl("together", together);
   library.impl("gather_again", gather_again);
 }

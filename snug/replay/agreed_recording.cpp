@@ -12,9 +12,6 @@
 namespace snug::replay {
 namespace {
 
-/// Of so many bits that a double has them.
-double as_number(std::uint64_t hash) { return static_cast<double>(hash >> 12U); }
-
 /// visit(number) of what there is beside a step.
 template <class Visit>
 void each_beside(RecordedStep& step, const Visit& visit) {
@@ -32,6 +29,11 @@ void each_beside(RecordedStep& step, const Visit& visit) {
   for (auto& use : step.streamed.uses) visit(use.at);
   visit(step.streamed.seconds);
   visit(step.streamed.at_once);
+}
+
+/// What the first process may do with values is not for the others to do, if it is not theirs too.
+std::uint64_t what_plans_may_do(const plan::StepGraph& graph) {
+  return 1 + static_cast<std::uint64_t>(graph.lossy) * 4 + (graph.moves.host ? 2 : 0) + (graph.moves.disk ? 1 : 0);
 }
 
 /// The budgets of tiers are each process's own.
@@ -69,17 +71,6 @@ void agree_on(RecordedStep& step, Agreement& group) {
   plan::set_other_memory(step.graph, memory);
 }
 
-/// Whether all have the same numbers.
-bool all_have(const std::vector<double>& numbers, Agreement& group) {
-  std::vector<double> both = numbers;
-  for (const double number : numbers) both.push_back(-number);
-  group.largest(both);
-  for (std::size_t i = 0; i < numbers.size(); ++i) {
-    if (both[i] != -both[numbers.size() + i]) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 bool agree_on(std::vector<RecordedStep>& kinds, Agreement& group) {
@@ -98,12 +89,12 @@ bool agree_on(std::vector<RecordedStep>& kinds, Agreement& group) {
   for (RecordedStep& step : kinds) {
     std::size_t beside = 0;
     each_beside(step, [&](const auto&) { ++beside; });
-    for (const std::uint64_t part :
-         {step.graph.fingerprint(), plan::hash_of_uses(step.graph), static_cast<std::uint64_t>(beside),
-          static_cast<std::uint64_t>(step.kind), static_cast<std::uint64_t>(step.graph.in_flight)})
+    for (const std::uint64_t part : {step.graph.fingerprint(), plan::hash_of_uses(step.graph),
+                                     static_cast<std::uint64_t>(beside), static_cast<std::uint64_t>(step.kind),
+                                     static_cast<std::uint64_t>(step.graph.in_flight), what_plans_may_do(step.graph)})
       hash = (hash ^ part) * 0x9e3779b97f4a7c15ULL;
   }
-  if (group.is_unlike_others() || !all_have({as_number(hash)}, group)) {
+  if (group.is_unlike_others() || !all_have(std::array{as_number(hash)}, group)) {
     keep_together();
     return false;
   }

@@ -6,6 +6,7 @@
 #include <exception>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace snug::replay {
 namespace {
@@ -38,18 +39,44 @@ Vote ask(Agreement& group, Vote mine) {
   return std::ranges::count(votes, Vote::No) == 0 ? Vote::Yes : Vote::No;
 }
 
-void tell_failure(Agreement& group) noexcept {
+namespace {
+
+bool is_of_the_group() noexcept {
   try {
     throw;
   } catch (const GroupEnded&) {
-    return;
+    return true;
   } catch (...) {
+    return false;
   }
-  group.end_collectives();
+}
+
+}  // namespace
+
+void tell_failure(Agreement& group) noexcept {
+  if (is_of_the_group()) return;
   try {
     (void)group.votes(Vote::Failed);
   } catch (...) {  // what was caught is reported
   }
+}
+
+void tell_failure_in_step(Agreement& group) noexcept {
+  if (is_of_the_group()) return;
+  group.end_collectives();
+  tell_failure(group);
+}
+
+double as_number(std::uint64_t hash) { return static_cast<double>(hash >> 12U); }
+
+bool all_have(std::span<const double> numbers, Agreement& group) {
+  std::vector<double> both(numbers.begin(), numbers.end());
+  for (const double number : numbers) both.push_back(-number);
+  group.largest(both);
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    if (both[i] != -both[numbers.size() + i]) return false;
+  }
+  return true;
 }
 
 }  // namespace snug::replay

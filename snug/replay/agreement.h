@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <span>
+
 #include "snug/base/agreement.h"
 #include "snug/base/errors.h"
 
@@ -18,6 +21,14 @@ Vote ask(Agreement& group, Vote mine);
 /// In a catch block: tells the group, which waits for this process's next vote, that there is none, as what was caught
 /// is this process's own affair. A GroupEnded is not.
 void tell_failure(Agreement& group) noexcept;
+/// The same where the others run a step that this process has left, or does not begin: nor do they wait for it in
+/// collectives, all of which are at their end (Agreement::end_collectives()).
+void tell_failure_in_step(Agreement& group) noexcept;
+
+/// A hash in so many bits that a double has them, for Agreement::largest().
+double as_number(std::uint64_t hash);
+/// Whether all processes of the group have the same numbers.
+bool all_have(std::span<const double> numbers, Agreement& group);
 
 /// Runs what a process does by itself between two votes. What that throws is told to the group.
 template <class Run>

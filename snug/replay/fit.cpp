@@ -30,18 +30,16 @@ std::string what_room_would_change(Bytes without_room) {
       format_bytes(without_room));
 }
 
+void check_limit(std::optional<Bytes> limit) {
+  if (limit && *limit <= 0) throw UsageError(fmt::format("fit: the budget is {} bytes; it must be positive", *limit));
+}
+
 }  // namespace
 
 RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forward, memory::DeviceMemory& memory,
                                 const RecordOptions& options) {
   Agreement& group = *options.agreement;
-  or_tell(group, [&] {
-    if (limit && *limit <= 0) throw UsageError(fmt::format("fit: the budget is {} bytes; it must be positive", *limit));
-  });
-  if (!limit && options.other_budgets.empty()) {  // nothing that could be refused
-    const memory::HeldLimit none(memory, std::nullopt);
-    return record_step(forward, memory, options);
-  }
+  check_limit(limit);
   // Close to the smallest budget it depends on the order of evictions whether there is always something left to evict:
   // where one order fails, another may not.
   std::optional<OutOfBudget::Details> least;
@@ -56,7 +54,7 @@ RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forwa
   for (const EvictionCost cost : {EvictionCost::Timeless, EvictionCost::Measured}) {
     const Bytes before = options.streamed ? options.streamed->totals().without_room : 0;
     try {
-      const memory::HeldLimit held(memory, limit);
+      const memory::HeldLimit held(memory, limit);  // without one, too, and nothing is refused here
       memory.release_cached();
       return record_step_evicting(cost, forward, memory, options);
     } catch (const RefusedElsewhere&) {
@@ -66,12 +64,12 @@ RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forwa
       const auto refusal = memory::refusal_in(std::current_exception());
       // Of a device without a budget here somebody else has set the limit.
       if (!refusal || !budget_on(refusal->device)) {
-        tell_failure(group);
+        tell_failure_in_step(group);
         throw;
       }
       // Others may wait for this process in a collective of the step: they cannot try once more.
       const bool was_the_last = group.has_collectives();
-      was_the_last ? tell_failure(group) : static_cast<void>(ask(group, Vote::No));
+      was_the_last ? tell_failure_in_step(group) : static_cast<void>(ask(group, Vote::No));
       const auto taken = [](const OutOfBudget::Details& d) { return d.stats.allocated + d.requested; };
       if (options.streamed) without_room = options.streamed->totals().without_room - before;
       if (!least || (refusal->device == least->device && taken(*refusal) < taken(*least))) least = refusal;
@@ -80,9 +78,11 @@ RecordedStep record_step_within(std::optional<Bytes> limit, const Forward& forwa
   }
   if (!least) {
     throw Error(
-        fmt::format("fit: the step was recorded within {} here, but not in another process of the group, which "
+        fmt::format("fit: the step was recorded {} here, but not in another process of the group, which "
                     "says what it takes; raise the budget there, or use a smaller batch",
-                    limit ? format_bytes(*limit) : "the budgets"));
+                    limit                            ? "within " + format_bytes(*limit)
+                    : !options.other_budgets.empty() ? "within the budgets"
+                                                     : "without a budget"));
   }
   // Everything that can be evicted was; what was missing then is what is missing.
   const Bytes budget = *budget_on(least->device);
@@ -142,10 +142,12 @@ std::shared_ptr<memory::Tiers> tiers_of(const FitOptions& options) {
 std::vector<RecordedStep> record_micro_batches(std::int64_t count, std::optional<Bytes> limit, const Forward& forward,
                                                memory::DeviceMemory& memory, const RecordOptions& options) {
   or_tell(*options.agreement, [&] {
+    check_limit(limit);
     if (count < 1) throw UsageError(fmt::format("fit: {} micro-batches; there is one at least", count));
     check_other_budgets(options.other_budgets, memory.device());
     check_lossy(options.lossy);
   });
+  (void)ask(*options.agreement, Vote::Yes);  // before others would wait in a step for one that has none
   const auto record = [&](const RecordOptions& how) {
     RecordedStep step = record_step_within(limit, forward, memory, how);
     or_tell(*how.agreement, [&] { check_all_have_budgets(step.parameters, how.other_budgets, memory.device()); });
@@ -188,7 +190,7 @@ Session fit(const Forward& forward, FitOptions options, std::optional<c10::Devic
                             .other_budgets = options.other_budgets,
                             .streamed = options.streamed,
                             .lossy = options.lossy});
-  let_move(kinds, memory, *tiers);
+  or_tell(*options.agreement, [&] { let_move(kinds, memory, *tiers, options.budget); });
   agree_on(kinds, *options.agreement);
   const plan::Budget budget = plan::Budget::for_limit(options.budget);
   std::vector<PlannedStep> steps = or_tell(*options.agreement, [&] {

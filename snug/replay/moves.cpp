@@ -6,6 +6,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <exception>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "snug/base/clock.h"
+#include "snug/memory/held_limit.h"
 #include "snug/memory/offloaded.h"
 #include "snug/record/recording_key.h"
 #include "snug/record/step_clock.h"
@@ -51,9 +53,16 @@ struct Copying {
 
 Seconds of_threads(const memory::Links& links) { return {links.seconds_to_disk(), links.seconds_from_disk()}; }
 
+/// What is copied to see how long that takes.
+struct Blocks {
+  Bytes bytes;  // of each
+  std::size_t count;
+};
+
 /// The shortest of a few times that it takes to copy so many blocks each way, by block and by the device's clock. The
 /// first takes the host's memory, or the disk's room, from the system.
-Copying copying(Bytes bytes, std::size_t blocks, c10::Device device, memory::Tier tier) {
+Copying copying(const Blocks& of, c10::Device device, memory::Tier tier) {
+  const auto [bytes, blocks] = of;
   const at::NoGradGuard no_grad;
   const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);
   std::vector<at::Tensor> tensors;
@@ -88,14 +97,26 @@ Copying copying(Bytes bytes, std::size_t blocks, c10::Device device, memory::Tie
   return {per(least.seconds, blocks), per(least.own, blocks)};
 }
 
+constexpr Bytes kLeastRoom = 4 * kSmall;
+
+/// As many, and as large, as there is room for, on both sides: blocks are there, and what comes back of them.
+Blocks within(Bytes room, Blocks blocks) {
+  const auto fit = [&] { return blocks.bytes * static_cast<Bytes>(2 * blocks.count) <= room; };
+  while (!fit() && blocks.count > 1) --blocks.count;
+  while (!fit() && blocks.bytes > 2 * kSmall) blocks.bytes /= 2;
+  return blocks;
+}
+
 /// Throws where there is no room for a block, there or on the host.
-plan::MoveCost measured(memory::DeviceMemory& memory, memory::Tier tier) {
+plan::MoveCost measured(memory::DeviceMemory& memory, memory::Tier tier, Bytes room) {
   // What a step moves is in no cache of the processor's; elsewhere one copy follows the other.
   const c10::Device device = memory.device();
   const bool by_cache = device.is_cpu() && tier == memory::Tier::Host;
-  const Seconds small = copying(kSmall, by_cache ? 1 : kInARow, device, tier).seconds;
-  const Bytes block = device.is_cpu() ? kLarge : kOnALink;
-  const auto [large, own] = copying(block, by_cache ? kBeyondCaches / kLarge : kInARow, device, tier);
+  const Seconds small = copying(within(room, {kSmall, by_cache ? 1 : kInARow}), device, tier).seconds;
+  const Blocks blocks =
+      within(room, {device.is_cpu() ? kLarge : kOnALink, by_cache ? kBeyondCaches / kLarge : kInARow});
+  const auto [large, own] = copying(blocks, device, tier);
+  const Bytes block = blocks.bytes;
   const auto per_byte = [&](double of_small, double of_large) {
     return std::max(of_large - of_small, of_large / 2) / static_cast<double>(block - kSmall);
   };
@@ -118,26 +139,35 @@ plan::MoveCost measured(memory::DeviceMemory& memory, memory::Tier tier) {
 
 }  // namespace
 
-plan::MoveCost measured_move_cost(memory::DeviceMemory& memory, memory::Tier tier) {
+plan::MoveCost measured_move_cost(memory::DeviceMemory& memory, memory::Tier tier, Bytes room) {
   static std::mutex mutex;
   static std::map<std::pair<c10::DeviceType, memory::Tier>, plan::MoveCost> known;
   const std::lock_guard lock(mutex);
   const std::pair key(memory.device().type(), tier);
   const auto found = known.find(key);
   if (found != known.end()) return found->second;
+  const plan::MoveCost slow{.out_seconds_per_byte = kSlow,
+                            .in_seconds_per_byte = kSlow,
+                            .seconds_per_copy = 0,
+                            .budget = {},
+                            .in_slabs = in_slabs(memory.device(), tier)};
+  if (room < kLeastRoom) return slow;
   try {
-    return known[key] = measured(memory, tier);
+    return known[key] = measured(memory, tier, room);
   } catch (const std::exception&) {
     known.erase(key);
-    return {.out_seconds_per_byte = kSlow,
-            .in_seconds_per_byte = kSlow,
-            .seconds_per_copy = 0,
-            .budget = {},
-            .in_slabs = in_slabs(memory.device(), tier)};
+    return slow;
   }
 }
 
-void let_move(std::vector<RecordedStep>& kinds, memory::DeviceMemory& memory, memory::Tiers& tiers) {
+Bytes room_within(std::optional<Bytes> limit, const memory::DeviceMemory& memory) {
+  return limit ? *limit - memory.stats().allocated : std::numeric_limits<Bytes>::max();
+}
+
+void let_move(std::vector<RecordedStep>& kinds, memory::DeviceMemory& memory, memory::Tiers& tiers,
+              std::optional<Bytes> limit) {
+  const memory::HeldLimit held(memory, limit);
+  const Bytes room = room_within(limit, memory);
   plan::Moves moves;
   const auto to = [&](memory::Tier tier, const std::optional<Bytes>& budget) {
     std::optional<plan::MoveCost> cost;
@@ -145,7 +175,7 @@ void let_move(std::vector<RecordedStep>& kinds, memory::DeviceMemory& memory, me
     const memory::TierStats there = tiers.stats(tier);
     const bool begun = there.taken > 0 && in_slabs(memory.device(), tier);
     const Bytes left = budget ? *budget - (begun ? there.held : there.taken) : 0;
-    if (left > 0) cost = measured_move_cost(memory, tier);
+    if (left > 0) cost = measured_move_cost(memory, tier, std::min(left, room));
     if (cost) cost->budget = left;
     return cost;
   };

@@ -119,8 +119,12 @@ void check_loss(const at::Tensor& loss) {
 }
 
 RecordedStep record_step(const Forward& forward, memory::DeviceMemory& memory, const RecordOptions& options) {
-  return or_tell(*options.agreement,
-                 [&] { return record_step_evicting(EvictionCost::Timeless, forward, memory, options); });
+  try {
+    return record_step_evicting(EvictionCost::Timeless, forward, memory, options);
+  } catch (...) {
+    tell_failure_in_step(*options.agreement);
+    throw;
+  }
 }
 
 RecordedStep record_step_evicting(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,

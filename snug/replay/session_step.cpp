@@ -170,8 +170,10 @@ Session::Step::Passes::iterator Session::Step::find(const record::Tape& tape) {
 void Session::Step::forward_over(record::Tape& tape) {
   tape.finish();
   // From its beginning to its end.
-  const record::KnownStep* const known = tape.divergence() ? nullptr : tape.known_step();
-  state_.book.forward_over(known != nullptr ? known->graph.get() : nullptr);
+  const record::KnownStep* const known = tape.known_step();
+  const auto& divergence = tape.divergence();
+  state_.book.forward_over(known != nullptr ? known->graph.get() : nullptr,
+                           divergence ? std::optional(divergence->op) : std::nullopt);
   const Pass& pass = **find(tape);
   if (pass.unknown.profiler) pass.unknown.profiler->wait(tape);
   if (pass.is_micro_batch) most_in_flight_ = std::max(most_in_flight_, ++in_flight_);

@@ -57,15 +57,6 @@ std::uint64_t decisions_of(const plan::MemoryPlan& plan) {
   return hash_64(std::as_bytes(std::span(text)));
 }
 
-/// Of so many bits that a double has them.
-double as_number(std::uint64_t hash) { return static_cast<double>(hash >> 12U); }
-
-bool same_in_all(double mine, Agreement& group) {
-  std::array<double, 2> both{mine, -mine};
-  group.largest(both);
-  return both[0] == -both[1];
-}
-
 Bytes predicted_peak_on(const plan::MemoryPlan& plan, const std::string& device) {
   const auto found = std::ranges::find(plan.others, device, &plan::PlannedPart::device);
   return found != plan.others.end() ? found->predicted_peak : 0;
@@ -136,7 +127,7 @@ void StepBook::check_same_plans() const {
   for (const Known& known : known_) {
     if (plan::may_replay_together(*known.graph)) hash += decisions_of(*known.plan);
   }
-  if (same_in_all(as_number(hash), *agreement_)) return;
+  if (all_have(std::array{as_number(hash)}, *agreement_)) return;
   throw Error(
       "session: processes that make again together what they have made together have other plans of it; give all of "
       "them the same budgets, and plans from one file");
@@ -164,13 +155,19 @@ void StepBook::agree(const std::exception_ptr& refusal) const {
   }
 }
 
-void StepBook::forward_over(const plan::StepGraph* followed) const {
+void StepBook::forward_over(const plan::StepGraph* followed, std::optional<plan::OpId> differed) const {
   if (!replays_together_) return;
-  if (same_in_all(followed != nullptr ? as_number(followed->fingerprint()) : 0.0, *agreement_)) return;
-  throw Error(fmt::format(
-      "session: the step {} here, and not so in another process of the group; what its plan has all of them make again "
-      "together cannot be: run the same operators in all of them, or leave out the budget",
-      followed != nullptr ? "has followed a plan" : "has differed from all plans"));
+  // What has been left absent follows from the plan, and from where it was followed no more.
+  const std::uint64_t plan = followed != nullptr ? followed->fingerprint() : 0;
+  const std::uint64_t place = differed ? 1 + static_cast<std::uint64_t>(*differed) : 0;
+  if (all_have(std::array{as_number(plan), static_cast<double>(place)}, *agreement_)) return;
+  const bool followed_to_its_end = followed != nullptr && !differed;
+  throw Error(
+      fmt::format("session: the step {} here{}, and not so in another process of the group; what its plan has all of "
+                  "them make again "
+                  "together cannot be: run the same operators in all of them, or leave out the budget",
+                  followed_to_its_end ? "has followed a plan" : "has differed from all plans",
+                  differed ? fmt::format(", at its operator {}", *differed) : std::string()));
 }
 
 void StepBook::count_missing(plan::StepGraph& graph) const {

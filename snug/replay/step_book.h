@@ -61,9 +61,10 @@ class StepBook {
   /// The highest that any of them that trains would have without a plan.
   [[nodiscard]] Bytes unplanned_peak() const;
   [[nodiscard]] std::size_t size() const noexcept { return known_.size(); }
-  /// The forward pass is over, and was that of this known step, or of none (nullptr). Throws Error, in all processes,
-  /// where steps make something again together with others, and theirs was another one.
-  void forward_over(const plan::StepGraph* followed) const;
+  /// The forward pass is over, and was that of this known step up to the operator where it `differed`, if it did, or of
+  /// none (nullptr). Throws Error, in all processes, where steps make something again together with others, and theirs
+  /// was another one.
+  void forward_over(const plan::StepGraph* followed, std::optional<plan::OpId> differed) const;
   /// Whether it decides by itself.
   [[nodiscard]] bool asks_nobody() const noexcept { return agreement_ == alone(); }
 

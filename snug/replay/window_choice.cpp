@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "snug/base/errors.h"
+#include "snug/memory/held_limit.h"
 #include "snug/memory/tag.h"
 #include "snug/plan/does_not_fit.h"
 #include "snug/plan/run/window_cost.h"
@@ -41,9 +42,18 @@ struct WholeStep {
   }
 };
 
-/// As the most is, where what is streamed lies on the host and on a disk.
-plan::MoveCost cost_of_copies(const StreamWindow::Totals& streamed, memory::DeviceMemory& memory) {
-  return measured_move_cost(memory, 2 * streamed.on_disk > streamed.bytes ? memory::Tier::Disk : memory::Tier::Host);
+/// As the most is, where what is streamed lies on the host and on a disk. Measured within the budgets.
+plan::MoveCost cost_of_copies(const StreamedTensors& streamed, memory::DeviceMemory& memory,
+                              const std::optional<plan::Budget>& budget) {
+  const StreamWindow::Totals totals = streamed.totals();
+  const memory::Tier tier = 2 * totals.on_disk > totals.bytes ? memory::Tier::Disk : memory::Tier::Host;
+  const std::optional<Bytes> limit = budget ? std::optional(budget->limit) : std::nullopt;
+  const memory::HeldLimit held(memory, limit);
+  Bytes room = room_within(limit, memory);
+  const memory::TierBudgets budgets = streamed.tiers()->budgets();
+  if (const auto& of_tier = tier == memory::Tier::Disk ? budgets.disk : budgets.host)
+    room = std::min(room, *of_tier - streamed.tiers()->stats(tier).taken);
+  return measured_move_cost(memory, tier, room);
 }
 
 }  // namespace
@@ -57,7 +67,7 @@ OpenedWindow open_best_window(StreamedTensors& streamed, std::vector<PlannedStep
                                  window->device().str(), memory.device().str()));
   }
   const StreamWindow::Totals totals = streamed.totals();
-  const plan::MoveCost copies = streamed.cost() ? *streamed.cost() : cost_of_copies(totals, memory);
+  const plan::MoveCost copies = streamed.cost() ? *streamed.cost() : cost_of_copies(streamed, memory, budgets.own);
   const WholeStep whole = WholeStep::of(kinds, micro_batches);
   plan::StreamedStep step = kinds.front().step.streamed;
   for (const PlannedStep& kind : kinds) step.at_once = std::max(step.at_once, kind.step.streamed.at_once);

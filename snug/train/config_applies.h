@@ -45,13 +45,17 @@ inline const std::function<bool(const Config&)> kAnyway = [](const Config& /*con
 inline const Applies kAlways{kAnyway, "always"};
 inline const Applies kInRuns{kAnyway, "in runs", {}, Commands::Runs};
 inline const Applies kWithShards{
-    [](const Config& c) { return c.parallel.shard != ShardOf::None; }, "beside parallel.shard", {}, Commands::Runs};
+    kAnyway, "beside parallel.shard",
+    Switch{"parallel.shard", [](const Config& c) { return c.parallel.shard != ShardOf::None; }}, Commands::Runs};
 inline const Applies kWithLayersInParts{
-    [](const Config& c) { return c.parallel.tensor > 1; }, "beside parallel.tensor above 1", {}, Commands::Runs};
+    kAnyway, "beside parallel.tensor above 1",
+    Switch{"parallel.tensor", [](const Config& c) { return c.parallel.tensor > 1; }}, Commands::Runs};
 inline const Applies kWithSequencesInParts{
-    [](const Config& c) { return c.parallel.context > 1; }, "beside parallel.context above 1", {}, Commands::Runs};
-inline const Applies kWithStages{
-    [](const Config& c) { return c.parallel.pipeline > 1; }, "beside parallel.pipeline above 1", {}, Commands::Runs};
+    kAnyway, "beside parallel.context above 1",
+    Switch{"parallel.context", [](const Config& c) { return c.parallel.context > 1; }}, Commands::Runs};
+inline const Applies kWithStages{kAnyway, "beside parallel.pipeline above 1",
+                                 Switch{"parallel.pipeline", [](const Config& c) { return c.parallel.pipeline > 1; }},
+                                 Commands::Runs};
 inline const Applies kNewModel{[](const Config& c) { return c.model.path.empty(); },
                                "to new models, and the files of model.path decide on theirs"};
 inline const Applies kAdapter{

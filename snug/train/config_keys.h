@@ -234,7 +234,8 @@ void visit_keys(AnyConfig& c, Visit&& to) {
          "there, too",
          Anything{}, kWithLayersInParts);
   varies("parallel", "partition_activations", c.parallel.partition_activations,
-         "what blocks in parts begin with, which all these processes have alike, may be kept in parts, and gathered in the "
+         "what blocks in parts begin with, which all these processes have alike, may be kept in parts, and gathered in "
+         "the "
          "backward pass, as plans have it",
          Anything{}, kWithLayersInParts);
   varies("parallel", "context", c.parallel.context,

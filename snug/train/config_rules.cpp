@@ -34,7 +34,11 @@ bool keeps(const TierBudget&, const std::optional<plan::BudgetRequest>& value) {
 }
 bool keeps(const StrategyText&, const std::string& value) { return (plan::strategy_from(value), true); }
 bool keeps(const ScheduleText&, const std::string& value) {
-  return !std::holds_alternative<plan::ZeroBubble>(plan::pipeline_schedule_from(value));
+  try {
+    return !std::holds_alternative<plan::ZeroBubble>(plan::pipeline_schedule_from(value));
+  } catch (const UsageError&) {
+    return false;  // it would name zero_bubble, too
+  }
 }
 bool keeps(const Groups&, const std::string& value) { return (optim::parse_group_rules(value), true); }
 bool keeps(const KnobNames&, const std::string& value) { return (allowed_knobs(value), true); }

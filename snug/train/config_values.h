@@ -120,13 +120,13 @@ struct ParallelConfig {
   double timeout = 600;  ///< Seconds that processes wait for each other.
   ReduceIn reduce = ReduceIn::Gradient;
   ShardOf shard = ShardOf::None;
-  std::int64_t shard_degree = 0;   ///< Replicas that share shards; 0: all.
-  std::int64_t tensor = 1;         ///< Processes with a part of every layer each.
-  bool sequence_parallel = false;  ///< Between these layers, with a part of every sequence.
+  std::int64_t shard_degree = 0;       ///< Replicas that share shards; 0: all.
+  std::int64_t tensor = 1;             ///< Processes with a part of every layer each.
+  bool sequence_parallel = false;      ///< Between these layers, with a part of every sequence.
   bool partition_activations = false;  ///< Or with all of them, of which plans may keep parts.
-  std::int64_t pipeline = 1;       ///< Processes that have some of the layers each.
-  std::string schedule = "1f1b";   ///< See plan::PipelineSchedule.
-  std::int64_t context = 1;        ///< Processes with a part of every sequence each, and whole layers.
+  std::int64_t pipeline = 1;           ///< Processes that have some of the layers each.
+  std::string schedule = "1f1b";       ///< See plan::PipelineSchedule.
+  std::int64_t context = 1;            ///< Processes with a part of every sequence each, and whole layers.
   models::ContextMethod context_by = models::ContextMethod::Heads;
 
   bool operator==(const ParallelConfig&) const = default;

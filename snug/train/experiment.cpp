@@ -264,8 +264,19 @@ void Experiment::draw_apart(std::int64_t update) {
 
 void Experiment::stream_again() {
   if (!streamed_) return;
+  const std::vector<at::Tensor> kept = optimizer_->state();
+  const auto trains = [](const at::Tensor& p) { return p.requires_grad(); };
+  const auto is_counter = [](const at::Tensor& one) { return one.numel() <= 1; };
+  if (config_.memory.optimizer == KeptIn::Streamed && std::ranges::all_of(kept, is_counter) &&
+      std::ranges::any_of(model().parameters(), trains)) {
+    throw UsageError(
+        fmt::format("configuration: memory.optimizer = \"streamed\", and optimizer.kind = \"{}\" keeps nothing as it "
+                    "is set; leave it "
+                    "out",
+                    config_.optimizer.kind));
+  }
   if (config_.memory.weights == KeptIn::Streamed) streamed_->add(models::weights_of(model()));
-  streamed_->add(optimizer_->state());
+  streamed_->add(kept);
   memory().release_cached();
 }
 

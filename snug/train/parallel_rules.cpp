@@ -26,6 +26,10 @@ std::string parts_in_words(const TeamLayout& layout) {
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
+bool saves_together(const Config& config) {
+  return config.parallel.shard != ShardOf::None || config.parallel.tensor > 1 || config.parallel.pipeline > 1;
+}
+
 void validate_parallel(const Config& config) {
   const ParallelConfig& parallel = config.parallel;
   if (parallel.tensor > 1 && parallel.context > 1) {
@@ -127,6 +131,25 @@ void check_for_team(const Config& config, const Team& team) {
   }
   if (const c10::Device device(config.train.device); !device.is_cpu() && device.type() != described::kDescribed)
     refuse(fmt::format("train.device = \"{}\"", config.train.device), "only those of a CPU train together so far");
+}
+
+std::vector<std::string> notes_for_team(const Config& config, const Team& team) {
+  std::vector<std::string> notes;
+  const ParallelConfig& parallel = config.parallel;
+  if (parallel.shard != ShardOf::None && (team.size() == 1 || team.sharers()->size() == 1)) {
+    notes.push_back(fmt::format("parallel.shard = \"{}\" divides nothing: there is one {}", word(parallel.shard),
+                                team.size() == 1 ? "process" : "replica of the model"));
+  }
+  if (parallel.reduce != ReduceIn::Gradient && team.size() == 1)
+    notes.push_back(
+        fmt::format("parallel.reduce = \"{}\" adds up nothing: there is one process", word(parallel.reduce)));
+  if (team.size() > 1 && saves_together(config) && !config.output.folder.empty() && config.state.every == 0) {
+    notes.emplace_back(
+        "each process has a part of the training state, which is saved at the end alone: of a run that one of them "
+        "ends "
+        "before, nothing is left; state.every = N saves it every N steps");
+  }
+  return notes;
 }
 
 void check_plan_for_team(const Team& team) {

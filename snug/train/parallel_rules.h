@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "snug/train/team_layout.h"
 
@@ -13,6 +14,13 @@ class Team;
 
 /// Throws UsageError for keys of [parallel] that do not go together, or with others.
 void validate_parallel(const Config& config);
+
+/// Whether each process has a part of the training state.
+[[nodiscard]] bool saves_together(const Config& config);
+
+/// What of [parallel] does nothing among these processes, as another number of them may have it, and what to know
+/// before a run.
+[[nodiscard]] std::vector<std::string> notes_for_team(const Config& config, const Team& team);
 
 /// Throws UsageError for what several processes cannot do yet, or not together.
 void check_for_team(const Config& config, const Team& team);

@@ -44,7 +44,7 @@ at::Tensor bytes_of(const std::string& text) {
 
 /// Processes that have their micro-batches together may be more or fewer, with as many in all: there were `drawers`
 /// (see Team), and there are `is` replicas.
-void check_same_run(json before, const Config& now, std::size_t drawers, int is) {
+void check_same_run(json before, const Config& now, std::size_t drawers, int is, report::Progress& progress) {
   std::int64_t was = static_cast<std::int64_t>(drawers);
   const json parallel = before.value("parallel", json::object());
   for (const char* const key : {"context", "pipeline"}) {
@@ -53,8 +53,16 @@ void check_same_run(json before, const Config& now, std::size_t drawers, int is)
   }
   const json train = before.value("train", json::object());
   const json accumulate = train.is_object() ? train.value("accumulate", json(1)) : json();
-  if (accumulate.is_number_integer() && accumulate.get<std::int64_t>() * was == now.train.accumulate * is)
-    before["train"]["accumulate"] = now.train.accumulate;
+  if (accumulate.is_number_integer()) {
+    const std::int64_t had = accumulate.get<std::int64_t>() * was, has = now.train.accumulate * is;
+    if (had == has) before["train"]["accumulate"] = now.train.accumulate;
+    if (had != has && was != is) {
+      progress.note(
+          fmt::format("batches are {} micro-batches from here on, and were {}: sums have another order, and "
+                      "dropout other numbers; train.accumulate = {} would go on as before",
+                      has, had, had % is == 0 ? std::to_string(had / is) : "what makes as many"));
+    }
+  }
   const std::vector<std::string> different = changed_when_resumed(before, now);
   if (different.empty()) return;
   throw UsageError(
@@ -164,7 +172,8 @@ std::optional<std::int64_t> RunState::find(report::Progress& progress) {
   if (!found_) return std::nullopt;
   const json values = state::values_in(*found_);
   const std::size_t drawers = std::max<std::size_t>(values.value("random_of_team", json::array()).size(), 1);
-  check_same_run(values.value("config", json::object()), experiment_.config(), drawers, experiment_.team().replicas());
+  check_same_run(values.value("config", json::object()), experiment_.config(), drawers, experiment_.team().replicas(),
+                 progress);
   if (const json files = values.value("files", json()); !files.is_null() && files != json(experiment_.fingerprint())) {
     throw UsageError(
         "resuming: what data.path, model.path or lora.adapter names is not what it was when the state was saved; put "

@@ -25,6 +25,7 @@
 #include "snug/train/config.h"
 #include "snug/train/interrupt.h"
 #include "snug/train/parallel_rules.h"
+#include "snug/train/precision.h"
 
 namespace snug::train {
 namespace {
@@ -58,13 +59,8 @@ double hash_of(std::string_view text) {
   return static_cast<double>(hash_64(std::as_bytes(std::span(text.data(), text.size()))) >> 12U);
 }
 
-/// Whether each has a part of the training state.
-bool saves_together(const Config& config) {
-  return config.parallel.shard != ShardOf::None || config.parallel.tensor > 1 || config.parallel.pipeline > 1;
-}
-
 /// What each process may have its own way.
-std::string settings_of(const Config& config) {
+nlohmann::ordered_json settings_of(const Config& config) {
   nlohmann::ordered_json all = to_json(config);
   for (const char* const section : {"memory", "monitor"}) all.erase(section);
   if (!saves_together(config)) {
@@ -72,7 +68,29 @@ std::string settings_of(const Config& config) {
   }
   all["train"].erase("threads");
   all["parallel"].erase("timeout");
-  return all.dump();
+  all["precision"]["compute"] = word(computed_in(config));  // what "auto" is on this machine
+  return all;
+}
+
+std::string show(const nlohmann::ordered_json& value) { return value.is_null() ? "left out" : value.dump(); }
+
+/// The first key that is not the same in both.
+std::string first_difference(const nlohmann::ordered_json& first, const nlohmann::ordered_json& other, int rank) {
+  const auto of = [](const nlohmann::ordered_json& all, const std::string& section, const std::string& key) {
+    const auto found = all.find(section);
+    return found != all.end() && found->contains(key) ? (*found)[key] : nlohmann::ordered_json();
+  };
+  for (const auto* const all : {&first, &other}) {
+    for (const auto& [section, keys] : all->items()) {
+      for (const auto& [key, value] : keys.items()) {
+        const auto here = of(first, section, key), there = of(other, section, key);
+        if (here == there) continue;
+        return fmt::format("{}.{} is {} in the process of rank 0, and {} in that of rank {}; give all the same",
+                           section, key, show(here), show(there), rank);
+      }
+    }
+  }
+  return fmt::format("the processes of rank 0 and {} have other settings; give all the same", rank);
 }
 
 constexpr std::int64_t kSequence = 1;  // the dimension of (batch, sequence)
@@ -284,19 +302,29 @@ optim::OtherParts Team::parts_of_replica() const {
 
 bool Team::interrupted_anywhere() const { return std::ranges::count(gather({interrupted() ? 1.0 : 0.0}), 1.0) > 0; }
 
-void check_same_in_team(const Config& config, const Team& team, const std::string& fingerprint, std::int64_t done) {
+void check_same_settings(const Config& config, const Team& team) {
   if (team.size() == 1) return;
-  const std::array<std::pair<const char*, const char*>, 5> what = {{
+  const std::string mine = settings_of(config).dump();
+  const std::vector<double> hashes = team.gather({hash_of(mine)});
+  if (std::ranges::count(hashes, hashes.front()) == team.size()) return;
+  const std::vector<std::string> all = team.gather_texts(mine);
+  const auto other = std::ranges::find_if(all, [&](const std::string& one) { return one != all.front(); });
+  throw UsageError("train: " + first_difference(nlohmann::ordered_json::parse(all.front()),
+                                                nlohmann::ordered_json::parse(*other),
+                                                static_cast<int>(other - all.begin())));
+}
+
+void check_same_in_team(const Team& team, const std::string& fingerprint, std::int64_t done) {
+  if (team.size() == 1) return;
+  const std::array<std::pair<const char*, const char*>, 4> what = {{
       {"go on from other steps", "is output.folder the same for all?"},
-      {"have other settings", saves_together(config) ? "give all the same, but for memory and monitor"
-                                                     : "give all the same, but for memory, monitor, state and output"},
       {"have other data or another pretrained model", "give all the same files"},
       {"have other numbers of threads, and so other bits", "set train.threads"},
       {"have other vector instructions, and so other bits", "set ATEN_CPU_CAPABILITY to what all have"},
   }};
   const std::vector<double> all =
-      team.gather({static_cast<double>(done), hash_of(settings_of(config)), hash_of(fingerprint),
-                   static_cast<double>(at::get_num_threads()), hash_of(at::get_cpu_capability())});
+      team.gather({static_cast<double>(done), hash_of(fingerprint), static_cast<double>(at::get_num_threads()),
+                   hash_of(at::get_cpu_capability())});
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (all[i] == all[i % what.size()]) continue;
     const auto& [differ, cure] = what.at(i % what.size());

@@ -127,8 +127,10 @@ class Team {
   std::shared_ptr<parallel::Mesh> mesh_;  // "copy", "data", "pipeline", "context", "tensor"; nullptr for one alone
 };
 
-/// Throws UsageError, in all processes, where they are not about to do the same: they have other settings, data,
-/// numbers of threads or instructions, or go on from other steps.
-void check_same_in_team(const Config& config, const Team& team, const std::string& fingerprint, std::int64_t done);
+/// Throws UsageError, in all processes, where they have other settings, naming the first: before anything that they do
+/// together follows from these. What is each one's own may differ.
+void check_same_settings(const Config& config, const Team& team);
+/// The same where they have other data, numbers of threads or instructions, or go on from other steps.
+void check_same_in_team(const Team& team, const std::string& fingerprint, std::int64_t done);
 
 }  // namespace snug::train

@@ -333,7 +333,9 @@ void train_chosen(const Config& asked, report::Progress& progress, const TrainOp
   warm_up(asked);
   result.resident.start = memory::process_memory().resident;
   const std::filesystem::path folder = asked.output.folder;
+  check_same_settings(asked, options.team);
   check_for_team(asked, options.team);
+  for (const std::string& note : notes_for_team(asked, options.team)) progress.note(note);
   if (options.plan) check_plan_for_team(options.team);
   std::optional<FolderLock> alone;
   if (options.team.is_first()) alone = lock_output_folder(folder);
@@ -341,7 +343,7 @@ void train_chosen(const Config& asked, report::Progress& progress, const TrainOp
   Experiment experiment(config, options.team);
   RunState state(experiment, folder / "state");
   if (options.start == Start::Resume) result.resumed_from = result.steps = state.find_for(config.train.steps, progress);
-  check_same_in_team(config, options.team, experiment.fingerprint(), result.resumed_from);
+  check_same_in_team(options.team, experiment.fingerprint(), result.resumed_from);
   state.share();
   // Of a run that goes on nothing may change.
   if (result.resumed_from == 0 && !options.plan) unplanned = config;

@@ -41,13 +41,13 @@ constexpr const char* kHowToFind = "train.detect_anomaly = true names the operat
         const std::vector<at::Tensor> losses = experiment.evaluate_in_stages(micros);
         return losses.empty() ? at::zeros({}) : losses.front();
       });
-      for (const std::string& one : experiment.team().gather_texts(found.value_or(""))) {
-        if (!found && !one.empty()) found = one;
-      }
     }
     for (const MicroBatch& micro : micros) {
       if (!found && !experiment.is_in_stages())
         found = replay::first_non_finite([&] { return experiment.loss(micro.batch); });
+    }
+    for (const std::string& one : experiment.team().gather_texts(found.value_or(""))) {
+      if (!found && !one.empty()) found = one;
     }
     cause = found ? "the first operator with a non-finite output is " + *found
                   : "running the step again gave finite values";
@@ -117,7 +117,7 @@ std::unique_ptr<TeamGradients::Accumulating> TrainingStep::not_the_last() const 
 
 std::vector<replay::RecordedStep> TrainingStep::record(const data::Batch& sample, std::optional<Bytes> limit) {
   std::vector<replay::RecordedStep> kinds = record_kinds(sample, limit);
-  replay::let_move(kinds, experiment_.memory(), *experiment_.tiers());
+  replay::let_move(kinds, experiment_.memory(), *experiment_.tiers(), limit);
   return kinds;
 }
 

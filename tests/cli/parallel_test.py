@@ -112,6 +112,7 @@ class Together(Command):
         found = json.loads(run(*arguments, "--json").stdout)
         self.assertEqual((found["device"], found["devices"], found["nodes"]), ("a100-80gb", 1024, 128))
         self.assertIn("--nproc-per-node 8", found["command"])
+        self.assertNotIn("train.threads", found["command"], "which are those of another machine")
         self.assertGreater(found["layouts"][0]["tokens_per_second"], 0)
         text = run(*arguments).stdout
         self.assertIn("each on a100-80gb, which is not here", text)
@@ -125,7 +126,35 @@ class Together(Command):
                     "--set", "parallel.shard=none", "--set", "train.accumulate=1")
         self.assertEqual(found.returncode, 0, found.stderr)
         self.assertGreater(json.loads(found.stdout)["within"]["bytes_per_second"], 1e6)
+        self.assertNotIn(",", link, "none goes to another machine")
         self.assertIsNone(json.loads(run("doctor", "--json").stdout)["link"])
+
+    def test_what_does_nothing_alone_is_told_and_what_differs_is_named(self):
+        told = run("train", self.config, "--set", "parallel.shard=gradients", "--set", "parallel.reduce=bf16")
+        self.assertEqual(told.returncode, 0, told.stderr)
+        self.assertIn('parallel.shard = "gradients" divides nothing: there is one process', told.stderr)
+        self.assertIn('parallel.reduce = "bf16" adds up nothing', told.stderr)
+        parts = run_together(2, "train", self.config, "--set", "parallel.tensor=2", "--set", "parallel.shard=optimizer",
+                             "--set", f"output.folder={self.folder / 'parts'}")
+        self.assertEqual([one.returncode for one in parts], [0, 0], parts[0].stderr + parts[1].stderr)
+        self.assertIn("divides nothing: there is one replica", parts[0].stderr)
+        self.assertIn("state.every = N saves it", parts[0].stderr)
+        off = run("train", self.config, "--set", "parallel.schedule=f_then_b", "--set", "parallel.pipeline=1")
+        self.assertEqual(off.returncode, 0, off.stderr)
+        self.assert_refused(run("train", self.config, "--set", "parallel.schedule=f_then_b"), 2, "does nothing here")
+        for schedule in ("zero_bubble", "2f2b"):
+            self.assert_refused(run("train", self.config, "--set", f"parallel.schedule={schedule}"), 2,
+                                "it must be one of f_then_b, 1f1b, interleaved(V)")
+
+    def test_copies_are_timed_within_the_budget(self):
+        sets = ("--set", "memory.host_budget=1GiB", "--set", "memory.optimizer=streamed")
+        free = json.loads(run("train", self.config, "--json", "--set", "train.steps=1").stdout)
+        budget = free["unplanned_peak_bytes"] * 2
+        found = run("train", self.config, "--json", *sets, "--budget", str(budget), "--set", "train.steps=1")
+        self.assertEqual(found.returncode, 0, found.stderr)
+        self.assertLessEqual(json.loads(found.stdout)["recording_peak_bytes"], budget)
+        self.assert_refused(run("train", self.config, *sets, "--budget", str(budget), "--set", "optimizer.kind=sgd", "--set",
+                                "optimizer.momentum=0"), 2, 'optimizer.kind = "sgd" keeps nothing')
 
     def test_layouts_that_cannot_be_are_refused(self):
         plan = lambda *arguments: run("plan", self.config, *arguments)  # noqa: E731
@@ -146,8 +175,12 @@ class Together(Command):
         self.assertEqual(none.returncode, 2, none.stderr)
         self.assertIn("no layout fits; the one that takes least takes ", none.stderr)
         self.assertIn("takes ", none.stdout)
-        for one in run_together(2, "plan", self.config, "--devices", "2"):
-            self.assert_refused(one, 2, "without a launcher")
+        for command in (("plan", self.config, "--devices", "2"), ("plan", self.config), ("bench", self.config),
+                        ("verify", self.config)):
+            for one in run_together(2, *command):
+                self.assert_refused(one, 2, "without a launcher")
+        self.assert_refused(plan("--devices", "1", "--budget", "90%", "--set", "memory.allow=micro_batch"), 2,
+                            "--devices rehearses it as it is")
         heads = plan("--devices", "8", "--set", "parallel.tensor=8", "--set", "train.accumulate=1")
         self.assertEqual(heads.returncode, 2, heads.stderr)
         self.assertIn("4 heads", heads.stderr)

@@ -28,7 +28,9 @@ double bytes_of_step(World& world, std::int64_t blocks, bool sequences) {
   models::Gpt model(
       models::GptOptions{.blocks = blocks, .width = kWidth, .heads = 4, .sequence = kTokensOfRow, .vocabulary = 64});
   const int processes = world.all()->size();
-  if (processes > 1) (void)model->divide({.group = tensor_group(world.all()), .between = sequences ? models::Between::Sequences : models::Between::Whole});
+  if (processes > 1)
+    (void)model->divide({.group = tensor_group(world.all()),
+                         .between = sequences ? models::Between::Sequences : models::Between::Whole});
   const at::Tensor tokens = torch::randint(0, 64, {kBatchRows, kTokensOfRow});
   const replay::RecordedStep step =
       replay::record_step([&] { return model->loss(tokens, tokens); }, cpu(), {.agreement = agreement_of(world.all())});

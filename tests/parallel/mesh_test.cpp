@@ -66,7 +66,8 @@ TEST(Mesh, LayersInPartsAndDataParallelAreThoseOfOneProcess) {
     for (const bool sequences : {false, true}) {
       for (const testing::Made& made : testing::all_models(testing::kEven)) {
         const testing::Model one = made.make(), mine = made.make(), as_weights = made.make();
-        const models::LayerParts parts{.group = tensor_group(mesh.group({"tensor"})), .between = sequences ? models::Between::Sequences : models::Between::Whole};
+        const models::LayerParts parts{.group = tensor_group(mesh.group({"tensor"})),
+                                       .between = sequences ? models::Between::Sequences : models::Between::Whole};
         const models::ModelInParts found = mine->divide(parts);
         constexpr DataParallelOptions kSum{.combine = DataParallelOptions::Combine::Sum};
         {

@@ -6,12 +6,17 @@
 #include <torch/torch.h>
 
 #include <chrono>
+#include <cstdint>
+#include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "snug/base/agreement.h"
 #include "snug/base/errors.h"
+#include "snug/memory/held_limit.h"
+#include "snug/memory/out_of_budget.h"
 #include "tests/equivalence/bitwise.h"
 #include "tests/parallel/in_stages.h"
 #include "tests/parallel/processes.h"
@@ -151,6 +156,88 @@ TEST(Pipeline, AStageThatFailsEndsTheStepInAll) {
       }
     });
   }
+}
+
+/// Where a stage fails.
+enum class At : std::uint8_t { Forward, Backward, Evaluation };
+
+/// Of ten micro-batches, the fourth; and whoever has only sent until then is not left waiting either.
+TEST(Pipeline, WhereverAStageFailsNobodyIsLeftWaiting) {
+  for (const At at : {At::Forward, At::Backward, At::Evaluation}) {
+    in_processes(3, [&](World& world) {
+      const int rank = world.all()->rank();
+      const at::Tensor weight = torch::ones({100}).requires_grad_();
+      int failing = 0;
+      const auto fail = [] { throw UsageError("the stage has failed"); };
+      const PipelineStage stage = [&](const at::Tensor& input, int m) -> at::Tensor {
+        const bool fails = rank == failing && m == 3;
+        if (fails && at != At::Backward) fail();
+        const at::Tensor made = (rank == 0 ? torch::ones({100}) : input) * weight * static_cast<double>(m + 1);
+        if (fails && made.requires_grad()) made.register_hook([&](const at::Tensor&) { fail(); });
+        return rank == 2 ? made.sum() : made;
+      };
+      for (const PipelineSchedule& schedule : std::vector<PipelineSchedule>{FThenB{}, OneFOneB{}}) {
+        for (failing = 0; failing < 3; ++failing) {
+          Pipeline pipeline(world.all(), schedule, {stage});
+          const int fails = failing;
+          const auto from = std::chrono::steady_clock::now();
+          std::string said = "nothing";
+          try {
+            (void)(at == At::Evaluation ? pipeline.evaluate(10) : pipeline.step(10));
+          } catch (const EndedByAnother& error) {
+            said = error.what();
+            EXPECT_NE(rank, fails);
+          } catch (const std::exception& error) {  // the engine makes another of what backward throws
+            said = error.what();
+            EXPECT_EQ(rank, fails) << said;
+          }
+          EXPECT_LT(std::chrono::steady_clock::now() - from, std::chrono::seconds(10)) << "and not by the timeout";
+          if (rank == fails) {
+            EXPECT_THAT(said, HasSubstr("the stage has failed"));
+          }
+          weight.mutable_grad() = at::Tensor();
+          failing = 3;  // none
+          (void)pipeline.step(6);
+          double sum = 0;
+          for (int m = 1; m <= 6; ++m) sum += static_cast<double>(m) * m * m;
+          EXPECT_TRUE(same_bits(weight.grad(), torch::full({100}, static_cast<float>(sum))));
+          failing = fails;
+        }
+      }
+    });
+  }
+}
+
+/// What is said of a tensor has come, and there is no room for it: it comes all the same, and the next step has its
+/// own.
+TEST(Pipeline, AfterAStepWithoutRoomForWhatComesTheNextHasItsOwn) {
+  in_processes(2, [](World& world) {
+    memory::DeviceMemory& memory = testing::cpu();
+    constexpr std::int64_t kElements = 1 << 20;
+    const bool first = world.all()->rank() == 0;
+    const at::Tensor weight = torch::ones({1}).requires_grad_();
+    std::optional<memory::HeldLimit> limit;
+    bool is_crowded = true;
+    double seen = 0;
+    const PipelineStage stage = [&](const at::Tensor& input, int m) -> at::Tensor {
+      if (first) return torch::full({kElements}, m + (is_crowded ? 100 : 1), at::kFloat) * weight;
+      const at::Tensor made = (input * weight).sum() / kElements;
+      if (is_crowded && m == 0) limit.emplace(memory, memory.stats().allocated + 64_KiB);
+      seen += made.item<double>();
+      return made;
+    };
+    Pipeline pipeline(world.all(), FThenB{}, {stage});
+    if (first) {
+      EXPECT_THROW((void)pipeline.step(4), EndedByAnother);
+    } else {
+      EXPECT_THROW((void)pipeline.step(4), OutOfBudget);
+    }
+    limit.reset();
+    is_crowded = false;
+    seen = 0;
+    (void)pipeline.step(4);
+    EXPECT_EQ(seen, first ? 0 : 1 + 2 + 3 + 4);
+  });
 }
 
 TEST(Pipeline, SharedParametersHaveTheSumOfAllStages) {

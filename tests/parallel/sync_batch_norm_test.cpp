@@ -140,6 +140,26 @@ TEST(SyncBatchNorm, HasUnderAPlanTheBitsOfNone) {
   });
 }
 
+/// One has no rows, as of a last batch: the moments are those of the others.
+TEST(SyncBatchNorm, AProcessWithoutRowsAddsNothing) {
+  in_processes(2, [](World& world) {
+    torch::manual_seed(1);
+    const at::Tensor all = torch::randn({5, 3, 4, 4}), gradient = torch::randn({5, 3, 4, 4});
+    const std::int64_t rows = world.all()->rank() == 0 ? 5 : 0;
+    const at::Tensor x = all.narrow(0, 0, rows).clone().requires_grad_();
+    const at::Tensor weight = torch::ones({3}).requires_grad_(), bias = torch::zeros({3}).requires_grad_();
+    const auto found = ops::sync_batch_norm(x, weight, bias, 1e-5, tensor_group(world.all()));
+    EXPECT_EQ(found.count.item<double>(), 5 * 16);
+    EXPECT_TRUE(at::allclose(found.mean, all.mean({0, 2, 3}), 1e-5, 1e-6));
+    EXPECT_TRUE(at::allclose(found.variance, all.var({0, 2, 3}, false), 1e-5, 1e-6));
+    const auto gradients = torch::autograd::grad({found.values}, {x, weight, bias}, {gradient.narrow(0, 0, rows)});
+    EXPECT_EQ(gradients[0].sizes(), x.sizes());
+    EXPECT_TRUE(gradients[0].isfinite().all().item<bool>());
+    EXPECT_TRUE(gradients[1].isfinite().all().item<bool>());
+    EXPECT_EQ(gradients[1].abs().sum().item<double>() > 0, rows > 0);
+  });
+}
+
 TEST(SyncBatchNorm, OfAProcessAloneIsLibTorchs) {
   class Alone final : public ops::TensorGroup {
    public:

@@ -13,6 +13,7 @@
 #include "snug/parallel/group_agreement.h"
 #include "snug/parallel/mesh.h"
 #include "snug/record/recording_key.h"
+#include "snug/replay/agreed_recording.h"
 #include "snug/replay/fit.h"
 #include "tests/equivalence/bitwise.h"
 #include "tests/parallel/models_in_parts.h"
@@ -40,7 +41,7 @@ struct Terms {
   models::Between between = models::Between::Whole;
   Bytes share = 60;  ///< of what the step takes beside what is there before, in percent
   std::string strategy = "optimal";
-  bool crowded = false;   ///< the second process has more in its steps than there is room for, and has not planned it
+  Bytes crowd = 0;        ///< the second process has so much more in its steps than there is room for, unplanned
   bool autocast = false;  ///< to bf16
 };
 
@@ -115,7 +116,7 @@ std::int64_t within_a_budget_in_parts(World& world, const Made& made, const Term
     const at::Tensor loss = step(batch);
     const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);
     const Bytes room = budget.item<std::int64_t>() - memory.stats().allocated;
-    if (world.all()->rank() == 1 && terms.crowded) (void)torch::empty({room + 128_KiB}, at::kByte);
+    if (world.all()->rank() == 1 && terms.crowd > 0) (void)torch::empty({room + terms.crowd}, at::kByte);
     return loss;
   };
   for (int i = 0; i < kSteps; ++i) {
@@ -126,7 +127,7 @@ std::int64_t within_a_budget_in_parts(World& world, const Made& made, const Term
     again += calls_of(*group) - before - plain.calls;
     EXPECT_TRUE(session.last_step().followed_plan) << made.name << ": " << session.last_step().divergence;
     EXPECT_GT(session.last_step().replayed_ops, 0) << made.name;
-    if (terms.crowded && world.all()->rank() == 1) {
+    if (terms.crowd > 0 && world.all()->rank() == 1) {
       EXPECT_GT(session.last_step().evictions, 0) << made.name;
     } else if (terms.strategy != "eviction") {
       EXPECT_EQ(session.last_step().evictions, 0) << made.name;
@@ -171,7 +172,9 @@ TEST(TensorParallelPlans, APlanMayHaveAllDoCollectivesAgain) {
     const Made of_llama{"llama", [] { return llama(kEven); }}, adapted{"adapted", [] { return adapted_llama(kEven); }};
     for (const Made& made : {of_llama, adapted}) {
       for (const bool sequences : {false, true}) {
-        const Terms terms{.between = sequences ? models::Between::Sequences : models::Between::Whole, .share = 85, .strategy = kModules};
+        const Terms terms{.between = sequences ? models::Between::Sequences : models::Between::Whole,
+                          .share = 85,
+                          .strategy = kModules};
         EXPECT_EQ(within_a_budget_in_parts(world, made, terms), sequences ? 6 : 0) << made.name;
       }
     }
@@ -184,7 +187,10 @@ TEST(TensorParallelPlans, EvictionsInOneProcessAreItsOwn) {
     for (const std::string strategy : {kModules, "optimal", "eviction"}) {
       for (const bool sequences : {false, true}) {
         (void)within_a_budget_in_parts(world, {strategy, [] { return llama(kEven); }},
-                                       {.between = sequences ? models::Between::Sequences : models::Between::Whole, .share = 90, .strategy = strategy, .crowded = true});
+                                       {.between = sequences ? models::Between::Sequences : models::Between::Whole,
+                                        .share = 90,
+                                        .strategy = strategy,
+                                        .crowd = 128_KiB});
       }
     }
   });
@@ -192,7 +198,8 @@ TEST(TensorParallelPlans, EvictionsInOneProcessAreItsOwn) {
 TEST(TensorParallelPlans, EvictionsOfCastsOfFrozenWeightsAreEachProcessesOwn) {
   in_processes(2, [](World& world) {
     for (const std::string strategy : {kModules, "optimal"}) {
-      const Terms terms{.between = models::Between::Sequences, .share = 92, .strategy = strategy, .crowded = true, .autocast = true};
+      const Terms terms{
+          .between = models::Between::Sequences, .share = 92, .strategy = strategy, .crowd = 32_KiB, .autocast = true};
       (void)within_a_budget_in_parts(world, {strategy, adapted_in_bf16}, terms);
     }
   });
@@ -243,6 +250,71 @@ TEST(TensorParallelPlans, AStepThatIsAnotherInOneProcessEndsInAll) {
   });
 }
 
+/// Each by itself, at another place: what the one still makes again with the other, that one has kept.
+TEST(TensorParallelPlans, StepsThatDifferAtDifferentPlacesEndInAll) {
+  in_processes(2, [](World& world) {
+    const Parts parts(world.group({0, 1}), llama(kEven), models::Between::Sequences);
+    int place = 0;
+    const auto say = [&](int at) {
+      if (place == at) (void)torch::ones({3}).sum();
+    };
+    const auto step = [&](const at::Tensor& batch) {
+      say(1);
+      const at::Tensor loss = loss_of(*parts.model, batch);
+      say(2);
+      return loss;
+    };
+    const auto agreement = agreement_of(world.all());
+    const Bytes unplanned = fit(step, tokens_of(0), {.budget = 1_GiB, .agreement = agreement}).plan().unplanned_peak;
+    Session session =
+        fit(step, tokens_of(0), {.budget = unplanned * 37 / 40, .strategy = kModules, .agreement = agreement});
+    session.backward(step, tokens_of(0));
+    place = 1 + world.all()->rank();
+    EXPECT_THROW(session.backward(step, tokens_of(0)), Error);
+    place = 0;
+    session.backward(step, tokens_of(0));
+    EXPECT_TRUE(session.last_step().followed_plan);
+  });
+}
+
+/// What is wrong before the first step, or behind it, leaves the layers' collectives as they are.
+TEST(TensorParallelPlans, AfterARefusalBeforeOrBehindTheRecordingFitCanBeCalledAgain) {
+  in_processes(2, [](World& world) {
+    const Parts parts(world.group({0, 1}), llama(kEven), models::Between::Sequences);
+    const auto step = [&](const at::Tensor& batch) { return loss_of(*parts.model, batch); };
+    const auto fitted = [&](Bytes budget, const std::string& strategy) {
+      return fit(step, tokens_of(0), {.budget = budget, .strategy = strategy, .agreement = agreement_of(world.all())});
+    };
+    EXPECT_THROW(fitted(0, "optimal"), UsageError);
+    EXPECT_THROW(fitted(1_GiB, "no_such_strategy"), UsageError);
+    const bool second = world.all()->rank() == 1;
+    EXPECT_THROW(fitted(second ? 0 : 1_GiB, "optimal"), Error) << "in one of them, and so in all";
+    EXPECT_THROW(fitted(1_GiB, second ? "revolve(9)" : "optimal"), Error);
+    Session session = fitted(1_GiB, "optimal");
+    session.backward(step, tokens_of(0));
+    EXPECT_TRUE(session.last_step().followed_plan);
+  });
+}
+
+/// What the first process lets its plans do with values is not for the others' plans to do.
+TEST(TensorParallelPlans, ProcessesThatMayDoOtherThingsHaveNoCommonPlan) {
+  in_processes(2, [](World& world) {
+    const at::Tensor weight = torch::ones({64, 64}).requires_grad_();
+    const auto agreement = agreement_of(world.all());
+    for (const bool alike : {true, false}) {
+      const bool lossy = alike || world.all()->rank() == 0;
+      auto kinds = replay::record_micro_batches(
+          1, std::nullopt,
+          [&] {
+            return torch::mm(torch::ones({64, 64}), weight).tanh().sum();
+          },
+          testing::cpu(), {.agreement = agreement, .lossy = lossy ? plan::Codec::Int8 : plan::Codec::None});
+      EXPECT_EQ(replay::agree_on(kinds, *agreement), alike);
+      EXPECT_EQ(kinds.front().graph.lossy, lossy ? plan::Codec::Int8 : plan::Codec::None);
+    }
+  });
+}
+
 /// Others have a word in what is gathered again, and are not asked.
 TEST(TensorParallelPlans, AnAgreementOfSomeKeepsWhatOthersMakeToo) {
   in_processes(4, [](World& all) {
@@ -276,16 +348,22 @@ TEST(TensorParallelPlans, UnderABudgetWithAnUnevenVocabularyNothingIsGatheredAga
   in_processes(2, [](World& world) {
     const Made made{"llama", [] { return llama(kUneven); }};
     EXPECT_EQ(within_a_budget_in_parts(world, made, {.between = models::Between::Sequences, .share = 85}), 0);
-    EXPECT_EQ(within_a_budget_in_parts(world, made, {.between = models::Between::Sequences, .share = 90, .strategy = kModules}), 0);
+    EXPECT_EQ(within_a_budget_in_parts(world, made,
+                                       {.between = models::Between::Sequences, .share = 90, .strategy = kModules}),
+              0);
   });
 }
 TEST(TensorParallelPlans, DropoutUnderABudgetHasTheSameBits) {
   in_processes(2, [](World& world) {
     for (const bool sequences : {false, true}) {
       const Made made{"gpt2 with dropout", [] { return gpt2(kEven, 0.1); }};
-      (void)within_a_budget_in_parts(world, made, {.between = sequences ? models::Between::Sequences : models::Between::Whole, .share = 70});
+      (void)within_a_budget_in_parts(
+          world, made, {.between = sequences ? models::Between::Sequences : models::Between::Whole, .share = 70});
       const std::string modules = "recompute_modules(attn,mlp)";
-      (void)within_a_budget_in_parts(world, made, {.between = sequences ? models::Between::Sequences : models::Between::Whole, .share = 75, .strategy = modules});
+      (void)within_a_budget_in_parts(world, made,
+                                     {.between = sequences ? models::Between::Sequences : models::Between::Whole,
+                                      .share = 75,
+                                      .strategy = modules});
     }
   });
 }

@@ -44,7 +44,8 @@ std::vector<at::Tensor> parts_of_gradients(World& world, const Made& made, Causa
       if (from[i].grad().defined()) to[i].copy_(from[i].grad());
     }
   }
-  (void)as_weights->divide(LayerParts{.group = tensor_group(world.all()), .between = sequences ? models::Between::Sequences : models::Between::Whole});
+  (void)as_weights->divide(LayerParts{.group = tensor_group(world.all()),
+                                      .between = sequences ? models::Between::Sequences : models::Between::Whole});
   return as_weights->parameters();
 }
 
@@ -216,6 +217,15 @@ TEST(TensorParallel, RefusesWhatCannotBeDivided) {
     EXPECT_THAT(said(*twice), HasSubstr("in parts already"));
     models::Gpt none(models::GptOptions{.blocks = 1, .width = 8, .heads = 2, .sequence = 8, .vocabulary = 8});
     EXPECT_THROW((void)models::divide_layers(*none, {{"no_such_layer", models::Rows{}}}, 2, parts), UsageError);
+    at::Tensor padded = tokens_of(0);
+    padded.select(0, 0).select(0, 3).fill_(-100);  // of targets alone it says that they do not count
+    EXPECT_THROW((void)twice->loss(padded, tokens_of(0)), UsageError);
+    EXPECT_THROW((void)ops::part_of(torch::ones({2, 7}), 1, parts.group), UsageError);
+    const at::Tensor x = torch::ones({2, 6}).requires_grad_();
+    for (const at::Tensor& y : {ops::enter_parts(x, parts.group), ops::leave_parts_to(x, 1, parts.group),
+                                ops::exchange_parts(x, 1, 0, parts.group)}) {
+      EXPECT_ANY_THROW((void)torch::autograd::grad({(y * y).sum()}, {x}, {}, true, /*create_graph=*/true));
+    }
     const Model sequences = gpt(kEven);
     (void)sequences->divide({.group = parts.group, .between = models::Between::Sequences});
     EXPECT_THROW((void)sequences->loss(tokens_of(0).narrow(1, 0, 31), tokens_of(0).narrow(1, 0, 31)), UsageError);

@@ -188,7 +188,8 @@ TEST(TorchLayouts, LayersInPartsTrainAsDTensor) {
   for (const bool sequences : {false, true}) {
     in_processes(2, [&](World& world) {
       Llama model = untrained(), expected = trained_by_torch();
-      const models::LayerParts parts{.group = tensor_group(world.all()), .between = sequences ? models::Between::Sequences : models::Between::Whole};
+      const models::LayerParts parts{.group = tensor_group(world.all()),
+                                     .between = sequences ? models::Between::Sequences : models::Between::Whole};
       const models::ModelInParts found = model->divide(parts);
       (void)expected->divide(parts);
       const DataParallel summands(found.summands, world.all(), {.combine = DataParallelOptions::Combine::Sum});

@@ -1,5 +1,7 @@
 """Processes that train one model together decide together what changes what each of them runs."""
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -57,6 +59,30 @@ def _refused(rank, results, how):
         planned = gradients_of(lambda: session.backward(part))
     plain = gradients_of((lambda: step(part)) if explicit else lambda: step(part).backward())
     results[rank] = (recorded, all(torch.equal(a, b) for a, b in zip(plain, planned)))
+
+
+def _unplanned(rank, results):
+    model, x = small()
+    divided = nn.parallel.DistributedDataParallel(model)
+    step = lambda batch: divided(batch).square().mean()  # noqa: E731
+    part = x.chunk(2)[rank]
+    began = time.monotonic()
+    try:
+        snug.fit(step, part, "400MiB", strategy="revolve(9)" if rank == 1 else "optimal")
+        said = "nothing"
+    except snug.Error as error:
+        said = str(error)
+    ended = time.monotonic() - began
+    with snug.fit(step, part, "400MiB") as session:  # with one that suits all
+        session.backward(part)
+    results[rank] = (said, ended)
+
+
+def test_what_one_process_cannot_plan_ends_in_all_at_once():
+    results = in_processes(2, _unplanned)
+    assert "process 1 of the group's 2" in results[0][0]
+    assert "revolve" in results[1][0]
+    assert max(ended for _, ended in results.values()) < 60
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp", "a group"])

@@ -31,7 +31,7 @@ struct Process {
   std::string error = {};
   bool does_not_fit = false;
 
-  void record(Bytes limit, const std::shared_ptr<Agreement>& agreement) {
+  void record(std::optional<Bytes> limit, const std::shared_ptr<Agreement>& agreement) {
     const at::Tensor weight = at::ones({64, 64}).requires_grad_(), x = at::ones({32, 64});
     weight.register_hook([this](const at::Tensor&) { ++backwards; });
     const auto step = [&] {
@@ -64,6 +64,23 @@ TEST(Agreement, ARefusedRecordingIsRunAgainInAllProcesses) {
   EXPECT_EQ(other.forwards, 1 + 2);
   EXPECT_EQ(other.backwards, 2) << "it does not go backward alone, where collectives would wait for the other";
   EXPECT_EQ(refused.graph->fingerprint(), other.graph->fingerprint());
+}
+
+/// Nothing is refused here, and what is refused there is recorded again here.
+TEST(Agreement, AProcessWithoutALimitRecordsAgainWithTheOther) {
+  const Bytes limit = test_memory().stats().allocated + 64_MiB;
+  for (const int too_large_until : {1, 100}) {
+    Process refused{.too_large_until = too_large_until}, other;
+    GroupOfTwo group;
+    group.run([&](const auto& agreement) { refused.record(limit, agreement); },
+              [&](const auto& agreement) { other.record(std::nullopt, agreement); });
+    EXPECT_EQ(other.forwards, too_large_until == 1 ? 1 + 2 : 2);
+    EXPECT_EQ(refused.graph.has_value(), too_large_until == 1) << refused.error;
+    EXPECT_EQ(other.graph.has_value(), too_large_until == 1) << other.error;
+    if (too_large_until == 1) continue;
+    EXPECT_TRUE(refused.does_not_fit) << refused.error;
+    EXPECT_THAT(other.error, HasSubstr("recorded without a budget here, but not in another process"));
+  }
 }
 
 TEST(Agreement, ARefusalInTheSecondRunIsOneOfAll) {

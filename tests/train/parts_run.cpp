@@ -27,6 +27,7 @@ Config config_of(const fs::path& folder, const InParts& parts, double dropout) {
   config.parallel.context = parts.context;
   config.parallel.context_by = parts.context_by;
   config.parallel.sequence_parallel = parts.sequences;
+  config.parallel.partition_activations = parts.kept_in_parts;
   config.parallel.pipeline = parts.pipeline;
   config.parallel.schedule = parts.schedule;
   config.parallel.shard = parts.shard;
@@ -74,8 +75,11 @@ void expect_close(const fs::path& found, const fs::path& expected, const std::st
 
 std::string name_of(const InParts& p) {
   return fmt::format("{}_{}_t{}_c{}{}_p{}_{}_{}_{}{}_v{}_m{}", p.kind, p.processes, p.tensor, p.context,
-                     train::word(p.context_by), p.pipeline, p.schedule, p.sequences, train::word(p.shard),
-                     p.shard_degree, p.vocabulary, p.micro_batches);
+                     train::word(p.context_by), p.pipeline, p.schedule,
+                     p.kept_in_parts ? "kept"
+                     : p.sequences   ? "true"
+                                     : "false",
+                     train::word(p.shard), p.shard_degree, p.vocabulary, p.micro_batches);
 }
 
 }  // namespace snug::testing

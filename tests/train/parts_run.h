@@ -13,6 +13,7 @@ struct InParts {
   std::string kind = "gpt";
   int processes = 2, tensor = 1, context = 1, pipeline = 1;
   bool sequences = false;
+  bool kept_in_parts = false;  ///< activations: parallel.partition_activations
   train::ShardOf shard = train::ShardOf::None;
   std::int64_t shard_degree = 0;
   models::ContextMethod context_by = models::ContextMethod::Heads;

@@ -46,6 +46,7 @@ const std::vector<InParts>& layouts() {
   static const std::vector<InParts> all = {
       {.kind = "llama", .processes = 2, .tensor = 2, .sequences = true},
       {.kind = "gpt", .processes = 4, .tensor = 2, .sequences = true, .shard = ShardOf::Parameters, .percent = 90},
+      {.kind = "gpt2", .processes = 2, .tensor = 2, .kept_in_parts = true},
       {.kind = "llama", .processes = 2, .context = 2},
       {.kind = "llama", .processes = 4, .context = 2, .context_by = models::ContextMethod::Ring, .percent = 95},
       {.kind = "llama", .processes = 4, .shard = ShardOf::Parameters, .shard_degree = 2, .percent = 95},
@@ -82,6 +83,7 @@ const std::vector<InParts>& more_layouts() {
       {.kind = "gpt2", .processes = 8, .tensor = 2, .sequences = true, .shard = ShardOf::Gradients, .shard_degree = 2},
       {.kind = "gpt", .processes = 4, .context = 2, .shard = ShardOf::Parameters, .shard_degree = 1, .percent = 95},
       {.kind = "gpt", .processes = 2, .pipeline = 2},
+      {.kind = "llama", .processes = 4, .tensor = 2, .pipeline = 2, .kept_in_parts = true, .percent = 90},
       {.kind = "llama", .processes = 4, .pipeline = 2, .shard = ShardOf::Optimizer, .percent = 90, .micro_batches = 8},
   };
   return all;

@@ -305,7 +305,8 @@ TEST(Team, InShardsIsRefusedByTrainWhereProcessesAreNotAlike) {
   });
   for (const Ended& one : ended) {
     EXPECT_EQ(one.exit_code, 12) << one.output;
-    EXPECT_THAT(one.output, HasSubstr("have other settings"));
+    EXPECT_THAT(one.output,
+                HasSubstr("parallel.shard is \"none\" in the process of rank 0, and \"gradients\" in that of rank 1"));
   }
 }
 
@@ -324,8 +325,11 @@ TEST(Team, HoldsItsCapOrIsRefusedWhateverIsAskedFor) {
     Config config = six_steps(folder, one_of(0.0, 0.1));
     const auto& [processes, layout] =
         one_of(std::pair{2, TeamLayout{}}, std::pair{3, TeamLayout{}}, std::pair{4, TeamLayout{}},
-               std::pair{2, TeamLayout{.tensor = 2}}, std::pair{4, TeamLayout{.tensor = 2, .sequences = true}},
-               std::pair{3, TeamLayout{.tensor = 3, .sequences = false}}, std::pair{2, TeamLayout{.context = 2}},
+               std::pair{2, TeamLayout{.tensor = 2}},
+               std::pair{4, TeamLayout{.tensor = 2, .between = models::Between::Sequences}},
+               std::pair{3, TeamLayout{.tensor = 3}},
+               std::pair{2, TeamLayout{.tensor = 2, .between = models::Between::KeptInParts}},
+               std::pair{2, TeamLayout{.context = 2}},
                std::pair{4, TeamLayout{.context = 2, .context_by = models::ContextMethod::Ring}},
                std::pair{2, TeamLayout{.pipeline = 2}}, std::pair{4, TeamLayout{.pipeline = 2}},
                std::pair{4, TeamLayout{.tensor = 2, .pipeline = 2}}, std::pair{3, TeamLayout{.pipeline = 3}});
@@ -333,7 +337,8 @@ TEST(Team, HoldsItsCapOrIsRefusedWhateverIsAskedFor) {
     config.parallel.context = layout.context;
     config.parallel.context_by = layout.context_by;
     config.parallel.pipeline = layout.pipeline;
-    config.parallel.sequence_parallel = layout.sequences;
+    config.parallel.sequence_parallel = layout.between == models::Between::Sequences;
+    config.parallel.partition_activations = layout.between == models::Between::KeptInParts;
     config.model.blocks = layout.pipeline > 1 ? one_of(3, 5) : one_of(1, 2, 5);
     config.model.width = one_of(48, 96, 192);
     config.model.heads = 12;

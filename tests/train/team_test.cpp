@@ -157,7 +157,8 @@ TEST(Team, RefusesProcessesThatAreNotAlike) {
       Config config = six_steps(folder);
       if (!team.is_first()) change(config);
       try {
-        check_same_in_team(config, team, config.data.path, done);
+        check_same_settings(config, team);
+        check_same_in_team(team, config.data.path, done);
       } catch (const UsageError& error) {
         return error.what();
       }
@@ -165,8 +166,10 @@ TEST(Team, RefusesProcessesThatAreNotAlike) {
     };
     EXPECT_EQ(refusal([](Config&) {}), "taken");
     EXPECT_EQ(refusal([](Config& c) { c.memory.budget = plan::parse_budget("70%"); }), "taken");
-    EXPECT_THAT(refusal([](Config& c) { c.optimizer.learning_rate = 1; }), HasSubstr("other settings"));
-    EXPECT_THAT(refusal([](Config& c) { c.data.path += "x"; }), HasSubstr("rank 0 and 1 have other"));
+    EXPECT_THAT(refusal([](Config& c) { c.optimizer.learning_rate = 1; }),
+                HasSubstr("optimizer.learning_rate is 0.0003 in the process of rank 0, and 1.0 in that of rank 1"));
+    EXPECT_THAT(refusal([](Config& c) { c.precision.compute = Compute::Bf16; }), HasSubstr("precision.compute is"));
+    EXPECT_THAT(refusal([](Config& c) { c.data.path += "x"; }), HasSubstr("data.path is"));
     EXPECT_THAT(refusal([](Config&) {}, team.rank()), HasSubstr("other steps"));
     at::set_num_threads(1 + team.rank());
     EXPECT_THAT(refusal([](Config&) {}), HasSubstr("train.threads"));

@@ -31,8 +31,8 @@ MemoryPlan keep_saved(const StepGraph& graph) {
   return plan;
 }
 
-/// plan_segments without the prediction. Segments may nest; what crosses inner ones is not kept in the first pass. Outside
-/// of all of them nothing is replayed, so what is read there is kept only where it is saved.
+/// plan_segments without the prediction. Segments may nest; what crosses inner ones is not kept in the first pass.
+/// Outside of all of them nothing is replayed, so what is read there is kept only where it is saved.
 MemoryPlan drop_inside(const StepGraph& graph, std::span<const SegmentRange> segments) {
   MemoryPlan plan = keep_saved(graph);
   plan.segments.assign(segments.begin(), segments.end());

@@ -28,7 +28,12 @@ class LayoutSearch {
       : asked_(config), devices_(devices), progress_(progress), ways_(ways_further(config, devices)) {}
 
   std::vector<LayoutTrial> all() {
-    for (const Config& first : first_layouts(asked_, devices_)) climb(first);
+    try {
+      for (const Config& first : first_layouts(asked_, devices_)) climb(first);
+    } catch (const Stopped&) {
+      if (std::ranges::none_of(trials_, [](const LayoutTrial& one) { return one.made.has_value(); })) throw;
+      progress_.note("interrupted: the fastest is of those that were rehearsed by then");
+    }
     const auto seconds = [](const LayoutTrial& one) {
       constexpr double kLast = std::numeric_limits<double>::infinity();
       return one.made ? one.made->seconds : one.floor ? std::numeric_limits<double>::max() : kLast;
@@ -135,19 +140,12 @@ std::vector<LayoutTrial> try_layouts(const Config& config, const Devices& device
 }
 
 nlohmann::ordered_json to_json(const LayoutTrial& trial, const Devices& devices) {
-  const ParallelConfig& p = trial.config.parallel;
-  nlohmann::ordered_json json = {{"tensor", p.tensor},
-                                 {"sequence_parallel", p.sequence_parallel},
-                                 {"context", p.context},
-                                 {"context_by", word(p.context_by)},
-                                 {"pipeline", p.pipeline},
-                                 {"schedule", p.schedule},
-                                 {"data", replicas_of(trial.config, devices)},
-                                 {"shard", word(p.shard)},
-                                 {"shard_degree", p.shard_degree},
-                                 {"micro_batches", trial.config.train.accumulate},
-                                 {"optimizer_in", word(trial.config.memory.optimizer)},
-                                 {"fits", trial.made.has_value()}};
+  nlohmann::ordered_json json = to_json(trial.config).at("parallel");
+  json.erase("timeout");
+  json["data"] = replicas_of(trial.config, devices);
+  json["micro_batches"] = trial.config.train.accumulate;
+  json["optimizer_in"] = word(trial.config.memory.optimizer);
+  json["fits"] = trial.made.has_value();
   if (!trial.made) {
     if (trial.floor) json["floor_bytes"] = *trial.floor;
     json["why_not"] = trial.why_not;

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
 
 #include "snug/plan/run/pipeline_schedule.h"
+#include "snug/train/config.h"
 #include "snug/train/config_applies.h"
 #include "snug/train/team_layout.h"
 
@@ -169,21 +171,18 @@ std::string layout_in_words(const Config& config, const Devices& devices) {
 }
 
 std::vector<std::string> settings_between(const Config& from, const Config& to) {
+  const nlohmann::ordered_json before = to_json(from), now = to_json(to);
   std::vector<std::string> settings;
-  const auto add = [&](std::string_view key, const auto& before, const auto& now) {
-    if (before != now) settings.push_back(fmt::format("{}={}", key, now));
+  const auto add = [&](const std::string& section, const std::string& key) {
+    const nlohmann::ordered_json& value = now.at(section).at(key);
+    if (before.at(section).at(key) == value) return;
+    settings.push_back(
+        fmt::format("{}.{}={}", section, key, value.is_string() ? value.get<std::string>() : value.dump()));
   };
-  add("parallel.tensor", from.parallel.tensor, to.parallel.tensor);
-  add("parallel.sequence_parallel", from.parallel.sequence_parallel, to.parallel.sequence_parallel);
-  add("parallel.context", from.parallel.context, to.parallel.context);
-  add("parallel.context_by", word(from.parallel.context_by), word(to.parallel.context_by));
-  add("parallel.pipeline", from.parallel.pipeline, to.parallel.pipeline);
-  add("parallel.schedule", from.parallel.schedule, to.parallel.schedule);
-  add("parallel.shard", word(from.parallel.shard), word(to.parallel.shard));
-  add("parallel.shard_degree", from.parallel.shard_degree, to.parallel.shard_degree);
-  add("memory.optimizer", word(from.memory.optimizer), word(to.memory.optimizer));
-  add("train.accumulate", from.train.accumulate, to.train.accumulate);
-  add("train.threads", from.train.threads, to.train.threads);
+  for (const auto& [key, value] : now.at("parallel").items()) add("parallel", key);
+  add("memory", "optimizer");
+  add("train", "accumulate");
+  add("train", "threads");
   return settings;
 }
 
