@@ -152,11 +152,7 @@ class _Fitted:
                     run, device, request, rehearsals, self.agreement, micro_batches,
                     self.other_budgets, self.tiers, self.allowed.lossy, self.streamed, wrapped,
                 )
-            try:
-                self._plan(_core.Kinds(recorded, strategy), request, device, micro_batches)
-            except BaseException:
-                _core.tell_failure(self.agreement)  # the others wait for a word on their plans
-                raise
+            self._plan(recorded, strategy, request, device, micro_batches)
         except BaseException:
             if self.streamed is not None:
                 self.streamed.reopen()  # what the session before had
@@ -166,7 +162,16 @@ class _Fitted:
 
         self.device = device
 
-    def _plan(self, kinds: _core.Kinds, request: int | _core.Percent | None, device: str, micro_batches: int) -> None:
+    def _plan(
+        self, recorded: list[_core.RecordedStep], strategy: str, request: int | _core.Percent | None, device: str, micro_batches: int
+    ) -> None:
+        try:
+            self._plan_alone(_core.Kinds(recorded, strategy), request, device, micro_batches)
+        except BaseException:
+            _core.tell_failure(self.agreement)  # the others wait for a word on their plans
+            raise
+
+    def _plan_alone(self, kinds: _core.Kinds, request: int | _core.Percent | None, device: str, micro_batches: int) -> None:
         self.kinds = kinds
         self.budget = _core.limit_for(request, self.kinds.graph)
         self.floor = self.kinds.floor if self.kinds.count > 1 else 0  # of each kind, that of all

@@ -35,6 +35,8 @@ class Agreement {
   // What makes plans the same in all of them. Without it each has plans of its own.
   /// The text that the first process of the group has.
   virtual std::string from_first(std::string mine) { return mine; }
+  /// Whether that is this one; otherwise its own text counts for nothing.
+  [[nodiscard]] virtual bool is_first() const { return true; }
   /// Whether all processes that do collectives inside of steps of this one are among those of the group: then their
   /// plans may have all of them do some of these again.
   [[nodiscard]] virtual bool covers_collectives() const { return false; }

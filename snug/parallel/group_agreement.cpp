@@ -33,6 +33,8 @@ class OfGroup final : public Agreement {
     return mine;
   }
 
+  bool is_first() const override { return group_->rank() == 0; }
+
   bool covers_collectives() const override { return tensor_groups_are_within(group_->members()); }
 
   bool has_collectives() const override { return covers_collectives() && tensor_groups() > 0; }

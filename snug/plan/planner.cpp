@@ -49,6 +49,9 @@ Planner::Planner(const StepGraph& graph, std::string_view strategy, SearchOption
       outside_(graph.outside()),
       options_(options) {}
 
+Planner::Planner(const StepGraph& graph, TradeOff found)
+    : none_(plan_none(graph)), plans_(std::move(found)), outside_(graph.outside()) {}
+
 Planner::Planner(const StepGraph& graph, MemoryPlan plan)
     : none_(plan_none(graph)), plans_(predicted(graph, std::move(plan))), outside_(graph.outside()) {}
 

@@ -20,6 +20,9 @@ class Planner {
   /// `strategy` as strategy_from reads it. Throws UsageError when it names none or its argument does not suit the step.
   Planner(const StepGraph& graph, std::string_view strategy, SearchOptions options = {});
 
+  /// Of "optimal", with what has been searched for the same graph elsewhere: trade_off() of another planner.
+  Planner(const StepGraph& graph, TradeOff found);
+
   /// Always the given plan, which must be for the graph; its predictions are made anew.
   Planner(const StepGraph& graph, MemoryPlan plan);
 
@@ -27,6 +30,9 @@ class Planner {
   /// budget, Optimal keeps everything. Of further devices the graph must have figures: see plan_everywhere. Throws
   /// DoesNotFit when the strategy has no plan under these budgets.
   [[nodiscard]] MemoryPlan plan(const StepGraph& now, const Budgets& budgets) const;
+
+  /// Of "optimal" what it has searched; nullptr for others.
+  [[nodiscard]] const TradeOff* trade_off() const noexcept { return std::get_if<TradeOff>(&plans_); }
 
   /// As it was given; "optimal" for a given plan.
   [[nodiscard]] const std::string& strategy() const noexcept { return strategy_; }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <vector>
 
 #include "snug/base/bytes.h"
@@ -26,6 +27,10 @@ class TradeOff {
   /// from keeping everything, local search and annealing, and every plan there is when the step is tiny; all checked by
   /// the simulator. Pure and deterministic.
   explicit TradeOff(const StepGraph& graph, SearchOptions options = {});
+  /// One that was searched for the same graph elsewhere, as to_json() has it. Throws Error for what is no such.
+  [[nodiscard]] static TradeOff from_json(const nlohmann::json& json);
+  [[nodiscard]] nlohmann::ordered_json to_json() const;
+  friend bool operator==(const TradeOff& a, const TradeOff& b);
 
   /// The fastest plan that fits; what the budget leaves unused is spent on plans between two of the front. `graph` is
   /// the one that was searched, but its static bytes may be others now. Throws DoesNotFit, naming the smallest budget
@@ -40,11 +45,12 @@ class TradeOff {
   [[nodiscard]] Bytes floor() const noexcept { return lowest_.predicted_peak; }
 
  private:
+  TradeOff() = default;
   [[nodiscard]] MemoryPlan best_of_front(const StepGraph& graph, Budget budget) const;
   [[nodiscard]] std::vector<MemoryPlan> between(const StepGraph& graph, std::size_t faster) const;
 
   std::vector<MemoryPlan> plans_;
-  Bytes static_bytes_, others_held_;           // of the graph that was searched
+  Bytes static_bytes_ = 0, others_held_ = 0;   // of the graph that was searched
   MemoryPlan lowest_;                          // that sets the floor
   std::shared_ptr<const TradeOff> with_less_;  // of plans that do not move, or are not lossy, where others may
 };

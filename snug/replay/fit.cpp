@@ -194,7 +194,7 @@ Session fit(const Forward& forward, FitOptions options, std::optional<c10::Devic
   agree_on(kinds, *options.agreement);
   const plan::Budget budget = plan::Budget::for_limit(options.budget);
   std::vector<PlannedStep> steps = or_tell(*options.agreement, [&] {
-    std::vector<PlannedStep> all = planned(std::move(kinds), options.strategy);
+    std::vector<PlannedStep> all = planned(std::move(kinds), options.strategy, *options.agreement);
     if (options.streamed)
       open_best_window(*options.streamed, all, budgets_of(budget, options.other_budgets), memory,
                        options.micro_batches);

@@ -1,9 +1,15 @@
 #include "snug/replay/planned_step.h"
 
 #include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
 #include <utility>
 
+#include "snug/base/hash.h"
 #include "snug/memory/tag.h"
 #include "snug/plan/does_not_fit.h"
 #include "snug/plan/run/presets.h"
@@ -29,16 +35,50 @@ void count_state(std::vector<RecordedStep>& kinds, std::size_t device) {
   }
 }
 
+/// Whether there are others, and all have the same to plan.
+bool all_plan_the_same(const std::vector<RecordedStep>& kinds, std::string_view strategy, Agreement& group) {
+  if (&group == alone().get()) return false;
+  std::string all(strategy);
+  for (const RecordedStep& kind : kinds) all += to_json(kind.graph).dump();
+  return all_have(std::array{as_number(hash_64(std::as_bytes(std::span(all))))}, group);
+}
+
+/// Of the first process what it has searched, as a text: empty for other strategies, and where that throws, which it
+/// does in all.
+plan::Planner searched_once(const plan::StepGraph& graph, std::string_view strategy, Agreement& group) {
+  std::optional<plan::Planner> own;
+  std::string found;
+  try {
+    if (group.is_first()) own.emplace(graph, strategy);
+    if (own && own->trade_off() != nullptr) found = own->trade_off()->to_json().dump();
+  } catch (...) {
+    (void)group.from_first({});
+    throw;
+  }
+  const std::string first = group.from_first(std::move(found));
+  if (own) return *std::move(own);
+  return first.empty() ? plan::Planner(graph, strategy)
+                       : plan::Planner(graph, plan::TradeOff::from_json(nlohmann::json::parse(first)));
+}
+
 template <class First>
-std::vector<PlannedStep> planned_by(std::vector<RecordedStep> kinds, const First& first, std::string_view strategy) {
+std::vector<PlannedStep> planned_by(std::vector<RecordedStep> kinds, const First& first, std::string_view strategy,
+                                    Agreement& group) {
   kinds = each_a_kind(std::move(kinds));
   for (std::size_t device = 0; !kinds.empty() && device < kinds.front().passing.size(); ++device)
     count_state(kinds, device);
+  const bool once = all_plan_the_same(kinds, strategy, group);
+  const auto planner_of = [&](const plan::StepGraph& graph, const auto& by) {
+    if constexpr (std::is_convertible_v<decltype(by), std::string_view>) {
+      if (once) return searched_once(graph, by, group);
+    }
+    return plan::Planner(graph, by);
+  };
   std::vector<PlannedStep> all;
   for (RecordedStep& kind : kinds) {
-    plan::Planner planner = all.empty()                         ? plan::Planner(kind.graph, first)
+    plan::Planner planner = all.empty()                         ? planner_of(kind.graph, first)
                             : kind.kind == StepKind::Evaluation ? plan::Planner(kind.graph, "none")
-                                                                : plan::Planner(kind.graph, strategy);
+                                                                : planner_of(kind.graph, strategy);
     all.push_back({std::move(kind), std::move(planner)});
   }
   return all;
@@ -61,12 +101,12 @@ std::vector<RecordedStep> each_a_kind(std::vector<RecordedStep> kinds) {
   return all;
 }
 
-std::vector<PlannedStep> planned(std::vector<RecordedStep> kinds, std::string_view strategy) {
-  return planned_by(std::move(kinds), strategy, strategy);
+std::vector<PlannedStep> planned(std::vector<RecordedStep> kinds, std::string_view strategy, Agreement& group) {
+  return planned_by(std::move(kinds), strategy, strategy, group);
 }
 
 std::vector<PlannedStep> planned(std::vector<RecordedStep> kinds, const plan::MemoryPlan& first) {
-  return planned_by(std::move(kinds), first, "optimal");
+  return planned_by(std::move(kinds), first, "optimal", *alone());
 }
 
 namespace {

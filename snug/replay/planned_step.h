@@ -7,6 +7,7 @@
 #include "snug/plan/budget.h"
 #include "snug/plan/planner.h"
 #include "snug/plan/step/memory_plan.h"
+#include "snug/replay/agreement.h"
 #include "snug/replay/record_step.h"
 
 namespace snug::replay {
@@ -21,8 +22,11 @@ struct PlannedStep {
 std::vector<RecordedStep> each_a_kind(std::vector<RecordedStep> kinds);
 
 /// Planners by a strategy (see plan::Planner) for all kinds of steps of one run. The state that its updates will make
-/// is counted in each of them. A pass without a backward one has nothing to decide, and keeps everything.
-std::vector<PlannedStep> planned(std::vector<RecordedStep> kinds, std::string_view strategy);
+/// is counted in each of them. A pass without a backward one has nothing to decide, and keeps everything. Where all of
+/// the group have the same graphs, which all of them call this with, the first process searches plans for all:
+/// elsewhere a search would find the same, on cores that it may have to share.
+std::vector<PlannedStep> planned(std::vector<RecordedStep> kinds, std::string_view strategy,
+                                 Agreement& group = *alone());
 /// The same with a plan for the first of them; for others that go backward, "optimal" makes one.
 std::vector<PlannedStep> planned(std::vector<RecordedStep> kinds, const plan::MemoryPlan& first);
 

@@ -96,6 +96,7 @@ void validate_parallel(const Config& config) {
 
 void check_for_team(const Config& config, const Team& team) {
   if (team.size() == 1) return;
+  check_same_settings(config, team);
   const auto refuse = [&](std::string_view key, std::string_view why) {
     throw UsageError(fmt::format("train: {} and {} processes: {}", key, team.size(), why));
   };

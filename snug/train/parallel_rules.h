@@ -22,7 +22,8 @@ void validate_parallel(const Config& config);
 /// before a run.
 [[nodiscard]] std::vector<std::string> notes_for_team(const Config& config, const Team& team);
 
-/// Throws UsageError for what several processes cannot do yet, or not together.
+/// Throws UsageError for what several processes cannot do yet, or not together, and where they have other settings
+/// (check_same_settings()), in all of them.
 void check_for_team(const Config& config, const Team& team);
 /// The same for a plan from a file.
 void check_plan_for_team(const Team& team);

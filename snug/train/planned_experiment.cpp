@@ -115,7 +115,7 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
     PlannedExperiment planned;
     const double started = monotonic_seconds();
     planned.kinds = file ? replay::planned(std::move(recorded), file->plan)
-                         : replay::planned(std::move(recorded), config.memory.strategy);
+                         : replay::planned(std::move(recorded), config.memory.strategy, *experiment.team().agreement());
     planned.budget = plan::budget_for(request, replay::unplanned_peak(planned.kinds));
     planned.window = open_window(experiment, planned.kinds, planned.budget);
     planned.planning_seconds = monotonic_seconds() - started;

@@ -333,7 +333,6 @@ void train_chosen(const Config& asked, report::Progress& progress, const TrainOp
   warm_up(asked);
   result.resident.start = memory::process_memory().resident;
   const std::filesystem::path folder = asked.output.folder;
-  check_same_settings(asked, options.team);
   check_for_team(asked, options.team);
   for (const std::string& note : notes_for_team(asked, options.team)) progress.note(note);
   if (options.plan) check_plan_for_team(options.team);

@@ -15,6 +15,7 @@
 #include "snug/record/recording_key.h"
 #include "snug/replay/agreed_recording.h"
 #include "snug/replay/fit.h"
+#include "snug/replay/planned_step.h"
 #include "tests/equivalence/bitwise.h"
 #include "tests/parallel/models_in_parts.h"
 #include "tests/parallel/processes.h"
@@ -293,6 +294,30 @@ TEST(TensorParallelPlans, AfterARefusalBeforeOrBehindTheRecordingFitCanBeCalledA
     Session session = fitted(1_GiB, "optimal");
     session.backward(step, tokens_of(0));
     EXPECT_TRUE(session.last_step().followed_plan);
+  });
+}
+
+/// The first searches for all, and all have the plans that each would find by itself.
+TEST(TensorParallelPlans, AreSearchedOnce) {
+  in_processes(2, [](World& world) {
+    const Parts parts(world.group({0, 1}), llama(kEven), models::Between::Sequences);
+    const auto agreement = agreement_of(world.all());
+    const at::Tensor sample = tokens_of(0);
+    auto kinds = replay::record_micro_batches(1, std::nullopt, [&] { return loss_of(*parts.model, sample); },
+                                              testing::cpu(), {.agreement = agreement});
+    ASSERT_TRUE(replay::agree_on(kinds, *agreement));
+    const std::int64_t before = world.all()->count_of<Broadcast>().bytes;
+    const auto all = replay::planned(kinds, "optimal", *agreement);
+    EXPECT_GT(world.all()->count_of<Broadcast>().bytes, before + 10'000);
+    const plan::TradeOff own(all.front().step.graph);
+    ASSERT_NE(all.front().planner.trade_off(), nullptr);
+    EXPECT_EQ(*all.front().planner.trade_off(), own);
+    // With other graphs each finds its own.
+    if (world.all()->rank() == 1) kinds.front().graph.static_bytes += 64;
+    const auto apart = replay::planned(kinds, "optimal", *agreement);
+    EXPECT_EQ(apart.front().planner.trade_off()->plans().front().predicted_peak -
+                  all.front().planner.trade_off()->plans().front().predicted_peak,
+              world.all()->rank() == 1 ? 64 : 0);
   });
 }
 

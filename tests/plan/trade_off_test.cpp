@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "snug/plan/bound/lower_bound.h"
 #include "snug/plan/does_not_fit.h"
@@ -41,6 +42,25 @@ TEST_F(TradeOffOfAChain, KeepsEverythingWhenItFits) {
   EXPECT_EQ(plan.strategy, "optimal");
   EXPECT_EQ(plan.budget, none.predicted_peak + kReserve);
   EXPECT_EQ(plan.predicted_seconds, graph.step_seconds);
+}
+
+TEST_F(TradeOffOfAChain, GoesElsewhereAsAText) {
+  StepGraph moving = graph;
+  moving.moves.host = MoveCost{.out_seconds_per_byte = 1e-10,
+                               .in_seconds_per_byte = 1e-10,
+                               .seconds_per_copy = 1e-6,
+                               .budget = {},
+                               .in_slabs = false};
+  for (const StepGraph& one : {graph, moving}) {
+    const TradeOff found(one), read = TradeOff::from_json(nlohmann::json::parse(found.to_json().dump()));
+    EXPECT_EQ(found, read);
+    const Planner here(one, "optimal"), there(one, read);
+    const Budget budget{(here.floor(one) + plan_none(one).predicted_peak) / 2, 0};
+    EXPECT_EQ(here.plan(one, budget), there.plan(one, budget));
+    EXPECT_EQ(here.strategy(), there.strategy());
+  }
+  EXPECT_THROW((void)TradeOff::from_json(nlohmann::json::parse("{}")), Error);
+  EXPECT_THROW((void)TradeOff::from_json(nlohmann::json::parse(R"({"plans": []})")), Error);
 }
 
 TEST_F(TradeOffOfAChain, FitsEveryBudgetDownToTheFloorAndPredictsWhatTheSimulatorSays) {

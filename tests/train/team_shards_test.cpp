@@ -305,8 +305,7 @@ TEST(Team, InShardsIsRefusedByTrainWhereProcessesAreNotAlike) {
   });
   for (const Ended& one : ended) {
     EXPECT_EQ(one.exit_code, 12) << one.output;
-    EXPECT_THAT(one.output,
-                HasSubstr("parallel.shard is \"none\" in the process of rank 0, and \"gradients\" in that of rank 1"));
+    EXPECT_THAT(one.output, HasSubstr(R"(parallel.shard is "none" in the process of rank 0, and "gradients" in that)"));
   }
 }
 
