@@ -171,7 +171,12 @@ void add_generate(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("--seed", o->seed, "Of what is drawn")->capture_default_str();
   command->add_flag("--json", o->json, "Print one JSON object on standard output and nothing else there");
-  command->callback([o, &action] { action = [o] { return generate(*o); }; });
+  command->callback([o, &action] {
+    action = [o] {
+      refuse_launcher();
+      return generate(*o);
+    };
+  });
 }
 
 }  // namespace snug::cli

@@ -111,6 +111,7 @@ void plan_on_described(PlanOptions& options) {
 }
 
 int run(PlanOptions options) {
+  refuse_launcher();
   plan_on_described(options);
   const bool more =
       options.explain || !(options.out + options.graph + options.graph_out + options.plan).empty() || options.strategy;

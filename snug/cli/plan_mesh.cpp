@@ -180,7 +180,6 @@ int plan_mesh(const ConfigOptions& options, const MeshOptions& mesh) {
   if (options.file.empty()) throw UsageError("plan: --devices needs a configuration");
   if (mesh.device_memory && options.budget)
     throw UsageError("plan: --device-memory is the budget of each process, and so is --budget; leave one of them out");
-  refuse_launcher();
   const train::Config config = configured(options, mesh, devices);
   if (!config.memory.allow.empty()) {
     throw UsageError(fmt::format(

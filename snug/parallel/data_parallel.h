@@ -58,8 +58,10 @@ struct Shard {
 /// made, and are there when backward() returns; then they are views of their buckets. All processes go backward equally
 /// often, and reach the same parameters in total: what none of them reaches has no gradient, what some do not is as if
 /// theirs were zero there; one whose pass reaches none calls hand_in(). Gradients of a pass that threw are of no
-/// use. Sparse gradients are refused. Steps that fit() and sessions record are tried out by each
-/// process alone: the same memory is taken, and nothing is handed in. One thread at a time.
+/// use; another one may follow where it has thrown in all processes at the same place. Else they would wait for each
+/// other: end(), of the group, tells the others at once. Sparse gradients are refused. Steps that fit() and sessions
+/// record are tried out by each process alone: the same memory is taken, and nothing is handed in. One thread at a
+/// time.
 ///
 /// Where gradients are left in shards, each process updates a part of the model: it makes its optimizer of shards(),
 /// and calls gather() behind each of its steps. So what optimizers keep is divided among the processes, and gradients
