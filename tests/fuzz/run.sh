@@ -9,7 +9,7 @@ libtorch="$(<"$1/libtorch")"
 seconds="$2"
 shift 2
 readonly names=(safetensors safetensors_index gguf gguf_tokenizer tokenizer_json named_tokens sentence_piece megatron_index
-  token_file manifest plan config_json peft_adapter)
+  token_file manifest plan config_json peft_adapter torch_checkpoint)
 # Debian: clang and libclang-rt-dev.
 compiler="${SNUG_FUZZ_COMPILER:-$(compgen -c clang++ | sort -V | head -n 1)}"
 # Fresh: with another compiler CMake would forget the other settings.
@@ -29,6 +29,7 @@ seeds() {
     config_json) cp "$tests/train/tiny/config.json" "$folder" ;;
     sentence_piece) cp "$tests"/data/{bpe,unigram}.model "$folder" ;;
     named_tokens) cp "$tests/data/bpe_converted.json" "$folder"; python3 "$here/seeds.py" named_tokens "$folder" ;;
+    torch_checkpoint) for one in "$tests"/state/torch_checkpoint*/.metadata; do cp "$one" "$folder/$(basename "$(dirname "$one")")"; done ;;
     peft_adapter) cp "$tests/train/tiny_adapter/adapter_config.json" "$folder" ;;
   esac
 }

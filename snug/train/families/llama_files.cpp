@@ -13,7 +13,7 @@
 #include "snug/models/llama_json.h"
 #include "snug/models/parameter.h"
 #include "snug/state/load_weights.h"
-#include "snug/state/safetensors.h"
+#include "snug/state/weights_in.h"
 #include "snug/train/families/llama_gguf.h"
 #include "snug/train/refuse_model.h"
 
@@ -69,7 +69,7 @@ void LlamaFiles::take_gguf() {
 }
 
 void LlamaFiles::take_folder() {
-  for (auto& [name, tensor] : state::open_sharded_safetensors(path())) {
+  for (auto& [name, tensor] : state::open_weights_in(path())) {
     // Older files have the tied weight twice, and tables that the model makes itself.
     if ((options_.tied && name == kHead) || name.ends_with("rotary_emb.inv_freq")) continue;
     tensors_.emplace(name, tensor);
