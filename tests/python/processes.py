@@ -9,6 +9,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
+# What takes seconds to import, once for all that are started.
+_IMPORTED = ["torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining", "snug"]
+
+
 def _free_port():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -25,9 +29,11 @@ def _run(rank, body, count, port, results, arguments):
 
 def in_processes(count, body, *arguments):
     """body(rank, results, *arguments) in each of them; what they have put into results. Fails where one of them does."""
-    with mp.get_context("spawn").Manager() as manager:
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED)
+    with context.Manager() as manager:
         results = manager.dict()
-        mp.spawn(_run, args=(body, count, _free_port(), results, arguments), nprocs=count)
+        mp.start_processes(_run, args=(body, count, _free_port(), results, arguments), nprocs=count, start_method="forkserver")
         return dict(results)
 
 
