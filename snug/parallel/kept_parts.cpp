@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "snug/base/errors.h"
 #include "snug/described/described_device.h"
@@ -32,22 +33,19 @@ void check_is_alike(ProcessGroup& group, const at::Tensor& whole) {
 
 }  // namespace
 
-at::Tensor gathered(ProcessGroup& group, const at::Tensor& part) {
-  at::Tensor all = at::empty({group.size() * part.numel()}, part.options());
-  group.run(AllGather{all, part});
-  return all;
+at::Tensor gathered(ProcessGroup& group, const at::Tensor& part, std::int64_t dimension) {
+  std::vector<std::int64_t> sizes = part.sizes().vec();
+  sizes.insert(sizes.begin(), group.size());
+  const at::Tensor all = at::empty(sizes, part.options());
+  group.run(AllGather{all, part.contiguous()});
+  return all.movedim(0, dimension).flatten(dimension, dimension + 1).contiguous();
 }
 
 at::Tensor KeptParts::whole_of(ProcessGroup& group, const at::Tensor& part, const at::Tensor& whole) {
-  Measured known;
-  const auto bytes = static_cast<Bytes>(whole.nbytes());
-  {
-    const std::scoped_lock lock(mutex_);
-    known = by_size_[bytes];
-  }
+  Measured& known = by_size_[static_cast<Bytes>(whole.nbytes())];
   if (known.times == kMeasured) {
     record::say_seconds_again(known.least);
-    return whole.reshape({-1}).clone();
+    return whole.clone(at::MemoryFormat::Contiguous).view({-1});
   }
   check_is_alike(group, whole);
   const double began = memory::seconds_when_done(whole.device());
@@ -55,8 +53,6 @@ at::Tensor KeptParts::whole_of(ProcessGroup& group, const at::Tensor& part, cons
   const double took = memory::seconds_when_done(whole.device()) - began;
   known = {known.times + 1, known.times == 0 ? took : std::min(known.least, took)};
   record::say_seconds_again(known.least);
-  const std::scoped_lock lock(mutex_);
-  by_size_[bytes] = known;
   return all;
 }
 

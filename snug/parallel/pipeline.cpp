@@ -265,6 +265,7 @@ class Pipeline::Step {
     at::Tensor tensor = room_for(header);
     group_.run(Receive{tensor, from, tag + 1});
     received_.insert(tag);
+    headers_.erase(tag);
     return tensor;
   }
   /// Whatever would come from here on, and go, does all the same, as nothing: nobody is left waiting, and the next step
@@ -284,37 +285,41 @@ class Pipeline::Step {
       group_.end();
     }
   }
-  void receive_the_rest(std::size_t from_action) {
+  enum class Side : std::int8_t { Sender = -1, Receiver = 1 };
+  /// visit(stage of this process, that of the other process, micro-batch, way) of the messages from that action on of
+  /// which the other one is sender, or receiver.
+  template <class Visit>
+  void each_message(Side other_is, std::size_t from_action, const Visit& visit) {
     const auto& own = actions_.at(static_cast<std::size_t>(group_.rank()));
     for (std::size_t i = from_action; i < own.size(); ++i) {
       const int stage = own[i].chunk * group_.size() + group_.rank();
       const Way way = own[i].kind == Kind::Forward ? Way::Onward : Way::Back;
-      const int from_stage = way == Way::Onward ? stage - 1 : stage + 1;
-      if (from_stage < 0 || from_stage > last_ || rank_of(from_stage) == group_.rank()) continue;
-      const int tag = tag_of(from_stage, own[i].micro_batch, way);
-      if (received_.contains(tag)) continue;
-      try {
-        (void)receive(rank_of(from_stage), tag);
-      } catch (const EndedByAnother&) {  // nor does it come
-      }
+      const int other = stage + static_cast<int>(other_is) * (way == Way::Onward ? 1 : -1);
+      if (other < 0 || other > last_ || rank_of(other) == group_.rank()) continue;
+      visit(stage, other, own[i].micro_batch, way);
     }
   }
   void tell_others(std::size_t from_action) {
-    const auto& own = actions_.at(static_cast<std::size_t>(group_.rank()));
-    for (std::size_t i = from_action; i < own.size(); ++i) {
-      const int stage = own[i].chunk * group_.size() + group_.rank();
-      const Way way = own[i].kind == Kind::Forward ? Way::Onward : Way::Back;
-      const int for_stage = way == Way::Onward ? stage + 1 : stage - 1;
-      if (for_stage < 0 || for_stage > last_ || rank_of(for_stage) == group_.rank()) continue;
-      const int tag = tag_of(stage, own[i].micro_batch, way);
-      if (given_.contains(tag)) continue;
+    each_message(Side::Receiver, from_action, [&](int stage, int other, int micro_batch, Way way) {
+      const int tag = tag_of(stage, micro_batch, way);
+      if (given_.contains(tag)) return;
       const at::Tensor header = at::zeros({kHeader}, at::kLong);
       auto* const fields = header.mutable_data_ptr<std::int64_t>();
       fields[0] = number_;
       fields[1] = kFailed;
       fields[2] = stage;
-      sent_.push_back({group_.begin(Send{header, rank_of(for_stage), tag}), {}, 0, 0});
-    }
+      sent_.push_back({group_.begin(Send{header, rank_of(other), tag}), {}, 0, 0});
+    });
+  }
+  void receive_the_rest(std::size_t from_action) {
+    each_message(Side::Sender, from_action, [&](int /*stage*/, int other, int micro_batch, Way way) {
+      const int tag = tag_of(other, micro_batch, way);
+      if (received_.contains(tag)) return;
+      try {
+        (void)receive(rank_of(other), tag);
+      } catch (const EndedByAnother&) {  // nor does it come
+      }
+    });
   }
   /// What it has received by then is held no longer.
   void has_come_to(int rank, int place) {
@@ -338,7 +343,7 @@ class Pipeline::Step {
   std::vector<at::Tensor> losses_;
   std::map<std::pair<int, int>, Alive> alive_;  // by chunk and micro-batch
   std::map<int, at::Tensor> at_home_;           // between stages of this process, by tag
-  std::map<int, at::Tensor> headers_;           // that have come, by tag
+  std::map<int, at::Tensor> headers_;           // of what has still to come, by tag
   std::set<int> received_, given_;              // tags
   std::list<Sent> sent_;
   int most_alive_ = 0;

@@ -32,14 +32,6 @@ at::Tensor max_of(ProcessGroup& group, const at::Tensor& mine) {
   return all;
 }
 
-at::Tensor all_of(ProcessGroup& group, const at::Tensor& mine, std::int64_t dimension) {
-  std::vector<std::int64_t> sizes = mine.sizes().vec();
-  sizes.insert(sizes.begin(), group.size());
-  const at::Tensor all = at::empty(sizes, mine.options());
-  group.run(AllGather{all, mine.contiguous()});
-  return all.movedim(0, dimension).flatten(dimension, dimension + 1).contiguous();
-}
-
 /// Its parts along that dimension, one behind the other.
 at::Tensor parts_of(const ProcessGroup& group, const at::Tensor& mine, std::int64_t dimension) {
   if (mine.size(dimension) % group.size() != 0) {
@@ -110,7 +102,7 @@ at::Tensor together(const at::Tensor& mine, std::int64_t group, std::int64_t wha
     case What::Max:
       return max_of(*processes, mine);
     case What::Gather:
-      return all_of(*processes, mine, dimension);
+      return gathered(*processes, mine, dimension);
     case What::SumPart:
       return part_of_sum(*processes, mine, dimension);
     case What::Exchange:

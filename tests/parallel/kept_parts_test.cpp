@@ -159,10 +159,14 @@ TEST(KeptParts, AreWhatRecomputedBlocksKeep) {
 TEST(KeptParts, TakeTheTimeOfAGatherWhenTheyAreReplayed) {
   in_processes(2, [](World& world) {
     const Found kept = steps_of(world, Between::KeptInParts, "none");
+    std::vector<double> seconds;
     for (const plan::OpInfo& op : kept.graph.ops) {
       if (op.name != "snug_collective::gather_again") continue;
       EXPECT_GT(op.seconds, 20e-6);
+      seconds.push_back(op.seconds);
     }
+    EXPECT_EQ(seconds.size(), 3U);
+    EXPECT_EQ(seconds, std::vector<double>(3, seconds.front())) << "of one size all have that of the shortest";
   });
 }
 
