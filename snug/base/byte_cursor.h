@@ -37,6 +37,10 @@ class ByteCursor {
   std::string take_string(const std::string& what, std::uint64_t longest) {
     const auto length = take<std::uint64_t>(what);
     if (length > longest) fail("{}: a string of {} bytes; the format allows {}", what, length, longest);
+    return take_text(length, what);
+  }
+  /// So many bytes.
+  std::string take_text(std::uint64_t length, const std::string& what) {
     need(length, what);
     std::string text(reinterpret_cast<const char*>(file_.data() + at_), static_cast<std::size_t>(length));
     at_ += static_cast<std::size_t>(length);

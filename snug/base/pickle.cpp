@@ -118,10 +118,7 @@ class Reader {
   template <class Length>
   std::string text(const char* what) {
     const auto length = cursor_.take<Length>(what);
-    cursor_.need(length, what);
-    std::string text;
-    for (std::uint64_t i = 0; i < length; ++i) text += static_cast<char>(cursor_.take<std::uint8_t>(what));
-    return text;
+    return cursor_.take_text(length, what);
   }
   std::string line() {
     std::string text;

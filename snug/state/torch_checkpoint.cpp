@@ -186,7 +186,7 @@ std::map<std::string, Whole> tensors_in(const Fields& fields, const Pickled& met
     if (state.empty()) fields.fail("{} has no type", name);
     const std::string type = fields.as<Pickled::Global>(*state.front(), "a type").name;
     const auto known = scalar_type_named(type);
-    if (!known) fields.fail("{} is of {}, which is not read", name, type);
+    if (!known) throw UsageError(fmt::format("opening a checkpoint: {} is of {}, which is not read", name, type));
     Whole whole{.type = *known, .sizes = fields.sizes(fields.get(*value, kTensor, "size"), "size"), .parts = {}};
     if (elements_of(whole.sizes) < 0) fields.fail("{} has more elements than there can be", name);
     for (const Pickled* const chunk : fields.as<Pickled::List>(fields.get(*value, kTensor, "chunks"), "chunks")) {

@@ -13,8 +13,8 @@ namespace snug::state {
 /// it is read. What is no tensor is left out. Names are those of the state dicts that were saved: of {"model":
 /// model.state_dict(), "optimizer": ...}, as of one module alone, those inside of "model"; with other keys, or none,
 /// all there are, with dots between. Nothing of what Python has pickled there is run. Throws UsageError when there is
-/// no such folder, or it has been saved in a way that is not read (compressed, or as safetensors); DamagedFile when it
-/// is not what the format says, or a part of a tensor is missing.
+/// no such folder, it has been saved compressed, or has types that are not read; DamagedFile when it is not what the
+/// format says, or a part of a tensor is missing.
 StoredTensors open_torch_checkpoint(const std::filesystem::path& folder);
 
 }  // namespace snug::state

@@ -40,7 +40,7 @@ struct NamedType {
   std::string_view type, storage;
   at::ScalarType is;
 };
-constexpr std::array<NamedType, 13> kStorageTypes = {
+constexpr std::array<NamedType, 12> kStorageTypes = {
     {{"torch.float32", "torch.FloatStorage", at::kFloat},
      {"torch.float64", "torch.DoubleStorage", at::kDouble},
      {"torch.float16", "torch.HalfStorage", at::kHalf},
@@ -52,8 +52,7 @@ constexpr std::array<NamedType, 13> kStorageTypes = {
      {"torch.uint8", "torch.ByteStorage", at::kByte},
      {"torch.bool", "torch.BoolStorage", at::kBool},
      {"torch.complex64", "torch.ComplexFloatStorage", at::kComplexFloat},
-     {"torch.complex128", "torch.ComplexDoubleStorage", at::kComplexDouble},
-     {"torch.float8_e4m3fn", "", at::kFloat8_e4m3fn}}};
+     {"torch.complex128", "torch.ComplexDoubleStorage", at::kComplexDouble}}};
 
 /// How a pickle says that a tensor lies in its storage.
 struct Layout {

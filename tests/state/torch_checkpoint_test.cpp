@@ -107,6 +107,7 @@ TEST(TorchCheckpoint, WhatIsNotThereOrElsewhereIsRefused) {
   };
   EXPECT_THAT(with("__1_0.distcp", "../_0.distcp"), HasSubstr("outside of the folder"));
   EXPECT_THAT(with("float32", "floatXX"), HasSubstr("torch.floatXX, which is not read"));
+  EXPECT_THROW((void)open_torch_checkpoint(folder), UsageError) << "nothing of it is damaged";
   EXPECT_THAT(with("TensorStorageMetadata", "TensorStorageMetaxxxx"), "nothing") << "none of them is a tensor";
   EXPECT_THAT(with("storage_data", "storage_dxta"), HasSubstr("Metadata has no storage_data"));
 }
