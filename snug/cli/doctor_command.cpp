@@ -87,21 +87,22 @@ struct Reached {
   std::optional<parallel::Links> links;
   std::optional<Check> failed{};  ///< where there are others, and no links
   bool is_first = true;
-  bool on_one_machine = false, one_on_each = false;  ///< which leaves a link that is not measured
+  int processes = 1;
+  /// Which leaves one of the links unmeasured.
+  [[nodiscard]] bool on_one_machine() const { return links->per_machine == processes; }
+  [[nodiscard]] bool one_on_each() const { return links->per_machine == 1; }
   [[nodiscard]] std::string text() const {
-    if (on_one_machine) return parallel::to_text(links->within);
-    return parallel::to_text(links->between) + (one_on_each ? "" : "," + parallel::to_text(links->within));
+    if (on_one_machine()) return parallel::to_text(links->within);
+    return parallel::to_text(links->between) + (one_on_each() ? "" : "," + parallel::to_text(links->within));
   }
 };
 Reached measure_links() {
   const auto launched = parallel::launched();
   if (!launched || launched->size == 1) return {};
-  Reached reached{.links = {}, .is_first = launched->rank == 0};
+  Reached reached{.links = {}, .is_first = launched->rank == 0, .processes = launched->size};
   const Check met = check("links", [&] {
     const auto world = parallel::World::meet(*launched, {.timeout = std::chrono::minutes(1)});
     reached.links = parallel::measured_links(*world);
-    reached.on_one_machine = reached.links->per_machine == launched->size;
-    reached.one_on_each = reached.links->per_machine == 1;
     return std::string();
   });
   if (!met.works) reached.failed = met;
@@ -180,10 +181,10 @@ void add_doctor(CLI::App& app, Action& action) {
           rows.push_back({device.str(), (model.empty() ? "" : model + ", ") + memory_of(memory.capacity())});
         }
         if (reached.links) {
-          rows.push_back({"within a machine", reached.one_on_each ? "not measured: each has one"
-                                                                  : parallel::in_words(reached.links->within)});
-          rows.push_back({"between machines", reached.on_one_machine ? "not measured: all are on this one"
-                                                                     : parallel::in_words(reached.links->between)});
+          rows.push_back({"within a machine", reached.one_on_each() ? "not measured: each has one"
+                                                                    : parallel::in_words(reached.links->within)});
+          rows.push_back({"between machines", reached.on_one_machine() ? "not measured: all are on this one"
+                                                                       : parallel::in_words(reached.links->between)});
           rows.push_back({"for snug plan", "--link " + reached.text()});
         }
         for (const Check& c : checks) rows.push_back({c.name, (c.works ? "✓ " : "✗ ") + c.detail});

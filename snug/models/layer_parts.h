@@ -94,7 +94,8 @@ struct ModelInStages {
 /// Leaves each process its part of the Linear layers that the table names; all have the same weights before. `heads`:
 /// of attention, of which each process has as many. Of a module of one's own, whose forward() calls LinearImpl::enter()
 /// with what its layers of Columns have together. Throws UsageError, with the model as it was, where something cannot
-/// be divided evenly, a layer is packed, or a name is of none.
+/// be divided evenly, a layer is packed, or a name is of none. What `parts` says of what is between layers is for the
+/// module to do.
 ModelInParts divide_layers(torch::nn::Module& model, const std::vector<NamedLayout>& table, std::int64_t heads,
                            const LayerParts& parts);
 /// The layers of BERT and ViT, which have whole sequences in between: divide_layers().

@@ -166,7 +166,8 @@ Bytes room_within(std::optional<Bytes> limit, const memory::DeviceMemory& memory
 
 void let_move(std::vector<RecordedStep>& kinds, memory::DeviceMemory& memory, memory::Tiers& tiers,
               std::optional<Bytes> limit) {
-  const memory::HeldLimit held(memory, limit);
+  std::optional<memory::HeldLimit> held;
+  if (limit) held.emplace(memory, limit);
   const Bytes room = room_within(limit, memory);
   plan::Moves moves;
   const auto to = [&](memory::Tier tier, const std::optional<Bytes>& budget) {

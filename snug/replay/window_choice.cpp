@@ -48,7 +48,8 @@ plan::MoveCost cost_of_copies(const StreamedTensors& streamed, memory::DeviceMem
   const StreamWindow::Totals totals = streamed.totals();
   const memory::Tier tier = 2 * totals.on_disk > totals.bytes ? memory::Tier::Disk : memory::Tier::Host;
   const std::optional<Bytes> limit = budget ? std::optional(budget->limit) : std::nullopt;
-  const memory::HeldLimit held(memory, limit);
+  std::optional<memory::HeldLimit> held;
+  if (limit) held.emplace(memory, limit);
   Bytes room = room_within(limit, memory);
   const memory::TierBudgets budgets = streamed.tiers()->budgets();
   if (const auto& of_tier = tier == memory::Tier::Disk ? budgets.disk : budgets.host)

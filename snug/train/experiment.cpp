@@ -271,8 +271,7 @@ void Experiment::stream_again() {
       std::ranges::any_of(model().parameters(), trains)) {
     throw UsageError(
         fmt::format("configuration: memory.optimizer = \"streamed\", and optimizer.kind = \"{}\" keeps nothing as it "
-                    "is set; leave it "
-                    "out",
+                    "is set; leave it out",
                     config_.optimizer.kind));
   }
   if (config_.memory.weights == KeptIn::Streamed) streamed_->add(models::weights_of(model()));

@@ -147,8 +147,7 @@ std::vector<std::string> notes_for_team(const Config& config, const Team& team) 
   if (team.size() > 1 && saves_together(config) && !config.output.folder.empty() && config.state.every == 0) {
     notes.emplace_back(
         "each process has a part of the training state, which is saved at the end alone: of a run that one of them "
-        "ends "
-        "before, nothing is left; state.every = N saves it every N steps");
+        "ends before, nothing is left; state.every = N saves it every N steps");
   }
   return notes;
 }

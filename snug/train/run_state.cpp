@@ -57,10 +57,12 @@ void check_same_run(json before, const Config& now, std::size_t drawers, int is,
     const std::int64_t had = accumulate.get<std::int64_t>() * was, has = now.train.accumulate * is;
     if (had == has) before["train"]["accumulate"] = now.train.accumulate;
     if (had != has && was != is) {
-      progress.note(
-          fmt::format("batches are {} micro-batches from here on, and were {}: sums have another order, and "
-                      "dropout other numbers; train.accumulate = {} would go on as before",
-                      has, had, had % is == 0 ? std::to_string(had / is) : "what makes as many"));
+      const std::string as_before =
+          had % is == 0 ? fmt::format("; train.accumulate = {} would go on as before", had / is) : std::string();
+      progress.note(fmt::format(
+          "batches are {} micro-batches from here on, and were {}: sums have another order, and dropout other "
+          "numbers{}",
+          has, had, as_before));
     }
   }
   const std::vector<std::string> different = changed_when_resumed(before, now);

@@ -22,6 +22,7 @@
 #include "snug/models/context_parts.h"
 #include "snug/parallel/launch.h"
 #include "snug/parallel/tensor_group.h"
+#include "snug/replay/agreement.h"
 #include "snug/train/config.h"
 #include "snug/train/interrupt.h"
 #include "snug/train/parallel_rules.h"
@@ -54,9 +55,8 @@ Team::Word word_of(const at::Tensor& bytes, std::size_t losses) {
 /// What is smaller stays whole in each process: gathering it takes longer than it is worth.
 constexpr Bytes kSmallestDivided = 64_KiB;
 
-/// As a number of few enough bits for a double.
 double hash_of(std::string_view text) {
-  return static_cast<double>(hash_64(std::as_bytes(std::span(text.data(), text.size()))) >> 12U);
+  return replay::as_number(hash_64(std::as_bytes(std::span(text.data(), text.size()))));
 }
 
 /// What each process may have its own way.
@@ -72,25 +72,17 @@ nlohmann::ordered_json settings_of(const Config& config) {
   return all;
 }
 
-std::string show(const nlohmann::ordered_json& value) { return value.is_null() ? "left out" : value.dump(); }
-
 /// The first key that is not the same in both.
 std::string first_difference(const nlohmann::ordered_json& first, const nlohmann::ordered_json& other, int rank) {
-  const auto of = [](const nlohmann::ordered_json& all, const std::string& section, const std::string& key) {
-    const auto found = all.find(section);
-    return found != all.end() && found->contains(key) ? (*found)[key] : nlohmann::ordered_json();
+  const nlohmann::ordered_json patch = nlohmann::ordered_json::diff(first, other);
+  nlohmann::ordered_json::json_pointer key(patch.at(0).at("path").get<std::string>());
+  const auto show = [&](const nlohmann::ordered_json& all) {
+    return all.contains(key) ? all.at(key).dump() : std::string("left out");
   };
-  for (const auto* const all : {&first, &other}) {
-    for (const auto& [section, keys] : all->items()) {
-      for (const auto& [key, value] : keys.items()) {
-        const auto here = of(first, section, key), there = of(other, section, key);
-        if (here == there) continue;
-        return fmt::format("{}.{} is {} in the process of rank 0, and {} in that of rank {}; give all the same",
-                           section, key, show(here), show(there), rank);
-      }
-    }
-  }
-  return fmt::format("the processes of rank 0 and {} have other settings; give all the same", rank);
+  std::string name = key.to_string().substr(1);
+  std::ranges::replace(name, '/', '.');
+  return fmt::format("{} is {} in the process of rank 0, and {} in that of rank {}; give all the same", name,
+                     show(first), show(other), rank);
 }
 
 constexpr std::int64_t kSequence = 1;  // the dimension of (batch, sequence)

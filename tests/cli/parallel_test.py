@@ -146,6 +146,15 @@ class Together(Command):
             self.assert_refused(run("train", self.config, "--set", f"parallel.schedule={schedule}"), 2,
                                 "it must be one of f_then_b, 1f1b, interleaved(V)")
 
+    def test_other_micro_batches_where_a_run_goes_on_are_told(self):
+        to = ("--set", f"output.folder={self.folder / 'run'}", "--set", "state.every=3")
+        both = run_together(2, "train", self.config, *ALIKE, *to, "--set", "train.steps=3")
+        self.assertEqual([one.returncode for one in both], [0, 0], both[0].stderr + both[1].stderr)
+        alone = run("train", self.config, *ALIKE, *to, "--resume")
+        self.assertEqual(alone.returncode, 0, alone.stderr)
+        self.assertIn("batches are 1 micro-batches from here on, and were 2", alone.stderr)
+        self.assertIn("train.accumulate = 2 would go on as before", alone.stderr)
+
     def test_copies_are_timed_within_the_budget(self):
         sets = ("--set", "memory.host_budget=1GiB", "--set", "memory.optimizer=streamed")
         free = json.loads(run("train", self.config, "--json", "--set", "train.steps=1").stdout)
