@@ -1,5 +1,8 @@
 #include "snug/plan/run/scheduler.h"
 
+#include <algorithm>
+#include <memory>
+#include <span>
 #include <stdexcept>
 #include <utility>
 
@@ -17,6 +20,7 @@ class Scheduler::Search {
         values_(scratch.values_),
         stack_(scratch.stack_),
         runs_(scratch.runs_),
+        lists_(scratch.lists_),
         target_(target),
         segment_(flow_.scope(target)),
         first_(flow_.producer(target)),
@@ -24,6 +28,8 @@ class Scheduler::Search {
     ops_.begin(at(flow_.ops()));
     values_.begin(at(flow_.values()));
     runs_.clear();
+    for (auto* list : {&lists_.drops, &lists_.copies, &lists_.read_later, &lists_.read_last, &lists_.sources})
+      list->clear();
   }
 
   ReplaySchedule run() {
@@ -31,8 +37,7 @@ class Scheduler::Search {
     add_what_waits();
     mark_what_stays();
     choose();
-    order();
-    return std::move(replay_);
+    return in_order();
   }
 
  private:
@@ -129,57 +134,79 @@ class Scheduler::Search {
         ops_.set(at(op), 0);
         continue;
       }
-      RunAgain& step = runs_.emplace_back();
-      step.op = op;
-      if (op == last_) step.read_later.push_back(target_);  // by the caller
+      runs_.push_back(here(op));
+      if (op == last_) lists_.read_later.push_back(target_);  // by the caller
       for (const Output& out : flow_.outputs(op)) {
         if (ledger_.resident(out.value)) continue;
-        if (marked(out.value, kRead)) step.read_later.push_back(out.value);
+        if (marked(out.value, kRead)) lists_.read_later.push_back(out.value);
         // Nobody reads it after its operator, and it is not to stay.
-        if (values_.get(at(out.value)) == 0 && out.value != target_) step.drops.push_back(out.value);
+        if (values_.get(at(out.value)) == 0 && out.value != target_) lists_.drops.push_back(out.value);
       }
-      for (ValueId input : flow_.inputs(op)) read(step, input);
+      for (ValueId input : flow_.inputs(op)) read(input);
+      list_copies(op, std::span(lists_.drops).subspan(runs_.back().drops));
     }
   }
 
-  void read(RunAgain& step, ValueId input) {
+  /// Where the lists of the next operator begin, and those of the last one end.
+  [[nodiscard]] Run here(OpId op) const {
+    return {op, lists_.drops.size(), lists_.copies.size(), lists_.read_later.size(), lists_.read_last.size()};
+  }
+
+  void read(ValueId input) {
     if (is_source(input)) {
-      replay_.sources.push_back(input);
+      lists_.sources.push_back(input);
       if (ledger_.resident(input) || marked(input, kFetched)) return;
       values_.add(at(input), kFetched);
       fetches_ = true;
-      if (!ledger_.waited_for(input)) step.drops.push_back(input);
+      if (!ledger_.waited_for(input)) lists_.drops.push_back(input);
       return;
     }
     if (marked(input, kRead)) return;
     values_.add(at(input), kRead);
-    step.read_last.push_back(input);
-    if (!marked(input, kStays)) step.drops.push_back(input);
+    lists_.read_last.push_back(input);
+    if (!marked(input, kStays)) lists_.drops.push_back(input);
   }
 
-  void list_copies(RunAgain& step) const {
-    const auto inputs = flow_.inputs(step.op);
-    for (const Output& out : flow_.outputs(step.op)) {
+  void list_copies(OpId op, std::span<const ValueId> drops) const {
+    const auto inputs = flow_.inputs(op);
+    for (const Output& out : flow_.outputs(op)) {
       if (out.overwrites == kNoValue || std::ranges::find(inputs, out.overwrites) == inputs.end()) continue;
-      if (std::ranges::find(step.drops, out.overwrites) == step.drops.end()) step.copies.push_back(out.overwrites);
+      if (std::ranges::find(drops, out.overwrites) == drops.end()) lists_.copies.push_back(out.overwrites);
     }
   }
 
   /// As they were recorded. What is fetched comes late, as it takes memory.
-  void order() {
-    replay_.steps.reserve(runs_.size());
-    for (auto run = runs_.rbegin(); run != runs_.rend(); ++run) {
-      list_copies(*run);
-      if (fetches_) place_fetches(*run);
-      replay_.steps.emplace_back(std::move(*run));
+  [[nodiscard]] ReplaySchedule in_order() {
+    const auto values = std::make_shared_for_overwrite<ValueId[]>(lists_.drops.size() + lists_.copies.size() +
+                                                                  lists_.read_later.size() + lists_.read_last.size() +
+                                                                  lists_.sources.size());
+    ValueId* end = values.get();
+    const auto append = [&](const std::vector<ValueId>& list) {
+      ValueId* const begin = std::exchange(end, std::ranges::copy(list, end).out);
+      return std::span<const ValueId>(begin, end);
+    };
+    const auto drops = append(lists_.drops), copies = append(lists_.copies), read_later = append(lists_.read_later),
+               read_last = append(lists_.read_last);
+    ReplaySchedule replay{.steps = {}, .sources = append(lists_.sources), .values = values};
+    replay.steps.reserve(runs_.size());
+    for (std::size_t i = runs_.size(); i-- > 0;) {
+      const Run& run = runs_[i];
+      const Run next = i + 1 < runs_.size() ? runs_[i + 1] : here(kNoOp);
+      const auto part = [&](std::span<const ValueId> all, std::size_t Run::*list) {
+        return all.subspan(run.*list, next.*list - run.*list);
+      };
+      if (fetches_) place_fetches(run.op, replay);
+      replay.steps.emplace_back(RunAgain{run.op, part(drops, &Run::drops), part(copies, &Run::copies),
+                                         part(read_later, &Run::read_later), part(read_last, &Run::read_last)});
     }
+    return replay;
   }
 
-  void place_fetches(const RunAgain& run) {
-    for (ValueId input : flow_.inputs(run.op)) {
+  void place_fetches(OpId op, ReplaySchedule& replay) {
+    for (ValueId input : flow_.inputs(op)) {
       if (!marked(input, kFetched)) continue;
       values_.set(at(input), 0);
-      replay_.steps.emplace_back(Fetch{input});
+      replay.steps.emplace_back(Fetch{input});
     }
   }
 
@@ -188,17 +215,17 @@ class Scheduler::Search {
   Marks& ops_;
   Marks& values_;
   std::vector<OpId>& stack_;
-  std::vector<RunAgain>& runs_;  // from the last
+  std::vector<Run>& runs_;
+  Lists& lists_;
   const ValueId target_;
   const SegmentId segment_;
   OpId first_;
   const OpId last_;
   bool fetches_ = false;
-  ReplaySchedule replay_;
 };
 
 ReplaySchedule Scheduler::schedule(const Ledger& ledger, ValueId target) {
-  if (ledger.fetchable(target)) return {{Fetch{target}}, {}};
+  if (ledger.fetchable(target)) return {{Fetch{target}}, {}, {}};
   if (flow_.producer(target) == kNoOp) throw std::logic_error("ledger: a leaf is absent and cannot be made again");
   return Search(*this, ledger, target).run();
 }

@@ -42,11 +42,20 @@ class Scheduler {
     std::uint32_t round_ = 0;
   };
   class Search;
+  /// An operator that runs, and where its values begin in each of the lists.
+  struct Run {
+    OpId op = kNoOp;
+    std::size_t drops = 0, copies = 0, read_later = 0, read_last = 0;
+  };
+  struct Lists {
+    std::vector<ValueId> drops, copies, read_later, read_last, sources;
+  };
 
   const Dataflow& flow_;
   Marks ops_, values_;
   std::vector<OpId> stack_;
-  std::vector<RunAgain> runs_;
+  std::vector<Run> runs_;  // from the last
+  Lists lists_;
 };
 
 }  // namespace snug::plan

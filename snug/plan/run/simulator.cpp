@@ -27,7 +27,8 @@ class Run : public StepVisitor {
   Run(const StepGraph& graph, const MemoryPlan& plan)
       : graph_(graph),
         plan_(plan),
-        flow_(with_segments(graph.flow, plan.segments)),
+        in_segments_(plan.segments.empty() ? std::nullopt : std::optional(with_segments(graph.flow, plan.segments))),
+        flow_(in_segments_ ? *in_segments_ : graph.flow),
         ledger_(flow_, [this](ValueId v) { dropped(v); }),
         walk_(graph),
         values_(graph.values.size()),
@@ -50,6 +51,10 @@ class Run : public StepVisitor {
     const std::int32_t in_flight = graph_.in_flight;
     std::optional<OthersInFlight> others;
     if (in_flight > 1 || graph_.others_held > 0) others.emplace(graph_);
+    if (detail == Detail::Timeline) {
+      for (auto* each : {&result_.timeline, &result_.peaks}) each->reserve(graph_.events.size());
+      result_.times.reserve(graph_.events.size());
+    }
     while (!walk_.at_end()) {
       if (others) others->before_event(walk_.position(), live_, result_);
       highest_ = live_;
@@ -357,7 +362,8 @@ class Run : public StepVisitor {
 
   const StepGraph& graph_;
   const MemoryPlan& plan_;
-  const Dataflow flow_;
+  const std::optional<Dataflow> in_segments_;
+  const Dataflow& flow_;
   Ledger ledger_;
   StepWalk walk_;
   std::vector<OfValue> values_;

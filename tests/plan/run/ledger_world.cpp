@@ -353,7 +353,7 @@ void World::check_progress(const State& s) const {
 std::string World::key(const State& s) {
   std::string key;
   const auto add = [&key](std::int64_t number) { key.push_back(static_cast<char>(number)); };
-  const auto add_all = [&](const std::vector<ValueId>& values) {
+  const auto add_all = [&](std::span<const ValueId> values) {
     add(static_cast<std::int64_t>(values.size()));
     for (ValueId v : values) add(v);
   };
