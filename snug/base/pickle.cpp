@@ -9,6 +9,8 @@
 namespace snug {
 namespace {
 
+constexpr std::size_t kLongestName = 256;  // of a class or a function
+
 /// The instructions, by their letters there.
 enum Instruction : std::uint8_t {
   kMark = '(',
@@ -279,7 +281,7 @@ class Reader {
 
   void push_object(const Pickled* of, Pickled::List arguments) {
     const auto* const global = std::get_if<Pickled::Global>(&of->value);
-    push(Pickled::Object{.made_by = global != nullptr ? global->name : std::string(),
+    push(Pickled::Object{.made_by = global != nullptr ? std::string_view(global->name) : std::string_view(),
                          .arguments = std::move(arguments)});
   }
 
@@ -290,8 +292,11 @@ class Reader {
         return push(Pickled::Global{module + "." + line()}), true;
       }
       case kStackGlobal: {
-        const std::string name = as<Pickled::Text>(pop(), "a name").text,
-                          module = as<Pickled::Text>(pop(), "a module").text;
+        // A few bytes each time for what may be long.
+        const auto& name = as<Pickled::Text>(pop(), "a name").text;
+        const auto& module = as<Pickled::Text>(pop(), "a module").text;
+        if (name.size() + module.size() > kLongestName)
+          cursor_.fail("a name of {} characters", name.size() + module.size());
         return push(Pickled::Global{module + "." + name}), true;
       }
       case kReduce:

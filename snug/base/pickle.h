@@ -31,7 +31,7 @@ struct Pickled {
     std::string name;
   };
   struct Object {
-    std::string made_by;  ///< of a Global; empty for what else has been called
+    std::string_view made_by;  ///< the name of a Global; empty for what else has been called
     List arguments;
     const Pickled* state = nullptr;  ///< what has been set of it since, if it has
     List items{};                    ///< that have been added

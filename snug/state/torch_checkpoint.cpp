@@ -293,10 +293,16 @@ StoredTensors open_torch_checkpoint(const fs::path& folder) {
   for (const auto& [name, whole] : all) {
     const std::optional<std::string> own = has_model ? in_model(name) : std::optional(name);
     if (!own) continue;
-    tensors.emplace(*own, StoredTensor{.dtype = whole.type, .shape = whole.sizes, .read = [whole = whole, folder] {
-                                         Files files(folder);
-                                         return read_whole(whole, files);
-                                       }});
+    const auto [there, is_new] =
+        tensors.emplace(*own, StoredTensor{.dtype = whole.type, .shape = whole.sizes, .read = [whole = whole, folder] {
+                                             Files files(folder);
+                                             return read_whole(whole, files);
+                                           }});
+    if (!is_new) {
+      throw UsageError(
+          fmt::format("{}: {} is there in two models, in one of them as {}; save the model that is meant alone",
+                      folder.string(), *own, name));
+    }
   }
   return tensors;
 }

@@ -143,24 +143,32 @@ at::Tensor read_torch_tensor(std::span<const std::uint8_t> bytes, std::string_vi
   };
   std::unique_ptr<caffe2::serialize::PyTorchStreamReader> archive = in_archive(
       [&] { return std::make_unique<caffe2::serialize::PyTorchStreamReader>(std::make_shared<InMemory>(bytes)); });
+  // Nothing in it is compressed.
+  const auto size_of = [&](const std::string& record) {
+    const std::size_t size = in_archive([&] { return archive->getRecordSize(record); });
+    if (size > bytes.size())
+      DamagedFile::raise(name, fmt::format("{} in it has {} bytes, and all of it {}", record, size, bytes.size()));
+    return size;
+  };
   const auto text_of = [&](const std::string& record) {
+    (void)size_of(record);
     const auto [data, size] = in_archive([&] { return archive->getRecord(record); });
     return std::string(static_cast<const char*>(data.get()), size);
   };
-  if (archive->hasRecord("byteorder") && text_of("byteorder") != "little")
+  if (in_archive([&] { return archive->hasRecord("byteorder"); }) && text_of("byteorder") != "little")
     DamagedFile::raise(name, "its numbers have their large digits first, which is not read");
   const std::string pickle = text_of("data.pkl");
   const PickleFile read({reinterpret_cast<const std::uint8_t*>(pickle.data()), pickle.size()}, name);
   const Layout layout = Pickle(read.root(), name).layout();
   const auto item = static_cast<std::uint64_t>(c10::elementSize(layout.type));
   const auto reach = layout.sizes.size() == layout.strides.size() ? reach_of(layout) : std::nullopt;
-  const std::size_t there = in_archive([&] { return archive->getRecordSize(layout.record); });
+  const std::size_t there = size_of(layout.record);
   if (!reach || *reach > there / item)
     DamagedFile::raise(name, fmt::format("its tensor reaches beyond the {} bytes of its storage", there));
   const at::Tensor storage = at::empty({static_cast<std::int64_t>(there / item)}, layout.type);
   if (storage.numel() > 0)
     in_archive([&] { return archive->getRecord(layout.record, storage.mutable_data_ptr(), storage.nbytes()); });
-  return storage.as_strided(layout.sizes, layout.strides, layout.offset);
+  return in_archive([&] { return storage.as_strided(layout.sizes, layout.strides, layout.offset); });
 }
 
 }  // namespace snug::state
