@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sched.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -21,6 +22,28 @@
 
 namespace snug::parallel {
 namespace {
+
+/// Threads that begin meanwhile take no processor from one that runs when they wake up. Those of Gloo look again at
+/// once where another thread is about to use the connection that they woke up for: in that one's place they would run
+/// in circles until their time is over.
+class ModestThreads {
+ public:
+  ModestThreads() : is_usual_(::sched_getscheduler(0) == SCHED_OTHER) {
+    if (is_usual_) set(SCHED_BATCH);
+  }
+  ~ModestThreads() {
+    if (is_usual_) set(SCHED_OTHER);
+  }
+  ModestThreads(const ModestThreads&) = delete;
+  ModestThreads& operator=(const ModestThreads&) = delete;
+
+ private:
+  static void set(int policy) {
+    const sched_param none{};
+    (void)::sched_setscheduler(0, policy, &none);  // else they are as they are
+  }
+  bool is_usual_;
+};
 
 /// Gloo writes to connections whose other end may be gone, and takes that for an error where it lives to see it.
 void outlive_broken_connections() {
@@ -82,7 +105,10 @@ class C10dWorld final : public World {
     std::string name = fmt::format("{}", fmt::join(ranks, ","));
     name += fmt::format("/{}", made_[name]++);
     const auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-    options->devices.push_back(device());
+    {
+      const ModestThreads threads;
+      options->devices.push_back(device());  // and a thread for it
+    }
     const auto store = c10::make_intrusive<c10d::PrefixStore>(name, store_);
     const int size = static_cast<int>(ranks.size());
     const auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);

@@ -3,6 +3,7 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import socket
 import subprocess
 import sys
@@ -41,11 +42,21 @@ def run(*arguments, **options):
     return subprocess.run(command_line(arguments), text=True, timeout=300, **pipes)
 
 
+def free_port():
+    """None of those that the system gives away, as it might until somebody listens there."""
+    while True:
+        port = random.SystemRandom().randrange(16_000, 32_000)
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
 def run_together(count, *arguments):
     """The same command in so many processes, as torchrun would start them; by rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes = []
     for rank in range(count):
         environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank),

@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <exception>
 #include <iostream>
+#include <random>
 #include <thread>
 #include <utility>
 
@@ -29,17 +30,22 @@ std::string this_test() {
   return fmt::format("{}.{}", info->test_suite_name(), info->name());
 }
 
-/// One that nobody listens on now.
+/// One that nobody listens on now; none of those that the system gives to connections and to who does not care, as it
+/// might until the first process listens there.
 int free_port() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  auto* const any = reinterpret_cast<sockaddr*>(&address);  // NOLINT: as the system has it
-  if (::bind(fd, any, length) != 0 || ::getsockname(fd, any, &length) != 0) std::abort();
-  ::close(fd);
-  return ntohs(address.sin_port);
+  constexpr int kFirst = 16'000, kEnd = 32'000;
+  static std::random_device random;
+  for (;;) {
+    const int port = std::uniform_int_distribution(kFirst, kEnd - 1)(random);
+    const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const bool is_free = ::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;  // NOLINT
+    ::close(fd);
+    if (is_free) return port;
+  }
 }
 
 struct Child {

@@ -1,6 +1,7 @@
 """Processes that meet by torch.distributed, on Gloo, as a test starts them."""
 
 import os
+import random
 import socket
 from datetime import timedelta
 
@@ -14,14 +15,23 @@ _IMPORTED = ["torch", "torch.distributed.fsdp", "torch.distributed.tensor.parall
 
 
 def _free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    """None of those that the system gives away, as it might until somebody listens there."""
+    while True:
+        port = random.SystemRandom().randrange(16_000, 32_000)
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def _run(rank, body, count, port, results, arguments):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    # Gloo's threads, which inherit it, run in circles where they take the processor from who has a connection's lock.
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     dist.init_process_group("gloo", rank=rank, world_size=count, timeout=timedelta(seconds=120))
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     torch.set_num_threads(1)
     body(rank, results, *arguments)
     dist.destroy_process_group()
