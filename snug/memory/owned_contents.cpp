@@ -1,9 +1,16 @@
 #include "snug/memory/owned_contents.h"
 
+#include <mutex>
 #include <utility>
 
 namespace snug::memory {
 namespace {
+
+/// Of what storages say of their owners: one thread may ask while another gives an address.
+std::mutex& ownerships() {
+  static std::mutex mutex;
+  return mutex;
+}
 
 /// A storage's deleter, by which it is known.
 void gone(void* context) {
@@ -18,6 +25,14 @@ const Ownership* ownership_of(const c10::StorageImpl& storage) noexcept {
   return data.get_deleter() == &gone ? static_cast<const Ownership*>(data.get_context()) : nullptr;
 }
 
+std::shared_ptr<const TierRoom> room_of(const at::Tensor& tensor) {
+  const std::lock_guard lock(ownerships());
+  const Ownership* const ownership = ownership_of(*tensor.storage().unsafeGetStorageImpl());
+  if (ownership == nullptr || !ownership->room) return nullptr;
+  const auto both = std::make_shared<const Ownership>(*ownership);  // the owner has the tiers
+  return {both, both->room.get()};
+}
+
 bool has_owner(const at::Tensor& tensor) noexcept {
   return tensor.defined() && tensor.has_storage() && ownership_of(*tensor.storage().unsafeGetStorageImpl()) != nullptr;
 }
@@ -28,6 +43,7 @@ void give_contents(c10::StorageImpl& storage, Ownership to) {
 }
 
 void set_address(c10::StorageImpl& storage, void* address) noexcept {
+  const std::lock_guard lock(ownerships());
   c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
   const c10::Device device = data.device();
   void* const context = data.release_context();
@@ -35,8 +51,9 @@ void set_address(c10::StorageImpl& storage, void* address) noexcept {
 }
 
 void take_contents_back(c10::StorageImpl& storage, c10::DataPtr memory) noexcept {
-  const std::unique_ptr<Ownership> ownership(
-      static_cast<Ownership*>(storage._mutable_data_ptr_no_checks().release_context()));
+  std::unique_ptr<Ownership> ownership;  // after the lock, as its owner may go with it
+  const std::lock_guard lock(ownerships());
+  ownership.reset(static_cast<Ownership*>(storage._mutable_data_ptr_no_checks().release_context()));
   storage.set_data_ptr_noswap(std::move(memory));
 }
 

@@ -25,14 +25,20 @@ class ContentsOwner {
   virtual void forget(std::int32_t which) noexcept = 0;
 };
 
+class TierRoom;
+
 /// Of a storage, as long as it lives.
 struct Ownership {
   std::shared_ptr<ContentsOwner> owner;
   std::int32_t which = 0;
+  std::shared_ptr<const TierRoom> room = nullptr;  ///< that they are written back to, where it is one
 };
 
 /// Nullptr for a storage whose contents are its own.
 const Ownership* ownership_of(const c10::StorageImpl& storage) noexcept;
+/// That of the tensor's storage; nullptr where its contents are its own, or their owner has them in no such room. For
+/// threads that know that nobody gives them away or changes them meanwhile.
+std::shared_ptr<const TierRoom> room_of(const at::Tensor& tensor);
 /// Whether it is over a storage that has an owner: whoever uses many such at once may find no room for all.
 bool has_owner(const at::Tensor& tensor) noexcept;
 /// The storage has an owner from here on, and no address; what it had as memory goes.

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "snug/base/bytes.h"
 #include "snug/base/range_heap.h"
@@ -16,9 +17,11 @@
 namespace snug::memory {
 
 /// Contents that have left memory for a disk, in blocks whose room is used again. What is read is compared with what
-/// was written (XXH3). Any thread.
+/// was written (XXH3), part by part. Any thread.
 class SpillFile {
  public:
+  static constexpr Bytes kPart = 2_MiB;
+
   /// `budget`: the most that blocks take; none: as much as the disk has.
   explicit SpillFile(std::optional<Bytes> budget = std::nullopt) : SpillFile(unnamed_file(), budget) {}
   explicit SpillFile(std::unique_ptr<BlockFile> file, std::optional<Bytes> budget = std::nullopt);
@@ -32,12 +35,12 @@ class SpillFile {
         : file_(std::exchange(other.file_, nullptr)),
           offset_(other.offset_),
           bytes_(other.bytes_),
-          hash_(other.hash_) {}
+          hashes_(std::move(other.hashes_)) {}
     Block& operator=(Block&& other) noexcept {
       std::swap(file_, other.file_);
       std::swap(offset_, other.offset_);
       std::swap(bytes_, other.bytes_);
-      std::swap(hash_, other.hash_);
+      std::swap(hashes_, other.hashes_);
       return *this;
     }
     ~Block() {
@@ -50,7 +53,7 @@ class SpillFile {
     Block(SpillFile& file, Bytes offset, Bytes bytes) : file_(&file), offset_(offset), bytes_(bytes) {}
     SpillFile* file_;
     Bytes offset_, bytes_;
-    std::uint64_t hash_ = 0;
+    std::vector<std::uint64_t> hashes_;  // of each part
   };
 
   /// Throws Error, and is as before, when that passes the budget, the disk is full, or it fails more than a few times.
@@ -61,7 +64,10 @@ class SpillFile {
   void write(Block& block, std::span<const std::byte> contents);
   /// Fills `contents`, which is as long as the block. Throws Error when the disk fails more than a few times, or what
   /// it has is not what was written.
-  void read(const Block& block, std::span<std::byte> contents) const;
+  void read(const Block& block, std::span<std::byte> contents) const { read_part(block, 0, contents); }
+  /// The same of one or several parts in a row, the first of which begins at `from`: each is kPart long, but the
+  /// block's last one.
+  void read_part(const Block& block, Bytes from, std::span<std::byte> contents) const;
 
   [[nodiscard]] TierStats stats() const;
 

@@ -41,23 +41,30 @@ TierRoom::TierRoom(Bytes bytes, c10::Device device, Tiers& tiers, Tier tier, con
       place_(place(bytes, device, tiers, tier, for_memory_at)) {}
 
 StreamMark TierRoom::write(const at::Tensor& contents) {
+  StreamMark written;
   try {
-    return written_ = begin_writing(contents);
+    written = begin_writing(contents);
   } catch (...) {
     std::promise<void> failed;
     failed.set_exception(std::current_exception());
-    return written_ = StreamMark(failed.get_future().share());
+    written = StreamMark(failed.get_future().share());
   }
+  const std::lock_guard lock(guards_->marks);
+  return written_ = written;
 }
 
 StreamMark TierRoom::begin_writing(const at::Tensor& contents) {
   const auto copy_to = [&](std::span<std::byte> bytes) {
+    const std::unique_lock lock(guards_->contents);
     return links_->to_host(device_, [&] { tensor_of(bytes).copy_(contents, /*non_blocking=*/!device_.is_cpu()); });
   };
   if (const auto* const block = std::get_if<HostPool::Block>(&place_)) return copy_to(block->bytes());
   const OnDisk& there = std::get<OnDisk>(place_);
   if (there.passage == nullptr) {
-    return links_->to_disk([there, data = contents_of(contents)] { there.file->write(*there.block, data); });
+    return links_->to_disk([there, data = contents_of(contents), guards = guards_] {
+      const std::unique_lock lock(guards->contents);
+      there.file->write(*there.block, data);
+    });
   }
   const auto on_the_way = std::make_shared<HostPool::Block>(there.passage->take(bytes_));
   return links_->to_disk([there, on_the_way, copied = copy_to(on_the_way->bytes())] {
@@ -76,8 +83,9 @@ StreamMark TierRoom::read(const at::Tensor& contents, std::vector<StreamMark> af
   const OnDisk& there = std::get<OnDisk>(place_);
   if (there.passage == nullptr) {
     after.push_back(written_);
-    return links_->from_disk([there, after = std::move(after), room = room_of(contents)] {
+    return links_->from_disk([there, after = std::move(after), room = room_of(contents), guards = guards_] {
       for (const StreamMark& mark : after) mark.wait();
+      const std::shared_lock lock(guards->contents);
       there.file->read(*there.block, room);
     });
   }
@@ -91,6 +99,22 @@ StreamMark TierRoom::read(const at::Tensor& contents, std::vector<StreamMark> af
         links->to_device_after(device, after, [&] { at::Tensor(contents).copy_(tensor_of(on_the_way->bytes()), true); })
             .wait();
       });
+}
+
+void TierRoom::read_part(Bytes from, const at::Tensor& contents) const {
+  StreamMark written;
+  {
+    const std::lock_guard lock(guards_->marks);
+    written = written_;
+  }
+  written.wait();
+  const std::shared_lock lock(guards_->contents);
+  if (const auto* const block = std::get_if<HostPool::Block>(&place_)) {
+    at::Tensor(contents).copy_(tensor_of(block->bytes().subspan(static_cast<std::size_t>(from), contents.nbytes())));
+    return;
+  }
+  const OnDisk& there = std::get<OnDisk>(place_);
+  there.file->read_part(*there.block, from, room_of(contents));
 }
 
 void TierRoom::read_now(const at::Tensor& contents) const {

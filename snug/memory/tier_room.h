@@ -4,6 +4,8 @@
 #include <c10/core/Device.h>
 
 #include <memory>
+#include <mutex>
+#include <shared_mutex>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -27,6 +29,11 @@ class TierRoom final : public ContentsRoom {
   [[nodiscard]] StreamMark read(const at::Tensor& contents, std::vector<StreamMark> after = {}) const override;
   void read_now(const at::Tensor& contents) const override;
 
+  static constexpr Bytes kPart = SpillFile::kPart;
+  /// For a thread that is not the room's own: a part of what was written last, kPart long and from a multiple of that
+  /// on, or what there is behind it. Of the CPU, into its memory.
+  void read_part(Bytes from, const at::Tensor& contents) const;
+
   [[nodiscard]] const StreamMark& written() const noexcept override { return written_; }
   [[nodiscard]] Bytes bytes() const noexcept override { return bytes_; }
   [[nodiscard]] Bytes on_disk() const noexcept override { return tier() == Tier::Disk ? bytes_ : 0; }
@@ -41,6 +48,11 @@ class TierRoom final : public ContentsRoom {
     HostPool* passage = nullptr;              // of an accelerator's contents
   };
   using Place = std::variant<HostPool::Block, OnDisk>;
+  /// Contents are written whole, or read, whichever thread does it.
+  struct Guards {
+    std::mutex marks;            // of `written_`, which is read by other threads, too
+    std::shared_mutex contents;  // never held while something else is waited for
+  };
   StreamMark begin_writing(const at::Tensor& contents);
   static Place place(Bytes bytes, c10::Device device, Tiers& tiers, Tier tier, const void* for_memory_at);
 
@@ -49,6 +61,7 @@ class TierRoom final : public ContentsRoom {
   Links* links_;
   Place place_;
   StreamMark written_;
+  std::shared_ptr<Guards> guards_ = std::make_shared<Guards>();  // tasks have it, too
 };
 
 }  // namespace snug::memory

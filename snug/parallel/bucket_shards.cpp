@@ -88,7 +88,7 @@ at::Tensor packed(const BucketOf& bucket, const Strip& strip, const DataParallel
 BucketShards::BucketShards(ProcessGroup& group, const BucketOf& bucket, const Strip& strip,
                            const std::vector<Owned>& owned, const DataParallelOptions& options,
                            Reduction::Purpose purpose)
-    : owned_(&owned), strip_(strip) {
+    : owned_(&owned), options_(&options), strip_(strip), is_last_(strip.first + strip.count == bucket.layout.part()) {
   const at::NoGradGuard no_grad;
   const memory::TagScope tag(memory::Tag::Gradients);
   handed_in_ = packed(bucket, strip, options, group.size());
@@ -121,6 +121,8 @@ void BucketShards::advance() {
                        : put_sum(gradient.narrow(0, in_piece, count), rows);
   }
   received_ = at::Tensor();
+  if (!is_last_ || !options_->arrived) return;
+  for (const Owned& owned : *owned_) options_->arrived(owned.tensor);
 }
 
 BucketWeights::BucketWeights(ProcessGroup& group, const BucketOf& bucket, const Strip& strip,

@@ -24,7 +24,7 @@ struct Owned {
 /// all in this strip, or in those before it, has no gradient from then on.
 class BucketShards {
  public:
-  /// `owned` must outlive it.
+  /// `owned` and `options` must outlive it.
   BucketShards(ProcessGroup& group, const BucketOf& bucket, const Strip& strip, const std::vector<Owned>& owned,
                const DataParallelOptions& options, Reduction::Purpose purpose);
 
@@ -34,7 +34,9 @@ class BucketShards {
 
  private:
   const std::vector<Owned>* owned_;
+  const DataParallelOptions* options_;
   Strip strip_;
+  bool is_last_;  // of its bucket
   at::Tensor handed_in_, received_;
   ProcessGroup::Begun begun_;
 };

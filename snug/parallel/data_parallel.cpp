@@ -139,6 +139,17 @@ class DataParallel::Passes : public std::enable_shared_from_this<DataParallel::P
     // Nobody fetches a shard that another process has not updated yet.
     if (!options_.divided.empty() && purpose == Reduction::Purpose::Sums) group_->run(Barrier{});
   }
+  [[nodiscard]] Bytes bytes_of_shards(int member) const {
+    const std::vector<int>& members = group_->members();
+    const auto found = std::ranges::find(members, member);
+    Bytes bytes = 0;
+    if (found == members.end() || options_.leaves == DataParallelOptions::Leaves::Gradients) return bytes;
+    for (const OneBucket& bucket : buckets_) {
+      for (const Piece& piece : bucket.layout.pieces_of(static_cast<int>(found - members.begin())))
+        bytes += piece.count * static_cast<Bytes>(parameters_[piece.parameter].element_size());
+    }
+    return bytes;
+  }
   [[nodiscard]] const Counts& counts() const noexcept { return counts_; }
   [[nodiscard]] std::size_t buckets() const noexcept { return buckets_.size(); }
 
@@ -340,6 +351,7 @@ DataParallel::DataParallel(const std::vector<at::Tensor>& parameters, std::share
 DataParallel::~DataParallel() { passes_->unhook(); }
 
 const DataParallel::Counts& DataParallel::counts() const noexcept { return passes_->counts(); }
+Bytes DataParallel::bytes_of_shards(int member) const { return passes_->bytes_of_shards(member); }
 std::size_t DataParallel::buckets() const noexcept { return passes_->buckets(); }
 
 const std::vector<Shard>& DataParallel::shards() const noexcept { return passes_->shards(); }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -43,6 +44,9 @@ struct DataParallelOptions {
   std::optional<Bytes> bucket = {};
   /// The type in which they are added up; none: that of each gradient.
   std::optional<at::ScalarType> reduce_in = {};
+  /// With shards: told of each, in a backward pass, where it has its gradient of all processes; then that may leave
+  /// (StreamedTensors::take_gradient).
+  std::function<void(const at::Tensor& shard)> arrived = {};
 };
 
 /// A part of a parameter that one process updates, and no other.
@@ -115,6 +119,8 @@ class DataParallel {
     std::int64_t buckets = 0;  ///< of all of them
     std::int64_t early = 0;    ///< of those: before the pass was over
   };
+  /// Of shards that the process of that rank among all processes has: 0 where it is none of the group.
+  [[nodiscard]] Bytes bytes_of_shards(int member) const;
   [[nodiscard]] const Counts& counts() const noexcept;
   [[nodiscard]] std::size_t buckets() const noexcept;
 

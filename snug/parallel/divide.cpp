@@ -31,7 +31,8 @@ double least_seconds(ProcessGroup& group, const Run& run) {
 }  // namespace
 
 std::vector<DividedParameter> divide(const std::vector<at::Tensor>& parameters, World& world,
-                                     const std::shared_ptr<ProcessGroup>& group, Bytes at_least, const GiveRoom& give) {
+                                     const std::shared_ptr<ProcessGroup>& group, Bytes at_least, const GiveRoom& give,
+                                     const StreamShard& stream) {
   std::vector<DividedParameter> all;
   const auto exchange = std::make_shared<ShardExchange>(world, group);
   std::unordered_set<const void*> once;
@@ -41,16 +42,19 @@ std::vector<DividedParameter> divide(const std::vector<at::Tensor>& parameters, 
     auto room = std::make_unique<ShardedRoom>(exchange, parameter, static_cast<std::int64_t>(all.size()));
     all.push_back({parameter, room->shard()});
     give(parameter, std::move(room));
+    if (stream) stream(all.back().shard);
   }
   exchange->meet();
   return all;
 }
 
-plan::MoveCost measured_gather_cost(World& world, const std::shared_ptr<ProcessGroup>& among) {
+plan::MoveCost measured_gather_cost(World& world, const std::shared_ptr<ProcessGroup>& among,
+                                    const StreamShard& stream) {
   constexpr std::int64_t kSmall = 64, kLarge = 1 << 20, kSide = 192;
   ProcessGroup& group = *world.all();
   const auto exchange = std::make_shared<ShardExchange>(world, among);
   const ShardedRoom small(exchange, at::empty({kSmall * among->size()}), 0), large(exchange, at::empty({kLarge}), 1);
+  if (stream) stream(large.shard());
   exchange->meet();
   const at::Tensor there = at::empty({large.bytes()}, at::kByte), little = at::empty({small.bytes()}, at::kByte);
   const at::Tensor matrix = at::ones({kSide, kSide});

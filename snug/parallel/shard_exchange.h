@@ -27,23 +27,28 @@ class ShardExchange {
   ShardExchange(const ShardExchange&) = delete;
   ShardExchange& operator=(const ShardExchange&) = delete;
 
-  /// Others may ask for this, of this process, by a number; from then on it must be the same memory. All processes
-  /// offer the same numbers before any of them is asked for: meet().
+  /// Others may ask for this, of this process, by a number: bytes, whose memory must stay while they may be asked for,
+  /// or which are in a tier (StreamedTensors). All processes offer the same numbers before any of them is asked for:
+  /// meet().
   void offer(std::int64_t number, const at::Tensor& shard);
-  /// All have offered.
+  /// All have offered. What is in a tier by now is read for the others in memory that is taken here, of a few parts for
+  /// each of them; else when one of them asks for it.
   void meet();
 
   /// A shard on its way.
   class Fetch {
    public:
-    /// Until it is there. Throws GroupFailed.
+    /// Until it is there. Throws GroupFailed. Its end waits, too.
     void wait();
 
    private:
     friend class ShardExchange;
-    ProcessGroup::Begun asked_, answered_;
+    ProcessGroup::Begun asked_;
+    std::vector<ProcessGroup::Begun> answered_;  // in parts
   };
-  /// What that process has of that number, which is as long as `shard`, dense: its memory must stay until it is there.
+  /// Throws also what has kept a thread of this process from answering, as a disk that cannot be read.
+  /// What that process has of that number, which is as long as `shard`, bytes: their memory must stay until it is
+  /// there.
   [[nodiscard]] Fetch fetch(int from, std::int64_t number, const at::Tensor& shard);
 
   [[nodiscard]] int rank() const noexcept { return group_->rank(); }

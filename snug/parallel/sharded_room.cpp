@@ -3,10 +3,14 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 
+#include <exception>
 #include <future>
 #include <utility>
 
+#include "snug/base/errors.h"
+#include "snug/memory/owned_contents.h"
 #include "snug/memory/tag.h"
+#include "snug/memory/tier_room.h"
 
 namespace snug::parallel {
 
@@ -31,33 +35,68 @@ at::Tensor ShardedRoom::part_of(const at::Tensor& contents, int rank) const {
 
 memory::StreamMark ShardedRoom::write(const at::Tensor& contents) {
   const at::NoGradGuard no_grad;
+  if (memory::has_owner(shard_)) {
+    std::promise<void> failed;
+    failed.set_exception(std::make_exception_ptr(
+        Error("parallel: a parameter has been written whose shards are streamed, and only these can be written; write "
+              "what it has as its shard in each process")));
+    return written_ = memory::StreamMark(failed.get_future().share());
+  }
   bytes_of_shard_.copy_(part_of(contents, exchange_->rank()));
   return {};
 }
 
-std::vector<ShardExchange::Fetch> ShardedRoom::begin(const at::Tensor& contents) const {
+memory::StreamMark ShardedRoom::read_own(const at::Tensor& contents) const {
+  const at::Tensor part = part_of(contents, exchange_->rank());
+  if (const auto room = memory::room_of(shard_)) return room->read(part);
+  part.copy_(bytes_of_shard_);
+  return {};
+}
+
+/// On their way into contents, whose memory must stay until they are there: to its end it waits for those that nobody
+/// has waited for.
+class ShardedRoom::Parts {
+ public:
+  Parts() = default;
+  ~Parts() {
+    try {
+      own.wait();
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): nobody wants the contents any more
+    }
+  }
+  Parts(const Parts&) = delete;
+  Parts& operator=(const Parts&) = delete;
+  void wait() {
+    own.wait();
+    for (ShardExchange::Fetch& fetch : others) fetch.wait();
+  }
+
+  std::vector<ShardExchange::Fetch> others;
+  memory::StreamMark own;
+};
+
+std::shared_ptr<ShardedRoom::Parts> ShardedRoom::begin(const at::Tensor& contents) const {
   const at::NoGradGuard no_grad;
-  std::vector<ShardExchange::Fetch> fetches;
+  auto parts = std::make_shared<Parts>();
   const int rank = exchange_->rank(), size = exchange_->size();
   for (int distance = 1; distance < size; ++distance) {  // not all begin with the same one
     const int from = (rank + distance) % size;
-    if (shards_.count(from) > 0) fetches.push_back(exchange_->fetch(from, number_, part_of(contents, from)));
+    if (shards_.count(from) > 0) parts->others.push_back(exchange_->fetch(from, number_, part_of(contents, from)));
   }
-  part_of(contents, rank).copy_(bytes_of_shard_);
-  return fetches;
+  parts->own = read_own(contents);
+  return parts;
 }
 
 memory::StreamMark ShardedRoom::read(const at::Tensor& contents, std::vector<memory::StreamMark> after) const {
+  written_.wait();
   for (const memory::StreamMark& mark : after) mark.wait();
-  auto fetches = std::make_shared<std::vector<ShardExchange::Fetch>>(begin(contents));
   // Whoever waits for it first does.
-  return memory::StreamMark(std::async(std::launch::deferred, [fetches = std::move(fetches)] {
-                              for (ShardExchange::Fetch& fetch : *fetches) fetch.wait();
-                            }).share());
+  return memory::StreamMark(std::async(std::launch::deferred, [parts = begin(contents)] { parts->wait(); }).share());
 }
 
 void ShardedRoom::read_now(const at::Tensor& contents) const {
-  for (ShardExchange::Fetch& fetch : begin(contents)) fetch.wait();
+  written_.wait();
+  begin(contents)->wait();
 }
 
 }  // namespace snug::parallel

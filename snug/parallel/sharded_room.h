@@ -13,7 +13,9 @@
 namespace snug::parallel {
 
 /// Contents that processes have in even parts, of which this one has the shard: they are put together from all whenever
-/// somebody asks for them, by who asks alone. What is written there is written by all: each keeps its own.
+/// somebody asks for them, by who asks alone. What is written there is written by all: each keeps its own. The shard is
+/// a tensor like others, which may be in a tier (StreamedTensors): it is read there then, as what is written to it is
+/// back there whenever it may be asked for, and only what is done to the shard itself changes it.
 class ShardedRoom final : public memory::ContentsRoom {
  public:
   /// `like`: whose contents it is for, in one piece; which they become is for write() to say. `number`: the same for
@@ -36,7 +38,9 @@ class ShardedRoom final : public memory::ContentsRoom {
 
  private:
   [[nodiscard]] at::Tensor part_of(const at::Tensor& contents, int rank) const;
-  [[nodiscard]] std::vector<ShardExchange::Fetch> begin(const at::Tensor& contents) const;
+  class Parts;
+  [[nodiscard]] std::shared_ptr<Parts> begin(const at::Tensor& contents) const;
+  [[nodiscard]] memory::StreamMark read_own(const at::Tensor& contents) const;
 
   std::shared_ptr<ShardExchange> exchange_;
   EvenShards shards_;

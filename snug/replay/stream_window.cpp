@@ -22,19 +22,25 @@ namespace {
 
 Bytes whole_pages(Bytes bytes) { return WindowSlab::whole_pages(bytes); }
 
+/// A reference to a storage that has not been forgotten; none where its last one has gone.
+c10::intrusive_ptr<c10::StorageImpl> unless_it_dies(c10::StorageImpl* storage) {
+  auto* const alive = c10::raw::weak_intrusive_ptr::lock(storage);
+  return c10::intrusive_ptr<c10::StorageImpl>::reclaim(static_cast<c10::StorageImpl*>(alive));
+}
+
 }  // namespace
 
-std::unique_ptr<memory::ContentsRoom> StreamWindow::room_for(Bytes bytes) {
+std::shared_ptr<memory::TierRoom> StreamWindow::room_for(Bytes bytes) {
   const memory::Tier nearest = tiers_->nearest(device_);
   try {
-    return std::make_unique<memory::TierRoom>(bytes, device_, *tiers_, nearest);
+    return std::make_shared<memory::TierRoom>(bytes, device_, *tiers_, nearest);
   } catch (const Error&) {
     if (nearest == memory::Tier::Disk || !tiers_->budgets().disk) throw;
-    return std::make_unique<memory::TierRoom>(bytes, device_, *tiers_, memory::Tier::Disk);
+    return std::make_shared<memory::TierRoom>(bytes, device_, *tiers_, memory::Tier::Disk);
   }
 }
 
-std::int32_t StreamWindow::add_room(std::unique_ptr<memory::ContentsRoom> room) {
+std::int32_t StreamWindow::add_room(std::shared_ptr<memory::ContentsRoom> room) {
   const Bytes bytes = room->bytes();
   auto streamed = std::make_unique<Streamed>(Streamed{.storage = nullptr, .bytes = bytes, .room = std::move(room)});
   all_.push_back(std::move(streamed));
@@ -44,20 +50,27 @@ std::int32_t StreamWindow::add_room(std::unique_ptr<memory::ContentsRoom> room) 
 
 void StreamWindow::take(const c10::Storage& storage, std::int32_t which) {
   at(which).room->write(memory::byte_tensor(storage, at(which).bytes)).wait();
-  at(which).storage = storage.unsafeGetStorageImpl();
-  memory::give_contents(*storage.unsafeGetStorageImpl(), {shared_from_this(), which});
+  own(storage, which);
+}
+
+void StreamWindow::own(const c10::Storage& storage, std::int32_t which) {
+  Streamed& s = at(which);
+  s.storage = storage.unsafeGetStorageImpl();
+  memory::give_contents(*s.storage,
+                        {shared_from_this(), which, std::dynamic_pointer_cast<const memory::TierRoom>(s.room)});
 }
 
 void StreamWindow::add(const c10::Storage& storage) { add(storage, room_for(static_cast<Bytes>(storage.nbytes()))); }
 
-void StreamWindow::add(const c10::Storage& storage, std::unique_ptr<memory::ContentsRoom> room) {
+void StreamWindow::add(const c10::Storage& storage, std::shared_ptr<memory::ContentsRoom> room) {
   const Unseen unseen;
+  Gone gone;
   const std::lock_guard lock(mutex_);
   const std::int32_t which = add_room(std::move(room));
   try {
     take(storage, which);
   } catch (...) {
-    remove(which);
+    remove(which, gone);
     throw;
   }
 }
@@ -71,10 +84,11 @@ std::int32_t StreamWindow::reserve(Bytes bytes) {
 }
 
 void StreamWindow::give_up_reserved(std::int32_t which) {
+  Gone gone;
   const std::lock_guard lock(mutex_);
   if (all_[static_cast<std::size_t>(which)] == nullptr) return;
   at(which).reserved = false;
-  if (at(which).storage == nullptr) remove(which);
+  if (at(which).storage == nullptr) remove(which, gone);
 }
 
 void StreamWindow::give(const c10::Storage& storage, std::int32_t which) {
@@ -90,10 +104,9 @@ void StreamWindow::give(const c10::Storage& storage, std::int32_t which) {
     if (const auto place = book_.bring_made(which)) {
       for (const memory::StreamMark& mark : make_room(*place)) record::StreamOrder::let_wait(device_, mark);
       slab_.part(place->offset, s.bytes).copy_(memory::byte_tensor(storage, s.bytes));
-      s.storage = storage.unsafeGetStorageImpl();
       s.dirty = true;
       used_here(s);
-      memory::give_contents(*s.storage, {shared_from_this(), which});
+      own(storage, which);
     } else {
       take(storage, which);
       totals_.out += s.bytes;
@@ -104,11 +117,11 @@ void StreamWindow::give(const c10::Storage& storage, std::int32_t which) {
   }
 }
 
-void StreamWindow::remove(std::int32_t which) {
+void StreamWindow::remove(std::int32_t which, Gone& gone) {
   totals_.bytes -= at(which).bytes;
   uses_.forget(which);
   book_.remove(which);
-  all_[static_cast<std::size_t>(which)] = nullptr;
+  gone.push_back(std::move(all_[static_cast<std::size_t>(which)]));
 }
 
 void StreamWindow::open(plan::Window window) {
@@ -175,16 +188,20 @@ void StreamWindow::bring_back() {
       bytes = all_[i]->bytes;
     }
     const c10::Storage fresh = WindowSlab::new_memory(bytes, device_);
+    Gone gone;
+    c10::intrusive_ptr<c10::StorageImpl> storage;
     const std::lock_guard lock(mutex_);
     if (all_[i] == nullptr || all_[i]->storage == nullptr) continue;
+    storage = unless_it_dies(all_[i]->storage);
+    if (!storage) continue;  // another thread is about to tell that
     all_[i]->room->read_now(memory::byte_tensor(fresh, bytes));
-    memory::take_contents_back(*all_[i]->storage,
-                               std::move(fresh.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks()));
-    remove(static_cast<std::int32_t>(i));
+    memory::take_contents_back(*storage, std::move(fresh.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks()));
+    remove(static_cast<std::int32_t>(i), gone);
   }
+  Gone gone;
   const std::lock_guard lock(mutex_);
   for (std::size_t i = 0; i < all_.size(); ++i) {
-    if (all_[i] != nullptr) remove(static_cast<std::int32_t>(i));  // nobody's now
+    if (all_[i] != nullptr && all_[i]->storage == nullptr) remove(static_cast<std::int32_t>(i), gone);
   }
 }
 
@@ -222,6 +239,7 @@ void StreamWindow::come(const plan::WindowBook::Place& place) {
 
 void StreamWindow::forget(std::int32_t which) noexcept {
   const Unseen unseen;
+  Gone gone;
   const std::lock_guard lock(mutex_);
   Streamed& s = at(which);
   // Copies may still go on, of its room or its place.
@@ -234,7 +252,7 @@ void StreamWindow::forget(std::int32_t which) noexcept {
   }
   s.storage = nullptr;                 // which may be about to have other memory
   while (s.users > 0) end_one(which);  // an operator's last reference was its own
-  if (!s.reserved) return remove(which);
+  if (!s.reserved) return remove(which, gone);
   book_.lose(which);
   s.dirty = false;
   s.arriving = {};

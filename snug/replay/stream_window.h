@@ -17,6 +17,7 @@
 #include "snug/memory/contents_room.h"
 #include "snug/memory/owned_contents.h"
 #include "snug/memory/stream_mark.h"
+#include "snug/memory/tier_room.h"
 #include "snug/memory/tiers.h"
 #include "snug/plan/run/window_book.h"
 #include "snug/plan/run/window_cost.h"
@@ -39,7 +40,7 @@ class StreamWindow final : public memory::ContentsOwner, public std::enable_shar
   /// The contents leave the device's memory. Throws Error where no tier has room, and the storage is as before.
   void add(const c10::Storage& storage);
   /// For that room, which has as many bytes.
-  void add(const c10::Storage& storage, std::unique_ptr<memory::ContentsRoom> room);
+  void add(const c10::Storage& storage, std::shared_ptr<memory::ContentsRoom> room);
   /// What rooms hold has been changed there: what the window has of it is given up. None may be in use.
   void forget_copies();
   /// The same of one that may stay where it is, if there is no room, which is counted.
@@ -108,7 +109,7 @@ class StreamWindow final : public memory::ContentsOwner, public std::enable_shar
   struct Streamed {
     c10::StorageImpl* storage;  // lives at least until forget() has the mutex; null: none has the number now
     Bytes bytes;
-    std::unique_ptr<memory::ContentsRoom> room;
+    std::shared_ptr<memory::ContentsRoom> room;
     bool dirty = false;                  // the window has newer contents than the room
     bool lost = false;                   // it could not be read
     memory::StreamMark arriving{};       // until it was used
@@ -118,10 +119,13 @@ class StreamWindow final : public memory::ContentsOwner, public std::enable_shar
     bool reserved = false;  // for other storages after this one
   };
   Streamed& at(std::int32_t which) { return *all_[static_cast<std::size_t>(which)]; }
-  [[nodiscard]] std::unique_ptr<memory::ContentsRoom> room_for(Bytes bytes);
-  std::int32_t add_room(std::unique_ptr<memory::ContentsRoom> room);
+  /// What was there, which is to go without the mutex: with a room tensors may go that have rooms here, too.
+  using Gone = std::vector<std::unique_ptr<Streamed>>;
+  [[nodiscard]] std::shared_ptr<memory::TierRoom> room_for(Bytes bytes);
+  std::int32_t add_room(std::shared_ptr<memory::ContentsRoom> room);
   void take(const c10::Storage& storage, std::int32_t which);
-  void remove(std::int32_t which);
+  void own(const c10::Storage& storage, std::int32_t which);
+  void remove(std::int32_t which, Gone& gone);
   void leave(std::int32_t which, Bytes offset);
   std::vector<memory::StreamMark> make_room(const plan::WindowBook::Place& place);
   void come(const plan::WindowBook::Place& place);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <limits>
 #include <span>
 #include <utility>
@@ -172,10 +173,14 @@ void Experiment::join_team(optim::Parameters& trained) {
     std::vector<at::Tensor> alike = models::weights_of(model());  // in the same processes
     if (team_.layer_group())
       std::erase_if(alike, [&](const at::Tensor& one) { return models::is_among(in_parts_.summands, one); });
-    divided_ = team_.divide(alike, *streamed_);
+    divided_ = team_.divide(alike, *streamed_, config_.memory.weights);
     memory().release_cached();
   }
-  together_ = team_.gradients(trained.tensors, {in_parts_.summands, shared_, in_parts_.divided}, config_, divided_);
+  std::function<void(const at::Tensor&)> arrived;
+  if (config_.memory.weights == KeptIn::Streamed)
+    arrived = [streamed = streamed_](const at::Tensor& shard) { streamed->take_gradient(shard); };
+  together_ = team_.gradients(trained.tensors, {in_parts_.summands, shared_, in_parts_.divided}, config_, divided_,
+                              std::move(arrived));
   if (is_sharded()) {
     std::vector<std::string> elsewhere = std::move(trained.names_elsewhere);
     trained = shards_of(trained, together_->shards());
@@ -252,8 +257,10 @@ void Experiment::add_up_copies(parallel::Reduction::Purpose purpose) {
 
 void Experiment::gather_weights(parallel::Reduction::Purpose purpose) {
   if (!is_sharded()) return;
+  const bool changed = has_sharded_weights() && purpose == parallel::Reduction::Purpose::Sums;
+  if (changed) streamed_->forget_copies();  // shards that are streamed are written back before others may ask for them
   together_->gather(purpose);
-  if (has_sharded_weights() && purpose == parallel::Reduction::Purpose::Sums) streamed_->forget_copies();
+  if (changed) streamed_->forget_copies();  // what has been fetched of those that had not been updated
 }
 
 void Experiment::draw_apart(std::int64_t update) {
@@ -274,7 +281,8 @@ void Experiment::stream_again() {
                     "is set; leave it out",
                     config_.optimizer.kind));
   }
-  if (config_.memory.weights == KeptIn::Streamed) streamed_->add(models::weights_of(model()));
+  // Whose shards have gone when they were made.
+  if (config_.memory.weights == KeptIn::Streamed && !has_sharded_weights()) streamed_->add(models::weights_of(model()));
   streamed_->add(kept);
   memory().release_cached();
 }

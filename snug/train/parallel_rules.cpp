@@ -120,11 +120,18 @@ void check_for_team(const Config& config, const Team& team) {
     refuse(fmt::format("parallel.pipeline = {} with parallel.shard = \"parameters\"", config.parallel.pipeline),
            "weights come and go with a step's micro-batches, and several are under way at once; use \"gradients\"");
   }
+  if (config.memory.optimizer == KeptIn::Streamed && config.parallel.pipeline > 1) {
+    refuse(
+        fmt::format("parallel.pipeline = {} with memory.optimizer = \"streamed\"", config.parallel.pipeline),
+        "what is streamed is expected in the order of one pass, and several are under way; leave memory.optimizer out");
+  }
   if (config.optimizer.in_backward)
     refuse("optimizer.in_backward = true",
            "weights would be updated before the gradients of all are there; leave it out");
-  if (config.memory.weights == KeptIn::Streamed)
-    refuse("memory.weights = \"streamed\"", "gradients leave before those of all are there; leave it out");
+  if (config.memory.weights == KeptIn::Streamed && config.parallel.shard != ShardOf::Parameters)
+    refuse("memory.weights = \"streamed\"",
+           "gradients of whole weights leave before those of all are there; set parallel.shard = \"parameters\", of "
+           "which each process streams its own");
   if (const std::int64_t parts = team.replicas() * config.train.accumulate; config.train.batch % parts != 0) {
     refuse(fmt::format("train.batch = {}", config.train.batch),
            fmt::format("it must be a multiple of {}, the number of {} times train.accumulate", parts,

@@ -74,8 +74,19 @@ nlohmann::ordered_json settings_of(const Config& config) {
 
 /// The first key that is not the same in both.
 std::string first_difference(const nlohmann::ordered_json& first, const nlohmann::ordered_json& other, int rank) {
-  const nlohmann::ordered_json patch = nlohmann::ordered_json::diff(first, other);
-  nlohmann::ordered_json::json_pointer key(patch.at(0).at("path").get<std::string>());
+  // As texts: numbers that are equal and have other bits differ, and lists are one value.
+  const nlohmann::ordered_json flat = first.flatten(), of_other = other.flatten();
+  const auto differs = [&](const auto& one) {
+    return !of_other.contains(one.key()) || of_other.at(one.key()).dump() != one.value().dump();
+  };
+  std::string path;
+  for (const auto& one : flat.items()) {
+    if (path.empty() && differs(one)) path = one.key();
+  }
+  for (const auto& one : of_other.items()) {
+    if (path.empty() && !flat.contains(one.key())) path = one.key();
+  }
+  const nlohmann::ordered_json::json_pointer key(path);
   const auto show = [&](const nlohmann::ordered_json& all) {
     return all.contains(key) ? all.at(key).dump() : std::string("left out");
   };
@@ -140,13 +151,17 @@ std::shared_ptr<parallel::ProcessGroup> Team::pipeline() const {
 std::shared_ptr<Agreement> Team::agreement() const { return size() > 1 ? world_->agreement() : alone(); }
 
 std::vector<parallel::DividedParameter> Team::divide(const std::vector<at::Tensor>& parameters,
-                                                     StreamedTensors& streamed) const {
+                                                     StreamedTensors& streamed, KeptIn shards) const {
   const std::shared_ptr<parallel::ProcessGroup> group = sharers();
-  auto divided = parallel::divide(parameters, *world_, group, kSmallestDivided,
-                                  [&](const at::Tensor& parameter, std::unique_ptr<memory::ContentsRoom> room) {
-                                    streamed.add_with_room(parameter, std::move(room));
-                                  });
-  streamed.set_cost(parallel::measured_gather_cost(*world_, group));
+  parallel::StreamShard stream;
+  if (shards == KeptIn::Streamed) stream = [&](const at::Tensor& shard) { streamed.add({shard}); };
+  auto divided = parallel::divide(
+      parameters, *world_, group, kSmallestDivided,
+      [&](const at::Tensor& parameter, std::unique_ptr<memory::ContentsRoom> room) {
+        streamed.add_with_room(parameter, std::move(room));
+      },
+      stream);
+  streamed.set_cost(parallel::measured_gather_cost(*world_, group, stream));
   return divided;
 }
 
@@ -166,14 +181,15 @@ Team Team::of_launcher(const Config& config) {
 }
 
 std::unique_ptr<TeamGradients> Team::gradients(const std::vector<at::Tensor>& trained, const Held& held,
-                                               const Config& config,
-                                               std::vector<parallel::DividedParameter> divided) const {
+                                               const Config& config, std::vector<parallel::DividedParameter> divided,
+                                               std::function<void(const at::Tensor&)> arrived) const {
   if (size() == 1) return nullptr;
   parallel::DataParallelOptions options{.combine = parallel::DataParallelOptions::Combine::Sum};
   if (config.parallel.reduce == ReduceIn::Fp32) options.reduce_in = at::kFloat;
   if (config.parallel.reduce == ReduceIn::Bf16) options.reduce_in = at::kBFloat16;
   if (config.parallel.shard != ShardOf::None) options.leaves = parallel::DataParallelOptions::Leaves::Shards;
   options.divided = std::move(divided);
+  options.arrived = std::move(arrived);
   // Parts apart: shards of what is whole in a layer group are the same in all of it.
   std::vector<TeamGradients::Sum> sums(4);
   enum : std::size_t { Wholes, Parts, Summands, Shared };

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -72,14 +73,16 @@ class Team {
     const std::vector<models::ParameterPart>& parts;  ///< in a layer group
   };
   /// What adds up the gradients of all processes as long as it lives, and leaves them as parallel.shard says: of each
-  /// parameter over those that have the same part of it. nullptr for one alone.
+  /// parameter over those that have the same part of it; `arrived` as in parallel::DataParallelOptions. nullptr for one
+  /// alone.
   [[nodiscard]] std::unique_ptr<TeamGradients> gradients(const std::vector<at::Tensor>& trained, const Held& held,
                                                          const Config& config,
-                                                         std::vector<parallel::DividedParameter> divided) const;
+                                                         std::vector<parallel::DividedParameter> divided,
+                                                         std::function<void(const at::Tensor&)> arrived) const;
   /// Divides the contents of parameters among sharers(), which all of these have alike; they are in `streamed` from
   /// then on.
   [[nodiscard]] std::vector<parallel::DividedParameter> divide(const std::vector<at::Tensor>& parameters,
-                                                               StreamedTensors& streamed) const;
+                                                               StreamedTensors& streamed, KeptIn shards) const;
   /// All have the first's.
   void copy_from_first(const std::vector<at::Tensor>& tensors) const;
 

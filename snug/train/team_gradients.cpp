@@ -22,6 +22,7 @@ TeamGradients::TeamGradients(const std::vector<at::Tensor>& trained, const std::
       parallel::DataParallelOptions whole = options;
       whole.leaves = Leaves::Gradients;
       whole.divided.clear();
+      whole.arrived = nullptr;
       over_copies_.push_back(std::make_unique<parallel::DataParallel>(own, sum.copies, whole));
     }
   }
@@ -30,6 +31,12 @@ TeamGradients::TeamGradients(const std::vector<at::Tensor>& trained, const std::
 
 TeamGradients::Accumulating::Accumulating(TeamGradients& of) {
   for (const auto& one : of.all_) all_.push_back(std::make_unique<parallel::DataParallel::Accumulating>(*one));
+}
+
+Bytes TeamGradients::bytes_of_shards(int rank) const {
+  Bytes bytes = 0;
+  for (const auto& one : all_) bytes += one->bytes_of_shards(rank);
+  return bytes;
 }
 
 void TeamGradients::hand_in() {

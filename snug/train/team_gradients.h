@@ -37,6 +37,8 @@ class TeamGradients {
 
   /// This process's, in the order of `trained` and by their place there; none where gradients are left whole.
   [[nodiscard]] const std::vector<parallel::Shard>& shards() const noexcept { return shards_; }
+  /// As parallel::DataParallel::bytes_of_shards().
+  [[nodiscard]] Bytes bytes_of_shards(int rank) const;
   /// As parallel::DataParallel::hand_in().
   void hand_in();
   /// Behind a step's last pass: gradients of shards are those of all copies from then on.

@@ -301,5 +301,33 @@ TEST(SpillFile, RefusesWhatIsNotWhatWasWritten) {
   }
 }
 
+/// One after the other or several in a row, each compared with what was written there; damage elsewhere is no matter.
+TEST(SpillFile, ReadsPartsAlone) {
+  constexpr Bytes kPart = SpillFile::kPart, kBytes = 2 * kPart + 5000;
+  Bytes damaged = -1;  // which read is
+  SpillFile file(std::make_unique<DiskInMemory>([&](Access access, std::span<std::byte> bytes) {
+    if (access == Access::Read && std::ssize(bytes) == damaged) bytes[7] ^= std::byte{1};
+  }));
+  const Contents all = pattern(kBytes, 3);
+  const SpillFile::Block block = file.write(all);
+  const auto part = [&](Bytes from, Bytes count) {
+    Contents bytes(static_cast<std::size_t>(count));
+    file.read_part(block, from, bytes);
+    return std::ranges::equal(bytes, std::span(all).subspan(static_cast<std::size_t>(from), bytes.size()));
+  };
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(part(0, kPart));
+    EXPECT_TRUE(part(kPart, kPart));
+    EXPECT_TRUE(part(kPart, kBytes - kPart));
+    if (i == 0) {
+      EXPECT_TRUE(part(2 * kPart, 5000));
+    } else {
+      EXPECT_THAT([&] { (void)part(2 * kPart, 5000); }, ThrowsMessage<Error>(HasSubstr("another checksum")));
+    }
+    damaged = 5000;
+  }
+  EXPECT_TRUE(std::ranges::equal(read(file, block), all));
+}
+
 }  // namespace
 }  // namespace snug::memory

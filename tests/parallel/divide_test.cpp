@@ -5,160 +5,59 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "snug/base/errors.h"
 #include "snug/base/hash.h"
-#include "snug/memory/byte_tensor.h"
+#include "snug/memory/owned_contents.h"
 #include "snug/optim/adamw.h"
 #include "snug/parallel/group_agreement.h"
 #include "snug/replay/fit.h"
 #include "tests/parallel/processes.h"
+#include "tests/parallel/shard_tiers.h"
 #include "tests/parallel/trained_gpt.h"
 
 namespace snug::parallel {
 namespace {
 
 using testing::batch_of;
-using testing::Ended;
 using testing::expect_same;
-using ::testing::HasSubstr;
 using testing::in_processes;
-using testing::outcomes_of;
-using testing::same_bits;
 using testing::Trained;
-
-TEST(ShardedRoom, HasAPartAndPutsAllTogether) {
-  in_processes(3, [](World& world) {
-    for (const std::int64_t elements : {std::int64_t{5000}, std::int64_t{300}, std::int64_t{1}}) {
-      const at::Tensor whole = torch::arange(elements, at::kFloat);
-      const auto exchange = std::make_shared<ShardExchange>(world);
-      ShardedRoom room(exchange, whole, 7);
-      EXPECT_LE(room.shard().numel(), (elements + 2) / 3 + kShardUnit);
-      (void)room.write(memory::byte_tensor(whole.storage(), static_cast<Bytes>(whole.nbytes())));
-      {
-        const torch::NoGradGuard no_grad;
-        room.shard().mul_(2);  // as an optimizer does
-      }
-      exchange->meet();
-      const at::Tensor read = torch::empty({room.bytes()}, at::kByte), ahead = torch::empty({room.bytes()}, at::kByte);
-      room.read_now(read);
-      room.read(ahead, {}).wait();
-      for (const at::Tensor& bytes : {read, ahead})
-        EXPECT_TRUE(same_bits(bytes.view(at::kFloat).narrow(0, 0, elements), whole * 2)) << elements;
-    }
-  });
-}
-
-at::Tensor offered_by(int rank, std::int64_t number) {
-  return torch::full({1000}, static_cast<float>(100 * rank + number));
-}
-
-/// Each in an order of its own, as often as it likes, and some while others do something else.
-TEST(ShardExchange, AnswersWhoeverAsksWheneverTheyDo) {
-  in_processes(4, [](World& world) {
-    const int rank = world.all()->rank();
-    ShardExchange exchange(world);
-    std::vector<at::Tensor> mine;
-    for (std::int64_t number = 0; number < 5; ++number) {
-      mine.push_back(offered_by(rank, number));
-      exchange.offer(number, mine.back());
-    }
-    exchange.meet();
-    if (rank == 3) {  // asks for nothing, and is busy, or waits in a collective
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    } else {
-      std::mt19937 random(static_cast<unsigned>(rank));  // NOLINT: the same each time
-      for (int i = 0; i < 100; ++i) {
-        std::vector<ShardExchange::Fetch> under_way;
-        std::vector<std::pair<at::Tensor, at::Tensor>> found;
-        for (int k = 0; k < 3; ++k) {
-          const int from = (rank + 1 + static_cast<int>(random() % 3)) % 4;
-          const auto number = static_cast<std::int64_t>(random() % 5);
-          found.emplace_back(torch::empty({1000}), offered_by(from, number));
-          under_way.push_back(exchange.fetch(from, number, found.back().first));
-        }
-        for (ShardExchange::Fetch& fetch : under_way) fetch.wait();
-        for (const auto& [got, expected] : found) EXPECT_TRUE(same_bits(got, expected));
-      }
-    }
-    world.all()->run(Barrier{});
-    EXPECT_EQ(exchange.fetches(), rank == 3 ? 0 : 300);
-  });
-}
-
-TEST(ShardExchange, TellsWhoAsksThatTheOtherIsGoneOrHangs) {
-  for (const int signal : {SIGKILL, SIGSTOP}) {
-    std::optional<std::chrono::steady_clock::time_point> stopped;
-    const std::vector<Ended> ended = outcomes_of(
-        2,
-        [&](const Launched& launched) {
-          const auto world = World::meet(launched, {.timeout = std::chrono::seconds(2)});
-          ShardExchange exchange(*world);
-          const at::Tensor mine = torch::ones({1000}), other = torch::empty({1000});
-          exchange.offer(0, mine);
-          exchange.meet();
-          if (launched.rank == 1) ::raise(signal);
-          for (int i = 0; i < 1'000'000; ++i) exchange.fetch(1, 0, other).wait();
-        },
-        30,
-        [&](const std::vector<int>& ids) {
-          if (::kill(ids[0], 0) != 0) ::kill(ids[1], SIGKILL);  // the one that asks has ended
-        });
-    EXPECT_EQ(ended[0].exit_code, 11) << ended[0].output;
-    EXPECT_THAT(ended[0].output, HasSubstr("parallel: "));
-  }
-}
-
-/// Nor does one that is gone keep others from asking each other, or from ending.
-TEST(ShardExchange, GoesOnAmongThoseThatAreLeft) {
-  for (const int gone : {0, 1, 2}) {
-    const auto began = std::chrono::steady_clock::now();
-    const std::vector<Ended> ended = outcomes_of(3, [gone](const Launched& launched) {
-      const auto world = World::meet(launched, {.timeout = std::chrono::seconds(20)});
-      ShardExchange exchange(*world);
-      const at::Tensor mine = offered_by(launched.rank, 0), other = torch::empty({1000});
-      exchange.offer(0, mine);
-      exchange.meet();
-      if (launched.rank == gone) ::raise(SIGKILL);
-      std::this_thread::sleep_for(std::chrono::milliseconds(200));
-      const int left = 3 - gone - launched.rank;
-      EXPECT_THROW(exchange.fetch(gone, 0, other).wait(), GroupFailed);
-      for (int i = 0; i < 20; ++i) exchange.fetch(left, 0, other).wait();
-      EXPECT_TRUE(same_bits(other, offered_by(left, 0)));
-    });
-    if (testing::is_started_by_test()) continue;
-    for (int rank = 0; rank < 3; ++rank) {
-      const Ended& one = ended[static_cast<std::size_t>(rank)];
-      EXPECT_EQ(one.exit_code, rank == gone ? one.exit_code : 0) << one.output;
-    }
-    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(15)) << "nobody waits for it";
-  }
-}
 
 constexpr Bytes kSmallest = 16_KiB;
 
 /// A model of which each process has a part of the weights, of the gradients, and of what the optimizer keeps.
 struct InShards {
-  explicit InShards(World& world, Bytes smallest = kSmallest, Bytes bucket = 64_KiB) {
-    divided = divide(trained.parameters(), world, world.all(), smallest,
-                     [&](const at::Tensor& parameter, std::unique_ptr<memory::ContentsRoom> room) {
-                       streamed->add_with_room(parameter, std::move(room));
-                     });
-    streamed->set_cost(measured_gather_cost(world, world.all()));
+  /// `tier`: where its parts are, too.
+  explicit InShards(World& world, Bytes smallest = kSmallest, Bytes bucket = 64_KiB,
+                    const std::optional<StreamOptions>& tier = std::nullopt)
+      : streamed(std::make_shared<StreamedTensors>(tier.value_or(StreamOptions()))) {
+    StreamShard stream, arrived;
+    if (tier) {
+      stream = [&](const at::Tensor& shard) { streamed->add({shard}); };
+      arrived = [&](const at::Tensor& shard) { streamed->take_gradient(shard); };
+    }
+    divided = divide(
+        trained.parameters(), world, world.all(), smallest,
+        [&](const at::Tensor& parameter, std::unique_ptr<memory::ContentsRoom> room) {
+          streamed->add_with_room(parameter, std::move(room));
+        },
+        stream);
+    streamed->set_cost(measured_gather_cost(world, world.all(), stream));
     together = std::make_unique<DataParallel>(trained.parameters(), world.all(),
                                               DataParallelOptions{.combine = DataParallelOptions::Combine::Sum,
                                                                   .leaves = DataParallelOptions::Leaves::Shards,
                                                                   .divided = divided,
-                                                                  .bucket = bucket});
+                                                                  .bucket = bucket,
+                                                                  .arrived = arrived});
     optim::Parameters parts{};
     for (const Shard& shard : together->shards()) {
       parts.tensors.push_back(shard.tensor);
@@ -169,8 +68,9 @@ struct InShards {
   void update() {
     optimizer->step(0.01);
     optimizer->zero_grad();
+    streamed->forget_copies();  // written back, where they are streamed
     together->gather();
-    streamed->forget_copies();
+    streamed->forget_copies();  // what has come meanwhile
   }
   /// Rehearsed: the memory of it alone.
   replay::Rehearsal rehearsal() {
@@ -183,8 +83,15 @@ struct InShards {
     return update;
   }
 
+  /// Of the parameters, which are put together from them.
+  [[nodiscard]] Bytes streamed_weights() const {
+    Bytes bytes = 0;
+    for (const DividedParameter& one : divided) bytes += static_cast<Bytes>(one.parameter.nbytes());
+    return bytes;
+  }
+
   Trained trained;
-  std::shared_ptr<StreamedTensors> streamed = std::make_shared<StreamedTensors>();
+  std::shared_ptr<StreamedTensors> streamed;
   std::vector<DividedParameter> divided;
   std::unique_ptr<DataParallel> together;
   std::unique_ptr<optim::AdamW> optimizer;
@@ -201,9 +108,10 @@ std::vector<at::Tensor> after_steps_of_one(int size, int steps) {
   return one.parameters();
 }
 
-void without_a_plan(World& world, Bytes smallest, std::size_t divided, Bytes bucket = 64_KiB) {
+void without_a_plan(World& world, Bytes smallest, std::size_t divided, Bytes bucket = 64_KiB,
+                    const std::optional<StreamOptions>& tier = std::nullopt) {
   const int size = world.all()->size();
-  InShards mine(world, smallest, bucket);
+  InShards mine(world, smallest, bucket, tier);
   EXPECT_EQ(mine.divided.size(), divided);
   for (int step = 0; step < 3; ++step) {
     mine.trained.backward(batch_of(world.all()->rank(), step), 1.0 / size);
@@ -244,11 +152,19 @@ TEST(Divided, WeightsAreThoseOfOneProcessWhereAllOfThemAre) {
   in_processes(2, [](World& world) { without_a_plan(world, 1, Trained().parameters().size()); });
 }
 
+TEST(Divided, WeightsWhosePartsAreInATierAreThoseOfOneProcess) {
+  for (const int size : {2, 3}) {
+    in_processes(size, [](World& world) {
+      for (const StreamOptions& tier : testing::shard_tiers()) without_a_plan(world, kSmallest, 10, 64_KiB, tier);
+    });
+  }
+}
+
 /// Plans, window and gathers: the cap holds in each, and all have the same plan, though one of them is slower.
-void within_a_budget_of_weights(World& world) {
+void within_a_budget_of_weights(World& world, const std::optional<StreamOptions>& tier = std::nullopt) {
   const int size = world.all()->size(), rank = world.all()->rank();
   memory::DeviceMemory& memory = testing::cpu();
-  InShards mine(world);
+  InShards mine(world, kSmallest, 64_KiB, tier);
   const auto step = [&](const at::Tensor& batch) {
     if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(3));
     return mine.trained.loss(batch) * (1.0 / size);
@@ -263,7 +179,7 @@ void within_a_budget_of_weights(World& world) {
   Bytes budget = 0;  // the same in all
   {
     const Session all = fitted(1_GiB);
-    budget = all.plan().unplanned_peak * 2 / 3;
+    budget = all.plan().unplanned_peak * (tier ? 44 : 66) / 100;
   }
   Session session = fitted(budget);
   const std::string plan = to_json(session.plan()).dump();
@@ -274,11 +190,17 @@ void within_a_budget_of_weights(World& world) {
     world.all()->run(AllReduce{of_all, Reduce::Max});
     EXPECT_EQ(of_all[0].item<std::int64_t>(), -of_all[1].item<std::int64_t>()) << "one plan";
   }
+  Bytes written = -1;
   for (int i = 0; i < 3; ++i) {
     memory.reset_peak();
     session.backward(step, batch_of(rank, i));
     EXPECT_TRUE(session.last_step().followed_plan) << session.last_step().divergence;
-    EXPECT_GT(session.last_step().replayed_ops, 0);
+    if (tier) {
+      EXPECT_GT(mine.streamed->totals().out, written) << "the update's results";
+      written = mine.streamed->totals().out;
+    } else {
+      EXPECT_GT(session.last_step().replayed_ops, 0);
+    }
     EXPECT_EQ(session.last_step().evictions, 0);
     mine.update();
     EXPECT_LE(memory.stats().allocated_peak, budget);
@@ -288,8 +210,17 @@ void within_a_budget_of_weights(World& world) {
   }
 }
 
-TEST(Divided, WeightsUnderABudgetInTwoProcesses) { in_processes(2, within_a_budget_of_weights); }
-TEST(Divided, WeightsUnderABudgetInFourProcesses) { in_processes(4, within_a_budget_of_weights); }
+TEST(Divided, WeightsUnderABudgetInTwoProcesses) {
+  in_processes(2, [](World& world) { within_a_budget_of_weights(world); });
+}
+TEST(Divided, WeightsUnderABudgetInFourProcesses) {
+  in_processes(4, [](World& world) { within_a_budget_of_weights(world); });
+}
+TEST(Divided, WeightsWhosePartsAreInATierUnderABudget) {
+  in_processes(2, [](World& world) {
+    for (const StreamOptions& tier : testing::shard_tiers()) within_a_budget_of_weights(world, tier);
+  });
+}
 
 /// 4 bytes of each weight, gradient and moment, a quarter of each in each of four (Rajbhandari et al. 2020, table 1).
 TEST(Divided, TakeWhatZeroSays) {
@@ -315,6 +246,46 @@ TEST(Divided, TakeWhatZeroSays) {
     const auto taken = static_cast<double>(memory.stats().allocated - before);
     const double zero = static_cast<double>(elements) * 16 / 4;
     EXPECT_NEAR(taken / zero, 1, 0.02) << taken << " of " << zero;
+  });
+}
+
+/// Shards of weights, of their gradients and of moments are in the tier, to the byte: in their place there is memory
+/// for answers, for each of the others.
+TEST(Divided, WeightsWhosePartsAreInATierLeaveNothingBehind) {
+  in_processes(4, [](World& world) {
+    memory::DeviceMemory& memory = testing::cpu();
+    Bytes shards = 0, answers = 0, raw = 0;
+    const auto taken = [&](const std::optional<StreamOptions>& tier) {
+      std::vector<Bytes> now;  // with the model and the optimizer's moments, with gradients, after an update
+      const Bytes before = memory.stats().allocated;
+      InShards mine(world, kSmallest, 64_KiB, tier);
+      shards = answers = raw = 0;
+      for (const DividedParameter& one : mine.divided) {
+        const auto bytes = static_cast<Bytes>(one.shard.nbytes());
+        EXPECT_EQ(memory::has_owner(one.shard), tier.has_value());
+        raw += bytes;
+        shards += memory.rounded(bytes);
+        answers = std::max(answers, 3 * memory.rounded(2 * bytes));
+      }
+      now.push_back(memory.stats().allocated - before);
+      mine.trained.backward(batch_of(world.all()->rank(), 0), 0.25);
+      now.push_back(memory.stats().allocated - before);
+      mine.optimizer->step(0.01);
+      now.push_back(memory.stats().allocated - before);
+      if (tier) {
+        EXPECT_EQ(mine.streamed->totals().bytes, 4 * raw + mine.streamed_weights());
+      }
+      world.all()->run(Barrier{});
+      return now;
+    };
+    (void)taken(std::nullopt);  // what is made once
+    const std::vector<Bytes> there = taken(std::nullopt);
+    for (const StreamOptions& tier : testing::shard_tiers()) {
+      const std::vector<Bytes> now = taken(tier);
+      EXPECT_EQ(now[0], there[0] - 3 * shards + answers);
+      EXPECT_EQ(now[1], there[1] - 4 * shards + answers);
+      EXPECT_EQ(now[2], there[2] - 4 * shards + answers);
+    }
   });
 }
 

@@ -69,7 +69,7 @@ TEST(Mesh, LayersInPartsAndDataParallelAreThoseOfOneProcess) {
         const models::LayerParts parts{.group = tensor_group(mesh.group({"tensor"})),
                                        .between = sequences ? models::Between::Sequences : models::Between::Whole};
         const models::ModelInParts found = mine->divide(parts);
-        constexpr DataParallelOptions kSum{.combine = DataParallelOptions::Combine::Sum};
+        const DataParallelOptions kSum{.combine = DataParallelOptions::Combine::Sum};
         {
           const DataParallel summands(found.summands, mesh.group({"data", "tensor"}), kSum);
           const DataParallel rest(models::others_than(found.summands, *mine), mesh.group({"data"}), kSum);

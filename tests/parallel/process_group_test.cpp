@@ -13,6 +13,7 @@
 namespace snug::parallel {
 namespace {
 
+using testing::Ended;
 using ::testing::HasSubstr;
 using testing::in_processes;
 using testing::outcomes_of;

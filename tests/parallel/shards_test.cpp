@@ -30,11 +30,11 @@ using testing::same_bits;
 using testing::take_shards;
 using testing::Trained;
 
-constexpr DataParallelOptions kShards{
+const DataParallelOptions kShards{
     .combine = DataParallelOptions::Combine::Sum, .leaves = DataParallelOptions::Leaves::Shards, .bucket = 64_KiB};
 
 /// Of a few KiB, so that matrices go in several strips.
-constexpr DataParallelOptions in_strips() {
+DataParallelOptions in_strips() {
   DataParallelOptions options = kShards;
   options.bucket = 4_KiB;
   return options;
@@ -219,6 +219,23 @@ TEST(Shards, AreNotForOptimizersThatSeeWholeMatrices) {
   }
   const at::Tensor turned = torch::ones({4, 3}).t().requires_grad_();
   EXPECT_THROW(DataParallel({turned}, group_of_one(), kShards), UsageError);
+}
+
+/// Of each of them, what it has: rehearsals ask for others.
+TEST(Shards, AreKnownOfAllProcesses) {
+  in_processes(3, [](World& world) {
+    Trained mine;
+    const DataParallel parallel(mine.parameters(), world.all(), kShards), whole(mine.parameters(), world.all());
+    Bytes own = 0;
+    for (const Shard& shard : parallel.shards()) own += static_cast<Bytes>(shard.tensor.nbytes());
+    const at::Tensor all = torch::empty({3}, at::kLong);
+    world.all()->run(AllGather{all, torch::full({1}, own, at::kLong)});
+    for (int rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(parallel.bytes_of_shards(rank), all[rank].item<std::int64_t>());
+      EXPECT_EQ(whole.bytes_of_shards(rank), 0);
+    }
+    EXPECT_EQ(parallel.bytes_of_shards(3), 0) << "none of the group";
+  });
 }
 
 TEST(Shards, OfOneProcessAreAll) {

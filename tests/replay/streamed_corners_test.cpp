@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cerrno>
 #include <optional>
+#include <thread>
+#include <vector>
 
 #include "snug/memory/owned_contents.h"
 #include "snug/snug.h"
@@ -83,6 +85,27 @@ TEST(StreamedCorners, WhatHasNoBytesStaysWhereItIs) {
   streamed.bring_back();
   EXPECT_EQ(a.mean().item<float>(), 4);
   EXPECT_EQ(b.mean().item<float>(), 16);
+}
+
+/// Whoever comes first has it: what is let go of is not brought back, and what is back goes as any other.
+TEST(StreamedCorners, AnotherThreadMayLetGoOfThemWhileTheyComeBack) {
+  for (int i = 0; i < 20; ++i) {
+    std::vector<at::Tensor> tensors;
+    for (int k = 0; k < 60; ++k)
+      tensors.push_back(torch::full({128, 128}, static_cast<float>(k), testing::test_device()));
+    const std::vector<at::Tensor> kept(tensors.begin(), tensors.begin() + 5);
+    StreamedTensors streamed({.host_budget = 1_GiB});
+    streamed.add(tensors);
+    std::thread letting_go([&] {
+      while (!tensors.empty()) tensors.pop_back();
+    });
+    streamed.bring_back();
+    letting_go.join();
+    streamed.add(kept);
+    EXPECT_EQ(streamed.totals().bytes, 5 * 64_KiB) << "the others are forgotten";
+    streamed.bring_back();
+    for (int k = 0; k < 5; ++k) EXPECT_EQ(kept[static_cast<std::size_t>(k)].sum().item<float>(), k * 128 * 128);
+  }
 }
 
 TEST(StreamedCorners, AModelThatIsGoneLeavesRoomForAnother) {

@@ -118,46 +118,6 @@ TEST(Team, TakesLessMemoryInShards) {
   });
 }
 
-/// ZeRO's shards of it on the host: of no other bits, within a budget that has no room for them, saved and resumed.
-TEST(Team, StreamsWhatOptimizersKeepOfShards) {
-  const fs::path folder = folder_of("zero_offload");
-  in_processes(2, [&](parallel::World& world) {
-    for (const ShardOf shard : {ShardOf::Gradients, ShardOf::Parameters}) {
-      Config config = six_steps(folder);
-      config.model.width = 192;
-      config.parallel.shard = shard;
-      const std::string name(word(shard));
-      const TrainResult whole = run_in(config, folder / (name + "_whole"), team_of(world));
-      Bytes kept = 0;
-      {
-        Config unsaved = config;
-        unsaved.state = {};
-        Experiment experiment(unsaved, team_of(world));
-        for (const at::Tensor& tensor : experiment.optimizer().state()) kept += static_cast<Bytes>(tensor.nbytes());
-      }
-      Config offloaded = config;
-      // The budgets of processes with unequal shards are the same.
-      const auto peaks = team_of(world).gather({static_cast<double>(whole.peaks.predicted), static_cast<double>(kept)});
-      offloaded.memory.budget = plan::BudgetRequest(static_cast<Bytes>(peaks[0] - peaks[1] * 6 / 10));
-      offloaded.memory.host_budget = plan::BudgetRequest(1_GiB);
-      offloaded.memory.optimizer = KeptIn::Streamed;
-      offloaded.train.steps = 3;
-      offloaded.optimizer.schedule = LearningRate::Constant;
-      EXPECT_LE(run_in(offloaded, folder / name, team_of(world)).memory.allocated_peak,
-                static_cast<Bytes>(peaks[0] - peaks[1] * 6 / 10));
-      offloaded.train.steps = kSixSteps;
-      EXPECT_EQ(run_in(offloaded, folder / name, team_of(world), Start::Resume).resumed_from, 3);
-      Config plain = config;
-      plain.optimizer.schedule = LearningRate::Constant;
-      (void)run_in(plain, folder / (name + "_constant"), team_of(world));
-    }
-  });
-  for (const std::string name : {"gradients", "parameters"}) {
-    EXPECT_TRUE(weights_after(folder / name, kSixSteps) == weights_after(folder / (name + "_constant"), kSixSteps));
-    EXPECT_TRUE(optimizer_after(folder / name, kSixSteps) == optimizer_after(folder / (name + "_constant"), kSixSteps));
-  }
-}
-
 /// 4 processes, then 2, then one, then 4: each micro-batch of the step is one of theirs, and every bit the same.
 TEST(Team, GoesOnInShardsWithAnyNumberOfProcesses) {
   const fs::path folder = folder_of("resharded");
@@ -307,69 +267,6 @@ TEST(Team, InShardsIsRefusedByTrainWhereProcessesAreNotAlike) {
     EXPECT_EQ(one.exit_code, 12) << one.output;
     EXPECT_THAT(one.output, HasSubstr(R"(parallel.shard is "none" in the process of rank 0, and "gradients" in that)"));
   }
-}
-
-/// Any layout and budget: the cap holds in each, or all are refused, and none hangs.
-TEST(Team, HoldsItsCapOrIsRefusedWhateverIsAskedFor) {
-  const char* const asked = std::getenv("SNUG_TRIALS");
-  const int trials = asked != nullptr ? std::atoi(asked) : 4;
-  const fs::path folder = folder_of("any_layout");
-  std::mt19937 random(11);  // NOLINT: the same each time
-  const auto one_of = [&](auto... choices) {
-    const std::array all{choices...};
-    return all.at(random() % all.size());
-  };
-  int trained = 0;
-  for (int i = 0; i < trials; ++i) {
-    Config config = six_steps(folder, one_of(0.0, 0.1));
-    const auto& [processes, layout] =
-        one_of(std::pair{2, TeamLayout{}}, std::pair{3, TeamLayout{}}, std::pair{4, TeamLayout{}},
-               std::pair{2, TeamLayout{.tensor = 2}},
-               std::pair{4, TeamLayout{.tensor = 2, .between = models::Between::Sequences}},
-               std::pair{3, TeamLayout{.tensor = 3}},
-               std::pair{2, TeamLayout{.tensor = 2, .between = models::Between::KeptInParts}},
-               std::pair{2, TeamLayout{.context = 2}},
-               std::pair{4, TeamLayout{.context = 2, .context_by = models::ContextMethod::Ring}},
-               std::pair{2, TeamLayout{.pipeline = 2}}, std::pair{4, TeamLayout{.pipeline = 2}},
-               std::pair{4, TeamLayout{.tensor = 2, .pipeline = 2}}, std::pair{3, TeamLayout{.pipeline = 3}});
-    config.parallel.tensor = layout.tensor;
-    config.parallel.context = layout.context;
-    config.parallel.context_by = layout.context_by;
-    config.parallel.pipeline = layout.pipeline;
-    config.parallel.sequence_parallel = layout.between == models::Between::Sequences;
-    config.parallel.partition_activations = layout.between == models::Between::KeptInParts;
-    config.model.blocks = layout.pipeline > 1 ? one_of(3, 5) : one_of(1, 2, 5);
-    config.model.width = one_of(48, 96, 192);
-    config.model.heads = 12;
-    config.train.accumulate = one_of(1, 2);
-    config.train.batch = processes / layout.per_replica() * config.train.accumulate * one_of(1, 4);
-    config.model.sequence = one_of(64, 128);
-    config.train.steps = 3;
-    config.optimizer.kind = layout.tensor > 1 ? one_of("adamw", "sgd") : one_of("adamw", "adamw_8bit", "sgd");
-    config.precision.compute = one_of(Compute::Fp32, Compute::Bf16);
-    config.parallel.shard = one_of(ShardOf::None, ShardOf::Optimizer, ShardOf::Gradients, ShardOf::Parameters);
-    if (layout.pipeline > 1 && config.parallel.shard == ShardOf::Parameters) config.parallel.shard = ShardOf::Gradients;
-    if (config.parallel.shard != ShardOf::None && processes == 4 && layout.per_replica() == 1)
-      config.parallel.shard_degree = one_of(0, 2);
-    config.memory.budget = plan::parse_budget(std::to_string(one_of(75, 85, 95, 100)) + "%");
-    config.state.every = 0;
-    const std::string what = fmt::format("trial {}: {} processes\n{}", i, processes, to_json(config).dump());
-    const auto ended = outcomes_of(processes, [&](const parallel::Launched& launched) {
-      const TrainResult result =
-          run_in(config, folder / std::to_string(i), Team(parallel::World::meet(launched), layout_of(config.parallel)));
-      EXPECT_LE(result.memory.allocated_peak, result.plan.budget);
-      EXPECT_EQ(result.steps, 3);
-    });
-    // Where a stage does not fit it says so, and all others that another one does not.
-    const bool refused = std::ranges::any_of(ended, [](const Ended& one) { return one.exit_code == 12; });
-    trained += refused ? 0 : 1;
-    for (const Ended& one : ended) {
-      EXPECT_EQ(one.signal, 0) << what << "\n" << one.output;
-      EXPECT_TRUE(refused ? one.exit_code == 11 || one.exit_code == 12 : one.exit_code == 0) << what << "\n"
-                                                                                             << one.output;
-    }
-  }
-  EXPECT_TRUE(2 * trained > trials || testing::is_started_by_test());
 }
 
 /// A disk that is full where the first writes ends nobody's run, and nobody waits for it.

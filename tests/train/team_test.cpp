@@ -194,7 +194,18 @@ TEST(Team, RefusesWhatItCannotDo) {
     EXPECT_THAT(refusal([](Config& c) { c.train.batch = 5; }), HasSubstr("train.batch = 5 and 2 processes"));
     EXPECT_THAT(refusal([](Config& c) { c.train.accumulate = 8; }), HasSubstr("a multiple of 16"));
     EXPECT_THAT(refusal([](Config& c) { c.optimizer.in_backward = true; }), HasSubstr("in_backward"));
-    EXPECT_THAT(refusal([](Config& c) { c.memory.weights = KeptIn::Streamed; }), HasSubstr("streamed"));
+    EXPECT_THAT(refusal([](Config& c) { c.memory.weights = KeptIn::Streamed; }),
+                HasSubstr("set parallel.shard = \"parameters\""));
+    EXPECT_EQ(refusal([](Config& c) {
+                c.memory.weights = KeptIn::Streamed;
+                c.parallel.shard = ShardOf::Parameters;
+              }),
+              "taken");
+    EXPECT_THAT(refusal([](Config& c) {
+                  c.memory.optimizer = KeptIn::Streamed;
+                  c.parallel.pipeline = 2;
+                }),
+                HasSubstr("parallel.pipeline = 2 with memory.optimizer = \"streamed\""));
     EXPECT_THAT(refusal([](Config& c) { c.memory.allow = "micro_batch"; }), HasSubstr("memory.allow"));
     EXPECT_THAT(refusal([](Config& c) { c.train.device = "cuda"; }), HasSubstr("train.device"));
     EXPECT_THAT(refusal([](Config& c) {
