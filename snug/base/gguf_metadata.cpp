@@ -89,7 +89,7 @@ GgufValue take_value(ByteCursor& from, const std::string& what) {
 
 GgufPreamble take_gguf_preamble(ByteCursor& from) {
   if (from.take<std::uint32_t>("the mark of the format") != kMagic)
-    from.fail("no GGUF file: it does not begin with \"GGUF\"");
+    from.fail("no GGUF file: it does not begin with \"GGUF\"; give one, or a folder as transformers saves models");
   GgufPreamble preamble;
   preamble.version = from.take<std::uint32_t>("the version");
   if ((preamble.version & 0xFFFFU) == 0) from.fail("the file is big-endian; convert it");

@@ -52,8 +52,9 @@ train::Devices devices_of(const MeshOptions& mesh) {
   const int count = *mesh.devices, nodes = mesh.nodes.value_or(1);
   if (count < 1 || nodes < 1 || count % nodes != 0) {
     throw UsageError(
-        fmt::format("plan: --devices {} and --nodes {}: there must be one at least, and as many devices in each node",
-                    count, nodes));
+        fmt::format("plan: --devices {} and --nodes {}: there must be one of each at least, and as many devices in "
+                    "each node: give a number of devices that {} divides",
+                    count, nodes, std::max(nodes, 1)));
   }
   train::Devices devices{.count = count, .links = {}};
   devices.links.per_machine = count / nodes;
@@ -136,9 +137,9 @@ nlohmann::ordered_json to_json(const parallel::Link& link) {
   }
   if (least == 0) throw UsageError(trials.front().why_not);
   throw UsageError(fmt::format(
-      "plan: no layout fits; the one that takes least takes {}, or a little more while it is recorded; give "
-      "that, or more devices",
-      format_bytes(least)));
+      "plan: no layout fits; the one that takes least takes {} ({} bytes), or a little more while it is recorded; "
+      "give that, or more devices",
+      format_bytes(least), least));
 }
 
 }  // namespace

@@ -38,6 +38,14 @@ class One final : public ProcessGroup {
   }
 };
 
+/// Without where in its sources a library says it, and what it advises.
+std::string in_short(std::string_view text) {
+  text = text.substr(0, text.find('\n'));
+  if (const std::size_t end = text.find("] "); text.starts_with("[/") && end != std::string_view::npos)
+    text.remove_prefix(end + 2);
+  return std::string(text.substr(0, text.find(". This is typically caused by")));
+}
+
 }  // namespace
 
 ProcessGroup::ProcessGroup(int rank, int size, std::vector<int> members)
@@ -48,8 +56,7 @@ void ProcessGroup::failed(const Collective& what) {
   try {
     throw;
   } catch (const std::exception& error) {
-    const std::string_view text = error.what();
-    why = text.substr(0, text.find('\n'));
+    why = in_short(error.what());
   } catch (...) {  // NOLINT(bugprone-empty-catch): why says so
   }
   const std::string missing = who_is_missing();

@@ -53,24 +53,24 @@ void check_same_run(json before, const Config& now, std::size_t drawers, int is,
   }
   const json train = before.value("train", json::object());
   const json accumulate = train.is_object() ? train.value("accumulate", json(1)) : json();
+  std::string as_before, becomes;
   if (accumulate.is_number_integer()) {
     const std::int64_t had = accumulate.get<std::int64_t>() * was, has = now.train.accumulate * is;
     if (had == has) before["train"]["accumulate"] = now.train.accumulate;
+    if (had != has && had % is == 0) as_before = fmt::format("; train.accumulate = {} would go on as before", had / is);
     if (had != has && was != is) {
-      const std::string as_before =
-          had % is == 0 ? fmt::format("; train.accumulate = {} would go on as before", had / is) : std::string();
-      progress.note(fmt::format(
-          "batches are {} micro-batches from here on, and were {}: sums have another order, and dropout other "
-          "numbers{}",
-          has, had, as_before));
+      becomes = fmt::format(
+          "batches are {} micro-batches from here on, and were {}: sums have another order, and dropout other numbers",
+          has, had);
     }
   }
-  const std::vector<std::string> different = changed_when_resumed(before, now);
-  if (different.empty()) return;
-  throw UsageError(
-      fmt::format("resuming: the state is of another run: {}; use another output.folder, or the settings "
-                  "of that run",
-                  fmt::join(different, ", ")));
+  if (const std::vector<std::string> different = changed_when_resumed(before, now); !different.empty()) {
+    throw UsageError(
+        fmt::format("resuming: the state is of another run: {}; use another output.folder, or the settings "
+                    "of that run{}",
+                    fmt::join(different, ", "), as_before));
+  }
+  if (!becomes.empty()) progress.note(becomes + as_before);
 }
 
 }  // namespace
@@ -187,14 +187,14 @@ std::optional<std::int64_t> RunState::find(report::Progress& progress) {
 std::int64_t RunState::find_for(std::int64_t steps, report::Progress& progress) {
   const auto found = find(progress);
   const std::int64_t done = found.value_or(0);
-  progress.note(found ? fmt::format("resuming after {} steps", done)
-                      : fmt::format("no training state in {}; beginning at the first step", folder_.string()));
   if (done > steps) {
     throw UsageError(
         fmt::format("train: the state in {} is of {} steps, and train.steps = {} are to be done in all; set "
                     "it to {} or more, or use another output.folder",
                     folder_.string(), done, steps, done));
   }
+  progress.note(found ? fmt::format("resuming after {} steps", done)
+                      : fmt::format("no training state in {}; beginning at the first step", folder_.string()));
   return done;
 }
 
@@ -202,8 +202,8 @@ void RunState::restore() {
   if (!found_) return;
   state_.restore(found_->path);
   if (experiment_.has_sharded_weights()) {
-    experiment_.team().group().run(parallel::Barrier{});  // nobody fetches what another has yet to restore
     experiment_.streamed()->forget_copies();
+    experiment_.team().group().run(parallel::Barrier{});  // nobody fetches what another has yet to restore
   }
   restore_own_random();
   if (!experiment_.team().is_first()) return;

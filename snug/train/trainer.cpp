@@ -381,19 +381,19 @@ TrainResult train(const Config& config, report::Progress& progress, const TrainO
   std::optional<Config> unplanned;
   try {
     train_chosen(config, progress, options, result, unplanned);
+    return result;
   } catch (const DoesNotFit& refusal) {
     if (!unplanned || options.team.size() > 1) throw;
     throw with_cheapest_change(refusal, *unplanned, progress);
   } catch (const replay::GroupEnded&) {
     if (!interrupted()) throw;  // another process was stopped too, and said so first
-    result.interrupted = true;
-  } catch (const parallel::GroupFailed&) {
-    if (!interrupted()) throw;  // another process has left a collective, as it was stopped too
-    result.interrupted = true;
+  } catch (const parallel::GroupFailed& failed) {
+    if (!interrupted()) throw;
+    progress.note(failed.what());  // another process has left a collective, perhaps as it was stopped too
   } catch (const Stopped&) {
-    result.interrupted = true;
     progress.note("stopped while a step was recorded; nothing was trained");
   }
+  result.interrupted = true;
   return result;
 }
 

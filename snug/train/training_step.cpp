@@ -122,8 +122,9 @@ std::vector<replay::RecordedStep> TrainingStep::record(const data::Batch& sample
 }
 
 std::vector<replay::RecordedStep> TrainingStep::record_kinds(const data::Batch& sample, std::optional<Bytes> limit) {
-  const at::Tensor sum = at::zeros({}, experiment_.device());  // of losses, which is there beside later micro-batches
   const std::vector<MicroBatch> micros = micros_of(experiment_, sample);
+  // Of losses, beside later micro-batches.
+  const at::Tensor sum = micros.size() > 1 ? at::zeros({}, experiment_.device()) : at::Tensor();
   const auto recorded_of = [&](const replay::Forward& forward, replay::RecordOptions options) {
     options.streamed = experiment_.streamed();
     options.lossy = codec_of(experiment_.config().memory.activations);

@@ -191,7 +191,8 @@ std::string render(const std::vector<LayoutTrial>& trials, const Devices& device
   std::string text;
   if (!rows.empty()) {
     text = report::render_table(
-        fmt::format("layouts of {} process{}, the fastest first", devices.count, devices.count == 1 ? "" : "es"),
+        fmt::format("layouts of {} process{}, the fastest first, of those within 5 % of it the simplest", devices.count,
+                    devices.count == 1 ? "" : "es"),
         header, rows, most_columns);
   }
   for (const auto& [why, count] : refused)

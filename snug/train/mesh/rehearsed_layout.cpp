@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -89,6 +90,18 @@ class OneProcess {
     return found;
   }
 
+  /// A process that has more than a hundredth more of what is divided among both, where there is one: the first of
+  /// those with the most.
+  [[nodiscard]] std::optional<int> fuller() const {
+    const TeamGradients* const gradients = experiment_.together();
+    if (gradients == nullptr) return std::nullopt;
+    const auto has = [&](int rank) { return gradients->bytes_of_shards(rank); };
+    const auto& group = *experiment_.team().sharers();
+    const int own = group.members()[static_cast<std::size_t>(group.rank())];
+    const int most = *std::ranges::max_element(group.members(), {}, has);
+    return has(most) * 100 > has(own) * 101 ? std::optional(most) : std::nullopt;
+  }
+
  private:
   static Team team_for(const Config& config, const parallel::Rehearsal& rehearsal, int rank) {
     Team team(rehearsal.world_of(rank), layout_of(config.parallel));
@@ -135,6 +148,13 @@ class OneProcess {
   parallel::Rehearsal& rehearsal_;
   Experiment experiment_;
 };
+
+/// Plans count what the process has that has most.
+void with_peaks_of(RehearsedProcess& one, const RehearsedProcess& other) {
+  for (Bytes RehearsedProcess::*const peak : {&RehearsedProcess::unplanned_peak, &RehearsedProcess::floor,
+                                              &RehearsedProcess::predicted_peak, &RehearsedProcess::measured_peak})
+    one.*peak = std::max(one.*peak, other.*peak);
+}
 
 /// How long what each stage has made is on its way to the next one, in the replica where that is longest.
 std::vector<double> hand_over(const Config& config, const Devices& devices, Bytes bytes, std::size_t stages) {
@@ -197,12 +217,20 @@ RehearsedLayout rehearse_layout(const Config& config, const Devices& devices) {
     }
     std::optional<described::AnyAmountOfMemory> whole_models;
     if (device.type() == described::kDescribed) whole_models.emplace();
-    OneProcess process(config, rehearsal, place * of_stage);
+    std::optional<OneProcess> process(std::in_place, config, rehearsal, place * of_stage);
     whole_models.reset();
-    blocks = process.blocks_by_stage();
+    blocks = process->blocks_by_stage();
     found.blocks = std::accumulate(blocks.begin(), blocks.end(), 0);
-    tokens = process.tokens_per_step();
-    found.processes.push_back(process.run(place));
+    tokens = process->tokens_per_step();
+    found.processes.push_back(process->run(place));
+    const std::optional<int> fuller = process->fuller();
+    process.reset();
+    if (fuller) {
+      if (device.type() == described::kDescribed) whole_models.emplace();
+      process.emplace(config, rehearsal, *fuller);
+      whole_models.reset();
+      with_peaks_of(found.processes.back(), process->run(place));
+    }
   }
   put_together(found, config, devices, rehearsal.largest_message());
   found.tokens_per_second = static_cast<double>(tokens) / found.seconds;
