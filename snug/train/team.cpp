@@ -74,26 +74,21 @@ nlohmann::ordered_json settings_of(const Config& config) {
 
 /// The first key that is not the same in both.
 std::string first_difference(const nlohmann::ordered_json& first, const nlohmann::ordered_json& other, int rank) {
-  // As texts: numbers that are equal and have other bits differ, and lists are one value.
-  const nlohmann::ordered_json flat = first.flatten(), of_other = other.flatten();
-  const auto differs = [&](const auto& one) {
-    return !of_other.contains(one.key()) || of_other.at(one.key()).dump() != one.value().dump();
-  };
-  std::string path;
-  for (const auto& one : flat.items()) {
-    if (path.empty() && differs(one)) path = one.key();
-  }
-  for (const auto& one : of_other.items()) {
-    if (path.empty() && !flat.contains(one.key())) path = one.key();
-  }
-  const nlohmann::ordered_json::json_pointer key(path);
-  const auto show = [&](const nlohmann::ordered_json& all) {
+  const auto show = [](const nlohmann::ordered_json& all, const std::string& key) {
     return all.contains(key) ? all.at(key).dump() : std::string("left out");
   };
-  std::string name = key.to_string().substr(1);
-  std::ranges::replace(name, '/', '.');
-  return fmt::format("{} is {} in the process of rank 0, and {} in that of rank {}; give all the same", name,
-                     show(first), show(other), rank);
+  const nlohmann::ordered_json here = first.flatten(), there = other.flatten();
+  for (const auto* const all : {&here, &there}) {
+    for (const auto& one : all->items()) {
+      const std::string &key = one.key(), is = show(here, key), is_there = show(there, key);
+      if (is == is_there) continue;
+      std::string name = key.substr(1);
+      std::ranges::replace(name, '/', '.');
+      return fmt::format("{} is {} in the process of rank 0, and {} in that of rank {}; give all the same", name, is,
+                         is_there, rank);
+    }
+  }
+  throw std::logic_error("first_difference: there is none");
 }
 
 constexpr std::int64_t kSequence = 1;  // the dimension of (batch, sequence)
