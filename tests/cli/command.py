@@ -3,13 +3,14 @@ import contextlib
 import json
 import os
 import pathlib
-import random
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from free_port import free_port  # noqa: E402
 
 # Threads that wait for each other without sleeping cost a busy machine many times the work itself.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -40,18 +41,6 @@ def command_line(arguments):
 def run(*arguments, **options):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return subprocess.run(command_line(arguments), text=True, timeout=300, **pipes)
-
-
-def free_port():
-    """None of those that the system gives away, as it might until somebody listens there."""
-    while True:
-        port = random.SystemRandom().randrange(16_000, 32_000)
-        with socket.socket() as one:
-            try:
-                one.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 def run_together(count, *arguments):

@@ -1,29 +1,20 @@
 """Processes that meet by torch.distributed, on Gloo, as a test starts them."""
 
 import os
-import random
-import socket
+import sys
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from free_port import free_port  # noqa: E402
+
 
 # What takes seconds to import, once for all that are started.
 _IMPORTED = ["torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining", "snug"]
-
-
-def _free_port():
-    """None of those that the system gives away, as it might until somebody listens there."""
-    while True:
-        port = random.SystemRandom().randrange(16_000, 32_000)
-        with socket.socket() as one:
-            try:
-                one.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 def _run(rank, body, count, port, results, arguments):
@@ -43,7 +34,7 @@ def in_processes(count, body, *arguments):
     context.set_forkserver_preload(_IMPORTED)
     with context.Manager() as manager:
         results = manager.dict()
-        mp.start_processes(_run, args=(body, count, _free_port(), results, arguments), nprocs=count, start_method="forkserver")
+        mp.start_processes(_run, args=(body, count, free_port(), results, arguments), nprocs=count, start_method="forkserver")
         return dict(results)
 
 
