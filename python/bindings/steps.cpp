@@ -201,7 +201,7 @@ void bind_kinds(py::module_& m) {
           "open_window",
           [](Kinds& k, StreamedTensors& streamed, Bytes budget, const NamedBudgets& others, const std::string& device,
              std::int64_t micro_batches) {
-            return replay::open_best_window(streamed, k.all, replay::budgets_of(budget_of(budget), budgets_of(others)),
+            return replay::open_best_window(&streamed, k.all, replay::budgets_of(budget_of(budget), budgets_of(others)),
                                             device_memory(device), micro_batches);
           },
           NoGil(), py::arg("streamed"), py::arg("budget"), py::arg("others"), py::arg("device"),

@@ -195,9 +195,8 @@ Session fit(const Forward& forward, FitOptions options, std::optional<c10::Devic
   const plan::Budget budget = plan::Budget::for_limit(options.budget);
   std::vector<PlannedStep> steps = or_tell(*options.agreement, [&] {
     std::vector<PlannedStep> all = planned(std::move(kinds), options.strategy, *options.agreement);
-    if (options.streamed)
-      open_best_window(*options.streamed, all, budgets_of(budget, options.other_budgets), memory,
-                       options.micro_batches);
+    open_best_window(options.streamed.get(), all, budgets_of(budget, options.other_budgets), memory,
+                     options.micro_batches, *options.agreement);
     return all;
   });
   Session session(std::move(steps), budget, memory, options.agreement, std::move(options.other_budgets));

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "snug/base/agreement.h"
 #include "snug/memory/device_memory.h"
 #include "snug/plan/budget.h"
 #include "snug/replay/planned_step.h"
@@ -23,8 +24,11 @@ struct OpenedWindow {
 /// Opens the window with which these steps take the least time within the budgets, plans and window together; its
 /// memory is counted in their graphs. The tensors are of the memory's device, the steps' first; `kinds` as
 /// record_micro_batches() has them, of so many micro-batches. Throws DoesNotFit where not even the smallest window
-/// leaves room for the steps; UsageError where the tensors are on another device.
-OpenedWindow open_best_window(StreamedTensors& streamed, std::vector<PlannedStep>& kinds, const plan::Budgets& budgets,
-                              memory::DeviceMemory& memory, std::int64_t micro_batches = 1);
+/// leaves room for the steps; UsageError where the tensors are on another device; GroupEnded where another process has
+/// thrown. Where plans must be the same in all of the group, all have the largest window that one of them would choose:
+/// they call it with the same steps, and nullptr where they stream nothing.
+OpenedWindow open_best_window(StreamedTensors* streamed, std::vector<PlannedStep>& kinds, const plan::Budgets& budgets,
+                              memory::DeviceMemory& memory, std::int64_t micro_batches = 1,
+                              Agreement& group = *alone());
 
 }  // namespace snug::replay

@@ -125,9 +125,8 @@ PlannedExperiment plan_experiment(Experiment& experiment, Kinds kinds, const std
 
 replay::OpenedWindow open_window(Experiment& experiment, std::vector<replay::PlannedStep>& kinds,
                                  const std::optional<plan::Budget>& budget) {
-  if (!experiment.streamed()) return {};
-  return replay::open_best_window(*experiment.streamed(), kinds, budget, experiment.memory(),
-                                  experiment.config().train.accumulate);
+  return replay::open_best_window(experiment.streamed().get(), kinds, budget, experiment.memory(),
+                                  experiment.config().train.accumulate, *experiment.team().agreement());
 }
 
 Bytes smallest_budget(const std::vector<replay::PlannedStep>& kinds, const replay::OpenedWindow& window) {
