@@ -19,6 +19,8 @@
 #include <thread>
 #include <utility>
 
+#include "tests/parallel/started.h"
+
 namespace snug::testing {
 namespace {
 
@@ -64,24 +66,14 @@ Child start(int rank, int count, int port, int call) {
                                                                       {"MASTER_PORT", std::to_string(port)},
                                                                       {kOfTest, this_test()},
                                                                       {kOfCall, std::to_string(call)},
-                                                                      {"OMP_NUM_THREADS", "1"}};
-  const std::string filter = "--gtest_filter=" + this_test();
+                                                                      {"OMP_NUM_THREADS", "1"},
+                                                                      {"GTEST_TOTAL_SHARDS", "1"},
+                                                                      {"GTEST_SHARD_INDEX", "0"}};
   int ends[2];  // NOLINT
-  if (::pipe(ends) != 0) std::abort();
+  if (::pipe2(ends, O_CLOEXEC) != 0) std::abort();
   Child child;
   child.output = ends[0];
-  child.pid = ::fork();
-  if (child.pid == 0) {
-    for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
-    ::unsetenv("GTEST_TOTAL_SHARDS");
-    ::unsetenv("GTEST_SHARD_INDEX");
-    ::dup2(ends[1], STDOUT_FILENO);
-    ::dup2(ends[1], STDERR_FILENO);
-    ::close(ends[0]);
-    ::close(ends[1]);
-    ::execl("/proc/self/exe", "processes", filter.c_str(), nullptr);
-    ::_exit(127);
-  }
+  child.pid = start_this_program(variables, {"processes", "--gtest_filter=" + this_test()}, ends[1]);
   ::close(ends[1]);
   ::fcntl(child.output, F_SETFL, O_NONBLOCK);  // NOLINT
   return child;
