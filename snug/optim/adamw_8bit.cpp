@@ -78,9 +78,10 @@ AdamW8bit::AdamW8bit(const Parameters& parameters, AdamWOptions options)
       throw UsageError("optimizer: adamw_8bit runs on the CPU alone, and a parameter is elsewhere; use adamw");
     }
     const auto moment = [&](const BlockwiseCode& code) -> Moment {
-      if (!coded) return {zeros_for(i), {}};
-      return {at::full({p.numel()}, code.nearest(0), p.options().dtype(at::kByte)),
-              at::zeros({blocks_of(p)}, p.options().dtype(at::kFloat))};
+      if (!coded) return {zeros_for(i), {}, 0};
+      const int zero = code.nearest(0);
+      return {at::full({p.numel()}, zero, p.options().dtype(at::kByte)),
+              at::zeros({blocks_of(p)}, p.options().dtype(at::kFloat)), zero};
     };
     first_moments_.push_back(moment(BlockwiseCode::with_sign()));
     second_moments_.push_back(moment(BlockwiseCode::without_sign()));
@@ -137,9 +138,9 @@ std::vector<Optimizer::OwnState> AdamW8bit::own_state(std::size_t parameter) con
   const Moment& first = first_moments_[parameter];
   const Moment& second = second_moments_[parameter];
   if (!first.absmax.defined()) return {{"exp_avg", first.values}, {"exp_avg_sq", second.values}};
-  return {{"exp_avg", first.values, StateShape::Elements},
+  return {{"exp_avg", first.values, StateShape::Elements, first.zero},
           {"exp_avg_absmax", first.absmax, StateShape::Blocks},
-          {"exp_avg_sq", second.values, StateShape::Elements},
+          {"exp_avg_sq", second.values, StateShape::Elements, second.zero},
           {"exp_avg_sq_absmax", second.absmax, StateShape::Blocks}};
 }
 

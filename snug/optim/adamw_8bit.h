@@ -16,6 +16,7 @@ class AdamW8bit final : public Optimizer {
   /// Codes and absmax of each block, or numbers and no absmax.
   struct Moment {
     at::Tensor values, absmax;
+    int zero;  // as a value
   };
   void update(Update& u) override;
   [[nodiscard]] std::vector<OwnState> own_state(std::size_t parameter) const override;

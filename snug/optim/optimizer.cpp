@@ -162,9 +162,6 @@ void Optimizer::rehearse_of(std::size_t first, std::size_t end, const Step& step
   for (std::size_t i = first; i < end; ++i) {
     if (parameters_[i].grad().defined()) parameters_[i].grad().zero_();
     if (steps_[i].item<float>() == 0) continue;
-    // Moments that are not zero decay, and turn a weight's negative zero.
-    aside.add(parameters_[i]);
-    if (i < masters_.size()) aside.add(masters_[i]);
     for (const OwnState& own : own_state(i)) aside.add(own.tensor);
     aside.add(steps_[i]);
   }
@@ -180,6 +177,12 @@ void Optimizer::rehearse_of(std::size_t first, std::size_t end, const Step& step
   // weight it was made of.
   try {
     const Uncounted uncounted{steps_, first, end};
+    for (std::size_t i = first; i < end; ++i) {
+      if (steps_[i].item<float>() == 0) continue;
+      // Moments that are not zero turn a weight's negative zero, and another process may read it.
+      for (const OwnState& own : own_state(i)) own.tensor.fill_(own.at_first);
+      steps_[i].zero_();
+    }
     step();
   } catch (...) {
     aside.put_back();

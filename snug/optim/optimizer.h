@@ -54,8 +54,9 @@ class Optimizer {
   void step(std::size_t parameter, double learning_rate);
 
   /// What a step takes in time and memory, without its effect: it overwrites the gradients with zeros, and leaves
-  /// parameters and state bit for bit as they are. After the first step they are copied first, out of the device's
-  /// memory, and copied back: throws Error where that fails.
+  /// parameters and state bit for bit as they are; a parameter with a master copy is what that rounds to. Who reads
+  /// parameters meanwhile, as another process may, finds them as they are. State, after the first step, is copied
+  /// first, out of the device's memory, and copied back: throws Error where that fails.
   void rehearse();
   void rehearse(std::size_t parameter);
 
@@ -96,6 +97,7 @@ class Optimizer {
     std::string_view name;
     at::Tensor tensor;
     StateShape shape = StateShape::AsParameter;
+    int at_first = 0;  ///< what all of it is before the first step
   };
   /// Always the same tensors.
   [[nodiscard]] virtual std::vector<OwnState> own_state(std::size_t parameter) const = 0;
