@@ -35,6 +35,16 @@ c10::intrusive_ptr<c10d::Work> reduce_into(Group& group, at::Tensor mine, at::Te
   }
 }
 
+/// By a thread of its own, as that may wait for other processes; where there can be none it stays.
+template <class Held>
+void let_go_apart(Held held) noexcept {
+  try {
+    auto* const all = new Held(std::move(held));  // NOLINT(cppcoreguidelines-owning-memory)
+    std::thread([all] { delete all; }).detach();  // NOLINT(cppcoreguidelines-owning-memory)
+  } catch (...) {                                 // NOLINT(bugprone-empty-catch): others find out by their timeout
+  }
+}
+
 }  // namespace
 
 class C10dGroup::Waited final : public Pending {
@@ -52,10 +62,8 @@ class C10dGroup::Waited final : public Pending {
     }
   }
 
-  // Gloo's buffers block until the other process has done its part.
-  void abandon() noexcept override {
-    for (Work& work : works_) (void)work.release();
-  }
+  // Gloo's buffers may block until the other process has done its part, and hold connections that are to be closed.
+  void abandon() noexcept override { let_go_apart(std::move(works_)); }
 
  private:
   Works works_;
@@ -78,14 +86,19 @@ std::unique_ptr<Pending> C10dGroup::start(const Collective& what) {
   return std::make_unique<Waited>(std::visit(Match{[&](const auto& c) { return of(c); }}, what), patience_);
 }
 
-/// Its connections are closed with it. Apart, as it waits for what is under way.
 void C10dGroup::disconnect() noexcept {
   if (roll_) roll_->leave();
-  try {
-    std::thread([group = std::move(group_)]() mutable { group.reset(); }).detach();
-  } catch (...) {  // NOLINT(bugprone-empty-catch): others find out by their timeout
-  }
+  close();
 }
+
+std::string C10dGroup::who_is_missing() noexcept {
+  // Who waits for this process, and not for one that is missing, notices that now.
+  close();
+  return roll_ ? roll_->missing(members()) : std::string();
+}
+
+/// Its connections are closed with it, unless others have it, too, as all of a channel.
+void C10dGroup::close() noexcept { let_go_apart(std::move(group_)); }
 
 C10dGroup::Works C10dGroup::of(const AllReduce& c) {
   std::vector<at::Tensor> tensors{c.tensor};
@@ -137,7 +150,6 @@ C10dGroup::Works C10dGroup::by_pairs(const at::Tensor& received, const std::func
   next_tag_ = next_tag_ % kTags + 1;
   const int tag = kFirst + next_tag_;
   Works works;
-  received[rank()].copy_(sent_to(rank()));
   if (received.numel() == 0) return works;
   try {
     for (int distance = 1; distance < size(); ++distance) {
@@ -148,6 +160,7 @@ C10dGroup::Works C10dGroup::by_pairs(const at::Tensor& received, const std::func
       const int to = (rank() + distance) % size();
       works.push_back(send(sent_to(to), to, tag));
     }
+    received[rank()].copy_(sent_to(rank()));  // meanwhile
   } catch (...) {
     Waited(std::move(works)).abandon();
     throw;

@@ -33,8 +33,9 @@ class C10dGroup : public ProcessGroup {
   using Works = std::vector<Work>;
   class Waited;
 
-  std::string who_is_missing() noexcept override { return roll_ ? roll_->missing(members()) : std::string(); }
+  std::string who_is_missing() noexcept override;
   void disconnect() noexcept override;
+  void close() noexcept;
 
   Works of(const AllReduce& c);
   Works of(const AllGather& c);

@@ -1,6 +1,7 @@
 #include "snug/parallel/process_group.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <exception>
@@ -8,6 +9,7 @@
 #include <utility>
 
 #include "snug/base/match.h"
+#include "snug/memory/out_of_budget.h"
 
 namespace snug::parallel {
 namespace {
@@ -79,8 +81,13 @@ ProcessGroup::Begun ProcessGroup::begin(const Collective& what) {
     return begun;
   } catch (const UsageError&) {
     throw;
+  } catch (const c10::OutOfMemoryError&) {  // nobody is missing but this process, which says why
+    end();
+    throw;
   } catch (...) {
-    failed(what);
+    if (!memory::refusal_in(std::current_exception())) failed(what);
+    end();
+    throw;
   }
 }
 

@@ -69,7 +69,8 @@ class ProcessGroup {
   };
 
   /// Begins it; the tensors are held until it is over. The group must outlive what is returned. Throws GroupFailed,
-  /// also where an earlier one has failed, and UsageError as check().
+  /// also where an earlier one has failed, UsageError as check(), and, when it has ended the group, what says that this
+  /// process has no memory left.
   [[nodiscard]] Begun begin(const Collective& what);
   /// And waits for it.
   void run(const Collective& what) { begin(what).wait(); }

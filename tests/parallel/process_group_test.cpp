@@ -5,8 +5,10 @@
 #include <torch/torch.h>
 
 #include <csignal>
+#include <exception>
 #include <string>
 
+#include "snug/memory/out_of_budget.h"
 #include "snug/parallel/group_agreement.h"
 #include "tests/parallel/processes.h"
 
@@ -111,6 +113,24 @@ TEST(ProcessGroup, RefusesWhatDoesNotFit) {
   group->run(AllReduce{two});  // it goes on
 }
 
+/// Where its own copies have no room. The others find it gone.
+TEST(ProcessGroup, SaysItselfThatItHasNoMemoryLeft) {
+  const auto group = group_of_one();
+  OutOfBudget::Details details;
+  details.requested = 8;
+  group->watch([&](const Collective&) { memory::refuse(details); });
+  const at::Tensor two = torch::ones({2});
+  try {
+    group->run(AllReduce{two});
+    FAIL() << "it was refused";
+  } catch (const std::exception&) {
+    const auto refusal = memory::refusal_in(std::current_exception());
+    ASSERT_TRUE(refusal);
+    EXPECT_EQ(refusal->requested, 8);
+  }
+  EXPECT_THROW(group->run(AllReduce{two}), GroupFailed) << "it has ended";
+}
+
 TEST(ProcessGroup, IsOfNoUseAfterAFailure) {
   const auto group = group_of_one();
   bool fails = true;
@@ -144,6 +164,24 @@ TEST(ProcessGroup, EndsInAllWhereOneIsKilled) {
   for (const std::size_t rank : {0, 2}) {
     EXPECT_EQ(ended[rank].exit_code, 11) << ended[rank].output;
     EXPECT_THAT(ended[rank].output, HasSubstr("all-reduce of 3.9 KiB among 3 processes"));
+    EXPECT_THAT(ended[rank].output,
+                HasSubstr("the process of rank 1 (in step 7) has ended, hangs or cannot be reached"));
+  }
+}
+
+/// The last waits for the first, which is alive, and waits for the one that is gone: it would notice only when the
+/// first has waited for it, and would be taken for missing, too.
+TEST(ProcessGroup, EndsAtOnceForWhoWaitsForOneThatWaits) {
+  const auto ended = outcomes_of(3, [](const Launched& launched) {
+    const auto world = World::meet(launched, {.timeout = std::chrono::seconds(20)});
+    const at::Tensor ones = torch::ones({1000});
+    world->all()->run(AllReduce{ones});
+    world->doing("in step 7");
+    if (launched.rank == 1) ::raise(SIGKILL);
+    world->all()->run(Receive{ones, launched.rank == 0 ? 1 : 0, 5});
+  });
+  for (const std::size_t rank : {0, 2}) {
+    EXPECT_THAT(ended[rank].output, HasSubstr("receive of 3.9 KiB among 3 processes"));
     EXPECT_THAT(ended[rank].output,
                 HasSubstr("the process of rank 1 (in step 7) has ended, hangs or cannot be reached"));
   }
