@@ -1,3 +1,4 @@
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sched.h>
@@ -15,9 +16,11 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "snug/parallel/c10d_group.h"
 #include "snug/parallel/roll_call.h"
+#include "snug/parallel/through_host.h"
 #include "snug/parallel/world.h"
 
 namespace snug::parallel {
@@ -51,6 +54,17 @@ void outlive_broken_connections() {
   if (::sigaction(SIGPIPE, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) return;
   now.sa_handler = SIG_IGN;
   (void)::sigaction(SIGPIPE, &now, nullptr);
+}
+
+/// That this build of LibTorch knows and this process has.
+std::vector<c10::DeviceType> accelerators() {
+  std::vector<c10::DeviceType> types;
+  for (int i = 0; i < static_cast<int>(c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES); ++i) {
+    const auto type = static_cast<c10::DeviceType>(i);
+    if (type == c10::kCPU || type == c10::kMeta || !c10::impl::hasDeviceGuardImpl(type)) continue;
+    types.push_back(type);
+  }
+  return types;
 }
 
 class C10dWorld final : public World {
@@ -114,6 +128,9 @@ class C10dWorld final : public World {
     const auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
     auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
     group->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::GLOO, gloo);
+    const auto of_others = through_host(gloo);
+    for (const c10::DeviceType type : accelerators())
+      group->setBackend(type, c10d::ProcessGroup::BackendType::CUSTOM, of_others);
     group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
     group->setGroupName(name);
     return group;

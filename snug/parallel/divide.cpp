@@ -9,7 +9,7 @@
 #include <array>
 #include <unordered_set>
 
-#include "snug/base/clock.h"
+#include "snug/memory/device_clock.h"
 
 namespace snug::parallel {
 namespace {
@@ -17,13 +17,13 @@ namespace {
 constexpr int kTries = 5;
 
 template <class Run>
-double least_seconds(ProcessGroup& group, const Run& run) {
+double least_seconds(ProcessGroup& group, c10::Device device, const Run& run) {
   double least = 1e9;
   for (int i = 0; i < kTries; ++i) {
     group.run(Barrier{});
-    const double began = monotonic_seconds();
+    const double began = memory::seconds_when_done(device);
     run();
-    least = std::min(least, monotonic_seconds() - began);
+    least = std::min(least, memory::seconds_when_done(device) - began);
   }
   return least;
 }
@@ -48,24 +48,27 @@ std::vector<DividedParameter> divide(const std::vector<at::Tensor>& parameters, 
   return all;
 }
 
-plan::MoveCost measured_gather_cost(World& world, const std::shared_ptr<ProcessGroup>& among,
-                                    const StreamShard& stream) {
+plan::MoveCost measured_gather_cost(World& world, const std::shared_ptr<ProcessGroup>& among, const StreamShard& stream,
+                                    c10::Device device) {
   constexpr std::int64_t kSmall = 64, kLarge = 1 << 20, kSide = 192;
   ProcessGroup& group = *world.all();
   const auto exchange = std::make_shared<ShardExchange>(world, among);
-  const ShardedRoom small(exchange, at::empty({kSmall * among->size()}), 0), large(exchange, at::empty({kLarge}), 1);
+  const at::TensorOptions on(device);
+  const ShardedRoom small(exchange, at::empty({kSmall * among->size()}, on), 0),
+      large(exchange, at::empty({kLarge}, on), 1);
   if (stream) stream(large.shard());
   exchange->meet();
-  const at::Tensor there = at::empty({large.bytes()}, at::kByte), little = at::empty({small.bytes()}, at::kByte);
-  const at::Tensor matrix = at::ones({kSide, kSide});
+  const at::Tensor there = at::empty({large.bytes()}, on.dtype(at::kByte)),
+                   little = at::empty({small.bytes()}, on.dtype(at::kByte));
+  const at::Tensor matrix = at::ones({kSide, kSide}, on);
   const auto compute = [&] {
     for (int i = 0; i < 4; ++i) (void)at::mm(matrix, matrix);
   };
   std::array<double, 4> seconds{};
-  seconds[0] = least_seconds(group, [&] { small.read_now(little); });
-  seconds[1] = least_seconds(group, [&] { large.read_now(there); });
-  seconds[2] = least_seconds(group, compute);
-  seconds[3] = least_seconds(group, [&] {
+  seconds[0] = least_seconds(group, device, [&] { small.read_now(little); });
+  seconds[1] = least_seconds(group, device, [&] { large.read_now(there); });
+  seconds[2] = least_seconds(group, device, compute);
+  seconds[3] = least_seconds(group, device, [&] {
     const memory::StreamMark arrives = large.read(there, {});
     compute();
     arrives.wait();

@@ -29,8 +29,8 @@ std::vector<DividedParameter> divide(const std::vector<at::Tensor>& parameters, 
                                      const std::shared_ptr<ProcessGroup>& group, Bytes at_least, const GiveRoom& give,
                                      const StreamShard& stream = {});
 
-/// What it takes to put contents together, by a few that all of the world do at once: the same in all.
+/// What it takes to put contents together on such a device, by a few that all of the world do at once: the same in all.
 plan::MoveCost measured_gather_cost(World& world, const std::shared_ptr<ProcessGroup>& group,
-                                    const StreamShard& stream = {});
+                                    const StreamShard& stream = {}, c10::Device device = c10::kCPU);
 
 }  // namespace snug::parallel

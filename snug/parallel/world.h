@@ -18,7 +18,7 @@ struct MeetOptions {
 };
 
 /// The processes that one launcher has started, which have met, and the groups of them. Collectives go through c10d:
-/// Gloo for tensors of the CPU.
+/// Gloo for tensors of the CPU, and for those of accelerators, by copies on the host (through_host.h).
 class World {
  public:
   /// Waits for all of them. The interface that GLOO_SOCKET_IFNAME names is used, or the local one where all are on one

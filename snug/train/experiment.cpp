@@ -128,6 +128,7 @@ Experiment::Experiment(const Config& config, Team team)
     : config_(prepared(config)),
       team_(std::move(team)),
       device_(device_of(config)),
+      is_current_(device_),
       tiers_(std::make_shared<memory::Tiers>(memory::TierBudgets{.host = plan::limit_of(config.memory.host_budget),
                                                                  .disk = plan::limit_of(config.memory.disk_budget)})),
       task_(config, open_pretrained(config).get()),  // whose pages would count as this process's memory

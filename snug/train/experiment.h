@@ -1,5 +1,6 @@
 #pragma once
 
+#include <c10/core/DeviceGuard.h>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -141,6 +142,7 @@ class Experiment {
   Config config_;
   Team team_;
   c10::Device device_;
+  c10::DeviceGuard is_current_;  // where what other stages hand on is put
   std::shared_ptr<memory::Tiers> tiers_;
   std::shared_ptr<StreamedTensors> streamed_;  // whose tensors go first, as nobody wants them back then
   LanguageTask task_;

@@ -66,6 +66,13 @@ void validate_parallel(const Config& config) {
         "ring has none; set model.dropout to 0, or parallel.context_by to \"heads\"",
         config.model.own.number("dropout"), config.model.kind));
   }
+  if (const c10::Device device(config.train.device);
+      is_ring && !device.is_cpu() && device.type() != described::kDescribed) {
+    throw UsageError(fmt::format(
+        "configuration: parallel.context_by = \"ring\" and train.device = \"{}\": a ring's attention runs on the CPU "
+        "alone; set parallel.context_by to \"heads\"",
+        config.train.device));
+  }
   check_sequence(is_ring ? "twice parallel.context" : "parallel.context", (is_ring ? 2 : 1) * parallel.context);
   if (parallel.sequence_parallel && parallel.partition_activations) {
     throw UsageError(
@@ -137,8 +144,6 @@ void check_for_team(const Config& config, const Team& team) {
            fmt::format("it must be a multiple of {}, the number of {} times train.accumulate", parts,
                        team.replicas() == team.size() ? "processes" : "replicas of the model"));
   }
-  if (const c10::Device device(config.train.device); !device.is_cpu() && device.type() != described::kDescribed)
-    refuse(fmt::format("train.device = \"{}\"", config.train.device), "only those of a CPU train together so far");
 }
 
 std::vector<std::string> notes_for_team(const Config& config, const Team& team) {

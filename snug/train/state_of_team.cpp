@@ -44,10 +44,24 @@ std::string described(const std::map<std::string, std::vector<state::TensorPart>
   return all.dump();
 }
 
-/// What a contiguous tensor of the CPU has in memory.
-at::Tensor bytes_of(const at::Tensor& tensor) {
-  return at::from_blob(tensor.mutable_data_ptr(), {static_cast<std::int64_t>(tensor.nbytes())}, at::kByte);
-}
+/// Elements of a contiguous tensor, in the host's memory.
+class OnHost {
+ public:
+  OnHost(const at::Tensor& part, std::int64_t first, std::int64_t count) : there_(part) {
+    const at::NoGradGuard no_grad;
+    const bool is_copy = !part.is_cpu();
+    elements_ = is_copy ? part.detach().view(-1).narrow(0, first, count).cpu() : part;
+    const auto size = static_cast<std::int64_t>(part.itemsize());
+    auto* const bytes = static_cast<std::byte*>(elements_.mutable_data_ptr());
+    bytes_ = at::from_blob(bytes + (is_copy ? 0 : first * size), {count * size}, at::kByte);
+  }
+  /// As long as this lives.
+  [[nodiscard]] const at::Tensor& bytes() const noexcept { return bytes_; }
+
+ private:
+  memory::ContentsThere there_;
+  at::Tensor elements_, bytes_;
+};
 
 }  // namespace
 
@@ -140,11 +154,10 @@ void StateOfTeam::put(const Place& place, std::int64_t begin, std::int64_t end, 
   const std::size_t bytes = static_cast<std::size_t>(to - from) * element_size;
   std::vector<std::byte> fetched;
   const std::byte* elements = nullptr;
-  std::optional<memory::ContentsThere> there;
+  std::optional<OnHost> own;
   if (place.rank == 0) {
-    const std::size_t at = static_cast<std::size_t>(from - place.first) * element_size;
-    there.emplace(mine_[place.index].part);
-    elements = static_cast<const std::byte*>(bytes_of(mine_[place.index].part).const_data_ptr()) + at;
+    own.emplace(mine_[place.index].part, from - place.first, to - from);
+    elements = static_cast<const std::byte*>(own->bytes().const_data_ptr());
   } else {
     fetched.resize(bytes);
     const at::Tensor request = at::empty({kNumbersOfRequest}, at::kLong);
@@ -191,10 +204,8 @@ void StateOfTeam::serve() const {
     team_.group().run(parallel::Receive{asked, 0});
     const auto* const numbers = asked.const_data_ptr<std::int64_t>();
     if (numbers[0] == kDone) return;
-    const at::Tensor& part = mine_.at(static_cast<std::size_t>(numbers[0])).part;
-    const auto size = static_cast<std::int64_t>(part.itemsize());
-    const memory::ContentsThere there(part);
-    team_.group().run(parallel::Send{bytes_of(part).narrow(0, numbers[1] * size, numbers[2] * size), 0});
+    const OnHost asked_for(mine_.at(static_cast<std::size_t>(numbers[0])).part, numbers[1], numbers[2]);
+    team_.group().run(parallel::Send{asked_for.bytes(), 0});
   }
 }
 

@@ -156,7 +156,8 @@ std::vector<parallel::DividedParameter> Team::divide(const std::vector<at::Tenso
         streamed.add_with_room(parameter, std::move(room));
       },
       stream);
-  streamed.set_cost(parallel::measured_gather_cost(*world_, group, stream));
+  const c10::Device device = parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device();
+  streamed.set_cost(parallel::measured_gather_cost(*world_, group, stream, device));
   return divided;
 }
 

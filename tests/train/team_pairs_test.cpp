@@ -126,6 +126,11 @@ TEST(Team, RefusesSettingsOfPartsThatDoNothing) {
               HasSubstr("set model.dropout to 0, or parallel.context_by to \"heads\""));
   EXPECT_THAT(refusal([&](Config& c) {
                 ring(c);
+                c.train.device = "cuda";
+              }),
+              HasSubstr("a ring's attention runs on the CPU alone"));
+  EXPECT_THAT(refusal([&](Config& c) {
+                ring(c);
                 set_key(c, "model.attention=products");
               }),
               HasSubstr("not in fp16 or a ring"));
