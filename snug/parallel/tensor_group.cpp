@@ -2,10 +2,8 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <torch/library.h>
@@ -19,7 +17,7 @@
 #include "snug/base/errors.h"
 #include "snug/parallel/kept_parts.h"
 #include "snug/parallel/reduction.h"
-#include "snug/record/recording_key.h"
+#include "snug/record/unseen.h"
 
 namespace snug::parallel {
 namespace {
@@ -93,8 +91,7 @@ std::shared_ptr<ProcessGroup> group_of(std::int64_t number) {
 /// What it does on its way is no part of the step either.
 at::Tensor together(const at::Tensor& mine, std::int64_t group, std::int64_t what, std::int64_t dimension,
                     std::int64_t other_dimension) {
-  const at::NoGradGuard no_grad;
-  const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);
+  const record::Unseen unseen;
   const std::shared_ptr<ProcessGroup> processes = group_of(group);
   switch (static_cast<What>(what)) {
     case What::Sum:
@@ -122,8 +119,7 @@ struct There {
 thread_local const There* there = nullptr;
 
 at::Tensor gather_again(const at::Tensor& part, std::int64_t group) {
-  const at::NoGradGuard no_grad;
-  const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);
+  const record::Unseen unseen;
   const std::shared_ptr<ProcessGroup> processes = group_of(group);
   // What is replayed meanwhile is not there.
   return there != nullptr && there->part.is_same(part) ? there->kept.whole_of(*processes, part, there->whole)

@@ -2,10 +2,8 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -15,17 +13,10 @@
 #include <vector>
 
 #include "snug/memory/tag.h"
-#include "snug/record/recording_key.h"
+#include "snug/record/unseen.h"
 
 namespace snug::parallel {
 namespace {
-
-/// Copies are a part of the collective, which others have been told of.
-class Unseen {
-  at::NoGradGuard no_grad_;
-  at::AutoDispatchBelowADInplaceOrView below_autograd_;
-  c10::impl::ExcludeDispatchKeyGuard not_recorded_{record::kRecordingKey};
-};
 
 at::Tensor place_on_host(const at::Tensor& like) {
   const memory::TagScope tag(memory::Tag::Staging);
@@ -50,7 +41,8 @@ class ThroughHost final : public c10d::Work {
   /// `to` is empty where it has none.
   ThroughHost(c10::intrusive_ptr<c10d::Work> on_host, std::vector<at::Tensor> to, std::vector<at::Tensor> from)
       : on_host_(std::move(on_host)), to_(std::move(to)), from_(std::move(from)) {}
-  /// Of a failed group it may come when the process ends, and devices are gone.
+  /// Nobody waits any more where the group has failed. Then this may run while the process ends and devices are gone:
+  /// what is on them stays.
   ~ThroughHost() override {
     for (at::Tensor& tensor : to_) (void)tensor.unsafeReleaseTensorImpl();
   }
@@ -61,7 +53,8 @@ class ThroughHost final : public c10d::Work {
   bool isSuccess() const override { return on_host_->isSuccess(); }
   std::exception_ptr exception() const override { return on_host_->exception(); }
   bool wait(std::chrono::milliseconds timeout) override {
-    const Unseen unseen;
+    const record::Unseen unseen;
+    const at::AutoDispatchBelowADInplaceOrView written_before;  // as operators of collectives have told
     const bool is_done = on_host_->wait(timeout);
     for (std::size_t i = 0; i < to_.size(); ++i) to_[i].copy_(from_[i]);
     to_.clear();
@@ -93,20 +86,20 @@ class HostBackend final : public c10d::Backend {
   }
   c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& mine, at::Tensor& all,
                                                       const c10d::ReduceScatterOptions& options) override {
-    const Unseen unseen;
+    const record::Unseen unseen;
     let_streams_finish(all);
     at::Tensor mine_here = place_on_host(mine), all_here = copied_to_host(all);
     return c10::make_intrusive<ThroughHost>(of_host_->_reduce_scatter_base(mine_here, all_here, options),
                                             std::vector{mine}, std::vector{mine_here});
   }
   c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override {
-    const Unseen unseen;
+    const record::Unseen unseen;
     let_streams_finish(tensors.front());
     std::vector<at::Tensor> here{copied_to_host(tensors.front())};
     return c10::make_intrusive<ThroughHost>(of_host_->send(here, to, tag), std::vector<at::Tensor>(), here);
   }
   c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from, int tag) override {
-    const Unseen unseen;
+    const record::Unseen unseen;
     let_streams_finish(tensors.front());
     std::vector<at::Tensor> here{place_on_host(tensors.front())};
     return c10::make_intrusive<ThroughHost>(of_host_->recv(here, from, tag), tensors, here);
@@ -115,7 +108,7 @@ class HostBackend final : public c10d::Backend {
  private:
   template <class Begin>
   static c10::intrusive_ptr<c10d::Work> in_place(const std::vector<at::Tensor>& tensors, const Begin& begin) {
-    const Unseen unseen;
+    const record::Unseen unseen;
     let_streams_finish(tensors.front());
     std::vector<at::Tensor> here;
     for (const at::Tensor& tensor : tensors) here.push_back(copied_to_host(tensor));

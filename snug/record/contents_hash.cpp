@@ -1,7 +1,5 @@
 #include "snug/record/contents_hash.h"
 
-#include <ATen/core/grad_mode.h>
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -11,12 +9,12 @@
 #include "snug/memory/owned_contents.h"
 #include "snug/memory/parallel_for.h"
 #include "snug/record/recording.h"
+#include "snug/record/unseen.h"
 
 namespace snug::record {
 
 std::uint64_t contents_hash(const at::Tensor& tensor) {
-  const at::NoGradGuard no_grad;
-  const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
+  const Unseen unseen;
   const memory::ContentsThere there(tensor);
   at::Tensor plain = tensor.detach();
   if (plain.layout() != c10::kStrided) plain = plain.to_dense();
@@ -39,8 +37,7 @@ std::optional<std::uint64_t> contents_sample(const c10::Storage& storage) {
 
 at::Tensor dense_on_cpu(const at::Tensor& tensor) {
   if (tensor.is_non_overlapping_and_dense() && tensor.is_cpu()) return tensor;
-  const at::NoGradGuard no_grad;
-  const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
+  const Unseen unseen;
   return tensor.to(at::kCPU).contiguous();
 }
 

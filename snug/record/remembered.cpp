@@ -1,7 +1,6 @@
 #include "snug/record/remembered.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -10,7 +9,7 @@
 
 #include "snug/base/bytes.h"
 #include "snug/memory/owned_contents.h"
-#include "snug/record/recording_key.h"
+#include "snug/record/unseen.h"
 
 namespace snug::record {
 namespace {
@@ -75,8 +74,7 @@ Remembered::Remembered(const at::Tensor& tensor, VerifyReplay how) {
 }
 
 std::optional<std::string> Remembered::difference(const at::Tensor& now) const {
-  const at::NoGradGuard no_grad;
-  const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
+  const Unseen unseen;
   const memory::ContentsThere there(now);
   return std::visit(Comparison{dense_on_cpu(now)}, contents_);
 }

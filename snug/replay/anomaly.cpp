@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/isfinite.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/function.h>
@@ -14,6 +13,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/record/recording.h"
+#include "snug/record/unseen.h"
 
 namespace snug::replay {
 namespace {
@@ -22,8 +22,7 @@ namespace {
 bool is_finite(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.layout() != c10::kStrided) return true;
   if (!tensor.is_floating_point() && !tensor.is_complex()) return true;
-  const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);
-  const at::NoGradGuard no_grad;
+  const record::Unseen unseen;
   return at::isfinite(tensor).all().item<bool>();
 }
 

@@ -1,9 +1,7 @@
 #include "snug/replay/moves.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceType.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <exception>
@@ -17,9 +15,9 @@
 #include "snug/base/clock.h"
 #include "snug/memory/held_limit.h"
 #include "snug/memory/offloaded.h"
-#include "snug/record/recording_key.h"
 #include "snug/record/step_clock.h"
 #include "snug/record/stream_order.h"
+#include "snug/record/unseen.h"
 
 namespace snug::replay {
 namespace {
@@ -63,8 +61,7 @@ struct Blocks {
 /// first takes the host's memory, or the disk's room, from the system.
 Copying copying(const Blocks& of, c10::Device device, memory::Tier tier) {
   const auto [bytes, blocks] = of;
-  const at::NoGradGuard no_grad;
-  const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);
+  const record::Unseen unseen;
   std::vector<at::Tensor> tensors;
   std::vector<memory::Offloaded::Arriving> back;
   memory::Tiers tiers;  // without a budget; before those go, which copies may still read and write, it waits for all

@@ -63,7 +63,7 @@ void StreamWindow::own(const c10::Storage& storage, std::int32_t which) {
 void StreamWindow::add(const c10::Storage& storage) { add(storage, room_for(static_cast<Bytes>(storage.nbytes()))); }
 
 void StreamWindow::add(const c10::Storage& storage, std::shared_ptr<memory::ContentsRoom> room) {
-  const Unseen unseen;
+  const record::Unseen unseen;
   Gone gone;
   const std::lock_guard lock(mutex_);
   const std::int32_t which = add_room(std::move(room));
@@ -92,7 +92,7 @@ void StreamWindow::give_up_reserved(std::int32_t which) {
 }
 
 void StreamWindow::give(const c10::Storage& storage, std::int32_t which) {
-  const Unseen unseen;
+  const record::Unseen unseen;
   const std::lock_guard lock(mutex_);
   if (all_[static_cast<std::size_t>(which)] == nullptr || at(which).storage != nullptr)
     throw Error("stream: another tensor has that number");
@@ -125,7 +125,7 @@ void StreamWindow::remove(std::int32_t which, Gone& gone) {
 }
 
 void StreamWindow::open(plan::Window window) {
-  const Unseen unseen;
+  const record::Unseen unseen;
   {
     const std::lock_guard lock(mutex_);
     empty_window({});
@@ -150,7 +150,7 @@ void StreamWindow::empty_window(plan::Window next) {
 }
 
 void StreamWindow::forget_copies() {
-  const Unseen unseen;
+  const record::Unseen unseen;
   const std::lock_guard lock(mutex_);
   empty_window(book_.window());
 }
@@ -177,7 +177,7 @@ void StreamWindow::check_room_for_all() const {
 }
 
 void StreamWindow::bring_back() {
-  const Unseen unseen;
+  const record::Unseen unseen;
   check_room_for_all();
   open({});
   for (std::size_t i = 0; i < all_.size(); ++i) {
@@ -238,7 +238,7 @@ void StreamWindow::come(const plan::WindowBook::Place& place) {
 }
 
 void StreamWindow::forget(std::int32_t which) noexcept {
-  const Unseen unseen;
+  const record::Unseen unseen;
   Gone gone;
   const std::lock_guard lock(mutex_);
   Streamed& s = at(which);

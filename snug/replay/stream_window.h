@@ -1,10 +1,8 @@
 #pragma once
 
-#include <ATen/core/grad_mode.h>
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -21,8 +19,8 @@
 #include "snug/memory/tiers.h"
 #include "snug/plan/run/window_book.h"
 #include "snug/plan/run/window_cost.h"
-#include "snug/record/recording_key.h"
 #include "snug/record/step_clock.h"
+#include "snug/record/unseen.h"
 #include "snug/replay/step_kind.h"
 #include "snug/replay/uses_log.h"
 #include "snug/replay/window_slab.h"
@@ -101,11 +99,6 @@ class StreamWindow final : public memory::ContentsOwner, public std::enable_shar
   [[nodiscard]] bool is_free(std::int32_t which, Bytes bytes) const;
 
  private:
-  /// No operator of this is seen, nor has a gradient.
-  struct Unseen {
-    at::NoGradGuard no_grad;
-    c10::impl::ExcludeDispatchKeyGuard key{record::kRecordingKey};
-  };
   struct Streamed {
     c10::StorageImpl* storage;  // lives at least until forget() has the mutex; null: none has the number now
     Bytes bytes;

@@ -168,7 +168,7 @@ void StreamWindow::give_up(std::int32_t which) {
 }
 
 void StreamWindow::begin(std::span<const plan::StreamedUse> uses) {
-  const Unseen unseen;
+  const record::Unseen unseen;
   std::unique_lock lock(mutex_);
   {
     const UsesLog::Aside aside(uses_);
@@ -178,7 +178,7 @@ void StreamWindow::begin(std::span<const plan::StreamedUse> uses) {
 }
 
 void StreamWindow::end(std::span<const plan::StreamedUse> uses) noexcept {
-  const Unseen unseen;
+  const record::Unseen unseen;
   const std::lock_guard lock(mutex_);
   const UsesLog::Aside aside(uses_);
   for (const plan::StreamedUse& use : uses) end_one(use.tensor);

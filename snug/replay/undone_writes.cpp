@@ -1,7 +1,6 @@
 #include "snug/replay/undone_writes.h"
 
 #include <ATen/core/grad_mode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
@@ -10,7 +9,7 @@
 
 #include "snug/base/errors.h"
 #include "snug/memory/owned_contents.h"
-#include "snug/record/recording_key.h"
+#include "snug/record/unseen.h"
 
 namespace snug::replay {
 namespace {
@@ -74,8 +73,7 @@ void UndoneWrites::copy(const at::Tensor& written) {
   const std::lock_guard lock(mutex_);
   if (copied_.contains(storage.unsafeGetStorageImpl()) || memory::allocated_since(storage, began_)) return;
   const auto clock = left_out(clock_);
-  const at::NoGradGuard no_grad;
-  const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);
+  const record::Unseen unseen;
   copies_.push_back(
       {storage.getWeakStorageImpl(), memory::Offloaded(storage, static_cast<Bytes>(storage.nbytes()), tiers_)});
   copied_.insert(storage.unsafeGetStorageImpl());
