@@ -159,12 +159,6 @@ template <class Step>
 void Optimizer::rehearse_of(std::size_t first, std::size_t end, const Step& step) {
   const at::NoGradGuard no_grad;
   Aside aside;
-  for (std::size_t i = first; i < end; ++i) {
-    if (parameters_[i].grad().defined()) parameters_[i].grad().zero_();
-    if (steps_[i].item<float>() == 0) continue;
-    for (const OwnState& own : own_state(i)) aside.add(own.tensor);
-    aside.add(steps_[i]);
-  }
   // Counted up before the kernel runs, which may find no memory.
   struct Uncounted {
     std::vector<at::Tensor>& counts;
@@ -176,13 +170,18 @@ void Optimizer::rehearse_of(std::size_t first, std::size_t end, const Step& step
   // A learning rate of zero neither moves nor decays a weight, and a master copy that has not moved rounds to the
   // weight it was made of.
   try {
-    const Uncounted uncounted{steps_, first, end};
     for (std::size_t i = first; i < end; ++i) {
+      if (parameters_[i].grad().defined()) parameters_[i].grad().zero_();
       if (steps_[i].item<float>() == 0) continue;
       // Moments that are not zero turn a weight's negative zero, and another process may read it.
-      for (const OwnState& own : own_state(i)) own.tensor.fill_(own.at_first);
+      for (const OwnState& own : own_state(i)) {
+        aside.add(own.tensor);
+        own.tensor.fill_(own.at_first);
+      }
+      aside.add(steps_[i]);
       steps_[i].zero_();
     }
+    const Uncounted uncounted{steps_, first, end};
     step();
   } catch (...) {
     aside.put_back();

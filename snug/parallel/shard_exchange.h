@@ -46,9 +46,9 @@ class ShardExchange {
     ProcessGroup::Begun asked_;
     std::vector<ProcessGroup::Begun> answered_;  // in parts
   };
-  /// Throws also what has kept a thread of this process from answering, as a disk that cannot be read.
   /// What that process has of that number, which is as long as `shard`, bytes: their memory must stay until it is
-  /// there.
+  /// there. Throws GroupFailed, and what has kept a thread of this process from answering, as a disk that cannot be
+  /// read.
   [[nodiscard]] Fetch fetch(int from, std::int64_t number, const at::Tensor& shard);
 
   [[nodiscard]] int rank() const noexcept { return group_->rank(); }

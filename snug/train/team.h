@@ -80,7 +80,7 @@ class Team {
                                                          std::vector<parallel::DividedParameter> divided,
                                                          std::function<void(const at::Tensor&)> arrived) const;
   /// Divides the contents of parameters among sharers(), which all of these have alike; they are in `streamed` from
-  /// then on.
+  /// then on, and so are the shards where `shards` says so.
   [[nodiscard]] std::vector<parallel::DividedParameter> divide(const std::vector<at::Tensor>& parameters,
                                                                StreamedTensors& streamed, KeptIn shards) const;
   /// All have the first's.

@@ -6,6 +6,7 @@
 
 #include <csignal>
 #include <exception>
+#include <functional>
 #include <string>
 
 #include "snug/memory/out_of_budget.h"
@@ -151,40 +152,33 @@ TEST(ProcessGroup, IsOfNoUseAfterAFailure) {
   EXPECT_EQ(group->count_of<AllReduce>().calls, 1);
 }
 
-TEST(ProcessGroup, EndsInAllWhereOneIsKilled) {
-  const auto ended = outcomes_of(3, [](const Launched& launched) {
+/// The second of three ends, and the others, in what they do, say that it alone has.
+void ends_where_one_is_killed(const std::function<Collective(int rank, const at::Tensor&)>& what) {
+  const auto ended = outcomes_of(3, [&](const Launched& launched) {
     const auto world = World::meet(launched, {.timeout = std::chrono::seconds(20)});
     const at::Tensor ones = torch::ones({1000});
     world->all()->run(AllReduce{ones});
     world->doing("in step 7");
     if (launched.rank == 1) ::raise(SIGKILL);
-    world->all()->run(AllReduce{ones});
+    world->all()->run(what(launched.rank, ones));
   });
   EXPECT_EQ(ended[1].signal, SIGKILL);
-  for (const std::size_t rank : {0, 2}) {
-    EXPECT_EQ(ended[rank].exit_code, 11) << ended[rank].output;
-    EXPECT_THAT(ended[rank].output, HasSubstr("all-reduce of 3.9 KiB among 3 processes"));
-    EXPECT_THAT(ended[rank].output,
-                HasSubstr("the process of rank 1 (in step 7) has ended, hangs or cannot be reached"));
+  for (const int rank : {0, 2}) {
+    const Ended& one = ended[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(one.exit_code, 11) << one.output;
+    EXPECT_THAT(one.output, HasSubstr(std::string(name_of(what(rank, {}))) + " of 3.9 KiB among 3 processes"));
+    EXPECT_THAT(one.output, HasSubstr("the process of rank 1 (in step 7) has ended, hangs or cannot be reached"));
   }
+}
+
+TEST(ProcessGroup, EndsInAllWhereOneIsKilled) {
+  ends_where_one_is_killed([](int /*rank*/, const at::Tensor& tensor) { return AllReduce{tensor}; });
 }
 
 /// The last waits for the first, which is alive, and waits for the one that is gone: it would notice only when the
 /// first has waited for it, and would be taken for missing, too.
 TEST(ProcessGroup, EndsAtOnceForWhoWaitsForOneThatWaits) {
-  const auto ended = outcomes_of(3, [](const Launched& launched) {
-    const auto world = World::meet(launched, {.timeout = std::chrono::seconds(20)});
-    const at::Tensor ones = torch::ones({1000});
-    world->all()->run(AllReduce{ones});
-    world->doing("in step 7");
-    if (launched.rank == 1) ::raise(SIGKILL);
-    world->all()->run(Receive{ones, launched.rank == 0 ? 1 : 0, 5});
-  });
-  for (const std::size_t rank : {0, 2}) {
-    EXPECT_THAT(ended[rank].output, HasSubstr("receive of 3.9 KiB among 3 processes"));
-    EXPECT_THAT(ended[rank].output,
-                HasSubstr("the process of rank 1 (in step 7) has ended, hangs or cannot be reached"));
-  }
+  ends_where_one_is_killed([](int rank, const at::Tensor& tensor) { return Receive{tensor, rank == 0 ? 1 : 0, 5}; });
 }
 
 /// Of two groups of the same processes one is ended, and the other goes on.

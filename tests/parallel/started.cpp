@@ -28,39 +28,46 @@ struct Request {
   int output = -1;
 };
 
-/// Sends it with the file descriptor.
+/// Texts, and a file descriptor beside them, as the system sends and receives them.
+class Message {
+ public:
+  /// In its memory, which must outlive this.
+  explicit Message(std::string& texts) : data_{.iov_base = texts.data(), .iov_len = texts.size()} {
+    all_.msg_iov = &data_;
+    all_.msg_iovlen = 1;
+    all_.msg_control = control_.data();
+    all_.msg_controllen = control_.size();
+  }
+  Message(const Message&) = delete;
+  Message& operator=(const Message&) = delete;
+  msghdr* get() { return &all_; }
+
+ private:
+  iovec data_;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control_{};
+  msghdr all_{};
+};
+
 void send(int socket, Request& request) {
-  iovec data{.iov_base = request.texts.data(), .iov_len = request.texts.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  cmsghdr* const head = CMSG_FIRSTHDR(&message);
+  Message message(request.texts);
+  cmsghdr* const head = CMSG_FIRSTHDR(message.get());
   head->cmsg_level = SOL_SOCKET;
   head->cmsg_type = SCM_RIGHTS;
   head->cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(head), &request.output, sizeof(int));
-  if (::sendmsg(socket, &message, MSG_NOSIGNAL) < 0) fail("sendmsg");
+  if (::sendmsg(socket, message.get(), MSG_NOSIGNAL) < 0) fail("sendmsg");
 }
 
 /// Ends this process where nobody is left to send one.
 Request receive(int socket) {
   Request request;
   request.texts.resize(std::size_t{1} << 17);
-  iovec data{.iov_base = request.texts.data(), .iov_len = request.texts.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  const ssize_t size = ::recvmsg(socket, &message, 0);
+  Message message(request.texts);
+  const ssize_t size = ::recvmsg(socket, message.get(), 0);
   if (size <= 0) ::_exit(0);
-  if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) fail("recvmsg: too long");
+  if ((message.get()->msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) fail("recvmsg: too long");
   request.texts.resize(static_cast<std::size_t>(size));
-  std::memcpy(&request.output, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(int));
+  std::memcpy(&request.output, CMSG_DATA(CMSG_FIRSTHDR(message.get())), sizeof(int));
   return request;
 }
 
