@@ -13,7 +13,8 @@ from .sizes import format_bytes
 
 
 def _gradients_are_the_same() -> str:
-    from .checkpointing import Recompute, Region
+    from .actions import Recompute
+    from .regions import Region
 
     w = torch.randn(64, 64, requires_grad=True)
     x = torch.randn(16, 64)

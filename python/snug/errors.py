@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 
 class Error(RuntimeError):
     """Base of everything that snug raises."""
@@ -32,15 +34,40 @@ class DoesNotFit(Error):
         self.__dict__.update(figures)
 
 
-class OutOfBudget(Error, MemoryError):
+# What torch's allocators say. Programs that look for the largest batch that fits search messages for it: Accelerate,
+# Lightning and what is built on them.
+_WORDS_OF_TORCH = {"cpu": "DefaultCPUAllocator: can't allocate memory", "mps": "MPS backend out of memory"}
+
+
+def _as_torch_says(device: str) -> str:
+    kind = device.partition(":")[0]
+    return _WORDS_OF_TORCH.get(kind, f"{kind.upper()} out of memory.")
+
+
+class OutOfBudget(Error, torch.OutOfMemoryError, MemoryError):
     """An allocation would pass the limit and nothing was left to evict. It did not happen; the process can go on.
 
-    requested, allocated, limit: bytes of `device`. operation: the operator that asked, if known. by_tag: what is allocated, by what
-    it is for.
+    Is a torch.OutOfMemoryError, and its message ends with torch's words for the device, so that programs that try
+    smaller batches recognize it: accelerate.find_executable_batch_size and Lightning's Tuner.
+
+    Attributes:
+        requested: Bytes that were requested.
+        allocated: Bytes of the device that were allocated.
+        limit: Bytes of the device that may be allocated.
+        device: The device, as "cuda:0".
+        operation: The operator that requested them, if known.
+        by_tag: Allocated bytes by their use.
+
+    Example:
+        >>> try:
+        ...     session.backward(batch)
+        ... except torch.OutOfMemoryError:
+        ...     optimizer.zero_grad()
     """
 
     def __init__(self, message: str, **figures: object) -> None:
-        super().__init__(message)
+        device = figures.get("device")
+        super().__init__(f"{message} ({_as_torch_says(str(device))})" if device else message)
         self.requested: int = 0
         self.allocated: int = 0
         self.limit: int = 0
@@ -50,7 +77,7 @@ class OutOfBudget(Error, MemoryError):
         self.__dict__.update(figures)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """To another process it goes without the core's own record."""
+        """Pickles without the extension's own record, which belongs to this process."""
         figures = {name: value for name, value in self.__dict__.items() if name != "_details"}
         return (type(self), self.args, figures)
 

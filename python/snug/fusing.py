@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from . import _core
-from .checkpointing import is_naming
+from .regions import is_naming
 from .choices import check_module, checked_names
 from .errors import UsageError
 

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from . import _core
+from ._decorating import CallContext
 from .errors import Error
 
 # Projections of at least so many columns are taken for logits of a vocabulary, if a table of as many embeddings has been looked up
@@ -322,16 +323,34 @@ _UNDERSTOOD: dict[Any, Callable[..., Any]] = {
 }
 
 
-class tiled_loss(TorchFunctionMode):
-    """Inside, projections onto a vocabulary are lazy, and their cross-entropy is computed a few rows at a time, with the
-    gradients that it will be asked for: as much memory as `tile` bytes of logits in place of several times all of them.
-    Sums are in another order than PyTorch's. For one thread; `fit(..., allow=["tiled_loss"])` does this to a step.
+class tiled_loss(CallContext, TorchFunctionMode):
+    """Computes the cross-entropy of logits over a large vocabulary a few rows at a time. A context manager and a decorator.
+
+    Inside, projections onto a vocabulary are LazyLogits. Their cross-entropy is computed together with the gradients that
+    backward will ask for, and takes as much memory as `tile` bytes of logits in place of several times all of them. Sums
+    are in another order than PyTorch's. Holds for one thread. `fit(..., allow=["tiled_loss"])` does this to a step. A
+    decorated function enters a new one in each call, so calls may nest and run in several threads.
+
+    Args:
+        tile: Bytes of logits that are computed at a time.
+
+    Raises:
+        Error: Logits are used in a way that would lose their gradient, or after their inputs were written in place.
+
+    Example:
+        >>> with snug.tiled_loss():
+        ...     loss = model(**batch).loss
+        >>> @snug.tiled_loss(tile=8 << 20)
+        ... def loss_of(batch): ...
     """
 
     def __init__(self, tile: int = DEFAULT_TILE) -> None:
         super().__init__()
         self.tile = tile
         self._vocabularies: set[int] = set()
+
+    def _recreate_cm(self) -> tiled_loss:
+        return tiled_loss(self.tile)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

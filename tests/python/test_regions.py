@@ -388,7 +388,7 @@ def test_actions_can_be_copied_and_pickled():
             assert type(again) is type(action)
             for name in ("min_bytes", "keep", "keep_modules"):
                 assert getattr(again, name, None) == getattr(action, name, None)
-    assert pickle.loads(pickle.dumps(snug.Replay(actions[3]))).action.keep == ["aten::mm"]
+    assert pickle.loads(pickle.dumps(snug.Replay(actions[3]))).action.keep == ("aten::mm",)
 
 
 def test_a_policy_may_refer_to_what_holds_its_region():
