@@ -1,5 +1,5 @@
 # Shorthands for what CMakePresets.json and scripts/ hold; nothing is decided here.
-.PHONY: help setup build test test-long test-opinfo test-programs test-demo test-kill mutants demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python bench-shards bench-layouts bench-megatron bench-lora bench-ladder bench-long cuda-check gpu-check format clean
+.PHONY: help setup build test test-torch test-long test-opinfo test-programs test-demo test-kill mutants demo finetune-demo parity digits fuzz asan tsan bench bench-peers bench-peers-python bench-shards bench-layouts bench-megatron bench-lora bench-ladder bench-long cuda-check gpu-check format clean
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -36,6 +36,9 @@ test-long: ## Run more of the same: all trials, fuzzers, 5,000 random programs, 
 	@cmake --preset release $(WITH_TESTS)
 	@cmake --build --preset release -j $(JOBS) --target tests tests_long
 	@JOBS=$(JOBS) ctest --preset release -L long -j1 --no-tests=error
+
+test-torch: ## Run the tests with another PyTorch, TORCH=oldest or newest; ARGS=... for ctest
+	@JOBS=$(JOBS) scripts/test_torch.sh "$(TORCH)" $(ARGS)
 
 demo: build ## Train a small model inside a budget and show what happened
 	@scripts/demo.sh

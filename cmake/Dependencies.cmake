@@ -1,5 +1,5 @@
 # Everything snug is built from, in one place, with the reason. Names in brackets are Debian packages.
-find_package(LibTorch 2.11...<2.14 REQUIRED)       # tensors, autograd, kernels, c10d
+find_package(LibTorch 2.11...<2.16 REQUIRED)       # tensors, autograd, kernels, c10d
 # Header-only: LibTorch brings headers of another fmt, in front of these, without its library.
 find_package(fmt 9 REQUIRED)                       # text formatting, as std::format is not in g++ 12 [libfmt-dev]
 find_package(nlohmann_json 3.11 REQUIRED)          # JSON: plans, metrics, --json [nlohmann-json3-dev]

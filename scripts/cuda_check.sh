@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # `===` leaves out CPU builds, which have a version such as 2.11.0+cpu. Both were built with these headers, or others of
 # 13.0.
-readonly versions=(2.11.0 2.13.0)
+readonly versions=(2.11.0 2.15.0)
 readonly cuda_headers=('nvidia-cuda-runtime==13.0.96' 'nvidia-cuda-crt==13.0.88')
 readonly folder=build/cuda-check
 

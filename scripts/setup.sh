@@ -5,14 +5,14 @@
 #                       (clang)
 #   SNUG_LIBTORCH=DIR   use this LibTorch (a folder with include/ and lib/) and install none
 #
-# Otherwise LibTorch is the torch package of the active Python environment (2.11 to 2.13), or else of .venv in the
+# Otherwise LibTorch is the torch package of the active Python environment (2.11 to 2.15), or else of .venv in the
 # repository, which is made here. pip's own settings and variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, ...) apply.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 readonly root
 readonly torch_version=2.13.0
-readonly oldest_torch=2.11 unknown_torch=2.14
+readonly oldest_torch=2.11 unknown_torch=2.16
 
 say() { echo "setup: $*"; }
 fail() {

@@ -62,8 +62,8 @@ RegionAction action_of(const py::object& action) {
 /// A region that is open from the start. What it tells stays when it is over.
 class PyRegion {
  public:
-  PyRegion(const py::object& action, VerifyReplay verify, bool detect_anomalies)
-      : region_(action_of(action), RegionOptions{verify, detect_anomalies}) {}
+  PyRegion(const py::object& action, VerifyReplay verify, bool detect_anomalies, std::uint64_t place)
+      : region_(action_of(action), RegionOptions{verify, place, detect_anomalies}) {}
 
   void exit() {
     region_.close();
@@ -93,6 +93,15 @@ class PyUnrecorded {
  private:
   std::vector<at::Tensor> written_;
   std::optional<record::Unrecorded> scope_;
+};
+
+class PyGatesInBackward {
+ public:
+  void enter() { scope_.emplace(); }
+  void exit() { scope_.reset(); }
+
+ private:
+  std::optional<record::GatesInBackward> scope_;
 };
 
 class PyModuleScope {
@@ -142,16 +151,31 @@ void bind_declarations(py::module_& m) {
   m.def(
       "declare_operator",
       [](const std::string& name, const std::vector<int>& writes, std::optional<int> writes_only_if,
-         std::optional<int> scratch_result) {
-        record::declare_operator({name, writes, writes_only_if, scratch_result});
+         std::optional<int> scratch_result, std::optional<bool> draws, std::optional<bool> keeps_state) {
+        record::declare_operator({name, writes, writes_only_if, scratch_result, draws, keeps_state});
       },
-      py::arg("name"), py::arg("writes"), py::arg("writes_only_if"), py::arg("scratch_result"));
+      py::arg("name"), py::arg("writes"), py::arg("writes_only_if"), py::arg("scratch_result"), py::arg("draws"),
+      py::arg("keeps_state"));
+}
+
+/// What snug.actions converts its classes to.
+void bind_actions(py::module_& m) {
+  py::class_<Keep>(m, "Keep").def(py::init<>());
+  py::class_<Recompute>(m, "Recompute").def(py::init<>());
+  py::class_<Offload>(m, "Offload")
+      .def(py::init([](Bytes min_bytes) { return Offload{min_bytes}; }), py::kw_only(), py::arg("min_bytes"));
+  py::class_<Selective>(m, "Selective")
+      .def(py::init([](std::vector<std::string> keep, std::vector<std::string> keep_modules) {
+             return Selective{std::move(keep), std::move(keep_modules)};
+           }),
+           py::kw_only(), py::arg("keep"), py::arg("keep_modules"));
 }
 
 }  // namespace
 
 void bind_regions(py::module_& m) {
   bind_declarations(m);
+  bind_actions(m);
   py::enum_<Choice>(m, "Choice", "What a policy says of the results of one operator.")
       .value("PreferRecompute", Choice::PreferRecompute)
       .value("PreferKeep", Choice::PreferKeep)
@@ -160,6 +184,7 @@ void bind_regions(py::module_& m) {
       .value("Offload", Choice::Offload);
   py::enum_<VerifyReplay>(m, "VerifyReplay")
       .value("Off", VerifyReplay::Off)
+      .value("Once", VerifyReplay::Once)
       .value("Hashes", VerifyReplay::Hashes)
       .value("Values", VerifyReplay::Values);
   py::enum_<DeterminismCheck>(m, "DeterminismCheck")
@@ -171,44 +196,34 @@ void bind_regions(py::module_& m) {
       .def_readonly("module", &PyOperatorContext::module, "The path of ModuleScope.")
       .def_readonly("invocation", &PyOperatorContext::invocation,
                     "How many operators of this name ran before in the region.");
-  py::class_<Keep>(m, "Keep", "What autograd saves stays, as without a region.")
-      .def(py::init<>())
-      .def(py::pickle([](const Keep&) { return py::tuple(); }, [](const py::tuple&) { return Keep{}; }));
-  py::class_<Recompute>(m, "Recompute", "What autograd saves is dropped and replayed in backward.")
-      .def(py::init<>())
-      .def(py::pickle([](const Recompute&) { return py::tuple(); }, [](const py::tuple&) { return Recompute{}; }));
-  py::class_<Offload>(m, "Offload",
-                      "What autograd saves leaves the device's memory and comes back in backward: from an "
-                      "accelerator's to the CPU's, from the CPU's to a file in TMPDIR. Smaller storages stay.")
-      .def(py::init([](Bytes min_bytes) { return Offload{min_bytes}; }), py::kw_only(),
-           py::arg("min_bytes") = Offload{}.min_bytes)
-      .def_readonly("min_bytes", &Offload::min_bytes)
-      .def(py::pickle([](const Offload& offload) { return py::make_tuple(offload.min_bytes); },
-                      [](const py::tuple& state) { return Offload{state[0].cast<Bytes>()}; }));
-  py::class_<Selective>(m, "Selective",
-                        "Results of the named operators, and of all operators in the named modules, are kept; all else "
-                        "is made again. \"aten::add\" means all its overloads.")
-      .def(py::init([](std::vector<std::string> keep, std::vector<std::string> keep_modules) {
-             return Selective{std::move(keep), std::move(keep_modules)};
-           }),
-           py::kw_only(), py::arg("keep") = std::vector<std::string>(),
-           py::arg("keep_modules") = std::vector<std::string>())
-      .def_readonly("keep", &Selective::keep)
-      .def_readonly("keep_modules", &Selective::keep_modules)
-      .def(py::pickle(
-          [](const Selective& s) { return py::make_tuple(s.keep, s.keep_modules); },
-          [](const py::tuple& state) {
-            return Selective{state[0].cast<std::vector<std::string>>(), state[1].cast<std::vector<std::string>>()};
-          }));
   py::class_<PyRegion>(m, "Region")
-      .def(py::init<py::object, VerifyReplay, bool>(), py::arg("action"), py::arg("verify_replay"),
-           py::arg("detect_anomalies"))
+      .def(py::init<py::object, VerifyReplay, bool, std::uint64_t>(), py::arg("action"), py::arg("verify_replay"),
+           py::arg("detect_anomalies"), py::arg("place") = 0)
       .def_static("check", [](const py::object& action) { action_of(action); })
       .def("exit", &PyRegion::exit)
       .def_property_readonly("replayed_ops", [](const PyRegion& r) { return r.region().replayed_ops(); })
       .def_property_readonly("saved_tensors", &PyRegion::saved_tensors)
       .def_property_readonly("offloaded_bytes", [](const PyRegion& r) { return r.region().offloaded_bytes(); })
       .def_property_readonly("opaque_values", [](const PyRegion& r) { return r.region().opaque_values(); });
+  py::class_<PyGatesInBackward>(m, "GatesInBackward")
+      .def(py::init<>())
+      .def("__enter__", &PyGatesInBackward::enter)
+      .def("__exit__", [](PyGatesInBackward& scope, const py::args&) { scope.exit(); });
+  m.def(
+      "announce_writes",
+      [](const std::vector<at::Tensor>& tensors) {
+        for (const at::Tensor& tensor : tensors) {
+          if (tensor.defined() && tensor.has_storage()) record::OperatorGate::tell_before_write(tensor);
+        }
+      },
+      py::arg("tensors"));
+  m.def(
+      "without_recording_key",
+      [](std::uint64_t keys) {
+        return (c10::DispatchKeySet(c10::DispatchKeySet::RAW, keys) - c10::DispatchKeySet(record::kRecordingKey))
+            .raw_repr();
+      },
+      py::arg("keys"));
   py::class_<PyUnrecorded>(m, "Unrecorded")
       .def(py::init<std::vector<at::Tensor>>(), py::arg("written"))
       .def("__enter__", &PyUnrecorded::enter)

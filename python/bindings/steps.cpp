@@ -2,6 +2,8 @@
 #include "python/bindings/steps.h"
 
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -86,12 +88,35 @@ class UndoneDraws {
   std::optional<replay::UndoneDraws> scope_;
 };
 
-/// Whether a step function that runs on this thread goes backward by this.
-bool backward_begins(const std::vector<at::Tensor>& roots) {
+/// LibTorch 2.11 has a weak reference to a node of Python's.
+template <class Held>
+auto owned(const Held& held) {
+  if constexpr (requires { held.lock(); }) {
+    return held.lock();
+  } else {
+    return held;
+  }
+}
+
+/// Of a tensor, or of a torch.autograd.graph.GradientEdge.
+torch::autograd::Edge edge_of(const py::handle& root) {
+  if (THPVariable_Check(root.ptr())) return torch::autograd::impl::gradient_edge(THPVariable_Unpack(root.ptr()));
+  const auto edge = py::reinterpret_borrow<py::tuple>(root);  // node, number of its output, ...
+  const py::object node = edge[0];
+  const auto output = py::cast<std::uint32_t>(edge[1]);
+  if (THPFunction_Check(node.ptr())) return {owned(reinterpret_cast<THPFunction*>(node.ptr())->cdata), output};
+  if (torch::autograd::THPCppFunction_Check(node.ptr()))
+    return {reinterpret_cast<torch::autograd::THPCppFunction*>(node.ptr())->cdata, output};
+  throw py::type_error("backward: a root is neither a tensor nor a GradientEdge");
+}
+
+/// Whether a step function that runs on this thread goes backward by this. `roots`: tensors and GradientEdges.
+bool backward_begins(const py::list& roots) {
   replay::StepRun* step = replay::StepRun::here();
   if (step == nullptr) return false;
   replay::StepRun::Roots edges;
-  for (const at::Tensor& root : roots) edges.push_back(torch::autograd::impl::gradient_edge(root));
+  for (const py::handle& root : roots) edges.push_back(edge_of(root));
+  const py::gil_scoped_release release;
   step->backward_begins(edges);
   return true;
 }
@@ -234,7 +259,7 @@ void bind_stop_before_writes(py::module_& m) {
 
 /// By which Python's hooks around backward passes and optimizers tell a step function that runs where it stands.
 void bind_phases(py::module_& m) {
-  m.def("backward_begins", &backward_begins, NoGil(), py::arg("roots"));
+  m.def("backward_begins", &backward_begins, py::arg("roots"));
   m.def("backward_ends", &backward_ends, NoGil());
   m.def("update_begins", &update_begins, NoGil());
   m.def("micro_batch_begins", &micro_batch_begins, NoGil(), py::arg("stage"));

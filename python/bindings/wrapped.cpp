@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "python/bindings/errors.h"
+#include "snug/replay/unpacked_originals.h"
 #include "snug/replay/wrapped_tensor.h"
 
 namespace snug::python {
@@ -52,7 +53,22 @@ std::optional<replay::WrappedTensor> unwrap(const at::Tensor& tensor) {
 
 }  // namespace
 
+/// The tensors that `get` unpacks, with the program's own in the place of those that were made for them.
+py::object with_originals(const py::function& get) {
+  const replay::UnpackedOriginals originals;
+  const py::object unpacked = get();
+  if (!py::isinstance<py::tuple>(unpacked)) return unpacked;
+  py::tuple all = unpacked;
+  py::tuple result(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const py::object one = all[i];
+    result[i] = one.is_none() ? one : py::cast(originals.original_of(one.cast<at::Tensor>()));
+  }
+  return result;
+}
+
 void bind_wrapped(py::module_& module) {
+  module.def("with_originals", &with_originals, py::arg("get"));
   module.def(
       "set_unwrap",
       [](py::object function) {

@@ -37,7 +37,7 @@ def dynamic_metadata(field: str, settings: dict[str, object] | None = None) -> l
     version = _version_in(Path(folder)) if folder else _installed_version()
     if version is None:
         raise RuntimeError(
-            "snug: there is no torch to build for; install it first, as in pip install torch==2.13.0, or set SNUG_LIBTORCH "
+            "snug: there is no torch to build for; install it first, as in pip install torch, or set SNUG_LIBTORCH "
             "to a LibTorch"
         )
     return [f"torch=={version}.*"]

@@ -108,11 +108,15 @@ def _around_backward() -> None:
 
     @functools.wraps(plain)
     def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
+        with _core.GatesInBackward():
+            return run_with_gates(roots, *args, **kwargs)
+
+    def run_with_gates(roots: Any, *args: Any, **kwargs: Any) -> Any:
         if not kwargs.get("accumulate_grad") or torch._C._current_graph_task_id() != -1:
             return plain(roots, *args, **kwargs)
         tensors = [root for root in roots if isinstance(root, torch.Tensor)]  # the others are GradientEdges
         # What needs no gradient is the engine's to refuse.
-        is_step = all(t.requires_grad for t in tensors) and _core.backward_begins(tensors)
+        is_step = all(t.requires_grad for t in tensors) and _core.backward_begins(list(roots))
         result = plain(roots, *args, **kwargs)
         if is_step:
             _here.roots = [*map(_losses_of, getattr(_here, "roots", None) or []), tensors]

@@ -1,5 +1,5 @@
-"""Code that torch.compile made. Its kernels write without telling autograd, over what operators of PyTorch made too: nothing
-of it is recorded, and its results are kept."""
+"""Kernels that write to tensors without an operator of PyTorch: graphs that torch.compile made, and Triton kernels that a
+program launches itself. Recording cannot replay them, so what they write is kept as it is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -15,11 +15,9 @@ import torch
 
 from . import _core
 
-_MODULE = "torch._inductor.output_code"
 
-
-def _wrap(graph: type) -> None:
-    """The class of a compiled graph."""
+def _wrap_graph(graph: type) -> None:
+    """The class of a graph that inductor compiled, which knows which of its inputs it writes."""
     plain = graph.__call__
 
     @functools.wraps(plain)
@@ -32,17 +30,43 @@ def _wrap(graph: type) -> None:
     graph.__call__ = call  # type: ignore[method-assign]
 
 
-def _wrap_all(module: ModuleType) -> None:
+def _wrap_inductor(module: ModuleType) -> None:
     for name in ("CompiledFxGraph", "CompiledAOTI"):
         if hasattr(module, name):
-            _wrap(getattr(module, name))
+            _wrap_graph(getattr(module, name))
+
+
+def _wrap_triton(module: ModuleType) -> None:
+    """Every launch, by kernel[grid](...) or by an autotuner, goes through JITFunction.run. Which of its tensors a kernel
+    writes it does not say, so each counts as written."""
+    plain = module.JITFunction.run
+
+    @functools.wraps(plain)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("warmup"):
+            return plain(self, *args, **kwargs)
+        tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
+        with _core.Unrecorded(tensors):
+            return plain(self, *args, **kwargs)
+
+    module.JITFunction.run = run
+
+
+# What is wrapped, by the module that has it.
+_WRAPPED: dict[str, Callable[[ModuleType], None]] = {
+    "torch._inductor.output_code": _wrap_inductor,
+    "triton.runtime.jit": _wrap_triton,
+}
 
 
 class _WhenImported(importlib.abc.MetaPathFinder):
-    """The compiler is imported when it is first used, which takes seconds; its classes are wrapped then."""
+    """Wraps the classes of a module when it is imported: both take seconds to import, and most programs need neither."""
+
+    def __init__(self, name: str, wrap: Callable[[ModuleType], None]) -> None:
+        self._name, self._wrap = name, wrap
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != _MODULE:
+        if name != self._name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -52,13 +76,14 @@ class _WhenImported(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             plain(module)
-            _wrap_all(module)
+            self._wrap(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
-if _MODULE in sys.modules:
-    _wrap_all(sys.modules[_MODULE])
-else:
-    sys.meta_path.insert(0, _WhenImported())
+for _name, _wrap in _WRAPPED.items():
+    if _name in sys.modules:
+        _wrap(sys.modules[_name])
+    else:
+        sys.meta_path.insert(0, _WhenImported(_name, _wrap))

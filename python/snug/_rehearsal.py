@@ -69,8 +69,31 @@ def _rehearse_lbfgs(twin: Any, step: Callable[..., Any]) -> None:
     step(twin, lambda: loss)
 
 
+def _tensors_in(thing: Any, known: set[int]) -> list[torch.Tensor]:
+    """Those in the attributes of an optimizer, in dictionaries and lists of any depth."""
+    if id(thing) in known:
+        return []
+    known.add(id(thing))
+    if isinstance(thing, torch.Tensor):
+        return [thing]
+    if isinstance(thing, torch.optim.Optimizer):
+        thing = thing.__dict__
+    if isinstance(thing, dict):
+        return [tensor for key, value in thing.items() for one in (key, value) for tensor in _tensors_in(one, known)]
+    if isinstance(thing, (list, tuple, set)):
+        return [tensor for value in thing for tensor in _tensors_in(value, known)]
+    return []
+
+
+def _is_torchs(optimizer: Any) -> bool:
+    return type(optimizer).__module__.startswith("torch.optim.")
+
+
 def _rehearse(twin: Any) -> None:
     kind = type(twin)
+    if not _is_torchs(twin):
+        # Its kernels may be no operators of PyTorch (Apex, DeepSpeed, ctypes): what they may write is copied first.
+        _core.announce_writes(_tensors_in(twin, set()))
     step = getattr(kind.step, "__wrapped__", kind.step) if getattr(kind.step, "hooked", False) else kind.step
     with torch.enable_grad():
         if isinstance(twin, torch.optim.LBFGS):
@@ -82,7 +105,7 @@ def _rehearse(twin: Any) -> None:
 def _make_state_of_the_rest(twin: Any) -> None:
     """Of parameters that this step has no gradient for, as other steps may, one at a time: with gradients of zeros, which take no
     memory where no fused kernel reads them. What optimizers that are not PyTorch's do with one parameter is not known."""
-    if isinstance(twin, (torch.optim.LBFGS, torch.optim.SparseAdam)) or not type(twin).__module__.startswith("torch.optim."):
+    if isinstance(twin, (torch.optim.LBFGS, torch.optim.SparseAdam)) or not _is_torchs(twin):
         return
     steps = ParameterSteps([twin], _rehearse)
     is_fused = any(group.get("fused") for group in twin.param_groups)

@@ -1,4 +1,4 @@
-"""What schemas do not tell of operators."""
+"""What the schema of an operator does not tell."""
 
 from __future__ import annotations
 
@@ -11,14 +11,34 @@ from . import _core
 
 
 def declare_operator(
-    operator: str | Any, *, writes: Sequence[int] = (), writes_only_if: int | None = None, scratch_result: int | None = None
+    operator: str | Any,
+    *,
+    writes: Sequence[int] = (),
+    writes_only_if: int | None = None,
+    scratch_result: int | None = None,
+    draws: bool | None = None,
+    keeps_state: bool | None = None,
 ) -> None:
-    """Says of an operator of yours what its schema does not, and recording and replay must know.
+    """Declares what the schema of an operator does not tell, and recording and replay must know.
 
-    operator: "mylib::normalize", torch.ops.mylib.normalize, or what torch.library.custom_op returns; all its overloads are meant. writes: positions of arguments that
-    it writes all the same, such as running statistics: where it runs again it is to write copies. writes_only_if: the position
-    of the bool that says whether it does. scratch_result: the position of a result that only its own backward understands and that
-    may hold what nobody wrote. Positions count from 0. A declaration takes the place of an earlier one. Raises UsageError.
+    A declaration replaces an earlier one of the same operator. It holds for all overloads.
+
+    Args:
+        operator: "mylib::normalize", torch.ops.mylib.normalize, or what torch.library.custom_op returns.
+        writes: positions of arguments that it writes although its schema does not say so, such as running statistics. A
+            replay writes to copies of them. Positions count from 0.
+        writes_only_if: the position of the bool argument that says whether it does.
+        scratch_result: the position of a result that only its own backward understands and that may hold memory which
+            nothing wrote. Its bits are not compared.
+        draws: whether it draws random numbers. By default snug looks whether a random generator moves while it runs.
+        keeps_state: whether it keeps a state outside of its tensors, such as a counter. Then it runs once, and its
+            results are kept. By default operators that take a script object (torchbind) do.
+
+    Raises:
+        UsageError: the name is none, or the operator has nothing of that kind at a position.
+
+    Example:
+        snug.declare_operator("mylib::counted", keeps_state=True)
     """
     if isinstance(operator, torch._library.custom_ops.CustomOpDef):
         operator = operator._qualname
@@ -26,4 +46,4 @@ def declare_operator(
         operator = operator._qualified_op_name
     elif isinstance(operator, torch._ops.OpOverload):
         operator = operator._schema.name
-    _core.declare_operator(str(operator), list(writes), writes_only_if, scratch_result)
+    _core.declare_operator(str(operator), list(writes), writes_only_if, scratch_result, draws, keeps_state)

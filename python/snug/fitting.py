@@ -14,7 +14,7 @@ from ._capture import Recorded, loss_of
 from ._core import ArenaStats, StepReport
 from ._fsdp import begun_anew, forget_iterations, refuse_accumulated
 from ._pipelining import know_pipelines
-
+from ._python_state import PythonState, python_state_kept
 from ._rehearsal import Rehearsals, leaves_kept
 from ._updates import UpdatesInBackward, refuse_hooks
 from .choices import Allowed
@@ -79,6 +79,12 @@ def _check_in_backward(in_backward: bool, micro_batches: int, optimizer: Any) ->
         raise UsageError("fit: in_backward is True and the list of optimizers is empty; give those that update")
 
 
+def _run_once(state: PythonState, step: Step, sample: Any) -> Any:
+    """Runs a step that is recorded, from the Python state that all of its runs begin with."""
+    state.put_back()
+    return loss_of(step, sample)
+
+
 class _Fitted:
     """A recorded step, its planner, and the budget in bytes."""
 
@@ -140,14 +146,13 @@ class _Fitted:
         self.agreement = group.agreement()
         refuse_accumulated()
         know_pipelines()
-        run = begun_anew(lambda: loss_of(chosen, sample))
-
         def update_begins(stepping: Any) -> None:
             rehearsals.add(stepping)
             _core.update_begins()
 
         try:
-            with leaves_kept() as wrapped, group.found_in_step(), Recorded(update_begins):
+            with leaves_kept() as wrapped, python_state_kept() as state, group.found_in_step(), Recorded(update_begins):
+                run = begun_anew(lambda: _run_once(state, chosen, sample))
                 recorded = _core.record_step(
                     run, device, request, rehearsals, self.agreement, micro_batches,
                     self.other_budgets, self.tiers, self.allowed.lossy, self.streamed, wrapped,
@@ -188,7 +193,7 @@ class Session:
     used again. `with` closes it at the end; so does deleting it.
     """
 
-    def __init__(self, step: Step, fitted: _Fitted) -> None:
+    def __init__(self, step: Step, fitted: _Fitted, check: bool = True) -> None:
         self._step: Step | None = step
         self._allowed = fitted.allowed
         self._floor, self._window = fitted.floor, fitted.window
@@ -199,6 +204,8 @@ class Session:
         )
         if fitted.arena:
             self._core.use_arena()
+        if not check:
+            self._core.verify_replays(_core.VerifyReplay.Off)
         self._updates = UpdatesInBackward(fitted.updates) if fitted.updates is not None else None
         if self._updates is not None:
             weakref.finalize(self, self._updates.remove)
@@ -264,7 +271,12 @@ class Session:
         return self._core.arena
 
     def verify_replays(self, how: _core.VerifyReplay | bool = True) -> None:
-        """Whether the next steps remember what they drop and compare it when it is made again (see VerifyReplay)."""
+        """Sets whether steps remember what they drop and compare it when it is recomputed.
+
+        Args:
+            how: True compares in every step, by hashes; False in none. VerifyReplay.Once, which holds from the start,
+                compares each value the first time; VerifyReplay.Values names the element that differs.
+        """
         if isinstance(how, bool):
             how = _core.VerifyReplay.Hashes if how else _core.VerifyReplay.Off
         self._core.verify_replays(how)
@@ -308,6 +320,7 @@ def fit(
     micro_batches: int = 1,
     streamed: StreamedTensors | None = None,
     arena: bool = False,
+    check: bool = True,
 ) -> Session:
     """Plans and caps the training step of any model.
 
@@ -342,12 +355,19 @@ def fit(
     update. With more than one, those that find gradients have a plan from the beginning, and the budget is one for all. streamed: weights, and what
     the optimizer keeps of them, that are larger than the budget, in place of host_budget and disk_budget (see
     StreamedTensors). arena: what steps ask an accelerator's memory for lies in one range of it, at places that are chosen
-    once two steps have asked for the same (see Session.arena), so that no memory is lost between blocks. Hooks of register_post_accumulate_grad_hook, where optimizers are run too, do not run while the step is recorded.
+    once two steps have asked for the same (see Session.arena), so that no memory is lost between blocks. check: the first
+    time that a value is recomputed it is compared, by a hash, with what it was. Where it has other bits the step raises Error, which
+    names the operator and what to do, and parameters and gradients are as before. This costs a few percent of the first step
+    of each kind, and nothing of later ones. Hooks of register_post_accumulate_grad_hook, where optimizers are run too, do not run while the step is recorded.
 
     Raises DoesNotFit, naming the smallest budget and its parts, and UsageError.
     """
     where = device_of(device, sample, by_device(other_budgets))
-    return Session(step, _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches, other_budgets, host_budget, disk_budget, streamed, arena))
+    fitted = _Fitted(
+        step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches,
+        other_budgets, host_budget, disk_budget, streamed, arena,
+    )
+    return Session(step, fitted, check)
 
 
 def plan(

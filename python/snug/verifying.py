@@ -14,6 +14,7 @@ import torch
 from ._wrapped import unwrapped
 from . import _core
 from ._capture import Recorded, run_plain
+from ._python_state import PythonState
 from .choices import check_module
 from .devices import device_named, device_of
 from .errors import Mismatch, UsageError
@@ -72,12 +73,18 @@ class _World:
     def __init__(self, parameters: list[tuple[str, torch.Tensor]], buffers: list[tuple[str, torch.Tensor]]) -> None:
         self.parameters, self.buffers = parameters, buffers
         self._gradients = [p.grad for _, p in parameters]
-        self._before = [b.detach().clone() for _, b in buffers]
+        # A step may write parameters, too, as a layer does that initializes itself from its first batch.
+        # Those that are streamed are not there.
+        written = [p for _, p in parameters if unwrapped(p) is None and p.layout == torch.strided and p.data_ptr() != 0]
+        self._before = [(t, t.detach().clone()) for t in [*written, *(b for _, b in buffers)]]
+        self._state = PythonState()
 
     def reset(self) -> None:
+        self._state.put_back()
         with torch.no_grad():
-            for (_, buffer), before in zip(self.buffers, self._before, strict=True):
-                buffer.copy_(before)
+            for tensor, before in self._before:
+                if bits_of(tensor) != bits_of(before):
+                    tensor.copy_(before)
         for _, parameter in self.parameters:
             parameter.grad = None
 
@@ -119,7 +126,6 @@ def _gradients_of_lossy_alone(
     """Those of a step that has the lossy codec and nothing else of the plan. `finite`: the names of those that are, without."""
     if session.last_step.planned_anew:
         raise UsageError("verify: the session has made its plan for this step only now; verify once more")
-    world.reset()
     with _core.UndoneDraws(), _following_lossy_alone(session):
         session.backward(sample, step)
         with _without_limits(session._devices):
@@ -243,6 +249,7 @@ def verify(
                     expected, finite = world.outcome(loss), world.finite_gradients()
                 returns_loss = loss is not None
                 del loss
+            with _without_limits(devices):
                 world.reset()
             if session is None:
                 session = own = fit(step, sample, budget if budget is not None else "60%", strategy=strategy, device=where, other_budgets=other_budgets, host_budget=host_budget, disk_budget=disk_budget)
@@ -251,6 +258,7 @@ def verify(
                 with _without_limits(devices):
                     found = world.outcome(loss if returns_loss else None)
             if session.last_step.lossy_bytes > 0:
+                world.reset()
                 with up_to_the_update:
                     expected |= _gradients_of_lossy_alone(session, step, sample, world, finite)
         finally:

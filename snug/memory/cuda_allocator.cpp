@@ -96,6 +96,10 @@ class CudaAllocator final : public cca::CUDAAllocator {
   void popCompileContext() override { own_.popCompileContext(); }
   void setUserMetadata(const std::string& metadata) override { own_.setUserMetadata(metadata); }
   std::string getUserMetadata() override { return own_.getUserMetadata(); }
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
+  bool supportsUserMetadata() override { return own_.supportsUserMetadata(); }
+  void annotateMemory(const void* data, const std::string& what) override { own_.annotateMemory(data, what); }
+#endif
   void attachOutOfMemoryObserver(cca::OutOfMemoryObserver observer) override {
     own_.attachOutOfMemoryObserver(std::move(observer));
   }

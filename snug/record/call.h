@@ -2,10 +2,12 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
 
+#include "snug/record/autocast_state.h"
 #include "snug/record/operator_traits.h"
 
 namespace snug::record {
@@ -28,6 +30,16 @@ struct OutputSlot {
   c10::ScalarType dtype = c10::ScalarType::Undefined;  // once it is an output's
 };
 
+/// What a kernel depends on beside its arguments: the state of the thread that called the operator.
+struct CallState {
+  c10::DispatchKeySet keys;                                ///< the kernel was chosen by: those below the recorder's
+  c10::ScalarType default_dtype = c10::ScalarType::Float;  ///< of results that no argument gives a type
+  bool grad_mode = false;
+  bool autocast_on = false;
+  AutocastState autocast;  ///< inside of the kernel, where it is on
+  friend bool operator==(const CallState&, const CallState&) = default;
+};
+
 /// One recorded operator call. Which values it reads and makes stands in the ValueStore's Dataflow, under the same
 /// OpId.
 struct Call {
@@ -35,9 +47,9 @@ struct Call {
   const OperatorTraits* traits = nullptr;
   std::int32_t arguments = 0;  // where its arguments begin; there are as many as in the schema
   std::int32_t outputs = 0;    // where its output slots begin; as many as the Dataflow has outputs
-  std::int32_t random = -1;    // what it draws, or -1
-  bool grad_mode = false;      // that it ran in, which kernels may look at
-  c10::ScalarType default_dtype = c10::ScalarType::Float;  // of results that no argument gives a type
+  std::int32_t random = -1;    // the first of what it draws, or -1
+  std::int16_t draws = 0;      // how many generators it draws from
+  std::int16_t state = 0;      // the thread's state that it ran in, see CallLog::state
 };
 
 }  // namespace snug::record

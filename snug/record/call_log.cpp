@@ -1,6 +1,8 @@
 #include "snug/record/call_log.h"
 
 #include <ATen/SequenceNumber.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -44,14 +46,40 @@ void CallLog::add_tensors(Argument::Kind kind, std::int32_t first) {
 }
 
 void CallLog::add_random_state(Call& call, RandomState state) {
-  call.random = static_cast<std::int32_t>(draws_.size());
-  draws_.push_back({std::move(state)});
+  if (call.random < 0) call.random = static_cast<std::int32_t>(draws_.size());
+  ++call.draws;
+  const std::lock_guard lock(state.generator.mutex());
+  const std::uint64_t position = position_of(state.generator);
+  draws_.push_back({.from = std::move(state), .to = position});
 }
 
 void CallLog::note_drawn(const Call& call) {
-  Draw& draw = draws_[at(call.random)];
-  const std::lock_guard lock(draw.from.generator.mutex());
-  draw.to = position_of(draw.from.generator);
+  for (std::int16_t i = 0; i < call.draws; ++i) {
+    Draw& draw = draws_[at(call.random + i)];
+    const std::lock_guard lock(draw.from.generator.mutex());
+    const std::uint64_t before = std::exchange(draw.to, position_of(draw.from.generator));
+    draw.moved = draw.to != before;
+  }
+}
+
+void CallLog::forget_unmoved(Call& call) {
+  if (call.random < 0) return;
+  std::erase_if(draws_, [](const Draw& draw) { return !draw.moved; });  // only the newest call has any
+  call.draws = static_cast<std::int16_t>(draws_.size() - at(call.random));
+  if (call.draws == 0) call.random = -1;
+}
+
+std::int16_t CallLog::note_state(c10::DispatchKeySet keys) {
+  CallState now{.keys = keys,
+                .default_dtype = c10::get_default_dtype_as_scalartype(),
+                .grad_mode = c10::GradMode::is_enabled(),
+                .autocast_on = AutocastState::any_enabled(),
+                .autocast = {}};
+  if (now.autocast_on) now.autocast = AutocastState::now();
+  const auto known = std::find(states_.begin(), states_.end(), now);
+  const auto index = static_cast<std::int16_t>(known - states_.begin());
+  if (known == states_.end()) states_.push_back(now);
+  return index;
 }
 
 std::uint64_t CallLog::sign(const OperatorTraits& traits, const plan::Dataflow& flow) {
@@ -82,6 +110,9 @@ std::uint64_t CallLog::sign(const OperatorTraits& traits, const plan::Dataflow& 
 plan::OpId CallLog::add(Call call, std::uint64_t signature) {
   const plan::OpId op = size();
   signatures_.push_back(signature);
+  constexpr std::uint64_t kOdd = 0x9E3779B97F4A7C15U;  // signatures are hashes: a multiplication keeps their order
+  chain_ = (chain_ ^ signature) * kOdd;
+  chain_ ^= chain_ >> 32U;
   calls_.push_back(std::move(call));
   note_module();
   return op;

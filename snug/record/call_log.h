@@ -1,8 +1,6 @@
 #pragma once
 
 #include <ATen/core/ivalue.h>
-#include <c10/core/DefaultDtype.h>
-#include <c10/core/GradMode.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -38,14 +36,13 @@ class CallLog {
   /// Forgets the parts that have come since.
   void roll_back(const Mark& mark);
 
-  /// A call whose parts come next.
-  [[nodiscard]] Call begin(const c10::OperatorHandle& op, const OperatorTraits& traits) const {
+  /// A call whose parts come next, in the calling thread's present state. `keys`: that its kernel is chosen by.
+  [[nodiscard]] Call begin(const c10::OperatorHandle& op, const OperatorTraits& traits, c10::DispatchKeySet keys) {
     return {.op = op,
             .traits = &traits,
             .arguments = static_cast<std::int32_t>(arguments_.size()),
             .outputs = static_cast<std::int32_t>(slots_.size()),
-            .grad_mode = c10::GradMode::is_enabled(),
-            .default_dtype = c10::get_default_dtype_as_scalartype()};
+            .state = note_state(keys)};
   }
   /// The next argument is no tensor.
   void add_constant(const c10::IValue& value);
@@ -56,10 +53,12 @@ class CallLog {
   [[nodiscard]] std::int32_t next_view() const noexcept { return static_cast<std::int32_t>(views_.size()); }
   /// The next argument is a tensor, or a list of tensors: the views from `first` on.
   void add_tensors(Argument::Kind kind, std::int32_t first);
-  /// Where the generator stood that it draws from.
+  /// Adds a generator that it draws from, or may draw from, with its state before the call.
   void add_random_state(Call& call, RandomState state);
-  /// It has run: where that generator stands now.
+  /// The call has run: notes where its generators stand now.
   void note_drawn(const Call& call);
+  /// Drops the states of those generators that the newest call has not moved.
+  void forget_unmoved(Call& call);
   /// No call runs again: the states of generators go, several KiB each.
   void forget_draws() noexcept { draws_.clear(); }
   /// A hash of the operator's name and of the value, type, sizes and place of each tensor, of which all have been
@@ -94,12 +93,19 @@ class CallLog {
   }
   [[nodiscard]] const View& view(std::int32_t index) const { return views_[plan::at(index)]; }
   [[nodiscard]] const c10::IValue& constant(std::int32_t index) const { return constants_[plan::at(index)]; }
-  /// Of a call that draws random numbers.
-  [[nodiscard]] const Draw& draw(const Call& call) const { return draws_[plan::at(call.random)]; }
+  /// What a call draws, one for each generator.
+  [[nodiscard]] std::span<const Draw> draws(const Call& call) const {
+    if (call.random < 0) return {};
+    return std::span(draws_).subspan(plan::at(call.random), static_cast<std::size_t>(call.draws));
+  }
+  /// The state of the thread that it ran in.
+  [[nodiscard]] const CallState& state(const Call& call) const { return states_[static_cast<std::size_t>(call.state)]; }
   [[nodiscard]] const GeometryPool& geometry() const noexcept { return geometry_; }
 
   [[nodiscard]] std::uint64_t signature(plan::OpId op) const { return signatures_[plan::at(op)]; }
   [[nodiscard]] std::span<const std::uint64_t> signatures() const noexcept { return signatures_; }
+  /// A hash of all signatures so far, in their order.
+  [[nodiscard]] std::uint64_t chain() const noexcept { return chain_; }
   /// As measured; 1 when nobody did.
   [[nodiscard]] double seconds(plan::OpId op) const {
     return plan::at(op) < seconds_.size() ? static_cast<double>(seconds_[plan::at(op)]) : 1.0;
@@ -118,9 +124,11 @@ class CallLog {
 
  private:
   void note_module();
+  std::int16_t note_state(c10::DispatchKeySet keys);
 
   std::vector<Call> calls_;
   std::vector<std::uint64_t> signatures_;
+  std::uint64_t chain_ = 0;
   std::vector<std::int64_t> signed_words_;  // scratch memory of sign()
   std::vector<std::int32_t> modules_;       // by OpId, in module_names_
   std::vector<std::string> module_names_{std::string()};
@@ -130,6 +138,7 @@ class CallLog {
   std::vector<View> views_;
   std::vector<c10::IValue> constants_;
   std::vector<Draw> draws_;
+  std::vector<CallState> states_;  // each once; a step has few
   GeometryPool geometry_;
   std::vector<std::uint64_t> sequence_numbers_;  // by OpId, of the node after its own; once noted
   std::vector<float> seconds_;                   // by OpId, once noted

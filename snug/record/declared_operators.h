@@ -17,6 +17,12 @@ struct OperatorDeclaration {
   /// A result that only the operator's own backward understands and that may hold bytes which nobody wrote: its bits
   /// prove nothing where replays are compared.
   std::optional<int> scratch_result = {};
+  /// Whether it draws random numbers. Without a word the tape looks whether a generator moves while it runs, which a
+  /// thread that draws at the same time confuses.
+  std::optional<bool> draws = {};
+  /// Whether it keeps a state outside of its tensors, such as a counter: it runs once and its results are kept. Without
+  /// a word operators with a script object (torchbind) among their arguments do.
+  std::optional<bool> keeps_state = {};
 };
 
 /// From now on holds for the operator; one before of that name is replaced, LibTorch's own too. The operator need not

@@ -12,24 +12,39 @@ void ImageStore::add(plan::ValueId value, const c10::Storage& storage, Bytes byt
                     const AsideScope aside(mutex_, observers_);
                     return MovedContents::compressed(storage, bytes, encoding);
                   }(),
-              .decoded = {}};
+              .decoded = {},
+              .writes = {}};
   if (!images_.emplace(value, std::move(image)).second) return;  // another thread was quicker
   book_.add(value);
   bytes_ += bytes;
 }
 
 c10::Storage ImageStore::contents(plan::ValueId value) {
-  if (!book_.decoded(value)) {
+  if (!book_.decoded(value) || images_.at(value).writes.raised()) {
     const memory::Compressed encoded = images_.at(value).contents.contents;  // saved tensors may be released meanwhile
     c10::Storage decoded = [&] {
       const AsideScope aside(mutex_, observers_);
       return encoded.expand();
     }();
-    if (!book_.has(value) || book_.decoded(value)) return decoded;
-    images_.at(value).decoded = std::move(decoded);
+    if (!book_.has(value)) return decoded;
+    Image& image = images_.at(value);
+    if (book_.decoded(value) && !image.writes.raised()) return decoded;  // another thread was quicker
+    image.decoded = std::move(decoded);
+    image.writes = SeenVersion();
     book_.set_decoded(value);
   }
   return images_.at(value).decoded;
+}
+
+void ImageStore::count_writes_of(plan::ValueId value, const at::Tensor& tensor) {
+  const auto image = images_.find(value);
+  if (image == images_.end()) return;
+  SeenVersion& writes = image->second.writes;
+  if (writes.same_counter(SeenVersion())) {
+    writes = SeenVersion(tensor);
+  } else {
+    writes.count_writes_of(tensor);
+  }
 }
 
 void ImageStore::consume(plan::ValueId value) {

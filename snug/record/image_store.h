@@ -9,6 +9,7 @@
 #include "snug/plan/run/images.h"
 #include "snug/plan/step/encoding.h"
 #include "snug/record/moved_contents.h"
+#include "snug/record/seen_version.h"
 #include "snug/record/tape_mutex.h"
 #include "snug/record/tape_observer.h"
 
@@ -36,6 +37,9 @@ class ImageStore {
   /// Its contents, decoded. The caller keeps them.
   [[nodiscard]] c10::Storage contents(plan::ValueId value);
   [[nodiscard]] bool decoded(plan::ValueId value) const { return book_.decoded(value); }
+  /// Counts the writes of a tensor over contents() that is about to be handed to a node: what one has written to is
+  /// decoded again for the next.
+  void count_writes_of(plan::ValueId value, const at::Tensor& tensor);
   /// A saved tensor was unpacked for the first time in this backward pass.
   void consume(plan::ValueId value);
   void release(plan::ValueId value, plan::Unpacked unpacked);
@@ -51,6 +55,7 @@ class ImageStore {
   struct Image {
     MovedContents::InFewerBytes contents;
     c10::Storage decoded;  // where the book says so
+    SeenVersion writes;    // to that
   };
 
   TapeMutex& mutex_;

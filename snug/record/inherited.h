@@ -24,13 +24,14 @@ class Inherited {
     return holder != nullptr ? holder->what : nullptr;
   }
 
-  /// From now on it is this thread's. Whoever ends a c10::DebugInfoGuard that began before takes it away again.
-  static void set(std::shared_ptr<T> what) {
-    if (get() == what.get()) return;
+  /// It is this thread's until pop(), and that of the autograd threads which run a backward pass that it starts
+  /// meanwhile. Scopes of LibTorch that use the same stack (profilers) must begin and end inside or outside of the two.
+  static void push(std::shared_ptr<T> what) {
     auto holder = std::make_shared<Holder>();
     holder->what = std::move(what);
     c10::ThreadLocalDebugInfo::_push(kind(), std::move(holder));
   }
+  static void pop() { c10::ThreadLocalDebugInfo::_pop(kind()); }
 
  private:
   struct Holder final : c10::DebugInfoBase {

@@ -89,6 +89,20 @@ bool is_collective(std::string_view name) {
   return std::ranges::find(kNamespaces, name.substr(0, name.find("::"))) != kNamespaces.end();
 }
 
+OperatorTraits::Collective collective_of(std::string_view name) {
+  using enum OperatorTraits::Collective;
+  if (!is_collective(name)) return No;
+  if (!is_functional_collective(name)) return AtOnce;
+  return name.ends_with("::wait_tensor") || name.ends_with("::wait_tensors") ? Waits : FillsLater;
+}
+
+/// Operators of LibTorch itself, and of snug: their tags and tables are complete.
+bool is_libtorchs(std::string_view name) {
+  constexpr std::array<std::string_view, 6> kNamespaces = {"aten",     "prim", "prims",
+                                                           "profiler", "snug", "snug_collective"};
+  return std::ranges::find(kNamespaces, name.substr(0, name.find("::"))) != kNamespaces.end();
+}
+
 bool has_tensors(const c10::Type& type) {
   if (type.kind() == c10::TypeKind::TensorType) return true;
   return std::ranges::any_of(type.containedTypes(), [](const c10::TypePtr& inside) { return has_tensors(*inside); });
@@ -101,6 +115,7 @@ OperatorTraits::Argument argument_kind(const c10::Argument& argument) {
   if (type->kind() == c10::TypeKind::TensorType) return Kind::Tensor;
   if (type->kind() == c10::TypeKind::GeneratorType) return Kind::Generator;
   if (type->kind() == c10::TypeKind::AnyType) return Kind::Nested;
+  if (type->kind() == c10::TypeKind::ClassType) return Kind::Object;
   if (const auto list = type->cast<c10::ListType>()) {
     const c10::TypePtr element = list->getElementType();
     if (element->kind() == c10::TypeKind::TensorType) return Kind::TensorList;
@@ -125,14 +140,16 @@ void declare(const OperatorDeclaration& declared, const c10::FunctionSchema& sch
   const auto arguments = static_cast<int>(schema.arguments().size()),
              results = static_cast<int>(schema.returns().size());
   for (const int position : declared.writes) {
-    if (position < arguments) traits.hidden_writes.push_back(position);
+    if (position < arguments) traits.hidden_writes.positions.push_back(position);
   }
   const auto is_bool = [&](int i) {
     return i < arguments && schema.arguments()[i].type()->kind() == c10::TypeKind::BoolType;
   };
   if (declared.writes_only_if && is_bool(*declared.writes_only_if))
-    traits.hidden_writes_only_if = declared.writes_only_if;
+    traits.hidden_writes.only_if = declared.writes_only_if;
   if (declared.scratch_result && *declared.scratch_result < results) traits.scratch_result = *declared.scratch_result;
+  if (declared.draws) traits.draws = *declared.draws ? OperatorTraits::Draws::Always : OperatorTraits::Draws::Never;
+  if (declared.keeps_state) traits.keeps_state = *declared.keeps_state;
 }
 
 /// LibTorch 2.11 has no such tag.
@@ -158,14 +175,16 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
     traits->overwrites.push_back(written && (overwrites || (has_outs && argument.kwarg_only())));
     traits->writes_any = traits->writes_any || written;
   }
+  traits->only_writes = traits->writes_any && std::ranges::all_of(schema.returns(), [](const c10::Argument& result) {
+                          return is_write(result.alias_info());
+                        });
   traits->uninitialized = uninitialized().contains(traits->name);
   traits->looks_only = !traits->writes_any && lookers().contains(traits->name);
-  traits->collective = is_collective(traits->name);
-  traits->waits = is_functional_collective(traits->name) && traits->name.ends_with("::wait_tensor");
-  traits->fills_later = is_functional_collective(traits->name) && !traits->waits;
+  traits->collective = collective_of(traits->name);
   traits->runs = plan::runs_of(traits->name);
   traits->annotation = traits->name.starts_with("profiler::");
-  traits->rebinds = traits->name == "aten::set_" || traits->name == "aten::set_data";
+  traits->rebinds =
+      traits->name == "aten::set_" || traits->name == "aten::set_data" || traits->name == "aten::shallow_copy_data_";
   if (traits->writes_any &&
       (traits->name.starts_with("aten::") || op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView))) {
     // torch.library.custom_op does it before, what is made of C++ after.
@@ -173,8 +192,17 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
     traits->raises = early ? OperatorTraits::Raises::BeforeTheKernel : OperatorTraits::Raises::AfterTheKernel;
   }
   // As the names of LibTorch's operators say, it writes its first argument; whether the schema does, or not.
-  if (traits->collective && traits->name.ends_with('_') && !traits->arguments.empty()) traits->hidden_writes = {0};
-  traits->seeded = op.hasTag(at::Tag::nondeterministic_seeded);
+  if (traits->collective != OperatorTraits::Collective::No && traits->name.ends_with('_') && !traits->arguments.empty())
+    traits->hidden_writes.positions = {0};
+  traits->foreign = !is_libtorchs(traits->name);
+  if (op.hasTag(at::Tag::nondeterministic_seeded)) {
+    traits->draws = OperatorTraits::Draws::Always;
+  } else if (traits->foreign && !traits->annotation) {
+    traits->draws = OperatorTraits::Draws::Perhaps;
+  }
+  traits->keeps_state = traits->foreign && std::ranges::find(traits->arguments, OperatorTraits::Argument::Object) !=
+                                               traits->arguments.end();
+  traits->composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   if (const auto declared = declaration_of(traits->name)) declare(*declared, schema, *traits);
   if (!schema.overload_name().empty()) traits->name += "." + schema.overload_name();
   traits->hash = hash_64(std::as_bytes(std::span(traits->name)));
@@ -184,13 +212,14 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
 }  // namespace
 
 bool OperatorTraits::may_write(std::size_t position) const {
-  return writes[position] != 0 || std::ranges::find(hidden_writes, static_cast<int>(position)) != hidden_writes.end();
+  return writes[position] != 0 ||
+         std::ranges::find(hidden_writes.positions, static_cast<int>(position)) != hidden_writes.positions.end();
 }
 
 bool writes(const OperatorTraits& traits, const c10::IValue* arguments, std::size_t position) {
   if (traits.writes[position] != 0) return true;
   if (!traits.may_write(position)) return false;
-  return !traits.hidden_writes_only_if || arguments[*traits.hidden_writes_only_if].toBool();
+  return !traits.hidden_writes.only_if || arguments[*traits.hidden_writes.only_if].toBool();
 }
 
 namespace {
@@ -248,9 +277,10 @@ const OperatorTraits& traits_of(const c10::OperatorHandle& op) {
 
 bool is_beyond_values(const OperatorTraits& traits, const c10::IValue* arguments) {
   using Kind = OperatorTraits::Argument;
+  if (traits.keeps_state) return true;
   for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
     const Kind kind = traits.arguments[i];
-    if (kind == Kind::Generator || kind == Kind::Other) continue;
+    if (kind == Kind::Generator || kind == Kind::Object || kind == Kind::Other) continue;
     bool beyond = false;
     for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
       beyond = beyond || kind == Kind::Nested || (!is_plain(tensor) && !is_constant(tensor));

@@ -21,6 +21,7 @@ struct OperatorTraits {
     OptionalTensorList,
     Nested,  ///< tensors in lists of lists, in dictionaries or tuples
     Generator,
+    Object,  ///< a script object, which may have a state
     Other
   };
 
@@ -30,21 +31,29 @@ struct OperatorTraits {
   std::vector<char> writes;      ///< per argument: the schema says it is written
   std::vector<char> overwrites;  ///< per argument: it is, and replaced whole, so that its old contents are not read
   bool writes_any = false;
-  bool seeded = false;         ///< draws from a random generator
+  bool only_writes = false;  ///< it returns nothing but what it writes, as in-place operators do
+  /// Whether it draws from a random generator. Perhaps: it is not LibTorch's, and whether a generator moved while it
+  /// ran tells.
+  enum class Draws : std::uint8_t { Never, Perhaps, Always } draws = Draws::Never;
+  bool keeps_state = false;    ///< has a state outside of its tensors: it runs once
   bool uninitialized = false;  ///< results have unspecified contents: empty and kin
   int scratch_result = -1;     ///< position of a result whose bits prove nothing, or -1
   /// When LibTorch raises the version counters of what the schema says is written: before the kernel that the recorder
   /// runs, after it, or not at all (but inside of the kernel).
   enum class Raises : std::uint8_t { Never, BeforeTheKernel, AfterTheKernel } raises = Raises::Never;
-  bool rebinds = false;                      ///< gives a tensor another storage (set_)
-  bool collective = false;                   ///< runs together with other processes, once
-  bool fills_later = false;                  ///< a collective whose results are there when somebody waits for them
-  bool waits = false;                        ///< for what such a one has returned, its first argument
-  plan::Runs runs = plan::Runs::Alone;       ///< of one that may run again
-  bool looks_only = false;                   ///< reads no contents of its tensors, as views, and `empty_like`
-  bool annotation = false;                   ///< begins or ends a range of a profiler, and computes nothing
-  std::vector<int> hidden_writes;            ///< arguments that are written though the schema does not say so
-  std::optional<int> hidden_writes_only_if;  ///< ... when this boolean argument is true
+  bool rebinds = false;  ///< gives a tensor another storage (set_)
+  /// Whether it runs together with other processes, once. FillsLater: its results are there when an operator that
+  /// Waits, whose first argument they are, has run.
+  enum class Collective : std::uint8_t { No, AtOnce, FillsLater, Waits } collective = Collective::No;
+  plan::Runs runs = plan::Runs::Alone;  ///< of one that may run again
+  bool looks_only = false;              ///< reads no contents of its tensors, as views, and `empty_like`
+  bool foreign = false;                 ///< neither LibTorch's nor snug's
+  bool composite = false;               ///< has a kernel that is made of other operators and their gradients
+  bool annotation = false;              ///< begins or ends a range of a profiler, and computes nothing
+  struct HiddenWrites {
+    std::vector<int> positions;  ///< arguments that are written though the schema does not say so
+    std::optional<int> only_if;  ///< ... when this boolean argument is true
+  } hidden_writes;
 
   /// Whether some call writes the argument at `position`.
   [[nodiscard]] bool may_write(std::size_t position) const;
@@ -86,8 +95,9 @@ void for_each_written(const OperatorTraits& traits, const c10::IValue* arguments
   }
 }
 
-/// Whether the call has tensors that no value can stand for, as they are sparse, quantized or of a subclass, or where
-/// none is looked for: it cannot run again, as nothing would tell that they were written since.
+/// Whether the call cannot be replayed: it has tensors that no value can stand for (sparse, quantized, of a subclass,
+/// or in nested containers), whose later writes nothing would show, or the operator keeps a state outside of its
+/// tensors.
 bool is_beyond_values(const OperatorTraits& traits, const c10::IValue* arguments);
 
 }  // namespace snug::record

@@ -34,6 +34,7 @@ std::vector<at::Generator> default_generators();
 struct Draw {
   RandomState from;
   std::uint64_t to = 0;  ///< see position_of
+  bool moved = false;    ///< the operator has drawn
 };
 
 /// Puts a generator back to where a recorded draw began, for an operator that draws the same again, and then to where

@@ -1,10 +1,13 @@
 #include "snug/record/recording.h"
 
 #include <ATen/SavedTensorHooks.h>
+#include <pthread.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string_view>
@@ -24,6 +27,7 @@ constexpr int kNoBackward = -1;
 thread_local std::shared_ptr<Tape> t_tape;
 thread_local int t_task = kNoBackward;  // the backward pass that the recording began in
 thread_local std::size_t t_python_hooks = 0;
+int s_forks = 0;  // between the first process and this one
 const std::shared_ptr<Tape> kNone;
 
 struct GatesSlot {
@@ -31,11 +35,9 @@ struct GatesSlot {
   static constexpr int kNumber = 101;
 };
 
-/// A thread's, the oldest first; where it works for another one's backward pass, that one's before them.
-class Gates {
+/// The gates of one thread, the oldest first.
+class Gates : public std::enable_shared_from_this<Gates> {
  public:
-  using Inherit = Inherited<Gates, GatesSlot>;
-
   void add(OperatorGate* gate) {
     const std::lock_guard lock(mutex_);
     all_.push_back(gate);
@@ -46,58 +48,62 @@ class Gates {
     std::erase(all_, gate);
     s_of_all_threads.fetch_sub(1, std::memory_order_relaxed);
   }
-  /// Whether any thread has some. One that has, or works for one that has, sees that.
+  /// Whether any thread has some: asked in front of every operator.
   static bool anywhere() { return s_of_all_threads.load(std::memory_order_relaxed) > 0; }
   [[nodiscard]] std::vector<OperatorGate*> newest_first() {
-    std::unique_lock lock(mutex_);
-    std::vector<OperatorGate*> gates{all_.rbegin(), all_.rend()};
-    const std::shared_ptr<Gates> outer = outer_;
-    lock.unlock();
-    if (!outer) return gates;
-    const std::vector<OperatorGate*> before = outer->newest_first();
-    gates.insert(gates.end(), before.begin(), before.end());
-    return gates;
-  }
-  /// Those come before its own from now on; nullptr: none. Returns what has until now.
-  std::shared_ptr<Gates> come_after(std::shared_ptr<Gates> outer) {
     const std::lock_guard lock(mutex_);
-    return std::exchange(outer_, std::move(outer));
-  }
-  /// Whether it is these, or those come before its own.
-  [[nodiscard]] bool includes(const Gates& others) {
-    if (this == &others) return true;
-    const std::lock_guard lock(mutex_);
-    return outer_ && outer_->includes(others);
+    return {all_.rbegin(), all_.rend()};
   }
   [[nodiscard]] bool any() {
     const std::lock_guard lock(mutex_);
-    return !all_.empty() || (outer_ && outer_->any());
+    return !all_.empty();
   }
 
-  static const std::shared_ptr<Gates>& of_this_thread() {
-    thread_local const auto gates = std::make_shared<Gates>();
-    return gates;
+  static const std::shared_ptr<Gates>& of_this_thread() { return own(); }
+  /// After a fork the child has none: what they would call may wait for threads that are not there.
+  static void leave_to_parent() {
+    if (own()->any()) new std::shared_ptr<Gates>(std::exchange(own(), std::make_shared<Gates>()));
   }
 
  private:
+  static std::shared_ptr<Gates>& own() {
+    thread_local auto gates = std::make_shared<Gates>();
+    return gates;
+  }
+
   std::mutex mutex_;
   std::vector<OperatorGate*> all_;
-  std::shared_ptr<Gates> outer_;
-  inline static std::atomic<int> s_of_all_threads = 0;  // asked in front of every operator
+  inline static std::atomic<int> s_of_all_threads = 0;
 };
 
-/// This thread's operators come by the recorder's key as long as somebody is there who sees them, whoever goes first.
-void direct_operators() {
-  const std::shared_ptr<Gates>& gates = Gates::of_this_thread();
-  const std::shared_ptr<Gates> now = Gates::Inherit::shared();
-  if (gates->any()) {
-    if (now && !now->includes(*gates)) (void)gates->come_after(now);
-    Gates::Inherit::set(gates);
-  } else if (auto outer = gates->come_after(nullptr); outer && now == gates) {
-    Gates::Inherit::set(std::move(outer));
+/// The gates that operators of a backward pass call on whatever thread they run: those of the threads that started it
+/// and the backward passes around it, the innermost thread first.
+struct GatesOfBackward {
+  std::vector<std::shared_ptr<Gates>> threads;
+
+  [[nodiscard]] bool any() const {
+    return std::ranges::any_of(threads, [](const auto& gates) { return gates->any(); });
   }
-  Gates* const told = Gates::Inherit::get();
-  c10::impl::tls_set_dispatch_key_included(kRecordingKey, t_tape != nullptr || (told != nullptr && told->any()));
+};
+using Inherit = Inherited<GatesOfBackward, GatesSlot>;
+
+/// Calls `call(gates)` with those of this thread, then with those that it works for.
+template <class Call>
+void for_each_thread(const Call& call) {
+  const std::shared_ptr<Gates>& own = Gates::of_this_thread();
+  call(*own);
+  if (const auto inherited = Inherit::shared()) {
+    for (const std::shared_ptr<Gates>& gates : inherited->threads) {
+      if (gates != own) call(*gates);
+    }
+  }
+}
+
+/// Whether this thread's operators have to come by the recorder's key.
+void direct_operators() {
+  bool seen = t_tape != nullptr;
+  if (!seen) for_each_thread([&](Gates& gates) { seen = seen || gates.any(); });
+  c10::impl::tls_set_dispatch_key_included(kRecordingKey, seen);
 }
 
 /// It begins or ends a range of a profiler.
@@ -120,8 +126,18 @@ void run_annotation(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   if (begins) UnshardRange::begun(argument.toStringRef(), stack.back());
 }
 
+/// Whether the kernel for these keys is the one that is made of other operators, as in inference mode, where autograd
+/// does not take it apart: then those are what is recorded.
+bool is_taken_apart(const c10::OperatorHandle& op, const OperatorTraits& traits, c10::DispatchKeySet below) {
+  return traits.composite &&
+         !op.hasKernelForDispatchKey(below.remove(c10::DispatchKey::BackendSelect).highestPriorityTypeId());
+}
+
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  // Only the outermost call is seen: what a composite kernel calls is part of it.
+  const OperatorTraits& traits = traits_of(op);
+  const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRecordingKey);
+  if (is_taken_apart(op, traits, below)) return op.redispatchBoxed(below, stack);
+  // Only the outermost call is seen: what another kernel calls is part of it.
   const c10::impl::ExcludeDispatchKeyGuard once(kRecordingKey);
   std::optional<OperatorGate::Around> around;
   if (Gates::anywhere()) {
@@ -132,8 +148,7 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
       throw_into_libtorch();
     }
   }
-  const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRecordingKey);
-  if (traits_of(op).annotation) {
+  if (traits.annotation) {
     run_annotation(op, below, *stack);
   } else if (const auto& tape = recording_tape()) {
     try {
@@ -146,9 +161,30 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   }
 }
 
+/// In the child of a fork inside of a step, as a DataLoader's worker is: nothing of it belongs to the step, so nothing
+/// is recorded, and no gate is called. The tape is not destroyed, as other threads' locks may be held for ever.
+void leave_step_to_parent() {
+  ++s_forks;
+  if (t_tape) new std::shared_ptr<Tape>(std::exchange(t_tape, nullptr));
+  Gates::leave_to_parent();
+  c10::impl::tls_set_dispatch_key_included(kRecordingKey, false);
+}
+
+[[maybe_unused]] const int kAtFork = ::pthread_atfork(nullptr, nullptr, &leave_step_to_parent);
+
 }  // namespace
 
-TORCH_LIBRARY_IMPL(_, Fake, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>()); }
+namespace {
+bool s_key_is_taken = false;
+}  // namespace
+
+// LibTorch registers first, as this library depends on it; a second fallback would end the process while it is loaded.
+TORCH_LIBRARY_IMPL(_, Fake, library) {
+  s_key_is_taken = c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kRecordingKey);
+  if (!s_key_is_taken) library.fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>());
+}
+
+bool recording_key_is_taken() noexcept { return s_key_is_taken; }
 
 const std::shared_ptr<Tape>& recording_tape() {
   // Operators of a backward pass that was started inside the scope are not the step's.
@@ -169,9 +205,9 @@ OperatorGate::~OperatorGate() {
 
 template <class Tell>
 void OperatorGate::for_each(const Tell& tell) {
-  Gates* const gates = Gates::Inherit::get();
-  if (gates == nullptr) return;
-  for (const OperatorGate* gate : gates->newest_first()) tell(gate->calls_);
+  for_each_thread([&](Gates& gates) {
+    for (const OperatorGate* gate : gates.newest_first()) tell(gate->calls_);
+  });
 }
 
 void OperatorGate::tell_before(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
@@ -206,6 +242,18 @@ void OperatorGate::tell_before_write(const at::Tensor& tensor) {
   });
 }
 
+GatesInBackward::GatesInBackward() {
+  auto all = std::make_shared<GatesOfBackward>();
+  for_each_thread([&](Gates& gates) { all->threads.push_back(gates.shared_from_this()); });
+  if (!all->any()) return;
+  Inherit::push(std::move(all));
+  pushed_ = true;
+}
+
+GatesInBackward::~GatesInBackward() {
+  if (pushed_) Inherit::pop();
+}
+
 PythonHooksOutside::PythonHooksOutside()
     : previous_(std::exchange(t_python_hooks, at::SavedTensorDefaultHooks::get_tls_state().stack.size())) {}
 PythonHooksOutside::~PythonHooksOutside() { t_python_hooks = previous_; }
@@ -214,13 +262,18 @@ bool PythonHooksOutside::any_inside() {
 }
 
 Recording::Recording(std::shared_ptr<Tape> tape)
-    : previous_(std::exchange(t_tape, std::move(tape))),
+    : forks_(s_forks),
+      previous_(std::exchange(t_tape, std::move(tape))),
       previous_task_(std::exchange(t_task, torch::autograd::get_current_graph_task_id())) {
   direct_operators();
   if (previous_ != t_tape && t_tape) t_tape->set_outer(previous_.get());
 }
 
 Recording::~Recording() {
+  if (forks_ != s_forks) {  // of the parent process, whose tapes are left alone
+    new std::shared_ptr<Tape>(std::move(previous_));
+    return;
+  }
   if (t_tape && t_tape != previous_) t_tape->set_outer(nullptr);
   t_tape = std::move(previous_);
   t_task = previous_task_;
@@ -228,6 +281,7 @@ Recording::~Recording() {
 }
 
 Unrecorded::Unrecorded(const std::vector<at::Tensor>& written) {
+  if (inside_) return;  // of an operator, which the tape replays as a whole
   const auto& tape = recording_tape();
   for (const at::Tensor& tensor : written) {
     if (!tensor.defined() || !tensor.has_storage()) continue;

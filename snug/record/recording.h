@@ -12,6 +12,10 @@
 
 namespace snug::record {
 
+/// Whether something had registered a fallback for the recorder's dispatch key before this library was loaded: then
+/// nothing can be recorded. See recording_key.h.
+bool recording_key_is_taken() noexcept;
+
 /// The tape that this thread records on now, or nullptr: outside a Recording, and while a backward pass runs that was
 /// started inside of it.
 const std::shared_ptr<Tape>& recording_tape();
@@ -80,6 +84,18 @@ class OperatorGate {
   std::function<void()> leave_;  // the thread's, be it this one or not
 };
 
+/// Around a backward pass that this thread starts: the autograd threads that run it call this thread's gates.
+class GatesInBackward {
+ public:
+  GatesInBackward();
+  ~GatesInBackward();
+  GatesInBackward(const GatesInBackward&) = delete;
+  GatesInBackward& operator=(const GatesInBackward&) = delete;
+
+ private:
+  bool pushed_ = false;
+};
+
 /// Records this thread's operators on a tape for the life of the scope. Scopes nest; the innermost tape
 /// records.
 class Recording {
@@ -90,6 +106,7 @@ class Recording {
   Recording& operator=(const Recording&) = delete;
 
  private:
+  int forks_;
   std::shared_ptr<Tape> previous_;
   int previous_task_;
   PythonHooksOutside python_hooks_;
@@ -103,6 +120,7 @@ class Unrecorded {
   explicit Unrecorded(const std::vector<at::Tensor>& written);
 
  private:
+  bool inside_ = c10::impl::tls_is_dispatch_key_excluded(kRecordingKey);
   c10::impl::ExcludeDispatchKeyGuard key_{kRecordingKey};
 };
 

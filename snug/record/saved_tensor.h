@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
 #include <cstdint>
@@ -16,10 +17,19 @@ enum class StandsFor : std::uint8_t { Value, Image };
 /// pack has finished.
 struct SavedTensor {
   View view;
-  c10::Storage storage;     // until it is bound
-  c10::Storage handed_out;  // to a node, and no longer on the tape: there until the node is released, as all others are
-  SeenVersion version;      // when it was packed
+  c10::Storage storage;  // until it is bound
+  SeenVersion version;   // when it was packed
+  /// The tensor itself, for nodes that look at more than its contents (identity, attributes, subclass). It is kept
+  /// where its storage is the program's anyway: for leaves of the tape that are also leaves of autograd, so that no
+  /// graph is kept alive.
+  c10::weak_intrusive_ptr<c10::TensorImpl, at::UndefinedTensorImpl> tensor{
+      c10::intrusive_ptr<c10::TensorImpl, at::UndefinedTensorImpl>()};
+  at::Tensor kept_tensor;
+  /// What a node has been given, until the node is released. Keeps the storage where the tape has dropped it, and shows
+  /// autograd that the tensor is not the node's own: it must not become a .grad as it is.
+  at::Tensor handed_out;
   bool bound = false;
+  std::size_t place = 0;  // among those of the tape that are
   StandsFor stands_for = StandsFor::Value;
 };
 

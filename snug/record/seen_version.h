@@ -26,6 +26,11 @@ class SeenVersion {
   }
   /// Whether nobody else has the counter: it cannot rise any more.
   [[nodiscard]] bool alone() const { return counter_.unique(); }
+  /// Makes the counter the tensor's, whose writes raise it from then on. The tensor must be in no inference mode and
+  /// nobody else may refer to it.
+  void count_writes_of(const at::Tensor& tensor) const {
+    if (counter_.enabled()) tensor.unsafeGetTensorImpl()->set_version_counter(counter_);
+  }
   /// Whether both count the same tensors' writes.
   [[nodiscard]] bool same_counter(const SeenVersion& other) const noexcept {
     // LibTorch has no comparison; a counter is one pointer.

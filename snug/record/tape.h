@@ -73,6 +73,15 @@ class Tape {
   /// Lets go of results that something unseen has written over, so that they are made again where they are read.
   void notice_writes() { lookup_.notice_writes(); }
 
+  /// The tensor that autograd saved, where the program still has it and it shows the value's contents; else undefined.
+  [[nodiscard]] at::Tensor original_of(const SavedTensor& saved) const;
+  /// The tensor that a node gets for a saved one, over `storage`, which has its contents: `original`, or one whose
+  /// writes are counted, so that a node that writes to what it saved spoils no replay (see drop_if_spoilt).
+  [[nodiscard]] at::Tensor hand_out(const SavedTensor& saved, const c10::Storage& storage, const at::Tensor& original);
+  /// Drops a resident value that a node has written to since it was handed out, so that it is recomputed. Returns
+  /// whether it did. Throws Error where the value cannot be recomputed.
+  bool drop_if_spoilt(plan::ValueId value);
+
   /// Another tape, which hides this one, is about to record a write: what was known of the storage no longer holds.
   void written_elsewhere(c10::StorageImpl* storage);
   /// The tape that this one hides while it records, or nullptr.
@@ -85,6 +94,11 @@ class Tape {
   /// From now on the contents of what is dropped are remembered, and compared when they are made again: a replay that
   /// makes other bits throws Error, naming the operator, its module and the place.
   void verify_replays(VerifyReplay how) noexcept { verified_.verify(how); }
+  /// The same for what has not been compared yet; see VerifiedContents::verify_once.
+  void verify_replays_once(std::shared_ptr<ComparedReplays> compared, std::uint64_t place) noexcept {
+    verified_.verify_once(std::move(compared), place);
+  }
+  [[nodiscard]] const VerifiedContents& verified() const noexcept { return verified_; }
   /// The observer is told of what happens from now on.
   void add_observer(std::shared_ptr<TapeObserver> observer);
   /// The observer is told nothing from now on. Does nothing for one that was not added.
@@ -168,6 +182,7 @@ class Tape {
   void run_once(const c10::OperatorHandle& op, const OperatorTraits& traits, c10::DispatchKeySet keys,
                 torch::jit::Stack& stack);
 
+  [[nodiscard]] bool updates_unread_leaves(const OperatorTraits& traits, const c10::IValue* arguments) const;
   bool gathers(const at::Tensor& written);
   void keep_what_is_made_of(plan::ValueId value);
   void note_filling(const OperatorTraits& traits, const torch::jit::Stack& results);
@@ -196,6 +211,9 @@ class Tape {
 
   void bind(SavedTensor& saved);
   StandsFor what_is_left_for(const SavedTensor& saved);
+  /// Whether the write changes what a saved tensor of the value shows without raising its version, as one through
+  /// `.data` does: the counters are different ones, and the bytes are not.
+  bool changes_saved(plan::ValueId value, const WrittenTensor& written);
   void bind_before(const OperatorTraits& traits, const c10::IValue* arguments);
   void keep(plan::ValueId value, const c10::Storage& storage);
   void put_away(plan::ValueId value, const c10::Storage& storage, plan::Action how);
@@ -223,9 +241,9 @@ class Tape {
   std::exception_ptr failure_;         // of a policy, or of moving; thrown when the call has been recorded whole
   std::vector<SavedTensor*> waiting_;  // for their operator
   struct {
-    std::int64_t unplain = 0;
-    std::int64_t bound = 0;  // that stand for a value
-  } saved_;                  // tensors
+    std::vector<SavedTensor*> bound;  // that stand for a value
+    std::int64_t unplain = 0;         // that cannot be on a tape
+  } saved_;
   Tape* outer_ = nullptr;    // that records when this one does not
   plan::OpId position_ = 0;  // of backward
   const memory::DeviceMemory* timed_by_ = nullptr;

@@ -3,6 +3,8 @@
 #include <optional>
 #include <utility>
 
+#include "snug/base/patient_lock.h"
+#include "snug/memory/owned_contents.h"
 #include "snug/record/tape.h"
 
 namespace snug::record {
@@ -37,6 +39,35 @@ void Tape::excuse(const OperatorTraits& traits, const c10::IValue* arguments) {
     if (value != plan::kNoValue) count_raise(raised, value, SeenVersion(tensor));
   });
   versions_.excuse(raised);
+}
+
+/// Whether the operator updates in place what no recorded operator has read, as an average of weights is updated in the
+/// forward pass, or the weights by an optimizer at the beginning of a step. Nothing depends on the old contents:
+/// without a copy of them the new ones are leaves.
+bool Tape::updates_unread_leaves(const OperatorTraits& traits, const c10::IValue* arguments) const {
+  if (traits.rebinds) return false;
+  const PatientLock lock(mutex_);
+  bool updates = false, all_unread = true;
+  for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
+    if (traits.writes[i] == 0) continue;
+    for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+      // Of what is streamed the plan has to know each use.
+      if (!is_plain(tensor) || memory::has_owner(tensor)) {
+        all_unread = false;
+        return;
+      }
+      const plan::ValueId value = values_.in(tensor.storage().unsafeGetStorageImpl());
+      const auto is_saved =
+          [&](const SavedTensor* saved) {  // and waits for the operator that saved it, perhaps this one
+            return saved->storage.unsafeGetStorageImpl() == tensor.storage().unsafeGetStorageImpl();
+          };
+      const bool is_unread = (value == plan::kNoValue || (flow().is_leaf(value) && !values_.was_read(value))) &&
+                             std::ranges::none_of(waiting_, is_saved);
+      all_unread = all_unread && is_unread;
+      updates = updates || traits.overwrites[i] == 0 || !covers_storage(tensor);
+    });
+  }
+  return updates && all_unread;
 }
 
 void Tape::capture_arguments(PendingCall& pending, const c10::IValue* arguments) {
@@ -86,6 +117,7 @@ void Tape::capture_tensor(PendingCall& pending, const at::Tensor& tensor, Use us
     lists.written.push_back({slot, tensor, value, /*whole=*/true, version});
   } else {
     value = read(tensor, use);
+    if (!pending.traits.looks_only) values_.set_read(value);
     lists.inputs.push_back(value);
     if (use != Use::Read) lists.written.push_back({slot, tensor, value, /*whole=*/false, SeenVersion(tensor)});
   }
@@ -95,7 +127,6 @@ void Tape::capture_tensor(PendingCall& pending, const at::Tensor& tensor, Use us
 plan::ValueId Tape::read(const at::Tensor& tensor, Use use) {
   const SeenVersion version(tensor);
   const plan::ValueId value = lookup_.value_of(tensor.storage(), version);
-  values_.set_read(value);
   if (values_.unfilled(value)) {
     // An operator that writes a part of it is not what opaque() is for: it fills the memory, and is recorded.
     if (use == Use::Read) lookup_.report(value, Opaque::Case::Filled);
@@ -123,15 +154,25 @@ void Tape::must_be_kept(plan::ValueId value) {
   unsharded_.kept(value);
 }
 
+/// The states of the generators that the operator draws from, or, where its schema does not say, may draw from: those
+/// among its arguments, or else the default one of its device; an operator that is not LibTorch's may also use the
+/// CPU's. See CallLog::note_drawn for those that it has not used.
 void Tape::capture_random_state(PendingCall& pending, const c10::IValue* arguments) {
   const std::size_t count = pending.traits.arguments.size();
-  at::Generator generator;
+  const bool may_draw = pending.traits.draws == OperatorTraits::Draws::Perhaps;
+  std::vector<at::Generator> generators;
+  const auto add = [&](const at::Generator& generator) {
+    if (generator.defined() && std::ranges::find(generators, generator) == generators.end())
+      generators.push_back(generator);
+  };
   for (std::size_t i = 0; i < count; ++i) {
-    if (arguments[i].isGenerator()) generator = arguments[i].toGenerator();
+    if (arguments[i].isGenerator()) add(arguments[i].toGenerator());
   }
   const c10::Device device = device_of(arguments, count);
-  if (!generator.defined() && !device.is_meta()) generator = default_generator(device);
-  if (generator.defined()) calls_.add_random_state(pending.call, save_random_state(std::move(generator)));
+  if ((generators.empty() || may_draw) && !device.is_meta()) add(default_generator(device));
+  if (may_draw) add(default_generator(c10::kCPU));
+  for (at::Generator& generator : generators)
+    calls_.add_random_state(pending.call, save_random_state(std::move(generator)));
 }
 
 }  // namespace snug::record

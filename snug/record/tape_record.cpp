@@ -14,6 +14,8 @@
 namespace snug::record {
 namespace {
 
+using Collective = OperatorTraits::Collective;
+
 /// Calls `call(tensor, slot)` with each tensor among the results, which are on the stack from `first` on.
 template <class Call>
 void for_each_result(const torch::jit::Stack& stack, std::size_t first, const Call& call) {
@@ -38,12 +40,15 @@ bool is_new(const at::Tensor& result, const PendingLists& lists) {
 
 void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
   const OperatorTraits& traits = traits_of(op);
-  if (UnshardRange::here() || traits.collective || is_beyond_values(traits, arguments_on(stack, traits)))
+  if (UnshardRange::here() || traits.collective != Collective::No ||
+      is_beyond_values(traits, arguments_on(stack, traits)))
+    return run_once(op, traits, keys, stack);
+  if (traits.only_writes && updates_unread_leaves(traits, arguments_on(stack, traits)))
     return run_once(op, traits, keys, stack);
 
   decide();
   lists_.clear();
-  PendingCall pending{.traits = traits, .mark = calls_.mark(), .call = calls_.begin(op, traits), .lists = lists_};
+  PendingCall pending{.traits = traits, .mark = calls_.mark(), .call = calls_.begin(op, traits, keys), .lists = lists_};
   try {
     prepare(pending, arguments_on(stack, traits));
     run(pending, op, keys, stack);
@@ -74,7 +79,8 @@ void Tape::run_once(const c10::OperatorHandle& op, const OperatorTraits& traits,
   observers_.tell_recording(&TapeObserver::kernel_begins);
   op.redispatchBoxed(keys, &stack);
   memory::rethrow_swallowed_refusal();
-  if (traits.fills_later || traits.waits) note_filling(traits, stack);
+  if (traits.collective == Collective::FillsLater || traits.collective == Collective::Waits)
+    note_filling(traits, stack);
   if (!observers_.any_sees_recording()) return;
   observers_.tell_recording(&TapeObserver::kernel_ends);
   const PatientLock lock(mutex_);
@@ -107,7 +113,7 @@ void Tape::note_filling(const OperatorTraits& traits, const torch::jit::Stack& r
   for (const c10::IValue& result : results) {
     for_each_tensor(result, [&](const at::Tensor& tensor) {
       if (!is_plain(tensor)) return;
-      if (traits.waits) {
+      if (traits.collective == Collective::Waits) {
         lookup_.filled(tensor.storage());
       } else {
         lookup_.being_filled(tensor.storage());
@@ -137,7 +143,7 @@ void Tape::prepare(PendingCall& pending, const c10::IValue* arguments) {
       outer_->written_elsewhere(w.tensor.storage().unsafeGetStorageImpl());
   }
   pending.signature = calls_.sign(pending.traits, flow());
-  if (pending.traits.seeded) capture_random_state(pending, arguments);
+  if (pending.traits.draws != OperatorTraits::Draws::Never) capture_random_state(pending, arguments);
   for (const Argument& a : calls_.arguments_since(pending.mark)) {
     for (std::int32_t k = 0; a.kind != Argument::Kind::Constant && k < a.count; ++k) {
       const plan::ValueId value = calls_.view(a.index + k).value;
@@ -165,7 +171,7 @@ void Tape::run(PendingCall& pending, const c10::OperatorHandle& op, c10::Dispatc
     memory::rethrow_swallowed_refusal();
   }
   if (timed_by_ != nullptr) pending.seconds = now() - started;
-  if (pending.call.random >= 0) calls_.note_drawn(pending.call);  // nobody else reads it before it is committed
+  calls_.note_drawn(pending.call);  // no other thread reads these before the call is committed
   observers_.tell_recording(&TapeObserver::kernel_ends);
 }
 
@@ -183,6 +189,7 @@ void Tape::commit(PendingCall& pending, const torch::jit::Stack& stack) {
     observers_.tell_recording(&TapeObserver::op_not_recorded);
     return;
   }
+  calls_.forget_unmoved(pending.call);
   const plan::OpId op = calls_.add(pending.call, pending.signature);
   if (timed_by_ != nullptr) calls_.note_seconds(pending.seconds);
   if (observers_.see_results()) calls_.note_sequence_number();
@@ -232,8 +239,10 @@ void Tape::add_written(PendingCall& pending, const WrittenTensor& written) {
     versions_.set(before, SeenVersion());  // the counter goes on with the tensor
     return;
   }
-  // Not of results: kernels write theirs in parts that have versions of their own (unsafe_chunk).
-  if (!values_.of_result(before) && by_schema(written)) values_.set_written_over(before);
+  // Kernels write their results in parts that have versions of their own (unsafe_chunk): of those, what is saved
+  // counts.
+  const bool is_seen = !values_.of_result(before) || changes_saved(before, written);
+  if (by_schema(written) && is_seen) values_.set_written_over(before);
   if (!values_.copied(before)) values_.take(before);
   if (observers_.see_results()) pending.lists.results.push_back(written.tensor);
   const plan::ValueId value = add_output(pending, written.tensor, before, written.slot);

@@ -1,12 +1,27 @@
 // Saved tensors: when they are bound to a value, and what is held for them.
+#include <fmt/format.h>
+#include <torch/csrc/autograd/variable.h>
+
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
+#include "snug/base/errors.h"
 #include "snug/base/patient_lock.h"
 #include "snug/record/tape.h"
 #include "snug/record/want_of_room.h"
 
 namespace snug::record {
+namespace {
+
+/// Whether the tensor keeps no graph of autograd alive. Asked for neither is_leaf() nor grad_fn(), which throw for
+/// views that have been written to since they were made without gradients.
+bool has_no_graph(const at::Tensor& tensor) {
+  const auto* const meta = torch::autograd::impl::get_autograd_meta(tensor);
+  return meta == nullptr || (!meta->grad_fn_ && !meta->is_view_);
+}
+
+}  // namespace
 
 bool Tape::save(const at::Tensor& tensor, SavedTensor& saved) {
   const PatientLock lock(mutex_);
@@ -17,6 +32,7 @@ bool Tape::save(const at::Tensor& tensor, SavedTensor& saved) {
   saved.view = calls_.look(tensor);
   saved.storage = tensor.storage();
   saved.version = SeenVersion(tensor);
+  saved.tensor = tensor.getIntrusivePtr();
   waiting_.push_back(&saved);
   return true;
 }
@@ -39,8 +55,9 @@ void Tape::bind(SavedTensor& saved) {
   if (!is_there() && is_read_now) streams_.wait_for_all(values_.device(value));
   saved.stands_for = what_is_left_for(saved);
   saved.bound = true;
+  saved.place = saved_.bound.size();
+  saved_.bound.push_back(&saved);
   values_.pack(value, saved.stands_for);
-  ++saved_.bound;
   const bool leaves = leaves_weights(value);
   if (!is_there()) {
     const bool goes_away = values_.away(value).has_value();
@@ -50,8 +67,70 @@ void Tape::bind(SavedTensor& saved) {
       verified_.remember(value, saved.storage);
     }
   }
+  if (flow().is_leaf(value)) {
+    const at::Tensor tensor(saved.tensor.lock());
+    if (tensor.defined() && has_no_graph(tensor)) saved.kept_tensor = tensor;
+  }
   observers_.tell_recording(&TapeObserver::saved, *this, value);
   saved.storage = c10::Storage();
+}
+
+bool Tape::changes_saved(plan::ValueId value, const WrittenTensor& written) {
+  if (ledger().packs(value) == 0) return false;
+  const View view = calls_.look(written.tensor);
+  return std::ranges::any_of(saved_.bound, [&](const SavedTensor* saved) {
+    return saved->view.value == value && !saved->version.same_counter(written.version) &&
+           calls_.geometry().overlap(saved->view, view);
+  });
+}
+
+at::Tensor Tape::original_of(const SavedTensor& saved) const {
+  at::Tensor original = saved.kept_tensor.defined() ? saved.kept_tensor : at::Tensor(saved.tensor.lock());
+  if (saved.stands_for != StandsFor::Value || !original.defined()) return {};
+  const bool is_there = values_.in_programs_storage(saved.view.value) &&
+                        calls_.geometry().shows(saved.view, original) &&
+                        original.storage().unsafeGetStorageImpl() == values_.address(saved.view.value);
+  return is_there ? original : at::Tensor();
+}
+
+at::Tensor Tape::hand_out(const SavedTensor& saved, const c10::Storage& storage, const at::Tensor& original) {
+  // A tensor with a gradient of its own would be copied by autograd, with what belongs to it.
+  if (original.defined() && !original.requires_grad()) return original;
+  at::Tensor tensor = calls_.geometry().tensor(saved.view, storage);
+  const plan::ValueId value = saved.view.value;
+  if (saved.stands_for == StandsFor::Image) {
+    values_.images().count_writes_of(value, tensor);
+    return tensor;
+  }
+  if (values_.in_programs_storage(value)) {
+    saved.version.count_writes_of(tensor);
+  } else {
+    values_.count_writes_of(value, tensor);
+  }
+  return tensor;
+}
+
+bool Tape::drop_if_spoilt(plan::ValueId value) {
+  const bool is_programs = values_.in_programs_storage(value);
+  if (!ledger().resident(value) || (is_programs ? !lookup_.written_since(value) : !values_.spoilt(value))) return false;
+  // Of leaves in the program's storage ValueLookup::check_inputs tells.
+  if (is_programs && flow().is_leaf(value)) return false;
+  if (!ledger().fetchable(value)) {
+    for (plan::ValueId leaf = 0; leaf < value; ++leaf) {
+      if (flow().is_leaf(leaf) && !ledger().at_hand(leaf) && !lookup_.written_since(leaf)) values_.hold_again(leaf);
+    }
+    const plan::OpId producer = flow().producer(value);
+    const auto steps = ledger().recovery_seconds([](plan::OpId) { return 1.0; });
+    if (producer == plan::kNoOp || !std::isfinite(steps[plan::at(producer)])) {
+      throw Error(fmt::format(
+          "backward: {} was written in place by a node that had saved it, and other gradients depend on it; they would "
+          "be "
+          "wrong, and it cannot be recomputed: let the backward of that node work on a clone of what it saved",
+          lookup_.name_of(value)));
+    }
+  }
+  values_.evict(value);
+  return true;
 }
 
 /// What the plan leaves backward of what it shows; makes the image for the first of several.
@@ -108,10 +187,14 @@ void Tape::forget(SavedTensor& saved, int unpacked_in) {
     return;
   }
   observers_.tell_recording(&TapeObserver::release_begins, saved.view.value);
+  saved.handed_out = at::Tensor();  // first: then the storage is the tape's alone, and what that frees is seen
+  saved.kept_tensor = at::Tensor();
   values_.release(saved.view.value, unpacked_in, saved.stands_for);
-  saved.handed_out = {};
   observers_.tell_recording(&TapeObserver::release_ends);
-  if (--saved_.bound == 0 && finished()) calls_.forget_draws();
+  saved_.bound[saved.place] = saved_.bound.back();
+  saved_.bound[saved.place]->place = saved.place;
+  saved_.bound.pop_back();
+  if (saved_.bound.empty() && finished()) calls_.forget_draws();
 }
 
 SavedCounts Tape::saved_counts() const {

@@ -9,6 +9,7 @@ namespace {
 constexpr std::string_view kMarkOfFsdp = "FSDP::";
 constexpr std::string_view kMarkOfCasts = "FSDP::cast_forward";  // of inputs and outputs: operators of the step
 constexpr std::string_view kPostBackward = "post_backward";
+constexpr std::string_view kFinalizeBackward = "finalize_backward";  // since LibTorch 2.15
 
 struct Range {
   const void* handle;  // LibTorch's: ranges need not end in order
@@ -30,7 +31,8 @@ void UnshardRange::begun(std::string_view name, const c10::IValue& result) {
   const void* const handle = handle_of(result);
   if (!name.starts_with(kMarkOfFsdp) || name.starts_with(kMarkOfCasts) || handle == nullptr) return;
   if (t_ranges.all.empty()) ++t_ranges.outermost;
-  t_ranges.all.push_back({handle, name.find(kPostBackward) == std::string_view::npos});
+  const auto has = [&](std::string_view part) { return name.find(part) != std::string_view::npos; };
+  t_ranges.all.push_back({handle, !has(kPostBackward) && !has(kFinalizeBackward)});
 }
 
 void UnshardRange::ended(const c10::IValue& which) {

@@ -8,7 +8,6 @@
 
 namespace snug::record {
 
-/// Whether something that is not recorded has written it: it has other contents now, and is another value.
 bool ValueLookup::written_since(plan::ValueId value) const {
   return !values_.unfilled(value) && versions_.raised(value);
 }

@@ -53,6 +53,8 @@ class ValueLookup {
   /// Lets go of results that something unseen has written over, so that they are made again where they are read.
   void notice_writes();
 
+  /// Whether something that is not recorded has written the value, by its version counters.
+  [[nodiscard]] bool written_since(plan::ValueId value) const;
   /// Throws Error naming the operator and the tensor when something that `op` reads, and that the program could reach,
   /// has been written since it was recorded.
   void check_inputs(plan::OpId op) const;
@@ -64,7 +66,6 @@ class ValueLookup {
 
  private:
   [[nodiscard]] bool is_being_filled(const c10::Storage& storage) const;
-  [[nodiscard]] bool written_since(plan::ValueId value) const;
   [[nodiscard]] bool refilled(plan::ValueId value, const c10::Storage& storage) const;
   bool accepts(plan::ValueId value, const SeenVersion& reader);
   [[nodiscard]] bool can_be_lost(plan::ValueId value) const;

@@ -77,6 +77,7 @@ void ValueStore::hold(plan::ValueId value, const c10::Storage& storage) {
 
 void ValueStore::cache(plan::ValueId value, c10::Storage storage) {
   at(value).storage = std::move(storage);
+  writes_.erase(value);
   ledger_.cache(value);
 }
 
@@ -207,7 +208,23 @@ void ValueStore::copy_leaf(plan::ValueId value) {
     return whole.clone().storage();
   }();
   v.storage = std::move(copy);
+  writes_.erase(value);
   v.copied = true;
+}
+
+void ValueStore::count_writes_of(plan::ValueId value, const at::Tensor& tensor) {
+  const auto [found, is_new] = writes_.emplace(value, SeenVersion(tensor));
+  if (!is_new) found->second.count_writes_of(tensor);
+}
+
+bool ValueStore::hold_again(plan::ValueId leaf) {
+  const Value& v = at(leaf);
+  if (!v.leaf || v.copied || v.storage) return false;
+  const c10::Storage storage(v.identity.lock());
+  if (!storage || static_cast<Bytes>(storage.nbytes()) != v.nbytes || in(storage.unsafeGetStorageImpl()) != leaf)
+    return false;
+  hold(leaf, storage);
+  return true;
 }
 
 /// The ledger has dropped it, or has been told that it is absent.

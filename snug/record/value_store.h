@@ -17,6 +17,7 @@
 #include "snug/record/image_store.h"
 #include "snug/record/moved_contents.h"
 #include "snug/record/saved_tensor.h"
+#include "snug/record/seen_version.h"
 #include "snug/record/tape_mutex.h"
 #include "snug/record/tape_observer.h"
 
@@ -90,11 +91,10 @@ class ValueStore {
   /// Whether an operator made the storage, be it that something unseen has written it since.
   [[nodiscard]] bool of_result(plan::ValueId value) const { return !flow_.is_leaf(value) || at(value).of_result; }
   void set_of_result(plan::ValueId leaf) { at(leaf).of_result = true; }
-  /// Whether a recorded operator has written over the value, a leaf, since, as its schema says: whoever refers to its
-  /// storage sees that, whether a version tells or not. (Results may be written in parts that have versions of their
-  /// own, as unsafe_chunk makes them.)
+  /// Whether a recorded operator has written over the value since, as its schema says, so that saved tensors of it show
+  /// other contents, whether their version tells or not.
   [[nodiscard]] bool written_over(plan::ValueId value) const { return at(value).written_over; }
-  void set_written_over(plan::ValueId leaf) { at(leaf).written_over = true; }
+  void set_written_over(plan::ValueId value) { at(value).written_over = true; }
 
   // --- contents ----------------------------------------------------------------------------------------------------
 
@@ -146,6 +146,21 @@ class ValueStore {
   [[nodiscard]] plan::Encodings encodings(plan::ValueId value) const;
   /// Compressed contents go, as the value can be made again.
   void give_up(plan::ValueId value);
+
+  /// Whether a resident value is in the program's own storage, and not in one that a replay, a copy or a fetch made.
+  [[nodiscard]] bool in_programs_storage(plan::ValueId value) const {
+    return at(value).storage && at(value).storage.unsafeGetStorageImpl() == address(value);
+  }
+  /// Gives `tensor`, which is about to be handed to a node of autograd, the counter of writes to the storage of a
+  /// resident value that is not the program's.
+  void count_writes_of(plan::ValueId value, const at::Tensor& tensor);
+  /// Whether a node has written to such a storage since.
+  [[nodiscard]] bool spoilt(plan::ValueId value) const {
+    const auto found = writes_.find(value);
+    return found != writes_.end() && found->second.raised();
+  }
+  /// Holds an absent leaf again that the program still has; false where that has gone.
+  bool hold_again(plan::ValueId leaf);
 
   /// Results that are held as the program has them.
   [[nodiscard]] std::span<const plan::ValueId> held_results();
@@ -228,6 +243,7 @@ class ValueStore {
   plan::Dataflow flow_;
   plan::Ledger ledger_;
   std::vector<Value> values_;
+  ska::flat_hash_map<plan::ValueId, SeenVersion> writes_;         // to storages that are not the program's, by nodes
   std::vector<plan::ValueId> held_results_;                       // and some that no longer are
   ska::flat_hash_map<c10::StorageImpl*, plan::ValueId> current_;  // the version that a storage holds now
   MovedContents moved_;

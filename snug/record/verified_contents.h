@@ -2,11 +2,15 @@
 
 #include <c10/core/Storage.h>
 
+#include <cstdint>
+#include <memory>
 #include <optional>
-#include <unordered_map>
+#include <string>
+#include <utility>
 
 #include "snug/plan/step/ids.h"
 #include "snug/record/call_log.h"
+#include "snug/record/compared_replays.h"
 #include "snug/record/remembered.h"
 #include "snug/record/value_store.h"
 #include "snug/record/verify_replay.h"
@@ -20,6 +24,12 @@ class VerifiedContents {
   VerifiedContents(const CallLog& calls, const ValueStore& values) : calls_(calls), values_(values) {}
 
   void verify(VerifyReplay how) noexcept { how_ = how; }
+  /// Compares once what is not in `compared`. `place`: a hash of the place in the program, where several share that.
+  void verify_once(std::shared_ptr<ComparedReplays> compared, std::uint64_t place) noexcept {
+    how_ = VerifyReplay::Once;
+    compared_ = std::move(compared);
+    place_ = place;
+  }
 
   /// A saved tensor looks at the value in this way; the first one counts: what no view covers nobody may have written.
   void note(plan::ValueId value, const View& view);
@@ -30,18 +40,29 @@ class VerifiedContents {
   /// Whether check() reads the contents.
   [[nodiscard]] bool compares(plan::ValueId value) const;
   /// It is there again. Throws Error when it has other bits, naming the operator, its module and the place.
-  void check(plan::ValueId value, const c10::Storage& made) const;
+  void check(plan::ValueId value, const c10::Storage& made);
+
+  /// How many values have been compared.
+  [[nodiscard]] std::int64_t compared() const noexcept { return count_; }
+  /// Whether one had other bits.
+  [[nodiscard]] bool differed() const noexcept { return differed_; }
 
  private:
   struct Verified {
     View view;
+    std::uint64_t key = 0;  // of Once
     std::optional<Remembered> then;
   };
+  [[nodiscard]] std::string cause_of(plan::ValueId value) const;
 
   const CallLog& calls_;
   const ValueStore& values_;
   VerifyReplay how_ = VerifyReplay::Off;
-  std::unordered_map<plan::ValueId, Verified> verified_;
+  std::shared_ptr<ComparedReplays> compared_;
+  std::uint64_t place_ = 0;
+  std::int64_t count_ = 0;
+  bool differed_ = false;
+  ska::flat_hash_map<plan::ValueId, Verified> verified_;
 };
 
 }  // namespace snug::record

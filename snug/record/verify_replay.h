@@ -4,11 +4,12 @@
 
 namespace snug {
 
-/// Whether the contents of what is dropped are remembered, and compared with what a replay makes of it.
+/// Whether the contents of what is dropped are remembered, and compared with what a replay makes of them.
 enum class VerifyReplay : std::uint8_t {
   Off,
+  Once,    ///< as Hashes, but each value only until it has been compared once: a step that repeats is compared once
   Hashes,  ///< 8 bytes for each 4 KiB: a difference is found to the 4 KiB
-  Values   ///< all of it, in memory that no budget counts: a difference is found to the element
+  Values   ///< all contents, in memory that no budget counts: a difference is found to the element
 };
 
 }  // namespace snug

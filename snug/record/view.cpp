@@ -2,6 +2,11 @@
 
 #include <c10/core/TensorImpl.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <numeric>
+
 namespace snug::record {
 
 View GeometryPool::add(const at::Tensor& tensor) {
@@ -25,6 +30,42 @@ at::Tensor GeometryPool::tensor(const View& view, c10::Storage storage) const {
       at::detail::make_tensor<c10::TensorImpl>(std::move(storage), view.keys, c10::scalarTypeToTypeMeta(view.dtype));
   result.unsafeGetTensorImpl()->set_sizes_and_strides(sizes(view), strides(view), view.offset);
   return result;
+}
+
+bool GeometryPool::overlap(const View& a, const View& b) const {
+  const auto last = [&](const View& view) {  // byte, and one before the first where there is none
+    std::int64_t element = view.offset;
+    for (std::size_t i = 0; i < view.dimensions; ++i) {
+      if (sizes(view)[i] == 0) return static_cast<std::int64_t>(-1);
+      element += (sizes(view)[i] - 1) * strides(view)[i];
+    }
+    return (element + 1) * static_cast<std::int64_t>(c10::elementSize(view.dtype)) - 1;
+  };
+  const auto first = [](const View& view) {
+    return view.offset * static_cast<std::int64_t>(c10::elementSize(view.dtype));
+  };
+  if (last(a) < first(b) || last(b) < first(a)) return false;
+  if (a.dtype != b.dtype || sizes(a) != sizes(b) || strides(a) != strides(b)) return true;
+  // Parts of one tensor, such as chunks of its columns: they differ by whole steps along each dimension.
+  std::vector<std::size_t> by_stride(a.dimensions);
+  std::iota(by_stride.begin(), by_stride.end(), 0);
+  std::ranges::sort(by_stride, std::greater(), [&](std::size_t i) { return strides(a)[i]; });
+  std::int64_t distance = std::abs(a.offset - b.offset);
+  for (const std::size_t i : by_stride) {
+    const std::int64_t stride = strides(a)[i];
+    if (stride == 0) continue;
+    if (distance / stride >= sizes(a)[i]) return false;
+    distance %= stride;
+  }
+  return true;
+}
+
+bool GeometryPool::shows(const View& view, const at::Tensor& tensor) const {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  return is_plain(tensor) && c10::typeMetaToScalarType(impl.dtype()) == view.dtype &&
+         impl.storage_offset() == view.offset && impl.sizes() == sizes(view) && impl.strides() == strides(view) &&
+         tensor.is_conj() == view.keys.has(c10::DispatchKey::Conjugate) &&
+         tensor.is_neg() == view.keys.has(c10::DispatchKey::Negative);
 }
 
 bool is_plain(const at::Tensor& tensor) {

@@ -40,6 +40,12 @@ class GeometryPool {
   /// A tensor over `storage` that looks as the recorded one did, outside autograd.
   [[nodiscard]] at::Tensor tensor(const View& view, c10::Storage storage) const;
 
+  /// Whether some byte of their storage is shown by both views. Where that is hard to tell, as for views of different
+  /// strides that interleave, the answer is yes.
+  [[nodiscard]] bool overlap(const View& a, const View& b) const;
+  /// Whether a tensor looks as the recorded one did, wherever its storage is.
+  [[nodiscard]] bool shows(const View& view, const at::Tensor& tensor) const;
+
   [[nodiscard]] std::size_t size() const noexcept { return pool_.size(); }
   void truncate(std::size_t size) { pool_.resize(size); }
 

@@ -10,6 +10,7 @@
 #include <optional>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -40,7 +41,7 @@ struct CheckpointOptions {
 template <class Function, class... Arguments>
 requires std::invocable<Function, Arguments...>
 decltype(auto) checkpoint(Function&& function, Arguments&&... arguments) {
-  const Region region(Recompute{});
+  const Region region(Recompute{}, {.place = typeid(Function).hash_code()});
   return std::invoke(std::forward<Function>(function), std::forward<Arguments>(arguments)...);
 }
 
@@ -85,7 +86,9 @@ class CallAgain {
 
 template <class Function, class... Arguments>
 decltype(auto) checkpoint_in(const Replay& options, Function&& function, Arguments&&... arguments) {
-  const Region region(options.region, options.options);
+  RegionOptions region_options = options.options;
+  if (region_options.place == 0) region_options.place = typeid(Function).hash_code();
+  const Region region(options.region, region_options);
   return std::invoke(std::forward<Function>(function), std::forward<Arguments>(arguments)...);
 }
 

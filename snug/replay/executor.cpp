@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
 #include <exception>
 #include <optional>
 #include <utility>
@@ -40,12 +41,26 @@ using record::TapeObserver;
 using record::ValueStore;
 
 /// Every key that was handled before the recorder saw the call: autograd, autocast, and the recorder itself. Not lazy
-/// conjugation and its kin: a tensor that a kernel makes inside asks for them again.
+/// conjugation and its kin, which tensors that a kernel makes inside need.
 c10::DispatchKeySet handled_keys() {
   const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, record::kRecordingKey);
   const c10::DispatchKeySet lazy(
       {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
   return c10::DispatchKeySet(c10::DispatchKeySet::FULL) - below - lazy;
+}
+
+/// Modes of the thread that recorded the call, which this thread need not be in. LibTorch 2.11 has them below the
+/// recorder's key.
+c10::DispatchKeySet keys_of_modes() {
+  using enum c10::DispatchKey;
+  return c10::DispatchKeySet({Python, PythonTLSSnapshot, FuncTorchDynamicLayerBackMode, FuncTorchDynamicLayerFrontMode,
+                              PreDispatch, PythonDispatcher});
+}
+
+/// The cache knows weights by their tensors, and a replay's are temporary.
+record::AutocastState without_cache(record::AutocastState state) {
+  state.cache = false;
+  return state;
 }
 
 c10::Storage new_storage(Bytes bytes, c10::Device device) {
@@ -210,21 +225,27 @@ at::Tensor result(const torch::jit::Stack& stack, const record::OutputSlot& slot
 /// Runs the call on `stack` with the state around it that it had.
 void call_again(Tape& tape, plan::OpId op, torch::jit::Stack& stack) {
   const Call& call = tape.calls().call(op);
-  const at::AutoGradMode grad_mode(call.grad_mode);
+  const record::CallState state = tape.calls().state(call);
+  const at::AutoGradMode grad_mode(state.grad_mode);
   // Of an operator that is told a type of device alone, the current one is meant.
   const c10::Device made_on = tape.values().device(tape.flow().outputs(op).front().value);
   const c10::OptionalDeviceGuard device(made_on.is_cpu() ? std::nullopt : std::optional(made_on));
-  const DefaultDtype default_dtype(call.default_dtype);
+  const DefaultDtype default_dtype(state.default_dtype);
   const memory::OperationScope operation(&call.traits->name);
-  std::optional<record::DrawAgain> draws;
-  if (call.random >= 0) draws.emplace(tape.calls().draw(call));
+  std::deque<record::DrawAgain> draws;
+  for (const record::Draw& draw : tape.calls().draws(call)) draws.emplace_back(draw);
   bool drew_the_same = true;
   {
-    const record::TapeMutex::Lent lent(tape.mutex());
-    const record::OperatorGate::Around around(call.op, stack);
-    call.op.callBoxed(&stack);
+    // Operators that the kernel calls are cast as they were.
+    std::optional<record::AutocastScope> autocast;
+    if (state.autocast_on) autocast.emplace(without_cache(state.autocast));
+    const c10::OperatorHandle handle = call.op;
+    const c10::DispatchKeySet keys = state.keys - keys_of_modes();
+    const record::TapeMutex::Lent lent(tape.mutex());  // `call` may move from here on
+    const record::OperatorGate::Around around(handle, stack);
+    handle.redispatchBoxed(keys, &stack);
     memory::rethrow_swallowed_refusal();
-    if (draws) drew_the_same = draws->finish();
+    for (record::DrawAgain& draw : draws) drew_the_same = draw.finish() && drew_the_same;
   }
   if (drew_the_same) return;
   throw Error(
@@ -311,6 +332,7 @@ Outcome do_step(Tape& tape, const plan::ReplaySchedule::Step& step) {
                         [&](const RunAgain& run) {
                           for (const ValueId input : tape.flow().inputs(run.op)) {
                             tape.streams().enter(tape.values().device(input));
+                            if (tape.drop_if_spoilt(input)) return Outcome::Lost;
                             if (tape.ledger().resident(input) && !tape.asked_for(input)) return Outcome::Lost;
                           }
                           const RunScope scope(tape.values(), run);

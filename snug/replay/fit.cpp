@@ -202,6 +202,7 @@ Session fit(const Forward& forward, FitOptions options, std::optional<c10::Devic
   Session session(std::move(steps), budget, memory, options.agreement, std::move(options.other_budgets));
   session.use(tiers);
   if (options.arena) session.use_arena();
+  if (!options.check) session.verify_replays(VerifyReplay::Off);
   if (options.streamed) session.use(options.streamed);
   return session;
 }

@@ -41,6 +41,9 @@ struct FitOptions {
   std::shared_ptr<StreamedTensors> streamed = nullptr;
   /// Whether what steps take of an accelerator's memory lies in one range of it, see Session::use_arena().
   bool arena = false;
+  /// Compares, by a hash, each value that is recomputed for the first time with what it was. Where it has other bits
+  /// the step throws Error, which names the operator, and gradients are as before. See VerifyReplay::Once.
+  bool check = true;
   std::string strategy = "optimal";  ///< as plan::strategy_from reads it
   /// The optimizer, so that the plan counts what its update takes and the state that it will make: one of LibTorch's,
   /// or one with a `rehearse()` of its own. It must outlive fit(), which leaves it as it was.

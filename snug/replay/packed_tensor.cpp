@@ -13,6 +13,7 @@
 #include "snug/base/patient_lock.h"
 #include "snug/memory/swallowed_refusal.h"
 #include "snug/replay/executor.h"
+#include "snug/replay/unpacked_originals.h"
 
 namespace snug::replay {
 
@@ -72,7 +73,10 @@ at::Tensor PackedTensor::unpack() {
   const c10::Storage storage = contents();
   tape_->streams().catch_up(values.device(value));
   tape_->streams().used(storage.unsafeGetStorageImpl());
-  at::Tensor tensor = tape_->calls().geometry().tensor(saved_.view, storage);
+  const at::Tensor original = tape_->original_of(saved_);
+  if (auto* const originals = UnpackedOriginals::here(); originals != nullptr && original.defined())
+    originals->add(original);
+  at::Tensor tensor = tape_->hand_out(saved_, storage, original);
   if (pass == record::kNoPass) {
     values.end_pass();  // somebody looks at a saved tensor outside of backward
   } else if (consumed_in_ != pass) {
@@ -81,7 +85,9 @@ at::Tensor PackedTensor::unpack() {
   }
   if (pass != record::kNoPass && tape_->finished()) fetch_ahead(*tape_);  // while the node computes
   const bool absent = values.residency(value, saved_.stands_for) == plan::Residency::Absent;
-  if (absent && !torch::autograd::get_current_graph_task_keep_graph()) saved_.handed_out = storage;
+  // Where the graph is kept, what the tape has dropped is to be free, and is recomputed for the next pass.
+  const bool is_kept = torch::autograd::get_current_graph_task_keep_graph();
+  if (pass != record::kNoPass && !(absent && is_kept)) saved_.handed_out = tensor;
   tape_->observers().tell_recording(&record::TapeObserver::unpacked, value);
   return tensor;
 }
@@ -101,7 +107,7 @@ c10::Storage PackedTensor::contents() {
     return values.images().contents(value);
   }
   do {
-    if (values.ledger().resident(value)) continue;
+    if (values.ledger().resident(value) && !tape_->drop_if_spoilt(value)) continue;
     if (!tape_->finished()) tape_->notice_writes();
     materialize(*tape_, value);
   } while (!tape_->asked_for(value));

@@ -2,10 +2,16 @@
 
 #include <c10/core/GradMode.h>
 
+#include <fmt/format.h>
+
+#include <cstddef>
 #include <optional>
+#include <span>
+#include <string>
 #include <utility>
 #include <variant>
 
+#include "snug/base/hash.h"
 #include "snug/base/patient_lock.h"
 #include "snug/memory/device_memory.h"
 #include "snug/record/recording.h"
@@ -36,9 +42,15 @@ record::RegionTerms terms_of(const Selective& selective) {
 }
 record::RegionTerms terms_of(const SelectivePolicy& policy) { return {.recompute = true, .policy = policy}; }
 
+std::uint64_t hash_of(const std::source_location& where) {
+  const std::string text = fmt::format("{}:{}:{}", where.file_name(), where.line(), where.column());
+  return hash_64(std::as_bytes(std::span(text)));
+}
+
 }  // namespace
 
-Region::Region(RegionAction action, RegionOptions options) : state_(std::make_unique<State>()) {
+Region::Region(RegionAction action, RegionOptions options, std::source_location where)
+    : state_(std::make_unique<State>()) {
   if (!c10::GradMode::is_enabled()) return;
   replay::require_saved_tensor_hooks();
   // Inside a rerun checkpoint, which saves what a tape around it would, a region begins a tape of its own.
@@ -48,7 +60,12 @@ Region::Region(RegionAction action, RegionOptions options) : state_(std::make_un
     state_->recording.emplace(state_->tape);
   }
   state_->hooks.emplace();
-  if (options.verify_replay != VerifyReplay::Off) state_->tape->verify_replays(options.verify_replay);
+  if (options.verify_replay == VerifyReplay::Once) {
+    const std::uint64_t place = options.place != 0 ? options.place : hash_of(where);
+    if (state_->recording) state_->tape->verify_replays_once(record::ComparedReplays::of_this_process(), place);
+  } else if (options.verify_replay != VerifyReplay::Off) {
+    state_->tape->verify_replays(options.verify_replay);
+  }
   if (options.detect_anomalies) replay::watch_operators(*state_->tape);
   state_->tape->open_region(std::visit([](const auto& a) { return terms_of(a); }, action));
 }

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <source_location>
 #include <string>
 #include <variant>
 #include <vector>
@@ -16,10 +18,13 @@ namespace snug {
 using RegionAction = std::variant<Recompute, Keep, Offload, Selective, SelectivePolicy>;
 
 struct RegionOptions {
-  /// Remembers what is dropped and compares it when it is made again; a replay that makes other bits throws Error,
+  /// Remembers what is dropped and compares it when it is recomputed; a replay that makes other bits throws Error,
   /// naming the operator, its module and the place. Holds for the whole tape: this region and those around and in it
-  /// from here on.
-  VerifyReplay verify_replay = VerifyReplay::Off;
+  /// from here on. Once: what a region at this place in the program drops is compared the first time; within a step of
+  /// a Session the session decides.
+  VerifyReplay verify_replay = VerifyReplay::Once;
+  /// A hash of the place in the program, for Once. 0: that of the caller of Region's constructor.
+  std::uint64_t place = 0;
   /// Throws Error at the first recorded result with a NaN or an infinity, in forward or in a replay, naming operator
   /// and module. For the whole tape, too. Slow.
   bool detect_anomalies = false;
@@ -45,7 +50,8 @@ struct RegionOptions {
 /// a scope of one thread. After PyTorch's torch.utils.checkpoint, but without calling any function again.
 class Region {
  public:
-  explicit Region(RegionAction action, RegionOptions options = {});
+  explicit Region(RegionAction action, RegionOptions options = {},
+                  std::source_location where = std::source_location::current());
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;

@@ -1,7 +1,5 @@
 #include "snug/replay/repeatable_call.h"
 
-#include <ATen/DeviceAccelerator.h>
-#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -26,26 +24,7 @@ at::Tensor with_history(const at::Tensor& tensor) {
   return copy;
 }
 
-/// Of this machine.
-std::vector<c10::DeviceType> types_of_devices() {
-  std::vector<c10::DeviceType> types{c10::kCPU};
-  if (const auto accelerator = at::getAccelerator()) types.push_back(*accelerator);
-  return types;
-}
-
 }  // namespace
-
-AutocastState AutocastState::now() {
-  std::vector<std::pair<c10::DeviceType, at::ScalarType>> dtypes;
-  for (const c10::DeviceType type : types_of_devices())
-    dtypes.emplace_back(type, at::autocast::get_autocast_dtype(type));
-  return {.dtypes = std::move(dtypes), .cache = at::autocast::is_autocast_cache_enabled()};
-}
-
-void AutocastState::set() const {
-  for (const auto& [type, dtype] : dtypes) at::autocast::set_autocast_dtype(type, dtype);
-  at::autocast::set_autocast_cache_enabled(cache);
-}
 
 RepeatableCall::RepeatableCall(Function function, const std::vector<at::Tensor>& arguments, const Rerun& options)
     : function_(std::move(function)), grad_mode_(at::GradMode::is_enabled()) {

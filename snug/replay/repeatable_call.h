@@ -3,39 +3,17 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/ScalarType.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include <deque>
 #include <functional>
 #include <vector>
 
+#include "snug/record/autocast_state.h"
 #include "snug/record/random_state.h"
 #include "snug/replay/rerun.h"
 
 namespace snug::replay {
-
-/// What autocast keeps for each thread beside its dispatch keys.
-struct AutocastState {
-  std::vector<std::pair<c10::DeviceType, c10::ScalarType>> dtypes;  ///< of the CPU's and the accelerator's
-  bool cache;
-
-  /// Of the calling thread.
-  static AutocastState now();
-  void set() const;
-};
-
-/// This thread's autocast is in another state for the life of the scope.
-class AutocastScope {
- public:
-  explicit AutocastScope(const AutocastState& state) { state.set(); }
-  ~AutocastScope() { before_.set(); }
-  AutocastScope(const AutocastScope&) = delete;
-  AutocastScope& operator=(const AutocastScope&) = delete;
-
- private:
-  AutocastState before_ = AutocastState::now();
-};
 
 /// A function, and all that calling it once more as it is called now takes: its arguments, and what its results can
 /// depend on of this thread's state (precision, gradient mode and, if asked for, random generators).
@@ -57,7 +35,7 @@ class RepeatableCall {
 
    private:
     at::ThreadLocalStateGuard thread_;
-    AutocastScope autocast_;
+    record::AutocastScope autocast_;
     std::deque<record::RandomStateScope> random_;
     at::AutoGradMode grad_mode_;
   };
@@ -76,7 +54,7 @@ class RepeatableCall {
   Function function_;
   std::vector<SavedArgument> arguments_;
   at::ThreadLocalState thread_;
-  AutocastState autocast_ = AutocastState::now();
+  record::AutocastState autocast_ = record::AutocastState::now();
   bool grad_mode_;
   std::vector<record::RandomState> random_;
 };

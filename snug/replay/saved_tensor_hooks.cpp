@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
+#include <torch/version.h>
 
 #include <memory>
 #include <mutex>
@@ -56,7 +57,10 @@ torch::autograd::variable_list execute_for_step(const torch::autograd::edge_list
                                                 const Execute& execute) {
   StepRun* step = accumulates ? StepRun::here() : nullptr;
   if (step != nullptr) step->backward_begins(roots);
-  torch::autograd::variable_list gradients = execute();
+  torch::autograd::variable_list gradients = [&] {
+    const record::GatesInBackward gates;
+    return execute();
+  }();
   if (step != nullptr) step->backward_ends();
   return gradients;
 }
@@ -113,6 +117,11 @@ class EngineInPython final : public Engine {
   std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
     return python_.make_anomaly_metadata();
   }
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
+  std::vector<std::unique_ptr<torch::autograd::NodeCreationHook>> get_node_creation_hooks() override {
+    return python_.get_node_creation_hooks();
+  }
+#endif
 
  private:
   explicit EngineInPython(Engine& python) : python_(python) {}
@@ -147,6 +156,12 @@ void install_saved_tensor_hooks() {
 }
 
 void require_saved_tensor_hooks() {
+  if (record::recording_key_is_taken()) {
+    throw Error(
+        "snug: another library, or a newer LibTorch, handles all operators at the dispatch key Fake, by which snug "
+        "records "
+        "them; load snug first, or use a LibTorch that this version of snug supports");
+  }
   if (is_ours(Engine::get_default_engine())) return;
   throw Error(
       "snug: another library has replaced the autograd engine since snug was loaded, so that nothing can be dropped; "

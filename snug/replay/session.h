@@ -49,10 +49,11 @@ class Session {
   /// What the latest step did.
   struct StepReport {
     std::int64_t replayed_ops = 0;
-    Bytes moved_bytes = 0;       ///< out of the device's memory
-    Bytes compressed_bytes = 0;  ///< that were put there in fewer, with the same bits
-    Bytes lossy_bytes = 0;       ///< of which backward got what a lossy codec had left of them
-    std::int64_t evictions = 0;  ///< values dropped because the limit was near, not because the plan says so
+    std::int64_t compared_values = 0;  ///< that were recomputed, and compared with what they had been (VerifyReplay)
+    Bytes moved_bytes = 0;             ///< out of the device's memory
+    Bytes compressed_bytes = 0;        ///< that were put there in fewer, with the same bits
+    Bytes lossy_bytes = 0;             ///< of which backward got what a lossy codec had left of them
+    std::int64_t evictions = 0;        ///< values dropped because the limit was near, not because the plan says so
     bool followed_plan = true;
     std::string divergence;  ///< where it first differed from all known steps, or why it had no plan, else empty
     std::size_t known = 1;   ///< steps that the session has plans for

@@ -7,6 +7,8 @@
 #include "snug/memory/device_memory.h"
 #include "snug/memory/held_limit.h"
 #include "snug/memory/tiers.h"
+#include "snug/record/compared_replays.h"
+#include "snug/replay/new_steps.h"
 #include "snug/replay/session.h"
 #include "snug/replay/step_arena.h"
 #include "snug/replay/step_book.h"
@@ -24,10 +26,12 @@ struct Session::State {
   std::unique_ptr<memory::HeldLimit> limit;
   std::vector<DeviceBudget> others;
   std::vector<std::unique_ptr<memory::HeldLimit>> other_limits;
-  bool steps_vary = false;        // an unknown step has come up
+  bool steps_vary = false;  // an unknown step has come up
+  replay::NewSteps new_steps{};
   bool in_micro_batches = false;  // the last step was, or the one that was recorded
 
-  VerifyReplay verify = VerifyReplay::Off;
+  VerifyReplay verify = VerifyReplay::Once;
+  std::shared_ptr<record::ComparedReplays> compared = std::make_shared<record::ComparedReplays>();
   Anomalies anomalies = Anomalies::Ignored;
   Follow follow = Follow::All;
   std::shared_ptr<memory::Tiers> tiers = std::make_shared<memory::Tiers>();

@@ -103,11 +103,21 @@ at::Tensor Session::Step::run_unless_refused(const replay::Forward& forward) {
   try {
     result = step_(forward);
   } catch (...) {
+    forget_wrong_gradients();
     if (refusal_) std::rethrow_exception(refusal_);
     throw;
   }
   if (refusal_) std::rethrow_exception(refusal_);
   return result;
+}
+
+/// Where a replay had other bits, gradients that came before that was found are dropped: nothing is left of the step.
+/// Those to which earlier steps have added stay.
+void Session::Step::forget_wrong_gradients() const {
+  for (const auto& pass : passes_) {
+    if (pass->kind != replay::StepKind::First || !pass->tape->verified().differed()) continue;
+    for (const at::Tensor& parameter : state_.parameters) parameter.mutable_grad().reset();
+  }
 }
 
 std::shared_ptr<record::Tape> Session::Step::forward_begins(int stage) {
@@ -116,7 +126,12 @@ std::shared_ptr<record::Tape> Session::Step::forward_begins(int stage) {
   pass->stage = stage;
   pass->tape = std::make_shared<record::Tape>(record::DecideLater{[this, one = pass.get()] { return decide(*one); }});
   pass->tape->values().use(state_.tiers);
-  if (state_.verify != VerifyReplay::Off) pass->tape->verify_replays(state_.verify);
+  // A clock of its own runs for a device that is described and has no contents.
+  if (state_.verify == VerifyReplay::Once && !state_.memory.own_seconds()) {
+    pass->tape->verify_replays_once(state_.compared, 0);
+  } else if (state_.verify != VerifyReplay::Once) {
+    pass->tape->verify_replays(state_.verify);
+  }
   if (state_.anomalies == Anomalies::Refused) replay::watch_operators(*pass->tape);
   pass->tape->add_observer(tracer_);
   pass->evictors =
@@ -148,7 +163,7 @@ record::DecideLater::Decision Session::Step::decide(Pass& pass) {
     }
   }
   pass.unknown.unexpected = !state_.book.expects(pass.kind);
-  if (state_.steps_vary || pass.unknown.unexpected) {
+  if ((state_.steps_vary && state_.new_steps.profiles()) || pass.unknown.unexpected) {
     pass.unknown.profiler = std::make_shared<record::Profiler>(record::gauges_of(devices_), state_.book.graph().lossy);
     if (pass.is_micro_batch) pass.unknown.profiler->take_turns(turns_);
   }
@@ -223,6 +238,7 @@ void Session::Step::conclude(Pass& pass) {
   report_.moved_bytes += tape.values().offloaded_bytes();
   report_.compressed_bytes += tape.values().compressed_bytes();
   report_.lossy_bytes += tape.values().images().bytes();
+  report_.compared_values += tape.verified().compared();
   for (std::string& line : replay::opaque_lines(tape)) {
     if (std::ranges::find(report_.opaque, line) == report_.opaque.end()) report_.opaque.push_back(std::move(line));
   }
@@ -242,20 +258,34 @@ void Session::Step::conclude(Pass& pass) {
     report_.divergence = "it has no micro-batches, and the steps before it had some";
   }
   // One whose backward pass failed, and which caught that, is half a step.
-  if (pass.went_backward) pass.unknown.end(tape);
-  if (pass.unknown.graph) new_.push_back({*std::exchange(pass.unknown.graph, std::nullopt), pass.kind, pass.stage});
+  if (!pass.went_backward) return;
+  pass.unknown.end(tape);
+  if (!pass.unknown.unexpected && !tape.divergence()) return;
+  new_.push_back({.graph = std::exchange(pass.unknown.graph, std::nullopt),
+                  .operators = tape.calls().chain(),
+                  .kind = pass.kind,
+                  .stage = pass.stage,
+                  .is_first_of_kind = pass.unknown.unexpected});
 }
 
+/// The first step of a kind is planned at once: one that finds gradients, say, is followed by others. Of a kind that is
+/// known, one that differs is planned when it comes again.
 void Session::Step::learn() {
-  std::set<std::pair<std::uint64_t, replay::StepKind>> known;
+  std::set<std::pair<std::uint64_t, replay::StepKind>> learnt;
   for (New& one : new_) {
     // Several micro-batches may be new, and alike.
-    if (!known.emplace(one.graph.fingerprint(), one.kind).second) continue;
-    if (one.kind == replay::StepKind::MicroBatch) {
-      one.graph.in_flight = most_in_flight_;
-      one.graph.stages = {one.stage};
+    if (!learnt.emplace(one.operators, one.kind).second) continue;
+    if (one.graph && one.kind == replay::StepKind::MicroBatch) {
+      one.graph->in_flight = most_in_flight_;
+      one.graph->stages = {one.stage};
     }
-    state_.book.add(std::move(one.graph), one.kind);
+    if (!one.is_first_of_kind) {
+      const std::uint64_t key = one.operators ^ (static_cast<std::uint64_t>(one.kind) << 56U) ^
+                                (static_cast<std::uint64_t>(one.stage) << 48U);
+      one.graph = state_.new_steps.ran(key, std::move(one.graph));
+    }
+    if (!one.graph) continue;
+    state_.book.add(*std::move(one.graph), one.kind);
     report_.planned_anew = true;
   }
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -61,6 +62,7 @@ class Session::Step {
   void begin(replay::StepKind kind);
   /// Throws what a refusal has been meanwhile, even where the function catches it.
   at::Tensor run_unless_refused(const replay::Forward& forward);
+  void forget_wrong_gradients() const;
   /// What it did is counted, and what it was becomes known.
   void conclude(Pass& pass);
   /// What has been new becomes known.
@@ -79,9 +81,11 @@ class Session::Step {
   record::Profiler::Turns turns_;
   Passes passes_;
   struct New {
-    plan::StepGraph graph;
-    replay::StepKind kind;
-    int stage;
+    std::optional<plan::StepGraph> graph;  // where it was profiled
+    std::uint64_t operators = 0;           // see CallLog::chain
+    replay::StepKind kind = replay::StepKind::First;
+    int stage = 0;
+    bool is_first_of_kind = false;
   };
   std::vector<New> new_;
 

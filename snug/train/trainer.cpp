@@ -254,10 +254,10 @@ class Run {
   }
 
   void verify_replays(std::int64_t step) {
-    const std::int64_t every = config_.memory.verify_replay_every;
-    const VerifyReplay by =
-        config_.memory.verify_replay_by == VerifyBy::Values ? VerifyReplay::Values : VerifyReplay::Hashes;
-    session_.verify_replays(every > 0 && step % every == 0 ? by : VerifyReplay::Off);
+    const MemoryConfig& memory = config_.memory;
+    const VerifyReplay by = memory.verify_replay_by == VerifyBy::Values ? VerifyReplay::Values : VerifyReplay::Hashes;
+    const bool is_asked_for = memory.verify_replay_every > 0 && step % memory.verify_replay_every == 0;
+    session_.verify_replays(is_asked_for ? by : memory.check_first_step ? VerifyReplay::Once : VerifyReplay::Off);
   }
 
   /// When it is time to.

@@ -165,7 +165,7 @@ Outcome run_in_regions(World& world, const Program& program, bool backward_insid
     calls.close = [&] { open.pop_back(); };
     calls.checkpoint = &checkpointed;
     // With hashes now and then: they must not raise a false alarm.
-    auto whole = std::make_unique<Region>(Recompute{}, RegionOptions{.verify_replay = VerifyReplay(program.seed % 3)});
+    auto whole = std::make_unique<Region>(Recompute{}, RegionOptions{.verify_replay = VerifyReplay(program.seed % 4)});
     const at::Tensor loss = world.run(program, calls);
     if (!backward_inside) whole.reset();
     differentiate(world, program, loss, outcome);

@@ -1,5 +1,9 @@
 """What recording a step writes is put back, beside what test_session and test_steps see of it."""
 
+import itertools
+import random
+
+import numpy
 import torch
 from torch import nn
 
@@ -50,3 +54,65 @@ def test_a_second_session_beside_one_with_spectral_norm():
         with snug.fit(lambda b: maker(b).square().mean(), torch.randn(8, 16), "60MiB", optimizer=optimizers[1]) as second:
             second.backward(torch.randn(8, 16))
             assert second.last_step.followed_plan
+
+
+class InitializesItself(nn.Module):
+    """Takes its bias from the first batch, as ActNorm does, and keeps books in plain attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+        self.bias = nn.Parameter(torch.zeros(32))
+        self.ready, self.average, self.history, self.calls = False, None, [], {"forward": 0}
+        self.order = itertools.count()
+        self.noise, self.own = numpy.random.default_rng(1), random.Random(2)
+
+    def forward(self, x):
+        h = self.layer(x)
+        if not self.ready:
+            with torch.no_grad():
+                self.bias.copy_(-h.mean(0))
+            self.ready = True
+        self.average = h.detach().mean() if self.average is None else 0.9 * self.average + 0.1 * h.detach().mean()
+        self.history.append(next(self.order))
+        self.calls["forward"] += 1
+        scale = random.random() + numpy.random.rand() + self.noise.random() + self.own.random()
+        return (h + self.bias) * scale + self.average
+
+
+def losses_of(run, steps=3):
+    torch.manual_seed(0)
+    random.seed(0)
+    numpy.random.seed(0)
+    net, x = InitializesItself(), torch.randn(64, 32)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def step(b):
+        optimizer.zero_grad()
+        loss = net(b).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    losses = run(step, x, steps, net)
+    return [float(loss) for loss in losses], net.history, net.calls, random.random(), numpy.random.rand()
+
+
+def test_a_step_that_changes_python_state_trains_as_without_a_session():
+    def plain(step, x, steps, _):
+        return [step(x).detach() for _ in range(steps)]
+
+    def planned(step, x, steps, net):
+        with snug.fit(step, x, "100%") as session:
+            assert not net.ready and net.average is None and net.history == [] and net.calls == {"forward": 0}
+            assert next(net.order) == 0 and not net.bias.any()
+            net.order = itertools.count()
+            return [session.backward(x) for _ in range(steps)]
+
+    assert losses_of(plain) == losses_of(planned)
+
+
+def test_verify_proves_such_a_step_and_leaves_it_as_it_was():
+    net, x = InitializesItself(), torch.randn(64, 32)
+    assert snug.verify(lambda b: net(b).square().mean(), x, net, "100%")
+    assert not net.ready and net.average is None and net.history == [] and not net.bias.any()

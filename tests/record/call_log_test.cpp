@@ -17,7 +17,7 @@ class Calls : public ::testing::Test {
  protected:
   /// add.Tensor of two leaves, whose parts are in the log and which is not.
   Call begin(const at::Tensor& a, const at::Tensor& b) {
-    Call call = calls.begin(op, traits_of(op));
+    Call call = calls.begin(op, traits_of(op), c10::DispatchKeySet(c10::DispatchKey::CPU));
     for (const at::Tensor& t : {a, b}) {
       const std::int32_t first = calls.next_view();
       calls.add_view(t, value_of(t));

@@ -51,9 +51,9 @@ TEST(OperatorTraits, KnowWhoWritesRunningStatisticsThoughNoSchemaSaysSo) {
       // Only in training, where it says whether it is.
       const auto says = std::ranges::find_if(
           arguments, [](const c10::Argument& a) { return a.name() == "training" || a.name() == "train"; });
-      ASSERT_EQ(traits.hidden_writes_only_if.has_value(), says != arguments.end()) << traits.name;
+      ASSERT_EQ(traits.hidden_writes.only_if.has_value(), says != arguments.end()) << traits.name;
       if (says == arguments.end()) continue;
-      EXPECT_EQ(*traits.hidden_writes_only_if, says - arguments.begin()) << traits.name;
+      EXPECT_EQ(*traits.hidden_writes.only_if, says - arguments.begin()) << traits.name;
     }
   }
   EXPECT_GE(hidden, 16);
@@ -61,7 +61,7 @@ TEST(OperatorTraits, KnowWhoWritesRunningStatisticsThoughNoSchemaSaysSo) {
 
 TEST(OperatorTraits, KnowWhatCollectivesWrite) {
   const OperatorTraits& in_place = traits_of_name("c10d::allreduce_");
-  EXPECT_TRUE(in_place.collective);
+  EXPECT_NE(in_place.collective, OperatorTraits::Collective::No);
   EXPECT_TRUE(in_place.may_write(0));
   EXPECT_FALSE(in_place.writes_any) << "its schema does not say so";
   EXPECT_FALSE(traits_of_name("c10d::send").may_write(0));
@@ -82,8 +82,8 @@ TEST(OperatorTraits, TakeWhatIsDeclared) {
   declare_operator({.name = "aten::_ctc_loss", .writes = {0}, .writes_only_if = 5});
   const OperatorTraits& declared = traits_of_name("aten::_ctc_loss");
   EXPECT_TRUE(declared.may_write(0));
-  EXPECT_EQ(declared.hidden_writes, std::vector<int>{0});
-  EXPECT_EQ(declared.hidden_writes_only_if, 5) << "zero_infinity";
+  EXPECT_EQ(declared.hidden_writes.positions, std::vector<int>{0});
+  EXPECT_EQ(declared.hidden_writes.only_if, 5) << "zero_infinity";
   EXPECT_EQ(declared.scratch_result, -1);
   declare_operator(before);
   EXPECT_EQ(traits_of_name("aten::_ctc_loss").scratch_result, 1);
@@ -115,11 +115,10 @@ TEST(OperatorTraits, RefuseDeclarationsOfNothing) {
 }
 
 TEST(OperatorTraits, KnowWhoseResultsAreThereWhenSomebodyHasWaited) {
-  EXPECT_TRUE(traits_of_name("_c10d_functional::all_reduce").fills_later);
-  EXPECT_FALSE(traits_of_name("_c10d_functional::all_reduce").waits);
-  EXPECT_TRUE(traits_of_name("_c10d_functional::wait_tensor").waits);
-  EXPECT_FALSE(traits_of_name("_c10d_functional::wait_tensor").fills_later);
-  EXPECT_FALSE(traits_of_name("c10d::allreduce_").fills_later) << "what it returns says when";
+  using enum OperatorTraits::Collective;
+  EXPECT_EQ(traits_of_name("_c10d_functional::all_reduce").collective, FillsLater);
+  EXPECT_EQ(traits_of_name("_c10d_functional::wait_tensor").collective, Waits);
+  EXPECT_EQ(traits_of_name("c10d::allreduce_").collective, AtOnce) << "what it returns says when";
 }
 
 }  // namespace

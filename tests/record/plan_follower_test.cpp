@@ -31,7 +31,7 @@ class Step {
 
   /// Returns its segment.
   plan::SegmentId run(std::uint64_t signature) {
-    Call call = calls.begin(op_, traits_of(op_));
+    Call call = calls.begin(op_, traits_of(op_), c10::DispatchKeySet(c10::DispatchKey::CPU));
     for (std::size_t i = 0; i < call.traits->arguments.size(); ++i) calls.add_constant({});
     calls.add(call, signature);
     const plan::SegmentId segment = follower.enter(flow, calls);

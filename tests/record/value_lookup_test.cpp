@@ -22,7 +22,7 @@ class Lookup : public ::testing::Test {
   /// What an operator made of `inputs`, held as the program has it.
   ValueId output(const at::Tensor& t, const std::vector<ValueId>& inputs = {}) {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::sin", "");
-    calls.add(calls.begin(op, traits_of(op)), 0);
+    calls.add(calls.begin(op, traits_of(op), c10::DispatchKeySet(c10::DispatchKey::CPU)), 0);
     values.flow().add_op(inputs, plan::kRootSegment);
     const ValueId value = values.add_output(t.storage(), plan::kNoValue);
     versions.set(value, SeenVersion(t));

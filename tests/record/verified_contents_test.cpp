@@ -18,7 +18,7 @@ class Verified : public ::testing::Test {
  protected:
   Verified() {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::sin", "");
-    calls.add(calls.begin(op, traits_of(op)), 0);
+    calls.add(calls.begin(op, traits_of(op), c10::DispatchKeySet(c10::DispatchKey::CPU)), 0);
     calls.add_output({});
     values.flow().add_op({}, plan::kRootSegment);
     value = values.add_output(y.storage(), plan::kNoValue);

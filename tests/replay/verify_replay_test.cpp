@@ -1,6 +1,11 @@
 // Replays that are checked against hashes of what was dropped.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/library.h>
+
+#include <optional>
+#include <utility>
 
 #include "snug/base/module_scope.h"
 #include "snug/plan/run/presets.h"
@@ -97,7 +102,7 @@ TEST(VerifyReplay, NamesTheOperatorItsModuleAndThePlace) {
     const std::string text = error.what();
     EXPECT_NE(text.find("snug_test::drift (operator 1 in blocks.3) made other bits"), std::string::npos) << text;
     EXPECT_NE(text.find("elements 4096 to 5119"), std::string::npos) << text;
-    EXPECT_NE(text.find(".keep = {\"snug_test::drift\"}"), std::string::npos) << text;
+    EXPECT_NE(text.find("declare_operator(\"snug_test::drift\", keeps_state=True)"), std::string::npos) << text;
   }
 }
 
@@ -121,7 +126,9 @@ TEST(VerifyReplay, ByValuesNamesTheElementAndWhatItWas) {
 TEST(VerifyReplay, WithoutItTheGradientIsSilentlyAnotherOne) {
   const at::Tensor x = torch::randn({8192}), w = torch::randn({8192}, at::requires_grad());
   at::Tensor drifted;
-  const at::Tensor y = checkpoint([&] { return w * (drifted = call_drift(x.sin())); });
+  const CheckpointOptions options{.mode =
+                                      Replay{.region = Recompute{}, .options = {.verify_replay = VerifyReplay::Off}}};
+  const at::Tensor y = checkpoint(options, [&] { return w * (drifted = call_drift(x.sin())); });
   EXPECT_FALSE(same_bits(torch::autograd::grad({y.sum()}, {w})[0], drifted));
 }
 
@@ -142,11 +149,127 @@ TEST(VerifyReplay, InASessionFindsWhatItsPlanDrops) {
   plan::MemoryPlan nothing = plan::bare_plan(recorded.graph);
   plan::Planner planner(recorded.graph, plan::predicted(recorded.graph, std::move(nothing)));
   Session session(std::move(recorded), std::move(planner), std::nullopt, memory);
-  EXPECT_NO_THROW(session.backward(step));
+  EXPECT_THROW(session.backward(step), Error) << "its first step is compared";
+  EXPECT_FALSE(w.grad().defined());
   session.verify_replays(VerifyReplay::Values);
   EXPECT_THROW(session.backward(step), Error);
   session.verify_replays(VerifyReplay::Off);
   EXPECT_NO_THROW(session.backward(step));
+}
+
+TEST(VerifyReplay, OnceComparesEachValueOfASessionOnce) {
+  const at::Tensor x = torch::randn({8192}), w = torch::randn({8192}, at::requires_grad());
+  auto& memory = testing::test_memory();
+  const auto step = [&] { return (w * x.sin()).sum(); };
+  auto recorded = replay::record_step(step, memory);
+  plan::MemoryPlan nothing = plan::bare_plan(recorded.graph);
+  plan::Planner planner(recorded.graph, plan::predicted(recorded.graph, std::move(nothing)));
+  Session session(std::move(recorded), std::move(planner), std::nullopt, memory);
+  for (const std::int64_t compared : {1, 0, 0}) {
+    w.mutable_grad().reset();
+    session.backward(step);
+    EXPECT_EQ(session.last_step().compared_values, compared);
+    EXPECT_EQ(session.last_step().replayed_ops, 1);
+  }
+}
+
+TEST(VerifyReplay, OnceComparesWhatRegionsAtOnePlaceDropOnce) {
+  const at::Tensor x = torch::randn({8192}), w = torch::randn({8192}, at::requires_grad());
+  const auto drifting = [&](bool drifts) {
+    const Region region(Recompute{});
+    return w * (drifts ? call_drift(x.sin()) : x.sin().cos());
+  };
+  EXPECT_NO_THROW(drifting(false).sum().backward());
+  EXPECT_THROW(drifting(true).sum().backward(), Error) << "other operators at the same place";
+}
+
+// --- operators that schemas tell too little of
+// -------------------------------------------------------------------------
+
+/// Multiplies by random numbers that its schema does not tell of, from the generator that it is given, if any.
+at::Tensor noisy(const at::Tensor& x, const std::optional<at::Generator>& generator) {
+  return x * at::rand(x.sizes(), generator, x.options());
+}
+
+/// A product inside of the kernel, which autocast casts where it is on.
+at::Tensor product(const at::Tensor& x, const at::Tensor& w) { return at::matmul(x, w).to(at::kFloat); }
+
+std::int64_t s_calls = 0;
+at::Tensor counted(const at::Tensor& x) { return x * static_cast<double>(++s_calls); }
+
+TORCH_LIBRARY_FRAGMENT(snug_test, library) {
+  library.def("noisy(Tensor x, Generator? generator) -> Tensor");
+  library.impl("noisy", c10::DispatchKey::CPU, &noisy);
+  library.def("product(Tensor x, Tensor w) -> Tensor");
+  library.impl("product", c10::DispatchKey::CPU, &product);
+  library.def("counted(Tensor x) -> Tensor");
+  library.impl("counted", c10::DispatchKey::CPU, &counted);
+}
+
+template <class Result, class... Arguments>
+at::Tensor call(const char* name, const Arguments&... arguments) {
+  const at::AutoDispatchBelowAutograd below;  // they have no derivatives
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Result>().call(arguments...);
+}
+
+/// Gradients of w and where the generator stands afterwards: plain, or in a region that recomputes.
+template <class Forward>
+std::pair<at::Tensor, at::Tensor> outcome(const at::Tensor& w, bool in_region, const Forward& forward) {
+  torch::manual_seed(11);
+  std::optional<Region> region;
+  if (in_region) region.emplace(Recompute{});
+  const at::Tensor loss = forward();
+  if (region) region->close();
+  const at::Tensor gradient = torch::autograd::grad({loss}, {w})[0];
+  EXPECT_TRUE(!region || region->replayed_ops() > 0);
+  return {gradient, at::globalContext().defaultGenerator(at::kCPU).get_state()};
+}
+
+template <class Forward>
+void expect_same_in_region(const at::Tensor& w, const Forward& forward) {
+  const auto [plain, plain_state] = outcome(w, false, forward);
+  const auto [replayed, replayed_state] = outcome(w, true, forward);
+  EXPECT_TRUE(same_bits(plain, replayed));
+  EXPECT_TRUE(same_bits(plain_state, replayed_state));
+}
+
+TEST(ForeignOperators, DrawTheSameNumbersAgainThoughTheirSchemasDoNotTellOfAny) {
+  const at::Tensor x = torch::randn({512}), w = torch::randn({512}, at::requires_grad());
+  using Noisy = at::Tensor(const at::Tensor&, const std::optional<at::Generator>&);
+  expect_same_in_region(
+      w, [&] { return (w * call<Noisy>("snug_test::noisy", x.sin(), std::optional<at::Generator>())).sum(); });
+  const at::Generator own = at::detail::createCPUGenerator(5);
+  const at::Tensor start = own.get_state();
+  expect_same_in_region(w, [&] {
+    at::Generator(own).set_state(start);
+    return (w * call<Noisy>("snug_test::noisy", x.sin(), std::optional(own))).sum();
+  });
+}
+
+TEST(ForeignOperators, AreCastInsideAsTheyWereUnderAutocast) {
+  const at::Tensor x = torch::randn({32, 32}), w = torch::randn({32, 32}, at::requires_grad());
+  using Product = at::Tensor(const at::Tensor&, const at::Tensor&);
+  for (const bool casts : {false, true}) {
+    expect_same_in_region(w, [&] {
+      at::autocast::set_autocast_enabled(at::kCPU, casts);
+      const at::Tensor p = call<Product>("snug_test::product", x.sin(), x);
+      at::autocast::set_autocast_enabled(at::kCPU, false);
+      return (w * p).sum();
+    });
+  }
+}
+
+TEST(ForeignOperators, ThatKeepAStateRunOnceWhereThatIsDeclared) {
+  const at::Tensor x = torch::randn({512}), w = torch::randn({512}, at::requires_grad());
+  using Counted = at::Tensor(const at::Tensor&);
+  const auto forward = [&] {
+    s_calls = 0;
+    return (w * call<Counted>("snug_test::counted", x.sin()).cos()).sum();
+  };
+  EXPECT_THROW(outcome(w, true, forward), Error) << "undeclared, it multiplies by another number";
+  declare_operator({.name = "snug_test::counted", .keeps_state = true});
+  expect_same_in_region(w, forward);
+  EXPECT_EQ(s_calls, 1);
 }
 
 }  // namespace

@@ -86,7 +86,8 @@ TEST(Applies, KeysOfRunsAreMarked) {
   for (const KeyHelp& key : config_keys()) {
     if (key.commands == Commands::Runs) of_runs.insert(key.key);
   }
-  EXPECT_EQ(of_runs, (std::set<std::string>{"memory.verify_replay_by",
+  EXPECT_EQ(of_runs, (std::set<std::string>{"memory.check_first_step",
+                                            "memory.verify_replay_by",
                                             "memory.verify_replay_every",
                                             "monitor.growth_steps",
                                             "monitor.headroom",

@@ -1,0 +1,33 @@
+"""Higher-order operators (cond, while_loop, scan, flex_attention) choose their kernel in Python by all dispatch keys that
+are on, the recorder's among them. They leave that out here, so that what is recorded are the operators inside."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, _higher_order_ops
+
+from . import _core
+
+
+def _leave_out_recorder(operator: Any) -> None:
+    keys = _core.without_recording_key(operator.non_fallthrough_keys.raw_repr())
+    operator.non_fallthrough_keys = torch._C.DispatchKeySet.from_raw_repr(keys)
+
+
+def _install() -> None:
+    plain = HigherOrderOperator.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        _leave_out_recorder(self)
+
+    HigherOrderOperator.__init__ = init  # type: ignore[method-assign]
+    for operator in _higher_order_ops.values():
+        _leave_out_recorder(operator)
+
+
+_install()

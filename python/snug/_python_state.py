@@ -1,0 +1,135 @@
+"""State beside the tensors that a step function changes: attributes of modules, and random generators of Python and NumPy.
+A step that is recorded runs twice, and leaves it as it was."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ._objects import objects_of
+
+# Containers whose contents are put back. Of others, and of objects of any class, only which one an attribute is.
+_SEQUENCES = (list, collections.deque)
+_MAPPINGS = (dict, collections.defaultdict, collections.OrderedDict)
+_PLAIN = (*_SEQUENCES, *_MAPPINGS, set)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two containers hold the same objects, which need not be comparable."""
+    if len(a) != len(b):
+        return False
+    if isinstance(a, set):
+        return {id(item) for item in a} == {id(item) for item in b}
+    if isinstance(a, dict):
+        return all(x is y and a[x] is b[y] for x, y in zip(a, b))
+    return all(x is y for x, y in zip(a, b))
+
+
+def _fill(container: Any, contents: Any) -> None:
+    container.clear()
+    if isinstance(container, _SEQUENCES):
+        container.extend(contents)
+    else:
+        container.update(contents)
+
+
+class _Generator:
+    """A random generator of Python or NumPy, with its state."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+        if isinstance(thing, random.Random):
+            self._state = thing.getstate()
+        elif hasattr(thing, "get_state"):  # numpy.random.RandomState, or the module itself
+            self._state = thing.get_state()
+        else:  # numpy.random.Generator
+            self._state = thing.bit_generator.state
+
+    def put_back(self) -> None:
+        if isinstance(self._thing, random.Random):
+            self._thing.setstate(self._state)
+        elif hasattr(self._thing, "set_state"):
+            self._thing.set_state(self._state)
+        else:
+            self._thing.bit_generator.state = self._state
+
+
+def _is_generator(thing: Any) -> bool:
+    if isinstance(thing, random.Random):
+        return type(thing).getstate is random.Random.getstate
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(thing, (numpy.random.Generator, numpy.random.RandomState))
+
+
+def _copied_iterator(thing: Any) -> Any:
+    """A copy at the same position of an iterator such as itertools.count; None for what is none, or cannot be copied."""
+    if not hasattr(type(thing), "__next__") or type(thing).__module__ not in ("builtins", "itertools"):
+        return None
+    try:
+        return copy.copy(thing)
+    except TypeError:  # a generator
+        return None
+
+
+class PythonState:
+    """The state when it was made."""
+
+    def __init__(self) -> None:
+        self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._contents: list[tuple[Any, Any]] = []
+        self._iterators: list[tuple[dict[str, Any], str, Any]] = []
+        self._generators = [_Generator(random._inst)]  # type: ignore[attr-defined]
+        if (numpy := sys.modules.get("numpy")) is not None:
+            self._generators.append(_Generator(numpy.random))
+        self._seen: set[int] = set()
+        for module in objects_of(torch.nn.Module):
+            self._note_attributes(module.__dict__)
+
+    def _note_attributes(self, attributes: dict[str, Any]) -> None:
+        self._attributes.append((attributes, dict(attributes)))
+        for name, value in attributes.items():
+            if (iterator := _copied_iterator(value)) is not None:
+                self._iterators.append((attributes, name, iterator))
+            else:
+                self._note(value)
+
+    def _note(self, value: Any) -> None:
+        if type(value) in _PLAIN:
+            if id(value) in self._seen:
+                return
+            self._seen.add(id(value))
+            self._contents.append((value, copy.copy(value)))
+            for item in value.values() if isinstance(value, dict) else value:
+                self._note(item)
+        elif _is_generator(value):
+            self._generators.append(_Generator(value))
+
+    def put_back(self) -> None:
+        """May be called several times."""
+        for attributes, before in self._attributes:
+            if not _same(attributes, before):
+                _fill(attributes, before)
+        for container, contents in self._contents:
+            if not _same(container, contents):
+                _fill(container, contents)
+        for attributes, name, iterator in self._iterators:
+            attributes[name] = copy.copy(iterator)
+        for generator in self._generators:
+            generator.put_back()
+
+
+@contextmanager
+def python_state_kept() -> Iterator[PythonState]:
+    """Puts the state back at the end. What is yielded puts it back in between, for a function that is to run again."""
+    state = PythonState()
+    try:
+        yield state
+    finally:
+        state.put_back()
