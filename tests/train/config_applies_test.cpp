@@ -115,20 +115,12 @@ TEST(Applies, KeysOfRunsAreMarked) {
 TEST(Config, IsAnotherOneWithAnyKeyAnother) {
   int others = 0;
   for (const KeyHelp& key : config_keys()) {
-    for (const std::string value : {"true",      "7",
-                                    "0.5",       "else",
-                                    "bf16",      "packed",
-                                    "documents", "plain",
-                                    "sgd",       "gpt2",
-                                    "values",    "wait",
-                                    "none",      "alpha/sqrt(rank)",
-                                    "50%",       "linear",
-                                    "inf",       "stochastic",
-                                    "products",  "tiled_loss",
-                                    "-0.5",      "0.25",
-                                    "cuda",      "*: weight_decay=0",
-                                    "gradients", "streamed",
-                                    "f_then_b",  "ring"}) {
+    for (const std::string value : {"true",       "false",    "7",         "0.5",        "else",
+                                    "bf16",       "packed",   "documents", "plain",      "sgd",
+                                    "gpt2",       "values",   "wait",      "none",       "alpha/sqrt(rank)",
+                                    "50%",        "linear",   "inf",       "stochastic", "products",
+                                    "tiled_loss", "-0.5",     "0.25",      "cuda",       "*: weight_decay=0",
+                                    "gradients",  "streamed", "f_then_b",  "ring"}) {
       Config config;
       try {
         set_key(config, key.key + "=" + value);
