@@ -9,6 +9,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -271,7 +272,7 @@ Recording::Recording(std::shared_ptr<Tape> tape)
 
 Recording::~Recording() {
   if (forks_ != s_forks) {  // of the parent process, whose tapes are left alone
-    new std::shared_ptr<Tape>(std::move(previous_));
+    static_cast<void>(new (std::nothrow) std::shared_ptr<Tape>(std::move(previous_)));
     return;
   }
   if (t_tape && t_tape != previous_) t_tape->set_outer(nullptr);
