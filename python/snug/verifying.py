@@ -76,7 +76,8 @@ class _World:
         # A step may write parameters, too, as a layer does that initializes itself from its first batch.
         # Those that are streamed are not there.
         written = [p for _, p in parameters if unwrapped(p) is None and p.layout == torch.strided and p.data_ptr() != 0]
-        self._before = [(t, t.detach().clone()) for t in [*written, *(b for _, b in buffers)]]
+        self._before = [(b, b.detach().clone()) for _, b in buffers]
+        self._before += [(p, copied.view(p.shape)) for p in written if (copied := _copied(p)) is not None]
         self._state = PythonState()
 
     def reset(self) -> None:

@@ -47,7 +47,9 @@ Planner::Planner(const StepGraph& graph, std::string_view strategy, SearchOption
       none_(plan_none(graph)),
       plans_(plans_of(graph, strategy_from(strategy), options)),
       outside_(graph.outside()),
-      options_(options) {}
+      options_(options) {
+  if (options.at_once) (void)trade_off();
+}
 
 Planner::Planner(const StepGraph& graph, TradeOff found)
     : none_(plan_none(graph)), plans_(std::make_shared<Search>(std::move(found))), outside_(graph.outside()) {}

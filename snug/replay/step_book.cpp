@@ -23,7 +23,7 @@ namespace {
 // More than that is forgotten, the step that ran longest ago first: a thousand operators take half a MiB.
 constexpr std::size_t kFewestSteps = 64, kMostOperators = 250'000;
 // Training waits while a step that comes unexpectedly is planned.
-constexpr plan::SearchOptions kInPassing{.simulated_ops = 500'000};
+constexpr plan::SearchOptions kInPassing{.simulated_ops = 500'000, .at_once = false};
 
 plan::Planner planner_for(const plan::StepGraph& graph, const std::string& strategy) {
   try {
