@@ -22,7 +22,7 @@ using namespace strategies;
 
 Planner::Plans Planner::plans_of(const StepGraph& graph, const Strategy& strategy, SearchOptions options) {
   return std::visit(Match{
-                        [&](const Optimal&) -> Plans { return std::make_shared<Search>(graph, options); },
+                        [&](const Optimal&) -> Plans { return TradeOff(graph, options); },
                         [&](const None&) -> Plans { return plan_none(graph); },
                         [&](const EveryBlock&) -> Plans { return plan_every_block(graph); },
                         [&](const ChenSqrt&) -> Plans { return plan_chen_sqrt(graph); },
@@ -47,12 +47,10 @@ Planner::Planner(const StepGraph& graph, std::string_view strategy, SearchOption
       none_(plan_none(graph)),
       plans_(plans_of(graph, strategy_from(strategy), options)),
       outside_(graph.outside()),
-      options_(options) {
-  if (options.at_once) (void)trade_off();
-}
+      options_(options) {}
 
 Planner::Planner(const StepGraph& graph, TradeOff found)
-    : none_(plan_none(graph)), plans_(std::make_shared<Search>(std::move(found))), outside_(graph.outside()) {}
+    : none_(plan_none(graph)), plans_(std::move(found)), outside_(graph.outside()) {}
 
 Planner::Planner(const StepGraph& graph, MemoryPlan plan)
     : none_(plan_none(graph)), plans_(predicted(graph, std::move(plan))), outside_(graph.outside()) {}
@@ -69,11 +67,7 @@ MemoryPlan Planner::plan_of_first(const StepGraph& now, std::optional<Budget> bu
     return plan;
   };
   MemoryPlan plan = std::visit(Match{
-                                   [&](const std::shared_ptr<Search>& search) {
-                                     MemoryPlan all = kept("optimal");
-                                     const bool fits = !budget || all.predicted_peak <= budget->for_blocks();
-                                     return fits ? all : search->found().best(now, *budget);
-                                   },
+                                   [&](const TradeOff& t) { return budget ? t.best(now, *budget) : kept("optimal"); },
                                    [&](const MemoryPlan& fixed) { return moved(fixed); },
                                    [&](const Evicted& e) {
                                      MemoryPlan all = kept("eviction");
@@ -95,42 +89,17 @@ MemoryPlan Planner::plan_of_first(const StepGraph& now, std::optional<Budget> bu
 MemoryPlan Planner::plan(const StepGraph& now, const Budgets& budgets) const {
   MemoryPlan first = plan_of_first(now, budgets.own);
   if (budgets.others.empty()) return first;
-  return std::visit(
-      Match{
-          [&](const std::shared_ptr<Search>&) { return plan_everywhere(now, std::move(first), budgets, options_); },
-          [&](const MemoryPlan&) { return checked_everywhere(now, std::move(first), budgets); },
-          [&](const Evicted&) { return std::move(first); },  // as on the first, so on the others
-      },
-      plans_);
-}
-
-const TradeOff& Planner::Search::found() {
-  const std::lock_guard lock(mutex_);
-  if (!found_) {
-    found_.emplace(*graph_, options_);
-    graph_.reset();
-  }
-  return *found_;
-}
-
-bool Planner::Search::is_done() {
-  const std::lock_guard lock(mutex_);
-  return found_.has_value();
-}
-
-const TradeOff* Planner::trade_off() const {
-  const auto* const search = std::get_if<std::shared_ptr<Search>>(&plans_);
-  return search != nullptr ? &(*search)->found() : nullptr;
-}
-
-bool Planner::has_yet_to_search() const {
-  const auto* const search = std::get_if<std::shared_ptr<Search>>(&plans_);
-  return search != nullptr && !(*search)->is_done();
+  return std::visit(Match{
+                        [&](const TradeOff&) { return plan_everywhere(now, std::move(first), budgets, options_); },
+                        [&](const MemoryPlan&) { return checked_everywhere(now, std::move(first), budgets); },
+                        [&](const Evicted&) { return std::move(first); },  // as on the first, so on the others
+                    },
+                    plans_);
 }
 
 Bytes Planner::floor(const StepGraph& now) const {
   const Bytes then = std::visit(Match{
-                                    [](const std::shared_ptr<Search>& search) { return search->found().floor(); },
+                                    [](const TradeOff& t) { return t.floor(); },
                                     [](const MemoryPlan& fixed) { return fixed.predicted_peak; },
                                     [](const Evicted& e) { return e.least; },
                                 },

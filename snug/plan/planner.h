@@ -1,11 +1,8 @@
 #pragma once
 
-#include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <variant>
 
 #include "snug/plan/bound/lower_bound.h"
@@ -17,8 +14,7 @@
 
 namespace snug::plan {
 
-/// Makes plans for one step by one strategy. "optimal" searches once, when the first budget comes that the step does
-/// not fit with everything kept; further budgets are quick. Any thread may ask for a plan.
+/// Makes plans for one step by one strategy. What is searched is searched once; further budgets are quick.
 class Planner {
  public:
   /// `strategy` as strategy_from reads it. Throws UsageError when it names none or its argument does not suit the step.
@@ -35,10 +31,8 @@ class Planner {
   /// DoesNotFit when the strategy has no plan under these budgets.
   [[nodiscard]] MemoryPlan plan(const StepGraph& now, const Budgets& budgets) const;
 
-  /// Of "optimal" what it finds; nullptr for others. Searches unless it has.
-  [[nodiscard]] const TradeOff* trade_off() const;
-  /// Whether trade_off() has to search.
-  [[nodiscard]] bool has_yet_to_search() const;
+  /// Of "optimal" what it has searched; nullptr for others.
+  [[nodiscard]] const TradeOff* trade_off() const noexcept { return std::get_if<TradeOff>(&plans_); }
 
   /// As it was given; "optimal" for a given plan.
   [[nodiscard]] const std::string& strategy() const noexcept { return strategy_; }
@@ -50,22 +44,8 @@ class Planner {
   struct Evicted {
     Bytes least = 0;  // no step takes less
   };
-  /// What "optimal" finds, or the graph that it will search.
-  class Search {
-   public:
-    Search(StepGraph graph, SearchOptions options) : graph_(std::move(graph)), options_(options) {}
-    explicit Search(TradeOff found) : found_(std::move(found)) {}
-    const TradeOff& found();
-    [[nodiscard]] bool is_done();
-
-   private:
-    std::mutex mutex_;
-    std::optional<StepGraph> graph_;
-    SearchOptions options_;
-    std::optional<TradeOff> found_;
-  };
   [[nodiscard]] MemoryPlan plan_of_first(const StepGraph& now, std::optional<Budget> budget) const;
-  using Plans = std::variant<std::shared_ptr<Search>, MemoryPlan, Evicted>;
+  using Plans = std::variant<TradeOff, MemoryPlan, Evicted>;
   static Plans plans_of(const StepGraph& graph, const Strategy& strategy, SearchOptions options);
 
   std::string strategy_ = "optimal";

@@ -16,8 +16,6 @@ struct SearchOptions {
   /// Operators that descents may simulate, and annealing again as many, twice where copies hide, in steps of up to 1000
   /// operators. The default takes about a second, or a few where copies hide.
   std::int64_t simulated_ops = 4'000'000;
-  /// Whether a Planner searches when it is made; else when it first has to.
-  bool at_once = true;
 };
 
 /// The plans that are worth having for one step: each has a smaller peak than all that are faster. They do not depend

@@ -23,7 +23,7 @@ namespace {
 // More than that is forgotten, the step that ran longest ago first: a thousand operators take half a MiB.
 constexpr std::size_t kFewestSteps = 64, kMostOperators = 250'000;
 // Training waits while a step that comes unexpectedly is planned.
-constexpr plan::SearchOptions kInPassing{.simulated_ops = 500'000, .at_once = false};
+constexpr plan::SearchOptions kInPassing{.simulated_ops = 500'000};
 
 plan::Planner planner_for(const plan::StepGraph& graph, const std::string& strategy) {
   try {
@@ -71,6 +71,7 @@ StepBook::StepBook(std::vector<PlannedStep> kinds, plan::Budgets budgets, const 
     if (kinds.empty() || kinds.front().step.kind == StepKind::Evaluation)
       throw UsageError("session: the first of its steps has no backward pass; give one that has in front");
   });
+  strategy_ = kinds.front().planner.strategy();
   const RecordedStep& first = kinds.front().step;
   outside_.resize(1 + budgets_.others.size());
   for_each_part(first.graph, budgets_, [&](std::size_t device, std::size_t part, Bytes there, const auto&) {
@@ -196,19 +197,30 @@ void StepBook::add(plan::StepGraph graph, StepKind kind) {
   }
   plan::keep_what_is_made_together(graph);  // planned by each process by itself
   auto step = std::make_shared<plan::StepGraph>(std::move(graph));
-  plan::Planner planner = planner_for(*step, known_.front().planner.strategy());
-  std::shared_ptr<const plan::MemoryPlan> plan;
-  bool fits = true;
+  // "none" takes no search, and is the fastest where it fits.
+  Known known{.graph = step,
+              .plan = nullptr,
+              .planner = planner_for(*step, strategy_ == "optimal" ? "none" : strategy_),
+              .kind = kind};
   try {
-    plan = std::make_shared<plan::MemoryPlan>(planner.plan(*step, budgets_));
+    known.plan = plan_of(known, *step);
   } catch (const DoesNotFit&) {
-    plan = unplanned(*step);
-    fits = false;
+    known.plan = unplanned(*step);
+    known.fits = false;
   }
-  known_.insert(
-      known_.begin(),
-      {.graph = std::move(step), .plan = std::move(plan), .planner = std::move(planner), .kind = kind, .fits = fits});
+  known_.insert(known_.begin(), std::move(known));
   forget_old();
+}
+
+/// Searches where "none" was enough so far and is no more.
+std::shared_ptr<const plan::MemoryPlan> StepBook::plan_of(Known& known, const plan::StepGraph& graph) const {
+  try {
+    return std::make_shared<plan::MemoryPlan>(known.planner.plan(graph, budgets_));
+  } catch (const DoesNotFit&) {
+    if (known.planner.strategy() != "none" || strategy_ == "none") throw;
+  }
+  known.planner = planner_for(graph, strategy_);
+  return std::make_shared<plan::MemoryPlan>(known.planner.plan(graph, budgets_));
 }
 
 void StepBook::forget_old() {
@@ -343,7 +355,7 @@ void StepBook::plan_again(StepKind kind, const std::vector<Now>& devices) {
 void StepBook::plan_again(Known& known, const std::vector<Now>& devices) {
   const auto moved = moved_to(*known.graph, devices);
   try {
-    known.plan = std::make_shared<plan::MemoryPlan>(known.planner.plan(*moved, budgets_));
+    known.plan = plan_of(known, *moved);
   } catch (const DoesNotFit&) {
     if (known.fits) throw;
     return;

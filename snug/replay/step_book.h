@@ -3,6 +3,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "snug/memory/stats.h"
@@ -41,7 +42,8 @@ class StepBook {
   /// Whether a step of this kind, of whatever operators, is known.
   [[nodiscard]] bool expects(StepKind kind) const;
 
-  /// Another step was recorded. Plans it by the strategy of the first, or by "optimal" where that does not suit it;
+  /// Another step was recorded. Plans it by the strategy of the first, or by "optimal" where that does not suit it; by
+  /// "none" in the place of "optimal" where it fits with everything kept;
   /// where no plan fits it keeps everything, and eviction holds the cap. Becomes the first. Of more than 64 steps those
   /// that ran longest ago are forgotten where all have over 250,000 operators together.
   void add(plan::StepGraph graph, StepKind kind);
@@ -78,6 +80,7 @@ class StepBook {
     bool stage = false;  // of one step with others, all of which are in flight at the same time
   };
   void forget_old();
+  [[nodiscard]] std::shared_ptr<const plan::MemoryPlan> plan_of(Known& known, const plan::StepGraph& graph) const;
   /// Those whose micro-batches are in flight at the same time; none where there is one.
   [[nodiscard]] std::vector<Known*> stages();
   void count_others_held();
@@ -103,6 +106,7 @@ class StepBook {
   /// Everything is kept, and evictions hold the caps.
   [[nodiscard]] std::shared_ptr<const plan::MemoryPlan> unplanned(const plan::StepGraph& graph) const;
 
+  std::string strategy_;
   std::vector<Known> known_;
   plan::Budgets budgets_;
   std::shared_ptr<Agreement> agreement_;
