@@ -6,6 +6,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "snug/record/autocast_state.h"
 #include "snug/record/operator_traits.h"
@@ -35,8 +36,7 @@ struct CallState {
   c10::DispatchKeySet keys;                                ///< the kernel was chosen by: those below the recorder's
   c10::ScalarType default_dtype = c10::ScalarType::Float;  ///< of results that no argument gives a type
   bool grad_mode = false;
-  bool autocast_on = false;
-  AutocastState autocast;  ///< inside of the kernel, where it is on
+  std::optional<AutocastState> autocast;  ///< inside of the kernel; none: it is off
   friend bool operator==(const CallState&, const CallState&) = default;
 };
 

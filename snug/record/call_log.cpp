@@ -8,8 +8,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
+#include <span>
 #include <utility>
 
+#include "snug/base/errors.h"
 #include "snug/base/hash.h"
 #include "snug/base/lower_case.h"
 #include "snug/base/module_scope.h"
@@ -73,13 +76,25 @@ std::int16_t CallLog::note_state(c10::DispatchKeySet keys) {
   CallState now{.keys = keys,
                 .default_dtype = c10::get_default_dtype_as_scalartype(),
                 .grad_mode = c10::GradMode::is_enabled(),
-                .autocast_on = AutocastState::any_enabled(),
-                .autocast = {}};
-  if (now.autocast_on) now.autocast = AutocastState::now();
+                .autocast = std::nullopt};
+  if (AutocastState::any_enabled()) now.autocast = AutocastState::now();
   const auto known = std::find(states_.begin(), states_.end(), now);
   const auto index = static_cast<std::int16_t>(known - states_.begin());
   if (known == states_.end()) states_.push_back(now);
   return index;
+}
+
+c10::OperatorHandle CallLog::operator_of(const Call& call) const {
+  if (operator_removals() == removals_) return call.op;
+  const std::string& name = call.traits->name;  // traits live as long as the process
+  const std::size_t dot = name.find('.');
+  const auto found = c10::Dispatcher::singleton().findSchema(
+      {name.substr(0, dot), dot == std::string::npos ? std::string() : name.substr(dot + 1)});
+  if (found) return *found;
+  throw Error(
+      fmt::format("replay: the operator {} has been removed since the forward pass, and backward needs it again; keep "
+                  "its library until then",
+                  name));
 }
 
 std::uint64_t CallLog::sign(const OperatorTraits& traits, const plan::Dataflow& flow) {
@@ -110,9 +125,8 @@ std::uint64_t CallLog::sign(const OperatorTraits& traits, const plan::Dataflow& 
 plan::OpId CallLog::add(Call call, std::uint64_t signature) {
   const plan::OpId op = size();
   signatures_.push_back(signature);
-  constexpr std::uint64_t kOdd = 0x9E3779B97F4A7C15U;  // signatures are hashes: a multiplication keeps their order
-  chain_ = (chain_ ^ signature) * kOdd;
-  chain_ ^= chain_ >> 32U;
+  const std::array<std::uint64_t, 2> words{chain_, signature};
+  chain_ = hash_64(std::as_bytes(std::span(words)));
   calls_.push_back(std::move(call));
   note_module();
   return op;

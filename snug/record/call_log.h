@@ -98,6 +98,8 @@ class CallLog {
     if (call.random < 0) return {};
     return std::span(draws_).subspan(plan::at(call.random), static_cast<std::size_t>(call.draws));
   }
+  /// Its operator. Throws Error where that has been removed since the recording began, with its library.
+  [[nodiscard]] c10::OperatorHandle operator_of(const Call& call) const;
   /// The state of the thread that it ran in.
   [[nodiscard]] const CallState& state(const Call& call) const { return states_[static_cast<std::size_t>(call.state)]; }
   [[nodiscard]] const GeometryPool& geometry() const noexcept { return geometry_; }
@@ -129,8 +131,9 @@ class CallLog {
   std::vector<Call> calls_;
   std::vector<std::uint64_t> signatures_;
   std::uint64_t chain_ = 0;
-  std::vector<std::int64_t> signed_words_;  // scratch memory of sign()
-  std::vector<std::int32_t> modules_;       // by OpId, in module_names_
+  std::uint64_t removals_ = operator_removals();  // when the recording began
+  std::vector<std::int64_t> signed_words_;        // scratch memory of sign()
+  std::vector<std::int32_t> modules_;             // by OpId, in module_names_
   std::vector<std::string> module_names_{std::string()};
   std::int32_t module_ = 0;  // of the newest call
   std::vector<Argument> arguments_;

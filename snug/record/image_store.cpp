@@ -37,14 +37,7 @@ c10::Storage ImageStore::contents(plan::ValueId value) {
 }
 
 void ImageStore::count_writes_of(plan::ValueId value, const at::Tensor& tensor) {
-  const auto image = images_.find(value);
-  if (image == images_.end()) return;
-  SeenVersion& writes = image->second.writes;
-  if (writes.same_counter(SeenVersion())) {
-    writes = SeenVersion(tensor);
-  } else {
-    writes.count_writes_of(tensor);
-  }
+  if (const auto image = images_.find(value); image != images_.end()) image->second.writes.count_writes_of(tensor);
 }
 
 void ImageStore::consume(plan::ValueId value) {

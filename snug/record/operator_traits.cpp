@@ -257,11 +257,13 @@ struct TraitsBySchema {
 
 }  // namespace
 
+std::uint64_t operator_removals() noexcept { return removals().load(std::memory_order_acquire); }
+
 const OperatorTraits& traits_of(const c10::OperatorHandle& op) {
   // Per thread, so that the common case takes no lock; the traits themselves are shared and never freed.
   static thread_local TraitsBySchema known;
   // Both only rise.
-  const std::uint64_t now = removals().load(std::memory_order_acquire) + declarations();
+  const std::uint64_t now = operator_removals() + declarations();
   known.catch_up(now);
   const void* key = &op.schema();
   if (const auto found = known.traits.find(key); found != known.traits.end()) return *found->second;

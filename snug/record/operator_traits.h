@@ -65,6 +65,9 @@ bool writes(const OperatorTraits& traits, const c10::IValue* arguments, std::siz
 /// The traits of `op`; found by the address of its schema after the first time. Any thread.
 const OperatorTraits& traits_of(const c10::OperatorHandle& op);
 
+/// Rises when an operator is removed: then handles of operators may be dangling.
+std::uint64_t operator_removals() noexcept;
+
 /// Each tensor in a value that is defined, be it in lists, dictionaries or tuples.
 template <class Call>
 void for_each_tensor(const c10::IValue& value, const Call& call) {

@@ -60,18 +60,13 @@ class Gates : public std::enable_shared_from_this<Gates> {
     return !all_.empty();
   }
 
-  static const std::shared_ptr<Gates>& of_this_thread() { return own(); }
-  /// After a fork the child has none: what they would call may wait for threads that are not there.
-  static void leave_to_parent() {
-    if (own()->any()) new std::shared_ptr<Gates>(std::exchange(own(), std::make_shared<Gates>()));
-  }
-
- private:
-  static std::shared_ptr<Gates>& own() {
+  /// After a fork the child replaces them: what they would call may wait for threads that are not there.
+  static std::shared_ptr<Gates>& of_this_thread() {
     thread_local auto gates = std::make_shared<Gates>();
     return gates;
   }
 
+ private:
   std::mutex mutex_;
   std::vector<OperatorGate*> all_;
   inline static std::atomic<int> s_of_all_threads = 0;
@@ -91,7 +86,7 @@ using Inherit = Inherited<GatesOfBackward, GatesSlot>;
 /// Calls `call(gates)` with those of this thread, then with those that it works for.
 template <class Call>
 void for_each_thread(const Call& call) {
-  const std::shared_ptr<Gates>& own = Gates::of_this_thread();
+  const std::shared_ptr<Gates> own = Gates::of_this_thread();
   call(*own);
   if (const auto inherited = Inherit::shared()) {
     for (const std::shared_ptr<Gates>& gates : inherited->threads) {
@@ -162,21 +157,26 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   }
 }
 
+/// For the child of a fork: an object of the parent is not destroyed here, as that would wait for locks that threads
+/// of the parent hold.
+template <class T>
+void leave_to_parent(std::shared_ptr<T> object) noexcept {
+  static_cast<void>(new (std::nothrow) std::shared_ptr<T>(std::move(object)));
+}
+
 /// In the child of a fork inside of a step, as a DataLoader's worker is: nothing of it belongs to the step, so nothing
-/// is recorded, and no gate is called. The tape is not destroyed, as other threads' locks may be held for ever.
+/// is recorded, and no gate is called.
 void leave_step_to_parent() {
   ++s_forks;
-  if (t_tape) new std::shared_ptr<Tape>(std::exchange(t_tape, nullptr));
-  Gates::leave_to_parent();
+  leave_to_parent(std::exchange(t_tape, nullptr));
+  leave_to_parent(std::exchange(Gates::of_this_thread(), std::make_shared<Gates>()));
   c10::impl::tls_set_dispatch_key_included(kRecordingKey, false);
 }
 
 [[maybe_unused]] const int kAtFork = ::pthread_atfork(nullptr, nullptr, &leave_step_to_parent);
 
-}  // namespace
-
-namespace {
 bool s_key_is_taken = false;
+
 }  // namespace
 
 // LibTorch registers first, as this library depends on it; a second fallback would end the process while it is loaded.
@@ -272,7 +272,7 @@ Recording::Recording(std::shared_ptr<Tape> tape)
 
 Recording::~Recording() {
   if (forks_ != s_forks) {  // of the parent process, whose tapes are left alone
-    static_cast<void>(new (std::nothrow) std::shared_ptr<Tape>(std::move(previous_)));
+    leave_to_parent(std::move(previous_));
     return;
   }
   if (t_tape && t_tape != previous_) t_tape->set_outer(nullptr);

@@ -26,10 +26,14 @@ class SeenVersion {
   }
   /// Whether nobody else has the counter: it cannot rise any more.
   [[nodiscard]] bool alone() const { return counter_.unique(); }
-  /// Makes the counter the tensor's, whose writes raise it from then on. The tensor must be in no inference mode and
-  /// nobody else may refer to it.
-  void count_writes_of(const at::Tensor& tensor) const {
-    if (counter_.enabled()) tensor.unsafeGetTensorImpl()->set_version_counter(counter_);
+  /// Counts the writes of a new tensor as well: it shares this counter from then on, or, where there is none yet, this
+  /// is its counter. No other code may have a reference to the tensor.
+  void count_writes_of(const at::Tensor& tensor) {
+    if (same_counter(SeenVersion())) {
+      *this = SeenVersion(tensor);
+    } else if (counter_.enabled()) {
+      tensor.unsafeGetTensorImpl()->set_version_counter(counter_);
+    }
   }
   /// Whether both count the same tensors' writes.
   [[nodiscard]] bool same_counter(const SeenVersion& other) const noexcept {

@@ -77,9 +77,9 @@ class Tape {
   [[nodiscard]] at::Tensor original_of(const SavedTensor& saved) const;
   /// The tensor that a node gets for a saved one, over `storage`, which has its contents: `original`, or one whose
   /// writes are counted, so that a node that writes to what it saved spoils no replay (see drop_if_spoilt).
-  [[nodiscard]] at::Tensor hand_out(const SavedTensor& saved, const c10::Storage& storage, const at::Tensor& original);
-  /// Drops a resident value that a node has written to since it was handed out, so that it is recomputed. Returns
-  /// whether it did. Throws Error where the value cannot be recomputed.
+  [[nodiscard]] at::Tensor hand_out(SavedTensor& saved, const c10::Storage& storage, const at::Tensor& original);
+  /// Drops a resident value that a node has written to since it was handed out, or whose storage the program has freed,
+  /// so that it is recomputed. Returns whether it did. Throws Error where the value cannot be recomputed.
   bool drop_if_spoilt(plan::ValueId value);
 
   /// Another tape, which hides this one, is about to record a write: what was known of the storage no longer holds.
@@ -182,6 +182,7 @@ class Tape {
   void run_once(const c10::OperatorHandle& op, const OperatorTraits& traits, c10::DispatchKeySet keys,
                 torch::jit::Stack& stack);
 
+  [[nodiscard]] bool runs_once(const OperatorTraits& traits, const c10::IValue* arguments) const;
   [[nodiscard]] bool updates_unread_leaves(const OperatorTraits& traits, const c10::IValue* arguments) const;
   bool gathers(const at::Tensor& written);
   void keep_what_is_made_of(plan::ValueId value);

@@ -40,11 +40,7 @@ bool is_new(const at::Tensor& result, const PendingLists& lists) {
 
 void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
   const OperatorTraits& traits = traits_of(op);
-  if (UnshardRange::here() || traits.collective != Collective::No ||
-      is_beyond_values(traits, arguments_on(stack, traits)))
-    return run_once(op, traits, keys, stack);
-  if (traits.only_writes && updates_unread_leaves(traits, arguments_on(stack, traits)))
-    return run_once(op, traits, keys, stack);
+  if (runs_once(traits, arguments_on(stack, traits))) return run_once(op, traits, keys, stack);
 
   decide();
   lists_.clear();
@@ -60,11 +56,14 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
   commit(pending, stack);
 }
 
-/// Runs, and is in no replay: the other processes of a collective would not be there, and of tensors that are beyond
-/// values nobody knows whether they are still what they were. What it writes is another value from here on, of a
-/// collective perhaps only when somebody has waited for it; that and its results are leaves when they are read. Weights
-/// that are gathered are what they were before.
+bool Tape::runs_once(const OperatorTraits& traits, const c10::IValue* arguments) const {
+  return UnshardRange::here() || traits.collective != Collective::No || is_beyond_values(traits, arguments) ||
+         (traits.only_writes && updates_unread_leaves(traits, arguments));
+}
 
+/// Runs an operator that is not replayed: a collective, one with tensors that no value can stand for, or one whose old
+/// contents nothing depends on. What it writes and returns becomes a leaf when it is read. Gathered weights are the
+/// same values as before.
 void Tape::run_once(const c10::OperatorHandle& op, const OperatorTraits& traits, c10::DispatchKeySet keys,
                     torch::jit::Stack& stack) {
   decide();
@@ -239,8 +238,7 @@ void Tape::add_written(PendingCall& pending, const WrittenTensor& written) {
     versions_.set(before, SeenVersion());  // the counter goes on with the tensor
     return;
   }
-  // Kernels write their results in parts that have versions of their own (unsafe_chunk): of those, what is saved
-  // counts.
+  // Kernels write results in parts with version counters of their own (unsafe_chunk): only saved bytes count.
   const bool is_seen = !values_.of_result(before) || changes_saved(before, written);
   if (by_schema(written) && is_seen) values_.set_written_over(before);
   if (!values_.copied(before)) values_.take(before);

@@ -93,7 +93,7 @@ at::Tensor Tape::original_of(const SavedTensor& saved) const {
   return is_there ? original : at::Tensor();
 }
 
-at::Tensor Tape::hand_out(const SavedTensor& saved, const c10::Storage& storage, const at::Tensor& original) {
+at::Tensor Tape::hand_out(SavedTensor& saved, const c10::Storage& storage, const at::Tensor& original) {
   // A tensor with a gradient of its own would be copied by autograd, with what belongs to it.
   if (original.defined() && !original.requires_grad()) return original;
   at::Tensor tensor = calls_.geometry().tensor(saved.view, storage);
@@ -112,9 +112,9 @@ at::Tensor Tape::hand_out(const SavedTensor& saved, const c10::Storage& storage,
 
 bool Tape::drop_if_spoilt(plan::ValueId value) {
   const bool is_programs = values_.in_programs_storage(value);
-  if (!ledger().resident(value) || (is_programs ? !lookup_.written_since(value) : !values_.spoilt(value))) return false;
+  const bool is_spoilt = is_programs ? lookup_.written_since(value) || values_.shrunk(value) : values_.spoilt(value);
   // Of leaves in the program's storage ValueLookup::check_inputs tells.
-  if (is_programs && flow().is_leaf(value)) return false;
+  if (!ledger().resident(value) || !is_spoilt || (is_programs && flow().is_leaf(value))) return false;
   if (!ledger().fetchable(value)) {
     for (plan::ValueId leaf = 0; leaf < value; ++leaf) {
       if (flow().is_leaf(leaf) && !ledger().at_hand(leaf) && !lookup_.written_since(leaf)) values_.hold_again(leaf);
@@ -123,9 +123,9 @@ bool Tape::drop_if_spoilt(plan::ValueId value) {
     const auto steps = ledger().recovery_seconds([](plan::OpId) { return 1.0; });
     if (producer == plan::kNoOp || !std::isfinite(steps[plan::at(producer)])) {
       throw Error(fmt::format(
-          "backward: {} was written in place by a node that had saved it, and other gradients depend on it; they would "
-          "be "
-          "wrong, and it cannot be recomputed: let the backward of that node work on a clone of what it saved",
+          "backward: {} was written in place, or freed, since an operator saved it or a node got it; other gradients "
+          "depend on it, and it cannot be recomputed: let what writes to it, such as a node's backward, work on a "
+          "clone",
           lookup_.name_of(value)));
     }
   }

@@ -213,8 +213,7 @@ void ValueStore::copy_leaf(plan::ValueId value) {
 }
 
 void ValueStore::count_writes_of(plan::ValueId value, const at::Tensor& tensor) {
-  const auto [found, is_new] = writes_.emplace(value, SeenVersion(tensor));
-  if (!is_new) found->second.count_writes_of(tensor);
+  writes_[value].count_writes_of(tensor);
 }
 
 bool ValueStore::hold_again(plan::ValueId leaf) {

@@ -151,6 +151,10 @@ class ValueStore {
   [[nodiscard]] bool in_programs_storage(plan::ValueId value) const {
     return at(value).storage && at(value).storage.unsafeGetStorageImpl() == address(value);
   }
+  /// Whether the program has freed a part of a resident value's storage, or all of it, as by resize_(0).
+  [[nodiscard]] bool shrunk(plan::ValueId value) const {
+    return in_programs_storage(value) && static_cast<Bytes>(at(value).storage.nbytes()) < at(value).nbytes;
+  }
   /// Gives `tensor`, which is about to be handed to a node of autograd, the counter of writes to the storage of a
   /// resident value that is not the program's.
   void count_writes_of(plan::ValueId value, const at::Tensor& tensor);

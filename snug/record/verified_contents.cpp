@@ -16,12 +16,19 @@
 namespace snug::record {
 namespace {
 
-std::uint64_t hash_of(std::uint64_t place, std::uint64_t operators, std::uint64_t value) {
-  const std::array<std::uint64_t, 3> words{place, operators, value};
+template <class... Values>
+std::uint64_t hash_of(Values... values) {
+  const std::array<std::uint64_t, sizeof...(Values)> words{static_cast<std::uint64_t>(values)...};
   return hash_64(std::as_bytes(std::span(words)));
 }
 
 }  // namespace
+
+std::uint64_t VerifiedContents::key_of(plan::ValueId value, std::uint64_t chain, const View& view) const {
+  const auto sizes = calls_.geometry().sizes(view), strides = calls_.geometry().strides(view);
+  return hash_of(place_, chain, value, view.offset, view.dtype, hash_64(std::as_bytes(std::span(sizes))),
+                 hash_64(std::as_bytes(std::span(strides))));
+}
 
 void VerifiedContents::note(plan::ValueId value, const View& view) {
   if (how_ == VerifyReplay::Off) return;
@@ -33,34 +40,36 @@ void VerifiedContents::note(plan::ValueId value, const View& view) {
   const Call& call = calls_.call(op);
   const OutputSlot& slot = calls_.output_slot(call, static_cast<std::size_t>(index));
   if (!slot.is_argument && call.traits->scratch_result == slot.position) return;
-  std::uint64_t key = 0;
-  if (how_ == VerifyReplay::Once) {
-    key = hash_of(place_, calls_.chain(), static_cast<std::uint64_t>(value));
-    if (compared_->contains(key)) return;
-  }
-  verified_.emplace(value, Verified{view, key, {}});
+  Verified& verified = verified_[value];
+  if (verified.shown.empty()) verified.chain = calls_.chain();
+  const std::uint64_t key = key_of(value, verified.chain, view);
+  if (std::ranges::find(verified.shown, key, &Shown::key) != verified.shown.end()) return;
+  Shown& shown = verified.shown.emplace_back(Shown{view, key, NotDropped{}});
+  if (how_ == VerifyReplay::Once && compared_->contains(key)) shown.contents = Compared{};
 }
 
-bool VerifiedContents::remembers(plan::ValueId value) const {
+template <class Contents>
+bool VerifiedContents::any(plan::ValueId value) const {
   if (how_ == VerifyReplay::Off) return false;
   const auto found = verified_.find(value);
-  return found != verified_.end() && !found->second.then;
+  return found != verified_.end() && std::ranges::any_of(found->second.shown, [](const Shown& shown) {
+           return std::holds_alternative<Contents>(shown.contents);
+         });
 }
+
+bool VerifiedContents::remembers(plan::ValueId value) const { return any<NotDropped>(value); }
+bool VerifiedContents::compares(plan::ValueId value) const { return any<Remembered>(value); }
 
 void VerifiedContents::remember(plan::ValueId value, const c10::Storage& storage) {
   if (!remembers(value)) return;
-  const auto found = verified_.find(value);
-  try {
-    const VerifyReplay how = how_ == VerifyReplay::Values ? how_ : VerifyReplay::Hashes;
-    found->second.then.emplace(calls_.geometry().tensor(found->second.view, storage), how);
-  } catch (...) {  // no memory for a copy of what does not lie densely: it goes unverified
+  const VerifyReplay how = how_ == VerifyReplay::Values ? how_ : VerifyReplay::Hashes;
+  for (Shown& shown : verified_.find(value)->second.shown) {
+    if (!std::holds_alternative<NotDropped>(shown.contents)) continue;
+    try {
+      shown.contents = Remembered(calls_.geometry().tensor(shown.view, storage), how);
+    } catch (...) {  // no memory for a copy of what does not lie densely: it goes unverified
+    }
   }
-}
-
-bool VerifiedContents::compares(plan::ValueId value) const {
-  if (how_ == VerifyReplay::Off) return false;
-  const auto found = verified_.find(value);
-  return found != verified_.end() && found->second.then;
 }
 
 /// The operators that the value was recomputed with and that may be to blame.
@@ -81,8 +90,7 @@ std::string VerifiedContents::cause_of(plan::ValueId value) const {
   if (foreign.empty()) {
     return fmt::format(
         "only operators of PyTorch lead to it, so something that PyTorch does not see wrote to their results, as "
-        "NumPy, "
-        "ctypes or a compiled kernel does, or the operator does not repeat its bits; keep what they make: "
+        "NumPy, ctypes or a compiled kernel does, or the operator does not repeat its bits; keep what they make: "
         "snug.Region(snug.Selective(keep=[\"{}\"])), or register the kernel as an operator",
         calls_.call(flow.producer(value)).traits->name);
   }
@@ -92,31 +100,30 @@ std::string VerifiedContents::cause_of(plan::ValueId value) const {
   }
   const std::string& name = calls_.call(*foreign.begin()).traits->name;
   return fmt::format(
-      "it was recomputed with {}{}, which must not depend on anything but its arguments; if it keeps a state, say so, "
-      "and "
-      "it runs once: snug.declare_operator(\"{}\", keeps_state=True); if it writes to an argument: writes=[its "
-      "position]",
+      "it was recomputed with {}{}, which must not depend on anything but its arguments; if it keeps a state, declare "
+      "that, and it runs once: snug.declare_operator(\"{}\", keeps_state=True); if it writes to an argument: "
+      "writes=[its position]",
       fmt::join(names, ", "), foreign.size() > kMostNamed ? ", ..." : "", name.substr(0, name.find('.')));
 }
 
 void VerifiedContents::check(plan::ValueId value, const c10::Storage& made) {
   if (!compares(value)) return;
-  const auto found = verified_.find(value);
-  const at::Tensor now = calls_.geometry().tensor(found->second.view, made);
-  const auto difference = found->second.then->difference(now);
   ++count_;
-  if (!difference) {
-    if (how_ == VerifyReplay::Once) {
-      compared_->add(found->second.key);
-      verified_.erase(found);
+  for (Shown& shown : verified_.find(value)->second.shown) {
+    const auto* const then = std::get_if<Remembered>(&shown.contents);
+    if (then == nullptr) continue;
+    const at::Tensor now = calls_.geometry().tensor(shown.view, made);
+    if (const auto difference = then->difference(now)) {
+      differed_ = true;
+      throw Error(fmt::format(
+          "verify_replay: {} made other bits than in forward: of its result of {}, the first difference is in {}; {}",
+          calls_.describe(values_.flow().producer(value)), format_bytes(static_cast<Bytes>(now.nbytes())), *difference,
+          cause_of(value)));
     }
-    return;
+    if (how_ != VerifyReplay::Once) continue;  // compared again where it is recomputed again
+    compared_->add(shown.key);
+    shown.contents = Compared{};
   }
-  differed_ = true;
-  const plan::OpId op = values_.flow().producer(value);
-  throw Error(fmt::format(
-      "verify_replay: {} made other bits than in forward: of its result of {}, the first difference is in {}; {}",
-      calls_.describe(op), format_bytes(static_cast<Bytes>(now.nbytes())), *difference, cause_of(value)));
 }
 
 }  // namespace snug::record

@@ -7,6 +7,8 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "snug/plan/step/ids.h"
 #include "snug/record/call_log.h"
@@ -17,8 +19,8 @@
 
 namespace snug::record {
 
-/// Remembers the contents of what is dropped, as far as saved tensors show them, and compares them when they are made
-/// again. Does nothing until it is told how. Synchronized by the tape's mutex.
+/// Remembers the contents of what is dropped, as far as saved tensors show them, and compares them when they are
+/// recomputed. Does nothing until it is told how. Synchronized by the tape's mutex.
 class VerifiedContents {
  public:
   VerifiedContents(const CallLog& calls, const ValueStore& values) : calls_(calls), values_(values) {}
@@ -31,7 +33,8 @@ class VerifiedContents {
     place_ = place;
   }
 
-  /// A saved tensor looks at the value in this way; the first one counts: what no view covers nobody may have written.
+  /// A saved tensor shows the value in this way. Bytes that no saved tensor shows are not compared: an operator need
+  /// not have written them.
   void note(plan::ValueId value, const View& view);
   /// The value is about to be dropped, which is in this storage.
   void remember(plan::ValueId value, const c10::Storage& storage);
@@ -48,11 +51,21 @@ class VerifiedContents {
   [[nodiscard]] bool differed() const noexcept { return differed_; }
 
  private:
-  struct Verified {
+  struct NotDropped {};
+  struct Compared {};  // in this step or, with Once, an earlier one
+  struct Shown {
     View view;
     std::uint64_t key = 0;  // of Once
-    std::optional<Remembered> then;
+    std::variant<NotDropped, Remembered, Compared> contents;
   };
+  /// The views of one value that saved tensors show, each once.
+  struct Verified {
+    std::uint64_t chain = 0;  // of the operators up to the first of them
+    std::vector<Shown> shown;
+  };
+  template <class Contents>
+  [[nodiscard]] bool any(plan::ValueId value) const;
+  [[nodiscard]] std::uint64_t key_of(plan::ValueId value, std::uint64_t chain, const View& view) const;
   [[nodiscard]] std::string cause_of(plan::ValueId value) const;
 
   const CallLog& calls_;

@@ -238,8 +238,8 @@ void call_again(Tape& tape, plan::OpId op, torch::jit::Stack& stack) {
   {
     // Operators that the kernel calls are cast as they were.
     std::optional<record::AutocastScope> autocast;
-    if (state.autocast_on) autocast.emplace(without_cache(state.autocast));
-    const c10::OperatorHandle handle = call.op;
+    if (state.autocast) autocast.emplace(without_cache(*state.autocast));
+    const c10::OperatorHandle handle = tape.calls().operator_of(call);
     const c10::DispatchKeySet keys = state.keys - keys_of_modes();
     const record::TapeMutex::Lent lent(tape.mutex());  // `call` may move from here on
     const record::OperatorGate::Around around(handle, stack);

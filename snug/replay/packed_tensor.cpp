@@ -63,6 +63,7 @@ at::Tensor PackedTensor::unpack() {
   check_version(value);
   tape_->asked_by_backward(value);
   const int pass = torch::autograd::get_current_graph_task_id();
+  if (pass != record::kNoPass && consumed_in_ == pass && saved_.handed_out.defined()) return handed_out_again();
   if (pass != record::kNoPass && values.enter_pass(pass)) {
     torch::autograd::Engine::get_default_engine().queue_callback([tape = std::weak_ptr(tape_)] {
       if (const auto alive = tape.lock()) alive->leave_pass();
@@ -73,9 +74,7 @@ at::Tensor PackedTensor::unpack() {
   const c10::Storage storage = contents();
   tape_->streams().catch_up(values.device(value));
   tape_->streams().used(storage.unsafeGetStorageImpl());
-  const at::Tensor original = tape_->original_of(saved_);
-  if (auto* const originals = UnpackedOriginals::here(); originals != nullptr && original.defined())
-    originals->add(original);
+  const at::Tensor original = noted_original();
   at::Tensor tensor = tape_->hand_out(saved_, storage, original);
   if (pass == record::kNoPass) {
     values.end_pass();  // somebody looks at a saved tensor outside of backward
@@ -90,6 +89,19 @@ at::Tensor PackedTensor::unpack() {
   if (pass != record::kNoPass && !(absent && is_kept)) saved_.handed_out = tensor;
   tape_->observers().tell_recording(&record::TapeObserver::unpacked, value);
   return tensor;
+}
+
+/// A node that looks a second time sees what it has written.
+at::Tensor PackedTensor::handed_out_again() {
+  static_cast<void>(noted_original());
+  return saved_.handed_out;
+}
+
+at::Tensor PackedTensor::noted_original() const {
+  at::Tensor original = tape_->original_of(saved_);
+  if (auto* const originals = UnpackedOriginals::here(); originals != nullptr && original.defined())
+    originals->add(original);
+  return original;
 }
 
 at::Tensor PackedTensor::wrap_again() {

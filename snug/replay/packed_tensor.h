@@ -29,6 +29,10 @@ class PackedTensor {
  private:
   void check_version(plan::ValueId value) const;
   at::Tensor wrap_again();
+  /// What this node has got in this backward pass.
+  at::Tensor handed_out_again();
+  /// The tensor that the program saved, where it still has it; a front end that collects them is given it.
+  [[nodiscard]] at::Tensor noted_original() const;
   /// That it stands for, once they are there.
   c10::Storage contents();
 
