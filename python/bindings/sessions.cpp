@@ -65,7 +65,7 @@ void bind_step_report(py::module_& m) {
   py::class_<Session::StepReport>(m, "StepReport", "What the latest step did.")
       .def_readonly("replayed_ops", &Session::StepReport::replayed_ops)
       .def_readonly("compared_values", &Session::StepReport::compared_values,
-                    "Values that were recomputed and compared with what they had been (see fit's check).")
+                    "Number of recomputed values whose bits were compared with those of the forward pass (fit's check).")
       .def_readonly("moved_bytes", &Session::StepReport::moved_bytes, "Out of the device's memory, as the plan says.")
       .def_readonly("compressed_bytes", &Session::StepReport::compressed_bytes, "Put there in fewer, as the plan says.")
       .def_readonly("lossy_bytes", &Session::StepReport::lossy_bytes,

@@ -53,7 +53,7 @@ std::optional<replay::WrappedTensor> unwrap(const at::Tensor& tensor) {
 
 }  // namespace
 
-/// The tensors that `get` unpacks, with the program's own in the place of those that were made for them.
+/// Calls `get`, which unpacks saved tensors, and replaces each tensor that autograd made by the one the program saved.
 py::object with_originals(const py::function& get) {
   const replay::UnpackedOriginals originals;
   const py::object unpacked = get();

@@ -1,5 +1,6 @@
-"""Higher-order operators (cond, while_loop, scan, flex_attention) choose their kernel in Python by all dispatch keys that
-are on, the recorder's among them. They leave that out here, so that what is recorded are the operators inside."""
+"""Lets higher-order operators (cond, while_loop, scan, flex_attention) run while operators are recorded. They dispatch in
+Python by all included keys, and have no kernel for the recorder's. It becomes a fallthrough key: the inner operators are
+recorded."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""State beside the tensors that a step function changes: attributes of modules, and random generators of Python and NumPy.
-A step that is recorded runs twice, and leaves it as it was."""
+"""Saves and restores Python state that a step function may change: attributes of modules, and the random generators of
+Python and NumPy. Recording runs the step twice and must leave no trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from ._objects import objects_of
 
-# Containers whose contents are put back. Of others, and of objects of any class, only which one an attribute is.
+# Containers whose contents are restored. For objects of other types only the attribute that refers to them is.
 _SEQUENCES = (list, collections.deque)
 _MAPPINGS = (dict, collections.defaultdict, collections.OrderedDict)
 _PLAIN = (*_SEQUENCES, *_MAPPINGS, set)
@@ -69,7 +69,7 @@ def _is_generator(thing: Any) -> bool:
 
 
 def _copied_iterator(thing: Any) -> Any:
-    """A copy at the same position of an iterator such as itertools.count; None for what is none, or cannot be copied."""
+    """Returns a copy of an iterator such as itertools.count, or None for other objects and for generators."""
     if not hasattr(type(thing), "__next__") or type(thing).__module__ not in ("builtins", "itertools"):
         return None
     try:
@@ -79,7 +79,7 @@ def _copied_iterator(thing: Any) -> Any:
 
 
 class PythonState:
-    """The state when it was made."""
+    """A snapshot of the state, taken when the object is made."""
 
     def __init__(self) -> None:
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -112,7 +112,7 @@ class PythonState:
             self._generators.append(_Generator(value))
 
     def put_back(self) -> None:
-        """May be called several times."""
+        """Restores the snapshot. May be called several times."""
         for attributes, before in self._attributes:
             if not _same(attributes, before):
                 _fill(attributes, before)
@@ -127,7 +127,7 @@ class PythonState:
 
 @contextmanager
 def python_state_kept() -> Iterator[PythonState]:
-    """Puts the state back at the end. What is yielded puts it back in between, for a function that is to run again."""
+    """Restores the state at the end. Yields the snapshot, for restoring it between runs as well."""
     state = PythonState()
     try:
         yield state

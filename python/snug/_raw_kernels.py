@@ -1,5 +1,5 @@
 """Kernels that write to tensors without an operator of PyTorch: graphs that torch.compile made, and Triton kernels that a
-program launches itself. Recording cannot replay them, so what they write is kept as it is."""
+program launches itself. snug cannot replay them, so it keeps the tensors that they write."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _wrap_triton(module: ModuleType) -> None:
     module.JITFunction.run = run
 
 
-# What is wrapped, by the module that has it.
+# Functions that wrap the classes of a module, by its name.
 _WRAPPED: dict[str, Callable[[ModuleType], None]] = {
     "torch._inductor.output_code": _wrap_inductor,
     "triton.runtime.jit": _wrap_triton,

@@ -70,7 +70,7 @@ def _rehearse_lbfgs(twin: Any, step: Callable[..., Any]) -> None:
 
 
 def _tensors_in(thing: Any, known: set[int]) -> list[torch.Tensor]:
-    """Those in the attributes of an optimizer, in dictionaries and lists of any depth."""
+    """Returns the tensors in an optimizer's attributes, including nested dictionaries and lists."""
     if id(thing) in known:
         return []
     known.add(id(thing))
@@ -92,7 +92,7 @@ def _is_torchs(optimizer: Any) -> bool:
 def _rehearse(twin: Any) -> None:
     kind = type(twin)
     if not _is_torchs(twin):
-        # Its kernels may be no operators of PyTorch (Apex, DeepSpeed, ctypes): what they may write is copied first.
+        # Kernels of Apex, DeepSpeed or ctypes are not PyTorch operators: copy all tensors that they may write first.
         _core.announce_writes(_tensors_in(twin, set()))
     step = getattr(kind.step, "__wrapped__", kind.step) if getattr(kind.step, "hooked", False) else kind.step
     with torch.enable_grad():

@@ -49,7 +49,7 @@ class Session {
   /// What the latest step did.
   struct StepReport {
     std::int64_t replayed_ops = 0;
-    std::int64_t compared_values = 0;  ///< that were recomputed, and compared with what they had been (VerifyReplay)
+    std::int64_t compared_values = 0;  ///< recomputed ones whose bits were compared with the forward pass's
     Bytes moved_bytes = 0;             ///< out of the device's memory
     Bytes compressed_bytes = 0;        ///< that were put there in fewer, with the same bits
     Bytes lossy_bytes = 0;             ///< of which backward got what a lossy codec had left of them
