@@ -22,12 +22,6 @@ namespace {
 
 Bytes whole_pages(Bytes bytes) { return WindowSlab::whole_pages(bytes); }
 
-/// A reference to a storage that has not been forgotten; none where its last one has gone.
-c10::intrusive_ptr<c10::StorageImpl> unless_it_dies(c10::StorageImpl* storage) {
-  auto* const alive = c10::raw::weak_intrusive_ptr::lock(storage);
-  return c10::intrusive_ptr<c10::StorageImpl>::reclaim(static_cast<c10::StorageImpl*>(alive));
-}
-
 }  // namespace
 
 std::shared_ptr<memory::TierRoom> StreamWindow::room_for(Bytes bytes) {
@@ -56,6 +50,7 @@ void StreamWindow::take(const c10::Storage& storage, std::int32_t which) {
 void StreamWindow::own(const c10::Storage& storage, std::int32_t which) {
   Streamed& s = at(which);
   s.storage = storage.unsafeGetStorageImpl();
+  s.weak = storage.getWeakStorageImpl();
   memory::give_contents(*s.storage,
                         {shared_from_this(), which, std::dynamic_pointer_cast<const memory::TierRoom>(s.room)});
 }
@@ -192,7 +187,7 @@ void StreamWindow::bring_back() {
     c10::intrusive_ptr<c10::StorageImpl> storage;
     const std::lock_guard lock(mutex_);
     if (all_[i] == nullptr || all_[i]->storage == nullptr) continue;
-    storage = unless_it_dies(all_[i]->storage);
+    storage = all_[i]->weak->lock();
     if (!storage) continue;  // another thread is about to tell that
     all_[i]->room->read_now(memory::byte_tensor(fresh, bytes));
     memory::take_contents_back(*storage, std::move(fresh.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks()));
@@ -250,7 +245,8 @@ void StreamWindow::forget(std::int32_t which) noexcept {
     } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): nobody wants the contents any more
     }
   }
-  s.storage = nullptr;                 // which may be about to have other memory
+  s.storage = nullptr;  // which may be about to have other memory
+  s.weak.reset();
   while (s.users > 0) end_one(which);  // an operator's last reference was its own
   if (!s.reserved) return remove(which, gone);
   book_.lose(which);

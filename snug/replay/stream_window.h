@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -110,6 +111,8 @@ class StreamWindow final : public memory::ContentsOwner, public std::enable_shar
     c10::Storage outside{};              // memory of its own
     int users = 0;
     bool reserved = false;  // for other storages after this one
+    // Without it LibTorch may let go of the last reference without looking whether lock() has made another.
+    std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> weak{};
   };
   Streamed& at(std::int32_t which) { return *all_[static_cast<std::size_t>(which)]; }
   /// What was there, which is to go without the mutex: with a room tensors may go that have rooms here, too.
