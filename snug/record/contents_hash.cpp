@@ -35,27 +35,19 @@ std::optional<std::uint64_t> contents_sample(const c10::Storage& storage) {
   return hash_64(places);
 }
 
-at::Tensor dense_on_cpu(const at::Tensor& tensor) {
-  if (tensor.is_non_overlapping_and_dense() && tensor.is_cpu()) return tensor;
-  const Unseen unseen;
-  return tensor.to(at::kCPU).contiguous();
-}
-
-BlockHashes BlockHashes::of(const at::Tensor& tensor) {
+BlockHashes BlockHashes::of(const ElementsOnHost& elements) {
   BlockHashes result;
-  result.item_size = static_cast<std::int64_t>(tensor.itemsize());
-  const memory::ContentsThere there(tensor);
-  const at::Tensor plain = dense_on_cpu(tensor);
-  const auto bytes = static_cast<Bytes>(plain.nbytes());
-  const auto* data = static_cast<const std::byte*>(plain.const_data_ptr());
+  result.item_size = elements.item_size();
+  const Bytes bytes = elements.bytes();
   result.blocks.resize(static_cast<std::size_t>((bytes + kBlock - 1) / kBlock));
   // A grain is worth a thread's while.
   constexpr std::int64_t kGrain = 64;
   memory::parallel_for(
       0, static_cast<std::int64_t>(result.blocks.size()), kGrain, [&](std::int64_t from, std::int64_t to) {
+        std::array<std::byte, kBlock> buffer;
         for (std::int64_t i = from; i < to; ++i) {
           const Bytes length = std::min(kBlock, bytes - i * kBlock);
-          result.blocks[static_cast<std::size_t>(i)] = hash_64({data + i * kBlock, static_cast<std::size_t>(length)});
+          result.blocks[static_cast<std::size_t>(i)] = hash_64(elements.read(i * kBlock, length, buffer.data()));
         }
       });
   return result;

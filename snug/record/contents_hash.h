@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "snug/base/bytes.h"
+#include "snug/record/elements_on_host.h"
 
 namespace snug::record {
 
@@ -19,17 +20,14 @@ std::uint64_t contents_hash(const at::Tensor& tensor);
 /// fills the memory anew changes it; what changes a part may not. None for memory that the CPU does not reach.
 std::optional<std::uint64_t> contents_sample(const c10::Storage& storage);
 
-/// The tensor itself where its elements lie densely in some order in the CPU's memory, else a copy that does.
-at::Tensor dense_on_cpu(const at::Tensor& tensor);
-
-/// Hashes of a tensor's elements, block by block, so that a difference has a place.
+/// Hashes of a tensor's elements in the order of ElementsOnHost, block by block, so that a difference has a place.
 struct BlockHashes {
   static constexpr Bytes kBlock = 4096;
   std::vector<std::uint64_t> blocks;
   std::int64_t item_size = 1;  ///< bytes of an element, for messages
 
-  /// On all of LibTorch's threads, of what dense_on_cpu makes of it.
-  static BlockHashes of(const at::Tensor& tensor);
+  /// On all of LibTorch's threads.
+  static BlockHashes of(const ElementsOnHost& elements);
 
   /// The first block that differs.
   [[nodiscard]] std::optional<std::size_t> first_difference(const BlockHashes& other) const;

@@ -14,11 +14,11 @@
 namespace snug::record {
 namespace {
 
-std::vector<std::byte> bytes_of(const at::Tensor& tensor) {
-  const memory::ContentsThere there(tensor);
-  const at::Tensor dense = dense_on_cpu(tensor);
-  const auto* data = static_cast<const std::byte*>(dense.const_data_ptr());
-  return {data, data + dense.nbytes()};
+std::vector<std::byte> bytes_of(const ElementsOnHost& elements) {
+  std::vector<std::byte> bytes(static_cast<std::size_t>(elements.bytes()));
+  const auto read = elements.read(0, elements.bytes(), bytes.data());
+  if (read.data() != bytes.data()) std::ranges::copy(read, bytes.begin());
+  return bytes;
 }
 
 /// One element, as a person would write it.
@@ -33,50 +33,43 @@ std::string text(const std::byte* element, c10::ScalarType dtype) {
   return fmt::format("{}", one.to(at::kLong).item<std::int64_t>());
 }
 
-/// The index of the element that lies `place` elements behind the first one.
-std::vector<std::int64_t> index_at(const at::Tensor& dense, std::int64_t place) {
-  const at::Tensor order = at::arange(dense.numel(), at::kLong).as_strided(dense.sizes(), dense.strides());
-  const at::Tensor index = order.eq(place).nonzero().flatten();
-  return {index.const_data_ptr<std::int64_t>(), index.const_data_ptr<std::int64_t>() + index.numel()};
-}
-
 struct Comparison {
-  at::Tensor now;  // dense, on the CPU
+  const ElementsOnHost& now;
+  c10::ScalarType dtype;
 
   std::optional<std::string> operator()(const BlockHashes& then) const {
     const auto block = then.first_difference(BlockHashes::of(now));
     if (!block) return std::nullopt;
     const Bytes begin = static_cast<Bytes>(*block) * BlockHashes::kBlock;
-    const Bytes end = std::min(begin + BlockHashes::kBlock, static_cast<Bytes>(now.nbytes()));
+    const Bytes end = std::min(begin + BlockHashes::kBlock, now.bytes());
     return fmt::format("elements {} to {}", begin / then.item_size, (end - 1) / then.item_size);
   }
 
   std::optional<std::string> operator()(const std::vector<std::byte>& then) const {
-    const auto* data = static_cast<const std::byte*>(now.const_data_ptr());
-    const auto [was, is] = std::mismatch(then.begin(), then.end(), data, data + now.nbytes());
+    const std::vector<std::byte> bytes = bytes_of(now);
+    const auto [was, is] = std::ranges::mismatch(then, bytes);
     if (was == then.end()) return std::nullopt;
-    const auto size = static_cast<std::int64_t>(now.itemsize());
-    const std::int64_t place = (was - then.begin()) / size;
-    return fmt::format("element [{}], which was {} and is {}", fmt::join(index_at(now, place), ", "),
-                       text(then.data() + place * size, now.scalar_type()),
-                       text(data + place * size, now.scalar_type()));
+    const std::int64_t place = (was - then.begin()) / now.item_size();
+    const std::int64_t first = place * now.item_size();
+    return fmt::format("element [{}], which was {} and is {}", fmt::join(now.index_of(place), ", "),
+                       text(then.data() + first, dtype), text(bytes.data() + first, dtype));
   }
 };
 
 }  // namespace
 
 Remembered::Remembered(const at::Tensor& tensor, VerifyReplay how) {
-  if (how == VerifyReplay::Hashes) {
-    contents_ = BlockHashes::of(tensor);
+  const ElementsOnHost elements(tensor);
+  if (how == VerifyReplay::Values) {
+    contents_ = bytes_of(elements);
   } else {
-    contents_ = bytes_of(tensor);
+    contents_ = BlockHashes::of(elements);
   }
 }
 
 std::optional<std::string> Remembered::difference(const at::Tensor& now) const {
   const Unseen unseen;
-  const memory::ContentsThere there(now);
-  return std::visit(Comparison{dense_on_cpu(now)}, contents_);
+  return std::visit(Comparison{ElementsOnHost(now), now.scalar_type()}, contents_);
 }
 
 }  // namespace snug::record

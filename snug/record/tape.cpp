@@ -168,7 +168,7 @@ bool Tape::load(plan::ValueId value) {
   c10::Storage storage;
   const auto fetch = [&] {
     storage = values_.fetch(value);
-    if (verified_.remembers(value) || verified_.compares(value)) values_.arrived(value);
+    if (verified_.compares(value)) values_.arrived(value);
   };
   if (!readable(value, fetch)) return false;
   if (ledger().resident(value)) return true;  // where it was, as it has not left

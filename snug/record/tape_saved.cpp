@@ -50,8 +50,8 @@ void Tape::bind(SavedTensor& saved) {
   verified_.note(value, saved.view);
   const auto is_there = [&] { return ledger().held(value) || ledger().fetchable(value); };
   // What saves it may have left the stream that made it.
-  const bool is_read_now = values_.away(value) || verified_.remembers(value) ||
-                           (observers_.measure() && c10::isIntegralType(saved.view.dtype, /*includeBool=*/false));
+  const bool is_read_now =
+      values_.away(value) || (observers_.measure() && c10::isIntegralType(saved.view.dtype, /*includeBool=*/false));
   if (!is_there() && is_read_now) streams_.wait_for_all(values_.device(value));
   saved.stands_for = what_is_left_for(saved);
   saved.bound = true;
@@ -63,7 +63,8 @@ void Tape::bind(SavedTensor& saved) {
     const bool goes_away = values_.away(value).has_value();
     if (leaves || goes_away || (saved.stands_for == StandsFor::Value && keeps_when_saved(value))) {
       keep(value, saved.storage);
-    } else {
+    } else if (saved.stands_for == StandsFor::Value && verified_.remembers(value)) {
+      streams_.wait_for_all(values_.device(value));
       verified_.remember(value, saved.storage);
     }
   }

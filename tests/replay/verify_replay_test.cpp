@@ -157,6 +157,27 @@ TEST(VerifyReplay, InASessionFindsWhatItsPlanDrops) {
   EXPECT_NO_THROW(session.backward(step));
 }
 
+/// Views that do not lie densely, read where they are.
+TEST(VerifyReplay, OnceTakesNoMemoryThatIsNotInThePlan) {
+  const at::Tensor x = torch::randn({256, 64}), w = torch::randn({64, 192}, at::requires_grad());
+  auto& memory = testing::test_memory();
+  const auto step = [&] {
+    const std::vector<at::Tensor> parts = at::mm(x, w).sin().chunk(3, 1);
+    return (parts[0] * parts[1].t().contiguous().t() * parts[2].exp()).sum();
+  };
+  auto recorded = replay::record_step(step, memory);
+  plan::MemoryPlan nothing = plan::bare_plan(recorded.graph);
+  plan::Planner planner(recorded.graph, plan::predicted(recorded.graph, std::move(nothing)));
+  Session session(std::move(recorded), std::move(planner), std::nullopt, memory);
+  for (const bool compares : {true, false}) {
+    w.mutable_grad().reset();
+    memory.reset_peak();
+    session.backward(step);
+    EXPECT_EQ(session.last_step().compared_values > 0, compares);
+    EXPECT_EQ(memory.stats().allocated_peak, session.plan().predicted_peak);
+  }
+}
+
 TEST(VerifyReplay, OnceComparesEachValueOfASessionOnce) {
   const at::Tensor x = torch::randn({8192}), w = torch::randn({8192}, at::requires_grad());
   auto& memory = testing::test_memory();
