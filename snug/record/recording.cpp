@@ -243,11 +243,15 @@ void OperatorGate::tell_before_write(const at::Tensor& tensor) {
   });
 }
 
-GatesInBackward::GatesInBackward() {
+GatesInBackward::Gates GatesInBackward::now() {
   auto all = std::make_shared<GatesOfBackward>();
-  for_each_thread([&](Gates& gates) { all->threads.push_back(gates.shared_from_this()); });
-  if (!all->any()) return;
-  Inherit::push(std::move(all));
+  for_each_thread([&](record::Gates& gates) { all->threads.push_back(gates.shared_from_this()); });
+  return all->any() ? all : nullptr;
+}
+
+GatesInBackward::GatesInBackward(const Gates& gates) {
+  if (!gates) return;
+  Inherit::push(std::static_pointer_cast<GatesOfBackward>(gates));
   pushed_ = true;
 }
 

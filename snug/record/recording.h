@@ -87,7 +87,12 @@ class OperatorGate {
 /// Around a backward pass that this thread starts: the autograd threads that run it call this thread's gates.
 class GatesInBackward {
  public:
-  GatesInBackward();
+  /// The gates that operators of a thread call.
+  using Gates = std::shared_ptr<void>;
+  /// Of this thread, those of the thread that it works for included.
+  static Gates now();
+
+  explicit GatesInBackward(const Gates& gates = now());
   ~GatesInBackward();
   GatesInBackward(const GatesInBackward&) = delete;
   GatesInBackward& operator=(const GatesInBackward&) = delete;

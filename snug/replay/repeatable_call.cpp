@@ -52,7 +52,7 @@ std::vector<at::Tensor> RepeatableCall::arguments() const {
 }
 
 RepeatableCall::ThreadStateScope::ThreadStateScope(const RepeatableCall& call)
-    : thread_(call.thread_), autocast_(call.autocast_), grad_mode_(call.grad_mode_) {
+    : thread_(call.thread_), gates_(seen_by_), autocast_(call.autocast_), grad_mode_(call.grad_mode_) {
   for (const record::RandomState& state : call.random_) random_.emplace_back(state);
 }
 

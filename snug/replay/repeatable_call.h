@@ -11,6 +11,7 @@
 
 #include "snug/record/autocast_state.h"
 #include "snug/record/random_state.h"
+#include "snug/record/recording.h"
 #include "snug/replay/rerun.h"
 
 namespace snug::replay {
@@ -34,7 +35,9 @@ class RepeatableCall {
     explicit ThreadStateScope(const RepeatableCall& call);
 
    private:
+    record::GatesInBackward::Gates seen_by_ = record::GatesInBackward::now();  // which `thread_` does not keep
     at::ThreadLocalStateGuard thread_;
+    record::GatesInBackward gates_;
     record::AutocastScope autocast_;
     std::deque<record::RandomStateScope> random_;
     at::AutoGradMode grad_mode_;
