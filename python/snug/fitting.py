@@ -151,7 +151,8 @@ class _Fitted:
             _core.update_begins()
 
         try:
-            with leaves_kept() as wrapped, python_state_kept() as state, group.found_in_step(), Recorded(update_begins):
+            # Last: the hooks that the others register are part of the state that is kept.
+            with leaves_kept() as wrapped, group.found_in_step(), Recorded(update_begins), python_state_kept() as state:
                 run = begun_anew(lambda: _run_once(state, chosen, sample))
                 recorded = _core.record_step(
                     run, device, request, rehearsals, self.agreement, micro_batches,
