@@ -64,8 +64,9 @@ struct PySession {
 void bind_step_report(py::module_& m) {
   py::class_<Session::StepReport>(m, "StepReport", "What the latest step did.")
       .def_readonly("replayed_ops", &Session::StepReport::replayed_ops)
-      .def_readonly("compared_values", &Session::StepReport::compared_values,
-                    "Number of recomputed values whose bits were compared with those of the forward pass (fit's check).")
+      .def_readonly(
+          "compared_values", &Session::StepReport::compared_values,
+          "Number of recomputed values whose bits were compared with those of the forward pass (fit's check).")
       .def_readonly("moved_bytes", &Session::StepReport::moved_bytes, "Out of the device's memory, as the plan says.")
       .def_readonly("compressed_bytes", &Session::StepReport::compressed_bytes, "Put there in fewer, as the plan says.")
       .def_readonly("lossy_bytes", &Session::StepReport::lossy_bytes,
@@ -122,11 +123,14 @@ void bind_session(py::module_& m) {
       .def("backward", &PySession::backward, py::arg("step"))
       .def("close", &PySession::close)
       .def_property_readonly("closed", [](const PySession& s) { return !s.session; })
-      .def_property_readonly(
-          "planned",
-          [](PySession& s) {
-            return s.read([](Session& open) { return std::make_tuple(open.graph(), open.planner(), open.plan()); });
-          })
+      .def_property_readonly("planned",
+                             [](PySession& s) {
+                               return s.read([](Session& open) {
+                                 const plan::Planner* const planner = open.planner();
+                                 return std::make_tuple(open.graph(), planner ? std::optional(*planner) : std::nullopt,
+                                                        open.plan());
+                               });
+                             })
       .def_property_readonly("predicted_peak",
                              [](PySession& s) { return s.read([](Session& open) { return open.predicted_peak(); }); })
       .def_property_readonly("last_step",

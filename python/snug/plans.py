@@ -16,7 +16,7 @@ class Plan:
     def __init__(
         self,
         graph: _core.StepGraph,
-        planner: _core.Planner,
+        planner: _core.Planner | None,  # None: searched when it is needed
         plan: _core.MemoryPlan,
         floor_of_all: int = 0,
         window: _core.OpenedWindow | None = None,
@@ -24,8 +24,14 @@ class Plan:
         self._floor_of_all = floor_of_all
         self._window = window
         self._graph = graph
-        self._planner = planner
+        self._searched = planner
         self._plan = plan
+
+    @property
+    def _planner(self) -> _core.Planner:
+        if self._searched is None:
+            self._searched = _core.Planner(self._graph, "optimal")
+        return self._searched
 
     @property
     def strategy(self) -> str:

@@ -119,7 +119,7 @@ void Session::follow(Follow what) noexcept { state_->follow = what; }
 
 const plan::MemoryPlan& Session::plan() const { return state_->book.plan(); }
 const plan::StepGraph& Session::graph() const { return state_->book.graph(); }
-const plan::Planner& Session::planner() const { return state_->book.planner(); }
+const plan::Planner* Session::planner() const { return state_->book.planner(); }
 Bytes Session::predicted_peak() const { return state_->book.predicted_peak(); }
 Bytes Session::unplanned_peak() const { return state_->book.unplanned_peak(); }
 const Session::StepReport& Session::last_step() const { return state_->last; }

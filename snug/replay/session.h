@@ -122,7 +122,8 @@ class Session {
   /// Of the step that ran last, and was known or planned.
   [[nodiscard]] const plan::MemoryPlan& plan() const;
   [[nodiscard]] const plan::StepGraph& graph() const;
-  [[nodiscard]] const plan::Planner& planner() const;
+  /// Nullptr where the step came unexpectedly and fits with everything kept: no search was needed.
+  [[nodiscard]] const plan::Planner* planner() const;
   /// The highest peak that a plan predicts, of all kinds of steps that it knows: of a whole run, whose last micro-batch
   /// may take more than its first or less, where plan() is of one of them. Those that no plan fits are left out.
   [[nodiscard]] Bytes predicted_peak() const;

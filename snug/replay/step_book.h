@@ -55,7 +55,11 @@ class StepBook {
   [[nodiscard]] std::vector<record::KnownStep> steps(StepKind kind) const;
   [[nodiscard]] const plan::StepGraph& graph() const { return *known_.front().graph; }
   [[nodiscard]] const plan::MemoryPlan& plan() const { return *known_.front().plan; }
-  [[nodiscard]] const plan::Planner& planner() const { return known_.front().planner; }
+  /// Nullptr where the step fits with everything kept, so that the session's strategy has not been asked.
+  [[nodiscard]] const plan::Planner* planner() const {
+    const plan::Planner& planner = known_.front().planner;
+    return planner.strategy() == "none" && strategy_ != "none" ? nullptr : &planner;
+  }
   /// Whether a plan holds the cap in the first of them; else it keeps everything, and evictions do.
   [[nodiscard]] bool fits() const { return known_.front().fits; }
   /// The highest of those that fit, and of those that only evaluate; of the first where there is none.
