@@ -196,6 +196,17 @@ void Tape::put(plan::ValueId value, c10::Storage storage) {
   values_.cache(value, std::move(storage));
 }
 
+/// Of a value that is about to be recomputed, and whose contents may still be on their way.
+void Tape::remember_contents(plan::ValueId value) {
+  try {
+    values_.arrived(value);
+  } catch (...) {  // they could not be read: there is nothing to compare with
+    return;
+  }
+  streams_.wait_for_all(values_.device(value));
+  verified_.remember(value, values_.storage(value));
+}
+
 Bytes Tape::evict(plan::ValueId value) {
   if (const Bytes compressed = values_.compressed_to(value); compressed > 0) {
     values_.give_up(value);
@@ -203,8 +214,7 @@ Bytes Tape::evict(plan::ValueId value) {
     return compressed;
   }
   observers_.tell_recording(&TapeObserver::evicts, *this, value);
-  if (verified_.remembers(value)) streams_.wait_for_all(values_.device(value));
-  verified_.remember(value, values_.storage(value));
+  if (verified_.remembers(value) && !ledger().fetchable(value)) remember_contents(value);
   values_.evict(value);
   observers_.tell(&TapeObserver::evicted, *this, value);
   return values_.nbytes(value);

@@ -220,6 +220,7 @@ class Tape {
   void put_away(plan::ValueId value, const c10::Storage& storage, plan::Action how);
   template <class Read>
   bool readable(plan::ValueId value, const Read& read);
+  void remember_contents(plan::ValueId value);
   [[nodiscard]] Bytes planned_bytes(plan::ValueId value) const;
   [[nodiscard]] const plan::Encoding* planned_encoding(plan::ValueId value, plan::Codec codec) const;
   [[nodiscard]] bool escapes(plan::ValueId value) const;
