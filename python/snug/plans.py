@@ -16,7 +16,7 @@ class Plan:
     def __init__(
         self,
         graph: _core.StepGraph,
-        planner: _core.Planner | None,  # None: searched when it is needed
+        planner: _core.Planner | None,  # None: the search runs when floor or curve needs it
         plan: _core.MemoryPlan,
         floor_of_all: int = 0,
         window: _core.OpenedWindow | None = None,

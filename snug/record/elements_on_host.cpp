@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "snug/memory/byte_tensor.h"
 #include "snug/record/unseen.h"

@@ -8,7 +8,6 @@
 #include <complex>
 
 #include "snug/base/bytes.h"
-#include "snug/memory/owned_contents.h"
 #include "snug/record/unseen.h"
 
 namespace snug::record {

@@ -196,7 +196,7 @@ void Tape::put(plan::ValueId value, c10::Storage storage) {
   values_.cache(value, std::move(storage));
 }
 
-/// Of a value that is about to be recomputed, and whose contents may still be on their way.
+/// Remembers a value that is about to be dropped. Its contents may still be arriving from the host or a disk.
 void Tape::remember_contents(plan::ValueId value) {
   try {
     values_.arrived(value);
@@ -214,6 +214,7 @@ Bytes Tape::evict(plan::ValueId value) {
     return compressed;
   }
   observers_.tell_recording(&TapeObserver::evicts, *this, value);
+  // What can be fetched again is not recomputed.
   if (verified_.remembers(value) && !ledger().fetchable(value)) remember_contents(value);
   values_.evict(value);
   observers_.tell(&TapeObserver::evicted, *this, value);

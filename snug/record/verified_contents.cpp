@@ -67,7 +67,7 @@ void VerifiedContents::remember(plan::ValueId value, const c10::Storage& storage
     if (!std::holds_alternative<NotDropped>(shown.contents)) continue;
     try {
       shown.contents = Remembered(calls_.geometry().tensor(shown.view, storage), how);
-    } catch (...) {  // no memory for a copy of what does not lie densely: it goes unverified
+    } catch (...) {  // no memory on the host: the value is not compared
     }
   }
 }
