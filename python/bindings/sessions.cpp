@@ -79,7 +79,10 @@ void bind_step_report(py::module_& m) {
       .def_readonly("known", &Session::StepReport::known, "Steps that the session has plans for.")
       .def_readonly("opaque", &Session::StepReport::opaque,
                     "What is kept because something outside of ATen filled it, with the cure.")
-      .def_readonly("planned_anew", &Session::StepReport::planned_anew)
+      .def_readonly("planned_anew", &Session::StepReport::planned_anew,
+                    "The step had no plan and was recorded as it ran: it gets one.")
+      .def_readonly("stopped_planning", &Session::StepReport::stopped_planning,
+                    "From this step on new ones get no plans: too many came only once.")
       .def("__repr__", [](const Session::StepReport& r) {
         return "StepReport(replayed_ops=" + std::to_string(r.replayed_ops) +
                (r.moved_bytes > 0 ? ", moved_bytes=" + std::to_string(r.moved_bytes) : "") +
@@ -120,6 +123,16 @@ void bind_session(py::module_& m) {
            }),
            NoGil(), py::arg("kinds"), py::arg("budget"), py::arg("device"), py::arg("others"), py::arg("agreement"),
            py::arg("tiers"), py::arg("streamed"))
+      .def_static(
+          "without_sample",
+          [](const std::string& strategy, Bytes budget, const std::string& device, const NamedBudgets& others,
+             const std::shared_ptr<Agreement>& agreement) {
+            auto made = std::make_unique<PySession>();
+            made->session.emplace(Session::without_sample(strategy, plan::Budget::for_limit(budget),
+                                                          device_memory(device), agreement, budgets_of(others)));
+            return made;
+          },
+          NoGil(), py::arg("strategy"), py::arg("budget"), py::arg("device"), py::arg("others"), py::arg("agreement"))
       .def("backward", &PySession::backward, py::arg("step"))
       .def("close", &PySession::close)
       .def_property_readonly("closed", [](const PySession& s) { return !s.session; })
@@ -138,6 +151,8 @@ void bind_session(py::module_& m) {
       .def("verify_replays", [](PySession& s, VerifyReplay how) { s.open().verify_replays(how); })
       .def("follow_lossy_alone",
            [](PySession& s, bool alone) { s.open().follow(alone ? Follow::LossyAlone : Follow::All); })
+      .def(
+          "finish_searches", [](PySession& s) { s.open().finish_searches(); }, NoGil())
       .def("use_arena", [](PySession& s) { s.open().use_arena(); })
       .def_property_readonly("arena", [](PySession& s) { return s.read([](Session& open) { return open.arena(); }); })
       .def("detect_anomalies",

@@ -110,13 +110,15 @@ torch::autograd::Edge edge_of(const py::handle& root) {
   throw py::type_error("backward: a root is neither a tensor nor a GradientEdge");
 }
 
-/// Whether a step function that runs on this thread goes backward by this. `roots`: tensors and GradientEdges.
-bool backward_begins(const py::list& roots) {
+/// A pass of autograd begins. Whether a step function that runs on this thread goes backward by it. `roots`: tensors
+/// and GradientEdges.
+bool backward_begins(const py::list& roots, bool accumulates_gradients) {
   replay::StepRun* step = replay::StepRun::here();
   if (step == nullptr) return false;
   replay::StepRun::Roots edges;
   for (const py::handle& root : roots) edges.push_back(edge_of(root));
   const py::gil_scoped_release release;
+  if (!step->is_backward(edges, accumulates_gradients)) return false;
   step->backward_begins(edges);
   return true;
 }
@@ -259,7 +261,7 @@ void bind_stop_before_writes(py::module_& m) {
 
 /// By which Python's hooks around backward passes and optimizers tell a step function that runs where it stands.
 void bind_phases(py::module_& m) {
-  m.def("backward_begins", &backward_begins, py::arg("roots"));
+  m.def("backward_begins", &backward_begins, py::arg("roots"), py::arg("accumulates_gradients"));
   m.def("backward_ends", &backward_ends, NoGil());
   m.def("update_begins", &update_begins, NoGil());
   m.def("micro_batch_begins", &micro_batch_begins, NoGil(), py::arg("stage"));

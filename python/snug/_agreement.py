@@ -67,7 +67,7 @@ class Group:
                 raise UsageError("fit: this process is not in the process group; give one that it is in")
         self._group: Any = process_group
         self._mine: torch.Tensor | None = None
-        self._all: list[torch.Tensor] = []
+        self._all: torch.Tensor | None = None
 
     def agreement(self) -> _core.Agreement:
         return _core.Agreement(self._gather)
@@ -117,11 +117,11 @@ class Group:
         """What all processes say, this one among them."""
         if self._group is None:
             return [vote]
-        if self._mine is None:
+        if self._mine is None or self._all is None:
             on_cpu = "cpu:" in dist.get_backend_config(self._group)
             where = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator()
             self._mine = torch.zeros(1, dtype=torch.uint8, device=where)
-            self._all = [torch.zeros_like(self._mine) for _ in range(dist.get_world_size(self._group))]
+            self._all = torch.zeros(dist.get_world_size(self._group), dtype=torch.uint8, device=where)
         self._mine.fill_(vote)
-        dist.all_gather(self._all, self._mine, group=self._group)
-        return [int(one) for one in self._all]
+        dist.all_gather(list(self._all.split(1)), self._mine, group=self._group)
+        return self._all.tolist()  # one copy from the device, however many processes there are

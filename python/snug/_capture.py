@@ -21,10 +21,16 @@ class Recorded:
     """While it is entered, this thread's step functions run as far as their update: where the first optimizer steps, or
     GradScaler for it, `update_begins` is called with that optimizer and the function is left. So it is in front of the
     first write to one of `parameters` after the backward pass. What GradScalers note on the way is put back at the end.
+
+    Attributes:
+        called_grad: Whether the step called torch.autograd.grad() other than as its backward pass.
+        zeroes_gradients: Whether a step called zero_grad(set_to_none=False): later ones find gradients then.
     """
 
     def __init__(self, update_begins: Callable[[Any], None], parameters: list[torch.Tensor] | None = None) -> None:
         self._update_begins = update_begins
+        self.called_grad = False
+        self.zeroes_gradients = False
         self._scalers: list[tuple[Any, dict[int, dict[str, Any]]]] = []
         self._stepping: list[Any] = []
         self._gate = _core.StopBeforeWrites(parameters) if parameters else None
@@ -53,7 +59,7 @@ class Recorded:
     def begin(self) -> None:
         """A step function begins."""
         self._put_back()
-        self.went_backward = False
+        self.went_backward = self.called_grad = False
         self._stepping.clear()
 
     def backward_is_over(self) -> None:
@@ -63,9 +69,9 @@ class Recorded:
         if self._gate is not None:
             self._gate.enter()
 
-    def step(self, optimizer: Any) -> None:
+    def step(self, optimizer: Any, has_closure: bool) -> None:
         """The optimizer is about to step, or to call a closure that goes backward first."""
-        if self.went_backward:
+        if self.went_backward or (self.called_grad and not has_closure):
             self.update(optimizer)
         self._stepping.append(optimizer)
 
@@ -93,9 +99,9 @@ def _recorded() -> Recorded | None:
     return getattr(_here, "recorded", None)
 
 
-def _before_a_step(optimizer: Any, *_: Any) -> None:
+def _before_a_step(optimizer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
     if recorded := _recorded():
-        recorded.step(optimizer)
+        recorded.step(optimizer, any(callable(one) for one in (*arguments[1:], *named.values())))
 
 
 def _losses_of(roots: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -103,29 +109,41 @@ def _losses_of(roots: list[torch.Tensor]) -> list[torch.Tensor]:
     return [root for root in roots if root.numel() == 1]
 
 
-def _around_backward() -> None:
-    plain = torch.autograd._engine_run_backward  # what backward() and grad() of all kinds go through, by this name
+class _Engine:
+    """PyTorch's engine. backward() and grad() of all kinds go through it, and libraries that call it directly."""
 
-    @functools.wraps(plain)
-    def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._plain = engine.run_backward
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         with _core.GatesInBackward():
-            return run_with_gates(roots, *args, **kwargs)
+            return self._run_with_gates(tensors, *args, **kwargs)
 
-    def run_with_gates(roots: Any, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs.get("accumulate_grad") or torch._C._current_graph_task_id() != -1:
-            return plain(roots, *args, **kwargs)
+    def _run_with_gates(self, roots: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._current_graph_task_id() != -1:
+            return self._plain(roots, *args, **kwargs)
+        accumulates = bool(kwargs.get("accumulate_grad", False))
         tensors = [root for root in roots if isinstance(root, torch.Tensor)]  # the others are GradientEdges
         # What needs no gradient is the engine's to refuse.
-        is_step = all(t.requires_grad for t in tensors) and _core.backward_begins(list(roots))
-        result = plain(roots, *args, **kwargs)
+        is_step = all(t.requires_grad for t in tensors) and _core.backward_begins(list(roots), accumulates)
+        result = self._plain(roots, *args, **kwargs)
         if is_step:
             _here.roots = [*map(_losses_of, getattr(_here, "roots", None) or []), tensors]
             _core.backward_ends()
-        if recorded := _recorded():
+        recorded = _recorded()
+        if recorded is not None and (is_step or accumulates):
             recorded.backward_is_over()
+        elif recorded is not None:
+            recorded.called_grad = True
         return result
 
-    torch.autograd._engine_run_backward = run_backward
+
+def _around_backward() -> None:
+    torch.autograd.Variable._execution_engine = _Engine(torch.autograd.Variable._execution_engine)
 
 
 def _around_scaler() -> None:
@@ -152,9 +170,23 @@ def _around_scaler() -> None:
     scaler.unscale_, scaler.step = unscale_, step
 
 
+def _around_zero_grad(kind: Any) -> None:
+    plain = kind.zero_grad
+
+    @functools.wraps(plain)
+    def zero_grad(self: Any, set_to_none: bool = True) -> None:
+        if not set_to_none and (recorded := _recorded()):
+            recorded.zeroes_gradients = True
+        plain(self, set_to_none)
+
+    kind.zero_grad = zero_grad
+
+
 # Once and for good: other libraries may wrap what stands here in turn, and threads be inside of it.
 _around_backward()
 _around_scaler()
+_around_zero_grad(torch.optim.Optimizer)
+_around_zero_grad(torch.nn.Module)
 register_optimizer_step_pre_hook(_before_a_step)
 
 
@@ -236,6 +268,8 @@ def run_plain(step: Callable[[Any], Any], batch: Any) -> torch.Tensor | None:
     except UpdateBegins:
         return None
     if recorded.went_backward:
+        return None
+    if recorded.called_grad and not (isinstance(result, torch.Tensor) and result.requires_grad):
         return None
     if not isinstance(result, torch.Tensor):
         raise UsageError(f"step: it returned a {type(result).__name__}; return the loss, a tensor of one element")

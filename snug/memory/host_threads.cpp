@@ -29,7 +29,7 @@ HostThreads::~HostThreads() {
 
 std::shared_future<void> HostThreads::run(std::function<void()> task) {
   if (::getpid() != process_)
-    throw Error("offload: this process was forked, and has no threads that copy; make a session in it");
+    throw Error("session: this process was forked, and its threads are the parent's; make a session in it");
   Shared& shared = *shared_;
   std::promise<void> promise;
   std::shared_future<void> done = promise.get_future().share();
@@ -40,7 +40,7 @@ std::shared_future<void> HostThreads::run(std::function<void()> task) {
         shared.threads.emplace_back([&shared] { work(shared); });
       } catch (const std::system_error& error) {  // those that there are do it
         if (shared.threads.empty())
-          throw Error(fmt::format("offload: the system has no thread for copies: {}", error.code().message()));
+          throw Error(fmt::format("session: the system has no further thread: {}", error.code().message()));
       }
     }
     shared.tasks.push_back({std::move(task), std::move(promise)});

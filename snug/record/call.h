@@ -29,6 +29,7 @@ struct OutputSlot {
   std::int16_t position = 0;
   std::int16_t element = -1;
   c10::ScalarType dtype = c10::ScalarType::Undefined;  // once it is an output's
+  std::uint32_t layout = 0;                            // see layout_of; once it is an output's
 };
 
 /// What a kernel depends on beside its arguments: the state of the thread that called the operator.

@@ -211,6 +211,7 @@ class Tape {
   void tell_results(plan::OpId op);
 
   void bind(SavedTensor& saved);
+  void bind_each(const std::vector<SavedTensor*>& saved);
   StandsFor what_is_left_for(const SavedTensor& saved);
   /// Whether the write changes what a saved tensor of the value shows without raising its version, as one through
   /// `.data` does: the counters are different ones, and the bytes are not.

@@ -267,6 +267,7 @@ plan::ValueId Tape::add_output(const PendingCall& pending, const at::Tensor& ten
   const plan::ValueId value = values_.add_output(tensor.storage(), overwrites);
   streams_.made_on(tensor.device());
   slot.dtype = tensor.scalar_type();
+  slot.layout = layout_of(tensor);
   calls_.add_output(slot);
   if (pending.traits.uninitialized) values_.set_unfilled(value);
   values_.set_must(value, must_of(pending, value));

@@ -160,22 +160,27 @@ void Tape::bind_before(const OperatorTraits& traits, const c10::IValue* argument
   std::vector<c10::StorageImpl*> written;
   for_each_written(traits, arguments,
                    [&](const at::Tensor& t) { written.push_back(t.storage().unsafeGetStorageImpl()); });
-  std::erase_if(waiting_, [&](SavedTensor* saved) {
-    if (std::ranges::find(written, saved->storage.unsafeGetStorageImpl()) != written.end()) return false;
-    bind(*saved);
-    return true;
+  // First: binding may throw.
+  const auto rest = std::ranges::stable_partition(waiting_, [&](const SavedTensor* saved) {
+    return std::ranges::find(written, saved->storage.unsafeGetStorageImpl()) != written.end();
   });
+  const std::vector<SavedTensor*> bound(rest.begin(), rest.end());
+  waiting_.erase(rest.begin(), rest.end());
+  bind_each(bound);
 }
 
 void Tape::bind_all() {
   const PatientLock lock(mutex_);
   versions_.settle();
-  const std::vector<SavedTensor*> waiting = std::exchange(waiting_, {});
-  for (std::size_t i = 0; i < waiting.size(); ++i) {
+  bind_each(std::exchange(waiting_, {}));
+}
+
+void Tape::bind_each(const std::vector<SavedTensor*>& saved) {
+  for (std::size_t i = 0; i < saved.size(); ++i) {
     try {
-      bind(*waiting[i]);
+      bind(*saved[i]);
     } catch (...) {  // the others wait on
-      waiting_.assign(waiting.begin() + static_cast<std::ptrdiff_t>(i) + 1, waiting.end());
+      waiting_.insert(waiting_.end(), saved.begin() + static_cast<std::ptrdiff_t>(i) + 1, saved.end());
       throw;
     }
   }

@@ -25,6 +25,18 @@ View GeometryPool::add(const at::Tensor& tensor) {
   return view;
 }
 
+std::uint32_t layout_of(const at::Tensor& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  auto hash = static_cast<std::uint64_t>(impl.storage_offset());
+  const auto add = [&](std::int64_t number) {  // as MurmurHash3 mixes
+    hash = (hash ^ static_cast<std::uint64_t>(number)) * 0xff51afd7ed558ccdULL;
+    hash ^= hash >> 33U;
+  };
+  for (const std::int64_t size : impl.sizes()) add(size);
+  for (const std::int64_t stride : impl.strides()) add(stride);
+  return static_cast<std::uint32_t>(hash);
+}
+
 at::Tensor GeometryPool::tensor(const View& view, c10::Storage storage) const {
   at::Tensor result =
       at::detail::make_tensor<c10::TensorImpl>(std::move(storage), view.keys, c10::scalarTypeToTypeMeta(view.dtype));

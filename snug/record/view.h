@@ -53,6 +53,9 @@ class GeometryPool {
   std::vector<std::int64_t> pool_;
 };
 
+/// A hash of a plain tensor's sizes, strides and offset.
+std::uint32_t layout_of(const at::Tensor& tensor);
+
 /// Whether a tensor is geometry over a storage and nothing else. The others (sparse, quantized, nested, zero tensors,
 /// tensors without a storage) are never dropped.
 bool is_plain(const at::Tensor& tensor);

@@ -117,14 +117,19 @@ bool Evictor::make_room(Bytes bytes, memory::Patience patience) noexcept {
                                                                                   : std::chrono::seconds(0)))
     return false;
   const std::lock_guard lock(tape_->mutex(), std::adopt_lock);
-  Bytes freed = tape_->values().all_gone_from(memory_.device());
-  // What a running replay is going to read only if there is nothing else.
-  for (const plan::Resort resort : {plan::Resort::First, plan::Resort::Last}) {
-    if (freed > 0) break;
-    for (const Victim& victim : victims(*tape_, memory_.device(), resort, cost_)) {
-      if (freed >= bytes) break;
-      freed += memory_.rounded(tape_->evict(victim.value));
+  Bytes freed = 0;
+  try {
+    freed = tape_->values().all_gone_from(memory_.device());
+    // What a running replay is going to read only if there is nothing else.
+    for (const plan::Resort resort : {plan::Resort::First, plan::Resort::Last}) {
+      if (freed > 0) break;
+      for (const Victim& victim : victims(*tape_, memory_.device(), resort, cost_)) {
+        if (freed >= bytes) break;
+        freed += memory_.rounded(tape_->evict(victim.value));
+      }
     }
+  } catch (...) {  // of the device, or of the host's memory: who asks for room is told that there is none
+    return freed > 0;
   }
   return freed > 0;
 }

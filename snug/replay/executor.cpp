@@ -7,6 +7,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <deque>
@@ -256,10 +257,19 @@ void call_again(Tape& tape, plan::OpId op, torch::jit::Stack& stack) {
 }
 
 /// Views of a value are over as many bytes, of a type, as its operator made at first.
-void check_made(const Tape& tape, plan::OpId op, ValueId value, const c10::Storage& made, c10::ScalarType was,
-                c10::ScalarType is) {
+/// `result`: undefined where the operator has written an argument.
+void check_made(const Tape& tape, plan::OpId op, ValueId value, const c10::Storage& made,
+                const record::OutputSlot& slot, const at::Tensor& result) {
   const auto bytes = static_cast<Bytes>(made.nbytes());
-  if (bytes == tape.values().nbytes(value) && is == was) return;
+  const c10::ScalarType was = slot.dtype, is = result.defined() ? result.scalar_type() : was;
+  if (bytes == tape.values().nbytes(value) && is == was) {
+    if (!result.defined() || record::layout_of(result) == slot.layout) return;
+    throw Error(fmt::format(
+        "replay: {} returns a result with other sizes or strides, now {} and {}, than in the forward pass: something "
+        "beside its inputs has changed since, as flags of its kernels; leave that as it is until backward is over, or "
+        "keep what the operator makes (Choice::MustKeep)",
+        tape.calls().describe(op), fmt::join(result.sizes(), "x"), fmt::join(result.strides(), "x")));
+  }
   throw Error(fmt::format(
       "replay: {} makes {} bytes of {} where it made {} of {} in the forward pass: something beside its "
       "inputs has changed since; leave that as it is until backward is over, or keep what the operator "
@@ -301,7 +311,7 @@ void run_again(Tape& tape, const RunAgain& step) {
     const record::OutputSlot& slot = tape.calls().output_slot(call, i);
     const at::Tensor made = slot.is_argument ? at::Tensor() : result(stack, slot);
     const c10::Storage& storage = made.defined() ? made.storage() : *written.find(outputs[i].overwrites);
-    check_made(tape, step.op, value, storage, slot.dtype, made.defined() ? made.scalar_type() : slot.dtype);
+    check_made(tape, step.op, value, storage, slot, made);
     tape.put(value, storage);
   }
   if (tape.observers().see_results()) {

@@ -208,3 +208,30 @@ Session fit(const Forward& forward, FitOptions options, std::optional<c10::Devic
 }
 
 }  // namespace snug::replay
+
+namespace snug {
+
+Session fit(const FitOptions& options) {
+  FitOptions checked_options = options;
+  memory::DeviceMemory& memory = replay::or_tell(
+      *options.agreement, [&]() -> auto& {
+        const char* needs = options.optimizer || options.update          ? "an optimizer or update to rehearse"
+                            : options.micro_batches != 1                 ? "several micro-batches"
+                            : options.host_budget || options.disk_budget ? "a budget of the host or a disk"
+                            : options.streamed                           ? "streamed tensors"
+                            : options.lossy != plan::Codec::None         ? "a lossy codec"
+                                                                         : nullptr;
+        if (needs != nullptr) {
+          throw UsageError(fmt::format(
+              "fit: without a sample nothing is recorded in advance, which {} needs; give a sample", needs));
+        }
+        return replay::checked(checked_options, std::nullopt);
+      });
+  Session session = Session::without_sample(options.strategy, plan::Budget::for_limit(options.budget), memory,
+                                            options.agreement, options.other_budgets);
+  if (options.arena) session.use_arena();
+  if (!options.check) session.verify_replays(VerifyReplay::Off);
+  return session;
+}
+
+}  // namespace snug

@@ -112,4 +112,10 @@ Session fit(Step&& step, const Batch& sample, const FitOptions& options) {
   return replay::fit([&]() -> at::Tensor { return std::invoke(step, sample); }, options, replay::device_of(sample));
 }
 
+/// Caps the training steps of any LibTorch model, and plans them from the first one that runs: nothing runs twice, and
+/// nothing is put back. Until it has run nobody knows whether the steps fit: see Session::without_sample. Throws
+/// UsageError for options that a recording needs: an optimizer or update, micro-batches, tiers, streamed tensors, a
+/// lossy codec.
+Session fit(const FitOptions& options);
+
 }  // namespace snug

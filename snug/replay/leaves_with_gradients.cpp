@@ -28,6 +28,15 @@ std::vector<at::Tensor> leaves_of(const torch::autograd::edge_list& roots, const
   return leaves;
 }
 
+std::vector<at::Tensor> parameters_of(const record::Tape& tape, const torch::autograd::edge_list& roots,
+                                      const std::vector<at::Tensor>& read) {
+  std::vector<at::Tensor> leaves = leaves_of(roots, read);
+  std::erase_if(leaves, [&](const at::Tensor& leaf) {
+    return record::is_plain(leaf) && tape.values().made(leaf.storage().unsafeGetStorageImpl());
+  });
+  return leaves;
+}
+
 void add_missing(const std::vector<at::Tensor>& leaves, std::vector<at::Tensor>& all) {
   std::unordered_set<const void*> known;
   for (const at::Tensor& p : all) known.insert(p.unsafeGetTensorImpl());

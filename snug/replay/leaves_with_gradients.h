@@ -5,12 +5,18 @@
 
 #include <vector>
 
+#include "snug/record/tape.h"
+
 namespace snug::replay {
 
 /// The leaves that a backward pass from `roots` may give gradients to: those at the end of the autograd graph, and
 /// those that the forward pass has `read`, as a function that differentiates in backward for itself hides what it is
 /// made of.
 std::vector<at::Tensor> leaves_of(const torch::autograd::edge_list& roots, const std::vector<at::Tensor>& read);
+
+/// Those of them that the step has not made itself: what it trains.
+std::vector<at::Tensor> parameters_of(const record::Tape& tape, const torch::autograd::edge_list& roots,
+                                      const std::vector<at::Tensor>& read);
 
 /// Adds those leaves that are not among `all`: gradients may be where autograd does not put them, in shards of
 /// parameters.

@@ -13,7 +13,8 @@ std::optional<plan::StepGraph> NewSteps::ran(std::uint64_t key, std::optional<pl
   const auto [found, is_new] = seen_.emplace(key, std::nullopt);
   if (!is_new) {
     in_vain_ = 0;  // steps come again: they are worth profiling
-    if (!graph && !found->second) return std::nullopt;
+    if (unfollowed_ >= kMostUnfollowed || (!graph && !found->second)) return std::nullopt;
+    ++unfollowed_;
     std::optional<plan::StepGraph> to_plan = graph ? std::move(graph) : std::move(found->second);
     if (found->second) operators_ -= found->second->ops.size();
     found->second.reset();

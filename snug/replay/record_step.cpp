@@ -16,6 +16,7 @@
 #include "snug/replay/recording_scope.h"
 #include "snug/replay/saved_tensor_hooks.h"
 #include "snug/replay/step_recording.h"
+#include "snug/replay/step_run.h"
 #include "snug/replay/streamed_tensors.h"
 
 namespace snug::replay {
@@ -32,6 +33,7 @@ void leave_window_out(plan::StepGraph& graph, const memory::DeviceMemory& memory
 Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
                      const RecordOptions& options) {
   Recorded recorded = StepRecording(cost, memory, options).run(forward);
+  recorded.step.grad_call = options.grad_call;
   leave_window_out(recorded.step.graph, memory, options);
   agree(options);
   return recorded;
@@ -59,6 +61,17 @@ RecordedStep record_forward(EvictionCost cost, const Forward& forward, memory::D
   scope.writes().undo();
   agree(options);
   return step;
+}
+
+/// Of a step that takes its gradients from autograd::grad(), its last call of that is the backward pass.
+Recorded record_first(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory, RecordOptions& options) {
+  try {
+    return record_once(cost, forward, memory, options);
+  } catch (const HasNoBackward& error) {
+    if (options.grad_call == error.grad_calls()) throw;
+    options.grad_call = error.grad_calls();
+  }
+  return record_once(cost, forward, memory, options);
 }
 
 constexpr std::size_t kMostRuns = 4;
@@ -136,7 +149,7 @@ RecordedStep record_step_evicting(EvictionCost cost, const Forward& forward, mem
   // The first run pays for page faults and the kernels' own set-up, and shows what is used at once.
   const WindowAfterFailure as_before(options.streamed.get());
   if (options.streamed) options.streamed->try_out({});
-  Recorded once = record_once(cost, forward, memory, options);
+  Recorded once = record_first(cost, forward, memory, options);
   std::vector<RecordedStep> before;
   before.push_back(bare(once.step));
 

@@ -37,6 +37,7 @@ struct RecordedStep {
   std::vector<PassingBytes> passing{1};
   StepKind kind = StepKind::First;
   std::vector<plan::StepGraph> further{};  ///< of the kind MicroBatch: those of other operators, as of other stages
+  int grad_call = 0;                       ///< that is its backward pass, see StepRun; 0: none
   plan::StreamedStep streamed{};           ///< how it uses what is streamed; whose window the graph does not count
 };
 
@@ -68,6 +69,8 @@ struct RecordOptions {
   std::shared_ptr<StreamedTensors> streamed = nullptr;
   /// A codec that plans may use beside those that give back the same bits: see FitOptions::lossy.
   plan::Codec lossy = plan::Codec::None;
+  /// See StepRun; record_step finds it.
+  int grad_call = 0;
   /// Asked again and again while the step runs, by any of its threads, and runs no operators itself: where it says true
   /// the recording throws Stopped, and leaves no trace either.
   std::function<bool()> stop = {};

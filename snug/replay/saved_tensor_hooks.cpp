@@ -55,7 +55,8 @@ using torch::autograd::Engine;
 template <class Execute>
 torch::autograd::variable_list execute_for_step(const torch::autograd::edge_list& roots, bool accumulates,
                                                 const Execute& execute) {
-  StepRun* step = accumulates ? StepRun::here() : nullptr;
+  StepRun* step = StepRun::here();
+  if (step != nullptr && !step->is_backward(roots, accumulates)) step = nullptr;
   if (step != nullptr) step->backward_begins(roots);
   torch::autograd::variable_list gradients = [&] {
     const record::GatesInBackward gates;

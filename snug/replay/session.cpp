@@ -1,13 +1,17 @@
 #include "snug/replay/session.h"
 
+#include <fmt/format.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <unordered_set>
 
+#include "snug/base/errors.h"
 #include "snug/memory/held_limit.h"
 #include "snug/memory/tag.h"
+#include "snug/plan/strategy.h"
 #include "snug/replay/gradient_bytes.h"
+#include "snug/replay/leaves_with_gradients.h"
 #include "snug/replay/other_devices.h"
 #include "snug/replay/session_state.h"
 #include "snug/replay/session_step.h"
@@ -45,6 +49,29 @@ std::vector<T> only(T one) {
 
 }  // namespace
 
+Session::State::State(memory::DeviceMemory& of_device, replay::StepBook steps, std::optional<plan::Budget> its_budget,
+                      std::vector<DeviceBudget> other_budgets)
+    : memory(of_device),
+      book(std::move(steps)),
+      budget(its_budget),
+      limit(its_budget ? std::make_unique<memory::HeldLimit>(of_device, its_budget->limit) : nullptr),
+      others(std::move(other_budgets)) {
+  for (const auto& [device, bytes] : others)
+    other_limits.push_back(std::make_unique<memory::HeldLimit>(memory::device_memory(device), bytes));
+}
+
+void Session::State::add_parameters(std::vector<at::Tensor> found) {
+  const std::size_t before = parameters.size();
+  replay::add_missing(found, parameters);
+  for (std::size_t i = before; i < parameters.size(); ++i) {
+    const at::Tensor& p = parameters[i];
+    // A hook that is already there is somebody else's, and there is room for one.
+    if (torch::autograd::impl::post_acc_grad_hooks(p)) continue;
+    torch::autograd::impl::set_post_acc_grad_hooks(p, std::make_unique<TagGradient>());
+    hooked.push_back(p);
+  }
+}
+
 Session::State::~State() {
   for (const at::Tensor& p : hooked) {
     // Somebody may have put another in its place.
@@ -73,30 +100,34 @@ Session::Session(std::vector<replay::PlannedStep> kinds, std::optional<plan::Bud
   others = replay::with_indices(std::move(others));
   replay::or_tell(*agreement, [&] { replay::check_other_budgets(others, memory.device()); });
   std::vector<at::Tensor> parameters = parameters_of(kinds);
+  const int grad_call = kinds.empty() ? 0 : kinds.front().step.grad_call;
   std::vector<Bytes> gradients;
   for (const memory::DeviceMemory* const device : replay::memories_of(memory, others))
     gradients.push_back(replay::gradient_bytes(parameters, *device));
   replay::StepBook book(std::move(kinds), replay::budgets_of(budget, others), gradients, std::move(agreement));
-  state_.reset(new State{.memory = memory,
-                         .book = std::move(book),
-                         .parameters = std::move(parameters),
-                         .hooked = {},
-                         .budget = budget,
-                         .limit = budget ? std::make_unique<memory::HeldLimit>(memory, budget->limit) : nullptr,
-                         .others = std::move(others),
-                         .other_limits = {},
-                         .last = {},
-                         .trace = {}});
+  state_ = std::make_unique<State>(memory, std::move(book), budget, std::move(others));
+  state_->add_parameters(std::move(parameters));
+  state_->grad_call = grad_call;
   state_->in_micro_batches = state_->book.expects(replay::StepKind::MicroBatch);
-  for (const auto& [device, bytes] : state_->others)
-    state_->other_limits.push_back(std::make_unique<memory::HeldLimit>(memory::device_memory(device), bytes));
-  for (const at::Tensor& p : state_->parameters) {
-    // A hook that is already there is somebody else's, and there is room for one.
-    if (torch::autograd::impl::post_acc_grad_hooks(p)) continue;
-    torch::autograd::impl::set_post_acc_grad_hooks(p, std::make_unique<TagGradient>());
-    state_->hooked.push_back(p);
-  }
 }
+
+Session Session::without_sample(std::string_view strategy, plan::Budget budget, memory::DeviceMemory& memory,
+                                std::shared_ptr<Agreement> agreement, std::vector<DeviceBudget> others) {
+  others = replay::with_indices(std::move(others));
+  replay::or_tell(*agreement, [&] {
+    if (budget.limit <= 0)
+      throw UsageError(fmt::format("fit: the budget is {} bytes; it must be positive", budget.limit));
+    (void)plan::strategy_from(strategy);
+    replay::check_other_budgets(others, memory.device());
+  });
+  replay::StepBook book(std::string(strategy), replay::budgets_of(budget, others), std::move(agreement));
+  auto state = std::make_unique<State>(memory, std::move(book), budget, std::move(others));
+  state->finds_parameters = true;
+  state->steps_vary = true;  // the first step may set up what later ones only use
+  return Session(std::move(state));
+}
+
+Session::Session(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
 Session::~Session() = default;
 Session::Session(Session&&) noexcept = default;
@@ -113,6 +144,8 @@ void Session::use_arena() { state_->arena = replay::StepArena::of(state_->memory
 std::optional<replay::StepArena::Stats> Session::arena() const {
   return state_->arena ? std::optional(state_->arena->stats()) : std::nullopt;
 }
+
+void Session::finish_searches() { state_->book.finish_searches(); }
 
 void Session::anomalies(Anomalies become) noexcept { state_->anomalies = become; }
 void Session::follow(Follow what) noexcept { state_->follow = what; }

@@ -40,10 +40,10 @@ enum class Follow : std::uint8_t {
 };
 
 /// Runs training steps under a plan and a hard limit. Steps may differ in shapes and operators. Those that were
-/// recorded before have plans from the start; any other gets one when it comes up: the first unknown one is only
-/// noticed, from then on each is recorded as it runs. While a session lives, the device's allocator hands out no more
-/// than the budget, to anybody in the process. One thread at a time. Several sessions may exist: in a step of one its
-/// own budget holds, in between that of the newest, and each budget is for what all of them have in memory.
+/// recorded before have plans from the start; any other gets one when it has come up twice: the first unknown one is
+/// only noticed, from then on each is recorded as it runs. While a session lives, the device's allocator hands out no
+/// more than the budget, to anybody in the process. One thread at a time. Several sessions may exist: in a step of one
+/// its own budget holds, in between that of the newest, and each budget is for what all of them have in memory.
 class Session {
  public:
   /// What the latest step did.
@@ -58,7 +58,11 @@ class Session {
     std::string divergence;  ///< where it first differed from all known steps, or why it had no plan, else empty
     std::size_t known = 1;   ///< steps that the session has plans for
     std::vector<std::string> opaque;  ///< what is kept because something outside of ATen filled it, with the cure
-    bool planned_anew = false;  ///< the step was an unknown one, was recorded as it ran, and has a plan from now on
+    bool planned_anew = false;  ///< the step was an unknown one and was recorded as it ran: it has a plan from now on,
+                                ///< or from where a search in the background is over
+    bool stopped_planning =
+        false;  ///< from this step on, new ones get no plans and run by eviction: too many came only
+                ///< once, or never followed theirs. Planning begins again when steps come again
   };
 
   /// For all kinds of steps that are to come, the first of which goes backward. No budget: no limit, and plans as the
@@ -79,6 +83,12 @@ class Session {
           memory::DeviceMemory& memory, std::shared_ptr<Agreement> agreement = alone());
   Session(replay::RecordedStep step, std::string_view strategy, std::optional<plan::Budget> budget,
           memory::DeviceMemory& memory, std::shared_ptr<Agreement> agreement = alone());
+  /// For steps none of which was recorded before, so that nothing runs twice. The first step of each kind runs without
+  /// a plan, under the limit by eviction, and is recorded as it runs; those behind it follow the plan that is made then
+  /// by `strategy`. What an optimizer takes outside of the steps is in no plan. plan(), graph() and planner() throw
+  /// UsageError before the first step is over.
+  static Session without_sample(std::string_view strategy, plan::Budget budget, memory::DeviceMemory& memory,
+                                std::shared_ptr<Agreement> agreement = alone(), std::vector<DeviceBudget> others = {});
   ~Session();
   Session(Session&&) noexcept;
   Session& operator=(Session&&) noexcept;
@@ -113,6 +123,10 @@ class Session {
   /// None without one.
   [[nodiscard]] std::optional<replay::StepArena::Stats> arena() const;
 
+  /// Plans of new steps are searched on another thread, while eviction holds the cap. Waits for those searches: the
+  /// next steps follow what they find.
+  void finish_searches();
+
   /// Of the next steps.
   void anomalies(Anomalies become) noexcept;
 
@@ -134,9 +148,10 @@ class Session {
   [[nodiscard]] const replay::StepTrace& last_trace() const;
 
  private:
-  at::Tensor run(const replay::Forward& forward);
   class Step;
   struct State;
+  explicit Session(std::unique_ptr<State> state);
+  at::Tensor run(const replay::Forward& forward);
   std::unique_ptr<State> state_;
 };
 

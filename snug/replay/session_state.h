@@ -18,6 +18,15 @@ namespace snug {
 
 /// What a session has from step to step.
 struct Session::State {
+  State(memory::DeviceMemory& of_device, replay::StepBook steps, std::optional<plan::Budget> its_budget,
+        std::vector<DeviceBudget> other_budgets);
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+  ~State();
+
+  /// Those that are not known yet.
+  void add_parameters(std::vector<at::Tensor> found);
+
   memory::DeviceMemory& memory;
   replay::StepBook book;
   std::vector<at::Tensor> parameters;
@@ -26,8 +35,10 @@ struct Session::State {
   std::unique_ptr<memory::HeldLimit> limit;
   std::vector<DeviceBudget> others;
   std::vector<std::unique_ptr<memory::HeldLimit>> other_limits;
-  bool steps_vary = false;  // an unknown step has come up
+  bool finds_parameters = false;  // in the steps that are recorded as they run
+  bool steps_vary = false;        // an unknown step has come up
   replay::NewSteps new_steps{};
+  int grad_call = 0;              // that is the backward pass, see StepRun
   bool in_micro_batches = false;  // the last step was, or the one that was recorded
 
   VerifyReplay verify = VerifyReplay::Once;
@@ -39,8 +50,6 @@ struct Session::State {
   std::shared_ptr<replay::StepArena> arena{};
   StepReport last;
   replay::StepTrace trace;
-
-  ~State();
 };
 
 }  // namespace snug

@@ -7,11 +7,14 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/memory/device_memory.h"
 #include "snug/plan/run/presets.h"
 #include "snug/record/recording_key.h"
 #include "snug/replay/anomaly.h"
 #include "snug/replay/gradient_bytes.h"
+#include "snug/replay/leaves_with_gradients.h"
 #include "snug/replay/opaque_values.h"
+#include "snug/replay/recording_scope.h"
 
 namespace snug {
 namespace {
@@ -62,7 +65,8 @@ Session::Step::Step(State& state)
                                        const replay::StepRun::Roots& roots) { backward_begins(tape, roots); },
              .backward_over = [this](replay::StepRun&, record::Tape& tape) { backward_over(tape); },
              .reached = [this](record::Tape& tape) { reached(tape); },
-             .failed = [this](record::Tape& tape) { failed(tape); }}) {
+             .failed = [this](record::Tape& tape) { failed(tape); }},
+            state.grad_call) {
   if (const auto& streamed = state.streamed) {
     streamed->next_step(kind_of(state.parameters));
     gradients_leave_.emplace(
@@ -102,6 +106,11 @@ at::Tensor Session::Step::run_unless_refused(const replay::Forward& forward) {
   at::Tensor result;
   try {
     result = step_(forward);
+  } catch (const replay::HasNoBackward& error) {
+    // Nothing recorded it in advance: it is over, and the next ones go backward by that call.
+    if (!state_.finds_parameters || state_.grad_call == error.grad_calls()) throw;
+    state_.grad_call = error.grad_calls();
+    result = error.returned();
   } catch (...) {
     forget_wrong_gradients();
     if (refusal_) std::rethrow_exception(refusal_);
@@ -164,12 +173,14 @@ record::DecideLater::Decision Session::Step::decide(Pass& pass) {
   }
   pass.unknown.unexpected = !state_.book.expects(pass.kind);
   if ((state_.steps_vary && state_.new_steps.profiles()) || pass.unknown.unexpected) {
-    pass.unknown.profiler = std::make_shared<record::Profiler>(record::gauges_of(devices_), state_.book.graph().lossy);
+    const plan::Codec lossy = state_.book.size() > 0 ? state_.book.graph().lossy : plan::Codec::None;
+    pass.unknown.profiler = std::make_shared<record::Profiler>(record::gauges_of(devices_), lossy);
     if (pass.is_micro_batch) pass.unknown.profiler->take_turns(turns_);
   }
   // What comes in front of the first micro-batch is none.
   if (state_.in_micro_batches && !pass.is_micro_batch && pass.unknown.unexpected)
     return {record::KeepSaved{}, pass.unknown.profiler};
+  if (state_.book.size() == 0) return {record::KeepSaved{}, pass.unknown.profiler};
   std::vector<record::KnownStep> steps = as_followed(state_.book.steps(pass.kind), state_.follow);
   // Those of several stages may begin alike.
   std::ranges::stable_partition(steps, [&](const record::KnownStep& step) {
@@ -195,9 +206,21 @@ void Session::Step::forward_over(record::Tape& tape) {
 }
 
 void Session::Step::backward_begins(record::Tape& tape, const replay::StepRun::Roots& roots) {
-  const Pass& pass = **find(tape);
+  Pass& pass = **find(tape);
   if (pass.unknown.profiler) pass.unknown.profiler->go_on();
+  if (state_.finds_parameters && pass.unknown.profiler) find_parameters(pass, roots);
   if (state_.anomalies == Anomalies::Refused) replay::watch_backward(roots, pass.tape);
+}
+
+/// Of a session without a sample: nobody has said which they are.
+void Session::Step::find_parameters(Pass& pass, const replay::StepRun::Roots& roots) {
+  const record::Tape& tape = *pass.tape;
+  for (const c10::Storage& leaf : tape.values().leaf_storages()) memory::adopt(leaf);
+  std::vector<at::Tensor> leaves = replay::parameters_of(tape, roots, pass.unknown.profiler->leaves());
+  replay::tag_weights(leaves);
+  const bool are_first = state_.parameters.empty();
+  state_.add_parameters(std::move(leaves));
+  if (are_first && !pass.is_micro_batch) pass.kind = kind_of(state_.parameters);
 }
 
 void Session::Step::backward_over(record::Tape& tape) {
@@ -248,14 +271,18 @@ void Session::Step::conclude(Pass& pass) {
       report_.divergence = fmt::format("operator {}: recorded {}, ran {}", d->op, d->expected, d->found);
     state_.steps_vary = true;
   } else if (const record::KnownStep* known = tape.known_step(); known != nullptr && pass.went_backward) {
-    book.ran(known->graph.get());
+    const bool was_new = book.ran(known->graph.get());
     if (!book.fits()) {
       report_.followed_plan = false;
-      report_.divergence = "no plan of this step fits the budget";
+      report_.divergence =
+          book.is_searching() ? "its plan is still being searched" : "no plan of this step fits the budget";
+    } else if (was_new) {
+      state_.new_steps.followed();
     }
   } else if (known == nullptr) {
     report_.followed_plan = false;
-    report_.divergence = "it has no micro-batches, and the steps before it had some";
+    report_.divergence = book.size() > 0 ? "it has no micro-batches, and the steps before it had some"
+                                         : "it is the first step, and none was recorded before";
   }
   // One whose backward pass failed, and which caught that, is half a step.
   if (!pass.went_backward) return;
@@ -269,9 +296,10 @@ void Session::Step::conclude(Pass& pass) {
 }
 
 /// The first step of a kind is planned at once: one that finds gradients, say, is followed by others. Of a kind that is
-/// known, one that differs is planned when it comes again.
+/// known, one that differs is planned when it comes again, and training does not wait for the search.
 void Session::Step::learn() {
   std::set<std::pair<std::uint64_t, replay::StepKind>> learnt;
+  const bool planned_new_ones = state_.new_steps.profiles();
   for (New& one : new_) {
     // Several micro-batches may be new, and alike.
     if (!learnt.emplace(one.operators, one.kind).second) continue;
@@ -285,9 +313,12 @@ void Session::Step::learn() {
       one.graph = state_.new_steps.ran(key, std::move(one.graph));
     }
     if (!one.graph) continue;
-    state_.book.add(*std::move(one.graph), one.kind);
+    using Search = replay::StepBook::Search;
+    state_.book.add(*std::move(one.graph), one.kind,
+                    one.is_first_of_kind ? Search::InThisThread : Search::InBackground);
     report_.planned_anew = true;
   }
+  report_.stopped_planning = planned_new_ones && !state_.new_steps.profiles();
 }
 
 }  // namespace snug

@@ -53,6 +53,7 @@ class Session::Step {
   std::shared_ptr<record::Tape> forward_begins(int stage);
   void forward_over(record::Tape& tape);
   void backward_begins(record::Tape& tape, const replay::StepRun::Roots& roots);
+  void find_parameters(Pass& pass, const replay::StepRun::Roots& roots);
   void backward_over(record::Tape& tape);
   void reached(record::Tape& tape);
   void failed(record::Tape& tape);

@@ -22,7 +22,7 @@ namespace {
 
 // More than that is forgotten, the step that ran longest ago first: a thousand operators take half a MiB.
 constexpr std::size_t kFewestSteps = 64, kMostOperators = 250'000;
-// Training waits while a step that comes unexpectedly is planned.
+// Training waits for it, or has a processor less.
 constexpr plan::SearchOptions kInPassing{.simulated_ops = 500'000};
 
 plan::Planner planner_for(const plan::StepGraph& graph, const std::string& strategy) {
@@ -97,6 +97,17 @@ StepBook::StepBook(std::vector<PlannedStep> kinds, plan::Budgets budgets, const 
   replays_together_ =
       std::ranges::any_of(known_, [](const Known& known) { return plan::may_replay_together(*known.graph); });
   check_same_plans();
+}
+
+StepBook::StepBook(std::string strategy, plan::Budgets budgets, std::shared_ptr<Agreement> agreement)
+    : strategy_(std::move(strategy)), budgets_(std::move(budgets)), agreement_(std::move(agreement)) {
+  outside_.resize(1 + budgets_.others.size());
+}
+
+const StepBook::Known& StepBook::last() const {
+  if (known_.empty())
+    throw UsageError("session: no step has run yet, so that there is no plan; it is made from the first one");
+  return known_.front();
 }
 
 std::vector<StepBook::Known*> StepBook::stages() {
@@ -177,23 +188,25 @@ void StepBook::count_missing(plan::StepGraph& graph) const {
   });
 }
 
-std::shared_ptr<const plan::MemoryPlan> StepBook::unplanned(const plan::StepGraph& graph) const {
+plan::MemoryPlan StepBook::unplanned(const plan::StepGraph& graph) const {
   plan::MemoryPlan plan = plan::make_plan(graph, "none", std::nullopt);
   plan.budget = budgets_.own ? budgets_.own->limit : 0;
-  return std::make_shared<plan::MemoryPlan>(std::move(plan));
+  return plan;
 }
 
-void StepBook::add(plan::StepGraph graph, StepKind kind) {
+void StepBook::add(plan::StepGraph graph, StepKind kind, Search search) {
   count_missing(graph);
   // The same optimizer step follows.
   const auto of_kind = std::ranges::find(known_, kind, &Known::kind);
-  const plan::StepGraph& like = of_kind != known_.end() ? *of_kind->graph : *known_.front().graph;
-  if (like.update_seconds > 0) graph.end_with_update(like.all_update_bytes(), like.update_seconds);
-  graph.moves = like.moves;
-  // Others are in flight when it begins, and gradients come.
-  if (kind == StepKind::MicroBatch && of_kind != known_.end()) {
-    graph.static_bytes = like.static_bytes;
-    graph.static_by_tag = like.static_by_tag;
+  if (!known_.empty()) {
+    const plan::StepGraph& like = of_kind != known_.end() ? *of_kind->graph : *known_.front().graph;
+    if (like.update_seconds > 0) graph.end_with_update(like.all_update_bytes(), like.update_seconds);
+    graph.moves = like.moves;
+    // Others are in flight when it begins, and gradients come.
+    if (kind == StepKind::MicroBatch && of_kind != known_.end()) {
+      graph.static_bytes = like.static_bytes;
+      graph.static_by_tag = like.static_by_tag;
+    }
   }
   plan::keep_what_is_made_together(graph);  // planned by each process by itself
   auto step = std::make_shared<plan::StepGraph>(std::move(graph));
@@ -201,11 +214,12 @@ void StepBook::add(plan::StepGraph graph, StepKind kind) {
   Known known{.graph = step,
               .plan = nullptr,
               .planner = planner_for(*step, strategy_ == "optimal" ? "none" : strategy_),
-              .kind = kind};
+              .kind = kind,
+              .added = true};
   try {
-    known.plan = plan_of(known, *step);
+    make_plan(known, step, search);
   } catch (const DoesNotFit&) {
-    known.plan = unplanned(*step);
+    known.plan = std::make_shared<plan::MemoryPlan>(unplanned(*step));
     known.fits = false;
   }
   known_.insert(known_.begin(), std::move(known));
@@ -213,14 +227,41 @@ void StepBook::add(plan::StepGraph graph, StepKind kind) {
 }
 
 /// Searches where "none" was enough so far and is no more.
-std::shared_ptr<const plan::MemoryPlan> StepBook::plan_of(Known& known, const plan::StepGraph& graph) const {
+void StepBook::make_plan(Known& known, const std::shared_ptr<const plan::StepGraph>& graph, Search search) {
+  const auto has = [&](plan::MemoryPlan plan, bool fits) {
+    known.plan = std::make_shared<plan::MemoryPlan>(std::move(plan));
+    known.graph = graph;
+    known.fits = fits;
+  };
   try {
-    return std::make_shared<plan::MemoryPlan>(known.planner.plan(graph, budgets_));
+    has(known.planner.plan(*graph, budgets_), true);
+    known.search = nullptr;
+    return;
   } catch (const DoesNotFit&) {
     if (known.planner.strategy() != "none" || strategy_ == "none") throw;
   }
-  known.planner = planner_for(graph, strategy_);
-  return std::make_shared<plan::MemoryPlan>(known.planner.plan(graph, budgets_));
+  if (known.search) return;
+  if (search == Search::InBackground && strategy_ == "optimal" && asks_nobody()) {
+    known.search = PlanSearch::start(*searches_, graph, budgets_, kInPassing);
+    has(unplanned(*graph), false);
+    return;
+  }
+  known.planner = planner_for(*graph, strategy_);
+  has(known.planner.plan(*graph, budgets_), true);
+}
+
+void StepBook::take_searched(Known& known) const {
+  PlanSearch::Found found = std::exchange(known.search, nullptr)->take();
+  known.planner = std::move(found.planner);
+  if (!found.plan) return;
+  known.plan = std::make_shared<plan::MemoryPlan>(*std::move(found.plan));
+  known.fits = true;
+}
+
+void StepBook::finish_searches() {
+  for (const Known& known : known_) {
+    if (known.search) known.search->wait();
+  }
 }
 
 void StepBook::forget_old() {
@@ -232,9 +273,11 @@ void StepBook::forget_old() {
   known_.erase(known_.begin() + static_cast<std::ptrdiff_t>(kept), known_.end());
 }
 
-void StepBook::ran(const plan::StepGraph* graph) {
+bool StepBook::ran(const plan::StepGraph* graph) {
   const auto found = std::ranges::find_if(known_, [&](const Known& known) { return known.graph.get() == graph; });
-  if (found != known_.end()) std::rotate(known_.begin(), found, found + 1);
+  if (found == known_.end()) return false;
+  std::rotate(known_.begin(), found, found + 1);
+  return known_.front().added;
 }
 
 bool StepBook::outdated(const Known& known, const std::vector<Now>& devices) const {
@@ -260,7 +303,7 @@ Bytes StepBook::predicted_peak() const {
   for (const Known& known : known_) {
     if (known.fits) highest = std::max(highest, known.plan->predicted_peak);
   }
-  return highest > 0 ? highest : known_.front().plan->predicted_peak;
+  return highest > 0 ? highest : last().plan->predicted_peak;
 }
 
 Bytes StepBook::unplanned_peak() const {
@@ -274,6 +317,9 @@ bool StepBook::expects(StepKind kind) const { return std::ranges::find(known_, k
 void StepBook::begin(const std::vector<Now>& devices, StepKind kind) {
   for (std::size_t device = 0; device < std::min(devices.size(), outside_.size()); ++device)
     outside_[device].begin(devices[device].stats.allocated, devices[device].gradients);
+  for (Known& known : known_) {
+    if (known.search && known.search->is_over()) take_searched(known);
+  }
   const auto expected = std::ranges::find(known_, kind, &Known::kind);
   // Without a budget every plan stands, but the others of the group may have one.
   const bool planned = has_budget() && expected != known_.end();
@@ -344,7 +390,7 @@ void StepBook::plan_again(StepKind kind, const std::vector<Now>& devices) {
     if (!known.fits) continue;
     for (Known* const misfit : misfits) {
       misfit->graph = moved_to(*misfit->graph, devices);
-      misfit->plan = unplanned(*misfit->graph);
+      misfit->plan = std::make_shared<plan::MemoryPlan>(unplanned(*misfit->graph));
       misfit->fits = false;
     }
     return;
@@ -355,13 +401,10 @@ void StepBook::plan_again(StepKind kind, const std::vector<Now>& devices) {
 void StepBook::plan_again(Known& known, const std::vector<Now>& devices) {
   const auto moved = moved_to(*known.graph, devices);
   try {
-    known.plan = plan_of(known, *moved);
+    make_plan(known, moved, Search::InBackground);
   } catch (const DoesNotFit&) {
     if (known.fits) throw;
-    return;
   }
-  known.graph = moved;
-  known.fits = true;
 }
 
 std::shared_ptr<plan::StepGraph> StepBook::moved_to(const plan::StepGraph& graph,

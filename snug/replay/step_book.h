@@ -1,17 +1,20 @@
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "snug/memory/host_threads.h"
 #include "snug/memory/stats.h"
 #include "snug/plan/budget.h"
 #include "snug/plan/planner.h"
 #include "snug/record/tape.h"
 #include "snug/replay/agreement.h"
 #include "snug/replay/outside_memory.h"
+#include "snug/replay/plan_search.h"
 #include "snug/replay/planned_step.h"
 
 namespace snug::replay {
@@ -26,6 +29,9 @@ class StepBook {
   /// those; Error when that is so in another process of the group; UsageError when none of them goes backward.
   StepBook(std::vector<PlannedStep> kinds, plan::Budgets budgets, const std::vector<Bytes>& gradients = {},
            std::shared_ptr<Agreement> agreement = alone());
+
+  /// Without any yet. The first that is added shares and plans are of then.
+  StepBook(std::string strategy, plan::Budgets budgets, std::shared_ptr<Agreement> agreement = alone());
 
   /// What a device has allocated, and of that in gradients.
   struct Now {
@@ -42,27 +48,35 @@ class StepBook {
   /// Whether a step of this kind, of whatever operators, is known.
   [[nodiscard]] bool expects(StepKind kind) const;
 
-  /// Another step was recorded. Plans it by the strategy of the first, or by "optimal" where that does not suit it; by
-  /// "none" in the place of "optimal" where it fits with everything kept;
-  /// where no plan fits it keeps everything, and eviction holds the cap. Becomes the first. Of more than 64 steps those
-  /// that ran longest ago are forgotten where all have over 250,000 operators together.
-  void add(plan::StepGraph graph, StepKind kind);
+  /// Where add() searches. A group's processes search in the calling thread, as they do it together.
+  enum class Search : std::uint8_t { InThisThread, InBackground };
+  /// Another step was recorded. Plans it by the strategy of the first, or by "optimal" where that does not suit it. A
+  /// step that fits with everything kept needs no search. Where no plan fits, and until a search in the background is
+  /// over, everything is kept, and eviction holds the cap. Becomes the first. Of more than 64 steps those that ran
+  /// longest ago are forgotten where all have over 250,000 operators together.
+  void add(plan::StepGraph graph, StepKind kind, Search search);
 
-  /// The step with this graph ran: it becomes the first.
-  void ran(const plan::StepGraph* graph);
+  /// Waits for the searches in the background; begin() takes what they found, as far as they are over.
+  void finish_searches();
+
+  /// The step with this graph ran: it becomes the first. Returns whether it is one that was added.
+  bool ran(const plan::StepGraph* graph);
 
   /// What a tape may follow, the first step first: those of this kind, or all when there is none.
   [[nodiscard]] std::vector<record::KnownStep> steps(StepKind kind) const;
-  [[nodiscard]] const plan::StepGraph& graph() const { return *known_.front().graph; }
-  [[nodiscard]] const plan::MemoryPlan& plan() const { return *known_.front().plan; }
+  /// Of the one that ran last. These throw UsageError where there is none.
+  [[nodiscard]] const plan::StepGraph& graph() const { return *last().graph; }
+  [[nodiscard]] const plan::MemoryPlan& plan() const { return *last().plan; }
   /// Nullptr where the step fits with everything kept, so that the session's strategy has not been asked.
   [[nodiscard]] const plan::Planner* planner() const {
-    const plan::Planner& planner = known_.front().planner;
+    const plan::Planner& planner = last().planner;
     return planner.strategy() == "none" && strategy_ != "none" ? nullptr : &planner;
   }
-  /// Whether a plan holds the cap in the first of them; else it keeps everything, and evictions do.
-  [[nodiscard]] bool fits() const { return known_.front().fits; }
-  /// The highest of those that fit, and of those that only evaluate; of the first where there is none.
+  /// Whether a plan holds the cap in that step; else it keeps everything, and evictions do.
+  [[nodiscard]] bool fits() const { return last().fits; }
+  /// Whether a plan for it is being searched in the background.
+  [[nodiscard]] bool is_searching() const { return last().search != nullptr; }
+  /// The highest of those that fit, and of those that only evaluate; of the one that ran last where there is none.
   [[nodiscard]] Bytes predicted_peak() const;
   /// The highest that any of them that trains would have without a plan.
   [[nodiscard]] Bytes unplanned_peak() const;
@@ -82,9 +96,14 @@ class StepBook {
     StepKind kind = StepKind::First;
     bool fits = true;    // else it keeps everything, and evictions hold the cap
     bool stage = false;  // of one step with others, all of which are in flight at the same time
+    bool added = false;
+    std::shared_ptr<PlanSearch> search{};  // in the background
   };
+  [[nodiscard]] const Known& last() const;
   void forget_old();
-  [[nodiscard]] std::shared_ptr<const plan::MemoryPlan> plan_of(Known& known, const plan::StepGraph& graph) const;
+  /// Throws DoesNotFit, and leaves it as it was, where it has none and none is searched in the background.
+  void make_plan(Known& known, const std::shared_ptr<const plan::StepGraph>& graph, Search search);
+  void take_searched(Known& known) const;
   /// Those whose micro-batches are in flight at the same time; none where there is one.
   [[nodiscard]] std::vector<Known*> stages();
   void count_others_held();
@@ -108,7 +127,7 @@ class StepBook {
   [[nodiscard]] bool outdated(const Known& known, const std::vector<Now>& devices) const;
   [[nodiscard]] bool has_budget() const { return budgets_.own || !budgets_.others.empty(); }
   /// Everything is kept, and evictions hold the caps.
-  [[nodiscard]] std::shared_ptr<const plan::MemoryPlan> unplanned(const plan::StepGraph& graph) const;
+  [[nodiscard]] plan::MemoryPlan unplanned(const plan::StepGraph& graph) const;
 
   std::string strategy_;
   std::vector<Known> known_;
@@ -117,6 +136,7 @@ class StepBook {
   Bytes of_evaluation_ = 0;             // the highest peak of steps that only evaluate
   std::vector<OutsideMemory> outside_;  // by device, in the order of the budgets
   bool replays_together_ = false;       // some of the steps that all have planned alike
+  std::unique_ptr<memory::HostThreads> searches_ = std::make_unique<memory::HostThreads>(1);
 };
 
 }  // namespace snug::replay

@@ -10,15 +10,6 @@
 #include "snug/replay/streamed_tensors.h"
 
 namespace snug::replay {
-namespace {
-
-/// Whether the step has made the tensor.
-bool is_made_by(const record::Tape& tape, const at::Tensor& tensor) {
-  return record::is_plain(tensor) && tape.values().made(tensor.storage().unsafeGetStorageImpl());
-}
-
-}  // namespace
-
 void agree(const RecordOptions& options) {
   if (ask(*options.agreement, Vote::Yes) == Vote::No) throw RefusedElsewhere();
 }
@@ -44,10 +35,16 @@ Recorded StepRecording::run(const Forward& forward) {
        .backward_over = [this](StepRun& it, record::Tape& tape) { backward_over(it, tape); },
        .reached = [this](record::Tape& tape) { reached(tape); },
        .failed = [this](record::Tape& tape) { failed(tape); },
-       .update_begins = [this](StepRun& it) { update_begins(it); }});
+       .update_begins = [this](StepRun& it) { update_begins(it); },
+       .grad_begins = [this](const StepRun::Roots& roots) { note_gradients(roots); }},
+      options_.grad_call);
   run_ = &run;
   try {
     run(forward);
+  } catch (const HasNoBackward&) {
+    for (const auto& [leaf, gradient] : gradients_before_)
+      leaf.mutable_grad() = gradient;  // it may have put others there
+    throw;
   } catch (...) {
     if (ended_by_group_) std::rethrow_exception(ended_by_group_);
     throw;
@@ -73,6 +70,12 @@ Recorded StepRecording::run(const Forward& forward) {
   update_.forget();
   scope_.writes().undo();
   return std::move(recorded_);
+}
+
+void StepRecording::note_gradients(const StepRun::Roots& roots) {
+  for (const at::Tensor& leaf : leaves_of(roots, {})) {
+    if (noted_.insert(leaf.unsafeGetTensorImpl()).second) gradients_before_.emplace_back(leaf, leaf.grad());
+  }
 }
 
 void StepRecording::refuse(const UsageError& why) {
@@ -137,8 +140,7 @@ void StepRecording::backward_begins(record::Tape& tape, const StepRun::Roots& ro
   }
   for (const c10::Storage& leaf : tape.values().leaf_storages())
     recorded_.leaves.emplace_back(leaf.getWeakStorageImpl());
-  std::vector<at::Tensor> parameters = leaves_of(roots, pass.profiler->leaves());
-  std::erase_if(parameters, [&](const at::Tensor& leaf) { return is_made_by(tape, leaf); });
+  std::vector<at::Tensor> parameters = parameters_of(tape, roots, pass.profiler->leaves());
   add_missing(options_.have_gradients, parameters);
   scope_.aside().put(parameters);
   add_missing(parameters, step.parameters);

@@ -5,6 +5,8 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "snug/memory/device_memory.h"
@@ -44,6 +46,8 @@ class StepRecording {
   void run_update();
   /// The last pass that has gone backward is over: its graph is noted.
   void note_ended();
+  /// Of the leaves that a call of autograd::grad() goes through, whose results the function may put in their place.
+  void note_gradients(const StepRun::Roots& roots);
   /// Thrown again at the end where the function catches it.
   [[noreturn]] void refuse(const UsageError& why);
 
@@ -56,6 +60,8 @@ class StepRecording {
   UsesMeasured* uses_ = nullptr;
   RecordedPass* whole_ = nullptr;  // the step's own
   std::optional<plan::StepGraph> of_whole_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> gradients_before_;  // of leaves
+  std::unordered_set<const void*> noted_;
   std::vector<record::Tape*> reached_;           // by the backward pass of another one, which runs
   record::Tape* ended_ = nullptr;                // has gone backward, and is not noted
   std::vector<Bytes> prepared_, state_to_come_;  // of state, by device

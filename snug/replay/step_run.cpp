@@ -57,7 +57,15 @@ record::OperatorGate::Calls before_writes_of(const std::vector<at::Tensor>& tens
   }};
 }
 
-StepRun::StepRun(Phases phases) : phases_(std::move(phases)), task_(torch::autograd::get_current_graph_task_id()) {}
+HasNoBackward::HasNoBackward(int grad_calls, at::Tensor returned)
+    : UsageError(
+          "step: the loss that it returned does not require a gradient, and it has called autograd.grad() but not "
+          "backward(); call backward() on the loss, or return it attached to its graph"),
+      grad_calls_(grad_calls),
+      returned_(std::move(returned)) {}
+
+StepRun::StepRun(Phases phases, int grad_call)
+    : phases_(std::move(phases)), task_(torch::autograd::get_current_graph_task_id()), grad_call_(grad_call) {}
 
 StepRun* StepRun::here() {
   return t_run != nullptr && t_run->task_ == torch::autograd::get_current_graph_task_id() ? t_run : nullptr;
@@ -141,10 +149,29 @@ at::Tensor StepRun::operator()(const Forward& step) {
                         made({torch::autograd::impl::gradient_edge(loss)}) != forward_over_.end();
   if (std::holds_alternative<InForward>(state_) || returned || (micro_batches_ && !any_went_)) {
     function_is_over_ = true;
+    if (!micro_batches_ && grad_calls_ > 0 && !(loss.defined() && loss.requires_grad()))
+      throw HasNoBackward(grad_calls_, loss);
     check_loss(loss);
-    loss.backward();  // comes back by way of the engine
+    go_backward(loss);
   }
   return loss.defined() ? loss.detach() : loss;
+}
+
+void StepRun::go_backward(const at::Tensor& loss) {
+  try {
+    loss.backward();  // comes back by way of the engine
+  } catch (const c10::Error& error) {
+    if (error.msg().find("backward through the graph a second time") == std::string::npos) throw;
+    refuse(UsageError(
+        "step: the graph of the loss that it returned has been freed by a backward pass that was not seen here, as one "
+        "in another thread; call backward() in the thread that runs the step, or leave it to the session"));
+  }
+}
+
+bool StepRun::is_backward(const Roots& roots, bool accumulates_gradients) {
+  if (accumulates_gradients || ++grad_calls_ == grad_call_) return true;
+  if (phases_.grad_begins) phases_.grad_begins(roots);
+  return false;
 }
 
 void StepRun::begin_forward(int stage) {

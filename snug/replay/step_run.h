@@ -25,6 +25,20 @@ class UpdateBegins : public Error {
   UpdateBegins();
 };
 
+/// A step function has returned no loss to go backward from, and has called torch::autograd::grad(), which may have
+/// been its backward pass.
+class HasNoBackward : public UsageError {
+ public:
+  HasNoBackward(int grad_calls, at::Tensor returned);
+  [[nodiscard]] int grad_calls() const noexcept { return grad_calls_; }
+  /// What the function returned: perhaps undefined.
+  [[nodiscard]] const at::Tensor& returned() const noexcept { return returned_; }
+
+ private:
+  int grad_calls_;
+  at::Tensor returned_;
+};
+
 /// For an OperatorGate: calls `stop` in front of what would write one of these tensors.
 record::OperatorGate::Calls before_writes_of(const std::vector<at::Tensor>& tensors, std::function<void()> stop);
 
@@ -51,18 +65,24 @@ class StepRun : private record::MicroBatchListener {
     std::function<void(record::Tape& tape)> failed = {};
     /// The function is about to run its update. May stop the run.
     std::function<void(StepRun& run)> update_begins = {};
+    /// It calls autograd::grad(), which is not its backward pass.
+    std::function<void(const Roots& roots)> grad_begins = {};
   };
-  explicit StepRun(Phases phases);
+  /// `grad_call`: which of the function's calls of torch::autograd::grad() is its backward pass, from 1 on. 0: none is,
+  /// but a pass that accumulates gradients.
+  explicit StepRun(Phases phases, int grad_call = 0);
 
   /// Calls the function, and goes backward from what it returned unless it has done so itself; then what it returned
   /// may be undefined. Returns the loss, detached. Throws what the function throws, but for UpdateBegins, and a refusal
-  /// to go backward again that the function caught.
+  /// to go backward again that the function caught; HasNoBackward.
   at::Tensor operator()(const Forward& step);
 
   /// The step that this thread runs, or nullptr: not inside of a backward pass either.
   static StepRun* here();
 
-  /// Around a backward pass that accumulates gradients. Throws UsageError for a second one of the same forward pass.
+  /// A pass of autograd begins: whether it is the step's backward pass. To be asked once of each.
+  bool is_backward(const Roots& roots, bool accumulates_gradients);
+  /// Around the step's backward pass. Throws UsageError for a second one of the same forward pass.
   void backward_begins(const Roots& roots);
   void backward_ends();
   /// Whether its backward pass is over; of several, one of them, and it is in none now.
@@ -106,6 +126,7 @@ class StepRun : private record::MicroBatchListener {
   void micro_batch_ends() noexcept override;
   void micro_batch_fails() noexcept override;
   void begin_forward(int stage = 0);
+  void go_backward(const at::Tensor& loss);
   void end_forward();
   /// The one that has made the roots, or what these are made of, among those that have not gone backward; none: all of
   /// what they are made of has gone backward.
@@ -128,6 +149,8 @@ class StepRun : private record::MicroBatchListener {
   std::optional<record::OperatorGate> writes_;
   std::exception_ptr failure_;  // of the end of a micro-batch
   int task_;                    // the backward pass that the step is part of
+  const int grad_call_;
+  int grad_calls_ = 0;
   bool micro_batches_ = false, any_went_ = false, function_is_over_ = false;
 };
 

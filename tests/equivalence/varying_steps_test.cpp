@@ -31,6 +31,7 @@ void expect_equal_step(StepUnderTest& test, Session& session, Bytes budget, cons
     test_memory().set_limit(budget);
     test_memory().reset_peak();
     const at::Tensor loss = session.backward(step);
+    session.finish_searches();
     EXPECT_LE(test_memory().stats().mapped_peak, budget);
     test_memory().set_limit(std::nullopt);
     return loss;
@@ -94,6 +95,7 @@ TEST(VaryingSteps, ThePlanOfAStepThatWasRecordedAsItRanIsRight) {
     session.backward(second);
     model->zero_grad();
   }
+  session.finish_searches();
   ASSERT_TRUE(session.last_step().planned_anew);
   const plan::StepGraph& graph = session.graph();
   ASSERT_EQ(graph.fingerprint(), alone.fingerprint());

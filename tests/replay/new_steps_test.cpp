@@ -35,6 +35,19 @@ TEST(NewSteps, AreNotProfiledWhereNoneComesAgain) {
   EXPECT_TRUE(steps.ran(50, graph(10)));
 }
 
+TEST(NewSteps, AreNotPlannedWherePlansAreNeverFollowed) {
+  NewSteps steps;
+  int planned = 0;
+  for (std::uint64_t key = 0; key < 100; ++key) {  // each comes twice, and never again
+    (void)steps.ran(key, steps.profiles() ? std::optional(graph(10)) : std::nullopt);
+    planned += steps.ran(key, steps.profiles() ? std::optional(graph(10)) : std::nullopt).has_value();
+  }
+  EXPECT_EQ(planned, 16);
+  EXPECT_FALSE(steps.profiles());
+  steps.followed();
+  EXPECT_TRUE(steps.profiles()) << "as one of them came a third time";
+}
+
 TEST(NewSteps, ForgetGraphsOfStepsThatCameLongAgo) {
   NewSteps steps;
   EXPECT_FALSE(steps.ran(1, graph(200'000)));

@@ -89,7 +89,7 @@ TEST(StepBook, AStepThatOnlyEvictionCarriesIsNeverRefused) {
   const StepGraph small = chain_step(8, 1_MiB, 10_MiB), huge = chain_step(4, 20_MiB, 10_MiB);
   StepBook book = book_with(small);
   ASSERT_THROW(static_cast<void>(plan::make_plan(huge, "optimal", kBudget)), DoesNotFit);
-  book.add(huge, StepKind::First);
+  book.add(huge, StepKind::First, StepBook::Search::InThisThread);
   EXPECT_EQ(book.size(), 2U);
   EXPECT_FALSE(book.fits());
   EXPECT_EQ(book.plan().budget, kBudget.limit);
@@ -109,7 +109,7 @@ TEST(StepBook, AStepThatOnlyEvictionCarriesIsNeverRefused) {
 TEST(StepBook, AStepThatNoPlanFitsAnyMoreRefusesNoOther) {
   const StepGraph small = chain_step(8, 1_MiB, 10_MiB), large = chain_step(4, 8_MiB, 10_MiB);
   StepBook book = book_with(small);
-  book.add(large, StepKind::First);
+  book.add(large, StepKind::First, StepBook::Search::InThisThread);
   ASSERT_TRUE(book.fits());
   // An average of the weights, say, came: the large one ran last, and the small one may come.
   EXPECT_NO_THROW(book.begin({{allocated(26_MiB)}}, StepKind::First));
@@ -128,9 +128,9 @@ TEST(StepBook, AnotherStepHasTheUpdateOfItsKind) {
   for (const auto& [graph, kind] : {std::pair(later, StepKind::Later), {chain_step(7, 1_MiB, 10_MiB), StepKind::First}})
     kinds.push_back({recorded(graph, kind), plan::Planner(graph, "optimal")});
   StepBook book(std::move(kinds), kBudget, {});
-  book.add(chain_step(5, 1_MiB, 10_MiB), StepKind::First);  // behind a later one
+  book.add(chain_step(5, 1_MiB, 10_MiB), StepKind::First, StepBook::Search::InThisThread);  // behind a later one
   EXPECT_EQ(book.graph().update_bytes, 0);
-  book.add(chain_step(6, 1_MiB, 10_MiB), StepKind::Later);  // behind a first one
+  book.add(chain_step(6, 1_MiB, 10_MiB), StepKind::Later, StepBook::Search::InThisThread);  // behind a first one
   EXPECT_EQ(book.graph().update_bytes, 2_MiB);
 }
 
@@ -152,11 +152,12 @@ TEST(StepBook, ForgetsStepsOnlyWhereTheyAreLarge) {
   std::vector<PlannedStep> kinds;
   kinds.push_back({recorded(small), plan::Planner(small, "none")});
   StepBook book(std::move(kinds), kBudget, {});
-  for (int length = 9; length < 109; ++length) book.add(chain_step(length, 1_KiB, 10_MiB), StepKind::First);
+  for (int length = 9; length < 109; ++length)
+    book.add(chain_step(length, 1_KiB, 10_MiB), StepKind::First, StepBook::Search::InThisThread);
   EXPECT_EQ(book.size(), 101U);
   StepGraph large = chain_step(8, 1_KiB, 10_MiB);
   large.ops.resize(250'000, large.ops.front());
-  book.add(large, StepKind::First);
+  book.add(large, StepKind::First, StepBook::Search::InThisThread);
   EXPECT_EQ(book.size(), 64U) << "so many stay, however large";
   EXPECT_EQ(book.graph().ops.size(), large.ops.size()) << "and those that ran last";
 }
@@ -164,7 +165,7 @@ TEST(StepBook, ForgetsStepsOnlyWhereTheyAreLarge) {
 TEST(StepBook, PlansOnlyTheExpectedStepAgain) {
   const StepGraph first = chain_step(8, 1_MiB, 10_MiB), second = chain_step(12, 1_MiB, 10_MiB);
   StepBook book = book_with(first);
-  book.add(second, StepKind::First);
+  book.add(second, StepKind::First, StepBook::Search::InThisThread);
   book.begin({{allocated(35_MiB)}}, StepKind::First);
   const auto steps = book.steps(StepKind::First);
   EXPECT_EQ(steps[0].graph->static_bytes, 35_MiB);
@@ -198,7 +199,7 @@ TEST(StepBook, WhatComesAndGoesBesideTheStepsIsNoReasonToPlanAgain) {
     book.begin({{allocated(there)}}, StepKind::First);
     EXPECT_EQ(&book.graph(), planned) << there;
   }
-  book.add(chain_step(4, 1_MiB, 12_MiB), StepKind::First);
+  book.add(chain_step(4, 1_MiB, 12_MiB), StepKind::First, StepBook::Search::InThisThread);
   EXPECT_EQ(book.graph().static_bytes, 20_MiB) << "another step that runs while they are away has them too";
   EXPECT_EQ(book.graph().static_by_tag[static_cast<std::size_t>(memory::Tag::Staging)], 8_MiB);
   book.ran(planned);
@@ -211,7 +212,7 @@ TEST(StepBook, StateThatComesBeforeAnUnknownStepIsCountedOnce) {
   book.begin({{allocated(12_MiB), 0}}, StepKind::First);
   // The state is there, and 2 MiB of gradients; no step with gradients is known.
   book.begin({{allocated(22_MiB), 2_MiB}}, StepKind::Later);
-  book.add(chain_step(8, 1_MiB, 22_MiB), StepKind::Later);
+  book.add(chain_step(8, 1_MiB, 22_MiB), StepKind::Later, StepBook::Search::InThisThread);
   EXPECT_EQ(book.graph().static_bytes, 22_MiB);
 }
 

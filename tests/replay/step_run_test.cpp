@@ -157,6 +157,7 @@ TEST(StepsThatStep, BatchesOfOtherSizesArePlannedAsTheyAre) {
     auto session = planned_at(0.8, training, x);
     for (int i = 0; i < 6; ++i) session.backward(training, i % 2 == 0 ? shorter : x);
     EXPECT_EQ(session.last_step().known, 2U);
+    session.finish_searches();
     for (int i = 0; i < 4; ++i) expect_predicted_peak(session, training, i % 2 == 0 ? shorter : x);
   }
 }
