@@ -28,8 +28,9 @@ std::vector<Vote> all_votes(Agreement& group, Vote mine) {
 
 }  // namespace
 
-Vote ask(Agreement& group, Vote mine) {
+Vote ask(Agreement& group, Vote mine, std::size_t* processes) {
   const std::vector<Vote> votes = all_votes(group, mine);
+  if (processes != nullptr) *processes = votes.size();
   if (const auto failed = std::ranges::find(votes, Vote::Failed); failed != votes.end()) {
     throw GroupEnded(
         fmt::format("agreement: process {} of the group's {} (from 0 on) has failed, and its own error says why; mend "

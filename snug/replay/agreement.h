@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -15,8 +16,8 @@ class GroupEnded : public Error {
 };
 
 /// Asks the group: Yes when every process says so, else No. Throws GroupEnded where one has failed, naming the first by
-/// its place among the votes, and where the vote itself fails.
-Vote ask(Agreement& group, Vote mine);
+/// its place among the votes, and where the vote itself fails. `processes`: set to how many there are.
+Vote ask(Agreement& group, Vote mine, std::size_t* processes = nullptr);
 
 /// In a catch block: tells the group, which waits for this process's next vote, that there is none, as what was caught
 /// is this process's own affair. A GroupEnded is not.

@@ -45,6 +45,9 @@ class Hook final : public torch::autograd::SavedVariableHooks {
 
 std::unique_ptr<torch::autograd::SavedVariableHooks> hooks_of_this_thread() {
   if (const auto& frame = innermost_rerun_frame()) return frame->hooks();
+  if (!record::recording_tape()) {
+    if (StepRun* const step = StepRun::here()) step->saves_tensor();
+  }
   const auto& tape = record::recording_tape();
   return tape ? std::make_unique<Hook>(tape) : nullptr;
 }

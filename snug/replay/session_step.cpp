@@ -65,7 +65,9 @@ Session::Step::Step(State& state)
                                        const replay::StepRun::Roots& roots) { backward_begins(tape, roots); },
              .backward_over = [this](replay::StepRun&, record::Tape& tape) { backward_over(tape); },
              .reached = [this](record::Tape& tape) { reached(tape); },
-             .failed = [this](record::Tape& tape) { failed(tape); }},
+             .failed = [this](record::Tape& tape) { failed(tape); },
+             // Other processes may have none: one of them logs the loss, say.
+             .allows_further_passes = state.streamed == nullptr && state.book.asks_nobody()},
             state.grad_call) {
   if (const auto& streamed = state.streamed) {
     streamed->next_step(kind_of(state.parameters));
@@ -90,7 +92,8 @@ at::Tensor Session::Step::run(const replay::Forward& forward) {
   at::Tensor result = run_unless_refused(forward);
   for (const auto& pass : passes_) pass->tape->remove_observer(*tracer_);  // other threads may evict
   for (const auto& pass : passes_) {
-    if (pass->went_backward || !step_.has_micro_batches()) conclude(*pass);
+    // What has gone backward, or tells why the step has not. A further forward pass without a backward one was none.
+    if (pass->went_backward || (!step_.has_micro_batches() && passes_begun_ == 1)) conclude(*pass);
   }
   learn();
   state_.in_micro_batches = step_.has_micro_batches();
@@ -130,9 +133,11 @@ void Session::Step::forget_wrong_gradients() const {
 }
 
 std::shared_ptr<record::Tape> Session::Step::forward_begins(int stage) {
+  if (!step_.has_micro_batches()) end_earlier_passes();
   auto pass = std::make_unique<Pass>();
   pass->is_micro_batch = step_.has_micro_batches();
   pass->stage = stage;
+  pass->number = passes_begun_++;
   pass->tape = std::make_shared<record::Tape>(record::DecideLater{[this, one = pass.get()] { return decide(*one); }});
   pass->tape->values().use(state_.tiers);
   // A clock of its own runs for a device that is described and has no contents.
@@ -149,11 +154,21 @@ std::shared_ptr<record::Tape> Session::Step::forward_begins(int stage) {
   return passes_.back()->tape;
 }
 
+/// A step of several passes, one after the other, is as several steps: what the last one holds goes now.
+void Session::Step::end_earlier_passes() {
+  for (const auto& pass : passes_) {
+    if (pass->went_backward) conclude(*pass);
+    release(*pass);
+  }
+  passes_.clear();
+  begun_ = false;
+}
+
 void Session::Step::begin(replay::StepKind kind) {
   const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);  // what an agreement runs
   const bool gradients_come = kind == replay::StepKind::MicroBatch;
   state_.book.begin(now_on(devices_, gradients_come ? std::vector<at::Tensor>() : state_.parameters), kind);
-  if (state_.arena) state_.arena->begin();
+  if (state_.arena && passes_begun_ == 1) state_.arena->begin();
   begun_ = true;
 }
 
@@ -171,7 +186,9 @@ record::DecideLater::Decision Session::Step::decide(Pass& pass) {
       throw;
     }
   }
-  pass.unknown.unexpected = !state_.book.expects(pass.kind);
+  // Each pass of a step comes again with the next step.
+  const bool is_further = !pass.is_micro_batch && pass.number >= state_.passes;
+  pass.unknown.unexpected = !state_.book.expects(pass.kind) || is_further;
   if ((state_.steps_vary && state_.new_steps.profiles()) || pass.unknown.unexpected) {
     const plan::Codec lossy = state_.book.size() > 0 ? state_.book.graph().lossy : plan::Codec::None;
     pass.unknown.profiler = std::make_shared<record::Profiler>(record::gauges_of(devices_), lossy);
@@ -292,6 +309,7 @@ void Session::Step::conclude(Pass& pass) {
                   .operators = tape.calls().chain(),
                   .kind = pass.kind,
                   .stage = pass.stage,
+                  .number = pass.number,
                   .is_first_of_kind = pass.unknown.unexpected});
 }
 
@@ -314,6 +332,7 @@ void Session::Step::learn() {
     }
     if (!one.graph) continue;
     using Search = replay::StepBook::Search;
+    if (one.kind != replay::StepKind::MicroBatch) state_.passes = std::max(state_.passes, one.number + 1);
     state_.book.add(*std::move(one.graph), one.kind,
                     one.is_first_of_kind ? Search::InThisThread : Search::InBackground);
     report_.planned_anew = true;

@@ -46,6 +46,7 @@ class Session::Step {
     bool is_micro_batch = false;
     bool went_backward = false;
     int stage = 0;
+    int number = 0;  // in the step, from 0 on
     replay::StepKind kind = replay::StepKind::First;
     Unknown unknown;
   };
@@ -61,6 +62,7 @@ class Session::Step {
   /// Its first operator is about to run: what it follows.
   record::DecideLater::Decision decide(Pass& pass);
   void begin(replay::StepKind kind);
+  void end_earlier_passes();
   /// Throws what a refusal has been meanwhile, even where the function catches it.
   at::Tensor run_unless_refused(const replay::Forward& forward);
   void forget_wrong_gradients() const;
@@ -86,6 +88,7 @@ class Session::Step {
     std::uint64_t operators = 0;           // see CallLog::chain
     replay::StepKind kind = replay::StepKind::First;
     int stage = 0;
+    int number = 0;
     bool is_first_of_kind = false;
   };
   std::vector<New> new_;
@@ -94,6 +97,7 @@ class Session::Step {
   std::exception_ptr refusal_;
   StepReport report_;
   bool begun_ = false;
+  int passes_begun_ = 0;
   std::int32_t in_flight_ = 0, most_in_flight_ = 1;  // micro-batches
 };
 

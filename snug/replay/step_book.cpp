@@ -102,6 +102,7 @@ StepBook::StepBook(std::vector<PlannedStep> kinds, plan::Budgets budgets, const 
 StepBook::StepBook(std::string strategy, plan::Budgets budgets, std::shared_ptr<Agreement> agreement)
     : strategy_(std::move(strategy)), budgets_(std::move(budgets)), agreement_(std::move(agreement)) {
   outside_.resize(1 + budgets_.others.size());
+  agree(nullptr);
 }
 
 const StepBook::Known& StepBook::last() const {
@@ -157,8 +158,8 @@ std::exception_ptr StepBook::refusal_of(const std::function<void()>& plan) const
   return nullptr;
 }
 
-void StepBook::agree(const std::exception_ptr& refusal) const {
-  const Vote all = ask(*agreement_, refusal ? Vote::No : Vote::Yes);
+void StepBook::agree(const std::exception_ptr& refusal) {
+  const Vote all = ask(*agreement_, refusal ? Vote::No : Vote::Yes, &processes_);
   if (refusal) std::rethrow_exception(refusal);
   if (all == Vote::No) {
     throw Error(

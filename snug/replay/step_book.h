@@ -86,7 +86,7 @@ class StepBook {
   /// was another one.
   void forward_over(const plan::StepGraph* followed, std::optional<plan::OpId> differed) const;
   /// Whether it decides by itself.
-  [[nodiscard]] bool asks_nobody() const noexcept { return agreement_ == alone(); }
+  [[nodiscard]] bool asks_nobody() const noexcept { return processes_ == 1; }
 
  private:
   struct Known {
@@ -117,7 +117,7 @@ class StepBook {
   /// What `plan` is refused with, if it is. Anything else that it throws is told to the group, and thrown.
   [[nodiscard]] std::exception_ptr refusal_of(const std::function<void()>& plan) const;
   /// Throws `refusal`, which may be none, or Error when another process of the group has one.
-  void agree(const std::exception_ptr& refusal) const;
+  void agree(const std::exception_ptr& refusal);
   /// Throws Error where steps make something again together with other processes and these have other plans.
   void check_same_plans() const;
   [[nodiscard]] std::vector<Now> most_of_all(std::vector<Now> devices);
@@ -133,6 +133,7 @@ class StepBook {
   std::vector<Known> known_;
   plan::Budgets budgets_;
   std::shared_ptr<Agreement> agreement_;
+  std::size_t processes_ = 1;           // of the group
   Bytes of_evaluation_ = 0;             // the highest peak of steps that only evaluate
   std::vector<OutsideMemory> outside_;  // by device, in the order of the budgets
   bool replays_together_ = false;       // some of the steps that all have planned alike

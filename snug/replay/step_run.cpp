@@ -91,15 +91,16 @@ class StepRun::OnThisThread {
 };
 
 bool StepRun::went_backward() const noexcept {
-  return std::visit(
-      Match{[&](const Idle&) { return micro_batches_ && any_went_; }, [](const InForward&) { return false; },
-            [](const InBackward&) { return false; }, [](const auto&) { return true; }},
-      state_);
+  return std::visit(Match{[&](const Idle&) { return micro_batches_ && any_went_; },
+                          [&](const InForward&) { return !micro_batches_ && any_went_; },
+                          [](const InBackward&) { return false; }, [](const auto&) { return true; }},
+                    state_);
 }
 
 void StepRun::leave() noexcept {
   (void)memory::take_swallowed_refusal();  // behind which another exception came through
   writes_.reset();
+  further_.reset();
   if (std::holds_alternative<InForward>(state_)) state_.emplace<Idle>();
   if (std::holds_alternative<InBackward>(state_)) forget_backward();
 }
@@ -143,8 +144,9 @@ at::Tensor StepRun::operator()(const Forward& step) {
     if (!std::holds_alternative<Stopped>(state_)) throw;  // a function that is stopped may make another error of it
   }
   rethrow();
-  // A loss of a micro-batch, too, where the function has not gone backward from it.
-  const bool returned = micro_batches_ && !std::holds_alternative<Stopped>(state_) && loss.defined() &&
+  if (any_went_ && !micro_batches_ && std::holds_alternative<InForward>(state_)) end_forward();
+  // A loss of a micro-batch, or of a further pass, too, where the function has not gone backward from it.
+  const bool returned = (micro_batches_ || any_went_) && !std::holds_alternative<Stopped>(state_) && loss.defined() &&
                         loss.requires_grad() &&
                         made({torch::autograd::impl::gradient_edge(loss)}) != forward_over_.end();
   if (std::holds_alternative<InForward>(state_) || returned || (micro_batches_ && !any_went_)) {
@@ -155,6 +157,16 @@ at::Tensor StepRun::operator()(const Forward& step) {
     go_backward(loss);
   }
   return loss.defined() ? loss.detach() : loss;
+}
+
+/// A further forward pass is recorded from an operator on, and never from within one: what saves a tensor is inside of
+/// its operator.
+void StepRun::await_further_pass() {
+  further_begins_ = false;
+  if (further_ || !phases_.allows_further_passes || micro_batches_ || function_is_over_) return;
+  further_.emplace(record::OperatorGate::Calls{.before = [this](const c10::OperatorHandle&, const torch::jit::Stack&) {
+    if (further_begins_ && std::holds_alternative<Past>(state_) && here() == this) begin_forward();
+  }});
 }
 
 void StepRun::go_backward(const at::Tensor& loss) {
@@ -282,6 +294,7 @@ void StepRun::backward_ends() {
     pass.tape->observers().tell(&record::TapeObserver::backward_ends);
   }
   if (phases_.backward_over) phases_.backward_over(*this, *pass.tape);
+  await_further_pass();
 }
 
 void StepRun::update_begins() {

@@ -46,7 +46,8 @@ record::OperatorGate::Calls before_writes_of(const std::vector<at::Tensor>& tens
 /// backward() itself, or else when it has returned the loss. What it does after a backward() of its own (clipping, the
 /// optimizer, a schedule) is its own affair, and is not recorded. A function that says where its micro-batches begin
 /// (MicroBatch) has a forward pass of each, on a tape of its own, and a backward pass of each at any time
-/// after that. The functions are called by the thread that runs the step.
+/// after that. Where it is allowed, a function may also have further passes behind its backward pass, one after the
+/// other. The functions are called by the thread that runs the step.
 class StepRun : private record::MicroBatchListener {
  public:
   using Roots = torch::autograd::edge_list;
@@ -67,6 +68,9 @@ class StepRun : private record::MicroBatchListener {
     std::function<void(StepRun& run)> update_begins = {};
     /// It calls autograd::grad(), which is not its backward pass.
     std::function<void(const Roots& roots)> grad_begins = {};
+    /// Whether a function may have further forward passes behind a backward pass, each with one of its own: losses of
+    /// two models in turns, say.
+    bool allows_further_passes = false;
   };
   /// `grad_call`: which of the function's calls of torch::autograd::grad() is its backward pass, from 1 on. 0: none is,
   /// but a pass that accumulates gradients.
@@ -85,6 +89,8 @@ class StepRun : private record::MicroBatchListener {
   /// Around the step's backward pass. Throws UsageError for a second one of the same forward pass.
   void backward_begins(const Roots& roots);
   void backward_ends();
+  /// An operator saves a tensor for a backward pass, and no tape records it: a further forward pass has begun.
+  void saves_tensor() noexcept { further_begins_ = true; }
   /// Whether its backward pass is over; of several, one of them, and it is in none now.
   [[nodiscard]] bool went_backward() const noexcept;
   /// Whether the function is over, which has not gone backward itself.
@@ -127,6 +133,7 @@ class StepRun : private record::MicroBatchListener {
   void micro_batch_fails() noexcept override;
   void begin_forward(int stage = 0);
   void go_backward(const at::Tensor& loss);
+  void await_further_pass();
   void end_forward();
   /// The one that has made the roots, or what these are made of, among those that have not gone backward; none: all of
   /// what they are made of has gone backward.
@@ -147,6 +154,8 @@ class StepRun : private record::MicroBatchListener {
   std::vector<Pass> went_;          // backward, without their tapes
   std::exception_ptr refused_;      // it went backward again, which stays so
   std::optional<record::OperatorGate> writes_;
+  std::optional<record::OperatorGate> further_;  // behind a backward pass: the first operator of a further pass
+  bool further_begins_ = false;
   std::exception_ptr failure_;  // of the end of a micro-batch
   int task_;                    // the backward pass that the step is part of
   const int grad_call_;

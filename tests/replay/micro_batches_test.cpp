@@ -122,6 +122,7 @@ TEST(MicroBatches, ThatNobodyHasSeenArePlannedWhenTheyComeAgain) {
   test_memory().reset_peak();
   for (int step = 0; step < 4; ++step) {
     session.backward(other);
+    session.finish_searches();
     expect_same(expected, net.gradients());
     net.layers->zero_grad();
     EXPECT_LE(test_memory().stats().mapped_peak, budget);

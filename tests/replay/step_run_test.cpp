@@ -305,8 +305,9 @@ TEST(StepsThatStep, ASecondBackwardIsRefused) {
   Training training;
   const at::Tensor x = torch::randn({64, 128});
   const auto twice = [&](const at::Tensor& b) {
-    training.net->forward(b).mean().backward();
-    training.net->forward(b).mean().backward();
+    const at::Tensor loss = training.net->forward(b).mean();
+    loss.backward({}, /*keep_graph=*/true);
+    loss.backward();
     return at::Tensor();
   };
   auto session = fit(twice, x, {.budget = 1_GiB});
