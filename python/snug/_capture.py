@@ -241,7 +241,7 @@ def loss_of(step: Callable[[Any], Any], batch: Any) -> torch.Tensor | None:
             return result
         if not isinstance(result, torch.Tensor):
             return roots[0][0].detach() if len(roots) == 1 and len(roots[0]) == 1 else None
-        if not result.requires_grad:
+        if not result.requires_grad or any(result is root for each in roots for root in each):
             return result
         some, everything = _gone(roots, result)
         if not some and getattr(_here, "micro_batches", False):
