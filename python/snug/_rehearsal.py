@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from . import _core
 from ._capture import unrecorded
 from ._objects import objects_of
+from ._twins import attributes_of, twin_of
 from ._updates import ParameterSteps
 from .errors import UsageError
 
@@ -21,33 +21,6 @@ def _innermost(optimizer: Any) -> Any:
     while hasattr(getattr(optimizer, "optimizer", None), "param_groups"):
         optimizer = optimizer.optimizer
     return optimizer
-
-
-def _books(thing: Any, known: dict[int, Any]) -> Any:
-    """Dictionaries and lists of one's own, whatever they hold; tensors and all else are shared."""
-    if type(thing) not in (dict, defaultdict, OrderedDict, list, tuple):
-        return thing
-    if id(thing) in known:
-        return known[id(thing)]
-    if isinstance(thing, dict):
-        copied = defaultdict(thing.default_factory) if isinstance(thing, defaultdict) else {}
-        known[id(thing)] = copied
-        copied.update((key, _books(value, known)) for key, value in thing.items())
-    else:
-        copied = [_books(value, known) for value in thing]
-        copied = copied if isinstance(thing, list) else tuple(copied)
-        known[id(thing)] = copied
-    return copied
-
-
-def _twin(optimizer: Any) -> Any:
-    """The same parameters and, for now, the same state, in books of its own; so has what it wraps."""
-    known: dict[int, Any] = {}
-    twin = object.__new__(type(optimizer))
-    for name, value in optimizer.__dict__.items():
-        is_inner = isinstance(value, torch.optim.Optimizer)
-        twin.__dict__[name] = _twin(value) if is_inner else _books(value, known)
-    return twin
 
 
 def _rehearse_lbfgs(twin: Any, step: Callable[..., Any]) -> None:
@@ -77,7 +50,7 @@ def _tensors_in(thing: Any, known: set[int]) -> list[torch.Tensor]:
     if isinstance(thing, torch.Tensor):
         return [thing]
     if isinstance(thing, torch.optim.Optimizer):
-        thing = thing.__dict__
+        thing = attributes_of(thing)
     if isinstance(thing, dict):
         return [tensor for key, value in thing.items() for one in (key, value) for tensor in _tensors_in(one, known)]
     if isinstance(thing, (list, tuple, set)):
@@ -93,7 +66,7 @@ def _rehearse(twin: Any) -> None:
     kind = type(twin)
     if not _is_torchs(twin):
         # Kernels of Apex, DeepSpeed or ctypes are not PyTorch operators: copy all tensors that they may write first.
-        _core.announce_writes(_tensors_in(twin, set()))
+        _core.announce_writes(_tensors_in(attributes_of(twin), set()))
     step = getattr(kind.step, "__wrapped__", kind.step) if getattr(kind.step, "hooked", False) else kind.step
     with torch.enable_grad():
         if isinstance(twin, torch.optim.LBFGS):
@@ -181,7 +154,7 @@ class Rehearsals:
             return True
         made = len(self._twins)
         for optimizer in self._optimizers[made:]:
-            self._twins.append(_twin(optimizer))
+            self._twins.append(twin_of(optimizer))
         for twin in self._twins:
             _rehearse(twin)
         for twin in self._twins[made:]:
@@ -194,7 +167,7 @@ class Rehearsals:
     def prepare(self) -> None:
         """Makes the state that updates in the backward pass will find, one gradient at a time."""
         with unrecorded():
-            self._twins = [_twin(optimizer) for optimizer in self._optimizers]
+            self._twins = [twin_of(optimizer) for optimizer in self._optimizers]
             self._steps = ParameterSteps(self._twins, _rehearse)
             for parameter in self._steps.parameters:
                 gradient, parameter.grad = parameter.grad, torch.zeros_like(parameter)
