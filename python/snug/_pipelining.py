@@ -19,30 +19,6 @@ _known: set[Any] = set()
 
 
 @contextmanager
-def micro_batch() -> Iterator[None]:
-    """Around the forward pass of one micro-batch, its loss among it, in step functions that go backward with several, one by
-    one, as pipelines do whose passes run by turns:
-
-        def step(batches):
-            for batch in batches:
-                with snug.micro_batch():
-                    loss = model(batch).loss / len(batches)
-                loss.backward()
-
-    Sessions see each as a forward pass of its own, whose backward pass may come at any time after that, and plan for as
-    many as are in flight at once: have gone forward, and not backward. What runs in between is not recorded. Stages of
-    torch.distributed.pipelining do so themselves. Does nothing outside of steps.
-    """
-    micro_batch_begins()
-    try:
-        yield
-    except BaseException:
-        _core.micro_batch_fails()
-        raise
-    _core.micro_batch_ends()
-
-
-@contextmanager
 def stages_found(found: Callable[[Any], None]) -> Iterator[None]:
     """Calls found(stage) in front of every forward pass of a stage that this thread runs."""
     outer, _here.found = getattr(_here, "found", None), found

@@ -16,7 +16,7 @@ from torch import nn
 
 from . import _core
 from .regions import is_naming
-from .choices import check_module, checked_names
+from .allowed import check_module, checked_names
 from .errors import UsageError
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import torch
 import transformers
 
-from .fitting import Plan, Session, fit
+from ._fitted import Fitted
+from ._options import FitOptions
+from .plans import Plan
+from .session import Session
 from .sizes import Size
 
 
@@ -34,13 +38,11 @@ class SnugCallback(transformers.TrainerCallback):
         disk_budget: Size | None = None,
         allow: Sequence[str] = (),
     ) -> None:
-        self._allow = allow
         self._budget = budget
-        self._strategy = strategy
-        self._device = device
-        self._other_budgets = other_budgets
-        self._host_budget = host_budget
-        self._disk_budget = disk_budget
+        self._options = FitOptions(
+            strategy=strategy, device=device, other_budgets=other_budgets, host_budget=host_budget, disk_budget=disk_budget,
+            allow=allow,
+        )
         self._optimizer: Any = None
         self._micro_batches = 1
         self.session: Session | None = None
@@ -57,19 +59,10 @@ class SnugCallback(transformers.TrainerCallback):
 
         try:
             if self.session is None:
-                self.session = fit(
-                    step,
-                    inputs,
-                    self._budget,
-                    strategy=self._strategy,
-                    device=self._device,
-                    other_budgets=self._other_budgets,
-                    host_budget=self._host_budget,
-                    disk_budget=self._disk_budget,
-                    optimizer=self._optimizer,
-                    allow=self._allow,
-                    micro_batches=self._micro_batches,
+                options = dataclasses.replace(
+                    self._options, optimizer=self._optimizer, micro_batches=self._micro_batches
                 )
+                self.session = Session(step, Fitted(step, inputs, self._budget, options))
                 self.session._forget_step()
                 self.plan = self.session.plan
             self.session.backward(inputs, step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,10 @@ except ImportError:
     import pytorch_lightning as pl  # the older name of the same
 
 from .errors import UsageError
-from .fitting import Plan, Session, fit
+from ._fitted import Fitted
+from ._options import FitOptions
+from .plans import Plan
+from .session import Session
 from .sizes import Size
 
 
@@ -51,13 +55,11 @@ class SnugCallback(pl.Callback):
         disk_budget: Size | None = None,
         allow: Sequence[str] = (),
     ) -> None:
-        self._allow = allow
         self._budget = budget
-        self._strategy = strategy
-        self._device = device
-        self._other_budgets = other_budgets
-        self._host_budget = host_budget
-        self._disk_budget = disk_budget
+        self._options = FitOptions(
+            strategy=strategy, device=device, other_budgets=other_budgets, host_budget=host_budget, disk_budget=disk_budget,
+            allow=allow,
+        )
         self._leave: Callable[[], None] | None = None
         self.session: Session | None = None
         self.plan: Plan | None = None
@@ -122,15 +124,18 @@ class SnugCallback(pl.Callback):
                 "SnugCallback: training_step takes the dataloader_iter, whose batches recording would use up; let it take "
                 "the batch"
             )
+        options = dataclasses.replace(
+            self._options, optimizer=trainer.optimizers, micro_batches=trainer.accumulate_grad_batches
+        )
+
+        def step(_: Any) -> torch.Tensor:
+            return _loss_of(step_fn())
+
         loop = trainer.fit_loop.epoch_loop
         logged = loop._results
         loop._results = copy.deepcopy(logged)
         try:
-            self.session = fit(
-                lambda _: _loss_of(step_fn()), inputs, self._budget, strategy=self._strategy,
-                device=self._device, other_budgets=self._other_budgets, host_budget=self._host_budget, disk_budget=self._disk_budget, optimizer=trainer.optimizers, allow=self._allow,
-                micro_batches=trainer.accumulate_grad_batches,
-            )
+            self.session = Session(step, Fitted(step, inputs, self._budget, options))
         finally:
             loop._results = logged
         self.session._forget_step()

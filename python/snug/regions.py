@@ -15,7 +15,7 @@ from . import _core
 from ._core import VerifyReplay
 from ._decorating import CallContext, Function
 from .actions import Action, in_core
-from .choices import check_module
+from .allowed import check_module
 from .errors import UsageError
 
 _PLACES = (1 << 64) - 1  # of 64 bits

@@ -15,10 +15,12 @@ from ._wrapped import unwrapped
 from . import _core
 from ._capture import Recorded, run_plain
 from ._python_state import PythonState
-from .choices import check_module
+from .allowed import check_module
 from .devices import device_named, device_of
 from .errors import Mismatch, UsageError
-from .fitting import Session, Step, by_device, fit
+from ._fitted import Step
+from ._options import by_device
+from .session import Session, fit
 from .sizes import Size
 
 

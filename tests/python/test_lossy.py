@@ -76,7 +76,7 @@ def test_leaves_no_strategy_without_effect():
 
 
 def test_names_may_come_one_by_one():
-    assert snug.choices.Allowed(name for name in ["int4_activations"]).lossy == snug._core.Lossy.Int4
+    assert snug.allowed.Allowed(name for name in ["int4_activations"]).lossy == snug._core.Lossy.Int4
 
 
 def test_has_one_codec():

@@ -9,181 +9,17 @@ from typing import Any
 import torch
 
 from . import _core
-from ._agreement import Group
-from ._capture import Recorded, loss_of
+from ._capture import loss_of
 from ._core import ArenaStats, StepReport
-from ._fsdp import begun_anew, forget_iterations, refuse_accumulated
+from ._fitted import Fitted, Step
+from ._fsdp import forget_iterations
+from ._options import FitOptions
 from ._pipelining import know_pipelines
-from ._python_state import PythonState, python_state_kept
-from ._rehearsal import Rehearsals, leaves_kept
-from ._updates import UpdatesInBackward, refuse_hooks
-from .choices import Allowed
-from .devices import device_named, device_of
+from ._updates import UpdatesInBackward
 from .errors import UsageError
 from .plans import Plan
-from .sizes import Size, bytes_of, parse_bytes
+from .sizes import Size
 from .streaming import StreamedTensors
-
-Step = Callable[[Any], Any]
-
-
-def _request(budget: Size | None) -> int | _core.Percent | None:
-    """What is asked for: bytes, a share of what the step takes unplanned, or None. Reads a text as the command does."""
-    if not isinstance(budget, str):
-        return None if budget is None else bytes_of("fit: budget", budget)
-    try:
-        request = _core.parse_budget(budget)
-    except UsageError as error:
-        raise UsageError(f"fit: budget: {error}") from None
-    if request is None:
-        raise UsageError('fit: the budget is an empty text; write "8GiB", or "60%" of what the step takes unplanned')
-    return request
-
-
-def by_device(other_budgets: Any) -> Mapping[str | torch.device, Size]:
-    """As it is, or none; UsageError where it is something else."""
-    if not isinstance(other_budgets or {}, Mapping):
-        raise UsageError(f'fit: other_budgets is a {type(other_budgets).__name__}; give bytes by device, as {{"cuda:1": "8GiB"}}')
-    return other_budgets or {}
-
-
-def _bytes_of(what: str, size: Size) -> int:
-    try:
-        return parse_bytes(size)
-    except UsageError as error:
-        raise UsageError(f"fit: {what} is in bytes, no share of what the step takes, which session.plan tells: {error}") from None
-
-
-def _check_streamed(streamed: StreamedTensors | None, host_budget: Size | None, disk_budget: Size | None, in_backward: bool) -> None:
-    if streamed is not None and not isinstance(streamed, StreamedTensors):
-        raise UsageError(f"fit: streamed is a {type(streamed).__name__}; give a snug.StreamedTensors, as snug.StreamedTensors(model.parameters())")
-    if streamed is not None and (host_budget is not None or disk_budget is not None):
-        raise UsageError(
-            "fit: values go where the streamed tensors are, which have budgets of their own; leave host_budget and "
-            "disk_budget to StreamedTensors"
-        )
-    if streamed is not None and in_backward:
-        raise UsageError(
-            "fit: in_backward is True with streamed tensors, whose optimizer's state would stay in the device's memory; leave one out"
-        )
-
-
-def _check_in_backward(in_backward: bool, micro_batches: int, optimizer: Any) -> None:
-    if in_backward and micro_batches > 1:
-        raise UsageError(
-            f"fit: in_backward is True with {micro_batches} micro-batches, whose gradients are there until the last; leave one out"
-        )
-    if in_backward and optimizer is None:
-        raise UsageError("fit: in_backward is True and there is no optimizer; give the one that updates")
-    if in_backward and isinstance(optimizer, Sequence) and not optimizer:
-        raise UsageError("fit: in_backward is True and the list of optimizers is empty; give those that update")
-
-
-def _run_once(state: PythonState, step: Step, sample: Any) -> Any:
-    """Runs a step that is recorded, from the Python state that all of its runs begin with."""
-    state.put_back()
-    return loss_of(step, sample)
-
-
-class _Fitted:
-    """A recorded step, its planner, and the budget in bytes."""
-
-    def __init__(
-        self,
-        step: Step,
-        sample: Any,
-        budget: Size | None,
-        strategy: str,
-        device: str,
-        optimizer: Any,
-        update: Callable[[], None] | None,
-        process_group: Any,
-        allow: Sequence[str],
-        in_backward: bool = False,
-        micro_batches: int = 1,
-        other_budgets: Mapping[str | torch.device, Size] | None = None,
-        host_budget: Size | None = None,
-        disk_budget: Size | None = None,
-        streamed: StreamedTensors | None = None,
-        arena: bool = False,
-    ) -> None:
-        _check_streamed(streamed, host_budget, disk_budget, in_backward)
-        if arena:
-            _core.check_arena(device)
-        self.arena = arena
-        self.streamed = None if streamed is None else streamed._core
-        self.tiers = self.streamed.tiers if self.streamed is not None else _core.Tiers(
-            None if host_budget is None else _bytes_of("host_budget", host_budget),
-            None if disk_budget is None else _bytes_of("disk_budget", disk_budget),
-        )
-        self.other_budgets = [(device_named(d), _bytes_of(f"other_budgets of {d}", size)) for d, size in (other_budgets or {}).items()]
-        self.allowed = Allowed(allow)
-        if isinstance(micro_batches, bool) or not isinstance(micro_batches, int):
-            raise UsageError(f"fit: micro_batches is {micro_batches!r}; give how many steps' gradients are added up, 1 or more")
-        if not isinstance(strategy, str):
-            raise UsageError(f'fit: the strategy is a {type(strategy).__name__}; give its name, as "optimal"')
-        if self.allowed.lossy != _core.Lossy.Off and not _core.may_compress(strategy):
-            raise UsageError(f'fit: the strategy "{strategy}" leaves nothing to codecs; leave them out of allow')
-        _check_in_backward(in_backward, micro_batches, optimizer)
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if in_backward and distributed and torch.distributed.get_world_size(process_group) > 1:
-            raise UsageError(
-                "fit: in_backward is True in a group of processes, whose gradients are exchanged after each has its own; leave it out"
-            )
-        if not callable(step):
-            raise UsageError(f"fit: the step is a {type(step).__name__}; give a function from a batch to its loss")
-        if update is not None and not callable(update):
-            raise UsageError(f"fit: the update is a {type(update).__name__}; give a function that does what your update does")
-        request = _request(budget)
-        if streamed is not None and not isinstance(request, int):
-            raise UsageError("fit: the window of streamed tensors is a part of the budget; give that in bytes")
-        rehearsals = Rehearsals(optimizer, update, in_backward)
-        self.updates = rehearsals.steps() if in_backward else None
-        if self.updates is not None:
-            refuse_hooks(self.updates.optimizers)
-        chosen = self.allowed(step)
-        group = Group(process_group)
-        self.agreement = group.agreement()
-        refuse_accumulated()
-        know_pipelines()
-        def update_begins(stepping: Any) -> None:
-            rehearsals.add(stepping)
-            _core.update_begins()
-
-        try:
-            # Last: the hooks that the others register are part of the state that is kept.
-            with leaves_kept() as wrapped, group.found_in_step(), Recorded(update_begins), python_state_kept() as state:
-                run = begun_anew(lambda: _run_once(state, chosen, sample))
-                recorded = _core.record_step(
-                    run, device, request, rehearsals, self.agreement, micro_batches,
-                    self.other_budgets, self.tiers, self.allowed.lossy, self.streamed, wrapped,
-                )
-            self._plan(recorded, strategy, request, device, micro_batches)
-        except BaseException:
-            if self.streamed is not None:
-                self.streamed.reopen()  # what the session before had
-            raise
-        finally:
-            forget_iterations()
-
-        self.device = device
-
-    def _plan(
-        self, recorded: list[_core.RecordedStep], strategy: str, request: int | _core.Percent | None, device: str, micro_batches: int
-    ) -> None:
-        try:
-            self._plan_alone(_core.Kinds(recorded, strategy), request, device, micro_batches)
-        except BaseException:
-            _core.tell_failure(self.agreement)  # the others wait for a word on their plans
-            raise
-
-    def _plan_alone(self, kinds: _core.Kinds, request: int | _core.Percent | None, device: str, micro_batches: int) -> None:
-        self.kinds = kinds
-        self.budget = _core.limit_for(request, self.kinds.graph)
-        self.floor = self.kinds.floor if self.kinds.count > 1 else 0  # of each kind, that of all
-        self.window = None
-        if self.streamed is not None and self.budget is not None:
-            self.window = self.kinds.open_window(self.streamed, self.budget, self.other_budgets, device, micro_batches)
 
 
 class Session:
@@ -194,7 +30,7 @@ class Session:
     used again. `with` closes it at the end; so does deleting it.
     """
 
-    def __init__(self, step: Step, fitted: _Fitted, check: bool = True) -> None:
+    def __init__(self, step: Step, fitted: Fitted) -> None:
         self._step: Step | None = step
         self._allowed = fitted.allowed
         self._floor, self._window = fitted.floor, fitted.window
@@ -203,9 +39,9 @@ class Session:
             fitted.kinds, fitted.budget, fitted.device, fitted.other_budgets, fitted.agreement, fitted.tiers,
             fitted.streamed,
         )
-        if fitted.arena:
+        if fitted.options.arena:
             self._core.use_arena()
-        if not check:
+        if not fitted.options.check:
             self._core.verify_replays(_core.VerifyReplay.Off)
         self._updates = UpdatesInBackward(fitted.updates) if fitted.updates is not None else None
         if self._updates is not None:
@@ -363,12 +199,12 @@ def fit(
 
     Raises DoesNotFit, naming the smallest budget and its parts, and UsageError.
     """
-    where = device_of(device, sample, by_device(other_budgets))
-    fitted = _Fitted(
-        step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches,
-        other_budgets, host_budget, disk_budget, streamed, arena,
+    options = FitOptions(
+        other_budgets=other_budgets, host_budget=host_budget, disk_budget=disk_budget, device=device, optimizer=optimizer,
+        strategy=strategy, update=update, process_group=process_group, allow=allow, in_backward=in_backward,
+        micro_batches=micro_batches, streamed=streamed, arena=arena, check=check,
     )
-    return Session(step, fitted, check)
+    return Session(step, Fitted(step, sample, budget, options))
 
 
 def plan(
@@ -376,6 +212,9 @@ def plan(
     sample: Any,
     budget: Size | None = None,
     *,
+    other_budgets: Mapping[str | torch.device, Size] | None = None,
+    host_budget: Size | None = None,
+    disk_budget: Size | None = None,
     device: str | torch.device | None = None,
     optimizer: Any = None,
     strategy: str = "optimal",
@@ -384,12 +223,13 @@ def plan(
     allow: Sequence[str] = (),
     in_backward: bool = False,
     micro_batches: int = 1,
-    other_budgets: Mapping[str | torch.device, Size] | None = None,
-    host_budget: Size | None = None,
-    disk_budget: Size | None = None,
 ) -> Plan:
     """What fit would do, without a session: records the step and plans it. Without a budget, the fastest plan."""
-    where = device_of(device, sample, by_device(other_budgets))
-    fitted = _Fitted(step, sample, budget, strategy, where, optimizer, update, process_group, allow, in_backward, micro_batches, other_budgets, host_budget, disk_budget)
+    options = FitOptions(
+        other_budgets=other_budgets, host_budget=host_budget, disk_budget=disk_budget, device=device, optimizer=optimizer,
+        strategy=strategy, update=update, process_group=process_group, allow=allow, in_backward=in_backward,
+        micro_batches=micro_batches,
+    )
+    fitted = Fitted(step, sample, budget, options)
     kinds = fitted.kinds
     return Plan(kinds.graph, kinds.planner, kinds.plan(fitted.budget, fitted.other_budgets), kinds.floor)

@@ -1,0 +1,98 @@
+"""Recording a step and planning it within a budget, for fit and plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import _core
+from ._agreement import Group
+from ._capture import Recorded, loss_of
+from ._fsdp import begun_anew, forget_iterations, refuse_accumulated
+from ._options import FitOptions, by_device, requested
+from ._pipelining import know_pipelines
+from ._python_state import PythonState, python_state_kept
+from ._rehearsal import Rehearsals, leaves_kept
+from ._updates import refuse_hooks
+from .allowed import Allowed
+from .devices import device_of
+from .errors import UsageError
+from .sizes import Size
+
+Step = Callable[[Any], Any]
+
+
+def _run_once(state: PythonState, step: Step, sample: Any) -> Any:
+    """Runs a step that is recorded, from the Python state that all of its runs begin with."""
+    state.put_back()
+    return loss_of(step, sample)
+
+
+class Fitted:
+    """A recorded step, its planner, and the budget in bytes."""
+
+    def __init__(self, step: Step, sample: Any, budget: Size | None, options: FitOptions) -> None:
+        self.device = device_of(options.device, sample, by_device(options.other_budgets))
+        options.refuse_contradictions()
+        if options.arena:
+            _core.check_arena(self.device)
+        self.options = options
+        self.streamed = None if options.streamed is None else options.streamed._core
+        self.tiers = options.tiers()
+        self.other_budgets = options.other_limits()
+        self.allowed = Allowed(options.allow)
+        if self.allowed.lossy != _core.Lossy.Off and not _core.may_compress(options.strategy):
+            raise UsageError(f'fit: the strategy "{options.strategy}" leaves nothing to codecs; leave them out of allow')
+        if not callable(step):
+            raise UsageError(f"fit: the step is a {type(step).__name__}; give a function from a batch to its loss")
+        self._request = requested(budget)
+        if self.streamed is not None and not isinstance(self._request, int):
+            raise UsageError("fit: the window of streamed tensors is a part of the budget; give that in bytes")
+        rehearsals = Rehearsals(options.optimizer, options.update, options.in_backward)
+        self.updates = rehearsals.steps() if options.in_backward else None
+        if self.updates is not None:
+            refuse_hooks(self.updates.optimizers)
+        group = Group(options.process_group)
+        self.agreement = group.agreement()
+        refuse_accumulated()
+        know_pipelines()
+        try:
+            self._plan(self._record(step, sample, rehearsals, group))
+        except BaseException:
+            if self.streamed is not None:
+                self.streamed.reopen()  # what the session before had
+            raise
+        finally:
+            forget_iterations()
+
+    def _record(self, step: Step, sample: Any, rehearsals: Rehearsals, group: Group) -> list[_core.RecordedStep]:
+        chosen = self.allowed(step)
+
+        def update_begins(stepping: Any) -> None:
+            rehearsals.add(stepping)
+            _core.update_begins()
+
+        # python_state_kept last: the hooks that the others register are part of the state that is kept.
+        with leaves_kept() as wrapped, group.found_in_step(), Recorded(update_begins), python_state_kept() as state:
+            return _core.record_step(
+                begun_anew(lambda: _run_once(state, chosen, sample)), self.device, self._request, rehearsals,
+                self.agreement, self.options.micro_batches, self.other_budgets, self.tiers, self.allowed.lossy,
+                self.streamed, wrapped,
+            )
+
+    def _plan(self, recorded: list[_core.RecordedStep]) -> None:
+        try:
+            self._plan_alone(_core.Kinds(recorded, self.options.strategy))
+        except BaseException:
+            _core.tell_failure(self.agreement)  # the other processes wait for this one's vote
+            raise
+
+    def _plan_alone(self, kinds: _core.Kinds) -> None:
+        self.kinds = kinds
+        self.budget = _core.limit_for(self._request, kinds.graph)
+        self.floor = kinds.floor if kinds.count > 1 else 0  # of each kind, that of all
+        self.window = None
+        if self.streamed is not None and self.budget is not None:
+            self.window = kinds.open_window(
+                self.streamed, self.budget, self.other_budgets, self.device, self.options.micro_batches
+            )

@@ -1,0 +1,134 @@
+"""The options of fit: how a step is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import _core
+from .devices import device_named
+from .errors import UsageError
+from .sizes import Size, bytes_of, parse_bytes
+from .streaming import StreamedTensors
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """The keyword arguments of fit and their defaults. The docstring of fit describes them."""
+
+    other_budgets: Mapping[str | torch.device, Size] | None = None
+    host_budget: Size | None = None
+    disk_budget: Size | None = None
+    device: str | torch.device | None = None
+    optimizer: Any = None
+    strategy: str = "optimal"
+    update: Callable[[], None] | None = None
+    process_group: Any = None
+    allow: Sequence[str] = ()
+    in_backward: bool = False
+    micro_batches: int = 1
+    streamed: StreamedTensors | None = None
+    arena: bool = False
+    check: bool = True
+
+    def refuse_contradictions(self) -> None:
+        """Raises UsageError for options of a wrong type, and for options that exclude each other."""
+        self._check_streamed()
+        if isinstance(self.micro_batches, bool) or not isinstance(self.micro_batches, int):
+            raise UsageError(
+                f"fit: micro_batches is {self.micro_batches!r}; give the number of steps whose gradients are accumulated, "
+                "1 or more"
+            )
+        if not isinstance(self.strategy, str):
+            raise UsageError(f'fit: the strategy is a {type(self.strategy).__name__}; give its name, as "optimal"')
+        if self.in_backward:
+            self._check_in_backward()
+        if self.update is not None and not callable(self.update):
+            raise UsageError(
+                f"fit: the update is a {type(self.update).__name__}; give a function that does what your update does"
+            )
+
+    def _check_streamed(self) -> None:
+        if self.streamed is None:
+            return
+        if not isinstance(self.streamed, StreamedTensors):
+            raise UsageError(
+                f"fit: streamed is a {type(self.streamed).__name__}; give a snug.StreamedTensors, as "
+                "snug.StreamedTensors(model.parameters())"
+            )
+        if self.host_budget is not None or self.disk_budget is not None:
+            raise UsageError(
+                "fit: values go where the streamed tensors are, which have budgets of their own; leave host_budget and "
+                "disk_budget to StreamedTensors"
+            )
+        if self.in_backward:
+            raise UsageError(
+                "fit: in_backward is True with streamed tensors, whose optimizer's state would stay in the device's memory; "
+                "leave one out"
+            )
+
+    def _check_in_backward(self) -> None:
+        if self.micro_batches > 1:
+            raise UsageError(
+                f"fit: in_backward is True with {self.micro_batches} micro-batches, whose gradients are there until the last; "
+                "leave one out"
+            )
+        if self.optimizer is None:
+            raise UsageError("fit: in_backward is True and there is no optimizer; give the one that updates")
+        if isinstance(self.optimizer, Sequence) and not self.optimizer:
+            raise UsageError("fit: in_backward is True and the list of optimizers is empty; give those that update")
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if distributed and torch.distributed.get_world_size(self.process_group) > 1:
+            raise UsageError(
+                "fit: in_backward is True in a group of processes, whose gradients are exchanged after each has its own; "
+                "leave it out"
+            )
+
+    def tiers(self) -> _core.Tiers:
+        """Returns the memory that plans may offload values to."""
+        if self.streamed is not None:
+            return self.streamed._core.tiers
+        return _core.Tiers(
+            None if self.host_budget is None else _in_bytes("host_budget", self.host_budget),
+            None if self.disk_budget is None else _in_bytes("disk_budget", self.disk_budget),
+        )
+
+    def other_limits(self) -> list[tuple[str, int]]:
+        """Returns other_budgets as names of devices and bytes."""
+        budgets = by_device(self.other_budgets)
+        return [(device_named(device), _in_bytes(f"other_budgets of {device}", size)) for device, size in budgets.items()]
+
+
+def requested(budget: Size | None) -> int | _core.Percent | None:
+    """Returns a budget in bytes, or as a percentage of the unplanned peak. Reads texts as the command does."""
+    if not isinstance(budget, str):
+        return None if budget is None else bytes_of("fit: budget", budget)
+    try:
+        request = _core.parse_budget(budget)
+    except UsageError as error:
+        raise UsageError(f"fit: budget: {error}") from None
+    if request is None:
+        raise UsageError('fit: the budget is an empty text; write "8GiB", or "60%" of what the step takes unplanned')
+    return request
+
+
+def by_device(other_budgets: Any) -> Mapping[str | torch.device, Size]:
+    """Returns other_budgets, empty for None. Raises UsageError if it is no mapping."""
+    if not isinstance(other_budgets or {}, Mapping):
+        raise UsageError(
+            f"fit: other_budgets is a {type(other_budgets).__name__}; give bytes by device, as "
+            '{"cuda:1": "8GiB"}'
+        )
+    return other_budgets or {}
+
+
+def _in_bytes(what: str, size: Size) -> int:
+    try:
+        return parse_bytes(size)
+    except UsageError as error:
+        raise UsageError(
+            f"fit: {what} is in bytes, no share of what the step takes, which session.plan tells: {error}"
+        ) from None
