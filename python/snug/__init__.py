@@ -25,6 +25,7 @@ _build_check.check_is_built(__path__)
 
 from . import _core, _higher_order, _raw_kernels, _saved, _wrapped  # noqa: E402
 from ._core import Choice, OperatorContext, VerifyReplay  # noqa: E402
+from .arguments import Arguments  # noqa: E402
 from .actions import Keep, Offload, Recompute, Selective  # noqa: E402
 from .checkpointing import checkpoint, checkpoint_sequential  # noqa: E402
 from .operators import declare_operator  # noqa: E402
@@ -45,6 +46,7 @@ from .verifying import gradient_errors, verify  # noqa: E402
 __all__ = [
     "Alarm",
     "ArenaStats",
+    "Arguments",
     "Choice",
     "DoesNotFit",
     "Error",

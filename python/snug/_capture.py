@@ -12,6 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import _core
+from .arguments import Arguments
 from .errors import UpdateBegins, UsageError
 
 _here = threading.local()
@@ -224,7 +225,7 @@ def _gone(roots: list[list[torch.Tensor]], result: torch.Tensor) -> tuple[bool, 
     return some, all(node.next_functions for node in nodes)
 
 
-def loss_of(step: Callable[[Any], Any], batch: Any) -> torch.Tensor | None:
+def loss_of(step: Callable[..., Any], arguments: Arguments) -> torch.Tensor | None:
     """Runs the step and returns its loss: what it returned, or else the one that it called backward() on."""
     outer, _here.roots = getattr(_here, "roots", None), None
     outer_micro_batches, _here.micro_batches = getattr(_here, "micro_batches", False), False
@@ -233,7 +234,7 @@ def loss_of(step: Callable[[Any], Any], batch: Any) -> torch.Tensor | None:
     try:
         result = None
         try:
-            result = returned_loss(step(batch))
+            result = returned_loss(arguments.call(step))
         except UpdateBegins:
             pass
         roots = _here.roots
@@ -256,7 +257,7 @@ def loss_of(step: Callable[[Any], Any], batch: Any) -> torch.Tensor | None:
         _here.roots, _here.micro_batches = outer, outer_micro_batches
 
 
-def run_plain(step: Callable[[Any], Any], batch: Any) -> torch.Tensor | None:
+def run_plain(step: Callable[..., Any], arguments: Arguments) -> torch.Tensor | None:
     """Forward and backward as without a session, inside of a Recorded. Returns the loss of a step that does not call
     backward() itself."""
     recorded = _recorded()
@@ -264,7 +265,7 @@ def run_plain(step: Callable[[Any], Any], batch: Any) -> torch.Tensor | None:
     recorded.begin()
     result = None
     try:
-        result = returned_loss(step(batch))
+        result = returned_loss(arguments.call(step))
     except UpdateBegins:
         return None
     if recorded.went_backward:

@@ -15,17 +15,18 @@ from ._python_state import PythonState, python_state_kept
 from ._rehearsal import Rehearsals, leaves_kept
 from ._updates import refuse_hooks
 from .allowed import Allowed
+from .arguments import Arguments
 from .devices import device_of
 from .errors import UsageError
 from .sizes import Size
 
-Step = Callable[[Any], Any]
+Step = Callable[..., Any]
 
 
-def _run_once(state: PythonState, step: Step, sample: Any) -> Any:
+def _run_once(state: PythonState, step: Step, arguments: Arguments) -> Any:
     """Runs a step that is recorded, from the Python state that all of its runs begin with."""
     state.put_back()
-    return loss_of(step, sample)
+    return loss_of(step, arguments)
 
 
 class Fitted:
@@ -66,7 +67,7 @@ class Fitted:
             forget_iterations()
 
     def _record(self, step: Step, sample: Any, rehearsals: Rehearsals, group: Group) -> list[_core.RecordedStep]:
-        chosen = self.allowed(step)
+        chosen, arguments = self.allowed(step), Arguments.of(sample)
 
         def update_begins(stepping: Any) -> None:
             rehearsals.add(stepping)
@@ -75,7 +76,7 @@ class Fitted:
         # python_state_kept last: the hooks that the others register are part of the state that is kept.
         with leaves_kept() as wrapped, group.found_in_step(), Recorded(update_begins), python_state_kept() as state:
             return _core.record_step(
-                begun_anew(lambda: _run_once(state, chosen, sample)), self.device, self._request, rehearsals,
+                begun_anew(lambda: _run_once(state, chosen, arguments)), self.device, self._request, rehearsals,
                 self.agreement, self.options.micro_batches, self.other_budgets, self.tiers, self.allowed.lossy,
                 self.streamed, wrapped,
             )

@@ -56,15 +56,15 @@ class Allowed:
         self.lossy = LOSSY[lossy[0]] if lossy else _core.Lossy.Off
         self._names = [name for name in names if name in CHOICES]
 
-    def __call__(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def __call__(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """The step with what is allowed."""
         if not self._names:
             return step
 
-        def chosen(batch: Any) -> Any:
+        def chosen(*args: Any, **kwargs: Any) -> Any:
             with ExitStack() as choices:
                 for name in self._names:
                     choices.enter_context(CHOICES[name]())
-                return step(batch)
+                return step(*args, **kwargs)
 
         return chosen

@@ -65,7 +65,7 @@ class SnugCallback(transformers.TrainerCallback):
                 self.session = Session(step, Fitted(step, inputs, self._budget, options))
                 self.session._forget_step()
                 self.plan = self.session.plan
-            self.session.backward(inputs, step)
+            self.session.backward(inputs, step=step)
         except BaseException:  # nobody tells a callback that the run has failed
             self._close()
             raise

@@ -37,7 +37,7 @@ class SnugCallback(pl.Callback):
         trainer = Trainer(..., callbacks=[SnugCallback(budget="8GiB")])
         trainer.fit(module, data)
 
-    For automatic optimization; with manual optimization call `session.backward(batch, step)` in the module's own
+    For automatic optimization; with manual optimization call `session.backward(batch, step=step)` in the module's own
     training_step. The first training step is recorded and planned, for which it runs two more times (what it logs then
     does not count, counters of its own do); every step then runs under the plan, with accumulation, clipping and precision
     as the Trainer has them. `allow` as in fit. Gradients of the step before are zeroed before the forward pass and not after it, so that both
@@ -70,7 +70,7 @@ class SnugCallback(pl.Callback):
         self._close()  # of a run that failed
         if not pl_module.automatic_optimization:
             raise UsageError(
-                "SnugCallback: the module optimizes manually; call session.backward(batch, step) in its training_step "
+                "SnugCallback: the module optimizes manually; call session.backward(batch, step=step) in its training_step "
                 "in place of manual_backward"
             )
         loop = trainer.fit_loop.epoch_loop.automatic_optimization
@@ -112,7 +112,7 @@ class SnugCallback(pl.Callback):
             output.append(step_fn())
             backward_fn(_loss_of(output[0]))
 
-        self.session.backward(inputs, step)
+        self.session.backward(inputs, step=step)
         self.steps += 1
         self.replayed_ops += self.session.last_step.replayed_ops
         return output[0]

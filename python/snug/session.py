@@ -16,6 +16,7 @@ from ._fsdp import forget_iterations
 from ._options import FitOptions
 from ._pipelining import know_pipelines
 from ._updates import UpdatesInBackward
+from .arguments import Arguments
 from .errors import UsageError
 from .plans import Plan
 from .sizes import Size
@@ -56,19 +57,51 @@ class Session:
         """Lets go of the step that fit was given, and of what it refers to: backward() is always given another."""
         self._step = None
 
-    def backward(self, batch: Any, step: Step | None = None, *, update: bool = True) -> torch.Tensor | None:
-        """Runs step(batch) and its backward pass; gradients are added to .grad as usual. Returns the loss, detached: what
-        the step returned, or the tensor that it called backward() on itself. With in_backward each parameter of the
-        optimizer is updated as soon as its gradient is there, and the gradient goes; update=False adds the gradients up,
-        for a micro-batch that is not the last; the budget has to have room for them, which a plan does not see to.
+    def __call__(self, /, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        """Runs the step with these arguments: forward and backward under the plan, as backward(Arguments(...)) does.
 
-        `step` in place of the one that fit was given, for this call. Raises OutOfBudget when even eviction cannot make
-        room, DoesNotFit when so much is allocated outside of the step that no plan fits any more, and whatever the step
-        raises.
+        Args:
+            *args: Positional arguments of the step, or one Arguments.
+            **kwargs: Keyword arguments of the step.
+
+        Returns:
+            The loss, detached, as backward returns it.
+
+        Example:
+            >>> loss = session(x, y, mask=mask)
         """
+        return self.backward(Arguments.of(*args, **kwargs))
+
+    def backward(self, /, *args: Any, step: Step | None = None, update: bool = True) -> torch.Tensor | None:
+        """Runs the step with these arguments: forward and backward under the plan. Gradients accumulate in .grad.
+
+        With in_backward=True the backward pass updates each parameter and frees its gradient.
+
+        Args:
+            *args: The batch, or all positional arguments of the step, or one Arguments. A second argument is one of the
+                step's: give another step as `step=`.
+            step: Runs in place of the step that fit was given, in this call.
+            update: False, with in_backward=True, accumulates gradients, for a micro-batch that is not the last of an
+                update. The budget must have room for them, which the plan does not count.
+
+        Returns:
+            The loss, detached: the tensor that the step returned, or that it called backward() on. None if the step
+            returned nothing after several backward passes.
+
+        Raises:
+            OutOfBudget: Evictions could not make room for an allocation.
+            DoesNotFit: Allocations outside of the step have grown, and no plan fits any more.
+            UsageError: The session is closed, or runs a step already.
+
+        Example:
+            >>> loss = session.backward(batch)
+            >>> loss = session.backward(batch, step=lambda b: model(b).loss / 4)
+        """
+        arguments = Arguments.of(*args)
         run = step if step is not None else self._step
         if run is None:
-            raise UsageError("session: it has no step of its own; give one: backward(batch, step)")
+            raise UsageError("session: it has no step of its own; give one: backward(batch, step=...)")
+        arguments.refuse_step_among(run)
         if self._updates is None and not update:
             raise UsageError(
                 "session: update=False is for sessions with in_backward=True; without it, it is the step or your loop that updates: "
@@ -78,9 +111,9 @@ class Session:
         know_pipelines()
         try:
             if self._updates is None or not update:
-                return self._core.backward(lambda: loss_of(chosen, batch))
+                return self._core.backward(lambda: loss_of(chosen, arguments))
             with self._updates:
-                loss = self._core.backward(lambda: loss_of(chosen, batch))
+                loss = self._core.backward(lambda: loss_of(chosen, arguments))
         except BaseException:
             forget_iterations()
             raise

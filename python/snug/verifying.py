@@ -16,6 +16,7 @@ from . import _core
 from ._capture import Recorded, run_plain
 from ._python_state import PythonState
 from .allowed import check_module
+from .arguments import Arguments
 from .devices import device_named, device_of
 from .errors import Mismatch, UsageError
 from ._fitted import Step
@@ -130,7 +131,7 @@ def _gradients_of_lossy_alone(
     if session.last_step.planned_anew:
         raise UsageError("verify: the session has made its plan for this step only now; verify once more")
     with _core.UndoneDraws(), _following_lossy_alone(session):
-        session.backward(sample, step)
+        session.backward(sample, step=step)
         with _without_limits(session._devices):
             alone, still_finite = world.outcome(None), world.finite_gradients()
     spoilt = sorted(finite - still_finite)
@@ -156,7 +157,7 @@ def gradient_errors(step: Step, sample: Any, model: torch.nn.Module, *, session:
         world = _World(parameters, list(model.named_buffers()))
         found = []
         try:
-            for run in (lambda: run_plain(session._allowed(step), sample), lambda: session.backward(sample, step)):
+            for run in (lambda: run_plain(session._allowed(step), Arguments.of(sample)), lambda: session.backward(sample, step=step)):
                 world.reset()
                 with up_to_the_update, _core.UndoneDraws():
                     run()
@@ -243,7 +244,7 @@ def verify(
             with _without_limits(devices), up_to_the_update:
                 world.reset()
                 with _core.UndoneDraws():
-                    loss = run_plain(session._allowed(step) if session is not None else step, sample)
+                    loss = run_plain(session._allowed(step) if session is not None else step, Arguments.of(sample))
                     if all(p.grad is None for _, p in parameters):
                         raise UsageError(
                             f"verify: the step has gradients for none of the {len(parameters)} parameters of the model; give the one "
@@ -257,7 +258,7 @@ def verify(
             if session is None:
                 session = own = fit(step, sample, budget if budget is not None else "60%", strategy=strategy, device=where, other_budgets=other_budgets, host_budget=host_budget, disk_budget=disk_budget)
             with up_to_the_update, _core.UndoneDraws():
-                loss = session.backward(sample, step)
+                loss = session.backward(sample, step=step)
                 with _without_limits(devices):
                     found = world.outcome(loss if returns_loss else None)
             if session.last_step.lossy_bytes > 0:

@@ -149,7 +149,7 @@ def test_parameters_that_begin_to_train_later_are_updated_behind():
         assert all(p.grad is None for p in model.parameters())
         optimizer.add_param_group({"params": [late := nn.Parameter(torch.ones(1))]})
         with pytest.raises(snug.UsageError, match="the optimizer was given parameters after fit"):
-            session.backward(data[2], lambda x: loss(model, x) * late.sum())
+            session.backward(data[2], step=lambda x: loss(model, x) * late.sum())
     assert all(torch.equal(f, e) for f, e in zip(found, expected))
 
 
@@ -174,7 +174,7 @@ def test_gradients_of_earlier_micro_batches_alone_are_used():
             reference.step()
             reference.zero_grad()
             session.backward(data[1], update=False)
-            session.backward(data[2], lambda x: step(experts, x, (0,)))
+            session.backward(data[2], step=lambda x: step(experts, x, (0,)))
             assert all(p.grad is None for p in experts.parameters())
     assert all(torch.equal(p, e) for p, e in zip(experts.parameters(), plain.parameters()))
 

@@ -55,7 +55,7 @@ def test_accumulation_clipping_and_scaling():
 
     plain = loop(lambda part, scale: step(part, scale).backward())
     with snug.fit(step, x[:2048], budget="60%") as session:
-        planned = loop(lambda part, scale: session.backward(part, lambda b: step(b, scale)))
+        planned = loop(lambda part, scale: session.backward(part, step=lambda b: step(b, scale)))
         assert session.last_step.replayed_ops > 0
     same(plain, planned)
 
@@ -235,7 +235,7 @@ def test_accelerate():
     plain = train(lambda part: accelerator.backward(step(part)))
     with snug.fit(step, x[:2048], budget="60%") as session:
         # accelerator.backward divides by the number of accumulated steps, and is put off to the end of the step.
-        planned = train(lambda part: session.backward(part, lambda b: accelerator.backward(step(b))))
+        planned = train(lambda part: session.backward(part, step=lambda b: accelerator.backward(step(b))))
     same(plain, planned)
 
 

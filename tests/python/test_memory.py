@@ -57,7 +57,7 @@ def test_a_refusal_inside_of_a_step_and_its_backward():
 
     with snug.fit(step, x, budget="16MiB") as session:
         with pytest.raises(snug.OutOfBudget):
-            session.backward(x, lambda b: step(b) + torch.zeros(64 * MIB, dtype=torch.uint8).sum())
+            session.backward(x, step=lambda b: step(b) + torch.zeros(64 * MIB, dtype=torch.uint8).sum())
 
         class Greedy(torch.autograd.Function):
             @staticmethod
@@ -69,7 +69,7 @@ def test_a_refusal_inside_of_a_step_and_its_backward():
                 return g + torch.zeros(64 * MIB).sum()
 
         with pytest.raises(snug.OutOfBudget):
-            session.backward(x, lambda b: Greedy.apply(step(b)))
+            session.backward(x, step=lambda b: Greedy.apply(step(b)))
         session.backward(x)
 
 

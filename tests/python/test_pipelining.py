@@ -104,7 +104,7 @@ class TestMicroBatch:
         step = self.step_of(model, 1)
         with snug.fit(step, batches, "100%") as session:
             with pytest.raises(snug.UsageError, match="returns another"):
-                session.backward(batches, lambda batch: step(batch) + model(batches[0]).sum())
+                session.backward(batches, step=lambda batch: step(batch) + model(batches[0]).sum())
 
     def test_without_it_a_second_backward_pass_says_what_to_do(self):
         model, batches = self.make()

@@ -194,7 +194,7 @@ def test_after_an_exception_it_goes_on(task):
         gc.collect()
         before = snug.memory_stats()["allocated"]
         with pytest.raises(Interrupted, match="in the middle"):
-            session.backward(task.batch, fails)
+            session.backward(task.batch, step=fails)
         gc.collect()
         assert snug.memory_stats()["allocated"] == before
 
@@ -208,7 +208,7 @@ def test_after_an_exception_it_goes_on(task):
                 raise Interrupted("going back")
 
         with pytest.raises(Interrupted, match="going back"):
-            session.backward(task.batch, lambda b: FailsInBackward.apply(task.step(b)))
+            session.backward(task.batch, step=lambda b: FailsInBackward.apply(task.step(b)))
         for p in task.model.parameters():
             p.grad = None
         torch.manual_seed(1)
@@ -224,7 +224,7 @@ def test_keyboard_interrupt_comes_through(task):
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            session.backward(task.batch, interrupted)
+            session.backward(task.batch, step=interrupted)
         session.backward(task.batch)
 
 
@@ -240,7 +240,7 @@ def test_a_closed_session_says_so(task):
 def test_one_step_at_a_time(task):
     with snug.fit(task.step, task.batch, budget="60%") as session:
         with pytest.raises(snug.UsageError, match="one at a time"):
-            session.backward(task.batch, lambda b: session.backward(b))
+            session.backward(task.batch, step=lambda b: session.backward(b))
 
 
 def test_a_model_that_moved_to_another_dtype_after_fit(task):
