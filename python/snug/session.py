@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ class Session:
 
     def __init__(self, step: Step, fitted: Fitted) -> None:
         self._step: Step | None = step
+        self._pauses = 0
         self._allowed = fitted.allowed
         self._floor, self._window = fitted.floor, fitted.window
         self._devices = [fitted.device, *(d for d, _ in fitted.other_budgets)]
@@ -42,16 +44,15 @@ class Session:
         )
         if fitted.options.arena:
             self._core.use_arena()
-        if not fitted.options.check:
-            self._core.verify_replays(_core.VerifyReplay.Off)
+        self.verify_replays = _core.VerifyReplay.Once if fitted.options.check else _core.VerifyReplay.Off
+        self.detect_anomalies = False
         self._updates = UpdatesInBackward(fitted.updates) if fitted.updates is not None else None
         if self._updates is not None:
             weakref.finalize(self, self._updates.remove)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if callable(getattr(type(self), name, None)):
-            raise UsageError(f"session: {name} is called and not set: session.{name}({value!r})")
-        super().__setattr__(name, value)
+    def _refuse_if_closed(self) -> None:
+        if self._core.closed:
+            raise UsageError("session: it has been closed; make another one with snug.fit")
 
     def _forget_step(self) -> None:
         """Lets go of the step that fit was given, and of what it refers to: backward() is always given another."""
@@ -102,6 +103,8 @@ class Session:
         if run is None:
             raise UsageError("session: it has no step of its own; give one: backward(batch, step=...)")
         arguments.refuse_step_among(run)
+        if self._pauses:
+            raise UsageError("session: it is paused; run steps after the end of the `with session.paused()`")
         if self._updates is None and not update:
             raise UsageError(
                 "session: update=False is for sessions with in_backward=True; without it, it is the step or your loop that updates: "
@@ -140,20 +143,72 @@ class Session:
         """Where blocks of the latest step lie, with fit(arena=True)."""
         return self._core.arena
 
-    def verify_replays(self, how: _core.VerifyReplay | bool = True) -> None:
-        """Sets whether steps remember what they drop and compare it when it is recomputed.
+    @property
+    def verify_replays(self) -> _core.VerifyReplay:
+        """Whether steps compare recomputed values with what they were. Takes a VerifyReplay or a bool.
 
-        Args:
-            how: True compares in every step, by hashes; False in none. VerifyReplay.Once, which holds from the start,
-                compares each value the first time; VerifyReplay.Values names the element that differs.
+        VerifyReplay.Once (fit's check=True) compares each value the first time that it is recomputed; True or
+        VerifyReplay.Hashes each time; VerifyReplay.Values also names the element that differs; False or
+        VerifyReplay.Off never.
+
+        Example:
+            >>> session.verify_replays = True
         """
+        return self._verify_replays
+
+    @verify_replays.setter
+    def verify_replays(self, how: _core.VerifyReplay | bool) -> None:
         if isinstance(how, bool):
             how = _core.VerifyReplay.Hashes if how else _core.VerifyReplay.Off
+        if not isinstance(how, _core.VerifyReplay):
+            raise UsageError(f"session: verify_replays is {how!r}; set it to True, False or a snug.VerifyReplay")
         self._core.verify_replays(how)
+        self._verify_replays = how
 
-    def detect_anomalies(self, detect: bool = True) -> None:
-        """Whether the next steps look at every result and gradient for NaN and infinities. Slow."""
+    @property
+    def detect_anomalies(self) -> bool:
+        """Whether steps raise Error at the first result or gradient with a NaN or an Inf. Slow.
+
+        Example:
+            >>> session.detect_anomalies = True
+        """
+        return self._detect_anomalies
+
+    @detect_anomalies.setter
+    def detect_anomalies(self, detect: bool) -> None:
+        if not isinstance(detect, bool):
+            raise UsageError(f"session: detect_anomalies is {detect!r}; set it to True or False")
         self._core.detect_anomalies(detect)
+        self._detect_anomalies = detect
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Lifts the limit for evaluation between steps. Nothing inside is recorded.
+
+        No limit holds inside on the devices of the session, neither this session's, nor another's, nor one of
+        set_memory_limit. At the end cached memory is returned and the limits hold again. What is still allocated then
+        counts in the next step, so delete the results of the evaluation first. Pauses may nest.
+
+        Raises:
+            UsageError: The session is closed, or a step is running, or one is started inside.
+
+        Example:
+            >>> with session.paused(), torch.no_grad():
+            ...     accuracy = evaluate(model)
+        """
+        self._refuse_if_closed()
+        if _core.runs_a_step():
+            raise UsageError("session: paused() inside of a step; pause the session between steps")
+        self._pauses += 1
+        try:
+            with ExitStack() as lifted:
+                for device in self._devices:
+                    lifted.callback(_core.release_cached, device)
+                for device in self._devices:
+                    lifted.enter_context(_core.HeldLimit(None, device))
+                yield
+        finally:
+            self._pauses -= 1
 
     def close(self) -> None:
         """Lifts the limit and lets go of the plans. A second call does nothing."""

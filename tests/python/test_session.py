@@ -274,10 +274,10 @@ def test_verify_names_what_differs(task):
 
 def test_verify_replays_and_detects_anomalies(task):
     with snug.fit(task.step, task.batch, budget="80%") as session:
-        session.verify_replays(True)
+        session.verify_replays = True
         session.backward(task.batch)
-        session.verify_replays(False)
-        session.detect_anomalies(True)
+        session.verify_replays = False
+        session.detect_anomalies = True
         session.backward(task.batch)
         bad = (task.batch[0].clone(), task.batch[1])
         bad[0][3, 3] = float("nan")

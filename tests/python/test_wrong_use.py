@@ -13,14 +13,6 @@ def test_verify_refuses_a_model_that_is_not_the_steps():
             snug.verify(lambda x: (x * weight).sum(), torch.ones(8), other, "1GiB")
 
 
-def test_a_method_of_a_session_is_not_set():
-    weight = torch.ones(8, requires_grad=True)
-    with snug.fit(lambda x: (x * weight).sum(), torch.ones(8), "1GiB") as session:
-        with pytest.raises(snug.UsageError, match=r"session: detect_anomalies is called and not set: session.detect_anomalies\(True\)"):
-            session.detect_anomalies = True
-        assert session.backward(torch.ones(8)).item() == 8
-
-
 def test_a_model_is_a_module():
     for name, call in (
         ("fuse", lambda: snug.fuse(3)),
