@@ -1,0 +1,151 @@
+"""Training programs as people write them, plain and under several budgets: losses, parameters, gradients, buffers,
+optimizer state, attributes and random generators have the same bits after every step, or the first step raises an error."""
+
+import contextlib
+import functools
+import re
+
+import pytest
+import torch
+from conftest import only_on_the_cpu
+from written_programs import PROGRAMS, Program, bits, differences, seed
+
+import snug
+
+pytestmark = [
+    only_on_the_cpu("kernels that write to memory through NumPy"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+MANY_PLANS = 8  # steps, from which on a program counts as long under every second budget
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Steps are too small for more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def made(name: str) -> Program:
+    seed()
+    return PROGRAMS[name]()
+
+
+def plain_backward(program: Program):
+    def backward(batch, step=None, **_):
+        loss = (step or program.step)(batch)
+        loss = getattr(loss, "loss", loss)
+        if not program.goes_backward:
+            loss.backward()
+        return loss.detach()
+
+    return backward
+
+
+def run(program: Program, backward, left: list):
+    """Adds to `left` what each iteration leaves."""
+    seed()
+    for batch in program.batches:
+        loss = program.iteration(batch, backward)
+        left.append({"loss": bits(loss), **program.state()})
+    return left
+
+
+@functools.cache
+def plain(name: str) -> list:
+    program = made(name)
+    return run(program, plain_backward(program), [])
+
+
+def marked(name: str, place: str, index: int, turn: int):
+    cls, marks = PROGRAMS[name], []
+    if cls.broken and place in (cls.broken_in or cls.places):
+        marks.append(pytest.mark.xfail(strict=True, reason=cls.broken))
+    if (index + turn) % 2:
+        marks.append(pytest.mark.long)
+    return pytest.param(name, place, id=f"{name}-{place}", marks=marks)
+
+
+def cases(*kinds: str):
+    """Every program in each of its places of these kinds; half of them are in make test-long."""
+    return [
+        marked(name, place, index, turn)
+        for index, (name, cls) in enumerate(sorted(PROGRAMS.items()))
+        for turn, place in enumerate(cls.places)
+        if place in kinds
+    ]
+
+
+def wrapped(program: Program, wrapper) -> None:
+    """Has each of the program's blocks run in `wrapper`."""
+    for block in program.blocks():
+        block.forward = wrapper(block.forward)
+
+
+def everything_recomputed(forward):
+    return snug.Region(lambda op: snug.Choice.MustRecompute)(forward)
+
+
+def fitted(program: Program, place: str):
+    """A session with the budget, or the smallest one above it that fits."""
+    sample, options = program.batches[0], program.fit_options()
+    if place == "recomputed":
+        wrapped(program, everything_recomputed)
+        return snug.fit(program.step, sample, "1GiB", strategy="none", **options)
+    percent = float(place[:-1])
+    for _ in range(4):
+        try:
+            return snug.fit(program.step, sample, f"{percent:.1f}%", **options)
+        except snug.DoesNotFit as error:
+            percent = min(1.05 * percent * error.floor / error.budget, 100)
+    raise AssertionError(f"{percent} % do not fit")
+
+
+def check_same(expected: list, left: list) -> None:
+    assert len(left) == len(expected)
+    for i, (one, other) in enumerate(zip(expected, left, strict=True)):
+        different = differences(one, other)
+        assert not different, f"step {i}: {different}"
+
+
+def check_failure(program: Program, error: snug.Error, before: dict, left: list) -> None:
+    """The error is the expected one, comes in the first step, and leaves the parameters as they were."""
+    pattern = program.error or program.may_fail
+    assert pattern is not None and re.search(pattern, str(error)), error
+    assert left == []
+
+
+@pytest.mark.parametrize("name, place", cases("100%", "90%", "80%", "60%", "40%", "recomputed"))
+def test_in_a_session(name, place):
+    expected = plain(name)
+    program, left = made(name), []
+    program.micro_batch = snug.micro_batch
+    seed()
+    before = program.state()
+    with contextlib.ExitStack() as stack:
+        try:
+            session = stack.enter_context(fitted(program, place))
+            assert differences(before, program.state()) == [], "fit left a trace"
+            run(program, session.backward, left)
+        except snug.Error as error:
+            check_failure(program, error, before, left)
+            return
+    check_same(expected, left)
+    assert program.error is None
+
+
+@pytest.mark.parametrize("name, place", cases("region", "checkpoint"))
+def test_with_checkpoints_by_hand(name, place):
+    expected = plain(name)
+    program, left = made(name), []
+    wrapped(program, snug.checkpoint(mode=snug.Replay()) if place == "checkpoint" else snug.Region(snug.Recompute(), verify_replay=True))
+    try:
+        run(program, plain_backward(program), left)
+    except snug.Error as error:
+        check_failure(program, error, {}, left)
+        return
+    check_same(expected, left)
+    assert program.error is None
