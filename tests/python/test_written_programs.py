@@ -17,8 +17,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-MANY_PLANS = 8  # steps, from which on a program counts as long under every second budget
-
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -89,9 +87,9 @@ def everything_recomputed(forward):
     return snug.Region(lambda op: snug.Choice.MustRecompute)(forward)
 
 
-def fitted(program: Program, place: str):
+def fitted(program: Program, place: str, sample):
     """A session with the budget, or the smallest one above it that fits."""
-    sample, options = program.batches[0], program.fit_options()
+    options = program.fit_options()
     if place == "recomputed":
         wrapped(program, everything_recomputed)
         return snug.fit(program.step, sample, "1GiB", strategy="none", **options)
@@ -123,11 +121,12 @@ def test_in_a_session(name, place):
     expected = plain(name)
     program, left = made(name), []
     program.micro_batch = snug.micro_batch
+    sample = program.sample()
     seed()
     before = program.state()
     with contextlib.ExitStack() as stack:
         try:
-            session = stack.enter_context(fitted(program, place))
+            session = stack.enter_context(fitted(program, place, sample))
             assert differences(before, program.state()) == [], "fit left a trace"
             run(program, session.backward, left)
         except snug.Error as error:

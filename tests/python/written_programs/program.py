@@ -45,6 +45,10 @@ class Program:
         """One turn of the training loop; returns the loss."""
         return backward(batch)
 
+    def sample(self) -> Any:
+        """The batch that fit is given; the largest, if they vary."""
+        return self.batches[0]
+
     def fit_options(self) -> dict[str, Any]:
         """Arguments of snug.fit beside the step, the sample and the budget."""
         return {}
