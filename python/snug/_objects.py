@@ -6,8 +6,8 @@ import gc
 from typing import Any
 
 
-def objects_of(kind: type) -> list[Any]:
-    """Those of that class and of all derived ones. gc.freeze() is undone: it hides them."""
+def objects_of(kind: type | tuple[type, ...]) -> list[Any]:
+    """Those of that class, or of these, and of all derived ones. gc.freeze() is undone: it hides them."""
     if gc.get_freeze_count():
         gc.unfreeze()
     # By type: other things may pretend to be of a class, or compute something when they are asked.

@@ -1,5 +1,5 @@
-"""Saves and restores Python state that a step function may change: attributes of modules, and the random generators of
-Python and NumPy. Recording runs the step twice and must leave no trace."""
+"""Saves and restores Python state that a step function may change: attributes of modules, optimizers and schedulers, and the
+random generators of Python and NumPy. Recording runs the step twice and must leave no trace."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from typing import Any
 import torch
 
 from ._objects import objects_of
+
+# Classes whose attributes are restored. A step may write to an optimizer's state before the update begins, as SAM does.
+_OWNERS = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 # Containers whose contents are restored. For objects of other types only the attribute that refers to them is.
 _SEQUENCES = (list, collections.deque)
@@ -89,8 +92,8 @@ class PythonState:
         if (numpy := sys.modules.get("numpy")) is not None:
             self._generators.append(_Generator(numpy.random))
         self._seen: set[int] = set()
-        for module in objects_of(torch.nn.Module):
-            self._note_attributes(module.__dict__)
+        for owner in objects_of(_OWNERS):
+            self._note_attributes(owner.__dict__)
 
     def _note_attributes(self, attributes: dict[str, Any]) -> None:
         self._attributes.append((attributes, dict(attributes)))

@@ -4,6 +4,7 @@ import itertools
 import random
 
 import numpy
+import pytest
 import torch
 from torch import nn
 
@@ -116,3 +117,44 @@ def test_verify_proves_such_a_step_and_leaves_it_as_it_was():
     net, x = InitializesItself(), torch.randn(64, 32)
     assert snug.verify(lambda b: net(b).square().mean(), x, net, "100%")
     assert not net.ready and net.average is None and net.history == [] and not net.bias.any()
+
+
+class CountsItsPasses(torch.optim.SGD):
+    """Has two phases, as SAM: the first keeps books in the optimizer's state and groups before any parameter is written."""
+
+    @torch.no_grad()
+    def prepare(self):
+        for group in self.param_groups:
+            group["passes"] = group.get("passes", 0) + 1
+            for p in group["params"]:
+                self.state[p]["old"] = p.detach().clone()
+                self.state[p]["passes"] = self.state[p].get("passes", 0) + 1
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step")
+def test_what_a_step_writes_to_an_optimizer_or_a_schedule_before_the_update_is_put_back():
+    def train(run):
+        torch.manual_seed(0)
+        net, x = nn.Linear(32, 32), torch.randn(64, 32)
+        optimizer = CountsItsPasses(net.parameters(), 0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+
+        def step(b):
+            schedule.step()
+            optimizer.zero_grad()
+            loss = net(b).square().mean()
+            loss.backward()
+            optimizer.prepare()
+            optimizer.step()
+            return loss
+
+        losses = run(step, x, optimizer, schedule)
+        books = [(s["passes"], float(s["old"].sum())) for s in optimizer.state.values()]
+        return losses, books, optimizer.param_groups[0]["passes"], schedule.state_dict(), optimizer.param_groups[0]["lr"]
+
+    def planned(step, x, optimizer, schedule):
+        with snug.fit(step, x, "100%") as session:
+            assert not optimizer.state and "passes" not in optimizer.param_groups[0] and schedule.last_epoch == 0
+            return [float(session.backward(x)) for _ in range(3)]
+
+    assert train(lambda step, x, *_: [float(step(x).detach()) for _ in range(3)]) == train(planned)
