@@ -60,7 +60,7 @@ class Program:
 
     def state(self) -> dict[str, Any]:
         """The bits of all attributes and random generators."""
-        seen: set[int] = set()
+        seen: dict[int, Any] = {}
         state = {name: bits(value, seen) for name, value in vars(self).items() if name not in ("batches", "micro_batch")}
         numpy_state = np.random.get_state()
         state["random generators"] = (bits(torch.get_rng_state()), random.getstate(), numpy_state[1].tobytes(), numpy_state[2])
@@ -79,7 +79,7 @@ def seed() -> None:
     np.random.seed(0)
 
 
-def module_bits(module: nn.Module, seen: set[int]) -> dict[str, Any]:
+def module_bits(module: nn.Module, seen: dict[int, Any]) -> dict[str, Any]:
     """Parameters with their gradients and flags, buffers, and the plain attributes of all submodules."""
     found: dict[str, Any] = {}
     for name, p in module.named_parameters():
@@ -94,9 +94,9 @@ def module_bits(module: nn.Module, seen: set[int]) -> dict[str, Any]:
     return found
 
 
-def bits(value: Any, seen: set[int] | None = None) -> Any:
+def bits(value: Any, seen: dict[int, Any] | None = None) -> Any:
     """Returns something that is equal for two values if and only if all their bits are. Functions count for nothing."""
-    seen = set() if seen is None else seen
+    seen = {} if seen is None else seen
     if isinstance(value, torch.Tensor):
         return tensor_bits(value)
     if isinstance(value, (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.Size)):
@@ -111,7 +111,7 @@ def bits(value: Any, seen: set[int] | None = None) -> Any:
         return repr(value.bit_generator.state)
     if id(value) in seen:
         return "seen"
-    seen.add(id(value))
+    seen[id(value)] = value  # alive, so that no other object has its id
     if isinstance(value, nn.Module):
         return module_bits(value, seen)
     if isinstance(value, dict):
