@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from ._objects import objects_of
+from .errors import UsageError
 
 # Classes whose attributes are restored. A step may write to an optimizer's state before the update begins, as SAM does.
 _OWNERS = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
@@ -81,6 +83,13 @@ def _copied_iterator(thing: Any) -> Any:
         return None
 
 
+def _refuse_lazy(module: torch.nn.Module, _: Any) -> None:
+    raise UsageError(
+        f"fit: the parameters of a {type(module).__name__} would get their shapes in the recorded step, which must leave no trace; run "
+        f"the model on a batch before fit, as before an optimizer is made"
+    )
+
+
 class PythonState:
     """A snapshot of the state, taken when the object is made."""
 
@@ -92,7 +101,10 @@ class PythonState:
         if (numpy := sys.modules.get("numpy")) is not None:
             self._generators.append(_Generator(numpy.random))
         self._seen: set[int] = set()
-        for owner in objects_of(_OWNERS):
+        owners = objects_of(_OWNERS)
+        lazy = [owner for owner in owners if isinstance(owner, LazyModuleMixin) and owner.has_uninitialized_params()]
+        self._handles = [module.register_forward_pre_hook(_refuse_lazy, prepend=True) for module in lazy]
+        for owner in owners:
             self._note_attributes(owner.__dict__)
 
     def _note_attributes(self, attributes: dict[str, Any]) -> None:
@@ -127,6 +139,12 @@ class PythonState:
         for generator in self._generators:
             generator.put_back()
 
+    def close(self) -> None:
+        """Restores the snapshot for the last time."""
+        self.put_back()
+        for handle in self._handles:
+            handle.remove()
+
 
 @contextmanager
 def python_state_kept() -> Iterator[PythonState]:
@@ -135,4 +153,4 @@ def python_state_kept() -> Iterator[PythonState]:
     try:
         yield state
     finally:
-        state.put_back()
+        state.close()

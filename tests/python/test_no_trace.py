@@ -158,3 +158,15 @@ def test_what_a_step_writes_to_an_optimizer_or_a_schedule_before_the_update_is_p
             return [float(session.backward(x)) for _ in range(3)]
 
     assert train(lambda step, x, *_: [float(step(x).detach()) for _ in range(3)]) == train(planned)
+
+
+def test_lazy_modules_are_refused_until_they_have_run():
+    net, x = nn.Sequential(nn.LazyLinear(32), nn.ReLU(), nn.LazyBatchNorm1d()), torch.randn(64, 16)
+    before = torch.get_rng_state()
+    with pytest.raises(snug.UsageError, match="LazyLinear would get their shapes in the recorded step.*run the model on a batch"):
+        snug.fit(lambda b: net(b).square().mean(), x, "100%")
+    assert torch.equal(torch.get_rng_state(), before) and net[0].has_uninitialized_params()
+    assert len(net[0]._forward_pre_hooks) == 1  # its own
+    net(x)
+    with snug.fit(lambda b: net(b).square().mean(), x, "100%") as session:
+        session.backward(x)
