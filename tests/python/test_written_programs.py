@@ -35,10 +35,9 @@ def made(name: str) -> Program:
 def plain_backward(program: Program):
     def backward(batch, step=None, **_):
         loss = (step or program.step)(batch)
-        loss = getattr(loss, "loss", loss)
         if not program.goes_backward:
             loss.backward()
-        return loss.detach()
+        return None if loss is None else loss.detach()
 
     return backward
 

@@ -132,8 +132,7 @@ def tensor_bits(tensor: torch.Tensor) -> Any:
     if tensor.layout != torch.strided:
         tensor = tensor.coalesce()
         return [tensor_bits(tensor.indices()), tensor_bits(tensor.values())]
-    if type(tensor) is not torch.Tensor:
-        tensor = tensor.as_subclass(torch.Tensor)
+    tensor = tensor.as_subclass(torch.Tensor)
     digest = hashlib.sha1(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
     return (str(tensor.dtype), tuple(tensor.shape), digest)
 
