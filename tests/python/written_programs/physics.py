@@ -63,6 +63,9 @@ class DenoisingScore(PhysicsProgram):
 class Hamiltonian(PhysicsProgram):
     """With torch.func: the gradient of the energy for each row by vmap, differentiated by backward()."""
 
+    broken = "the plan does not count what autograd saves inside of torch.func.grad, so that 100 % of the predicted peak is too little"
+    broken_in = ("100%", "80%", "60%")
+
     def loss_of(self, x):
         parameters = dict(self.model.named_parameters())
 
