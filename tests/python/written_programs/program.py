@@ -59,9 +59,9 @@ class Program:
         return [m for m in model if any(True for _ in m.parameters())] if isinstance(model, nn.Sequential) else []
 
     def state(self) -> dict[str, Any]:
-        """The bits of all attributes and random generators."""
+        """The bits of all random generators, and of all attributes whose names begin with a letter."""
         seen: dict[int, Any] = {}
-        state = {name: bits(value, seen) for name, value in vars(self).items() if name not in ("batches", "micro_batch")}
+        state = {name: bits(value, seen) for name, value in vars(self).items() if name not in ("batches", "micro_batch") and name[0] != "_"}
         numpy_state = np.random.get_state()
         state["random generators"] = (bits(torch.get_rng_state()), random.getstate(), numpy_state[1].tobytes(), numpy_state[2])
         return state

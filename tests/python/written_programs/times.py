@@ -1,0 +1,123 @@
+"""Step times beside plain PyTorch, in turns: python times.py [--turns N] [program...]; run by hand on an idle machine.
+
+MixtralExperts, SwitchExperts, PaddedBert, PackedBert: steps under 100 % with the same batches, after the first ten and three passes.
+transformer: 12 layers of width 256 under 60 %; the first planned step, which is verified, and later ones."""
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from written_programs import PROGRAMS, seed  # noqa: E402
+
+import snug  # noqa: E402
+
+WARM_UP, PASSES = 10, 3  # steps, and passes over all batches, whichever is more: a shape follows its plan from its third step
+
+
+def seconds(run) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def quartiles(ratios: list[float]) -> str:
+    if len(ratios) < 2:
+        return f"x {ratios[0]:.3f}"
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return f"x {middle:.3f} ({low:.3f} to {high:.3f})"
+
+
+def report(name: str, ratios: list[float], plain: list[float]) -> None:
+    print(f"{name}: {quartiles(ratios)}, {len(ratios)} turns, plain step {1000 * statistics.median(plain):.1f} ms", flush=True)
+
+
+def turn(plain, session, batch) -> tuple[float, float]:
+    """Seconds of a plain step, without a limit, and of a planned one."""
+    snug.set_memory_limit(None)
+    without = seconds(lambda: plain.step(batch))
+    snug.set_memory_limit(session.plan.budget)
+    return without, seconds(lambda: session.backward(batch))
+
+
+def steady_state(name: str, turns: int) -> None:
+    """Ratios of the sums over all batches: shapes vary, so that single steps do not compare."""
+    seed()
+    plain = PROGRAMS[name]()
+    seed()
+    planned = PROGRAMS[name]()
+    warm_up = plain.batches * max(PASSES, -(-WARM_UP // len(plain.batches)))
+    for batch in warm_up:
+        plain.step(batch)  # what it holds between steps is counted by fit
+    with snug.fit(planned.step, planned.sample(), "100%") as session:
+        for batch in warm_up:
+            turn(plain, session, batch)
+        ratios, times = [], []
+        for _ in range(turns):
+            pairs = [turn(plain, session, batch) for batch in plain.batches]
+            without, with_ = map(sum, zip(*pairs, strict=True))
+            ratios.append(with_ / without)
+            times.append(without / len(pairs))
+        report(f"{name}, 100 %, later steps", ratios, times)
+
+
+class Transformer:
+    """12 layers of width 256, AdamW."""
+
+    def __init__(self, layers: int = 12, width: int = 256, length: int = 128, rows: int = 8):
+        seed()
+        layer = nn.TransformerEncoderLayer(width, 8, 4 * width, 0.0, batch_first=True, norm_first=True)
+        self.model = nn.Sequential(nn.Embedding(1000, width), nn.TransformerEncoder(layer, layers, enable_nested_tensor=False), nn.Linear(width, 1000))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-4)
+        self.batch = torch.randint(0, 1000, (rows, length))
+
+    def step(self, tokens):
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.model(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+def transformer(turns: int) -> None:
+    plain = planned = Transformer()  # one model takes both kinds of steps: another would take its part of the budget
+    for _ in range(3):
+        plain.step(plain.batch)  # the optimizer's state is there afterwards, so that all steps are of one kind
+    sessions = max(3, turns // 5)  # only the first step of each is verified, and fit takes long
+    firsts, laters, times = [], [], []
+    for i in range(min(sessions, turns)):
+        with snug.fit(planned.step, planned.batch, "60%") as session:
+            without, with_ = turn(plain, session, planned.batch)
+            assert session.last_step.followed_plan and session.last_step.compared_values > 0, session.last_step
+            firsts.append(with_ / without)
+            for _ in range(turns // min(sessions, turns)):
+                without, with_ = turn(plain, session, planned.batch)
+                laters.append(with_ / without)
+                times.append(without)
+    report("transformer, 60 %, the first step, verified", firsts, times)
+    report("transformer, 60 %, later steps", laters, times)
+
+
+def main() -> None:
+    steady = ("MixtralExperts", "SwitchExperts", "PaddedBert", "PackedBert")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("programs", nargs="*", default=[*steady, "transformer"], metavar="program")
+    parser.add_argument("--turns", type=int, default=15)
+    arguments = parser.parse_args()
+    for name in arguments.programs:
+        if name == "transformer":
+            transformer(arguments.turns)
+        elif name in PROGRAMS:
+            steady_state(name, arguments.turns)
+        else:
+            parser.error(f"unknown program {name!r}; known: transformer, {', '.join(sorted(PROGRAMS))}")
+
+
+if __name__ == "__main__":
+    main()
