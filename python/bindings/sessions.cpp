@@ -151,6 +151,9 @@ void bind_session(py::module_& m) {
       .def("verify_replays", [](PySession& s, VerifyReplay how) { s.open().verify_replays(how); })
       .def("follow_lossy_alone",
            [](PySession& s, bool alone) { s.open().follow(alone ? Follow::LossyAlone : Follow::All); })
+      .def_property_readonly(
+          "steps_go_backward",
+          [](PySession& s) { return s.read([](Session& open) { return open.steps_go_backward(); }); })
       .def(
           "finish_searches", [](PySession& s) { s.open().finish_searches(); }, NoGil())
       .def("use_arena", [](PySession& s) { s.open().use_arena(); })

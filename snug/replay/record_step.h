@@ -37,6 +37,7 @@ struct RecordedStep {
   std::vector<PassingBytes> passing{1};
   StepKind kind = StepKind::First;
   std::vector<plan::StepGraph> further{};  ///< of the kind MicroBatch: those of other operators, as of other stages
+  bool goes_backward = false;              ///< its function, and not who runs it
   int grad_call = 0;                       ///< that is its backward pass, see StepRun; 0: none
   plan::StreamedStep streamed{};           ///< how it uses what is streamed; whose window the graph does not count
 };

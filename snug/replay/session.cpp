@@ -101,6 +101,7 @@ Session::Session(std::vector<replay::PlannedStep> kinds, std::optional<plan::Bud
   replay::or_tell(*agreement, [&] { replay::check_other_budgets(others, memory.device()); });
   std::vector<at::Tensor> parameters = parameters_of(kinds);
   const int grad_call = kinds.empty() ? 0 : kinds.front().step.grad_call;
+  const bool goes_backward = !kinds.empty() && kinds.front().step.goes_backward;
   std::vector<Bytes> gradients;
   for (const memory::DeviceMemory* const device : replay::memories_of(memory, others))
     gradients.push_back(replay::gradient_bytes(parameters, *device));
@@ -108,6 +109,7 @@ Session::Session(std::vector<replay::PlannedStep> kinds, std::optional<plan::Bud
   state_ = std::make_unique<State>(memory, std::move(book), budget, std::move(others));
   state_->add_parameters(std::move(parameters));
   state_->grad_call = grad_call;
+  state_->goes_backward = goes_backward;
   state_->in_micro_batches = state_->book.expects(replay::StepKind::MicroBatch);
 }
 
@@ -145,6 +147,7 @@ std::optional<replay::StepArena::Stats> Session::arena() const {
   return state_->arena ? std::optional(state_->arena->stats()) : std::nullopt;
 }
 
+bool Session::steps_go_backward() const { return state_->goes_backward; }
 void Session::finish_searches() { state_->book.finish_searches(); }
 
 void Session::anomalies(Anomalies become) noexcept { state_->anomalies = become; }

@@ -38,6 +38,7 @@ struct Session::State {
   bool finds_parameters = false;  // in the steps that are recorded as they run
   bool steps_vary = false;        // an unknown step has come up
   replay::NewSteps new_steps{};
+  bool goes_backward = false;     // the function of a step, and not the session
   int passes = 1;                 // of a step, one after the other, that have plans
   int grad_call = 0;              // that is the backward pass, see StepRun
   bool in_micro_batches = false;  // the last step was, or the one that was recorded

@@ -67,7 +67,8 @@ Session::Step::Step(State& state)
              .reached = [this](record::Tape& tape) { reached(tape); },
              .failed = [this](record::Tape& tape) { failed(tape); },
              // Other processes may have none: one of them logs the loss, say.
-             .allows_further_passes = state.streamed == nullptr && state.book.asks_nobody()},
+             .allows_further_passes = state.streamed == nullptr && state.book.asks_nobody(),
+             .may_skip_backward = state.goes_backward},
             state.grad_call) {
   if (const auto& streamed = state.streamed) {
     streamed->next_step(kind_of(state.parameters));
@@ -244,6 +245,7 @@ void Session::Step::backward_over(record::Tape& tape) {
   const auto found = find(tape);
   Pass& pass = **found;
   pass.went_backward = true;
+  state_.goes_backward = !step_.function_is_over();
   pass.unknown.end(tape);
   if (!pass.is_micro_batch || step_.function_is_over()) return;
   // What it holds, as its inputs, goes now.

@@ -163,6 +163,7 @@ void StepRecording::backward_over(StepRun& run, record::Tape& tape) {
     scope_.end_pass(*other);
   }
   if (run.function_is_over()) return;
+  recorded_.step.goes_backward = true;
   if (options_.until == RecordUntil::Backward && !run.has_micro_batches()) {
     run_update();
     run.stop();

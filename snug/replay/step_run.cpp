@@ -153,6 +153,10 @@ at::Tensor StepRun::operator()(const Forward& step) {
     function_is_over_ = true;
     if (!micro_batches_ && grad_calls_ > 0 && !(loss.defined() && loss.requires_grad()))
       throw HasNoBackward(grad_calls_, loss);
+    if (phases_.may_skip_backward && !(loss.defined() && loss.requires_grad())) {
+      end_forward();
+      return loss;
+    }
     check_loss(loss);
     go_backward(loss);
   }

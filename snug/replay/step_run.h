@@ -71,6 +71,9 @@ class StepRun : private record::MicroBatchListener {
     /// Whether a function may have further forward passes behind a backward pass, each with one of its own: losses of
     /// two models in turns, say.
     bool allows_further_passes = false;
+    /// Whether a function that returns nothing to go backward from has no backward pass and needs none, as where it
+    /// skips a batch.
+    bool may_skip_backward = false;
   };
   /// `grad_call`: which of the function's calls of torch::autograd::grad() is its backward pass, from 1 on. 0: none is,
   /// but a pass that accumulates gradients.
@@ -95,6 +98,7 @@ class StepRun : private record::MicroBatchListener {
   [[nodiscard]] bool went_backward() const noexcept;
   /// Whether the function is over, which has not gone backward itself.
   [[nodiscard]] bool function_is_over() const noexcept { return function_is_over_; }
+  [[nodiscard]] bool may_skip_backward() const noexcept { return phases_.may_skip_backward; }
   /// Whether it has said where a micro-batch begins.
   [[nodiscard]] bool has_micro_batches() const noexcept { return micro_batches_; }
   /// The step function is about to update; see Phases.

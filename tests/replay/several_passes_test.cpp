@@ -121,6 +121,35 @@ TEST(SeveralPasses, AForwardPassBehindTheBackwardPassIsNoStep) {
   }
 }
 
+TEST(SeveralPasses, AStepThatGoesBackwardItselfMaySkipThat) {
+  Net net;
+  const at::Tensor x = torch::randn({256, 256});
+  const auto expected = net.plain(x);
+  bool skips = false;
+  const auto step = [&](const at::Tensor& batch) {
+    at::Tensor loss = net(batch);
+    if (skips) return at::Tensor();
+    loss.backward();
+    return loss;
+  };
+  auto session = fit(step, x, {.budget = 1_GiB});
+  EXPECT_TRUE(session.steps_go_backward());
+  for (const bool skip : {false, true, false, true}) {
+    skips = skip;
+    net.layers->zero_grad();
+    EXPECT_EQ(session.backward(step, x).defined(), !skip);
+    if (skip) {
+      EXPECT_FALSE(net.layers->parameters()[0].grad().defined());
+    } else {
+      expect_same(expected, net.gradients());
+    }
+  }
+  auto returns = fit(net, x, {.budget = 1_GiB});
+  EXPECT_FALSE(returns.steps_go_backward());
+  EXPECT_THAT(testing::fault([&] { returns.backward([&] { return net(x).detach(); }); }),
+              HasSubstr("does not require a gradient"));
+}
+
 TEST(SeveralPasses, GoingBackwardTwiceThroughOneGraphIsRefused) {
   Net net;
   const auto step = [&](const at::Tensor& batch) {
