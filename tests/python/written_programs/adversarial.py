@@ -52,7 +52,7 @@ class DCGAN(GANProgram):
 
 @program
 class DCGANWithSharedFakes(GANProgram):
-    """As most write it: the fakes of the critic's turn are those of the generator's. Their graph goes through two micro-batches."""
+    """As most write it: the critic and the generator share the fakes, whose graph spans two micro-batches."""
 
     may_fail = "micro-batch|second time"
 

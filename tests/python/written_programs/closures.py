@@ -24,7 +24,9 @@ class LBFGSOverASession(RegressionProgram):
 
     def __init__(self):
         super().__init__()
-        self.optimizer = torch.optim.LBFGS(self.model.parameters(), lr=0.5, max_iter=5, history_size=4, line_search_fn="strong_wolfe")
+        self.optimizer = torch.optim.LBFGS(
+            self.model.parameters(), lr=0.5, max_iter=5, history_size=4, line_search_fn="strong_wolfe"
+        )
 
     def fit_options(self):
         return {"optimizer": self.optimizer}

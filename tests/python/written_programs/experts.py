@@ -13,7 +13,9 @@ class Experts(nn.Module):
     def __init__(self, width, experts, top=2):
         super().__init__()
         self.gate = nn.Linear(width, experts, bias=False)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width)) for _ in range(experts))
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width)) for _ in range(experts)
+        )
         self.top = top
         self.register_buffer("load", torch.zeros(experts))
         self.balance = None

@@ -7,14 +7,18 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
-from .program import Program, gaussian_batches, program
+from .program import Program, program
 
 
 class MetaProgram(Program):
     def __init__(self):
         self.model = nn.Sequential(nn.Linear(16, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 4))
         self.optimizer = torch.optim.Adam(self.model.parameters(), 1e-2)
-        self.batches = [[(a, torch.randn(64, 4), b, torch.randn(64, 4)) for a, b in zip(gaussian_batches(2, 64, 16), gaussian_batches(2, 64, 16))] for _ in range(4)]
+        self.batches = [[self.task(), self.task()] for _ in range(4)]
+
+    @staticmethod
+    def task():
+        return torch.randn(64, 16), torch.randn(64, 4), torch.randn(64, 16), torch.randn(64, 4)
 
 
 @program

@@ -47,7 +47,8 @@ class AutocastAccumulation(MixedProgram):
         x, y = batch
         with torch.autocast("cpu", torch.bfloat16):
             loss = F.cross_entropy(self.model(x[:128]), y[:128])
-            loss = loss + F.kl_div(self.model(x[128:]).log_softmax(1), self.model(x[128:] * 0.9).softmax(1).detach(), reduction="batchmean")
+            target = self.model(x[128:] * 0.9).softmax(1).detach()
+            loss = loss + F.kl_div(self.model(x[128:]).log_softmax(1), target, reduction="batchmean")
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -91,7 +92,7 @@ class SkippingProgram(MixedProgram):
         self.optimizer.step()
 
 
-NO_BACKWARD = "a step that has gone backward itself while it was recorded may leave backward() out later, and the session goes on as if it had to"
+NO_BACKWARD = "where a step that calls backward() itself leaves it out once, the session goes backward from what it returns"
 
 
 @program

@@ -79,7 +79,10 @@ class PreferenceProgram(Program):
         self.model = Model()
         trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, 1e-3)
-        self.batches = [tuple(torch.randint(0, TOKENS, (6, 48)) for _ in range(2)) + (torch.rand(6, 48).gt(0.2).float(),) for _ in range(4)]
+        self.batches = [
+            (torch.randint(0, TOKENS, (6, 48)), torch.randint(0, TOKENS, (6, 48)), torch.rand(6, 48).gt(0.2).float())
+            for _ in range(4)
+        ]
 
     def blocks(self):
         return list(self.model.blocks)

@@ -61,7 +61,8 @@ class Program:
     def state(self) -> dict[str, Any]:
         """The bits of all random generators, and of all attributes whose names begin with a letter."""
         seen: dict[int, Any] = {}
-        state = {name: bits(value, seen) for name, value in vars(self).items() if name not in ("batches", "micro_batch") and name[0] != "_"}
+        names = [name for name in vars(self) if name not in ("batches", "micro_batch") and name[0] != "_"]
+        state = {name: bits(getattr(self, name), seen) for name in names}
         numpy_state = np.random.get_state()
         state["random generators"] = (bits(torch.get_rng_state()), random.getstate(), numpy_state[1].tobytes(), numpy_state[2])
         return state

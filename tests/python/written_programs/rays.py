@@ -61,7 +61,8 @@ class NeRF(Program):
     def step(self, chosen):
         wanted = self.coarse.images.view(-1, 3)[chosen]
         angles = chosen.float()[:, None] * torch.tensor([0.01, 0.02, 0.03])
-        origins, directions = torch.cos(angles), torch.nn.functional.normalize(-torch.cos(angles) + 0.1 * torch.sin(angles), dim=1)
+        origins = torch.cos(angles)
+        directions = nn.functional.normalize(-origins + 0.1 * torch.sin(angles), dim=1)
         z = torch.linspace(2, 6, 16).expand(len(chosen), 16)
         z = z + torch.rand_like(z) * 0.25
         rough, weights = self.colors_at(self.coarse, origins, directions, z)

@@ -108,7 +108,8 @@ class PackedSequences(Program):
 @program
 class CTC(Program):
     def __init__(self):
-        self.model = nn.Sequential(nn.Conv1d(16, 64, 3, padding=1), nn.ReLU(), nn.Conv1d(64, 64, 3, padding=1), nn.ReLU(), nn.Conv1d(64, 20, 1))
+        first, second = nn.Conv1d(16, 64, 3, padding=1), nn.Conv1d(64, 64, 3, padding=1)
+        self.model = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Conv1d(64, 20, 1))
         self.optimizer = torch.optim.NAdam(self.model.parameters(), 2e-3)
         self.batches = []
         for x in gaussian_batches(5, 16, 16, 50):

@@ -145,7 +145,8 @@ class SoftActorCritic(Program):
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
         self.temperature = torch.zeros(1, requires_grad=True)
         self.optimizers = [
-            torch.optim.Adam(parameters, 1e-3) for parameters in (self.critics.parameters(), self.actor.parameters(), [self.temperature])
+            torch.optim.Adam(parameters, 1e-3)
+            for parameters in (self.critics.parameters(), self.actor.parameters(), [self.temperature])
         ]
         self.batches = [(s, torch.randn(512, 4), torch.randn(512, 1), s + 0.1) for s in gaussian_batches(4, 512, 16)]
 

@@ -106,7 +106,8 @@ class GradNorm(TaskProgram):
         if self.model.initial is None:
             self.model.initial = losses.detach()
         shared = self.model[-1][0].weight
-        norms = torch.stack([torch.autograd.grad(w * l, shared, retain_graph=True, create_graph=True)[0].norm() for w, l in zip(self.weights, losses)])
+        gradients = [torch.autograd.grad(w * l, shared, create_graph=True)[0] for w, l in zip(self.weights, losses)]
+        norms = torch.stack([g.norm() for g in gradients])
         with torch.no_grad():
             progress = losses / self.model.initial
             wanted = norms.mean() * (progress / progress.mean()) ** 1.5

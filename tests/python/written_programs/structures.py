@@ -156,13 +156,15 @@ class ResNetInPlace(Program):
     """In-place ReLU and additions, channels_last, hooks that store activations for a perceptual loss."""
 
     def __init__(self):
-        self.model = nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), Residual(8, 8), Residual(8, 16, 2), Residual(16, 16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+        blocks = [nn.Conv2d(3, 8, 3, 1, 1), Residual(8, 8), Residual(8, 16, 2), Residual(16, 16)]
+        self.model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
         self.model.to(memory_format=torch.channels_last)
         self.model.seen = {}
         for i in (1, 2):
             self.model[i].register_forward_hook(lambda module, inputs, output, i=i: self.model.seen.__setitem__(i, output))
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.05, momentum=0.9)
-        self.batches = [(x.to(memory_format=torch.channels_last), torch.randint(0, 10, (16,))) for x in gaussian_batches(4, 16, 3, 16, 16)]
+        images = [x.to(memory_format=torch.channels_last) for x in gaussian_batches(4, 16, 3, 16, 16)]
+        self.batches = [(x, torch.randint(0, 10, (16,))) for x in images]
 
     def step(self, batch):
         loss = F.cross_entropy(self.model(batch[0]), batch[1])

@@ -40,14 +40,16 @@ class PyTorchsTransformer(TokenProgram):
 
     def make(self):
         layer = nn.TransformerEncoderLayer(WIDTH, 4, 96, 0.1, batch_first=True, norm_first=True, activation="gelu")
-        return nn.ModuleDict({"embed": nn.Embedding(TOKENS, WIDTH), "encoder": nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), "head": nn.Linear(WIDTH, TOKENS)})
+        encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        return nn.ModuleDict({"embed": nn.Embedding(TOKENS, WIDTH), "encoder": encoder, "head": nn.Linear(WIDTH, TOKENS)})
 
     def blocks(self):
         return list(self.model["encoder"].layers)
 
     def loss_of(self, x, y):
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
-        h = self.model["encoder"](self.model["embed"](x), mask=mask, src_key_padding_mask=F.pad(x[:, 1:] == 0, (1, 0)).float(), is_causal=True)
+        padding = F.pad(x[:, 1:] == 0, (1, 0)).float()
+        h = self.model["encoder"](self.model["embed"](x), mask=mask, src_key_padding_mask=padding, is_causal=True)
         return F.cross_entropy(self.model["head"](h).transpose(1, 2), y)
 
 
@@ -140,7 +142,8 @@ class JaggedTensors(TokenProgram):
     places = ("100%", "60%")
 
     def make(self):
-        return nn.ModuleDict({"embed": nn.Embedding(TOKENS, WIDTH), "qkv": nn.Linear(WIDTH, 3 * WIDTH), "head": nn.Linear(WIDTH, TOKENS)})
+        qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        return nn.ModuleDict({"embed": nn.Embedding(TOKENS, WIDTH), "qkv": qkv, "head": nn.Linear(WIDTH, TOKENS)})
 
     def loss_of(self, x, y):
         lengths = [5, 9, 17, 32, 3, 8, 30, 12]

@@ -13,7 +13,8 @@ class MutualLearning(Program):
 
     def __init__(self):
         self.model, self.other = (nn.Sequential(*layers(64, 3, lambda: nn.Dropout(0.1)), nn.Linear(64, 8)) for _ in range(2))
-        self.optimizers = [torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9), torch.optim.AdamW(self.other.parameters(), 1e-3)]
+        sgd = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
+        self.optimizers = [sgd, torch.optim.AdamW(self.other.parameters(), 1e-3)]
         self.schedules = [torch.optim.lr_scheduler.StepLR(o, 2, 0.5) for o in self.optimizers]
         self.batches = [(x, torch.randint(0, 8, (256,))) for x in gaussian_batches(4, 256, 64)]
 
