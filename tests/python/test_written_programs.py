@@ -67,12 +67,12 @@ def marked(name: str, place: str, is_long: bool):
 
 
 def cases(*kinds: str):
-    """Every program in each of its places of these kinds. Planning takes most of the time: of every fourth program one budget
-    in turn is in make test, and so is each other program with everything recomputed; make test-long has all."""
+    """Every program in each of its places of these kinds. Planning takes most of the time: of every sixth program one budget
+    in turn is in make test, and so is every second one with everything recomputed; make test-long has all."""
     chosen = []
     for index, (name, cls) in enumerate(sorted(PROGRAMS.items())):
         budgets = [place for place in cls.places if place.endswith("%")]
-        in_turn = budgets[index // 4 % len(budgets)] if index % 4 == 0 else "recomputed"
+        in_turn = budgets[index // 6 % len(budgets)] if index % 6 == 0 else "recomputed" if index % 2 else None
         has_checkpoints = "recomputed" in cls.places and not cls.error
         for place in (*cls.places, *["checkpoint"] * has_checkpoints):
             chosen += [marked(name, place, place != in_turn)] if place in kinds else []
@@ -139,7 +139,8 @@ def test_in_a_session(name, place):
             return
     check_same(expected, left)
     assert program.error is None
-    assert place != "recomputed" or not program.blocks() or replayed > 0
+    has_layers = any(isinstance(block, torch.nn.Sequential) for block in program.blocks())  # a single one saves its inputs
+    assert place != "recomputed" or not has_layers or replayed > 0
 
 
 @pytest.mark.parametrize("name, place", cases("region", "checkpoint"))
