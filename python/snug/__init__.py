@@ -31,6 +31,7 @@ from .checkpointing import checkpoint, checkpoint_sequential  # noqa: E402
 from .operators import declare_operator  # noqa: E402
 from .installation import doctor  # noqa: E402
 from .errors import DoesNotFit, Error, Mismatch, OutOfBudget, UsageError  # noqa: E402
+from .following import PlanNotFollowed  # noqa: E402
 from .session import ArenaStats, Plan, Session, StepReport, fit, plan  # noqa: E402
 from .fusing import Fused, fuse, unfuse  # noqa: E402
 from .lazy_logits import LazyLogits, tiled_loss  # noqa: E402
@@ -61,6 +62,7 @@ __all__ = [
     "OperatorContext",
     "OutOfBudget",
     "Plan",
+    "PlanNotFollowed",
     "Recompute",
     "Region",
     "Replay",

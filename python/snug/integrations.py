@@ -10,10 +10,9 @@ from typing import Any
 import torch
 import transformers
 
-from ._fitted import Fitted
 from ._options import FitOptions
 from .plans import Plan
-from .session import Session
+from .session import Session, fitted_session
 from .sizes import Size
 
 
@@ -62,7 +61,7 @@ class SnugCallback(transformers.TrainerCallback):
                 options = dataclasses.replace(
                     self._options, optimizer=self._optimizer, micro_batches=self._micro_batches
                 )
-                self.session = Session(step, Fitted(step, inputs, self._budget, options))
+                self.session = fitted_session(step, inputs, self._budget, options)
                 self.session._forget_step()
                 self.plan = self.session.plan
             self.session.backward(inputs, step=step)

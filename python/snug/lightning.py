@@ -16,10 +16,9 @@ except ImportError:
     import pytorch_lightning as pl  # the older name of the same
 
 from .errors import UsageError
-from ._fitted import Fitted
 from ._options import FitOptions
 from .plans import Plan
-from .session import Session
+from .session import Session, fitted_session
 from .sizes import Size
 
 
@@ -135,7 +134,7 @@ class SnugCallback(pl.Callback):
         logged = loop._results
         loop._results = copy.deepcopy(logged)
         try:
-            self.session = Session(step, Fitted(step, inputs, self._budget, options))
+            self.session = fitted_session(step, inputs, self._budget, options)
         finally:
             loop._results = logged
         self.session._forget_step()

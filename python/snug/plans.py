@@ -34,6 +34,11 @@ class Plan:
         return self._searched
 
     @property
+    def is_searched(self) -> bool:
+        """Whether the search for plans has run, so that floor and curve cost nothing."""
+        return self._searched is not None
+
+    @property
     def strategy(self) -> str:
         return self._plan.strategy
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from ._pipelining import know_pipelines
 from ._updates import UpdatesInBackward
 from .arguments import Arguments
 from .errors import UsageError
+from .following import LOG, PlanWatch, log_plan, log_step
 from .plans import Plan
 from .sizes import Size
 from .streaming import StreamedTensors
@@ -35,6 +38,7 @@ class Session:
     def __init__(self, step: Step, fitted: Fitted) -> None:
         self._step: Step | None = step
         self._pauses = 0
+        self._watch = PlanWatch()
         self._allowed = fitted.allowed
         self._floor, self._window = fitted.floor, fitted.window
         self._devices = [fitted.device, *(d for d, _ in fitted.other_budgets)]
@@ -71,7 +75,7 @@ class Session:
         Example:
             >>> loss = session(x, y, mask=mask)
         """
-        return self.backward(Arguments.of(*args, **kwargs))
+        return self._run(Arguments.of(*args, **kwargs), self._step, True)
 
     def backward(self, /, *args: Any, step: Step | None = None, update: bool = True) -> torch.Tensor | None:
         """Runs the step with these arguments: forward and backward under the plan. Gradients accumulate in .grad.
@@ -98,30 +102,39 @@ class Session:
             >>> loss = session.backward(batch)
             >>> loss = session.backward(batch, step=lambda b: model(b).loss / 4)
         """
-        arguments = Arguments.of(*args)
-        run = step if step is not None else self._step
-        if run is None:
+        return self._run(Arguments.of(*args), step if step is not None else self._step, update)
+
+    def _run(self, arguments: Arguments, step: Step | None, update: bool) -> torch.Tensor | None:
+        if step is None:
             raise UsageError("session: it has no step of its own; give one: backward(batch, step=...)")
-        arguments.refuse_step_among(run)
+        arguments.refuse_step_among(step)
         if self._pauses:
             raise UsageError("session: it is paused; run steps after the end of the `with session.paused()`")
         if self._updates is None and not update:
             raise UsageError(
-                "session: update=False is for sessions with in_backward=True; without it, it is the step or your loop that updates: "
-                "do not call the optimizer there"
+                "session: update=False is for sessions with in_backward=True; without it, it is the step or your loop that "
+                "updates: do not call the optimizer there"
             )
-        chosen = self._allowed(run)
+        chosen = self._allowed(step)
         know_pipelines()
+        updates = self._updates if update else None
         try:
-            if self._updates is None or not update:
-                return self._core.backward(lambda: loss_of(chosen, arguments))
-            with self._updates:
+            with updates if updates is not None else nullcontext():
                 loss = self._core.backward(lambda: loss_of(chosen, arguments))
         except BaseException:
             forget_iterations()
             raise
-        self._updates.finish()
+        if updates is not None:
+            updates.finish()
+        self._look_at_step()
         return loss
+
+    def _look_at_step(self) -> None:
+        report = self._core.last_step
+        log_step(report)
+        if report.planned_anew and LOG.isEnabledFor(logging.INFO):
+            log_plan("step", self.plan)
+        self._watch.look_at(report, stacklevel=4)
 
     @property
     def plan(self) -> Plan:
@@ -227,6 +240,15 @@ class Session:
         return "Session(closed)" if self._core.closed else f"Session({self.plan!r})"
 
 
+def fitted_session(step: Step, sample: Any, budget: Size, options: FitOptions) -> Session:
+    """Returns a session, as fit does."""
+    started = time.perf_counter()
+    session = Session(step, Fitted(step, sample, budget, options))
+    if LOG.isEnabledFor(logging.INFO):
+        log_plan("fit", session.plan, time.perf_counter() - started)
+    return session
+
+
 def fit(
     step: Step,
     sample: Any,
@@ -292,7 +314,7 @@ def fit(
         strategy=strategy, update=update, process_group=process_group, allow=allow, in_backward=in_backward,
         micro_batches=micro_batches, streamed=streamed, arena=arena, check=check,
     )
-    return Session(step, Fitted(step, sample, budget, options))
+    return fitted_session(step, sample, budget, options)
 
 
 def plan(
@@ -318,6 +340,9 @@ def plan(
         strategy=strategy, update=update, process_group=process_group, allow=allow, in_backward=in_backward,
         micro_batches=micro_batches,
     )
+    started = time.perf_counter()
     fitted = Fitted(step, sample, budget, options)
     kinds = fitted.kinds
-    return Plan(kinds.graph, kinds.planner, kinds.plan(fitted.budget, fitted.other_budgets), kinds.floor)
+    made = Plan(kinds.graph, kinds.planner, kinds.plan(fitted.budget, fitted.other_budgets), kinds.floor)
+    log_plan("plan", made, time.perf_counter() - started)
+    return made
