@@ -6,20 +6,43 @@ import torch
 
 
 class Error(RuntimeError):
-    """Base of everything that snug raises."""
+    """Base class of all errors of snug.
+
+    Example:
+        >>> try:
+        ...     session = snug.fit(step, batch, "8GiB")
+        ... except snug.Error as error:
+        ...     print(error)
+    """
 
 
 class UsageError(Error, ValueError):
-    """The caller asked for something that cannot be: a size that does not parse, a step that returns no loss."""
+    """An argument or a call is wrong. The message says what to write. Is a ValueError.
+
+    Example:
+        >>> snug.parse_bytes("8 bananas")
+        Traceback (most recent call last):
+        snug.errors.UsageError: ...
+    """
 
 
 class DoesNotFit(Error):
-    """No plan keeps the step under the budget. Nothing was trained; memory is as before.
+    """No plan keeps the step under the budget. Nothing was trained, and memory is as before.
 
-    budget, floor: bytes; the floor is the smallest budget that would do. only_begun: the step could not even be recorded
-    within the budget, and the floor is what it would have taken where that stopped. strategy: whose plans were tried.
-    device: of a further device that is short (other_budgets), whose budget the figures are then of; "": the one planned for.
-    static_by_tag: bytes that are there before the step begins, by what they are for; step_bytes: what the step adds.
+    Attributes:
+        budget: Bytes of the budget.
+        floor: Bytes of the smallest budget that fits. With only_begun, what the step would have taken where it stopped.
+        step_bytes: Bytes that the step adds.
+        static_by_tag: Bytes allocated before the step, by use.
+        strategy: The strategy whose plans were tried.
+        only_begun: Whether the step could not be recorded within the budget.
+        device: The device of other_budgets that is short; "" for the device of the budget.
+
+    Example:
+        >>> try:
+        ...     session = snug.fit(step, batch, budget)
+        ... except snug.DoesNotFit as error:
+        ...     session = snug.fit(step, batch, error.floor)
     """
 
     def __init__(self, message: str, **figures: object) -> None:
@@ -83,7 +106,17 @@ class OutOfBudget(Error, torch.OutOfMemoryError, MemoryError):
 
 
 class Mismatch(Error):
-    """snug.verify found a bit that differs. `names` lists what differs."""
+    """Bits differ between a plain and a planned step, as verify found.
+
+    Attributes:
+        names: What differs: "loss", "gradient of 0.weight", ...
+
+    Example:
+        >>> try:
+        ...     snug.verify(step, batch, model, "8GiB")
+        ... except snug.Mismatch as error:
+        ...     print(error.names)
+    """
 
     def __init__(self, message: str, names: list[str] | None = None) -> None:
         super().__init__(message)

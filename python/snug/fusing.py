@@ -22,7 +22,16 @@ from .errors import UsageError
 
 @dataclass(frozen=True)
 class Fused:
-    """A module that computes with an operator of snug, under its name in the model. bitwise: with the bits that it had."""
+    """A module that computes with an operator of snug, as fuse returns it.
+
+    Args:
+        module: The module's path in the model.
+        operator: The operator's name.
+        bitwise: Whether all gradients keep the bits that they had.
+
+    Example:
+        >>> [fused.module for fused in snug.fuse(model) if fused.bitwise]
+    """
 
     module: str
     operator: str
@@ -201,19 +210,30 @@ _ALLOWED = ("rms_norm", "tiled_mlp")
 
 
 def fuse(model: nn.Module, *, allow: Sequence[str] = (), mlp_rows: int | None = None) -> list[Fused]:
-    """Puts operators of snug into the modules of a transformers model, and says into which.
+    """Replaces computations in modules of a transformers model by operators of snug that save fewer tensors.
 
-    Gated feed-forward parts (Llama, Qwen, Mistral, Gemma and those written like them) keep two of the four tensors of their
-    inner width, and three reads and writes of them become one. Parameters, names, hooks and adapters are what they were, and so
-    is every bit: a class is taken for one if its forward computes what that of Llama does, whatever its names are. Undo with
-    `unfuse`.
+    Gated feed-forward modules, down_proj(act_fn(gate_proj(x)) * up_proj(x)) as in Llama, Qwen, Mistral and Gemma, save two
+    of four tensors of the inner width, with the same bits. A class is recognized by the source of its forward.
+    Parameters, names, hooks and adapters stay as they were. unfuse undoes it.
 
-    allow: what changes the order of sums, by name. "rms_norm": an RMSNorm in fp32 is one pass each way instead of six and keeps
-    its input alone; its results are bitwise the same, and so are its gradients, but where the input has other uses, as in a
-    residual stream, they are added up in another order. "tiled_mlp": gated feed-forward parts take `mlp_rows` rows (512) at a time, so
-    that of a long sequence a plan makes what is between their layers again part by part; gradients of their weights are added up
-    in another order, products of fewer rows may round differently, and hooks of their layers run once for each part. Those with
-    dropout inside, as adapters may have it, stay whole in training. What is fused already is tiled by another call.
+    Args:
+        model: The model, which is changed in place.
+        allow: Changes that add sums in another order, by name. "rms_norm": an RMSNorm in fp32 is one pass each way and
+            saves its input alone; forward has the same bits. "tiled_mlp": gated modules take `mlp_rows` rows at a time,
+            so that plans can recompute tile by tile; hooks of their layers run once for each tile. Modules with dropout
+            inside are not tiled in training. A second call tiles what is fused already.
+        mlp_rows: Rows of a tile, with "tiled_mlp". By default 512.
+
+    Returns:
+        The modules that this call changed.
+
+    Raises:
+        UsageError: The model is no torch.nn.Module, a name in `allow` is unknown, or mlp_rows is below 1 or has no
+            effect.
+
+    Example:
+        >>> for fused in snug.fuse(model):
+        ...     print(fused.module, fused.operator)
     """
     allow = checked_names("fuse", allow, _ALLOWED)
     check_module("fuse", model)
@@ -242,7 +262,17 @@ def fuse(model: nn.Module, *, allow: Sequence[str] = (), mlp_rows: int | None = 
 
 
 def unfuse(model: nn.Module) -> None:
-    """Takes out what `fuse` put in."""
+    """Undoes fuse.
+
+    Args:
+        model: The model, which is changed in place.
+
+    Raises:
+        UsageError: The model is no torch.nn.Module.
+
+    Example:
+        >>> snug.unfuse(model)
+    """
     check_module("unfuse", model)
     for module in model.modules():
         if isinstance(module, _Kind):

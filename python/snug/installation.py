@@ -1,4 +1,4 @@
-"""What this installation has, and whether it works here."""
+"""A check of this installation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,14 @@ def _gradients_are_the_same() -> str:
 
 
 def doctor() -> bool:
-    """Prints what is installed and runs a small check. True when all is well."""
+    """Prints the versions and devices of this installation, and compares a replayed gradient with a plain one.
+
+    Returns:
+        Whether the check passed and snug counts the memory of every GPU.
+
+    Example:
+        >>> snug.doctor()
+    """
     fault = _gradients_are_the_same()
     stats = _core.memory_stats("cpu")
     rows = [

@@ -17,13 +17,29 @@ from .sizes import Size
 
 
 class SnugCallback(transformers.TrainerCallback):
-    """Trains a transformers.Trainer inside a memory budget:
+    """Trains a transformers.Trainer within a memory budget.
 
-        trainer = Trainer(..., callbacks=[SnugCallback(budget="8GiB")])
-        trainer.train()
+    The first training step is recorded and planned, with the gradients of earlier micro-batches if the Trainer accumulates.
+    Each step then runs under the plan, with the Trainer's mixed precision.
 
-    The first training step is recorded and planned, with the gradients of earlier micro-batches where the Trainer accumulates;
-    every step then runs under the plan, with mixed precision as the Trainer has it. `allow` as in fit. `session` is the running one, `plan` what was planned.
+    Args:
+        budget: As in fit.
+        strategy: As in fit.
+        device: As in fit.
+        other_budgets: As in fit.
+        host_budget: As in fit.
+        disk_budget: As in fit.
+        allow: As in fit.
+
+    Attributes:
+        session: The running Session, or None.
+        plan: The Plan of the first step.
+        steps: The number of steps so far.
+        replayed_ops: The number of operators replayed so far.
+
+    Example:
+        >>> trainer = Trainer(..., callbacks=[SnugCallback(budget="8GiB")])
+        >>> trainer.train()
     """
 
     def __init__(

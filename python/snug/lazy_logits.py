@@ -60,10 +60,15 @@ class _Projection:
 
 
 class LazyLogits(torch.Tensor):
-    """F.linear(hidden, weight, bias), perhaps raised to fp32, cut and reshaped in its rows, that is not computed yet.
+    """F.linear(hidden, weight, bias) that is not computed yet, as tiled_loss returns it in place of logits.
 
-    Knows its shape, type and device; float(), to(), contiguous(), view, reshape, flatten and slices of rows leave it lazy,
-    F.cross_entropy computes its loss a few rows at a time; anything else makes it real, once.
+    It knows its shape, dtype and device. float(), to(), contiguous(), view, reshape, flatten and slices of rows return a
+    LazyLogits. F.cross_entropy computes its loss a few rows at a time. Every other operation computes the logits, once.
+
+    Example:
+        >>> with snug.tiled_loss():
+        ...     logits = lm_head(hidden)
+        >>> logits.materialize()
     """
 
     _projection: _Projection

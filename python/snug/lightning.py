@@ -31,16 +31,31 @@ def _loss_of(output: Any) -> torch.Tensor:
 
 
 class SnugCallback(pl.Callback):
-    """Trains a LightningModule inside a memory budget:
+    """Trains a LightningModule within a memory budget.
 
-        trainer = Trainer(..., callbacks=[SnugCallback(budget="8GiB")])
-        trainer.fit(module, data)
+    For automatic optimization; with manual optimization call `session.backward(batch, step=...)` in training_step. The
+    first training step is recorded and planned, for which it runs two more times; what it logs then does not count. Each
+    step then runs under the plan, with the Trainer's accumulation, clipping and precision. Gradients are zeroed before the
+    forward pass instead of after it, so that old and new ones need not fit at once.
 
-    For automatic optimization; with manual optimization call `session.backward(batch, step=step)` in the module's own
-    training_step. The first training step is recorded and planned, for which it runs two more times (what it logs then
-    does not count, counters of its own do); every step then runs under the plan, with accumulation, clipping and precision
-    as the Trainer has them. `allow` as in fit. Gradients of the step before are zeroed before the forward pass and not after it, so that both
-    need not fit at once. `session` is the running one, `plan` what was planned.
+    Args:
+        budget: As in fit.
+        strategy: As in fit.
+        device: As in fit.
+        other_budgets: As in fit.
+        host_budget: As in fit.
+        disk_budget: As in fit.
+        allow: As in fit.
+
+    Attributes:
+        session: The running Session, or None.
+        plan: The Plan of the first step.
+        steps: The number of steps so far.
+        replayed_ops: The number of operators replayed so far.
+
+    Example:
+        >>> trainer = Trainer(..., callbacks=[SnugCallback(budget="8GiB")])
+        >>> trainer.fit(module, data)
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What memory is taken, by what it is for, and its course."""
+"""Allocated memory by its use, the limit, and a monitor of both."""
 
 from __future__ import annotations
 
@@ -17,55 +17,112 @@ from .sizes import Size, format_bytes, parse_bytes
 
 
 def memory_stats(device: str | torch.device | None = None) -> dict[str, Any]:
-    """Bytes that the device's allocator has handed out: allocated, mapped (with cached free memory), their peaks, the
-    limit, and the split by what they are for: weights, gradients, optimizer, activations, staging, workspace. Beside them
-    the process's resident memory, and who has it (resident_tensors + resident_cached + resident_others - resident_untouched),
-    and what the device has in all and free. device: by default where the calling thread makes new tensors (torch.set_default_device),
-    here and in what follows."""
+    """Returns what the device's allocator has handed out, in bytes, and the memory of the process.
+
+    Args:
+        device: By default the device of new tensors (torch.set_default_device), else the CPU.
+
+    Returns:
+        A dictionary: "allocated", "mapped" (with cached free memory), their peaks "allocated_peak" and "mapped_peak",
+        "limit" (None: none), and "by_tag" and "at_peak_by_tag", by use: weights, gradients, optimizer, activations,
+        staging, workspace. Also "resident", the process's resident memory, which is resident_tensors + resident_cached
+        + resident_others - resident_untouched, and "device_total" and "device_free".
+
+    Raises:
+        UsageError: The device is unknown, or snug does not count its memory.
+
+    Example:
+        >>> snug.memory_stats("cuda:0")["by_tag"]["activations"]
+    """
     named = device_named(device)
     return {**_core.memory_stats(named), **_core.memory_sample(named)}
 
 
 def set_memory_limit(size: Size | None, device: str | torch.device | None = None) -> None:
-    """No more than so many bytes of the device's memory are handed out from now on, to anybody in the process; None lifts
-    the limit."""
+    """Limits what the device's allocator hands out to the whole process, from now on.
+
+    Args:
+        size: Bytes, or a text such as "8GiB". None lifts the limit.
+        device: By default the device of new tensors.
+
+    Raises:
+        UsageError: The size cannot be parsed, or the device is unknown.
+
+    Example:
+        >>> snug.set_memory_limit("8GiB")
+    """
     _core.set_memory_limit(None if size is None else parse_bytes(size), device_named(device))
 
 
 def release_cached(device: str | torch.device | None = None) -> None:
-    """Returns cached free memory to the system."""
+    """Returns cached free memory to the system.
+
+    Args:
+        device: By default the device of new tensors.
+
+    Raises:
+        UsageError: The device is unknown.
+
+    Example:
+        >>> snug.release_cached("cuda:0")
+    """
     _core.release_cached(device_named(device))
 
 
 class MemoryAlarm(UserWarning):
-    """Something that a Monitor saw: memory that keeps growing, little that is free, a loss scale that keeps falling."""
+    """The category of a Monitor's warnings: growing memory, little free memory, a falling loss scale.
+
+    Example:
+        >>> warnings.simplefilter("error", snug.MemoryAlarm)
+    """
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """kind: "growth", "headroom" or "falling_scale"."""
+    """An alarm of a Monitor.
+
+    Args:
+        kind: "growth", "headroom" or "falling_scale".
+        message: One line with the numbers.
+
+    Example:
+        >>> [alarm.kind for alarm in monitor.alarms]
+    """
 
     kind: str
     message: str
 
 
 class Monitor:
-    """Watches a device's memory for the life of a `with`:
+    """Watches a device's memory while a `with` runs. Warns of MemoryAlarm, once for as long as a fault lasts.
 
-        with snug.Monitor(file="runs/mine/memory.jsonl") as monitor:
-            for batch in loader:
-                session.backward(batch)
-                monitor.step()
-        print(monitor.peak, monitor.by_tag, monitor.alarms)
+    Entering resets the peaks of memory_stats. A second `with` of the same Monitor appends to its file.
 
-    `peak` is the highest since its beginning, now; by_tag, what that is of, is there after the `with`. It starts the device's peak
-    figures again (memory_stats). `step()` ends a step: step_peak is its own peak, and what is wrong
-    is warned of as MemoryAlarm, once for as long as it lasts, and kept in `alarms`. A thread takes a sample every `interval`
-    seconds (None: none; by default each millisecond, and none where there is a file): `timeline` has at most 20,000 of them, of which
-    every other one goes when there are more. `file` gets a JSON line for each step, sample and alarm: bytes by what they are for, the
-    process's resident memory and who has it, what the device has free; append=True goes on behind what is there, as a second `with`
-    of the same Monitor does. growth_steps: steps over which memory must not have grown all the while; headroom: the share of the
-    device's memory that must stay free; 0 turns either off.
+    Args:
+        device: By default the device of new tensors.
+        interval: Seconds between samples, which a thread takes; None takes none. By default a millisecond, or None with
+            a file.
+        file: Gets a JSON line for each step, sample and alarm: bytes by use, the process's resident memory and its
+            parts, free memory of the device.
+        append: Appends to the file instead of replacing it.
+        growth_steps: The number of steps over which memory must not grow all the time. 0 turns the alarm off.
+        headroom: The share of the device's memory that must stay free. 0 turns the alarm off.
+
+    Attributes:
+        before: Bytes allocated on entry.
+        step_peak: The peak of the latest step, in bytes.
+        by_tag: The bytes of the peak by use, after the `with`.
+        alarms: All alarms so far.
+
+    Raises:
+        UsageError: The interval is not positive, or the device is unknown.
+
+    Example:
+        >>> with snug.Monitor(file="runs/mine/memory.jsonl") as monitor:
+        ...     for batch in loader:
+        ...         session.backward(batch)
+        ...         monitor.step()
+        >>> print(monitor.peak, monitor.by_tag, monitor.alarms)
     """
 
     def __init__(
@@ -106,7 +163,17 @@ class Monitor:
         return self
 
     def step(self, loss_scale: float | None = None) -> list[Alarm]:
-        """A step has ended. loss_scale: that of the next one, as `scaler.get_scale()` after `scaler.update()`."""
+        """Ends a step.
+
+        Args:
+            loss_scale: The loss scale of the next step: scaler.get_scale() after scaler.update().
+
+        Returns:
+            The alarms of this step.
+
+        Raises:
+            UsageError: The monitor's `with` is not running.
+        """
         if self._monitor is None:
             raise UsageError("monitor: step() outside of its `with`; write `with snug.Monitor() as monitor:` around the loop")
         alarms = [Alarm(*alarm) for alarm in self._monitor.step(self._steps, loss_scale)]
@@ -132,12 +199,12 @@ class Monitor:
 
     @property
     def peak(self) -> int:
-        """Bytes: the highest since the beginning of the `with`."""
+        """The highest number of allocated bytes since the beginning of the `with`."""
         return self._peak if self._monitor is None else self._monitor.peak
 
     @property
     def timeline(self) -> list[tuple[float, int]]:
-        """(seconds since the beginning, bytes allocated)"""
+        """Samples: (seconds since the beginning, allocated bytes). Of more than 20,000 every other one is dropped."""
         return self._timeline if self._monitor is None else self._monitor.timeline()
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Plans: what is done with every value of a step, and what that costs."""
+"""Plans: what happens to each value of a step, and the predicted memory and time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,21 @@ from .sizes import format_bytes
 
 
 class Plan:
-    """What is done with every value of one recorded step, and what that is predicted to cost. A plain value."""
+    """What happens to each value of one recorded step, and the predicted memory and time. Made by plan and Session.plan.
+
+    Args:
+        graph: The recorded step.
+        planner: The finished search. None: floor and curve search when they are first used.
+        plan: The plan.
+        floor_of_all: The smallest budget of all kinds of steps, in bytes.
+        window: The window of streamed tensors.
+
+    Example:
+        >>> plan = snug.plan(step, batch, "8GiB")
+        >>> print(plan)
+        >>> plan.predicted_peak <= plan.budget
+        True
+    """
 
     def __init__(
         self,
@@ -40,47 +54,50 @@ class Plan:
 
     @property
     def strategy(self) -> str:
+        """The name of the strategy that made it."""
         return self._plan.strategy
 
     @property
     def budget(self) -> int | None:
-        """Bytes; None when it was made without one."""
+        """Bytes. None for a plan without a budget."""
         return self._plan.budget or None
 
     @property
     def predicted_peak(self) -> int:
-        """Bytes: all memory of the device, what was there before the step included. What comes to be there later, outside
-        of the step, is beside it as long as both fit the budget; then the step is planned again."""
+        """The predicted peak of the device's memory, in bytes, memory allocated before the step included.
+
+        A session plans again when memory allocated later, outside of the step, leaves too little.
+        """
         return self._plan.predicted_peak
 
     @property
     def unplanned_peak(self) -> int:
-        """Bytes, of the same step with everything kept."""
+        """The peak of the same step with everything kept, in bytes."""
         return self._plan.unplanned_peak
 
     @property
     def predicted_seconds(self) -> float:
-        """Of the step, beside what it waits for streamed tensors (window.seconds)."""
+        """Seconds of the step, without waiting for streamed tensors (window.seconds)."""
         return self._plan.predicted_seconds
 
     @property
     def window(self) -> _core.OpenedWindow | None:
-        """The part of the budget that streamed tensors come into, and what that costs; None: nothing is streamed."""
+        """The part of the budget that streamed tensors are copied to, and its cost. None: nothing is streamed."""
         return self._window
 
     @property
     def unplanned_seconds(self) -> float:
+        """Seconds of the same step with everything kept."""
         return self._plan.unplanned_seconds
 
     @property
     def others(self) -> list[_core.PlannedPart]:
-        """What it takes of further devices that have a budget: device, budget, predicted_peak, unplanned_peak."""
+        """The parts of further devices with a budget: device, budget, predicted_peak, unplanned_peak."""
         return self._plan.others
 
     @property
     def floor(self) -> int:
-        """The smallest budget, in bytes, that plans of this strategy fit: of all kinds of steps, and with the smallest window
-        where tensors are streamed."""
+        """The smallest budget, in bytes, that plans of this strategy fit, for all kinds of steps."""
         if self._window is not None:
             return self._window.floor
         if self._graph.one_of_several:  # whose smallest peak depends on the plans of the others
@@ -89,24 +106,42 @@ class Plan:
 
     @property
     def operators(self) -> int:
-        """Operators that the forward pass runs."""
+        """The number of operators in the forward pass."""
         return self._graph.operators
 
     def lower_bound(self) -> tuple[int, float]:
-        """Bytes and seconds that no plan can be below: for any budget, and for this one (infinite if none fits)."""
+        """Returns bounds that no plan can be below.
+
+        Returns:
+            Bytes of the peak, for any budget, and seconds of the step, for this budget (infinite if none fits).
+        """
         peak, seconds = _core.lower_bound(self._graph, self.budget)
         return peak - (self._window.spare if self._window is not None else 0), seconds
 
     def explain(self) -> dict[str, Any]:
-        """What is kept and recomputed, in bytes and seconds: in all, by piece of the step, by operator."""
+        """Returns what is kept, moved and recomputed, in bytes and seconds.
+
+        Returns:
+            A dictionary with totals, and with "pieces" and "operators", lists of such dictionaries.
+        """
         return _core.explain(self._graph, self._plan)
 
     def timeline(self) -> list[int]:
-        """The highest memory, in bytes, during each event of the step, as it is predicted."""
+        """Returns the predicted peak of memory during each event of the step, in bytes."""
         return _core.timeline(self._graph, self._plan)
 
     def curve(self, points: int = 16) -> list[tuple[int, float]]:
-        """What other budgets would take: (budget in bytes, predicted seconds of a step), by falling budget."""
+        """Returns the predicted seconds of a step for other budgets.
+
+        Args:
+            points: The number of budgets, from the unplanned peak to the smallest.
+
+        Returns:
+            Pairs of a budget in bytes and seconds, by falling budget.
+
+        Raises:
+            UsageError: There are less than 2 points.
+        """
         if points < 2:
             raise UsageError(f"curve: {points} points; it takes two at least")
         most, least = self.unplanned_peak, self._planner.floor(self._graph)
@@ -115,15 +150,29 @@ class Plan:
         return [(b, self._planner.plan(self._graph, b).predicted_seconds) for b in budgets]
 
     def save(self, path: str) -> None:
-        """Writes the plan as JSON: with the graph, what `snug plan --graph G --plan P` explains."""
+        """Writes the plan as JSON, for `snug plan --graph G --plan P` and `snug train --plan P`.
+
+        Args:
+            path: The file, which is replaced as a whole.
+
+        Raises:
+            Error: The file cannot be written.
+        """
         _core.write_plan(str(path), self._graph, self._plan)
 
     def save_graph(self, path: str) -> None:
-        """Writes the recorded step as JSON: what `snug plan --graph` reads."""
+        """Writes the recorded step as JSON, for `snug plan --graph`.
+
+        Args:
+            path: The file, which is replaced as a whole.
+
+        Raises:
+            Error: The file cannot be written.
+        """
         _core.write_step_graph(str(path), self._graph)
 
     def _over(self) -> str:
-        """What is to be said of a step that no plan brings under the budget."""
+        """Returns the note for a step that no plan brings under the budget, or an empty text."""
         fits = self.budget is None or self.predicted_peak <= self.budget
         return "" if fits else ", no plan fits: evictions hold the budget"
 

@@ -1,4 +1,4 @@
-"""Sessions: a training step under a budget. And plans, for those who want to look before."""
+"""Sessions, which run a training step under a budget, and the functions that make sessions and plans."""
 
 from __future__ import annotations
 
@@ -28,11 +28,22 @@ from .streaming import StreamedTensors
 
 
 class Session:
-    """Runs training steps under a plan and a hard limit; made by fit. One step at a time.
+    """Runs training steps under a plan and a memory limit. Made by fit. One step at a time.
 
-    While it lives, the device's allocator hands out no more than the budget, to anybody in the process. Steps may differ
-    in shapes and operators: each kind gets a plan of its own when it comes up. After any exception the session can be
-    used again. `with` closes it at the end; so does deleting it.
+    While it is open, the device's allocator hands out no more than the budget to the whole process. Steps may differ in
+    shapes and operators: each kind gets a plan of its own when it comes the second time. After an exception the session
+    can be used again. It is closed at the end of its `with`, by close(), or when it is deleted.
+
+    Args:
+        step: The step function.
+        fitted: What fit has recorded and planned.
+
+    Example:
+        >>> with snug.fit(step, batch, "8GiB", optimizer=optimizer) as session:
+        ...     for batch in loader:
+        ...         loss = session.backward(batch)
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
     """
 
     def __init__(self, step: Step, fitted: Fitted) -> None:
@@ -59,7 +70,7 @@ class Session:
             raise UsageError("session: it has been closed; make another one with snug.fit")
 
     def _forget_step(self) -> None:
-        """Lets go of the step that fit was given, and of what it refers to: backward() is always given another."""
+        """Releases the step that fit was given, for callers that give backward() another one each time."""
         self._step = None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> torch.Tensor | None:
@@ -138,22 +149,22 @@ class Session:
 
     @property
     def plan(self) -> Plan:
-        """Of the step that ran last, and was known or planned."""
+        """The plan of the latest step that had one. It may change from step to step."""
         return Plan(*self._core.planned, self._floor, self._window)
 
     @property
     def predicted_peak(self) -> int:
-        """The highest that a plan predicts, in bytes, of all kinds of steps and micro-batches that are known; plan is of one of them."""
+        """The highest predicted peak, in bytes, of the plans of all kinds of steps and micro-batches."""
         return self._core.predicted_peak
 
     @property
     def last_step(self) -> StepReport:
-        """What the latest step did: operators replayed, evictions, whether it followed the plan."""
+        """What the latest step did: replayed operators, evictions, whether it followed its plan."""
         return self._core.last_step
 
     @property
     def arena(self) -> ArenaStats | None:
-        """Where blocks of the latest step lie, with fit(arena=True)."""
+        """Numbers of the arena after the latest step, with fit(arena=True); else None."""
         return self._core.arena
 
     @property
@@ -224,7 +235,7 @@ class Session:
             self._pauses -= 1
 
     def close(self) -> None:
-        """Lifts the limit and lets go of the plans. A second call does nothing."""
+        """Lifts the limit and frees the plans. A second call does nothing."""
         if self._updates is not None:
             self._updates.remove()
         if not self._core.closed:
@@ -269,45 +280,46 @@ def fit(
     arena: bool = False,
     check: bool = True,
 ) -> Session:
-    """Plans and caps the training step of any model.
+    """Records a training step, plans it within a memory budget, and caps the device's memory at that budget.
 
     step(sample) returns the loss: a tensor of one element, or an object that has it as `loss`. Or it calls backward() on
-    the loss itself, once, and goes on as people write it: clipping, GradScaler, optimizer, schedule, moving averages. It
-    runs twice, to be recorded (up to four times, if it did something else each time), as far as its backward pass, or to where its first optimizer would step, and leaves no
-    trace: gradients, buffers and the random generators are as before. Then every session.backward(batch) stays within the
-    budget, with gradients bitwise those of the plain step.
+    the loss itself and goes on: clipping, GradScaler, optimizer, schedule. Recording runs the step two to four times, as
+    far as its first optimizer step, and leaves parameters, gradients, buffers and random generators as before. Hooks of
+    register_post_accumulate_grad_hook do not run meanwhile. Gradients of the session are bitwise those of PyTorch.
 
-    budget: all of the device's memory that tensors may take: 8 << 30, "8GiB", or "60%" of what the step takes unplanned
-    (the recording itself is without a limit then; "100%" always fits). other_budgets: the same of
-    further devices that the step uses, or of the CPU beside an accelerator, as {"cuda:1": "8GiB", "cpu": "16GiB"}: the plan
-    fits all of them, and each is capped. host_budget: memory of the host outside of all budgets, to which the plan may move
-    what autograd saves, where that is quicker than making it again; without it nothing is moved. disk_budget:
-    the same of a disk, room in a file without a name in the folder that TMPDIR names. device: "cpu",
-    "cuda:1", or "cuda" for the one in use; by default where the sample's tensors are. optimizer: the optimizer, or several,
-    that are run outside of the step: one update is rehearsed, so that the plan counts what it takes and the state that it
-    will make, and nothing is changed; those that the step runs itself are found. update: in place of that, a function that
-    does what the update does. strategy: "optimal", or a preset such as "every_block", "sequential(4)",
-    "selective(aten::mm)". process_group: of torch.distributed, whose processes run the step together, each with a fit and
-    a session of its own: what one of them cannot record or plan is recorded again, or refused, in all. By default that of
-    the model that the step runs with others, by DistributedDataParallel or with parameters that are DTensors, as fully_shard and
-    parallelize_module make them, else this process alone. allow: what may be done to the step that
-    does not leave every bit as it is, by name; "tiled_loss": the cross-entropy of logits over a large vocabulary is computed a few
-    rows at a time, whatever the model (see snug.tiled_loss); or one of "bf16_activations", "fp8_activations",
-    "int8_activations", "int4_activations": backward may get what so many bits leave of some of what autograd saved, where
-    the step does not fit or is slower without, on the CPU. Gradients are other ones then (see gradient_errors), and nothing
-    else is. in_backward: `optimizer` updates each parameter in the backward
-    pass, as soon as its gradient is there, and the gradient goes: all of them are never there at once, and no bit is
-    different, as long as it treats each parameter by itself. Nothing can look at all gradients then, so neither clip their
-    norm nor use a GradScaler, and do not call optimizer.step(). micro_batches: steps whose gradients are added up before an
-    update. With more than one, those that find gradients have a plan from the beginning, and the budget is one for all. streamed: weights, and what
-    the optimizer keeps of them, that are larger than the budget, in place of host_budget and disk_budget (see
-    StreamedTensors). arena: what steps ask an accelerator's memory for lies in one range of it, at places that are chosen
-    once two steps have asked for the same (see Session.arena), so that no memory is lost between blocks. check: the first
-    time that a value is recomputed it is compared, by a hash, with what it was. Where it has other bits the step raises Error, which
-    names the operator and what to do, and parameters and gradients are as before. This costs a few percent of the first step
-    of each kind, and nothing of later ones. Hooks of register_post_accumulate_grad_hook, where optimizers are run too, do not run while the step is recorded.
+    Args:
+        step: The function from a batch to its loss.
+        sample: A batch as the step takes it, or an Arguments for a step of several arguments.
+        budget: All memory of the device that tensors may take: 8 << 30, "8GiB", or "60%" of the unplanned peak.
+        other_budgets: Bytes by further device, as {"cuda:1": "8GiB", "cpu": "16GiB"}. Each is planned for and capped.
+        host_budget: Bytes outside of all budgets on the host, to which plans may offload saved tensors.
+        disk_budget: The same in an unlinked file in TMPDIR.
+        device: The device of `budget`: "cpu", "cuda:1", "cuda". By default that of the sample's tensors.
+        optimizer: The optimizer, or a list of them, that steps after session.backward. Its step and state are rehearsed
+            and counted in the plan. An optimizer that the step runs itself is found.
+        strategy: "optimal", or a preset, such as "every_block", "sequential(4)" or "selective(aten::mm)".
+        update: A function that does what the update does, for an optimizer that is not of torch.optim's interface.
+        process_group: The processes of torch.distributed that run this step together. By default those of the model.
+        allow: Names of changes that may change bits: "tiled_loss" (see tiled_loss), or one of "bf16_activations",
+            "fp8_activations", "int8_activations", "int4_activations" (see gradient_errors).
+        in_backward: The backward pass steps `optimizer` for each parameter and frees its gradient. Excludes clipping by
+            a norm and GradScaler; do not call optimizer.step().
+        micro_batches: The number of steps whose gradients are accumulated before an update.
+        streamed: StreamedTensors for weights larger than the budget, in place of host_budget and disk_budget.
+        arena: Reserves one range of an accelerator's memory for steps, against fragmentation (see Session.arena).
+        check: Compares each recomputed value with its hash the first time. Costs a few percent of a first step.
 
-    Raises DoesNotFit, naming the smallest budget and its parts, and UsageError.
+    Returns:
+        A Session. Its limit holds until it is closed or deleted.
+
+    Raises:
+        DoesNotFit: No plan keeps the step under the budget. Names the smallest budget that does.
+        UsageError: An argument is wrong, or the step returns no loss.
+
+    Example:
+        >>> session = snug.fit(step, batch, "8GiB", optimizer=optimizer)
+        >>> for batch in loader:
+        ...     session.backward(batch)
     """
     options = FitOptions(
         other_budgets=other_budgets, host_budget=host_budget, disk_budget=disk_budget, device=device, optimizer=optimizer,
@@ -334,7 +346,35 @@ def plan(
     in_backward: bool = False,
     micro_batches: int = 1,
 ) -> Plan:
-    """What fit would do, without a session: records the step and plans it. Without a budget, the fastest plan."""
+    """Records a step and plans it as fit does, without a session. Nothing is capped afterwards.
+
+    Args:
+        step: As in fit.
+        sample: As in fit.
+        budget: As in fit. None: the fastest plan.
+        other_budgets: As in fit.
+        host_budget: As in fit.
+        disk_budget: As in fit.
+        device: As in fit.
+        optimizer: As in fit.
+        strategy: As in fit.
+        update: As in fit.
+        process_group: As in fit.
+        allow: As in fit.
+        in_backward: As in fit.
+        micro_batches: As in fit.
+
+    Returns:
+        The Plan.
+
+    Raises:
+        DoesNotFit: No plan keeps the step under the budget.
+        UsageError: An argument is wrong, or the step returns no loss.
+
+    Example:
+        >>> snug.plan(step, batch).floor
+        2147483648
+    """
     options = FitOptions(
         other_budgets=other_budgets, host_budget=host_budget, disk_budget=disk_budget, device=device, optimizer=optimizer,
         strategy=strategy, update=update, process_group=process_group, allow=allow, in_backward=in_backward,

@@ -8,7 +8,21 @@ Size = int | str
 
 
 def parse_bytes(size: Size) -> int:
-    """Bytes of "8GiB", "512 MiB", "1.5GB" or a plain number. Raises UsageError, naming what can be read."""
+    """Returns the bytes of a size.
+
+    Args:
+        size: A number of bytes, or a text: "8GiB", "512 MiB", "1.5GB".
+
+    Returns:
+        The bytes.
+
+    Raises:
+        UsageError: The text cannot be parsed, or the size is of another type.
+
+    Example:
+        >>> snug.parse_bytes("1GiB")
+        1073741824
+    """
     if isinstance(size, bool) or not isinstance(size, (int, str)):
         from .errors import UsageError
 
@@ -33,5 +47,16 @@ def bytes_of(what: str, size: Size) -> int:
 
 
 def format_bytes(size: int) -> str:
-    """ "8.0 GiB" """
+    """Returns a size as text, in binary units.
+
+    Args:
+        size: Bytes.
+
+    Returns:
+        The number with one decimal, and its unit.
+
+    Example:
+        >>> snug.format_bytes(8 << 30)
+        '8.0 GiB'
+    """
     return _core.format_bytes(size)

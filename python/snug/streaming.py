@@ -1,4 +1,4 @@
-"""Weights, and what optimizers keep of them, that are larger than the budget."""
+"""Weights and optimizer state that are larger than the budget."""
 
 from __future__ import annotations
 
@@ -13,23 +13,30 @@ from .sizes import Size, bytes_of
 
 
 class StreamedTensors:
-    """Tensors whose contents live on the host or on a disk, and are in a window of the device's memory while operators use
-    them. What runs is bit for bit what would run without. Give it to fit, as `streamed`, in place of host_budget and
-    disk_budget: the plan says how large the window is, and values go to the same places.
+    """Tensors whose contents live on the host or on a disk, and are copied to a window of the device's memory for use.
 
-        streamed = snug.StreamedTensors(model.parameters(), host_budget="64GiB")
-        session = snug.fit(step, batch, "8GiB", optimizer=optimizer, streamed=streamed)
+    Give it to fit as `streamed`; the plan chooses the size of the window, and moves values to the same place. Results
+    keep their bits. Gradients of these parameters are offloaded once they are accumulated, and tensors that
+    `zeros_like` makes of one of them, as optimizer state, are streamed too.
 
-    tensors: parameters, buffers, whatever operators use; those of less than min_bytes stay. Gradients of parameters leave
-    where they have been accumulated, and what is made by `zeros_like` of one of them, as optimizers make their moments,
-    is streamed as well. host_budget: memory of the host outside of all budgets; disk_budget: room in a file without a
-    name in the folder that TMPDIR names; both: what the host has no room for goes to the disk; none: of an accelerator all goes
-    to the host, of the CPU to the disk. device: where they are used; by default where they are.
+    A streamed tensor has no address while no operator uses it. Clone it, or call bring_back(), before data_ptr(),
+    torch.save, NumPy (which does not notice) or printing. Make, use and delete the object in one thread. Operators over
+    all gradients at once need all of them in the budget: clip with foreach=False, without GradScaler.
 
-    Their addresses are none while nobody uses them: data_ptr(), torch.save, NumPy, printing and the like need a clone() of
-    the tensor, or bring_back() first; NumPy does not say so. Make it, use it and let go of it in one thread, and use the
-    tensors there. Clip with foreach=False: operators over all gradients at once need all of them in the budget, and so do
-    GradScaler and optimizers with foreach=True.
+    Args:
+        tensors: Parameters, buffers and other tensors that operators use.
+        host_budget: Bytes on the host, outside of all budgets. With both budgets the disk takes what the host cannot.
+            With none of them, tensors of an accelerator go to the host, and those of the CPU to the disk.
+        disk_budget: Bytes of an unlinked file in TMPDIR.
+        device: The device that uses them; by default their own.
+        min_bytes: Tensors with fewer bytes are not streamed.
+
+    Raises:
+        UsageError: A size cannot be parsed, or `tensors` is no list of tensors.
+
+    Example:
+        >>> streamed = snug.StreamedTensors(model.parameters(), host_budget="64GiB")
+        >>> session = snug.fit(step, batch, "8GiB", optimizer=optimizer, streamed=streamed)
     """
 
     def __init__(
@@ -50,7 +57,14 @@ class StreamedTensors:
         self.add(tensors)
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Their contents leave the device's memory."""
+        """Streams more tensors.
+
+        Args:
+            tensors: As of the constructor.
+
+        Raises:
+            UsageError: `tensors` is no list of tensors.
+        """
         if isinstance(tensors, (torch.Tensor, torch.nn.Module, Mapping)) or not isinstance(tensors, Iterable):
             raise UsageError(f"streamed: it is a {type(tensors).__name__}; give a list of tensors, as model.parameters()")
         given = list(tensors)
@@ -60,23 +74,22 @@ class StreamedTensors:
         self._core.add(given)
 
     def bring_back(self) -> None:
-        """All are in the device's memory again, and none of them is streamed. There must be room: close the session first,
-        whose limit holds for the whole process."""
+        """Copies all tensors back to the device's memory and streams none. Close the session first, whose limit holds."""
         self._core.bring_back()
 
     @property
     def bytes(self) -> int:
-        """Of all that is streamed."""
+        """Bytes of all streamed tensors."""
         return self._core.bytes
 
     @property
     def window(self) -> int:
-        """Bytes of the device's memory that the last fit gave them; 0 before."""
+        """Bytes of the window that the latest fit chose; 0 before."""
         return self._core.window
 
     @property
     def copied(self) -> tuple[int, int]:
-        """Bytes that have come to the window, and gone from it, so far."""
+        """Bytes copied to the window and from it, so far."""
         return self._core.copied_in, self._core.copied_out
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Accelerators that the CPU plays, for tests of programs that are meant for a GPU."""
+"""Simulated accelerators, for tests of programs for a GPU."""
 
 from __future__ import annotations
 
@@ -15,10 +15,24 @@ __all__ = ["simulated_device"]
 
 
 def simulated_device(index: int = 0) -> torch.device:
-    """One of two accelerators that the CPU plays, with memory, streams and random numbers of their own: what runs there
-    has the bits of the CPU, and a budget is of that memory. They are PyTorch's type "hpu", which must have no other
-    backend, from the first call to the end of the process, which has to come before the first backward pass. Only a
-    build with snug's tests has them (make test), for a torch without CUDA; UsageError elsewhere."""
+    """Returns one of two accelerators that the CPU simulates, with memory, streams and random generators of their own.
+
+    Results have the bits of the CPU, and a budget is of the simulated memory. The devices take PyTorch's type "hpu" from the
+    first call to the end of the process. Call it before the first backward pass. Only a build with snug's tests has
+    them (make test), for a torch without CUDA.
+
+    Args:
+        index: 0 or 1.
+
+    Returns:
+        The device.
+
+    Raises:
+        UsageError: This build has none, or none of that index.
+
+    Example:
+        >>> torch.set_default_device(snug.testing.simulated_device())
+    """
     try:
         from . import _simulated  # type: ignore[attr-defined]
     except ImportError:

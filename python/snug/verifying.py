@@ -1,4 +1,4 @@
-"""The proof: one step plain, one under the plan, and every bit compared."""
+"""Compares a planned step with the plain step, bit by bit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import ctypes
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ from .arguments import Arguments
 from .devices import device_named, device_of
 from .errors import Mismatch, UsageError
 from ._fitted import Step
-from ._options import by_device
-from .session import Session, fit
+from ._options import FitOptions, by_device
+from .session import Session, fitted_session
 from .sizes import Size
 
 
@@ -145,9 +146,28 @@ def _gradients_of_lossy_alone(
 
 
 def gradient_errors(step: Step, sample: Any, model: torch.nn.Module, *, session: Session) -> dict[str, float]:
-    """How far the gradients of a session with a lossy codec are from exact ones, by the name of the parameter: the norm of
-    the difference over that of the exact gradient. Runs the step plain and under the plan, from the same state, and leaves
-    everything as it was; the plain one takes what it takes. All are 0 where the plan is not lossy."""
+    """Compares the gradients of a session that has a lossy codec with exact ones.
+
+    Runs the step plain and under the plan, from the same state, and restores everything. The plain step runs without a
+    limit.
+
+    Args:
+        step: The step of the session.
+        sample: A batch, or an Arguments, as in fit.
+        model: The module whose parameters are compared.
+        session: The session.
+
+    Returns:
+        For each parameter with a gradient, the norm of the difference over the norm of the exact gradient. 0 for a plan
+        that is not lossy.
+
+    Raises:
+        UsageError: The model is no module, or the session updates in the backward pass.
+
+    Example:
+        >>> session = snug.fit(step, batch, "4GiB", allow=["int8_activations"])
+        >>> max(snug.gradient_errors(step, batch, model, session=session).values())
+    """
     if session._updates is not None:
         raise UsageError("gradient_errors: the session updates in the backward pass and leaves no gradients; give one without in_backward")
     check_module("gradient_errors", model)
@@ -199,6 +219,57 @@ def _parts_of(model: torch.nn.Module | Iterable[torch.Tensor]) -> tuple[Named, N
     return [(f"parameter {i}", p) for i, p in enumerate(model)], []
 
 
+Outcome = dict[str, bytes | None]
+
+
+def _plain_outcome(step: Step, arguments: Arguments, world: _World) -> tuple[Outcome, set[str], bool]:
+    """Runs the plain step. Returns its outcome, the names of finite gradients, and whether it returned its loss."""
+    loss = run_plain(step, arguments)
+    if all(p.grad is None for _, p in world.parameters):
+        raise UsageError(
+            f"verify: the step has gradients for none of the {len(world.parameters)} parameters of the model; give the one "
+            "that the step trains"
+        )
+    return world.outcome(loss), world.finite_gradients(), loss is not None
+
+
+def _outcomes(
+    step: Step, arguments: Arguments, parameters: Named, buffers: Named, session: Session | None,
+    make: Callable[[], Session], devices: Sequence[str],
+) -> tuple[Outcome, Outcome]:
+    """Returns the outcomes of the plain step and of one of `session`, or of one that make() returns and that is closed."""
+    own: Session | None = None
+    up_to_the_update = Recorded(lambda _: None, [p for _, p in parameters])
+    with _without_limits(devices):
+        world = _World(parameters, buffers)
+    # A session has its plans for the kernels that it was made with.
+    with _deterministic(devices) if session is None else contextlib.nullcontext():
+        try:
+            with _without_limits(devices), up_to_the_update:
+                world.reset()
+                with _core.UndoneDraws():
+                    plain = session._allowed(step) if session is not None else step
+                    expected, finite, returns_loss = _plain_outcome(plain, arguments, world)
+            with _without_limits(devices):
+                world.reset()
+            if session is None:
+                session = own = make()
+            with up_to_the_update, _core.UndoneDraws():
+                loss = session.backward(arguments, step=step)
+                with _without_limits(devices):
+                    found = world.outcome(loss if returns_loss else None)
+            if session.last_step.lossy_bytes > 0:
+                world.reset()
+                with up_to_the_update:
+                    expected |= _gradients_of_lossy_alone(session, step, arguments, world, finite)
+        finally:
+            if own is not None:
+                own.close()
+            with _without_limits(devices):
+                world.restore()
+    return expected, found
+
+
 def verify(
     step: Step,
     sample: Any,
@@ -212,64 +283,55 @@ def verify(
     host_budget: Size | None = None,
     disk_budget: Size | None = None,
 ) -> list[str]:
-    """Proves that a session changes nothing: runs the step plain and under the plan, from the same state, and compares
-    loss, gradients, buffers and random numbers bit by bit. Leaves everything as it was. A step that updates runs as far
-    as where its first optimizer would step, or a parameter would be written, and gradients are compared as they are then;
-    those of a session with a lossy codec with a third run, which follows nothing else of the plan (see gradient_errors).
+    """Runs a step plain and under a plan, from the same state, and compares every bit.
 
-    model: the module, or the parameters, whose gradients count. Give a budget, with device, other_budgets, host_budget and disk_budget as fit
-    has them, or a session of the same step. On accelerators torch's deterministic algorithms are on in between, where a
-    budget is given; with a session of your own turn them on yourself, before fit. Returns the names of all that was compared; raises Mismatch naming what differs. The plain step takes what it takes: verify
-    where that fits, before the budget matters. What is compared stays beside the step: within a session's budget there
-    must be room for a second set of gradients, so zero those that are there.
+    Compares the loss, gradients, buffers and random generators, and restores everything. A step that updates runs as far
+    as its first optimizer step or write to a parameter. With a lossy codec, gradients are compared with those of a third
+    run, which has the codec alone. The plain step runs without a limit. Within the budget there must be room for a second
+    set of gradients, so zero those that are there. Given a budget, torch's deterministic algorithms are on for
+    accelerators; with a session, turn them on before fit.
+
+    Args:
+        step: As in fit.
+        sample: As in fit.
+        model: The module, or the parameters, that the step trains.
+        budget: As in fit; by default "60%".
+        session: A session of the step, in place of a budget and the arguments that follow.
+        strategy: As in fit.
+        device: As in fit.
+        other_budgets: As in fit.
+        host_budget: As in fit.
+        disk_budget: As in fit.
+
+    Returns:
+        The names of all that was compared.
+
+    Raises:
+        Mismatch: Bits differ. Its `names` says of what.
+        DoesNotFit: No plan keeps the step under the budget.
+        UsageError: An argument is wrong, or the step has no gradients for the model.
+
+    Example:
+        >>> snug.verify(step, batch, model, "8GiB")
+        ['loss', 'gradient of 0.weight', ...]
     """
-    if session is not None and (budget is not None or strategy != "optimal" or device is not None or other_budgets or host_budget is not None or disk_budget is not None):
+    given = budget is not None or strategy != "optimal" or device is not None or other_budgets
+    if session is not None and (given or host_budget is not None or disk_budget is not None):
         raise UsageError("verify: the session has its budgets, its device and its strategy; leave them out, or the session")
     if session is not None and session._updates is not None:
         raise UsageError(
-            "verify: the session updates in the backward pass and leaves no gradients; give a session of the same step without "
-            "in_backward, or the budget alone"
+            "verify: the session updates in the backward pass and leaves no gradients; give a session of the same step "
+            "without in_backward, or the budget alone"
         )
     parameters, buffers = _parts_of(model)
     others = by_device(other_budgets)
     where = device_of(device, [sample, *(p for _, p in parameters)], others)
+    options = FitOptions(
+        strategy=strategy, device=where, other_budgets=other_budgets, host_budget=host_budget, disk_budget=disk_budget
+    )
     devices = [where, *map(device_named, others)] if session is None else session._devices
-    own: Session | None = None
-    up_to_the_update = Recorded(lambda _: None, [p for _, p in parameters])
-    with _without_limits(devices):
-        world = _World(parameters, buffers)
-    # A session has its plans for the kernels that it was made with.
-    with _deterministic(devices) if session is None else contextlib.nullcontext():
-        try:
-            with _without_limits(devices), up_to_the_update:
-                world.reset()
-                with _core.UndoneDraws():
-                    loss = run_plain(session._allowed(step) if session is not None else step, Arguments.of(sample))
-                    if all(p.grad is None for _, p in parameters):
-                        raise UsageError(
-                            f"verify: the step has gradients for none of the {len(parameters)} parameters of the model; give the one "
-                            "that the step trains"
-                        )
-                    expected, finite = world.outcome(loss), world.finite_gradients()
-                returns_loss = loss is not None
-                del loss
-            with _without_limits(devices):
-                world.reset()
-            if session is None:
-                session = own = fit(step, sample, budget if budget is not None else "60%", strategy=strategy, device=where, other_budgets=other_budgets, host_budget=host_budget, disk_budget=disk_budget)
-            with up_to_the_update, _core.UndoneDraws():
-                loss = session.backward(sample, step=step)
-                with _without_limits(devices):
-                    found = world.outcome(loss if returns_loss else None)
-            if session.last_step.lossy_bytes > 0:
-                world.reset()
-                with up_to_the_update:
-                    expected |= _gradients_of_lossy_alone(session, step, sample, world, finite)
-        finally:
-            if own is not None:
-                own.close()
-            with _without_limits(devices):
-                world.restore()
+    make = partial(fitted_session, step, sample, "60%" if budget is None else budget, options)
+    expected, found = _outcomes(step, Arguments.of(sample), parameters, buffers, session, make, devices)
     differing = [name for name in expected if expected[name] != found[name]]
     if differing:
         raise Mismatch(
