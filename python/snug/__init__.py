@@ -25,21 +25,21 @@ _build_check.check_is_built(__path__)
 
 from . import _core, _higher_order, _raw_kernels, _saved, _wrapped  # noqa: E402
 from ._core import Choice, OperatorContext, VerifyReplay  # noqa: E402
-from .arguments import Arguments  # noqa: E402
 from .actions import Keep, Offload, Recompute, Selective  # noqa: E402
+from .arguments import Arguments  # noqa: E402
 from .checkpointing import checkpoint, checkpoint_sequential  # noqa: E402
-from .operators import declare_operator  # noqa: E402
-from .installation import doctor  # noqa: E402
 from .errors import DoesNotFit, Error, Mismatch, OutOfBudget, UsageError  # noqa: E402
 from .following import PlanNotFollowed  # noqa: E402
-from .session import ArenaStats, Plan, Session, StepReport, fit, plan  # noqa: E402
 from .fusing import Fused, fuse, unfuse  # noqa: E402
+from .installation import doctor  # noqa: E402
 from .lazy_logits import LazyLogits, tiled_loss  # noqa: E402
 from .micro_batching import micro_batch  # noqa: E402
 from .modes import Replay, Rerun  # noqa: E402
 from .monitoring import Alarm, MemoryAlarm, Monitor, memory_stats, release_cached, set_memory_limit  # noqa: E402
+from .operators import declare_operator  # noqa: E402
 from .patching import patch  # noqa: E402
 from .regions import ModuleScope, Region, name_modules  # noqa: E402
+from .session import ArenaStats, Plan, Session, StepReport, fit, plan  # noqa: E402
 from .sizes import format_bytes, parse_bytes  # noqa: E402
 from .streaming import StreamedTensors  # noqa: E402
 from .verifying import gradient_errors, verify  # noqa: E402

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from . import _core
-from .regions import is_naming
 from .allowed import check_module, checked_names
 from .errors import UsageError
+from .regions import is_naming
 
 
 @dataclass(frozen=True)

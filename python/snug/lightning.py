@@ -15,8 +15,8 @@ try:
 except ImportError:
     import pytorch_lightning as pl  # the older name of the same
 
-from .errors import UsageError
 from ._options import FitOptions
+from .errors import UsageError
 from .plans import Plan
 from .session import Session, fitted_session
 from .sizes import Size

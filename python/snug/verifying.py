@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from ._wrapped import unwrapped
 from . import _core
 from ._capture import Recorded, run_plain
+from ._fitted import Step
+from ._options import FitOptions, by_device
 from ._python_state import PythonState
+from ._wrapped import unwrapped
 from .allowed import check_module
 from .arguments import Arguments
 from .devices import device_named, device_of
 from .errors import Mismatch, UsageError
-from ._fitted import Step
-from ._options import FitOptions, by_device
 from .session import Session, fitted_session
 from .sizes import Size
 
