@@ -284,7 +284,7 @@ replay::Forward forward_of(const py::function& step) {
     try {
       const py::object loss = step();
       const replay::StepRun* run = replay::StepRun::here();
-      if (loss.is_none() && run != nullptr && (run->went_backward() || run->may_skip_backward())) return {};
+      if (loss.is_none() && run != nullptr && run->may_return_nothing()) return {};
       if (!THPVariable_Check(loss.ptr())) {
         throw UsageError("step: it returned a " + py::str(py::type::of(loss)).cast<std::string>() +
                          "; return the loss, a tensor of one element");

@@ -225,8 +225,9 @@ def _gone(roots: list[list[torch.Tensor]], result: torch.Tensor) -> tuple[bool, 
     return some, all(node.next_functions for node in nodes)
 
 
-def loss_of(step: Callable[..., Any], arguments: Arguments) -> torch.Tensor | None:
-    """Runs the step and returns its loss: what it returned, or else the one that it called backward() on."""
+def loss_of(step: Callable[..., Any], arguments: Arguments, may_skip_backward: bool = False) -> torch.Tensor | None:
+    """Runs the step and returns its loss: what it returned, or else the one that it called backward() on. may_skip_backward:
+    a step that has not gone backward itself needs no backward pass, and its loss is returned detached."""
     outer, _here.roots = getattr(_here, "roots", None), None
     outer_micro_batches, _here.micro_batches = getattr(_here, "micro_batches", False), False
     if recorded := _recorded():
@@ -239,7 +240,7 @@ def loss_of(step: Callable[..., Any], arguments: Arguments) -> torch.Tensor | No
             pass
         roots = _here.roots
         if roots is None:
-            return result
+            return result.detach() if may_skip_backward and isinstance(result, torch.Tensor) else result
         if not isinstance(result, torch.Tensor):
             return roots[0][0].detach() if len(roots) == 1 and len(roots[0]) == 1 else None
         if not result.requires_grad or any(result is root for each in roots for root in each):

@@ -73,13 +73,29 @@ class Fitted:
             rehearsals.add(stepping)
             _core.update_begins()
 
+        recorded = Recorded(update_begins)
+        kept = python_state_kept(step, [*arguments.args, *arguments.kwargs.values()])
         # python_state_kept last: the hooks that the others register are part of the state that is kept.
-        with leaves_kept() as wrapped, group.found_in_step(), Recorded(update_begins), python_state_kept() as state:
-            return _core.record_step(
-                begun_anew(lambda: _run_once(state, chosen, arguments)), self.device, self._request, rehearsals,
-                self.agreement, self.options.micro_batches, self.other_budgets, self.tiers, self.allowed.lossy,
-                self.streamed, wrapped,
-            )
+        with leaves_kept() as wrapped, group.found_in_step(), recorded, kept as state:
+
+            def record(micro_batches: int) -> list[_core.RecordedStep]:
+                return _core.record_step(
+                    begun_anew(lambda: _run_once(state, chosen, arguments)), self.device, self._request, rehearsals,
+                    self.agreement, micro_batches, self.other_budgets, self.tiers, self.allowed.lossy, self.streamed, wrapped,
+                )
+
+            kinds = record(self.options.micro_batches)
+            # Gradients that are zeroed stay, so that all steps but the first find some, as micro-batches do.
+            if recorded.zeroes_gradients and self.options.micro_batches == 1 and not self.options.in_backward:
+                kinds = record(2)
+            state.refuse_advanced()
+            return kinds
+
+    def open(self) -> _core.Session:
+        """Returns a session of the core."""
+        return _core.Session(
+            self.kinds, self.budget, self.device, self.other_budgets, self.agreement, self.tiers, self.streamed
+        )
 
     def _plan(self, recorded: list[_core.RecordedStep]) -> None:
         try:
@@ -97,3 +113,35 @@ class Fitted:
             self.window = kinds.open_window(
                 self.streamed, self.budget, self.other_budgets, self.device, self.options.micro_batches
             )
+
+
+class Unrecorded:
+    """A step that is not recorded in advance, and the budget in bytes."""
+
+    def __init__(self, step: Step, budget: Size | None, options: FitOptions) -> None:
+        options.refuse_contradictions()
+        options.refuse_what_needs_a_recording()
+        if not callable(step):
+            raise UsageError(f"fit: the step is a {type(step).__name__}; give a function from a batch to its loss")
+        request = requested(budget)
+        if not isinstance(request, int):
+            raise UsageError(
+                f"fit: the budget is {budget!r} and there is no sample; without one it is in bytes, as fit(step, budget=\"8GiB\")"
+            )
+        self._bytes = request
+        self.options = options
+        self.device = device_of(options.device, None, by_device(options.other_budgets))
+        if options.arena:
+            _core.check_arena(self.device)
+        self.other_budgets = options.other_limits()
+        self.allowed = Allowed(options.allow)
+        if self.allowed.lossy != _core.Lossy.Off:
+            raise UsageError("fit: without a sample no lossy codec can be planned; give a sample, or leave it out of allow")
+        self.floor, self.window, self.updates = 0, None, None
+        self._group = Group(options.process_group)
+
+    def open(self) -> _core.Session:
+        """Returns a session of the core."""
+        return _core.Session.without_sample(
+            self.options.strategy, self._bytes, self.device, self.other_budgets, self._group.agreement()
+        )

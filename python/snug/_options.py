@@ -51,6 +51,20 @@ class FitOptions:
                 f"fit: the update is a {type(self.update).__name__}; give a function that does what your update does"
             )
 
+    def refuse_what_needs_a_recording(self) -> None:
+        """Raises UsageError for options that fit can only follow with a sample."""
+        given = {
+            "optimizer": self.optimizer is not None,
+            "update": self.update is not None,
+            "micro_batches": self.micro_batches != 1,
+            "streamed": self.streamed is not None,
+            "host_budget": self.host_budget is not None,
+            "disk_budget": self.disk_budget is not None,
+        }
+        for name, is_given in given.items():
+            if is_given:
+                raise UsageError(f"fit: {name} needs a step that is recorded in advance, and there is no sample; give one")
+
     def _check_streamed(self) -> None:
         if self.streamed is None:
             return

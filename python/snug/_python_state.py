@@ -1,12 +1,16 @@
-"""Saves and restores Python state that a step function may change: attributes of modules, optimizers and schedulers, and the
-random generators of Python and NumPy. Recording runs the step twice and must leave no trace."""
+"""Saves and restores Python state that a step function may change: attributes of modules, optimizers and schedulers, of the
+objects that the step refers to, its sample, and the random generators of Python and NumPy. Recording runs the step twice and must
+leave no trace."""
 
 from __future__ import annotations
 
 import collections
 import copy
+import dis
+import functools
 import random
 import sys
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -83,6 +87,22 @@ def _copied_iterator(thing: Any) -> Any:
         return None
 
 
+def _position(thing: Any) -> Any:
+    """Returns what changes where an iterator is advanced that cannot be copied, or None for what does not tell."""
+    if isinstance(thing, types.GeneratorType):
+        frame = thing.gi_frame
+        return None if frame is None else (frame.f_lasti, {name: id(value) for name, value in frame.f_locals.items()})
+    return getattr(thing, "_num_yielded", None) if hasattr(type(thing), "__next__") else None  # that of a DataLoader
+
+
+def _is_of_the_program(thing: Any) -> bool:
+    """Whether this is an instance of a class of the user's program, and not of Python, PyTorch or NumPy."""
+    package = type(thing).__module__.partition(".")[0]
+    is_instance = not isinstance(thing, (type, types.ModuleType, types.FunctionType, torch.Tensor, *_OWNERS))
+    is_known = package in ("builtins", "torch", "numpy", "snug", *sys.stdlib_module_names) and type(thing).__module__ != "__main__"
+    return is_instance and not is_known and hasattr(thing, "__dict__")
+
+
 def _refuse_lazy(module: torch.nn.Module, _: Any) -> None:
     raise UsageError(
         f"fit: the parameters of a {type(module).__name__} would get their shapes in the recorded step, which must leave no trace; run "
@@ -90,10 +110,24 @@ def _refuse_lazy(module: torch.nn.Module, _: Any) -> None:
     )
 
 
-class PythonState:
-    """A snapshot of the state, taken when the object is made."""
+# Objects within objects that the step refers to are looked at to this depth, and no longer containers than this.
+_DEPTH = 2
+_LONGEST = 10_000
 
-    def __init__(self) -> None:
+
+class PythonState:
+    """A snapshot of the state, taken when the object is made.
+
+    Args:
+        step: The step function. The object of a method, what a closure and functools.partial hold, and global variables that the
+            function assigns to are part of the state.
+        sample: Its arguments.
+    """
+
+    def __init__(self, step: Any = None, sample: Any = None) -> None:
+        self._cells: list[tuple[types.CellType, Any]] = []
+        self._globals: list[tuple[dict[str, Any], str, Any]] = []
+        self._positions: list[tuple[Any, Any]] = []
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._contents: list[tuple[Any, Any]] = []
         self._iterators: list[tuple[dict[str, Any], str, Any]] = []
@@ -105,26 +139,66 @@ class PythonState:
         lazy = [owner for owner in owners if isinstance(owner, LazyModuleMixin) and owner.has_uninitialized_params()]
         self._handles = [module.register_forward_pre_hook(_refuse_lazy, prepend=True) for module in lazy]
         for owner in owners:
-            self._note_attributes(owner.__dict__)
+            self._note_attributes(owner.__dict__, 0)
+        self._note_function(step)
+        self._note(sample, _DEPTH)
 
-    def _note_attributes(self, attributes: dict[str, Any]) -> None:
+    def _note_function(self, step: Any) -> None:
+        if isinstance(step, functools.partial):
+            self._note_function(step.func)
+            self._note([*step.args, *step.keywords.values()], _DEPTH)
+        elif isinstance(step, types.MethodType):
+            self._note(step.__self__, _DEPTH)
+            self._note_function(step.__func__)
+        elif isinstance(step, types.FunctionType):
+            for cell in step.__closure__ or ():
+                self._note_cell(cell)
+            for name in {one.argval for one in dis.get_instructions(step) if one.opname == "STORE_GLOBAL"} & set(step.__globals__):
+                self._globals.append((step.__globals__, name, step.__globals__[name]))
+            if (wrapped := getattr(step, "__wrapped__", None)) is not None:
+                self._note_function(wrapped)
+        else:
+            self._note(step, _DEPTH)
+
+    def _note_cell(self, cell: types.CellType) -> None:
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not assigned yet
+            return
+        self._cells.append((cell, value))
+        if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)) and id(value) not in self._seen:
+            self._seen.add(id(value))
+            self._note_function(value)
+        else:
+            self._note(value, _DEPTH)
+
+    def _note_attributes(self, attributes: dict[str, Any], depth: int) -> None:
         self._attributes.append((attributes, dict(attributes)))
         for name, value in attributes.items():
             if (iterator := _copied_iterator(value)) is not None:
                 self._iterators.append((attributes, name, iterator))
             else:
-                self._note(value)
+                self._note(value, depth)
 
-    def _note(self, value: Any) -> None:
+    def _note(self, value: Any, depth: int) -> None:
+        """depth: how far to look into objects that are neither containers nor modules."""
         if type(value) in _PLAIN:
-            if id(value) in self._seen:
+            if id(value) in self._seen or len(value) > _LONGEST:
                 return
             self._seen.add(id(value))
             self._contents.append((value, copy.copy(value)))
             for item in value.values() if isinstance(value, dict) else value:
-                self._note(item)
+                self._note(item, depth)
+        elif type(value) is tuple:
+            for item in value[:_LONGEST]:
+                self._note(item, depth)
         elif _is_generator(value):
             self._generators.append(_Generator(value))
+        elif (position := _position(value)) is not None:
+            self._positions.append((value, position))
+        elif depth > 0 and id(value) not in self._seen and _is_of_the_program(value):
+            self._seen.add(id(value))
+            self._note_attributes(value.__dict__, depth - 1)
 
     def put_back(self) -> None:
         """Restores the snapshot. May be called several times."""
@@ -136,6 +210,10 @@ class PythonState:
                 _fill(container, contents)
         for attributes, name, iterator in self._iterators:
             attributes[name] = copy.copy(iterator)
+        for cell, value in self._cells:
+            cell.cell_contents = value
+        for names, name, value in self._globals:
+            names[name] = value
         for generator in self._generators:
             generator.put_back()
 
@@ -145,11 +223,20 @@ class PythonState:
         for handle in self._handles:
             handle.remove()
 
+    def refuse_advanced(self) -> None:
+        """Raises UsageError if a generator or a DataLoader's iterator that cannot be put back was advanced."""
+        for iterator, position in self._positions:
+            if _position(iterator) != position:
+                raise UsageError(
+                    f"fit: the recorded step took items from a {type(iterator).__name__}, which cannot be put back; give the step its "
+                    "batch as an argument, or leave out the sample: fit(step, budget=...) records the first real step"
+                )
+
 
 @contextmanager
-def python_state_kept() -> Iterator[PythonState]:
+def python_state_kept(step: Any = None, sample: Any = None) -> Iterator[PythonState]:
     """Restores the state at the end. Yields the snapshot, for restoring it between runs as well."""
-    state = PythonState()
+    state = PythonState(step, sample)
     try:
         yield state
     finally:

@@ -12,8 +12,6 @@ from .sizes import format_bytes
 LOG = logging.getLogger("snug")
 LOG.addHandler(logging.NullHandler())
 
-# Steps in a row with unknown operators or shapes after which the session stops profiling new ones.
-_VARYING = 8
 # What StepReport.divergence says of a step that has no plan for another reason than its operators.
 _NO_PLAN_FITS = "no plan of this step fits the budget"
 _NO_MICRO_BATCHES = "it has no micro-batches, and the steps before it had some"
@@ -62,12 +60,9 @@ class PlanWatch:
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
-        self._new_in_a_row = 0  # steps whose operators or shapes had not come before
 
     def look_at(self, report: StepReport, stacklevel: int) -> None:
         """Looks at a step that has ended. `stacklevel`: of the caller of the session, as for warnings.warn."""
-        is_new = report.divergence.startswith("operator ") and not report.planned_anew
-        self._new_in_a_row = self._new_in_a_row + 1 if is_new else 0
         reason, message = self._fault_of(report)
         if reason and reason not in self._warned:
             self._warned.add(reason)
@@ -86,9 +81,9 @@ class PlanWatch:
                 f"the step ran without a plan: {_NO_MICRO_BATCHES}; {evicted}; put each forward pass into a "
                 "`with snug.micro_batch():`"
             )
-        if self._new_in_a_row >= _VARYING:
+        if report.stopped_planning:
             return "varying", (
-                f"the last {self._new_in_a_row} steps had no plan, as each had operators or shapes that were new "
+                "new steps get no plans until steps come again, as each had operators or shapes that were new "
                 f"({report.divergence}); {evicted} in the last one; pad batches to a few shapes"
             )
         # A step that is planned only now had none to go by.

@@ -14,7 +14,7 @@ import torch
 from . import _core
 from ._capture import loss_of
 from ._core import ArenaStats, StepReport
-from ._fitted import Fitted, Step
+from ._fitted import Fitted, Step, Unrecorded
 from ._fsdp import forget_iterations
 from ._options import FitOptions
 from ._pipelining import know_pipelines
@@ -46,17 +46,14 @@ class Session:
         ...         optimizer.zero_grad()
     """
 
-    def __init__(self, step: Step, fitted: Fitted) -> None:
+    def __init__(self, step: Step, fitted: Fitted | Unrecorded) -> None:
         self._step: Step | None = step
         self._pauses = 0
         self._watch = PlanWatch()
         self._allowed = fitted.allowed
         self._floor, self._window = fitted.floor, fitted.window
         self._devices = [fitted.device, *(d for d, _ in fitted.other_budgets)]
-        self._core = _core.Session(
-            fitted.kinds, fitted.budget, fitted.device, fitted.other_budgets, fitted.agreement, fitted.tiers,
-            fitted.streamed,
-        )
+        self._core = fitted.open()
         if fitted.options.arena:
             self._core.use_arena()
         self.verify_replays = _core.VerifyReplay.Once if fitted.options.check else _core.VerifyReplay.Off
@@ -127,11 +124,12 @@ class Session:
                 "updates: do not call the optimizer there"
             )
         chosen = self._allowed(step)
+        skips = step is self._step and self._core.steps_go_backward
         know_pipelines()
         updates = self._updates if update else None
         try:
             with updates if updates is not None else nullcontext():
-                loss = self._core.backward(lambda: loss_of(chosen, arguments))
+                loss = self._core.backward(lambda: loss_of(chosen, arguments, skips))
         except BaseException:
             forget_iterations()
             raise
@@ -248,12 +246,24 @@ class Session:
         self.close()
 
     def __repr__(self) -> str:
-        return "Session(closed)" if self._core.closed else f"Session({self.plan!r})"
+        if self._core.closed:
+            return "Session(closed)"
+        try:
+            return f"Session({self.plan!r})"
+        except UsageError:  # without a sample
+            return "Session(no step has run yet)"
 
 
-def fitted_session(step: Step, sample: Any, budget: Size, options: FitOptions) -> Session:
+_NO_SAMPLE = object()
+
+
+def fitted_session(step: Step, sample: Any, budget: Size | None, options: FitOptions) -> Session:
     """Returns a session, as fit does."""
     started = time.perf_counter()
+    if budget is None:
+        raise UsageError('fit: there is no budget; give bytes, as "8GiB", or, with a sample, a percentage, as "60%"')
+    if sample is _NO_SAMPLE:
+        return Session(step, Unrecorded(step, budget, options))
     session = Session(step, Fitted(step, sample, budget, options))
     if LOG.isEnabledFor(logging.INFO):
         log_plan("fit", session.plan, time.perf_counter() - started)
@@ -262,8 +272,8 @@ def fitted_session(step: Step, sample: Any, budget: Size, options: FitOptions) -
 
 def fit(
     step: Step,
-    sample: Any,
-    budget: Size,
+    sample: Any = _NO_SAMPLE,
+    budget: Size | None = None,
     *,
     other_budgets: Mapping[str | torch.device, Size] | None = None,
     host_budget: Size | None = None,
@@ -289,7 +299,9 @@ def fit(
 
     Args:
         step: The function from a batch to its loss.
-        sample: A batch as the step takes it, or an Arguments for a step of several arguments.
+        sample: A batch as the step takes it, or an Arguments for a step of several arguments. Without one nothing runs in
+            advance: the first real step runs without a plan, by eviction, and is recorded as it runs. That takes a budget
+            in bytes, and excludes optimizer, update, micro_batches, in_backward, streamed, host_budget and disk_budget.
         budget: All memory of the device that tensors may take: 8 << 30, "8GiB", or "60%" of the unplanned peak.
         other_budgets: Bytes by further device, as {"cuda:1": "8GiB", "cpu": "16GiB"}. Each is planned for and capped.
         host_budget: Bytes outside of all budgets on the host, to which plans may offload saved tensors.
@@ -320,6 +332,7 @@ def fit(
         >>> session = snug.fit(step, batch, "8GiB", optimizer=optimizer)
         >>> for batch in loader:
         ...     session.backward(batch)
+        >>> session = snug.fit(step, budget="8GiB")     # records the first step that runs
     """
     options = FitOptions(
         other_budgets=other_budgets, host_budget=host_budget, disk_budget=disk_budget, device=device, optimizer=optimizer,

@@ -7,7 +7,6 @@ import ctypes
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from ._wrapped import unwrapped
 from .allowed import check_module
 from .arguments import Arguments
 from .devices import device_named, device_of
-from .errors import Mismatch, UsageError
+from .errors import DoesNotFit, Mismatch, UsageError
 from .session import Session, fitted_session
 from .sizes import Size
 
@@ -295,7 +294,7 @@ def verify(
         step: As in fit.
         sample: As in fit.
         model: The module, or the parameters, that the step trains.
-        budget: As in fit; by default "60%".
+        budget: As in fit; by default "60%", or the smallest budget that a plan fits where that is more.
         session: A session of the step, in place of a budget and the arguments that follow.
         strategy: As in fit.
         device: As in fit.
@@ -330,7 +329,15 @@ def verify(
         strategy=strategy, device=where, other_budgets=other_budgets, host_budget=host_budget, disk_budget=disk_budget
     )
     devices = [where, *map(device_named, others)] if session is None else session._devices
-    make = partial(fitted_session, step, sample, "60%" if budget is None else budget, options)
+
+    def make() -> Session:
+        try:
+            return fitted_session(step, sample, "60%" if budget is None else budget, options)
+        except DoesNotFit as error:
+            if budget is not None or error.device:
+                raise
+            return fitted_session(step, sample, error.floor, options)
+
     expected, found = _outcomes(step, Arguments.of(sample), parameters, buffers, session, make, devices)
     differing = [name for name in expected if expected[name] != found[name]]
     if differing:

@@ -98,7 +98,10 @@ class StepRun : private record::MicroBatchListener {
   [[nodiscard]] bool went_backward() const noexcept;
   /// Whether the function is over, which has not gone backward itself.
   [[nodiscard]] bool function_is_over() const noexcept { return function_is_over_; }
-  [[nodiscard]] bool may_skip_backward() const noexcept { return phases_.may_skip_backward; }
+  /// Whether its function may return nothing, now that it is over.
+  [[nodiscard]] bool may_return_nothing() const noexcept {
+    return went_backward() || grad_calls_ > 0 || phases_.may_skip_backward;
+  }
   /// Whether it has said where a micro-batch begins.
   [[nodiscard]] bool has_micro_batches() const noexcept { return micro_batches_; }
   /// The step function is about to update; see Phases.

@@ -1,5 +1,6 @@
 """What recording a step writes is put back, beside what test_session and test_steps see of it."""
 
+import functools
 import itertools
 import random
 
@@ -170,3 +171,53 @@ def test_lazy_modules_are_refused_until_they_have_run():
     net(x)
     with snug.fit(lambda b: net(b).square().mean(), x, "100%") as session:
         session.backward(x)
+
+
+class Trainer:
+    """Counts its steps, and keeps what it has seen."""
+
+    def __init__(self):
+        self.model = torch.nn.Linear(4, 1)
+        self.steps, self.seen, self.cache = 0, [], None
+
+    def step(self, batch):
+        self.steps += 1
+        self.seen.append(batch["x"].shape)
+        self.cache = batch.pop("scale")
+        return self.model(batch["x"]).sum() * self.cache
+
+
+def test_the_object_of_a_step_and_its_sample_are_as_before():
+    trainer, batch = Trainer(), {"x": torch.randn(2, 4), "scale": 2.0}
+    snug.fit(trainer.step, batch, "100%").close()
+    assert (trainer.steps, trainer.seen, trainer.cache) == (0, [], None)
+    assert list(batch) == ["x", "scale"]
+
+
+_global_steps = 0
+
+
+def test_what_a_closure_and_globals_hold_is_as_before():
+    model, count, log = torch.nn.Linear(4, 1), 0, {"losses": []}
+
+    def step(x):
+        global _global_steps
+        nonlocal count
+        count += 1
+        _global_steps += 1
+        loss = model(x).sum()
+        log["losses"].append(float(loss))
+        return loss
+
+    snug.fit(functools.partial(step), torch.randn(2, 4), "100%").close()
+    assert (count, _global_steps, log) == (0, 0, {"losses": []})
+
+
+def test_a_generator_that_a_step_advances_is_named():
+    model = torch.nn.Linear(4, 1)
+    batches = (torch.randn(2, 4) for _ in range(10))
+    with pytest.raises(snug.UsageError, match=r"items from a generator.*fit\(step, budget=...\)"):
+        snug.fit(lambda _: model(next(batches)).sum(), None, "100%")
+    loader = iter(torch.utils.data.DataLoader(torch.randn(10, 4), batch_size=2))
+    with pytest.raises(snug.UsageError, match="items from a _SingleProcessDataLoaderIter"):
+        snug.fit(lambda _: model(next(loader)).sum(), None, "100%")

@@ -73,7 +73,10 @@ class DCGANWithSharedFakes(GANProgram):
 
 @program
 class GANWithoutMicroBatches(DCGANWithSharedFakes):
-    error = "second time"
+    """The generator's pass is recorded when it runs, so that fit's budget is one for the critic's."""
+
+    may_fail = None
+    places = ("100%", "recomputed")
 
     def step(self, real):
         fake = self.generator(torch.randn(len(real), 16))
@@ -171,7 +174,7 @@ class GANInTwoSessions(GANProgram):
         loss = backward(real)
         self.of_critic.step()
         self.of_critic.zero_grad()
-        backward(real, self.step_of_generator)
+        backward(real, step=self.step_of_generator)
         self.of_generator.step()
         self.of_generator.zero_grad()
         self.of_critic.zero_grad()

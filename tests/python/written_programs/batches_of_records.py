@@ -43,14 +43,9 @@ class ClassifierProgram(Program):
         return self.update(F.cross_entropy(self.model(batch[0]), batch[1]))
 
 
-OF_THE_SAMPLE = "fit does not put back what the recorded runs change in the sample, such as keys of its dictionaries"
-
-
 @program
 class PoppedLabels(ClassifierProgram):
     """Batches are dictionaries, of which the step takes the labels out, as transformers' Trainer does for label smoothing."""
-
-    broken = OF_THE_SAMPLE
 
     def __init__(self):
         super().__init__()
@@ -67,8 +62,6 @@ class PoppedLabels(ClassifierProgram):
 @program
 class Dataclasses(ClassifierProgram):
     """The step writes a cache to the batch."""
-
-    broken = OF_THE_SAMPLE
 
     def __init__(self):
         super().__init__()
@@ -133,8 +126,6 @@ class NumpyBatches(ClassifierProgram):
 class LoaderInTheStep(ClassifierProgram):
     """The step takes its own batch from a shuffled loader, and begins it again at its end."""
 
-    broken = "fit takes batches from an iterator of the program's and cannot put them back (docs/semantics.md, No trace)"
-
     def __init__(self):
         super().__init__()
         data = TensorDataset(torch.cat([x for x, _ in self.batches]), torch.cat([y for _, y in self.batches]))
@@ -153,8 +144,6 @@ class LoaderInTheStep(ClassifierProgram):
 @program
 class TrainerThatCounts(ClassifierProgram):
     """Warm-up by a counter of the trainer, which the step raises before its forward pass."""
-
-    broken = "fit does not put back attributes of an object whose method the step is (docs/semantics.md, No trace)"
 
     def __init__(self):
         super().__init__()

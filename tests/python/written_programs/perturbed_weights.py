@@ -64,7 +64,6 @@ class SAMInOneStep(SAMProgram):
 
 @program
 class SAMWithoutMicroBatches(SAMInOneStep):
-    error = "second time"
     places = ("100%",)
 
     def loss_of(self, batch):

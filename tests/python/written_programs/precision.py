@@ -92,14 +92,9 @@ class SkippingProgram(MixedProgram):
         self.optimizer.step()
 
 
-NO_BACKWARD = "where a step that calls backward() itself leaves it out once, the session goes backward from what it returns"
-
-
 @program
 class SkippedForNaN(SkippingProgram):
     """An exception is raised and caught in the step."""
-
-    broken = NO_BACKWARD
 
     def step(self, batch):
         loss = F.cross_entropy(self.model(batch[0]), batch[1])
@@ -116,8 +111,6 @@ class SkippedForNaN(SkippingProgram):
 class SkippedForNaNWithALoss(SkippingProgram):
     """The same with a return, of the loss as it is."""
 
-    broken = NO_BACKWARD
-
     def step(self, batch):
         loss = F.cross_entropy(self.model(batch[0]), batch[1])
         if not torch.isfinite(loss):
@@ -130,8 +123,6 @@ class SkippedForNaNWithALoss(SkippingProgram):
 @program
 class SkippedForNaNWithNothing(SkippingProgram):
     """The same with an empty return."""
-
-    broken = NO_BACKWARD
 
     def step(self, batch):
         loss = F.cross_entropy(self.model(batch[0]), batch[1])

@@ -1,0 +1,117 @@
+"""Sessions without a sample: the first real step is recorded as it runs, and nothing runs twice."""
+
+import pytest
+import torch
+from conftest import only_on_the_cpu
+
+import snug
+
+pytestmark = only_on_the_cpu("budgets of the CPU's memory")
+
+
+class Counting(torch.nn.Module):
+    """Initialises itself from its first batch, and counts its calls in a way that nobody can put back."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(*[m for _ in range(4) for m in (torch.nn.Linear(128, 128), torch.nn.GELU())])
+        self.register_buffer("shift", torch.zeros(128))
+        self.ready = False
+
+    def forward(self, x):
+        if not self.ready:
+            with torch.no_grad():
+                self.shift.copy_(-x.mean(0))
+            self.ready = True
+        return self.layers(x + self.shift).square().mean()
+
+
+def trained(steps, session_for=None):
+    torch.manual_seed(0)
+    model = Counting()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    batches = iter([torch.randn(512, 128) for _ in range(steps)])
+    calls = []
+
+    def step(_):
+        calls.append(1)
+        optimizer.zero_grad()
+        loss = model(next(batches))
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    reports = []
+    if session_for is None:
+        for _ in range(steps):
+            step(None)
+    else:
+        with session_for(step) as session:
+            assert calls == [], "nothing has run"
+            for _ in range(steps):
+                session.backward(None)
+                reports.append(session.last_step)
+    assert len(calls) == steps, "each step ran once"
+    return [p.detach().clone() for p in model.state_dict().values()], reports
+
+
+
+
+def test_every_step_runs_once_and_leaves_the_bits_of_the_plain_one():
+    expected, _ = trained(5)
+    found, reports = trained(5, lambda step: snug.fit(step, budget="64MiB"))
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert not reports[0].followed_plan and reports[0].planned_anew
+    assert "first step" in reports[0].divergence
+    assert reports[-1].followed_plan, reports[-1]
+
+
+def test_the_budget_holds_from_the_first_step_on_and_the_second_follows_a_plan():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*[m for _ in range(8) for m in (torch.nn.Linear(256, 256), torch.nn.GELU())])
+    x = torch.randn(2048, 256)
+
+    def step(batch):
+        return net(batch).square().mean()
+
+    peak = snug.plan(step, x).unplanned_peak
+    step(x).backward()
+    expected = [p.grad.clone() for p in net.parameters()]
+    net.zero_grad()
+    with snug.fit(step, budget=int(peak * 0.75)) as session:
+        assert repr(session) == "Session(no step has run yet)"
+        with pytest.raises(snug.UsageError, match="no step has run yet"):
+            _ = session.plan
+        for i in range(3):
+            net.zero_grad()
+            session.backward(x)
+            assert all(torch.equal(p.grad, g) for p, g in zip(net.parameters(), expected, strict=True))
+            assert (session.last_step.evictions > 0) == (i == 0)
+            assert session.last_step.followed_plan == (i > 0)
+        assert session.last_step.replayed_ops > 0
+        assert session.plan.predicted_peak <= peak * 0.75
+
+
+def test_what_needs_a_recording_is_refused():
+    net = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    step = lambda x: net(x).sum()  # noqa: E731
+    with pytest.raises(snug.UsageError, match="in bytes"):
+        snug.fit(step, budget="60%")
+    with pytest.raises(snug.UsageError, match="optimizer needs a step that is recorded"):
+        snug.fit(step, budget="1GiB", optimizer=optimizer)
+    with pytest.raises(snug.UsageError, match="micro_batches needs"):
+        snug.fit(step, budget="1GiB", micro_batches=2)
+    with pytest.raises(snug.UsageError, match="lossy"):
+        snug.fit(step, budget="1GiB", allow=["int8_activations"])
+    with pytest.raises(snug.UsageError, match="there is no budget"):
+        snug.fit(step, torch.randn(2, 8))
+
+
+def test_lazy_modules_get_their_shapes_in_the_first_step():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.LazyLinear(16), torch.nn.ReLU(), torch.nn.LazyLinear(1))
+    with snug.fit(lambda x: net(x).sum(), budget="64MiB") as session:
+        for _ in range(4):  # the second step is the first without initialization, and is planned when it comes again
+            session.backward(torch.randn(4, 8))
+        assert session.last_step.followed_plan
