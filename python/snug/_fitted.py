@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from . import _core
 from ._agreement import Group
 from ._capture import Recorded, loss_of
@@ -58,7 +60,8 @@ class Fitted:
         refuse_accumulated()
         know_pipelines()
         try:
-            self._plan(self._record(step, sample, rehearsals, group))
+            recorded = self._record(step, sample, rehearsals, group)
+            self._plan(recorded)
         except BaseException:
             if self.streamed is not None:
                 self.streamed.reopen()  # what the session before had
@@ -86,9 +89,15 @@ class Fitted:
 
             kinds = record(self.options.micro_batches)
             # Gradients that are zeroed stay, so that all steps but the first find some, as micro-batches do.
-            if recorded.zeroes_gradients and self.options.micro_batches == 1 and not self.options.in_backward:
+            # Processes of a group would have to decide that together.
+            in_a_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+            if recorded.zeroes_gradients and self.options.micro_batches == 1 and not self.options.in_backward and not in_a_group:
                 kinds = record(2)
-            state.refuse_advanced()
+            try:
+                state.refuse_advanced()
+            except BaseException:
+                _core.tell_failure(self.agreement)
+                raise
             return kinds
 
     def open(self) -> _core.Session:
@@ -127,6 +136,11 @@ class Unrecorded:
         if not isinstance(request, int):
             raise UsageError(
                 f"fit: the budget is {budget!r} and there is no sample; without one it is in bytes, as fit(step, budget=\"8GiB\")"
+            )
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if distributed and options.process_group is None and torch.distributed.get_world_size() > 1:
+            raise UsageError(
+                "fit: there is no sample, so that the group of processes that the step runs in is not found; give process_group"
             )
         self._bytes = request
         self.options = options

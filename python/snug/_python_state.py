@@ -8,6 +8,7 @@ import collections
 import copy
 import dis
 import functools
+import itertools
 import random
 import sys
 import types
@@ -39,6 +40,15 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return all(x is y and a[x] is b[y] for x, y in zip(a, b))
     return all(x is y for x, y in zip(a, b))
+
+
+def _restore(attributes: dict[str, Any], before: dict[str, Any]) -> None:
+    """Writes the names that differ, as other threads may read the others."""
+    for name in [name for name in attributes if name not in before]:
+        del attributes[name]
+    for name, value in before.items():
+        if name not in attributes or attributes[name] is not value:
+            attributes[name] = value
 
 
 def _fill(container: Any, contents: Any) -> None:
@@ -77,9 +87,13 @@ def _is_generator(thing: Any) -> bool:
     return numpy is not None and isinstance(thing, (numpy.random.Generator, numpy.random.RandomState))
 
 
+_COPIED = (*(type(iter(empty)) for empty in ([], (), "", range(0), range(1 << 70))), itertools.count, itertools.repeat)
+
+
 def _copied_iterator(thing: Any) -> Any:
     """Returns a copy of an iterator such as itertools.count, or None for other objects and for generators."""
-    if not hasattr(type(thing), "__next__") or type(thing).__module__ not in ("builtins", "itertools"):
+    # Copies of these do not share what they iterate with the original, as those of zip and enumerate do.
+    if type(thing) not in _COPIED:
         return None
     try:
         return copy.copy(thing)
@@ -91,16 +105,22 @@ def _position(thing: Any) -> Any:
     """Returns what changes where an iterator is advanced that cannot be copied, or None for what does not tell."""
     if isinstance(thing, types.GeneratorType):
         frame = thing.gi_frame
-        return None if frame is None else (frame.f_lasti, {name: id(value) for name, value in frame.f_locals.items()})
+        # The objects themselves: an id may be another object's by the next time.
+        return None if frame is None else (frame.f_lasti, thing.gi_yieldfrom, list(frame.f_locals.items()))
+    if type(thing) is enumerate:
+        return thing.__reduce__()[1][1]  # type: ignore[index]
     return getattr(thing, "_num_yielded", None) if hasattr(type(thing), "__next__") else None  # that of a DataLoader
 
 
-def _is_of_the_program(thing: Any) -> bool:
-    """Whether this is an instance of a class of the user's program, and not of Python, PyTorch or NumPy."""
-    package = type(thing).__module__.partition(".")[0]
-    is_instance = not isinstance(thing, (type, types.ModuleType, types.FunctionType, torch.Tensor, *_OWNERS))
-    is_known = package in ("builtins", "torch", "numpy", "snug", *sys.stdlib_module_names) and type(thing).__module__ != "__main__"
-    return is_instance and not is_known and hasattr(thing, "__dict__")
+def _same_position(a: Any, b: Any) -> bool:
+    if not isinstance(a, tuple) or not isinstance(b, tuple):
+        return a == b
+    same_locals = len(a[2]) == len(b[2]) and all(x[0] == y[0] and x[1] is y[1] for x, y in zip(a[2], b[2]))
+    return a[0] == b[0] and a[1] is b[1] and same_locals
+
+
+def _package_of(thing: Any) -> str:
+    return (getattr(thing, "__module__", None) or "").partition(".")[0]
 
 
 def _refuse_lazy(module: torch.nn.Module, _: Any) -> None:
@@ -126,6 +146,7 @@ class PythonState:
 
     def __init__(self, step: Any = None, sample: Any = None) -> None:
         self._cells: list[tuple[types.CellType, Any]] = []
+        self._iterators_in_cells: list[tuple[types.CellType, Any]] = []
         self._globals: list[tuple[dict[str, Any], str, Any]] = []
         self._positions: list[tuple[Any, Any]] = []
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -140,8 +161,17 @@ class PythonState:
         self._handles = [module.register_forward_pre_hook(_refuse_lazy, prepend=True) for module in lazy]
         for owner in owners:
             self._note_attributes(owner.__dict__, 0)
+        function = step
+        while isinstance(function, functools.partial):
+            function = function.func
+        self._packages = {"__main__", _package_of(function), _package_of(type(getattr(function, "__self__", function)))} - {"builtins"}
         self._note_function(step)
         self._note(sample, _DEPTH)
+
+    def _is_of_the_program(self, thing: Any) -> bool:
+        """Whether this is an instance of a class in the step's own package: loggers and other libraries' objects are not."""
+        is_instance = not isinstance(thing, (type, types.ModuleType, types.FunctionType, torch.Tensor, *_OWNERS))
+        return is_instance and _package_of(type(thing)) in self._packages and hasattr(thing, "__dict__")
 
     def _note_function(self, step: Any) -> None:
         if isinstance(step, functools.partial):
@@ -164,6 +194,9 @@ class PythonState:
         try:
             value = cell.cell_contents
         except ValueError:  # not assigned yet
+            return
+        if (iterator := _copied_iterator(value)) is not None:
+            self._iterators_in_cells.append((cell, iterator))
             return
         self._cells.append((cell, value))
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)) and id(value) not in self._seen:
@@ -196,15 +229,14 @@ class PythonState:
             self._generators.append(_Generator(value))
         elif (position := _position(value)) is not None:
             self._positions.append((value, position))
-        elif depth > 0 and id(value) not in self._seen and _is_of_the_program(value):
+        elif depth > 0 and id(value) not in self._seen and self._is_of_the_program(value):
             self._seen.add(id(value))
             self._note_attributes(value.__dict__, depth - 1)
 
     def put_back(self) -> None:
         """Restores the snapshot. May be called several times."""
         for attributes, before in self._attributes:
-            if not _same(attributes, before):
-                _fill(attributes, before)
+            _restore(attributes, before)
         for container, contents in self._contents:
             if not _same(container, contents):
                 _fill(container, contents)
@@ -212,6 +244,8 @@ class PythonState:
             attributes[name] = copy.copy(iterator)
         for cell, value in self._cells:
             cell.cell_contents = value
+        for cell, iterator in self._iterators_in_cells:
+            cell.cell_contents = copy.copy(iterator)
         for names, name, value in self._globals:
             names[name] = value
         for generator in self._generators:
@@ -226,7 +260,7 @@ class PythonState:
     def refuse_advanced(self) -> None:
         """Raises UsageError if a generator or a DataLoader's iterator that cannot be put back was advanced."""
         for iterator, position in self._positions:
-            if _position(iterator) != position:
+            if not _same_position(_position(iterator), position):
                 raise UsageError(
                     f"fit: the recorded step took items from a {type(iterator).__name__}, which cannot be put back; give the step its "
                     "batch as an argument, or leave out the sample: fit(step, budget=...) records the first real step"

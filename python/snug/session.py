@@ -54,6 +54,9 @@ class Session:
         self._floor, self._window = fitted.floor, fitted.window
         self._devices = [fitted.device, *(d for d, _ in fitted.other_budgets)]
         self._core = fitted.open()
+        self._recorded = isinstance(fitted, Fitted)
+        # Whether the step that fit was given calls backward() itself; known without a sample once it has done so.
+        self._calls_backward = self._core.steps_go_backward
         if fitted.options.arena:
             self._core.use_arena()
         self.verify_replays = _core.VerifyReplay.Once if fitted.options.check else _core.VerifyReplay.Off
@@ -124,15 +127,17 @@ class Session:
                 "updates: do not call the optimizer there"
             )
         chosen = self._allowed(step)
-        skips = step is self._step and self._core.steps_go_backward
+        is_own = step is self._step
         know_pipelines()
         updates = self._updates if update else None
         try:
             with updates if updates is not None else nullcontext():
-                loss = self._core.backward(lambda: loss_of(chosen, arguments, skips))
+                loss = self._core.backward(lambda: loss_of(chosen, arguments, is_own and self._calls_backward))
         except BaseException:
             forget_iterations()
             raise
+        if is_own and self._core.steps_go_backward and not self._recorded:
+            self._calls_backward = True
         if updates is not None:
             updates.finish()
         self._look_at_step()

@@ -73,7 +73,9 @@ def _deterministic(devices: Sequence[str]) -> Iterator[None]:
 class _World:
     """What a step may change, by name: gradients, buffers, random numbers. Whoever runs one restores the latter."""
 
-    def __init__(self, parameters: list[tuple[str, torch.Tensor]], buffers: list[tuple[str, torch.Tensor]]) -> None:
+    def __init__(
+        self, parameters: list[tuple[str, torch.Tensor]], buffers: list[tuple[str, torch.Tensor]], step: Step, arguments: Arguments
+    ) -> None:
         self.parameters, self.buffers = parameters, buffers
         self._gradients = [p.grad for _, p in parameters]
         # A step may write parameters, too, as a layer does that initializes itself from its first batch.
@@ -81,7 +83,7 @@ class _World:
         written = [p for _, p in parameters if unwrapped(p) is None and p.layout == torch.strided and p.data_ptr() != 0]
         self._before = [(b, b.detach().clone()) for _, b in buffers]
         self._before += [(p, copied.view(p.shape)) for p in written if (copied := _copied(p)) is not None]
-        self._state = PythonState()
+        self._state = PythonState(step, [*arguments.args, *arguments.kwargs.values()])
 
     def reset(self) -> None:
         self._state.put_back()
@@ -111,6 +113,7 @@ class _World:
 
     def restore(self) -> None:
         self.reset()
+        self._state.close()
         for (_, parameter), gradient in zip(self.parameters, self._gradients, strict=True):
             parameter.grad = gradient
 
@@ -173,7 +176,7 @@ def gradient_errors(step: Step, sample: Any, model: torch.nn.Module, *, session:
     parameters = list(model.named_parameters())
     up_to_the_update = Recorded(lambda _: None, [p for _, p in parameters])
     with _without_limits(session._devices):
-        world = _World(parameters, list(model.named_buffers()))
+        world = _World(parameters, list(model.named_buffers()), step, Arguments.of(sample))
         found = []
         try:
             for run in (lambda: run_plain(session._allowed(step), Arguments.of(sample)), lambda: session.backward(sample, step=step)):
@@ -240,7 +243,7 @@ def _outcomes(
     own: Session | None = None
     up_to_the_update = Recorded(lambda _: None, [p for _, p in parameters])
     with _without_limits(devices):
-        world = _World(parameters, buffers)
+        world = _World(parameters, buffers, step, arguments)
     # A session has its plans for the kernels that it was made with.
     with _deterministic(devices) if session is None else contextlib.nullcontext():
         try:

@@ -123,8 +123,9 @@ class Session {
   /// None without one.
   [[nodiscard]] std::optional<replay::StepArena::Stats> arena() const;
 
-  /// Whether the step that was recorded, or the one that ran last, went backward itself. Then a step that returns
-  /// nothing to go backward from has skipped its backward pass, as for a batch that is left out; else it is refused.
+  /// Whether the step that was recorded, or without a sample the one that ran last, went backward itself. Then a step
+  /// that returns nothing to go backward from has skipped its backward pass, as for a batch that is left out; else it
+  /// is refused.
   [[nodiscard]] bool steps_go_backward() const;
 
   /// Plans of new steps are searched on another thread, while eviction holds the cap. Waits for those searches: the

@@ -245,7 +245,7 @@ void Session::Step::backward_over(record::Tape& tape) {
   const auto found = find(tape);
   Pass& pass = **found;
   pass.went_backward = true;
-  state_.goes_backward = !step_.function_is_over();
+  if (state_.finds_parameters) state_.goes_backward = !step_.function_is_over();
   pass.unknown.end(tape);
   if (!pass.is_micro_batch || step_.function_is_over()) return;
   // What it holds, as its inputs, goes now.
@@ -295,8 +295,9 @@ void Session::Step::conclude(Pass& pass) {
       report_.followed_plan = false;
       report_.divergence =
           book.is_searching() ? "its plan is still being searched" : "no plan of this step fits the budget";
-    } else if (was_new) {
-      state_.new_steps.followed();
+    } else {
+      if (was_new) state_.new_steps.followed();
+      if (state_.finds_parameters) state_.steps_vary = false;  // until one differs again
     }
   } else if (known == nullptr) {
     report_.followed_plan = false;

@@ -130,6 +130,8 @@ class StepBook {
   [[nodiscard]] plan::MemoryPlan unplanned(const plan::StepGraph& graph) const;
 
   std::string strategy_;
+  // Before the steps, whose searches are skipped that have not begun when they go.
+  std::unique_ptr<memory::HostThreads> searches_ = std::make_unique<memory::HostThreads>(1);
   std::vector<Known> known_;
   plan::Budgets budgets_;
   std::shared_ptr<Agreement> agreement_;
@@ -137,7 +139,6 @@ class StepBook {
   Bytes of_evaluation_ = 0;             // the highest peak of steps that only evaluate
   std::vector<OutsideMemory> outside_;  // by device, in the order of the budgets
   bool replays_together_ = false;       // some of the steps that all have planned alike
-  std::unique_ptr<memory::HostThreads> searches_ = std::make_unique<memory::HostThreads>(1);
 };
 
 }  // namespace snug::replay

@@ -151,12 +151,12 @@ at::Tensor StepRun::operator()(const Forward& step) {
                         made({torch::autograd::impl::gradient_edge(loss)}) != forward_over_.end();
   if (std::holds_alternative<InForward>(state_) || returned || (micro_batches_ && !any_went_)) {
     function_is_over_ = true;
-    if (!micro_batches_ && grad_calls_ > 0 && !(loss.defined() && loss.requires_grad()))
-      throw HasNoBackward(grad_calls_, loss);
-    if (phases_.may_skip_backward && !(loss.defined() && loss.requires_grad())) {
-      end_forward();
+    const bool has_graph = loss.defined() && loss.requires_grad();
+    if (phases_.may_skip_backward && !has_graph) {
+      if (std::holds_alternative<InForward>(state_)) end_forward();
       return loss;
     }
+    if (!micro_batches_ && grad_calls_ > 0 && !has_graph) throw HasNoBackward(grad_calls_, loss);
     check_loss(loss);
     go_backward(loss);
   }
@@ -169,7 +169,7 @@ void StepRun::await_further_pass() {
   further_begins_ = false;
   if (further_ || !phases_.allows_further_passes || micro_batches_ || function_is_over_) return;
   further_.emplace(record::OperatorGate::Calls{.before = [this](const c10::OperatorHandle&, const torch::jit::Stack&) {
-    if (further_begins_ && std::holds_alternative<Past>(state_) && here() == this) begin_forward();
+    if (further_begins_ && !micro_batches_ && std::holds_alternative<Past>(state_) && here() == this) begin_forward();
   }});
 }
 
