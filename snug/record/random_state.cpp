@@ -53,8 +53,13 @@ at::Generator default_generator(c10::Device device) {
 std::vector<at::Generator> default_generators() {
   std::vector<at::Generator> all{default_generator(c10::Device(c10::kCPU))};
   if (const auto accelerator = at::getAccelerator()) {
-    for (c10::DeviceIndex i = 0; i < at::accelerator::deviceCount(); ++i)
-      all.push_back(default_generator(c10::Device(*accelerator, i)));
+    for (c10::DeviceIndex i = 0; i < at::accelerator::deviceCount(); ++i) {
+      try {
+        all.push_back(default_generator(c10::Device(*accelerator, i)));
+      } catch (const c10::Error&) {  // a LibTorch for CUDA without a driver: nothing draws there
+        break;
+      }
+    }
   }
   return all;
 }
