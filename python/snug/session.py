@@ -251,10 +251,8 @@ class Session:
         self.close()
 
     def __repr__(self) -> str:
-        if self._core.closed:
-            return "Session(closed)"
         try:
-            return f"Session({self.plan!r})"
+            return "Session(closed)" if self._core.closed else f"Session({self.plan!r})"
         except UsageError:  # without a sample
             return "Session(no step has run yet)"
 

@@ -23,6 +23,7 @@ def test_evictions_hold_the_budget_and_the_session_says_so():
         for _ in range(3):
             model.zero_grad()
             session.backward(large)
+            session._core.finish_searches()
             assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected))
             assert session.last_step.evictions > 0
         # The first was an unknown one, the second was recorded.
