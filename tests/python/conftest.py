@@ -51,7 +51,7 @@ def clean_slate():
 
 
 def allocated() -> int:
-    return snug.memory_stats()["allocated"]
+    return sum(snug.memory_stats(device)["allocated"] for device in {"cpu", str(torch.get_default_device())})
 
 
 def reset_peak() -> None:
