@@ -144,5 +144,5 @@ def _in_bytes(what: str, size: Size) -> int:
         return parse_bytes(size)
     except UsageError as error:
         raise UsageError(
-            f"fit: {what} is in bytes, no share of what the step takes, which session.plan tells: {error}"
+            f"fit: {what} takes bytes and no percentage; session.plan.unplanned_peak is what a step takes: {error}"
         ) from None

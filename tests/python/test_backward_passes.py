@@ -16,7 +16,12 @@ def net():
     return torch.nn.Sequential(*[m for _ in range(8) for m in (torch.nn.Linear(256, 256), torch.nn.Tanh())])
 
 
-X = torch.randn(1024, 256)
+@pytest.fixture(scope="module", autouse=True)
+def _inputs():
+    global X  # made here, and not at import, as it would be in the memory of all other files' tests
+    X = torch.randn(1024, 256)
+    yield
+    del X
 
 
 def run(make, budget, steps=4):
@@ -177,3 +182,67 @@ def test_verify_without_a_budget_takes_the_smallest_where_60_percent_do_not_fit(
     with pytest.raises(snug.DoesNotFit):
         snug.fit(lambda b: model(b).sum(), x, "60%")
     assert "gradient of weight" in snug.verify(lambda b: model(b).sum(), x, model)
+
+
+def test_an_inner_optimizer_behind_autograd_grad_is_no_update():
+    def make(model):
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+        def step(x):
+            optimizer.zero_grad()
+            delta = torch.zeros_like(x[:1]).requires_grad_()
+            inner = torch.optim.SGD([delta], 0.1)
+            delta.grad = torch.autograd.grad(model(x + delta).square().mean(), delta)[0]
+            inner.step()
+            loss = model(x + delta.detach()).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    assert same(make, "90%").known == 1
+    model = net()
+    assert "gradient of 0.weight" in snug.verify(make(model), X, model, "90%")
+
+
+def test_steps_of_other_functions_do_not_change_what_becomes_of_the_own_one():
+    model = net()
+    with snug.fit(lambda x: model(x).square().mean(), X, "100%") as session:
+        session.backward(X, step=lambda x: model(x).mean().backward())
+        model.zero_grad()
+        session.backward(X)
+        assert all(p.grad is not None for p in model.parameters()), "the session goes backward from the loss"
+
+
+def test_a_batch_may_be_skipped_where_the_forward_pass_takes_gradients_or_has_micro_batches():
+    model = net()
+
+    def forces(x):
+        x = x.detach().requires_grad_()
+        slope = torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]
+        loss = slope.square().mean()
+        if not torch.isfinite(loss):
+            return None
+        loss.backward()
+        return loss
+
+    def parts(x):
+        losses = []
+        for part in x.chunk(2):
+            with snug.micro_batch():
+                losses.append(model(part).square().mean())
+        if not all(map(torch.isfinite, losses)):
+            return None
+        for loss in losses:
+            loss.backward()
+        return torch.stack(losses).sum().detach()
+
+    for step in (forces, parts):
+        model.zero_grad()
+        with snug.fit(step, X[:64], "1GiB") as session:
+            for x in (X[:64], X[:64] * float("nan"), X[:64]):
+                model.zero_grad()
+                session.backward(x)
+                finite = bool(x.isfinite().all())
+                assert all((p.grad is not None) == finite for p in model.parameters()), (step.__name__, finite)

@@ -48,7 +48,7 @@ def test_without_a_budget_for_the_host_nothing_is_moved():
 
 def test_a_share_is_no_budget_for_the_host():
     model, x = net(), torch.randn(64, 256)
-    with pytest.raises(snug.UsageError, match="host_budget is in bytes"):
+    with pytest.raises(snug.UsageError, match="host_budget takes bytes"):
         snug.fit(step_of(model), x, "60%", host_budget="50%")
-    with pytest.raises(snug.UsageError, match="disk_budget is in bytes"):
+    with pytest.raises(snug.UsageError, match="disk_budget takes bytes"):
         snug.fit(step_of(model), x, "60%", disk_budget="50%")
