@@ -155,7 +155,7 @@ void bind_session(py::module_& m) {
           "steps_go_backward",
           [](PySession& s) { return s.read([](Session& open) { return open.steps_go_backward(); }); })
       .def(
-          "finish_searches", [](PySession& s) { s.open().finish_searches(); }, NoGil())
+          "finish_searches", [](PySession& s) { s.read([](Session& open) { open.finish_searches(); }); }, NoGil())
       .def("use_arena", [](PySession& s) { s.open().use_arena(); })
       .def_property_readonly("arena", [](PySession& s) { return s.read([](Session& open) { return open.arena(); }); })
       .def("detect_anomalies",

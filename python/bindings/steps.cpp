@@ -118,7 +118,8 @@ bool backward_begins(const py::list& roots, bool accumulates_gradients) {
   replay::StepRun::Roots edges;
   for (const py::handle& root : roots) edges.push_back(edge_of(root));
   const py::gil_scoped_release release;
-  if (!step->is_backward(edges, accumulates_gradients)) return false;
+  using Gradients = replay::StepRun::Gradients;
+  if (!step->is_backward(edges, accumulates_gradients ? Gradients::Accumulated : Gradients::Returned)) return false;
   step->backward_begins(edges);
   return true;
 }

@@ -38,8 +38,10 @@ from .modes import Replay, Rerun  # noqa: E402
 from .monitoring import Alarm, MemoryAlarm, Monitor, memory_stats, release_cached, set_memory_limit  # noqa: E402
 from .operators import declare_operator  # noqa: E402
 from .patching import patch  # noqa: E402
+from .planning import plan  # noqa: E402
+from .plans import Plan  # noqa: E402
 from .regions import ModuleScope, Region, name_modules  # noqa: E402
-from .session import ArenaStats, Plan, Session, StepReport, fit, plan  # noqa: E402
+from .session import ArenaStats, Session, StepReport, fit  # noqa: E402
 from .sizes import format_bytes, parse_bytes  # noqa: E402
 from .streaming import StreamedTensors  # noqa: E402
 from .verifying import gradient_errors, verify  # noqa: E402

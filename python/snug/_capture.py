@@ -30,6 +30,7 @@ class Recorded:
 
     def __init__(self, update_begins: Callable[[Any], None], parameters: list[torch.Tensor] | None = None) -> None:
         self._update_begins = update_begins
+        self._parameters = {id(parameter) for parameter in parameters or ()}
         self.called_grad = False
         self.zeroes_gradients = False
         self._scalers: list[tuple[Any, dict[int, dict[str, Any]]]] = []
@@ -72,9 +73,14 @@ class Recorded:
 
     def step(self, optimizer: Any, has_closure: bool) -> None:
         """The optimizer is about to step, or to call a closure that goes backward first."""
-        if self.went_backward or (self.called_grad and not has_closure):
+        # Behind autograd.grad() an optimizer of other tensors belongs to an inner loop, as that of an attack.
+        by_grad = self.called_grad and not has_closure and self._has_parameters_of(optimizer)
+        if self.went_backward or by_grad:
             self.update(optimizer)
         self._stepping.append(optimizer)
+
+    def _has_parameters_of(self, optimizer: Any) -> bool:
+        return any(id(parameter) in self._parameters for group in optimizer.param_groups for parameter in group["params"])
 
     def unscale(self, scaler: Any) -> None:
         if scaler.is_enabled() and all(known is not scaler for known, _ in self._scalers):
@@ -226,8 +232,11 @@ def _gone(roots: list[list[torch.Tensor]], result: torch.Tensor) -> tuple[bool, 
 
 
 def loss_of(step: Callable[..., Any], arguments: Arguments, may_skip_backward: bool = False) -> torch.Tensor | None:
-    """Runs the step and returns its loss: what it returned, or else the one that it called backward() on. may_skip_backward:
-    a step that has not gone backward itself needs no backward pass, and its loss is returned detached."""
+    """Runs the step. Returns the loss that it returned, or the one that it called backward() on.
+
+    Args:
+        may_skip_backward: Whether a step that did not call backward() has skipped its batch. Its loss is detached then.
+    """
     outer, _here.roots = getattr(_here, "roots", None), None
     outer_micro_batches, _here.micro_batches = getattr(_here, "micro_batches", False), False
     if recorded := _recorded():

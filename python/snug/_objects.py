@@ -7,7 +7,10 @@ from typing import Any
 
 
 def objects_of(kind: type | tuple[type, ...]) -> list[Any]:
-    """Those of that class, or of these, and of all derived ones. gc.freeze() is undone: it hides them."""
+    """Returns the live instances of a class or of several, subclasses included.
+
+    Calls gc.unfreeze(), as the garbage collector does not list frozen objects.
+    """
     if gc.get_freeze_count():
         gc.unfreeze()
     # By type: other things may pretend to be of a class, or compute something when they are asked.

@@ -92,7 +92,7 @@ _COPIED = (*(type(iter(empty)) for empty in ([], (), "", range(0), range(1 << 70
 
 def _copied_iterator(thing: Any) -> Any:
     """Returns a copy of an iterator such as itertools.count, or None for other objects and for generators."""
-    # Copies of these do not share what they iterate with the original, as those of zip and enumerate do.
+    # A copy of zip or enumerate shares its inner iterator with the original, so that it cannot be used.
     if type(thing) not in _COPIED:
         return None
     try:
@@ -102,7 +102,7 @@ def _copied_iterator(thing: Any) -> Any:
 
 
 def _position(thing: Any) -> Any:
-    """Returns what changes where an iterator is advanced that cannot be copied, or None for what does not tell."""
+    """Returns a value that differs once the iterator has been advanced, or None if there is none."""
     if isinstance(thing, types.GeneratorType):
         frame = thing.gi_frame
         # The objects themselves: an id may be another object's by the next time.

@@ -59,7 +59,7 @@ class Arguments:
 
 
 def _takes(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool | None:
-    """Returns whether a function can be called so, or None if its signature is unknown."""
+    """Returns whether a function takes these arguments, or None if its signature is unknown."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

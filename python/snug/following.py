@@ -69,7 +69,7 @@ class PlanWatch:
             warnings.warn(f"session: {message}{_kept(report)}", PlanNotFollowed, stacklevel=stacklevel + 1)
 
     def _fault_of(self, report: StepReport) -> tuple[str, str]:
-        """Returns a reason and a message, both empty for a step that did what is expected of it."""
+        """Returns the reason for a warning and its message. Both are empty if there is none."""
         evicted = f"{report.evictions} values were evicted"
         if report.divergence == _NO_PLAN_FITS:
             return report.divergence, (

@@ -256,8 +256,8 @@ void call_again(Tape& tape, plan::OpId op, torch::jit::Stack& stack) {
                   tape.calls().describe(op)));
 }
 
-/// Views of a value are over as many bytes, of a type, as its operator made at first.
-/// `result`: undefined where the operator has written an argument.
+/// A replay must return the size, type, sizes and strides of the first run: saved views rely on them. `result`:
+/// undefined where the operator has written an argument.
 void check_made(const Tape& tape, plan::OpId op, ValueId value, const c10::Storage& made,
                 const record::OutputSlot& slot, const at::Tensor& result) {
   const auto bytes = static_cast<Bytes>(made.nbytes());

@@ -14,7 +14,7 @@ namespace snug::replay {
 /// made of.
 std::vector<at::Tensor> leaves_of(const torch::autograd::edge_list& roots, const std::vector<at::Tensor>& read);
 
-/// Those of them that the step has not made itself: what it trains.
+/// Those of them that the step did not create: parameters, and inputs that require a gradient.
 std::vector<at::Tensor> parameters_of(const record::Tape& tape, const torch::autograd::edge_list& roots,
                                       const std::vector<at::Tensor>& read);
 

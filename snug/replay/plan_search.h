@@ -12,7 +12,8 @@
 
 namespace snug::replay {
 
-/// A search for a plan of one step, on another thread. One whose last reference goes before it begins is not made.
+/// A search for a plan of one step, on another thread. A queued search is skipped if nobody holds the PlanSearch when
+/// its turn comes.
 class PlanSearch {
  public:
   struct Found {

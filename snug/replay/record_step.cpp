@@ -33,7 +33,6 @@ void leave_window_out(plan::StepGraph& graph, const memory::DeviceMemory& memory
 Recorded record_once(EvictionCost cost, const Forward& forward, memory::DeviceMemory& memory,
                      const RecordOptions& options) {
   Recorded recorded = StepRecording(cost, memory, options).run(forward);
-  recorded.step.grad_call = options.grad_call;
   leave_window_out(recorded.step.graph, memory, options);
   agree(options);
   return recorded;
@@ -68,8 +67,7 @@ Recorded record_first(EvictionCost cost, const Forward& forward, memory::DeviceM
   try {
     return record_once(cost, forward, memory, options);
   } catch (const HasNoBackward& error) {
-    if (options.grad_call == error.grad_calls()) throw;
-    options.grad_call = error.grad_calls();
+    options.backward = CallsGrad{.which = error.grad_calls()};
   }
   return record_once(cost, forward, memory, options);
 }

@@ -14,6 +14,7 @@
 #include "snug/replay/device_budget.h"
 #include "snug/replay/outside_memory.h"
 #include "snug/replay/rehearsal.h"
+#include "snug/replay/step_backward.h"
 #include "snug/replay/step_kind.h"
 
 namespace snug {
@@ -37,9 +38,8 @@ struct RecordedStep {
   std::vector<PassingBytes> passing{1};
   StepKind kind = StepKind::First;
   std::vector<plan::StepGraph> further{};  ///< of the kind MicroBatch: those of other operators, as of other stages
-  bool goes_backward = false;              ///< its function, and not who runs it
-  int grad_call = 0;                       ///< that is its backward pass, see StepRun; 0: none
-  plan::StreamedStep streamed{};           ///< how it uses what is streamed; whose window the graph does not count
+  StepBackward backward{};
+  plan::StreamedStep streamed{};  ///< how it uses what is streamed; whose window the graph does not count
 };
 
 /// How far a step is recorded, and so a step function that goes backward itself runs, that it leaves no trace.
@@ -70,8 +70,8 @@ struct RecordOptions {
   std::shared_ptr<StreamedTensors> streamed = nullptr;
   /// A codec that plans may use beside those that give back the same bits: see FitOptions::lossy.
   plan::Codec lossy = plan::Codec::None;
-  /// See StepRun; record_step finds it.
-  int grad_call = 0;
+  /// As far as it is known. record_step finds out.
+  StepBackward backward{};
   /// Asked again and again while the step runs, by any of its threads, and runs no operators itself: where it says true
   /// the recording throws Stopped, and leaves no trace either.
   std::function<bool()> stop = {};

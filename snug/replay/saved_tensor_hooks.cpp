@@ -46,7 +46,7 @@ class Hook final : public torch::autograd::SavedVariableHooks {
 std::unique_ptr<torch::autograd::SavedVariableHooks> hooks_of_this_thread() {
   if (const auto& frame = innermost_rerun_frame()) return frame->hooks();
   if (!record::recording_tape()) {
-    if (StepRun* const step = StepRun::here()) step->saves_tensor();
+    if (StepRun* const step = StepRun::here()) step->note_unrecorded_save();
   }
   const auto& tape = record::recording_tape();
   return tape ? std::make_unique<Hook>(tape) : nullptr;
@@ -59,7 +59,8 @@ template <class Execute>
 torch::autograd::variable_list execute_for_step(const torch::autograd::edge_list& roots, bool accumulates,
                                                 const Execute& execute) {
   StepRun* step = StepRun::here();
-  if (step != nullptr && !step->is_backward(roots, accumulates)) step = nullptr;
+  const auto become = accumulates ? StepRun::Gradients::Accumulated : StepRun::Gradients::Returned;
+  if (step != nullptr && !step->is_backward(roots, become)) step = nullptr;
   if (step != nullptr) step->backward_begins(roots);
   torch::autograd::variable_list gradients = [&] {
     const record::GatesInBackward gates;

@@ -49,10 +49,10 @@ std::vector<T> only(T one) {
 
 }  // namespace
 
-Session::State::State(memory::DeviceMemory& of_device, replay::StepBook steps, std::optional<plan::Budget> its_budget,
-                      std::vector<DeviceBudget> other_budgets)
+Session::State::State(memory::DeviceMemory& of_device, replay::StepBook its_book,
+                      std::optional<plan::Budget> its_budget, std::vector<DeviceBudget> other_budgets)
     : memory(of_device),
-      book(std::move(steps)),
+      book(std::move(its_book)),
       budget(its_budget),
       limit(its_budget ? std::make_unique<memory::HeldLimit>(of_device, its_budget->limit) : nullptr),
       others(std::move(other_budgets)) {
@@ -100,17 +100,15 @@ Session::Session(std::vector<replay::PlannedStep> kinds, std::optional<plan::Bud
   others = replay::with_indices(std::move(others));
   replay::or_tell(*agreement, [&] { replay::check_other_budgets(others, memory.device()); });
   std::vector<at::Tensor> parameters = parameters_of(kinds);
-  const int grad_call = kinds.empty() ? 0 : kinds.front().step.grad_call;
-  const bool goes_backward = !kinds.empty() && kinds.front().step.goes_backward;
+  const replay::StepBackward backward = kinds.empty() ? replay::StepBackward() : kinds.front().step.backward;
   std::vector<Bytes> gradients;
   for (const memory::DeviceMemory* const device : replay::memories_of(memory, others))
     gradients.push_back(replay::gradient_bytes(parameters, *device));
   replay::StepBook book(std::move(kinds), replay::budgets_of(budget, others), gradients, std::move(agreement));
   state_ = std::make_unique<State>(memory, std::move(book), budget, std::move(others));
   state_->add_parameters(std::move(parameters));
-  state_->grad_call = grad_call;
-  state_->goes_backward = goes_backward;
-  state_->in_micro_batches = state_->book.expects(replay::StepKind::MicroBatch);
+  state_->steps.backward = backward;
+  state_->steps.in_micro_batches = state_->book.expects(replay::StepKind::MicroBatch);
 }
 
 Session Session::without_sample(std::string_view strategy, plan::Budget budget, memory::DeviceMemory& memory,
@@ -125,7 +123,7 @@ Session Session::without_sample(std::string_view strategy, plan::Budget budget, 
   replay::StepBook book(std::string(strategy), replay::budgets_of(budget, others), std::move(agreement));
   auto state = std::make_unique<State>(memory, std::move(book), budget, std::move(others));
   state->finds_parameters = true;
-  state->steps_vary = true;  // the first step may set up what later ones only use
+  state->steps.vary = true;  // the first step may set up what later ones only use
   return Session(std::move(state));
 }
 
@@ -147,7 +145,7 @@ std::optional<replay::StepArena::Stats> Session::arena() const {
   return state_->arena ? std::optional(state_->arena->stats()) : std::nullopt;
 }
 
-bool Session::steps_go_backward() const { return state_->goes_backward; }
+bool Session::steps_go_backward() const { return !std::holds_alternative<replay::ReturnsLoss>(state_->steps.backward); }
 void Session::finish_searches() { state_->book.finish_searches(); }
 
 void Session::anomalies(Anomalies become) noexcept { state_->anomalies = become; }

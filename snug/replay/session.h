@@ -85,8 +85,8 @@ class Session {
           memory::DeviceMemory& memory, std::shared_ptr<Agreement> agreement = alone());
   /// For steps none of which was recorded before, so that nothing runs twice. The first step of each kind runs without
   /// a plan, under the limit by eviction, and is recorded as it runs; those behind it follow the plan that is made then
-  /// by `strategy`. What an optimizer takes outside of the steps is in no plan. plan(), graph() and planner() throw
-  /// UsageError before the first step is over.
+  /// by `strategy`. Plans do not count optimizer state that is allocated outside of the steps. plan(), graph() and
+  /// planner() throw UsageError before the first step is over.
   static Session without_sample(std::string_view strategy, plan::Budget budget, memory::DeviceMemory& memory,
                                 std::shared_ptr<Agreement> agreement = alone(), std::vector<DeviceBudget> others = {});
   ~Session();

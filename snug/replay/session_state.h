@@ -11,6 +11,7 @@
 #include "snug/replay/new_steps.h"
 #include "snug/replay/session.h"
 #include "snug/replay/step_arena.h"
+#include "snug/replay/step_backward.h"
 #include "snug/replay/step_book.h"
 #include "snug/replay/streamed_tensors.h"
 
@@ -18,7 +19,7 @@ namespace snug {
 
 /// What a session has from step to step.
 struct Session::State {
-  State(memory::DeviceMemory& of_device, replay::StepBook steps, std::optional<plan::Budget> its_budget,
+  State(memory::DeviceMemory& of_device, replay::StepBook its_book, std::optional<plan::Budget> its_budget,
         std::vector<DeviceBudget> other_budgets);
   State(const State&) = delete;
   State& operator=(const State&) = delete;
@@ -36,12 +37,15 @@ struct Session::State {
   std::vector<DeviceBudget> others;
   std::vector<std::unique_ptr<memory::HeldLimit>> other_limits;
   bool finds_parameters = false;  // in the steps that are recorded as they run
-  bool steps_vary = false;        // an unknown step has come up
   replay::NewSteps new_steps{};
-  bool goes_backward = false;     // the function of a step, and not the session
-  int passes = 1;                 // of a step, one after the other, that have plans
-  int grad_call = 0;              // that is the backward pass, see StepRun
-  bool in_micro_batches = false;  // the last step was, or the one that was recorded
+  /// What steps are expected to be like.
+  struct Steps {
+    replay::StepBackward backward{};
+    int passes = 1;                 // one after the other, that have plans
+    bool vary = false;              // an unknown step has come up
+    bool in_micro_batches = false;  // the last step was, or the one that was recorded
+  };
+  Steps steps{};
 
   VerifyReplay verify = VerifyReplay::Once;
   std::shared_ptr<record::ComparedReplays> compared = std::make_shared<record::ComparedReplays>();

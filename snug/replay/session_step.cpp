@@ -67,9 +67,8 @@ Session::Step::Step(State& state)
              .reached = [this](record::Tape& tape) { reached(tape); },
              .failed = [this](record::Tape& tape) { failed(tape); },
              // Other processes may have none: one of them logs the loss, say.
-             .allows_further_passes = state.streamed == nullptr && state.book.asks_nobody(),
-             .may_skip_backward = state.goes_backward},
-            state.grad_call) {
+             .allows_further_passes = state.streamed == nullptr && state.book.asks_nobody()},
+            state.steps.backward) {
   if (const auto& streamed = state.streamed) {
     streamed->next_step(kind_of(state.parameters));
     gradients_leave_.emplace(
@@ -89,7 +88,7 @@ Session::Step::~Step() {
 
 at::Tensor Session::Step::run(const replay::Forward& forward) {
   // Their gradients come while the step runs. Now: in the midst of it others may wait for what this process makes.
-  if (state_.in_micro_batches) begin(replay::StepKind::MicroBatch);
+  if (state_.steps.in_micro_batches) begin(replay::StepKind::MicroBatch);
   at::Tensor result = run_unless_refused(forward);
   for (const auto& pass : passes_) pass->tape->remove_observer(*tracer_);  // other threads may evict
   for (const auto& pass : passes_) {
@@ -97,7 +96,7 @@ at::Tensor Session::Step::run(const replay::Forward& forward) {
     if (pass->went_backward || (!step_.has_micro_batches() && passes_begun_ == 1)) conclude(*pass);
   }
   learn();
-  state_.in_micro_batches = step_.has_micro_batches();
+  state_.steps.in_micro_batches = step_.has_micro_batches();
   report_.known = state_.book.size();
   state_.trace = tracer_->take();
   report_.replayed_ops = state_.trace.replayed_ops();
@@ -112,8 +111,8 @@ at::Tensor Session::Step::run_unless_refused(const replay::Forward& forward) {
     result = step_(forward);
   } catch (const replay::HasNoBackward& error) {
     // Nothing recorded it in advance: it is over, and the next ones go backward by that call.
-    if (!state_.finds_parameters || state_.grad_call == error.grad_calls()) throw;
-    state_.grad_call = error.grad_calls();
+    if (!state_.finds_parameters) throw;
+    state_.steps.backward = replay::CallsGrad{.which = error.grad_calls()};
     result = error.returned();
   } catch (...) {
     forget_wrong_gradients();
@@ -188,15 +187,15 @@ record::DecideLater::Decision Session::Step::decide(Pass& pass) {
     }
   }
   // Each pass of a step comes again with the next step.
-  const bool is_further = !pass.is_micro_batch && pass.number >= state_.passes;
+  const bool is_further = !pass.is_micro_batch && pass.number >= state_.steps.passes;
   pass.unknown.unexpected = !state_.book.expects(pass.kind) || is_further;
-  if ((state_.steps_vary && state_.new_steps.profiles()) || pass.unknown.unexpected) {
+  if ((state_.steps.vary && state_.new_steps.profiles()) || pass.unknown.unexpected) {
     const plan::Codec lossy = state_.book.size() > 0 ? state_.book.graph().lossy : plan::Codec::None;
     pass.unknown.profiler = std::make_shared<record::Profiler>(record::gauges_of(devices_), lossy);
     if (pass.is_micro_batch) pass.unknown.profiler->take_turns(turns_);
   }
   // What comes in front of the first micro-batch is none.
-  if (state_.in_micro_batches && !pass.is_micro_batch && pass.unknown.unexpected)
+  if (state_.steps.in_micro_batches && !pass.is_micro_batch && pass.unknown.unexpected)
     return {record::KeepSaved{}, pass.unknown.profiler};
   if (state_.book.size() == 0) return {record::KeepSaved{}, pass.unknown.profiler};
   std::vector<record::KnownStep> steps = as_followed(state_.book.steps(pass.kind), state_.follow);
@@ -245,7 +244,10 @@ void Session::Step::backward_over(record::Tape& tape) {
   const auto found = find(tape);
   Pass& pass = **found;
   pass.went_backward = true;
-  if (state_.finds_parameters) state_.goes_backward = !step_.function_is_over();
+  if (state_.finds_parameters && !std::holds_alternative<replay::CallsGrad>(state_.steps.backward)) {
+    state_.steps.backward = step_.function_is_over() ? replay::StepBackward(replay::ReturnsLoss{})
+                                                     : replay::StepBackward(replay::CallsBackward{});
+  }
   pass.unknown.end(tape);
   if (!pass.is_micro_batch || step_.function_is_over()) return;
   // What it holds, as its inputs, goes now.
@@ -288,7 +290,7 @@ void Session::Step::conclude(Pass& pass) {
     report_.followed_plan = false;
     if (report_.divergence.empty())
       report_.divergence = fmt::format("operator {}: recorded {}, ran {}", d->op, d->expected, d->found);
-    state_.steps_vary = true;
+    state_.steps.vary = true;
   } else if (const record::KnownStep* known = tape.known_step(); known != nullptr && pass.went_backward) {
     const bool was_new = book.ran(known->graph.get());
     if (!book.fits()) {
@@ -297,7 +299,7 @@ void Session::Step::conclude(Pass& pass) {
           book.is_searching() ? "its plan is still being searched" : "no plan of this step fits the budget";
     } else {
       if (was_new) state_.new_steps.followed();
-      if (state_.finds_parameters) state_.steps_vary = false;  // until one differs again
+      if (state_.finds_parameters) state_.steps.vary = false;  // until one differs again
     }
   } else if (known == nullptr) {
     report_.followed_plan = false;
@@ -307,7 +309,11 @@ void Session::Step::conclude(Pass& pass) {
   // One whose backward pass failed, and which caught that, is half a step.
   if (!pass.went_backward) return;
   pass.unknown.end(tape);
-  if (!pass.unknown.unexpected && !tape.divergence()) return;
+  const bool is_known = tape.known_step() != nullptr && !tape.divergence();
+  if (is_known && book.expects(pass.kind)) {  // a further pass, too, that is like one before
+    if (!pass.is_micro_batch) state_.steps.passes = std::max(state_.steps.passes, pass.number + 1);
+    return;
+  }
   new_.push_back({.graph = std::exchange(pass.unknown.graph, std::nullopt),
                   .operators = tape.calls().chain(),
                   .kind = pass.kind,
@@ -335,7 +341,7 @@ void Session::Step::learn() {
     }
     if (!one.graph) continue;
     using Search = replay::StepBook::Search;
-    if (one.kind != replay::StepKind::MicroBatch) state_.passes = std::max(state_.passes, one.number + 1);
+    if (one.kind != replay::StepKind::MicroBatch) state_.steps.passes = std::max(state_.steps.passes, one.number + 1);
     state_.book.add(*std::move(one.graph), one.kind,
                     one.is_first_of_kind ? Search::InThisThread : Search::InBackground);
     report_.planned_anew = true;

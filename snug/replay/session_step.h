@@ -34,7 +34,7 @@ class Session::Step {
   /// What an unknown step takes is noted as it runs, as far as its backward pass: what comes after it is no part of it.
   struct Unknown {
     std::shared_ptr<record::Profiler> profiler;  // while it may be unknown, and runs
-    bool unexpected = false;                     // nothing like it is known
+    bool unexpected = false;                     // the first of its kind, or one pass more than steps had
     std::optional<plan::StepGraph> graph;
     /// The backward pass is over.
     void end(record::Tape& tape);

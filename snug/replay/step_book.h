@@ -103,7 +103,7 @@ class StepBook {
   void forget_old();
   /// Throws DoesNotFit, and leaves it as it was, where it has none and none is searched in the background.
   void make_plan(Known& known, const std::shared_ptr<const plan::StepGraph>& graph, Search search);
-  void take_searched(Known& known) const;
+  static void take_searched(Known& known);
   /// Those whose micro-batches are in flight at the same time; none where there is one.
   [[nodiscard]] std::vector<Known*> stages();
   void count_others_held();

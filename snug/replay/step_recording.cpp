@@ -37,7 +37,7 @@ Recorded StepRecording::run(const Forward& forward) {
        .failed = [this](record::Tape& tape) { failed(tape); },
        .update_begins = [this](StepRun& it) { update_begins(it); },
        .grad_begins = [this](const StepRun::Roots& roots) { note_gradients(roots); }},
-      options_.grad_call);
+      options_.backward);
   run_ = &run;
   try {
     run(forward);
@@ -163,7 +163,8 @@ void StepRecording::backward_over(StepRun& run, record::Tape& tape) {
     scope_.end_pass(*other);
   }
   if (run.function_is_over()) return;
-  recorded_.step.goes_backward = true;
+  recorded_.step.backward =
+      std::holds_alternative<CallsGrad>(options_.backward) ? options_.backward : StepBackward(CallsBackward{});
   if (options_.until == RecordUntil::Backward && !run.has_micro_batches()) {
     run_update();
     run.stop();

@@ -64,8 +64,8 @@ HasNoBackward::HasNoBackward(int grad_calls, at::Tensor returned)
       grad_calls_(grad_calls),
       returned_(std::move(returned)) {}
 
-StepRun::StepRun(Phases phases, int grad_call)
-    : phases_(std::move(phases)), task_(torch::autograd::get_current_graph_task_id()), grad_call_(grad_call) {}
+StepRun::StepRun(Phases phases, StepBackward backward)
+    : phases_(std::move(phases)), task_(torch::autograd::get_current_graph_task_id()), backward_(backward) {}
 
 StepRun* StepRun::here() {
   return t_run != nullptr && t_run->task_ == torch::autograd::get_current_graph_task_id() ? t_run : nullptr;
@@ -100,7 +100,7 @@ bool StepRun::went_backward() const noexcept {
 void StepRun::leave() noexcept {
   (void)memory::take_swallowed_refusal();  // behind which another exception came through
   writes_.reset();
-  further_.reset();
+  further_pass_.reset();
   if (std::holds_alternative<InForward>(state_)) state_.emplace<Idle>();
   if (std::holds_alternative<InBackward>(state_)) forget_backward();
 }
@@ -152,7 +152,7 @@ at::Tensor StepRun::operator()(const Forward& step) {
   if (std::holds_alternative<InForward>(state_) || returned || (micro_batches_ && !any_went_)) {
     function_is_over_ = true;
     const bool has_graph = loss.defined() && loss.requires_grad();
-    if (phases_.may_skip_backward && !has_graph) {
+    if (!std::holds_alternative<ReturnsLoss>(backward_) && !has_graph) {  // it has skipped its batch
       if (std::holds_alternative<InForward>(state_)) end_forward();
       return loss;
     }
@@ -163,14 +163,18 @@ at::Tensor StepRun::operator()(const Forward& step) {
   return loss.defined() ? loss.detach() : loss;
 }
 
-/// A further forward pass is recorded from an operator on, and never from within one: what saves a tensor is inside of
-/// its operator.
-void StepRun::await_further_pass() {
-  further_begins_ = false;
-  if (further_ || !phases_.allows_further_passes || micro_batches_ || function_is_over_) return;
-  further_.emplace(record::OperatorGate::Calls{.before = [this](const c10::OperatorHandle&, const torch::jit::Stack&) {
-    if (further_begins_ && !micro_batches_ && std::holds_alternative<Past>(state_) && here() == this) begin_forward();
-  }});
+// Recording does not begin here, within an operator: what its kernel calls would be recorded in its place. A later
+// operator is told by its node, which autograd makes before the operator reaches the gate.
+void StepRun::note_unrecorded_save() {
+  const bool is_past = std::holds_alternative<Past>(state_);
+  if (next_node_ || !is_past || !phases_.allows_further_passes || micro_batches_ || function_is_over_) return;
+  next_node_ = at::sequence_number::peek();
+  if (further_pass_) return;
+  further_pass_.emplace(
+      record::OperatorGate::Calls{.before = [this](const c10::OperatorHandle&, const torch::jit::Stack&) {
+        const bool is_awaited = next_node_ && std::holds_alternative<Past>(state_) && !micro_batches_;
+        if (is_awaited && at::sequence_number::peek() > *next_node_ && here() == this) begin_forward();
+      }});
 }
 
 void StepRun::go_backward(const at::Tensor& loss) {
@@ -184,8 +188,10 @@ void StepRun::go_backward(const at::Tensor& loss) {
   }
 }
 
-bool StepRun::is_backward(const Roots& roots, bool accumulates_gradients) {
-  if (accumulates_gradients || ++grad_calls_ == grad_call_) return true;
+bool StepRun::is_backward(const Roots& roots, Gradients gradients) {
+  if (gradients == Gradients::Accumulated) return true;
+  const auto* const by_grad = std::get_if<CallsGrad>(&backward_);
+  if (++grad_calls_ == (by_grad != nullptr ? by_grad->which : 0)) return true;
   if (phases_.grad_begins) phases_.grad_begins(roots);
   return false;
 }
@@ -298,7 +304,7 @@ void StepRun::backward_ends() {
     pass.tape->observers().tell(&record::TapeObserver::backward_ends);
   }
   if (phases_.backward_over) phases_.backward_over(*this, *pass.tape);
-  await_further_pass();
+  next_node_.reset();
 }
 
 void StepRun::update_begins() {

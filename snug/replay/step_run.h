@@ -15,6 +15,7 @@
 #include "snug/record/micro_batch.h"
 #include "snug/record/recording.h"
 #include "snug/replay/record_step.h"
+#include "snug/replay/step_backward.h"
 
 namespace snug::replay {
 
@@ -66,18 +67,12 @@ class StepRun : private record::MicroBatchListener {
     std::function<void(record::Tape& tape)> failed = {};
     /// The function is about to run its update. May stop the run.
     std::function<void(StepRun& run)> update_begins = {};
-    /// It calls autograd::grad(), which is not its backward pass.
+    /// The function calls autograd::grad(), and that call is not its backward pass.
     std::function<void(const Roots& roots)> grad_begins = {};
-    /// Whether a function may have further forward passes behind a backward pass, each with one of its own: losses of
-    /// two models in turns, say.
+    /// Whether a function may go forward and backward again after its backward pass, as with two optimizers in turns.
     bool allows_further_passes = false;
-    /// Whether a function that returns nothing to go backward from has no backward pass and needs none, as where it
-    /// skips a batch.
-    bool may_skip_backward = false;
   };
-  /// `grad_call`: which of the function's calls of torch::autograd::grad() is its backward pass, from 1 on. 0: none is,
-  /// but a pass that accumulates gradients.
-  explicit StepRun(Phases phases, int grad_call = 0);
+  explicit StepRun(Phases phases, StepBackward backward = ReturnsLoss{});
 
   /// Calls the function, and goes backward from what it returned unless it has done so itself; then what it returned
   /// may be undefined. Returns the loss, detached. Throws what the function throws, but for UpdateBegins, and a refusal
@@ -87,20 +82,23 @@ class StepRun : private record::MicroBatchListener {
   /// The step that this thread runs, or nullptr: not inside of a backward pass either.
   static StepRun* here();
 
+  /// What becomes of the gradients of a pass of autograd.
+  enum class Gradients : std::uint8_t { Accumulated, Returned };
   /// A pass of autograd begins: whether it is the step's backward pass. To be asked once of each.
-  bool is_backward(const Roots& roots, bool accumulates_gradients);
+  bool is_backward(const Roots& roots, Gradients gradients);
   /// Around the step's backward pass. Throws UsageError for a second one of the same forward pass.
   void backward_begins(const Roots& roots);
   void backward_ends();
-  /// An operator saves a tensor for a backward pass, and no tape records it: a further forward pass has begun.
-  void saves_tensor() noexcept { further_begins_ = true; }
+  /// Autograd saves a tensor and no tape records. After a backward pass, where that is allowed, a further pass is
+  /// recorded from the next operator on that autograd makes a node for.
+  void note_unrecorded_save();
   /// Whether its backward pass is over; of several, one of them, and it is in none now.
   [[nodiscard]] bool went_backward() const noexcept;
   /// Whether the function is over, which has not gone backward itself.
   [[nodiscard]] bool function_is_over() const noexcept { return function_is_over_; }
-  /// Whether its function may return nothing, now that it is over.
+  /// Whether its function may return no loss.
   [[nodiscard]] bool may_return_nothing() const noexcept {
-    return went_backward() || grad_calls_ > 0 || phases_.may_skip_backward;
+    return went_backward() || grad_calls_ > 0 || !std::holds_alternative<ReturnsLoss>(backward_);
   }
   /// Whether it has said where a micro-batch begins.
   [[nodiscard]] bool has_micro_batches() const noexcept { return micro_batches_; }
@@ -140,7 +138,6 @@ class StepRun : private record::MicroBatchListener {
   void micro_batch_fails() noexcept override;
   void begin_forward(int stage = 0);
   void go_backward(const at::Tensor& loss);
-  void await_further_pass();
   void end_forward();
   /// The one that has made the roots, or what these are made of, among those that have not gone backward; none: all of
   /// what they are made of has gone backward.
@@ -161,11 +158,11 @@ class StepRun : private record::MicroBatchListener {
   std::vector<Pass> went_;          // backward, without their tapes
   std::exception_ptr refused_;      // it went backward again, which stays so
   std::optional<record::OperatorGate> writes_;
-  std::optional<record::OperatorGate> further_;  // behind a backward pass: the first operator of a further pass
-  bool further_begins_ = false;
-  std::exception_ptr failure_;  // of the end of a micro-batch
-  int task_;                    // the backward pass that the step is part of
-  const int grad_call_;
+  std::optional<record::OperatorGate> further_pass_;  // begins it
+  std::optional<std::uint64_t> next_node_;            // of autograd, when a tensor was first saved unrecorded
+  std::exception_ptr failure_;                        // of the end of a micro-batch
+  int task_;                                          // the backward pass that the step is part of
+  const StepBackward backward_;
   int grad_calls_ = 0;
   bool micro_batches_ = false, any_went_ = false, function_is_over_ = false;
 };

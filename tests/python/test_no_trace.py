@@ -221,3 +221,13 @@ def test_a_generator_that_a_step_advances_is_named():
     loader = iter(torch.utils.data.DataLoader(torch.randn(10, 4), batch_size=2))
     with pytest.raises(snug.UsageError, match="items from a _SingleProcessDataLoaderIter"):
         snug.fit(lambda _: model(next(loader)).sum(), None, "100%")
+
+
+def test_iterators_in_closures_are_as_before():
+    model, batches = torch.nn.Linear(4, 1), [torch.full((2, 4), float(i)) for i in range(5)]
+    one, numbers = iter(batches), itertools.count()
+    snug.fit(lambda _: model(next(one)).sum() * (1 + next(numbers)), None, "100%").close()
+    assert next(one) is batches[0] and next(numbers) == 0
+    counted = enumerate(batches)
+    with pytest.raises(snug.UsageError, match="items from a enumerate"):
+        snug.fit(lambda _: model(next(counted)[1]).sum(), None, "100%")

@@ -1,6 +1,7 @@
 // Replays that are checked against hashes of what was dropped.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
@@ -218,7 +219,12 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& w) { return at::matmul
 std::int64_t s_calls = 0;
 at::Tensor counted(const at::Tensor& x) { return x * static_cast<double>(++s_calls); }
 
+bool s_transposes = false;  // as flags of a library may choose the layout of results
+at::Tensor laid_out(const at::Tensor& x) { return s_transposes ? x.sin().t().contiguous().t() : x.sin(); }
+
 TORCH_LIBRARY_FRAGMENT(snug_test, library) {
+  library.def("laid_out(Tensor x) -> Tensor");
+  library.impl("laid_out", c10::DispatchKey::CPU, &laid_out);
   library.def("noisy(Tensor x, Generator? generator) -> Tensor");
   library.impl("noisy", c10::DispatchKey::CPU, &noisy);
   library.def("product(Tensor x, Tensor w) -> Tensor");
@@ -291,6 +297,22 @@ TEST(ForeignOperators, ThatKeepAStateRunOnceWhereThatIsDeclared) {
   declare_operator({.name = "snug_test::counted", .keeps_state = true});
   expect_same_in_region(w, forward);
   EXPECT_EQ(s_calls, 1);
+}
+
+TEST(ForeignOperators, WhoseResultsHaveOtherStridesInAReplayAreAnError) {
+  const at::Tensor x = torch::randn({64, 32}), w = torch::randn({64, 32}, at::requires_grad());
+  const auto loss = [&] {
+    const Region region(Recompute{});
+    return (w * call<at::Tensor(const at::Tensor&)>("snug_test::laid_out", x.cos())).sum();
+  };
+  s_transposes = false;
+  EXPECT_NO_THROW(loss().backward());
+  const at::Tensor recorded = loss();
+  s_transposes = true;
+  EXPECT_THAT([&] { recorded.backward(); },
+              ::testing::ThrowsMessage<Error>(::testing::AllOf(::testing::HasSubstr("snug_test::laid_out"),
+                                                               ::testing::HasSubstr("other sizes or strides"))));
+  s_transposes = false;
 }
 
 }  // namespace
