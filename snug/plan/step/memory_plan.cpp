@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <ostream>
 #include <stdexcept>
 
 #include "snug/base/errors.h"
@@ -55,6 +56,13 @@ Action action_of(char letter, const JsonField& actions) {
 }
 
 }  // namespace
+
+std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
+  out << fmt::format("{}: peak {} of {}, step {:.3f} s of {:.3f} s", plan.strategy, format_bytes(plan.predicted_peak),
+                     format_bytes(plan.unplanned_peak), plan.predicted_seconds, plan.unplanned_seconds);
+  if (plan.budget > 0) out << fmt::format(", budget {}", format_bytes(plan.budget));
+  return out;
+}
 
 MemoryPlan with_action(MemoryPlan plan, ValueId value, Action action) {
   plan.actions[at(value)] = action;

@@ -3,6 +3,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include <cstdint>
+#include <iosfwd>
 #include <string>
 #include <vector>
 
@@ -59,6 +60,9 @@ struct MemoryPlan {
   [[nodiscard]] bool keeps(ValueId value) const { return action(value) == kKeep; }
   friend bool operator==(const MemoryPlan&, const MemoryPlan&) = default;
 };
+
+/// One line without an end of line: strategy, peak, seconds and, where there is one, the budget.
+std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan);
 
 /// The plan with another action for one value; its predictions are out of date.
 MemoryPlan with_action(MemoryPlan plan, ValueId value, Action action);
