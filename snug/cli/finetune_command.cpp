@@ -123,7 +123,6 @@ void add_finetune(CLI::App& app, Action& action) {
         print_json(result, *prompts, shown);
       } else {
         print(summary("snug finetune", result, shown.validation_before));
-        print_continuations("before", *prompts, shown.before);
         print_continuations("after", *prompts, shown.after);
         if (!shown.saved.empty()) print(fmt::format("saved in {}\n", shown.saved));
       }

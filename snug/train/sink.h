@@ -12,7 +12,7 @@ struct Config;
 
 /// What one step of a run was.
 struct StepRecord {
-  std::int64_t step = 0;   ///< from 0
+  std::int64_t step = 0;   ///< the number of this one, from 1
   std::int64_t steps = 0;  ///< that the whole run has
   double loss = 0;
   double gradient_norm = 0;  ///< before clipping

@@ -9,7 +9,7 @@ namespace snug::train {
 
 void ProgressSink::step(const StepRecord& record) {
   report::StepStatus status;
-  status.step = record.step + 1;
+  status.step = record.step;
   status.steps = record.steps;
   status.loss = record.loss;
   status.tokens_per_second = record.tokens_per_second;

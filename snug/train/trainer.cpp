@@ -188,7 +188,7 @@ class Run {
     } else if (whole_ && step_.whole()) {
       attempt([&] { save(); });
     } else {
-      progress_.note(fmt::format("the update of step {} did not come to its end: no state is saved of it", done_));
+      progress_.note(fmt::format("the update of step {} did not come to its end: no state is saved of it", done_ + 1));
     }
     attempt([&] { ended_ ? end() : state_.finish(); });
   }
@@ -196,7 +196,7 @@ class Run {
   StepRecord run_step(data::Prefetcher<data::Batch>& batches) {
     const double began = monotonic_seconds();
     const std::int64_t step = done_;
-    experiment_.team().doing(fmt::format("in step {}", step));
+    experiment_.team().doing(fmt::format("in step {}", step + 1));
     const data::Batch batch = batches.next();
     verify_replays(step);
     const double scale = experiment_.scaler().get_scale();
@@ -212,7 +212,7 @@ class Run {
     validated_.reset();
     StepRecord record;
     record.seconds = monotonic_seconds() - began;
-    record.step = step;
+    record.step = done_;
     if (scales_) {
       record.loss_scale = scale;
       record.next_loss_scale = experiment_.scaler().get_scale();
@@ -230,7 +230,7 @@ class Run {
     record.lossy_bytes = report.lossy_bytes;
     record.evictions = report.evictions;
     if (!report.divergence.empty() && !std::exchange(said_so_, true))
-      progress_.note(fmt::format("step {}: not the planned step, run under pressure ({})", step, report.divergence));
+      progress_.note(fmt::format("step {}: not the planned step, run under pressure ({})", done_, report.divergence));
     overflows_in_a_row_ = made.overflowed ? overflows_in_a_row_ + 1 : 0;
     check_scale();
     validate();
@@ -250,7 +250,7 @@ class Run {
         "fallen to {:g}: the loss itself, or an operator on the way back, exceeds what fp16 holds (65504) "
         "whatever the scale is; a lower optimizer.learning_rate often helps, and in a new run precision.compute = "
         "\"bf16\", which has the range of fp32",
-        overflows_in_a_row_, done_ - 1, experiment_.scaler().get_scale()));
+        overflows_in_a_row_, done_, experiment_.scaler().get_scale()));
   }
 
   void verify_replays(std::int64_t step) {
@@ -278,7 +278,7 @@ class Run {
     saved_at_ = done_;
     // Of now: a session plans anew when a step or the memory around it changes.
     const std::string plan = to_json(plan::plan_file_for(session_.graph(), session_.plan())).dump() + "\n";
-    experiment_.team().doing(fmt::format("saving behind step {}", done_ - 1));
+    experiment_.team().doing(fmt::format("saving behind step {}", done_));
     state_.save(done_, validated_, plan, room_beside(session_), progress_);
   }
 

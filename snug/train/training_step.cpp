@@ -53,7 +53,7 @@ constexpr const char* kHowToFind = "train.detect_anomaly = true names the operat
                   : "running the step again gave finite values";
   }
   throw FailedInAll(fmt::format("train: the loss of step {} is {}; {}; a lower optimizer.learning_rate often helps",
-                                step, loss, cause));
+                                step + 1, loss, cause));
 }
 
 /// The weights are still those that the step began with.
@@ -79,7 +79,7 @@ constexpr const char* kHowToFind = "train.detect_anomaly = true names the operat
   throw FailedInAll(
       fmt::format("train: the norm of the gradients of step {} is {}; {}; a lower optimizer.learning_rate often "
                   "helps",
-                  step, norm, cause));
+                  step + 1, norm, cause));
 }
 
 /// Before the backward pass.

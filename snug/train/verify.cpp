@@ -168,7 +168,7 @@ void compare(const Copies& plain, const Copies& planned, std::int64_t step, Veri
     ++result.different;
     if (result.first_different.empty()) {
       result.first_different =
-          fmt::format("step {}: {}", step, both ? plain.entries()[i].name : "a tensor that only one of them has");
+          fmt::format("step {}: {}", step + 1, both ? plain.entries()[i].name : "a tensor that only one of them has");
     }
     if (both)
       result.max_abs_difference =
@@ -265,7 +265,7 @@ VerifyResult verify_chosen(const Config& config, std::int64_t steps, std::int64_
     }
     result.steps = step + 1;
     ++result.compared;
-    progress.note(fmt::format("step {}: loss {:.4f}, {} tensors compared, {} differ", step, loss.item<double>(),
+    progress.note(fmt::format("step {}: loss {:.4f}, {} tensors compared, {} differ", step + 1, loss.item<double>(),
                               result.tensors, result.different));
   }
   result.gradient_error = errors.by_layer();

@@ -234,7 +234,7 @@ class Finetune(Command):
         self.assertEqual(again["resumed_from"], steps)
         self.assertEqual(again["steps"], steps + 2)
         lines = [json.loads(line) for line in (self.folder / "out" / "metrics.jsonl").read_text().splitlines()]
-        self.assertEqual([line["step"] for line in lines if "step" in line], list(range(steps + 2)))
+        self.assertEqual([line["step"] for line in lines if "step" in line], list(range(1, steps + 3)))
 
     def test_sigterm_saves_a_state_to_resume_from(self):
         self.assert_resumes(self.signalled([signal.SIGTERM], 100000, 130))

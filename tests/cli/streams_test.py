@@ -106,7 +106,7 @@ class Streams(Command):
         self.assertEqual(result.stderr.splitlines()[-1], "snug: cannot write to standard output: Bad file descriptor")
         # What was opened then is not standard output, and the state is there.
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        self.assertEqual([line["step"] for line in lines if "step" in line], [0, 1])
+        self.assertEqual([line["step"] for line in lines if "step" in line], [1, 2])
         self.assertTrue((out / "state").is_dir())
         result = run_shell(train + " 2>&-")
         self.assertEqual(result.returncode, 0, result.stdout)
@@ -132,7 +132,7 @@ class Streams(Command):
             self.assertEqual(process.wait(), 0)
         self.assertEqual(json.loads(printed)["steps"], 40)
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        self.assertEqual([line["step"] for line in lines if "step" in line], list(range(40)))
+        self.assertEqual([line["step"] for line in lines if "step" in line], list(range(1, 41)))
 
     def test_interrupt_ends_cleanly(self):
         with started("train", self.config, "--json", "--set", "train.steps=100000") as process:

@@ -23,7 +23,7 @@ class TrainAndVerify(Command):
         self.assertEqual(sum(found["peak_by_tag"].values()), found["measured_peak_bytes"])
         self.assertGreater(found["replayed_ops"], 0)
         lines = [json.loads(line) for line in (self.folder / "out" / "metrics.jsonl").read_text().splitlines()]
-        self.assertEqual([line["step"] for line in lines if "step" in line], list(range(6)))
+        self.assertEqual([line["step"] for line in lines if "step" in line], list(range(1, 7)))
         self.assertEqual(lines[-1]["result"]["loss_last"], found["loss_last"])
 
     def test_a_configuration_can_come_through_a_pipe(self):
@@ -47,10 +47,10 @@ class TrainAndVerify(Command):
 
     def test_non_finite_loss(self):
         result = run("train", self.config, "--set", "optimizer.learning_rate=1e38", "--set", "optimizer.warmup_steps=0")
-        self.assert_refused(result, 1, "step 1", "detect_anomaly")
+        self.assert_refused(result, 1, "step 2", "detect_anomaly")
         result = run("train", self.config, "--set", "optimizer.learning_rate=1e38", "--set", "optimizer.warmup_steps=0",
                      "--detect-anomaly")
-        self.assert_refused(result, 1, "step 1", "first operator", "aten::")
+        self.assert_refused(result, 1, "step 2", "first operator", "aten::")
 
     def test_verify_under_a_budget(self):
         for compute in ("fp32", "bf16"):

@@ -141,7 +141,7 @@ TEST(InBackward, SaysWhetherTheWeightsAreWholeWhenItFails) {
   data::Batch batch = experiment.train_batch(0);
   batch.input = at::zeros_like(batch.input);  // the row that is no number
   EXPECT_THAT([&] { step.make_gradients(session, batch, 0, 0); },
-              ThrowsMessage<Error>(HasSubstr("the loss of step 0 is nan")));
+              ThrowsMessage<Error>(HasSubstr("the loss of step 1 is nan")));
   EXPECT_TRUE(step.whole()) << "nothing was updated yet";
   EXPECT_TRUE(at::equal(last.detach(), before));
   {

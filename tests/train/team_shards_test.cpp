@@ -232,7 +232,7 @@ TEST(Team, InShardsSavesWhereAllHaveFailed) {
       (void)train(config, silent, options);
       ADD_FAILURE();
     } catch (const Error& error) {
-      EXPECT_THAT(error.what(), HasSubstr("the norm of the gradients of step 3 is nan"));
+      EXPECT_THAT(error.what(), HasSubstr("the norm of the gradients of step 4 is nan"));
     }
   });
   EXPECT_FALSE(weights_after(folder / "team", 3).empty());

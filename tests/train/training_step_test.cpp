@@ -112,7 +112,7 @@ TEST(TrainingStep, WhatFailsLeavesWeightsAndRandomGeneratorAsTheyWere) {
   weight.register_hook([](const at::Tensor& gradient) { return gradient * std::numeric_limits<float>::infinity(); });
   const data::Batch batch = experiment.train_batch(0);
   EXPECT_THAT([&] { step.make_gradients(session, batch, 4, 4); },
-              ThrowsMessage<Error>(HasSubstr("the norm of the gradients of step 4")));
+              ThrowsMessage<Error>(HasSubstr("the norm of the gradients of step 5")));
   EXPECT_TRUE(at::equal(random(), random_before));
   EXPECT_TRUE(at::equal(weight.detach(), weight_before));
 }
