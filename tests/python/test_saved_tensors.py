@@ -1,6 +1,7 @@
 """Saved tensors: what a node writes to them or returns of them, and which object it gets. Gradients are plain PyTorch's, or
 an error names what is wrong."""
 import types
+import weakref
 
 import pytest
 import torch
@@ -253,3 +254,66 @@ def test_a_gradient_that_backward_writes_itself_stays():
     x, w = torch.randn(4, 16, requires_grad=True), torch.nn.Parameter(torch.randn(16, 16))
     plain, planned = plain_and(lambda: torch.tanh(Direct.apply(x, w)).sum(), [w, x], in_region)
     assert plain == planned and plain[0][0] is not None
+
+
+class Scaled(torch.Tensor):
+    """A tensor with a method and an operator of its own."""
+
+    def factor(self):
+        return getattr(self, "scale", 1.0)
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        found = super().__torch_function__(func, types, args, kwargs or {})
+        return found + 1 if func is torch.Tensor.cos else found
+
+
+class ReadsAttributes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h, other):
+        ctx.save_for_backward(h, other)
+        return h * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        h, other = ctx.saved_tensors
+        scale = getattr(h, "scale", 1.0)
+        if isinstance(h, Scaled):
+            scale *= h.factor()
+        return torch.Tensor.as_subclass(g * h.cos() * scale, torch.Tensor), g * other
+
+
+@pytest.mark.parametrize("where", [in_region, None])
+@pytest.mark.parametrize("kind", [torch.Tensor, Scaled])
+def test_saved_activations_have_their_attributes_and_their_class(where, kind):
+    x, w = torch.randn(4, 16), leaf(16, 16)
+
+    def loss():
+        h = torch.tanh(x @ w).as_subclass(kind)
+        h.scale = 3.0
+        return ReadsAttributes.apply(h, torch.sin(x @ w)).as_subclass(torch.Tensor).square().mean()
+
+    if where is not None:
+        plain, planned = plain_and(loss, [w], where)
+        assert plain == planned
+        return
+    loss().backward()
+    expected, w.grad = w.grad, None
+    with snug.fit(lambda _: loss(), x, "100%") as session:
+        for _ in range(2):
+            w.grad = None
+            session.backward(x)
+            assert torch.equal(w.grad, expected)
+
+
+def test_attributes_of_a_saved_activation_keep_nothing_alive():
+    x, w = torch.randn(64, 64), leaf(64, 64)
+    with snug.Region(snug.Recompute()) as region:
+        h = torch.tanh(x @ w)
+        h.scale = 2.0
+        found = ReadsAttributes.apply(h, torch.sin(x @ w)).sum()
+    gone = weakref.ref(h)
+    del h
+    assert gone() is None
+    found.backward()
+    assert region.replayed_ops > 0 and w.grad is not None
