@@ -2,12 +2,12 @@
 
 import dataclasses
 import inspect
+import sys
 
 import pytest
 import torch
 
 import snug
-from snug import session as session_module
 from snug._options import FitOptions
 
 FIELDS = {field.name: field.default for field in dataclasses.fields(FitOptions)}
@@ -25,7 +25,7 @@ def test_the_options_are_the_keyword_arguments_of_fit():
 def test_plan_has_those_of_fit_in_their_order():
     of_plan = keywords_of(snug.plan)
     assert list(of_plan.items()) == [(name, FIELDS[name]) for name in FIELDS if name in of_plan]
-    assert set(FIELDS) - set(of_plan) == {"streamed", "arena", "check"}  # which are a session's alone
+    assert set(FIELDS) - set(of_plan) == {"plan", "streamed", "arena", "check"}  # which only sessions have
 
 
 @pytest.mark.parametrize("function", [snug.fit, snug.plan])
@@ -36,7 +36,7 @@ def test_each_option_is_handed_over_by_its_name(function, monkeypatch):
     def stop(step, sample, budget, options):
         raise Given(options)
 
-    monkeypatch.setattr(session_module, "Fitted", stop)
+    monkeypatch.setattr(sys.modules[function.__module__], "Fitted", stop)
     values = {name: object() for name in keywords_of(function)}
     with pytest.raises(Given) as caught:
         function(None, None, "1GiB", **values)

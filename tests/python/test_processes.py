@@ -32,7 +32,7 @@ def _refused(rank, results, how):
         divided = nn.parallel.DistributedDataParallel(model)
     elif how == "fsdp":
         divided = fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    calls = [0]
+    calls = bytearray(1)  # which recording does not put back, as it does a list
 
     def step(batch):
         calls[0] += 1
