@@ -3,6 +3,7 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -82,6 +83,28 @@ void bind_memory_plan(py::module_& m) {
       .def("__eq__", [](const plan::MemoryPlan& a, const plan::MemoryPlan& b) { return a == b; });
 }
 
+void bind_plan_file(py::module_& m) {
+  py::class_<plan::PlanFile>(m, "PlanFile", "A plan with the operators of the step that it is for.")
+      .def(py::init([](const plan::StepGraph& graph, const plan::MemoryPlan& plan) {
+             return plan::plan_file_for(graph, plan);
+           }),
+           py::arg("graph"), py::arg("plan"))
+      .def_readonly("plan", &plan::PlanFile::plan)
+      .def_property_readonly("lossy",
+                             [](const plan::PlanFile& file) {
+                               return std::ranges::any_of(file.plan.actions,
+                                                          [](plan::Action a) { return plan::is_lossy(a); });
+                             })
+      .def(
+          "check_is_for", [](const plan::PlanFile& file, const plan::StepGraph& graph) { check_is_for(file, graph); },
+          py::arg("graph"))
+      .def(
+          "write", [](const plan::PlanFile& file, const std::string& path) { plan::write_plan(path, file); },
+          py::arg("path"));
+  m.def(
+      "read_plan", [](const std::string& path) { return plan::read_plan(path); }, py::arg("path"));
+}
+
 void bind_planner(py::module_& m) {
   py::class_<plan::Planner>(m, "Planner")
       .def(py::init([](const plan::StepGraph& graph, const std::string& strategy) {
@@ -128,15 +151,11 @@ void bind_questions(py::module_& m) {
       },
       NoGil(), py::arg("graph"), py::arg("plan"));
   m.def(
-      "write_plan",
-      [](const std::string& path, const plan::StepGraph& graph, const plan::MemoryPlan& plan) {
-        plan::write_plan(path, plan::plan_file_for(graph, plan));
-      },
-      py::arg("path"), py::arg("graph"), py::arg("plan"));
-  m.def(
       "write_step_graph",
       [](const std::string& path, const plan::StepGraph& graph) { plan::write_step_graph(path, graph); },
       py::arg("path"), py::arg("graph"));
+  m.def(
+      "read_step_graph", [](const std::string& path) { return plan::read_step_graph(path); }, py::arg("path"));
 }
 
 }  // namespace
@@ -149,6 +168,7 @@ std::optional<plan::Budget> budget_of(std::optional<Bytes> bytes) {
 void bind_plans(py::module_& m) {
   bind_step_graph(m);
   bind_memory_plan(m);
+  bind_plan_file(m);
   bind_planner(m);
   bind_budget(m);
   bind_questions(m);

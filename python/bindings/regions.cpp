@@ -11,6 +11,7 @@
 #include "snug/base/errors.h"
 #include "snug/base/module_scope.h"
 #include "snug/record/declared_operators.h"
+#include "snug/record/leaf_names.h"
 #include "snug/record/recording.h"
 #include "snug/replay/region.h"
 #include "snug/replay/rerun_frame.h"
@@ -232,6 +233,7 @@ void bind_regions(py::module_& m) {
       .def(py::init<std::string>())
       .def("enter", &PyModuleScope::enter)
       .def("exit", &PyModuleScope::exit);
+  m.def("name_tensors", &record::name_tensors, py::arg("names"));
   py::class_<PyRerunScope>(m, "RerunScope")
       .def(py::init([](py::function call, std::vector<at::Tensor> arguments, bool preserve_rng_state,
                        DeterminismCheck check, bool debug, bool early_stop) {

@@ -225,6 +225,13 @@ void bind_kinds(py::module_& m) {
              return std::make_unique<Kinds>(Kinds{replay::planned(std::move(kinds), strategy)});
            }),
            NoGil(), py::arg("steps"), py::arg("strategy"))
+      .def(py::init([](const std::vector<Recorded>& steps, const plan::PlanFile& file) {
+             std::vector<replay::RecordedStep> kinds;
+             for (const Recorded& step : steps) kinds.push_back(*step);
+             plan::check_is_for(file, kinds.front().graph);
+             return std::make_unique<Kinds>(Kinds{replay::planned(std::move(kinds), file.plan)});
+           }),
+           NoGil(), py::arg("steps"), py::arg("plan"))
       .def(
           "open_window",
           [](Kinds& k, StreamedTensors& streamed, Bytes budget, const NamedBudgets& others, const std::string& device,

@@ -15,12 +15,13 @@ from ._options import FitOptions, by_device, requested
 from ._pipelining import know_pipelines
 from ._python_state import PythonState, python_state_kept
 from ._rehearsal import Rehearsals, leaves_kept
+from ._tensor_names import name_parameters
 from ._updates import refuse_hooks
 from .allowed import Allowed
 from .arguments import Arguments
 from .devices import device_of
 from .errors import UsageError
-from .sizes import Size
+from .sizes import Size, format_bytes
 
 Step = Callable[..., Any]
 
@@ -40,6 +41,8 @@ class Fitted:
         if options.arena:
             _core.check_arena(self.device)
         self.options = options
+        given = options.given_plan()
+        self._given = None if given is None else given._file()
         self.streamed = None if options.streamed is None else options.streamed._core
         self.tiers = options.tiers()
         self.other_budgets = options.other_limits()
@@ -48,7 +51,9 @@ class Fitted:
             raise UsageError(f'fit: the strategy "{options.strategy}" leaves nothing to codecs; leave them out of allow')
         if not callable(step):
             raise UsageError(f"fit: the step is a {type(step).__name__}; give a function from a batch to its loss")
-        self._request = requested(budget)
+        self._request = requested(given.budget if budget is None and given is not None else budget)
+        if self._request is None and given is not None:
+            raise UsageError("fit: the plan was made without a budget; give one")
         if self.streamed is not None and not isinstance(self._request, int):
             raise UsageError("fit: the window of streamed tensors is a part of the budget; give that in bytes")
         rehearsals = Rehearsals(options.optimizer, options.update, options.in_backward)
@@ -59,6 +64,7 @@ class Fitted:
         self.agreement = group.agreement()
         refuse_accumulated()
         know_pipelines()
+        name_parameters()
         try:
             recorded = self._record(step, sample, rehearsals, group)
             self._plan(recorded)
@@ -108,10 +114,27 @@ class Fitted:
 
     def _plan(self, recorded: list[_core.RecordedStep]) -> None:
         try:
-            self._plan_alone(_core.Kinds(recorded, self.options.strategy))
+            self._plan_alone(self._kinds_of(recorded))
         except BaseException:
             _core.tell_failure(self.agreement)  # the other processes wait for this one's vote
             raise
+
+    def _kinds_of(self, recorded: list[_core.RecordedStep]) -> _core.Kinds:
+        if self._given is None:
+            return _core.Kinds(recorded, self.options.strategy)
+        kinds = _core.Kinds(recorded, self._given)
+        does = _core.explain(kinds.graph, self._given.plan)
+        if does["moved_bytes"] and self.streamed is None and self.options.host_budget is None and self.options.disk_budget is None:
+            raise UsageError(
+                f"fit: the plan offloads {format_bytes(does['moved_bytes'])}, and there is no memory for it; give the "
+                "host_budget or disk_budget that it was made with"
+            )
+        if self._given.lossy and self.allowed.lossy == _core.Lossy.Off:
+            raise UsageError(
+                "fit: the plan compresses values so that gradients differ, and allow names no codec; allow the one that it "
+                'was made with, as allow=["int8_activations"]'
+            )
+        return kinds
 
     def _plan_alone(self, kinds: _core.Kinds) -> None:
         self.kinds = kinds
@@ -152,6 +175,7 @@ class Unrecorded:
         if self.allowed.lossy != _core.Lossy.Off:
             raise UsageError("fit: without a sample no lossy codec can be planned; give a sample, or leave it out of allow")
         self.floor, self.window, self.updates = 0, None, None
+        name_parameters()
         self._group = Group(options.process_group)
 
     def open(self) -> _core.Session:

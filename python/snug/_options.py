@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from . import _core
 from .devices import device_named
 from .errors import UsageError
+from .plans import Plan
 from .sizes import Size, bytes_of, parse_bytes
 from .streaming import StreamedTensors
 
@@ -25,6 +27,7 @@ class FitOptions:
     device: str | torch.device | None = None
     optimizer: Any = None
     strategy: str = "optimal"
+    plan: Plan | str | os.PathLike[str] | None = None
     update: Callable[[], None] | None = None
     process_group: Any = None
     allow: Sequence[str] = ()
@@ -44,6 +47,8 @@ class FitOptions:
             )
         if not isinstance(self.strategy, str):
             raise UsageError(f'fit: the strategy is a {type(self.strategy).__name__}; give its name, as "optimal"')
+        if self.plan is not None and self.strategy != "optimal":
+            raise UsageError(f'fit: there is a plan, and the strategy "{self.strategy}" would make another one; leave one out')
         if self.in_backward:
             self._check_in_backward()
         if self.update is not None and not callable(self.update):
@@ -58,6 +63,7 @@ class FitOptions:
             "update": self.update is not None,
             "micro_batches": self.micro_batches != 1,
             "streamed": self.streamed is not None,
+            "plan": self.plan is not None,
             "host_budget": self.host_budget is not None,
             "disk_budget": self.disk_budget is not None,
         }
@@ -100,6 +106,14 @@ class FitOptions:
                 "fit: in_backward is True in a group of processes, whose gradients are exchanged after each has its own; "
                 "leave it out"
             )
+
+    def given_plan(self) -> Plan | None:
+        """Returns the plan that is used in place of a search. Reads its file."""
+        if self.plan is None or isinstance(self.plan, Plan):
+            return self.plan
+        if not isinstance(self.plan, (str, os.PathLike)):
+            raise UsageError(f"fit: the plan is a {type(self.plan).__name__}; give a snug.Plan, or the file that Plan.save wrote")
+        return Plan.load(self.plan)
 
     def tiers(self) -> _core.Tiers:
         """Returns the memory that plans may offload values to."""

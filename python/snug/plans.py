@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 from . import _core
@@ -11,10 +12,12 @@ from .sizes import format_bytes
 
 
 class Plan:
-    """What happens to each value of one recorded step, and the predicted memory and time. Made by plan and Session.plan.
+    """What happens to each value of one recorded step, and the predicted memory and time.
+
+    Made by plan, Session.plan and Plan.load. fit(plan=...) uses one in place of a search.
 
     Args:
-        graph: The recorded step.
+        graph: The recorded step. None: only what the plan itself says is known.
         planner: The finished search. None: floor and curve search when they are first used.
         plan: The plan.
         floor_of_all: The smallest budget of all kinds of steps, in bytes.
@@ -29,7 +32,7 @@ class Plan:
 
     def __init__(
         self,
-        graph: _core.StepGraph,
+        graph: _core.StepGraph | None,
         planner: _core.Planner | None,  # None: the search runs when floor or curve needs it
         plan: _core.MemoryPlan,
         floor_of_all: int = 0,
@@ -37,9 +40,50 @@ class Plan:
     ) -> None:
         self._floor_of_all = floor_of_all
         self._window = window
-        self._graph = graph
+        self._step = graph
         self._searched = planner
         self._plan = plan
+        self._read: _core.PlanFile | None = None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], graph: str | os.PathLike[str] | None = None) -> Plan:
+        """Reads a plan that save, or `snug plan --out`, wrote.
+
+        Args:
+            path: The file of the plan.
+            graph: The file that save_graph wrote for the same step. Without it the plan can be used by fit(plan=...),
+                and floor, curve, explain, timeline and lower_bound raise UsageError.
+
+        Returns:
+            The Plan.
+
+        Raises:
+            UsageError: A file cannot be read or holds something else, or the plan is for another step.
+
+        Example:
+            >>> session.plan.save("plan.json")
+            >>> session = snug.fit(step, batch, plan=snug.Plan.load("plan.json"))   # in the next process
+        """
+        read = _core.read_plan(os.fspath(path))
+        step = None if graph is None else _core.read_step_graph(os.fspath(graph))
+        if step is not None:
+            read.check_is_for(step)
+        plan = cls(step, None, read.plan)
+        plan._read = read
+        return plan
+
+    @property
+    def _graph(self) -> _core.StepGraph:
+        if self._step is None:
+            raise UsageError(
+                "plan: it was read without its step, which this needs; give both files: Plan.load(path, graph), the second "
+                "as save_graph wrote it"
+            )
+        return self._step
+
+    def _file(self) -> _core.PlanFile:
+        """Returns the plan with the operators of its step."""
+        return _core.PlanFile(self._graph, self._plan) if self._read is None else self._read
 
     @property
     def _planner(self) -> _core.Planner:
@@ -149,8 +193,8 @@ class Plan:
         budgets = [most - (most - least) * i // (points - 1) for i in range(points)]
         return [(b, self._planner.plan(self._graph, b).predicted_seconds) for b in budgets]
 
-    def save(self, path: str) -> None:
-        """Writes the plan as JSON, for `snug plan --graph G --plan P` and `snug train --plan P`.
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as JSON, for Plan.load, `snug plan --graph G --plan P` and `snug train --plan P`.
 
         Args:
             path: The file, which is replaced as a whole.
@@ -158,10 +202,10 @@ class Plan:
         Raises:
             Error: The file cannot be written.
         """
-        _core.write_plan(str(path), self._graph, self._plan)
+        self._file().write(os.fspath(path))
 
-    def save_graph(self, path: str) -> None:
-        """Writes the recorded step as JSON, for `snug plan --graph`.
+    def save_graph(self, path: str | os.PathLike[str]) -> None:
+        """Writes the recorded step as JSON, for Plan.load and `snug plan --graph`.
 
         Args:
             path: The file, which is replaced as a whole.
@@ -169,7 +213,7 @@ class Plan:
         Raises:
             Error: The file cannot be written.
         """
-        _core.write_step_graph(str(path), self._graph)
+        _core.write_step_graph(os.fspath(path), self._graph)
 
     def _over(self) -> str:
         """Returns the note for a step that no plan brings under the budget, or an empty text."""
@@ -188,6 +232,8 @@ class Plan:
         )
 
     def __str__(self) -> str:
+        if self._step is None:
+            return repr(self)
         why = self.explain()
         bound_peak, bound_seconds = self.lower_bound()
         more = self.predicted_seconds / self.unplanned_seconds - 1 if self.unplanned_seconds > 0 else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -263,7 +264,7 @@ _NO_SAMPLE = object()
 def fitted_session(step: Step, sample: Any, budget: Size | None, options: FitOptions) -> Session:
     """Returns a session, as fit does."""
     started = time.perf_counter()
-    if budget is None:
+    if budget is None and options.plan is None:
         raise UsageError('fit: there is no budget; give bytes, as "8GiB", or, with a sample, a percentage, as "60%"')
     if sample is _NO_SAMPLE:
         return Session(step, Unrecorded(step, budget, options))
@@ -284,6 +285,7 @@ def fit(
     device: str | torch.device | None = None,
     optimizer: Any = None,
     strategy: str = "optimal",
+    plan: Plan | str | os.PathLike[str] | None = None,
     update: Callable[[], None] | None = None,
     process_group: Any = None,
     allow: Sequence[str] = (),
@@ -304,7 +306,7 @@ def fit(
         step: The function from a batch to its loss.
         sample: A batch as the step takes it, or an Arguments for a step of several arguments. Without one nothing runs in
             advance: the first real step runs without a plan, by eviction, and is recorded as it runs. That takes a budget
-            in bytes, and excludes optimizer, update, micro_batches, in_backward, streamed, host_budget and disk_budget.
+            in bytes, and excludes optimizer, update, micro_batches, in_backward, plan, streamed, host_budget and disk_budget.
         budget: All memory of the device that tensors may take: 8 << 30, "8GiB", or "60%" of the unplanned peak.
         other_budgets: Bytes by further device, as {"cuda:1": "8GiB", "cpu": "16GiB"}. Each is planned for and capped.
         host_budget: Bytes outside of all budgets on the host, to which plans may offload saved tensors.
@@ -313,6 +315,8 @@ def fit(
         optimizer: The optimizer, or a list of them, that steps after session.backward. Its step and state are rehearsed
             and counted in the plan. An optimizer that the step runs itself is found.
         strategy: "optimal", or a preset, such as "every_block", "sequential(4)" or "selective(aten::mm)".
+        plan: A Plan, or the file that Plan.save wrote, to use in place of a search, as after a restart. It must be for this
+            step. Its budget holds if none is given.
         update: A function that does what the update does, for an optimizer that is not of torch.optim's interface.
         process_group: The processes of torch.distributed that run this step together. By default those of the model.
         allow: Names of changes that may change bits: "tiled_loss" (see tiled_loss), or one of "bf16_activations",
@@ -339,7 +343,7 @@ def fit(
     """
     options = FitOptions(
         other_budgets=other_budgets, host_budget=host_budget, disk_budget=disk_budget, device=device, optimizer=optimizer,
-        strategy=strategy, update=update, process_group=process_group, allow=allow, in_backward=in_backward,
+        strategy=strategy, plan=plan, update=update, process_group=process_group, allow=allow, in_backward=in_backward,
         micro_batches=micro_batches, streamed=streamed, arena=arena, check=check,
     )
     return fitted_session(step, sample, budget, options)
