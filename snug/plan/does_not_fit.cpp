@@ -60,11 +60,13 @@ std::string message(const DoesNotFit::Floor& floor) {
   std::string budget = format_bytes(floor.budget);
   if (budget == format_bytes(floor.floor)) budget += fmt::format(" ({} bytes)", floor.budget);
   return fmt::format(
-      "does not fit: the budget{} is {}, but the smallest that strategy {} can do with is {} ({} bytes{}: {}); raise "
-      "the "
-      "budget to that{}{}",
-      of_device, budget, floor.strategy, format_bytes(floor.floor), floor.floor, share_that_fits(floor), parts,
-      what_helps(floor), floor.change);
+      "does not fit: the budget{} is {}, but {} is {} ({} bytes{}: {}); raise the budget to that{}{}", of_device,
+      budget,
+      floor.strategy.empty() ? "the smallest that the given plan can do with"
+                             : fmt::format("the smallest that strategy {} can do with", floor.strategy),
+      format_bytes(floor.floor), floor.floor, share_that_fits(floor), parts,
+      floor.strategy.empty() ? ", or leave out the plan, so that another one is searched" : what_helps(floor),
+      floor.change);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ class DoesNotFit : public Error {
     std::array<Bytes, 6> static_by_tag{};  ///< by memory::Tag: what is there before the step begins
     Bytes step_bytes = 0;                  ///< what the step adds at its peak
     std::string peak_op;                   ///< the operator that runs there, empty between operators
-    std::string strategy;                  ///< whose plans were tried
+    std::string strategy;                  ///< whose plans were tried; empty: the one that was given
     /// The step could not be recorded within the budget, with evictions alone: the floor is what it would have taken
     /// where the recording stopped. A plan may do with a little less, and the rest of the step may take more.
     bool only_begun = false;

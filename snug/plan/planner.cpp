@@ -82,7 +82,12 @@ MemoryPlan Planner::plan_of_first(const StepGraph& now, std::optional<Budget> bu
   plan.budget = budget ? budget->limit : 0;
   plan.unplanned_peak = none_.predicted_peak + more_static;
   plan.unplanned_seconds = now.step_seconds;
-  if (budget && plan.predicted_peak > budget->for_blocks()) throw DoesNotFit(floor_of(now, plan, *budget));
+  if (budget && plan.predicted_peak > budget->for_blocks()) {
+    DoesNotFit::Floor floor = floor_of(now, plan, *budget);
+    const bool is_given = strategy_ == "optimal" && std::holds_alternative<MemoryPlan>(plans_);
+    if (is_given) floor.strategy.clear();
+    throw DoesNotFit(std::move(floor));
+  }
   return plan;
 }
 

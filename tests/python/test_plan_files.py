@@ -80,7 +80,7 @@ def test_a_larger_budget_may_be_given_beside_it(saved):
 def test_a_budget_that_it_does_not_fit_is_refused(saved):
     plan, path, _ = saved
     task = Task()
-    with pytest.raises(snug.DoesNotFit, match="smallest"):
+    with pytest.raises(snug.DoesNotFit, match="the given plan can do with .* or leave out the plan"):
         snug.fit(task.step, task.batch, plan.predicted_peak * 9 // 10, plan=path)
 
 
