@@ -11,7 +11,6 @@
 #include "snug/memory/tag.h"
 #include "snug/plan/strategy.h"
 #include "snug/replay/gradient_bytes.h"
-#include "snug/replay/leaves_with_gradients.h"
 #include "snug/replay/other_devices.h"
 #include "snug/replay/session_state.h"
 #include "snug/replay/session_step.h"
@@ -60,20 +59,19 @@ Session::State::State(memory::DeviceMemory& of_device, replay::StepBook its_book
     other_limits.push_back(std::make_unique<memory::HeldLimit>(memory::device_memory(device), bytes));
 }
 
-void Session::State::add_parameters(std::vector<at::Tensor> found) {
-  const std::size_t before = parameters.size();
-  replay::add_missing(found, parameters);
-  for (std::size_t i = before; i < parameters.size(); ++i) {
-    const at::Tensor& p = parameters[i];
+void Session::State::add_parameters(const std::vector<at::Tensor>& found) {
+  std::vector<at::Tensor> with_hook;
+  for (const at::Tensor& p : parameters.add(found)) {
     // A hook that is already there is somebody else's, and there is room for one.
     if (torch::autograd::impl::post_acc_grad_hooks(p)) continue;
     torch::autograd::impl::set_post_acc_grad_hooks(p, std::make_unique<TagGradient>());
-    hooked.push_back(p);
+    with_hook.push_back(p);
   }
+  hooked.add(with_hook);
 }
 
 Session::State::~State() {
-  for (const at::Tensor& p : hooked) {
+  for (const at::Tensor& p : hooked.alive()) {
     // Somebody may have put another in its place.
     const auto& hook = torch::autograd::impl::post_acc_grad_hooks(p);
     if (dynamic_cast<const TagGradient*>(hook.get()) != nullptr)
@@ -106,7 +104,7 @@ Session::Session(std::vector<replay::PlannedStep> kinds, std::optional<plan::Bud
     gradients.push_back(replay::gradient_bytes(parameters, *device));
   replay::StepBook book(std::move(kinds), replay::budgets_of(budget, others), gradients, std::move(agreement));
   state_ = std::make_unique<State>(memory, std::move(book), budget, std::move(others));
-  state_->add_parameters(std::move(parameters));
+  state_->add_parameters(parameters);
   state_->steps.backward = backward;
   state_->steps.in_micro_batches = state_->book.expects(replay::StepKind::MicroBatch);
 }

@@ -14,6 +14,7 @@
 #include "snug/replay/step_backward.h"
 #include "snug/replay/step_book.h"
 #include "snug/replay/streamed_tensors.h"
+#include "snug/replay/weak_tensors.h"
 
 namespace snug {
 
@@ -26,12 +27,12 @@ struct Session::State {
   ~State();
 
   /// Those that are not known yet.
-  void add_parameters(std::vector<at::Tensor> found);
+  void add_parameters(const std::vector<at::Tensor>& found);
 
   memory::DeviceMemory& memory;
   replay::StepBook book;
-  std::vector<at::Tensor> parameters;
-  std::vector<at::Tensor> hooked;
+  replay::WeakTensors parameters;  // a step may make leaves of its own between its passes
+  replay::WeakTensors hooked;
   std::optional<plan::Budget> budget;
   std::unique_ptr<memory::HeldLimit> limit;
   std::vector<DeviceBudget> others;

@@ -70,9 +70,9 @@ Session::Step::Step(State& state)
              .allows_further_passes = state.streamed == nullptr && state.book.asks_nobody()},
             state.steps.backward) {
   if (const auto& streamed = state.streamed) {
-    streamed->next_step(kind_of(state.parameters));
+    streamed->next_step(kind_of(state.parameters.alive()));
     gradients_leave_.emplace(
-        state.parameters, [streamed](const at::Tensor& parameter) { streamed->take_gradient(parameter); },
+        state.parameters.alive(), [streamed](const at::Tensor& parameter) { streamed->take_gradient(parameter); },
         replay::GradientHooks::For::Else);
   }
   if (state.follow == Follow::LossyAlone) {
@@ -128,7 +128,7 @@ at::Tensor Session::Step::run_unless_refused(const replay::Forward& forward) {
 void Session::Step::forget_wrong_gradients() const {
   for (const auto& pass : passes_) {
     if (pass->kind != replay::StepKind::First || !pass->tape->verified().differed()) continue;
-    for (const at::Tensor& parameter : state_.parameters) parameter.mutable_grad().reset();
+    for (const at::Tensor& parameter : state_.parameters.alive()) parameter.mutable_grad().reset();
   }
 }
 
@@ -167,7 +167,7 @@ void Session::Step::end_earlier_passes() {
 void Session::Step::begin(replay::StepKind kind) {
   const c10::impl::ExcludeDispatchKeyGuard unseen(record::kRecordingKey);  // what an agreement runs
   const bool gradients_come = kind == replay::StepKind::MicroBatch;
-  state_.book.begin(now_on(devices_, gradients_come ? std::vector<at::Tensor>() : state_.parameters), kind);
+  state_.book.begin(now_on(devices_, gradients_come ? std::vector<at::Tensor>() : state_.parameters.alive()), kind);
   if (state_.arena && passes_begun_ == 1) state_.arena->begin();
   begun_ = true;
 }
@@ -177,7 +177,7 @@ record::DecideLater::Decision Session::Step::decide(Pass& pass) {
   // A function may have made room for itself. The others of a group have given this step up.
   if (refusal_ && !state_.book.asks_nobody()) std::rethrow_exception(refusal_);
   refusal_ = nullptr;
-  pass.kind = pass.is_micro_batch ? replay::StepKind::MicroBatch : kind_of(state_.parameters);
+  pass.kind = pass.is_micro_batch ? replay::StepKind::MicroBatch : kind_of(state_.parameters.alive());
   if (!begun_) {
     try {
       begin(pass.kind);
@@ -233,11 +233,11 @@ void Session::Step::backward_begins(record::Tape& tape, const replay::StepRun::R
 void Session::Step::find_parameters(Pass& pass, const replay::StepRun::Roots& roots) {
   const record::Tape& tape = *pass.tape;
   for (const c10::Storage& leaf : tape.values().leaf_storages()) memory::adopt(leaf);
-  std::vector<at::Tensor> leaves = replay::parameters_of(tape, roots, pass.unknown.profiler->leaves());
+  const std::vector<at::Tensor> leaves = replay::parameters_of(tape, roots, pass.unknown.profiler->leaves());
   replay::tag_weights(leaves);
-  const bool are_first = state_.parameters.empty();
-  state_.add_parameters(std::move(leaves));
-  if (are_first && !pass.is_micro_batch) pass.kind = kind_of(state_.parameters);
+  const bool are_first = state_.parameters.alive().empty();
+  state_.add_parameters(leaves);
+  if (are_first && !pass.is_micro_batch) pass.kind = kind_of(state_.parameters.alive());
 }
 
 void Session::Step::backward_over(record::Tape& tape) {

@@ -1,5 +1,7 @@
 """Gradients of several micro-batches are foreseen: each has a plan from the beginning, under one budget."""
 
+import weakref
+
 import pytest
 import torch
 from small_step import net
@@ -73,3 +75,31 @@ def test_what_cannot_be_is_refused():
         snug.fit(lambda b: loss_of(model, b), x, 64 * MIB, strategy=None)
     with pytest.raises(snug.UsageError, match="allow is None; give a list of names"):
         snug.fit(lambda b: loss_of(model, b), x, 64 * MIB, allow=None)
+
+
+def test_a_leaf_that_the_step_makes_between_two_of_them_is_not_kept():
+    """Recomputing by hand: the second begins with a leaf whose gradient the first goes backward from."""
+    torch.manual_seed(0)
+    first, second = torch.nn.Linear(256, 256), torch.nn.Linear(256, 256)
+    x = torch.randn(2048, 256)
+    made = []
+
+    def step(batch):
+        with snug.micro_batch():
+            h = first(batch).tanh()
+        a = h.detach().requires_grad_()
+        made.append(weakref.ref(a))
+        with snug.micro_batch():
+            loss = second(a).tanh().square().mean()
+        loss.backward()
+        h.backward(a.grad)
+        return loss.detach()
+
+    floor = snug.plan(step, x).floor
+    with snug.fit(step, x, floor) as session:
+        for _ in range(3):
+            session.backward(x)
+            assert session.last_step.followed_plan
+            first.zero_grad()
+            second.zero_grad()
+    assert len(made) == 3 and all(leaf() is None for leaf in made)

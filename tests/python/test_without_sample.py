@@ -1,5 +1,7 @@
 """Sessions without a sample: the first real step is recorded as it runs, and nothing runs twice."""
 
+import weakref
+
 import pytest
 import torch
 from conftest import only_on_the_cpu
@@ -115,3 +117,15 @@ def test_lazy_modules_get_their_shapes_in_the_first_step():
         for _ in range(4):  # the second step is the first without initialization, and is planned when it comes again
             session.backward(torch.randn(4, 8))
         assert session.last_step.followed_plan
+
+
+def test_keeps_no_inputs_that_need_a_gradient():
+    net = torch.nn.Linear(64, 64)
+    inputs = []
+    with snug.fit(lambda x: net(x).square().mean(), budget="64MiB") as session:
+        for _ in range(4):
+            x = torch.randn(32, 64, requires_grad=True)
+            inputs.append(weakref.ref(x))
+            session.backward(x)
+        del x
+        assert all(one() is None for one in inputs)
