@@ -149,7 +149,7 @@ void declare(const OperatorDeclaration& declared, const c10::FunctionSchema& sch
     traits.hidden_writes.only_if = declared.writes_only_if;
   if (declared.scratch_result && *declared.scratch_result < results) traits.scratch_result = *declared.scratch_result;
   if (declared.draws) traits.draws = *declared.draws ? OperatorTraits::Draws::Always : OperatorTraits::Draws::Never;
-  if (declared.keeps_state) traits.keeps_state = *declared.keeps_state;
+  if (declared.keeps_state) traits.keeps_state = traits.may_hide_writes = *declared.keeps_state;
 }
 
 /// LibTorch 2.11 has no such tag.
@@ -195,6 +195,7 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
   if (traits->collective != OperatorTraits::Collective::No && traits->name.ends_with('_') && !traits->arguments.empty())
     traits->hidden_writes.positions = {0};
   traits->foreign = !is_libtorchs(traits->name);
+  traits->may_hide_writes = traits->foreign && !traits->annotation;
   if (op.hasTag(at::Tag::nondeterministic_seeded)) {
     traits->draws = OperatorTraits::Draws::Always;
   } else if (traits->foreign && !traits->annotation) {

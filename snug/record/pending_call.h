@@ -47,6 +47,7 @@ struct PendingCall {
   std::uint64_t signature = 0;
   double seconds = 0;
   RegionVerdict verdict = {};
+  bool hides_writes = false;  ///< its kernel has written what it was not given
 };
 
 }  // namespace snug::record

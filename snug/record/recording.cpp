@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "snug/base/errors.h"
+#include "snug/record/hidden_writes.h"
 #include "snug/record/inherited.h"
 #include "snug/record/operator_traits.h"
 #include "snug/record/unshard_range.h"
@@ -132,6 +133,13 @@ bool is_taken_apart(const c10::OperatorHandle& op, const OperatorTraits& traits,
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const OperatorTraits& traits = traits_of(op);
   const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kRecordingKey);
+  if (HiddenWrites* const kernel = HiddenWrites::here()) {
+    try {
+      return kernel->run(op, below, *stack);
+    } catch (const Error&) {
+      throw_into_libtorch();
+    }
+  }
   if (is_taken_apart(op, traits, below)) return op.redispatchBoxed(below, stack);
   // Only the outermost call is seen: what another kernel calls is part of it.
   const c10::impl::ExcludeDispatchKeyGuard once(kRecordingKey);
@@ -153,6 +161,8 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
       throw_into_libtorch();
     }
   } else {
+    std::optional<HiddenWrites> hidden;
+    if (traits.may_hide_writes) hidden.emplace(*stack, traits.arguments.size());
     op.redispatchBoxed(below, stack);
   }
 }
@@ -286,6 +296,10 @@ Recording::~Recording() {
 }
 
 Unrecorded::Unrecorded(const std::vector<at::Tensor>& written) {
+  if (HiddenWrites* const kernel = HiddenWrites::here(); kernel != nullptr && !inside_) {
+    for (const at::Tensor& tensor : written) kernel->writes(tensor);
+    return;
+  }
   if (inside_) return;  // of an operator, which the tape replays as a whole
   const auto& tape = recording_tape();
   for (const at::Tensor& tensor : written) {

@@ -192,6 +192,7 @@ class Tape {
   void run(PendingCall& pending, const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack);
   void commit(PendingCall& pending, const torch::jit::Stack& stack);
   void roll_back(PendingCall& pending);
+  void leave_out(PendingCall& pending);
   void capture_arguments(PendingCall& pending, const c10::IValue* arguments);
   void capture_tensor(PendingCall& pending, const at::Tensor& tensor, Use use, OutputSlot slot);
   void capture_random_state(PendingCall& pending, const c10::IValue* arguments);

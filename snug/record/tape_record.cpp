@@ -2,12 +2,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "snug/base/clock.h"
 #include "snug/base/patient_lock.h"
 #include "snug/memory/out_of_budget.h"
 #include "snug/memory/swallowed_refusal.h"
+#include "snug/record/hidden_writes.h"
 #include "snug/record/tape.h"
 #include "snug/record/unshard_range.h"
 
@@ -53,7 +56,16 @@ void Tape::record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
     roll_back(pending);
     throw;
   }
-  commit(pending, stack);
+  pending.hides_writes ? leave_out(pending) : commit(pending, stack);
+}
+
+/// It has run, and must not run again: what it has written and returned becomes a leaf when it is read.
+void Tape::leave_out(PendingCall& pending) {
+  const PatientLock lock(mutex_);
+  const std::vector<WrittenTensor> written = pending.lists.written;
+  roll_back(pending);
+  for (const WrittenTensor& w : written) written_elsewhere(w.tensor.storage().unsafeGetStorageImpl());
+  observers_.tell_recording(&TapeObserver::op_not_recorded);
 }
 
 bool Tape::runs_once(const OperatorTraits& traits, const c10::IValue* arguments) const {
@@ -76,7 +88,11 @@ void Tape::run_once(const c10::OperatorHandle& op, const OperatorTraits& traits,
     });
   }
   observers_.tell_recording(&TapeObserver::kernel_begins);
-  op.redispatchBoxed(keys, &stack);
+  {
+    std::optional<HiddenWrites> hidden;
+    if (traits.may_hide_writes) hidden.emplace(stack, traits.arguments.size());
+    op.redispatchBoxed(keys, &stack);
+  }
   memory::rethrow_swallowed_refusal();
   if (traits.collective == Collective::FillsLater || traits.collective == Collective::Waits)
     note_filling(traits, stack);
@@ -166,8 +182,11 @@ void Tape::run(PendingCall& pending, const c10::OperatorHandle& op, c10::Dispatc
   const double started = timed_by_ != nullptr ? now() : 0;
   {
     const memory::OperationScope operation(&pending.traits.name);
+    std::optional<HiddenWrites> hidden;
+    if (pending.traits.may_hide_writes) hidden.emplace(stack, pending.traits.arguments.size());
     op.redispatchBoxed(keys, &stack);
     memory::rethrow_swallowed_refusal();
+    pending.hides_writes = hidden && !hidden->found().empty();
   }
   if (timed_by_ != nullptr) pending.seconds = now() - started;
   calls_.note_drawn(pending.call);  // no other thread reads these before the call is committed

@@ -94,5 +94,48 @@ TEST(HiddenWrites, OfAnArgumentThatHasToBeNamedAreNoOverwriting) {
   EXPECT_TRUE(same_bits(gradient(false), gradient(true)));
 }
 
+/// A count that belongs to no argument.
+at::Tensor& calls_of_all() {
+  static at::Tensor calls = torch::zeros({1});
+  return calls;
+}
+
+at::Tensor counted(const at::Tensor& x) {
+  calls_of_all().add_(1);
+  at::Tensor result = at::zeros_like(x);
+  result.view({-1}).add_(x.reshape({-1}));  // its own, and no hidden write
+  return result * calls_of_all();
+}
+TORCH_LIBRARY(snug_counted_writes, library) { library.def("counted(Tensor x) -> Tensor"); }
+TORCH_LIBRARY_IMPL(snug_counted_writes, CompositeExplicitAutograd, library) { library.impl("counted", counted); }
+
+TEST(HiddenWrites, OfTensorsThatAnOperatorIsNotGivenLetItRunOnce) {
+  const auto op = c10::Dispatcher::singleton()
+                      .findSchemaOrThrow("snug_counted_writes::counted", "")
+                      .typed<at::Tensor(const at::Tensor&)>();
+  const at::Tensor weight = torch::rand({64}).requires_grad_(), x = torch::rand({64});
+  const auto loss = [&] { return (weight.sin() * op.call(x.cos()).sin()).sum(); };
+  calls_of_all().zero_();
+  loss().backward();
+  const at::Tensor expected = std::exchange(weight.mutable_grad(), at::Tensor());
+  calls_of_all().zero_();
+  {
+    const Region region(Recompute{});
+    loss().backward();
+    EXPECT_GT(region.replayed_ops(), 1);
+  }
+  EXPECT_TRUE(same_bits(weight.grad(), expected));
+  EXPECT_EQ(calls_of_all().item<float>(), 1);
+
+  weight.mutable_grad() = at::Tensor();
+  calls_of_all().zero_();
+  replay::RecordedStep step = replay::record_step(loss, memory::device_memory(testing::test_device()));
+  EXPECT_EQ(calls_of_all().item<float>(), 0) << "recording leaves no trace";
+  Session session(std::move(step), "every_block", std::nullopt, memory::device_memory(testing::test_device()));
+  session.backward(loss);
+  EXPECT_TRUE(same_bits(weight.grad(), expected));
+  EXPECT_EQ(calls_of_all().item<float>(), 1);
+}
+
 }  // namespace
 }  // namespace snug
