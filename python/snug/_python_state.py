@@ -1,9 +1,10 @@
 """Saves and restores Python state that a step function may change: attributes of modules, optimizers and schedulers, of the
-objects that the step refers to, its sample, and the random generators of Python and NumPy. Recording runs the step twice and must
-leave no trace."""
+objects that the step, and the functions and classes that it uses, refer to, its sample, and the random generators of Python and
+NumPy. Recording runs the step twice and must leave no trace."""
 
 from __future__ import annotations
 
+import argparse
 import collections
 import copy
 import dis
@@ -27,7 +28,7 @@ _OWNERS = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRSc
 
 # Containers whose contents are restored. For objects of other types only the attribute that refers to them is.
 _SEQUENCES = (list, collections.deque)
-_MAPPINGS = (dict, collections.defaultdict, collections.OrderedDict)
+_MAPPINGS = (dict, collections.defaultdict, collections.OrderedDict, collections.Counter)
 _PLAIN = (*_SEQUENCES, *_MAPPINGS, set)
 
 
@@ -107,16 +108,28 @@ def _position(thing: Any) -> Any:
         frame = thing.gi_frame
         # The objects themselves: an id may be another object's by the next time.
         return None if frame is None else (frame.f_lasti, thing.gi_yieldfrom, list(frame.f_locals.items()))
-    if type(thing) is enumerate:
-        return thing.__reduce__()[1][1]  # type: ignore[index]
-    return getattr(thing, "_num_yielded", None) if hasattr(type(thing), "__next__") else None  # that of a DataLoader
+    if not hasattr(type(thing), "__next__"):
+        return None
+    if type(thing).__module__ in ("builtins", "itertools"):  # zip, map, cycle: what they would be pickled as
+        try:
+            return tuple(_position(part) or part for part in _flat(thing.__reduce__()[1:]))
+        except TypeError:
+            return None
+    return getattr(thing, "_num_yielded", None)  # that of a DataLoader
+
+
+def _flat(parts: Any) -> Iterator[Any]:
+    for part in parts:
+        if isinstance(part, tuple):
+            yield from _flat(part)
+        else:
+            yield part
 
 
 def _same_position(a: Any, b: Any) -> bool:
-    if not isinstance(a, tuple) or not isinstance(b, tuple):
-        return a == b
-    same_locals = len(a[2]) == len(b[2]) and all(x[0] == y[0] and x[1] is y[1] for x, y in zip(a[2], b[2]))
-    return a[0] == b[0] and a[1] is b[1] and same_locals
+    if isinstance(a, (tuple, list)) and type(a) is type(b):
+        return a is b or len(a) == len(b) and all(map(_same_position, a, b))
+    return a is b or isinstance(a, (int, str)) and type(a) is type(b) and a == b
 
 
 def _package_of(thing: Any) -> str:
@@ -130,8 +143,20 @@ def _refuse_lazy(module: torch.nn.Module, _: Any) -> None:
     )
 
 
+def _is_installed(package: str) -> bool:
+    """Whether it is a library, whose functions and classes are not looked through."""
+    return any(f"/{folder}/" in (getattr(sys.modules.get(package), "__file__", None) or "") for folder in ("site-packages", "dist-packages"))
+
+
+def _slots_of(kind: type) -> list[str]:
+    slots = [getattr(one, "__slots__", ()) for one in kind.__mro__]
+    names = [name for some in slots for name in ((some,) if isinstance(some, str) else some)]
+    return [name for name in names if not name.startswith("__")]
+
+
 # Objects within objects that the step refers to are looked at to this depth, and no longer containers than this.
-_DEPTH = 2
+_DEPTH = 8
+_DEPTH_IN_LIBRARIES = 2
 _LONGEST = 10_000
 
 
@@ -148,6 +173,9 @@ class PythonState:
         self._cells: list[tuple[types.CellType, Any]] = []
         self._iterators_in_cells: list[tuple[types.CellType, Any]] = []
         self._globals: list[tuple[dict[str, Any], str, Any]] = []
+        self._tensors: list[tuple[torch.Tensor, dict[str, Any]]] = []
+        self._of_objects: list[tuple[Any, str, Any]] = []  # attributes of classes, and in slots
+        self._names_of_classes: list[tuple[type, set[str]]] = []
         self._positions: list[tuple[Any, Any]] = []
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._contents: list[tuple[Any, Any]] = []
@@ -159,36 +187,89 @@ class PythonState:
         owners = objects_of(_OWNERS)
         lazy = [owner for owner in owners if isinstance(owner, LazyModuleMixin) and owner.has_uninitialized_params()]
         self._handles = [module.register_forward_pre_hook(_refuse_lazy, prepend=True) for module in lazy]
-        for owner in owners:
-            self._note_attributes(owner.__dict__, 0)
         function = step
         while isinstance(function, functools.partial):
             function = function.func
-        self._packages = {"__main__", _package_of(function), _package_of(type(getattr(function, "__self__", function)))} - {"builtins"}
+        # Whose instances are looked into. Functions and classes are, where they are no library's.
+        self._of_step = {"__main__", _package_of(function), _package_of(type(getattr(function, "__self__", function)))} - {"builtins"}
+        self._packages = {package for package in self._of_step if not _is_installed(package)}
+        self._depth = _DEPTH if self._packages == self._of_step else _DEPTH_IN_LIBRARIES
+        for owner in owners:
+            self._note_attributes(owner.__dict__, 0)
+            self._note_class(type(owner))
+            if isinstance(owner, torch.nn.Module):
+                for tensor in (*owner._parameters.values(), *owner._buffers.values()):
+                    self._note_tensor(tensor)
         self._note_function(step)
-        self._note(sample, _DEPTH)
+        self._note(sample, self._depth)
 
     def _is_of_the_program(self, thing: Any) -> bool:
         """Whether this is an instance of a class in the step's own package: loggers and other libraries' objects are not."""
-        is_instance = not isinstance(thing, (type, types.ModuleType, types.FunctionType, torch.Tensor, *_OWNERS))
-        return is_instance and _package_of(type(thing)) in self._packages and hasattr(thing, "__dict__")
+        if isinstance(thing, (type, types.ModuleType, types.FunctionType, torch.Tensor, *_OWNERS)):
+            return False
+        return _package_of(type(thing)) in self._of_step or type(thing) in (argparse.Namespace, types.SimpleNamespace)
+
+    def _note_tensor(self, tensor: torch.Tensor | None) -> None:
+        """Notes the attributes that the program has given a parameter or a buffer. Those of libraries begin with an underscore."""
+        if tensor is None or id(tensor) in self._seen:
+            return
+        self._seen.add(id(tensor))
+        self._tensors.append((tensor, dict(tensor.__dict__)))
+        for value in tensor.__dict__.values():
+            self._note(value, 0)
+
+    def _note_class(self, kind: type) -> None:
+        """Notes what the classes of the program, this one and those it derives from, have as attributes and use in methods."""
+        for one in kind.__mro__:
+            if id(one) in self._seen or _package_of(one) not in self._packages:
+                continue
+            self._seen.add(id(one))
+            for name, value in list(vars(one).items()):
+                function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+                if isinstance(function, types.FunctionType):
+                    self._note_function(function)
+                elif not name.startswith("__") and not hasattr(type(value), "__get__"):
+                    self._of_objects.append((one, name, value))
+                    self._note(value, 0)
+            self._names_of_classes.append((one, set(vars(one))))
 
     def _note_function(self, step: Any) -> None:
         if isinstance(step, functools.partial):
             self._note_function(step.func)
-            self._note([*step.args, *step.keywords.values()], _DEPTH)
+            self._note([*step.args, *step.keywords.values()], self._depth)
         elif isinstance(step, types.MethodType):
-            self._note(step.__self__, _DEPTH)
+            self._note(step.__self__, self._depth)
             self._note_function(step.__func__)
         elif isinstance(step, types.FunctionType):
+            if id(step) in self._seen:
+                return
+            self._seen.add(id(step))
             for cell in step.__closure__ or ():
                 self._note_cell(cell)
-            for name in {one.argval for one in dis.get_instructions(step) if one.opname == "STORE_GLOBAL"} & set(step.__globals__):
-                self._globals.append((step.__globals__, name, step.__globals__[name]))
+            self._note_globals(step.__globals__, step.__code__)
             if (wrapped := getattr(step, "__wrapped__", None)) is not None:
                 self._note_function(wrapped)
         else:
-            self._note(step, _DEPTH)
+            self._note(step, self._depth)
+
+    def _note_globals(self, names: dict[str, Any], code: types.CodeType) -> None:
+        """Notes the global variables that a function uses, and those that functions of the program that it calls use."""
+        stored: set[str] = set()
+        if dis.opmap["STORE_GLOBAL"] in code.co_code[::2]:
+            stored = {one.argval for one in dis.get_instructions(code) if one.opname == "STORE_GLOBAL"}
+        for name in code.co_names:  # attributes among them
+            if name not in names:
+                continue
+            value = names[name]
+            if name in stored:
+                self._globals.append((names, name, value))
+            if (iterator := _copied_iterator(value)) is not None:
+                self._iterators.append((names, name, iterator))
+            else:
+                self._note(value, self._depth)
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):  # of a function inside of it
+                self._note_globals(names, constant)
 
     def _note_cell(self, cell: types.CellType) -> None:
         try:
@@ -199,11 +280,7 @@ class PythonState:
             self._iterators_in_cells.append((cell, iterator))
             return
         self._cells.append((cell, value))
-        if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)) and id(value) not in self._seen:
-            self._seen.add(id(value))
-            self._note_function(value)
-        else:
-            self._note(value, _DEPTH)
+        self._note(value, self._depth)
 
     def _note_attributes(self, attributes: dict[str, Any], depth: int) -> None:
         self._attributes.append((attributes, dict(attributes)))
@@ -225,23 +302,44 @@ class PythonState:
         elif type(value) is tuple:
             for item in value[:_LONGEST]:
                 self._note(item, depth)
+        elif isinstance(value, functools.partial) or (
+            isinstance(value, (types.FunctionType, types.MethodType)) and _package_of(value) in self._packages
+        ):
+            self._note_function(value)
+        elif isinstance(value, type):
+            self._note_class(value)
         elif _is_generator(value):
             self._generators.append(_Generator(value))
         elif (position := _position(value)) is not None:
             self._positions.append((value, position))
         elif depth > 0 and id(value) not in self._seen and self._is_of_the_program(value):
             self._seen.add(id(value))
-            self._note_attributes(value.__dict__, depth - 1)
+            self._note_class(type(value))
+            if hasattr(value, "__dict__"):
+                self._note_attributes(value.__dict__, depth - 1)
+            for name in _slots_of(type(value)):
+                if hasattr(value, name):
+                    self._of_objects.append((value, name, getattr(value, name)))
+                    self._note(getattr(value, name), depth - 1)
 
     def put_back(self) -> None:
         """Restores the snapshot. May be called several times."""
         for attributes, before in self._attributes:
             _restore(attributes, before)
+        for tensor, before in self._tensors:
+            of_libraries = {name: value for name, value in tensor.__dict__.items() if name.startswith("_")}
+            _restore(tensor.__dict__, {**before, **of_libraries})
         for container, contents in self._contents:
             if not _same(container, contents):
                 _fill(container, contents)
         for attributes, name, iterator in self._iterators:
             attributes[name] = copy.copy(iterator)
+        for kind, names in self._names_of_classes:
+            for name in [name for name in vars(kind) if name not in names and not name.startswith("_")]:
+                delattr(kind, name)
+        for thing, name, value in self._of_objects:
+            if getattr(thing, name, None) is not value:
+                setattr(thing, name, value)
         for cell, value in self._cells:
             cell.cell_contents = value
         for cell, iterator in self._iterators_in_cells:
