@@ -37,7 +37,10 @@ void HiddenWrites::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   std::vector<const void*> given;
   {
     const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
-    for_each_written(traits, arguments_on(stack, traits), [&](const at::Tensor& tensor) { writes(tensor); });
+    // What torch.tensor() has filled comes by these two alone, and neither changes contents.
+    if (traits.name == "aten::lift_fresh") add_own(arguments_on(stack, traits)->toTensor());
+    if (traits.name != "aten::detach_")
+      for_each_written(traits, arguments_on(stack, traits), [&](const at::Tensor& tensor) { writes(tensor); });
     for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
       for_each_tensor(arguments_on(stack, traits)[i], [&](const at::Tensor& tensor) {
         if (tensor.has_storage()) given.push_back(tensor.storage().unsafeGetStorageImpl());

@@ -254,17 +254,17 @@ def test_a_model_that_moved_to_another_dtype_after_fit(task):
 
 
 def test_verify_names_what_differs(task):
-    class Drifting(torch.autograd.Function):
-        calls = 0
+    calls = bytearray(1)  # which nothing puts back
 
+    class Drifting(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
-            Drifting.calls += 1
-            return x + Drifting.calls
+            calls[0] += 1
+            return x + calls[0]
 
         @staticmethod
         def backward(ctx, g):
-            return g * Drifting.calls
+            return g * calls[0]
 
     with pytest.raises(snug.Mismatch, match="loss") as caught:
         snug.verify(lambda b: Drifting.apply(task.step(b)), task.batch, task.model, "90%")

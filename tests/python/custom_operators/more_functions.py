@@ -69,9 +69,7 @@ class ReadsAttribute(Function):
         return g * x.cos() * getattr(x, "gradient_scale", 1.0)
 
 
-@case("a function reads an attribute of an activation that it saved",
-      broken="attributes of a saved activation are lost with its Python object",
-      broken_in=("recompute", "twice", "selective", "keep", "90%", "60%", "40%", "all recomputed"))
+@case("a function reads an attribute of an activation that it saved")
 def _(net, h, i):
     h.gradient_scale = 2.0
     return ReadsAttribute.apply(h)
