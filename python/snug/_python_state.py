@@ -158,6 +158,7 @@ def _slots_of(kind: type) -> list[str]:
 _DEPTH = 8
 _DEPTH_IN_LIBRARIES = 2
 _LONGEST = 10_000
+_MOST_ITEMS = 1_000_000  # of all containers: data sets may be lists of lists
 
 
 class PythonState:
@@ -184,6 +185,7 @@ class PythonState:
         if (numpy := sys.modules.get("numpy")) is not None:
             self._generators.append(_Generator(numpy.random))
         self._seen: set[int] = set()
+        self._items_left = _MOST_ITEMS
         owners = objects_of(_OWNERS)
         lazy = [owner for owner in owners if isinstance(owner, LazyModuleMixin) and owner.has_uninitialized_params()]
         self._handles = [module.register_forward_pre_hook(_refuse_lazy, prepend=True) for module in lazy]
@@ -293,9 +295,10 @@ class PythonState:
     def _note(self, value: Any, depth: int) -> None:
         """depth: how far to look into objects that are neither containers nor modules."""
         if type(value) in _PLAIN:
-            if id(value) in self._seen or len(value) > _LONGEST:
+            if id(value) in self._seen or len(value) > min(_LONGEST, self._items_left):
                 return
             self._seen.add(id(value))
+            self._items_left -= len(value)
             self._contents.append((value, copy.copy(value)))
             for item in value.values() if isinstance(value, dict) else value:
                 self._note(item, depth)
@@ -338,7 +341,8 @@ class PythonState:
             for name in [name for name in vars(kind) if name not in names and not name.startswith("_")]:
                 delattr(kind, name)
         for thing, name, value in self._of_objects:
-            if getattr(thing, name, None) is not value:
+            now = vars(thing).get(name) if isinstance(thing, type) else getattr(thing, name, None)
+            if now is not value:
                 setattr(thing, name, value)
         for cell, value in self._cells:
             cell.cell_contents = value
