@@ -149,7 +149,8 @@ void declare(const OperatorDeclaration& declared, const c10::FunctionSchema& sch
     traits.hidden_writes.only_if = declared.writes_only_if;
   if (declared.scratch_result && *declared.scratch_result < results) traits.scratch_result = *declared.scratch_result;
   if (declared.draws) traits.draws = *declared.draws ? OperatorTraits::Draws::Always : OperatorTraits::Draws::Never;
-  if (declared.keeps_state) traits.keeps_state = traits.may_hide_writes = *declared.keeps_state;
+  using KeepsState = OperatorTraits::KeepsState;
+  if (declared.keeps_state) traits.keeps_state = *declared.keeps_state ? KeepsState::Always : KeepsState::Never;
 }
 
 /// LibTorch 2.11 has no such tag.
@@ -195,14 +196,16 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
   if (traits->collective != OperatorTraits::Collective::No && traits->name.ends_with('_') && !traits->arguments.empty())
     traits->hidden_writes.positions = {0};
   traits->foreign = !is_libtorchs(traits->name);
-  traits->may_hide_writes = traits->foreign && !traits->annotation;
   if (op.hasTag(at::Tag::nondeterministic_seeded)) {
     traits->draws = OperatorTraits::Draws::Always;
   } else if (traits->foreign && !traits->annotation) {
     traits->draws = OperatorTraits::Draws::Perhaps;
   }
-  traits->keeps_state = traits->foreign && std::ranges::find(traits->arguments, OperatorTraits::Argument::Object) !=
-                                               traits->arguments.end();
+  if (traits->foreign && !traits->annotation) {
+    const bool takes_object =
+        std::ranges::find(traits->arguments, OperatorTraits::Argument::Object) != traits->arguments.end();
+    traits->keeps_state = takes_object ? OperatorTraits::KeepsState::Always : OperatorTraits::KeepsState::Perhaps;
+  }
   traits->composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   if (const auto declared = declaration_of(traits->name)) declare(*declared, schema, *traits);
   if (!schema.overload_name().empty()) traits->name += "." + schema.overload_name();
@@ -280,7 +283,7 @@ const OperatorTraits& traits_of(const c10::OperatorHandle& op) {
 
 bool is_beyond_values(const OperatorTraits& traits, const c10::IValue* arguments) {
   using Kind = OperatorTraits::Argument;
-  if (traits.keeps_state) return true;
+  if (traits.keeps_state == OperatorTraits::KeepsState::Always) return true;
   for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
     const Kind kind = traits.arguments[i];
     if (kind == Kind::Generator || kind == Kind::Object || kind == Kind::Other) continue;

@@ -35,10 +35,9 @@ struct OperatorTraits {
   /// Whether it draws from a random generator. Perhaps: it is not LibTorch's, and whether a generator moved while it
   /// ran tells.
   enum class Draws : std::uint8_t { Never, Perhaps, Always } draws = Draws::Never;
-  bool keeps_state = false;  ///< has a state outside of its tensors: it runs once
-  /// It is not LibTorch's, and may keep a state that nobody has declared: where its kernel writes a tensor that it was
-  /// not given, it runs once (HiddenWrites).
-  bool may_hide_writes = false;
+  /// Whether it has a state outside of its tensors, and runs once. Perhaps: it is not LibTorch's, nobody has declared
+  /// it, and whether its kernel writes a tensor that it was not given tells (HiddenWrites).
+  enum class KeepsState : std::uint8_t { Never, Perhaps, Always } keeps_state = KeepsState::Never;
   bool uninitialized = false;  ///< results have unspecified contents: empty and kin
   int scratch_result = -1;     ///< position of a result whose bits prove nothing, or -1
   /// When LibTorch raises the version counters of what the schema says is written: before the kernel that the recorder

@@ -162,7 +162,7 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     }
   } else {
     std::optional<HiddenWrites> hidden;
-    if (traits.may_hide_writes) hidden.emplace(*stack, traits.arguments.size());
+    if (traits.keeps_state != OperatorTraits::KeepsState::Never) hidden.emplace(*stack, traits.arguments.size());
     op.redispatchBoxed(below, stack);
   }
 }

@@ -90,7 +90,7 @@ void Tape::run_once(const c10::OperatorHandle& op, const OperatorTraits& traits,
   observers_.tell_recording(&TapeObserver::kernel_begins);
   {
     std::optional<HiddenWrites> hidden;
-    if (traits.may_hide_writes) hidden.emplace(stack, traits.arguments.size());
+    if (traits.keeps_state != OperatorTraits::KeepsState::Never) hidden.emplace(stack, traits.arguments.size());
     op.redispatchBoxed(keys, &stack);
   }
   memory::rethrow_swallowed_refusal();
@@ -183,7 +183,8 @@ void Tape::run(PendingCall& pending, const c10::OperatorHandle& op, c10::Dispatc
   {
     const memory::OperationScope operation(&pending.traits.name);
     std::optional<HiddenWrites> hidden;
-    if (pending.traits.may_hide_writes) hidden.emplace(stack, pending.traits.arguments.size());
+    if (pending.traits.keeps_state != OperatorTraits::KeepsState::Never)
+      hidden.emplace(stack, pending.traits.arguments.size());
     op.redispatchBoxed(keys, &stack);
     memory::rethrow_swallowed_refusal();
     pending.hides_writes = hidden && !hidden->found().empty();

@@ -122,7 +122,7 @@ TEST(HiddenWrites, OfTensorsThatAnOperatorIsNotGivenLetItRunOnce) {
   {
     const Region region(Recompute{});
     loss().backward();
-    EXPECT_GT(region.replayed_ops(), 1);
+    EXPECT_GT(region.replayed_ops(), 0);
   }
   EXPECT_TRUE(same_bits(weight.grad(), expected));
   EXPECT_EQ(calls_of_all().item<float>(), 1);
