@@ -72,7 +72,7 @@ def ways():
             yield pytest.param(name, options, inside, id=f"{name}-{'-'.join(options) or 'plain'}-{where}", marks=marks)
 
 
-@pytest.mark.parametrize(("name", "options", "inside"), ways())
+@pytest.mark.parametrize(("name", "options", "inside"), list(ways()))
 def test_a_budget_that_fit_accepts_holds_with_every_optimizer(name, options, inside):
     _a_budget_that_was_accepted_holds(lambda m: OPTIMIZERS[name](m.parameters(), lr=1e-3, **options), inside)
 
