@@ -22,9 +22,20 @@ c10::impl::LocalDispatchKeySet with_recorder() {
 
 }  // namespace
 
-HiddenWrites::HiddenWrites(const torch::jit::Stack& stack, std::size_t arguments)
+bool HiddenWrites::run_kernel(const c10::OperatorHandle& op, const OperatorTraits& traits, c10::DispatchKeySet keys,
+                              torch::jit::Stack& stack) {
+  if (traits.keeps_state == OperatorTraits::KeepsState::Never) {
+    op.redispatchBoxed(keys, &stack);
+    return false;
+  }
+  const HiddenWrites watched(traits, stack);
+  op.redispatchBoxed(keys, &stack);
+  return !watched.found_.empty();
+}
+
+HiddenWrites::HiddenWrites(const OperatorTraits& traits, const torch::jit::Stack& stack)
     : outer_(std::exchange(t_here, this)), seen_(with_recorder()) {
-  for (std::size_t i = stack.size() - arguments; i < stack.size(); ++i)
+  for (std::size_t i = stack.size() - traits.arguments.size(); i < stack.size(); ++i)
     for_each_tensor(stack[i], [&](const at::Tensor& tensor) { add_own(tensor); });
 }
 
@@ -37,7 +48,7 @@ void HiddenWrites::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   std::vector<const void*> given;
   {
     const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
-    // What torch.tensor() has filled comes by these two alone, and neither changes contents.
+    // torch.tensor() allocates below the dispatcher; these two, which change no contents, are all that is seen of it.
     if (traits.name == "aten::lift_fresh") add_own(arguments_on(stack, traits)->toTensor());
     if (traits.name != "aten::detach_")
       for_each_written(traits, arguments_on(stack, traits), [&](const at::Tensor& tensor) { writes(tensor); });
@@ -47,7 +58,7 @@ void HiddenWrites::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
       });
     }
   }
-  if (traits.foreign) {  // what it calls is a part of the kernel, too
+  if (traits.foreign) {  // its kernel is watched, too
     op.redispatchBoxed(keys, &stack);
   } else {
     const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);

@@ -6,19 +6,25 @@
 #include <c10/core/Storage.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <cstddef>
 #include <unordered_map>
 #include <vector>
 
 namespace snug::record {
 
-/// Watches the operators that the kernel of an operator calls, and notices writes to tensors that it was not given and
-/// did not make, as to a counter or a cache of its own: such a kernel must not run a second time. One scope for the
-/// kernel's run, on its thread; scopes nest. Writes that do not come by the dispatcher are not seen.
+struct OperatorTraits;
+
+/// Watches the operators that the kernel of a custom operator calls, and notices writes to tensors that are neither its
+/// arguments nor allocated by it, such as a counter. A replay would repeat such a write. Lives while the kernel runs,
+/// on the kernel's thread; scopes nest. Writes through raw pointers are not seen.
 class HiddenWrites {
  public:
-  /// `stack` has the arguments of the operator, of which there are `arguments`.
-  HiddenWrites(const torch::jit::Stack& stack, std::size_t arguments);
+  /// Runs the kernel that `keys` choose, and watches it unless the operator is known to keep no state. Returns whether
+  /// it has made such a write.
+  static bool run_kernel(const c10::OperatorHandle& op, const OperatorTraits& traits, c10::DispatchKeySet keys,
+                         torch::jit::Stack& stack);
+
+  /// Watches from here on. `stack` ends with the arguments of the operator.
+  HiddenWrites(const OperatorTraits& traits, const torch::jit::Stack& stack);
   ~HiddenWrites();
   HiddenWrites(const HiddenWrites&) = delete;
   HiddenWrites& operator=(const HiddenWrites&) = delete;
@@ -26,19 +32,17 @@ class HiddenWrites {
   /// The innermost scope of the calling thread, or null.
   static HiddenWrites* here() noexcept;
 
-  /// Runs an operator that the kernel has called. Throws what gates do that must not see a tensor written.
+  /// Runs an operator that the kernel calls. Throws what an OperatorGate throws to prevent a write.
   void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack);
-  /// A kernel that does not come by the dispatcher is about to write it.
+  /// The kernel is about to write the tensor. Throws as run() does.
   void writes(const at::Tensor& tensor);
-  /// What has been written so far, each storage once.
-  [[nodiscard]] const std::vector<at::Tensor>& found() const noexcept { return found_; }
 
  private:
   void add_own(const at::Tensor& tensor);
 
-  // Storages that it was given or has made. It may free them: no other one must get the address then.
+  // Storages of its arguments and those it has allocated. Weak references keep their addresses from being reused.
   std::unordered_map<const void*, c10::weak_intrusive_ptr<c10::StorageImpl>> own_;
-  std::vector<at::Tensor> found_;
+  std::vector<at::Tensor> found_;  // each storage once
   HiddenWrites* outer_;
   c10::impl::ForceDispatchKeyGuard seen_;
 };

@@ -161,9 +161,7 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
       throw_into_libtorch();
     }
   } else {
-    std::optional<HiddenWrites> hidden;
-    if (traits.keeps_state != OperatorTraits::KeepsState::Never) hidden.emplace(*stack, traits.arguments.size());
-    op.redispatchBoxed(below, stack);
+    HiddenWrites::run_kernel(op, traits, below, *stack);
   }
 }
 

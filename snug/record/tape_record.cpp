@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -88,11 +87,7 @@ void Tape::run_once(const c10::OperatorHandle& op, const OperatorTraits& traits,
     });
   }
   observers_.tell_recording(&TapeObserver::kernel_begins);
-  {
-    std::optional<HiddenWrites> hidden;
-    if (traits.keeps_state != OperatorTraits::KeepsState::Never) hidden.emplace(stack, traits.arguments.size());
-    op.redispatchBoxed(keys, &stack);
-  }
+  HiddenWrites::run_kernel(op, traits, keys, stack);
   memory::rethrow_swallowed_refusal();
   if (traits.collective == Collective::FillsLater || traits.collective == Collective::Waits)
     note_filling(traits, stack);
@@ -182,12 +177,8 @@ void Tape::run(PendingCall& pending, const c10::OperatorHandle& op, c10::Dispatc
   const double started = timed_by_ != nullptr ? now() : 0;
   {
     const memory::OperationScope operation(&pending.traits.name);
-    std::optional<HiddenWrites> hidden;
-    if (pending.traits.keeps_state != OperatorTraits::KeepsState::Never)
-      hidden.emplace(stack, pending.traits.arguments.size());
-    op.redispatchBoxed(keys, &stack);
+    pending.hides_writes = HiddenWrites::run_kernel(op, pending.traits, keys, stack);
     memory::rethrow_swallowed_refusal();
-    pending.hides_writes = hidden && !hidden->found().empty();
   }
   if (timed_by_ != nullptr) pending.seconds = now() - started;
   calls_.note_drawn(pending.call);  // no other thread reads these before the call is committed

@@ -23,6 +23,7 @@ namespace {
 
 // More than that is forgotten, the step that ran longest ago first: a thousand operators take half a MiB.
 constexpr std::size_t kFewestSteps = 64, kMostOperators = 250'000;
+
 /// A hash of what a plan has the step do.
 std::uint64_t decisions_of(const plan::MemoryPlan& plan) {
   const nlohmann::ordered_json all = to_json(plan);
