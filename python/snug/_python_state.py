@@ -103,14 +103,14 @@ def _copied_iterator(thing: Any) -> Any:
 
 
 def _position(thing: Any) -> Any:
-    """Returns a value that differs once the iterator has been advanced, or None if there is none."""
+    """Returns a value that changes when the iterator is advanced, or None if the iterator has none."""
     if isinstance(thing, types.GeneratorType):
         frame = thing.gi_frame
         # The objects themselves: an id may be another object's by the next time.
         return None if frame is None else (frame.f_lasti, thing.gi_yieldfrom, list(frame.f_locals.items()))
     if not hasattr(type(thing), "__next__"):
         return None
-    if type(thing).__module__ in ("builtins", "itertools"):  # zip, map, cycle: what they would be pickled as
+    if type(thing).__module__ in ("builtins", "itertools"):  # zip, map, cycle: __reduce__ returns their inner iterators
         try:
             return tuple(_position(part) or part for part in _flat(thing.__reduce__()[1:]))
         except TypeError:
@@ -165,8 +165,8 @@ class PythonState:
     """A snapshot of the state, taken when the object is made.
 
     Args:
-        step: The step function. The object of a method, what a closure and functools.partial hold, and global variables that the
-            function assigns to are part of the state.
+        step: The step function. Part of the state are the object of a method, what a closure and functools.partial hold, and
+            the global variables, objects and classes that it uses, directly or through functions of its own package.
         sample: Its arguments.
     """
 
@@ -212,7 +212,7 @@ class PythonState:
         return _package_of(type(thing)) in self._of_step or type(thing) in (argparse.Namespace, types.SimpleNamespace)
 
     def _note_tensor(self, tensor: torch.Tensor | None) -> None:
-        """Notes the attributes that the program has given a parameter or a buffer. Those of libraries begin with an underscore."""
+        """Saves the Python attributes of a parameter or buffer. Those that begin with an underscore are a library's and stay."""
         if tensor is None or id(tensor) in self._seen:
             return
         self._seen.add(id(tensor))
@@ -221,7 +221,7 @@ class PythonState:
             self._note(value, 0)
 
     def _note_class(self, kind: type) -> None:
-        """Notes what the classes of the program, this one and those it derives from, have as attributes and use in methods."""
+        """Saves class attributes, and the state that methods use, for a class of the step's own package and its base classes."""
         for one in kind.__mro__:
             if id(one) in self._seen or _package_of(one) not in self._packages:
                 continue
@@ -255,7 +255,7 @@ class PythonState:
             self._note(step, self._depth)
 
     def _note_globals(self, names: dict[str, Any], code: types.CodeType) -> None:
-        """Notes the global variables that a function uses, and those that functions of the program that it calls use."""
+        """Saves the global variables that the code refers to. Follows calls into functions of the step's own package."""
         stored: set[str] = set()
         if dis.opmap["STORE_GLOBAL"] in code.co_code[::2]:
             stored = {one.argval for one in dis.get_instructions(code) if one.opname == "STORE_GLOBAL"}

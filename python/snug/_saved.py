@@ -17,10 +17,10 @@ _Look = tuple[type[torch.Tensor], dict[str, Any]]
 
 
 def _look_of(tensor: Any) -> _Look | None:
-    """Returns the class of a tensor and its attributes, or None for a plain one without any."""
+    """Returns the class and the attributes of a tensor, or None for a torch.Tensor without attributes."""
     if not isinstance(tensor, torch.Tensor) or not (tensor.__dict__ or type(tensor) is not torch.Tensor):
         return None
-    # What is inside of a wrapper is among its attributes: to share them would keep its memory.
+    # A wrapper subclass has its inner tensors as attributes: sharing those would keep their memory.
     if type(tensor) is torch.nn.Parameter or is_traceable_wrapper_subclass(tensor):
         return None
     return type(tensor), tensor.__dict__
@@ -51,7 +51,7 @@ def _saved_tensors(ctx: Any) -> Any:
     return tuple(map(_with_look, tensors, looks))
 
 
-# Autograd makes a new tensor of what a saved-tensor hook returns where that needs a gradient, and hands the hook one
-# without the attributes and the class of the original.
+# With saved-tensor hooks, autograd gives the pack hook a detached tensor, and wraps the unpack hook's result in a new one:
+# both lose the class and the attributes of the original.
 BackwardCFunction.save_for_backward = _save_for_backward  # type: ignore[method-assign]
 BackwardCFunction.saved_tensors = property(_saved_tensors, doc=_plain.__doc__)  # type: ignore[misc]
