@@ -39,7 +39,8 @@ class Region(CallContext):
             may also return a torch.utils.checkpoint.CheckpointPolicy, or a bool: True is MUST_SAVE and False is
             PREFER_RECOMPUTE. It runs once per operator, in forward, and must not call PyTorch.
         verify_replay: Compares recomputed tensors with dropped ones. VerifyReplay.Once: the first time that a region at
-            this place in the program runs. True is VerifyReplay.Hashes: each time. False: never.
+            this place in the program runs, and then one tensor now and then. True is VerifyReplay.Hashes: each time.
+            False: never.
         detect_anomalies: Raises Error at the first result with an Inf or a NaN, with the operator and its module. Slow.
 
     Raises:

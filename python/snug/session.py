@@ -175,8 +175,8 @@ class Session:
     def verify_replays(self) -> _core.VerifyReplay:
         """Whether steps compare recomputed values with what they were. Takes a VerifyReplay or a bool.
 
-        VerifyReplay.Once (fit's check=True) compares each value the first time that it is recomputed; True or
-        VerifyReplay.Hashes each time; VerifyReplay.Values also names the element that differs; False or
+        VerifyReplay.Once (fit's check=True) compares each value the first time that it is recomputed, and then one value
+        in each step, in turn; True or VerifyReplay.Hashes each time; VerifyReplay.Values also names the element that differs; False or
         VerifyReplay.Off never.
 
         Example:
@@ -326,7 +326,8 @@ def fit(
         micro_batches: The number of steps whose gradients are accumulated before an update.
         streamed: StreamedTensors for weights larger than the budget, in place of host_budget and disk_budget.
         arena: Reserves one range of an accelerator's memory for steps, against fragmentation (see Session.arena).
-        check: Compares each recomputed value with its hash the first time. Costs a few percent of a first step.
+        check: Compares each value with its hash when it is first recomputed, which costs a few percent of a first step, and
+            then one value in each step, in turn.
 
     Returns:
         A Session. Its limit holds until it is closed or deleted.

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "snug/record/autocast_state.h"
+#include "snug/record/global_settings.h"
 #include "snug/record/operator_traits.h"
 
 namespace snug::record {
@@ -32,12 +33,13 @@ struct OutputSlot {
   std::uint32_t layout = 0;                            // see layout_of; once it is an output's
 };
 
-/// What a kernel depends on beside its arguments: the state of the thread that called the operator.
+/// What a kernel depends on beside its arguments: the state of the thread that called the operator, and of the process.
 struct CallState {
   c10::DispatchKeySet keys;                                ///< the kernel was chosen by: those below the recorder's
   c10::ScalarType default_dtype = c10::ScalarType::Float;  ///< of results that no argument gives a type
   bool grad_mode = false;
   std::optional<AutocastState> autocast;  ///< inside of the kernel; none: it is off
+  GlobalSettings settings;                ///< of the process
   friend bool operator==(const CallState&, const CallState&) = default;
 };
 

@@ -72,11 +72,16 @@ void CallLog::forget_unmoved(Call& call) {
   if (call.draws == 0) call.random = -1;
 }
 
-std::int16_t CallLog::note_state(c10::DispatchKeySet keys) {
+std::int16_t CallLog::note_state(const OperatorTraits& traits, c10::DispatchKeySet keys) {
+  using Of = GlobalSettings::Of;
+  const Of kernel = traits.elementwise || traits.looks_only            ? Of::Elementwise
+                    : keys.has_backend(c10::BackendComponent::CUDABit) ? Of::Accelerators
+                                                                       : Of::TheCpu;
   CallState now{.keys = keys,
                 .default_dtype = c10::get_default_dtype_as_scalartype(),
                 .grad_mode = c10::GradMode::is_enabled(),
-                .autocast = std::nullopt};
+                .autocast = std::nullopt,
+                .settings = GlobalSettings::now(kernel)};
   if (AutocastState::any_enabled()) now.autocast = AutocastState::now();
   const auto known = std::find(states_.begin(), states_.end(), now);
   const auto index = static_cast<std::int16_t>(known - states_.begin());

@@ -116,9 +116,12 @@ void VerifiedContents::check(plan::ValueId value, const c10::Storage& made) {
     if (const auto difference = then->difference(now)) {
       differed_ = true;
       throw Error(fmt::format(
-          "verify_replay: {} made other bits than in forward: of its result of {}, the first difference is in {}; {}",
+          "verify_replay: {} made other bits than in forward: of its result of {}, the first difference is in {}; {}{}",
           calls_.describe(values_.flow().producer(value)), format_bytes(static_cast<Bytes>(now.nbytes())), *difference,
-          cause_of(value)));
+          cause_of(value),
+          how_ == VerifyReplay::Once && compared_->has_had(shown.key)
+              ? "; when this was compared last, in an earlier step, it had the same bits: gradients since may be wrong"
+              : ""));
     }
     if (how_ != VerifyReplay::Once) continue;  // compared again where it is recomputed again
     compared_->add(shown.key);

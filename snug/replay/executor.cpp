@@ -232,6 +232,7 @@ void call_again(Tape& tape, plan::OpId op, torch::jit::Stack& stack) {
   const c10::Device made_on = tape.values().device(tape.flow().outputs(op).front().value);
   const c10::OptionalDeviceGuard device(made_on.is_cpu() ? std::nullopt : std::optional(made_on));
   const DefaultDtype default_dtype(state.default_dtype);
+  const record::GlobalSettingsScope settings(state.settings);
   const memory::OperationScope operation(&call.traits->name);
   std::deque<record::DrawAgain> draws;
   for (const record::Draw& draw : tape.calls().draws(call)) draws.emplace_back(draw);

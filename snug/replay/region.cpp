@@ -4,7 +4,9 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,6 +16,7 @@
 #include "snug/base/hash.h"
 #include "snug/base/patient_lock.h"
 #include "snug/memory/device_memory.h"
+#include "snug/record/compared_replays.h"
 #include "snug/record/recording.h"
 #include "snug/replay/anomaly.h"
 #include "snug/replay/opaque_values.h"
@@ -47,6 +50,15 @@ std::uint64_t hash_of(const std::source_location& where) {
   return hash_64(std::as_bytes(std::span(text)));
 }
 
+/// Comparing waits for the device, so not each region has a value compared again.
+void compare_once(record::Tape& tape, std::uint64_t place) {
+  constexpr std::uint64_t kRegionsPerValue = 32;
+  static std::atomic<std::uint64_t> regions = 0;
+  const auto& compared = record::ComparedReplays::of_this_process();
+  if (++regions % kRegionsPerValue == 0) compared->forget_oldest();
+  tape.verify_replays_once(compared, place);
+}
+
 }  // namespace
 
 Region::Region(RegionAction action, RegionOptions options, std::source_location where)
@@ -62,7 +74,7 @@ Region::Region(RegionAction action, RegionOptions options, std::source_location 
   state_->hooks.emplace();
   if (options.verify_replay == VerifyReplay::Once) {
     const std::uint64_t place = options.place != 0 ? options.place : hash_of(where);
-    if (state_->recording) state_->tape->verify_replays_once(record::ComparedReplays::of_this_process(), place);
+    if (state_->recording) compare_once(*state_->tape, place);
   } else if (options.verify_replay != VerifyReplay::Off) {
     state_->tape->verify_replays(options.verify_replay);
   }

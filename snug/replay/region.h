@@ -20,8 +20,8 @@ using RegionAction = std::variant<Recompute, Keep, Offload, Selective, Selective
 struct RegionOptions {
   /// Remembers what is dropped and compares it when it is recomputed; a replay that makes other bits throws Error,
   /// naming the operator, its module and the place. Holds for the whole tape: this region and those around and in it
-  /// from here on. Once: what a region at this place in the program drops is compared the first time; within a step of
-  /// a Session the session decides.
+  /// from here on. Once: what a region at this place in the program drops is compared the first time, and then one
+  /// value now and then; within a step of a Session the session decides.
   VerifyReplay verify_replay = VerifyReplay::Once;
   /// A hash of the place in the program, for Once. 0: that of the caller of Region's constructor.
   std::uint64_t place = 0;

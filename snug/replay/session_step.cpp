@@ -142,6 +142,7 @@ std::shared_ptr<record::Tape> Session::Step::forward_begins(int stage) {
   pass->tape->values().use(state_.tiers);
   // A clock of its own runs for a device that is described and has no contents.
   if (state_.verify == VerifyReplay::Once && !state_.memory.own_seconds()) {
+    if (pass->number == 0) state_.compared->forget_oldest();
     pass->tape->verify_replays_once(state_.compared, 0);
   } else if (state_.verify != VerifyReplay::Once) {
     pass->tape->verify_replays(state_.verify);

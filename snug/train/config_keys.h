@@ -203,10 +203,11 @@ void visit_keys(AnyConfig& c, Visit&& to) {
   varies("memory", "allow", c.memory.allow,
          "what may be changed to fit the budget in less time, with commas between: " + knob_names(), KnobNames{},
          kWithBudget);
-  varies("memory", "check_first_step", c.memory.check_first_step,
-         "compare each value that is recomputed for the first time with what it was; a difference ends the run before "
-         "weights are updated",
-         Anything{}, kInRuns);
+  varies(
+      "memory", "check_first_step", c.memory.check_first_step,
+      "compare each value that is recomputed for the first time with what it was, and then one value in each step, in "
+      "turn; a difference ends the run before weights are updated",
+      Anything{}, kInRuns);
   varies("memory", "verify_replay_every", c.memory.verify_replay_every,
          "each so many steps, check that what is made again is what was dropped; 0: never", kNotNegative, kInRuns);
   varies("memory", "verify_replay_by", c.memory.verify_replay_by,

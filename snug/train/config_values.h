@@ -110,7 +110,7 @@ struct MemoryConfig {
   bool arena = false;                    ///< What steps take of an accelerator's memory lies in one range of it.
   std::string strategy = "optimal";      ///< As plan::strategy_from reads it.
   std::string allow;                     ///< Knobs that may be turned; commas between.
-  bool check_first_step = true;          ///< Compares what is recomputed for the first time with what it was.
+  bool check_first_step = true;          ///< Compares what is first recomputed with what it was, then one value a step.
   std::int64_t verify_replay_every = 0;  ///< Each so many steps what is dropped is remembered and compared; 0: never.
   VerifyBy verify_replay_by = VerifyBy::Hashes;
 

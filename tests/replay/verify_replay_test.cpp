@@ -170,28 +170,29 @@ TEST(VerifyReplay, OnceTakesNoMemoryThatIsNotInThePlan) {
   plan::MemoryPlan nothing = plan::bare_plan(recorded.graph);
   plan::Planner planner(recorded.graph, plan::predicted(recorded.graph, std::move(nothing)));
   Session session(std::move(recorded), std::move(planner), std::nullopt, memory);
-  for (const bool compares : {true, false}) {
+  for (const VerifyReplay how : {VerifyReplay::Once, VerifyReplay::Off}) {
+    session.verify_replays(how);
     w.mutable_grad().reset();
     memory.reset_peak();
     session.backward(step);
-    EXPECT_EQ(session.last_step().compared_values > 0, compares);
+    EXPECT_EQ(session.last_step().compared_values > 0, how == VerifyReplay::Once);
     EXPECT_EQ(memory.stats().allocated_peak, session.plan().predicted_peak);
   }
 }
 
-TEST(VerifyReplay, OnceComparesEachValueOfASessionOnce) {
+TEST(VerifyReplay, OnceComparesAllValuesOfASessionAndThenOneInEachStep) {
   const at::Tensor x = torch::randn({8192}), w = torch::randn({8192}, at::requires_grad());
   auto& memory = testing::test_memory();
-  const auto step = [&] { return (w * x.sin()).sum(); };
+  const auto step = [&] { return (w * x.sin()).sum() + (w * x.cos()).sum() + (w * x.tanh()).sum(); };
   auto recorded = replay::record_step(step, memory);
   plan::MemoryPlan nothing = plan::bare_plan(recorded.graph);
   plan::Planner planner(recorded.graph, plan::predicted(recorded.graph, std::move(nothing)));
   Session session(std::move(recorded), std::move(planner), std::nullopt, memory);
-  for (const std::int64_t compared : {1, 0, 0}) {
+  for (const std::int64_t compared : {3, 1, 1, 1, 1}) {
     w.mutable_grad().reset();
     session.backward(step);
     EXPECT_EQ(session.last_step().compared_values, compared);
-    EXPECT_EQ(session.last_step().replayed_ops, 1);
+    EXPECT_EQ(session.last_step().replayed_ops, 3);
   }
 }
 

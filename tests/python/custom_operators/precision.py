@@ -79,7 +79,7 @@ def asks_flag(x: torch.Tensor) -> torch.Tensor:
     return x * (1 + torch.are_deterministic_algorithms_enabled())
 
 
-@case("a flag of the process changes around an operator", counts="asks_flag", error="own::asks_flag")
+@case("a flag of the process changes around an operator", counts="asks_flag")
 def _(net, h, i):
     torch.use_deterministic_algorithms(True)
     try:
