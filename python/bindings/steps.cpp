@@ -294,8 +294,11 @@ replay::Forward forward_of(const py::function& step) {
       const replay::StepRun* run = replay::StepRun::here();
       if (loss.is_none() && run != nullptr && run->may_return_nothing()) return {};
       if (!THPVariable_Check(loss.ptr())) {
-        throw UsageError("step: it returned a " + py::str(py::type::of(loss)).cast<std::string>() +
-                         "; return the loss, a tensor of one element");
+        const std::string what = loss.is_none()
+                                     ? "None, and did not call backward()"
+                                     : "a " + py::str(py::type::of(loss).attr("__name__")).cast<std::string>();
+        throw UsageError("step: it returned " + what +
+                         "; return the loss, a tensor of one element, or call backward() within the step");
       }
       return THPVariable_Unpack(loss.ptr());
     } catch (py::error_already_set& error) {

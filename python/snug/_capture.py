@@ -283,6 +283,9 @@ def run_plain(step: Callable[..., Any], arguments: Arguments) -> torch.Tensor | 
     if recorded.called_grad and not (isinstance(result, torch.Tensor) and result.requires_grad):
         return None
     if not isinstance(result, torch.Tensor):
-        raise UsageError(f"step: it returned a {type(result).__name__}; return the loss, a tensor of one element")
+        what = "None, and did not call backward()" if result is None else f"a {type(result).__name__}"
+        raise UsageError(
+            f"step: it returned {what}; return the loss, a tensor of one element, or call backward() within the step"
+        )
     result.backward()
     return result
