@@ -63,13 +63,18 @@ class CapacityExperts(Experts):
 
 
 class MoEProgram(Program):
+    width, tokens = 64, 256
+
     def make(self):
         raise NotImplementedError
 
     def __init__(self):
-        self.model = nn.Sequential(nn.Linear(64, 64), *(self.make() for _ in range(2)), nn.LayerNorm(64), nn.Linear(64, 8))
+        width, tokens = self.width, self.tokens
+        layers = [self.make() for _ in range(2)]
+        self.model = nn.Sequential(nn.Linear(64, width), *layers, nn.LayerNorm(width), nn.Linear(width, 8))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 3e-3)
-        self.batches = [(x * (1 + i % 3), torch.randint(0, 8, (256,))) for i, x in enumerate(gaussian_batches(14, 256, 64))]
+        inputs = gaussian_batches(14, tokens, 64)
+        self.batches = [(x * (1 + i % 3), torch.randint(0, 8, (tokens,))) for i, x in enumerate(inputs)]
 
     def step(self, batch):
         self.optimizer.zero_grad()
@@ -84,10 +89,10 @@ class MoEProgram(Program):
 @program
 class MixtralExperts(MoEProgram):
     def make(self):
-        return Experts(64, 4)
+        return Experts(self.width, 4)
 
 
 @program
 class SwitchExperts(MoEProgram):
     def make(self):
-        return CapacityExperts(64, 4, 80)
+        return CapacityExperts(self.width, 4, 5 * self.tokens // 16)

@@ -6,15 +6,15 @@ from torch import nn
 
 from .program import Program, program
 
-TOKENS, WIDTH, HEADS = 200, 64, 4
+TOKENS, HEADS = 200, 4
 
 
 class Layer(nn.Module):
-    def __init__(self):
+    def __init__(self, width):
         super().__init__()
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH), nn.Dropout(0.1))
-        self.norm, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width), nn.Dropout(0.1))
+        self.norm, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
 
     def forward(self, x, mask=None, lengths=None):
         q, k, v = self.qkv(x).chunk(3, dim=-1)
@@ -24,27 +24,27 @@ class Layer(nn.Module):
 
     @staticmethod
     def padded(q, k, v, mask):
-        b, t, _ = q.shape
+        b, t, width = q.shape
         q, k, v = (h.view(b, t, HEADS, -1).transpose(1, 2) for h in (q, k, v))
         h = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :])
-        return h.transpose(1, 2).reshape(b, t, WIDTH)
+        return h.transpose(1, 2).reshape(b, t, width)
 
     @staticmethod
     def packed(q, k, v, lengths):
         """For each sentence by itself, as a kernel for variable lengths does."""
         parts = []
         for one in zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True):
-            q1, k1, v1 = (h.view(-1, HEADS, WIDTH // HEADS).transpose(0, 1) for h in one)
-            parts.append(F.scaled_dot_product_attention(q1, k1, v1).transpose(0, 1).reshape(-1, WIDTH))
+            q1, k1, v1 = (h.view(len(h), HEADS, -1).transpose(0, 1) for h in one)
+            parts.append(F.scaled_dot_product_attention(q1, k1, v1).transpose(0, 1).flatten(1))
         return torch.cat(parts)
 
 
 class Bert(nn.Module):
-    def __init__(self):
+    def __init__(self, width, longest):
         super().__init__()
-        self.embedding, self.position = nn.Embedding(TOKENS, WIDTH, padding_idx=0), nn.Embedding(64, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(2))
-        self.head = nn.Linear(WIDTH, TOKENS)
+        self.embedding, self.position = nn.Embedding(TOKENS, width, padding_idx=0), nn.Embedding(longest, width)
+        self.layers = nn.ModuleList(Layer(width) for _ in range(2))
+        self.head = nn.Linear(width, TOKENS)
 
     def forward(self, tokens, positions, **shapes):
         x = self.embedding(tokens) + self.position(positions)
@@ -54,16 +54,16 @@ class Bert(nn.Module):
 
 
 class RaggedProgram(Program):
-    count = 14
+    count, width, times_as_long = 14, 64, 1
 
     def __init__(self):
-        self.model = Bert()
+        self.model = Bert(self.width, 64 * self.times_as_long)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda i: min(1, (i + 1) / 5))
         longest = [40, 33, 40, 28, 33, 40, 52, 28, 40, 33, 47, 40, 33, 60]
         self.batches = [
             [torch.randint(1, TOKENS, (int(n),)) for n in [most, *torch.randint(5, most, (7,)).tolist()]]
-            for most in longest[:self.count]
+            for most in (self.times_as_long * most for most in longest[:self.count])
         ]
 
     def blocks(self):
