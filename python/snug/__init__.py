@@ -23,7 +23,7 @@ from ._version import version as __version__
 _build_check.check(_built_for)
 _build_check.check_is_built(__path__)
 
-from . import _core, _higher_order, _raw_kernels, _saved, _wrapped  # noqa: E402
+from . import _core, _effects, _higher_order, _raw_kernels, _saved, _wrapped  # noqa: E402
 from ._core import Choice, OperatorContext, VerifyReplay  # noqa: E402
 from .actions import Keep, Offload, Recompute, Selective  # noqa: E402
 from .arguments import Arguments  # noqa: E402

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from . import _core
+from ._effects import has_ordered_effect
 
 
 def declare_operator(
@@ -32,7 +33,8 @@ def declare_operator(
             nothing wrote. Its bits are not compared.
         draws: whether it draws random numbers. By default snug looks whether a random generator moves while it runs.
         keeps_state: whether it keeps a state outside of its tensors, such as a counter. Then it runs once, and its
-            results are kept. By default operators that take a script object (torchbind) do.
+            results are kept. By default operators that take a script object (torchbind) do, and those with an ordered
+            effect (register_effect of torch.library).
 
     Raises:
         UsageError: the name is none, or the operator has nothing of that kind at a position.
@@ -46,4 +48,6 @@ def declare_operator(
         operator = operator._qualified_op_name
     elif isinstance(operator, torch._ops.OpOverload):
         operator = operator._schema.name
+    if keeps_state is None and has_ordered_effect(str(operator)):
+        keeps_state = True
     _core.declare_operator(str(operator), list(writes), writes_only_if, scratch_result, draws, keeps_state)
