@@ -138,12 +138,14 @@ TWO = {
     "fsdp, layers in blocks": Layout(partial(fsdp, nested=True)),
     "fsdp, fetched ahead": Layout(partial(fsdp, prefetch=True)),
     "fsdp, bf16": Layout(partial(fsdp, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))),
+    # Since PyTorch 2.15 gradients are then reduced in the type of the parameters, and before in that of the computation.
+    "fsdp, bf16 reduced as it comes": Layout(partial(fsdp, mp_policy=MixedPrecisionPolicy(torch.bfloat16))),
     "fsdp, blocks twice": Layout(fsdp, model={"blocks": 2, "repeated": 2}),
     "fsdp, blocks in turns": Layout(partial(fsdp, reshard_after_forward=False), model={"blocks": 2, "turns": 2}, budgets=("80%",)),
     "fsdp, written in place": Layout(fsdp, model={"writes": True}),
     "fsdp, reduced in place": Layout(fsdp, model={"reduces": True}),
     "fsdp, columns": Layout(partial(fsdp, shard_placement_fn=last_dimension)),
-        "fsdp, two micro-batches": Layout(fsdp, accumulate=2),
+    "fsdp, two micro-batches": Layout(fsdp, accumulate=2),
     "tensor": Layout(tensor_parallel, same_batch=("all",)),
     "tensor, sequences and loss": Layout(partial(tensor_parallel, sequences=True), same_batch=("all",), around=loss_parallel),
 }

@@ -24,7 +24,7 @@ def check(results, processes, table):
 
 
 # Each process imports PyTorch, so that few of them run all layouts, one behind the other.
-OFTEN = ("ddp", "fsdp, layers in blocks")
+OFTEN = ("ddp", "fsdp, layers in blocks", "fsdp, bf16 reduced as it comes")
 
 
 @pytest.mark.parametrize("which", ["often", pytest.param("all others", marks=pytest.mark.long)])
