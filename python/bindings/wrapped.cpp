@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "python/bindings/errors.h"
+#include "snug/record/recording.h"
+#include "snug/replay/rerun_frame.h"
 #include "snug/replay/unpacked_originals.h"
 #include "snug/replay/wrapped_tensor.h"
 
@@ -67,7 +69,14 @@ py::object with_originals(const py::function& get) {
   return result;
 }
 
+/// Whether what autograd saves on this thread, for an operator that runs now, is packed here before anything else.
+bool packs_saved_tensors() {
+  if (record::PythonHooksOutside::any_inside()) return false;
+  return replay::innermost_rerun_frame() || record::recording_tape();
+}
+
 void bind_wrapped(py::module_& module) {
+  module.def("packs_saved_tensors", &packs_saved_tensors);
   module.def("with_originals", &with_originals, py::arg("get"));
   module.def(
       "set_unwrap",

@@ -9,7 +9,6 @@ import collections
 import copy
 import dis
 import functools
-import itertools
 import random
 import sys
 import types
@@ -20,7 +19,11 @@ from typing import Any
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from ._iterators import copied_iterator, position_of, same_position
+from ._leaves import SavedLeaf, is_leaf_with_gradient
 from ._objects import objects_of
+from ._packages import is_programs, package_of
+from ._random_generators import SavedGenerator, is_generator
 from .errors import UsageError
 
 # Classes whose attributes are restored. A step may write to an optimizer's state before the update begins, as SAM does.
@@ -30,6 +33,8 @@ _OWNERS = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRSc
 _SEQUENCES = (list, collections.deque)
 _MAPPINGS = (dict, collections.defaultdict, collections.OrderedDict, collections.Counter)
 _PLAIN = (*_SEQUENCES, *_MAPPINGS, set)
+
+_ABSENT = object()  # in place of a value: the name had none
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -52,88 +57,20 @@ def _restore(attributes: dict[str, Any], before: dict[str, Any]) -> None:
             attributes[name] = value
 
 
+def _plain_kind_of(container: Any) -> Any:
+    """The class of _PLAIN that the container's class is or derives from, whose methods do nothing else."""
+    return next((kind for kind in type(container).__mro__ if kind in _PLAIN), None)
+
+
+def _copy_of(container: Any) -> Any:
+    kind = _plain_kind_of(container)
+    return dict(container) if issubclass(kind, dict) else kind(container)
+
+
 def _fill(container: Any, contents: Any) -> None:
-    container.clear()
-    if isinstance(container, _SEQUENCES):
-        container.extend(contents)
-    else:
-        container.update(contents)
-
-
-class _Generator:
-    """A random generator of Python or NumPy, with its state."""
-
-    def __init__(self, thing: Any) -> None:
-        self._thing = thing
-        if isinstance(thing, random.Random):
-            self._state = thing.getstate()
-        elif hasattr(thing, "get_state"):  # numpy.random.RandomState, or the module itself
-            self._state = thing.get_state()
-        else:  # numpy.random.Generator
-            self._state = thing.bit_generator.state
-
-    def put_back(self) -> None:
-        if isinstance(self._thing, random.Random):
-            self._thing.setstate(self._state)
-        elif hasattr(self._thing, "set_state"):
-            self._thing.set_state(self._state)
-        else:
-            self._thing.bit_generator.state = self._state
-
-
-def _is_generator(thing: Any) -> bool:
-    if isinstance(thing, random.Random):
-        return type(thing).getstate is random.Random.getstate
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(thing, (numpy.random.Generator, numpy.random.RandomState))
-
-
-_COPIED = (*(type(iter(empty)) for empty in ([], (), "", range(0), range(1 << 70))), itertools.count, itertools.repeat)
-
-
-def _copied_iterator(thing: Any) -> Any:
-    """Returns a copy of an iterator such as itertools.count, or None for other objects and for generators."""
-    # A copy of zip or enumerate shares its inner iterator with the original, so that it cannot be used.
-    if type(thing) not in _COPIED:
-        return None
-    try:
-        return copy.copy(thing)
-    except TypeError:  # a generator
-        return None
-
-
-def _position(thing: Any) -> Any:
-    """Returns a value that changes when the iterator is advanced, or None if the iterator has none."""
-    if isinstance(thing, types.GeneratorType):
-        frame = thing.gi_frame
-        # The objects themselves: an id may be another object's by the next time.
-        return None if frame is None else (frame.f_lasti, thing.gi_yieldfrom, list(frame.f_locals.items()))
-    if not hasattr(type(thing), "__next__"):
-        return None
-    if type(thing).__module__ in ("builtins", "itertools"):  # zip, map, cycle: __reduce__ returns their inner iterators
-        try:
-            return tuple(_position(part) or part for part in _flat(thing.__reduce__()[1:]))
-        except TypeError:
-            return None
-    return getattr(thing, "_num_yielded", None)  # that of a DataLoader
-
-
-def _flat(parts: Any) -> Iterator[Any]:
-    for part in parts:
-        if isinstance(part, tuple):
-            yield from _flat(part)
-        else:
-            yield part
-
-
-def _same_position(a: Any, b: Any) -> bool:
-    if isinstance(a, (tuple, list)) and type(a) is type(b):
-        return a is b or len(a) == len(b) and all(map(_same_position, a, b))
-    return a is b or isinstance(a, (int, str)) and type(a) is type(b) and a == b
-
-
-def _package_of(thing: Any) -> str:
-    return (getattr(thing, "__module__", None) or "").partition(".")[0]
+    kind = _plain_kind_of(container)
+    kind.clear(container)
+    (kind.extend if kind in _SEQUENCES else kind.update)(container, contents)
 
 
 def _refuse_lazy(module: torch.nn.Module, _: Any) -> None:
@@ -143,9 +80,12 @@ def _refuse_lazy(module: torch.nn.Module, _: Any) -> None:
     )
 
 
-def _is_installed(package: str) -> bool:
-    """Whether it is a library, whose functions and classes are not looked through."""
-    return any(f"/{folder}/" in (getattr(sys.modules.get(package), "__file__", None) or "") for folder in ("site-packages", "dist-packages"))
+def _is_assigned(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents
+    except ValueError:
+        return False
+    return True
 
 
 def _slots_of(kind: type) -> list[str]:
@@ -166,7 +106,8 @@ class PythonState:
 
     Args:
         step: The step function. Part of the state are the object of a method, what a closure and functools.partial hold, and
-            the global variables, objects and classes that it uses, directly or through functions of its own package.
+            the global variables, objects and classes that it uses, directly or through functions of the program, which is
+            all that is not installed.
         sample: Its arguments.
     """
 
@@ -175,16 +116,18 @@ class PythonState:
         self._iterators_in_cells: list[tuple[types.CellType, Any]] = []
         self._globals: list[tuple[dict[str, Any], str, Any]] = []
         self._tensors: list[tuple[torch.Tensor, dict[str, Any]]] = []
+        self._leaves: list[SavedLeaf] = []
         self._of_objects: list[tuple[Any, str, Any]] = []  # attributes of classes, and in slots
         self._names_of_classes: list[tuple[type, set[str]]] = []
         self._positions: list[tuple[Any, Any]] = []
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._contents: list[tuple[Any, Any]] = []
         self._iterators: list[tuple[dict[str, Any], str, Any]] = []
-        self._generators = [_Generator(random._inst)]  # type: ignore[attr-defined]
+        self._generators = [SavedGenerator(random._inst)]  # type: ignore[attr-defined]
         if (numpy := sys.modules.get("numpy")) is not None:
-            self._generators.append(_Generator(numpy.random))
+            self._generators.append(SavedGenerator(numpy.random))
         self._seen: set[int] = set()
+        self._leaf_ids: set[int] = set()
         self._items_left = _MOST_ITEMS
         owners = objects_of(_OWNERS)
         lazy = [owner for owner in owners if isinstance(owner, LazyModuleMixin) and owner.has_uninitialized_params()]
@@ -192,24 +135,27 @@ class PythonState:
         function = step
         while isinstance(function, functools.partial):
             function = function.func
-        # Whose instances are looked into. Functions and classes are, where they are no library's.
-        self._of_step = {"__main__", _package_of(function), _package_of(type(getattr(function, "__self__", function)))} - {"builtins"}
-        self._packages = {package for package in self._of_step if not _is_installed(package)}
-        self._depth = _DEPTH if self._packages == self._of_step else _DEPTH_IN_LIBRARIES
+        # The step's packages, where they are a library's: their instances are looked into, but not their functions.
+        self._of_step = {package_of(function), package_of(type(getattr(function, "__self__", function)))} - {"builtins"}
+        self._depth = _DEPTH if all(map(is_programs, self._of_step)) else _DEPTH_IN_LIBRARIES
         for owner in owners:
-            self._note_attributes(owner.__dict__, 0)
+            self._note_attributes(owner.__dict__, self._depth)
             self._note_class(type(owner))
             if isinstance(owner, torch.nn.Module):
                 for tensor in (*owner._parameters.values(), *owner._buffers.values()):
                     self._note_tensor(tensor)
+        for tensor in objects_of(torch.Tensor):
+            if is_leaf_with_gradient(tensor):
+                self._note_leaf(tensor)
         self._note_function(step)
         self._note(sample, self._depth)
 
     def _is_of_the_program(self, thing: Any) -> bool:
-        """Whether this is an instance of a class in the step's own package: loggers and other libraries' objects are not."""
+        """Whether this is an instance of a class of the program: loggers and other libraries' objects are not."""
         if isinstance(thing, (type, types.ModuleType, types.FunctionType, torch.Tensor, *_OWNERS)):
             return False
-        return _package_of(type(thing)) in self._of_step or type(thing) in (argparse.Namespace, types.SimpleNamespace)
+        package = package_of(type(thing))
+        return package in self._of_step or is_programs(package) or type(thing) in (argparse.Namespace, types.SimpleNamespace)
 
     def _note_tensor(self, tensor: torch.Tensor | None) -> None:
         """Saves the Python attributes of a parameter or buffer. Those that begin with an underscore are a library's and stay."""
@@ -219,16 +165,30 @@ class PythonState:
         self._tensors.append((tensor, dict(tensor.__dict__)))
         for value in tensor.__dict__.values():
             self._note(value, 0)
+        if not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+            self._note_leaf(tensor)
+
+    def _note_leaf(self, tensor: torch.Tensor) -> None:
+        if id(tensor) in self._leaf_ids or not tensor.is_leaf:
+            return
+        self._leaf_ids.add(id(tensor))
+        leaf = SavedLeaf(tensor)
+        self._leaves.append(leaf)
+        for hook in (leaf.hooks or {}).values():
+            self._note(hook, self._depth)
 
     def _note_class(self, kind: type) -> None:
-        """Saves class attributes, and the state that methods use, for a class of the step's own package and its base classes."""
+        """Saves class attributes, and the state that methods use, for a class of the program and its base classes."""
         for one in kind.__mro__:
-            if id(one) in self._seen or _package_of(one) not in self._packages:
+            if id(one) in self._seen or not is_programs(package_of(one)):
                 continue
             self._seen.add(id(one))
             for name, value in list(vars(one).items()):
                 function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-                if isinstance(function, types.FunctionType):
+                if isinstance(value, property):
+                    for accessor in (value.fget, value.fset):
+                        self._note_function(accessor)
+                elif isinstance(function, types.FunctionType):
                     self._note_function(function)
                 elif not name.startswith("__") and not hasattr(type(value), "__get__"):
                     self._of_objects.append((one, name, value))
@@ -255,17 +215,19 @@ class PythonState:
             self._note(step, self._depth)
 
     def _note_globals(self, names: dict[str, Any], code: types.CodeType) -> None:
-        """Saves the global variables that the code refers to. Follows calls into functions of the step's own package."""
+        """Saves the global variables that the code refers to. Follows calls into functions of the program."""
         stored: set[str] = set()
         if dis.opmap["STORE_GLOBAL"] in code.co_code[::2]:
             stored = {one.argval for one in dis.get_instructions(code) if one.opname == "STORE_GLOBAL"}
         for name in code.co_names:  # attributes among them
             if name not in names:
+                if name in stored:
+                    self._globals.append((names, name, _ABSENT))
                 continue
             value = names[name]
             if name in stored:
                 self._globals.append((names, name, value))
-            if (iterator := _copied_iterator(value)) is not None:
+            if (iterator := copied_iterator(value)) is not None:
                 self._iterators.append((names, name, iterator))
             else:
                 self._note(value, self._depth)
@@ -277,8 +239,9 @@ class PythonState:
         try:
             value = cell.cell_contents
         except ValueError:  # not assigned yet
+            self._cells.append((cell, _ABSENT))
             return
-        if (iterator := _copied_iterator(value)) is not None:
+        if (iterator := copied_iterator(value)) is not None:
             self._iterators_in_cells.append((cell, iterator))
             return
         self._cells.append((cell, value))
@@ -287,33 +250,35 @@ class PythonState:
     def _note_attributes(self, attributes: dict[str, Any], depth: int) -> None:
         self._attributes.append((attributes, dict(attributes)))
         for name, value in attributes.items():
-            if (iterator := _copied_iterator(value)) is not None:
+            if (iterator := copied_iterator(value)) is not None:
                 self._iterators.append((attributes, name, iterator))
             else:
                 self._note(value, depth)
 
     def _note(self, value: Any, depth: int) -> None:
         """depth: how far to look into objects that are neither containers nor modules."""
-        if type(value) in _PLAIN:
+        if type(value) in _PLAIN or isinstance(value, _PLAIN) and self._is_of_the_program(value):
             if id(value) in self._seen or len(value) > min(_LONGEST, self._items_left):
                 return
             self._seen.add(id(value))
             self._items_left -= len(value)
-            self._contents.append((value, copy.copy(value)))
+            self._contents.append((value, _copy_of(value)))
             for item in value.values() if isinstance(value, dict) else value:
                 self._note(item, depth)
-        elif type(value) is tuple:
+            if type(value) not in _PLAIN and hasattr(value, "__dict__"):
+                self._note_attributes(value.__dict__, depth)
+        elif isinstance(value, tuple):
             for item in value[:_LONGEST]:
                 self._note(item, depth)
         elif isinstance(value, functools.partial) or (
-            isinstance(value, (types.FunctionType, types.MethodType)) and _package_of(value) in self._packages
+            isinstance(value, (types.FunctionType, types.MethodType)) and is_programs(package_of(value))
         ):
             self._note_function(value)
         elif isinstance(value, type):
             self._note_class(value)
-        elif _is_generator(value):
-            self._generators.append(_Generator(value))
-        elif (position := _position(value)) is not None:
+        elif is_generator(value):
+            self._generators.append(SavedGenerator(value))
+        elif (position := position_of(value)) is not None:
             self._positions.append((value, position))
         elif depth > 0 and id(value) not in self._seen and self._is_of_the_program(value):
             self._seen.add(id(value))
@@ -321,9 +286,9 @@ class PythonState:
             if hasattr(value, "__dict__"):
                 self._note_attributes(value.__dict__, depth - 1)
             for name in _slots_of(type(value)):
-                if hasattr(value, name):
-                    self._of_objects.append((value, name, getattr(value, name)))
-                    self._note(getattr(value, name), depth - 1)
+                content = getattr(value, name, _ABSENT)
+                self._of_objects.append((value, name, content))
+                self._note(content, depth - 1)
 
     def put_back(self) -> None:
         """Restores the snapshot. May be called several times."""
@@ -340,16 +305,28 @@ class PythonState:
         for kind, names in self._names_of_classes:
             for name in [name for name in vars(kind) if name not in names and not name.startswith("_")]:
                 delattr(kind, name)
+        for leaf in self._leaves:
+            leaf.put_back()
         for thing, name, value in self._of_objects:
-            now = vars(thing).get(name) if isinstance(thing, type) else getattr(thing, name, None)
-            if now is not value:
+            now = vars(thing).get(name) if isinstance(thing, type) else getattr(thing, name, _ABSENT)
+            if now is value:
+                continue
+            if value is _ABSENT:
+                delattr(thing, name)
+            else:
                 setattr(thing, name, value)
         for cell, value in self._cells:
-            cell.cell_contents = value
+            if value is not _ABSENT:
+                cell.cell_contents = value
+            elif _is_assigned(cell):
+                del cell.cell_contents
         for cell, iterator in self._iterators_in_cells:
             cell.cell_contents = copy.copy(iterator)
         for names, name, value in self._globals:
-            names[name] = value
+            if value is _ABSENT:
+                names.pop(name, None)
+            else:
+                names[name] = value
         for generator in self._generators:
             generator.put_back()
 
@@ -362,7 +339,7 @@ class PythonState:
     def refuse_advanced(self) -> None:
         """Raises UsageError if a generator or a DataLoader's iterator that cannot be put back was advanced."""
         for iterator, position in self._positions:
-            if not _same_position(_position(iterator), position):
+            if not same_position(position_of(iterator), position):
                 raise UsageError(
                     f"fit: the recorded step took items from a {type(iterator).__name__}, which cannot be put back; give the step its "
                     "batch as an argument, or leave out the sample: fit(step, budget=...) records the first real step"

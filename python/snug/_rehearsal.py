@@ -10,6 +10,7 @@ import torch
 
 from . import _core
 from ._capture import unrecorded
+from ._leaves import is_leaf_with_gradient
 from ._objects import objects_of
 from ._twins import attributes_of, twin_of
 from ._updates import ParameterSteps
@@ -184,19 +185,11 @@ class Rehearsals:
         self._steps = ParameterSteps([], _rehearse)
 
 
-def _is_leaf_with_gradient(tensor: torch.Tensor) -> bool:
-    try:
-        return tensor.is_leaf and tensor.requires_grad
-    except RuntimeError:
-        # A view that was made without gradients, of what an update has written to since: PyTorch answers nothing about it.
-        return False
-
-
 def _put_aside() -> list[tuple[Any, ...]]:
     """Leaves, and their data, gradients and hooks. In a function: the last tensor looked at would be there beside the step."""
     kept = []
     for thing in objects_of(torch.Tensor):
-        if not _is_leaf_with_gradient(thing):
+        if not is_leaf_with_gradient(thing):
             continue
         plain = type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout == torch.strided
         # FSDP2 runs hooks of its shards by itself; the core puts those of plain tensors aside.

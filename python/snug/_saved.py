@@ -38,8 +38,9 @@ def _with_look(tensor: Any, look: _Look | None) -> Any:
 
 def _save_for_backward(ctx: Any, *tensors: Any) -> None:
     looks = [_look_of(tensor) for tensor in tensors]
-    if any(looks):
-        ctx._snug_looks = looks
+    kept = looks if any(looks) and _core.packs_saved_tensors() else None
+    if kept is not None or hasattr(ctx, "_snug_looks"):  # from an earlier call
+        ctx._snug_looks = kept
     _plain_save(ctx, *tensors)
 
 

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "snug/record/autocast_state.h"
+#include "snug/record/denormals.h"
 #include "snug/record/global_settings.h"
 #include "snug/record/operator_traits.h"
 
@@ -35,9 +36,9 @@ struct OutputSlot {
 
 /// What a kernel depends on beside its arguments: the state of the thread that called the operator, and of the process.
 struct CallState {
-  c10::DispatchKeySet keys;                                ///< the kernel was chosen by: those below the recorder's
-  c10::ScalarType default_dtype = c10::ScalarType::Float;  ///< of results that no argument gives a type
+  c10::DispatchKeySet keys;  ///< the kernel was chosen by: those below the recorder's
   bool grad_mode = false;
+  Denormals denormals = Denormals::Kept;
   std::optional<AutocastState> autocast;  ///< inside of the kernel; none: it is off
   GlobalSettings settings;                ///< of the process
   friend bool operator==(const CallState&, const CallState&) = default;

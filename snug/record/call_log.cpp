@@ -1,7 +1,6 @@
 #include "snug/record/call_log.h"
 
 #include <ATen/SequenceNumber.h>
-#include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>
@@ -16,6 +15,7 @@
 #include "snug/base/hash.h"
 #include "snug/base/lower_case.h"
 #include "snug/base/module_scope.h"
+#include "snug/record/denormals.h"
 
 namespace snug::record {
 
@@ -72,14 +72,16 @@ void CallLog::forget_unmoved(Call& call) {
   if (call.draws == 0) call.random = -1;
 }
 
-std::int16_t CallLog::note_state(const OperatorTraits& traits, c10::DispatchKeySet keys) {
+std::int16_t CallLog::note_state(const c10::OperatorHandle& op, const OperatorTraits& traits,
+                                 c10::DispatchKeySet keys) {
   using Of = GlobalSettings::Of;
-  const Of kernel = traits.elementwise || traits.looks_only            ? Of::Elementwise
+  const bool is_elementwise = traits.looks_only || (!traits.foreign && op.hasTag(at::Tag::pointwise));
+  const Of kernel = is_elementwise                                     ? Of::Elementwise
                     : keys.has_backend(c10::BackendComponent::CUDABit) ? Of::Accelerators
                                                                        : Of::TheCpu;
   CallState now{.keys = keys,
-                .default_dtype = c10::get_default_dtype_as_scalartype(),
                 .grad_mode = c10::GradMode::is_enabled(),
+                .denormals = denormals(),
                 .autocast = std::nullopt,
                 .settings = GlobalSettings::now(kernel)};
   if (AutocastState::any_enabled()) now.autocast = AutocastState::now();

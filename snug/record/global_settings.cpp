@@ -1,9 +1,11 @@
 #include "snug/record/global_settings.h"
 
 #include <ATen/Context.h>
+#include <c10/core/DefaultDtype.h>
 
 #include <array>
-#include <string>
+#include <mutex>
+#include <optional>
 
 namespace snug::record {
 namespace {
@@ -36,36 +38,39 @@ constexpr Setting reduction() {
           }};
 }
 
+Float32Precision precision_of(const Context& context, Float32Backend backend, Float32Op op) {
+  const Float32Precision is = context.float32Precision(backend, op);
+  return is == Float32Precision::NONE ? Float32Precision::IEEE : is;
+}
+
+/// By what it inherits, if that is it: a program that sets the precision of a whole backend next means this one, too.
+void set_precision(Context& context, Float32Backend backend, Float32Op op, Float32Precision to) {
+  context.setFloat32Precision(backend, op, Float32Precision::NONE);
+  if (precision_of(context, backend, op) != to) context.setFloat32Precision(backend, op, to);
+}
+
 template <Float32Backend Backend, Float32Op Op>
 constexpr Setting precision() {
-  return {3,
-          [](const Context& c) {
-            const Float32Precision is = c.float32Precision(Backend, Op);
-            return static_cast<std::uint32_t>(is == Float32Precision::NONE ? Float32Precision::IEEE : is);
-          },
-          [](Context& c, std::uint32_t to) { c.setFloat32Precision(Backend, Op, static_cast<Float32Precision>(to)); }};
+  return {3, [](const Context& c) { return static_cast<std::uint32_t>(precision_of(c, Backend, Op)); },
+          [](Context& c, std::uint32_t to) { set_precision(c, Backend, Op, static_cast<Float32Precision>(to)); }};
 }
 
 /// Of products, on both backends. setFloat32MatmulPrecision also sets the field that PyTorch compares with these.
-constexpr Setting kProducts = {6,
-                               [](const Context& c) {
-                                 return precision<Float32Backend::CUDA, Float32Op::MATMUL>().get(c) << 3U |
-                                        precision<Float32Backend::MKLDNN, Float32Op::MATMUL>().get(c);
-                               },
-                               [](Context& c, std::uint32_t to) {
-                                 const auto cuda = static_cast<Float32Precision>(to >> 3U),
-                                            mkldnn = static_cast<Float32Precision>(to & 7U);
-                                 if (cuda == Float32Precision::IEEE && mkldnn == Float32Precision::IEEE) {
-                                   c.setFloat32MatmulPrecision("highest");
-                                 } else if (cuda == Float32Precision::TF32 && mkldnn == Float32Precision::TF32) {
-                                   c.setFloat32MatmulPrecision("high");
-                                 } else if (cuda == Float32Precision::TF32 && mkldnn == Float32Precision::BF16) {
-                                   c.setFloat32MatmulPrecision("medium");
-                                 } else {
-                                   c.setFloat32Precision(Float32Backend::CUDA, Float32Op::MATMUL, cuda);
-                                   c.setFloat32Precision(Float32Backend::MKLDNN, Float32Op::MATMUL, mkldnn);
-                                 }
-                               }};
+constexpr Setting kProducts = {
+    6,
+    [](const Context& c) {
+      return precision<Float32Backend::CUDA, Float32Op::MATMUL>().get(c) << 3U |
+             precision<Float32Backend::MKLDNN, Float32Op::MATMUL>().get(c);
+    },
+    [](Context& c, std::uint32_t to) {
+      const auto cuda = static_cast<Float32Precision>(to >> 3U), mkldnn = static_cast<Float32Precision>(to & 7U);
+      const auto are = [&](Float32Precision a, Float32Precision b) { return cuda == a && mkldnn == b; };
+      if (are(Float32Precision::IEEE, Float32Precision::IEEE)) c.setFloat32MatmulPrecision("highest");
+      if (are(Float32Precision::TF32, Float32Precision::TF32)) c.setFloat32MatmulPrecision("high");
+      if (are(Float32Precision::TF32, Float32Precision::BF16)) c.setFloat32MatmulPrecision("medium");
+      set_precision(c, Float32Backend::CUDA, Float32Op::MATMUL, cuda);
+      set_precision(c, Float32Backend::MKLDNN, Float32Op::MATMUL, mkldnn);
+    }};
 
 constexpr Setting kDeterministic = {
     2,
@@ -74,13 +79,21 @@ constexpr Setting kDeterministic = {
     },
     [](Context& c, std::uint32_t to) { c.setDeterministicAlgorithms((to & 1U) != 0, (to & 2U) != 0); }};
 
+constexpr Setting kDefaultType = {
+    8, [](const Context&) { return static_cast<std::uint32_t>(c10::get_default_dtype_as_scalartype()); },
+    [](Context&, std::uint32_t to) {
+      c10::set_default_dtype(c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(to)));
+    }};
+
 constexpr Setting kOneDnn = flag<&Context::userEnabledMkldnn, &Context::setUserEnabledMkldnn>();
 
-constexpr std::array kElementwise = {kDeterministic, kOneDnn};
+constexpr std::array kElementwise = {kDefaultType, kDeterministic, kOneDnn};
 
 constexpr std::array kOnCpu = {
+    kDefaultType,
     kDeterministic,
     kOneDnn,
+    flag<&Context::userEnabledNNPACK, &Context::setUserEnabledNNPACK>(),
     flag<&Context::deterministicMkldnn, &Context::setDeterministicMkldnn>(),
     kProducts,
     precision<Float32Backend::MKLDNN, Float32Op::CONV>(),
@@ -88,6 +101,7 @@ constexpr std::array kOnCpu = {
 };
 
 constexpr std::array kOnAccelerators = {
+    kDefaultType,
     kDeterministic,
     kProducts,
     precision<Float32Backend::CUDA, Float32Op::CONV>(),
@@ -149,6 +163,48 @@ void GlobalSettings::set() const {
       return write(kOnCpu, bits_);
     case Of::Accelerators:
       return write(kOnAccelerators, bits_);
+  }
+}
+
+namespace {
+
+thread_local int t_scopes = 0;  // that change something
+
+/// Of all threads.
+struct Overlapping {
+  std::mutex mutex;
+  int scopes = 0;
+  std::optional<KeptSettings> before_the_first;
+};
+Overlapping& overlapping() {
+  static auto* it = new Overlapping;  // scopes of threads that outlive main()
+  return *it;
+}
+
+}  // namespace
+
+void GlobalSettingsScope::begin(const GlobalSettings& settings) {
+  Overlapping& all = overlapping();
+  const std::lock_guard lock(all.mutex);
+  if (all.scopes++ == 0) all.before_the_first.emplace();
+  ++t_scopes;
+  settings.set();
+}
+
+void GlobalSettingsScope::end() const {
+  Overlapping& all = overlapping();
+  const std::lock_guard lock(all.mutex);
+  --t_scopes;
+  if (--all.scopes == 0) {
+    all.before_the_first.reset();
+  } else if (t_scopes > 0) {
+    before_.set();
+  }
+}
+
+KeptSettings::~KeptSettings() {
+  for (const GlobalSettings& settings : {cpu_, accelerators_}) {
+    if (GlobalSettings::now(settings.of()) != settings) settings.set();
   }
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "snug/record/operator_traits.h"
+#include "snug/record/random_state.h"
 #include "snug/record/recording.h"
 #include "snug/record/recording_key.h"
 #include "snug/record/tape.h"
@@ -30,13 +31,15 @@ bool HiddenWrites::run_kernel(const c10::OperatorHandle& op, const OperatorTrait
   }
   const HiddenWrites watched(traits, stack);
   op.redispatchBoxed(keys, &stack);
-  return !watched.found_.empty();
+  return watched.keeps_state(stack, op.schema().returns().size());
 }
 
 HiddenWrites::HiddenWrites(const OperatorTraits& traits, const torch::jit::Stack& stack)
-    : outer_(std::exchange(t_here, this)), seen_(with_recorder()) {
-  for (std::size_t i = stack.size() - traits.arguments.size(); i < stack.size(); ++i)
-    for_each_tensor(stack[i], [&](const at::Tensor& tensor) { add_own(tensor); });
+    : outer_(std::exchange(t_here, this)), given_(default_generators()), seen_(with_recorder()) {
+  for (std::size_t i = stack.size() - traits.arguments.size(); i < stack.size(); ++i) {
+    for_each_tensor(stack[i], [&](const at::Tensor& tensor) { add_own(tensor, /*is_argument=*/true); });
+    if (stack[i].isGenerator()) given_.push_back(stack[i].toGenerator());
+  }
 }
 
 HiddenWrites::~HiddenWrites() { t_here = outer_; }
@@ -49,13 +52,19 @@ void HiddenWrites::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   {
     const c10::impl::ExcludeDispatchKeyGuard unseen(kRecordingKey);
     // torch.tensor() allocates below the dispatcher; these two, which change no contents, are all that is seen of it.
-    if (traits.name == "aten::lift_fresh") add_own(arguments_on(stack, traits)->toTensor());
+    // torch.from_numpy() calls the first, too, for memory that may be another's.
+    if (traits.name == "aten::lift_fresh") {
+      const at::Tensor& lifted = arguments_on(stack, traits)->toTensor();
+      if (lifted.has_storage() && memory::allocated_since(lifted.storage(), began_)) add_own(lifted);
+    }
     if (traits.name != "aten::detach_")
       for_each_written(traits, arguments_on(stack, traits), [&](const at::Tensor& tensor) { writes(tensor); });
     for (std::size_t i = 0; i < traits.arguments.size(); ++i) {
-      for_each_tensor(arguments_on(stack, traits)[i], [&](const at::Tensor& tensor) {
+      const c10::IValue& argument = arguments_on(stack, traits)[i];
+      for_each_tensor(argument, [&](const at::Tensor& tensor) {
         if (tensor.has_storage()) given.push_back(tensor.storage().unsafeGetStorageImpl());
       });
+      if (argument.isGenerator()) draws(argument.toGenerator());
     }
   }
   if (traits.foreign) {  // its kernel is watched, too
@@ -77,8 +86,9 @@ void HiddenWrites::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
 void HiddenWrites::writes(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return;
   const void* storage = tensor.storage().unsafeGetStorageImpl();
-  for (const HiddenWrites* scope = this; scope != nullptr; scope = scope->outer_) {
-    if (scope->own_.contains(storage)) return;
+  if (const auto own = own_.find(storage); own != own_.end()) {
+    own->second.written = true;
+    return;
   }
   const auto is_it = [&](const at::Tensor& t) { return t.storage().unsafeGetStorageImpl() == storage; };
   if (std::ranges::any_of(found_, is_it)) return;
@@ -87,10 +97,31 @@ void HiddenWrites::writes(const at::Tensor& tensor) {
   found_.push_back(tensor);
 }
 
-void HiddenWrites::add_own(const at::Tensor& tensor) {
+void HiddenWrites::draws(const at::Generator& generator) {
+  if (!generator.defined() || std::ranges::find(given_, generator) != given_.end()) return;
+  OperatorGate::tell_before_draw(generator);
+  draws_ = true;
+}
+
+void HiddenWrites::add_own(const at::Tensor& tensor, bool is_argument) {
   if (!tensor.has_storage()) return;
   const c10::Storage& storage = tensor.storage();
-  own_.try_emplace(storage.unsafeGetStorageImpl(), storage.getWeakStorageImpl());
+  own_.try_emplace(storage.unsafeGetStorageImpl(), Own{storage.getWeakStorageImpl(), is_argument});
+}
+
+bool HiddenWrites::keeps_state(const torch::jit::Stack& stack, std::size_t results) const {
+  if (!found_.empty() || draws_) return true;
+  std::vector<const void*> returned;
+  for (std::size_t i = stack.size() - results; i < stack.size(); ++i) {
+    for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
+      if (tensor.has_storage()) returned.push_back(tensor.storage().unsafeGetStorageImpl());
+    });
+  }
+  return std::ranges::any_of(own_, [&](const auto& entry) {
+    const Own& own = entry.second;
+    return own.written && !own.is_argument && own.storage.use_count() > 0 &&
+           std::ranges::find(returned, entry.first) == returned.end();
+  });
 }
 
 }  // namespace snug::record

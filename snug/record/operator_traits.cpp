@@ -196,7 +196,6 @@ std::unique_ptr<OperatorTraits> read_traits(const c10::OperatorHandle& op) {
   if (traits->collective != OperatorTraits::Collective::No && traits->name.ends_with('_') && !traits->arguments.empty())
     traits->hidden_writes.positions = {0};
   traits->foreign = !is_libtorchs(traits->name);
-  traits->elementwise = !traits->foreign && op.hasTag(at::Tag::pointwise);
   if (op.hasTag(at::Tag::nondeterministic_seeded)) {
     traits->draws = OperatorTraits::Draws::Always;
   } else if (traits->foreign && !traits->annotation) {

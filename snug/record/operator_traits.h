@@ -49,7 +49,6 @@ struct OperatorTraits {
   enum class Collective : std::uint8_t { No, AtOnce, FillsLater, Waits } collective = Collective::No;
   plan::Runs runs = plan::Runs::Alone;  ///< of one that may run again
   bool looks_only = false;              ///< reads no contents of its tensors, as views, and `empty_like`
-  bool elementwise = false;             ///< one of LibTorch's that PyTorch tags as pointwise
   bool foreign = false;                 ///< neither LibTorch's nor snug's
   bool composite = false;               ///< has a kernel that is made of other operators and their gradients
   bool annotation = false;              ///< begins or ends a range of a profiler, and computes nothing

@@ -251,6 +251,12 @@ void OperatorGate::tell_before_write(const at::Tensor& tensor) {
   });
 }
 
+void OperatorGate::tell_before_draw(const at::Generator& generator) {
+  for_each([&](const Calls& calls) {
+    if (calls.before_draw) calls.before_draw(generator);
+  });
+}
+
 GatesInBackward::Gates GatesInBackward::now() {
   auto all = std::make_shared<GatesOfBackward>();
   for_each_thread([&](record::Gates& gates) { all->threads.push_back(gates.shared_from_this()); });

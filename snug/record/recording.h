@@ -55,6 +55,8 @@ class OperatorGate {
     /// In front of whatever writes a tensor of a storage: an operator, or code that announces it (see Unrecorded). May
     /// throw, as before.
     std::function<void(const at::Tensor&)> before_write = {};
+    /// In front of a draw from a generator that the kernel of an operator was not given.
+    std::function<void(const at::Generator&)> before_draw = {};
   };
   explicit OperatorGate(Calls calls);
   ~OperatorGate();
@@ -75,6 +77,7 @@ class OperatorGate {
     std::vector<Over> over_;
   };
   static void tell_before_write(const at::Tensor& tensor);
+  static void tell_before_draw(const at::Generator& generator);
 
  private:
   template <class Tell>

@@ -208,7 +208,6 @@ class ValueStore {
   [[nodiscard]] std::vector<c10::Storage> leaf_storages() const;
   /// Whether the value is a leaf whose storage is of another size now, as of a weight that has been freed after its
   /// use.
-
   [[nodiscard]] bool resized(plan::ValueId value) const;
   /// Whether a recorded operator made the storage, so that it was not there before the step.
   [[nodiscard]] bool made(c10::StorageImpl* storage) const;

@@ -120,7 +120,8 @@ void VerifiedContents::check(plan::ValueId value, const c10::Storage& made) {
           calls_.describe(values_.flow().producer(value)), format_bytes(static_cast<Bytes>(now.nbytes())), *difference,
           cause_of(value),
           how_ == VerifyReplay::Once && compared_->has_had(shown.key)
-              ? "; when this was compared last, in an earlier step, it had the same bits: gradients since may be wrong"
+              ? "; when it was compared before, at this place, it had the same bits, so that gradients since may be "
+                "wrong"
               : ""));
     }
     if (how_ != VerifyReplay::Once) continue;  // compared again where it is recomputed again

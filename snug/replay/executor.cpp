@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/DefaultDtype.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
@@ -23,6 +22,7 @@
 #include "snug/memory/out_of_budget.h"
 #include "snug/memory/swallowed_refusal.h"
 #include "snug/memory/tag.h"
+#include "snug/record/denormals.h"
 #include "snug/record/recording.h"
 #include "snug/record/tape.h"
 #include "snug/replay/starved.h"
@@ -128,22 +128,6 @@ class RunScope {
   bool begun_;
 };
 
-/// The default type of results for the life of the scope; the process has one.
-class DefaultDtype {
- public:
-  explicit DefaultDtype(c10::ScalarType dtype) : before_(c10::get_default_dtype_as_scalartype()), is_(dtype) {
-    if (is_ != before_) c10::set_default_dtype(c10::scalarTypeToTypeMeta(is_));
-  }
-  ~DefaultDtype() {
-    if (is_ != before_) c10::set_default_dtype(c10::scalarTypeToTypeMeta(before_));
-  }
-  DefaultDtype(const DefaultDtype&) = delete;
-  DefaultDtype& operator=(const DefaultDtype&) = delete;
-
- private:
-  c10::ScalarType before_, is_;
-};
-
 /// The storages that the call writes, in place of the recorded ones: what the operator overwrites is copied first,
 /// unless nothing needs it any more.
 class WrittenStorages {
@@ -231,8 +215,8 @@ void call_again(Tape& tape, plan::OpId op, torch::jit::Stack& stack) {
   // Of an operator that is told a type of device alone, the current one is meant.
   const c10::Device made_on = tape.values().device(tape.flow().outputs(op).front().value);
   const c10::OptionalDeviceGuard device(made_on.is_cpu() ? std::nullopt : std::optional(made_on));
-  const DefaultDtype default_dtype(state.default_dtype);
   const record::GlobalSettingsScope settings(state.settings);
+  const record::DenormalScope denormals(state.denormals);
   const memory::OperationScope operation(&call.traits->name);
   std::deque<record::DrawAgain> draws;
   for (const record::Draw& draw : tape.calls().draws(call)) draws.emplace_back(draw);

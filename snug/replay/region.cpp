@@ -22,6 +22,7 @@
 #include "snug/replay/opaque_values.h"
 #include "snug/replay/rerun_frame.h"
 #include "snug/replay/saved_tensor_hooks.h"
+#include "snug/replay/step_run.h"
 
 namespace snug {
 
@@ -65,6 +66,7 @@ Region::Region(RegionAction action, RegionOptions options, std::source_location 
     : state_(std::make_unique<State>()) {
   if (!c10::GradMode::is_enabled()) return;
   replay::require_saved_tensor_hooks();
+  if (replay::StepRun* const step = replay::StepRun::here()) step->region_begins();
   // Inside a rerun checkpoint, which saves what a tape around it would, a region begins a tape of its own.
   if (!replay::innermost_rerun_frame()) state_->tape = record::recording_tape();
   if (!state_->tape) {

@@ -52,7 +52,13 @@ std::vector<at::Tensor> RepeatableCall::arguments() const {
 }
 
 RepeatableCall::ThreadStateScope::ThreadStateScope(const RepeatableCall& call)
-    : thread_(call.thread_), gates_(seen_by_), autocast_(call.autocast_), grad_mode_(call.grad_mode_) {
+    : thread_(call.thread_),
+      gates_(seen_by_),
+      autocast_(call.autocast_),
+      on_cpu_(call.on_cpu_),
+      on_accelerators_(call.on_accelerators_),
+      denormals_(call.denormals_),
+      grad_mode_(call.grad_mode_) {
   for (const record::RandomState& state : call.random_) random_.emplace_back(state);
 }
 

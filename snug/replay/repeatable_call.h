@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "snug/record/autocast_state.h"
+#include "snug/record/denormals.h"
+#include "snug/record/global_settings.h"
 #include "snug/record/random_state.h"
 #include "snug/record/recording.h"
 #include "snug/replay/rerun.h"
@@ -17,7 +19,8 @@
 namespace snug::replay {
 
 /// A function, and all that calling it once more as it is called now takes: its arguments, and what its results can
-/// depend on of this thread's state (precision, gradient mode and, if asked for, random generators).
+/// depend on of this thread's state (autocast, gradient mode, denormal numbers and, if asked for, random generators)
+/// and of the process's settings.
 class RepeatableCall {
  public:
   /// Calls the function with the arguments, which stand in this list in the order of their appearance.
@@ -39,6 +42,8 @@ class RepeatableCall {
     at::ThreadLocalStateGuard thread_;
     record::GatesInBackward gates_;
     record::AutocastScope autocast_;
+    record::GlobalSettingsScope on_cpu_, on_accelerators_;
+    record::DenormalScope denormals_;
     std::deque<record::RandomStateScope> random_;
     at::AutoGradMode grad_mode_;
   };
@@ -58,6 +63,9 @@ class RepeatableCall {
   std::vector<SavedArgument> arguments_;
   at::ThreadLocalState thread_;
   record::AutocastState autocast_ = record::AutocastState::now();
+  record::GlobalSettings on_cpu_ = record::GlobalSettings::now(record::GlobalSettings::Of::TheCpu);
+  record::GlobalSettings on_accelerators_ = record::GlobalSettings::now(record::GlobalSettings::Of::Accelerators);
+  record::Denormals denormals_ = record::denormals();
   bool grad_mode_;
   std::vector<record::RandomState> random_;
 };

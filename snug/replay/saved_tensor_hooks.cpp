@@ -43,11 +43,15 @@ class Hook final : public torch::autograd::SavedVariableHooks {
   std::optional<PackedTensor> packed_;
 };
 
+/// A step that goes forward again after a backward pass may have to be recorded from here on.
+void tell_step_of_save() {
+  if (record::recording_tape()) return;
+  if (StepRun* const step = StepRun::here()) step->note_unrecorded_save();
+}
+
 std::unique_ptr<torch::autograd::SavedVariableHooks> hooks_of_this_thread() {
   if (const auto& frame = innermost_rerun_frame()) return frame->hooks();
-  if (!record::recording_tape()) {
-    if (StepRun* const step = StepRun::here()) step->note_unrecorded_save();
-  }
+  tell_step_of_save();
   const auto& tape = record::recording_tape();
   return tape ? std::make_unique<Hook>(tape) : nullptr;
 }
@@ -103,6 +107,8 @@ class EngineInPython final : public Engine {
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     if (!record::PythonHooksOutside::any_inside()) {
       if (auto ours = hooks_of_this_thread()) return ours;
+    } else if (!innermost_rerun_frame()) {
+      tell_step_of_save();
     }
     return python_.get_default_saved_variable_hooks();
   }

@@ -126,10 +126,11 @@ at::Tensor Session::Step::run_unless_refused(const replay::Forward& forward) {
 /// Where a replay had other bits, gradients that came before that was found are dropped: nothing is left of the step.
 /// Those to which earlier steps have added stay.
 void Session::Step::forget_wrong_gradients() const {
-  for (const auto& pass : passes_) {
-    if (pass->kind != replay::StepKind::First || !pass->tape->verified().differed()) continue;
-    for (const at::Tensor& parameter : state_.parameters.alive()) parameter.mutable_grad().reset();
-  }
+  const bool differed = failed_differing_ || std::ranges::any_of(passes_, [](const auto& pass) {
+                          return pass->tape->verified().differed();
+                        });
+  if (!differed || !began_without_gradients_) return;
+  for (const at::Tensor& parameter : state_.parameters.alive()) parameter.mutable_grad().reset();
 }
 
 std::shared_ptr<record::Tape> Session::Step::forward_begins(int stage) {
@@ -178,7 +179,9 @@ record::DecideLater::Decision Session::Step::decide(Pass& pass) {
   // A function may have made room for itself. The others of a group have given this step up.
   if (refusal_ && !state_.book.asks_nobody()) std::rethrow_exception(refusal_);
   refusal_ = nullptr;
-  pass.kind = pass.is_micro_batch ? replay::StepKind::MicroBatch : kind_of(state_.parameters.alive());
+  const replay::StepKind kind = kind_of(state_.parameters.alive());
+  if (pass.number == 0) began_without_gradients_ = kind == replay::StepKind::First;
+  pass.kind = pass.is_micro_batch ? replay::StepKind::MicroBatch : kind;
   if (!begun_) {
     try {
       begin(pass.kind);
@@ -238,7 +241,10 @@ void Session::Step::find_parameters(Pass& pass, const replay::StepRun::Roots& ro
   replay::tag_weights(leaves);
   const bool are_first = state_.parameters.alive().empty();
   state_.add_parameters(leaves);
-  if (are_first && !pass.is_micro_batch) pass.kind = kind_of(state_.parameters.alive());
+  if (!are_first) return;
+  const replay::StepKind kind = kind_of(state_.parameters.alive());
+  if (pass.number == 0) began_without_gradients_ = kind == replay::StepKind::First;
+  if (!pass.is_micro_batch) pass.kind = kind;
 }
 
 void Session::Step::backward_over(record::Tape& tape) {
@@ -264,6 +270,7 @@ void Session::Step::reached(record::Tape& tape) {
 }
 
 void Session::Step::failed(record::Tape& tape) {
+  failed_differing_ = failed_differing_ || tape.verified().differed();
   const auto found = find(tape);
   if (!(*found)->is_micro_batch) return;
   if (tape.finished()) --in_flight_;

@@ -98,6 +98,8 @@ class Session::Step {
   StepReport report_;
   bool begun_ = false;
   int passes_begun_ = 0;
+  bool began_without_gradients_ = false;             // the first pass
+  bool failed_differing_ = false;                    // a pass, as a replay had other bits
   std::int32_t in_flight_ = 0, most_in_flight_ = 1;  // micro-batches
 };
 

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "snug/base/errors.h"
+#include "snug/record/denormals.h"
+#include "snug/record/global_settings.h"
 #include "snug/record/recording_key.h"
 #include "snug/replay/leaves_with_gradients.h"
 #include "snug/replay/record_evicting.h"
@@ -23,6 +25,9 @@ StepRecording::StepRecording(EvictionCost cost, memory::DeviceMemory& memory, co
 }
 
 Recorded StepRecording::run(const Forward& forward) {
+  // What the step sets in front of its update, and back behind it, is not put back by a step that is left there.
+  const record::KeptSettings settings;
+  const record::DenormalScope denormals;
   RecordedStep& step = recorded_.step;
   whole_ = &scope_.begin_pass();
   UsesMeasured uses(options_.streamed, whole_->profiler->clock());

@@ -166,15 +166,22 @@ at::Tensor StepRun::operator()(const Forward& step) {
 // Recording does not begin here, within an operator: what its kernel calls would be recorded in its place. A later
 // operator is told by its node, which autograd makes before the operator reaches the gate.
 void StepRun::note_unrecorded_save() {
-  const bool is_past = std::holds_alternative<Past>(state_);
-  if (next_node_ || !is_past || !phases_.allows_further_passes || micro_batches_ || function_is_over_) return;
+  if (next_node_ || !may_begin_further_pass()) return;
   next_node_ = at::sequence_number::peek();
   if (further_pass_) return;
   further_pass_.emplace(
       record::OperatorGate::Calls{.before = [this](const c10::OperatorHandle&, const torch::jit::Stack&) {
-        const bool is_awaited = next_node_ && std::holds_alternative<Past>(state_) && !micro_batches_;
+        const bool is_awaited = next_node_ && may_begin_further_pass();
         if (is_awaited && at::sequence_number::peek() > *next_node_ && here() == this) begin_forward();
       }});
+}
+
+bool StepRun::may_begin_further_pass() const noexcept {
+  return std::holds_alternative<Past>(state_) && phases_.allows_further_passes && !micro_batches_ && !function_is_over_;
+}
+
+void StepRun::region_begins() {
+  if (may_begin_further_pass()) begin_forward();
 }
 
 void StepRun::go_backward(const at::Tensor& loss) {
@@ -282,8 +289,9 @@ void StepRun::backward_begins(const Roots& roots) {
   if (found == forward_over_.end()) {
     refuse(UsageError(
         "step: it goes backward a second time; a step has one backward pass: add the losses up, make two steps of "
-        "it, call session.backward for each micro-batch and update after the last, or say where each forward pass "
-        "is (MicroBatch; in Python: with snug.micro_batch())"));
+        "it, call session.backward for each micro-batch and update after the last, say where each forward pass is "
+        "(MicroBatch; in Python: with snug.micro_batch()), or leave out the sample: a session that records the first "
+        "real step takes several passes, one after the other"));
   }
   auto& backward = state_.emplace<InBackward>();
   backward.pass = std::move(*found);

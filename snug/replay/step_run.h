@@ -92,6 +92,8 @@ class StepRun : private record::MicroBatchListener {
   /// Autograd saves a tensor and no tape records. After a backward pass, where that is allowed, a further pass is
   /// recorded from the next operator on that autograd makes a node for.
   void note_unrecorded_save();
+  /// A region is about to begin: after a backward pass, where that is allowed, a further pass with it.
+  void region_begins();
   /// Whether its backward pass is over; of several, one of them, and it is in none now.
   [[nodiscard]] bool went_backward() const noexcept;
   /// Whether the function is over, which has not gone backward itself.
@@ -137,6 +139,7 @@ class StepRun : private record::MicroBatchListener {
   void micro_batch_ends() noexcept override;
   void micro_batch_fails() noexcept override;
   void begin_forward(int stage = 0);
+  [[nodiscard]] bool may_begin_further_pass() const noexcept;
   void go_backward(const at::Tensor& loss);
   void end_forward();
   /// The one that has made the roots, or what these are made of, among those that have not gone backward; none: all of

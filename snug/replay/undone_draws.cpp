@@ -11,11 +11,13 @@
 namespace snug::replay {
 
 UndoneDraws::UndoneDraws()
-    : gate_({.before = [this](const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-        for (std::size_t i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i) {
-          if (stack[i].isGenerator()) note(stack[i].toGenerator());
-        }
-      }}) {
+    : gate_({.before =
+                 [this](const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+                   for (std::size_t i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i) {
+                     if (stack[i].isGenerator()) note(stack[i].toGenerator());
+                   }
+                 },
+             .before_draw = [this](const at::Generator& generator) { note(generator); }}) {
   for (at::Generator& generator : record::default_generators()) note(std::move(generator));
 }
 

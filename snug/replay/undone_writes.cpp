@@ -75,7 +75,8 @@ void UndoneWrites::copy(const at::Tensor& written) {
   const auto clock = left_out(clock_);
   const record::Unseen unseen;
   copies_.push_back(
-      {storage.getWeakStorageImpl(), memory::Offloaded(storage, static_cast<Bytes>(storage.nbytes()), tiers_)});
+      {storage.getWeakStorageImpl(), memory::Offloaded(storage, static_cast<Bytes>(storage.nbytes()), tiers_),
+       storage.allocator() == nullptr ? storage : c10::Storage()});
   copied_.insert(storage.unsafeGetStorageImpl());
 }
 

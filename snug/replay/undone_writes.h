@@ -60,6 +60,7 @@ class UndoneWrites {
   struct Copy {
     Weak storage;
     memory::Offloaded contents;
+    c10::Storage of_others;  // which the storage only refers to, as that of a NumPy array does: there after it
   };
   void copy(const at::Tensor& written);
 

@@ -6,8 +6,6 @@ import functools
 import gc
 import itertools
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -312,7 +310,7 @@ def test_a_write_that_no_version_tells_of_is_found_in_a_later_step(few_objects):
         session.backward(small)
         assert session.last_step.compared_values > 0
         values = session.last_step.compared_values
-        with pytest.raises(snug.Error, match="in an earlier step, it had the same bits"):
+        with pytest.raises(snug.Error, match="compared before, at this place, it had the same bits"):
             for _ in range(values):  # one is compared in each step
                 session.backward(large)
 
@@ -353,49 +351,3 @@ def test_what_a_function_has_saved_is_recomputed_once_however_often_it_looks():
     CALLS.clear()
     loss.backward()
     assert CALLS["failing"] == 2
-
-
-FREED_MEMORY = """
-class Freed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.copy, ctx.x = x.detach().clone(), x.detach()
-        y = x * 3
-        x.untyped_storage().resize_(0)
-        return y
-
-    @staticmethod
-    def backward(ctx, g):
-        ctx.x.untyped_storage().resize_(ctx.copy.nbytes)
-        ctx.x.copy_(ctx.copy)
-        return g * 3
-
-with snug.Region(snug.Selective(keep=["aten::mm"]), verify_replay=True):
-    loss = torch.tanh(Freed.apply(x @ w)).sum()
-"""
-
-REMOVED_OPERATOR = """
-library = torch.library.Library("removed", "DEF")
-library.define("twice(Tensor x) -> Tensor")
-library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
-with snug.Region(snug.Recompute()):
-    loss = ((x @ w) * torch.ops.removed.twice((x @ w).detach())).sum()
-library._destroy()
-"""
-
-
-@pytest.mark.parametrize("program", [FREED_MEMORY, REMOVED_OPERATOR], ids=["of freed memory", "of a removed operator"])
-def test_a_replay_does_not_end_the_process(program):
-    begin = """
-import torch, snug
-torch.set_num_threads(1)
-x, w = torch.randn(1024, 64), torch.randn(64, 64, requires_grad=True)
-"""
-    end = """
-try:
-    loss.backward()
-except snug.Error as error:
-    print(error)
-"""
-    child = subprocess.run([sys.executable, "-c", begin + program + end], capture_output=True, text=True)
-    assert child.returncode == 0, child.stderr

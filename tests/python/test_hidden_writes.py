@@ -1,5 +1,6 @@
 """Custom operators whose kernels write tensors that they were not given: counters, running averages, scratch memory."""
 
+import numpy as np
 import pytest
 import torch
 from conftest import only_on_the_cpu
@@ -12,6 +13,9 @@ pytestmark = only_on_the_cpu("budgets of the CPU's memory")
 counter = torch.zeros(4)
 mean = torch.zeros(64)
 scratch = torch.zeros(64, 64)
+of_numpy = np.zeros(1, np.float32)
+generator = torch.Generator()
+made_later: dict[str, torch.Tensor] = {}
 
 
 @torch.library.custom_op("hidden_writes::counted", mutates_args=())
@@ -52,7 +56,28 @@ def forward_of_it(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-for operator in (counted, by_scratch, by_temporaries):
+@torch.library.custom_op("hidden_writes::counted_by_numpy", mutates_args=())
+def counted_by_numpy(x: torch.Tensor) -> torch.Tensor:
+    torch.from_numpy(of_numpy).add_(1)
+    return x * 2
+
+
+@torch.library.custom_op("hidden_writes::counted_in_a_tensor_of_its_own", mutates_args=())
+def counted_in_a_tensor_of_its_own(x: torch.Tensor) -> torch.Tensor:
+    if "counter" not in made_later:
+        made_later["counter"] = torch.zeros(1)
+    made_later["counter"].add_(1)
+    return x * made_later["counter"]
+
+
+@torch.library.custom_op("hidden_writes::noisy", mutates_args=())
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rand(x.shape, generator=generator)
+
+
+noisy.register_autograd(lambda ctx, g: g.clone())
+counted_in_a_tensor_of_its_own.register_autograd(lambda ctx, g: g.clone())
+for operator in (counted, by_scratch, by_temporaries, counted_by_numpy):
     operator.register_autograd(lambda ctx, g: g * 2)
 centred.register_autograd(lambda ctx, g: g.clone())
 forward_of_it.register_autograd(lambda ctx, g: counted_backward(g))
@@ -126,3 +151,38 @@ def test_who_says_that_an_operator_keeps_no_state_is_believed():
         assert region.replayed_ops == 3
     finally:
         snug.declare_operator("hidden_writes::by_scratch", keeps_state=True)
+
+
+@pytest.mark.parametrize("operator", [counted_by_numpy, counted_in_a_tensor_of_its_own, noisy])
+def test_other_states_are_kept_too(operator):
+    x, w = torch.randn(64, 64), leaf(64, 64)
+
+    def loss():
+        return operator(torch.tanh(x @ w)).sin().square().mean()
+
+    def regional():
+        with snug.Region(snug.Recompute()):
+            found = loss()
+        found.backward()
+
+    def run(steps, step):
+        of_numpy[0] = 0
+        generator.manual_seed(1)
+        made_later.clear()
+        w.grad = None
+        for _ in range(steps):
+            step()
+        return [w.grad.clone(), torch.tensor(of_numpy), generator.get_state(), *(t.clone() for t in made_later.values())]
+
+    expected = run(3, lambda: loss().backward())
+    assert all(map(torch.equal, expected, run(3, regional)))
+
+
+@pytest.mark.parametrize("operator", [counted_by_numpy, noisy])
+def test_recording_undoes_other_states(operator):
+    x, w = torch.randn(64, 64), leaf(64, 64)
+    of_numpy[0] = 0
+    generator.manual_seed(1)
+    before = generator.get_state()
+    snug.fit(lambda _: operator(torch.tanh(x @ w)).sin().square().mean(), x, "100%").close()
+    assert of_numpy[0] == 0 and torch.equal(generator.get_state(), before)

@@ -1,5 +1,6 @@
 """Saved tensors: what a node writes to them or returns of them, and which object it gets. Gradients are plain PyTorch's, or
 an error names what is wrong."""
+import contextlib
 import types
 import weakref
 
@@ -317,3 +318,47 @@ def test_attributes_of_a_saved_activation_keep_nothing_alive():
     assert gone() is None
     found.backward()
     assert region.replayed_ops > 0 and w.grad is not None
+
+
+class SavesTwice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, tagged, plain):
+        ctx.save_for_backward(tagged, x)
+        ctx.save_for_backward(plain, x)
+        return x * plain
+
+    @staticmethod
+    def backward(ctx, g):
+        plain, x = ctx.saved_tensors
+        return g * plain, None, g * x
+
+
+@pytest.mark.parametrize("around", [contextlib.nullcontext, lambda: snug.Region(snug.Recompute())], ids=["plain", "region"])
+def test_what_is_saved_first_leaves_nothing_at_what_is_saved_later(around):
+    x, w, tagged, plain = torch.randn(4, 16), leaf(16, 16), torch.randn(4, 16), leaf(4, 16)
+    tagged.tag = "first"
+    plain.mine = 1
+    del plain.mine
+    with around():
+        loss = SavesTwice.apply(torch.tanh(x @ w), tagged, plain).sum()
+    loss.backward()
+    assert not hasattr(plain, "tag")
+
+
+class SavesItsResult(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        assert type(y) is torch.Tensor
+        return torch.Tensor.as_subclass(g, torch.Tensor) * y
+
+
+def test_code_without_snug_gets_what_pytorch_gives_it():
+    x = leaf(4, 4).as_subclass(Scaled)
+    SavesItsResult.apply(x).as_subclass(torch.Tensor).sum().backward()

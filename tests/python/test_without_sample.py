@@ -129,3 +129,70 @@ def test_keeps_no_inputs_that_need_a_gradient():
             session.backward(x)
         del x
         assert all(one() is None for one in inputs)
+
+
+def with_region(loss):
+    with snug.Region(snug.Recompute()):
+        return loss()
+
+
+def with_saved_on_cpu(loss):
+    with torch.autograd.graph.save_on_cpu():
+        return loss()
+
+
+@pytest.mark.parametrize("around", [with_region, with_saved_on_cpu])
+@pytest.mark.parametrize("has_sample", [False, True])
+def test_a_further_pass_may_lie_in_a_region(around, has_sample):
+    """As that of a generator, behind the update of its critic."""
+
+    def trained_weights(fits):
+        torch.manual_seed(0)
+        generator, critic = (torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()) for _ in range(2))
+        optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in (critic, generator)]
+        x = torch.randn(256, 64)
+
+        def step(batch):
+            optimizers[0].zero_grad()
+            critic(generator(batch).detach()).square().mean().backward()
+            optimizers[0].step()
+            optimizers[1].zero_grad()
+            loss = around(lambda: critic(generator(batch)).square().mean())
+            loss.backward()
+            optimizers[1].step()
+            return loss.detach()
+
+        if not fits:
+            for _ in range(4):
+                step(x)
+        else:
+            sample = (x, "100%") if has_sample else (None, "64MiB")
+            with snug.fit(step, *([sample[0]] if has_sample else []), budget=sample[1]) as session:
+                for _ in range(4):
+                    session.backward(x)
+        return [p.detach().clone() for net in (generator, critic) for p in net.parameters()]
+
+    assert all(map(torch.equal, trained_weights(False), trained_weights(True)))
+
+
+def test_no_gradients_are_left_where_a_further_pass_turns_out_wrong():
+    calls = bytearray(1)
+
+    @torch.library.custom_op("without_sample::drifts", mutates_args=())
+    def drifts(x: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        return x * calls[0]
+
+    drifts.register_autograd(lambda ctx, g: g.clone())
+    w, v = (torch.randn(64, 64, requires_grad=True) for _ in range(2))
+    x = torch.randn(64, 64)
+
+    def step(batch):
+        (batch @ w).sin().square().mean().backward()
+        with snug.Region(lambda op: snug.Choice.MustRecompute):
+            loss = drifts(torch.tanh(batch @ v)).sin().square().mean()
+        loss.backward()
+
+    with snug.fit(step, budget="64MiB") as session, pytest.raises(snug.Error, match="without_sample::drifts"):
+        session.backward(x)
+    assert w.grad is None and v.grad is None

@@ -1,0 +1,36 @@
+"""Which code is the program's own, and which a library's."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import sysconfig
+from typing import Any
+
+_LIBRARIES = ("builtins", "snug", "torch")  # which need not be installed where libraries are
+_FOLDERS = ("site-packages", "dist-packages")
+
+
+def package_of(thing: Any) -> str:
+    """The name of the package, without those inside of it, that a function, a class or an object of a class is from."""
+    module = getattr(thing, "__module__", None)
+    return (module if isinstance(module, str) else "").partition(".")[0]
+
+
+@functools.cache
+def _standard() -> tuple[str, ...]:
+    return tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
+
+
+def is_programs(package: str) -> bool:
+    """Whether it is no library: neither installed, nor Python's own, nor built in."""
+    if package == "__main__":
+        return True
+    if package in _LIBRARIES or package in sys.stdlib_module_names:
+        return False
+    module = sys.modules.get(package)
+    file = getattr(module, "__file__", None)
+    places = [file] if file else list(getattr(module, "__path__", []))  # a package without an __init__.py
+    return bool(places) and not any(
+        f"/{folder}/" in f"{place}/" for place in places for folder in _FOLDERS
+    ) and not places[0].startswith(_standard())

@@ -1,0 +1,35 @@
+"""Random generators of Python and NumPy."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+
+class SavedGenerator:
+    """A random generator of Python or NumPy, with its state."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+        if isinstance(thing, random.Random):
+            self._state = thing.getstate()
+        elif hasattr(thing, "get_state"):  # numpy.random.RandomState, or the module itself
+            self._state = thing.get_state()
+        else:  # numpy.random.Generator
+            self._state = thing.bit_generator.state
+
+    def put_back(self) -> None:
+        if isinstance(self._thing, random.Random):
+            self._thing.setstate(self._state)
+        elif hasattr(self._thing, "set_state"):
+            self._thing.set_state(self._state)
+        else:
+            self._thing.bit_generator.state = self._state
+
+
+def is_generator(thing: Any) -> bool:
+    if isinstance(thing, random.Random):
+        return type(thing).getstate is random.Random.getstate
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(thing, (numpy.random.Generator, numpy.random.RandomState))

@@ -1,0 +1,225 @@
+"""fit puts back what a step changes in front of its update and undoes behind it, where the recorded step is left."""
+
+import collections
+
+import pytest
+import torch
+from conftest import only_on_the_cpu
+from plain_and import leaf
+from torch import nn
+
+import snug
+
+pytestmark = only_on_the_cpu("settings and budgets of the CPU")
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+class Warmup:
+    """An object of the program that a module holds."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def factor(self):
+        self.steps += 1
+        return self.steps / 10
+
+
+class Warming(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(32, 32) for _ in range(3)))
+        self.warmup = Warmup()
+
+    def forward(self, x):
+        return self.layers(x).square().mean() * self.warmup.factor()
+
+
+class Counts(dict):
+    pass
+
+
+class Property:
+    @property
+    def calls(self):
+        global property_calls
+        property_calls += 1
+        return property_calls
+
+
+class Slotted:
+    __slots__ = ("steps",)
+
+
+property_calls = 0
+counts, pair, of_property, slotted = Counts(steps=0), Pair([0], [0]), Property(), Slotted()
+
+
+@pytest.fixture
+def task():
+    torch.manual_seed(0)
+    generator, critic = nn.Linear(32, 32), Warming()
+    return generator, critic, torch.optim.SGD(generator.parameters(), 0.1), torch.randn(256, 32)
+
+
+def losses_with_and_without(make, step_of):
+    """Of three steps each, from the same weights: of plain PyTorch, and after fit."""
+    found = []
+    for fits in (False, True):
+        torch.manual_seed(0)
+        task = make()
+        step = step_of(task)
+        if fits:
+            with snug.fit(step, task[-1], "90%") as session:
+                found.append([session.backward(task[-1]).item() for _ in range(3)])
+        else:
+            found.append([step(task[-1]).item() for _ in range(3)])
+    return found
+
+
+def make():
+    generator, critic = nn.Linear(32, 32), Warming()
+    return generator, critic, torch.optim.SGD(generator.parameters(), 0.1), torch.randn(256, 32)
+
+
+def frozen_around_the_update(task):
+    generator, critic, optimizer, _ = task
+
+    def step(x):
+        optimizer.zero_grad()
+        trained = [p for p in critic.parameters() if p.requires_grad]
+        loss = critic(generator(x)) + sum(p.square().sum() for p in trained) / 100
+        loss.backward()
+        for p in critic.parameters():
+            p.requires_grad_(False)
+        nn.utils.clip_grad_norm_(generator.parameters(), 1.0)
+        optimizer.step()
+        for p in critic.parameters():
+            p.requires_grad_(True)
+        return loss.detach()
+
+    return step
+
+
+def hooked_around_the_update(task):
+    generator, critic, optimizer, _ = task
+
+    def step(x):
+        optimizer.zero_grad()
+        handle = generator.weight.register_hook(lambda g: g * 2)
+        loss = critic(generator(x))
+        loss.backward()
+        optimizer.step()
+        handle.remove()
+        return loss.detach()
+
+    return step
+
+
+def precise_in_the_backward_pass(task):
+    generator, critic, optimizer, _ = task
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = critic(generator(x))
+        torch.set_float32_matmul_precision("medium")
+        loss.backward()
+        optimizer.step()
+        torch.set_float32_matmul_precision("highest")
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("step_of", [frozen_around_the_update, hooked_around_the_update, precise_in_the_backward_pass])
+def test_training_is_as_without_fit(step_of):
+    warm_up = leaf(32, 32)
+    (warm_up @ warm_up).sum().backward()
+    plain, planned = losses_with_and_without(make, step_of)
+    assert plain == planned
+
+
+def test_leaves_are_as_before(task):
+    generator, critic, optimizer, x = task
+    hook = critic.layers[0].weight.register_hook(lambda g: g)
+    alone = leaf(4, 4)
+
+    def step(batch):
+        optimizer.zero_grad()
+        critic.layers[0].weight.register_hook(lambda g: g * 2)
+        alone.register_hook(lambda g: g * 2)
+        loss = critic(generator(batch)) + alone.sum()
+        loss.backward()
+        critic.requires_grad_(False)
+        alone.requires_grad_(False)
+        optimizer.step()
+        return loss
+
+    snug.fit(step, x, "90%").close()
+    assert all(p.requires_grad for p in critic.parameters()) and alone.requires_grad
+    assert len(critic.layers[0].weight._backward_hooks) == 1 and alone._backward_hooks is None
+    hook.remove()
+    assert not critic.layers[0].weight._backward_hooks
+
+
+def test_settings_are_as_before(task):
+    generator, critic, optimizer, x = task
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = critic(generator(batch))
+        loss.backward()
+        torch.set_float32_matmul_precision("medium")
+        torch.use_deterministic_algorithms(True)
+        torch.set_default_dtype(torch.float64)
+        torch.backends.mkldnn.set_flags(False)
+        torch.set_flush_denormal(True)
+        optimizer.step()
+        return loss
+
+    snug.fit(step, x, "90%").close()
+    assert torch.get_float32_matmul_precision() == "highest" and not torch.are_deterministic_algorithms_enabled()
+    assert torch.get_default_dtype() == torch.float32 and torch.backends.mkldnn.enabled
+    assert torch.tensor([1e-40]).mul(1).item() > 0
+
+
+def test_objects_of_the_program_are_as_before(task):
+    generator, critic, optimizer, x = task
+    before = property_calls
+
+    def step(batch):
+        global first_assigned
+        optimizer.zero_grad()
+        first_assigned = 1
+        counts["steps"] += 1
+        counts.last = batch
+        pair.first[0] += 1
+        slotted.steps = 1
+        loss = critic(generator(batch)) * (of_property.calls > 0)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    snug.fit(step, x, "90%").close()
+    assert critic.warmup.steps == 0 and counts == {"steps": 0} and not hasattr(counts, "last") and pair == ([0], [0])
+    assert property_calls == before and "first_assigned" not in globals() and not hasattr(slotted, "steps")
+
+
+def test_what_a_nonlocal_name_is_first_given_goes(task):
+    generator, critic, optimizer, x = task
+
+    def step(batch):
+        nonlocal first
+        optimizer.zero_grad()
+        first = batch
+        loss = critic(generator(batch))
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    if task is None:
+        first = None
+    snug.fit(step, x, "90%").close()
+    with pytest.raises(NameError):
+        first  # noqa: B018
