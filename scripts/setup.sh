@@ -6,13 +6,14 @@
 #   SNUG_LIBTORCH=DIR   use this LibTorch (a folder with include/ and lib/) and install none
 #
 # Otherwise LibTorch is the torch package of the active Python environment (2.11 to 2.15), or else of .venv in the
-# repository, which is made here. pip's own settings and variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, ...) apply.
+# repository, which is made here where it has none: with the newest of these releases that pip finds a build for the CPU of,
+# as the tests of the simulated GPU need one, or else with the newest. pip's own settings and variables (PIP_INDEX_URL,
+# PIP_EXTRA_INDEX_URL, ...) apply; PyTorch's builds for the CPU are at https://download.pytorch.org/whl/cpu.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 readonly root
-readonly torch_version=2.13.0
-readonly oldest_torch=2.11 unknown_torch=2.16
+readonly oldest_torch=2.11 newest_torch=2.15.0 unknown_torch=2.16
 
 say() { echo "setup: $*"; }
 fail() {
@@ -92,6 +93,8 @@ torch_of() { version_of "$1" torch; }
 
 at_least() { [[ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" == "$1" ]]; }
 
+is_supported() { at_least "$oldest_torch" "$1" && ! at_least "$unknown_torch" "$1"; }
+
 # Whether an active Python environment has a LibTorch that will do. CMake looks there first, so one that will not stands in
 # the way.
 active_environment_has_torch() {
@@ -112,13 +115,26 @@ active_environment_has_torch() {
 }
 
 readonly venv="$root/.venv"
-readonly stamp="$venv/.snug-torch-$torch_version"
+readonly stamp="$venv/.snug-torch"
 
 venv_is_stamped() { [[ -f "$stamp" && -x "$venv/bin/python" ]] && compgen -G \
   "$venv/lib/python*/site-packages/torch/lib/libtorch_cpu.so" >/dev/null; }
 
 venv_works() {
-  "$venv/bin/python" -c "import numpy, torch; assert torch.__version__.split('+')[0] == '$torch_version'" 2>/dev/null
+  "$venv/bin/python" -c 'import numpy, torch' 2>/dev/null && is_supported "$(torch_of "$venv/bin/python")"
+}
+
+# What to install, for pip.
+chosen_torch() {
+  local version
+  while read -r version; do
+    if is_supported "$version"; then
+      echo "$version"
+      return
+    fi
+  done < <("$venv/bin/python" -m pip index versions --disable-pip-version-check torch 2>/dev/null |
+    grep -oE '[0-9]+\.[0-9]+\.[0-9]+\+cpu' | sort -rVu)
+  echo "$newest_torch"
 }
 
 pip_install() {
@@ -133,7 +149,8 @@ pip_install() {
 }
 
 make_venv() {
-  rm -f "$venv"/.snug-torch-*
+  local version
+  rm -f "$venv"/.snug-torch*
   if [[ -e "$venv" ]] && venv_works; then
     touch "$stamp"
     return
@@ -142,12 +159,13 @@ make_venv() {
     say "making a Python environment in .venv"
     python3 -m venv "$venv"
   elif ! "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
-    [[ "$(torch_of "$venv/bin/python")" == "$torch_version"* ]]; then
+    is_supported "$(torch_of "$venv/bin/python")"; then
     say "making .venv anew: it is incomplete"
     python3 -m venv --clear "$venv"
   fi
-  say "installing torch $torch_version into .venv (a few minutes)"
-  pip_install "torch==$torch_version" numpy
+  version="$(chosen_torch)"
+  say "installing torch $version into .venv (a few minutes)"
+  pip_install "torch==$version" numpy
   venv_works || fail "torch is in .venv but cannot be imported:" \
     "$("$venv/bin/python" -c 'import numpy, torch' 2>&1 | tail -n 1)"
   touch "$stamp"

@@ -10,7 +10,7 @@ import re
 import pytest
 import torch
 from conftest import only_on_the_cpu
-from custom_operators import CALLS, CASES, STATE, Case, Network, bits, define, operator, raw
+from custom_operators import CALLS, CASES, STATE, Case, Network, bits, define, forget, operator, raw
 
 import snug
 
@@ -38,6 +38,7 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+    forget()
 
 
 @pytest.fixture

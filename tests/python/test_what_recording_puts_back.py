@@ -71,7 +71,7 @@ def losses_with_and_without(make, step_of):
         task = make()
         step = step_of(task)
         if fits:
-            with snug.fit(step, task[-1], "90%") as session:
+            with snug.fit(step, task[-1], "100%") as session:
                 found.append([session.backward(task[-1]).item() for _ in range(3)])
         else:
             found.append([step(task[-1]).item() for _ in range(3)])
@@ -156,7 +156,7 @@ def test_leaves_are_as_before(task):
         optimizer.step()
         return loss
 
-    snug.fit(step, x, "90%").close()
+    snug.fit(step, x, "100%").close()
     assert all(p.requires_grad for p in critic.parameters()) and alone.requires_grad
     assert len(critic.layers[0].weight._backward_hooks) == 1 and alone._backward_hooks is None
     hook.remove()
@@ -178,7 +178,7 @@ def test_settings_are_as_before(task):
         optimizer.step()
         return loss
 
-    snug.fit(step, x, "90%").close()
+    snug.fit(step, x, "100%").close()
     assert torch.get_float32_matmul_precision() == "highest" and not torch.are_deterministic_algorithms_enabled()
     assert torch.get_default_dtype() == torch.float32 and torch.backends.mkldnn.enabled
     assert torch.tensor([1e-40]).mul(1).item() > 0
@@ -201,7 +201,7 @@ def test_objects_of_the_program_are_as_before(task):
         optimizer.step()
         return loss
 
-    snug.fit(step, x, "90%").close()
+    snug.fit(step, x, "100%").close()
     assert critic.warmup.steps == 0 and counts == {"steps": 0} and not hasattr(counts, "last") and pair == ([0], [0])
     assert property_calls == before and "first_assigned" not in globals() and not hasattr(slotted, "steps")
 
@@ -220,6 +220,6 @@ def test_what_a_nonlocal_name_is_first_given_goes(task):
 
     if task is None:
         first = None
-    snug.fit(step, x, "90%").close()
+    snug.fit(step, x, "100%").close()
     with pytest.raises(NameError):
         first  # noqa: B018
