@@ -35,7 +35,7 @@ class FitOptions:
     micro_batches: int = 1
     streamed: StreamedTensors | None = None
     arena: bool = False
-    check: bool = True
+    check: bool | _core.VerifyReplay = True
 
     def refuse_contradictions(self) -> None:
         """Raises UsageError for options of a wrong type, and for options that exclude each other."""
@@ -45,6 +45,11 @@ class FitOptions:
                 f"fit: micro_batches is {self.micro_batches!r}; give the number of steps whose gradients are accumulated, "
                 "1 or more"
             )
+        for name in ("in_backward", "arena"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"fit: {name} is {getattr(self, name)!r}; give True or False")
+        if not isinstance(self.check, (bool, _core.VerifyReplay)):
+            raise UsageError(f"fit: check is {self.check!r}; give True, False or a snug.VerifyReplay")
         if not isinstance(self.strategy, str):
             raise UsageError(f'fit: the strategy is a {type(self.strategy).__name__}; give its name, as "optimal"')
         if self.plan is not None and self.strategy != "optimal":

@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_map
 
 from . import _core
 from ._decorating import CallContext
-from .errors import Error
+from .errors import Error, UsageError
+from .sizes import Size, bytes_of
 
 # Projections of at least so many columns are taken for logits of a vocabulary, if a table of as many embeddings has been looked up
 # in, or if they are more than so many for each row. What is none is made at its first use, with the bits that it would have had.
@@ -337,9 +338,10 @@ class tiled_loss(CallContext, TorchFunctionMode):
     decorated function enters a new one in each call, so calls may nest and run in several threads.
 
     Args:
-        tile: Bytes of logits that are computed at a time.
+        tile: Size of the logits that are computed at a time, 1 byte or more.
 
     Raises:
+        UsageError: The tile is no size.
         Error: Logits are used in a way that would lose their gradient, or after their inputs were written in place.
 
     Example:
@@ -349,9 +351,11 @@ class tiled_loss(CallContext, TorchFunctionMode):
         ... def loss_of(batch): ...
     """
 
-    def __init__(self, tile: int = DEFAULT_TILE) -> None:
+    def __init__(self, tile: Size = DEFAULT_TILE) -> None:
         super().__init__()
-        self.tile = tile
+        self.tile = bytes_of("tiled_loss: tile", tile)
+        if self.tile < 1:
+            raise UsageError(f"tiled_loss: tile is {tile!r}; give the bytes of logits that are computed at a time, 1 or more")
         self._vocabularies: set[int] = set()
 
     def _recreate_cm(self) -> tiled_loss:

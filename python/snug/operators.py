@@ -22,7 +22,8 @@ def declare_operator(
 ) -> None:
     """Declares what the schema of an operator does not tell, and recording and replay must know.
 
-    A declaration replaces an earlier one of the same operator. It holds for all overloads.
+    A declaration replaces an earlier one of the same operator; of PyTorch's own operators what it does not say stays. It
+    holds for all overloads.
 
     Args:
         operator: "mylib::normalize", torch.ops.mylib.normalize, or what torch.library.custom_op returns.

@@ -88,7 +88,8 @@ class Plan:
     @property
     def _planner(self) -> _core.Planner:
         if self._searched is None:
-            self._searched = _core.Planner(self._graph, "optimal")
+            # A session keeps everything where that fits, whatever its strategy.
+            self._searched = _core.Planner(self._graph, "optimal" if self._read is None else self._plan.strategy)
         return self._searched
 
     @property

@@ -60,7 +60,8 @@ class Session:
         self._calls_backward = self._core.steps_go_backward
         if fitted.options.arena:
             self._core.use_arena()
-        self.verify_replays = _core.VerifyReplay.Once if fitted.options.check else _core.VerifyReplay.Off
+        check = fitted.options.check
+        self.verify_replays = _core.VerifyReplay.Once if check is True else check
         self.detect_anomalies = False
         self._updates = UpdatesInBackward(fitted.updates) if fitted.updates is not None else None
         if self._updates is not None:
@@ -293,13 +294,14 @@ def fit(
     micro_batches: int = 1,
     streamed: StreamedTensors | None = None,
     arena: bool = False,
-    check: bool = True,
+    check: bool | _core.VerifyReplay = True,
 ) -> Session:
     """Records a training step, plans it within a memory budget, and caps the device's memory at that budget.
 
     step(sample) returns the loss: a tensor of one element, or an object that has it as `loss`. Or it calls backward() on
-    the loss itself and goes on: clipping, GradScaler, optimizer, schedule. Recording runs the step two to four times, as
-    far as its first optimizer step, and leaves parameters, gradients, buffers and random generators as before. Hooks of
+    the loss itself and goes on: clipping, GradScaler, optimizer, schedule. Recording runs the step twice (six times where
+    it zeroes its gradients in place, and up to twice as often where no run has the same operators as the one before), as far
+    as its first optimizer step, and leaves parameters, gradients, buffers and random generators as before. Hooks of
     register_post_accumulate_grad_hook do not run meanwhile. Gradients of the session are bitwise those of PyTorch.
 
     Args:
@@ -327,7 +329,7 @@ def fit(
         streamed: StreamedTensors for weights larger than the budget, in place of host_budget and disk_budget.
         arena: Reserves one range of an accelerator's memory for steps, against fragmentation (see Session.arena).
         check: Compares each value with its hash when it is first recomputed, which costs a few percent of a first step, and
-            then one value in each step, in turn.
+            then one value in each step, in turn. False: never. Or a VerifyReplay, as for Session.verify_replays.
 
     Returns:
         A Session. Its limit holds until it is closed or deleted.

@@ -119,6 +119,12 @@ Results kernel(const at::Tensor& x, const at::Tensor& stored, const std::optiona
                std::int64_t format, const at::Tensor& targets, const std::optional<at::Tensor>& scale,
                std::int64_t tile_bytes, at::ArrayRef<double> terms, std::int64_t ignored, bool gradient_of_x,
                bool gradient_of_weight, bool gradient_of_bias) {
+  if (tile_bytes < 1) {
+    throw UsageError(fmt::format(
+        "linear cross-entropy: the tile is {} bytes; it takes 1 or more, as the logits that are computed at "
+        "a time",
+        tile_bytes));
+  }
   const Matrix weight = plain_or_packed(stored, format, x.scalar_type());
   const std::int64_t rows = x.size(0), width = x.size(1), vocabulary = rows_of(weight);
   check_targets(targets, ignored, vocabulary);

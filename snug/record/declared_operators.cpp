@@ -118,6 +118,17 @@ void check(const OperatorDeclaration& d) {
   check_schemas(d);
 }
 
+/// PyTorch's own operators do what they do whatever a program says of the rest.
+void add_what_is_not_said(const OperatorDeclaration& known, OperatorDeclaration& declaration) {
+  if (declaration.writes.empty()) {
+    declaration.writes = known.writes;
+    if (!declaration.writes_only_if) declaration.writes_only_if = known.writes_only_if;
+  }
+  if (!declaration.scratch_result) declaration.scratch_result = known.scratch_result;
+  if (!declaration.draws) declaration.draws = known.draws;
+  if (!declaration.keeps_state) declaration.keeps_state = known.keeps_state;
+}
+
 }  // namespace
 
 void declare_operator(OperatorDeclaration declaration) {
@@ -125,6 +136,8 @@ void declare_operator(OperatorDeclaration declaration) {
   Declared& all = declared();
   const std::lock_guard lock(all.mutex);
   std::string name = declaration.name;
+  if (const auto known = all.by_name.find(name); known != all.by_name.end() && name.starts_with("aten::"))
+    add_what_is_not_said(known->second, declaration);
   all.by_name.insert_or_assign(std::move(name), std::move(declaration));
   ++all.count;
 }

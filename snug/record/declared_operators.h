@@ -25,9 +25,10 @@ struct OperatorDeclaration {
   std::optional<bool> keeps_state = {};
 };
 
-/// From now on holds for the operator; one before of that name is replaced, LibTorch's own too. The operator need not
-/// be registered yet. Not while a step runs. Throws UsageError for a name that is none, for positions that are
-/// negative, and for those at which an operator that is registered has nothing of the kind. Any thread.
+/// From now on holds for the operator. One before of that name is replaced; of LibTorch's own operators what this one
+/// does not say stays. The operator need not be registered yet. Not while a step runs. Throws UsageError for a name
+/// that is none, for positions that are negative, and for those at which an operator that is registered has nothing of
+/// the kind. Any thread.
 void declare_operator(OperatorDeclaration declaration);
 
 /// What is declared of an operator; nothing where there is no such declaration.

@@ -74,9 +74,9 @@ void UndoneWrites::copy(const at::Tensor& written) {
   if (copied_.contains(storage.unsafeGetStorageImpl()) || memory::allocated_since(storage, began_)) return;
   const auto clock = left_out(clock_);
   const record::Unseen unseen;
-  copies_.push_back(
-      {storage.getWeakStorageImpl(), memory::Offloaded(storage, static_cast<Bytes>(storage.nbytes()), tiers_),
-       storage.allocator() == nullptr ? storage : c10::Storage()});
+  copies_.push_back({storage.getWeakStorageImpl(),
+                     memory::Offloaded(storage, static_cast<Bytes>(storage.nbytes()), tiers_),
+                     storage.allocator() == nullptr ? storage : c10::Storage()});
   copied_.insert(storage.unsafeGetStorageImpl());
 }
 

@@ -97,6 +97,15 @@ def test_a_plan_that_was_read_tells_what_it_says_itself(saved):
     assert str(whole) == str(plan) and whole.floor == plan.floor and whole.timeline() == plan.timeline()
 
 
+def test_a_plan_of_another_strategy_has_that_ones_floor(tmp_path):
+    task = Task()
+    plan = snug.plan(task.step, task.batch, strategy="sequential(2)")
+    plan.save(tmp_path / "plan.json")
+    plan.save_graph(tmp_path / "graph.json")
+    read = snug.Plan.load(tmp_path / "plan.json", tmp_path / "graph.json")
+    assert read.floor == plan.floor and read.curve() == plan.curve()
+
+
 def test_a_plan_that_was_read_is_written_as_it_was(saved, tmp_path):
     snug.Plan.load(saved[1]).save(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == saved[1].read_bytes()

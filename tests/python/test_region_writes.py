@@ -142,3 +142,16 @@ def test_hidden_writes_of_an_operator_of_ones_own_are_declared():
         snug.declare_operator("times_calls")
     with pytest.raises(snug.UsageError, match="at -1"):
         snug.declare_operator("snug_test_declared::times_calls", writes=[-1])
+
+
+def test_a_declaration_of_an_operator_of_pytorch_adds_to_what_is_known():
+    norm, x = torch.nn.BatchNorm1d(8), torch.randn(32, 8)
+    w = torch.randn(8, 8, requires_grad=True)
+    snug.declare_operator("aten::native_batch_norm", draws=False)
+    norm((x @ w)).sin().sum().backward()
+    expected, w.grad = w.grad, None
+    norm.reset_running_stats()
+    with snug.Region(snug.Recompute()):
+        loss = norm(x @ w).sin().sum()
+    loss.backward()
+    assert torch.equal(w.grad, expected) and norm.num_batches_tracked == 1

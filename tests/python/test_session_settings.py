@@ -17,8 +17,12 @@ def session_of(weight, **options):
 
 def test_verify_replays_is_a_property(weight):
     modes = snug.VerifyReplay
-    with session_of(weight, check=False) as session:
-        assert session.verify_replays == modes.Off
+    for check, mode in ((False, modes.Off), (True, modes.Once), (modes.Hashes, modes.Hashes), (modes.Off, modes.Off)):
+        with session_of(weight, check=check) as session:
+            assert session.verify_replays == mode
+    for wrong in ("no", 1, None):
+        with pytest.raises(snug.UsageError, match="check is .*; give True, False or a snug.VerifyReplay"):
+            session_of(weight, check=wrong)
     with session_of(weight) as session:
         assert session.verify_replays == modes.Once
         for value, mode in ((True, modes.Hashes), (False, modes.Off), (modes.Values, modes.Values), (modes.Once, modes.Once)):

@@ -340,3 +340,13 @@ def test_a_second_derivative_is_refused_with_an_error_of_snug():
         loss = F.cross_entropy(head(hidden), torch.randint(0, VOCABULARY, (6,)))
     with pytest.raises(snug.Error, match="it can be differentiated once"):
         torch.autograd.grad(loss, hidden, create_graph=True)
+
+
+def test_a_tile_that_is_no_size_is_refused():
+    for tile in (0, -1, "a few"):
+        with pytest.raises(snug.UsageError, match="tiled_loss: tile"):
+            snug.tiled_loss(tile)
+    with pytest.raises(snug.UsageError, match="the tile is 0 bytes"):
+        targets = torch.zeros(4, dtype=torch.long)
+        snug._core.linear_cross_entropy(torch.randn(4, 8), torch.randn(16, 8), targets, 0, None, None, -100, 0.0)
+    assert snug.tiled_loss("4MiB").tile == 4 << 20
