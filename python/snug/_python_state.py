@@ -20,7 +20,7 @@ import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from ._iterators import copied_iterator, position_of, same_position
-from ._leaves import SavedLeaf, is_leaf_with_gradient
+from ._leaves import SavedLeaf, is_plain_leaf
 from ._objects import objects_of
 from ._packages import is_programs, package_of
 from ._random_generators import SavedGenerator, is_generator
@@ -127,7 +127,6 @@ class PythonState:
         if (numpy := sys.modules.get("numpy")) is not None:
             self._generators.append(SavedGenerator(numpy.random))
         self._seen: set[int] = set()
-        self._leaf_ids: set[int] = set()
         self._items_left = _MOST_ITEMS
         owners = objects_of(_OWNERS)
         lazy = [owner for owner in owners if isinstance(owner, LazyModuleMixin) and owner.has_uninitialized_params()]
@@ -145,8 +144,7 @@ class PythonState:
                 for tensor in (*owner._parameters.values(), *owner._buffers.values()):
                     self._note_tensor(tensor)
         for tensor in objects_of(torch.Tensor):
-            if is_leaf_with_gradient(tensor):
-                self._note_leaf(tensor)
+            self._note_leaf(tensor)
         self._note_function(step)
         self._note(sample, self._depth)
 
@@ -165,13 +163,10 @@ class PythonState:
         self._tensors.append((tensor, dict(tensor.__dict__)))
         for value in tensor.__dict__.values():
             self._note(value, 0)
-        if not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
-            self._note_leaf(tensor)
 
     def _note_leaf(self, tensor: torch.Tensor) -> None:
-        if id(tensor) in self._leaf_ids or not tensor.is_leaf:
+        if not is_plain_leaf(tensor):
             return
-        self._leaf_ids.add(id(tensor))
         leaf = SavedLeaf(tensor)
         self._leaves.append(leaf)
         for hook in (leaf.hooks or {}).values():

@@ -14,7 +14,7 @@ from ._leaves import is_leaf_with_gradient
 from ._objects import objects_of
 from ._twins import attributes_of, twin_of
 from ._updates import ParameterSteps
-from .errors import UsageError
+from .errors import Error, UsageError
 
 
 def _innermost(optimizer: Any) -> Any:
@@ -73,7 +73,35 @@ def _rehearse(twin: Any) -> None:
         if isinstance(twin, torch.optim.LBFGS):
             _rehearse_lbfgs(twin, step)
         else:
-            step(twin)
+            _step_as_it_wants(twin, step)
+
+
+def _step_as_it_wants(twin: Any, step: Callable[..., Any]) -> None:
+    """Steps, or steps with a closure, which stands for a further backward pass: the gradients are there again. Raises
+    UsageError if an optimizer that is not PyTorch's can do neither."""
+    gradients = [(p, p.grad) for group in twin.param_groups for p in group["params"] if p.grad is not None]
+
+    def closure() -> torch.Tensor:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        return torch.zeros(())
+
+    try:
+        step(twin)
+    except (Error, torch.OutOfMemoryError):
+        raise
+    except Exception as why:
+        if _is_torchs(twin):
+            raise
+        try:
+            step(twin, closure)
+        except (Error, torch.OutOfMemoryError):
+            raise
+        except Exception:
+            raise UsageError(
+                f"fit: the step of {type(twin).__name__} cannot be tried out without the program's: "
+                f"{type(why).__name__}: {why}; leave out the sample: fit(step, budget=...) records the first real step"
+            ) from why
 
 
 def _make_state_of_the_rest(twin: Any) -> None:

@@ -223,3 +223,130 @@ def test_what_a_nonlocal_name_is_first_given_goes(task):
     snug.fit(step, x, "100%").close()
     with pytest.raises(NameError):
         first  # noqa: B018
+
+
+def test_tensors_whose_memory_the_step_replaces_are_as_before(task):
+    """As a momentum encoder has it, which is not trained."""
+    generator, critic, optimizer, x = task
+    copy = nn.Linear(32, 32).requires_grad_(False)
+    copy.register_buffer("mean", torch.zeros(32))
+    average, other = torch.zeros(32), torch.zeros(4)
+    before = {name: value.clone() for name, value in copy.state_dict().items()}
+
+    def step(batch):
+        optimizer.zero_grad()
+        copy.weight.data = copy.weight.data * 0.9 + generator.weight.data * 0.1
+        copy.mean.data = copy.mean.data + 1
+        copy.half()
+        copy.float()
+        average.set_(torch.ones(32))
+        other.resize_(16)
+        loss = critic(generator(batch) + copy(batch))
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    snug.plan(step, x)
+    snug.fit(step, x, "100%").close()
+    after = copy.state_dict()
+    assert all(torch.equal(after[name], value) and after[name].dtype == value.dtype for name, value in before.items())
+    assert torch.equal(average, torch.zeros(32)) and other.shape == (4,)
+
+
+def test_a_state_that_is_detached_behind_the_update_has_no_graph_before_it(task):
+    generator, critic, optimizer, x = task
+    state = torch.zeros(256, 32)
+
+    def step(batch):
+        optimizer.zero_grad()
+        state.copy_(torch.tanh(generator(batch) + state))
+        loss = critic(state.clone())
+        loss.backward()
+        optimizer.step()
+        state.detach_()
+        return loss.detach()
+
+    with snug.fit(step, x, "100%") as session:
+        assert state.is_leaf and not state.requires_grad and not state.any()
+        session.backward(x)
+
+
+class Sharp(torch.optim.Optimizer):
+    """Sharpness-aware minimization, whose step takes a closure that goes backward once more."""
+
+    def __init__(self, parameters, base):
+        super().__init__(parameters, {})
+        self.base = base(self.param_groups)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        assert closure is not None, "Sharp needs its closure"
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["step"] = p.grad * 0.05
+                p.add_(self.state[p]["step"])
+        self.zero_grad()
+        with torch.enable_grad():
+            closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(self.state[p]["step"])
+        self.base.step()
+
+
+def test_an_optimizer_that_needs_its_closure_is_tried_out_with_one():
+    found = []
+    for fits in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+        optimizer = Sharp(net.parameters(), lambda groups: torch.optim.SGD(groups, 0.1, momentum=0.9))
+        x = torch.randn(64, 64)
+
+        def step(batch):
+            def loss_of():
+                loss = net(batch).square().mean()
+                loss.backward()
+                return loss
+
+            optimizer.zero_grad()
+            loss = loss_of()
+            optimizer.step(loss_of)
+            return loss.detach()
+
+        if fits:
+            with snug.fit(step, x, "4MiB") as session:
+                for _ in range(3):
+                    session.backward(x)
+        else:
+            for _ in range(3):
+                step(x)
+        found.append([p.detach().clone() for p in net.parameters()])
+    assert all(map(torch.equal, *found))
+
+
+class AsksForGradients(torch.optim.SGD):
+    loss = None
+
+    def step(self, closure=None):
+        torch.autograd.grad(self.loss, self.param_groups[0]["params"])
+        super().step()
+
+
+class OfNobody(AsksForGradients):
+    """Of a module that is not torch.optim's."""
+
+
+def test_an_optimizer_that_cannot_be_tried_out_is_named(task):
+    generator, critic, _, x = task
+    optimizer = OfNobody(generator.parameters(), 0.1)
+
+    def step(batch):
+        optimizer.zero_grad()
+        optimizer.loss = critic(generator(batch))
+        optimizer.loss.backward(retain_graph=True)
+        optimizer.step()
+        return optimizer.loss.detach()
+
+    with pytest.raises(snug.UsageError, match="the step of OfNobody cannot be tried out.*leave out the sample"):
+        snug.fit(step, x, "100%")
