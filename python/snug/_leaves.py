@@ -6,6 +6,8 @@ import torch
 
 
 def is_leaf_with_gradient(tensor: torch.Tensor) -> bool:
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # an exception may hold one
+        return False
     try:
         return tensor.is_leaf and tensor.requires_grad
     except RuntimeError:

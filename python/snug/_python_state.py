@@ -145,6 +145,8 @@ class PythonState:
                     self._note_tensor(tensor)
         for tensor in objects_of(torch.Tensor):
             self._note_leaf(tensor)
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.__dict__:
+                self._note_tensor(tensor)
         self._note_function(step)
         self._note(sample, self._depth)
 
@@ -203,6 +205,8 @@ class PythonState:
             self._seen.add(id(step))
             for cell in step.__closure__ or ():
                 self._note_cell(cell)
+            self._note([*(step.__defaults__ or ()), *(step.__kwdefaults__ or {}).values()], self._depth)
+            self._note_attributes(step.__dict__, self._depth)
             self._note_globals(step.__globals__, step.__code__)
             if (wrapped := getattr(step, "__wrapped__", None)) is not None:
                 self._note_function(wrapped)
@@ -262,6 +266,8 @@ class PythonState:
                 self._note(item, depth)
             if type(value) not in _PLAIN and hasattr(value, "__dict__"):
                 self._note_attributes(value.__dict__, depth)
+        elif isinstance(value, (collections.UserDict, collections.UserList)):
+            self._note(value.data, depth)
         elif isinstance(value, tuple):
             for item in value[:_LONGEST]:
                 self._note(item, depth)

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -287,11 +288,14 @@ void StepRun::backward_begins(const Roots& roots) {
   if (std::holds_alternative<InForward>(state_)) end_forward();
   const auto found = made(roots);
   if (found == forward_over_.end()) {
-    refuse(UsageError(
-        "step: it goes backward a second time; a step has one backward pass: add the losses up, make two steps of "
-        "it, call session.backward for each micro-batch and update after the last, say where each forward pass is "
-        "(MicroBatch; in Python: with snug.micro_batch()), or leave out the sample: a session that records the first "
-        "real step takes several passes, one after the other"));
+    const std::string begin =
+        "step: it goes backward a second time; a step has one backward pass: add the losses up, make two steps of it, "
+        "call session.backward for each micro-batch and update after the last, or say where each forward pass is "
+        "(MicroBatch; in Python: with snug.micro_batch())";
+    refuse(UsageError(phases_.allows_further_passes
+                          ? begin
+                          : begin + "; or leave out the sample: a session that records the first real step takes "
+                                    "several passes, one after the other"));
   }
   auto& backward = state_.emplace<InBackward>();
   backward.pass = std::move(*found);

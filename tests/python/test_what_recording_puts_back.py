@@ -52,7 +52,15 @@ class Slotted:
     __slots__ = ("steps",)
 
 
+def counting(by, calls=[0], *, more={}):  # noqa: B006: that is the point
+    calls[0] += by
+    more["calls"] = calls[0]
+    counting.calls = calls[0]
+    return calls[0]
+
+
 property_calls = 0
+user_dict = collections.UserDict(steps=0)
 counts, pair, of_property, slotted = Counts(steps=0), Pair([0], [0]), Property(), Slotted()
 
 
@@ -193,6 +201,9 @@ def test_objects_of_the_program_are_as_before(task):
         optimizer.zero_grad()
         first_assigned = 1
         counts["steps"] += 1
+        user_dict["steps"] += 1
+        counting(1)
+        batch.uses = batch.uses + 1
         counts.last = batch
         pair.first[0] += 1
         slotted.steps = 1
@@ -201,7 +212,9 @@ def test_objects_of_the_program_are_as_before(task):
         optimizer.step()
         return loss
 
+    x.uses = 0
     snug.fit(step, x, "100%").close()
+    assert x.uses == 0 and user_dict == {"steps": 0} and counting(0) == 0
     assert critic.warmup.steps == 0 and counts == {"steps": 0} and not hasattr(counts, "last") and pair == ([0], [0])
     assert property_calls == before and "first_assigned" not in globals() and not hasattr(slotted, "steps")
 
