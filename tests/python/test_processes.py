@@ -7,10 +7,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import snug
 from processes import in_processes
+
+fsdp2_recovers = pytest.mark.skipif(
+    not hasattr(FSDPModule, "reset_iter_state"), reason="FSDP2 of this torch cannot go on after an exception"
+)
 
 
 def small():
@@ -85,7 +89,7 @@ def test_what_one_process_cannot_plan_ends_in_all_at_once():
     assert max(ended for _, ended in results.values()) < 60
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp", "a group"])
+@pytest.mark.parametrize("how", ["ddp", pytest.param("fsdp", marks=fsdp2_recovers), "a group"])
 def test_what_one_process_refuses_is_recorded_again_in_all(how):
     assert in_processes(2, _refused, how) == {0: (2 + 2, True), 1: (2 + 2, True)}
 
@@ -175,6 +179,7 @@ def _ends(rank, results):
     results[rank] = len(plain) == len(under) > 0 and all(torch.equal(a, b) for a, b in zip(plain, under))
 
 
+@fsdp2_recovers
 def test_steps_under_fsdp2_go_on_after_one_that_ended_in_its_backward_pass():
     assert in_processes(2, _ends) == {0: True, 1: True}
 
