@@ -65,9 +65,11 @@ def _is_torchs(optimizer: Any) -> bool:
 
 def _rehearse(twin: Any) -> None:
     kind = type(twin)
-    if not _is_torchs(twin):
-        # Kernels of Apex, DeepSpeed or ctypes are not PyTorch operators: copy all tensors that they may write first.
-        _core.announce_writes(_tensors_in(attributes_of(twin), set()))
+    written = _tensors_in(attributes_of(twin), set())
+    # Kernels of Apex, DeepSpeed or ctypes are not PyTorch operators, and those of DTensor's shards are not seen before
+    # PyTorch 2.13: copy all tensors that they may write first.
+    shards = [tensor._local_tensor for tensor in written if hasattr(tensor, "_local_tensor")]
+    _core.announce_writes(shards if _is_torchs(twin) else [*written, *shards])
     step = getattr(kind.step, "__wrapped__", kind.step) if getattr(kind.step, "hooked", False) else kind.step
     with torch.enable_grad():
         if isinstance(twin, torch.optim.LBFGS):
