@@ -11,12 +11,12 @@ def is_leaf_with_gradient(tensor: torch.Tensor) -> bool:
     try:
         return tensor.is_leaf and tensor.requires_grad
     except RuntimeError:
-        # A view that was made without gradients, of what an update has written to since: PyTorch answers nothing about it.
+        # is_leaf raises for a view that was made under no_grad and whose base was written in place since.
         return False
 
 
 def is_plain_leaf(tensor: torch.Tensor) -> bool:
-    """Whether it is a leaf that is nothing but memory: neither of a subclass, sparse, of torch.func nor for inference."""
+    """Whether it is a leaf with a storage of its own: no subclass, sparse tensor, wrapper of torch.func or inference tensor."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
         return False
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.is_inference():
@@ -28,8 +28,8 @@ def is_plain_leaf(tensor: torch.Tensor) -> bool:
 
 
 class SavedLeaf:
-    """Where the contents of a plain leaf are and how they lie there, whether it requires a gradient, that it is a leaf, and
-    the hooks of tensor.register_hook. Its contents are none of this."""
+    """Restores a plain leaf's storage, dtype, sizes and strides, requires_grad, that it is a leaf, and the hooks of
+    tensor.register_hook. Not its contents, which the core restores."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -45,7 +45,7 @@ class SavedLeaf:
 
     def put_back(self) -> None:
         tensor = self._tensor
-        if not tensor.is_leaf:  # written in place by what has a gradient
+        if not tensor.is_leaf:  # an in-place operator has given it a grad_fn
             tensor.detach_()
         if self._has_moved():
             tensor.data = self._data

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-import sysconfig
 from typing import Any
 
 _LIBRARIES = ("builtins", "snug", "torch")  # which need not be installed where libraries are
@@ -17,11 +15,6 @@ def package_of(thing: Any) -> str:
     return (module if isinstance(module, str) else "").partition(".")[0]
 
 
-@functools.cache
-def _standard() -> tuple[str, ...]:
-    return tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
-
-
 def is_programs(package: str) -> bool:
     """Whether it is no library: neither installed, nor Python's own, nor built in."""
     if package == "__main__":
@@ -31,6 +24,4 @@ def is_programs(package: str) -> bool:
     module = sys.modules.get(package)
     file = getattr(module, "__file__", None)
     places = [file] if file else list(getattr(module, "__path__", []))  # a package without an __init__.py
-    return bool(places) and not any(
-        f"/{folder}/" in f"{place}/" for place in places for folder in _FOLDERS
-    ) and not places[0].startswith(_standard())
+    return bool(places) and not any(f"/{folder}/" in f"{place}/" for place in places for folder in _FOLDERS)

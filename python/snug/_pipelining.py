@@ -82,8 +82,8 @@ def _refuse_all(schedule: Any) -> None:
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _core.runs_a_step():
             raise UsageError(
-                f"step: the bits of {type(self).__name__} in a session are not those of plain PyTorch with torch "
-                f"{torch.__version__}; use torch 2.13 or newer"
+                f"step: with torch {torch.__version__}, gradients of {type(self).__name__} in a session differ from plain "
+                "PyTorch's; use torch 2.13 or newer"
             )
         return plain(self, *args, **kwargs)
 

@@ -10,7 +10,7 @@ import torch
 
 from . import _core
 from ._capture import unrecorded
-from ._leaves import is_leaf_with_gradient
+from ._leaves import is_leaf_with_gradient, is_plain_leaf
 from ._objects import objects_of
 from ._twins import attributes_of, twin_of
 from ._updates import ParameterSteps
@@ -74,13 +74,15 @@ def _rehearse(twin: Any) -> None:
     with torch.enable_grad():
         if isinstance(twin, torch.optim.LBFGS):
             _rehearse_lbfgs(twin, step)
+        elif _is_torchs(twin):
+            step(twin)
         else:
-            _step_as_it_wants(twin, step)
+            _step_with_or_without_closure(twin, step)
 
 
-def _step_as_it_wants(twin: Any, step: Callable[..., Any]) -> None:
-    """Steps, or steps with a closure, which stands for a further backward pass: the gradients are there again. Raises
-    UsageError if an optimizer that is not PyTorch's can do neither."""
+def _step_with_or_without_closure(twin: Any, step: Callable[..., Any]) -> None:
+    """Calls step(), or step(closure) where that raises. The closure stands for another backward pass: it sets the gradients
+    again. Raises UsageError if both fail."""
     gradients = [(p, p.grad) for group in twin.param_groups for p in group["params"] if p.grad is not None]
 
     def closure() -> torch.Tensor:
@@ -93,8 +95,6 @@ def _step_as_it_wants(twin: Any, step: Callable[..., Any]) -> None:
     except (Error, torch.OutOfMemoryError):
         raise
     except Exception as why:
-        if _is_torchs(twin):
-            raise
         try:
             step(twin, closure)
         except (Error, torch.OutOfMemoryError):
@@ -216,15 +216,16 @@ class Rehearsals:
 
 
 def _put_aside() -> list[tuple[Any, ...]]:
-    """Leaves, and their data, gradients and hooks. In a function: the last tensor looked at would be there beside the step."""
+    """Leaves, whether they are plain, and their gradients and hooks. In a function: the last tensor looked at would be there
+    beside the step."""
     kept = []
     for thing in objects_of(torch.Tensor):
         if not is_leaf_with_gradient(thing):
             continue
-        plain = type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout == torch.strided
+        plain = is_plain_leaf(thing)
         # FSDP2 runs hooks of its shards by itself; the core puts those of plain tensors aside.
         hooks = None if plain else getattr(thing, "_post_accumulate_grad_hooks", None)
-        kept.append((thing, thing.detach() if plain else None, thing.grad, hooks))
+        kept.append((thing, plain, thing.grad, hooks))
         if thing.grad is not None:
             thing.grad = None
         if hooks:
@@ -235,18 +236,16 @@ def _put_aside() -> list[tuple[Any, ...]]:
 @contextmanager
 def leaves_kept() -> Iterator[list[torch.Tensor]]:
     """No leaf tensor of the process has a gradient inside, so that a step may free or zero them; all have the same as
-    before afterwards, and the same data, as a step may put other data in its place. No other thread may train meanwhile.
+    before afterwards. PythonState restores the rest of them. No other thread may train meanwhile.
     Gives those that are tensors around others, as DTensors: FSDP2 puts gradients there by itself.
     """
     kept = _put_aside()
-    _core.tag([thing for thing, data, *_ in kept if data is not None and isinstance(thing, torch.nn.Parameter)], "weights")
+    _core.tag([thing for thing, plain, *_ in kept if plain and isinstance(thing, torch.nn.Parameter)], "weights")
     try:
-        yield [thing for thing, data, *_ in kept if data is None and thing.layout == torch.strided]
+        yield [thing for thing, plain, *_ in kept if not plain and thing.layout == torch.strided]
     finally:
-        for tensor, data, gradient, hooks in kept:
+        for tensor, _, gradient, hooks in kept:
             if hooks:
                 tensor._post_accumulate_grad_hooks = hooks
-            if data is not None and tensor.data_ptr() != data.data_ptr():
-                tensor.data = data
             if gradient is not None or tensor.grad is not None:
                 tensor.grad = gradient

@@ -28,7 +28,7 @@ class ComparedReplays {
  private:
   mutable std::mutex mutex_;
   ska::flat_hash_map<std::uint64_t, bool> is_in_;  // of each key that was added
-  std::deque<std::uint64_t> in_order_;             // those that are in
+  std::deque<std::uint64_t> in_order_;             // the keys that contains() finds, oldest first
 };
 
 }  // namespace snug::record

@@ -67,8 +67,7 @@ counts, pair, of_property, slotted = Counts(steps=0), Pair([0], [0]), Property()
 @pytest.fixture
 def task():
     torch.manual_seed(0)
-    generator, critic = nn.Linear(32, 32), Warming()
-    return generator, critic, torch.optim.SGD(generator.parameters(), 0.1), torch.randn(256, 32)
+    return make()
 
 
 def losses_with_and_without(make, step_of):
