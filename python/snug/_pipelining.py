@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from . import _core
 from ._capture import micro_batch_begins
 from .errors import UsageError
@@ -74,22 +72,6 @@ def _around_step(schedules: Any) -> None:
     schedules._PipelineScheduleRuntime._step_microbatches = _step_microbatches
 
 
-def _refuse_all(schedule: Any) -> None:
-    """In all processes, before one of them waits for another."""
-    plain = schedule.step
-
-    @functools.wraps(plain)
-    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _core.runs_a_step():
-            raise UsageError(
-                f"step: with torch {torch.__version__}, gradients of {type(self).__name__} in a session differ from plain "
-                "PyTorch's; use torch 2.13 or newer"
-            )
-        return plain(self, *args, **kwargs)
-
-    schedule.step = step
-
-
 def _around_loss(schedule: Any) -> None:
     plain = schedule._maybe_compute_loss
 
@@ -112,6 +94,3 @@ def know_pipelines() -> None:
     _around_stage(stage._PipelineStageBase)
     _around_loss(schedules._PipelineSchedule)
     _around_step(schedules)
-    if torch.__version__ < (2, 13):
-        _refuse_all(schedules.PipelineScheduleSingle)
-        _refuse_all(schedules.PipelineScheduleMulti)

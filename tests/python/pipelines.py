@@ -82,6 +82,15 @@ class Run:
         torch.manual_seed(5)
         self.batches = [torch.randint(VOCABULARY, (2, how.rows, LENGTH)) for _ in range(STEPS)]
 
+    def meet(self):
+        """Before torch 2.13 a stage runs its module on zeros, to learn what sizes it makes, before its first micro-batch, and so
+        draws random numbers: fit's recording has done that."""
+        for stage in self.stages:
+            stage.has_backward = True
+        first = (self.batches[0][0].chunk(self.schedule._n_microbatches)[0],) if self.is_first else ()
+        initialize = getattr(self.schedule, "_initialize_stage", None) or self.schedule._initialize_stages
+        initialize(first, {})
+
     def step(self, batch):
         losses = []
         for _ in range(self.accumulate):
@@ -108,6 +117,8 @@ def run(how, rank, budget):
         plan = snug.plan(one.step, one.batches[0], "100%", optimizer=optimizer)
         # In bytes, so that the recording is under the limit, too. The last stage has all logits beside its steps.
         session = snug.fit(one.step, one.batches[0], max(plan.floor + 4096, plan.unplanned_peak * budget // 100), optimizer=optimizer)
+    elif torch.__version__ < (2, 13):
+        one.meet()
     torch.manual_seed(7 + rank)
     for batch in one.batches:
         if session is None:

@@ -7,22 +7,8 @@ from torch import nn
 import pipelines
 import snug
 from conftest import DEVICE
-from processes import in_processes
 
-is_refused = torch.__version__ < (2, 13)
-of_processes = pytest.mark.skipif(DEVICE != "cpu" or is_refused, reason="processes meet by Gloo, and have the CPU; torch 2.13")
-
-
-def _refused(rank, results):
-    one = pipelines.Run(pipelines.TWO["1f1b"], rank)
-    with pytest.raises(snug.UsageError, match="use torch 2.13 or newer"):
-        snug.fit(one.step, one.batches[0], "100%")
-    results[rank] = True
-
-
-@pytest.mark.skipif(not is_refused, reason="older torch")
-def test_is_refused_where_it_would_have_other_bits():
-    assert in_processes(2, _refused) == {0: True, 1: True}
+of_processes = pytest.mark.skipif(DEVICE != "cpu", reason="processes meet by Gloo, and have the CPU")
 
 
 def check(results, processes, table):
