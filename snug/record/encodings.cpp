@@ -152,7 +152,7 @@ std::optional<MeasuredEncodings::Contents> MeasuredEncodings::contents(const Tap
   const Bytes bytes = values.nbytes(value);
   const c10::Storage& storage = values.storage(value);
   const bool is_whole = !storage || static_cast<Bytes>(storage.nbytes()) >= bytes;  // nobody has taken it away
-  if (taken.bytes < kSmallestWorthIt || !is_whole) return std::nullopt;
+  if (taken.bytes < kSmallestWorthIt || !is_whole || !values.all_written(value)) return std::nullopt;
   const plan::OpId op = tape.flow().producer(value);
   const auto outputs = tape.flow().outputs(op);
   const auto output = std::ranges::find(outputs, value, &plan::Output::value) - outputs.begin();

@@ -18,6 +18,10 @@ namespace {
 
 using Collective = OperatorTraits::Collective;
 
+bool covers_its_storage(const at::Tensor& tensor) {
+  return tensor.is_non_overlapping_and_dense() && tensor.nbytes() >= tensor.storage().nbytes();
+}
+
 /// Calls `call(tensor, slot)` with each tensor among the results, which are on the stack from `first` on.
 template <class Call>
 void for_each_result(const torch::jit::Stack& stack, std::size_t first, const Call& call) {
@@ -279,7 +283,11 @@ plan::ValueId Tape::add_output(const PendingCall& pending, const at::Tensor& ten
   slot.dtype = tensor.scalar_type();
   slot.layout = layout_of(tensor);
   calls_.add_output(slot);
-  if (pending.traits.uninitialized) values_.set_unfilled(value);
+  if (pending.traits.uninitialized) {
+    values_.set_unfilled(value);
+  } else if (covers_its_storage(tensor) || (overwrites != plan::kNoValue && values_.all_written(overwrites))) {
+    values_.set_all_written(value);
+  }
   values_.set_must(value, must_of(pending, value));
   if (unsharded_.is_kept(overwrites)) {
     must_be_kept(value);  // in the place of one that could not be made again here

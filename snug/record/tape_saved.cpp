@@ -144,6 +144,7 @@ StandsFor Tape::what_is_left_for(const SavedTensor& saved) {
   if (values_.images().has(value)) return if_it_shows_numbers_of(values_.images().encoding(value));
   const auto away = values_.away(value);
   if (!away || !plan::is_lossy(*away) || ledger().held(value)) return StandsFor::Value;
+  if (!values_.all_written(value)) return StandsFor::Value;  // numbers of no meaning would have a say in the others
   const plan::Encoding* const encoding = planned_encoding(value, away->codec);
   if (encoding == nullptr || if_it_shows_numbers_of(*encoding) == StandsFor::Value) return StandsFor::Value;
   try {

@@ -80,6 +80,10 @@ class ValueStore {
   /// Whether it is memory without contents, as of `empty`, that nothing which was seen has written yet.
   [[nodiscard]] bool unfilled(plan::ValueId value) const { return at(value).unfilled; }
   void set_unfilled(plan::ValueId value) { at(value).unfilled = true; }
+  /// Whether operators have written its whole storage, so that no byte there is what memory happened to hold: a loss
+  /// that reduces in place, say, shrinks its result in memory of which it writes one number.
+  [[nodiscard]] bool all_written(plan::ValueId value) const { return at(value).leaf || at(value).all_written; }
+  void set_all_written(plan::ValueId value) { at(value).all_written = true; }
   /// Whether a recorded operator has read it, or a saved tensor stands for it.
   [[nodiscard]] bool was_read(plan::ValueId value) const { return at(value).read; }
   void set_read(plan::ValueId value) { at(value).read = true; }
@@ -226,6 +230,7 @@ class ValueStore {
     bool leaf = false;
     bool copied = false;  // a leaf
     bool unfilled = false;
+    bool all_written = false;
     bool of_result = false;  // a leaf: contents that something unseen left in a result
     bool written_over = false;
     std::optional<plan::Action> away;

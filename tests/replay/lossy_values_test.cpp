@@ -115,6 +115,22 @@ TEST_F(LossyValues, WhatAttentionReadsIsLeftToBf16AloneAndAReLUsResultToNoLevels
   }
 }
 
+TEST_F(LossyValues, AResultThatFillsAPartOfItsStorageIsKept) {
+  const at::Tensor x = torch::randn({300, 1000}), w = torch::randn({1000}, at::requires_grad());
+  const auto loss = [&] { return at::mse_loss(x * w, x).sin(); };  // makes a number in memory for 300,000
+  ASSERT_GT(at::mse_loss(x * w, x).storage().nbytes(), 300'000);
+  for (const Codec codec : kLossy) {
+    const plan::StepGraph graph = recorded_lossy(loss, codec).graph;
+    for (plan::ValueId value = 0; value < graph.flow.values(); ++value) {
+      const plan::OpId op = graph.flow.producer(value);
+      if (op != plan::kNoOp && graph.ops[plan::at(op)].name == "aten::mse_loss") {
+        EXPECT_TRUE(graph.values[plan::at(value)].saved);
+        EXPECT_TRUE(graph.values[plan::at(value)].encodings.empty()) << static_cast<int>(codec);
+      }
+    }
+  }
+}
+
 /// Smooth ones, and those whose slope jumps somewhere.
 TEST_F(LossyValues, NoActivationWhoseSlopeJumpsIsLeftToLevels) {
   using Of = at::Tensor (*)(const at::Tensor&);
