@@ -9,11 +9,22 @@
 #include <future>
 #include <span>
 
+#include "snug/memory/byte_tensor.h"
+
 namespace snug::memory {
 namespace {
 
 at::Tensor tensor_of(std::span<std::byte> bytes) {
   return at::from_blob(bytes.data(), {std::ssize(bytes)}, at::TensorOptions(at::kByte));
+}
+
+/// The same memory, without a share in it: who fetches contents keeps it until they are there, and an eviction that
+/// waits for them finds no other owner.
+at::Tensor not_owning(const at::Tensor& contents) {
+  const std::size_t bytes = contents.nbytes();
+  return byte_tensor(c10::Storage(c10::Storage::use_byte_size_t(), bytes,
+                                  c10::DataPtr(contents.mutable_data_ptr(), contents.device()), /*allocator=*/nullptr),
+                     static_cast<Bytes>(bytes));
 }
 
 std::span<const std::byte> contents_of(const at::Tensor& tensor) {
@@ -92,13 +103,13 @@ StreamMark TierRoom::read(const at::Tensor& contents, std::vector<StreamMark> af
   // Memory of the contents may be in use by what the stream has been given before.
   after.emplace_back(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
   auto on_the_way = std::make_shared<HostPool::Block>(there.passage->take(bytes_));
-  return links_->from_disk(
-      [there, contents, on_the_way, after = std::move(after), written = written_, links = links_, device = device_] {
-        written.wait();
-        there.file->read(*there.block, on_the_way->bytes());
-        links->to_device_after(device, after, [&] { at::Tensor(contents).copy_(tensor_of(on_the_way->bytes()), true); })
-            .wait();
-      });
+  return links_->from_disk([there, contents = not_owning(contents), on_the_way, after = std::move(after),
+                            written = written_, links = links_, device = device_] {
+    written.wait();
+    there.file->read(*there.block, on_the_way->bytes());
+    links->to_device_after(device, after, [&] { at::Tensor(contents).copy_(tensor_of(on_the_way->bytes()), true); })
+        .wait();
+  });
 }
 
 void TierRoom::read_part(Bytes from, const at::Tensor& contents) const {

@@ -5,8 +5,10 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <thread>
 
 #include "snug/memory/held_limit.h"
 #include "snug/plan/run/explanation.h"
@@ -188,10 +190,13 @@ TEST(Disk, ThatLosesAllOfALongChainIsMetByMakingItAgain) {
   EXPECT_TRUE(testing::same_bits(expected, w.grad()));
 }
 
-/// Contents that were fetched and evicted come a second time, and are compared with what they were the first.
+/// Contents that were fetched and evicted come a second time, and are compared with what they were the first. Reads
+/// take so long that evictions meet contents that are still arriving.
 TEST(Disk, IsVerifiedOnceItIsThere) {
   OnDisk disk(1024, 6);
-  Session session = disk.session(std::make_shared<memory::Tiers>());
+  Session session = disk.session(tiers_on([](Access access, std::span<std::byte>) {
+    if (access == Access::Read) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+  }));
   session.verify_replays(VerifyReplay::Hashes);
   const Bytes before = test_memory().stats().allocated;
   std::int64_t evictions = 0;
