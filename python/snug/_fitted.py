@@ -20,7 +20,7 @@ from ._updates import refuse_hooks
 from .allowed import Allowed
 from .arguments import Arguments
 from .devices import device_of
-from .errors import UsageError
+from .errors import UsageError, shown
 from .sizes import Size, format_bytes
 
 Step = Callable[..., Any]
@@ -158,7 +158,7 @@ class Unrecorded:
         request = requested(budget)
         if not isinstance(request, int):
             raise UsageError(
-                f"fit: the budget is {budget!r} and there is no sample; without one it is in bytes, as fit(step, budget=\"8GiB\")"
+                f"fit: the budget is {shown(budget)} and there is no sample; without one it is in bytes, as fit(step, budget=\"8GiB\")"
             )
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if distributed and options.process_group is None and torch.distributed.get_world_size() > 1:

@@ -11,7 +11,7 @@ import torch
 
 from . import _core
 from .devices import device_named
-from .errors import UsageError
+from .errors import UsageError, reason_of, shown
 from .plans import Plan
 from .sizes import Size, bytes_of, parse_bytes
 from .streaming import StreamedTensors
@@ -42,14 +42,14 @@ class FitOptions:
         self._check_streamed()
         if isinstance(self.micro_batches, bool) or not isinstance(self.micro_batches, int):
             raise UsageError(
-                f"fit: micro_batches is {self.micro_batches!r}; give the number of steps whose gradients are accumulated, "
+                f"fit: micro_batches is {shown(self.micro_batches)}; give the number of steps whose gradients are accumulated, "
                 "1 or more"
             )
         for name in ("in_backward", "arena"):
             if not isinstance(getattr(self, name), bool):
-                raise UsageError(f"fit: {name} is {getattr(self, name)!r}; give True or False")
+                raise UsageError(f"fit: {name} is {shown(getattr(self, name))}; give True or False")
         if not isinstance(self.check, (bool, _core.VerifyReplay)):
-            raise UsageError(f"fit: check is {self.check!r}; give True, False or a snug.VerifyReplay")
+            raise UsageError(f"fit: check is {shown(self.check)}; give True, False or a snug.VerifyReplay")
         if not isinstance(self.strategy, str):
             raise UsageError(f'fit: the strategy is a {type(self.strategy).__name__}; give its name, as "optimal"')
         if self.plan is not None and self.strategy != "optimal":
@@ -142,7 +142,7 @@ def requested(budget: Size | None) -> int | _core.Percent | None:
     try:
         request = _core.parse_budget(budget)
     except UsageError as error:
-        raise UsageError(f"fit: budget: {error}") from None
+        raise UsageError(f"fit: budget: {reason_of(error)}") from None
     if request is None:
         raise UsageError('fit: the budget is an empty text; write "8GiB", or "60%" of what the step takes unplanned')
     return request
@@ -163,5 +163,5 @@ def _in_bytes(what: str, size: Size) -> int:
         return parse_bytes(size)
     except UsageError as error:
         raise UsageError(
-            f"fit: {what} takes bytes and no percentage; session.plan.unplanned_peak is what a step takes: {error}"
+            f"fit: {what} takes bytes and no percentage; session.plan.unplanned_peak is what a step takes: {reason_of(error)}"
         ) from None

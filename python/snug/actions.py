@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from . import _core
 from ._core import Choice, OperatorContext
-from .errors import UsageError
+from .errors import UsageError, shown
 from .sizes import Size, bytes_of
 
 Answer = Choice | CheckpointPolicy | bool
@@ -130,7 +130,7 @@ def _operator_name(operator: Any) -> str:
             "its module in keep_modules"
         )
     raise UsageError(
-        f"Selective: keep has {operator!r}, a {type(operator).__name__}; give names such as \"aten::mm\", or "
+        f"Selective: keep has {shown(operator)}, a {type(operator).__name__}; give names such as \"aten::mm\", or "
         "operators such as torch.ops.aten.mm.default"
     )
 
@@ -175,7 +175,7 @@ def choice_of(answer: Any, operator: str) -> Choice:
     if isinstance(answer, bool):
         return Choice.MustKeep if answer else Choice.PreferRecompute
     raise UsageError(
-        f"region: the policy returned {answer!r} for {operator}; return a snug.Choice or a "
+        f"region: the policy returned {shown(answer)} for {operator}; return a snug.Choice or a "
         "torch.utils.checkpoint.CheckpointPolicy"
     )
 

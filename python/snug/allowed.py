@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import _core
-from .errors import UsageError
+from .errors import UsageError, shown
 from .lazy_logits import tiled_loss
 
 # The names that `allow` takes, and what a step then runs inside of.
@@ -29,14 +29,14 @@ def checked_names(call: str, names: Any, known: Collection[str]) -> list[str]:
     if isinstance(names, str):
         raise UsageError(f'{call}: allow is the text "{names}"; give a list: allow=["{names}"]')
     if not isinstance(names, Iterable):
-        raise UsageError(f"{call}: allow is {names!r}; give a list of names: {', '.join(known)}")
+        raise UsageError(f"{call}: allow is {shown(names)}; give a list of names: {', '.join(known)}")
     names = list(dict.fromkeys(names))
     for name in names:
         if name in known:
             continue
         near = difflib.get_close_matches(str(name), known, 1)
         hint = f'did you mean "{near[0]}"? ' if near else ""
-        raise UsageError(f"{call}: allow has {name!r}, which is not known; {hint}it takes {', '.join(known)}")
+        raise UsageError(f"{call}: allow has {shown(name)}, which is not known; {hint}it takes {', '.join(known)}")
     return names
 
 

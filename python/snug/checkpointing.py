@@ -17,7 +17,7 @@ from . import _core
 from ._core import Choice, OperatorContext
 from ._decorating import decorated
 from .actions import Policy, choice_of
-from .errors import Error, UsageError
+from .errors import Error, UsageError, shown
 from .modes import CHECKS, Contexts, Mode, Replay, Rerun, TorchArguments, chosen_mode
 from .regions import Region
 
@@ -190,7 +190,7 @@ def run_checkpoint(
 
         return lambda function: decorated("checkpoint", function, call)
     if not callable(function):
-        raise UsageError(f"checkpoint: the function is {function!r}; give one that can be called")
+        raise UsageError(f"checkpoint: the function is {shown(function)}; give one that can be called")
     chosen = chosen_mode(mode, arguments, kwargs)
     if arguments.context_fn is not noop_context_fn:
         return _run_in_contexts(function, args, kwargs, chosen, arguments)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
+from typing import Any
+
 import torch
 
 
@@ -125,3 +128,18 @@ class Mismatch(Error):
 
 class UpdateBegins(BaseException):
     """Leaves a step function that is only recorded, or verified, where its update begins. Not for programs to catch."""
+
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 60
+
+
+def shown(value: Any) -> str:
+    """The value as messages have it: on one line and not long, whatever it is."""
+    return " ".join(_short.repr(value).split())
+
+
+def reason_of(error: Error) -> str:
+    """The message of an error without the name of what refused, for a message that begins with another."""
+    name, _, rest = str(error).partition(": ")
+    return rest if rest and " " not in name else str(error)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from . import _core
 from ._decorating import CallContext
-from .errors import Error, UsageError
+from .errors import Error, UsageError, shown
 from .sizes import Size, bytes_of
 
 # Projections of at least so many columns are taken for logits of a vocabulary, if a table of as many embeddings has been looked up
@@ -355,7 +355,7 @@ class tiled_loss(CallContext, TorchFunctionMode):
         super().__init__()
         self.tile = bytes_of("tiled_loss: tile", tile)
         if self.tile < 1:
-            raise UsageError(f"tiled_loss: tile is {tile!r}; give the bytes of logits that are computed at a time, 1 or more")
+            raise UsageError(f"tiled_loss: tile is {shown(tile)}; give the bytes of logits that are computed at a time, 1 or more")
         self._vocabularies: set[int] = set()
 
     def _recreate_cm(self) -> tiled_loss:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import noop_context_fn
 
 from ._core import DeterminismCheck, VerifyReplay
 from .actions import Action, Recompute
-from .errors import UsageError
+from .errors import UsageError, shown
 
 Contexts = tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]
 
@@ -67,7 +67,7 @@ CHECKS = {
 
 def _check_determinism(what: str) -> None:
     if what not in CHECKS:
-        raise UsageError(f"checkpoint: determinism_check is {what!r}; it can be {', '.join(CHECKS)}")
+        raise UsageError(f"checkpoint: determinism_check is {shown(what)}; it can be {', '.join(CHECKS)}")
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def chosen_mode(mode: Mode | None, arguments: TorchArguments, kwargs: dict[str, 
     if mode is None:
         return arguments.as_mode()
     if not isinstance(mode, (Replay, Rerun)):
-        raise UsageError(f"checkpoint: the mode is {mode!r}; give Replay(), Replay(an action) or Rerun()")
+        raise UsageError(f"checkpoint: the mode is {shown(mode)}; give Replay(), Replay(an action) or Rerun()")
     given = arguments.given()
     if isinstance(mode, Replay):
         _check_replay(given)

@@ -21,7 +21,7 @@ from ._options import FitOptions
 from ._pipelining import know_pipelines
 from ._updates import UpdatesInBackward
 from .arguments import Arguments
-from .errors import UsageError
+from .errors import UsageError, shown
 from .following import LOG, PlanWatch, log_plan, log_step
 from .plans import Plan
 from .sizes import Size
@@ -190,7 +190,7 @@ class Session:
         if isinstance(how, bool):
             how = _core.VerifyReplay.Hashes if how else _core.VerifyReplay.Off
         if not isinstance(how, _core.VerifyReplay):
-            raise UsageError(f"session: verify_replays is {how!r}; set it to True, False or a snug.VerifyReplay")
+            raise UsageError(f"session: verify_replays is {shown(how)}; set it to True, False or a snug.VerifyReplay")
         self._core.verify_replays(how)
         self._verify_replays = how
 
@@ -206,7 +206,7 @@ class Session:
     @detect_anomalies.setter
     def detect_anomalies(self, detect: bool) -> None:
         if not isinstance(detect, bool):
-            raise UsageError(f"session: detect_anomalies is {detect!r}; set it to True or False")
+            raise UsageError(f"session: detect_anomalies is {shown(detect)}; set it to True or False")
         self._core.detect_anomalies(detect)
         self._detect_anomalies = detect
 

@@ -24,9 +24,9 @@ def parse_bytes(size: Size) -> int:
         1073741824
     """
     if isinstance(size, bool) or not isinstance(size, (int, str)):
-        from .errors import UsageError
+        from .errors import UsageError, shown
 
-        raise UsageError(f'size: {size!r} is a {type(size).__name__}; write bytes as a number or as text: "8GiB"')
+        raise UsageError(f'size: {shown(size)} is a {type(size).__name__}; write bytes as a number or as text: "8GiB"')
     if isinstance(size, str):
         return _core.parse_bytes(size)
     if not -(1 << 62) < size < 1 << 62:
@@ -38,12 +38,12 @@ def parse_bytes(size: Size) -> int:
 
 def bytes_of(what: str, size: Size) -> int:
     """parse_bytes of what has that name in errors."""
-    from .errors import UsageError
+    from .errors import UsageError, reason_of
 
     try:
         return parse_bytes(size)
     except UsageError as error:
-        raise UsageError(f"{what}: {error}") from None
+        raise UsageError(f"{what}: {reason_of(error)}") from None
 
 
 def format_bytes(size: int) -> str:

@@ -40,3 +40,18 @@ def test_budgets_of_tiers_are_no_more_than_there_is():
     for tier, owner in (("host", "this machine"), ("disk", "the disk of ")):
         with pytest.raises(snug.UsageError, match=f"{tier} budget: 900000.0 TiB is more than the .* that {owner}.* has; give less"):
             snug.fit(lambda x: (x * weight).sum(), torch.ones(8), "1GiB", **{f"{tier}_budget": "900000TiB"})
+
+
+@pytest.mark.parametrize(
+    "budget, message",
+    [
+        ("200%", 'fit: budget: "200%" is not a percentage'),
+        ("8 bananas", 'fit: budget: "8 bananas" has the unknown unit'),
+        (torch.zeros(300, 300), "fit: budget: tensor([[0., 0., 0.,"),
+    ],
+)
+def test_says_once_what_is_wrong_on_a_short_line(budget, message):
+    weight = torch.ones(8, requires_grad=True)
+    with pytest.raises(snug.UsageError) as refused:
+        snug.fit(lambda x: (x * weight).sum(), torch.ones(8), budget)
+    assert str(refused.value).startswith(message) and len(str(refused.value)) < 200 and "\n" not in str(refused.value)
