@@ -196,7 +196,8 @@ void Tape::commit(PendingCall& pending, const torch::jit::Stack& stack) {
   const std::size_t first = stack.size() - pending.call.op.schema().returns().size();
   // An operator that only looks at its inputs in another way is not recorded: views are geometry.
   bool makes = !lists.written.empty();
-  for_each_result(stack, first, [&](const at::Tensor& t, OutputSlot) { makes = makes || is_new(t, lists); });
+  const auto is_made = [&](const at::Tensor& t) { return !pending.traits.rebinds && is_new(t, lists); };
+  for_each_result(stack, first, [&](const at::Tensor& t, OutputSlot) { makes = makes || is_made(t); });
   if (!makes) {
     roll_back(pending);
     observers_.tell_recording(&TapeObserver::op_not_recorded);
@@ -216,7 +217,7 @@ void Tape::commit(PendingCall& pending, const torch::jit::Stack& stack) {
   values_.flow().reads_group(group_of(lists.inputs));
   for (const WrittenTensor& w : lists.written) add_written(pending, w);
   for_each_result(stack, first, [&](const at::Tensor& t, OutputSlot slot) {
-    if (is_new(t, lists)) add_result(pending, t, slot);
+    if (is_made(t)) add_result(pending, t, slot);
   });
   lists.written.clear();  // it refers to tensors of the program
   observers_.tell_recording(&TapeObserver::op_recorded, *this, op);
@@ -248,8 +249,11 @@ void Tape::add_written(PendingCall& pending, const WrittenTensor& written) {
   const plan::ValueId before = written.before;
   c10::StorageImpl* storage = written.tensor.storage().unsafeGetStorageImpl();
   if (traits.rebinds) {
-    values_.forget_storage(storage);
     versions_.set(before, SeenVersion());  // the counter goes on with the tensor
+    if (const plan::ValueId there = values_.in(storage); there != plan::kNoValue) {
+      versions_.add(there, written.version);
+      versions_.expect(there, written.version);  // which is no write to it
+    }
     return;
   }
   // Kernels write results in parts with version counters of their own (unsafe_chunk): only saved bytes count.

@@ -57,6 +57,50 @@ def test_custom_operators_may_write_two_views_of_one_tensor():
     assert region.opaque_values == []
 
 
+def through_a_storage(h):
+    torch.empty(0).set_(h.untyped_storage(), 0, h.shape, h.stride()).mul_(3)
+
+
+def through_another_tensor(h):
+    torch.empty(0).set_(h.detach()).mul_(3)
+
+
+def of_the_storage(h):
+    h.untyped_storage().fill_(0)
+
+
+WRITES_BESIDE_THE_VERSION = [through_a_storage, through_another_tensor, of_the_storage]
+
+
+@only_on_the_cpu("storages of PyTorch's own")
+@pytest.mark.parametrize("write", WRITES_BESIDE_THE_VERSION)
+def test_a_saved_result_that_is_written_through_its_storage_is_an_error(write):
+    x = torch.linspace(-1, 1, 256).requires_grad_()
+    with snug.Region(snug.Recompute()):
+        h = (x * 2).sin()
+        loss = (h * h).sum()
+        write(h)
+    with pytest.raises(snug.Error, match="modified in place since, in a way that its version does not"):
+        loss.backward()
+
+
+@only_on_the_cpu("storages of PyTorch's own")
+@pytest.mark.parametrize("write", WRITES_BESIDE_THE_VERSION)
+def test_a_result_may_be_written_through_its_storage_before_it_is_saved(write):
+    x = torch.linspace(-1, 1, 256).requires_grad_()
+
+    def program():
+        h = (x * 2).sin().detach()
+        write(h)
+        return (h * x).exp().sum()
+
+    expected = torch.autograd.grad(program(), x)[0]
+    with snug.Region(snug.Recompute()) as region:
+        loss = program()
+    assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+    assert region.opaque_values == [] and region.replayed_ops > 2
+
+
 @only_on_the_cpu("NumPy's memory")
 def test_a_version_raised_by_hand_makes_a_value_of_its_own():
     x = torch.linspace(-1, 1, 256).requires_grad_()
