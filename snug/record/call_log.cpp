@@ -106,15 +106,13 @@ c10::OperatorHandle CallLog::operator_of(const Call& call) const {
 
 std::uint64_t CallLog::sign(const OperatorTraits& traits, const plan::Dataflow& flow) {
   signed_words_.assign(1, static_cast<std::int64_t>(traits.hash));
-  const std::size_t begin = arguments_.size() - traits.arguments.size();
-  for (std::size_t i = begin; i < arguments_.size(); ++i) {
+  for (std::size_t i = arguments_.size() - traits.arguments.size(); i < arguments_.size(); ++i) {
     const Argument& a = arguments_[i];
     if (a.kind == Argument::Kind::Constant) continue;
-    const bool written = traits.may_write(i - begin);
     for (std::int32_t k = 0; k < a.count; ++k) {
       const View& view = views_[at(a.index + k)];
-      // A batch may be cut out of a larger tensor, elsewhere in each step.
-      const bool placed = written || view.value == plan::kNoValue || !flow.is_leaf(view.value);
+      // A batch may be cut out of a larger tensor, and a queue written, elsewhere in each step.
+      const bool placed = view.value == plan::kNoValue || !flow.is_leaf(view.value);
       const auto sizes = geometry_.sizes(view);
       signed_words_.insert(signed_words_.end(), {view.value, static_cast<std::int64_t>(view.dtype),
                                                  placed ? view.offset : -1, static_cast<std::int64_t>(sizes.size())});

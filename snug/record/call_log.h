@@ -62,7 +62,7 @@ class CallLog {
   /// No call runs again: the states of generators go, several KiB each.
   void forget_draws() noexcept { draws_.clear(); }
   /// A hash of the operator's name and of the value, type, sizes and place of each tensor, of which all have been
-  /// added: what steps are told apart by. Not of strides, of constants, nor of where a leaf lies that is not written.
+  /// added: what steps are told apart by. Not of strides, of constants, nor of the place in a leaf.
   [[nodiscard]] std::uint64_t sign(const OperatorTraits& traits, const plan::Dataflow& flow);
 
   // --- recorded calls ----------------------------------------------------------------------------------------------

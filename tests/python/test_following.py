@@ -51,6 +51,45 @@ def test_steps_that_follow_their_plans_are_not_warned_of(task):
         assert session.last_step.known == 3  # and large ones that find gradients
 
 
+class MomentumContrast:
+    """The keys of earlier batches are in a queue, of which each step writes another part."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.encoder = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.ReLU())))
+        self.slow = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.ReLU())))
+        self.queue, self.at = torch.randn(256, 4096), 0
+
+    def step(self, x):
+        rows = len(x)
+        with torch.no_grad():
+            for mine, other in zip(self.slow.parameters(), self.encoder.parameters()):
+                mine.mul_(0.9).add_(other, alpha=0.1)
+            keys = self.slow(x)
+        queries = self.encoder(x)
+        logits = torch.cat([(queries * keys).sum(1, keepdim=True), queries @ self.queue.clone()], 1)
+        loss = nn.functional.cross_entropy(logits, torch.zeros(rows, dtype=torch.long))
+        with torch.no_grad():
+            self.queue[:, self.at : self.at + rows] = keys.T
+        self.at = (self.at + rows) % 4096
+        return loss
+
+
+def test_a_queue_that_is_written_elsewhere_in_each_step():
+    batches = [batch(512) for _ in range(10)]
+    plain, planned = MomentumContrast(), MomentumContrast()
+    expected = []
+    for x in batches:
+        expected.append(torch.autograd.grad(plain.step(x), list(plain.encoder.parameters())))
+    with snug.fit(planned.step, batches[0], "90%") as session:
+        for x, gradients in zip(batches, expected):
+            planned.encoder.zero_grad()
+            assert not warned(lambda: session.backward(x)) and session.last_step.followed_plan
+            assert all(torch.equal(p.grad, g) for p, g in zip(planned.encoder.parameters(), gradients))
+        assert torch.equal(plain.queue, planned.queue)
+        assert session.last_step.known == 1
+
+
 def test_a_step_that_no_plan_fits(task):
     small, large = batch(256), batch(4096)
     budget = snug.plan(task.step, large).floor - 300 * 1024
