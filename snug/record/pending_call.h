@@ -47,7 +47,8 @@ struct PendingCall {
   std::uint64_t signature = 0;
   double seconds = 0;
   RegionVerdict verdict = {};
-  bool hides_writes = false;  ///< its kernel has written what it was not given
+  bool hides_writes = false;            ///< its kernel has written what it was not given
+  std::vector<at::Tensor> let_go = {};  ///< that the tape has held, and that may run the program's code as they go
 };
 
 }  // namespace snug::record

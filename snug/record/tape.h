@@ -217,6 +217,7 @@ class Tape {
   /// Whether the write changes what a saved tensor of the value shows without raising its version, as one through
   /// `.data` does: the counters are different ones, and the bytes are not.
   bool changes_saved(plan::ValueId value, const WrittenTensor& written);
+  void let_go_originals(plan::ValueId leaf, std::vector<at::Tensor>& let_go);
   void bind_before(const OperatorTraits& traits, const c10::IValue* arguments);
   void keep(plan::ValueId value, const c10::Storage& storage);
   void put_away(plan::ValueId value, const c10::Storage& storage, plan::Action how);

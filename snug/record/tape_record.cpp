@@ -256,6 +256,7 @@ void Tape::add_written(PendingCall& pending, const WrittenTensor& written) {
     }
     return;
   }
+  if (flow().is_leaf(before)) let_go_originals(before, pending.let_go);
   // Kernels write results in parts with version counters of their own (unsafe_chunk): only saved bytes count.
   const bool is_seen = !values_.of_result(before) || changes_saved(before, written);
   if (by_schema(written) && is_seen) values_.set_written_over(before);

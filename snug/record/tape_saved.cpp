@@ -94,6 +94,16 @@ at::Tensor Tape::original_of(const SavedTensor& saved) const {
   return is_there ? original : at::Tensor();
 }
 
+/// The leaf has been written. A tensor that was saved may get a graph by that, which leads back to what saved it and
+/// would keep itself alive.
+void Tape::let_go_originals(plan::ValueId leaf, std::vector<at::Tensor>& let_go) {
+  if (ledger().packs(leaf) == 0) return;
+  for (SavedTensor* const saved : saved_.bound) {
+    if (saved->view.value == leaf && saved->kept_tensor.defined())
+      let_go.push_back(std::exchange(saved->kept_tensor, at::Tensor()));
+  }
+}
+
 at::Tensor Tape::hand_out(SavedTensor& saved, const c10::Storage& storage, const at::Tensor& original) {
   // A tensor with a gradient of its own would be copied by autograd, with what belongs to it.
   if (original.defined() && !original.requires_grad()) return original;
