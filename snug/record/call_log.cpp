@@ -104,7 +104,7 @@ c10::OperatorHandle CallLog::operator_of(const Call& call) const {
                   name));
 }
 
-std::uint64_t CallLog::sign(const OperatorTraits& traits, const plan::Dataflow& flow) {
+std::uint64_t CallLog::sign(const OperatorTraits& traits, c10::function_ref<bool(plan::ValueId)> was_there) {
   signed_words_.assign(1, static_cast<std::int64_t>(traits.hash));
   for (std::size_t i = arguments_.size() - traits.arguments.size(); i < arguments_.size(); ++i) {
     const Argument& a = arguments_[i];
@@ -112,7 +112,7 @@ std::uint64_t CallLog::sign(const OperatorTraits& traits, const plan::Dataflow& 
     for (std::int32_t k = 0; k < a.count; ++k) {
       const View& view = views_[at(a.index + k)];
       // A batch may be cut out of a larger tensor, and a queue written, elsewhere in each step.
-      const bool placed = view.value == plan::kNoValue || !flow.is_leaf(view.value);
+      const bool placed = view.value == plan::kNoValue || !was_there(view.value);
       const auto sizes = geometry_.sizes(view);
       signed_words_.insert(signed_words_.end(), {view.value, static_cast<std::int64_t>(view.dtype),
                                                  placed ? view.offset : -1, static_cast<std::int64_t>(sizes.size())});

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/ivalue.h>
+#include <c10/util/FunctionRef.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -8,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "snug/plan/step/dataflow.h"
+#include "snug/plan/step/ids.h"
 #include "snug/record/call.h"
 #include "snug/record/operator_traits.h"
 #include "snug/record/random_state.h"
@@ -62,8 +63,9 @@ class CallLog {
   /// No call runs again: the states of generators go, several KiB each.
   void forget_draws() noexcept { draws_.clear(); }
   /// A hash of the operator's name and of the value, type, sizes and place of each tensor, of which all have been
-  /// added: what steps are told apart by. Not of strides, of constants, nor of the place in a leaf.
-  [[nodiscard]] std::uint64_t sign(const OperatorTraits& traits, const plan::Dataflow& flow);
+  /// added: what steps are told apart by. Not of strides, of constants, nor of the place in a
+  /// storage that `was_there` before the step.
+  [[nodiscard]] std::uint64_t sign(const OperatorTraits& traits, c10::function_ref<bool(plan::ValueId)> was_there);
 
   // --- recorded calls ----------------------------------------------------------------------------------------------
 

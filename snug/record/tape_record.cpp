@@ -155,7 +155,7 @@ void Tape::prepare(PendingCall& pending, const c10::IValue* arguments) {
     for (const WrittenTensor& w : pending.lists.written)
       outer_->written_elsewhere(w.tensor.storage().unsafeGetStorageImpl());
   }
-  pending.signature = calls_.sign(pending.traits, flow());
+  pending.signature = calls_.sign(pending.traits, [&](plan::ValueId value) { return values_.was_there(value); });
   if (pending.traits.draws != OperatorTraits::Draws::Never) capture_random_state(pending, arguments);
   for (const Argument& a : calls_.arguments_since(pending.mark)) {
     for (std::int32_t k = 0; a.kind != Argument::Kind::Constant && k < a.count; ++k) {

@@ -44,6 +44,7 @@ void ValueStore::mark_leaf(plan::ValueId value) {
 plan::ValueId ValueStore::add_leaf(const c10::Storage& storage) {
   const plan::ValueId value = flow_.add_leaf();
   add(value, storage);
+  at(value).was_there = true;
   mark_leaf(value);
   hold_leaf(value, storage);
   return value;
@@ -52,6 +53,7 @@ plan::ValueId ValueStore::add_leaf(const c10::Storage& storage) {
 plan::ValueId ValueStore::add_output(const c10::Storage& storage, plan::ValueId overwrites) {
   const plan::ValueId value = flow_.add_output(overwrites);
   add(value, storage);
+  at(value).was_there = overwrites != plan::kNoValue && at(overwrites).was_there;
   return value;
 }
 

@@ -95,6 +95,8 @@ class ValueStore {
   /// Whether an operator made the storage, be it that something unseen has written it since.
   [[nodiscard]] bool of_result(plan::ValueId value) const { return !flow_.is_leaf(value) || at(value).of_result; }
   void set_of_result(plan::ValueId leaf) { at(leaf).of_result = true; }
+  /// Whether the storage was there before any recorded operator wrote it.
+  [[nodiscard]] bool was_there(plan::ValueId value) const { return at(value).was_there; }
   /// Whether a recorded operator has written over the value since, as its schema says, so that saved tensors of it show
   /// other contents, whether their version tells or not.
   [[nodiscard]] bool written_over(plan::ValueId value) const { return at(value).written_over; }
@@ -231,6 +233,7 @@ class ValueStore {
     bool copied = false;  // a leaf
     bool unfilled = false;
     bool all_written = false;
+    bool was_there = false;
     bool of_result = false;  // a leaf: contents that something unseen left in a result
     bool written_over = false;
     std::optional<plan::Action> away;

@@ -52,9 +52,10 @@ def test_steps_that_follow_their_plans_are_not_warned_of(task):
 
 
 class MomentumContrast:
-    """The keys of earlier batches are in a queue, of which each step writes another part."""
+    """The keys of earlier batches are in a queue, of which each step writes another part, once or in two parts."""
 
-    def __init__(self):
+    def __init__(self, parts):
+        self.parts = parts
         torch.manual_seed(0)
         self.encoder = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.ReLU())))
         self.slow = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.ReLU())))
@@ -70,14 +71,16 @@ class MomentumContrast:
         logits = torch.cat([(queries * keys).sum(1, keepdim=True), queries @ self.queue.clone()], 1)
         loss = nn.functional.cross_entropy(logits, torch.zeros(rows, dtype=torch.long))
         with torch.no_grad():
-            self.queue[:, self.at : self.at + rows] = keys.T
-        self.at = (self.at + rows) % 4096
+            for part in keys.T.chunk(self.parts, 1):
+                self.queue[:, self.at : self.at + part.shape[1]] = part
+                self.at = (self.at + part.shape[1]) % 4096
         return loss
 
 
-def test_a_queue_that_is_written_elsewhere_in_each_step():
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_queue_that_is_written_elsewhere_in_each_step(parts):
     batches = [batch(512) for _ in range(10)]
-    plain, planned = MomentumContrast(), MomentumContrast()
+    plain, planned = MomentumContrast(parts), MomentumContrast(parts)
     expected = []
     for x in batches:
         expected.append(torch.autograd.grad(plain.step(x), list(plain.encoder.parameters())))
