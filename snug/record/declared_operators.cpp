@@ -118,7 +118,6 @@ void check(const OperatorDeclaration& d) {
   check_schemas(d);
 }
 
-/// PyTorch's own operators do what they do whatever a program says of the rest.
 void add_what_is_not_said(const OperatorDeclaration& known, OperatorDeclaration& declaration) {
   if (declaration.writes.empty()) {
     declaration.writes = known.writes;
@@ -136,7 +135,7 @@ void declare_operator(OperatorDeclaration declaration) {
   Declared& all = declared();
   const std::lock_guard lock(all.mutex);
   std::string name = declaration.name;
-  if (const auto known = all.by_name.find(name); known != all.by_name.end() && name.starts_with("aten::"))
+  if (const auto known = all.by_name.find(name); known != all.by_name.end())
     add_what_is_not_said(known->second, declaration);
   all.by_name.insert_or_assign(std::move(name), std::move(declaration));
   ++all.count;

@@ -25,8 +25,8 @@ struct OperatorDeclaration {
   std::optional<bool> keeps_state = {};
 };
 
-/// From now on holds for the operator. One before of that name is replaced; of LibTorch's own operators what this one
-/// does not say stays. The operator need not be registered yet. Not while a step runs. Throws UsageError for a name
+/// From now on holds for the operator, and what this one does not say stays as it was declared before, or is known of
+/// LibTorch's own. The operator need not be registered yet. Not while a step runs. Throws UsageError for a name
 /// that is none, for positions that are negative, and for those at which an operator that is registered has nothing of
 /// the kind. Any thread.
 void declare_operator(OperatorDeclaration declaration);

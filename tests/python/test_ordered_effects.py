@@ -38,6 +38,28 @@ def test_a_region_replays_what_has_no_effect(operator, expected):
     assert runs[0] == expected
 
 
+def test_an_effect_adds_to_what_is_declared():
+    @torch.library.custom_op("ordered_effects::writes", mutates_args=())
+    def writes(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        state.numpy()[...] += 1
+        return x * 2
+
+    writes.register_autograd(lambda ctx, g: (g * 2, None))
+    snug.declare_operator(writes, writes=[1])
+    writes.register_effect(torch.library.EffectType.ORDERED)
+    x, w = torch.randn(8, 8), leaf(8, 8)
+
+    def program():
+        state = torch.ones(8, 8)
+        before = (x @ w) * state.clone()
+        return ((before * writes((x @ w).sin(), state)).sin() * (state * 1)).sum()
+
+    expected = torch.autograd.grad(program(), w)[0]
+    with snug.Region(snug.Recompute()):
+        loss = program()
+    assert torch.equal(torch.autograd.grad(loss, w)[0], expected)
+
+
 def test_effects_registered_before_snug_is_imported_are_known():
     program = """
 import torch
