@@ -4,6 +4,7 @@
 #include <c10/core/DefaultDtype.h>
 
 #include <array>
+#include <atomic>
 #include <mutex>
 #include <optional>
 
@@ -168,12 +169,12 @@ void GlobalSettings::set() const {
 
 namespace {
 
-thread_local int t_scopes = 0;  // that change something
+thread_local int t_scopes = 0;
 
 /// Of all threads.
 struct Overlapping {
   std::mutex mutex;
-  int scopes = 0;
+  std::atomic<int> scopes = 0;  // written with the mutex held
   std::optional<KeptSettings> before_the_first;
 };
 Overlapping& overlapping() {
@@ -182,6 +183,8 @@ Overlapping& overlapping() {
 }
 
 }  // namespace
+
+bool GlobalSettingsScope::any() noexcept { return overlapping().scopes.load(std::memory_order_acquire) > 0; }
 
 void GlobalSettingsScope::begin(const GlobalSettings& settings) {
   Overlapping& all = overlapping();
@@ -202,7 +205,7 @@ void GlobalSettingsScope::end() const {
   }
 }
 
-KeptSettings::~KeptSettings() {
+void KeptSettings::put_back() const {
   for (const GlobalSettings& settings : {cpu_, accelerators_}) {
     if (GlobalSettings::now(settings.of()) != settings) settings.set();
   }

@@ -31,35 +31,40 @@ class GlobalSettings {
   Of of_ = Of::Elementwise;
 };
 
-/// Makes settings hold for the life of the scope, where they are others. Scopes nest. Where those of several threads
-/// overlap, each thread's kernels may see the settings of the others; what held before the first holds after the last.
+/// Makes settings hold for the life of the scope. Scopes nest. What held before the first of all threads' scopes holds
+/// after the last of them; where two that overlap need different settings, a kernel may see those of the other thread.
 class GlobalSettingsScope {
  public:
   explicit GlobalSettingsScope(const GlobalSettings& settings)
-      : before_(GlobalSettings::now(settings.of())), changes_(settings != before_) {
-    if (changes_) begin(settings);
+      : before_(GlobalSettings::now(settings.of())), counts_(settings != before_ || any()) {
+    if (counts_) begin(settings);
   }
   ~GlobalSettingsScope() {
-    if (changes_) end();
+    if (counts_) end();
   }
   GlobalSettingsScope(const GlobalSettingsScope&) = delete;
   GlobalSettingsScope& operator=(const GlobalSettingsScope&) = delete;
 
  private:
+  /// Whether there are scopes of any thread at whose end settings change.
+  static bool any() noexcept;
   static void begin(const GlobalSettings& settings);
   void end() const;
 
   GlobalSettings before_;
-  bool changes_;
+  bool counts_;
 };
 
 /// Puts all settings back at its end as they were when it was made, whatever came between.
 class KeptSettings {
  public:
   KeptSettings() = default;
-  ~KeptSettings();
+  ~KeptSettings() { put_back(); }
   KeptSettings(const KeptSettings&) = delete;
   KeptSettings& operator=(const KeptSettings&) = delete;
+
+  /// The same before its end.
+  void put_back() const;
 
  private:
   GlobalSettings cpu_ = GlobalSettings::now(GlobalSettings::Of::TheCpu);

@@ -1,5 +1,7 @@
 #include "snug/replay/step_recording.h"
 
+#include <ATen/ThreadLocalState.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -28,6 +30,7 @@ Recorded StepRecording::run(const Forward& forward) {
   // What the step sets in front of its update, and back behind it, is not put back by a step that is left there.
   const record::KeptSettings settings;
   const record::DenormalScope denormals;
+  const at::ThreadLocalStateGuard of_thread{at::ThreadLocalState()};  // such as autocast
   RecordedStep& step = recorded_.step;
   whole_ = &scope_.begin_pass();
   UsesMeasured uses(options_.streamed, whole_->profiler->clock());
