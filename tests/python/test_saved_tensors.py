@@ -132,6 +132,34 @@ def test_a_write_that_pytorch_does_not_see_is_found_by_the_first_replay(fill):
         region().backward()
 
 
+class GoesBackwardThroughWhatItSaved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            y = (x * 3).sum()
+        y.backward()
+        return torch.zeros_like(g)
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, type("Marked", (torch.Tensor,), {})])
+def test_a_saved_tensor_has_the_history_that_it_was_saved_with(kind):
+    found = []
+    for around in (contextlib.nullcontext(), snug.Region(snug.Recompute())):
+        w = leaf(4)
+        with around:
+            h = GoesBackwardThroughWhatItSaved.apply((w + 1).as_subclass(kind)).as_subclass(torch.Tensor)
+            loss = h.sum()
+        loss.backward()
+        found.append(w.grad)
+    assert torch.equal(*found) and found[0].any()
+
+
 def test_in_a_session_the_first_step_finds_it_and_leaves_no_gradient():
     weights = [leaf(128, 128) for _ in range(6)]
     before = bits(weights)
