@@ -256,7 +256,9 @@ def _outcomes(
                 world.reset()
             if session is None:
                 session = own = make()
-            with up_to_the_update, _core.UndoneDraws():
+            with up_to_the_update, contextlib.ExitStack() as undone:
+                with _without_limits(devices):  # the states of generators are in the device's memory
+                    undone.enter_context(_core.UndoneDraws())
                 loss = session.backward(arguments, step=step)
                 with _without_limits(devices):
                     found = world.outcome(loss if returns_loss else None)
