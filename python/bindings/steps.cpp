@@ -19,6 +19,7 @@
 #include "snug/memory/device_memory.h"
 #include "snug/memory/tiers.h"
 #include "snug/plan/budget_request.h"
+#include "snug/record/global_settings.h"
 #include "snug/record/micro_batch.h"
 #include "snug/replay/fit.h"
 #include "snug/replay/moves.h"
@@ -77,6 +78,16 @@ class StopBeforeWrites {
   std::vector<at::Tensor> tensors_;
   std::optional<record::OperatorGate> gate_;
 };
+
+/// Makes a leaf again of one that an in-place operator has given a history, be it a view.
+void forget_history(const at::Tensor& tensor) {
+  using torch::autograd::impl::set_gradient_edge;
+  if (tensor.is_view()) {
+    const at::Tensor base(tensor._base());
+    if (!base.is_leaf()) set_gradient_edge(base, {});
+  }
+  set_gradient_edge(tensor, {});
+}
 
 /// replay::UndoneDraws as a Python context.
 class UndoneDraws {
@@ -254,6 +265,8 @@ void bind_kinds(py::module_& m) {
 }
 
 void bind_undone_draws(py::module_& m) {
+  py::class_<record::KeptSettings>(m, "KeptSettings").def(py::init()).def("put_back", &record::KeptSettings::put_back);
+  m.def("forget_history", &forget_history, py::arg("tensor"));
   py::class_<UndoneDraws>(m, "UndoneDraws")
       .def(py::init<>())
       .def("__enter__", &UndoneDraws::enter)

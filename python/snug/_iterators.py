@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import types
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +18,10 @@ def copied_iterator(thing: Any) -> Any:
     if type(thing) not in _COPIED:
         return None
     try:
-        return copy.copy(thing)
-    except TypeError:  # a generator
+        with warnings.catch_warnings():  # Python 3.12 and 3.13 say that 3.14 cannot copy those of itertools
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return copy.copy(thing)
+    except TypeError:
         return None
 
 
@@ -30,12 +33,25 @@ def position_of(thing: Any) -> Any:
         return None if frame is None else (frame.f_lasti, thing.gi_yieldfrom, list(frame.f_locals.items()))
     if not hasattr(type(thing), "__next__"):
         return None
-    if type(thing).__module__ in ("builtins", "itertools"):  # zip, map, cycle: __reduce__ returns their inner iterators
+    if is_built_in(thing):
         try:
-            return tuple(position_of(part) or part for part in _flat(thing.__reduce__()[1:]))
+            return tuple(position_of(part) or part for part in parts_of(thing))
         except TypeError:
-            return None
+            return repr(thing) if isinstance(thing, itertools.count) else None
     return getattr(thing, "_num_yielded", None)  # that of a DataLoader
+
+
+def is_built_in(thing: Any) -> bool:
+    """Whether it is an iterator of Python's own, such as zip, map and itertools.cycle."""
+    return hasattr(type(thing), "__next__") and type(thing).__module__ in ("builtins", "itertools")
+
+
+def parts_of(thing: Any) -> Iterator[Any]:
+    """What an iterator of Python's own consists of: its inner iterators, what they go through, and where they are. Raises
+    TypeError where it cannot be told."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return _flat(thing.__reduce__()[1:])
 
 
 def _flat(parts: Any) -> Iterator[Any]:
@@ -49,4 +65,4 @@ def _flat(parts: Any) -> Iterator[Any]:
 def same_position(a: Any, b: Any) -> bool:
     if isinstance(a, (tuple, list)) and type(a) is type(b):
         return a is b or len(a) == len(b) and all(map(same_position, a, b))
-    return a is b or isinstance(a, (int, str)) and type(a) is type(b) and a == b
+    return a is b or isinstance(a, (int, str, range)) and type(a) is type(b) and a == b

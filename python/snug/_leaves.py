@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+
+from . import _core
 
 
 def is_leaf_with_gradient(tensor: torch.Tensor) -> bool:
@@ -17,7 +21,7 @@ def is_leaf_with_gradient(tensor: torch.Tensor) -> bool:
 
 def is_plain_leaf(tensor: torch.Tensor) -> bool:
     """Whether it is a leaf with a storage of its own: no subclass, sparse tensor, wrapper of torch.func or inference tensor."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_nested:
         return False
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.is_inference():
         return False
@@ -27,16 +31,22 @@ def is_plain_leaf(tensor: torch.Tensor) -> bool:
         return False
 
 
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
 class SavedLeaf:
-    """Restores a plain leaf's storage, dtype, sizes and strides, requires_grad, that it is a leaf, and the hooks of
-    tensor.register_hook. Not its contents, which the core restores."""
+    """Restores a plain leaf's storage, dtype, sizes and strides, requires_grad, that it is a leaf, and its hooks. Not its
+    contents, which the core restores."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
         self._data = tensor.detach()
         self._requires_grad = tensor.requires_grad
-        self.hooks = tensor._backward_hooks
-        self._contents = dict(self.hooks or {})
+        self._hooks = [(name, getattr(tensor, name)) for name in _HOOKS]
+        self._contents = [dict(hooks or {}) for _, hooks in self._hooks]
+
+    def hooks(self) -> list[Any]:
+        return [hook for contents in self._contents for hook in contents.values()]
 
     def _has_moved(self) -> bool:
         tensor, data = self._tensor, self._data
@@ -46,13 +56,14 @@ class SavedLeaf:
     def put_back(self) -> None:
         tensor = self._tensor
         if not tensor.is_leaf:  # an in-place operator has given it a grad_fn
-            tensor.detach_()
+            _core.forget_history(tensor)
         if self._has_moved():
             tensor.data = self._data
-        if tensor._backward_hooks is not self.hooks:
-            tensor._backward_hooks = self.hooks
-        if self.hooks is not None and self.hooks != self._contents:
-            self.hooks.clear()
-            self.hooks.update(self._contents)
+        for (name, hooks), contents in zip(self._hooks, self._contents):
+            if getattr(tensor, name) is not hooks:
+                setattr(tensor, name, hooks)
+            if hooks is not None and hooks != contents:
+                hooks.clear()
+                hooks.update(contents)
         if tensor.requires_grad != self._requires_grad:
             tensor.requires_grad_(self._requires_grad)

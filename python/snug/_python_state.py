@@ -6,72 +6,31 @@ from __future__ import annotations
 
 import argparse
 import collections
-import copy
 import dis
 import functools
 import random
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from ._iterators import copied_iterator, position_of, same_position
+from . import _core
+from ._iterators import copied_iterator, is_built_in, parts_of, position_of, same_position
 from ._leaves import SavedLeaf, is_plain_leaf
 from ._objects import objects_of
 from ._packages import is_programs, package_of
 from ._random_generators import SavedGenerator, is_generator
+from ._restored import (
+    PLAIN, SavedCell, SavedClass, SavedContents, SavedIterator, SavedName, SavedNames, SavedSlot, SavedTensorAttributes
+)
 from .errors import UsageError
 
 # Classes whose attributes are restored. A step may write to an optimizer's state before the update begins, as SAM does.
 _OWNERS = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
-
-# Containers whose contents are restored. For objects of other types only the attribute that refers to them is.
-_SEQUENCES = (list, collections.deque)
-_MAPPINGS = (dict, collections.defaultdict, collections.OrderedDict, collections.Counter)
-_PLAIN = (*_SEQUENCES, *_MAPPINGS, set)
-
-_ABSENT = object()  # in place of a value: the name had none
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether two containers hold the same objects, which need not be comparable."""
-    if len(a) != len(b):
-        return False
-    if isinstance(a, set):
-        return {id(item) for item in a} == {id(item) for item in b}
-    if isinstance(a, dict):
-        return all(x is y and a[x] is b[y] for x, y in zip(a, b))
-    return all(x is y for x, y in zip(a, b))
-
-
-def _restore(attributes: dict[str, Any], before: dict[str, Any]) -> None:
-    """Writes the names that differ, as other threads may read the others."""
-    for name in [name for name in attributes if name not in before]:
-        del attributes[name]
-    for name, value in before.items():
-        if name not in attributes or attributes[name] is not value:
-            attributes[name] = value
-
-
-def _plain_kind_of(container: Any) -> Any:
-    """The class of _PLAIN that the container's class is or derives from, whose methods do nothing else."""
-    return next((kind for kind in type(container).__mro__ if kind in _PLAIN), None)
-
-
-def _copy_of(container: Any) -> Any:
-    kind = _plain_kind_of(container)
-    return dict(container) if issubclass(kind, dict) else kind(container)
-
-
-def _fill(container: Any, contents: Any) -> None:
-    kind = _plain_kind_of(container)
-    kind.clear(container)
-    (kind.extend if kind in _SEQUENCES else kind.update)(container, contents)
-
 
 def _refuse_lazy(module: torch.nn.Module, _: Any) -> None:
     raise UsageError(
@@ -80,19 +39,14 @@ def _refuse_lazy(module: torch.nn.Module, _: Any) -> None:
     )
 
 
-def _is_assigned(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents
-    except ValueError:
-        return False
-    return True
+def _slots_of(kind: type) -> Iterator[types.MemberDescriptorType]:
+    for one in kind.__mro__:
+        if "__slots__" in vars(one):
+            yield from (slot for slot in vars(one).values() if isinstance(slot, types.MemberDescriptorType))
 
 
-def _slots_of(kind: type) -> list[str]:
-    slots = [getattr(one, "__slots__", ()) for one in kind.__mro__]
-    names = [name for some in slots for name in ((some,) if isinstance(some, str) else some)]
-    return [name for name in names if not name.startswith("__")]
-
+_HOLDERS = (collections.UserDict, collections.UserList, collections.ChainMap)  # of what they are about
+_Saved = TypeVar("_Saved")
 
 # Objects within objects that the step refers to are looked at to this depth, and no longer containers than this.
 _DEPTH = 8
@@ -112,21 +66,14 @@ class PythonState:
     """
 
     def __init__(self, step: Any = None, sample: Any = None) -> None:
-        self._cells: list[tuple[types.CellType, Any]] = []
-        self._iterators_in_cells: list[tuple[types.CellType, Any]] = []
-        self._globals: list[tuple[dict[str, Any], str, Any]] = []
-        self._tensors: list[tuple[torch.Tensor, dict[str, Any]]] = []
-        self._leaves: list[SavedLeaf] = []
-        self._of_objects: list[tuple[Any, str, Any]] = []  # attributes of classes, and in slots
-        self._names_of_classes: list[tuple[type, set[str]]] = []
-        self._positions: list[tuple[Any, Any]] = []
-        self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._contents: list[tuple[Any, Any]] = []
-        self._iterators: list[tuple[dict[str, Any], str, Any]] = []
-        self._generators = [SavedGenerator(random._inst)]  # type: ignore[attr-defined]
+        self._saved: list[Any] = [SavedGenerator(random._inst), _core.KeptSettings()]  # type: ignore[attr-defined]
         if (numpy := sys.modules.get("numpy")) is not None:
-            self._generators.append(SavedGenerator(numpy.random))
+            self._saved.append(SavedGenerator(numpy.random))
+        self._iterators: dict[int, SavedIterator] = {}  # by id
+        self._positions: list[tuple[Any, Any]] = []
         self._seen: set[int] = set()
+        self._used_modules: set[tuple[int, int]] = set()  # with the code that uses them
+        self._objects: set[int] = set()  # whose attributes have been noted; their contents are another thing
         self._items_left = _MOST_ITEMS
         owners = objects_of(_OWNERS)
         lazy = [owner for owner in owners if isinstance(owner, LazyModuleMixin) and owner.has_uninitialized_params()]
@@ -147,6 +94,9 @@ class PythonState:
             self._note_leaf(tensor)
             if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.__dict__:
                 self._note_tensor(tensor)
+        for name, hooks in list(vars(torch.nn.modules.module).items()):
+            if name.startswith("_global_") and isinstance(hooks, dict):
+                self._note(hooks, self._depth)
         self._note_function(step)
         self._note(sample, self._depth)
 
@@ -157,40 +107,44 @@ class PythonState:
         package = package_of(type(thing))
         return package in self._of_step or is_programs(package) or type(thing) in (argparse.Namespace, types.SimpleNamespace)
 
+    def _is_seen(self, thing: Any) -> bool:
+        """Whether this was asked before."""
+        known = id(thing) in self._seen
+        self._seen.add(id(thing))
+        return known
+
+    def _save(self, saved: _Saved) -> _Saved:
+        self._saved.append(saved)
+        return saved
+
     def _note_tensor(self, tensor: torch.Tensor | None) -> None:
-        """Saves the Python attributes of a parameter or buffer. Those that begin with an underscore are a library's and stay."""
-        if tensor is None or id(tensor) in self._seen:
+        """Saves the Python attributes of a parameter or buffer."""
+        if tensor is None or self._is_seen(tensor):
             return
-        self._seen.add(id(tensor))
-        self._tensors.append((tensor, dict(tensor.__dict__)))
+        self._save(SavedTensorAttributes(tensor))
         for value in tensor.__dict__.values():
             self._note(value, 0)
 
     def _note_leaf(self, tensor: torch.Tensor) -> None:
-        if not is_plain_leaf(tensor):
-            return
-        leaf = SavedLeaf(tensor)
-        self._leaves.append(leaf)
-        for hook in (leaf.hooks or {}).values():
-            self._note(hook, self._depth)
+        if is_plain_leaf(tensor):
+            for hook in self._save(SavedLeaf(tensor)).hooks():
+                self._note(hook, self._depth)
 
     def _note_class(self, kind: type) -> None:
         """Saves class attributes, and the state that methods use, for a class of the program and its base classes."""
         for one in kind.__mro__:
-            if id(one) in self._seen or not is_programs(package_of(one)):
+            if not is_programs(package_of(one)) or self._is_seen(one):
                 continue
-            self._seen.add(id(one))
-            for name, value in list(vars(one).items()):
-                function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+            for value in list(vars(one).values()):
                 if isinstance(value, property):
                     for accessor in (value.fget, value.fset):
                         self._note_function(accessor)
-                elif isinstance(function, types.FunctionType):
-                    self._note_function(function)
-                elif not name.startswith("__") and not hasattr(type(value), "__get__"):
-                    self._of_objects.append((one, name, value))
-                    self._note(value, 0)
-            self._names_of_classes.append((one, set(vars(one))))
+                else:
+                    function = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+                    if isinstance(function, types.FunctionType):
+                        self._note_function(function)
+            for value in self._save(SavedClass(one)).values.values():
+                self._note(value, 0)
 
     def _note_function(self, step: Any) -> None:
         if isinstance(step, functools.partial):
@@ -200,142 +154,137 @@ class PythonState:
             self._note(step.__self__, self._depth)
             self._note_function(step.__func__)
         elif isinstance(step, types.FunctionType):
-            if id(step) in self._seen:
+            if self._is_seen(step):
                 return
-            self._seen.add(id(step))
             for cell in step.__closure__ or ():
-                self._note_cell(cell)
+                saved = self._save(SavedCell(cell))
+                self._note_held(saved.value, self._depth, saved.give)
+                self._note_module(saved.value, step.__code__)
             self._note([*(step.__defaults__ or ()), *(step.__kwdefaults__ or {}).values()], self._depth)
             self._note_attributes(step.__dict__, self._depth)
-            self._note_globals(step.__globals__, step.__code__)
+            self._note_globals(step.__globals__, step.__code__, "STORE_GLOBAL")
             if (wrapped := getattr(step, "__wrapped__", None)) is not None:
                 self._note_function(wrapped)
         else:
             self._note(step, self._depth)
 
-    def _note_globals(self, names: dict[str, Any], code: types.CodeType) -> None:
-        """Saves the global variables that the code refers to. Follows calls into functions of the program."""
+    def _note_globals(self, names: dict[str, Any], code: types.CodeType, store: str) -> None:
+        """Saves the global variables of a module that the code refers to: `names`, which it writes by that instruction.
+        Follows calls into functions, and attributes of modules, of the program."""
         stored: set[str] = set()
-        if dis.opmap["STORE_GLOBAL"] in code.co_code[::2]:
-            stored = {one.argval for one in dis.get_instructions(code) if one.opname == "STORE_GLOBAL"}
+        if dis.opmap[store] in code.co_code[::2]:
+            stored = {one.argval for one in dis.get_instructions(code) if one.opname == store}
         for name in code.co_names:  # attributes among them
+            if name in stored:
+                saved = self._save(SavedName(names, name))
             if name not in names:
-                if name in stored:
-                    self._globals.append((names, name, _ABSENT))
+                self._note_module(sys.modules.get(name), code)  # which the function may import
                 continue
             value = names[name]
-            if name in stored:
-                self._globals.append((names, name, value))
-            if (iterator := copied_iterator(value)) is not None:
-                self._iterators.append((names, name, iterator))
-            else:
-                self._note(value, self._depth)
+            self._note_held(value, self._depth, saved.give if name in stored else functools.partial(names.__setitem__, name))
+            if getattr(value, "__dict__", None) is not names:
+                self._note_module(value, code)
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):  # of a function inside of it
-                self._note_globals(names, constant)
+                self._note_globals(names, constant, store)
 
-    def _note_cell(self, cell: types.CellType) -> None:
-        try:
-            value = cell.cell_contents
-        except ValueError:  # not assigned yet
-            self._cells.append((cell, _ABSENT))
+    def _note_module(self, module: Any, code: types.CodeType) -> None:
+        """Saves what the code uses of a module of the program."""
+        if not isinstance(module, types.ModuleType) or not is_programs(module.__name__.partition(".")[0]):
             return
-        if (iterator := copied_iterator(value)) is not None:
-            self._iterators_in_cells.append((cell, iterator))
-            return
-        self._cells.append((cell, value))
-        self._note(value, self._depth)
+        if (key := (id(module), id(code))) not in self._used_modules:  # modules may refer to each other
+            self._used_modules.add(key)
+            self._note_globals(module.__dict__, code, "STORE_ATTR")
 
     def _note_attributes(self, attributes: dict[str, Any], depth: int) -> None:
-        self._attributes.append((attributes, dict(attributes)))
+        saved = self._save(SavedNames(attributes))
         for name, value in attributes.items():
-            if (iterator := copied_iterator(value)) is not None:
-                self._iterators.append((attributes, name, iterator))
-            else:
-                self._note(value, depth)
+            self._note_held(value, depth, functools.partial(saved.give, name))
+
+    def _note_held(self, value: Any, depth: int, give: Callable[[Any], None]) -> None:
+        """give: makes who refers to the value refer to another."""
+        if copied_iterator(value) is None:
+            return self._note(value, depth)
+        if id(value) not in self._iterators:
+            self._iterators[id(value)] = self._save(SavedIterator(value))
+        self._iterators[id(value)].held_by(give)
 
     def _note(self, value: Any, depth: int) -> None:
         """depth: how far to look into objects that are neither containers nor modules."""
-        if type(value) in _PLAIN or isinstance(value, _PLAIN) and self._is_of_the_program(value):
-            if id(value) in self._seen or len(value) > min(_LONGEST, self._items_left):
-                return
-            self._seen.add(id(value))
-            self._items_left -= len(value)
-            self._contents.append((value, _copy_of(value)))
-            for item in value.values() if isinstance(value, dict) else value:
-                self._note(item, depth)
-            if type(value) not in _PLAIN and hasattr(value, "__dict__"):
-                self._note_attributes(value.__dict__, depth)
-        elif isinstance(value, (collections.UserDict, collections.UserList)):
-            self._note(value.data, depth)
+        is_plain = type(value) in PLAIN
+        if is_plain or isinstance(value, PLAIN) and self._is_of_the_program(value):
+            self._note_contents(value, depth)
+            if not is_plain:
+                self._note_object(value, depth)
         elif isinstance(value, tuple):
             for item in value[:_LONGEST]:
                 self._note(item, depth)
+            if self._is_of_the_program(value) and hasattr(value, "__dict__"):
+                self._note_object(value, depth)
         elif isinstance(value, functools.partial) or (
             isinstance(value, (types.FunctionType, types.MethodType)) and is_programs(package_of(value))
         ):
             self._note_function(value)
+        elif isinstance(value, types.BuiltinMethodType):
+            if isinstance(value.__self__, PLAIN):
+                self._note(value.__self__, depth)
         elif isinstance(value, type):
             self._note_class(value)
         elif is_generator(value):
-            self._generators.append(SavedGenerator(value))
-        elif (position := position_of(value)) is not None:
+            self._save(SavedGenerator(value))
+        elif is_built_in(value) or position_of(value) is not None:
+            self._note_iterator(value, depth)
+        elif isinstance(value, _HOLDERS) or depth > 0 and self._is_of_the_program(value):
+            self._note_object(value, max(depth - 1, 0))
+
+    def _note_contents(self, value: Any, depth: int) -> None:
+        if len(value) > min(_LONGEST, self._items_left) or self._is_seen(value):
+            return
+        self._items_left -= len(value)
+        self._save(SavedContents(value))
+        for item in value.values() if isinstance(value, dict) else value:
+            self._note(item, depth)
+
+    def _note_iterator(self, value: Any, depth: int) -> None:
+        if (position := position_of(value)) is not None:
             self._positions.append((value, position))
-        elif depth > 0 and id(value) not in self._seen and self._is_of_the_program(value):
-            self._seen.add(id(value))
-            self._note_class(type(value))
-            if hasattr(value, "__dict__"):
-                self._note_attributes(value.__dict__, depth - 1)
-            for name in _slots_of(type(value)):
-                content = getattr(value, name, _ABSENT)
-                self._of_objects.append((value, name, content))
-                self._note(content, depth - 1)
+        try:
+            parts = list(parts_of(value)) if is_built_in(value) else []
+        except TypeError:
+            return
+        for part in parts:  # a zip of the program's own iterators, say
+            if not hasattr(part, "__len__"):
+                self._note(part, depth)
+
+    def _note_object(self, value: Any, depth: int) -> None:
+        """Saves attributes and slots, and what the class has."""
+        if id(value) in self._objects:
+            return
+        self._objects.add(id(value))
+        self._note_class(type(value))
+        if hasattr(value, "__dict__"):
+            self._note_attributes(value.__dict__, depth)
+        for slot in _slots_of(type(value)):
+            self._note(self._save(SavedSlot(value, slot)).value, depth)
 
     def put_back(self) -> None:
-        """Restores the snapshot. May be called several times."""
-        for attributes, before in self._attributes:
-            _restore(attributes, before)
-        for tensor, before in self._tensors:
-            of_libraries = {name: value for name, value in tensor.__dict__.items() if name.startswith("_")}
-            _restore(tensor.__dict__, {**before, **of_libraries})
-        for container, contents in self._contents:
-            if not _same(container, contents):
-                _fill(container, contents)
-        for attributes, name, iterator in self._iterators:
-            attributes[name] = copy.copy(iterator)
-        for kind, names in self._names_of_classes:
-            for name in [name for name in vars(kind) if name not in names and not name.startswith("_")]:
-                delattr(kind, name)
-        for leaf in self._leaves:
-            leaf.put_back()
-        for thing, name, value in self._of_objects:
-            now = vars(thing).get(name) if isinstance(thing, type) else getattr(thing, name, _ABSENT)
-            if now is value:
-                continue
-            if value is _ABSENT:
-                delattr(thing, name)
-            else:
-                setattr(thing, name, value)
-        for cell, value in self._cells:
-            if value is not _ABSENT:
-                cell.cell_contents = value
-            elif _is_assigned(cell):
-                del cell.cell_contents
-        for cell, iterator in self._iterators_in_cells:
-            cell.cell_contents = copy.copy(iterator)
-        for names, name, value in self._globals:
-            if value is _ABSENT:
-                names.pop(name, None)
-            else:
-                names[name] = value
-        for generator in self._generators:
-            generator.put_back()
+        """Restores the snapshot. May be called several times. Raises what it met first once all that can be is restored."""
+        failed = None
+        for saved in self._saved:
+            try:
+                saved.put_back()
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def close(self) -> None:
         """Restores the snapshot for the last time."""
-        self.put_back()
-        for handle in self._handles:
-            handle.remove()
+        try:
+            self.put_back()
+        finally:
+            for handle in self._handles:
+                handle.remove()
 
     def refuse_advanced(self) -> None:
         """Raises UsageError if a generator or a DataLoader's iterator that cannot be put back was advanced."""

@@ -124,6 +124,39 @@ def hooked_around_the_update(task):
     return step
 
 
+def accumulating_otherwise_around_the_update(task):
+    generator, critic, optimizer, _ = task
+
+    def double(parameter):
+        parameter.grad.mul_(2)
+
+    def step(x):
+        optimizer.zero_grad()
+        handle = generator.weight.register_post_accumulate_grad_hook(double)
+        loss = critic(generator(x))
+        loss.backward()
+        optimizer.step()
+        handle.remove()
+        return loss.detach()
+
+    return step
+
+
+def hooked_everywhere_around_the_update(task):
+    generator, critic, optimizer, _ = task
+
+    def step(x):
+        optimizer.zero_grad()
+        handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output * 0.5)
+        loss = critic(generator(x))
+        loss.backward()
+        optimizer.step()
+        handle.remove()
+        return loss.detach()
+
+    return step
+
+
 def precise_in_the_backward_pass(task):
     generator, critic, optimizer, _ = task
 
@@ -139,7 +172,13 @@ def precise_in_the_backward_pass(task):
     return step
 
 
-@pytest.mark.parametrize("step_of", [frozen_around_the_update, hooked_around_the_update, precise_in_the_backward_pass])
+STEPS = [
+    frozen_around_the_update, hooked_around_the_update, accumulating_otherwise_around_the_update,
+    hooked_everywhere_around_the_update, precise_in_the_backward_pass,
+]
+
+
+@pytest.mark.parametrize("step_of", STEPS)
 def test_training_is_as_without_fit(step_of):
     warm_up = leaf(32, 32)
     (warm_up @ warm_up).sum().backward()
@@ -182,10 +221,12 @@ def test_settings_are_as_before(task):
         torch.set_default_dtype(torch.float64)
         torch.backends.mkldnn.set_flags(False)
         torch.set_flush_denormal(True)
+        torch.autocast("cpu").__enter__()
         optimizer.step()
         return loss
 
     snug.fit(step, x, "100%").close()
+    assert not torch.is_autocast_enabled("cpu")
     assert torch.get_float32_matmul_precision() == "highest" and not torch.are_deterministic_algorithms_enabled()
     assert torch.get_default_dtype() == torch.float32 and torch.backends.mkldnn.enabled
     assert torch.tensor([1e-40]).mul(1).item() > 0

@@ -1,0 +1,183 @@
+"""What objects that a step refers to hold is as before fit: contents, attributes, slots, iterators, names of modules."""
+
+import collections
+import itertools
+import sys
+import types
+
+import pytest
+import torch
+from conftest import only_on_the_cpu
+from plain_and import leaf
+
+import snug
+
+pytestmark = only_on_the_cpu("budgets of the CPU")
+
+
+def fit(step):
+    snug.fit(step, torch.randn(64, 8), "100%").close()
+
+
+def loss_of(weight, x):
+    return (x @ weight).tanh().sum()
+
+
+@pytest.fixture
+def weight():
+    return leaf(8, 8)
+
+
+class History(collections.UserDict):
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+
+class Hidden:
+    __slots__ = ("__steps",)
+
+    def __init__(self):
+        self.__steps = 0
+
+    def count(self):
+        self.__steps += 1
+        return self.__steps
+
+
+class Frozen:
+    """Whose attributes are only written past its own __setattr__."""
+
+    __slots__ = ("steps",)
+
+    def __init__(self):
+        object.__setattr__(self, "steps", 0)
+
+    def __setattr__(self, name, value):
+        raise AttributeError(name)
+
+    def count(self):
+        object.__setattr__(self, "steps", self.steps + 1)
+
+
+def test_attributes_and_slots_of_all_objects(weight):
+    history, hidden, frozen = History(), Hidden(), Frozen()
+    layers = collections.ChainMap({"steps": 0})
+    kept = []
+    keep = kept.append
+
+    def step(x):
+        history.count += 1
+        history["x"] = x
+        hidden.count()
+        frozen.count()
+        layers["steps"] += 1
+        keep(x)
+        return loss_of(weight, x)
+
+    fit(step)
+    assert history.count == 0 and dict(history) == {} and hidden.count() == 1 and frozen.steps == 0
+    assert layers["steps"] == 0 and kept == []
+
+
+def test_names_of_a_module_of_the_program(weight, monkeypatch, tmp_path):
+    (tmp_path / "of_the_program.py").write_text("steps = 0\ncalls = 0\ndef track():\n    global calls\n    calls += 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import of_the_program
+
+    def step(x):
+        of_the_program.steps += 1
+        of_the_program.track()
+        of_the_program.latest = x
+        return loss_of(weight, x)
+
+    fit(step)
+    assert (of_the_program.steps, of_the_program.calls) == (0, 0) and not hasattr(of_the_program, "latest")
+    del sys.modules["of_the_program"]
+
+
+def test_an_iterator_stays_the_same_one(weight):
+    for iterator in (iter([1, 2, 3]), iter((1, 2, 3)), itertools.count(1), iter({1: 0, 2: 0}.items())):
+        holder = types.SimpleNamespace(iterator=iterator)
+
+        def step(x):
+            return loss_of(weight, x) * (holder is not None)
+
+        fit(step)
+        assert holder.iterator is iterator
+
+
+def test_an_iterator_that_the_step_advances_goes_back(weight):
+    iterator = iter(list(range(1, 9)))
+    holder = types.SimpleNamespace(iterator=iterator, numbers=itertools.count(1))
+
+    def step(x):
+        return loss_of(weight, x) * next(holder.iterator) * next(holder.numbers)
+
+    fit(step)
+    assert holder.iterator is iterator and next(iterator) == 1 and next(holder.numbers) == 1
+
+
+class Batches:
+    def __init__(self):
+        self.at = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.at += 1
+        return self.at
+
+
+def test_a_zip_of_the_programs_own_iterator_goes_back(weight):
+    pairs, doubled = zip(Batches()), map(lambda n: 2 * n, Batches())
+
+    def step(x):
+        return loss_of(weight, x) * next(pairs)[0] * next(doubled)
+
+    fit(step)
+    assert next(pairs) == (1,) and next(doubled) == 2
+
+
+def test_a_state_that_is_a_view_has_no_graph_afterwards(weight):
+    state = torch.zeros(2, 64, 8)[0]
+
+    def step(x):
+        nonlocal state
+        state.copy_((x @ weight).tanh() + state)
+        loss = state.sum()
+        loss.backward()
+        state = state.detach()
+        return loss
+
+    before = state
+    fit(step)
+    assert state is before and state.is_leaf and not state.requires_grad and not state.any()
+
+
+def test_a_nested_tensor_of_the_program_is_no_obstacle(weight):
+    nested = torch.nested.nested_tensor([torch.ones(2, 8), torch.ones(3, 8)])
+    fit(lambda x: loss_of(weight, x))
+    assert nested.size(0) == 2
+
+
+def test_all_else_is_put_back_where_something_cannot_be(weight):
+
+    class Guarded(type):
+        def __setattr__(cls, name, value):
+            raise AttributeError(name)
+
+    class Settings(metaclass=Guarded):
+        steps = 0
+
+    seen = []
+
+    def step(x):
+        type.__setattr__(Settings, "steps", 1)
+        seen.append(x)
+        return loss_of(weight, x)
+
+    with pytest.raises(AttributeError, match="steps"):
+        fit(step)
+    assert seen == []
