@@ -109,52 +109,26 @@ def frozen_around_the_update(task):
     return step
 
 
-def hooked_around_the_update(task):
-    generator, critic, optimizer, _ = task
-
-    def step(x):
-        optimizer.zero_grad()
-        handle = generator.weight.register_hook(lambda g: g * 2)
-        loss = critic(generator(x))
-        loss.backward()
-        optimizer.step()
-        handle.remove()
-        return loss.detach()
-
-    return step
+def double(parameter):
+    parameter.grad.mul_(2)
 
 
-def accumulating_otherwise_around_the_update(task):
-    generator, critic, optimizer, _ = task
+def hooked_around_the_update(register):
+    def step_of(task):
+        generator, critic, optimizer, _ = task
 
-    def double(parameter):
-        parameter.grad.mul_(2)
+        def step(x):
+            optimizer.zero_grad()
+            handle = register(generator.weight)
+            loss = critic(generator(x))
+            loss.backward()
+            optimizer.step()
+            handle.remove()
+            return loss.detach()
 
-    def step(x):
-        optimizer.zero_grad()
-        handle = generator.weight.register_post_accumulate_grad_hook(double)
-        loss = critic(generator(x))
-        loss.backward()
-        optimizer.step()
-        handle.remove()
-        return loss.detach()
+        return step
 
-    return step
-
-
-def hooked_everywhere_around_the_update(task):
-    generator, critic, optimizer, _ = task
-
-    def step(x):
-        optimizer.zero_grad()
-        handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output * 0.5)
-        loss = critic(generator(x))
-        loss.backward()
-        optimizer.step()
-        handle.remove()
-        return loss.detach()
-
-    return step
+    return step_of
 
 
 def precise_in_the_backward_pass(task):
@@ -172,13 +146,18 @@ def precise_in_the_backward_pass(task):
     return step
 
 
-STEPS = [
-    frozen_around_the_update, hooked_around_the_update, accumulating_otherwise_around_the_update,
-    hooked_everywhere_around_the_update, precise_in_the_backward_pass,
-]
+STEPS = {
+    "frozen": frozen_around_the_update,
+    "hook": hooked_around_the_update(lambda p: p.register_hook(lambda g: g * 2)),
+    "hook after accumulation": hooked_around_the_update(lambda p: p.register_post_accumulate_grad_hook(double)),
+    "hook of all modules": hooked_around_the_update(
+        lambda p: nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output * 0.5)
+    ),
+    "precise": precise_in_the_backward_pass,
+}
 
 
-@pytest.mark.parametrize("step_of", STEPS)
+@pytest.mark.parametrize("step_of", STEPS.values(), ids=STEPS)
 def test_training_is_as_without_fit(step_of):
     warm_up = leaf(32, 32)
     (warm_up @ warm_up).sum().backward()
