@@ -45,13 +45,13 @@ def test_budgets_of_tiers_are_no_more_than_there_is():
 @pytest.mark.parametrize(
     "budget, message",
     [
-        ("200%", 'fit: budget: "200%" is not a percentage'),
-        ("8 bananas", 'fit: budget: "8 bananas" has the unknown unit'),
-        (torch.zeros(300, 300), "fit: budget: tensor([[0., 0., 0.,"),
+        (lambda: "200%", 'fit: budget: "200%" is not a percentage'),
+        (lambda: "8 bananas", 'fit: budget: "8 bananas" has the unknown unit'),
+        (lambda: torch.zeros(300, 300), "fit: budget: tensor([[0., 0., 0.,"),
     ],
 )
 def test_says_once_what_is_wrong_on_a_short_line(budget, message):
     weight = torch.ones(8, requires_grad=True)
     with pytest.raises(snug.UsageError) as refused:
-        snug.fit(lambda x: (x * weight).sum(), torch.ones(8), budget)
+        snug.fit(lambda x: (x * weight).sum(), torch.ones(8), budget())
     assert str(refused.value).startswith(message) and len(str(refused.value)) < 200 and "\n" not in str(refused.value)
