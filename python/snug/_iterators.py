@@ -18,7 +18,7 @@ def copied_iterator(thing: Any) -> Any:
     if type(thing) not in _COPIED:
         return None
     try:
-        with warnings.catch_warnings():  # Python 3.12 and 3.13 say that 3.14 cannot copy those of itertools
+        with warnings.catch_warnings():  # Python 3.12 deprecates copies of itertools objects, 3.14 has none
             warnings.simplefilter("ignore", DeprecationWarning)
             return copy.copy(thing)
     except TypeError:
@@ -42,13 +42,13 @@ def position_of(thing: Any) -> Any:
 
 
 def is_built_in(thing: Any) -> bool:
-    """Whether it is an iterator of Python's own, such as zip, map and itertools.cycle."""
+    """Whether this is an iterator of the builtins or of itertools, such as zip, map or cycle."""
     return hasattr(type(thing), "__next__") and type(thing).__module__ in ("builtins", "itertools")
 
 
 def parts_of(thing: Any) -> Iterator[Any]:
-    """What an iterator of Python's own consists of: its inner iterators, what they go through, and where they are. Raises
-    TypeError where it cannot be told."""
+    """The arguments in __reduce__() of a built-in iterator, flattened: inner iterators, sequences and positions. Raises
+    TypeError where it has no __reduce__()."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return _flat(thing.__reduce__()[1:])

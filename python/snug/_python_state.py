@@ -32,6 +32,7 @@ from .errors import UsageError
 # Classes whose attributes are restored. A step may write to an optimizer's state before the update begins, as SAM does.
 _OWNERS = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
+
 def _refuse_lazy(module: torch.nn.Module, _: Any) -> None:
     raise UsageError(
         f"fit: the parameters of a {type(module).__name__} would get their shapes in the recorded step, which must leave no trace; run "
@@ -45,7 +46,7 @@ def _slots_of(kind: type) -> Iterator[types.MemberDescriptorType]:
             yield from (slot for slot in vars(one).values() if isinstance(slot, types.MemberDescriptorType))
 
 
-_HOLDERS = (collections.UserDict, collections.UserList, collections.ChainMap)  # of what they are about
+_HOLDERS = (collections.UserDict, collections.UserList, collections.ChainMap)  # their contents are attributes
 _Saved = TypeVar("_Saved")
 
 # Objects within objects that the step refers to are looked at to this depth, and no longer containers than this.
@@ -72,8 +73,8 @@ class PythonState:
         self._iterators: dict[int, SavedIterator] = {}  # by id
         self._positions: list[tuple[Any, Any]] = []
         self._seen: set[int] = set()
-        self._used_modules: set[tuple[int, int]] = set()  # with the code that uses them
-        self._objects: set[int] = set()  # whose attributes have been noted; their contents are another thing
+        self._used_modules: set[tuple[int, int]] = set()  # ids of the module and of the code that uses it
+        self._objects: set[int] = set()  # whose attributes are saved; _seen has those whose contents are
         self._items_left = _MOST_ITEMS
         owners = objects_of(_OWNERS)
         lazy = [owner for owner in owners if isinstance(owner, LazyModuleMixin) and owner.has_uninitialized_params()]
@@ -268,7 +269,8 @@ class PythonState:
             self._note(self._save(SavedSlot(value, slot)).value, depth)
 
     def put_back(self) -> None:
-        """Restores the snapshot. May be called several times. Raises what it met first once all that can be is restored."""
+        """Restores the snapshot. May be called several times. Where something cannot be restored, restores the rest
+        and then raises the first error."""
         failed = None
         for saved in self._saved:
             try:

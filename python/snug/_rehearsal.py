@@ -66,8 +66,8 @@ def _is_torchs(optimizer: Any) -> bool:
 def _rehearse(twin: Any) -> None:
     kind = type(twin)
     written = _tensors_in(attributes_of(twin), set())
-    # Kernels of Apex, DeepSpeed or ctypes are not PyTorch operators, and those of DTensor's shards are not seen before
-    # PyTorch 2.13: copy all tensors that they may write first.
+    # The core sees writes of PyTorch operators alone. Apex, DeepSpeed and ctypes write without them, and writes to DTensor
+    # shards are not seen before PyTorch 2.13: have these tensors copied first.
     shards = [tensor._local_tensor for tensor in written if hasattr(tensor, "_local_tensor")]
     _core.announce_writes(shards if _is_torchs(twin) else [*written, *shards])
     step = getattr(kind.step, "__wrapped__", kind.step) if getattr(kind.step, "hooked", False) else kind.step
@@ -81,8 +81,8 @@ def _rehearse(twin: Any) -> None:
 
 
 def _step_with_or_without_closure(twin: Any, step: Callable[..., Any]) -> None:
-    """Calls step(), or step(closure) where that raises. The closure stands for another backward pass: it sets the gradients
-    again. Raises UsageError if both fail."""
+    """Calls step(), or step(closure) if that raises. The closure sets the gradients again, as another backward pass would.
+    Raises UsageError if both fail."""
     gradients = [(p, p.grad) for group in twin.param_groups for p in group["params"] if p.grad is not None]
 
     def closure() -> torch.Tensor:
@@ -216,8 +216,8 @@ class Rehearsals:
 
 
 def _put_aside() -> list[tuple[Any, ...]]:
-    """Leaves, whether they are plain, and their gradients and hooks. In a function: the last tensor looked at would be there
-    beside the step."""
+    """Returns each leaf, whether it is plain, its gradient and its hooks. A function of its own, because a loop variable would
+    keep the last tensor alive during the step."""
     kept = []
     for thing in objects_of(torch.Tensor):
         if not is_leaf_with_gradient(thing):

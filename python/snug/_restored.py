@@ -37,7 +37,7 @@ def _plain_kind_of(container: Any) -> Any:
 
 
 class SavedContents:
-    """Of a container of PLAIN, or of a class that derives from one."""
+    """Restores the contents of a container whose class is in PLAIN or derives from one of them."""
 
     def __init__(self, container: Any) -> None:
         kind = _plain_kind_of(container)
@@ -53,8 +53,8 @@ class SavedContents:
 
 
 class SavedNames:
-    """A dictionary of names, as the attributes of an object are: writes those that differ, as other threads may read the
-    others."""
+    """Restores a dictionary of names, such as the attributes of an object. Writes only the names that differ, since other
+    threads may read the rest."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         self._names, self._before = names, dict(names)
@@ -63,16 +63,31 @@ class SavedNames:
         """The name refers to this from now on."""
         self._names[name] = self._before[name] = value
 
+    def _stays(self, name: str) -> bool:
+        """Whether the name keeps the value that it has now."""
+        return False
+
     def put_back(self) -> None:
-        for name in [name for name in self._names if name not in self._before]:
+        for name in [name for name in self._names if name not in self._before and not self._stays(name)]:
             self._names.pop(name, None)
         for name, value in self._before.items():
-            if self._names.get(name, ABSENT) is not value:
+            now = self._names.get(name, ABSENT)
+            if now is not value and (now is ABSENT or not self._stays(name)):
                 self._names[name] = value
 
 
+class SavedTensorAttributes(SavedNames):
+    """Restores the Python attributes of a tensor, except names with a leading underscore, which libraries set."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__(tensor.__dict__)
+
+    def _stays(self, name: str) -> bool:
+        return name.startswith("_")
+
+
 class SavedName:
-    """One name of a dictionary, such as a global variable."""
+    """Restores one name of a dictionary, such as a global variable."""
 
     def __init__(self, names: dict[str, Any], name: str) -> None:
         self._names, self._name, self._value = names, name, names.get(name, ABSENT)
@@ -88,24 +103,8 @@ class SavedName:
             self._names[self._name] = self._value
 
 
-class SavedTensorAttributes:
-    """Those of a tensor that do not begin with an underscore: the others are a library's and stay."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor, self._before = tensor, dict(tensor.__dict__)
-
-    def put_back(self) -> None:
-        now = self._tensor.__dict__
-        before = {**self._before, **{name: value for name, value in now.items() if name.startswith("_")}}
-        for name in [name for name in now if name not in before]:
-            del now[name]
-        for name, value in before.items():
-            if now.get(name, ABSENT) is not value:
-                now[name] = value
-
-
 class SavedClass:
-    """The attributes of a class of the program that are no methods and no descriptors, and which names it has."""
+    """Restores the attributes of a class that are neither methods nor descriptors, and deletes names that were added."""
 
     def __init__(self, kind: type) -> None:
         self._kind, self._all = kind, set(vars(kind))
@@ -128,7 +127,7 @@ class SavedClass:
 
 
 class SavedSlot:
-    """The content of a slot, read and written past the class's own __getattr__ and __setattr__."""
+    """Restores the value of a slot through its descriptor, without calling __getattr__ or __setattr__ of the class."""
 
     def __init__(self, thing: Any, slot: types.MemberDescriptorType) -> None:
         self._thing, self._slot = thing, slot
@@ -150,7 +149,7 @@ class SavedSlot:
 
 
 class SavedCell:
-    """The variable of a closure."""
+    """Restores a variable of a closure."""
 
     def __init__(self, cell: types.CellType) -> None:
         self._cell = cell
@@ -176,8 +175,8 @@ class SavedCell:
 
 
 class SavedIterator:
-    """An iterator that can be copied, and who refers to it. It goes back itself where it can, so that all go on with the
-    same one; else those that are known to refer to it get a copy."""
+    """Restores an iterator that can be copied: in place where it has __setstate__, so that it stays the same object; otherwise
+    its known holders get a copy."""
 
     def __init__(self, iterator: Any) -> None:
         self._now = iterator

@@ -30,7 +30,7 @@ def _with_look(tensor: Any, look: _Look | None) -> Any:
     """Returns the tensor with that class and those attributes, which it shares with the original."""
     if look is None or tensor is None or (type(tensor) is look[0] and tensor.__dict__ is look[1]):
         return tensor
-    # With its history: a node may go backward through what it has saved, in a backward pass that records nothing else.
+    # as_subclass must record a grad_fn, also in backward, where grad mode is off: the program may call backward() on it.
     with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
         same = tensor if type(tensor) is look[0] else torch.Tensor.as_subclass(tensor, look[0])
     same.__dict__ = look[1]

@@ -135,11 +135,11 @@ _short.maxstring = _short.maxother = 60
 
 
 def shown(value: Any) -> str:
-    """The value as messages have it: on one line and not long, whatever it is."""
+    """Returns repr(value) on one line, shortened to about 60 characters, for messages."""
     return " ".join(_short.repr(value).split())
 
 
 def reason_of(error: Error) -> str:
-    """The message of an error without the name of what refused, for a message that begins with another."""
+    """Returns the message without the operation that it begins with, for a message that begins with another operation."""
     name, _, rest = str(error).partition(": ")
     return rest if rest and " " not in name else str(error)

@@ -34,7 +34,7 @@ struct OutputSlot {
   std::uint32_t layout = 0;                            // see layout_of; once it is an output's
 };
 
-/// What a kernel depends on besides its arguments: state of the calling thread, and settings of the process.
+/// Everything besides its arguments that decides a kernel's result: state of the calling thread and of the process.
 struct CallState {
   c10::DispatchKeySet keys;  ///< the kernel was chosen by: those below the recorder's
   bool grad_mode = false;

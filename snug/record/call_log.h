@@ -63,8 +63,8 @@ class CallLog {
   /// No call runs again: the states of generators go, several KiB each.
   void forget_draws() noexcept { draws_.clear(); }
   /// A hash of the operator's name and of the value, type, sizes and place of each tensor, of which all have been
-  /// added: what steps are told apart by. Not of strides, of constants, nor of the place in a
-  /// storage that `was_there` before the step.
+  /// added: what steps are told apart by. Excludes strides, constants, and the offset in
+  /// a storage that existed before the step (`was_there`).
   [[nodiscard]] std::uint64_t sign(const OperatorTraits& traits, c10::function_ref<bool(plan::ValueId)> was_there);
 
   // --- recorded calls ----------------------------------------------------------------------------------------------
