@@ -3,10 +3,12 @@
 #include <ATen/Context.h>
 #include <c10/core/DefaultDtype.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 namespace snug::record {
 namespace {
@@ -205,9 +207,40 @@ void GlobalSettingsScope::end() const {
   }
 }
 
+namespace {
+
+/// In an order in which each inherits from those before it.
+constexpr std::array<std::pair<Float32Backend, Float32Op>, 9> kPrecisions = {{
+    {Float32Backend::GENERIC, Float32Op::ALL},
+    {Float32Backend::CUDA, Float32Op::ALL},
+    {Float32Backend::CUDA, Float32Op::MATMUL},
+    {Float32Backend::CUDA, Float32Op::CONV},
+    {Float32Backend::CUDA, Float32Op::RNN},
+    {Float32Backend::MKLDNN, Float32Op::ALL},
+    {Float32Backend::MKLDNN, Float32Op::MATMUL},
+    {Float32Backend::MKLDNN, Float32Op::CONV},
+    {Float32Backend::MKLDNN, Float32Op::RNN},
+}};
+
+}  // namespace
+
+KeptSettings::KeptSettings() {
+  std::ranges::transform(kPrecisions, precisions_.begin(), [](const auto& of) {
+    return static_cast<std::uint8_t>(at::globalContext().float32Precision(of.first, of.second));
+  });
+}
+
 void KeptSettings::put_back() const {
   for (const GlobalSettings& settings : {cpu_, accelerators_}) {
     if (GlobalSettings::now(settings.of()) != settings) settings.set();
+  }
+  Context& context = at::globalContext();
+  for (std::size_t i = 0; i < kPrecisions.size(); ++i) {
+    const auto [backend, op] = kPrecisions[i];
+    const auto before = static_cast<Float32Precision>(precisions_[i]);
+    const auto is_back = [&, backend = backend, op = op] { return context.float32Precision(backend, op) == before; };
+    if (!is_back()) context.setFloat32Precision(backend, op, Float32Precision::NONE);
+    if (!is_back()) context.setFloat32Precision(backend, op, before);
   }
 }
 

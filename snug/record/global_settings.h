@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 namespace snug::record {
@@ -55,10 +56,11 @@ class GlobalSettingsScope {
   bool counts_;
 };
 
-/// Puts all settings back at its end as they were when it was made, whatever came between.
+/// Puts all settings back at its end as they were when it was made, whatever came between. A precision is inherited
+/// from the same place as before, except where it had been set to what it would have inherited.
 class KeptSettings {
  public:
-  KeptSettings() = default;
+  KeptSettings();
   ~KeptSettings() { put_back(); }
   KeptSettings(const KeptSettings&) = delete;
   KeptSettings& operator=(const KeptSettings&) = delete;
@@ -67,6 +69,7 @@ class KeptSettings {
   void put_back() const;
 
  private:
+  std::array<std::uint8_t, 9> precisions_{};  // at::Float32Precision of each that can be set
   GlobalSettings cpu_ = GlobalSettings::now(GlobalSettings::Of::TheCpu);
   GlobalSettings accelerators_ = GlobalSettings::now(GlobalSettings::Of::Accelerators);
 };

@@ -112,3 +112,84 @@ def test_the_state_of_such_an_optimizer_is_in_the_plan():
     for name, optimizer in (("none", None), ("one", ByBoundMethod(model.parameters()))):
         bytes_of[name] = snug.plan(lambda b: model(b).square().mean(), x, optimizer=optimizer).floor
     assert bytes_of["one"] - bytes_of["none"] > 256 * 256 * 4 // 2
+
+
+class Sharp(torch.optim.Optimizer):
+    """Sharpness-aware minimization, whose step takes a closure that goes backward once more."""
+
+    def __init__(self, parameters, base):
+        super().__init__(parameters, {})
+        self.base = base(self.param_groups)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        assert closure is not None, "Sharp needs its closure"
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["step"] = p.grad * 0.05
+                p.add_(self.state[p]["step"])
+        self.zero_grad()
+        with torch.enable_grad():
+            closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(self.state[p]["step"])
+        self.base.step()
+
+
+def test_an_optimizer_that_needs_its_closure_is_tried_out_with_one():
+    found = []
+    for fits in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+        optimizer = Sharp(net.parameters(), lambda groups: torch.optim.SGD(groups, 0.1, momentum=0.9))
+        x = torch.randn(64, 64)
+
+        def step(batch):
+            def loss_of():
+                loss = net(batch).square().mean()
+                loss.backward()
+                return loss
+
+            optimizer.zero_grad()
+            loss = loss_of()
+            optimizer.step(loss_of)
+            return loss.detach()
+
+        if fits:
+            with snug.fit(step, x, "4MiB") as session:
+                for _ in range(3):
+                    session.backward(x)
+        else:
+            for _ in range(3):
+                step(x)
+        found.append([p.detach().clone() for p in net.parameters()])
+    assert all(map(torch.equal, *found))
+
+
+class AsksForGradients(torch.optim.SGD):
+    loss = None
+
+    def step(self, closure=None):
+        torch.autograd.grad(self.loss, self.param_groups[0]["params"])
+        super().step()
+
+
+class OfNobody(AsksForGradients):
+    """Of a module that is not torch.optim's."""
+
+
+def test_an_optimizer_that_cannot_be_tried_out_is_named():
+    net, x = nn.Linear(32, 32), torch.randn(64, 32)
+    optimizer = OfNobody(net.parameters(), 0.1)
+
+    def step(batch):
+        optimizer.zero_grad()
+        optimizer.loss = net(batch).square().mean()
+        optimizer.loss.backward(retain_graph=True)
+        optimizer.step()
+        return optimizer.loss.detach()
+
+    with pytest.raises(snug.UsageError, match="the step of OfNobody cannot be tried out.*leave out the sample"):
+        snug.fit(step, x, "100%")

@@ -146,6 +146,21 @@ def precise_in_the_backward_pass(task):
     return step
 
 
+def precise_by_the_backend(task):
+    generator, critic, optimizer, _ = task
+
+    def step(x):
+        torch.backends.mkldnn.fp32_precision = "bf16"
+        optimizer.zero_grad()
+        loss = critic(generator(x))
+        loss.backward()
+        optimizer.step()
+        torch.backends.mkldnn.fp32_precision = "none"
+        return loss.detach()
+
+    return step
+
+
 STEPS = {
     "frozen": frozen_around_the_update,
     "hook": hooked_around_the_update(lambda p: p.register_hook(lambda g: g * 2)),
@@ -154,6 +169,7 @@ STEPS = {
         lambda p: nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output * 0.5)
     ),
     "precise": precise_in_the_backward_pass,
+    "precise by the backend": precise_by_the_backend,
 }
 
 
@@ -188,6 +204,13 @@ def test_leaves_are_as_before(task):
     assert not critic.layers[0].weight._backward_hooks
 
 
+PARTS = (torch.backends, torch.backends.mkldnn, torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv, torch.backends.cudnn)
+
+
+def precision_of(part):
+    return part.fp32_precision
+
+
 def test_settings_are_as_before(task):
     generator, critic, optimizer, x = task
 
@@ -196,6 +219,8 @@ def test_settings_are_as_before(task):
         loss = critic(generator(batch))
         loss.backward()
         torch.set_float32_matmul_precision("medium")
+        torch.backends.fp32_precision = "tf32"
+        torch.backends.mkldnn.fp32_precision = "bf16"
         torch.use_deterministic_algorithms(True)
         torch.set_default_dtype(torch.float64)
         torch.backends.mkldnn.set_flags(False)
@@ -204,7 +229,9 @@ def test_settings_are_as_before(task):
         optimizer.step()
         return loss
 
+    before = [precision_of(part) for part in PARTS]
     snug.fit(step, x, "100%").close()
+    assert [precision_of(part) for part in PARTS] == before
     assert not torch.is_autocast_enabled("cpu")
     assert torch.get_float32_matmul_precision() == "highest" and not torch.are_deterministic_algorithms_enabled()
     assert torch.get_default_dtype() == torch.float32 and torch.backends.mkldnn.enabled
@@ -301,84 +328,3 @@ def test_a_state_that_is_detached_behind_the_update_has_no_graph_before_it(task)
     with snug.fit(step, x, "100%") as session:
         assert state.is_leaf and not state.requires_grad and not state.any()
         session.backward(x)
-
-
-class Sharp(torch.optim.Optimizer):
-    """Sharpness-aware minimization, whose step takes a closure that goes backward once more."""
-
-    def __init__(self, parameters, base):
-        super().__init__(parameters, {})
-        self.base = base(self.param_groups)
-        self.param_groups = self.base.param_groups
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        assert closure is not None, "Sharp needs its closure"
-        for group in self.param_groups:
-            for p in group["params"]:
-                self.state[p]["step"] = p.grad * 0.05
-                p.add_(self.state[p]["step"])
-        self.zero_grad()
-        with torch.enable_grad():
-            closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.sub_(self.state[p]["step"])
-        self.base.step()
-
-
-def test_an_optimizer_that_needs_its_closure_is_tried_out_with_one():
-    found = []
-    for fits in (False, True):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
-        optimizer = Sharp(net.parameters(), lambda groups: torch.optim.SGD(groups, 0.1, momentum=0.9))
-        x = torch.randn(64, 64)
-
-        def step(batch):
-            def loss_of():
-                loss = net(batch).square().mean()
-                loss.backward()
-                return loss
-
-            optimizer.zero_grad()
-            loss = loss_of()
-            optimizer.step(loss_of)
-            return loss.detach()
-
-        if fits:
-            with snug.fit(step, x, "4MiB") as session:
-                for _ in range(3):
-                    session.backward(x)
-        else:
-            for _ in range(3):
-                step(x)
-        found.append([p.detach().clone() for p in net.parameters()])
-    assert all(map(torch.equal, *found))
-
-
-class AsksForGradients(torch.optim.SGD):
-    loss = None
-
-    def step(self, closure=None):
-        torch.autograd.grad(self.loss, self.param_groups[0]["params"])
-        super().step()
-
-
-class OfNobody(AsksForGradients):
-    """Of a module that is not torch.optim's."""
-
-
-def test_an_optimizer_that_cannot_be_tried_out_is_named(task):
-    generator, critic, _, x = task
-    optimizer = OfNobody(generator.parameters(), 0.1)
-
-    def step(batch):
-        optimizer.zero_grad()
-        optimizer.loss = critic(generator(batch))
-        optimizer.loss.backward(retain_graph=True)
-        optimizer.step()
-        return optimizer.loss.detach()
-
-    with pytest.raises(snug.UsageError, match="the step of OfNobody cannot be tried out.*leave out the sample"):
-        snug.fit(step, x, "100%")
