@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import types
 import warnings
@@ -25,20 +26,33 @@ def copied_iterator(thing: Any) -> Any:
         return None
 
 
-def position_of(thing: Any) -> Any:
-    """Returns a value that changes when the iterator is advanced, or None if the iterator has none."""
+def position_of(thing: Any, outer: tuple[Any, ...] = ()) -> Any:
+    """Returns a value that changes when the iterator is advanced, or None if the iterator has none. outer: the iterators
+    that hold this one."""
+    if not hasattr(type(thing), "__next__") or any(thing is one for one in outer):
+        return None
+    within = (*outer, thing)
     if isinstance(thing, types.GeneratorType):
         frame = thing.gi_frame
+        if frame is None:
+            return None
         # The objects themselves: an id may be another object's by the next time.
-        return None if frame is None else (frame.f_lasti, thing.gi_yieldfrom, list(frame.f_locals.items()))
-    if not hasattr(type(thing), "__next__"):
-        return None
+        inner = [position for one in _held_by(thing) if (position := position_of(one, within)) is not None]
+        return (frame.f_lasti, list(frame.f_locals.items()), inner)
     if is_built_in(thing):
         try:
-            return tuple(position_of(part) or part for part in parts_of(thing))
+            return tuple(position_of(part, within) or part for part in parts_of(thing))
         except TypeError:
             return repr(thing) if isinstance(thing, itertools.count) else None
-    return getattr(thing, "_num_yielded", None)  # that of a DataLoader
+    # Of a DataLoader, and of csv.reader.
+    return getattr(thing, "_num_yielded", getattr(thing, "line_num", None))
+
+
+def _held_by(generator: types.GeneratorType[Any, Any, Any]) -> list[Any]:
+    """The iterators that a generator that is not running holds: in variables, in loops and in `yield from`."""
+    # The items of its loops are nowhere but on its stack, which the garbage collector visits; up to Python 3.10 with the frame.
+    held = [*gc.get_referents(generator), *gc.get_referents(generator.gi_frame)]
+    return list({id(one): one for one in held if hasattr(type(one), "__next__")}.values())
 
 
 def is_built_in(thing: Any) -> bool:

@@ -5,12 +5,15 @@ NumPy. Recording runs the step twice and must leave no trace."""
 from __future__ import annotations
 
 import argparse
+import array
 import collections
 import dis
 import functools
 import random
 import sys
+import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -25,7 +28,8 @@ from ._objects import objects_of
 from ._packages import is_programs, package_of
 from ._random_generators import SavedGenerator, is_generator
 from ._restored import (
-    PLAIN, SavedCell, SavedClass, SavedContents, SavedIterator, SavedName, SavedNames, SavedSlot, SavedTensorAttributes
+    PLAIN, SavedArray, SavedCell, SavedClass, SavedContents, SavedContextVariables, SavedIterator, SavedName, SavedNames, SavedSlot,
+    SavedTensorAttributes
 )
 from .errors import UsageError
 
@@ -46,14 +50,27 @@ def _slots_of(kind: type) -> Iterator[types.MemberDescriptorType]:
             yield from (slot for slot in vars(one).values() if isinstance(slot, types.MemberDescriptorType))
 
 
-_HOLDERS = (collections.UserDict, collections.UserList, collections.ChainMap)  # their contents are attributes
+# Their contents are attributes.
+_HOLDERS = (
+    collections.UserDict, collections.UserList, collections.ChainMap, threading.local, weakref.WeakKeyDictionary,
+    weakref.WeakValueDictionary, weakref.WeakSet,
+)
 _Saved = TypeVar("_Saved")
+
+
+def _is_array(value: Any) -> bool:
+    if isinstance(value, array.array):
+        return True
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray and value.flags.writeable
+
 
 # Objects within objects that the step refers to are looked at to this depth, and no longer containers than this.
 _DEPTH = 8
 _DEPTH_IN_LIBRARIES = 2
 _LONGEST = 10_000
 _MOST_ITEMS = 1_000_000  # of all containers: data sets may be lists of lists
+_MOST_BYTES = 64 << 20  # of all arrays
 
 
 class PythonState:
@@ -67,15 +84,21 @@ class PythonState:
     """
 
     def __init__(self, step: Any = None, sample: Any = None) -> None:
-        self._saved: list[Any] = [SavedGenerator(random._inst), _core.KeptSettings()]  # type: ignore[attr-defined]
+        self._saved: list[Any] = [
+            SavedGenerator(random._inst),  # type: ignore[attr-defined]
+            _core.KeptSettings(),
+            SavedContextVariables(),
+        ]
         if (numpy := sys.modules.get("numpy")) is not None:
             self._saved.append(SavedGenerator(numpy.random))
         self._iterators: dict[int, SavedIterator] = {}  # by id
         self._positions: list[tuple[Any, Any]] = []
         self._seen: set[int] = set()
+        self._tuples: list[tuple[Any, ...]] = []  # those of _seen, which others might no longer hold
         self._used_modules: set[tuple[int, int]] = set()  # ids of the module and of the code that uses it
         self._objects: set[int] = set()  # whose attributes are saved; _seen has those whose contents are
-        self._items_left = _MOST_ITEMS
+        self._items_left, self._bytes_left = _MOST_ITEMS, _MOST_BYTES
+        self._to_look_at: collections.deque[tuple[Any, int]] = collections.deque()
         owners = objects_of(_OWNERS)
         lazy = [owner for owner in owners if isinstance(owner, LazyModuleMixin) and owner.has_uninitialized_params()]
         self._handles = [module.register_forward_pre_hook(_refuse_lazy, prepend=True) for module in lazy]
@@ -100,6 +123,8 @@ class PythonState:
                 self._note(hooks, self._depth)
         self._note_function(step)
         self._note(sample, self._depth)
+        while self._to_look_at:
+            self._look_at(*self._to_look_at.popleft())
 
     def _is_of_the_program(self, thing: Any) -> bool:
         """Whether this is an instance of a class of the program: loggers and other libraries' objects are not."""
@@ -211,14 +236,21 @@ class PythonState:
         self._iterators[id(value)].held_by(give)
 
     def _note(self, value: Any, depth: int) -> None:
-        """depth: how far to look into objects that are neither containers nor modules."""
+        """Looks at a value later, so that what is nested deeply needs no deep recursion. depth: how far to look into objects that
+        are neither containers nor modules."""
+        self._to_look_at.append((value, depth))
+
+    def _look_at(self, value: Any, depth: int) -> None:
         is_plain = type(value) in PLAIN
         if is_plain or isinstance(value, PLAIN) and self._is_of_the_program(value):
             self._note_contents(value, depth)
             if not is_plain:
                 self._note_object(value, depth)
         elif isinstance(value, tuple):
-            for item in value[:_LONGEST]:
+            if self._is_seen(value):
+                return
+            self._tuples.append(value)
+            for item in tuple.__getitem__(value, slice(_LONGEST)):
                 self._note(item, depth)
             if self._is_of_the_program(value) and hasattr(value, "__dict__"):
                 self._note_object(value, depth)
@@ -233,6 +265,8 @@ class PythonState:
             self._note_class(value)
         elif is_generator(value):
             self._save(SavedGenerator(value))
+        elif _is_array(value):
+            self._note_array(value)
         elif is_built_in(value) or position_of(value) is not None:
             self._note_iterator(value, depth)
         elif isinstance(value, _HOLDERS) or depth > 0 and self._is_of_the_program(value):
@@ -242,9 +276,14 @@ class PythonState:
         if len(value) > min(_LONGEST, self._items_left) or self._is_seen(value):
             return
         self._items_left -= len(value)
-        self._save(SavedContents(value))
-        for item in value.values() if isinstance(value, dict) else value:
+        for item in self._save(SavedContents(value)).values():
             self._note(item, depth)
+
+    def _note_array(self, value: Any) -> None:
+        size = memoryview(value).nbytes if isinstance(value, array.array) else value.nbytes
+        if size <= self._bytes_left and not self._is_seen(value):
+            self._bytes_left -= size
+            self._save(SavedArray(value))
 
     def _note_iterator(self, value: Any, depth: int) -> None:
         if (position := position_of(value)) is not None:

@@ -1,4 +1,4 @@
-"""Random generators of Python and NumPy."""
+"""Random generators of Python, NumPy and PyTorch."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import random
 import sys
 from typing import Any
 
+import torch
+
 
 class SavedGenerator:
-    """A random generator of Python or NumPy, with its state."""
+    """A random generator, with its state."""
 
     def __init__(self, thing: Any) -> None:
         self._thing = thing
         if isinstance(thing, random.Random):
             self._state = thing.getstate()
-        elif hasattr(thing, "get_state"):  # numpy.random.RandomState, or the module itself
+        elif hasattr(thing, "get_state"):  # torch.Generator, numpy.random.RandomState, or the module itself
             self._state = thing.get_state()
         else:  # numpy.random.Generator
             self._state = thing.bit_generator.state
@@ -31,5 +33,7 @@ class SavedGenerator:
 def is_generator(thing: Any) -> bool:
     if isinstance(thing, random.Random):
         return type(thing).getstate is random.Random.getstate
+    if isinstance(thing, torch.Generator):
+        return True
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(thing, (numpy.random.Generator, numpy.random.RandomState))

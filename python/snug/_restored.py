@@ -1,8 +1,11 @@
-"""What a snapshot of Python state is made of: names, contents and iterators, each with put_back(), which restores it."""
+"""What a snapshot of Python state is made of: names, contents, iterators and others, each with put_back(), which restores it."""
 
 from __future__ import annotations
 
+import array
 import collections
+import contextvars
+import operator
 import types
 from collections.abc import Callable
 from typing import Any
@@ -20,36 +23,80 @@ PLAIN = (*_SEQUENCES, *_MAPPINGS, set)
 ABSENT = object()  # in place of a value: the name had none
 
 
-def _same(a: Any, b: Any) -> bool:
-    """Whether two containers hold the same objects, which need not be comparable."""
-    if len(a) != len(b):
-        return False
-    if isinstance(a, set):
-        return {id(item) for item in a} == {id(item) for item in b}
-    if isinstance(a, dict):
-        return all(x is y and a[x] is b[y] for x, y in zip(a, b))
-    return all(x is y for x, y in zip(a, b))
-
-
-def _plain_kind_of(container: Any) -> Any:
-    """The class of PLAIN that the container's class is or derives from, whose methods do nothing else."""
-    return next((kind for kind in type(container).__mro__ if kind in PLAIN), None)
-
-
 class SavedContents:
-    """Restores the contents of a container whose class is in PLAIN or derives from one of them."""
+    """Restores the contents of a container whose class is in PLAIN or derives from one of them. Calls no methods of the program's
+    classes, which may do something else as well."""
 
     def __init__(self, container: Any) -> None:
-        kind = _plain_kind_of(container)
         self._container = container
-        self._contents = dict(container) if issubclass(kind, dict) else kind(container)
+        self._kind: Any = next(kind for kind in type(container).__mro__ if kind in PLAIN)
+        self._items = self._now()
+
+    def _now(self) -> list[Any]:
+        if self._kind in _MAPPINGS:
+            return list(self._kind.items(self._container))
+        return list(self._kind.__iter__(self._container))
+
+    def values(self) -> list[Any]:
+        return [value for _, value in self._items] if self._kind in _MAPPINGS else self._items
+
+    def _is_back(self) -> bool:
+        """Whether it holds the same objects, which need not be comparable."""
+        now = self._now()
+        if self._kind is set:
+            return set(map(id, now)) == set(map(id, self._items))
+        if self._kind in _MAPPINGS:
+            return len(now) == len(self._items) and all(a is c and b is d for (a, b), (c, d) in zip(now, self._items))
+        return len(now) == len(self._items) and all(map(operator.is_, now, self._items))
 
     def put_back(self) -> None:
-        if _same(self._container, self._contents):
+        if self._is_back():
             return
-        kind = _plain_kind_of(self._container)
-        kind.clear(self._container)
-        (kind.extend if kind in _SEQUENCES else kind.update)(self._container, self._contents)
+        self._kind.clear(self._container)
+        if self._kind in _MAPPINGS:
+            for key, value in self._items:
+                self._kind.__setitem__(self._container, key, value)
+        else:
+            (self._kind.extend if self._kind in _SEQUENCES else self._kind.update)(self._container, self._items)
+
+
+class SavedArray:
+    """Restores the elements of an array.array or a NumPy array."""
+
+    def __init__(self, elements: Any) -> None:
+        self._elements = elements
+        self._copy = elements[:] if isinstance(elements, array.array) else elements.copy()
+
+    def put_back(self) -> None:
+        if isinstance(self._elements, array.array):
+            if self._elements.tobytes() != self._copy.tobytes():
+                self._elements[:] = self._copy
+        elif self._elements.shape == self._copy.shape and self._elements.tobytes() != self._copy.tobytes():
+            self._elements[...] = self._copy
+
+
+class SavedContextVariables:
+    """Restores what contextvars.ContextVars have in this thread. One that had no value gets its default, if it has any."""
+
+    def __init__(self) -> None:
+        self._before = contextvars.copy_context()
+
+    def put_back(self) -> None:
+        for variable, value in contextvars.copy_context().items():
+            if variable in self._before:
+                if self._before[variable] is not value:
+                    variable.set(self._before[variable])
+                continue
+            default = self._default_of(variable)
+            if default is not ABSENT and default is not value:
+                variable.set(default)
+
+    @staticmethod
+    def _default_of(variable: contextvars.ContextVar[Any]) -> Any:
+        try:
+            return contextvars.Context().run(variable.get)
+        except LookupError:
+            return ABSENT
 
 
 class SavedNames:
@@ -103,17 +150,19 @@ class SavedName:
             self._names[self._name] = self._value
 
 
+_METHODS = (types.FunctionType, staticmethod, classmethod, property)
+
+
 class SavedClass:
-    """Restores the attributes of a class that are neither methods nor descriptors, and deletes names that were added."""
+    """Restores the attributes of a class, methods among them, and deletes names that were added."""
 
     def __init__(self, kind: type) -> None:
         self._kind, self._all = kind, set(vars(kind))
+        self._methods = {name: value for name, value in vars(kind).items() if isinstance(value, _METHODS)}
         self.values = {
             name: value
             for name, value in vars(kind).items()
-            if not name.startswith("__")
-            and not isinstance(value, (types.FunctionType, staticmethod, classmethod, property))
-            and not hasattr(type(value), "__get__")
+            if not name.startswith("__") and not hasattr(type(value), "__get__")
         }
 
     def put_back(self) -> None:
@@ -121,7 +170,7 @@ class SavedClass:
         for name in now:
             if name not in self._all and not name.startswith("_"):
                 delattr(self._kind, name)
-        for name, value in self.values.items():
+        for name, value in (*self.values.items(), *self._methods.items()):
             if now.get(name, ABSENT) is not value:
                 setattr(self._kind, name, value)
 

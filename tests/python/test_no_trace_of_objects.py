@@ -1,9 +1,13 @@
 """What objects that a step refers to hold is as before fit: contents, attributes, slots, iterators, names of modules."""
 
+import array
 import collections
+import contextvars
 import itertools
 import sys
+import threading
 import types
+import weakref
 
 import pytest
 import torch
@@ -181,3 +185,166 @@ def test_all_else_is_put_back_where_something_cannot_be(weight):
     with pytest.raises(AttributeError, match="steps"):
         fit(step)
     assert seen == []
+
+
+class LeastRecentlyUsed(collections.OrderedDict):
+    """Every look moves an entry."""
+
+    def __init__(self):
+        super().__init__()
+        self.looks = 0
+
+    def __getitem__(self, key):
+        self.looks += 1
+        self.move_to_end(key)
+        return super().__getitem__(key)
+
+
+class Once(list):
+    """A list that may not be looked through."""
+
+    def __iter__(self):
+        raise RuntimeError("looked through")
+
+
+def test_methods_of_containers_are_not_called(weight):
+    cache, once = LeastRecentlyUsed(), Once([1.0])
+    cache.update(a=1.0, b=2.0, c=3.0)
+
+    def step(x):
+        once.append(1.0)
+        return loss_of(weight, x) * cache["a"]
+
+    fit(step)
+    assert list(cache) == ["a", "b", "c"] and cache.looks == 0 and len(once) == 1
+
+
+class Layer(torch.nn.Module):
+    def forward(self, x):
+        return x.tanh()
+
+    def softer(self, x):
+        return x.sigmoid()
+
+
+def test_methods_that_are_replaced(weight):
+    layer, forward = Layer(), Layer.forward
+
+    def step(x):
+        Layer.forward = Layer.softer
+        return layer(x @ weight).sum()
+
+    fit(step)
+    assert Layer.forward is forward
+
+
+def test_arrays_and_weak_dictionaries(weight):
+    numpy = pytest.importorskip("numpy")
+    counts, numbers, marks = array.array("q", [0, 0]), numpy.zeros((2, 3)), numpy.zeros(4)[::2]
+    layer = Layer()
+    of_layers = weakref.WeakKeyDictionary({layer: 0})
+    local = threading.local()
+    local.steps = 0
+
+    def step(x):
+        counts[1] += 1
+        numbers[0] += 1
+        marks[1] += 1
+        of_layers[layer] += 1
+        local.steps += 1
+        return loss_of(weight, x) / of_layers[layer]
+
+    fit(step)
+    assert list(counts) == [0, 0] and not numbers.any() and not marks.any()
+    assert of_layers[layer] == 0 and local.steps == 0
+
+
+def test_context_variables(weight):
+    steps, latest = contextvars.ContextVar("steps", default=0), contextvars.ContextVar("latest")
+    latest.set("none")
+
+    def step(x):
+        steps.set(steps.get() + 1)
+        latest.set("one")
+        return loss_of(weight, x) / steps.get()
+
+    fit(step)
+    assert steps.get() == 0 and latest.get() == "none"
+
+
+def test_a_generator_of_torch_that_is_seeded_again(weight):
+    generator = torch.Generator()
+    generator.manual_seed(7)
+    before = generator.get_state()
+
+    def step(x):
+        generator.manual_seed(1)
+        return loss_of(weight, x + torch.rand(8, generator=generator))
+
+    fit(step)
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_deep_and_shared_containers_are_looked_through_once(weight):
+    shared, deep = (), []
+    for _ in range(64):
+        shared = (shared, shared)
+    for _ in range(3000):
+        deep = [deep]
+
+    def step(x):
+        assert shared and deep
+        return loss_of(weight, x)
+
+    fit(step)
+
+
+def from_a_loader(loader):
+    batches = iter(loader)
+    while True:
+        yield next(batches)
+
+
+def from_a_list(batches):
+    yield from batches
+
+
+def in_a_loop(batches):
+    while True:
+        for batch in batches:
+            yield batch
+
+
+@pytest.mark.parametrize(
+    "generator",
+    [
+        lambda items: from_a_loader(torch.utils.data.DataLoader(items)),
+        lambda items: in_a_loop(torch.utils.data.DataLoader(items)),
+        lambda items: from_a_loader(items),
+        from_a_list,
+        in_a_loop,
+        lambda items: (item for item in items),
+        lambda items: map(torch.neg, in_a_loop(items)),
+    ],
+)
+def test_a_generator_that_has_begun_is_refused_where_the_step_advances_it(weight, generator):
+    items = [torch.ones(64, 8)] * 9  # the same object each time
+    batches = generator(items)
+    next(batches)
+    with pytest.raises(snug.UsageError, match="took items from a (generator|map), which cannot be put back"):
+        fit(lambda x: loss_of(weight, next(batches)))
+    fit(lambda x: loss_of(weight, x) * (batches is not None))
+
+
+def test_a_package_of_the_program_with_a_name_of_pythons_own(weight, monkeypatch, tmp_path):
+    (tmp_path / "antigravity.py").write_text("steps = 0\ndef count():\n    global steps\n    steps += 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import antigravity
+
+    def step(x):
+        antigravity.count()
+        return loss_of(weight, x)
+
+    fit(step)
+    assert antigravity.steps == 0
+    del sys.modules["antigravity"]
