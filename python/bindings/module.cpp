@@ -8,6 +8,7 @@
 #include "python/bindings/operators.h"
 #include "python/bindings/plans.h"
 #include "python/bindings/regions.h"
+#include "python/bindings/saved.h"
 #include "python/bindings/sessions.h"
 #include "python/bindings/steps.h"
 #include "python/bindings/streaming.h"
@@ -25,5 +26,6 @@ PYBIND11_MODULE(_core, m) {
   snug::python::bind_streaming(m);
   snug::python::bind_steps(m);
   snug::python::bind_sessions(m);
+  snug::python::bind_saved(m);
   snug::python::bind_wrapped(m);
 }

@@ -75,9 +75,10 @@ class Tape {
 
   /// The tensor that autograd saved, where the program still has it and it shows the value's contents; else undefined.
   [[nodiscard]] at::Tensor original_of(const SavedTensor& saved) const;
-  /// The tensor that a node gets for a saved one, over `storage`, which has its contents: `original`, or one whose
-  /// writes are counted, so that a node that writes to what it saved spoils no replay (see drop_if_spoilt).
-  [[nodiscard]] at::Tensor hand_out(SavedTensor& saved, const c10::Storage& storage, const at::Tensor& original);
+  /// The tensor that a node gets for a saved one, over `storage`, which has its contents: the original where it needs
+  /// no gradient, or one whose writes are counted, so that a node that writes to what it saved spoils no replay (see
+  /// drop_if_spoilt).
+  [[nodiscard]] at::Tensor hand_out(SavedTensor& saved, const c10::Storage& storage);
   /// Drops a resident value that a node has written to since it was handed out, or whose storage the program has freed,
   /// so that it is recomputed. Returns whether it did. Throws Error where the value cannot be recomputed.
   bool drop_if_spoilt(plan::ValueId value);

@@ -257,9 +257,9 @@ void Tape::add_written(PendingCall& pending, const WrittenTensor& written) {
     return;
   }
   if (flow().is_leaf(before)) let_go_originals(before, pending.let_go);
-  // Kernels write results in parts with version counters of their own (unsafe_chunk): only saved bytes count.
-  const bool is_seen = !values_.of_result(before) || changes_saved(before, written);
-  if (by_schema(written) && is_seen) values_.set_written_over(before);
+  // Kernels write results in parts with version counters of their own (unsafe_chunk), and programs have parameters and
+  // other state in one storage: only saved bytes count.
+  if (by_schema(written) && changes_saved(before, written)) values_.set_written_over(before);
   if (!values_.copied(before)) values_.take(before);
   if (observers_.see_results()) pending.lists.results.push_back(written.tensor);
   const plan::ValueId value = add_output(pending, written.tensor, before, written.slot);

@@ -104,9 +104,9 @@ void Tape::let_go_originals(plan::ValueId leaf, std::vector<at::Tensor>& let_go)
   }
 }
 
-at::Tensor Tape::hand_out(SavedTensor& saved, const c10::Storage& storage, const at::Tensor& original) {
+at::Tensor Tape::hand_out(SavedTensor& saved, const c10::Storage& storage) {
   // A tensor with a gradient of its own would be copied by autograd, with what belongs to it.
-  if (original.defined() && !original.requires_grad()) return original;
+  if (at::Tensor original = original_of(saved); original.defined() && !original.requires_grad()) return original;
   at::Tensor tensor = calls_.geometry().tensor(saved.view, storage);
   const plan::ValueId value = saved.view.value;
   if (saved.stands_for == StandsFor::Image) {

@@ -12,8 +12,8 @@
 #include "snug/base/errors.h"
 #include "snug/base/patient_lock.h"
 #include "snug/memory/swallowed_refusal.h"
+#include "snug/record/contents_hash.h"
 #include "snug/replay/executor.h"
-#include "snug/replay/unpacked_originals.h"
 
 namespace snug::replay {
 
@@ -63,7 +63,8 @@ at::Tensor PackedTensor::unpack() {
   check_version(value);
   tape_->asked_by_backward(value);
   const int pass = torch::autograd::get_current_graph_task_id();
-  if (pass != record::kNoPass && consumed_in_ == pass && saved_.handed_out.defined()) return handed_out_again();
+  if (pass != record::kNoPass && consumed_in_ == pass && saved_.handed_out.defined())
+    return saved_.handed_out;  // a node that looks a second time sees what it has written
   if (pass != record::kNoPass && values.enter_pass(pass)) {
     torch::autograd::Engine::get_default_engine().queue_callback([tape = std::weak_ptr(tape_)] {
       if (const auto alive = tape.lock()) alive->leave_pass();
@@ -74,8 +75,7 @@ at::Tensor PackedTensor::unpack() {
   const c10::Storage storage = contents();
   tape_->streams().catch_up(values.device(value));
   tape_->streams().used(storage.unsafeGetStorageImpl());
-  const at::Tensor original = noted_original();
-  at::Tensor tensor = tape_->hand_out(saved_, storage, original);
+  at::Tensor tensor = tape_->hand_out(saved_, storage);
   if (pass == record::kNoPass) {
     values.end_pass();  // somebody looks at a saved tensor outside of backward
   } else if (consumed_in_ != pass) {
@@ -91,17 +91,16 @@ at::Tensor PackedTensor::unpack() {
   return tensor;
 }
 
-/// A node that looks a second time sees what it has written.
-at::Tensor PackedTensor::handed_out_again() {
-  static_cast<void>(noted_original());
-  return saved_.handed_out;
-}
-
-at::Tensor PackedTensor::noted_original() const {
-  at::Tensor original = tape_->original_of(saved_);
-  if (auto* const originals = UnpackedOriginals::here(); originals != nullptr && original.defined())
-    originals->add(original);
-  return original;
+at::Tensor PackedTensor::original(const at::Tensor& unpacked) const {
+  if (!on_tape_) return {};
+  const PatientLock lock(tape_->mutex());
+  if (at::Tensor same = tape_->original_of(saved_); same.defined()) return same;
+  // Of parameters that share a storage another may have been written since, which made a value of its own of all of it.
+  const at::Tensor parameter(saved_.tensor.lock());
+  const bool is_parameter = parameter.defined() && parameter.is_leaf() && parameter.requires_grad() &&
+                            saved_.stands_for == record::StandsFor::Value &&
+                            tape_->calls().geometry().shows(saved_.view, parameter);
+  return is_parameter && record::contents_hash(parameter) == record::contents_hash(unpacked) ? parameter : at::Tensor();
 }
 
 at::Tensor PackedTensor::wrap_again() {

@@ -25,14 +25,12 @@ class PackedTensor {
   /// The tensor, outside autograd, made again when it was dropped. May be called any number of times. Throws Error
   /// naming the tensor when it, or something that it is made from, was modified in place since.
   at::Tensor unpack();
+  /// The tensor that the program saved, where it still has it, with the contents of `unpacked`; otherwise undefined.
+  [[nodiscard]] at::Tensor original(const at::Tensor& unpacked) const;
 
  private:
   void check_version(plan::ValueId value) const;
   at::Tensor wrap_again();
-  /// What this node has got in this backward pass.
-  at::Tensor handed_out_again();
-  /// The tensor that the program saved, where it still has it; a front end that collects them is given it.
-  [[nodiscard]] at::Tensor noted_original() const;
   /// That it stands for, once they are there.
   c10::Storage contents();
 

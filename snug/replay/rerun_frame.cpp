@@ -14,6 +14,7 @@
 #include "snug/replay/detached.h"
 #include "snug/replay/rerun_checks.h"
 #include "snug/replay/saved_place.h"
+#include "snug/replay/unpacked_originals.h"
 
 namespace snug::replay {
 namespace {
@@ -66,41 +67,33 @@ struct RerunFrame::State {
   bool stopping = false;                       // it has been told to
 };
 
-class RerunFrame::ForwardHook final : public torch::autograd::SavedVariableHooks {
+class RerunFrame::ForwardHook final : public CollectedHooks {
  public:
   explicit ForwardHook(std::shared_ptr<RerunFrame> frame) : frame_(std::move(frame)) {}
-  void call_pack_hook(const at::Tensor& tensor) override {
+
+ private:
+  void pack(const at::Tensor& tensor) override {
     place_ = std::make_shared<SavedPlace>(tensor);
     frame_->add(place_, tensor);
   }
-  at::Tensor call_unpack_hook() override {
-    try {
-      return frame_->get(*place_);
-    } catch (const Error&) {
-      throw_into_libtorch();
-    }
-  }
+  at::Tensor unpack() override { return frame_->get(*place_); }
 
- private:
   std::shared_ptr<RerunFrame> frame_;
   std::shared_ptr<SavedPlace> place_;
 };
 
 /// The graph of a rerun is thrown away: only its saved tensors count.
-class RerunFrame::RerunHook final : public torch::autograd::SavedVariableHooks {
+class RerunFrame::RerunHook final : public CollectedHooks {
  public:
   explicit RerunHook(RerunFrame& frame) : frame_(frame) {}
-  void call_pack_hook(const at::Tensor& tensor) override {
-    tensor_ = detached(tensor);
-    try {
-      frame_.fill(tensor_);
-    } catch (const Error&) {
-      throw_into_libtorch();
-    }
-  }
-  at::Tensor call_unpack_hook() override { return tensor_; }  // the function differentiates something itself
 
  private:
+  void pack(const at::Tensor& tensor) override {
+    tensor_ = detached(tensor);
+    frame_.fill(tensor_);
+  }
+  at::Tensor unpack() override { return tensor_; }  // the function differentiates something itself
+
   RerunFrame& frame_;
   at::Tensor tensor_;
 };

@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/version.h>
 
 #include <memory>
@@ -16,6 +15,7 @@
 #include "snug/replay/packed_tensor.h"
 #include "snug/replay/rerun_frame.h"
 #include "snug/replay/step_run.h"
+#include "snug/replay/unpacked_originals.h"
 
 namespace snug::replay {
 namespace {
@@ -25,20 +25,21 @@ template <class R, class C, class Node>
 Node node_pointer(R (C::*)(const std::shared_ptr<torch::autograd::GraphTask>&, Node, torch::autograd::InputBuffer&&));
 using NodePointer = decltype(node_pointer(&torch::autograd::Engine::execute_with_graph_task));
 
-class Hook final : public torch::autograd::SavedVariableHooks {
+class Hook final : public CollectedHooks {
  public:
   explicit Hook(std::shared_ptr<record::Tape> tape) : tape_(std::move(tape)) {}
-  void call_pack_hook(const at::Tensor& tensor) override { packed_.emplace(std::move(tape_), tensor); }
-  at::Tensor call_unpack_hook() override {
-    try {
-      const GivenUp others_may_run;  // the kernels of a replay, on threads of their own, may need what we hold
-      return packed_->unpack();
-    } catch (const Error&) {
-      throw_into_libtorch();
-    }
-  }
 
  private:
+  void pack(const at::Tensor& tensor) override { packed_.emplace(std::move(tape_), tensor); }
+  at::Tensor unpack() override {
+    const GivenUp others_may_run;  // the kernels of a replay, on threads of their own, may need what we hold
+    return packed_->unpack();
+  }
+  [[nodiscard]] at::Tensor original(const at::Tensor& unpacked) const override {
+    const GivenUp others_may_run;  // the thread that has the tape's mutex may wait for what we hold
+    return packed_->original(unpacked);
+  }
+
   std::shared_ptr<record::Tape> tape_;
   std::optional<PackedTensor> packed_;
 };

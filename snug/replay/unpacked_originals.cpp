@@ -1,30 +1,44 @@
 #include "snug/replay/unpacked_originals.h"
 
-#include <algorithm>
-#include <utility>
+#include <c10/util/ScopeExit.h>
+
+#include <atomic>
+
+#include "snug/base/errors.h"
 
 namespace snug::replay {
 namespace {
 
 thread_local UnpackedOriginals* t_here = nullptr;
-
-bool show_the_same(const at::Tensor& a, const at::Tensor& b) {
-  return a.is_alias_of(b) && a.scalar_type() == b.scalar_type() && a.storage_offset() == b.storage_offset() &&
-         a.sizes() == b.sizes() && a.strides() == b.strides() && a.requires_grad() == b.requires_grad() &&
-         a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg();
-}
+std::atomic<std::shared_ptr<void> (*)(const at::Tensor&)> s_look = nullptr;
 
 }  // namespace
 
 UnpackedOriginals::UnpackedOriginals() : outer_(std::exchange(t_here, this)) {}
 UnpackedOriginals::~UnpackedOriginals() { t_here = outer_; }
-UnpackedOriginals* UnpackedOriginals::here() noexcept { return t_here; }
 
-at::Tensor UnpackedOriginals::original_of(const at::Tensor& unpacked) const {
-  if (!unpacked.defined() || !unpacked.has_storage()) return unpacked;
-  const auto found =
-      std::ranges::find_if(originals_, [&](const at::Tensor& original) { return show_the_same(original, unpacked); });
-  return found == originals_.end() ? unpacked : *found;
+void set_look(std::shared_ptr<void> (*look)(const at::Tensor&)) noexcept { s_look = look; }
+
+void CollectedHooks::call_pack_hook(const at::Tensor& tensor) {
+  if (const auto look = s_look.load()) look_ = look(tensor);
+  try {
+    pack(tensor);
+  } catch (const Error&) {
+    throw_into_libtorch();
+  }
+}
+
+at::Tensor CollectedHooks::call_unpack_hook() {
+  // A function that a checkpoint calls again may run backward passes.
+  UnpackedOriginals* const here = std::exchange(t_here, nullptr);
+  const auto collect_again = c10::make_scope_exit([here] { t_here = here; });
+  try {
+    at::Tensor unpacked = unpack();
+    if (here != nullptr) here->originals_.push_back({original(unpacked), look_});
+    return unpacked;
+  } catch (const Error&) {
+    throw_into_libtorch();
+  }
 }
 
 }  // namespace snug::replay

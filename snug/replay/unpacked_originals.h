@@ -1,14 +1,24 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
 
+#include <memory>
+#include <utility>
 #include <vector>
 
 namespace snug::replay {
 
-/// Collects the tensors that the program itself saved, as this thread unpacks what stands for them. Autograd makes new
-/// tensors of what saved-tensor hooks return where a gradient is asked for; a front end can give the node the original
-/// in the place of such a one, with its identity and attributes. Scopes nest; the innermost collects.
+/// What the program saved, as far as autograd does not give it back: it makes new tensors of what saved-tensor hooks
+/// return where a gradient is asked for.
+struct Original {
+  at::Tensor tensor;           ///< the same tensor; undefined where the program no longer has it, or has written it
+  std::shared_ptr<void> look;  ///< what set_look()'s function returned for it
+};
+
+/// Collects the originals of what this thread unpacks through CollectedHooks, in order, so that a front end can give
+/// them to the node. Scopes nest; the innermost collects. What is unpacked while a value is recomputed is not
+/// collected.
 class UnpackedOriginals {
  public:
   UnpackedOriginals();
@@ -16,16 +26,32 @@ class UnpackedOriginals {
   UnpackedOriginals(const UnpackedOriginals&) = delete;
   UnpackedOriginals& operator=(const UnpackedOriginals&) = delete;
 
-  /// The innermost scope of the calling thread, or null.
-  static UnpackedOriginals* here() noexcept;
-
-  void add(at::Tensor original) { originals_.push_back(std::move(original)); }
-  /// The original that `unpacked` was made for; `unpacked` itself where there is none.
-  [[nodiscard]] at::Tensor original_of(const at::Tensor& unpacked) const;
+  [[nodiscard]] const std::vector<Original>& in_order() const noexcept { return originals_; }
 
  private:
-  std::vector<at::Tensor> originals_;
+  friend class CollectedHooks;
+  std::vector<Original> originals_;
   UnpackedOriginals* outer_;
 };
+
+/// Saved-tensor hooks whose tensors are collected.
+class CollectedHooks : public torch::autograd::SavedVariableHooks {
+ public:
+  void call_pack_hook(const at::Tensor& tensor) final;
+  at::Tensor call_unpack_hook() final;
+
+ protected:
+  virtual void pack(const at::Tensor& tensor) = 0;
+  virtual at::Tensor unpack() = 0;
+  /// The tensor that was packed, in place of `unpacked`, which unpack() has returned.
+  [[nodiscard]] virtual at::Tensor original(const at::Tensor& /*unpacked*/) const { return {}; }
+
+ private:
+  std::shared_ptr<void> look_;
+};
+
+/// For a front end: the function is called for each tensor that is packed, on the thread that saves it. What it returns
+/// is kept until autograd releases the saved tensor.
+void set_look(std::shared_ptr<void> (*look)(const at::Tensor& tensor)) noexcept;
 
 }  // namespace snug::replay
